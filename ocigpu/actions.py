@@ -1,0 +1,139 @@
+"""The vocabulary of a plan: small immutable actions, each with the reason it is there.
+
+A plan is decided in :mod:`ocigpu.plan` and carried out elsewhere: :mod:`ocigpu.spec` turns the device rules into
+edits of config.json, :mod:`ocigpu.provision` acts inside a container's namespaces.  Paths named ``container_path``
+are absolute paths inside the container; ``host_path`` are absolute, resolved paths on the host.
+"""
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NamedTuple, TypeAlias
+else:
+    from ocigpu.record import NamedTuple
+
+from ocigpu.facts import DeviceNode, ImageFacts, to_data
+
+
+class Node(NamedTuple):
+    """Make a device node (mknod; bind mount of the host's node where mknod is refused)."""
+
+    node: DeviceNode
+    reason: str
+
+    def describe(self) -> str:
+        n = self.node
+        return f"node {n.container_path} c {n.major}:{n.minor} mode={n.mode:04o} uid={n.uid} gid={n.gid}"
+
+
+class AllowDevice(NamedTuple):
+    """Allow a character device in the container's device cgroup; ``access`` of the letters r, w, m."""
+
+    major: int
+    minor: int
+    access: str
+    reason: str
+
+    def describe(self) -> str:
+        return f"allow c {self.major}:{self.minor} {self.access}"
+
+
+class Bind(NamedTuple):
+    """Bind-mount ``host_path`` on ``container_path``.
+
+    ``options``: of "ro", "nosuid", "nodev", "noexec".  ``kind``: "file", "directory" or "socket" (a socket is mounted
+    on an empty file).  ``optional``: a source that has vanished since the facts were read is skipped with a note.
+    """
+
+    host_path: str
+    container_path: str
+    options: tuple[str, ...]
+    reason: str
+    kind: str = "file"
+    optional: bool = False
+
+    def describe(self) -> str:
+        return f"bind {self.host_path} -> {self.container_path} ({','.join(self.options)})"
+
+
+class Tmpfs(NamedTuple):
+    """Mount a small read-only tmpfs on ``container_path``, holding exactly ``files`` and ``directories``.
+
+    ``files``: (relative path, permission bits, content); ``directories``: relative paths, parents included, made 0555.
+    The target is created (0555) if it does not exist, except below /proc, where it must exist.
+    """
+
+    container_path: str
+    mode: int
+    files: tuple[tuple[str, int, str], ...]
+    directories: tuple[str, ...]
+    reason: str
+
+    def describe(self) -> str:
+        names = [name for name, _, _ in self.files] + [name + "/" for name in self.directories]
+        return f"tmpfs {self.container_path} ({', '.join(names)})"
+
+
+class Link(NamedTuple):
+    """Make the symbolic link ``container_path`` -> ``target``; an existing link with another target is replaced."""
+
+    container_path: str
+    target: str
+    reason: str
+
+    def describe(self) -> str:
+        return f"link {self.container_path} -> {self.target}"
+
+
+class RefreshLdCache(NamedTuple):
+    """Run the host's ldconfig, sandboxed, in the container's root, so that its loader finds ``directories``.
+
+    ``ldconfig``: host path.  ``directories``: container paths given to ldconfig, first one wins.
+    """
+
+    ldconfig: str
+    directories: tuple[str, ...]
+    reason: str
+
+    def describe(self) -> str:
+        return f"ldconfig {' '.join(self.directories)}"
+
+
+if TYPE_CHECKING:
+    Action: TypeAlias = Node | AllowDevice | Bind | Tmpfs | Link | RefreshLdCache
+
+KINDS = {
+    Node: "node",
+    AllowDevice: "allow-device",
+    Bind: "bind",
+    Tmpfs: "tmpfs",
+    Link: "link",
+    RefreshLdCache: "ldconfig",
+}
+
+
+class Plan(NamedTuple):
+    """What will be done for one container, in order.
+
+    ``gpus``/``mig_devices``: UUIDs of what is granted.  ``notes``: warnings, a sentence each.
+    An empty ``actions`` means: the container asked for nothing.
+    """
+
+    actions: "tuple[Action, ...]"
+    gpus: tuple[str, ...] = ()
+    mig_devices: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    driver_version: str = ""
+    simulated: bool = False
+    mode: str = "hook"
+    image: ImageFacts = ImageFacts()
+
+    def device_rules(self) -> tuple[AllowDevice, ...]:
+        """Return the device cgroup rules of the plan."""
+        return tuple(action for action in self.actions if isinstance(action, AllowDevice))
+
+
+def plan_to_json(plan: Plan) -> "dict[str, Any]":
+    """Return the plan as JSON data; each action has "action" (its kind), its fields and "reason"."""
+    data: dict[str, Any] = to_data(plan)
+    data["actions"] = [{"action": KINDS[type(action)], **to_data(action)} for action in plan.actions]
+    return data

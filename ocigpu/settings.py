@@ -1,0 +1,194 @@
+"""Settings of the hot path: read plainly, with the standard library only.
+
+``/etc/ocigpu/config.toml``, or the file named by ``OCIGPU_CONFIG`` in the environment of the shim or the operator's
+CLI (a hook gets it as an argument, never from its environment).  The same table of keys feeds the pydantic model of
+``ocigpu config check``; a test holds both to the same answers.
+"""
+
+import os
+import stat
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NamedTuple
+else:
+    from ocigpu.record import NamedTuple
+
+from ocigpu.errors import SettingsError, quoted
+from ocigpu.facts import CAPABILITIES
+
+DEFAULT_PATH = "/etc/ocigpu/config.toml"
+MODES = {"auto": "hook", "hook": "hook", "legacy": "hook"}
+"""Accepted values of ``mode`` and what they mean."""
+LOG_LEVELS = ("error", "warning", "info", "debug")
+COMPAT_MODES = ("ldconfig", "disabled")
+
+
+class Settings(NamedTuple):
+    """All settings; field names are the keys below with ``.`` and ``-`` turned into ``_``."""
+
+    mode: str = "auto"
+    disable_require: bool = False
+    swarm_resource: str = ""
+    accept_nvidia_visible_devices_envvar_when_unprivileged: bool = True
+    accept_nvidia_visible_devices_as_volume_mounts: bool = False
+    supported_driver_capabilities: str = ",".join(CAPABILITIES)
+    no_cgroups: bool = False
+    ldconfig: str = ""
+    cuda_compat_mode: str = "ldconfig"
+    driver_root: str = "/"
+    driver_dev_root: str = ""
+    driver_ldcache: str = "/etc/ld.so.cache"
+    runtime_runtimes: tuple[str, ...] = ("runc", "crun")
+    runtime_log: str = ""
+    runtime_log_level: str = "info"
+    hook_path: str = ""
+    hook_log: str = ""
+    features_ignore_imex_channel_requests: bool = False
+    simulation_root: str = ""
+    path: str = ""
+
+
+class Key(NamedTuple):
+    """One key of the file: dotted ``name``, ``kind`` ("bool", "string", "path", "list") and what it means."""
+
+    name: str
+    kind: str
+    meaning: str
+    choices: tuple[str, ...] = ()
+
+    @property
+    def field(self) -> str:
+        return self.name.replace(".", "_").replace("-", "_")
+
+
+KEYS = (
+    Key("mode", "string", "how containers get their GPUs", tuple(MODES)),
+    Key("disable-require", "bool", "ignore NVIDIA_REQUIRE_* conditions"),
+    Key("swarm-resource", "string", "comma list of variables that are used instead of NVIDIA_VISIBLE_DEVICES"),
+    Key(
+        "accept-nvidia-visible-devices-envvar-when-unprivileged",
+        "bool",
+        "obey the request variables of containers without CAP_SYS_ADMIN",
+    ),
+    Key(
+        "accept-nvidia-visible-devices-as-volume-mounts",
+        "bool",
+        "obey mounts of /dev/null below /var/run/nvidia-container-devices",
+    ),
+    Key("supported-driver-capabilities", "string", "comma list of driver capabilities that containers may have"),
+    Key("no-cgroups", "bool", "leave device cgroups alone"),
+    Key("ldconfig", "path", "the host's ldconfig; empty: /sbin/ldconfig.real or /sbin/ldconfig"),
+    Key("cuda-compat-mode", "string", "CUDA forward-compatibility libraries of the image", COMPAT_MODES),
+    Key("driver.root", "path", "where the driver's files are; not / for driver containers"),
+    Key("driver.dev-root", "path", "where the driver's device nodes are; empty: driver root if it has nodes, else /"),
+    Key("driver.ldcache", "path", "the loader's cache below the driver root"),
+    Key("runtime.runtimes", "list", "low-level runtimes, first one found wins"),
+    Key("runtime.log", "path", "log file of the shim; empty: only the file the engine names"),
+    Key("runtime.log-level", "string", "least severe level that is logged", LOG_LEVELS),
+    Key("hook.path", "path", "ocigpu-hook; empty: beside ocigpu-runtime"),
+    Key("hook.log", "path", "log file of the hook; empty: none"),
+    Key("features.ignore-imex-channel-requests", "bool", "ignore NVIDIA_IMEX_CHANNELS"),
+    Key("simulation.root", "path", "a simulated host made by ocigpu sim create; empty: the real host"),
+)
+
+
+def parse_settings(document: "dict[str, Any]", path: str = "") -> Settings:
+    """Return the settings of a parsed TOML document laid over the defaults.
+
+    Raises SettingsError (OCIGPU-SET-2) naming ``path`` and the key for an unknown key, a wrong type, or a value
+    outside the key's choices.
+    """
+    known = {key.name: key for key in KEYS}
+    tables = {name.split(".")[0] for name in known if "." in name}
+    values: dict[str, Any] = {}
+    for name, value in _flatten(document, tables, path):
+        key = known.get(name)
+        if key is None:
+            raise _unknown(name, list(known), path)
+        values[key.field] = _value(key, value, path)
+    return Settings(**values, path=path)
+
+
+def _flatten(document: "dict[str, Any]", tables: set[str], path: str) -> "list[tuple[str, Any]]":
+    pairs: list[tuple[str, Any]] = []
+    for name, value in document.items():
+        if name in tables:
+            if not isinstance(value, dict):
+                raise SettingsError("OCIGPU-SET-2", f"{path}: {name} is not a table")
+            pairs.extend((f"{name}.{inner}", inner_value) for inner, inner_value in value.items())
+        else:
+            pairs.append((name, value))
+    return pairs
+
+
+def _unknown(name: str, known: list[str], path: str) -> SettingsError:
+    import difflib
+
+    near = difflib.get_close_matches(name, known, 1, 0.5)
+    hint = f"did you mean {near[0]}?" if near else "ocigpu config keys lists all keys"
+    return SettingsError("OCIGPU-SET-2", f"{path}: unknown key {quoted(name)}", hint)
+
+
+def _value(key: Key, value: "Any", path: str) -> "Any":
+    wrong = SettingsError("OCIGPU-SET-2", f"{path}: {key.name}: expected a {key.kind}, found {quoted(repr(value))}", "")
+    if key.kind == "bool":
+        if not isinstance(value, bool):
+            raise wrong
+        return value
+    if key.kind == "list":
+        if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
+            raise wrong
+        return tuple(value)
+    if not isinstance(value, str) or "\0" in value:
+        raise wrong
+    if key.choices and value not in key.choices:
+        raise SettingsError(
+            "OCIGPU-SET-2", f"{path}: {key.name}: {quoted(value)} is not one of {', '.join(key.choices)}", ""
+        )
+    if key.name == "ldconfig":
+        value = value.removeprefix("@")  # the vendor's mark for "a path of the host": here it always is
+    if key.kind == "path" and value and not value.startswith("/"):
+        raise SettingsError("OCIGPU-SET-2", f"{path}: {key.name}: {quoted(value)} is not an absolute path", "")
+    if key.name == "supported-driver-capabilities" and value != "all":
+        for item in filter(None, (part.strip() for part in value.split(","))):
+            if item not in CAPABILITIES:
+                raise SettingsError(
+                    "OCIGPU-SET-2", f"{path}: {key.name}: {quoted(item)} is not one of {', '.join(CAPABILITIES)}", ""
+                )
+    return value
+
+
+def read_settings(path: str = "") -> Settings:
+    """Return the settings of the file ``path``, or of :data:`DEFAULT_PATH` when empty (missing: the defaults).
+
+    A named file must exist.  A file that others than root or the caller could have written is refused
+    (OCIGPU-SET-3): its values decide what root executes.
+    """
+    named = bool(path)
+    path = path or DEFAULT_PATH
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError as error:
+        if not named:
+            return Settings()
+        raise SettingsError("OCIGPU-SET-1", f"settings {path}: {error.strerror}") from error
+    except OSError as error:
+        raise SettingsError("OCIGPU-SET-1", f"settings {path}: {error.strerror}") from error
+    with os.fdopen(fd, "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise SettingsError("OCIGPU-SET-1", f"settings {path}: not a regular file")
+        if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
+            raise SettingsError(
+                "OCIGPU-SET-3",
+                f"settings {path}: owner {status.st_uid}, mode {stat.S_IMODE(status.st_mode):04o}: others may write",
+            )
+        data = file.read(1 << 20)
+    import tomllib  # only when there is a file: it costs about 8 ms
+
+    try:
+        document = tomllib.loads(data.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError("OCIGPU-SET-1", f"settings {path}: {error}") from error
+    return parse_settings(document, path)
