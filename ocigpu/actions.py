@@ -5,13 +5,13 @@ edits of config.json, :mod:`ocigpu.provision` acts inside a container's namespac
 are absolute paths inside the container; ``host_path`` are absolute, resolved paths on the host.
 """
 
+from ocigpu.facts import DeviceNode, ImageFacts, to_data
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, NamedTuple, TypeAlias
 else:
     from ocigpu.record import NamedTuple
-
-from ocigpu.facts import DeviceNode, ImageFacts, to_data
 
 
 class Node(NamedTuple):

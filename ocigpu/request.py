@@ -1,12 +1,12 @@
 """What a container asks for, read from its OCI configuration: pure, no host access."""
 
+from ocigpu.settings import Settings
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, NamedTuple
 else:
     from ocigpu.record import NamedTuple
-
-from ocigpu.settings import Settings
 
 
 class Request(NamedTuple):

@@ -8,14 +8,15 @@ CLI (a hook gets it as an argument, never from its environment).  The same table
 import os
 import stat
 
+from ocigpu.errors import SettingsError, quoted
+from ocigpu.facts import CAPABILITIES
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, NamedTuple
 else:
     from ocigpu.record import NamedTuple
 
-from ocigpu.errors import SettingsError, quoted
-from ocigpu.facts import CAPABILITIES
 
 DEFAULT_PATH = "/etc/ocigpu/config.toml"
 MODES = {"auto": "hook", "hook": "hook", "legacy": "hook"}
