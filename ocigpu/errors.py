@@ -58,6 +58,10 @@ CODES: dict[str, Code] = {
         "No low-level OCI runtime was found.", "Install runc or crun, or set runtime.runtimes in the settings."
     ),
     "OCIGPU-RT-2": Code("The low-level OCI runtime could not be started.", "See the cause in the message."),
+    "OCIGPU-RT-3": Code(
+        "The prestart hook that belongs to the shim is missing.",
+        "Install ocigpu again, or set hook.path in the settings.",
+    ),
     # REQ: what the container asks for
     "OCIGPU-REQ-1": Code(
         "The container's device request cannot be understood.",

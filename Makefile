@@ -1,0 +1,36 @@
+# make help lists what there is.
+PREFIX ?= /usr/local
+.DEFAULT_GOAL := help
+PYTEST_OPTIONS ?=
+
+help: ## print this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+
+demo: ## run a real container with runc through ocigpu-runtime and show it seeing its GPUs
+	@packaging/bootstrap.sh demo
+	@.venv/bin/ocigpu demo
+
+test: ## pass the whole test suite: lint, types, unit, real runtimes and engines
+	@packaging/bootstrap.sh test
+	@.venv/bin/python -m pytest $(PYTEST_OPTIONS)
+
+bench: ## measure bare runc against ocigpu (PEER_RUNTIME=/path measures another shim beside it)
+	@packaging/bootstrap.sh demo
+	@.venv/bin/python -m bench $(BENCH_OPTIONS)
+
+gpu-test: ## on a machine with an NVIDIA driver: run real GPU work in containers, write docs/REAL-GPU.md
+	@packaging/gpu-test.sh
+
+install: ## install into PREFIX (/usr/local); make install VENDOR_NAMES=1 also serves docker run --gpus
+	@packaging/install.sh --prefix $(PREFIX) $(if $(CONFIG),--config $(CONFIG)) $(if $(VENDOR_NAMES),--vendor-names)
+
+uninstall: ## remove what make install put into PREFIX
+	@packaging/install.sh --prefix $(PREFIX) --uninstall
+
+format: ## format and fix the sources
+	@.venv/bin/ruff format -q . && .venv/bin/ruff check -q --fix .
+
+clean: ## remove what the targets above made in this directory
+	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+.PHONY: help demo test bench gpu-test install uninstall format clean

@@ -1,0 +1,98 @@
+"""The command line of an OCI runtime (runc, crun): where is the subcommand, where is the bundle.
+
+Global options and their values are parsed, so that a container named "create" is no ``create`` and the arguments of a
+container's own command are never looked at.
+"""
+
+from ocigpu.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NamedTuple
+else:
+    from ocigpu.record import NamedTuple
+
+GLOBAL_WITH_VALUE = ("log", "log-format", "log-level", "root", "criu", "rootless", "cgroup-manager")
+"""Global options of runc 1.0-1.3 and crun 1.x that take a value."""
+CREATE_WITH_VALUE = ("bundle", "b", "config", "f", "console-socket", "pid-file", "preserve-fds", "user", "u")
+"""Options of ``create`` and ``run`` that take a value; ``--config`` names another config.json (crun only)."""
+CREATE_SHORT = "bfu"
+
+
+class Arguments(NamedTuple):
+    """What matters of a command line: ``subcommand`` ("" when there is none), bundle directory ("" is the current
+
+    directory), name of the configuration file in it, and the global logging options.
+    """
+
+    subcommand: str = ""
+    bundle: str = ""
+    config: str = "config.json"
+    log: str = ""
+    log_format: str = "text"
+    root: str = ""
+    systemd_cgroup: bool = False
+
+
+def parse_arguments(argv: list[str]) -> Arguments:
+    """Return what the arguments (without argv[0]) say.
+
+    Both runtimes' spellings are understood: one or two dashes, ``--name value`` and ``--name=value``.  Raises
+    UsageError when ``create`` or ``run`` has a bundle option without a value.
+    """
+    options: dict[str, str] = {}
+    position = 0
+    while position < len(argv):
+        word = argv[position]
+        if word == "--" or not word.startswith("-") or word == "-":
+            break
+        name, equals, value = word.lstrip("-").partition("=")
+        position += 1
+        if name in GLOBAL_WITH_VALUE and not equals:
+            value = argv[position] if position < len(argv) else ""
+            position += 1
+        options[name] = value
+    if position < len(argv) and argv[position] == "--":
+        position += 1
+    subcommand = argv[position] if position < len(argv) else ""
+    arguments = Arguments(
+        subcommand,
+        log=options.get("log", ""),
+        log_format="json" if options.get("log-format") == "json" else "text",
+        root=options.get("root", ""),
+        systemd_cgroup="systemd-cgroup" in options or options.get("cgroup-manager") == "systemd",
+    )
+    if subcommand not in ("create", "run"):
+        return arguments
+    bundle, config = _parse_create(argv[position + 1 :])
+    return arguments._replace(bundle=bundle, config=config)
+
+
+def _parse_create(words: list[str]) -> tuple[str, str]:
+    bundle, config = "", "config.json"
+    position = 0
+    while position < len(words) and words[position] != "--":
+        word = words[position]
+        position += 1
+        if not word.startswith("-") or word == "-":
+            continue
+        name, equals, value = word.lstrip("-").partition("=")
+        if not equals and not word.startswith("--") and len(name) > 1 and name[0] in CREATE_SHORT and not _known(name):
+            name, equals, value = name[0], "=", name[1:]  # crun (argp) also takes -bDIR
+        if name not in CREATE_WITH_VALUE:
+            continue
+        if not equals:
+            if position >= len(words):
+                raise UsageError(f"option {word} needs a value")
+            value = words[position]
+            position += 1
+        if name in ("bundle", "b"):
+            bundle = value
+        elif name in ("config", "f"):
+            config = value
+    return bundle, config
+
+
+def _known(name: str) -> bool:
+    """Tell whether a single-dash word is a long option in Go's spelling (``-bundle``), not a cluster (``-bDIR``)."""
+    return name in CREATE_WITH_VALUE

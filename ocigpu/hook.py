@@ -1,0 +1,168 @@
+"""``ocigpu-hook prestart``: gives a container that is being created its GPUs.
+
+An OCI runtime starts it in the host's namespaces with the container's state on standard input, after the container's
+namespaces and mounts are made and before its root is pivoted (runtime-spec, prestart and createRuntime hooks).
+It works under our shim, under Docker's ``--gpus``, and when placed in a bundle by hand.
+"""
+
+import os
+import sys
+
+from ocigpu.errors import OcigpuError, SpecError, UsageError, quoted
+from ocigpu.log import Log
+from ocigpu.settings import Settings, read_settings
+from ocigpu.spec import check_can_have_gpus, parse_json, read_config, rootfs_path
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NamedTuple
+else:
+    from ocigpu.record import NamedTuple
+
+PROGRAM = "ocigpu-hook"
+MAX_STATE_BYTES = 4 << 20
+USAGE = """\
+usage: ocigpu-hook [--config FILE] COMMAND
+
+Commands, given by an OCI runtime with the container's state on standard input:
+  prestart, createRuntime   give the container its GPUs
+  poststart, poststop       nothing to do
+
+Options:
+  --config FILE   settings (default: /etc/ocigpu/config.toml if it exists)
+  --spec FILE     the container's configuration (default: config.json of the bundle)
+  --version       print the version
+  --help          print this text
+
+Exit status: 0 everything is in place (or the container asks for no GPU), 1 failure, 2 usage.
+
+Example, replaying a hook by hand on a container created by runc:
+  runc state ID | ocigpu-hook --config /etc/ocigpu/config.toml prestart
+"""
+
+
+class State(NamedTuple):
+    """What the hook uses of an OCI state."""
+
+    pid: int
+    bundle: str
+
+
+def main(argv: list[str]) -> int:
+    """Run the hook with the arguments of the stub; returns the exit status."""
+    log = Log()
+    try:
+        command, options = parse_command(argv[1:])
+        if command in ("help", "version"):
+            print_about(command)
+            return 0
+        if command in ("poststart", "poststop"):
+            return 0
+        settings = read_settings(options.get("config", ""))
+        log = Log(((settings.hook_log, "text"),) if settings.hook_log else (), settings.runtime_log_level)
+        for note in run_prestart(sys.stdin.buffer.read(MAX_STATE_BYTES + 1), settings, options.get("spec", "")):
+            log.write("warning", note)
+            print(f"{PROGRAM}: note: {note}", file=sys.stderr)
+    except OcigpuError as error:
+        return _failed(error, log)
+    except Exception as error:  # the last resort: a defect must be one line, not a traceback
+        if os.environ.get("OCIGPU_DEBUG"):
+            raise
+        return _failed(OcigpuError("OCIGPU-INT-1", f"{type(error).__name__}: {error}"), log)
+    return 0
+
+
+def _failed(error: OcigpuError, log: Log) -> int:
+    text = error.render(PROGRAM)
+    log.write("error", text.replace("\n", "; "))
+    print(text, file=sys.stderr)
+    return error.exit_code
+
+
+def print_about(command: str) -> None:
+    """Print the help text or the version on standard output."""
+    if command == "help":
+        print(USAGE, end="")
+    else:
+        from ocigpu import __version__
+
+        print(f"{PROGRAM} {__version__}")
+
+
+def parse_command(words: list[str]) -> tuple[str, dict[str, str]]:
+    """Return the command and the options given; one or two dashes are accepted, as the vendor's hook accepts them.
+
+    Raises UsageError for an unknown option or command, or none.
+    """
+    options: dict[str, str] = {}
+    position = 0
+    while position < len(words) and words[position].startswith("-"):
+        word = words[position]
+        name, equals, value = word.lstrip("-").partition("=")
+        position += 1
+        if name in ("help", "h", "version"):
+            return ("help" if name == "h" else name), options
+        if name not in ("config", "spec", "debug"):
+            raise UsageError(f"unknown option {quoted(word)}")
+        if not equals and name != "debug":
+            if position >= len(words):
+                raise UsageError(f"option {word} needs a value")
+            value = words[position]
+            position += 1
+        options[name] = value
+    command = words[position] if position < len(words) else ""
+    if command not in ("prestart", "createRuntime", "poststart", "poststop"):
+        raise UsageError(f"unknown command {quoted(command)}" if command else "no command given")
+    return command, options
+
+
+def parse_state(text: bytes) -> State:
+    """Return pid and bundle of an OCI state, of any version of the specification (``bundlePath`` before 1.0).
+
+    Raises SpecError OCIGPU-SPEC-5.
+    """
+    if len(text) > MAX_STATE_BYTES:
+        raise SpecError("OCIGPU-SPEC-5", f"state on standard input: larger than {MAX_STATE_BYTES >> 20} MiB")
+    state: dict[str, Any] = parse_json(text, "state on standard input", "OCIGPU-SPEC-5")
+    pid = state.get("pid")
+    if not isinstance(pid, int) or isinstance(pid, bool) or not 0 < pid < 1 << 31:
+        raise SpecError("OCIGPU-SPEC-5", "state on standard input: pid is missing or not a process id")
+    bundle = state.get("bundle") or state.get("bundlePath")
+    if not isinstance(bundle, str) or not bundle.startswith("/") or "\0" in bundle:
+        raise SpecError("OCIGPU-SPEC-5", "state on standard input: bundle is missing or not an absolute path")
+    return State(pid, bundle)
+
+
+def run_prestart(state_text: bytes, settings: Settings, spec: str = "") -> tuple[str, ...]:
+    """Give the container of this OCI state its GPUs; returns notes for the log, nothing when it asks for none.
+
+    ``spec``: path of the container's configuration ("": config.json of the bundle).
+    Raises OcigpuError after everything begun was undone.
+    """
+    from ocigpu.request import parse_request
+
+    state = parse_state(state_text)
+    document = read_config(state.bundle, spec or "config.json")
+    request = parse_request(document.config, settings)
+    if request.selection == "nothing":
+        return ()
+    check_can_have_gpus(document.config, document.path)
+    rootfs = rootfs_path(document.config, state.bundle)
+    from ocigpu.host.discover import read_host_facts
+    from ocigpu.plan import make_plan
+    from ocigpu.provision.apply import provision
+    from ocigpu.provision.image import read_image_facts
+
+    facts = read_host_facts(settings)
+    try:
+        root_fd = os.open(rootfs, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise SpecError("OCIGPU-SPEC-3", f"open rootfs {rootfs}: {error.strerror}") from error
+    try:
+        image = read_image_facts(root_fd, facts.driver_version)
+    finally:
+        os.close(root_fd)
+    plan = make_plan(facts, request, settings, image)
+    notes = provision(plan, state.pid, rootfs, document.config, settings)
+    summary = (f"{len(plan.notes)} warnings: " if len(plan.notes) > 1 else "") + "; ".join(plan.notes)
+    return ((summary,) if plan.notes else ()) + notes

@@ -1,0 +1,52 @@
+"""Log lines of shim and hook: to files only, so that standard output stays the wrapped runtime's."""
+
+import json
+import os
+import time
+
+from ocigpu.errors import printable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NamedTuple
+else:
+    from ocigpu.record import NamedTuple
+
+LEVELS = {"error": 0, "warning": 1, "info": 2, "debug": 3}
+
+
+class Log(NamedTuple):
+    """Where lines go: pairs of (path, format), format "text" or "json" (one object a line, as runc writes them)."""
+
+    files: tuple[tuple[str, str], ...] = ()
+    level: str = "info"
+
+    def write(self, level: str, message: str) -> None:
+        """Append one line to every file.
+
+        A file that cannot be opened is skipped: a full or missing log must not stop a container, and the message also
+        reaches standard error where it matters.
+        """
+        if LEVELS[level] > LEVELS[self.level]:
+            return
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        for path, form in self.files:
+            if form == "json":
+                line = json.dumps({"level": level, "msg": message, "time": now})
+            else:
+                line = f"time={now} level={level} msg={json.dumps(printable(message))}"
+            _append(path, line + "\n")
+
+
+def _append(path: str, line: str) -> None:
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    try:
+        fd = os.open(path, flags, 0o644)
+    except OSError:
+        return
+    try:
+        os.write(fd, line.encode("utf-8", "backslashreplace"))
+    except OSError:
+        return
+    finally:
+        os.close(fd)

@@ -1,0 +1,149 @@
+"""``ocigpu-runtime``: an OCI runtime in front of runc.
+
+On ``create`` and ``run`` it edits the bundle's config.json when the container asks for GPUs; then, and for everything
+else at once, it becomes the low-level runtime (exec: same process, same descriptors, same exit status).
+"""
+
+import os
+import signal
+import stat
+import sys
+
+from ocigpu.arguments import Arguments, parse_arguments
+from ocigpu.errors import OcigpuError
+from ocigpu.log import Log
+from ocigpu.settings import Settings, read_settings
+
+DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+PROGRAM = "ocigpu-runtime"
+
+
+def main(argv: list[str]) -> int:
+    """Run the shim: ``argv`` as given to the stub, argv[0] its own path.  Returns only on failure, with a status."""
+    log = Log()
+    try:
+        arguments = parse_arguments(argv[1:])
+        log = _log(arguments, Settings())
+        settings = read_settings(os.environ.get("OCIGPU_CONFIG", ""))
+        log = _log(arguments, settings)
+        runtime = find_runtime(settings, argv[0])
+        if arguments.subcommand in ("create", "run"):
+            edit_bundle(arguments, settings, argv[0], log)
+        become(runtime, argv[1:])
+    except OcigpuError as error:
+        return _failed(error, log)
+    except Exception as error:  # the last resort: a defect must be one line, not a traceback
+        if os.environ.get("OCIGPU_DEBUG"):
+            raise
+        return _failed(OcigpuError("OCIGPU-INT-1", f"{type(error).__name__}: {error}"), log)
+    return 1
+
+
+def _failed(error: OcigpuError, log: Log) -> int:
+    text = error.render(PROGRAM)
+    log.write("error", text.replace("\n", "; "))
+    print(text, file=sys.stderr)
+    return error.exit_code
+
+
+def _log(arguments: Arguments, settings: Settings) -> Log:
+    files = []
+    if arguments.log and arguments.log != "/dev/null":
+        files.append((arguments.log, arguments.log_format))
+    if settings.runtime_log:
+        files.append((settings.runtime_log, "text"))
+    return Log(tuple(files), settings.runtime_log_level)
+
+
+def edit_bundle(arguments: Arguments, settings: Settings, stub: str, log: Log) -> None:
+    """Edit the config.json of the bundle if its container asks for GPUs; otherwise touch nothing, not even the host.
+
+    Raises OcigpuError, with the file unchanged, for a request that cannot be granted.
+    """
+    from ocigpu.request import parse_request
+    from ocigpu.spec import check_can_have_gpus, edit_config, read_config, write_config
+
+    document = read_config(arguments.bundle, arguments.config)
+    request = parse_request(document.config, settings)
+    for note in request.notes:
+        log.write("warning", note)
+    if request.selection == "nothing":
+        return
+    check_can_have_gpus(document.config, document.path)
+    from ocigpu.host.discover import read_host_facts
+    from ocigpu.plan import make_plan
+
+    plan = make_plan(read_host_facts(settings), request, settings)
+    options = ["--config", settings.path] if settings.path else []
+    if arguments.config != "config.json":
+        options += ["--spec", os.path.abspath(document.path)]
+    edit_config(document.config, plan, hook_path(settings, stub), options, owns_device_policy())
+    write_config(document)
+    log.write("info", f"{document.path}: granted {', '.join((*plan.gpus, *plan.mig_devices)) or 'driver files only'}")
+
+
+def owns_device_policy() -> bool:
+    """Tell whether this process may set device cgroup rules: root of the initial user namespace.
+
+    Elsewhere (rootless, nested) a runtime cannot enforce rules, and crun refuses a configuration that has them.
+    """
+    if os.geteuid() != 0:
+        return False
+    with open("/proc/self/uid_map", encoding="ascii") as file:
+        return file.read().split() == ["0", "0", "4294967295"]
+
+
+def hook_path(settings: Settings, stub: str) -> str:
+    """Return the absolute path of ocigpu-hook: from the settings, else beside the stub of the shim."""
+    path = settings.hook_path or os.path.join(os.path.dirname(os.path.realpath(stub)), "ocigpu-hook")
+    if not os.access(path, os.X_OK):
+        raise OcigpuError("OCIGPU-RT-3", f"hook {path}: missing or not executable")
+    return path
+
+
+def find_runtime(settings: Settings, stub: str) -> str:
+    """Return the path of the first low-level runtime of the settings that exists and is not this program.
+
+    A name with a slash is taken as it is; another is searched in PATH, then in the usual directories.
+    Raises OcigpuError OCIGPU-RT-1.
+    """
+    own = _identity(stub)
+    directories = [*os.environ.get("PATH", "").split(":"), *DEFAULT_PATH.split(":")]
+    for name in settings.runtime_runtimes:
+        paths = [name] if "/" in name else [f"{directory}/{name}" for directory in directories if directory]
+        for path in paths:
+            identity = _identity(path)
+            if identity and identity != own and os.access(path, os.X_OK) and not _is_shim(path):
+                return path
+    raise OcigpuError("OCIGPU-RT-1", f"no low-level runtime found; looked for {', '.join(settings.runtime_runtimes)}")
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return (status.st_dev, status.st_ino) if stat.S_ISREG(status.st_mode) else None
+
+
+def _is_shim(path: str) -> bool:
+    """Tell whether a program is another copy of this shim: executing it would loop for ever."""
+    try:
+        with open(path, "rb") as file:
+            head = file.read(512)
+    except OSError:
+        return False  # execute-only binaries exist; a script could not run unreadable
+    return head.startswith(b"#!") and b"ocigpu.runtime" in head
+
+
+def become(runtime: str, arguments: list[str]) -> None:
+    """Replace this process by the low-level runtime.
+
+    CPython ignores SIGPIPE and SIGXFSZ, and exec would pass that on (signal(7)): both are reset first.
+    """
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    try:
+        os.execv(runtime, [runtime, *arguments])  # noqa: S606 - becoming the runtime is this program's purpose
+    except OSError as error:
+        raise OcigpuError("OCIGPU-RT-2", f"exec {runtime}: {error.strerror}") from error

@@ -1,0 +1,188 @@
+"""config.json as a raw document: read, find things in it, edit it, replace it atomically.
+
+Unknown fields survive and order stays: nothing is modelled that is not ours.  Reading is strict where two readers
+could disagree (duplicate keys, NaN), because the low-level runtime reads the same file after us.
+"""
+
+import json
+import os
+import stat
+
+from ocigpu.actions import Plan
+from ocigpu.errors import SpecError, printable, quoted
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NamedTuple
+else:
+    from ocigpu.record import NamedTuple
+
+MAX_CONFIG_BYTES = 32 << 20
+VENDOR_HOOKS = ("nvidia-container-runtime-hook", "nvidia-container-toolkit")
+OUR_HOOK = "ocigpu-hook"
+HOOK_ENVIRONMENT = ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C.UTF-8"]
+"""Explicit and complete: a hook with ``env`` gets nothing else (runtime-spec, POSIX platform hooks)."""
+
+
+class Document(NamedTuple):
+    """A config.json: its path, the parsed object, and mode, uid and gid of the file."""
+
+    path: str
+    config: "dict[str, Any]"
+    mode: int
+    uid: int
+    gid: int
+
+
+def parse_json(text: bytes, what: str, code: str = "OCIGPU-SPEC-2") -> "dict[str, Any]":
+    """Return the JSON object of ``text``; ``what`` names it in messages.
+
+    Raises SpecError with ``code`` for anything but one object in UTF-8 without duplicate keys, NaN or infinities:
+    readers differ on those (Go merges duplicate objects, Python keeps the last).
+    """
+
+    def unique(pairs: "list[tuple[str, Any]]") -> "dict[str, Any]":
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            names = [name for name, _ in pairs]
+            duplicate = next(name for name in names if names.count(name) > 1)
+            raise ValueError(f"duplicate key {quoted(duplicate)}")
+        return found
+
+    def refuse(name: str) -> None:
+        raise ValueError(f"{name} is not JSON")
+
+    try:
+        value = json.loads(text.decode("utf-8"), object_pairs_hook=unique, parse_constant=refuse)
+    except UnicodeDecodeError as error:
+        raise SpecError(code, f"{what}: not UTF-8 at byte {error.start}") from error
+    except json.JSONDecodeError as error:
+        raise SpecError(code, f"{what}: line {error.lineno} column {error.colno}: {error.msg}") from error
+    except (ValueError, RecursionError) as error:
+        raise SpecError(code, f"{what}: {printable(str(error), 200)}") from error
+    if not isinstance(value, dict):
+        raise SpecError(code, f"{what}: not a JSON object")
+    return value
+
+
+def read_config(bundle: str, name: str = "config.json") -> Document:
+    """Return the config.json of a bundle directory ("" is the current directory).
+
+    Raises SpecError OCIGPU-SPEC-1 (missing, unreadable, not a regular file, over 32 MiB) or OCIGPU-SPEC-2 (not JSON).
+    """
+    path = os.path.join(bundle, name)
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise SpecError("OCIGPU-SPEC-1", f"read {path}: {error.strerror}") from error
+    with os.fdopen(fd, "rb") as file:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise SpecError("OCIGPU-SPEC-1", f"read {path}: not a regular file")
+        try:
+            text = file.read(MAX_CONFIG_BYTES + 1)
+        except OSError as error:
+            raise SpecError("OCIGPU-SPEC-1", f"read {path}: {error.strerror}") from error
+    if len(text) > MAX_CONFIG_BYTES:
+        raise SpecError("OCIGPU-SPEC-1", f"read {path}: larger than {MAX_CONFIG_BYTES >> 20} MiB")
+    config = parse_json(text, path)
+    return Document(path, config, stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid)
+
+
+def get_object(parent: "Any", name: str) -> "dict[str, Any]":
+    """Return the object ``parent[name]``, or an empty one when it is absent or of another type."""
+    value = parent.get(name) if isinstance(parent, dict) else None
+    return value if isinstance(value, dict) else {}
+
+
+def get_list(parent: "Any", name: str) -> "list[Any]":
+    """Return the list ``parent[name]``, or an empty one when it is absent or of another type."""
+    value = parent.get(name) if isinstance(parent, dict) else None
+    return value if isinstance(value, list) else []
+
+
+def rootfs_path(config: "dict[str, Any]", bundle: str) -> str:
+    """Return the absolute path of the container's root: ``root.path``, relative to the bundle (runtime-spec, root).
+
+    Raises SpecError OCIGPU-SPEC-3 when there is none.
+    """
+    path = get_object(config, "root").get("path")
+    if not isinstance(path, str) or not path or "\0" in path:
+        raise SpecError("OCIGPU-SPEC-3", f"{os.path.join(bundle, 'config.json')}: root.path is missing")
+    return os.path.normpath(os.path.join(os.path.abspath(bundle or "."), path))
+
+
+def check_can_have_gpus(config: "dict[str, Any]", path: str) -> None:
+    """Raise SpecError OCIGPU-SPEC-3 unless the container gets a mount namespace.
+
+    Without one its mounts would be the host's.
+    """
+    namespaces = get_list(get_object(config, "linux"), "namespaces")
+    if not any(isinstance(item, dict) and item.get("type") == "mount" for item in namespaces):
+        raise SpecError(
+            "OCIGPU-SPEC-3", f"{path}: linux.namespaces has no mount namespace: GPUs would appear on the host"
+        )
+
+
+def edit_config(
+    config: "dict[str, Any]", plan: Plan, hook_path: str, hook_options: list[str], declare_rules: bool = True
+) -> None:
+    """Change ``config`` in place so that the container gets the plan: one prestart hook, and its device rules.
+
+    ``hook_options``: options of ocigpu-hook before its command.  ``declare_rules``: also put the rules into linux.resources.devices, so that the runtime owns the device policy
+    (not for rootless containers, which have none).  Doing it twice equals doing it once.
+    """
+    hooks = _make(config, "hooks", dict)
+    prestart = _make(hooks, "prestart", list)
+    prestart[:] = [entry for entry in prestart if not _is_gpu_hook(entry)]
+    prestart.append({"path": hook_path, "args": [OUR_HOOK, *hook_options, "prestart"], "env": list(HOOK_ENVIRONMENT)})
+    if not declare_rules:
+        return
+    devices = _make(_make(_make(config, "linux", dict), "resources", dict), "devices", list)
+    rules = [
+        {"allow": True, "type": "c", "major": rule.major, "minor": rule.minor, "access": rule.access}
+        for rule in plan.device_rules()
+    ]
+    devices[:] = [entry for entry in devices if entry not in rules] + rules
+
+
+def _make(parent: "dict[str, Any]", name: str, kind: type) -> "Any":
+    """Return ``parent[name]``, put there empty when it is missing or null; another type is OCIGPU-SPEC-3."""
+    value = parent.get(name)
+    if value is None:
+        value = parent[name] = kind()
+    if not isinstance(value, kind):
+        raise SpecError("OCIGPU-SPEC-3", f"config.json: {name} is not {'an object' if kind is dict else 'a list'}")
+    return value
+
+
+def _is_gpu_hook(entry: "Any") -> bool:
+    path = entry.get("path") if isinstance(entry, dict) else None
+    return isinstance(path, str) and os.path.basename(path) in (*VENDOR_HOOKS, OUR_HOOK)
+
+
+def write_config(document: Document) -> None:
+    """Replace the file on disk by the document's object: a new file, same mode and owner, renamed over the old.
+
+    Raises SpecError OCIGPU-SPEC-4; then the old file is as it was and no new one is left.
+    """
+    temporary = f"{document.path}.ocigpu-{os.getpid()}"
+    try:
+        text = json.dumps(document.config, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except (OSError, ValueError, RecursionError) as error:
+        raise SpecError("OCIGPU-SPEC-4", f"write {temporary}: {_cause(error)}") from error
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(text)
+            if (os.geteuid(), os.getegid()) != (document.uid, document.gid):
+                os.fchown(file.fileno(), document.uid, document.gid)
+            os.fchmod(file.fileno(), document.mode)
+        os.replace(temporary, document.path)
+    except OSError as error:
+        os.unlink(temporary)
+        raise SpecError("OCIGPU-SPEC-4", f"replace {document.path}: {_cause(error)}") from error
+
+
+def _cause(error: BaseException) -> str:
+    return getattr(error, "strerror", None) or str(error)
