@@ -1,12 +1,42 @@
-"""What a container asks for, read from its OCI configuration: pure, no host access."""
+"""What a container asks for, read from its OCI configuration: pure, no host access.
 
+The configuration is written by an engine, but its environment by an image: every value is hostile.  Parts of the
+wrong JSON type count as absent; a device list, number or expression that cannot be understood stops the container.
+"""
+
+import os
+
+from ocigpu.errors import RequestError, printable, quoted
+from ocigpu.facts import CAPABILITIES
+from ocigpu.require import parse_requirement
 from ocigpu.settings import Settings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, NamedTuple
+    from typing import Any, NamedTuple, TypeAlias
 else:
     from ocigpu.record import NamedTuple
+
+DEVICES_VARIABLE = "NVIDIA_VISIBLE_DEVICES"
+IMEX_VARIABLE = "NVIDIA_IMEX_CHANNELS"
+MOUNT_DIRECTORIES = ("/var/run/nvidia-container-devices", "/run/nvidia-container-devices")
+MOUNT_SOURCE = f"volume mounts below {MOUNT_DIRECTORIES[0]}"
+FEATURE_VARIABLES = (
+    ("gds", "NVIDIA_GDS"),
+    ("mofed", "NVIDIA_MOFED"),
+    ("gdrcopy", "NVIDIA_GDRCOPY"),
+    ("nvswitch", "NVIDIA_NVSWITCH"),
+)
+DEFAULT_CAPABILITIES = ("compute", "utility")
+WORDS = ("all", "none", "void")
+
+MAX_VALUE = 64 * 1024  # characters of one variable
+MAX_TOKENS = 4096
+MAX_TOKEN = 200
+MAX_REQUIREMENTS = 1024 * 1024  # characters of all requirements of a container together
+MAX_IMEX_CHANNEL = 1048575  # device numbers have 20 bits for the minor (include/linux/kdev_t.h)
+_SHOWN_VALUE = 120
+_HEX = frozenset("0123456789abcdefABCDEF")
 
 
 class Request(NamedTuple):
@@ -34,6 +64,330 @@ class Request(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
+if TYPE_CHECKING:
+    Variables: TypeAlias = dict[str, str]
+
+
 def parse_request(config: "dict[str, Any]", settings: Settings) -> Request:
-    """Return what the container of this config.json (a raw document) asks for."""
-    raise AssertionError
+    """Return what the container of this config.json (a raw document) asks for.
+
+    A request for nothing has no other content than notes.  Raises RequestError OCIGPU-REQ-1 to -6 (not -3), each
+    naming the variable and quoting what cannot be understood.  Time grows linearly with the size of the document.
+    """
+    process = _mapping(config, "process")
+    swarm = tuple(filter(None, map(str.strip, settings.swarm_resource.split(","))))
+    variables = _read_variables(process.get("env"), swarm)
+    privileged = _is_privileged(process)
+    obey_env = privileged or settings.accept_nvidia_visible_devices_envvar_when_unprivileged
+    notes: list[str] = []
+
+    mounted: tuple[str, ...] = ()
+    mounted_imex: tuple[str, ...] = ()
+    if settings.accept_nvidia_visible_devices_as_volume_mounts:
+        mounted, mounted_imex = _read_mounts(config.get("mounts") if isinstance(config, dict) else None)
+    if mounted:
+        selection, devices = _select(mounted)
+        source, where = MOUNT_SOURCE, MOUNT_SOURCE
+    else:
+        tokens, source, where = _requested_by_variables(variables, swarm)
+        selection, devices = _select(tokens)
+        if selection != "nothing" and not obey_env:
+            return Request(notes=(_ignored_note(where),))
+    if selection == "nothing":
+        return Request()
+    _check_tokens(devices, where)
+
+    mig_config = _parse_mig("NVIDIA_MIG_CONFIG_DEVICES", variables, privileged)
+    mig_monitor = _parse_mig("NVIDIA_MIG_MONITOR_DEVICES", variables, privileged)
+    capabilities = _parse_capabilities(variables, settings)
+    requirements = _parse_requirements(variables, settings)
+    imex_channels: tuple[int, ...] = ()
+    if not settings.features_ignore_imex_channel_requests:
+        imex_channels = _parse_imex(variables, mounted_imex, obey_env, notes)
+    features = tuple(name for name, variable in FEATURE_VARIABLES if variables.get(variable) == "enabled")
+    return Request(
+        selection=selection,
+        devices=devices,
+        source=source,
+        capabilities=capabilities,
+        requirements=requirements,
+        mig_config=mig_config,
+        mig_monitor=mig_monitor,
+        imex_channels=imex_channels,
+        features=features,
+        notes=tuple(notes),
+    )
+
+
+def request_from_variables(variables: dict[str, str], settings: Settings, privileged: bool = False) -> Request:
+    """Return what a container with this environment asks for; ``privileged``: it has CAP_SYS_ADMIN.
+
+    Raises the errors of :func:`parse_request`.
+    """
+    bounding = ["CAP_SYS_ADMIN"] if privileged else []
+    env = [f"{name}={value}" for name, value in variables.items()]
+    return parse_request({"process": {"env": env, "capabilities": {"bounding": bounding}}}, settings)
+
+
+def pci_address(text: str) -> str:
+    """Return a PCI bus id as "00000000:3b:00" (domain of 8 digits, no function), or "" if ``text`` is none.
+
+    Domain (4 or 8 hex digits) and function (one) are optional: "3b:00", "3b:00.0", "0000:3b:00.0".
+    """
+    address, dot, function = text.partition(".")
+    if dot and not (len(function) == 1 and function in _HEX):
+        return ""
+    parts = address.split(":")
+    if len(parts) == 2:
+        parts.insert(0, "0000")
+    if [len(part) for part in parts] not in ([4, 2, 2], [8, 2, 2]) or not all(map(_HEX.issuperset, parts)):
+        return ""
+    return ":".join([parts[0].rjust(8, "0"), parts[1], parts[2]]).lower()
+
+
+def is_number(text: str) -> bool:
+    """Return whether ``text`` is a decimal number of ASCII digits (leading zeros included)."""
+    return text.isascii() and text.isdigit()
+
+
+def _mapping(value: "Any", name: str) -> "dict[str, Any]":
+    inner = value.get(name) if isinstance(value, dict) else None
+    return inner if isinstance(inner, dict) else {}
+
+
+def _read_variables(env: "Any", swarm: tuple[str, ...]) -> "Variables":
+    """Return the variables that concern us; of a name that occurs twice the last one counts."""
+    prefixes = ("NVIDIA_", "CUDA_VERSION=", *(f"{name}=" for name in swarm))
+    variables: Variables = {}
+    for entry in env if isinstance(env, list) else ():
+        if isinstance(entry, str) and entry.startswith(prefixes):
+            name, equals, value = entry.partition("=")
+            if equals:
+                variables[name] = value
+    return variables
+
+
+def _is_privileged(process: "dict[str, Any]") -> bool:
+    """Return whether the bounding set has CAP_SYS_ADMIN: an object of sets, or one list before OCI 1.0.0-rc5."""
+    capabilities = process.get("capabilities")
+    bounding = capabilities.get("bounding") if isinstance(capabilities, dict) else capabilities
+    return isinstance(bounding, list) and "CAP_SYS_ADMIN" in bounding
+
+
+def _read_mounts(mounts: "Any") -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return (devices, IMEX channels) asked for by mounts of /dev/null, in order, without duplicates."""
+    devices: dict[str, None] = {}
+    imex: dict[str, None] = {}
+    for mount in mounts if isinstance(mounts, list) else ():
+        if not isinstance(mount, dict):
+            continue
+        if _clean_path(mount.get("source")) != "/dev/null":
+            continue
+        destination = _clean_path(mount.get("destination"))
+        for directory in MOUNT_DIRECTORIES:
+            if destination.startswith(directory + "/"):
+                request = destination[len(directory) + 1 :]
+                if request.startswith("cdi/"):
+                    raise _cdi_error(MOUNT_SOURCE, request)
+                if request.startswith("imex/"):
+                    imex[request.removeprefix("imex/")] = None
+                else:
+                    devices[request] = None
+    return tuple(devices), tuple(imex)
+
+
+def _clean_path(value: "Any") -> str:
+    """Return the absolute path without "..", "." and doubled slashes, or "" for anything else."""
+    if not isinstance(value, str) or not value.startswith("/") or "\0" in value:
+        return ""
+    return os.path.normpath("/" + value.lstrip("/"))
+
+
+def _requested_by_variables(variables: "Variables", swarm: tuple[str, ...]) -> tuple[tuple[str, ...], str, str]:
+    """Return (tokens, source with its value, source by name): what the environment asks for, before any privilege."""
+    names = [name for name in swarm if name in variables]
+    if not names and DEVICES_VARIABLE in variables:
+        names = [DEVICES_VARIABLE]
+    if not names:
+        if _is_legacy_image(variables):
+            version = printable(variables["CUDA_VERSION"], _SHOWN_VALUE)
+            return ("all",), f"CUDA_VERSION={version} without {DEVICES_VARIABLE}", "CUDA_VERSION"
+        return (), "", ""
+    tokens: dict[str, None] = {}
+    for name in names:
+        tokens.update(dict.fromkeys(_split(name, variables[name], "OCIGPU-REQ-1")))
+    source = " ".join(f"{printable(name, 120)}={printable(variables[name], _SHOWN_VALUE)}" for name in names)
+    return tuple(tokens), source, " ".join(printable(name, 120) for name in names)
+
+
+def _is_legacy_image(variables: "Variables") -> bool:
+    """Return whether the image is of the time before NVIDIA_REQUIRE_CUDA: it means "all" without saying so."""
+    return bool(variables.get("CUDA_VERSION")) and not variables.get("NVIDIA_REQUIRE_CUDA")
+
+
+def _split(variable: str, value: str, code: str) -> list[str]:
+    """Return the elements of a comma list, stripped, without empty ones; a value without end is an error."""
+    if len(value) > MAX_VALUE:
+        raise RequestError(code, f"{printable(variable, 120)}: longer than {MAX_VALUE} characters: {quoted(value, 40)}")
+    return list(filter(None, map(str.strip, value.split(","))))
+
+
+def _select(tokens: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
+    """Return (selection, devices): "void" anywhere is nothing; else the first of "all" and "none" decides."""
+    if not tokens or "void" in tokens:
+        return "nothing", ()
+    for token in tokens:
+        if token in ("all", "none"):
+            return token, ()
+    return "list", tokens
+
+
+def _ignored_note(where: str) -> str:
+    return (
+        f"{where} ignored: the container has no CAP_SYS_ADMIN"
+        " and accept-nvidia-visible-devices-envvar-when-unprivileged is false"
+    )
+
+
+def _check_tokens(devices: tuple[str, ...], where: str) -> None:
+    """Refuse what no host could ever have; whether this one has the device is decided elsewhere."""
+    if len(devices) > MAX_TOKENS:
+        raise RequestError("OCIGPU-REQ-1", f"{where}: more than {MAX_TOKENS} devices")
+    for token in devices:
+        if len(token) > MAX_TOKEN:
+            raise RequestError("OCIGPU-REQ-1", f"{where}: longer than {MAX_TOKEN} characters: {quoted(token, 40)}")
+        vendor, equals, name = token.partition("=")
+        if equals and "/" in vendor and name:
+            raise _cdi_error(where, token)
+        if not _is_device(token):
+            raise RequestError(
+                "OCIGPU-REQ-1", f"{where}: {quoted(token)} is not an index, UUID, PCI bus id or MIG device"
+            )
+
+
+def _is_device(token: str) -> bool:
+    if is_number(token) or pci_address(token):
+        return True
+    kind = token[:4].upper()
+    if kind in ("GPU-", "MIG-"):
+        rest = token[4:]
+        if kind == "MIG-" and rest[:4].upper() == "GPU-":  # MIG-GPU-<uuid>/<GPU instance>/<compute instance>
+            rest, *instances = rest[4:].split("/")
+            if len(instances) != 2 or not all(map(is_number, instances)):
+                return False
+        return bool(rest) and all(c in _HEX or c == "-" for c in rest)
+    gpu, _, mig = token.partition(":")
+    # all, none and void in another case go on, so that the error about them can say what was meant
+    return (is_number(gpu) and is_number(mig)) or token.lower() in WORDS
+
+
+def _cdi_error(where: str, token: str) -> RequestError:
+    return RequestError(
+        "OCIGPU-REQ-1",
+        f"{where}: {quoted(token)} is a CDI device name, which needs mode cdi",
+        "Name the GPU by index, UUID or PCI bus id, or let the engine inject CDI devices.",
+    )
+
+
+def _parse_mig(variable: str, variables: "Variables", privileged: bool) -> str:
+    value = variables.get(variable, "")
+    if not value:
+        return ""
+    if not privileged:
+        raise RequestError("OCIGPU-REQ-5", f"{variable}={printable(value, 40)}: the container has no CAP_SYS_ADMIN")
+    if value != "all":
+        raise RequestError(
+            "OCIGPU-REQ-1", f"{variable}: {quoted(value)} is not all", f"Set {variable}=all, or remove it."
+        )
+    return value
+
+
+def _parse_capabilities(variables: "Variables", settings: Settings) -> tuple[str, ...]:
+    variable = "NVIDIA_DRIVER_CAPABILITIES"
+    permitted = set(filter(None, map(str.strip, settings.supported_driver_capabilities.split(","))))
+    if "all" in permitted:
+        permitted = set(CAPABILITIES)
+    if variable not in variables and _is_legacy_image(variables):
+        return tuple(sorted(permitted))
+    wanted = set(_split(variable, variables.get(variable, ""), "OCIGPU-REQ-2"))
+    if "all" in wanted:
+        return tuple(sorted(permitted))
+    if not wanted:
+        return tuple(name for name in DEFAULT_CAPABILITIES if name in permitted)
+    unknown = sorted(wanted.difference(CAPABILITIES))
+    if unknown:
+        more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
+        raise RequestError("OCIGPU-REQ-2", f"{variable}: {quoted(unknown[0])}{more}: no such driver capability")
+    refused = sorted(wanted - permitted)
+    if refused:
+        raise RequestError(
+            "OCIGPU-REQ-2",
+            f"{variable}: {', '.join(refused)}: not permitted on this host",
+            f"supported-driver-capabilities permits: {', '.join(sorted(permitted)) or 'nothing'}",
+        )
+    return tuple(sorted(wanted))
+
+
+def _parse_requirements(variables: "Variables", settings: Settings) -> tuple[tuple[str, str], ...]:
+    disabled = variables.get("NVIDIA_DISABLE_REQUIRE", "") in ("1", "t", "T", "TRUE", "true", "True")
+    if disabled or settings.disable_require:
+        return ()
+    requirements = [
+        (name, value)
+        for name, value in variables.items()
+        if value and name.startswith("NVIDIA_REQUIRE_") and not name.startswith("NVIDIA_REQUIRE_JETPACK")
+    ]
+    if sum(len(name) + len(value) for name, value in requirements) > MAX_REQUIREMENTS:
+        raise RequestError("OCIGPU-REQ-4", f"NVIDIA_REQUIRE_*: more than {MAX_REQUIREMENTS} characters together")
+    if _is_legacy_image(variables):
+        requirements.append(("CUDA_VERSION", f"cuda>={_cuda_version(variables['CUDA_VERSION'])}"))
+    for name, value in requirements:
+        parse_requirement(value, name)
+    return tuple(sorted(requirements))
+
+
+def _cuda_version(text: str) -> str:
+    """Return "MAJOR.MINOR" of a CUDA_VERSION such as "9", "v11.6", "9.0.176-rc1"."""
+    core = text.removeprefix("v")
+    at = min((i for i in (core.find("-"), core.find("+")) if i >= 0), default=len(core))
+    core, suffix = core[:at], core[at:]
+    parts = core.split(".")
+    # 10 digits: as much as a 32-bit number, and far below the length that int() refuses
+    numbers = all(is_number(part) and len(part) <= 10 and int(part) < 1 << 32 for part in parts)
+    known = suffix == "" or (len(suffix) > 1 and all(c.isascii() and (c.isalnum() or c in ".+-") for c in suffix))
+    if len(parts) > 3 or not numbers or not known:
+        raise RequestError(
+            "OCIGPU-REQ-4",
+            f"CUDA_VERSION: {quoted(text)} is not a version",
+            "Set NVIDIA_REQUIRE_CUDA (for example cuda>=12.4) in the image, or NVIDIA_DISABLE_REQUIRE=1.",
+        )
+    return f"{int(parts[0])}.{int(parts[1]) if len(parts) > 1 else 0}"
+
+
+def _parse_imex(variables: "Variables", mounted: tuple[str, ...], obey_env: bool, notes: list[str]) -> tuple[int, ...]:
+    """Return the channels asked for, and append to ``notes`` what was ignored."""
+    if mounted:
+        tokens, where = mounted, MOUNT_SOURCE
+    else:
+        where = IMEX_VARIABLE
+        selection, tokens = _select(tuple(_split(where, variables.get(where, ""), "OCIGPU-REQ-6")))
+        if selection in ("nothing", "none"):
+            return ()
+        if not obey_env:
+            notes.append(_ignored_note(where))
+            return ()
+        if selection == "all":
+            notes.append(f"{where}=all ignored: channels are given by number only")
+            return ()
+    channels = set()
+    for token in tokens:
+        # compared as text first: int() of what an image wrote must be short, and 01 is not a name of channel 1
+        plain = is_number(token) and len(token) <= len(str(MAX_IMEX_CHANNEL)) and token == str(int(token))
+        if not plain or int(token) > MAX_IMEX_CHANNEL:
+            raise RequestError(
+                "OCIGPU-REQ-6", f"{where}: {quoted(token)} is not a channel number from 0 to {MAX_IMEX_CHANNEL}"
+            )
+        channels.add(int(token))
+    if len(channels) > MAX_TOKENS:
+        raise RequestError("OCIGPU-REQ-6", f"{where}: more than {MAX_TOKENS} channels")
+    return tuple(sorted(channels))
