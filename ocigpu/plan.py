@@ -56,7 +56,7 @@ def make_plan(
     if request.selection == "nothing":
         return Plan((), notes=request.notes, mode=mode, image=image)
     selection = select_devices(request, facts)
-    gpus = _with_parents(selection)
+    gpus = tuple(sorted(selection.every_gpu(), key=lambda gpu: gpu.index))
     check_requirements(request.requirements, facts, gpus)
     notes = [*request.notes, *facts.notes, *selection.notes]
     libraries = _libraries(facts, request)
@@ -80,15 +80,6 @@ def make_plan(
         mode=mode,
         image=image,
     )
-
-
-def _with_parents(selection: Selection) -> tuple[Gpu, ...]:
-    """Return the GPUs whose node the container needs: those granted and the parents of granted MIG devices."""
-    gpus = list(selection.gpus)
-    for gpu, _ in selection.mig_devices:
-        if gpu not in gpus:
-            gpus.append(gpu)
-    return tuple(sorted(gpus, key=lambda gpu: gpu.index))
 
 
 def _wanted(capabilities: tuple[str, ...], request: Request) -> bool:
