@@ -130,7 +130,8 @@ def edit_config(
     """Change ``config`` in place so that the container gets the plan: one prestart hook, and its device rules.
 
     ``hook_options``: options of ocigpu-hook before its command.  ``declare_rules``: also put the rules into
-    linux.resources.devices, so that the runtime owns the device policy (not for rootless containers, which have none).  Doing it twice equals doing it once.
+    linux.resources.devices, so that the runtime owns the device policy (not for rootless containers, which have
+    none).  Doing it twice equals doing it once.
     """
     hooks = _make(config, "hooks", dict)
     prestart = _make(hooks, "prestart", list)
