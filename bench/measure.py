@@ -1,0 +1,97 @@
+"""Paired timing of container life cycles: every round runs each contender once, in rotating order."""
+
+import json
+import os
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+PHASES = ("create", "start", "delete")
+
+
+def run(command: Sequence[str], env: dict[str, str]) -> float:
+    """Run a command to its end; returns milliseconds. Raises RuntimeError with its output when it fails."""
+    begin = time.perf_counter()
+    result = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True)
+    elapsed = (time.perf_counter() - begin) * 1000
+    if result.returncode:
+        raise RuntimeError(f"{' '.join(command)}: exit {result.returncode}: {result.stderr.decode()[-500:]}")
+    return elapsed
+
+
+def wait_stopped(state: Path, pid: int) -> None:
+    """Wait until the container's process has ended (it is not our child: look at /proc)."""
+    del state
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        try:
+            text = Path(f"/proc/{pid}/stat").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            return
+        if text.rpartition(")")[2].split()[0] in "ZX":
+            return
+    raise RuntimeError(f"process {pid} does not end")
+
+
+def life_cycle(runtime: str, root: Path, bundle: Path, env: dict[str, str]) -> dict[str, float]:
+    """Create, start, wait for and delete one container; returns milliseconds by phase."""
+    name = f"bench-{os.getpid()}"
+    pid_file = bundle / "pid"
+    base = [runtime, "--root", str(root)]
+    spent = {"create": run([*base, "create", "--bundle", str(bundle), "--pid-file", str(pid_file), name], env)}
+    try:
+        spent["start"] = run([*base, "start", name], env)
+        wait_stopped(root, int(pid_file.read_text()))
+        spent["delete"] = run([*base, "delete", name], env)
+    except Exception:
+        subprocess.run([*base, "delete", "--force", name], env=env, capture_output=True)
+        raise
+    spent["total"] = sum(spent.values())
+    return spent
+
+
+def paired(contenders: dict[str, Callable[[], dict[str, float]]], rounds: int) -> dict[str, dict[str, list[float]]]:
+    """Run every contender once a round, in rotating order; returns the samples by contender and phase."""
+    samples: dict[str, dict[str, list[float]]] = {name: {} for name in contenders}
+    names = list(contenders)
+    for name in names:
+        contenders[name]()  # caches of the file system and of byte code are filled for everybody
+    for turn in range(rounds):
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            for phase, value in contenders[name]().items():
+                samples[name].setdefault(phase, []).append(value)
+    return samples
+
+
+def medians(samples: dict[str, dict[str, list[float]]]) -> dict[str, dict[str, float]]:
+    """Return the median of every list of samples."""
+    return {name: {phase: statistics.median(values) for phase, values in each.items()} for name, each in samples.items()}
+
+
+def fresh_config(bundle: Path, original: dict[str, object]) -> None:
+    """Put the unedited config.json into the bundle: a shim edits it on every create."""
+    (bundle / "config.json").write_text(json.dumps(original))
+
+
+def peak_memory(command: Sequence[str], env: dict[str, str], stdin: bytes = b"") -> int:
+    """Return the peak resident memory of a command in KiB (wait4(2))."""
+    read, write = os.pipe()
+    os.write(write, stdin[:4096])
+    os.close(write)
+    pid = os.posix_spawn(
+        command[0],
+        list(command),
+        env,
+        file_actions=[
+            (os.POSIX_SPAWN_DUP2, read, 0),
+            (os.POSIX_SPAWN_OPEN, 1, "/dev/null", os.O_WRONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 2, "/dev/null", os.O_WRONLY, 0),
+        ],
+    )
+    os.close(read)
+    _, status, usage = os.wait4(pid, 0)
+    if status:
+        raise RuntimeError(f"{' '.join(command)}: status {status}")
+    return usage.ru_maxrss
