@@ -67,7 +67,9 @@ def paired(contenders: dict[str, Callable[[], dict[str, float]]], rounds: int) -
 
 def medians(samples: dict[str, dict[str, list[float]]]) -> dict[str, dict[str, float]]:
     """Return the median of every list of samples."""
-    return {name: {phase: statistics.median(values) for phase, values in each.items()} for name, each in samples.items()}
+    return {
+        name: {phase: statistics.median(values) for phase, values in each.items()} for name, each in samples.items()
+    }
 
 
 def fresh_config(bundle: Path, original: dict[str, object]) -> None:

@@ -1,0 +1,191 @@
+"""``make bench``: what ocigpu costs on top of the low-level runtime.
+
+Prints medians of paired runs (default 30): one container's life by phase for 0, 1, 8 and 64 GPUs, pass-through,
+discovery, peak memory.  ``PEER_RUNTIME=/path`` measures another shim in the same rounds.  Times move from machine to
+machine; the ratio to bare runc in the same run is the message.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ocigpu.sim.create import create_host
+
+from bench.measure import PHASES, fresh_config, life_cycle, medians, paired, peak_memory, run
+
+SHIM = str(Path(__file__).parent.parent / ".venv/bin/ocigpu-runtime")
+HOOK = str(Path(__file__).parent.parent / ".venv/bin/ocigpu-hook")
+DISCOVERY = """
+import sys, time
+sys.path.insert(0, {library!r})
+begin = time.perf_counter()
+from ocigpu.host.discover import read_host_facts
+from ocigpu.settings import read_settings
+settings = read_settings({config!r})
+read_host_facts(settings)
+cold = time.perf_counter()
+read_host_facts(settings)
+print((cold - begin) * 1000, (time.perf_counter() - cold) * 1000)
+"""
+
+
+def make_bundle(directory: Path, runc: str, visible: str) -> dict[str, Any]:
+    """Make a busybox bundle whose process ends at once; returns its configuration."""
+    binaries = directory / "rootfs/bin"
+    binaries.mkdir(parents=True)
+    for name in ("dev", "proc", "sys", "etc", "usr/lib64", "lib64"):
+        (directory / "rootfs" / name).mkdir(parents=True, exist_ok=True)
+    busybox = shutil.which("busybox") or "/bin/busybox"
+    shutil.copy(busybox, binaries / "true")
+    (directory / "rootfs/lib64/ld-linux-x86-64.so.2").touch()  # a glibc image: its loader cache is made too
+    subprocess.run([runc, "spec"], cwd=directory, check=True)
+    config: dict[str, Any] = json.loads((directory / "config.json").read_text())
+    config["process"].update(terminal=False, args=["/bin/true"])
+    if visible:
+        config["process"]["env"] += [f"NVIDIA_VISIBLE_DEVICES={visible}", "NVIDIA_DRIVER_CAPABILITIES=compute,utility"]
+    config["root"]["readonly"] = False
+    fresh_config(directory, config)
+    return config
+
+
+def contender(runtime: str, root: Path, bundle: Path, config: dict[str, Any], env: dict[str, str]) -> Any:
+    """Return a function that runs one container's life on an unedited bundle."""
+
+    def once() -> dict[str, float]:
+        fresh_config(bundle, config)
+        return life_cycle(runtime, root, bundle, env)
+
+    return once
+
+
+def show(title: str, rows: dict[str, dict[str, float]], columns: tuple[str, ...]) -> None:
+    """Print a table of milliseconds, with the ratio to and the addition over the first row."""
+    print(f"\n{title}")
+    print(f"  {'':<10}" + "".join(f"{column:>10}" for column in columns) + f"{'ratio':>9}{'added':>9}")
+    base = next(iter(rows.values()))[columns[-1]]
+    for name, row in rows.items():
+        values = "".join(f"{row[column]:>10.1f}" for column in columns)
+        print(f"  {name:<10}{values}{row[columns[-1]] / base:>9.2f}{row[columns[-1]] - base:>9.1f}")
+
+
+def measure_containers(work: Path, runc: str, peer: str, rounds: int, results: dict[str, Any]) -> None:
+    """Measure one container's life with 0, 1, 8 and 64 GPUs."""
+    for count in (0, 1, 8, 64):
+        config_path = str(work / f"sim{count or 8}" / "config.toml")
+        env = {**os.environ, "OCIGPU_CONFIG": config_path}
+        bundle = work / f"bundle{count}"
+        config = make_bundle(bundle, runc, "all" if count else "")
+        names = {"runc": runc, "ocigpu": SHIM, **({"peer": peer} if peer else {})}
+        runners = {name: contender(path, work / "state", bundle, config, env) for name, path in names.items()}
+        rows = medians(paired(runners, rounds))
+        results[f"container-{count}"] = rows
+        show(f"create, start, delete; {count} GPUs (ms)", rows, (*PHASES, "total"))
+
+
+def measure_pass_through(work: Path, runc: str, peer: str, rounds: int, results: dict[str, Any]) -> None:
+    """Measure ``state`` of a created container: what is handed on without a look."""
+    bundle = work / "bundle-state"
+    make_bundle(bundle, runc, "")
+    env = dict(os.environ)
+    base = [runc, "--root", str(work / "state")]
+    subprocess.run([*base, "create", "--bundle", str(bundle), "bench-state"], check=True, stdin=subprocess.DEVNULL)
+    try:
+        names = {"runc": runc, "ocigpu": SHIM, **({"peer": peer} if peer else {})}
+
+        def state_of(path: str) -> Callable[[], dict[str, float]]:
+            command = [path, "--root", str(work / "state"), "state", "bench-state"]
+            return lambda: {"state": run(command, env)}
+
+        rows = medians(paired({name: state_of(path) for name, path in names.items()}, rounds))
+    finally:
+        subprocess.run([*base, "delete", "--force", "bench-state"], check=True)
+    results["pass-through"] = rows
+    show("pass-through: state (ms)", rows, ("state",))
+
+
+def measure_discovery(work: Path, rounds: int, results: dict[str, Any]) -> None:
+    """Measure reading the host's facts: in a new process (imports included), and again in the same process."""
+    print("\ndiscovery (ms)\n            cold      warm")
+    python = next(word for word in Path(SHIM).read_text().split() if word.startswith("/") and "python" in word)
+    for count in (1, 8, 64):
+        script = DISCOVERY.format(
+            library=str(Path(__file__).parent.parent), config=str(work / f"sim{count}" / "config.toml")
+        )
+        samples = []
+        for _ in range(rounds):
+            command = [python, "-I", "-S", "-c", script]
+            output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+            samples.append([float(word) for word in output.split()])
+        cold, warm = (statistics.median(column) for column in zip(*samples, strict=True))
+        results[f"discovery-{count}"] = {"cold": cold, "warm": warm}
+        print(f"  {count:>2} GPUs{cold:>9.1f}{warm:>10.1f}")
+
+
+def measure_memory(work: Path, runc: str, results: dict[str, Any]) -> None:
+    """Measure the peak memory of shim and hook: the shim becomes /bin/true, the hook runs on a real container."""
+    bundle = work / "bundle-memory"
+    config = make_bundle(bundle, runc, "all")
+    settings = work / "memory.toml"
+    text = (work / "sim8/config.toml").read_text()
+    settings.write_text('runtime.runtimes = ["/bin/true"]\n' + text)
+    env = {**os.environ, "OCIGPU_CONFIG": str(settings)}
+    shim = peak_memory([SHIM, "create", "--bundle", str(bundle), "x"], env)
+    fresh_config(bundle, config)
+    base = [runc, "--root", str(work / "state")]
+    subprocess.run([*base, "create", "--bundle", str(bundle), "bench-memory"], check=True, stdin=subprocess.DEVNULL)
+    try:
+        pid = json.loads(subprocess.check_output([*base, "state", "bench-memory"]))["pid"]
+        state = json.dumps({"ociVersion": "1.0.2", "id": "bench-memory", "pid": pid, "bundle": str(bundle)})
+        command = [HOOK, "--config", str(work / "sim8/config.toml"), "prestart"]
+        hook = peak_memory(command, env, state.encode())
+    finally:
+        subprocess.run([*base, "delete", "--force", "bench-memory"], check=True)
+    results["memory"] = {"shim": shim, "hook": hook}
+    print(f"\npeak memory: shim {shim / 1024:.1f} MiB, hook {hook / 1024:.1f} MiB (8 GPUs)")
+
+
+def main() -> int:
+    """Run all measurements and print them."""
+    parser = argparse.ArgumentParser(prog="bench", description=__doc__.split("\n\n", maxsplit=1)[0])
+    parser.add_argument("--rounds", type=int, default=30, help="paired runs of each (default 30)")
+    parser.add_argument("--json", metavar="FILE", help="also write the figures to FILE")
+    options = parser.parse_args()
+    if os.geteuid() != 0:
+        print("bench: needs root: it runs containers", file=sys.stderr)
+        return 1
+    runc, peer = shutil.which(os.environ.get("RUNC", "runc")), os.environ.get("PEER_RUNTIME", "")
+    if not runc:
+        print("bench: runc not found (RUNC=/path names another)", file=sys.stderr)
+        return 1
+    results: dict[str, Any] = {
+        "rounds": options.rounds,
+        "time": time.strftime("%Y-%m-%d"),
+        "kernel": os.uname().release,
+    }
+    with tempfile.TemporaryDirectory(prefix="ocigpu-bench-") as name:
+        work = Path(name)
+        for count in (1, 8, 64):
+            print(f"making a simulated host with {count} GPUs", flush=True)
+            create_host(str(work / f"sim{count}"), gpus=count, model="h100")
+        version = subprocess.run([runc, "--version"], capture_output=True, text=True, check=True).stdout.split("\n")[0]
+        print(f"{version}, kernel {os.uname().release}, {os.cpu_count()} CPUs, medians of {options.rounds} paired runs")
+        measure_containers(work, runc, peer, options.rounds, results)
+        measure_pass_through(work, runc, peer, options.rounds, results)
+        measure_discovery(work, options.rounds, results)
+        measure_memory(work, runc, results)
+    if options.json:
+        Path(options.json).write_text(json.dumps(results, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
