@@ -71,7 +71,7 @@ def _select_all(request: Request, facts: HostFacts) -> Selection:
     if failed:
         notes.append(f"left out: {_some(failed)}")
     if empty:
-        notes.append(f"left out: GPUs {_ranges(empty)}: MIG is enabled, but there are no MIG devices")
+        notes.append(f"left out: {_ranges(empty)}: MIG is enabled, but there are no MIG devices")
     if gpus or mig_devices:
         return Selection(tuple(gpus), tuple(mig_devices), tuple(notes))
     if notes:
@@ -168,7 +168,7 @@ def _find(token: str, names: "dict[str, Target]", request: Request, facts: HostF
 
 def _available(facts: HostFacts) -> str:
     if facts.gpus:
-        return f"this host has GPU{'s' if len(facts.gpus) > 1 else ''} {_ranges([gpu.index for gpu in facts.gpus])}"
+        return f"this host has {_ranges([gpu.index for gpu in facts.gpus])}"
     return "this host has no GPUs" + (f" ({printable(facts.notes[0], 300)})" if facts.notes else "")
 
 
@@ -183,12 +183,13 @@ def _some(items: list[str]) -> str:
     return ", ".join(items[:_SHOWN]) + more
 
 
-def _ranges(numbers: list[int]) -> str:
-    """Return numbers as text: "0-3, 6"."""
+def _ranges(indices: list[int]) -> str:
+    """Return GPU indices as text: "GPUs 0-3, 6"."""
     parts: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if parts and number == parts[-1][1] + 1:
-            parts[-1][1] = number
+    for index in sorted(set(indices)):
+        if parts and index == parts[-1][1] + 1:
+            parts[-1][1] = index
         else:
-            parts.append([number, number])
-    return _some([str(first) if first == last else f"{first}-{last}" for first, last in parts])
+            parts.append([index, index])
+    text = _some([str(first) if first == last else f"{first}-{last}" for first, last in parts])
+    return f"GPU{'s' if len(indices) > 1 else ''} {text}"
