@@ -1,0 +1,93 @@
+"""Fixtures that several test files share."""
+
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import machine, requirements
+from support.bundle import base_config, compile_probes, make_rootfs, write_bundle
+from support.runtimes import container_id, set_cgroup
+
+
+@pytest.fixture(scope="session")
+def probes(session_directory: Path) -> Path:
+    """The directory of the compiled probe programs."""
+    requirements.require(requirements.compiler())
+    directory = session_directory / "probes"
+    directory.mkdir()
+    compile_probes(directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def rootfs(session_directory: Path, probes: Path) -> Callable[[str], Path]:
+    """Call with a layout: returns a root file system to copy, made once."""
+    requirements.require(requirements.programs("busybox"))
+
+    def get(layout: str) -> Path:
+        path = session_directory / "layouts" / layout
+        if not path.exists():
+            make_rootfs(path, layout, probes)
+        return path
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def runtime_environment(probes: Path) -> dict[str, str]:
+    """The environment that low-level runtimes are started with."""
+    variables = {"PATH": os.environ["PATH"], "HOME": "/root"}
+    if not requirements.may_raise_limits():
+        variables["LD_PRELOAD"] = str(probes / "memlock.so")
+    return variables
+
+
+MakeBundle = Callable[..., Path]
+
+
+@pytest.fixture
+def work_directory(session_directory: Path, request: pytest.FixtureRequest) -> Path:
+    """A directory of this test alone that every user may enter."""
+    for number in itertools.count(1):
+        path = session_directory / f"{request.node.originalname[:40]}.{number}"
+        if not path.exists():
+            path.mkdir(mode=0o755)
+            return path
+    raise AssertionError
+
+
+@pytest.fixture
+def make_bundle(work_directory: Path, rootfs: Callable[[str], Path]) -> MakeBundle:
+    """Call with argv, variables and layout: returns a bundle; ``edit`` may change the config before it is written."""
+    numbers = itertools.count(1)
+
+    def make(
+        arguments: list[str],
+        env: dict[str, str] | None = None,
+        layout: str = "glibc",
+        edit: Callable[[dict[str, Any]], None] = lambda config: None,
+    ) -> Path:
+        config = base_config(arguments, env)
+        edit(config)
+        bundle = write_bundle(work_directory / f"bundle{next(numbers)}", config, rootfs(layout))
+        set_cgroup(bundle, container_id())
+        return bundle
+
+    return make
+
+
+@pytest.fixture(scope="module", autouse=True)
+def machine_unchanged(request: pytest.FixtureRequest) -> Iterator[None]:
+    """After each module that starts engines nothing of theirs is left: no mount, process or cgroup."""
+    if "engines" not in Path(request.path).parts:
+        yield
+        return
+    directory: Path = request.getfixturevalue("session_directory")
+    yield
+    left = machine.remains(str(directory), directory.name)
+    if left:
+        machine.clean(str(directory), directory.name)
+    assert not left, f"left behind by {Path(request.path).name}:\n" + "\n".join(left)

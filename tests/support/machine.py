@@ -1,0 +1,106 @@
+"""What tests could leave on the machine: mounts, cgroups, processes.
+
+Other work may go on beside the tests, so only what carries our name or our session directory counts.
+"""
+
+import os
+import subprocess
+from pathlib import Path
+
+from support.process import is_alive, stop, wait_for
+
+PREFIX = "ocigpu-test-"
+"""Start of the name of everything the tests make: directories, cgroups, containerd namespaces."""
+
+
+def mounts_below(directory: str) -> list[str]:
+    """Return the lines of our mount table that name the directory, as mount point or as source; oldest first."""
+    with open("/proc/self/mountinfo") as file:
+        return [line.rstrip() for line in file if directory in line]
+
+
+def processes_of(directory: str) -> dict[int, str]:
+    """Return pid and command line of every process that names the directory in its arguments or environment.
+
+    The calling process and its ancestors do not count.
+    """
+    ours = set()
+    pid = os.getpid()
+    while pid > 0:
+        ours.add(pid)
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    found = {}
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or int(name) in ours:
+            continue
+        try:
+            arguments = Path(f"/proc/{name}/cmdline").read_bytes()
+            environment = Path(f"/proc/{name}/environ").read_bytes()
+        except OSError:  # gone, or another user's in a mode that hides it
+            continue
+        if directory.encode() in arguments + b"\0" + environment and is_alive(int(name)):
+            found[int(name)] = arguments.replace(b"\0", b" ").decode(errors="replace").strip()
+    return found
+
+
+def cgroups_named(part: str) -> list[str]:
+    """Return all directories of all cgroup hierarchies whose own or whose parent's name has ``part``; deepest first."""
+    found = []
+    for directory, names, _ in os.walk("/sys/fs/cgroup"):
+        for name in names:
+            path = os.path.join(directory, name)
+            if part in path and not os.path.islink(path):
+                found.append(path)
+    return sorted(found, key=lambda path: -path.count("/"))
+
+
+def remove_cgroups(part: str) -> None:
+    """Remove empty cgroups that an engine made as parents of its containers' and keeps for ever."""
+    for path in cgroups_named(part):
+        os.rmdir(path)
+
+
+def remains(directory: str, part: str) -> list[str]:
+    """Return one line for each mount, process and cgroup that belongs to ``directory`` or is named with ``part``."""
+    return [
+        *(f"mount {line}" for line in mounts_below(directory)),
+        *(f"process {pid} {arguments}" for pid, arguments in processes_of(directory).items()),
+        *(f"cgroup {path}" for path in cgroups_named(part)),
+    ]
+
+
+def clean(directory: str, part: str) -> None:
+    """End the processes and remove the mounts and cgroups that :func:`remains` would tell."""
+    for pid in processes_of(directory):
+        stop(pid, 2)
+    for line in reversed(mounts_below(directory)):
+        path = line.split()[4]
+        if directory in path:
+            subprocess.run(["umount", "-l", path], check=False)
+    wait_for("cgroups to become empty", lambda: _remove_quietly(part), 10)
+
+
+def _remove_quietly(part: str) -> bool:
+    for path in cgroups_named(part):
+        try:
+            os.rmdir(path)
+        except OSError:  # a process is still leaving it
+            return False
+    return True
+
+
+def tree(directory: str | os.PathLike[str]) -> dict[str, tuple[int, int, int, int, str]]:
+    """Return path -> (mode, uid, gid, rdev, content) of everything below a directory; links by their target."""
+    top = os.fspath(directory)
+    found = {}
+    for parent, directories, files in os.walk(top):
+        for name in directories + files:
+            path = os.path.join(parent, name)
+            status = os.lstat(path)
+            content = ""
+            if os.path.islink(path):
+                content = os.readlink(path)
+            elif os.path.isfile(path):
+                content = str(status.st_size)
+            found[os.path.relpath(path, top)] = (status.st_mode, status.st_uid, status.st_gid, status.st_rdev, content)
+    return found

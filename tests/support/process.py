@@ -1,0 +1,67 @@
+"""Child processes of the tests: always with a time limit, always with what they said."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+Completed = subprocess.CompletedProcess[str]
+
+
+def run(
+    command: Sequence[str | os.PathLike[str]],
+    *,
+    check: bool = True,
+    env: dict[str, str] | None = None,
+    timeout: float = 60,
+    cwd: str | os.PathLike[str] | None = None,
+) -> Completed:
+    """Run a command with nothing on standard input; with ``check``, a failure shows command and output."""
+    words = [os.fspath(word) for word in command]
+    result = subprocess.run(
+        words, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=env, timeout=timeout, cwd=cwd
+    )
+    if check:
+        assert result.returncode == 0, explain(result)
+    return result
+
+
+def explain(result: Completed) -> str:
+    """Return the command, its status and its output, for the message of a failed test."""
+    return f"$ {' '.join(result.args)}\nstatus {result.returncode}\n{result.stdout}{result.stderr}"
+
+
+def wait_for(
+    what: str, condition: Callable[[], object], seconds: float = 30, on_failure: Callable[[], str] = str
+) -> None:
+    """Poll until ``condition()`` is true; fails with ``what`` and ``on_failure()`` when the time is over."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"waited {seconds} s for {what}\n{on_failure()}")
+        time.sleep(0.02)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether the process exists and is not a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def stop(pid: int, seconds: float = 15) -> None:
+    """End a process: SIGTERM, and SIGKILL when it has not gone in ``seconds``."""
+    for number, limit in ((signal.SIGTERM, seconds), (signal.SIGKILL, seconds)):
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            return
+        deadline = time.monotonic() + limit
+        while time.monotonic() < deadline:
+            if not is_alive(pid):
+                return
+            time.sleep(0.02)
+    raise AssertionError(f"process {pid} does not end")
