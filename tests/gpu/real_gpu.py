@@ -13,9 +13,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ocigpu.host.discover import read_host_facts
+
 from ocigpu.demo_bundle import make_bundle
 from ocigpu.facts import HostFacts
-from ocigpu.host.discover import read_host_facts
 from ocigpu.settings import read_settings
 
 HERE = Path(__file__).resolve().parent
@@ -24,7 +25,7 @@ MODES = ("hook",)
 """The shim's modes that exist."""
 
 
-class Failure(Exception):
+class CheckError(Exception):
     """A check that did not hold."""
 
 
@@ -39,7 +40,7 @@ def build(directory: Path) -> list[Path]:
 
 
 def run_container(work: Path, mode: str, name: str, script: str, visible: str, programs: list[Path]) -> str:
-    """Run a script in a container through the shim; returns its output. Raises Failure with everything it printed."""
+    """Run a script in a container through the shim; returns its output. Raises CheckError with all it printed."""
     bundle = work / f"{mode}-{name}"
     variables = {"NVIDIA_VISIBLE_DEVICES": visible, "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"} if visible else {}
     smi = shutil.which("nvidia-smi") or ""
@@ -55,14 +56,14 @@ def run_container(work: Path, mode: str, name: str, script: str, visible: str, p
     env = {**os.environ, "OCIGPU_CONFIG": str(settings)}
     done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120)
     if done.returncode:
-        raise Failure(f"{mode}, {name}: exit {done.returncode}: {(done.stdout + done.stderr).strip()[-800:]}")
+        raise CheckError(f"{mode}, {name}: exit {done.returncode}: {(done.stdout + done.stderr).strip()[-800:]}")
     return done.stdout
 
 
 def require(holds: bool, what: str) -> None:
-    """Raise Failure unless the claim holds."""
+    """Raise CheckError unless the claim holds."""
     if not holds:
-        raise Failure(what)
+        raise CheckError(what)
 
 
 def check_mode(work: Path, mode: str, facts: HostFacts, programs: list[Path]) -> list[tuple[str, str]]:
@@ -135,7 +136,7 @@ def main() -> int:
             results[mode] = check_mode(work, mode, facts, programs)
             for check, result in results[mode]:
                 print(f"  {check}: {result}", flush=True)
-    except Failure as failure:
+    except CheckError as failure:
         print(f"gpu-test: failed: {failure}", file=sys.stderr)
         return 1
     finally:
