@@ -137,6 +137,15 @@ CODES: dict[str, Code] = {
     ),
     # SIM: simulated host
     "OCIGPU-SIM-1": Code("The simulated host could not be made or read.", "See the cause in the message."),
+    # DEMO: ocigpu demo
+    "OCIGPU-DEMO-1": Code(
+        "The demo cannot be run here: something that it needs is missing.",
+        "Run it as root on a machine with runc or crun, and with busybox (package busybox-static).",
+    ),
+    "OCIGPU-DEMO-2": Code(
+        "A step of the demo did not give the expected result.",
+        "The message says what was expected; the container's own output is above it.",
+    ),
     # INT: defects
     "OCIGPU-INT-1": Code(
         "An unexpected error inside ocigpu: a defect.", "Set OCIGPU_DEBUG=1 for a traceback and report it."

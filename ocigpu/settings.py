@@ -119,7 +119,7 @@ def _flatten(document: "dict[str, Any]", tables: set[str], path: str) -> "list[t
                 raise SettingsError("OCIGPU-SET-2", f"{path}: {name} is not a table")
             pairs.extend((f"{name}.{inner}", inner_value) for inner, inner_value in value.items())
         else:
-            pairs.append((name, value))
+            pairs.append((f'"{name}"' if "." in name else name, value))  # "driver.root" in quotes is not driver.root
     return pairs
 
 

@@ -1,0 +1,136 @@
+"""``ocigpu``, the operator's command line: what would be done for a container, and why.
+
+Exit status: 0 done, 1 the command failed, 2 the command line could not be understood, 130 interrupted.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+from typer.main import get_command
+
+from ocigpu import __version__
+from ocigpu.commands.config import config_app
+from ocigpu.commands.demo import DEMO_EPILOG, demo_command
+from ocigpu.commands.explain import EXPLAIN_EPILOG, explain_command
+from ocigpu.commands.host import FACTS_EPILOG, LIST_EPILOG, facts_command, list_command
+from ocigpu.commands.plan import PLAN_EPILOG, plan_command
+from ocigpu.commands.sim import sim_app
+from ocigpu.errors import OcigpuError, UsageError
+
+PROGRAM = "ocigpu"
+
+EPILOG = """\
+\b
+Exit status:
+  0  done
+  1  the command failed; the message has a code for "ocigpu explain"
+  2  the command line could not be understood
+
+\b
+Environment:
+  OCIGPU_CONFIG  settings file when --config is not given
+  OCIGPU_DEBUG   1: show a traceback with an error
+
+\b
+Examples:
+  ocigpu list
+  ocigpu plan --gpus 0,2
+  ocigpu plan --bundle /run/containers/mine --json
+  ocigpu sim create /tmp/gpus --gpus 8 --model h100
+  ocigpu plan --config /tmp/gpus/config.toml --gpus all
+  ocigpu explain OCIGPU-DEV-1
+"""
+
+app = typer.Typer(
+    name=PROGRAM,
+    help="Gives containers their NVIDIA GPUs, and shows its work.",
+    epilog=EPILOG,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("plan", epilog=PLAN_EPILOG)(plan_command)
+app.command("list", epilog=LIST_EPILOG)(list_command)
+app.command("facts", epilog=FACTS_EPILOG)(facts_command)
+app.command("explain", epilog=EXPLAIN_EPILOG)(explain_command)
+app.command("demo", short_help="Run real containers with GPUs and check what they see.", epilog=DEMO_EPILOG)(
+    demo_command
+)
+app.add_typer(config_app, name="config")
+app.add_typer(sim_app, name="sim", short_help="Make, show and remove simulated GPU hosts.")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"{PROGRAM} {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def root_command(
+    context: typer.Context,
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Gives containers their NVIDIA GPUs, and shows its work."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise typer.Exit(2)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line (default: of this process) and return its exit status; errors go to standard error."""
+    debug = os.environ.get("OCIGPU_DEBUG") == "1"
+    try:
+        status = get_command(app).main(
+            args=list(sys.argv[1:] if arguments is None else arguments), prog_name=PROGRAM, standalone_mode=False
+        )
+        sys.stdout.flush()
+    except OcigpuError as error:
+        if debug:
+            raise
+        return _report(error)
+    except (KeyboardInterrupt, typer.Abort):
+        return 130
+    except BrokenPipeError:
+        # The reader (head, a closed pager) has seen enough.  Python flushes standard output once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:  # the last line of defence: a user sees a sentence, not a traceback
+        usage = _usage_error(error)
+        if usage is not None:
+            return _report(usage)
+        if debug:
+            raise
+        return _report(OcigpuError("OCIGPU-INT-1", f"{type(error).__name__}: {error}"))
+    return status if isinstance(status, int) else 0
+
+
+def _usage_error(error: Exception) -> UsageError | None:
+    """Return the command line parser's error as one of ours, or None if it is something else.
+
+    typer's own parser and click's (which older versions of typer use) have no public base class in common.
+    """
+    format_message = getattr(error, "format_message", None)
+    if format_message is None or getattr(error, "exit_code", None) != 2:
+        return None
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else PROGRAM
+    if type(error).__name__ == "NoArgsIsHelpError":
+        return UsageError("no command given", f"see: {command} --help")
+    message = " ".join(str(format_message()).split()).rstrip(".")
+    return UsageError(message[:1].lower() + message[1:], f"see: {command} --help")
+
+
+def _report(error: OcigpuError) -> int:
+    print(error.render(PROGRAM), file=sys.stderr)
+    return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

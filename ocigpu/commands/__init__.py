@@ -1,0 +1,1 @@
+"""The commands of ``ocigpu``, a module each; :mod:`ocigpu.cli` puts them together."""

@@ -1,0 +1,138 @@
+"""What the programs of the hot path import: the standard library only, and of it only what is light.
+
+Every module more is paid at each start of a container, and one from elsewhere would be code that runs as root.
+"""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ocigpu
+
+PACKAGE = Path(ocigpu.__file__).parent
+HOT_DIRECTORIES = ("host", "linux", "provision")
+HOT_MODULES = (
+    "ocigpu.actions", "ocigpu.arguments", "ocigpu.errors", "ocigpu.facts", "ocigpu.hook", "ocigpu.log", "ocigpu.plan",
+    "ocigpu.record", "ocigpu.request", "ocigpu.require", "ocigpu.runtime", "ocigpu.selection", "ocigpu.settings",
+    "ocigpu.spec",
+)  # fmt: skip
+
+JSON = {
+    "json", "json.decoder", "json.encoder", "json.scanner", "_json",
+    # json imports re, and re these:
+    "re", "re._casefix", "re._compiler", "re._constants", "re._parser", "_sre", "copyreg", "enum", "types",
+    "functools", "_functools", "collections", "keyword", "operator", "_operator", "reprlib", "itertools",
+    "_collections",
+}  # fmt: skip
+"""json and what it brings along: needed to read config.json, so its company costs nothing more."""
+LIGHT = {
+    "os", "stat", "_stat", "posixpath", "genericpath", "os.path", "_collections_abc", "errno", "signal", "_signal",
+    "fcntl", "struct", "_struct", "ctypes", "ctypes._endian", "_ctypes", "mmap", "time", "select", "array", "resource",
+}  # fmt: skip
+"""What hot modules may import themselves, with what those import."""
+LATE = {
+    "tomllib": "only when there is a settings file",
+    "difflib": "only to say what an unknown key was meant to be",
+    "prctl": "only in the sandboxed child that runs ldconfig",
+}
+"""What functions of hot modules may import when they need it."""
+ALLOWED = JSON | LIGHT
+
+SCRIPT = """\
+import sys
+before = set(sys.modules)
+sys.path.append(sys.argv[1])
+for name in sys.argv[2:]:
+    __import__(name)
+import_names = sorted(set(sys.modules) - before)
+import json
+print(json.dumps(import_names))
+"""
+
+
+def imported_by(*names: str) -> set[str]:
+    """Return what a fresh interpreter, started as the stubs start it, has loaded after importing these modules."""
+    done = subprocess.run(
+        [os.path.realpath(sys.executable), "-I", "-S", "-c", SCRIPT, str(PACKAGE.parent), *names],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stdout))
+
+
+def all_hot_modules() -> list[str]:
+    below = [
+        ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+        for directory in HOT_DIRECTORIES
+        for path in sorted((PACKAGE / directory).rglob("*.py"))
+    ]
+    return [*HOT_MODULES, *(name.removesuffix(".__init__") for name in below)]
+
+
+@pytest.mark.parametrize("name", ["ocigpu.runtime", "ocigpu.hook"])
+def test_a_program_of_the_hot_path_imports_only_what_is_allowed(name: str) -> None:
+    foreign = {module for module in imported_by(name) if module.split(".")[0] != "ocigpu"}
+    assert foreign <= ALLOWED, f"{name} also imports {sorted(foreign - ALLOWED)}"
+
+
+def test_every_module_of_the_hot_path_imports_only_what_is_allowed() -> None:
+    loaded = imported_by(*all_hot_modules())
+    foreign = {module for module in loaded if module.split(".")[0] != "ocigpu"}
+    assert foreign <= ALLOWED, f"the hot path also imports {sorted(foreign - ALLOWED)}"
+    ours = {module for module in loaded if module.split(".")[0] == "ocigpu"}
+    assert ours <= {"ocigpu", *all_hot_modules()}, "a hot module imports one of ours that is not hot"
+
+
+def test_the_shim_imports_nothing_of_the_plan_before_it_is_needed() -> None:
+    """A container without GPUs pays for none of it."""
+    late = ("ocigpu.plan", "ocigpu.host", "ocigpu.provision", "ocigpu.request", "ocigpu.spec", "ctypes", "tomllib")
+    assert not [name for name in imported_by("ocigpu.runtime") if name.startswith(late)]
+
+
+def test_the_allow_list_names_only_modules_of_the_standard_library() -> None:
+    names = {name.split(".")[0] for name in ALLOWED}
+    assert names <= set(sys.stdlib_module_names)
+    heavy = {
+        "typing",
+        "dataclasses",
+        "subprocess",
+        "logging",
+        "pathlib",
+        "tempfile",
+        "shutil",
+        "argparse",
+        "contextlib",
+    }
+    assert not names & heavy
+
+
+def names_imported(tree: ast.AST) -> set[str]:
+    """Return the modules that a source names in imports, at any depth, but for those below TYPE_CHECKING."""
+    names: set[str] = set()
+    if isinstance(tree, ast.If) and isinstance(tree.test, ast.Name) and tree.test.id == "TYPE_CHECKING":
+        return names.union(*map(names_imported, tree.orelse))
+    if isinstance(tree, ast.Import):
+        names = {alias.name for alias in tree.names}
+    elif isinstance(tree, ast.ImportFrom) and tree.module:
+        names = {tree.module}
+    return names.union(*map(names_imported, ast.iter_child_nodes(tree)))
+
+
+def test_imports_inside_functions_of_hot_modules_are_light_too() -> None:
+    """A module imported later costs the same, so what is not on the allow-list is listed here with its reason."""
+    accepted = ALLOWED | {"sys"} | set(LATE)
+    found: dict[str, set[str]] = {}
+    for module in all_hot_modules():
+        path = PACKAGE.parent / (module.replace(".", os.sep) + ".py")
+        if not path.exists():
+            path = path.with_suffix("") / "__init__.py"
+        names = names_imported(ast.parse(path.read_text()))
+        foreign = {name for name in names if name.split(".")[0] != "ocigpu"} - accepted
+        if foreign:
+            found[module] = foreign
+    assert not found
