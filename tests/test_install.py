@@ -1,0 +1,100 @@
+"""``make install`` and ``make uninstall``, for real, into a scratch prefix."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+INSTALL = str(REPOSITORY / "packaging/install.sh")
+
+
+def run(*command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, **variables}
+    return subprocess.run(command, capture_output=True, text=True, env=env, cwd="/", stdin=subprocess.DEVNULL)
+
+
+@pytest.fixture(scope="module")
+def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("install") / "usr"
+    (directory / "bin").mkdir(parents=True)
+    (directory / "bin/other").write_text("not ours\n")
+    done = run(INSTALL, "--prefix", str(directory), "--vendor-names")
+    assert done.returncode == 0, done.stderr
+    return directory
+
+
+def test_the_installed_commands_run_without_the_source_tree(prefix: Path) -> None:
+    for name in ("ocigpu", "ocigpu-hook"):
+        done = run(str(prefix / "bin" / name), "--version", PYTHONPATH="/nonexistent", PYTHONHOME="/nonexistent")
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith(name)
+    stub = (prefix / "bin/ocigpu-runtime").read_text()
+    assert str(REPOSITORY) not in stub
+    assert " -I -S " in stub
+
+
+def test_the_installed_shim_becomes_the_low_level_runtime(prefix: Path, tmp_path: Path) -> None:
+    settings = tmp_path / "config.toml"
+    settings.write_text('[runtime]\nruntimes = ["/bin/echo"]\n')
+    settings.chmod(0o644)
+    done = run(str(prefix / "bin/ocigpu-runtime"), "state", "x", OCIGPU_CONFIG=str(settings))
+    assert (done.returncode, done.stdout) == (0, "state x\n")
+
+
+def test_byte_code_is_shipped_with_the_installed_modules(prefix: Path) -> None:
+    package = next(prefix.glob("lib/ocigpu/lib/python*/site-packages/ocigpu"))
+    assert list((package / "__pycache__").glob("runtime.*.pyc"))
+    assert list((package / "provision/__pycache__").glob("apply.*.pyc"))
+
+
+def test_docker_finds_the_hook_by_the_vendors_name(prefix: Path) -> None:
+    link = prefix / "bin/nvidia-container-runtime-hook"
+    assert os.readlink(link) == "ocigpu-hook"
+    assert run(str(link), "--version").stdout.startswith("ocigpu-hook")
+
+
+def test_settings_can_be_baked_into_the_commands(tmp_path: Path) -> None:
+    settings = tmp_path / "baked.toml"
+    settings.write_text('[runtime]\nruntimes = ["/bin/echo"]\n')
+    settings.chmod(0o644)
+    virtual = REPOSITORY / ".venv"
+    done = run(INSTALL, "--bin", str(tmp_path / "bin"), "--venv", str(virtual), "--config", str(settings))
+    assert done.returncode == 0, done.stderr
+    done = run(str(tmp_path / "bin/ocigpu-runtime"), "kill", "x")
+    assert done.stdout == "kill x\n"
+    assert f"--config {settings}" in (tmp_path / "bin/ocigpu-hook").read_text()
+
+
+def test_a_path_that_a_shell_would_take_apart_is_refused(tmp_path: Path) -> None:
+    done = run(INSTALL, "--prefix", f"{tmp_path}/a b")
+    assert done.returncode == 2
+    assert "only letters, digits" in done.stderr
+
+
+def test_a_foreign_directory_is_not_overwritten(tmp_path: Path) -> None:
+    foreign = tmp_path / "lib/ocigpu"
+    foreign.mkdir(parents=True)
+    (foreign / "keep").write_text("x")
+    done = run(INSTALL, "--prefix", str(tmp_path))
+    assert done.returncode == 2
+    assert (foreign / "keep").exists()
+
+
+def test_uninstall_removes_exactly_what_install_made(prefix: Path) -> None:
+    done = run(INSTALL, "--prefix", str(prefix), "--uninstall")
+    assert done.returncode == 0, done.stderr
+    left = sorted(str(path.relative_to(prefix)) for path in prefix.rglob("*") if not path.is_dir())
+    assert left == ["bin/other"]
+
+
+def test_gpu_test_says_why_it_is_skipped_and_writes_nothing() -> None:
+    report = REPOSITORY / "docs/REAL-GPU.md"
+    if Path("/proc/driver/nvidia/version").exists():
+        pytest.skip("this machine has an NVIDIA driver: make gpu-test is run there by itself")
+    before = report.exists()
+    done = run(str(REPOSITORY / "packaging/gpu-test.sh"))
+    assert done.returncode == 0
+    assert "skipped: no NVIDIA driver" in done.stdout
+    assert report.exists() == before
