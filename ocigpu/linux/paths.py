@@ -96,8 +96,8 @@ def _walk(root_fd: int, path: str, flags: int, mode: int) -> int:
                 todo.extend(_parts(target))
                 must_be_directory = must_be_directory or (last and target.endswith(("/", "/.")))
                 continue
-            if last and kind != stat.S_IFDIR:
-                if must_be_directory:
+            if kind != stat.S_IFDIR:
+                if must_be_directory or not last:
                     os.close(fd)
                     raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
                 return _reopen(here, name, fd, flags, path)

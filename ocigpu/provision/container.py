@@ -1,0 +1,218 @@
+"""The container that is provisioned: its process, its namespaces and its root, each opened once.
+
+At the prestart stage runc and crun have assembled the container's root below the path of the bundle, but have not
+yet made it the root of the namespace (pivot_root): the host's tree is still visible there.  Other runtimes and later
+stages show the container's root as ``/``.  Both are handled.
+"""
+
+import errno
+import os
+
+from ocigpu.errors import ApplyError
+from ocigpu.linux import libc
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NamedTuple
+else:
+    from ocigpu.record import NamedTuple
+
+_STAT_STATE = 0
+_STAT_START_TIME = 19  # field 22 of proc(5), counted from the state, which is field 3
+
+
+class Container(NamedTuple):
+    """An open container.
+
+    ``proc_fd``: its /proc/<pid>, a descriptor that never means another process; ``mnt_fd``/``user_fd``: namespaces;
+    ``init_root_fd``: what its process has as ``/``, O_PATH.  ``uid``/``gid``: our ids of the container's root user.
+    ``other_user_namespace``: its user namespace is not ours.  ``join_user``: we have rights over it only inside it.
+    ``pivoted``: ``/`` of the namespace is the container's root already.  ``host_root``: (device, inode) of our ``/``.
+    """
+
+    pid: int
+    rootfs: str
+    proc_fd: int
+    mnt_fd: int
+    user_fd: int
+    init_root_fd: int
+    uid: int
+    gid: int
+    other_user_namespace: bool
+    join_user: bool
+    pivoted: bool
+    host_root: tuple[int, int]
+
+    def close(self) -> None:
+        for fd in (self.proc_fd, self.mnt_fd, self.user_fd, self.init_root_fd):
+            os.close(fd)
+
+
+def open_container(pid: int, rootfs: str) -> Container:
+    """Return the container whose first process is ``pid`` and whose root directory is ``rootfs`` (a host path).
+
+    Raises ApplyError OCIGPU-NS-1 when that process is gone, is younger than we are (the pid was used again) or lives
+    in our own mount namespace; OCIGPU-NS-2 when we may not look at it.
+    """
+    what = f"container process {pid}"
+    if pid <= 0 or not rootfs.startswith("/"):
+        raise ApplyError("OCIGPU-NS-1", f"{what}, root {rootfs!r}: not a process and a path")
+    opened: list[int] = []
+
+    def keep(path: str, flags: int, dir_fd: int | None = None) -> int:
+        opened.append(os.open(path, flags | os.O_CLOEXEC, dir_fd=dir_fd))
+        return opened[-1]
+
+    try:
+        proc_fd = keep(f"/proc/{pid}", os.O_RDONLY | os.O_DIRECTORY)
+        _check_process(proc_fd, what)
+        mnt_fd = keep("ns/mnt", os.O_RDONLY, proc_fd)
+        user_fd = keep("ns/user", os.O_RDONLY, proc_fd)
+        init_root_fd = keep("root", os.O_PATH | os.O_DIRECTORY, proc_fd)
+        if _same(mnt_fd, "/proc/self/ns/mnt"):
+            raise ApplyError("OCIGPU-NS-1", f"{what}: it has no mount namespace of its own")
+        other_user = not _same(user_fd, "/proc/self/ns/user")
+        privileged = bool(libc.capget().effective >> libc.CAP_SYS_ADMIN & 1)
+        if not privileged and not other_user:
+            raise ApplyError(
+                "OCIGPU-NS-2",
+                f"{what}: joining its mount namespace needs CAP_SYS_ADMIN",
+                "Run the runtime as root, or rootless with a user namespace for the container.",
+            )
+        host = os.stat("/")
+        init_root = os.fstat(init_root_fd)
+        pivoted = (init_root.st_dev, init_root.st_ino) != (host.st_dev, host.st_ino)
+        if pivoted and not privileged:
+            raise ApplyError(
+                "OCIGPU-NS-2",
+                f"{what}: the host's files are out of reach: its root is in place already and we are not root",
+                "Use the prestart hook, or mode = spec.",
+            )
+        uid, gid = (_mapped_root(proc_fd, name) if other_user else 0 for name in ("uid_map", "gid_map"))
+    except OSError as error:
+        for fd in opened:
+            os.close(fd)
+        gone = error.errno in (errno.ENOENT, errno.ESRCH)
+        raise ApplyError(
+            "OCIGPU-NS-1" if gone else "OCIGPU-NS-2",
+            f"{what}: {'it is gone' if gone else f'{error.filename}: {error.strerror}'}",
+            errno=error.errno or 0,
+        ) from error
+    except ApplyError:
+        for fd in opened:
+            os.close(fd)
+        raise
+    return Container(
+        pid=pid,
+        rootfs=rootfs,
+        proc_fd=proc_fd,
+        mnt_fd=mnt_fd,
+        user_fd=user_fd,
+        init_root_fd=init_root_fd,
+        uid=uid,
+        gid=gid,
+        other_user_namespace=other_user,
+        join_user=not privileged,
+        pivoted=pivoted,
+        host_root=(host.st_dev, host.st_ino),
+    )
+
+
+def join(container: Container) -> None:
+    """Enter the container's mount namespace, and its user namespace where only that gives us the right to.
+
+    For a single-threaded process that does nothing else afterwards.  Raises ApplyError OCIGPU-NS-2.
+    """
+    step = "user"
+    try:
+        if container.join_user:
+            libc.setns(container.user_fd, libc.CLONE_NEWUSER)
+            for call in (os.setresgid, os.setresuid):
+                try:
+                    call(0, 0, 0)
+                except OSError as error:
+                    if error.errno != errno.EINVAL:  # 0 is not mapped: we keep the ids we have
+                        raise
+        step = "mount"
+        libc.setns(container.mnt_fd, libc.CLONE_NEWNS)
+    except OSError as error:
+        raise ApplyError(
+            "OCIGPU-NS-2",
+            f"join {step} namespace of process {container.pid}: {error.strerror}",
+            errno=error.errno or 0,
+        ) from error
+
+
+def open_root(container: Container) -> int:
+    """Return an O_PATH descriptor of the container's root directory; after :func:`join`.
+
+    Raises ApplyError OCIGPU-NS-2 when it cannot be opened, OCIGPU-NS-1 when it is the host's own root.
+    """
+    flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+    try:
+        path = "." if container.pivoted else container.rootfs.lstrip("/") or "."
+        # below the process's own root: the runtime may itself live in a chroot, which joining has taken us out of
+        fd = os.open(path, flags, dir_fd=container.init_root_fd)
+    except OSError as error:
+        raise ApplyError(
+            "OCIGPU-NS-2", f"open container root {container.rootfs}: {error.strerror}", errno=error.errno or 0
+        ) from error
+    status = os.fstat(fd)
+    if (status.st_dev, status.st_ino) == container.host_root:
+        os.close(fd)
+        raise ApplyError("OCIGPU-NS-1", f"container root {container.rootfs}: it is the host's own root directory")
+    return fd
+
+
+def use_owner_ids(container: Container) -> None:
+    """Make files from here on as the container's root user, for a privileged process outside its user namespace.
+
+    A file system that belongs to the container's user namespace accepts no inode of ids that are not mapped there
+    (EOVERFLOW), and its root could not change files of the host's.  Leaving uid 0 for file access costs the
+    capabilities that concern files (capabilities(7)), so they are put back.  Raises OSError.
+    """
+    sets = libc.capget()
+    libc.setfsgid(container.gid)
+    libc.setfsuid(container.uid)
+    libc.capset(sets)
+
+
+def _check_process(proc_fd: int, what: str) -> None:
+    fields = _stat_fields(proc_fd)
+    if fields[_STAT_STATE] in ("Z", "X"):
+        raise ApplyError("OCIGPU-NS-1", f"{what}: it has ended")
+    own_fd = os.open("/proc/self", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        own = _stat_fields(own_fd)
+    finally:
+        os.close(own_fd)
+    if int(fields[_STAT_START_TIME]) > int(own[_STAT_START_TIME]):
+        raise ApplyError("OCIGPU-NS-1", f"{what}: it started after this hook, so it is not the container")
+
+
+def _stat_fields(proc_fd: int) -> list[str]:
+    """Return the fields of <proc_fd>/stat from the state on; the name before them may contain anything (proc(5))."""
+    text = _read(proc_fd, "stat")
+    return text[text.rindex(")") + 2 :].split()
+
+
+def _read(dir_fd: int, name: str) -> str:
+    fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)
+    try:
+        return os.read(fd, 1 << 16).decode("utf-8", "surrogateescape")
+    finally:
+        os.close(fd)
+
+
+def _same(fd: int, path: str) -> bool:
+    ours, theirs = os.stat(path), os.fstat(fd)
+    return (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino)
+
+
+def _mapped_root(proc_fd: int, name: str) -> int:
+    """Return our id of the container's id 0: lines "inside outside count" of user_namespaces(7)."""
+    for line in _read(proc_fd, name).splitlines():
+        inside, outside, _ = (int(word) for word in line.split())
+        if inside == 0:
+            return outside
+    raise ApplyError("OCIGPU-NS-2", f"container user namespace: {name} maps no root user")

@@ -1,0 +1,230 @@
+"""What was done to a container, written down before it is done, and how each thing is undone.
+
+An entry is a JSON object: "do" names the kind, "path" is a path inside the container.  Entries go to a list and, one
+line each, into a pipe: whoever reads it can undo everything even if the writer is killed.  Because an entry comes
+before its effect, undoing copes with an effect that never came, and removes only what looks like ours: an empty file,
+an empty directory, a node of that number, a link with that target, a mount that was not there before.
+"""
+
+import json
+import os
+import stat
+
+from ocigpu.linux import libc
+from ocigpu.linux.paths import open_in_root, open_parent
+from ocigpu.provision.mounts import read_mnt_id
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, TypeAlias
+
+    Entry: TypeAlias = dict[str, Any]
+
+LD_CACHE = "/etc/ld.so.cache"
+MAX_LD_CACHE = 16 << 20
+"""A loader cache of an image above this many bytes is not kept, and so not changed."""
+
+
+class Journal:
+    """The journal of one worker; ``pipe_fd`` is where its lines go."""
+
+    def __init__(self, pipe_fd: int) -> None:
+        self.entries: "list[Entry]" = []
+        self._pipe_fd = pipe_fd
+
+    def record(self, do: str, path: str, **details: "Any") -> None:
+        """Note what is about to be done.  Raises BrokenPipeError when nobody listens any more."""
+        entry = {"do": do, "path": path, **details}
+        self.entries.append(entry)
+        write_line(self._pipe_fd, {"journal": entry})
+
+
+def write_line(fd: int, data: "dict[str, Any]") -> None:
+    """Write one JSON line."""
+    left = memoryview(json.dumps(data).encode() + b"\n")
+    while left:
+        left = left[os.write(fd, left) :]
+
+
+def undo(entries: "list[Entry]", root_fd: int, backup_fd: int) -> list[str]:
+    """Undo all entries, last one first; return a line about each that could not be undone.
+
+    Runs in the container's mount namespace with /proc/self as working directory.  ``backup_fd`` holds the content of
+    the loader cache.  Undoing twice is like undoing once.
+    """
+    left = []
+    for entry in reversed(entries):
+        try:
+            _UNDO[entry["do"]](entry, root_fd, backup_fd)
+        except FileNotFoundError:  # the effect never came, or is undone already
+            pass
+        except OSError as error:
+            left.append(f"{entry['do']} {entry['path']}: {error.strerror}")
+    return left
+
+
+def _undo_mount(entry: "Entry", root_fd: int, _: int) -> None:
+    fd = open_in_root(root_fd, entry["path"], os.O_PATH | os.O_NOFOLLOW)
+    try:
+        mnt_id = read_mnt_id(fd)
+        if mnt_id != entry["under"] and entry["mount"] in (0, mnt_id):
+            libc.umount2(f"fd/{fd}", libc.MNT_DETACH)
+    finally:
+        os.close(fd)
+
+
+def _undo_created(entry: "Entry", root_fd: int, _: int) -> None:
+    parent_fd, name = open_parent(root_fd, entry["path"])
+    try:
+        status = os.stat(name, dir_fd=parent_fd, follow_symlinks=False)
+        mode = status.st_mode
+        if entry["do"] == "mkdir" and stat.S_ISDIR(mode):
+            os.rmdir(name, dir_fd=parent_fd)
+        elif (entry["do"] == "file" and stat.S_ISREG(mode) and status.st_size == 0) or (
+            entry["do"] == "node" and stat.S_ISCHR(mode) and status.st_rdev == entry["rdev"]
+        ):
+            os.unlink(name, dir_fd=parent_fd)
+    finally:
+        os.close(parent_fd)
+
+
+def _undo_link(entry: "Entry", root_fd: int, _: int) -> None:
+    """Take our link away, or put the image's back; "temp" is the name ours had before it was moved into place."""
+    parent_fd, name = open_parent(root_fd, entry["path"])
+    try:
+        if read_link(parent_fd, entry["temp"]) == entry["target"]:
+            os.unlink(entry["temp"], dir_fd=parent_fd)
+        if read_link(parent_fd, name) == entry["target"]:
+            if entry["old"] is None:
+                os.unlink(name, dir_fd=parent_fd)
+            else:
+                _make_link(parent_fd, entry["temp"], entry["old"])
+                os.rename(entry["temp"], name, src_dir_fd=parent_fd, dst_dir_fd=parent_fd)
+    finally:
+        os.close(parent_fd)
+
+
+def _undo_unlink(entry: "Entry", root_fd: int, _: int) -> None:
+    parent_fd, name = open_parent(root_fd, entry["path"])
+    try:
+        _make_link(parent_fd, name, entry["old"])
+    except FileExistsError:  # it was never taken away
+        pass
+    finally:
+        os.close(parent_fd)
+
+
+def read_link(dir_fd: int, name: str) -> str | None:
+    """Return the target of a symbolic link, None for anything else."""
+    try:
+        return os.readlink(name, dir_fd=dir_fd)
+    except OSError:  # missing (ENOENT) or no link (EINVAL)
+        return None
+
+
+def read_old_link(dir_fd: int, name: str) -> "list[Any]":
+    """Return [target, uid, gid] of a symbolic link, as entries keep it; raises OSError."""
+    status = os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
+    return [os.readlink(name, dir_fd=dir_fd), status.st_uid, status.st_gid]
+
+
+def _make_link(dir_fd: int, name: str, old: "list[Any]") -> None:
+    target, uid, gid = old
+    os.symlink(target, name, dir_fd=dir_fd)
+    status = os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
+    if (status.st_uid, status.st_gid) != (uid, gid):
+        os.chown(name, uid, gid, dir_fd=dir_fd, follow_symlinks=False)
+
+
+def keep_ld_cache(root_fd: int, backup_fd: int) -> "dict[str, Any] | None":
+    """Copy the image's loader cache to ``backup_fd``; return what an entry "cache" needs, None if it cannot be kept.
+
+    "kind" is "none" when there is no cache, "link" for a symbolic link, "file" for a regular file of at most
+    :data:`MAX_LD_CACHE` bytes.
+    """
+    try:
+        parent_fd, name = open_parent(root_fd, LD_CACHE)
+    except FileNotFoundError:
+        return {"kind": "none"}
+    try:
+        status = os.stat(name, dir_fd=parent_fd, follow_symlinks=False)
+        if stat.S_ISLNK(status.st_mode):
+            return {"kind": "link", "old": read_old_link(parent_fd, name)}
+        if not stat.S_ISREG(status.st_mode):
+            return None
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent_fd)
+    except FileNotFoundError:
+        return {"kind": "none"}
+    finally:
+        os.close(parent_fd)
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_LD_CACHE:
+            return None
+        os.ftruncate(backup_fd, 0)
+        size = 0
+        while size < status.st_size:
+            sent = os.sendfile(backup_fd, fd, None, status.st_size - size)
+            if not sent:
+                break
+            size += sent
+    finally:
+        os.close(fd)
+    mode, uid, gid = stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid
+    same = [status.st_ino, status.st_mtime_ns]
+    return {"kind": "file", "size": size, "mode": mode, "uid": uid, "gid": gid, "same": same}
+
+
+def _undo_cache(entry: "Entry", root_fd: int, backup_fd: int) -> None:
+    parent_fd, name = open_parent(root_fd, entry["path"])
+    try:
+        temp = entry["temp"]
+        if entry["kind"] == "none":
+            if stat.S_ISREG(os.stat(name, dir_fd=parent_fd, follow_symlinks=False).st_mode):
+                os.unlink(name, dir_fd=parent_fd)
+            return
+        if entry["kind"] == "link":
+            if read_link(parent_fd, name) == entry["old"][0]:
+                return
+            _make_link(parent_fd, temp, entry["old"])
+        else:
+            if _is_same(parent_fd, name, entry["same"]):
+                return
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            fd = os.open(temp, flags, 0o600, dir_fd=parent_fd)
+            try:
+                offset = 0
+                while offset < entry["size"]:
+                    data = os.pread(backup_fd, min(1 << 20, entry["size"] - offset), offset)
+                    if not data:
+                        break
+                    offset += os.write(fd, data)
+                os.fchown(fd, entry["uid"], entry["gid"])
+                os.fchmod(fd, entry["mode"])
+                os.utime(fd, ns=(entry["same"][1], entry["same"][1]))
+            finally:
+                os.close(fd)
+        os.rename(temp, name, src_dir_fd=parent_fd, dst_dir_fd=parent_fd)
+    finally:
+        os.close(parent_fd)
+
+
+def _is_same(dir_fd: int, name: str, same: list[int]) -> bool:
+    """Tell whether the cache is still the image's own file: then ldconfig never came to replace it."""
+    try:
+        status = os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return [status.st_ino, status.st_mtime_ns] == same
+
+
+_UNDO: "dict[str, Callable[[Entry, int, int], None]]" = {
+    "mount": _undo_mount,
+    "mkdir": _undo_created,
+    "file": _undo_created,
+    "node": _undo_created,
+    "link": _undo_link,
+    "unlink": _undo_unlink,
+    "cache": _undo_cache,
+}

@@ -1,0 +1,331 @@
+"""Mounts by descriptor: what is taken from the host, where it is attached, and that nothing leaks back.
+
+With the mount calls of Linux 5.2 and 5.12 a mount has its flags before anybody can see it.  Without them mount(2) does
+the same in two steps, named by /proc/self/fd links; the functions here then expect /proc/self as working directory
+(:func:`enter_own_proc`), because the container's /proc, if there is one, does not know us.
+"""
+
+import errno
+import os
+import stat
+
+from ocigpu.errors import ApplyError
+from ocigpu.linux import libc
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NamedTuple
+
+    from ocigpu.actions import Tmpfs
+else:
+    from ocigpu.record import NamedTuple
+
+_ATTRIBUTES = {
+    "ro": libc.MOUNT_ATTR_RDONLY,
+    "nosuid": libc.MOUNT_ATTR_NOSUID,
+    "nodev": libc.MOUNT_ATTR_NODEV,
+    "noexec": libc.MOUNT_ATTR_NOEXEC,
+}
+"""Values of the first four MOUNT_ATTR_* are those of MS_* and ST_* too (include/uapi/linux/mount.h, statvfs(3))."""
+_LOCKED = 0x40F  # ST_* of the flags a user namespace may not clear: the four above and noatime; see _kept_flags
+_ST_NODIRATIME, _ST_RELATIME = 0x800, 0x1000
+_MS_NODIRATIME, _MS_RELATIME = 0x800, 1 << 21
+_KINDS = {
+    "file": (stat.S_IFREG,),
+    "directory": (stat.S_IFDIR,),
+    "socket": (stat.S_IFSOCK,),
+    "node": (stat.S_IFCHR,),
+}
+_PAGE = 4096
+_MAX_DEPTH = 4096
+_PRIVATE_TMPFS = ("nosuid", "nodev", "noexec")
+
+
+class Source(NamedTuple):
+    """Something of the host: ``tree_fd`` a detached copy of its mount, or -1 where only mount(2) is known."""
+
+    host_path: str
+    tree_fd: int
+    options: tuple[str, ...]
+    status: os.stat_result
+
+
+class Target(NamedTuple):
+    """Where to mount: an O_PATH descriptor, and its directory and name; ``path`` is only for messages."""
+
+    path: str
+    parent_fd: int
+    name: str
+    fd: int
+
+
+def enter_own_proc(own_proc_fd: int) -> None:
+    """Make our /proc/self the working directory, so that "fd/7" and "mountinfo" work in every namespace."""
+    os.fchdir(own_proc_fd)
+
+
+def read_mnt_id(fd: int) -> int:
+    """Return the id of the mount a descriptor is on, as in mountinfo; needs :func:`enter_own_proc`.
+
+    statx(2) tells since Linux 5.8; before, the line "mnt_id:" of fdinfo does (proc(5)).
+    """
+    try:
+        return libc.read_mount_id(fd).mnt_id
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.EPERM):
+            raise
+    return _fdinfo_mnt_id(fd)
+
+
+def _fdinfo_mnt_id(fd: int) -> int:
+    for line in _read(f"fdinfo/{fd}").splitlines():
+        key, _, value = line.partition(":")
+        if key == "mnt_id":
+            return int(value)
+    raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), f"fdinfo/{fd}")
+
+
+def _read(name: str) -> str:
+    with open(name, "rb") as file:
+        return file.read().decode("utf-8", "surrogateescape")
+
+
+def take_source(
+    host_path: str, kind: str, options: tuple[str, ...], new_calls: bool, rdev: int = 0, stand_in: bool = False
+) -> Source:
+    """Return what the host has at ``host_path``, checked on the descriptor to be of ``kind``.
+
+    ``kind``: "file", "directory", "socket", or "node", a character device of number ``rdev``; ``stand_in``: a regular
+    file is as good as a node.  Must run in a mount namespace that shows the host.  Raises OSError when it cannot be
+    opened, ApplyError OCIGPU-MNT-1 (OCIGPU-DEV-3 for nodes) when it is something else.
+    """
+    fd = os.open(host_path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        status = os.fstat(fd)
+        fits = stat.S_IFMT(status.st_mode) in _KINDS[kind] and (kind != "node" or status.st_rdev == rdev)
+        if not fits and not (stand_in and stat.S_ISREG(status.st_mode)):
+            found = f"{stat.filemode(status.st_mode)} {os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
+            wanted = f"node {os.major(rdev)}:{os.minor(rdev)}" if kind == "node" else kind
+            code = "OCIGPU-DEV-3" if kind == "node" else "OCIGPU-MNT-1"
+            raise ApplyError(code, f"take {host_path} of the host: expected a {wanted}, found {found}")
+        tree_fd = _clone(fd, options, kind == "directory") if new_calls else -1
+    finally:
+        os.close(fd)
+    return Source(host_path, tree_fd, options, status)
+
+
+def _clone(fd: int, options: tuple[str, ...], directory: bool) -> int:
+    flags = libc.OPEN_TREE_CLONE | libc.OPEN_TREE_CLOEXEC | libc.AT_EMPTY_PATH
+    recursive = 0
+    try:
+        tree_fd = libc.open_tree(fd, "", flags)
+    except OSError as error:
+        # In a user namespace mounts below a directory that hide parts of the host are locked on it.
+        if error.errno != errno.EINVAL or not directory:
+            raise
+        recursive = libc.AT_RECURSIVE
+        tree_fd = libc.open_tree(fd, "", flags | recursive)
+    try:
+        libc.mount_setattr(tree_fd, _attributes(options), libc.MS_PRIVATE, recursive)
+    except BaseException:
+        os.close(tree_fd)
+        raise
+    return tree_fd
+
+
+def _attributes(options: tuple[str, ...]) -> int:
+    return sum(_ATTRIBUTES[option] for option in options)
+
+
+class Mounts:
+    """The mounts made in one mount namespace; ``new_calls``: use the calls of Linux 5.2 and 5.12."""
+
+    def __init__(self, new_calls: bool) -> None:
+        self.new_calls = new_calls
+        self._contained: set[int] = set()
+
+    def contain(self, target: Target) -> int:
+        """Make sure that a mount on ``target`` reaches no other namespace; return the id of the mount it is on.
+
+        The mount that holds the target may be shared with the host (rootfsPropagation, an rshared volume, a rootfs on
+        a shared mount): it is made a slave, so it still receives what the host mounts and gives nothing back.
+        """
+        mnt_id = read_mnt_id(target.fd)
+        if mnt_id not in self._contained:
+            if mnt_id in _shared_mounts():
+                self._make_slave(target, mnt_id)
+            self._contained.add(mnt_id)
+        return mnt_id
+
+    def _make_slave(self, target: Target, mnt_id: int) -> None:
+        fd = _mount_root(target, mnt_id)
+        try:
+            if self.new_calls:
+                libc.mount_setattr(fd, 0, libc.MS_SLAVE)
+            else:
+                libc.mount(None, f"fd/{fd}", None, libc.MS_SLAVE)
+        finally:
+            os.close(fd)
+
+    def attach(self, source: Source, target: Target) -> None:
+        """Mount ``source`` on ``target``, which was contained before.  Raises OSError, ApplyError OCIGPU-MNT-1."""
+        if self.new_calls:
+            self._contained.add(read_mnt_id(source.tree_fd))
+            libc.move_mount(source.tree_fd, target.fd)
+            return
+        fd = os.open(source.host_path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            self._mount_by_name(fd, source, target)
+        finally:
+            os.close(fd)
+
+    def attach_copy(self, fd: int, options: tuple[str, ...], target: Target) -> None:
+        """Mount what ``fd``, an O_PATH descriptor in this namespace, refers to on ``target`` too."""
+        source = Source(target.path, _clone(fd, options, False) if self.new_calls else -1, options, os.fstat(fd))
+        if self.new_calls:
+            try:
+                self.attach(source, target)
+            finally:
+                os.close(source.tree_fd)
+        else:
+            self._mount_by_name(fd, source, target)
+
+    def _mount_by_name(self, fd: int, source: Source, target: Target) -> None:
+        """Bind with mount(2), then set the flags on what we find there, once it is sure to be that mount."""
+        under = read_mnt_id(target.fd)
+        libc.mount(f"fd/{fd}", f"fd/{target.fd}", None, libc.MS_BIND)
+        mounted_fd = self._open_mounted(target, under)
+        try:
+            status = os.fstat(mounted_fd)
+            if (status.st_dev, status.st_ino) != (source.status.st_dev, source.status.st_ino):
+                raise ApplyError("OCIGPU-MNT-1", f"bind {source.host_path} -> {target.path}: something else is there")
+            libc.mount(None, f"fd/{mounted_fd}", None, libc.MS_PRIVATE)
+            flags = _attributes(source.options) | _kept_flags(mounted_fd)
+            libc.mount(None, f"fd/{mounted_fd}", None, libc.MS_REMOUNT | libc.MS_BIND | flags)
+        finally:
+            os.close(mounted_fd)
+
+    def _open_mounted(self, target: Target, under: int) -> int:
+        """Return a descriptor of the root of the mount that was just made on ``target``."""
+        fd = os.open(target.name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=target.parent_fd)
+        mnt_id = read_mnt_id(fd)
+        if mnt_id == under:
+            os.close(fd)
+            raise ApplyError("OCIGPU-MNT-1", f"mount on {target.path}: the path was exchanged meanwhile")
+        self._contained.add(mnt_id)
+        return fd
+
+    def new_tmpfs(self, action: "Tmpfs", uid: int, gid: int) -> int:
+        """Return the detached, filled, read-only tmpfs of ``action``, owned by ``uid``:``gid``; the new calls only."""
+        fs_fd = libc.fsopen("tmpfs")
+        try:
+            for key, value in _tmpfs_options(action, uid, gid):
+                libc.fsconfig_string(fs_fd, key, value)
+            libc.fsconfig_create(fs_fd)
+            tree_fd = libc.fsmount(fs_fd, _attributes(_PRIVATE_TMPFS))
+        finally:
+            os.close(fs_fd)
+        try:
+            _fill(tree_fd, action)
+            libc.mount_setattr(tree_fd, libc.MOUNT_ATTR_RDONLY, libc.MS_PRIVATE)
+        except BaseException:
+            os.close(tree_fd)
+            raise
+        return tree_fd
+
+    def attach_tmpfs(self, tree_fd: int, target: Target) -> None:
+        """Mount what :meth:`new_tmpfs` returned on ``target``."""
+        self._contained.add(read_mnt_id(tree_fd))
+        libc.move_mount(tree_fd, target.fd)
+
+    def mount_tmpfs(self, action: "Tmpfs", uid: int, gid: int, target: Target) -> None:
+        """Do with mount(2) what :meth:`new_tmpfs` and :meth:`attach_tmpfs` do."""
+        under = read_mnt_id(target.fd)
+        options = ",".join(f"{key}={value}" for key, value in _tmpfs_options(action, uid, gid))
+        flags = _attributes(_PRIVATE_TMPFS)
+        libc.mount("tmpfs", f"fd/{target.fd}", "tmpfs", flags, options)
+        fd = self._open_mounted(target, under)
+        try:
+            libc.mount(None, f"fd/{fd}", None, libc.MS_PRIVATE)
+            _fill(fd, action)
+            flags |= libc.MS_RDONLY | _kept_flags(fd)
+            libc.mount(None, f"fd/{fd}", None, libc.MS_REMOUNT | libc.MS_BIND | flags)
+        finally:
+            os.close(fd)
+
+
+def _kept_flags(fd: int) -> int:
+    """Return the MS_* of a mount's flags that a remount has to repeat: they may be locked (user_namespaces(7))."""
+    found = os.fstatvfs(fd).f_flag
+    flags = found & _LOCKED
+    if found & _ST_NODIRATIME:
+        flags |= _MS_NODIRATIME
+    if found & _ST_RELATIME:
+        flags |= _MS_RELATIME
+    return flags
+
+
+def _shared_mounts() -> set[int]:
+    """Return the ids of the shared mounts of our namespace: lines "id parent dev root point options [fields] - ..."."""
+    shared = set()
+    for line in _read("mountinfo").splitlines():
+        fields = line.split(" ")
+        optional = fields[6 : fields.index("-", 6)]
+        if any(field.startswith("shared:") for field in optional):
+            shared.add(int(fields[0]))
+    return shared
+
+
+def _mount_root(target: Target, mnt_id: int) -> int:
+    """Return a descriptor of the root of the mount that ``target`` is on: upwards until the mount or the tree ends."""
+    if not stat.S_ISDIR(os.fstat(target.fd).st_mode):
+        if read_mnt_id(target.parent_fd) != mnt_id:
+            return os.dup(target.fd)  # a file that is a mount of its own
+        fd = os.dup(target.parent_fd)
+    else:
+        fd = os.dup(target.fd)
+    for _ in range(_MAX_DEPTH):
+        above = os.open("..", os.O_PATH | os.O_CLOEXEC, dir_fd=fd)
+        here, there = os.fstat(fd), os.fstat(above)
+        if read_mnt_id(above) != mnt_id or (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino):
+            os.close(above)
+            return fd
+        os.close(fd)
+        fd = above
+    os.close(fd)
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), target.path)
+
+
+def _tmpfs_options(action: "Tmpfs", uid: int, gid: int) -> list[tuple[str, str]]:
+    names = len(action.files) + len(_directories(action))
+    pages = sum(len(content.encode()) // _PAGE + 1 for _, _, content in action.files) + names + 8
+    return [
+        ("mode", "0755"),  # until it is filled
+        ("uid", str(uid)),
+        ("gid", str(gid)),
+        ("size", str(pages * _PAGE)),
+        ("nr_inodes", str(names + 8)),
+    ]
+
+
+def _directories(action: "Tmpfs") -> list[str]:
+    """Return every directory of the tmpfs, parents first."""
+    wanted: set[str] = set()
+    paths = [name.split("/")[:-1] for name, _, _ in action.files] + [name.split("/") for name in action.directories]
+    for parts in paths:
+        wanted.update("/".join(parts[: depth + 1]) for depth in range(len(parts)))
+    return sorted(wanted)
+
+
+def _fill(fd: int, action: "Tmpfs") -> None:
+    directories = _directories(action)
+    for name in directories:
+        os.mkdir(name, 0o755, dir_fd=fd)
+    for name, mode, content in action.files:
+        file_fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=fd)
+        with open(file_fd, "wb") as file:
+            file.write(content.encode())
+            os.fchmod(file_fd, mode)
+    for name in reversed(directories):
+        os.chmod(name, 0o555, dir_fd=fd)
+    os.chmod(".", action.mode, dir_fd=fd)
