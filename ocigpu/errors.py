@@ -150,6 +150,10 @@ CODES: dict[str, Code] = {
     "OCIGPU-INT-1": Code(
         "An unexpected error inside ocigpu: a defect.", "Set OCIGPU_DEBUG=1 for a traceback and report it."
     ),
+    "OCIGPU-INT-2": Code(
+        "The process that works inside the container was killed before it was done.",
+        "What it had done was undone; look for the out-of-memory killer in dmesg, then start the container again.",
+    ),
 }
 
 

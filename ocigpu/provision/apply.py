@@ -1,0 +1,283 @@
+"""Carry out a plan in a container: everything or nothing.
+
+Two processes.  The parent stays in the host's namespaces; the worker it forks joins the container's and does one
+action after the other, telling the parent each effect before it happens.  When the worker is done the parent changes
+the device cgroup and answers; only then is it all final.
+
+* A step fails: the worker undoes everything and reports why.
+* The worker is killed: the parent forks another one, which undoes what the first had told.
+* The parent is killed: the worker sees its pipe end, and undoes everything.
+"""
+
+import gc
+import json
+import os
+import signal
+import sys
+
+from ocigpu.actions import AllowDevice, Bind, RefreshLdCache
+from ocigpu.errors import ApplyError, OcigpuError
+from ocigpu.linux import libc
+from ocigpu.provision import steps
+from ocigpu.provision.cgroups import apply_device_rules
+from ocigpu.provision.container import Container, join, open_container, open_root, use_owner_ids
+from ocigpu.provision.journal import Journal, undo, write_line
+from ocigpu.provision.ldconfig import open_ldconfig
+from ocigpu.provision.mounts import Mounts, Source, enter_own_proc, take_source
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, NoReturn
+
+    from ocigpu.actions import Plan
+    from ocigpu.provision.journal import Entry
+    from ocigpu.settings import Settings
+
+_COMMIT = b"c"
+_FORCE_MOUNT2 = False
+"""Use mount(2) even where the newer calls work: for tests of old kernels' way."""
+
+
+def provision(plan: "Plan", pid: int, rootfs: str, config: "dict[str, Any]", settings: "Settings") -> tuple[str, ...]:
+    """Give the container of process ``pid`` everything the plan says; return notes, a sentence each.
+
+    ``rootfs``: host path of its root directory; ``config``: its OCI configuration.  Nothing of the container or the
+    host is different afterwards if this raises; it raises ApplyError (or another OcigpuError).
+    Needs CAP_SYS_ADMIN, or a container with a user namespace of the caller's own making.  Single-threaded callers only.
+    """
+    container = open_container(pid, rootfs)
+    ldconfig_fd = backup_fd = -1
+    try:
+        for action in plan.actions:
+            if isinstance(action, RefreshLdCache) and ldconfig_fd < 0:
+                ldconfig_fd = open_ldconfig(action.ldconfig)
+                backup_fd = os.memfd_create("ld.so.cache")
+        return _provision(plan, container, config, settings, ldconfig_fd, backup_fd)
+    finally:
+        container.close()
+        for fd in (ldconfig_fd, backup_fd):
+            if fd >= 0:
+                os.close(fd)
+
+
+def _provision(
+    plan: "Plan",
+    container: Container,
+    config: "dict[str, Any]",
+    settings: "Settings",
+    ldconfig_fd: int,
+    backup_fd: int,
+) -> tuple[str, ...]:
+    worker = _Child(lambda up_fd, down_fd: _work(plan, container, ldconfig_fd, backup_fd, up_fd, down_fd))
+    undo_rules: "Callable[[], None] | None" = None
+    try:
+        report = worker.read_report()
+        if report is not None and "done" in report:
+            notes = tuple(report["done"])
+            if plan.device_rules():
+                note, undo_rules = apply_device_rules(container.proc_fd, plan.device_rules(), config, settings)
+                notes += (note,) if note else ()
+            report = worker.answer(_COMMIT)
+            if report is not None and "committed" in report:
+                worker.finish()
+                return notes
+    except BaseException as error:
+        left = _abandon(worker, undo_rules, container, backup_fd)
+        if left and isinstance(error, ApplyError):
+            raise ApplyError(error.code, error.message + _left(left), error.hint, error.errno) from error
+        raise
+    left = _abandon(worker, undo_rules, container, backup_fd)
+    if report is not None and "error" in report:
+        code, message, hint, number = report["error"]
+        raise ApplyError(code, message + _left(left), hint, number)
+    raise ApplyError(
+        "OCIGPU-INT-2", f"provision container process {container.pid}: the worker was killed" + _left(left)
+    )
+
+
+def _left(left: list[str]) -> str:
+    return f" (could not be undone: {'; '.join(left)})" if left else ""
+
+
+def _abandon(
+    worker: "_Child", undo_rules: "Callable[[], None] | None", container: Container, backup_fd: int
+) -> list[str]:
+    """See to it that all is undone, by the worker or in its place; return what is left."""
+    left: list[str] = []
+    if undo_rules is not None:
+        try:
+            undo_rules()
+        except (OSError, OcigpuError) as error:
+            left.append(f"device rules: {error}")
+    report = worker.answer(b"")  # the end of its pipe
+    worker.finish()
+    if report is None or "left" not in report:  # killed
+        second = _Child(lambda up_fd, _: _recover(container, worker.entries, backup_fd, up_fd))
+        report = second.answer(b"")
+        second.finish()
+    return left + (report["left"] if report is not None and "left" in report else ["the worker was killed again"])
+
+
+class _Child:
+    """A forked worker: a pipe of JSON lines from it, a pipe of one byte or nothing to it."""
+
+    def __init__(self, work: "Callable[[int, int], None]") -> None:
+        self.entries: "list[Entry]" = []
+        self._pending = b""
+        self._report: "dict[str, Any] | None" = None
+        self._up_fd, up_fd = os.pipe()
+        down_fd, self._down_fd = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.close(self._up_fd)
+            os.close(self._down_fd)
+            _run_worker(work, up_fd, down_fd)
+        os.close(up_fd)
+        os.close(down_fd)
+
+    def read_report(self) -> "dict[str, Any] | None":
+        """Collect journal entries until the worker says something else; None: it ended without a word."""
+        while True:
+            line, newline, rest = self._pending.partition(b"\n")
+            if newline:
+                self._pending = rest
+                data = json.loads(line)
+                if "journal" not in data:
+                    self._report = data
+                    return self._report
+                self.entries.append(data["journal"])
+                continue
+            chunk = os.read(self._up_fd, 1 << 16)
+            if not chunk:
+                return None
+            self._pending += chunk
+
+    def answer(self, data: bytes) -> "dict[str, Any] | None":
+        """Say ``data``, or by nothing that we are through; return the worker's last word, None if it was killed."""
+        if self._report is not None and ("left" in self._report or "committed" in self._report):
+            return self._report
+        if data:
+            try:
+                os.write(self._down_fd, data)
+            except BrokenPipeError:
+                return None
+        elif self._down_fd >= 0:
+            os.close(self._down_fd)
+            self._down_fd = -1
+        report = self.read_report()
+        while report is not None and "done" in report:  # said before it saw our answer
+            report = self.read_report()
+        return report
+
+    def finish(self) -> None:
+        """Close the pipes and wait for the worker's end."""
+        for fd in (self._up_fd, self._down_fd):
+            if fd >= 0:
+                os.close(fd)
+        self._up_fd = self._down_fd = -1
+        try:
+            os.waitpid(self.pid, 0)
+        except ChildProcessError:  # SIGCHLD is ignored in this process: the kernel reaps
+            return
+
+
+def _run_worker(work: "Callable[[int, int], None]", up_fd: int, down_fd: int) -> "NoReturn":
+    """Be the worker: never return into the parent's code, never show a traceback."""
+    status = 1
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE):
+            signal.signal(number, signal.SIG_IGN)  # the parent gets them too: when it ends, we undo and end
+        gc.disable()
+        os.umask(0)
+        work(up_fd, down_fd)
+        status = 0
+    except BaseException as error:  # noqa: BLE001 - whatever it is, it must not leave this function
+        try:
+            write_line(up_fd, {"error": _describe(error), "left": []})
+        except OSError:  # nobody listens
+            status = 2
+    finally:
+        os._exit(status)
+
+
+def _describe(error: BaseException) -> "list[Any]":
+    if isinstance(error, OcigpuError):
+        return [error.code, error.message, error.hint, getattr(error, "errno", 0)]
+    return ["OCIGPU-INT-1", f"provision: {type(error).__name__}: {error}", None, 0]
+
+
+def _enter(container: Container, own_proc_fd: int) -> int:
+    """Join the container; return its root.  From here on nothing is imported: the search path is the image's now."""
+    join(container)
+    sys.meta_path.clear()
+    enter_own_proc(own_proc_fd)
+    root_fd = open_root(container)
+    if container.other_user_namespace and not container.join_user:
+        use_owner_ids(container)
+    return root_fd
+
+
+def _work(plan: "Plan", container: Container, ldconfig_fd: int, backup_fd: int, up_fd: int, down_fd: int) -> None:
+    """Do all actions; on success wait for the parent's word, on failure undo and report."""
+    own_proc_fd = _open_own_proc()
+    host_mnt_fd = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+    mounts = Mounts(new_calls=libc.has_mount_setattr() and not _FORCE_MOUNT2)
+    initial = os.stat("/proc/self/ns/user").st_ino == libc.PROC_USER_INIT_INO
+    sources = {} if container.join_user else _take_sources(plan, mounts)
+    root_fd = _enter(container, own_proc_fd)
+    journal = Journal(up_fd)
+    place = steps.Workplace(
+        container=container,
+        root_fd=root_fd,
+        own_proc_fd=own_proc_fd,
+        host_mnt_fd=host_mnt_fd,
+        journal=journal,
+        mounts=mounts,
+        sources=sources,
+        make_nodes=initial and not container.other_user_namespace,
+        simulated=plan.simulated,
+        ldconfig_fd=ldconfig_fd,
+        backup_fd=backup_fd,
+    )
+    failure: "list[Any] | None" = None
+    try:
+        for action in plan.actions:
+            if not isinstance(action, AllowDevice):
+                steps.apply_action(place, action)
+        write_line(up_fd, {"done": place.notes})
+        if os.read(down_fd, 1) == _COMMIT:
+            write_line(up_fd, {"committed": True})
+            return
+    except BaseException as error:  # noqa: BLE001 - whatever it is, all is undone before it is told
+        failure = _describe(error)
+    left = undo(journal.entries, root_fd, backup_fd)
+    write_line(up_fd, {"error": failure, "left": left} if failure else {"left": left})
+
+
+def _recover(container: Container, entries: "list[Entry]", backup_fd: int, up_fd: int) -> None:
+    """Undo what a killed worker had told."""
+    own_proc_fd = _open_own_proc()
+    root_fd = _enter(container, own_proc_fd)
+    write_line(up_fd, {"left": undo(entries, root_fd, backup_fd)})
+
+
+def _open_own_proc() -> int:
+    return os.open("/proc/self", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+def _take_sources(plan: "Plan", mounts: Mounts) -> "dict[tuple[str, str, tuple[str, ...]], Source]":
+    """Take from the host what will be mounted, while its paths mean the host's files.
+
+    What cannot be taken is tried again, and reported, when its action comes.
+    """
+    sources: "dict[tuple[str, str, tuple[str, ...]], Source]" = {}
+    for action in plan.actions:
+        if isinstance(action, Bind):
+            key = (action.host_path, action.kind, action.options)
+            if key not in sources:
+                try:
+                    sources[key] = take_source(*key, mounts.new_calls)
+                except OSError:  # told when the action comes, by its name
+                    continue
+    return sources

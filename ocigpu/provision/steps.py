@@ -1,0 +1,372 @@
+"""One function per kind of action: what happens inside the container's namespaces.
+
+Nothing is decided here; each function does what its action says or raises.  Each effect is written to the journal
+right before it happens.
+"""
+
+import errno
+import os
+import stat
+
+from ocigpu.actions import Bind, Link, Node, RefreshLdCache, Tmpfs
+from ocigpu.errors import ApplyError, quoted
+from ocigpu.linux import libc
+from ocigpu.linux.paths import make_directories, open_in_root, open_parent, split
+from ocigpu.provision.container import Container
+from ocigpu.provision.journal import LD_CACHE, MAX_LD_CACHE, Journal, keep_ld_cache, read_old_link
+from ocigpu.provision.ldconfig import run_ldconfig
+from ocigpu.provision.mounts import Mounts, Source, Target, enter_own_proc, read_mnt_id, take_source
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_NODE_OPTIONS = ("ro", "nosuid", "noexec")
+"""Flags of a bind-mounted node.  Reading and writing the device is not "ro"'s business; changing its mode is."""
+_COVER_OPTIONS = ("ro", "nosuid", "nodev")
+_CODES = {Node: "OCIGPU-DEV-3", Link: "OCIGPU-MNT-3", RefreshLdCache: "OCIGPU-LD-1"}
+_O_LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Workplace:
+    """Everything a worker has: the container, its root, the journal, the sources it took from the host."""
+
+    def __init__(
+        self,
+        container: Container,
+        root_fd: int,
+        own_proc_fd: int,
+        host_mnt_fd: int,
+        journal: Journal,
+        mounts: Mounts,
+        sources: "dict[tuple[str, str, tuple[str, ...]], Source]",
+        make_nodes: bool,
+        simulated: bool,
+        ldconfig_fd: int,
+        backup_fd: int,
+    ) -> None:
+        self.container = container
+        self.root_fd = root_fd
+        self.own_proc_fd = own_proc_fd
+        self.host_mnt_fd = host_mnt_fd
+        self.journal = journal
+        self.mounts = mounts
+        self.sources = sources
+        self.make_nodes = make_nodes
+        self.simulated = simulated
+        self.ldconfig_fd = ldconfig_fd
+        self.backup_fd = backup_fd
+        self.notes: list[str] = []
+        # inside its own user namespace the container's root user is 0; elsewhere it is who the map says
+        self.uid, self.gid = (0, 0) if container.join_user else (container.uid, container.gid)
+
+    def parent(self, path: str) -> tuple[int, str]:
+        """Return a descriptor of the directory that holds ``path``, made if missing (never below /proc), and a name."""
+        if _is_in_proc(path):
+            return open_parent(self.root_fd, path)
+        *parents, name = split(path)
+
+        def on_create(made: str) -> None:
+            self.journal.record("mkdir", made)
+
+        return make_directories(self.root_fd, "/" + "/".join(parents), 0o755, on_create), name
+
+    def source(self, host_path: str, kind: str, options: tuple[str, ...], rdev: int = 0) -> Source:
+        """Return something of the host: taken before the namespace was joined, or now."""
+        found = self.sources.pop((host_path, kind, options), None)
+        if found is not None:
+            return found
+        away = not self.container.join_user
+        if away:
+            libc.setns(self.host_mnt_fd, libc.CLONE_NEWNS)
+        try:
+            return take_source(host_path, kind, options, self.mounts.new_calls, rdev, self.simulated)
+        finally:
+            if away:
+                libc.setns(self.container.mnt_fd, libc.CLONE_NEWNS)
+                enter_own_proc(self.own_proc_fd)
+
+    def mount(self, source: Source, target: Target) -> None:
+        """Contain the target, note the mount, make it."""
+        under = self.mounts.contain(target)
+        mount = read_mnt_id(source.tree_fd) if source.tree_fd >= 0 else 0
+        self.journal.record("mount", target.path, under=under, mount=mount)
+        self.mounts.attach(source, target)
+
+
+def _is_in_proc(path: str) -> bool:
+    return split(path)[0] == "proc"
+
+
+def apply_action(place: Workplace, action: "Any") -> None:
+    """Carry out one action.  Raises ApplyError naming the action and the cause."""
+    try:
+        _APPLY[type(action)](place, action)
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):
+            raise  # the parent is gone; nobody reads what we would say
+        path = error.filename
+        where = f"{path}: " if isinstance(path, str) and path and path not in action.describe() else ""
+        raise ApplyError(
+            _CODES.get(type(action), "OCIGPU-MNT-1"),
+            f"{action.describe()}: {where}{error.strerror}",
+            _hint(error, action),
+            errno=error.errno or 0,
+        ) from error
+
+
+def _hint(error: OSError, action: "Any") -> str | None:
+    path = getattr(action, "container_path", "")
+    if error.errno == errno.EROFS:
+        return f"The container's root is read-only already: let the image contain {path}, or use a writable root."
+    if error.errno == errno.ENOENT and path.startswith("/proc/driver"):
+        return "The container's /proc shows no NVIDIA driver: mount a procfs there and do not mask /proc/driver."
+    return None
+
+
+def _apply_node(place: Workplace, action: Node) -> None:
+    node = action.node
+    rdev = os.makedev(node.major, node.minor)
+    parent_fd, name = place.parent(node.container_path)
+    try:
+        try:
+            found = os.stat(name, dir_fd=parent_fd, follow_symlinks=False)
+        except FileNotFoundError:
+            usable = place.make_nodes and not os.fstatvfs(parent_fd).f_flag & os.ST_NODEV
+            if usable and _make_node(place, action, parent_fd, name):
+                return
+            _require_host_node(action)
+            place.journal.record("file", node.container_path)
+            os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o444, dir_fd=parent_fd))
+        else:
+            if stat.S_ISCHR(found.st_mode) and found.st_rdev == rdev:
+                return  # the runtime made it, or the image has it
+            if not stat.S_ISREG(found.st_mode) or found.st_size:
+                raise _unusable(action.describe(), node.container_path, found)
+            _require_host_node(action)
+        source = place.source(node.host_path, "node", _NODE_OPTIONS, rdev)
+        _mount_on_file(place, source, node.container_path, parent_fd, name)
+    finally:
+        os.close(parent_fd)
+
+
+def _make_node(place: Workplace, action: Node, parent_fd: int, name: str) -> bool:
+    """Make the node with exactly the mode and owner of the plan; False where mknod is refused."""
+    node = action.node
+    rdev = os.makedev(node.major, node.minor)
+    place.journal.record("node", node.container_path, rdev=rdev)
+    try:
+        os.mknod(name, stat.S_IFCHR | node.mode, rdev, dir_fd=parent_fd)
+    except PermissionError:
+        return False
+    fd = os.open(name, _O_LOOK, dir_fd=parent_fd)
+    try:
+        made = os.fstat(fd)
+        if not stat.S_ISCHR(made.st_mode) or made.st_rdev != rdev:
+            raise _unusable(action.describe(), node.container_path, made)
+        # by the descriptor's own name: the path may have been exchanged by somebody who shares the directory
+        if (made.st_uid, made.st_gid) != (node.uid, node.gid):
+            os.chown(f"fd/{fd}", node.uid, node.gid)
+        if stat.S_IMODE(made.st_mode) != node.mode or made.st_uid != node.uid:
+            os.chmod(f"fd/{fd}", node.mode)
+    finally:
+        os.close(fd)
+    return True
+
+
+def _require_host_node(action: Node) -> None:
+    if not action.node.host_path:
+        raise ApplyError(
+            "OCIGPU-DEV-3",
+            f"{action.describe()}: mknod is not possible for this container and the host has no node to mount",
+            f"Create the node on the host (nvidia-modprobe): {action.node.container_path}",
+        )
+
+
+def _apply_bind(place: Workplace, action: Bind) -> None:
+    try:
+        source = place.source(action.host_path, action.kind, action.options)
+    except FileNotFoundError:
+        if not action.optional:
+            raise
+        place.notes.append(f"{action.host_path} has vanished from the host and was left out")
+        return
+    try:
+        _bind(place, action, source)
+    except OSError as error:
+        if error.errno != errno.EROFS or not action.optional:
+            raise
+        place.notes.append(f"{action.container_path} was left out: the container's root is read-only")
+    finally:
+        if source.tree_fd >= 0:
+            os.close(source.tree_fd)
+
+
+def _bind(place: Workplace, action: Bind, source: Source) -> None:
+    path = action.container_path
+    directory = action.kind == "directory"
+    parent_fd, name = place.parent(path)
+    try:
+        try:
+            found = os.stat(name, dir_fd=parent_fd, follow_symlinks=False)
+        except FileNotFoundError:
+            found = None
+        if found is not None and stat.S_ISLNK(found.st_mode):
+            place.journal.record("unlink", path, old=read_old_link(parent_fd, name))
+            os.unlink(name, dir_fd=parent_fd)
+            found = None
+        if found is None:
+            if _is_in_proc(path):
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+            if directory:
+                place.journal.record("mkdir", path)
+                os.mkdir(name, 0o755, dir_fd=parent_fd)
+            else:
+                place.journal.record("file", path)
+                mode = 0o555 if source.status.st_mode & 0o111 and action.kind == "file" else 0o444
+                os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=parent_fd))
+        if directory:
+            fd = os.open(name, _O_LOOK | os.O_DIRECTORY, dir_fd=parent_fd)
+            try:
+                place.mount(source, Target(path, parent_fd, name, fd))
+            finally:
+                os.close(fd)
+        else:
+            _mount_on_file(place, source, path, parent_fd, name)
+    except NotADirectoryError as error:
+        raise _unusable(action.describe(), path, os.stat(name, dir_fd=parent_fd, follow_symlinks=False)) from error
+    finally:
+        os.close(parent_fd)
+
+
+def _mount_on_file(place: Workplace, source: Source, path: str, parent_fd: int, name: str) -> None:
+    """Mount a file, socket or node on the regular file or socket ``name``; anything else there is refused."""
+    fd = os.open(name, _O_LOOK, dir_fd=parent_fd)
+    try:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode) and not stat.S_ISSOCK(found.st_mode):
+            raise _unusable(f"bind {source.host_path} -> {path}", path, found)
+        place.mount(source, Target(path, parent_fd, name, fd))
+    finally:
+        os.close(fd)
+
+
+def _apply_tmpfs(place: Workplace, action: Tmpfs) -> None:
+    path = action.container_path
+    parent_fd, name = place.parent(path)
+    tree_fd = -1
+    try:
+        try:
+            found = os.stat(name, dir_fd=parent_fd, follow_symlinks=False)
+        except FileNotFoundError:
+            if _is_in_proc(path):
+                raise
+            place.journal.record("mkdir", path)
+            os.mkdir(name, 0o555, dir_fd=parent_fd)
+        else:
+            if not stat.S_ISDIR(found.st_mode):
+                raise _unusable(action.describe(), path, found)
+        fd = os.open(name, _O_LOOK | os.O_DIRECTORY, dir_fd=parent_fd)
+        try:
+            target = Target(path, parent_fd, name, fd)
+            under = place.mounts.contain(target)
+            if place.mounts.new_calls:
+                tree_fd = place.mounts.new_tmpfs(action, place.uid, place.gid)
+                place.journal.record("mount", path, under=under, mount=read_mnt_id(tree_fd))
+                place.mounts.attach_tmpfs(tree_fd, target)
+            else:
+                place.journal.record("mount", path, under=under, mount=0)
+                place.mounts.mount_tmpfs(action, place.uid, place.gid, target)
+        finally:
+            os.close(fd)
+    finally:
+        os.close(parent_fd)
+        if tree_fd >= 0:
+            os.close(tree_fd)
+
+
+def _apply_link(place: Workplace, action: Link) -> None:
+    path = action.container_path
+    parent_fd, name = place.parent(path)
+    try:
+        try:
+            found = os.stat(name, dir_fd=parent_fd, follow_symlinks=False)
+        except FileNotFoundError:
+            old = None
+        else:
+            if stat.S_ISREG(found.st_mode):
+                _cover_with_target(place, action, parent_fd, name)
+                return
+            if not stat.S_ISLNK(found.st_mode):
+                raise _unusable(action.describe(), path, found, "OCIGPU-MNT-3")
+            old = read_old_link(parent_fd, name)
+            if old[0] == action.target:
+                return
+        temp = f".ocigpu-{os.urandom(8).hex()}"
+        place.journal.record("link", path, target=action.target, old=old, temp=temp)
+        os.symlink(action.target, temp, dir_fd=parent_fd)
+        os.rename(temp, name, src_dir_fd=parent_fd, dst_dir_fd=parent_fd)
+    finally:
+        os.close(parent_fd)
+
+
+def _cover_with_target(place: Workplace, action: Link, parent_fd: int, name: str) -> None:
+    """Mount what the link would lead to over the image's own file of that name, which would win otherwise."""
+    path = action.container_path
+    if "/" in action.target or action.target in (".", ".."):
+        raise ApplyError(
+            "OCIGPU-MNT-3", f"{action.describe()}: the image has a file there, and the target is elsewhere"
+        )
+    directory = path[: path.rindex("/")]
+    target_fd = open_in_root(place.root_fd, f"{directory}/{action.target}", os.O_PATH)
+    try:
+        if not stat.S_ISREG(os.fstat(target_fd).st_mode):
+            raise _unusable(action.describe(), f"{directory}/{action.target}", os.fstat(target_fd), "OCIGPU-MNT-3")
+        fd = os.open(name, _O_LOOK, dir_fd=parent_fd)
+        try:
+            target = Target(path, parent_fd, name, fd)
+            under = place.mounts.contain(target)
+            place.journal.record("mount", path, under=under, mount=0)
+            place.mounts.attach_copy(target_fd, _COVER_OPTIONS, target)
+        finally:
+            os.close(fd)
+    finally:
+        os.close(target_fd)
+
+
+def _apply_ld_cache(place: Workplace, action: RefreshLdCache) -> None:
+    kept = keep_ld_cache(place.root_fd, place.backup_fd)
+    if kept is None:
+        place.notes.append(
+            f"{LD_CACHE} of the image is no regular file of at most {MAX_LD_CACHE >> 20} MiB and was left alone"
+        )
+        return
+    parent_fd, _ = place.parent(LD_CACHE)
+    os.close(parent_fd)
+    place.journal.record("cache", LD_CACHE, temp=f".ocigpu-{os.urandom(8).hex()}", **kept)
+    warning = run_ldconfig(place.ldconfig_fd, place.root_fd, action.directories, place.uid, place.gid)
+    if warning:
+        place.notes.append(warning)
+
+
+def _unusable(what: str, path: str, found: os.stat_result, code: str = "OCIGPU-MNT-2") -> ApplyError:
+    kinds = {
+        stat.S_IFREG: "a file",
+        stat.S_IFDIR: "a directory",
+        stat.S_IFLNK: "a symbolic link",
+        stat.S_IFIFO: "a FIFO",
+        stat.S_IFSOCK: "a socket",
+        stat.S_IFBLK: f"a block device {os.major(found.st_rdev)}:{os.minor(found.st_rdev)}",
+        stat.S_IFCHR: f"a device {os.major(found.st_rdev)}:{os.minor(found.st_rdev)}",
+    }
+    kind = kinds.get(stat.S_IFMT(found.st_mode), "something")
+    return ApplyError(code, f"{what}: the container has {kind} at {quoted(path)}")
+
+
+_APPLY: "dict[Any, Any]" = {
+    Node: _apply_node,
+    Bind: _apply_bind,
+    Tmpfs: _apply_tmpfs,
+    Link: _apply_link,
+    RefreshLdCache: _apply_ld_cache,
+}
