@@ -12,13 +12,9 @@ from support.process import run
 LAYOUTS = ("busybox", "debian", "glibc", "alpine-like", "distroless", "no-etc")
 LIBRARIES = "usr/lib/x86_64-linux-gnu"
 
-DOCKER_CAPABILITIES = [
-    f"CAP_{name}"
-    for name in (
-        "AUDIT_WRITE CHOWN DAC_OVERRIDE FOWNER FSETID KILL MKNOD NET_BIND_SERVICE NET_RAW SETFCAP SETGID SETPCAP "
-        "SETUID SYS_CHROOT"
-    ).split()
-]
+_CAPABILITIES = """AUDIT_WRITE CHOWN DAC_OVERRIDE FOWNER FSETID KILL MKNOD NET_BIND_SERVICE NET_RAW SETFCAP SETGID
+SETPCAP SETUID SYS_CHROOT"""
+DOCKER_CAPABILITIES = [f"CAP_{name}" for name in _CAPABILITIES.split()]
 """What Docker and containerd give a container by default."""
 
 

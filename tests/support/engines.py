@@ -188,12 +188,11 @@ disabled_plugins = ["io.containerd.snapshotter.v1.devmapper", "io.containerd.sna
             yield engine
     finally:
         machine.remove_cgroups(namespace)
-        _remove_if_empty("/run/containerd/s")
-        _remove_if_empty("/run/containerd/fifo")
-        _remove_if_empty("/run/containerd")
+        for name in (f"runc/{namespace}", "runc/k8s.io", "runc", "s", "fifo", ""):
+            _remove_if_empty(f"/run/containerd/{name}")
 
 
 def _remove_if_empty(directory: str) -> None:
-    """containerd 1.6 keeps shim sockets and ctr's pipes in one place for all daemons."""
+    """containerd 1.6 keeps shim sockets, pipes and runc's state in one place for all daemons."""
     if os.path.isdir(directory) and not os.listdir(directory):
         shutil.rmtree(directory)

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from support import machine, requirements
 from support.bundle import base_config, compile_probes, make_rootfs, write_bundle
+from support.images import write_image
+from support.product import SimulatedHost, make_simulated_host
 from support.runtimes import container_id, set_cgroup
 
 
@@ -46,6 +48,7 @@ def runtime_environment(probes: Path) -> dict[str, str]:
 
 
 MakeBundle = Callable[..., Path]
+IMAGE = "localhost/gpu:1"
 
 
 @pytest.fixture
@@ -68,10 +71,11 @@ def make_bundle(work_directory: Path, rootfs: Callable[[str], Path]) -> MakeBund
         arguments: list[str],
         env: dict[str, str] | None = None,
         layout: str = "glibc",
-        edit: Callable[[dict[str, Any]], None] = lambda config: None,
+        edit: Callable[[dict[str, Any]], None] | None = None,
     ) -> Path:
         config = base_config(arguments, env)
-        edit(config)
+        if edit:
+            edit(config)
         bundle = write_bundle(work_directory / f"bundle{next(numbers)}", config, rootfs(layout))
         set_cgroup(bundle, container_id())
         return bundle
@@ -91,3 +95,23 @@ def machine_unchanged(request: pytest.FixtureRequest) -> Iterator[None]:
     if left:
         machine.clean(str(directory), directory.name)
     assert not left, f"left behind by {Path(request.path).name}:\n" + "\n".join(left)
+
+
+@pytest.fixture(scope="session")
+def simulated_host(session_directory: Path) -> SimulatedHost:
+    """A simulated host with eight GPUs."""
+    requirements.require(requirements.root(), requirements.programs("gcc"))
+    return make_simulated_host(session_directory / "host8", 8)
+
+
+@pytest.fixture(scope="session")
+def mig_host(session_directory: Path) -> SimulatedHost:
+    """A simulated host with two GPUs, the first one cut into two MIG devices."""
+    requirements.require(requirements.root(), requirements.programs("gcc"))
+    return make_simulated_host(session_directory / "host-mig", 2, ("0:3g.20gb,1g.5gb",))
+
+
+@pytest.fixture(scope="session")
+def image(session_directory: Path, rootfs: Callable[[str], Path]) -> Path:
+    """The archive of image ``localhost/gpu:1``: a glibc image whose command waits."""
+    return write_image(session_directory / "image.tar", rootfs("glibc"), IMAGE, ["/probe", "pause"])

@@ -3,12 +3,14 @@
 import itertools
 import json
 import os
+import shlex
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 from support import requirements
 from support.machine import PREFIX
-from support.process import Completed, run
+from support.process import Completed, run, wait_for
 
 _numbers = itertools.count(1)
 
@@ -61,6 +63,50 @@ def run_container(
         run([*command, "delete", "--force", name], env=env, check=False)
 
 
+def create_and_start(
+    runtime: Sequence[str | os.PathLike[str]], bundle: Path, name: str, *, env: dict[str, str], state: Path
+) -> Completed:
+    """``create``, ``start``, wait for the end, ``delete``, as engines do; returns what the container said.
+
+    The container keeps the descriptors it was created with, so its output goes to files.
+    """
+    command = [*runtime, "--root", str(state)]
+    output, errors = bundle.with_name(f"{name}.out"), bundle.with_name(f"{name}.err")
+    try:
+        with output.open("wb") as out, errors.open("wb") as err:
+            words = [os.fspath(word) for word in (*command, "create", "--bundle", bundle, name)]
+            created = subprocess.run(words, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=env, timeout=60)
+        if created.returncode == 0:
+            run([*command, "start", name], env=env)
+            wait_for(f"{name} to end", lambda: state_of(command, name, env) == "stopped")
+        return Completed(words, created.returncode, output.read_text(), errors.read_text())
+    finally:
+        run([*command, "delete", "--force", name], env=env, check=False)
+
+
+def state_of(command: Sequence[str | os.PathLike[str]], name: str, env: dict[str, str]) -> str:
+    """Return the status of a container ("created", "running", "stopped") as its runtime tells it."""
+    status: str = json.loads(run([*command, "state", name], env=env).stdout)["status"]
+    return status
+
+
+def script(*commands: Sequence[str]) -> list[str]:
+    """Return the argv of a shell that carries out commands one after another; see :func:`parts`."""
+    return ["sh", "-c", "; ".join(f"{shlex.join(command)}; echo @@$?" for command in commands)]
+
+
+def parts(output: str) -> list[str]:
+    """Return what each command of a :func:`script` printed; a command that failed ends with "status N"."""
+    found, text = [], ""
+    for line in output.splitlines(keepends=True):
+        if line.startswith("@@"):
+            found.append(text if line == "@@0\n" else f"{text}status {line[2:]}")
+            text = ""
+        else:
+            text += line
+    return found
+
+
 def probe(*commands: Sequence[str]) -> list[str]:
     """Return the argv of one probe that carries out several commands: ``probe(["open", "/dev/null"], ...)``."""
     words = ["/probe"]
@@ -73,7 +119,7 @@ def answers(output: str) -> Answers:
     """Return what a probe printed."""
     found: Answers = {}
     for line in output.splitlines():
-        command, path, answer = (line.split(" ", 2) + ["", ""])[:3]
+        command, path, answer = [*line.split(" ", 2), "", ""][:3]
         key = (command, path)
         found[key] = found[key] + "\n" + answer if key in found else answer
     return found

@@ -1,0 +1,162 @@
+"""A real dockerd: our shim as one of its runtimes, and our hook under its ``--gpus``."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support import requirements
+from support.engines import SYSTEM_PATH, Docker, start_docker
+from support.fixtures import IMAGE
+from support.product import (
+    CONTROL_NODES,
+    LIBRARIES,
+    RUNTIME,
+    SimulatedHost,
+    failed_with,
+    gpu_names,
+    install_vendor_names,
+    listed_uuids,
+)
+from support.runtimes import answers, parts, probe, script, view_of
+
+pytestmark = [pytest.mark.root, pytest.mark.engine]
+
+RUN = ("run", "--rm", "--network=none")
+WAYS = pytest.mark.parametrize(
+    "way",
+    [
+        pytest.param(("--runtime=ocigpu", "--env=NVIDIA_VISIBLE_DEVICES=0,2"), id="runtime"),
+        pytest.param(("--gpus", '"device=0,2"'), id="gpus"),
+        pytest.param(("--runtime=ocigpu", "--gpus", '"device=0,2"'), id="runtime and gpus"),
+    ],
+)
+
+
+@pytest.fixture(scope="module", params=["v1", "v2"])
+def docker(
+    request: pytest.FixtureRequest, session_directory: Path, image: Path, simulated_host: SimulatedHost
+) -> Iterator[Docker]:
+    """A dockerd on a machine with cgroup v1 or v2; the vendor's name of the hook comes first on its PATH."""
+    requirements.require(requirements.programs("dockerd", "docker", "containerd", "runc"))
+    view = view_of(request.param)
+    directory = session_directory / f"docker-{request.param}"
+    names = install_vendor_names(session_directory / f"bin-{request.param}", simulated_host.settings)
+    env = {"PATH": f"{names}:{SYSTEM_PATH}", "OCIGPU_CONFIG": str(simulated_host.settings)}
+    with start_docker(directory, image, {"ocigpu": str(RUNTIME)}, env, view=view) as engine:
+        yield engine
+
+
+@WAYS
+def test_a_container_gets_exactly_the_gpus_it_asks_for(
+    docker: Docker, simulated_host: SimulatedHost, way: tuple[str, ...]
+) -> None:
+    granted = ["nvidia0", "nvidia2", *CONTROL_NODES]
+    look = script(
+        ["nvidia-smi", "-L"],
+        probe(
+            ["list", "/dev", "/proc/driver/nvidia/gpus"],
+            ["stat", *(f"/dev/{name}" for name in granted)],
+            ["open", *(f"/dev/{name}" for name in granted), "/dev/null"],
+            ["mknod", "/dev/nvidia1", *simulated_host.number("nvidia1")],
+            ["open", "/dev/nvidia1"],
+        ),
+        ["/dlopen", *LIBRARIES],
+    )
+    listing, probed, opened = parts(docker(*RUN, *way, IMAGE, *look).stdout)
+    assert listed_uuids(listing) == [simulated_host.gpus[0], simulated_host.gpus[2]], listing
+    seen = answers(probed)
+    assert gpu_names(seen["list", "/dev"]) == sorted(granted)
+    assert sorted(seen["list", "/proc/driver/nvidia/gpus"].split()) == ["0000:01:00.0", "0000:03:00.0"]
+    for name in granted:
+        assert seen["stat", f"/dev/{name}"] == simulated_host.describe_node(name), name
+        assert seen["open", f"/dev/{name}"] == "ENXIO", name
+    assert seen["open", "/dev/null"] == "ok"
+    assert seen["mknod", "/dev/nvidia1"] == "ok"
+    assert seen["open", "/dev/nvidia1"] == "EPERM"
+    assert opened.splitlines() == [f"dlopen {name} ok" for name in LIBRARIES]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "expected"),
+    [
+        pytest.param("all", range(8), id="all"),
+        pytest.param("2", range(2), id="a number"),
+        pytest.param('"device=7"', [7], id="an index"),
+    ],
+)
+def test_docker_gpus_gives_what_its_value_says(
+    docker: Docker, simulated_host: SimulatedHost, gpus: str, expected: list[int]
+) -> None:
+    result = docker(*RUN, "--gpus", gpus, IMAGE, "nvidia-smi", "-L")
+    assert listed_uuids(result.stdout) == [simulated_host.gpus[index] for index in expected]
+
+
+@WAYS
+def test_gpus_are_there_for_exec_and_after_a_restart(
+    docker: Docker, simulated_host: SimulatedHost, way: tuple[str, ...]
+) -> None:
+    name = docker("run", "--detach", "--network=none", *way, IMAGE).stdout.strip()
+    try:
+        for _ in range(2):
+            result = docker("exec", name, "nvidia-smi", "-L")
+            assert listed_uuids(result.stdout) == [simulated_host.gpus[0], simulated_host.gpus[2]]
+            number = simulated_host.number("nvidia1")
+            look = probe(["open", "/dev/nvidia0"], ["mknod", "/tmp/gpu1", *number], ["open", "/tmp/gpu1"])
+            seen = answers(docker("exec", name, *look).stdout)
+            assert seen["open", "/dev/nvidia0"] == "ENXIO"
+            assert seen["open", "/tmp/gpu1"] == "EPERM"
+            docker("restart", "--time=5", name)
+    finally:
+        docker("rm", "--force", name)
+
+
+def test_two_containers_at_once_have_their_own_gpus(docker: Docker, simulated_host: SimulatedHost) -> None:
+    names = []
+    try:
+        for index, way in enumerate((("--gpus", '"device=0"'), ("--runtime=ocigpu", "-eNVIDIA_VISIBLE_DEVICES=1"))):
+            names.append(docker("run", "--detach", "--network=none", *way, IMAGE).stdout.strip())
+            assert len(names) == index + 1
+        for index, name in enumerate(names):
+            other = f"nvidia{1 - index}"
+            look = probe(
+                ["list", "/dev"],
+                ["mknod", f"/dev/{other}", *simulated_host.number(other)],
+                ["open", f"/dev/nvidia{index}", f"/dev/{other}"],
+            )
+            seen = answers(docker("exec", name, *look).stdout)
+            assert gpu_names(seen["list", "/dev"]) == sorted([f"nvidia{index}", *CONTROL_NODES])
+            assert seen["open", f"/dev/nvidia{index}"] == "ENXIO"
+            assert seen["open", f"/dev/{other}"] == "EPERM"
+    finally:
+        for name in names:
+            docker("rm", "--force", name)
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        pytest.param(("--runtime=ocigpu", "--env=NVIDIA_VISIBLE_DEVICES=9"), id="runtime"),
+        pytest.param(("--gpus", '"device=9"'), id="gpus"),
+    ],
+)
+def test_an_unknown_gpu_is_an_error_that_docker_shows(docker: Docker, way: tuple[str, ...]) -> None:
+    result = docker(*RUN, *way, IMAGE, "echo", "started", check=False)
+    assert failed_with("OCIGPU-DEV-1", result), result.stderr
+    assert "started" not in result.stdout
+    assert "Traceback" not in result.stderr
+    assert docker("ps", "--all", "--quiet", "--filter", "status=running").stdout == ""
+
+
+def test_a_container_that_asks_for_nothing_has_no_gpu(docker: Docker) -> None:
+    result = docker(*RUN, "--runtime=ocigpu", IMAGE, *probe(["list", "/dev"]))
+    assert gpu_names(answers(result.stdout)["list", "/dev"]) == []
+
+
+def test_a_read_only_container_gets_its_gpu(docker: Docker, simulated_host: SimulatedHost) -> None:
+    result = docker(*RUN, "--read-only", "--gpus", '"device=5"', IMAGE, "nvidia-smi", "-L")
+    assert listed_uuids(result.stdout) == [simulated_host.gpus[5]]
+
+
+def test_a_privileged_container_sees_the_gpus_it_asked_for(docker: Docker, simulated_host: SimulatedHost) -> None:
+    result = docker(*RUN, "--privileged", "--gpus", '"device=5"', IMAGE, "nvidia-smi", "-L")
+    assert listed_uuids(result.stdout) == [simulated_host.gpus[5]]

@@ -1,0 +1,93 @@
+"""The programs under test, and the simulated hosts they give GPUs from."""
+
+import os
+import stat
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+from support import requirements
+from support.process import Completed, run
+
+PROGRAMS = Path(sys.prefix, "bin")
+RUNTIME = PROGRAMS / "ocigpu-runtime"
+REPOSITORY = Path(__file__).parents[2]
+
+CONTROL_NODES = ("nvidia-uvm", "nvidia-uvm-tools", "nvidiactl")
+"""Control nodes of a container with the default capabilities, compute and utility."""
+
+LIBRARIES = ("libcuda.so.1", "libnvidia-ml.so.1", "libnvidia-ptxjitcompiler.so.1")
+"""Libraries of the default capabilities by the names that programs ask the loader for."""
+
+
+class SimulatedHost(NamedTuple):
+    """One simulated host: its ``directory``, and the GPUs and MIG devices on it by UUID, in order."""
+
+    directory: Path
+    gpus: tuple[str, ...]
+    mig_devices: tuple[tuple[str, int, int], ...]
+    """UUID, and the minors of the GPU instance and the compute instance."""
+
+    @property
+    def settings(self) -> Path:
+        return self.directory / "config.toml"
+
+    def environment(self, base: dict[str, str], runtime: str = "runc") -> dict[str, str]:
+        """Return ``base`` with the settings that make the shim use this host and a low-level runtime."""
+        program = requirements.find_program(runtime)
+        requirements.require("" if program else f"not installed: {runtime}")
+        settings = self.directory / f"config-{runtime}.toml"
+        if not settings.exists():
+            text = self.settings.read_text()
+            assert "[runtime]" not in text
+            settings.write_text(f'{text}\n[runtime]\nruntimes = ["{program}"]\n')
+            settings.chmod(0o644)
+        return {**base, "OCIGPU_CONFIG": str(settings)}
+
+    def describe_node(self, name: str) -> str:
+        """Return the node of the host below its dev as the probe describes one: type, number, mode, owner."""
+        status = os.lstat(self.directory / "dev" / name)
+        assert stat.S_ISCHR(status.st_mode)
+        number = f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
+        return f"c {number} {stat.S_IMODE(status.st_mode):04o} {status.st_uid}:{status.st_gid}"
+
+    def number(self, name: str) -> tuple[str, str]:
+        """Return major and minor of a node as words for the probe."""
+        status = os.lstat(self.directory / "dev" / name)
+        return str(os.major(status.st_rdev)), str(os.minor(status.st_rdev))
+
+
+def make_simulated_host(directory: Path, count: int, mig: tuple[str, ...] = ()) -> SimulatedHost:
+    """Make a host with A100s."""
+    from ocigpu.sim.create import create_host
+    from ocigpu.sim.models import find_model, make_gpus
+
+    create_host(str(directory), gpus=count, model="a100", driver_version="550.163.01", mig=mig)
+    gpus = make_gpus(find_model("a100"), count, mig)
+    return SimulatedHost(
+        directory,
+        tuple(gpu.uuid for gpu in gpus),
+        tuple((device.uuid, device.gi_minor, device.ci_minor) for gpu in gpus for device in gpu.mig_devices),
+    )
+
+
+def install_vendor_names(directory: Path, settings: Path) -> Path:
+    """Install the commands, with the hook under its vendor name, fixed settings; returns ``directory``."""
+    script = REPOSITORY / "packaging" / "install.sh"
+    run(["sh", script, "--bin", directory, "--venv", sys.prefix, "--config", settings, "--vendor-names"])
+    return directory
+
+
+def listed_uuids(output: str) -> list[str]:
+    """Return the UUIDs of the GPU lines of ``nvidia-smi -L``, in order."""
+    return [line.partition("UUID: ")[2].rstrip().rstrip(")") for line in output.splitlines() if line.startswith("GPU ")]
+
+
+def gpu_names(listing: str) -> list[str]:
+    """Return the names of our device nodes in a probe's listing of /dev, sorted."""
+    return sorted(name for name in listing.split() if name.startswith("nvidia"))
+
+
+def failed_with(code: str, result: Completed) -> bool:
+    """Whether a command failed and its messages carry the code."""
+    return result.returncode != 0 and code in result.stderr
