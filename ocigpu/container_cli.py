@@ -122,8 +122,7 @@ def make_parser() -> argparse.ArgumentParser:
     listing.add_argument("--no-fabricmanager", action="store_true", help="without the fabric manager's socket")
     listing.add_argument("--no-gsp-firmware", action="store_true", help="without firmware")
 
-    configure = commands.add_parser("configure", add_help=False, help="not in this version")
-    configure.add_argument("rest", nargs=argparse.REMAINDER)
+    commands.add_parser("configure", add_help=False, help="not in this version").add_argument("rest", nargs="*")
     return parser
 
 
@@ -163,9 +162,14 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
             prepared.append(f"--user={word[2:]}")
         else:
             prepared.append(word)
-    options = make_parser().parse_args(prepared)
+    parser = make_parser()
+    options, unknown = parser.parse_known_args(prepared)
     if options.command is None:
         raise UsageError("no command given", f"see: {PROGRAM} --help")
+    if options.command == "configure":
+        raise UsageError(CONFIGURE_MESSAGE, "")
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     return options
 
 
@@ -183,8 +187,6 @@ def _report(error: OcigpuError, debug_file: str) -> int:
 
 def run_command(options: argparse.Namespace) -> list[str]:
     """Return the lines that the command prints; raises OcigpuError."""
-    if options.command == "configure":
-        raise UsageError(CONFIGURE_MESSAGE, "")
     channels = _imex_channels(options.imex_channel) if options.command == "list" else []
     settings = _settings(options)
     from ocigpu.host.discover import read_host_facts

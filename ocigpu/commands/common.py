@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -75,13 +76,17 @@ def print_fields(fields: Iterable[tuple[str, str]]) -> None:
         print(f"{name:<{width}}  {printable(value)}".rstrip())
 
 
-def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print rows: folded to the terminal's width on a terminal, one aligned line a row anywhere else."""
+def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], fold: bool = True) -> None:
+    """Print rows: folded to the terminal's width on a terminal, one aligned line a row anywhere else.
+
+    ``fold`` is False for rows that hold names to copy: they stay in one piece, however narrow the terminal.
+    """
     clean = [[printable(cell) for cell in row] for row in rows]
-    if sys.stdout.isatty():
+    widths = [max(len(row[column]) for row in [headers, *clean]) for column in range(len(headers))]
+    total = sum(widths) + 3 * len(widths)
+    if sys.stdout.isatty() and (fold or total <= shutil.get_terminal_size().columns):
         _print_rich_table(headers, clean)
         return
-    widths = [max(len(row[column]) for row in [headers, *clean]) for column in range(len(headers))]
     for row in [[header.upper() for header in headers], *clean]:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 

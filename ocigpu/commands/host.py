@@ -54,7 +54,9 @@ def list_command(
     print_fields([("host", host_line(host, facts)), ("driver", driver_line(host))])
     if host.gpus:
         print()
-        print_table(("gpu", "minor", "uuid", "bus id", "model", "arch", "mig", "state"), gpu_rows(host.gpus))
+        print_table(
+            ("gpu", "minor", "uuid", "bus id", "model", "arch", "mig", "state"), gpu_rows(host.gpus), fold=False
+        )
     if host.notes:
         print()
         print_notes(host.notes)

@@ -1,0 +1,368 @@
+"""The commands of ``ocigpu``: output, exit status and errors, on recorded facts."""
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ocigpu import __version__
+from ocigpu.cli import main
+from ocigpu.commands.common import Progress
+from ocigpu.commands.config import toml_value
+from ocigpu.facts import HostFacts, facts_from_json
+from ocigpu.settings import KEYS
+
+Run = Callable[..., tuple[int, str, str]]
+Record = Callable[[HostFacts], str]
+
+
+def write_bundle(path: Path, env: list[str], rootfs: bool = True) -> Path:
+    path.mkdir()
+    if rootfs:
+        (path / "rootfs/usr/lib64").mkdir(parents=True)
+    config = {
+        "ociVersion": "1.0.2",
+        "root": {"path": "rootfs"},
+        "process": {"env": env, "args": ["true"]},
+        "linux": {"namespaces": [{"type": "mount"}]},
+    }
+    (path / "config.json").write_text(json.dumps(config))
+    return path
+
+
+# plan
+
+
+def test_plan_shows_host_request_grant_and_each_action_with_its_reason(
+    run: Run, record: Record, facts: HostFacts
+) -> None:
+    status, out, err = run("plan", "--facts", record(facts), "--gpus", "0,2")
+    assert (status, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0].startswith("host          this host (recorded in ")
+    assert "driver        550.163.01, CUDA 12.4, 8 GPUs (from nvml)" in lines
+    assert "request       NVIDIA_VISIBLE_DEVICES=0,2" in lines
+    assert "granted       GPU 0  GPU-4d4f434b-0000-0000-0000-000000000000  Mock NVIDIA A100-SXM4-40GB" in lines
+    assert "              GPU 2  GPU-4d4f434b-0000-0000-0000-000000000002  Mock NVIDIA A100-SXM4-40GB" in lines
+    action = next(line for line in lines if line.startswith("node /dev/nvidia2 c 195:2"))
+    assert "granted by NVIDIA_VISIBLE_DEVICES=0,2" in action
+    assert not any("/dev/nvidia1 " in line for line in lines)
+    assert lines[-1].endswith("nothing was changed")
+
+
+def test_plan_of_a_simulated_host_says_so_in_its_first_line(run: Run, record: Record, facts: HostFacts) -> None:
+    _, out, _ = run("plan", "--facts", record(facts._replace(simulated=True)), "--gpus", "0")
+    assert out.splitlines()[0].startswith("host          SIMULATED host /: no real GPU")
+
+
+def test_plan_as_json_is_the_plan_with_its_request(run: Run, record: Record, facts: HostFacts) -> None:
+    status, out, _ = run("plan", "--facts", record(facts), "--env", "NVIDIA_VISIBLE_DEVICES=3", "--json")
+    data = json.loads(out)
+    assert status == 0
+    assert data["gpus"] == [facts.gpus[3].uuid]
+    assert data["request"]["devices"] == ["3"]
+    assert {"action", "reason"} <= set(data["actions"][0])
+
+
+def test_plan_names_mig_devices_and_their_gpu(run: Run, record: Record, mig_facts: HostFacts) -> None:
+    status, out, err = run("plan", "--facts", record(mig_facts), "--gpus", "1:1")
+    assert (status, err) == (0, "")
+    assert "granted       MIG 1:1  MIG-bbbbbbbb-0000-0000-0000-000000000000  3g.20gb" in out
+
+
+def test_plan_without_a_gpu_says_so(run: Run, record: Record, facts: HostFacts) -> None:
+    _, out, _ = run("plan", "--facts", record(facts), "--gpus", "none", "--capabilities", "utility")
+    assert "granted       no GPU: driver files and control nodes only" in out
+    assert "capabilities  utility" in out
+
+
+def test_plan_shows_requirements_and_extras(run: Run, record: Record, facts: HostFacts) -> None:
+    _, out, _ = run(
+        "plan", "--facts", record(facts), "--gpus", "0", "--privileged", "-e", "NVIDIA_REQUIRE_CUDA=cuda>=12.0",
+        "-e", "NVIDIA_MIG_CONFIG_DEVICES=all",
+    )  # fmt: skip
+    assert "requires      NVIDIA_REQUIRE_CUDA=cuda>=12.0" in out
+    assert "also          MIG configuration all" in out
+
+
+@pytest.mark.parametrize("rootfs", [True, False], ids=["rootfs there", "rootfs not mounted yet"])
+def test_plan_reads_the_request_of_a_bundle_and_leaves_it_alone(
+    run: Run, record: Record, facts: HostFacts, tmp_path: Path, rootfs: bool
+) -> None:
+    bundle = write_bundle(tmp_path / "bundle", ["NVIDIA_VISIBLE_DEVICES=5"], rootfs)
+    before = sorted((path, path.stat().st_mtime_ns) for path in bundle.rglob("*"))
+    status, out, err = run("plan", "--facts", record(facts), "--bundle", bundle)
+    assert (status, err) == (0, "")
+    assert "granted       GPU 5" in out
+    assert sorted((path, path.stat().st_mtime_ns) for path in bundle.rglob("*")) == before
+
+
+@pytest.mark.parametrize("value", ["", "void", None])
+def test_plan_for_nothing_says_so_without_looking_at_the_host(run: Run, tmp_path: Path, value: str | None) -> None:
+    bundle = write_bundle(tmp_path / "bundle", [] if value is None else [f"NVIDIA_VISIBLE_DEVICES={value}"])
+    status, out, err = run("plan", "--facts", "/nowhere", "--bundle", bundle)
+    assert (status, err) == (0, "")
+    assert out.startswith("nothing is asked for: the container would be left as it is")
+    status, out, _ = run("plan", "--facts", "/nowhere", "--bundle", bundle, "--json")
+    assert (status, json.loads(out)["actions"]) == (0, [])
+
+
+def test_text_of_an_image_cannot_control_the_terminal(run: Run, record: Record, facts: HostFacts) -> None:
+    status, out, err = run("plan", "--facts", record(facts), "--gpus", "0", "-e", "NVIDIA_REQUIRE_X=\x1b[2Jdriver>1")
+    assert "\x1b" not in out + err
+    assert status == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "text"),
+    [
+        (["plan", "--gpus", "9"], 1, "OCIGPU-DEV-1"),
+        (["plan", "--gpus", "0", "--capabilities", "magic"], 1, "OCIGPU-REQ-2"),
+        (["plan", "--env", "NOTHING"], 2, '--env "NOTHING" is not NAME=VALUE'),
+        (["plan", "--gpus", "0", "--env", "NVIDIA_VISIBLE_DEVICES=1"], 2, "say the same thing"),
+        (["plan", "--gpus", "0", "--bundle", "."], 2, "--bundle says everything"),
+        (["plan", "--bundle", "/nowhere"], 1, "OCIGPU-SPEC-1: read /nowhere/config.json: No such file or directory"),
+        (["plan", "--gpus", "0", "--config", "/nowhere"], 1, "OCIGPU-SET-1: settings /nowhere"),
+        (["plan", "--frobnicate"], 2, "no such option: --frobnicate"),
+        (["list", "--facts", "/nowhere"], 1, "OCIGPU-HOST-3: facts /nowhere: No such file or directory"),
+        (["frobnicate"], 2, "no such command 'frobnicate'"),
+        (["sim"], 2, "no command given\nhint: see: ocigpu sim --help"),
+        (["sim", "create"], 2, "missing argument"),
+        (["sim", "create", "/tmp/x", "--gpus", "many"], 2, "--gpus"),
+        (["explain", "OCIGPU-DEF-1"], 2, 'there is no error code "OCIGPU-DEF-1"'),
+        (["demo", "--gpus", "65"], 2, "--gpus"),
+        (["demo", "--runtime", "/nowhere"], 1, "OCIGPU-DEMO-1"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_an_error_is_a_line_with_a_code_a_hint_and_the_right_status(
+    run: Run, record: Record, facts: HostFacts, arguments: list[str], status: int, text: str
+) -> None:
+    if arguments[0] == "plan" and "--facts" not in arguments:
+        arguments = [*arguments, "--facts", record(facts)]
+    found, out, err = run(*arguments)
+    assert (found, out) == (status, "")
+    assert err.startswith("ocigpu: OCIGPU-")
+    assert text in err
+    assert len(err.splitlines()) <= 2
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"gpus": 1}', '"x"', "null"])
+def test_a_file_that_holds_no_facts_is_an_error(run: Run, tmp_path: Path, text: str) -> None:
+    path = tmp_path / "facts"
+    path.write_text(text)
+    status, _, err = run("list", "--facts", path)
+    assert (status, err.splitlines()[0]) == (1, f"ocigpu: OCIGPU-HOST-3: facts {path}: not recorded facts")
+
+
+def test_help_names_exit_status_and_examples(run: Run) -> None:
+    status, out, _ = run("--help")
+    assert status == 0
+    for text in ("Exit status:", "  2  the command line could not be understood", "Examples:", "OCIGPU_CONFIG"):
+        assert text in out
+
+
+@pytest.mark.parametrize("command", ["plan", "list", "facts", "explain", "demo", "config", "sim"])
+def test_every_command_has_help_with_examples(run: Run, command: str) -> None:
+    status, out, _ = run(command, "--help")
+    assert status == 0
+    assert f"ocigpu {command}" in out.partition("Examples:")[2]
+
+
+def test_no_command_prints_the_help_and_is_a_usage_error(run: Run) -> None:
+    status, out, _ = run()
+    assert status == 2
+    assert "Commands:" in out
+
+
+def test_version(run: Run) -> None:
+    assert run("--version") == (0, f"ocigpu {__version__}\n", "")
+
+
+# list and facts
+
+
+def test_list_has_a_row_for_each_gpu_and_mig_device(run: Run, record: Record, mig_facts: HostFacts) -> None:
+    broken = mig_facts.gpus[7]._replace(error="fallen off the bus")
+    host = mig_facts._replace(gpus=(*mig_facts.gpus[:7], broken), notes=("NVML said little",))
+    status, out, err = run("list", "--facts", record(host))
+    assert (status, err) == (0, "")
+    rows = [line.split("  ") for line in out.splitlines()]
+    first = [row for row in rows if row[0] in [*map(str, range(8)), "1:0", "1:1"]]
+    assert [row[0] for row in first] == ["0", "1", "1:0", "1:1", "2", "3", "4", "5", "6", "7"]
+    assert first[0][-1] == "ok"
+    assert first[-1][-1] == "fallen off the bus"
+    assert "MIG 3g.20gb" in out
+    assert out.endswith("note: NVML said little\n")
+
+
+def test_list_as_json_has_the_gpus(run: Run, record: Record, facts: HostFacts) -> None:
+    data = json.loads(run("list", "--facts", record(facts), "--json")[1])
+    assert [gpu["index"] for gpu in data["gpus"]] == list(range(8))
+    assert (data["simulated"], data["source"]) == (False, "nvml")
+
+
+def test_list_without_gpus_has_no_table(run: Run, record: Record, facts: HostFacts) -> None:
+    status, out, _ = run("list", "--facts", record(facts._replace(gpus=())))
+    assert status == 0
+    assert "0 GPUs" in out
+    assert "UUID" not in out
+
+
+def test_facts_as_json_can_be_read_again(run: Run, record: Record, mig_facts: HostFacts) -> None:
+    out = run("facts", "--facts", record(mig_facts), "--json")[1]
+    assert facts_from_json(json.loads(out)) == mig_facts
+
+
+def test_facts_lists_nodes_libraries_and_files(run: Run, record: Record, facts: HostFacts) -> None:
+    out = run("facts", "--facts", record(facts))[1]
+    for text in ("/dev/nvidia-uvm", "510:1", "libcuda.so.1", "/usr/bin/nvidia-smi", "nvidia-caps 235"):
+        assert text in out
+
+
+# config
+
+
+def test_config_check_accepts_a_good_file(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text('mode = "hook"\nno-cgroups = true\n')
+    path.chmod(0o644)
+    assert run("config", "check", path) == (0, f"{path}: ok (2 of {len(KEYS)} keys differ from the defaults)\n", "")
+
+
+def test_config_check_names_every_problem(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text('mod = "hook"\nno-cgroups = 1\n')
+    path.chmod(0o644)
+    status, out, err = run("config", "check", path)
+    assert (status, out) == (1, "")
+    assert err.splitlines() == [
+        f"{path}: no-cgroups: input should be a valid boolean",
+        f'ocigpu: OCIGPU-SET-2: {path}: unknown key "mod": did you mean mode?',
+        "hint: all keys: ocigpu config keys",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "code"),
+    [("mode = ", 0o644, "OCIGPU-SET-1"), ("\udcff", 0o644, "OCIGPU-SET-1"), ("", 0o666, "OCIGPU-SET-3")],
+    ids=["not TOML", "not UTF-8", "writable by others"],
+)
+def test_config_check_refuses_what_the_hot_path_refuses(
+    run: Run, tmp_path: Path, text: str, mode: int, code: str
+) -> None:
+    path = tmp_path / "config.toml"
+    path.write_bytes(text.encode(errors="surrogateescape"))
+    path.chmod(mode)
+    status, _, err = run("config", "check", path)
+    assert (status, err.split()[1]) == (1, code + ":")
+
+
+def test_config_show_tells_where_a_value_is_from(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text('[driver]\nroot = "/opt/driver"\n')
+    path.chmod(0o644)
+    monkeypatch.setenv("OCIGPU_CONFIG", str(path))
+    lines = run("config", "show")[1].splitlines()
+    assert lines[0] == f"file  {path}"
+    values = {line.split()[0]: line.split()[1:] for line in lines[3:]}
+    assert values["driver.root"] == ['"/opt/driver"', "file"]
+    assert values["no-cgroups"] == ["false", "default"]
+    assert json.loads(run("config", "show", "--json")[1])["settings"]["driver.root"] == "/opt/driver"
+
+
+def test_config_keys_lists_all_of_them(run: Run) -> None:
+    out = run("config", "keys")[1]
+    assert [line.split()[0] for line in out.splitlines()[1:]] == [key.name for key in KEYS]
+    assert len(json.loads(run("config", "keys", "--json")[1])) == len(KEYS)
+
+
+@given(st.one_of(st.text(), st.booleans(), st.lists(st.text(), max_size=3).map(tuple)))
+def test_a_value_is_shown_as_toml(value: object) -> None:
+    import tomllib
+
+    try:
+        str(value).encode()
+    except UnicodeEncodeError:  # lone surrogates have no TOML spelling
+        return
+    read = tomllib.loads(f"x = {toml_value(value)}")["x"]
+    assert (tuple(read) if isinstance(read, list) else read) == value
+
+
+# the program
+
+
+def test_a_reader_that_stops_early_is_no_error_message(record: Record, facts: HostFacts) -> None:
+    command = [sys.executable, "-m", "ocigpu.cli", "facts", "--json", "--facts", record(facts)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 1
+
+
+def run_on_terminal(columns: int, *arguments: str) -> str:
+    """Return what ``ocigpu`` writes on a terminal, without its colours and styles."""
+    parent, child = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": str(columns)}
+    command = [sys.executable, "-m", "ocigpu.cli", *arguments]
+    output = b""
+    with subprocess.Popen(command, stdout=child, stderr=child, env=environment) as process:
+        os.close(child)
+        while True:
+            try:
+                data = os.read(parent, 65536)
+            except OSError:  # EIO: the other end is closed (pty(7))
+                break
+            output += data
+    os.close(parent)
+    assert process.returncode == 0, output
+    return re.sub(r"\x1b\[[0-9;]*m", "", output.decode().replace("\r\n", "\n"))
+
+
+def test_on_a_terminal_a_plan_is_folded_to_its_width(record: Record, facts: HostFacts) -> None:
+    table = run_on_terminal(60, "plan", "--gpus", "0", "--facts", record(facts)).split("\n\n")[1]
+    assert max(len(line) for line in table.splitlines()) <= 60
+
+
+@pytest.mark.parametrize("columns", [60, 200])
+def test_on_a_terminal_names_of_gpus_stay_in_one_piece(record: Record, facts: HostFacts, columns: int) -> None:
+    output = run_on_terminal(columns, "list", "--facts", record(facts))
+    assert all(gpu.uuid in output for gpu in facts.gpus)
+
+
+def test_a_defect_is_one_line_and_a_traceback_only_on_request(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
+    def broken(*_arguments: object) -> None:
+        raise ZeroDivisionError("a defect")
+
+    monkeypatch.setattr("ocigpu.commands.config.load_settings", broken)
+    status, _, err = run("config", "show")
+    assert (status, err.splitlines()[0]) == (1, "ocigpu: OCIGPU-INT-1: ZeroDivisionError: a defect")
+    monkeypatch.setenv("OCIGPU_DEBUG", "1")
+    with pytest.raises(ZeroDivisionError):
+        main(["config", "show"])
+
+
+def test_an_interrupt_is_silent(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
+    def interrupted(*_arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ocigpu.commands.config.load_settings", interrupted)
+    assert run("config", "show") == (130, "", "")
+
+
+def test_progress_is_plain_lines_outside_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress(delay=0) as progress:
+        progress("compiling libcuda.so.1")
+    with Progress(delay=1000) as progress:
+        progress("not yet")
+    assert capsys.readouterr().err == "compiling libcuda.so.1\n"
