@@ -1,0 +1,1 @@
+"""Readers of what is true of the host: they read, and change nothing."""

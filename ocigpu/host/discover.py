@@ -1,0 +1,180 @@
+"""Everything about the host's driver, read once: files, nodes, procfs and NVML become :class:`HostFacts`.
+
+Reads only.  NVML is asked by a child process while this one reads the rest.
+"""
+
+import os
+
+from ocigpu.errors import HostError
+from ocigpu.facts import Gpu, HostFacts, ProcFile
+from ocigpu.host.devices import NodeReader
+from ocigpu.host.files import read_binaries, read_configs, read_firmware, read_gds_files, read_sockets
+from ocigpu.host.gpus import Capabilities, complete_mig, gpu_from_procfs, merge_gpus
+from ocigpu.host.libraries import (
+    find_libraries,
+    find_nvml,
+    has_version,
+    library_versions,
+    native_machine,
+    read_libraries,
+)
+from ocigpu.host.nvml import LIB_RM_VERSION_MISMATCH, NvmlAnswer, NvmlChild, start_nvml
+from ocigpu.host.pci import count_gpus
+from ocigpu.host.procfs import (
+    ProcGpu,
+    parse_devices,
+    parse_permissions,
+    read_kernel_version,
+    read_proc_files,
+    read_proc_gpus,
+)
+from ocigpu.host.tree import Roots, Tree, find_roots, read_text
+from ocigpu.settings import Settings
+
+MAX_NOTES_ON_PATHS = 3
+
+
+def read_host_facts(settings: Settings) -> HostFacts:
+    """Return what is true of the host that the settings describe (a simulated one with ``simulation.root``).
+
+    Needs no privilege to read an ordinary host; as root, NVML still runs without privileges.  Raises HostError:
+    OCIGPU-HOST-1 when there is no driver, OCIGPU-HOST-2 when kernel module and libraries differ in version,
+    OCIGPU-HOST-3 when a file of procfs or sysfs is there and cannot be read.  A GPU that cannot be used carries its
+    error and hides no other; what else could not be read is in ``notes``.
+    """
+    return _Discovery(settings).run()
+
+
+class _Discovery:
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.roots: Roots = find_roots(settings)
+        self.machine = native_machine()
+        self.driver = Tree(self.roots.driver)
+        self.dev = self.driver if self.roots.dev == self.roots.driver else Tree(self.roots.dev)
+        # daemons of the host are found on the host even when the driver's files are elsewhere
+        elsewhere = self.roots.driver and not self.roots.simulated
+        self.trees = (self.driver, Tree("")) if elsewhere else (self.driver,)
+        self.notes: list[str] = []
+        proc_driver = f"{self.roots.proc}/driver/nvidia"
+        self.proc_driver = proc_driver if os.path.isdir(proc_driver) else ""
+        self.root = self.roots.driver or "/"
+
+    def run(self) -> HostFacts:
+        roots = self.roots
+        kernel = read_kernel_version(roots.proc, roots.sys)
+        paths, note = find_libraries(self.driver, self.settings.driver_ldcache, kernel, self.machine)
+        self.notes += [note] if note else []
+        versions = library_versions(paths)
+        if not kernel and not self.proc_driver and not versions:
+            raise self._no_driver("")
+        if kernel and versions and not has_version(paths, kernel):
+            raise _mismatch(kernel, ", ".join(versions), self.root)
+        version = kernel or (versions[0] if versions else "")
+        nvml_path = find_nvml(paths, version, self.driver, self.machine)
+        child = self._start_nvml(nvml_path)
+        try:
+            facts = self._read_files(version)
+            in_procfs = read_proc_gpus(self.proc_driver) if self.proc_driver else ()
+            libraries, library_notes = read_libraries(self.driver, paths, version, self.machine)
+            answer = child.collect() if child else NvmlAnswer(self._no_nvml(version))
+        finally:
+            if child:
+                child.close()
+        if answer.code == LIB_RM_VERSION_MISMATCH:
+            raise _mismatch(kernel or "another version", version or "of unknown version", self.root, answer.problem)
+        if not kernel:
+            if answer.problem and not self.proc_driver:
+                raise self._no_driver(answer.problem)
+            if answer.driver_version and answer.driver_version != version:
+                version = answer.driver_version
+                facts = self._read_files(version)
+                libraries, library_notes = read_libraries(self.driver, paths, version, self.machine)
+        self.notes += library_notes
+        facts = facts._replace(driver_version=version, libraries=libraries)
+        return self._merge(facts, in_procfs, answer, bool(kernel))
+
+    def _start_nvml(self, path: str) -> NvmlChild | None:
+        if path:
+            return start_nvml(path, self.roots)
+        if not self.roots.driver:  # the loader may know a directory that we do not
+            return start_nvml("libnvidia-ml.so.1", self.roots)
+        return None
+
+    def _no_nvml(self, version: str) -> str:
+        return f"NVML: no libnvidia-ml.so.{version or '1'} below {self.root}"
+
+    def _read_files(self, version: str) -> HostFacts:
+        """Everything but GPUs and libraries."""
+        roots = self.roots
+        majors = parse_devices(read_text(f"{roots.proc}/devices") or "")
+        return HostFacts(
+            driver_root=self.root,
+            simulated=roots.simulated,
+            majors=majors,
+            binaries=read_binaries(self.driver),
+            firmware=read_firmware(self.driver, version),
+            sockets=read_sockets(self.trees),
+            configs=read_configs(self.driver, version, self.machine),
+            proc_driver=self.proc_driver,
+            proc_files=read_proc_files(self.proc_driver) if self.proc_driver else (),
+            proc_capabilities=bool(self.proc_driver) and os.path.isdir(f"{self.proc_driver}/capabilities"),
+        )
+
+    def _merge(self, facts: HostFacts, in_procfs: tuple[ProcGpu, ...], answer: NvmlAnswer, loaded: bool) -> HostFacts:
+        """Bring together NVML, procfs and nodes."""
+        params = _content(facts.proc_files, "params")
+        reader = NodeReader(self.dev, facts.majors, parse_permissions(params), loaded)
+        from_procfs = bool(answer.problem)
+        gpus = _procfs_gpus(in_procfs) if from_procfs else merge_gpus(answer.gpus, in_procfs)
+        capabilities = Capabilities(self.roots.proc, self.proc_driver, reader)
+        gpus = tuple(
+            complete_mig(gpu, capabilities, from_procfs)._replace(
+                node=reader.gpu_node(gpu.minor), drm_nodes=reader.drm_nodes(self.roots.sys, gpu) if gpu.bus_id else ()
+            )
+            for gpu in gpus
+        )
+        if any(gpu.mig_capable for gpu in gpus):
+            capabilities.add("config")
+            capabilities.add("monitor")
+        imex_major, imex_nodes = reader.imex_nodes()
+        features = reader.features(read_gds_files(self.trees))
+        if from_procfs:
+            self.notes.append(f"{answer.problem}; GPUs come from procfs, without their architecture")
+        elif answer.driver_version and answer.driver_version != facts.driver_version:
+            self.notes.append(f"NVML says driver {answer.driver_version}, the kernel module {facts.driver_version}")
+        unreadable = dict.fromkeys((*self.driver.unreadable, *self.dev.unreadable))
+        return facts._replace(
+            cuda_version=answer.cuda_version,
+            source="procfs" if from_procfs else "nvml",
+            gpus=gpus,
+            control_nodes=reader.control_nodes(),
+            cap_nodes=tuple(sorted(capabilities.nodes.items(), key=lambda item: item[1].minor)),
+            imex_major=imex_major,
+            imex_nodes=imex_nodes,
+            features=features,
+            notes=(*self.notes, *answer.notes, *reader.notes, *list(unreadable)[:MAX_NOTES_ON_PATHS]),
+        )
+
+    def _no_driver(self, problem: str) -> HostError:
+        roots = self.roots
+        count = count_gpus(roots.sys)
+        where = f"no {roots.proc}/driver/nvidia, no {roots.sys}/module/nvidia/version"
+        what = problem or f"no libnvidia-ml.so.1 or libcuda.so.1 below {self.root}"
+        gpus = f"{count} NVIDIA GPU{'s' * (count != 1)} on the PCI bus" if count else "no NVIDIA GPU on the PCI bus"
+        return HostError("OCIGPU-HOST-1", f"no NVIDIA driver: {where}, {what}; {gpus}")
+
+
+def _mismatch(kernel: str, libraries: str, root: str, problem: str = "") -> HostError:
+    tail = f" ({problem})" if problem else ""
+    return HostError(
+        "OCIGPU-HOST-2", f"kernel module is {kernel}, but the libraries below {root} are {libraries}{tail}"
+    )
+
+
+def _content(files: tuple[ProcFile, ...], name: str) -> str:
+    return next((file.content for file in files if file.name == name), "")
+
+
+def _procfs_gpus(in_procfs: tuple[ProcGpu, ...]) -> tuple[Gpu, ...]:
+    return tuple(gpu_from_procfs(gpu, index) for index, gpu in enumerate(in_procfs))

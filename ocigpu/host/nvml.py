@@ -1,0 +1,207 @@
+"""NVML, asked by a forked child with no privileges, an empty environment and a deadline.
+
+The answer comes back as JSON over a pipe.  A library that is missing, crashes, hangs or talks nonsense gives an
+answer that says so; it never gives an exception and never a hang.
+"""
+
+import json
+import os
+import select
+import signal
+import time
+
+from ocigpu.errors import printable
+from ocigpu.facts import Gpu, MigDevice
+from ocigpu.host.procfs import is_version, normal_bus_id
+from ocigpu.host.tree import Roots
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NamedTuple
+else:
+    from ocigpu.record import NamedTuple
+
+DEADLINE = 10.0
+"""Seconds that NVML may take: loading an idle GPU's state takes one or two each."""
+ANSWER_LIMIT = 1 << 20
+REAP_SECONDS = 0.5
+"""Seconds given to a killed child: one stuck inside the driver does not end, and is left to init."""
+
+LIB_RM_VERSION_MISMATCH = 18
+
+BRANDS = (
+    "Unknown",
+    "Quadro",
+    "Tesla",
+    "NVS",
+    "GRID",
+    "GeForce",
+    "TITAN",
+    "VApps",
+    "VPC",
+    "VCS",
+    "VWS",
+    "CloudGaming",
+    "QuadroRTX",
+    "NvidiaRTX",
+    "Nvidia",
+    "GeForceRTX",
+    "TitanRTX",
+)
+"""By nvmlBrandType_t."""
+
+
+class NvmlAnswer(NamedTuple):
+    """What NVML said.  ``problem`` is empty, or one sentence on why there is no answer; ``code`` is nvmlInit's."""
+
+    problem: str = ""
+    code: int = 0
+    driver_version: str = ""
+    cuda_version: str = ""
+    gpus: tuple[Gpu, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class NvmlChild:
+    """A running question to NVML; :meth:`collect` waits for the answer, :meth:`close` gives up on it."""
+
+    def __init__(self, pid: int, pipe: int, deadline: float, seconds: float) -> None:
+        self._pid = pid
+        self._pipe = pipe
+        self._deadline = deadline
+        self._seconds = seconds
+
+    def collect(self) -> NvmlAnswer:
+        """Return the answer; waits at most until the deadline that :func:`start_nvml` set."""
+        data, problem = self._read()
+        status = self.close()
+        if problem:
+            return NvmlAnswer(f"NVML {problem}")
+        if status < 0:
+            return NvmlAnswer(f"NVML crashed: the library ended its process by signal {-status}")
+        try:
+            return parse_answer(json.loads(data))
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            return NvmlAnswer("NVML gave no usable answer")
+
+    def _read(self) -> tuple[bytes, str]:
+        poller = select.poll()
+        poller.register(self._pipe, select.POLLIN)
+        data = b""
+        while len(data) <= ANSWER_LIMIT:
+            left = self._deadline - time.monotonic()
+            if left <= 0 or not poller.poll(int(left * 1000) + 1):
+                return b"", f"did not answer within {self._seconds:g} s"
+            chunk = os.read(self._pipe, 1 << 16)
+            if not chunk:
+                return data, ""
+            data += chunk
+        return b"", f"answered with more than {ANSWER_LIMIT} bytes"
+
+    def close(self) -> int:
+        """End the child if it still runs.  Returns its exit status, negative for a signal that was not ours."""
+        if self._pid <= 0:
+            return 0
+        os.close(self._pipe)
+        pid, self._pid = self._pid, 0
+        # an answer is complete at end of file: the child is ending, but a crash must be told from our SIGKILL
+        status = _reap(pid, REAP_SECONDS if time.monotonic() < self._deadline else 0)
+        if status is None:
+            os.kill(pid, signal.SIGKILL)
+            _reap(pid, REAP_SECONDS)
+            return 0
+        return status
+
+
+def _reap(pid: int, seconds: float) -> int | None:
+    """Return the exit status of a child that ends within the time, else None."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            found, status = os.waitpid(pid, os.WNOHANG)
+        except ChildProcessError:  # SIGCHLD is ignored in the caller: the kernel reaps
+            return 0
+        if found:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() >= deadline:
+            return None
+        time.sleep(0.0005)
+
+
+def start_nvml(library: str, roots: Roots, seconds: float = DEADLINE) -> NvmlChild:
+    """Start asking the library at ``library`` (path in the driver root) and return at once.
+
+    With a driver root of its own that also holds the device nodes the child enters it by chroot (as root).  Must be
+    called from a process with one thread.
+    """
+    chroot = roots.driver if roots.driver and not roots.simulated and roots.dev == roots.driver else ""
+    path = library if chroot else roots.driver + library
+    reader, writer = os.pipe2(os.O_CLOEXEC)
+    deadline = time.monotonic() + seconds
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.close(reader)
+            from ocigpu.host.nvml_child import run_child  # ctypes costs 4 ms: here they overlap with our own reading
+
+            run_child(writer, path, chroot, roots.driver if roots.simulated else "")
+        finally:
+            os._exit(1)
+    os.close(writer)
+    return NvmlChild(pid, reader, deadline, seconds)
+
+
+def parse_answer(data: "Any") -> NvmlAnswer:
+    """Return the records of a child's JSON document.
+
+    Raises ValueError, TypeError, KeyError or AttributeError for anything that the child does not write.
+    """
+    if "load" in data:
+        return NvmlAnswer(f"NVML cannot be loaded: {printable(str(data['load']), 300)}")
+    code = int(data["init"])
+    if code:
+        return NvmlAnswer(f"NVML cannot be initialised: {printable(str(data['text']), 300)}", code)
+    version = str(data["driver"])
+    gpus: list[Gpu] = []
+    notes: list[str] = []
+    for item in data["gpus"]:
+        gpus.append(_gpu(item))
+        notes.extend(f"GPU {gpus[-1].index}: {printable(str(note), 300)}" for note in item.get("notes", ()))
+    return NvmlAnswer(
+        "", 0, version if is_version(version) else "", cuda_version(int(data["cuda"])), tuple(gpus), tuple(notes)
+    )
+
+
+def cuda_version(number: int) -> str:
+    """Return NVML's CUDA version number as text: 12040 is "12.4"; "" for none."""
+    return f"{number // 1000}.{number % 1000 // 10}" if number > 0 else ""
+
+
+def _gpu(item: "dict[str, Any]") -> Gpu:
+    brand = int(item.get("brand", 0))
+    mig = item.get("mig")
+    arch = item.get("arch")
+    return Gpu(
+        index=int(item["index"]),
+        minor=int(item.get("minor", -1)),
+        uuid=printable(str(item.get("uuid", "")), 96),
+        bus_id=normal_bus_id(str(item.get("bus_id", ""))),
+        model=printable(str(item.get("name", "")), 96),
+        brand=BRANDS[brand] if 0 <= brand < len(BRANDS) else BRANDS[0],
+        architecture=f"{int(arch[0])}.{int(arch[1])}" if arch else "",
+        mig_capable=mig is not None,
+        mig_enabled=mig is not None and int(mig[0]) == 1,
+        mig_devices=tuple(
+            MigDevice(
+                int(device["index"]),
+                printable(str(device["uuid"]), 96),
+                printable(str(device["profile"]), 96),
+                int(device["gi"]),
+                int(device["ci"]),
+                -1,
+                -1,
+            )
+            for device in item.get("migs", ())
+        ),
+        error=printable(str(item.get("error", "")), 300),
+    )

@@ -1,0 +1,193 @@
+"""Directories that stand for "/" of the driver, and small bounded reads below them.
+
+A driver root (or a simulated host) is trusted, but it is laid out for its own "/": an absolute symbolic link in it is
+meant relative to it.  :class:`Tree` resolves such paths; it is no protection against a hostile tree.
+"""
+
+import errno
+import os
+import stat
+
+from ocigpu.errors import HostError
+from ocigpu.settings import Settings
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NamedTuple
+else:
+    from ocigpu.record import NamedTuple
+
+MAX_LINKS = 40
+"""Symbolic links followed for one path, as in the kernel (MAXSYMLINKS, path_resolution(7))."""
+TEXT_LIMIT = 1 << 16
+"""Bytes read of one text file of procfs or sysfs unless the caller says more."""
+ABSENT = (errno.ENOENT, errno.ENOTDIR)
+
+
+class Roots(NamedTuple):
+    """Where to look: ``driver`` and ``dev`` are prefixes of absolute paths ("" for "/"), ``proc`` and ``sys`` paths."""
+
+    driver: str
+    dev: str
+    proc: str
+    sys: str
+    simulated: bool
+
+
+def find_roots(settings: Settings) -> Roots:
+    """Return where the settings say that driver files, device nodes, procfs and sysfs are.
+
+    With ``simulation.root`` everything is below it.  Otherwise procfs and sysfs are the host's own; device nodes are
+    below ``driver.dev-root``, else below the driver root when that has a /dev/nvidiactl, else in the host's /dev.
+    """
+    if settings.simulation_root:
+        prefix = settings.simulation_root.rstrip("/")
+        return Roots(prefix, prefix, f"{prefix}/proc", f"{prefix}/sys", True)
+    driver = settings.driver_root.rstrip("/")
+    if settings.driver_dev_root:
+        dev = settings.driver_dev_root.rstrip("/")
+    else:
+        dev = driver if os.path.lexists(f"{driver}/dev/nvidiactl") else ""
+    return Roots(driver, dev, "/proc", "/sys", False)
+
+
+class Tree:
+    """A directory that stands for "/": ``prefix`` is its path, "" for the real one.
+
+    Remembers the links it has read: make a new one for every discovery.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        self.prefix = prefix.rstrip("/")
+        self.unreadable: list[str] = []
+        self._links: dict[str, str | None] = {}
+
+    def resolve(self, path: str) -> str:
+        """Return the absolute path ``path`` with every link resolved inside the tree; "" when there is nothing.
+
+        The result is without the prefix.  A chain of more than 40 links counts as nothing.
+        """
+        pending = path.split("/")[::-1]
+        current = ""
+        links = 0
+        while pending:
+            part = pending.pop()
+            if part in ("", "."):
+                continue
+            if part == "..":
+                current = current.rpartition("/")[0]
+                continue
+            candidate = f"{current}/{part}"
+            target = self._link(candidate)
+            if target is None:
+                return ""
+            if not target:
+                current = candidate
+                continue
+            links += 1
+            if links > MAX_LINKS:
+                return ""
+            if target.startswith("/"):
+                current = ""
+            pending.extend(target.split("/")[::-1])
+        return current or "/"
+
+    def _link(self, path: str) -> str | None:
+        """Return the target of a link, "" for anything else that exists, None for nothing."""
+        if path in self._links:
+            return self._links[path]
+        target: str | None
+        try:
+            target = os.readlink(self.prefix + path)
+        except OSError as error:
+            if error.errno == errno.EINVAL:
+                target = ""
+            else:
+                target = None
+                if error.errno not in ABSENT:
+                    self.unreadable.append(f"{self.prefix}{path}: {error.strerror}")
+        self._links[path] = target
+        return target
+
+    def host(self, path: str) -> str:
+        """Return the host's path of a path of the tree."""
+        return self.prefix + path
+
+    def find(self, path: str) -> str:
+        """Return the host's path of ``path``, links resolved inside the tree; "" when there is nothing."""
+        resolved = self.resolve(path)
+        return self.prefix + resolved if resolved else ""
+
+    def names(self, path: str) -> list[str]:
+        """Return the sorted names in a directory of the tree; nothing when there is none or it cannot be read."""
+        found = self.find(path)
+        return list_names(found) if found else []
+
+    def kind(self, host_path: str) -> str:
+        """Return "file", "directory" or "socket" for what is at a resolved path of the host, else ""."""
+        try:
+            mode = os.lstat(host_path).st_mode
+        except OSError:
+            return ""
+        if stat.S_ISREG(mode):
+            return "file"
+        if stat.S_ISDIR(mode):
+            return "directory"
+        return "socket" if stat.S_ISSOCK(mode) else ""
+
+
+def list_names(path: str) -> list[str]:
+    """Return the sorted names in a directory; nothing when there is none or it cannot be read."""
+    try:
+        return sorted(os.listdir(path))
+    except OSError:
+        return []
+
+
+def read_text(path: str, limit: int = TEXT_LIMIT) -> str | None:
+    """Return at most ``limit`` bytes of a text file, None when there is none.
+
+    Raises HostError (OCIGPU-HOST-3) when it is there and cannot be read.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError as error:
+        if error.errno in ABSENT:
+            return None
+        raise HostError("OCIGPU-HOST-3", f"open {path}: {error.strerror}") from error
+    try:
+        return _read_all(fd, limit).decode("utf-8", "replace")
+    except OSError as error:
+        raise HostError("OCIGPU-HOST-3", f"read {path}: {error.strerror}") from error
+    finally:
+        os.close(fd)
+
+
+def _read_all(fd: int, limit: int) -> bytes:
+    """Read until the end or the limit: procfs hands out a page or so at a time."""
+    data = os.read(fd, limit)
+    if len(data) < limit:
+        chunk = os.read(fd, limit - len(data)) if data else b""
+        while chunk:
+            data += chunk
+            chunk = os.read(fd, limit - len(data)) if len(data) < limit else b""
+    return data
+
+
+def read_bytes(path: str, limit: int) -> bytes | None:
+    """Return at most ``limit`` bytes of a file, None when there is none or it cannot be read."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError:
+        return None
+    try:
+        return _read_all(fd, limit)
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+
+
+def small_number(text: str, default: int = -1) -> int:
+    """Return a decimal number of at most ten digits, else the default."""
+    return int(text) if len(text) <= 10 and text.isascii() and text.isdigit() else default
