@@ -1,0 +1,215 @@
+"""Make a simulated GPU host: a complete driver root, with real libraries and nodes and no GPU behind them."""
+
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import ocigpu
+from ocigpu.errors import OcigpuError, quoted
+from ocigpu.sim.kernel_files import write_file, write_proc, write_sys
+from ocigpu.sim.libraries import Built, build, library_triplet
+from ocigpu.sim.marker import read_marker, write_marker
+from ocigpu.sim.models import SimGpu, cuda_version_of, find_model, make_gpus, sim_error
+from ocigpu.sim.nodes import Majors, choose_first_card, choose_majors, link_dri_by_path, make_nodes, plan_nodes
+from ocigpu.sim.user_files import make_sockets, write_firmware, write_ldcache, write_settings
+
+_VERSION = re.compile(r"[1-9][0-9]{2}\.[0-9]{1,3}(\.[0-9]{1,2})?")
+
+
+def create_host(
+    directory: str,
+    gpus: int = 8,
+    model: str = "h100",
+    mig: Sequence[str] = (),
+    driver_version: str = "",
+    *,
+    dri: bool = True,
+    nodes: bool | None = None,
+    sockets: bool = True,
+    compat32: bool = True,
+    ldcache: bool = True,
+    progress: Callable[[str], None] | None = None,
+) -> str:
+    """Make a simulated host in ``directory`` and return the path of its settings file, DIRECTORY/config.toml.
+
+    ``mig``: layouts such as "0:1g.10gb,3g.40gb" or "all:7g.80gb", one per GPU. ``driver_version`` "" is the model's
+    usual one. ``nodes``: True real device nodes (needs root), False regular files that stand for them, None real ones
+    where mknod(2) is permitted. ``dri``, ``sockets``, ``compat32`` and ``ldcache`` leave out what their name says.
+    ``progress`` is called with one short line per step.
+
+    Everything is made beside the directory and renamed into place, so a failure leaves nothing behind. The directory
+    must not exist or be empty. Raises OcigpuError (OCIGPU-SIM-1); needs a C compiler, and no privileges.
+    """
+    chosen = find_model(model)
+    version = driver_version or chosen.driver_version
+    if not _VERSION.fullmatch(version):
+        raise sim_error(f"driver version {quoted(version)}: not like {chosen.driver_version}")
+    machines = make_gpus(chosen, gpus, mig)
+    target = _check_target(directory)
+    say = progress or (lambda _line: None)
+    old_umask = os.umask(0o022)  # an ordinary user must be able to read it all, whatever the caller's umask
+    try:
+        with_parts = _Parts(dri, nodes, sockets, compat32, ldcache)
+        _make_beside(target, machines, version, with_parts, say)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        raise sim_error(f"make {target}: {where}{error.strerror}") from error
+    finally:
+        os.umask(old_umask)
+    return str(target / "config.toml")
+
+
+class _Parts:
+    """Which optional parts to make; see create_host."""
+
+    def __init__(self, dri: bool, nodes: bool | None, sockets: bool, compat32: bool, ldcache: bool) -> None:
+        self.dri = dri
+        self.nodes = nodes
+        self.sockets = sockets
+        self.compat32 = compat32
+        self.ldcache = ldcache
+
+
+def _check_target(directory: str) -> Path:
+    """Return the absolute path of a directory that may be made; its parent's links are resolved."""
+    if not directory or not directory.isprintable():
+        raise sim_error(f"directory {quoted(directory)}: not a usable name")
+    given = Path(os.path.abspath(directory))
+    if given.is_symlink():
+        raise sim_error(f"{given}: a symbolic link", "name a directory that does not exist yet")
+    target = given.parent.resolve() / given.name
+    if not target.parent.is_dir():
+        raise sim_error(f"{target}: no directory {target.parent}", f"mkdir -p {target.parent}")
+    if not target.name:
+        raise sim_error(f"{target}: the root directory cannot be a simulated host")
+    if not target.exists():
+        return target
+    if not target.is_dir():
+        raise sim_error(f"{target}: exists and is not a directory")
+    if any(target.iterdir()):
+        try:
+            read_marker(target)
+        except OcigpuError as error:
+            raise sim_error(f"{target}: not empty, and not a simulated host", "name an empty directory") from error
+        raise sim_error(f"{target}: already a simulated host", f"remove it first: ocigpu sim remove {target}")
+    return target
+
+
+def _make_beside(
+    target: Path, gpus: tuple[SimGpu, ...], version: str, parts: _Parts, say: Callable[[str], None]
+) -> None:
+    beside = Path(tempfile.mkdtemp(prefix=f".{target.name[:40]}.", suffix=".ocigpu-sim", dir=target.parent))
+    try:
+        beside.chmod(0o755)
+        _make_host(beside, target, gpus, version, parts, say)
+        beside.rename(target)  # replaces an empty directory, fails with ENOTEMPTY for any other (rename(2))
+    except BaseException:  # whatever it is, an interrupt too: it goes on after the half-made host is gone
+        shutil.rmtree(beside, ignore_errors=True)
+        raise
+
+
+def _make_host(
+    root: Path, target: Path, gpus: tuple[SimGpu, ...], version: str, parts: _Parts, say: Callable[[str], None]
+) -> None:
+    majors = choose_majors(gpus[0])
+    first_card = choose_first_card()
+    say("compiling the driver's libraries and programs")
+    built = build(root, str(target), gpus, version, compat32=parts.compat32)
+    say("making device nodes, /proc and /sys")
+    node_list = plan_nodes(gpus, majors, first_card, dri=parts.dri)
+    real = make_nodes(root, node_list, real=parts.nodes)
+    if parts.dri:
+        link_dri_by_path(root, gpus, first_card)
+    write_proc(root, gpus, majors, version)
+    write_sys(root, gpus, version, first_card, dri=parts.dri)
+    say("writing firmware, sockets and settings")
+    write_firmware(root, version)
+    write_settings(root, version)
+    (root / "run").mkdir()
+    socket_names = make_sockets(root, gpus[0].model) if parts.sockets else []
+    (root / "var").mkdir(exist_ok=True)
+    (root / "var/run").symlink_to("../run")
+    (root / "tmp").mkdir()
+    (root / "tmp").chmod(0o1777)
+    if parts.ldcache:
+        write_ldcache(root)
+    write_file(root / "config.toml", render_config(str(target)))
+    write_marker(root, _describe(gpus, version, majors, built, parts, real, socket_names))
+
+
+def render_config(directory: str) -> str:
+    """Return the settings file that makes ocigpu use the simulated host."""
+    return (
+        "# This is a SIMULATED GPU host: the GPUs below do not exist and nothing can be computed on them.\n"
+        "# Made by ocigpu sim create; remove it with ocigpu sim remove.\n"
+        f"[simulation]\nroot = {json.dumps(directory, ensure_ascii=False)}\n"
+    )
+
+
+def _describe(
+    gpus: tuple[SimGpu, ...],
+    version: str,
+    majors: Majors,
+    built: Built,
+    parts: _Parts,
+    real: bool,
+    socket_names: list[str],
+) -> dict[str, Any]:
+    """Return the marker's content: what was made."""
+    model = gpus[0].model
+    return {
+        "simulated": True,
+        "version": ocigpu.__version__,
+        "model": model.key,
+        "product": model.name,
+        "driver_version": version,
+        "cuda_version": cuda_version_of(version),
+        "nodes": "real" if real else "stand-in",
+        "majors": {
+            "nvidia": 195,
+            "nvidia-uvm": majors.uvm,
+            "nvidia-caps": majors.caps,
+            "nvidia-nvlink": majors.nvlink,
+            "nvidia-caps-imex-channels": majors.imex or None,
+            "nvidia-nvswitch": majors.nvswitch or None,
+        },
+        "library_directory": f"usr/lib/{library_triplet()}",
+        "libraries": built.libraries,
+        "libraries_32": built.libraries_32,
+        "binaries": list(built.binaries),
+        "sockets": socket_names,
+        "dri": parts.dri,
+        "ldcache": parts.ldcache,
+        "gpus": [_describe_gpu(gpu) for gpu in gpus],
+        "notes": list(built.notes),
+    }
+
+
+def _describe_gpu(gpu: SimGpu) -> dict[str, Any]:
+    return {
+        "index": gpu.index,
+        "minor": gpu.index,
+        "uuid": gpu.uuid,
+        "bus_id": gpu.bus_id,
+        "name": gpu.model.name,
+        "architecture": gpu.model.architecture,
+        "memory_mib": gpu.model.memory_mib,
+        "mig_enabled": gpu.mig_enabled,
+        "mig_devices": [
+            {
+                "index": number,
+                "uuid": mig.uuid,
+                "profile": mig.profile.name,
+                "gpu_instance": mig.gpu_instance,
+                "compute_instance": mig.compute_instance,
+                "gi_minor": mig.gi_minor,
+                "ci_minor": mig.ci_minor,
+            }
+            for number, mig in enumerate(gpu.mig_devices)
+        ],
+    }

@@ -1,0 +1,153 @@
+"""The device nodes of a simulated host and their numbers."""
+
+import errno
+import os
+import stat
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ocigpu.sim.models import MAX_MIG_GPUS, MINORS_PER_GPU, SimGpu, sim_error
+
+NVIDIA_MAJOR = 195
+DRM_MAJOR = 226
+CONTROL_MINOR = 255
+MODESET_MINOR = 254
+IMEX_CHANNELS = 4
+NVSWITCHES = 4
+_DRM_LIMIT = 64
+"""DRM cards and render nodes with the traditional numbers (card N has minor N, its render node 128 + N)."""
+
+CONFIG_MINOR = 1
+MONITOR_MINOR = 2
+FABRIC_IMEX_MINOR = 3 + MAX_MIG_GPUS * MINORS_PER_GPU
+
+STAND_IN = "ocigpu simulated device\n"
+"""Content of the regular file that stands for a node; the compiled sources look for it (SIM_MAGIC)."""
+
+# Character majors are given out downwards from 511 once those below 255 are used (Linux, fs/char_dev.c).
+_FIRST_DYNAMIC, _LAST_DYNAMIC = 510, 384
+
+
+@dataclass(frozen=True)
+class Majors:
+    """Majors that a real driver would get from the kernel; ``imex`` and ``nvswitch`` are 0 without that part."""
+
+    uvm: int
+    caps: int
+    nvlink: int
+    imex: int
+    nvswitch: int
+
+
+@dataclass(frozen=True)
+class SimNode:
+    """One node: ``path`` below the host's root."""
+
+    path: str
+    major: int
+    minor: int
+    mode: int = 0o666
+
+
+def choose_majors(gpu: SimGpu, proc_devices: str = "/proc/devices") -> Majors:
+    """Return majors that no driver of this machine has, so that no simulated node reaches a real device."""
+    try:
+        lines = Path(proc_devices).read_text().split("Block devices:")[0].splitlines()
+    except OSError:
+        lines = []
+    used = {int(line.split()[0]) for line in lines if line[:3].strip().isdigit()}
+    free = [major for major in range(_FIRST_DYNAMIC, _LAST_DYNAMIC - 1, -1) if major not in used]
+    uvm, caps, nvlink, imex, nvswitch = free[:5]
+    return Majors(uvm, caps, nvlink, imex if gpu.model.imex else 0, nvswitch if _has_nvswitches(gpu) else 0)
+
+
+def _has_nvswitches(gpu: SimGpu) -> bool:
+    # From Blackwell on the switches are behind network bridges and have no nodes of the nvidia driver.
+    return gpu.model.fabric and gpu.model.architecture == "9.0"
+
+
+def choose_first_card(dev_dri: str = "/dev/dri") -> int:
+    """Return the number of the first DRM card that this machine does not have."""
+    try:
+        names = os.listdir(dev_dri)
+    except OSError:
+        return 0
+    return 1 + max((int(name[4:]) for name in names if name.startswith("card") and name[4:].isdigit()), default=-1)
+
+
+def drm_number(gpu: SimGpu, first_card: int) -> int | None:
+    """Return N of the GPU's cardN and renderD(128 + N), None when numbers have run out."""
+    number = first_card + gpu.index
+    return number if number < _DRM_LIMIT else None
+
+
+def plan_nodes(gpus: Sequence[SimGpu], majors: Majors, first_card: int, *, dri: bool) -> list[SimNode]:
+    """Return every node the driver and nvidia-modprobe would make."""
+    nodes = [SimNode(f"dev/nvidia{gpu.index}", NVIDIA_MAJOR, gpu.index) for gpu in gpus]
+    nodes += [
+        SimNode("dev/nvidiactl", NVIDIA_MAJOR, CONTROL_MINOR),
+        SimNode("dev/nvidia-modeset", NVIDIA_MAJOR, MODESET_MINOR),
+        SimNode("dev/nvidia-uvm", majors.uvm, 0),
+        SimNode("dev/nvidia-uvm-tools", majors.uvm, 1),
+        _cap(majors, CONFIG_MINOR, 0o400),
+        _cap(majors, MONITOR_MINOR, 0o444),
+    ]
+    for gpu in gpus:
+        for mig in gpu.mig_devices:
+            nodes += [_cap(majors, mig.gi_minor, 0o444), _cap(majors, mig.ci_minor, 0o444)]
+        number = drm_number(gpu, first_card)
+        if dri and number is not None:
+            nodes.append(SimNode(f"dev/dri/card{number}", DRM_MAJOR, number))
+            nodes.append(SimNode(f"dev/dri/renderD{128 + number}", DRM_MAJOR, 128 + number))
+    if majors.imex:
+        nodes += [
+            SimNode(f"dev/nvidia-caps-imex-channels/channel{number}", majors.imex, number)
+            for number in range(IMEX_CHANNELS)
+        ]
+    if majors.nvswitch:
+        nodes.append(SimNode("dev/nvidia-nvlink", majors.nvlink, 0))
+        nodes.append(SimNode("dev/nvidia-nvswitchctl", majors.nvswitch, 255))
+        nodes += [SimNode(f"dev/nvidia-nvswitch{number}", majors.nvswitch, number) for number in range(NVSWITCHES)]
+    return nodes
+
+
+def _cap(majors: Majors, minor: int, mode: int) -> SimNode:
+    return SimNode(f"dev/nvidia-caps/nvidia-cap{minor}", majors.caps, minor, mode)
+
+
+def make_nodes(root: Path, nodes: Iterable[SimNode], *, real: bool | None) -> bool:
+    """Make the nodes below ``root``; return whether they are real ones.
+
+    ``real`` None: real nodes where mknod(2) is permitted (CAP_MKNOD in the initial user namespace), regular files that
+    stand for them otherwise. Raises OcigpuError when ``real`` is True and mknod is refused.
+    """
+    made_real = real
+    for node in nodes:
+        path = root / node.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if made_real is not False:
+            try:
+                os.mknod(path, stat.S_IFCHR | node.mode, os.makedev(node.major, node.minor))
+                made_real = True
+            except OSError as error:
+                if made_real or error.errno not in (errno.EPERM, errno.EACCES):
+                    raise sim_error(
+                        f"mknod {path}: {error.strerror}", "device nodes need root; --no-nodes makes stand-in files"
+                    ) from error
+                made_real = False
+        if not made_real:
+            path.write_text(STAND_IN)
+        path.chmod(node.mode)
+    return bool(made_real)
+
+
+def link_dri_by_path(root: Path, gpus: Sequence[SimGpu], first_card: int) -> None:
+    """Make the links that udev makes in /dev/dri/by-path."""
+    directory = root / "dev/dri/by-path"
+    directory.mkdir(parents=True)
+    for gpu in gpus:
+        number = drm_number(gpu, first_card)
+        if number is not None:
+            (directory / f"pci-{gpu.bus_id}-card").symlink_to(f"../card{number}")
+            (directory / f"pci-{gpu.bus_id}-render").symlink_to(f"../renderD{128 + number}")

@@ -1,0 +1,649 @@
+/* NVML of a simulated host: answers from the table, for the GPUs whose node this process may open.
+ *
+ * Struct layouts, return codes and versioned names are those of NVIDIA's NVML API reference and nvml.h.
+ *
+ * Faults for tests: OCIGPU_SIM_NVML_FAIL=<code> makes nvmlInit return that code, and a file SIM_DIRECTORY/faults, read
+ * by nvmlInit, has lines "init <code>", "lost <gpu>" or "hang".
+ */
+#include "simhost.h"
+
+#define EXPORT __attribute__((visibility("default")))
+
+enum {
+    SUCCESS = 0,
+    UNINITIALIZED = 1,
+    INVALID_ARGUMENT = 2,
+    NOT_SUPPORTED = 3,
+    NOT_FOUND = 6,
+    INSUFFICIENT_SIZE = 7,
+    DRIVER_NOT_LOADED = 9,
+    GPU_IS_LOST = 15,
+    VERSION_MISMATCH = 25, /* NVML_ERROR_ARGUMENT_VERSION_MISMATCH */
+};
+
+typedef int nvml_return;
+
+/* What an nvmlDevice_t points to: a GPU, or a MIG device when mig is set. */
+struct handle {
+    int gpu;                   /* index into sim_gpus[] */
+    unsigned int index;        /* NVML's index */
+    const struct sim_mig *mig;
+};
+
+EXPORT const char ocigpu_simulated[] = "This is a library of a simulated GPU host: there is no GPU behind it.";
+
+static struct sim_view view;
+static struct handle devices[SIM_GPUS];
+static struct handle mig_devices[SIM_MIGS + 1];
+static int mig_count;
+static int references;
+static int lost[SIM_GPUS];
+
+static int number(const char *text)
+{
+    int value = 0;
+
+    while (*text == ' ')
+        text++;
+    for (; *text >= '0' && *text <= '9' && value < 100000; text++)
+        value = value * 10 + (*text - '0');
+    return value;
+}
+
+/* Read SIM_DIRECTORY/faults and return the code that nvmlInit fails with, 0 for none. */
+static int read_faults(void)
+{
+    char text[4096], *line, *end;
+    int fd, gpu, code = 0;
+    ssize_t size;
+
+    memset(lost, 0, sizeof lost);
+    fd = open(SIM_DIRECTORY "/faults", O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0)
+        return 0;
+    size = read(fd, text, sizeof text - 1);
+    close(fd);
+    if (size <= 0)
+        return 0;
+    text[size] = 0;
+    for (line = text; line; line = end ? end + 1 : NULL) {
+        end = strchr(line, '\n');
+        if (end)
+            *end = 0;
+        if (strcmp(line, "hang") == 0) {
+            for (;;)
+                pause();
+        } else if (strncmp(line, "init ", 5) == 0) {
+            code = number(line + 5);
+        } else if (strncmp(line, "lost ", 5) == 0) {
+            gpu = number(line + 5);
+            if (gpu < SIM_GPUS)
+                lost[gpu] = 1;
+        }
+    }
+    return code;
+}
+
+static nvml_return initialize(void)
+{
+    const char *failure = getenv("OCIGPU_SIM_NVML_FAIL");
+    int code, i, j;
+    unsigned int mig_index;
+
+    if (references) {
+        references++;
+        return SUCCESS;
+    }
+    if (failure && *failure)
+        return number(failure);
+    code = read_faults();
+    if (code)
+        return code;
+    if (!sim_look(&view))
+        return DRIVER_NOT_LOADED;
+    mig_count = 0;
+    for (i = 0; i < view.gpus; i++) {
+        devices[i].gpu = view.gpu[i];
+        devices[i].index = (unsigned int)i;
+        devices[i].mig = NULL;
+        mig_index = 0;
+        for (j = 0; j < SIM_MIGS; j++) {
+            if (sim_migs[j].gpu != view.gpu[i] || !sim_mig_visible(&view, &sim_migs[j]))
+                continue;
+            mig_devices[mig_count].gpu = view.gpu[i];
+            mig_devices[mig_count].index = mig_index++;
+            mig_devices[mig_count++].mig = &sim_migs[j];
+        }
+    }
+    references = 1;
+    return SUCCESS;
+}
+
+EXPORT nvml_return nvmlInit_v2(void) { return initialize(); }
+EXPORT nvml_return nvmlInit(void) { return initialize(); }
+
+EXPORT nvml_return nvmlInitWithFlags(unsigned int flags)
+{
+    (void)flags;
+    return initialize();
+}
+
+EXPORT nvml_return nvmlShutdown(void)
+{
+    if (!references)
+        return UNINITIALIZED;
+    references--;
+    return SUCCESS;
+}
+
+EXPORT const char *nvmlErrorString(nvml_return code)
+{
+    switch (code) {
+    case SUCCESS: return "Success";
+    case UNINITIALIZED: return "Uninitialized";
+    case INVALID_ARGUMENT: return "Invalid Argument";
+    case NOT_SUPPORTED: return "Not Supported";
+    case 4: return "Insufficient Permissions";
+    case NOT_FOUND: return "Not Found";
+    case INSUFFICIENT_SIZE: return "Insufficient Size";
+    case DRIVER_NOT_LOADED: return "Driver Not Loaded";
+    case 10: return "Timeout";
+    case 12: return "NVML Shared Library Not Found";
+    case 13: return "Function Not Found";
+    case GPU_IS_LOST: return "GPU is lost";
+    case 17: return "The operating system has blocked the request.";
+    case 18: return "Driver/library version mismatch";
+    case VERSION_MISMATCH: return "Argument version mismatch";
+    default: return "Unknown Error";
+    }
+}
+
+/* Copy text with its final NUL; INSUFFICIENT_SIZE when it does not fit. */
+static nvml_return give(char *buffer, unsigned int length, const char *text)
+{
+    size_t size = strlen(text) + 1;
+
+    if (!buffer)
+        return INVALID_ARGUMENT;
+    if (size > length)
+        return INSUFFICIENT_SIZE;
+    memcpy(buffer, text, size);
+    return SUCCESS;
+}
+
+/* Check that a handle is one we gave out and that its GPU answers. */
+static nvml_return check(const struct handle *device)
+{
+    int i, known = 0;
+
+    if (!references)
+        return UNINITIALIZED;
+    for (i = 0; i < view.gpus; i++)
+        known |= device == &devices[i];
+    for (i = 0; i < mig_count; i++)
+        known |= device == &mig_devices[i];
+    if (!known)
+        return INVALID_ARGUMENT;
+    return lost[device->gpu] ? GPU_IS_LOST : SUCCESS;
+}
+
+/* As check, and refuse MIG devices: the query is about a whole GPU. */
+static nvml_return check_gpu(const struct handle *device)
+{
+    nvml_return result = check(device);
+
+    return result == SUCCESS && device->mig ? NOT_SUPPORTED : result;
+}
+
+#define REQUIRE(call)                      \
+    do {                                   \
+        nvml_return required = (call);     \
+        if (required != SUCCESS)           \
+            return required;               \
+    } while (0)
+
+#define GPU(device) (&sim_gpus[(device)->gpu])
+
+EXPORT nvml_return nvmlSystemGetDriverVersion(char *version, unsigned int length)
+{
+    return references ? give(version, length, SIM_DRIVER_VERSION) : UNINITIALIZED;
+}
+
+EXPORT nvml_return nvmlSystemGetNVMLVersion(char *version, unsigned int length)
+{
+    return references ? give(version, length, SIM_NVML_VERSION) : UNINITIALIZED;
+}
+
+/* The two answer without nvmlInit, as the real ones do. */
+EXPORT nvml_return nvmlSystemGetCudaDriverVersion(int *version)
+{
+    if (!version)
+        return INVALID_ARGUMENT;
+    *version = SIM_CUDA_VERSION;
+    return SUCCESS;
+}
+
+EXPORT nvml_return nvmlSystemGetCudaDriverVersion_v2(int *version) { return nvmlSystemGetCudaDriverVersion(version); }
+
+EXPORT nvml_return nvmlDeviceGetCount_v2(unsigned int *count)
+{
+    if (!references)
+        return UNINITIALIZED;
+    if (!count)
+        return INVALID_ARGUMENT;
+    *count = (unsigned int)view.gpus;
+    return SUCCESS;
+}
+
+EXPORT nvml_return nvmlDeviceGetCount(unsigned int *count) { return nvmlDeviceGetCount_v2(count); }
+
+static nvml_return give_handle(struct handle *device, struct handle **result)
+{
+    REQUIRE(check(device));
+    *result = device;
+    return SUCCESS;
+}
+
+EXPORT nvml_return nvmlDeviceGetHandleByIndex_v2(unsigned int index, struct handle **device)
+{
+    if (!references)
+        return UNINITIALIZED;
+    if (!device || index >= (unsigned int)view.gpus)
+        return INVALID_ARGUMENT;
+    return give_handle(&devices[index], device);
+}
+
+EXPORT nvml_return nvmlDeviceGetHandleByIndex(unsigned int index, struct handle **device)
+{
+    return nvmlDeviceGetHandleByIndex_v2(index, device);
+}
+
+EXPORT nvml_return nvmlDeviceGetHandleByUUID(const char *uuid, struct handle **device)
+{
+    int i;
+
+    if (!references)
+        return UNINITIALIZED;
+    if (!uuid || !device)
+        return INVALID_ARGUMENT;
+    for (i = 0; i < view.gpus; i++)
+        if (strcmp(GPU(&devices[i])->uuid, uuid) == 0)
+            return give_handle(&devices[i], device);
+    for (i = 0; i < mig_count; i++)
+        if (strcmp(mig_devices[i].mig->uuid, uuid) == 0)
+            return give_handle(&mig_devices[i], device);
+    return NOT_FOUND;
+}
+
+static int hex(char c)
+{
+    if (c >= '0' && c <= '9')
+        return c - '0';
+    c |= 0x20;
+    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+}
+
+/* Return the bus number of "0000:01:00.0", "00000000:01:00.0" or "01:00.0", -1 for anything else. */
+static int parse_bus(const char *text)
+{
+    size_t length = strlen(text), i;
+
+    if (length < 7 || strcmp(text + length - 5, ":00.0") != 0)
+        return -1;
+    text += length - 7;
+    for (i = 0; i < length - 7; i++) /* the domain is 0 */
+        if (*(text - 1 - i) != '0' && *(text - 1 - i) != ':')
+            return -1;
+    return hex(text[0]) < 0 || hex(text[1]) < 0 ? -1 : hex(text[0]) * 16 + hex(text[1]);
+}
+
+EXPORT nvml_return nvmlDeviceGetHandleByPciBusId_v2(const char *bus_id, struct handle **device)
+{
+    int i, bus;
+
+    if (!references)
+        return UNINITIALIZED;
+    if (!bus_id || !device)
+        return INVALID_ARGUMENT;
+    bus = parse_bus(bus_id);
+    for (i = 0; i < view.gpus; i++)
+        if ((int)GPU(&devices[i])->bus == bus)
+            return give_handle(&devices[i], device);
+    return NOT_FOUND;
+}
+
+EXPORT nvml_return nvmlDeviceGetHandleByPciBusId(const char *bus_id, struct handle **device)
+{
+    return nvmlDeviceGetHandleByPciBusId_v2(bus_id, device);
+}
+
+EXPORT nvml_return nvmlDeviceGetIndex(const struct handle *device, unsigned int *index)
+{
+    REQUIRE(check(device));
+    if (!index)
+        return INVALID_ARGUMENT;
+    *index = device->index;
+    return SUCCESS;
+}
+
+EXPORT nvml_return nvmlDeviceGetMinorNumber(const struct handle *device, unsigned int *minor)
+{
+    REQUIRE(check_gpu(device));
+    if (!minor)
+        return INVALID_ARGUMENT;
+    *minor = (unsigned int)device->gpu;
+    return SUCCESS;
+}
+
+EXPORT nvml_return nvmlDeviceGetUUID(const struct handle *device, char *uuid, unsigned int length)
+{
+    REQUIRE(check(device));
+    return give(uuid, length, device->mig ? device->mig->uuid : GPU(device)->uuid);
+}
+
+EXPORT nvml_return nvmlDeviceGetName(const struct handle *device, char *name, unsigned int length)
+{
+    char text[96];
+
+    REQUIRE(check(device));
+    if (!device->mig)
+        return give(name, length, GPU(device)->name);
+    snprintf(text, sizeof text, "%s MIG %s", GPU(device)->name, device->mig->profile);
+    return give(name, length, text);
+}
+
+EXPORT nvml_return nvmlDeviceGetBrand(const struct handle *device, unsigned int *brand)
+{
+    REQUIRE(check_gpu(device));
+    if (!brand)
+        return INVALID_ARGUMENT;
+    *brand = GPU(device)->brand;
+    return SUCCESS;
+}
+
+EXPORT nvml_return nvmlDeviceGetSerial(const struct handle *device, char *serial, unsigned int length)
+{
+    (void)serial;
+    (void)length;
+    REQUIRE(check_gpu(device));
+    return NOT_SUPPORTED;
+}
+
+EXPORT nvml_return nvmlDeviceGetCudaComputeCapability(const struct handle *device, int *major, int *minor)
+{
+    REQUIRE(check(device));
+    if (!major || !minor)
+        return INVALID_ARGUMENT;
+    *major = (int)GPU(device)->major;
+    *minor = (int)GPU(device)->minor;
+    return SUCCESS;
+}
+
+/* nvmlPciInfo_t: the short bus id and the numbers have been there from the start, the two last fields came later. */
+struct pci_info {
+    char bus_id_short[16];
+    unsigned int domain, bus, device, pci_device_id, pci_subsystem_id;
+    char bus_id[32];
+};
+
+static void fill_pci(const struct handle *device, struct pci_info *info)
+{
+    memset(info, 0, sizeof *info);
+    snprintf(info->bus_id_short, sizeof info->bus_id_short, "0000:%02X:00.0", GPU(device)->bus);
+    snprintf(info->bus_id, sizeof info->bus_id, "00000000:%02X:00.0", GPU(device)->bus);
+    info->bus = GPU(device)->bus;
+    info->pci_device_id = GPU(device)->pci_device;
+    info->pci_subsystem_id = GPU(device)->pci_subsystem;
+}
+
+/* Copies only the first `size` bytes: callers of the old names have a shorter struct. */
+static nvml_return give_pci(const struct handle *device, void *result, size_t size)
+{
+    struct pci_info info;
+
+    REQUIRE(check_gpu(device));
+    if (!result)
+        return INVALID_ARGUMENT;
+    fill_pci(device, &info);
+    memcpy(result, &info, size);
+    return SUCCESS;
+}
+
+EXPORT nvml_return nvmlDeviceGetPciInfo_v3(const struct handle *device, struct pci_info *info)
+{
+    return give_pci(device, info, sizeof *info);
+}
+
+EXPORT nvml_return nvmlDeviceGetPciInfo_v2(const struct handle *device, struct pci_info *info)
+{
+    return give_pci(device, info, 36);
+}
+
+EXPORT nvml_return nvmlDeviceGetPciInfo(const struct handle *device, struct pci_info *info)
+{
+    return give_pci(device, info, 32);
+}
+
+struct memory {
+    unsigned long long total, free, used;
+};
+
+struct memory_v2 {
+    unsigned int version;
+    unsigned long long total, reserved, free, used;
+};
+
+static unsigned long long total_memory(const struct handle *device)
+{
+    return device->mig ? device->mig->memory : GPU(device)->memory;
+}
+
+EXPORT nvml_return nvmlDeviceGetMemoryInfo(const struct handle *device, struct memory *memory)
+{
+    REQUIRE(check(device));
+    if (!memory)
+        return INVALID_ARGUMENT;
+    memory->total = memory->free = total_memory(device);
+    memory->used = 0;
+    return SUCCESS;
+}
+
+EXPORT nvml_return nvmlDeviceGetMemoryInfo_v2(const struct handle *device, struct memory_v2 *memory)
+{
+    REQUIRE(check(device));
+    if (!memory)
+        return INVALID_ARGUMENT;
+    if (memory->version != (sizeof *memory | 2u << 24))
+        return VERSION_MISMATCH;
+    memory->total = memory->free = total_memory(device);
+    memory->reserved = memory->used = 0;
+    return SUCCESS;
+}
+
+struct utilization {
+    unsigned int gpu, memory;
+};
+
+EXPORT nvml_return nvmlDeviceGetUtilizationRates(const struct handle *device, struct utilization *rates)
+{
+    REQUIRE(check_gpu(device));
+    if (!rates)
+        return INVALID_ARGUMENT;
+    if (GPU(device)->mig_enabled)
+        return NOT_SUPPORTED;
+    rates->gpu = rates->memory = 0;
+    return SUCCESS;
+}
+
+static nvml_return give_number(const struct handle *device, unsigned int *result, unsigned int value)
+{
+    REQUIRE(check_gpu(device));
+    if (!result)
+        return INVALID_ARGUMENT;
+    *result = value;
+    return SUCCESS;
+}
+
+EXPORT nvml_return nvmlDeviceGetPersistenceMode(const struct handle *device, unsigned int *mode)
+{
+    return give_number(device, mode, 1);
+}
+
+EXPORT nvml_return nvmlDeviceGetTemperature(const struct handle *device, unsigned int sensor, unsigned int *celsius)
+{
+    return sensor ? INVALID_ARGUMENT : give_number(device, celsius, 30);
+}
+
+EXPORT nvml_return nvmlDeviceGetPowerUsage(const struct handle *device, unsigned int *milliwatts)
+{
+    REQUIRE(check_gpu(device));
+    return give_number(device, milliwatts, GPU(device)->power_watts * 100); /* a tenth of the limit: idle */
+}
+
+EXPORT nvml_return nvmlDeviceGetPowerManagementLimit(const struct handle *device, unsigned int *milliwatts)
+{
+    REQUIRE(check_gpu(device));
+    return give_number(device, milliwatts, GPU(device)->power_watts * 1000);
+}
+
+EXPORT nvml_return nvmlDeviceGetEnforcedPowerLimit(const struct handle *device, unsigned int *milliwatts)
+{
+    return nvmlDeviceGetPowerManagementLimit(device, milliwatts);
+}
+
+EXPORT nvml_return nvmlDeviceGetPerformanceState(const struct handle *device, unsigned int *state)
+{
+    return give_number(device, state, 0);
+}
+
+EXPORT nvml_return nvmlDeviceGetComputeMode(const struct handle *device, unsigned int *mode)
+{
+    return give_number(device, mode, 0);
+}
+
+static nvml_return no_processes(const struct handle *device, unsigned int *count)
+{
+    REQUIRE(check(device));
+    if (!count)
+        return INVALID_ARGUMENT;
+    *count = 0;
+    return SUCCESS;
+}
+
+EXPORT nvml_return nvmlDeviceGetComputeRunningProcesses_v3(const struct handle *device, unsigned int *count, void *list)
+{
+    (void)list;
+    return no_processes(device, count);
+}
+
+EXPORT nvml_return nvmlDeviceGetGraphicsRunningProcesses_v3(const struct handle *device, unsigned int *count, void *list)
+{
+    (void)list;
+    return no_processes(device, count);
+}
+
+EXPORT nvml_return nvmlDeviceGetMigMode(const struct handle *device, unsigned int *current, unsigned int *pending)
+{
+    REQUIRE(check_gpu(device));
+    if (!current || !pending)
+        return INVALID_ARGUMENT;
+    if (!GPU(device)->mig_capable)
+        return NOT_SUPPORTED;
+    *current = *pending = (unsigned int)GPU(device)->mig_enabled;
+    return SUCCESS;
+}
+
+EXPORT nvml_return nvmlDeviceGetMaxMigDeviceCount(const struct handle *device, unsigned int *count)
+{
+    return give_number(device, count, device && references && check(device) == SUCCESS && GPU(device)->mig_capable ? 7 : 0);
+}
+
+EXPORT nvml_return nvmlDeviceIsMigDeviceHandle(const struct handle *device, unsigned int *is_mig)
+{
+    REQUIRE(check(device));
+    if (!is_mig)
+        return INVALID_ARGUMENT;
+    *is_mig = device->mig != NULL;
+    return SUCCESS;
+}
+
+EXPORT nvml_return nvmlDeviceGetMigDeviceHandleByIndex(const struct handle *device, unsigned int index, struct handle **mig)
+{
+    int i;
+
+    REQUIRE(check_gpu(device));
+    if (!mig)
+        return INVALID_ARGUMENT;
+    if (!GPU(device)->mig_capable)
+        return NOT_SUPPORTED;
+    for (i = 0; i < mig_count; i++) {
+        if (mig_devices[i].gpu == device->gpu && mig_devices[i].index == index) {
+            *mig = &mig_devices[i];
+            return SUCCESS;
+        }
+    }
+    return NOT_FOUND;
+}
+
+EXPORT nvml_return nvmlDeviceGetDeviceHandleFromMigDeviceHandle(const struct handle *mig, struct handle **device)
+{
+    int i;
+
+    REQUIRE(check(mig));
+    if (!device || !mig->mig)
+        return INVALID_ARGUMENT;
+    for (i = 0; i < view.gpus; i++)
+        if (devices[i].gpu == mig->gpu)
+            *device = &devices[i];
+    return SUCCESS;
+}
+
+static nvml_return check_mig(const struct handle *device)
+{
+    nvml_return result = check(device);
+
+    return result == SUCCESS && !device->mig ? INVALID_ARGUMENT : result;
+}
+
+EXPORT nvml_return nvmlDeviceGetGpuInstanceId(const struct handle *device, unsigned int *id)
+{
+    REQUIRE(check_mig(device));
+    if (!id)
+        return INVALID_ARGUMENT;
+    *id = device->mig->gpu_instance;
+    return SUCCESS;
+}
+
+EXPORT nvml_return nvmlDeviceGetComputeInstanceId(const struct handle *device, unsigned int *id)
+{
+    REQUIRE(check_mig(device));
+    if (!id)
+        return INVALID_ARGUMENT;
+    *id = device->mig->compute_instance;
+    return SUCCESS;
+}
+
+/* nvmlDeviceAttributes_t */
+struct attributes {
+    unsigned int multiprocessors, copy_engines, decoders, encoders, jpegs, ofas, gi_slices, ci_slices;
+    unsigned long long memory_mib;
+};
+
+EXPORT nvml_return nvmlDeviceGetAttributes_v2(const struct handle *device, struct attributes *attributes)
+{
+    REQUIRE(check_mig(device));
+    if (!attributes)
+        return INVALID_ARGUMENT;
+    memset(attributes, 0, sizeof *attributes);
+    attributes->multiprocessors = device->mig->multiprocessors;
+    attributes->copy_engines = device->mig->gi_slices;
+    attributes->gi_slices = device->mig->gi_slices;
+    attributes->ci_slices = device->mig->ci_slices;
+    attributes->memory_mib = device->mig->memory >> 20;
+    return SUCCESS;
+}
+
+EXPORT nvml_return nvmlDeviceGetAttributes(const struct handle *device, struct attributes *attributes)
+{
+    return nvmlDeviceGetAttributes_v2(device, attributes);
+}

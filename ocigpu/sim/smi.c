@@ -1,0 +1,267 @@
+/* The programs of a simulated host: nvidia-smi, and five that only say what they are (told apart by their name).
+ *
+ * Linked statically, so that it runs in any image. It lists only GPUs whose node it can open, and always says that
+ * they are simulated.
+ */
+#include "simhost.h"
+
+#include <stdarg.h>
+#include <strings.h>
+
+enum { OK = 0, INVALID = 2, NO_DEVICES = 6, NO_DRIVER = 9 }; /* exit statuses of nvidia-smi */
+
+static struct sim_view view;
+
+static void say_simulated(void)
+{
+    fflush(stdout);
+    fprintf(stderr, "nvidia-smi: SIMULATED host, no real GPU\n");
+}
+
+static int usage(const char *format, const char *text)
+{
+    fprintf(stderr, "nvidia-smi (simulated): ");
+    fprintf(stderr, format, text);
+    fprintf(stderr, "\nusage: nvidia-smi [-L] [-i INDEX|UUID|BUS-ID] [--version]\n"
+                    "       nvidia-smi --query-gpu=FIELD,... --format=csv[,noheader][,nounits]\n");
+    return INVALID;
+}
+
+static int list_gpus(int only)
+{
+    int i, j, shown;
+
+    for (i = 0; i < view.gpus; i++) {
+        const struct sim_gpu *gpu = &sim_gpus[view.gpu[i]];
+
+        if (only >= 0 && only != i)
+            continue;
+        printf("GPU %d: %s (UUID: %s)\n", i, gpu->name, gpu->uuid);
+        for (j = shown = 0; j < SIM_MIGS; j++) {
+            if (sim_migs[j].gpu != view.gpu[i] || !sim_mig_visible(&view, &sim_migs[j]))
+                continue;
+            printf("  MIG %-11s Device %2d: (UUID: %s)\n", sim_migs[j].profile, shown++, sim_migs[j].uuid);
+        }
+    }
+    say_simulated();
+    return OK;
+}
+
+static void rule(char line)
+{
+    int i;
+
+    putchar('+');
+    for (i = 0; i < 88; i++)
+        putchar(line);
+    puts("+");
+}
+
+static void row(const char *format, ...)
+{
+    char text[256];
+    va_list arguments;
+
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    printf("| %-86.86s |\n", text);
+}
+
+static int show_table(int only)
+{
+    int i, j, shown;
+
+    rule('-');
+    row("NVIDIA-SMI %s (simulated host, no real GPU)", SIM_DRIVER_VERSION);
+    row("Driver Version: %-20s CUDA Version: %d.%d", SIM_DRIVER_VERSION, SIM_CUDA_VERSION / 1000,
+        SIM_CUDA_VERSION % 1000 / 10);
+    rule('-');
+    row("%-4s %-40s %-18s %s", "GPU", "Name", "Bus-Id", "Memory-Usage");
+    rule('=');
+    for (i = 0; i < view.gpus; i++) {
+        const struct sim_gpu *gpu = &sim_gpus[view.gpu[i]];
+
+        if (only >= 0 && only != i)
+            continue;
+        row("%3d  %-40s 00000000:%02X:00.0   0MiB / %lluMiB", i, gpu->name, gpu->bus, gpu->memory >> 20);
+        for (j = shown = 0; j < SIM_MIGS; j++) {
+            if (sim_migs[j].gpu != view.gpu[i] || !sim_mig_visible(&view, &sim_migs[j]))
+                continue;
+            row("       MIG %d: %-12s GI %u  CI %u  %lluMiB", shown++, sim_migs[j].profile, sim_migs[j].gpu_instance,
+                sim_migs[j].compute_instance, sim_migs[j].memory >> 20);
+        }
+    }
+    rule('-');
+    row("SIMULATED: these GPUs do not exist, nothing can be computed on them");
+    rule('-');
+    return OK;
+}
+
+struct field {
+    const char *name, *alias, *unit;
+};
+
+static const struct field fields[] = {
+    {"index", "", ""},
+    {"name", "gpu_name", ""},
+    {"uuid", "gpu_uuid", ""},
+    {"pci.bus_id", "gpu_bus_id", ""},
+    {"count", "", ""},
+    {"driver_version", "", ""},
+    {"compute_cap", "", ""},
+    {"mig.mode.current", "", ""},
+    {"memory.total", "", "MiB"},
+    {"memory.free", "", "MiB"},
+    {"memory.used", "", "MiB"},
+    {"utilization.gpu", "", "%"},
+    {"temperature.gpu", "", ""},
+};
+
+enum { FIELDS = sizeof fields / sizeof fields[0], MOST = 64 };
+
+static void print_field(int field, int i)
+{
+    const struct sim_gpu *gpu = &sim_gpus[view.gpu[i]];
+
+    switch (field) {
+    case 0: printf("%d", i); break;
+    case 1: printf("%s", gpu->name); break;
+    case 2: printf("%s", gpu->uuid); break;
+    case 3: printf("00000000:%02X:00.0", gpu->bus); break;
+    case 4: printf("%d", view.gpus); break;
+    case 5: printf("%s", SIM_DRIVER_VERSION); break;
+    case 6: printf("%u.%u", gpu->major, gpu->minor); break;
+    case 7: printf("%s", !gpu->mig_capable ? "[N/A]" : gpu->mig_enabled ? "Enabled" : "Disabled"); break;
+    case 8:
+    case 9: printf("%llu", gpu->memory >> 20); break;
+    case 12: printf("30"); break;
+    default: printf("0"); break;
+    }
+}
+
+static int query(char *names, const char *format, int only)
+{
+    int wanted[MOST], count = 0, i, j, header, units;
+    char *name, *rest = names;
+
+    if (strncmp(format, "csv", 3) != 0)
+        return usage("--query-gpu needs --format=csv, not \"%s\"", format);
+    header = !strstr(format, "noheader");
+    units = !strstr(format, "nounits");
+    while ((name = strsep(&rest, ","))) {
+        while (*name == ' ')
+            name++;
+        for (i = 0; i < FIELDS; i++)
+            if (strcmp(name, fields[i].name) == 0 || (*name && strcmp(name, fields[i].alias) == 0))
+                break;
+        if (i == FIELDS || count == MOST)
+            return usage("field \"%s\" is unknown", name);
+        wanted[count++] = i;
+    }
+    for (i = 0; header && i < count; i++) {
+        const struct field *field = &fields[wanted[i]];
+
+        printf("%s%s", i ? ", " : "", field->name);
+        if (*field->unit && units)
+            printf(" [%s]", field->unit);
+    }
+    if (header)
+        putchar('\n');
+    for (i = 0; i < view.gpus; i++) {
+        if (only >= 0 && only != i)
+            continue;
+        for (j = 0; j < count; j++) {
+            printf("%s", j ? ", " : "");
+            print_field(wanted[j], i);
+            if (*fields[wanted[j]].unit && units)
+                printf(" %s", fields[wanted[j]].unit);
+        }
+        putchar('\n');
+    }
+    say_simulated();
+    return OK;
+}
+
+/* Return the index of the GPU named by index, UUID or bus id, -1 when there is none. */
+static int find_gpu(const char *text)
+{
+    char name[32];
+    int i;
+
+    for (i = 0; i < view.gpus; i++) {
+        const struct sim_gpu *gpu = &sim_gpus[view.gpu[i]];
+
+        snprintf(name, sizeof name, "%d", i);
+        if (strcmp(text, name) == 0 || strcmp(text, gpu->uuid) == 0)
+            return i;
+        snprintf(name, sizeof name, "00000000:%02x:00.0", gpu->bus);
+        if (strcasecmp(text, name) == 0 || strcasecmp(text, name + 4) == 0 || strcasecmp(text, name + 9) == 0)
+            return i;
+    }
+    return -1;
+}
+
+static int nvidia_smi(int argc, char **argv)
+{
+    int i, only = -1, list = 0;
+    char *names = NULL;
+    const char *format = "", *selected = NULL;
+
+    for (i = 1; i < argc; i++) {
+        if (strcmp(argv[i], "-L") == 0 || strcmp(argv[i], "--list-gpus") == 0) {
+            list = 1;
+        } else if (strncmp(argv[i], "--query-gpu=", 12) == 0) {
+            names = argv[i] + 12;
+        } else if (strncmp(argv[i], "--format=", 9) == 0) {
+            format = argv[i] + 9;
+        } else if (strncmp(argv[i], "--id=", 5) == 0) {
+            selected = argv[i] + 5;
+        } else if (strcmp(argv[i], "-i") == 0 && i + 1 < argc) {
+            selected = argv[++i];
+        } else if (strcmp(argv[i], "--version") == 0) {
+            printf("NVIDIA-SMI version  : %s (simulated)\nNVML version        : %s\nDRIVER version      : %s\n"
+                   "CUDA Version        : %d.%d\n",
+                   SIM_DRIVER_VERSION, SIM_NVML_VERSION, SIM_DRIVER_VERSION, SIM_CUDA_VERSION / 1000,
+                   SIM_CUDA_VERSION % 1000 / 10);
+            return OK;
+        } else {
+            return usage("option \"%s\" is unknown", argv[i]);
+        }
+    }
+    if (!sim_look(&view)) {
+        printf("NVIDIA-SMI has failed because the NVIDIA driver (simulated) does not answer: no /dev/nvidiactl can be "
+               "opened.\n");
+        return NO_DRIVER;
+    }
+    if (!view.gpus) {
+        printf("No devices were found\n");
+        say_simulated();
+        return NO_DEVICES;
+    }
+    if (selected) {
+        only = find_gpu(selected);
+        if (only < 0) {
+            printf("No devices were found\n");
+            say_simulated();
+            return NO_DEVICES;
+        }
+    }
+    if (names)
+        return query(names, format, only);
+    return list ? list_gpus(only) : show_table(only);
+}
+
+int main(int argc, char **argv)
+{
+    const char *name = argc > 0 ? strrchr(argv[0], '/') : NULL;
+
+    name = name ? name + 1 : argc > 0 ? argv[0] : "nvidia-smi";
+    if (strcmp(name, "nvidia-debugdump") == 0 || strcmp(name, "nvidia-persistenced") == 0 ||
+        strcmp(name, "nvidia-cuda-mps-control") == 0 || strcmp(name, "nvidia-cuda-mps-server") == 0 ||
+        strcmp(name, "nv-fabricmanager") == 0) {
+        printf("%s %s (simulated: does nothing)\n", name, SIM_DRIVER_VERSION);
+        return OK;
+    }
+    return nvidia_smi(argc, argv);
+}

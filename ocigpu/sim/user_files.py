@@ -1,0 +1,110 @@
+"""The files of a simulated host's driver that are neither libraries nor the kernel's: firmware, sockets, settings."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from ocigpu.errors import printable
+from ocigpu.sim.kernel_files import write_file
+from ocigpu.sim.libraries import library_triplet
+from ocigpu.sim.models import Model, sim_error
+
+_LDCONFIG = ("/sbin/ldconfig.real", "/sbin/ldconfig", "/usr/sbin/ldconfig")
+"""Ubuntu's /sbin/ldconfig is a script around ldconfig.real."""
+
+
+def write_firmware(root: Path, driver_version: str) -> None:
+    """Write GSP firmware: some KiB that name themselves."""
+    directory = root / "lib/firmware/nvidia" / driver_version
+    for name in ("gsp_ga10x.bin", "gsp_tu10x.bin"):
+        write_file(directory / name, f"{name} of a simulated host\n".encode().ljust(8192, b"\0"), 0o444)
+
+
+def write_settings(root: Path, driver_version: str) -> None:
+    """Write the driver's files below /etc and /usr/share, and the loader's configuration."""
+
+    def icd(library: str, **more: str) -> str:
+        return json.dumps({"file_format_version": "1.0.0", "ICD": {"library_path": library, **more}}, indent=4) + "\n"
+
+    profiles = "usr/share/nvidia/nvidia-application-profiles"
+    layer = {
+        "name": "VK_LAYER_NV_optimus",
+        "type": "INSTANCE",
+        "library_path": "libGLX_nvidia.so.0",
+        "api_version": "1.3.277",
+        "implementation_version": "1",
+        "description": "NVIDIA Optimus layer",
+    }
+    files = {
+        "etc/ld.so.conf": "\n".join(["/lib", "/usr/lib", *_library_directories()]) + "\n",
+        "etc/OpenCL/vendors/nvidia.icd": "libnvidia-opencl.so.1\n",
+        "etc/vulkan/icd.d/nvidia_icd.json": icd("libGLX_nvidia.so.0", api_version="1.3.277"),
+        "etc/vulkan/implicit_layer.d/nvidia_layers.json": json.dumps(
+            {"file_format_version": "1.0.0", "layer": layer}, indent=4
+        )
+        + "\n",
+        "usr/share/glvnd/egl_vendor.d/10_nvidia.json": icd("libEGL_nvidia.so.0"),
+        "usr/share/egl/egl_external_platform.d/10_nvidia_wayland.json": icd("libnvidia-egl-wayland.so.1"),
+        "usr/share/egl/egl_external_platform.d/15_nvidia_gbm.json": icd("libnvidia-egl-gbm.so.1"),
+        "usr/share/X11/xorg.conf.d/nvidia-drm-outputclass.conf": (
+            'Section "OutputClass"\n    Identifier "nvidia"\n    MatchDriver "nvidia-drm"\n    Driver "nvidia"\nEndSection\n'
+        ),
+        "usr/share/nvidia/nvoptix.bin": "nvoptix.bin of a simulated host\n",
+        f"{profiles}-{driver_version}-rc": '{"rules": [], "profiles": []}\n',
+        f"{profiles}-{driver_version}-key-documentation": "simulated host: no keys\n",
+    }
+    for name, content in files.items():
+        write_file(root / name, content)
+
+
+def _library_directories() -> tuple[str, ...]:
+    return (f"/usr/lib/{library_triplet()}", "/usr/lib/i386-linux-gnu")
+
+
+def make_sockets(root: Path, model: Model) -> list[str]:
+    """Make the daemons' sockets: bound once, so that the file is there and nobody answers; return their paths."""
+    names = ["run/nvidia-persistenced/socket"]
+    if model.fabric:
+        names.append("run/nvidia-fabricmanager/socket")
+    for name in names:
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # A socket's path is limited to 107 bytes (unix(7)), so the long part goes through a descriptor.
+        directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+                listener.bind(f"/proc/self/fd/{directory}/{path.name}")
+        finally:
+            os.close(directory)
+        path.chmod(0o666)
+    return names
+
+
+def write_ldcache(root: Path) -> None:
+    """Write etc/ld.so.cache with this machine's ldconfig; the paths in it are without the prefix.
+
+    ``ldconfig -r`` uses chroot(2) when it may and adds the prefix by itself otherwise: no privileges are needed.
+    Raises OcigpuError when there is no ldconfig (musl systems) or it fails.
+    """
+    program = next((path for path in _LDCONFIG if os.access(path, os.X_OK)), None)
+    if program is None:
+        raise sim_error("no ldconfig on this machine", "the loader's cache needs a glibc system; or leave the cache out")
+    done = subprocess.run(
+        [program, "-r", str(root), "-X", "-i"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"},
+        check=False,
+    )
+    cache = root / "etc/ld.so.cache"
+    if done.returncode or not cache.is_file():
+        lines: Sequence[str] = done.stderr.splitlines() or ["no cache was written"]
+        raise sim_error(f"{program} -r {root}: {printable(lines[-1], 300)}")
+    cache.chmod(0o644)
+    shutil.rmtree(root / "var/cache", ignore_errors=True)  # ldconfig's own notes
