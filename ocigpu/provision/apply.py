@@ -22,7 +22,6 @@ from ocigpu.provision import steps
 from ocigpu.provision.cgroups import apply_device_rules
 from ocigpu.provision.container import Container, join, open_container, open_root, use_owner_ids
 from ocigpu.provision.journal import Journal, undo, write_line
-from ocigpu.provision.ldconfig import open_ldconfig
 from ocigpu.provision.mounts import Mounts, Source, enter_own_proc, take_source
 
 TYPE_CHECKING = False
@@ -51,6 +50,8 @@ def provision(plan: "Plan", pid: int, rootfs: str, config: "dict[str, Any]", set
     try:
         for action in plan.actions:
             if isinstance(action, RefreshLdCache) and ldconfig_fd < 0:
+                from ocigpu.provision.ldconfig import open_ldconfig  # only glibc images need it
+
                 ldconfig_fd = open_ldconfig(action.ldconfig)
                 backup_fd = os.memfd_create("ld.so.cache")
         return _provision(plan, container, config, settings, ldconfig_fd, backup_fd)

@@ -14,7 +14,6 @@ from ocigpu.linux import libc
 from ocigpu.linux.paths import make_directories, open_in_root, open_parent, split
 from ocigpu.provision.container import Container
 from ocigpu.provision.journal import LD_CACHE, MAX_LD_CACHE, Journal, keep_ld_cache, read_old_link
-from ocigpu.provision.ldconfig import run_ldconfig
 from ocigpu.provision.mounts import Mounts, Source, Target, enter_own_proc, read_mnt_id, take_source
 
 TYPE_CHECKING = False
@@ -335,6 +334,8 @@ def _cover_with_target(place: Workplace, action: Link, parent_fd: int, name: str
 
 
 def _apply_ld_cache(place: Workplace, action: RefreshLdCache) -> None:
+    from ocigpu.provision.ldconfig import run_ldconfig  # loaded by the parent: nothing is imported in here
+
     kept = keep_ld_cache(place.root_fd, place.backup_fd)
     if kept is None:
         place.notes.append(

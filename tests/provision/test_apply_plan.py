@@ -1,0 +1,213 @@
+"""A whole plan, applied to containers of every kind that the kernel tells apart."""
+
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from provision_lab import (
+    MAPPED,
+    Lab,
+    count_entries,
+    fail_at,
+    host_mounts,
+    make_host,
+    make_plan,
+    make_rootfs,
+    snapshot,
+)
+
+from ocigpu.linux import libc, paths
+from ocigpu.provision import apply
+
+pytestmark = pytest.mark.root
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Path:
+    return make_host(tmp_path / "host")
+
+
+@pytest.fixture
+def rootfs(tmp_path: Path) -> Path:
+    return make_rootfs(tmp_path / "rootfs")
+
+
+def new_kernel() -> None:
+    """Everything as this kernel can do it."""
+
+
+def old_kernel() -> None:
+    """Without openat2 and without the mount calls of Linux 5.2."""
+    paths._openat2_usable = False
+    apply._FORCE_MOUNT2 = True
+
+
+def look() -> dict[str, Any]:
+    """Tell what a container has got."""
+
+    def status(path: str) -> list[Any]:
+        found = os.lstat(path)
+        return [stat.filemode(found.st_mode), found.st_uid, found.st_gid, os.major(found.st_rdev), found.st_rdev & 0xFF]
+
+    def flags(path: str) -> list[str]:
+        found = os.statvfs(path).f_flag
+        names = {"ro": os.ST_RDONLY, "nosuid": os.ST_NOSUID, "nodev": os.ST_NODEV, "noexec": os.ST_NOEXEC}
+        return [name for name, bit in names.items() if found & bit]
+
+    proc = os.path.exists("/proc/driver/nvidia/params")
+    return {
+        "ctl": status("/dev/nvidiactl"),
+        "gpu": status("/dev/nvidia0"),
+        "cap": status("/dev/nvidia-caps/nvidia-cap1"),
+        "library": Path("/usr/lib64/libcuda.so.1.2").read_text(),
+        "by link": Path("/lib64/libcuda.so.1").read_text(),
+        "stale link": os.readlink("/usr/lib64/libstale.so"),
+        "stale file": Path("/usr/lib64/libold.so.1").read_text(),
+        "in new directories": Path("/opt/new/dir/libcuda.so").read_text(),
+        "library flags": flags("/usr/lib64/libcuda.so.1.2"),
+        "stale file flags": flags("/usr/lib64/libold.so.1"),
+        "node flags": flags("/dev/nvidia0"),
+        "sockets flags": flags("/run/nvidia"),
+        "profile": Path("/etc/nvidia/profiles/10-container.conf").read_text(),
+        "profile flags": flags("/etc/nvidia/profiles"),
+        "profile status": status("/etc/nvidia/profiles")[:3],
+        "params": Path("/proc/driver/nvidia/params").read_text() if proc else "",
+        "information": Path("/proc/driver/nvidia/gpus/0000:01:00.0/information").read_text() if proc else "",
+        "proc flags": flags("/proc/driver/nvidia") if proc else [],
+        "proc names": sorted(os.listdir("/proc/driver/nvidia")) if proc else [],
+    }
+
+
+def check_common(found: dict[str, Any]) -> None:
+    assert found["library"] == found["by link"] == found["stale file"] == found["in new directories"] == "driver"
+    assert found["stale link"] == "libcuda.so.1.2"
+    assert found["library flags"] == found["stale file flags"] == ["ro", "nosuid", "nodev"]
+    assert found["sockets flags"] == ["nosuid", "nodev", "noexec"]
+    assert found["profile"] == "{}"
+    assert found["profile flags"] == ["ro", "nosuid", "nodev", "noexec"]
+    assert found["profile status"][0] == "dr-xr-xr-x"
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stage"), [(new_kernel, "created"), (new_kernel, "pivoted"), (old_kernel, "created")]
+)
+def test_a_container_of_root_gets_everything(kernel: Callable[[], None], stage: str, host: Path, rootfs: Path) -> None:
+    before = host_mounts()
+    with Lab(rootfs, stage) as lab:
+        assert lab.provision(make_plan(host), kernel) == ([], "", "")
+        found = lab.inside(look)
+        assert host_mounts() == before
+    check_common(found)
+    assert found["ctl"] == ["crw-rw-rw-", 0, 0, 195, 255]
+    assert found["gpu"] == ["crw-rw-rw-", 0, 0, 195, 0]
+    assert found["cap"] == ["cr--r-----", 0, 44, 195, 0]
+    assert found["node flags"] == ["nosuid"]  # of the tmpfs on /dev: the node was made, not mounted
+    assert found["params"] == "ModifyDeviceFiles: 0\n"
+    assert found["information"] == "Model: x\n"
+    assert found["proc flags"] == ["ro", "nosuid", "nodev", "noexec"]
+    assert found["proc names"] == ["gpus", "params", "version"]
+    assert host_mounts() == before
+
+
+def test_an_old_kernel_cannot_reach_the_host_from_a_pivoted_container(host: Path, rootfs: Path) -> None:
+    with Lab(rootfs, "pivoted") as lab:
+        before, mounts = snapshot(rootfs), lab.mounts()
+        notes, code, message = lab.provision(make_plan(host), old_kernel)
+        assert (notes, code) == ([], "OCIGPU-MNT-1")
+        assert message.startswith(f"bind {host}/proc/driver -> /proc/driver")
+        assert "No such file" in message
+        assert (snapshot(rootfs), lab.mounts()) == (before, mounts)
+
+
+@pytest.mark.parametrize("kernel", [new_kernel, old_kernel])
+@pytest.mark.parametrize("owner", [0, MAPPED])
+def test_root_provisions_a_container_with_a_user_namespace(
+    kernel: Callable[[], None], owner: int, host: Path, rootfs: Path
+) -> None:
+    """Nodes are mounted, because they could not be opened on its /dev, and files belong to its root user."""
+    for path in [str(rootfs), *snapshot(rootfs)]:
+        os.lchown(path, owner, owner)
+    rootfs.parent.chmod(0o755)
+    for parent in list(rootfs.parents)[:4]:
+        parent.chmod(parent.stat().st_mode | 0o111)
+    before = host_mounts()
+    with Lab(rootfs, user=True) as lab:
+        assert lab.provision(make_plan(host, with_proc=False), kernel) == ([], "", "")
+        found = lab.inside(look)
+    check_common(found)
+    assert found["gpu"] == ["crw-rw-rw-", 0, 0, 195, 0]
+    assert found["node flags"] == ["ro", "nosuid", "noexec"]
+    for name in ("opt", "opt/new/dir", "usr/lib64/libcuda.so.1.2", "usr/lib64/libcuda.so.1", "run/nvidia"):
+        status = (rootfs / name).lstat()
+        assert (name, status.st_uid, status.st_gid) == (name, MAPPED, MAPPED)
+    assert host_mounts() == before
+
+
+def shared_rootfs(rootfs: Path) -> Iterator[None]:
+    libc.mount("tmpfs", str(rootfs), "tmpfs", 0, "mode=755")
+    libc.mount(None, str(rootfs), None, libc.MS_SHARED)
+    make_rootfs(rootfs)
+    yield
+    libc.umount2(str(rootfs), libc.MNT_DETACH)
+
+
+@pytest.mark.parametrize("kernel", [new_kernel, old_kernel])
+def test_nothing_leaks_through_a_rootfs_that_is_shared_with_the_host(
+    kernel: Callable[[], None], host: Path, tmp_path: Path
+) -> None:
+    rootfs = tmp_path / "shared"
+    rootfs.mkdir()
+    mounted = shared_rootfs(rootfs)
+    next(mounted)
+    try:
+        with Lab(rootfs, dev=False, shared=True) as lab:
+            before = host_mounts()
+            assert f" {rootfs} " in before  # what the container mounted before we came did reach the host
+            assert any("shared:" in line and "/shared " in line for line in lab.mounts())
+            assert lab.provision(make_plan(host), kernel) == ([], "", "")
+            check_common(lab.inside(look))
+            assert host_mounts() == before
+    finally:
+        next(mounted, None)
+
+
+def test_every_failure_leaves_the_container_as_it_was(host: Path, rootfs: Path, tmp_path: Path) -> None:
+    """After every single entry of the journal: an error, a defect, the worker killed, the parent killed."""
+    counter = tmp_path / "counter"
+    counter.touch()
+    plan = make_plan(host)
+    pristine = tmp_path / "pristine"
+    shutil.copytree(rootfs, pristine, symlinks=True)
+    with Lab(rootfs) as lab:
+        assert lab.provision(plan, count_entries(counter)) == ([], "", "")
+    total = counter.stat().st_size
+    assert total >= 24
+    shutil.rmtree(rootfs)
+    shutil.copytree(pristine, rootfs, symlinks=True)
+    expected = {
+        "raise": ("OCIGPU-MNT-1", "failed on purpose"),
+        "defect": ("OCIGPU-INT-1", "RuntimeError: failed on purpose"),
+        "kill worker": ("OCIGPU-INT-2", "the worker was killed"),
+        "kill parent": ("killed", ""),
+    }
+    tree, host_before = snapshot(rootfs), host_mounts()
+    with Lab(rootfs) as lab:
+        mounts, dev = lab.mounts(), lab.inside(lambda: sorted(os.listdir("/dev")))
+        for how, (code, words) in expected.items():
+            for number in range(1, total + 1):
+                notes, found_code, message = lab.provision(plan, fail_at(number, how))
+                where = f"{how} after entry {number}: {message}"
+                assert notes == [], where
+                assert found_code == code or (how == "raise" and found_code in ("OCIGPU-DEV-3", "OCIGPU-MNT-3")), where
+                assert words in message, where
+                assert "undone" not in message, where
+                assert snapshot(rootfs) == tree, where
+                assert lab.mounts() == mounts, where
+                assert lab.inside(lambda: sorted(os.listdir("/dev"))) == dev, where
+        assert host_mounts() == host_before
+        assert lab.provision(plan) == ([], "", "")
+        check_common(lab.inside(look))
