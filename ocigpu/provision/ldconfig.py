@@ -1,0 +1,346 @@
+"""The host's ldconfig, run for a container: from a sealed copy, in a sandbox that has the container's root and no more.
+
+ldconfig reads what the image holds (its libraries, /etc/ld.so.conf) and writes /etc/ld.so.cache, so everything it could
+do with the rights of the host is taken from it first: it sees the container's root only, as the container's root user
+without any capability, in mount, pid, network, ipc and uts namespaces of its own, behind a list of system calls and
+limits of time, memory and file size.  Nothing of the image is executed: the copy is the host's and links to nothing.
+"""
+
+import errno
+import fcntl
+import os
+import select
+import signal
+import stat
+import struct
+import time
+
+from ocigpu.errors import ApplyError, printable
+from ocigpu.linux import libc
+from ocigpu.provision import fence
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ocigpu.settings import Settings
+
+CANDIDATES = ("/sbin/ldconfig.real", "/sbin/ldconfig", "/usr/sbin/ldconfig.real", "/usr/sbin/ldconfig", "/bin/ldconfig")
+"""Debian derivatives that divert ldconfig leave a script under its name and the program under ``.real``."""
+MAX_PROGRAM = 16 << 20
+MAX_OUTPUT = 8 << 10
+DEADLINE = 15.0
+"""Seconds of wall clock after which ldconfig is killed; its own limit of CPU time is shorter."""
+MASKED = ("/proc", "/sys", "/dev", "/var/cache/ldconfig")
+"""Directories hidden below an empty file system.  The last one holds a cache of the image's making, for the next run
+of ldconfig, which would be read as trusted."""
+_SEALS = 0x1 | 0x2 | 0x4 | 0x8  # F_SEAL_SEAL, SHRINK, GROW, WRITE (linux/fcntl.h)
+_MFD_EXEC = 0x10  # since Linux 6.3; needed where vm.memfd_noexec is 1
+_PT_INTERP = 3
+_OPTIONAL_NAMESPACES = (libc.CLONE_NEWNET, libc.CLONE_NEWIPC, libc.CLONE_NEWUTS)
+
+
+def find_ldconfig(settings: "Settings") -> str:
+    """Return the host path of ldconfig: that of the settings, else the first usual one that is no script, or ""."""
+    if settings.ldconfig:
+        return settings.ldconfig
+    for path in CANDIDATES:
+        try:
+            with open(path, "rb") as file:
+                if file.read(2) != b"#!":
+                    return path
+        except (FileNotFoundError, NotADirectoryError, PermissionError):
+            continue
+    return ""
+
+
+def open_ldconfig(path: str) -> int:
+    """Return a descriptor of a sealed copy of the host's ldconfig, for :func:`run_ldconfig`.
+
+    ``path``: host path; "" for the usual ones.  Call it while the host's files are in sight, before any namespace is
+    entered: what the sandbox needs of the host is fetched here.  The copy can be changed by nobody, so that the host's
+    file is never what a container could reach through /proc/<pid>/exe.  Raises ApplyError (OCIGPU-LD-1) if there is
+    no such program, if it is a script, or dynamically linked (its loader would be the image's), or has over 16 MiB.
+    """
+    fence.load_prctl()
+    if not path:
+        from ocigpu.settings import Settings
+
+        path = find_ldconfig(Settings())
+        if not path:
+            raise ApplyError("OCIGPU-LD-1", f"no ldconfig on this host: looked for {', '.join(CANDIDATES)}")
+    try:
+        copy = _sealed_copy(path)
+    except OSError as error:
+        raise ApplyError("OCIGPU-LD-1", f"copy {path}: {error.strerror}", None, error.errno or 0) from error
+    problem = _elf_problem(os.pread(copy, 1 << 16, 0))
+    if problem:
+        os.close(copy)
+        raise ApplyError("OCIGPU-LD-1", f"{path}: {problem}")
+    return copy
+
+
+def _sealed_copy(path: str) -> int:
+    source = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        status = os.fstat(source)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_PROGRAM:
+            raise OSError(errno.EINVAL, "not a regular file of at most 16 MiB")
+        flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+        try:
+            copy = os.memfd_create("ldconfig", flags | _MFD_EXEC)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            copy = os.memfd_create("ldconfig", flags)
+        try:
+            at = 0
+            while at < status.st_size:
+                count = os.sendfile(copy, source, at, status.st_size - at)
+                if not count:
+                    raise OSError(errno.EIO, "the file became shorter while it was read")
+                at += count
+            os.fchmod(copy, 0o555)  # for all: the container's root user, who runs it, may be any user of the host
+            fcntl.fcntl(copy, fcntl.F_ADD_SEALS, _SEALS)
+        except OSError:
+            os.close(copy)
+            raise
+        return copy
+    finally:
+        os.close(source)
+
+
+def _elf_problem(head: bytes) -> str:
+    """Return why a program with these first bytes cannot be used, "" if it can: a static ELF64 program (elf(5))."""
+    if head[:2] == b"#!":
+        return "a script, not a program"
+    if head[:5] != b"\x7fELF\x02" or len(head) < 64:
+        return "not a 64-bit ELF program"
+    order = "<" if head[5] == 1 else ">"
+    (offset,) = struct.unpack_from(order + "Q", head, 32)
+    size, count = struct.unpack_from(order + "HH", head, 54)
+    for at in range(offset, offset + size * count, size or 1):
+        if at + 4 > len(head):
+            return "its program headers are out of the first 64 KiB"
+        if struct.unpack_from(order + "I", head, at)[0] == _PT_INTERP:
+            return "dynamically linked: it would be started by the image's loader"
+    return ""
+
+
+def run_ldconfig(fd: int, root_fd: int, directories: "tuple[str, ...]", uid: int, gid: int) -> str:
+    """Write /etc/ld.so.cache of a container, with ``directories`` in it; return "" or a warning of one line.
+
+    ``fd``: of :func:`open_ldconfig`.  ``root_fd``: O_PATH directory of the container's root, of a mount in the calling
+    process's mount namespace; may be that namespace's ``/``.  ``uid``/``gid``: the container's root user as the
+    calling process sees it; the image's /etc must be writable by it.  The caller is root, or root of the user
+    namespace that owns the mount namespace, and has one thread.  Nothing of the caller changes.
+
+    ldconfig is given -X: links are made by the plan, and those of the image are not its business.  That it fails is
+    a warning, because the libraries' links are there and the image decides what else it reads.  Raises ApplyError
+    (OCIGPU-LD-1) if the sandbox could not be built: then nothing was run.
+    """
+    arguments = ["ldconfig", "-X", "-f", "/etc/ld.so.conf", "-C", "/etc/ld.so.cache", *directories]
+    code = fence.build_filter(os.uname().machine)
+    status_read, status_write = os.pipe()
+    output_read, output_write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        _Sandbox(fd, root_fd, arguments, uid, gid, code, status_write, output_write).guard()
+    os.close(status_write)
+    os.close(output_write)
+    try:
+        status, output, in_time = _collect(child, status_read, output_read)
+    finally:
+        os.close(status_read)
+        os.close(output_read)
+        os.waitpid(child, 0)
+    kind, _, text = status.partition("\n")[0].partition(" ")
+    if kind == "error":
+        raise ApplyError("OCIGPU-LD-1", f"ldconfig sandbox: {printable(text, 300)}")
+    if not in_time:
+        return f"ldconfig was stopped after {DEADLINE:.0f} s; the container's loader uses the links alone"
+    if kind == "exit" and text == "0":
+        return ""
+    if kind not in ("exit", "signal"):
+        raise ApplyError("OCIGPU-LD-1", "ldconfig sandbox: ended without a word")
+    last = [line for line in output.splitlines() if line.strip()][-1:]
+    return f"ldconfig: {kind} {text}{': ' + printable(last[0], 200) if last else ''}"
+
+
+def _collect(child: int, status_fd: int, output_fd: int) -> tuple[str, str, bool]:
+    """Return (status line, first 8 KiB of output, whether it ended in time); kills the child when it does not."""
+    kept = {status_fd: b"", output_fd: b""}
+    poll = select.poll()
+    for fd in kept:
+        poll.register(fd, select.POLLIN)
+    waiting, in_time = set(kept), True
+    end = time.monotonic() + DEADLINE
+    while waiting:
+        left = end - time.monotonic()
+        if left <= 0:
+            if not in_time:
+                break
+            # The pid namespace's first process dies with its parent, and all in it with that one.
+            os.kill(child, signal.SIGKILL)
+            in_time, end = False, time.monotonic() + 2
+            continue
+        for fd, _ in poll.poll(left * 1000):
+            data = os.read(fd, 4096)
+            if data:
+                kept[fd] = (kept[fd] + data)[:MAX_OUTPUT]
+            else:
+                poll.unregister(fd)
+                waiting.discard(fd)
+    return (
+        kept[status_fd].decode("utf-8", "backslashreplace"),
+        kept[output_fd].decode("utf-8", "backslashreplace"),
+        in_time,
+    )
+
+
+class _Sandbox:
+    """What happens in the two children: the guard, and the first process of the new pid namespace.
+
+    Both leave by os._exit or exec.  Nothing may be imported here: the namespace's files are the image's.
+    """
+
+    def __init__(
+        self,
+        fd: int,
+        root_fd: int,
+        arguments: list[str],
+        uid: int,
+        gid: int,
+        code: bytes,
+        status_fd: int,
+        output_fd: int,
+    ) -> None:
+        self.fd, self.root_fd, self.arguments = fd, root_fd, arguments
+        self.uid, self.gid, self.code = uid, gid, code
+        self.status_fd, self.output_fd = status_fd, output_fd
+        self.step = "start"
+        self.tree_fd = -1
+
+    def guard(self) -> None:
+        """Make the namespaces, start the inner process, pass on how it ended; never returns."""
+        try:
+            parent = os.getppid()
+            fence.die_with_parent()
+            if os.getppid() != parent:
+                os._exit(1)
+            self.step = "copy the container's mounts"
+            self._take_root()
+            self.step = "unshare namespaces"
+            self._unshare()
+            self.step = "fork"
+            inner = os.fork()
+            if inner == 0:
+                self._inner()
+            os.close(self.output_fd)
+            _, status = os.waitpid(inner, 0)
+            if os.WIFSIGNALED(status):
+                self._tell(f"signal {os.WTERMSIG(status)}")
+            else:
+                self._tell(f"exit {os.WEXITSTATUS(status)}")
+            os._exit(0)
+        except BaseException as error:  # noqa: BLE001 - the only way out of a forked child is _exit
+            self._fail(error)
+
+    def _take_root(self) -> None:
+        """Take a private copy of the container's mounts, while their namespace is ours."""
+        try:
+            flags = libc.OPEN_TREE_CLONE | libc.OPEN_TREE_CLOEXEC | libc.AT_EMPTY_PATH | libc.AT_RECURSIVE
+            self.tree_fd = libc.open_tree(self.root_fd, "", flags)
+        except OSError as error:
+            if error.errno not in (errno.ENOSYS, errno.EPERM):
+                raise
+            # Before Linux 5.2, or behind a filter that does not know the call: the root must be a mount point then,
+            # as runtimes make it.  The working directory follows into the new mount namespace, a descriptor does not.
+            os.fchdir(self.root_fd)
+
+    def _unshare(self) -> None:
+        flags = libc.CLONE_NEWNS | libc.CLONE_NEWPID
+        for optional in _OPTIONAL_NAMESPACES:
+            flags |= optional
+        try:
+            libc.unshare(flags)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.ENOSPC):
+                raise
+            # A kernel without one of them (EINVAL) or a limit on their number (ENOSPC, namespaces(7)).  The filter
+            # lets no socket and no System V call through in any case; mount and pid namespaces are a must.
+            libc.unshare(libc.CLONE_NEWNS | libc.CLONE_NEWPID)
+            for optional in _OPTIONAL_NAMESPACES:
+                try:
+                    libc.unshare(optional)
+                except OSError as reason:
+                    if reason.errno not in (errno.EINVAL, errno.ENOSPC):
+                        raise
+
+    def _inner(self) -> None:
+        """Become ldconfig; never returns."""
+        try:
+            self.step = "parent-death signal"
+            fence.die_with_parent()
+            self.step = "standard streams"
+            self._set_streams()
+            self.step = "make mounts private"
+            libc.mount(None, "/", None, libc.MS_REC | libc.MS_PRIVATE)
+            self.step = "change root"
+            self._change_root()
+            for path in MASKED:
+                self.step = f"cover {path}"
+                if os.path.isdir(path):
+                    flags = libc.MS_RDONLY | libc.MS_NOSUID | libc.MS_NODEV | libc.MS_NOEXEC
+                    libc.mount("tmpfs", path, "tmpfs", flags, "size=4096,nr_inodes=1,mode=0555")
+            self.step = "resource limits"
+            os.umask(0o022)
+            fence.reset_signals()
+            fence.set_limits()
+            self.step = f"drop privileges to {self.uid}:{self.gid}"
+            fence.drop_privileges(self.uid, self.gid)
+            self.step = "seccomp filter"
+            fence.install_filter(self.code)
+            self.step = "execute"
+            libc.execveat(self.fd, self.arguments, {})
+        except BaseException as error:  # noqa: BLE001 - the only way out of a forked child is _exit
+            self._fail(error)
+
+    def _set_streams(self) -> None:
+        """Give ldconfig an empty standard input, one pipe for the others, and no other descriptor but its own."""
+        empty_read, empty_write = os.pipe()
+        os.close(empty_write)
+        sources = (empty_read, self.output_fd, self.output_fd, self.fd, self.status_fd, self.tree_fd)
+        # First out of the way, so that no source is overwritten before its turn.
+        high = [fcntl.fcntl(source, fcntl.F_DUPFD_CLOEXEC, 100) if source >= 0 else -1 for source in sources]
+        for target, source in enumerate(high):
+            if source >= 0:
+                os.dup2(source, target, inheritable=target <= 2)
+        self.fd, self.status_fd, self.tree_fd = 3, 4, 5 if self.tree_fd >= 0 else -1
+        os.closerange(5 if self.tree_fd < 0 else 6, min(os.sysconf("SC_OPEN_MAX"), 1 << 20))
+
+    def _change_root(self) -> None:
+        """Make the container's root ours and drop everything else from sight."""
+        if self.tree_fd >= 0:
+            top = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            libc.move_mount(self.tree_fd, top)
+            os.close(top)
+            os.fchdir(self.tree_fd)
+            os.close(self.tree_fd)
+        try:
+            libc.pivot_root(".", ".")
+        except OSError as error:
+            if error.errno != errno.EBUSY or self.tree_fd >= 0:
+                raise
+            os.chroot(".")  # the root already; nothing else is in sight
+        else:
+            libc.umount2(".", libc.MNT_DETACH)
+        os.chdir("/")
+        # The copied mounts may be of a group whose other members the container sees.
+        libc.mount(None, "/", None, libc.MS_REC | libc.MS_PRIVATE)
+
+    def _tell(self, text: str) -> None:
+        os.write(self.status_fd, text.encode("utf-8", "backslashreplace") + b"\n")
+
+    def _fail(self, error: BaseException) -> None:
+        cause = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+        self._tell(f"error {self.step}: {cause}")
+        os._exit(127)
