@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
-from ocigpu.actions import KINDS, Node, Plan
+from ocigpu.actions import KINDS, Node, Plan, RefreshLdCache
 from ocigpu.commands.common import Progress, driver_line, host_line
 from ocigpu.commands.plan import granted_fields
 from ocigpu.demo_bundle import COMMAND_PATH, make_bundle, make_config
@@ -35,9 +35,10 @@ NVIDIA_MAJOR = 195
 """Major of /dev/nvidiaN (Documentation/admin-guide/devices.txt)."""
 
 GRANTED_SCRIPT = """\
-echo '@@ smi'; nvidia-smi -L 2>&1; echo "@@ smi-status"; echo $?
+echo '@@ smi'; nvidia-smi -L 2>&1; status=$?; echo '@@ smi-status'; echo $status
 echo '@@ nodes'; find /dev -name 'nvidia*' -type c
 echo '@@ listing'; find /dev -name 'nvidia*' -type c -exec ls -ln {} +
+echo '@@ loader'; LD_TRACE_LOADED_OBJECTS=1 LD_PRELOAD=libcuda.so.1 /usr/bin/true 2>&1 | grep libcuda
 echo '@@ granted'; (exec 3< @GRANTED@) 2>&1 && echo opened
 echo '@@ mknod'; mknod /dev/not-granted c @MAJOR@ @MINOR@ 2>&1 && echo made
 echo '@@ denied'; (exec 3< /dev/not-granted) 2>&1 && echo opened
@@ -88,6 +89,7 @@ def run_demo(options: Options) -> None:
     with _signals_interrupt(), ExitStack() as cleanup:
         directory = _make_directory(options.keep, cleanup)
         _title("host")
+        _say(f"working directory {directory}")
         demo = Demo(directory, shim, _find_host(directory, options, cleanup))
         facts = demo.host.facts
         _say(f"{host_line(facts)}")
@@ -190,9 +192,9 @@ def _find_host(directory: str, options: Options, cleanup: ExitStack) -> Host:
     else:
         _say("this machine has no NVIDIA driver: a simulated host is made")
         root = f"{directory}/host"
-        _create_host(root, options)
         if not options.keep:
             cleanup.callback(_remove_host, root)
+        _create_host(root, options)
         environment["OCIGPU_CONFIG"] = f"{root}/config.toml"
         settings = read_settings(f"{root}/config.toml")
     facts = read_host_facts(settings)
@@ -203,9 +205,12 @@ def _find_host(directory: str, options: Options, cleanup: ExitStack) -> Host:
 
 def _create_host(root: str, options: Options) -> None:
     from ocigpu.sim.create import create_host
+    from ocigpu.sim.show import describe_host
 
     with Progress() as progress:
         create_host(root, options.gpus, options.model, progress=progress)
+    if describe_host(root)["nodes"] != "real":
+        raise OcigpuError("OCIGPU-DEMO-1", "mknod is not permitted here: there are no device nodes to give")
 
 
 def _remove_host(root: str) -> None:
@@ -255,6 +260,12 @@ def _show_granted(demo: Demo, devices: str, cleanup: ExitStack) -> None:
         output["nodes"],
     )
 
+    if any(isinstance(action, RefreshLdCache) for action in plan.actions):
+        _say("$ what the loader finds for libcuda.so.1")
+        _say(output["loader"])
+        found = f"libcuda.so.1 => {plan.image.library_dir}/" in output["loader"]
+        _check(found, "the container's loader finds the driver's libraries in its cache", output["loader"])
+
     _title("a GPU that was not granted")
     _say(f"$ mknod /dev/not-granted c {NVIDIA_MAJOR} {refused}; open /dev/not-granted")
     _say(output["mknod"])
@@ -296,7 +307,6 @@ def _show_plan(demo: Demo, bundle: str, request: Request) -> Plan:
         _say(f"{name:8} {value}")
     kinds = Counter(KINDS[type(action)] for action in plan.actions)
     _say(f"actions  {', '.join(f'{number} {kind}' for kind, number in kinds.items())}")
-    _say(f"         all of them: ocigpu plan --bundle {bundle}")
     return plan
 
 

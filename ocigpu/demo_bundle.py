@@ -23,7 +23,8 @@ CAPABILITIES = (
 def make_bundle(bundle: str, script: str, variables: dict[str, str], programs: tuple[str, ...] = ()) -> None:
     """Make an OCI bundle whose container runs ``script`` with busybox's sh and the environment ``variables``.
 
-    ``programs``: host paths of programs whose loader and libraries (not the programs) the root gets, so that
+    The root also has the host's true(1) as /usr/bin/true, a program that the loader loads if the host has a dynamic
+    one. ``programs``: host paths of programs whose loader and libraries (not the programs) the root gets, so that
     they run when they are mounted into the container.  Raises OcigpuError OCIGPU-DEMO-1 without busybox.
     """
     rootfs = Path(bundle, "rootfs")
@@ -36,7 +37,10 @@ def make_bundle(bundle: str, script: str, variables: dict[str, str], programs: t
     ).stdout.split():
         if applet != "busybox":
             (rootfs / "bin" / applet).symlink_to("busybox")
-    copied = {library for program in (busybox, *programs) for library in _needed_files(program)}
+    loaded = shutil.which("true", path="/usr/bin:/bin")
+    if loaded:
+        shutil.copy(loaded, rootfs / "usr/bin/true")
+    copied = {library for program in (busybox, loaded, *programs) if program for library in _needed_files(program)}
     for library in copied:
         target = rootfs / library.lstrip("/")
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 import sys
-import time
+import threading
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Self
 
@@ -137,19 +137,33 @@ def count(number: int, noun: str) -> str:
 
 
 class Progress:
-    """Says what a long operation is at: from the third second on, on standard error.
+    """Says what a long operation is at, on standard error, once it has taken ``delay`` seconds.
 
     On a terminal one line is rewritten and removed at the end; elsewhere each text is a line of its own.
     """
 
     def __init__(self, delay: float = 2.0) -> None:
-        self._begin = time.monotonic() + delay
+        self._timer = threading.Timer(delay, self._begin)
+        self._timer.daemon = True
+        self._lock = threading.Lock()
+        self._begun = False
+        self._text = ""
         self._terminal = sys.stderr.isatty()
         self._shown = False
 
     def __call__(self, text: str) -> None:
-        if time.monotonic() < self._begin:
-            return
+        with self._lock:
+            self._text = text
+            if self._begun:
+                self._show(text)
+
+    def _begin(self) -> None:
+        with self._lock:
+            self._begun = True
+            if self._text:
+                self._show(self._text)
+
+    def _show(self, text: str) -> None:
         if self._terminal:
             columns = os.get_terminal_size(sys.stderr.fileno()).columns or 80
             print(f"\r\x1b[K{printable(text)[: columns - 1]}", end="", file=sys.stderr, flush=True)
@@ -158,8 +172,11 @@ class Progress:
             print(printable(text), file=sys.stderr, flush=True)
 
     def __enter__(self) -> Self:
+        self._timer.start()
         return self
 
     def __exit__(self, *_exception: object) -> None:
+        self._timer.cancel()
+        self._timer.join()
         if self._shown:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)

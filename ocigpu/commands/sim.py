@@ -1,10 +1,12 @@
 """``ocigpu sim``: make, show and remove simulated GPU hosts."""
 
-from typing import Annotated
+import shlex
+from typing import Annotated, Any
 
 import typer
 
-from ocigpu.commands.common import Progress, count
+from ocigpu.commands.common import JsonOption, Progress, count, print_fields, print_json, print_notes, print_table
+from ocigpu.errors import printable
 
 SIM_EPILOG = """\
 \b
@@ -14,6 +16,8 @@ Examples:
   ocigpu list --config /tmp/gpus/config.toml
   ocigpu sim remove /tmp/gpus
 """
+
+DirectoryArgument = Annotated[str, typer.Argument(metavar="DIR", help="The simulated host's directory.")]
 
 sim_app = typer.Typer(
     help="Simulated GPU hosts: a driver root with real libraries and device nodes, and no GPU behind them.",
@@ -26,7 +30,7 @@ sim_app = typer.Typer(
 @sim_app.command("create")
 def create_command(
     directory: Annotated[str, typer.Argument(metavar="DIR", help="Where to make it; must not exist or be empty.")],
-    gpus: Annotated[int, typer.Option("--gpus", metavar="N", min=0, max=64, help="Number of GPUs.")] = 8,
+    gpus: Annotated[int, typer.Option("--gpus", metavar="N", min=1, max=64, help="Number of GPUs.")] = 8,
     model: Annotated[
         str, typer.Option("--model", metavar="NAME", help="GPU model; a wrong name lists them all.")
     ] = "h100",
@@ -42,10 +46,60 @@ def create_command(
 ) -> None:
     """Make a simulated host. Needs root for its device nodes, and a C compiler for its libraries."""
     from ocigpu.sim.create import create_host
+    from ocigpu.sim.show import describe_host
 
     with Progress() as progress:
-        create_host(directory, gpus, model, mig or [], driver_version, progress=progress)
-    path = f"{directory.rstrip('/')}/config.toml"
-    print(f"made a simulated host with {count(gpus, 'GPU')} in {directory}")
-    print(f"use it:    ocigpu plan --config {path} --gpus all")
-    print(f"remove it: ocigpu sim remove {directory}")
+        path = create_host(directory, gpus, model, mig or [], driver_version, progress=progress)
+    made = describe_host(directory)
+    print(
+        f"made a SIMULATED host in {printable(made['directory'])}: {count(len(made['gpus']), 'GPU')}, {made['product']}"
+    )
+    print_notes(made["notes"])
+    print(f"use it:    ocigpu plan --config {shlex.quote(path)} --gpus all")
+    print(f"remove it: ocigpu sim remove {shlex.quote(directory)}")
+
+
+@sim_app.command("show")
+def show_command(directory: DirectoryArgument, json: JsonOption = False) -> None:
+    """Show what a simulated host holds."""
+    from ocigpu.sim.show import describe_host
+
+    host = describe_host(directory)
+    if json:
+        print_json(host)
+        return
+    print_fields(
+        [
+            ("host", f"SIMULATED host {host['directory']}: no real GPU"),
+            ("settings", host["config"]),
+            ("driver", f"{host['driver_version']}, CUDA {host['cuda_version']}"),
+            ("nodes", host["nodes"]),
+            ("majors", ", ".join(f"{name} {major}" for name, major in host["majors"].items() if major)),
+            ("sockets", ", ".join(host["sockets"]) or "none"),
+            ("binaries", ", ".join(host["binaries"])),
+        ]
+    )
+    print()
+    print_table(("gpu", "uuid", "bus id", "model"), _gpu_rows(host["gpus"]), fold=False)
+    if host["notes"]:
+        print()
+        print_notes(host["notes"])
+
+
+def _gpu_rows(gpus: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    for gpu in gpus:
+        rows.append((str(gpu["index"]), gpu["uuid"], gpu["bus_id"], gpu["name"]))
+        rows += [
+            (f"{gpu['index']}:{mig['index']}", mig["uuid"], "", f"MIG {mig['profile']}") for mig in gpu["mig_devices"]
+        ]
+    return rows
+
+
+@sim_app.command("remove")
+def remove_command(directory: DirectoryArgument) -> None:
+    """Remove a simulated host, and nothing else."""
+    from ocigpu.sim.remove import remove_host
+
+    remove_host(directory)
+    print(f"removed {printable(directory)}")

@@ -362,7 +362,21 @@ def test_an_interrupt_is_silent(monkeypatch: pytest.MonkeyPatch, run: Run) -> No
 
 def test_progress_is_plain_lines_outside_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     with Progress(delay=0) as progress:
+        progress._timer.join()
         progress("compiling libcuda.so.1")
+        progress("making device nodes")
+    assert capsys.readouterr().err == "compiling libcuda.so.1\nmaking device nodes\n"
+
+
+def test_progress_that_comes_late_starts_with_the_step_it_is_at(capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress(delay=1000) as progress:
+        progress("over already")
+        progress("compiling libcuda.so.1")
+        progress._begin()
+    assert capsys.readouterr().err == "compiling libcuda.so.1\n"
+
+
+def test_progress_of_a_quick_operation_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     with Progress(delay=1000) as progress:
         progress("not yet")
-    assert capsys.readouterr().err == "compiling libcuda.so.1\n"
+    assert capsys.readouterr().err == ""

@@ -1,0 +1,128 @@
+"""The commands on a simulated host: what ``ocigpu sim create`` makes, the others read."""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support import requirements
+
+from ocigpu.cli import main
+from ocigpu.container_cli import main as container_cli_main
+
+Run = Callable[..., tuple[int, str, str]]
+DATA = Path(__file__).parent / "data"
+
+
+@pytest.fixture(scope="module")
+def host(session_directory: Path) -> Iterator[Path]:
+    """A simulated host with eight A100, of which number 7 is cut into MIG devices."""
+    requirements.require(requirements.compiler())
+    directory = session_directory / "cli-host"
+    arguments = ["--gpus", "8", "--model", "a100", "--driver-version", "550.163.01", "--mig", "7:1g.5gb,2g.10gb"]
+    assert main(["sim", "create", str(directory), *arguments]) == 0
+    yield directory
+    assert main(["sim", "remove", str(directory)]) == 0
+    assert not os.path.lexists(directory)
+
+
+@pytest.fixture
+def run_there(host: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Call with arguments: runs ``ocigpu`` with the simulated host's settings."""
+    monkeypatch.setenv("OCIGPU_CONFIG", str(host / "config.toml"))
+    return run
+
+
+def test_sim_show_says_what_was_made(host: Path, run: Run) -> None:
+    status, out, err = run("sim", "show", host)
+    assert (status, err) == (0, "")
+    assert out.splitlines()[0] == f"host      SIMULATED host {host}: no real GPU"
+    assert "MIG 2g.10gb" in out
+    assert len(json.loads(run("sim", "show", host, "--json")[1])["gpus"]) == 8
+
+
+@pytest.mark.parametrize("command", ["show", "remove"])
+def test_sim_leaves_a_directory_alone_that_it_did_not_make(run: Run, tmp_path: Path, command: str) -> None:
+    (tmp_path / "precious").touch()
+    status, _, err = run("sim", command, tmp_path)
+    assert status == 1
+    assert err.startswith("ocigpu: OCIGPU-SIM-1: ")
+    assert (tmp_path / "precious").exists()
+
+
+def test_sim_create_names_the_models_it_has(run: Run, tmp_path: Path) -> None:
+    status, _, err = run("sim", "create", tmp_path / "host", "--model", "voodoo2")
+    assert status == 1
+    assert "h100" in err
+    assert not (tmp_path / "host").exists()
+
+
+def test_list_shows_the_host_as_simulated(run_there: Run, host: Path) -> None:
+    status, out, err = run_there("list")
+    assert (status, err) == (0, "")
+    assert out.splitlines()[0] == f"host    SIMULATED host {host}: no real GPU"
+    assert "7:1" in out
+    assert "8 GPUs (from nvml)" in out
+
+
+def test_plan_of_a_mig_device_on_the_host(run_there: Run, host: Path) -> None:
+    data = json.loads(run_there("plan", "--gpus", "7:0", "--json")[1])
+    assert data["simulated"] is True
+    assert (len(data["gpus"]), len(data["mig_devices"])) == (0, 1)
+    nodes = [action["node"]["container_path"] for action in data["actions"] if action["action"] == "node"]
+    assert "/dev/nvidia7" in nodes
+    assert sum(path.startswith("/dev/nvidia-caps/") for path in nodes) == 2
+
+
+def test_recorded_facts_give_the_plan_of_the_host(run_there: Run, tmp_path: Path) -> None:
+    (tmp_path / "facts.json").write_text(run_there("facts", "--json")[1])
+    for request in (["--gpus", "all"], ["--gpus", "7:1", "--capabilities", "all"]):
+        live = run_there("plan", *request, "--json")
+        assert live[0] == 0
+        assert run_there("plan", *request, "--json", "--facts", tmp_path / "facts.json") == live
+
+
+def test_container_cli_info_has_the_vendors_shape(run_there: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert container_cli_main(["info"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    expected = (DATA / "info-8gpu.txt").read_text().splitlines()
+    same = ("NVRM", "CUDA", "Device Index", "Device Minor", "Bus Location", "Architecture", "Brand")
+    assert [line[:16] for line in lines] == [line[:16] for line in expected]
+    assert [line for line in lines if line.startswith(same)] == [line for line in expected if line.startswith(same)]
+
+
+def test_container_cli_list_has_the_vendors_lines_in_the_vendors_order(
+    run_there: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """This host also has MIG devices, and libraries that the recorded one lacked."""
+    assert container_cli_main(["-k", "-u0:0", "list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    recorded = (DATA / "list-8gpu.txt").read_text().splitlines()
+    assert [line for line in lines if line in recorded] == recorded
+    extra = [line for line in lines if line not in recorded]
+    assert all(".so." in line or "nvidia-cap" in line or "/capabilities/" in line for line in extra)
+
+
+def test_container_cli_lists_the_sockets_and_libraries_of_another_root(
+    host: Path, run_there: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert container_cli_main(["list", "--device=GPU-nonsense"]) == 1
+    assert "device error: GPU-nonsense: unknown device" in capsys.readouterr().err
+    assert container_cli_main(["list", "--ipcs"]) == 0
+    assert capsys.readouterr().out == "/run/nvidia-persistenced/socket\n"
+
+
+def test_container_cli_without_a_driver_is_an_initialization_error(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = tmp_path / "config.toml"
+    (tmp_path / "empty").mkdir()
+    settings.write_text(f'[simulation]\nroot = "{tmp_path}/empty"\n')
+    settings.chmod(0o644)
+    os.environ["OCIGPU_CONFIG"] = str(settings)
+    try:
+        assert container_cli_main(["info"]) == 1
+    finally:
+        del os.environ["OCIGPU_CONFIG"]
+    assert capsys.readouterr().err.startswith("ocigpu-container-cli: OCIGPU-HOST-1: initialization error: ")
