@@ -50,9 +50,9 @@ def provision(plan: "Plan", pid: int, rootfs: str, config: "dict[str, Any]", set
     try:
         for action in plan.actions:
             if isinstance(action, RefreshLdCache) and ldconfig_fd < 0:
-                from ocigpu.provision.ldconfig import open_ldconfig  # only glibc images need it
+                from ocigpu.provision.ldconfig import find_ldconfig, open_ldconfig  # only glibc images need it
 
-                ldconfig_fd = open_ldconfig(action.ldconfig)
+                ldconfig_fd = open_ldconfig(action.ldconfig or find_ldconfig(settings))
                 backup_fd = os.memfd_create("ld.so.cache")
         return _provision(plan, container, config, settings, ldconfig_fd, backup_fd)
     finally:
