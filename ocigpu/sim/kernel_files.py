@@ -122,7 +122,8 @@ def write_proc(root: Path, gpus: Sequence[SimGpu], majors: Majors, driver_versio
     write_file(nvidia / "registry", _REGISTRY, 0o644)
     write_file(
         nvidia / "version",
-        f"NVRM version: NVIDIA UNIX {platform.machine()} Kernel Module  {driver_version}  Tue Apr  8 12:41:17 UTC 2025\n"
+        f"NVRM version: NVIDIA UNIX {platform.machine()} Kernel Module  {driver_version}  "
+        "Tue Apr  8 12:41:17 UTC 2025\n"
         "GCC version:  simulated host, no kernel module\n",
         0o444,
     )

@@ -245,7 +245,7 @@ def _build_32(compiler: _Compiler, root: Path, version: str, notes: list[str]) -
         notes.append(f"no 32-bit libraries: not on {platform.machine()}")
         return 0
     item = compiler.scratch / "blank32.o"
-    flags = [*_LIBRARY_FLAGS, "-m32", "-c", SOURCES / "blank.c", "-o"]
+    flags: list[str | Path] = [*_LIBRARY_FLAGS, "-m32", "-c", SOURCES / "blank.c", "-o"]
     failure = compiler.run(*flags, item) or compiler.run("-DWITH_ABI_NOTE", *flags, compiler.scratch / "tls32.o")
     if failure:
         notes.append(f"no 32-bit libraries: {failure}")
@@ -272,7 +272,7 @@ def _build_programs(compiler: _Compiler, root: Path, fabric: bool, notes: list[s
     directory = root / "usr/bin"
     directory.mkdir(parents=True, exist_ok=True)
     program = directory / BINARIES[0]
-    arguments = [*_FLAGS, "-s", f"-I{compiler.scratch}", SOURCES / "smi.c", "-o", program]
+    arguments: list[str | Path] = [*_FLAGS, "-s", f"-I{compiler.scratch}", SOURCES / "smi.c", "-o", program]
     if compiler.run("-static", *arguments):
         compiler.must("smi.c", *arguments)
         notes.append("nvidia-smi is linked dynamically: there is no static libc, so it needs a glibc image")

@@ -124,7 +124,9 @@ MODELS = {
         Model("l40s", "NVIDIA L40S", _NVIDIA, "8.9", 46068, 0x26B9, 0x1851, 142, 350),
         Model("h100", "NVIDIA H100 80GB HBM3", _NVIDIA, "9.0", 81559, 0x2330, 0x16C1, 132, 700, _H100, True, True),
         Model("h200", "NVIDIA H200", _NVIDIA, "9.0", 143771, 0x2335, 0x18BE, 132, 700, _H200, True, True),
-        Model("b200", "NVIDIA B200", _NVIDIA, "10.0", 183359, 0x2901, 0x1999, 148, 1000, _B200, True, True, "570.133.20"),
+        Model(
+            "b200", "NVIDIA B200", _NVIDIA, "10.0", 183359, 0x2901, 0x1999, 148, 1000, _B200, True, True, "570.133.20"
+        ),
     )
 }
 """Every model by the name that ``ocigpu sim create --model`` takes."""
@@ -148,7 +150,7 @@ def cuda_version_of(driver_version: str) -> str:
 
     From the table of CUDA releases and driver branches in NVIDIA's CUDA release notes.
     """
-    branch = int(driver_version.split(".")[0])
+    branch = int(driver_version.partition(".")[0])
     known = [number for number in _CUDA_BY_BRANCH if number <= branch]
     return _CUDA_BY_BRANCH[max(known)] if known else "11.8"
 

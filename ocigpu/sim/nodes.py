@@ -133,7 +133,7 @@ def make_nodes(root: Path, nodes: Iterable[SimNode], *, real: bool | None) -> bo
             except OSError as error:
                 if made_real or error.errno not in (errno.EPERM, errno.EACCES):
                     raise sim_error(
-                        f"mknod {path}: {error.strerror}", "device nodes need root; --no-nodes makes stand-in files"
+                        f"mknod {path}: {error.strerror}", "device nodes need root outside of user namespaces"
                     ) from error
                 made_real = False
         if not made_real:

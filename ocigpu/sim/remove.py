@@ -36,7 +36,7 @@ def remove_host(directory: str) -> None:
 
 
 def find_mounts(root: str, mountinfo: str = "/proc/self/mountinfo") -> list[str]:
-    """Return the mount points at or below ``root`` (proc_pid_mountinfo(5): fields escaped as in \\040)."""
+    """Return the mount points at or below ``root`` (proc_pid_mountinfo(5): fields have octal escapes)."""
     with open(mountinfo, encoding="utf-8", errors="surrogateescape") as file:
         points = [_unescape(line.split(" ")[4]) for line in file]
     return [point for point in points if point == root or point.startswith(root + "/")]

@@ -51,7 +51,8 @@ def write_settings(root: Path, driver_version: str) -> None:
         "usr/share/egl/egl_external_platform.d/10_nvidia_wayland.json": icd("libnvidia-egl-wayland.so.1"),
         "usr/share/egl/egl_external_platform.d/15_nvidia_gbm.json": icd("libnvidia-egl-gbm.so.1"),
         "usr/share/X11/xorg.conf.d/nvidia-drm-outputclass.conf": (
-            'Section "OutputClass"\n    Identifier "nvidia"\n    MatchDriver "nvidia-drm"\n    Driver "nvidia"\nEndSection\n'
+            'Section "OutputClass"\n    Identifier "nvidia"\n    MatchDriver "nvidia-drm"\n'
+            '    Driver "nvidia"\nEndSection\n'
         ),
         "usr/share/nvidia/nvoptix.bin": "nvoptix.bin of a simulated host\n",
         f"{profiles}-{driver_version}-rc": '{"rules": [], "profiles": []}\n',
@@ -92,7 +93,9 @@ def write_ldcache(root: Path) -> None:
     """
     program = next((path for path in _LDCONFIG if os.access(path, os.X_OK)), None)
     if program is None:
-        raise sim_error("no ldconfig on this machine", "the loader's cache needs a glibc system; or leave the cache out")
+        raise sim_error(
+            "no ldconfig on this machine", "the loader's cache needs a glibc system; or leave the cache out"
+        )
     done = subprocess.run(
         [program, "-r", str(root), "-X", "-i"],
         stdin=subprocess.DEVNULL,
