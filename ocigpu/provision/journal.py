@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     Entry: TypeAlias = dict[str, Any]
 
 LD_CACHE = "/etc/ld.so.cache"
+LD_CACHE_DRAFT = "/etc/ld.so.cache~"
+"""Where ldconfig writes before it renames; one that is killed leaves it there."""
 MAX_LD_CACHE = 16 << 20
 """A loader cache of an image above this many bytes is not kept, and so not changed."""
 
@@ -81,8 +83,10 @@ def _undo_created(entry: "Entry", root_fd: int, _: int) -> None:
         mode = status.st_mode
         if entry["do"] == "mkdir" and stat.S_ISDIR(mode):
             os.rmdir(name, dir_fd=parent_fd)
-        elif (entry["do"] == "file" and stat.S_ISREG(mode) and status.st_size == 0) or (
-            entry["do"] == "node" and stat.S_ISCHR(mode) and status.st_rdev == entry["rdev"]
+        elif (
+            (entry["do"] == "file" and stat.S_ISREG(mode) and status.st_size == 0)
+            or (entry["do"] == "node" and stat.S_ISCHR(mode) and status.st_rdev == entry["rdev"])
+            or (entry["do"] == "draft" and stat.S_ISREG(mode))
         ):
             os.unlink(name, dir_fd=parent_fd)
     finally:
@@ -224,6 +228,7 @@ _UNDO: "dict[str, Callable[[Entry, int, int], None]]" = {
     "mkdir": _undo_created,
     "file": _undo_created,
     "node": _undo_created,
+    "draft": _undo_created,
     "link": _undo_link,
     "unlink": _undo_unlink,
     "cache": _undo_cache,

@@ -13,7 +13,7 @@ from ocigpu.errors import ApplyError, quoted
 from ocigpu.linux import libc
 from ocigpu.linux.paths import make_directories, open_in_root, open_parent, split
 from ocigpu.provision.container import Container
-from ocigpu.provision.journal import LD_CACHE, MAX_LD_CACHE, Journal, keep_ld_cache, read_old_link
+from ocigpu.provision.journal import LD_CACHE, LD_CACHE_DRAFT, MAX_LD_CACHE, Journal, keep_ld_cache, read_old_link
 from ocigpu.provision.mounts import Mounts, Source, Target, enter_own_proc, read_mnt_id, take_source
 
 TYPE_CHECKING = False
@@ -343,7 +343,12 @@ def _apply_ld_cache(place: Workplace, action: RefreshLdCache) -> None:
         )
         return
     parent_fd, _ = place.parent(LD_CACHE)
-    os.close(parent_fd)
+    try:
+        os.stat(os.path.basename(LD_CACHE_DRAFT), dir_fd=parent_fd, follow_symlinks=False)
+    except FileNotFoundError:
+        place.journal.record("draft", LD_CACHE_DRAFT)
+    finally:
+        os.close(parent_fd)
     place.journal.record("cache", LD_CACHE, temp=f".ocigpu-{os.urandom(8).hex()}", **kept)
     warning = run_ldconfig(place.ldconfig_fd, place.root_fd, action.directories, place.uid, place.gid)
     if warning:

@@ -283,4 +283,7 @@ def snapshot(root: Path) -> Tree:
 
 
 def host_mounts() -> str:
-    return Path("/proc/self/mountinfo").read_text()
+    """Return the host's mount table without what container engines at work beside us have there."""
+    lines = Path("/proc/self/mountinfo").read_text().splitlines(keepends=True)
+    others = ("/tmp/ocigpu-", "/run/containerd", "/run/docker", "/var/lib/docker", "/var/lib/containerd")
+    return "".join(line for line in lines if not line.split(" ")[4].startswith(others))

@@ -20,6 +20,7 @@ from provision_lab import (
     snapshot,
 )
 
+from ocigpu.actions import Bind, Plan, RefreshLdCache
 from ocigpu.linux import libc, paths
 from ocigpu.provision import apply
 
@@ -152,7 +153,8 @@ def shared_rootfs(rootfs: Path) -> Iterator[None]:
     libc.mount(None, str(rootfs), None, libc.MS_SHARED)
     make_rootfs(rootfs)
     yield
-    libc.umount2(str(rootfs), libc.MNT_DETACH)
+    while f" {rootfs} " in host_mounts():  # also what the container's runtime mounted on it
+        libc.umount2(str(rootfs), libc.MNT_DETACH)
 
 
 @pytest.mark.parametrize("kernel", [new_kernel, old_kernel])
@@ -211,3 +213,44 @@ def test_every_failure_leaves_the_container_as_it_was(host: Path, rootfs: Path, 
         assert host_mounts() == host_before
         assert lab.provision(plan) == ([], "", "")
         check_common(lab.inside(look))
+
+
+LDCONFIG = next(path for path in ("/sbin/ldconfig.real", "/sbin/ldconfig") if os.path.exists(path))
+
+
+def plan_with_cache(host: Path) -> Plan:
+    refresh = RefreshLdCache(LDCONFIG, ("/usr/lib64",), "loader")
+    return Plan(
+        (Bind("/bin/true", "/usr/lib64/libreal.so.1", ("ro",), "any ELF file"), refresh, make_plan(host).actions[3])
+    )
+
+
+@pytest.mark.parametrize("before", ["the image's cache", None, "link"])
+def test_the_loader_cache_is_made_anew_and_put_back_on_failure(before: str | None, host: Path, rootfs: Path) -> None:
+    cache = rootfs / "etc/ld.so.cache"
+    if before is None:
+        cache.unlink()
+    if before == "link":
+        cache.unlink()
+        cache.symlink_to("/etc/elsewhere")
+    tree = snapshot(rootfs)
+    plan = plan_with_cache(host)
+    with Lab(rootfs) as lab:
+        assert lab.provision(plan, fail_at(5, "raise"))[1] == "OCIGPU-DEV-3"  # the node that comes after the cache
+        assert snapshot(rootfs) == tree
+        assert lab.provision(plan, fail_at(5, "kill worker"))[1] == "OCIGPU-INT-2"
+        assert snapshot(rootfs) == tree
+        assert lab.provision(plan) == ([], "", "")
+        assert cache.read_bytes().startswith((b"ld.so-1.7.0", b"glibc-ld.so.cache"))
+        assert not cache.is_symlink()
+
+
+def test_a_loader_cache_that_cannot_be_put_back_is_left_alone(host: Path, rootfs: Path) -> None:
+    cache = rootfs / "etc/ld.so.cache"
+    with cache.open("r+b") as file:
+        file.truncate(1 << 30)
+    with Lab(rootfs) as lab:
+        notes, code, _ = lab.provision(plan_with_cache(host))
+        assert (code, len(notes)) == ("", 1)
+        assert "left alone" in notes[0]
+        assert cache.stat().st_size == 1 << 30
