@@ -22,7 +22,9 @@ def remove_host(directory: str) -> None:
         more = f" and {len(mounts) - 1} more" if len(mounts) > 1 else ""
         raise sim_error(f"remove {root}: {mounts[0]} is mounted{more}", f"umount {mounts[0]}")
     try:
-        for entry in os.scandir(root):
+        with os.scandir(root) as entries:
+            listed = list(entries)
+        for entry in listed:
             if entry.name == MARKER_NAME:
                 continue
             if entry.is_dir(follow_symlinks=False):

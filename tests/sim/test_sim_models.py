@@ -1,0 +1,153 @@
+from pathlib import Path
+
+import pytest
+
+from ocigpu.errors import OcigpuError
+from ocigpu.sim.kernel_files import render_mig_minors, render_proc_devices
+from ocigpu.sim.libraries import c_string
+from ocigpu.sim.models import MODELS, cuda_version_of, find_model, make_gpus
+from ocigpu.sim.nodes import Majors, choose_first_card, choose_majors, plan_nodes
+
+
+@pytest.mark.parametrize(
+    ("driver", "cuda"),
+    [
+        ("535.104.05", "12.2"),
+        ("550.163.01", "12.4"),
+        ("555.42.06", "12.4"),
+        ("560.35.03", "12.6"),
+        ("565.57.01", "12.7"),
+        ("570.133.20", "12.8"),
+        ("575.57.08", "12.9"),
+        ("580.65.06", "13.0"),
+        ("999.1", "13.0"),
+        ("470.82.01", "11.8"),
+    ],
+)
+def test_cuda_version_is_that_of_the_nearest_branch_below(driver: str, cuda: str) -> None:
+    assert cuda_version_of(driver) == cuda
+
+
+def test_every_model_can_be_made_and_every_profile_placed() -> None:
+    for model in MODELS.values():
+        assert make_gpus(model, 1)[0].mig_devices == ()
+        for profile in model.mig_profiles:
+            (gpu,) = make_gpus(model, 1, [f"0:{profile.name}"])
+            assert [device.profile for device in gpu.mig_devices] == [profile]
+
+
+def test_gpus_are_the_same_every_time_and_all_different() -> None:
+    gpus = make_gpus(find_model("h100"), 64)
+    assert gpus == make_gpus(find_model("H100"), 64)
+    assert len({gpu.uuid for gpu in gpus}) == len({gpu.bus_id for gpu in gpus}) == 64
+    assert gpus[0].uuid == "GPU-dce4c047-1c9d-191a-a7ec-6d72e6e57d68"
+    assert (gpus[0].bus_id, gpus[63].bus_id) == ("0000:01:00.0", "0000:40:00.0")
+
+
+def test_mig_devices_get_the_instance_ids_and_minors_of_the_driver() -> None:
+    gpus = make_gpus(find_model("a100"), 2, ["1:1g.5gb,2g.10gb,4g.20gb"])
+    assert not gpus[0].mig_enabled
+    assert gpus[1].mig_enabled
+    # gpu1/gi0/access has minor 138 = 3 + 15 instances of 9, as on every host with the driver.
+    assert [(device.gpu_instance, device.gi_minor, device.ci_minor) for device in gpus[1].mig_devices] == [
+        (7, 138 + 7 * 9, 139 + 7 * 9),
+        (3, 138 + 3 * 9, 139 + 3 * 9),
+        (1, 138 + 1 * 9, 139 + 1 * 9),
+    ]
+
+
+def test_layout_of_all_gpus_and_of_none_of_the_slices() -> None:
+    gpus = make_gpus(find_model("h200"), 3, ["all:7g.141gb"])
+    assert all(len(gpu.mig_devices) == 1 for gpu in gpus)
+    assert len({gpu.mig_devices[0].uuid for gpu in gpus}) == 3
+    (gpu,) = make_gpus(find_model("h200"), 1, ["0:"])
+    assert gpu.mig_enabled
+    assert gpu.mig_devices == ()
+
+
+@pytest.mark.parametrize(
+    ("model", "layouts", "message"),
+    [
+        ("h100", ["0:1g.5gb"], 'MIG layout "0:1g.5gb": a NVIDIA H100 80GB HBM3 has no profile "1g.5gb"'),
+        ("h100", ["0:,"], 'MIG layout "0:,": a NVIDIA H100 80GB HBM3 has no profile ""'),
+        ("t4", ["0:1g.5gb"], 'MIG layout "0:1g.5gb": a Tesla T4 has no MIG'),
+        ("h100", ["1g.10gb"], 'MIG layout "1g.10gb": no GPU index'),
+        ("h100", ["2:1g.10gb"], 'MIG layout "2:1g.10gb": no GPU "2": indices are 0-1'),
+        ("h100", ["-1:1g.10gb"], 'MIG layout "-1:1g.10gb": no GPU "-1": indices are 0-1'),
+        ("h100", ["²:1g.10gb"], 'MIG layout "²:1g.10gb": no GPU "²": indices are 0-1'),
+        ("h100", ["0:4g.40gb,4g.40gb"], "8 compute slices, and a NVIDIA H100 80GB HBM3 has 7"),
+        ("h100", ["0:3g.40gb,3g.40gb,1g.10gb"], "9 memory slices, and a NVIDIA H100 80GB HBM3 has 8"),
+        ("h100", ["0:1g.10gb", "0:1g.10gb"], "GPU 0 already has a layout"),
+        ("h100", ["all:1g.10gb", "1:1g.10gb"], "GPU 1 already has a layout"),
+    ],
+)
+def test_impossible_layout_is_refused(model: str, layouts: list[str], message: str) -> None:
+    with pytest.raises(OcigpuError) as caught:
+        make_gpus(find_model(model), 2, layouts)
+    assert caught.value.code == "OCIGPU-SIM-1"
+    assert message in caught.value.message
+
+
+@pytest.mark.parametrize("count", [0, -1, 65])
+def test_impossible_number_of_gpus_is_refused(count: int) -> None:
+    with pytest.raises(OcigpuError, match="a simulated host has 1 to 64"):
+        make_gpus(find_model("h100"), count)
+
+
+def test_mig_beyond_the_driver_minors_is_refused() -> None:
+    with pytest.raises(OcigpuError, match="only the first 32 can have MIG"):
+        make_gpus(find_model("h100"), 64, ["all:1g.10gb"])
+
+
+def test_unknown_model_is_refused_with_the_list_of_models() -> None:
+    with pytest.raises(OcigpuError, match='model "k80" is unknown') as caught:
+        find_model("k80")
+    assert caught.value.hint == "models: t4, a10, a100, l4, l40s, h100, h200, b200"
+
+
+def test_mig_minors_list_every_possible_instance() -> None:
+    minors = dict(line.split(" ") for line in render_mig_minors().splitlines())
+    assert len(minors) == 2 + 32 * 15 * 9
+    assert sorted(map(int, minors.values())) == list(range(1, len(minors) + 1))
+    assert minors["gpu0/gi0/access"] == "3"
+    assert minors["gpu0/gi0/ci0/access"] == "4"
+    assert minors["gpu1/gi0/access"] == "138"
+    assert minors["gpu31/gi14/ci7/access"] == "4322"
+
+
+def test_majors_are_the_first_of_the_dynamic_range() -> None:
+    (gpu,) = make_gpus(find_model("h100"), 1)
+    (old,) = make_gpus(find_model("a100"), 1)
+    assert choose_majors(gpu, "/nonexistent") == Majors(510, 509, 508, 507, 506)
+    assert choose_majors(old, "/nonexistent") == Majors(510, 509, 508, 0, 0)
+
+
+def test_majors_in_use_are_left_alone(tmp_path: Path) -> None:
+    devices = tmp_path / "devices"
+    devices.write_text("Character devices:\n  1 mem\n509 other\n510 nvidia-uvm\n\nBlock devices:\n508 loop\n")
+    (gpu,) = make_gpus(find_model("a100"), 1)
+    assert choose_majors(gpu, str(devices)) == Majors(508, 507, 506, 0, 0)
+
+
+def test_cards_of_this_machine_are_left_alone(tmp_path: Path) -> None:
+    assert choose_first_card(str(tmp_path / "none")) == 0
+    for name in ("card0", "card1", "renderD128", "by-path"):
+        (tmp_path / name).touch()
+    assert choose_first_card(str(tmp_path)) == 2
+    gpus = make_gpus(find_model("h100"), 64)
+    numbers = {node.minor for node in plan_nodes(gpus, Majors(510, 509, 508, 0, 0), 2, dri=True) if node.major == 226}
+    assert numbers == {*range(2, 64), *range(130, 192)}
+
+
+def test_proc_devices_names_every_major_once() -> None:
+    lines = render_proc_devices(Majors(510, 509, 508, 507, 0)).partition("\n\n")[0].splitlines()
+    majors = [tuple(line.split()) for line in lines[1:]]
+    assert lines[0] == "Character devices:"
+    assert len(set(majors)) == len(majors)
+    assert [int(major) for major, _ in majors] == sorted(int(major) for major, _ in majors)
+    assert {("195", "nvidia"), ("510", "nvidia-uvm"), ("509", "nvidia-caps")} <= set(majors)
+    assert not [name for _, name in majors if name == "nvidia-nvswitch"]
+
+
+def test_text_becomes_a_c_string_that_cannot_end_early() -> None:
+    assert c_string('a"b\\c\nü') == '"a\\042b\\134c\\012\\303\\274"'
