@@ -323,3 +323,14 @@ def test_nodes_on_a_nodev_file_system_still_count_on_the_host(run_python: RunPyt
     )
     done = run_python(INIT + "list_gpus()", prefix=("unshare", "--mount", "sh", "-ec", shell, "sh", str(sim_host)))
     assert done.stdout == listed("init 0", *(f"{gpu.index} {gpu.uuid}" for gpu in GPUS))
+
+
+@pytest.mark.root
+def test_real_driver_of_the_machine_is_not_taken_for_the_simulated_one(run_python: RunPython, sim_host: Path) -> None:
+    """/dev/nvidiactl that opens has a driver behind it (here that of /dev/zero): its GPUs are not ours."""
+    shell = """
+mount --make-rprivate / && mount -t tmpfs -o mode=755 none /dev
+mknod /dev/nvidiactl c 1 5; mknod /dev/nvidia0 c 1 5; exec "$@"
+"""
+    done = run_python(INIT + "list_gpus()", prefix=("unshare", "--mount", "sh", "-ec", shell, "sh"))
+    assert done.stdout == listed("init 0", *(f"{gpu.index} {gpu.uuid}" for gpu in GPUS))
