@@ -121,8 +121,6 @@ def _usage_error(error: Exception) -> UsageError | None:
         return None
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else PROGRAM
-    if type(error).__name__ == "NoArgsIsHelpError":
-        return UsageError("no command given", f"see: {command} --help")
     message = " ".join(str(format_message()).split()).rstrip(".")
     return UsageError(message[:1].lower() + message[1:], f"see: {command} --help")
 

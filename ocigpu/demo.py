@@ -29,6 +29,7 @@ from ocigpu.provision.image import read_image_facts
 from ocigpu.request import Request, parse_request
 from ocigpu.settings import Settings, read_settings
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 REAL_DRIVER = "/proc/driver/nvidia/version"
 TIMEOUT_SECONDS = 120
 NVIDIA_MAJOR = 195
@@ -86,7 +87,7 @@ def run_demo(options: Options) -> None:
     if os.geteuid() != 0:
         raise OcigpuError("OCIGPU-DEMO-1", "the demo needs root: it makes device nodes and starts containers")
     shim, low_level = _find_shim(options.runtime), _find_low_level()
-    with _signals_interrupt(), ExitStack() as cleanup:
+    with _signals_interrupt(), _cleaning_up() as cleanup:
         directory = _make_directory(options.keep, cleanup)
         _title("host")
         _say(f"working directory {directory}")
@@ -170,17 +171,34 @@ def _mounts_below(directory: str) -> list[str]:
 
 @contextmanager
 def _signals_interrupt() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end the demo as Ctrl-C does, so that it cleans up after itself."""
+    """Let SIGTERM and SIGHUP end the demo as Ctrl-C does, so that it cleans up after itself.
+
+    A signal that was ignored before (nohup) stays ignored.
+    """
 
     def interrupt(number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt(signal.strsignal(number))
 
-    old = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    old = {number: signal.getsignal(number) for number in SIGNALS}
+    for number, handler in old.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, interrupt)
     try:
         yield
     finally:
         for number, handler in old.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def _cleaning_up() -> Iterator[ExitStack]:
+    """An ExitStack whose callbacks a second Ctrl-C does not stop."""
+    with ExitStack() as stack:
+        try:
+            yield stack
+        finally:
+            for number in SIGNALS:
+                signal.signal(number, signal.SIG_IGN)
 
 
 def _find_host(directory: str, options: Options, cleanup: ExitStack) -> Host:

@@ -59,9 +59,7 @@ def _kebab(name: str) -> str:
 class Table(BaseModel):
     """A table of the file: keys in kebab case, nothing unknown, nothing converted."""
 
-    model_config: ClassVar[ConfigDict] = ConfigDict(
-        extra="forbid", frozen=True, strict=True, alias_generator=_kebab, validate_by_name=False, validate_by_alias=True
-    )
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True, strict=True, alias_generator=_kebab)
 
 
 class DriverTable(Table):

@@ -32,7 +32,8 @@ JSON = {
 """json and what it brings along: needed to read config.json, so its company costs nothing more."""
 LIGHT = {
     "os", "stat", "_stat", "posixpath", "genericpath", "os.path", "_collections_abc", "errno", "signal", "_signal",
-    "fcntl", "struct", "_struct", "ctypes", "ctypes._endian", "_ctypes", "mmap", "time", "select", "array", "resource",
+    "fcntl", "struct", "_struct", "ctypes", "ctypes._endian", "_ctypes", "gc", "mmap", "time", "select", "array",
+    "resource",
 }  # fmt: skip
 """What hot modules may import themselves, with what those import."""
 LATE = {

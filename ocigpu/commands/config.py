@@ -18,9 +18,7 @@ Examples:
   ocigpu config keys
 """
 
-config_app = typer.Typer(
-    help="Check and show settings.", epilog=CONFIG_EPILOG, no_args_is_help=True, rich_markup_mode=None
-)
+config_app = typer.Typer(help="Check and show settings.", epilog=CONFIG_EPILOG, rich_markup_mode=None)
 
 
 @config_app.command("check")

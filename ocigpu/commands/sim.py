@@ -22,7 +22,6 @@ DirectoryArgument = Annotated[str, typer.Argument(metavar="DIR", help="The simul
 sim_app = typer.Typer(
     help="Simulated GPU hosts: a driver root with real libraries and device nodes, and no GPU behind them.",
     epilog=SIM_EPILOG,
-    no_args_is_help=True,
     rich_markup_mode=None,
 )
 

@@ -134,7 +134,7 @@ def test_text_of_an_image_cannot_control_the_terminal(run: Run, record: Record, 
         (["plan", "--frobnicate"], 2, "no such option: --frobnicate"),
         (["list", "--facts", "/nowhere"], 1, "OCIGPU-HOST-3: facts /nowhere: No such file or directory"),
         (["frobnicate"], 2, "no such command 'frobnicate'"),
-        (["sim"], 2, "no command given\nhint: see: ocigpu sim --help"),
+        (["sim"], 2, "missing command\nhint: see: ocigpu sim --help"),
         (["sim", "create"], 2, "missing argument"),
         (["sim", "create", "/tmp/x", "--gpus", "many"], 2, "--gpus"),
         (["explain", "OCIGPU-DEF-1"], 2, 'there is no error code "OCIGPU-DEF-1"'),
@@ -357,7 +357,8 @@ def test_an_interrupt_is_silent(monkeypatch: pytest.MonkeyPatch, run: Run) -> No
         raise KeyboardInterrupt
 
     monkeypatch.setattr("ocigpu.commands.config.load_settings", interrupted)
-    assert run("config", "show") == (130, "", "")
+    status, out, err = run("config", "show")
+    assert (status, out, err.strip()) == (130, "", "")
 
 
 def test_progress_is_plain_lines_outside_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
