@@ -1,0 +1,201 @@
+"""The same plan as a prestart hook of the real runtimes: runc as root, runc without root, crun."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from provision_lab import host_mounts, make_host, make_rootfs, snapshot
+from support.requirements import programs, require, user_namespaces
+from support.runtimes import view_of
+
+pytestmark = [pytest.mark.root, pytest.mark.engine]
+
+REPOSITORY = Path(__file__).parents[2]
+HOOK = Path(__file__).with_name("provision_hook.py")
+USER = 4321
+SCRIPT = """
+cat /proc/self/mountinfo
+echo ---
+stat -c '%n %F %a %u %g %t:%T' /dev/nvidia0 /dev/nvidiactl /dev/nvidia-caps/nvidia-cap1 /usr/lib64/libcuda.so.1.2
+cat /usr/lib64/libcuda.so.1 /usr/lib64/libold.so.1; echo
+cat /proc/driver/nvidia/params /proc/driver/nvidia/gpus/0000:01:00.0/information
+cat /dev/nvidia0 2>&1 | sed 's/.*: //'
+head -c 11 /etc/ld.so.cache; echo
+touch /usr/lib64/new 2>&1 | sed 's/.*: //'
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Path]:
+    """A directory that ordinary users may enter."""
+    path = Path(f"/tmp/ocigpu-apply-{os.getpid()}-{tmp_path.name}")
+    path.mkdir()
+    path.chmod(0o755)
+    yield path
+    shutil.rmtree(path)
+
+
+def make_bundle(place: Path, *hook_arguments: str, readonly: bool = False, user: bool = False) -> Path:
+    require(programs("busybox"))
+    rootfs = make_rootfs(place / "rootfs")
+    make_host(place / "host")
+    shutil.copy("/bin/busybox", rootfs / "usr/bin/busybox")
+    (rootfs / "bin").symlink_to("usr/bin")
+    for name in ("sh", "cat", "stat", "sed", "head", "touch", "echo"):
+        (rootfs / "usr/bin" / name).symlink_to("busybox")
+    namespaces = ["pid", "ipc", "uts", "mount"]
+    config: dict[str, Any] = {
+        "ociVersion": "1.0.2",
+        "process": {
+            "user": {"uid": 0, "gid": 0},
+            "args": ["/bin/sh", "-c", SCRIPT],
+            "env": ["PATH=/usr/bin"],
+            "cwd": "/",
+            "capabilities": {kind: ["CAP_DAC_OVERRIDE"] for kind in ("bounding", "effective", "permitted")},
+        },
+        "root": {"path": "rootfs", "readonly": readonly},
+        "mounts": [
+            {"destination": "/proc", "type": "proc", "source": "proc"},
+            {"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "mode=755"]},
+        ],
+        "linux": {"namespaces": [{"type": name} for name in namespaces], "cgroupsPath": f"/{place.name}"},
+        "hooks": {
+            "prestart": [
+                {
+                    "path": sys.executable,
+                    "args": [sys.executable, "-I", str(HOOK), str(REPOSITORY), str(place / "host"), *hook_arguments],
+                    "env": ["LC_ALL=C.UTF-8"],
+                }
+            ]
+        },
+    }
+    if user:
+        config["linux"]["namespaces"].append({"type": "user"})
+        mapping = [{"containerID": 0, "hostID": USER, "size": 1}]
+        del config["linux"]["cgroupsPath"]
+        config["linux"] |= {"uidMappings": mapping, "gidMappings": mapping}
+        for path in [str(place), *snapshot(rootfs), str(rootfs)]:
+            os.lchown(path, USER, USER)
+    else:
+        config["linux"]["resources"] = {"devices": [{"allow": False, "access": "rwm"}]}
+    (place / "config.json").write_text(json.dumps(config))
+    return place
+
+
+def run(bundle: Path, *command: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    name = bundle.name
+    words = [*command, "run", "--bundle", str(bundle), name]
+    try:
+        return subprocess.run(words, capture_output=True, text=True, timeout=60, check=False, env=env)
+    finally:
+        words = [*command, "delete", "--force", name]
+        subprocess.run(words, capture_output=True, timeout=60, check=False, env=env)
+
+
+def runc(bundle: Path) -> tuple[str, ...]:
+    require(programs("runc"))
+    return ("runc", "--root", str(bundle / "state"))
+
+
+def crun(bundle: Path) -> tuple[str, ...]:
+    require(programs("crun"))
+    # crun 1.8 refuses a machine with both cgroup versions: show it one with version 2 only
+    return (*view_of("v2"), "crun", "--cgroup-manager=cgroupfs", "--root", str(bundle / "state"))
+
+
+def rootless(bundle: Path) -> tuple[str, ...]:
+    require(programs("runc"))
+    require(user_namespaces())
+    user = ("setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups")
+    return (*user, "runc", "--rootless=true", "--root", str(bundle / "state"))
+
+
+def check(bundle: Path, done: subprocess.CompletedProcess[str], node: str) -> str:
+    """Check what the container said and return its mounts."""
+    assert done.returncode == 0, done.stderr
+    mounts, _, said = done.stdout.partition("---\n")
+    lines = said.splitlines()
+    owner = 65534 if "root" in node else 0
+    assert lines[0] == f"/dev/nvidia0 character special file 666 {owner} {owner} c3:0"
+    assert lines[1] == f"/dev/nvidiactl character special file 666 {owner} {owner} c3:ff"
+    assert lines[3].startswith("/usr/lib64/libcuda.so.1.2 regular file 644")
+    assert lines[4:7] == ["driverdriver", "ModifyDeviceFiles: 0", "Model: x"]
+    assert lines[7] == "No such device or address"  # the node is allowed: only the driver behind it is missing
+    assert lines[8] in ("ld.so-1.7.0", "glibc-ld.so")
+    answer = json.loads((bundle / "host.answer").read_text())
+    assert answer["pivoted"] is False
+    return mounts
+
+
+@pytest.mark.parametrize("kernel", ["new", "old"])
+@pytest.mark.parametrize("readonly", [False, True], ids=["writable", "readonly"])
+def test_runc_as_root(place: Path, kernel: str, readonly: bool) -> None:
+    bundle = make_bundle(place, kernel, readonly=readonly)
+    before = host_mounts()
+    done = run(bundle, *runc(bundle))
+    mounts = check(bundle, done, "made")
+    assert "/dev/nvidia0" not in mounts
+    assert " /usr/lib64/libcuda.so.1.2 ro,nosuid,nodev" in mounts
+    assert (done.stdout.splitlines()[-1] == "Read-only file system") is readonly
+    assert "/dev/nvidia-caps/nvidia-cap1 character special file 440 0 44 c3:0" in done.stdout
+    assert host_mounts() == before
+
+
+@pytest.mark.parametrize("kernel", ["new", "old"])
+def test_crun_as_root(place: Path, kernel: str, runtime_environment: dict[str, str]) -> None:
+    bundle = make_bundle(place, kernel)
+    before = host_mounts()
+    mounts = check(bundle, run(bundle, *crun(bundle), env=runtime_environment), "made")
+    assert " /usr/lib64/libcuda.so.1.2 ro,nosuid,nodev" in mounts
+    assert host_mounts() == before
+
+
+@pytest.mark.parametrize("kernel", ["new", "old"])
+def test_runc_without_root(place: Path, kernel: str) -> None:
+    bundle = make_bundle(place, kernel, user=True)
+    before = host_mounts()
+    mounts = check(bundle, run(bundle, *rootless(bundle)), "of the host's root")
+    assert " /dev/nvidia0 ro,nosuid,noexec" in mounts
+    for path in snapshot(place / "rootfs"):
+        assert os.lstat(path).st_uid == USER
+    assert host_mounts() == before
+
+
+@pytest.mark.parametrize("how", ["raise", "kill worker", "kill parent"])
+@pytest.mark.parametrize("entry", [2, 9, 20])
+def test_a_failed_hook_stops_runc_and_leaves_the_image_as_it_was(place: Path, how: str, entry: int) -> None:
+    bundle = make_bundle(place, "new", str(entry), how)
+    tree, before = snapshot(place / "rootfs"), host_mounts()
+    done = run(bundle, *runc(bundle))
+    assert done.returncode != 0
+    assert not (place / "host.answer").exists()
+    if how != "kill parent":
+        assert "hook: OCIGPU-" in done.stderr
+    assert snapshot(place / "rootfs") == tree
+    assert host_mounts() == before
+
+
+def test_runc_with_a_rootfs_that_is_shared_with_the_host(place: Path) -> None:
+    subprocess.run(["mount", "-t", "tmpfs", "shared", str(place)], check=True)
+    try:
+        subprocess.run(["mount", "--make-shared", str(place)], check=True)
+        place.chmod(0o755)
+        bundle = make_bundle(place, "new")
+        config = json.loads((bundle / "config.json").read_text())
+        config["linux"]["rootfsPropagation"] = "shared"
+        (bundle / "config.json").write_text(json.dumps(config))
+        before = Path("/proc/self/mountinfo").read_text()
+        ours = [line for line in before.splitlines() if str(place) in line]
+        check(bundle, run(bundle, *runc(bundle)), "made")
+        after = [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(place) in line]
+        assert [line for line in after if "libcuda" in line or "driver" in line] == []
+        assert after == ours
+    finally:
+        while str(place) in Path("/proc/self/mountinfo").read_text():
+            subprocess.run(["umount", "-l", str(place)], check=True)
