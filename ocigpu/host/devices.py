@@ -7,7 +7,7 @@ nvidia-uvm 0 and nvidia-uvm-tools 1 of their own.
 import os
 import stat
 
-from ocigpu.facts import DeviceNode, FeatureNodes, Gpu, HostFile
+from ocigpu.facts import DeviceNode, FeatureNodes, HostFile
 from ocigpu.host.pci import read_drm_numbers
 from ocigpu.host.procfs import Permissions
 from ocigpu.host.tree import Tree, small_number
@@ -26,15 +26,22 @@ _UNCHANGED = Permissions()
 class NodeReader:
     """Reads nodes below a device root; ``notes`` collects what is odd about them.
 
-    ``loaded``: the kernel module is known to be loaded, whatever /proc/devices says.
+    ``loaded``: the kernel module is known to be loaded, whatever /proc/devices says.  ``simulated``: a regular file
+    may stand for a node, where the simulated host was made by somebody who may not make nodes.
     """
 
     def __init__(
-        self, tree: Tree, majors: tuple[tuple[str, int], ...], permissions: Permissions, loaded: bool = True
+        self,
+        tree: Tree,
+        majors: tuple[tuple[str, int], ...],
+        permissions: Permissions,
+        loaded: bool = True,
+        simulated: bool = False,
     ) -> None:
         self.tree = tree
         self.majors = dict(majors)
         self.permissions = permissions
+        self.simulated = simulated
         self.notes: list[str] = []
         self.gpu_major = self.majors.get("nvidia", self.majors.get("nvidia-frontend", GPU_MAJOR))
         self.loaded = loaded or "nvidia" in self.majors or "nvidia-frontend" in self.majors
@@ -42,6 +49,8 @@ class NodeReader:
     def read(self, path: str, major: int, minor: int, permissions: Permissions = _UNCHANGED) -> DeviceNode:
         """Return the node that belongs at ``path``; ``host_path`` is "" when there is none with this number."""
         status = self._status(path)
+        if status is not None and stat.S_ISREG(status.st_mode):
+            return DeviceNode(path, self.tree.find(path), major, minor, *permissions)
         if status is not None:
             number = (os.major(status.st_rdev), os.minor(status.st_rdev))
             if number == (major, minor):
@@ -54,7 +63,7 @@ class NodeReader:
     def read_existing(self, path: str) -> DeviceNode | None:
         """Return the character device at ``path`` whatever its number, None when there is none."""
         status = self._status(path)
-        return None if status is None else self._existing(path, status)
+        return self._existing(path, status) if status is not None and stat.S_ISCHR(status.st_mode) else None
 
     def _status(self, path: str) -> os.stat_result | None:
         try:
@@ -63,7 +72,8 @@ class NodeReader:
                 status = os.lstat(self.tree.find(path))
         except OSError:
             return None
-        return status if stat.S_ISCHR(status.st_mode) else None
+        usable = stat.S_ISCHR(status.st_mode) or (self.simulated and stat.S_ISREG(status.st_mode))
+        return status if usable else None
 
     def _existing(self, path: str, status: os.stat_result) -> DeviceNode:
         return DeviceNode(
@@ -98,11 +108,11 @@ class NodeReader:
             return None
         return self.read(f"/dev/nvidia{minor}", self.gpu_major, minor, self.permissions)
 
-    def drm_nodes(self, sys: str, gpu: Gpu) -> tuple[DeviceNode, ...]:
+    def drm_nodes(self, sys: str, bus_id: str) -> tuple[DeviceNode, ...]:
         """Return the card and render nodes of a GPU."""
         return tuple(
             self.read(f"/dev/dri/{name}", major, minor, _CARD if name.startswith("card") else _UNCHANGED)
-            for name, major, minor in read_drm_numbers(sys, gpu.bus_id)
+            for name, major, minor in read_drm_numbers(sys, bus_id)
         )
 
     def cap_node(self, minor: int, mode: int) -> DeviceNode | None:

@@ -6,7 +6,7 @@ Reads only.  NVML is asked by a child process while this one reads the rest.
 import os
 
 from ocigpu.errors import HostError
-from ocigpu.facts import Gpu, HostFacts, ProcFile
+from ocigpu.facts import Gpu, HostFacts
 from ocigpu.host.devices import NodeReader
 from ocigpu.host.files import read_binaries, read_configs, read_firmware, read_gds_files, read_sockets
 from ocigpu.host.gpus import Capabilities, complete_mig, gpu_from_procfs, merge_gpus
@@ -31,6 +31,12 @@ from ocigpu.host.procfs import (
 from ocigpu.host.tree import Roots, Tree, find_roots, read_text
 from ocigpu.settings import Settings
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ocigpu.facts import DeviceNode
+
+    _GpuNodes = tuple[DeviceNode | None, tuple[DeviceNode, ...]]
+
 MAX_NOTES_ON_PATHS = 3
 
 
@@ -49,20 +55,21 @@ class _Discovery:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.roots: Roots = find_roots(settings)
+        self.root = self.roots.driver or "/"
         self.machine = native_machine()
         self.driver = Tree(self.roots.driver)
         self.dev = self.driver if self.roots.dev == self.roots.driver else Tree(self.roots.dev)
         # daemons of the host are found on the host even when the driver's files are elsewhere
         elsewhere = self.roots.driver and not self.roots.simulated
         self.trees = (self.driver, Tree("")) if elsewhere else (self.driver,)
-        self.notes: list[str] = []
         proc_driver = f"{self.roots.proc}/driver/nvidia"
         self.proc_driver = proc_driver if os.path.isdir(proc_driver) else ""
-        self.root = self.roots.driver or "/"
+        self.kernel = read_kernel_version(self.roots.proc, self.roots.sys)
+        self.in_procfs: tuple[ProcGpu, ...] = ()
+        self.notes: list[str] = []
 
     def run(self) -> HostFacts:
-        roots = self.roots
-        kernel = read_kernel_version(roots.proc, roots.sys)
+        kernel = self.kernel
         paths, note = find_libraries(self.driver, self.settings.driver_ldcache, kernel, self.machine)
         self.notes += [note] if note else []
         versions = library_versions(paths)
@@ -71,28 +78,26 @@ class _Discovery:
         if kernel and versions and not has_version(paths, kernel):
             raise _mismatch(kernel, ", ".join(versions), self.root)
         version = kernel or (versions[0] if versions else "")
-        nvml_path = find_nvml(paths, version, self.driver, self.machine)
-        child = self._start_nvml(nvml_path)
+        child = self._start_nvml(find_nvml(paths, version, self.driver, self.machine))
         try:
-            facts = self._read_files(version)
-            in_procfs = read_proc_gpus(self.proc_driver) if self.proc_driver else ()
-            libraries, library_notes = read_libraries(self.driver, paths, version, self.machine)
-            answer = child.collect() if child else NvmlAnswer(self._no_nvml(version))
+            if self.proc_driver:
+                self.in_procfs = read_proc_gpus(self.proc_driver)
+            facts = self._read_files(paths, version)
+            reader = self._reader(facts)
+            facts = self._read_nodes(facts, reader)
+            nodes = {gpu.bus_id: self._gpu_nodes(reader, gpu.minor, gpu.bus_id) for gpu in self.in_procfs}
+            answer = child.collect() if child else NvmlAnswer(f"NVML: no library of it below {self.root}")
         finally:
             if child:
                 child.close()
         if answer.code == LIB_RM_VERSION_MISMATCH:
             raise _mismatch(kernel or "another version", version or "of unknown version", self.root, answer.problem)
-        if not kernel:
-            if answer.problem and not self.proc_driver:
-                raise self._no_driver(answer.problem)
-            if answer.driver_version and answer.driver_version != version:
-                version = answer.driver_version
-                facts = self._read_files(version)
-                libraries, library_notes = read_libraries(self.driver, paths, version, self.machine)
-        self.notes += library_notes
-        facts = facts._replace(driver_version=version, libraries=libraries)
-        return self._merge(facts, in_procfs, answer, bool(kernel))
+        if not kernel and not self.proc_driver and answer.problem:
+            raise self._no_driver(answer.problem)
+        if not kernel and answer.driver_version not in ("", version):
+            facts = self._read_files(paths, answer.driver_version)
+            facts = self._read_nodes(facts, reader)
+        return self._merge(facts, reader, answer, nodes)
 
     def _start_nvml(self, path: str) -> NvmlChild | None:
         if path:
@@ -101,17 +106,15 @@ class _Discovery:
             return start_nvml("libnvidia-ml.so.1", self.roots)
         return None
 
-    def _no_nvml(self, version: str) -> str:
-        return f"NVML: no libnvidia-ml.so.{version or '1'} below {self.root}"
-
-    def _read_files(self, version: str) -> HostFacts:
-        """Everything but GPUs and libraries."""
-        roots = self.roots
-        majors = parse_devices(read_text(f"{roots.proc}/devices") or "")
+    def _read_files(self, paths: list[str], version: str) -> HostFacts:
+        """Return what files say: everything but nodes and GPUs."""
+        libraries, notes = read_libraries(self.driver, paths, version, self.machine)
         return HostFacts(
             driver_root=self.root,
-            simulated=roots.simulated,
-            majors=majors,
+            simulated=self.roots.simulated,
+            driver_version=version,
+            majors=parse_devices(read_text(f"{self.roots.proc}/devices") or ""),
+            libraries=libraries,
             binaries=read_binaries(self.driver),
             firmware=read_firmware(self.driver, version),
             sockets=read_sockets(self.trees),
@@ -119,41 +122,53 @@ class _Discovery:
             proc_driver=self.proc_driver,
             proc_files=read_proc_files(self.proc_driver) if self.proc_driver else (),
             proc_capabilities=bool(self.proc_driver) and os.path.isdir(f"{self.proc_driver}/capabilities"),
+            notes=tuple(notes),
         )
 
-    def _merge(self, facts: HostFacts, in_procfs: tuple[ProcGpu, ...], answer: NvmlAnswer, loaded: bool) -> HostFacts:
-        """Bring together NVML, procfs and nodes."""
-        params = _content(facts.proc_files, "params")
-        reader = NodeReader(self.dev, facts.majors, parse_permissions(params), loaded)
-        from_procfs = bool(answer.problem)
-        gpus = _procfs_gpus(in_procfs) if from_procfs else merge_gpus(answer.gpus, in_procfs)
-        capabilities = Capabilities(self.roots.proc, self.proc_driver, reader)
-        gpus = tuple(
-            complete_mig(gpu, capabilities, from_procfs)._replace(
-                node=reader.gpu_node(gpu.minor), drm_nodes=reader.drm_nodes(self.roots.sys, gpu) if gpu.bus_id else ()
-            )
-            for gpu in gpus
+    def _reader(self, facts: HostFacts) -> NodeReader:
+        params = next((file.content for file in facts.proc_files if file.name == "params"), "")
+        return NodeReader(self.dev, facts.majors, parse_permissions(params), bool(self.kernel), self.roots.simulated)
+
+    def _read_nodes(self, facts: HostFacts, reader: NodeReader) -> HostFacts:
+        imex_major, imex_nodes = reader.imex_nodes()
+        return facts._replace(
+            control_nodes=reader.control_nodes(),
+            imex_major=imex_major,
+            imex_nodes=imex_nodes,
+            features=reader.features(read_gds_files(self.trees)),
         )
+
+    def _gpu_nodes(self, reader: NodeReader, minor: int, bus_id: str) -> "_GpuNodes":
+        return reader.gpu_node(minor), reader.drm_nodes(self.roots.sys, bus_id) if bus_id else ()
+
+    def _merge(
+        self, facts: HostFacts, reader: NodeReader, answer: NvmlAnswer, nodes: "dict[str, _GpuNodes]"
+    ) -> HostFacts:
+        """Add the GPUs: what NVML says, what procfs says, and their nodes."""
+        from_procfs = bool(answer.problem)
+        listed = _procfs_gpus(self.in_procfs) if from_procfs else merge_gpus(answer.gpus, self.in_procfs)
+        capabilities = Capabilities(self.roots.proc, self.proc_driver, reader)
+        gpus = []
+        for gpu in listed:
+            node, drm_nodes = nodes.get(gpu.bus_id) or self._gpu_nodes(reader, gpu.minor, gpu.bus_id)
+            if node is None or node.minor != gpu.minor:
+                node = reader.gpu_node(gpu.minor)
+            gpus.append(complete_mig(gpu._replace(node=node, drm_nodes=drm_nodes), capabilities, from_procfs))
         if any(gpu.mig_capable for gpu in gpus):
             capabilities.add("config")
             capabilities.add("monitor")
-        imex_major, imex_nodes = reader.imex_nodes()
-        features = reader.features(read_gds_files(self.trees))
         if from_procfs:
             self.notes.append(f"{answer.problem}; GPUs come from procfs, without their architecture")
-        elif answer.driver_version and answer.driver_version != facts.driver_version:
+        elif answer.driver_version not in ("", facts.driver_version):
             self.notes.append(f"NVML says driver {answer.driver_version}, the kernel module {facts.driver_version}")
-        unreadable = dict.fromkeys((*self.driver.unreadable, *self.dev.unreadable))
+        unreadable = [*self.driver.unreadable, *self.dev.unreadable][:MAX_NOTES_ON_PATHS]
+        notes = (*self.notes, *facts.notes, *answer.notes, *reader.notes, *unreadable)
         return facts._replace(
             cuda_version=answer.cuda_version,
             source="procfs" if from_procfs else "nvml",
-            gpus=gpus,
-            control_nodes=reader.control_nodes(),
+            gpus=tuple(gpus),
             cap_nodes=tuple(sorted(capabilities.nodes.items(), key=lambda item: item[1].minor)),
-            imex_major=imex_major,
-            imex_nodes=imex_nodes,
-            features=features,
-            notes=(*self.notes, *answer.notes, *reader.notes, *list(unreadable)[:MAX_NOTES_ON_PATHS]),
+            notes=tuple(dict.fromkeys(notes)),
         )
 
     def _no_driver(self, problem: str) -> HostError:
@@ -170,10 +185,6 @@ def _mismatch(kernel: str, libraries: str, root: str, problem: str = "") -> Host
     return HostError(
         "OCIGPU-HOST-2", f"kernel module is {kernel}, but the libraries below {root} are {libraries}{tail}"
     )
-
-
-def _content(files: tuple[ProcFile, ...], name: str) -> str:
-    return next((file.content for file in files if file.name == name), "")
 
 
 def _procfs_gpus(in_procfs: tuple[ProcGpu, ...]) -> tuple[Gpu, ...]:

@@ -29,6 +29,9 @@ REAP_SECONDS = 0.5
 
 LIB_RM_VERSION_MISMATCH = 18
 
+UNUSABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
+"""What reading a document raises that our child did not write: the library shares its process."""
+
 BRANDS = (
     "Unknown",
     "Quadro",
@@ -81,7 +84,7 @@ class NvmlChild:
             return NvmlAnswer(f"NVML crashed: the library ended its process by signal {-status}")
         try:
             return parse_answer(json.loads(data))
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        except UNUSABLE:
             return NvmlAnswer("NVML gave no usable answer")
 
     def _read(self) -> tuple[bytes, str]:
@@ -154,7 +157,7 @@ def start_nvml(library: str, roots: Roots, seconds: float = DEADLINE) -> NvmlChi
 def parse_answer(data: "Any") -> NvmlAnswer:
     """Return the records of a child's JSON document.
 
-    Raises ValueError, TypeError, KeyError or AttributeError for anything that the child does not write.
+    Raises one of :data:`UNUSABLE` for anything that the child does not write.
     """
     if "load" in data:
         return NvmlAnswer(f"NVML cannot be loaded: {printable(str(data['load']), 300)}")
