@@ -67,11 +67,15 @@ mapping of ids; arguments are not looked at.
 
 LIMITS = (
     (resource.RLIMIT_CPU, 10),  # seconds
-    (resource.RLIMIT_AS, 2 << 30),
+    (resource.RLIMIT_AS, 2 << 30),  # whole libraries are mapped, one after the other; some have more than 1 GiB
+    (resource.RLIMIT_DATA, 256 << 20),  # what is not such a mapping, e.g. a configuration file of one endless line
     (resource.RLIMIT_NOFILE, 64),
     (resource.RLIMIT_FSIZE, 4 << 20),  # a cache of 10,000 libraries has about 1 MiB
     (resource.RLIMIT_CORE, 0),
 )
+
+_libc_prctl = ctypes.CDLL(None, use_errno=True)["prctl"]
+_libc_prctl.argtypes = (ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_ulong)
 
 # Classic BPF (linux/filter.h): u16 code, u8 jump if true, u8 jump if false, u32 operand.
 _LOAD = 0x20
@@ -182,8 +186,6 @@ def install_filter(code: bytes) -> None:
     # struct sock_fprog: u16 count, padding, pointer
     program = struct.pack("@HP", len(code) // 8, ctypes.addressof(instructions))
     buffer = ctypes.create_string_buffer(program, len(program))
-    libc_prctl = ctypes.CDLL(None, use_errno=True).prctl
-    libc_prctl.argtypes = (ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_ulong)
-    if libc_prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.addressof(buffer), 0, 0) != 0:
+    if _libc_prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.addressof(buffer), 0, 0) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
