@@ -17,6 +17,8 @@ GLOBAL_WITH_VALUE = ("log", "log-format", "log-level", "root", "criu", "rootless
 CREATE_WITH_VALUE = ("bundle", "b", "config", "f", "console-socket", "pid-file", "preserve-fds", "user", "u")
 """Options of ``create`` and ``run`` that take a value; ``--config`` names another config.json (crun only)."""
 CREATE_SHORT = "bfu"
+CREATE_FLAGS = "dk"
+"""Letters without a value that crun (argp) also takes in front of another: ``-db DIR`` is ``--detach --bundle DIR``."""
 
 
 class Arguments(NamedTuple):
@@ -77,8 +79,11 @@ def _parse_create(words: list[str]) -> tuple[str, str]:
         if not word.startswith("-") or word == "-":
             continue
         name, equals, value = word.lstrip("-").partition("=")
-        if not equals and not word.startswith("--") and len(name) > 1 and name[0] in CREATE_SHORT and not _known(name):
-            name, equals, value = name[0], "=", name[1:]  # crun (argp) also takes -bDIR
+        if not equals and not word.startswith("--") and not _known(name):
+            letters = name.lstrip(CREATE_FLAGS)
+            if letters[:1] and letters[0] in CREATE_SHORT:
+                name, value = letters[0], letters[1:]  # crun (argp) also takes -bDIR
+                equals = "=" if value else ""
         if name not in CREATE_WITH_VALUE:
             continue
         if not equals:
