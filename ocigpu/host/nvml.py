@@ -25,7 +25,7 @@ DEADLINE = 10.0
 """Seconds that NVML may take: loading an idle GPU's state takes one or two each."""
 ANSWER_LIMIT = 1 << 20
 REAP_SECONDS = 0.5
-"""Seconds given to a killed child: one stuck inside the driver does not end, and is left to init."""
+"""Seconds given to a child to end: one stuck inside the driver does not even when killed, and is left to init."""
 
 LIB_RM_VERSION_MISMATCH = 18
 
@@ -77,7 +77,7 @@ class NvmlChild:
     def collect(self) -> NvmlAnswer:
         """Return the answer; waits at most until the deadline that :func:`start_nvml` set."""
         data, problem = self._read()
-        status = self.close()
+        status = self._finish(0 if problem else REAP_SECONDS)  # at the end of its answer the child is ending
         if problem:
             return NvmlAnswer(f"NVML {problem}")
         if status < 0:
@@ -101,14 +101,17 @@ class NvmlChild:
             data += chunk
         return b"", f"answered with more than {ANSWER_LIMIT} bytes"
 
-    def close(self) -> int:
-        """End the child if it still runs.  Returns its exit status, negative for a signal that was not ours."""
+    def close(self) -> None:
+        """End the child now, if it still runs; does nothing after :meth:`collect`."""
+        self._finish(0)
+
+    def _finish(self, seconds: float) -> int:
+        """Let the child end within the time, then end it; returns its exit status, 0 when we ended it."""
         if self._pid <= 0:
             return 0
         os.close(self._pipe)
         pid, self._pid = self._pid, 0
-        # an answer is complete at end of file: the child is ending, but a crash must be told from our SIGKILL
-        status = _reap(pid, REAP_SECONDS if time.monotonic() < self._deadline else 0)
+        status = _reap(pid, seconds)
         if status is None:
             os.kill(pid, signal.SIGKILL)
             _reap(pid, REAP_SECONDS)
@@ -141,13 +144,14 @@ def start_nvml(library: str, roots: Roots, seconds: float = DEADLINE) -> NvmlChi
     path = library if chroot else roots.driver + library
     reader, writer = os.pipe2(os.O_CLOEXEC)
     deadline = time.monotonic() + seconds
+    parent = os.getpid()
     pid = os.fork()
     if pid == 0:
         try:
             os.close(reader)
             from ocigpu.host.nvml_child import run_child  # ctypes costs 4 ms: here they overlap with our own reading
 
-            run_child(writer, path, chroot, roots.driver if roots.simulated else "")
+            run_child(parent, writer, path, chroot, roots.driver if roots.simulated else "")
         finally:
             os._exit(1)
     os.close(writer)

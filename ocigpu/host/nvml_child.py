@@ -40,10 +40,11 @@ _PCI_INFO_SIZE = 256  # more than any version of nvmlPciInfo_t
 _PCI_NUMBERS = struct.Struct("<16x3I")  # busIdLegacy, then domain, bus, device: the same in all versions
 
 
-def run_child(pipe: int, library: str, chroot: str, simulation_root: str) -> None:
+def run_child(parent: int, pipe: int, library: str, chroot: str, simulation_root: str) -> None:
     """Ask the library at path ``library`` (below ``chroot`` when that is not empty) and write JSON to ``pipe``.
 
-    Never returns.  Gives up root for the ids of :func:`_identity`, all capabilities and the right to gain any.
+    Never returns, and ends with the process ``parent``.  Gives up root for the ids of :func:`_identity`, all
+    capabilities and the right to gain any.
     """
     status = 1
     try:
@@ -53,6 +54,7 @@ def run_child(pipe: int, library: str, chroot: str, simulation_root: str) -> Non
         if chroot and not _enter(chroot):
             library = chroot + library
         _drop_privileges(libc, user, group)
+        _end_with(libc, parent)
         data = json.dumps(_ask(library)).encode()
         while data:
             data = data[os.write(pipe, data) :]
@@ -115,7 +117,6 @@ def _enter(chroot: str) -> bool:
 
 
 def _drop_privileges(libc: "Any", user: int, group: int) -> None:
-    parent = os.getppid()
     if os.geteuid() == 0:
         steps: tuple[Callable[[], None], ...] = (
             lambda: os.setgroups([group]),
@@ -130,7 +131,11 @@ def _drop_privileges(libc: "Any", user: int, group: int) -> None:
     libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     header = struct.pack("=Ii", LINUX_CAPABILITY_VERSION_3, 0)
     libc.capset(header, bytes(24))
-    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # last: a change of ids clears it
+
+
+def _end_with(libc: "Any", parent: int) -> None:
+    """Be killed when the parent ends; after the change of ids, which clears the setting (prctl(2))."""
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
 

@@ -1,5 +1,6 @@
 import json
 import os
+import select
 import shutil
 import time
 from collections.abc import Callable
@@ -94,6 +95,28 @@ def test_a_child_that_is_given_up_leaves_no_process(readable: Callable[..., Path
     start_nvml(str(readable("HANG")), REAL).close()
     with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)
+
+
+def test_the_child_ends_with_its_parent(readable: Callable[..., Path]) -> None:
+    library = readable("HANG")
+    reader, writer = os.pipe()
+    held, release = os.pipe()
+    middle = os.fork()
+    if middle == 0:
+        try:
+            os.close(release)
+            child = start_nvml(str(library), REAL)
+            os.write(writer, str(child._pid).encode())
+            os.read(held, 1)  # until the other end is closed
+        finally:
+            os._exit(0)
+    pidfd = os.pidfd_open(int(os.read(reader, 20)))
+    os.close(release)
+    os.waitpid(middle, 0)
+    ready = select.select([pidfd], [], [], 20)[0]
+    for descriptor in (reader, writer, held, pidfd):
+        os.close(descriptor)
+    assert ready
 
 
 def test_a_missing_library_is_told(tmp_path: Path) -> None:
