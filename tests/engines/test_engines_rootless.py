@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import requirements
+from support import machine, requirements
 from support.bundle import give_to
 from support.fixtures import MakeBundle
 from support.process import explain, run
@@ -74,20 +74,32 @@ def ordinary_user(simulated_host: SimulatedHost) -> None:
     requirements.require("" if result.returncode == 0 else f"user {USER} cannot run ocigpu-hook: {result.stderr}")
 
 
-@RUNTIMES
 @CGROUPS
 def test_a_rootless_container_gets_its_gpus(
-    make_bundle: MakeBundle,
-    simulated_host: SimulatedHost,
-    runtime_environment: dict[str, str],
-    low_level: str,
-    cgroup: str,
+    make_bundle: MakeBundle, simulated_host: SimulatedHost, runtime_environment: dict[str, str], cgroup: str
 ) -> None:
     bundle = make_bundle(LOOK, {"NVIDIA_VISIBLE_DEVICES": "0,2"}, edit=make_rootless)
-    env = simulated_host.environment({**runtime_environment, **give_away(bundle, USER)}, low_level)
+    env = simulated_host.environment({**runtime_environment, **give_away(bundle, USER)})
     result = run_container([RUNTIME], bundle, container_id(), env=env, cgroup=cgroup, prefix=AS_USER)
     assert result.returncode == 0, explain(result)
     assert_has_gpus_0_and_2(simulated_host, result.stdout)
+
+
+def test_a_hook_that_may_not_enter_a_rootless_container_stops_it_with_the_reason(
+    make_bundle: MakeBundle, simulated_host: SimulatedHost, runtime_environment: dict[str, str]
+) -> None:
+    """crun, started outside a user namespace, makes its process undumpable: the hook's user may not look at it.
+
+    Podman starts it inside one, where this works: see the next test.
+    """
+    bundle = make_bundle(["sh", "-c", "echo started"], {"NVIDIA_VISIBLE_DEVICES": "0"}, edit=make_rootless)
+    env = simulated_host.environment({**runtime_environment, **give_away(bundle, USER)}, "crun")
+    before = simulated_host.hook_log.stat().st_size
+    result = run_container([RUNTIME], bundle, container_id(), env=env, cgroup="v2", prefix=AS_USER)
+    assert result.returncode != 0
+    assert "started" not in result.stdout
+    assert "OCIGPU-NS-2" in simulated_host.hook_log.read_text()[before:]
+    assert machine.mounts_below(str(bundle)) == []
 
 
 @RUNTIMES

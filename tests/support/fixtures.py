@@ -115,3 +115,16 @@ def mig_host(session_directory: Path) -> SimulatedHost:
 def image(session_directory: Path, rootfs: Callable[[str], Path]) -> Path:
     """The archive of image ``localhost/gpu:1``: a glibc image whose command waits."""
     return write_image(session_directory / "image.tar", rootfs("glibc"), IMAGE, ["/probe", "pause"])
+
+
+@pytest.fixture(autouse=True)
+def hook_log(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What hooks wrote to their log during a test, printed so that pytest shows it with a failure."""
+    if "engines" not in Path(request.path).parts:
+        yield
+        return
+    directory: Path = request.getfixturevalue("session_directory")
+    sizes = {log: log.stat().st_size for log in directory.glob("*/hook.log")}
+    yield
+    for log in directory.glob("*/hook.log"):
+        print(log.read_text()[sizes.get(log, 0) :], end="")

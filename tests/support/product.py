@@ -40,9 +40,17 @@ class SimulatedHost(NamedTuple):
         if not settings.exists():
             text = self.settings.read_text()
             assert "[runtime]" not in text
-            settings.write_text(f'{text}\n[runtime]\nruntimes = ["{program}"]\n')
+            log = self.hook_log  # crun does not pass on what a hook says
+            log.touch()
+            log.chmod(0o666)
+            settings.write_text(f'{text}\n[runtime]\nruntimes = ["{program}"]\n[hook]\nlog = "{log}"\n')
             settings.chmod(0o644)
-        return {**base, "OCIGPU_CONFIG": str(settings)}
+        variables = {name: value for name, value in base.items() if runtime == "crun" or name != "LD_PRELOAD"}
+        return {**variables, "OCIGPU_CONFIG": str(settings)}
+
+    @property
+    def hook_log(self) -> Path:
+        return self.directory / "hook.log"
 
     def describe_node(self, name: str) -> str:
         """Return the node of the host below its dev as the probe describes one: type, number, mode, owner."""

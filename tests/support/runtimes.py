@@ -63,23 +63,29 @@ def run_container(
         run([*command, "delete", "--force", name], env=env, check=False)
 
 
+def start_in_background(
+    command: Sequence[str | os.PathLike[str]], subcommand: Sequence[str], bundle: Path, name: str, env: dict[str, str]
+) -> Completed:
+    """``create`` or ``run --detach`` a bundle; the container keeps its descriptors, so its output goes to files."""
+    words = [os.fspath(word) for word in (*command, *subcommand, "--bundle", bundle, name)]
+    output, errors = bundle.with_name(f"{name}.out"), bundle.with_name(f"{name}.err")
+    with output.open("wb") as out, errors.open("wb") as err:
+        status = subprocess.run(words, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=env, timeout=60)
+    return Completed(words, status.returncode, output.read_text(), errors.read_text())
+
+
 def create_and_start(
     runtime: Sequence[str | os.PathLike[str]], bundle: Path, name: str, *, env: dict[str, str], state: Path
 ) -> Completed:
-    """``create``, ``start``, wait for the end, ``delete``, as engines do; returns what the container said.
-
-    The container keeps the descriptors it was created with, so its output goes to files.
-    """
+    """``create``, ``start``, wait for the end, ``delete``, as engines do; returns what the container said."""
     command = [*runtime, "--root", str(state)]
-    output, errors = bundle.with_name(f"{name}.out"), bundle.with_name(f"{name}.err")
     try:
-        with output.open("wb") as out, errors.open("wb") as err:
-            words = [os.fspath(word) for word in (*command, "create", "--bundle", bundle, name)]
-            created = subprocess.run(words, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=env, timeout=60)
+        created = start_in_background(command, ["create"], bundle, name, env)
         if created.returncode == 0:
             run([*command, "start", name], env=env)
             wait_for(f"{name} to end", lambda: state_of(command, name, env) == "stopped")
-        return Completed(words, created.returncode, output.read_text(), errors.read_text())
+        created.stdout = bundle.with_name(f"{name}.out").read_text()
+        return created
     finally:
         run([*command, "delete", "--force", name], env=env, check=False)
 
