@@ -176,10 +176,11 @@ def read_settings(path: str = "") -> Settings:
         raise SettingsError("OCIGPU-SET-1", f"settings {path}: {error.strerror}") from error
     except OSError as error:
         raise SettingsError("OCIGPU-SET-1", f"settings {path}: {error.strerror}") from error
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(fd)
+        raise SettingsError("OCIGPU-SET-1", f"settings {path}: not a regular file")
     with os.fdopen(fd, "rb") as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise SettingsError("OCIGPU-SET-1", f"settings {path}: not a regular file")
         if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
             raise SettingsError(
                 "OCIGPU-SET-3",

@@ -44,9 +44,11 @@ def parse_json(text: bytes, what: str, code: str = "OCIGPU-SPEC-2") -> "dict[str
     def unique(pairs: "list[tuple[str, Any]]") -> "dict[str, Any]":
         found = dict(pairs)
         if len(found) != len(pairs):
-            names = [name for name, _ in pairs]
-            duplicate = next(name for name in names if names.count(name) > 1)
-            raise ValueError(f"duplicate key {quoted(duplicate)}")
+            seen = set()
+            for name, _ in pairs:
+                if name in seen:
+                    raise ValueError(f"duplicate key {quoted(name)}")
+                seen.add(name)
         return found
 
     def refuse(name: str) -> None:
@@ -75,10 +77,11 @@ def read_config(bundle: str, name: str = "config.json") -> Document:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise SpecError("OCIGPU-SPEC-1", f"read {path}: {error.strerror}") from error
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(fd)
+        raise SpecError("OCIGPU-SPEC-1", f"read {path}: not a regular file")
     with os.fdopen(fd, "rb") as file:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            raise SpecError("OCIGPU-SPEC-1", f"read {path}: not a regular file")
         try:
             text = file.read(MAX_CONFIG_BYTES + 1)
         except OSError as error:
