@@ -60,7 +60,7 @@ def main(argv: list[str]) -> int:
             return 0
         settings = read_settings(options.get("config", ""))
         log = Log(((settings.hook_log, "text"),) if settings.hook_log else (), settings.runtime_log_level)
-        for note in run_prestart(sys.stdin.buffer.read(MAX_STATE_BYTES + 1), settings, options.get("spec", "")):
+        for note in run_prestart(read_standard_input(), settings, options.get("spec", "")):
             log.write("warning", note)
             print(f"{PROGRAM}: note: {note}", file=sys.stderr)
     except OcigpuError as error:
@@ -114,6 +114,18 @@ def parse_command(words: list[str]) -> tuple[str, dict[str, str]]:
     if command not in ("prestart", "createRuntime", "poststart", "poststop"):
         raise UsageError(f"unknown command {quoted(command)}" if command else "no command given")
     return command, options
+
+
+def read_standard_input() -> bytes:
+    """Return what is on standard input, at most a byte more than a state may have.
+
+    Raises SpecError OCIGPU-SPEC-5 when it is closed or unreadable.
+    """
+    try:
+        with open(0, "rb", closefd=False) as file:  # sys.stdin is None when it was closed
+            return file.read(MAX_STATE_BYTES + 1)
+    except OSError as error:
+        raise SpecError("OCIGPU-SPEC-5", f"read state on standard input: {error.strerror}") from error
 
 
 def parse_state(text: bytes) -> State:
