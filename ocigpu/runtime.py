@@ -104,13 +104,15 @@ def hook_path(settings: Settings, stub: str) -> str:
 def find_runtime(settings: Settings, stub: str) -> str:
     """Return the path of the first low-level runtime of the settings that exists and is not this program.
 
-    A name with a slash is taken as it is; another is searched in PATH, then in the usual directories.
+    A name with a slash is taken as it is; another is searched in the absolute directories of PATH (the current one is
+    a bundle), then in the usual ones.
     Raises OcigpuError OCIGPU-RT-1.
     """
     own = _identity(stub)
-    directories = [*os.environ.get("PATH", "").split(":"), *DEFAULT_PATH.split(":")]
+    search = f"{os.environ.get('PATH', '')}:{DEFAULT_PATH}".split(":")
+    directories = [directory for directory in search if directory.startswith("/")]
     for name in settings.runtime_runtimes:
-        paths = [name] if "/" in name else [f"{directory}/{name}" for directory in directories if directory]
+        paths = [name] if "/" in name else [f"{directory}/{name}" for directory in directories]
         for path in paths:
             identity = _identity(path)
             if identity and identity != own and os.access(path, os.X_OK) and not _is_shim(path):
