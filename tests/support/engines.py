@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -100,6 +99,7 @@ def start_docker(
                 docker("rm", "--force", name)
     finally:
         machine.remove_cgroups(f"{directory.parent.name}-docker")
+        _remove_common_directories()
 
 
 class Containerd:
@@ -188,11 +188,12 @@ disabled_plugins = ["io.containerd.snapshotter.v1.devmapper", "io.containerd.sna
             yield engine
     finally:
         machine.remove_cgroups(namespace)
-        for name in (f"runc/{namespace}", "runc/k8s.io", "runc", "s", "fifo", ""):
-            _remove_if_empty(f"/run/containerd/{name}")
+        _remove_common_directories(namespace)
 
 
-def _remove_if_empty(directory: str) -> None:
-    """containerd 1.6 keeps shim sockets, pipes and runc's state in one place for all daemons."""
-    if os.path.isdir(directory) and not os.listdir(directory):
-        shutil.rmtree(directory)
+def _remove_common_directories(namespace: str = "") -> None:
+    """containerd 1.6 keeps shim sockets, pipes and runc's state in one place for all daemons: removed where empty."""
+    for name in (f"runc/{namespace}", "runc/k8s.io", "runc", "s", "fifo", ""):
+        directory = f"/run/containerd/{name}"
+        if os.path.isdir(directory) and not os.listdir(directory):
+            os.rmdir(directory)
