@@ -1,11 +1,11 @@
 """Carry out a plan in a container: everything or nothing.
 
 Two processes.  The parent stays in the host's namespaces; the worker it forks joins the container's and does one
-action after the other, telling the parent each effect before it happens.  When the worker is done the parent changes
-the device cgroup and answers; only then is it all final.
+action after the other, noting each effect in shared memory before it happens.  When the worker is done the parent
+changes the device cgroup and answers; only then is it all final.
 
 * A step fails: the worker undoes everything and reports why.
-* The worker is killed: the parent forks another one, which undoes what the first had told.
+* The worker is killed: the parent forks another one, which undoes what the first had noted.
 * The parent is killed: the worker sees its pipe end, and undoes everything.
 """
 
@@ -21,16 +21,16 @@ from ocigpu.linux import libc
 from ocigpu.provision import steps
 from ocigpu.provision.cgroups import apply_device_rules
 from ocigpu.provision.container import Container, join, open_container, open_root, use_owner_ids
-from ocigpu.provision.journal import Journal, undo, write_line
+from ocigpu.provision.journal import Journal, new_memory, read_journal, undo
 from ocigpu.provision.mounts import Mounts, Source, enter_own_proc, take_source
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import mmap
     from collections.abc import Callable
     from typing import Any, NoReturn
 
     from ocigpu.actions import Plan
-    from ocigpu.provision.journal import Entry
     from ocigpu.settings import Settings
 
 _COMMIT = b"c"
@@ -70,7 +70,8 @@ def _provision(
     ldconfig_fd: int,
     backup_fd: int,
 ) -> tuple[str, ...]:
-    worker = _Child(lambda up_fd, down_fd: _work(plan, container, ldconfig_fd, backup_fd, up_fd, down_fd))
+    memory = new_memory()
+    worker = _Child(lambda up_fd, down_fd: _work(plan, container, ldconfig_fd, backup_fd, memory, up_fd, down_fd))
     undo_rules: "Callable[[], None] | None" = None
     try:
         report = worker.read_report()
@@ -84,11 +85,11 @@ def _provision(
                 worker.finish()
                 return notes
     except BaseException as error:
-        left = _abandon(worker, undo_rules, container, backup_fd)
+        left = _abandon(worker, undo_rules, container, backup_fd, memory)
         if left and isinstance(error, ApplyError):
             raise ApplyError(error.code, error.message + _left(left), error.hint, error.errno) from error
         raise
-    left = _abandon(worker, undo_rules, container, backup_fd)
+    left = _abandon(worker, undo_rules, container, backup_fd, memory)
     if report is not None and "error" in report:
         code, message, hint, number = report["error"]
         raise ApplyError(code, message + _left(left), hint, number)
@@ -102,7 +103,11 @@ def _left(left: list[str]) -> str:
 
 
 def _abandon(
-    worker: "_Child", undo_rules: "Callable[[], None] | None", container: Container, backup_fd: int
+    worker: "_Child",
+    undo_rules: "Callable[[], None] | None",
+    container: Container,
+    backup_fd: int,
+    memory: "mmap.mmap",
 ) -> list[str]:
     """See to it that all is undone, by the worker or in its place; return what is left."""
     left: list[str] = []
@@ -114,7 +119,7 @@ def _abandon(
     report = worker.answer(b"")  # the end of its pipe
     worker.finish()
     if report is None or "left" not in report:  # killed
-        second = _Child(lambda up_fd, _: _recover(container, worker.entries, backup_fd, up_fd))
+        second = _Child(lambda up_fd, _: _recover(container, memory, backup_fd, up_fd))
         report = second.answer(b"")
         second.finish()
     return left + (report["left"] if report is not None and "left" in report else ["the worker was killed again"])
@@ -124,7 +129,6 @@ class _Child:
     """A forked worker: a pipe of JSON lines from it, a pipe of one byte or nothing to it."""
 
     def __init__(self, work: "Callable[[int, int], None]") -> None:
-        self.entries: "list[Entry]" = []
         self._pending = b""
         self._report: "dict[str, Any] | None" = None
         self._up_fd, up_fd = os.pipe()
@@ -138,21 +142,15 @@ class _Child:
         os.close(down_fd)
 
     def read_report(self) -> "dict[str, Any] | None":
-        """Collect journal entries until the worker says something else; None: it ended without a word."""
-        while True:
-            line, newline, rest = self._pending.partition(b"\n")
-            if newline:
-                self._pending = rest
-                data = json.loads(line)
-                if "journal" not in data:
-                    self._report = data
-                    return self._report
-                self.entries.append(data["journal"])
-                continue
+        """Wait for the worker's next word; None: it ended without one."""
+        while b"\n" not in self._pending:
             chunk = os.read(self._up_fd, 1 << 16)
             if not chunk:
                 return None
             self._pending += chunk
+        line, _, self._pending = self._pending.partition(b"\n")
+        self._report = json.loads(line)
+        return self._report
 
     def answer(self, data: bytes) -> "dict[str, Any] | None":
         """Say ``data``, or by nothing that we are through; return the worker's last word, None if it was killed."""
@@ -189,17 +187,24 @@ def _run_worker(work: "Callable[[int, int], None]", up_fd: int, down_fd: int) ->
     try:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE):
             signal.signal(number, signal.SIG_IGN)  # the parent gets them too: when it ends, we undo and end
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ldconfig's end is waited for
         gc.disable()
         os.umask(0)
         work(up_fd, down_fd)
         status = 0
     except BaseException as error:  # noqa: BLE001 - whatever it is, it must not leave this function
         try:
-            write_line(up_fd, {"error": _describe(error), "left": []})
+            _write_line(up_fd, {"error": _describe(error), "left": []})
         except OSError:  # nobody listens
             status = 2
     finally:
         os._exit(status)
+
+
+def _write_line(fd: int, data: "dict[str, Any]") -> None:
+    left = memoryview(json.dumps(data).encode() + b"\n")
+    while left:
+        left = left[os.write(fd, left) :]
 
 
 def _describe(error: BaseException) -> "list[Any]":
@@ -209,9 +214,9 @@ def _describe(error: BaseException) -> "list[Any]":
 
 
 def _enter(container: Container, own_proc_fd: int) -> int:
-    """Join the container; return its root.  From here on nothing is imported: the search path is the image's now."""
+    """Join the container; return its root."""
+    _stop_imports()
     join(container)
-    sys.meta_path.clear()
     enter_own_proc(own_proc_fd)
     root_fd = open_root(container)
     if container.other_user_namespace and not container.join_user:
@@ -219,7 +224,21 @@ def _enter(container: Container, own_proc_fd: int) -> int:
     return root_fd
 
 
-def _work(plan: "Plan", container: Container, ldconfig_fd: int, backup_fd: int, up_fd: int, down_fd: int) -> None:
+def _stop_imports() -> None:
+    """Make every further import fail: in the container the search path leads to the image's files."""
+    "".encode("unicode_escape")  # the one codec that error messages may load late
+    sys.meta_path.clear()
+
+
+def _work(
+    plan: "Plan",
+    container: Container,
+    ldconfig_fd: int,
+    backup_fd: int,
+    memory: "mmap.mmap",
+    up_fd: int,
+    down_fd: int,
+) -> None:
     """Do all actions; on success wait for the parent's word, on failure undo and report."""
     own_proc_fd = _open_own_proc()
     host_mnt_fd = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
@@ -227,7 +246,7 @@ def _work(plan: "Plan", container: Container, ldconfig_fd: int, backup_fd: int, 
     initial = os.stat("/proc/self/ns/user").st_ino == libc.PROC_USER_INIT_INO
     sources = {} if container.join_user else _take_sources(plan, mounts)
     root_fd = _enter(container, own_proc_fd)
-    journal = Journal(up_fd)
+    journal = Journal(memory)
     place = steps.Workplace(
         container=container,
         root_fd=root_fd,
@@ -246,21 +265,21 @@ def _work(plan: "Plan", container: Container, ldconfig_fd: int, backup_fd: int, 
         for action in plan.actions:
             if not isinstance(action, AllowDevice):
                 steps.apply_action(place, action)
-        write_line(up_fd, {"done": place.notes})
+        _write_line(up_fd, {"done": place.notes})
         if os.read(down_fd, 1) == _COMMIT:
-            write_line(up_fd, {"committed": True})
+            _write_line(up_fd, {"committed": True})
             return
     except BaseException as error:  # noqa: BLE001 - whatever it is, all is undone before it is told
         failure = _describe(error)
     left = undo(journal.entries, root_fd, backup_fd)
-    write_line(up_fd, {"error": failure, "left": left} if failure else {"left": left})
+    _write_line(up_fd, {"error": failure, "left": left} if failure else {"left": left})
 
 
-def _recover(container: Container, entries: "list[Entry]", backup_fd: int, up_fd: int) -> None:
-    """Undo what a killed worker had told."""
+def _recover(container: Container, memory: "mmap.mmap", backup_fd: int, up_fd: int) -> None:
+    """Undo what a killed worker had noted."""
     own_proc_fd = _open_own_proc()
     root_fd = _enter(container, own_proc_fd)
-    write_line(up_fd, {"left": undo(entries, root_fd, backup_fd)})
+    _write_line(up_fd, {"left": undo(read_journal(memory), root_fd, backup_fd)})
 
 
 def _open_own_proc() -> int:

@@ -1,12 +1,15 @@
 """What was done to a container, written down before it is done, and how each thing is undone.
 
-An entry is a JSON object: "do" names the kind, "path" is a path inside the container.  Entries go to a list and, one
-line each, into a pipe: whoever reads it can undo everything even if the writer is killed.  Because an entry comes
-before its effect, undoing copes with an effect that never came, and removes only what looks like ours: an empty file,
-an empty directory, a node of that number, a link with that target, a mount that was not there before.
+An entry is a JSON object: "do" names the kind, "path" is a path inside the container.  Entries are lines in memory that
+the worker shares with its parent: if the worker is killed, the parent can have everything undone.  (A pipe would do
+the same, and wake the parent for every line.)  Because an entry comes before its effect, undoing copes with an effect
+that never came, and removes only what looks like ours: an empty file, an empty directory, a node of that number, a
+link with that target, a mount that was not there before.
 """
 
+import errno
 import json
+import mmap
 import os
 import stat
 
@@ -24,29 +27,41 @@ if TYPE_CHECKING:
 LD_CACHE = "/etc/ld.so.cache"
 LD_CACHE_DRAFT = "/etc/ld.so.cache~"
 """Where ldconfig writes before it renames; one that is killed leaves it there."""
+_MEMORY = 4 << 20  # bytes of address space; pages that are not written cost nothing
 MAX_LD_CACHE = 16 << 20
 """A loader cache of an image above this many bytes is not kept, and so not changed."""
 
 
 class Journal:
-    """The journal of one worker; ``pipe_fd`` is where its lines go."""
+    """The journal of one worker, in :func:`new_memory`."""
 
-    def __init__(self, pipe_fd: int) -> None:
+    def __init__(self, memory: mmap.mmap) -> None:
         self.entries: "list[Entry]" = []
-        self._pipe_fd = pipe_fd
+        self._memory = memory
+        self._end = 0
 
     def record(self, do: str, path: str, **details: "Any") -> None:
-        """Note what is about to be done.  Raises BrokenPipeError when nobody listens any more."""
+        """Note what is about to be done.  Raises OSError (ENOSPC) when the plan is absurdly long."""
         entry = {"do": do, "path": path, **details}
+        line = json.dumps(entry).encode()
+        end = self._end + len(line)
+        if end >= len(self._memory) - 1:
+            raise OSError(errno.ENOSPC, "the journal is full", path)
+        self._memory[self._end : end] = line
+        self._memory[end] = ord("\n")  # a line counts from here on: one byte cannot be half written
+        self._end = end + 1
         self.entries.append(entry)
-        write_line(self._pipe_fd, {"journal": entry})
 
 
-def write_line(fd: int, data: "dict[str, Any]") -> None:
-    """Write one JSON line."""
-    left = memoryview(json.dumps(data).encode() + b"\n")
-    while left:
-        left = left[os.write(fd, left) :]
+def new_memory() -> mmap.mmap:
+    """Return zeroed memory that processes forked from now on share with us."""
+    return mmap.mmap(-1, _MEMORY)
+
+
+def read_journal(memory: mmap.mmap) -> "list[Entry]":
+    """Return the entries that a worker, now ended, has noted."""
+    *lines, _ = memory[: memory.find(b"\0")].split(b"\n")
+    return [json.loads(line) for line in lines]
 
 
 def undo(entries: "list[Entry]", root_fd: int, backup_fd: int) -> list[str]:

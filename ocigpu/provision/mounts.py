@@ -103,7 +103,7 @@ def take_source(
     try:
         status = os.fstat(fd)
         fits = stat.S_IFMT(status.st_mode) in _KINDS[kind] and (kind != "node" or status.st_rdev == rdev)
-        if not fits and not (stand_in and stat.S_ISREG(status.st_mode)):
+        if not fits and not (stand_in and kind == "node" and stat.S_ISREG(status.st_mode)):
             found = f"{stat.filemode(status.st_mode)} {os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
             wanted = f"node {os.major(rdev)}:{os.minor(rdev)}" if kind == "node" else kind
             code = "OCIGPU-DEV-3" if kind == "node" else "OCIGPU-MNT-1"

@@ -102,8 +102,6 @@ def apply_action(place: Workplace, action: "Any") -> None:
     try:
         _APPLY[type(action)](place, action)
     except OSError as error:
-        if isinstance(error, BrokenPipeError):
-            raise  # the parent is gone; nobody reads what we would say
         path = error.filename
         where = f"{path}: " if isinstance(path, str) and path and path not in action.describe() else ""
         raise ApplyError(

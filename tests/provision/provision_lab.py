@@ -163,7 +163,7 @@ class Lab:
 
 
 def fail_at(number: int, how: str) -> Callable[[], None]:
-    """Return what makes the worker fail right after entry ``number`` of its journal was told, before its effect."""
+    """Return what makes the worker fail right after entry ``number`` of its journal, before its effect."""
     original = journal.Journal.record
 
     def record(self: journal.Journal, do: str, path: str, **details: Any) -> None:

@@ -2,7 +2,10 @@
 
 import os
 import shutil
+import signal
 import stat
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +23,8 @@ from provision_lab import (
     snapshot,
 )
 
-from ocigpu.actions import Bind, Plan, RefreshLdCache
+from ocigpu.actions import AllowDevice, Bind, Plan, RefreshLdCache
+from ocigpu.errors import ApplyError
 from ocigpu.linux import libc, paths
 from ocigpu.provision import apply
 
@@ -254,3 +258,88 @@ def test_a_loader_cache_that_cannot_be_put_back_is_left_alone(host: Path, rootfs
         assert (code, len(notes)) == ("", 1)
         assert "left alone" in notes[0]
         assert cache.stat().st_size == 1 << 30
+
+
+def test_nothing_is_imported_in_the_container() -> None:
+    """Not even the codec that shows control characters in a message: it is there before."""
+    code = """
+from ocigpu.errors import printable
+from ocigpu.provision import apply
+apply._stop_imports()
+assert printable("\\x01") == "\\\\x01"
+try:
+    import xml
+except ImportError:
+    print("refused")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=REPOSITORY)
+    assert (done.stdout, done.stderr) == ("refused\n", "")
+
+
+def test_a_parent_that_ignores_its_children_is_served_too(host: Path, rootfs: Path) -> None:
+    def ignore() -> None:
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+
+    with Lab(rootfs) as lab:
+        assert lab.provision(plan_with_cache(host), ignore) == ([], "", "")
+
+
+def test_an_interrupted_parent_leaves_nothing(host: Path, rootfs: Path) -> None:
+    """Ctrl-C while the worker works: the worker ignores it, sees the end of its pipe and undoes."""
+    tree = snapshot(rootfs)
+
+    def prepare() -> None:
+        read = apply._Child.read_report
+
+        def interrupted(self: apply._Child) -> Any:
+            apply._Child.read_report = read  # type: ignore[method-assign]
+            raise KeyboardInterrupt
+
+        apply._Child.read_report = interrupted  # type: ignore[method-assign]
+
+    with Lab(rootfs) as lab:
+        mounts = lab.mounts()
+        with pytest.raises(AssertionError, match="KeyboardInterrupt"):
+            lab.provision(make_plan(host), prepare)
+        assert (snapshot(rootfs), lab.mounts()) == (tree, mounts)
+
+
+def test_device_rules_that_fail_undo_everything(host: Path, rootfs: Path) -> None:
+    tree = snapshot(rootfs)
+    calls = rootfs.parent / "calls"
+
+    def fails() -> None:
+        def apply_device_rules(*_: object) -> tuple[str, Callable[[], None]]:
+            raise ApplyError("OCIGPU-CG-1", "device cgroup: failed on purpose")
+
+        apply.apply_device_rules = apply_device_rules
+
+    def worker_dies_after() -> None:
+        def apply_device_rules(*_: object) -> tuple[str, Callable[[], None]]:
+            os.kill(WORKERS[0], signal.SIGKILL)
+            return "", lambda: calls.write_text("rules undone") and None
+
+        fork, WORKERS[:] = os.fork, []
+
+        def remember() -> int:
+            pid = fork()
+            if pid:
+                WORKERS.append(pid)
+            return pid
+
+        apply.os.fork = remember
+        apply.apply_device_rules = apply_device_rules
+
+    plan = make_plan(host)
+    plan = plan._replace(actions=(*plan.actions, AllowDevice(195, 0, "rw", "GPU")))
+    with Lab(rootfs) as lab:
+        mounts = lab.mounts()
+        assert lab.provision(plan, fails) == ([], "OCIGPU-CG-1", "device cgroup: failed on purpose")
+        assert (snapshot(rootfs), lab.mounts()) == (tree, mounts)
+        assert lab.provision(plan, worker_dies_after)[1] == "OCIGPU-INT-2"
+        assert (snapshot(rootfs), lab.mounts()) == (tree, mounts)
+        assert calls.read_text() == "rules undone"
+
+
+WORKERS: list[int] = []
+REPOSITORY = Path(__file__).parents[2]

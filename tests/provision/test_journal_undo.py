@@ -1,0 +1,132 @@
+"""The journal as a worker that was killed leaves it, and undoing that can be repeated."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from provision_lab import Tree, snapshot
+
+from ocigpu.provision import journal
+from ocigpu.provision.journal import Journal, new_memory, read_journal, undo
+
+Entry = dict[str, Any]
+
+
+def test_entries_are_read_back_by_another_process() -> None:
+    memory = new_memory()
+    pid = os.fork()
+    if pid == 0:
+        noted = Journal(memory)
+        noted.record("mkdir", "/a\n\0ü")
+        noted.record("link", "/b", target="x", old=["y", 1, 2], temp="t")
+        os.kill(os.getpid(), 9)
+    os.waitpid(pid, 0)
+    assert read_journal(memory) == [
+        {"do": "mkdir", "path": "/a\n\0ü"},
+        {"do": "link", "path": "/b", "target": "x", "old": ["y", 1, 2], "temp": "t"},
+    ]
+
+
+def test_half_a_line_is_no_entry() -> None:
+    """Its effect has not come: the writer was killed while it wrote."""
+    memory = new_memory()
+    assert read_journal(memory) == []
+    noted = Journal(memory)
+    noted.record("mkdir", "/a")
+    end = memory.find(b"\0")
+    memory[end : end + 8] = b'{"do": "'
+    assert read_journal(memory) == [{"do": "mkdir", "path": "/a"}]
+
+
+def test_a_full_journal_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal, "_MEMORY", 4096)
+    noted = Journal(new_memory())
+    noted.record("mkdir", "/" + "x" * 3000)
+    with pytest.raises(OSError, match="the journal is full"):
+        noted.record("mkdir", "/" + "x" * 1500)
+    assert len(noted.entries) == 1
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept/file").write_text("content")
+    (tmp_path / "kept/link").symlink_to("old")
+    return tmp_path
+
+
+def undo_twice(entries: list[Entry], root: Path) -> Tree:
+    """Undo, check that undoing again changes nothing, return the tree."""
+    fd, backup_fd = os.open(root, os.O_PATH), os.memfd_create("backup")
+    try:
+        assert undo(entries, fd, backup_fd) == []
+        tree = snapshot(root)
+        assert undo(entries, fd, backup_fd) == []
+        assert snapshot(root) == tree
+        return tree
+    finally:
+        os.close(fd)
+        os.close(backup_fd)
+
+
+@pytest.mark.parametrize("effects", [0, 1, 2, 3, 4, 5])
+def test_undoing_copes_with_effects_that_never_came(effects: int, root: Path) -> None:
+    before = snapshot(root)
+    entries: list[Entry] = [
+        {"do": "mkdir", "path": "/new"},
+        {"do": "file", "path": "/new/stub"},
+        {"do": "link", "path": "/new/link", "target": "stub", "old": None, "temp": ".t1"},
+        {"do": "unlink", "path": "/kept/link", "old": ["old", os.getuid(), os.getgid()]},
+        {"do": "link", "path": "/kept/link", "target": "stub", "old": None, "temp": ".t2"},
+    ]
+    deeds = [
+        (root / "new").mkdir,
+        (root / "new/stub").touch,
+        lambda: (root / "new/link").symlink_to("stub"),
+        (root / "kept/link").unlink,
+        lambda: (root / "kept/link").symlink_to("stub"),
+    ]
+    for deed in deeds[:effects]:
+        deed()
+    assert undo_twice(entries[: effects + 1], root) == before
+
+
+def test_a_link_is_put_back_from_every_state(root: Path) -> None:
+    before = snapshot(root)
+    entry = {
+        "do": "link",
+        "path": "/kept/link",
+        "target": "new",
+        "old": ["old", os.getuid(), os.getgid()],
+        "temp": ".t",
+    }
+    assert undo_twice([entry], root) == before
+    (root / "kept/.t").symlink_to("new")  # killed before the rename
+    assert undo_twice([entry], root) == before
+    (root / "kept/.t").symlink_to("new")
+    os.rename(root / "kept/.t", root / "kept/link")
+    assert undo_twice([entry], root) == before
+
+
+def test_only_what_looks_like_ours_is_removed(root: Path) -> None:
+    before = snapshot(root)
+    entries: list[Entry] = [
+        {"do": "file", "path": "/kept/file"},
+        {"do": "file", "path": "/kept"},
+        {"do": "mkdir", "path": "/kept/file"},
+        {"do": "node", "path": "/kept/file", "rdev": 0},
+        {"do": "link", "path": "/kept/link", "target": "other", "old": None, "temp": ".t"},
+    ]
+    assert undo_twice(entries, root) == before
+
+
+def test_what_cannot_be_undone_is_told_and_the_rest_is_undone(root: Path) -> None:
+    (root / "made").mkdir()
+    entries: list[Entry] = [{"do": "mkdir", "path": "/made"}, {"do": "mkdir", "path": "/kept"}]
+    fd = os.open(root, os.O_PATH)
+    try:
+        assert undo(entries, fd, -1) == ["mkdir /kept: Directory not empty"]
+    finally:
+        os.close(fd)
+    assert not (root / "made").exists()
