@@ -96,6 +96,10 @@ def open_container(pid: int, rootfs: str) -> Container:
         raise ApplyError(
             "OCIGPU-NS-1" if gone else "OCIGPU-NS-2",
             f"{what}: {'it is gone' if gone else f'{error.filename}: {error.strerror}'}",
+            # crun makes its process unreadable (PR_SET_DUMPABLE), which leaves an ordinary user no way in: proc(5)
+            "The runtime hides its process from ordinary users: run it as root, inside a user namespace, or use runc."
+            if error.errno == errno.EACCES
+            else None,
             errno=error.errno or 0,
         ) from error
     except ApplyError:

@@ -199,3 +199,36 @@ def test_runc_with_a_rootfs_that_is_shared_with_the_host(place: Path) -> None:
     finally:
         while str(place) in Path("/proc/self/mountinfo").read_text():
             subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_runc_inside_a_user_namespace(place: Path) -> None:
+    """As rootless engines run it: root of a user namespace, which the container shares."""
+    bundle = make_bundle(place, "new", user=True)
+    config = json.loads((bundle / "config.json").read_text())
+    config["linux"]["namespaces"].pop()
+    del config["linux"]["uidMappings"], config["linux"]["gidMappings"]
+    (bundle / "config.json").write_text(json.dumps(config))
+    user, command = rootless(bundle)[:4], rootless(bundle)[4:]
+    mounts = check(bundle, run(bundle, *user, "unshare", "-Urm", *command), "of the host's root")
+    assert " /dev/nvidia0 ro,nosuid,noexec" in mounts
+
+
+def test_crun_hides_its_process_from_ordinary_users(place: Path, runtime_environment: dict[str, str]) -> None:
+    """Nothing can be done about it from outside, so the hook says why and nothing is changed."""
+    bundle = make_bundle(place, "new", user=True)
+    tree = snapshot(place / "rootfs")
+    log = place / "host.log"
+    hook = json.loads((bundle / "config.json").read_text())["hooks"]["prestart"][0]
+    script = place / "hook.sh"
+    script.write_text(f"#!/bin/sh\nexec {' '.join(hook['args'])} 2>{log}\n")
+    script.chmod(0o755)
+    config = json.loads((bundle / "config.json").read_text())
+    config["hooks"]["prestart"] = [{"path": str(script)}]
+    (bundle / "config.json").write_text(json.dumps(config))
+    command = crun(bundle)
+    at = command.index("crun")
+    command = (*command[:at], *rootless(bundle)[:4], "crun", "--cgroup-manager=disabled", *command[at + 2 :])
+    assert run(bundle, *command, env=runtime_environment).returncode != 0
+    assert "OCIGPU-NS-2" in log.read_text()
+    assert "ns/mnt: Permission denied\nhint: The runtime hides its process from ordinary users" in log.read_text()
+    assert snapshot(place / "rootfs") == tree
