@@ -19,7 +19,8 @@ RECORDER = """#!/bin/sh
 for word; do printf '%s\\n' "$word"; done >"{0}/arguments"
 pwd >"{0}/directory"
 env >"{0}/environment"
-cat "/proc/$$/status" >"{0}/status"
+# not by cat: the shell blocks all signals while it starts a program
+while read -r line; do printf '%s\\n' "$line"; done <"/proc/$$/status" >"{0}/status"
 ls "/proc/$$/fd" >"{0}/descriptors"
 case $KEEP_STDIN in 1) cat >"{0}/input";; esac
 case $READ_FD in 1) cat <&7 >"{0}/descriptor-7";; esac
