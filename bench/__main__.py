@@ -18,12 +18,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ocigpu.sim.create import create_host
-
 from bench.measure import PHASES, fresh_config, life_cycle, medians, paired, peak_memory, run
+from ocigpu.sim.create import create_host
 
 SHIM = str(Path(__file__).parent.parent / ".venv/bin/ocigpu-runtime")
 HOOK = str(Path(__file__).parent.parent / ".venv/bin/ocigpu-hook")
+QUIET: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
 DISCOVERY = """
 import sys, time
 sys.path.insert(0, {library!r})
@@ -97,7 +97,7 @@ def measure_pass_through(work: Path, runc: str, peer: str, rounds: int, results:
     make_bundle(bundle, runc, "")
     env = dict(os.environ)
     base = [runc, "--root", str(work / "state")]
-    subprocess.run([*base, "create", "--bundle", str(bundle), "bench-state"], check=True, stdin=subprocess.DEVNULL)
+    subprocess.run([*base, "create", "--bundle", str(bundle), "bench-state"], check=True, **QUIET)
     try:
         names = {"runc": runc, "ocigpu": SHIM, **({"peer": peer} if peer else {})}
 
@@ -141,7 +141,7 @@ def measure_memory(work: Path, runc: str, results: dict[str, Any]) -> None:
     shim = peak_memory([SHIM, "create", "--bundle", str(bundle), "x"], env)
     fresh_config(bundle, config)
     base = [runc, "--root", str(work / "state")]
-    subprocess.run([*base, "create", "--bundle", str(bundle), "bench-memory"], check=True, stdin=subprocess.DEVNULL)
+    subprocess.run([*base, "create", "--bundle", str(bundle), "bench-memory"], check=True, **QUIET)
     try:
         pid = json.loads(subprocess.check_output([*base, "state", "bench-memory"]))["pid"]
         state = json.dumps({"ociVersion": "1.0.2", "id": "bench-memory", "pid": pid, "bundle": str(bundle)})

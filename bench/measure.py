@@ -4,6 +4,7 @@ import json
 import os
 import statistics
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,18 +13,25 @@ PHASES = ("create", "start", "delete")
 
 
 def run(command: Sequence[str], env: dict[str, str]) -> float:
-    """Run a command to its end; returns milliseconds. Raises RuntimeError with its output when it fails."""
-    begin = time.perf_counter()
-    result = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True)
-    elapsed = (time.perf_counter() - begin) * 1000
-    if result.returncode:
-        raise RuntimeError(f"{' '.join(command)}: exit {result.returncode}: {result.stderr.decode()[-500:]}")
+    """Run a command to its end; returns milliseconds. Raises RuntimeError with its output when it fails.
+
+    Errors go to a file, not a pipe: a created container keeps the descriptors, and a pipe would not end before it.
+    """
+    with tempfile.TemporaryFile() as errors:
+        begin = time.perf_counter()
+        result = subprocess.run(
+            command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, timeout=60
+        )
+        elapsed = (time.perf_counter() - begin) * 1000
+        if result.returncode:
+            errors.seek(0)
+            text = errors.read().decode()[-500:]
+            raise RuntimeError(f"{' '.join(command)}: exit {result.returncode}: {text}")
     return elapsed
 
 
-def wait_stopped(state: Path, pid: int) -> None:
+def wait_stopped(pid: int) -> None:
     """Wait until the container's process has ended (it is not our child: look at /proc)."""
-    del state
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         try:
@@ -43,7 +51,7 @@ def life_cycle(runtime: str, root: Path, bundle: Path, env: dict[str, str]) -> d
     spent = {"create": run([*base, "create", "--bundle", str(bundle), "--pid-file", str(pid_file), name], env)}
     try:
         spent["start"] = run([*base, "start", name], env)
-        wait_stopped(root, int(pid_file.read_text()))
+        wait_stopped(int(pid_file.read_text()))
         spent["delete"] = run([*base, "delete", name], env)
     except Exception:
         subprocess.run([*base, "delete", "--force", name], env=env, capture_output=True)

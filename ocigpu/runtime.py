@@ -11,6 +11,7 @@ import sys
 
 from ocigpu.arguments import Arguments, parse_arguments
 from ocigpu.errors import OcigpuError
+from ocigpu.linux.namespaces import in_initial_user_namespace
 from ocigpu.log import Log
 from ocigpu.settings import Settings, read_settings
 
@@ -87,10 +88,7 @@ def owns_device_policy() -> bool:
 
     Elsewhere (rootless, nested) a runtime cannot enforce rules, and crun refuses a configuration that has them.
     """
-    if os.geteuid() != 0:
-        return False
-    with open("/proc/self/uid_map", encoding="ascii") as file:
-        return file.read().split() == ["0", "0", "4294967295"]
+    return os.geteuid() == 0 and in_initial_user_namespace()
 
 
 def hook_path(settings: Settings, stub: str) -> str:

@@ -10,6 +10,7 @@ import stat
 
 from ocigpu.errors import SettingsError, quoted
 from ocigpu.facts import CAPABILITIES
+from ocigpu.linux.namespaces import in_initial_user_namespace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -160,6 +161,19 @@ def _value(key: Key, value: "Any", path: str) -> "Any":
     return value
 
 
+def _trusted_owners() -> tuple[int, ...]:
+    """Return root, the caller, and in a user namespace the id that stands for everybody outside it.
+
+    There the host's root shows as the overflow id (user_namespaces(7)); so does every other unmapped user, which is
+    why the mode must refuse writing to group and others.
+    """
+    owners = (0, os.geteuid())
+    if in_initial_user_namespace():
+        return owners
+    with open("/proc/sys/kernel/overflowuid", encoding="ascii") as file:
+        return (*owners, int(file.read()))
+
+
 def read_settings(path: str = "") -> Settings:
     """Return the settings of the file ``path``, or of :data:`DEFAULT_PATH` when empty (missing: the defaults).
 
@@ -181,7 +195,7 @@ def read_settings(path: str = "") -> Settings:
         os.close(fd)
         raise SettingsError("OCIGPU-SET-1", f"settings {path}: not a regular file")
     with os.fdopen(fd, "rb") as file:
-        if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
+        if status.st_uid not in _trusted_owners() or status.st_mode & 0o022:
             raise SettingsError(
                 "OCIGPU-SET-3",
                 f"settings {path}: owner {status.st_uid}, mode {stat.S_IMODE(status.st_mode):04o}: others may write",

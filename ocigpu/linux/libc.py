@@ -85,9 +85,6 @@ PR_SET_KEEPCAPS = 8
 PR_CAPBSET_DROP = 24
 PR_SET_NO_NEW_PRIVS = 38
 
-# include/linux/proc_ns.h: the inode of the first user namespace, the same on every kernel since 3.8
-PROC_USER_INIT_INO = 0xEFFFFFFD
-
 _SAME = {
     "open_tree": 428,
     "move_mount": 429,

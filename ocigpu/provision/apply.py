@@ -18,6 +18,7 @@ import sys
 from ocigpu.actions import AllowDevice, Bind, RefreshLdCache
 from ocigpu.errors import ApplyError, OcigpuError
 from ocigpu.linux import libc
+from ocigpu.linux.namespaces import in_initial_user_namespace
 from ocigpu.provision import steps
 from ocigpu.provision.cgroups import apply_device_rules
 from ocigpu.provision.container import Container, join, open_container, open_root, use_owner_ids
@@ -243,7 +244,7 @@ def _work(
     own_proc_fd = _open_own_proc()
     host_mnt_fd = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
     mounts = Mounts(new_calls=libc.has_mount_setattr() and not _FORCE_MOUNT2)
-    initial = os.stat("/proc/self/ns/user").st_ino == libc.PROC_USER_INIT_INO
+    make_nodes = in_initial_user_namespace() and not container.other_user_namespace
     sources = {} if container.join_user else _take_sources(plan, mounts)
     root_fd = _enter(container, own_proc_fd)
     journal = Journal(memory)
@@ -255,7 +256,7 @@ def _work(
         journal=journal,
         mounts=mounts,
         sources=sources,
-        make_nodes=initial and not container.other_user_namespace,
+        make_nodes=make_nodes,
         simulated=plan.simulated,
         ldconfig_fd=ldconfig_fd,
         backup_fd=backup_fd,

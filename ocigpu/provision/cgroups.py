@@ -11,7 +11,7 @@ import os
 
 from ocigpu.errors import ApplyError, printable, quoted
 from ocigpu.linux import bpf
-from ocigpu.linux.libc import PROC_USER_INIT_INO
+from ocigpu.linux.namespaces import in_initial_user_namespace
 from ocigpu.provision.device_filter import (
     ACCESS_BITS,
     FilterRule,
@@ -78,7 +78,7 @@ def apply_device_rules(
     policy = Policy(declared)
     if all(_covers(policy.allowed("c", rule.major, rule.minor), rule) for rule in rules):
         return "", _nothing
-    if not _is_initial_root():
+    if os.geteuid() != 0 or not in_initial_user_namespace():
         return ROOTLESS_NOTE, _nothing
     cgroup = _open_cgroup(container_proc_fd)
     keep = False
@@ -105,16 +105,6 @@ def _nothing() -> None:
 def _covers(allowed: int, rule: "AllowDevice") -> bool:
     mask = access_mask(rule.access)
     return allowed & mask == mask
-
-
-def _is_initial_root() -> bool:
-    """Return whether this process is root of the initial user namespace: only there may device cgroups be changed."""
-    if os.geteuid() != 0:
-        return False
-    try:
-        return os.stat("/proc/self/ns/user").st_ino == PROC_USER_INIT_INO
-    except FileNotFoundError:  # a kernel without user namespaces
-        return True
 
 
 def _failed(operation: str, path: str, cause: "OSError | str") -> ApplyError:

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from ocigpu.sim.create import create_host
-from ocigpu.sim.remove import remove_host
 
 from ocigpu.demo_bundle import make_bundle
+from ocigpu.sim.create import create_host
+from ocigpu.sim.remove import remove_host
 
 pytestmark = [pytest.mark.root, pytest.mark.engine]
 
@@ -70,7 +70,7 @@ sed 's/^/mount /' /proc/self/mountinfo
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     directory = tmp_path_factory.mktemp("recorded") / "host"
-    create_host(str(directory), gpus=8, model="a100", driver_version="550.163.01")
+    create_host(str(directory), gpus=8, model="a100", driver_version="550.163.01", dri=False)
     yield directory
     remove_host(str(directory))
 
@@ -192,6 +192,9 @@ def is_intended_addition(path: str) -> bool:
         ),
         "the driver has them, the recorded CLI 1.17.0 is older than they are": name.startswith(
             ("libnvidia-nvvm70.so", "libnvidia-sandboxutils.so", "libnvidia-vulkan-producer.so")
+        ),
+        "in a directory that the loader's cache does not list, so the vendor's CLI missed it": name.startswith(
+            "libvdpau_nvidia.so"
         ),
         "32-bit libraries (compat32 is part of all): the recorded machine had none": path.startswith(
             ("/usr/lib32/", "/usr/lib/lib")
