@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -151,8 +152,13 @@ def test_other_scripts_are_runtimes(tmp_path: Path, no_path: None) -> None:
 
 def test_a_runtime_that_cannot_be_executed_is_named(tmp_path: Path) -> None:
     broken = program(tmp_path / "runc", "#!/nonexistent/interpreter\n")
-    with pytest.raises(OcigpuError) as caught:
-        become(broken, [])
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGPIPE, signal.SIGXFSZ)}
+    try:
+        with pytest.raises(OcigpuError) as caught:
+            become(broken, [])
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
     assert (caught.value.code, caught.value.message) == ("OCIGPU-RT-2", f"exec {broken}: {os.strerror(errno.ENOENT)}")
 
 

@@ -2,6 +2,8 @@
 
 import json
 import os
+import resource
+import signal
 import stat
 import sys
 from pathlib import Path
@@ -375,10 +377,9 @@ def test_a_full_disk_leaves_the_old_file_alone(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"a": "x" * 100_000}))
     pid = os.fork()
     if pid == 0:
-        import resource
-
         status = 1
         try:
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
             write_config(read_config(str(tmp_path)))
         except SpecError as error:
