@@ -23,7 +23,7 @@ def ask(library: Path, seconds: float = 10.0, roots: Roots = REAL) -> NvmlAnswer
 @pytest.fixture
 def readable(tmp_path: Path, fake_nvml: Callable[..., Path]) -> Callable[..., Path]:
     """The fake library where an unprivileged child can reach it: pytest's own directories are closed to others."""
-    directory = Path("/tmp") / f"ocigpu-test-{os.getpid()}"
+    directory = Path("/tmp") / f"ocigpu-test-nvml-{os.getpid()}"
     directory.mkdir(exist_ok=True)
     directory.chmod(0o755)
     made = []
