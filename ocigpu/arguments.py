@@ -14,6 +14,12 @@ else:
 
 GLOBAL_WITH_VALUE = ("log", "log-format", "log-level", "root", "criu", "rootless", "cgroup-manager")
 """Global options of runc 1.0-1.3 and crun 1.x that take a value."""
+GLOBAL_FLAGS = ("debug", "systemd-cgroup", "version", "v", "V", "help", "h", "usage")
+SUBCOMMANDS = (
+    "checkpoint", "create", "delete", "events", "exec", "features", "help", "kill", "list", "mounts", "pause", "ps",
+    "restore", "resume", "run", "spec", "start", "state", "update",
+)  # fmt: skip
+"""Subcommands of runc 1.0-1.3 and crun 1.x."""
 CREATE_WITH_VALUE = ("bundle", "b", "config", "f", "console-socket", "pid-file", "preserve-fds", "user", "u")
 """Options of ``create`` and ``run`` that take a value; ``--config`` names another config.json (crun only)."""
 CREATE_SHORT = "bfu"
@@ -32,8 +38,6 @@ class Arguments(NamedTuple):
     config: str = "config.json"
     log: str = ""
     log_format: str = "text"
-    root: str = ""
-    systemd_cgroup: bool = False
 
 
 def parse_arguments(argv: list[str]) -> Arguments:
@@ -44,8 +48,13 @@ def parse_arguments(argv: list[str]) -> Arguments:
     """
     options: dict[str, str] = {}
     position = 0
+    unknown = False
     while position < len(argv):
         word = argv[position]
+        if word != "-" and not word.startswith("-") and unknown and word not in SUBCOMMANDS:
+            # the value of an option of a runtime newer than this list: a create behind it must not be missed
+            position, unknown = position + 1, False
+            continue
         if word == "--" or not word.startswith("-") or word == "-":
             break
         name, equals, value = word.lstrip("-").partition("=")
@@ -53,6 +62,7 @@ def parse_arguments(argv: list[str]) -> Arguments:
         if name in GLOBAL_WITH_VALUE and not equals:
             value = argv[position] if position < len(argv) else ""
             position += 1
+        unknown = not equals and name not in GLOBAL_WITH_VALUE and name not in GLOBAL_FLAGS
         options[name] = value
     if position < len(argv) and argv[position] == "--":
         position += 1
@@ -61,8 +71,6 @@ def parse_arguments(argv: list[str]) -> Arguments:
         subcommand,
         log=options.get("log", ""),
         log_format="json" if options.get("log-format") == "json" else "text",
-        root=options.get("root", ""),
-        systemd_cgroup="systemd-cgroup" in options or options.get("cgroup-manager") == "systemd",
     )
     if subcommand not in ("create", "run"):
         return arguments

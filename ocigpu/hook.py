@@ -62,7 +62,7 @@ def main(argv: list[str]) -> int:
         log = Log(((settings.hook_log, "text"),) if settings.hook_log else (), settings.runtime_log_level)
         for note in run_prestart(read_standard_input(), settings, options.get("spec", "")):
             log.write("warning", note)
-            print(f"{PROGRAM}: note: {note}", file=sys.stderr)
+            _print(f"{PROGRAM}: note: {note}")
     except OcigpuError as error:
         return _failed(error, log)
     except Exception as error:  # the last resort: a defect must be one line, not a traceback
@@ -75,8 +75,13 @@ def main(argv: list[str]) -> int:
 def _failed(error: OcigpuError, log: Log) -> int:
     text = error.render(PROGRAM)
     log.write("error", text.replace("\n", "; "))
-    print(text, file=sys.stderr)
+    _print(text)
     return error.exit_code
+
+
+def _print(text: str) -> None:
+    if sys.stderr is not None:  # closed by the caller; print would then write to standard output
+        print(text, file=sys.stderr)
 
 
 def print_about(command: str) -> None:

@@ -16,6 +16,7 @@ from ocigpu.log import Log
 from ocigpu.settings import Settings, read_settings
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+LOOP_VARIABLE = "OCIGPU_RUNTIME_PID"
 PROGRAM = "ocigpu-runtime"
 
 
@@ -27,6 +28,7 @@ def main(argv: list[str]) -> int:
         log = _log(arguments, Settings())
         settings = read_settings(os.environ.get("OCIGPU_CONFIG", ""))
         log = _log(arguments, settings)
+        check_no_loop()
         runtime = find_runtime(settings, argv[0])
         if arguments.subcommand in ("create", "run"):
             edit_bundle(arguments, settings, argv[0], log)
@@ -43,7 +45,8 @@ def main(argv: list[str]) -> int:
 def _failed(error: OcigpuError, log: Log) -> int:
     text = error.render(PROGRAM)
     log.write("error", text.replace("\n", "; "))
-    print(text, file=sys.stderr)
+    if sys.stderr is not None:  # closed by the caller; print would then write to standard output
+        print(text, file=sys.stderr)
     return error.exit_code
 
 
@@ -99,6 +102,19 @@ def hook_path(settings: Settings, stub: str) -> str:
     return path
 
 
+def check_no_loop() -> None:
+    """Raise OcigpuError OCIGPU-RT-1 when the "low-level runtime" has led back here: a wrapper that starts this shim.
+
+    :func:`become` leaves our process id in the environment; exec keeps it, and a wrapper that forks is its parent.
+    """
+    if os.environ.get(LOOP_VARIABLE, "") in (str(os.getpid()), str(os.getppid())):
+        raise OcigpuError(
+            "OCIGPU-RT-1",
+            "the low-level runtime that was found starts ocigpu-runtime again",
+            "Name the real runtime in the settings, with its path: runtime.runtimes.",
+        )
+
+
 def find_runtime(settings: Settings, stub: str) -> str:
     """Return the path of the first low-level runtime of the settings that exists and is not this program.
 
@@ -141,6 +157,7 @@ def become(runtime: str, arguments: list[str]) -> None:
 
     CPython ignores SIGPIPE and SIGXFSZ, and exec would pass that on (signal(7)): both are reset first.
     """
+    os.environ[LOOP_VARIABLE] = str(os.getpid())
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     try:

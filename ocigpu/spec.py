@@ -134,15 +134,20 @@ def edit_config(
 
     ``hook_options``: options of ocigpu-hook before its command.  ``declare_rules``: also put the rules into
     linux.resources.devices, so that the runtime owns the device policy (not for rootless containers, which have
-    none).  Doing it twice equals doing it once.
+    none).  A container without any device rule gets none: for crun it has no device policy, and a first rule would
+    bring one that takes other devices away; where the runtime has a policy all the same, the hook widens it.
+    Doing it twice equals doing it once.
     """
-    hooks = _make(config, "hooks", dict)
-    prestart = _make(hooks, "prestart", list)
+    hooks = _find(config, "hooks", dict, "hooks")
+    prestart = _find(hooks, "prestart", list, "hooks.prestart")
     prestart[:] = [entry for entry in prestart if not _is_gpu_hook(entry)]
     prestart.append({"path": hook_path, "args": [OUR_HOOK, *hook_options, "prestart"], "env": list(HOOK_ENVIRONMENT)})
-    if not declare_rules:
+    hooks["prestart"] = prestart
+    config["hooks"] = hooks
+    resources = _find(_find(config, "linux", dict, "linux"), "resources", dict, "linux.resources")
+    devices = _find(resources, "devices", list, "linux.resources.devices")
+    if not declare_rules or not devices:
         return
-    devices = _make(_make(_make(config, "linux", dict), "resources", dict), "devices", list)
     rules = [
         {"allow": True, "type": "c", "major": rule.major, "minor": rule.minor, "access": rule.access}
         for rule in plan.device_rules()
@@ -150,13 +155,13 @@ def edit_config(
     devices[:] = [entry for entry in devices if entry not in rules] + rules
 
 
-def _make(parent: "dict[str, Any]", name: str, kind: type) -> "Any":
-    """Return ``parent[name]``, put there empty when it is missing or null; another type is OCIGPU-SPEC-3."""
+def _find(parent: "dict[str, Any]", name: str, kind: type, path: str) -> "Any":
+    """Return ``parent[name]``, or an empty one when it is missing or null; another type is OCIGPU-SPEC-3."""
     value = parent.get(name)
     if value is None:
-        value = parent[name] = kind()
+        return kind()
     if not isinstance(value, kind):
-        raise SpecError("OCIGPU-SPEC-3", f"config.json: {name} is not {'an object' if kind is dict else 'a list'}")
+        raise SpecError("OCIGPU-SPEC-3", f"config.json: {path} is not {'an object' if kind is dict else 'a list'}")
     return value
 
 

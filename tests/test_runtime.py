@@ -218,7 +218,8 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def write_bundle(path: Path, devices: str | None, **more: Any) -> bytes:
     env = ["PATH=/bin"] if devices is None else ["PATH=/bin", f"NVIDIA_VISIBLE_DEVICES={devices}"]
-    config = {"process": {"env": env}, "root": {"path": "r"}, "linux": {"namespaces": [{"type": "mount"}]}, **more}
+    linux = {"namespaces": [{"type": "mount"}], "resources": {"devices": [{"allow": False, "access": "rwm"}]}}
+    config = {"process": {"env": env}, "root": {"path": "r"}, "linux": linux, **more}
     path.mkdir(exist_ok=True)
     text = json.dumps(config, indent=3).encode()
     (path / "config.json").write_bytes(text)
@@ -236,7 +237,8 @@ def test_a_request_edits_the_bundle(tmp_path: Path, simulated: str) -> None:
     assert list(config) == ["process", "root", "linux", "unknown", "hooks"]
     (entry,) = config["hooks"]["prestart"]
     assert (entry["path"], entry["args"]) == (hook, ["ocigpu-hook", "--config", simulated, "prestart"])
-    rules = config["linux"].get("resources", {}).get("devices", [])
+    deny, *rules = config["linux"]["resources"]["devices"]
+    assert deny == {"allow": False, "access": "rwm"}
     expected = [(195, 255), (195, 1)]
     assert set(expected) <= {(rule["major"], rule["minor"]) for rule in rules} or not owns_device_policy()
     assert (195, 0) not in {(rule["major"], rule["minor"]) for rule in rules}

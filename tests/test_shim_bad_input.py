@@ -270,6 +270,27 @@ def test_settings_that_name_only_the_shim_do_not_loop(setting: Setting) -> None:
     setting.assert_refused(setting.run("state", "c1"), "OCIGPU-RT-1", f"looked for {SHIM}, {link}, {copy}")
 
 
+@pytest.mark.parametrize("word", ["exec ", ""], ids=["exec", "fork"])
+def test_a_wrapper_that_leads_back_to_the_shim_does_not_loop(setting: Setting, word: str) -> None:
+    setting.runtime.write_text(f'#!/bin/sh\n{word}{SHIM} "$@"\n')
+    done = setting.run("state", "c1")
+    setting.assert_refused(done, "OCIGPU-RT-1", "starts ocigpu-runtime again")
+
+
+def test_an_error_with_standard_error_closed_does_not_reach_standard_output(setting: Setting) -> None:
+    setting.write_config(b"{")
+    done = subprocess.run(
+        ["/bin/sh", "-c", f"exec {SHIM} create -b bundle c1 2>&-"],
+        cwd=setting.directory,
+        env={"OCIGPU_CONFIG": str(setting.settings), "PATH": "/usr/bin:/bin"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (1, b"")
+    setting.assert_not_started()
+
+
 def test_a_runtime_that_cannot_be_executed_is_named(setting: Setting) -> None:
     setting.runtime.write_text("#!/nonexistent/interpreter\n")
     setting.assert_refused(
@@ -414,7 +435,9 @@ def test_the_environment_passes_through(setting: Setting) -> None:
     assert setting.run("state", "c1", env=env).returncode == 0
     found = dict(line.split("=", 1) for line in setting.record("environment").splitlines())
     assert {name: found.get(name) for name in env} == env
-    assert found.keys() - {"PWD", "SHLVL", "_", "OLDPWD", "PATH", "OCIGPU_CONFIG"} == env.keys()
+    # OCIGPU_RUNTIME_PID: how the shim notices that a wrapper has led back to it
+    added = {"PWD", "SHLVL", "_", "OLDPWD", "PATH", "OCIGPU_CONFIG", "OCIGPU_RUNTIME_PID"}
+    assert found.keys() - added == env.keys()
 
 
 def test_standard_input_is_left_for_the_container(setting: Setting) -> None:

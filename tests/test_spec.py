@@ -260,10 +260,10 @@ def test_hooks_of_other_stages_and_entries_of_other_types_stay() -> None:
     ("config", "name"),
     [
         ({"hooks": []}, "hooks is not an object"),
-        ({"hooks": {"prestart": {}}}, "prestart is not a list"),
+        ({"hooks": {"prestart": {}}}, "hooks.prestart is not a list"),
         ({"linux": "x"}, "linux is not an object"),
-        ({"linux": {"resources": 1}}, "resources is not an object"),
-        ({"linux": {"resources": {"devices": False}}}, "devices is not a list"),
+        ({"linux": {"resources": 1}}, "linux.resources is not an object"),
+        ({"linux": {"resources": {"devices": False}}}, "linux.resources.devices is not a list"),
     ],
 )
 def test_parts_of_another_type_are_not_replaced(config: dict[str, Any], name: str) -> None:

@@ -13,10 +13,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ocigpu.host.discover import read_host_facts
-
 from ocigpu.demo_bundle import make_bundle
 from ocigpu.facts import HostFacts
+from ocigpu.host.discover import read_host_facts
 from ocigpu.settings import read_settings
 
 HERE = Path(__file__).resolve().parent
