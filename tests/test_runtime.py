@@ -7,11 +7,11 @@ import shutil
 import signal
 import stat
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.product import PublicCopy
 
 from ocigpu.arguments import Arguments
 from ocigpu.errors import OcigpuError
@@ -194,12 +194,12 @@ def test_a_missing_hook_stops_the_container(tmp_path: Path, mode: int | None) ->
 
 
 @pytest.mark.root
-def test_only_root_of_the_initial_user_namespace_owns_the_device_policy() -> None:
+def test_only_root_of_the_initial_user_namespace_owns_the_device_policy(public_copy: PublicCopy) -> None:
     assert owns_device_policy()
     code = "import sys; from ocigpu.runtime import owns_device_policy; sys.exit(10 + owns_device_policy())"
     for command in (["unshare", "--user", "--map-root-user"], ["setpriv", "--reuid=1234", "--clear-groups"]):
         done = subprocess.run(
-            [*command, "/usr/bin/env", f"PYTHONPATH={REPOSITORY}", sys.executable, "-c", code],
+            [*command, "/usr/bin/env", f"PYTHONPATH={public_copy.library}", public_copy.python, "-c", code],
             capture_output=True,
             text=True,
             cwd="/",

@@ -4,20 +4,21 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from provision_lab import host_mounts, make_host, make_rootfs, snapshot
+from support.product import PublicCopy
 from support.requirements import programs, require, user_namespaces
 from support.runtimes import view_of
 
 pytestmark = [pytest.mark.root, pytest.mark.engine]
 
-REPOSITORY = Path(__file__).parents[2]
 HOOK = Path(__file__).with_name("provision_hook.py")
+HOOK_COMMAND: list[str] = []
+"""The hook where ordinary users can run it: interpreter, script, library."""
 USER = 4321
 SCRIPT = """
 cat /proc/self/mountinfo
@@ -29,6 +30,12 @@ cat /dev/nvidia0 2>&1 | sed 's/.*: //'
 head -c 11 /etc/ld.so.cache; echo
 touch /usr/lib64/new 2>&1 | sed 's/.*: //'
 """
+
+
+@pytest.fixture(scope="module", autouse=True)
+def hook_command(public_copy: PublicCopy) -> None:
+    script = shutil.copy(HOOK, public_copy.library)
+    HOOK_COMMAND[:] = [public_copy.python, "-I", str(script), str(public_copy.library)]
 
 
 @pytest.fixture
@@ -68,8 +75,8 @@ def make_bundle(place: Path, *hook_arguments: str, readonly: bool = False, user:
         "hooks": {
             "prestart": [
                 {
-                    "path": sys.executable,
-                    "args": [sys.executable, "-I", str(HOOK), str(REPOSITORY), str(place / "host"), *hook_arguments],
+                    "path": HOOK_COMMAND[0],
+                    "args": [*HOOK_COMMAND, str(place / "host"), *hook_arguments],
                     "env": ["LC_ALL=C.UTF-8"],
                 }
             ]

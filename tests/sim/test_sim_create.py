@@ -3,12 +3,12 @@ import os
 import socket
 import stat
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
+from support.product import PublicCopy
 
 from ocigpu.errors import OcigpuError
 from ocigpu.settings import read_settings
@@ -245,12 +245,13 @@ def test_every_user_may_read_all_of_it_whatever_the_umask(tmp_path: Path) -> Non
 
 
 @pytest.mark.root
-def test_ordinary_user_makes_a_host_with_stand_in_files(session_directory: Path) -> None:
+def test_ordinary_user_makes_a_host_with_stand_in_files(session_directory: Path, public_copy: PublicCopy) -> None:
+    as_nobody = [*AS_NOBODY, "env", f"PYTHONPATH={public_copy.library}", public_copy.python]
     parent = session_directory / "ordinary"
     parent.mkdir()
     os.chown(parent, 65534, 65534)
     done = subprocess.run(
-        [*AS_NOBODY, sys.executable, "-B", "-c", CREATE.format(nodes=None), parent / "host"],
+        [*as_nobody, "-B", "-c", CREATE.format(nodes=None), parent / "host"],
         capture_output=True,
         text=True,
     )
@@ -261,7 +262,7 @@ def test_ordinary_user_makes_a_host_with_stand_in_files(session_directory: Path)
     listing = subprocess.run([parent / "host/usr/bin/nvidia-smi", "-L"], capture_output=True, text=True)
     assert (listing.returncode, len(listing.stdout.splitlines())) == (0, 2)
     refused = subprocess.run(
-        [*AS_NOBODY, sys.executable, "-B", "-c", CREATE.format(nodes=True), parent / "other"],
+        [*as_nobody, "-B", "-c", CREATE.format(nodes=True), parent / "other"],
         capture_output=True,
         text=True,
     )

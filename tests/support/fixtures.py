@@ -10,7 +10,7 @@ import pytest
 from support import machine, requirements
 from support.bundle import base_config, compile_probes, make_rootfs, write_bundle
 from support.images import write_image
-from support.product import SimulatedHost, make_simulated_host
+from support.product import PublicCopy, SimulatedHost, make_public_copy, make_simulated_host
 from support.runtimes import container_id, set_cgroup
 
 
@@ -45,6 +45,14 @@ def runtime_environment(probes: Path) -> dict[str, str]:
     if not requirements.may_raise_limits():
         variables["LD_PRELOAD"] = str(probes / "memlock.so")
     return variables
+
+
+@pytest.fixture(scope="session")
+def public_copy(session_directory: Path) -> PublicCopy:
+    """The product where other users can run it."""
+    directory = session_directory / "product"
+    directory.mkdir()
+    return make_public_copy(directory)
 
 
 MakeBundle = Callable[..., Path]

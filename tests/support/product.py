@@ -1,11 +1,14 @@
 """The programs under test, and the simulated hosts they give GPUs from."""
 
 import os
+import shutil
 import stat
 import sys
 from pathlib import Path
 from typing import NamedTuple
 
+import _prctl
+import prctl
 from support import requirements
 from support.process import Completed, run
 
@@ -18,6 +21,33 @@ CONTROL_NODES = ("nvidia-uvm", "nvidia-uvm-tools", "nvidiactl")
 
 LIBRARIES = ("libcuda.so.1", "libnvidia-ml.so.1", "libnvidia-ptxjitcompiler.so.1")
 """Libraries of the default capabilities by the names that programs ask the loader for."""
+
+
+class PublicCopy(NamedTuple):
+    """The product where every user can run it: a clone may lie in a directory that is closed to others."""
+
+    library: Path
+    runtime: Path
+    python: str
+
+
+def make_public_copy(directory: Path) -> PublicCopy:
+    """Copy the package, what it needs outside the standard library, and the stubs of shim and hook."""
+    library, programs = directory / "lib", directory / "bin"
+    shutil.copytree(REPOSITORY / "ocigpu", library / "ocigpu", ignore=shutil.ignore_patterns("__pycache__"))
+    modules = [Path(str(module.__file__)) for module in (prctl, _prctl)]
+    programs.mkdir()
+    for module in modules:
+        shutil.copy(module, library)
+    for name in ("ocigpu-runtime", "ocigpu-hook"):
+        text = (PROGRAMS / name).read_text()
+        for closed in (str(modules[0].parent), str(REPOSITORY)):
+            text = text.replace(f'"{closed}"', f'"{library}"')
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
+    for path in (directory, *directory.rglob("*")):
+        path.chmod(0o755 if path.is_dir() or path.parent == programs else 0o644)
+    return PublicCopy(library, programs / "ocigpu-runtime", os.path.realpath(sys.executable))
 
 
 class SimulatedHost(NamedTuple):
