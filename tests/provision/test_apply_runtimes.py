@@ -35,6 +35,7 @@ touch /usr/lib64/new 2>&1 | sed 's/.*: //'
 @pytest.fixture(scope="module", autouse=True)
 def hook_command(public_copy: PublicCopy) -> None:
     script = shutil.copy(HOOK, public_copy.library)
+    shutil.copy(HOOK.with_name("provision_lab.py"), public_copy.library)
     HOOK_COMMAND[:] = [public_copy.python, "-I", str(script), str(public_copy.library)]
 
 
