@@ -50,10 +50,12 @@ def provision(plan: "Plan", pid: int, rootfs: str, config: "dict[str, Any]", set
     ldconfig_fd = backup_fd = -1
     try:
         for action in plan.actions:
-            if isinstance(action, RefreshLdCache) and ldconfig_fd < 0:
+            if isinstance(action, RefreshLdCache) and backup_fd < 0:
                 from ocigpu.provision.ldconfig import find_ldconfig, open_ldconfig  # only glibc images need it
 
-                ldconfig_fd = open_ldconfig(action.ldconfig or find_ldconfig(settings))
+                path = action.ldconfig or find_ldconfig(settings)
+                if path:  # else the step leaves a note: hosts without ldconfig exist (NixOS, Talos, musl)
+                    ldconfig_fd = open_ldconfig(path)
                 backup_fd = os.memfd_create("ld.so.cache")
         return _provision(plan, container, config, settings, ldconfig_fd, backup_fd)
     finally:

@@ -55,18 +55,12 @@ def find_ldconfig(settings: "Settings") -> str:
 def open_ldconfig(path: str) -> int:
     """Return a descriptor of a sealed copy of the host's ldconfig, for :func:`run_ldconfig`.
 
-    ``path``: host path; "" for the usual ones.  Call it while the host's files are in sight, before any namespace is
+    ``path``: host path.  Call it while the host's files are in sight, before any namespace is
     entered: what the sandbox needs of the host is fetched here.  The copy can be changed by nobody, so that the host's
     file is never what a container could reach through /proc/<pid>/exe.  Raises ApplyError (OCIGPU-LD-1) if there is
     no such program, if it is a script, or dynamically linked (its loader would be the image's), or has over 16 MiB.
     """
     fence.load_prctl()
-    if not path:
-        from ocigpu.settings import Settings
-
-        path = find_ldconfig(Settings())
-        if not path:
-            raise ApplyError("OCIGPU-LD-1", f"no ldconfig on this host: looked for {', '.join(CANDIDATES)}")
     try:
         copy = _sealed_copy(path)
     except OSError as error:

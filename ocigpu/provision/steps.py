@@ -334,6 +334,9 @@ def _cover_with_target(place: Workplace, action: Link, parent_fd: int, name: str
 def _apply_ld_cache(place: Workplace, action: RefreshLdCache) -> None:
     from ocigpu.provision.ldconfig import run_ldconfig  # loaded by the parent: nothing is imported in here
 
+    if place.ldconfig_fd < 0:
+        place.notes.append("this host has no ldconfig: the container's loader finds libraries by their links alone")
+        return
     kept = keep_ld_cache(place.root_fd, place.backup_fd)
     if kept is None:
         place.notes.append(

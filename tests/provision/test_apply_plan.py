@@ -26,7 +26,7 @@ from provision_lab import (
 from ocigpu.actions import AllowDevice, Bind, Plan, RefreshLdCache
 from ocigpu.errors import ApplyError
 from ocigpu.linux import libc, paths
-from ocigpu.provision import apply
+from ocigpu.provision import apply, ldconfig
 
 pytestmark = pytest.mark.root
 
@@ -247,6 +247,20 @@ def test_the_loader_cache_is_made_anew_and_put_back_on_failure(before: str | Non
         assert lab.provision(plan) == ([], "", "")
         assert cache.read_bytes().startswith((b"ld.so-1.7.0", b"glibc-ld.so.cache"))
         assert not cache.is_symlink()
+
+
+def test_a_host_without_ldconfig_leaves_a_note(host: Path, rootfs: Path) -> None:
+    def hide_ldconfig() -> None:
+        ldconfig.CANDIDATES = ("/nonexistent/ldconfig",)
+
+    plan = Plan((RefreshLdCache("", ("/usr/lib64",), "loader"),))
+    cache = (rootfs / "etc/ld.so.cache").read_bytes()
+    with Lab(rootfs) as lab:
+        notes, code, _ = lab.provision(plan, hide_ldconfig)
+        assert (code, len(notes)) == ("", 1)
+        assert "no ldconfig" in notes[0]
+        assert lab.provision(plan) == ([], "", "")
+    assert (rootfs / "etc/ld.so.cache").read_bytes() != cache
 
 
 def test_a_loader_cache_that_cannot_be_put_back_is_left_alone(host: Path, rootfs: Path) -> None:

@@ -119,9 +119,6 @@ def test_a_script_in_the_place_of_ldconfig_is_passed_over(tmp_path, monkeypatch)
     assert find_ldconfig(Settings()) == candidates[-1]
     monkeypatch.setattr(ldconfig, "CANDIDATES", candidates[:2])
     assert find_ldconfig(Settings()) == ""
-    with pytest.raises(ApplyError) as caught:
-        open_ldconfig("")
-    assert caught.value.message.startswith("no ldconfig on this host: looked for ")
 
 
 def elf(*headers):
