@@ -69,7 +69,9 @@ class Tmpfs(NamedTuple):
     reason: str
 
     def describe(self) -> str:
-        names = [name for name, _, _ in self.files] + [name + "/" for name in self.directories]
+        paths = [*(name for name, _, _ in self.files), *self.directories]
+        parents = {path.rpartition("/")[0] for path in paths}
+        names = [path + "/" if path in self.directories else path for path in paths if path not in parents]
         return f"tmpfs {self.container_path} ({', '.join(names)})"
 
 

@@ -1,6 +1,7 @@
 """``ocigpu plan``: what would be done for a container, each step with its reason; nothing is changed."""
 
 import os
+import sys
 from typing import Annotated
 
 import typer
@@ -21,7 +22,7 @@ from ocigpu.commands.common import (
     print_notes,
     print_table,
 )
-from ocigpu.errors import UsageError, quoted
+from ocigpu.errors import UsageError, printable, quoted
 from ocigpu.facts import HostFacts, ImageFacts, to_data
 from ocigpu.plan import make_plan
 from ocigpu.request import Request, parse_request, request_from_variables
@@ -144,7 +145,12 @@ def _print_plan(plan: Plan, request: Request, host: HostFacts, recorded: str) ->
         ]
     )
     print()
-    print_table(("action", "reason"), [(action.describe(), action.reason) for action in plan.actions])
+    rows = [(action.describe(), action.reason) for action in plan.actions]
+    if sys.stdout.isatty():
+        print_table(("action", "reason"), rows)
+    else:  # actions differ much in length: aligned columns would be mostly blanks
+        for action, reason in rows:
+            print(f"{printable(action)}  # {printable(reason)}")
     print()
     print_notes(plan.notes)
     rules = len(plan.device_rules())

@@ -86,6 +86,8 @@ def test_an_interrupted_demo_leaves_nothing_behind(tmp_path: Path, number: signa
     os.mkfifo(started)
     script = f'case " $* " in *" run "*) echo > {started}; exec sleep 60;; esac; exec {SHIM} "$@"'
     command = [*COMMAND, "--runtime", make_shim(tmp_path / "shim", script)]
+    # "env" undoes what a job in the background inherits: an ignored SIGINT
+    command = ["env", f"--default-signal={number.name}", *command]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         started.read_text()  # blocks until the container is being started
         process.send_signal(number)
