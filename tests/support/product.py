@@ -95,13 +95,16 @@ class SimulatedHost(NamedTuple):
         return str(os.major(status.st_rdev)), str(os.minor(status.st_rdev))
 
 
-def make_simulated_host(directory: Path, count: int, mig: tuple[str, ...] = ()) -> SimulatedHost:
-    """Make a host with A100s."""
+def make_simulated_host(
+    directory: Path, count: int, mig: tuple[str, ...] = (), model: str = "a100", ldcache: bool = True
+) -> SimulatedHost:
+    """Make a host with GPUs of a model, and with a loader's cache or without."""
     from ocigpu.sim.create import create_host
     from ocigpu.sim.models import find_model, make_gpus
 
-    create_host(str(directory), gpus=count, model="a100", driver_version="550.163.01", mig=mig)
-    gpus = make_gpus(find_model("a100"), count, mig)
+    version = "550.163.01" if model == "a100" else ""
+    create_host(str(directory), gpus=count, model=model, driver_version=version, mig=mig, ldcache=ldcache)
+    gpus = make_gpus(find_model(model), count, mig)
     return SimulatedHost(
         directory,
         tuple(gpu.uuid for gpu in gpus),
