@@ -22,15 +22,17 @@ gpu-test: ## on a machine with an NVIDIA driver: run real GPU work in containers
 	@packaging/gpu-test.sh
 
 install: ## install into PREFIX (/usr/local); make install VENDOR_NAMES=1 also serves docker run --gpus
-	@packaging/install.sh --prefix $(PREFIX) $(if $(CONFIG),--config $(CONFIG)) $(if $(VENDOR_NAMES),--vendor-names)
+	@packaging/bootstrap.sh install
+	@packaging/install.sh --prefix '$(PREFIX)' $(if $(CONFIG),--config '$(CONFIG)') $(if $(VENDOR_NAMES),--vendor-names)
 
 uninstall: ## remove what make install put into PREFIX
-	@packaging/install.sh --prefix $(PREFIX) --uninstall
+	@packaging/install.sh --prefix '$(PREFIX)' --uninstall
 
 format: ## format and fix the sources
 	@.venv/bin/ruff format -q . && .venv/bin/ruff check -q --fix .
 
 clean: ## remove what the targets above made in this directory
 	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .PHONY: help demo test bench gpu-test install uninstall format clean

@@ -1,57 +1,67 @@
 #!/bin/sh
 # bootstrap.sh demo|test: makes .venv and its commands, after installing what is missing on this machine.
+# bootstrap.sh install: only installs what packaging/install.sh needs.
 # On Debian and Ubuntu it installs with apt-get and says so; elsewhere it says what to install and stops.
 set -eu
 cd "$(dirname "$0")/.."
 purpose=${1:-demo}
-missing='' packages=''
-need() { # COMMAND-OR-FILE PACKAGE
+missing='' packages='' fedora=''
+need() { # COMMAND-OR-FILE DEBIAN-PACKAGE FEDORA-PACKAGE
   case $1 in
     /*) [ -e "$1" ] && return ;;
     *) PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin command -v "$1" >/dev/null 2>&1 && return ;;
   esac
-  missing="$missing ${1##*/}" packages="$packages $2"
+  missing="$missing ${1##*/}" packages="$packages $2" fedora="$fedora $3"
 }
-packaging/find-python.sh >/dev/null 2>&1 || { missing="$missing python3-venv" packages="$packages python3 python3-venv"; }
+packaging/find-python.sh >/dev/null 2>&1 || need /nonexistent/python3 'python3 python3-venv' python3
 python=$(packaging/find-python.sh 2>/dev/null || echo /usr/bin/python3)
 header() { "$python" -I -c 'import sysconfig; print(sysconfig.get_path("include") + "/Python.h")' 2>/dev/null || echo /nonexistent/Python.h; }
-need cc gcc
-printf '#include <stdlib.h>\n' | cc -E -xc - >/dev/null 2>&1 || need /nonexistent/libc-headers libc6-dev
-need "$(header)" python3-dev
-need /usr/include/sys/capability.h libcap-dev
-need runc runc
-need busybox busybox-static
+need cc gcc gcc
+printf '#include <stdlib.h>\n' | cc -E -xc - >/dev/null 2>&1 || need /nonexistent/libc-headers libc6-dev glibc-devel
+need "$(header)" python3-dev python3-devel
+need /usr/include/sys/capability.h libcap-dev libcap-devel
+if [ "$purpose" != install ]; then
+  need runc runc runc
+  need busybox busybox-static busybox
+fi
 if [ "$purpose" = test ]; then
-  need crun crun
-  need containerd containerd
-  need dockerd docker.io
-  need docker docker.io
-  need newuidmap uidmap
-  need setpriv util-linux
-  need strace strace
+  printf 'int main(void) { return 0; }\n' | cc -static -o /dev/null -xc - >/dev/null 2>&1 ||
+    need /nonexistent/libc.a libc6-dev glibc-static
+  need crun crun crun
+  need containerd containerd containerd
+  need dockerd docker.io moby-engine
+  need docker docker-cli docker-cli
+  need newuidmap uidmap shadow-utils
+  need setpriv util-linux util-linux
+  need strace strace strace
 fi
 if [ -n "$packages" ]; then
   if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null 2>&1; then
     echo "missing:$missing; installing with apt-get:$packages"
     export DEBIAN_FRONTEND=noninteractive
     apt-get -qq update
+    # until Debian 12 the client is part of docker.io
+    apt-cache show docker-cli >/dev/null 2>&1 || packages=$(echo "$packages" | sed 's/ docker-cli/ docker.io/')
     # shellcheck disable=SC2086 # a list of words
     apt-get -qq install -y --no-install-recommends $packages >/dev/null
   else
     echo "missing:$missing" >&2
-    echo "install (Debian names):$packages" >&2
-    echo 'Fedora names: gcc glibc-static python3-devel libcap-devel runc busybox crun containerd moby-engine shadow-utils' >&2
+    echo "install these packages, then try again (as root on Debian or Ubuntu this is done for you):" >&2
+    case $packages in *docker-cli*) note=' (docker-cli: part of docker.io until Debian 12)' ;; *) note='' ;; esac
+    echo "  Debian, Ubuntu:$packages$note" >&2
+    echo "  Fedora:$fedora" >&2
     exit 1
   fi
 fi
 python=$(packaging/find-python.sh)
+[ "$purpose" != install ] || exit 0
 # The virtual environment is made again when the interpreter or the dependencies change.
 stamp=.venv/.ocigpu-ready
-want="$python $(cksum pyproject.toml packaging/install.sh | tr '\n' ' ')$PWD"
+want="$python $("$python" -I -V) $(cksum pyproject.toml packaging/install.sh | tr '\n' ' ')$PWD"
 if [ "$(cat "$stamp" 2>/dev/null)" != "$want" ]; then
   echo "making .venv with $python (about half a minute)"
   "$python" -m venv --clear .venv
-  .venv/bin/pip install --quiet --disable-pip-version-check ${OCIGPU_PIP_OPTIONS:-} -e '.[dev]'
+  .venv/bin/pip install --quiet --disable-pip-version-check --use-pep517 ${OCIGPU_PIP_OPTIONS:-} -e '.[dev]'
   packaging/install.sh --bin .venv/bin --venv .venv --python "$python"
   printf '%s\n' "$want" >"$stamp"
 fi

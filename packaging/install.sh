@@ -9,6 +9,7 @@
 # --vendor-names   also makes nvidia-container-runtime-hook (Docker's --gpus looks for it) a link to ocigpu-hook
 # --python FILE    the interpreter (default: found by packaging/find-python.sh)
 set -eu
+umask 022 # other users run the shim too (rootless containers)
 here=$(cd "$(dirname "$0")" && pwd)
 prefix='' bin='' venv='' config='' vendor='' python='' uninstall=''
 die() { echo "install.sh: $1" >&2; exit 2; }
@@ -32,22 +33,50 @@ fi
 [ -n "$bin" ] && [ -n "$venv" ] || die 'give --prefix, or --bin and --venv'
 link=$bin/nvidia-container-runtime-hook
 
+names='ocigpu ocigpu-runtime ocigpu-hook ocigpu-container-cli'
+ours() { grep -q 'written by packaging/install.sh' "$1" 2>/dev/null; }
+marker=$venv/.ocigpu-installed # holds the directories that were made beside it
+
 if [ -n "$uninstall" ]; then
   [ -n "$prefix" ] || die '--uninstall needs --prefix'
+  [ -e "$marker" ] || die "nothing of this script is installed in $prefix ($marker is missing)"
   [ "$(readlink "$link" 2>/dev/null)" != ocigpu-hook ] || rm -f "$link"
-  for name in ocigpu ocigpu-runtime ocigpu-hook ocigpu-container-cli; do rm -f "$bin/$name"; done
-  [ ! -e "$venv/.ocigpu-installed" ] || rm -rf "$venv"
+  for name in $names; do ! ours "$bin/$name" || rm -f "$bin/$name"; done
+  made=$(tr ' ' '\n' <"$marker" | sort -r) # the inner ones first
+  rm -rf "$venv"
+  for directory in $made; do rmdir "$directory" 2>/dev/null || true; done # not empty: it holds something else by now
   exit 0
+fi
+
+if [ -n "$vendor" ] && { [ -e "$link" ] || [ -L "$link" ]; } && [ "$(readlink "$link")" != ocigpu-hook ]; then
+  die "$link exists and was not made by this script: remove the other toolkit first"
+fi
+if [ -n "$prefix" ]; then
+  for name in $names; do
+    [ ! -e "$bin/$name" ] || ours "$bin/$name" || die "$bin/$name exists and was not made by this script"
+  done
 fi
 
 [ -n "$python" ] || python=$("$here/find-python.sh")
 if [ -n "$prefix" ]; then
-  if [ -d "$venv" ] && [ ! -e "$venv/.ocigpu-installed" ]; then die "$venv exists and was not made by this script"; fi
-  mkdir -p "$prefix/lib"
+  if [ -d "$venv" ] && [ ! -e "$marker" ]; then die "$venv exists and was not made by this script"; fi
+  made=$(cat "$marker" 2>/dev/null || true)
+  for directory in "$bin" "$prefix/lib"; do
+    while [ ! -d "$directory" ]; do
+      case " $made " in *" $directory "*) ;; *) made="$made $directory" ;; esac
+      directory=$(dirname "$directory")
+    done
+  done
   echo "installing the library into $venv" >&2
-  "$python" -m venv --clear "$venv"
-  : >"$venv/.ocigpu-installed"
-  "$venv/bin/pip" install --quiet --disable-pip-version-check ${OCIGPU_PIP_OPTIONS:-} "$here/.."
+  rm -rf "$venv"
+  mkdir -p "$venv" "$bin"
+  printf '%s\n' "$made" >"$marker" # first: after a failure it can be installed again, or uninstalled
+  source=$(mktemp -d) # a copy: building leaves files beside the source
+  trap 'rm -rf "$source"' EXIT
+  trap 'exit 130' INT TERM
+  (cd "$here/.." && cp -R pyproject.toml README.md LICENSE ocigpu "$source")
+  "$python" -m venv "$venv"
+  "$venv/bin/pip" install --quiet --disable-pip-version-check --use-pep517 ${OCIGPU_PIP_OPTIONS:-} "$source"
   "$venv/bin/python" -m compileall -q "$venv/lib" >/dev/null || true
 fi
 # Where the package is (the source tree in a development environment) and where python-prctl is.
@@ -65,16 +94,19 @@ write() { # NAME, then the text on standard input
   mv -f "$bin/.$1.new" "$bin/$1"
 }
 # -I: no PYTHON* variables, no current directory, no user site. -S: no site scan; the two paths are all that is needed.
+check="[ -x $interpreter ] || { echo \"\$0: $interpreter is gone: install ocigpu again (make install)\" >&2; exit 127; }"
 path='import sys; sys.path += ["'$library'", "'$site'"]'
 write ocigpu-runtime <<END
 #!/bin/sh
 # ocigpu-runtime: OCI runtime shim, runs ocigpu.runtime; written by packaging/install.sh
+$check
 ${config:+export OCIGPU_CONFIG="\${OCIGPU_CONFIG:-$config}"
 }exec $interpreter -I -S -c '$path; from ocigpu.runtime import main; sys.exit(main(sys.argv[1:]))' "\$0" "\$@"
 END
 write ocigpu-hook <<END
 #!/bin/sh
 # ocigpu-hook: OCI prestart hook; written by packaging/install.sh
+$check
 exec $interpreter -I -S -c '$path; from ocigpu.hook import main; sys.exit(main(sys.argv[1:]))' "\$0" ${config:+--config $config }"\$@"
 END
 for name in ocigpu:cli ocigpu-container-cli:container_cli; do

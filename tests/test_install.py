@@ -1,6 +1,7 @@
 """``make install`` and ``make uninstall``, for real, into a scratch prefix."""
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -20,9 +21,31 @@ def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("install") / "usr"
     (directory / "bin").mkdir(parents=True)
     (directory / "bin/other").write_text("not ours\n")
-    done = run(INSTALL, "--prefix", str(directory), "--vendor-names")
+    umask = os.umask(0o077)
+    try:
+        done = run(INSTALL, "--prefix", str(directory), "--vendor-names")
+    finally:
+        os.umask(umask)
     assert done.returncode == 0, done.stderr
     return directory
+
+
+def test_other_users_can_run_what_a_careful_root_installs(prefix: Path) -> None:
+    closed = [path for path in prefix.rglob("*") if not path.is_symlink() and path.stat().st_mode & 0o444 != 0o444]
+    assert [path for path in closed if path.name != "other"] == []
+
+
+def test_installing_leaves_nothing_in_the_source_tree(prefix: Path, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    for name in ("packaging", "ocigpu"):
+        shutil.copytree(REPOSITORY / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(REPOSITORY / name, source)
+    before = sorted(source.rglob("*"))
+    done = run(str(source / "packaging/install.sh"), "--prefix", str(prefix))  # over the first installation
+    assert done.returncode == 0, done.stderr
+    assert sorted(source.rglob("*")) == before
+    assert run(str(prefix / "bin/ocigpu-hook"), "--version").returncode == 0
 
 
 def test_the_installed_commands_run_without_the_source_tree(prefix: Path) -> None:
@@ -55,6 +78,18 @@ def test_docker_finds_the_hook_by_the_vendors_name(prefix: Path) -> None:
     assert run(str(link), "--version").stdout.startswith("ocigpu-hook")
 
 
+@pytest.mark.parametrize("name", ["ocigpu-runtime", "ocigpu-hook"])
+def test_a_command_whose_interpreter_was_removed_says_so(prefix: Path, tmp_path: Path, name: str) -> None:
+    text = (prefix / "bin" / name).read_text()
+    interpreter = next(word for word in text.split() if "python3" in word)
+    stub = tmp_path / name
+    stub.write_text(text.replace(interpreter, "/nonexistent/python3"))
+    stub.chmod(0o755)
+    done = run(str(stub), "state", "x")
+    assert done.returncode == 127
+    assert done.stderr == f"{stub}: /nonexistent/python3 is gone: install ocigpu again (make install)\n"
+
+
 def test_settings_can_be_baked_into_the_commands(tmp_path: Path) -> None:
     settings = tmp_path / "baked.toml"
     settings.write_text('[runtime]\nruntimes = ["/bin/echo"]\n')
@@ -82,11 +117,40 @@ def test_a_foreign_directory_is_not_overwritten(tmp_path: Path) -> None:
     assert (foreign / "keep").exists()
 
 
+@pytest.mark.parametrize("name", ["ocigpu-runtime", "nvidia-container-runtime-hook"])
+def test_a_foreign_command_is_not_overwritten(tmp_path: Path, name: str) -> None:
+    foreign = tmp_path / "bin" / name
+    foreign.parent.mkdir()
+    foreign.write_text("not ours\n")
+    done = run(INSTALL, "--prefix", str(tmp_path), "--vendor-names")
+    assert done.returncode == 2
+    assert f"{foreign} exists" in done.stderr
+    done = run(INSTALL, "--prefix", str(tmp_path), "--uninstall")
+    assert done.returncode == 2
+    assert "nothing of this script is installed" in done.stderr
+    assert sorted(tmp_path.rglob("*")) == [foreign.parent, foreign]
+
+
 def test_uninstall_removes_exactly_what_install_made(prefix: Path) -> None:
     done = run(INSTALL, "--prefix", str(prefix), "--uninstall")
     assert done.returncode == 0, done.stderr
     left = sorted(str(path.relative_to(prefix)) for path in prefix.rglob("*") if not path.is_dir())
     assert left == ["bin/other"]
+    assert sorted(path.name for path in prefix.iterdir()) == ["bin"]
+
+
+@pytest.mark.parametrize("purpose", ["demo", "test", "install"])
+def test_without_apt_the_missing_packages_are_named(tmp_path: Path, purpose: str) -> None:
+    for name in ("sh", "dirname", "id", "python3"):
+        (tmp_path / name).symlink_to(str(shutil.which(name)))
+    done = run(str(REPOSITORY / "packaging/bootstrap.sh"), purpose, PATH=str(tmp_path))
+    assert done.returncode == 1
+    assert done.stderr.startswith("missing: cc ")
+    debian, fedora = (line.split(": ")[1].split() for line in done.stderr.splitlines()[-2:])
+    assert {"gcc", "libc6-dev"} <= set(debian)
+    assert {"gcc", "glibc-devel"} <= set(fedora)
+    assert ("crun" in fedora) == (purpose == "test")
+    assert ("busybox" in fedora) == (purpose != "install")
 
 
 def test_gpu_test_says_why_it_is_skipped_and_writes_nothing() -> None:
