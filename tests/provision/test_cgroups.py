@@ -171,7 +171,7 @@ def devices_list(path):
         return set(file.read().splitlines())
 
 
-needs_v1 = pytest.mark.skipif(not os.path.exists(f"{V1}/devices.list"), reason="no cgroup v1 devices hierarchy here")
+needs_v1 = pytest.mark.skipif(not os.path.exists(f"{V1}/devices.list"), reason="no device cgroup of version 1 here")
 
 
 @pytest.mark.root
