@@ -6,10 +6,10 @@ Reads only.  NVML is asked by a child process while this one reads the rest.
 import os
 
 from ocigpu.errors import HostError
-from ocigpu.facts import Gpu, HostFacts
+from ocigpu.facts import HostFacts
 from ocigpu.host.devices import NodeReader
 from ocigpu.host.files import read_binaries, read_configs, read_firmware, read_gds_files, read_sockets
-from ocigpu.host.gpus import Capabilities, complete_mig, gpu_from_procfs, merge_gpus
+from ocigpu.host.gpus import Capabilities, complete_mig, gpus_from_procfs, merge_gpus
 from ocigpu.host.libraries import (
     find_libraries,
     find_nvml,
@@ -146,7 +146,7 @@ class _Discovery:
     ) -> HostFacts:
         """Add the GPUs: what NVML says, what procfs says, and their nodes."""
         from_procfs = bool(answer.problem)
-        listed = _procfs_gpus(self.in_procfs) if from_procfs else merge_gpus(answer.gpus, self.in_procfs)
+        listed = gpus_from_procfs(self.in_procfs) if from_procfs else merge_gpus(answer.gpus, self.in_procfs)
         capabilities = Capabilities(self.roots.proc, self.proc_driver, reader)
         gpus = []
         for gpu in listed:
@@ -185,7 +185,3 @@ def _mismatch(kernel: str, libraries: str, root: str, problem: str = "") -> Host
     return HostError(
         "OCIGPU-HOST-2", f"kernel module is {kernel}, but the libraries below {root} are {libraries}{tail}"
     )
-
-
-def _procfs_gpus(in_procfs: tuple[ProcGpu, ...]) -> tuple[Gpu, ...]:
-    return tuple(gpu_from_procfs(gpu, index) for index, gpu in enumerate(in_procfs))

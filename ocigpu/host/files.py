@@ -3,6 +3,8 @@
 All are looked for at fixed places below the driver root; no search path of the caller's environment is used.
 """
 
+import os
+
 from ocigpu.facts import HostFile
 from ocigpu.host.tree import Tree, list_names
 
@@ -109,10 +111,16 @@ def read_sockets(trees: tuple[Tree, ...]) -> tuple[HostFile, ...]:
     for path, capabilities, kind in SOCKETS:
         for tree in trees:
             host_path = _first(tree, (path, f"/var{path}") if path.startswith("/run/") else (path,), kind)
-            if host_path:
+            if host_path and not _is_planted_link(tree, path):
                 found.append(HostFile(host_path, path, capabilities, kind))
                 break
     return tuple(found)
+
+
+def _is_planted_link(tree: Tree, path: str) -> bool:
+    """Tell whether a path in /tmp is a symbolic link: anybody can make one there, to have its target given away."""
+    directory, _, name = path.rpartition("/")
+    return directory == "/tmp" and os.path.islink(f"{tree.find(directory)}/{name}")
 
 
 def read_gds_files(trees: tuple[Tree, ...]) -> tuple[HostFile, ...]:

@@ -60,6 +60,15 @@ def gpu_from_procfs(proc_gpu: ProcGpu, index: int, error: str = "") -> Gpu:
     )
 
 
+def gpus_from_procfs(in_procfs: tuple[ProcGpu, ...]) -> tuple[Gpu, ...]:
+    """Return what procfs alone knows of all GPUs, in its order, with the indices that NVML would give them.
+
+    NVML does not count the GPUs that the driver excludes: they come last here, as in :func:`merge_gpus`.
+    """
+    ordered = sorted(in_procfs, key=lambda gpu: gpu.excluded)
+    return tuple(gpu_from_procfs(gpu, index) for index, gpu in enumerate(ordered))
+
+
 class Capabilities:
     """MIG capabilities: their minors and the nodes of nvidia-caps.
 

@@ -13,7 +13,7 @@ import ocigpu
 from ocigpu.errors import HostError
 from ocigpu.facts import Gpu, facts_from_json, facts_to_json
 from ocigpu.host.discover import read_host_facts
-from ocigpu.host.gpus import EXCLUDED, NO_MINOR, NOT_LISTED, merge_gpus
+from ocigpu.host.gpus import EXCLUDED, NO_MINOR, NOT_LISTED, gpus_from_procfs, merge_gpus
 from ocigpu.host.procfs import ProcGpu
 from ocigpu.host.tree import Roots
 from ocigpu.settings import Settings
@@ -306,6 +306,15 @@ def test_only_real_sockets_and_directories_of_daemons_count(
     ]
 
 
+def test_a_link_in_tmp_gives_nothing_of_the_host_away(host: HostTree, fake_nvml: NvmlBuilder) -> None:
+    """Everybody may make /tmp/nvidia-mps; what a link there leads to would be mounted writable."""
+    host.driver(nvml=fake_nvml())
+    host.write("/etc/shadow", "secret")
+    (host.root / "tmp").mkdir()
+    (host.root / "tmp/nvidia-mps").symlink_to("/etc")
+    assert read_host_facts(host.settings).sockets == ()
+
+
 def test_discovery_writes_nothing(host: HostTree, fake_nvml: NvmlBuilder) -> None:
     host.driver(nvml=fake_nvml("MIG=0", "NOISE"))
 
@@ -371,3 +380,12 @@ def test_only_light_modules_are_imported() -> None:
     )
     heavy = {"typing", "dataclasses", "pathlib", "logging", "subprocess", "tempfile", "ctypes", "socket"}
     assert not heavy & set(done.stdout.split())
+
+
+def test_gpus_of_procfs_have_the_indices_of_nvml_which_does_not_count_excluded_ones() -> None:
+    gpus = gpus_from_procfs((proc(1, 0), proc(2, 1, True), proc(3, 2)))
+    assert [(gpu.index, gpu.uuid, gpu.error) for gpu in gpus] == [
+        (0, "GPU-1", ""),
+        (1, "GPU-3", ""),
+        (2, "GPU-2", EXCLUDED),
+    ]
