@@ -65,6 +65,9 @@ def main(argv: list[str]) -> int:
             _print(f"{PROGRAM}: note: {note}")
     except OcigpuError as error:
         return _failed(error, log)
+    except KeyboardInterrupt:  # Ctrl-C reaches everything a runtime in the foreground has started
+        _print(f"{PROGRAM}: interrupted: everything begun was undone")
+        return 130
     except Exception as error:  # the last resort: a defect must be one line, not a traceback
         if os.environ.get("OCIGPU_DEBUG"):
             raise

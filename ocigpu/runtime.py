@@ -35,6 +35,8 @@ def main(argv: list[str]) -> int:
         become(runtime, argv[1:])
     except OcigpuError as error:
         return _failed(error, log)
+    except KeyboardInterrupt:
+        return 130
     except Exception as error:  # the last resort: a defect must be one line, not a traceback
         if os.environ.get("OCIGPU_DEBUG"):
             raise
@@ -78,7 +80,8 @@ def edit_bundle(arguments: Arguments, settings: Settings, stub: str, log: Log) -
     from ocigpu.plan import make_plan
 
     plan = make_plan(read_host_facts(settings), request, settings)
-    options = ["--config", settings.path] if settings.path else []
+    # absolute: the hook may be started in another directory than this one
+    options = ["--config", os.path.abspath(settings.path)] if settings.path else []
     if arguments.config != "config.json":
         options += ["--spec", os.path.abspath(document.path)]
     edit_config(document.config, plan, hook_path(settings, stub), options, owns_device_policy())

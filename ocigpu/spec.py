@@ -167,7 +167,10 @@ def _find(parent: "dict[str, Any]", name: str, kind: type, path: str) -> "Any":
 
 def _is_gpu_hook(entry: "Any") -> bool:
     path = entry.get("path") if isinstance(entry, dict) else None
-    return isinstance(path, str) and os.path.basename(path) in (*VENDOR_HOOKS, OUR_HOOK)
+    if not isinstance(path, str):
+        return False
+    # ours also goes by its argv[0]: hook.path of the settings may give the program any name
+    return os.path.basename(path) in (*VENDOR_HOOKS, OUR_HOOK) or get_list(entry, "args")[:1] == [OUR_HOOK]
 
 
 def write_config(document: Document) -> None:

@@ -1,6 +1,7 @@
 """Command line and standard input of ocigpu-hook: pure parts."""
 
 import json
+import signal
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ocigpu.errors import SpecError, UsageError
-from ocigpu.hook import MAX_STATE_BYTES, State, parse_command, parse_state
+from ocigpu.hook import MAX_STATE_BYTES, State, main, parse_command, parse_state
 
 
 @pytest.mark.parametrize(
@@ -154,3 +155,9 @@ def test_huge_numbers_are_refused_in_one_line() -> None:
 def test_garbage_never_breaks_the_parser(text: bytes) -> None:
     with pytest.raises(SpecError):
         parse_state(text)
+
+
+def test_ctrl_c_ends_the_hook_in_one_line(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("ocigpu.hook.read_settings", lambda _: signal.raise_signal(signal.SIGINT))
+    assert main(["ocigpu-hook", "prestart"]) == 130
+    assert capfd.readouterr() == ("", "ocigpu-hook: interrupted: everything begun was undone\n")

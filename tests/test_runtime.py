@@ -16,7 +16,7 @@ from support.product import PublicCopy
 from ocigpu.arguments import Arguments
 from ocigpu.errors import OcigpuError
 from ocigpu.log import Log
-from ocigpu.runtime import become, edit_bundle, find_runtime, hook_path, owns_device_policy
+from ocigpu.runtime import become, edit_bundle, find_runtime, hook_path, main, owns_device_policy
 from ocigpu.settings import Settings, read_settings
 from ocigpu.sim.create import create_host
 
@@ -190,6 +190,14 @@ def test_a_missing_hook_stops_the_container(tmp_path: Path, mode: int | None) ->
     )
 
 
+def test_ctrl_c_ends_the_shim_without_a_word(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("ocigpu.runtime.read_settings", lambda _: signal.raise_signal(signal.SIGINT))
+    assert main(["ocigpu-runtime", "run", "x"]) == 130
+    assert capfd.readouterr() == ("", "")
+
+
 # --- who owns device policy
 
 
@@ -245,6 +253,19 @@ def test_a_request_edits_the_bundle(tmp_path: Path, simulated: str) -> None:
     assert stat.S_IMODE((tmp_path / "b/config.json").stat().st_mode) == 0o604
     assert os.listdir(tmp_path / "b") == ["config.json"]
     assert f"{tmp_path}/b/config.json: granted GPU-" in log.read_text()
+
+
+def test_the_hook_gets_the_settings_by_absolute_path(
+    tmp_path: Path, simulated: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be started in another directory than the shim."""
+    write_bundle(tmp_path / "b", "1")
+    program(tmp_path / "ocigpu-hook")
+    monkeypatch.chdir(os.path.dirname(simulated))
+    settings = read_settings(os.path.basename(simulated))
+    edit_bundle(Arguments("create", str(tmp_path / "b")), settings, str(tmp_path / "ocigpu-runtime"), Log())
+    (entry,) = json.loads((tmp_path / "b/config.json").read_text())["hooks"]["prestart"]
+    assert entry["args"] == ["ocigpu-hook", "--config", simulated, "prestart"]
 
 
 def test_another_name_of_the_configuration_is_told_to_the_hook(tmp_path: Path, simulated: str) -> None:

@@ -298,6 +298,15 @@ def test_editing_twice_equals_editing_once_whatever_was_there(config: dict[str, 
     assert json.dumps(once.get("unknown")) == json.dumps(config.get("unknown"))
 
 
+@pytest.mark.parametrize("again", [pytest.param("/opt/gpu", id="same name"), pytest.param(HOOK, id="usual name")])
+def test_a_hook_whose_program_has_another_name_is_not_added_twice(again: str) -> None:
+    """hook.path of the settings names any program."""
+    config: dict[str, Any] = {}
+    edit_config(config, PLAN, "/opt/gpu", [])
+    edit_config(config, PLAN, again, [])
+    assert [entry["path"] for entry in config["hooks"]["prestart"]] == [again]
+
+
 # --- writing
 
 
