@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.measure import PHASES, fresh_config, life_cycle, medians, paired, peak_memory, run
+from ocigpu.errors import OcigpuError
 from ocigpu.sim.create import create_host
 
 SHIM = str(Path(__file__).parent.parent / ".venv/bin/ocigpu-runtime")
@@ -162,12 +163,28 @@ def main() -> int:
     if os.geteuid() != 0:
         print("bench: needs root: it runs containers", file=sys.stderr)
         return 1
-    runc, peer = shutil.which(os.environ.get("RUNC", "runc")), os.environ.get("PEER_RUNTIME", "")
+    if options.rounds < 1:
+        parser.error("--rounds: at least 1")
+    runc, named_peer = shutil.which(os.environ.get("RUNC", "runc")), os.environ.get("PEER_RUNTIME", "")
     if not runc:
         print("bench: runc not found (RUNC=/path names another)", file=sys.stderr)
         return 1
+    peer = shutil.which(named_peer) if named_peer else ""
+    if peer is None:
+        print(f"bench: PEER_RUNTIME={named_peer}: no such program", file=sys.stderr)
+        return 1
+    try:
+        measure(runc, peer, options.rounds, options.json)
+    except (RuntimeError, OSError, subprocess.CalledProcessError, OcigpuError) as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def measure(runc: str, peer: str, rounds: int, report: str | None) -> None:
+    """Measure everything, print it, and write the figures to the file ``report`` if one is named."""
     results: dict[str, Any] = {
-        "rounds": options.rounds,
+        "rounds": rounds,
         "time": time.strftime("%Y-%m-%d"),
         "kernel": os.uname().release,
     }
@@ -177,14 +194,13 @@ def main() -> int:
             print(f"making a simulated host with {count} GPUs", flush=True)
             create_host(str(work / f"sim{count}"), gpus=count, model="h100")
         version = subprocess.run([runc, "--version"], capture_output=True, text=True, check=True).stdout.split("\n")[0]
-        print(f"{version}, kernel {os.uname().release}, {os.cpu_count()} CPUs, medians of {options.rounds} paired runs")
-        measure_containers(work, runc, peer, options.rounds, results)
-        measure_pass_through(work, runc, peer, options.rounds, results)
-        measure_discovery(work, options.rounds, results)
+        print(f"{version}, kernel {os.uname().release}, {os.cpu_count()} CPUs, medians of {rounds} paired runs")
+        measure_containers(work, runc, peer, rounds, results)
+        measure_pass_through(work, runc, peer, rounds, results)
+        measure_discovery(work, rounds, results)
         measure_memory(work, runc, results)
-    if options.json:
-        Path(options.json).write_text(json.dumps(results, indent=1) + "\n")
-    return 0
+    if report:
+        Path(report).write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -68,8 +68,8 @@ if [ -n "$prefix" ]; then
     done
   done
   echo "installing the library into $venv" >&2
-  rm -rf "$venv"
-  mkdir -p "$venv" "$bin"
+  { rm -rf "$venv" && mkdir -p "$venv" "$bin" && [ -w "$bin" ]; } 2>/dev/null ||
+    die "cannot write to $venv and $bin: run it as root, or name another --prefix"
   printf '%s\n' "$made" >"$marker" # first: after a failure it can be installed again, or uninstalled
   source=$(mktemp -d) # a copy: building leaves files beside the source
   trap 'rm -rf "$source"' EXIT

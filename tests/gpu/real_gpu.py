@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ocigpu.demo_bundle import make_bundle
+from ocigpu.errors import OcigpuError
 from ocigpu.facts import HostFacts
 from ocigpu.host.discover import read_host_facts
 from ocigpu.settings import read_settings
@@ -120,10 +121,15 @@ def main() -> int:
     if os.geteuid() != 0:
         print("gpu-test: needs root: it runs containers", file=sys.stderr)
         return 1
-    facts = read_host_facts(read_settings())
+    try:
+        facts = read_host_facts(read_settings())
+    except OcigpuError as error:
+        print(error.render("gpu-test"), file=sys.stderr)
+        return 1
     runc = os.environ.get("RUNC") or shutil.which("runc") or ""
     if facts.simulated or not runc:
-        print("gpu-test: " + ("the host is simulated" if facts.simulated else "no runc (RUNC=/path names one)"))
+        cause = "the settings name a simulated host" if facts.simulated else "no runc (RUNC=/path names one)"
+        print(f"gpu-test: {cause}", file=sys.stderr)
         return 1
     version = subprocess.run([runc, "--version"], capture_output=True, text=True, check=True).stdout.splitlines()[0]
     results: dict[str, Any] = {}
@@ -135,7 +141,7 @@ def main() -> int:
             results[mode] = check_mode(work, mode, facts, programs)
             for check, result in results[mode]:
                 print(f"  {check}: {result}", flush=True)
-    except CheckError as failure:
+    except (CheckError, OSError, subprocess.SubprocessError) as failure:
         print(f"gpu-test: failed: {failure}", file=sys.stderr)
         return 1
     finally:
