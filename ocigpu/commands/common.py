@@ -37,9 +37,9 @@ def settings_path(config: str) -> str:
 
 
 def load_settings(config: str, root: str = "") -> Settings:
-    """Return the settings in force, with ``root`` as the driver root if given; raises SettingsError."""
+    """Return the settings in force, with ``root`` as the driver root of a real host if given; raises SettingsError."""
     settings = read_settings(settings_path(config))
-    return settings._replace(driver_root=os.path.abspath(root)) if root else settings
+    return settings._replace(driver_root=os.path.abspath(root), simulation_root="") if root else settings
 
 
 def load_facts(settings: Settings, recorded: str = "") -> HostFacts:

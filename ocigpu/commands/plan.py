@@ -22,7 +22,7 @@ from ocigpu.commands.common import (
     print_notes,
     print_table,
 )
-from ocigpu.errors import UsageError, printable, quoted
+from ocigpu.errors import SpecError, UsageError, printable, quoted
 from ocigpu.facts import HostFacts, ImageFacts, to_data
 from ocigpu.plan import make_plan
 from ocigpu.request import Request, parse_request, request_from_variables
@@ -72,10 +72,13 @@ def plan_command(
         raise UsageError("--bundle says everything: it goes with none of --env, --gpus, --capabilities, --privileged")
     container: dict[str, object] = {}
     if bundle:
-        from ocigpu.spec import read_config
+        from ocigpu.spec import check_can_have_gpus, read_config
 
-        container = read_config(bundle).config
+        document = read_config(bundle)
+        container = document.config
         request = parse_request(container, settings)
+        if request.selection != "nothing":
+            check_can_have_gpus(container, document.path)
     else:
         request = request_from_variables(variables, settings, privileged=privileged)
     if request.selection == "nothing":
@@ -113,10 +116,13 @@ def _image_facts(bundle: str, container: dict[str, object], host: HostFacts) -> 
     from ocigpu.provision.image import read_image_facts
     from ocigpu.spec import rootfs_path
 
+    rootfs = rootfs_path(container, bundle)
     try:
-        root_fd = os.open(rootfs_path(container, bundle), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        root_fd = os.open(rootfs, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
         return ImageFacts()
+    except OSError as error:
+        raise SpecError("OCIGPU-SPEC-3", f"open rootfs {rootfs}: {error.strerror}") from error
     try:
         return read_image_facts(root_fd, host.driver_version)
     finally:

@@ -14,12 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ocigpu import __version__
-from ocigpu.cli import main
-from ocigpu.commands.common import Progress
+from ocigpu.cli import app, main
+from ocigpu.commands.common import Progress, load_settings
 from ocigpu.commands.config import toml_value
 from ocigpu.facts import HostFacts, facts_from_json
 from ocigpu.settings import KEYS
 
+PACKAGE = Path(__file__).resolve().parents[2] / "ocigpu"
 Run = Callable[..., tuple[int, str, str]]
 Record = Callable[[HostFacts], str]
 
@@ -103,6 +104,35 @@ def test_plan_reads_the_request_of_a_bundle_and_leaves_it_alone(
     assert (status, err) == (0, "")
     assert "granted       GPU 5" in out
     assert sorted((path, path.stat().st_mtime_ns) for path in bundle.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("namespaces", "code"),
+    [
+        pytest.param([], "OCIGPU-SPEC-3", id="no mount namespace"),
+        pytest.param([{"type": "mount"}], "OCIGPU-SPEC-3", id="a root that cannot be opened"),
+    ],
+)
+def test_plan_refuses_a_bundle_that_the_shim_would_refuse(
+    run: Run, record: Record, facts: HostFacts, tmp_path: Path, namespaces: list[dict[str, str]], code: str
+) -> None:
+    bundle = write_bundle(tmp_path / "bundle", ["NVIDIA_VISIBLE_DEVICES=5"], rootfs=False)
+    (bundle / "rootfs").symlink_to("rootfs")  # a loop: ELOOP, whoever asks
+    config = json.loads((bundle / "config.json").read_text())
+    config["linux"]["namespaces"] = namespaces
+    (bundle / "config.json").write_text(json.dumps(config))
+    status, out, err = run("plan", "--facts", record(facts), "--bundle", bundle)
+    assert (status, out) == (1, "")
+    assert code in err
+    assert ("no mount namespace" if not namespaces else "open rootfs") in err
+
+
+def test_an_explicit_driver_root_wins_over_a_simulated_host(tmp_path: Path) -> None:
+    settings = tmp_path / "config.toml"
+    settings.write_text(f'[simulation]\nroot = "{tmp_path}"\n')
+    settings.chmod(0o644)
+    chosen = load_settings(str(settings), "/driver")
+    assert (chosen.driver_root, chosen.simulation_root) == ("/driver", "")
 
 
 @pytest.mark.parametrize("value", ["", "void", None])
@@ -381,3 +411,16 @@ def test_progress_of_a_quick_operation_says_nothing(capsys: pytest.CaptureFixtur
     with Progress(delay=1000) as progress:
         progress("not yet")
     assert capsys.readouterr().err == ""
+
+
+def test_every_command_that_a_hint_of_the_hot_path_names_exists() -> None:
+    names = {command.name for command in app.registered_commands} | {group.name for group in app.registered_groups}
+    sources = [*PACKAGE.glob("*.py"), *PACKAGE.glob("host/*.py"), *PACKAGE.glob("provision/*.py")]
+    # only what a sentence introduces as a command: "see: ocigpu list", "run: ocigpu config check"
+    named = {
+        (path.name, word)
+        for path in sources
+        for word in re.findall(r"(?:see|none|[Rr]un): ocigpu ([a-z-]+)", path.read_text(encoding="utf-8"))
+    }
+    assert named
+    assert {(file, word) for file, word in named if word not in names} == set()

@@ -1,6 +1,8 @@
 """Each part that a container can ask for, and each kind of host, through the shim or the hook and a real runc."""
 
+import os
 import shutil
+import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -181,6 +183,21 @@ def test_firmware_sockets_and_programs_are_the_hosts_own(start: Start, b200_host
     for path in sockets:
         assert seen["stat", path].startswith("s "), path
     assert seen["stat", "/tmp/nvidia-mps"].startswith("d ")
+
+
+@pytest.mark.parametrize("asked", [True, False], ids=["asked for", "not asked for"])
+def test_the_node_of_a_feature_is_given_to_who_asks_for_it(start: Start, b200_host: SimulatedHost, asked: bool) -> None:
+    node = b200_host.directory / "dev/gdrdrv"
+    os.mknod(node, 0o666 | stat.S_IFCHR, os.makedev(240, 0))
+    try:
+        node.chmod(0o666)
+        look = probe(["list", "/dev"], ["mknod", "/gdrdrv", "240", "0"], ["open", "/gdrdrv"])
+        variables = {"NVIDIA_VISIBLE_DEVICES": "0", **({"NVIDIA_GDRCOPY": "enabled"} if asked else {})}
+        seen = seen_by(start(look, variables))
+        assert ("gdrdrv" in seen["list", "/dev"].split()) == asked
+        assert (seen["open", "/gdrdrv"] != "EPERM") == asked
+    finally:
+        node.unlink()
 
 
 @pytest.mark.parametrize("capabilities", ["compute,utility", "compute,utility,compat32"])
