@@ -172,7 +172,7 @@ def _unsatisfied(
             return RequestError(
                 "OCIGPU-REQ-3",
                 f"{needs}, but {owner} is unknown{why}",
-                "Make it known (see: ocigpu doctor), or set NVIDIA_DISABLE_REQUIRE=1 to start anyway.",
+                "Make it known (see: ocigpu list), or set NVIDIA_DISABLE_REQUIRE=1 to start anyway.",
             )
     have = ", ".join(f"{name} {value or 'unknown'}" for name, value in actual.items())
     return RequestError("OCIGPU-REQ-3", f"{needs}; have {have}{where}")

@@ -92,6 +92,14 @@ def _select_list(request: Request, facts: HostFacts) -> Selection:
                 f"GPU {gpu.index} ({gpu.uuid}) was asked for by {quoted(token)}: {printable(gpu.error, 400)}",
             )
         if mig is not None:
+            if facts.source == "procfs" and len(gpu.mig_devices) > 1 and "/" not in token:
+                raise HostError(  # procfs orders them by instance, NVML does not
+                    "OCIGPU-DEV-2",
+                    f"{quoted(token)} ({request.source}): NVML gave no answer, and only it knows which MIG device of"
+                    f" GPU {gpu.index} has this index",
+                    f"Name it by its instances, as in MIG-{gpu.uuid}/{mig.gpu_instance}/{mig.compute_instance};"
+                    " why NVML gave none: ocigpu list.",
+                )
             if request.mig_config or request.mig_monitor:
                 raise RequestError(
                     "OCIGPU-REQ-1",

@@ -248,3 +248,12 @@ def test_any_tokens_give_distinct_healthy_devices_or_one_clean_error(tokens: tup
     assert len(names) == len(set(names))
     assert not any(each.error for each in selection.every_gpu())
     assert bool(names) == bool(tokens)
+
+
+def test_without_nvml_the_index_of_a_mig_device_is_refused_unless_it_is_the_only_one() -> None:
+    """The order of procfs is not that of NVML: the container would get another device than the one asked for."""
+    facts = HostFacts(gpus=(gpu(0, mig=2), gpu(1, mig=1)), source="procfs")
+    error = refusal(wanting("0:1"), facts)
+    assert (error.code, "NVML gave no answer" in error.message) == ("OCIGPU-DEV-2", True)
+    assert shown(select_devices(wanting("1:0", f"MIG-{gpu(0).uuid}/8/0", "0"), facts)) == ["1:0", "0:1", "0:0"]
+    assert shown(select_devices(wanting("0:1"), facts._replace(source="nvml"))) == ["0:1"]

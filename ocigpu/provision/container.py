@@ -86,7 +86,7 @@ def open_container(pid: int, rootfs: str) -> Container:
             raise ApplyError(
                 "OCIGPU-NS-2",
                 f"{what}: the host's files are out of reach: its root is in place already and we are not root",
-                "Use the prestart hook, or mode = spec.",
+                "Use the prestart hook.",
             )
         uid, gid = (_mapped_root(proc_fd, name) if other_user else 0 for name in ("uid_map", "gid_map"))
     except OSError as error:
