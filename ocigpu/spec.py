@@ -136,10 +136,11 @@ def edit_config(
     linux.resources.devices, so that the runtime owns the device policy (not for rootless containers, which have
     none).  A container without any device rule gets none: for crun it has no device policy, and a first rule would
     bring one that takes other devices away; where the runtime has a policy all the same, the hook widens it.
-    Doing it twice equals doing it once.
+    Doing it twice equals doing it once; for another plan than before, the rules of the former one go.
     """
     hooks = _find(config, "hooks", dict, "hooks")
     prestart = _find(hooks, "prestart", list, "hooks.prestart")
+    edited_before = any(_is_our_hook(entry) for entry in prestart)
     prestart[:] = [entry for entry in prestart if not _is_gpu_hook(entry)]
     prestart.append({"path": hook_path, "args": [OUR_HOOK, *hook_options, "prestart"], "env": list(HOOK_ENVIRONMENT)})
     hooks["prestart"] = prestart
@@ -152,7 +153,8 @@ def edit_config(
         {"allow": True, "type": "c", "major": rule.major, "minor": rule.minor, "access": rule.access}
         for rule in plan.device_rules()
     ]
-    devices[:] = [entry for entry in devices if entry not in rules] + rules
+    majors = [rule.major for rule in plan.device_rules()] if edited_before else []
+    devices[:] = [entry for entry in devices if entry not in rules and not _is_old_rule(entry, majors)] + rules
 
 
 def _find(parent: "dict[str, Any]", name: str, kind: type, path: str) -> "Any":
@@ -166,11 +168,25 @@ def _find(parent: "dict[str, Any]", name: str, kind: type, path: str) -> "Any":
 
 
 def _is_gpu_hook(entry: "Any") -> bool:
+    return _is_our_hook(entry) or _program(entry) in VENDOR_HOOKS
+
+
+def _is_our_hook(entry: "Any") -> bool:
+    """Tell whether a hook is ours, by its argv[0] too: hook.path of the settings may give the program any name."""
+    program = _program(entry)
+    return program == OUR_HOOK or (program != "" and get_list(entry, "args")[:1] == [OUR_HOOK])
+
+
+def _program(entry: "Any") -> str:
     path = entry.get("path") if isinstance(entry, dict) else None
-    if not isinstance(path, str):
+    return os.path.basename(path) if isinstance(path, str) else ""
+
+
+def _is_old_rule(entry: "Any", majors: list[int]) -> bool:
+    """Tell whether a rule is one that we write, for a device of these drivers: left by an edit for another request."""
+    if not isinstance(entry, dict) or list(entry) != ["allow", "type", "major", "minor", "access"]:
         return False
-    # ours also goes by its argv[0]: hook.path of the settings may give the program any name
-    return os.path.basename(path) in (*VENDOR_HOOKS, OUR_HOOK) or get_list(entry, "args")[:1] == [OUR_HOOK]
+    return (entry["allow"], entry["type"], entry["access"]) == (True, "c", "rw") and entry["major"] in majors
 
 
 def write_config(document: Document) -> None:

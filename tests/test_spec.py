@@ -307,6 +307,17 @@ def test_a_hook_whose_program_has_another_name_is_not_added_twice(again: str) ->
     assert [entry["path"] for entry in config["hooks"]["prestart"]] == [again]
 
 
+def test_an_edit_for_another_request_takes_the_former_rules_away() -> None:
+    """A bundle is started again with fewer GPUs: a container that may make nodes must not reach the others."""
+    mine = {"allow": True, "type": "c", "major": 195, "minor": 7, "access": "rwm"}
+    config: dict[str, Any] = {"linux": {"resources": {"devices": [{"allow": False, "access": "rwm"}, mine]}}}
+    edit_config(config, PLAN, HOOK, [])
+    edit_config(config, Plan((AllowDevice(195, 255, "rw", ""), AllowDevice(195, 3, "rw", ""))), HOOK, [])
+    deny, kept, *rules = config["linux"]["resources"]["devices"]
+    assert (deny, kept) == ({"allow": False, "access": "rwm"}, mine)
+    assert [(rule["major"], rule["minor"]) for rule in rules] == [(195, 255), (195, 3)]
+
+
 # --- writing
 
 
