@@ -320,6 +320,10 @@ def _libraries(facts: HostFacts, request: Request) -> tuple[tuple[Library, str],
                 f"{soname} of driver {facts.driver_version} was not found below {facts.driver_root}"
                 f" (needed by {capability})",
             )
+    if request.capabilities and not facts.libraries:  # a driver container that is not up, a wrong driver.root
+        raise HostError(
+            "OCIGPU-LIB-1", f"no library of driver {facts.driver_version} was found below {facts.driver_root}"
+        )
     return wanted
 
 

@@ -269,6 +269,17 @@ def test_a_capability_without_its_library_stops_the_container(capability: str, s
     plan(facts, "0", "ngx")
 
 
+def test_a_driver_without_any_library_stops_every_container() -> None:
+    """A driver container that is not up, or a wrong driver.root: not only for compute and utility."""
+    facts = T4._replace(libraries=())
+    with pytest.raises(HostError) as caught:
+        plan(facts, "0", "graphics")
+    assert (caught.value.code, caught.value.message) == (
+        "OCIGPU-LIB-1",
+        "no library of driver 550.163.01 was found below /",
+    )
+
+
 def test_libraries_go_where_the_image_wants_them() -> None:
     image = ImageFacts("/usr/lib/x86_64-linux-gnu", "/usr/lib/i386-linux-gnu")
     request = request_from_variables(
