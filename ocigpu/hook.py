@@ -6,10 +6,9 @@ It works under our shim, under Docker's ``--gpus``, and when placed in a bundle 
 """
 
 import os
-import sys
 
-from ocigpu.errors import OcigpuError, SpecError, UsageError, quoted
-from ocigpu.log import Log
+from ocigpu.errors import SpecError, UsageError, quoted
+from ocigpu.log import Log, report_failure, say
 from ocigpu.settings import Settings, read_settings
 from ocigpu.spec import check_can_have_gpus, parse_json, read_config, rootfs_path
 
@@ -62,29 +61,13 @@ def main(argv: list[str]) -> int:
         log = Log(((settings.hook_log, "text"),) if settings.hook_log else (), settings.runtime_log_level)
         for note in run_prestart(read_standard_input(), settings, options.get("spec", "")):
             log.write("warning", note)
-            _print(f"{PROGRAM}: note: {note}")
-    except OcigpuError as error:
-        return _failed(error, log)
+            say(f"{PROGRAM}: note: {note}")
     except KeyboardInterrupt:  # Ctrl-C reaches everything a runtime in the foreground has started
-        _print(f"{PROGRAM}: interrupted: everything begun was undone")
+        say(f"{PROGRAM}: interrupted: everything begun was undone")
         return 130
-    except Exception as error:  # the last resort: a defect must be one line, not a traceback
-        if os.environ.get("OCIGPU_DEBUG"):
-            raise
-        return _failed(OcigpuError("OCIGPU-INT-1", f"{type(error).__name__}: {error}"), log)
+    except Exception as error:  # noqa: BLE001 - the last resort: whatever it is, it must be one line
+        return report_failure(PROGRAM, error, log)
     return 0
-
-
-def _failed(error: OcigpuError, log: Log) -> int:
-    text = error.render(PROGRAM)
-    log.write("error", text.replace("\n", "; "))
-    _print(text)
-    return error.exit_code
-
-
-def _print(text: str) -> None:
-    if sys.stderr is not None:  # closed by the caller; print would then write to standard output
-        print(text, file=sys.stderr)
 
 
 def print_about(command: str) -> None:

@@ -1,10 +1,11 @@
-"""Log lines of shim and hook: to files only, so that standard output stays the wrapped runtime's."""
+"""What shim and hook say: to log files and standard error, so that standard output stays the wrapped runtime's."""
 
 import json
 import os
+import sys
 import time
 
-from ocigpu.errors import printable
+from ocigpu.errors import OcigpuError, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -50,3 +51,24 @@ def _append(path: str, line: str) -> None:
         return
     finally:
         os.close(fd)
+
+
+def say(text: str) -> None:
+    """Print on standard error, if there is one: a caller may have closed it, and print would take standard output."""
+    if sys.stderr is not None:
+        print(text, file=sys.stderr)
+
+
+def report_failure(program: str, error: Exception, log: Log) -> int:
+    """Show an error to the user and the log, in the form of errors.py; returns the exit status.
+
+    What is no OcigpuError is a defect: one line too, unless OCIGPU_DEBUG asks for the traceback.
+    """
+    if not isinstance(error, OcigpuError):
+        if os.environ.get("OCIGPU_DEBUG"):
+            raise error
+        error = OcigpuError("OCIGPU-INT-1", f"{type(error).__name__}: {error}")
+    text = error.render(program)
+    log.write("error", text.replace("\n", "; "))
+    say(text)
+    return error.exit_code

@@ -7,12 +7,11 @@ else at once, it becomes the low-level runtime (exec: same process, same descrip
 import os
 import signal
 import stat
-import sys
 
 from ocigpu.arguments import Arguments, parse_arguments
 from ocigpu.errors import OcigpuError
 from ocigpu.linux.namespaces import in_initial_user_namespace
-from ocigpu.log import Log
+from ocigpu.log import Log, report_failure
 from ocigpu.settings import Settings, read_settings
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -33,23 +32,11 @@ def main(argv: list[str]) -> int:
         if arguments.subcommand in ("create", "run"):
             edit_bundle(arguments, settings, argv[0], log)
         become(runtime, argv[1:])
-    except OcigpuError as error:
-        return _failed(error, log)
     except KeyboardInterrupt:
         return 130
-    except Exception as error:  # the last resort: a defect must be one line, not a traceback
-        if os.environ.get("OCIGPU_DEBUG"):
-            raise
-        return _failed(OcigpuError("OCIGPU-INT-1", f"{type(error).__name__}: {error}"), log)
+    except Exception as error:  # noqa: BLE001 - the last resort: whatever it is, it must be one line
+        return report_failure(PROGRAM, error, log)
     return 1
-
-
-def _failed(error: OcigpuError, log: Log) -> int:
-    text = error.render(PROGRAM)
-    log.write("error", text.replace("\n", "; "))
-    if sys.stderr is not None:  # closed by the caller; print would then write to standard output
-        print(text, file=sys.stderr)
-    return error.exit_code
 
 
 def _log(arguments: Arguments, settings: Settings) -> Log:

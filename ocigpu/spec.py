@@ -144,6 +144,8 @@ def edit_config(
     prestart[:] = [entry for entry in prestart if not _is_gpu_hook(entry)]
     prestart.append({"path": hook_path, "args": [OUR_HOOK, *hook_options, "prestart"], "env": list(HOOK_ENVIRONMENT)})
     hooks["prestart"] = prestart
+    if isinstance(hooks.get("createRuntime"), list):  # the same stage by its newer name: once is enough
+        hooks["createRuntime"] = [entry for entry in hooks["createRuntime"] if not _is_gpu_hook(entry)]
     config["hooks"] = hooks
     resources = _find(_find(config, "linux", dict, "linux"), "resources", dict, "linux.resources")
     devices = _find(resources, "devices", list, "linux.resources.devices")

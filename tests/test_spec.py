@@ -422,3 +422,11 @@ def test_the_recursion_limit_of_the_interpreter_bounds_what_is_written(tmp_path:
         write_config(document)
     assert caught.value.code == "OCIGPU-SPEC-4"
     assert os.listdir(tmp_path) == ["config.json"]
+
+
+def test_our_hook_under_create_runtime_is_not_run_twice() -> None:
+    other = {"path": "/usr/bin/other", "args": ["other"]}
+    ours = {"path": "/usr/local/bin/ocigpu-hook", "args": ["ocigpu-hook", "createRuntime"]}
+    config = edited({"hooks": {"createRuntime": [ours, other]}})
+    assert config["hooks"]["createRuntime"] == [other]
+    assert len(config["hooks"]["prestart"]) == 1
