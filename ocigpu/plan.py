@@ -66,7 +66,8 @@ def make_plan(
         *_file_actions(facts, request),
         *_library_actions(libraries, image),
         *_link_actions(libraries, request, image),
-        *_drm_links(facts, request, gpus),
+        *_module_links(facts, request),
+        *_drm_links(request, gpus),
         *_profile_actions(request, gpus),
         *_ldcache_actions(libraries, request, settings, image),
     ]
@@ -256,9 +257,8 @@ def _node_actions(nodes: list[tuple[DeviceNode, str]]) -> "list[Action]":
     return actions
 
 
-def _drm_links(facts: HostFacts, request: Request, gpus: tuple[Gpu, ...]) -> "list[Action]":
+def _drm_links(request: Request, gpus: tuple[Gpu, ...]) -> "list[Action]":
     """The names by PCI address of the granted GPUs' DRM nodes, as udev makes them."""
-    del facts
     if not _wanted(("graphics", "display"), request):
         return []
     links: list[Action] = []
@@ -359,6 +359,16 @@ def _link_actions(libraries: tuple[tuple[Library, str], ...], request: Request, 
         if library.name.startswith("libnvidia-vulkan-producer.so."):
             add(directory, "libnvidia-vulkan-producer.so", library.name, "name that the Vulkan layer opens")
     return list(links.values())
+
+
+def _module_links(facts: HostFacts, request: Request) -> "list[Action]":
+    """The X server loads its GLX module by a name without a version."""
+    links: list[Action] = []
+    for item in facts.configs:
+        directory, _, name = item.container_path.rpartition("/")
+        if name.startswith("libglxserver_nvidia.so.") and _wanted(item.capabilities, request):
+            links.append(Link(f"{directory}/libglxserver_nvidia.so", name, "name that the X server opens"))
+    return links
 
 
 def _graphics(request: Request) -> bool:

@@ -38,7 +38,7 @@ REQUESTS = {
 def is_moved_graphics_file(path: str) -> bool:
     """The vendor's shim mounts some graphics libraries where the host has them, a directory this image's loader does
     not search without its cache; ours go where all other driver libraries go."""
-    return path.startswith((f"{TRIPLET}/libnvidia-egl-", f"{TRIPLET}/nvidia/xorg/", f"{TRIPLET}/gbm/"))
+    return path.startswith((f"{TRIPLET}/libnvidia-egl-", f"{TRIPLET}/gbm/"))
 
 
 class Seen(NamedTuple):
@@ -187,9 +187,6 @@ def is_intended_addition(path: str) -> bool:
     name = path.rpartition("/")[2]
     reasons = {
         "recorded at the host's own path instead (see is_moved_graphics_file)": name.startswith("libnvidia-egl-"),
-        "X.Org's modules keep the host's path: a configuration names them, not the loader": path.startswith(
-            f"{TRIPLET}/nvidia/xorg/"
-        ),
         "the driver has them, the recorded CLI 1.17.0 is older than they are": name.startswith(
             ("libnvidia-nvvm70.so", "libnvidia-sandboxutils.so", "libnvidia-vulkan-producer.so")
         ),
