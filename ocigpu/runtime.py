@@ -71,7 +71,9 @@ def edit_bundle(arguments: Arguments, settings: Settings, stub: str, log: Log) -
     options = ["--config", os.path.abspath(settings.path)] if settings.path else []
     if arguments.config != "config.json":
         options += ["--spec", os.path.abspath(document.path)]
-    edit_config(document.config, plan, hook_path(settings, stub), options, owns_device_policy())
+    edit_config(
+        document.config, plan, hook_path(settings, stub), options, owns_device_policy() and not settings.no_cgroups
+    )
     write_config(document)
     log.write("info", f"{document.path}: granted {', '.join((*plan.gpus, *plan.mig_devices)) or 'driver files only'}")
 

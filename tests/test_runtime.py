@@ -268,6 +268,16 @@ def test_the_hook_gets_the_settings_by_absolute_path(
     assert entry["args"] == ["ocigpu-hook", "--config", simulated, "prestart"]
 
 
+def test_device_rules_are_not_declared_where_cgroups_are_to_be_left_alone(tmp_path: Path, simulated: str) -> None:
+    write_bundle(tmp_path / "b", "1")
+    program(tmp_path / "ocigpu-hook")
+    settings = read_settings(simulated)._replace(no_cgroups=True)
+    edit_bundle(Arguments("create", str(tmp_path / "b")), settings, str(tmp_path / "ocigpu-runtime"), Log())
+    config = json.loads((tmp_path / "b/config.json").read_text())
+    assert config["linux"]["resources"]["devices"] == [{"allow": False, "access": "rwm"}]
+    assert len(config["hooks"]["prestart"]) == 1
+
+
 def test_another_name_of_the_configuration_is_told_to_the_hook(tmp_path: Path, simulated: str) -> None:
     write_bundle(tmp_path / "b", "none")
     os.rename(tmp_path / "b/config.json", tmp_path / "b/other.json")
