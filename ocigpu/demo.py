@@ -23,17 +23,16 @@ from ocigpu.commands.plan import granted_fields
 from ocigpu.demo_bundle import COMMAND_PATH, make_bundle, make_config
 from ocigpu.errors import HostError, OcigpuError, UsageError, printable
 from ocigpu.facts import HostFacts
+from ocigpu.host.devices import GPU_MAJOR
 from ocigpu.host.discover import read_host_facts
 from ocigpu.plan import make_plan
-from ocigpu.provision.image import read_image_facts
+from ocigpu.provision.image import read_rootfs_facts
 from ocigpu.request import Request, parse_request
 from ocigpu.settings import Settings, read_settings
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 REAL_DRIVER = "/proc/driver/nvidia/version"
 TIMEOUT_SECONDS = 120
-NVIDIA_MAJOR = 195
-"""Major of /dev/nvidiaN (Documentation/admin-guide/devices.txt)."""
 
 GRANTED_SCRIPT = """\
 echo '@@ smi'; nvidia-smi -L 2>&1; status=$?; echo '@@ smi-status'; echo $status
@@ -252,7 +251,7 @@ def _show_granted(demo: Demo, devices: str, cleanup: ExitStack) -> None:
     if request.selection == "nothing":
         raise UsageError(f"--devices {devices} asks for nothing")
     node, refused = _probes(make_plan(facts, request, demo.host.settings), facts)
-    script = GRANTED_SCRIPT.replace("@GRANTED@", node).replace("@MAJOR@", str(NVIDIA_MAJOR))
+    script = GRANTED_SCRIPT.replace("@GRANTED@", node).replace("@MAJOR@", str(GPU_MAJOR))
     make_bundle(bundle, script.replace("@MINOR@", str(refused)), variables, programs)
     plan = _show_plan(demo, bundle, request)
 
@@ -285,7 +284,7 @@ def _show_granted(demo: Demo, devices: str, cleanup: ExitStack) -> None:
         _check(found, "the container's loader finds the driver's libraries in its cache", output["loader"])
 
     _title("a GPU that was not granted")
-    _say(f"$ mknod /dev/not-granted c {NVIDIA_MAJOR} {refused}; open /dev/not-granted")
+    _say(f"$ mknod /dev/not-granted c {GPU_MAJOR} {refused}; open /dev/not-granted")
     _say(output["mknod"])
     _say(output["denied"])
     _check(
@@ -311,15 +310,11 @@ def _probes(plan: Plan, facts: HostFacts) -> tuple[str, int]:
 
 
 def _is_gpu(action: Node) -> bool:
-    return action.node.major == NVIDIA_MAJOR and action.node.container_path[len("/dev/nvidia") :].isdigit()
+    return action.node.major == GPU_MAJOR and action.node.container_path[len("/dev/nvidia") :].isdigit()
 
 
 def _show_plan(demo: Demo, bundle: str, request: Request) -> Plan:
-    root_fd = os.open(f"{bundle}/rootfs", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        image = read_image_facts(root_fd, demo.host.facts.driver_version)
-    finally:
-        os.close(root_fd)
+    image = read_rootfs_facts(f"{bundle}/rootfs", demo.host.facts.driver_version)
     plan = make_plan(demo.host.facts, request, demo.host.settings, image)
     for name, value in granted_fields(plan, demo.host.facts):
         _say(f"{name:8} {value}")
@@ -376,7 +371,8 @@ def _run_container(demo: Demo, bundle: str, name: str, cleanup: ExitStack) -> di
     if done.returncode != 0 or "end" not in sections:
         _say(done.stdout + done.stderr)
         raise OcigpuError("OCIGPU-DEMO-2", f"the container did not run: exit status {done.returncode}, output above")
-    _say(done.stderr.strip()) if done.stderr.strip() else None
+    if done.stderr.strip():
+        _say(done.stderr.strip())
     left = _mounts_below(bundle)
     _check(not left, "the container ran, and left no mount on the host", " ".join(left))
     return sections

@@ -5,8 +5,6 @@ namespaces and mounts are made and before its root is pivoted (runtime-spec, pre
 It works under our shim, under Docker's ``--gpus``, and when placed in a bundle by hand.
 """
 
-import os
-
 from ocigpu.errors import SpecError, UsageError, quoted
 from ocigpu.log import Log, report_failure, say
 from ocigpu.settings import Settings, read_settings
@@ -154,17 +152,10 @@ def run_prestart(state_text: bytes, settings: Settings, spec: str = "") -> tuple
     from ocigpu.host.discover import read_host_facts
     from ocigpu.plan import make_plan
     from ocigpu.provision.apply import provision
-    from ocigpu.provision.image import read_image_facts
+    from ocigpu.provision.image import read_rootfs_facts
 
     facts = read_host_facts(settings)
-    try:
-        root_fd = os.open(rootfs, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        raise SpecError("OCIGPU-SPEC-3", f"open rootfs {rootfs}: {error.strerror}") from error
-    try:
-        image = read_image_facts(root_fd, facts.driver_version)
-    finally:
-        os.close(root_fd)
+    image = read_rootfs_facts(rootfs, facts.driver_version)
     plan = make_plan(facts, request, settings, image)
     notes = provision(plan, state.pid, rootfs, document.config, settings)
     summary = (f"{len(plan.notes)} warnings: " if len(plan.notes) > 1 else "") + "; ".join(plan.notes)

@@ -1,6 +1,5 @@
 """``ocigpu plan``: what would be done for a container, each step with its reason; nothing is changed."""
 
-import os
 import sys
 from typing import Annotated
 
@@ -25,7 +24,7 @@ from ocigpu.commands.common import (
 from ocigpu.errors import SpecError, UsageError, printable, quoted
 from ocigpu.facts import HostFacts, ImageFacts, to_data
 from ocigpu.plan import make_plan
-from ocigpu.request import Request, parse_request, request_from_variables
+from ocigpu.request import DEVICES_VARIABLE, Request, parse_request, request_from_variables
 from ocigpu.settings import Settings
 
 PLAN_EPILOG = """\
@@ -38,7 +37,6 @@ Examples:
   ocigpu plan --config /tmp/gpus/config.toml --gpus all
 """
 
-DEVICES_VARIABLE = "NVIDIA_VISIBLE_DEVICES"
 CAPABILITIES_VARIABLE = "NVIDIA_DRIVER_CAPABILITIES"
 
 
@@ -113,20 +111,15 @@ def _variables(pairs: list[str], gpus: str, capabilities: str) -> dict[str, str]
 
 def _image_facts(bundle: str, container: dict[str, object], host: HostFacts) -> ImageFacts:
     """Return the facts of the bundle's rootfs, or the defaults when it is not there (a bundle may be mounted later)."""
-    from ocigpu.provision.image import read_image_facts
+    from ocigpu.provision.image import read_rootfs_facts
     from ocigpu.spec import rootfs_path
 
-    rootfs = rootfs_path(container, bundle)
     try:
-        root_fd = os.open(rootfs, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    except (FileNotFoundError, NotADirectoryError):
-        return ImageFacts()
-    except OSError as error:
-        raise SpecError("OCIGPU-SPEC-3", f"open rootfs {rootfs}: {error.strerror}") from error
-    try:
-        return read_image_facts(root_fd, host.driver_version)
-    finally:
-        os.close(root_fd)
+        return read_rootfs_facts(rootfs_path(container, bundle), host.driver_version)
+    except SpecError as error:
+        if isinstance(error.__cause__, (FileNotFoundError, NotADirectoryError)):
+            return ImageFacts()
+        raise
 
 
 def _print_nothing(request: Request, settings: Settings, json: bool) -> None:

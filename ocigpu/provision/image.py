@@ -7,6 +7,7 @@ reading.
 import os
 import stat
 
+from ocigpu.errors import SpecError
 from ocigpu.facts import ImageFacts
 from ocigpu.linux.paths import open_in_root
 
@@ -15,6 +16,21 @@ COMPAT_DIR = "/usr/local/cuda/compat"
 _MAX_ENTRIES = 4096
 _TRIPLETS = {"x86_64": "x86_64-linux-gnu", "aarch64": "aarch64-linux-gnu"}
 _LOADER_DIRS = ("/lib64", "/lib", "/usr/lib64", "/usr/lib")
+
+
+def read_rootfs_facts(rootfs: str, driver_version: str) -> ImageFacts:
+    """Return :func:`read_image_facts` of the root directory at the host path ``rootfs``.
+
+    Raises SpecError OCIGPU-SPEC-3, with the OSError as its cause, when there is no such directory.
+    """
+    try:
+        root_fd = os.open(rootfs, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise SpecError("OCIGPU-SPEC-3", f"open rootfs {rootfs}: {error.strerror}") from error
+    try:
+        return read_image_facts(root_fd, driver_version)
+    finally:
+        os.close(root_fd)
 
 
 def read_image_facts(root_fd: int, driver_version: str) -> ImageFacts:
