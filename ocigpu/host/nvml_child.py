@@ -13,19 +13,17 @@ import signal
 import stat
 import struct
 
+from ocigpu.linux import libc
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-PR_SET_PDEATHSIG = 1
-PR_SET_NO_NEW_PRIVS = 38
-LINUX_CAPABILITY_VERSION_3 = 0x20080522  # capget(2): two sets of 32 bits
 OVERFLOW_ID = 65534
 MAX_GPUS = 256
 MAX_MIG_DEVICES = 64
 
-NVML_SUCCESS = 0
 NVML_ERROR_NOT_SUPPORTED = 3
 NVML_ERROR_NOT_FOUND = 6
 NVML_ERROR_FUNCTION_NOT_FOUND = 13
@@ -49,12 +47,11 @@ def run_child(parent: int, pipe: int, library: str, chroot: str, simulation_root
     status = 1
     try:
         pipe = _isolate(pipe)
-        libc = ctypes.CDLL(None, use_errno=True)
         user, group = _identity(chroot, simulation_root)
         if chroot and not _enter(chroot):
             library = chroot + library
-        _drop_privileges(libc, user, group)
-        _end_with(libc, parent)
+        _drop_privileges(user, group)
+        _end_with(parent)
         data = json.dumps(_ask(library)).encode()
         while data:
             data = data[os.write(pipe, data) :]
@@ -116,7 +113,7 @@ def _enter(chroot: str) -> bool:
     return True
 
 
-def _drop_privileges(libc: "Any", user: int, group: int) -> None:
+def _drop_privileges(user: int, group: int) -> None:
     if os.geteuid() == 0:
         steps: tuple[Callable[[], None], ...] = (
             lambda: os.setgroups([group]),
@@ -128,14 +125,13 @@ def _drop_privileges(libc: "Any", user: int, group: int) -> None:
                 step()
             except OSError:  # EPERM or EINVAL: a user namespace that maps only the caller, who stays unprivileged
                 continue
-    libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    header = struct.pack("=Ii", LINUX_CAPABILITY_VERSION_3, 0)
-    libc.capset(header, bytes(24))
+    libc.prctl(libc.PR_SET_NO_NEW_PRIVS, 1)
+    libc.capset(libc.Capabilities(0, 0, 0))
 
 
-def _end_with(libc: "Any", parent: int) -> None:
+def _end_with(parent: int) -> None:
     """Be killed when the parent ends; after the change of ids, which clears the setting (prctl(2))."""
-    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 

@@ -22,9 +22,7 @@ BPF_NUMBER = {"x86_64": 321, "aarch64": 280}
 
 BPF_PROG_LOAD = 5
 BPF_PROG_ATTACH = 8
-BPF_PROG_DETACH = 9
 BPF_PROG_GET_FD_BY_ID = 13
-BPF_OBJ_GET_INFO_BY_FD = 15
 BPF_PROG_QUERY = 16
 
 BPF_PROG_TYPE_CGROUP_DEVICE = 15
@@ -37,11 +35,9 @@ BPF_F_REPLACE = 4  # since Linux 5.5, only together with BPF_F_ALLOW_MULTI
 ATTR_SIZE = 120
 """Bytes of every attribute block.  Unused bytes are zero.  PROG_QUERY must never get fewer than 64: some kernels from
 6.17 on store ``revision`` at offset 56 whatever size was passed."""
-INFO_SIZE = 232
 FIRST_ROOM = 64
 MAX_PROGRAMS = 1024
 """More programs than this on one cgroup are refused (the kernel's own limit for cgroups is 64)."""
-MAX_INSTRUCTIONS = 1_000_000
 LOG_SIZE = 64 * 1024
 _NAME = b"ocigpu_devices"
 _LOAD_RETRIES = 5
@@ -184,35 +180,3 @@ def attach_device_program(cgroup_fd: int, program_fd: int, flags: int, replace_f
     else:
         attr = _attr("=IIII", cgroup_fd, program_fd, BPF_CGROUP_DEVICE, flags)
     _bpf(BPF_PROG_ATTACH, attr)
-
-
-def detach_device_program(cgroup_fd: int, program_fd: int) -> None:
-    """Detach a device program from a cgroup v2 directory: what it denied is allowed from here on."""
-    _bpf(BPF_PROG_DETACH, _attr("=III", cgroup_fd, program_fd, BPF_CGROUP_DEVICE))
-
-
-def read_program_id(program_fd: int) -> int:
-    """Return the number of a loaded program."""
-    info = _read_info(program_fd, 0, 0)
-    return int(struct.unpack_from("=I", info, 4)[0])
-
-
-def read_instructions(program_fd: int) -> bytes:
-    """Return the instructions of a loaded program as the kernel shows them.
-
-    For reading only: where net.core.bpf_jit_harden is on, what is shown may be zeros or may not load again.
-    """
-    length = struct.unpack_from("=I", _read_info(program_fd, 0, 0), 20)[0]
-    if length > MAX_INSTRUCTIONS * 8:
-        raise OSError(errno.E2BIG, os.strerror(errno.E2BIG))
-    code = ctypes.create_string_buffer(length)
-    _read_info(program_fd, length, ctypes.addressof(code))
-    return code.raw
-
-
-def _read_info(program_fd: int, length: int, address: int) -> "ctypes.Array[ctypes.c_char]":
-    info = ctypes.create_string_buffer(INFO_SIZE)
-    struct.pack_into("=I", info, 20, length)
-    struct.pack_into("=Q", info, 32, address)
-    _bpf(BPF_OBJ_GET_INFO_BY_FD, _attr("=IIQ", program_fd, INFO_SIZE, ctypes.addressof(info)))
-    return info

@@ -33,13 +33,11 @@ MS_NODEV = 4
 MS_NOEXEC = 8
 MS_REMOUNT = 32
 MS_BIND = 4096
-MS_MOVE = 8192
 MS_REC = 16384
 MS_PRIVATE = 1 << 18
 MS_SLAVE = 1 << 19
 MS_SHARED = 1 << 20
 MNT_DETACH = 2  # include/linux/fs.h; umount2(2)
-UMOUNT_NOFOLLOW = 8
 
 # include/uapi/linux/mount.h: the mount calls of Linux 5.2, mount_setattr(2) of 5.12
 OPEN_TREE_CLONE = 1
@@ -57,15 +55,11 @@ MOUNT_ATTR_NOEXEC = 0x8
 
 # include/uapi/linux/fcntl.h
 AT_FDCWD = -100
-AT_SYMLINK_NOFOLLOW = 0x100
 AT_EMPTY_PATH = 0x1000
 AT_RECURSIVE = 0x8000
 
 # include/uapi/linux/openat2.h (Linux 5.6)
-RESOLVE_NO_XDEV = 0x01
 RESOLVE_NO_MAGICLINKS = 0x02
-RESOLVE_NO_SYMLINKS = 0x04
-RESOLVE_BENEATH = 0x08
 RESOLVE_IN_ROOT = 0x10
 
 # include/uapi/linux/stat.h (statx: Linux 4.11; the mount id and the mount-root attribute: 5.8)
@@ -74,14 +68,13 @@ STATX_ATTR_MOUNT_ROOT = 0x2000
 _STATX_SIZE = 256
 
 # include/uapi/linux/capability.h
-CAP_DAC_OVERRIDE = 1
 CAP_SYS_ADMIN = 21
 _LINUX_CAPABILITY_VERSION_3 = 0x20080522
 
 # include/uapi/linux/prctl.h
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
-PR_SET_KEEPCAPS = 8
+PR_SET_SECCOMP = 22
 PR_CAPBSET_DROP = 24
 PR_SET_NO_NEW_PRIVS = 38
 
@@ -91,7 +84,6 @@ _SAME = {
     "fsopen": 430,
     "fsconfig": 431,
     "fsmount": 432,
-    "close_range": 436,
     "openat2": 437,
     "mount_setattr": 442,
 }
@@ -296,9 +288,9 @@ def read_mount_id(fd: int) -> MountId:
     return MountId(mnt_id, bool(attributes & STATX_ATTR_MOUNT_ROOT))
 
 
-def prctl(option: int, argument: int = 0) -> None:
-    """Call prctl(2) with one argument."""
-    _checked(_prctl(option, argument, 0, 0, 0))
+def prctl(option: int, argument: int = 0, second: int = 0) -> None:
+    """Call prctl(2) with one argument or two; an address is an argument too."""
+    _checked(_prctl(option, argument, second, 0, 0))
 
 
 def setfsuid(uid: int) -> None:

@@ -20,14 +20,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-# linux/audit.h, linux/seccomp.h, linux/prctl.h
+# linux/audit.h, linux/seccomp.h
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 X32_SYSCALL_BIT = 0x40000000
 SECCOMP_MODE_FILTER = 2
 SECCOMP_RET_KILL_PROCESS = 0x80000000  # since Linux 4.14; older kernels kill the thread, which here is the process
 SECCOMP_RET_ERRNO = 0x00050000
 SECCOMP_RET_ALLOW = 0x7FFF0000
-PR_SET_SECCOMP = 22
 MAX_CAPABILITY = 63
 CAP_SETGID = 6
 
@@ -73,9 +72,6 @@ LIMITS = (
     (resource.RLIMIT_FSIZE, 4 << 20),  # a cache of 10,000 libraries has about 1 MiB
     (resource.RLIMIT_CORE, 0),
 )
-
-_libc_prctl = ctypes.CDLL(None, use_errno=True)["prctl"]
-_libc_prctl.argtypes = (ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_ulong)
 
 # Classic BPF (linux/filter.h): u16 code, u8 jump if true, u8 jump if false, u32 operand.
 _LOAD = 0x20
@@ -186,6 +182,4 @@ def install_filter(code: bytes) -> None:
     # struct sock_fprog: u16 count, padding, pointer
     program = struct.pack("@HP", len(code) // 8, ctypes.addressof(instructions))
     buffer = ctypes.create_string_buffer(program, len(program))
-    if _libc_prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.addressof(buffer), 0, 0) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+    libc.prctl(libc.PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.addressof(buffer))

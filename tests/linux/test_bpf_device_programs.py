@@ -4,6 +4,7 @@ import errno
 import os
 
 import pytest
+from support.bpf_programs import detach_device_program, read_instructions, read_program_id
 
 from ocigpu.linux import bpf
 from ocigpu.provision.device_filter import FilterRule, device_program
@@ -28,8 +29,8 @@ def cgroup_fd():
 def test_a_program_is_loaded_and_shown_as_it_was_given(cgroup_fd):
     fd = bpf.load_device_program(ALLOW_NULL)
     assert not os.get_inheritable(fd)
-    again = bpf.open_program(bpf.read_program_id(fd))
-    assert bpf.read_instructions(again) == ALLOW_NULL
+    again = bpf.open_program(read_program_id(fd))
+    assert read_instructions(again) == ALLOW_NULL
     os.close(again)
     os.close(fd)
 
@@ -49,12 +50,12 @@ def test_attached_programs_are_listed_and_replaced_in_place(cgroup_fd):
     assert bpf.query_device_programs(cgroup_fd) == bpf.Attached((), 0)
     old, new = bpf.load_device_program(DENY_ALL), bpf.load_device_program(ALLOW_NULL)
     bpf.attach_device_program(cgroup_fd, old, bpf.BPF_F_ALLOW_MULTI)
-    assert bpf.query_device_programs(cgroup_fd) == bpf.Attached((bpf.read_program_id(old),), bpf.BPF_F_ALLOW_MULTI)
+    assert bpf.query_device_programs(cgroup_fd) == bpf.Attached((read_program_id(old),), bpf.BPF_F_ALLOW_MULTI)
     bpf.attach_device_program(cgroup_fd, new, bpf.BPF_F_ALLOW_MULTI, old)
-    assert bpf.query_device_programs(cgroup_fd).ids == (bpf.read_program_id(new),)
+    assert bpf.query_device_programs(cgroup_fd).ids == (read_program_id(new),)
     with pytest.raises(OSError, match=os.strerror(errno.ENOENT)):
         bpf.attach_device_program(cgroup_fd, old, bpf.BPF_F_ALLOW_MULTI, old)
-    bpf.detach_device_program(cgroup_fd, new)
+    detach_device_program(cgroup_fd, new)
     assert bpf.query_device_programs(cgroup_fd).ids == ()
     os.close(old)
     os.close(new)
@@ -65,7 +66,7 @@ def test_all_of_more_programs_than_the_first_buffer_holds_are_listed(cgroup_fd, 
     programs = [bpf.load_device_program(ALLOW_NULL) for _ in range(7)]
     for program in programs:
         bpf.attach_device_program(cgroup_fd, program, bpf.BPF_F_ALLOW_MULTI)
-    assert bpf.query_device_programs(cgroup_fd).ids == tuple(map(bpf.read_program_id, programs))
+    assert bpf.query_device_programs(cgroup_fd).ids == tuple(map(read_program_id, programs))
     for program in programs:
         os.close(program)
 

@@ -14,6 +14,7 @@ import time
 
 import pytest
 from bpf_interpreter import run_device_program
+from support.bpf_programs import detach_device_program, read_instructions, read_program_id
 
 from ocigpu.actions import AllowDevice
 from ocigpu.errors import ApplyError
@@ -330,7 +331,7 @@ def attach(path, rules, flags):
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     program = bpf.load_device_program(device_program(rules))
     bpf.attach_device_program(fd, program, flags)
-    number = bpf.read_program_id(program)
+    number = read_program_id(program)
     os.close(program)
     os.close(fd)
     return number
@@ -477,12 +478,12 @@ def test_undo_after_the_runtime_has_set_its_own_program_anew_leaves_that_one(v2_
         attach(name, [], 0)
         container = Container(f"{name}/cgroup.procs")
         fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY)
-        bpf.detach_device_program(fd, bpf.open_program(attached(name)[0]))
+        detach_device_program(fd, bpf.open_program(attached(name)[0]))
         attach(name, [], bpf.BPF_F_ALLOW_MULTI)
         _, undo = apply_device_rules(container.proc_fd, (GPU0,), CONFIG, Settings())
         ours = bpf.open_program(attached(name)[0])
         renewed = attach(name, [], bpf.BPF_F_ALLOW_MULTI)
-        bpf.detach_device_program(fd, ours)
+        detach_device_program(fd, ours)
         undo()
         result = attached(name) == [renewed]
         container.close()
@@ -535,9 +536,7 @@ def test_the_computed_policy_is_never_wider_than_what_runc_enforces(tmp_path, de
         subprocess.run([*runc, "create", "--bundle", tmp_path, name], check=True, stdin=subprocess.DEVNULL,
                        stdout=subprocess.DEVNULL)  # fmt: skip
         try:
-            return [
-                bpf.read_instructions(bpf.open_program(number)).hex() for number in attached(f"/sys/fs/cgroup/{name}")
-            ]
+            return [read_instructions(bpf.open_program(number)).hex() for number in attached(f"/sys/fs/cgroup/{name}")]
         finally:
             subprocess.run([*runc, "delete", "--force", name], check=True)
 
