@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from ocigpu import __version__
 from ocigpu.errors import HostError, OcigpuError, RequestError, UsageError, printable
-from ocigpu.facts import DeviceNode, Gpu, HostFacts, MigDevice
+from ocigpu.facts import DeviceNode, Gpu, HostFacts, MigDevice, mig_capability_paths
 from ocigpu.settings import Settings, read_settings
 
 PROGRAM = "ocigpu-container-cli"
@@ -337,8 +337,7 @@ def _is_mig(token: str, gpu: Gpu, mig: MigDevice) -> bool:
 
 
 def _mig_paths(facts: HostFacts, gpu: Gpu, mig: MigDevice) -> list[str]:
-    instance = f"{CAPABILITIES_DIRECTORY}/gpu{gpu.minor}/mig/gi{mig.gpu_instance}"
-    paths = [f"{instance}/access", f"{instance}/ci{mig.compute_instance}/access"]
+    paths = [f"{CAPABILITIES_DIRECTORY}/{path}" for path in mig_capability_paths(gpu.minor, mig)]
     by_minor = {node.minor: node for _, node in facts.cap_nodes}
     nodes = [by_minor.get(mig.gi_minor), by_minor.get(mig.ci_minor)]
     return paths + [node.container_path for node in nodes if node is not None]

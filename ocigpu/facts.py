@@ -45,6 +45,15 @@ class MigDevice(NamedTuple):
     ci_minor: int
 
 
+def mig_capability_paths(gpu_minor: int, mig: MigDevice) -> tuple[str, str]:
+    """Return the capability files of a MIG device below /proc/driver/nvidia/capabilities: GPU, then compute instance.
+
+    E.g. ("gpu0/mig/gi1/access", "gpu0/mig/gi1/ci0/access").
+    """
+    instance = f"gpu{gpu_minor}/mig/gi{mig.gpu_instance}"
+    return f"{instance}/access", f"{instance}/ci{mig.compute_instance}/access"
+
+
 class Gpu(NamedTuple):
     """One GPU.
 

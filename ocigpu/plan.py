@@ -6,7 +6,7 @@ here, each action with its reason, and carried out elsewhere.
 
 from ocigpu.actions import AllowDevice, Bind, Link, Node, Plan, RefreshLdCache, Tmpfs
 from ocigpu.errors import HostError
-from ocigpu.facts import DeviceNode, Gpu, HostFacts, HostFile, ImageFacts, Library, MigDevice
+from ocigpu.facts import DeviceNode, Gpu, HostFacts, HostFile, ImageFacts, Library, mig_capability_paths
 from ocigpu.request import Request
 from ocigpu.require import check_requirements
 from ocigpu.selection import Selection, select_devices
@@ -126,7 +126,7 @@ def _proc_actions(
             binds.append(_proc_bind(facts, "capabilities", reason, "directory"))
     else:
         for gpu, mig in selection.mig_devices:
-            for name in _mig_capabilities(gpu, mig):
+            for name in mig_capability_paths(gpu.minor, mig):
                 path = f"capabilities/{name}"
                 if all(path != existing for existing, _, _ in files):
                     files.append((path, 0o444, ""))
@@ -154,11 +154,6 @@ def _with_ancestors(directories: list[str], files: list[tuple[str, int, str]]) -
 def _rewritten_params(content: str) -> str:
     """Return the driver's params with ModifyDeviceFiles off: node creation inside a container is not its business."""
     return content.replace("ModifyDeviceFiles: 1", "ModifyDeviceFiles: 0")
-
-
-def _mig_capabilities(gpu: Gpu, mig: MigDevice) -> tuple[str, str]:
-    instance = f"gpu{gpu.minor}/mig/gi{mig.gpu_instance}"
-    return f"{instance}/access", f"{instance}/ci{mig.compute_instance}/access"
 
 
 # device nodes

@@ -151,11 +151,12 @@ def edit_config(
     devices = _find(resources, "devices", list, "linux.resources.devices")
     if not declare_rules or not devices:
         return
+    granted = plan.device_rules()
     rules = [
         {"allow": True, "type": "c", "major": rule.major, "minor": rule.minor, "access": rule.access}
-        for rule in plan.device_rules()
+        for rule in granted
     ]
-    majors = [rule.major for rule in plan.device_rules()] if edited_before else []
+    majors = [rule.major for rule in granted] if edited_before else []
     devices[:] = [entry for entry in devices if entry not in rules and not _is_old_rule(entry, majors)] + rules
 
 

@@ -17,8 +17,8 @@ from ocigpu.provision.device_filter import (
     FilterRule,
     Policy,
     access_mask,
+    device_program,
     effective_rules,
-    policy_program,
 )
 
 TYPE_CHECKING = False
@@ -331,7 +331,7 @@ def _replace_v2(cgroup: Cgroup, rules: "list[FilterRule]") -> "Callable[[], None
         raise _failed("query device programs of", cgroup.path, error) from error
     if not attached.ids:
         return None
-    program = policy_program(Policy(rules))
+    program = device_program(rules)
     pairs: list[tuple[int, int]] = []  # (old, new) descriptors
     exchanged: list[tuple[int, int]] = []
 
