@@ -100,8 +100,35 @@ class RefreshLdCache(NamedTuple):
         return f"ldconfig {' '.join(self.directories)}"
 
 
+class TextFile(NamedTuple):
+    """Write a small regular file; one that has this content already is left alone, another content is replaced.
+
+    Missing directories are made (0755).  ``only_if_missing``: an existing file of any content is left alone.
+    """
+
+    container_path: str
+    mode: int
+    content: str
+    reason: str
+    only_if_missing: bool = False
+
+    def describe(self) -> str:
+        return f"file {self.container_path} mode={self.mode:04o} ({len(self.content)} bytes)"
+
+
+class Mode(NamedTuple):
+    """Set the permission bits of an existing file or directory; one that is missing is left out."""
+
+    container_path: str
+    mode: int
+    reason: str
+
+    def describe(self) -> str:
+        return f"mode {self.container_path} {self.mode:04o}"
+
+
 if TYPE_CHECKING:
-    Action: TypeAlias = Node | AllowDevice | Bind | Tmpfs | Link | RefreshLdCache
+    Action: TypeAlias = Node | AllowDevice | Bind | Tmpfs | Link | TextFile | Mode | RefreshLdCache
 
 KINDS = {
     Node: "node",
@@ -109,6 +136,8 @@ KINDS = {
     Bind: "bind",
     Tmpfs: "tmpfs",
     Link: "link",
+    TextFile: "file",
+    Mode: "mode",
     RefreshLdCache: "ldconfig",
 }
 

@@ -135,6 +135,36 @@ CODES: dict[str, Code] = {
     "OCIGPU-LD-1": Code(
         "The host's ldconfig could not be run for the container.", "Check the ldconfig setting; see the message."
     ),
+    # CDI: specifications and devices named by them
+    "OCIGPU-CDI-1": Code(
+        "A CDI device name or CDI annotation cannot be understood.",
+        "A device is named vendor/class=device, for example nvidia.com/gpu=0; several are separated by commas.",
+    ),
+    "OCIGPU-CDI-2": Code(
+        "A CDI specification file cannot be read, or is not one YAML or JSON document within the limits.",
+        "Write it again (ocigpu cdi generate), or remove it; other files stay usable.",
+    ),
+    "OCIGPU-CDI-3": Code(
+        "A CDI specification breaks a rule of the CDI specification.", "Run: ocigpu cdi validate FILE"
+    ),
+    "OCIGPU-CDI-4": Code(
+        "The container asks for a CDI device that no specification defines.",
+        "See what there is: ocigpu cdi list; write what is missing: ocigpu cdi generate",
+    ),
+    "OCIGPU-CDI-5": Code(
+        "Two CDI specifications of the same directory define the requested device.",
+        "Remove one of the files that the message names.",
+    ),
+    "OCIGPU-CDI-6": Code(
+        "A CDI specification asks for something that this host does not have or that cannot be applied.",
+        "The specification is older than the host's state, or of another host; write it again: ocigpu cdi refresh",
+    ),
+    "OCIGPU-CDI-7": Code(
+        "No CDI specification could be generated.", "The message says what is missing; nothing was written."
+    ),
+    "OCIGPU-CDI-8": Code(
+        "A CDI specification could not be written.", "A file that was there before is unchanged; see the message."
+    ),
     # SIM: simulated host
     "OCIGPU-SIM-1": Code("The simulated host could not be made or read.", "See the cause in the message."),
     # DEMO: ocigpu demo
@@ -197,6 +227,10 @@ class RequestError(OcigpuError):
 
 class HostError(OcigpuError):
     """The host lacks something: driver, node, file."""
+
+
+class CdiError(OcigpuError):
+    """A CDI specification, or a device named by one, cannot be used."""
 
 
 class ApplyError(OcigpuError):

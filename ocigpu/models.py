@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, StrictStr, ValidationError
 
+from ocigpu.cdi.names import check_kind
 from ocigpu.errors import quoted
 from ocigpu.facts import CAPABILITIES
 from ocigpu.settings import KEYS, Settings
@@ -39,6 +40,13 @@ def _capability_list(value: str) -> str:
     return value
 
 
+def _kind(value: str) -> str:
+    problem = check_kind(value)
+    if problem:
+        raise ValueError(f"{quoted(value)}: {problem}")
+    return value
+
+
 def _not_empty(value: str) -> str:
     if not value:
         raise ValueError("is empty")
@@ -50,6 +58,8 @@ AbsolutePath = Annotated[Text, AfterValidator(_absolute)]
 HostPath = Annotated[Text, AfterValidator(_host_path)]
 Capabilities = Annotated[Text, AfterValidator(_capability_list)]
 Name = Annotated[StrictStr, AfterValidator(_not_empty)]
+DirectoryPath = Annotated[Name, AfterValidator(_no_nul), AfterValidator(_absolute)]
+Kind = Annotated[Text, AfterValidator(_kind)]
 
 
 def _kebab(name: str) -> str:
@@ -91,6 +101,14 @@ class FeaturesTable(Table):
     ignore_imex_channel_requests: StrictBool = False
 
 
+class CdiTable(Table):
+    """``[cdi]``: CDI specifications."""
+
+    spec_dirs: list[DirectoryPath] = Field(default_factory=lambda: ["/etc/cdi", "/var/run/cdi"])
+    default_kind: Kind = "nvidia.com/gpu"
+    annotation_prefixes: list[Name] = Field(default_factory=lambda: ["cdi.k8s.io/"])
+
+
 class SimulationTable(Table):
     """``[simulation]``: only in the settings of a simulated host."""
 
@@ -100,7 +118,7 @@ class SimulationTable(Table):
 class SettingsFile(Table):
     """The whole settings file."""
 
-    mode: Literal["auto", "hook", "legacy"] = "auto"
+    mode: Literal["auto", "hook", "legacy", "cdi"] = "auto"
     disable_require: StrictBool = False
     swarm_resource: Text = ""
     accept_nvidia_visible_devices_envvar_when_unprivileged: StrictBool = True
@@ -113,6 +131,7 @@ class SettingsFile(Table):
     runtime: RuntimeTable = RuntimeTable()
     hook: HookTable = HookTable()
     features: FeaturesTable = FeaturesTable()
+    cdi: CdiTable = CdiTable()
     simulation: SimulationTable = SimulationTable()
 
     def to_settings(self, path: str = "") -> Settings:

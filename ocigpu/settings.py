@@ -20,8 +20,11 @@ else:
 
 
 DEFAULT_PATH = "/etc/ocigpu/config.toml"
-MODES = {"auto": "hook", "hook": "hook", "legacy": "hook"}
-"""Accepted values of ``mode`` and what they mean."""
+MODES = {"auto": "hook", "hook": "hook", "legacy": "hook", "cdi": "cdi"}
+"""Accepted values of ``mode`` and what they mean.
+
+``auto`` becomes ``cdi`` for a container whose devices are all named by fully qualified CDI names.
+"""
 LOG_LEVELS = ("error", "warning", "info", "debug")
 COMPAT_MODES = ("ldconfig", "disabled")
 
@@ -47,12 +50,15 @@ class Settings(NamedTuple):
     hook_path: str = ""
     hook_log: str = ""
     features_ignore_imex_channel_requests: bool = False
+    cdi_spec_dirs: tuple[str, ...] = ("/etc/cdi", "/var/run/cdi")
+    cdi_default_kind: str = "nvidia.com/gpu"
+    cdi_annotation_prefixes: tuple[str, ...] = ("cdi.k8s.io/",)
     simulation_root: str = ""
     path: str = ""
 
 
 class Key(NamedTuple):
-    """One key of the file: dotted ``name``, ``kind`` ("bool", "string", "path", "list") and what it means."""
+    """One key of the file: dotted ``name``, ``kind`` ("bool", "string", "path", "list", "paths") and what it means."""
 
     name: str
     kind: str
@@ -91,6 +97,9 @@ KEYS = (
     Key("hook.path", "path", "ocigpu-hook; empty: beside ocigpu-runtime"),
     Key("hook.log", "path", "log file of the hook; empty: none"),
     Key("features.ignore-imex-channel-requests", "bool", "ignore NVIDIA_IMEX_CHANNELS"),
+    Key("cdi.spec-dirs", "paths", "directories of CDI specifications, a later one wins"),
+    Key("cdi.default-kind", "string", "CDI kind of devices that are named without one, vendor/class"),
+    Key("cdi.annotation-prefixes", "list", "prefixes of annotations that name CDI devices"),
     Key("simulation.root", "path", "a simulated host made by ocigpu sim create; empty: the real host"),
 )
 
@@ -138,9 +147,12 @@ def _value(key: Key, value: "Any", path: str) -> "Any":
         if not isinstance(value, bool):
             raise wrong
         return value
-    if key.kind == "list":
+    if key.kind in ("list", "paths"):
         if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
             raise wrong
+        for item in value:
+            if key.kind == "paths" and (not item.startswith("/") or "\0" in item):
+                raise SettingsError("OCIGPU-SET-2", f"{path}: {key.name}: {quoted(item)} is not an absolute path", "")
         return tuple(value)
     if not isinstance(value, str) or "\0" in value:
         raise wrong
@@ -152,6 +164,11 @@ def _value(key: Key, value: "Any", path: str) -> "Any":
         value = value.removeprefix("@")  # the vendor's mark for "a path of the host": here it always is
     if key.kind == "path" and value and not value.startswith("/"):
         raise SettingsError("OCIGPU-SET-2", f"{path}: {key.name}: {quoted(value)} is not an absolute path", "")
+    if key.name == "cdi.default-kind":
+        from ocigpu.cdi.names import check_kind
+
+        if problem := check_kind(value):
+            raise SettingsError("OCIGPU-SET-2", f"{path}: {key.name}: {quoted(value)}: {problem}", "")
     if key.name == "supported-driver-capabilities" and value != "all":
         for item in filter(None, (part.strip() for part in value.split(","))):
             if item not in CAPABILITIES:
