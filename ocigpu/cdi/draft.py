@@ -1,0 +1,73 @@
+"""What a source of devices answers when a specification is to be generated, and what it is asked."""
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NamedTuple
+
+    Edits = dict[str, Any]
+else:
+    from ocigpu.record import NamedTuple
+
+MODES = ("auto", "csv", "gdrcopy", "gds", "imex", "management", "mofed", "nvml", "nvswitch", "vfio", "wsl")
+NAME_STRATEGIES = ("index", "uuid", "type-index")
+HOOK_NAMES = (
+    "create-symlinks",
+    "enable-cuda-compat",
+    "update-ldcache",
+    "disable-device-node-modification",
+    "update-application-profile",
+    "chmod",
+)
+"""CDI hooks by the vendor's names, in the order in which they run."""
+
+
+class GenerateOptions(NamedTuple):
+    """Options of ``ocigpu cdi generate`` that a source may need; driver root and dev root are in the settings.
+
+    ``vendor``/``device_class``: "" for the source's own.  ``device_ids``: as the operator wrote them ("all", "0",
+    "0:1", "GPU-...").  ``hook_path``: "" for ocigpu-hook as installed.  ``max_version``: newest CDI version that the
+    result may need, "" for any.
+    """
+
+    mode: str = "auto"
+    vendor: str = ""
+    device_class: str = ""
+    name_strategies: tuple[str, ...] = ("index", "uuid")
+    device_ids: tuple[str, ...] = ("all",)
+    all_device: bool = True
+    hook_path: str = ""
+    ldconfig: str = ""
+    disabled_hooks: tuple[str, ...] = ()
+    enabled_hooks: tuple[str, ...] = ()
+    feature_flags: tuple[str, ...] = ()
+    library_search_paths: tuple[str, ...] = ()
+    config_search_paths: tuple[str, ...] = ()
+    csv_files: tuple[str, ...] = ()
+    csv_ignore_patterns: tuple[str, ...] = ()
+    csv_compat_container_root: str = "/usr/local/cuda/compat_orin"
+    max_version: str = ""
+
+
+class DraftDevice(NamedTuple):
+    """One device: its name and its containerEdits."""
+
+    name: str
+    edits: "Edits"
+
+
+class Draft(NamedTuple):
+    """What a source found: everything of a specification but version, fingerprint, "all" and order.
+
+    ``source``: "nvidia", "amd", "vfio", ...; decides how the fingerprint is read.  ``common``: spec-level edits.
+    ``all_device``: whether a device "all" that joins the others makes sense.  ``notes``: warnings; ``skipped``: devices
+    that were left out, a sentence each with the reason.
+    """
+
+    source: str
+    vendor: str
+    device_class: str
+    devices: tuple[DraftDevice, ...]
+    common: "Edits"
+    all_device: bool = True
+    notes: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
