@@ -33,6 +33,7 @@ if [ "$purpose" = test ]; then
   need docker docker-cli docker-cli
   need newuidmap uidmap shadow-utils
   need setpriv util-linux util-linux
+  need podman podman podman
   need strace strace strace
 fi
 if [ -n "$packages" ]; then

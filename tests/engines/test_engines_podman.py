@@ -1,0 +1,119 @@
+"""Podman gives containers GPUs by itself, from the specification that ``ocigpu cdi generate`` writes."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.podman import Podman, make_podman
+from support.process import explain, run
+from support.product import LIBRARIES, PROGRAMS, SimulatedHost, gpu_names, listed_uuids
+from support.runtimes import answers, parts, probe, script
+
+pytestmark = [pytest.mark.root, pytest.mark.engine]
+
+OLDEST = ("--max-version", "0.5.0")
+"""Podman 4.3 of Debian 12 reads CDI 0.5.0 and nothing newer."""
+CONTROL_NODES = ("nvidia-modeset", "nvidia-uvm", "nvidia-uvm-tools", "nvidiactl")
+RUNTIMES = pytest.mark.parametrize("runtime", ["runc", "crun"])
+
+
+@pytest.fixture(scope="module")
+def podman(session_directory: Path, runtime_environment: dict[str, str], simulated_host: SimulatedHost) -> Podman:
+    """Podman with the specification of a host with eight GPUs."""
+    return _podman(session_directory / "podman", runtime_environment, simulated_host)
+
+
+@pytest.fixture(scope="module")
+def mig_podman(session_directory: Path, runtime_environment: dict[str, str], mig_host: SimulatedHost) -> Podman:
+    """Podman with the specification of a host with MIG devices."""
+    return _podman(session_directory / "podman-mig", runtime_environment, mig_host)
+
+
+def _podman(directory: Path, runtime_environment: dict[str, str], host: SimulatedHost) -> Podman:
+    podman = make_podman(directory, runtime_environment.get("LD_PRELOAD", ""))
+    output = podman.cdi / "nvidia.yaml"
+    run([PROGRAMS / "ocigpu", "cdi", "generate", "--config", host.settings, *OLDEST, "--output", output])
+    return podman
+
+
+@RUNTIMES
+@pytest.mark.parametrize("by", ["index", "uuid"])
+def test_a_container_gets_exactly_the_gpus_it_names(
+    podman: Podman, simulated_host: SimulatedHost, rootfs: Callable[[str], Path], runtime: str, by: str
+) -> None:
+    names = ["0", "2"] if by == "index" else [simulated_host.gpus[0], simulated_host.gpus[2]]
+    granted = ["nvidia0", "nvidia2", *CONTROL_NODES]
+    look = script(
+        ["nvidia-smi", "-L"],
+        probe(
+            ["list", "/dev", "/proc/driver/nvidia/gpus"],
+            ["stat", *(f"/dev/{name}" for name in granted)],
+            ["open", *(f"/dev/{name}" for name in granted), "/dev/null"],
+            ["mknod", "/dev/nvidia1", *simulated_host.number("nvidia1")],
+            ["open", "/dev/nvidia1"],
+        ),
+        ["/dlopen", *LIBRARIES],
+        ["grep", "ModifyDeviceFiles", "/proc/driver/nvidia/params"],
+        ["sh", "-c", "echo $NVIDIA_VISIBLE_DEVICES"],
+    )
+    result = podman.run_rootfs(runtime, [f"nvidia.com/gpu={name}" for name in names], rootfs("glibc"), look)
+    assert result.returncode == 0, explain(result)
+    listing, probed, opened, params, visible = parts(result.stdout)
+    assert listed_uuids(listing) == [simulated_host.gpus[0], simulated_host.gpus[2]], explain(result)
+    seen = answers(probed)
+    assert gpu_names(seen["list", "/dev"]) == sorted(granted)
+    assert sorted(seen["list", "/proc/driver/nvidia/gpus"].split()) == ["0000:01:00.0", "0000:03:00.0"]
+    for name in granted:
+        assert seen["stat", f"/dev/{name}"] == simulated_host.describe_node(name), name
+        assert seen["open", f"/dev/{name}"] == "ENXIO", name
+    assert seen["open", "/dev/nvidia1"] == "EPERM"
+    assert "status" not in opened, opened
+    assert params == "ModifyDeviceFiles: 0\n"
+    assert visible == "void\n"
+
+
+@RUNTIMES
+@pytest.mark.parametrize("layout", ["glibc", "debian"])
+def test_all_is_every_gpu(
+    podman: Podman, simulated_host: SimulatedHost, rootfs: Callable[[str], Path], runtime: str, layout: str
+) -> None:
+    look = script(["nvidia-smi", "-L"], ["/dlopen", *LIBRARIES])
+    result = podman.run_rootfs(runtime, ["nvidia.com/gpu=all"], rootfs(layout), look)
+    assert result.returncode == 0, explain(result)
+    listing, opened = parts(result.stdout)
+    assert listed_uuids(listing) == list(simulated_host.gpus)
+    assert "status" not in opened, opened
+
+
+@RUNTIMES
+def test_a_mig_device_comes_with_its_capabilities_and_no_other(
+    mig_podman: Podman, mig_host: SimulatedHost, rootfs: Callable[[str], Path], runtime: str
+) -> None:
+    uuid, *minors = mig_host.mig_devices[1]
+    other_uuid, *other_minors = mig_host.mig_devices[0]
+    other = f"nvidia-caps/nvidia-cap{other_minors[0]}"
+    look = script(
+        ["nvidia-smi", "-L"],
+        probe(
+            ["list", "/dev", "/dev/nvidia-caps"],
+            ["mknod", f"/dev/{other}", *mig_host.number(other)],
+            ["open", f"/dev/{other}", "/dev/nvidia0"],
+        ),
+    )
+    result = mig_podman.run_rootfs(runtime, ["nvidia.com/gpu=0:1"], rootfs("glibc"), look)
+    assert result.returncode == 0, explain(result)
+    listing, probed = parts(result.stdout)
+    assert uuid in listing
+    assert other_uuid not in listing
+    seen = answers(probed)
+    assert gpu_names(seen["list", "/dev"]) == sorted(["nvidia0", "nvidia-caps", *CONTROL_NODES])
+    assert seen["list", "/dev/nvidia-caps"].split() == sorted(f"nvidia-cap{minor}" for minor in minors)
+    assert seen["open", f"/dev/{other}"] == "EPERM"
+    assert seen["open", "/dev/nvidia0"] == "ENXIO"
+
+
+def test_a_device_that_is_not_there_stops_the_container(podman: Podman, rootfs: Callable[[str], Path]) -> None:
+    result = podman.run_rootfs("runc", ["nvidia.com/gpu=8"], rootfs("glibc"), ["sh", "-c", "echo started"])
+    assert result.returncode != 0
+    assert "unresolvable CDI devices nvidia.com/gpu=8" in result.stderr
+    assert "started" not in result.stdout

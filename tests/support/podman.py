@@ -1,0 +1,77 @@
+"""Real Podman with storage of its own, which finds CDI specifications in a directory of ours.
+
+Podman has no option for its CDI directories, so it runs in a mount namespace where /run/cdi (which is /var/run/cdi)
+is that directory.
+"""
+
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from support import machine, requirements
+from support.engines import SYSTEM_PATH
+from support.process import Completed, run
+from support.runtimes import container_id
+
+# conmon, which starts the runtime, keeps none of our variables: a script brings crun what it needs here
+WRAPPER = '#!/bin/sh\nLD_PRELOAD="{preload}" exec {program} "$@"\n'
+CONFIGURATION = """\
+[containers]
+default_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]
+log_driver = "none"
+netns = "none"
+pids_limit = 0
+[engine]
+cgroup_manager = "cgroupfs"
+events_logger = "none"
+[engine.runtimes]
+runc = ["{runc}"]
+crun = ["{crun}"]
+"""
+PRIVATE_RUN = 'mount -t tmpfs none /run && mkdir /run/cdi && mount --bind "$0" /run/cdi && exec "$@"'
+
+
+class Podman(NamedTuple):
+    """Podman: its ``directory``, and ``cdi``, where specifications are put for it."""
+
+    directory: Path
+    cdi: Path
+
+    def run_rootfs(self, runtime: str, devices: Sequence[str], rootfs: Path, arguments: Sequence[str]) -> Completed:
+        """``podman run`` a copy of a root file system with CDI devices, by "runc" or "crun"; returns how it went."""
+        name = container_id()
+        copy = self.directory / name
+        shutil.copytree(rootfs, copy, symlinks=True)
+        words = ["run", "--rm", "--name", name, f"--cgroup-parent=/{name}"]
+        words += [f"--device={device}" for device in devices]
+        try:
+            return self._run(runtime, *words, "--rootfs", copy, *arguments)
+        finally:
+            shutil.rmtree(copy)
+            machine.remove_cgroups(name)
+
+    def _run(self, runtime: str, *words: str | os.PathLike[str]) -> Completed:
+        view = () if requirements.is_unified() else requirements.CGROUP2_VIEW
+        places = ["--root", self.directory / "storage", "--runroot", self.directory / "run"]
+        places += ["--tmpdir", self.directory / "tmp", "--storage-driver", "vfs"]
+        environment = {"PATH": SYSTEM_PATH, "HOME": str(self.directory)}
+        environment["CONTAINERS_CONF"] = str(self.directory / "containers.conf")
+        private = ["unshare", "--mount", "sh", "-c", PRIVATE_RUN, self.cdi]
+        return run([*view, *private, "podman", *places, "--runtime", runtime, *words], check=False, env=environment)
+
+
+def make_podman(directory: Path, preload: str) -> Podman:
+    """Make the files of a Podman; ``preload``: what crun needs in LD_PRELOAD on this machine, or ""."""
+    requirements.require(requirements.cgroup_v2(), requirements.programs("podman", "conmon", "runc", "crun"))
+    directory.mkdir()
+    (directory / "cdi").mkdir()
+    programs = {}
+    for name in ("runc", "crun"):
+        programs[name] = directory / name
+        preloaded = preload if name == "crun" else ""
+        programs[name].write_text(WRAPPER.format(preload=preloaded, program=requirements.find_program(name)))
+        programs[name].chmod(0o755)
+    (directory / "containers.conf").write_text(CONFIGURATION.format(**programs))
+    return Podman(directory, directory / "cdi")
