@@ -1,5 +1,7 @@
 """What differs between two CDI specifications of the same devices, in plain words: pure."""
 
+from ocigpu.host.fingerprint import ANNOTATION as FINGERPRINT_ANNOTATION
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -11,7 +13,7 @@ if TYPE_CHECKING:
 else:
     from ocigpu.record import NamedTuple
 
-FINGERPRINT_ANNOTATION = "ocigpu/fingerprint"
+
 COMMON = "every container"
 """Place of edits that a container gets with any device of the specification."""
 

@@ -20,7 +20,7 @@ SPEC: dict[str, Any] = {
         "env": ["A=1", "B=2"],
         "mounts": [{"hostPath": "/h", "containerPath": "/c", "options": ["ro", "bind"]}],
         "hooks": [
-            {"hookName": "createContainer", "path": "/x/h", "args": ["hook", "update-ldcache", "--folder", "/l"]},
+            {"hookName": "createContainer", "path": "/h", "args": ["hook", "update-ldcache", "--folder", "/l"]},
         ],
         "additionalGids": [44],
     },
@@ -79,7 +79,7 @@ COMMON, DEVICE_0 = "every container: ", 'device "0": '
         pytest.param(
             lambda s: s["containerEdits"]["hooks"][0]["args"].append("-v"),
             [
-                f"~ {COMMON}hook createContainer update-ldcache (args {ARGS}, path /x/h) is now args {ARGS} -v, path /x/h",
+                f"~ {COMMON}hook createContainer update-ldcache (args {ARGS}, path /h) is now args {ARGS} -v, path /h",
             ],
             id="arguments of a hook",
         ),

@@ -1,0 +1,153 @@
+"""Another root in the paths of a CDI specification: pure, from one specification to a new one.
+
+A specification that was generated inside a driver container names the host's files as that container sees them.
+Which fields hold paths of the host and which paths of the container is the vendor's rule (``nvidia-ctk cdi transform
+root``), with two differences: a device node gets a ``hostPath`` only if its path on the host changes, and the declared
+version is raised to what the result needs.
+"""
+
+import os
+
+from ocigpu.cdi.versions import VERSIONS, minimum_version
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    Edits = dict[str, Any]
+    Transform = Callable[[str], str]
+
+SIDES = ("host", "container")
+_CONTAINER_HOOKS = ("createContainer", "startContainer")
+_HOST_PATH_FLAGS = ("--config", "--driver-proc", "--ldconfig-path")
+"""Flags of CDI hooks whose value is a path of the host although the hook's other arguments are the container's."""
+
+
+def transform_root(spec: "dict[str, Any]", from_root: str, to_root: str, side: str = "host") -> "dict[str, Any]":
+    """Return ``spec`` with ``from_root`` replaced by ``to_root`` in its paths of the host, or of the container.
+
+    Both are absolute ("" is "/").  A path is changed if it is the root or lies under it.  Lists and objects that do not
+    change are shared with ``spec``, which stays as it was.
+    """
+    from_root, to_root = _clean(from_root or "/"), _clean(to_root or "/")
+
+    def moved(path: str) -> str:
+        return move_path(path, from_root, to_root)
+
+    transform_edits = _host_edits if side == "host" else _container_edits
+    result = dict(spec)
+    if spec.get("containerEdits"):
+        result["containerEdits"] = transform_edits(spec["containerEdits"], moved)
+    result["devices"] = [
+        {**device, "containerEdits": transform_edits(device.get("containerEdits") or {}, moved)}
+        for device in spec.get("devices", ())
+    ]
+    needed = minimum_version(result)
+    declared = str(spec.get("cdiVersion", "")).removeprefix("v")
+    if declared not in VERSIONS or VERSIONS.index(declared) < VERSIONS.index(needed):
+        result["cdiVersion"] = needed
+    return result
+
+
+def move_path(path: str, from_root: str, to_root: str) -> str:
+    """Return an absolute ``path`` with its root replaced; any other text, and a path outside, as it is."""
+    if not path.startswith("/") or from_root == to_root:
+        return path
+    clean = _clean(path)
+    if clean == from_root:
+        return to_root
+    inside = from_root.rstrip("/") + "/"
+    if not clean.startswith(inside):
+        return path
+    return to_root.rstrip("/") + "/" + clean[len(inside) :]
+
+
+def _clean(path: str) -> str:
+    return "/" + os.path.normpath(path).lstrip("/")
+
+
+def _host_edits(edits: "Edits", moved: "Transform") -> "Edits":
+    result = dict(edits)
+    if edits.get("mounts"):
+        result["mounts"] = [{**mount, "hostPath": moved(mount["hostPath"])} for mount in edits["mounts"]]
+    if edits.get("deviceNodes"):
+        result["deviceNodes"] = [_host_node(node, moved) for node in edits["deviceNodes"]]
+    if edits.get("hooks"):
+        result["hooks"] = [_host_hook(hook, moved) for hook in edits["hooks"]]
+    return result
+
+
+def _host_node(node: "dict[str, Any]", moved: "Transform") -> "dict[str, Any]":
+    before = node.get("hostPath") or node["path"]
+    after = moved(before)
+    if after == before:
+        return node
+    # The order of a node's fields is that of the CDI library's own files.
+    return {"path": node["path"], "hostPath": after, **{k: v for k, v in node.items() if k not in ("path", "hostPath")}}
+
+
+def _host_hook(hook: "dict[str, Any]", moved: "Transform") -> "dict[str, Any]":
+    result = dict(hook)
+    name = hook["hookName"]
+    if name != "startContainer":  # its program is a file of the container
+        result["path"] = moved(hook["path"])
+    if hook.get("args"):
+        if name in _CONTAINER_HOOKS:
+            result["args"] = _map_arguments(hook["args"], host=moved, container=str)
+        else:
+            result["args"] = [moved(argument) for argument in hook["args"]]
+    return result
+
+
+def _container_edits(edits: "Edits", moved: "Transform") -> "Edits":
+    result = dict(edits)
+    if edits.get("mounts"):
+        result["mounts"] = [{**mount, "containerPath": moved(mount["containerPath"])} for mount in edits["mounts"]]
+    if edits.get("deviceNodes"):
+        result["deviceNodes"] = [_container_node(node, moved) for node in edits["deviceNodes"]]
+    if edits.get("hooks"):
+        result["hooks"] = [_container_hook(hook, moved) for hook in edits["hooks"]]
+    return result
+
+
+def _container_node(node: "dict[str, Any]", moved: "Transform") -> "dict[str, Any]":
+    after = moved(node["path"])
+    if after == node["path"]:
+        return node
+    # Without a hostPath the node's path is the host's as well, and that one stays.
+    host_path = node.get("hostPath") or node["path"]
+    return {"path": after, "hostPath": host_path, **{k: v for k, v in node.items() if k not in ("path", "hostPath")}}
+
+
+def _container_hook(hook: "dict[str, Any]", moved: "Transform") -> "dict[str, Any]":
+    name = hook["hookName"]
+    result = dict(hook)
+    if name == "startContainer":
+        result["path"] = moved(hook["path"])
+    if name in _CONTAINER_HOOKS and hook.get("args"):
+        result["args"] = _map_arguments(hook["args"], host=str, container=lambda text: _move_halves(text, moved))
+    return result
+
+
+def _move_halves(argument: str, moved: "Transform") -> str:
+    """Return a link's TARGET::PATH with both halves moved, or a plain argument moved."""
+    return "::".join(moved(part) for part in argument.split("::"))
+
+
+def _map_arguments(arguments: "list[str]", host: "Transform", container: "Transform") -> "list[str]":
+    """Return the arguments of a hook of the container, each through the function for the side that its path is of."""
+    result = []
+    value_is_host = False
+    for argument in arguments:
+        flag, equals, value = argument.partition("=")
+        if value_is_host:
+            result.append(host(argument))
+        elif equals and flag in _HOST_PATH_FLAGS:
+            result.append(f"{flag}={host(value)}")
+        elif equals and flag.startswith("--"):
+            result.append(f"{flag}={container(value)}")
+        else:
+            result.append(container(argument))
+        value_is_host = not value_is_host and not equals and flag in _HOST_PATH_FLAGS
+    return result
