@@ -1,0 +1,183 @@
+"""A plan's third sink: its actions as containerEdits of a CDI specification.  Pure.
+
+Intended differences to what NVIDIA's generator writes for the same host:
+
+* Numbers of a device node are left out when the host has the node: the engine fills them in when it starts a container,
+  so a major that the kernel gave anew after a driver was reloaded never grants another driver's device.
+* "permissions" are the plan's "rw", not "rwm": nobody in a container has to make nodes.
+* All hooks are one entry (one process for each container), unless the hook program is not ocigpu-hook.
+* Links to DRM nodes go into that one entry as ``--device-link``: the hook makes those whose target the container has.
+* What lies below /proc/driver/nvidia is made by the hook from the nodes that the container has; it is no mount.
+"""
+
+from ocigpu.actions import AllowDevice, Bind, Link, Node, RefreshLdCache, Tmpfs
+from ocigpu.cdi.draft import HOOK_NAMES
+from ocigpu.errors import UsageError, quoted
+from ocigpu.plan import PROC_DRIVER, PROFILE_DIRECTORY
+from ocigpu.spec import HOOK_ENVIRONMENT, OUR_HOOK
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from typing import Any, NamedTuple
+
+    from ocigpu.actions import Action
+    from ocigpu.cdi.draft import Edits, GenerateOptions
+    from ocigpu.facts import DeviceNode
+
+    Command = tuple[str, ...]
+else:
+    from ocigpu.record import NamedTuple
+
+MOUNT_OPTIONS = ("rbind", "rprivate")
+"""What an engine needs beside the plan's options to make a bind mount of a CDI mount."""
+COMMAND_SEPARATOR = "+"
+"""Word between the commands of one entry of ocigpu-hook."""
+DEFAULT_HOOKS = tuple(name for name in HOOK_NAMES if name != "chmod")
+"""Hooks that are written when nobody says otherwise: chmod is of use only to old runtimes."""
+FOREIGN_ENVIRONMENT = ("NVIDIA_CTK_DEBUG=false",)
+
+
+class HookOptions(NamedTuple):
+    """The program that a specification's hooks start, and what it has to be told beside the actions.
+
+    ``path``: its absolute path; one that is not called ocigpu-hook gets an entry for each hook, in the vendor's words.
+    ``config``: settings file for ocigpu-hook, "" for its own.  ``enabled``: hooks that may be written.
+    ``compat``: arguments of enable-cuda-compat, () to leave it out.  ``proc_driver``: where the host has
+    /proc/driver/nvidia, "" to leave out disable-device-node-modification.
+    """
+
+    path: str
+    config: str = ""
+    enabled: tuple[str, ...] = DEFAULT_HOOKS
+    compat: tuple[str, ...] = ()
+    proc_driver: str = ""
+
+    @property
+    def merged(self) -> bool:
+        """Whether one process does the work of all hooks."""
+        return self.path.rpartition("/")[2] == OUR_HOOK
+
+
+def edits_from_actions(
+    actions: "Sequence[Action]", hook: HookOptions | None = None, additional_gids: bool = True
+) -> "Edits":
+    """Return containerEdits with the nodes, mounts and hooks of a plan's actions; empty lists are left out.
+
+    Without ``hook`` there are no hooks: then links, the loader's cache and small file systems are somebody else's.
+    ``additional_gids``: let the container's user open nodes that only the node's group may open.
+    """
+    access = {(rule.major, rule.minor): rule.access for rule in actions if isinstance(rule, AllowDevice)}
+    nodes = [action.node for action in actions if isinstance(action, Node)]
+    edits: Edits = {
+        "deviceNodes": [node_edit(node, access.get((node.major, node.minor), "rw")) for node in nodes],
+        "hooks": hook_entries(hook_commands(actions, hook), hook) if hook else [],
+        "mounts": [mount_edit(action) for action in actions if isinstance(action, Bind) and not _is_in_proc(action)],
+        "additionalGids": sorted({node.gid for node in nodes if _needs_group(node)}) if additional_gids else [],
+    }
+    return {name: value for name, value in edits.items() if value}
+
+
+def node_edit(node: "DeviceNode", access: str) -> "dict[str, Any]":
+    """Return the deviceNodes entry of a node; with its number only when the host does not have it to be looked at."""
+    entry: dict[str, Any] = {"path": node.container_path}
+    if not node.host_path:
+        entry.update(type="c", major=node.major, minor=node.minor)
+    elif node.host_path != node.container_path:
+        entry["hostPath"] = node.host_path
+    entry.update(fileMode=node.mode, permissions=access)
+    entry.update({name: number for name, number in (("uid", node.uid), ("gid", node.gid)) if number})
+    return entry
+
+
+def mount_edit(bind: Bind) -> "dict[str, Any]":
+    """Return the mounts entry of a bind mount."""
+    return {
+        "hostPath": bind.host_path,
+        "containerPath": bind.container_path,
+        "options": [*bind.options, *MOUNT_OPTIONS],
+    }
+
+
+def _is_in_proc(bind: Bind) -> bool:
+    return bind.container_path.startswith("/proc/")
+
+
+def _needs_group(node: "DeviceNode") -> bool:
+    return node.gid != 0 and node.mode & 0o006 != 0o006
+
+
+def hook_commands(actions: "Sequence[Action]", hook: HookOptions) -> "tuple[Command, ...]":
+    """Return the hook's commands for these actions, each a name and its arguments, in the order in which they run."""
+    commands: dict[str, list[str]] = {}
+    links = [action for action in actions if isinstance(action, Link)]
+    for option in ("--link", "--device-link"):
+        for link in links:
+            if (option == "--device-link") == (hook.merged and is_device_link(link)):
+                commands.setdefault("create-symlinks", []).extend((option, f"{link.target}::{link.container_path}"))
+    caches = [action for action in actions if isinstance(action, RefreshLdCache)]
+    if caches and hook.compat:
+        commands["enable-cuda-compat"] = list(hook.compat)
+    for cache in caches[:1]:
+        folders = [word for folder in cache.directories for word in ("--folder", folder)]
+        commands["update-ldcache"] = [*folders, *(("--ldconfig-path", cache.ldconfig) if cache.ldconfig else ())]
+    views = {action.container_path for action in actions if isinstance(action, Tmpfs)}
+    if PROC_DRIVER in views and hook.proc_driver:
+        simulated = any(isinstance(action, Bind) and action.container_path == "/proc/driver" for action in actions)
+        own = () if hook.proc_driver == PROC_DRIVER else ("--driver-proc", hook.proc_driver)
+        words = (*own, *(("--simulated",) if simulated else ()))
+        commands["disable-device-node-modification"] = list(words) if hook.merged else []
+    if PROFILE_DIRECTORY in views:
+        commands["update-application-profile"] = []
+    folders = sorted({action.node.container_path.rpartition("/")[0] for action in actions if isinstance(action, Node)})
+    if below := [word for folder in folders if folder != "/dev" for word in ("--path", folder)]:
+        commands["chmod"] = ["--mode", "755", *below]
+    return tuple((name, *commands[name]) for name in HOOK_NAMES if name in commands and name in hook.enabled)
+
+
+def is_device_link(link: Link) -> bool:
+    """Return whether a link leads to a device node: it is of use only to a container that has that node."""
+    return link.container_path.startswith("/dev/")
+
+
+def hook_entries(commands: "Iterable[Command]", hook: HookOptions) -> "list[dict[str, Any]]":
+    """Return the hooks entries that run these commands: one for ocigpu-hook, one each for another program."""
+    program = hook.path.rpartition("/")[2]
+    commands = list(commands)
+    if hook.merged:
+        words = [word for command in commands for word in (COMMAND_SEPARATOR, *command)][1:]
+        options = ["--config", hook.config] if hook.config else []
+        return [_entry(hook.path, [program, *options, *words], HOOK_ENVIRONMENT)] if words else []
+    lead = [program, "hook"] if program == "nvidia-ctk" else [program]
+    return [_entry(hook.path, [*lead, *command], FOREIGN_ENVIRONMENT) for command in commands]
+
+
+def _entry(path: str, arguments: list[str], environment: "Iterable[str]") -> "dict[str, Any]":
+    return {"hookName": "createContainer", "path": path, "args": arguments, "env": list(environment)}
+
+
+def enabled_hooks(options: "GenerateOptions") -> tuple[str, ...]:
+    """Return the names of the hooks that the options allow; raises UsageError for a name that no hook has.
+
+    What is enabled by name is on, what is disabled by name is off, and ``all`` disables the others.
+    """
+    for name in (*options.disabled_hooks, *options.enabled_hooks):
+        if name not in (*HOOK_NAMES, "all"):
+            raise unknown_name("hook", name, (*HOOK_NAMES, "all"))
+    if "all" in options.enabled_hooks:
+        raise UsageError("enabling all hooks is not supported", f"Name the hooks: {', '.join(HOOK_NAMES)}.")
+    allowed = () if "all" in options.disabled_hooks else DEFAULT_HOOKS
+    return tuple(
+        name
+        for name in HOOK_NAMES
+        if name in options.enabled_hooks or (name in allowed and name not in options.disabled_hooks)
+    )
+
+
+def unknown_name(what: str, name: str, known: "Sequence[str]") -> UsageError:
+    """Return the error about a name that is none of the known ones, with the nearest one as a hint."""
+    import difflib
+
+    near = difflib.get_close_matches(name, known, 1, 0.5)
+    hint = f"Did you mean {near[0]}?" if near else f"Known: {', '.join(known)}."
+    return UsageError(f"{what} {quoted(name)}: no such {what}", hint)

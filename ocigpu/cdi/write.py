@@ -1,0 +1,231 @@
+"""CDI specifications as text and as files.
+
+YAML and JSON look as the CDI library writes them (container-device-interface, pkg/cdi/producer): readers of both exist
+that compare texts.  Writing needs no YAML library: the data is of four types.
+"""
+
+import errno
+import json
+import os
+
+from ocigpu.errors import CdiError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any, NamedTuple
+else:
+    from ocigpu.record import NamedTuple
+
+EXTENSIONS = {".json": "json", ".yaml": "yaml", ".yml": "yaml"}
+FORMATS = ("yaml", "json")
+_FIELDS = (
+    "cdiVersion", "kind", "name", "annotations", "devices", "containerEdits",
+    "env", "deviceNodes", "netDevices", "hooks", "mounts", "intelRdt", "additionalGids",
+    "path", "hostPath", "type", "major", "minor", "fileMode", "permissions", "uid", "gid",
+)  # fmt: skip
+"""Order of fields in a text; others come after, as they are."""
+_FIELDS_OF = {
+    "netDevices": ("hostInterfaceName", "name"),
+    "hooks": ("hookName", "path", "args", "env", "timeout"),
+    "mounts": ("hostPath", "containerPath", "options", "type"),
+}
+_TEMPORARY_TRIES = 16
+_PLAIN_FIRST = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ/._-")
+_PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/._-+=:,@ ")
+_WORDS = frozenset(("y", "n", "yes", "no", "on", "off", "true", "false", "null", "none", "nan", "inf", "~"))
+"""What a YAML 1.1 or 1.2 reader may take for something else than text."""
+
+
+class Written(NamedTuple):
+    """``path``: the file; ``changed``: whether its content is another than before."""
+
+    path: str
+    changed: bool
+
+
+def dump_json(spec: "dict[str, Any]") -> str:
+    """Return a specification as one line of JSON without a final newline."""
+    return json.dumps(ordered(spec), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def dump_yaml(spec: "dict[str, Any]") -> str:
+    """Return a specification as a YAML document: "---", four spaces for a level, text quoted where it must be."""
+    return "---\n" + "".join(f"{line}\n" for line in _mapping(ordered(spec), ""))
+
+
+def ordered(spec: "dict[str, Any]") -> "dict[str, Any]":
+    """Return the specification with its fields in the order in which the CDI library writes them."""
+    result: dict[str, Any] = _ordered(spec, "")
+    return result
+
+
+def _ordered(value: "Any", field: str) -> "Any":
+    if isinstance(value, list):
+        return [_ordered(item, field) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if field == "annotations":
+        return {name: value[name] for name in sorted(value)}
+    first = [name for name in _FIELDS_OF.get(field, _FIELDS) if name in value]
+    return {name: _ordered(value[name], name) for name in dict.fromkeys((*first, *value))}
+
+
+def _mapping(value: "dict[str, Any]", indent: str) -> "Iterator[str]":
+    for name, item in value.items():
+        key = f"{indent}{_scalar(name)}:"
+        if isinstance(item, (dict, list)) and item:
+            yield key
+            yield from _block(item, " " * (len(indent) // 4 * 4 + 4))  # the next column that 4 divides
+        else:
+            yield f"{key} {_scalar(item)}"
+
+
+def _block(value: "Any", indent: str) -> "Iterator[str]":
+    if isinstance(value, dict):
+        yield from _mapping(value, indent)
+        return
+    for item in value:
+        if isinstance(item, (dict, list)) and item:
+            lines = _block(item, f"{indent}  ")
+            yield f"{indent}- {next(lines)[len(indent) + 2 :]}"
+            yield from lines
+        else:
+            yield f"{indent}- {_scalar(item)}"
+
+
+def _scalar(value: "Any") -> str:
+    if isinstance(value, str):
+        return value if _is_plain(value) else _quoted(value)
+    return json.dumps(value)  # numbers, true, false, null, and [] and {} that are empty
+
+
+def _is_plain(text: str) -> bool:
+    """Return whether every YAML reader takes the bare text for text."""
+    if not text or not _PLAIN.issuperset(text) or text[-1] in ": " or ": " in text:
+        return False
+    parts = text.split(".")
+    if len(parts) == 3 and all(part.isdigit() for part in parts):
+        return True  # a version
+    # numbers, dates and times begin with a digit, perhaps after a sign or point
+    begins = text.lstrip("+-.")[:1]
+    word = text.lower().lstrip("+-.")
+    return text[0] in _PLAIN_FIRST and not begins.isdigit() and begins not in ("", " ") and word not in _WORDS
+
+
+def _quoted(text: str) -> str:
+    """Return the text in double quotes (YAML 1.2, section 5.7): JSON's escapes, and those of other unprintables."""
+    inner = json.dumps(text, ensure_ascii=False)[1:-1]
+    return '"' + "".join(c if c.isprintable() else _escape(ord(c)) for c in inner) + '"'
+
+
+def _escape(code: int) -> str:
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def target_of(path: str, format: str = "") -> tuple[str, str]:  # noqa: A002 - the operator's word for it
+    """Return (path, format) of the file to write: the extension decides, in any case of letters.
+
+    A path without a known extension gets that of ``format`` ("json" or "yaml"; "" is yaml).
+    """
+    found = EXTENSIONS.get(os.path.splitext(path)[1].lower())
+    if found:
+        return path, found
+    chosen = format or FORMATS[0]
+    return f"{path}.{chosen}", chosen
+
+
+def dump(spec: "dict[str, Any]", format: str = "") -> str:  # noqa: A002
+    """Return the specification as text in ``format`` ("" is yaml)."""
+    return dump_json(spec) if format == "json" else dump_yaml(spec)
+
+
+def write_spec(
+    spec: "dict[str, Any]",
+    path: str,
+    format: str = "",  # noqa: A002
+    only_if_changed: bool = False,
+) -> Written:
+    """Write a specification as the file ``path``, mode 0644, replacing one that is there, or not at all.
+
+    Missing directories are made (0755).  The text is in the directory under another name, which no engine reads,
+    before it gets its own.  ``only_if_changed``: a file with this content already is left alone, so that nobody who
+    watches it is woken.  Raises CdiError OCIGPU-CDI-8; then a file that was there is as it was.
+    """
+    target, chosen = target_of(path, format)
+    directory, name = os.path.split(target)
+    try:
+        text = dump(spec, chosen).encode()
+    except (UnicodeEncodeError, ValueError, TypeError) as error:
+        raise CdiError("OCIGPU-CDI-8", f"write {target}: {error}") from error
+    before = _content(target, len(text) + 1)
+    if only_if_changed and before == text:
+        return Written(target, changed=False)
+    try:
+        if directory:
+            _make_directories(directory)
+        if os.path.isdir(target):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        _replace(directory or ".", name, text)
+    except OSError as error:
+        raise CdiError("OCIGPU-CDI-8", f"write {target}: {error.strerror or error}") from error
+    return Written(target, before != text)
+
+
+def _content(path: str, limit: int) -> bytes | None:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:  # whatever it is, writing will say so
+        return None
+    with os.fdopen(fd, "rb") as file:
+        try:
+            return file.read(limit)
+        except OSError:
+            return None
+
+
+def _make_directories(directory: str) -> None:
+    """Make the directory and its parents with mode 0755 whatever the umask; one that exists keeps its mode."""
+    missing = []
+    path = directory
+    while path and not os.path.isdir(path):
+        missing.append(path)
+        path = os.path.dirname(path)
+    for path in reversed(missing):
+        try:
+            os.mkdir(path, 0o755)
+        except FileExistsError:  # by somebody else in this moment, or it is no directory: the write will say so
+            continue
+        os.chmod(path, 0o755)
+
+
+def _replace(directory: str, name: str, text: bytes) -> None:
+    """Give ``name`` in the directory this content by a rename that survives a crash of the machine."""
+    directory_fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        temporary, fd = _create_temporary(directory_fd)
+        try:
+            with os.fdopen(fd, "wb") as file:
+                file.write(text)
+                file.flush()
+                os.fchmod(file.fileno(), 0o644)
+                os.fsync(file.fileno())
+            os.replace(temporary, name, src_dir_fd=directory_fd, dst_dir_fd=directory_fd)
+        except BaseException:
+            os.unlink(temporary, dir_fd=directory_fd)
+            raise
+        os.fsync(directory_fd)
+    finally:
+        os.close(directory_fd)
+
+
+def _create_temporary(directory_fd: int) -> tuple[str, int]:
+    """Return the name and descriptor of a new file; its name ends in neither .json nor .yaml."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    for _ in range(_TEMPORARY_TRIES):
+        name = f"spec.{os.getpid()}-{os.urandom(4).hex()}.tmp"
+        try:
+            return name, os.open(name, flags, 0o600, dir_fd=directory_fd)
+        except FileExistsError:
+            continue
+    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
