@@ -4,13 +4,14 @@ Same input, same plan.  What is granted, where each file goes, with which mount 
 here, each action with its reason, and carried out elsewhere.
 """
 
-from ocigpu.actions import AllowDevice, Bind, Link, Node, Plan, RefreshLdCache, Tmpfs
+from ocigpu.actions import AllowDevice, Bind, Link, Node, Plan, RefreshLdCache
 from ocigpu.errors import HostError
 from ocigpu.facts import DeviceNode, Gpu, HostFacts, HostFile, ImageFacts, Library, mig_capability_paths
 from ocigpu.request import Request
 from ocigpu.require import check_requirements
 from ocigpu.selection import Selection, select_devices
 from ocigpu.settings import MODES, Settings
+from ocigpu.views import application_profile, proc_view
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,12 +19,8 @@ if TYPE_CHECKING:
 
 FILE_OPTIONS = ("ro", "nosuid", "nodev")
 """Mount options of driver files."""
-PROC_OPTIONS = ("ro", "nosuid", "nodev", "noexec")
-"""Mount options of what goes below /proc/driver/nvidia."""
 SOCKET_OPTIONS = ("nosuid", "nodev", "noexec")
 """Mount options of sockets and pipe directories: connecting needs write access."""
-PROC_DRIVER = "/proc/driver/nvidia"
-PROFILE_DIRECTORY = "/etc/nvidia/nvidia-application-profiles-rc.d"
 
 CONTROL_CAPABILITIES = {
     "/dev/nvidia-uvm": ("compute", "video"),
@@ -102,58 +99,16 @@ def _proc_actions(
     if not facts.proc_driver:
         notes.append("the host has no /proc/driver/nvidia: the container gets none")
         return []
-    actions: list[Action] = []
-    if facts.simulated:
-        source = facts.proc_driver.rpartition("/")[0]
-        reason = "simulated host: stands in for the procfs tree that the kernel module makes"
-        actions.append(Bind(source, "/proc/driver", PROC_OPTIONS, reason, "directory"))
-    files = [
-        (item.name, item.mode, _rewritten_params(item.content) if item.name == "params" else item.content)
-        for item in facts.proc_files
-    ]
-    directories: list[str] = []
-    binds: list[Action] = []
-    for gpu in gpus:
-        if gpu.proc_name:
-            name = f"gpus/{gpu.proc_name}"
-            directories.append(name)
-            reason = f"GPU {gpu.index} is granted"
-            binds.append(_proc_bind(facts, name, reason, "directory"))
+    directories = [(f"gpus/{gpu.proc_name}", f"GPU {gpu.index} is granted") for gpu in gpus if gpu.proc_name]
+    files: list[tuple[str, str]] = []
     if request.mig_config or request.mig_monitor:
         if facts.proc_capabilities:
-            directories.append("capabilities")
-            reason = "NVIDIA_MIG_CONFIG_DEVICES or NVIDIA_MIG_MONITOR_DEVICES is all"
-            binds.append(_proc_bind(facts, "capabilities", reason, "directory"))
+            directories.append(("capabilities", "NVIDIA_MIG_CONFIG_DEVICES or NVIDIA_MIG_MONITOR_DEVICES is all"))
     else:
         for gpu, mig in selection.mig_devices:
-            for name in mig_capability_paths(gpu.minor, mig):
-                path = f"capabilities/{name}"
-                if all(path != existing for existing, _, _ in files):
-                    files.append((path, 0o444, ""))
-                    binds.append(_proc_bind(facts, path, f"MIG device {gpu.index}:{mig.index} is granted", "file"))
-    reason = "the container sees only its own GPUs, and the driver's libraries must not create device nodes"
-    actions.append(Tmpfs(PROC_DRIVER, 0o555, tuple(files), _with_ancestors(directories, files), reason))
-    return actions + binds
-
-
-def _proc_bind(facts: HostFacts, name: str, reason: str, kind: str) -> Bind:
-    return Bind(f"{facts.proc_driver}/{name}", f"{PROC_DRIVER}/{name}", PROC_OPTIONS, reason, kind)
-
-
-def _with_ancestors(directories: list[str], files: list[tuple[str, int, str]]) -> tuple[str, ...]:
-    """Return the directories and every parent of a directory or file, parents first."""
-    found = set(directories)
-    for path in [*directories, *(name for name, _, _ in files)]:
-        parent = path.rpartition("/")[0]
-        while parent:
-            found.add(parent)
-            parent = parent.rpartition("/")[0]
-    return tuple(sorted(found))
-
-
-def _rewritten_params(content: str) -> str:
-    """Return the driver's params with ModifyDeviceFiles off: node creation inside a container is not its business."""
-    return content.replace("ModifyDeviceFiles: 1", "ModifyDeviceFiles: 0")
+            reason = f"MIG device {gpu.index}:{mig.index} is granted"
+            files += [(f"capabilities/{name}", reason) for name in mig_capability_paths(gpu.minor, mig)]
+    return proc_view(facts.proc_driver, facts.proc_files, facts.simulated, directories, files)
 
 
 # device nodes
@@ -374,16 +329,7 @@ def _profile_actions(request: Request, gpus: tuple[Gpu, ...]) -> "list[Action]":
     """An application profile that names the visible GPUs to EGL, by a bit mask of minors."""
     if not _graphics(request) or not gpus:
         return []
-    mask = 0
-    for gpu in gpus:
-        mask |= 1 << gpu.minor
-    content = (
-        '{"profiles": [{"name": "_container_", "settings": ["EGLVisibleDGPUDevices", '
-        f"{mask:#x}]}}],"
-        ' "rules": [{"pattern": [], "profile": "_container_"}]}\n'
-    )
-    reason = "EGL lists only the container's own GPUs"
-    return [Tmpfs(PROFILE_DIRECTORY, 0o555, (("10-container.conf", 0o444, content),), (), reason)]
+    return [application_profile([gpu.minor for gpu in gpus])]
 
 
 def _ldcache_actions(

@@ -19,7 +19,7 @@ HOT_DIRECTORIES = ("host", "linux", "provision")
 HOT_MODULES = (
     "ocigpu.actions", "ocigpu.arguments", "ocigpu.errors", "ocigpu.facts", "ocigpu.hook", "ocigpu.log", "ocigpu.plan",
     "ocigpu.record", "ocigpu.request", "ocigpu.require", "ocigpu.runtime", "ocigpu.selection", "ocigpu.settings",
-    "ocigpu.spec",
+    "ocigpu.spec", "ocigpu.views",
 )  # fmt: skip
 
 JSON = {
