@@ -13,8 +13,8 @@ Intended differences to what NVIDIA's generator writes for the same host:
 from ocigpu.actions import AllowDevice, Bind, Link, Node, RefreshLdCache, Tmpfs
 from ocigpu.cdi.draft import HOOK_NAMES
 from ocigpu.errors import UsageError, quoted
-from ocigpu.plan import PROC_DRIVER, PROFILE_DIRECTORY
 from ocigpu.spec import HOOK_ENVIRONMENT, OUR_HOOK
+from ocigpu.views import PROC_DRIVER, PROFILE_DIRECTORY
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
