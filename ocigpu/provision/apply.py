@@ -7,6 +7,10 @@ changes the device cgroup and answers; only then is it all final.
 * A step fails: the worker undoes everything and reports why.
 * The worker is killed: the parent forks another one, which undoes what the first had noted.
 * The parent is killed: the worker sees its pipe end, and undoes everything.
+
+A hook of the createContainer stage is in the container's namespaces already (:func:`provision_here`): there the two
+differ in nothing but their task.  What ends both, the end of the container's pid namespace for one, leaves files in a
+root directory whose container never starts; its mounts are gone with its namespace.
 """
 
 import gc
@@ -15,13 +19,13 @@ import os
 import signal
 import sys
 
-from ocigpu.actions import AllowDevice, Bind, RefreshLdCache
+from ocigpu.actions import AllowDevice, Bind, Node, RefreshLdCache, TextFile
 from ocigpu.errors import ApplyError, OcigpuError
 from ocigpu.linux import libc
 from ocigpu.linux.namespaces import in_initial_user_namespace
 from ocigpu.provision import steps
 from ocigpu.provision.cgroups import apply_device_rules
-from ocigpu.provision.container import Container, join, open_container, open_root, use_owner_ids
+from ocigpu.provision.container import Container, join, open_container, open_here, open_root, use_owner_ids
 from ocigpu.provision.journal import Journal, new_memory, read_journal, undo
 from ocigpu.provision.mounts import Mounts, Source, enter_own_proc, take_source
 
@@ -46,17 +50,39 @@ def provision(plan: "Plan", pid: int, rootfs: str, config: "dict[str, Any]", set
     host is different afterwards if this raises; it raises ApplyError (or another OcigpuError).
     Needs CAP_SYS_ADMIN, or a container with a user namespace of the caller's own making.  Single-threaded callers only.
     """
-    container = open_container(pid, rootfs)
+    return _provision_open(plan, open_container(pid, rootfs), config, settings)
+
+
+def provision_here(plan: "Plan", rootfs: str, settings: "Settings") -> tuple[str, ...]:
+    """Give the container whose namespaces this process is in what the plan says; return notes, a sentence each.
+
+    For a hook of the createContainer stage.  ``rootfs``: path of the container's root directory in this mount
+    namespace, where the host's files are in sight too: the sources of the plan's mounts are taken from here.
+    Device nodes and rules are the runtime's at that stage: a plan with one is refused (OCIGPU-INT-1).
+    All or nothing as :func:`provision`; raises ApplyError, OCIGPU-NS-1 in the host's own mount namespace.
+    Needs CAP_SYS_ADMIN in the user namespace that owns the mount namespace.  Single-threaded callers only.
+    """
+    for action in plan.actions:
+        if isinstance(action, (Node, AllowDevice)):
+            raise ApplyError("OCIGPU-INT-1", f"{action.describe()}: not possible inside the container")
+    return _provision_open(plan, open_here(rootfs), {}, settings)
+
+
+def _provision_open(
+    plan: "Plan", container: Container, config: "dict[str, Any]", settings: "Settings"
+) -> tuple[str, ...]:
+    """Provision an open container and close it; fetch what the worker cannot reach: ldconfig, a place for backups."""
     ldconfig_fd = backup_fd = -1
     try:
         for action in plan.actions:
-            if isinstance(action, RefreshLdCache) and backup_fd < 0:
+            if isinstance(action, RefreshLdCache) and ldconfig_fd < 0:
                 from ocigpu.provision.ldconfig import find_ldconfig, open_ldconfig  # only glibc images need it
 
                 path = action.ldconfig or find_ldconfig(settings)
                 if path:  # else the step leaves a note: hosts without ldconfig exist (NixOS, Talos, musl)
                     ldconfig_fd = open_ldconfig(path)
-                backup_fd = os.memfd_create("ld.so.cache")
+            if isinstance(action, RefreshLdCache | TextFile) and backup_fd < 0:
+                backup_fd = os.memfd_create("ocigpu-backup")
         return _provision(plan, container, config, settings, ldconfig_fd, backup_fd)
     finally:
         container.close()

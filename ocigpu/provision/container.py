@@ -3,6 +3,9 @@
 At the prestart stage runc and crun have assembled the container's root below the path of the bundle, but have not
 yet made it the root of the namespace (pivot_root): the host's tree is still visible there.  Other runtimes and later
 stages show the container's root as ``/``.  Both are handled.
+
+At the createContainer stage the hook itself runs in the container's namespaces, with the host's tree still visible
+(runtime-spec, config.md, "createContainer Hooks"): see :func:`open_here`.
 """
 
 import errno
@@ -10,6 +13,7 @@ import os
 
 from ocigpu.errors import ApplyError
 from ocigpu.linux import libc
+from ocigpu.linux.namespaces import in_initial_user_namespace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,7 +31,8 @@ class Container(NamedTuple):
     ``proc_fd``: its /proc/<pid>, a descriptor that never means another process; ``mnt_fd``/``user_fd``: namespaces;
     ``init_root_fd``: what its process has as ``/``, O_PATH.  ``uid``/``gid``: our ids of the container's root user.
     ``other_user_namespace``: its user namespace is not ours.  ``join_user``: we have rights over it only inside it.
-    ``pivoted``: ``/`` of the namespace is the container's root already.  ``host_root``: (device, inode) of our ``/``.
+    ``pivoted``: ``init_root_fd`` is the container's root already.  ``host_root``: (device, inode) of our ``/``.
+    ``here``: its namespaces are our own; nothing is joined.
     """
 
     pid: int
@@ -42,6 +47,7 @@ class Container(NamedTuple):
     join_user: bool
     pivoted: bool
     host_root: tuple[int, int]
+    here: bool = False
 
     def close(self) -> None:
         for fd in (self.proc_fd, self.mnt_fd, self.user_fd, self.init_root_fd):
@@ -122,11 +128,101 @@ def open_container(pid: int, rootfs: str) -> Container:
     )
 
 
+def open_here(rootfs: str) -> Container:
+    """Return the container whose namespaces are the calling process's own, and whose root directory is ``rootfs``.
+
+    For a hook of the createContainer stage.  ``uid``/``gid`` are the caller's own: 0 for root of whatever user
+    namespace it is in.  Raises ApplyError OCIGPU-NS-1 when ``rootfs`` is no directory or is the host's ``/``, or when
+    this mount namespace is the host's; OCIGPU-NS-2 when procfs is not mounted on /proc.
+    """
+    opened: list[int] = []
+
+    def keep(path: str, flags: int) -> int:
+        opened.append(os.open(path, flags | os.O_CLOEXEC))
+        return opened[-1]
+
+    try:
+        try:
+            _require_own_mounts(rootfs)
+            mnt_fd = keep("/proc/self/ns/mnt", os.O_RDONLY)
+            user_fd = keep("/proc/self/ns/user", os.O_RDONLY)
+            proc_fd = keep("/proc/self", os.O_RDONLY | os.O_DIRECTORY)
+        except OSError as error:
+            raise ApplyError(
+                "OCIGPU-NS-2",
+                f"container root {rootfs}: {error.filename}: {error.strerror}",
+                "The hook needs the procfs of the host on /proc.",
+                errno=error.errno or 0,
+            ) from error
+        try:
+            root_fd = keep(rootfs, os.O_PATH | os.O_DIRECTORY)
+        except OSError as error:
+            raise ApplyError(
+                "OCIGPU-NS-1", f"open container root {rootfs}: {error.strerror}", errno=error.errno or 0
+            ) from error
+        host, root = os.stat("/"), os.fstat(root_fd)
+        if not rootfs.startswith("/") or (root.st_dev, root.st_ino) == (host.st_dev, host.st_ino):
+            raise ApplyError("OCIGPU-NS-1", f"container root {rootfs}: it is the host's own root directory")
+    except ApplyError:
+        for fd in opened:
+            os.close(fd)
+        raise
+    return Container(
+        pid=os.getpid(),
+        rootfs=rootfs,
+        proc_fd=proc_fd,
+        mnt_fd=mnt_fd,
+        user_fd=user_fd,
+        init_root_fd=root_fd,
+        uid=os.geteuid(),
+        gid=os.getegid(),
+        other_user_namespace=False,
+        join_user=False,
+        pivoted=True,
+        host_root=(host.st_dev, host.st_ino),
+        here=True,
+    )
+
+
+def _require_own_mounts(rootfs: str) -> None:
+    """Refuse to work in the mount namespace of the first process that the visible procfs shows, which is the host's.
+
+    Two namespaces never have a mount in common, and its id means one mount of the whole machine (fs/namespace.c), so
+    the tables tell.  Unlike the link /proc/1/ns/mnt they can be read without the right to trace that process, but
+    procfs may be mounted with hidepid: then root of the machine cannot tell and is refused, and any other user
+    namespace is taken for the container's or its engine's.
+    """
+    own = _mount_ids("/proc/self/mountinfo")
+    try:
+        shared = own & _mount_ids("/proc/1/mountinfo")
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.EACCES, errno.EPERM):
+            raise
+        if not in_initial_user_namespace():
+            return
+        raise ApplyError(
+            "OCIGPU-NS-1", f"container root {rootfs}: cannot tell the host's mounts: {error.filename}: {error.strerror}"
+        ) from error
+    if shared:
+        raise ApplyError(
+            "OCIGPU-NS-1",
+            f"container root {rootfs}: this process is in the host's mount namespace, not in a container's",
+            "The hook works at the stage createContainer only, and for containers with a mount namespace.",
+        )
+
+
+def _mount_ids(path: str) -> set[int]:
+    with open(path, "rb") as file:
+        return {int(line.split(b" ", 1)[0]) for line in file}
+
+
 def join(container: Container) -> None:
     """Enter the container's mount namespace, and its user namespace where only that gives us the right to.
 
     For a single-threaded process that does nothing else afterwards.  Raises ApplyError OCIGPU-NS-2.
     """
+    if container.here:
+        return
     step = "user"
     try:
         if container.join_user:

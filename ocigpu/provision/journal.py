@@ -4,7 +4,7 @@ An entry is a JSON object: "do" names the kind, "path" is a path inside the cont
 the worker shares with its parent: if the worker is killed, the parent can have everything undone.  (A pipe would do
 the same, and wake the parent for every line.)  Because an entry comes before its effect, undoing copes with an effect
 that never came, and removes only what looks like ours: an empty file, an empty directory, a node of that number, a
-link with that target, a mount that was not there before.
+link with that target, a file with that content, a mount that was not there before.
 """
 
 import errno
@@ -68,7 +68,7 @@ def undo(entries: "list[Entry]", root_fd: int, backup_fd: int) -> list[str]:
     """Undo all entries, last one first; return a line about each that could not be undone.
 
     Runs in the container's mount namespace with /proc/self as working directory.  ``backup_fd`` holds the content of
-    the loader cache.  Undoing twice is like undoing once.
+    files that were replaced.  Undoing twice is like undoing once.
     """
     left = []
     for entry in reversed(entries):
@@ -157,31 +157,36 @@ def _make_link(dir_fd: int, name: str, old: "list[Any]") -> None:
 
 
 def keep_ld_cache(root_fd: int, backup_fd: int) -> "dict[str, Any] | None":
-    """Copy the image's loader cache to ``backup_fd``; return what an entry "cache" needs, None if it cannot be kept.
-
-    "kind" is "none" when there is no cache, "link" for a symbolic link, "file" for a regular file of at most
-    :data:`MAX_LD_CACHE` bytes.
-    """
+    """Return :func:`keep_file` of the image's loader cache, of at most :data:`MAX_LD_CACHE` bytes."""
     try:
         parent_fd, name = open_parent(root_fd, LD_CACHE)
     except FileNotFoundError:
         return {"kind": "none"}
     try:
-        status = os.stat(name, dir_fd=parent_fd, follow_symlinks=False)
-        if stat.S_ISLNK(status.st_mode):
-            return {"kind": "link", "old": read_old_link(parent_fd, name)}
-        if not stat.S_ISREG(status.st_mode):
-            return None
-        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent_fd)
-    except FileNotFoundError:
-        return {"kind": "none"}
+        return keep_file(parent_fd, name, backup_fd, MAX_LD_CACHE)
     finally:
         os.close(parent_fd)
+
+
+def keep_file(parent_fd: int, name: str, backup_fd: int, limit: int) -> "dict[str, Any] | None":
+    """Add the content of a file to ``backup_fd``; return what an entry needs to put it back, None if it cannot be kept.
+
+    "kind" is "none" when there is no such file, "link" for a symbolic link, "file" for a regular file of at most
+    ``limit`` bytes, whose content begins at "offset".
+    """
+    try:
+        if stat.S_ISLNK(os.stat(name, dir_fd=parent_fd, follow_symlinks=False).st_mode):
+            return {"kind": "link", "old": read_old_link(parent_fd, name)}
+        fd = _open_regular(parent_fd, name)
+    except FileNotFoundError:
+        return {"kind": "none"}
+    if fd < 0:
+        return None
     try:
         status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_LD_CACHE:
+        if status.st_size > limit:
             return None
-        os.ftruncate(backup_fd, 0)
+        offset = os.lseek(backup_fd, 0, os.SEEK_END)
         size = 0
         while size < status.st_size:
             sent = os.sendfile(backup_fd, fd, None, status.st_size - size)
@@ -192,41 +197,98 @@ def keep_ld_cache(root_fd: int, backup_fd: int) -> "dict[str, Any] | None":
         os.close(fd)
     mode, uid, gid = stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid
     same = [status.st_ino, status.st_mtime_ns]
-    return {"kind": "file", "size": size, "mode": mode, "uid": uid, "gid": gid, "same": same}
+    return {"kind": "file", "offset": offset, "size": size, "mode": mode, "uid": uid, "gid": gid, "same": same}
+
+
+def _open_regular(dir_fd: int, name: str) -> int:
+    """Return a descriptor to read ``name``, -1 if it is no regular file: nothing else is ever opened for reading."""
+    path_fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
+    try:
+        if not stat.S_ISREG(os.fstat(path_fd).st_mode):
+            return -1
+        return os.open(f"fd/{path_fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    finally:
+        os.close(path_fd)
 
 
 def _undo_cache(entry: "Entry", root_fd: int, backup_fd: int) -> None:
     parent_fd, name = open_parent(root_fd, entry["path"])
     try:
-        temp = entry["temp"]
         if entry["kind"] == "none":
             if stat.S_ISREG(os.stat(name, dir_fd=parent_fd, follow_symlinks=False).st_mode):
                 os.unlink(name, dir_fd=parent_fd)
-            return
-        if entry["kind"] == "link":
-            if read_link(parent_fd, name) == entry["old"][0]:
-                return
-            _make_link(parent_fd, temp, entry["old"])
-        else:
-            if _is_same(parent_fd, name, entry["same"]):
-                return
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            fd = os.open(temp, flags, 0o600, dir_fd=parent_fd)
-            try:
-                offset = 0
-                while offset < entry["size"]:
-                    data = os.pread(backup_fd, min(1 << 20, entry["size"] - offset), offset)
-                    if not data:
-                        break
-                    offset += os.write(fd, data)
-                os.fchown(fd, entry["uid"], entry["gid"])
-                os.fchmod(fd, entry["mode"])
-                os.utime(fd, ns=(entry["same"][1], entry["same"][1]))
-            finally:
-                os.close(fd)
-        os.rename(temp, name, src_dir_fd=parent_fd, dst_dir_fd=parent_fd)
+        elif entry["kind"] == "link":
+            if read_link(parent_fd, name) != entry["old"][0]:
+                _put_back(entry, parent_fd, name, backup_fd)
+        elif not _is_same(parent_fd, name, entry["same"]):
+            _put_back(entry, parent_fd, name, backup_fd)
     finally:
         os.close(parent_fd)
+
+
+def _undo_text(entry: "Entry", root_fd: int, backup_fd: int) -> None:
+    """Take our file away, or put the image's back; "temp" is the name ours had before it was moved into place."""
+    parent_fd, name = open_parent(root_fd, entry["path"])
+    try:
+        _unlink_if_there(parent_fd, entry["temp"])
+        if not has_content(parent_fd, name, entry["content"].encode()):
+            return
+        if entry["kind"] == "none":
+            os.unlink(name, dir_fd=parent_fd)
+        else:
+            _put_back(entry, parent_fd, name, backup_fd)
+    finally:
+        os.close(parent_fd)
+
+
+def _put_back(entry: "Entry", parent_fd: int, name: str, backup_fd: int) -> None:
+    """Replace ``name`` by the link or file that :func:`keep_file` has kept."""
+    temp = entry["temp"]
+    _unlink_if_there(parent_fd, temp)  # of an undoing that was killed
+    if entry["kind"] == "link":
+        _make_link(parent_fd, temp, entry["old"])
+    else:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(temp, flags, 0o600, dir_fd=parent_fd)
+        try:
+            done = 0
+            while done < entry["size"]:
+                data = os.pread(backup_fd, min(1 << 20, entry["size"] - done), entry["offset"] + done)
+                if not data:
+                    break
+                done += os.write(fd, data)
+            os.fchown(fd, entry["uid"], entry["gid"])
+            os.fchmod(fd, entry["mode"])
+            os.utime(fd, ns=(entry["same"][1], entry["same"][1]))
+        finally:
+            os.close(fd)
+    os.rename(temp, name, src_dir_fd=parent_fd, dst_dir_fd=parent_fd)
+
+
+def _unlink_if_there(dir_fd: int, name: str) -> None:
+    try:
+        os.unlink(name, dir_fd=dir_fd)
+    except FileNotFoundError:
+        return
+
+
+def has_content(dir_fd: int, name: str, content: bytes) -> bool:
+    """Tell whether ``name`` is a regular file, no link, of exactly this content.  Raises OSError."""
+    fd = _open_regular(dir_fd, name)
+    if fd < 0:
+        return False
+    with open(fd, "rb") as file:
+        return os.fstat(fd).st_size == len(content) and file.read(len(content) + 1) == content
+
+
+def _undo_mode(entry: "Entry", root_fd: int, _: int) -> None:
+    fd = open_in_root(root_fd, entry["path"], os.O_PATH)
+    try:
+        status = os.fstat(fd)
+        if status.st_ino == entry["ino"] and stat.S_IMODE(status.st_mode) == entry["mode"]:
+            os.chmod(f"fd/{fd}", entry["old"])
+    finally:
+        os.close(fd)
 
 
 def _is_same(dir_fd: int, name: str, same: list[int]) -> bool:
@@ -247,4 +309,6 @@ _UNDO: "dict[str, Callable[[Entry, int, int], None]]" = {
     "link": _undo_link,
     "unlink": _undo_unlink,
     "cache": _undo_cache,
+    "text": _undo_text,
+    "mode": _undo_mode,
 }

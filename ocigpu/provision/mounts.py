@@ -137,6 +137,81 @@ def _attributes(options: tuple[str, ...]) -> int:
     return sum(_ATTRIBUTES[option] for option in options)
 
 
+def is_bound(source: Source, target: Target) -> bool:
+    """Tell whether ``target`` is a mount of ``source`` with its flags already."""
+    found = os.fstat(target.fd)
+    if (found.st_dev, found.st_ino) != (source.status.st_dev, source.status.st_ino):
+        return False
+    wanted = _attributes(source.options)
+    return _is_mount(target) and os.fstatvfs(target.fd).f_flag & wanted == wanted
+
+
+def is_equal_tmpfs(action: "Tmpfs", uid: int, gid: int, target: Target) -> bool:
+    """Tell whether ``target`` is the tmpfs that ``action`` wants already, as a hook that ran before has left it.
+
+    What is mounted on directories of it is not looked at.
+    """
+    flags = _attributes((*_PRIVATE_TMPFS, "ro"))
+    if not _is_mount(target) or os.fstatvfs(target.fd).f_flag & flags != flags:
+        return False
+    mnt_id = read_mnt_id(target.fd)
+    lines = [line.split(" ") for line in _read("mountinfo").splitlines()]
+    if not any(int(line[0]) == mnt_id and line[3] == "/" and line[line.index("-", 6) + 1] == "tmpfs" for line in lines):
+        return False
+    try:
+        return _holds(target.fd, action, uid, gid)
+    except OSError:  # something else has one of our names, or cannot be read: not ours
+        return False
+
+
+def _holds(top_fd: int, action: "Tmpfs", uid: int, gid: int) -> bool:
+    device = os.fstat(top_fd).st_dev
+    directories = _directories(action)
+    for directory in ("", *directories):
+        fd = os.open(directory or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=top_fd)
+        try:
+            wanted = {
+                name for name in (*directories, *(file[0] for file in action.files)) if _parent(name) == directory
+            }
+            found = os.fstat(fd)
+            if found.st_dev != device and not wanted:
+                continue  # a later action has mounted something here
+            if found.st_dev != device or (found.st_uid, found.st_gid) != (uid, gid):
+                return False
+            if stat.S_IMODE(found.st_mode) != (0o555 if directory else action.mode) or not _has_names(fd, wanted):
+                return False
+        finally:
+            os.close(fd)
+    return all(_is_file_of(top_fd, device, *file) for file in action.files)
+
+
+def _parent(name: str) -> str:
+    return name.rpartition("/")[0]
+
+
+def _has_names(fd: int, wanted: set[str]) -> bool:
+    """Tell whether a directory has exactly the last names of these paths; reads no more entries than that and one."""
+    with os.scandir(fd) as entries:
+        found = {entry.name for entry, _ in zip(entries, range(len(wanted) + 1), strict=False)}
+    return found == {name.rpartition("/")[2] for name in wanted}
+
+
+def _is_file_of(top_fd: int, device: int, name: str, mode: int, content: str) -> bool:
+    fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=top_fd)
+    try:
+        found, data = os.fstat(fd), content.encode()
+        if not stat.S_ISREG(found.st_mode) or (found.st_dev, found.st_size) != (device, len(data)):
+            return False
+        return stat.S_IMODE(found.st_mode) == mode and _read(f"fd/{fd}") == content
+    finally:
+        os.close(fd)
+
+
+def _is_mount(target: Target) -> bool:
+    """Tell whether ``target`` is the root of a mount: it is on another than its directory."""
+    return read_mnt_id(target.fd) != read_mnt_id(target.parent_fd)
+
+
 class Mounts:
     """The mounts made in one mount namespace; ``new_calls``: use the calls of Linux 5.2 and 5.12."""
 

@@ -8,13 +8,23 @@ import errno
 import os
 import stat
 
-from ocigpu.actions import Bind, Link, Node, RefreshLdCache, Tmpfs
-from ocigpu.errors import ApplyError, quoted
+from ocigpu.actions import Bind, Link, Mode, Node, RefreshLdCache, TextFile, Tmpfs
+from ocigpu.errors import ApplyError
 from ocigpu.linux import libc
 from ocigpu.linux.paths import make_directories, open_in_root, open_parent, split
 from ocigpu.provision.container import Container
+from ocigpu.provision.files import apply_mode, apply_text, unusable
 from ocigpu.provision.journal import LD_CACHE, LD_CACHE_DRAFT, MAX_LD_CACHE, Journal, keep_ld_cache, read_old_link
-from ocigpu.provision.mounts import Mounts, Source, Target, enter_own_proc, read_mnt_id, take_source
+from ocigpu.provision.mounts import (
+    Mounts,
+    Source,
+    Target,
+    enter_own_proc,
+    is_bound,
+    is_equal_tmpfs,
+    read_mnt_id,
+    take_source,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -75,7 +85,7 @@ class Workplace:
         found = self.sources.pop((host_path, kind, options), None)
         if found is not None:
             return found
-        away = not self.container.join_user
+        away = not self.container.join_user and not self.container.here
         if away:
             libc.setns(self.host_mnt_fd, libc.CLONE_NEWNS)
         try:
@@ -86,7 +96,9 @@ class Workplace:
                 enter_own_proc(self.own_proc_fd)
 
     def mount(self, source: Source, target: Target) -> None:
-        """Contain the target, note the mount, make it."""
+        """Contain the target, note the mount, make it; nothing if it is there, as a hook that runs twice finds it."""
+        if is_bound(source, target):
+            return
         under = self.mounts.contain(target)
         mount = read_mnt_id(source.tree_fd) if source.tree_fd >= 0 else 0
         self.journal.record("mount", target.path, under=under, mount=mount)
@@ -139,7 +151,7 @@ def _apply_node(place: Workplace, action: Node) -> None:
             if stat.S_ISCHR(found.st_mode) and found.st_rdev == rdev:
                 return  # the runtime made it, or the image has it
             if not stat.S_ISREG(found.st_mode) or found.st_size:
-                raise _unusable(action.describe(), node.container_path, found)
+                raise unusable(action.describe(), node.container_path, found)
             _require_host_node(action)
         source = place.source(node.host_path, "node", _NODE_OPTIONS, rdev)
         _mount_on_file(place, source, node.container_path, parent_fd, name)
@@ -160,7 +172,7 @@ def _make_node(place: Workplace, action: Node, parent_fd: int, name: str) -> boo
     try:
         made = os.fstat(fd)
         if not stat.S_ISCHR(made.st_mode) or made.st_rdev != rdev:
-            raise _unusable(action.describe(), node.container_path, made)
+            raise unusable(action.describe(), node.container_path, made)
         # by the descriptor's own name: the path may have been exchanged by somebody who shares the directory
         if (made.st_uid, made.st_gid) != (node.uid, node.gid):
             os.chown(f"fd/{fd}", node.uid, node.gid)
@@ -231,7 +243,7 @@ def _bind(place: Workplace, action: Bind, source: Source) -> None:
         else:
             _mount_on_file(place, source, path, parent_fd, name)
     except NotADirectoryError as error:
-        raise _unusable(action.describe(), path, os.stat(name, dir_fd=parent_fd, follow_symlinks=False)) from error
+        raise unusable(action.describe(), path, os.stat(name, dir_fd=parent_fd, follow_symlinks=False)) from error
     finally:
         os.close(parent_fd)
 
@@ -242,7 +254,7 @@ def _mount_on_file(place: Workplace, source: Source, path: str, parent_fd: int, 
     try:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode) and not stat.S_ISSOCK(found.st_mode):
-            raise _unusable(f"bind {source.host_path} -> {path}", path, found)
+            raise unusable(f"bind {source.host_path} -> {path}", path, found)
         place.mount(source, Target(path, parent_fd, name, fd))
     finally:
         os.close(fd)
@@ -262,10 +274,12 @@ def _apply_tmpfs(place: Workplace, action: Tmpfs) -> None:
             os.mkdir(name, 0o555, dir_fd=parent_fd)
         else:
             if not stat.S_ISDIR(found.st_mode):
-                raise _unusable(action.describe(), path, found)
+                raise unusable(action.describe(), path, found)
         fd = os.open(name, _O_LOOK | os.O_DIRECTORY, dir_fd=parent_fd)
         try:
             target = Target(path, parent_fd, name, fd)
+            if is_equal_tmpfs(action, place.uid, place.gid, target):
+                return
             under = place.mounts.contain(target)
             if place.mounts.new_calls:
                 tree_fd = place.mounts.new_tmpfs(action, place.uid, place.gid)
@@ -295,7 +309,7 @@ def _apply_link(place: Workplace, action: Link) -> None:
                 _cover_with_target(place, action, parent_fd, name)
                 return
             if not stat.S_ISLNK(found.st_mode):
-                raise _unusable(action.describe(), path, found, "OCIGPU-MNT-3")
+                raise unusable(action.describe(), path, found, "OCIGPU-MNT-3")
             old = read_old_link(parent_fd, name)
             if old[0] == action.target:
                 return
@@ -318,10 +332,12 @@ def _cover_with_target(place: Workplace, action: Link, parent_fd: int, name: str
     target_fd = open_in_root(place.root_fd, f"{directory}/{action.target}", os.O_PATH)
     try:
         if not stat.S_ISREG(os.fstat(target_fd).st_mode):
-            raise _unusable(action.describe(), f"{directory}/{action.target}", os.fstat(target_fd), "OCIGPU-MNT-3")
+            raise unusable(action.describe(), f"{directory}/{action.target}", os.fstat(target_fd), "OCIGPU-MNT-3")
         fd = os.open(name, _O_LOOK, dir_fd=parent_fd)
         try:
             target = Target(path, parent_fd, name, fd)
+            if os.path.samestat(os.fstat(fd), os.fstat(target_fd)):
+                return  # covered by a hook before this one, or the same file by a second name
             under = place.mounts.contain(target)
             place.journal.record("mount", path, under=under, mount=0)
             place.mounts.attach_copy(target_fd, _COVER_OPTIONS, target)
@@ -356,24 +372,12 @@ def _apply_ld_cache(place: Workplace, action: RefreshLdCache) -> None:
         place.notes.append(warning)
 
 
-def _unusable(what: str, path: str, found: os.stat_result, code: str = "OCIGPU-MNT-2") -> ApplyError:
-    kinds = {
-        stat.S_IFREG: "a file",
-        stat.S_IFDIR: "a directory",
-        stat.S_IFLNK: "a symbolic link",
-        stat.S_IFIFO: "a FIFO",
-        stat.S_IFSOCK: "a socket",
-        stat.S_IFBLK: f"a block device {os.major(found.st_rdev)}:{os.minor(found.st_rdev)}",
-        stat.S_IFCHR: f"a device {os.major(found.st_rdev)}:{os.minor(found.st_rdev)}",
-    }
-    kind = kinds.get(stat.S_IFMT(found.st_mode), "something")
-    return ApplyError(code, f"{what}: the container has {kind} at {quoted(path)}")
-
-
 _APPLY: "dict[Any, Any]" = {
     Node: _apply_node,
     Bind: _apply_bind,
     Tmpfs: _apply_tmpfs,
     Link: _apply_link,
+    TextFile: apply_text,
+    Mode: apply_mode,
     RefreshLdCache: _apply_ld_cache,
 }
