@@ -33,31 +33,50 @@ from ocigpu.settings import Settings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import NamedTuple
+
     from ocigpu.facts import DeviceNode
 
     _GpuNodes = tuple[DeviceNode | None, tuple[DeviceNode, ...]]
+else:
+    from ocigpu.record import NamedTuple
 
 MAX_NOTES_ON_PATHS = 3
 
 
-def read_host_facts(settings: Settings) -> HostFacts:
+class SearchPaths(NamedTuple):
+    """Directories of the host that an operator names; () for the usual ones below the driver root.
+
+    ``libraries`` replace the loader's cache and all library directories, for NVML too; ``configs`` replace /etc and
+    /usr/share.  Both are paths of the real "/", whatever the driver root is.
+    """
+
+    libraries: tuple[str, ...] = ()
+    configs: tuple[str, ...] = ()
+
+
+def read_host_facts(settings: Settings, search: SearchPaths | None = None) -> HostFacts:
     """Return what is true of the host that the settings describe (a simulated one with ``simulation.root``).
+
+    ``search``: where an operator wants files to be looked for instead of the usual places.
 
     Needs no privilege to read an ordinary host; as root, NVML still runs without privileges.  Raises HostError:
     OCIGPU-HOST-1 when there is no driver, OCIGPU-HOST-2 when kernel module and libraries differ in version,
     OCIGPU-HOST-3 when a file of procfs or sysfs is there and cannot be read.  A GPU that cannot be used carries its
     error and hides no other; what else could not be read is in ``notes``.
     """
-    return _Discovery(settings).run()
+    return _Discovery(settings, search or SearchPaths()).run()
 
 
 class _Discovery:
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, search: SearchPaths) -> None:
         self.settings = settings
+        self.search = search
         self.roots: Roots = find_roots(settings)
         self.root = self.roots.driver or "/"
         self.machine = native_machine()
         self.driver = Tree(self.roots.driver)
+        self.libraries = Tree("") if search.libraries else self.driver
         self.dev = self.driver if self.roots.dev == self.roots.driver else Tree(self.roots.dev)
         # daemons of the host are found on the host even when the driver's files are elsewhere
         elsewhere = self.roots.driver and not self.roots.simulated
@@ -70,7 +89,8 @@ class _Discovery:
 
     def run(self) -> HostFacts:
         kernel = self.kernel
-        paths, note = find_libraries(self.driver, self.settings.driver_ldcache, kernel, self.machine)
+        cache = self.settings.driver_ldcache
+        paths, note = find_libraries(self.libraries, cache, kernel, self.machine, self.search.libraries)
         self.notes += [note] if note else []
         versions = library_versions(paths)
         if not kernel and not self.proc_driver and not versions:
@@ -78,7 +98,7 @@ class _Discovery:
         if kernel and versions and not has_version(paths, kernel):
             raise _mismatch(kernel, ", ".join(versions), self.root)
         version = kernel or (versions[0] if versions else "")
-        child = self._start_nvml(find_nvml(paths, version, self.driver, self.machine))
+        child = self._start_nvml(find_nvml(paths, version, self.libraries, self.machine))
         try:
             if self.proc_driver:
                 self.in_procfs = read_proc_gpus(self.proc_driver)
@@ -100,15 +120,19 @@ class _Discovery:
         return self._merge(facts, reader, answer, nodes)
 
     def _start_nvml(self, path: str) -> NvmlChild | None:
+        if path and self.search.libraries:
+            if path.startswith(f"{self.roots.driver}/"):
+                return start_nvml(path.removeprefix(self.roots.driver), self.roots)
+            return None if self.roots.simulated else start_nvml(path, self.roots._replace(driver=""))
         if path:
             return start_nvml(path, self.roots)
-        if not self.roots.driver:  # the loader may know a directory that we do not
+        if not self.roots.driver and not self.search.libraries:  # the loader may know a directory that we do not
             return start_nvml("libnvidia-ml.so.1", self.roots)
         return None
 
     def _read_files(self, paths: list[str], version: str) -> HostFacts:
         """Return what files say: everything but nodes and GPUs."""
-        libraries, notes = read_libraries(self.driver, paths, version, self.machine)
+        libraries, notes = read_libraries(self.libraries, paths, version, self.machine)
         return HostFacts(
             driver_root=self.root,
             simulated=self.roots.simulated,
@@ -118,7 +142,7 @@ class _Discovery:
             binaries=read_binaries(self.driver),
             firmware=read_firmware(self.driver, version),
             sockets=read_sockets(self.trees),
-            configs=read_configs(self.driver, version, self.machine),
+            configs=read_configs(self.driver, version, self.machine, self.search.configs),
             proc_driver=self.proc_driver,
             proc_files=read_proc_files(self.proc_driver) if self.proc_driver else (),
             proc_capabilities=bool(self.proc_driver) and os.path.isdir(f"{self.proc_driver}/capabilities"),

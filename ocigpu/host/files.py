@@ -133,13 +133,17 @@ def read_gds_files(trees: tuple[Tree, ...]) -> tuple[HostFile, ...]:
     return tuple(found)
 
 
-def read_configs(tree: Tree, version: str, machine: str) -> tuple[HostFile, ...]:
-    """Return configuration files and X.Org modules for graphics and display."""
+def read_configs(tree: Tree, version: str, machine: str, directories: tuple[str, ...] = ()) -> tuple[HostFile, ...]:
+    """Return configuration files and X.Org modules for graphics and display.
+
+    ``directories``: directories of the host to look for configuration files in, instead of the tree's usual ones.
+    """
     found = []
+    shared = Tree("") if directories else tree
     for target, names in (("/usr/share", SHARED_CONFIGS), ("/etc", ETC_CONFIGS)):
         for pattern in names:
             name = pattern.format(machine=machine)
-            host_path = _first(tree, (f"{directory}/{name}" for directory in CONFIG_DIRECTORIES))
+            host_path = _first(shared, (f"{directory}/{name}" for directory in directories or CONFIG_DIRECTORIES))
             if host_path:
                 found.append(HostFile(host_path, f"{target}/{name}", GRAPHICS))
     return (*found, *_xorg_modules(tree, version, machine))

@@ -138,16 +138,21 @@ def split_name(name: str) -> tuple[str, str]:
     return base, rest[1:] if rest.startswith(".") else ""
 
 
-def find_libraries(tree: Tree, ldcache: str, version: str, machine: str) -> tuple[list[str], str]:
+def find_libraries(
+    tree: Tree, ldcache: str, version: str, machine: str, directories: tuple[str, ...] = ()
+) -> tuple[list[str], str]:
     """Return the resolved paths in the tree of files named like driver libraries, and a note on the cache ("": fine).
 
     Any version; without duplicates; the cache's first.  Directories are searched when the cache has no libcuda or no
-    libnvidia-ml (of ``version``, when that is known).
+    libnvidia-ml (of ``version``, when that is known).  ``directories``: look in these and nowhere else.
     """
     architecture = ARCHITECTURES.get(machine)
     if architecture is None:
         return [], f"no table of library directories for {machine}"
     found: dict[str, None] = {}
+    if directories:
+        _search_directories(tree, list(directories), found)
+        return list(found), ""
     note = ""
     cache_path = tree.find(ldcache)
     data = read_bytes(cache_path, MAX_CACHE) if cache_path else None
@@ -159,7 +164,7 @@ def find_libraries(tree: Tree, ldcache: str, version: str, machine: str) -> tupl
             if split_name(soname)[0] in TABLE:
                 _add(found, tree.resolve(path))
     if not _is_complete(found, version):
-        _search_directories(tree, architecture, found)
+        _search_directories(tree, _usual_directories(tree, architecture), found)
     return list(found), note
 
 
@@ -176,12 +181,15 @@ def _is_complete(found: dict[str, None], version: str) -> bool:
     )
 
 
-def _search_directories(tree: Tree, architecture: Architecture, found: dict[str, None]) -> None:
+def _usual_directories(tree: Tree, architecture: Architecture) -> list[str]:
     patterns = (*_DIRECTORIES, *_DIRECTORIES32)
     directories = [
         pattern.format(triplet=architecture.triplet, triplet32=architecture.triplet32) for pattern in patterns
     ]
-    directories += [f"/usr/lib/{name}" for name in tree.names("/usr/lib") if name.startswith("nvidia")]
+    return directories + [f"/usr/lib/{name}" for name in tree.names("/usr/lib") if name.startswith("nvidia")]
+
+
+def _search_directories(tree: Tree, directories: list[str], found: dict[str, None]) -> None:
     seen = set()
     for directory in directories:
         resolved = tree.resolve(directory)
