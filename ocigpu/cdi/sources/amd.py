@@ -1,0 +1,96 @@
+"""AMD GPUs: ``ocigpu cdi generate --vendor amd``, kind amd.com/gpu.
+
+A device is a GPU, or a partition of one, with its card and render nodes; /dev/kfd goes with every device.  Libraries
+come with the image, as in AMD's own container toolkit.  Names: the index ("0", in that toolkit's order), "gpu0" by type
+and index, or the unique id as that toolkit and rocm-smi write it ("0xc0ffee"); partitions that share their GPU's unique
+id have their number added ("0xc0ffee:1").
+"""
+
+from ocigpu.actions import Node
+from ocigpu.cdi.draft import Draft, DraftDevice
+from ocigpu.cdi.edits import edits_from_actions
+from ocigpu.cdi.sources.ids import select_ids
+from ocigpu.errors import CdiError
+from ocigpu.host.amd import AmdFacts, AmdGpu, read_amd_facts
+from ocigpu.host.tree import find_roots
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ocigpu.cdi.draft import Edits, GenerateOptions
+    from ocigpu.facts import DeviceNode
+    from ocigpu.settings import Settings
+
+
+def draft(options: "GenerateOptions", settings: "Settings") -> Draft:
+    """Return the host's AMD GPUs as devices.
+
+    Raises CdiError (OCIGPU-CDI-7) when there is none that can be given, or for a device id that none has, and HostError
+    (OCIGPU-HOST-3) for a file of sysfs that cannot be read.
+    """
+    return draft_amd(read_amd_facts(find_roots(settings)), options)
+
+
+def draft_amd(facts: AmdFacts, options: "GenerateOptions") -> Draft:
+    """Return the draft for these facts; raises CdiError (OCIGPU-CDI-7) as :func:`draft` does.  Pure."""
+    skipped = [
+        f"GPU {function.text} is not bound to amdgpu, but to {function.driver or 'no driver'}"
+        for function in facts.unbound
+    ]
+    names = [_names(index, gpu, facts.gpus, options.name_strategies) for index, gpu in enumerate(facts.gpus)]
+    ids = [_ids(index, gpu, facts.gpus) for index, gpu in enumerate(facts.gpus)]
+    gids = "no-additional-gids-for-device-nodes" not in options.feature_flags
+    devices: list[DraftDevice] = []
+    notes = list(facts.notes)
+    for index in select_ids(options.device_ids, ids, "AMD GPU"):
+        gpu = facts.gpus[index]
+        if not gpu.nodes:
+            skipped.append(f"GPU {index} ({gpu.address}) has no nodes below /dev/dri")
+        elif not names[index]:
+            skipped.append(f"GPU {index} ({gpu.address}) has no unique id to be named by")
+        else:
+            devices += [DraftDevice(name, _edits(gpu.nodes, gids)) for name in names[index]]
+            if not gpu.compute:
+                notes.append(f"GPU {index} ({gpu.address}) is not in KFD's topology: ROCm cannot use it")
+    if not devices:
+        why = "; ".join(skipped) or "amdgpu drives no PCI device"
+        raise CdiError("OCIGPU-CDI-7", f"no AMD GPU: {why}", "Load the driver: modprobe amdgpu")
+    if facts.kfd is None:
+        notes.append("the host has no /dev/kfd: ROCm will not work in containers")
+    return Draft(
+        source="amd",
+        vendor=options.vendor or "amd.com",
+        device_class=options.device_class or "gpu",
+        devices=tuple(devices),
+        common=_edits((facts.kfd,), gids) if facts.kfd else {},
+        notes=tuple(notes),
+        skipped=tuple(skipped),
+    )
+
+
+def _edits(nodes: "Sequence[DeviceNode]", additional_gids: bool) -> "Edits":
+    return edits_from_actions([Node(node, "") for node in nodes], additional_gids=additional_gids)
+
+
+def _unique_name(gpu: AmdGpu, gpus: tuple[AmdGpu, ...]) -> str:
+    """Return the GPU's unique id as a name, "" without one; no two GPUs get the same."""
+    if not gpu.unique_id:
+        return ""
+    name = f"0x{gpu.unique_id:x}"
+    sharing = [other for other in gpus if other.unique_id == gpu.unique_id]
+    if len(sharing) == 1:
+        return name
+    # partitions of one GPU; boards whose unique ids are equal are told apart by nothing but their address
+    return f"{name}:{gpu.partition}" if len({other.address for other in sharing}) == 1 else ""
+
+
+def _names(index: int, gpu: AmdGpu, gpus: tuple[AmdGpu, ...], strategies: tuple[str, ...]) -> tuple[str, ...]:
+    by_strategy = {"index": str(index), "type-index": f"gpu{index}", "uuid": _unique_name(gpu, gpus)}
+    return tuple(filter(None, dict.fromkeys(by_strategy.get(strategy, "") for strategy in strategies)))
+
+
+def _ids(index: int, gpu: AmdGpu, gpus: tuple[AmdGpu, ...]) -> tuple[str, ...]:
+    """Return what an operator may call a GPU: index, unique id, PCI address (all partitions of that GPU)."""
+    unique = (f"0x{gpu.unique_id:x}", _unique_name(gpu, gpus)) if gpu.unique_id else ()
+    return (str(index), gpu.address, *filter(None, unique))

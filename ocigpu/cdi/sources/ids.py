@@ -1,0 +1,24 @@
+"""Device ids as the operator wrote them, for sources whose devices have no ids of NVIDIA's."""
+
+from ocigpu.errors import CdiError, quoted
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def select_ids(ids: "Sequence[str]", known: "Sequence[tuple[str, ...]]", what: str) -> tuple[int, ...]:
+    """Return the positions in ``known`` that the ids name, in its order; ``known`` holds each device's own ids.
+
+    "all" among the ids is everything.  Raises CdiError (OCIGPU-CDI-7) for an id that no device has.
+    """
+    if "all" in ids:
+        return tuple(range(len(known)))
+    chosen = set()
+    for text in ids:
+        found = [position for position, own in enumerate(known) if text in own]
+        if not found:
+            first = ", ".join(own[0] for own in known[:16]) + (", ..." if len(known) > 16 else "")
+            raise CdiError("OCIGPU-CDI-7", f"device id {quoted(text)}: no such {what}; there are: {first or 'none'}")
+        chosen.update(found)
+    return tuple(sorted(chosen))
