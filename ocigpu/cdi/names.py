@@ -13,6 +13,8 @@ else:
     from ocigpu.record import NamedTuple
 
 ANNOTATION_PREFIX = "cdi.k8s.io/"
+MAX_ANNOTATION_NAME = 63
+MAX_ANNOTATION_PREFIX = 253
 _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
 _DIGITS = frozenset("0123456789")
 _ALPHANUMERIC = _LETTERS | _DIGITS
@@ -88,3 +90,54 @@ def parse_device_name(text: str) -> DeviceName:
     if problem:
         raise CdiError("OCIGPU-CDI-1", f"CDI device {quoted(text)}: {problem}")
     return DeviceName(kind, device)
+
+
+def check_annotation_key(key: str, prefix: str = ANNOTATION_PREFIX) -> str:
+    """Return what is wrong with the key of a container annotation that names devices, "" if nothing is.
+
+    After the prefix comes plugin_deviceID with "/" written as "_" (CDI's pkg/cdi/annotations.go).
+    """
+    if not key.startswith(prefix):
+        return f"annotation {quoted(key)} does not begin with {quoted(prefix)}"
+    return _check_annotation_part(key, key.removeprefix(prefix))
+
+
+def parse_annotation_value(key: str, value: str) -> "list[DeviceName]":
+    """Return the devices that a container annotation names, in its order; ``key`` is for the message.
+
+    Names are separated by commas, without blanks.  Raises CdiError OCIGPU-CDI-1, also for an empty value.
+    """
+    names = []
+    for item in value.split(","):
+        try:
+            names.append(parse_device_name(item))
+        except CdiError as error:
+            raise CdiError(error.code, f"annotation {quoted(key)}: {error.message}") from error
+    return names
+
+
+def check_annotation_name(key: str) -> str:
+    """Return what is wrong with the key of an annotation inside a specification, "" if nothing is.
+
+    The rules are Kubernetes's for qualified names: an optional DNS subdomain and "/" before the name.
+    """
+    prefix, slash, name = key.rpartition("/")
+    labels = prefix.lower().split(".") if slash else ()
+    if len(prefix) > MAX_ANNOTATION_PREFIX or not all(_is_dns_label(label) for label in labels):
+        return f"annotation {quoted(key)}: the part before / is not a DNS name"
+    return _check_annotation_part(key, name)
+
+
+def _check_annotation_part(key: str, name: str) -> str:
+    if not name:
+        return f"annotation {quoted(key)} has an empty name"
+    if len(name) > MAX_ANNOTATION_NAME:
+        return f"annotation {quoted(key)} has a name longer than {MAX_ANNOTATION_NAME} characters"
+    if name[0] not in _ALPHANUMERIC or name[-1] not in _ALPHANUMERIC:
+        return f"annotation {quoted(key)} has a name that does not start and end with a letter or digit"
+    return _check_characters("annotation", name, _MIDDLE)
+
+
+def _is_dns_label(label: str) -> bool:
+    edges = label[:1] + label[-1:]
+    return edges.isalnum() and all(character in _ALPHANUMERIC or character == "-" for character in label)
