@@ -191,6 +191,16 @@ def _trusted_owners() -> tuple[int, ...]:
         return (*owners, int(file.read()))
 
 
+def why_untrusted(status: os.stat_result) -> str:
+    """Return why a file or directory must not decide what root does, or "": others than root or the caller may write.
+
+    In a user namespace the host's root is known as far as :func:`_trusted_owners` says.
+    """
+    if status.st_uid in _trusted_owners() and not status.st_mode & 0o022:
+        return ""
+    return f"owner {status.st_uid}, mode {stat.S_IMODE(status.st_mode):04o}: others may write"
+
+
 def read_settings(path: str = "") -> Settings:
     """Return the settings of the file ``path``, or of :data:`DEFAULT_PATH` when empty (missing: the defaults).
 
@@ -212,11 +222,8 @@ def read_settings(path: str = "") -> Settings:
         os.close(fd)
         raise SettingsError("OCIGPU-SET-1", f"settings {path}: not a regular file")
     with os.fdopen(fd, "rb") as file:
-        if status.st_uid not in _trusted_owners() or status.st_mode & 0o022:
-            raise SettingsError(
-                "OCIGPU-SET-3",
-                f"settings {path}: owner {status.st_uid}, mode {stat.S_IMODE(status.st_mode):04o}: others may write",
-            )
+        if cause := why_untrusted(status):
+            raise SettingsError("OCIGPU-SET-3", f"settings {path}: {cause}")
         data = file.read(1 << 20)
     import tomllib  # only when there is a file: it costs about 8 ms
 

@@ -10,7 +10,7 @@ from ocigpu.errors import CdiError, quoted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
     Edits = dict[str, Any]
@@ -84,7 +84,7 @@ class _Draft:
         self.user_namespace = any(isinstance(item, dict) and item.get("type") == "user" for item in namespaces)
         user = _look(_look(self.config, "process", dict, "process"), "user", dict, "process.user")
         self.owner = {name: user[name] for name in ("uid", "gid") if _is_id(user.get(name))}
-        self.nodes: dict[str, dict[str, Any]] = {}
+        self.nodes: dict[str, dict[str, Any] | None] = {}
         self.rules: list[dict[str, Any]] = []
         self.net_devices: dict[str, Any] = {}
         self.mounts: dict[str, dict[str, Any]] = {}
@@ -178,7 +178,7 @@ def _add_node(draft: _Draft, node: "dict[str, Any]", named: str, lstat: "Callabl
         draft.rules.append({"allow": True, "type": kind, "major": major, "minor": minor, "access": access})
     if (draft.user_namespace or draft.rootless) and host_path != path and not cause:
         _put(draft.mounts, path, {"type": "bind", "source": host_path, "options": list(BOUND_NODE_OPTIONS)})
-        draft.nodes.pop(path, None)
+        draft.nodes[path] = None  # an entry of this path goes: the runtime would bind another node there
         return
     entry = {"path": path, "type": kind}
     if kind != "p":
@@ -253,8 +253,8 @@ def _finish(
     return config
 
 
-def _replace(parent: "dict[str, Any]", name: str, path: str, key: str, entries: "dict[str, Any]") -> None:
-    """Take the entries whose ``key`` is one of the new ones' out of a list, and append those."""
+def _replace(parent: "dict[str, Any]", name: str, path: str, key: str, entries: "Mapping[str, Any]") -> None:
+    """Take the entries whose ``key`` is one of the new ones' out of a list, and append those that are not None."""
     present = _own(parent, name, list, path)
     for position, entry in enumerate(present):
         if not isinstance(entry, dict):
@@ -262,7 +262,7 @@ def _replace(parent: "dict[str, Any]", name: str, path: str, key: str, entries: 
         if not isinstance(entry.get(key), str):
             raise _wrong_type(f"{path}[{position}].{key}", str)
     present[:] = [entry for entry in present if entry[key] not in entries]
-    present.extend(entries.values())
+    present.extend(entry for entry in entries.values() if entry is not None)
 
 
 def _add_rules(linux: "dict[str, Any]", rules: "list[dict[str, Any]]") -> None:

@@ -1,0 +1,112 @@
+"""Files that save work from one run to the next: below /run/ocigpu for root, in the user's run directory for others.
+
+What is read back decides what a container gets, so it counts only when nobody but the user this process runs as can
+have written it.  A cache that cannot be used is never an error: the work is done again.
+"""
+
+import os
+import stat
+
+from ocigpu.linux.namespaces import in_initial_user_namespace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Container
+
+SYSTEM_DIRECTORY = "/run/ocigpu"
+MAX_BYTES = 64 << 20
+_DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def open_cache(create: bool = False) -> int:
+    """Return a descriptor of the cache directory, or -1 where there is none that can be trusted.
+
+    ``create``: make it (mode 0700) when it is missing.  Root outside of user namespaces has /run/ocigpu, everybody
+    else $XDG_RUNTIME_DIR/ocigpu.
+    """
+    if os.geteuid() == 0 and in_initial_user_namespace():
+        path = SYSTEM_DIRECTORY
+    else:
+        parent = os.environ.get("XDG_RUNTIME_DIR", "")
+        if not parent.startswith("/"):
+            return -1
+        path = f"{parent}/ocigpu"
+    try:
+        if create:
+            _make_directory(path)
+        fd = os.open(path, _DIRECTORY_FLAGS)
+    except (OSError, ValueError):
+        return -1
+    if not _is_ours(os.fstat(fd)):
+        os.close(fd)
+        return -1
+    return fd
+
+
+def _make_directory(path: str) -> None:
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:  # what it is, and whose, is seen when it is opened
+        return
+
+
+def _is_ours(status: os.stat_result) -> bool:
+    """Tell whether only the user this process runs as can have written it."""
+    return status.st_uid == os.geteuid() and not status.st_mode & 0o077
+
+
+def read_cached(directory: int, name: str) -> bytes:
+    """Return the content of a file of the cache; nothing for one that is missing, too large or not to be trusted."""
+    try:
+        fd = os.open(name, _READ_FLAGS, dir_fd=directory)
+    except OSError:
+        return b""
+    with os.fdopen(fd, "rb") as file:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or not _is_ours(status) or status.st_size > MAX_BYTES:
+            return b""
+        try:
+            return file.read(MAX_BYTES)
+        except OSError:
+            return b""
+
+
+def write_cached(directory: int, name: str, content: bytes) -> bool:
+    """Put a file (mode 0600) into the cache, whole or not at all; returns whether it is there now."""
+    temporary = f"{name}.{os.getpid()}.tmp"
+    try:
+        try:
+            fd = os.open(temporary, _WRITE_FLAGS, 0o600, dir_fd=directory)
+        except FileExistsError:  # left by a process of our number that was killed
+            os.unlink(temporary, dir_fd=directory)
+            fd = os.open(temporary, _WRITE_FLAGS, 0o600, dir_fd=directory)
+    except OSError:
+        return False
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(content)
+        os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
+    except OSError:
+        _remove(directory, temporary)
+        return False
+    return True
+
+
+def prune_cache(directory: int, prefix: str, wanted: "Container[str]", spare: int) -> None:
+    """Remove files whose names begin with ``prefix`` and are not ``wanted``, once there are more than ``spare``."""
+    try:
+        names = [name for name in os.listdir(directory) if name.startswith(prefix) and name not in wanted]
+    except OSError:
+        return
+    if len(names) > spare:
+        for name in names:
+            _remove(directory, name)
+
+
+def _remove(directory: int, name: str) -> None:
+    try:
+        os.unlink(name, dir_fd=directory)
+    except OSError:  # gone already, or not ours to remove: the next one who prunes tries again
+        return
