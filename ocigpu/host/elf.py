@@ -1,4 +1,4 @@
-"""What an ELF shared object says of itself: class, machine and DT_SONAME, read within bounds.
+"""What an ELF file says of itself: class, machine and DT_SONAME, and single sections, read within bounds.
 
 Layout: elf(5) and the System V ABI.  Anything that is not a well-formed little-endian shared object gives None.
 """
@@ -22,6 +22,8 @@ HEAD_SIZE = 4096
 MAX_PROGRAM_HEADERS = 128
 MAX_DYNAMIC = 1 << 16
 MAX_SONAME = 255
+MAX_SECTIONS = 4096
+MAX_SECTION_NAMES = 1 << 18
 
 
 class Elf(NamedTuple):
@@ -43,6 +45,18 @@ _LAYOUTS = {
     # e_type, e_machine, skip version and entry, e_phoff, skip shoff, flags and ehsize, e_phentsize, e_phnum
     1: _Layout(struct.Struct("<16xHH8xI10xHH"), struct.Struct("<8I"), struct.Struct("<iI"), 32),
     2: _Layout(struct.Struct("<16xHH12xQ14xHH"), struct.Struct("<2I6Q"), struct.Struct("<qQ"), 64),
+}
+
+
+class _SectionLayout(NamedTuple):
+    header: struct.Struct
+    entry: struct.Struct
+
+
+_SECTIONS = {
+    # skip to e_shoff, skip to e_shentsize, e_shnum, e_shstrndx; sh_name, skip to sh_offset, sh_size, skip the rest
+    1: _SectionLayout(struct.Struct("<32xI10xHHH"), struct.Struct("<I12xII16x")),
+    2: _SectionLayout(struct.Struct("<40xQ10xHHH"), struct.Struct("<I20xQQ24x")),
 }
 
 
@@ -138,3 +152,29 @@ def _part(fd: int, head: bytes, offset: int, size: int) -> bytes | None:
         return None
     data = os.pread(fd, size, offset)
     return data if len(data) == size else None
+
+
+def read_section(fd: int, name: str, limit: int) -> bytes | None:
+    """Return the content of the first section of this name, of at most ``limit`` bytes.
+
+    None when there is none, it is larger, or the file is no little-endian ELF file with a section table as in elf(5).
+    Raises OSError when the file cannot be read.
+    """
+    head = os.pread(fd, 64, 0)
+    layout = _SECTIONS.get(head[4]) if len(head) >= 52 and head[:4] == b"\x7fELF" and head[5] == 1 else None
+    if layout is None or len(head) < layout.header.size:
+        return None
+    offset, entry_size, count, names_index = layout.header.unpack_from(head)
+    if entry_size != layout.entry.size or not names_index < count <= MAX_SECTIONS:
+        return None
+    table = _part(fd, b"", offset, entry_size * count)
+    if table is None:
+        return None
+    sections = list(layout.entry.iter_unpack(table))
+    _, start, size = sections[names_index]
+    names = _part(fd, b"", start, size) if size <= MAX_SECTION_NAMES else None
+    wanted = name.encode() + b"\0"
+    for name_offset, start, size in sections if names else ():
+        if names and names[name_offset : name_offset + len(wanted)] == wanted:
+            return _part(fd, b"", start, size) if size <= limit else None
+    return None

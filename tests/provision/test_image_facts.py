@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ocigpu.facts import ImageFacts
-from ocigpu.provision import image
+from ocigpu.provision import compat, image, inside
 
 TRIPLET = {"x86_64": "x86_64-linux-gnu", "aarch64": "aarch64-linux-gnu"}[os.uname().machine]
 DEBIAN32 = "/usr/lib/i386-linux-gnu" if os.uname().machine == "x86_64" else "/usr/lib32"
@@ -89,7 +89,7 @@ def test_compatibility_libraries_newer_than_the_driver(
     names: list[str], driver: str, major: int, tmp_path: Path
 ) -> None:
     found = read(touch(tmp_path, *(f"usr/local/cuda/compat/{name}" for name in names)), driver)
-    assert (found.compat_dir, found.compat_major) == (image.COMPAT_DIR if major else "", major)
+    assert (found.compat_dir, found.compat_major) == (compat.COMPAT_DIR if major else "", major)
 
 
 def test_a_cuda_directory_that_is_a_link_as_in_nvidias_images(tmp_path: Path) -> None:
@@ -140,9 +140,9 @@ def test_marks_that_are_no_files_do_not_stop_anything(tmp_path: Path) -> None:
 
 
 def test_a_listing_ends(tmp_path: Path) -> None:
-    touch(tmp_path, *(f"lib64/{number}" for number in range(image._MAX_ENTRIES + 50)))
+    touch(tmp_path, *(f"lib64/{number}" for number in range(inside.MAX_ENTRIES + 50)))
     fd = os.open(tmp_path, os.O_PATH)
     try:
-        assert len(image._names(fd, "/lib64")) == image._MAX_ENTRIES
+        assert len(inside.list_inside(fd, "/lib64")) == inside.MAX_ENTRIES
     finally:
         os.close(fd)

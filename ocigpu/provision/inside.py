@@ -1,0 +1,97 @@
+"""Looks into an image that may be hostile: by descriptor below its root, bounded, and only regular files are opened.
+
+Nothing here raises for what an image contains: what cannot be read is not there.
+"""
+
+import os
+import stat
+
+from ocigpu.linux.paths import open_in_root
+
+MAX_ENTRIES = 4096
+"""Names read of one directory."""
+
+
+def list_inside(root_fd: int, path: str) -> list[str]:
+    """Return at most :data:`MAX_ENTRIES` names of a directory of the image, sorted; none if it cannot be listed."""
+    try:
+        fd = open_in_root(root_fd, path, os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK)
+    except OSError:  # missing, a link to nowhere, not a directory: no names
+        return []
+    try:
+        with os.scandir(fd) as entries:
+            return sorted(entry.name for entry, _ in zip(entries, range(MAX_ENTRIES), strict=False))
+    except OSError:  # a directory that cannot be read, on a broken file system
+        return []
+    finally:
+        os.close(fd)
+
+
+def status_inside(root_fd: int, path: str, flags: int = 0) -> os.stat_result | None:
+    """Return the status of what ``path`` leads to inside the image, None if there is nothing; flags as of open(2)."""
+    try:
+        fd = open_in_root(root_fd, path, os.O_PATH | flags)
+    except OSError:  # missing, or a link that leads nowhere
+        return None
+    try:
+        return os.fstat(fd)
+    finally:
+        os.close(fd)
+
+
+def exists_inside(root_fd: int, path: str) -> bool:
+    """Tell whether ``path`` leads to anything inside the image."""
+    return status_inside(root_fd, path) is not None
+
+
+def open_file_inside(root_fd: int, path: str, flags: int = 0) -> int:
+    """Return a descriptor to read a regular file of the image, -1 if there is none; needs procfs on /proc.
+
+    What it is is looked at first: a FIFO would block, and opening a device may act on it.
+    """
+    try:
+        path_fd = open_in_root(root_fd, path, os.O_PATH | flags)
+    except OSError:  # missing, or a link that leads nowhere
+        return -1
+    try:
+        if not stat.S_ISREG(os.fstat(path_fd).st_mode):
+            return -1
+        return os.open(f"/proc/self/fd/{path_fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:  # not readable for us
+        return -1
+    finally:
+        os.close(path_fd)
+
+
+def read_inside(root_fd: int, path: str, limit: int) -> bytes | None:
+    """Return the first ``limit`` bytes of a regular file of the image, None if there is none."""
+    fd = open_file_inside(root_fd, path)
+    if fd < 0:
+        return None
+    try:
+        with open(fd, "rb", buffering=0) as file:
+            data = b""
+            while len(data) < limit and (chunk := file.read(limit - len(data))):
+                data += chunk
+            return data
+    except OSError:  # on a broken file system
+        return None
+
+
+def resolve_inside(root_fd: int, path: str) -> str:
+    """Return where a path of the image leads, as an absolute path in it without links; "" if that cannot be told.
+
+    The text is for the image's own use, such as its loader's configuration: nothing is opened by it.
+    """
+    try:
+        fd = open_in_root(root_fd, path, os.O_PATH)
+    except OSError:  # missing, or a link that leads nowhere
+        return ""
+    try:
+        top, found = (os.readlink(f"/proc/self/fd/{number}") for number in (root_fd, fd))
+    except OSError:  # no procfs
+        return ""
+    finally:
+        os.close(fd)
+    inner = found.removeprefix(top.rstrip("/"))
+    return inner if found.startswith(top.rstrip("/") + "/") and inner.isprintable() else ""
