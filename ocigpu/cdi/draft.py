@@ -71,3 +71,4 @@ class Draft(NamedTuple):
     all_device: bool = True
     notes: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()
+    max_version: str = ""

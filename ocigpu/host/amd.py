@@ -16,7 +16,7 @@ from ocigpu.host.pci import (
     read_number,
 )
 from ocigpu.host.procfs import Permissions, normal_bus_id
-from ocigpu.host.tree import Roots, Tree, find_roots, list_names, read_text
+from ocigpu.host.tree import Roots, find_roots, list_names, node_tree, read_text
 from ocigpu.settings import Settings
 
 TYPE_CHECKING = False
@@ -75,11 +75,6 @@ class AmdFacts(NamedTuple):
     kfd: DeviceNode | None = None
     unbound: tuple[Function, ...] = ()
     notes: tuple[str, ...] = ()
-
-
-def node_tree(roots: Roots) -> Tree:
-    """Return where device nodes of other drivers than NVIDIA's are: the host's /dev, or the simulated host's."""
-    return Tree(roots.dev if roots.simulated else "")
 
 
 def read_amd_facts(roots: Roots) -> AmdFacts:

@@ -136,6 +136,11 @@ class Tree:
         return "socket" if stat.S_ISSOCK(mode) else ""
 
 
+def node_tree(roots: Roots) -> Tree:
+    """Return where device nodes of other drivers than NVIDIA's are: the host's /dev, or the simulated host's."""
+    return Tree(roots.dev if roots.simulated else "")
+
+
 def list_names(path: str) -> list[str]:
     """Return the sorted names in a directory; nothing when there is none or it cannot be read."""
     try:

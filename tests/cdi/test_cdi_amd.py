@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from support.drafts import spec_of
 from support.trees import drm_entries, pci_function, write_tree
 
 from ocigpu.cdi.draft import Draft, GenerateOptions
@@ -129,6 +130,7 @@ def test_gpus_become_devices(
     assert (result.source, result.vendor, result.device_class) == ("amd", "amd.com", "gpu")
     assert [node["path"] for node in result.common["deviceNodes"]] == ["/dev/kfd"]
     assert not result.skipped
+    spec_of(result)
 
 
 def test_vendor_and_class_can_be_chosen(tmp_path: Path) -> None:
