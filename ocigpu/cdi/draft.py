@@ -60,7 +60,8 @@ class Draft(NamedTuple):
 
     ``source``: "nvidia", "amd", "vfio", ...; decides how the fingerprint is read.  ``common``: spec-level edits.
     ``all_device``: whether a device "all" that joins the others makes sense.  ``notes``: warnings; ``skipped``: devices
-    that were left out, a sentence each with the reason.
+    that were left out, a sentence each with the reason.  ``max_version``: newest CDI version that the readers of this
+    kind of specification understand, "" for any; the operator's own limit comes first.
     """
 
     source: str
