@@ -40,6 +40,7 @@ _PLURALS = {"gpus": "the set of GPUs has", "mig": "MIG devices have", "imex": "I
 _SENTENCES = {
     "uuids": "GPUs have been replaced: their UUIDs are others",
     "nodes": "device numbers or nodes have changed",
+    "groups": "IOMMU groups have changed",
     "settings": "settings have changed (driver root, device root, loader cache or simulated host)",
 }
 
@@ -129,7 +130,23 @@ def _node(host_path: str, path: str) -> str:
     return f"{path} {status.st_mode:o} {status.st_uid} {status.st_gid} {status.st_rdev:x}"
 
 
-READERS: "dict[str, Callable[[Settings], Fingerprint]]" = {"nvidia": read_nvidia}
+def _read_amd(settings: Settings) -> "Fingerprint":
+    from ocigpu.host.amd import read_amd_fingerprint  # here: a host has GPUs of one vendor, as a rule
+
+    return read_amd_fingerprint(settings)
+
+
+def _read_vfio(settings: Settings) -> "Fingerprint":
+    from ocigpu.host.vfio import read_vfio_fingerprint
+
+    return read_vfio_fingerprint(settings)
+
+
+READERS: "dict[str, Callable[[Settings], Fingerprint]]" = {
+    "nvidia": read_nvidia,
+    "amd": _read_amd,
+    "vfio": _read_vfio,
+}
 """For each source of devices what reads its pairs."""
 
 
