@@ -1,0 +1,188 @@
+"""Files of CDI specifications: bounded reading, JSON here, YAML in a forked child with limits and a deadline.
+
+Neither the name of a file nor its contents decide alone: what begins with "{" is read as JSON, and as YAML when it is
+not JSON; everything else is YAML.
+"""
+
+import json
+import os
+import select
+import signal
+import stat
+import time
+
+from ocigpu.errors import CdiError, SpecError, printable
+from ocigpu.spec import parse_json
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NamedTuple
+else:
+    from ocigpu.record import NamedTuple
+
+MAX_BYTES = 16 << 20
+MAX_NODES = 2_000_000
+"""Scalars, lists and objects of a document, counted after aliases are put in place."""
+MAX_DEPTH = 64
+DEADLINE = 10.0
+"""Seconds that the reading of one YAML document may take; 10,000 devices take about one."""
+MAX_ANSWER = 64 << 20
+
+
+class FileState(NamedTuple):
+    """What tells one state of a file from another; times are in nanoseconds, ``mode`` is st_mode."""
+
+    dev: int
+    ino: int
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+    uid: int
+    mode: int
+
+
+def file_state(status: os.stat_result) -> FileState:
+    """Return the state of a file from its stat(2) result, to be compared with that of an earlier reading."""
+    return FileState(
+        status.st_dev,
+        status.st_ino,
+        status.st_size,
+        status.st_mtime_ns,
+        status.st_ctime_ns,
+        status.st_uid,
+        status.st_mode,
+    )
+
+
+def read_document(path: str) -> "tuple[Any, FileState]":
+    """Return the data of the specification file at ``path``, and the file's state from before it was read.
+
+    Symbolic links are followed.  Raises CdiError OCIGPU-CDI-2 for anything but a readable regular file of at most
+    16 MiB with one document in it.  Must be called from a process with one thread: YAML is read by a forked child.
+    """
+    text, state = read_file(path)
+    return parse_document(text, path), state
+
+
+def read_file(path: str) -> tuple[bytes, FileState]:
+    """Return the bytes of a specification file and its state; never waits for a FIFO or device.
+
+    Raises CdiError OCIGPU-CDI-2.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError as error:
+        raise _cannot_read(path, str(error.strerror)) from error
+    except ValueError as error:  # a NUL character in the path
+        raise _cannot_read(path, "not a path") from error
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise _cannot_read(path, "not a regular file")
+        if status.st_size > MAX_BYTES:
+            raise _cannot_read(path, f"larger than {MAX_BYTES >> 20} MiB")
+        return _read_all(fd, path), file_state(status)
+    except OSError as error:
+        raise _cannot_read(path, str(error.strerror)) from error
+    finally:
+        os.close(fd)
+
+
+def _read_all(fd: int, path: str) -> bytes:
+    parts = []
+    size = 0
+    while part := os.read(fd, 1 << 20):
+        parts.append(part)
+        size += len(part)
+        if size > MAX_BYTES:  # it grew since fstat
+            raise _cannot_read(path, f"larger than {MAX_BYTES >> 20} MiB")
+    return b"".join(parts)
+
+
+def parse_document(text: bytes, what: str) -> "Any":
+    """Return the data of one JSON or YAML document; ``what`` names it in messages.
+
+    Raises CdiError OCIGPU-CDI-2 for no data, several documents, duplicate keys, what is no JSON data, and beyond the
+    limits of this module.  Must be called from a process with one thread.
+    """
+    if len(text) > MAX_BYTES:
+        raise _cannot_read(what, f"larger than {MAX_BYTES >> 20} MiB")
+    if not text.strip():
+        raise _cannot_read(what, "no data")
+    if not text.lstrip().startswith(b"{"):
+        return _parse_yaml(text, what)
+    if text.count(b",") + text.count(b"[") + text.count(b"{") > MAX_NODES:
+        raise _cannot_read(what, f"more than {MAX_NODES} values")
+    try:
+        return parse_json(text, f"read {printable(what, 300)}", "OCIGPU-CDI-2")
+    except SpecError as error:
+        problem = CdiError(error.code, error.message)
+    try:
+        return _parse_yaml(text, what)
+    except CdiError:
+        raise problem from None  # somebody who begins with "{" means JSON
+
+
+def _cannot_read(what: str, cause: str, hint: str | None = None) -> CdiError:
+    return CdiError("OCIGPU-CDI-2", f"read {printable(what, 300)}: {printable(cause, 400)}", hint)
+
+
+def _parse_yaml(text: bytes, what: str) -> "Any":
+    reader, writer = os.pipe2(os.O_CLOEXEC)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            from ocigpu.cdi.yaml_child import run_child  # only the child pays for it
+
+            run_child(writer, text, DEADLINE)
+        finally:
+            os._exit(1)
+    os.close(writer)
+    try:
+        answer, problem = _read_answer(reader)
+    finally:
+        os.close(reader)
+        status = _end(pid)
+    if problem:
+        raise _cannot_read(what, problem)
+    try:
+        result = json.loads(answer)
+    except (ValueError, RecursionError) as error:
+        cause = f"was ended by signal {-status}" if status < 0 else "gave no answer"
+        raise _cannot_read(what, f"the process that reads YAML {cause}") from error
+    if "missing" in result:
+        hint = "Install PyYAML for the Python that runs ocigpu, or write the specification as JSON."
+        raise _cannot_read(what, f"it is YAML, and PyYAML cannot be imported: {result['missing']}", hint)
+    if "error" in result:
+        raise _cannot_read(what, result["error"])
+    if result["data"] is None:
+        raise _cannot_read(what, "no data")
+    return result["data"]
+
+
+def _read_answer(pipe: int) -> tuple[bytes, str]:
+    """Return what the child writes until it ends, or a problem."""
+    poller = select.poll()
+    poller.register(pipe, select.POLLIN)
+    deadline = time.monotonic() + DEADLINE
+    parts: list[bytes] = []
+    size = 0
+    while size <= MAX_ANSWER:
+        left = deadline - time.monotonic()
+        if left <= 0 or not poller.poll(int(left * 1000) + 1):
+            return b"", f"not understood within {DEADLINE:g} s: too large or too involved"
+        part = os.read(pipe, 1 << 20)
+        if not part:
+            return b"".join(parts), ""
+        parts.append(part)
+        size += len(part)
+    return b"", f"more than {MAX_ANSWER >> 20} MiB of data"
+
+
+def _end(pid: int) -> int:
+    """End the child and return its exit status: minus the signal that ended it before we did."""
+    try:
+        os.kill(pid, signal.SIGKILL)  # for one that is ending already this changes nothing
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    except (ChildProcessError, ProcessLookupError):  # SIGCHLD is ignored in the caller: the kernel reaps
+        return 0
