@@ -12,7 +12,15 @@ Intended differences to what NVIDIA's generator writes for the same host:
 
 from ocigpu.actions import AllowDevice, Bind, Link, Node, RefreshLdCache, Tmpfs
 from ocigpu.cdi.draft import HOOK_NAMES
-from ocigpu.errors import UsageError, quoted
+from ocigpu.cdi.hooks import (
+    Chmod,
+    CreateSymlinks,
+    DisableDeviceNodeModification,
+    EnableCudaCompat,
+    UpdateApplicationProfile,
+    UpdateLdCache,
+    hook_words,
+)
 from ocigpu.spec import HOOK_ENVIRONMENT, OUR_HOOK
 from ocigpu.views import PROC_DRIVER, PROFILE_DIRECTORY
 
@@ -23,16 +31,13 @@ if TYPE_CHECKING:
 
     from ocigpu.actions import Action
     from ocigpu.cdi.draft import Edits, GenerateOptions
+    from ocigpu.cdi.hooks import Command
     from ocigpu.facts import DeviceNode
-
-    Command = tuple[str, ...]
 else:
     from ocigpu.record import NamedTuple
 
 MOUNT_OPTIONS = ("rbind", "rprivate")
 """What an engine needs beside the plan's options to make a bind mount of a CDI mount."""
-COMMAND_SEPARATOR = "+"
-"""Word between the commands of one entry of ocigpu-hook."""
 DEFAULT_HOOKS = tuple(name for name in HOOK_NAMES if name != "chmod")
 """Hooks that are written when nobody says otherwise: chmod is of use only to old runtimes."""
 FOREIGN_ENVIRONMENT = ("NVIDIA_CTK_DEBUG=false",)
@@ -43,14 +48,14 @@ class HookOptions(NamedTuple):
 
     ``path``: its absolute path; one that is not called ocigpu-hook gets an entry for each hook, in the vendor's words.
     ``config``: settings file for ocigpu-hook, "" for its own.  ``enabled``: hooks that may be written.
-    ``compat``: arguments of enable-cuda-compat, () to leave it out.  ``proc_driver``: where the host has
+    ``compat``: what enable-cuda-compat is told, None to leave it out.  ``proc_driver``: where the host has
     /proc/driver/nvidia, "" to leave out disable-device-node-modification.
     """
 
     path: str
     config: str = ""
     enabled: tuple[str, ...] = DEFAULT_HOOKS
-    compat: tuple[str, ...] = ()
+    compat: "EnableCudaCompat | None" = None
     proc_driver: str = ""
 
     @property
@@ -108,31 +113,34 @@ def _needs_group(node: "DeviceNode") -> bool:
 
 
 def hook_commands(actions: "Sequence[Action]", hook: HookOptions) -> "tuple[Command, ...]":
-    """Return the hook's commands for these actions, each a name and its arguments, in the order in which they run."""
-    commands: dict[str, list[str]] = {}
-    links = [action for action in actions if isinstance(action, Link)]
-    for option in ("--link", "--device-link"):
-        for link in links:
-            if (option == "--device-link") == (hook.merged and is_device_link(link)):
-                commands.setdefault("create-symlinks", []).extend((option, f"{link.target}::{link.container_path}"))
+    """Return the hook's commands for these actions, in the order in which they run."""
+    commands: dict[str, Command] = {}
+    links: dict[bool, list[tuple[str, str]]] = {False: [], True: []}
+    for action in actions:
+        if isinstance(action, Link):
+            links[hook.merged and is_device_link(action)].append((action.target, action.container_path))
+    if links[False] or links[True]:
+        commands["create-symlinks"] = CreateSymlinks(_unique(links[False]), _unique(links[True]))
     caches = [action for action in actions if isinstance(action, RefreshLdCache)]
     if caches and hook.compat:
-        commands["enable-cuda-compat"] = list(hook.compat)
-    for cache in caches[:1]:
-        folders = [word for folder in cache.directories for word in ("--folder", folder)]
-        commands["update-ldcache"] = [*folders, *(("--ldconfig-path", cache.ldconfig) if cache.ldconfig else ())]
+        commands["enable-cuda-compat"] = hook.compat
+    if caches:
+        commands["update-ldcache"] = UpdateLdCache(caches[0].directories, caches[0].ldconfig)
     views = {action.container_path for action in actions if isinstance(action, Tmpfs)}
     if PROC_DRIVER in views and hook.proc_driver:
         simulated = any(isinstance(action, Bind) and action.container_path == "/proc/driver" for action in actions)
-        own = () if hook.proc_driver == PROC_DRIVER else ("--driver-proc", hook.proc_driver)
-        words = (*own, *(("--simulated",) if simulated else ()))
-        commands["disable-device-node-modification"] = list(words) if hook.merged else []
+        view = DisableDeviceNodeModification(hook.proc_driver, simulated)
+        commands["disable-device-node-modification"] = view if hook.merged else DisableDeviceNodeModification()
     if PROFILE_DIRECTORY in views:
-        commands["update-application-profile"] = []
-    folders = sorted({action.node.container_path.rpartition("/")[0] for action in actions if isinstance(action, Node)})
-    if below := [word for folder in folders if folder != "/dev" for word in ("--path", folder)]:
-        commands["chmod"] = ["--mode", "755", *below]
-    return tuple((name, *commands[name]) for name in HOOK_NAMES if name in commands and name in hook.enabled)
+        commands["update-application-profile"] = UpdateApplicationProfile()
+    folders = {action.node.container_path.rpartition("/")[0] for action in actions if isinstance(action, Node)}
+    if below := tuple(sorted(folders - {"/dev"})):
+        commands["chmod"] = Chmod(0o755, below)
+    return tuple(commands[name] for name in HOOK_NAMES if name in commands and name in hook.enabled)
+
+
+def _unique(items: "list[tuple[str, str]]") -> "tuple[tuple[str, str], ...]":
+    return tuple(dict.fromkeys(items))
 
 
 def is_device_link(link: Link) -> bool:
@@ -140,16 +148,17 @@ def is_device_link(link: Link) -> bool:
     return link.container_path.startswith("/dev/")
 
 
-def hook_entries(commands: "Iterable[Command]", hook: HookOptions) -> "list[dict[str, Any]]":
-    """Return the hooks entries that run these commands: one for ocigpu-hook, one each for another program."""
+def hook_entries(commands: "Sequence[Command]", hook: HookOptions) -> "list[dict[str, Any]]":
+    """Return the hooks entries that run these commands: one for ocigpu-hook, one each for another program.
+
+    Raises CdiError OCIGPU-CDI-7 for names that a hook's words cannot hold.
+    """
     program = hook.path.rpartition("/")[2]
-    commands = list(commands)
-    if hook.merged:
-        words = [word for command in commands for word in (COMMAND_SEPARATOR, *command)][1:]
-        options = ["--config", hook.config] if hook.config else []
-        return [_entry(hook.path, [program, *options, *words], HOOK_ENVIRONMENT)] if words else []
-    lead = [program, "hook"] if program == "nvidia-ctk" else [program]
-    return [_entry(hook.path, [*lead, *command], FOREIGN_ENVIRONMENT) for command in commands]
+    if not hook.merged:
+        lead = [program, "hook"] if program == "nvidia-ctk" else [program]
+        return [_entry(hook.path, [*lead, *hook_words([command])], FOREIGN_ENVIRONMENT) for command in commands]
+    options = ["--config", hook.config] if hook.config else []
+    return [_entry(hook.path, [program, *options, *hook_words(commands)], HOOK_ENVIRONMENT)] if commands else []
 
 
 def _entry(path: str, arguments: list[str], environment: "Iterable[str]") -> "dict[str, Any]":
@@ -157,27 +166,13 @@ def _entry(path: str, arguments: list[str], environment: "Iterable[str]") -> "di
 
 
 def enabled_hooks(options: "GenerateOptions") -> tuple[str, ...]:
-    """Return the names of the hooks that the options allow; raises UsageError for a name that no hook has.
+    """Return the names of the hooks that the options allow.
 
     What is enabled by name is on, what is disabled by name is off, and ``all`` disables the others.
     """
-    for name in (*options.disabled_hooks, *options.enabled_hooks):
-        if name not in (*HOOK_NAMES, "all"):
-            raise unknown_name("hook", name, (*HOOK_NAMES, "all"))
-    if "all" in options.enabled_hooks:
-        raise UsageError("enabling all hooks is not supported", f"Name the hooks: {', '.join(HOOK_NAMES)}.")
     allowed = () if "all" in options.disabled_hooks else DEFAULT_HOOKS
     return tuple(
         name
         for name in HOOK_NAMES
         if name in options.enabled_hooks or (name in allowed and name not in options.disabled_hooks)
     )
-
-
-def unknown_name(what: str, name: str, known: "Sequence[str]") -> UsageError:
-    """Return the error about a name that is none of the known ones, with the nearest one as a hint."""
-    import difflib
-
-    near = difflib.get_close_matches(name, known, 1, 0.5)
-    hint = f"Did you mean {near[0]}?" if near else f"Known: {', '.join(known)}."
-    return UsageError(f"{what} {quoted(name)}: no such {what}", hint)

@@ -78,9 +78,7 @@ class _Discovery:
         self.driver = Tree(self.roots.driver)
         self.libraries = Tree("") if search.libraries else self.driver
         self.dev = self.driver if self.roots.dev == self.roots.driver else Tree(self.roots.dev)
-        # daemons of the host are found on the host even when the driver's files are elsewhere
-        elsewhere = self.roots.driver and not self.roots.simulated
-        self.trees = (self.driver, Tree("")) if elsewhere else (self.driver,)
+        self.trees = _trees_of_daemons(self.driver, self.roots)
         proc_driver = f"{self.roots.proc}/driver/nvidia"
         self.proc_driver = proc_driver if os.path.isdir(proc_driver) else ""
         self.kernel = read_kernel_version(self.roots.proc, self.roots.sys)
@@ -202,6 +200,32 @@ class _Discovery:
         what = problem or f"no libnvidia-ml.so.1 or libcuda.so.1 below {self.root}"
         gpus = f"{count} NVIDIA GPU{'s' * (count != 1)} on the PCI bus" if count else "no NVIDIA GPU on the PCI bus"
         return HostError("OCIGPU-HOST-1", f"no NVIDIA driver: {where}, {what}; {gpus}")
+
+
+def _trees_of_daemons(driver: Tree, roots: Roots) -> tuple[Tree, ...]:
+    """Daemons of the host are found on the host even when the driver's files are elsewhere."""
+    return (driver, Tree("")) if roots.driver and not roots.simulated else (driver,)
+
+
+def read_feature_facts(settings: Settings) -> HostFacts:
+    """Return facts of nothing but features (GDS, MOFED, GDRCopy, NVSwitch) and IMEX channels: no driver is needed.
+
+    Raises HostError OCIGPU-HOST-3 when a file of procfs is there and cannot be read.
+    """
+    roots = find_roots(settings)
+    params = read_text(f"{roots.proc}/driver/nvidia/params") or ""
+    majors = parse_devices(read_text(f"{roots.proc}/devices") or "")
+    reader = NodeReader(Tree(roots.dev), majors, parse_permissions(params), simulated=roots.simulated)
+    imex_major, imex_nodes = reader.imex_nodes()
+    return HostFacts(
+        driver_root=roots.driver or "/",
+        simulated=roots.simulated,
+        majors=majors,
+        imex_major=imex_major,
+        imex_nodes=imex_nodes,
+        features=reader.features(read_gds_files(_trees_of_daemons(Tree(roots.driver), roots))),
+        notes=tuple(reader.notes),
+    )
 
 
 def _mismatch(kernel: str, libraries: str, root: str, problem: str = "") -> HostError:

@@ -1,0 +1,183 @@
+"""A whole CDI specification: what a source of devices found, with "all", in order, checked, dated by fingerprint."""
+
+import json
+import posixpath
+
+from ocigpu.cdi.check import check_spec
+from ocigpu.cdi.sources import SOURCES, detect_mode
+from ocigpu.cdi.versions import is_older, minimum_version, requirements
+from ocigpu.errors import CdiError, printable
+from ocigpu.host.fingerprint import ANNOTATION, fingerprint_text, read_fingerprint
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any, NamedTuple
+
+    from ocigpu.cdi.draft import Draft, Edits, GenerateOptions
+    from ocigpu.settings import Settings
+else:
+    from ocigpu.record import NamedTuple
+
+ALL = "all"
+AMD_VENDORS = ("amd", "amd.com")
+EMPTY_DEVICE = "invalid device, empty device edits"
+"""The CDI library's text for a device without content; programs look for it to learn that there is nothing to give."""
+_LISTS = ("env", "deviceNodes", "netDevices", "hooks", "mounts")
+_SORT_KEYS = {"deviceNodes": "path", "mounts": "containerPath"}
+_MAX_REASONS = 4
+
+
+class Generated(NamedTuple):
+    """``spec``: valid, in canonical form; ``notes``: warnings; ``skipped``: devices left out, with the reason."""
+
+    spec: "dict[str, Any]"
+    notes: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
+
+
+def generate(options: "GenerateOptions", settings: "Settings") -> Generated:
+    """Return the specification of this host's devices that the options ask for.
+
+    Reads the host only.  Raises CdiError OCIGPU-CDI-7 when there is nothing to describe or the options cannot be met,
+    and what the source raises: HostError without a driver, RequestError for a device that is not there.
+    """
+    mode = options.mode
+    if options.vendor in AMD_VENDORS:
+        mode = "amd"
+        options = options._replace(vendor="")
+    elif mode == "auto":
+        mode = detect_mode(settings)
+    source, draft = SOURCES[mode]
+    # read first: what changes while the devices are read makes the specification old, not wrong for ever
+    fingerprint = fingerprint_text(read_fingerprint(source, settings))
+    return assemble(draft(options._replace(mode=mode), settings), options, fingerprint)
+
+
+def assemble(draft: "Draft", options: "GenerateOptions", fingerprint: str) -> Generated:
+    """Return the specification of a draft; raises CdiError OCIGPU-CDI-7.  Pure."""
+    kind = f"{options.vendor or draft.vendor}/{options.device_class or draft.device_class}"
+    devices = {device.name: device.edits for device in draft.devices}
+    wants_all = options.all_device and draft.all_device and "none" not in options.device_ids
+    for name, edits in devices.items():
+        if not any(edits.values()):
+            raise _nothing(kind, f'failed add device "{name}": {EMPTY_DEVICE}', draft)
+    if not devices:
+        raise _nothing(kind, f'"{ALL}": {EMPTY_DEVICE}' if wants_all else "invalid spec, no devices", draft)
+    common = merge_edits([draft.common])
+    if wants_all and ALL not in devices:
+        devices[ALL] = _join_links(merge_edits(devices.values()))
+    finished: dict[int, Edits] = {}  # the names of one device share their edits: the work is done once
+    known = _keys(common)
+    for edits in devices.values():
+        if id(edits) not in finished:
+            finished[id(edits)] = sort_edits(_without(merge_edits([edits]), known))
+    spec: dict[str, Any] = {
+        "cdiVersion": "",
+        "kind": kind,
+        "annotations": {ANNOTATION: fingerprint},
+        "devices": [{"name": name, "containerEdits": finished[id(devices[name])]} for name in sorted(devices)],
+        "containerEdits": sort_edits(common),
+    }
+    notes = (*draft.notes, *_lower_version(spec, options.max_version))
+    errors = check_spec(spec).errors
+    if errors:
+        raise CdiError("OCIGPU-CDI-7", f"generate {kind}: {errors[0].text}")
+    return Generated(spec, notes, draft.skipped)
+
+
+def _nothing(kind: str, message: str, draft: "Draft") -> CdiError:
+    reasons = [printable(text, 300) for text in draft.skipped or draft.notes]
+    more = [f"and {len(reasons) - _MAX_REASONS} more"] if len(reasons) > _MAX_REASONS else []
+    why = f" ({'; '.join([*reasons[:_MAX_REASONS], *more])})" if reasons else ""
+    return CdiError("OCIGPU-CDI-7", f"generate {kind}: {message}{why}")
+
+
+def _key(item: "Any") -> str:
+    return item if isinstance(item, str) else json.dumps(item, sort_keys=True)
+
+
+def _keys(edits: "Edits") -> dict[str, set[str]]:
+    return {name: {_key(item) for item in edits[name]} for name in _LISTS if edits.get(name)}
+
+
+def merge_edits(many: "Iterable[Edits]") -> "Edits":
+    """Return the edits one after the other, each entry once, without empty fields; the last intelRdt counts."""
+    lists: dict[str, dict[str, Any]] = {name: {} for name in _LISTS}
+    gids: set[int] = set()
+    merged: Edits = {}
+    seen: set[int] = set()
+    for edits in many:
+        if id(edits) in seen:
+            continue
+        seen.add(id(edits))
+        for name, entries in lists.items():
+            for item in edits.get(name, ()):
+                entries.setdefault(_key(item), item)
+        gids.update(edits.get("additionalGids", ()))
+        if "intelRdt" in edits:
+            merged["intelRdt"] = edits["intelRdt"]
+    merged.update({name: list(entries.values()) for name, entries in lists.items() if entries})
+    if gids:
+        merged["additionalGids"] = sorted(gids)
+    return merged
+
+
+def _without(edits: "Edits", known: dict[str, set[str]]) -> "Edits":
+    """Return the edits without what every container gets anyway; all of them if nothing else would be left."""
+    left = dict(edits)
+    for name, keys in known.items():
+        if name in left:
+            left[name] = [item for item in left[name] if _key(item) not in keys]
+            if not left[name]:
+                del left[name]
+    return left or edits
+
+
+def _join_links(edits: "Edits") -> "Edits":
+    """Return the edits with all entries of the vendor's create-symlinks hook in one: each entry is a process."""
+    joined: dict[str, dict[str, Any]] = {}
+    for entry in edits.get("hooks", ()):
+        arguments = entry.get("args", [])
+        place = arguments.index("create-symlinks") + 1 if "create-symlinks" in arguments and "+" not in arguments else 0
+        key = _key({**entry, "args": arguments[:place]} if place else entry)
+        if key in joined:
+            joined[key]["args"].extend(arguments[place:])
+        else:
+            joined[key] = {**entry, "args": list(arguments)} if place else entry
+    return {**edits, "hooks": list(joined.values())} if joined else edits
+
+
+def sort_edits(edits: "Edits") -> "Edits":
+    """Return the edits with nodes and mounts by depth of their place in the container, then by that path."""
+    result = dict(edits)
+    for name, field in _SORT_KEYS.items():
+        if name in result:
+            paths = [(posixpath.normpath(item[field]), item) for item in result[name]]
+            result[name] = [item for _, item in sorted(paths, key=lambda pair: (pair[0].count("/"), pair[0]))]
+    return result
+
+
+def _lower_version(spec: "dict[str, Any]", newest: str) -> list[str]:
+    """Give the specification the oldest version that will do; leave out what need not be to stay below ``newest``.
+
+    Returns a note on what was left out; raises CdiError OCIGPU-CDI-7 when the devices themselves need more.
+    """
+    spec["cdiVersion"] = minimum_version(spec)
+    if not newest or not is_older(newest, spec["cdiVersion"]):
+        return []
+    left_out = []
+    if is_older(newest, "0.7.0"):
+        parts = [spec["containerEdits"], *(device["containerEdits"] for device in spec["devices"])]
+        if [part.pop("additionalGids") for part in parts if "additionalGids" in part]:
+            left_out.append("additionalGids (users that are not root may be unable to open nodes of a group)")
+    if is_older(newest, "0.6.0"):
+        del spec["annotations"]
+        left_out.append("annotations (nobody can tell when it no longer fits the host)")
+    spec["cdiVersion"] = minimum_version(spec)
+    for need in requirements(spec):
+        if is_older(newest, need.version):
+            raise CdiError(
+                "OCIGPU-CDI-7", f"generate {spec['kind']}: {need.where} needs CDI {need.version} for {need.why}"
+            )
+    return [f"left out for CDI {newest}: {', '.join(left_out)}"]

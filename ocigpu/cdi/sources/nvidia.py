@@ -1,0 +1,358 @@
+"""NVIDIA's devices: GPUs and MIG devices, all nodes at once (management), and what opt-in variables bring.
+
+Every list of nodes, mounts, links and directories comes from :func:`ocigpu.plan.make_plan` on the same facts that hook
+mode uses; here it is only divided between the edits that every container gets and those of single devices.
+"""
+
+from ocigpu.actions import AllowDevice, Bind, Link, Node
+from ocigpu.cdi.draft import Draft, DraftDevice
+from ocigpu.cdi.edits import edits_from_actions, is_device_link
+from ocigpu.cdi.hooks import EnableCudaCompat
+from ocigpu.cdi.names import check_device
+from ocigpu.cdi.sources.program import hook_options
+from ocigpu.errors import CdiError, HostError, UsageError, quoted
+from ocigpu.facts import DeviceNode, ImageFacts, Library
+from ocigpu.host.devices import CONTROL_MINOR, GPU_MAJOR
+from ocigpu.host.discover import SearchPaths, read_feature_facts, read_host_facts
+from ocigpu.host.elf import read_elf
+from ocigpu.host.tree import Tree, small_number
+from ocigpu.plan import REQUIRED_SONAMES, make_plan
+from ocigpu.request import MAX_IMEX_CHANNEL, Request, request_from_variables
+from ocigpu.selection import select_devices
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ocigpu.actions import Action
+    from ocigpu.cdi.draft import Edits, GenerateOptions
+    from ocigpu.cdi.edits import HookOptions
+    from ocigpu.facts import Gpu, HostFacts, MigDevice
+    from ocigpu.settings import Settings
+
+FEATURES = ("gds", "mofed", "gdrcopy", "nvswitch")
+KINDS = {
+    "management": ("management.nvidia.com", "gpu"),
+    "imex": ("nvidia.com", "imex-channel"),
+    **{name: ("nvidia.com", name) for name in FEATURES},
+}
+"""Vendor and class by mode, as the vendor's library (not its CLI) has them; nvidia.com/gpu for the others."""
+SOURCE = "--device-id"
+VOID = "NVIDIA_VISIBLE_DEVICES=void"
+"""Keeps a runtime that injects GPUs itself from doing so once more."""
+EXPLICIT_LIBRARIES = (
+    "libEGL.so", "libGL.so", "libGLESv1_CM.so", "libGLESv2.so", "libGLX.so", "libGLdispatch.so", "libOpenCL.so",
+    "libOpenGL.so", "libnvidia-api.so", "libnvidia-egl-xcb.so", "libnvidia-egl-xlib.so",
+)  # fmt: skip
+"""What enable-explicit-driver-libraries adds: vendor-neutral libraries beside the driver's."""
+
+
+def draft(options: "GenerateOptions", settings: "Settings") -> Draft:
+    """Return the devices of the options' mode ("auto" is "nvml").
+
+    A GPU or MIG device that cannot be given is left out and named in ``skipped``, unless it was asked for by its id.
+    Raises HostError without a driver (but modes that need none), RequestError OCIGPU-DEV-1 for an id that is not there,
+    CdiError OCIGPU-CDI-7.
+    """
+    if "enable-coherent-annotations" in options.feature_flags:
+        raise UsageError(
+            "feature flag enable-coherent-annotations: which GPUs have coherent memory is not read",
+            "Leave it out; name the devices of each kind with --device-id and --class instead.",
+        )
+    hook, notes = hook_options(options, settings)
+    if options.mode in FEATURES:
+        return _with_notes(draft_feature(read_feature_facts(settings), options, settings), notes)
+    if options.mode == "imex":
+        return _with_notes(draft_imex(read_feature_facts(settings), options, settings), notes)
+    search = SearchPaths(options.library_search_paths, options.config_search_paths)
+    if options.mode == "management":
+        try:
+            facts = read_host_facts(settings, search)
+        except HostError as error:
+            raise CdiError("OCIGPU-CDI-7", f"no NVIDIA device nodes found: {error.message}", error.hint) from error
+        return _with_notes(draft_management(facts, options, settings, hook), notes)
+    facts = read_host_facts(settings, search)
+    if "enable-explicit-driver-libraries" in options.feature_flags:
+        facts = _add_explicit_libraries(facts)
+    return _with_notes(draft_gpus(facts, options, settings, hook), notes)
+
+
+def _with_notes(made: Draft, notes: tuple[str, ...]) -> Draft:
+    return made._replace(notes=(*made.notes, *notes))
+
+
+# GPUs and MIG devices
+
+
+def draft_gpus(facts: "HostFacts", options: "GenerateOptions", settings: "Settings", hook: "HookOptions") -> Draft:
+    """Return the GPUs and MIG devices of these facts as devices; raises as :func:`draft` does.  Pure."""
+    facts, request, image, notes = _prepare(facts, options, settings)
+    settings = _with_ldconfig(settings, options)
+    common = make_plan(facts, request, settings, image)
+    known = frozenset(common.actions)
+    word = next((name for name in options.device_ids if name in ("all", "none")), "")
+    targets, skipped, more_notes = _targets(facts, request, options.device_ids, word)
+    notes += [*common.notes, *more_notes]
+    devices: list[DraftDevice] = []
+    granted: list[Action] = []
+    for gpu, mig in targets:
+        what = f"MIG device {gpu.index}:{mig.index}" if mig else f"GPU {gpu.index}"
+        one = facts._replace(gpus=(gpu,), notes=())
+        wanted = request._replace(selection="list", devices=(_token(gpu, mig),))
+        try:
+            plan = make_plan(one, wanted, settings, image)
+        except HostError as error:
+            if not word:
+                raise
+            skipped.append(f"{what}: {error.message}")
+            continue
+        own = [action for action in plan.actions if action not in known]
+        names = _names(gpu, mig, options.name_strategies)
+        if not names:
+            skipped.append(f"{what}: it has no name that a CDI device may have")
+            continue
+        granted += own
+        edits = _device_edits(own, options, hook)
+        devices += [DraftDevice(name, edits) for name in names]
+    if word == "none":
+        devices = [DraftDevice("none", {"env": ["NVCT_EMPTY_DEVICE="]})]
+    hook = hook._replace(proc_driver=facts.proc_driver, compat=_compat(facts, request, settings))
+    shared = [*common.actions, *(granted if hook.merged else _views(granted))]
+    return Draft(
+        source="nvidia",
+        vendor="nvidia.com",
+        device_class="gpu",
+        devices=tuple(devices),
+        common=_common_edits(common.actions, shared, facts, image, options, hook),
+        all_device=word != "none",
+        notes=tuple(dict.fromkeys(notes)),
+        skipped=tuple(skipped),
+    )
+
+
+def _targets(
+    facts: "HostFacts", request: Request, ids: tuple[str, ...], word: str
+) -> "tuple[list[tuple[Gpu, MigDevice | None]], list[str], tuple[str, ...]]":
+    """Return the devices to describe, what was left out of "all", and notes: selection as for any container."""
+    if word == "none":
+        return [], [], ()
+    try:
+        selection = select_devices(request._replace(selection=word or "list", devices=ids), facts)
+    except HostError as error:
+        if not word:
+            raise
+        return [], [error.message], ()
+    targets: list[tuple[Gpu, MigDevice | None]] = [(gpu, None) for gpu in selection.gpus]
+    targets.extend(selection.mig_devices)
+    targets.sort(key=lambda target: (target[0].index, target[1].index if target[1] else -1))
+    return targets, list(selection.notes) if word else [], () if word else selection.notes
+
+
+def _token(gpu: "Gpu", mig: "MigDevice | None") -> str:
+    return f"{gpu.index}:{mig.index}" if mig else str(gpu.index)
+
+
+def _names(gpu: "Gpu", mig: "MigDevice | None", strategies: tuple[str, ...]) -> tuple[str, ...]:
+    token = _token(gpu, mig)
+    names = {
+        "index": token,
+        "type-index": f"mig{token}" if mig else f"gpu{token}",
+        "uuid": mig.uuid if mig else gpu.uuid,
+    }
+    return tuple(dict.fromkeys(names[strategy] for strategy in strategies if not check_device(names[strategy])))
+
+
+def _device_edits(own: "Sequence[Action]", options: "GenerateOptions", hook: "HookOptions") -> "Edits":
+    """Return the edits of one device: nodes and mounts, and links to nodes when no hook of ours decides about those."""
+    links = () if hook.merged else tuple(action for action in own if _is_device_link(action))
+    kept = [action for action in own if isinstance(action, (Node, AllowDevice, Bind))]
+    only_links = hook._replace(enabled=tuple(name for name in ("create-symlinks",) if name in hook.enabled))
+    return edits_from_actions([*kept, *links], only_links if links else None, _additional_gids(options))
+
+
+def _is_device_link(action: "Action") -> bool:
+    return isinstance(action, Link) and is_device_link(action)
+
+
+def _views(actions: "Iterable[Action]") -> "list[Action]":
+    return [action for action in actions if not _is_device_link(action)]
+
+
+def _common_edits(
+    actions: "Sequence[Action]",
+    shared: "Sequence[Action]",
+    facts: "HostFacts",
+    image: ImageFacts,
+    options: "GenerateOptions",
+    hook: "HookOptions",
+) -> "Edits":
+    """Return the edits of every container: ``actions`` as they are, and the hook for all the ``shared`` ones."""
+    edits: Edits = {"env": [f"NVIDIA_CTK_LIBCUDA_DIR={image.library_dir}"] if facts.libraries else []}
+    edits["env"].append(VOID)
+    edits.update(edits_from_actions(actions, None, _additional_gids(options)))
+    hooks = edits_from_actions(shared, hook).get("hooks")
+    return {**edits, "hooks": hooks} if hooks else edits
+
+
+def _additional_gids(options: "GenerateOptions") -> bool:
+    return "no-additional-gids-for-device-nodes" not in options.feature_flags
+
+
+def _with_ldconfig(settings: "Settings", options: "GenerateOptions") -> "Settings":
+    return settings._replace(ldconfig=options.ldconfig) if options.ldconfig else settings
+
+
+def _compat(facts: "HostFacts", request: Request, settings: "Settings") -> EnableCudaCompat | None:
+    wanted = settings.cuda_compat_mode == "ldconfig" and "compute" in request.capabilities and facts.driver_version
+    return EnableCudaCompat(host_driver_version=facts.driver_version) if wanted else None
+
+
+def _prepare(
+    facts: "HostFacts", options: "GenerateOptions", settings: "Settings"
+) -> "tuple[HostFacts, Request, ImageFacts, list[str]]":
+    """Return the facts that count, a request for no GPU with all that this host can serve, and where libraries go.
+
+    Libraries go where the host has them: which container will ask is not known.
+    """
+    if "disable-ipc-discoverer" in options.feature_flags:
+        facts = facts._replace(sockets=())
+    variables = {"NVIDIA_VISIBLE_DEVICES": "none", "NVIDIA_DRIVER_CAPABILITIES": "all"}
+    plain = settings._replace(swarm_resource="")
+    request = request_from_variables(variables, plain, privileged=True)._replace(source=SOURCE)
+    notes = []
+    sonames = {library.soname for library in facts.libraries if library.bits == 64}
+    for capability, soname in REQUIRED_SONAMES.items() if sonames else ():
+        if capability in request.capabilities and soname not in sonames:
+            request = request._replace(capabilities=tuple(x for x in request.capabilities if x != capability))
+            notes.append(f"{soname} was not found: containers get nothing that only {capability} needs")
+    usual = ImageFacts()
+    image = ImageFacts(
+        _library_directory(facts, 64, usual.library_dir), _library_directory(facts, 32, usual.library_dir32)
+    )
+    return facts, request, image, notes
+
+
+def _library_directory(facts: "HostFacts", bits: int, default: str) -> str:
+    """Return the directory of libcuda, else of any driver library, as it is below the driver root."""
+    libraries = [library for library in facts.libraries if library.bits == bits]
+    for library in sorted(libraries, key=lambda library: library.soname != "libcuda.so.1")[:1]:
+        directory = library.host_path.rpartition("/")[0]
+        root = facts.driver_root.rstrip("/")
+        return directory.removeprefix(root) if directory.startswith(f"{root}/") else directory
+    return default
+
+
+def _add_explicit_libraries(facts: "HostFacts") -> "HostFacts":
+    """Return the facts with the vendor-neutral libraries that lie beside libcuda."""
+    root = "" if facts.driver_root == "/" else facts.driver_root
+    directory = _library_directory(facts, 64, "")
+    tree = Tree(root)
+    names = {library.name for library in facts.libraries}
+    found: dict[str, Library] = {}
+    for name in EXPLICIT_LIBRARIES if directory else ():
+        host_path = tree.find(f"{directory}/{name}")
+        elf = read_elf(host_path) if host_path else None
+        file_name = host_path.rpartition("/")[2]
+        if elf is not None and file_name not in names:
+            found.setdefault(file_name, Library(host_path, file_name, elf.soname, ()))
+    return facts._replace(libraries=(*facts.libraries, *found.values()))
+
+
+# all nodes at once
+
+
+def draft_management(
+    facts: "HostFacts", options: "GenerateOptions", settings: "Settings", hook: "HookOptions"
+) -> Draft:
+    """Return one device "all" with every node of the driver, and driver files without graphics.  Pure.
+
+    GPUs with errors are among them: a container that manages GPUs may be what repairs them.  The container sees the
+    host's /proc/driver/nvidia.  Raises CdiError OCIGPU-CDI-7 when there are no nodes.
+    """
+    facts, request, image, notes = _prepare(facts, options, settings)
+    settings = _with_ldconfig(settings, options)
+    graphics = ("graphics", "display")
+    request = request._replace(capabilities=tuple(x for x in request.capabilities if x not in graphics))
+    gpus = tuple(gpu._replace(error="") for gpu in facts.gpus if gpu.node)
+    configurable = {name for name, _ in facts.cap_nodes}
+    everything = request._replace(
+        selection="all" if gpus else "none",
+        capabilities=(*request.capabilities, "display"),
+        mig_config="all" if "config" in configurable else "",
+        mig_monitor="all" if "monitor" in configurable else "",
+        imex_channels=tuple(node.minor for node in facts.imex_nodes),
+    )
+    bare = facts._replace(gpus=tuple(gpu._replace(drm_nodes=()) for gpu in gpus), notes=())
+    try:
+        common = make_plan(facts, request, settings, image)
+        nodes = [a for a in make_plan(bare, everything, settings, image).actions if isinstance(a, (Node, AllowDevice))]
+    except HostError as error:
+        raise CdiError("OCIGPU-CDI-7", f"no NVIDIA device nodes found: {error.message}", error.hint) from error
+    # the container manages nodes and MIG devices: both need the host's view
+    asked = "disable-device-node-modification" in options.enabled_hooks
+    hook = hook._replace(proc_driver=facts.proc_driver if asked else "", compat=_compat(facts, request, settings))
+    files = [action for action in common.actions if not isinstance(action, (Node, AllowDevice))]
+    vendor, device_class = KINDS["management"]
+    return Draft(
+        source="nvidia",
+        vendor=vendor,
+        device_class=device_class,
+        devices=(DraftDevice("all", edits_from_actions(nodes, None, _additional_gids(options))),),
+        common=_common_edits(files, [*files, *nodes], facts, image, options, hook),
+        all_device=False,
+        notes=tuple(dict.fromkeys([*notes, *common.notes])),
+    )
+
+
+# without a driver
+
+
+def draft_feature(facts: "HostFacts", options: "GenerateOptions", settings: "Settings") -> Draft:
+    """Return one device "all" with what GDS, MOFED, GDRCopy or NVSwitch brings; empty without nodes.  Pure."""
+    request = Request(selection="none", source=f"mode {options.mode}", features=(options.mode,))
+    edits = edits_from_actions(_beyond_none(facts, request, settings), None, _additional_gids(options))
+    return _draft_without_driver(facts, options.mode, (DraftDevice("all", edits),), all_device=False)
+
+
+def draft_imex(facts: "HostFacts", options: "GenerateOptions", settings: "Settings") -> Draft:
+    """Return each IMEX channel that has a node as a device named by its number.  Pure.
+
+    Raises CdiError OCIGPU-CDI-7 for an id that is no channel of this host.
+    """
+    present = {node.minor for node in facts.imex_nodes}
+    ids = options.device_ids
+    channels = sorted(present) if "all" in ids else sorted({_channel(text, present) for text in ids})
+    devices = []
+    for channel in channels:
+        request = Request(selection="none", source="mode imex", imex_channels=(channel,))
+        edits = edits_from_actions(_beyond_none(facts, request, settings), None, _additional_gids(options))
+        devices.append(DraftDevice(str(channel), edits))
+    return _draft_without_driver(facts, "imex", tuple(devices), all_device=True)
+
+
+def _channel(text: str, present: set[int]) -> int:
+    number = small_number(text.removeprefix("channel"))
+    if number < 0:
+        raise CdiError("OCIGPU-CDI-7", f"invalid channel ID {quoted(text)}: not a number")
+    if number > MAX_IMEX_CHANNEL:
+        raise CdiError("OCIGPU-CDI-7", f"invalid channel ID {number}: must be in the range [0, {MAX_IMEX_CHANNEL}]")
+    if number not in present:
+        path = f"/dev/nvidia-caps-imex-channels/channel{number}"
+        raise CdiError("OCIGPU-CDI-7", f"IMEX channel {number} not found at {path}")
+    return number
+
+
+def _beyond_none(facts: "HostFacts", request: Request, settings: "Settings") -> "list[Action]":
+    """Return what a request brings beyond a container with driver files only.
+
+    A plan insists on a loaded driver; these parts can be there without one, so it gets a control node that is then
+    taken away again with all else that every container has.
+    """
+    facts = facts._replace(control_nodes=(DeviceNode("/dev/nvidiactl", "", GPU_MAJOR, CONTROL_MINOR),))
+    without = make_plan(facts, request._replace(features=(), imex_channels=()), settings)
+    return [action for action in make_plan(facts, request, settings).actions if action not in without.actions]
+
+
+def _draft_without_driver(facts: "HostFacts", mode: str, devices: tuple[DraftDevice, ...], all_device: bool) -> Draft:
+    vendor, device_class = KINDS[mode]
+    return Draft("nvidia", vendor, device_class, devices, {"env": [VOID]}, all_device, facts.notes)

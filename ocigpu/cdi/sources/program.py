@@ -1,0 +1,43 @@
+"""The program that a generated specification's hooks start."""
+
+import os
+import sys
+
+from ocigpu.cdi.edits import HookOptions, enabled_hooks
+from ocigpu.settings import DEFAULT_PATH
+from ocigpu.spec import OUR_HOOK
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ocigpu.cdi.draft import GenerateOptions
+    from ocigpu.settings import Settings
+
+USUAL_DIRECTORIES = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
+
+
+def hook_options(options: "GenerateOptions", settings: "Settings") -> tuple[HookOptions, tuple[str, ...]]:
+    """Return how hooks are written, and a note when their program is not there.
+
+    An absolute path of the options is taken as it is; a name is searched in PATH and the usual directories.  Without
+    one it is hook.path of the settings, else ocigpu-hook beside the running program, else in those directories.
+    """
+    path = options.hook_path or settings.hook_path or _beside() or OUR_HOOK
+    if not path.startswith("/"):
+        path = _search(path) or f"/usr/bin/{os.path.basename(path)}"
+    missing = not os.access(path, os.X_OK)
+    notes = (f"hook {path}: missing or not executable here: containers will not start without it",) if missing else ()
+    merged = path.rpartition("/")[2] == OUR_HOOK
+    named = settings.path and settings.path != DEFAULT_PATH and merged
+    config = os.path.abspath(settings.path) if named else ""
+    return HookOptions(path, config, enabled_hooks(options)), notes
+
+
+def _beside() -> str:
+    path = os.path.join(os.path.dirname(os.path.realpath(sys.argv[0])), OUR_HOOK)
+    return path if os.access(path, os.X_OK) else ""
+
+
+def _search(name: str) -> str:
+    directories = [*os.environ.get("PATH", "").split(":"), *USUAL_DIRECTORIES]
+    paths = (f"{directory}/{name}" for directory in directories if directory.startswith("/"))
+    return next((path for path in paths if os.path.isfile(path) and os.access(path, os.X_OK)), "")
