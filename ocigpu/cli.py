@@ -12,12 +12,14 @@ import typer
 from typer.main import get_command
 
 from ocigpu import __version__
+from ocigpu.commands.cdi import cdi_app
 from ocigpu.commands.config import config_app
 from ocigpu.commands.demo import DEMO_EPILOG, demo_command
 from ocigpu.commands.explain import EXPLAIN_EPILOG, explain_command
 from ocigpu.commands.host import FACTS_EPILOG, LIST_EPILOG, facts_command, list_command
 from ocigpu.commands.plan import PLAN_EPILOG, plan_command
 from ocigpu.commands.sim import sim_app
+from ocigpu.commands.watch import WATCH_EPILOG, watch_command
 from ocigpu.errors import OcigpuError, UsageError
 
 PROGRAM = "ocigpu"
@@ -41,6 +43,7 @@ Examples:
   ocigpu plan --bundle /run/containers/mine --json
   ocigpu sim create /tmp/gpus --gpus 8 --model h100
   ocigpu plan --config /tmp/gpus/config.toml --gpus all
+  ocigpu cdi generate --output /etc/cdi/nvidia.yaml
   ocigpu explain OCIGPU-DEV-1
 """
 
@@ -60,6 +63,8 @@ app.command("explain", epilog=EXPLAIN_EPILOG)(explain_command)
 app.command("demo", short_help="Run real containers with GPUs and check what they see.", epilog=DEMO_EPILOG)(
     demo_command
 )
+app.add_typer(cdi_app, name="cdi", short_help="Write, list, check and compare CDI specifications.")
+app.command("watch", short_help="Keep a CDI specification up to date.", epilog=WATCH_EPILOG)(watch_command)
 app.add_typer(config_app, name="config")
 app.add_typer(sim_app, name="sim", short_help="Make, show and remove simulated GPU hosts.")
 

@@ -114,6 +114,14 @@ def _join(name: str, details: str) -> str:
     return f"{name} ({details})" if details else name
 
 
+def edit_rows(edits: "Edits") -> list[tuple[str, str]]:
+    """Return (name, details) for each entry of containerEdits, in the order of a specification's fields."""
+    rows = [describe(entry) for field, describe in _DESCRIBERS for entry in edits.get(field) or ()]
+    if edits.get("intelRdt") is not None:
+        rows.append(("intelRdt", _fields(edits["intelRdt"])))
+    return rows
+
+
 def _describe_variable(variable: str) -> "Described":
     name, _, value = variable.partition("=")
     return f"variable {name}", f"={value}"

@@ -8,7 +8,7 @@ version is raised to what the result needs.
 
 import os
 
-from ocigpu.cdi.versions import VERSIONS, minimum_version
+from ocigpu.cdi.versions import is_older, minimum_version, parse_version
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,8 +44,8 @@ def transform_root(spec: "dict[str, Any]", from_root: str, to_root: str, side: s
         for device in spec.get("devices", ())
     ]
     needed = minimum_version(result)
-    declared = str(spec.get("cdiVersion", "")).removeprefix("v")
-    if declared not in VERSIONS or VERSIONS.index(declared) < VERSIONS.index(needed):
+    declared = parse_version(spec["cdiVersion"])
+    if not declared or is_older(declared, needed):
         result["cdiVersion"] = needed
     return result
 

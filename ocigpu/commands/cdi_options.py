@@ -14,11 +14,12 @@ import typer
 
 from ocigpu.cdi.draft import HOOK_NAMES, MODES, NAME_STRATEGIES, GenerateOptions
 from ocigpu.cdi.names import check_class, check_vendor
-from ocigpu.cdi.versions import VERSIONS
+from ocigpu.cdi.versions import EARLIEST, VERSIONS, parse_version
 from ocigpu.commands.common import ConfigOption, load_settings
 from ocigpu.errors import UsageError, quoted
 from ocigpu.settings import Settings
 
+ACCEPTED_VERSIONS = VERSIONS[VERSIONS.index(EARLIEST) :]
 VARIABLE = "NVIDIA_CTK_CDI_GENERATE_"
 FEATURE_FLAGS = (
     "enable-explicit-driver-libraries",
@@ -214,9 +215,8 @@ def read_generate_request(
         raise UsageError("--enable-hook: enabling all hooks is not supported", f"hooks: {', '.join(HOOK_NAMES)}")
     _check("--enable-hook", "hook", enabled, HOOK_NAMES)
     _check("--feature-flag", "feature flag", flags, FEATURE_FLAGS)
-    max_version = max_version.removeprefix("v")
     if max_version:
-        _check("--max-version", "CDI version", (max_version,), VERSIONS[2:])
+        _check("--max-version", "CDI version", (parse_version(max_version) or max_version,), ACCEPTED_VERSIONS)
     if vendor and (problem := check_vendor(vendor)):
         raise UsageError(f"--vendor: invalid CDI vendor name: {problem}")
     if device_class and (problem := check_class(device_class)):
@@ -238,7 +238,7 @@ def read_generate_request(
         csv_files=_list(csv_files, "CSV_FILES"),
         csv_ignore_patterns=_list(csv_ignore_patterns, "CSV_IGNORE_PATTERNS"),
         csv_compat_container_root=csv_compat_container_root or defaults.csv_compat_container_root,
-        max_version=max_version,
+        max_version=parse_version(max_version),
     )
     settings = load_settings(config, driver_root)
     if dev_root:

@@ -1,0 +1,77 @@
+"""What the ``cdi`` commands share: specification files read, checked and compared with the host's state."""
+
+import os
+import sys
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+from ocigpu.cdi.check import Checked, check_spec
+from ocigpu.cdi.document import MAX_BYTES, parse_document, read_document
+from ocigpu.commands.common import count, load_settings
+from ocigpu.errors import CdiError, OcigpuError
+from ocigpu.host.fingerprint import ANNOTATION, stale_reasons
+from ocigpu.settings import Settings
+
+STANDARD_INPUT = "-"
+
+SpecDirsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--spec-dir",
+        metavar="DIRS",
+        help="Directories of specifications, a later one wins; repeatable, or with commas.  [env var: "
+        "NVIDIA_CTK_CDI_SPEC_DIRS; default: settings' cdi.spec-dirs]",
+    ),
+]
+
+
+class State(NamedTuple):
+    """How a specification fits this host: ``word`` "fresh", "stale" or "unknown", and why."""
+
+    word: str
+    reasons: tuple[str, ...] = ()
+
+    def describe(self) -> str:
+        return f"{self.word}: {'; '.join(self.reasons)}" if self.reasons else self.word
+
+
+def settings_with_dirs(config: str, spec_dirs: list[str] | None) -> Settings:
+    """Return the settings in force, with the directories of the command line or its variable if there are any."""
+    settings = load_settings(config)
+    texts = spec_dirs if spec_dirs is not None else [os.environ.get("NVIDIA_CTK_CDI_SPEC_DIRS", "")]
+    directories = tuple(os.path.abspath(part) for text in texts for part in text.split(",") if part)
+    return settings._replace(cdi_spec_dirs=directories) if directories else settings
+
+
+def file_state(annotations: dict[str, Any], settings: Settings) -> State:
+    """Return how a specification with these annotations fits this host."""
+    if ANNOTATION not in annotations:
+        return State("unknown", ("it carries no fingerprint of ocigpu",))
+    try:
+        reasons = stale_reasons(annotations, settings)
+    except OcigpuError as error:
+        return State("unknown", (error.message,))
+    return State("stale", reasons) if reasons else State("fresh")
+
+
+def check_file(path: str) -> Checked:
+    """Return the checked content of a file, or of standard input for "-"; raises CdiError OCIGPU-CDI-2."""
+    if path == STANDARD_INPUT:
+        return check_spec(parse_document(sys.stdin.buffer.read(MAX_BYTES + 1), "standard input"))
+    return check_spec(read_document(path)[0])
+
+
+def read_valid_spec(path: str) -> dict[str, Any]:
+    """Return the specification of a file ("-": standard input) without errors; raises CdiError OCIGPU-CDI-2 or 3."""
+    checked = check_file(path)
+    if checked.errors:
+        more = f" (and {count(len(checked.errors) - 1, 'problem')} more)" if len(checked.errors) > 1 else ""
+        hint = "all of them: ocigpu cdi validate FILE" if more else ""
+        raise CdiError("OCIGPU-CDI-3", f"{file_name(path)}: {checked.errors[0].text}{more}", hint)
+    return checked.spec
+
+
+def file_name(path: str) -> str:
+    """Return what a file is called in messages."""
+    return "standard input" if path == STANDARD_INPUT else path

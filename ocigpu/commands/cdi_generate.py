@@ -1,0 +1,213 @@
+"""``ocigpu cdi generate``, ``diff`` and ``refresh``: what the host would give, and what is in the file."""
+
+import os
+import sys
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+import typer
+
+from ocigpu.cdi.compare import Difference, compare_specs
+from ocigpu.cdi.refresh import DEFAULT_OUTPUT, refresh
+from ocigpu.cdi.write import FORMATS, dump, target_of, write_spec
+from ocigpu.commands.cdi_files import read_valid_spec
+from ocigpu.commands.cdi_options import GenerateRequest, invalid_value, takes_generate_options
+from ocigpu.commands.common import JsonOption, count, print_json
+from ocigpu.errors import CdiError, UsageError, printable
+
+GENERATE_EPILOG = """\
+\b
+A list can be given by repeating the option, or with commas. Options go before environment variables.
+The specification goes to standard output or to the file, everything else to standard error.
+
+\b
+Examples:
+  ocigpu cdi generate --output /etc/cdi/nvidia.yaml
+  ocigpu cdi generate --device-name-strategy type-index --json
+  ocigpu cdi generate --max-version 0.5.0 --output /etc/cdi/nvidia.yaml
+  ocigpu cdi generate --mode vfio --output /var/run/cdi/vfio.yaml
+  ocigpu cdi generate --vendor amd --output /etc/cdi/amd.yaml
+"""
+DIFF_EPILOG = """\
+\b
+A specification does not record with which options it was generated: give the same ones. In the output a line begins
+with + for what the host has and the file lacks, - for what only the file has, ~ for what is not alike.
+Exit status: 0 no difference, 1 there are differences or the command failed.
+
+\b
+Examples:
+  ocigpu cdi diff
+  ocigpu cdi diff /var/run/cdi/nvidia.yaml --mode nvml
+"""
+REFRESH_EPILOG = """\
+\b
+Examples:
+  ocigpu cdi refresh
+  ocigpu cdi refresh --output /var/run/cdi/nvidia.yaml
+"""
+
+
+OutputOption = Annotated[
+    str,
+    typer.Option(
+        "--output",
+        metavar="FILE",
+        envvar="NVIDIA_CTK_CDI_OUTPUT_FILE_PATH",
+        help="File to write; without it, or with -, standard output.",
+    ),
+]
+FormatOption = Annotated[
+    str,
+    typer.Option(
+        "--format",
+        metavar="FORMAT",
+        envvar="NVIDIA_CTK_CDI_GENERATE_OUTPUT_FORMAT",
+        help="json or yaml.  [default: by the file's name, else yaml]",
+    ),
+]
+QuietOption = Annotated[
+    bool, typer.Option("--quiet", "-q", envvar="NVIDIA_CTK_QUIET", help="Print errors only, no notes.")
+]
+
+
+@takes_generate_options
+def generate_command(
+    request: GenerateRequest,
+    output: OutputOption = "",
+    output_format: FormatOption = "",
+    json: Annotated[bool, typer.Option("--json", help="Short for --format json.")] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Fail, and write nothing, when a device had to be left out.")
+    ] = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Generate the CDI specification of this host's devices."""
+    from ocigpu.cdi.generate import generate
+
+    path, format_name, notes = output_file(output, output_format, json)
+    made = generate(request.options, request.settings)
+    if strict and made.skipped:
+        say(f"skipped: {text}" for text in made.skipped)
+        raise CdiError("OCIGPU-CDI-7", f"generate: {count(len(made.skipped), 'device')} would be left out", "")
+    write_output(made.spec, path, format_name)
+    if not quiet:
+        say(f"note: {text}" for text in (*notes, *made.notes))
+        say(f"skipped: {text}" for text in made.skipped)
+        where = f" to {path}" if path else ""
+        devices = count(len(made.spec["devices"]), "device")
+        version = made.spec["cdiVersion"]
+        say([f"Generated CDI specification with version {version}{where}: {made.spec['kind']}, {devices}"])
+
+
+def output_file(output: str, output_format: str, json: bool = False) -> tuple[str, str, list[str]]:
+    """Return the file to write ("" for standard output), the format, and notes; raises UsageError.
+
+    The format is that of the file's name, as with the vendor's generator, else the one that was asked for, else YAML.
+    """
+    wanted = output_format.lower()
+    if wanted and wanted not in FORMATS:
+        raise invalid_value("--format", "output format", output_format, FORMATS)
+    if json:
+        if wanted == "yaml":
+            raise UsageError("--json and --format yaml contradict each other", "")
+        wanted = "json"
+    if output in ("", "-"):
+        return "", wanted or "yaml", []
+    path, format_name = target_of(output, wanted)
+    notes = []
+    if wanted and wanted != format_name:
+        notes.append(f"{path}: the name says {format_name}, so it is {format_name}, not {wanted}")
+    if os.path.splitext(path)[1] not in (".json", ".yaml"):
+        notes.append(f"{path}: engines read only files whose names end in .json or .yaml")
+    return path, format_name, notes
+
+
+def write_output(spec: dict[str, Any], path: str, format_name: str) -> None:
+    """Write a specification to a file, atomically, or to standard output if ``path`` is empty."""
+    if path:
+        write_spec(spec, path, format_name)
+    else:
+        text = dump(spec, format_name)
+        sys.stdout.write(text if text.endswith("\n") else text + "\n")
+        sys.stdout.flush()
+
+
+def say(lines: Iterable[str]) -> None:
+    """Print lines for people on standard error."""
+    for line in lines:
+        print(printable(line), file=sys.stderr)
+
+
+@takes_generate_options
+def diff_command(
+    request: GenerateRequest,
+    file: Annotated[
+        str, typer.Argument(metavar="[FILE]", help=f"The specification on disk.  [default: {DEFAULT_OUTPUT}]")
+    ] = DEFAULT_OUTPUT,
+    json: JsonOption = False,
+) -> None:
+    """Compare a specification on disk with what this host would give now, and say why they differ."""
+    from ocigpu.cdi.generate import generate
+    from ocigpu.host.fingerprint import stale_reasons
+
+    old = read_valid_spec(file)
+    made = generate(request.options, request.settings)
+    differences = compare_specs(old, made.spec)
+    reasons = stale_reasons(old.get("annotations") or {}, request.settings)
+    if json:
+        print_json(
+            {
+                "file": file,
+                "equal": not differences,
+                "reasons": list(reasons),
+                "differences": [difference._asdict() for difference in differences],
+                "notes": list(made.notes),
+                "skipped": list(made.skipped),
+            }
+        )
+    else:
+        _print_differences(file, differences, reasons)
+        say(f"skipped: {text}" for text in made.skipped)
+    if differences:
+        raise typer.Exit(1)
+
+
+def _print_differences(file: str, differences: tuple[Difference, ...], reasons: tuple[str, ...]) -> None:
+    for difference in differences:
+        print(printable(difference.describe()))
+    for reason in reasons:
+        print(printable(f"why: {reason}"))
+    summary = count(len(differences), "difference") if differences else "as this host would give it now"
+    print(printable(f"{file}: {summary}"))
+
+
+@takes_generate_options
+def refresh_command(
+    request: GenerateRequest,
+    output: Annotated[
+        str,
+        typer.Option(
+            "--output",
+            metavar="FILE",
+            envvar="NVIDIA_CTK_CDI_OUTPUT_FILE_PATH",
+            help=f"The specification on disk.  [default: {DEFAULT_OUTPUT}]",
+        ),
+    ] = "",
+    json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Bring a specification on disk up to date; leave it alone when nothing has changed.
+
+    A specification does not record with which options it was generated: give the same ones each time.
+    """
+    done = refresh(request.options, request.settings, output or DEFAULT_OUTPUT)
+    if json:
+        print_json(done._asdict())
+        return
+    if not quiet:
+        say(f"note: {text}" for text in done.notes)
+        say(f"skipped: {text}" for text in done.skipped)
+    if done.changed:
+        print(printable(f"{done.path}: written: {'; '.join(done.reasons)}"))
+    elif not quiet:
+        print(printable(f"{done.path}: up to date"))

@@ -1,0 +1,192 @@
+"""``ocigpu cdi validate``: every broken rule in specification files, and what they mean for each other and engines."""
+
+import os
+from collections.abc import Iterable
+from itertools import groupby, pairwise
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+from ocigpu.cdi.cache import LoadedSpec, parse_text, render_text
+from ocigpu.cdi.check import Problem
+from ocigpu.cdi.registry import Registry, read_registry
+from ocigpu.cdi.versions import VERSIONS, engines_that_refuse, is_older, minimum_version, parse_version, requirements
+from ocigpu.commands.cdi_files import STANDARD_INPUT, SpecDirsOption, check_file, file_name, settings_with_dirs
+from ocigpu.commands.common import ConfigOption, JsonOption, count, print_json
+from ocigpu.errors import CdiError, printable
+from ocigpu.settings import Settings
+
+VALIDATE_EPILOG = """\
+\b
+Without FILE all files in the directories of specifications are checked; - is standard input.
+Exit status: 0 no file has an error, 1 a file has one, or two files of a directory define the same device.
+
+\b
+Examples:
+  ocigpu cdi validate
+  ocigpu cdi validate /etc/cdi/nvidia.yaml
+  ocigpu cdi generate | ocigpu cdi validate -
+"""
+
+
+class Validated(NamedTuple):
+    """One file: its problems, and its specification, {} when it cannot be used."""
+
+    path: str
+    problems: tuple[Problem, ...]
+    spec: dict[str, Any]
+
+    @property
+    def valid(self) -> bool:
+        return bool(self.spec)
+
+
+class Overlap(NamedTuple):
+    """Devices that two files define.  ``kind``: "conflict" (same directory) or "shadowed" (``by`` is used)."""
+
+    kind: str
+    file: str
+    by: str
+    devices: tuple[str, ...]
+
+    def describe(self) -> str:
+        more = f" and {count(len(self.devices) - 1, 'other')}" if len(self.devices) > 1 else ""
+        names = f"{self.devices[0]}{more}"
+        if self.kind == "conflict":
+            return f"conflict: {self.file} and {self.by} define {names}: no engine can use those"
+        return f"shadowed: {self.by} is used for {names}, not {self.file}"
+
+
+def validate_command(
+    files: Annotated[list[str] | None, typer.Argument(metavar="[FILE]...", help="Files to check.")] = None,
+    spec_dirs: SpecDirsOption = None,
+    config: ConfigOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Check specification files against the CDI specification, and name engines that refuse them."""
+    settings = settings_with_dirs(config, spec_dirs)
+    checked = [_validate(path) for path in files] if files else [_validate(*found) for found in _find_files(settings)]
+    overlaps = find_overlaps(checked, settings.cdi_spec_dirs)
+    failed = not all(file.valid for file in checked) or any(overlap.kind == "conflict" for overlap in overlaps)
+    if json:
+        print_json(
+            {
+                "valid": not failed,
+                "files": [_file_data(file) for file in checked],
+                "overlaps": [overlap._asdict() for overlap in overlaps],
+            }
+        )
+    else:
+        for file in checked:
+            _print_file(file)
+        for overlap in overlaps:
+            print(printable(overlap.describe()))
+        if not checked:
+            print(printable(f"no specification in {', '.join(settings.cdi_spec_dirs)}"))
+    if failed:
+        raise typer.Exit(1)
+
+
+def _find_files(settings: Settings) -> list[tuple[str, str]]:
+    """Return (file, why it is not used although it may be valid) for all files of the directories."""
+    registry = read_registry(settings)
+    reasons = dict(registry.errors)
+    return sorted([*((spec.path, "") for spec in registry.specs()), *reasons.items()])
+
+
+def _validate(path: str, reason: str = "") -> Validated:
+    try:
+        checked = check_file(path)
+    except CdiError as error:
+        return _unusable(path, error.message)
+    if reason and not checked.errors:
+        return _unusable(path, reason)
+    return Validated(path, checked.problems, {} if checked.errors else checked.spec)
+
+
+def _unusable(path: str, message: str) -> Validated:
+    return Validated(path, (Problem("", message.removeprefix(f"read {path}: "), "usable file", "error"),), {})
+
+
+def find_overlaps(files: Iterable[Validated], directories: tuple[str, ...]) -> list[Overlap]:
+    """Return which devices of valid files are defined twice.
+
+    The last of ``directories`` that defines a device wins; two files there are a conflict.  Files elsewhere only
+    conflict with those beside them.
+    """
+    groups: dict[str, list[LoadedSpec]] = {}
+    for file in files:
+        if file.valid and file.path != STANDARD_INPUT:
+            path = os.path.abspath(file.path)
+            directory = os.path.dirname(path)
+            place, priority = ("", directories.index(directory)) if directory in directories else (directory, 0)
+            loaded, _ = parse_text(render_text(file.spec), path, priority)
+            if loaded:
+                groups.setdefault(place, []).append(loaded)
+    pairs: list[tuple[str, str, str, str]] = []
+    for group in groups.values():
+        registry = Registry(tuple(sorted(group, key=lambda spec: spec.priority)), ())
+        pairs += [("conflict", *pair, name) for name, paths in registry.conflicts() for pair in pairwise(paths)]
+        pairs += [("shadowed", path, by, name) for name, path, by in registry.shadowed()]
+    pairs.sort(key=lambda pair: pair[:3])
+    return [
+        Overlap(kind, path, other, tuple(pair[3] for pair in group))
+        for (kind, path, other), group in groupby(pairs, key=lambda pair: pair[:3])
+    ]
+
+
+def _refusals(spec: dict[str, Any]) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
+    """Return the engine releases that refuse a specification for its version, and what needs that version."""
+    version = parse_version(spec["cdiVersion"])
+    engines = engines_that_refuse(version)
+    if not engines:
+        return [], []
+    oldest = min((engine.newest for engine in engines), key=VERSIONS.index)
+    reasons = [need._asdict() for need in requirements(spec) if is_older(oldest, need.version)]
+    return [engine._asdict() for engine in engines], reasons
+
+
+def _file_data(file: Validated) -> dict[str, Any]:
+    engines, reasons = _refusals(file.spec) if file.valid else ([], [])
+    return {
+        "file": file.path,
+        "valid": file.valid,
+        "version": file.spec.get("cdiVersion", ""),
+        "kind": file.spec.get("kind", ""),
+        "devices": len(file.spec.get("devices", ())),
+        "problems": [problem._asdict() for problem in file.problems],
+        "refused_by": engines,
+        "needs": reasons,
+    }
+
+
+def _print_file(file: Validated) -> None:
+    name = file_name(file.path)
+    if file.valid:
+        spec = file.spec
+        about = f"version {spec['cdiVersion']}, {spec['kind']}, {count(len(spec['devices']), 'device')}"
+        print(printable(f"{name}: valid ({about})"))
+    else:
+        print(printable(f"{name}: invalid"))
+    for problem in file.problems:
+        print(printable(f"  {problem.severity}: {problem.text} [{problem.rule}]"))
+    if file.valid:
+        _print_refusals(file.spec)
+
+
+def _print_refusals(spec: dict[str, Any]) -> None:
+    engines, reasons = _refusals(spec)
+    if not engines:
+        return
+    print(printable(f"  version {spec['cdiVersion']} is refused by:"))
+    for name, releases in groupby(engines, key=lambda engine: engine["name"]):
+        print(printable(f"    {name} {', '.join(engine['releases'] for engine in releases)}"))
+    needed = minimum_version(spec)
+    if is_older(needed, parse_version(spec["cdiVersion"])):
+        print(f"    although nothing in it needs more than {needed}")
+    by_reason: dict[tuple[str, str], list[str]] = {}
+    for need in reasons:
+        by_reason.setdefault((need["version"], need["why"]), []).append(need["where"])
+    for (version, why), places in sorted(by_reason.items(), reverse=True):
+        more = f" and {count(len(places) - 1, 'other place')}" if len(places) > 1 else ""
+        print(printable(f"    {version} is needed for {why}: {places[0]}{more}"))
