@@ -64,7 +64,7 @@ def make_plan(
         *_library_actions(libraries, image),
         *_link_actions(libraries, request, image),
         *_module_links(facts, request),
-        *_drm_links(request, gpus),
+        *_drm_links(request, selection, gpus),
         *_profile_actions(request, gpus),
         *_ldcache_actions(libraries, request, settings, image),
     ]
@@ -132,7 +132,7 @@ def _nodes(
         if gpu.node is None:
             raise HostError("OCIGPU-DEV-4", f"GPU {gpu.index} ({gpu.uuid}): its device number is unknown")
         nodes.append((gpu.node, _gpu_reason(gpu, selection, request)))
-        if _wanted(("graphics", "display"), request):
+        if _has_graphics(gpu, selection, request):
             nodes.extend((node, f"DRM node of GPU {gpu.index}, for graphics or display") for node in gpu.drm_nodes)
     nodes.extend(_capability_nodes(facts, request, selection, gpus))
     nodes.extend(_imex_nodes(facts, request))
@@ -207,13 +207,19 @@ def _node_actions(nodes: list[tuple[DeviceNode, str]]) -> "list[Action]":
     return actions
 
 
-def _drm_links(request: Request, gpus: tuple[Gpu, ...]) -> "list[Action]":
+def _has_graphics(gpu: Gpu, selection: Selection, request: Request) -> bool:
+    """DRM nodes are those of a whole GPU: of MIG devices only one with graphics in its profile (+gfx) can use them."""
+    if not _graphics(request):
+        return False
+    profiles = (mig.profile for parent, mig in selection.mig_devices if parent == gpu)
+    return gpu in selection.gpus or any("gfx" in profile for profile in profiles)
+
+
+def _drm_links(request: Request, selection: Selection, gpus: tuple[Gpu, ...]) -> "list[Action]":
     """The names by PCI address of the granted GPUs' DRM nodes, as udev makes them."""
-    if not _wanted(("graphics", "display"), request):
-        return []
     links: list[Action] = []
     for gpu in gpus:
-        for node in gpu.drm_nodes:
+        for node in gpu.drm_nodes if _has_graphics(gpu, selection, request) else ():
             name = node.container_path.rpartition("/")[2]
             kind = "card" if name.startswith("card") else "render"
             path = f"/dev/dri/by-path/pci-{gpu.bus_id[4:]}-{kind}"

@@ -382,3 +382,19 @@ def test_a_requirement_is_checked_for_the_parents_of_mig_devices_too() -> None:
     with pytest.raises(RequestError) as caught:
         plan(MIG, "0:1", NVIDIA_REQUIRE_ARCH="arch>=10.0")
     assert caught.value.code == "OCIGPU-REQ-3"
+
+
+@pytest.mark.parametrize(("profile", "given"), [("1g.10gb", False), ("1g.10gb+gfx", True)])
+def test_a_mig_device_has_its_gpus_drm_nodes_only_with_graphics_in_its_profile(profile: str, given: bool) -> None:
+    """They are nodes of the whole GPU, and without that attribute (NVML's +gfx) of no use."""
+    parent = MIG.gpus[0]
+    drm = (DeviceNode("/dev/dri/card0", "/dev/dri/card0", 226, 0), DeviceNode("/dev/dri/renderD128", "", 226, 128))
+    mig = parent.mig_devices[0]._replace(profile=profile)
+    facts = MIG._replace(gpus=(parent._replace(drm_nodes=drm, mig_devices=(mig,)),))
+    made = plan(facts, f"{parent.index}:{mig.index}", "all")
+    assert [path for path in (*nodes(made), *targets(made)) if path.startswith("/dev/dri/")] == (
+        ["/dev/dri/card0", "/dev/dri/renderD128"]
+        + [f"/dev/dri/by-path/pci-{parent.bus_id[4:]}-{kind}" for kind in ("card", "render")]
+        if given
+        else []
+    )
