@@ -87,7 +87,7 @@ def assemble(draft: "Draft", options: "GenerateOptions", fingerprint: str) -> Ge
 
 
 def _nothing(kind: str, message: str, draft: "Draft") -> CdiError:
-    reasons = [printable(text, 300) for text in draft.skipped or draft.notes]
+    reasons = [printable(text, 300) for text in draft.skipped]
     more = [f"and {len(reasons) - _MAX_REASONS} more"] if len(reasons) > _MAX_REASONS else []
     why = f" ({'; '.join([*reasons[:_MAX_REASONS], *more])})" if reasons else ""
     return CdiError("OCIGPU-CDI-7", f"generate {kind}: {message}{why}")

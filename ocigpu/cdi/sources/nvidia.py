@@ -9,7 +9,7 @@ from ocigpu.cdi.draft import Draft, DraftDevice
 from ocigpu.cdi.edits import edits_from_actions, is_device_link
 from ocigpu.cdi.hooks import EnableCudaCompat
 from ocigpu.cdi.names import check_device
-from ocigpu.cdi.sources.program import hook_options
+from ocigpu.cdi.sources.program import check_hook, hook_options
 from ocigpu.errors import CdiError, HostError, UsageError, quoted
 from ocigpu.facts import DeviceNode, ImageFacts, Library
 from ocigpu.host.devices import CONTROL_MINOR, GPU_MAJOR
@@ -59,26 +59,26 @@ def draft(options: "GenerateOptions", settings: "Settings") -> Draft:
             "feature flag enable-coherent-annotations: which GPUs have coherent memory is not read",
             "Leave it out; name the devices of each kind with --device-id and --class instead.",
         )
-    hook, notes = hook_options(options, settings)
     if options.mode in FEATURES:
-        return _with_notes(draft_feature(read_feature_facts(settings), options, settings), notes)
+        return draft_feature(read_feature_facts(settings), options, settings)
     if options.mode == "imex":
-        return _with_notes(draft_imex(read_feature_facts(settings), options, settings), notes)
+        return draft_imex(read_feature_facts(settings), options, settings)
+    hook = hook_options(options, settings)
     search = SearchPaths(options.library_search_paths, options.config_search_paths)
     if options.mode == "management":
         try:
             facts = read_host_facts(settings, search)
         except HostError as error:
             raise CdiError("OCIGPU-CDI-7", f"no NVIDIA device nodes found: {error.message}", error.hint) from error
-        return _with_notes(draft_management(facts, options, settings, hook), notes)
+        return _note_hook(draft_management(facts, options, settings, hook), hook)
     facts = read_host_facts(settings, search)
     if "enable-explicit-driver-libraries" in options.feature_flags:
         facts = _add_explicit_libraries(facts)
-    return _with_notes(draft_gpus(facts, options, settings, hook), notes)
+    return _note_hook(draft_gpus(facts, options, settings, hook), hook)
 
 
-def _with_notes(made: Draft, notes: tuple[str, ...]) -> Draft:
-    return made._replace(notes=(*made.notes, *notes))
+def _note_hook(made: Draft, hook: "HookOptions") -> Draft:
+    return made._replace(notes=(*made.notes, *check_hook(hook, made.common)))
 
 
 # GPUs and MIG devices
@@ -311,7 +311,9 @@ def draft_feature(facts: "HostFacts", options: "GenerateOptions", settings: "Set
     """Return one device "all" with what GDS, MOFED, GDRCopy or NVSwitch brings; empty without nodes.  Pure."""
     request = Request(selection="none", source=f"mode {options.mode}", features=(options.mode,))
     edits = edits_from_actions(_beyond_none(facts, request, settings), None, _additional_gids(options))
-    return _draft_without_driver(facts, options.mode, (DraftDevice("all", edits),), all_device=False)
+    skipped = () if edits else (f"this host has no device for {options.mode}",)
+    made = _draft_without_driver(facts, options.mode, (DraftDevice("all", edits),), all_device=False)
+    return made._replace(skipped=skipped)
 
 
 def draft_imex(facts: "HostFacts", options: "GenerateOptions", settings: "Settings") -> Draft:
