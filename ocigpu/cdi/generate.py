@@ -79,7 +79,7 @@ def assemble(draft: "Draft", options: "GenerateOptions", fingerprint: str) -> Ge
         "devices": [{"name": name, "containerEdits": finished[id(devices[name])]} for name in sorted(devices)],
         "containerEdits": sort_edits(common),
     }
-    notes = (*draft.notes, *_lower_version(spec, options.max_version))
+    notes = (*draft.notes, *_lower_version(spec, options.max_version or draft.max_version))
     errors = check_spec(spec).errors
     if errors:
         raise CdiError("OCIGPU-CDI-7", f"generate {kind}: {errors[0].text}")

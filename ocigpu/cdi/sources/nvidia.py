@@ -9,7 +9,7 @@ from ocigpu.cdi.draft import Draft, DraftDevice
 from ocigpu.cdi.edits import edits_from_actions, is_device_link
 from ocigpu.cdi.hooks import EnableCudaCompat
 from ocigpu.cdi.names import check_device
-from ocigpu.cdi.sources.program import check_hook, hook_options
+from ocigpu.cdi.sources.program import hook_options
 from ocigpu.errors import CdiError, HostError, UsageError, quoted
 from ocigpu.facts import DeviceNode, ImageFacts, Library
 from ocigpu.host.devices import CONTROL_MINOR, GPU_MAJOR
@@ -63,22 +63,22 @@ def draft(options: "GenerateOptions", settings: "Settings") -> Draft:
         return draft_feature(read_feature_facts(settings), options, settings)
     if options.mode == "imex":
         return draft_imex(read_feature_facts(settings), options, settings)
-    hook = hook_options(options, settings)
+    hook, notes = hook_options(options, settings)
     search = SearchPaths(options.library_search_paths, options.config_search_paths)
     if options.mode == "management":
         try:
             facts = read_host_facts(settings, search)
         except HostError as error:
             raise CdiError("OCIGPU-CDI-7", f"no NVIDIA device nodes found: {error.message}", error.hint) from error
-        return _note_hook(draft_management(facts, options, settings, hook), hook)
+        return _note_hook(draft_management(facts, options, settings, hook), notes)
     facts = read_host_facts(settings, search)
     if "enable-explicit-driver-libraries" in options.feature_flags:
         facts = _add_explicit_libraries(facts)
-    return _note_hook(draft_gpus(facts, options, settings, hook), hook)
+    return _note_hook(draft_gpus(facts, options, settings, hook), notes)
 
 
-def _note_hook(made: Draft, hook: "HookOptions") -> Draft:
-    return made._replace(notes=(*made.notes, *check_hook(hook, made.common)))
+def _note_hook(made: Draft, notes: tuple[str, ...]) -> Draft:
+    return made._replace(notes=(*made.notes, *notes)) if made.common.get("hooks") else made
 
 
 # GPUs and MIG devices

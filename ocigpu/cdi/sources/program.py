@@ -9,14 +9,14 @@ from ocigpu.spec import OUR_HOOK
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ocigpu.cdi.draft import Edits, GenerateOptions
+    from ocigpu.cdi.draft import GenerateOptions
     from ocigpu.settings import Settings
 
 USUAL_DIRECTORIES = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 
 
-def hook_options(options: "GenerateOptions", settings: "Settings") -> HookOptions:
-    """Return how hooks are written.
+def hook_options(options: "GenerateOptions", settings: "Settings") -> tuple[HookOptions, tuple[str, ...]]:
+    """Return how hooks are written, and a note when their program is not there.
 
     An absolute path of the options is taken as it is; a name is searched in PATH and the usual directories.  Without
     one it is hook.path of the settings, else ocigpu-hook beside the running program, else in those directories.
@@ -24,17 +24,12 @@ def hook_options(options: "GenerateOptions", settings: "Settings") -> HookOption
     path = options.hook_path or settings.hook_path or _beside() or OUR_HOOK
     if not path.startswith("/"):
         path = _search(path) or f"/usr/bin/{os.path.basename(path)}"
+    missing = not os.access(path, os.X_OK)
+    notes = (f"hook {path}: missing or not executable here: containers will not start without it",) if missing else ()
     merged = path.rpartition("/")[2] == OUR_HOOK
     named = settings.path and settings.path != DEFAULT_PATH and merged
     config = os.path.abspath(settings.path) if named else ""
-    return HookOptions(path, config, enabled_hooks(options))
-
-
-def check_hook(hook: HookOptions, edits: "Edits") -> tuple[str, ...]:
-    """Return a note when these edits have hooks and their program is not there."""
-    if not edits.get("hooks") or os.access(hook.path, os.X_OK):
-        return ()
-    return (f"hook {hook.path}: missing or not executable here: containers will not start without it",)
+    return HookOptions(path, config, enabled_hooks(options)), notes
 
 
 def _beside() -> str:
