@@ -9,8 +9,9 @@ changes the device cgroup and answers; only then is it all final.
 * The parent is killed: the worker sees its pipe end, and undoes everything.
 
 A hook of the createContainer stage is in the container's namespaces already (:func:`provision_here`): there the two
-differ in nothing but their task.  What ends both, the end of the container's pid namespace for one, leaves files in a
-root directory whose container never starts; its mounts are gone with its namespace.
+differ in nothing but their task.  What ends both leaves files in a root directory whose container does not start, and
+which are not in the way of a second try; the mounts are gone with the namespace.  (crun ends all processes of a
+container as soon as its hook was killed; runc waits for the worker, which holds the hook's output.)
 """
 
 import gc
@@ -26,6 +27,7 @@ from ocigpu.linux.namespaces import in_initial_user_namespace
 from ocigpu.provision import steps
 from ocigpu.provision.cgroups import apply_device_rules
 from ocigpu.provision.container import Container, join, open_container, open_here, open_root, use_owner_ids
+from ocigpu.provision.files import make_root_writable
 from ocigpu.provision.journal import Journal, new_memory, read_journal, undo
 from ocigpu.provision.mounts import Mounts, Source, enter_own_proc, take_source
 
@@ -291,11 +293,16 @@ def _work(
     )
     failure: "list[Any] | None" = None
     try:
+        if container.here:
+            make_root_writable(place)
         for action in plan.actions:
             if not isinstance(action, AllowDevice):
                 steps.apply_action(place, action)
         _write_line(up_fd, {"done": place.notes})
         if os.read(down_fd, 1) == _COMMIT:
+            kept = [entry for entry in journal.entries if entry["do"] == "writable"]
+            for problem in undo(kept, root_fd, backup_fd):
+                raise ApplyError("OCIGPU-MNT-1", f"make the container's root read-only again: {problem}")
             _write_line(up_fd, {"committed": True})
             return
     except BaseException as error:  # noqa: BLE001 - whatever it is, all is undone before it is told

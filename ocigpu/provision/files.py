@@ -1,4 +1,4 @@
-"""Small files of a container: what an action writes or changes in the root file system itself.
+"""Small files of a container: what an action writes or changes in the root file system itself, and that it can.
 
 A path of an image may be anything.  What is written has a new name first and is then renamed over the old one, so a
 link at that place is replaced and never followed.
@@ -12,7 +12,7 @@ from ocigpu.actions import Mode, TextFile
 from ocigpu.errors import ApplyError, quoted
 from ocigpu.linux.paths import open_in_root
 from ocigpu.provision.journal import has_content, keep_file
-from ocigpu.provision.mounts import read_mnt_id
+from ocigpu.provision.mounts import kept_flags, read_mnt_id, remount
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,6 +20,24 @@ if TYPE_CHECKING:
 
 MAX_TEXT = 256 << 10
 """Bytes of a text file, ours or the image's that it replaces."""
+
+
+def make_root_writable(place: "Workplace") -> None:
+    """Let the container's root be written to until the journal's entry "writable" is undone, which the caller does.
+
+    A container with a read-only root has one already when crun starts hooks inside it (createContainer); runc makes
+    it one after them.  What cannot be changed, a file system that is itself read-only, is left for the actions to
+    meet.
+    """
+    flags = kept_flags(place.root_fd)
+    if not flags & os.ST_RDONLY:
+        return
+    place.journal.record("writable", "/", flags=flags)
+    try:
+        remount(place.root_fd, flags & ~os.ST_RDONLY)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EPERM, errno.EROFS, errno.EACCES):  # no mount, or a locked flag
+            raise
 
 
 def apply_text(place: "Workplace", action: TextFile) -> None:

@@ -15,7 +15,7 @@ import stat
 
 from ocigpu.linux import libc
 from ocigpu.linux.paths import open_in_root, open_parent
-from ocigpu.provision.mounts import read_mnt_id
+from ocigpu.provision.mounts import read_mnt_id, remount
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -267,9 +267,10 @@ def _put_back(entry: "Entry", parent_fd: int, name: str, backup_fd: int) -> None
 
 def _unlink_if_there(dir_fd: int, name: str) -> None:
     try:
-        os.unlink(name, dir_fd=dir_fd)
+        os.stat(name, dir_fd=dir_fd, follow_symlinks=False)  # a read-only root answers EROFS, missing or not
     except FileNotFoundError:
         return
+    os.unlink(name, dir_fd=dir_fd)
 
 
 def has_content(dir_fd: int, name: str, content: bytes) -> bool:
@@ -300,6 +301,10 @@ def _is_same(dir_fd: int, name: str, same: list[int]) -> bool:
     return [status.st_ino, status.st_mtime_ns] == same
 
 
+def _undo_writable(entry: "Entry", root_fd: int, _: int) -> None:
+    remount(root_fd, entry["flags"])
+
+
 _UNDO: "dict[str, Callable[[Entry, int, int], None]]" = {
     "mount": _undo_mount,
     "mkdir": _undo_created,
@@ -311,4 +316,5 @@ _UNDO: "dict[str, Callable[[Entry, int, int], None]]" = {
     "cache": _undo_cache,
     "text": _undo_text,
     "mode": _undo_mode,
+    "writable": _undo_writable,
 }

@@ -27,7 +27,7 @@ _ATTRIBUTES = {
     "noexec": libc.MOUNT_ATTR_NOEXEC,
 }
 """Values of the first four MOUNT_ATTR_* are those of MS_* and ST_* too (include/uapi/linux/mount.h, statvfs(3))."""
-_LOCKED = 0x40F  # ST_* of the flags a user namespace may not clear: the four above and noatime; see _kept_flags
+_LOCKED = 0x40F  # ST_* of the flags a user namespace may not clear: the four above and noatime; see kept_flags
 _ST_NODIRATIME, _ST_RELATIME = 0x800, 0x1000
 _MS_NODIRATIME, _MS_RELATIME = 0x800, 1 << 21
 _KINDS = {
@@ -275,8 +275,7 @@ class Mounts:
             if (status.st_dev, status.st_ino) != (source.status.st_dev, source.status.st_ino):
                 raise ApplyError("OCIGPU-MNT-1", f"bind {source.host_path} -> {target.path}: something else is there")
             libc.mount(None, f"fd/{mounted_fd}", None, libc.MS_PRIVATE)
-            flags = _attributes(source.options) | _kept_flags(mounted_fd)
-            libc.mount(None, f"fd/{mounted_fd}", None, libc.MS_REMOUNT | libc.MS_BIND | flags)
+            remount(mounted_fd, _attributes(source.options) | kept_flags(mounted_fd))
         finally:
             os.close(mounted_fd)
 
@@ -323,13 +322,17 @@ class Mounts:
         try:
             libc.mount(None, f"fd/{fd}", None, libc.MS_PRIVATE)
             _fill(fd, action)
-            flags |= libc.MS_RDONLY | _kept_flags(fd)
-            libc.mount(None, f"fd/{fd}", None, libc.MS_REMOUNT | libc.MS_BIND | flags)
+            remount(fd, flags | libc.MS_RDONLY | kept_flags(fd))
         finally:
             os.close(fd)
 
 
-def _kept_flags(fd: int) -> int:
+def remount(fd: int, flags: int) -> None:
+    """Give the mount whose root is ``fd`` the flags MS_* ``flags``, by mount(2).  Raises OSError."""
+    libc.mount(None, f"fd/{fd}", None, libc.MS_REMOUNT | libc.MS_BIND | flags)
+
+
+def kept_flags(fd: int) -> int:
     """Return the MS_* of a mount's flags that a remount has to repeat: they may be locked (user_namespaces(7))."""
     found = os.fstatvfs(fd).f_flag
     flags = found & _LOCKED

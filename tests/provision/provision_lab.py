@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
-from ocigpu.actions import Bind, Link, Node, Plan, Tmpfs
+from ocigpu.actions import Bind, Link, Mode, Node, Plan, RefreshLdCache, TextFile, Tmpfs
 from ocigpu.errors import OcigpuError
 from ocigpu.facts import DeviceNode
 from ocigpu.linux import libc
@@ -16,6 +16,7 @@ from ocigpu.provision import apply, journal
 from ocigpu.settings import Settings
 
 MAPPED = 100000
+LDCONFIG = next(path for path in ("/sbin/ldconfig.real", "/sbin/ldconfig") if os.path.exists(path))
 READ_ONLY = ("ro", "nosuid", "nodev")
 
 
@@ -139,19 +140,40 @@ class Lab:
         lines = Path(f"/proc/{self.pid}/mountinfo").read_text().splitlines()
         return sorted(" ".join(line.split(" ")[2:]) for line in lines)
 
+    def enter(self) -> None:
+        """Bring the calling process where a hook of the createContainer stage is: into all namespaces of the container.
+
+        As root of its user namespace, but not below its root directory.
+        """
+        mnt_fd = os.open(f"/proc/{self.pid}/ns/mnt", os.O_RDONLY)
+        user_fd = os.open(f"/proc/{self.pid}/ns/user", os.O_RDONLY)
+        if os.fstat(user_fd).st_ino != os.stat("/proc/self/ns/user").st_ino:
+            libc.setns(user_fd, libc.CLONE_NEWUSER)
+            os.setresgid(0, 0, 0)
+            os.setresuid(0, 0, 0)
+        libc.setns(mnt_fd, libc.CLONE_NEWNS)
+        os.close(mnt_fd)
+        os.close(user_fd)
+
     def provision(
-        self, plan: Plan, prepare: Callable[[], None] = lambda: None, rootfs: str = ""
+        self, plan: Plan, prepare: Callable[[], None] = lambda: None, rootfs: str = "", here: bool = False
     ) -> tuple[list[str], str, str]:
         """Provision in a process of its own; return (notes, error code, message), or "killed" as the code.
 
-        Returns when every process of it has ended, worker included.
+        ``here``: from inside the container's namespaces.  Returns when every process of it has ended, worker included.
         """
         alive, alive_fd = os.pipe()  # the write end is inherited by all of them
 
         def work() -> Any:
+            if here:
+                self.enter()
             prepare()
+            root = rootfs or str(self.rootfs)
             try:
-                notes = apply.provision(plan, self.pid, rootfs or str(self.rootfs), {}, Settings())
+                if here:
+                    notes = apply.provision_here(plan, root, Settings())
+                else:
+                    notes = apply.provision(plan, self.pid, root, {}, Settings())
             except OcigpuError as error:
                 return [[], error.code, error.message]
             return [list(notes), "", ""]
@@ -261,6 +283,22 @@ def make_plan(host: Path, nodes: tuple[str, ...] = ("nvidiactl", "nvidia0"), wit
         Tmpfs("/etc/nvidia/profiles", 0o555, (("10-container.conf", 0o444, "{}"),), (), "profiles"),
     ]
     return Plan(tuple(actions))
+
+
+def make_plan_here(host: Path, with_proc: bool = True) -> Plan:
+    """Return the laboratory's plan with what a hook of this stage adds, and without its nodes."""
+    kept = [action for action in make_plan(host, with_proc=with_proc).actions if not isinstance(action, Node)]
+    return Plan(
+        (
+            *kept,
+            Bind("/bin/true", "/usr/lib64/libreal.so.1", READ_ONLY, "any ELF file"),
+            TextFile("/etc/ld.so.conf.d/00-compat.conf", 0o644, "/usr/local/cuda/compat\n", "compatibility"),
+            TextFile("/etc/ld.so.conf", 0o644, "include /etc/ld.so.conf.d/*.conf\n", "loader", only_if_missing=True),
+            Mode("/opt", 0o711, "folder"),
+            RefreshLdCache(LDCONFIG, ("/usr/lib64",), "loader"),
+            RefreshLdCache(LDCONFIG, ("/usr/lib64", "/opt/new/dir"), "loader, once more"),
+        )
+    )
 
 
 Tree = dict[str, tuple[Any, ...]]
