@@ -140,13 +140,14 @@ def run_prestart(state_text: bytes, settings: Settings, spec: str = "") -> tuple
     ``spec``: path of the container's configuration ("": config.json of the bundle).
     Raises OcigpuError after everything begun was undone.
     """
-    from ocigpu.request import parse_request
+    from ocigpu.request import check_without_cdi, parse_request
 
     state = parse_state(state_text)
     document = read_config(state.bundle, spec or "config.json")
     request = parse_request(document.config, settings)
     if request.selection == "nothing":
         return ()
+    check_without_cdi(request)
     check_can_have_gpus(document.config, document.path)
     rootfs = rootfs_path(document.config, state.bundle)
     from ocigpu.host.discover import read_host_facts

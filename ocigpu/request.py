@@ -35,6 +35,7 @@ MAX_TOKENS = 4096
 MAX_TOKEN = 200
 MAX_REQUIREMENTS = 256 * 1024  # characters of all requirements of a container together
 MAX_IMEX_CHANNEL = 1048575  # device numbers have 20 bits for the minor (include/linux/kdev_t.h)
+MAX_SHOWN_ANNOTATIONS = 3
 _SHOWN_VALUE = 120
 _HEX = frozenset("0123456789abcdefABCDEF")
 
@@ -43,7 +44,9 @@ class Request(NamedTuple):
     """What one container asks for.
 
     ``selection``: "nothing" (unset, empty, void: not a GPU container), "none" (driver files and control nodes, no
-    GPU), "all", or "list"; ``devices``: for "list" the tokens in order, stripped, without duplicates.
+    GPU), "all", "list", or "cdi"; ``devices``: for "list" the tokens in order, stripped, without duplicates.
+    ``cdi_devices``: for "cdi" the fully qualified names in order, without duplicates; what the container gets is then
+    written in specifications, and of the other fields only source and notes are filled.
     ``source``: where the selection comes from, for reasons and messages ("NVIDIA_VISIBLE_DEVICES=0,2",
     "volume mounts below /var/run/nvidia-container-devices").
     ``capabilities``: driver capabilities, sorted.  ``requirements``: (variable, expression) pairs, sorted.
@@ -61,6 +64,7 @@ class Request(NamedTuple):
     mig_monitor: str = ""
     imex_channels: tuple[int, ...] = ()
     features: tuple[str, ...] = ()
+    cdi_devices: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -73,6 +77,10 @@ def parse_request(config: "dict[str, Any]", settings: Settings) -> Request:
 
     A request for nothing has no other content than notes.  Raises RequestError OCIGPU-REQ-1 to -6 (not -3), each
     naming the variable and quoting what cannot be understood.  Time grows linearly with the size of the document.
+
+    With mode cdi every device becomes a CDI name; with mode auto a container whose devices are all named by fully
+    qualified CDI names is served from specifications, and a mixture of both is refused.  Annotations are read in
+    these two modes and come first, then mounts, then variables (the order of nvidia-container-runtime).
     """
     process = _mapping(config, "process")
     swarm = tuple(filter(None, map(str.strip, settings.swarm_resource.split(","))))
@@ -85,16 +93,27 @@ def parse_request(config: "dict[str, Any]", settings: Settings) -> Request:
     mounted_imex: tuple[str, ...] = ()
     if settings.accept_nvidia_visible_devices_as_volume_mounts:
         mounted, mounted_imex = _read_mounts(config.get("mounts") if isinstance(config, dict) else None)
-    if mounted:
-        selection, devices = _select(mounted)
-        source, where = MOUNT_SOURCE, MOUNT_SOURCE
+    tokens, source = _requested_by_annotations(config, settings)
+    where, annotated = source, bool(tokens)
+    if annotated:
+        notes.extend(_overruled_notes(source, mounted, variables, swarm, obey_env))
+    elif mounted:
+        tokens, source, where = mounted, MOUNT_SOURCE, MOUNT_SOURCE
     else:
         tokens, source, where = _requested_by_variables(variables, swarm)
-        selection, devices = _select(tokens)
-        if selection != "nothing" and not obey_env:
+        if not obey_env and select_tokens(tokens)[0] != "nothing":
             return Request(notes=(_ignored_note(where),))
+    selection, devices = select_tokens(tokens)
     if selection == "nothing":
         return Request()
+    if settings.mode == "cdi" or (settings.mode == "auto" and (annotated or any("=" in token for token in tokens))):
+        from ocigpu.cdi.request import all_qualified, is_of_nvidia, name_devices  # only here: few containers need it
+
+        if settings.mode == "cdi" or all_qualified(tokens, where, annotated):
+            names = name_devices(tokens, where, settings.cdi_default_kind)
+            if any(map(is_of_nvidia, names)):
+                names += _cdi_extras(variables, mounted_imex, obey_env, settings, notes)
+            return Request(selection="cdi", source=source, cdi_devices=tuple(dict.fromkeys(names)), notes=tuple(notes))
     _check_tokens(devices, where)
 
     mig_config = _parse_mig("NVIDIA_MIG_CONFIG_DEVICES", variables, privileged)
@@ -127,6 +146,16 @@ def request_from_variables(variables: dict[str, str], settings: Settings, privil
     bounding = ["CAP_SYS_ADMIN"] if privileged else []
     env = [f"{name}={value}" for name, value in variables.items()]
     return parse_request({"process": {"env": env, "capabilities": {"bounding": bounding}}}, settings)
+
+
+def check_without_cdi(request: Request) -> None:
+    """Raise RequestError OCIGPU-REQ-1 for a request that only the shim can grant, from CDI specifications."""
+    if request.selection == "cdi":
+        raise RequestError(
+            "OCIGPU-REQ-1",
+            f"{request.source}: CDI devices are given by ocigpu-runtime, from specifications, and by nothing else",
+            "Use the runtime ocigpu instead of --gpus; what it would give: ocigpu cdi show NAME",
+        )
 
 
 def pci_address(text: str) -> str:
@@ -188,12 +217,61 @@ def _read_mounts(mounts: "Any") -> tuple[tuple[str, ...], tuple[str, ...]]:
             if destination.startswith(directory + "/"):
                 request = destination[len(directory) + 1 :]
                 if request.startswith("cdi/"):
-                    raise _cdi_error(MOUNT_SOURCE, request)
-                if request.startswith("imex/"):
+                    devices[_cdi_mount(request)] = None
+                elif request.startswith("imex/"):
                     imex[request.removeprefix("imex/")] = None
                 else:
                     devices[request] = None
     return tuple(devices), tuple(imex)
+
+
+def _cdi_mount(request: str) -> str:
+    from ocigpu.cdi.request import name_of_mount  # only here: few containers need it
+
+    return name_of_mount(request)
+
+
+def _requested_by_annotations(config: "dict[str, Any]", settings: Settings) -> tuple[tuple[str, ...], str]:
+    """Return (tokens, source): what annotations ask for, by key; nothing in mode hook, where engines obey them."""
+    if settings.mode not in ("auto", "cdi"):
+        return (), ""
+    annotations = _mapping(config, "annotations")
+    keys = sorted(key for key in annotations if key.startswith(settings.cdi_annotation_prefixes))
+    tokens: dict[str, None] = {}
+    named: list[str] = []
+    for key in keys:
+        value = annotations[key]
+        where = f"annotation {printable(key, 120)}"
+        parts = _split(where, value, "OCIGPU-REQ-1") if isinstance(value, str) else []
+        tokens.update(dict.fromkeys(parts))
+        if parts and len(named) < MAX_SHOWN_ANNOTATIONS:
+            named.append(f"{where}={printable(value, _SHOWN_VALUE)}")
+    return tuple(tokens), " ".join(named)
+
+
+def _overruled_notes(
+    source: str, mounted: tuple[str, ...], variables: "Variables", swarm: tuple[str, ...], obey_env: bool
+) -> list[str]:
+    """Return notes about the other ways in which the container asks, which annotations come before."""
+    names = [name for name in swarm if name in variables] or [DEVICES_VARIABLE]
+    asking = [MOUNT_SOURCE] if mounted else []
+    if obey_env:
+        asking += [printable(name, 120) for name in names if variables.get(name, "") not in ("", "void")]
+    return [f"{', '.join(asking)} ignored: {source} comes first"] if asking else []
+
+
+def _cdi_extras(
+    variables: "Variables", mounted_imex: tuple[str, ...], obey_env: bool, settings: Settings, notes: list[str]
+) -> list[str]:
+    """Return the devices that stand for opt-in parts and IMEX channels, by the kinds of nvidia-ctk cdi generate."""
+    names = [f"nvidia.com/{name}=all" for name, variable in FEATURE_VARIABLES if variables.get(variable) == "enabled"]
+    if not settings.features_ignore_imex_channel_requests:
+        channels = _parse_imex(variables, mounted_imex, obey_env, notes)
+        names += [f"nvidia.com/imex-channel={channel}" for channel in channels]
+    ignored = [name for name in ("NVIDIA_MIG_CONFIG_DEVICES", "NVIDIA_MIG_MONITOR_DEVICES") if variables.get(name)]
+    if ignored:
+        notes.append(f"{', '.join(ignored)} ignored: CDI specifications have no device for it")
+    return names
 
 
 def _clean_path(value: "Any") -> str:
@@ -232,7 +310,7 @@ def _split(variable: str, value: str, code: str) -> list[str]:
     return list(filter(None, map(str.strip, value.split(","))))
 
 
-def _select(tokens: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
+def select_tokens(tokens: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
     """Return (selection, devices): "void" anywhere is nothing; else the first of "all" and "none" decides."""
     if not tokens or "void" in tokens:
         return "nothing", ()
@@ -370,7 +448,7 @@ def _parse_imex(variables: "Variables", mounted: tuple[str, ...], obey_env: bool
         tokens, where = mounted, MOUNT_SOURCE
     else:
         where = IMEX_VARIABLE
-        selection, tokens = _select(tuple(_split(where, variables.get(where, ""), "OCIGPU-REQ-6")))
+        selection, tokens = select_tokens(tuple(_split(where, variables.get(where, ""), "OCIGPU-REQ-6")))
         if selection in ("nothing", "none"):
             return ()
         if not obey_env:

@@ -14,6 +14,10 @@ from ocigpu.linux.namespaces import in_initial_user_namespace
 from ocigpu.log import Log, report_failure
 from ocigpu.settings import Settings, read_settings
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 LOOP_VARIABLE = "OCIGPU_RUNTIME_PID"
 PROGRAM = "ocigpu-runtime"
@@ -63,6 +67,11 @@ def edit_bundle(arguments: Arguments, settings: Settings, stub: str, log: Log) -
     if request.selection == "nothing":
         return
     check_can_have_gpus(document.config, document.path)
+    if request.selection == "cdi":
+        inject_devices(document.config, request.cdi_devices, settings, log)
+        write_config(document)
+        log.write("info", f"{document.path}: granted {', '.join(request.cdi_devices)}")
+        return
     from ocigpu.host.discover import read_host_facts
     from ocigpu.plan import make_plan
 
@@ -76,6 +85,44 @@ def edit_bundle(arguments: Arguments, settings: Settings, stub: str, log: Log) -
     )
     write_config(document)
     log.write("info", f"{document.path}: granted {', '.join((*plan.gpus, *plan.mig_devices)) or 'driver files only'}")
+
+
+def inject_devices(config: "dict[str, Any]", names: tuple[str, ...], settings: Settings, log: Log) -> None:
+    """Change ``config`` so that the container gets these CDI devices; hooks that give GPUs otherwise are taken out.
+
+    A specification of ours that the host has changed under is used all the same, with a warning in the log.
+    Raises CdiError OCIGPU-CDI-4 to -6; that the specification is stale is then part of the message.
+    """
+    from ocigpu.cdi.inject import inject
+    from ocigpu.cdi.registry import read_registry
+    from ocigpu.errors import CdiError, HostError
+    from ocigpu.host.fingerprint import stale_reasons
+    from ocigpu.spec import remove_gpu_hooks
+
+    resolved = read_registry(settings).resolve(names)
+    stale = []
+    for spec in resolved.specs:
+        try:
+            reasons = stale_reasons(spec.annotations, settings)
+        except HostError as error:
+            log.write("warning", f"{spec.path}: cannot tell whether it fits the host: {error.message}")
+            continue
+        if reasons:
+            stale.append(f"{spec.path} is stale: {'; '.join(reasons)}")
+            log.write("warning", stale[-1])
+    remove_gpu_hooks(config)
+    try:
+        notes = inject(
+            config,
+            resolved.edits,
+            declare_rules=owns_device_policy() and not settings.no_cgroups,
+            files=resolved.files,
+            rootless=not in_initial_user_namespace() or os.geteuid() != 0,
+        )
+    except CdiError as error:
+        raise CdiError(error.code, "; ".join((error.message, *stale)), error.hint) from error
+    for note in notes:
+        log.write("warning", note)
 
 
 def owns_device_policy() -> bool:

@@ -2,7 +2,7 @@
 
 from ocigpu.errors import HostError, RequestError, printable, quoted
 from ocigpu.facts import Gpu, HostFacts, MigDevice
-from ocigpu.request import WORDS, Request, pci_address
+from ocigpu.request import WORDS, Request, check_without_cdi, pci_address
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,8 +44,9 @@ def select_devices(request: Request, facts: HostFacts) -> Selection:
     A GPU with MIG enabled stands for all its MIG devices.  Where the container configures or monitors MIG, one
     without MIG devices is given as it is.  Raises RequestError OCIGPU-DEV-1 for a device that is not there,
     HostError OCIGPU-DEV-1 when all of no GPUs were asked for, HostError OCIGPU-DEV-2 for one that is there but
-    cannot be given, RequestError OCIGPU-REQ-1 for a MIG variable along with single MIG devices.
+    cannot be given, RequestError OCIGPU-REQ-1 for a MIG variable along with single MIG devices, and for CDI devices.
     """
+    check_without_cdi(request)
     if request.selection == "all":
         return _select_all(request, facts)
     if request.selection == "list":

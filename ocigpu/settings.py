@@ -191,14 +191,14 @@ def _trusted_owners() -> tuple[int, ...]:
         return (*owners, int(file.read()))
 
 
-def why_untrusted(status: os.stat_result) -> str:
-    """Return why a file or directory must not decide what root does, or "": others than root or the caller may write.
+def why_untrusted(uid: int, mode: int) -> str:
+    """Return why a file of this owner and mode must not decide what root does; "" when only root or we may write it.
 
     In a user namespace the host's root is known as far as :func:`_trusted_owners` says.
     """
-    if status.st_uid in _trusted_owners() and not status.st_mode & 0o022:
+    if uid in _trusted_owners() and not mode & 0o022:
         return ""
-    return f"owner {status.st_uid}, mode {stat.S_IMODE(status.st_mode):04o}: others may write"
+    return f"owner {uid}, mode {stat.S_IMODE(mode):04o}: others may write"
 
 
 def read_settings(path: str = "") -> Settings:
@@ -222,7 +222,7 @@ def read_settings(path: str = "") -> Settings:
         os.close(fd)
         raise SettingsError("OCIGPU-SET-1", f"settings {path}: not a regular file")
     with os.fdopen(fd, "rb") as file:
-        if cause := why_untrusted(status):
+        if cause := why_untrusted(status.st_uid, status.st_mode):
             raise SettingsError("OCIGPU-SET-3", f"settings {path}: {cause}")
         data = file.read(1 << 20)
     import tomllib  # only when there is a file: it costs about 8 ms

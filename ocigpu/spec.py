@@ -141,11 +141,9 @@ def edit_config(
     hooks = _find(config, "hooks", dict, "hooks")
     prestart = _find(hooks, "prestart", list, "hooks.prestart")
     edited_before = any(_is_our_hook(entry) for entry in prestart)
-    prestart[:] = [entry for entry in prestart if not _is_gpu_hook(entry)]
+    remove_gpu_hooks(config)
     prestart.append({"path": hook_path, "args": [OUR_HOOK, *hook_options, "prestart"], "env": list(HOOK_ENVIRONMENT)})
     hooks["prestart"] = prestart
-    if isinstance(hooks.get("createRuntime"), list):  # the same stage by its newer name: once is enough
-        hooks["createRuntime"] = [entry for entry in hooks["createRuntime"] if not _is_gpu_hook(entry)]
     config["hooks"] = hooks
     resources = _find(_find(config, "linux", dict, "linux"), "resources", dict, "linux.resources")
     devices = _find(resources, "devices", list, "linux.resources.devices")
@@ -158,6 +156,17 @@ def edit_config(
     ]
     majors = [rule.major for rule in granted] if edited_before else []
     devices[:] = [entry for entry in devices if entry not in rules and not _is_old_rule(entry, majors)] + rules
+
+
+def remove_gpu_hooks(config: "dict[str, Any]") -> None:
+    """Take the hooks that give GPUs, ours and the vendor's, out of ``config``.
+
+    They are prestart hooks, or createRuntime hooks: the same stage by its newer name.  CDI hooks belong to others.
+    """
+    hooks = get_object(config, "hooks")
+    for stage in ("prestart", "createRuntime"):
+        entries = get_list(hooks, stage)
+        entries[:] = [entry for entry in entries if not _is_gpu_hook(entry)]
 
 
 def _find(parent: "dict[str, Any]", name: str, kind: type, path: str) -> "Any":

@@ -124,7 +124,7 @@ def test_garbage_in_the_device_list_is_refused_and_quoted(value: str, shown: str
 
 
 def test_cdi_device_name_is_refused_with_its_own_reason() -> None:
-    error = refusal(**{DEVICES: "nvidia.com/gpu=0"})
+    error = refusal(Settings(mode="hook"), **{DEVICES: "nvidia.com/gpu=0"})
     assert error.code == "OCIGPU-REQ-1"
     assert "mode cdi" in error.message
 
@@ -228,7 +228,7 @@ def test_volume_mounts_need_no_privilege() -> None:
 @pytest.mark.parametrize("name", ["cdi/nvidia.com/gpu/0", "cdi/nvidia.com/gpu=0", "gpu0", "a\nb"])
 def test_volume_mounts_of_garbage_are_refused(name: str) -> None:
     with pytest.raises(RequestError) as caught:
-        parse_request(mounted(f"/var/run/nvidia-container-devices/{name}"), MOUNTS)
+        parse_request(mounted(f"/var/run/nvidia-container-devices/{name}"), MOUNTS._replace(mode="hook"))
     assert caught.value.code == "OCIGPU-REQ-1"
 
 

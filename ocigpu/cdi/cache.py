@@ -1,0 +1,128 @@
+"""A specification as it is kept between two containers: one device among thousands is found without reading the rest.
+
+The text of a checked specification is one line of JSON with everything but the devices, then a line for each device:
+its name, a tab, JSON.  In the cache a head precedes it that says which state of which file it was made from.
+"""
+
+import json
+import os
+import time
+from binascii import crc32
+
+from ocigpu import __version__
+from ocigpu.cache import prune_cache, read_cached, write_cached
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Container
+    from typing import Any, NamedTuple
+else:
+    from ocigpu.record import NamedTuple
+
+FORMAT = f"ocigpu {__version__} cdi 1 ".encode()
+"""The number is another one with every change of the text's form, or of what ocigpu.cdi.check accepts."""
+PREFIX = "cdi-"
+SPARE_FILES = 64
+"""Entries of other files that are kept: settings may name other directories, and drivers write files that go soon."""
+SETTLED_NS = 2_000_000_000
+"""A file that was changed more recently may change again without another time stamp (the clock of files is coarse)."""
+
+
+class LoadedSpec(NamedTuple):
+    """A checked specification: ``priority`` is the place of its directory in the list, a higher one wins.
+
+    ``edits``: its spec-level containerEdits.  ``body``: its devices, see above; begins and ends with a newline.
+    """
+
+    path: str
+    priority: int
+    kind: str
+    version: str
+    annotations: "dict[str, str]"
+    edits: "dict[str, Any]"
+    body: bytes
+
+    def find(self, name: str) -> "dict[str, Any] | None":
+        """Return the device of this name: its containerEdits, and annotations if it has any."""
+        key = b"\n" + name.encode() + b"\t"
+        at = self.body.find(key)
+        if at < 0:
+            return None
+        at += len(key)
+        device: dict[str, Any] = json.loads(self.body[at : self.body.index(b"\n", at)])
+        return device
+
+    def device_names(self) -> tuple[str, ...]:
+        """Return the names of all devices, in the order of the file."""
+        return tuple(line.partition(b"\t")[0].decode() for line in self.body.split(b"\n") if line)
+
+
+def render_text(spec: "dict[str, Any]") -> bytes:
+    """Return the text of a checked specification; names of devices and JSON in ASCII have neither tab nor newline."""
+    header = {name: value for name, value in spec.items() if name != "devices"}
+    lines = [_dump(header)]
+    for device in spec["devices"]:
+        rest = {name: value for name, value in device.items() if name != "name"}
+        lines.append(f"{device['name']}\t{_dump(rest)}")
+    return ("\n".join(lines) + "\n").encode()
+
+
+def render_refusal(message: str) -> bytes:
+    """Return the text of a file that was read but breaks a rule."""
+    return (_dump({"refused": message}) + "\n").encode()
+
+
+def _dump(value: "Any") -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+def parse_text(text: bytes, path: str, priority: int) -> "tuple[LoadedSpec | None, str]":
+    """Return the specification of a text, or None and why its file was refused.
+
+    Raises ValueError or LookupError for a text that is not ours.
+    """
+    end = text.index(b"\n")
+    header = json.loads(text[:end])
+    if "refused" in header:
+        return None, header["refused"]
+    version, kind = header["cdiVersion"], header["kind"]
+    annotations, edits = header.get("annotations", {}), header.get("containerEdits", {})
+    return LoadedSpec(path, priority, kind, version, annotations, edits, text[end:]), ""
+
+
+def cache_name(path: str) -> str:
+    """Return the name in the cache for a file; the head tells two files of one name apart."""
+    data = os.fsencode(path)
+    return f"{PREFIX}{crc32(data):08x}{crc32(data[::-1]):08x}"
+
+
+def _head(path: str, status: os.stat_result) -> bytes:
+    state = [path, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+    return FORMAT + _dump(state).encode() + b"\n"
+
+
+def read_text(directory: int, path: str, status: os.stat_result) -> bytes:
+    """Return the text that was made of the file in this state, or nothing when there is none or it is damaged."""
+    if directory < 0:
+        return b""
+    content = read_cached(directory, cache_name(path))
+    head = _head(path, status)
+    if not content.startswith(head):
+        return b""
+    text = content[len(head) + 9 :]
+    return text if content[len(head) : len(head) + 9] == _sum(text) else b""
+
+
+def _sum(text: bytes) -> bytes:
+    return b"%08x\n" % crc32(text)
+
+
+def write_text(directory: int, path: str, status: os.stat_result, text: bytes, wanted: "Container[str]") -> None:
+    """Keep the text of the file in this state, unless the file was changed a moment ago.
+
+    ``wanted``: names in the cache that stay when there are too many.
+    """
+    if directory < 0 or time.time_ns() - status.st_ctime_ns < SETTLED_NS:
+        return
+    if write_cached(directory, cache_name(path), _head(path, status) + _sum(text) + text):
+        prune_cache(directory, PREFIX, wanted, SPARE_FILES)
