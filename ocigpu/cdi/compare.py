@@ -1,5 +1,7 @@
 """What differs between two CDI specifications of the same devices, in plain words: pure."""
 
+from ocigpu.cdi.draft import HOOK_NAMES
+from ocigpu.cdi.hooks import SEPARATOR
 from ocigpu.host.fingerprint import ANNOTATION as FINGERPRINT_ANNOTATION
 
 TYPE_CHECKING = False
@@ -9,7 +11,7 @@ if TYPE_CHECKING:
 
     Edits = dict[str, Any]
     Entry = dict[str, Any]
-    Described = tuple[str, str]
+    Described = tuple[str, Entry]
 else:
     from ocigpu.record import NamedTuple
 
@@ -62,12 +64,10 @@ def compare_specs(old: "dict[str, Any]", new: "dict[str, Any]") -> tuple[Differe
 
 def _compare_annotations(where: str, old: "Entry", new: "Entry") -> list[Difference]:
     before, after = (
-        [pair for pair in (side.get("annotations") or {}).items() if pair[0] != FINGERPRINT_ANNOTATION]
+        [pair for pair in sorted((side.get("annotations") or {}).items()) if pair[0] != FINGERPRINT_ANNOTATION]
         for side in (old, new)
     )
-    if dict(before) == dict(after):  # annotations have no order
-        return []
-    return _compare_entries(where, before, after, lambda pair: (f"annotation {pair[0]}", pair[1]))
+    return _compare_entries(where, before, after, lambda pair: (f"annotation {pair[0]}", {"value": pair[1]}))
 
 
 def _compare_edits(where: str, old: "Edits", new: "Edits") -> list[Difference]:
@@ -75,23 +75,23 @@ def _compare_edits(where: str, old: "Edits", new: "Edits") -> list[Difference]:
     for field, describe in _DESCRIBERS:
         found += _compare_entries(where, old.get(field) or [], new.get(field) or [], describe)
     before, after = ([rdt] if rdt is not None else [] for rdt in (old.get("intelRdt"), new.get("intelRdt")))
-    return found + _compare_entries(where, before, after, lambda rdt: ("intelRdt", _fields(rdt)))
+    return found + _compare_entries(where, before, after, lambda rdt: ("intelRdt", rdt))
 
 
 def _compare_entries(
     where: str, old: "list[Any]", new: "list[Any]", describe: "Callable[[Any], Described]"
 ) -> list[Difference]:
-    """Return the differences of two lists whose entries ``describe`` names, and then describes beyond the name."""
+    """Return the differences of two lists whose entries ``describe`` names, with the fields beyond the name."""
     if old == new:
         return []
     before, after = _by_name(old, describe), _by_name(new, describe)
     found = []
-    for key, details in before.items():
+    for key, fields in before.items():
         name = key[0]
         if key not in after:
-            found.append(Difference(where, "-", _join(name, details)))
-        elif details != after[key]:
-            found.append(Difference(where, "~", f"{_join(name, details)} is now {after[key] or 'without it'}"))
+            found.append(Difference(where, "-", _join(name, fields)))
+        elif changes := _changed_fields(fields, after[key]):
+            found.append(Difference(where, "~", f"{name}: {changes}"))
     found += [Difference(where, "+", _join(key[0], after[key])) for key in after if key not in before]
     if not found and list(before) != list(after):
         noun = describe(new[0])[0].split(" ")[0]
@@ -99,62 +99,91 @@ def _compare_entries(
     return found
 
 
-def _by_name(entries: "list[Any]", describe: "Callable[[Any], Described]") -> "dict[tuple[str, int], str]":
-    """Return the details of each entry by its name and a number that tells entries of the same name apart."""
-    result: dict[tuple[str, int], str] = {}
+def _by_name(entries: "list[Any]", describe: "Callable[[Any], Described]") -> "dict[tuple[str, int], Entry]":
+    """Return the fields of each entry by its name and a number that tells entries of the same name apart."""
+    result: dict[tuple[str, int], Entry] = {}
     seen: dict[str, int] = {}
     for entry in entries:
-        name, details = describe(entry)
+        name, fields = describe(entry)
         seen[name] = seen.get(name, 0) + 1
-        result[name, seen[name]] = details
+        result[name, seen[name]] = {field: value for field, value in fields.items() if value not in _NOTHING}
     return result
 
 
-def _join(name: str, details: str) -> str:
-    return f"{name} ({details})" if details else name
+def _changed_fields(old: "Entry", new: "Entry") -> str:
+    changes = []
+    for field in dict.fromkeys((*old, *new)):
+        before, after = old.get(field), new.get(field)
+        if before == after:
+            continue
+        if isinstance(before, list) and isinstance(after, list):
+            changes.append(f"{field} {_changed_items(before, after)}")
+        elif after is None:
+            changes.append(f"{field} {_text(field, before)} is gone")
+        elif before is None:
+            changes.append(f"{field} {_text(field, after)} is new")
+        else:
+            changes.append(f"{field} {_text(field, before)} is now {_text(field, after)}")
+    return "; ".join(changes)
+
+
+def _changed_items(old: "list[Any]", new: "list[Any]") -> str:
+    gone, added = list(old), []
+    for item in new:
+        if item in gone:
+            gone.remove(item)
+        else:
+            added.append(item)
+    parts = [f"{word} {' '.join(map(str, items))}" for word, items in (("without", gone), ("with", added)) if items]
+    return ", ".join(parts) or "in another order"
 
 
 def edit_rows(edits: "Edits") -> list[tuple[str, str]]:
     """Return (name, details) for each entry of containerEdits, in the order of a specification's fields."""
-    rows = [describe(entry) for field, describe in _DESCRIBERS for entry in edits.get(field) or ()]
+    described = [describe(entry) for field, describe in _DESCRIBERS for entry in edits.get(field) or ()]
     if edits.get("intelRdt") is not None:
-        rows.append(("intelRdt", _fields(edits["intelRdt"])))
-    return rows
+        described.append(("intelRdt", edits["intelRdt"]))
+    return [(name, _details(fields)) for name, fields in described]
 
 
 def _describe_variable(variable: str) -> "Described":
     name, _, value = variable.partition("=")
-    return f"variable {name}", f"={value}"
+    return f"variable {name}", {"value": value}
 
 
 def _describe_node(node: "Entry") -> "Described":
-    return f"node {node['path']}", _fields(node, "path")
+    return f"node {node['path']}", _without(node, "path")
 
 
 def _describe_net_device(device: "Entry") -> "Described":
-    return f"network-device {device['hostInterfaceName']}", _fields(device, "hostInterfaceName")
+    return f"network-device {device['hostInterfaceName']}", _without(device, "hostInterfaceName")
 
 
 def _describe_hook(hook: "Entry") -> "Described":
-    return f"hook {hook['hookName']} {_hook_action(hook)}", _fields(hook, "hookName")
+    return f"hook {hook['hookName']} {_hook_action(hook)}", _without(hook, "hookName")
 
 
 def _hook_action(hook: "Entry") -> str:
-    """Return what tells a hook apart from others of its stage: the sub-command if it has one, else its program."""
+    """Return what tells a hook apart from others of its stage: the vendor's word for it if it has one, or the program.
+
+    An entry of ours with all hooks in it is told by its program.
+    """
     words = [argument for argument in (hook.get("args") or [])[1:] if argument != "hook"]
-    if words and not words[0].startswith(("-", "/")):
+    if words and words[0] in HOOK_NAMES and SEPARATOR not in words:
         return str(words[0])
     return str(hook["path"])
 
 
 def _describe_mount(mount: "Entry") -> "Described":
-    return f"mount {mount['containerPath']}", _fields(mount, "containerPath")
+    return f"mount {mount['containerPath']}", _without(mount, "containerPath")
 
 
 def _describe_group(group: int) -> "Described":
-    return f"group {group}", ""
+    return f"group {group}", {}
 
 
+_NOTHING: "tuple[Any, ...]" = ("", [], None)
+"""What an absent field and an empty one have in common."""
 _DESCRIBERS: "tuple[tuple[str, Callable[[Any], Described]], ...]" = (
     ("env", _describe_variable),
     ("deviceNodes", _describe_node),
@@ -165,14 +194,20 @@ _DESCRIBERS: "tuple[tuple[str, Callable[[Any], Described]], ...]" = (
 )
 
 
-def _fields(entry: "Entry", *leave_out: str) -> str:
-    """Return the fields of an entry that say something, as "name value" pairs in the order of their names."""
-    parts = []
-    for field in sorted(entry):
-        value = entry[field]
-        if field in leave_out or value in ("", [], None):
-            continue
-        if field == "fileMode":
-            value = f"{value:04o}"
-        parts.append(f"{field} {' '.join(map(str, value)) if isinstance(value, list) else value}")
-    return ", ".join(parts)
+def _without(entry: "Entry", field: str) -> "Entry":
+    return {name: value for name, value in entry.items() if name != field}
+
+
+def _join(name: str, fields: "Entry") -> str:
+    details = _details(fields)
+    return f"{name} ({details})" if details else name
+
+
+def _details(fields: "Entry") -> str:
+    return ", ".join(f"{field} {_text(field, value)}" for field, value in fields.items() if value not in _NOTHING)
+
+
+def _text(field: str, value: "Any") -> str:
+    if field == "fileMode":
+        return f"{value:04o}"
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -9,6 +9,7 @@ version is raised to what the result needs.
 import os
 
 from ocigpu.cdi.versions import is_older, minimum_version, parse_version
+from ocigpu.host.fingerprint import ANNOTATION as FINGERPRINT_ANNOTATION
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,8 +28,9 @@ _HOST_PATH_FLAGS = ("--config", "--driver-proc", "--ldconfig-path")
 def transform_root(spec: "dict[str, Any]", from_root: str, to_root: str, side: str = "host") -> "dict[str, Any]":
     """Return ``spec`` with ``from_root`` replaced by ``to_root`` in its paths of the host, or of the container.
 
-    Both are absolute ("" is "/").  A path is changed if it is the root or lies under it.  Lists and objects that do not
-    change are shared with ``spec``, which stays as it was.
+    Both are absolute ("" is "/").  A path is changed if it is the root or lies under it.  With another root on the host
+    the fingerprint is left out: it stands for the settings of where the specification was generated.  Lists and objects
+    that do not change are shared with ``spec``, which stays as it was.
     """
     from_root, to_root = _clean(from_root or "/"), _clean(to_root or "/")
 
@@ -43,6 +45,10 @@ def transform_root(spec: "dict[str, Any]", from_root: str, to_root: str, side: s
         {**device, "containerEdits": transform_edits(device.get("containerEdits") or {}, moved)}
         for device in spec.get("devices", ())
     ]
+    if side == "host" and from_root != to_root and FINGERPRINT_ANNOTATION in spec.get("annotations", ()):
+        result["annotations"] = {k: v for k, v in spec["annotations"].items() if k != FINGERPRINT_ANNOTATION}
+        if not result["annotations"]:
+            del result["annotations"]
     needed = minimum_version(result)
     declared = parse_version(spec["cdiVersion"])
     if not declared or is_older(declared, needed):

@@ -227,7 +227,7 @@ def read_generate_request(
         device_class=device_class,
         name_strategies=strategies,
         device_ids=ids,
-        all_device=not no_all_device and "none" not in ids,
+        all_device=not no_all_device,
         hook_path=hook_path,
         ldconfig=ldconfig_path,
         disabled_hooks=disabled,

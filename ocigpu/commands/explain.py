@@ -28,6 +28,7 @@ AREAS = {
     "MNT": "Mounts, files and links in containers",
     "CG": "Device cgroup",
     "LD": "Loader cache",
+    "CDI": "CDI specifications and devices named by them",
     "SIM": "Simulated host",
     "DEMO": "Demo",
     "INT": "Defects",

@@ -27,7 +27,6 @@ SPEC: dict[str, Any] = {
 }  # fmt: skip
 
 Change = Callable[[dict[str, Any]], Any]
-ARGS = "hook update-ldcache --folder /l"
 COMMON, DEVICE_0 = "every container: ", 'device "0": '
 
 
@@ -41,7 +40,9 @@ COMMON, DEVICE_0 = "every container: ", 'device "0": '
             lambda s: s.update(cdiVersion="1.1.0"), ["~ specification: cdiVersion 0.6.0 is now 1.1.0"], id="version"
         ),
         pytest.param(
-            lambda s: s["annotations"].update(a="c"), ["~ specification: annotation a (b) is now c"], id="annotation"
+            lambda s: s["annotations"].update(a="c"),
+            ["~ specification: annotation a: value b is now c"],
+            id="annotation",
         ),
         pytest.param(lambda s: s["devices"].pop(), ['- device "1": the device'], id="device gone"),
         pytest.param(
@@ -51,7 +52,7 @@ COMMON, DEVICE_0 = "every container: ", 'device "0": '
         ),
         pytest.param(
             lambda s: s["containerEdits"].update(env=["A=1", "B=3", "C=4"]),
-            [f"~ {COMMON}variable B (=2) is now =3", f"+ {COMMON}variable C (=4)"],
+            [f"~ {COMMON}variable B: value 2 is now 3", f"+ {COMMON}variable C (value 4)"],
             id="variables",
         ),
         pytest.param(
@@ -62,13 +63,13 @@ COMMON, DEVICE_0 = "every container: ", 'device "0": '
         pytest.param(
             lambda s: s["devices"][0]["containerEdits"]["deviceNodes"][0].update(fileMode=432),
             [
-                f"~ {DEVICE_0}node /dev/v0 (fileMode 0666, permissions rw) is now fileMode 0660, permissions rw",
+                f"~ {DEVICE_0}node /dev/v0: fileMode 0666 is now 0660",
             ],
             id="mode of a node",
         ),
         pytest.param(
             lambda s: s["containerEdits"]["mounts"][0].update(hostPath="/h2"),
-            [f"~ {COMMON}mount /c (hostPath /h, options ro bind) is now hostPath /h2, options ro bind"],
+            [f"~ {COMMON}mount /c: hostPath /h is now /h2"],
             id="source of a mount",
         ),
         pytest.param(
@@ -79,9 +80,32 @@ COMMON, DEVICE_0 = "every container: ", 'device "0": '
         pytest.param(
             lambda s: s["containerEdits"]["hooks"][0]["args"].append("-v"),
             [
-                f"~ {COMMON}hook createContainer update-ldcache (args {ARGS}, path /h) is now args {ARGS} -v, path /h",
+                f"~ {COMMON}hook createContainer update-ldcache: args with -v",
             ],
             id="arguments of a hook",
+        ),
+        pytest.param(
+            lambda s: s["containerEdits"]["hooks"][0]["args"].remove("/l"),
+            [f"~ {COMMON}hook createContainer update-ldcache: args without /l"],
+            id="one argument less",
+        ),
+        pytest.param(
+            lambda s: s["containerEdits"]["mounts"][0].update(options=["bind", "ro"], type="none"),
+            [f"~ {COMMON}mount /c: options in another order; type none is new"],
+            id="order of options",
+        ),
+        pytest.param(
+            lambda s: s["devices"][0]["containerEdits"]["deviceNodes"][0].pop("permissions"),
+            [f"~ {DEVICE_0}node /dev/v0: permissions rw is gone"],
+            id="a field less",
+        ),
+        pytest.param(
+            lambda s: s["containerEdits"]["hooks"][0].update(args=["hook", "--config", "/c", "chmod", "+"]),
+            [
+                f"- {COMMON}hook createContainer update-ldcache (path /h, args hook update-ldcache --folder /l)",
+                f"+ {COMMON}hook createContainer /h (path /h, args hook --config /c chmod +)",
+            ],
+            id="one entry for all hooks",
         ),
         pytest.param(
             lambda s: s["containerEdits"].update(additionalGids=[105], intelRdt={"closID": "x"}),

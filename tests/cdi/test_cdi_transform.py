@@ -108,3 +108,18 @@ def test_an_empty_root_is_the_root_directory_and_moving_back_gives_the_same_path
     away = transform_root(spec, "", "/elsewhere", side)
     assert away != spec
     assert transform_root(away, "/elsewhere", "", side) == spec
+
+
+@pytest.mark.parametrize(
+    ("side", "to_root", "expected"),
+    [
+        pytest.param("host", "/new", {"a": "b"}, id="other host root"),
+        pytest.param("host", "/root", {"a": "b", "ocigpu/fingerprint": "source=nvidia"}, id="same root"),
+        pytest.param("container", "/new", {"a": "b", "ocigpu/fingerprint": "source=nvidia"}, id="container"),
+    ],
+)
+def test_a_fingerprint_of_another_root_is_left_out(side: str, to_root: str, expected: dict[str, str]) -> None:
+    spec = {**SPEC, "annotations": {"a": "b", "ocigpu/fingerprint": "source=nvidia"}}
+    assert transform_root(spec, "/root", to_root, side)["annotations"] == expected
+    del spec["annotations"]["a"]
+    assert ("annotations" in transform_root(spec, "/root", to_root, side)) is (len(expected) == 2)
