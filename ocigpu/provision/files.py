@@ -12,7 +12,7 @@ from ocigpu.actions import Mode, TextFile
 from ocigpu.errors import ApplyError, quoted
 from ocigpu.linux.paths import open_in_root
 from ocigpu.provision.journal import has_content, keep_file
-from ocigpu.provision.mounts import kept_flags, read_mnt_id, remount
+from ocigpu.provision.mounts import kept_flags, read_mnt_id, read_mount_table, remount
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,11 +26,16 @@ def make_root_writable(place: "Workplace") -> None:
     """Let the container's root be written to until the journal's entry "writable" is undone, which the caller does.
 
     A container with a read-only root has one already when crun starts hooks inside it (createContainer); runc makes
-    it one after them.  What cannot be changed, a file system that is itself read-only, is left for the actions to
-    meet.
+    it one after them.  Both have mounted the root directory over itself: where what is below is read-only too, the
+    host wants it so and nothing is changed, which the actions will meet.  Raises OSError.
     """
     flags = kept_flags(place.root_fd)
     if not flags & os.ST_RDONLY:
+        return
+    table = read_mount_table()
+    mount = table.get(read_mnt_id(place.root_fd))
+    below = table.get(int(mount[1])) if mount is not None else None
+    if mount is None or below is None or mount[2] != below[2] or "ro" in below[5].split(","):
         return
     place.journal.record("writable", "/", flags=flags)
     try:

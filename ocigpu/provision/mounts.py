@@ -154,9 +154,8 @@ def is_equal_tmpfs(action: "Tmpfs", uid: int, gid: int, target: Target) -> bool:
     flags = _attributes((*_PRIVATE_TMPFS, "ro"))
     if not _is_mount(target) or os.fstatvfs(target.fd).f_flag & flags != flags:
         return False
-    mnt_id = read_mnt_id(target.fd)
-    lines = [line.split(" ") for line in _read("mountinfo").splitlines()]
-    if not any(int(line[0]) == mnt_id and line[3] == "/" and line[line.index("-", 6) + 1] == "tmpfs" for line in lines):
+    fields = read_mount_table().get(read_mnt_id(target.fd))
+    if fields is None or fields[3] != "/" or fields[fields.index("-", 6) + 1] != "tmpfs":
         return False
     try:
         return _holds(target.fd, action, uid, gid)
@@ -343,15 +342,22 @@ def kept_flags(fd: int) -> int:
     return flags
 
 
-def _shared_mounts() -> set[int]:
-    """Return the ids of the shared mounts of our namespace: lines "id parent dev root point options [fields] - ..."."""
-    shared = set()
+def read_mount_table() -> dict[int, list[str]]:
+    """Return the mounts of our namespace by id: "id parent dev root point options [fields] - type ..." of proc(5)."""
+    table = {}
     for line in _read("mountinfo").splitlines():
         fields = line.split(" ")
-        optional = fields[6 : fields.index("-", 6)]
-        if any(field.startswith("shared:") for field in optional):
-            shared.add(int(fields[0]))
-    return shared
+        table[int(fields[0])] = fields
+    return table
+
+
+def _shared_mounts() -> set[int]:
+    """Return the ids of the shared mounts of our namespace."""
+    return {
+        mnt_id
+        for mnt_id, fields in read_mount_table().items()
+        if any(field.startswith("shared:") for field in fields[6 : fields.index("-", 6)])
+    }
 
 
 def _mount_root(target: Target, mnt_id: int) -> int:

@@ -349,7 +349,7 @@ def read_only(lab: Lab) -> None:
     lab.inside(lambda: libc.mount(None, "/", None, libc.MS_REMOUNT | libc.MS_BIND | libc.MS_RDONLY))
 
 
-def test_a_read_only_root_is_told_with_a_hint(rootfs: Path) -> None:
+def test_a_read_only_root_is_told(rootfs: Path) -> None:
     (rootfs / "etc/ld.so.conf.d").mkdir()
     (rootfs / "etc/same").write_text("same")
     with Lab(rootfs) as lab:
@@ -377,12 +377,13 @@ def test_a_read_only_root_is_written_to_from_inside_and_is_read_only_afterwards(
         assert (rootfs / PATH[1:]).read_text() == CONTENT
 
 
-def test_a_read_only_file_system_stays_one(rootfs: Path) -> None:
-    (rootfs / "etc/ld.so.conf.d").mkdir()
+@pytest.mark.parametrize("what", ["file system", "mount"])
+def test_what_the_host_has_read_only_stays_so(what: str, rootfs: Path) -> None:
     libc.mount("tmpfs", str(rootfs), "tmpfs", 0, "mode=755")
     try:
         make_rootfs(rootfs)
-        libc.mount(None, str(rootfs), None, libc.MS_REMOUNT | libc.MS_RDONLY)
+        bind = libc.MS_BIND if what == "mount" else 0
+        libc.mount(None, str(rootfs), None, libc.MS_REMOUNT | libc.MS_RDONLY | bind)
         with Lab(rootfs, dev=False) as lab:
             mounts = lab.mounts()
             _, code, message = lab.provision(Plan((TEXT,)), here=True)
