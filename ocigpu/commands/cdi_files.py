@@ -2,12 +2,14 @@
 
 import os
 import sys
+from itertools import groupby, pairwise
 from typing import Annotated, Any, NamedTuple
 
 import typer
 
 from ocigpu.cdi.check import Checked, check_spec
 from ocigpu.cdi.document import MAX_BYTES, parse_document, read_document
+from ocigpu.cdi.registry import Registry
 from ocigpu.commands.common import count, load_settings
 from ocigpu.errors import CdiError, OcigpuError
 from ocigpu.host.fingerprint import ANNOTATION, stale_reasons
@@ -34,6 +36,22 @@ class State(NamedTuple):
 
     def describe(self) -> str:
         return f"{self.word}: {'; '.join(self.reasons)}" if self.reasons else self.word
+
+
+class Overlap(NamedTuple):
+    """Devices that two files define.  ``kind``: "conflict" (same directory) or "shadowed" (``by`` is used)."""
+
+    kind: str
+    file: str
+    by: str
+    devices: tuple[str, ...]
+
+    def describe(self) -> str:
+        more = f" and {count(len(self.devices) - 1, 'other')}" if len(self.devices) > 1 else ""
+        names = f"{self.devices[0]}{more}"
+        if self.kind == "conflict":
+            return f"conflict: {self.file} and {self.by} define {names}: no engine can use those"
+        return f"shadowed: {self.by} is used for {names}, not {self.file}"
 
 
 def settings_with_dirs(config: str, spec_dirs: list[str] | None) -> Settings:
@@ -75,3 +93,14 @@ def read_valid_spec(path: str) -> dict[str, Any]:
 def file_name(path: str) -> str:
     """Return what a file is called in messages."""
     return "standard input" if path == STANDARD_INPUT else path
+
+
+def find_overlaps(registry: Registry) -> list[Overlap]:
+    """Return which devices are defined twice: the last directory that defines one wins, two files there conflict."""
+    pairs = [("conflict", *pair, name) for name, paths in registry.conflicts() for pair in pairwise(paths)]
+    pairs += [("shadowed", path, by, name) for name, path, by in registry.shadowed()]
+    pairs.sort(key=lambda pair: pair[:3])
+    return [
+        Overlap(kind, path, other, tuple(pair[3] for pair in group))
+        for (kind, path, other), group in groupby(pairs, key=lambda pair: pair[:3])
+    ]

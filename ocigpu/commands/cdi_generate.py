@@ -9,11 +9,13 @@ import typer
 
 from ocigpu.cdi.compare import Difference, compare_specs
 from ocigpu.cdi.refresh import DEFAULT_OUTPUT, refresh
+from ocigpu.cdi.registry import read_registry
 from ocigpu.cdi.write import FORMATS, dump, target_of, write_spec
-from ocigpu.commands.cdi_files import read_valid_spec
+from ocigpu.commands.cdi_files import find_overlaps, read_valid_spec
 from ocigpu.commands.cdi_options import GenerateRequest, invalid_value, takes_generate_options
 from ocigpu.commands.common import JsonOption, count, print_json
 from ocigpu.errors import CdiError, UsageError, printable
+from ocigpu.settings import Settings
 
 GENERATE_EPILOG = """\
 \b
@@ -91,12 +93,21 @@ def generate_command(
         raise CdiError("OCIGPU-CDI-7", f"generate: {count(len(made.skipped), 'device')} would be left out", "")
     write_output(made.spec, path, format_name)
     if not quiet:
-        say(f"note: {text}" for text in (*notes, *made.notes))
+        say(f"note: {text}" for text in (*notes, *made.notes, *_collisions(path, request.settings)))
         say(f"skipped: {text}" for text in made.skipped)
         where = f" to {path}" if path else ""
         devices = count(len(made.spec["devices"]), "device")
         version = made.spec["cdiVersion"]
         say([f"Generated CDI specification with version {version}{where}: {made.spec['kind']}, {devices}"])
+
+
+def _collisions(path: str, settings: Settings) -> list[str]:
+    """Return what other files do to the devices of the file just written, if it is in a directory of specifications."""
+    path = os.path.abspath(path)
+    if os.path.dirname(path) not in settings.cdi_spec_dirs:
+        return []
+    overlaps = find_overlaps(read_registry(settings))
+    return [overlap.describe() for overlap in overlaps if path in (overlap.file, overlap.by)]
 
 
 def output_file(output: str, output_format: str, json: bool = False) -> tuple[str, str, list[str]]:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterable
-from itertools import groupby, pairwise
+from itertools import groupby
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -11,7 +11,15 @@ from ocigpu.cdi.cache import LoadedSpec, parse_text, render_text
 from ocigpu.cdi.check import Problem
 from ocigpu.cdi.registry import Registry, read_registry
 from ocigpu.cdi.versions import VERSIONS, engines_that_refuse, is_older, minimum_version, parse_version, requirements
-from ocigpu.commands.cdi_files import STANDARD_INPUT, SpecDirsOption, check_file, file_name, settings_with_dirs
+from ocigpu.commands.cdi_files import (
+    STANDARD_INPUT,
+    Overlap,
+    SpecDirsOption,
+    check_file,
+    file_name,
+    find_overlaps,
+    settings_with_dirs,
+)
 from ocigpu.commands.common import ConfigOption, JsonOption, count, print_json
 from ocigpu.errors import CdiError, printable
 from ocigpu.settings import Settings
@@ -41,22 +49,6 @@ class Validated(NamedTuple):
         return bool(self.spec)
 
 
-class Overlap(NamedTuple):
-    """Devices that two files define.  ``kind``: "conflict" (same directory) or "shadowed" (``by`` is used)."""
-
-    kind: str
-    file: str
-    by: str
-    devices: tuple[str, ...]
-
-    def describe(self) -> str:
-        more = f" and {count(len(self.devices) - 1, 'other')}" if len(self.devices) > 1 else ""
-        names = f"{self.devices[0]}{more}"
-        if self.kind == "conflict":
-            return f"conflict: {self.file} and {self.by} define {names}: no engine can use those"
-        return f"shadowed: {self.by} is used for {names}, not {self.file}"
-
-
 def validate_command(
     files: Annotated[list[str] | None, typer.Argument(metavar="[FILE]...", help="Files to check.")] = None,
     spec_dirs: SpecDirsOption = None,
@@ -66,7 +58,7 @@ def validate_command(
     """Check specification files against the CDI specification, and name engines that refuse them."""
     settings = settings_with_dirs(config, spec_dirs)
     checked = [_validate(path) for path in files] if files else [_validate(*found) for found in _find_files(settings)]
-    overlaps = find_overlaps(checked, settings.cdi_spec_dirs)
+    overlaps = _find_overlaps(checked, settings.cdi_spec_dirs)
     failed = not all(file.valid for file in checked) or any(overlap.kind == "conflict" for overlap in overlaps)
     if json:
         print_json(
@@ -108,12 +100,8 @@ def _unusable(path: str, message: str) -> Validated:
     return Validated(path, (Problem("", message.removeprefix(f"read {path}: "), "usable file", "error"),), {})
 
 
-def find_overlaps(files: Iterable[Validated], directories: tuple[str, ...]) -> list[Overlap]:
-    """Return which devices of valid files are defined twice.
-
-    The last of ``directories`` that defines a device wins; two files there are a conflict.  Files elsewhere only
-    conflict with those beside them.
-    """
+def _find_overlaps(files: Iterable[Validated], directories: tuple[str, ...]) -> list[Overlap]:
+    """Return which devices of valid files are defined twice; files elsewhere are compared with those beside them."""
     groups: dict[str, list[LoadedSpec]] = {}
     for file in files:
         if file.valid and file.path != STANDARD_INPUT:
@@ -123,16 +111,8 @@ def find_overlaps(files: Iterable[Validated], directories: tuple[str, ...]) -> l
             loaded, _ = parse_text(render_text(file.spec), path, priority)
             if loaded:
                 groups.setdefault(place, []).append(loaded)
-    pairs: list[tuple[str, str, str, str]] = []
-    for group in groups.values():
-        registry = Registry(tuple(sorted(group, key=lambda spec: spec.priority)), ())
-        pairs += [("conflict", *pair, name) for name, paths in registry.conflicts() for pair in pairwise(paths)]
-        pairs += [("shadowed", path, by, name) for name, path, by in registry.shadowed()]
-    pairs.sort(key=lambda pair: pair[:3])
-    return [
-        Overlap(kind, path, other, tuple(pair[3] for pair in group))
-        for (kind, path, other), group in groupby(pairs, key=lambda pair: pair[:3])
-    ]
+    registries = (Registry(tuple(sorted(group, key=lambda spec: spec.priority)), ()) for group in groups.values())
+    return [overlap for registry in registries for overlap in find_overlaps(registry)]
 
 
 def _refusals(spec: dict[str, Any]) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
