@@ -9,6 +9,7 @@ import json
 import os
 
 from ocigpu.errors import CdiError
+from ocigpu.host.tree import read_bytes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -158,7 +159,7 @@ def write_spec(
         text = dump(spec, chosen).encode()
     except (UnicodeEncodeError, ValueError, TypeError) as error:
         raise CdiError("OCIGPU-CDI-8", f"write {target}: {error}") from error
-    before = _content(target, len(text) + 1)
+    before = read_bytes(target, len(text) + 1)
     if only_if_changed and before == text:
         return Written(target, changed=False)
     try:
@@ -170,18 +171,6 @@ def write_spec(
     except OSError as error:
         raise CdiError("OCIGPU-CDI-8", f"write {target}: {error.strerror or error}") from error
     return Written(target, before != text)
-
-
-def _content(path: str, limit: int) -> bytes | None:
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError:  # whatever it is, writing will say so
-        return None
-    with os.fdopen(fd, "rb") as file:
-        try:
-            return file.read(limit)
-        except OSError:
-            return None
 
 
 def _make_directories(directory: str) -> None:
