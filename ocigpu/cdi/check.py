@@ -396,12 +396,12 @@ def _read_text(found: _Found, value: "Any", where: "Where") -> str | None:
 def _float_text(value: float) -> str:
     """Return a number as Go's strconv.FormatFloat(value, 'g', -1, 32) writes it, "" if it is out of range."""
     try:
-        single = struct.pack("f", value)
+        single = struct.pack("<f", value)
     except OverflowError:
         return ""
     for digits in range(9):
         text = f"{value:.{digits}e}"
-        if struct.pack("f", float(text)) == single:
+        if struct.pack("<f", float(text)) == single:
             break
     if "e" not in text:  # NaN, infinities
         return ""
