@@ -114,7 +114,7 @@ for name in ocigpu:cli ocigpu-container-cli:container_cli; do
 #!/bin/sh
 # ${name%%:*}: written by packaging/install.sh
 ${config:+export OCIGPU_CONFIG="\${OCIGPU_CONFIG:-$config}"
-}exec $venv/bin/python -I -c 'import sys; sys.argv[0] = "${name%%:*}"; from ocigpu.${name##*:} import main; sys.exit(main())' "\$@"
+}exec $venv/bin/python -I -c 'import sys; sys.argv[0] = "$bin/${name%%:*}"; from ocigpu.${name##*:} import main; sys.exit(main())' "\$@"
 END
 done
 [ -z "$vendor" ] || ln -sfn ocigpu-hook "$link"

@@ -33,8 +33,11 @@ def hook_options(options: "GenerateOptions", settings: "Settings") -> tuple[Hook
 
 
 def _beside() -> str:
-    path = os.path.join(os.path.dirname(os.path.realpath(sys.argv[0])), OUR_HOOK)
-    return path if os.access(path, os.X_OK) else ""
+    for program in (sys.argv[0], sys.executable):
+        path = os.path.join(os.path.dirname(program), OUR_HOOK)
+        if program.startswith("/") and os.access(path, os.X_OK):  # never what lies in the working directory
+            return path
+    return ""
 
 
 def _search(name: str) -> str:
