@@ -63,10 +63,11 @@ def read_cached(directory: int, name: str) -> bytes:
         fd = os.open(name, _READ_FLAGS, dir_fd=directory)
     except OSError:
         return b""
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode) or not _is_ours(status) or status.st_size > MAX_BYTES:
+        os.close(fd)
+        return b""
     with os.fdopen(fd, "rb") as file:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode) or not _is_ours(status) or status.st_size > MAX_BYTES:
-            return b""
         try:
             return file.read(MAX_BYTES)
         except OSError:
