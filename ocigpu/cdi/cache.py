@@ -79,7 +79,7 @@ def _dump(value: "Any") -> str:
 def parse_text(text: bytes, path: str, priority: int) -> "tuple[LoadedSpec | None, str]":
     """Return the specification of a text, or None and why its file was refused.
 
-    Raises ValueError or LookupError for a text that is not ours.
+    Raises ValueError, TypeError or LookupError for a text that is not ours.
     """
     end = text.index(b"\n")
     header = json.loads(text[:end])

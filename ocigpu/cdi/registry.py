@@ -232,7 +232,7 @@ def _load(path: str, priority: int, cache: int, wanted: set[str]) -> "tuple[Load
     if text := read_text(cache, path, status):
         try:
             return parse_text(text, path, priority)
-        except (ValueError, LookupError):  # written by another version: parsed again
+        except (ValueError, TypeError, LookupError):  # not what this version writes: parsed again
             pass
     return _parse(path, priority, status, cache, wanted)
 
