@@ -109,10 +109,10 @@ def parse_document(text: bytes, what: str) -> "Any":
         raise _cannot_read(what, f"larger than {MAX_BYTES >> 20} MiB")
     if not text.strip():
         raise _cannot_read(what, "no data")
+    if text.count(b",") + text.count(b"[") + text.count(b"{") > MAX_NODES:  # cheap, and before anything is built
+        raise _cannot_read(what, f"more than {MAX_NODES} values")
     if not text.lstrip().startswith(b"{"):
         return _parse_yaml(text, what)
-    if text.count(b",") + text.count(b"[") + text.count(b"{") > MAX_NODES:
-        raise _cannot_read(what, f"more than {MAX_NODES} values")
     try:
         return parse_json(text, f"read {printable(what, 300)}", "OCIGPU-CDI-2")
     except SpecError as error:
