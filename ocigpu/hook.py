@@ -1,9 +1,13 @@
-"""``ocigpu-hook prestart``: gives a container that is being created its GPUs.
+"""``ocigpu-hook prestart``: gives a container that is being created its GPUs; and the hooks of CDI specifications.
 
 An OCI runtime starts it in the host's namespaces with the container's state on standard input, after the container's
 namespaces and mounts are made and before its root is pivoted (runtime-spec, prestart and createRuntime hooks).
 It works under our shim, under Docker's ``--gpus``, and when placed in a bundle by hand.
+
+The hooks of CDI specifications have the vendor's names and run at another stage: :mod:`ocigpu.cdi.hook_command`.
 """
+
+import os
 
 from ocigpu.errors import SpecError, UsageError, quoted
 from ocigpu.log import Log, report_failure, say
@@ -17,6 +21,8 @@ else:
     from ocigpu.record import NamedTuple
 
 PROGRAM = "ocigpu-hook"
+VENDOR_CDI_PROGRAMS = ("nvidia-cdi-hook", "nvidia-ctk")
+STAGES = ("prestart", "createRuntime", "poststart", "poststop")
 MAX_STATE_BYTES = 4 << 20
 USAGE = """\
 usage: ocigpu-hook [--config FILE] COMMAND
@@ -24,6 +30,13 @@ usage: ocigpu-hook [--config FILE] COMMAND
 Commands, given by an OCI runtime with the container's state on standard input:
   prestart, createRuntime   give the container its GPUs
   poststart, poststop       nothing to do
+  CDI-HOOK [+ CDI-HOOK]...  hooks of a CDI specification, for stage createContainer, all done or none:
+    create-symlinks --link TARGET::PATH ... [--device-link TARGET::PATH ...]
+    enable-cuda-compat [--host-driver-version=V] [--host-cuda-version=V] [--cuda-compat-container-root=DIR]
+    update-ldcache --folder DIR ... [--ldconfig-path FILE]
+    disable-device-node-modification [--driver-proc DIR] [--simulated]
+    update-application-profile
+    chmod --mode OCTAL --path PATH ...
 
 Options:
   --config FILE   settings (default: /etc/ocigpu/config.toml if it exists)
@@ -32,6 +45,7 @@ Options:
   --help          print this text
 
 Exit status: 0 everything is in place (or the container asks for no GPU), 1 failure, 2 usage.
+A CDI hook that is not known is left out with a note; a wrong option of one that is known is a failure.
 
 Example, replaying a hook by hand on a container created by runc:
   runc state ID | ocigpu-hook --config /etc/ocigpu/config.toml prestart
@@ -49,7 +63,9 @@ def main(argv: list[str]) -> int:
     """Run the hook with the arguments of the stub; returns the exit status."""
     log = Log()
     try:
-        command, options = parse_command(argv[1:])
+        options, words = split_options(argv[1:])
+        cdi = words not in (["help"], ["version"]) and _is_cdi_call(argv[0], words)
+        command = "" if cdi else check_command(words)
         if command in ("help", "version"):
             print_about(command)
             return 0
@@ -57,7 +73,11 @@ def main(argv: list[str]) -> int:
             return 0
         settings = read_settings(options.get("config", ""))
         log = Log(((settings.hook_log, "text"),) if settings.hook_log else (), settings.runtime_log_level)
-        for note in run_prestart(read_standard_input(), settings, options.get("spec", "")):
+        if cdi:
+            notes = _run_cdi(words, settings)
+        else:
+            notes = run_prestart(read_standard_input(), settings, options.get("spec", ""))
+        for note in notes:
             log.write("warning", note)
             say(f"{PROGRAM}: note: {note}")
     except KeyboardInterrupt:  # Ctrl-C reaches everything a runtime in the foreground has started
@@ -79,9 +99,15 @@ def print_about(command: str) -> None:
 
 
 def parse_command(words: list[str]) -> tuple[str, dict[str, str]]:
-    """Return the command and the options given; one or two dashes are accepted, as the vendor's hook accepts them.
+    """Return the command and the options given; raises UsageError for an unknown option or command, or none."""
+    options, rest = split_options(words)
+    return check_command(rest), options
 
-    Raises UsageError for an unknown option or command, or none.
+
+def split_options(words: list[str]) -> tuple[dict[str, str], list[str]]:
+    """Return the options before the command, and the words from the command on ("help" or "version" for those options).
+
+    One or two dashes are accepted, as the vendor's hook accepts them.  Raises UsageError for an unknown option.
     """
     options: dict[str, str] = {}
     position = 0
@@ -90,19 +116,45 @@ def parse_command(words: list[str]) -> tuple[str, dict[str, str]]:
         name, equals, value = word.lstrip("-").partition("=")
         position += 1
         if name in ("help", "h", "version"):
-            return ("help" if name == "h" else name), options
-        if name not in ("config", "spec", "debug"):
+            return options, ["help" if name == "h" else name]
+        if name not in ("config", "spec", "debug", "d", "quiet"):
             raise UsageError(f"unknown option {quoted(word)}")
-        if not equals and name != "debug":
+        if not equals and name in ("config", "spec"):
             if position >= len(words):
                 raise UsageError(f"option {word} needs a value")
             value = words[position]
             position += 1
         options[name] = value
-    command = words[position] if position < len(words) else ""
-    if command not in ("prestart", "createRuntime", "poststart", "poststop"):
+    return options, words[position:]
+
+
+def check_command(words: list[str]) -> str:
+    """Return the command; raises UsageError for an unknown one, or none."""
+    command = words[0] if words else ""
+    if command not in (*STAGES, "help", "version"):
         raise UsageError(f"unknown command {quoted(command)}" if command else "no command given")
-    return command, options
+    return command
+
+
+def _is_cdi_call(program: str, words: list[str]) -> bool:
+    if os.path.basename(program) in VENDOR_CDI_PROGRAMS:
+        return True
+    if words and words[0] in STAGES:
+        return False  # the usual case, which does without the modules for CDI
+    from ocigpu.cdi.hook_command import is_cdi_call
+
+    return is_cdi_call(words)
+
+
+def _run_cdi(words: list[str], settings: Settings) -> tuple[str, ...]:
+    from ocigpu.cdi.hook_command import run_cdi_hook
+
+    return _summary(run_cdi_hook(words, settings, read_standard_input))
+
+
+def _summary(notes: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the notes as one, so that a healthy run with oddities is one line in an engine's log."""
+    return ((f"{len(notes)} warnings: " if len(notes) > 1 else "") + "; ".join(notes),) if notes else ()
 
 
 def read_standard_input() -> bytes:
@@ -159,5 +211,4 @@ def run_prestart(state_text: bytes, settings: Settings, spec: str = "") -> tuple
     image = read_rootfs_facts(rootfs, facts.driver_version)
     plan = make_plan(facts, request, settings, image)
     notes = provision(plan, state.pid, rootfs, document.config, settings)
-    summary = (f"{len(plan.notes)} warnings: " if len(plan.notes) > 1 else "") + "; ".join(plan.notes)
-    return ((summary,) if plan.notes else ()) + notes
+    return _summary(plan.notes) + notes

@@ -24,7 +24,6 @@ else:
 
 COMPAT_ROOT = "/usr/local/cuda/compat"
 DRIVER_PROC = "/proc/driver/nvidia"
-VENDOR_PROGRAMS = ("nvidia-cdi-hook", "nvidia-ctk")
 SEPARATOR = "+"
 
 OPTIONS: dict[str, tuple[str, ...]] = {

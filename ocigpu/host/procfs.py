@@ -191,3 +191,25 @@ def read_kernel_version(proc: str, sys: str) -> str:
         text = (read_text(f"{sys}/module/nvidia/version") or "").strip()
         version = text if is_version(text) else ""
     return version
+
+
+def read_capabilities(proc_driver: str) -> tuple[tuple[str, int], ...]:
+    """Return (path below <proc_driver>/capabilities, minor of nvidia-caps) of all MIG capabilities.
+
+    E.g. ("mig/config", 1), ("gpu0/mig/gi1/access", 30); GPUs and instances by number.
+    """
+    top = f"{proc_driver}/capabilities"
+    paths = ["mig/config", "mig/monitor"]
+    for gpu in _numbered(top, "gpu"):
+        for instance in _numbered(f"{top}/{gpu}/mig", "gi"):
+            directory = f"{gpu}/mig/{instance}"
+            paths.append(f"{directory}/access")
+            paths += [f"{directory}/{compute}/access" for compute in _numbered(f"{top}/{directory}", "ci")]
+    found = ((path, parse_capability(read_text(f"{top}/{path}") or "")[0]) for path in paths)
+    return tuple((path, minor) for path, minor in found if minor >= 0)
+
+
+def _numbered(directory: str, prefix: str) -> list[str]:
+    """Return the names "<prefix><number>" in a directory, by number."""
+    numbers = (small_number(name.removeprefix(prefix)) for name in list_names(directory) if name.startswith(prefix))
+    return [f"{prefix}{number}" for number in sorted(number for number in numbers if number >= 0)]

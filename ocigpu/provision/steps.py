@@ -322,17 +322,16 @@ def _apply_link(place: Workplace, action: Link) -> None:
 
 
 def _cover_with_target(place: Workplace, action: Link, parent_fd: int, name: str) -> None:
-    """Mount what the link would lead to over the image's own file of that name, which would win otherwise."""
+    """Mount what the link would lead to, inside the container, over the image's own file of that name.
+
+    That file would win otherwise; it is not removed, because what is removed could not be put back if we are killed.
+    """
     path = action.container_path
-    if "/" in action.target or action.target in (".", ".."):
-        raise ApplyError(
-            "OCIGPU-MNT-3", f"{action.describe()}: the image has a file there, and the target is elsewhere"
-        )
-    directory = path[: path.rindex("/")]
-    target_fd = open_in_root(place.root_fd, f"{directory}/{action.target}", os.O_PATH)
+    where = os.path.join(path[: path.rindex("/") + 1], action.target)
+    target_fd = open_in_root(place.root_fd, where, os.O_PATH)
     try:
         if not stat.S_ISREG(os.fstat(target_fd).st_mode):
-            raise unusable(action.describe(), f"{directory}/{action.target}", os.fstat(target_fd), "OCIGPU-MNT-3")
+            raise unusable(action.describe(), where, os.fstat(target_fd), "OCIGPU-MNT-3")
         fd = os.open(name, _O_LOOK, dir_fd=parent_fd)
         try:
             target = Target(path, parent_fd, name, fd)

@@ -1,0 +1,171 @@
+"""``ocigpu-hook create-symlinks ...``: the hooks of a CDI specification, in a container that is being created.
+
+An OCI runtime starts them at the createContainer stage, in the container's namespaces, while the host's files are still
+in sight (runtime-spec, config.md, "createContainer Hooks"), with the container's state on standard input.
+"""
+
+import os
+import stat
+
+from ocigpu.cdi.hook_plan import DriverProc, HookFacts, device_target, plan_hooks
+from ocigpu.cdi.hooks import (
+    OPTIONS,
+    CreateSymlinks,
+    DisableDeviceNodeModification,
+    EnableCudaCompat,
+    UpdateApplicationProfile,
+    UpdateLdCache,
+    parse_hook,
+)
+from ocigpu.errors import SpecError, quoted
+from ocigpu.host.procfs import parse_devices, read_capabilities, read_proc_files, read_proc_gpus
+from ocigpu.host.tree import read_text
+from ocigpu.provision.apply import provision_here
+from ocigpu.provision.compat import read_compat
+from ocigpu.provision.image import open_rootfs, read_nvidia_nodes
+from ocigpu.provision.inside import status_inside
+from ocigpu.provision.loader import LoaderFacts, read_loader_facts
+from ocigpu.spec import check_can_have_gpus, parse_json, read_config, rootfs_path
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from ocigpu.cdi.hooks import Command
+    from ocigpu.settings import Settings
+
+MAX_STATE_BYTES = 4 << 20
+
+
+def is_cdi_call(words: list[str]) -> bool:
+    """Tell whether the words after a program's options are a call of CDI hooks.
+
+    Names that we do not know count too when they are spelt as those hooks are, with a hyphen: a specification may be
+    newer than this program.  A misspelt stage of the runtime-spec ("prestrat") has none.
+    """
+    return bool(words) and (words[0] == "hook" or words[0] in OPTIONS or "-" in words[0][1:])
+
+
+def run_cdi_hook(words: list[str], settings: "Settings", read_input: "Callable[[], bytes]") -> tuple[str, ...]:
+    """Do what the words ask for in the container of the OCI state; return notes, a sentence each.
+
+    ``read_input`` returns what is on standard input.  All sub-commands are done or none is: raises OcigpuError after
+    everything begun was undone (OCIGPU-ARG-1, -SPEC-1 to -5, -HOST-3 and what provision_here raises).
+    """
+    call = parse_hook(words)
+    notes = [f"CDI hook {quoted(name)} is not known and was left out" for name in call.unknown]
+    if not call.commands:
+        return (*notes,) or ("no CDI hook was named",)
+    text = read_input() if call.state_file == "-" else _read_state_file(call.state_file)
+    rootfs = find_rootfs(text)
+    commands = tuple(_with_real_ldconfig(command) for command in call.commands)
+    root_fd = open_rootfs(rootfs)
+    try:
+        facts = read_hook_facts(root_fd, commands)
+    finally:
+        os.close(root_fd)
+    plan = plan_hooks(commands, facts, settings)
+    notes += plan.notes
+    if plan.actions:
+        notes += provision_here(plan, rootfs, settings)
+    return tuple(notes)
+
+
+def _read_state_file(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read(MAX_STATE_BYTES + 1)
+    except (OSError, ValueError) as error:
+        raise SpecError("OCIGPU-SPEC-5", f"read state {path}: {getattr(error, 'strerror', error)}") from error
+
+
+def find_rootfs(text: bytes) -> str:
+    """Return the path of the container's root directory: of the state (crun says it), else of the bundle's config.json.
+
+    Raises SpecError: OCIGPU-SPEC-5 for what is no state, -1 and -2 for the bundle, -3 when its container has no root
+    or no mount namespace, or when the root is the host's.
+    """
+    if len(text) > MAX_STATE_BYTES:
+        raise SpecError("OCIGPU-SPEC-5", f"container's state: larger than {MAX_STATE_BYTES >> 20} MiB")
+    state: "dict[str, Any]" = parse_json(text, "container's state", "OCIGPU-SPEC-5")
+    bundle = state.get("bundle") or state.get("bundlePath")
+    if not isinstance(bundle, str) or not bundle.startswith("/") or "\0" in bundle:
+        raise SpecError("OCIGPU-SPEC-5", "container's state: bundle is missing or not an absolute path")
+    root = state.get("root")
+    if root is not None:
+        if not isinstance(root, str) or not root or "\0" in root:
+            raise SpecError("OCIGPU-SPEC-5", "container's state: root is not a path")
+        rootfs = os.path.normpath(os.path.join(bundle, root))
+    else:
+        document = read_config(bundle)
+        check_can_have_gpus(document.config, document.path)
+        rootfs = rootfs_path(document.config, bundle)
+    try:
+        found = os.stat(rootfs)
+    except OSError as error:
+        raise SpecError("OCIGPU-SPEC-3", f"open rootfs {rootfs}: {error.strerror}") from error
+    if not stat.S_ISDIR(found.st_mode) or os.path.samestat(found, os.stat("/")):
+        raise SpecError("OCIGPU-SPEC-3", f"open rootfs {rootfs}: not a directory below the host's root")
+    return rootfs
+
+
+def _with_real_ldconfig(command: "Command") -> "Command":
+    """Return the command with the program itself where the host has a script under ldconfig's name (Ubuntu)."""
+    if isinstance(command, UpdateLdCache) and command.ldconfig:
+        script = command.ldconfig.removesuffix(".real")
+        real = f"{script}.real"
+        return command._replace(ldconfig=real if os.path.exists(real) else script)
+    return command
+
+
+def read_hook_facts(root_fd: int, commands: "tuple[Command, ...]") -> HookFacts:
+    """Return what the commands need to know of the container below ``root_fd``, and of the host's procfs.
+
+    Raises HostError OCIGPU-HOST-3 when a file of the host's procfs is there and cannot be read.
+    """
+    kinds = {type(command) for command in commands}
+    targets: list[str] = []
+    compat = None
+    proc = DriverProc("")
+    for command in commands:
+        if isinstance(command, CreateSymlinks):
+            targets += [device_target(target, path) for target, path in command.device_links]
+        elif isinstance(command, EnableCudaCompat):
+            compat = read_compat(root_fd, command.container_root)
+        elif isinstance(command, DisableDeviceNodeModification):
+            proc = read_driver_proc(command.driver_proc)
+    if UpdateApplicationProfile in kinds and DisableDeviceNodeModification not in kinds:
+        proc = read_driver_proc("/proc/driver/nvidia", majors_only=True)
+    wants_nodes = kinds & {DisableDeviceNodeModification, UpdateApplicationProfile}
+    return HookFacts(
+        nodes=read_nvidia_nodes(root_fd) if wants_nodes else (),
+        device_targets=tuple(path for path in dict.fromkeys(targets) if _is_device(root_fd, path)),
+        loader=read_loader_facts(root_fd) if kinds & {EnableCudaCompat, UpdateLdCache} else LoaderFacts(),
+        compat=compat,
+        driver_proc=proc,
+    )
+
+
+def _is_device(root_fd: int, path: str) -> bool:
+    status = status_inside(root_fd, path)
+    return status is not None and stat.S_ISCHR(status.st_mode)
+
+
+def read_driver_proc(directory: str, majors_only: bool = False) -> DriverProc:
+    """Return what the driver's procfs tree of the host says; its majors are in ``devices`` two directories above."""
+    proc, _, below = directory.rstrip("/").rpartition("/driver/")
+    majors = dict(parse_devices(read_text(f"{proc}/devices") or "")) if below == "nvidia" else {}
+    found = DriverProc(
+        "",
+        gpu_major=majors.get("nvidia", majors.get("nvidia-frontend", -1)),
+        caps_major=majors.get("nvidia-caps", -1),
+    )
+    if majors_only or not os.path.isdir(directory):
+        return found
+    return found._replace(
+        directory=directory.rstrip("/"),
+        files=read_proc_files(directory),
+        gpus=read_proc_gpus(directory),
+        capabilities=read_capabilities(directory),
+    )

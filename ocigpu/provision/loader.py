@@ -1,0 +1,144 @@
+"""Where an image's dynamic loader looks for libraries: /etc/ld.so.conf and its includes, or musl's path file.
+
+ld.so.conf is read as glibc's ldconfig reads it (elf/ldconfig.c, parse_conf): a directory a line, ``#`` begins a
+comment, ``include PATTERN...`` relative to the directory of the including file.  The image is hostile: see
+:mod:`ocigpu.provision.inside`.
+"""
+
+import os
+
+from ocigpu.provision.image import TRIPLETS, is_debian, read_libc
+from ocigpu.provision.inside import exists_inside, list_inside, read_inside
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NamedTuple
+else:
+    from ocigpu.record import NamedTuple
+
+LD_SO_CONF = "/etc/ld.so.conf"
+CONF_DIRECTORY = "/etc/ld.so.conf.d"
+OWN_CONF = f"{CONF_DIRECTORY}/00-ocigpu.conf"
+"""Folders of CDI hooks."""
+COMPAT_CONF = f"{CONF_DIRECTORY}/00-compat-ocigpu.conf"
+"""The image's CUDA compatibility libraries; its name sorts before the other's, and so they win."""
+MUSL_DIRECTORIES = "/lib:/usr/local/lib:/usr/lib"
+"""What musl searches without a path file (musl's ldso/dynlink.c)."""
+MAX_CONF = 1 << 16
+MAX_CONF_FILES = 64
+MAX_DEPTH = 8
+MAX_DIRECTORIES = 4096
+
+
+class LoaderFacts(NamedTuple):
+    """What decides how a container's loader finds libraries.
+
+    ``libc``: as in ImageFacts; ``searched``: directories it searches, our own files left out; ``has_conf``,
+    ``has_own_conf``, ``has_compat_conf``: whether /etc/ld.so.conf and our two files are there;
+    ``compat_directories``: what the latter of them says.  ``musl_file``: musl's path file, "" without musl;
+    ``musl_text``: its content, or what musl does without it; None when it is no text of at most 64 KiB.
+    """
+
+    libc: str = "glibc"
+    searched: tuple[str, ...] = ()
+    has_conf: bool = True
+    has_own_conf: bool = False
+    has_compat_conf: bool = False
+    compat_directories: tuple[str, ...] = ()
+    musl_file: str = ""
+    musl_text: str | None = None
+
+
+def read_loader_facts(root_fd: int) -> LoaderFacts:
+    """Return what the loader of the image below ``root_fd`` is told; never raises for what an image contains."""
+    libc = read_libc(root_fd)
+    musl_file = _musl_file(root_fd) if libc == "musl" or exists_inside(root_fd, "/etc/alpine-release") else ""
+    return LoaderFacts(
+        libc=libc,
+        searched=(*system_directories(is_debian(root_fd)), *read_conf(root_fd)),
+        has_conf=exists_inside(root_fd, LD_SO_CONF),
+        has_own_conf=exists_inside(root_fd, OWN_CONF),
+        has_compat_conf=exists_inside(root_fd, COMPAT_CONF),
+        compat_directories=tuple(line for line in _lines(root_fd, COMPAT_CONF) if line.startswith("/"))[:1],
+        musl_file=musl_file,
+        musl_text=_musl_text(root_fd, musl_file) if musl_file else None,
+    )
+
+
+def system_directories(debian: bool) -> tuple[str, ...]:
+    """Return the directories that a glibc loader searches without being told."""
+    machine = os.uname().machine
+    if debian:
+        triplet = TRIPLETS[machine]
+        return (f"/lib/{triplet}", f"/usr/lib/{triplet}", "/lib", "/usr/lib")
+    return ("/lib", "/usr/lib", "/lib64", "/usr/lib64", *(("/libx32", "/usr/libx32") if machine == "x86_64" else ()))
+
+
+def read_conf(root_fd: int) -> tuple[str, ...]:
+    """Return the directories that /etc/ld.so.conf and what it includes name, but for our own files; links kept.
+
+    A pattern may have one ``*``, in its last component.  What is beyond the limits is passed over.
+    """
+    found: dict[str, None] = {}
+    seen = {OWN_CONF, COMPAT_CONF}
+    pending = [(LD_SO_CONF, 0)]
+    patterns = 0
+    while pending and len(seen) < MAX_CONF_FILES and len(found) < MAX_DIRECTORIES:
+        path, depth = pending.pop()
+        if path in seen:
+            continue
+        seen.add(path)
+        for line in _lines(root_fd, path):
+            word, *included = line.split()
+            if line.startswith("/"):
+                found[os.path.normpath(line)] = None
+            elif word == "include" and depth < MAX_DEPTH:
+                for pattern in included[: MAX_CONF_FILES - patterns]:
+                    patterns += 1
+                    names = _matching(root_fd, os.path.join(os.path.dirname(path), pattern))
+                    pending += [(name, depth + 1) for name in names]
+    return tuple(found)[:MAX_DIRECTORIES]
+
+
+def _lines(root_fd: int, path: str) -> list[str]:
+    """Return the lines of a file, without comments and empty ones."""
+    text = (read_inside(root_fd, path, MAX_CONF) or b"").decode("utf-8", "replace")
+    lines = (line.partition("#")[0].strip() for line in text.splitlines())
+    return [line for line in lines if line]
+
+
+def _matching(root_fd: int, pattern: str) -> list[str]:
+    """Return the paths that match a pattern; as in a shell, ``*`` does not stand for a leading dot."""
+    directory, _, name = os.path.normpath(pattern).rpartition("/")
+    start, star, end = name.partition("*")
+    if not star:
+        return [f"{directory}/{name}"]
+    return [
+        f"{directory}/{entry}"
+        for entry in list_inside(root_fd, directory or "/")
+        if entry.startswith(start)
+        and (start or not entry.startswith("."))
+        and entry.endswith(end)
+        and len(entry) >= len(start) + len(end)
+    ]
+
+
+def _musl_file(root_fd: int) -> str:
+    """Return the path file of the image's musl loader, which is named after its architecture."""
+    for name in list_inside(root_fd, "/lib"):
+        machine = name.removeprefix("ld-musl-").partition(".so")[0]
+        if name.startswith("ld-musl-") and machine.replace("_", "").isalnum() and len(machine) <= 16:
+            return f"/etc/ld-musl-{machine}.path"
+    return ""
+
+
+def _musl_text(root_fd: int, path: str) -> str | None:
+    if not exists_inside(root_fd, path):
+        return MUSL_DIRECTORIES + "\n"
+    data = read_inside(root_fd, path, MAX_CONF + 1)
+    if data is None or len(data) > MAX_CONF:
+        return None
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return None
