@@ -109,6 +109,10 @@ class Tree:
         self._links[path] = target
         return target
 
+    def link(self, path: str) -> str:
+        """Return the text of the link at ``path``, whose directory has been resolved; "" when there is no link."""
+        return self._link(path) or ""
+
     def host(self, path: str) -> str:
         """Return the host's path of a path of the tree."""
         return self.prefix + path

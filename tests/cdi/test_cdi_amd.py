@@ -5,12 +5,11 @@ devices for unused partitions) and on a workstation.
 """
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from support.drafts import spec_of
-from support.trees import drm_entries, pci_function, write_tree
+from support.trees import Tree, drm_entries, pci_function, write_tree
 
 from ocigpu.cdi.draft import Draft, GenerateOptions
 from ocigpu.cdi.sources.amd import draft, draft_amd
@@ -23,7 +22,7 @@ ONE = 7843934696581995200
 TWO = 11940228331418201223
 
 
-def topology(node: int, minor: int, unique_id: int, location: int, domain: int = 0, simd: int = 912) -> dict[str, str]:
+def topology(node: int, minor: int, unique_id: int, location: int, domain: int = 0, simd: int = 912) -> Tree:
     text = (
         f"cpu_cores_count 0\nsimd_count {simd}\nlocation_id {location}\ndomain {domain}\n"
         f"drm_render_minor {minor}\nunique_id {unique_id}\n"
@@ -31,7 +30,7 @@ def topology(node: int, minor: int, unique_id: int, location: int, domain: int =
     return {f"/sys/class/kfd/kfd/topology/nodes/{node}/properties": text}
 
 
-def gpu(address: str, card: int, ids: str = "1002:74a0", base_class: str = "1200") -> dict[str, str]:
+def gpu(address: str, card: int, ids: str = "1002:74a0", base_class: str = "1200") -> Tree:
     directory = f"/sys/bus/pci/devices/{address}"
     return {
         **pci_function(address, ids, base_class, "amdgpu"),
@@ -40,13 +39,13 @@ def gpu(address: str, card: int, ids: str = "1002:74a0", base_class: str = "1200
     }
 
 
-def partition(slot: int, card: int) -> dict[str, str]:
+def partition(slot: int, card: int) -> Tree:
     return drm_entries(f"/sys/devices/platform/amdgpu_xcp.{slot}", card, 128 + card)
 
 
-KFD = {"/sys/class/kfd/kfd/dev": "234:0\n", "/dev/kfd": ""}
-CPU = {"/sys/class/kfd/kfd/topology/nodes/0/properties": "cpu_cores_count 48\nsimd_count 0\ndrm_render_minor 0\n"}
-TWO_GPUS = {
+KFD: Tree = {"/sys/class/kfd/kfd/dev": "234:0\n", "/dev/kfd": ""}
+CPU: Tree = {"/sys/class/kfd/kfd/topology/nodes/0/properties": "cpu_cores_count 48\nsimd_count 0\ndrm_render_minor 0\n"}
+TWO_GPUS: Tree = {
     **KFD,
     **CPU,
     **gpu("0001:02:00.0", 8),
@@ -56,7 +55,7 @@ TWO_GPUS = {
     **topology(1, 128, ONE, 512),
     **topology(2, 136, TWO, 512, domain=1),
 }
-PARTITIONED = {
+PARTITIONED: Tree = {
     **TWO_GPUS,
     # partition 1 of GPU 0 (KFD writes its number in place of the function), slots in an order of their own
     **topology(3, 129, ONE, 513),
@@ -72,7 +71,7 @@ def devices(result: Draft) -> dict[str, list[str]]:
     }
 
 
-CASES: dict[str, tuple[Mapping[str, str], GenerateOptions, dict[str, list[str]]]] = {
+CASES: dict[str, tuple[Tree, GenerateOptions, dict[str, list[str]]]] = {
     "by index, in the order of PCI addresses": (
         TWO_GPUS,
         GenerateOptions(name_strategies=("index",)),
@@ -123,7 +122,7 @@ CASES: dict[str, tuple[Mapping[str, str], GenerateOptions, dict[str, list[str]]]
 
 @pytest.mark.parametrize(("tree", "options", "expected"), CASES.values(), ids=CASES.keys())
 def test_gpus_become_devices(
-    tmp_path: Path, tree: Mapping[str, str], options: GenerateOptions, expected: dict[str, list[str]]
+    tmp_path: Path, tree: Tree, options: GenerateOptions, expected: dict[str, list[str]]
 ) -> None:
     result = draft(options, write_tree(tmp_path, tree))
     assert devices(result) == expected
@@ -171,7 +170,7 @@ def test_without_kfd_there_is_a_note_and_graphics_still_work(tmp_path: Path) -> 
     assert result.notes == ("the host has no /dev/kfd: ROCm will not work in containers",)
 
 
-REFUSED: dict[str, tuple[Mapping[str, str], tuple[str, ...], str]] = {
+REFUSED: dict[str, tuple[Tree, tuple[str, ...], str]] = {
     "no GPU": (KFD, ("all",), "no AMD GPU: amdgpu drives no PCI device"),
     "only one without the driver": (
         pci_function("0000:43:00.0", "1002:744c", "0300", "vfio-pci"),
@@ -188,9 +187,7 @@ REFUSED: dict[str, tuple[Mapping[str, str], tuple[str, ...], str]] = {
 
 
 @pytest.mark.parametrize(("tree", "ids", "message"), REFUSED.values(), ids=REFUSED.keys())
-def test_nothing_to_give_is_an_error(
-    tmp_path: Path, tree: Mapping[str, str], ids: tuple[str, ...], message: str
-) -> None:
+def test_nothing_to_give_is_an_error(tmp_path: Path, tree: Tree, ids: tuple[str, ...], message: str) -> None:
     with pytest.raises(CdiError) as caught:
         draft(GenerateOptions(device_ids=ids), write_tree(tmp_path, tree))
     assert caught.value.code == "OCIGPU-CDI-7"

@@ -1,11 +1,10 @@
 """GPUs for virtual machines: groups and single functions, what is not viable and why, NVSwitches."""
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from support.drafts import spec_of
-from support.trees import pci_function, write_tree
+from support.trees import Tree, pci_function, write_tree
 
 from ocigpu.cdi.draft import Draft, GenerateOptions
 from ocigpu.cdi.sources.vfio import draft
@@ -13,38 +12,38 @@ from ocigpu.errors import CdiError
 from ocigpu.host.vfio import read_vfio_fingerprint
 
 H100, AUDIO, SWITCH = "10de:2330", "10de:22bb", "10de:22a3"
-API = {"/sys/class/misc/vfio/dev": "10:196\n", "/dev/vfio/vfio": ""}
-IOMMUFD = {"/dev/iommu": ""}
+API: Tree = {"/sys/class/misc/vfio/dev": "10:196\n", "/dev/vfio/vfio": ""}
+IOMMUFD: Tree = {"/dev/iommu": ""}
 
 
-def group_node(group: int) -> dict[str, str]:
+def group_node(group: int) -> Tree:
     return {f"/sys/class/vfio/{group}/dev": f"242:{group}\n", f"/dev/vfio/{group}": ""}
 
 
-def cdev(address: str, number: int) -> dict[str, str]:
+def cdev(address: str, number: int) -> Tree:
     return {
         f"/sys/bus/pci/devices/{address}/vfio-dev/vfio{number}/dev": f"511:{number}\n",
         f"/dev/vfio/devices/vfio{number}": "",
     }
 
 
-def gpu(address: str, group: int, driver: str = "vfio-pci", ids: str = H100) -> dict[str, str]:
+def gpu(address: str, group: int, driver: str = "vfio-pci", ids: str = H100) -> Tree:
     return {**pci_function(address, ids, "0302", driver, str(group)), **group_node(group)}
 
 
-def switch(address: str, group: int, driver: str = "vfio-pci") -> dict[str, str]:
+def switch(address: str, group: int, driver: str = "vfio-pci") -> Tree:
     return {**pci_function(address, SWITCH, "0680", driver, str(group)), **group_node(group)}
 
 
-TWO = {**API, **gpu("0000:3b:00.0", 112), **gpu("0000:19:00.0", 9)}
-TWO_SINGLE = {**TWO, **IOMMUFD, **cdev("0000:3b:00.0", 0), **cdev("0000:19:00.0", 1)}
+TWO: Tree = {**API, **gpu("0000:3b:00.0", 112), **gpu("0000:19:00.0", 9)}
+TWO_SINGLE: Tree = {**TWO, **IOMMUFD, **cdev("0000:3b:00.0", 0), **cdev("0000:19:00.0", 1)}
 
 
 def devices(result: Draft) -> dict[str, list[str]]:
     return {device.name: [node["path"] for node in device.edits["deviceNodes"]] for device in result.devices}
 
 
-CASES: dict[str, tuple[Mapping[str, str], GenerateOptions, dict[str, list[str]]]] = {
+CASES: dict[str, tuple[Tree, GenerateOptions, dict[str, list[str]]]] = {
     "groups, by number": (
         TWO,
         GenerateOptions(),
@@ -102,7 +101,7 @@ CASES: dict[str, tuple[Mapping[str, str], GenerateOptions, dict[str, list[str]]]
 
 @pytest.mark.parametrize(("tree", "options", "expected"), CASES.values(), ids=CASES.keys())
 def test_functions_of_vfio_become_devices(
-    tmp_path: Path, tree: Mapping[str, str], options: GenerateOptions, expected: dict[str, list[str]]
+    tmp_path: Path, tree: Tree, options: GenerateOptions, expected: dict[str, list[str]]
 ) -> None:
     result = draft(options, write_tree(tmp_path, tree))
     assert devices(result) == expected
@@ -127,7 +126,7 @@ def test_a_node_has_the_access_that_the_device_plugin_gives(tmp_path: Path) -> N
     assert result.common == {}
 
 
-SKIPPED: dict[str, tuple[Mapping[str, str], str]] = {
+SKIPPED: dict[str, tuple[Tree, str]] = {
     "the driver has it": (
         gpu("0000:4b:00.0", 40, "nvidia"),
         "GPU 0000:4b:00.0 (10de:2330) is not bound to vfio-pci, but to nvidia",
@@ -156,7 +155,7 @@ SKIPPED: dict[str, tuple[Mapping[str, str], str]] = {
 
 
 @pytest.mark.parametrize(("tree", "reason"), SKIPPED.values(), ids=SKIPPED.keys())
-def test_what_cannot_be_given_is_left_out_with_the_reason(tmp_path: Path, tree: Mapping[str, str], reason: str) -> None:
+def test_what_cannot_be_given_is_left_out_with_the_reason(tmp_path: Path, tree: Tree, reason: str) -> None:
     result = draft(GenerateOptions(), write_tree(tmp_path / "with", {**TWO, **tree}))
     assert list(devices(result)) == ["9", "112"]
     assert result.skipped == (reason,)

@@ -50,7 +50,8 @@ def draft_amd(facts: AmdFacts, options: "GenerateOptions") -> Draft:
         elif not names[index]:
             skipped.append(f"GPU {index} ({gpu.address}) has no unique id to be named by")
         else:
-            devices += [DraftDevice(name, _edits(gpu.nodes, gids)) for name in names[index]]
+            edits = _edits(gpu.nodes, gids)
+            devices += [DraftDevice(name, edits) for name in names[index]]
             if not gpu.compute:
                 notes.append(f"GPU {index} ({gpu.address}) is not in KFD's topology: ROCm cannot use it")
     if not devices:

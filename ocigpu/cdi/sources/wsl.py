@@ -1,0 +1,76 @@
+"""WSL 2: ``ocigpu cdi generate --mode wsl``, kind nvidia.com/gpu.
+
+One device, "all": every GPU is behind /dev/dxg.  Which driver store is in use only a question to the display driver
+(D3DKMT) answers; here it is the one that has a CUDA library, and where several have one, the one whose nvidia-smi is
+that of /usr/lib/wsl/lib, which Windows fills from the driver in use.  Written from NVIDIA's generator and Microsoft's
+documents, tried on copies of such files and not on WSL.
+"""
+
+from ocigpu.actions import Link, Node, RefreshLdCache
+from ocigpu.cdi.draft import Draft, DraftDevice
+from ocigpu.cdi.edits import edits_from_actions
+from ocigpu.cdi.sources.csv import bind_file, library_folders
+from ocigpu.cdi.sources.nvidia import VOID
+from ocigpu.cdi.sources.program import hook_options
+from ocigpu.errors import CdiError
+from ocigpu.host.wsl import CUDA, DXCORE, LIBRARIES, NAMED, SMI, STORES, Store, WslFacts, read_wsl_facts
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ocigpu.actions import Action
+    from ocigpu.cdi.draft import GenerateOptions
+    from ocigpu.cdi.edits import HookOptions
+    from ocigpu.settings import Settings
+
+
+def draft(options: "GenerateOptions", settings: "Settings") -> Draft:
+    """Return the device of a WSL system; raises CdiError (OCIGPU-CDI-7) when parts of it are not there.
+
+    A driver store can be chosen by --library-search-path.
+    """
+    hook, notes = hook_options(options, settings)
+    if not options.ldconfig:
+        options = options._replace(ldconfig=settings.ldconfig)
+    made = draft_wsl(read_wsl_facts(settings, options.library_search_paths), options, hook)
+    return made._replace(notes=(*made.notes, *notes)) if made.common.get("hooks") else made
+
+
+def draft_wsl(facts: WslFacts, options: "GenerateOptions", hook: "HookOptions") -> Draft:
+    """Return the draft for these facts; raises CdiError (OCIGPU-CDI-7) as :func:`draft` does.  Pure."""
+    if facts.node is None:
+        raise CdiError("OCIGPU-CDI-7", "no GPU on this WSL system: it has no /dev/dxg", "Update WSL: wsl --update")
+    if facts.dxcore is None:
+        raise CdiError("OCIGPU-CDI-7", f"no GPU on this WSL system: it has no {LIBRARIES}/{DXCORE}")
+    store, notes = _choose(facts.stores)
+    named = [file for file in store.files if file.container_path.rpartition("/")[2] in NAMED]
+    actions: list[Action] = [bind_file(file) for file in (facts.dxcore, *store.files)]
+    if any(file.container_path == f"{store.path}/{SMI}" for file in named):
+        actions.append(Link(f"/usr/bin/{SMI}", f"{store.path}/{SMI}", ""))
+    actions.append(RefreshLdCache(options.ldconfig, library_folders((facts.dxcore, *named)), ""))
+    gids = "no-additional-gids-for-device-nodes" not in options.feature_flags
+    return Draft(
+        source="wsl",
+        vendor=options.vendor or "nvidia.com",
+        device_class=options.device_class or "gpu",
+        devices=(DraftDevice("all", edits_from_actions([Node(facts.node, "")], additional_gids=gids)),),
+        common={"env": [VOID], **edits_from_actions(actions, hook)},
+        all_device=False,
+        notes=notes,
+    )
+
+
+def _choose(stores: tuple[Store, ...]) -> tuple[Store, tuple[str, ...]]:
+    """Return the driver store in use, and a note when there was a choice."""
+    if not stores:
+        raise CdiError("OCIGPU-CDI-7", f"no NVIDIA GPU on this WSL system: no directory of {STORES} has {CUDA}")
+    if len(stores) == 1:
+        return stores[0], ()
+    current = [store for store in stores if store.current]
+    names = ", ".join(store.path for store in stores)
+    if len(current) != 1:
+        raise CdiError(
+            "OCIGPU-CDI-7",
+            f"several NVIDIA drivers on this WSL system, and no telling which is in use: {names}",
+            "Name one of them: --library-search-path DIRECTORY",
+        )
+    return current[0], (f"several NVIDIA drivers ({names}): {current[0].path} has the {SMI} of {LIBRARIES}",)
