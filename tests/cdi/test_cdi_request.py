@@ -1,0 +1,346 @@
+"""CDI devices in requests: from annotations, volume mounts and variables, in the modes that obey them."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ocigpu.errors import OcigpuError, RequestError
+from ocigpu.request import MAX_TOKENS, MAX_VALUE, Request, check_without_cdi, parse_request
+from ocigpu.settings import Settings
+
+DEVICES = "NVIDIA_VISIBLE_DEVICES"
+AUTO = Settings(accept_nvidia_visible_devices_as_volume_mounts=True)
+CDI = AUTO._replace(mode="cdi")
+HOOK = AUTO._replace(mode="hook")
+PREFIX = "cdi.k8s.io/"
+UUID = "GPU-5f0e3d1c-8a7b-4c6d-9e0f-112233445566"
+
+
+def config(
+    env: dict[str, str] | None = None,
+    mounts: tuple[str, ...] = (),
+    annotations: Any = None,
+    privileged: bool = False,
+) -> dict[str, Any]:
+    directory = "/var/run/nvidia-container-devices"
+    return {
+        "process": {
+            "env": [f"{name}={value}" for name, value in (env or {}).items()],
+            "capabilities": {"bounding": ["CAP_SYS_ADMIN"] if privileged else []},
+        },
+        "mounts": [{"source": "/dev/null", "destination": f"{directory}/{name}"} for name in mounts],
+        **({} if annotations is None else {"annotations": annotations}),
+    }
+
+
+def visible(value: str, **more: str) -> dict[str, Any]:
+    return config({DEVICES: value, **more})
+
+
+def refusal(document: dict[str, Any], settings: Settings) -> str:
+    with pytest.raises(RequestError) as caught:
+        parse_request(document, settings)
+    assert caught.value.code == "OCIGPU-REQ-1"
+    assert len(caught.value.render("ocigpu-runtime").splitlines()) <= 2
+    return caught.value.message
+
+
+# --- mode cdi
+
+
+@pytest.mark.parametrize(
+    ("value", "names"),
+    [
+        pytest.param("0", ["nvidia.com/gpu=0"], id="index"),
+        pytest.param("2,0,2, 1,", [f"nvidia.com/gpu={index}" for index in (2, 0, 1)], id="order kept, each once"),
+        pytest.param(UUID, [f"nvidia.com/gpu={UUID}"], id="uuid"),
+        pytest.param("0:1", ["nvidia.com/gpu=0:1"], id="MIG pair"),
+        pytest.param("gpu0", ["nvidia.com/gpu=gpu0"], id="any name that a specification may define"),
+        pytest.param("all", ["nvidia.com/gpu=all"], id="all"),
+        pytest.param("none", ["nvidia.com/gpu=none"], id="none: an error unless it is defined"),
+        pytest.param("0,all", ["nvidia.com/gpu=all"], id="all decides for the list"),
+        pytest.param("0,nvidia.com/gpu=0", ["nvidia.com/gpu=0"], id="the same by two names"),
+        pytest.param("x.com/a=1,0,y.com/b.c=all", ["x.com/a=1", "nvidia.com/gpu=0", "y.com/b.c=all"], id="both kinds"),
+        pytest.param("x.com/a=1,all", ["x.com/a=1", "nvidia.com/gpu=all"], id="all beside a name takes nothing away"),
+    ],
+)
+def test_every_device_becomes_a_name(value: str, names: list[str]) -> None:
+    request = parse_request(visible(value), CDI)
+    assert (request.selection, list(request.cdi_devices)) == ("cdi", names)
+    assert request == Request("cdi", source=request.source, cdi_devices=tuple(names))
+    assert request.source.startswith(f"{DEVICES}=")
+
+
+@pytest.mark.parametrize("value", ["", "void", "0,void", ",", "x.com/a=1,void"])
+@pytest.mark.parametrize("settings", [AUTO, CDI], ids=["auto", "cdi"])
+def test_nothing_stays_nothing(value: str, settings: Settings) -> None:
+    assert parse_request(visible(value), settings) == Request()
+
+
+def test_the_default_kind_is_a_setting() -> None:
+    assert parse_request(visible("1"), CDI._replace(cdi_default_kind="x.com/y")).cdi_devices == ("x.com/y=1",)
+
+
+def test_an_image_of_the_old_kind_asks_for_all() -> None:
+    assert parse_request(config({"CUDA_VERSION": "9.0"}), CDI).cdi_devices == ("nvidia.com/gpu=all",)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "MIG-GPU-1/2/3",
+        "a b",
+        "-0",
+        "x.com/=1",
+        "=",
+        "x.com/a=",
+        "x.com/a=b=c",
+        "/a=b",
+        "1.com/a=b",
+        "x/y=\u00e9",
+        "a\nb",
+    ],
+)
+def test_what_no_specification_can_define_is_refused(value: str) -> None:
+    assert f"{DEVICES}: " in refusal(visible(value), CDI)
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        pytest.param("x.com/a=" + "b" * 600, "longer than 600 characters", id="long name"),
+        pytest.param(",".join(map(str, range(MAX_TOKENS + 1))), "more than 4096 devices", id="too many"),
+        pytest.param("0," * MAX_VALUE, f"longer than {MAX_VALUE}", id="huge"),
+    ],
+)
+def test_requests_have_bounds(value: str, shown: str) -> None:
+    message = refusal(visible(value), CDI)
+    assert shown in message
+    assert len(message) < 300
+
+
+def test_variables_of_unprivileged_containers_are_ignored_where_settings_say_so() -> None:
+    strict = CDI._replace(accept_nvidia_visible_devices_envvar_when_unprivileged=False)
+    request = parse_request(visible("x.com/a=1"), strict)
+    assert (request.selection, request.cdi_devices) == ("nothing", ())
+    assert f"{DEVICES} ignored" in request.notes[0]
+    assert parse_request(config({DEVICES: "0"}, privileged=True), strict).cdi_devices == ("nvidia.com/gpu=0",)
+    assert parse_request(config(annotations={f"{PREFIX}a": "x.com/a=1"}), strict).cdi_devices == ("x.com/a=1",)
+    assert parse_request(config(mounts=("cdi/x.com/a/1",)), strict).cdi_devices == ("x.com/a=1",)
+
+
+# --- mode auto and mode hook
+
+
+@pytest.mark.parametrize(
+    ("document", "names"),
+    [
+        pytest.param(visible("nvidia.com/gpu=0"), ("nvidia.com/gpu=0",), id="one"),
+        pytest.param(visible("x.com/a=1, y.com/b=2"), ("x.com/a=1", "y.com/b=2"), id="several"),
+        pytest.param(config(mounts=("cdi/x.com/a/1",)), ("x.com/a=1",), id="mount"),
+        pytest.param(config(annotations={f"{PREFIX}p_d": "x.com/a=1"}), ("x.com/a=1",), id="annotation"),
+    ],
+)
+def test_auto_serves_qualified_names_from_specifications(document: dict[str, Any], names: tuple[str, ...]) -> None:
+    request = parse_request(document, AUTO)
+    assert (request.selection, request.cdi_devices) == ("cdi", names)
+    assert parse_request(document, CDI).cdi_devices == names
+
+
+@pytest.mark.parametrize("value", ["0", "all", "none", UUID, "0:1"])
+def test_auto_leaves_plain_names_to_the_hook(value: str) -> None:
+    request = parse_request(visible(value), AUTO)
+    assert request == parse_request(visible(value), HOOK)
+    assert request.selection != "cdi"
+
+
+@pytest.mark.parametrize("value", ["0,x.com/a=1", "x.com/a=1,all", "x.com/a=1,MIG-GPU-1/2/3", "x.com/a=1,x/y="])
+def test_auto_refuses_half_a_request(value: str) -> None:
+    message = refusal(visible(value), AUTO)
+    assert "is not a fully qualified CDI device name, but others of the list are" in message
+
+
+def test_auto_does_not_take_plain_names_from_annotations() -> None:
+    message = refusal(config(annotations={f"{PREFIX}a": "0"}), AUTO)
+    assert message == f'annotation {PREFIX}a=0: "0" is not a fully qualified CDI device name'
+
+
+@pytest.mark.parametrize(
+    "document", [visible("x.com/a=1"), config(mounts=("cdi/x.com/a/1",)), visible("0,x.com/a=1")], ids=range(3)
+)
+def test_mode_hook_has_no_cdi_devices(document: dict[str, Any]) -> None:
+    assert '"x.com/a=1" is a CDI device name, which needs mode cdi' in refusal(document, HOOK)
+
+
+def test_mode_hook_leaves_annotations_to_the_engine() -> None:
+    assert parse_request(config(annotations={f"{PREFIX}a": "x.com/a=1"}), HOOK) == Request()
+    assert parse_request(config({DEVICES: "0"}, annotations={f"{PREFIX}a": "x.com/a=1"}), HOOK).devices == ("0",)
+
+
+def test_nobody_but_the_shim_grants_such_a_request() -> None:
+    with pytest.raises(RequestError, match="given by ocigpu-runtime"):
+        check_without_cdi(parse_request(visible("x.com/a=1"), AUTO))
+    for request in (Request(), parse_request(visible("0"), AUTO)):
+        check_without_cdi(request)
+
+
+# --- annotations
+
+
+@pytest.mark.parametrize(
+    ("annotations", "names"),
+    [
+        pytest.param({f"{PREFIX}b": "x.com/a=2", f"{PREFIX}a": "x.com/a=1"}, ["x.com/a=1", "x.com/a=2"], id="by key"),
+        pytest.param({f"{PREFIX}a": "x.com/a=1, x.com/a=2,,x.com/a=1"}, ["x.com/a=1", "x.com/a=2"], id="list"),
+        pytest.param({f"{PREFIX}a": "0", "other/a": "x.com/a=1"}, ["nvidia.com/gpu=0"], id="plain, other prefix"),
+        pytest.param({f"{PREFIX}a": "all"}, ["nvidia.com/gpu=all"], id="all"),
+        pytest.param({f"{PREFIX}a": ""}, [], id="empty"),
+        pytest.param({f"{PREFIX}a": "void"}, [], id="void"),
+        pytest.param({f"{PREFIX}a": 7, f"{PREFIX}b": None}, [], id="of another type"),
+        pytest.param([f"{PREFIX}a"], [], id="no object"),
+        pytest.param({"cdi.k8s.io": "x.com/a=1", "xcdi.k8s.io/a": "x.com/a=1"}, [], id="not the prefix"),
+    ],
+)
+def test_annotations_name_devices(annotations: Any, names: list[str]) -> None:
+    request = parse_request(config(annotations=annotations), CDI)
+    assert list(request.cdi_devices) == names
+    assert request.selection == ("cdi" if names else "nothing")
+
+
+def test_prefixes_of_annotations_are_a_setting() -> None:
+    annotations = {"a.b/x": "x.com/a=1", "c/x": "x.com/a=2", f"{PREFIX}x": "x.com/a=3"}
+    for prefixes, names in ((("c/", "a.b/"), ("x.com/a=1", "x.com/a=2")), ((), ())):
+        settings = CDI._replace(cdi_annotation_prefixes=prefixes)
+        assert parse_request(config(annotations=annotations), settings).cdi_devices == names
+
+
+def test_annotations_come_first_then_mounts_then_variables() -> None:
+    mounts, env, annotations = ("cdi/x.com/a/mount",), {DEVICES: "x.com/a=env"}, {f"{PREFIX}a": "x.com/a=note"}
+    first = parse_request(config(env, mounts, annotations), AUTO)
+    assert first.cdi_devices == ("x.com/a=note",)
+    (note,) = first.notes
+    assert note == (
+        f"volume mounts below /var/run/nvidia-container-devices, {DEVICES} ignored:"
+        f" annotation {PREFIX}a=x.com/a=note comes first"
+    )
+    second = parse_request(config(env, mounts), AUTO)
+    assert (second.cdi_devices, second.notes) == (("x.com/a=mount",), ())
+    assert parse_request(config(env), AUTO).cdi_devices == ("x.com/a=env",)
+
+
+@pytest.mark.parametrize("env", [{}, {DEVICES: "void"}, {DEVICES: ""}])
+def test_there_is_no_note_where_nothing_else_is_asked_for(env: dict[str, str]) -> None:
+    assert parse_request(config(env, annotations={f"{PREFIX}a": "x.com/a=1"}), AUTO).notes == ()
+
+
+def test_the_source_is_escaped_and_short() -> None:
+    annotations = {f"{PREFIX}{letter}\n": "x.com/a=1," * 100 for letter in "abcdefgh"}
+    source = parse_request(config(annotations=annotations), AUTO).source
+    assert source.startswith(f"annotation {PREFIX}a\\n=x.com/a=1,x.com")
+    assert len(source) < 600
+
+
+# --- volume mounts
+
+
+@pytest.mark.parametrize(
+    ("mounts", "names"),
+    [
+        pytest.param(("cdi/x.com/a/1",), ("x.com/a=1",), id="slashes"),
+        pytest.param(("cdi/x.com/a=1",), ("x.com/a=1",), id="equals"),
+        pytest.param(("cdi/x.com/b/0:1", "cdi/x.com/a=1", "cdi/x.com/b=0:1"), ("x.com/b=0:1", "x.com/a=1"), id="once"),
+        pytest.param(("0", "cdi/x.com/a/1"), ("nvidia.com/gpu=0", "x.com/a=1"), id="plain ones beside"),
+    ],
+)
+def test_volume_mounts_name_devices(mounts: tuple[str, ...], names: tuple[str, ...]) -> None:
+    assert parse_request(config(mounts=mounts), CDI).cdi_devices == names
+    assert parse_request(config(mounts=mounts), Settings(mode="cdi")) == Request(), "only where they are accepted"
+
+
+@pytest.mark.parametrize(
+    "name", ["cdi/x", "cdi/x.com/a", "cdi/x.com/a/b/c", "cdi/x.com/a/b=c", "cdi/x.com/a=", "cdi/a\nb"]
+)
+@pytest.mark.parametrize("settings", [AUTO, CDI, HOOK], ids=["auto", "cdi", "hook"])
+def test_mounts_of_garbage_are_refused(name: str, settings: Settings) -> None:
+    assert "does not name a CDI device" in refusal(config(mounts=(name,)), settings)
+
+
+# --- opt-in parts and IMEX channels
+
+
+def test_opt_in_parts_are_devices_of_their_own_kinds() -> None:
+    env = {f"NVIDIA_{name}": "enabled" for name in ("NVSWITCH", "GDRCOPY", "MOFED", "GDS")}
+    request = parse_request(visible("0", **env, NVIDIA_IMEX_CHANNELS="7,0"), CDI)
+    assert request.cdi_devices == (
+        "nvidia.com/gpu=0",
+        "nvidia.com/gds=all",
+        "nvidia.com/mofed=all",
+        "nvidia.com/gdrcopy=all",
+        "nvidia.com/nvswitch=all",
+        "nvidia.com/imex-channel=0",
+        "nvidia.com/imex-channel=7",
+    )
+    assert parse_request(visible("nvidia.com/gpu=0", NVIDIA_GDS="enabled"), AUTO).cdi_devices == (
+        "nvidia.com/gpu=0",
+        "nvidia.com/gds=all",
+    )
+    assert parse_request(visible("0", NVIDIA_GDS="yes"), CDI).cdi_devices == ("nvidia.com/gpu=0",)
+
+
+def test_imex_channels_follow_their_own_rules() -> None:
+    both = config({DEVICES: "0", "NVIDIA_IMEX_CHANNELS": "1"}, mounts=("imex/5",))
+    assert parse_request(both, CDI).cdi_devices == ("nvidia.com/gpu=0", "nvidia.com/imex-channel=5")
+    ignored = CDI._replace(features_ignore_imex_channel_requests=True)
+    assert parse_request(both, ignored).cdi_devices == ("nvidia.com/gpu=0",)
+    with pytest.raises(RequestError) as caught:
+        parse_request(visible("0", NVIDIA_IMEX_CHANNELS="x"), CDI)
+    assert caught.value.code == "OCIGPU-REQ-6"
+
+
+@pytest.mark.parametrize(
+    ("value", "count"), [("x.com/a=1", 1), ("notnvidia.com/gpu=0", 1), ("k8s.gpu.nvidia.com/claim=a", 2)]
+)
+def test_parts_of_nvidias_driver_go_with_nvidias_devices_only(value: str, count: int) -> None:
+    assert len(parse_request(visible(value, NVIDIA_GDS="enabled"), AUTO).cdi_devices) == count
+
+
+def test_variables_of_the_hook_decide_nothing_here() -> None:
+    env = {
+        "NVIDIA_DRIVER_CAPABILITIES": "nonsense",
+        "NVIDIA_REQUIRE_CUDA": "nonsense",
+        "NVIDIA_MIG_CONFIG_DEVICES": "all",
+    }
+    request = parse_request(visible("0", **env), CDI)
+    assert request.cdi_devices == ("nvidia.com/gpu=0",)
+    assert request.notes == ("NVIDIA_MIG_CONFIG_DEVICES ignored: CDI specifications have no device for it",)
+
+
+words = st.lists(
+    st.sampled_from(["0", "x.com/a=1", "all", "void", "", "a b", "y.com/b=all", "=", "cdi/x", "\u00e9/="]), max_size=5
+)
+values = st.builds(",".join, words) | st.text(max_size=20)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from([DEVICES, "NVIDIA_GDS", "NVIDIA_IMEX_CHANNELS"]), values.filter(lambda text: "\0" not in text)
+    ),
+    st.lists(values, max_size=3),
+    st.dictionaries(st.sampled_from([f"{PREFIX}a", f"{PREFIX}b", "x"]), values | st.integers() | st.none(), max_size=3),
+    st.sampled_from([AUTO, CDI, HOOK]),
+)
+def test_any_request_is_understood_or_refused(
+    env: dict[str, str], mounts: list[str], annotations: dict[str, Any], settings: Settings
+) -> None:
+    from ocigpu.cdi.names import is_qualified
+
+    try:
+        request = parse_request(config(env, tuple(mounts), annotations), settings)
+    except OcigpuError:
+        request = Request()
+    assert (request.selection == "cdi") == bool(request.cdi_devices)
+    assert all(map(is_qualified, request.cdi_devices))
+    assert len(set(request.cdi_devices)) == len(request.cdi_devices)
+    assert settings != HOOK or not request.cdi_devices
