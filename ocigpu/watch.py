@@ -13,15 +13,18 @@ import signal
 import socket
 import time
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ocigpu.cdi.draft import GenerateOptions
 from ocigpu.cdi.refresh import DEFAULT_OUTPUT, refresh
 from ocigpu.cdi.write import target_of
 from ocigpu.errors import OcigpuError, SettingsError, printable
-from ocigpu.host.fingerprint import READERS, Fingerprint, explain_changes, read_fingerprint
+from ocigpu.host.fingerprint import READERS, explain_changes, read_fingerprint
 from ocigpu.host.tree import find_roots
 from ocigpu.settings import DEFAULT_PATH, Settings, read_settings
+
+if TYPE_CHECKING:
+    from ocigpu.host.fingerprint import Fingerprint
 
 QUIET = 0.5
 """Seconds without a further change after which one is acted on."""
@@ -89,7 +92,7 @@ class Pace:
 class Observed(NamedTuple):
     """What is looked at: fingerprints of all sources, and (inode, size, time) of two files, () for one that is not."""
 
-    fingerprints: tuple[Fingerprint, ...]
+    fingerprints: "tuple[Fingerprint, ...]"
     loader_cache: tuple[int, ...]
     settings_file: tuple[int, ...]
 
@@ -217,6 +220,7 @@ class Watch:
         self._done: Observed | None = None
         self._seen: Observed | None = None
         self._warned: tuple[str, ...] = ()
+        self._notes: tuple[str, ...] = ()
         self._stopping = False
 
     def run(self, interval: float) -> None:
@@ -280,7 +284,7 @@ class Watch:
                 return
             self._seen = observed
             reasons = explain(self._done, observed) if self._done else ()
-            if self._done and not reasons and os.path.lexists(self.path):
+            if self._done and not (reasons or self._warned) and os.path.lexists(self.path):
                 self._events.clear()
                 pace.succeeded(now)
             elif pace.may_retry(now):
@@ -311,8 +315,11 @@ class Watch:
             reasons=list(why),
             events=list(events),
         )
-        for note in (*refreshed.notes, *refreshed.skipped):
-            self.log("warning", note)
+        notes = (*refreshed.notes, *refreshed.skipped)
+        for note in notes:
+            if note not in self._notes:
+                self.log("warning", note)
+        self._notes = notes
         notify_service_manager(f"STATUS={refreshed.path} is up to date")
 
     def _read_settings_again(self) -> None:
