@@ -60,7 +60,7 @@ def list_command(
     elif sys.stdout.isatty():
         if rows:
             table = [(row.device, row.file, row.version, row.state.describe()) for row in rows]
-            print_table(("device", "file", "version", "state"), table)
+            print_table(("device", "file", "version", "state"), table, fold=False)
     else:
         for name in names:
             print(printable(name))

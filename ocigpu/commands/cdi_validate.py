@@ -97,7 +97,9 @@ def _validate(path: str, reason: str = "") -> Validated:
 
 
 def _unusable(path: str, message: str) -> Validated:
-    return Validated(path, (Problem("", message.removeprefix(f"read {path}: "), "usable file", "error"),), {})
+    return Validated(
+        path, (Problem("", message.removeprefix(f"read {file_name(path)}: "), "usable file", "error"),), {}
+    )
 
 
 def _find_overlaps(files: Iterable[Validated], directories: tuple[str, ...]) -> list[Overlap]:
