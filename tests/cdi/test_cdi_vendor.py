@@ -81,7 +81,7 @@ def merged(settings: Settings) -> dict[str, Any]:
 
 
 def commands(spec: dict[str, Any]) -> list[Any]:
-    found = []
+    found: list[Any] = []
     for entry in spec["containerEdits"]["hooks"]:
         words = entry["args"][1:]
         words = words[2:] if words[0] == "--config" else words
