@@ -8,6 +8,7 @@ topology.
 
 from ocigpu.facts import DeviceNode
 from ocigpu.host.devices import NodeReader
+from ocigpu.host.fingerprint import digest
 from ocigpu.host.pci import (
     Function,
     bound_addresses,
@@ -77,9 +78,10 @@ class AmdFacts(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-def read_amd_facts(roots: Roots) -> AmdFacts:
+def read_amd_facts(roots: Roots, all_functions: bool = True) -> AmdFacts:
     """Return what sysfs and /dev say of AMD's GPUs; needs no privilege.
 
+    ``all_functions``: look for GPUs without amdgpu too, which takes a look at every function of the PCI bus.
     Raises HostError (OCIGPU-HOST-3) when a file of sysfs is there and cannot be read.
     """
     reader = NodeReader(node_tree(roots), (), Permissions(), simulated=roots.simulated)
@@ -96,13 +98,13 @@ def read_amd_facts(roots: Roots) -> AmdFacts:
             nodes = tuple(_drm_node(reader, *entry) for entry in drm)
             partition = position if others else -1
             gpus.append(AmdGpu(address, partition, kfd.unique_id if kfd else 0, kfd is not None, nodes))
-    unbound = [
-        function
-        for function in read_functions(roots.sys, AMD_VENDOR)
-        if function.base_class in GPU_CLASSES and function.address not in addresses
-    ]
     gpus.sort(key=lambda gpu: not gpu.compute)
-    return AmdFacts(tuple(gpus), _read_kfd(roots.sys, reader), tuple(unbound), tuple(reader.notes))
+    unbound = tuple(
+        function
+        for function in (read_functions(roots.sys, AMD_VENDOR) if all_functions else ())
+        if function.base_class in GPU_CLASSES and function.address not in addresses
+    )
+    return AmdFacts(tuple(gpus), _read_kfd(roots.sys, reader), unbound, tuple(reader.notes))
 
 
 def read_topology(sys: str) -> dict[int, KfdNode]:
@@ -170,10 +172,8 @@ def _read_kfd(sys: str, reader: NodeReader) -> DeviceNode | None:
 
 def read_amd_fingerprint(settings: Settings) -> "Fingerprint":
     """Return pairs that change when GPUs, their partitions, or their nodes change."""
-    from ocigpu.host.fingerprint import digest
-
     roots = find_roots(settings)
-    facts = read_amd_facts(roots)
+    facts = read_amd_facts(roots, all_functions=False)
     nodes = [node for gpu in facts.gpus for node in gpu.nodes] + ([facts.kfd] if facts.kfd else [])
     return (
         ("gpus", digest(f"{gpu.address} {gpu.partition} {gpu.compute}" for gpu in facts.gpus)),

@@ -142,10 +142,24 @@ def _read_vfio(settings: Settings) -> "Fingerprint":
     return read_vfio_fingerprint(settings)
 
 
+def _read_csv(settings: Settings) -> "Fingerprint":
+    from ocigpu.host.tegra import read_csv_fingerprint
+
+    return read_csv_fingerprint(settings)
+
+
+def _read_wsl(settings: Settings) -> "Fingerprint":
+    from ocigpu.host.wsl import read_wsl_fingerprint
+
+    return read_wsl_fingerprint(settings)
+
+
 READERS: "dict[str, Callable[[Settings], Fingerprint]]" = {
     "nvidia": read_nvidia,
     "amd": _read_amd,
     "vfio": _read_vfio,
+    "csv": _read_csv,
+    "wsl": _read_wsl,
 }
 """For each source of devices what reads its pairs."""
 

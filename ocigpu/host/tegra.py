@@ -7,6 +7,7 @@ with the types dev, dir, lib and sym.
 from ocigpu.facts import DeviceNode, HostFile
 from ocigpu.host.devices import NodeReader
 from ocigpu.host.elf import read_elf
+from ocigpu.host.fingerprint import digest
 from ocigpu.host.nvml import NvmlAnswer, start_nvml
 from ocigpu.host.patterns import expand, matches_name, matches_path
 from ocigpu.host.procfs import Permissions, parse_devices
@@ -252,8 +253,6 @@ def read_gpu_nodes(roots: Roots, gpu: "Gpu") -> tuple[DeviceNode, ...]:
 
 def read_csv_fingerprint(settings: Settings) -> "Fingerprint":
     """Return pairs that change with L4T's release and its CSV files; not with files that an option named instead."""
-    from ocigpu.host.fingerprint import digest
-
     tree = Tree(find_roots(settings).driver)
     texts = [read_text(tree.find(path), CSV_LIMIT) or "" if tree.find(path) else "" for path in CSV_FILES]
     release = read_text(tree.find(RELEASE)) or "" if tree.find(RELEASE) else ""

@@ -9,6 +9,7 @@ import os
 
 from ocigpu.facts import DeviceNode
 from ocigpu.host.devices import NodeReader
+from ocigpu.host.fingerprint import digest
 from ocigpu.host.pci import NVIDIA_VENDOR, Function, bound_addresses, read_function, read_functions, read_number
 from ocigpu.host.procfs import Permissions
 from ocigpu.host.tree import Roots, find_roots, list_names, node_tree, small_number
@@ -124,8 +125,6 @@ def _read_node(number_path: str, path: str, reader: NodeReader) -> DeviceNode | 
 
 def read_vfio_fingerprint(settings: Settings) -> "Fingerprint":
     """Return pairs that change when functions are bound to VFIO or taken from it, or groups or nodes change."""
-    from ocigpu.host.fingerprint import digest
-
     roots = find_roots(settings)
     addresses = sorted({address for driver in VFIO_DRIVERS for address in bound_addresses(roots.sys, driver)})
     functions = filter(None, (read_function(roots.sys, address, NVIDIA_VENDOR) for address in addresses))

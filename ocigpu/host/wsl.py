@@ -1,7 +1,10 @@
 """What WSL 2 has of the Windows display driver: /dev/dxg, and files below /usr/lib/wsl that Windows provides."""
 
+import os
+
 from ocigpu.facts import DeviceNode, HostFile
 from ocigpu.host.devices import NodeReader
+from ocigpu.host.fingerprint import digest
 from ocigpu.host.pci import read_number
 from ocigpu.host.procfs import Permissions
 from ocigpu.host.tree import Tree, find_roots, node_tree, read_bytes
@@ -87,12 +90,16 @@ def _file(tree: Tree, path: str) -> HostFile | None:
 
 
 def read_wsl_fingerprint(settings: Settings) -> "Fingerprint":
-    """Return pairs that change when Windows brings another driver."""
-    from ocigpu.host.fingerprint import digest
+    """Return pairs that change when Windows brings another driver: its stores, and the program it gives to Linux."""
+    tree = Tree(find_roots(settings).driver)
+    stores = [name for name in tree.names(STORES)[:MAX_STORES] if tree.find(f"{STORES}/{name}/{CUDA}")]
+    files = filter(None, (tree.find(f"{LIBRARIES}/{name}") for name in (SMI, DXCORE)))
+    return ("stores", digest(stores)), ("files", digest(map(_state, files)))
 
-    facts = read_wsl_facts(settings)
-    return (
-        ("driver", digest(f"{store.path} {store.current}" for store in facts.stores)),
-        ("files", digest(file.host_path for store in facts.stores for file in store.files)),
-        ("nodes", "dxg" if facts.node else ""),
-    )
+
+def _state(path: str) -> str:
+    try:
+        status = os.stat(path)
+    except OSError:  # gone since
+        return f"{path} -"
+    return f"{path} {status.st_size} {status.st_mtime_ns}"

@@ -12,6 +12,7 @@ from support.drafts import spec_of
 from support.trees import Tree, drm_entries, pci_function, write_tree
 
 from ocigpu.cdi.draft import Draft, GenerateOptions
+from ocigpu.cdi.generate import generate
 from ocigpu.cdi.sources.amd import draft, draft_amd
 from ocigpu.errors import CdiError
 from ocigpu.facts import DeviceNode
@@ -254,3 +255,14 @@ def test_the_fingerprint_changes_with_partitions_and_nodes(tmp_path: Path) -> No
 def test_facts_of_a_host_without_amd_are_empty(tmp_path: Path) -> None:
     settings = write_tree(tmp_path, pci_function("0000:45:00.0", "10de:2330", "0302", "nvidia"))
     assert read_amd_facts(find_roots(settings)) == AmdFacts()
+
+
+def test_the_vendor_amd_gives_a_specification_of_amd(tmp_path: Path) -> None:
+    spec = generate(GenerateOptions(vendor="amd", name_strategies=("index",)), write_tree(tmp_path, TWO_GPUS)).spec
+    assert (spec["kind"], spec["annotations"]["ocigpu/fingerprint"][:18]) == ("amd.com/gpu", "source=amd gpus=2-")
+    assert [(device["name"], len(device["containerEdits"]["deviceNodes"])) for device in spec["devices"]] == [
+        ("0", 2),
+        ("1", 2),
+        ("all", 4),
+    ]
+    assert [node["path"] for node in spec["containerEdits"]["deviceNodes"]] == ["/dev/kfd"]

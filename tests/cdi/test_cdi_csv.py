@@ -10,6 +10,7 @@ from support.trees import Tree, shared_object, write_tree
 
 from ocigpu.cdi.draft import Draft, GenerateOptions
 from ocigpu.cdi.edits import DEFAULT_HOOKS, HookOptions
+from ocigpu.cdi.generate import generate
 from ocigpu.cdi.sources.csv import draft, draft_csv, is_integrated, is_library
 from ocigpu.errors import CdiError
 from ocigpu.facts import DeviceNode, Gpu, HostFile
@@ -183,6 +184,7 @@ def test_libraries_are_also_looked_for_in_directories_that_are_named(tmp_path: P
 @pytest.mark.root
 def test_nodes_are_character_devices_that_patterns_match(tmp_path: Path) -> None:
     tree: Tree = {
+        "/etc/nv_tegra_release": "# R36\n",
         f"{CSV_DIRECTORY}/devices.csv": "dev, /dev/nvhost-*\n",
         "/dev/nvhost-file": "",
         f"{LIB}/libnvidia-ml.so.1": "no ELF",
@@ -199,6 +201,9 @@ def test_nodes_are_character_devices_that_patterns_match(tmp_path: Path) -> None
     assert [device.name for device in result.devices] == ["0"]
     assert any("NVML cannot be loaded" in text for text in result.notes)
     spec_of(result)
+    spec = generate(GenerateOptions(), settings).spec  # the mode is found by itself
+    assert [device["name"] for device in spec["devices"]] == ["0", "all"]
+    assert spec["annotations"]["ocigpu/fingerprint"].startswith("source=csv release=1-")
 
 
 def node(path: str, gid: int = 0) -> DeviceNode:

@@ -7,6 +7,7 @@ from support.drafts import spec_of
 from support.trees import Tree, pci_function, write_tree
 
 from ocigpu.cdi.draft import Draft, GenerateOptions
+from ocigpu.cdi.generate import generate
 from ocigpu.cdi.sources.vfio import draft
 from ocigpu.errors import CdiError
 from ocigpu.host.vfio import read_vfio_fingerprint
@@ -214,3 +215,14 @@ def test_the_fingerprint_changes_when_a_function_changes_its_driver(tmp_path: Pa
     # a function of the group that gets another driver makes it unusable
     write_tree(tmp_path, pci_function("0000:4b:00.1", AUDIO, "0403", "snd_hda_intel", "40"))
     assert dict(read_vfio_fingerprint(settings))["groups"] != after["groups"]
+
+
+def test_the_specification_has_the_version_that_kata_reads_unless_another_is_asked_for(tmp_path: Path) -> None:
+    settings = write_tree(tmp_path, TWO)
+    generated = generate(GenerateOptions(mode="vfio"), settings)
+    assert (generated.spec["kind"], generated.spec["cdiVersion"]) == ("nvidia.com/pgpu", "0.5.0")
+    assert "annotations" not in generated.spec
+    assert [device["name"] for device in generated.spec["devices"]] == ["112", "9", "all"]
+    newer = generate(GenerateOptions(mode="vfio", max_version="1.0.0", all_device=False), settings).spec
+    assert (newer["cdiVersion"], len(newer["devices"])) == ("0.6.0", 2)
+    assert newer["annotations"]["ocigpu/fingerprint"].startswith("source=vfio gpus=2-")

@@ -7,6 +7,7 @@ from support.drafts import spec_of
 from support.trees import Tree, write_tree
 
 from ocigpu.cdi.draft import GenerateOptions
+from ocigpu.cdi.generate import generate
 from ocigpu.cdi.sources.wsl import draft
 from ocigpu.errors import CdiError
 from ocigpu.host.wsl import is_wsl, read_wsl_fingerprint
@@ -129,4 +130,10 @@ def test_the_fingerprint_changes_with_the_driver(tmp_path: Path) -> None:
     settings = write_tree(tmp_path, ONE)
     before = dict(read_wsl_fingerprint(settings))
     write_tree(tmp_path, store(OLDER, "470"))
-    assert dict(read_wsl_fingerprint(settings))["driver"] != before["driver"]
+    assert dict(read_wsl_fingerprint(settings))["stores"] != before["stores"]
+
+
+def test_the_mode_is_found_by_itself(tmp_path: Path) -> None:
+    spec = generate(OPTIONS, write_tree(tmp_path, ONE)).spec
+    assert [device["name"] for device in spec["devices"]] == ["all"]
+    assert spec["annotations"]["ocigpu/fingerprint"].startswith("source=wsl stores=1-")
