@@ -1,17 +1,20 @@
 #!/bin/sh
 # install.sh: puts the four commands into place.
 #
-#   install.sh --prefix DIR [--config FILE] [--vendor-names]            library and commands below DIR (DIR/lib/ocigpu, DIR/bin)
+#   install.sh --prefix DIR [--config FILE] [--vendor-names] [--systemd]
+#                                                                       library and commands below DIR (DIR/lib/ocigpu, DIR/bin)
 #   install.sh --bin DIR --venv DIR [--config FILE] [--vendor-names]    commands only, for an existing virtual environment
 #   install.sh --prefix DIR --uninstall                                 removes what the first form made
 #
 # --config FILE    settings the commands use when none are named (default: /etc/ocigpu/config.toml)
 # --vendor-names   also makes nvidia-container-runtime-hook (Docker's --gpus looks for it) a link to ocigpu-hook
+# --systemd        also puts units below DIR/lib/systemd/system and a udev rule below DIR/lib/udev/rules.d, where both are
+#                  looked for when DIR is /usr/local or /usr; nothing is enabled or started
 # --python FILE    the interpreter (default: found by packaging/find-python.sh)
 set -eu
 umask 022 # other users run the shim too (rootless containers)
 here=$(cd "$(dirname "$0")" && pwd)
-prefix='' bin='' venv='' config='' vendor='' python='' uninstall=''
+prefix='' bin='' venv='' config='' vendor='' python='' systemd='' uninstall=''
 die() { echo "install.sh: $1" >&2; exit 2; }
 while [ $# -gt 0 ]; do
   case $1 in
@@ -23,6 +26,7 @@ while [ $# -gt 0 ]; do
       shift 2
       ;;
     --vendor-names) vendor=1; shift ;;
+    --systemd) systemd=1; shift ;;
     --uninstall) uninstall=1; shift ;;
     *) die "unknown option $1" ;;
   esac
@@ -31,7 +35,13 @@ if [ -n "$prefix" ]; then
   bin=$prefix/bin venv=$prefix/lib/ocigpu
 fi
 [ -n "$bin" ] && [ -n "$venv" ] || die 'give --prefix, or --bin and --venv'
+[ -z "$systemd" ] || [ -n "$prefix" ] || die '--systemd needs --prefix'
 link=$bin/nvidia-container-runtime-hook
+units=$prefix/lib/systemd/system rules=$prefix/lib/udev/rules.d
+service_files() { # the path of each unit and rule below the prefix
+  for file in "$here"/systemd/*; do echo "$units/${file##*/}"; done
+  for file in "$here"/udev/*; do echo "$rules/${file##*/}"; done
+}
 
 names='ocigpu ocigpu-runtime ocigpu-hook ocigpu-container-cli'
 ours() { grep -q 'written by packaging/install.sh' "$1" 2>/dev/null; }
@@ -42,6 +52,7 @@ if [ -n "$uninstall" ]; then
   [ -e "$marker" ] || die "nothing of this script is installed in $prefix ($marker is missing)"
   [ "$(readlink "$link" 2>/dev/null)" != ocigpu-hook ] || rm -f "$link"
   for name in $names; do ! ours "$bin/$name" || rm -f "$bin/$name"; done
+  for path in $(service_files); do ! ours "$path" || rm -f "$path"; done
   made=$(tr ' ' '\n' <"$marker" | sort -r) # the inner ones first
   rm -rf "$venv"
   for directory in $made; do rmdir "$directory" 2>/dev/null || true; done # not empty: it holds something else by now
@@ -52,8 +63,8 @@ if [ -n "$vendor" ] && { [ -e "$link" ] || [ -L "$link" ]; } && [ "$(readlink "$
   die "$link exists and was not made by this script: remove the other toolkit first"
 fi
 if [ -n "$prefix" ]; then
-  for name in $names; do
-    [ ! -e "$bin/$name" ] || ours "$bin/$name" || die "$bin/$name exists and was not made by this script"
+  for path in $(for name in $names; do echo "$bin/$name"; done) $([ -z "$systemd" ] || service_files); do
+    [ ! -e "$path" ] || ours "$path" || die "$path exists and was not made by this script"
   done
 fi
 
@@ -61,7 +72,7 @@ fi
 if [ -n "$prefix" ]; then
   if [ -d "$venv" ] && [ ! -e "$marker" ]; then die "$venv exists and was not made by this script"; fi
   made=$(cat "$marker" 2>/dev/null || true)
-  for directory in "$bin" "$prefix/lib"; do
+  for directory in "$bin" "$prefix/lib" ${systemd:+"$units" "$rules"}; do
     while [ ! -d "$directory" ]; do
       case " $made " in *" $directory "*) ;; *) made="$made $directory" ;; esac
       directory=$(dirname "$directory")
@@ -87,11 +98,12 @@ for path in "$library" "$site" "$interpreter"; do
   case $path in *[!A-Za-z0-9_./+@%:,=-]*) die "$path: only letters, digits and _./+@%:,=- can stand in this path" ;; esac
 done
 
-write() { # NAME, then the text on standard input
-  mkdir -p "$bin"
-  cat >"$bin/.$1.new"
-  chmod 0755 "$bin/.$1.new"
-  mv -f "$bin/.$1.new" "$bin/$1"
+write() { # NAME [DIRECTORY MODE], then the text on standard input
+  directory=${2:-$bin}
+  mkdir -p "$directory"
+  cat >"$directory/.$1.new"
+  chmod "${3:-0755}" "$directory/.$1.new"
+  mv -f "$directory/.$1.new" "$directory/$1"
 }
 # -I: no PYTHON* variables, no current directory, no user site. -S: no site scan; the two paths are all that is needed.
 check="[ -x $interpreter ] || { echo \"\$0: $interpreter is gone: install ocigpu again (make install)\" >&2; exit 127; }"
@@ -118,3 +130,11 @@ ${config:+export OCIGPU_CONFIG="\${OCIGPU_CONFIG:-$config}"
 END
 done
 [ -z "$vendor" ] || ln -sfn ocigpu-hook "$link"
+if [ -n "$systemd" ]; then
+  directory_in_units=$(echo "$bin" | sed 's/%/%%/g') # % begins a specifier there
+  for path in $(service_files); do
+    name=${path##*/}
+    { echo '# written by packaging/install.sh'; sed "s|/usr/local/bin/|$directory_in_units/|g" "$here"/*/"$name"; } | write "$name" "${path%/*}" 0644
+  done
+  echo 'to use them: systemctl daemon-reload && systemctl enable --now ocigpu-cdi-refresh.path ocigpu-cdi-refresh.service' >&2
+fi

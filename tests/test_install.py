@@ -23,7 +23,7 @@ def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (directory / "bin/other").write_text("not ours\n")
     umask = os.umask(0o077)
     try:
-        done = run(INSTALL, "--prefix", str(directory), "--vendor-names")
+        done = run(INSTALL, "--prefix", str(directory), "--vendor-names", "--systemd")
     finally:
         os.umask(umask)
     assert done.returncode == 0, done.stderr
@@ -78,6 +78,31 @@ def test_docker_finds_the_hook_by_the_vendors_name(prefix: Path) -> None:
     assert run(str(link), "--version").stdout.startswith("ocigpu-hook")
 
 
+def test_units_start_the_installed_command(prefix: Path) -> None:
+    units = sorted((prefix / "lib/systemd/system").iterdir())
+    assert [path.name for path in units] == [
+        "ocigpu-cdi-refresh.path", "ocigpu-cdi-refresh.service", "ocigpu-watch.service",
+    ]  # fmt: skip
+    commands = [line for path in units for line in path.read_text().splitlines() if line.startswith("ExecStart=")]
+    assert commands == [f"ExecStart={prefix}/bin/ocigpu cdi refresh", f"ExecStart={prefix}/bin/ocigpu watch"]
+    (rules,) = (prefix / "lib/udev/rules.d").iterdir()
+    assert rules.read_text().endswith((REPOSITORY / "packaging/udev/70-ocigpu.rules").read_text())
+    assert {path.stat().st_mode & 0o777 for path in (*units, rules)} == {0o644}
+
+
+def test_units_are_for_a_prefix_only(tmp_path: Path) -> None:
+    done = run(INSTALL, "--bin", str(tmp_path), "--venv", str(REPOSITORY / ".venv"), "--systemd")
+    assert done.returncode == 2
+    assert "--systemd needs --prefix" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_hooks_of_a_specification_start_the_installed_hook(prefix: Path) -> None:
+    """The command tells its own place, from which the hook's follows, in whatever directory it is run."""
+    stub = (prefix / "bin/ocigpu").read_text()
+    assert f'sys.argv[0] = "{prefix}/bin/ocigpu"' in stub
+
+
 @pytest.mark.parametrize("name", ["ocigpu-runtime", "ocigpu-hook"])
 def test_a_command_whose_interpreter_was_removed_says_so(prefix: Path, tmp_path: Path, name: str) -> None:
     text = (prefix / "bin" / name).read_text()
@@ -117,18 +142,20 @@ def test_a_foreign_directory_is_not_overwritten(tmp_path: Path) -> None:
     assert (foreign / "keep").exists()
 
 
-@pytest.mark.parametrize("name", ["ocigpu-runtime", "nvidia-container-runtime-hook"])
-def test_a_foreign_command_is_not_overwritten(tmp_path: Path, name: str) -> None:
-    foreign = tmp_path / "bin" / name
-    foreign.parent.mkdir()
+@pytest.mark.parametrize(
+    "name", ["bin/ocigpu-runtime", "bin/nvidia-container-runtime-hook", "lib/systemd/system/ocigpu-watch.service"]
+)
+def test_a_foreign_file_is_not_overwritten(tmp_path: Path, name: str) -> None:
+    foreign = tmp_path / name
+    foreign.parent.mkdir(parents=True)
     foreign.write_text("not ours\n")
-    done = run(INSTALL, "--prefix", str(tmp_path), "--vendor-names")
+    done = run(INSTALL, "--prefix", str(tmp_path), "--vendor-names", "--systemd")
     assert done.returncode == 2
     assert f"{foreign} exists" in done.stderr
     done = run(INSTALL, "--prefix", str(tmp_path), "--uninstall")
     assert done.returncode == 2
     assert "nothing of this script is installed" in done.stderr
-    assert sorted(tmp_path.rglob("*")) == [foreign.parent, foreign]
+    assert [path for path in tmp_path.rglob("*") if not path.is_dir()] == [foreign]
 
 
 def test_uninstall_removes_exactly_what_install_made(prefix: Path) -> None:
