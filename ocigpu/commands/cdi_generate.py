@@ -134,13 +134,20 @@ def output_file(output: str, output_format: str, json: bool = False) -> tuple[st
 
 
 def write_output(spec: dict[str, Any], path: str, format_name: str) -> None:
-    """Write a specification to a file, atomically, or to standard output if ``path`` is empty."""
+    """Write a specification to a file, atomically, or to standard output if ``path`` is empty; raises CdiError."""
     if path:
         write_spec(spec, path, format_name)
-    else:
-        text = dump(spec, format_name)
+        return
+    text = dump(spec, format_name)
+    try:
         sys.stdout.write(text if text.endswith("\n") else text + "\n")
         sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        # Python would try to write the rest at exit once more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise CdiError("OCIGPU-CDI-8", f"write standard output: {error.strerror}", "") from error
 
 
 def say(lines: Iterable[str]) -> None:

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -229,6 +230,16 @@ def test_an_output_that_cannot_be_written_is_an_error_and_leaves_nothing(cdi: Ru
         assert err.startswith(f"ocigpu: OCIGPU-CDI-8: write {output}: ")
         assert "Generated" not in err
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_full_disk_behind_standard_output_is_an_error(host: Path) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "ocigpu.cli", "cdi", "generate", "--config", host / "config.toml"],
+            stdout=full, stderr=subprocess.PIPE, text=True, timeout=60,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr == "ocigpu: OCIGPU-CDI-8: write standard output: No space left on device\n"
 
 
 def test_nothing_found_leaves_the_old_file(cdi: Run, tmp_path: Path) -> None:
