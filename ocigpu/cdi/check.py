@@ -9,7 +9,7 @@ import struct
 
 from ocigpu.cdi.names import check_annotation_name, check_device, check_kind
 from ocigpu.cdi.versions import EARLIEST, is_older, minimum_version, parse_version
-from ocigpu.errors import quoted
+from ocigpu.errors import printable, quoted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def _render(where: "Where") -> str:
     parts = []
     while where:
         where, part = where
-        parts.append(f"[{part}]" if isinstance(part, int) else f".{part}")
+        parts.append(f"[{part}]" if isinstance(part, int) else f".{printable(str(part), 100)}")
     return "".join(reversed(parts)).removeprefix(".")
 
 
@@ -110,10 +110,13 @@ def _read_spec(found: _Found, data: "Any") -> "dict[str, Any]":
     spec = _read_object(found, data, SPEC, ())
     if not isinstance(data, dict):
         return spec
-    _check_kind(found, spec)
-    if not spec.get("devices") and not any(problem.where.startswith("devices") for problem in found.errors):
+    refused = {problem.where for problem in found.errors}
+    if "kind" not in refused:
+        _check_kind(found, spec)
+    if "devices" not in refused and not spec.get("devices"):
         found.error(((), "devices"), "no-devices", "invalid spec, no devices")
-    _check_version(found, spec)
+    if "cdiVersion" not in refused:
+        _check_version(found, spec)
     return spec
 
 

@@ -24,6 +24,7 @@ MAX_BYTES = 16 << 20
 MAX_NODES = 2_000_000
 """Scalars, lists and objects of a document, counted after aliases are put in place."""
 MAX_DEPTH = 64
+"""Of YAML; JSON may be nested as deep as its parser goes, a thousand levels."""
 DEADLINE = 10.0
 """Seconds that the reading of one YAML document may take; 10,000 devices take about one."""
 MAX_ANSWER = 64 << 20
@@ -116,7 +117,8 @@ def parse_document(text: bytes, what: str) -> "Any":
     try:
         return parse_json(text, f"read {printable(what, 300)}", "OCIGPU-CDI-2")
     except SpecError as error:
-        problem = CdiError(error.code, error.message)
+        deep = isinstance(error.__cause__, RecursionError)
+        problem = _cannot_read(what, "nested too deep") if deep else CdiError(error.code, error.message)
     try:
         return _parse_yaml(text, what)
     except CdiError:

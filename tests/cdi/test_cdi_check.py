@@ -180,6 +180,9 @@ BAD: dict[str, tuple[Any, str, str]] = {
     "an unknown field": (spec(garbage=1), "", 'unknown field "garbage"'),
     "a misspelt field": (mount(containerpaths="/x"), f"{EDITS}.mounts[0]",
                          "did you mean containerPath?"),
+    "a version that is a list": (spec(cdiVersion=[]), "cdiVersion", "must be text, not a list"),
+    "a kind that is a list": (spec(kind=[]), "kind", "must be text, not a list"),
+    "an annotation with an escape sequence": (spec(annotations={"\x1b[2J": []}), r"annotations.\x1b[2J", "not a list"),
     "annotations as a list": (spec(annotations=["a"]), "annotations", "must be an object, not a list"),
     "an annotation that is a list": (spec(annotations={"a": []}), "annotations.a", "must be text, not a list"),
     "NUL in an argument": (hook(args=["a\0b"]), f"{EDITS}.hooks[0].args[0]", "has a NUL character"),
@@ -206,6 +209,7 @@ def test_a_bad_specification_is_refused_at_the_place(data: Any, where: str, mess
     assert found[0][0] == where
     assert message in found[0][1]
     assert check_spec(data).errors[0].text.isprintable()
+    assert len(check_spec(data).errors[0].text) < 500
 
 
 @pytest.mark.parametrize("where", ["path", "hostPath"], ids=["path of a device node", "host path of a device node"])
@@ -339,6 +343,12 @@ JSON_DATA = st.recursive(
 )
 
 
+@given(st.text(min_size=1))
+def test_a_place_is_printable_whatever_the_names_are(name: str) -> None:
+    for data in ({name: 1}, spec(annotations={name: []}), spec({name: {name: 1}})):
+        assert all(problem.text.isprintable() for problem in check_spec(data).problems)
+
+
 @given(JSON_DATA)
 def test_any_data_is_answered_with_problems_and_a_fixed_canonical_form(data: Any) -> None:
     checked = check_spec(data)
@@ -350,7 +360,7 @@ def test_any_data_is_answered_with_problems_and_a_fixed_canonical_form(data: Any
 
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=8)
-PATHS = TEXTS.map(lambda text: "/" + text.replace("/", "_").replace("..", "."))
+PATHS = TEXTS.map(lambda text: "/" + text.replace("/", "_").replace(".", "_"))
 NODES = st.fixed_dictionaries(
     {"path": PATHS},
     optional={

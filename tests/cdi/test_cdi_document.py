@@ -29,6 +29,7 @@ from ocigpu.cdi.document import (
     read_document,
     read_file,
 )
+from ocigpu.cdi.write import dump_yaml
 from ocigpu.errors import CdiError
 
 VENDOR = Path(__file__).parent / "data" / "vendor-8gpu.yaml"
@@ -149,6 +150,14 @@ def test_data_written_as_yaml_reads_back_equal(data: Any) -> None:
     assert yaml_child.build(yaml, text) == data
 
 
+LIKE_SCALARS = st.sampled_from([scalar for scalar, _ in SCALARS if "\n" not in scalar])
+
+
+@given(st.dictionaries(TEXT | LIKE_SCALARS, DATA | LIKE_SCALARS, min_size=1))
+def test_what_we_write_as_yaml_reads_back_equal(data: Any) -> None:
+    assert yaml_child.build(yaml, dump_yaml(data).encode()) == data
+
+
 @given(st.dictionaries(TEXT, DATA))
 def test_an_object_written_as_json_reads_back_equal(data: Any) -> None:
     assert parse_document(json.dumps(data).encode(), "x") == data
@@ -199,7 +208,7 @@ BAD = [
     ("not UTF-8", b"a: \xff", "invalid"),
     ("an escape sequence", b"a: \x1b[2J", "control characters are not allowed"),
     ("the sequence in a key", b'"\\e[2J": 1\n"\\e[2J": 2', r'duplicate key "\x1b[2J"'),
-    ("deep JSON", b'{"a":' * 100_000 + b"1" + b"}" * 100_000, "recursion"),
+    ("deep JSON", b'{"a":' * 100_000 + b"1" + b"}" * 100_000, "nested too deep"),
     ("deep flow", b"[" * 100_000, f"line 1 column 65: nested deeper than {MAX_DEPTH}"),
     ("deep blocks", b"- " * 5_000_000, f"nested deeper than {MAX_DEPTH}"),
     ("deep keys", b"? " * 5_000_000, "a key that is not text"),
