@@ -103,8 +103,7 @@ def generate_command(
 
 def _collisions(path: str, settings: Settings) -> list[str]:
     """Return what other files do to the devices of the file just written, if it is in a directory of specifications."""
-    path = os.path.abspath(path)
-    if os.path.dirname(path) not in settings.cdi_spec_dirs:
+    if not path or os.path.dirname(path := os.path.abspath(path)) not in settings.cdi_spec_dirs:
         return []
     overlaps = find_overlaps(read_registry(settings))
     return [overlap.describe() for overlap in overlaps if path in (overlap.file, overlap.by)]
