@@ -39,10 +39,26 @@ def open_cache(create: bool = False) -> int:
         fd = os.open(path, _DIRECTORY_FLAGS)
     except (OSError, ValueError):
         return -1
-    if not _is_ours(os.fstat(fd)):
+    if not _is_closed(fd):
         os.close(fd)
         return -1
     return fd
+
+
+def _is_closed(directory: int) -> bool:
+    """Tell whether nobody else can have put anything into a directory of ours, and close it to other readers.
+
+    A service manager may have made it for us with the usual mode, 0755.
+    """
+    status = os.fstat(directory)
+    if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        return False
+    if status.st_mode & 0o077:
+        try:
+            os.fchmod(directory, 0o700)
+        except OSError:
+            return False
+    return True
 
 
 def _make_directory(path: str) -> None:

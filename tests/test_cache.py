@@ -40,7 +40,7 @@ def test_the_directory_is_made_for_this_user_alone(place: Path) -> None:
 
 def make_open_directory(place: Path) -> None:
     place.mkdir()
-    place.chmod(0o750)
+    place.chmod(0o770)
 
 
 def make_link(place: Path) -> None:
@@ -58,6 +58,13 @@ def test_a_directory_that_others_could_have_made_is_not_used(place: Path, make: 
     assert callable(make)
     make(place)
     assert open_cache(create=True) == -1
+
+
+def test_a_directory_that_others_may_only_read_is_closed_to_them(place: Path) -> None:
+    place.mkdir()
+    place.chmod(0o755)
+    os.close(open_cache())
+    assert stat.S_IMODE(place.stat().st_mode) == 0o700
 
 
 @pytest.mark.root
