@@ -10,8 +10,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ocigpu.cdi.check import MAX_DEVICES, MAX_PROBLEMS, SPEC, check_spec
+from ocigpu.cdi.check import MAX_DEVICES, SPEC, check_spec
 from ocigpu.cdi.document import parse_document
+from ocigpu.cdi.values import MAX_PROBLEMS
 
 VENDOR = Path(__file__).parent / "data" / "vendor-8gpu.yaml"
 NODE = {"path": "/dev/a"}
@@ -251,6 +252,7 @@ COERCED = [
     (1e6, "1e+06"), (1.25e6, "1.25e+06"), (0.1, "0.1"), (1e-4, "0.0001"), (1e-5, "1e-05"),
     (123456789.0, "1.2345679e+08"),
     (2**64 - 1, "18446744073709551615"), (0.0, "0"), (16777216.0, "1.6777216e+07"), (3.14159274, "3.1415927"),
+    (3.4028234663852886e38, "3.4028235e+38"),
 ]  # fmt: skip
 
 
