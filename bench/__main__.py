@@ -1,8 +1,8 @@
 """``make bench``: what ocigpu costs on top of the low-level runtime.
 
 Prints medians of paired runs (default 30): one container's life by phase for 0, 1, 8 and 64 GPUs, pass-through,
-discovery, peak memory.  ``PEER_RUNTIME=/path`` measures another shim in the same rounds.  Times move from machine to
-machine; the ratio to bare runc in the same run is the message.
+discovery, a CDI device among 10,000, peak memory.  ``PEER_RUNTIME=/path`` measures another shim in the same rounds.
+Times move from machine to machine; the ratio to bare runc in the same run is the message.
 """
 
 import argparse
@@ -12,6 +12,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from collections.abc import Callable
@@ -37,6 +38,20 @@ cold = time.perf_counter()
 read_host_facts(settings)
 print((cold - begin) * 1000, (time.perf_counter() - cold) * 1000)
 """
+
+CDI = """
+import sys, time
+sys.path += [{library!r}, {packages!r}]
+begin = time.perf_counter()
+import ocigpu.cache
+ocigpu.cache.SYSTEM_DIRECTORY = {cache!r}
+from ocigpu.cdi.registry import read_registry
+from ocigpu.settings import Settings
+resolved = read_registry(Settings(cdi_spec_dirs=({directory!r},))).resolve(["example.com/gpu=9999"])
+print((time.perf_counter() - begin) * 1000)
+assert resolved.edits[1]["env"] == ["DEVICE=9999"], resolved.edits
+"""
+CDI_DEVICES = 10_000
 
 
 def make_bundle(directory: Path, runc: str, visible: str) -> dict[str, Any]:
@@ -116,7 +131,7 @@ def measure_pass_through(work: Path, runc: str, peer: str, rounds: int, results:
 def measure_discovery(work: Path, rounds: int, results: dict[str, Any]) -> None:
     """Measure reading the host's facts: in a new process (imports included), and again in the same process."""
     print("\ndiscovery (ms)\n            cold      warm")
-    python = next(word for word in Path(SHIM).read_text().split() if word.startswith("/") and "python" in word)
+    python, _ = python_and_packages()
     for count in (1, 8, 64):
         script = DISCOVERY.format(
             library=str(Path(__file__).parent.parent), config=str(work / f"sim{count}" / "config.toml")
@@ -129,6 +144,54 @@ def measure_discovery(work: Path, rounds: int, results: dict[str, Any]) -> None:
         cold, warm = (statistics.median(column) for column in zip(*samples, strict=True))
         results[f"discovery-{count}"] = {"cold": cold, "warm": warm}
         print(f"  {count:>2} GPUs{cold:>9.1f}{warm:>10.1f}")
+
+
+def python_and_packages() -> tuple[str, str]:
+    """Return the interpreter of the stubs, and where it finds what is not in the standard library."""
+    text = Path(SHIM).read_text()
+    python = next(word for word in text.split() if word.startswith("/") and "python" in word)
+    return python, sysconfig.get_path("purelib")
+
+
+def write_large_specification(directory: Path) -> None:
+    """Write a specification of 10,000 devices in YAML, each with a node, a variable and a mount."""
+    directory.mkdir()
+    lines = ["cdiVersion: 0.6.0", "kind: example.com/gpu", "devices:"]
+    for number in range(CDI_DEVICES):
+        lines.append(f'- name: "{number}"\n  containerEdits:\n    env: [DEVICE={number}]')
+        lines.append("    deviceNodes:\n    - path: /dev/null\n      permissions: rw")
+        lines.append(
+            f"    mounts:\n    - hostPath: /etc\n      containerPath: /opt/{number}\n      options: [ro, rbind]"
+        )
+    lines.append("containerEdits:\n  env: [COMMON=1]")
+    (directory / "large.yaml").write_text("\n".join(lines) + "\n")
+
+
+def measure_cdi(work: Path, rounds: int, results: dict[str, Any]) -> None:
+    """Measure finding one device among 10,000 in a new process: with the file parsed, and with what was kept of it.
+
+    The specification was written when the bench began: a file of a moment ago is not kept.
+    """
+    python, packages = python_and_packages()
+    cache = work / "cache"
+    script = CDI.format(
+        library=str(Path(__file__).parent.parent), packages=packages, cache=str(cache), directory=str(work / "cdi")
+    )
+
+    def resolve() -> float:
+        command = [python, "-I", "-S", "-c", script]
+        return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+    first = []
+    for _ in range(min(rounds, 5)):
+        shutil.rmtree(cache, ignore_errors=True)
+        first.append(resolve())
+    if not list(cache.iterdir()):
+        raise RuntimeError("the parsed CDI specification was not kept")
+    row = {"first": statistics.median(first), "again": statistics.median(resolve() for _ in range(rounds))}
+    results["cdi-one-of-10000"] = row
+    print("\nCDI: one device among 10,000 (ms)\n             first     again")
+    print(f"  YAML    {row['first']:>9.1f}{row['again']:>10.1f}")
 
 
 def measure_memory(work: Path, runc: str, results: dict[str, Any]) -> None:
@@ -190,6 +253,7 @@ def measure(runc: str, peer: str, rounds: int, report: str | None) -> None:
     }
     with tempfile.TemporaryDirectory(prefix="ocigpu-bench-") as name:
         work = Path(name)
+        write_large_specification(work / "cdi")
         for count in (1, 8, 64):
             print(f"making a simulated host with {count} GPUs", flush=True)
             create_host(str(work / f"sim{count}"), gpus=count, model="h100")
@@ -198,6 +262,7 @@ def measure(runc: str, peer: str, rounds: int, report: str | None) -> None:
         measure_containers(work, runc, peer, rounds, results)
         measure_pass_through(work, runc, peer, rounds, results)
         measure_discovery(work, rounds, results)
+        measure_cdi(work, rounds, results)
         measure_memory(work, runc, results)
     if report:
         Path(report).write_text(json.dumps(results, indent=1) + "\n")

@@ -111,13 +111,14 @@ def inject_devices(config: "dict[str, Any]", names: tuple[str, ...], settings: S
             stale.append(f"{spec.path} is stale: {'; '.join(reasons)}")
             log.write("warning", stale[-1])
     remove_gpu_hooks(config)
+    root = owns_device_policy()
     try:
         notes = inject(
             config,
             resolved.edits,
-            declare_rules=owns_device_policy() and not settings.no_cgroups,
+            declare_rules=root and not settings.no_cgroups,
             files=resolved.files,
-            rootless=not in_initial_user_namespace() or os.geteuid() != 0,
+            rootless=not root,
         )
     except CdiError as error:
         raise CdiError(error.code, "; ".join((error.message, *stale)), error.hint) from error

@@ -1,5 +1,8 @@
 """CDI devices in requests: from annotations, volume mounts and variables, in the modes that obey them."""
 
+import json
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ocigpu.errors import OcigpuError, RequestError
+from ocigpu.hook import run_prestart
 from ocigpu.request import MAX_TOKENS, MAX_VALUE, Request, check_without_cdi, parse_request
 from ocigpu.settings import Settings
 
@@ -184,6 +188,15 @@ def test_nobody_but_the_shim_grants_such_a_request() -> None:
         check_without_cdi(parse_request(visible("x.com/a=1"), AUTO))
     for request in (Request(), parse_request(visible("0"), AUTO)):
         check_without_cdi(request)
+
+
+@pytest.mark.parametrize("mode", ["auto", "cdi"])
+def test_the_prestart_hook_stops_such_a_container_before_it_touches_it(tmp_path: Path, mode: str) -> None:
+    """Docker's --gpus starts it without our shim."""
+    (tmp_path / "config.json").write_text(json.dumps(visible("x.com/a=1")))
+    state = json.dumps({"pid": os.getpid(), "bundle": str(tmp_path)}).encode()
+    with pytest.raises(RequestError, match="NVIDIA_VISIBLE_DEVICES=x.com/a=1: CDI devices are given by ocigpu-runtime"):
+        run_prestart(state, Settings(mode=mode))
 
 
 # --- annotations
