@@ -96,7 +96,6 @@ def draft_gpus(facts: "HostFacts", options: "GenerateOptions", settings: "Settin
     devices: list[DraftDevice] = []
     granted: list[Action] = []
     for gpu, mig in targets:
-        what = f"MIG device {gpu.index}:{mig.index}" if mig else f"GPU {gpu.index}"
         one = facts._replace(gpus=(gpu,), notes=())
         wanted = request._replace(selection="list", devices=(_token(gpu, mig),))
         try:
@@ -104,12 +103,13 @@ def draft_gpus(facts: "HostFacts", options: "GenerateOptions", settings: "Settin
         except HostError as error:
             if not word:
                 raise
-            skipped.append(f"{what}: {error.message}")
+            skipped.append(error.message)
             continue
         own = [action for action in plan.actions if action not in known]
         names = _names(gpu, mig, options.name_strategies)
         if not names:
-            skipped.append(f"{what}: it has no name that a CDI device may have")
+            what = "MIG device" if mig else "GPU"
+            skipped.append(f"{what} {_token(gpu, mig)}: it has no name that a CDI device may have")
             continue
         granted += own
         edits = _device_edits(own, options, hook)
