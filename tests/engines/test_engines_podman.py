@@ -4,6 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.bundle import LAYOUTS
+from support.bundle import LIBRARIES as MULTIARCH
 from support.podman import Podman, make_podman
 from support.process import explain, run
 from support.product import LIBRARIES, PROGRAMS, SimulatedHost, gpu_names, listed_uuids
@@ -73,16 +75,44 @@ def test_a_container_gets_exactly_the_gpus_it_names(
 
 
 @RUNTIMES
-@pytest.mark.parametrize("layout", ["glibc", "debian"])
 def test_all_is_every_gpu(
-    podman: Podman, simulated_host: SimulatedHost, rootfs: Callable[[str], Path], runtime: str, layout: str
+    podman: Podman, simulated_host: SimulatedHost, rootfs: Callable[[str], Path], runtime: str
 ) -> None:
     look = script(["nvidia-smi", "-L"], ["/dlopen", *LIBRARIES])
-    result = podman.run_rootfs(runtime, ["nvidia.com/gpu=all"], rootfs(layout), look)
+    result = podman.run_rootfs(runtime, ["nvidia.com/gpu=all"], rootfs("glibc"), look)
     assert result.returncode == 0, explain(result)
     listing, opened = parts(result.stdout)
     assert listed_uuids(listing) == list(simulated_host.gpus)
     assert "status" not in opened, opened
+
+
+@RUNTIMES
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_image_layout_starts_with_a_gpu(
+    podman: Podman, rootfs: Callable[[str], Path], runtime: str, layout: str
+) -> None:
+    look = probe(["list", "/dev"], ["open", "/dev/nvidia3", "/dev/nvidiactl"])
+    result = podman.run_rootfs(runtime, ["nvidia.com/gpu=3"], rootfs(layout), look)
+    assert result.returncode == 0, explain(result)
+    seen = answers(result.stdout)
+    assert gpu_names(seen["list", "/dev"]) == sorted(["nvidia3", *CONTROL_NODES])
+    assert seen["open", "/dev/nvidia3"] == "ENXIO"
+
+
+@RUNTIMES
+def test_libraries_in_a_directory_that_the_image_does_not_know_are_found_even_after_an_ldconfig_of_its_own(
+    session_directory: Path, podman: Podman, rootfs: Callable[[str], Path], work_directory: Path, runtime: str
+) -> None:
+    elsewhere = podman._replace(cdi=work_directory)
+    moved = ["--from", f"/{MULTIARCH}", "--to", "/opt/driver", "--relative-to", "container"]
+    files = ["--input", podman.cdi / "nvidia.yaml", "--output", work_directory / "nvidia.yaml"]
+    run([PROGRAMS / "ocigpu", "cdi", "transform", "root", *moved, *files])
+    look = script(["ls", "/opt/driver"], ["/dlopen", *LIBRARIES], ["ldconfig"], ["/dlopen", *LIBRARIES])
+    result = elsewhere.run_rootfs(runtime, ["nvidia.com/gpu=0"], rootfs("glibc"), look)
+    assert result.returncode == 0, explain(result)
+    libraries, opened, _, opened_later = parts(result.stdout)
+    assert set(LIBRARIES) <= set(libraries.split())
+    assert "status" not in opened + opened_later, explain(result)
 
 
 @RUNTIMES
