@@ -28,6 +28,9 @@ GOOD = {
     "ldconfig of the host": 'ldconfig = "/sbin/ldconfig"',
     "ldconfig with the vendor's mark": 'ldconfig = "@/sbin/ldconfig.real"',
     "ldconfig is the mark alone": 'ldconfig = "@"',
+    "mode of specifications": 'mode = "cdi"',
+    "specifications": '[cdi]\nspec-dirs = ["/etc/cdi"]\ndefault-kind = "amd.com/gpu"\nannotation-prefixes = ["x/"]',
+    "no directory of specifications": "[cdi]\nspec-dirs = []",
     "compatibility": 'cuda-compat-mode = "disabled"',
     "driver": '[driver]\nroot = "/run/nvidia/driver"\ndev-root = "/"\nldcache = "/etc/ld.so.cache"',
     "driver, dotted": 'driver.root = "/opt/driver"',
@@ -72,6 +75,12 @@ BAD = {
     "all among others": 'supported-driver-capabilities = "all,compute"',
     "capabilities as list": 'supported-driver-capabilities = ["compute"]',
     "compatibility unknown": 'cuda-compat-mode = "mount"',
+    "specification directory relative": '[cdi]\nspec-dirs = ["etc/cdi"]',
+    "specification directory with NUL": '[cdi]\nspec-dirs = ["/etc/\\u0000"]',
+    "specification directory empty": '[cdi]\nspec-dirs = [""]',
+    "kind without a class": '[cdi]\ndefault-kind = "nvidia.com"',
+    "kind with a device": '[cdi]\ndefault-kind = "nvidia.com/gpu=0"',
+    "kind empty": '[cdi]\ndefault-kind = ""',
     "runtimes as string": '[runtime]\nruntimes = "runc"',
     "runtimes with a number": '[runtime]\nruntimes = ["runc", 1]',
     "runtimes with an empty name": '[runtime]\nruntimes = [""]',
@@ -154,7 +163,7 @@ def test_the_model_has_every_key_with_the_hot_path_default() -> None:
 def test_every_problem_of_a_file_is_named_at_once() -> None:
     problems = find_problems(tomllib.loads('mode = "csv"\ndisable-requires = true\n[driver]\nroot = "x"'))
     assert problems == [
-        "mode: input should be 'auto', 'hook' or 'legacy'",
+        "mode: input should be 'auto', 'hook', 'legacy' or 'cdi'",
         'driver.root: "x" is not an absolute path',
         'unknown key "disable-requires": did you mean disable-require?',
     ]
