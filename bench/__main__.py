@@ -1,8 +1,9 @@
 """``make bench``: what ocigpu costs on top of the low-level runtime.
 
 Prints medians of paired runs (default 30): one container's life by phase for 0, 1, 8 and 64 GPUs, pass-through,
-discovery, a CDI device among 10,000, peak memory.  ``PEER_RUNTIME=/path`` measures another shim in the same rounds.
-Times move from machine to machine; the ratio to bare runc in the same run is the message.
+discovery, generation of a CDI specification, a CDI device among 10,000, peak memory.  ``PEER_RUNTIME=/path`` measures
+another shim in the same rounds.  Times move from machine to machine; the ratio to bare runc in the same run is the
+message.
 """
 
 import argparse
@@ -38,7 +39,20 @@ cold = time.perf_counter()
 read_host_facts(settings)
 print((cold - begin) * 1000, (time.perf_counter() - cold) * 1000)
 """
-
+GENERATION = """
+import sys, time
+sys.path.insert(0, {library!r})
+begin = time.perf_counter()
+from ocigpu.cdi.draft import GenerateOptions
+from ocigpu.cdi.generate import generate
+from ocigpu.cdi.write import dump_yaml
+from ocigpu.settings import read_settings
+settings = read_settings({config!r})
+dump_yaml(generate(GenerateOptions(), settings).spec)
+cold = time.perf_counter()
+dump_yaml(generate(GenerateOptions(), settings).spec)
+print((cold - begin) * 1000, (time.perf_counter() - cold) * 1000)
+"""
 CDI = """
 import sys, time
 sys.path += [{library!r}, {packages!r}]
@@ -128,12 +142,14 @@ def measure_pass_through(work: Path, runc: str, peer: str, rounds: int, results:
     show("pass-through: state (ms)", rows, ("state",))
 
 
-def measure_discovery(work: Path, rounds: int, results: dict[str, Any]) -> None:
-    """Measure reading the host's facts: in a new process (imports included), and again in the same process."""
-    print("\ndiscovery (ms)\n            cold      warm")
+def measure_reading(
+    title: str, template: str, counts: tuple[int, ...], work: Path, rounds: int, results: dict[str, Any]
+) -> None:
+    """Measure what a script does with a host: in a new process (imports included), and again in the same process."""
+    print(f"\n{title} (ms)\n            cold      warm")
     python, _ = python_and_packages()
-    for count in (1, 8, 64):
-        script = DISCOVERY.format(
+    for count in counts:
+        script = template.format(
             library=str(Path(__file__).parent.parent), config=str(work / f"sim{count}" / "config.toml")
         )
         samples = []
@@ -142,7 +158,7 @@ def measure_discovery(work: Path, rounds: int, results: dict[str, Any]) -> None:
             output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
             samples.append([float(word) for word in output.split()])
         cold, warm = (statistics.median(column) for column in zip(*samples, strict=True))
-        results[f"discovery-{count}"] = {"cold": cold, "warm": warm}
+        results[f"{title.replace(' ', '-').replace(':', '').lower()}-{count}"] = {"cold": cold, "warm": warm}
         print(f"  {count:>2} GPUs{cold:>9.1f}{warm:>10.1f}")
 
 
@@ -262,7 +278,8 @@ def measure(runc: str, peer: str, rounds: int, report: str | None) -> None:
         print(f"{version}, kernel {os.uname().release}, {os.cpu_count()} CPUs, medians of {rounds} paired runs")
         measure_containers(work, runc, peer, rounds, results)
         measure_pass_through(work, runc, peer, rounds, results)
-        measure_discovery(work, rounds, results)
+        measure_reading("discovery", DISCOVERY, (1, 8, 64), work, rounds, results)
+        measure_reading("CDI: generation", GENERATION, (8, 64), work, rounds, results)
         measure_cdi(work, rounds, results)
         measure_memory(work, runc, results)
     if report:

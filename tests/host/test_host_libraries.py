@@ -1,8 +1,10 @@
 import pytest
 from handmade_host import TRIPLET, VERSION, HostTree, cache_bytes, elf_bytes
 
+from ocigpu.host.discover import SearchPaths, read_host_facts
 from ocigpu.host.libraries import (
     ARCHITECTURES,
+    REQUIRED,
     TABLE,
     find_libraries,
     find_nvml,
@@ -195,3 +197,25 @@ def test_a_relative_path_in_the_cache_is_not_followed(host: HostTree) -> None:
     host.write("/etc/ld.so.cache", cache_bytes([("libcuda.so.1", "libcuda.so.1", host.flags[0])]))
     paths, _ = find_libraries(Tree(str(host.root)), "/etc/ld.so.cache", VERSION, MACHINE)
     assert paths == []
+
+
+def test_named_directories_replace_the_cache_and_all_usual_directories(host: HostTree) -> None:
+    host.driver()
+    chosen = [host.library(f"{name}.so.{VERSION}", f"{name}.so.1", "/opt/driver", cached=False) for name in REQUIRED]
+    facts = read_host_facts(host.settings, SearchPaths(libraries=(str(host.root / "opt/driver"), "/missing")))
+    assert sorted(library.host_path for library in facts.libraries) == sorted(map(str, chosen))
+
+
+def test_a_relative_directory_is_one_of_the_real_root(host: HostTree) -> None:
+    facts = read_host_facts(host.driver().settings, SearchPaths(libraries=("opt/driver", "/missing")))
+    assert facts.libraries == ()
+
+
+def test_named_directories_of_configuration_replace_etc_and_share(host: HostTree) -> None:
+    host.driver()
+    name = "glvnd/egl_vendor.d/10_nvidia.json"
+    host.write(f"/usr/share/{name}", "{}")
+    chosen = host.write(f"/opt/share/{name}", "{}")
+    facts = read_host_facts(host.settings, SearchPaths(configs=(str(host.root / "opt/share"),)))
+    found = [(item.host_path, item.container_path) for item in facts.configs]
+    assert found == [(str(chosen), f"/usr/share/{name}")]
