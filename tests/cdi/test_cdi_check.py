@@ -14,7 +14,7 @@ from ocigpu.cdi.check import MAX_DEVICES, SPEC, check_spec
 from ocigpu.cdi.document import parse_document
 from ocigpu.cdi.values import MAX_PROBLEMS
 
-VENDOR = Path(__file__).parent / "data" / "vendor-8gpu.yaml"
+VENDOR = Path(__file__).parents[1] / "recorded/vendor-cdi-8gpu.yaml"
 NODE = {"path": "/dev/a"}
 
 

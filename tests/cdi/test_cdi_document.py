@@ -32,7 +32,7 @@ from ocigpu.cdi.document import (
 from ocigpu.cdi.write import dump_yaml
 from ocigpu.errors import CdiError
 
-VENDOR = Path(__file__).parent / "data" / "vendor-8gpu.yaml"
+VENDOR = Path(__file__).parents[1] / "recorded/vendor-cdi-8gpu.yaml"
 PACKAGES = [str(Path(ocigpu.__file__).parent.parent), str(Path(yaml.__file__).parent.parent)]
 
 
