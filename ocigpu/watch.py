@@ -293,7 +293,7 @@ class Watch:
             else:
                 pace.wait(now)
         except OcigpuError as error:
-            self._warn(error.render("ocigpu watch").replace("\n", "; "))
+            self._warn(f"{error.code}: {error.message}")
             notify_service_manager(f"STATUS=Failed: {printable(error.message)}")
             pace.failed(now)
 
