@@ -107,10 +107,13 @@ def parse_request(config: "dict[str, Any]", settings: Settings) -> Request:
     if selection == "nothing":
         return Request()
     if settings.mode == "cdi" or (settings.mode == "auto" and (annotated or any("=" in token for token in tokens))):
-        from ocigpu.cdi.request import all_qualified, is_of_nvidia, name_devices  # only here: few containers need it
+        # only here: few containers need it
+        from ocigpu.cdi.request import all_qualified, check_vendors, is_of_nvidia, name_devices
 
         if settings.mode == "cdi" or all_qualified(tokens, where, annotated):
             names = name_devices(tokens, where, settings.cdi_default_kind)
+            if not (privileged or annotated or mounted):
+                check_vendors(names, where, settings)
             if any(map(is_of_nvidia, names)):
                 names += _cdi_extras(variables, mounted_imex, obey_env, settings, notes)
             return Request(selection="cdi", source=source, cdi_devices=tuple(dict.fromkeys(names)), notes=tuple(notes))

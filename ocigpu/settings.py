@@ -53,6 +53,7 @@ class Settings(NamedTuple):
     cdi_spec_dirs: tuple[str, ...] = ("/etc/cdi", "/var/run/cdi")
     cdi_default_kind: str = "nvidia.com/gpu"
     cdi_annotation_prefixes: tuple[str, ...] = ("cdi.k8s.io/",)
+    cdi_environment_vendors: tuple[str, ...] = ("nvidia.com", "amd.com")
     simulation_root: str = ""
     path: str = ""
 
@@ -100,6 +101,11 @@ KEYS = (
     Key("cdi.spec-dirs", "paths", "directories of CDI specifications, a later one wins"),
     Key("cdi.default-kind", "string", "CDI kind of devices that are named without one, vendor/class"),
     Key("cdi.annotation-prefixes", "list", "prefixes of annotations that name CDI devices"),
+    Key(
+        "cdi.environment-vendors",
+        "list",
+        "vendors whose CDI devices a container without CAP_SYS_ADMIN may name in variables, which its image can set",
+    ),
     Key("simulation.root", "path", "a simulated host made by ocigpu sim create; empty: the real host"),
 )
 

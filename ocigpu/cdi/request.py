@@ -4,6 +4,10 @@ from ocigpu.cdi.names import check_device, is_qualified
 from ocigpu.errors import RequestError, quoted
 from ocigpu.request import MAX_TOKENS, MOUNT_SOURCE, select_tokens
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ocigpu.settings import Settings
+
 MAX_NAME = 600
 """More than a vendor of 253 characters, a class of 63 and any device name in use."""
 
@@ -65,6 +69,22 @@ def name_devices(tokens: tuple[str, ...], where: str, default_kind: str) -> list
         else:
             names.append(f"{default_kind}={token}")
     return names
+
+
+def check_vendors(names: list[str], where: str, settings: "Settings") -> None:
+    """Refuse devices of vendors that variables may not name: they are the image's, and a specification may hold a disk.
+
+    The default kind's vendor is always permitted.  Raises RequestError OCIGPU-REQ-1.
+    """
+    permitted = (*settings.cdi_environment_vendors, settings.cdi_default_kind.partition("/")[0])
+    for name in names:
+        vendor = name.partition("/")[0]
+        if vendor not in permitted:
+            raise RequestError(
+                "OCIGPU-REQ-1",
+                f"{where}: {quoted(name)}: devices of {vendor} may not be named in variables by this container",
+                "Name it in an annotation, give CAP_SYS_ADMIN, or add the vendor to cdi.environment-vendors.",
+            )
 
 
 def is_of_nvidia(name: str) -> bool:

@@ -15,7 +15,8 @@ from ocigpu.request import MAX_TOKENS, MAX_VALUE, Request, check_without_cdi, pa
 from ocigpu.settings import Settings
 
 DEVICES = "NVIDIA_VISIBLE_DEVICES"
-AUTO = Settings(accept_nvidia_visible_devices_as_volume_mounts=True)
+VENDORS = ("nvidia.com", "amd.com", "x.com", "y.com", "notnvidia.com", "k8s.gpu.nvidia.com", "vendor.com")
+AUTO = Settings(accept_nvidia_visible_devices_as_volume_mounts=True, cdi_environment_vendors=VENDORS)
 CDI = AUTO._replace(mode="cdi")
 HOOK = AUTO._replace(mode="hook")
 PREFIX = "cdi.k8s.io/"
@@ -196,7 +197,7 @@ def test_the_prestart_hook_stops_such_a_container_before_it_touches_it(tmp_path:
     (tmp_path / "config.json").write_text(json.dumps(visible("x.com/a=1")))
     state = json.dumps({"pid": os.getpid(), "bundle": str(tmp_path)}).encode()
     with pytest.raises(RequestError) as caught:
-        run_prestart(state, Settings(mode=mode))
+        run_prestart(state, AUTO._replace(mode=mode))
     assert caught.value.message.startswith(f"{DEVICES}=x.com/a=1: CDI devices are given by ocigpu-runtime")
 
 
@@ -358,3 +359,18 @@ def test_any_request_is_understood_or_refused(
     assert all(map(is_qualified, request.cdi_devices))
     assert len(set(request.cdi_devices)) == len(request.cdi_devices)
     assert settings != HOOK or not request.cdi_devices
+
+
+@pytest.mark.parametrize("settings", [Settings(), Settings(mode="cdi")], ids=["auto", "cdi"])
+def test_variables_of_an_unprivileged_container_name_devices_of_some_vendors_only(settings: Settings) -> None:
+    """An image sets variables, and a specification of another vendor may hold anything."""
+    document = config({"NVIDIA_VISIBLE_DEVICES": "nvidia.com/gpu=0,example.com/disk=0"})
+    assert "devices of example.com may not be named in variables" in refusal(document, settings)
+    permitted = settings._replace(cdi_environment_vendors=("nvidia.com", "example.com"))
+    names = ("nvidia.com/gpu=0", "example.com/disk=0")
+    assert parse_request(document, permitted).cdi_devices == names
+    assert parse_request(document, settings._replace(cdi_default_kind="example.com/disk")).cdi_devices == names
+    annotated = config(annotations={"cdi.k8s.io/x": "example.com/disk=0"})
+    assert parse_request(annotated, settings).cdi_devices == ("example.com/disk=0",)
+    document["process"]["capabilities"] = {"bounding": ["CAP_SYS_ADMIN"]}
+    assert parse_request(document, settings).cdi_devices == names

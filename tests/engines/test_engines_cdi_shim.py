@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.root, pytest.mark.engine]
 RUNTIMES = pytest.mark.parametrize("low_level", ["runc", "crun"])
 OWN_RUN = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o mode=755 tmpfs /run && exec "$@"', "sh")
 """Put before a command: what it keeps below /run goes with it."""
+VENDORS = 'cdi.environment-vendors = ["nvidia.com", "other.org", "x.org"]'
 NUMBER = os.makedev(240, 7)
 """A number that no driver has: opening such a node fails with ENXIO where it is allowed, with EPERM where not."""
 
@@ -115,7 +116,9 @@ def make_things(work_directory: Path, runtime_environment: dict[str, str]) -> Ca
         program = requirements.find_program(low_level)
         settings = directory / "config.toml"
         text = f'{more}\nruntime.runtimes = ["{program}"]\nruntime.log = "{directory}/log"\n'
-        settings.write_text(f'{text}cdi.spec-dirs = ["{directory}/cdi"]\ncdi.default-kind = "example.com/thing"\n')
+        settings.write_text(
+            f'{text}cdi.spec-dirs = ["{directory}/cdi"]\ncdi.default-kind = "example.com/thing"\n{VENDORS}\n'
+        )
         settings.chmod(0o644)
         variables = {
             name: value for name, value in runtime_environment.items() if low_level == "crun" or name != "LD_PRELOAD"
@@ -314,6 +317,7 @@ def one_line(result: Completed, code: str) -> str:
     [
         pytest.param("7", "OCIGPU-CDI-4", "unresolvable CDI devices example.com/thing=7", id="unknown device"),
         pytest.param("x.org/y=1,0", "OCIGPU-CDI-4", "unresolvable CDI devices x.org/y=1", id="unknown vendor"),
+        pytest.param("disk.com/y=1", "OCIGPU-REQ-1", "devices of disk.com may not be named", id="vendor not permitted"),
         pytest.param("none", "OCIGPU-CDI-4", "unresolvable CDI devices example.com/thing=none", id="none"),
         pytest.param("0,gone", "OCIGPU-CDI-6", "failed to stat CDI host device", id="missing node"),
         pytest.param("0,a b", "OCIGPU-REQ-1", '"a b" is not a CDI device', id="not a name"),
