@@ -6,7 +6,7 @@ engine has put into its /dev.
 
 ``create-symlinks``: where the image has a regular file at the place of a link, the vendor's program removes it.  Here
 it stays, and the file that the link leads to is mounted over it: the container sees the same, and nothing of the image
-is lost.  A link whose target is missing cannot be shown that way, and is refused.
+is lost.  Links into other directories come last, because what they lead to may be one of the others.
 """
 
 import os
@@ -89,10 +89,10 @@ def plan_hooks(commands: "Sequence[Command]", facts: HookFacts, settings: "Setti
     minors = sorted(_gpu_minors(facts))
     if minors and any(isinstance(command, UpdateApplicationProfile) for command in commands):
         actions.append(application_profile(minors))
+    links = [command for command in commands if isinstance(command, CreateSymlinks)]
+    actions += _plan_links(links, facts)
     for command in commands:
-        if isinstance(command, CreateSymlinks):
-            actions += _plan_links(command, facts)
-        elif isinstance(command, Chmod):
+        if isinstance(command, Chmod):
             actions += [Mode(path, command.mode, "mode of the CDI specification") for path in command.paths]
     compat = [command for command in commands if isinstance(command, EnableCudaCompat)]
     caches = [command for command in commands if isinstance(command, UpdateLdCache)]
@@ -133,14 +133,15 @@ def _plan_proc_view(command: DisableDeviceNodeModification, facts: HookFacts, no
     return proc_view(proc.directory, proc.files, command.simulated, directories, files)
 
 
-def _plan_links(command: CreateSymlinks, facts: HookFacts) -> "list[Action]":
-    actions: "list[Action]" = [Link(path, target, "link of the CDI specification") for target, path in command.links]
-    actions += [
+def _plan_links(commands: list[CreateSymlinks], facts: HookFacts) -> list[Link]:
+    links = [Link(path, target, "link of the CDI specification") for item in commands for target, path in item.links]
+    links += [
         Link(path, target, "the container has the device")
-        for target, path in command.device_links
+        for item in commands
+        for target, path in item.device_links
         if device_target(target, path) in facts.device_targets
     ]
-    return actions
+    return sorted(links, key=lambda link: "/" in link.target)
 
 
 def _plan_loader(
