@@ -7,7 +7,7 @@ in sight (runtime-spec, config.md, "createContainer Hooks"), with the container'
 import os
 import stat
 
-from ocigpu.cdi.hook_plan import DriverProc, HookFacts, device_target, plan_hooks
+from ocigpu.cdi.hook_plan import DriverProc, HookFacts, link_target, plan_hooks
 from ocigpu.cdi.hooks import (
     OPTIONS,
     CreateSymlinks,
@@ -23,7 +23,7 @@ from ocigpu.host.tree import read_text
 from ocigpu.provision.apply import provision_here
 from ocigpu.provision.compat import read_compat
 from ocigpu.provision.image import open_rootfs, read_nvidia_nodes
-from ocigpu.provision.inside import status_inside
+from ocigpu.provision.inside import exists_inside, status_inside
 from ocigpu.provision.loader import LoaderFacts, read_loader_facts
 from ocigpu.spec import check_can_have_gpus, parse_json, read_config, rootfs_path
 
@@ -126,11 +126,13 @@ def read_hook_facts(root_fd: int, commands: "tuple[Command, ...]") -> HookFacts:
     """
     kinds = {type(command) for command in commands}
     targets: list[str] = []
+    kept: list[str] = []
     compat = None
     proc = DriverProc("")
     for command in commands:
         if isinstance(command, CreateSymlinks):
-            targets += [device_target(target, path) for target, path in command.device_links]
+            targets += [link_target(target, path) for target, path in command.device_links]
+            kept += [path for target, path in command.links if _stays(root_fd, target, path)]
         elif isinstance(command, EnableCudaCompat):
             compat = read_compat(root_fd, command.container_root)
         elif isinstance(command, DisableDeviceNodeModification):
@@ -141,10 +143,19 @@ def read_hook_facts(root_fd: int, commands: "tuple[Command, ...]") -> HookFacts:
     return HookFacts(
         nodes=read_nvidia_nodes(root_fd) if wants_nodes else (),
         device_targets=tuple(path for path in dict.fromkeys(targets) if _is_device(root_fd, path)),
+        kept_files=tuple(kept),
         loader=read_loader_facts(root_fd) if kinds & {EnableCudaCompat, UpdateLdCache} else LoaderFacts(),
         compat=compat,
         driver_proc=proc,
     )
+
+
+def _stays(root_fd: int, target: str, path: str) -> bool:
+    """Tell whether the image has a regular file at the place of a link, and nothing where the link would lead."""
+    status = status_inside(root_fd, path, os.O_NOFOLLOW)
+    if status is None or not stat.S_ISREG(status.st_mode):
+        return False
+    return not exists_inside(root_fd, os.path.join(os.path.dirname(path), target))
 
 
 def _is_device(root_fd: int, path: str) -> bool:

@@ -6,7 +6,8 @@ engine has put into its /dev.
 
 ``create-symlinks``: where the image has a regular file at the place of a link, the vendor's program removes it.  Here
 it stays, and the file that the link leads to is mounted over it: the container sees the same, and nothing of the image
-is lost.  Links into other directories come last, because what they lead to may be one of the others.
+is lost.  Links into other directories come last, because what they lead to may be one of the others.  Where there is
+nothing to show (a hook that is a process of its own may come before the one that makes its target), the file stays.
 """
 
 import os
@@ -61,18 +62,20 @@ class HookFacts(NamedTuple):
     """What was read for the commands, of the container and of the host.
 
     ``nodes``: the container's nodes of NVIDIA's drivers; ``device_targets``: those targets of device links, as
-    :func:`device_target` gives them, that are devices of the container; ``compat``: the CUDA compatibility library.
+    :func:`link_target` gives them, that are devices of the container; ``kept_files``: paths of links where the image
+    has a regular file, and nothing yet that the link would lead to; ``compat``: the CUDA compatibility library.
     """
 
     nodes: "tuple[ContainerNode, ...]" = ()
     device_targets: tuple[str, ...] = ()
+    kept_files: tuple[str, ...] = ()
     loader: LoaderFacts = LoaderFacts()
     compat: "CompatLibrary | None" = None
     driver_proc: DriverProc = DriverProc("")
 
 
-def device_target(target: str, path: str) -> str:
-    """Return the path in the container that a device link at ``path`` leads to; its directory may be missing yet."""
+def link_target(target: str, path: str) -> str:
+    """Return the path in the container that a link at ``path`` leads to by its text; its directory may be missing."""
     return os.path.normpath(os.path.join(os.path.dirname(path), target))
 
 
@@ -90,7 +93,7 @@ def plan_hooks(commands: "Sequence[Command]", facts: HookFacts, settings: "Setti
     if minors and any(isinstance(command, UpdateApplicationProfile) for command in commands):
         actions.append(application_profile(minors))
     links = [command for command in commands if isinstance(command, CreateSymlinks)]
-    actions += _plan_links(links, facts)
+    actions += _plan_links(links, facts, notes)
     for command in commands:
         if isinstance(command, Chmod):
             actions += [Mode(path, command.mode, "mode of the CDI specification") for path in command.paths]
@@ -133,15 +136,24 @@ def _plan_proc_view(command: DisableDeviceNodeModification, facts: HookFacts, no
     return proc_view(proc.directory, proc.files, command.simulated, directories, files)
 
 
-def _plan_links(commands: list[CreateSymlinks], facts: HookFacts) -> list[Link]:
+def _plan_links(commands: list[CreateSymlinks], facts: HookFacts, notes: list[str]) -> list[Link]:
     links = [Link(path, target, "link of the CDI specification") for item in commands for target, path in item.links]
     links += [
         Link(path, target, "the container has the device")
         for item in commands
         for target, path in item.device_links
-        if device_target(target, path) in facts.device_targets
+        if link_target(target, path) in facts.device_targets
     ]
-    return sorted(links, key=lambda link: "/" in link.target)
+    made = {os.path.normpath(link.container_path) for link in links}
+    kept = [
+        link
+        for link in links
+        if link.container_path in facts.kept_files and link_target(link.target, link.container_path) not in made
+    ]
+    notes += [
+        f"{link.container_path} stays the image's file: there is no {link.target} to show instead" for link in kept
+    ]
+    return sorted((link for link in links if link not in kept), key=lambda link: "/" in link.target)
 
 
 def _plan_loader(

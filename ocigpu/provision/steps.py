@@ -328,11 +328,7 @@ def _cover_with_target(place: Workplace, action: Link, parent_fd: int, name: str
     """
     path = action.container_path
     where = os.path.join(path[: path.rindex("/") + 1], action.target)
-    try:
-        target_fd = open_in_root(place.root_fd, where, os.O_PATH)
-    except FileNotFoundError:
-        place.notes.append(f"{path} stays the image's own file: the container has no {action.target} to show instead")
-        return
+    target_fd = open_in_root(place.root_fd, where, os.O_PATH)
     try:
         if not stat.S_ISREG(os.fstat(target_fd).st_mode):
             raise unusable(action.describe(), where, os.fstat(target_fd), "OCIGPU-MNT-3")

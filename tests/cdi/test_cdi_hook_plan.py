@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ocigpu.actions import Bind, Link, Mode, Node, Plan, RefreshLdCache, TextFile, Tmpfs
-from ocigpu.cdi.hook_plan import UNUSED, DriverProc, HookFacts, device_target, plan_hooks
+from ocigpu.cdi.hook_plan import UNUSED, DriverProc, HookFacts, link_target, plan_hooks
 from ocigpu.cdi.hooks import (
     Chmod,
     CreateSymlinks,
@@ -153,6 +153,20 @@ def test_links_are_made_as_they_are_written_and_links_to_devices_where_there_is_
     ]
 
 
+def test_a_file_of_the_image_stays_where_there_is_nothing_to_show_instead() -> None:
+    links = (("../libx.so.1", "/lib/gbm/x.so"), ("liby.so.2", "/lib/liby.so.1"), ("libx.so.1.2", "/lib/libx.so.1"))
+    facts = HookFacts(kept_files=("/lib/gbm/x.so", "/lib/liby.so.1"))
+    alone = plan_hooks([CreateSymlinks(links[:2])], facts, SETTINGS)
+    assert alone.actions == ()
+    assert alone.notes[1] == "/lib/liby.so.1 stays the image's file: there is no liby.so.2 to show instead"
+    plan = plan_hooks([CreateSymlinks(links)], facts, SETTINGS)  # one of the links makes the other's target
+    assert without_reasons(plan.actions) == [
+        Link("/lib/libx.so.1", "libx.so.1.2", ""),
+        Link("/lib/gbm/x.so", "../libx.so.1", ""),
+    ]
+    assert len(plan.notes) == 1
+
+
 @pytest.mark.parametrize(
     ("target", "path", "found"),
     [
@@ -163,7 +177,7 @@ def test_links_are_made_as_they_are_written_and_links_to_devices_where_there_is_
     ],
 )
 def test_where_a_link_to_a_device_leads(target: str, path: str, found: str) -> None:
-    assert device_target(target, path) == found
+    assert link_target(target, path) == found
 
 
 # the loader
