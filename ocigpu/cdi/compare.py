@@ -1,7 +1,7 @@
 """What differs between two CDI specifications of the same devices, in plain words: pure."""
 
 from ocigpu.cdi.draft import HOOK_NAMES
-from ocigpu.cdi.hooks import SEPARATOR
+from ocigpu.cdi.hook_words import SEPARATOR
 from ocigpu.host.fingerprint import ANNOTATION as FINGERPRINT_ANNOTATION
 
 TYPE_CHECKING = False

@@ -12,14 +12,14 @@ Intended differences to what NVIDIA's generator writes for the same host:
 
 from ocigpu.actions import AllowDevice, Bind, Link, Node, RefreshLdCache, Tmpfs
 from ocigpu.cdi.draft import HOOK_NAMES
-from ocigpu.cdi.hooks import (
+from ocigpu.cdi.hook_words import (
     Chmod,
     CreateSymlinks,
     DisableDeviceNodeModification,
     EnableCudaCompat,
     UpdateApplicationProfile,
     UpdateLdCache,
-    hook_words,
+    render_hook,
 )
 from ocigpu.spec import HOOK_ENVIRONMENT, OUR_HOOK
 from ocigpu.views import PROC_DRIVER, PROFILE_DIRECTORY
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from ocigpu.actions import Action
     from ocigpu.cdi.draft import Edits, GenerateOptions
-    from ocigpu.cdi.hooks import Command
+    from ocigpu.cdi.hook_words import Command
     from ocigpu.facts import DeviceNode
 else:
     from ocigpu.record import NamedTuple
@@ -156,9 +156,9 @@ def hook_entries(commands: "Sequence[Command]", hook: HookOptions) -> "list[dict
     program = hook.path.rpartition("/")[2]
     if not hook.merged:
         lead = [program, "hook"] if program == "nvidia-ctk" else [program]
-        return [_entry(hook.path, [*lead, *hook_words([command])], FOREIGN_ENVIRONMENT) for command in commands]
+        return [_entry(hook.path, [*lead, *render_hook([command])], FOREIGN_ENVIRONMENT) for command in commands]
     options = ["--config", hook.config] if hook.config else []
-    return [_entry(hook.path, [program, *options, *hook_words(commands)], HOOK_ENVIRONMENT)] if commands else []
+    return [_entry(hook.path, [program, *options, *render_hook(commands)], HOOK_ENVIRONMENT)] if commands else []
 
 
 def _entry(path: str, arguments: list[str], environment: "Iterable[str]") -> "dict[str, Any]":

@@ -8,7 +8,7 @@ import os
 import stat
 
 from ocigpu.cdi.hook_plan import DriverProc, HookFacts, link_target, plan_hooks
-from ocigpu.cdi.hooks import (
+from ocigpu.cdi.hook_words import (
     OPTIONS,
     CreateSymlinks,
     DisableDeviceNodeModification,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from ocigpu.cdi.hooks import Command
+    from ocigpu.cdi.hook_words import Command
     from ocigpu.settings import Settings
 
 MAX_STATE_BYTES = 4 << 20

@@ -13,7 +13,7 @@ nothing to show (a hook that is a process of its own may come before the one tha
 import os
 
 from ocigpu.actions import Link, Mode, Plan, RefreshLdCache, TextFile
-from ocigpu.cdi.hooks import (
+from ocigpu.cdi.hook_words import (
     Chmod,
     CreateSymlinks,
     DisableDeviceNodeModification,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from typing import NamedTuple
 
     from ocigpu.actions import Action
-    from ocigpu.cdi.hooks import Command
+    from ocigpu.cdi.hook_words import Command
     from ocigpu.facts import ProcFile
     from ocigpu.host.procfs import ProcGpu
     from ocigpu.provision.compat import CompatLibrary

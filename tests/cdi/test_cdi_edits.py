@@ -7,7 +7,7 @@ import pytest
 from ocigpu.actions import AllowDevice, Bind, Link, Node, RefreshLdCache, Tmpfs
 from ocigpu.cdi.draft import HOOK_NAMES, GenerateOptions
 from ocigpu.cdi.edits import DEFAULT_HOOKS, HookOptions, edits_from_actions, enabled_hooks
-from ocigpu.cdi.hooks import EnableCudaCompat
+from ocigpu.cdi.hook_words import EnableCudaCompat
 from ocigpu.facts import DeviceNode
 from ocigpu.spec import HOOK_ENVIRONMENT
 

@@ -12,7 +12,7 @@ from support.product import PROGRAMS
 
 from ocigpu.cdi.hook_command import find_rootfs, is_cdi_call, read_driver_proc, read_hook_facts
 from ocigpu.cdi.hook_plan import DriverProc
-from ocigpu.cdi.hooks import CreateSymlinks, DisableDeviceNodeModification, UpdateApplicationProfile
+from ocigpu.cdi.hook_words import CreateSymlinks, DisableDeviceNodeModification, UpdateApplicationProfile
 from ocigpu.errors import SpecError
 
 HOOK = PROGRAMS / "ocigpu-hook"

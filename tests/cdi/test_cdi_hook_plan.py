@@ -8,7 +8,7 @@ import pytest
 
 from ocigpu.actions import Bind, Link, Mode, Node, Plan, RefreshLdCache, TextFile, Tmpfs
 from ocigpu.cdi.hook_plan import UNUSED, DriverProc, HookFacts, link_target, plan_hooks
-from ocigpu.cdi.hooks import (
+from ocigpu.cdi.hook_words import (
     Chmod,
     CreateSymlinks,
     DisableDeviceNodeModification,

@@ -25,7 +25,7 @@ from ocigpu.cdi.draft import NAME_STRATEGIES, GenerateOptions
 from ocigpu.cdi.edits import HookOptions
 from ocigpu.cdi.generate import assemble
 from ocigpu.cdi.hook_plan import DriverProc, HookFacts, plan_hooks
-from ocigpu.cdi.hooks import parse_hook
+from ocigpu.cdi.hook_words import parse_hook
 from ocigpu.cdi.inject import inject
 from ocigpu.cdi.sources.nvidia import draft_gpus
 from ocigpu.cdi.write import dump_json, dump_yaml

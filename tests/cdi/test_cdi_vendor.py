@@ -12,7 +12,7 @@ import yaml
 
 from ocigpu.cdi.draft import GenerateOptions
 from ocigpu.cdi.generate import generate
-from ocigpu.cdi.hooks import CreateSymlinks, UpdateLdCache, parse_hook
+from ocigpu.cdi.hook_words import CreateSymlinks, UpdateLdCache, parse_hook
 from ocigpu.cdi.write import dump_yaml
 from ocigpu.settings import Settings, read_settings
 from ocigpu.sim.create import create_host

@@ -8,7 +8,7 @@ systems' files and not on a Tegra system.
 from ocigpu.actions import Bind, Link, Node, RefreshLdCache
 from ocigpu.cdi.draft import Draft, DraftDevice
 from ocigpu.cdi.edits import edits_from_actions
-from ocigpu.cdi.hooks import EnableCudaCompat
+from ocigpu.cdi.hook_words import EnableCudaCompat
 from ocigpu.cdi.sources.ids import select_ids
 from ocigpu.cdi.sources.nvidia import VOID
 from ocigpu.cdi.sources.program import hook_options

@@ -7,7 +7,7 @@ mode uses; here it is only divided between the edits that every container gets a
 from ocigpu.actions import AllowDevice, Bind, Link, Node
 from ocigpu.cdi.draft import Draft, DraftDevice
 from ocigpu.cdi.edits import edits_from_actions, is_device_link
-from ocigpu.cdi.hooks import EnableCudaCompat
+from ocigpu.cdi.hook_words import EnableCudaCompat
 from ocigpu.cdi.names import check_device
 from ocigpu.cdi.sources.program import hook_options
 from ocigpu.errors import CdiError, HostError, UsageError, quoted

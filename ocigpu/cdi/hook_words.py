@@ -233,7 +233,7 @@ def _mode(text: str) -> int:
     return int(digits, 8)
 
 
-def hook_words(commands: "Iterable[Command]") -> list[str]:
+def render_hook(commands: "Iterable[Command]") -> list[str]:
     """Return the words that :func:`parse_hook` reads as these commands.
 
     Raises CdiError OCIGPU-CDI-7 for what cannot be written: a folder "/a,/b", a target with "::".

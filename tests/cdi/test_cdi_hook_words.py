@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ocigpu.actions import Link, RefreshLdCache, Tmpfs
-from ocigpu.cdi import hooks
 from ocigpu.cdi.draft import HOOK_NAMES
 from ocigpu.cdi.edits import HookOptions, edits_from_actions
-from ocigpu.cdi.hooks import (
+from ocigpu.cdi.hook_words import (
+    COMPAT_ROOT,
+    OPTIONS,
     Chmod,
     CreateSymlinks,
     DisableDeviceNodeModification,
@@ -18,8 +19,8 @@ from ocigpu.cdi.hooks import (
     HookCall,
     UpdateApplicationProfile,
     UpdateLdCache,
-    hook_words,
     parse_hook,
+    render_hook,
 )
 from ocigpu.errors import CdiError, OcigpuError
 from ocigpu.views import PROC_DRIVER, PROFILE_DIRECTORY
@@ -128,7 +129,7 @@ def test_every_hook_takes_the_state_from_a_file(name: str) -> None:
 
 
 def test_every_hook_that_is_generated_can_be_read() -> None:
-    assert set(hooks.OPTIONS) == set(HOOK_NAMES)
+    assert set(OPTIONS) == set(HOOK_NAMES)
 
 
 @pytest.mark.parametrize(
@@ -208,7 +209,7 @@ COMMANDS = st.one_of(
 
 @given(st.lists(COMMANDS, max_size=4))
 def test_commands_that_are_written_are_read_as_the_same(commands: list[Any]) -> None:
-    words = hook_words(commands)
+    words = render_hook(commands)
     assert typed(parse_hook(words).commands) == typed(commands)
     assert words.count("+") >= len(commands) - 1
 
@@ -227,7 +228,7 @@ def test_commands_that_are_written_are_read_as_the_same(commands: list[Any]) -> 
 )
 def test_what_would_be_read_as_something_else_is_not_written(command: Any) -> None:
     with pytest.raises(CdiError) as caught:
-        hook_words([command])
+        render_hook([command])
     assert caught.value.code == "OCIGPU-CDI-7"
 
 
@@ -246,7 +247,7 @@ def test_no_words_break_the_reader(words: list[str]) -> None:
     except OcigpuError as error:
         call, code = HookCall(()), error.code
     assert code == "OCIGPU-ARG-1"
-    assert typed(parse_hook(hook_words(call.commands)).commands) == typed(call.commands)
+    assert typed(parse_hook(render_hook(call.commands)).commands) == typed(call.commands)
 
 
 def test_generated_hooks_are_the_words_of_the_grammar() -> None:
@@ -270,7 +271,7 @@ def test_generated_hooks_are_the_words_of_the_grammar() -> None:
                 (("libcuda.so.550.1", "/usr/lib64/libcuda.so.1"),),
                 (("../card0", "/dev/dri/by-path/pci-0000:01:00.0-card"),),
             ),
-            EnableCudaCompat("550.1", "", hooks.COMPAT_ROOT),
+            EnableCudaCompat("550.1", "", COMPAT_ROOT),
             UpdateLdCache(("/usr/lib64", "/usr/lib64/vdpau"), "/sbin/ldconfig"),
             DisableDeviceNodeModification(),
             UpdateApplicationProfile(),
