@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     Edits = dict[str, Any]
     Entry = dict[str, Any]
     Described = tuple[str, Entry]
+    HookPart = tuple[str, str, Entry]
 else:
     from ocigpu.record import NamedTuple
 
@@ -73,7 +74,7 @@ def _compare_annotations(where: str, old: "Entry", new: "Entry") -> list[Differe
 def _compare_edits(where: str, old: "Edits", new: "Edits") -> list[Difference]:
     found: list[Difference] = []
     for field, describe in _DESCRIBERS:
-        found += _compare_entries(where, old.get(field) or [], new.get(field) or [], describe)
+        found += _compare_entries(where, _entries(old, field), _entries(new, field), describe)
     before, after = ([rdt] if rdt is not None else [] for rdt in (old.get("intelRdt"), new.get("intelRdt")))
     return found + _compare_entries(where, before, after, lambda rdt: ("intelRdt", rdt))
 
@@ -139,11 +140,54 @@ def _changed_items(old: "list[Any]", new: "list[Any]") -> str:
 
 
 def edit_rows(edits: "Edits") -> list[tuple[str, str]]:
-    """Return (name, details) for each entry of containerEdits, in the order of a specification's fields."""
-    described = [describe(entry) for field, describe in _DESCRIBERS for entry in edits.get(field) or ()]
+    """Return (name, details) for each entry of containerEdits, in the order of a specification's fields.
+
+    A hook has a row for its program and one for each option of each of its sub-commands.
+    """
+    rows = []
+    for field, describe in _DESCRIBERS:
+        for entry in _entries(edits, field):
+            name, fields = entry[::2] if field == "hooks" else describe(entry)
+            rows.append((name, entry[1] if field == "hooks" and entry[1] else _details(fields)))
     if edits.get("intelRdt") is not None:
-        described.append(("intelRdt", edits["intelRdt"]))
-    return [(name, _details(fields)) for name, fields in described]
+        rows.append(("intelRdt", _details(edits["intelRdt"])))
+    return rows
+
+
+def _entries(edits: "Edits", field: str) -> "list[Any]":
+    """Return the entries of a field; those of hooks are taken apart."""
+    entries = edits.get(field) or []
+    return [part for hook in entries for part in _hook_parts(hook)] if field == "hooks" else entries
+
+
+def _hook_parts(hook: "Entry") -> "list[HookPart]":
+    """Return a hook's program, and each option of each of its sub-commands (one without options is a part too)."""
+    stage = f"hook {hook['hookName']}"
+    words = [str(word) for word in hook.get("args") or []]
+    start = next((place for place, word in enumerate(words) if place and word in HOOK_NAMES), len(words))
+    program = {**_without(hook, "hookName", "path"), "args": words[:start]}
+    parts: list[HookPart] = [(f"{stage} {hook['path']}", "", program)]
+    name, fresh = "", False
+    for place in range(start, len(words)):
+        word = words[place]
+        if word == SEPARATOR:
+            name = ""
+        elif not name:
+            name, fresh = f"{stage} {word}", True
+            parts.append((name, "", {}))
+        elif fresh:  # its first option takes the place of the bare sub-command
+            parts[-1] = (name, word, {})
+            fresh = False
+        elif word.startswith("-") or not parts[-1][1].startswith("-") or _ends_option(parts[-1][1]):
+            parts.append((name, word, {}))
+        else:
+            parts[-1] = (name, f"{parts[-1][1]} {word}", {})
+    return parts
+
+
+def _ends_option(text: str) -> bool:
+    """Tell whether an option has its value already."""
+    return " " in text or "=" in text
 
 
 def _describe_variable(variable: str) -> "Described":
@@ -159,19 +203,9 @@ def _describe_net_device(device: "Entry") -> "Described":
     return f"network-device {device['hostInterfaceName']}", _without(device, "hostInterfaceName")
 
 
-def _describe_hook(hook: "Entry") -> "Described":
-    return f"hook {hook['hookName']} {_hook_action(hook)}", _without(hook, "hookName")
-
-
-def _hook_action(hook: "Entry") -> str:
-    """Return what tells a hook apart from others of its stage: the vendor's word for it if it has one, or the program.
-
-    An entry of ours with all hooks in it is told by its program.
-    """
-    words = [argument for argument in (hook.get("args") or [])[1:] if argument != "hook"]
-    if words and words[0] in HOOK_NAMES and SEPARATOR not in words:
-        return str(words[0])
-    return str(hook["path"])
+def _describe_hook(part: "HookPart") -> "Described":
+    name, text, fields = part
+    return f"{name} {text}".rstrip(), fields
 
 
 def _describe_mount(mount: "Entry") -> "Described":
@@ -194,8 +228,8 @@ _DESCRIBERS: "tuple[tuple[str, Callable[[Any], Described]], ...]" = (
 )
 
 
-def _without(entry: "Entry", field: str) -> "Entry":
-    return {name: value for name, value in entry.items() if name != field}
+def _without(entry: "Entry", *fields: str) -> "Entry":
+    return {name: value for name, value in entry.items() if name not in fields}
 
 
 def _join(name: str, fields: "Entry") -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ocigpu.cdi.compare import compare_specs
+from ocigpu.cdi.compare import compare_specs, edit_rows
 
 SPEC: dict[str, Any] = {
     "cdiVersion": "0.6.0",
@@ -80,13 +80,16 @@ COMMON, DEVICE_0 = "every container: ", 'device "0": '
         pytest.param(
             lambda s: s["containerEdits"]["hooks"][0]["args"].append("-v"),
             [
-                f"~ {COMMON}hook createContainer update-ldcache: args with -v",
+                f"+ {COMMON}hook createContainer update-ldcache -v",
             ],
             id="arguments of a hook",
         ),
         pytest.param(
             lambda s: s["containerEdits"]["hooks"][0]["args"].remove("/l"),
-            [f"~ {COMMON}hook createContainer update-ldcache: args without /l"],
+            [
+                f"- {COMMON}hook createContainer update-ldcache --folder /l",
+                f"+ {COMMON}hook createContainer update-ldcache --folder",
+            ],
             id="one argument less",
         ),
         pytest.param(
@@ -100,10 +103,25 @@ COMMON, DEVICE_0 = "every container: ", 'device "0": '
             id="a field less",
         ),
         pytest.param(
-            lambda s: s["containerEdits"]["hooks"][0].update(args=["hook", "--config", "/c", "chmod", "+"]),
+            lambda s: s["containerEdits"]["hooks"][0].update(
+                args=[
+                    "hook",
+                    "--config",
+                    "/c",
+                    "update-application-profile",
+                    "+",
+                    "chmod",
+                    "--mode",
+                    "644",
+                    "--path=/a",
+                ]
+            ),
             [
-                f"- {COMMON}hook createContainer update-ldcache (path /h, args hook update-ldcache --folder /l)",
-                f"+ {COMMON}hook createContainer /h (path /h, args hook --config /c chmod +)",
+                f"~ {COMMON}hook createContainer /h: args with --config /c",
+                f"- {COMMON}hook createContainer update-ldcache --folder /l",
+                f"+ {COMMON}hook createContainer update-application-profile",
+                f"+ {COMMON}hook createContainer chmod --mode 644",
+                f"+ {COMMON}hook createContainer chmod --path=/a",
             ],
             id="one entry for all hooks",
         ),
@@ -127,3 +145,18 @@ def test_what_is_added_one_way_is_taken_away_the_other_way() -> None:
     mirror = {"+": "-", "-": "+"}
     forth = {(difference.where, mirror[difference.change], difference.what) for difference in compare_specs(SPEC, new)}
     assert forth == set(compare_specs(new, SPEC))
+
+
+def test_a_hook_has_a_row_for_each_option_of_each_sub_command() -> None:
+    links = [word for number in range(300) for word in ("--link", f"lib{number}.so.1::/usr/lib/lib{number}.so")]
+    args = ["ocigpu-hook", "--config", "/c", "create-symlinks", *links, "+", "update-application-profile"]
+    rows = edit_rows({"hooks": [{"hookName": "createContainer", "path": "/h", "args": args, "timeout": 2}]})
+    assert rows[0] == ("hook createContainer /h", "args ocigpu-hook --config /c, timeout 2")
+    assert rows[1] == ("hook createContainer create-symlinks", "--link lib0.so.1::/usr/lib/lib0.so")
+    assert rows[300] == ("hook createContainer create-symlinks", "--link lib299.so.1::/usr/lib/lib299.so")
+    assert rows[301:] == [("hook createContainer update-application-profile", "")]
+
+
+def test_a_hook_of_another_vendor_is_one_row() -> None:
+    hook = {"hookName": "prestart", "path": "/h", "args": ["h", "-v", "x"], "env": ["A=1"]}
+    assert edit_rows({"hooks": [hook]}) == [("hook prestart /h", "args h -v x, env A=1")]
