@@ -4,15 +4,16 @@ Podman has no option for its CDI directories, so it runs in a mount namespace wh
 is that directory.
 """
 
+import json
 import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from support import machine, requirements
 from support.engines import SYSTEM_PATH
-from support.process import Completed, run
+from support.process import Completed, run, wait_for
 from support.runtimes import container_id
 
 # conmon, which starts the runtime, keeps none of our variables: a script brings crun what it needs here
@@ -29,6 +30,15 @@ events_logger = "none"
 [engine.runtimes]
 runc = ["{runc}"]
 crun = ["{crun}"]
+"""
+# instead of a runtime: it keeps the configuration that it gets and says no
+RECORDER = """\
+#!/bin/sh
+while [ $# -gt 0 ]; do
+    if [ "$1" = --bundle ]; then cp "$2/config.json" "$0.json"; fi
+    shift
+done
+exit 1
 """
 PRIVATE_RUN = 'mount -t tmpfs none /run && mkdir /run/cdi && mount --bind "$0" /run/cdi && exec "$@"'
 
@@ -51,6 +61,31 @@ class Podman(NamedTuple):
         finally:
             shutil.rmtree(copy)
             machine.remove_cgroups(name)
+
+    def write_config(self, devices: Sequence[str], rootfs: Path, *options: str) -> dict[str, Any]:
+        """Return the configuration that Podman writes for its runtime; no container is started.
+
+        What differs between two containers of the same options (id, time) is made equal.
+        """
+        recorder = self.directory / "recorder"
+        recorder.write_text(RECORDER)
+        recorder.chmod(0o755)
+        name = container_id()
+        words = ["run", "--rm", "--name", name, f"--cgroup-parent=/{name}", *options]
+        words += [f"--device={device}" for device in devices]
+        try:
+            completed = self._run(str(recorder), *words, "--rootfs", rootfs, "true")
+            wait_for("conmon to end", lambda: not machine.processes_of(str(self.directory)))
+            record = Path(f"{recorder}.json")
+            assert record.exists(), completed.stderr
+            text = record.read_text().replace(name, "NAME")
+            record.unlink()
+        finally:
+            machine.remove_cgroups(name)
+        container = json.loads(text)["linux"]["cgroupsPath"].rpartition("-")[2]
+        config: dict[str, Any] = json.loads(text.replace(container, "ID").replace(container[:12], "ID"))
+        del config["annotations"]["io.kubernetes.cri-o.Created"]
+        return config
 
     def _run(self, runtime: str, *words: str | os.PathLike[str]) -> Completed:
         view = () if requirements.is_unified() else requirements.CGROUP2_VIEW
