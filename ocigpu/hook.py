@@ -9,21 +9,15 @@ The hooks of CDI specifications have the vendor's names and run at another stage
 
 import os
 
-from ocigpu.errors import SpecError, UsageError, quoted
+from ocigpu.errors import UsageError, quoted
 from ocigpu.log import Log, report_failure, say
 from ocigpu.settings import Settings, read_settings
-from ocigpu.spec import check_can_have_gpus, parse_json, read_config, rootfs_path
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, NamedTuple
-else:
-    from ocigpu.record import NamedTuple
+from ocigpu.spec import check_can_have_gpus, read_config, rootfs_path
+from ocigpu.state import parse_state, read_state
 
 PROGRAM = "ocigpu-hook"
 VENDOR_CDI_PROGRAMS = ("nvidia-cdi-hook", "nvidia-ctk")
 STAGES = ("prestart", "createRuntime", "poststart", "poststop")
-MAX_STATE_BYTES = 4 << 20
 USAGE = """\
 usage: ocigpu-hook [--config FILE] COMMAND
 
@@ -52,13 +46,6 @@ Example, replaying a hook by hand on a container created by runc:
 """
 
 
-class State(NamedTuple):
-    """What the hook uses of an OCI state."""
-
-    pid: int
-    bundle: str
-
-
 def main(argv: list[str]) -> int:
     """Run the hook with the arguments of the stub; returns the exit status."""
     log = Log()
@@ -73,10 +60,7 @@ def main(argv: list[str]) -> int:
             return 0
         settings = read_settings(options.get("config", ""))
         log = Log(((settings.hook_log, "text"),) if settings.hook_log else (), settings.runtime_log_level)
-        if cdi:
-            notes = _run_cdi(words, settings)
-        else:
-            notes = run_prestart(read_standard_input(), settings, options.get("spec", ""))
+        notes = _run_cdi(words, settings) if cdi else run_prestart(read_state(), settings, options.get("spec", ""))
         for note in notes:
             log.write("warning", note)
             say(f"{PROGRAM}: note: {note}")
@@ -96,12 +80,6 @@ def print_about(command: str) -> None:
         from ocigpu import __version__
 
         print(f"{PROGRAM} {__version__}")
-
-
-def parse_command(words: list[str]) -> tuple[str, dict[str, str]]:
-    """Return the command and the options given; raises UsageError for an unknown option or command, or none."""
-    options, rest = split_options(words)
-    return check_command(rest), options
 
 
 def split_options(words: list[str]) -> tuple[dict[str, str], list[str]]:
@@ -149,41 +127,12 @@ def _is_cdi_call(program: str, words: list[str]) -> bool:
 def _run_cdi(words: list[str], settings: Settings) -> tuple[str, ...]:
     from ocigpu.cdi.hook_command import run_cdi_hook
 
-    return _summary(run_cdi_hook(words, settings, read_standard_input))
+    return _summary(run_cdi_hook(words, settings))
 
 
 def _summary(notes: tuple[str, ...]) -> tuple[str, ...]:
     """Return the notes as one, so that a healthy run with oddities is one line in an engine's log."""
     return ((f"{len(notes)} warnings: " if len(notes) > 1 else "") + "; ".join(notes),) if notes else ()
-
-
-def read_standard_input() -> bytes:
-    """Return what is on standard input, at most a byte more than a state may have.
-
-    Raises SpecError OCIGPU-SPEC-5 when it is closed or unreadable.
-    """
-    try:
-        with open(0, "rb", closefd=False) as file:  # sys.stdin is None when it was closed
-            return file.read(MAX_STATE_BYTES + 1)
-    except OSError as error:
-        raise SpecError("OCIGPU-SPEC-5", f"read state on standard input: {error.strerror}") from error
-
-
-def parse_state(text: bytes) -> State:
-    """Return pid and bundle of an OCI state, of any version of the specification (``bundlePath`` before 1.0).
-
-    Raises SpecError OCIGPU-SPEC-5.
-    """
-    if len(text) > MAX_STATE_BYTES:
-        raise SpecError("OCIGPU-SPEC-5", f"state on standard input: larger than {MAX_STATE_BYTES >> 20} MiB")
-    state: dict[str, Any] = parse_json(text, "state on standard input", "OCIGPU-SPEC-5")
-    pid = state.get("pid")
-    if not isinstance(pid, int) or isinstance(pid, bool) or not 0 < pid < 1 << 31:
-        raise SpecError("OCIGPU-SPEC-5", "state on standard input: pid is missing or not a process id")
-    bundle = state.get("bundle") or state.get("bundlePath")
-    if not isinstance(bundle, str) or not bundle.startswith("/") or "\0" in bundle:
-        raise SpecError("OCIGPU-SPEC-5", "state on standard input: bundle is missing or not an absolute path")
-    return State(pid, bundle)
 
 
 def run_prestart(state_text: bytes, settings: Settings, spec: str = "") -> tuple[str, ...]:

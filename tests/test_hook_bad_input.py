@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from ocigpu.hook import MAX_STATE_BYTES
 from ocigpu.sim.create import create_host
+from ocigpu.state import MAX_STATE_BYTES
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 HOOK = str(REPOSITORY / ".venv/bin/ocigpu-hook")
@@ -93,7 +93,7 @@ def tree(directory: Path) -> list[tuple[str, int, int]]:
     ],
 )
 def test_what_is_not_a_state_is_refused(command: str, stdin: bytes, message: str) -> None:
-    assert_refused(run(command, stdin=stdin), "OCIGPU-SPEC-5", f"state on standard input: {message}")
+    assert_refused(run(command, stdin=stdin), "OCIGPU-SPEC-5", f"container's state: {message}")
 
 
 def test_endless_input_is_refused() -> None:

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ocigpu.errors import SpecError, UsageError
-from ocigpu.hook import MAX_STATE_BYTES, State, main, parse_command, parse_state
+from ocigpu.hook import check_command, main, split_options
+from ocigpu.state import MAX_STATE_BYTES, State, parse_state
 
 
 @pytest.mark.parametrize(
@@ -37,7 +38,8 @@ from ocigpu.hook import MAX_STATE_BYTES, State, main, parse_command, parse_state
     ],
 )
 def test_command_is_understood(line: str, expected: tuple[str, dict[str, str]]) -> None:
-    assert parse_command(line.split()) == expected
+    options, rest = split_options(line.split())
+    assert (check_command(rest), options) == expected
 
 
 @pytest.mark.parametrize(
@@ -57,7 +59,7 @@ def test_command_is_understood(line: str, expected: tuple[str, dict[str, str]]) 
 )
 def test_command_that_cannot_be_understood_is_refused(line: str, message: str) -> None:
     with pytest.raises(UsageError) as caught:
-        parse_command(line.split(" ") if line else [])
+        check_command(split_options(line.split(" ") if line else [])[1])
     assert caught.value.message == message
     assert caught.value.exit_code == 2
 
@@ -65,7 +67,7 @@ def test_command_that_cannot_be_understood_is_refused(line: str, message: str) -
 @given(st.lists(st.text(max_size=10) | st.sampled_from(["--config", "-h", "prestart", "--spec=", "-debug"])))
 def test_no_command_line_breaks_the_parser(words: list[str]) -> None:
     try:
-        command, _ = parse_command(words)
+        command = check_command(split_options(words)[1])
     except UsageError as error:
         command, shown = "", error.render("ocigpu-hook").splitlines()
         assert len(shown) <= 2
@@ -95,11 +97,12 @@ def changed(**fields: Any) -> dict[str, Any]:
     ],
 )
 def test_state_of_every_version_is_read(state: dict[str, Any]) -> None:
-    assert parse_state(json.dumps(state).encode()) == State(4422, "/b")
-    assert parse_state(json.dumps(state, indent="\t").encode() + b"\n\n") == State(4422, "/b")
+    expected = State(4422, "/b", state.get("root", ""))
+    assert parse_state(json.dumps(state).encode()) == expected
+    assert parse_state(json.dumps(state, indent="\t").encode() + b"\n\n") == expected
 
 
-WHAT = "state on standard input: "
+WHAT = "container's state: "
 NO_PID = "pid is missing or not a process id"
 NO_BUNDLE = "bundle is missing or not an absolute path"
 

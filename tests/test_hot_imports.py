@@ -16,12 +16,12 @@ import ocigpu
 
 PACKAGE = Path(ocigpu.__file__).parent
 HOT_DIRECTORIES = ("host", "linux", "provision", "cdi")
-NOT_HOT = ("ocigpu.cdi.write", "ocigpu.cdi.refresh", "ocigpu.cdi.yaml_child")
-"""Modules of these directories that need more: two that no container start loads, and one that only a child does."""
+NOT_HOT = ("ocigpu.cdi.yaml_child",)
+"""Modules of these directories that need more: only a forked child loads them."""
 HOT_MODULES = (
     "ocigpu.actions", "ocigpu.arguments", "ocigpu.cache", "ocigpu.errors", "ocigpu.facts", "ocigpu.hook",
     "ocigpu.log", "ocigpu.plan", "ocigpu.record", "ocigpu.request", "ocigpu.require", "ocigpu.runtime",
-    "ocigpu.selection", "ocigpu.settings", "ocigpu.spec", "ocigpu.views",
+    "ocigpu.selection", "ocigpu.settings", "ocigpu.spec", "ocigpu.state", "ocigpu.views",
 )  # fmt: skip
 
 JSON = {

@@ -25,17 +25,13 @@ from ocigpu.provision.compat import read_compat
 from ocigpu.provision.image import open_rootfs, read_nvidia_nodes
 from ocigpu.provision.inside import exists_inside, status_inside
 from ocigpu.provision.loader import LoaderFacts, read_loader_facts
-from ocigpu.spec import check_can_have_gpus, parse_json, read_config, rootfs_path
+from ocigpu.spec import check_can_have_gpus, read_config, rootfs_path
+from ocigpu.state import parse_state, read_state
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
     from ocigpu.cdi.hook_words import Command
     from ocigpu.settings import Settings
-
-MAX_STATE_BYTES = 4 << 20
 
 
 def is_cdi_call(words: list[str]) -> bool:
@@ -47,18 +43,17 @@ def is_cdi_call(words: list[str]) -> bool:
     return bool(words) and (words[0] == "hook" or words[0] in OPTIONS or "-" in words[0][1:])
 
 
-def run_cdi_hook(words: list[str], settings: "Settings", read_input: "Callable[[], bytes]") -> tuple[str, ...]:
+def run_cdi_hook(words: list[str], settings: "Settings") -> tuple[str, ...]:
     """Do what the words ask for in the container of the OCI state; return notes, a sentence each.
 
-    ``read_input`` returns what is on standard input.  All sub-commands are done or none is: raises OcigpuError after
+    All sub-commands are done or none is: raises OcigpuError after
     everything begun was undone (OCIGPU-ARG-1, -SPEC-1 to -5, -HOST-3 and what provision_here raises).
     """
     call = parse_hook(words)
     notes = [f"CDI hook {quoted(name)} is not known and was left out" for name in call.unknown]
     if not call.commands:
         return (*notes,) or ("no CDI hook was named",)
-    text = read_input() if call.state_file == "-" else _read_state_file(call.state_file)
-    rootfs = find_rootfs(text)
+    rootfs = find_rootfs(read_state(call.state_file))
     commands = tuple(_with_real_ldconfig(command) for command in call.commands)
     root_fd = open_rootfs(rootfs)
     try:
@@ -72,35 +67,19 @@ def run_cdi_hook(words: list[str], settings: "Settings", read_input: "Callable[[
     return tuple(notes)
 
 
-def _read_state_file(path: str) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            return file.read(MAX_STATE_BYTES + 1)
-    except (OSError, ValueError) as error:
-        raise SpecError("OCIGPU-SPEC-5", f"read state {path}: {getattr(error, 'strerror', error)}") from error
-
-
 def find_rootfs(text: bytes) -> str:
     """Return the path of the container's root directory: of the state (crun says it), else of the bundle's config.json.
 
     Raises SpecError: OCIGPU-SPEC-5 for what is no state, -1 and -2 for the bundle, -3 when its container has no root
     or no mount namespace, or when the root is the host's.
     """
-    if len(text) > MAX_STATE_BYTES:
-        raise SpecError("OCIGPU-SPEC-5", f"container's state: larger than {MAX_STATE_BYTES >> 20} MiB")
-    state: "dict[str, Any]" = parse_json(text, "container's state", "OCIGPU-SPEC-5")
-    bundle = state.get("bundle") or state.get("bundlePath")
-    if not isinstance(bundle, str) or not bundle.startswith("/") or "\0" in bundle:
-        raise SpecError("OCIGPU-SPEC-5", "container's state: bundle is missing or not an absolute path")
-    root = state.get("root")
-    if root is not None:
-        if not isinstance(root, str) or not root or "\0" in root:
-            raise SpecError("OCIGPU-SPEC-5", "container's state: root is not a path")
-        rootfs = os.path.normpath(os.path.join(bundle, root))
+    state = parse_state(text, wants_pid=False)
+    if state.root:
+        rootfs = os.path.normpath(os.path.join(state.bundle, state.root))
     else:
-        document = read_config(bundle)
+        document = read_config(state.bundle)
         check_can_have_gpus(document.config, document.path)
-        rootfs = rootfs_path(document.config, bundle)
+        rootfs = rootfs_path(document.config, state.bundle)
     try:
         found = os.stat(rootfs)
     except OSError as error:
