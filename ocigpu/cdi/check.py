@@ -5,7 +5,7 @@ warnings are what only the specification's text asks for, and what some engines 
 whatever their case and scalars become text where text is wanted, because the reference library reads them so.
 """
 
-from ocigpu.cdi.names import check_annotation_name, check_device, check_kind
+from ocigpu.cdi.names import HOOK_STAGES, check_annotation_name, check_device, check_kind
 from ocigpu.cdi.values import (
     MAX_PROBLEMS,
     EnoughError,
@@ -39,7 +39,6 @@ MAX_VENDOR = 253
 MAX_ANNOTATIONS_BYTES = 262144
 MAX_CLOSID_BYTES = 4096
 
-HOOKS = ("prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop")
 NODE_TYPES = ("", "b", "c", "u", "p")
 
 
@@ -231,8 +230,8 @@ def _read_hook(found: Found, value: "Any", where: "Where") -> "dict[str, Any]":
 
 def _read_hook_name(found: Found, value: "Any", where: "Where") -> "Any":
     text = read_text(found, value, where)
-    if text and text not in HOOKS:
-        found.error(where, "hook-name", f"invalid hook name {quoted(text)}: it is one of {', '.join(HOOKS)}")
+    if text and text not in HOOK_STAGES:
+        found.error(where, "hook-name", f"invalid hook name {quoted(text)}: it is one of {', '.join(HOOK_STAGES)}")
     return text
 
 

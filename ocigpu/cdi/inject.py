@@ -6,6 +6,7 @@ The configuration stays a raw document: unknown fields survive, order stays.  It
 import os
 import stat
 
+from ocigpu.cdi.names import HOOK_STAGES
 from ocigpu.errors import CdiError, quoted
 
 TYPE_CHECKING = False
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
 
     Edits = dict[str, Any]
 
-HOOK_STAGES = ("prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop")
 NODE_TYPES = {stat.S_IFBLK: "b", stat.S_IFCHR: "c", stat.S_IFIFO: "p"}
 BOUND_NODE_OPTIONS = ("bind", "rprivate", "nosuid", "noexec")
 DEFAULT_ACCESS = "rwm"
@@ -165,7 +165,7 @@ def _add_node(draft: _Draft, node: "dict[str, Any]", named: str, lstat: "Callabl
             kind = host_kind
             if major == 0 and kind != "p":
                 major, minor = number
-        elif host_path == path and kind == host_kind != "p" and (major, minor) != number:
+        if host_path == path and kind == host_kind != "p" and (major, minor) != number:
             draft.notes.append(
                 f"{named}CDI device {quoted(path)} is {kind} {major}:{minor} in the specification"
                 f" and {number[0]}:{number[1]} on this host"
@@ -193,6 +193,7 @@ def _add_node(draft: _Draft, node: "dict[str, Any]", named: str, lstat: "Callabl
             entry[name] = value
     draft.nodes.pop(path, None)  # the last of a path counts, and stands where it was added
     draft.nodes[path] = entry
+    draft.mounts.pop(path, None)  # a bound node of this path before it; mounts of the edits come later
 
 
 def _put(mounts: "dict[str, dict[str, Any]]", destination: str, mount: "dict[str, Any]") -> None:

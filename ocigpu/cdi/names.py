@@ -1,4 +1,4 @@
-"""Names of the CDI specification: qualified device names, kinds, and annotation keys.
+"""Names of the CDI specification: qualified device names, kinds, annotation keys, and stages of hooks.
 
 What the reference library enforces is what counts where it differs from the prose (no limits of length, a colon in
 device names).
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 else:
     from ocigpu.record import NamedTuple
 
-ANNOTATION_PREFIX = "cdi.k8s.io/"
 MAX_ANNOTATION_NAME = 63
 MAX_ANNOTATION_PREFIX = 253
+HOOK_STAGES = ("prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop")
 _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
 _DIGITS = frozenset("0123456789")
 _ALPHANUMERIC = _LETTERS | _DIGITS
@@ -27,10 +27,6 @@ class DeviceName(NamedTuple):
 
     kind: str
     device: str
-
-    @property
-    def text(self) -> str:
-        return f"{self.kind}={self.device}"
 
 
 def check_kind(kind: str) -> str:
@@ -90,30 +86,6 @@ def parse_device_name(text: str) -> DeviceName:
     if problem:
         raise CdiError("OCIGPU-CDI-1", f"CDI device {quoted(text)}: {problem}")
     return DeviceName(kind, device)
-
-
-def check_annotation_key(key: str, prefix: str = ANNOTATION_PREFIX) -> str:
-    """Return what is wrong with the key of a container annotation that names devices, "" if nothing is.
-
-    After the prefix comes plugin_deviceID with "/" written as "_" (CDI's pkg/cdi/annotations.go).
-    """
-    if not key.startswith(prefix):
-        return f"annotation {quoted(key)} does not begin with {quoted(prefix)}"
-    return _check_annotation_part(key, key.removeprefix(prefix))
-
-
-def parse_annotation_value(key: str, value: str) -> "list[DeviceName]":
-    """Return the devices that a container annotation names, in its order; ``key`` is for the message.
-
-    Names are separated by commas, without blanks.  Raises CdiError OCIGPU-CDI-1, also for an empty value.
-    """
-    names = []
-    for item in value.split(","):
-        try:
-            names.append(parse_device_name(item))
-        except CdiError as error:
-            raise CdiError(error.code, f"annotation {quoted(key)}: {error.message}") from error
-    return names
 
 
 def check_annotation_name(key: str) -> str:

@@ -52,14 +52,14 @@ class Resolved(NamedTuple):
 
 
 class Registry(NamedTuple):
-    """All specifications that can be used, by priority and name, and (path, reason) of what cannot be used."""
+    """What the directories of specifications hold.
 
-    loaded: tuple[LoadedSpec, ...]
+    ``specs``: those that can be used, in the order in which they were read: lowest priority first, then by name.
+    ``errors``: (path, reason) of what cannot be used.
+    """
+
+    specs: tuple[LoadedSpec, ...]
     errors: tuple[tuple[str, str], ...]
-
-    def specs(self) -> tuple[LoadedSpec, ...]:
-        """Return the specifications in the order in which they were read: lowest priority first, then by name."""
-        return self.loaded
 
     def resolve(self, names: "Sequence[str]") -> Resolved:
         """Return what these qualified names stand for; spec-level edits come once, before a file's first device.
@@ -73,12 +73,11 @@ class Registry(NamedTuple):
             wanted.setdefault(parsed.kind, []).append(parsed.device)
         found: dict[str, tuple[LoadedSpec, Device]] = {}
         for kind, devices in wanted.items():
-            found.update(_find_devices(kind, devices, [spec for spec in self.loaded if spec.kind == kind]))
+            found.update(_find_devices(kind, devices, [spec for spec in self.specs if spec.kind == kind]))
         unknown = [name for name in dict.fromkeys(names) if name not in found]
         if unknown:
-            raise CdiError(
-                "OCIGPU-CDI-4", f"unresolvable CDI devices {_listed(unknown)}{_describe_errors(self.errors)}"
-            )
+            message = f"unresolvable CDI devices {_listed(unknown)}{_describe_errors(self.errors)}"
+            raise CdiError("OCIGPU-CDI-4", message, self._hint(parse_device_name(unknown[0]).kind))
         edits: list[Edits] = []
         files: list[str] = []
         used: dict[str, LoadedSpec] = {}
@@ -92,10 +91,17 @@ class Registry(NamedTuple):
             files.extend(spec.path for _ in parts)
         return Resolved(tuple(edits), tuple(files), tuple(used.values()))
 
+    def _hint(self, kind: str) -> "str | None":
+        """Return what there is instead of an unknown device of this kind, None when there is nothing at all."""
+        names = sorted({name for spec in self.loaded if spec.kind == kind for name in spec.device_names()})
+        what, found = (f"Devices of {kind}", names) if names else ("Kinds", sorted({spec.kind for spec in self.loaded}))
+        more = ", ..." if len(found) > SHOWN else ""
+        return f"{what} that are defined: {_listed(found[:SHOWN])}{more}; all: ocigpu cdi list" if found else None
+
     def definitions(self) -> dict[str, tuple[LoadedSpec, ...]]:
         """Return every qualified name with the specifications that define it, lowest priority first."""
         defined: dict[str, list[LoadedSpec]] = {}
-        for spec in self.loaded:
+        for spec in self.specs:
             for name in spec.device_names():
                 defined.setdefault(f"{spec.kind}={name}", []).append(spec)
         return {name: tuple(specs) for name, specs in sorted(defined.items())}

@@ -47,7 +47,7 @@ def list_command(
     """List the CDI devices of all specifications."""
     settings = settings_with_dirs(config, spec_dirs)
     registry = read_registry(settings)
-    states = {spec.path: file_state(spec.annotations, settings) for spec in registry.specs()}
+    states = {spec.path: file_state(spec.annotations, settings) for spec in registry.specs}
     rows = device_rows(registry, states)
     names = [row.device for row in rows if row.usable]
     if json:

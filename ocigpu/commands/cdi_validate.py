@@ -83,7 +83,7 @@ def _find_files(settings: Settings) -> list[tuple[str, str]]:
     """Return (file, why it is not used although it may be valid) for all files of the directories."""
     registry = read_registry(settings)
     reasons = dict(registry.errors)
-    return sorted([*((spec.path, "") for spec in registry.specs()), *reasons.items()])
+    return sorted([*((spec.path, "") for spec in registry.specs), *reasons.items()])
 
 
 def _validate(path: str, reason: str = "") -> Validated:

@@ -84,7 +84,7 @@ def test_only_yaml_and_json_of_one_level_are_read_in_order_of_names(place: Path)
     (place / "0/sub.yaml").mkdir()
     write(place / "0/sub/x.json", spec(_0="a"))
     found = read_registry(settings(place, "0", "missing"))
-    assert [Path(item.path).name for item in found.specs()] == [".f.json", "a.yaml", "b.json"]
+    assert [Path(item.path).name for item in found.specs] == [".f.json", "a.yaml", "b.json"]
     assert found.errors == ()
     assert found.devices() == (
         ("x.com/k0=0", str(place / "0/b.json")),
@@ -95,7 +95,7 @@ def test_only_yaml_and_json_of_one_level_are_read_in_order_of_names(place: Path)
 
 def test_a_specification_comes_with_all_that_belongs_to_it(place: Path) -> None:
     path = write(place / "1/a.yaml", YAML.format(kind="x.com/gpu", name="GPU-1:2.3"))
-    (item,) = read_registry(settings(place)).specs()
+    (item,) = read_registry(settings(place)).specs
     assert (item.path, item.priority, item.kind, item.version) == (path, 1, "x.com/gpu", "0.6.0")
     assert item.annotations == {"made.by/hand": "yes"}
     assert item.edits == {"env": ["COMMON=x.com/gpu"]}
@@ -434,7 +434,7 @@ def test_a_cache_of_another_form_with_the_right_sum_is_ignored(place: Path) -> N
         entry.write_bytes(head + cache._sum(text) + text)
         entry.chmod(0o600)
         assert read_registry(settings(place)) == first
-    assert path == first.specs()[0].path
+    assert path == first.specs[0].path
 
 
 @pytest.mark.root
