@@ -1,0 +1,325 @@
+"""One container in four ways on one host: hook mode, mode cdi, Podman by itself, and NVIDIA's own specification.
+
+What the container has is looked at from inside.  Every difference that is intended stands in a table with its reason;
+anything else fails.
+"""
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+from support.bundle import LIBRARIES as MULTIARCH
+from support.bundle import base_config, write_bundle
+from support.podman import Podman, make_podman
+from support.process import Completed, explain, run
+from support.product import PROGRAMS, RUNTIME, SimulatedHost, listed_uuids
+from support.runtimes import container_id, parts, run_container, script, set_cgroup
+
+pytestmark = [pytest.mark.root, pytest.mark.engine]
+
+RECORDED = Path(__file__).parents[1] / "recorded/vendor-cdi-8gpu.yaml"
+RUNTIMES = pytest.mark.parametrize("runtime", ["runc", "crun"])
+OWN_RUN = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o mode=755 tmpfs /run && exec "$@"', "sh")
+"""Put before a command: what it keeps below /run goes with it."""
+
+Seen = dict[str, str]
+"""What was found in a container: "KIND PATH" to what it is."""
+
+
+class Host(NamedTuple):
+    """A simulated host, its specification in two versions, and Podman that reads the older one."""
+
+    host: SimulatedHost
+    cdi: Path
+    podman: Podman
+    environment: dict[str, str]
+
+
+# --- what is looked at
+
+
+def survey(host: SimulatedHost) -> list[str]:
+    """Return the argv that describes a container; /tmp is the container's own."""
+    nodes = sorted(path for path in (host.directory / "dev").rglob("*") if path.is_char_device())
+    names = [str(path.relative_to(host.directory / "dev")).replace("/", "-") for path in nodes]
+    numbers = [host.number(str(path.relative_to(host.directory / "dev"))) for path in nodes]
+    made = "; ".join(f"mknod /tmp/{name} c {' '.join(n)}" for name, n in zip(names, numbers, strict=True))
+    own = "$(find /dev/dri /dev/nvidia* 2>/dev/null)"
+    sonames = sorted({path.name for path in (host.directory / MULTIARCH).glob("lib*.so.[0-9]") if path.is_symlink()})
+    return script(
+        ["sh", "-c", f"set -- {own}; [ $# = 0 ] || /probe stat $* -- open $*"],
+        ["sh", "-c", f"{made}; /probe open {' '.join(f'/tmp/{name}' for name in names)}; rm -f /tmp/*"],
+        ["cat", "/proc/self/mountinfo"],
+        ["sh", "-c", "find /etc /usr /run /opt /dev/dri -xdev -type l | while read l; do echo $l $(readlink $l); done"],
+        ["find", "/etc", "/usr", "/run", "/opt", "/tmp", "-xdev", "-type", "f"],
+        ["ldconfig", "-p"],
+        ["sh", "-c", "find /proc/driver/nvidia | while read f; do stat -c '%n %F %a %u:%g' $f; done"],
+        ["sh", "-c", "find /proc/driver/nvidia -type f | while read f; do echo $f $(cat $f | tr '\\n' '|'); done"],
+        ["sh", "-c", "cd /etc/nvidia/nvidia-application-profiles-rc.d && ls -ln | tail -n +2 | cut -c1-10 && cat *"],
+        ["nvidia-smi", "-L"],
+        ["/dlopen", *sonames],
+    )  # fmt: skip
+
+
+def read_survey(output: str) -> Seen:
+    nodes, numbers, mounts, links, files, cache, entries, contents, profile, listing, opened = parts(output)
+    seen: Seen = {}
+    for kind, text in (("node", nodes), ("number", numbers), ("library", opened)):
+        for line in text.splitlines():
+            command, path, answer = [*line.split(" ", 2), "", ""][:3]
+            seen[f"{kind} {command} {path}"] = answer
+    for line in mounts.splitlines():
+        fields, _, rest = line.partition(" - ")
+        _, _, _, root, point, options, *propagation = fields.split()
+        source = root if root != "/" else rest.split()[0]
+        seen[f"mount {point}"] = f"{source} {options} {' '.join(propagation).strip('0123456789: ')}"
+    for kind, text in (("link", links), ("file", files), ("proc", entries), ("content", contents)):
+        for line in text.splitlines():
+            path, _, answer = line.partition(" ")
+            seen[f"{kind} {path}"] = answer
+    for line in cache.splitlines()[1:]:
+        name, _, path = line.strip().partition(" => ")
+        seen[f"cache {name}"] = path
+    seen["profile"] = profile
+    seen["listing"] = listing
+    return seen
+
+
+def beyond(seen: Seen, bare: Seen) -> Seen:
+    """Return what a container has more than one of the same engine without GPUs."""
+    return {key: value for key, value in seen.items() if bare.get(key) != value and not is_of_the_engine(key, value)}
+
+
+def is_of_the_engine(key: str, value: str) -> bool:
+    """Tell whether a mount is the container's own: its root directory, and Podman's files of its name and network."""
+    return key == "mount /" or (key.startswith("mount") and "/userdata/" in value)
+
+
+DIRECTORIES = (
+    (re.compile(r"(?<![0-9a-z])(/usr)?/lib(/x86_64-linux-gnu|64)/"), "/LIB64/"),
+    (re.compile(r"(?<![0-9a-z])(/usr)?/lib(/i386-linux-gnu|32)/"), "/LIB32/"),
+    (re.compile(r"(?<![0-9a-z])/usr/lib/(?=lib)"), "/LIB32/"),
+)
+
+
+def without_directories(seen: Seen) -> Seen:
+    """Return the findings with one name for all directories of libraries."""
+    return {plain_directories(key): plain_directories(value) for key, value in seen.items()}
+
+
+def plain_directories(text: str) -> str:
+    for pattern, name in DIRECTORIES:
+        text = pattern.sub(name, text)
+    return text
+
+
+def differences(one: Seen, other: Seen) -> dict[str, tuple[str, str]]:
+    """Return what is not alike, by key."""
+    keys = [key for key in sorted({*one, *other}) if one.get(key) != other.get(key)]
+    return {key: (one.get(key, "(none)"), other.get(key, "(none)")) for key in keys}
+
+
+# --- the hosts and the ways
+
+
+@pytest.fixture(scope="module")
+def gpus(session_directory: Path, runtime_environment: dict[str, str], simulated_host: SimulatedHost) -> Host:
+    return make_host(session_directory / "equal", runtime_environment, simulated_host)
+
+
+@pytest.fixture(scope="module")
+def mig(session_directory: Path, runtime_environment: dict[str, str], mig_host: SimulatedHost) -> Host:
+    return make_host(session_directory / "equal-mig", runtime_environment, mig_host)
+
+
+def make_host(directory: Path, environment: dict[str, str], host: SimulatedHost) -> Host:
+    directory.mkdir()
+    podman = make_podman(directory / "podman", environment.get("LD_PRELOAD", ""))
+    (directory / "cdi").mkdir()
+    generate = [PROGRAMS / "ocigpu", "cdi", "generate", "--config", host.settings, "--output"]
+    run([*generate, directory / "cdi/nvidia.yaml"])
+    run([*generate, podman.cdi / "nvidia.yaml", "--max-version", "0.5.0"])
+    return Host(host, directory / "cdi", podman, environment)
+
+
+@pytest.fixture(scope="module")
+def fedora_like(session_directory: Path, rootfs: Callable[[str], Path]) -> Iterator[Path]:
+    """An image with its libraries in /usr/lib64, which its loader is told by ld.so.conf."""
+    path = session_directory / "fedora-like"
+    shutil.copytree(rootfs("glibc"), path, symlinks=True)
+    (path / "etc/debian_version").unlink()
+    for file in (path / MULTIARCH).iterdir():
+        file.rename(path / "usr/lib64" / file.name)
+    (path / MULTIARCH).rmdir()
+    (path / "etc/ld.so.conf.d").mkdir()
+    (path / "etc/ld.so.conf.d/machine.conf").write_text("/usr/lib64\n")
+    (path / "etc/ld.so.conf").write_text("include ld.so.conf.d/*.conf\n")
+    run(["ldconfig", "-r", path])
+    return path
+
+
+def settings_of(host: Host, runtime: str, specs: Path | None) -> dict[str, str]:
+    """Return the environment of the shim: hook mode, or mode cdi with a directory of specifications."""
+    environment = host.host.environment(host.environment, runtime)
+    if specs is None:
+        return environment
+    path = specs / f"{runtime}.toml"
+    text = Path(environment["OCIGPU_CONFIG"]).read_text()
+    path.write_text(f'mode = "cdi"\ncdi.spec-dirs = ["{specs}"]\n{text}')
+    path.chmod(0o644)
+    return {**environment, "OCIGPU_CONFIG": str(path)}
+
+
+class Ways(NamedTuple):
+    """Starts containers of one image on one host with one low-level runtime."""
+
+    host: Host
+    runtime: str
+    image: Path
+    directory: Path
+
+    def by_hook(self, names: str) -> Seen:
+        """By the shim's hook mode."""
+        return beyond(self._by_shim(names, None), self._by_shim("", None))
+
+    def by_cdi(self, names: str, specs: Path | None = None) -> Seen:
+        """By the shim's mode cdi."""
+        return beyond(self._by_shim(names, specs or self.host.cdi), self._by_shim("", None))
+
+    def by_podman(self, names: str) -> Seen:
+        return beyond(self._by_podman(names), self._by_podman(""))
+
+    def _by_shim(self, names: str, specs: Path | None) -> Seen:
+        variables = {"NVIDIA_VISIBLE_DEVICES": names, "NVIDIA_DRIVER_CAPABILITIES": "all"} if names else {}
+        config = base_config(survey(self.host.host), variables)
+        name = container_id()
+        bundle = write_bundle(self.directory / name, config, self.image)
+        set_cgroup(bundle, name)
+        env = settings_of(self.host, self.runtime, specs)
+        return finished(run_container([RUNTIME], bundle, name, env=env, cgroup="v2", prefix=OWN_RUN))
+
+    def _by_podman(self, names: str) -> Seen:
+        devices = [f"nvidia.com/gpu={name}" for name in names.split(",") if name]
+        return finished(self.host.podman.run_rootfs(self.runtime, devices, self.image, survey(self.host.host)))
+
+
+def finished(result: Completed) -> Seen:
+    assert result.returncode == 0, explain(result)
+    assert len(parts(result.stdout)) == 11, explain(result)
+    return read_survey(result.stdout)
+
+
+# --- what must be the same
+
+OWN_CONF = "/etc/ld.so.conf.d/00-ocigpu.conf"
+CDI_ONLY = {
+    f"file {OWN_CONF}": "the hook does not know whether the image's loader searches the specification's directories,"
+    " which may be none of its own: a later ldconfig in the container has to find them"
+}
+"""What mode cdi leaves in a container and hook mode does not."""
+
+
+def assert_same(ways: Ways, names: str, change: Callable[[Seen], Seen] = dict) -> Seen:
+    """Compare the ways and return what hook mode gives; ``change`` is made to what both modes of the shim give."""
+    hook, cdi, podman = ways.by_hook(names), ways.by_cdi(names), ways.by_podman(names)
+    assert differences(cdi, podman) == {}
+    assert set(CDI_ONLY) <= set(cdi)
+    assert differences(change(hook), change({key: cdi[key] for key in cdi if key not in CDI_ONLY})) == {}
+    assert {cdi[key] for key in cdi if key.startswith("library")} == {"ok"}
+    return hook
+
+
+@RUNTIMES
+@pytest.mark.parametrize("names", ["3", "0,5", "all"])
+def test_gpus_are_the_same_in_every_way(
+    gpus: Host, rootfs: Callable[[str], Path], work_directory: Path, runtime: str, names: str
+) -> None:
+    seen = assert_same(Ways(gpus, runtime, rootfs("glibc"), work_directory), names)
+    indices = range(8) if names == "all" else map(int, names.split(","))
+    assert listed_uuids(seen["listing"]) == [gpus.host.gpus[index] for index in indices]
+
+
+@RUNTIMES
+def test_an_image_with_libraries_elsewhere_gets_the_same_in_every_way_but_for_the_directory(
+    gpus: Host, fedora_like: Path, work_directory: Path, runtime: str
+) -> None:
+    """A specification names one directory, the host's; hook mode looks where the image has its libraries.
+
+    The loader of the image is Debian's: what has no entry in its cache (only names in the files have one) it looks for
+    in Debian's directory, not in /usr/lib64 as Fedora's own would.
+    """
+
+    def change(seen: Seen) -> Seen:
+        return without_directories({key: seen[key] for key in seen if key != "library dlopen libGLX_indirect.so.0"})
+
+    assert_same(Ways(gpus, runtime, fedora_like, work_directory), "0,5", change)
+
+
+@RUNTIMES
+@pytest.mark.parametrize("names", ["0:1", "all"])
+def test_mig_devices_are_the_same_in_every_way(
+    mig: Host, rootfs: Callable[[str], Path], work_directory: Path, runtime: str, names: str
+) -> None:
+    seen = assert_same(Ways(mig, runtime, rootfs("glibc"), work_directory), names)
+    assert mig.host.mig_devices[1][0] in seen["listing"]
+
+
+# --- NVIDIA's own specification
+
+SETTINGS_TOOL = "a library of nvidia-settings, which containers do not get"
+LINKS = "NVIDIA's generator makes links to names only where the host has them"
+VENDOR = {
+    OWN_CONF: CDI_ONLY[f"file {OWN_CONF}"],
+    "/i386-linux-gnu/": "NVIDIA's generator has no 32-bit libraries",
+    "(libc6)": "as above, in the loader's cache",
+    "libvdpau_nvidia.so": "in a directory of its own",
+    "libnvidia-gtk3.so": SETTINGS_TOOL,
+    "libnvidia-wayland-client.so": SETTINGS_TOOL,
+    "/dev/dri": "the recorded machine had no DRM nodes",
+    "/tmp/dri-": "as above",
+    "/vulkan/": "at another place on the recorded machine, which the simulated host does not have",
+    "libnvidia-egl-gbm.so.1": LINKS,
+    "libnvidia-egl-wayland.so.1": LINKS,
+    "cache libnvidia-ml.so (": "a link for linking programs, which hook mode has not",
+    "link /usr/lib/x86_64-linux-gnu/libnvidia-ml.so": "as above",
+}
+"""Parts of keys in which a container by NVIDIA's specification differs, and why."""
+
+
+@pytest.fixture(scope="module")
+def vendor_specs(gpus: Host, session_directory: Path) -> Path:
+    """A directory with the recorded specification, moved to the simulated host, with our program for its hooks."""
+    directory = session_directory / "vendor"
+    directory.mkdir()
+    host = gpus.host.directory
+    hook = directory / "nvidia-cdi-hook"
+    hook.symlink_to(PROGRAMS / "ocigpu-hook")
+    moved = directory / "moved"
+    words = ["cdi", "transform", "root", "--from", "/", "--to", host, "--input", RECORDED, "--output", f"{moved}.yaml"]
+    run([PROGRAMS / "ocigpu", *words])
+    spec: dict[str, Any] = yaml.safe_load(moved.with_suffix(".yaml").read_text())
+    moved.with_suffix(".yaml").unlink()
+    common = spec["containerEdits"]
+    common["mounts"] = [mount for mount in common["mounts"] if Path(mount["hostPath"]).exists()]
+    for entry in common["hooks"]:
+        assert entry["path"] == f"{host}/usr/bin/nvidia-cdi-hook"
+        entry["path"] = str(hook)
+        if "disable-device-node-modification" in entry["args"]:  # the machine of the tests has no driver
+            entry["args"] += ["--driver-proc", f"{host}/proc/driver/nvidia", "--simulated"]
+    (directory / "nvidia.json").write_text(json.dumps(spec))
+    return directory
+
+
+@RUNTIMES
+def test_an_existing_specification_of_nvidias_gives_the_same_with_our_program_for_its_hooks(
+    gpus: Host, vendor_specs: Path, rootfs: Callable[[str], Path], work_directory: Path, runtime: str
+) -> None:
+    ways = Ways(gpus, runtime, rootfs("glibc"), work_directory)
+    found = differences(ways.by_hook("0,5"), ways.by_cdi("0,5", vendor_specs))
+    assert {key: value for key, value in found.items() if not any(part in key for part in VENDOR)} == {}
+    assert [part for part in VENDOR if not any(part in key for key in found)] == []
