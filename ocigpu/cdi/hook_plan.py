@@ -209,7 +209,7 @@ def _conf(path: str, directories: "Sequence[str]", exists: bool, reason: str) ->
 
 def _plan_musl(folders: tuple[str, ...], loader: LoaderFacts, notes: list[str]) -> "list[Action]":
     if loader.musl_text is None:
-        notes.append(f"{loader.musl_file} of the image is no text of at most 64 KiB and was left alone")
+        notes.append(f"{loader.musl_file} of the image is no text of at most 64 KiB, or a link, and was left alone")
         return []
     known = loader.musl_text.replace("\n", ":").split(":")
     lines = [folder for folder in folders if folder not in known and ":" not in folder]

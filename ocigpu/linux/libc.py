@@ -66,6 +66,7 @@ RESOLVE_IN_ROOT = 0x10
 STATX_MNT_ID = 0x1000
 STATX_ATTR_MOUNT_ROOT = 0x2000
 _STATX_SIZE = 256
+_STATFS_SIZE = 256  # larger than any struct statfs
 
 # include/uapi/linux/capability.h
 CAP_SYS_ADMIN = 21
@@ -169,6 +170,7 @@ _umount2 = _function("umount2", _text, _int)
 _prctl = _function("prctl", _int, _ulong, _ulong, _ulong, _ulong)
 _setfsuid = _function("setfsuid", _uint)
 _setfsgid = _function("setfsgid", _uint)
+_fstatfs = _function("fstatfs", _int, _pointer)
 _pivot_root = _system_call("pivot_root", _text, _text)
 _capget = _system_call("capget", _pointer, _pointer)
 _capset = _system_call("capset", _pointer, _pointer)
@@ -286,6 +288,14 @@ def read_mount_id(fd: int) -> MountId:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
     (mnt_id,) = struct.unpack_from("=Q", buffer, 144)
     return MountId(mnt_id, bool(attributes & STATX_ATTR_MOUNT_ROOT))
+
+
+def read_file_system_type(fd: int) -> int:
+    """Return the magic number of the file system a descriptor is on (f_type of fstatfs(2)), O_PATH ones included."""
+    buffer = ctypes.create_string_buffer(_STATFS_SIZE)
+    _checked(_fstatfs(fd, buffer))
+    kind: int = struct.unpack_from("@l", buffer, 0)[0]
+    return kind
 
 
 def prctl(option: int, argument: int = 0, second: int = 0) -> None:

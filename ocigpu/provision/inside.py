@@ -6,10 +6,33 @@ Nothing here raises for what an image contains: what cannot be read is not there
 import os
 import stat
 
+from ocigpu.linux.libc import read_file_system_type
 from ocigpu.linux.paths import open_in_root
 
 MAX_ENTRIES = 4096
 """Names read of one directory."""
+_KERNEL_FILE_SYSTEMS = frozenset(
+    (
+        0x9FA0,  # proc
+        0x62656572,  # sysfs
+        0x27E0EB,  # cgroup
+        0x63677270,  # cgroup2
+        0x64626720,  # debugfs
+        0x74726163,  # tracefs
+        0x73636673,  # securityfs
+        0xF97CFF8C,  # selinuxfs
+        0x43415D53,  # smackfs
+        0x62656570,  # configfs
+        0xDE5E81E4,  # efivarfs
+        0x6165676C,  # pstore
+        0xCAFE4A11,  # bpf
+        0x42494E4D,  # binfmt_misc
+        0x19800202,  # mqueue
+        0x1CD1,  # devpts
+        0x6E736673,  # nsfs
+    )
+)
+"""Magic numbers of include/uapi/linux/magic.h (configfs, mqueue: fs/configfs/mount.c, ipc/mqueue.c)."""
 
 
 def list_inside(root_fd: int, path: str) -> list[str]:
@@ -44,17 +67,26 @@ def exists_inside(root_fd: int, path: str) -> bool:
     return status_inside(root_fd, path) is not None
 
 
+def is_of_kernel(fd: int) -> bool:
+    """Tell whether a file is one of procfs, sysfs and the like, which runtimes mount before hooks run.
+
+    Links of an image lead there.  What root of the host reads there is not for the container, and reading may act
+    (/proc/kmsg); what the runtime is going to hide (linux.maskedPaths) is in sight still.  Raises OSError.
+    """
+    return read_file_system_type(fd) in _KERNEL_FILE_SYSTEMS
+
+
 def open_file_inside(root_fd: int, path: str, flags: int = 0) -> int:
     """Return a descriptor to read a regular file of the image, -1 if there is none; needs procfs on /proc.
 
-    What it is is looked at first: a FIFO would block, and opening a device may act on it.
+    What it is is looked at first: a FIFO would block, and opening a device or a file of the kernel may act on it.
     """
     try:
         path_fd = open_in_root(root_fd, path, os.O_PATH | flags)
     except OSError:  # missing, or a link that leads nowhere
         return -1
     try:
-        if not stat.S_ISREG(os.fstat(path_fd).st_mode):
+        if not stat.S_ISREG(os.fstat(path_fd).st_mode) or is_of_kernel(path_fd):
             return -1
         return os.open(f"/proc/self/fd/{path_fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:  # not readable for us
@@ -63,9 +95,9 @@ def open_file_inside(root_fd: int, path: str, flags: int = 0) -> int:
         os.close(path_fd)
 
 
-def read_inside(root_fd: int, path: str, limit: int) -> bytes | None:
-    """Return the first ``limit`` bytes of a regular file of the image, None if there is none."""
-    fd = open_file_inside(root_fd, path)
+def read_inside(root_fd: int, path: str, limit: int, flags: int = 0) -> bytes | None:
+    """Return the first ``limit`` bytes of a regular file of the image, None if there is none; flags as of open(2)."""
+    fd = open_file_inside(root_fd, path, flags)
     if fd < 0:
         return None
     try:

@@ -36,7 +36,7 @@ class LoaderFacts(NamedTuple):
     ``libc``: as in ImageFacts; ``searched``: directories it searches, our own files left out; ``has_conf``,
     ``has_own_conf``, ``has_compat_conf``: whether /etc/ld.so.conf and our two files are there;
     ``compat_directories``: what the latter of them says.  ``musl_file``: musl's path file, "" without musl;
-    ``musl_text``: its content, or what musl does without it; None when it is no text of at most 64 KiB.
+    ``musl_text``: its content, or what musl does without it; None when it is no text of at most 64 KiB, or a link.
     """
 
     libc: str = "glibc"
@@ -135,7 +135,8 @@ def _musl_file(root_fd: int) -> str:
 def _musl_text(root_fd: int, path: str) -> str | None:
     if not exists_inside(root_fd, path):
         return MUSL_DIRECTORIES + "\n"
-    data = read_inside(root_fd, path, MAX_CONF + 1)
+    # What a link leads to is not copied: the new file is for everybody in the container, that one may be for root only.
+    data = read_inside(root_fd, path, MAX_CONF + 1, os.O_NOFOLLOW)
     if data is None or len(data) > MAX_CONF:
         return None
     try:

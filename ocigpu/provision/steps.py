@@ -9,11 +9,12 @@ import os
 import stat
 
 from ocigpu.actions import Bind, Link, Mode, Node, RefreshLdCache, TextFile, Tmpfs
-from ocigpu.errors import ApplyError
+from ocigpu.errors import ApplyError, quoted
 from ocigpu.linux import libc
 from ocigpu.linux.paths import make_directories, open_in_root, open_parent, split
 from ocigpu.provision.container import Container
 from ocigpu.provision.files import apply_mode, apply_text, unusable
+from ocigpu.provision.inside import is_of_kernel
 from ocigpu.provision.journal import LD_CACHE, LD_CACHE_DRAFT, MAX_LD_CACHE, Journal, keep_ld_cache, read_old_link
 from ocigpu.provision.mounts import (
     Mounts,
@@ -332,6 +333,8 @@ def _cover_with_target(place: Workplace, action: Link, parent_fd: int, name: str
     try:
         if not stat.S_ISREG(os.fstat(target_fd).st_mode):
             raise unusable(action.describe(), where, os.fstat(target_fd), "OCIGPU-MNT-3")
+        if is_of_kernel(target_fd):
+            raise ApplyError("OCIGPU-MNT-3", f"{action.describe()}: {quoted(where)} leads to a file of the kernel")
         fd = os.open(name, _O_LOOK, dir_fd=parent_fd)
         try:
             target = Target(path, parent_fd, name, fd)

@@ -301,7 +301,9 @@ def test_a_path_file_that_is_no_text_is_left_alone() -> None:
     facts = HookFacts(loader=LoaderFacts(libc="musl", musl_file="/etc/ld-musl-x86_64.path"))
     plan = plan_hooks([FOLDERS], facts, SETTINGS)
     assert plan.actions == ()
-    assert plan.notes == ("/etc/ld-musl-x86_64.path of the image is no text of at most 64 KiB and was left alone",)
+    assert plan.notes == (
+        "/etc/ld-musl-x86_64.path of the image is no text of at most 64 KiB, or a link, and was left alone",
+    )
 
 
 def test_settings_decide_on_compatibility_libraries_and_name_ldconfig() -> None:

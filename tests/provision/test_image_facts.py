@@ -490,3 +490,13 @@ def test_nodes_of_the_drivers_are_found_by_name_and_told_by_number(tmp_path: Pat
         )
     finally:
         os.close(fd)
+
+
+@pytest.mark.parametrize("path", ["proc/version", "proc/self/status", "sys/kernel/uevent_seqnum"])
+def test_files_of_the_kernel_are_not_read(path: str, tmp_path: Path) -> None:
+    fd = os.open("/", os.O_PATH | os.O_DIRECTORY)
+    try:
+        assert Path("/", path).read_text()
+        assert inside.read_inside(fd, path, 100) is None
+    finally:
+        os.close(fd)
