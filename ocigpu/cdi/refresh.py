@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 
+from ocigpu.cache import open_cache
 from ocigpu.cdi.document import read_document
 from ocigpu.cdi.draft import GenerateOptions
 from ocigpu.cdi.generate import Generated, generate
@@ -20,6 +21,7 @@ else:
 
 DEFAULT_OUTPUT = "/var/run/cdi/nvidia.yaml"
 """Below /run, as with the vendor's service: after a reboot no engine finds the specification of before."""
+_LOCK = "refresh.lock"
 
 
 class Refreshed(NamedTuple):
@@ -36,12 +38,12 @@ def refresh(options: GenerateOptions, settings: Settings, path: str = DEFAULT_OU
     """Generate the specification and write it to ``path`` (mode 0644) unless the file says the same already.
 
     What is compared is the parsed content, so an equal file is left alone whoever formatted it, and nobody who watches
-    it is woken.  One refresh works in a directory at a time.  Needs the right to write there.  Raises the generator's
+    it is woken.  One refresh works at a time.  Needs the right to write there.  Raises the generator's
     error when there is nothing to write: the file stays, and the message says whether it is stale.  Raises CdiError
     OCIGPU-CDI-8 when it cannot be written.
     """
     target, form = target_of(path)
-    lock = _lock_directory(os.path.dirname(target) or ".")
+    lock = _take_lock()
     try:
         before, reasons = _read_before(target, settings)
         try:
@@ -58,22 +60,25 @@ def refresh(options: GenerateOptions, settings: Settings, path: str = DEFAULT_OU
             os.close(lock)
 
 
-def _lock_directory(directory: str) -> int:
-    """Return a descriptor that holds a lock on the directory until it is closed, -1 when there is no such directory.
+def _take_lock() -> int:
+    """Return a descriptor that holds the lock of all refreshes until it is closed, -1 where there is no place for it.
 
-    Then there is no file to protect yet, and writing makes the directory.
+    It is in our own directory: everybody who may read a directory of specifications could hold a lock on that one.
     """
-    try:
-        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except FileNotFoundError:
+    directory = open_cache(create=True)
+    if directory < 0:
         return -1
-    except OSError as error:
-        raise CdiError("OCIGPU-CDI-8", f"open {directory}: {error.strerror}") from error
+    try:
+        fd = os.open(_LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=directory)
+    except OSError:  # a full or read-only file system: then each of two may write, whole files still
+        return -1
+    finally:
+        os.close(directory)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
-    except OSError as error:
+    except OSError:  # a file system without locks
         os.close(fd)
-        raise CdiError("OCIGPU-CDI-8", f"lock {directory}: {error.strerror}") from error
+        return -1
     return fd
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from ocigpu import cache
 from ocigpu.cdi.draft import GenerateOptions
 from ocigpu.cdi.refresh import Refreshed, refresh
 from ocigpu.errors import OcigpuError
@@ -20,6 +21,12 @@ from ocigpu.settings import Settings, read_settings
 from ocigpu.sim.create import create_host
 
 Refresh = Callable[[], Refreshed]
+
+
+@pytest.fixture(autouse=True)
+def cache_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(cache, "SYSTEM_DIRECTORY", str(tmp_path / "cache"))
+    return tmp_path / "cache"
 
 
 @pytest.fixture
@@ -147,31 +154,55 @@ def test_a_directory_that_cannot_be_opened_is_named(settings: Settings, tmp_path
     with pytest.raises(OcigpuError) as caught:
         refresh(GenerateOptions(), settings, str(tmp_path / "file/nvidia.yaml"))
     assert caught.value.code == "OCIGPU-CDI-8"
-    assert caught.value.message == f"open {tmp_path}/file: Not a directory"
+    assert caught.value.message == f"write {tmp_path}/file/nvidia.yaml: Not a directory"
 
 
 SCRIPT = """\
 import sys
+import ocigpu.cache
 from ocigpu.cdi.draft import GenerateOptions
 from ocigpu.cdi.refresh import refresh
 from ocigpu.settings import read_settings
+ocigpu.cache.SYSTEM_DIRECTORY = sys.argv[3]
 print("begin", flush=True)
 refresh(GenerateOptions(), read_settings(sys.argv[1]), sys.argv[2])
 """
 
 
-def test_a_refresh_waits_for_another_one(settings: Settings, target: Path) -> None:
-    target.parent.mkdir()
-    directory = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
-    inode = os.fstat(directory).st_ino
-    fcntl.flock(directory, fcntl.LOCK_EX)
-    command = [sys.executable, "-c", SCRIPT, settings.path, str(target)]
+def test_a_refresh_waits_for_another_one(settings: Settings, target: Path, cache_directory: Path, run: Refresh) -> None:
+    run()
+    target.unlink()
+    lock = os.open(cache_directory / "refresh.lock", os.O_RDWR)
+    inode = os.fstat(lock).st_ino
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    command = [sys.executable, "-c", SCRIPT, settings.path, str(target), str(cache_directory)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout
         assert other.stdout.readline() == "begin\n"
         while not any(f":{inode} " in line and "->" in line for line in Path("/proc/locks").read_text().splitlines()):
             assert other.poll() is None
         assert not target.exists()
-        os.close(directory)
+        os.close(lock)
         assert other.wait() == 0
+    assert target.exists()
+
+
+def test_who_may_read_the_directory_cannot_hold_up_a_refresh(run: Refresh, target: Path) -> None:
+    run()
+    held = [os.open(path, os.O_RDONLY) for path in (target, target.parent)]
+    try:
+        for fd in held:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        target.write_text("{}")
+        assert run().changed
+    finally:
+        for fd in held:
+            os.close(fd)
+
+
+def test_without_a_place_for_the_lock_the_file_is_written_all_the_same(
+    run: Refresh, target: Path, cache_directory: Path
+) -> None:
+    cache_directory.write_text("")
+    run()
     assert target.exists()
