@@ -246,8 +246,9 @@ def test_links_are_not_followed_on_a_real_host(tmp_path: Path) -> None:
     assert config["linux"]["resources"]["devices"] == [rule("c", 1, 3)]
 
 
-def test_numbers_that_are_not_the_hosts_are_reported() -> None:
-    node = {**NULL, "type": "c", "major": 510, "minor": 4}
+@pytest.mark.parametrize("kind", [{"type": "c"}, {}], ids=["with its type", "without its type"])
+def test_numbers_that_are_not_the_hosts_are_reported(kind: dict[str, str]) -> None:
+    node = {**NULL, **kind, "major": 510, "minor": 4}
     config: Config = {}
     (note,) = inject(config, [{"deviceNodes": [node]}], lstat=HOST, files=["/s.json"])
     assert note == '/s.json: CDI device "/dev/nvidia0" is c 510:4 in the specification and 195:0 on this host'
@@ -271,6 +272,15 @@ def test_where_nodes_are_bound_one_of_another_path_becomes_a_mount(config: Confi
     bind = {"destination": "/dev/y", "type": "bind", "source": "/dev/nvidia0"}
     assert result["mounts"] == [{**bind, "options": ["bind", "rprivate", "nosuid", "noexec"]}]
     assert result["linux"]["resources"]["devices"] == [rule("c", 195, 0)]
+
+
+@pytest.mark.parametrize("last", ["node", "bound"])
+def test_where_nodes_are_bound_the_last_of_a_path_counts(last: str) -> None:
+    node, bound = {"path": "/dev/sda"}, {"path": "/dev/sda", "hostPath": "/dev/nvidia0"}
+    nodes = [bound, node] if last == "node" else [node, bound]
+    result = injected(USER, {"deviceNodes": nodes})
+    assert [item["major"] for item in result["linux"]["devices"]] == ([8] if last == "node" else [])
+    assert [item["source"] for item in result.get("mounts", [])] == ([] if last == "node" else ["/dev/nvidia0"])
 
 
 @pytest.mark.parametrize(
