@@ -93,8 +93,8 @@ class Registry(NamedTuple):
 
     def _hint(self, kind: str) -> "str | None":
         """Return what there is instead of an unknown device of this kind, None when there is nothing at all."""
-        names = sorted({name for spec in self.loaded if spec.kind == kind for name in spec.device_names()})
-        what, found = (f"Devices of {kind}", names) if names else ("Kinds", sorted({spec.kind for spec in self.loaded}))
+        names = sorted({name for spec in self.specs if spec.kind == kind for name in spec.device_names()})
+        what, found = (f"Devices of {kind}", names) if names else ("Kinds", sorted({spec.kind for spec in self.specs}))
         more = ", ..." if len(found) > SHOWN else ""
         return f"{what} that are defined: {_listed(found[:SHOWN])}{more}; all: ocigpu cdi list" if found else None
 
@@ -182,6 +182,8 @@ def read_registry(settings: Settings) -> Registry:
     errors: list[tuple[str, str]] = []
     files: list[tuple[str, int]] = []
     for priority, directory in enumerate(settings.cdi_spec_dirs):
+        if directory in settings.cdi_spec_dirs[priority + 1 :]:
+            continue  # named again: it counts there
         names, problem = _list_directory(directory)
         if problem:
             errors.append((directory, problem))

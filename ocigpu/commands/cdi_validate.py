@@ -90,7 +90,7 @@ def _validate(path: str, reason: str = "") -> Validated:
     try:
         checked = check_file(path)
     except CdiError as error:
-        return _unusable(path, error.message)
+        return _unusable(path, reason or error.message)
     if reason and not checked.errors:
         return _unusable(path, reason)
     return Validated(path, checked.problems, {} if checked.errors else checked.spec)
@@ -105,14 +105,14 @@ def _unusable(path: str, message: str) -> Validated:
 def _find_overlaps(files: Iterable[Validated], directories: tuple[str, ...]) -> list[Overlap]:
     """Return which devices of valid files are defined twice; files elsewhere are compared with those beside them."""
     groups: dict[str, list[LoadedSpec]] = {}
-    for file in files:
-        if file.valid and file.path != STANDARD_INPUT:
-            path = os.path.abspath(file.path)
-            directory = os.path.dirname(path)
-            place, priority = ("", directories.index(directory)) if directory in directories else (directory, 0)
-            loaded, _ = parse_text(render_text(file.spec), path, priority)
-            if loaded:
-                groups.setdefault(place, []).append(loaded)
+    ranks = {os.path.abspath(directory): rank for rank, directory in enumerate(directories)}
+    usable = {os.path.abspath(file.path): file for file in files if file.valid and file.path != STANDARD_INPUT}
+    for path, file in usable.items():  # each once, however often it is named
+        directory = os.path.dirname(path)
+        place, priority = ("", ranks[directory]) if directory in ranks else (directory, 0)
+        loaded, _ = parse_text(render_text(file.spec), path, priority)
+        if loaded:
+            groups.setdefault(place, []).append(loaded)
     registries = (Registry(tuple(sorted(group, key=lambda spec: spec.priority)), ()) for group in groups.values())
     return [overlap for registry in registries for overlap in find_overlaps(registry)]
 

@@ -457,6 +457,57 @@ def test_validate_without_files_checks_all_and_what_they_do_to_each_other(cdi: R
     assert f"{two}: valid" in out
 
 
+def test_validate_says_why_a_directory_or_a_broken_file_is_not_even_read(cdi: Run, tmp_path: Path) -> None:
+    broken = write(tmp_path / "low" / "broken.json", "{")
+    broken.chmod(0o666)
+    write(tmp_path / "high" / "a.json", SMALL)
+    (tmp_path / "high").chmod(0o1777)
+    status, out, _ = cdi("validate")
+    assert status == 1
+    assert f"{tmp_path}/high: invalid\n  error: owner {os.geteuid()}, mode 1777: others may write" in out
+    assert f"{broken}: invalid\n  error: owner {os.geteuid()}, mode 0666: others may write" in out
+
+
+def test_a_file_that_is_named_twice_is_no_conflict(cdi: Run, tmp_path: Path) -> None:
+    path = write(tmp_path / "low" / "a.json", SMALL)
+    assert cdi("validate", path, tmp_path / "high/../low/a.json")[0] == 0
+    assert cdi("validate", "--spec-dir", tmp_path / "low", "--spec-dir", tmp_path / "low")[0] == 0
+    assert cdi("list", "--spec-dir", tmp_path / "low", "--spec-dir", tmp_path / "low")[1] == "vendor.com/thing=a\n"
+
+
+RULES = {
+    "version": ({"cdiVersion": "0.7"}, "cdiVersion: invalid version"),
+    "kind": ({"kind": "x"}, "kind: invalid kind"),
+    "no-devices": ({"devices": []}, "devices: invalid spec, no devices"),
+    "empty-edits": ({"devices": [{"name": "a"}]}, "devices[0].containerEdits: invalid device, empty device edits"),
+    "device-name": ({"devices": [{"name": "-"}]}, "devices[0].name: device name"),
+    "env": ({"containerEdits": {"env": ["x"]}}, "containerEdits.env[0]: invalid environment variable"),
+    "hook-name": (
+        {"containerEdits": {"hooks": [{"hookName": "x", "path": "/x"}]}},
+        "containerEdits.hooks[0].hookName: invalid hook name",
+    ),
+    "path": (
+        {"containerEdits": {"mounts": [{"hostPath": "/a/../b", "containerPath": "/b"}]}},
+        "containerEdits.mounts[0].hostPath: path",
+    ),
+    "unknown-field": ({"garbage": 1}, 'unknown field "garbage"'),
+    "intel-rdt": ({"containerEdits": {"intelRdt": {"closID": ".."}}}, "containerEdits.intelRdt.closID: invalid"),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_validate_names_the_rule(cdi: Run, tmp_path: Path, rule: str) -> None:
+    fields, message = RULES[rule]
+    path = write(tmp_path / "a.json", {**SMALL, "cdiVersion": "1.1.0", **fields})
+    status, out, err = cdi("validate", path)
+    assert (status, err) == (1, "")
+    (line,) = [line for line in out.splitlines() if f"[{rule}]" in line]
+    assert line.startswith(f"  error: {message}")
+    assert out.startswith(f"{path}: invalid\n")
+    (problem,) = json.loads(cdi("validate", "--json", path)[1])["files"][0]["problems"]
+    assert (problem["rule"], problem["severity"]) == (rule, "error")
+
+
 # show
 
 
