@@ -142,28 +142,30 @@ CODES: dict[str, Code] = {
     ),
     "OCIGPU-CDI-2": Code(
         "A CDI specification file cannot be read, or is not one YAML or JSON document within the limits.",
-        "Write it again (ocigpu cdi generate), or remove it; other files stay usable.",
+        "Correct the file, write it again (ocigpu cdi generate --output FILE) or remove it; other files stay usable.",
     ),
     "OCIGPU-CDI-3": Code(
         "A CDI specification breaks a rule of the CDI specification.", "Run: ocigpu cdi validate FILE"
     ),
     "OCIGPU-CDI-4": Code(
         "The container asks for a CDI device that no specification defines.",
-        "See what there is: ocigpu cdi list; write what is missing: ocigpu cdi generate",
+        "See what there is: ocigpu cdi list; write what is missing: ocigpu cdi generate --output /etc/cdi/nvidia.yaml",
     ),
     "OCIGPU-CDI-5": Code(
         "Two CDI specifications of the same directory define the requested device.",
-        "Remove one of the files that the message names.",
+        "Remove one of the files that the message names, or move it to another directory; see ocigpu cdi validate.",
     ),
     "OCIGPU-CDI-6": Code(
         "A CDI specification asks for something that this host does not have or that cannot be applied.",
-        "The specification is older than the host's state, or of another host; write it again: ocigpu cdi refresh",
+        "Often the specification is older than the host's state: ocigpu cdi refresh --output FILE, for one of ours.",
     ),
     "OCIGPU-CDI-7": Code(
-        "No CDI specification could be generated.", "The message says what is missing; nothing was written."
+        "No CDI specification could be generated; nothing was written, and a file from before is unchanged.",
+        "See what the host has: ocigpu facts; modes and options: ocigpu cdi generate --help",
     ),
     "OCIGPU-CDI-8": Code(
-        "A CDI specification could not be written.", "A file that was there before is unchanged; see the message."
+        "A CDI specification could not be written; a file that was there before is unchanged.",
+        "See the cause in the message: often a missing right, a read-only file system or a full disk.",
     ),
     # SIM: simulated host
     "OCIGPU-SIM-1": Code("The simulated host could not be made or read.", "See the cause in the message."),

@@ -72,6 +72,9 @@ def read_file(path: str) -> tuple[bytes, FileState]:
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    except FileNotFoundError as error:
+        hint = "Check the path, or write it: ocigpu cdi generate --output FILE"
+        raise _cannot_read(path, str(error.strerror), hint) from error
     except OSError as error:
         raise _cannot_read(path, str(error.strerror)) from error
     except ValueError as error:  # a NUL character in the path

@@ -26,6 +26,14 @@ EMPTY_DEVICE = "invalid device, empty device edits"
 _LISTS = ("env", "deviceNodes", "netDevices", "hooks", "mounts")
 _SORT_KEYS = {"deviceNodes": "path", "mounts": "containerPath"}
 _MAX_REASONS = 4
+_HINTS = {
+    "gds": "GPUDirect Storage needs its kernel module: modprobe nvidia-fs",
+    "gdrcopy": "GDRCopy needs its kernel module: modprobe gdrdrv",
+    "mofed": "RDMA devices need their driver, which makes /dev/infiniband/uverbs0: modprobe ib_uverbs",
+    "nvswitch": "Only hosts with NVSwitches have /dev/nvidia-nvswitch0, made by the loaded driver.",
+    "imex": "The driver makes channel 0 when it is loaded with NVreg_CreateImexChannel0=1.",
+}
+"""What to do when a mode finds nothing."""
 
 
 class Generated(NamedTuple):
@@ -61,9 +69,10 @@ def assemble(draft: "Draft", options: "GenerateOptions", fingerprint: str) -> Ge
     wants_all = options.all_device and draft.all_device and "none" not in options.device_ids
     for name, edits in devices.items():
         if not any(edits.values()):
-            raise _nothing(kind, f'failed add device "{name}": {EMPTY_DEVICE}', draft)
+            raise _nothing(kind, f'failed add device "{name}": {EMPTY_DEVICE}', draft, options.mode)
     if not devices:
-        raise _nothing(kind, f'"{ALL}": {EMPTY_DEVICE}' if wants_all else "invalid spec, no devices", draft)
+        cause = f'"{ALL}": {EMPTY_DEVICE}' if wants_all else "invalid spec, no devices"
+        raise _nothing(kind, cause, draft, options.mode)
     common = merge_edits([draft.common])
     if wants_all and ALL not in devices:
         devices[ALL] = _join_links(merge_edits(devices.values()))
@@ -86,11 +95,11 @@ def assemble(draft: "Draft", options: "GenerateOptions", fingerprint: str) -> Ge
     return Generated(spec, notes, draft.skipped)
 
 
-def _nothing(kind: str, message: str, draft: "Draft") -> CdiError:
+def _nothing(kind: str, message: str, draft: "Draft", mode: str) -> CdiError:
     reasons = [printable(text, 300) for text in draft.skipped]
     more = [f"and {len(reasons) - _MAX_REASONS} more"] if len(reasons) > _MAX_REASONS else []
     why = f" ({'; '.join([*reasons[:_MAX_REASONS], *more])})" if reasons else ""
-    return CdiError("OCIGPU-CDI-7", f"generate {kind}: {message}{why}")
+    return CdiError("OCIGPU-CDI-7", f"generate {kind}: {message}{why}", _HINTS.get(mode))
 
 
 def _key(item: "Any") -> str:
@@ -178,6 +187,8 @@ def _lower_version(spec: "dict[str, Any]", newest: str) -> list[str]:
     for need in requirements(spec):
         if is_older(newest, need.version):
             raise CdiError(
-                "OCIGPU-CDI-7", f"generate {spec['kind']}: {need.where} needs CDI {need.version} for {need.why}"
+                "OCIGPU-CDI-7",
+                f"generate {spec['kind']}: {need.where} needs CDI {need.version} for {need.why}",
+                f"Leave --max-version out, or raise it to {spec['cdiVersion']}.",
             )
     return [f"left out for CDI {newest}: {', '.join(left_out)}"]

@@ -249,7 +249,8 @@ def render_hook(commands: "Iterable[Command]") -> list[str]:
         cause = "its names cannot be told apart"
     except OcigpuError as error:
         cause = error.message
-    raise CdiError("OCIGPU-CDI-7", f"write hook {quoted(' '.join(words), 300)}: {cause}")
+    message = f"write hook {quoted(' '.join(words), 300)}: {cause}"
+    raise CdiError("OCIGPU-CDI-7", message, "Rename the host's directory, or leave the hook out: --disable-hook NAME")
 
 
 def _typed(commands: "tuple[Command, ...]") -> "list[tuple[type, Command]]":

@@ -32,6 +32,7 @@ _FIELDS_OF = {
     "mounts": ("hostPath", "containerPath", "options", "type"),
 }
 _TEMPORARY_TRIES = 16
+_NOT_PERMITTED = (errno.EACCES, errno.EPERM, errno.EROFS)
 _PLAIN_FIRST = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ/._-")
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/._-+=:,@ ")
 _WORDS = frozenset(("y", "n", "yes", "no", "on", "off", "true", "false", "null", "none", "nan", "inf", "~"))
@@ -169,7 +170,8 @@ def write_spec(
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         _replace(directory or ".", name, text)
     except OSError as error:
-        raise CdiError("OCIGPU-CDI-8", f"write {target}: {error.strerror or error}") from error
+        hint = "Run it as root, or write elsewhere: --output FILE" if error.errno in _NOT_PERMITTED else None
+        raise CdiError("OCIGPU-CDI-8", f"write {target}: {error.strerror or error}", hint) from error
     return Written(target, before != text)
 
 

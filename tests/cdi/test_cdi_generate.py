@@ -608,3 +608,23 @@ def test_what_is_generated_is_valid_without_a_warning() -> None:
     for facts in (A100, MIG, DRM, BROKEN):
         for hook in (OURS, THEIRS):
             assert check_spec(made(facts, hook).spec).problems == ()
+
+
+@pytest.mark.parametrize(
+    ("mode", "hint"),
+    [("gds", "modprobe nvidia-fs"), ("gdrcopy", "modprobe gdrdrv"), ("mofed", "uverbs"), ("nvswitch", "NVSwitches")],
+)
+def test_a_mode_without_devices_says_what_they_need(mode: str, hint: str) -> None:
+    options = GenerateOptions(mode=mode)
+    with pytest.raises(CdiError) as caught:
+        assemble(Draft("nvidia", "nvidia.com", mode, (DraftDevice("all", {}),), {}), options, "")
+    assert hint in caught.value.hint
+
+
+def test_a_version_that_is_too_old_for_the_devices_says_which_one_is_not() -> None:
+    node = {"deviceNodes": [{"path": "/dev/a", "hostPath": "/dev/b"}]}
+    with pytest.raises(CdiError) as caught:
+        assemble(
+            Draft("nvidia", "x.com", "gpu", (DraftDevice("a", node),), {}), GenerateOptions(max_version="0.4.0"), "f"
+        )
+    assert caught.value.hint == "Leave --max-version out, or raise it to 0.5.0."

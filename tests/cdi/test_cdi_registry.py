@@ -14,7 +14,7 @@ import ocigpu
 from ocigpu import cache as cache_files
 from ocigpu.cdi import cache, document, registry
 from ocigpu.cdi.registry import Registry, Resolved, read_registry
-from ocigpu.errors import CdiError
+from ocigpu.errors import CODES, CdiError
 from ocigpu.settings import Settings
 
 YAML = """\
@@ -205,6 +205,15 @@ def test_all_unknown_devices_are_named(place: Path) -> None:
     error = refusal(read_registry(settings(place)), "x.com/gpu=7", "x.com/gpu=0", "y.com/gpu=0")
     assert error.code == "OCIGPU-CDI-4"
     assert error.message == "unresolvable CDI devices x.com/gpu=7, y.com/gpu=0"
+    assert error.hint == "Devices of x.com/gpu that are defined: 0; all: ocigpu cdi list"
+
+
+def test_the_hint_says_what_there_is_instead_of_an_unknown_device(place: Path) -> None:
+    assert refusal(read_registry(settings(place)), "y.com/gpu=0").hint == CODES["OCIGPU-CDI-4"].fix
+    write(place / "0/a.json", spec(**{f"_{number}": "a" for number in range(30)}))
+    found = read_registry(settings(place))
+    assert refusal(found, "y.com/gpu=0").hint == "Kinds that are defined: x.com/gpu; all: ocigpu cdi list"
+    assert str(refusal(found, "x.com/gpu=77").hint).count(",") == 20
 
 
 def test_files_that_could_not_be_used_are_named_with_an_unknown_device(place: Path) -> None:

@@ -75,9 +75,11 @@ def draft_csv(
     ``answer``: what NVML says, None without it.  Raises CdiError (OCIGPU-CDI-7) as :func:`draft` does.
     """
     if not facts.nodes:
-        reasons = "; ".join(facts.notes)
+        reasons = "; ".join(note.removesuffix("; passed over") for note in facts.notes)
         raise CdiError(
-            "OCIGPU-CDI-7", f"the CSV files give no device node of this host{': ' if reasons else ''}{reasons}"
+            "OCIGPU-CDI-7",
+            f"the CSV files give no device node of this host{': ' if reasons else ''}{reasons}",
+            "Mode csv is for Tegra systems; other lists: --csv.file FILE; any other host: --mode nvml",
         )
     gpus = answer.gpus if answer else ()
     notes = list(facts.notes)

@@ -19,6 +19,7 @@ def select_ids(ids: "Sequence[str]", known: "Sequence[tuple[str, ...]]", what: s
         found = [position for position, own in enumerate(known) if text in own]
         if not found:
             first = ", ".join(own[0] for own in known[:16]) + (", ..." if len(known) > 16 else "")
-            raise CdiError("OCIGPU-CDI-7", f"device id {quoted(text)}: no such {what}; there are: {first or 'none'}")
+            message = f"device id {quoted(text)}: no such {what}; there are: {first or 'none'}"
+            raise CdiError("OCIGPU-CDI-7", message, "Give one of them, or leave --device-id out.")
         chosen.update(found)
     return tuple(sorted(chosen))

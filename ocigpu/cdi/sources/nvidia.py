@@ -273,7 +273,7 @@ def draft_management(
     settings = _with_ldconfig(settings, options)
     graphics = ("graphics", "display")
     request = request._replace(capabilities=tuple(x for x in request.capabilities if x not in graphics))
-    gpus = tuple(gpu._replace(error="") for gpu in facts.gpus if gpu.node)
+    gpus = tuple(gpu._replace(error="", model="") for gpu in facts.gpus if gpu.node)  # nothing to be left out for
     configurable = {name for name, _ in facts.cap_nodes}
     everything = request._replace(
         selection="all" if gpus else "none",
@@ -335,13 +335,19 @@ def draft_imex(facts: "HostFacts", options: "GenerateOptions", settings: "Settin
 def _channel(text: str, present: set[int]) -> int:
     number = small_number(text.removeprefix("channel"))
     if number < 0:
-        raise CdiError("OCIGPU-CDI-7", f"invalid channel ID {quoted(text)}: not a number")
+        raise CdiError("OCIGPU-CDI-7", f"invalid channel ID {quoted(text)}: not a number", _channels(present))
     if number > MAX_IMEX_CHANNEL:
-        raise CdiError("OCIGPU-CDI-7", f"invalid channel ID {number}: must be in the range [0, {MAX_IMEX_CHANNEL}]")
+        message = f"invalid channel ID {number}: must be in the range [0, {MAX_IMEX_CHANNEL}]"
+        raise CdiError("OCIGPU-CDI-7", message, _channels(present))
     if number not in present:
         path = f"/dev/nvidia-caps-imex-channels/channel{number}"
-        raise CdiError("OCIGPU-CDI-7", f"IMEX channel {number} not found at {path}")
+        raise CdiError("OCIGPU-CDI-7", f"IMEX channel {number} not found at {path}", _channels(present))
     return number
+
+
+def _channels(present: set[int]) -> str:
+    shown = ", ".join(map(str, sorted(present)[:16])) + (", ..." if len(present) > 16 else "")
+    return f"This host has IMEX channels {shown}." if present else "This host has no IMEX channel."
 
 
 def _beyond_none(facts: "HostFacts", request: Request, settings: "Settings") -> "list[Action]":

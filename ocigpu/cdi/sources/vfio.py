@@ -30,6 +30,7 @@ else:
 
 KATA_VERSION = "0.5.0"
 SWITCHES = "nvswitch"
+MAX_REASONS = 4
 
 
 class _Given(NamedTuple):
@@ -70,8 +71,10 @@ def draft_vfio(facts: VfioFacts, options: "GenerateOptions") -> Draft:
     if given:
         given = [given[position] for position in select_ids(options.device_ids, ids, "VFIO device")]
     if not given:
-        why = "; ".join(skipped) or f"there is no {what} on the PCI bus"
-        raise CdiError("OCIGPU-CDI-7", f"no {what} for virtual machines: {why}")
+        more = f"; and {len(skipped) - MAX_REASONS} more" if len(skipped) > MAX_REASONS else ""
+        why = "; ".join(skipped[:MAX_REASONS]) + more or f"there is no {what} on the PCI bus"
+        hint = "Bind it and all of its IOMMU group, e.g.: driverctl set-override ADDRESS vfio-pci" if skipped else ""
+        raise CdiError("OCIGPU-CDI-7", f"no {what} for virtual machines: {why}", hint)
     # both are written into each device, as NVIDIA's plugin does: some readers look at devices only
     api = () if single or facts.container_node is None else (facts.container_node,)
     return Draft(

@@ -40,7 +40,8 @@ def draft_wsl(facts: WslFacts, options: "GenerateOptions", hook: "HookOptions") 
     if facts.node is None:
         raise CdiError("OCIGPU-CDI-7", "no GPU on this WSL system: it has no /dev/dxg", "Update WSL: wsl --update")
     if facts.dxcore is None:
-        raise CdiError("OCIGPU-CDI-7", f"no GPU on this WSL system: it has no {LIBRARIES}/{DXCORE}")
+        message = f"no GPU on this WSL system: it has no {LIBRARIES}/{DXCORE}"
+        raise CdiError("OCIGPU-CDI-7", message, "Update WSL: wsl --update")
     store, notes = _choose(facts.stores)
     named = [file for file in store.files if file.container_path.rpartition("/")[2] in NAMED]
     actions: list[Action] = [bind_file(file) for file in (facts.dxcore, *store.files)]
@@ -62,7 +63,8 @@ def draft_wsl(facts: WslFacts, options: "GenerateOptions", hook: "HookOptions") 
 def _choose(stores: tuple[Store, ...]) -> tuple[Store, tuple[str, ...]]:
     """Return the driver store in use, and a note when there was a choice."""
     if not stores:
-        raise CdiError("OCIGPU-CDI-7", f"no NVIDIA GPU on this WSL system: no directory of {STORES} has {CUDA}")
+        message = f"no NVIDIA GPU on this WSL system: no directory of {STORES} has {CUDA}"
+        raise CdiError("OCIGPU-CDI-7", message, "Install NVIDIA's driver for Windows, then: wsl --shutdown")
     if len(stores) == 1:
         return stores[0], ()
     current = [store for store in stores if store.current]
