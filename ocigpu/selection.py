@@ -13,6 +13,9 @@ else:
 MIN_PREFIX = 4
 """Hex digits that a shortened UUID must have at least."""
 
+DISPLAY_ONLY = ("DGX Display", "NVIDIA DGX Display")
+"""Models that drive the monitor of a workstation and compute nothing: not among "all", as with NVIDIA's tools."""
+
 _SHOWN = 8  # devices listed in one message
 
 
@@ -41,10 +44,10 @@ if TYPE_CHECKING:
 def select_devices(request: Request, facts: HostFacts) -> Selection:
     """Return what of this host the request means, in the order asked for (for "all": the host's), each once.
 
-    A GPU with MIG enabled stands for all its MIG devices.  Where the container configures or monitors MIG, one
-    without MIG devices is given as it is.  Raises RequestError OCIGPU-DEV-1 for a device that is not there,
-    HostError OCIGPU-DEV-1 when all of no GPUs were asked for, HostError OCIGPU-DEV-2 for one that is there but
-    cannot be given, RequestError OCIGPU-REQ-1 for a MIG variable along with single MIG devices, and for CDI devices.
+    A GPU with MIG enabled stands for all its MIG devices; one for a display only is not among "all".  Where the
+    container configures or monitors MIG, a GPU without MIG devices is given as it is.  Raises RequestError OCIGPU-DEV-1
+    for a device that is not there, HostError OCIGPU-DEV-1 when all of no GPUs were asked for, HostError OCIGPU-DEV-2
+    for one that is there but cannot be given, RequestError OCIGPU-REQ-1 for a MIG variable along with single MIG devices, and for CDI devices.
     """
     check_without_cdi(request)
     if request.selection == "all":
@@ -59,8 +62,11 @@ def _select_all(request: Request, facts: HostFacts) -> Selection:
     mig_devices: list[tuple[Gpu, MigDevice]] = []
     failed: list[str] = []
     empty: list[int] = []
+    displays: list[int] = []
     for gpu in facts.gpus:
-        if gpu.error:
+        if gpu.model in DISPLAY_ONLY:
+            displays.append(gpu.index)
+        elif gpu.error:
             failed.append(f"GPU {gpu.index} ({printable(gpu.error, 200)})")
         elif _is_whole(gpu, request):
             gpus.append(gpu)
@@ -75,6 +81,8 @@ def _select_all(request: Request, facts: HostFacts) -> Selection:
         notes.append(f"left out: {_ranges(empty)}: MIG is enabled, but there are no MIG devices")
     if gpus or mig_devices:
         return Selection(tuple(gpus), tuple(mig_devices), tuple(notes))
+    if displays:
+        notes.append(f"left out: {_ranges(displays)}: for a display only")
     if notes:
         raise HostError("OCIGPU-DEV-2", f"{request.source}: no GPU of this host can be given; {'; '.join(notes)}")
     raise HostError("OCIGPU-DEV-1", f"{request.source}: {_available(facts)}")

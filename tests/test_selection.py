@@ -193,6 +193,14 @@ def test_all_gives_gpus_and_mig_devices_and_notes_what_is_left_out() -> None:
     assert [each.index for each in selection.every_gpu()] == [0, 1]
 
 
+@pytest.mark.parametrize("model", ["DGX Display", "NVIDIA DGX Display"])
+def test_all_leaves_out_a_gpu_for_a_display_only_which_its_index_gives(model: str) -> None:
+    facts = HOST._replace(gpus=(HOST.gpus[0], HOST.gpus[1]._replace(model=model), *HOST.gpus[2:]))
+    selection = select_devices(wanting_all(), facts)
+    assert (shown(selection), selection.notes) == (["0", "2", "3"], ())
+    assert shown(select_devices(wanting("1"), facts)) == ["1"]
+
+
 def test_many_failed_gpus_make_one_short_note() -> None:
     facts = HostFacts(gpus=(gpu(0), *(gpu(index, error="x" * 5000) for index in range(1, 60))))
     (note,) = select_devices(wanting_all(), facts).notes
@@ -206,8 +214,12 @@ def test_many_failed_gpus_make_one_short_note() -> None:
         pytest.param(NOTHING, "OCIGPU-DEV-1", "this host has no GPUs", id="no gpu"),
         pytest.param(HostFacts(gpus=MIXED.gpus[3:]), "OCIGPU-DEV-2", "fallen off the bus", id="all failed"),
         pytest.param(HostFacts(gpus=MIXED.gpus[2:3]), "OCIGPU-DEV-2", "no MIG devices", id="all empty"),
+        pytest.param(
+            HostFacts(gpus=(gpu(0)._replace(model="DGX Display"),)), "OCIGPU-DEV-2", "left out: GPU 0: for a display",
+            id="all displays",
+        ),
     ],
-)
+)  # fmt: skip
 def test_all_of_nothing_is_an_error(facts: HostFacts, code: str, expected: str) -> None:
     error = refusal(wanting_all(), facts)
     assert isinstance(error, HostError)
