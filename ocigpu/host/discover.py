@@ -138,7 +138,7 @@ class _Discovery:
             majors=parse_devices(read_text(f"{self.roots.proc}/devices") or ""),
             libraries=libraries,
             binaries=read_binaries(self.driver),
-            firmware=read_firmware(self.driver, version),
+            firmware=read_firmware(self.driver, version, self.roots.sys),
             sockets=read_sockets(self.trees),
             configs=read_configs(self.driver, version, self.machine, self.search.configs),
             proc_driver=self.proc_driver,

@@ -6,7 +6,7 @@ All are looked for at fixed places below the driver root; no search path of the 
 import os
 
 from ocigpu.facts import HostFile
-from ocigpu.host.tree import Tree, list_names
+from ocigpu.host.tree import Tree, list_names, read_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,7 +34,15 @@ BINARY_DIRECTORIES = (
     "/run/current-system/sw/bin",  # NixOS
     "/opt/bin",
 )
-FIRMWARE_DIRECTORIES = ("/lib/firmware", "/usr/lib/firmware")
+FIRMWARE_DIRECTORIES = (
+    "/lib/firmware/updates/{release}",
+    "/lib/firmware/updates",
+    "/lib/firmware/{release}",
+    "/lib/firmware",
+    "/usr/lib/firmware",
+)
+"""Where the kernel looks, after the directory that its parameter names (its documentation, fw_search_path)."""
+FIRMWARE_PARAMETER = "module/firmware_class/parameters/path"
 SOCKETS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("/run/nvidia-persistenced/socket", ("utility",), "socket"),
     ("/run/nvidia-fabricmanager/socket", ("utility",), "socket"),
@@ -90,9 +98,14 @@ def read_binaries(tree: Tree) -> tuple[HostFile, ...]:
     return tuple(found)
 
 
-def read_firmware(tree: Tree, version: str) -> tuple[HostFile, ...]:
-    """Return the GSP firmware images of this driver version; every container with a GPU gets them."""
-    for directory in FIRMWARE_DIRECTORIES if version else ():
+def read_firmware(tree: Tree, version: str, sys: str) -> tuple[HostFile, ...]:
+    """Return the GSP firmware images of this driver version; every container with a GPU gets them.
+
+    They come from the first directory that has some, and containers have them in /lib/firmware.  ``sys``: sysfs.
+    """
+    named = (read_text(f"{sys}/{FIRMWARE_PARAMETER}") or "").strip()
+    usual = [directory.format(release=os.uname().release) for directory in FIRMWARE_DIRECTORIES]
+    for directory in [*([named] if named.startswith("/") else []), *usual] if version else ():
         resolved = tree.resolve(f"{directory}/nvidia/{version}")
         names = [name for name in list_names(tree.host(resolved)) if name.startswith("gsp") and name.endswith(".bin")]
         if resolved and names:

@@ -288,6 +288,33 @@ def test_files_of_the_driver_are_found_at_fixed_places(
     assert {item.capabilities for item in facts.configs} == {("graphics", "display")}
 
 
+@pytest.mark.parametrize(
+    ("present", "expected"),
+    [
+        (("/srv/firmware", "/lib/firmware/updates", "/lib/firmware"), "/srv/firmware"),
+        (("/lib/firmware/updates", f"/lib/firmware/updates/{os.uname().release}"), 1),
+        (("/lib/firmware/updates", f"/lib/firmware/{os.uname().release}", "/lib/firmware"), 0),
+        (("/lib/firmware", f"/lib/firmware/{os.uname().release}"), 1),
+        (("/usr/lib/firmware",), 0),
+        ((), None),
+    ],
+    ids=["the kernel's parameter", "updates for a kernel", "updates", "for a kernel", "usr", "none"],
+)
+def test_firmware_is_that_of_the_first_directory_in_the_kernels_order(
+    host: HostTree, fake_nvml: NvmlBuilder, present: tuple[str, ...], expected: str | int | None
+) -> None:
+    host.driver(nvml=fake_nvml())
+    host.write("/sys/module/firmware_class/parameters/path", "/srv/firmware\n")
+    for directory in present:
+        host.write(f"{directory}/nvidia/{VERSION}/gsp_ga10x.bin", directory)
+    directory = present[expected] if isinstance(expected, int) else expected
+    firmware = read_host_facts(host.settings).firmware
+    name = f"nvidia/{VERSION}/gsp_ga10x.bin"
+    assert [(file.host_path, file.container_path) for file in firmware] == (
+        [(f"{host.root}{directory}/{name}", f"/lib/firmware/{name}")] if directory else []
+    )
+
+
 def test_only_real_sockets_and_directories_of_daemons_count(
     host: HostTree, fake_nvml: NvmlBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
