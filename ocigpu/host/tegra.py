@@ -39,6 +39,7 @@ NVML_PATHS = tuple(
         "/usr/lib/aarch64-linux-gnu/tegra",
         "/usr/lib/aarch64-linux-gnu",
         "/usr/lib64",
+        "/usr/lib/x86_64-linux-gnu",
     )
 )
 UNVERSIONED = (

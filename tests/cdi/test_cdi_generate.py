@@ -15,6 +15,7 @@ from ocigpu.cdi.sources.nvidia import draft, draft_feature, draft_gpus, draft_im
 from ocigpu.errors import CdiError, HostError, OcigpuError, RequestError, UsageError
 from ocigpu.facts import DeviceNode, FeatureNodes, Gpu, HostFacts, HostFile, Library, facts_from_json
 from ocigpu.host.fingerprint import ANNOTATION
+from ocigpu.host.nvml import NvmlAnswer
 from ocigpu.settings import Settings
 
 HOSTS = Path(__file__).parents[1] / "bundles/hosts"
@@ -240,14 +241,26 @@ def test_the_index_of_a_gpu_with_mig_devices_means_those_and_not_the_whole_gpu()
         (("1",), ["1", "all"]),
         (("1", A100.gpus[1].uuid), ["1", "all"]),
         (("3", "1"), ["1", "3", "all"]),
+        ((A100.gpus[5].uuid.lower(), A100.gpus[5].uuid[:12]), ["5", "all"]),
         (("all", "none"), [*map(str, range(8))]),
         (("2", "none", "all"), ["none"]),
         (("none",), ["none"]),
     ],
-    ids=["one", "one by two names", "two", "all first", "none before all", "none"],
+    ids=["one", "one by two names", "two", "one by parts of its uuid", "all first", "none before all", "none"],
 )
 def test_ids_choose_devices(ids: tuple[str, ...], expected: list[str]) -> None:
     assert names(made(A100, device_ids=ids, name_strategies=("index",)).spec) == expected
+
+
+@pytest.mark.parametrize("form", ["index", "uuid", "instances"])
+def test_a_mig_device_can_be_chosen_by_index_uuid_and_the_old_form(form: str) -> None:
+    gpu = next(gpu for gpu in MIG.gpus if gpu.mig_devices)
+    mig = gpu.mig_devices[0]
+    old = f"MIG-{gpu.uuid}/{mig.gpu_instance}/{mig.compute_instance}"
+    text = {"index": f"{gpu.index}:{mig.index}", "uuid": mig.uuid, "instances": old}[form]
+    spec = made(MIG, device_ids=(text,), name_strategies=("index", "type-index", "uuid")).spec
+    token = f"{gpu.index}:{mig.index}"
+    assert names(spec) == sorted([token, f"mig{token}", mig.uuid, "all"])
 
 
 def test_none_is_a_device_without_a_gpu() -> None:
@@ -482,6 +495,13 @@ def test_management_has_the_channels_of_imex_and_gpus_with_errors() -> None:
     assert f"/dev/nvidia{lost.minor}" in node_paths(edits_of(management(BROKEN), "all"))
 
 
+def test_management_has_a_gpu_for_a_display_only_which_all_leaves_out() -> None:
+    facts = DRM._replace(gpus=(DRM.gpus[0]._replace(model="NVIDIA DGX Display"), DRM.gpus[1]))
+    assert names(made(facts, name_strategies=("index",)).spec) == ["1", "all"]
+    assert names(made(facts, name_strategies=("index",), device_ids=("0",)).spec) == ["0", "all"]
+    assert {"/dev/nvidia0", "/dev/nvidia1"} <= set(node_paths(edits_of(management(facts), "all")))
+
+
 def test_management_sees_the_hosts_procfs_unless_the_hook_is_asked_for() -> None:
     name = "disable-device-node-modification"
     (hook,) = management(A100)["containerEdits"]["hooks"]
@@ -591,6 +611,30 @@ def test_the_platform_decides_the_mode(tmp_path: Path) -> None:
     (tmp_path / "usr/lib/wsl/lib").mkdir(parents=True)
     (tmp_path / "usr/lib/wsl/lib/libdxcore.so").touch()
     assert detect_mode(settings) == "wsl"
+
+
+def answer(*models: str) -> NvmlAnswer:
+    gpus = (Gpu(index, index, f"GPU-{index}", "00000000:01:00.0", model) for index, model in enumerate(models))
+    return NvmlAnswer(gpus=tuple(gpus))
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        pytest.param(None, "csv", id="no NVML"),
+        pytest.param(NvmlAnswer("NVML cannot be initialised"), "csv", id="a useless NVML"),
+        pytest.param(answer("Orin (nvgpu)"), "csv", id="integrated"),
+        pytest.param(answer("NVIDIA Thor", "NVIDIA RTX 6000"), "csv", id="integrated and discrete"),
+        pytest.param(answer("NVIDIA A100-PCIE-40GB"), "nvml", id="discrete, at the address of integrated ones"),
+    ],
+)
+def test_a_tegra_system_with_discrete_gpus_alone_is_like_any_other_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: NvmlAnswer | None, expected: str
+) -> None:
+    monkeypatch.setattr("ocigpu.cdi.sources.ask_nvml", lambda _: said)
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/nv_tegra_release").write_text("# R36")
+    assert detect_mode(tree_settings(tmp_path)) == expected
 
 
 @pytest.mark.parametrize("vendor", ["amd", "amd.com"])

@@ -1,11 +1,13 @@
 """Where the devices of a generated specification come from: one module for each source, with a function ``draft``."""
 
 from ocigpu.cdi.sources.amd import draft as draft_amd
+from ocigpu.cdi.sources.csv import INTEGRATED_NAMES
 from ocigpu.cdi.sources.csv import draft as draft_csv
 from ocigpu.cdi.sources.nvidia import draft as draft_nvidia
 from ocigpu.cdi.sources.vfio import draft as draft_vfio
 from ocigpu.cdi.sources.wsl import draft as draft_wsl
-from ocigpu.host.tegra import is_tegra
+from ocigpu.host.tegra import ask_nvml, is_tegra
+from ocigpu.host.tree import find_roots
 from ocigpu.host.wsl import is_wsl
 
 TYPE_CHECKING = False
@@ -28,7 +30,16 @@ SOURCES: "dict[str, Source]" = {
 
 
 def detect_mode(settings: "Settings") -> str:
-    """Return the mode that suits this host's platform: "wsl", "csv" (Tegra) or "nvml"."""
+    """Return the mode that suits this host's platform: "wsl", "csv" or "nvml".
+
+    "csv" is for Tegra systems without a usable NVML or with their integrated GPU; one with discrete GPUs alone is like
+    any other host.  Integrated GPUs are parts of Tegra chips, so NVML, which takes its time, is asked there only.
+    """
     if is_wsl(settings):
         return "wsl"
-    return "csv" if is_tegra(settings) else "nvml"
+    if not is_tegra(settings):
+        return "nvml"
+    answer = ask_nvml(find_roots(settings))
+    if answer is None or answer.problem:
+        return "csv"
+    return "csv" if any(name in gpu.model for gpu in answer.gpus for name in INTEGRATED_NAMES) else "nvml"
