@@ -172,6 +172,7 @@ def _plan_loader(
     actions = _plan_musl(folders, loader, notes) if loader.musl_file and caches else []
     if loader.libc != "glibc":
         return actions
+    folders = tuple(dict.fromkeys((*loader.own_directories, *folders)))
     first = loader.compat_directories  # of an enable-cuda-compat that was a process of its own
     confs: "list[Action]" = []
     if compat:
@@ -200,7 +201,7 @@ def _compat_directories(command: EnableCudaCompat, facts: HookFacts, settings: "
 
 
 def _conf(path: str, directories: "Sequence[str]", exists: bool, reason: str) -> "list[Action]":
-    """Return the writing of a file of ours with these directories; one that is there is never left with others."""
+    """Return the writing of a file of ours with these directories and no others."""
     lines = [directory for directory in directories if "#" not in directory and directory == directory.strip()]
     if lines:
         return [TextFile(path, 0o644, "".join(f"{line}\n" for line in lines), reason)]

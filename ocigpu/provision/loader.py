@@ -6,9 +6,10 @@ comment, ``include PATTERN...`` relative to the directory of the including file.
 """
 
 import os
+import stat
 
 from ocigpu.provision.image import TRIPLETS, is_debian, read_libc
-from ocigpu.provision.inside import exists_inside, list_inside, read_inside
+from ocigpu.provision.inside import exists_inside, list_inside, read_inside, status_inside
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,8 +36,10 @@ class LoaderFacts(NamedTuple):
 
     ``libc``: as in ImageFacts; ``searched``: directories it searches, our own files left out; ``has_conf``,
     ``has_own_conf``, ``has_compat_conf``: whether /etc/ld.so.conf and our two files are there;
-    ``compat_directories``: what the latter of them says.  ``musl_file``: musl's path file, "" without musl;
-    ``musl_text``: its content, or what musl does without it; None when it is no text of at most 64 KiB, or a link.
+    ``own_directories``, ``compat_directories``: what the two say, of the former those that are there: folders of a
+    hook before this one, for another specification, or of an earlier start of the container.
+    ``musl_file``: musl's path file, "" without musl; ``musl_text``: its content, or what musl does without it; None
+    when it is no text of at most 64 KiB, or a link.
     """
 
     libc: str = "glibc"
@@ -44,6 +47,7 @@ class LoaderFacts(NamedTuple):
     has_conf: bool = True
     has_own_conf: bool = False
     has_compat_conf: bool = False
+    own_directories: tuple[str, ...] = ()
     compat_directories: tuple[str, ...] = ()
     musl_file: str = ""
     musl_text: str | None = None
@@ -59,10 +63,17 @@ def read_loader_facts(root_fd: int) -> LoaderFacts:
         has_conf=exists_inside(root_fd, LD_SO_CONF),
         has_own_conf=exists_inside(root_fd, OWN_CONF),
         has_compat_conf=exists_inside(root_fd, COMPAT_CONF),
+        own_directories=_own_directories(root_fd),
         compat_directories=tuple(line for line in _lines(root_fd, COMPAT_CONF) if line.startswith("/"))[:1],
         musl_file=musl_file,
         musl_text=_musl_text(root_fd, musl_file) if musl_file else None,
     )
+
+
+def _own_directories(root_fd: int) -> tuple[str, ...]:
+    lines = [line for line in _lines(root_fd, OWN_CONF) if line.startswith("/")][:MAX_CONF_FILES]
+    found = ((line, status_inside(root_fd, line)) for line in lines)
+    return tuple(line for line, status in found if status is not None and stat.S_ISDIR(status.st_mode))
 
 
 def system_directories(debian: bool) -> tuple[str, ...]:

@@ -73,3 +73,20 @@ def test_a_link_does_not_bring_back_what_the_runtime_hides(
     assert result.stdout == "", explain(result)
     assert result.returncode != 0
     assert machine.tree(bundle / "rootfs") == before
+
+
+@RUNTIMES
+def test_hooks_of_two_specifications_both_count(
+    make_bundle: MakeBundle, runtime_environment: dict[str, str], low_level: str
+) -> None:
+    look = ["sh", "-c", "ldconfig -p | grep -c /opt; cat /etc/ld.so.conf.d/*"]
+    calls = [["update-ldcache", "--folder", f"/opt/{name}"] for name in ("one", "two")]
+    bundle = make(make_bundle, look, *calls, layout="glibc")
+    libraries = bundle / "rootfs" / LIBRARIES
+    for name in ("one", "two"):
+        directory = bundle / f"rootfs/opt/{name}"
+        directory.mkdir(parents=True)
+        (directory / f"lib{name}.so.1").write_bytes((libraries / "libm.so.6").read_bytes())
+    for _ in range(2):
+        result = start(bundle, low_level, runtime_environment)
+        assert result.stdout == "2\n/opt/one\n/opt/two\n", explain(result)
