@@ -21,7 +21,7 @@ bench: ## measure bare runc against ocigpu (PEER_RUNTIME=/path measures another 
 gpu-test: ## on a machine with an NVIDIA driver: run real GPU work in containers, write docs/REAL-GPU.md
 	@packaging/gpu-test.sh
 
-install: ## install into PREFIX (/usr/local); VENDOR_NAMES=1 also serves docker run --gpus, WITH_SYSTEMD=1 adds units
+install: ## install into PREFIX (/usr/local); VENDOR_NAMES=1 adds NVIDIA's names of the hook, WITH_SYSTEMD=1 adds units
 	@packaging/bootstrap.sh install
 	@packaging/install.sh --prefix '$(PREFIX)' $(if $(CONFIG),--config '$(CONFIG)') $(if $(VENDOR_NAMES),--vendor-names) $(if $(WITH_SYSTEMD),--systemd)
 

@@ -7,7 +7,8 @@
 #   install.sh --prefix DIR --uninstall                                 removes what the first form made
 #
 # --config FILE    settings the commands use when none are named (default: /etc/ocigpu/config.toml)
-# --vendor-names   also makes nvidia-container-runtime-hook (Docker's --gpus looks for it) a link to ocigpu-hook
+# --vendor-names   also makes nvidia-container-runtime-hook (Docker's --gpus looks for it) and nvidia-cdi-hook (existing
+#                  CDI specifications start it) links to ocigpu-hook
 # --systemd        also puts units below DIR/lib/systemd/system and a udev rule below DIR/lib/udev/rules.d, where both are
 #                  looked for when DIR is /usr/local or /usr; nothing is enabled or started
 # --python FILE    the interpreter (default: found by packaging/find-python.sh)
@@ -36,7 +37,7 @@ if [ -n "$prefix" ]; then
 fi
 [ -n "$bin" ] && [ -n "$venv" ] || die 'give --prefix, or --bin and --venv'
 [ -z "$systemd" ] || [ -n "$prefix" ] || die '--systemd needs --prefix'
-link=$bin/nvidia-container-runtime-hook
+links="$bin/nvidia-container-runtime-hook $bin/nvidia-cdi-hook"
 units=$prefix/lib/systemd/system rules=$prefix/lib/udev/rules.d
 service_files() { # the path of each unit and rule below the prefix
   for file in "$here"/systemd/*; do echo "$units/${file##*/}"; done
@@ -50,7 +51,7 @@ marker=$venv/.ocigpu-installed # holds the directories that were made beside it
 if [ -n "$uninstall" ]; then
   [ -n "$prefix" ] || die '--uninstall needs --prefix'
   [ -e "$marker" ] || die "nothing of this script is installed in $prefix ($marker is missing)"
-  [ "$(readlink "$link" 2>/dev/null)" != ocigpu-hook ] || rm -f "$link"
+  for link in $links; do [ "$(readlink "$link" 2>/dev/null)" != ocigpu-hook ] || rm -f "$link"; done
   for name in $names; do ! ours "$bin/$name" || rm -f "$bin/$name"; done
   for path in $(service_files); do ! ours "$path" || rm -f "$path"; done
   made=$(tr ' ' '\n' <"$marker" | sort -r) # the inner ones first
@@ -59,9 +60,11 @@ if [ -n "$uninstall" ]; then
   exit 0
 fi
 
-if [ -n "$vendor" ] && { [ -e "$link" ] || [ -L "$link" ]; } && [ "$(readlink "$link")" != ocigpu-hook ]; then
-  die "$link exists and was not made by this script: remove the other toolkit first"
-fi
+for link in ${vendor:+$links}; do
+  if { [ -e "$link" ] || [ -L "$link" ]; } && [ "$(readlink "$link")" != ocigpu-hook ]; then
+    die "$link exists and was not made by this script: remove the other toolkit first"
+  fi
+done
 if [ -n "$prefix" ]; then
   for path in $(for name in $names; do echo "$bin/$name"; done) $([ -z "$systemd" ] || service_files); do
     [ ! -e "$path" ] || ours "$path" || die "$path exists and was not made by this script"
@@ -129,7 +132,7 @@ ${config:+export OCIGPU_CONFIG="\${OCIGPU_CONFIG:-$config}"
 }exec $venv/bin/python -I -c 'import sys; sys.argv[0] = "$bin/${name%%:*}"; from ocigpu.${name##*:} import main; sys.exit(main())' "\$@"
 END
 done
-[ -z "$vendor" ] || ln -sfn ocigpu-hook "$link"
+for link in ${vendor:+$links}; do ln -sfn ocigpu-hook "$link"; done
 if [ -n "$systemd" ]; then
   directory_in_units=$(echo "$bin" | sed 's/%/%%/g') # % begins a specifier there
   for path in $(service_files); do

@@ -78,6 +78,15 @@ def test_docker_finds_the_hook_by_the_vendors_name(prefix: Path) -> None:
     assert run(str(link), "--version").stdout.startswith("ocigpu-hook")
 
 
+def test_existing_specifications_find_their_hook_by_the_vendors_name(prefix: Path) -> None:
+    link = prefix / "bin/nvidia-cdi-hook"
+    assert os.readlink(link) == "ocigpu-hook"
+    done = run(str(link), "update-ldcache", "--folder", "relative")
+    assert done.returncode == 1
+    assert "update-ldcache: --folder" in done.stderr
+    assert run(str(link), "hook-of-a-newer-release").returncode == 0
+
+
 def test_units_start_the_installed_command(prefix: Path) -> None:
     units = sorted((prefix / "lib/systemd/system").iterdir())
     assert [path.name for path in units] == [
@@ -143,7 +152,13 @@ def test_a_foreign_directory_is_not_overwritten(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["bin/ocigpu-runtime", "bin/nvidia-container-runtime-hook", "lib/systemd/system/ocigpu-watch.service"]
+    "name",
+    [
+        "bin/ocigpu-runtime",
+        "bin/nvidia-container-runtime-hook",
+        "bin/nvidia-cdi-hook",
+        "lib/systemd/system/ocigpu-watch.service",
+    ],
 )
 def test_a_foreign_file_is_not_overwritten(tmp_path: Path, name: str) -> None:
     foreign = tmp_path / name
