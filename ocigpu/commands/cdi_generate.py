@@ -1,20 +1,18 @@
 """``ocigpu cdi generate``, ``diff`` and ``refresh``: what the host would give, and what is in the file."""
 
 import os
-import sys
-from collections.abc import Iterable
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from ocigpu.cdi.compare import Difference, compare_specs
 from ocigpu.cdi.refresh import DEFAULT_OUTPUT, refresh
 from ocigpu.cdi.registry import read_registry
-from ocigpu.cdi.write import FORMATS, dump, target_of, write_spec
 from ocigpu.commands.cdi_files import find_overlaps, read_valid_spec
-from ocigpu.commands.cdi_options import GenerateRequest, invalid_value, takes_generate_options
+from ocigpu.commands.cdi_options import GenerateRequest, takes_generate_options
+from ocigpu.commands.cdi_output import FormatOption, OutputOption, QuietOption, output_file, say, write_output
 from ocigpu.commands.common import JsonOption, count, print_json
-from ocigpu.errors import CdiError, UsageError, printable
+from ocigpu.errors import CdiError, printable
 from ocigpu.settings import Settings
 
 GENERATE_EPILOG = """\
@@ -47,29 +45,6 @@ Examples:
   ocigpu cdi refresh
   ocigpu cdi refresh --output /var/run/cdi/nvidia.yaml
 """
-
-
-OutputOption = Annotated[
-    str,
-    typer.Option(
-        "--output",
-        metavar="FILE",
-        envvar="NVIDIA_CTK_CDI_OUTPUT_FILE_PATH",
-        help="File to write; without it, or with -, standard output.",
-    ),
-]
-FormatOption = Annotated[
-    str,
-    typer.Option(
-        "--format",
-        metavar="FORMAT",
-        envvar="NVIDIA_CTK_CDI_GENERATE_OUTPUT_FORMAT",
-        help="json or yaml.  [default: by the file's name, else yaml]",
-    ),
-]
-QuietOption = Annotated[
-    bool, typer.Option("--quiet", "-q", envvar="NVIDIA_CTK_QUIET", help="Print errors only, no notes.")
-]
 
 
 @takes_generate_options
@@ -107,52 +82,6 @@ def _collisions(path: str, settings: Settings) -> list[str]:
         return []
     overlaps = find_overlaps(read_registry(settings))
     return [overlap.describe() for overlap in overlaps if path in (overlap.file, overlap.by)]
-
-
-def output_file(output: str, output_format: str, json: bool = False) -> tuple[str, str, list[str]]:
-    """Return the file to write ("" for standard output), the format, and notes; raises UsageError.
-
-    The format is that of the file's name, as with the vendor's generator, else the one that was asked for, else YAML.
-    """
-    wanted = output_format.lower()
-    if wanted and wanted not in FORMATS:
-        raise invalid_value("--format", "output format", output_format, FORMATS)
-    if json:
-        if wanted == "yaml":
-            raise UsageError("--json and --format yaml contradict each other", "")
-        wanted = "json"
-    if output in ("", "-"):
-        return "", wanted or "yaml", []
-    path, format_name = target_of(output, wanted)
-    notes = []
-    if wanted and wanted != format_name:
-        notes.append(f"{path}: the name says {format_name}, so it is {format_name}, not {wanted}")
-    if os.path.splitext(path)[1] not in (".json", ".yaml"):
-        notes.append(f"{path}: engines read only files whose names end in .json or .yaml")
-    return path, format_name, notes
-
-
-def write_output(spec: dict[str, Any], path: str, format_name: str) -> None:
-    """Write a specification to a file, atomically, or to standard output if ``path`` is empty; raises CdiError."""
-    if path:
-        write_spec(spec, path, format_name)
-        return
-    text = dump(spec, format_name)
-    try:
-        sys.stdout.write(text if text.endswith("\n") else text + "\n")
-        sys.stdout.flush()
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        # Python would try to write the rest at exit once more.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise CdiError("OCIGPU-CDI-8", f"write standard output: {error.strerror}", "") from error
-
-
-def say(lines: Iterable[str]) -> None:
-    """Print lines for people on standard error."""
-    for line in lines:
-        print(printable(line), file=sys.stderr)
 
 
 @takes_generate_options

@@ -7,7 +7,7 @@ import typer
 
 from ocigpu.cdi.registry import Registry, read_registry
 from ocigpu.commands.cdi_files import SpecDirsOption, State, file_state, settings_with_dirs
-from ocigpu.commands.cdi_generate import QuietOption, say
+from ocigpu.commands.cdi_output import QuietOption, say
 from ocigpu.commands.common import ConfigOption, JsonOption, count, print_json, print_table
 from ocigpu.errors import printable
 

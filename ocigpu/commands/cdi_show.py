@@ -11,8 +11,8 @@ from ocigpu.cdi.registry import read_registry
 from ocigpu.cdi.transform import SIDES, transform_root
 from ocigpu.cdi.versions import minimum_version
 from ocigpu.commands.cdi_files import SpecDirsOption, file_state, read_valid_spec, settings_with_dirs
-from ocigpu.commands.cdi_generate import FormatOption, output_file, say, write_output
 from ocigpu.commands.cdi_options import invalid_value
+from ocigpu.commands.cdi_output import FormatOption, output_file, say, write_output
 from ocigpu.commands.common import ConfigOption, JsonOption, print_fields, print_json, print_table
 from ocigpu.errors import UsageError, quoted
 from ocigpu.settings import Settings
