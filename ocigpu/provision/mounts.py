@@ -11,6 +11,7 @@ import stat
 
 from ocigpu.errors import ApplyError
 from ocigpu.linux import libc
+from ocigpu.provision.tmpfs import fill, holds, tmpfs_options
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,7 +37,6 @@ _KINDS = {
     "socket": (stat.S_IFSOCK,),
     "node": (stat.S_IFCHR,),
 }
-_PAGE = 4096
 _MAX_DEPTH = 4096
 _PRIVATE_TMPFS = ("nosuid", "nodev", "noexec")
 
@@ -158,52 +158,9 @@ def is_equal_tmpfs(action: "Tmpfs", uid: int, gid: int, target: Target) -> bool:
     if fields is None or fields[3] != "/" or fields[fields.index("-", 6) + 1] != "tmpfs":
         return False
     try:
-        return _holds(target.fd, action, uid, gid)
+        return holds(target.fd, action, uid, gid)
     except OSError:  # something else has one of our names, or cannot be read: not ours
         return False
-
-
-def _holds(top_fd: int, action: "Tmpfs", uid: int, gid: int) -> bool:
-    device = os.fstat(top_fd).st_dev
-    directories = _directories(action)
-    for directory in ("", *directories):
-        fd = os.open(directory or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=top_fd)
-        try:
-            wanted = {
-                name for name in (*directories, *(file[0] for file in action.files)) if _parent(name) == directory
-            }
-            found = os.fstat(fd)
-            if found.st_dev != device and not wanted:
-                continue  # a later action has mounted something here
-            if found.st_dev != device or (found.st_uid, found.st_gid) != (uid, gid):
-                return False
-            if stat.S_IMODE(found.st_mode) != (0o555 if directory else action.mode) or not _has_names(fd, wanted):
-                return False
-        finally:
-            os.close(fd)
-    return all(_is_file_of(top_fd, device, *file) for file in action.files)
-
-
-def _parent(name: str) -> str:
-    return name.rpartition("/")[0]
-
-
-def _has_names(fd: int, wanted: set[str]) -> bool:
-    """Tell whether a directory has exactly the last names of these paths; reads no more entries than that and one."""
-    with os.scandir(fd) as entries:
-        found = {entry.name for entry, _ in zip(entries, range(len(wanted) + 1), strict=False)}
-    return found == {name.rpartition("/")[2] for name in wanted}
-
-
-def _is_file_of(top_fd: int, device: int, name: str, mode: int, content: str) -> bool:
-    fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=top_fd)
-    try:
-        found, data = os.fstat(fd), content.encode()
-        if not stat.S_ISREG(found.st_mode) or (found.st_dev, found.st_size) != (device, len(data)):
-            return False
-        return stat.S_IMODE(found.st_mode) == mode and _read(f"fd/{fd}") == content
-    finally:
-        os.close(fd)
 
 
 def _is_mount(target: Target) -> bool:
@@ -292,14 +249,14 @@ class Mounts:
         """Return the detached, filled, read-only tmpfs of ``action``, owned by ``uid``:``gid``; the new calls only."""
         fs_fd = libc.fsopen("tmpfs")
         try:
-            for key, value in _tmpfs_options(action, uid, gid):
+            for key, value in tmpfs_options(action, uid, gid):
                 libc.fsconfig_string(fs_fd, key, value)
             libc.fsconfig_create(fs_fd)
             tree_fd = libc.fsmount(fs_fd, _attributes(_PRIVATE_TMPFS))
         finally:
             os.close(fs_fd)
         try:
-            _fill(tree_fd, action)
+            fill(tree_fd, action)
             libc.mount_setattr(tree_fd, libc.MOUNT_ATTR_RDONLY, libc.MS_PRIVATE)
         except BaseException:
             os.close(tree_fd)
@@ -314,13 +271,13 @@ class Mounts:
     def mount_tmpfs(self, action: "Tmpfs", uid: int, gid: int, target: Target) -> None:
         """Do with mount(2) what :meth:`new_tmpfs` and :meth:`attach_tmpfs` do."""
         under = read_mnt_id(target.fd)
-        options = ",".join(f"{key}={value}" for key, value in _tmpfs_options(action, uid, gid))
+        options = ",".join(f"{key}={value}" for key, value in tmpfs_options(action, uid, gid))
         flags = _attributes(_PRIVATE_TMPFS)
         libc.mount("tmpfs", f"fd/{target.fd}", "tmpfs", flags, options)
         fd = self._open_mounted(target, under)
         try:
             libc.mount(None, f"fd/{fd}", None, libc.MS_PRIVATE)
-            _fill(fd, action)
+            fill(fd, action)
             remount(fd, flags | libc.MS_RDONLY | kept_flags(fd))
         finally:
             os.close(fd)
@@ -378,38 +335,3 @@ def _mount_root(target: Target, mnt_id: int) -> int:
         fd = above
     os.close(fd)
     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), target.path)
-
-
-def _tmpfs_options(action: "Tmpfs", uid: int, gid: int) -> list[tuple[str, str]]:
-    names = len(action.files) + len(_directories(action))
-    pages = sum(len(content.encode()) // _PAGE + 1 for _, _, content in action.files) + names + 8
-    return [
-        ("mode", "0755"),  # until it is filled
-        ("uid", str(uid)),
-        ("gid", str(gid)),
-        ("size", str(pages * _PAGE)),
-        ("nr_inodes", str(names + 8)),
-    ]
-
-
-def _directories(action: "Tmpfs") -> list[str]:
-    """Return every directory of the tmpfs, parents first."""
-    wanted: set[str] = set()
-    paths = [name.split("/")[:-1] for name, _, _ in action.files] + [name.split("/") for name in action.directories]
-    for parts in paths:
-        wanted.update("/".join(parts[: depth + 1]) for depth in range(len(parts)))
-    return sorted(wanted)
-
-
-def _fill(fd: int, action: "Tmpfs") -> None:
-    directories = _directories(action)
-    for name in directories:
-        os.mkdir(name, 0o755, dir_fd=fd)
-    for name, mode, content in action.files:
-        file_fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=fd)
-        with open(file_fd, "wb") as file:
-            file.write(content.encode())
-            os.fchmod(file_fd, mode)
-    for name in reversed(directories):
-        os.chmod(name, 0o555, dir_fd=fd)
-    os.chmod(".", action.mode, dir_fd=fd)
