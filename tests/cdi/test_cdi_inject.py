@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ocigpu.cdi.inject import inject
+from ocigpu.cdi.names import HOOK_STAGES
 from ocigpu.errors import CdiError
 
 Config = dict[str, Any]
@@ -367,6 +368,12 @@ def test_hooks_are_appended_in_order_and_equal_ones_once() -> None:
     assert injected(shuffled, {"hooks": [HOOK]})["hooks"]["createContainer"] == [first]
 
 
+@pytest.mark.parametrize("stage", HOOK_STAGES)
+def test_hooks_of_every_stage_come_after_those_that_are_there(stage: str) -> None:
+    result = injected({"hooks": {stage: [{"path": "/old"}]}}, {"hooks": [{"hookName": stage, "path": "/new"}]})
+    assert result["hooks"] == {stage: [{"path": "/old"}, {"path": "/new"}]}
+
+
 def test_an_unknown_hook_name_is_refused() -> None:
     assert refused({}, {"hooks": [{"hookName": "x", "path": "/y"}]}) == 'unknown hook name "x"'
 
@@ -472,6 +479,113 @@ edit_blocks = st.fixed_dictionaries(
 def test_any_edits_twice_are_the_same_as_once(edits: list[dict[str, Any]], user: bool, present: list[str]) -> None:
     mounts = [{"destination": path, "source": "old"} for path in present]
     injected({**(copy.deepcopy(USER) if user else {}), "mounts": mounts, "process": {"env": ["B=0", "A"]}}, *edits)
+
+
+def nothing_or(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.none() | strategy
+
+
+STRANGE = st.sampled_from([None, 0, "x", [], {}, {"path": 1}, {"destination": None}])
+ENTRIES = {
+    "devices": st.sampled_from(
+        [{"path": path, "type": "c", "major": 1, "minor": 3} for path in ("/dev/nvidia0", "/a")]
+    ),
+    "rules": st.sampled_from([DENY, rule("c", 195, 0), rule("b", 8, 0, "r"), {"allow": True, "access": "rwm"}]),
+    "mounts": st.sampled_from([{"destination": path, "source": "s"} for path in ("/a", "/a/b", "/proc", "/dev/sda")]),
+    "hooks": st.sampled_from([{"path": "/bin/x", "args": ["x", "1"], "env": ["A=1"], "timeout": 0}, {"path": "/p"}]),
+    "groups": st.sampled_from([0, 1, 5, True]),
+    "env": st.sampled_from(["A=0", "B", "C=", "PATH=/bin"]),
+}
+
+
+def some(kind: str, strange: bool) -> st.SearchStrategy[Any]:
+    """Return lists of entries of a kind, or null; with ``strange`` also what an engine would never write."""
+    entries = ENTRIES[kind]
+    return nothing_or(
+        st.lists(entries | STRANGE if strange else entries, max_size=4) | (STRANGE if strange else st.none())
+    )
+
+
+def configurations(strange: bool) -> st.SearchStrategy[Config]:
+    def part(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+        whole = nothing_or(st.fixed_dictionaries({}, optional={**fields, "unknown": st.just([1])}))
+        return whole | STRANGE if strange else whole
+
+    user = part(uid=st.integers(0, 2), gid=st.integers(0, 2), additionalGids=some("groups", strange))
+    resources = part(devices=some("rules", strange))
+    namespaces = nothing_or(st.lists(st.sampled_from([{"type": "user"}, {"type": "mount"}]), max_size=2))
+    return st.fixed_dictionaries(
+        {},
+        optional={
+            "process": part(env=some("env", strange), user=user),
+            "linux": part(
+                devices=some("devices", strange),
+                resources=resources,
+                namespaces=namespaces,
+                netDevices=part(eth0=st.just({"name": "old"})),
+                intelRdt=part(closID=st.just("old")),
+            ),
+            "mounts": some("mounts", strange),
+            "hooks": part(prestart=some("hooks", strange), createContainer=some("hooks", strange)),
+            "root": st.just({"path": "rootfs"}),
+        },
+    )
+
+
+all_edits = st.lists(
+    st.builds(
+        lambda block, more: {**block, **more},
+        edit_blocks,
+        st.fixed_dictionaries(
+            {},
+            optional={
+                "netDevices": st.just([{"hostInterfaceName": "eth0", "name": "new"}]),
+                "deviceNodes": st.lists(
+                    st.fixed_dictionaries(
+                        {"path": paths, "hostPath": st.sampled_from(["/dev/nvidia0", "/dev/sda", "/dev/pipe"])},
+                        optional={
+                            "permissions": st.sampled_from(["", "r", "rw", "none"]),
+                            "fileMode": st.integers(0, 0o777),
+                            "uid": st.integers(0, 2),
+                        },
+                    )
+                    | st.sampled_from([{"path": "/gone", "type": "c", "major": 9}, {"path": "/gone", "type": "p"}]),
+                    max_size=3,
+                ),
+            },
+        ),
+    ),
+    max_size=4,
+)
+
+
+@given(configurations(strange=False), all_edits, st.booleans(), st.booleans())
+def test_any_configuration_is_the_same_after_a_second_time(
+    config: Config, edits: list[dict[str, Any]], declare_rules: bool, rootless: bool
+) -> None:
+    result = injected(config, *edits, declare_rules=declare_rules, rootless=rootless)
+    assert result.get("root") == config.get("root")
+    for name in ("process", "linux", "hooks"):
+        before, after = config.get(name) or {}, result.get(name) or {}
+        assert [key for key in after if key in before] == list(before)
+        assert after.get("unknown") == before.get("unknown")
+
+
+@given(configurations(strange=True), all_edits)
+def test_any_configuration_is_changed_as_a_whole_or_not_at_all(config: Config, edits: list[dict[str, Any]]) -> None:
+    before = copy.deepcopy(config)
+    problem = None
+    try:
+        inject(config, edits, lstat=HOST)
+    except CdiError as error:
+        problem = error
+    if problem:
+        assert config == before
+        assert (problem.code, "\n" in problem.message) == ("OCIGPU-CDI-6", False)
+    else:
+        again = copy.deepcopy(config)
+        inject(again, edits, lstat=HOST)
+        assert again == config
 
 
 def test_ten_thousand_nodes_and_mounts_are_quick_work() -> None:

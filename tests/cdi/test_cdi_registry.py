@@ -396,6 +396,60 @@ def test_a_changed_file_is_parsed_again(place: Path, reads: list[str], how: str)
     assert env_of(found.resolve(["x.com/gpu=0"])) == [expected]
 
 
+def test_a_file_of_the_same_size_and_time_is_parsed_again(place: Path, reads: list[str]) -> None:
+    """Written in place, its time put back: the time of the change of its state is not ours to set."""
+    path = Path(write(place / "0/a.json", spec(_0="a")))
+    read_registry(settings(place))
+    before = path.stat()
+    path.write_text(spec(_0="b"))
+    while path.stat().st_ctime_ns == before.st_ctime_ns:  # ends with the next tick of the kernel's clock
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    after = path.stat()
+    same = (before.st_ino, before.st_size, before.st_mtime_ns)
+    assert (after.st_ino, after.st_size, after.st_mtime_ns) == same
+    assert env_of(read_registry(settings(place)).resolve(["x.com/gpu=0"])) == ["WHERE=b"]
+    assert reads == ["a.json", "a.json"]
+
+
+def test_a_link_that_leads_elsewhere_is_parsed_again(place: Path, reads: list[str]) -> None:
+    for name in ("one", "two"):
+        write(place / name, spec(_0=name))
+    link = place / "0/a.json"
+    for name in ("one", "two", "two"):
+        link.unlink(missing_ok=True)
+        link.symlink_to(place / name)
+        assert env_of(read_registry(settings(place)).resolve(["x.com/gpu=0"])) == [f"WHERE={name}"]
+    assert reads == ["a.json", "a.json"]
+
+
+def test_what_happens_in_a_directory_counts_and_not_its_time(place: Path, reads: list[str]) -> None:
+    """A file that comes by a rename or hard link is found, which watchers of the reference library miss."""
+    write(place / "0/a.json", spec("a.com/gpu", _0="a"))
+    read_registry(settings(place))
+    os.utime(place / "0", ns=(5, 5))
+    (place / "0/other").touch()
+    read_registry(settings(place))
+    assert reads == ["a.json"]
+    os.rename(write(place / "b", spec("b.com/gpu", _0="b")), place / "0/b.json")
+    os.link(write(place / "c", spec("c.com/gpu", _0="c")), place / "0/c.json")
+    os.utime(place / "0", ns=(5, 5))
+    assert [name for name, _ in read_registry(settings(place)).devices()] == [f"{kind}.com/gpu=0" for kind in "abc"]
+    os.unlink(place / "0/a.json")
+    os.utime(place / "0", ns=(5, 5))
+    assert [name for name, _ in read_registry(settings(place)).devices()] == ["b.com/gpu=0", "c.com/gpu=0"]
+    assert reads == ["a.json", "b.json", "c.json"]
+
+
+def test_a_directory_that_is_named_twice_counts_where_it_is_named_last(place: Path) -> None:
+    for number in range(2):
+        write(place / f"{number}/a.json", spec(_0=str(number)))
+    found = read_registry(settings(place, "0", "1", "0"))
+    assert env_of(found.resolve(["x.com/gpu=0"])) == ["WHERE=0"]
+    assert found.shadowed() == (("x.com/gpu=0", str(place / "1/a.json"), str(place / "0/a.json")),)
+    assert found.conflicts() == ()
+
+
 def test_a_file_of_a_moment_ago_is_not_kept(place: Path, monkeypatch: pytest.MonkeyPatch, reads: list[str]) -> None:
     """Another write could follow within the same tick of the clock."""
     monkeypatch.setattr(cache, "SETTLED_NS", 10**15)

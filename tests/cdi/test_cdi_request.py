@@ -224,6 +224,14 @@ def test_annotations_name_devices(annotations: Any, names: list[str]) -> None:
     assert request.selection == ("cdi" if names else "nothing")
 
 
+@pytest.mark.parametrize("value", ["/dev/null", "vendor3.com=device3", "x.com/a=1,/dev/null", "x.com/a=1 x.com/a=2"])
+@pytest.mark.parametrize("settings", [AUTO, CDI], ids=["auto", "cdi"])
+def test_one_device_of_an_annotation_that_has_no_name_refuses_all(value: str, settings: Settings) -> None:
+    assert f"annotation {PREFIX}a=" in refusal(
+        config(annotations={f"{PREFIX}b": "x.com/a=1", f"{PREFIX}a": value}), settings
+    )
+
+
 def test_prefixes_of_annotations_are_a_setting() -> None:
     annotations = {"a.b/x": "x.com/a=1", "c/x": "x.com/a=2", f"{PREFIX}x": "x.com/a=3"}
     for prefixes, names in ((("c/", "a.b/"), ("x.com/a=1", "x.com/a=2")), ((), ())):
