@@ -124,7 +124,8 @@ def _plan_proc_view(command: DisableDeviceNodeModification, facts: HookFacts, no
     directories = [
         (f"gpus/{gpu.name}", f"the container has /dev/nvidia{gpu.minor}") for gpu in proc.gpus if gpu.minor in minors
     ]
-    caps = {node.minor for node in facts.nodes if "/nvidia-caps/" in node.path and _is_of(node.major, proc.caps_major)}
+    # Files of procfs are the capabilities themselves where the driver has no devices for them: no other node counts.
+    caps = {node.minor for node in facts.nodes if "/nvidia-caps/" in node.path and node.major == proc.caps_major}
     shown = [(path, minor) for path, minor in proc.capabilities if minor in caps]
     files: list[tuple[str, str]] = []
     if any(path.startswith("mig/") for path, _ in shown):  # may configure or watch every GPU

@@ -123,6 +123,13 @@ def test_a_node_counts_by_its_number_and_not_by_its_name() -> None:
     assert '"EGLVisibleDGPUDevices", 0x20]' in profile.files[0][2]
 
 
+def test_nodes_show_no_capability_of_a_driver_without_devices_for_capabilities() -> None:
+    """Its files in procfs are what gives the right; the image may have nodes of any number."""
+    proc = A100._replace(caps_major=-1, capabilities=(("mig/config", 1), ("gpu5/mig/gi1/access", 30)))
+    nodes = tuple(ContainerNode(f"/dev/nvidia-caps/nvidia-cap{minor}", 1, minor) for minor in (1, 30))
+    assert shown(plan_hooks(VIEWS, HookFacts(nodes=nodes, driver_proc=proc), SETTINGS)) == []
+
+
 def test_without_a_gpu_the_view_is_empty_and_there_is_no_profile() -> None:
     plan = plan_hooks(VIEWS, HookFacts(driver_proc=A100), SETTINGS)
     (view,) = plan.actions
