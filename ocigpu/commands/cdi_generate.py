@@ -10,8 +10,16 @@ from ocigpu.cdi.refresh import DEFAULT_OUTPUT, refresh
 from ocigpu.cdi.registry import read_registry
 from ocigpu.commands.cdi_files import find_overlaps, read_valid_spec
 from ocigpu.commands.cdi_options import GenerateRequest, takes_generate_options
-from ocigpu.commands.cdi_output import FormatOption, OutputOption, QuietOption, output_file, say, write_output
-from ocigpu.commands.common import JsonOption, count, print_json
+from ocigpu.commands.cdi_output import (
+    FormatOption,
+    OutputOption,
+    QuietOption,
+    check_output,
+    output_file,
+    say,
+    write_output,
+)
+from ocigpu.commands.common import JsonOption, count, print_json, told_when_slow
 from ocigpu.errors import CdiError, printable
 from ocigpu.settings import Settings
 
@@ -62,7 +70,8 @@ def generate_command(
     from ocigpu.cdi.generate import generate
 
     path, format_name, notes = output_file(output, output_format, json)
-    made = generate(request.options, request.settings)
+    with told_when_slow("still reading this host's devices: NVML can take a while to answer"):
+        made = generate(request.options, request.settings)
     if strict and made.skipped:
         say(f"skipped: {text}" for text in made.skipped)
         raise CdiError("OCIGPU-CDI-7", f"generate: {count(len(made.skipped), 'device')} would be left out", "")
@@ -97,7 +106,8 @@ def diff_command(
     from ocigpu.host.fingerprint import stale_reasons
 
     old = read_valid_spec(file)
-    made = generate(request.options, request.settings)
+    with told_when_slow("still reading this host's devices: NVML can take a while to answer"):
+        made = generate(request.options, request.settings)
     differences = compare_specs(old, made.spec)
     reasons = stale_reasons(old.get("annotations") or {}, request.settings)
     if json:
@@ -146,7 +156,9 @@ def refresh_command(
 
     A specification does not record with which options it was generated: give the same ones each time.
     """
-    done = refresh(request.options, request.settings, output or DEFAULT_OUTPUT)
+    check_output(output)
+    with told_when_slow("still reading this host's devices: NVML can take a while to answer"):
+        done = refresh(request.options, request.settings, output or DEFAULT_OUTPUT)
     if json:
         print_json(done._asdict())
         return

@@ -9,7 +9,7 @@ import typer
 
 from ocigpu.cdi.write import FORMATS, dump, target_of, write_spec
 from ocigpu.commands.cdi_options import invalid_value
-from ocigpu.errors import CdiError, UsageError, printable
+from ocigpu.errors import CdiError, UsageError, printable, quoted
 
 OutputOption = Annotated[
     str,
@@ -46,8 +46,9 @@ def output_file(output: str, output_format: str, json: bool = False) -> tuple[st
         if wanted == "yaml":
             raise UsageError("--json and --format yaml contradict each other", "")
         wanted = "json"
-    if output in ("", "-"):
+    if output in ("", "-", "/dev/stdout"):
         return "", wanted or "yaml", []
+    check_output(output)
     path, format_name = target_of(output, wanted)
     notes = []
     if wanted and wanted != format_name:
@@ -55,6 +56,19 @@ def output_file(output: str, output_format: str, json: bool = False) -> tuple[st
     if os.path.splitext(path)[1] not in (".json", ".yaml"):
         notes.append(f"{path}: engines read only files whose names end in .json or .yaml")
     return path, format_name, notes
+
+
+def check_output(output: str) -> None:
+    """Raise UsageError for an output that is a directory, a device or "-", where a file is to be written.
+
+    With the extension that is added to a name without one, a file of another name would be written beside it.
+    """
+    if os.path.isdir(output):
+        raise UsageError(
+            f"--output: {quoted(output)} is a directory", f"a file in it: {output.rstrip('/')}/nvidia.yaml"
+        )
+    if output == "-" or (os.path.exists(output) and not os.path.isfile(output)):
+        raise UsageError(f"--output: {quoted(output)} is not a file", "name a file that ends in .yaml or .json")
 
 
 def write_output(spec: dict[str, Any], path: str, format_name: str) -> None:

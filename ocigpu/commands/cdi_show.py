@@ -1,5 +1,6 @@
 """``ocigpu cdi show`` and ``transform``: one specification, or one device of one."""
 
+import os
 from typing import Annotated
 
 import typer
@@ -10,11 +11,11 @@ from ocigpu.cdi.names import is_qualified
 from ocigpu.cdi.registry import read_registry
 from ocigpu.cdi.transform import SIDES, transform_root
 from ocigpu.cdi.versions import minimum_version
-from ocigpu.commands.cdi_files import SpecDirsOption, file_state, read_valid_spec, settings_with_dirs
+from ocigpu.commands.cdi_files import STANDARD_INPUT, SpecDirsOption, file_state, read_valid_spec, settings_with_dirs
 from ocigpu.commands.cdi_options import invalid_value
 from ocigpu.commands.cdi_output import FormatOption, output_file, say, write_output
 from ocigpu.commands.common import ConfigOption, JsonOption, print_fields, print_json, print_table
-from ocigpu.errors import UsageError, quoted
+from ocigpu.errors import CdiError, UsageError, quoted
 from ocigpu.settings import Settings
 
 SHOW_EPILOG = """\
@@ -47,6 +48,9 @@ def show_command(
     """
     settings = settings_with_dirs(config, spec_dirs)
     if not is_qualified(what):
+        if "/" not in what and what != STANDARD_INPUT and not os.path.lexists(what):
+            message = f"{quoted(what)} is neither a device name, vendor/class=device, nor a file"
+            raise CdiError("OCIGPU-CDI-1", message, "all names: ocigpu cdi list")
         _show_file(what, settings, json)
         return
     resolved = read_registry(settings).resolve([what])

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterable
 from itertools import groupby
+from operator import itemgetter
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -22,6 +23,7 @@ from ocigpu.commands.cdi_files import (
 )
 from ocigpu.commands.common import ConfigOption, JsonOption, count, print_json
 from ocigpu.errors import CdiError, printable
+from ocigpu.host.fingerprint import ANNOTATION
 from ocigpu.settings import Settings
 
 VALIDATE_EPILOG = """\
@@ -160,15 +162,26 @@ def _print_refusals(spec: dict[str, Any]) -> None:
     engines, reasons = _refusals(spec)
     if not engines:
         return
-    print(printable(f"  version {spec['cdiVersion']} is refused by:"))
-    for name, releases in groupby(engines, key=lambda engine: engine["name"]):
-        print(printable(f"    {name} {', '.join(engine['releases'] for engine in releases)}"))
+    print("  too new for these releases (all later ones take it), by the newest version that they accept:")
+    newest = sorted({engine["newest"] for engine in engines}, key=VERSIONS.index, reverse=True)
+    for version in newest:
+        releases = groupby((engine for engine in engines if engine["newest"] == version), key=itemgetter("name"))
+        names = "; ".join(f"{name} {', '.join(engine['releases'] for engine in group)}" for name, group in releases)
+        print(f"    {version}: {names}")
     needed = minimum_version(spec)
     if is_older(needed, parse_version(spec["cdiVersion"])):
-        print(f"    although nothing in it needs more than {needed}")
+        print(f"  although nothing in it needs more than {needed}")
     by_reason: dict[tuple[str, str], list[str]] = {}
     for need in reasons:
         by_reason.setdefault((need["version"], need["why"]), []).append(need["where"])
     for (version, why), places in sorted(by_reason.items(), reverse=True):
         more = f" and {count(len(places) - 1, 'other place')}" if len(places) > 1 else ""
-        print(printable(f"    {version} is needed for {why}: {places[0]}{more}"))
+        where = "" if places == [why] else f": {places[0]}{more}"
+        print(printable(f"  what needs {version}: {why}{where}"))
+    newer = {need["why"] for need in reasons if is_older("0.5.0", need["version"])}
+    if (
+        ANNOTATION in spec.get("annotations", {})
+        and newer <= {"annotations", "additional groups"}
+        and "0.5.0" in newest
+    ):
+        print("  for the engines that accept 0.5.0: ocigpu cdi generate --max-version 0.5.0")

@@ -3,9 +3,12 @@
 import json
 import os
 import shutil
+import signal
 import sys
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
 from typing import Annotated, Any, Self
 
 import typer
@@ -134,6 +137,25 @@ def driver_line(facts: HostFacts) -> str:
 def count(number: int, noun: str) -> str:
     """Return e.g. "1 GPU", "2 GPUs"."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+@contextmanager
+def told_when_slow(text: str, delay: float = 2.0) -> Iterator[None]:
+    """Print ``text`` on standard error when the block takes longer than ``delay`` seconds.
+
+    By SIGALRM, without a thread: what is read in the block may fork.
+    """
+
+    def tell(_number: int, _frame: FrameType | None) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    before = signal.signal(signal.SIGALRM, tell)
+    signal.setitimer(signal.ITIMER_REAL, delay)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 class Progress:

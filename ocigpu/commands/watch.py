@@ -6,6 +6,7 @@ import typer
 
 from ocigpu.cdi.refresh import DEFAULT_OUTPUT
 from ocigpu.commands.cdi_options import GenerateRequest, takes_generate_options
+from ocigpu.commands.cdi_output import check_output
 
 WATCH_EPILOG = """\
 \b
@@ -40,4 +41,5 @@ def watch_command(
     """Keep a CDI specification up to date: write it again when GPUs, MIG devices, the driver or nodes change."""
     from ocigpu.watch import Watch
 
+    check_output(output)
     Watch(request.options, request.settings, output, json).run(interval)

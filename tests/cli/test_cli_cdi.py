@@ -224,12 +224,37 @@ def test_an_output_that_cannot_be_written_is_an_error_and_leaves_nothing(cdi: Ru
     (tmp_path / "directory.yaml").mkdir()
     write(tmp_path / "file", "")
     before = sorted(tmp_path.rglob("*"))
-    for output in (tmp_path / "directory.yaml", tmp_path / "file" / "a.yaml", Path("/proc/a.yaml")):
+    for output in (tmp_path / "file" / "a.yaml", Path("/proc/a.yaml")):
         status, out, err = cdi("generate", "--output", output)
         assert (status, out) == (1, "")
         assert err.startswith(f"ocigpu: OCIGPU-CDI-8: write {output}: ")
         assert "Generated" not in err
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("command", ["generate", "refresh"])
+@pytest.mark.parametrize("name", ["directory", "directory.yaml", "pipe"])
+def test_no_file_is_written_beside_an_output_that_is_none(cdi: Run, tmp_path: Path, command: str, name: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "directory").mkdir()
+    (tmp_path / "directory.yaml").mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    status, out, err = cdi(command, "--output", tmp_path / name)
+    assert (status, out) == (2, "")
+    assert err.startswith("ocigpu: OCIGPU-ARG-1: --output: ")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_standard_output_can_be_named_by_its_device(cdi: Run) -> None:
+    assert cdi("generate", "--output", "/dev/stdout", "-q") == cdi("generate", "-q")
+    assert cdi("refresh", "--output", "-")[0] == 2
+
+
+def test_show_says_that_a_word_is_no_name_and_no_file(cdi: Run) -> None:
+    status, _, err = cdi("show", "nvidia.com:0")
+    assert status == 1
+    assert 'OCIGPU-CDI-1: "nvidia.com:0" is neither a device name' in err
+    assert err.endswith("hint: all names: ocigpu cdi list\n")
 
 
 def test_a_full_disk_behind_standard_output_is_an_error(host: Path) -> None:
@@ -427,9 +452,10 @@ def test_validate_names_engines_that_refuse_the_version_and_the_field_that_needs
     path = tmp_path / "a.yaml"
     cdi("generate", "--output", path)
     out = cdi("validate", path)[1]
-    assert "version 0.6.0 is refused by:\n" in out
-    assert "Podman 4.1 to 4.2, 4.3 to 4.6\n" in out
-    assert "0.6.0 is needed for annotations: annotations\n" in out
+    assert "  too new for these releases (all later ones take it), by the newest version that they accept:\n" in out
+    assert "    0.5.0: containerd 1.7.0 to 1.7.11; CRI-O 1.25 to 1.27; Podman 4.3 to 4.6\n" in out
+    assert "  what needs 0.6.0: annotations\n" in out
+    assert out.endswith("  for the engines that accept 0.5.0: ocigpu cdi generate --max-version 0.5.0\n")
     data = json.loads(cdi("validate", path, "--json")[1])["files"][0]
     assert {"name": "Podman", "releases": "4.3 to 4.6", "newest": "0.5.0"} in data["refused_by"]
     assert {"version": "0.6.0", "where": "annotations", "why": "annotations"} in data["needs"]

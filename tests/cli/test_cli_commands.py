@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from ocigpu import __version__
 from ocigpu.cli import app, main
-from ocigpu.commands.common import Progress, load_settings
+from ocigpu.commands.common import Progress, load_settings, told_when_slow
 from ocigpu.commands.config import toml_value
 from ocigpu.facts import HostFacts, facts_from_json
 from ocigpu.settings import KEYS
@@ -424,3 +425,13 @@ def test_every_command_that_a_hint_of_the_hot_path_names_exists() -> None:
     }
     assert named
     assert {(file, word) for file, word in named if word not in names} == set()
+
+
+def test_what_is_slow_says_so_and_leaves_the_alarm_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
+    before = signal.getsignal(signal.SIGALRM)
+    with told_when_slow("still at it", delay=0.001):
+        while not (told := capsys.readouterr().err):
+            signal.sigtimedwait((), 0.001)
+    assert told == "still at it\n"
+    assert signal.getsignal(signal.SIGALRM) == before
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
