@@ -19,10 +19,12 @@ HOOK_NAMES = (
     "chmod",
 )
 """CDI hooks by the vendor's names, in the order in which they run."""
+VOID = "NVIDIA_VISIBLE_DEVICES=void"
+"""Variable that keeps a runtime that injects GPUs itself from doing so once more."""
 
 
 class GenerateOptions(NamedTuple):
-    """Options of ``ocigpu cdi generate`` that a source may need; driver root and dev root are in the settings.
+    """Options of ``ocigpu cdi generate`` that a source may need; its directories and ldconfig are in the settings.
 
     ``vendor``/``device_class``: "" for the source's own.  ``device_ids``: as the operator wrote them ("all", "0",
     "0:1", "GPU-...").  ``hook_path``: "" for ocigpu-hook as installed.  ``max_version``: newest CDI version that the
@@ -36,7 +38,6 @@ class GenerateOptions(NamedTuple):
     device_ids: tuple[str, ...] = ("all",)
     all_device: bool = True
     hook_path: str = ""
-    ldconfig: str = ""
     disabled_hooks: tuple[str, ...] = ()
     enabled_hooks: tuple[str, ...] = ()
     feature_flags: tuple[str, ...] = ()
@@ -46,6 +47,11 @@ class GenerateOptions(NamedTuple):
     csv_ignore_patterns: tuple[str, ...] = ()
     csv_compat_container_root: str = "/usr/local/cuda/compat_orin"
     max_version: str = ""
+
+    @property
+    def additional_gids(self) -> bool:
+        """Whether the container's user joins the groups that may open nodes."""
+        return "no-additional-gids-for-device-nodes" not in self.feature_flags
 
 
 class DraftDevice(NamedTuple):

@@ -49,7 +49,7 @@ class HookOptions(NamedTuple):
     ``path``: its absolute path; one that is not called ocigpu-hook gets an entry for each hook, in the vendor's words.
     ``config``: settings file for ocigpu-hook, "" for its own.  ``enabled``: hooks that may be written.
     ``compat``: what enable-cuda-compat is told, None to leave it out.  ``proc_driver``: where the host has
-    /proc/driver/nvidia, "" to leave out disable-device-node-modification.
+    /proc/driver/nvidia, "" to leave out disable-device-node-modification.  ``ldconfig``: the host's, "" for the usual.
     """
 
     path: str
@@ -57,6 +57,7 @@ class HookOptions(NamedTuple):
     enabled: tuple[str, ...] = DEFAULT_HOOKS
     compat: "EnableCudaCompat | None" = None
     proc_driver: str = ""
+    ldconfig: str = ""
 
     @property
     def merged(self) -> bool:

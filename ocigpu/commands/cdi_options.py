@@ -34,7 +34,7 @@ FEATURE_FLAGS = (
 
 
 class GenerateRequest(NamedTuple):
-    """What is to be generated, and the settings with the command line's roots in them."""
+    """What is to be generated, and the settings with the command line's roots and ldconfig in them."""
 
     options: GenerateOptions
     settings: Settings
@@ -229,7 +229,6 @@ def read_generate_request(
         device_ids=ids,
         all_device=not no_all_device,
         hook_path=hook_path,
-        ldconfig=ldconfig_path,
         disabled_hooks=disabled,
         enabled_hooks=enabled,
         feature_flags=flags,
@@ -243,6 +242,8 @@ def read_generate_request(
     settings = load_settings(config, driver_root)
     if dev_root:
         settings = settings._replace(driver_dev_root=os.path.abspath(dev_root))
+    if ldconfig_path:
+        settings = settings._replace(ldconfig=ldconfig_path)
     return GenerateRequest(options, settings)
 
 

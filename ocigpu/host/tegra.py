@@ -4,6 +4,8 @@ The files are NVIDIA's (/etc/nvidia-container-runtime/host-files-for-container.d
 with the types dev, dir, lib and sym.
 """
 
+import os
+
 from ocigpu.facts import DeviceNode, HostFile
 from ocigpu.host.devices import NodeReader
 from ocigpu.host.elf import read_elf
@@ -186,7 +188,7 @@ class _Reader:
             if not target:
                 return
             self.links.setdefault(path, target)
-            path = normal_path(target if target.startswith("/") else f"{directory}/{target}")
+            path = "/" + os.path.normpath(os.path.join(directory or "/", target)).lstrip("/")
 
     def _add_library_links(self, tree: Tree, resolved: str) -> None:
         """Add the names by which programs and the loader know a library, where the host has them or they are usual."""
@@ -226,17 +228,6 @@ class _Reader:
         )
 
 
-def normal_path(path: str) -> str:
-    """Return an absolute path without "." and ".." parts, by text only."""
-    parts: list[str] = []
-    for part in path.split("/"):
-        if part == "..":
-            del parts[-1:]
-        elif part not in ("", "."):
-            parts.append(part)
-    return "/" + "/".join(parts)
-
-
 def ask_nvml(roots: Roots) -> NvmlAnswer | None:
     """Return what NVML says, None on a system without it; waits for its answer, at most a few seconds."""
     tree = Tree(roots.driver)
@@ -255,8 +246,8 @@ def read_gpu_nodes(roots: Roots, gpu: "Gpu") -> tuple[DeviceNode, ...]:
 def read_csv_fingerprint(settings: Settings) -> "Fingerprint":
     """Return pairs that change with L4T's release and its CSV files; not with files that an option named instead."""
     tree = Tree(find_roots(settings).driver)
-    texts = [read_text(tree.find(path), CSV_LIMIT) or "" if tree.find(path) else "" for path in CSV_FILES]
-    release = read_text(tree.find(RELEASE)) or "" if tree.find(RELEASE) else ""
+    texts = [read_text(tree.find(path), CSV_LIMIT) or "" for path in CSV_FILES]
+    release = read_text(tree.find(RELEASE)) or ""
     return (
         ("release", digest(release.splitlines())),
         ("files", digest(line for text in texts for line in text.splitlines())),

@@ -465,7 +465,7 @@ def test_only_permitted_capabilities_are_described() -> None:
 
 
 def test_the_ldconfig_that_was_named_is_told_to_the_hook() -> None:
-    (hook,) = made(A100, ldconfig="/opt/ldconfig").spec["containerEdits"]["hooks"]
+    (hook,) = made(A100, settings=SETTINGS._replace(ldconfig="/opt/ldconfig")).spec["containerEdits"]["hooks"]
     at = hook["args"].index("--ldconfig-path")
     assert hook["args"][at + 1] == "/opt/ldconfig"
 

@@ -9,7 +9,7 @@ id have their number added ("0xc0ffee:1").
 from ocigpu.actions import Node
 from ocigpu.cdi.draft import Draft, DraftDevice
 from ocigpu.cdi.edits import edits_from_actions
-from ocigpu.cdi.sources.ids import select_ids
+from ocigpu.cdi.sources.ids import choose_names, select_ids
 from ocigpu.errors import CdiError
 from ocigpu.host.amd import AmdFacts, AmdGpu, read_amd_facts
 from ocigpu.host.tree import find_roots
@@ -40,7 +40,6 @@ def draft_amd(facts: AmdFacts, options: "GenerateOptions") -> Draft:
     ]
     names = [_names(index, gpu, facts.gpus, options.name_strategies) for index, gpu in enumerate(facts.gpus)]
     ids = [_ids(index, gpu, facts.gpus) for index, gpu in enumerate(facts.gpus)]
-    gids = "no-additional-gids-for-device-nodes" not in options.feature_flags
     devices: list[DraftDevice] = []
     notes = list(facts.notes)
     for index in select_ids(options.device_ids, ids, "AMD GPU"):
@@ -50,7 +49,7 @@ def draft_amd(facts: AmdFacts, options: "GenerateOptions") -> Draft:
         elif not names[index]:
             skipped.append(f"GPU {index} ({gpu.address}) has no unique id to be named by")
         else:
-            edits = _edits(gpu.nodes, gids)
+            edits = _edits(gpu.nodes, options.additional_gids)
             devices += [DraftDevice(name, edits) for name in names[index]]
             if not gpu.compute:
                 notes.append(f"GPU {index} ({gpu.address}) is not in KFD's topology: ROCm cannot use it")
@@ -64,7 +63,7 @@ def draft_amd(facts: AmdFacts, options: "GenerateOptions") -> Draft:
         vendor=options.vendor or "amd.com",
         device_class=options.device_class or "gpu",
         devices=tuple(devices),
-        common=_edits((facts.kfd,), gids) if facts.kfd else {},
+        common=_edits((facts.kfd,), options.additional_gids) if facts.kfd else {},
         notes=tuple(notes),
         skipped=tuple(skipped),
     )
@@ -87,8 +86,7 @@ def _unique_name(gpu: AmdGpu, gpus: tuple[AmdGpu, ...]) -> str:
 
 
 def _names(index: int, gpu: AmdGpu, gpus: tuple[AmdGpu, ...], strategies: tuple[str, ...]) -> tuple[str, ...]:
-    by_strategy = {"index": str(index), "type-index": f"gpu{index}", "uuid": _unique_name(gpu, gpus)}
-    return tuple(filter(None, dict.fromkeys(by_strategy.get(strategy, "") for strategy in strategies)))
+    return choose_names(strategies, str(index), f"gpu{index}", _unique_name(gpu, gpus))
 
 
 def _ids(index: int, gpu: AmdGpu, gpus: tuple[AmdGpu, ...]) -> tuple[str, ...]:

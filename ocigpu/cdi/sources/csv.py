@@ -5,13 +5,13 @@ beside the integrated one has two devices.  Written from NVIDIA's documents and 
 systems' files and not on a Tegra system.
 """
 
-from ocigpu.actions import Bind, Link, Node, RefreshLdCache
-from ocigpu.cdi.draft import Draft, DraftDevice
+from ocigpu.actions import Link, Node, RefreshLdCache
+from ocigpu.cdi.draft import VOID, Draft, DraftDevice
 from ocigpu.cdi.edits import edits_from_actions
 from ocigpu.cdi.hook_words import EnableCudaCompat
-from ocigpu.cdi.sources.ids import select_ids
-from ocigpu.cdi.sources.nvidia import VOID
-from ocigpu.cdi.sources.program import hook_options
+from ocigpu.cdi.sources.files import bind_file, library_folders
+from ocigpu.cdi.sources.ids import choose_names, select_ids
+from ocigpu.cdi.sources.program import hook_options, note_program
 from ocigpu.errors import CdiError
 from ocigpu.host.tegra import (
     CONTROL_NODES,
@@ -22,16 +22,13 @@ from ocigpu.host.tegra import (
     read_gpu_nodes,
 )
 from ocigpu.host.tree import find_roots, small_number
-from ocigpu.plan import FILE_OPTIONS, SOCKET_OPTIONS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from ocigpu.actions import Action
     from ocigpu.cdi.draft import Edits, GenerateOptions
     from ocigpu.cdi.edits import HookOptions
-    from ocigpu.facts import DeviceNode, Gpu, HostFile
+    from ocigpu.facts import DeviceNode, Gpu
     from ocigpu.host.nvml import NvmlAnswer
     from ocigpu.settings import Settings
 
@@ -48,7 +45,7 @@ def draft(options: "GenerateOptions", settings: "Settings") -> Draft:
     HostError (OCIGPU-HOST-3) for a file that cannot be read.
     """
     roots = find_roots(settings)
-    hook, hook_notes = hook_options(options, settings)
+    hook = hook_options(options, settings)
     files = options.csv_files or CSV_FILES
     facts = read_csv_facts(roots, files, options.csv_ignore_patterns, options.library_search_paths)
     answer = ask_nvml(roots)
@@ -57,10 +54,8 @@ def draft(options: "GenerateOptions", settings: "Settings") -> Draft:
         notes = (f"{answer.problem}: one device, without CUDA forward compatibility",)
         answer = None
     discrete = next((gpu for gpu in answer.gpus if not is_integrated(gpu)), None) if answer else None
-    if not options.ldconfig:
-        options = options._replace(ldconfig=settings.ldconfig)
     made = draft_csv(facts, answer, read_gpu_nodes(roots, discrete) if discrete else (), options, hook)
-    return made._replace(notes=(*made.notes, *notes, *(hook_notes if made.common.get("hooks") else ())))
+    return note_program(made._replace(notes=(*made.notes, *notes)), hook)
 
 
 def draft_csv(
@@ -88,10 +83,9 @@ def draft_csv(
         names = ", ".join(gpu.model or "unknown" for gpu in gpus)
         notes.append(f"GPUs are not an integrated one and then a discrete one ({names}): all nodes are in one device")
         several = False
-    gids = "no-additional-gids-for-device-nodes" not in options.feature_flags
     if several:
         sets = [
-            edits_from_actions([Node(node, "") for node in nodes], additional_gids=gids)
+            edits_from_actions([Node(node, "") for node in nodes], additional_gids=options.additional_gids)
             for nodes in (_integrated_nodes(facts), _discrete_nodes(facts, discrete_nodes))
         ]
         chosen = select_ids(options.device_ids, [_ids(gpu) for gpu in gpus], "GPU")
@@ -100,7 +94,7 @@ def draft_csv(
         ]
     else:
         select_ids(options.device_ids, [("0",)], "GPU")
-        edits = edits_from_actions([Node(node, "") for node in facts.nodes], additional_gids=gids)
+        edits = edits_from_actions([Node(node, "") for node in facts.nodes], additional_gids=options.additional_gids)
         devices = [DraftDevice("0", edits)]
     return Draft(
         source="csv",
@@ -143,8 +137,7 @@ def _ids(gpu: "Gpu") -> tuple[str, ...]:
 
 
 def _names(gpu: "Gpu", strategies: tuple[str, ...]) -> tuple[str, ...]:
-    names = {"index": str(gpu.index), "type-index": f"gpu{gpu.index}", "uuid": gpu.uuid}
-    return tuple(filter(None, dict.fromkeys(names.get(strategy, "") for strategy in strategies)))
+    return choose_names(strategies, str(gpu.index), f"gpu{gpu.index}", gpu.uuid)
 
 
 def _common(facts: CsvFacts, answer: "NvmlAnswer | None", options: "GenerateOptions", hook: "HookOptions") -> "Edits":
@@ -152,33 +145,10 @@ def _common(facts: CsvFacts, answer: "NvmlAnswer | None", options: "GenerateOpti
     actions += [Link(path, target, "") for target, path in facts.links]
     folders = library_folders(facts.files)
     if folders:
-        actions.append(RefreshLdCache(options.ldconfig, folders, ""))
+        actions.append(RefreshLdCache(hook.ldconfig, folders, ""))
     if answer is not None and answer.cuda_version:
         compat = EnableCudaCompat(host_cuda_version=answer.cuda_version)
         if any(ORIN in gpu.model for gpu in answer.gpus):
             compat = compat._replace(container_root=options.csv_compat_container_root)
         hook = hook._replace(compat=compat)
     return {"env": [VOID], **edits_from_actions(actions, hook)}
-
-
-def bind_file(file: "HostFile") -> Bind:
-    """Return the bind mount of a file of the host, with the options that a plan gives such files."""
-    options = SOCKET_OPTIONS if file.kind == "socket" else FILE_OPTIONS
-    return Bind(file.host_path, file.container_path, options, "", file.kind)
-
-
-def library_folders(files: "Iterable[HostFile]") -> tuple[str, ...]:
-    """Return the directories of the files that a loader takes for libraries: lib*.so or lib*.so.*, in their order."""
-    return tuple(
-        dict.fromkeys(
-            directory
-            for directory, _, name in (file.container_path.rpartition("/") for file in files if file.kind == "file")
-            if is_library(name)
-        )
-    )
-
-
-def is_library(name: str) -> bool:
-    """Return whether a file is named like a shared library: "lib", at least a letter, ".so", a version or nothing."""
-    at = name.rfind(".so")
-    return name.startswith("lib") and at > 3 and name[at + 3 : at + 4] in ("", ".")

@@ -1,5 +1,6 @@
-"""Device ids as the operator wrote them, for sources whose devices have no ids of NVIDIA's."""
+"""Device ids as the operator wrote them, and names as the operator wants them."""
 
+from ocigpu.cdi.names import check_device
 from ocigpu.errors import CdiError, quoted
 
 TYPE_CHECKING = False
@@ -23,3 +24,9 @@ def select_ids(ids: "Sequence[str]", known: "Sequence[tuple[str, ...]]", what: s
             raise CdiError("OCIGPU-CDI-7", message, "Give one of them, or leave --device-id out.")
         chosen.update(found)
     return tuple(sorted(chosen))
+
+
+def choose_names(strategies: "Sequence[str]", index: str, type_index: str, uuid: str) -> tuple[str, ...]:
+    """Return a device's names by these strategies, each once; what no CDI device may be called ("") is left out."""
+    names = {"index": index, "type-index": type_index, "uuid": uuid}
+    return tuple(dict.fromkeys(names[strategy] for strategy in strategies if not check_device(names[strategy])))

@@ -5,11 +5,11 @@ mode uses; here it is only divided between the edits that every container gets a
 """
 
 from ocigpu.actions import AllowDevice, Bind, Link, Node
-from ocigpu.cdi.draft import Draft, DraftDevice
+from ocigpu.cdi.draft import VOID, Draft, DraftDevice
 from ocigpu.cdi.edits import edits_from_actions, is_device_link
 from ocigpu.cdi.hook_words import EnableCudaCompat
-from ocigpu.cdi.names import check_device
-from ocigpu.cdi.sources.program import hook_options
+from ocigpu.cdi.sources.ids import choose_names
+from ocigpu.cdi.sources.program import hook_options, note_program
 from ocigpu.errors import CdiError, HostError, UsageError, quoted
 from ocigpu.facts import DeviceNode, ImageFacts, Library
 from ocigpu.host.devices import CONTROL_MINOR, GPU_MAJOR
@@ -38,8 +38,6 @@ KINDS = {
 }
 """Vendor and class by mode, as the vendor's library (not its CLI) has them; nvidia.com/gpu for the others."""
 SOURCE = "--device-id"
-VOID = "NVIDIA_VISIBLE_DEVICES=void"
-"""Keeps a runtime that injects GPUs itself from doing so once more."""
 EXPLICIT_LIBRARIES = (
     "libEGL.so", "libGL.so", "libGLESv1_CM.so", "libGLESv2.so", "libGLX.so", "libGLdispatch.so", "libOpenCL.so",
     "libOpenGL.so", "libnvidia-api.so", "libnvidia-egl-xcb.so", "libnvidia-egl-xlib.so",
@@ -63,22 +61,18 @@ def draft(options: "GenerateOptions", settings: "Settings") -> Draft:
         return draft_feature(read_feature_facts(settings), options, settings)
     if options.mode == "imex":
         return draft_imex(read_feature_facts(settings), options, settings)
-    hook, notes = hook_options(options, settings)
+    hook = hook_options(options, settings)
     search = SearchPaths(options.library_search_paths, options.config_search_paths)
     if options.mode == "management":
         try:
             facts = read_host_facts(settings, search)
         except HostError as error:
             raise CdiError("OCIGPU-CDI-7", f"no NVIDIA device nodes found: {error.message}", error.hint) from error
-        return _note_hook(draft_management(facts, options, settings, hook), notes)
+        return note_program(draft_management(facts, options, settings, hook), hook)
     facts = read_host_facts(settings, search)
     if "enable-explicit-driver-libraries" in options.feature_flags:
         facts = _add_explicit_libraries(facts)
-    return _note_hook(draft_gpus(facts, options, settings, hook), notes)
-
-
-def _note_hook(made: Draft, notes: tuple[str, ...]) -> Draft:
-    return made._replace(notes=(*made.notes, *notes)) if made.common.get("hooks") else made
+    return note_program(draft_gpus(facts, options, settings, hook), hook)
 
 
 # GPUs and MIG devices
@@ -87,7 +81,6 @@ def _note_hook(made: Draft, notes: tuple[str, ...]) -> Draft:
 def draft_gpus(facts: "HostFacts", options: "GenerateOptions", settings: "Settings", hook: "HookOptions") -> Draft:
     """Return the GPUs and MIG devices of these facts as devices; raises as :func:`draft` does.  Pure."""
     facts, request, image, notes = _prepare(facts, options, settings)
-    settings = _with_ldconfig(settings, options)
     common = make_plan(facts, request, settings, image)
     known = frozenset(common.actions)
     word = next((name for name in options.device_ids if name in ("all", "none")), "")
@@ -154,12 +147,9 @@ def _token(gpu: "Gpu", mig: "MigDevice | None") -> str:
 
 def _names(gpu: "Gpu", mig: "MigDevice | None", strategies: tuple[str, ...]) -> tuple[str, ...]:
     token = _token(gpu, mig)
-    names = {
-        "index": token,
-        "type-index": f"mig{token}" if mig else f"gpu{token}",
-        "uuid": mig.uuid if mig else gpu.uuid,
-    }
-    return tuple(dict.fromkeys(names[strategy] for strategy in strategies if not check_device(names[strategy])))
+    if mig:
+        return choose_names(strategies, token, f"mig{token}", mig.uuid)
+    return choose_names(strategies, token, f"gpu{token}", gpu.uuid)
 
 
 def _device_edits(own: "Sequence[Action]", options: "GenerateOptions", hook: "HookOptions") -> "Edits":
@@ -167,7 +157,7 @@ def _device_edits(own: "Sequence[Action]", options: "GenerateOptions", hook: "Ho
     links = () if hook.merged else tuple(action for action in own if _is_device_link(action))
     kept = [action for action in own if isinstance(action, (Node, AllowDevice, Bind))]
     only_links = hook._replace(enabled=tuple(name for name in ("create-symlinks",) if name in hook.enabled))
-    return edits_from_actions([*kept, *links], only_links if links else None, _additional_gids(options))
+    return edits_from_actions([*kept, *links], only_links if links else None, options.additional_gids)
 
 
 def _is_device_link(action: "Action") -> bool:
@@ -189,17 +179,9 @@ def _common_edits(
     """Return the edits of every container: ``actions`` as they are, and the hook for all the ``shared`` ones."""
     edits: Edits = {"env": [f"NVIDIA_CTK_LIBCUDA_DIR={image.library_dir}"] if facts.libraries else []}
     edits["env"].append(VOID)
-    edits.update(edits_from_actions(actions, None, _additional_gids(options)))
+    edits.update(edits_from_actions(actions, None, options.additional_gids))
     hooks = edits_from_actions(shared, hook).get("hooks")
     return {**edits, "hooks": hooks} if hooks else edits
-
-
-def _additional_gids(options: "GenerateOptions") -> bool:
-    return "no-additional-gids-for-device-nodes" not in options.feature_flags
-
-
-def _with_ldconfig(settings: "Settings", options: "GenerateOptions") -> "Settings":
-    return settings._replace(ldconfig=options.ldconfig) if options.ldconfig else settings
 
 
 def _compat(facts: "HostFacts", request: Request, settings: "Settings") -> EnableCudaCompat | None:
@@ -270,7 +252,6 @@ def draft_management(
     host's /proc/driver/nvidia.  Raises CdiError OCIGPU-CDI-7 when there are no nodes.
     """
     facts, request, image, notes = _prepare(facts, options, settings)
-    settings = _with_ldconfig(settings, options)
     graphics = ("graphics", "display")
     request = request._replace(capabilities=tuple(x for x in request.capabilities if x not in graphics))
     gpus = tuple(gpu._replace(error="", model="") for gpu in facts.gpus if gpu.node)  # nothing to be left out for
@@ -297,7 +278,7 @@ def draft_management(
         source="nvidia",
         vendor=vendor,
         device_class=device_class,
-        devices=(DraftDevice("all", edits_from_actions(nodes, None, _additional_gids(options))),),
+        devices=(DraftDevice("all", edits_from_actions(nodes, None, options.additional_gids)),),
         common=_common_edits(files, [*files, *nodes], facts, image, options, hook),
         all_device=False,
         notes=tuple(dict.fromkeys([*notes, *common.notes])),
@@ -310,7 +291,7 @@ def draft_management(
 def draft_feature(facts: "HostFacts", options: "GenerateOptions", settings: "Settings") -> Draft:
     """Return one device "all" with what GDS, MOFED, GDRCopy or NVSwitch brings; empty without nodes.  Pure."""
     request = Request(selection="none", source=f"mode {options.mode}", features=(options.mode,))
-    edits = edits_from_actions(_beyond_none(facts, request, settings), None, _additional_gids(options))
+    edits = edits_from_actions(_beyond_none(facts, request, settings), None, options.additional_gids)
     skipped = () if edits else (f"this host has no device for {options.mode}",)
     made = _draft_without_driver(facts, options.mode, (DraftDevice("all", edits),), all_device=False)
     return made._replace(skipped=skipped)
@@ -327,7 +308,7 @@ def draft_imex(facts: "HostFacts", options: "GenerateOptions", settings: "Settin
     devices = []
     for channel in channels:
         request = Request(selection="none", source="mode imex", imex_channels=(channel,))
-        edits = edits_from_actions(_beyond_none(facts, request, settings), None, _additional_gids(options))
+        edits = edits_from_actions(_beyond_none(facts, request, settings), None, options.additional_gids)
         devices.append(DraftDevice(str(channel), edits))
     return _draft_without_driver(facts, "imex", tuple(devices), all_device=True)
 

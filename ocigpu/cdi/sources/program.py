@@ -9,14 +9,14 @@ from ocigpu.spec import OUR_HOOK
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ocigpu.cdi.draft import GenerateOptions
+    from ocigpu.cdi.draft import Draft, GenerateOptions
     from ocigpu.settings import Settings
 
 USUAL_DIRECTORIES = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 
 
-def hook_options(options: "GenerateOptions", settings: "Settings") -> tuple[HookOptions, tuple[str, ...]]:
-    """Return how hooks are written, and a note when their program is not there.
+def hook_options(options: "GenerateOptions", settings: "Settings") -> HookOptions:
+    """Return how hooks are written.
 
     An absolute path of the options is taken as it is; a name is searched in PATH and the usual directories.  Without
     one it is hook.path of the settings, else ocigpu-hook beside the running program, else in those directories.
@@ -24,12 +24,18 @@ def hook_options(options: "GenerateOptions", settings: "Settings") -> tuple[Hook
     path = options.hook_path or settings.hook_path or _beside() or OUR_HOOK
     if not path.startswith("/"):
         path = _search(path) or f"/usr/bin/{os.path.basename(path)}"
-    missing = not os.access(path, os.X_OK)
-    notes = (f"hook {path}: missing or not executable here: containers will not start without it",) if missing else ()
     merged = path.rpartition("/")[2] == OUR_HOOK
     named = settings.path and settings.path != DEFAULT_PATH and merged
     config = os.path.abspath(settings.path) if named else ""
-    return HookOptions(path, config, enabled_hooks(options)), notes
+    return HookOptions(path, config, enabled_hooks(options), ldconfig=settings.ldconfig)
+
+
+def note_program(draft: "Draft", hook: HookOptions) -> "Draft":
+    """Return the draft, with a note if its hooks start a program that is not there."""
+    if not draft.common.get("hooks") or os.access(hook.path, os.X_OK):
+        return draft
+    note = f"hook {hook.path}: missing or not executable here: containers will not start without it"
+    return draft._replace(notes=(*draft.notes, note))
 
 
 def _beside() -> str:

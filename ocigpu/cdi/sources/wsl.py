@@ -7,11 +7,10 @@ documents, tried on copies of such files and not on WSL.
 """
 
 from ocigpu.actions import Link, Node, RefreshLdCache
-from ocigpu.cdi.draft import Draft, DraftDevice
+from ocigpu.cdi.draft import VOID, Draft, DraftDevice
 from ocigpu.cdi.edits import edits_from_actions
-from ocigpu.cdi.sources.csv import bind_file, library_folders
-from ocigpu.cdi.sources.nvidia import VOID
-from ocigpu.cdi.sources.program import hook_options
+from ocigpu.cdi.sources.files import bind_file, library_folders
+from ocigpu.cdi.sources.program import hook_options, note_program
 from ocigpu.errors import CdiError
 from ocigpu.host.wsl import CUDA, DXCORE, LIBRARIES, NAMED, SMI, STORES, Store, WslFacts, read_wsl_facts
 
@@ -28,11 +27,8 @@ def draft(options: "GenerateOptions", settings: "Settings") -> Draft:
 
     A driver store can be chosen by --library-search-path.
     """
-    hook, notes = hook_options(options, settings)
-    if not options.ldconfig:
-        options = options._replace(ldconfig=settings.ldconfig)
-    made = draft_wsl(read_wsl_facts(settings, options.library_search_paths), options, hook)
-    return made._replace(notes=(*made.notes, *notes)) if made.common.get("hooks") else made
+    hook = hook_options(options, settings)
+    return note_program(draft_wsl(read_wsl_facts(settings, options.library_search_paths), options, hook), hook)
 
 
 def draft_wsl(facts: WslFacts, options: "GenerateOptions", hook: "HookOptions") -> Draft:
@@ -47,13 +43,14 @@ def draft_wsl(facts: WslFacts, options: "GenerateOptions", hook: "HookOptions") 
     actions: list[Action] = [bind_file(file) for file in (facts.dxcore, *store.files)]
     if any(file.container_path == f"{store.path}/{SMI}" for file in named):
         actions.append(Link(f"/usr/bin/{SMI}", f"{store.path}/{SMI}", ""))
-    actions.append(RefreshLdCache(options.ldconfig, library_folders((facts.dxcore, *named)), ""))
-    gids = "no-additional-gids-for-device-nodes" not in options.feature_flags
+    actions.append(RefreshLdCache(hook.ldconfig, library_folders((facts.dxcore, *named)), ""))
     return Draft(
         source="wsl",
         vendor=options.vendor or "nvidia.com",
         device_class=options.device_class or "gpu",
-        devices=(DraftDevice("all", edits_from_actions([Node(facts.node, "")], additional_gids=gids)),),
+        devices=(
+            DraftDevice("all", edits_from_actions([Node(facts.node, "")], additional_gids=options.additional_gids)),
+        ),
         common={"env": [VOID], **edits_from_actions(actions, hook)},
         all_device=False,
         notes=notes,
