@@ -8,6 +8,7 @@ import stat
 
 from ocigpu.cdi.names import HOOK_STAGES
 from ocigpu.errors import CdiError, quoted
+from ocigpu.spec import HOOK_ENVIRONMENT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ def inject(
     - Rules go to the end of the list even where it was empty: without any rule runc still denies everything but its
       default devices, so the node could not be opened.  For crun the first rule brings a policy to a container that
       had none: narrower than before, and what every engine that injects CDI devices does.
+    - A hook without env gets a search path and a locale: crun (1.8.1) starts it with the container's own environment,
+      which its image sets, and the host's loader obeys LD_PRELOAD there (CVE-2025-23266).
     - In a user namespace, where runtimes bind the host's node of the same path instead of making one, a node whose
       hostPath differs from its path becomes a bind mount.
     """
@@ -298,6 +301,7 @@ def _add_hooks(present: "dict[str, Any]", hooks: "list[dict[str, Any]]") -> None
         if hook["hookName"] not in HOOK_STAGES:
             raise CdiError("OCIGPU-CDI-6", f"unknown hook name {quoted(hook['hookName'])}")
         entry = {name: value for name, value in hook.items() if name != "hookName"}
+        entry["env"] = list(entry.get("env") or HOOK_ENVIRONMENT)
         stages.setdefault(hook["hookName"], []).append(entry)
     for stage, entries in stages.items():
         listed = _own(present, stage, list, f"hooks.{stage}")

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from ocigpu.cdi.inject import inject
 from ocigpu.cdi.names import HOOK_STAGES
 from ocigpu.errors import CdiError
+from ocigpu.spec import HOOK_ENVIRONMENT
 
 Config = dict[str, Any]
 Lstat = Callable[[str], os.stat_result]
@@ -362,7 +363,7 @@ def test_hooks_are_appended_in_order_and_equal_ones_once() -> None:
     assert config["hooks"] == {
         "createContainer": [old, first, {**first, "args": ["x", "2"]}],
         "prestart": None,
-        "poststop": [{"path": "/bin/y"}],
+        "poststop": [{"path": "/bin/y", "env": HOOK_ENVIRONMENT}],
     }
     shuffled = {"hooks": {"createContainer": [dict(reversed(first.items()))]}}
     assert injected(shuffled, {"hooks": [HOOK]})["hooks"]["createContainer"] == [first]
@@ -371,7 +372,7 @@ def test_hooks_are_appended_in_order_and_equal_ones_once() -> None:
 @pytest.mark.parametrize("stage", HOOK_STAGES)
 def test_hooks_of_every_stage_come_after_those_that_are_there(stage: str) -> None:
     result = injected({"hooks": {stage: [{"path": "/old"}]}}, {"hooks": [{"hookName": stage, "path": "/new"}]})
-    assert result["hooks"] == {stage: [{"path": "/old"}, {"path": "/new"}]}
+    assert result["hooks"] == {stage: [{"path": "/old"}, {"path": "/new", "env": HOOK_ENVIRONMENT}]}
 
 
 def test_an_unknown_hook_name_is_refused() -> None:

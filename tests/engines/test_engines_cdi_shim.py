@@ -57,7 +57,7 @@ def make_node(path: Path, number: int, mode: int = 0o666) -> str:
 
 
 def hook_that_notes(things: Path, stage: str, word: str) -> dict[str, Any]:
-    command = f'echo "{word} $MARK" >> {things}/hook-output'
+    command = f'cat >/dev/null; echo "{word} $MARK" >> {things}/hook-output'  # crun fails when nobody reads the state
     return {"hookName": stage, "path": "/bin/sh", "args": ["sh", "-c", command], "env": ["MARK=set", "PATH=/bin"]}
 
 
@@ -401,3 +401,29 @@ def test_what_is_kept_for_the_next_container_is_for_root_alone(
     (directory,) = kept.iterdir()
     assert directory.name == "ocigpu"
     assert (stat.S_IMODE(directory.stat().st_mode), os.listdir(directory)) == (0o700, [])
+
+
+@RUNTIMES
+def test_a_hook_without_an_environment_does_not_get_the_images(
+    make_things: MakeThings, make_bundle: MakeBundle, low_level: str
+) -> None:
+    """What the image sets (LD_PRELOAD=/proc/self/cwd/x.so) would be loaded by root of the host."""
+    things = make_things(low_level)
+    command = f"cat >/dev/null; echo preload=$OF_THE_IMAGE. >> {things.directory}/hook-output"
+    hook = {"hookName": "createContainer", "path": "/bin/sh", "args": ["sh", "-c", command]}
+    spec = {
+        "cdiVersion": "0.6.0",
+        "kind": "x.org/thing",
+        "devices": [{"name": "0", "containerEdits": {"env": ["A=1"]}}],
+    }
+    things.write(
+        "x.json",
+        {**spec, "containerEdits": {"hooks": [hook, {**hook, "args": ["sh", "-c", f"{command};"], "env": []}]}},
+    )
+
+    def edit(config: dict[str, Any]) -> None:
+        config["process"]["env"] += ["OF_THE_IMAGE=evil", "NVIDIA_VISIBLE_DEVICES=x.org/thing=0"]
+
+    result = things.run(make_bundle(["true"], layout="busybox", edit=edit), cgroup="v2")
+    assert result.returncode == 0, explain(result)
+    assert things.hook_output.read_text().splitlines() == ["preload=."] * 2
