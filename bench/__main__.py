@@ -1,7 +1,8 @@
 """``make bench``: what ocigpu costs on top of the low-level runtime.
 
 Prints medians of paired runs (default 30): one container's life by phase for 0, 1, 8 and 64 GPUs, pass-through,
-discovery, generation of a CDI specification, a CDI device among 10,000, peak memory.  ``PEER_RUNTIME=/path`` measures
+discovery, generation of a CDI specification, a CDI device among 10,000, peak memory.  The row "cdi" is mode cdi with
+a specification that was kept parsed; it gives all capabilities, the others two.  ``PEER_RUNTIME=/path`` measures
 another shim in the same rounds.  Times move from machine to machine; the ratio to bare runc in the same run is the
 message.
 """
@@ -21,7 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from bench.measure import PHASES, fresh_config, life_cycle, medians, paired, peak_memory, run
+from ocigpu.cdi.draft import GenerateOptions
+from ocigpu.cdi.generate import generate
+from ocigpu.cdi.write import write_spec
 from ocigpu.errors import OcigpuError
+from ocigpu.linux import libc
+from ocigpu.settings import read_settings
 from ocigpu.sim.create import create_host
 
 SHIM = str(Path(__file__).parent.parent / ".venv/bin/ocigpu-runtime")
@@ -66,6 +72,8 @@ print((time.perf_counter() - begin) * 1000)
 assert resolved.edits[1]["env"] == ["DEVICE=9999"], resolved.edits
 """
 CDI_DEVICES = 10_000
+CDI_GPUS = 8
+"""Of the host whose containers are measured in mode cdi too."""
 
 
 def make_bundle(directory: Path, runc: str, visible: str) -> dict[str, Any]:
@@ -116,6 +124,9 @@ def measure_containers(work: Path, runc: str, peer: str, rounds: int, results: d
         config = make_bundle(bundle, runc, "all" if count else "")
         names = {"runc": runc, "ocigpu": SHIM, **({"peer": peer} if peer else {})}
         runners = {name: contender(path, work / "state", bundle, config, env) for name, path in names.items()}
+        if count == CDI_GPUS:
+            env = {**env, "OCIGPU_CONFIG": str(work / "generated/config.toml")}
+            runners["cdi"] = contender(SHIM, work / "state", bundle, config, env)
         rows = medians(paired(runners, rounds))
         results[f"container-{count}"] = rows
         show(f"create, start, delete; {count} GPUs (ms)", rows, (*PHASES, "total"))
@@ -182,6 +193,21 @@ def write_large_specification(directory: Path) -> None:
                 "    deviceNodes:\n    - path: /dev/null\n      permissions: rw\n"
                 f"    mounts:\n    - hostPath: /etc\n      containerPath: /opt/{number}\n      options: [ro, rbind]\n"
             )
+
+
+def write_generated_specification(work: Path) -> None:
+    """Write the specification of the host with 8 GPUs, and settings of mode cdi with its directory alone.
+
+    What the shim keeps of it lies below /run, which becomes this process's own.
+    """
+    libc.unshare(libc.CLONE_NEWNS)
+    libc.mount(None, "/", None, libc.MS_REC | libc.MS_PRIVATE)
+    libc.mount("tmpfs", "/run", "tmpfs", 0, "mode=755")
+    host = work / f"sim{CDI_GPUS}/config.toml"
+    made = generate(GenerateOptions(hook_path=HOOK), read_settings(str(host)))
+    directory = work / "generated"
+    write_spec(made.spec, str(directory / "nvidia.yaml"))
+    (directory / "config.toml").write_text(f'mode = "cdi"\ncdi.spec-dirs = ["{directory}"]\n{host.read_text()}')
 
 
 def measure_cdi(work: Path, rounds: int, results: dict[str, Any]) -> None:
@@ -274,6 +300,7 @@ def measure(runc: str, peer: str, rounds: int, report: str | None) -> None:
         for count in (1, 8, 64):
             print(f"making a simulated host with {count} GPUs", flush=True)
             create_host(str(work / f"sim{count}"), gpus=count, model="h100")
+        write_generated_specification(work)
         version = subprocess.run([runc, "--version"], capture_output=True, text=True, check=True).stdout.split("\n")[0]
         print(f"{version}, kernel {os.uname().release}, {os.cpu_count()} CPUs, medians of {rounds} paired runs")
         measure_containers(work, runc, peer, rounds, results)
