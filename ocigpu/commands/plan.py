@@ -34,6 +34,7 @@ Examples:
   ocigpu plan --gpus all --capabilities compute,utility,graphics
   ocigpu plan --env NVIDIA_VISIBLE_DEVICES=0:1 --env NVIDIA_REQUIRE_CUDA="cuda>=12.4"
   ocigpu plan --bundle /run/containers/mine --json
+  ocigpu plan --gpus nvidia.com/gpu=0
   ocigpu plan --config /tmp/gpus/config.toml --gpus all
 """
 
@@ -81,6 +82,11 @@ def plan_command(
         request = request_from_variables(variables, settings, privileged=privileged)
     if request.selection == "nothing":
         _print_nothing(request, settings, json)
+        return
+    if request.selection == "cdi":
+        from ocigpu.commands.plan_cdi import show_cdi_plan
+
+        show_cdi_plan(request, container, settings, json)
         return
     host = load_facts(settings, facts)
     image = _image_facts(bundle, container, host) if bundle else ImageFacts()

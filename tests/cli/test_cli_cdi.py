@@ -340,6 +340,43 @@ def test_relatives_of_generate_have_its_options(run: Run, command: list[str]) ->
 # list
 
 
+def test_plan_shows_what_the_specifications_give_a_container(cdi: Run, run: Run, host: Path, tmp_path: Path) -> None:
+    specs, settings = tmp_path / "specs", tmp_path / "plan.toml"
+    cdi("generate", "--output", specs / "a.json")
+    write(settings, f'[simulation]\nroot = "{host}"\n[cdi]\nspec-dirs = ["{specs}"]\n')
+    settings.chmod(0o644)
+    plan = ("plan", "--config", settings)
+    status, out, err = run(*plan, "--gpus", "nvidia.com/gpu=0")
+    assert (status, err) == (0, "")
+    assert f"from     {specs}/a.json (fresh)\n" in out
+    assert "\nnode /dev/nvidia0 " in out
+    assert "from 1 CDI specification; nothing was changed\n" in out
+    bundle = tmp_path / "bundle"
+    env = ["NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=0"]
+    config = {"process": {"env": env}, "root": {"path": "rootfs"}, "linux": {"namespaces": [{"type": "mount"}]}}
+    (bundle / "rootfs").mkdir(parents=True)
+    before = write(bundle / "config.json", config).read_text()
+    data = json.loads(run(*plan, "--bundle", bundle, "--json")[1])
+    assert (data["mode"], data["devices"]) == ("cdi", ["nvidia.com/gpu=0"])
+    assert "/dev/nvidia0" in [node["path"] for node in data["containerEdits"]["deviceNodes"]]
+    assert (bundle / "config.json").read_text() == before
+    status, out, err = run(*plan, "--gpus", "nvidia.com/gpu=77")
+    assert (status, out) == (1, "")
+    assert "OCIGPU-CDI-4" in err
+
+
+def test_plan_refuses_devices_that_could_not_be_injected(run: Run, tmp_path: Path) -> None:
+    gone = {**SMALL, "devices": [{"name": "a", "containerEdits": {"deviceNodes": [{"path": "/dev/is-gone"}]}}]}
+    (tmp_path / "specs").mkdir()
+    path = write(tmp_path / "specs/a.json", gone)
+    settings = write(tmp_path / "plan.toml", f'[cdi]\nspec-dirs = ["{path.parent}"]\n')
+    settings.chmod(0o644)
+    name = f"{gone['kind']}=a"
+    status, out, err = run("plan", "--config", settings, "--gpus", name, "--privileged")
+    assert (status, out) == (1, "")
+    assert "OCIGPU-CDI-6" in err
+
+
 def test_list_in_a_pipe_is_names_only(cdi: Run, tmp_path: Path) -> None:
     assert cdi("list") == (0, "", "Found 0 CDI devices\n")
     write(tmp_path / "high" / "b.json", SMALL)
