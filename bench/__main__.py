@@ -22,16 +22,13 @@ from pathlib import Path
 from typing import Any
 
 from bench.measure import PHASES, fresh_config, life_cycle, medians, paired, peak_memory, run
-from ocigpu.cdi.draft import GenerateOptions
-from ocigpu.cdi.generate import generate
-from ocigpu.cdi.write import write_spec
 from ocigpu.errors import OcigpuError
 from ocigpu.linux import libc
-from ocigpu.settings import read_settings
 from ocigpu.sim.create import create_host
 
 SHIM = str(Path(__file__).parent.parent / ".venv/bin/ocigpu-runtime")
 HOOK = str(Path(__file__).parent.parent / ".venv/bin/ocigpu-hook")
+OCIGPU = str(Path(__file__).parent.parent / ".venv/bin/ocigpu")
 QUIET: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
 DISCOVERY = """
 import sys, time
@@ -204,9 +201,9 @@ def write_generated_specification(work: Path) -> None:
     libc.mount(None, "/", None, libc.MS_REC | libc.MS_PRIVATE)
     libc.mount("tmpfs", "/run", "tmpfs", 0, "mode=755")
     host = work / f"sim{CDI_GPUS}/config.toml"
-    made = generate(GenerateOptions(hook_path=HOOK), read_settings(str(host)))
     directory = work / "generated"
-    write_spec(made.spec, str(directory / "nvidia.yaml"))
+    command = [OCIGPU, "cdi", "generate", "--quiet", "--config", str(host), "--nvidia-cdi-hook-path", HOOK]
+    subprocess.run([*command, "--output", str(directory / "nvidia.yaml")], check=True)
     (directory / "config.toml").write_text(f'mode = "cdi"\ncdi.spec-dirs = ["{directory}"]\n{host.read_text()}')
 
 
