@@ -61,17 +61,8 @@ def read_document(path: str) -> "tuple[Any, FileState]":
     Symbolic links are followed.  Raises CdiError OCIGPU-CDI-2 for anything but a readable regular file of at most
     16 MiB with one document in it.  Must be called from a process with one thread: YAML is read by a forked child.
     """
-    text, state = read_file(path)
-    return parse_document(text, path), state
-
-
-def read_file(path: str) -> tuple[bytes, FileState]:
-    """Return the bytes of a specification file and its state; never waits for a FIFO or device.
-
-    Raises CdiError OCIGPU-CDI-2.
-    """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)  # never waits for a FIFO or device
     except FileNotFoundError as error:
         hint = "Check the path, or write it: ocigpu cdi generate --output FILE"
         raise _cannot_read(path, str(error.strerror), hint) from error
@@ -83,24 +74,13 @@ def read_file(path: str) -> tuple[bytes, FileState]:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise _cannot_read(path, "not a regular file")
-        if status.st_size > MAX_BYTES:
-            raise _cannot_read(path, f"larger than {MAX_BYTES >> 20} MiB")
-        return _read_all(fd, path), file_state(status)
+        with open(fd, "rb", closefd=False) as file:
+            text = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise _cannot_read(path, str(error.strerror)) from error
     finally:
         os.close(fd)
-
-
-def _read_all(fd: int, path: str) -> bytes:
-    parts = []
-    size = 0
-    while part := os.read(fd, 1 << 20):
-        parts.append(part)
-        size += len(part)
-        if size > MAX_BYTES:  # it grew since fstat
-            raise _cannot_read(path, f"larger than {MAX_BYTES >> 20} MiB")
-    return b"".join(parts)
+    return parse_document(text, path), file_state(status)
 
 
 def parse_document(text: bytes, what: str) -> "Any":

@@ -9,14 +9,11 @@ import json
 import os
 
 from ocigpu.errors import CdiError
-from ocigpu.host.tree import read_bytes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from typing import Any, NamedTuple
-else:
-    from ocigpu.record import NamedTuple
+    from typing import Any
 
 EXTENSIONS = {".json": "json", ".yaml": "yaml", ".yml": "yaml"}
 FORMATS = ("yaml", "json")
@@ -31,19 +28,11 @@ _FIELDS_OF = {
     "hooks": ("hookName", "path", "args", "env", "timeout"),
     "mounts": ("hostPath", "containerPath", "options", "type"),
 }
-_TEMPORARY_TRIES = 16
 _NOT_PERMITTED = (errno.EACCES, errno.EPERM, errno.EROFS)
 _PLAIN_FIRST = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ/._-")
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/._-+=:,@ ")
 _WORDS = frozenset(("y", "n", "yes", "no", "on", "off", "true", "false", "null", "none", "nan", "inf", "~"))
 """What a YAML 1.1 or 1.2 reader may take for something else than text."""
-
-
-class Written(NamedTuple):
-    """``path``: the file; ``changed``: whether its content is another than before."""
-
-    path: str
-    changed: bool
 
 
 def dump_json(spec: "dict[str, Any]") -> str:
@@ -125,54 +114,44 @@ def _escape(code: int) -> str:
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
-def target_of(path: str, format: str = "") -> tuple[str, str]:  # noqa: A002 - the operator's word for it
+def target_of(path: str, form: str = "") -> tuple[str, str]:
     """Return (path, format) of the file to write: the extension decides, in any case of letters.
 
-    A path without a known extension gets that of ``format`` ("json" or "yaml"; "" is yaml).
+    A path without a known extension gets that of ``form`` ("json" or "yaml"; "" is yaml).
     """
     found = EXTENSIONS.get(os.path.splitext(path)[1].lower())
     if found:
         return path, found
-    chosen = format or FORMATS[0]
+    chosen = form or FORMATS[0]
     return f"{path}.{chosen}", chosen
 
 
-def dump(spec: "dict[str, Any]", format: str = "") -> str:  # noqa: A002
-    """Return the specification as text in ``format`` ("" is yaml)."""
-    return dump_json(spec) if format == "json" else dump_yaml(spec)
+def dump(spec: "dict[str, Any]", form: str) -> str:
+    """Return the specification as text in the format ``form``, "json" or "yaml"."""
+    return dump_json(spec) if form == "json" else dump_yaml(spec)
 
 
-def write_spec(
-    spec: "dict[str, Any]",
-    path: str,
-    format: str = "",  # noqa: A002
-    only_if_changed: bool = False,
-) -> Written:
+def write_spec(spec: "dict[str, Any]", path: str, form: str) -> None:
     """Write a specification as the file ``path``, mode 0644, replacing one that is there, or not at all.
 
-    Missing directories are made (0755).  The text is in the directory under another name, which no engine reads,
-    before it gets its own.  ``only_if_changed``: a file with this content already is left alone, so that nobody who
-    watches it is woken.  Raises CdiError OCIGPU-CDI-8; then a file that was there is as it was.
+    ``path`` and ``form`` as :func:`target_of` gives them.  Missing directories are made (0755).  The text is in the
+    directory under another name, which no engine reads, before it gets its own.  Raises CdiError OCIGPU-CDI-8; then a
+    file that was there is as it was.
     """
-    target, chosen = target_of(path, format)
-    directory, name = os.path.split(target)
+    directory, name = os.path.split(path)
     try:
-        text = dump(spec, chosen).encode()
+        text = dump(spec, form).encode()
     except (UnicodeEncodeError, ValueError, TypeError) as error:
-        raise CdiError("OCIGPU-CDI-8", f"write {target}: {error}") from error
-    before = read_bytes(target, len(text) + 1)
-    if only_if_changed and before == text:
-        return Written(target, changed=False)
+        raise CdiError("OCIGPU-CDI-8", f"write {path}: {error}") from error
     try:
         if directory:
             _make_directories(directory)
-        if os.path.isdir(target):
+        if os.path.isdir(path):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         _replace(directory or ".", name, text)
     except OSError as error:
         hint = "Run it as root, or write elsewhere: --output FILE" if error.errno in _NOT_PERMITTED else None
-        raise CdiError("OCIGPU-CDI-8", f"write {target}: {error.strerror or error}", hint) from error
-    return Written(target, before != text)
+        raise CdiError("OCIGPU-CDI-8", f"write {path}: {error.strerror or error}", hint) from error
 
 
 def _make_directories(directory: str) -> None:
@@ -194,7 +173,9 @@ def _replace(directory: str, name: str, text: bytes) -> None:
     """Give ``name`` in the directory this content by a rename that survives a crash of the machine."""
     directory_fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        temporary, fd = _create_temporary(directory_fd)
+        temporary = f"spec.{os.getpid()}-{os.urandom(4).hex()}.tmp"  # ends in neither .json nor .yaml
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(temporary, flags, 0o600, dir_fd=directory_fd)
         try:
             with os.fdopen(fd, "wb") as file:
                 file.write(text)
@@ -208,15 +189,3 @@ def _replace(directory: str, name: str, text: bytes) -> None:
         os.fsync(directory_fd)
     finally:
         os.close(directory_fd)
-
-
-def _create_temporary(directory_fd: int) -> tuple[str, int]:
-    """Return the name and descriptor of a new file; its name ends in neither .json nor .yaml."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    for _ in range(_TEMPORARY_TRIES):
-        name = f"spec.{os.getpid()}-{os.urandom(4).hex()}.tmp"
-        try:
-            return name, os.open(name, flags, 0o600, dir_fd=directory_fd)
-        except FileExistsError:
-            continue
-    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))

@@ -27,7 +27,6 @@ from ocigpu.cdi.document import (
     file_state,
     parse_document,
     read_document,
-    read_file,
 )
 from ocigpu.cdi.write import dump_yaml
 from ocigpu.errors import CdiError
@@ -333,7 +332,7 @@ def test_what_cannot_be_opened_names_the_kernels_reason(tmp_path: Path) -> None:
     assert file_refusal(tmp_path / "loop.yaml") == "Too many levels of symbolic links"
     assert file_refusal(tmp_path / "socket.yaml") == "No such device or address"
     with pytest.raises(CdiError, match="not a path"):
-        read_file("a\0b")
+        read_document("a\0b")
 
 
 @pytest.mark.root

@@ -11,7 +11,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ocigpu.cdi.write import Written, dump_json, dump_yaml, target_of, write_spec
+from ocigpu.cdi.write import dump_json, dump_yaml, target_of, write_spec
 from ocigpu.errors import CdiError
 
 SPEC: dict[str, Any] = {
@@ -116,31 +116,19 @@ def test_the_extension_decides_the_format(path: str, wanted: str, expected: tupl
 def test_a_file_gets_mode_0644_and_its_directories_0755_whatever_the_umask(tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:
-        written = write_spec(SPEC, str(tmp_path / "a/b/nvidia.yaml"))
+        write_spec(SPEC, str(tmp_path / "a/b/nvidia.yaml"), "yaml")
     finally:
         os.umask(before)
-    assert written == Written(str(tmp_path / "a/b/nvidia.yaml"), True)
     assert yaml.safe_load((tmp_path / "a/b/nvidia.yaml").read_text()) == SPEC
     modes = [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("a", "a/b", "a/b/nvidia.yaml")]
     assert modes == [0o755, 0o755, 0o644]
     assert os.listdir(tmp_path / "a/b") == ["nvidia.yaml"]
 
 
-def test_writing_tells_whether_the_content_is_another(tmp_path: Path) -> None:
-    path = str(tmp_path / "nvidia.json")
-    assert write_spec(SPEC, path).changed
-    first = os.stat(path)
-    assert not write_spec(SPEC, path, only_if_changed=True).changed
-    assert os.stat(path) == first
-    assert not write_spec(SPEC, path).changed
-    assert os.stat(path).st_ino != first.st_ino
-    assert write_spec({**SPEC, "kind": "vendor.com/other"}, path, only_if_changed=True).changed
-
-
 def test_a_link_is_replaced_and_not_followed(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").write_text("kept")
     (tmp_path / "nvidia.json").symlink_to("elsewhere")
-    write_spec(SPEC, str(tmp_path / "nvidia.json"))
+    write_spec(SPEC, str(tmp_path / "nvidia.json"), "json")
     assert (tmp_path / "elsewhere").read_text() == "kept"
     assert json.loads((tmp_path / "nvidia.json").read_text()) == SPEC
 
@@ -155,7 +143,7 @@ def test_what_cannot_be_written_leaves_nothing_behind(tmp_path: Path, obstacle: 
         path = tmp_path / "file/nvidia.json"
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(CdiError) as caught:
-        write_spec(SPEC, str(path))
+        write_spec(SPEC, str(path), "json")
     assert caught.value.code == "OCIGPU-CDI-8"
     assert caught.value.message.startswith(f"write {path}: ")
     assert sorted(tmp_path.rglob("*")) == before
@@ -163,6 +151,6 @@ def test_what_cannot_be_written_leaves_nothing_behind(tmp_path: Path, obstacle: 
 
 def test_what_is_no_text_of_unicode_is_refused_before_anything_is_touched(tmp_path: Path) -> None:
     with pytest.raises(CdiError) as caught:
-        write_spec({**SPEC, "kind": "\ud800"}, str(tmp_path / "a/nvidia.json"))
+        write_spec({**SPEC, "kind": "\ud800"}, str(tmp_path / "a/nvidia.json"), "json")
     assert caught.value.code == "OCIGPU-CDI-8"
     assert list(tmp_path.iterdir()) == []
