@@ -13,6 +13,7 @@ from support.podman import Podman, make_podman
 from ocigpu import cache
 from ocigpu.cdi.inject import inject
 from ocigpu.cdi.registry import read_registry
+from ocigpu.errors import CdiError
 from ocigpu.settings import Settings
 
 pytestmark = [pytest.mark.root, pytest.mark.engine]
@@ -150,3 +151,124 @@ def test_podman_makes_of_specifications_what_we_make_of_them(
     resolved = read_registry(Settings(cdi_spec_dirs=(str(podman.cdi),))).resolve(REQUEST)
     inject(ours, resolved.edits)
     assert comparable(ours) == comparable(as_we_do(theirs))
+
+
+def document(edits: str, name: str = "a", more: str = "") -> str:
+    return (
+        f"cdiVersion: 0.5.0\nkind: x.com/gpu\ndevices:\n- name: {name}\n  containerEdits: {edits}\n"
+        f"- name: other\n  containerEdits: {{env: [OTHER=1]}}\n{more}"
+    )
+
+
+def node(fields: str) -> str:
+    return document(f"{{deviceNodes: [{{path: /dev/null, {fields}}}]}}")
+
+
+def hook(fields: str) -> str:
+    return document(f"{{hooks: [{{hookName: prestart, path: /x, {fields}}}]}}")
+
+
+GOOD = document("{env: [A=1]}")
+JSON = json.dumps(
+    {"cdiVersion": "0.5.0", "kind": "x.com/gpu", "devices": [{"name": "a", "containerEdits": {"env": ["A=1"]}}]}
+)
+TAKEN: dict[str, tuple[dict[str, str], str]] = {
+    "JSON in a file of YAML": ({"a.yaml": JSON}, "a"),
+    "YAML in a file of JSON": ({"a.json": GOOD}, "a"),
+    "a hidden file": ({".a.json": GOOD}, "a"),
+    "a name that is a number": ({"a.yaml": document("{env: [A=1]}", "0")}, "0"),
+    "a name that is an octal number": ({"a.yaml": document("{env: [A=1]}", "010")}, "8"),
+    "a name that is a fraction": ({"a.yaml": document("{env: [A=1]}", "1.50")}, "1.5"),
+    "a name that is true": ({"a.yaml": document("{env: [A=1]}", "true")}, "true"),
+    "a name with a colon": ({"a.yaml": document("{env: [A=1]}", "'0:0'")}, "0:0"),
+    "fields in another case": (
+        {"a.yaml": GOOD.replace("kind", "KinD").replace("containerEdits", "CONTAINEREDITS")},
+        "a",
+    ),
+    "arguments that YAML makes something of": (
+        {"a.yaml": hook("args: [1.50, yes, y, 0x10, 1e3, 2001-12-14, 1:20]")},
+        "a",
+    ),
+    "a timeout of 0 and a relative path": ({"a.yaml": hook("path: x, timeout: 0").replace("path: /x, ", "")}, "a"),
+    "permissions that repeat": ({"a.yaml": node("permissions: rrwm")}, "a"),
+    "an octal mode": ({"a.yaml": node("fileMode: 0640")}, "a"),
+    "an octal mode with o": ({"a.yaml": node("fileMode: 0o640")}, "a"),
+    "a number with a fraction of zero": ({"a.yaml": node("type: c, major: 1.0, minor: 3")}, "a"),
+    "a relative mount": ({"a.yaml": document("{mounts: [{hostPath: a, containerPath: b}]}")}, "a"),
+    "an alias": ({"a.yaml": document("&x {env: [A=1]}", more="- {name: b, containerEdits: *x}\n")}, "b"),
+    "a merge": ({"a.yaml": document("&x {env: [A=1]}", more="- {name: b, containerEdits: {<<: *x}}\n")}, "b"),
+    "empty common edits": ({"a.yaml": document("{env: [A=1]}", more="containerEdits:\n")}, "a"),
+    "a broken file beside a good one": ({"a.yaml": GOOD, "b.json": "{"}, "a"),
+    "another device of files in conflict": ({"a.yaml": GOOD, "b.yaml": GOOD.replace("other", "b")}, "b"),
+}
+REFUSED: dict[str, tuple[dict[str, str], str]] = {
+    "the extension yml": ({"a.yml": GOOD}, "a"),
+    "an extension in capital letters": ({"a.YAML": GOOD, "b.JSON": JSON}, "a"),
+    "a file of a subdirectory": ({"sub/a.json": GOOD}, "a"),
+    "two files in conflict": ({"a.yaml": GOOD, "b.yaml": GOOD}, "a"),
+    "an unknown field": ({"a.yaml": GOOD + "garbage: 1\n"}, "a"),
+    "a duplicate key": ({"a.yaml": GOOD + "kind: x.com/gpu\n"}, "a"),
+    "an unknown version": ({"a.yaml": GOOD.replace("0.5.0", "0.5.1")}, "a"),
+    "annotations before 0.6.0": ({"a.yaml": GOOD + "annotations: {a: b}\n"}, "a"),
+    "a vendor that begins with _": ({"a.yaml": GOOD.replace("x.com", "_x.com")}, "a"),
+    "a duplicate device": ({"a.yaml": GOOD + "- {name: a, containerEdits: {env: [A=1]}}\n"}, "a"),
+    "no devices": ({"a.yaml": "cdiVersion: 0.5.0\nkind: x.com/gpu\ncontainerEdits: {env: [A=1]}\n"}, "a"),
+    "an empty file": ({"a.yaml": ""}, "a"),
+    "empty edits": ({"a.yaml": document("{}")}, "a"),
+    "null edits": ({"a.yaml": document("")}, "a"),
+    "a variable without =": ({"a.yaml": document("{env: [A]}")}, "a"),
+    "a variable without a name": ({"a.yaml": document("{env: [=x]}")}, "a"),
+    "a variable that is a number": ({"a.yaml": document("{env: [5]}")}, "a"),
+    "an unknown stage": ({"a.yaml": hook("args: []").replace("prestart", "createcontainer")}, "a"),
+    "unknown permissions": ({"a.yaml": node("permissions: x")}, "a"),
+    "an unknown type": ({"a.yaml": node("type: x")}, "a"),
+    "another type than the host's": ({"a.yaml": node("type: b")}, "a"),
+    "type u without a major": ({"a.yaml": node("type: u")}, "a"),
+    "a major that is text": ({"a.yaml": node("type: c, major: '1', minor: 3")}, "a"),
+    "a mode that is text": ({"a.yaml": node("fileMode: '0666'")}, "a"),
+    "a negative uid": ({"a.yaml": node("uid: -1")}, "a"),
+    "a mount without target": ({"a.yaml": document("{mounts: [{hostPath: /a, containerPath: ''}]}")}, "a"),
+}
+
+
+@pytest.mark.parametrize("name", [*TAKEN, *REFUSED])
+def test_podman_takes_and_refuses_the_files_that_we_take_and_refuse(
+    podman: Podman,
+    work_directory: Path,
+    rootfs: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+) -> None:
+    monkeypatch.setattr(cache, "SYSTEM_DIRECTORY", str(work_directory / "cache"))
+    files, device = TAKEN.get(name) or REFUSED[name]
+    specs = work_directory / "cdi"
+    for file, text in files.items():
+        (specs / file).parent.mkdir(parents=True, exist_ok=True)
+        (specs / file).write_text(text)
+        (specs / file).chmod(0o644)
+    here = podman._replace(cdi=specs)
+    request = [f"x.com/gpu={device}"]
+    registry = read_registry(Settings(cdi_spec_dirs=(str(specs),)))
+    ours: dict[str, Any] = {}
+    if name in REFUSED:
+        with pytest.raises(AssertionError, match=r"setting up CDI devices: (unresolvable|failed to inject)"):
+            here.write_config(request, rootfs("glibc"))
+        with pytest.raises(CdiError):
+            inject(ours, registry.resolve(request).edits)
+        return
+    theirs = here.write_config(request, rootfs("glibc"))
+    inject(ours, registry.resolve(request).edits)
+    assert set(ours.get("process", {}).get("env", ())) <= set(theirs["process"]["env"])
+    for mount in ours.get("mounts", ()):
+        assert mount in theirs["mounts"]
+    for made in ours.get("linux", {}).get("devices", ()):
+        (same,) = (entry for entry in theirs["linux"]["devices"] if entry["path"] == made["path"])
+        assert made == {"fileMode": MODES["/dev/null"], **same}
+    for rule in ours.get("linux", {}).get("resources", {}).get("devices", ()):
+        assert rule in theirs["linux"]["resources"]["devices"]
+    assert _hooks(ours) == _hooks(theirs)
+
+
+def _hooks(config: dict[str, Any]) -> list[tuple[Any, ...]]:
+    entries = config.get("hooks", {}).get("prestart", [])
+    return [(entry["path"], entry.get("args"), entry.get("timeout")) for entry in entries]
