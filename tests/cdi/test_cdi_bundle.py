@@ -25,7 +25,7 @@ SPEC = {
                 "deviceNodes": [{"path": "/dev/null"}],
                 "netDevices": [{"hostInterfaceName": "eth9", "name": "eth0"}],
                 "mounts": [{"hostPath": "/proc", "containerPath": "/opt/proc", "options": ["rbind"]}],
-                "hooks": [{"hookName": "createContainer", "path": "/bin/true"}],
+                "hooks": [{"hookName": "createContainer", "path": "/bin/true", "env": ["A=1"]}],
                 "intelRdt": {"closID": "a"},
                 "additionalGids": [44],
             },
@@ -93,7 +93,7 @@ def test_what_is_missing_or_null_is_made(bundle: Path, name: str) -> None:
     assert [(node["path"], node["major"], node["minor"]) for node in linux["devices"]] == [("/dev/null", 1, 3)]
     assert (linux["netDevices"], linux["intelRdt"]) == ({"eth9": {"name": "eth0"}}, {"closID": "a"})
     assert result["mounts"] == [{"destination": "/opt/proc", "source": "/proc", "options": ["rbind"]}]
-    assert result["hooks"]["createContainer"] == [{"path": "/bin/true"}]
+    assert result["hooks"]["createContainer"] == [{"path": "/bin/true", "env": ["A=1"]}]
     assert edit(bundle, result) == result
 
 
