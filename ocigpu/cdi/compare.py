@@ -146,12 +146,23 @@ def edit_rows(edits: "Edits") -> list[tuple[str, str]]:
     """
     rows = []
     for field, describe in _DESCRIBERS:
-        for entry in _entries(edits, field):
-            name, fields = entry[::2] if field == "hooks" else describe(entry)
-            rows.append((name, entry[1] if field == "hooks" and entry[1] else _details(fields)))
+        if field == "hooks":
+            rows += [_hook_row(part) for hook in edits.get(field) or () for part in _hook_parts(hook)]
+        else:
+            described = [describe(entry) for entry in edits.get(field) or ()]
+            rows += [(name, _details(fields)) for name, fields in described]
     if edits.get("intelRdt") is not None:
         rows.append(("intelRdt", _details(edits["intelRdt"])))
     return rows
+
+
+def _hook_row(part: "HookPart") -> tuple[str, str]:
+    """Return the row of a hook's program, or below it, indented, of one option."""
+    name, text, fields = part
+    if fields:
+        return name, _details(fields)
+    option, _, value = text.partition(" ")
+    return f"  {name.split(' ')[2]} {option}".rstrip(), value
 
 
 def _entries(edits: "Edits", field: str) -> "list[Any]":

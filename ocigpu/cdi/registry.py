@@ -34,6 +34,8 @@ else:
 EXTENSIONS = (".json", ".yaml")
 MAX_FILES = 4096
 """Specifications in one directory: more is not a configuration."""
+HINTED = 8
+"""Names in one hint."""
 SHOWN = 20
 """Names or files in one message."""
 MANY = 8
@@ -95,8 +97,8 @@ class Registry(NamedTuple):
         """Return what there is instead of an unknown device of this kind, None when there is nothing at all."""
         names = sorted({name for spec in self.specs if spec.kind == kind for name in spec.device_names()})
         what, found = (f"Devices of {kind}", names) if names else ("Kinds", sorted({spec.kind for spec in self.specs}))
-        more = ", ..." if len(found) > SHOWN else ""
-        return f"{what} that are defined: {_listed(found[:SHOWN])}{more}; all: ocigpu cdi list" if found else None
+        more = ", ..." if len(found) > HINTED else ""
+        return f"{what} that are defined: {_listed(found[:HINTED])}{more}; all: ocigpu cdi list" if found else None
 
     def definitions(self) -> dict[str, tuple[LoadedSpec, ...]]:
         """Return every qualified name with the specifications that define it, lowest priority first."""
@@ -259,7 +261,7 @@ def _parse(
         return None, problem
     checked = check_spec(data)
     if checked.errors:
-        more = f" and {len(checked.errors) - 1} more problems" if len(checked.errors) > 1 else ""
+        more = f" (first of {len(checked.errors)} problems)" if len(checked.errors) > 1 else ""
         text = render_refusal(checked.errors[0].text + more)
     else:
         text = render_text(checked.spec)

@@ -64,7 +64,8 @@ def list_command(
     else:
         for name in names:
             print(printable(name))
-    say(f"{path}: {message.removeprefix(f'read {path}: ')}" for path, message in registry.errors)
+    if not json:
+        say(f"{path}: {message}" for path, message in registry.errors)
     if not quiet and not json:
         say([f"Found {count(len(names), 'CDI device')}"])
         if not sys.stdout.isatty():

@@ -152,9 +152,9 @@ def test_a_hook_has_a_row_for_each_option_of_each_sub_command() -> None:
     args = ["ocigpu-hook", "--config", "/c", "create-symlinks", *links, "+", "update-application-profile"]
     rows = edit_rows({"hooks": [{"hookName": "createContainer", "path": "/h", "args": args, "timeout": 2}]})
     assert rows[0] == ("hook createContainer /h", "args ocigpu-hook --config /c, timeout 2")
-    assert rows[1] == ("hook createContainer create-symlinks", "--link lib0.so.1::/usr/lib/lib0.so")
-    assert rows[300] == ("hook createContainer create-symlinks", "--link lib299.so.1::/usr/lib/lib299.so")
-    assert rows[301:] == [("hook createContainer update-application-profile", "")]
+    assert rows[1] == ("  create-symlinks --link", "lib0.so.1::/usr/lib/lib0.so")
+    assert rows[300] == ("  create-symlinks --link", "lib299.so.1::/usr/lib/lib299.so")
+    assert rows[301:] == [("  update-application-profile", "")]
 
 
 def test_a_hook_of_another_vendor_is_one_row() -> None:
