@@ -132,8 +132,8 @@ def open_here(rootfs: str) -> Container:
     """Return the container whose namespaces are the calling process's own, and whose root directory is ``rootfs``.
 
     For a hook of the createContainer stage.  ``uid``/``gid`` are the caller's own: 0 for root of whatever user
-    namespace it is in.  Raises ApplyError OCIGPU-NS-1 when ``rootfs`` is no directory or is the host's ``/``, or when
-    this mount namespace is the host's; OCIGPU-NS-2 when procfs is not mounted on /proc.
+    namespace it is in.  Raises ApplyError OCIGPU-NS-1 when ``rootfs`` is no directory that is mounted, or is the host's
+    ``/``, or when this mount namespace is the host's; OCIGPU-NS-2 when procfs is not mounted on /proc.
     """
     opened: list[int] = []
 
@@ -163,6 +163,10 @@ def open_here(rootfs: str) -> Container:
         host, root = os.stat("/"), os.fstat(root_fd)
         if not rootfs.startswith("/") or (root.st_dev, root.st_ino) == (host.st_dev, host.st_ino):
             raise ApplyError("OCIGPU-NS-1", f"container root {rootfs}: it is the host's own root directory")
+        if not _is_mount_point(root_fd):
+            raise ApplyError(
+                "OCIGPU-NS-1", f"container root {rootfs}: it is a directory of the host and no mount of a container"
+            )
     except ApplyError:
         for fd in opened:
             os.close(fd)
@@ -209,6 +213,18 @@ def _require_own_mounts(rootfs: str) -> None:
             f"container root {rootfs}: this process is in the host's mount namespace, not in a container's",
             "The hook works at the stage createContainer only, and for containers with a mount namespace.",
         )
+
+
+def _is_mount_point(fd: int) -> bool:
+    """Tell whether a directory is the root of a mount: runtimes mount a container's root, at least over itself.
+
+    Services have mount namespaces of their own too (systemd.exec(5), PrivateTmp=), with the host's directories in it.
+    """
+    path = os.fsencode(os.readlink(f"/proc/self/fd/{fd}"))
+    for character in b"\\ \t\n":  # as proc(5) writes them
+        path = path.replace(bytes((character,)), b"\\%03o" % character)
+    with open("/proc/self/mountinfo", "rb") as file:
+        return any(line.split(b" ", 5)[4] == path for line in file)
 
 
 def _mount_ids(path: str) -> set[int]:

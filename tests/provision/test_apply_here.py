@@ -6,11 +6,22 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from provision_bundles import (
+    USER,
+    copy_hook,
+    crun,
+    inside_a_user_namespace,
+    rootless,
+    rootless_crun,
+    run,
+    runc,
+    write_bundle,
+)
 from provision_lab import (
     LDCONFIG,
     MAPPED,
@@ -18,45 +29,25 @@ from provision_lab import (
     count_entries,
     fail_at,
     host_mounts,
-    make_host,
     make_plan_here,
     make_rootfs,
+    new_kernel,
+    old_kernel,
     run_child,
     snapshot,
 )
 from support.product import PublicCopy
-from support.requirements import programs, require, user_namespaces
-from support.runtimes import view_of
 
 from ocigpu.actions import AllowDevice, Bind, Link, Node, Plan, RefreshLdCache, TextFile, Tmpfs
 from ocigpu.errors import ApplyError
 from ocigpu.facts import DeviceNode
-from ocigpu.linux import libc, paths
+from ocigpu.linux import libc
 from ocigpu.provision import apply, fence, ldconfig  # noqa: F401 - loaded before a user namespace is entered
 from ocigpu.settings import Settings
 
 pytestmark = pytest.mark.root
 
 fence.load_prctl()
-
-
-@pytest.fixture
-def host(tmp_path: Path) -> Path:
-    return make_host(tmp_path / "host")
-
-
-@pytest.fixture
-def rootfs(tmp_path: Path) -> Path:
-    return make_rootfs(tmp_path / "rootfs")
-
-
-def new_kernel() -> None:
-    """Everything as this kernel can do it."""
-
-
-def old_kernel() -> None:
-    paths._openat2_usable = False
-    apply._FORCE_MOUNT2 = True
 
 
 def check(lab: Lab, with_proc: bool = True) -> None:
@@ -236,6 +227,23 @@ def test_a_root_that_is_no_containers_is_refused(root: str, code: str, words: st
     assert not os.path.lexists("/ocigpu-test")
 
 
+def test_a_directory_of_the_host_in_a_mount_namespace_is_no_containers_root(rootfs: Path, tmp_path: Path) -> None:
+    """As services have one (PrivateTmp=); a path of many kinds of characters is found among the mounts all the same."""
+    plain, mounted = tmp_path / "directory", tmp_path / "a b\\040\tc\n#"
+    for path in (plain, mounted):
+        path.mkdir()
+
+    def prepare() -> None:
+        lab.enter()
+        libc.mount(str(mounted), str(mounted), None, libc.MS_BIND)
+
+    with Lab(rootfs) as lab:
+        code, message = refused(str(plain), prepare, Link("/x", "y", "link"))
+        assert (code, "no mount of a container" in message) == ("OCIGPU-NS-1", True)
+        assert refused(str(mounted), prepare, Link("/x", "y", "link")) == ["", ""]
+    assert (os.listdir(plain), os.listdir(mounted)) == ([], ["x"])
+
+
 @pytest.mark.parametrize(
     "action",
     [
@@ -308,9 +316,7 @@ def test_nothing_leaks_through_a_rootfs_that_is_shared_with_the_host(host: Path,
 
 # --- real runtimes
 
-HOOK = Path(__file__).with_name("provision_here_hook.py")
 HOOK_COMMAND: list[str] = []
-USER = 4321
 SCRIPT = """
 cat /proc/self/mountinfo
 echo ---
@@ -323,116 +329,14 @@ touch /usr/lib64/new 2>&1 | sed 's/.*: //'
 """
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def hook_command(public_copy: PublicCopy) -> None:
-    script = shutil.copy(HOOK, public_copy.library)
-    shutil.copy(HOOK.with_name("provision_lab.py"), public_copy.library)
-    HOOK_COMMAND[:] = [public_copy.python, "-I", str(script), str(public_copy.library)]
+    HOOK_COMMAND[:] = copy_hook(public_copy, "provision_here_hook.py")
 
 
-@pytest.fixture
-def place(tmp_path: Path, hook_command: None) -> Iterator[Path]:
-    """A directory that ordinary users may enter."""
-    path = Path(f"/tmp/ocigpu-here-{os.getpid()}-{tmp_path.name}")
-    path.mkdir()
-    path.chmod(0o755)
-    yield path
-    shutil.rmtree(path)
-
-
-def make_bundle(
-    place: Path,
-    *hook_arguments: str,
-    hooks: int = 1,
-    readonly: bool = False,
-    user: bool = False,
-    without: tuple[str, ...] = (),
-) -> Path:
-    require(programs("busybox"))
-    rootfs = make_rootfs(place / "rootfs")
-    make_host(place / "host")
-    shutil.copy("/bin/busybox", rootfs / "usr/bin/busybox")
-    (rootfs / "bin").symlink_to("usr/bin")
-    for name in ("sh", "cat", "stat", "sed", "head", "touch", "echo"):
-        (rootfs / "usr/bin" / name).symlink_to("busybox")
-    hook = {
-        "path": HOOK_COMMAND[0],
-        "args": [*HOOK_COMMAND, str(place), *hook_arguments],
-        "env": ["LC_ALL=C.UTF-8"],
-    }
-    names = [name for name in ("pid", "ipc", "uts", "mount") if name not in without]
-    config: dict[str, Any] = {
-        "ociVersion": "1.0.2",
-        "process": {
-            "user": {"uid": 0, "gid": 0},
-            "args": ["/bin/sh", "-c", SCRIPT],
-            "env": ["PATH=/usr/bin"],
-            "cwd": "/",
-            "capabilities": {kind: ["CAP_DAC_OVERRIDE"] for kind in ("bounding", "effective", "permitted")},
-        },
-        "root": {"path": "rootfs", "readonly": readonly},
-        "mounts": [
-            {"destination": "/proc", "type": "proc", "source": "proc"},
-            {"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "mode=755"]},
-        ],
-        "linux": {"namespaces": [{"type": name} for name in names], "cgroupsPath": f"/{place.name}"},
-        "hooks": {"createContainer": [hook] * hooks},
-    }
-    if user:
-        config["linux"]["namespaces"].append({"type": "user"})
-        mapping = [{"containerID": 0, "hostID": USER, "size": 1}]
-        del config["linux"]["cgroupsPath"]
-        config["linux"] |= {"uidMappings": mapping, "gidMappings": mapping}
-        for path in [str(place), *snapshot(place)]:
-            os.lchown(path, USER, USER)
-    else:
-        config["linux"]["resources"] = {"devices": [{"allow": False, "access": "rwm"}]}
-    (place / "config.json").write_text(json.dumps(config))
-    return place
-
-
-def run(bundle: Path, *command: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    words = [*command, "run", "--bundle", str(bundle), bundle.name]
-    try:
-        return subprocess.run(words, capture_output=True, text=True, timeout=60, check=False, env=env)
-    finally:
-        words = [*command, "delete", "--force", bundle.name]
-        subprocess.run(words, capture_output=True, timeout=60, check=False, env=env)
-
-
-def runc(bundle: Path) -> tuple[str, ...]:
-    require(programs("runc"))
-    return ("runc", "--root", str(bundle / "state"))
-
-
-def crun(bundle: Path) -> tuple[str, ...]:
-    require(programs("crun"))
-    # crun 1.8 refuses a machine with both cgroup versions: show it one with version 2 only
-    return (*view_of("v2"), "crun", "--cgroup-manager=cgroupfs", "--root", str(bundle / "state"))
-
-
-def rootless(bundle: Path) -> tuple[str, ...]:
-    require(programs("runc"))
-    require(user_namespaces())
-    user = ("setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups")
-    return (*user, "runc", "--rootless=true", "--root", str(bundle / "state"))
-
-
-def rootless_crun(bundle: Path) -> tuple[str, ...]:
-    command = crun(bundle)
-    at = command.index("crun")
-    require(user_namespaces())
-    return (*command[:at], *rootless(bundle)[:4], "crun", "--cgroup-manager=disabled", *command[at + 2 :])
-
-
-def inside_a_user_namespace(bundle: Path) -> tuple[str, ...]:
-    """As rootless engines run it: root of a user namespace, which the container shares."""
-    config = json.loads((bundle / "config.json").read_text())
-    config["linux"]["namespaces"].pop()
-    del config["linux"]["uidMappings"], config["linux"]["gidMappings"]
-    (bundle / "config.json").write_text(json.dumps(config))
-    words = rootless(bundle)
-    return (*words[:4], "unshare", "-Urm", *words[4:])
+def make_bundle(place: Path, *hook_arguments: str, hooks: int = 1, **kind: Any) -> Path:
+    words = [*HOOK_COMMAND, str(place), *hook_arguments]
+    return write_bundle(place, SCRIPT, {"createContainer": [words] * hooks}, **kind)
 
 
 def check_output(bundle: Path, done: subprocess.CompletedProcess[str]) -> list[str]:
