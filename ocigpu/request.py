@@ -27,6 +27,8 @@ FEATURE_VARIABLES = (
     ("gdrcopy", "NVIDIA_GDRCOPY"),
     ("nvswitch", "NVIDIA_NVSWITCH"),
 )
+OWN_KIND = "runtime.nvidia.com/gpu="
+"""Before a device: it comes from the runtime itself, not from a specification (nvidia-container-runtime)."""
 DEFAULT_CAPABILITIES = ("compute", "utility")
 WORDS = ("all", "none", "void")
 
@@ -79,7 +81,8 @@ def parse_request(config: "dict[str, Any]", settings: Settings) -> Request:
     naming the variable and quoting what cannot be understood.  Time grows linearly with the size of the document.
 
     With mode cdi every device becomes a CDI name; with mode auto a container whose devices are all named by fully
-    qualified CDI names is served from specifications, and a mixture of both is refused.  Annotations are read in
+    qualified CDI names is served from specifications, and a mixture of both is refused.  Devices of the kind
+    "runtime.nvidia.com/gpu" are plain ones in every mode.  Annotations are read in
     these two modes and come first, then mounts, then variables (the order of nvidia-container-runtime).
     """
     process = _mapping(config, "process")
@@ -106,7 +109,12 @@ def parse_request(config: "dict[str, Any]", settings: Settings) -> Request:
     selection, devices = select_tokens(tokens)
     if selection == "nothing":
         return Request()
-    if settings.mode == "cdi" or (settings.mode == "auto" and (annotated or any("=" in token for token in tokens))):
+    if any(token.startswith(OWN_KIND) for token in tokens):
+        tokens = _own_devices(tokens, where)
+        selection, devices = select_tokens(tokens)
+        if selection == "nothing":
+            return Request()
+    elif settings.mode == "cdi" or (settings.mode == "auto" and (annotated or any("=" in token for token in tokens))):
         # only here: few containers need it
         from ocigpu.cdi.request import all_qualified, check_vendors, is_of_nvidia, name_devices
 
@@ -321,6 +329,19 @@ def select_tokens(tokens: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
         if token in ("all", "none"):
             return token, ()
     return "list", tokens
+
+
+def _own_devices(tokens: tuple[str, ...], where: str) -> tuple[str, ...]:
+    """Return devices of the runtime's own kind as plain ones; raises OCIGPU-REQ-1 for a mixture with others."""
+    for token in tokens:
+        if not token.startswith(OWN_KIND):
+            raise RequestError(
+                "OCIGPU-REQ-1",
+                f"{where}: {quoted(token)} beside a device of {OWN_KIND.removesuffix('=')}: the runtime's own devices"
+                " cannot be mixed with others",
+                f"Name all devices with {OWN_KIND}, or none.",
+            )
+    return tuple(dict.fromkeys(token.removeprefix(OWN_KIND) for token in tokens))
 
 
 def _ignored_note(where: str) -> str:

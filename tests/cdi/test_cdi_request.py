@@ -201,6 +201,48 @@ def test_the_prestart_hook_stops_such_a_container_before_it_touches_it(tmp_path:
     assert caught.value.message.startswith(f"{DEVICES}=x.com/a=1: CDI devices are given by ocigpu-runtime")
 
 
+# --- the runtime's own devices
+
+
+@pytest.mark.parametrize(
+    ("value", "plain"),
+    [
+        pytest.param("runtime.nvidia.com/gpu=0", "0", id="one"),
+        pytest.param(
+            "runtime.nvidia.com/gpu=1, runtime.nvidia.com/gpu=0,runtime.nvidia.com/gpu=1", "1,0", id="several"
+        ),
+        pytest.param("runtime.nvidia.com/gpu=all", "all", id="all"),
+        pytest.param("runtime.nvidia.com/gpu=none", "none", id="none"),
+        pytest.param("runtime.nvidia.com/gpu=void", "void", id="void"),
+        pytest.param(f"runtime.nvidia.com/gpu={UUID}", UUID, id="uuid"),
+    ],
+)
+@pytest.mark.parametrize("settings", [AUTO, CDI, HOOK], ids=["auto", "cdi", "hook"])
+def test_devices_of_the_runtimes_own_kind_need_no_specification(value: str, plain: str, settings: Settings) -> None:
+    request = parse_request(visible(value), settings)
+    expected = parse_request(visible(plain), HOOK)
+    assert request == expected._replace(source=request.source)
+    for document in (
+        config(mounts=("cdi/runtime.nvidia.com/gpu/3",)),
+        config(mounts=("cdi/runtime.nvidia.com/gpu=3",)),
+    ):
+        assert parse_request(document, settings).devices == ("3",)
+    annotated = parse_request(config(annotations={f"{PREFIX}a": value}), settings)
+    assert annotated.devices == (() if settings == HOOK else expected.devices)
+
+
+@pytest.mark.parametrize("other", ["0", "all", "nvidia.com/gpu=0", "x.com/a=1"])
+@pytest.mark.parametrize("settings", [AUTO, CDI, HOOK], ids=["auto", "cdi", "hook"])
+def test_devices_of_the_runtimes_own_kind_stand_alone(other: str, settings: Settings) -> None:
+    message = refusal(visible(f"{other},runtime.nvidia.com/gpu=1"), settings)
+    assert message.startswith(f'{DEVICES}: "{other}" beside a device of runtime.nvidia.com/gpu: ')
+
+
+@pytest.mark.parametrize("value", ["runtime.nvidia.com/gpu=", "runtime.nvidia.com/gpu=x", "runtime.nvidia.com/gpus=0"])
+def test_what_is_no_device_of_the_runtimes_own_kind_is_refused(value: str) -> None:
+    assert f"{DEVICES}: " in refusal(visible(value), AUTO._replace(cdi_environment_vendors=()))
+
+
 # --- annotations
 
 
