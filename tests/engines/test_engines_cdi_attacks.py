@@ -1,7 +1,9 @@
 """What a hostile image tries to get out of the hooks of CDI specifications, in real containers."""
 
+import os
+import signal
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from support import machine
@@ -10,6 +12,8 @@ from support.fixtures import MakeBundle
 from support.process import Completed, explain
 from support.product import PROGRAMS
 from support.runtimes import container_id, run_container
+
+from ocigpu.linux import libc
 
 pytestmark = [pytest.mark.root, pytest.mark.engine]
 
@@ -90,3 +94,62 @@ def test_hooks_of_two_specifications_both_count(
     for _ in range(2):
         result = start(bundle, low_level, runtime_environment)
         assert result.stdout == "2\n/opt/one\n/opt/two\n", explain(result)
+
+
+@RUNTIMES
+def test_a_container_that_exchanges_names_on_a_shared_volume_gets_nothing_of_the_host(
+    make_bundle: MakeBundle, runtime_environment: dict[str, str], work_directory: Path, low_level: str
+) -> None:
+    """/etc and the library directory are on the volume; each is exchanged with a link that leads out of the root."""
+    marker = work_directory / "marker"
+    for name in ("ld.so.conf.d", "gbm"):
+        (marker / name).mkdir(parents=True)
+    for name in ("ld.so.conf", "ld.so.cache", "libx.so.1", "libx.so", "debian_version", "gbm/y.so"):
+        (marker / name).write_text("the host's")
+        (marker / name).chmod(0o600)
+    words = [
+        "create-symlinks",
+        "--link",
+        f"libx.so.1::{DIRECTORY}/libx.so",
+        "--link",
+        f"../libx.so::{DIRECTORY}/gbm/y.so",
+    ]
+    words += ["+", "update-ldcache", "--folder", "/opt/lib", "+", "chmod", "--mode", "777", "--path", "/etc/ld.so.conf"]
+    words += ["--path", f"{DIRECTORY}/gbm"]
+    bundle = make(make_bundle, ["sh", "-c", f"cat /etc/ld.so.conf {DIRECTORY}/gbm/y.so"], words, layout="debian")
+    volume = bundle / "rootfs/volume"
+    pairs = []
+    for name, place in (("etc", "etc"), ("lib", LIBRARIES)):
+        path = bundle / "rootfs" / place
+        (volume / f"{name}.link").parent.mkdir(exist_ok=True)
+        path.rename(volume / name)
+        path.symlink_to(f"/volume/{name}")
+        (volume / f"{name}.link").symlink_to("../" * 12 + str(marker).lstrip("/"))
+        pairs.append((volume / name, volume / f"{name}.link"))
+    (volume / "lib/gbm").mkdir()
+    for name in ("libx.so.1", "gbm/y.so"):
+        (volume / "lib" / name).write_text("the image's")
+    before = machine.tree(marker)
+    neighbour = os.fork()
+    if neighbour == 0:
+        exchange(pairs)
+    try:
+        results = [start(bundle, low_level, runtime_environment) for _ in range(25)]
+    finally:
+        os.kill(neighbour, signal.SIGKILL)
+        os.waitpid(neighbour, 0)
+    assert machine.tree(marker) == before
+    assert machine.mounts_below(str(bundle)) == []
+    for result in results:
+        assert "the host's" not in result.stdout
+        assert "Traceback" not in result.stderr
+        assert "INT-1" not in result.stderr
+
+
+def exchange(pairs: list[tuple[Path, Path]]) -> NoReturn:
+    """Exchange the names of each pair for ever (renameat2(2), RENAME_EXCHANGE)."""
+    names = [(os.fsencode(one), os.fsencode(other)) for one, other in pairs]
+    renameat2 = libc._libc["renameat2"]
+    while True:
+        for one, other in names:
+            renameat2(libc.AT_FDCWD, one, libc.AT_FDCWD, other, 2)
