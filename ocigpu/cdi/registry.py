@@ -256,7 +256,7 @@ def _parse(
     try:
         data, state = read_document(path)
     except CdiError as error:
-        return None, error.message.removeprefix(f"read {path}: ")
+        return None, error.message.removeprefix(f"read {printable(path, 300)}: ")
     if problem := why_untrusted(state.uid, state.mode):  # replaced in the meantime
         return None, problem
     checked = check_spec(data)

@@ -100,7 +100,9 @@ def _validate(path: str, reason: str = "") -> Validated:
 
 def _unusable(path: str, message: str) -> Validated:
     return Validated(
-        path, (Problem("", message.removeprefix(f"read {file_name(path)}: "), "usable file", "error"),), {}
+        path,
+        (Problem("", message.removeprefix(f"read {printable(file_name(path), 300)}: "), "usable file", "error"),),
+        {},
     )
 
 

@@ -261,6 +261,13 @@ def test_a_broken_file_is_an_error_of_its_own(place: Path, text: str, reason: st
         assert env_of(found.resolve(["x.com/gpu=0"])) == ["WHERE=a"]
 
 
+@pytest.mark.parametrize("name", ["\x1b[2J\n.json", "x" * 240 + ".json", os.fsdecode(b"\xff.json")])
+def test_the_path_of_a_broken_file_is_no_part_of_the_reason(place: Path, name: str) -> None:
+    path = write(place / "0" / name, "{")
+    ((found, message),) = read_registry(settings(place)).errors
+    assert (found, message) == (path, "line 1 column 2: Expecting property name enclosed in double quotes")
+
+
 @pytest.mark.parametrize("mode", [0o664, 0o646, 0o666])
 def test_a_file_that_others_may_write_is_refused(place: Path, mode: int) -> None:
     path = write(place / "0/a.json", spec(_0="a"))
