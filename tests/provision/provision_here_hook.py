@@ -18,7 +18,6 @@ def main() -> int:
     import provision_lab
 
     from ocigpu.errors import OcigpuError
-    from ocigpu.linux import paths
     from ocigpu.provision import apply
     from ocigpu.settings import Settings
 
@@ -27,8 +26,7 @@ def main() -> int:
     fcntl.flock(lock_fd, fcntl.LOCK_EX)
     config = json.loads(Path(bundle, "config.json").read_text())
     if kernel == "old":
-        paths._openat2_usable = False
-        apply._FORCE_MOUNT2 = True
+        provision_lab.old_kernel()
     if failure:
         provision_lab.fail_at(int(failure[0]), failure[1])()
     plan = provision_lab.make_plan_here(Path(place, "host"))

@@ -18,7 +18,6 @@ def main() -> int:
 
     from ocigpu.actions import AllowDevice, Plan, RefreshLdCache
     from ocigpu.errors import OcigpuError
-    from ocigpu.linux import paths
     from ocigpu.provision import apply
     from ocigpu.settings import Settings
 
@@ -26,8 +25,7 @@ def main() -> int:
     bundle = state["bundle"]
     config = json.loads(Path(bundle, "config.json").read_text())
     if kernel == "old":
-        paths._openat2_usable = False
-        apply._FORCE_MOUNT2 = True
+        provision_lab.old_kernel()
     if failure:
         provision_lab.fail_at(int(failure[0]), failure[1])()
     plan = provision_lab.make_plan(Path(host))

@@ -11,13 +11,23 @@ from typing import Any, Self
 from ocigpu.actions import Bind, Link, Mode, Node, Plan, RefreshLdCache, TextFile, Tmpfs
 from ocigpu.errors import OcigpuError
 from ocigpu.facts import DeviceNode
-from ocigpu.linux import libc
+from ocigpu.linux import libc, paths
 from ocigpu.provision import apply, journal
 from ocigpu.settings import Settings
 
 MAPPED = 100000
 LDCONFIG = next(path for path in ("/sbin/ldconfig.real", "/sbin/ldconfig") if os.path.exists(path))
 READ_ONLY = ("ro", "nosuid", "nodev")
+
+
+def new_kernel() -> None:
+    """Everything as this kernel can do it."""
+
+
+def old_kernel() -> None:
+    """Without openat2 and without the mount calls of Linux 5.2."""
+    paths._openat2_usable = False
+    apply._FORCE_MOUNT2 = True
 
 
 def run_child(function: Callable[[], Any], keep: int = -1) -> Any:

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from provision_lab import Lab, fail_at, host_mounts, make_rootfs, snapshot
+from provision_lab import Lab, fail_at, host_mounts, make_rootfs, old_kernel, snapshot
 
 from ocigpu.actions import Bind, Mode, Plan, TextFile
-from ocigpu.linux import libc, paths
-from ocigpu.provision import apply
+from ocigpu.linux import libc
 from ocigpu.provision.files import MAX_TEXT
 
 pytestmark = pytest.mark.root
@@ -22,11 +21,6 @@ CONTENT = "/usr/lib64\n/usr/lib64/vdpau\n"
 TEXT = TextFile(PATH, 0o644, CONTENT, "loader")
 FAILS = Bind("/no/such/file", "/usr/bin/x", ("ro",), "fails")
 WAYS = pytest.mark.parametrize("here", [False, True], ids=["from outside", "inside"])
-
-
-@pytest.fixture
-def rootfs(tmp_path: Path) -> Path:
-    return make_rootfs(tmp_path / "rootfs")
 
 
 @pytest.fixture
@@ -45,11 +39,6 @@ def state_of(directory: Path) -> list[tuple[Any, ...]]:
         status = path.lstat()
         found.append((path.name, status.st_mode, status.st_mtime_ns, status.st_ctime_ns, status.st_size))
     return found
-
-
-def old_kernel() -> None:
-    paths._openat2_usable = False
-    apply._FORCE_MOUNT2 = True
 
 
 def nothing(path: Path) -> None:

@@ -7,26 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from provision_lab import Lab, host_mounts, make_host, make_plan, make_rootfs, snapshot
+from provision_lab import Lab, host_mounts, make_plan, new_kernel, old_kernel, snapshot
 
 from ocigpu.actions import Bind, Link, Node, Plan, Tmpfs
 from ocigpu.facts import DeviceNode
-from ocigpu.linux import libc, paths
-from ocigpu.provision import apply
+from ocigpu.linux import libc
 
 pytestmark = pytest.mark.root
 
 LIBRARY = "/usr/lib64/libcuda.so.1.2"
-
-
-@pytest.fixture
-def host(tmp_path: Path) -> Path:
-    return make_host(tmp_path / "host")
-
-
-@pytest.fixture
-def rootfs(tmp_path: Path) -> Path:
-    return make_rootfs(tmp_path / "rootfs")
 
 
 @pytest.fixture
@@ -45,15 +34,6 @@ def state_of(directory: Path) -> list[tuple[Any, ...]]:
         status = path.lstat()
         found.append((path.name, status.st_mode, status.st_mtime_ns, status.st_ctime_ns, status.st_size))
     return found
-
-
-def new_kernel() -> None:
-    """Everything as this kernel can do it."""
-
-
-def old_kernel() -> None:
-    paths._openat2_usable = False
-    apply._FORCE_MOUNT2 = True
 
 
 def replace(path: Path, target: str) -> None:

@@ -17,38 +17,19 @@ from provision_lab import (
     count_entries,
     fail_at,
     host_mounts,
-    make_host,
     make_plan,
     make_rootfs,
+    new_kernel,
+    old_kernel,
     snapshot,
 )
 
 from ocigpu.actions import AllowDevice, Bind, Plan, RefreshLdCache
 from ocigpu.errors import ApplyError
-from ocigpu.linux import libc, paths
+from ocigpu.linux import libc
 from ocigpu.provision import apply, ldconfig
 
 pytestmark = pytest.mark.root
-
-
-@pytest.fixture
-def host(tmp_path: Path) -> Path:
-    return make_host(tmp_path / "host")
-
-
-@pytest.fixture
-def rootfs(tmp_path: Path) -> Path:
-    return make_rootfs(tmp_path / "rootfs")
-
-
-def new_kernel() -> None:
-    """Everything as this kernel can do it."""
-
-
-def old_kernel() -> None:
-    """Without openat2 and without the mount calls of Linux 5.2."""
-    paths._openat2_usable = False
-    apply._FORCE_MOUNT2 = True
 
 
 def look() -> dict[str, Any]:

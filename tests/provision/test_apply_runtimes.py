@@ -2,24 +2,29 @@
 
 import json
 import os
-import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from provision_lab import host_mounts, make_host, make_rootfs, snapshot
+from provision_bundles import (
+    USER,
+    copy_hook,
+    crun,
+    inside_a_user_namespace,
+    rootless,
+    rootless_crun,
+    run,
+    runc,
+    write_bundle,
+)
+from provision_lab import host_mounts, snapshot
 from support.product import PublicCopy
-from support.requirements import programs, require, user_namespaces
-from support.runtimes import view_of
 
 pytestmark = [pytest.mark.root, pytest.mark.engine]
 
-HOOK = Path(__file__).with_name("provision_hook.py")
 HOOK_COMMAND: list[str] = []
 """The hook where ordinary users can run it: interpreter, script, library."""
-USER = 4321
 SCRIPT = """
 cat /proc/self/mountinfo
 echo ---
@@ -34,94 +39,11 @@ touch /usr/lib64/new 2>&1 | sed 's/.*: //'
 
 @pytest.fixture(scope="module", autouse=True)
 def hook_command(public_copy: PublicCopy) -> None:
-    script = shutil.copy(HOOK, public_copy.library)
-    shutil.copy(HOOK.with_name("provision_lab.py"), public_copy.library)
-    HOOK_COMMAND[:] = [public_copy.python, "-I", str(script), str(public_copy.library)]
+    HOOK_COMMAND[:] = copy_hook(public_copy, "provision_hook.py")
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Path]:
-    """A directory that ordinary users may enter."""
-    path = Path(f"/tmp/ocigpu-apply-{os.getpid()}-{tmp_path.name}")
-    path.mkdir()
-    path.chmod(0o755)
-    yield path
-    shutil.rmtree(path)
-
-
-def make_bundle(place: Path, *hook_arguments: str, readonly: bool = False, user: bool = False) -> Path:
-    require(programs("busybox"))
-    rootfs = make_rootfs(place / "rootfs")
-    make_host(place / "host")
-    shutil.copy("/bin/busybox", rootfs / "usr/bin/busybox")
-    (rootfs / "bin").symlink_to("usr/bin")
-    for name in ("sh", "cat", "stat", "sed", "head", "touch", "echo"):
-        (rootfs / "usr/bin" / name).symlink_to("busybox")
-    namespaces = ["pid", "ipc", "uts", "mount"]
-    config: dict[str, Any] = {
-        "ociVersion": "1.0.2",
-        "process": {
-            "user": {"uid": 0, "gid": 0},
-            "args": ["/bin/sh", "-c", SCRIPT],
-            "env": ["PATH=/usr/bin"],
-            "cwd": "/",
-            "capabilities": {kind: ["CAP_DAC_OVERRIDE"] for kind in ("bounding", "effective", "permitted")},
-        },
-        "root": {"path": "rootfs", "readonly": readonly},
-        "mounts": [
-            {"destination": "/proc", "type": "proc", "source": "proc"},
-            {"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "mode=755"]},
-        ],
-        "linux": {"namespaces": [{"type": name} for name in namespaces], "cgroupsPath": f"/{place.name}"},
-        "hooks": {
-            "prestart": [
-                {
-                    "path": HOOK_COMMAND[0],
-                    "args": [*HOOK_COMMAND, str(place / "host"), *hook_arguments],
-                    "env": ["LC_ALL=C.UTF-8"],
-                }
-            ]
-        },
-    }
-    if user:
-        config["linux"]["namespaces"].append({"type": "user"})
-        mapping = [{"containerID": 0, "hostID": USER, "size": 1}]
-        del config["linux"]["cgroupsPath"]
-        config["linux"] |= {"uidMappings": mapping, "gidMappings": mapping}
-        for path in [str(place), *snapshot(rootfs), str(rootfs)]:
-            os.lchown(path, USER, USER)
-    else:
-        config["linux"]["resources"] = {"devices": [{"allow": False, "access": "rwm"}]}
-    (place / "config.json").write_text(json.dumps(config))
-    return place
-
-
-def run(bundle: Path, *command: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    name = bundle.name
-    words = [*command, "run", "--bundle", str(bundle), name]
-    try:
-        return subprocess.run(words, capture_output=True, text=True, timeout=60, check=False, env=env)
-    finally:
-        words = [*command, "delete", "--force", name]
-        subprocess.run(words, capture_output=True, timeout=60, check=False, env=env)
-
-
-def runc(bundle: Path) -> tuple[str, ...]:
-    require(programs("runc"))
-    return ("runc", "--root", str(bundle / "state"))
-
-
-def crun(bundle: Path) -> tuple[str, ...]:
-    require(programs("crun"))
-    # crun 1.8 refuses a machine with both cgroup versions: show it one with version 2 only
-    return (*view_of("v2"), "crun", "--cgroup-manager=cgroupfs", "--root", str(bundle / "state"))
-
-
-def rootless(bundle: Path) -> tuple[str, ...]:
-    require(programs("runc"))
-    require(user_namespaces())
-    user = ("setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups")
-    return (*user, "runc", "--rootless=true", "--root", str(bundle / "state"))
+def make_bundle(place: Path, *hook_arguments: str, **kind: Any) -> Path:
+    return write_bundle(place, SCRIPT, {"prestart": [[*HOOK_COMMAND, str(place / "host"), *hook_arguments]]}, **kind)
 
 
 def check(bundle: Path, done: subprocess.CompletedProcess[str], node: str) -> str:
@@ -210,14 +132,8 @@ def test_runc_with_a_rootfs_that_is_shared_with_the_host(place: Path) -> None:
 
 
 def test_runc_inside_a_user_namespace(place: Path) -> None:
-    """As rootless engines run it: root of a user namespace, which the container shares."""
     bundle = make_bundle(place, "new", user=True)
-    config = json.loads((bundle / "config.json").read_text())
-    config["linux"]["namespaces"].pop()
-    del config["linux"]["uidMappings"], config["linux"]["gidMappings"]
-    (bundle / "config.json").write_text(json.dumps(config))
-    user, command = rootless(bundle)[:4], rootless(bundle)[4:]
-    mounts = check(bundle, run(bundle, *user, "unshare", "-Urm", *command), "of the host's root")
+    mounts = check(bundle, run(bundle, *inside_a_user_namespace(bundle)), "of the host's root")
     assert " /dev/nvidia0 ro,nosuid,noexec" in mounts
 
 
@@ -233,10 +149,7 @@ def test_crun_hides_its_process_from_ordinary_users(place: Path, runtime_environ
     config = json.loads((bundle / "config.json").read_text())
     config["hooks"]["prestart"] = [{"path": str(script)}]
     (bundle / "config.json").write_text(json.dumps(config))
-    command = crun(bundle)
-    at = command.index("crun")
-    command = (*command[:at], *rootless(bundle)[:4], "crun", "--cgroup-manager=disabled", *command[at + 2 :])
-    assert run(bundle, *command, env=runtime_environment).returncode != 0
+    assert run(bundle, *rootless_crun(bundle), env=runtime_environment).returncode != 0
     assert "OCIGPU-NS-2" in log.read_text()
     assert "ns/mnt: Permission denied\nhint: The runtime hides its process from ordinary users" in log.read_text()
     assert snapshot(place / "rootfs") == tree
