@@ -52,7 +52,8 @@ def main(argv: list[str]) -> int:
     try:
         options, words = split_options(argv[1:])
         cdi = words not in (["help"], ["version"]) and _is_cdi_call(argv[0], words)
-        command = "" if cdi else check_command(words)
+        cdi_help = cdi and words[-1:] in (["--help"], ["-h"])
+        command = "help" if cdi_help else "" if cdi else check_command(words)
         if command in ("help", "version"):
             print_about(command)
             return 0

@@ -215,6 +215,13 @@ def test_the_exit_status_and_one_line_tell_how_it_went(words: str, status: int, 
     assert len(more) <= 1
 
 
+@pytest.mark.parametrize("words", ["create-symlinks --help", "hook update-ldcache -h", "--help"])
+def test_help_of_a_sub_command_is_that_of_the_program(words: str) -> None:
+    result = call(*words.split())
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "create-symlinks --link TARGET::PATH" in result.stdout
+
+
 @pytest.mark.parametrize("name", ["nvidia-cdi-hook", "nvidia-ctk"])
 @pytest.mark.parametrize("words", ["coffee", "prestart", ""])
 def test_under_the_vendors_name_every_word_is_a_cdi_hook(name: str, words: str, tmp_path: Path) -> None:
