@@ -210,8 +210,8 @@ def drm(gpu: Gpu) -> tuple[DeviceNode, ...]:
 def hosts(draw: st.DrawFn) -> HostFacts:
     """A recorded host with some of its GPUs, other nodes, owners and capabilities."""
     facts = HOSTS[draw(st.sampled_from(sorted(name for name in HOSTS if name != "h200-64")))]
-    usable = [gpu for gpu in facts.gpus if not gpu.error]
-    kept = draw(st.sets(st.sampled_from(usable), min_size=1)) | {gpu for gpu in facts.gpus if gpu.error}
+    usable = [gpu for gpu in facts.gpus if not gpu.error and (gpu.mig_devices or not gpu.mig_enabled)]
+    kept = draw(st.sets(st.sampled_from(usable), min_size=1)) | (set(facts.gpus) - set(usable))
     graphics = draw(st.booleans())
     profile = draw(st.sampled_from(["", "+gfx"]))
     gpus = [
