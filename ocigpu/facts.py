@@ -60,7 +60,8 @@ class Gpu(NamedTuple):
     ``index`` is NVML's, ``minor`` the N of /dev/nvidiaN (they may differ), ``bus_id`` is "00000000:3b:00.0" (8 hex
     digits of domain, lower case), ``architecture`` the compute capability "9.0" ("" when only procfs is known),
     ``proc_name`` the directory below /proc/driver/nvidia/gpus ("0000:3b:00.0" or ""), ``drm_nodes`` its card and
-    render nodes below /dev/dri.  ``error`` is empty, or says why this GPU cannot be given ("fallen off the bus").
+    render nodes below /dev/dri, ``coherent`` whether it uses the host's page tables (NVML's addressing mode ATS).
+    ``error`` is empty, or says why this GPU cannot be given ("fallen off the bus").
     """
 
     index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
@@ -76,6 +77,7 @@ class Gpu(NamedTuple):
     mig_capable: bool = False
     mig_enabled: bool = False
     mig_devices: tuple[MigDevice, ...] = ()
+    coherent: bool = False
     error: str = ""
 
 

@@ -47,7 +47,8 @@ def select_devices(request: Request, facts: HostFacts) -> Selection:
     A GPU with MIG enabled stands for all its MIG devices; one for a display only is not among "all".  Where the
     container configures or monitors MIG, a GPU without MIG devices is given as it is.  Raises RequestError OCIGPU-DEV-1
     for a device that is not there, HostError OCIGPU-DEV-1 when all of no GPUs were asked for, HostError OCIGPU-DEV-2
-    for one that is there but cannot be given, RequestError OCIGPU-REQ-1 for a MIG variable along with single MIG devices, and for CDI devices.
+    for one that is there but cannot be given, RequestError OCIGPU-REQ-1 for a MIG variable along with single MIG
+    devices, and for CDI devices.
     """
     check_without_cdi(request)
     if request.selection == "all":

@@ -55,10 +55,14 @@ class GenerateOptions(NamedTuple):
 
 
 class DraftDevice(NamedTuple):
-    """One device: its name and its containerEdits."""
+    """One device: its name and its containerEdits.
+
+    ``coherent``: whether it is a GPU with coherent access to the host's memory, None for what cannot be told.
+    """
 
     name: str
     edits: "Edits"
+    coherent: bool | None = None
 
 
 class Draft(NamedTuple):

@@ -21,6 +21,7 @@ else:
 
 ALL = "all"
 AMD_VENDORS = ("amd", "amd.com")
+COHERENT_FLAG = "enable-coherent-annotations"
 EMPTY_DEVICE = "invalid device, empty device edits"
 """The CDI library's text for a device without content; programs look for it to learn that there is nothing to give."""
 _LISTS = ("env", "deviceNodes", "netDevices", "hooks", "mounts")
@@ -44,8 +45,20 @@ class Generated(NamedTuple):
     skipped: tuple[str, ...] = ()
 
 
+class Part(NamedTuple):
+    """One of several specifications; ``suffix`` is added to the name of the file, before its extension."""
+
+    suffix: str
+    generated: Generated
+
+
 def generate(options: "GenerateOptions", settings: "Settings") -> Generated:
-    """Return the specification of this host's devices that the options ask for.
+    """Return the specification of this host's devices that the options ask for; raises as :func:`generate_all`."""
+    return generate_all(options, settings)[0].generated
+
+
+def generate_all(options: "GenerateOptions", settings: "Settings") -> tuple[Part, ...]:
+    """Return the specification that the options ask for, then those for which its devices are sorted into kinds.
 
     Reads the host only.  Raises CdiError OCIGPU-CDI-7 when there is nothing to describe or the options cannot be met,
     and what the source raises: HostError without a driver, RequestError for a device that is not there.
@@ -59,7 +72,26 @@ def generate(options: "GenerateOptions", settings: "Settings") -> Generated:
     source, draft = SOURCES[mode]
     # read first: what changes while the devices are read makes the specification old, not wrong for ever
     fingerprint = fingerprint_text(read_fingerprint(source, settings))
-    return assemble(draft(options._replace(mode=mode), settings), options, fingerprint)
+    made = draft(options._replace(mode=mode), settings)
+    parts = [Part("", assemble(made, options, fingerprint))]
+    if COHERENT_FLAG in options.feature_flags and mode == "nvml":
+        parts += coherent_parts(made, options, fingerprint)
+    return tuple(parts)
+
+
+def coherent_parts(draft: "Draft", options: "GenerateOptions", fingerprint: str) -> list[Part]:
+    """Return a specification of the GPUs with coherent memory and one of those without, if there are such GPUs.
+
+    The class of their devices is "gpu.coherent" or "gpu.noncoherent".  Raises CdiError OCIGPU-CDI-7.  Pure.
+    """
+    parts = []
+    for word, coherent in (("coherent", True), ("noncoherent", False)):
+        devices = tuple(device for device in draft.devices if device.coherent is coherent)
+        if devices:
+            kind = options._replace(device_class=f"{options.device_class or draft.device_class}.{word}")
+            only = draft._replace(devices=devices, notes=(), skipped=())
+            parts.append(Part(f".{word}", assemble(only, kind, fingerprint)))
+    return parts
 
 
 def assemble(draft: "Draft", options: "GenerateOptions", fingerprint: str) -> Generated:

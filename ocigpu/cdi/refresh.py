@@ -7,8 +7,8 @@ import os
 from ocigpu.cache import open_cache
 from ocigpu.cdi.document import read_document
 from ocigpu.cdi.draft import GenerateOptions
-from ocigpu.cdi.generate import Generated, generate
-from ocigpu.cdi.write import target_of, write_spec
+from ocigpu.cdi.generate import Generated, generate_all
+from ocigpu.cdi.write import target_of, with_suffix, write_spec
 from ocigpu.errors import CdiError, OcigpuError
 from ocigpu.host.fingerprint import stale_reasons
 from ocigpu.settings import Settings
@@ -40,20 +40,24 @@ def refresh(options: GenerateOptions, settings: Settings, path: str = DEFAULT_OU
     What is compared is the parsed content, so an equal file is left alone whoever formatted it, and nobody who watches
     it is woken.  One refresh works at a time.  Needs the right to write there.  Raises the generator's
     error when there is nothing to write: the file stays, and the message says whether it is stale.  Raises CdiError
-    OCIGPU-CDI-8 when it cannot be written.
+    OCIGPU-CDI-8 when it cannot be written.  What else the options ask for is written beside it.
     """
     target, form = target_of(path)
     lock = _take_lock()
     try:
         before, reasons = _read_before(target, settings)
         try:
-            generated = generate(options, settings)
+            (_, generated), *others = generate_all(options, settings)
         except OcigpuError as error:
             raise _keep_file(error, target, reasons) from error
         changed = before != _as_read(generated)
         if changed:
             write_spec(generated.spec, target, form)
             reasons = reasons or ("its content has changed",)
+        for suffix, other in others:
+            beside = with_suffix(target, suffix)
+            if _read_before(beside, settings)[0] != _as_read(other):
+                write_spec(other.spec, beside, form)
         return Refreshed(target, changed, reasons if changed else (), generated.notes, generated.skipped)
     finally:
         if lock >= 0:

@@ -126,6 +126,12 @@ def target_of(path: str, form: str = "") -> tuple[str, str]:
     return f"{path}.{chosen}", chosen
 
 
+def with_suffix(path: str, suffix: str) -> str:
+    """Return the path with the suffix before its extension; "", which is standard output, stays."""
+    start, extension = os.path.splitext(path)
+    return f"{start}{suffix}{extension}" if path else ""
+
+
 def dump(spec: "dict[str, Any]", form: str) -> str:
     """Return the specification as text in the format ``form``, "json" or "yaml"."""
     return dump_json(spec) if form == "json" else dump_yaml(spec)

@@ -8,6 +8,7 @@ import typer
 from ocigpu.cdi.compare import Difference, compare_specs
 from ocigpu.cdi.refresh import DEFAULT_OUTPUT, refresh
 from ocigpu.cdi.registry import read_registry
+from ocigpu.cdi.write import with_suffix
 from ocigpu.commands.cdi_files import find_overlaps, read_valid_spec
 from ocigpu.commands.cdi_options import GenerateRequest, takes_generate_options
 from ocigpu.commands.cdi_output import (
@@ -67,22 +68,25 @@ def generate_command(
     quiet: QuietOption = False,
 ) -> None:
     """Generate the CDI specification of this host's devices."""
-    from ocigpu.cdi.generate import generate
+    from ocigpu.cdi.generate import generate_all
 
     path, format_name, notes = output_file(output, output_format, json)
     with told_when_slow("still reading this host's devices: NVML can take a while to answer"):
-        made = generate(request.options, request.settings)
+        parts = generate_all(request.options, request.settings)
+    made = parts[0].generated
     if strict and made.skipped:
         say(f"skipped: {text}" for text in made.skipped)
         raise CdiError("OCIGPU-CDI-7", f"generate: {count(len(made.skipped), 'device')} would be left out", "")
-    write_output(made.spec, path, format_name)
+    for suffix, part in parts:
+        write_output(part.spec, with_suffix(path, suffix), format_name)
     if not quiet:
         say(f"note: {text}" for text in (*notes, *made.notes, *_collisions(path, request.settings)))
         say(f"skipped: {text}" for text in made.skipped)
-        where = f" to {path}" if path else ""
-        devices = count(len(made.spec["devices"]), "device")
-        version = made.spec["cdiVersion"]
-        say([f"Generated CDI specification with version {version}{where}: {made.spec['kind']}, {devices}"])
+        for suffix, part in parts:
+            where = f" to {with_suffix(path, suffix)}" if path else ""
+            devices = count(len(part.spec["devices"]), "device")
+            version = part.spec["cdiVersion"]
+            say([f"Generated CDI specification with version {version}{where}: {part.spec['kind']}, {devices}"])
 
 
 def _collisions(path: str, settings: Settings) -> list[str]:

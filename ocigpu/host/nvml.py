@@ -28,6 +28,7 @@ REAP_SECONDS = 0.5
 """Seconds given to a child to end: one stuck inside the driver does not even when killed, and is left to init."""
 
 LIB_RM_VERSION_MISMATCH = 18
+ADDRESSING_MODE_ATS = 2
 
 UNUSABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 """What reading a document raises that our child did not write: the library shares its process."""
@@ -210,5 +211,6 @@ def _gpu(item: "dict[str, Any]") -> Gpu:
             )
             for device in item.get("migs", ())
         ),
+        coherent=int(item.get("addressing", 0)) == ADDRESSING_MODE_ATS,
         error=printable(str(item.get("error", "")), 300),
     )

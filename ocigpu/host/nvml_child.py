@@ -35,6 +35,7 @@ FATAL = (NVML_ERROR_GPU_IS_LOST, NVML_ERROR_RESET_REQUIRED, NVML_ERROR_GPU_NOT_F
 
 _TEXT_SIZE = 96
 _PCI_INFO_SIZE = 256  # more than any version of nvmlPciInfo_t
+_ADDRESSING_MODE_VERSION = 1 << 24 | 8  # nvmlDeviceAddressingMode_v1: its number, and its size in bytes
 _PCI_NUMBERS = struct.Struct("<16x3I")  # busIdLegacy, then domain, bus, device: the same in all versions
 
 
@@ -205,6 +206,12 @@ class _Client:
         domain, bus, slot = _PCI_NUMBERS.unpack_from(buffer.raw)
         return 0, f"{domain:08x}:{bus:02x}:{slot:02x}.0"
 
+    def addressing_mode(self, device: ctypes.c_void_p) -> tuple[int, int]:
+        """Return a number of nvmlDeviceAddressingModeType_t; older drivers do not have the function."""
+        version_and_value = (ctypes.c_uint * 2)(_ADDRESSING_MODE_VERSION, 0)
+        code = self.call("nvmlDeviceGetAddressingMode", device, version_and_value)
+        return code, version_and_value[1]
+
     def gpus(self) -> "list[dict[str, Any]]":
         code, count = self.number("nvmlDeviceGetCount_v2", "")
         return [self.gpu(index) for index in range(min(count, MAX_GPUS))] if not code else []
@@ -225,6 +232,7 @@ class _Client:
             "brand": self.number("nvmlDeviceGetBrand", "", device),
             "arch": self.pair("nvmlDeviceGetCudaComputeCapability", device),
             "mig": self.pair("nvmlDeviceGetMigMode", device),
+            "addressing": self.addressing_mode(device),
         }
         for key, (code, value) in answers.items():
             if not code:

@@ -9,10 +9,10 @@ import pytest
 from ocigpu.cdi.check import check_spec
 from ocigpu.cdi.draft import MODES, Draft, DraftDevice, GenerateOptions
 from ocigpu.cdi.edits import HookOptions, enabled_hooks
-from ocigpu.cdi.generate import Generated, assemble, generate, merge_edits, sort_edits
+from ocigpu.cdi.generate import Generated, assemble, coherent_parts, generate, merge_edits, sort_edits
 from ocigpu.cdi.sources import SOURCES, detect_mode
-from ocigpu.cdi.sources.nvidia import draft, draft_feature, draft_gpus, draft_imex, draft_management
-from ocigpu.errors import CdiError, HostError, OcigpuError, RequestError, UsageError
+from ocigpu.cdi.sources.nvidia import draft_feature, draft_gpus, draft_imex, draft_management
+from ocigpu.errors import CdiError, HostError, OcigpuError, RequestError
 from ocigpu.facts import DeviceNode, FeatureNodes, Gpu, HostFacts, HostFile, Library, facts_from_json
 from ocigpu.host.fingerprint import ANNOTATION
 from ocigpu.host.nvml import NvmlAnswer
@@ -449,10 +449,50 @@ def test_sockets_can_be_left_out_by_a_feature_flag() -> None:
     assert not sockets(made(A100, feature_flags=("disable-ipc-discoverer",)).spec)
 
 
-def test_coherent_annotations_are_refused_with_the_reason() -> None:
-    with pytest.raises(UsageError) as caught:
-        draft(GenerateOptions(feature_flags=("enable-coherent-annotations",)), SETTINGS)
-    assert "coherent memory is not read" in caught.value.message
+def coherent(facts: HostFacts, **changes: Any) -> dict[str, tuple[str, str, list[str]]]:
+    """Return version, kind and devices of the specifications for GPUs with coherent memory and for those without."""
+    options = GenerateOptions(name_strategies=("index",), **changes)
+    made = draft_gpus(facts, options, SETTINGS, HookOptions(OURS))
+    parts = coherent_parts(made, options, "source=nvidia")
+    specs = [(part.suffix, part.generated.spec) for part in parts]
+    return {suffix: (spec["cdiVersion"], spec["kind"], names(spec)) for suffix, spec in specs}
+
+
+MIXED = A100._replace(gpus=(A100.gpus[0]._replace(coherent=True), *A100.gpus[1:3]))
+
+
+@pytest.mark.parametrize(
+    ("facts", "changes", "expected"),
+    [
+        pytest.param(
+            MIXED, {},
+            {
+                ".coherent": ("0.6.0", "nvidia.com/gpu.coherent", ["0", "all"]),
+                ".noncoherent": ("0.6.0", "nvidia.com/gpu.noncoherent", ["1", "2", "all"]),
+            },
+            id="both",
+        ),
+        pytest.param(
+            MIXED, {"device_class": "x", "vendor": "y.org", "device_ids": ("0",), "all_device": False},
+            {".coherent": ("0.6.0", "y.org/x.coherent", ["0"])},
+            id="one, of another kind",
+        ),
+        pytest.param(MIXED._replace(source="procfs"), {}, {}, id="nobody knows without NVML"),
+        pytest.param(
+            MIG._replace(gpus=tuple(gpu for gpu in MIG.gpus if gpu.mig_devices)), {}, {}, id="not of MIG devices"
+        ),
+    ],
+)  # fmt: skip
+def test_gpus_can_be_sorted_by_coherent_memory(
+    facts: HostFacts, changes: dict[str, Any], expected: dict[str, tuple[str, str, list[str]]]
+) -> None:
+    assert coherent(facts, **changes) == expected
+
+
+def test_kinds_by_memory_need_cdi_0_6() -> None:
+    with pytest.raises(CdiError) as caught:
+        coherent(MIXED, max_version="0.5.0")
+    assert "needs CDI 0.6.0" in caught.value.message
 
 
 def test_only_permitted_capabilities_are_described() -> None:

@@ -152,6 +152,28 @@ def test_the_name_of_the_file_decides_its_format(
     assert f"Generated CDI specification with version 0.6.0 to {written}" in err
 
 
+def test_kinds_by_memory_are_specifications_of_their_own(cdi: Run, tmp_path: Path) -> None:
+    """NVML of the simulated host knows no addressing modes: no memory is coherent."""
+    arguments = ["generate", "--feature-flag", "enable-coherent-annotations", "--device-name-strategy", "index"]
+    status, out, err = cdi(*arguments, "--output", tmp_path / "a.yaml")
+    assert (status, out) == (0, "")
+    specs = {path.name: yaml.safe_load(path.read_text()) for path in tmp_path.glob("a*")}
+    assert {name: (spec["kind"], device_names(spec)) for name, spec in specs.items()} == {
+        "a.yaml": ("nvidia.com/gpu", ["0", "1:0", "1:1", "all"]),
+        "a.noncoherent.yaml": ("nvidia.com/gpu.noncoherent", ["0", "all"]),
+    }
+    assert f" to {tmp_path}/a.noncoherent.yaml: nvidia.com/gpu.noncoherent, 2 devices" in err
+    assert list(yaml.safe_load_all(cdi(*arguments)[1])) == [specs["a.yaml"], specs["a.noncoherent.yaml"]]
+    (tmp_path / "a.noncoherent.yaml").unlink()
+    before = (tmp_path / "a.yaml").stat().st_ino  # a file that is written again is another one
+    refresh = ["refresh", *arguments[1:], "--output", tmp_path / "a.yaml"]
+    assert cdi(*refresh)[0] == 0
+    written = (tmp_path / "a.noncoherent.yaml").stat().st_ino
+    assert cdi(*refresh)[0] == 0
+    assert (tmp_path / "a.noncoherent.yaml").stat().st_ino == written
+    assert (tmp_path / "a.yaml").stat().st_ino == before
+
+
 def test_an_old_engines_version_is_kept(cdi: Run, tmp_path: Path) -> None:
     status, out, err = cdi("generate", "--max-version", "v0.5.0")
     assert status == 0

@@ -118,6 +118,16 @@ int nvmlDeviceGetName(void *device, char *text, unsigned size)
 int nvmlDeviceGetBrand(void *device, unsigned *brand) { return *brand = 2, 0; }
 int nvmlDeviceGetCudaComputeCapability(void *device, int *major, int *minor) { return *major = 9, *minor = 0, 0; }
 
+#ifdef ADDRESSING
+int nvmlDeviceGetAddressingMode(void *device, unsigned *version_and_value)
+{
+    if (version_and_value[0] != 0x1000008)
+        return 25;
+    version_and_value[1] = index_of(device) == 0 ? ADDRESSING : 0;
+    return 0;
+}
+#endif
+
 int nvmlDeviceGetMigMode(void *device, unsigned *current, unsigned *pending)
 {
     if (MIG < 0)

@@ -56,6 +56,17 @@ def test_every_gpu_is_described(readable: Callable[..., Path]) -> None:
     assert (second.index, second.minor) == (1, 0)
 
 
+@pytest.mark.parametrize(
+    ("macros", "expected"),
+    [((), [False, False]), (("ADDRESSING=2",), [True, False]), (("ADDRESSING=1",), [False, False])],
+    ids=["no such function", "ATS and none", "HMM and none"],
+)
+def test_gpus_with_coherent_memory_are_those_in_the_addressing_mode_ats(
+    readable: Callable[..., Path], macros: tuple[str, ...], expected: list[bool]
+) -> None:
+    assert [gpu.coherent for gpu in ask(readable(*macros)).gpus] == expected
+
+
 def test_a_lost_gpu_hides_no_other(readable: Callable[..., Path]) -> None:
     answer = ask(readable("GPUS=3", "LOST=1", "HALF=2"))
     assert [gpu.error for gpu in answer.gpus] == ["", "GPU is lost (NVML 15)", "GPU is lost (NVML 15)"]

@@ -10,7 +10,7 @@ from ocigpu.cdi.edits import edits_from_actions, is_device_link
 from ocigpu.cdi.hook_words import EnableCudaCompat
 from ocigpu.cdi.sources.ids import choose_names
 from ocigpu.cdi.sources.program import hook_options, note_program
-from ocigpu.errors import CdiError, HostError, UsageError, quoted
+from ocigpu.errors import CdiError, HostError, quoted
 from ocigpu.facts import DeviceNode, ImageFacts, Library
 from ocigpu.host.devices import CONTROL_MINOR, GPU_MAJOR
 from ocigpu.host.discover import SearchPaths, read_feature_facts, read_host_facts
@@ -52,11 +52,6 @@ def draft(options: "GenerateOptions", settings: "Settings") -> Draft:
     Raises HostError without a driver (but modes that need none), RequestError OCIGPU-DEV-1 for an id that is not there,
     CdiError OCIGPU-CDI-7.
     """
-    if "enable-coherent-annotations" in options.feature_flags:
-        raise UsageError(
-            "feature flag enable-coherent-annotations: which GPUs have coherent memory is not read",
-            "Leave it out; name the devices of each kind with --device-id and --class instead.",
-        )
     if options.mode in FEATURES:
         return draft_feature(read_feature_facts(settings), options, settings)
     if options.mode == "imex":
@@ -106,7 +101,8 @@ def draft_gpus(facts: "HostFacts", options: "GenerateOptions", settings: "Settin
             continue
         granted += own
         edits = _device_edits(own, options, hook)
-        devices += [DraftDevice(name, edits) for name in names]
+        coherent = gpu.coherent if facts.source == "nvml" and mig is None else None
+        devices += [DraftDevice(name, edits, coherent) for name in names]
     if word == "none":
         devices = [DraftDevice("none", {"env": ["NVCT_EMPTY_DEVICE="]})]
     hook = hook._replace(proc_driver=facts.proc_driver, compat=_compat(facts, request, settings))
