@@ -219,12 +219,18 @@ def _is_mount_point(fd: int) -> bool:
     """Tell whether a directory is the root of a mount: runtimes mount a container's root, at least over itself.
 
     Services have mount namespaces of their own too (systemd.exec(5), PrivateTmp=), with the host's directories in it.
+    It is one if the directory above it is on another mount (a reading of mountinfo may miss lines while mounts change).
     """
-    path = os.fsencode(os.readlink(f"/proc/self/fd/{fd}"))
-    for character in b"\\ \t\n":  # as proc(5) writes them
-        path = path.replace(bytes((character,)), b"\\%03o" % character)
-    with open("/proc/self/mountinfo", "rb") as file:
-        return any(line.split(b" ", 5)[4] == path for line in file)
+    parent_fd = os.open("..", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd)
+    try:
+        return _mount_id(fd) != _mount_id(parent_fd)
+    finally:
+        os.close(parent_fd)
+
+
+def _mount_id(fd: int) -> bytes:
+    with open(f"/proc/self/fdinfo/{fd}", "rb") as file:
+        return next(line for line in file if line.startswith(b"mnt_id:"))
 
 
 def _mount_ids(path: str) -> set[int]:
