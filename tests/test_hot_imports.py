@@ -98,6 +98,12 @@ def test_the_shim_imports_nothing_of_the_plan_before_it_is_needed() -> None:
     assert not [name for name in imported_by("ocigpu.runtime") if name.startswith(late)]
 
 
+def test_hook_mode_loads_nothing_of_cdi() -> None:
+    modules = ("runtime", "request", "host.discover", "plan", "hook", "provision.image", "provision.apply")
+    loaded = imported_by(*(f"ocigpu.{name}" for name in modules))
+    assert not [name for name in loaded if name.startswith("ocigpu.cdi")]
+
+
 def test_the_allow_list_names_only_modules_of_the_standard_library() -> None:
     names = {name.split(".")[0] for name in ALLOWED}
     assert names <= set(sys.stdlib_module_names)

@@ -101,7 +101,7 @@ def _head(path: str, status: os.stat_result) -> bytes:
     return FORMAT + _dump(state).encode() + b"\n"
 
 
-def read_text(directory: int, path: str, status: os.stat_result) -> bytes:
+def read_cached_text(directory: int, path: str, status: os.stat_result) -> bytes:
     """Return the text that was made of the file in this state, or nothing when there is none or it is damaged."""
     if directory < 0:
         return b""
@@ -117,7 +117,7 @@ def _sum(text: bytes) -> bytes:
     return b"%08x\n" % crc32(text)
 
 
-def write_text(directory: int, path: str, status: os.stat_result, text: bytes, wanted: "Container[str]") -> None:
+def write_cached_text(directory: int, path: str, status: os.stat_result, text: bytes, wanted: "Container[str]") -> None:
     """Keep the text of the file in this state, unless the file was changed a moment ago.
 
     ``wanted``: names in the cache that stay when there are too many.

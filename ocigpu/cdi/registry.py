@@ -12,10 +12,10 @@ from ocigpu.cdi.cache import (
     LoadedSpec,
     cache_name,
     parse_text,
-    read_text,
+    read_cached_text,
     render_refusal,
     render_text,
-    write_text,
+    write_cached_text,
 )
 from ocigpu.cdi.names import parse_device_name
 from ocigpu.errors import CdiError, printable, quoted
@@ -239,7 +239,7 @@ def _load(path: str, priority: int, cache: int, wanted: set[str]) -> "tuple[Load
         return None, "not a regular file"
     if problem := why_untrusted(status.st_uid, status.st_mode):
         return None, problem
-    if text := read_text(cache, path, status):
+    if text := read_cached_text(cache, path, status):
         try:
             return parse_text(text, path, priority)
         except (ValueError, TypeError, LookupError):  # not what this version writes: parsed again
@@ -266,5 +266,5 @@ def _parse(
     else:
         text = render_text(checked.spec)
     if state == file_state(status):
-        write_text(cache, path, status, text, wanted)
+        write_cached_text(cache, path, status, text, wanted)
     return parse_text(text, path, priority)
