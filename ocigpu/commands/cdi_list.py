@@ -68,6 +68,9 @@ def list_command(
         say(f"{path}: {message}" for path, message in registry.errors)
     if not quiet and not json:
         say([f"Found {count(len(names), 'CDI device')}"])
+        if not (registry.specs or registry.errors):
+            where = ", ".join(settings.cdi_spec_dirs)
+            say([f"no specification in {where}; to write one: ocigpu cdi generate --output /etc/cdi/nvidia.yaml"])
         if not sys.stdout.isatty():
             say(f"{path}: {state.describe()}" for path, state in states.items() if state.word == "stale")
     if strict and registry.errors:

@@ -1,6 +1,8 @@
 """``ocigpu cdi show`` and ``transform``: one specification, or one device of one."""
 
 import os
+from itertools import chain, repeat
+from textwrap import wrap
 from typing import Annotated
 
 import typer
@@ -69,6 +71,7 @@ def _show_file(path: str, settings: Settings, json: bool) -> None:
     annotations = spec.get("annotations") or {}
     state = file_state(annotations, settings)
     names = [device["name"] for device in spec["devices"]]
+    lines = wrap(f"{len(names)}: {', '.join(names)}", 100, break_long_words=False, break_on_hyphens=False)
     if json:
         print_json(
             {
@@ -88,7 +91,7 @@ def _show_file(path: str, settings: Settings, json: bool) -> None:
             ("file", path),
             ("kind", spec["kind"]),
             ("version", f"{spec['cdiVersion']} (needs {minimum_version(spec)})"),
-            ("devices", f"{len(names)}: {', '.join(names)}"),
+            *zip(chain(["devices"], repeat("")), lines, strict=False),
             ("state", state.describe()),
         ]
     )

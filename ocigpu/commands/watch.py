@@ -10,6 +10,7 @@ from ocigpu.commands.cdi_output import check_output
 
 WATCH_EPILOG = """\
 \b
+A failure is logged once and tried again, at most a minute apart; the file stays as it was.
 It ends with exit status 0 at SIGTERM or Ctrl-C. systemd: packaging/systemd/ocigpu-watch.service.
 
 \b

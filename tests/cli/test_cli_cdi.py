@@ -400,7 +400,9 @@ def test_plan_refuses_devices_that_could_not_be_injected(run: Run, tmp_path: Pat
 
 
 def test_list_in_a_pipe_is_names_only(cdi: Run, tmp_path: Path) -> None:
-    assert cdi("list") == (0, "", "Found 0 CDI devices\n")
+    status, out, err = cdi("list")
+    assert (status, out) == (0, "")
+    assert err.startswith("Found 0 CDI devices\nno specification in ")
     write(tmp_path / "high" / "b.json", SMALL)
     cdi("generate", "--output", tmp_path / "low" / "a.yaml", "--device-name-strategy", "index")
     kind = "nvidia.com/gpu="
@@ -608,6 +610,12 @@ def test_show_gives_the_edits_of_a_device_with_those_of_its_file(cdi: Run, tmp_p
     assert data == {"device": "vendor.com/thing=a", "files": [str(path)], "containerEdits": edits}
     status, _, err = cdi("show", "vendor.com/thing=b")
     assert (status, err.split(": ")[1]) == (1, "OCIGPU-CDI-4")
+
+
+def test_show_names_every_device_of_a_large_file(cdi: Run, tmp_path: Path) -> None:
+    devices = [{"name": f"device-{number}", "containerEdits": {"env": ["A=1"]}} for number in range(500)]
+    out = cdi("show", write(tmp_path / "a.json", {**SMALL, "devices": devices}))[1]
+    assert set(re.findall(r"device-\d+", out)) == {device["name"] for device in devices}
 
 
 def test_show_sums_a_file_up(cdi: Run, tmp_path: Path) -> None:
