@@ -69,7 +69,8 @@ def _with_ancestors(directories: list[str], files: list[tuple[str, int, str]]) -
 
 def _rewritten_params(content: str) -> str:
     """Return the driver's params with ModifyDeviceFiles off: node creation inside a container is not its business."""
-    return content.replace("ModifyDeviceFiles: 1", "ModifyDeviceFiles: 0")
+    lines = ("ModifyDeviceFiles: 0" if line == "ModifyDeviceFiles: 1" else line for line in content.split("\n"))
+    return "\n".join(lines)
 
 
 def application_profile(minors: "Iterable[int]") -> Tmpfs:

@@ -223,6 +223,25 @@ def test_the_container_cannot_make_the_driver_create_nodes() -> None:
     assert len(contents["params"].splitlines()) == len(original.splitlines())
 
 
+@pytest.mark.parametrize(
+    ("params", "shown"),
+    [
+        ("A: 1\nModifyDeviceFiles: 1\nB: 1\n", "A: 1\nModifyDeviceFiles: 0\nB: 1\n"),
+        ("ModifyDeviceFiles: 1", "ModifyDeviceFiles: 0"),
+        ("ModifyDeviceFiles: 0\n", "ModifyDeviceFiles: 0\n"),
+        ("ModifyDeviceFiles: 11\n", "ModifyDeviceFiles: 11\n"),
+        (" ModifyDeviceFiles: 1\n", " ModifyDeviceFiles: 1\n"),
+        ("ModifyDeviceFiles: 1 \n", "ModifyDeviceFiles: 1 \n"),
+        ('RmMsg: "ModifyDeviceFiles: 1"\n', 'RmMsg: "ModifyDeviceFiles: 1"\n'),
+        ("", ""),
+    ],
+)
+def test_only_the_parameter_itself_is_rewritten(params: str, shown: str) -> None:
+    files = tuple(file._replace(content=params) if file.name == "params" else file for file in T4.proc_files)
+    tmpfs = next(action for action in plan(T4._replace(proc_files=files), "0").actions if isinstance(action, Tmpfs))
+    assert {name: content for name, _, content in tmpfs.files}["params"] == shown
+
+
 def test_a_simulated_host_covers_proc_driver_first_and_a_real_one_never() -> None:
     first = plan(A100, "0").actions[0]
     assert isinstance(first, Bind)
