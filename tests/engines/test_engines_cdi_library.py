@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,7 @@ pytestmark = [pytest.mark.root, pytest.mark.engine]
 STAGES = ("prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop")
 REQUEST = ["example.com/thing=1", "other.org/part=x", "example.com/thing=0"]
 PODMANS_VARIABLES = ("PATH", "TERM", "HOME", "HOSTNAME")
+VARIABLES = ("COMMON", "gpu", "nic")
 MODES = {"/dev/thing": 0o640, "/dev/disk": 0o640, "/dev/pipe": 0o640, "/dev/minor": 0o640, "/dev/null": 0o666}
 """Of nodes whose specification has none."""
 
@@ -272,3 +274,63 @@ def test_podman_takes_and_refuses_the_files_that_we_take_and_refuse(
 def _hooks(config: dict[str, Any]) -> list[tuple[Any, ...]]:
     entries = config.get("hooks", {}).get("prestart", [])
     return [(entry["path"], entry.get("args"), entry.get("timeout")) for entry in entries]
+
+
+def write_definitions(place: Path, layout: dict[str, dict[str, str]]) -> Settings:
+    """Write files below low and high: by path the devices, by kind; each device says where it is from."""
+    for directory in ("low", "high"):
+        (place / directory).mkdir(parents=True)
+    for path, kinds in layout.items():
+        for kind, names in kinds.items():
+            devices = [{"name": name, "containerEdits": {"env": [f"{kind}_{name}={path}"]}} for name in names]
+            common = {"env": [f"COMMON_{path.replace('/', '_')}=1"]}
+            spec = {"cdiVersion": "0.5.0", "kind": f"x.com/{kind}", "devices": devices, "containerEdits": common}
+            (place / path).write_text(json.dumps(spec))
+            (place / path).chmod(0o644)
+    return Settings(cdi_spec_dirs=(str(place / "low"), str(place / "high")))
+
+
+def random_layout(seed: int) -> tuple[dict[str, dict[str, str]], list[str]]:
+    """Return definitions in which no name is in conflict in the low directory, and a request for some of them."""
+    chance = random.Random(seed)
+    layout: dict[str, dict[str, str]] = {"low/a.json": {"gpu": "abc"}, "low/b.yaml": {"nic": "abc"}}
+    for name in ("a.json", "b.yaml", "c.json"):
+        names = "".join(chance.sample("abcd", chance.randint(1, 3)))
+        layout[f"high/{name}"] = {chance.choice(["gpu", "nic"]): names}
+    defined = sorted({f"x.com/{kind}={name}" for item in layout.values() for kind in item for name in item[kind]})
+    return layout, chance.sample(defined, 3)
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_podman_finds_the_definitions_that_we_find(
+    podman: Podman, work_directory: Path, rootfs: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Which directory and file wins, what is in conflict, and the order of edits."""
+    monkeypatch.setattr(cache, "SYSTEM_DIRECTORY", str(work_directory / "cache"))
+    layout, request = random_layout(seed)
+    registry = read_registry(write_definitions(work_directory, layout))
+    here = podman._replace(cdi=work_directory / "high", etc_cdi=work_directory / "low")
+    conflicts = {name for name, _ in registry.conflicts()}
+    if conflicts.intersection(request):
+        with pytest.raises(AssertionError, match="unresolvable CDI devices"):
+            here.write_config(request, rootfs("glibc"))
+        with pytest.raises(CdiError, match="conflicting device"):
+            registry.resolve(request)
+        return
+    env = here.write_config(request, rootfs("glibc"))["process"]["env"]
+    theirs = [entry for entry in env if entry.partition("_")[0] in VARIABLES]
+    ours: dict[str, Any] = {}
+    inject(ours, registry.resolve(request).edits)
+    assert ours["process"]["env"] == theirs
+
+
+def test_a_conflict_in_the_low_directory_hides_a_device_from_podman_and_not_from_us(
+    podman: Podman, work_directory: Path, rootfs: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "SYSTEM_DIRECTORY", str(work_directory / "cache"))
+    layout = {"low/a.json": {"gpu": "a"}, "low/b.json": {"gpu": "a"}, "high/a.json": {"gpu": "a"}}
+    registry = read_registry(write_definitions(work_directory, layout))
+    here = podman._replace(cdi=work_directory / "high", etc_cdi=work_directory / "low")
+    with pytest.raises(AssertionError, match=r"unresolvable CDI devices x\.com/gpu=a"):
+        here.write_config(["x.com/gpu=a"], rootfs("glibc"))
+    assert [Path(spec.path).parent.name for spec in registry.resolve(["x.com/gpu=a"]).specs] == ["high"]

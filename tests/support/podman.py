@@ -41,13 +41,23 @@ done
 exit 1
 """
 PRIVATE_RUN = 'mount -t tmpfs none /run && mkdir /run/cdi && mount --bind "$0" /run/cdi && exec "$@"'
+# the same with /etc/cdi, which the machine need not have: what is written to /etc is gone with the mount namespace
+PRIVATE_BOTH = (
+    "mount -t tmpfs none /run && mkdir /run/upper /run/work /run/cdi"
+    " && mount -t overlay none -o lowerdir=/etc,upperdir=/run/upper,workdir=/run/work /etc && mkdir -p /etc/cdi"
+    ' && mount --bind "$0" /run/cdi && mount --bind "$1" /etc/cdi && shift && exec "$@"'
+)
 
 
 class Podman(NamedTuple):
-    """Podman: its ``directory``, and ``cdi``, where specifications are put for it."""
+    """Podman: its ``directory``, and ``cdi``, where specifications are put for it.
+
+    ``etc_cdi``: what it sees as /etc/cdi; without it, what the machine has there.
+    """
 
     directory: Path
     cdi: Path
+    etc_cdi: Path | None = None
 
     def run_rootfs(self, runtime: str, devices: Sequence[str], rootfs: Path, arguments: Sequence[str]) -> Completed:
         """``podman run`` a copy of a root file system with CDI devices, by "runc" or "crun"; returns how it went."""
@@ -94,6 +104,8 @@ class Podman(NamedTuple):
         environment = {"PATH": SYSTEM_PATH, "HOME": str(self.directory)}
         environment["CONTAINERS_CONF"] = str(self.directory / "containers.conf")
         private = ["unshare", "--mount", "sh", "-c", PRIVATE_RUN, self.cdi]
+        if self.etc_cdi:
+            private = ["unshare", "--mount", "sh", "-c", PRIVATE_BOTH, self.cdi, self.etc_cdi]
         return run([*view, *private, "podman", *places, "--runtime", runtime, *words], check=False, env=environment)
 
 
