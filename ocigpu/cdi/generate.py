@@ -64,7 +64,7 @@ def generate_all(options: "GenerateOptions", settings: "Settings") -> tuple[Part
     and what the source raises: HostError without a driver, RequestError for a device that is not there.
     """
     mode = options.mode
-    if options.vendor in AMD_VENDORS:
+    if options.vendor.lower() in AMD_VENDORS:
         mode = "amd"
         options = options._replace(vendor="")
     elif mode == "auto":

@@ -18,6 +18,7 @@ from ocigpu.commands.cdi_output import (
     check_output,
     output_file,
     say,
+    say_skipped,
     write_output,
 )
 from ocigpu.commands.common import JsonOption, count, print_json, told_when_slow
@@ -75,13 +76,13 @@ def generate_command(
         parts = generate_all(request.options, request.settings)
     made = parts[0].generated
     if strict and made.skipped:
-        say(f"skipped: {text}" for text in made.skipped)
+        say_skipped(made.skipped)
         raise CdiError("OCIGPU-CDI-7", f"generate: {count(len(made.skipped), 'device')} would be left out", "")
     for suffix, part in parts:
         write_output(part.spec, with_suffix(path, suffix), format_name)
     if not quiet:
         say(f"note: {text}" for text in (*notes, *made.notes, *_collisions(path, request.settings)))
-        say(f"skipped: {text}" for text in made.skipped)
+        say_skipped(made.skipped)
         for suffix, part in parts:
             where = f" to {with_suffix(path, suffix)}" if path else ""
             devices = count(len(part.spec["devices"]), "device")
@@ -127,7 +128,7 @@ def diff_command(
         )
     else:
         _print_differences(file, differences, reasons)
-        say(f"skipped: {text}" for text in made.skipped)
+        say_skipped(made.skipped)
     if differences:
         raise typer.Exit(1)
 
@@ -168,7 +169,7 @@ def refresh_command(
         return
     if not quiet:
         say(f"note: {text}" for text in done.notes)
-        say(f"skipped: {text}" for text in done.skipped)
+        say_skipped(done.skipped)
     if done.changed:
         print(printable(f"{done.path}: written: {'; '.join(done.reasons)}"))
     elif not quiet:

@@ -92,3 +92,8 @@ def say(lines: Iterable[str]) -> None:
     """Print lines for people on standard error."""
     for line in lines:
         print(printable(line), file=sys.stderr)
+
+
+def say_skipped(texts: Iterable[str]) -> None:
+    """Print what was left out, a line each."""
+    say(f"skipped: {text.removeprefix('left out: ')}" for text in texts)

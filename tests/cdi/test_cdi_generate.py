@@ -562,8 +562,8 @@ def feature(mode: str, facts: HostFacts) -> Generated:
     return assemble(draft_feature(facts, options, SETTINGS), options, "source=nvidia")
 
 
-def char(path: str, minor: int = 0) -> DeviceNode:
-    return DeviceNode(path, path, 240, minor)
+def char(path: str) -> DeviceNode:
+    return DeviceNode(path, path, 240, 0)
 
 
 GDS = FeatureNodes(
@@ -677,7 +677,7 @@ def test_a_tegra_system_with_discrete_gpus_alone_is_like_any_other_host(
     assert detect_mode(tree_settings(tmp_path)) == expected
 
 
-@pytest.mark.parametrize("vendor", ["amd", "amd.com"])
+@pytest.mark.parametrize("vendor", ["amd", "amd.com", "AMD"])
 def test_the_vendor_amd_is_another_source(vendor: str, tmp_path: Path) -> None:
     with pytest.raises(CdiError) as caught:
         generate(GenerateOptions(vendor=vendor), tree_settings(tmp_path))
