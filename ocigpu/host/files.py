@@ -76,6 +76,7 @@ XORG_DIRECTORIES = (
     "/usr/lib/{machine}-linux-gnu/nvidia/xorg",
     "/usr/lib/x86_64-linux-gnu/nvidia/current",
 )
+XORG_SUBDIRECTORIES = ("", "/drivers", "/extensions", "/updates/drivers", "/updates/extensions")
 GDS_FILES: tuple[tuple[str, str], ...] = (("/run/udev", "directory"), ("/etc/cufile.json", "file"))
 
 
@@ -169,7 +170,7 @@ def _xorg_modules(tree: Tree, version: str, machine: str) -> tuple[HostFile, ...
         directory = pattern.format(machine=machine)
         if not tree.resolve(directory):
             continue
-        for subdirectory in ("", "/drivers", "/extensions"):
+        for subdirectory in XORG_SUBDIRECTORIES:
             for name in ("nvidia_drv.so", f"libglxserver_nvidia.so.{version}"):
                 path = f"{directory}{subdirectory}/{name}"
                 host_path = _first(tree, (path,))

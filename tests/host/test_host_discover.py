@@ -272,6 +272,7 @@ def test_files_of_the_driver_are_found_at_fixed_places(
     host.write("/etc/glvnd/egl_vendor.d/10_nvidia.json", "{}")
     host.write("/usr/share/glvnd/egl_vendor.d/10_nvidia.json", "{}")
     host.write(f"/usr/lib/xorg/modules/extensions/libglxserver_nvidia.so.{VERSION}", "")
+    host.write("/usr/lib64/xorg/modules/updates/drivers/nvidia_drv.so", "")
     facts = read_host_facts(host.settings)
     root = str(host.root)
     assert [(item.host_path, item.container_path, item.capabilities) for item in facts.binaries] == [
@@ -284,6 +285,7 @@ def test_files_of_the_driver_are_found_at_fixed_places(
         ("/etc/glvnd/egl_vendor.d/10_nvidia.json", "/usr/share/glvnd/egl_vendor.d/10_nvidia.json"),
         ("/usr/share/vulkan/icd.d/nvidia_icd.json", "/etc/vulkan/icd.d/nvidia_icd.json"),
         (f"/usr/lib/xorg/modules/extensions/libglxserver_nvidia.so.{VERSION}",) * 2,
+        ("/usr/lib64/xorg/modules/updates/drivers/nvidia_drv.so",) * 2,
     ]
     assert {item.capabilities for item in facts.configs} == {("graphics", "display")}
 
