@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, S
 from ocigpu.cdi.names import check_kind
 from ocigpu.errors import quoted
 from ocigpu.facts import CAPABILITIES
-from ocigpu.settings import KEYS, Settings
+from ocigpu.settings import KEYS
 
 
 def _no_nul(value: str) -> str:
@@ -134,18 +134,6 @@ class SettingsFile(Table):
     features: FeaturesTable = FeaturesTable()
     cdi: CdiTable = CdiTable()
     simulation: SimulationTable = SimulationTable()
-
-    def to_settings(self, path: str = "") -> Settings:
-        """Return the hot path's record of these settings, read from the file ``path``."""
-        values: dict[str, Any] = {}
-        for key in KEYS:
-            owner: Any = self
-            *tables, name = key.name.split(".")
-            for table in tables:
-                owner = getattr(owner, table)
-            value = getattr(owner, name.replace("-", "_"))
-            values[key.field] = tuple(value) if isinstance(value, list) else value
-        return Settings(**values, path=path)
 
 
 def find_problems(document: dict[str, Any]) -> list[str]:

@@ -61,7 +61,7 @@ def is_wsl(settings: Settings) -> bool:
     return bool(Tree(find_roots(settings).driver).find(f"{LIBRARIES}/{DXCORE}"))
 
 
-def read_wsl_facts(settings: Settings, chosen: "Sequence[str]" = ()) -> WslFacts:
+def read_wsl_facts(settings: Settings, chosen: "Sequence[str]") -> WslFacts:
     """Return what WSL has of the driver; ``chosen``: look at these stores only.  Needs no privilege."""
     roots = find_roots(settings)
     tree = Tree(roots.driver)

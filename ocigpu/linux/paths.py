@@ -159,11 +159,11 @@ def split(path: str) -> list[str]:
     return parts
 
 
-def open_parent(root_fd: int, path: str, force_fallback: bool = False) -> tuple[int, str]:
+def open_parent(root_fd: int, path: str) -> tuple[int, str]:
     """Return an O_PATH descriptor of the directory that holds ``path``, links in it followed, and the last name."""
     *parents, name = split(path)
     directory = "/" + "/".join(parents)
-    return open_in_root(root_fd, directory, os.O_PATH | os.O_DIRECTORY, force_fallback=force_fallback), name
+    return open_in_root(root_fd, directory, os.O_PATH | os.O_DIRECTORY), name
 
 
 def make_directories(

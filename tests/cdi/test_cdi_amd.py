@@ -23,9 +23,9 @@ ONE = 7843934696581995200
 TWO = 11940228331418201223
 
 
-def topology(node: int, minor: int, unique_id: int, location: int, domain: int = 0, simd: int = 912) -> Tree:
+def topology(node: int, minor: int, unique_id: int, location: int, domain: int = 0) -> Tree:
     text = (
-        f"cpu_cores_count 0\nsimd_count {simd}\nlocation_id {location}\ndomain {domain}\n"
+        f"cpu_cores_count 0\nsimd_count 912\nlocation_id {location}\ndomain {domain}\n"
         f"drm_render_minor {minor}\nunique_id {unique_id}\n"
     )
     return {f"/sys/class/kfd/kfd/topology/nodes/{node}/properties": text}

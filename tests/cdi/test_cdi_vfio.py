@@ -32,8 +32,8 @@ def gpu(address: str, group: int, driver: str = "vfio-pci", ids: str = H100) -> 
     return {**pci_function(address, ids, "0302", driver, str(group)), **group_node(group)}
 
 
-def switch(address: str, group: int, driver: str = "vfio-pci") -> Tree:
-    return {**pci_function(address, SWITCH, "0680", driver, str(group)), **group_node(group)}
+def switch(address: str, group: int) -> Tree:
+    return {**pci_function(address, SWITCH, "0680", "vfio-pci", str(group)), **group_node(group)}
 
 
 TWO: Tree = {**API, **gpu("0000:3b:00.0", 112), **gpu("0000:19:00.0", 9)}

@@ -50,15 +50,19 @@ class Things(NamedTuple):
         return run_container([RUNTIME], bundle, container_id(), env=env, prefix=prefix, **options)
 
 
-def make_node(path: Path, number: int, mode: int = 0o666) -> str:
-    os.mknod(path, stat.S_IFCHR | mode, number)
-    path.chmod(mode)
-    return str(path)
+def make_node(path: Path, number: int) -> None:
+    os.mknod(path, stat.S_IFCHR, number)
+    path.chmod(0o666)
 
 
-def hook_that_notes(things: Path, stage: str, word: str) -> dict[str, Any]:
+def hook_that_notes(things: Path, word: str) -> dict[str, Any]:
     command = f'cat >/dev/null; echo "{word} $MARK" >> {things}/hook-output'  # crun fails when nobody reads the state
-    return {"hookName": stage, "path": "/bin/sh", "args": ["sh", "-c", command], "env": ["MARK=set", "PATH=/bin"]}
+    return {
+        "hookName": "createContainer",
+        "path": "/bin/sh",
+        "args": ["sh", "-c", command],
+        "env": ["MARK=set", "PATH=/bin"],
+    }
 
 
 def spec_of_things(directory: Path) -> dict[str, Any]:
@@ -84,7 +88,7 @@ def spec_of_things(directory: Path) -> dict[str, Any]:
                 "containerEdits": {
                     "deviceNodes": [{"path": "/dev/thing1", "hostPath": f"{directory}/null"}],
                     "env": ["THING=1"],
-                    "hooks": [hook_that_notes(directory, "createContainer", "device")],
+                    "hooks": [hook_that_notes(directory, "device")],
                 },
             },
             {"name": "gone", "containerEdits": {"deviceNodes": [{"path": f"{directory}/gone"}]}},
@@ -92,7 +96,7 @@ def spec_of_things(directory: Path) -> dict[str, Any]:
         "containerEdits": {
             "env": ["VENDOR=example.com", "NVIDIA_VISIBLE_DEVICES=void"],
             "mounts": [mount("lib", "ro"), mount("lib/file", "ro"), mount("socket-directory")],
-            "hooks": [hook_that_notes(directory, "createContainer", "common")],
+            "hooks": [hook_that_notes(directory, "common")],
             "additionalGids": [1234],
         },
     }
