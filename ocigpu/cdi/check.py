@@ -225,6 +225,9 @@ def _read_hook(found: Found, value: "Any", where: "Where") -> "dict[str, Any]":
     require(found, value, hook, "path", where, "invalid hook with empty path")
     if hook.get("timeout") == 0:
         found.warning((where, "timeout"), "timeout", "a timeout is a number of seconds greater than 0")
+    if not hook.get("env") and hook.get("hookName") == "createContainer":
+        # seen with runc 1.1.5; what LD_PRELOAD names there is loaded by root of the host (CVE-2025-23266)
+        found.warning(where, "hook-environment", "a hook without env: runc starts it with the variables of the image")
     return hook
 
 

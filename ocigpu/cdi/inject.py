@@ -49,8 +49,8 @@ def inject(
     - Rules go to the end of the list even where it was empty: without any rule runc still denies everything but its
       default devices, so the node could not be opened.  For crun the first rule brings a policy to a container that
       had none: narrower than before, and what every engine that injects CDI devices does.
-    - A hook without env gets a search path and a locale: crun (1.8.1) starts it with the container's own environment,
-      which its image sets, and the host's loader obeys LD_PRELOAD there (CVE-2025-23266).
+    - A hook without env gets a search path and a locale: runc (1.1.5) starts one of createContainer with the
+      container's own environment, which its image sets, and the host's loader obeys LD_PRELOAD there (CVE-2025-23266).
     - In a user namespace, where runtimes bind the host's node of the same path instead of making one, a node whose
       hostPath differs from its path becomes a bind mount.
     """

@@ -115,7 +115,7 @@ for _letters in ("r", "w", "m", "rw", "mrw", "rwm", ""):
 for _type in ("", "b", "c", "p"):
     GOOD[f"type {_type!r}"] = node(type=_type, major=1)
 for _hook in ("prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop"):
-    GOOD[f"hook {_hook}"] = hook(hookName=_hook)
+    GOOD[f"hook {_hook}"] = hook(hookName=_hook, env=["A=b"])
 
 
 @pytest.mark.parametrize("data", GOOD.values(), ids=GOOD)
@@ -227,6 +227,7 @@ WARNED: dict[str, tuple[Any, str, str]] = {
     "a relative host path": (mount(hostPath="a"), f"{EDITS}.mounts[0].hostPath", "not absolute"),
     "a relative target": (mount(containerPath="a"), f"{EDITS}.mounts[0].containerPath", "not absolute"),
     "a relative hook": (hook(path="ocigpu-hook"), f"{EDITS}.hooks[0].path", "not absolute"),
+    "a hook with the image's environment": (hook(hookName="createContainer"), f"{EDITS}.hooks[0]", "without env"),
     "a timeout of 0": (hook(timeout=0), f"{EDITS}.hooks[0].timeout", "greater than 0"),
     "group 0": (spec({"additionalGids": [0]}), f"{EDITS}.additionalGids[0]", "ignored"),
     "a long class": (spec(kind="v.com/" + "c" * 64), "kind", "longer than 63"),
