@@ -15,7 +15,7 @@ LIST_EPILOG = """\
 \b
 In a pipe: the names of usable devices, one a line. On a terminal: a table of all definitions with their state:
   fresh      the host is as it was when the specification was written
-  stale      it is not, and why
+  stale      it is not; a line for each file says why
   unknown    the specification is not ours, or carries no fingerprint
   shadowed   another directory's specification is used instead
   conflict   two specifications of a directory define the device: no engine can use it
@@ -59,7 +59,11 @@ def list_command(
         )
     elif sys.stdout.isatty():
         if rows:
-            table = [(row.device, row.file, row.version, row.state.describe()) for row in rows]
+            # why a file is stale is said once, below
+            table = [
+                (row.device, row.file, row.version, "stale" if row.state.word == "stale" else row.state.describe())
+                for row in rows
+            ]
             print_table(("device", "file", "version", "state"), table, fold=False)
     else:
         for name in names:
@@ -71,8 +75,7 @@ def list_command(
         if not (registry.specs or registry.errors):
             where = ", ".join(settings.cdi_spec_dirs)
             say([f"no specification in {where}; to write one: ocigpu cdi generate --output /etc/cdi/nvidia.yaml"])
-        if not sys.stdout.isatty():
-            say(f"{path}: {state.describe()}" for path, state in states.items() if state.word == "stale")
+        say(f"{path}: {state.describe()}" for path, state in states.items() if state.word == "stale")
     if strict and registry.errors:
         raise typer.Exit(1)
 
