@@ -4,12 +4,12 @@ Unknown fields survive and order stays: nothing is modelled that is not ours.  R
 could disagree (duplicate keys, NaN), because the low-level runtime reads the same file after us.
 """
 
-import json
 import os
 import stat
 
+from ocigpu import rawjson
 from ocigpu.actions import Plan
-from ocigpu.errors import SpecError, printable, quoted
+from ocigpu.errors import SpecError, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,28 +40,15 @@ def parse_json(text: bytes, what: str, code: str = "OCIGPU-SPEC-2") -> "dict[str
     Raises SpecError with ``code`` for anything but one object in UTF-8 without duplicate keys, NaN or infinities:
     readers differ on those (Go merges duplicate objects, Python keeps the last).
     """
-
-    def unique(pairs: "list[tuple[str, Any]]") -> "dict[str, Any]":
-        found = dict(pairs)
-        if len(found) != len(pairs):
-            seen = set()
-            for name, _ in pairs:
-                if name in seen:
-                    raise ValueError(f"duplicate key {quoted(name)}")
-                seen.add(name)
-        return found
-
-    def refuse(name: str) -> None:
-        raise ValueError(f"{name} is not JSON")
-
     try:
-        value = json.loads(text.decode("utf-8"), object_pairs_hook=unique, parse_constant=refuse)
+        value = rawjson.parse(text.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise SpecError(code, f"{what}: not UTF-8 at byte {error.start}") from error
-    except json.JSONDecodeError as error:
-        raise SpecError(code, f"{what}: line {error.lineno} column {error.colno}: {error.msg}") from error
     except (ValueError, RecursionError) as error:
-        raise SpecError(code, f"{what}: {printable(str(error), 200)}") from error
+        message = printable(str(error), 200)
+        if line := getattr(error, "lineno", 0):  # json.JSONDecodeError, which is not imported for this
+            message = f"line {line} column {error.colno}: {error.msg}"  # type: ignore[union-attr]
+        raise SpecError(code, f"{what}: {message}") from error
     if not isinstance(value, dict):
         raise SpecError(code, f"{what}: not a JSON object")
     return value
@@ -208,7 +195,7 @@ def write_config(document: Document) -> None:
     """
     temporary = f"{document.path}.ocigpu-{os.getpid()}"
     try:
-        text = json.dumps(document.config, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+        text = rawjson.dump(document.config).encode() + b"\n"
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except (OSError, ValueError, RecursionError) as error:
         raise SpecError("OCIGPU-SPEC-4", f"write {temporary}: {_cause(error)}") from error

@@ -4,12 +4,11 @@ The text of a checked specification is one line of JSON with everything but the 
 its name, a tab, JSON.  In the cache a head precedes it that says which state of which file it was made from.
 """
 
-import json
 import os
 import time
 from binascii import crc32
 
-from ocigpu import __version__
+from ocigpu import __version__, rawjson
 from ocigpu.cache import prune_cache, read_cached, write_cached
 
 TYPE_CHECKING = False
@@ -49,7 +48,7 @@ class LoadedSpec(NamedTuple):
         if at < 0:
             return None
         at += len(key)
-        device: dict[str, Any] = json.loads(self.body[at : self.body.index(b"\n", at)])
+        device: dict[str, Any] = rawjson.parse(self.body[at : self.body.index(b"\n", at)].decode())
         return device
 
     def device_names(self) -> tuple[str, ...]:
@@ -60,20 +59,16 @@ class LoadedSpec(NamedTuple):
 def render_text(spec: "dict[str, Any]") -> bytes:
     """Return the text of a checked specification; names of devices and JSON in ASCII have neither tab nor newline."""
     header = {name: value for name, value in spec.items() if name != "devices"}
-    lines = [_dump(header)]
+    lines = [rawjson.dump(header)]
     for device in spec["devices"]:
         rest = {name: value for name, value in device.items() if name != "name"}
-        lines.append(f"{device['name']}\t{_dump(rest)}")
+        lines.append(f"{device['name']}\t{rawjson.dump(rest)}")
     return ("\n".join(lines) + "\n").encode()
 
 
 def render_refusal(message: str) -> bytes:
     """Return the text of a file that was read but breaks a rule."""
-    return (_dump({"refused": message}) + "\n").encode()
-
-
-def _dump(value: "Any") -> str:
-    return json.dumps(value, separators=(",", ":"))
+    return (rawjson.dump({"refused": message}) + "\n").encode()
 
 
 def parse_text(text: bytes, path: str, priority: int) -> "tuple[LoadedSpec | None, str]":
@@ -82,7 +77,7 @@ def parse_text(text: bytes, path: str, priority: int) -> "tuple[LoadedSpec | Non
     Raises ValueError, TypeError or LookupError for a text that is not ours.
     """
     end = text.index(b"\n")
-    header = json.loads(text[:end])
+    header = rawjson.parse(text[:end].decode())
     if "refused" in header:
         return None, header["refused"]
     version, kind = header["cdiVersion"], header["kind"]
@@ -98,7 +93,7 @@ def cache_name(path: str) -> str:
 
 def _head(path: str, status: os.stat_result) -> bytes:
     state = [path, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
-    return FORMAT + _dump(state).encode() + b"\n"
+    return FORMAT + rawjson.dump(state).encode() + b"\n"
 
 
 def read_cached_text(directory: int, path: str, status: os.stat_result) -> bytes:

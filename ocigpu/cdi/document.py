@@ -7,11 +7,11 @@ not JSON; everything else is YAML.
 import json
 import os
 import select
-import signal
 import stat
 import time
 
 from ocigpu.errors import CdiError, SpecError, printable
+from ocigpu.linux import signals
 from ocigpu.spec import parse_json
 
 TYPE_CHECKING = False
@@ -167,7 +167,7 @@ def _read_answer(pipe: int) -> tuple[bytes, str]:
 def _end(pid: int) -> int:
     """End the child and return its exit status: minus the signal that ended it before we did."""
     try:
-        os.kill(pid, signal.SIGKILL)  # for one that is ending already this changes nothing
+        os.kill(pid, signals.SIGKILL)  # for one that is ending already this changes nothing
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     except (ChildProcessError, ProcessLookupError):  # SIGCHLD is ignored in the caller: the kernel reaps
         return 0

@@ -3,10 +3,10 @@
 A file that cannot be used is an error of that file alone; all others stay usable.
 """
 
-import json
 import os
 import stat
 
+from ocigpu import rawjson
 from ocigpu.cache import open_cache
 from ocigpu.cdi.cache import (
     LoadedSpec,
@@ -143,7 +143,7 @@ def _find_devices(kind: str, devices: list[str], specs: list[LoadedSpec]) -> "di
                 device = spec.find(name)
             else:
                 line = lines.get(name.encode())
-                device = None if line is None else json.loads(line)
+                device = None if line is None else rawjson.parse(line.decode())
             if device is None:
                 continue
             text = f"{kind}={name}"

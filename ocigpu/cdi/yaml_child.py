@@ -9,10 +9,10 @@ import json
 import os
 import re
 import resource
-import signal
 
 from ocigpu.cdi.document import MAX_BYTES, MAX_DEPTH, MAX_NODES
 from ocigpu.errors import quoted
+from ocigpu.linux import signals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -92,8 +92,8 @@ def _isolate(pipe: int) -> int:
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)
     os.closerange(4, 1 << 20)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE, signal.SIGALRM):
-        signal.signal(number, signal.SIG_DFL)
+    for number in (signals.SIGINT, signals.SIGTERM, signals.SIGHUP, signals.SIGPIPE, signals.SIGALRM):
+        signals.signal(number, signals.SIG_DFL)
     return 3
 
 

@@ -4,16 +4,16 @@ The answer comes back as JSON over a pipe.  A library that is missing, crashes, 
 answer that says so; it never gives an exception and never a hang.
 """
 
-import json
 import os
 import select
-import signal
 import time
 
+from ocigpu import rawjson
 from ocigpu.errors import printable
 from ocigpu.facts import Gpu, MigDevice
 from ocigpu.host.procfs import is_version, normal_bus_id
 from ocigpu.host.tree import Roots
+from ocigpu.linux import signals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class NvmlChild:
         if status < 0:
             return NvmlAnswer(f"NVML crashed: the library ended its process by signal {-status}")
         try:
-            return parse_answer(json.loads(data))
+            return parse_answer(rawjson.parse(data.decode()))
         except UNUSABLE:
             return NvmlAnswer("NVML gave no usable answer")
 
@@ -114,7 +114,7 @@ class NvmlChild:
         pid, self._pid = self._pid, 0
         status = _reap(pid, seconds)
         if status is None:
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, signals.SIGKILL)
             _reap(pid, REAP_SECONDS)
             return 0
         return status

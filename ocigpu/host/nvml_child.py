@@ -6,14 +6,13 @@ Function names, structures and numbers: nvml.h of the driver's development kit.
 
 import ctypes
 import fcntl
-import json
 import os
 import resource
-import signal
 import stat
 import struct
 
-from ocigpu.linux import libc
+from ocigpu import rawjson
+from ocigpu.linux import libc, signals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ def run_child(parent: int, pipe: int, library: str, chroot: str, simulation_root
             library = chroot + library
         _drop_privileges(user, group)
         _end_with(parent)
-        data = json.dumps(_ask(library)).encode()
+        data = rawjson.dump(_ask(library)).encode()
         while data:
             data = data[os.write(pipe, data) :]
         status = 0
@@ -74,8 +73,8 @@ def _isolate(pipe: int) -> int:
         os.dup2(null, descriptor)
     os.closerange(3, pipe)
     os.closerange(pipe + 1, 1 << 20)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
-        signal.signal(number, signal.SIG_DFL)
+    for number in (signals.SIGINT, signals.SIGTERM, signals.SIGHUP, signals.SIGPIPE):
+        signals.signal(number, signals.SIG_DFL)
     return pipe
 
 
@@ -132,7 +131,7 @@ def _drop_privileges(user: int, group: int) -> None:
 
 def _end_with(parent: int) -> None:
     """Be killed when the parent ends; after the change of ids, which clears the setting (prctl(2))."""
-    libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL)
+    libc.prctl(libc.PR_SET_PDEATHSIG, signals.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 

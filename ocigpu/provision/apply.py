@@ -15,14 +15,13 @@ container as soon as its hook was killed; runc waits for the worker, which holds
 """
 
 import gc
-import json
 import os
-import signal
 import sys
 
+from ocigpu import rawjson
 from ocigpu.actions import AllowDevice, Bind, Node, RefreshLdCache, TextFile
 from ocigpu.errors import ApplyError, OcigpuError
-from ocigpu.linux import libc
+from ocigpu.linux import libc, signals
 from ocigpu.linux.namespaces import in_initial_user_namespace
 from ocigpu.provision import steps
 from ocigpu.provision.cgroups import apply_device_rules
@@ -180,7 +179,7 @@ class _Child:
                 return None
             self._pending += chunk
         line, _, self._pending = self._pending.partition(b"\n")
-        self._report = json.loads(line)
+        self._report = rawjson.parse(line.decode())
         return self._report
 
     def answer(self, data: bytes) -> "dict[str, Any] | None":
@@ -216,9 +215,9 @@ def _run_worker(work: "Callable[[int, int], None]", up_fd: int, down_fd: int) ->
     """Be the worker: never return into the parent's code, never show a traceback."""
     status = 1
     try:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE):
-            signal.signal(number, signal.SIG_IGN)  # the parent gets them too: when it ends, we undo and end
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ldconfig's end is waited for
+        for number in (signals.SIGINT, signals.SIGTERM, signals.SIGPIPE):
+            signals.signal(number, signals.SIG_IGN)  # the parent gets them too: when it ends, we undo and end
+        signals.signal(signals.SIGCHLD, signals.SIG_DFL)  # ldconfig's end is waited for
         gc.disable()
         os.umask(0)
         work(up_fd, down_fd)
@@ -233,7 +232,7 @@ def _run_worker(work: "Callable[[int, int], None]", up_fd: int, down_fd: int) ->
 
 
 def _write_line(fd: int, data: "dict[str, Any]") -> None:
-    left = memoryview(json.dumps(data).encode() + b"\n")
+    left = memoryview(rawjson.dump(data).encode() + b"\n")
     while left:
         left = left[os.write(fd, left) :]
 

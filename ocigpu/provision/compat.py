@@ -7,6 +7,7 @@ with (CUDA Compatibility guide, chapter "Forward Compatibility").
 import os
 import stat
 
+from ocigpu import rawjson
 from ocigpu.host.elf import read_section
 from ocigpu.provision.inside import list_inside, open_file_inside, resolve_inside, status_inside
 
@@ -90,10 +91,8 @@ def parse_note(data: bytes) -> CompatNote | None:
     start = data.find(b"{", end, end + _MAX_PADDING)
     if start < 0 or not data[_NOTE_HEAD:].startswith(b"NVIDIA Corporation"):
         return None
-    import json  # only images with such a library need it
-
     try:
-        content = json.loads(data[start : start + size].rstrip(b"\0").decode())
+        content = rawjson.parse(data[start : start + size].rstrip(b"\0").decode())
     except (ValueError, RecursionError):
         return None
     if not isinstance(content, dict):

@@ -9,12 +9,11 @@ import ctypes
 import errno
 import os
 import resource
-import signal
 import struct
 import sys
 
 from ocigpu.errors import ApplyError
-from ocigpu.linux import libc
+from ocigpu.linux import libc, signals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -128,7 +127,7 @@ def _prctl() -> "Any":
 
 def die_with_parent() -> None:
     """Have the kernel kill this process when its parent ends (PR_SET_PDEATHSIG); undone by a change of user."""
-    _prctl().set_pdeathsig(signal.SIGKILL)
+    _prctl().set_pdeathsig(signals.SIGKILL)
 
 
 def set_limits() -> None:
@@ -141,9 +140,9 @@ def set_limits() -> None:
 
 def reset_signals() -> None:
     """Give back the default actions that the interpreter changed, and unblock all signals: exec keeps both."""
-    for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    for number in (signals.SIGPIPE, signals.SIGXFSZ, signals.SIGINT, signals.SIGTERM, signals.SIGCHLD, signals.SIGHUP):
+        signals.signal(number, signals.SIG_DFL)
+    signals.pthread_sigmask(signals.SIG_SETMASK, ())
 
 
 def drop_privileges(uid: int, gid: int) -> None:

@@ -8,11 +8,11 @@ link with that target, a file with that content, a mount that was not there befo
 """
 
 import errno
-import json
 import mmap
 import os
 import stat
 
+from ocigpu import rawjson
 from ocigpu.linux import libc
 from ocigpu.linux.paths import open_in_root, open_parent
 from ocigpu.provision.mounts import read_mnt_id, remount
@@ -43,7 +43,7 @@ class Journal:
     def record(self, do: str, path: str, **details: "Any") -> None:
         """Note what is about to be done.  Raises OSError (ENOSPC) when the plan is absurdly long."""
         entry = {"do": do, "path": path, **details}
-        line = json.dumps(entry).encode()
+        line = rawjson.dump(entry).encode()
         end = self._end + len(line)
         if end >= len(self._memory) - 1:
             raise OSError(errno.ENOSPC, "the journal is full", path)
@@ -61,7 +61,7 @@ def new_memory() -> mmap.mmap:
 def read_journal(memory: mmap.mmap) -> "list[Entry]":
     """Return the entries that a worker, now ended, has noted."""
     *lines, _ = memory[: memory.find(b"\0")].split(b"\n")
-    return [json.loads(line) for line in lines]
+    return [rawjson.parse(line.decode()) for line in lines]
 
 
 def undo(entries: "list[Entry]", root_fd: int, backup_fd: int) -> list[str]:

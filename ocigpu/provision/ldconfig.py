@@ -10,13 +10,12 @@ import errno
 import fcntl
 import os
 import select
-import signal
 import stat
 import struct
 import time
 
 from ocigpu.errors import ApplyError, printable
-from ocigpu.linux import libc
+from ocigpu.linux import libc, signals
 from ocigpu.provision import fence
 
 TYPE_CHECKING = False
@@ -173,7 +172,7 @@ def _collect(child: int, status_fd: int, output_fd: int) -> tuple[str, str, bool
             if not in_time:
                 break
             # The pid namespace's first process dies with its parent, and all in it with that one.
-            os.kill(child, signal.SIGKILL)
+            os.kill(child, signals.SIGKILL)
             in_time, end = False, time.monotonic() + 2
             continue
         for fd, _ in poll.poll(left * 1000):

@@ -12,6 +12,7 @@ import pytest
 
 import ocigpu
 from ocigpu import cache as cache_files
+from ocigpu import rawjson
 from ocigpu.cdi import cache, document, registry
 from ocigpu.cdi.registry import Registry, Resolved, read_registry
 from ocigpu.errors import CODES, CdiError
@@ -559,13 +560,13 @@ def test_one_of_ten_thousand_devices_is_found_without_the_others(place: Path, mo
     write(place / "0/a.json", spec(**{f"_{number}": str(number) for number in range(10_000)}))
     read_registry(settings(place))
     decoded: list[int] = []
-    original = json.loads
+    original = rawjson.parse
 
-    def loads(text: bytes) -> Any:
+    def parse(text: str) -> Any:
         decoded.append(len(text))
         return original(text)
 
-    monkeypatch.setattr(cache.json, "loads", loads)
+    monkeypatch.setattr(rawjson, "parse", parse)
     resolved = read_registry(settings(place)).resolve(["x.com/gpu=9999"])
     assert env_of(resolved) == ["WHERE=9999"]
     assert len(decoded) == 2
