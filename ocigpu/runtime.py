@@ -5,11 +5,11 @@ else at once, it becomes the low-level runtime (exec: same process, same descrip
 """
 
 import os
-import signal
 import stat
 
 from ocigpu.arguments import Arguments, parse_arguments
 from ocigpu.errors import OcigpuError
+from ocigpu.linux import signals
 from ocigpu.linux.namespaces import in_initial_user_namespace
 from ocigpu.log import Log, report_failure
 from ocigpu.settings import Settings, read_settings
@@ -198,8 +198,8 @@ def become(runtime: str, arguments: list[str]) -> None:
     CPython ignores SIGPIPE and SIGXFSZ, and exec would pass that on (signal(7)): both are reset first.
     """
     os.environ[LOOP_VARIABLE] = str(os.getpid())
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    signals.signal(signals.SIGPIPE, signals.SIG_DFL)
+    signals.signal(signals.SIGXFSZ, signals.SIG_DFL)
     try:
         os.execv(runtime, [runtime, *arguments])  # noqa: S606 - becoming the runtime is this program's purpose
     except OSError as error:
