@@ -90,8 +90,11 @@ def read_cached(directory: int, name: str) -> bytes:
             return b""
 
 
-def write_cached(directory: int, name: str, content: bytes) -> bool:
-    """Put a file (mode 0600) into the cache, whole or not at all; returns whether it is there now."""
+def write_cached(directory: int, name: str, content: bytes, mtime_ns: int = 0) -> bool:
+    """Put a file (mode 0600) into the cache, whole or not at all; returns whether it is there now.
+
+    ``mtime_ns``: its time of modification; 0: now.
+    """
     temporary = f"{name}.{os.getpid()}.tmp"
     try:
         try:
@@ -104,6 +107,9 @@ def write_cached(directory: int, name: str, content: bytes) -> bool:
     try:
         with os.fdopen(fd, "wb") as file:
             file.write(content)
+            if mtime_ns:
+                file.flush()
+                os.utime(file.fileno(), ns=(mtime_ns, mtime_ns))
         os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
     except OSError:
         _remove(directory, temporary)

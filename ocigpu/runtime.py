@@ -6,6 +6,7 @@ else at once, it becomes the low-level runtime (exec: same process, same descrip
 
 import os
 import stat
+import time
 
 from ocigpu.arguments import Arguments, parse_arguments
 from ocigpu.errors import OcigpuError
@@ -26,6 +27,7 @@ PROGRAM = "ocigpu-runtime"
 def main(argv: list[str]) -> int:
     """Run the shim: ``argv`` as given to the stub, argv[0] its own path.  Returns only on failure, with a status."""
     log = Log()
+    begin_ns = time.time_ns()
     try:
         arguments = parse_arguments(argv[1:])
         log = _log(arguments, Settings())
@@ -34,6 +36,9 @@ def main(argv: list[str]) -> int:
         check_no_loop()
         runtime = find_runtime(settings, argv[0])
         if arguments.subcommand in ("create", "run"):
+            from ocigpu.passing import remember
+
+            remember(runtime, settings, begin_ns)
             edit_bundle(arguments, settings, argv[0], log)
         become(runtime, argv[1:])
     except KeyboardInterrupt:
@@ -195,12 +200,24 @@ def _is_shim(path: str) -> bool:
 def become(runtime: str, arguments: list[str]) -> None:
     """Replace this process by the low-level runtime.
 
-    CPython ignores SIGPIPE and SIGXFSZ, and exec would pass that on (signal(7)): both are reset first.
+    CPython ignores SIGPIPE and SIGXFSZ, and exec would pass that on (signal(7)): both are reset first.  In the C
+    locale it also adds LC_CTYPE to the environment (PEP 538), which goes again.
     """
     os.environ[LOOP_VARIABLE] = str(os.getpid())
+    if "LC_CTYPE" in os.environ and not _was_started_with("LC_CTYPE"):
+        del os.environ["LC_CTYPE"]
     signals.signal(signals.SIGPIPE, signals.SIG_DFL)
     signals.signal(signals.SIGXFSZ, signals.SIG_DFL)
     try:
         os.execv(runtime, [runtime, *arguments])  # noqa: S606 - becoming the runtime is this program's purpose
     except OSError as error:
         raise OcigpuError("OCIGPU-RT-2", f"exec {runtime}: {error.strerror}") from error
+
+
+def _was_started_with(variable: str) -> bool:
+    """Tell whether a variable was in the environment that this process was started with (proc(5), environ)."""
+    try:
+        with open("/proc/self/environ", "rb") as file:
+            return b"\0" + variable.encode() + b"=" in b"\0" + file.read()
+    except OSError:
+        return True

@@ -97,8 +97,9 @@ fi
 library=$("$venv/bin/python" -I -c 'import ocigpu, os; print(os.path.dirname(os.path.dirname(ocigpu.__file__)))')
 site=$("$venv/bin/python" -I -c 'import prctl, os; print(os.path.dirname(prctl.__file__))')
 interpreter=$("$venv/bin/python" -I -c 'import os, sys; print(os.path.realpath(sys.executable))')
-for path in "$library" "$site" "$interpreter"; do
-  case $path in *[!A-Za-z0-9_./+@%:,=-]*) die "$path: only letters, digits and _./+@%:,=- can stand in this path" ;; esac
+grep=$(command -v grep)
+for path in "$library" "$site" "$interpreter" "$grep"; do
+  case $path in [!/]* | *[!A-Za-z0-9_./+@%:,=-]*) die "$path: only letters, digits and _./+@%:,=- can stand in this path" ;; esac
 done
 
 write() { # NAME [DIRECTORY MODE], then the text on standard input
@@ -111,13 +112,10 @@ write() { # NAME [DIRECTORY MODE], then the text on standard input
 # -I: no PYTHON* variables, no current directory, no user site. -S: no site scan; the two paths are all that is needed.
 check="[ -x $interpreter ] || { echo \"\$0: $interpreter is gone: install ocigpu again (make install)\" >&2; exit 127; }"
 path='import sys; sys.path += ["'$library'", "'$site'"]'
-write ocigpu-runtime <<END
-#!/bin/sh
-# ocigpu-runtime: OCI runtime shim, runs ocigpu.runtime; written by packaging/install.sh
-$check
-${config:+export OCIGPU_CONFIG="\${OCIGPU_CONFIG:-$config}"
-}exec $interpreter -I -S -c '$path; from ocigpu.runtime import main; sys.exit(main(sys.argv[1:]))' "\$0" "\$@"
-END
+text=$(sed -e "s|@interpreter@|$interpreter|g; s|@library@|$library|; s|@site@|$site|; s|@grep@|$grep|" \
+  -e "${config:+s|@config@|$config|}" -e '/@config@/d' "$here/ocigpu-runtime.sh")
+printf '%s\n' "$text" | write ocigpu-runtime
+[ ! -w /run/ocigpu ] || rm -f /run/ocigpu/next # what the former one knew
 write ocigpu-hook <<END
 #!/bin/sh
 # ocigpu-hook: OCI prestart hook; written by packaging/install.sh

@@ -58,3 +58,17 @@ def session_directory() -> Iterator[Path]:
         machine.clean(str(directory), directory.name)
     shutil.rmtree(directory)
     assert not left, "left behind by the tests:\n" + "\n".join(left)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache_unchanged() -> Iterator[None]:
+    """Nothing that the programs under test, started as root, have kept below /run stays there."""
+    directory = Path("/run/ocigpu")
+    existed = directory.exists()
+    before = {path: path.stat().st_mtime_ns for path in directory.glob("*")}
+    yield
+    for path in directory.glob("*"):
+        if before.get(path) != path.stat().st_mtime_ns:
+            path.unlink(missing_ok=True)
+    if directory.exists() and not existed:
+        directory.rmdir()

@@ -119,7 +119,7 @@ def test_a_command_whose_interpreter_was_removed_says_so(prefix: Path, tmp_path:
     stub = tmp_path / name
     stub.write_text(text.replace(interpreter, "/nonexistent/python3"))
     stub.chmod(0o755)
-    done = run(str(stub), "state", "x")
+    done = run(str(stub), "state", "x", OCIGPU_CONFIG="/nonexistent")
     assert done.returncode == 127
     assert done.stderr == f"{stub}: /nonexistent/python3 is gone: install ocigpu again (make install)\n"
 
@@ -134,6 +134,14 @@ def test_settings_can_be_baked_into_the_commands(tmp_path: Path) -> None:
     done = run(str(tmp_path / "bin/ocigpu-runtime"), "kill", "x")
     assert done.stdout == "kill x\n"
     assert f"--config {settings}" in (tmp_path / "bin/ocigpu-hook").read_text()
+
+
+@pytest.mark.root
+def test_what_the_former_shim_remembered_is_forgotten(tmp_path: Path) -> None:
+    commands = 'mount -t tmpfs tmpfs /run && mkdir /run/ocigpu && touch /run/ocigpu/next && "$@" && ls /run/ocigpu'
+    words = [INSTALL, "--bin", str(tmp_path), "--venv", str(REPOSITORY / ".venv")]
+    done = run("unshare", "--mount", "sh", "-c", commands, "sh", *words)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
 
 def test_a_path_that_a_shell_would_take_apart_is_refused(tmp_path: Path) -> None:

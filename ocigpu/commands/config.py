@@ -8,6 +8,7 @@ import typer
 
 from ocigpu.commands.common import ConfigOption, JsonOption, load_settings, print_json, print_table, settings_path
 from ocigpu.errors import OcigpuError, SettingsError, printable
+from ocigpu.passing import forget
 from ocigpu.settings import DEFAULT_PATH, KEYS, Settings, read_settings
 
 CONFIG_EPILOG = """\
@@ -27,7 +28,8 @@ def check_command(
         str, typer.Argument(metavar="[FILE]", help="Settings file.  [default: $OCIGPU_CONFIG, else the system's]")
     ] = "",
 ) -> None:
-    """Check a settings file and name every problem in it."""
+    """Check a settings file and name every problem in it; the shim reads its settings anew."""
+    forget()
     path = settings_path(file)
     if not path and not os.path.lexists(DEFAULT_PATH):
         print(f"{DEFAULT_PATH}: not there; the defaults are in force")

@@ -269,6 +269,18 @@ def test_config_check_accepts_a_good_file(run: Run, tmp_path: Path) -> None:
     assert run("config", "check", path) == (0, f"{path}: ok (2 of {len(KEYS)} keys differ from the defaults)\n", "")
 
 
+def test_config_check_makes_the_shim_forget_the_former_settings(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file can be changed and its time set back."""
+    monkeypatch.setattr("ocigpu.cache.SYSTEM_DIRECTORY", str(tmp_path / "ocigpu"))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    (tmp_path / "ocigpu").mkdir(0o700)
+    (tmp_path / "ocigpu/next").touch(0o600)
+    run("config", "check")
+    assert list((tmp_path / "ocigpu").iterdir()) == []
+
+
 def test_config_check_names_every_problem(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.write_text('mod = "hook"\nno-cgroups = 1\n')

@@ -1,0 +1,112 @@
+"""What lets the stub of ocigpu-runtime pass a command on without starting Python.
+
+The file ``next`` in the cache directory is read by the stub's shell (packaging/ocigpu-runtime.sh).  It tells the
+low-level runtime and the words of which every request for a device contains one, on conditions: the same settings
+file and PATH, and nothing changed that the answer came from.
+"""
+
+import os
+import time
+
+from ocigpu.cache import open_cache, read_cached, write_cached
+from ocigpu.request import MOUNT_DIRECTORIES
+from ocigpu.runtime import DEFAULT_PATH as DEFAULT_SEARCH
+from ocigpu.settings import DEFAULT_PATH
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ocigpu.settings import Settings
+
+NEXT = "next"
+ESCAPES = (
+    *(f"\\u00{code}" for code in ("2d", "2D", "2e", "2E", *range(30, 40))),
+    *(f"\\u00{code}" for code in range(4, 8)),
+)
+"""JSON has letters, digits and "_-." as they are or so, and in no other way (RFC 8259 section 7).
+
+Not every escape: Go's encoder writes "<", ">" and "&" as such, which commands of containers often contain.
+"""
+ANY_CONFIG = "{"
+_SETTLED_NS = 2_000_000_000
+"""Some shells compare times in whole seconds: what changed so shortly before could change again unseen."""
+
+
+def remember(runtime: str, settings: "Settings", begin_ns: int) -> None:
+    """Leave for the next start what the stub must know; nothing where there is no cache directory to be trusted.
+
+    ``begin_ns``: a time before the settings were read.  Nothing either while something that the answer depends on is
+    so new that another change could go unseen.  Never fails.
+    """
+    try:
+        _remember(runtime, settings, begin_ns)
+    except (OSError, ValueError):  # there is always the long way
+        return
+
+
+def _remember(runtime: str, settings: "Settings", begin_ns: int) -> None:
+    named = os.environ.get("OCIGPU_CONFIG", "")
+    search = os.environ.get("PATH", "")
+    path = named or DEFAULT_PATH
+    candidates = [name for name in (*settings.runtime_runtimes, runtime, path) if "/" in name]
+    if not all(name.startswith("/") for name in candidates):
+        return  # another in another directory
+    directories = [name for name in f"{search}:{DEFAULT_SEARCH}".split(":") if name.startswith("/")]
+    watched = [*candidates, *map(os.path.dirname, (*candidates, __file__)), *directories]
+    watched = list(dict.fromkeys(watched))
+    if any(c in name for name in (*watched, search) for c in "'\n\0"):
+        return
+    # files, and directories in which one could have been added or replaced
+    changed = max(map(_changed_ns, watched))
+    safe = min(begin_ns, time.time_ns()) - _SETTLED_NS
+    if changed >= safe:
+        return
+    conditions = [
+        f"""[ "${{OCIGPU_CONFIG:-}}" = '{named}' ] && [ "$PATH" = '{search}' ] && [ -x '{runtime}' ] &&""",
+        f"[ {'-e' if settings.path else '! -e'} '{path}' ] &&",
+        *(f"""[ ! '{name}' -nt "$cache/{NEXT}" ] &&""" for name in watched),
+    ]
+    words = "\n".join(find_words(settings))
+    content = os.fsencode("\n".join([*conditions, f"runtime='{runtime}' words='{words}'", ""]))
+    directory = open_cache(create=True)
+    if directory < 0:
+        return
+    try:
+        if read_cached(directory, NEXT) != content or os.stat(NEXT, dir_fd=directory).st_mtime_ns <= changed:
+            write_cached(directory, NEXT, content, safe)
+    finally:
+        os.close(directory)
+
+
+def _changed_ns(path: str) -> int:
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return 0
+
+
+def forget() -> None:
+    """Let Python decide at the next start; there may be nothing to forget."""
+    directory = open_cache()
+    if directory < 0:
+        return
+    try:
+        os.unlink(NEXT, dir_fd=directory)
+    except OSError:  # not there
+        return
+    finally:
+        os.close(directory)
+
+
+def find_words(settings: "Settings") -> list[str]:
+    """Return words of which at least one is in every config.json that asks for a device, however it is written."""
+    swarm = filter(None, (name.strip() for name in settings.swarm_resource.split(",")))
+    mount = os.path.basename(MOUNT_DIRECTORIES[0])
+    return sorted(
+        {"NVIDIA_", "CUDA_VERSION", *ESCAPES, mount, *map(_plain, (*swarm, *settings.cdi_annotation_prefixes))}
+    )
+
+
+def _plain(text: str) -> str:
+    """Return the longest part of a text that JSON has no other form for but one of ESCAPES."""
+    kept = "".join(c if c.isascii() and (c.isalnum() or c in "_-.") else " " for c in text)
+    return max(kept.split(), key=len, default=ANY_CONFIG)

@@ -1,0 +1,49 @@
+#!/bin/sh
+# ocigpu-runtime: OCI runtime shim, runs ocigpu.runtime; written by packaging/install.sh
+export OCIGPU_CONFIG="${OCIGPU_CONFIG:-@config@}"
+full() { # Python decides
+  [ -x @interpreter@ ] || { echo "$0: @interpreter@ is gone: install ocigpu again (make install)" >&2; exit 127; }
+  exec @interpreter@ -I -S -c 'import sys; sys.path += ["@library@", "@site@"]; from ocigpu.runtime import main; sys.exit(main(sys.argv[1:]))' "$0" "$@"
+}
+# What needs nothing of us becomes the low-level runtime at once; in any doubt Python decides.  ocigpu/passing.py has
+# left which runtime that is ($runtime), and the words ($words) of which every request for a device contains one.
+[ -z "${at+x}${bundle+x}${cache+x}${create+x}${odd+x}${runtime+x}${value+x}${word+x}${words+x}" ] ||
+  full "$@" # the environment has a variable of a name used here: it must arrive as it is
+cache=
+if [ -O / ]; then
+  cache=/run/ocigpu # root
+elif [ -O "${XDG_RUNTIME_DIR:-}" ]; then
+  case $XDG_RUNTIME_DIR in /*) cache=$XDG_RUNTIME_DIR/ocigpu ;; esac
+fi
+[ -n "$cache" ] && [ -O "$cache" ] && [ ! -h "$cache" ] && [ -f "$cache/next" ] && [ -O "$cache/next" ] &&
+  [ -z "${OCIGPU_RUNTIME_PID:-}" ] && command . "$cache/next" 2>/dev/null && [ -n "$runtime" ] || full "$@"
+# The options as in ocigpu/arguments.py; what is not in the usual form is odd.
+at=global bundle= create= odd= value=
+for word; do
+  case $word in create | run) create=1 ;; esac
+  if [ -n "$value" ]; then
+    [ "$value" != --bundle ] || bundle=$word
+    value=
+    continue
+  fi
+  case $at$word in
+    global--log | global--log-format | global--log-level | global--root | global--criu | global--rootless) value=$word ;;
+    global--cgroup-manager) value=$word ;;
+    global--*=* | global--debug | global--systemd-cgroup) ;;
+    globalcreate | globalrun) at=create ;;
+    create--bundle | create--console-socket | create--pid-file | create--preserve-fds | create--user) value=$word ;;
+    create--bundle=*) bundle=${word#*=} ;;
+    create-- | create--config*) odd=1 ;; # crun's name of another config.json
+    create--*) ;;
+    create-*) odd=1 ;; # short options may stand together; Go's long ones may have one dash
+    create*) at=end ;;
+    *) odd=1 ;;
+  esac
+done
+if [ -n "$create" ]; then
+  [ -z "$odd$value" ] && [ -f "${bundle:-.}/config.json" ] || full "$@"
+  LC_ALL=C GREP_OPTIONS='' @grep@ -qF -e "$words" -- "${bundle:-.}/config.json" 2>/dev/null
+  [ $? -eq 1 ] || full "$@" # 0: there is such a word; else grep could not tell
+fi
+export OCIGPU_RUNTIME_PID=$$
+exec "$runtime" "$@"

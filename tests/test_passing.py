@@ -1,0 +1,534 @@
+"""What the stub of ocigpu-runtime passes on without Python: never a request, and all else as Python would."""
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support import requirements
+from support.product import PublicCopy
+
+from ocigpu import cache, passing
+from ocigpu.errors import OcigpuError
+from ocigpu.request import MOUNT_DIRECTORIES, parse_request
+from ocigpu.settings import Settings, read_settings
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+STUB = REPOSITORY / ".venv/bin/ocigpu-runtime"
+SHELLS = pytest.mark.parametrize(
+    "shell", [["dash"], ["bash", "--posix"], ["busybox", "sh"]], ids=lambda words: words[0]
+)
+PYTHON_DECIDES = 127
+"""The status of a stub whose interpreter is gone."""
+RECORDER = """#!/bin/sh
+{{
+  echo "$#"; for word; do printf '<%s>\\n' "$word"; done
+  tr '\\0' '\\n' <"/proc/$$/environ" | grep -v '^OCIGPU_RUNTIME_PID=\\|^_=' | sort
+  for number in 0 1 2 3; do readlink "/proc/$$/fd/$number" || echo closed; done
+  [ "$OCIGPU_RUNTIME_PID" = $$ ] && pwd
+}} >"{0}" 2>/dev/null
+exit 7
+"""
+
+
+# --- words
+
+NAMES = st.text(
+    st.sampled_from(["A", "b", "_", "-", ".", "/", "=", '"', "\\", "é", " ", "\n", "\U0001f600"]), max_size=6
+)
+VARIABLES = st.one_of(
+    st.sampled_from(["NVIDIA_VISIBLE_DEVICES", "NVIDIA_IMEX_CHANNELS", "CUDA_VERSION", "PATH", "x"]), NAMES
+)
+VALUES = st.one_of(st.sampled_from(["all", "none", "void", "", "0", "nvidia.com/gpu=0", "9.0", "?"]), NAMES)
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> tuple[dict[str, Any], Settings]:
+    """Return a configuration and settings that have a good chance to see a request in it."""
+    swarm = draw(st.lists(NAMES, max_size=2))
+    prefixes = draw(st.lists(NAMES.filter(bool), max_size=2))
+    keys = st.one_of(st.sampled_from(["cdi.k8s.io/", *prefixes]), NAMES)
+    variables = st.tuples(st.one_of(VARIABLES, st.sampled_from(["x", *swarm])), VALUES).map("=".join)
+    folders = st.sampled_from([*MOUNT_DIRECTORIES, "/var/run/./x/..//nvidia-container-devices", "/run", "/x"])
+    destinations = st.tuples(folders, st.sampled_from(["/0", "/all", "/cdi/nvidia.com/gpu/0", ""])).map("".join)
+    mounts = st.fixed_dictionaries({"source": st.just("/dev/null"), "destination": destinations})
+    annotations = st.dictionaries(st.tuples(keys, NAMES).map("".join), VALUES, max_size=2)
+    sets = st.sampled_from([{}, {"bounding": ["CAP_SYS_ADMIN"]}])
+    config = {
+        "process": {"env": draw(st.lists(variables, max_size=3)), "capabilities": draw(sets)},
+        "annotations": draw(annotations),
+        "mounts": draw(st.lists(mounts, max_size=2)),
+    }
+    settings = Settings(
+        mode=draw(st.sampled_from(["auto", "hook", "cdi"])),
+        swarm_resource=",".join(swarm),
+        cdi_annotation_prefixes=tuple(draw(st.sampled_from([("cdi.k8s.io/",), tuple(prefixes)]))),
+        accept_nvidia_visible_devices_as_volume_mounts=draw(st.booleans()),
+        accept_nvidia_visible_devices_envvar_when_unprivileged=draw(st.booleans()),
+    )
+    return config, settings
+
+
+def asks(config: dict[str, Any], settings: Settings) -> bool:
+    """Return whether anything is to be done or said about a container."""
+    try:
+        request = parse_request(config, settings)
+    except OcigpuError:
+        return True
+    return request.selection != "nothing" or bool(request.notes)
+
+
+def test_every_letter_of_a_word_is_seen_when_it_is_escaped() -> None:
+    letters = [chr(code) for code in range(128) if passing._plain(chr(code)) != passing.ANY_CONFIG]
+    for letter in letters:
+        for form in (f"\\u{ord(letter):04x}", f"\\u{ord(letter):04X}"):
+            assert json.loads(f'"{form}"') == letter
+            assert any(word in form for word in passing.ESCAPES)
+    assert len(letters) == 26 + 26 + 10 + 3
+    assert not any(word in form for word in passing.ESCAPES for form in ("\\u003c", "\\u003e", "\\u0026", "\\u2028"))
+
+
+@given(requests(), st.booleans(), st.booleans(), st.integers(0, 3))
+def test_every_request_contains_a_word_however_it_is_written(
+    case: tuple[dict[str, Any], Settings], ascii_only: bool, slashes: bool, escaped: int
+) -> None:
+    config, settings = case
+    text = json.dumps(config, ensure_ascii=ascii_only)
+    if slashes:
+        text = text.replace("/", "\\/")
+    if escaped:
+        letter = "N_d"[escaped - 1]
+        text = text.replace(letter, f"\\u{ord(letter):04x}")
+    words = passing.find_words(settings)
+    assert not any("\n" in word or "'" in word or not word for word in words)
+    if asks(config, settings):
+        assert any(word in text for word in words)
+
+
+@pytest.mark.parametrize(
+    ("settings", "more"),
+    [
+        ({}, {"cdi.k8s.io"}),
+        ({"swarm_resource": " A_B , DOCKER_RESOURCE_GPU,"}, {"cdi.k8s.io", "A_B", "DOCKER_RESOURCE_GPU"}),
+        ({"cdi_annotation_prefixes": ("example.com/gpu-",)}, {"example.com"}),
+        ({"cdi_annotation_prefixes": ("/",)}, {"{"}),
+        ({"cdi_annotation_prefixes": ("é'\\",), "swarm_resource": '"'}, {"{"}),
+    ],
+)
+def test_words_follow_the_settings(settings: dict[str, Any], more: set[str]) -> None:
+    expected = {"NVIDIA_", "CUDA_VERSION", "nvidia-container-devices", *passing.ESCAPES} | more
+    assert set(passing.find_words(Settings(**settings))) == expected
+
+
+# --- the stub
+
+WRITTEN = {
+    "escaped": '{"process": {"env": ["NVI\\u0044IA\\u005fVISIBLE_DEVICES=0"]}}',
+    "annotated": '{"annotations": {"cdi.k8s.io\\/x": "nvidia.com\\/gpu=0"}}',
+    "ampersand": '{"process": {"args": ["sh", "-c", "a \\u003c b \\u0026\\u0026 c \\ud83d\\ude00"]}}',
+}
+"""Configurations by the name of their bundle."""
+
+
+class Place:
+    """A stub with a cache directory of its own, a recording runtime behind it, and bundles."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.cache = directory / "cache"
+        self.next = self.cache / "next"
+        self.programs = directory / "programs"
+        self.programs.mkdir()
+        self.record = directory / "record"
+        self.runtime = self.programs / "low-level"
+        self.runtime.write_text(RECORDER.format(self.record))
+        self.runtime.chmod(0o755)
+        self.settings = directory / "etc/config.toml"
+        self.settings.parent.mkdir()
+        self.settings.write_text('[runtime]\nruntimes = ["low-level"]\n')
+        self.settings.chmod(0o644)
+        self.bundles = directory / "bundles"
+        for name, variable in (
+            ("plain", "A=b"),
+            ("a \n b", "A=b"),
+            ("-dash", "A=b"),
+            ("asking", "NVIDIA_VISIBLE_DEVICES=0"),
+        ):
+            (self.bundles / name).mkdir(parents=True)
+            (self.bundles / name / "config.json").write_text(json.dumps({"process": {"env": [variable]}}))
+        for name, text in WRITTEN.items():
+            (self.bundles / name).mkdir()
+            (self.bundles / name / "config.json").write_text(text)
+        (self.bundles / "config.json").write_text("{}")
+        (self.bundles / "pipe").mkdir()
+        os.mkfifo(self.bundles / "pipe/config.json")
+        self.environment = {
+            "PATH": f"{self.programs}:/usr/bin:/bin", "OCIGPU_CONFIG": str(self.settings), "A": "b c", "E": ""
+        }  # fmt: skip
+        self.settle()
+        self.stubs = {"full": self.write_stub("full"), "short": self.write_stub("short", python="/nonexistent/python3")}
+
+    def write_stub(self, name: str, python: str = "", grep: str = "") -> Path:
+        text = STUB.read_text().replace("/run/ocigpu", str(self.cache))
+        used = next(word for word in text.split() if "python3" in word)
+        if python:
+            text = text.replace(used, python)
+        elif name == "full":
+            text = text.replace("command . ", "false && command . ")  # as if nothing was remembered
+        if grep:
+            text = text.replace("/usr/bin/grep", grep)
+            assert grep in text
+        path = self.directory / name
+        path.write_text(text)
+        path.chmod(0o755)
+        return path
+
+    def settle(self) -> None:
+        """Make everything as old as on a machine that was installed yesterday."""
+        for path in (self.directory, *self.directory.rglob("*")):
+            os.utime(path, (time.time() - 86400, time.time() - 86400))
+
+    def remember(self, monkeypatch: pytest.MonkeyPatch, settings: Settings | None = None) -> None:
+        monkeypatch.setattr(cache, "SYSTEM_DIRECTORY", str(self.cache))
+        monkeypatch.setattr(passing, "__file__", str(self.directory / "package/passing.py"))  # settled, too
+        for name in ("PATH", "OCIGPU_CONFIG"):
+            monkeypatch.setenv(name, self.environment[name])
+        passing.remember(str(self.runtime), settings or read_settings(str(self.settings)), time.time_ns())
+
+    def run(self, stub: str, *words: str, shell: tuple[str, ...] = ("/bin/sh",), **options: Any) -> tuple[int, str]:
+        """Return the status, and what the low-level runtime saw ("" when it did not start)."""
+        self.record.unlink(missing_ok=True)
+        options.setdefault("cwd", self.bundles / "plain")
+        env = {**self.environment, **options.pop("env", {})}
+        with (self.directory / "full").open() as given:
+            done = subprocess.run(
+                [*shell, str(self.stubs.get(stub, stub)), *words], stdin=given, stdout=given.fileno(),
+                stderr=subprocess.DEVNULL, env=env, timeout=60, **options,
+            )  # fmt: skip
+        return done.returncode, self.record.read_text() if self.record.exists() else ""
+
+    def passes(self, *words: str, **options: Any) -> bool:
+        status, seen = self.run("short", *(words or ("state", "c1")), **options)
+        assert (status, bool(seen)) in {(7, True), (PYTHON_DECIDES, False)}
+        return bool(seen)
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    requirements.require(requirements.root())
+    place = Place(tmp_path)
+    place.remember(monkeypatch)
+    assert place.next.stat().st_mode & 0o777 == 0o600
+    return place
+
+
+PASSED = [
+    [],
+    [""],
+    ["state", "c1"],
+    ["--root", "/r", "--log=x", "kill", "c1", "KILL"],
+    ["delete", "--force", "c 1\n*"],
+    ["--version"],
+    ["create", "c1"],
+    ["run", "c1"],
+    ["create", ""],
+    ["--root", "/r", "--log", "l", "--log-format", "json", "create", "--bundle", "../plain", "--pid-file", "p", "c1"],
+    ["--systemd-cgroup", "--debug", "create", "--no-pivot", "--bundle=../plain", "c1"],
+    ["create", "--bundle", "", "c1"],
+    ["create", "--bundle", "../asking", "--bundle", "../plain", "c1"],
+    ["create", "--pid-file", "--bundle", "--bundle", "..", "c1"],
+    ["create", "--bundle", "../a \n b", "c1"],
+    ["create", "--bundle", ".././-dash", "c1"],
+    ["create", "--bundle", "create", "--bundle", "..", "c1"],
+    ["create", "--bundle", "../ampersand", "c1"],
+]
+NOT_PASSED = [
+    ["create", "--bundle", "../asking", "c1"],
+    ["run", "--bundle=../asking", "c1"],
+    ["create", "--bundle", "../plain", "--bundle", "../asking", "c1"],
+    ["create", "--bundle=../plain", "--bundle=../asking", "c1"],
+    ["create", "--bundle", "../escaped", "c1"],
+    ["create", "--bundle", "../annotated", "c1"],
+    ["create", "--bundle"],
+    ["create", "--bundle", "../nothing", "c1"],
+    ["create", "--bundle", "../pipe", "c1"],
+    ["create", "-b", "../plain", "c1"],
+    ["create", "-b../plain", "c1"],
+    ["create", "-db", "../plain", "c1"],
+    ["create", "-bundle", "../asking", "c1"],
+    ["create", "c1", "--bundle", "../asking"],
+    ["create", "--config=../asking/config.json", "c1"],
+    ["create", "--config", "../asking/config.json", "c1"],
+    ["create", "-f", "../asking/config.json", "c1"],
+    ["create", "--", "c1"],
+    ["--", "create", "c1"],
+    ["-debug", "create", "c1"],
+    ["--option-of-tomorrow", "value", "create", "c1"],
+    ["--option-of-tomorrow", "create", "c1"],
+    ["--bundle", "create", "c1"],
+    ["--root", "create", "run", "--bundle", "../asking", "c1"],
+    ["delete", "create"],
+    ["exec", "c1", "npm", "run"],
+]
+
+
+@SHELLS
+@pytest.mark.parametrize("words", PASSED, ids=" ".join)
+def test_what_passes_arrives_as_from_python(place: Place, shell: tuple[str, ...], words: list[str]) -> None:
+    status, seen = place.run("full", *words, shell=shell)
+    assert seen.splitlines()[:1] == [str(len(words))]
+    assert place.run("short", *words, shell=shell) == (status, seen)
+    assert status == 7
+
+
+@SHELLS
+@pytest.mark.parametrize("words", NOT_PASSED, ids=" ".join)
+def test_python_decides_about_everything_else(place: Place, shell: tuple[str, ...], words: list[str]) -> None:
+    assert not place.passes(*words, shell=shell)
+
+
+@SHELLS
+def test_closed_streams_stay_closed(place: Place, shell: tuple[str, ...]) -> None:
+    for closing in ("<&- >&- 2>&-", "<&-", "2>&-", "3<&0 <&-"):
+        for words in (("state", "c1"), ("create", "c1")):
+            seen = [
+                place.run("-c", f'"$@" {closing}', "sh", *shell, str(place.stubs[stub]), *words) for stub in place.stubs
+            ]
+            assert seen[0] == seen[1]
+            assert seen[0][0] == 7
+
+
+@SHELLS
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"OCIGPU_RUNTIME_PID": "1"},
+        {"PATH": "/usr/bin:/bin"},
+        {"OCIGPU_CONFIG": "/nonexistent"},
+        {"OCIGPU_CONFIG": ""},
+        *({name: value} for name in ("at", "bundle", "cache", "create", "runtime", "words") for value in ("", "x")),
+    ],
+    ids=str,
+)
+def test_another_environment_is_for_python(place: Place, shell: tuple[str, ...], env: dict[str, str]) -> None:
+    assert not place.passes(shell=shell, env=env)
+
+
+@SHELLS
+def test_a_hostile_environment_changes_nothing(place: Place, shell: tuple[str, ...]) -> None:
+    script = place.directory / "env.sh"
+    script.write_text("echo evil; exit 0\n")
+    env = {
+        "ENV": str(script), "BASH_ENV": str(script), "IFS": "/o", "CDPATH": "/", "GREP_OPTIONS": "-v", "LC_ALL": "x",
+        "POSIXLY_CORRECT": "1", "XDG_RUNTIME_DIR": str(place.directory), "PS4": "$(exit 1)",
+    }  # fmt: skip
+    assert place.passes(shell=shell, env=env)
+    assert place.passes("create", "c1", shell=shell, env=env)
+    assert not place.passes("create", "--bundle", "../asking", "c1", shell=shell, env=env)
+
+
+@pytest.mark.parametrize("grep", ["/nonexistent/grep", "GREP"])
+def test_a_broken_grep_is_for_python(place: Place, grep: str) -> None:
+    broken = place.directory / "grep"
+    broken.write_text("#!/bin/sh\nexit 2\n")
+    broken.chmod(0o755)
+    place.stubs["short"] = place.write_stub("short", "/nonexistent/python3", grep.replace("GREP", str(broken)))
+    assert place.passes("state", "c1")
+    assert not place.passes("create", "c1")
+
+
+def test_the_grep_of_busybox_finds_the_same(place: Place) -> None:
+    (place.directory / "grep").symlink_to(str(shutil.which("busybox")))
+    place.stubs["short"] = place.write_stub("short", "/nonexistent/python3", str(place.directory / "grep"))
+    names = sorted(path.name for path in place.bundles.iterdir() if path.is_dir())
+    passed = [name for name in names if place.passes("create", "--bundle", f"../{name}", "c1")]
+    assert passed == ["-dash", "a \n b", "ampersand", "plain"]
+
+
+CHANGES = {
+    "settings written": lambda place: place.settings.write_text(place.settings.read_text()),
+    "settings replaced by older ones": lambda place: (
+        shutil.copy2(place.settings, place.directory / "older"),
+        os.rename(place.directory / "older", place.settings),
+    ),
+    "settings removed": lambda place: place.settings.unlink(),
+    "runtime removed": lambda place: place.runtime.unlink(),
+    "runtime no longer executable": lambda place: place.runtime.chmod(0o000) or place.runtime.write_text(""),
+    "another program in PATH": lambda place: (place.programs / "x").touch(),
+    "nothing left": lambda place: place.next.unlink(),
+    "empty": lambda place: place.next.write_text(""),
+    "not a file": lambda place: (place.next.unlink(), place.next.mkdir()),
+    "half of it": lambda place: place.next.write_text(place.next.read_text()[:-40]),
+    "another's": lambda place: os.chown(place.next, 1234, 0),
+    "another's directory": lambda place: os.chown(place.cache, 1234, 0),
+    "a link as directory": lambda place: (
+        os.rename(place.cache, place.directory / "moved"),
+        place.cache.symlink_to("moved"),
+    ),
+}
+
+
+@SHELLS
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+def test_what_has_changed_is_for_python(place: Place, shell: tuple[str, ...], change: Any) -> None:
+    assert place.passes(shell=shell)
+    change(place)
+    status, seen = place.run("short", "state", "c1", shell=shell)
+    assert (status not in (0, 7), seen) == (True, "")
+
+
+@SHELLS
+def test_without_words_every_container_is_for_python(place: Place, shell: tuple[str, ...]) -> None:
+    content = place.next.read_text()
+    place.next.write_text(content[: content.index("words='")] + "words=''\n")
+    os.utime(place.next)
+    assert place.passes(shell=shell)
+    assert not place.passes("create", "c1", shell=shell)
+
+
+def test_settings_that_appear_are_for_python(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    default = place.directory / "none/config.toml"
+    monkeypatch.setattr(passing, "DEFAULT_PATH", str(default))
+    place.environment["OCIGPU_CONFIG"] = ""
+    place.remember(monkeypatch, Settings(runtime_runtimes=("low-level",)))
+    assert place.passes()
+    shutil.copytree(place.settings.parent, default.parent)
+    place.settle()
+    os.utime(place.next)
+    assert not place.passes()
+
+
+# --- remembering
+
+
+def test_what_is_known_is_not_written_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = place.next.stat()
+    place.remember(monkeypatch)
+    assert place.next.stat().st_ino == before.st_ino
+    os.utime(place.settings, (time.time() - 10, time.time() - 10))
+    assert place.passes()
+    os.utime(place.next, (time.time() - 20, time.time() - 20))
+    assert not place.passes()
+    place.remember(monkeypatch)
+    assert place.next.stat().st_ino != before.st_ino
+    assert place.passes()
+
+
+def test_a_change_within_the_same_second_is_seen(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some shells compare whole seconds."""
+    place.next.unlink()
+    os.utime(place.settings)
+    place.remember(monkeypatch)
+    assert not place.next.exists()
+    place.settle()
+    place.remember(monkeypatch)
+    assert place.next.stat().st_mtime_ns <= time.time_ns() - 2_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("OCIGPU_CONFIG", "etc/config.toml"), ("PATH", "/a'b"), ("PATH", "/a\nb"), ("PATH", "/\udcff'")]
+)
+def test_what_a_shell_could_misread_is_not_remembered(
+    place: Place, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    place.next.unlink()
+    place.environment[name] = value
+    place.remember(monkeypatch, read_settings(str(place.settings)))
+    assert not place.next.exists()
+    place.environment[name] = str(place.settings) if name == "OCIGPU_CONFIG" else '/a $(b) `c` "$d" \\ \udcff'
+    place.remember(monkeypatch)
+    assert place.passes()
+
+
+def test_a_runtime_found_from_the_current_directory_is_not_remembered(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.next.unlink()
+    place.remember(monkeypatch, Settings(path=str(place.settings), runtime_runtimes=("bin/runc", "runc")))
+    assert not place.next.exists()
+
+
+def test_forgetting(place: Place) -> None:
+    for _ in range(2):
+        passing.forget()
+        assert not place.passes()
+    place.cache.rmdir()
+    passing.forget()
+
+
+# --- the whole of it
+
+SESSION = """
+set -e
+mount -t tmpfs tmpfs /run
+"$1" create --bundle "$2" c1 || [ $? = 7 ]
+cat /run/ocigpu/next >/dev/null
+strace -f -qq -e trace=execve -o "$3" "$1" create --bundle "$2" c1 || [ $? = 7 ]
+strace -f -qq -e trace=execve -o "$4" "$1" state c1 || [ $? = 7 ]
+"""
+
+
+def settled_copy(public_copy: PublicCopy) -> str:
+    subprocess.run([public_copy.runtime, "--version"], capture_output=True)  # makes __pycache__
+    os.utime(public_copy.library / "ocigpu", (time.time() - 60, time.time() - 60))
+    return str(public_copy.runtime)
+
+
+@pytest.mark.root
+def test_the_second_container_starts_without_python(place: Place, public_copy: PublicCopy, tmp_path: Path) -> None:
+    requirements.require(requirements.programs("strace", "unshare"))
+    stub = settled_copy(public_copy)
+    place.runtime.write_text("#!/bin/true\n")
+    place.settle()
+    config = (place.bundles / "plain/config.json").read_bytes()
+    traces = tmp_path / "create.trace", tmp_path / "state.trace"
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", SESSION, "sh", stub, str(place.bundles / "plain"), *map(str, traces)],
+        env=place.environment, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    started = [[line.split('"')[1] for line in trace.read_text().splitlines() if "execve(" in line] for trace in traces]
+    assert started == [[stub, shutil.which("grep"), str(place.runtime)], [stub, str(place.runtime)]]
+    assert (place.bundles / "plain/config.json").read_bytes() == config
+
+
+@pytest.mark.root
+def test_a_user_has_a_cache_of_his_own(public_copy: PublicCopy, session_directory: Path) -> None:
+    """Neither root's nor that of another user, whatever XDG_RUNTIME_DIR says."""
+    stub = settled_copy(public_copy)
+    (session_directory / "passing").mkdir()
+    place = Place(session_directory / "passing")
+    place.runtime.write_text("#!/bin/true\n")
+    short = place.directory / "short"
+    run_directory = place.directory / "run"
+    run_directory.mkdir()
+    os.chown(run_directory, 1234, 1234)
+    place.settle()
+
+    def run_as_user(program: str | Path, *words: str, uid: int = 1234, runtime_directory: Path = run_directory) -> int:
+        user = ["setpriv", f"--reuid={uid}", "--clear-groups"]
+        env = {**place.environment, "XDG_RUNTIME_DIR": str(runtime_directory)}
+        return subprocess.run([*user, program, *words], env=env, cwd=place.bundles / "plain", timeout=60).returncode
+
+    assert run_as_user(short, "state", "c1") == PYTHON_DECIDES
+    assert run_as_user(stub, "create", "c1") == 0
+    assert (run_directory / "ocigpu/next").stat().st_uid == 1234
+    assert run_as_user(short, "state", "c1") == 0
+    assert run_as_user(short, "create", "c1") == 0
+    assert run_as_user(short, "create", "--bundle", "../asking", "c1") == PYTHON_DECIDES
+    for uid in (0, 1235):
+        assert run_as_user(short, "state", "c1", uid=uid) == PYTHON_DECIDES
+    other = place.directory / "other"
+    other.mkdir()
+    (other / "ocigpu").symlink_to(run_directory / "ocigpu")
+    assert run_as_user(short, "state", "c1", runtime_directory=other) == PYTHON_DECIDES
+    os.chown(other, 1234, 1234)
+    assert run_as_user(short, "state", "c1", runtime_directory=other) == PYTHON_DECIDES
+    namespace = ["unshare", "--user", "--map-root-user", str(short), "state", "c1"]
+    assert run_as_user(namespace[0], *namespace[1:]) == 0
