@@ -134,7 +134,7 @@ def measure_pass_through(work: Path, runc: str, peer: str, rounds: int, results:
     bundle = work / "bundle-state"
     make_bundle(bundle, runc, "")
     env = dict(os.environ)
-    base = [runc, "--root", str(work / "state")]
+    base = [SHIM, "--root", str(work / "state")]  # a start leaves what later commands need to pass without Python
     subprocess.run([*base, "create", "--bundle", str(bundle), "bench-state"], check=True, **QUIET)
     try:
         names = {"runc": runc, "ocigpu": SHIM, **({"peer": peer} if peer else {})}

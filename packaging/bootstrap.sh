@@ -58,7 +58,7 @@ python=$(packaging/find-python.sh)
 [ "$purpose" != install ] || exit 0
 # The virtual environment is made again when the interpreter or the dependencies change.
 stamp=.venv/.ocigpu-ready
-want="$python $("$python" -I -V) $(cksum pyproject.toml packaging/install.sh | tr '\n' ' ')$PWD"
+want="$python $("$python" -I -V) $(cksum pyproject.toml packaging/install.sh packaging/ocigpu-runtime.sh | tr '\n' ' ')$PWD"
 if [ "$(cat "$stamp" 2>/dev/null)" != "$want" ]; then
   echo "making .venv with $python (about half a minute)"
   "$python" -m venv --clear .venv
