@@ -51,7 +51,7 @@ def _remember(runtime: str, settings: "Settings", begin_ns: int) -> None:
     if not all(name.startswith("/") for name in candidates):
         return  # another in another directory
     directories = [name for name in f"{search}:{DEFAULT_SEARCH}".split(":") if name.startswith("/")]
-    watched = [*candidates, *map(os.path.dirname, (*candidates, __file__)), *directories]
+    watched = [*candidates, *map(os.path.dirname, (*candidates, os.path.realpath(path), __file__)), *directories]
     watched = list(dict.fromkeys(watched))
     if any(c in name for name in (*watched, search) for c in "'\n\0"):
         return

@@ -383,6 +383,19 @@ def test_what_has_changed_is_for_python(place: Place, shell: tuple[str, ...], ch
     assert (status not in (0, 7), seen) == (True, "")
 
 
+def test_older_settings_behind_a_link_are_for_python(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = place.directory / "real/config.toml"
+    shutil.copytree(place.settings.parent, real.parent)
+    place.settings.unlink()
+    place.settings.symlink_to(real)
+    place.settle()
+    place.remember(monkeypatch)
+    assert place.passes()
+    shutil.copy2(real, place.directory / "older")
+    os.rename(place.directory / "older", real)
+    assert not place.passes()
+
+
 @SHELLS
 def test_without_words_every_container_is_for_python(place: Place, shell: tuple[str, ...]) -> None:
     content = place.next.read_text()
