@@ -1,14 +1,14 @@
 """What lets the stub of ocigpu-runtime pass a command on without starting Python.
 
-The file ``next`` in the cache directory is read by the stub's shell (packaging/ocigpu-runtime.sh).  It tells the
-low-level runtime and the words of which every request for a device contains one, on conditions: the same settings
-file and PATH, and nothing changed that the answer came from.
+Files of the cache directory are read by the stub's shell (packaging/ocigpu-runtime.sh): one for each settings file and
+PATH, named by the lengths of both.  It tells the low-level runtime and the words of which every request for a device
+contains one, on conditions: just this settings file and PATH, and nothing changed that the answer came from.
 """
 
 import os
 import time
 
-from ocigpu.cache import open_cache, read_cached, write_cached
+from ocigpu.cache import open_cache, prune_cache, read_cached, write_cached
 from ocigpu.request import MOUNT_DIRECTORIES
 from ocigpu.runtime import DEFAULT_PATH as DEFAULT_SEARCH
 from ocigpu.settings import DEFAULT_PATH
@@ -17,7 +17,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ocigpu.settings import Settings
 
-NEXT = "next"
+PREFIX = "next-"
+SPARE = 16
+"""Files of other settings and PATHs that may stay."""
 ESCAPES = (
     *(f"\\u00{code}" for code in ("2d", "2D", "2e", "2E", *range(30, 40))),
     *(f"\\u00{code}" for code in range(4, 8)),
@@ -63,16 +65,18 @@ def _remember(runtime: str, settings: "Settings", begin_ns: int) -> None:
     conditions = [
         f"""[ "${{OCIGPU_CONFIG:-}}" = '{named}' ] && [ "$PATH" = '{search}' ] && [ -x '{runtime}' ] &&""",
         f"[ {'-e' if settings.path else '! -e'} '{path}' ] &&",
-        *(f"""[ ! '{name}' -nt "$cache/{NEXT}" ] &&""" for name in watched),
+        *(f"""[ ! '{name}' -nt "$next" ] &&""" for name in watched),
     ]
     words = "\n".join(find_words(settings))
     content = os.fsencode("\n".join([*conditions, f"runtime='{runtime}' words='{words}'", ""]))
+    name = f"{PREFIX}{len(os.fsencode(named))}-{len(os.fsencode(search))}"
     directory = open_cache(create=True)
     if directory < 0:
         return
     try:
-        if read_cached(directory, NEXT) != content or os.stat(NEXT, dir_fd=directory).st_mtime_ns <= changed:
-            write_cached(directory, NEXT, content, safe)
+        if read_cached(directory, name) != content or os.stat(name, dir_fd=directory).st_mtime_ns <= changed:
+            write_cached(directory, name, content, safe)
+            prune_cache(directory, PREFIX, (name,), SPARE)
     finally:
         os.close(directory)
 
@@ -87,13 +91,8 @@ def _changed_ns(path: str) -> int:
 def forget() -> None:
     """Let Python decide at the next start; there may be nothing to forget."""
     directory = open_cache()
-    if directory < 0:
-        return
-    try:
-        os.unlink(NEXT, dir_fd=directory)
-    except OSError:  # not there
-        return
-    finally:
+    if directory >= 0:
+        prune_cache(directory, PREFIX, (), 0)
         os.close(directory)
 
 

@@ -115,7 +115,7 @@ path='import sys; sys.path += ["'$library'", "'$site'"]'
 text=$(sed -e "s|@interpreter@|$interpreter|g; s|@library@|$library|; s|@site@|$site|; s|@grep@|$grep|" \
   -e "${config:+s|@config@|$config|}" -e '/@config@/d' "$here/ocigpu-runtime.sh")
 printf '%s\n' "$text" | write ocigpu-runtime
-[ ! -w /run/ocigpu ] || rm -f /run/ocigpu/next # what the former one knew
+[ ! -w /run/ocigpu ] || rm -f /run/ocigpu/next-* # what the former one knew
 write ocigpu-hook <<END
 #!/bin/sh
 # ocigpu-hook: OCI prestart hook; written by packaging/install.sh

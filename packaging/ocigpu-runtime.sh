@@ -7,7 +7,7 @@ full() { # Python decides
 }
 # What needs nothing of us becomes the low-level runtime at once; in any doubt Python decides.  ocigpu/passing.py has
 # left which runtime that is ($runtime), and the words ($words) of which every request for a device contains one.
-[ -z "${at+x}${bundle+x}${cache+x}${create+x}${odd+x}${runtime+x}${value+x}${word+x}${words+x}" ] ||
+[ -z "${at+x}${bundle+x}${cache+x}${create+x}${next+x}${odd+x}${runtime+x}${value+x}${word+x}${words+x}" ] ||
   full "$@" # the environment has a variable of a name used here: it must arrive as it is
 cache=
 if [ -O / ]; then
@@ -15,8 +15,9 @@ if [ -O / ]; then
 elif [ -O "${XDG_RUNTIME_DIR:-}" ]; then
   case $XDG_RUNTIME_DIR in /*) cache=$XDG_RUNTIME_DIR/ocigpu ;; esac
 fi
-[ -n "$cache" ] && [ -O "$cache" ] && [ ! -h "$cache" ] && [ -f "$cache/next" ] && [ -O "$cache/next" ] &&
-  [ -z "${OCIGPU_RUNTIME_PID:-}" ] && command . "$cache/next" 2>/dev/null && [ -n "$runtime" ] || full "$@"
+next=$cache/next-${#OCIGPU_CONFIG}-${#PATH} # engines differ in these; what is in the file compares the whole
+[ -n "$cache" ] && [ -O "$cache" ] && [ ! -h "$cache" ] && [ -f "$next" ] && [ -O "$next" ] &&
+  [ -z "${OCIGPU_RUNTIME_PID:-}" ] && command . "$next" 2>/dev/null && [ -n "$runtime" ] || full "$@"
 # The options as in ocigpu/arguments.py; what is not in the usual form is odd.
 at=global bundle= create= odd= value=
 for word; do

@@ -138,7 +138,7 @@ def test_settings_can_be_baked_into_the_commands(tmp_path: Path) -> None:
 
 @pytest.mark.root
 def test_what_the_former_shim_remembered_is_forgotten(tmp_path: Path) -> None:
-    commands = 'mount -t tmpfs tmpfs /run && mkdir /run/ocigpu && touch /run/ocigpu/next && "$@" && ls /run/ocigpu'
+    commands = 'mount -t tmpfs tmpfs /run && mkdir /run/ocigpu && touch /run/ocigpu/next-0-0 && "$@" && ls /run/ocigpu'
     words = [INSTALL, "--bin", str(tmp_path), "--venv", str(REPOSITORY / ".venv")]
     done = run("unshare", "--mount", "sh", "-c", commands, "sh", *words)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr

@@ -142,7 +142,6 @@ class Place:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.cache = directory / "cache"
-        self.next = self.cache / "next"
         self.programs = directory / "programs"
         self.programs.mkdir()
         self.record = directory / "record"
@@ -173,6 +172,11 @@ class Place:
         }  # fmt: skip
         self.settle()
         self.stubs = {"full": self.write_stub("full"), "short": self.write_stub("short", python="/nonexistent/python3")}
+
+    @property
+    def next(self) -> Path:
+        config, search = self.environment["OCIGPU_CONFIG"], os.fsencode(self.environment["PATH"])
+        return self.cache / f"next-{len(config)}-{len(search)}"
 
     def write_stub(self, name: str, python: str = "", grep: str = "") -> Path:
         text = STUB.read_text().replace("/run/ocigpu", str(self.cache))
@@ -312,7 +316,11 @@ def test_closed_streams_stay_closed(place: Place, shell: tuple[str, ...]) -> Non
         {"PATH": "/usr/bin:/bin"},
         {"OCIGPU_CONFIG": "/nonexistent"},
         {"OCIGPU_CONFIG": ""},
-        *({name: value} for name in ("at", "bundle", "cache", "create", "runtime", "words") for value in ("", "x")),
+        *(
+            {name: value}
+            for name in ("at", "bundle", "cache", "create", "next", "odd", "runtime", "value", "word", "words")
+            for value in ("", "x")
+        ),
     ],
     ids=str,
 )
@@ -467,6 +475,22 @@ def test_a_runtime_found_from_the_current_directory_is_not_remembered(
     assert not place.next.exists()
 
 
+def test_engines_with_other_paths_are_remembered_beside_each_other(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for search in ("/usr/bin:/bin", "/usr/bin:/bin:/sbin"):
+        place.environment["PATH"] = search
+        assert not place.passes()
+        place.remember(monkeypatch)
+    assert place.passes()
+    assert place.passes(env={"PATH": "/usr/bin:/bin"})
+    assert not place.passes(env={"PATH": "/bin:/usr/bin"})
+    for length in range(passing.SPARE + 2):
+        place.environment["PATH"] = "/usr/bin:/bin:" + "/" * length
+        place.remember(monkeypatch)
+    assert len(list(place.cache.iterdir())) <= passing.SPARE + 1
+
+
 def test_forgetting(place: Place) -> None:
     for _ in range(2):
         passing.forget()
@@ -481,7 +505,7 @@ SESSION = """
 set -e
 mount -t tmpfs tmpfs /run
 "$1" create --bundle "$2" c1 || [ $? = 7 ]
-cat /run/ocigpu/next >/dev/null
+cat /run/ocigpu/next-* >/dev/null
 strace -f -qq -e trace=execve -o "$3" "$1" create --bundle "$2" c1 || [ $? = 7 ]
 strace -f -qq -e trace=execve -o "$4" "$1" state c1 || [ $? = 7 ]
 """
@@ -531,7 +555,8 @@ def test_a_user_has_a_cache_of_his_own(public_copy: PublicCopy, session_director
 
     assert run_as_user(short, "state", "c1") == PYTHON_DECIDES
     assert run_as_user(stub, "create", "c1") == 0
-    assert (run_directory / "ocigpu/next").stat().st_uid == 1234
+    (kept,) = (run_directory / "ocigpu").glob("next-*")
+    assert kept.stat().st_uid == 1234
     assert run_as_user(short, "state", "c1") == 0
     assert run_as_user(short, "create", "c1") == 0
     assert run_as_user(short, "create", "--bundle", "../asking", "c1") == PYTHON_DECIDES

@@ -276,7 +276,7 @@ def test_config_check_makes_the_shim_forget_the_former_settings(
     monkeypatch.setattr("ocigpu.cache.SYSTEM_DIRECTORY", str(tmp_path / "ocigpu"))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     (tmp_path / "ocigpu").mkdir(0o700)
-    (tmp_path / "ocigpu/next").touch(0o600)
+    (tmp_path / "ocigpu/next-0-0").touch(0o600)
     run("config", "check")
     assert list((tmp_path / "ocigpu").iterdir()) == []
 
