@@ -6,6 +6,7 @@ have written it.  A cache that cannot be used is never an error: the work is don
 
 import os
 import stat
+from binascii import crc32
 
 from ocigpu.linux.namespaces import in_initial_user_namespace
 
@@ -20,12 +21,14 @@ _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def open_cache(create: bool = False) -> int:
+def open_cache(create: bool = False, simulated: str = "") -> int:
     """Return a descriptor of the cache directory, or -1 where there is none that can be trusted.
 
     ``create``: make it (mode 0700) when it is missing.  Root outside of user namespaces has /run/ocigpu, everybody
-    else $XDG_RUNTIME_DIR/ocigpu.
+    else $XDG_RUNTIME_DIR/ocigpu.  ``simulated``: root of a simulated host; it has a /run of its own, for its owner.
     """
+    if simulated:
+        return _open_simulated(simulated, create)
     if os.geteuid() == 0 and in_initial_user_namespace():
         path = SYSTEM_DIRECTORY
     else:
@@ -33,6 +36,22 @@ def open_cache(create: bool = False) -> int:
         if not parent.startswith("/"):
             return -1
         path = f"{parent}/ocigpu"
+    return _open(path, create)
+
+
+def _open_simulated(root: str, create: bool) -> int:
+    """Only its owner can remove the host again: others leave nothing in it."""
+    try:
+        if os.stat(root).st_uid != os.geteuid():
+            return -1
+        if create:
+            _make_directory(f"{root}/run", 0o755)
+    except OSError:
+        return -1
+    return _open(f"{root}/run/ocigpu", create)
+
+
+def _open(path: str, create: bool) -> int:
     try:
         if create:
             _make_directory(path)
@@ -61,9 +80,9 @@ def _is_closed(directory: int) -> bool:
     return True
 
 
-def _make_directory(path: str) -> None:
+def _make_directory(path: str, mode: int = 0o700) -> None:
     try:
-        os.mkdir(path, 0o700)
+        os.mkdir(path, mode)
     except FileExistsError:  # what it is, and whose, is seen when it is opened
         return
 
@@ -115,6 +134,17 @@ def write_cached(directory: int, name: str, content: bytes, mtime_ns: int = 0) -
         _remove(directory, temporary)
         return False
     return True
+
+
+def seal(body: bytes) -> bytes:
+    """Return what to write so that :func:`unseal` sees whether it is whole."""
+    return body + b"\n%08x" % crc32(body)
+
+
+def unseal(content: bytes) -> bytes:
+    """Return the body that was sealed; nothing when the content is not whole."""
+    body, _, check = content.rpartition(b"\n")
+    return body if check == b"%08x" % crc32(body) else b""
 
 
 def prune_cache(directory: int, prefix: str, wanted: "Container[str]", spare: int) -> None:

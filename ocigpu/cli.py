@@ -18,6 +18,7 @@ from ocigpu.commands.demo import DEMO_EPILOG, demo_command
 from ocigpu.commands.explain import EXPLAIN_EPILOG, explain_command
 from ocigpu.commands.host import FACTS_EPILOG, LIST_EPILOG, facts_command, list_command
 from ocigpu.commands.plan import PLAN_EPILOG, plan_command
+from ocigpu.commands.refresh import REFRESH_EPILOG, refresh_command
 from ocigpu.commands.sim import sim_app
 from ocigpu.commands.watch import WATCH_EPILOG, watch_command
 from ocigpu.errors import OcigpuError, UsageError
@@ -59,6 +60,7 @@ app = typer.Typer(
 app.command("plan", epilog=PLAN_EPILOG)(plan_command)
 app.command("list", epilog=LIST_EPILOG)(list_command)
 app.command("facts", epilog=FACTS_EPILOG)(facts_command)
+app.command("refresh", epilog=REFRESH_EPILOG)(refresh_command)
 app.command("explain", epilog=EXPLAIN_EPILOG)(explain_command)
 app.command("demo", short_help="Run real containers with GPUs and check what they see.", epilog=DEMO_EPILOG)(
     demo_command

@@ -59,7 +59,7 @@ def main(argv: list[str]) -> int:
             return 0
         if command in ("poststart", "poststop"):
             return 0
-        settings = read_settings(options.get("config", ""))
+        settings = read_settings(options.get("config", ""), keep=True)
         log = Log(((settings.hook_log, "text"),) if settings.hook_log else (), settings.runtime_log_level)
         notes = _run_cdi(words, settings) if cdi else run_prestart(read_state(), settings, options.get("spec", ""))
         for note in notes:
@@ -152,12 +152,12 @@ def run_prestart(state_text: bytes, settings: Settings, spec: str = "") -> tuple
     check_without_cdi(request)
     check_can_have_gpus(document.config, document.path)
     rootfs = rootfs_path(document.config, state.bundle)
-    from ocigpu.host.discover import read_host_facts
+    from ocigpu.host.cached import read_facts
     from ocigpu.plan import make_plan
     from ocigpu.provision.apply import provision
     from ocigpu.provision.image import read_rootfs_facts
 
-    facts = read_host_facts(settings)
+    facts = read_facts(settings)
     image = read_rootfs_facts(rootfs, facts.driver_version)
     plan = make_plan(facts, request, settings, image)
     notes = provision(plan, state.pid, rootfs, document.config, settings)

@@ -31,7 +31,7 @@ def main(argv: list[str]) -> int:
     try:
         arguments = parse_arguments(argv[1:])
         log = _log(arguments, Settings())
-        settings = read_settings(os.environ.get("OCIGPU_CONFIG", ""))
+        settings = read_settings(os.environ.get("OCIGPU_CONFIG", ""), keep=True)
         log = _log(arguments, settings)
         check_no_loop()
         runtime = find_runtime(settings, argv[0])
@@ -77,10 +77,10 @@ def edit_bundle(arguments: Arguments, settings: Settings, stub: str, log: Log) -
         write_config(document)
         log.write("info", f"{document.path}: granted {', '.join(request.cdi_devices)}")
         return
-    from ocigpu.host.discover import read_host_facts
+    from ocigpu.host.cached import read_facts
     from ocigpu.plan import make_plan
 
-    plan = make_plan(read_host_facts(settings), request, settings)
+    plan = make_plan(read_facts(settings), request, settings)
     # absolute: the hook may be started in another directory than this one
     options = ["--config", os.path.abspath(settings.path)] if settings.path else []
     if arguments.config != "config.json":

@@ -7,7 +7,9 @@ CLI (a hook gets it as an argument, never from its environment).  The same table
 
 import os
 import stat
+from binascii import crc32
 
+from ocigpu.cache import open_cache, prune_cache, read_cached, seal, unseal, write_cached
 from ocigpu.errors import SettingsError, quoted
 from ocigpu.facts import CAPABILITIES
 from ocigpu.linux.namespaces import in_initial_user_namespace
@@ -27,6 +29,9 @@ MODES = {"auto": "hook", "hook": "hook", "legacy": "hook", "cdi": "cdi"}
 """
 LOG_LEVELS = ("error", "warning", "info", "debug")
 COMPAT_MODES = ("ldconfig", "disabled")
+PREFIX = "settings-"
+SPARE = 16
+"""Files of other settings that may stay in the cache."""
 
 
 class Settings(NamedTuple):
@@ -207,11 +212,12 @@ def why_untrusted(uid: int, mode: int) -> str:
     return f"owner {uid}, mode {stat.S_IMODE(mode):04o}: others may write"
 
 
-def read_settings(path: str = "") -> Settings:
+def read_settings(path: str = "", keep: bool = False) -> Settings:
     """Return the settings of the file ``path``, or of :data:`DEFAULT_PATH` when empty (missing: the defaults).
 
     A named file must exist.  A file that others than root or the caller could have written is refused
-    (OCIGPU-SET-3): its values decide what root executes.
+    (OCIGPU-SET-3): its values decide what root executes.  ``keep``: what the text says is taken from the cache when
+    it has this very text, and kept there for the next start.
     """
     named = bool(path)
     path = path or DEFAULT_PATH
@@ -231,10 +237,40 @@ def read_settings(path: str = "") -> Settings:
         if cause := why_untrusted(status.st_uid, status.st_mode):
             raise SettingsError("OCIGPU-SET-3", f"settings {path}: {cause}")
         data = file.read(1 << 20)
-    import tomllib  # only when there is a file: it costs about 8 ms
-
+    directory = open_cache(create=True) if keep else -1
     try:
-        document = tomllib.loads(data.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        document = _parse(data) if directory < 0 else _parse_kept(data, directory)
+    except (ValueError, RecursionError) as error:  # tomllib.TOMLDecodeError and UnicodeDecodeError are ValueErrors
         raise SettingsError("OCIGPU-SET-1", f"settings {path}: {error}") from error
+    finally:
+        if directory >= 0:
+            os.close(directory)
     return parse_settings(document, path)
+
+
+def _parse(data: bytes) -> "dict[str, Any]":
+    import tomllib  # only when there is a file that no start has read yet: it costs about 8 ms
+
+    return tomllib.loads(data.decode())
+
+
+def _parse_kept(data: bytes, directory: int) -> "dict[str, Any]":
+    """Return what :func:`_parse` would, from the cache where that has the same bytes: no date is trusted."""
+    from ocigpu import rawjson
+
+    name = f"{PREFIX}{crc32(data):08x}"
+    kept, _, text = unseal(read_cached(directory, name)).partition(b"\n")
+    try:
+        if text == data and kept:
+            document: dict[str, Any] = rawjson.parse(kept.decode())
+            return document
+    except (ValueError, RecursionError):  # written by another version
+        kept = b""
+    document = _parse(data)
+    try:
+        kept = rawjson.dump(document).encode()
+    except (ValueError, TypeError, RecursionError):  # a date or a NaN: no setting of ours
+        return document
+    if write_cached(directory, name, seal(kept + b"\n" + data)):
+        prune_cache(directory, PREFIX, (name,), SPARE)
+    return document

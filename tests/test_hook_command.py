@@ -161,6 +161,6 @@ def test_garbage_never_breaks_the_parser(text: bytes) -> None:
 
 
 def test_ctrl_c_ends_the_hook_in_one_line(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("ocigpu.hook.read_settings", lambda _: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr("ocigpu.hook.read_settings", lambda *_, **__: signal.raise_signal(signal.SIGINT))
     assert main(["ocigpu-hook", "prestart"]) == 130
     assert capfd.readouterr() == ("", "ocigpu-hook: interrupted: everything begun was undone\n")

@@ -193,7 +193,7 @@ def test_a_missing_hook_stops_the_container(tmp_path: Path, mode: int | None) ->
 def test_ctrl_c_ends_the_shim_without_a_word(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("ocigpu.runtime.read_settings", lambda _: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr("ocigpu.runtime.read_settings", lambda *_, **__: signal.raise_signal(signal.SIGINT))
     assert main(["ocigpu-runtime", "run", "x"]) == 130
     assert capfd.readouterr() == ("", "")
 

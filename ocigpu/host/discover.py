@@ -42,6 +42,10 @@ else:
     from ocigpu.record import NamedTuple
 
 MAX_NOTES_ON_PATHS = 3
+CONTROL_NODE = "/dev/nvidiactl"
+"""Where the driver root has this node, it has all of them (:func:`ocigpu.host.tree.find_roots`)."""
+FAULTS = "/faults"
+"""What is wrong with a simulated host's GPUs: its NVML reads it."""
 
 
 class SearchPaths(NamedTuple):
@@ -66,6 +70,16 @@ def read_host_facts(settings: Settings, search: SearchPaths | None = None) -> Ho
     error and hides no other; what else could not be read is in ``notes``.
     """
     return _Discovery(settings, search or SearchPaths()).run()
+
+
+def read_host_facts_and_places(settings: Settings) -> tuple[HostFacts, dict[str, bool]]:
+    """Return the facts as :func:`read_host_facts` does, and the paths of the host that decided what they are.
+
+    A path that was only looked at has False, a directory in which every name counted True.  What the fingerprint
+    (:mod:`ocigpu.host.fingerprint`) covers is left out.
+    """
+    discovery = _Discovery(settings, SearchPaths())
+    return discovery.run(), discovery.places()
 
 
 class _Discovery:
@@ -116,6 +130,17 @@ class _Discovery:
             facts = self._read_files(paths, answer.driver_version)
             facts = self._read_nodes(facts, reader)
         return self._merge(facts, reader, answer, nodes)
+
+    def places(self) -> dict[str, bool]:
+        """Return what the facts were read from, as :func:`read_host_facts_and_places` says."""
+        self.driver.resolve(CONTROL_NODE)
+        if self.roots.simulated:
+            self.driver.resolve(FAULTS)
+        places: dict[str, bool] = {}
+        for tree in (self.dev, *self.trees):  # searched in one, looked at in another: searched
+            for path, searched in tree.places().items():
+                places[path] = searched or places.get(path, False)
+        return places
 
     def _start_nvml(self, path: str) -> NvmlChild | None:
         if path and self.search.libraries:

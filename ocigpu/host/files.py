@@ -6,7 +6,7 @@ All are looked for at fixed places below the driver root; no search path of the 
 import os
 
 from ocigpu.facts import HostFile
-from ocigpu.host.tree import Tree, list_names, read_text
+from ocigpu.host.tree import Tree, read_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -104,12 +104,13 @@ def read_firmware(tree: Tree, version: str, sys: str) -> tuple[HostFile, ...]:
 
     They come from the first directory that has some, and containers have them in /lib/firmware.  ``sys``: sysfs.
     """
-    named = (read_text(f"{sys}/{FIRMWARE_PARAMETER}") or "").strip()
+    named = read_firmware_parameter(sys)
     usual = [directory.format(release=os.uname().release) for directory in FIRMWARE_DIRECTORIES]
     for directory in [*([named] if named.startswith("/") else []), *usual] if version else ():
         resolved = tree.resolve(f"{directory}/nvidia/{version}")
-        names = [name for name in list_names(tree.host(resolved)) if name.startswith("gsp") and name.endswith(".bin")]
-        if resolved and names:
+        found = tree.search(resolved) if resolved else []
+        names = [name for name in found if name.startswith("gsp") and name.endswith(".bin")]
+        if names:
             files = ((name, tree.find(f"{resolved}/{name}")) for name in names)
             return tuple(
                 HostFile(host_path, f"/lib/firmware/nvidia/{version}/{name}")
@@ -117,6 +118,11 @@ def read_firmware(tree: Tree, version: str, sys: str) -> tuple[HostFile, ...]:
                 if host_path and tree.kind(host_path) == "file"
             )
     return ()
+
+
+def read_firmware_parameter(sys: str) -> str:
+    """Return the directory that the kernel has been told to look for firmware in first, "" for none."""
+    return (read_text(f"{sys}/{FIRMWARE_PARAMETER}") or "").strip()
 
 
 def read_sockets(trees: tuple[Tree, ...]) -> tuple[HostFile, ...]:

@@ -9,7 +9,7 @@ import os
 from ocigpu.facts import Library
 from ocigpu.host.elf import EM_386, EM_AARCH64, EM_ARM, EM_X86_64, read_elf
 from ocigpu.host.ldcache import MAX_CACHE, parse_ldcache
-from ocigpu.host.tree import Tree, list_names, read_bytes
+from ocigpu.host.tree import Tree, read_bytes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -186,7 +186,9 @@ def _usual_directories(tree: Tree, architecture: Architecture) -> list[str]:
     directories = [
         pattern.format(triplet=architecture.triplet, triplet32=architecture.triplet32) for pattern in patterns
     ]
-    return directories + [f"/usr/lib/{name}" for name in tree.names("/usr/lib") if name.startswith("nvidia")]
+    resolved = tree.resolve("/usr/lib")
+    names = tree.search(resolved) if resolved else []
+    return directories + [f"/usr/lib/{name}" for name in names if name.startswith("nvidia")]
 
 
 def _search_directories(tree: Tree, directories: list[str], found: dict[str, None]) -> None:
@@ -196,7 +198,7 @@ def _search_directories(tree: Tree, directories: list[str], found: dict[str, Non
         if not resolved or resolved in seen:
             continue
         seen.add(resolved)
-        for name in list_names(tree.host(resolved)):
+        for name in tree.search(resolved):
             if name.startswith(_PREFIXES) and split_name(name)[0] in TABLE:
                 _add(found, tree.resolve(f"{resolved}/{name}"))
 

@@ -54,13 +54,14 @@ def find_roots(settings: Settings) -> Roots:
 class Tree:
     """A directory that stands for "/": ``prefix`` is its path, "" for the real one.
 
-    Remembers the links it has read: make a new one for every discovery.
+    Remembers where it has looked: make a new one for every discovery.
     """
 
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix.rstrip("/")
         self.unreadable: list[str] = []
         self._links: dict[str, str | None] = {}
+        self._listed: dict[str, bool] = {}
 
     def resolve(self, path: str) -> str:
         """Return the absolute path ``path`` with every link resolved inside the tree; "" when there is nothing.
@@ -126,6 +127,16 @@ class Tree:
         """Return the sorted names in a directory of the tree; nothing when there is none or it cannot be read."""
         found = self.find(path)
         return list_names(found) if found else []
+
+    def search(self, resolved: str) -> list[str]:
+        """Return the sorted names in a directory with a resolved path, and remember that it matters what it holds."""
+        self._listed[resolved] = True
+        return list_names(self.prefix + resolved)
+
+    def places(self) -> dict[str, bool]:
+        """Return the host's path of everything looked at, found or not, and whether it was searched."""
+        looks = {**dict.fromkeys(self._links, False), **self._listed}
+        return {self.prefix + path: searched for path, searched in looks.items()}
 
     def kind(self, host_path: str) -> str:
         """Return "file", "directory" or "socket" for what is at a resolved path of the host, else ""."""

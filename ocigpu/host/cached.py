@@ -1,0 +1,178 @@
+"""Host facts that were read by an earlier start, as long as nothing that they were read from has changed.
+
+Kept in the cache directory (:mod:`ocigpu.cache`), one file for each set of settings.  They count while all of this is
+as it was: version of this program, boot, fingerprint (driver, GPUs, MIG devices, nodes), and identity, size and times
+of every file that was looked at; what was not there is still not there.  What only NVML tells, such as a GPU that has
+fallen off the bus, is asked again after :data:`MAX_AGE` seconds.  The small texts of procfs are read each time.
+"""
+
+import fcntl
+import os
+import stat
+import time
+
+from ocigpu import __version__, rawjson
+from ocigpu.cache import open_cache, prune_cache, read_cached, seal, unseal, write_cached
+from ocigpu.facts import HostFacts, facts_from_json, facts_to_json
+from ocigpu.host.files import read_firmware_parameter
+from ocigpu.host.fingerprint import fingerprint_text, read_fingerprint
+from ocigpu.host.procfs import read_proc_files
+from ocigpu.host.tree import find_roots, read_text
+from ocigpu.settings import Settings
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NamedTuple
+else:
+    from ocigpu.record import NamedTuple
+
+MAX_AGE = 300.0
+"""Seconds for which NVML's answer is taken to hold when procfs shows no change."""
+SETTLED = 2.0
+"""Seconds after which another change of a file shows in its times, whatever the clock's resolution."""
+PATIENCE = 5.0
+"""Seconds to wait for another start that is reading the same facts."""
+PREFIX = "facts-"
+SPARE = 16
+"""Files for other settings that may stay."""
+NO_CACHE = "there is no cache directory that only this user can write"
+
+
+class Refreshed(NamedTuple):
+    """The facts as they are now, the file that keeps them or why none does, and the age of what was there before.
+
+    ``age``: seconds; -1 where no facts were kept that still held.
+    """
+
+    facts: HostFacts
+    path: str
+    problem: str
+    age: float
+
+
+def read_facts(settings: Settings) -> HostFacts:
+    """Return the facts of the host that the settings describe, from the cache if they still hold, else anew.
+
+    Raises HostError as :func:`ocigpu.host.discover.read_host_facts` does.
+    """
+    directory = open_cache(True, settings.simulation_root)
+    if directory < 0:
+        from ocigpu.host.discover import read_host_facts
+
+        return read_host_facts(settings)
+    try:
+        facts, _ = _load(directory, settings)
+        if facts is None:
+            if not _lock(directory, fcntl.LOCK_EX):
+                _wait_for_other(directory)
+            facts, _ = _load(directory, settings)  # of one that had the lock before
+        return facts or _store(directory, settings)[0]
+    finally:
+        os.close(directory)  # and with it the lock
+
+
+def refresh_facts(settings: Settings) -> Refreshed:
+    """Read the facts anew and keep them for the next start.
+
+    Raises HostError as :func:`ocigpu.host.discover.read_host_facts` does.
+    """
+    directory = open_cache(True, settings.simulation_root)
+    if directory < 0:
+        from ocigpu.host.discover import read_host_facts
+
+        return Refreshed(read_host_facts(settings), "", NO_CACHE, -1.0)
+    try:
+        _, age = _load(directory, settings)
+        facts, problem = _store(directory, settings)
+        path = f"{os.readlink(f'/proc/self/fd/{directory}')}/{_name(_key(settings))}"
+        return Refreshed(facts, "" if problem else path, problem, age)
+    finally:
+        os.close(directory)
+
+
+def _key(settings: Settings) -> str:
+    """Return a line that says for which program, boot and state of the driver facts hold; ends with the settings'."""
+    boot = (read_text("/proc/sys/kernel/random/boot_id") or "").strip()
+    firmware = read_firmware_parameter(find_roots(settings).sys)
+    return f"{__version__} {boot} firmware={firmware} {fingerprint_text(read_fingerprint('nvidia', settings))}"
+
+
+def _name(key: str) -> str:
+    return PREFIX + key.rpartition("=")[2]
+
+
+def _load(directory: int, settings: Settings) -> tuple[HostFacts | None, float]:
+    """Return the facts that are kept, if they still hold (else None), and their age in seconds (else -1)."""
+    key = _key(settings)
+    lines = unseal(read_cached(directory, _name(key))).split(b"\n")
+    if len(lines) != 3 or lines[0] != key.encode():
+        return None, -1.0
+    try:
+        made, states = rawjson.parse(lines[1].decode())
+        age = _now() - made
+        if not 0 <= age < MAX_AGE or any(_state(path, searched) != was for path, searched, was in states):
+            return None, -1.0
+        facts = facts_from_json(rawjson.parse(lines[2].decode()))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):  # written by other code of this version
+        return None, -1.0
+    return facts._replace(proc_files=read_proc_files(facts.proc_driver) if facts.proc_driver else ()), age
+
+
+def _store(directory: int, settings: Settings) -> tuple[HostFacts, str]:
+    """Read the facts and keep them; returns them and why they were not kept, "" if they were."""
+    from ocigpu.host.discover import read_host_facts_and_places
+
+    key = _key(settings)
+    facts, places = read_host_facts_and_places(settings)
+    if facts.source != "nvml":
+        return facts, "NVML gave no answer"
+    if any(gpu.error for gpu in facts.gpus):
+        return facts, "a GPU cannot be used"
+    states = [(path, searched, _state(path, searched)) for path, searched in places.items()]
+    # the change time, which nobody can set: a change of just now may be followed by one that does not show
+    changed = max((was[5] for _, _, was in states if len(was) > 5), default=0) / 1e9
+    if _key(settings) != key or time.time() - changed <= SETTLED:
+        return facts, "the host has just changed"
+    lines = (key, rawjson.dump((_now(), states)), rawjson.dump(facts_to_json(facts)))
+    if not write_cached(directory, _name(key), seal("\n".join(lines).encode())):
+        return facts, "the file cannot be written"
+    prune_cache(directory, PREFIX, (_name(key),), SPARE)
+    return facts, ""
+
+
+def _state(path: str, searched: bool) -> list[int]:
+    """Return what tells a file from another and from itself before a change; [] for nothing.
+
+    Of a directory only whether it is the same one, unless all that it holds counts.
+    """
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return []
+    identity = [status.st_dev, status.st_ino, status.st_mode]
+    if stat.S_ISDIR(status.st_mode) and not searched:
+        return identity
+    return [*identity, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+
+
+def _now() -> float:
+    """Return seconds since the boot, which no change of the clock disturbs (clock_gettime(2))."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def _lock(directory: int, kind: int) -> bool:
+    """Lock the cache until the descriptor is closed; tells whether that was possible at once."""
+    try:
+        fcntl.flock(directory, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks: then several may read the same
+        return True
+    return True
+
+
+def _wait_for_other(directory: int) -> None:
+    """Wait for the start that reads the facts just now: many at once would ask NVML the same."""
+    end = time.monotonic() + PATIENCE
+    while not _lock(directory, fcntl.LOCK_SH) and time.monotonic() < end:
+        time.sleep(0.002)

@@ -1,0 +1,385 @@
+"""Facts that are kept between starts: nothing that they were read from can change without being read again."""
+
+import json
+import os
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from handmade_host import TRIPLET
+
+import ocigpu
+from ocigpu import cache
+from ocigpu.cache import seal, unseal
+from ocigpu.errors import HostError
+from ocigpu.facts import HostFacts, facts_to_json
+from ocigpu.host import cached, discover
+from ocigpu.host.cached import read_facts, refresh_facts
+from ocigpu.host.discover import read_host_facts
+from ocigpu.settings import Settings
+from ocigpu.sim.create import create_host
+
+LIBRARIES = f"usr/lib/{TRIPLET}"
+CUDA = f"{LIBRARIES}/libcuda.so.550.163.01"
+PARAMS = "proc/driver/nvidia/params"
+
+
+class Kept:
+    """A simulated host, and how often its facts were read anew."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.settings = Settings(simulation_root=str(root))
+        self.discoveries = 0
+
+    def read(self) -> HostFacts:
+        """Return the facts; they are always those that would be read anew."""
+        facts = read_facts(self.settings)
+        assert facts == read_host_facts(self.settings)
+        return facts
+
+    def is_used(self) -> bool:
+        """Tell whether the facts come without being read anew."""
+        before = self.discoveries
+        self.read()
+        return self.discoveries == before
+
+    @property
+    def files(self) -> list[Path]:
+        return sorted((self.root / "run/ocigpu").glob("*"))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("model")
+    create_host(str(directory / "host"), gpus=2, mig=("0:1g.5gb",), model="a100", driver_version="550.163.01")
+    return directory / "host"
+
+
+@pytest.fixture
+def kept(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kept:
+    """A host whose facts are kept although it is new."""
+    monkeypatch.setattr(cached, "SETTLED", -1.0)
+    found = Kept(tmp_path / "host")
+    # cp copies nodes and sockets too
+    subprocess.run(["cp", "-a", model, found.root], check=True)
+    real = discover.read_host_facts_and_places
+
+    def count(settings: Settings) -> tuple[HostFacts, dict[str, bool]]:
+        found.discoveries += 1
+        return real(settings)
+
+    monkeypatch.setattr(discover, "read_host_facts_and_places", count)
+    assert not found.is_used()
+    assert found.is_used()
+    return found
+
+
+def test_facts_are_kept_for_this_user_alone_and_read_back_equal(kept: Kept) -> None:
+    assert [path.name[:6] for path in kept.files] == ["facts-"]
+    assert stat.S_IMODE(kept.files[0].stat().st_mode) == 0o600
+    assert stat.S_IMODE(kept.files[0].parent.stat().st_mode) == 0o700
+    facts = kept.read()
+    assert len(facts.gpus) == 2
+    assert facts.gpus[0].mig_devices
+    assert kept.discoveries == 1
+
+
+def test_a_start_with_facts_that_hold_asks_no_nvml(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("a process of NVML was started")
+
+    monkeypatch.setattr(os, "fork", refuse)
+    assert read_facts(kept.settings).source == "nvml"
+
+
+def replace(path: Path) -> None:
+    copy = path.with_name("copy")
+    shutil.copy2(path, copy)
+    copy.rename(path)
+
+
+def change_in_place(path: Path) -> None:
+    with path.open("ab") as file:
+        file.write(b"\0")
+
+
+def change_unseen_by_its_date(path: Path) -> None:
+    before = path.stat()
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + b"\1")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def repoint(path: Path, target: str) -> None:
+    path.unlink()
+    path.symlink_to(target)
+
+
+def make_socket(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX) as server:
+        directory = os.open(path.parent, os.O_PATH)
+        server.bind(f"/proc/self/fd/{directory}/{path.name}")  # paths of sockets are short
+        os.close(directory)
+
+
+def write_new(path: Path, content: str = "{}") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content)
+
+
+def remove_mig(root: Path) -> None:
+    for path in (root / "proc/driver/nvidia/capabilities/gpu0/mig").glob("gi*"):
+        shutil.rmtree(path)
+
+
+def move_driver_library(root: Path) -> None:
+    (root / CUDA).rename(root / LIBRARIES / "moved.so")
+    (root / CUDA).symlink_to("moved.so")
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "a library is replaced": lambda root: replace(root / CUDA),
+    "a library changes in place": lambda root: change_in_place(root / CUDA),
+    "a library changes, its date does not": lambda root: change_unseen_by_its_date(root / CUDA),
+    "a library is gone": lambda root: next((root / LIBRARIES).glob("libnvidia-opencl.so.5*")).unlink(),
+    "a library is now a link": move_driver_library,
+    "a link points elsewhere": lambda root: repoint(root / LIBRARIES / "libcuda.so.1", "libnvidia-ml.so.1"),
+    "a directory on the way is a link": lambda root: (
+        (root / "usr/lib").rename(root / "usr/other"),
+        (root / "usr/lib").symlink_to("other"),
+    ),
+    "the loader's cache is replaced": lambda root: replace(root / "etc/ld.so.cache"),
+    "the loader's cache is gone": lambda root: (root / "etc/ld.so.cache").unlink(),
+    "a socket is made again": lambda root: make_socket(root / "run/nvidia-persistenced/socket"),
+    "a socket is gone": lambda root: (root / "run/nvidia-persistenced/socket").unlink(),
+    "a pipe directory appears": lambda root: (root / "tmp/nvidia-mps").mkdir(parents=True),
+    "a program appears in another directory": lambda root: write_new(root / "usr/sbin/nvidia-imex"),
+    "a configuration file appears": lambda root: write_new(root / "usr/share/nvidia/nvoptix.bin"),
+    "a preferred configuration file appears": lambda root: write_new(root / "etc/glvnd/egl_vendor.d/10_nvidia.json"),
+    "firmware appears": lambda root: write_new(
+        next((root / "lib/firmware/nvidia").glob("550*")).joinpath("gsp_new.bin")
+    ),
+    "firmware is named by the kernel": lambda root: write_new(
+        root / "sys/module/firmware_class/parameters/path", "/opt/firmware\n"
+    ),
+    "a MIG device is gone": remove_mig,
+    "the driver gives other permissions": lambda root: (root / PARAMS).write_text(
+        (root / PARAMS).read_text().replace("DeviceFileMode: 438", "DeviceFileMode: 432")
+    ),
+    "a node is gone": lambda root: (root / "dev/nvidia1").unlink(),
+    "a driver's number changes": lambda root: (root / "proc/devices").write_text("Character devices:\n195 nvidia\n"),
+    "a GPU is gone": lambda root: shutil.rmtree(root / "proc/driver/nvidia/gpus/0000:02:00.0"),
+    "a GPU fails": lambda root: write_new(root / "faults", "lost 1\n"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=list(CHANGES))
+def test_what_changes_on_the_host_is_seen(kept: Kept, change: Callable[[Path], object]) -> None:
+    change(kept.root)
+    assert not kept.is_used()
+
+
+@pytest.mark.root
+def test_another_owner_of_a_node_is_seen(kept: Kept) -> None:
+    os.chown(kept.root / "dev/nvidia0", 4321, 4321)
+    assert not kept.is_used()
+    assert kept.is_used()
+    node = kept.read().gpus[0].node
+    assert node
+    assert node.uid == 4321
+
+
+def test_another_driver_version_is_never_given_old_libraries(kept: Kept) -> None:
+    version = kept.root / "proc/driver/nvidia/version"
+    text = version.read_text()
+    version.write_text(text.replace("550.163.01", "560.35.03"))
+    with pytest.raises(HostError, match="560"):
+        read_facts(kept.settings)
+    version.write_text(text)
+    assert kept.is_used()
+
+
+def test_texts_of_procfs_are_read_each_time(kept: Kept) -> None:
+    registry = kept.root / "proc/driver/nvidia/registry"
+    registry.write_text('Binary: "other"\n')
+    assert kept.is_used()
+    assert {file.name: file.content for file in kept.read().proc_files}["registry"] == 'Binary: "other"\n'
+
+
+def test_what_is_nobodys_business_changes_nothing(kept: Kept) -> None:
+    write_new(kept.root / LIBRARIES / "libother.so.1")
+    write_new(kept.root / "dev/tty7", "")
+    assert kept.is_used()
+
+
+def test_settings_have_facts_of_their_own(kept: Kept) -> None:
+    shutil.copy(kept.root / "etc/ld.so.cache", kept.root / "etc/other.cache")
+    kept.settings = kept.settings._replace(driver_ldcache="/etc/other.cache")
+    assert not kept.is_used()
+    assert kept.is_used()
+    assert len(kept.files) == 2
+
+
+def edit_key(path: Path, number: int) -> None:
+    words = unseal(path.read_bytes()).split(b" ")
+    words[number] = b"x" + words[number]
+    path.write_bytes(seal(b" ".join(words)))
+
+
+def cut(length: int) -> Callable[[Path], None]:
+    return lambda path: os.truncate(path, length)
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) * 3 // 4] ^= 1
+    path.write_bytes(content)
+
+
+def write_lines(path: Path, *lines: bytes) -> None:
+    key = unseal(path.read_bytes()).partition(b"\n")[0]
+    path.write_bytes(seal(b"\n".join((key, *lines))))
+
+
+def make_link(path: Path) -> None:
+    target = path.rename(path.with_name("target"))
+    path.symlink_to(target)
+
+
+def grow_old(path: Path) -> None:
+    key, states, facts = unseal(path.read_bytes()).split(b"\n")
+    made, states = json.loads(states)
+    path.write_bytes(seal(b"\n".join((key, json.dumps([made - cached.MAX_AGE, states]).encode(), facts))))
+
+
+SPOILED: dict[str, Callable[[Path], object]] = {
+    "version of the program": lambda path: edit_key(path, 0),
+    "boot": lambda path: edit_key(path, 1),
+    "age": grow_old,
+    "empty": cut(0),
+    "truncated in its key": cut(20),
+    "truncated in its facts": cut(6000),
+    "a flipped bit": flip,
+    "no JSON": lambda path: write_lines(path, b"{", b"{"),
+    "other JSON": lambda path: write_lines(path, b"[0,[]]", b"{}"),
+    "JSON of another form": lambda path: write_lines(path, b"[1]", b"[]"),
+    "strange paths": lambda path: write_lines(path, rb'[0,[[1,2,3],["a\u0000b",0,[]]]]', b"{}"),
+    "deep": lambda path: write_lines(path, b"[" * 100000, b"{}"),
+    "not UTF-8": lambda path: write_lines(path, b"\xff", b"\xff"),
+    "readable by others": lambda path: path.chmod(0o644),
+    "a link": make_link,
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILED.values(), ids=list(SPOILED))
+def test_a_file_that_cannot_be_used_is_written_again(kept: Kept, spoil: Callable[[Path], object]) -> None:
+    spoil(kept.files[0])
+    assert not kept.is_used()
+    assert kept.is_used()
+
+
+@pytest.mark.root
+def test_what_others_own_is_not_used(kept: Kept) -> None:
+    os.chown(kept.files[0], 4321, 4321)
+    assert not kept.is_used()
+    os.chown(kept.root / "run/ocigpu", 4321, 4321)
+    content = kept.files[0].read_bytes()
+    kept.files[0].write_bytes(b"")
+    kept.read()
+    assert kept.files[0].read_bytes() == b""
+    kept.files[0].write_bytes(content)
+    os.chown(kept.root / "run/ocigpu", 0, 0)
+    os.chown(kept.root, 4321, 4321)
+    assert cache.open_cache(True, str(kept.root)) == -1
+    assert refresh_facts(kept.settings)[1:] == ("", cached.NO_CACHE, -1.0)
+
+
+def test_facts_of_a_host_that_has_just_changed_are_not_kept(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cached, "SETTLED", 1e6)
+    replace(kept.root / CUDA)
+    assert not kept.is_used()
+    assert not kept.is_used()
+    assert refresh_facts(kept.settings).problem == "the host has just changed"
+
+
+@pytest.mark.parametrize(("fault", "why"), [("lost 1", "a GPU cannot be used"), ("init 999", "NVML gave no answer")])
+def test_facts_that_are_not_whole_are_not_kept(kept: Kept, model: Path, fault: str, why: str) -> None:
+    (model / "faults").write_text(fault + "\n")  # where the library of NVML was made
+    write_new(kept.root / "faults")
+    try:
+        assert not kept.is_used()
+        assert not kept.is_used()
+        assert refresh_facts(kept.settings).problem == why
+    finally:
+        (model / "faults").unlink()
+
+
+def test_a_change_while_the_host_is_read_is_not_missed(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = discover.read_host_facts_and_places
+
+    def change_meanwhile(settings: Settings) -> tuple[HostFacts, dict[str, bool]]:
+        found = real(settings)
+        (kept.root / "dev/nvidia-nvswitch9").touch()
+        return found
+
+    monkeypatch.setattr(discover, "read_host_facts_and_places", change_meanwhile)
+    assert refresh_facts(kept.settings).problem == "the host has just changed"
+
+
+def test_refresh_says_what_it_replaces(kept: Kept) -> None:
+    before = kept.files[0].read_bytes()
+    done = refresh_facts(kept.settings)
+    assert (done.path, done.problem) == (str(kept.files[0]), "")
+    assert done.age > 0
+    assert kept.files[0].read_bytes() != before
+    kept.files[0].unlink()
+    assert refresh_facts(kept.settings).age == -1
+
+
+def test_a_read_only_cache_is_no_error(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept.files[0].unlink()
+    monkeypatch.setattr(cached, "write_cached", lambda *_: False)
+    assert not kept.is_used()
+    assert refresh_facts(kept.settings).problem == "the file cannot be written"
+
+
+READER = """
+import json, sys
+sys.path.append(sys.argv[1])
+from ocigpu.facts import facts_to_json
+from ocigpu.host import cached, discover
+from ocigpu.settings import Settings
+cached.SETTLED, cached.PATIENCE = -1.0, 60.0
+real = discover.read_host_facts_and_places
+counted = []
+discover.read_host_facts_and_places = lambda settings: counted.append(1) or real(settings)
+facts = cached.read_facts(Settings(simulation_root=sys.argv[2]))
+print(json.dumps([len(counted), facts_to_json(facts)]))
+"""
+
+
+def test_of_many_first_starts_one_reads_the_host(kept: Kept) -> None:
+    kept.files[0].unlink()
+    library = Path(ocigpu.__file__).parent.parent
+    command = [sys.executable, "-I", "-S", "-c", READER, str(library), str(kept.root)]
+    started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(8)]
+    answers = [json.loads(process.communicate(timeout=60)[0]) for process in started]
+    assert sum(count for count, _ in answers) == 1
+    facts = json.loads(json.dumps(facts_to_json(kept.read())))
+    assert all(answer == facts for _, answer in answers)
+
+
+def test_nobody_waits_for_ever_for_another_start(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cached, "PATIENCE", 0.01)
+    kept.files[0].unlink()
+    directory = cache.open_cache(True, str(kept.root))
+    assert cached._lock(directory, cached.fcntl.LOCK_EX)
+    assert not kept.is_used()
+    os.close(directory)
