@@ -42,6 +42,24 @@ def test_sim_show_says_what_was_made(host: Path, run: Run) -> None:
     assert len(json.loads(run("sim", "show", host, "--json")[1])["gpus"]) == 8
 
 
+def test_refresh_says_what_is_kept_for_the_next_start(
+    host: Path, run_there: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ocigpu.host.cached.SETTLED", -1.0)  # the host was made just now
+    status, out, err = run_there("refresh")
+    assert (status, err) == (0, "")
+    kept = next((host / "run/ocigpu").glob("facts-*"))
+    assert f"kept    {kept}\n" in out
+    document = json.loads(run_there("refresh", "--json")[1])
+    assert (document["kept"], document["path"], document["gpus"]) == (True, str(kept), 8)
+    assert document["age_before"] >= 0
+    monkeypatch.setattr("ocigpu.host.cached.open_cache", lambda *_: -1)
+    status, out, _ = run_there("refresh")
+    assert status == 0
+    assert "no, every start reads the host anew: there is no cache directory that only this user can write" in out
+    assert json.loads(run_there("refresh", "--json")[1])["kept"] is False
+
+
 @pytest.mark.parametrize("command", ["show", "remove"])
 def test_sim_leaves_a_directory_alone_that_it_did_not_make(run: Run, tmp_path: Path, command: str) -> None:
     (tmp_path / "precious").touch()
