@@ -122,16 +122,17 @@ def _store(directory: int, settings: Settings) -> tuple[HostFacts, str]:
     """Read the facts and keep them; returns them and why they were not kept, "" if they were."""
     from ocigpu.host.discover import read_host_facts_and_places
 
-    key = _key(settings)
+    key, begin = _key(settings), time.time()
     facts, places = read_host_facts_and_places(settings)
     if facts.source != "nvml":
         return facts, "NVML gave no answer"
     if any(gpu.error for gpu in facts.gpus):
         return facts, "a GPU cannot be used"
     states = [(path, searched, _state(path, searched)) for path, searched in places.items()]
-    # the change time, which nobody can set: a change of just now may be followed by one that does not show
+    # the change time, which nobody can set: what changed since it was read, however long NVML took to answer, is not
+    # what was read, and a change shortly before may have been followed by one that does not show
     changed = max((was[5] for _, _, was in states if len(was) > 5), default=0) / 1e9
-    if _key(settings) != key or time.time() - changed <= SETTLED:
+    if _key(settings) != key or begin - changed <= SETTLED:
         return facts, "the host has just changed"
     lines = (key, rawjson.dump((_now(), states)), rawjson.dump(facts_to_json(facts)))
     if not write_cached(directory, _name(key), seal("\n".join(lines).encode())):

@@ -7,6 +7,7 @@ import socket
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -330,6 +331,24 @@ def test_a_change_while_the_host_is_read_is_not_missed(kept: Kept, monkeypatch: 
         return found
 
     monkeypatch.setattr(discover, "read_host_facts_and_places", change_meanwhile)
+    assert refresh_facts(kept.settings).problem == "the host has just changed"
+
+
+def test_a_change_while_nvml_takes_its_time_is_not_missed(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library is another one than was read, and when NVML has answered its change is long ago."""
+    monkeypatch.setattr(cached, "SETTLED", 0.0)
+    real, clock = discover.read_host_facts_and_places, time.time
+    late = 0.0
+
+    def answer_slowly(settings: Settings) -> tuple[HostFacts, dict[str, bool]]:
+        nonlocal late
+        found = real(settings)
+        replace(kept.root / CUDA)
+        late = 10.0
+        return found
+
+    monkeypatch.setattr(discover, "read_host_facts_and_places", answer_slowly)
+    monkeypatch.setattr(cached.time, "time", lambda: clock() + late)
     assert refresh_facts(kept.settings).problem == "the host has just changed"
 
 
