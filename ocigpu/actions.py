@@ -1,7 +1,8 @@
 """The vocabulary of a plan: small immutable actions, each with the reason it is there.
 
 A plan is decided in :mod:`ocigpu.plan` and carried out elsewhere: :mod:`ocigpu.spec` turns the device rules into
-edits of config.json, :mod:`ocigpu.provision` acts inside a container's namespaces.  Paths named ``container_path``
+edits of config.json, :mod:`ocigpu.provision` acts inside a container's namespaces, :mod:`ocigpu.declare` says all that
+can be said in config.json.  Paths named ``container_path``
 are absolute paths inside the container; ``host_path`` are absolute, resolved paths on the host.
 """
 
@@ -127,8 +128,28 @@ class Mode(NamedTuple):
         return f"mode {self.container_path} {self.mode:04o}"
 
 
+class ReadOnly(NamedTuple):
+    """Make what is at ``container_path`` read-only, by linux.readonlyPaths: the runtime does it, in procfs too."""
+
+    container_path: str
+    reason: str
+
+    def describe(self) -> str:
+        return f"read-only {self.container_path}"
+
+
+class Mask(NamedTuple):
+    """Hide what is at ``container_path``, by linux.maskedPaths: an empty directory, or /dev/null, is in its place."""
+
+    container_path: str
+    reason: str
+
+    def describe(self) -> str:
+        return f"mask {self.container_path}"
+
+
 if TYPE_CHECKING:
-    Action: TypeAlias = Node | AllowDevice | Bind | Tmpfs | Link | TextFile | Mode | RefreshLdCache
+    Action: TypeAlias = Node | AllowDevice | Bind | Tmpfs | Link | TextFile | Mode | RefreshLdCache | ReadOnly | Mask
 
 KINDS = {
     Node: "node",
@@ -139,6 +160,8 @@ KINDS = {
     TextFile: "file",
     Mode: "mode",
     RefreshLdCache: "ldconfig",
+    ReadOnly: "read-only",
+    Mask: "mask",
 }
 
 

@@ -119,7 +119,7 @@ class SimulationTable(Table):
 class SettingsFile(Table):
     """The whole settings file."""
 
-    mode: Literal["auto", "hook", "legacy", "cdi"] = "auto"
+    mode: Literal["auto", "hook", "legacy", "spec", "jit-cdi", "cdi"] = "auto"
     disable_require: StrictBool = False
     swarm_resource: Text = ""
     accept_nvidia_visible_devices_envvar_when_unprivileged: StrictBool = True

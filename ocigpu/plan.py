@@ -10,8 +10,8 @@ from ocigpu.facts import DeviceNode, Gpu, HostFacts, HostFile, ImageFacts, Libra
 from ocigpu.request import Request
 from ocigpu.require import check_requirements
 from ocigpu.selection import Selection, select_devices
-from ocigpu.settings import MODES, Settings
-from ocigpu.views import application_profile, proc_view
+from ocigpu.settings import Settings
+from ocigpu.views import application_profile, proc_view, proc_view_by_masks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,16 +40,17 @@ DEVELOPER_LINKS = (
 
 
 def make_plan(
-    facts: HostFacts, request: Request, settings: Settings, image: "ImageFacts | None" = None, mode: str = ""
+    facts: HostFacts, request: Request, settings: Settings, image: "ImageFacts | None" = None, mode: str = "hook"
 ) -> Plan:
     """Return what must be done for a container that makes this request on this host.
 
-    ``image`` decides where libraries go (default: an image with /usr/lib64 and glibc).  Raises RequestError for what
+    ``image`` decides where libraries go (default: an image with /usr/lib64 and glibc).  ``mode`` "spec": for a
+    container that is described by its config.json alone, where nothing can be mounted below /proc: what it must not
+    see there is hidden instead.  Raises RequestError for what
     the host cannot satisfy (OCIGPU-DEV-1, OCIGPU-REQ-3) and HostError for what is broken (OCIGPU-DEV-2, -DEV-4,
     OCIGPU-LIB-1).  A request for nothing gives a plan without actions.
     """
     image = image or ImageFacts()
-    mode = mode or MODES[settings.mode]
     if request.selection == "nothing":
         return Plan((), notes=request.notes, mode=mode, image=image)
     selection = select_devices(request, facts)
@@ -58,7 +59,7 @@ def make_plan(
     notes = [*request.notes, *facts.notes, *selection.notes]
     libraries = _libraries(facts, request)
     actions: list[Action] = [
-        *_proc_actions(facts, request, selection, gpus, notes),
+        *(_mask_actions if mode == "spec" else _proc_actions)(facts, request, selection, gpus, notes),
         *_node_actions(_nodes(facts, request, selection, gpus, notes)),
         *_file_actions(facts, request),
         *_library_actions(libraries, image),
@@ -109,6 +110,40 @@ def _proc_actions(
             reason = f"MIG device {gpu.index}:{mig.index} is granted"
             files += [(f"capabilities/{name}", reason) for name in mig_capability_paths(gpu.minor, mig)]
     return proc_view(facts.proc_driver, facts.proc_files, facts.simulated, directories, files)
+
+
+def _mask_actions(
+    facts: HostFacts, request: Request, selection: Selection, gpus: tuple[Gpu, ...], notes: list[str]
+) -> "list[Action]":
+    """The procfs's own /proc/driver/nvidia, read-only, without the GPUs and MIG capabilities that are not granted."""
+    if not facts.proc_driver:
+        notes.append("the host has no /proc/driver/nvidia: the container gets none")
+        return []
+    hidden = [
+        (f"gpus/{gpu.proc_name}", f"GPU {gpu.index} is not granted")
+        for gpu in facts.gpus
+        if gpu.proc_name and gpu not in gpus
+    ]
+    if facts.proc_capabilities and not request.mig_config and not request.mig_monitor:
+        hidden += _hidden_capabilities(facts, selection)
+    return proc_view_by_masks(facts.proc_driver, facts.simulated, hidden)
+
+
+def _hidden_capabilities(facts: HostFacts, selection: Selection) -> list[tuple[str, str]]:
+    """Return what of /proc/driver/nvidia/capabilities is not granted, whole directories where nothing below them is."""
+    if not selection.mig_devices:
+        return [("capabilities", "no MIG device is granted")]
+    granted = [name for gpu, mig in selection.mig_devices for name in mig_capability_paths(gpu.minor, mig)]
+    hidden: dict[str, None] = {"capabilities/fabric-imex-mgmt": None}  # of drivers since 535, in no table of minors
+    for name, _ in facts.cap_nodes:
+        gpu, slash, rest = name.partition("/")
+        parts = f"{gpu}/mig/{rest}".split("/") if slash else ["mig", name]
+        for end in range(1, len(parts) + 1):
+            top = "/".join(parts[:end])
+            if all(path != top and not path.startswith(f"{top}/") for path in granted):
+                hidden[f"capabilities/{top}"] = None
+                break
+    return [(name, "not of a MIG device that is granted") for name in hidden]
 
 
 # device nodes

@@ -9,7 +9,7 @@ import os
 from ocigpu.errors import RequestError, printable, quoted
 from ocigpu.facts import CAPABILITIES
 from ocigpu.require import parse_requirement
-from ocigpu.settings import Settings
+from ocigpu.settings import MODES_WITH_CDI, Settings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -80,10 +80,10 @@ def parse_request(config: "dict[str, Any]", settings: Settings) -> Request:
     A request for nothing has no other content than notes.  Raises RequestError OCIGPU-REQ-1 to -6 (not -3), each
     naming the variable and quoting what cannot be understood.  Time grows linearly with the size of the document.
 
-    With mode cdi every device becomes a CDI name; with mode auto a container whose devices are all named by fully
-    qualified CDI names is served from specifications, and a mixture of both is refused.  Devices of the kind
-    "runtime.nvidia.com/gpu" are plain ones in every mode.  Annotations are read in
-    these two modes and come first, then mounts, then variables (the order of nvidia-container-runtime).
+    With mode cdi every device becomes a CDI name; with modes auto and spec a container whose devices are all named by
+    fully qualified CDI names is served from specifications, and a mixture of both is refused.  Devices of the kind
+    "runtime.nvidia.com/gpu" are plain ones in every mode.  Annotations are read in all of these modes
+    and come first, then mounts, then variables (the order of nvidia-container-runtime).
     """
     process = _mapping(config, "process")
     swarm = tuple(filter(None, map(str.strip, settings.swarm_resource.split(","))))
@@ -114,7 +114,9 @@ def parse_request(config: "dict[str, Any]", settings: Settings) -> Request:
         selection, devices = select_tokens(tokens)
         if selection == "nothing":
             return Request()
-    elif settings.mode == "cdi" or (settings.mode == "auto" and (annotated or any("=" in token for token in tokens))):
+    elif settings.mode == "cdi" or (
+        settings.mode in MODES_WITH_CDI and (annotated or any("=" in token for token in tokens))
+    ):
         # only here: few containers need it
         from ocigpu.cdi.request import all_qualified, check_vendors, is_of_nvidia, name_devices
 
@@ -244,7 +246,7 @@ def _cdi_mount(request: str) -> str:
 
 def _requested_by_annotations(config: "dict[str, Any]", settings: Settings) -> tuple[tuple[str, ...], str]:
     """Return (tokens, source): what annotations ask for, by key; nothing in mode hook, where engines obey them."""
-    if settings.mode not in ("auto", "cdi"):
+    if settings.mode not in MODES_WITH_CDI:
         return (), ""
     annotations = _mapping(config, "annotations")
     keys = sorted(key for key in annotations if key.startswith(settings.cdi_annotation_prefixes))

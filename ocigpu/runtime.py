@@ -13,10 +13,11 @@ from ocigpu.errors import OcigpuError
 from ocigpu.linux import signals
 from ocigpu.linux.namespaces import in_initial_user_namespace
 from ocigpu.log import Log, report_failure
-from ocigpu.settings import Settings, read_settings
+from ocigpu.settings import MODES, Settings, read_settings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -63,7 +64,7 @@ def edit_bundle(arguments: Arguments, settings: Settings, stub: str, log: Log) -
     Raises OcigpuError, with the file unchanged, for a request that cannot be granted.
     """
     from ocigpu.request import parse_request
-    from ocigpu.spec import check_can_have_gpus, edit_config, read_config, write_config
+    from ocigpu.spec import DECLARED, check_can_have_gpus, edit_config, get_object, read_config, write_config
 
     document = read_config(arguments.bundle, arguments.config)
     request = parse_request(document.config, settings)
@@ -77,6 +78,22 @@ def edit_bundle(arguments: Arguments, settings: Settings, stub: str, log: Log) -
         write_config(document)
         log.write("info", f"{document.path}: granted {', '.join(request.cdi_devices)}")
         return
+    if DECLARED in get_object(document.config, "annotations"):
+        from ocigpu.declare import take_back
+
+        take_back(document.config)
+    owns_policy = owns_device_policy()
+    if MODES[settings.mode] == "spec":
+        from ocigpu.hookless import declare_in_bundle
+        from ocigpu.rootfs import NeedsHookError
+
+        try:
+            declared = declare_in_bundle(document, request, settings, arguments.bundle, owns_policy)
+        except NeedsHookError as reason:
+            log.write("info", f"{document.path}: the hook gives the container its GPUs, because {reason}")
+        else:
+            _write_notes(log, document.path, declared.notes, declared.granted)
+            return
     from ocigpu.host.cached import read_facts
     from ocigpu.plan import make_plan
 
@@ -85,11 +102,16 @@ def edit_bundle(arguments: Arguments, settings: Settings, stub: str, log: Log) -
     options = ["--config", os.path.abspath(settings.path)] if settings.path else []
     if arguments.config != "config.json":
         options += ["--spec", os.path.abspath(document.path)]
-    edit_config(
-        document.config, plan, hook_path(settings, stub), options, owns_device_policy() and not settings.no_cgroups
-    )
+    edit_config(document.config, plan, hook_path(settings, stub), options, owns_policy and not settings.no_cgroups)
     write_config(document)
-    log.write("info", f"{document.path}: granted {', '.join((*plan.gpus, *plan.mig_devices)) or 'driver files only'}")
+    _write_notes(log, document.path, (), (*plan.gpus, *plan.mig_devices))
+
+
+def _write_notes(log: Log, path: str, notes: "Sequence[str]", granted: "Sequence[str]") -> None:
+    """Log the warnings of mode spec (the hook's are its own), and what was granted."""
+    if notes:
+        log.write("warning", f"{path}: " + "; ".join(notes))
+    log.write("info", f"{path}: granted {', '.join(granted) or 'driver files only'}")
 
 
 def inject_devices(config: "dict[str, Any]", names: tuple[str, ...], settings: Settings, log: Log) -> None:

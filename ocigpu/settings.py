@@ -22,11 +22,13 @@ else:
 
 
 DEFAULT_PATH = "/etc/ocigpu/config.toml"
-MODES = {"auto": "hook", "hook": "hook", "legacy": "hook", "cdi": "cdi"}
+MODES = {"auto": "hook", "hook": "hook", "legacy": "hook", "spec": "spec", "jit-cdi": "spec", "cdi": "cdi"}
 """Accepted values of ``mode`` and what they mean.
 
-``auto`` becomes ``cdi`` for a container whose devices are all named by fully qualified CDI names.
+``auto`` and ``spec`` become ``cdi`` for a container whose devices are all named by fully qualified CDI names.
 """
+MODES_WITH_CDI = ("auto", "spec", "jit-cdi", "cdi")
+"""Modes in which such names, and annotations, are understood."""
 LOG_LEVELS = ("error", "warning", "info", "debug")
 COMPAT_MODES = ("ldconfig", "disabled")
 PREFIX = "settings-"

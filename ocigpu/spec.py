@@ -13,6 +13,7 @@ from ocigpu.errors import SpecError, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any, NamedTuple
 else:
     from ocigpu.record import NamedTuple
@@ -20,6 +21,8 @@ else:
 MAX_CONFIG_BYTES = 32 << 20
 VENDOR_HOOKS = ("nvidia-container-runtime-hook", "nvidia-container-toolkit")
 OUR_HOOK = "ocigpu-hook"
+DECLARED = "ocigpu/declared"
+"""Annotation that says what of a config.json mode ``spec`` has put there (:mod:`ocigpu.declare`)."""
 HOOK_ENVIRONMENT = ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C.UTF-8"]
 """Explicit and complete: a hook with ``env`` gets nothing else (runtime-spec, POSIX platform hooks)."""
 
@@ -125,24 +128,39 @@ def edit_config(
     bring one that takes other devices away; where the runtime has a policy all the same, the hook widens it.
     Doing it twice equals doing it once; for another plan than before, the rules of the former one go.
     """
-    hooks = _find(config, "hooks", dict, "hooks")
-    prestart = _find(hooks, "prestart", list, "hooks.prestart")
+    hooks = find(config, "hooks", dict, "hooks")
+    prestart = find(hooks, "prestart", list, "hooks.prestart")
     edited_before = any(_is_our_hook(entry) for entry in prestart)
     remove_gpu_hooks(config)
     prestart.append({"path": hook_path, "args": [OUR_HOOK, *hook_options, "prestart"], "env": list(HOOK_ENVIRONMENT)})
     hooks["prestart"] = prestart
     config["hooks"] = hooks
-    resources = _find(_find(config, "linux", dict, "linux"), "resources", dict, "linux.resources")
-    devices = _find(resources, "devices", list, "linux.resources.devices")
-    if not declare_rules or not devices:
-        return
-    granted = plan.device_rules()
-    rules = [
+    resources = find(find(config, "linux", dict, "linux"), "resources", dict, "linux.resources")
+    if declare_rules and find(resources, "devices", list, "linux.resources.devices"):
+        rules = rule_entries(plan)
+        add_rules(config, rules, [rule["major"] for rule in rules] if edited_before else [])
+
+
+def rule_entries(plan: Plan) -> "list[dict[str, Any]]":
+    """Return the entries of linux.resources.devices for the plan's device rules."""
+    return [
         {"allow": True, "type": "c", "major": rule.major, "minor": rule.minor, "access": rule.access}
-        for rule in granted
+        for rule in plan.device_rules()
     ]
-    majors = [rule.major for rule in granted] if edited_before else []
-    devices[:] = [entry for entry in devices if entry not in rules and not _is_old_rule(entry, majors)] + rules
+
+
+def add_rules(config: "dict[str, Any]", rules: "Sequence[dict[str, Any]]", old_majors: "Sequence[int]" = ()) -> None:
+    """Put device rules at the end of linux.resources.devices, each of them once.
+
+    ``old_majors``: rules of our making for these drivers' devices are left of a former edit, and go.
+    """
+    linux = find(config, "linux", dict, "linux")
+    resources = find(linux, "resources", dict, "linux.resources")
+    devices = find(resources, "devices", list, "linux.resources.devices")
+    kept = [entry for entry in devices if entry not in rules and not _is_old_rule(entry, old_majors)]
+    resources["devices"] = [*kept, *rules]
+    linux["resources"] = resources
+    config["linux"] = linux
 
 
 def remove_gpu_hooks(config: "dict[str, Any]") -> None:
@@ -156,7 +174,7 @@ def remove_gpu_hooks(config: "dict[str, Any]") -> None:
         entries[:] = [entry for entry in entries if not _is_gpu_hook(entry)]
 
 
-def _find(parent: "dict[str, Any]", name: str, kind: type, path: str) -> "Any":
+def find(parent: "dict[str, Any]", name: str, kind: type, path: str) -> "Any":
     """Return ``parent[name]``, or an empty one when it is missing or null; another type is OCIGPU-SPEC-3."""
     value = parent.get(name)
     if value is None:
@@ -181,7 +199,7 @@ def _program(entry: "Any") -> str:
     return os.path.basename(path) if isinstance(path, str) else ""
 
 
-def _is_old_rule(entry: "Any", majors: list[int]) -> bool:
+def _is_old_rule(entry: "Any", majors: "Sequence[int]") -> bool:
     """Tell whether a rule is one that we write, for a device of these drivers: left by an edit for another request."""
     if not isinstance(entry, dict) or list(entry) != ["allow", "type", "major", "minor", "access"]:
         return False

@@ -3,7 +3,7 @@
 Pure; the plan of hook mode and the plan of CDI hooks are made of the same parts.
 """
 
-from ocigpu.actions import Bind, Tmpfs
+from ocigpu.actions import Bind, Mask, ReadOnly, Tmpfs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,11 +30,7 @@ def proc_view(
     ``proc_driver``: the host's, whose ``proc_files`` are shown to everybody.  ``directories`` and ``files``: the rest
     of it that the container may see, pairs of (path below it, reason).
     """
-    actions: list[Action] = []
-    if simulated:
-        source = proc_driver.rpartition("/")[0]
-        reason = "simulated host: stands in for the procfs tree that the kernel module makes"
-        actions.append(Bind(source, "/proc/driver", PROC_OPTIONS, reason, "directory"))
+    actions: list[Action] = [_simulated_proc(proc_driver)] if simulated else []
     texts = [
         (item.name, item.mode, _rewritten_params(item.content) if item.name == "params" else item.content)
         for item in proc_files
@@ -50,6 +46,22 @@ def proc_view(
             binds.append(_proc_bind(proc_driver, name, reason, "file"))
     reason = "the container sees only its own GPUs, and the driver's libraries must not create device nodes"
     return [*actions, Tmpfs(PROC_DRIVER, 0o555, tuple(texts), _with_ancestors(shown, texts), reason), *binds]
+
+
+def proc_view_by_masks(proc_driver: str, simulated: bool, hidden: "Iterable[tuple[str, str]]") -> "list[Action]":
+    """Return what leaves a container its procfs's /proc/driver/nvidia, read-only and without what is ``hidden``.
+
+    ``hidden``: pairs of (path below it, reason).  The runtimes refuse mounts below /proc in a config.json, but hide
+    and protect paths there.  Read-only, because the driver takes orders from root there (suspend).
+    """
+    actions: list[Action] = [_simulated_proc(proc_driver)] if simulated else []
+    actions.append(ReadOnly(PROC_DRIVER, "what the driver lets root write there is not for containers"))
+    return actions + [Mask(f"{PROC_DRIVER}/{name}", reason) for name, reason in hidden]
+
+
+def _simulated_proc(proc_driver: str) -> Bind:
+    reason = "simulated host: stands in for the procfs tree that the kernel module makes"
+    return Bind(proc_driver.rpartition("/")[0], "/proc/driver", PROC_OPTIONS, reason, "directory")
 
 
 def _proc_bind(proc_driver: str, name: str, reason: str, kind: str) -> Bind:

@@ -87,7 +87,7 @@ def test_settings_are_the_same_from_the_cache(place: Path, values: dict[str, Any
     assert len(kept_files(place)) <= SPARE + 1
 
 
-@pytest.mark.parametrize("text", ["surprise = 1", "mode = 5", 'mode = "spec"', "mode = 1979-05-27", "mode = nan"])
+@pytest.mark.parametrize("text", ["surprise = 1", "mode = 5", 'mode = "specs"', "mode = 1979-05-27", "mode = nan"])
 def test_wrong_settings_are_refused_each_time(place: Path, tmp_path: Path, text: str) -> None:
     path = str(write(tmp_path / "config.toml", text))
     with pytest.raises(SettingsError) as plain:

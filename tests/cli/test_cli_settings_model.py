@@ -175,7 +175,7 @@ def test_the_model_has_every_key_with_the_hot_path_default() -> None:
 def test_every_problem_of_a_file_is_named_at_once() -> None:
     problems = find_problems(tomllib.loads('mode = "csv"\ndisable-requires = true\n[driver]\nroot = "x"'))
     assert problems == [
-        "mode: input should be 'auto', 'hook', 'legacy' or 'cdi'",
+        "mode: input should be 'auto', 'hook', 'legacy', 'spec', 'jit-cdi' or 'cdi'",
         'driver.root: "x" is not an absolute path',
         'unknown key "disable-requires": did you mean disable-require?',
     ]

@@ -1,0 +1,150 @@
+"""Mode ``spec``: the container is that of hook mode, and no process of ours runs for it."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.bundle import base_config, write_bundle
+from support.process import Completed, run
+from support.product import RUNTIME, SimulatedHost, listed_uuids
+from support.runtimes import container_id, run_container, set_cgroup
+from support.survey import OWN_RUN, Seen, beyond, differences, finished, survey
+
+pytestmark = [pytest.mark.root, pytest.mark.engine]
+
+RUNTIMES = pytest.mark.parametrize("runtime", ["runc", "crun"])
+
+
+@pytest.fixture(scope="module")
+def image(session_directory: Path, rootfs: Callable[[str], Path]) -> Path:
+    """A Debian-like image whose loader cache is up to date, as distributions ship it."""
+    path = session_directory / "with-cache"
+    shutil.copytree(rootfs("glibc"), path, symlinks=True)
+    run(["ldconfig", "-r", path])
+    return path
+
+
+class Machine:
+    """Starts containers of one image on one simulated host, in one mode after another."""
+
+    def __init__(self, host: SimulatedHost, environment: dict[str, str], runtime: str, directory: Path) -> None:
+        self.host, self.runtime, self.directory = host, runtime, directory
+        self.environment = host.environment(environment, runtime)
+        self.bundle = Path()
+
+    def settings(self, mode: str) -> dict[str, str]:
+        text = Path(self.environment["OCIGPU_CONFIG"]).read_text()
+        path = self.directory / f"{mode}.toml"
+        path.write_text(f'mode = "{mode}"\n{text}')
+        path.chmod(0o644)
+        return {**self.environment, "OCIGPU_CONFIG": str(path)}
+
+    def run(
+        self,
+        mode: str,
+        image: Path,
+        arguments: list[str],
+        variables: dict[str, str],
+        edit: Callable[[dict[str, Any]], None] | None = None,
+    ) -> Completed:
+        config = base_config(arguments, variables)
+        if edit:
+            edit(config)
+        name = container_id()
+        self.bundle = write_bundle(self.directory / name, config, image)
+        set_cgroup(self.bundle, name)
+        return run_container([RUNTIME], self.bundle, name, env=self.settings(mode), cgroup="v2", prefix=OWN_RUN)
+
+    def edited(self) -> dict[str, Any]:
+        config: dict[str, Any] = json.loads((self.bundle / "config.json").read_text())
+        return config
+
+    def seen(self, mode: str, image: Path, variables: dict[str, str]) -> Seen:
+        return finished(self.run(mode, image, survey(self.host), variables))
+
+
+MakeMachine = Callable[[str], Machine]
+
+
+@pytest.fixture
+def machine(simulated_host: SimulatedHost, runtime_environment: dict[str, str], work_directory: Path) -> MakeMachine:
+    return lambda runtime: Machine(simulated_host, runtime_environment, runtime, work_directory)
+
+
+@pytest.fixture
+def mig_machine(mig_host: SimulatedHost, runtime_environment: dict[str, str], work_directory: Path) -> MakeMachine:
+    return lambda runtime: Machine(mig_host, runtime_environment, runtime, work_directory)
+
+
+def asks(devices: str, capabilities: str = "all") -> dict[str, str]:
+    return {"NVIDIA_VISIBLE_DEVICES": devices, "NVIDIA_DRIVER_CAPABILITIES": capabilities}
+
+
+# --- the same from inside
+
+VIEWS = ("/etc/nvidia/nvidia-application-profiles-rc.d", "/dev/dri/by-path")
+ONLY = {
+    "mount /proc/driver/nvidia": "runtimes refuse mounts below /proc: what is not granted is masked instead",
+    "proc /proc/driver/nvidia": "as above: the directories of other GPUs are there, and empty; modes are the driver's",
+    "content /proc/driver/nvidia/params": "ModifyDeviceFiles stays: nodes that are not granted cannot be opened anyway",
+    **{f"mount {path}": "a directory below /run/ocigpu is bound, where the hook makes a tmpfs" for path in VIEWS},
+    f"file {VIEWS[0]}/": "as above: find -xdev does not look into the hook's tmpfs",
+    "node stat /dev/dri/by-path": "as above",
+    "node stat /dev/dri": "made by the runtime, with the mode that it gives directories",
+    "cache ": "only the image's own: its cache is kept, where the hook's ldconfig prefers the directory it is given",
+}
+"""Keys in which the two may differ, also with more of a path or a name behind them, and why."""
+
+
+def may_differ(key: str) -> bool:
+    own = key in ONLY or key.startswith(tuple(f"{start.rstrip('/')}/" for start in ONLY if "stat" not in start))
+    return own or key.startswith("cache ")
+
+
+def assert_same(machine: Machine, image: Path, devices: str, capabilities: str) -> Seen:
+    bare = machine.seen("hook", image, {})
+    hook = beyond(machine.seen("hook", image, asks(devices, capabilities)), bare)
+    spec = beyond(machine.seen("spec", image, asks(devices, capabilities)), bare)
+    assert "ocigpu-hook" not in json.dumps(machine.edited())
+    found = differences(hook, spec)
+    odd = {key: found[key] for key in found if not may_differ(key)}
+    assert odd == {}, "\n".join(f"{key}: {values}" for key, values in odd.items())
+    for key in found:
+        if key.startswith("cache "):
+            assert bare[key].removeprefix("/usr") == found[key][0].removeprefix("/usr")
+            assert found[key][1] == "(none)"
+    assert {spec[key] for key in spec if key.startswith("library")} <= {"ok"}
+    return spec
+
+
+def shown_gpus(seen: Seen) -> int:
+    """Return of how many GPUs the container sees something in /proc/driver/nvidia."""
+    return len([key for key in seen if key.startswith("content /proc/driver/nvidia/gpus/") and key.endswith("/power")])
+
+
+@RUNTIMES
+@pytest.mark.parametrize(
+    ("devices", "capabilities", "number"), [("3", "all", 1), ("0,5", "compute,utility", 2), ("all", "all", 8)]
+)
+def test_a_container_of_mode_spec_is_that_of_hook_mode(
+    machine: MakeMachine, image: Path, runtime: str, devices: str, capabilities: str, number: int
+) -> None:
+    seen = assert_same(machine(runtime), image, devices, capabilities)
+    assert len(listed_uuids(seen["listing"])) == number
+    assert shown_gpus(seen) == number
+
+
+@RUNTIMES
+@pytest.mark.parametrize(("devices", "profile"), [("0:1", "1g.5gb"), ("0", "3g.20gb"), ("1", "")])
+def test_mig_devices_of_mode_spec_are_those_of_hook_mode(
+    mig_machine: MakeMachine, image: Path, runtime: str, devices: str, profile: str
+) -> None:
+    machine = mig_machine(runtime)
+    seen = assert_same(machine, image, devices, "all")
+    hook = machine.seen("hook", image, asks(devices))
+    paths = [{key for key in one if key.startswith("content /proc/driver/nvidia/cap")} for one in (seen, hook)]
+    assert paths[0] == paths[1]
+    assert bool(paths[0]) == bool(profile)
