@@ -20,8 +20,8 @@ NOT_HOT = ("ocigpu.cdi.yaml_child",)
 """Modules of these directories that need more: only a forked child loads them."""
 HOT_MODULES = (
     "ocigpu.actions", "ocigpu.arguments", "ocigpu.cache", "ocigpu.errors", "ocigpu.facts", "ocigpu.hook",
-    "ocigpu.log", "ocigpu.passing", "ocigpu.plan", "ocigpu.rawjson", "ocigpu.record", "ocigpu.request",
-    "ocigpu.require", "ocigpu.runtime", "ocigpu.selection", "ocigpu.settings", "ocigpu.spec", "ocigpu.state",
+    "ocigpu.ldcache", "ocigpu.log", "ocigpu.passing", "ocigpu.plan", "ocigpu.rawjson", "ocigpu.record",
+    "ocigpu.request", "ocigpu.require", "ocigpu.runtime", "ocigpu.selection", "ocigpu.settings", "ocigpu.spec", "ocigpu.state",
     "ocigpu.views",
 )  # fmt: skip
 

@@ -1,17 +1,12 @@
 """The dynamic loader's cache, searched for the driver's libraries and nothing else.
 
-Layout: glibc's sysdeps/generic/dl-cache.h.  An optional old table ("ld.so-1.7.0") comes first; the new one
-("glibc-ld.so.cache1.1") holds entries of 24 bytes: flags, offset of the SONAME, offset of the path (both from the
-start of the new header), osversion, hwcap.  A cache is trusted to name files, not to be well formed.
+Layout: see :mod:`ocigpu.ldcache`.  A cache is trusted to name files, not to be well formed.
 """
 
 import struct
 
-OLD_MAGIC = b"ld.so-1.7.0"
-OLD_HEADER = 16
-OLD_ENTRY = 12
-NEW_MAGIC = b"glibc-ld.so.cache1.1"
-NEW_HEADER = 48
+from ocigpu.ldcache import HEADER, NEW_MAGIC, find_table
+
 MAX_CACHE = 1 << 24
 """Bytes of a cache that are looked at; one of 2,000 entries has about 150 KiB."""
 MAX_STRING = 4096
@@ -31,32 +26,21 @@ def parse_ldcache(
     ``flags`` are the architecture bits to accept (0x0300 for x86-64).  Order is the cache's.  A malformed cache gives
     an empty list and says why; a malformed entry is passed over.
     """
-    start = _find_table(data)
+    start = find_table(data)
     if start < 0:
         return [], "not a glibc loader cache" if data else "empty"
     (count,) = _COUNT.unpack_from(data, start + len(NEW_MAGIC))
-    end = start + NEW_HEADER + count * _ENTRY.size
+    end = start + HEADER + count * _ENTRY.size
     if end > len(data):
         return [], f"claims {count} entries in {len(data)} bytes"
     found: list[tuple[str, str]] = []
     starts_with = data.startswith
-    for flag, key, value, _, _ in _ENTRY.iter_unpack(data[start + NEW_HEADER : end]):
+    for flag, key, value, _, _ in _ENTRY.iter_unpack(data[start + HEADER : end]):
         if starts_with(prefixes, start + key) and flag & FLAG_ELF and flag & FLAG_ARCHITECTURE in flags:
             name, path = _string(data, start + key), _string(data, start + value)
             if name and path.startswith("/"):
                 found.append((name, path))
     return found, ""
-
-
-def _find_table(data: bytes) -> int:
-    """Return where the new header starts, -1 when there is none."""
-    start = 0
-    if data.startswith(OLD_MAGIC) and len(data) >= OLD_HEADER:
-        (count,) = _COUNT.unpack_from(data, 12)
-        start = (OLD_HEADER + count * OLD_ENTRY + 7) & ~7
-    if len(data) < start + NEW_HEADER or not data.startswith(NEW_MAGIC, start):
-        return -1
-    return start
 
 
 def _string(data: bytes, offset: int) -> str:
