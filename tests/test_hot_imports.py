@@ -21,8 +21,8 @@ NOT_HOT = ("ocigpu.cdi.yaml_child",)
 HOT_MODULES = (
     "ocigpu.actions", "ocigpu.arguments", "ocigpu.cache", "ocigpu.errors", "ocigpu.facts", "ocigpu.hook",
     "ocigpu.ldcache", "ocigpu.log", "ocigpu.passing", "ocigpu.plan", "ocigpu.rawjson", "ocigpu.record",
-    "ocigpu.request", "ocigpu.require", "ocigpu.runtime", "ocigpu.selection", "ocigpu.settings", "ocigpu.spec", "ocigpu.state",
-    "ocigpu.views",
+    "ocigpu.request", "ocigpu.require", "ocigpu.runtime", "ocigpu.selection", "ocigpu.settings", "ocigpu.spec",
+    "ocigpu.state", "ocigpu.views",
 )  # fmt: skip
 
 JSON = {
