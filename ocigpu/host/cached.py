@@ -4,6 +4,8 @@ Kept in the cache directory (:mod:`ocigpu.cache`), one file for each set of sett
 as it was: version of this program, boot, fingerprint (driver, GPUs, MIG devices, nodes), and identity, size and times
 of every file that was looked at; what was not there is still not there.  What only NVML tells, such as a GPU that has
 fallen off the bus, is asked again after :data:`MAX_AGE` seconds.  The small texts of procfs are read each time.
+
+That the fingerprint is the same is seen without computing it, as a rule: what it was made of is read and compared.
 """
 
 import fcntl
@@ -13,11 +15,9 @@ import time
 
 from ocigpu import __version__, rawjson
 from ocigpu.cache import open_cache, prune_cache, read_cached, seal, unseal, write_cached
+from ocigpu.errors import HostError
 from ocigpu.facts import HostFacts, facts_from_json, facts_to_json
-from ocigpu.host.files import read_firmware_parameter
-from ocigpu.host.fingerprint import fingerprint_text, read_fingerprint
-from ocigpu.host.procfs import read_proc_files
-from ocigpu.host.tree import find_roots, read_text
+from ocigpu.host.tree import find_roots, is_as_noted, note_readings, read_text, settings_digest, stop_noting
 from ocigpu.settings import Settings
 
 TYPE_CHECKING = False
@@ -84,7 +84,7 @@ def refresh_facts(settings: Settings) -> Refreshed:
     try:
         _, age = _load(directory, settings)
         facts, problem = _store(directory, settings)
-        path = f"{os.readlink(f'/proc/self/fd/{directory}')}/{_name(_key(settings))}"
+        path = f"{os.readlink(f'/proc/self/fd/{directory}')}/{_name(settings)}"
         return Refreshed(facts, "" if problem else path, problem, age)
     finally:
         os.close(directory)
@@ -92,37 +92,97 @@ def refresh_facts(settings: Settings) -> Refreshed:
 
 def _key(settings: Settings) -> str:
     """Return a line that says for which program, boot and state of the driver facts hold; ends with the settings'."""
-    boot = (read_text("/proc/sys/kernel/random/boot_id") or "").strip()
+    from ocigpu.host.files import read_firmware_parameter  # rarely needed: see the notes
+    from ocigpu.host.fingerprint import fingerprint_text, read_fingerprint
+
     firmware = read_firmware_parameter(find_roots(settings).sys)
-    return f"{__version__} {boot} firmware={firmware} {fingerprint_text(read_fingerprint('nvidia', settings))}"
+    return f"{_begin_of_key()} firmware={firmware} {fingerprint_text(read_fingerprint('nvidia', settings))}"
 
 
-def _name(key: str) -> str:
-    return PREFIX + key.rpartition("=")[2]
+def _begin_of_key() -> str:
+    return f"{__version__} {(read_text('/proc/sys/kernel/random/boot_id') or '').strip()}"
+
+
+def _name(settings: Settings) -> str:
+    return PREFIX + settings_digest(settings)
+
+
+class _Kept(NamedTuple):
+    """What is in the file: its key, when it was made, states of places, notes of readings, and the facts as JSON."""
+
+    key: str
+    made: float
+    states: "list[tuple[str, bool, list[int]]]"
+    notes: "dict[str, int]"
+    facts: str
+
+
+def _read(directory: int, settings: Settings) -> _Kept | None:
+    lines = unseal(read_cached(directory, _name(settings))).split(b"\n")
+    if len(lines) != 3:
+        return None
+    try:
+        made, states, notes = rawjson.parse(lines[1].decode())
+        return _Kept(lines[0].decode(), made, states, notes, lines[2].decode())
+    except (ValueError, TypeError, RecursionError):  # written by other code of this version
+        return None
+
+
+def _write(directory: int, settings: Settings, kept: _Kept) -> bool:
+    lines = (kept.key, rawjson.dump((kept.made, kept.states, kept.notes)), kept.facts)
+    return write_cached(directory, _name(settings), seal("\n".join(lines).encode()))
 
 
 def _load(directory: int, settings: Settings) -> tuple[HostFacts | None, float]:
     """Return the facts that are kept, if they still hold (else None), and their age in seconds (else -1)."""
-    key = _key(settings)
-    lines = unseal(read_cached(directory, _name(key))).split(b"\n")
-    if len(lines) != 3 or lines[0] != key.encode():
-        return None, -1.0
+    kept = _read(directory, settings)
     try:
-        made, states = rawjson.parse(lines[1].decode())
-        age = _now() - made
-        if not 0 <= age < MAX_AGE or any(_state(path, searched) != was for path, searched, was in states):
+        if kept is None or not _holds(directory, settings, kept):
             return None, -1.0
-        facts = facts_from_json(rawjson.parse(lines[2].decode()))
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):  # written by other code of this version
+        facts = facts_from_json(rawjson.parse(kept.facts))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):  # as above
         return None, -1.0
-    return facts._replace(proc_files=read_proc_files(facts.proc_driver) if facts.proc_driver else ()), age
+    from ocigpu.host.procfs import read_proc_files
+
+    files = read_proc_files(facts.proc_driver) if facts.proc_driver else ()
+    return facts._replace(proc_files=files), _now() - kept.made
+
+
+def _holds(directory: int, settings: Settings, kept: _Kept) -> bool:
+    """Tell whether nothing that facts were read from has changed.
+
+    Where only something has that does not matter (a device of another kind was added to /dev), it is noted anew.
+    """
+    if not 0 <= _now() - kept.made < MAX_AGE or not kept.key.startswith(f"{_begin_of_key()} "):
+        return False
+    if any(_state(path, searched) != was for path, searched, was in kept.states):
+        return False
+    try:
+        if is_as_noted(kept.notes):
+            return True
+    except HostError:  # the long way says what it is
+        return False
+    key, notes = _noted_key(settings)
+    if key != kept.key:
+        return False
+    _write(directory, settings, kept._replace(notes=notes))
+    return True
+
+
+def _noted_key(settings: Settings) -> tuple[str, "dict[str, int]"]:
+    """Return the key, and notes of everything that was read for it."""
+    notes = note_readings()
+    try:
+        return _key(settings), notes
+    finally:
+        stop_noting()
 
 
 def _store(directory: int, settings: Settings) -> tuple[HostFacts, str]:
     """Read the facts and keep them; returns them and why they were not kept, "" if they were."""
     from ocigpu.host.discover import read_host_facts_and_places
 
-    key, begin = _key(settings), time.time()
+    (key, notes), begin = _noted_key(settings), time.time()
     facts, places = read_host_facts_and_places(settings)
     if facts.source != "nvml":
         return facts, "NVML gave no answer"
@@ -134,10 +194,9 @@ def _store(directory: int, settings: Settings) -> tuple[HostFacts, str]:
     changed = max((was[5] for _, _, was in states if len(was) > 5), default=0) / 1e9
     if _key(settings) != key or begin - changed <= SETTLED:
         return facts, "the host has just changed"
-    lines = (key, rawjson.dump((_now(), states)), rawjson.dump(facts_to_json(facts)))
-    if not write_cached(directory, _name(key), seal("\n".join(lines).encode())):
+    if not _write(directory, settings, _Kept(key, _now(), states, notes, rawjson.dump(facts_to_json(facts)))):
         return facts, "the file cannot be written"
-    prune_cache(directory, PREFIX, (_name(key),), SPARE)
+    prune_cache(directory, PREFIX, (_name(settings),), SPARE)
     return facts, ""
 
 

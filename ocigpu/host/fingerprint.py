@@ -4,7 +4,6 @@ Small files of procfs and sysfs and directory listings only: no NVML, no library
 wake a GPU.  The boot id is not part of it: what was true before a reboot is true after it when nothing else changed.
 """
 
-import os
 from binascii import crc32
 
 from ocigpu.errors import quoted
@@ -19,7 +18,7 @@ from ocigpu.host.procfs import (
     read_kernel_version,
     read_proc_gpus,
 )
-from ocigpu.host.tree import Roots, Tree, find_roots, read_text
+from ocigpu.host.tree import Roots, Tree, find_roots, read_node, read_text, settings_digest
 from ocigpu.settings import Settings
 
 TYPE_CHECKING = False
@@ -35,7 +34,6 @@ ANNOTATION = "ocigpu/fingerprint"
 _DIRECTORIES = ("nvidia-caps", IMEX_DRIVER)
 """Directories of nodes in /dev; what is in them counts, not that they are there."""
 _TEXT_LIMIT = 4096
-_SETTINGS = ("driver_root", "driver_dev_root", "driver_ldcache", "simulation_root")
 _PLURALS = {"gpus": "the set of GPUs has", "mig": "MIG devices have", "imex": "IMEX channels have"}
 _SENTENCES = {
     "uuids": "GPUs have been replaced: their UUIDs are others",
@@ -54,8 +52,7 @@ def read_fingerprint(source: str, settings: Settings) -> "Fingerprint":
     """
     reader = READERS.get(source)
     pairs = reader(settings) if reader else ()
-    chosen = [str(getattr(settings, name)) for name in _SETTINGS]
-    return (("source", source), *pairs, ("settings", f"{crc32(chr(0).join(chosen).encode()):08x}"))
+    return (("source", source), *pairs, ("settings", settings_digest(settings)))
 
 
 def digest(lines: "Iterable[str]") -> str:
@@ -118,16 +115,7 @@ def _numbers_and_nodes(roots: Roots, tree: Tree, gpus: tuple[ProcGpu, ...]) -> l
         for name, major, minor in read_drm_numbers(roots.sys, gpu.bus_id):
             lines.append(f"{gpu.bus_id} {name} {major}:{minor}")
             paths.append(f"/dev/dri/{name}")
-    return lines + [_node(tree.host(path), path) for path in paths[:MAX_NODES]]
-
-
-def _node(host_path: str, path: str) -> str:
-    """Return a line with type, permissions, owner and number of what is at a path, without following a link."""
-    try:
-        status = os.lstat(host_path)
-    except OSError:  # gone since the listing, or a DRM node that was never made
-        return f"{path} -"
-    return f"{path} {status.st_mode:o} {status.st_uid} {status.st_gid} {status.st_rdev:x}"
+    return lines + [f"{path} {read_node(tree.host(path))}" for path in paths[:MAX_NODES]]
 
 
 def _read_amd(settings: Settings) -> "Fingerprint":

@@ -7,6 +7,7 @@ meant relative to it.  :class:`Tree` resolves such paths; it is no protection ag
 import errno
 import os
 import stat
+from binascii import crc32
 
 from ocigpu.errors import HostError
 from ocigpu.settings import Settings
@@ -22,6 +23,50 @@ MAX_LINKS = 40
 TEXT_LIMIT = 1 << 16
 """Bytes read of one text file of procfs or sysfs unless the caller says more."""
 ABSENT = (errno.ENOENT, errno.ENOTDIR)
+
+_noted: "dict[str, int] | None" = None
+
+
+def note_readings() -> "dict[str, int]":
+    """Begin to note what is read by the functions of this module, until :func:`stop_noting`; returns the notes.
+
+    They are for :func:`is_as_noted`: whoever reads the same again comes to the same conclusions.
+    """
+    global _noted  # noqa: PLW0603 - reading is spread over many modules, and one process notes one thing at a time
+    _noted = {}
+    return _noted
+
+
+def stop_noting() -> None:
+    """End what :func:`note_readings` began."""
+    global _noted  # noqa: PLW0603
+    _noted = None
+
+
+def is_as_noted(notes: "dict[str, int]") -> bool:
+    """Tell whether everything that was noted would be read the same again.  Raises HostError as the readers do."""
+    for key, checksum in notes.items():
+        kind, _, path = key.partition(" ")
+        if kind == "names":
+            value = "/".join(list_names(path))
+        elif kind == "node":
+            value = read_node(path)
+        elif kind == "link":
+            value = str(_read_link(path))
+        else:
+            value = str(read_text(path, int(kind)))
+        if _checksum(value) != checksum:
+            return False
+    return True
+
+
+def _checksum(text: str) -> int:
+    return crc32(text.encode("utf-8", "surrogateescape"))
+
+
+def _note(kind: str, path: str, value: str) -> None:
+    if _noted is not None:
+        _noted[f"{kind} {path}"] = _checksum(value)
 
 
 class Roots(NamedTuple):
@@ -47,8 +92,14 @@ def find_roots(settings: Settings) -> Roots:
     if settings.driver_dev_root:
         dev = settings.driver_dev_root.rstrip("/")
     else:
-        dev = driver if os.path.lexists(f"{driver}/dev/nvidiactl") else ""
+        dev = driver if driver and read_node(f"{driver}/dev/nvidiactl") != "-" else ""
     return Roots(driver, dev, "/proc", "/sys", False)
+
+
+def settings_digest(settings: Settings) -> str:
+    """Return a checksum of the settings that decide where the host's driver is looked for."""
+    chosen = (settings.driver_root, settings.driver_dev_root, settings.driver_ldcache, settings.simulation_root)
+    return f"{crc32(chr(0).join(chosen).encode()):08x}"
 
 
 class Tree:
@@ -97,17 +148,10 @@ class Tree:
         """Return the target of a link, "" for anything else that exists, None for nothing."""
         if path in self._links:
             return self._links[path]
-        target: str | None
-        try:
-            target = os.readlink(self.prefix + path)
-        except OSError as error:
-            if error.errno == errno.EINVAL:
-                target = ""
-            else:
-                target = None
-                if error.errno not in ABSENT:
-                    self.unreadable.append(f"{self.prefix}{path}: {error.strerror}")
-        self._links[path] = target
+        found = _read_link(self.prefix + path)
+        if isinstance(found, OSError) and found.errno not in ABSENT:
+            self.unreadable.append(f"{self.prefix}{path}: {found.strerror}")
+        self._links[path] = target = found if isinstance(found, str) else None
         return target
 
     def link(self, path: str) -> str:
@@ -156,12 +200,36 @@ def node_tree(roots: Roots) -> Tree:
     return Tree(roots.dev if roots.simulated else "")
 
 
+def _read_link(path: str) -> str | OSError:
+    """Return the target of a link, "" for anything else that exists, the error for what is not there."""
+    target: str | OSError
+    try:
+        target = os.readlink(path)
+    except OSError as error:
+        target = "" if error.errno == errno.EINVAL else error
+    _note("link", path, str(target))
+    return target
+
+
 def list_names(path: str) -> list[str]:
     """Return the sorted names in a directory; nothing when there is none or it cannot be read."""
     try:
-        return sorted(os.listdir(path))
+        names = sorted(os.listdir(path))
     except OSError:
-        return []
+        names = []
+    _note("names", path, "/".join(names))
+    return names
+
+
+def read_node(path: str) -> str:
+    """Return type and permissions, owner and number of what is at a path as text, "-" for nothing; follows no link."""
+    try:
+        status = os.lstat(path)
+        text = f"{status.st_mode:o} {status.st_uid} {status.st_gid} {status.st_rdev:x}"
+    except OSError:
+        text = "-"
+    _note("node", path, text)
+    return text
 
 
 def read_text(path: str, limit: int = TEXT_LIMIT) -> str | None:
@@ -173,14 +241,17 @@ def read_text(path: str, limit: int = TEXT_LIMIT) -> str | None:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError as error:
         if error.errno in ABSENT:
+            _note(str(limit), path, "None")
             return None
         raise HostError("OCIGPU-HOST-3", f"open {path}: {error.strerror}") from error
     try:
-        return _read_all(fd, limit).decode("utf-8", "replace")
+        text = _read_all(fd, limit).decode("utf-8", "replace")
     except OSError as error:
         raise HostError("OCIGPU-HOST-3", f"read {path}: {error.strerror}") from error
     finally:
         os.close(fd)
+    _note(str(limit), path, text)
+    return text
 
 
 def _read_all(fd: int, limit: int) -> bytes:

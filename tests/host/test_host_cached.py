@@ -91,6 +91,15 @@ def test_facts_are_kept_for_this_user_alone_and_read_back_equal(kept: Kept) -> N
     assert kept.discoveries == 1
 
 
+def test_a_device_of_another_kind_changes_nothing_and_is_noted(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = kept.files[0].read_bytes()
+    (kept.root / "dev/ttyUSB0").touch()
+    assert kept.is_used()
+    assert kept.files[0].read_bytes() != before
+    monkeypatch.setattr(cached, "_key", None)  # what was noted is enough again
+    assert read_facts(kept.settings).source == "nvml"
+
+
 def test_a_start_with_facts_that_hold_asks_no_nvml(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("a process of NVML was started")
@@ -256,8 +265,8 @@ def make_link(path: Path) -> None:
 
 def grow_old(path: Path) -> None:
     key, states, facts = unseal(path.read_bytes()).split(b"\n")
-    made, states = json.loads(states)
-    path.write_bytes(seal(b"\n".join((key, json.dumps([made - cached.MAX_AGE, states]).encode(), facts))))
+    made, *rest = json.loads(states)
+    path.write_bytes(seal(b"\n".join((key, json.dumps([made - cached.MAX_AGE, *rest]).encode(), facts))))
 
 
 SPOILED: dict[str, Callable[[Path], object]] = {
