@@ -14,9 +14,9 @@ test: ## pass the whole test suite: lint, types, unit, real runtimes and engines
 	@packaging/bootstrap.sh test
 	@.venv/bin/python -m pytest $(PYTEST_OPTIONS)
 
-bench: ## measure bare runc against ocigpu (PEER_RUNTIME=/path measures another shim beside it)
+bench: ## measure bare runc against ocigpu (PEER_RUNTIME=/path: another shim beside it; REPORT=FILE writes a report)
 	@packaging/bootstrap.sh demo
-	@.venv/bin/python -m bench $(BENCH_OPTIONS)
+	@.venv/bin/python -m bench $(if $(REPORT),--report '$(REPORT)') $(BENCH_OPTIONS)
 
 gpu-test: ## on a machine with an NVIDIA driver: run real GPU work in containers, write docs/REAL-GPU.md
 	@packaging/gpu-test.sh

@@ -1,9 +1,9 @@
 """Paired timing of container life cycles: every round runs each contender once, in rotating order."""
 
-import json
 import os
 import statistics
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -11,6 +11,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 PHASES = ("create", "start", "delete")
+PREFIX = "ocigpu-bench-"
+"""Start of the names of our containers, which are their cgroups' too."""
+WARM = 2
+"""Turns of every contender that do not count: they fill the caches of the file system, of byte code and of ours."""
+_LAUNCHER = """
+import os, sys
+actions = [(os.POSIX_SPAWN_OPEN, 1, "/dev/null", os.O_WRONLY, 0)]
+_, status, usage = os.wait4(os.posix_spawn(sys.argv[1], sys.argv[1:], os.environ, file_actions=actions), 0)
+print(usage.ru_maxrss)
+sys.exit(status != 0)
+"""
 LIMIT = 60
 """Seconds for one command."""
 
@@ -51,9 +62,9 @@ def wait_stopped(pid: int) -> None:
     raise RuntimeError(f"process {pid} does not end")
 
 
-def life_cycle(runtime: str, root: Path, bundle: Path, env: dict[str, str]) -> dict[str, float]:
+def life_cycle(runtime: str, root: Path, bundle: Path, env: dict[str, str], name: str = "") -> dict[str, float]:
     """Create, start, wait for and delete one container; returns milliseconds by phase."""
-    name = f"bench-{os.getpid()}"
+    name = name or f"{PREFIX}{os.getpid()}"
     pid_file = bundle / "pid"
     base = [runtime, "--root", str(root)]
     spent = {"create": run([*base, "create", "--bundle", str(bundle), "--pid-file", str(pid_file), name], env)}
@@ -68,13 +79,20 @@ def life_cycle(runtime: str, root: Path, bundle: Path, env: dict[str, str]) -> d
     return spent
 
 
-def paired(contenders: dict[str, Callable[[], dict[str, float]]], rounds: int) -> dict[str, dict[str, list[float]]]:
-    """Run every contender once a round, in rotating order; returns the samples by contender and phase."""
+def paired(
+    contenders: dict[str, Callable[[], dict[str, float]]], rounds: int, tell: Callable[[int, int], None]
+) -> dict[str, dict[str, list[float]]]:
+    """Run every contender once a round, in rotating order; returns the samples by contender and phase.
+
+    ``tell`` is called with the number of rounds done, and with how many there are.
+    """
     samples: dict[str, dict[str, list[float]]] = {name: {} for name in contenders}
     names = list(contenders)
-    for name in names:
-        contenders[name]()  # caches of the file system and of byte code are filled for everybody
+    for _ in range(WARM):
+        for name in names:
+            contenders[name]()
     for turn in range(rounds):
+        tell(turn, rounds)
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
             for phase, value in contenders[name]().items():
                 samples[name].setdefault(phase, []).append(value)
@@ -88,28 +106,13 @@ def medians(samples: dict[str, dict[str, list[float]]]) -> dict[str, dict[str, f
     }
 
 
-def fresh_config(bundle: Path, original: dict[str, object]) -> None:
-    """Put the unedited config.json into the bundle: a shim edits it on every create."""
-    (bundle / "config.json").write_text(json.dumps(original))
+def peak_memory(command: Sequence[str], env: dict[str, str], stdin: str = "") -> int:
+    """Return the peak resident memory of a command in KiB (wait4(2)).
 
-
-def peak_memory(command: Sequence[str], env: dict[str, str], stdin: bytes = b"") -> int:
-    """Return the peak resident memory of a command in KiB (wait4(2))."""
-    read, write = os.pipe()
-    os.write(write, stdin[:4096])
-    os.close(write)
-    pid = os.posix_spawn(
-        command[0],
-        list(command),
-        env,
-        file_actions=[
-            (os.POSIX_SPAWN_DUP2, read, 0),
-            (os.POSIX_SPAWN_OPEN, 1, "/dev/null", os.O_WRONLY, 0),
-            (os.POSIX_SPAWN_OPEN, 2, "/dev/null", os.O_WRONLY, 0),
-        ],
-    )
-    os.close(read)
-    _, status, usage = os.wait4(pid, 0)
-    if status:
-        raise RuntimeError(f"{' '.join(command)}: status {status}")
-    return usage.ru_maxrss
+    A process starts with the peak of the one that made it: a small one in between does.
+    """
+    words = [sys.executable, "-I", "-S", "-c", _LAUNCHER, *command]
+    done = subprocess.run(words, env=env, input=stdin, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}: {done.stderr[-500:]}")
+    return int(done.stdout)
