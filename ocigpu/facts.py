@@ -13,9 +13,6 @@ if TYPE_CHECKING:
 else:
     from ocigpu.record import NamedTuple
 
-CAPABILITIES = ("compat32", "compute", "display", "graphics", "ngx", "utility", "video")
-"""Every value of NVIDIA_DRIVER_CAPABILITIES but ``all``, sorted."""
-
 
 class DeviceNode(NamedTuple):
     """One character device of the driver.

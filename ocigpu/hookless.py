@@ -1,15 +1,20 @@
 """Mode ``spec``: a container whose config.json and root directory say all, so that no process of ours runs for it.
 
-Where that is not possible (the image or the engine's configuration forbid it) the caller uses the hook instead.
+Where that is not possible (the image or the engine's configuration forbid it) the caller uses the hook instead.  What
+is declared for a request is kept in the cache directory (:mod:`ocigpu.cache`) as long as the facts hold that it was
+made of: most starts need neither the facts nor the plan.
 """
 
 import errno
 import os
 from binascii import crc32
 
-from ocigpu import rawjson
-from ocigpu.cache import open_cache
-from ocigpu.declare import Declared, declare, edit_declared, has_user_namespace, why_hook
+from ocigpu import __version__, rawjson
+from ocigpu.cache import open_cache, prune_cache, read_cached, seal, unseal, write_cached
+from ocigpu.declared import Declared, edit_declared, has_user_namespace, why_hook
+from ocigpu.host.cached import read_stamp
+from ocigpu.linux.paths import use_walk
+from ocigpu.provision.image import has_compat, read_layout
 from ocigpu.rootfs import NeedsHookError, RootDirectory, resolve_in_root
 from ocigpu.spec import Document, remove_gpu_hooks, rootfs_path, write_config
 
@@ -20,6 +25,11 @@ if TYPE_CHECKING:
     from ocigpu.request import Request
     from ocigpu.settings import Settings
 
+KEPT_PREFIX = "declared-"
+SPARE = 64
+"""Files of other requests and images that may stay."""
+MAX_KEY = 8192
+"""Characters of a request, image and settings whose declaration is kept: usual ones have some 1,500."""
 VIEW_PREFIX = "view-"
 _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -33,6 +43,7 @@ def declare_in_bundle(
     Raises NeedsHookError where a hook must do it, OcigpuError for a request that cannot be granted; then nothing is
     changed but the object in memory, which may lack other GPU hooks.
     """
+    use_walk(True)
     config = document.config
     root = rootfs_path(config, bundle)
     try:
@@ -43,7 +54,7 @@ def declare_in_bundle(
     try:
         if os.path.samestat(os.fstat(root_fd), os.stat("/")):
             raise NeedsHookError("its root directory is the host's")
-        declared = make_declared(root_fd, request, settings)
+        declared = find_declared(root_fd, request, settings)
         remove_gpu_hooks(config)
         reason = why_hook(declared, config, lambda path: resolve_in_root(root_fd, path))
         if reason:
@@ -67,11 +78,49 @@ def declare_in_bundle(
     finally:
         directory.close()
         os.close(root_fd)
+        use_walk(False)
     return declared
 
 
-def make_declared(root_fd: int, request: "Request", settings: "Settings") -> Declared:
-    """Return what is declared for a request and an image.  Raises OcigpuError for what cannot be granted."""
+def find_declared(root_fd: int, request: "Request", settings: "Settings") -> Declared:
+    """Return what is declared for a request and an image: made by an earlier start for an equal one, or now.
+
+    Raises OcigpuError for what cannot be granted.
+    """
+    layout = read_layout(root_fd)
+    if has_compat(root_fd):
+        return _make_declared(root_fd, request, settings)
+    key = repr((__version__, request, layout, settings))
+    cache_fd = open_cache(True, settings.simulation_root) if len(key) <= MAX_KEY else -1
+    if cache_fd < 0:
+        return _make_declared(root_fd, request, settings)
+    try:
+        name = f"{KEPT_PREFIX}{crc32(key.encode()):08x}"
+        stamp = read_stamp(settings)
+        declared = _read_declared(cache_fd, name, key, stamp) if stamp else None
+        if declared is None:
+            declared = _make_declared(root_fd, request, settings)
+            if stamp and read_stamp(settings) == stamp:  # then the plan was made of these facts
+                lines = (key, stamp, rawjson.dump(declared._asdict()))
+                write_cached(cache_fd, name, seal("\n".join(lines).encode()))
+                prune_cache(cache_fd, KEPT_PREFIX, (name,), SPARE)
+        return declared
+    finally:
+        os.close(cache_fd)
+
+
+def _read_declared(cache_fd: int, name: str, key: str, stamp: str) -> Declared | None:
+    lines = unseal(read_cached(cache_fd, name)).split(b"\n")
+    if len(lines) != 3 or lines[:2] != [key.encode(), stamp.encode()]:
+        return None
+    try:
+        return Declared(**rawjson.parse(lines[2].decode()))
+    except (ValueError, TypeError, RecursionError):  # written by other code of this version
+        return None
+
+
+def _make_declared(root_fd: int, request: "Request", settings: "Settings") -> Declared:
+    from ocigpu.declare import declare
     from ocigpu.host.cached import read_facts
     from ocigpu.plan import make_plan
     from ocigpu.provision.image import read_image_facts

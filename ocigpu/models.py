@@ -11,8 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, S
 
 from ocigpu.cdi.names import check_kind
 from ocigpu.errors import quoted
-from ocigpu.facts import CAPABILITIES
-from ocigpu.settings import KEYS
+from ocigpu.settings import CAPABILITIES, KEYS
 
 
 def _no_nul(value: str) -> str:

@@ -7,9 +7,7 @@ wrong JSON type count as absent; a device list, number or expression that cannot
 import os
 
 from ocigpu.errors import RequestError, printable, quoted
-from ocigpu.facts import CAPABILITIES
-from ocigpu.require import parse_requirement
-from ocigpu.settings import MODES_WITH_CDI, Settings
+from ocigpu.settings import CAPABILITIES, MODES_WITH_CDI, Settings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -445,8 +443,11 @@ def _parse_requirements(variables: "Variables", settings: Settings) -> tuple[tup
         raise RequestError("OCIGPU-REQ-4", f"NVIDIA_REQUIRE_*: more than {MAX_REQUIREMENTS} characters together")
     if _is_legacy_image(variables):
         requirements.append(("CUDA_VERSION", f"cuda>={_cuda_version(variables['CUDA_VERSION'])}"))
-    for name, value in requirements:
-        parse_requirement(value, name)
+    if requirements:
+        from ocigpu.require import parse_requirement  # CUDA images have one
+
+        for name, value in requirements:
+            parse_requirement(value, name)
     return tuple(sorted(requirements))
 
 

@@ -134,7 +134,7 @@ class RootDirectory:
                 mode = stat.S_IMODE(status.st_mode)
                 data = file.readall()[: MAX_LD_CACHE + 1]
                 self._cache_status = status
-        merged = merge_ld_cache(data, libraries, os.uname().machine)
+        merged = merge_ld_cache(data, [(one, path, bits) for one, path, bits in libraries], os.uname().machine)
         if merged is None:
             raise NeedsHookError(f"{LD_CACHE} of the image cannot be extended")
         if merged == data:

@@ -79,7 +79,7 @@ def edit_bundle(arguments: Arguments, settings: Settings, stub: str, log: Log) -
         log.write("info", f"{document.path}: granted {', '.join(request.cdi_devices)}")
         return
     if DECLARED in get_object(document.config, "annotations"):
-        from ocigpu.declare import take_back
+        from ocigpu.declared import take_back
 
         take_back(document.config)
     owns_policy = owns_device_policy()
@@ -94,17 +94,24 @@ def edit_bundle(arguments: Arguments, settings: Settings, stub: str, log: Log) -
         else:
             _write_notes(log, document.path, declared.notes, declared.granted)
             return
+    from ocigpu.early import open_meeting, wait_for_hook
     from ocigpu.host.cached import read_facts
     from ocigpu.plan import make_plan
 
-    plan = make_plan(read_facts(settings), request, settings)
+    facts = read_facts(settings)
+    plan = make_plan(facts, request, settings)
     # absolute: the hook may be started in another directory than this one
     options = ["--config", os.path.abspath(settings.path)] if settings.path else []
-    if arguments.config != "config.json":
-        options += ["--spec", os.path.abspath(document.path)]
+    spec = os.path.abspath(document.path) if arguments.config != "config.json" else ""
+    options += ["--spec", spec] if spec else []
+    meeting = open_meeting() if owns_policy else None
+    if meeting:
+        options = ["--early", meeting.path, *options]
     edit_config(document.config, plan, hook_path(settings, stub), options, owns_policy and not settings.no_cgroups)
     write_config(document)
     _write_notes(log, document.path, (), (*plan.gpus, *plan.mig_devices))
+    if meeting:
+        wait_for_hook(meeting, settings, request, facts, document.config, arguments.bundle, spec)
 
 
 def _write_notes(log: Log, path: str, notes: "Sequence[str]", granted: "Sequence[str]") -> None:

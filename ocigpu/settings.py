@@ -11,7 +11,6 @@ from binascii import crc32
 
 from ocigpu.cache import open_cache, prune_cache, read_cached, seal, unseal, write_cached
 from ocigpu.errors import SettingsError, quoted
-from ocigpu.facts import CAPABILITIES
 from ocigpu.linux.namespaces import in_initial_user_namespace
 
 TYPE_CHECKING = False
@@ -30,6 +29,8 @@ MODES = {"auto": "hook", "hook": "hook", "legacy": "hook", "spec": "spec", "jit-
 MODES_WITH_CDI = ("auto", "spec", "jit-cdi", "cdi")
 """Modes in which such names, and annotations, are understood."""
 LOG_LEVELS = ("error", "warning", "info", "debug")
+CAPABILITIES = ("compat32", "compute", "display", "graphics", "ngx", "utility", "video")
+"""Every value of NVIDIA_DRIVER_CAPABILITIES but ``all``, sorted."""
 COMPAT_MODES = ("ldconfig", "disabled")
 PREFIX = "settings-"
 SPARE = 16

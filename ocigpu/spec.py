@@ -8,13 +8,14 @@ import os
 import stat
 
 from ocigpu import rawjson
-from ocigpu.actions import Plan
 from ocigpu.errors import SpecError, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any, NamedTuple
+
+    from ocigpu.actions import Plan
 else:
     from ocigpu.record import NamedTuple
 
@@ -118,7 +119,7 @@ def check_can_have_gpus(config: "dict[str, Any]", path: str) -> None:
 
 
 def edit_config(
-    config: "dict[str, Any]", plan: Plan, hook_path: str, hook_options: list[str], declare_rules: bool = True
+    config: "dict[str, Any]", plan: "Plan", hook_path: str, hook_options: list[str], declare_rules: bool = True
 ) -> None:
     """Change ``config`` in place so that the container gets the plan: one prestart hook, and its device rules.
 
@@ -141,7 +142,7 @@ def edit_config(
         add_rules(config, rules, [rule["major"] for rule in rules] if edited_before else [])
 
 
-def rule_entries(plan: Plan) -> "list[dict[str, Any]]":
+def rule_entries(plan: "Plan") -> "list[dict[str, Any]]":
     """Return the entries of linux.resources.devices for the plan's device rules."""
     return [
         {"allow": True, "type": "c", "major": rule.major, "minor": rule.minor, "access": rule.access}

@@ -106,6 +106,13 @@ def test_the_shim_imports_nothing_of_the_plan_before_it_is_needed() -> None:
     assert not [name for name in imported_by("ocigpu.runtime") if name.startswith(late)]
 
 
+def test_mode_spec_loads_neither_plan_nor_system_calls_before_they_are_needed() -> None:
+    """What is declared for a request is kept, as a rule; ctypes is for system calls that os does not have."""
+    late = ("ocigpu.plan", "ocigpu.facts", "ocigpu.actions", "ocigpu.linux.libc", "ocigpu.host.fingerprint", "ctypes")
+    loaded = imported_by("ocigpu.runtime", "ocigpu.request", "ocigpu.passing", "ocigpu.hookless")
+    assert not [name for name in loaded if name.startswith(late)]
+
+
 def test_hook_mode_loads_nothing_of_cdi() -> None:
     modules = ("runtime", "request", "host.discover", "plan", "hook", "provision.image", "provision.apply")
     loaded = imported_by(*(f"ocigpu.{name}" for name in modules))

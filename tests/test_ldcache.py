@@ -16,13 +16,13 @@ from support import requirements
 from support.process import run
 
 from ocigpu.actions import Bind, Link, RefreshLdCache
-from ocigpu.facts import CAPABILITIES, ImageFacts, Library
+from ocigpu.facts import ImageFacts, Library
 from ocigpu.host.discover import read_host_facts
 from ocigpu.ldcache import FOOTER, MAX_CACHE, cache_entries, merge_ld_cache
 from ocigpu.plan import make_plan
 from ocigpu.provision.ldconfig import find_ldconfig
 from ocigpu.request import request_from_variables
-from ocigpu.settings import Settings, read_settings
+from ocigpu.settings import CAPABILITIES, Settings, read_settings
 from ocigpu.sim.create import create_host
 
 LDCONFIG = find_ldconfig(Settings())

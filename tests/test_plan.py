@@ -12,10 +12,10 @@ from support.jsondiff import render_exactly
 
 from ocigpu.actions import AllowDevice, Bind, Link, Node, Plan, RefreshLdCache, Tmpfs, plan_to_json
 from ocigpu.errors import CODES, HostError, OcigpuError, RequestError
-from ocigpu.facts import CAPABILITIES, DeviceNode, HostFacts, ImageFacts, facts_from_json
+from ocigpu.facts import DeviceNode, HostFacts, ImageFacts, facts_from_json
 from ocigpu.plan import make_plan
 from ocigpu.request import Request, request_from_variables
-from ocigpu.settings import Settings
+from ocigpu.settings import CAPABILITIES, Settings
 
 HOSTS = Path(__file__).parent / "bundles/hosts"
 NAMES = sorted(path.stem for path in HOSTS.glob("*.json"))

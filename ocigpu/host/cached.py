@@ -12,17 +12,19 @@ import fcntl
 import os
 import stat
 import time
+from binascii import crc32
 
 from ocigpu import __version__, rawjson
 from ocigpu.cache import open_cache, prune_cache, read_cached, seal, unseal, write_cached
 from ocigpu.errors import HostError
-from ocigpu.facts import HostFacts, facts_from_json, facts_to_json
 from ocigpu.host.tree import find_roots, is_as_noted, note_readings, read_text, settings_digest, stop_noting
 from ocigpu.settings import Settings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NamedTuple
+
+    from ocigpu.facts import HostFacts
 else:
     from ocigpu.record import NamedTuple
 
@@ -44,13 +46,13 @@ class Refreshed(NamedTuple):
     ``age``: seconds; -1 where no facts were kept that still held.
     """
 
-    facts: HostFacts
+    facts: "HostFacts"
     path: str
     problem: str
     age: float
 
 
-def read_facts(settings: Settings) -> HostFacts:
+def read_facts(settings: Settings) -> "HostFacts":
     """Return the facts of the host that the settings describe, from the cache if they still hold, else anew.
 
     Raises HostError as :func:`ocigpu.host.discover.read_host_facts` does.
@@ -86,6 +88,22 @@ def refresh_facts(settings: Settings) -> Refreshed:
         facts, problem = _store(directory, settings)
         path = f"{os.readlink(f'/proc/self/fd/{directory}')}/{_name(settings)}"
         return Refreshed(facts, "" if problem else path, problem, age)
+    finally:
+        os.close(directory)
+
+
+def read_stamp(settings: Settings) -> str:
+    """Return what tells the kept facts from all others, "" when there are none that still hold."""
+    directory = open_cache(False, settings.simulation_root)
+    if directory < 0:
+        return ""
+    try:
+        kept = _read(directory, settings)
+        if kept is None or not _holds(directory, settings, kept):
+            return ""
+        return f"{kept.made!r} {crc32(kept.facts.encode()):08x}"
+    except (ValueError, TypeError, AttributeError):  # written by other code of this version
+        return ""
     finally:
         os.close(directory)
 
@@ -133,12 +151,14 @@ def _write(directory: int, settings: Settings, kept: _Kept) -> bool:
     return write_cached(directory, _name(settings), seal("\n".join(lines).encode()))
 
 
-def _load(directory: int, settings: Settings) -> tuple[HostFacts | None, float]:
+def _load(directory: int, settings: Settings) -> "tuple[HostFacts | None, float]":
     """Return the facts that are kept, if they still hold (else None), and their age in seconds (else -1)."""
     kept = _read(directory, settings)
     try:
         if kept is None or not _holds(directory, settings, kept):
             return None, -1.0
+        from ocigpu.facts import facts_from_json
+
         facts = facts_from_json(rawjson.parse(kept.facts))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):  # as above
         return None, -1.0
@@ -178,8 +198,9 @@ def _noted_key(settings: Settings) -> tuple[str, "dict[str, int]"]:
         stop_noting()
 
 
-def _store(directory: int, settings: Settings) -> tuple[HostFacts, str]:
+def _store(directory: int, settings: Settings) -> "tuple[HostFacts, str]":
     """Read the facts and keep them; returns them and why they were not kept, "" if they were."""
+    from ocigpu.facts import facts_to_json
     from ocigpu.host.discover import read_host_facts_and_places
 
     (key, notes), begin = _noted_key(settings), time.time()

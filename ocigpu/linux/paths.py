@@ -9,8 +9,6 @@ import errno
 import os
 import stat
 
-from ocigpu.linux import libc
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,6 +34,8 @@ def open_in_root(root_fd: int, path: str, flags: int, mode: int = 0, force_fallb
         raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), path)
     if force_fallback or not _has_openat2(root_fd):
         return _walk(root_fd, path, flags, mode)
+    from ocigpu.linux import libc  # see use_walk
+
     for _ in range(_MAX_TRIES):
         try:
             return libc.openat2(root_fd, path, flags, mode, libc.RESOLVE_IN_ROOT | libc.RESOLVE_NO_MAGICLINKS)
@@ -45,10 +45,18 @@ def open_in_root(root_fd: int, path: str, flags: int, mode: int = 0, force_fallb
     raise OSError(errno.EAGAIN, "the path is being renamed all the time", path)
 
 
+def use_walk(wanted: bool) -> None:
+    """Let this process do without openat2(2), or not: its module costs 2 ms to load, a walk some 0.03 for a path."""
+    global _openat2_usable  # noqa: PLW0603 - a choice of the whole process
+    _openat2_usable = False if wanted else None
+
+
 def _has_openat2(root_fd: int) -> bool:
     """Try it once: old kernels answer ENOSYS, filters of system calls EPERM."""
     global _openat2_usable  # noqa: PLW0603 - what the kernel can do does not change while we run
     if _openat2_usable is None:
+        from ocigpu.linux import libc
+
         try:
             os.close(libc.openat2(root_fd, ".", os.O_PATH | os.O_CLOEXEC, 0, libc.RESOLVE_IN_ROOT))
             _openat2_usable = True

@@ -1,7 +1,7 @@
 """CUDA forward compatibility: whether an image's own libcuda, newer than the driver, is the one to use.
 
-NVIDIA's CUDA images bring it in :data:`COMPAT_DIR`; newer ones say in a note of the library which drivers it works
-with (CUDA Compatibility guide, chapter "Forward Compatibility").
+NVIDIA's CUDA images bring it in :data:`ocigpu.provision.image.COMPAT_DIR`; newer ones say in a note of the library
+which drivers it works with (CUDA Compatibility guide, chapter "Forward Compatibility").
 """
 
 import os
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 else:
     from ocigpu.record import NamedTuple
 
-COMPAT_DIR = "/usr/local/cuda/compat"
-"""Where NVIDIA's CUDA images keep the forward-compatibility libraries."""
 NOTE = ".note.cuda.fwd_compatibility"
 MAX_NOTE = 1 << 16
 _NOTE_HEAD = 12  # sizes of name and description, type: three 32-bit words (elf(5), Notes)

@@ -7,17 +7,19 @@ import os
 import stat
 
 from ocigpu.errors import SpecError
-from ocigpu.facts import ImageFacts
-from ocigpu.provision.compat import COMPAT_DIR, read_compat, suits_driver
 from ocigpu.provision.inside import exists_inside, list_inside, status_inside
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NamedTuple
+
+    from ocigpu.facts import ImageFacts
 else:
     from ocigpu.record import NamedTuple
 
 TRIPLETS = {"x86_64": "x86_64-linux-gnu", "aarch64": "aarch64-linux-gnu"}
+COMPAT_DIR = "/usr/local/cuda/compat"
+"""Where NVIDIA's CUDA images keep the forward-compatibility libraries."""
 _LOADER_DIRS = ("/lib64", "/lib", "/usr/lib64", "/usr/lib")
 
 
@@ -29,7 +31,7 @@ class ContainerNode(NamedTuple):
     minor: int
 
 
-def read_rootfs_facts(rootfs: str, driver_version: str) -> ImageFacts:
+def read_rootfs_facts(rootfs: str, driver_version: str) -> "ImageFacts":
     """Return :func:`read_image_facts` of the root directory at the host path ``rootfs``.
 
     Raises SpecError OCIGPU-SPEC-3, with the OSError as its cause, when there is no such directory.
@@ -49,25 +51,36 @@ def open_rootfs(rootfs: str) -> int:
         raise SpecError("OCIGPU-SPEC-3", f"open rootfs {rootfs}: {error.strerror}") from error
 
 
-def read_image_facts(root_fd: int, driver_version: str) -> ImageFacts:
+def read_image_facts(root_fd: int, driver_version: str) -> "ImageFacts":
     """Return what the image below ``root_fd`` decides, for a driver of version ``driver_version`` ("550.163.01").
 
     Debian's family keeps libraries in a directory named after the architecture; everything else has /usr/lib64.
     Needs no privileges but the right to look.  Never raises for what an image contains.
     """
+    from ocigpu.facts import ImageFacts
+
+    facts = ImageFacts(*read_layout(root_fd))
+    if not has_compat(root_fd):
+        return facts
+    from ocigpu.provision.compat import read_compat, suits_driver  # few images need it
+
+    compat = read_compat(root_fd, COMPAT_DIR)
+    if compat is None or not suits_driver(compat, driver_version):
+        return facts
+    return facts._replace(compat_dir=compat.directory, compat_major=compat.version[0])
+
+
+def has_compat(root_fd: int) -> bool:
+    """Tell whether the image may have CUDA compatibility libraries: then what it decides depends on the driver too."""
+    return exists_inside(root_fd, COMPAT_DIR)
+
+
+def read_layout(root_fd: int) -> tuple[str, str, str]:
+    """Return library_dir, library_dir32 and libc, as ImageFacts has them."""
     machine = os.uname().machine
     debian = is_debian(root_fd)
     library_dir = f"/usr/lib/{TRIPLETS[machine]}" if debian else "/usr/lib64"
-    compat = read_compat(root_fd, COMPAT_DIR)
-    if compat is not None and not suits_driver(compat, driver_version):
-        compat = None
-    return ImageFacts(
-        library_dir=library_dir,
-        library_dir32=_library_dir32(root_fd, debian, machine, library_dir),
-        libc=read_libc(root_fd),
-        compat_dir=compat.directory if compat else "",
-        compat_major=compat.version[0] if compat else 0,
-    )
+    return library_dir, _library_dir32(root_fd, debian, machine, library_dir), read_libc(root_fd)
 
 
 def is_debian(root_fd: int) -> bool:

@@ -29,13 +29,13 @@ from ocigpu.cdi.hook_words import parse_hook
 from ocigpu.cdi.inject import inject
 from ocigpu.cdi.sources.nvidia import draft_gpus
 from ocigpu.cdi.write import dump_json, dump_yaml
-from ocigpu.facts import CAPABILITIES, DeviceNode, Gpu, HostFacts, ImageFacts, facts_from_json
+from ocigpu.facts import DeviceNode, Gpu, HostFacts, ImageFacts, facts_from_json
 from ocigpu.host.procfs import ProcGpu
 from ocigpu.plan import make_plan
 from ocigpu.provision.image import ContainerNode
 from ocigpu.provision.loader import LoaderFacts
 from ocigpu.request import Request
-from ocigpu.settings import Settings
+from ocigpu.settings import CAPABILITIES, Settings
 
 RECORDED = Path(__file__).parents[1] / "bundles/hosts"
 HOSTS = {

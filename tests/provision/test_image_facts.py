@@ -96,7 +96,7 @@ def test_compatibility_libraries_newer_than_the_driver(
     names: list[str], driver: str, major: int, tmp_path: Path
 ) -> None:
     found = read(touch(tmp_path, *(f"usr/local/cuda/compat/{name}" for name in names)), driver)
-    assert (found.compat_dir, found.compat_major) == (compat.COMPAT_DIR if major else "", major)
+    assert (found.compat_dir, found.compat_major) == (image.COMPAT_DIR if major else "", major)
 
 
 def test_a_cuda_directory_that_is_a_link_as_in_nvidias_images(tmp_path: Path) -> None:
