@@ -109,7 +109,7 @@ def _why_covered(declared: Declared, config: "dict[str, Any]", resolve: "Callabl
             continue
         options = get_list(mount, "options")
         bound = mount.get("type") == "bind" or "bind" in options or "rbind" in options
-        path = os.path.normpath(f"/{path}")
+        path = os.path.normpath("/" + path.lstrip("/"))  # normpath keeps two slashes at the beginning
         if path.startswith(("/proc", "/sys")) or (path.startswith("/dev") and not bound):
             continue
         covers.append((resolve(path), bound))
