@@ -15,6 +15,17 @@ from ocigpu.settings import Settings, read_settings
 from ocigpu.spec import check_can_have_gpus, read_config, rootfs_path
 from ocigpu.state import parse_state, read_state
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NamedTuple
+
+    from ocigpu.actions import Plan
+    from ocigpu.facts import HostFacts, ImageFacts
+    from ocigpu.provision.apply import Caller, Supplies
+    from ocigpu.request import Request
+else:
+    from ocigpu.record import NamedTuple
+
 PROGRAM = "ocigpu-hook"
 VENDOR_CDI_PROGRAMS = ("nvidia-cdi-hook", "nvidia-ctk")
 STAGES = ("prestart", "createRuntime", "poststart", "poststop")
@@ -35,6 +46,8 @@ Commands, given by an OCI runtime with the container's state on standard input:
 Options:
   --config FILE   settings (default: /etc/ocigpu/config.toml if it exists)
   --spec FILE     the container's configuration (default: config.json of the bundle)
+  --early DIR     first of all options: a process that the shim has prepared for this container; done without it if it
+                  is gone
   --version       print the version
   --help          print this text
 
@@ -60,17 +73,35 @@ def main(argv: list[str]) -> int:
         if command in ("poststart", "poststop"):
             return 0
         settings = read_settings(options.get("config", ""), keep=True)
-        log = Log(((settings.hook_log, "text"),) if settings.hook_log else (), settings.runtime_log_level)
-        notes = _run_cdi(words, settings) if cdi else run_prestart(read_state(), settings, options.get("spec", ""))
-        for note in notes:
-            log.write("warning", note)
-            say(f"{PROGRAM}: note: {note}")
-    except KeyboardInterrupt:  # Ctrl-C reaches everything a runtime in the foreground has started
+        log = open_log(settings)
+        show_notes(
+            _run_cdi(words, settings) if cdi else run_prestart(read_state(), settings, options.get("spec", "")), log
+        )
+    except BaseException as error:  # noqa: BLE001 - the last resort: whatever it is, it must be one line
+        return show_failure(error, log)
+    return 0
+
+
+def show_notes(notes: tuple[str, ...], log: Log) -> None:
+    """Show what is worth knowing of a work done, on standard error and in the log."""
+    for note in notes:
+        log.write("warning", note)
+        say(f"{PROGRAM}: note: {note}")
+
+
+def show_failure(error: BaseException, log: Log) -> int:
+    """Show what ended the work, on standard error and in the log; returns the exit status."""
+    if isinstance(error, KeyboardInterrupt):  # Ctrl-C reaches everything a runtime in the foreground has started
         say(f"{PROGRAM}: interrupted: everything begun was undone")
         return 130
-    except Exception as error:  # noqa: BLE001 - the last resort: whatever it is, it must be one line
-        return report_failure(PROGRAM, error, log)
-    return 0
+    if not isinstance(error, Exception):
+        raise error
+    return report_failure(PROGRAM, error, log)
+
+
+def open_log(settings: Settings) -> Log:
+    """Return the log of the settings for the hook."""
+    return Log(((settings.hook_log, "text"),) if settings.hook_log else (), settings.runtime_log_level)
 
 
 def print_about(command: str) -> None:
@@ -96,9 +127,9 @@ def split_options(words: list[str]) -> tuple[dict[str, str], list[str]]:
         position += 1
         if name in ("help", "h", "version"):
             return options, ["help" if name == "h" else name]
-        if name not in ("config", "spec", "debug", "d", "quiet"):
+        if name not in ("config", "spec", "early", "debug", "d", "quiet"):
             raise UsageError(f"unknown option {quoted(word)}")
-        if not equals and name in ("config", "spec"):
+        if not equals and name in ("config", "spec", "early"):
             if position >= len(words):
                 raise UsageError(f"option {word} needs a value")
             value = words[position]
@@ -136,10 +167,27 @@ def _summary(notes: tuple[str, ...]) -> tuple[str, ...]:
     return ((f"{len(notes)} warnings: " if len(notes) > 1 else "") + "; ".join(notes),) if notes else ()
 
 
-def run_prestart(state_text: bytes, settings: Settings, spec: str = "") -> tuple[str, ...]:
+class Ready(NamedTuple):
+    """What was prepared for a container before its hook was called: the plan, what it was made of, and supplies."""
+
+    request: "Request"
+    facts: "HostFacts"
+    image: "ImageFacts"
+    plan: "Plan"
+    supplies: "Supplies"
+
+
+def run_prestart(
+    state_text: bytes,
+    settings: Settings,
+    spec: str = "",
+    ready: Ready | None = None,
+    caller: "Caller | None" = None,
+) -> tuple[str, ...]:
     """Give the container of this OCI state its GPUs; returns notes for the log, nothing when it asks for none.
 
-    ``spec``: path of the container's configuration ("": config.json of the bundle).
+    ``spec``: path of the container's configuration ("": config.json of the bundle).  ``ready``: used if the container
+    asks for the same and its image is the same.  ``caller``: the hook's process, if it is another than this one.
     Raises OcigpuError after everything begun was undone.
     """
     from ocigpu.request import check_without_cdi, parse_request
@@ -152,13 +200,17 @@ def run_prestart(state_text: bytes, settings: Settings, spec: str = "") -> tuple
     check_without_cdi(request)
     check_can_have_gpus(document.config, document.path)
     rootfs = rootfs_path(document.config, state.bundle)
-    from ocigpu.host.cached import read_facts
-    from ocigpu.plan import make_plan
-    from ocigpu.provision.apply import provision
+    from ocigpu.provision.apply import Caller, provision
     from ocigpu.provision.image import read_rootfs_facts
 
-    facts = read_facts(settings)
-    image = read_rootfs_facts(rootfs, facts.driver_version)
-    plan = make_plan(facts, request, settings, image)
-    notes = provision(plan, state.pid, rootfs, document.config, settings)
+    if ready and ready.request == request and ready.image == read_rootfs_facts(rootfs, ready.facts.driver_version):
+        plan, supplies = ready.plan, ready.supplies
+    else:
+        from ocigpu.host.cached import read_facts
+        from ocigpu.plan import make_plan
+
+        facts = read_facts(settings)
+        plan = make_plan(facts, request, settings, read_rootfs_facts(rootfs, facts.driver_version))
+        supplies = None
+    notes = provision(plan, state.pid, rootfs, document.config, settings, supplies, caller or Caller())
     return _summary(plan.notes) + notes

@@ -110,18 +110,13 @@ write() { # NAME [DIRECTORY MODE], then the text on standard input
   mv -f "$directory/.$1.new" "$directory/$1"
 }
 # -I: no PYTHON* variables, no current directory, no user site. -S: no site scan; the two paths are all that is needed.
-check="[ -x $interpreter ] || { echo \"\$0: $interpreter is gone: install ocigpu again (make install)\" >&2; exit 127; }"
-path='import sys; sys.path += ["'$library'", "'$site'"]'
 text=$(sed -e "s|@interpreter@|$interpreter|g; s|@library@|$library|; s|@site@|$site|; s|@grep@|$grep|" \
   -e "${config:+s|@config@|$config|}" -e '/@config@/d' "$here/ocigpu-runtime.sh")
 printf '%s\n' "$text" | write ocigpu-runtime
 [ ! -w /run/ocigpu ] || rm -f /run/ocigpu/next-* # what the former one knew
-write ocigpu-hook <<END
-#!/bin/sh
-# ocigpu-hook: OCI prestart hook; written by packaging/install.sh
-$check
-exec $interpreter -I -S -c '$path; from ocigpu.hook import main; sys.exit(main(sys.argv[1:]))' "\$0" ${config:+--config $config }"\$@"
-END
+text=$(sed -e "s|@interpreter@|$interpreter|g; s|@library@|$library|; s|@site@|$site|" \
+  -e "s|@config@|${config:+--config $config }|" "$here/ocigpu-hook.sh")
+printf '%s\n' "$text" | write ocigpu-hook
 for name in ocigpu:cli ocigpu-container-cli:container_cli; do
   write "${name%%:*}" <<END
 #!/bin/sh

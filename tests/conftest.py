@@ -3,6 +3,7 @@
 import os
 import shutil
 import sys
+import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -62,11 +63,18 @@ def session_directory() -> Iterator[Path]:
 
 @pytest.fixture(scope="session", autouse=True)
 def cache_unchanged() -> Iterator[None]:
-    """Nothing that the programs under test, started as root, have kept below /run stays there."""
+    """Nothing that the programs under test, started as root, have kept below /run stays there.
+
+    What waits for a hook (ocigpu/early.py) removes its directory itself, at the latest when its runtime has ended.
+    """
     directory = Path("/run/ocigpu")
     existed = directory.exists()
     before = {path: path.stat().st_mtime_ns for path in directory.glob("*")}
     yield
+    deadline = time.monotonic() + 5
+    while waiting := [path for path in directory.glob("early-*") if path not in before]:
+        assert time.monotonic() < deadline, waiting
+        time.sleep(0.02)
     for path in directory.glob("*"):
         if before.get(path) != path.stat().st_mtime_ns:
             path.unlink(missing_ok=True)

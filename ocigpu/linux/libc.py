@@ -86,6 +86,7 @@ _SAME = {
     "fsconfig": 431,
     "fsmount": 432,
     "openat2": 437,
+    "pidfd_getfd": 438,
     "mount_setattr": 442,
 }
 NUMBERS: dict[str, dict[str, int]] = {
@@ -182,6 +183,7 @@ _fsconfig = _system_call("fsconfig", _int, _uint, _text, _text, _int)
 _fsmount = _system_call("fsmount", _int, _uint, _uint)
 _openat2 = _system_call("openat2", _int, _text, _pointer, _size)
 _mount_setattr = _system_call("mount_setattr", _int, _text, _uint, _pointer, _size)
+_pidfd_getfd = _system_call("pidfd_getfd", _int, _int, _uint)
 _execveat = _system_call("execveat", _int, _text, _pointer, _pointer, _int)
 
 
@@ -269,6 +271,14 @@ def fsconfig_create(fs_fd: int) -> None:
 def fsmount(fs_fd: int, attributes: int) -> int:
     """Return a detached mount (an O_PATH descriptor of its root) of the file system, fsmount(2), Linux 5.2."""
     return _checked(_fsmount(fs_fd, FSMOUNT_CLOEXEC, attributes))
+
+
+def pidfd_getfd(pidfd: int, fd: int) -> int:
+    """Return our own descriptor (close-on-exec) of what another process has as ``fd``, pidfd_getfd(2), Linux 5.6.
+
+    Needs the right to trace that process (ptrace(2), PTRACE_MODE_ATTACH_REALCREDS); EBADF when it has no such one.
+    """
+    return _checked(_pidfd_getfd(pidfd, fd, 0))
 
 
 class MountId(NamedTuple):

@@ -1,8 +1,8 @@
 """Carry out a plan in a container: everything or nothing.
 
 Two processes.  The parent stays in the host's namespaces; the worker it forks joins the container's and does one
-action after the other, noting each effect in shared memory before it happens.  When the worker is done the parent
-changes the device cgroup and answers; only then is it all final.
+action after the other, noting each effect in shared memory before it happens.  Meanwhile the parent changes the device
+cgroup; when the worker is done the parent answers; only then is it all final.
 
 * A step fails: the worker undoes everything and reports why.
 * The worker is killed: the parent forks another one, which undoes what the first had noted.
@@ -16,6 +16,7 @@ container as soon as its hook was killed; runc waits for the worker, which holds
 
 import gc
 import os
+import select
 import sys
 
 from ocigpu import rawjson
@@ -34,24 +35,62 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import mmap
     from collections.abc import Callable
-    from typing import Any, NoReturn
+    from typing import Any, NamedTuple, NoReturn, TypeAlias
 
     from ocigpu.actions import Plan
     from ocigpu.settings import Settings
+
+    Sources: TypeAlias = dict[tuple[str, str, tuple[str, ...]], Source]
+else:
+    from ocigpu.record import NamedTuple
 
 _COMMIT = b"c"
 _FORCE_MOUNT2 = False
 """Use mount(2) even where the newer calls work: for tests of old kernels' way."""
 
 
-def provision(plan: "Plan", pid: int, rootfs: str, config: "dict[str, Any]", settings: "Settings") -> tuple[str, ...]:
+class Supplies(NamedTuple):
+    """What a worker needs of the host: what is mounted, a copy of ldconfig, a place for backups (-1: not needed)."""
+
+    mounts: Mounts
+    sources: "Sources"
+    ldconfig_fd: int
+    backup_fd: int
+
+    def close(self) -> None:
+        """Close all descriptors."""
+        for fd in (*(source.tree_fd for source in self.sources.values()), self.ldconfig_fd, self.backup_fd):
+            if fd >= 0:
+                os.close(fd)
+
+
+class Caller(NamedTuple):
+    """The process that a runtime has started as its hook, when it is not this one: its id, and a pidfd of it.
+
+    When it ends before all is done, nobody waits for the outcome any more, and everything is undone.
+    """
+
+    pid: int = 0
+    pidfd: int = -1
+
+
+def provision(
+    plan: "Plan",
+    pid: int,
+    rootfs: str,
+    config: "dict[str, Any]",
+    settings: "Settings",
+    supplies: Supplies | None = None,
+    caller: Caller = Caller(),  # noqa: B008 - immutable
+) -> tuple[str, ...]:
     """Give the container of process ``pid`` everything the plan says; return notes, a sentence each.
 
-    ``rootfs``: host path of its root directory; ``config``: its OCI configuration.  Nothing of the container or the
-    host is different afterwards if this raises; it raises ApplyError (or another OcigpuError).
+    ``rootfs``: host path of its root directory; ``config``: its OCI configuration; ``supplies``: of
+    :func:`take_supplies` for this plan, taken now if there are none.  Nothing of the container or the host is different
+    afterwards if this raises; it raises ApplyError (or another OcigpuError).
     Needs CAP_SYS_ADMIN, or a container with a user namespace of the caller's own making.  Single-threaded callers only.
     """
-    return _provision_open(plan, open_container(pid, rootfs), config, settings)
+    return _provision_open(plan, open_container(pid, rootfs, caller.pid), config, settings, supplies, caller)
 
 
 def provision_here(plan: "Plan", rootfs: str, settings: "Settings") -> tuple[str, ...]:
@@ -66,13 +105,34 @@ def provision_here(plan: "Plan", rootfs: str, settings: "Settings") -> tuple[str
     for action in plan.actions:
         if isinstance(action, (Node, AllowDevice)):
             raise ApplyError("OCIGPU-INT-1", f"{action.describe()}: not possible inside the container")
-    return _provision_open(plan, open_here(rootfs), {}, settings)
+    return _provision_open(plan, open_here(rootfs), {}, settings, None, Caller())
 
 
 def _provision_open(
-    plan: "Plan", container: Container, config: "dict[str, Any]", settings: "Settings"
+    plan: "Plan",
+    container: Container,
+    config: "dict[str, Any]",
+    settings: "Settings",
+    supplies: Supplies | None,
+    caller: Caller,
 ) -> tuple[str, ...]:
-    """Provision an open container and close it; fetch what the worker cannot reach: ldconfig, a place for backups."""
+    """Provision an open container and close it."""
+    try:
+        supplies = supplies or take_supplies(plan, settings, not container.join_user)
+        try:
+            return _provision(plan, container, config, settings, supplies, caller)
+        finally:
+            supplies.close()
+    finally:
+        container.close()
+
+
+def take_supplies(plan: "Plan", settings: "Settings", sources: bool = True) -> Supplies:
+    """Take from the host what the worker cannot reach later; the caller closes it.
+
+    ``sources``: also what will be mounted.  Raises ApplyError OCIGPU-LD-1 for an ldconfig that cannot be used.
+    """
+    mounts = Mounts(new_calls=libc.has_mount_setattr() and not _FORCE_MOUNT2)
     ldconfig_fd = backup_fd = -1
     try:
         for action in plan.actions:
@@ -84,12 +144,12 @@ def _provision_open(
                     ldconfig_fd = open_ldconfig(path)
             if isinstance(action, RefreshLdCache | TextFile) and backup_fd < 0:
                 backup_fd = os.memfd_create("ocigpu-backup")
-        return _provision(plan, container, config, settings, ldconfig_fd, backup_fd)
-    finally:
-        container.close()
+        return Supplies(mounts, _take_sources(plan, mounts) if sources else {}, ldconfig_fd, backup_fd)
+    except BaseException:
         for fd in (ldconfig_fd, backup_fd):
             if fd >= 0:
                 os.close(fd)
+        raise
 
 
 def _provision(
@@ -97,19 +157,20 @@ def _provision(
     container: Container,
     config: "dict[str, Any]",
     settings: "Settings",
-    ldconfig_fd: int,
-    backup_fd: int,
+    supplies: Supplies,
+    caller: Caller,
 ) -> tuple[str, ...]:
     memory = new_memory()
-    worker = _Child(lambda up_fd, down_fd: _work(plan, container, ldconfig_fd, backup_fd, memory, up_fd, down_fd))
+    backup_fd = supplies.backup_fd
+    worker = _Child(lambda up_fd, down_fd: _work(plan, container, supplies, memory, up_fd, down_fd))
     undo_rules: "Callable[[], None] | None" = None
     try:
-        report = worker.read_report()
+        note = ""
+        if plan.device_rules():
+            note, undo_rules = apply_device_rules(container.proc_fd, plan.device_rules(), config, settings)
+        report = worker.read_report(caller.pidfd)
         if report is not None and "done" in report:
-            notes = tuple(report["done"])
-            if plan.device_rules():
-                note, undo_rules = apply_device_rules(container.proc_fd, plan.device_rules(), config, settings)
-                notes += (note,) if note else ()
+            notes = (*report["done"], *((note,) if note else ()))
             report = worker.answer(_COMMIT)
             if report is not None and "committed" in report:
                 worker.finish()
@@ -171,9 +232,14 @@ class _Child:
         os.close(up_fd)
         os.close(down_fd)
 
-    def read_report(self) -> "dict[str, Any] | None":
-        """Wait for the worker's next word; None: it ended without one."""
+    def read_report(self, caller_fd: int = -1) -> "dict[str, Any] | None":
+        """Wait for the worker's next word; None: it ended without one.
+
+        Raises ApplyError OCIGPU-INT-2 when the process of the pidfd ``caller_fd`` has ended before that.
+        """
         while b"\n" not in self._pending:
+            if caller_fd >= 0:
+                _wait(self._up_fd, caller_fd)
             chunk = os.read(self._up_fd, 1 << 16)
             if not chunk:
                 return None
@@ -209,6 +275,15 @@ class _Child:
             os.waitpid(self.pid, 0)
         except ChildProcessError:  # SIGCHLD is ignored in this process: the kernel reaps
             return
+
+
+def _wait(fd: int, caller_fd: int) -> None:
+    """Wait until there is something to read; raises ApplyError OCIGPU-INT-2 when the caller has ended."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    poll.register(caller_fd, select.POLLIN)  # a pidfd is readable once its process has ended: pidfd_open(2)
+    if any(ready == caller_fd for ready, _ in poll.poll()):
+        raise ApplyError("OCIGPU-INT-2", "provision: the hook's process was killed")
 
 
 def _run_worker(work: "Callable[[int, int], None]", up_fd: int, down_fd: int) -> "NoReturn":
@@ -263,8 +338,7 @@ def _stop_imports() -> None:
 def _work(
     plan: "Plan",
     container: Container,
-    ldconfig_fd: int,
-    backup_fd: int,
+    supplies: Supplies,
     memory: "mmap.mmap",
     up_fd: int,
     down_fd: int,
@@ -272,9 +346,7 @@ def _work(
     """Do all actions; on success wait for the parent's word, on failure undo and report."""
     own_proc_fd = _open_own_proc()
     host_mnt_fd = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
-    mounts = Mounts(new_calls=libc.has_mount_setattr() and not _FORCE_MOUNT2)
     make_nodes = in_initial_user_namespace() and not container.other_user_namespace
-    sources = {} if container.join_user else _take_sources(plan, mounts)
     root_fd = _enter(container, own_proc_fd)
     journal = Journal(memory)
     place = steps.Workplace(
@@ -283,12 +355,12 @@ def _work(
         own_proc_fd=own_proc_fd,
         host_mnt_fd=host_mnt_fd,
         journal=journal,
-        mounts=mounts,
-        sources=sources,
+        mounts=supplies.mounts,
+        sources=supplies.sources,
         make_nodes=make_nodes,
         simulated=plan.simulated,
-        ldconfig_fd=ldconfig_fd,
-        backup_fd=backup_fd,
+        ldconfig_fd=supplies.ldconfig_fd,
+        backup_fd=supplies.backup_fd,
     )
     failure: "list[Any] | None" = None
     try:
@@ -300,13 +372,13 @@ def _work(
         _write_line(up_fd, {"done": place.notes})
         if os.read(down_fd, 1) == _COMMIT:
             kept = [entry for entry in journal.entries if entry["do"] == "writable"]
-            for problem in undo(kept, root_fd, backup_fd):
+            for problem in undo(kept, root_fd, supplies.backup_fd):
                 raise ApplyError("OCIGPU-MNT-1", f"make the container's root read-only again: {problem}")
             _write_line(up_fd, {"committed": True})
             return
     except BaseException as error:  # noqa: BLE001 - whatever it is, all is undone before it is told
         failure = _describe(error)
-    left = undo(journal.entries, root_fd, backup_fd)
+    left = undo(journal.entries, root_fd, supplies.backup_fd)
     _write_line(up_fd, {"error": failure, "left": left} if failure else {"left": left})
 
 
@@ -321,12 +393,12 @@ def _open_own_proc() -> int:
     return os.open("/proc/self", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
-def _take_sources(plan: "Plan", mounts: Mounts) -> "dict[tuple[str, str, tuple[str, ...]], Source]":
+def _take_sources(plan: "Plan", mounts: Mounts) -> "Sources":
     """Take from the host what will be mounted, while its paths mean the host's files.
 
     What cannot be taken is tried again, and reported, when its action comes.
     """
-    sources: "dict[tuple[str, str, tuple[str, ...]], Source]" = {}
+    sources: "Sources" = {}
     for action in plan.actions:
         if isinstance(action, Bind):
             key = (action.host_path, action.kind, action.options)

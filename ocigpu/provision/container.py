@@ -54,11 +54,12 @@ class Container(NamedTuple):
             os.close(fd)
 
 
-def open_container(pid: int, rootfs: str) -> Container:
+def open_container(pid: int, rootfs: str, hook_pid: int = 0) -> Container:
     """Return the container whose first process is ``pid`` and whose root directory is ``rootfs`` (a host path).
 
-    Raises ApplyError OCIGPU-NS-1 when that process is gone, is younger than we are (the pid was used again) or lives
-    in our own mount namespace; OCIGPU-NS-2 when we may not look at it.
+    ``hook_pid``: the process that the runtime has started as its hook (0: this one).
+    Raises ApplyError OCIGPU-NS-1 when the container's process is gone, is younger than the hook (the pid was used
+    again) or lives in our own mount namespace; OCIGPU-NS-2 when we may not look at it.
     """
     what = f"container process {pid}"
     if pid <= 0 or not rootfs.startswith("/"):
@@ -71,7 +72,7 @@ def open_container(pid: int, rootfs: str) -> Container:
 
     try:
         proc_fd = keep(f"/proc/{pid}", os.O_RDONLY | os.O_DIRECTORY)
-        _check_process(proc_fd, what)
+        _check_process(proc_fd, what, hook_pid)
         mnt_fd = keep("ns/mnt", os.O_RDONLY, proc_fd)
         user_fd = keep("ns/user", os.O_RDONLY, proc_fd)
         init_root_fd = keep("root", os.O_PATH | os.O_DIRECTORY, proc_fd)
@@ -299,16 +300,16 @@ def use_owner_ids(container: Container) -> None:
     libc.capset(sets)
 
 
-def _check_process(proc_fd: int, what: str) -> None:
+def _check_process(proc_fd: int, what: str, hook_pid: int) -> None:
     fields = _stat_fields(proc_fd)
     if fields[_STAT_STATE] in ("Z", "X"):
         raise ApplyError("OCIGPU-NS-1", f"{what}: it has ended")
-    own_fd = os.open("/proc/self", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    hook_fd = os.open(f"/proc/{hook_pid or 'self'}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        own = _stat_fields(own_fd)
+        hook = _stat_fields(hook_fd)
     finally:
-        os.close(own_fd)
-    if int(fields[_STAT_START_TIME]) > int(own[_STAT_START_TIME]):
+        os.close(hook_fd)
+    if int(fields[_STAT_START_TIME]) > int(hook[_STAT_START_TIME]):
         raise ApplyError("OCIGPU-NS-1", f"{what}: it started after this hook, so it is not the container")
 
 

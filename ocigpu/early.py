@@ -1,0 +1,288 @@
+"""The early hook: a process that is ready for a container before the container's hook is called.
+
+A hook that starts Python spends most of its time on that.  The shim, before it becomes the low-level runtime, forks a
+child instead, which reads and takes what it needs of the host while the runtime makes the container's namespaces.  The
+hook in config.json is told where the child waits (``--early DIR``).  Its stub (packaging/ocigpu-hook.sh) writes its
+process id to the FIFO DIR/request and reads from DIR/answer::
+
+    begin PID      the child has taken the request; before that, the stub may still do everything itself
+    exit PID N     all is done; N is the status to exit with
+
+If the child is gone the stub reads the end of file: before "begin" it starts Python as ever; after it it fails, and the
+worker, whose parent the child was, has undone everything.  The child gets the container's state and the place for
+messages from the stub, by descriptor; when the stub ends too soon, everything is undone.
+
+Only for root of the machine, in a directory that only root can enter.
+"""
+
+import errno
+import os
+import sys
+import time
+
+from ocigpu.cache import SYSTEM_DIRECTORY, open_cache
+from ocigpu.linux import signals
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NamedTuple, NoReturn
+
+    from ocigpu.facts import HostFacts
+    from ocigpu.hook import Ready
+    from ocigpu.provision.apply import Caller
+    from ocigpu.request import Request
+    from ocigpu.settings import Settings
+else:
+    from ocigpu.record import NamedTuple
+
+PREFIX = "early-"
+FILES = ("request", "answer")
+MAX_AGE = 1.0
+"""Seconds for which what was prepared is taken to hold; a hook that comes later has it read anew."""
+STUB_INPUT = 5
+"""What the hook's stub has its standard input as, which is another thing while it reads the answer."""
+_NAMESPACES = ("mnt", "pid", "user")
+
+
+class Meeting(NamedTuple):
+    """Where the hook's stub and the child meet: a directory, and both ends of its two FIFOs."""
+
+    name: str
+    directory_fd: int
+    request_fd: int
+    answer_fd: int
+
+    @property
+    def path(self) -> str:
+        return f"{SYSTEM_DIRECTORY}/{self.name}"
+
+    @property
+    def fds(self) -> tuple[int, int, int]:
+        return self.directory_fd, self.request_fd, self.answer_fd
+
+
+class Task(NamedTuple):
+    """The container to prepare for: its bundle (absolute), configuration ("": config.json), request and host facts.
+
+    ``parent``: the process that becomes the runtime; ``begin``: when the facts were read at the latest (monotonic).
+    """
+
+    settings: "Settings"
+    request: "Request"
+    facts: "HostFacts"
+    config: "dict[str, Any]"
+    bundle: str
+    spec: str
+    parent: int
+    begin: float
+
+
+def open_meeting() -> Meeting | None:
+    """Make a directory with two FIFOs below /run/ocigpu; None where there is no such directory to be trusted.
+
+    For root of the initial user namespace, right before :func:`wait_for_hook`.  Both FIFOs are open for reading and
+    writing, so that opening them never waits, and close when this process executes another program.
+    """
+    directory_fd = open_cache(create=True) if sys.getfilesystemencoding() == "utf-8" else -1
+    if directory_fd < 0:
+        return None
+    name = f"{PREFIX}{os.getpid()}-{os.urandom(8).hex()}"
+    opened = []
+    try:
+        os.mkdir(name, 0o700, dir_fd=directory_fd)
+        for file in FILES:
+            os.mkfifo(f"{name}/{file}", 0o600, dir_fd=directory_fd)
+            opened.append(os.open(f"{name}/{file}", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory_fd))
+        if min(opened) <= 2:
+            raise OSError(errno.EBADF, "a standard stream is closed")
+    except OSError:  # the hook then does everything itself
+        for fd in opened:
+            os.close(fd)
+        _remove(directory_fd, name)
+        os.close(directory_fd)
+        return None
+    return Meeting(name, directory_fd, opened[0], opened[1])
+
+
+def leave(meeting: Meeting) -> None:
+    """Remove a meeting that nobody will come to."""
+    _remove(meeting.directory_fd, meeting.name)
+    for fd in meeting.fds:
+        os.close(fd)
+
+
+def wait_for_hook(
+    meeting: Meeting,
+    settings: "Settings",
+    request: "Request",
+    facts: "HostFacts",
+    config: "dict[str, Any]",
+    bundle: str,
+    spec: str,
+) -> None:
+    """Fork the child that does the hook's work for the container of this configuration; returns in the parent.
+
+    ``bundle``: its directory; ``spec``: absolute path of its configuration, "" for the bundle's config.json.
+    """
+    task = Task(settings, request, facts, config, os.path.abspath(bundle or "."), spec, os.getpid(), time.monotonic())
+    try:
+        child = os.fork()
+    except OSError:  # no more processes: the hook may have better luck
+        leave(meeting)
+        return
+    if child == 0:
+        _be_child(meeting, task)
+
+
+def _be_child(meeting: Meeting, task: Task) -> "NoReturn":
+    """Prepare, wait, work; never return into the shim's code, never show a traceback."""
+    status = 1
+    try:
+        _detach(meeting, task.parent)
+        ready = _prepare(task)
+        stub = _receive(meeting)
+        if stub is not None:
+            # from here on there is a worker to undo everything, and nothing of ours to remove
+            signals.signal(signals.SIGTERM, signals.SIG_DFL)
+            _end_with(task.parent, signals.SIGKILL)
+            status = _work(meeting, stub, task, ready if time.monotonic() - task.begin < MAX_AGE else None)
+            os.write(meeting.answer_fd, f"exit {stub.pid} {status}\n".encode())
+    except BaseException:  # noqa: BLE001 - nobody to tell but the stub, which sees the end of its FIFO
+        status = 1
+    finally:
+        _remove(meeting.directory_fd, meeting.name)
+        os._exit(status)
+
+
+def _detach(meeting: Meeting, parent: int) -> None:
+    """Keep nothing of what the runtime will have open, and end with it, by SystemExit."""
+    for number in (signals.SIGINT, signals.SIGHUP):
+        signals.signal(number, signals.SIG_IGN)  # of the terminal: if they end the stub, that is seen
+    signals.signal(signals.SIGTERM, _end)
+    kept = {0, 1, 2, *meeting.fds}
+    empty = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    for target in (0, 1, 2):
+        os.dup2(empty, target)
+    # engines wait for the end of their pipes; the descriptor of this listing is among the names, and closed already
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        if fd not in kept:
+            try:
+                os.close(fd)
+            except OSError as error:
+                if error.errno != errno.EBADF:
+                    raise
+    os.chdir("/")
+    _end_with(parent, signals.SIGTERM)
+
+
+def _end(*_: object) -> None:
+    raise SystemExit(1)
+
+
+def _end_with(parent: int, number: int) -> None:
+    """Have the kernel send a signal when the parent ends, whatever it executes meanwhile: prctl(2)."""
+    from ocigpu.linux import libc
+
+    libc.prctl(libc.PR_SET_PDEATHSIG, number)
+    if os.getppid() != parent:
+        _end()
+
+
+def _prepare(task: Task) -> "Ready | None":
+    """Make the plan and take what it needs of the host; None if anything is wrong, which the hook will tell."""
+    import gc
+
+    gc.disable()
+    from ocigpu.errors import OcigpuError
+    from ocigpu.hook import Ready
+    from ocigpu.plan import make_plan
+    from ocigpu.provision.apply import take_supplies
+    from ocigpu.provision.image import read_rootfs_facts
+    from ocigpu.spec import rootfs_path
+
+    try:
+        image = read_rootfs_facts(rootfs_path(task.config, task.bundle), task.facts.driver_version)
+        plan = make_plan(task.facts, task.request, task.settings, image)
+        return Ready(task.request, task.facts, image, plan, take_supplies(plan, task.settings))
+    except (OcigpuError, OSError):
+        return None
+
+
+def _receive(meeting: Meeting) -> "Caller | None":
+    """Wait for the hook's request; None if it is to do everything itself.  Its standard streams become ours."""
+    from ocigpu.linux import libc
+    from ocigpu.provision.apply import Caller
+
+    _remove_old(meeting.directory_fd)
+    try:
+        pid = int(os.read(meeting.request_fd, 64))
+        pidfd = os.pidfd_open(pid)
+        if not _is_stub(pid, meeting.path):
+            return None
+        for number, target in ((STUB_INPUT, 0), (2, 2)):
+            try:
+                os.dup2(libc.pidfd_getfd(pidfd, number), target)
+            except OSError as error:
+                if error.errno != errno.EBADF:
+                    raise
+        return Caller(pid, pidfd)
+    except (OSError, ValueError, AttributeError):  # kernels before 5.6, filters of system calls, a stub that is gone
+        return None
+    finally:
+        _remove(meeting.directory_fd, meeting.name)  # whoever comes now, comes too late
+
+
+def _is_stub(pid: int, path: str) -> bool:
+    """Tell whether a process is a hook's that was sent here, and sees files and processes as we do."""
+    process = os.open(f"/proc/{pid}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for name in _NAMESPACES:
+            if not os.path.samestat(os.stat(f"ns/{name}", dir_fd=process), os.stat(f"/proc/self/ns/{name}")):
+                return False
+        if not os.path.samestat(os.stat("root", dir_fd=process), os.stat("/")):
+            return False
+        with open(os.open("cmdline", os.O_RDONLY | os.O_CLOEXEC, dir_fd=process), "rb") as file:
+            return os.fsencode(path) in file.read().split(b"\0")
+    finally:
+        os.close(process)
+
+
+def _work(meeting: Meeting, stub: "Caller", task: Task, ready: "Ready | None") -> int:
+    """Do what the hook does; returns its exit status."""
+    from ocigpu.hook import open_log, run_prestart, show_failure, show_notes
+    from ocigpu.spec import HOOK_ENVIRONMENT
+    from ocigpu.state import read_state
+
+    os.environ.clear()
+    for entry in HOOK_ENVIRONMENT:
+        name, _, value = entry.partition("=")
+        os.environ[name] = value
+    os.write(meeting.answer_fd, f"begin {stub.pid}\n".encode())
+    sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+    log, status = open_log(task.settings), 0
+    try:
+        show_notes(run_prestart(read_state(), task.settings, task.spec, ready, stub), log)
+    except Exception as error:  # noqa: BLE001 - as in the hook itself: it must be one line
+        status = show_failure(error, log)
+    sys.stderr.flush()
+    return status
+
+
+def _remove_old(directory_fd: int) -> None:
+    """Remove the directories of processes that were killed before they could do so."""
+    for name in os.listdir(directory_fd):
+        pid = name.removeprefix(PREFIX).partition("-")[0]
+        if name.startswith(PREFIX) and not os.path.exists(f"/proc/{pid}"):
+            _remove(directory_fd, name)
+
+
+def _remove(directory_fd: int, name: str) -> None:
+    for file in FILES:
+        try:
+            os.unlink(f"{name}/{file}", dir_fd=directory_fd)
+        except OSError:  # not made, or gone already
+            continue
+    try:
+        os.rmdir(name, dir_fd=directory_fd)
+    except OSError:  # somebody else was faster, or has put something there
+        return

@@ -1,0 +1,25 @@
+#!/bin/sh
+# ocigpu-hook: OCI prestart hook, runs ocigpu.hook; written by packaging/install.sh
+full() { # Python does it
+  [ -x @interpreter@ ] || { echo "$0: @interpreter@ is gone: install ocigpu again (make install)" >&2; exit 127; }
+  exec @interpreter@ -I -S -c 'import sys; sys.path += ["@library@", "@site@"]; from ocigpu.hook import main; sys.exit(main(sys.argv[1:]))' "$0" @config@"$@"
+}
+[ "${1:-}" = --early ] && [ $# -ge 2 ] || full "$@"
+# The shim has left a process that is ready for this container: ocigpu/early.py says how it is asked.
+early=$2 begun=
+shift 2
+[ -O "$early/request" ] && [ -p "$early/request" ] && [ -O "$early/answer" ] && [ -p "$early/answer" ] || full "$@"
+# answer: opened for writing too, so that opening it does not wait; then for reading alone, so that reading ends when that
+# process does.  5: where it finds the container's state.  (exec, because other redirections leave a copy to go back to.)
+if command exec 5<&0 3<>"$early/answer" 4<"$early/answer" 3<&- && echo $$ 1<>"$early/request"; then
+  while read -r word pid status; do
+    [ "$pid" = $$ ] || break
+    case $word in
+      begin) begun=1 ;;
+      exit) exit "$status" ;;
+    esac
+  done <&4
+fi
+[ -n "$begun" ] || full "$@" 4<&- 5<&-
+echo "$0: OCIGPU-INT-2: the process that prepared the container was killed; what it had done is undone" >&2
+exit 1
