@@ -44,122 +44,110 @@ STUB_INPUT = 5
 _NAMESPACES = ("mnt", "pid", "user")
 
 
-class Meeting(NamedTuple):
-    """Where the hook's stub and the child meet: a directory, and both ends of its two FIFOs."""
-
-    name: str
-    directory_fd: int
-    request_fd: int
-    answer_fd: int
-
-    @property
-    def path(self) -> str:
-        return f"{SYSTEM_DIRECTORY}/{self.name}"
-
-    @property
-    def fds(self) -> tuple[int, int, int]:
-        return self.directory_fd, self.request_fd, self.answer_fd
-
-
 class Task(NamedTuple):
-    """The container to prepare for: its bundle (absolute), configuration ("": config.json), request and host facts.
+    """The container to prepare for, and the directory where its hook will come: of :func:`choose_path`.
 
-    ``parent``: the process that becomes the runtime; ``begin``: when the facts were read at the latest (monotonic).
+    ``facts``: read less than a moment ago; ``bundle``: its directory, absolute; ``spec``: absolute path of its
+    configuration, "" for the bundle's config.json.
     """
 
+    path: str
     settings: "Settings"
     request: "Request"
     facts: "HostFacts"
     config: "dict[str, Any]"
     bundle: str
     spec: str
-    parent: int
-    begin: float
 
 
-def open_meeting() -> Meeting | None:
-    """Make a directory with two FIFOs below /run/ocigpu; None where there is no such directory to be trusted.
+class _Meeting(NamedTuple):
+    """Where the hook's stub and the child meet, open: a directory of the cache, and both ends of its two FIFOs."""
 
-    For root of the initial user namespace, right before :func:`wait_for_hook`.  Both FIFOs are open for reading and
-    writing, so that opening them never waits, and close when this process executes another program.
+    path: str
+    directory_fd: int
+    request_fd: int
+    answer_fd: int
+
+    def remove(self) -> None:
+        _remove(self.directory_fd, os.path.basename(self.path))
+
+
+def choose_path() -> str:
+    """Return a path for :class:`Task`, "" where file names are not in UTF-8, which the hook takes them to be."""
+    name = f"{PREFIX}{os.getpid()}-{os.urandom(8).hex()}"
+    return f"{SYSTEM_DIRECTORY}/{name}" if sys.getfilesystemencoding() == "utf-8" else ""
+
+
+def wait_for_hook(task: Task) -> None:
+    """Fork the child that does the hook's work; returns in the parent, which is about to become the runtime.
+
+    For root of the initial user namespace.  Where it is not possible nothing is changed: the hook finds nobody at the
+    path, and does everything itself.
     """
-    directory_fd = open_cache(create=True) if sys.getfilesystemencoding() == "utf-8" else -1
+    meeting = _open_meeting(task.path)
+    if meeting is None:
+        return
+    parent, begin = os.getpid(), time.monotonic()
+    try:
+        child = os.fork()
+    except OSError:  # no more processes: the hook may have better luck
+        meeting.remove()
+        return
+    if child == 0:
+        _be_child(task, meeting, parent, begin)
+
+
+def _open_meeting(path: str) -> _Meeting | None:
+    """Make the directory and its FIFOs; None where there is no /run/ocigpu to be trusted.
+
+    Both FIFOs are open for reading and writing, so that opening them never waits, and close when this process executes
+    another program.
+    """
+    directory_fd, name = open_cache(create=True), os.path.basename(path)
     if directory_fd < 0:
         return None
-    name = f"{PREFIX}{os.getpid()}-{os.urandom(8).hex()}"
     opened = []
     try:
         os.mkdir(name, 0o700, dir_fd=directory_fd)
         for file in FILES:
             os.mkfifo(f"{name}/{file}", 0o600, dir_fd=directory_fd)
             opened.append(os.open(f"{name}/{file}", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory_fd))
-        if min(opened) <= 2:
+        if directory_fd <= 2 or min(opened) <= 2:
             raise OSError(errno.EBADF, "a standard stream is closed")
-    except OSError:  # the hook then does everything itself
-        for fd in opened:
-            os.close(fd)
+    except OSError:
         _remove(directory_fd, name)
-        os.close(directory_fd)
+        for fd in (directory_fd, *opened):
+            os.close(fd)
         return None
-    return Meeting(name, directory_fd, opened[0], opened[1])
+    return _Meeting(path, directory_fd, opened[0], opened[1])
 
 
-def leave(meeting: Meeting) -> None:
-    """Remove a meeting that nobody will come to."""
-    _remove(meeting.directory_fd, meeting.name)
-    for fd in meeting.fds:
-        os.close(fd)
-
-
-def wait_for_hook(
-    meeting: Meeting,
-    settings: "Settings",
-    request: "Request",
-    facts: "HostFacts",
-    config: "dict[str, Any]",
-    bundle: str,
-    spec: str,
-) -> None:
-    """Fork the child that does the hook's work for the container of this configuration; returns in the parent.
-
-    ``bundle``: its directory; ``spec``: absolute path of its configuration, "" for the bundle's config.json.
-    """
-    task = Task(settings, request, facts, config, os.path.abspath(bundle or "."), spec, os.getpid(), time.monotonic())
-    try:
-        child = os.fork()
-    except OSError:  # no more processes: the hook may have better luck
-        leave(meeting)
-        return
-    if child == 0:
-        _be_child(meeting, task)
-
-
-def _be_child(meeting: Meeting, task: Task) -> "NoReturn":
+def _be_child(task: Task, meeting: _Meeting, parent: int, begin: float) -> "NoReturn":
     """Prepare, wait, work; never return into the shim's code, never show a traceback."""
     status = 1
     try:
-        _detach(meeting, task.parent)
+        _detach(meeting, parent)
         ready = _prepare(task)
         stub = _receive(meeting)
         if stub is not None:
             # from here on there is a worker to undo everything, and nothing of ours to remove
             signals.signal(signals.SIGTERM, signals.SIG_DFL)
-            _end_with(task.parent, signals.SIGKILL)
-            status = _work(meeting, stub, task, ready if time.monotonic() - task.begin < MAX_AGE else None)
+            _end_with(parent, signals.SIGKILL)
+            status = _work(task, meeting, stub, ready if time.monotonic() - begin < MAX_AGE else None)
             os.write(meeting.answer_fd, f"exit {stub.pid} {status}\n".encode())
     except BaseException:  # noqa: BLE001 - nobody to tell but the stub, which sees the end of its FIFO
         status = 1
     finally:
-        _remove(meeting.directory_fd, meeting.name)
+        meeting.remove()
         os._exit(status)
 
 
-def _detach(meeting: Meeting, parent: int) -> None:
+def _detach(meeting: _Meeting, parent: int) -> None:
     """Keep nothing of what the runtime will have open, and end with it, by SystemExit."""
     for number in (signals.SIGINT, signals.SIGHUP):
         signals.signal(number, signals.SIG_IGN)  # of the terminal: if they end the stub, that is seen
     signals.signal(signals.SIGTERM, _end)
-    kept = {0, 1, 2, *meeting.fds}
+    kept = {0, 1, 2, *meeting[1:]}
     empty = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for target in (0, 1, 2):
         os.dup2(empty, target)
@@ -208,7 +196,7 @@ def _prepare(task: Task) -> "Ready | None":
         return None
 
 
-def _receive(meeting: Meeting) -> "Caller | None":
+def _receive(meeting: _Meeting) -> "Caller | None":
     """Wait for the hook's request; None if it is to do everything itself.  Its standard streams become ours."""
     from ocigpu.linux import libc
     from ocigpu.provision.apply import Caller
@@ -229,7 +217,7 @@ def _receive(meeting: Meeting) -> "Caller | None":
     except (OSError, ValueError, AttributeError):  # kernels before 5.6, filters of system calls, a stub that is gone
         return None
     finally:
-        _remove(meeting.directory_fd, meeting.name)  # whoever comes now, comes too late
+        meeting.remove()  # whoever comes now, comes too late
 
 
 def _is_stub(pid: int, path: str) -> bool:
@@ -247,7 +235,7 @@ def _is_stub(pid: int, path: str) -> bool:
         os.close(process)
 
 
-def _work(meeting: Meeting, stub: "Caller", task: Task, ready: "Ready | None") -> int:
+def _work(task: Task, meeting: _Meeting, stub: "Caller", ready: "Ready | None") -> int:
     """Do what the hook does; returns its exit status."""
     from ocigpu.hook import open_log, run_prestart, show_failure, show_notes
     from ocigpu.spec import HOOK_ENVIRONMENT

@@ -20,13 +20,19 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
+    from ocigpu.early import Task
+
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 LOOP_VARIABLE = "OCIGPU_RUNTIME_PID"
 PROGRAM = "ocigpu-runtime"
 
 
-def main(argv: list[str]) -> int:
-    """Run the shim: ``argv`` as given to the stub, argv[0] its own path.  Returns only on failure, with a status."""
+def main(argv: list[str], known_runtime: str = "") -> int:
+    """Run the shim: ``argv`` as given to the stub, argv[0] its own path.  Returns only on failure, with a status.
+
+    ``known_runtime``: the low-level runtime that an earlier start has left for the stub (:mod:`ocigpu.passing`), when
+    nothing that it depends on has changed since.
+    """
     log = Log()
     begin_ns = time.time_ns()
     try:
@@ -40,7 +46,11 @@ def main(argv: list[str]) -> int:
             from ocigpu.passing import remember
 
             remember(runtime, settings, begin_ns)
-            edit_bundle(arguments, settings, argv[0], log)
+            task = edit_bundle(arguments, settings, argv[0], log)
+            if task:
+                from ocigpu.early import wait_for_hook
+
+                wait_for_hook(task)
         become(runtime, argv[1:])
     except KeyboardInterrupt:
         return 130
@@ -58,9 +68,10 @@ def _log(arguments: Arguments, settings: Settings) -> Log:
     return Log(tuple(files), settings.runtime_log_level)
 
 
-def edit_bundle(arguments: Arguments, settings: Settings, stub: str, log: Log) -> None:
+def edit_bundle(arguments: Arguments, settings: Settings, stub: str, log: Log) -> "Task | None":
     """Edit the config.json of the bundle if its container asks for GPUs; otherwise touch nothing, not even the host.
 
+    Returns what can be prepared for the hook, if there is one.
     Raises OcigpuError, with the file unchanged, for a request that cannot be granted.
     """
     from ocigpu.request import parse_request
@@ -71,13 +82,13 @@ def edit_bundle(arguments: Arguments, settings: Settings, stub: str, log: Log) -
     for note in request.notes:
         log.write("warning", note)
     if request.selection == "nothing":
-        return
+        return None
     check_can_have_gpus(document.config, document.path)
     if request.selection == "cdi":
         inject_devices(document.config, request.cdi_devices, settings, log)
         write_config(document)
         log.write("info", f"{document.path}: granted {', '.join(request.cdi_devices)}")
-        return
+        return None
     if DECLARED in get_object(document.config, "annotations"):
         from ocigpu.declared import take_back
 
@@ -93,8 +104,8 @@ def edit_bundle(arguments: Arguments, settings: Settings, stub: str, log: Log) -
             log.write("info", f"{document.path}: the hook gives the container its GPUs, because {reason}")
         else:
             _write_notes(log, document.path, declared.notes, declared.granted)
-            return
-    from ocigpu.early import open_meeting, wait_for_hook
+            return None
+    from ocigpu.early import Task, choose_path
     from ocigpu.host.cached import read_facts
     from ocigpu.plan import make_plan
 
@@ -104,14 +115,14 @@ def edit_bundle(arguments: Arguments, settings: Settings, stub: str, log: Log) -
     options = ["--config", os.path.abspath(settings.path)] if settings.path else []
     spec = os.path.abspath(document.path) if arguments.config != "config.json" else ""
     options += ["--spec", spec] if spec else []
-    meeting = open_meeting() if owns_policy else None
-    if meeting:
-        options = ["--early", meeting.path, *options]
+    early = choose_path() if owns_policy else ""
+    options = ["--early", early, *options] if early else options
     edit_config(document.config, plan, hook_path(settings, stub), options, owns_policy and not settings.no_cgroups)
     write_config(document)
     _write_notes(log, document.path, (), (*plan.gpus, *plan.mig_devices))
-    if meeting:
-        wait_for_hook(meeting, settings, request, facts, document.config, arguments.bundle, spec)
+    if not early:
+        return None
+    return Task(early, settings, request, facts, document.config, os.path.abspath(arguments.bundle or "."), spec)
 
 
 def _write_notes(log: Log, path: str, notes: "Sequence[str]", granted: "Sequence[str]") -> None:

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import shutil
 import signal
 import stat
@@ -234,6 +235,15 @@ def write_bundle(path: Path, devices: str | None, **more: Any) -> bytes:
     return text
 
 
+def without_early(arguments: list[str]) -> list[str]:
+    """Return the hook's arguments without the first option, which tells root's hook who is ready for its container."""
+    if not owns_device_policy():
+        return arguments
+    assert arguments[1] == "--early"
+    assert re.fullmatch(rf"/run/ocigpu/early-{os.getpid()}-[0-9a-f]{{16}}", arguments[2])
+    return [arguments[0], *arguments[3:]]
+
+
 def test_a_request_edits_the_bundle(tmp_path: Path, simulated: str) -> None:
     write_bundle(tmp_path / "b", "1", unknown={"x": [1.5]})
     (tmp_path / "b/config.json").chmod(0o604)
@@ -244,7 +254,7 @@ def test_a_request_edits_the_bundle(tmp_path: Path, simulated: str) -> None:
     config = json.loads((tmp_path / "b/config.json").read_text())
     assert list(config) == ["process", "root", "linux", "unknown", "hooks"]
     (entry,) = config["hooks"]["prestart"]
-    assert (entry["path"], entry["args"]) == (hook, ["ocigpu-hook", "--config", simulated, "prestart"])
+    assert (entry["path"], without_early(entry["args"])) == (hook, ["ocigpu-hook", "--config", simulated, "prestart"])
     deny, *rules = config["linux"]["resources"]["devices"]
     assert deny == {"allow": False, "access": "rwm"}
     expected = [(195, 255), (195, 1)]
@@ -265,7 +275,7 @@ def test_the_hook_gets_the_settings_by_absolute_path(
     settings = read_settings(os.path.basename(simulated))
     edit_bundle(Arguments("create", str(tmp_path / "b")), settings, str(tmp_path / "ocigpu-runtime"), Log())
     (entry,) = json.loads((tmp_path / "b/config.json").read_text())["hooks"]["prestart"]
-    assert entry["args"] == ["ocigpu-hook", "--config", simulated, "prestart"]
+    assert without_early(entry["args"]) == ["ocigpu-hook", "--config", simulated, "prestart"]
 
 
 def test_device_rules_are_not_declared_where_cgroups_are_to_be_left_alone(tmp_path: Path, simulated: str) -> None:
@@ -289,7 +299,7 @@ def test_another_name_of_the_configuration_is_told_to_the_hook(tmp_path: Path, s
         Log(),
     )
     (entry,) = json.loads((tmp_path / "b/other.json").read_text())["hooks"]["prestart"]
-    assert entry["args"][1:] == ["--config", simulated, "--spec", f"{tmp_path}/b/other.json", "prestart"]
+    assert without_early(entry["args"])[1:] == ["--config", simulated, "--spec", f"{tmp_path}/b/other.json", "prestart"]
 
 
 @pytest.mark.parametrize(
