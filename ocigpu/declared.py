@@ -18,7 +18,8 @@ else:
 BIND_OPTIONS = ("rbind", "rprivate")
 NODE_OPTIONS = ("bind", "rprivate", "nosuid", "noexec")
 SIMULATED_PROC = """\
-pid=$(sed -n 's/.*"pid" *: *\\([0-9][0-9]*\\).*/\\1/p')
+while IFS= read -r line || [ "$line" ]; do state=$state$line line=; done
+state=${state#*'"pid"'} state=${state#*:} state=${state# } pid=${state%%[!0-9]*}
 exec nsenter --target "$pid" --mount mount -o bind,ro,nosuid,nodev,noexec "$1" "$2"
 """
 """What the hook of simulated hosts does, and no other host's: a real procfs has the tree of the kernel module."""
