@@ -73,7 +73,7 @@ def edited_config(bench: Bench, bundle: Bundle, gpus: int) -> dict[str, Any]:
 def config_with_step(bundle: Bundle, edited: dict[str, Any]) -> dict[str, Any]:
     """Return the unedited configuration with the one hook that only simulated hosts add (ocigpu.spec)."""
     steps = edited["hooks"]["prestart"]
-    if len(steps) != 1 or edited["hooks"].keys() != {"prestart"} or "nsenter" not in steps[0]["args"][2]:
+    if len(steps) != 1 or edited["hooks"].keys() != {"prestart"} or steps[0]["path"] == HOOK:
         raise RuntimeError(f"mode spec left other hooks than the simulated host's step: {edited['hooks']}")
     return {**bundle.config, "hooks": {"prestart": steps}}
 

@@ -63,13 +63,13 @@ def trace(
         directory = Path(name)
         (directory / "input").write_text(stdin)
         words = ["strace", "-ff", "-qq", "-ttt", "-s", "1000", "-o", str(directory / "log")]
-        words += [*([] if all_calls else ["-e", CALLS]), "--", *map(os.fspath, command)]
+        words += [*([] if all_calls else ["-e", CALLS]), "--", *(os.fspath(word) for word in command)]
         # files, not pipes: a created container keeps the descriptors
         with (directory / "output").open("wb") as output, (directory / "input").open() as source:
             status = subprocess.run(words, stdin=source, stdout=output, stderr=output, env=env, check=False).returncode
         if status:
             text = (directory / "output").read_text(errors="replace")
-            raise RuntimeError(f"{' '.join(map(os.fspath, command))}: status {status}: {text}")
+            raise RuntimeError(f"{' '.join(os.fspath(word) for word in command)}: status {status}: {text}")
         logs = {int(path.suffix[1:]): path.read_text(errors="replace").splitlines() for path in directory.glob("log.*")}
     return parse(logs)
 
