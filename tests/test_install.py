@@ -132,7 +132,7 @@ def test_settings_can_be_baked_into_the_commands(tmp_path: Path) -> None:
     done = run(INSTALL, "--bin", str(tmp_path / "bin"), "--venv", str(virtual), "--config", str(settings))
     assert done.returncode == 0, done.stderr
     done = run(str(tmp_path / "bin/ocigpu-runtime"), "kill", "x")
-    assert done.stdout == "kill x\n"
+    assert done.stdout == "kill x\n", done.stderr
     assert f"--config {settings}" in (tmp_path / "bin/ocigpu-hook").read_text()
 
 
