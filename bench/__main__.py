@@ -122,7 +122,7 @@ def measure(
         try:
             head = describe_machine(runc)
             cdi_settings = prepare(bench, only)
-            out.say(f"Medians of {rounds} paired runs.")
+            out.say(f"Medians of {rounds} paired runs; the rows are explained in bench/__main__.py.")
             for part, run_part in parts(bench, cdi_settings).items():
                 if part in only:
                     run_part()

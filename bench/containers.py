@@ -14,8 +14,11 @@ from bench.output import Output, milliseconds, times
 from ocigpu.linux import libc
 
 STEP = "bare + step"
-"""Bare runc with the hook that stands for what a real host's procfs has by itself: all containers with simulated GPUs
-have it, and it is no part of what ocigpu adds."""
+"""Bare runc with the hook that stands for what a real host's procfs has by itself.
+
+Mode spec leaves it to the runtime on simulated hosts; it is no part of what ocigpu adds.
+"""
+WITH_STEP = ("spec", "edited")
 Runner = Callable[[], dict[str, float]]
 Samples = dict[str, dict[str, list[float]]]
 
@@ -81,15 +84,15 @@ def config_with_step(bundle: Bundle, edited: dict[str, Any]) -> dict[str, Any]:
 def show(bench: Bench, title: str, rows: dict[str, dict[str, float]], phases: tuple[str, ...]) -> None:
     """Print medians, with what a row adds to the first one, and the ratio to it and to the floor where there is one.
 
-    The simulated host's step is taken out of what is added and of the ratios.
+    The simulated host's step is taken out of what is added and of the ratios, where mode spec has it.
     """
     base = next(iter(rows.values()))[phases[-1]]
     step = rows[STEP][phases[-1]] - base if STEP in rows else 0.0
     floor = rows["edited"][phases[-1]] - step if "edited" in rows else 0.0
     columns = ["ms", *phases, "ratio", "added", *(["to edited"] if floor else [])]
     lines = []
-    for place, (name, row) in enumerate(rows.items()):
-        total = row[phases[-1]] - (step if place and name != STEP else 0.0)
+    for name, row in rows.items():
+        total = row[phases[-1]] - (step if name in WITH_STEP else 0.0)
         cells = [name, *(milliseconds(row[phase]) for phase in phases), times(total / base), milliseconds(total - base)]
         if floor:
             cells.append(times(total / floor) if name == "spec" else "")

@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from bench.containers import STEP
+from bench.containers import STEP, WITH_STEP
 from bench.hosts import MODES
 from bench.output import Output, milliseconds, times
 
@@ -37,8 +37,8 @@ def targets(results: dict[str, Any]) -> list[Target]:
 
     def added(table: str, row: str, column: str = "total") -> float | None:
         figure, base = total(table, row, column), total(table, "bare runc", column)
-        if row in (*MODES, "edited"):
-            base = total(table, STEP)  # the simulated host's own step is not what a mode adds
+        if row in WITH_STEP:
+            base = total(table, STEP)  # the simulated host's own step is not what mode spec adds
         return None if figure is None or base is None else figure - base
 
     bare = total("container-8", "bare runc") or 0.0
