@@ -27,7 +27,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, NamedTuple, NoReturn
 
-    from ocigpu.facts import HostFacts
     from ocigpu.hook import Ready
     from ocigpu.provision.apply import Caller
     from ocigpu.request import Request
@@ -47,14 +46,12 @@ _NAMESPACES = ("mnt", "pid", "user")
 class Task(NamedTuple):
     """The container to prepare for, and the directory where its hook will come: of :func:`choose_path`.
 
-    ``facts``: read less than a moment ago; ``bundle``: its directory, absolute; ``spec``: absolute path of its
-    configuration, "" for the bundle's config.json.
+    ``bundle``: its directory, absolute; ``spec``: absolute path of its configuration, "" for the bundle's config.json.
     """
 
     path: str
     settings: "Settings"
     request: "Request"
-    facts: "HostFacts"
     config: "dict[str, Any]"
     bundle: str
     spec: str
@@ -183,15 +180,17 @@ def _prepare(task: Task) -> "Ready | None":
     gc.disable()
     from ocigpu.errors import OcigpuError
     from ocigpu.hook import Ready
+    from ocigpu.host.cached import read_facts
     from ocigpu.plan import make_plan
     from ocigpu.provision.apply import take_supplies
     from ocigpu.provision.image import read_rootfs_facts
     from ocigpu.spec import rootfs_path
 
     try:
-        image = read_rootfs_facts(rootfs_path(task.config, task.bundle), task.facts.driver_version)
-        plan = make_plan(task.facts, task.request, task.settings, image)
-        return Ready(task.request, task.facts, image, plan, take_supplies(plan, task.settings))
+        facts = read_facts(task.settings)
+        image = read_rootfs_facts(rootfs_path(task.config, task.bundle), facts.driver_version)
+        plan = make_plan(facts, task.request, task.settings, image)
+        return Ready(task.request, facts, image, plan, take_supplies(plan, task.settings))
     except (OcigpuError, OSError):
         return None
 

@@ -1,35 +1,30 @@
 """Mode ``spec``: a container whose config.json and root directory say all, so that no process of ours runs for it.
 
 Where that is not possible (the image or the engine's configuration forbid it) the caller uses the hook instead.  What
-is declared for a request is kept in the cache directory (:mod:`ocigpu.cache`) as long as the facts hold that it was
-made of: most starts need neither the facts nor the plan.
+is declared for a request is kept (:mod:`ocigpu.kept`).
 """
 
 import errno
 import os
 from binascii import crc32
 
-from ocigpu import __version__, rawjson
-from ocigpu.cache import open_cache, prune_cache, read_cached, seal, unseal, write_cached
+from ocigpu import rawjson
+from ocigpu.cache import open_cache
 from ocigpu.declared import Declared, edit_declared, has_user_namespace, why_hook
-from ocigpu.host.cached import read_stamp
+from ocigpu.kept import find_answer
 from ocigpu.linux.paths import use_walk
 from ocigpu.provision.image import has_compat, read_layout
 from ocigpu.rootfs import NeedsHookError, RootDirectory, resolve_in_root
-from ocigpu.spec import Document, remove_gpu_hooks, rootfs_path, write_config
+from ocigpu.spec import Document, add_rules, get_rules, remove_gpu_hooks, rootfs_path, write_config
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Any
 
     from ocigpu.request import Request
     from ocigpu.settings import Settings
 
-KEPT_PREFIX = "declared-"
-SPARE = 64
-"""Files of other requests and images that may stay."""
-MAX_KEY = 8192
-"""Characters of a request, image and settings whose declaration is kept: usual ones have some 1,500."""
 VIEW_PREFIX = "view-"
 _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -43,7 +38,6 @@ def declare_in_bundle(
     Raises NeedsHookError where a hook must do it, OcigpuError for a request that cannot be granted; then nothing is
     changed but the object in memory, which may lack other GPU hooks.
     """
-    use_walk(True)
     config = document.config
     root = rootfs_path(config, bundle)
     try:
@@ -51,12 +45,16 @@ def declare_in_bundle(
     except OSError as error:  # the hook names it
         raise NeedsHookError(f"open rootfs {root}: {error.strerror}") from error
     directory = RootDirectory(root_fd)
+    bind_nodes = not owns_policy or has_user_namespace(config)
+    declare_rules = owns_policy and not settings.no_cgroups
+    use_walk(True)
     try:
         if os.path.samestat(os.fstat(root_fd), os.stat("/")):
             raise NeedsHookError("its root directory is the host's")
         declared = find_declared(root_fd, request, settings)
-        remove_gpu_hooks(config)
-        reason = why_hook(declared, config, lambda path: resolve_in_root(root_fd, path))
+        if remove_gpu_hooks(config) and get_rules(config):
+            add_rules(config, (), [rule["major"] for rule in declared.rules])  # those of hook mode go
+        reason = why_hook(declared, config, lambda path: resolve_in_root(root_fd, path), declare_rules, bind_nodes)
         if reason:
             raise NeedsHookError(reason)
         try:
@@ -68,8 +66,6 @@ def declare_in_bundle(
         except OSError as error:
             where = f"{error.filename}: " if isinstance(error.filename, str) else ""
             raise NeedsHookError(f"{root}: {where}{error.strerror}") from error
-        bind_nodes = not owns_policy or has_user_namespace(config)
-        declare_rules = owns_policy and not settings.no_cgroups
         edit_declared(config, declared._replace(mounts=present), root, views, declare_rules, bind_nodes)
         write_config(document)
     except BaseException:
@@ -87,36 +83,13 @@ def find_declared(root_fd: int, request: "Request", settings: "Settings") -> Dec
 
     Raises OcigpuError for what cannot be granted.
     """
-    layout = read_layout(root_fd)
-    if has_compat(root_fd):
-        return _make_declared(root_fd, request, settings)
-    key = repr((__version__, request, layout, settings))
-    cache_fd = open_cache(True, settings.simulation_root) if len(key) <= MAX_KEY else -1
-    if cache_fd < 0:
-        return _make_declared(root_fd, request, settings)
-    try:
-        name = f"{KEPT_PREFIX}{crc32(key.encode()):08x}"
-        stamp = read_stamp(settings)
-        declared = _read_declared(cache_fd, name, key, stamp) if stamp else None
-        if declared is None:
-            declared = _make_declared(root_fd, request, settings)
-            if stamp and read_stamp(settings) == stamp:  # then the plan was made of these facts
-                lines = (key, stamp, rawjson.dump(declared._asdict()))
-                write_cached(cache_fd, name, seal("\n".join(lines).encode()))
-                prune_cache(cache_fd, KEPT_PREFIX, (name,), SPARE)
-        return declared
-    finally:
-        os.close(cache_fd)
+    about = (request, *read_layout(root_fd))
 
+    def make() -> "dict[str, Any]":
+        return _make_declared(root_fd, request, settings)._asdict()
 
-def _read_declared(cache_fd: int, name: str, key: str, stamp: str) -> Declared | None:
-    lines = unseal(read_cached(cache_fd, name)).split(b"\n")
-    if len(lines) != 3 or lines[:2] != [key.encode(), stamp.encode()]:
-        return None
-    try:
-        return Declared(**rawjson.parse(lines[2].decode()))
-    except (ValueError, TypeError, RecursionError):  # written by other code of this version
-        return None
+    # what compatibility libraries mean is read from them
+    return Declared(**(make() if has_compat(root_fd) else find_answer("declared", about, settings, make)))
 
 
 def _make_declared(root_fd: int, request: "Request", settings: "Settings") -> Declared:
@@ -164,10 +137,24 @@ def _make_view(cache_fd: int, files: "Sequence[tuple[str, int, str]]", links: "S
     try:
         os.close(os.open(name, _DIRECTORY_FLAGS, dir_fd=cache_fd))
     except FileNotFoundError:
-        os.mkdir(temporary, 0o755, dir_fd=cache_fd)
+        _remove_view(cache_fd, temporary)  # left by a process of our number that was killed
     else:
         return name
-    fd = os.open(temporary, _DIRECTORY_FLAGS, dir_fd=cache_fd)
+    try:
+        _fill_view(cache_fd, temporary, files, links)
+        os.rename(temporary, name, src_dir_fd=cache_fd, dst_dir_fd=cache_fd)
+    except OSError as error:
+        _remove_view(cache_fd, temporary)
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):  # else another start has made it
+            raise
+    return name
+
+
+def _fill_view(
+    cache_fd: int, name: str, files: "Sequence[tuple[str, int, str]]", links: "Sequence[tuple[str, str]]"
+) -> None:
+    os.mkdir(name, 0o755, dir_fd=cache_fd)
+    fd = os.open(name, _DIRECTORY_FLAGS, dir_fd=cache_fd)
     try:
         for path, mode, text in files:
             with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode, dir_fd=fd), "w") as file:
@@ -178,17 +165,13 @@ def _make_view(cache_fd: int, files: "Sequence[tuple[str, int, str]]", links: "S
         os.fchmod(fd, 0o555)
     finally:
         os.close(fd)
-    try:
-        os.rename(temporary, name, src_dir_fd=cache_fd, dst_dir_fd=cache_fd)
-    except OSError as error:
-        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):  # another start has made it
-            raise
-        _remove_view(cache_fd, temporary)
-    return name
 
 
 def _remove_view(cache_fd: int, name: str) -> None:
-    fd = os.open(name, _DIRECTORY_FLAGS, dir_fd=cache_fd)
+    try:
+        fd = os.open(name, _DIRECTORY_FLAGS, dir_fd=cache_fd)
+    except FileNotFoundError:
+        return
     try:
         for path in os.listdir(fd):
             os.unlink(path, dir_fd=fd)

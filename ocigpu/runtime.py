@@ -21,18 +21,15 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ocigpu.early import Task
+    from ocigpu.request import Request
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 LOOP_VARIABLE = "OCIGPU_RUNTIME_PID"
 PROGRAM = "ocigpu-runtime"
 
 
-def main(argv: list[str], known_runtime: str = "") -> int:
-    """Run the shim: ``argv`` as given to the stub, argv[0] its own path.  Returns only on failure, with a status.
-
-    ``known_runtime``: the low-level runtime that an earlier start has left for the stub (:mod:`ocigpu.passing`), when
-    nothing that it depends on has changed since.
-    """
+def main(argv: list[str]) -> int:
+    """Run the shim: ``argv`` as given to the stub, argv[0] its own path.  Returns only on failure, with a status."""
     log = Log()
     begin_ns = time.time_ns()
     try:
@@ -106,23 +103,32 @@ def edit_bundle(arguments: Arguments, settings: Settings, stub: str, log: Log) -
             _write_notes(log, document.path, declared.notes, declared.granted)
             return None
     from ocigpu.early import Task, choose_path
-    from ocigpu.host.cached import read_facts
-    from ocigpu.plan import make_plan
+    from ocigpu.kept import find_answer
 
-    facts = read_facts(settings)
-    plan = make_plan(facts, request, settings)
+    answer = find_answer("rules", (request,), settings, lambda: _answer(request, settings))
     # absolute: the hook may be started in another directory than this one
     options = ["--config", os.path.abspath(settings.path)] if settings.path else []
     spec = os.path.abspath(document.path) if arguments.config != "config.json" else ""
     options += ["--spec", spec] if spec else []
     early = choose_path() if owns_policy else ""
     options = ["--early", early, *options] if early else options
-    edit_config(document.config, plan, hook_path(settings, stub), options, owns_policy and not settings.no_cgroups)
+    declare_rules = owns_policy and not settings.no_cgroups
+    edit_config(document.config, answer["rules"], hook_path(settings, stub), options, declare_rules)
     write_config(document)
-    _write_notes(log, document.path, (), (*plan.gpus, *plan.mig_devices))
+    _write_notes(log, document.path, (), answer["granted"])
     if not early:
         return None
-    return Task(early, settings, request, facts, document.config, os.path.abspath(arguments.bundle or "."), spec)
+    return Task(early, settings, request, document.config, os.path.abspath(arguments.bundle or "."), spec)
+
+
+def _answer(request: "Request", settings: Settings) -> "dict[str, Any]":
+    """Return what the shim must know of a plan of hook mode: the device rules, and the names of what is granted."""
+    from ocigpu.host.cached import read_facts
+    from ocigpu.plan import make_plan
+    from ocigpu.spec import rule_entries
+
+    plan = make_plan(read_facts(settings), request, settings)
+    return {"rules": rule_entries(plan), "granted": (*plan.gpus, *plan.mig_devices)}
 
 
 def _write_notes(log: Log, path: str, notes: "Sequence[str]", granted: "Sequence[str]") -> None:

@@ -95,6 +95,11 @@ def get_list(parent: "Any", name: str) -> "list[Any]":
     return value if isinstance(value, list) else []
 
 
+def get_rules(config: "dict[str, Any]") -> "list[Any]":
+    """Return linux.resources.devices, or an empty list."""
+    return get_list(get_object(get_object(config, "linux"), "resources"), "devices")
+
+
 def rootfs_path(config: "dict[str, Any]", bundle: str) -> str:
     """Return the absolute path of the container's root: ``root.path``, relative to the bundle (runtime-spec, root).
 
@@ -119,26 +124,29 @@ def check_can_have_gpus(config: "dict[str, Any]", path: str) -> None:
 
 
 def edit_config(
-    config: "dict[str, Any]", plan: "Plan", hook_path: str, hook_options: list[str], declare_rules: bool = True
+    config: "dict[str, Any]",
+    rules: "Sequence[dict[str, Any]]",
+    hook_path: str,
+    hook_options: list[str],
+    declare_rules: bool = True,
 ) -> None:
-    """Change ``config`` in place so that the container gets the plan: one prestart hook, and its device rules.
+    """Change ``config`` in place so that the container gets its GPUs: one prestart hook, and its device rules.
 
-    ``hook_options``: options of ocigpu-hook before its command.  ``declare_rules``: also put the rules into
-    linux.resources.devices, so that the runtime owns the device policy (not for rootless containers, which have
-    none).  A container without any device rule gets none: for crun it has no device policy, and a first rule would
-    bring one that takes other devices away; where the runtime has a policy all the same, the hook widens it.
+    ``rules``: of :func:`rule_entries`.  ``hook_options``: options of ocigpu-hook before its command.
+    ``declare_rules``: also put the rules into linux.resources.devices, so that the runtime owns the device policy (not
+    for rootless containers, which have none).  A container without any device rule gets none: for crun it has no device
+    policy, and a first rule would bring one that takes other devices away; where the runtime has a policy all the same,
+    the hook widens it.
     Doing it twice equals doing it once; for another plan than before, the rules of the former one go.
     """
     hooks = find(config, "hooks", dict, "hooks")
     prestart = find(hooks, "prestart", list, "hooks.prestart")
-    edited_before = any(_is_our_hook(entry) for entry in prestart)
-    remove_gpu_hooks(config)
+    edited_before = remove_gpu_hooks(config)
     prestart.append({"path": hook_path, "args": [OUR_HOOK, *hook_options, "prestart"], "env": list(HOOK_ENVIRONMENT)})
     hooks["prestart"] = prestart
     config["hooks"] = hooks
     resources = find(find(config, "linux", dict, "linux"), "resources", dict, "linux.resources")
     if declare_rules and find(resources, "devices", list, "linux.resources.devices"):
-        rules = rule_entries(plan)
         add_rules(config, rules, [rule["major"] for rule in rules] if edited_before else [])
 
 
@@ -164,15 +172,18 @@ def add_rules(config: "dict[str, Any]", rules: "Sequence[dict[str, Any]]", old_m
     config["linux"] = linux
 
 
-def remove_gpu_hooks(config: "dict[str, Any]") -> None:
-    """Take the hooks that give GPUs, ours and the vendor's, out of ``config``.
+def remove_gpu_hooks(config: "dict[str, Any]") -> bool:
+    """Take the hooks that give GPUs, ours and the vendor's, out of ``config``; returns whether ours was among them.
 
     They are prestart hooks, or createRuntime hooks: the same stage by its newer name.  CDI hooks belong to others.
     """
     hooks = get_object(config, "hooks")
+    edited_before = False
     for stage in ("prestart", "createRuntime"):
         entries = get_list(hooks, stage)
+        edited_before = edited_before or any(_is_our_hook(entry) for entry in entries)
         entries[:] = [entry for entry in entries if not _is_gpu_hook(entry)]
+    return edited_before
 
 
 def find(parent: "dict[str, Any]", name: str, kind: type, path: str) -> "Any":

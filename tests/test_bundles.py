@@ -23,7 +23,7 @@ from ocigpu.plan import make_plan
 from ocigpu.request import parse_request
 from ocigpu.runtime import edit_bundle
 from ocigpu.settings import Settings, parse_settings
-from ocigpu.spec import check_can_have_gpus, edit_config, read_config
+from ocigpu.spec import check_can_have_gpus, edit_config, read_config, rule_entries
 
 BUNDLES = Path(__file__).parent / "bundles"
 CASES = sorted(path.parent for path in BUNDLES.glob("*/case.json"))
@@ -55,7 +55,7 @@ def process(config: dict[str, Any], case: dict[str, Any], path: str) -> tuple[Pl
         check_can_have_gpus(config, path)
     plan = make_plan(read_host(case["host"]), request, settings, ImageFacts(**case.get("image", {})))
     if request.selection != "nothing":
-        edit_config(edited, plan, HOOK, [], not case.get("rootless", False))
+        edit_config(edited, rule_entries(plan), HOOK, [], not case.get("rootless", False))
     return plan, edited
 
 

@@ -26,6 +26,7 @@ from ocigpu.spec import (
     parse_json,
     read_config,
     rootfs_path,
+    rule_entries,
     write_config,
 )
 
@@ -202,7 +203,7 @@ def test_a_container_without_a_mount_namespace_cannot_have_gpus(linux: Any) -> N
 
 def edited(config: Any, options: tuple[str, ...] = (), declare: bool = True) -> dict[str, Any]:
     copy: dict[str, Any] = json.loads(json.dumps(config))
-    edit_config(copy, PLAN, HOOK, list(options), declare)
+    edit_config(copy, rule_entries(PLAN), HOOK, list(options), declare)
     return copy
 
 
@@ -302,8 +303,8 @@ def test_editing_twice_equals_editing_once_whatever_was_there(config: dict[str, 
 def test_a_hook_whose_program_has_another_name_is_not_added_twice(again: str) -> None:
     """hook.path of the settings names any program."""
     config: dict[str, Any] = {}
-    edit_config(config, PLAN, "/opt/gpu", [])
-    edit_config(config, PLAN, again, [])
+    edit_config(config, rule_entries(PLAN), "/opt/gpu", [])
+    edit_config(config, rule_entries(PLAN), again, [])
     assert [entry["path"] for entry in config["hooks"]["prestart"]] == [again]
 
 
@@ -311,8 +312,9 @@ def test_an_edit_for_another_request_takes_the_former_rules_away() -> None:
     """A bundle is started again with fewer GPUs: a container that may make nodes must not reach the others."""
     mine = {"allow": True, "type": "c", "major": 195, "minor": 7, "access": "rwm"}
     config: dict[str, Any] = {"linux": {"resources": {"devices": [{"allow": False, "access": "rwm"}, mine]}}}
-    edit_config(config, PLAN, HOOK, [])
-    edit_config(config, Plan((AllowDevice(195, 255, "rw", ""), AllowDevice(195, 3, "rw", ""))), HOOK, [])
+    edit_config(config, rule_entries(PLAN), HOOK, [])
+    other = Plan((AllowDevice(195, 255, "rw", ""), AllowDevice(195, 3, "rw", "")))
+    edit_config(config, rule_entries(other), HOOK, [])
     deny, kept, *rules = config["linux"]["resources"]["devices"]
     assert (deny, kept) == ({"allow": False, "access": "rwm"}, mine)
     assert [(rule["major"], rule["minor"]) for rule in rules] == [(195, 255), (195, 3)]
