@@ -6,7 +6,7 @@ Kept apart from what makes it of a plan (:mod:`ocigpu.declare`), because most st
 import os
 
 from ocigpu import rawjson
-from ocigpu.spec import DECLARED, HOOK_ENVIRONMENT, add_rules, find, get_list, get_object
+from ocigpu.spec import DECLARED, HOOK_ENVIRONMENT, add_rules, find, get_list, get_object, get_rules
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,6 +17,13 @@ else:
 
 BIND_OPTIONS = ("rbind", "rprivate")
 NODE_OPTIONS = ("bind", "rprivate", "nosuid", "noexec")
+OWN_OPTIONS = (
+    [*BIND_OPTIONS, "ro", "nosuid", "nodev"],
+    [*BIND_OPTIONS, "nosuid", "nodev", "noexec"],
+    list(NODE_OPTIONS),
+)
+"""Options of all mounts that are declared: of files, of sockets, of nodes."""
+PROC_DRIVER = "/proc/driver/nvidia"
 SIMULATED_PROC = """\
 while IFS= read -r line || [ "$line" ]; do state=$state$line line=; done
 state=${state#*'"pid"'} state=${state#*:} state=${state# } pid=${state%%[!0-9]*}
@@ -56,13 +63,24 @@ class Declared(NamedTuple):
     notes: "Sequence[str]"
 
 
-def why_hook(declared: Declared, config: "dict[str, Any]", resolve: "Callable[[str], str]") -> str:
+def why_hook(
+    declared: Declared,
+    config: "dict[str, Any]",
+    resolve: "Callable[[str], str]",
+    declare_rules: bool,
+    bind_nodes: bool,
+) -> str:
     """Return why this container needs the hook, "" when its config.json can say all.
 
-    ``resolve`` tells where a path of the container's root leads, links followed.
+    ``resolve`` tells where a path of the container's root leads, links followed; the rest as for edit_declared.
     """
     if declared.needs_hook:
         return declared.needs_hook
+    if declare_rules and not get_rules(config):
+        return "its config.json has no device rules, and with some runtimes a first one would take devices away"
+    missing = [path for path, host_path, *_ in declared.nodes if bind_nodes and not host_path]
+    if missing:
+        return f"the host has no {missing[0]} to mount"
     if declared.views and has_user_namespace(config):
         return "in its user namespace the directory with files for graphics could not be read"
     if declared.denied and _can_make_nodes(config) and any(_is_allowed(config, *number) for number in declared.denied):
@@ -79,25 +97,31 @@ def has_user_namespace(config: "dict[str, Any]") -> bool:
 def _can_make_nodes(config: "dict[str, Any]") -> bool:
     """Tell whether a process of the container can have CAP_MKNOD where it counts: outside user namespaces."""
     sets = get_object(get_object(config, "process"), "capabilities")
-    listed = any("CAP_MKNOD" in get_list(sets, name) for name in ("bounding", "effective", "permitted"))
+    names = [name for kind in ("bounding", "effective", "permitted") for name in get_list(sets, kind)]
+    listed = any(isinstance(name, str) and name.upper() == "CAP_MKNOD" for name in names)  # crun takes any case
     return listed and not has_user_namespace(config)
 
 
 def _is_allowed(config: "dict[str, Any]", major: int, minor: int) -> bool:
-    """Tell whether the device rules let a container read or write a character device; the last one that fits decides.
+    """Tell whether the device rules may let a container read or write a character device; the last that fits decides.
 
-    Without any rule runc denies and crun has no policy: allowed, then.
+    Where runtimes read a rule differently, the wider reading counts.  Without any rule runc denies and crun has no
+    policy: allowed, then.
     """
-    rules = get_list(get_object(get_object(config, "linux"), "resources"), "devices")
-    allowed = not rules
+    rules = get_rules(config)
+    granted = set() if rules else {"r", "w"}
     for rule in rules:
-        if not isinstance(rule, dict) or rule.get("type", "a") not in ("a", "c", ""):
+        if not isinstance(rule, dict) or rule.get("type") == "b":
             continue
-        fits = all(rule.get(name, -1) in (None, -1, number) for name, number in (("major", major), ("minor", minor)))
+        numbers = (("major", major), ("minor", minor))
+        fits = all(rule.get(name, -1) in (None, -1, number) for name, number in numbers)
         access = rule.get("access")
-        if fits and (not isinstance(access, str) or not access or "r" in access or "w" in access):
-            allowed = rule.get("allow") is True
-    return allowed
+        letters = set(access) if isinstance(access, str) and access else {"r", "w"}
+        if rule.get("allow") is not True:
+            granted -= letters if fits else set()
+        elif fits or rule.get("type", "a") in ("a", "", None):  # to some "all" is all, whatever the numbers
+            granted |= letters
+    return not granted.isdisjoint(("r", "w"))
 
 
 def _why_covered(declared: Declared, config: "dict[str, Any]", resolve: "Callable[[str], str]") -> str:
@@ -111,7 +135,8 @@ def _why_covered(declared: Declared, config: "dict[str, Any]", resolve: "Callabl
         options = get_list(mount, "options")
         bound = mount.get("type") == "bind" or "bind" in options or "rbind" in options
         path = os.path.normpath("/" + path.lstrip("/"))  # normpath keeps two slashes at the beginning
-        if path.startswith(("/proc", "/sys")) or (path.startswith("/dev") and not bound):
+        top = path.split("/", 2)[1]
+        if top in ("proc", "sys") or (top == "dev" and not bound):
             continue
         covers.append((resolve(path), bound))
     if not covers:
@@ -198,6 +223,8 @@ def edit_declared(
 def take_back(config: "dict[str, Any]") -> None:
     """Take what an earlier edit has declared out of ``config`` again, as its annotation says; what cannot be, stays.
 
+    The annotation may be of whoever asks an engine for annotations, so nothing goes that is not of a form that only
+    edits of ours have: above all no path stays unhidden that an engine hides.
     What had been replaced is not put back: an engine writes a new configuration for another container.
     """
     annotations = get_object(config, "annotations")
@@ -207,30 +234,37 @@ def take_back(config: "dict[str, Any]") -> None:
     except (ValueError, RecursionError):  # not written by us
         return
     linux = get_object(config, "linux")
-    rules = [pair for pair in get_list(listed, "rules") if isinstance(pair, list)]
-    for parent, name, keys in (
-        (linux, "devices", ("path",)),
-        (config, "mounts", ("destination", "source")),
-        (linux, "maskedPaths", ()),
-        (linux, "readonlyPaths", ()),
-    ):
-        entries, ours = get_list(parent, name), get_list(listed, name)
-        entries[:] = [entry for entry in entries if _key(entry, keys) not in ours]
-    devices = get_list(get_object(linux, "resources"), "devices")
-    devices[:] = [
-        entry
-        for entry in devices
-        if not isinstance(entry, dict)
-        or list(entry) != RULE_FIELDS
-        or [entry["major"], entry["minor"]] not in rules
-        or entry["access"] != "rw"
-    ]
+    _remove(get_list(linux, "devices"), get_list(listed, "devices"), _node_key)
+    _remove(get_rules(config), get_list(listed, "rules"), _rule_key)
+    _remove(get_list(config, "mounts"), get_list(listed, "mounts"), _mount_key)
+    for name in ("maskedPaths", "readonlyPaths"):
+        _remove(get_list(linux, name), get_list(listed, name), _path_key)
     hooks = get_list(get_object(config, "hooks"), "prestart")
     hooks[:] = [entry for entry in hooks if SIMULATED_PROC not in get_list(entry, "args")]
 
 
-def _key(entry: "Any", keys: tuple[str, ...]) -> "Any":
-    if not isinstance(entry, dict):
-        return entry
-    values = [entry.get(key) for key in keys]
-    return values[0] if len(values) == 1 else values
+def _remove(entries: "list[Any]", keys: "list[Any]", key_of: "Callable[[Any], Any]") -> None:
+    """Remove one entry for each key, the last one that has it: ours come after others."""
+    for key in keys:
+        for index in range(len(entries) - 1, -1, -1):
+            if key is not None and key_of(entries[index]) == key:
+                del entries[index]
+                break
+
+
+def _node_key(entry: "Any") -> "Any":
+    return entry.get("path") if isinstance(entry, dict) else None
+
+
+def _rule_key(entry: "Any") -> "Any":
+    ours = isinstance(entry, dict) and list(entry) == RULE_FIELDS and entry["allow"] is True and entry["access"] == "rw"
+    return [entry["major"], entry["minor"]] if ours else None
+
+
+def _mount_key(entry: "Any") -> "Any":
+    ours = isinstance(entry, dict) and entry.get("type") == "bind" and entry.get("options") in OWN_OPTIONS
+    return [entry.get("destination"), entry.get("source")] if ours else None
+
+
+def _path_key(entry: "Any") -> "Any":
+    return entry if isinstance(entry, str) and f"{entry}/".startswith(f"{PROC_DRIVER}/") else None
