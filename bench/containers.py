@@ -100,9 +100,10 @@ def show(bench: Bench, title: str, rows: dict[str, dict[str, float]], phases: tu
     bench.out.table(title, columns, lines)
 
 
-def measure_containers(bench: Bench, gpus: int, cdi_settings: Path) -> None:
-    """Measure one container's life with that many GPUs."""
-    bundle = make_bundle(bench.work / f"bundle{gpus}", bench.work / "image", bench.runc, asks=gpus > 0)
+def measure_containers(bench: Bench, gpus: int, cdi_settings: Path, plain_root: bool = False) -> None:
+    """Measure one container's life with that many GPUs; ``plain_root``: on a root file system that was used before."""
+    name = f"{'plain' if plain_root else 'container'}-{gpus}"
+    bundle = make_bundle(bench.work / name, bench.work / "image", bench.runc, asks=gpus > 0, plain=plain_root)
     plain = dict(os.environ)
     runners = {"bare runc": contender(bench, bench.runc, bundle, plain)}
     if gpus:
@@ -117,8 +118,9 @@ def measure_containers(bench: Bench, gpus: int, cdi_settings: Path) -> None:
         runners["cdi"] = contender(bench, SHIM, bundle, {**plain, "OCIGPU_CONFIG": str(cdi_settings)})
     if bench.peer:
         runners["peer"] = contender(bench, bench.peer, bundle, plain)
-    rows = bench.compare(f"container-{gpus}", f"containers with {gpus} GPUs", runners)
     asked = f"{gpus} GPUs, compute,utility" if gpus else "no GPU asked for"
+    asked += ", plain directory used before" if plain_root else ""
+    rows = bench.compare(name, f"containers: {asked}", runners)
     show(bench, f"create, start, delete: {asked}", rows, (*PHASES, "total"))
 
 

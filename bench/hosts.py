@@ -35,15 +35,30 @@ _LARGE = 1 << 20
 
 
 class Bundle(NamedTuple):
-    """A bundle whose root file system is an overlay over the image, and its configuration before any edit."""
+    """A bundle, and its configuration before any edit.
+
+    Its root file system is an overlay over the image; or with ``plain`` a copy, in which earlier containers have left
+    what one mounts on.
+    """
 
     directory: Path
     image: Path
     config: dict[str, Any]
+    plain: bool = False
 
     def make_fresh(self, config: dict[str, Any] | None = None) -> None:
-        """Give the bundle an unused root file system and its unedited config.json, or ``config``: as engines do."""
+        """Give the bundle an unused root file system and its unedited config.json, or ``config``: as engines do.
+
+        A plain one only gets the image's loader cache again.
+        """
+        (self.directory / "config.json").write_text(json.dumps(self.config if config is None else config))
         target = self.directory / "rootfs"
+        if self.plain:
+            if not target.exists():
+                shutil.copytree(self.image, target, symlinks=True)
+            shutil.copy2(self.image / "etc/ld.so.cache", target / "etc/new")
+            (target / "etc/new").rename(target / "etc/ld.so.cache")
+            return
         remove_mount(target)
         for name in ("upper", "work"):
             shutil.rmtree(self.directory / name, ignore_errors=True)
@@ -51,7 +66,6 @@ class Bundle(NamedTuple):
         target.mkdir(exist_ok=True)
         options = f"lowerdir={self.image},upperdir={self.directory}/upper,workdir={self.directory}/work"
         libc.mount("overlay", str(target), "overlay", 0, options)
-        (self.directory / "config.json").write_text(json.dumps(self.config if config is None else config))
 
 
 def remove_mount(target: Path) -> None:
@@ -108,8 +122,8 @@ def count_entries(root: Path) -> int:
     return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[0])
 
 
-def make_bundle(directory: Path, image: Path, runc: str, asks: bool) -> Bundle:
-    """Make a bundle whose process ends at once; ``asks``: for all GPUs of the host."""
+def make_bundle(directory: Path, image: Path, runc: str, asks: bool, plain: bool = False) -> Bundle:
+    """Make a bundle whose process ends at once; ``asks``: for all GPUs of the host; ``plain``: see Bundle."""
     directory.mkdir()
     subprocess.run([runc, "spec"], cwd=directory, check=True)
     config: dict[str, Any] = json.loads((directory / "config.json").read_text())
@@ -118,7 +132,7 @@ def make_bundle(directory: Path, image: Path, runc: str, asks: bool) -> Bundle:
     if asks:
         config["process"]["env"] += [f"{name}={value}" for name, value in VARIABLES.items()]
     config["root"]["readonly"] = False
-    bundle = Bundle(directory, image, config)
+    bundle = Bundle(directory, image, config, plain)
     bundle.make_fresh()
     return bundle
 
