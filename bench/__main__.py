@@ -2,11 +2,16 @@
 
 Prints medians of paired runs (default 30): one container's life by phase for 0, 1, 8 and 64 GPUs on an image like a
 real one, crun, pass-through, discovery, generation of a CDI specification, a CDI device among 10,000, peak memory,
-500 containers at once, and a profile of a warm start; then the targets.  ``edited`` is bare runc on the bundle as mode
-spec leaves it: what runc itself must pay.  ``cdi`` is mode cdi with a specification that was generated before, cut
-down to the same capabilities.  A plain directory that was used before is what the vendor's figures were measured on:
-overlays make each new file dearer, and mode spec and the runtime make some forty of them.  ``PEER_RUNTIME=/path`` measures another shim in the same rounds.  Times move from
-machine to machine; the ratio to bare runc in the same run is the message.
+500 containers at once, and a profile of a warm start; then the targets.
+
+Rows: ``hook``, ``spec`` and ``cdi`` are our modes, cdi with a specification that was generated before and cut down to
+the same capabilities.  ``edited`` is bare runc on the bundle as mode spec leaves it: what runc itself must pay.
+``bare + step`` is bare runc with the hook that stands for a real host's procfs, which spec and edited have too.
+A plain directory that was used before is what the vendor's figures were measured on: in an overlay each new file is
+dearer, and containers with GPUs have some forty of them.
+
+``PEER_RUNTIME=/path`` measures another shim in the same rounds.  Times move from machine to machine; the ratio to
+bare runc in the same run is the message.
 """
 
 import argparse
@@ -177,7 +182,7 @@ def describe_machine(runc: str) -> list[str]:
         f"{model}, {os.cpu_count()} CPUs, {memory:.1f} GiB, {virtual}",
         f"{platform.system()} {platform.release()}, load {os.getloadavg()[0]:.1f} when it began",
         ", ".join(versions),
-        "simulated GPUs (H100); every container has an unused overlay over a Debian-like image, but where said otherwise",
+        "simulated GPUs (H100); containers have unused overlays over a Debian-like image, where nothing else is said",
     ]
 
 

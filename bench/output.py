@@ -53,7 +53,7 @@ class Output:
 
 
 def milliseconds(value: float) -> str:
-    return f"{value:.1f}"
+    return f"{round(value, 1) or 0:.1f}"  # no -0.0
 
 
 def times(value: float) -> str:
