@@ -88,8 +88,12 @@ def find_declared(root_fd: int, request: "Request", settings: "Settings") -> Dec
     def make() -> "dict[str, Any]":
         return _make_declared(root_fd, request, settings)._asdict()
 
-    # what compatibility libraries mean is read from them
-    return Declared(**(make() if has_compat(root_fd) else find_answer("declared", about, settings, make)))
+    if has_compat(root_fd):  # what compatibility libraries mean is read from them
+        return Declared(**make())
+    try:
+        return Declared(**find_answer("declared", about, settings, make))
+    except TypeError:  # kept by other code of this version
+        return Declared(**make())
 
 
 def _make_declared(root_fd: int, request: "Request", settings: "Settings") -> Declared:

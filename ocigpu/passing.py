@@ -12,6 +12,7 @@ from ocigpu.cache import open_cache, prune_cache, read_cached, write_cached
 from ocigpu.request import MOUNT_DIRECTORIES
 from ocigpu.runtime import DEFAULT_PATH as DEFAULT_SEARCH
 from ocigpu.settings import DEFAULT_PATH
+from ocigpu.spec import DECLARED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -97,11 +98,21 @@ def forget() -> None:
 
 
 def find_words(settings: "Settings") -> list[str]:
-    """Return words of which at least one is in every config.json that asks for a device, however it is written."""
+    """Return words of which at least one is in every config.json that asks for a device, however it is written.
+
+    Also in one that gives devices because it was edited in mode spec, by our own writer, for a request that has gone.
+    """
     swarm = filter(None, (name.strip() for name in settings.swarm_resource.split(",")))
     mount = os.path.basename(MOUNT_DIRECTORIES[0])
     return sorted(
-        {"NVIDIA_", "CUDA_VERSION", *ESCAPES, mount, *map(_plain, (*swarm, *settings.cdi_annotation_prefixes))}
+        {
+            "NVIDIA_",
+            "CUDA_VERSION",
+            DECLARED,
+            *ESCAPES,
+            mount,
+            *map(_plain, (*swarm, *settings.cdi_annotation_prefixes)),
+        }
     )
 
 

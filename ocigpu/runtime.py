@@ -68,6 +68,7 @@ def _log(arguments: Arguments, settings: Settings) -> Log:
 def edit_bundle(arguments: Arguments, settings: Settings, stub: str, log: Log) -> "Task | None":
     """Edit the config.json of the bundle if its container asks for GPUs; otherwise touch nothing, not even the host.
 
+    What an earlier edit in mode spec has declared is taken back in any case.
     Returns what can be prepared for the hook, if there is one.
     Raises OcigpuError, with the file unchanged, for a request that cannot be granted.
     """
@@ -78,7 +79,14 @@ def edit_bundle(arguments: Arguments, settings: Settings, stub: str, log: Log) -
     request = parse_request(document.config, settings)
     for note in request.notes:
         log.write("warning", note)
+    edited_before = DECLARED in get_object(document.config, "annotations")
+    if edited_before:
+        from ocigpu.declared import take_back
+
+        take_back(document.config)
     if request.selection == "nothing":
+        if edited_before:
+            write_config(document)
         return None
     check_can_have_gpus(document.config, document.path)
     if request.selection == "cdi":
@@ -86,10 +94,6 @@ def edit_bundle(arguments: Arguments, settings: Settings, stub: str, log: Log) -
         write_config(document)
         log.write("info", f"{document.path}: granted {', '.join(request.cdi_devices)}")
         return None
-    if DECLARED in get_object(document.config, "annotations"):
-        from ocigpu.declared import take_back
-
-        take_back(document.config)
     owns_policy = owns_device_policy()
     if MODES[settings.mode] == "spec":
         from ocigpu.hookless import declare_in_bundle

@@ -122,7 +122,7 @@ def test_every_request_contains_a_word_however_it_is_written(
     ],
 )
 def test_words_follow_the_settings(settings: dict[str, Any], more: set[str]) -> None:
-    expected = {"NVIDIA_", "CUDA_VERSION", "nvidia-container-devices", *passing.ESCAPES} | more
+    expected = {"NVIDIA_", "CUDA_VERSION", "ocigpu/declared", "nvidia-container-devices", *passing.ESCAPES} | more
     assert set(passing.find_words(Settings(**settings))) == expected
 
 
