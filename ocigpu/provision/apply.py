@@ -86,8 +86,8 @@ def provision(
     """Give the container of process ``pid`` everything the plan says; return notes, a sentence each.
 
     ``rootfs``: host path of its root directory; ``config``: its OCI configuration; ``supplies``: of
-    :func:`take_supplies` for this plan, taken now if there are none.  Nothing of the container or the host is different
-    afterwards if this raises; it raises ApplyError (or another OcigpuError).
+    :func:`take_supplies` for this plan, the caller's to close; taken now if there are none.  Nothing of the container
+    or the host is different afterwards if this raises; it raises ApplyError (or another OcigpuError).
     Needs CAP_SYS_ADMIN, or a container with a user namespace of the caller's own making.  Single-threaded callers only.
     """
     return _provision_open(plan, open_container(pid, rootfs, caller.pid), config, settings, supplies, caller)
@@ -118,7 +118,9 @@ def _provision_open(
 ) -> tuple[str, ...]:
     """Provision an open container and close it."""
     try:
-        supplies = supplies or take_supplies(plan, settings, not container.join_user)
+        if supplies:
+            return _provision(plan, container, config, settings, supplies, caller)
+        supplies = take_supplies(plan, settings, not container.join_user)
         try:
             return _provision(plan, container, config, settings, supplies, caller)
         finally:
@@ -132,6 +134,7 @@ def take_supplies(plan: "Plan", settings: "Settings", sources: bool = True) -> S
 
     ``sources``: also what will be mounted.  Raises ApplyError OCIGPU-LD-1 for an ldconfig that cannot be used.
     """
+    _load_codec()
     mounts = Mounts(new_calls=libc.has_mount_setattr() and not _FORCE_MOUNT2)
     ldconfig_fd = backup_fd = -1
     try:
@@ -329,9 +332,14 @@ def _enter(container: Container, own_proc_fd: int) -> int:
     return root_fd
 
 
+def _load_codec() -> None:
+    """Load the one codec that error messages may load late."""
+    "".encode("unicode_escape")
+
+
 def _stop_imports() -> None:
     """Make every further import fail: in the container the search path leads to the image's files."""
-    "".encode("unicode_escape")  # the one codec that error messages may load late
+    _load_codec()
     sys.meta_path.clear()
 
 
@@ -366,6 +374,10 @@ def _work(
     try:
         if container.here:
             make_root_writable(place)
+        for action in plan.actions:
+            if isinstance(action, RefreshLdCache):
+                steps.start_ldconfig(place, action)
+                break
         for action in plan.actions:
             if not isinstance(action, AllowDevice):
                 steps.apply_action(place, action)

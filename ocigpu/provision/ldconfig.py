@@ -121,41 +121,72 @@ def _elf_problem(head: bytes) -> str:
 def run_ldconfig(fd: int, root_fd: int, directories: "tuple[str, ...]", uid: int, gid: int) -> str:
     """Write /etc/ld.so.cache of a container, with ``directories`` in it; return "" or a warning of one line.
 
+    See :func:`start_ldconfig` and :meth:`Started.finish`.
+    """
+    return start_ldconfig(fd, root_fd, directories, uid, gid).finish()
+
+
+def start_ldconfig(fd: int, root_fd: int, directories: "tuple[str, ...]", uid: int, gid: int) -> "Started":
+    """Make the processes and namespaces in which ldconfig will run once :meth:`Started.finish` is called.
+
     ``fd``: of :func:`open_ldconfig`.  ``root_fd``: O_PATH directory of the container's root, of a mount in the calling
     process's mount namespace; may be that namespace's ``/``.  ``uid``/``gid``: the container's root user as the
     calling process sees it; the image's /etc must be writable by it.  The caller is root, or root of the user
     namespace that owns the mount namespace, and has one thread.  Nothing of the caller changes.
 
-    ldconfig is given -X: links are made by the plan, and those of the image are not its business.  That it fails is
-    a warning, because the libraries' links are there and the image decides what else it reads.  Raises ApplyError
-    (OCIGPU-LD-1) if the sandbox could not be built: then nothing was run.
+    ldconfig is given -X: links are made by the plan, and those of the image are not its business.
+    Raises ApplyError (OCIGPU-LD-1) for a machine that the sandbox does not know, and OSError.
     """
     arguments = ["ldconfig", "-X", "-f", "/etc/ld.so.conf", "-C", "/etc/ld.so.cache", *directories]
     code = fence.build_filter(os.uname().machine)
     status_read, status_write = os.pipe()
     output_read, output_write = os.pipe()
+    go_read, go_write = os.pipe()
     child = os.fork()
     if child == 0:
-        _Sandbox(fd, root_fd, arguments, uid, gid, code, status_write, output_write).guard()
-    os.close(status_write)
-    os.close(output_write)
-    try:
-        status, output, in_time = _collect(child, status_read, output_read)
-    finally:
-        os.close(status_read)
-        os.close(output_read)
-        os.waitpid(child, 0)
-    kind, _, text = status.partition("\n")[0].partition(" ")
-    if kind == "error":
-        raise ApplyError("OCIGPU-LD-1", f"ldconfig sandbox: {printable(text, 300)}")
-    if not in_time:
-        return f"ldconfig was stopped after {DEADLINE:.0f} s; the container's loader uses the links alone"
-    if kind == "exit" and text == "0":
-        return ""
-    if kind not in ("exit", "signal"):
-        raise ApplyError("OCIGPU-LD-1", "ldconfig sandbox: ended without a word")
-    last = [line for line in output.splitlines() if line.strip()][-1:]
-    return f"ldconfig: {kind} {text}{': ' + printable(last[0], 200) if last else ''}"
+        os.close(go_write)
+        _Sandbox(fd, root_fd, arguments, uid, gid, code, go_read, status_write, output_write).guard()
+    for end in (go_read, status_write, output_write):
+        os.close(end)
+    return Started(child, go_write, status_read, output_read)
+
+
+class Started:
+    """A sandbox that waits; it ends with the process that started it."""
+
+    def __init__(self, child: int, go_fd: int, status_fd: int, output_fd: int) -> None:
+        self._child, self._go_fd, self._status_fd, self._output_fd = child, go_fd, status_fd, output_fd
+
+    def _go(self) -> None:
+        try:
+            os.write(self._go_fd, b"g")
+        except BrokenPipeError:  # ended before: its status says why
+            return
+
+    def finish(self) -> str:
+        """Let ldconfig run on the container as it is now; return "" or a warning of one line.
+
+        That it fails is a warning, because the libraries' links are there and the image decides what else it reads.
+        Raises ApplyError (OCIGPU-LD-1) if the sandbox could not be built: then nothing was run.
+        """
+        try:
+            self._go()
+            status, output, in_time = _collect(self._child, self._status_fd, self._output_fd)
+        finally:
+            for fd in (self._go_fd, self._status_fd, self._output_fd):
+                os.close(fd)
+            os.waitpid(self._child, 0)
+        kind, _, text = status.partition("\n")[0].partition(" ")
+        if kind == "error":
+            raise ApplyError("OCIGPU-LD-1", f"ldconfig sandbox: {printable(text, 300)}")
+        if not in_time:
+            return f"ldconfig was stopped after {DEADLINE:.0f} s; the container's loader uses the links alone"
+        if kind == "exit" and text == "0":
+            return ""
+        if kind not in ("exit", "signal"):
+            raise ApplyError("OCIGPU-LD-1", "ldconfig sandbox: ended without a word")
+        last = [line for line in output.splitlines() if line.strip()][-1:]
+        return f"ldconfig: {kind} {text}{': ' + printable(last[0], 200) if last else ''}"
 
 
 def _collect(child: int, status_fd: int, output_fd: int) -> tuple[str, str, bool]:
@@ -203,12 +234,13 @@ class _Sandbox:
         uid: int,
         gid: int,
         code: bytes,
+        go_fd: int,
         status_fd: int,
         output_fd: int,
     ) -> None:
         self.fd, self.root_fd, self.arguments = fd, root_fd, arguments
         self.uid, self.gid, self.code = uid, gid, code
-        self.status_fd, self.output_fd = status_fd, output_fd
+        self.go_fd, self.status_fd, self.output_fd = go_fd, status_fd, output_fd
         self.step = "start"
         self.tree_fd = -1
 
@@ -219,14 +251,13 @@ class _Sandbox:
             fence.die_with_parent()
             if os.getppid() != parent:
                 os._exit(1)
-            self.step = "copy the container's mounts"
-            self._take_root()
             self.step = "unshare namespaces"
             self._unshare()
             self.step = "fork"
             inner = os.fork()
             if inner == 0:
                 self._inner()
+            os.close(self.go_fd)
             os.close(self.output_fd)
             _, status = os.waitpid(inner, 0)
             if os.WIFSIGNALED(status):
@@ -250,7 +281,7 @@ class _Sandbox:
             os.fchdir(self.root_fd)
 
     def _unshare(self) -> None:
-        flags = libc.CLONE_NEWNS | libc.CLONE_NEWPID
+        flags = libc.CLONE_NEWPID
         for optional in _OPTIONAL_NAMESPACES:
             flags |= optional
         try:
@@ -260,7 +291,7 @@ class _Sandbox:
                 raise
             # A kernel without one of them (EINVAL) or a limit on their number (ENOSPC, namespaces(7)).  The filter
             # lets no socket and no System V call through in any case; mount and pid namespaces are a must.
-            libc.unshare(libc.CLONE_NEWNS | libc.CLONE_NEWPID)
+            libc.unshare(libc.CLONE_NEWPID)
             for optional in _OPTIONAL_NAMESPACES:
                 try:
                     libc.unshare(optional)
@@ -273,6 +304,13 @@ class _Sandbox:
         try:
             self.step = "parent-death signal"
             fence.die_with_parent()
+            self.step = "wait"
+            if not os.read(self.go_fd, 1):
+                os._exit(1)
+            self.step = "copy the container's mounts"
+            self._take_root()
+            self.step = "unshare mount namespace"
+            libc.unshare(libc.CLONE_NEWNS)
             self.step = "standard streams"
             self._set_streams()
             self.step = "make mounts private"
@@ -335,5 +373,7 @@ class _Sandbox:
 
     def _fail(self, error: BaseException) -> None:
         cause = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
-        self._tell(f"error {self.step}: {cause}")
-        os._exit(127)
+        try:
+            self._tell(f"error {self.step}: {cause}")
+        finally:  # nobody may listen any more
+            os._exit(127)

@@ -31,6 +31,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from ocigpu.provision.ldconfig import Started
+
 _NODE_OPTIONS = ("ro", "nosuid", "noexec")
 """Flags of a bind-mounted node.  Reading and writing the device is not "ro"'s business; changing its mode is."""
 _COVER_OPTIONS = ("ro", "nosuid", "nodev")
@@ -66,6 +68,7 @@ class Workplace:
         self.simulated = simulated
         self.ldconfig_fd = ldconfig_fd
         self.backup_fd = backup_fd
+        self.ldconfig: "Started | None" = None
         self.notes: list[str] = []
         # inside its own user namespace the container's root user is 0; elsewhere it is who the map says
         self.uid, self.gid = (0, 0) if container.join_user else (container.uid, container.gid)
@@ -349,9 +352,17 @@ def _cover_with_target(place: Workplace, action: Link, parent_fd: int, name: str
         os.close(target_fd)
 
 
-def _apply_ld_cache(place: Workplace, action: RefreshLdCache) -> None:
-    from ocigpu.provision.ldconfig import run_ldconfig  # loaded by the parent: nothing is imported in here
+def start_ldconfig(place: Workplace, action: RefreshLdCache) -> None:
+    """Make ready what the next refresh of the loader's cache will run in: that takes a while, on another core."""
+    from ocigpu.provision import ldconfig  # loaded by the parent: nothing is imported in here
 
+    if place.ldconfig_fd >= 0:
+        place.ldconfig = ldconfig.start_ldconfig(
+            place.ldconfig_fd, place.root_fd, action.directories, place.uid, place.gid
+        )
+
+
+def _apply_ld_cache(place: Workplace, action: RefreshLdCache) -> None:
     if place.ldconfig_fd < 0:
         place.notes.append("this host has no ldconfig: the container's loader finds libraries by their links alone")
         return
@@ -369,7 +380,10 @@ def _apply_ld_cache(place: Workplace, action: RefreshLdCache) -> None:
     finally:
         os.close(parent_fd)
     place.journal.record("cache", LD_CACHE, temp=f".ocigpu-{os.urandom(8).hex()}", **kept)
-    warning = run_ldconfig(place.ldconfig_fd, place.root_fd, action.directories, place.uid, place.gid)
+    if place.ldconfig is None:
+        start_ldconfig(place, action)
+    started, place.ldconfig = place.ldconfig, None
+    warning = started.finish() if started else ""
     if warning:
         place.notes.append(warning)
 
