@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 LD_CACHE = "/etc/ld.so.cache"
 MAX_LD_CACHE = 8 << 20
-_READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -33,9 +33,8 @@ class RootDirectory:
         self.root_fd = root_fd
         self._parents: dict[str, int] = {}
         self._made: list[str] = []
-        self._links: list[tuple[int, str, str, str]] = []
-        self._cache: bytes | None = None
-        self._cache_status: os.stat_result | None = None
+        self._links: list[tuple[int, str, str, str, os.stat_result | None]] = []
+        self._cache: tuple[bytes, os.stat_result | None, tuple[int, int]] | None = None
 
     def close(self) -> None:
         """Close the descriptors but the root's; nothing can be undone any more."""
@@ -46,13 +45,14 @@ class RootDirectory:
     def undo(self) -> None:
         """Put everything back as it was, the last change first; what somebody else has changed since stays."""
         if self._cache is not None:
-            self._undo_cache(self._cache)
-        for parent_fd, name, target, old in reversed(self._links):
+            self._undo_cache(*self._cache)
+        for parent_fd, name, target, old, owner in reversed(self._links):
             try:
                 if os.readlink(name, dir_fd=parent_fd) == target:
                     os.unlink(name, dir_fd=parent_fd)
-                    if old:
+                    if owner is not None:
                         os.symlink(old, name, dir_fd=parent_fd)
+                        _give_link(parent_fd, name, owner)
             except OSError:  # changed since, or the file system fails: another try starts from what is there
                 continue
         for path in reversed(self._made):
@@ -79,16 +79,35 @@ class RootDirectory:
 
     def _parent(self, path: str) -> int:
         if path not in self._parents:
+            made = len(self._made)
             self._parents[path] = make_directories(self.root_fd, path, 0o755, self._made.append)
+            for one in self._made[made:]:
+                self._give_directory(one)
         return self._parents[path]
 
+    def _give_directory(self, path: str) -> None:
+        """Give a directory that was made the owner of its parent, and the mode that the umask may have narrowed."""
+        parent_fd, name = open_parent(self.root_fd, path)
+        try:
+            owner = os.fstat(parent_fd)
+            fd = os.open(name, _DIRECTORY_FLAGS, dir_fd=parent_fd)
+        finally:
+            os.close(parent_fd)
+        try:
+            if not _is_own(owner):
+                os.fchown(fd, owner.st_uid, owner.st_gid)
+            os.fchmod(fd, 0o755)
+        finally:
+            os.close(fd)
+
     def _make_link(self, parent_fd: int, name: str, target: str, path: str) -> None:
-        old = ""
+        old, owner = "", None
         try:
             os.symlink(target, name, dir_fd=parent_fd)
         except FileExistsError:
             try:
                 old = os.readlink(name, dir_fd=parent_fd)
+                owner = os.stat(name, dir_fd=parent_fd, follow_symlinks=False)
             except OSError as error:
                 if error.errno != errno.EINVAL:
                     raise
@@ -102,10 +121,8 @@ class RootDirectory:
             except OSError:
                 os.unlink(temporary, dir_fd=parent_fd)
                 raise
-        self._links.append((parent_fd, name, target, old))
-        status = os.fstat(parent_fd)
-        if (status.st_uid, status.st_gid) != (os.geteuid(), os.getegid()):
-            os.chown(name, status.st_uid, status.st_gid, dir_fd=parent_fd, follow_symlinks=False)
+        self._links.append((parent_fd, name, target, old, owner))
+        _give_link(parent_fd, name, os.fstat(parent_fd))
 
     def extend_ld_cache(self, libraries: "Sequence[tuple[str, str, int]]") -> None:
         """Let the container's loader find libraries, as (name, container path, bits), besides what its cache has.
@@ -114,59 +131,80 @@ class RootDirectory:
         """
         parent, _, name = LD_CACHE.rpartition("/")
         parent_fd = self._parent(parent)
-        status = os.fstat(parent_fd)
+        status = None
         data = b""
         try:
-            fd = os.open(name, _READ_FLAGS, dir_fd=parent_fd)
+            fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent_fd)
         except FileNotFoundError:
-            mode = 0o644
-        except OSError as error:
-            if error.errno not in (errno.ELOOP, errno.ENXIO):  # a link, a socket
-                raise
-            raise NeedsHookError(f"{LD_CACHE} of the image is no regular file") from error
+            owner, mode = os.fstat(parent_fd), 0o644
         else:
-            with open(fd, "rb", buffering=0) as file:
-                status = os.fstat(fd)
+            try:
+                owner = status = os.fstat(fd)
                 if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_LD_CACHE:
                     raise NeedsHookError(
                         f"{LD_CACHE} of the image is no regular file of at most {MAX_LD_CACHE >> 20} MiB"
                     )
                 mode = stat.S_IMODE(status.st_mode)
-                data = file.readall()[: MAX_LD_CACHE + 1]
-                self._cache_status = status
+                data = _read_file(fd)
+            finally:
+                os.close(fd)
         merged = merge_ld_cache(data, [(one, path, bits) for one, path, bits in libraries], os.uname().machine)
         if merged is None:
             raise NeedsHookError(f"{LD_CACHE} of the image cannot be extended")
-        if merged == data:
-            return
-        self._cache = data
-        self._write_cache(merged, mode, status)
+        if merged != data:
+            self._cache = (data, status, _write_beside(parent_fd, name, merged, mode, owner))
 
-    def _write_cache(self, content: bytes, mode: int, owner: os.stat_result) -> None:
-        parent, _, name = LD_CACHE.rpartition("/")
-        parent_fd = self._parent(parent)
-        temporary = f".ocigpu-{os.urandom(8).hex()}"
-        fd = os.open(temporary, _WRITE_FLAGS, 0o600, dir_fd=parent_fd)
-        try:
-            with open(fd, "wb") as file:
-                file.write(content)
-                if (owner.st_uid, owner.st_gid) != (os.geteuid(), os.getegid()):
-                    os.fchown(fd, owner.st_uid, owner.st_gid)
-                os.fchmod(fd, mode)
-            os.rename(temporary, name, src_dir_fd=parent_fd, dst_dir_fd=parent_fd)
-        except OSError:
-            os.unlink(temporary, dir_fd=parent_fd)
-            raise
-
-    def _undo_cache(self, content: bytes) -> None:
+    def _undo_cache(self, content: bytes, status: "os.stat_result | None", written: tuple[int, int]) -> None:
         parent, _, name = LD_CACHE.rpartition("/")
         try:
-            if self._cache_status is None:
-                os.unlink(name, dir_fd=self._parent(parent))
+            parent_fd = self._parent(parent)
+            now = os.stat(name, dir_fd=parent_fd, follow_symlinks=False)
+            if (now.st_dev, now.st_ino) != written:
+                return
+            if status is None:
+                os.unlink(name, dir_fd=parent_fd)
             else:
-                self._write_cache(content, stat.S_IMODE(self._cache_status.st_mode), self._cache_status)
+                _write_beside(parent_fd, name, content, stat.S_IMODE(status.st_mode), status)
         except OSError:  # the file system fails: another try starts from what is there
             return
+
+
+def _is_own(owner: os.stat_result) -> bool:
+    """Tell whether what this process makes has this owner by itself."""
+    return (owner.st_uid, owner.st_gid) == (os.geteuid(), os.getegid())
+
+
+def _give_link(parent_fd: int, name: str, owner: os.stat_result) -> None:
+    if not _is_own(owner):
+        os.chown(name, owner.st_uid, owner.st_gid, dir_fd=parent_fd, follow_symlinks=False)
+
+
+def _read_file(path_fd: int) -> bytes:
+    """Return the content of a regular file, given by a descriptor that only names it.
+
+    Opening by name whatever an image has there could be opening a device of the host, and some act on it.
+    """
+    with open(os.open(f"/proc/self/fd/{path_fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        return file.read(MAX_LD_CACHE + 1)
+
+
+def _write_beside(parent_fd: int, name: str, content: bytes, mode: int, owner: os.stat_result) -> tuple[int, int]:
+    """Replace a file by a new one, whole or not at all; returns device and inode number of the new one."""
+    temporary = f".ocigpu-{os.urandom(8).hex()}"
+    fd = os.open(temporary, _WRITE_FLAGS, 0o600, dir_fd=parent_fd)
+    try:
+        with open(fd, "wb") as file:
+            file.write(content)
+            file.flush()
+            if not _is_own(owner):
+                os.fchown(fd, owner.st_uid, owner.st_gid)
+            os.fchmod(fd, mode)
+            written = os.fstat(fd)
+        os.rename(temporary, name, src_dir_fd=parent_fd, dst_dir_fd=parent_fd)
+    except BaseException:
+        os.unlink(temporary, dir_fd=parent_fd)
+        raise
+    return written.st_dev, written.st_ino
 
 
 def resolve_in_root(root_fd: int, path: str) -> str:
