@@ -1,6 +1,7 @@
-"""Paired timing of container life cycles: every round runs each contender once, in rotating order."""
+"""Paired timing of container life cycles: every round runs each contender once, in another order."""
 
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -22,6 +23,8 @@ _, status, usage = os.wait4(os.posix_spawn(sys.argv[1], sys.argv[1:], os.environ
 print(usage.ru_maxrss)
 sys.exit(status != 0)
 """
+PAUSE = 0.02
+"""Seconds before each contender: what the one before has left the kernel to do is mostly done then."""
 LIMIT = 60
 """Seconds for one command."""
 
@@ -82,8 +85,9 @@ def life_cycle(runtime: str, root: Path, bundle: Path, env: dict[str, str], name
 def paired(
     contenders: dict[str, Callable[[], dict[str, float]]], rounds: int, tell: Callable[[int, int], None]
 ) -> dict[str, dict[str, list[float]]]:
-    """Run every contender once a round, in rotating order; returns the samples by contender and phase.
+    """Run every contender once a round; returns the samples by contender and phase.
 
+    The order changes at random, the same way each time: what one leaves the kernel to do falls on all the others.
     ``tell`` is called with the number of rounds done, and with how many there are.
     """
     samples: dict[str, dict[str, list[float]]] = {name: {} for name in contenders}
@@ -93,7 +97,8 @@ def paired(
             contenders[name]()
     for turn in range(rounds):
         tell(turn, rounds)
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+        for name in random.Random(turn).sample(names, len(names)):
+            time.sleep(PAUSE)
             for phase, value in contenders[name]().items():
                 samples[name].setdefault(phase, []).append(value)
     return samples
