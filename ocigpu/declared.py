@@ -83,7 +83,8 @@ def why_hook(
         return f"the host has no {missing[0]} to mount"
     if declared.views and has_user_namespace(config):
         return "in its user namespace the directory with files for graphics could not be read"
-    if declared.denied and _can_make_nodes(config) and any(_is_allowed(config, *number) for number in declared.denied):
+    can_make_nodes = not bind_nodes and _has_mknod(config)  # in user namespaces nobody can
+    if declared.denied and can_make_nodes and any(_is_allowed(config, *number) for number in declared.denied):
         return "it may make and open nodes of GPUs that are not granted, and the driver's libraries would"
     return _why_covered(declared, config, resolve)
 
@@ -94,12 +95,11 @@ def has_user_namespace(config: "dict[str, Any]") -> bool:
     return any(isinstance(item, dict) and item.get("type") == "user" for item in namespaces)
 
 
-def _can_make_nodes(config: "dict[str, Any]") -> bool:
-    """Tell whether a process of the container can have CAP_MKNOD where it counts: outside user namespaces."""
+def _has_mknod(config: "dict[str, Any]") -> bool:
+    """Tell whether a process of the container can have CAP_MKNOD."""
     sets = get_object(get_object(config, "process"), "capabilities")
     names = [name for kind in ("bounding", "effective", "permitted") for name in get_list(sets, kind)]
-    listed = any(isinstance(name, str) and name.upper() == "CAP_MKNOD" for name in names)  # crun takes any case
-    return listed and not has_user_namespace(config)
+    return any(isinstance(name, str) and name.upper() == "CAP_MKNOD" for name in names)  # crun takes any case
 
 
 def _is_allowed(config: "dict[str, Any]", major: int, minor: int) -> bool:

@@ -55,6 +55,8 @@ def declare_in_bundle(
         if remove_gpu_hooks(config) and get_rules(config):
             add_rules(config, (), [rule["major"] for rule in declared.rules])  # those of hook mode go
         reason = why_hook(declared, config, lambda path: resolve_in_root(root_fd, path), declare_rules, bind_nodes)
+        if declared.simulated_proc and not owns_policy and has_user_namespace(config):
+            reason = reason or "the simulated host's own step cannot enter its user namespace"
         if reason:
             raise NeedsHookError(reason)
         try:

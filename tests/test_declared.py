@@ -156,14 +156,12 @@ def test_a_directory_whose_name_begins_like_proc_is_a_volume_like_any_other(monk
         assert path in reason(declared_for("0"), volume(path))
 
 
-def with_rules(rules: Any, capability: bool = True, namespaces: bool = False) -> Config:
+def with_rules(rules: Any, capability: bool = True) -> Config:
     config = read_bundle("docker-privileged")
     config["linux"]["resources"]["devices"] = rules
     if not capability:
         for names in config["process"]["capabilities"].values():
             names.remove("CAP_MKNOD")
-    if namespaces:
-        config["linux"]["namespaces"].append({"type": "user"})
     return config
 
 
@@ -207,7 +205,7 @@ def test_who_may_make_and_open_nodes_of_other_gpus_needs_the_hook(rules: list[An
     if rules:
         assert reason(declared_for("all"), with_rules(rules)) == "", "nothing is denied"
         assert reason(one, with_rules(rules, capability=False)) == "", "no nodes can be made"
-        assert reason(one, with_rules(rules, namespaces=True)) == "", "nodes of user namespaces cannot be opened"
+        assert reason(one, with_rules(rules), bind_nodes=True) == "", "in user namespaces nobody can make nodes"
 
 
 @pytest.mark.parametrize("kind", ["bounding", "effective", "permitted"])
@@ -228,7 +226,9 @@ def test_a_config_without_device_rules_needs_the_hook_where_rules_would_be_decla
 @pytest.mark.parametrize(("capabilities", "needed"), [("all", True), ("graphics", True), ("compute,utility", False)])
 def test_files_for_graphics_need_the_hook_in_a_user_namespace_only(capabilities: str, needed: bool) -> None:
     declared = declared_for("all", capabilities, "l4-2-drm")
-    assert ("user namespace" in reason(declared, with_rules([DENY], namespaces=True))) == needed
+    config = with_rules([DENY])
+    config["linux"]["namespaces"].append({"type": "user"})
+    assert ("user namespace" in reason(declared, config, bind_nodes=True)) == needed
     assert reason(declared, with_rules([DENY])) == ""
 
 

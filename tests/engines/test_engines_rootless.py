@@ -66,6 +66,28 @@ def assert_has_gpus_0_and_2(host: SimulatedHost, output: str) -> None:
     assert opened.splitlines() == [f"dlopen {name} ok" for name in LIBRARIES]
 
 
+def in_mode_spec(env: dict[str, str], directory: Path) -> dict[str, str]:
+    """Return the variables with settings of mode spec, which lie in a directory that everybody may read."""
+    path = directory / "spec.toml"
+    path.write_text(f'mode = "spec"\n{Path(env["OCIGPU_CONFIG"]).read_text()}')
+    path.chmod(0o644)
+    return {**env, "OCIGPU_CONFIG": str(path)}
+
+
+def assert_declares_gpus_0_and_2(host: SimulatedHost, bundle: Path, output: str) -> None:
+    """As with a hook, but that the directories of other GPUs in /proc/driver/nvidia are there and empty."""
+    config = (bundle / "config.json").read_text()
+    assert "ocigpu-hook" not in config
+    assert json.loads(config)["linux"].get("resources") in (None, {})
+    listing, probed, opened = parts(output)
+    assert listed_uuids(listing) == [host.gpus[0], host.gpus[2]], listing
+    seen = answers(probed)
+    assert gpu_names(seen["list", "/dev"]) == sorted(["nvidia0", "nvidia2", *CONTROL_NODES])
+    for name in ("nvidia0", "nvidia2", "nvidiactl"):
+        assert seen["open", f"/dev/{name}"] == "ENXIO", name
+    assert opened.splitlines() == [f"dlopen {name} ok" for name in LIBRARIES]
+
+
 @pytest.fixture(autouse=True)
 def ordinary_user(simulated_host: SimulatedHost) -> None:
     """Where this works at all: user namespaces are allowed."""
@@ -135,3 +157,41 @@ def test_a_rootless_container_that_asks_for_an_unknown_gpu_does_not_start(
     assert "started" not in result.stdout
     assert (bundle / "config.json").read_bytes() == config
     assert os.stat(bundle / "config.json").st_uid == USER
+
+
+@CGROUPS
+def test_a_rootless_container_gets_its_gpus_in_mode_spec(
+    make_bundle: MakeBundle,
+    simulated_host: SimulatedHost,
+    runtime_environment: dict[str, str],
+    public_copy: PublicCopy,
+    cgroup: str,
+) -> None:
+    """By the hook: a simulated host's own step could not enter the container's user namespace."""
+    bundle = make_bundle(LOOK, {"NVIDIA_VISIBLE_DEVICES": "0,2"}, edit=make_rootless)
+    env = simulated_host.environment({**runtime_environment, **give_away(bundle, USER)})
+    env = in_mode_spec(env, bundle.parent)
+    result = run_container([public_copy.runtime], bundle, container_id(), env=env, cgroup=cgroup, prefix=AS_USER)
+    assert result.returncode == 0, explain(result)
+    assert_has_gpus_0_and_2(simulated_host, result.stdout)
+
+
+@RUNTIMES
+@CGROUPS
+@pytest.mark.parametrize("owner", [0, USER], ids=["of root", "of a user"])
+def test_a_runtime_inside_a_user_namespace_needs_no_hook_in_mode_spec(
+    make_bundle: MakeBundle,
+    simulated_host: SimulatedHost,
+    runtime_environment: dict[str, str],
+    public_copy: PublicCopy,
+    low_level: str,
+    cgroup: str,
+    owner: int,
+) -> None:
+    bundle = make_bundle(LOOK, {"NVIDIA_VISIBLE_DEVICES": "0,2"}, edit=without_resources)
+    env = simulated_host.environment({**runtime_environment, **give_away(bundle, owner)}, low_level)
+    env = in_mode_spec(env, bundle.parent)
+    prefix = [*(AS_USER if owner else ()), "unshare", "--user", "--map-root-user", "--mount"]
+    result = run_container([public_copy.runtime], bundle, container_id(), env=env, cgroup=cgroup, prefix=prefix)
+    assert result.returncode == 0, explain(result)
+    assert_declares_gpus_0_and_2(simulated_host, bundle, result.stdout)
