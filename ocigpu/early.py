@@ -130,7 +130,10 @@ def _be_child(task: Task, meeting: _Meeting, parent: int, begin: float) -> "NoRe
             # from here on there is a worker to undo everything, and nothing of ours to remove
             signals.signal(signals.SIGTERM, signals.SIG_DFL)
             _end_with(parent, signals.SIGKILL)
-            status = _work(task, meeting, stub, ready if time.monotonic() - begin < MAX_AGE else None)
+            if ready and time.monotonic() - begin > MAX_AGE:
+                ready.worker.dismiss()
+                ready = None
+            status = _work(task, meeting, stub, ready)
             os.write(meeting.answer_fd, f"exit {stub.pid} {status}\n".encode())
     except BaseException:  # noqa: BLE001 - nobody to tell but the stub, which sees the end of its FIFO
         status = 1
@@ -182,7 +185,7 @@ def _prepare(task: Task) -> "Ready | None":
     from ocigpu.hook import Ready
     from ocigpu.host.cached import read_facts
     from ocigpu.plan import make_plan
-    from ocigpu.provision.apply import take_supplies
+    from ocigpu.provision.apply import start_worker
     from ocigpu.provision.image import read_rootfs_facts
     from ocigpu.spec import rootfs_path
 
@@ -190,7 +193,7 @@ def _prepare(task: Task) -> "Ready | None":
         facts = read_facts(task.settings)
         image = read_rootfs_facts(rootfs_path(task.config, task.bundle), facts.driver_version)
         plan = make_plan(facts, task.request, task.settings, image)
-        return Ready(task.request, facts, image, plan, take_supplies(plan, task.settings))
+        return Ready(task.request, facts, image, plan, start_worker(plan, task.settings))
     except (OcigpuError, OSError):
         return None
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from ocigpu.actions import Plan
     from ocigpu.facts import HostFacts, ImageFacts
-    from ocigpu.provision.apply import Caller, Supplies
+    from ocigpu.provision.apply import Caller, Worker
     from ocigpu.request import Request
 else:
     from ocigpu.record import NamedTuple
@@ -168,13 +168,13 @@ def _summary(notes: tuple[str, ...]) -> tuple[str, ...]:
 
 
 class Ready(NamedTuple):
-    """What was prepared for a container before its hook was called: the plan, what it was made of, and supplies."""
+    """What was prepared for a container before its hook was called: the plan, what it was made of, a worker for it."""
 
     request: "Request"
     facts: "HostFacts"
     image: "ImageFacts"
     plan: "Plan"
-    supplies: "Supplies"
+    worker: "Worker"
 
 
 def run_prestart(
@@ -204,13 +204,15 @@ def run_prestart(
     from ocigpu.provision.image import read_rootfs_facts
 
     if ready and ready.request == request and ready.image == read_rootfs_facts(rootfs, ready.facts.driver_version):
-        plan, supplies = ready.plan, ready.supplies
+        plan, worker = ready.plan, ready.worker
     else:
+        if ready:
+            ready.worker.dismiss()
         from ocigpu.host.cached import read_facts
         from ocigpu.plan import make_plan
 
         facts = read_facts(settings)
         plan = make_plan(facts, request, settings, read_rootfs_facts(rootfs, facts.driver_version))
-        supplies = None
-    notes = provision(plan, state.pid, rootfs, document.config, settings, supplies, caller or Caller())
+        worker = None
+    notes = provision(plan, state.pid, rootfs, document.config, settings, worker, caller or Caller())
     return _summary(plan.notes) + notes

@@ -80,17 +80,23 @@ def provision(
     rootfs: str,
     config: "dict[str, Any]",
     settings: "Settings",
-    supplies: Supplies | None = None,
+    worker: "Worker | None" = None,
     caller: Caller = Caller(),  # noqa: B008 - immutable
 ) -> tuple[str, ...]:
     """Give the container of process ``pid`` everything the plan says; return notes, a sentence each.
 
-    ``rootfs``: host path of its root directory; ``config``: its OCI configuration; ``supplies``: of
-    :func:`take_supplies` for this plan, the caller's to close; taken now if there are none.  Nothing of the container
-    or the host is different afterwards if this raises; it raises ApplyError (or another OcigpuError).
+    ``rootfs``: host path of its root directory; ``config``: its OCI configuration; ``worker``: of
+    :func:`start_worker` for this plan, if there is one.  Nothing of the container or the host is different afterwards
+    if this raises; it raises ApplyError (or another OcigpuError).
     Needs CAP_SYS_ADMIN, or a container with a user namespace of the caller's own making.  Single-threaded callers only.
     """
-    return _provision_open(plan, open_container(pid, rootfs, caller.pid), config, settings, supplies, caller)
+    container = open_container(pid, rootfs, caller.pid)
+    if worker is None:
+        return _provision_open(plan, container, config, settings)
+    try:
+        return _provision(plan, container, config, settings, worker, caller)
+    finally:
+        container.close()
 
 
 def provision_here(plan: "Plan", rootfs: str, settings: "Settings") -> tuple[str, ...]:
@@ -105,31 +111,65 @@ def provision_here(plan: "Plan", rootfs: str, settings: "Settings") -> tuple[str
     for action in plan.actions:
         if isinstance(action, (Node, AllowDevice)):
             raise ApplyError("OCIGPU-INT-1", f"{action.describe()}: not possible inside the container")
-    return _provision_open(plan, open_here(rootfs), {}, settings, None, Caller())
+    return _provision_open(plan, open_here(rootfs), {}, settings)
 
 
 def _provision_open(
-    plan: "Plan",
-    container: Container,
-    config: "dict[str, Any]",
-    settings: "Settings",
-    supplies: Supplies | None,
-    caller: Caller,
+    plan: "Plan", container: Container, config: "dict[str, Any]", settings: "Settings"
 ) -> tuple[str, ...]:
     """Provision an open container and close it."""
     try:
-        if supplies:
-            return _provision(plan, container, config, settings, supplies, caller)
-        supplies = take_supplies(plan, settings, not container.join_user)
+        supplies = _take_supplies(plan, settings, not container.join_user)
         try:
-            return _provision(plan, container, config, settings, supplies, caller)
+            worker = _start(plan, supplies, lambda _: container)
+            return _provision(plan, container, config, settings, worker, Caller())
         finally:
             supplies.close()
     finally:
         container.close()
 
 
-def take_supplies(plan: "Plan", settings: "Settings", sources: bool = True) -> Supplies:
+class Worker(NamedTuple):
+    """A worker and what it shares with its parent; ``waits``: it has yet to be told which container it is for."""
+
+    child: "_Child"
+    memory: "mmap.mmap"
+    supplies: Supplies
+    waits: bool = False
+
+    def dismiss(self) -> None:
+        """End a worker that was told nothing."""
+        self.child.finish()
+        self.supplies.close()
+
+
+def start_worker(plan: "Plan", settings: "Settings") -> Worker:
+    """Return a worker with all that it needs of the host, for a container that is not there yet.
+
+    For :func:`provision` by a process with CAP_SYS_ADMIN.  It ends when this process does.  Raises ApplyError
+    OCIGPU-LD-1 for an ldconfig that cannot be used, and OSError.
+    """
+    supplies = _take_supplies(plan, settings)
+    return _start(plan, supplies, _read_job)._replace(waits=True)
+
+
+def _start(plan: "Plan", supplies: Supplies, job: "Callable[[int], Container | None]") -> Worker:
+    memory = new_memory()
+    return Worker(_Child(lambda up_fd, down_fd: _work(plan, job, supplies, memory, up_fd, down_fd)), memory, supplies)
+
+
+def _read_job(down_fd: int) -> Container | None:
+    """Wait to be told of a container and open it; None if there is nothing to do."""
+    text = b""
+    while not text.endswith(b"\n"):
+        chunk = os.read(down_fd, 1 << 16)
+        if not chunk:
+            return None
+        text += chunk
+    return open_container(*rawjson.parse(text.decode()))
+
+
+def _take_supplies(plan: "Plan", settings: "Settings", sources: bool = True) -> Supplies:
     """Take from the host what the worker cannot reach later; the caller closes it.
 
     ``sources``: also what will be mounted.  Raises ApplyError OCIGPU-LD-1 for an ldconfig that cannot be used.
@@ -160,14 +200,14 @@ def _provision(
     container: Container,
     config: "dict[str, Any]",
     settings: "Settings",
-    supplies: Supplies,
+    hired: Worker,
     caller: Caller,
 ) -> tuple[str, ...]:
-    memory = new_memory()
-    backup_fd = supplies.backup_fd
-    worker = _Child(lambda up_fd, down_fd: _work(plan, container, supplies, memory, up_fd, down_fd))
+    worker, memory, backup_fd = hired.child, hired.memory, hired.supplies.backup_fd
     undo_rules: "Callable[[], None] | None" = None
     try:
+        if hired.waits:
+            worker.tell(rawjson.dump([container.pid, container.rootfs, caller.pid]).encode() + b"\n")
         note = ""
         if plan.device_rules():
             note, undo_rules = apply_device_rules(container.proc_fd, plan.device_rules(), config, settings)
@@ -251,15 +291,20 @@ class _Child:
         self._report = rawjson.parse(line.decode())
         return self._report
 
+    def tell(self, data: bytes) -> None:
+        """Say something to the worker; one that was killed is noticed when it does not answer."""
+        try:
+            while data:
+                data = data[os.write(self._down_fd, data) :]
+        except BrokenPipeError:
+            return
+
     def answer(self, data: bytes) -> "dict[str, Any] | None":
         """Say ``data``, or by nothing that we are through; return the worker's last word, None if it was killed."""
         if self._report is not None and ("left" in self._report or "committed" in self._report):
             return self._report
         if data:
-            try:
-                os.write(self._down_fd, data)
-            except BrokenPipeError:
-                return None
+            self.tell(data)
         elif self._down_fd >= 0:
             os.close(self._down_fd)
             self._down_fd = -1
@@ -345,7 +390,7 @@ def _stop_imports() -> None:
 
 def _work(
     plan: "Plan",
-    container: Container,
+    job: "Callable[[int], Container | None]",
     supplies: Supplies,
     memory: "mmap.mmap",
     up_fd: int,
@@ -354,6 +399,9 @@ def _work(
     """Do all actions; on success wait for the parent's word, on failure undo and report."""
     own_proc_fd = _open_own_proc()
     host_mnt_fd = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+    container = job(down_fd)
+    if container is None:
+        return
     make_nodes = in_initial_user_namespace() and not container.other_user_namespace
     root_fd = _enter(container, own_proc_fd)
     journal = Journal(memory)

@@ -295,14 +295,18 @@ def test_it_holds_nothing_of_the_runtimes_and_is_small(
     assert ready, "the pipe has not ended"
     assert os.read(pipe, 1) == b""
     assert is_alive(child)
-    links = [os.readlink(path) for path in Path(f"/proc/{child}/fd").iterdir()]
-    assert [link for link in links if link.startswith(("socket:", "pipe:")) or "/bundle" in link] == []
-    assert os.readlink(f"/proc/{child}/cwd") == "/"
-    status = dict(line.split(":", 1) for line in Path(f"/proc/{child}/status").read_text().splitlines())
-    assert int(status["VmHWM"].split()[0]) < 24 << 10
+    workers = pids(child, "ocigpu.runtime")
+    assert len(workers) == 1
+    for pid in (child, *workers):
+        links = [os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()]
+        assert [link for link in links if link.startswith("socket:") or "/bundle" in link] == []
+        assert os.readlink(f"/proc/{pid}/cwd") == "/"
+        status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+        assert int(status["VmHWM"].split()[0]) < 24 << 10
     process.kill()
     process.wait()
-    wait_for("it to end with the runtime", lambda: not is_alive(child), 10)
+    for pid in (child, *workers):
+        wait_for("it to end with the runtime", lambda pid=pid: not is_alive(pid), 10)  # type: ignore[misc]
     assert not Path(directory).exists()
 
 
