@@ -25,6 +25,7 @@ LOW_LEVEL = """#!/bin/sh
 # stands for runc: shows what it was given, and what the hook would read
 cat "$3/config.json"
 echo
+[ {mode} = hook ] || exit 0
 exec {python} -I -S -c '
 import sys
 sys.path.append("{library}")
@@ -51,16 +52,17 @@ class Seen(NamedTuple):
 class Starts:
     """Starts containers of a simulated host with a low-level runtime that only shows what it was given."""
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    def __init__(self, directory: Path, mode: str) -> None:
+        self.directory, self.mode = directory, mode
         self.host = directory / "host"
         make_simulated_host(self.host, 2)
         low_level = directory / "low-level"
         python = os.path.realpath(sys.executable)
-        low_level.write_text(LOW_LEVEL.format(host=self.host, python=python, library=REPOSITORY))
+        low_level.write_text(LOW_LEVEL.format(host=self.host, python=python, library=REPOSITORY, mode=mode))
         low_level.chmod(0o755)
         self.settings = directory / "config.toml"
-        self.settings.write_text(f'runtime.runtimes = ["{low_level}"]\nsimulation.root = "{self.host}"\n')
+        text = f'mode = "{mode}"\nruntime.runtimes = ["{low_level}"]\nsimulation.root = "{self.host}"\n'
+        self.settings.write_text(text)
         self.settings.chmod(0o644)
         self._numbers = itertools.count()
 
@@ -79,13 +81,30 @@ class Starts:
         if done.returncode:
             assert "OCIGPU-" in done.stderr, done.stderr
             return None
+        if self.mode == "spec":
+            return read_declared(json.loads(done.stdout))
         text, library = done.stdout.rstrip("\n").rsplit("\n", 1)
-        rules = json.loads(text)["linux"]["resources"]["devices"]
-        return Seen(frozenset((rule["major"], rule["minor"]) for rule in rules if rule["allow"]), library)
+        return Seen(allowed_numbers(json.loads(text)), library)
 
-    def has_facts(self) -> bool:
+    def has_answers(self) -> bool:
+        """Start until facts are kept, and what follows from them for this request."""
         self.start()
-        return any((self.host / "run/ocigpu").glob("facts-*"))
+        kept = "declared-*" if self.mode == "spec" else "rules-*"
+        return all(any((self.host / "run/ocigpu").glob(names)) for names in ("facts-*", kept))
+
+
+def allowed_numbers(config: dict[str, Any]) -> frozenset[tuple[int, int]]:
+    rules = config["linux"]["resources"]["devices"]
+    return frozenset((rule["major"], rule["minor"]) for rule in rules if rule["allow"])
+
+
+def read_declared(config: dict[str, Any]) -> Seen:
+    """Return what a configuration of mode spec gives; its nodes are those of its rules."""
+    assert "ocigpu-hook" not in json.dumps(config)
+    numbers = allowed_numbers(config)
+    assert {(node["major"], node["minor"]) for node in config["linux"]["devices"]} == numbers
+    sources = [mount["source"] for mount in config["mounts"] if "/libcuda.so." in mount["destination"]]
+    return Seen(numbers, *[source for source in sources if "i386" not in source and "lib32" not in source])
 
 
 def change_host(host: Path) -> None:
@@ -104,10 +123,11 @@ def change_host(host: Path) -> None:
     (directory / "link").rename(directory / "libcuda.so.1")
 
 
-def test_a_start_after_a_change_never_gets_what_was_before(work_directory: Path) -> None:
+@pytest.mark.parametrize("mode", ["hook", "spec"])
+def test_a_start_after_a_change_never_gets_what_was_before(work_directory: Path, mode: str) -> None:
     requirements.require(requirements.root(), requirements.programs("gcc", "unshare"))
-    starts = Starts(work_directory)
-    wait_for("facts that are kept", starts.has_facts)
+    starts = Starts(work_directory, mode)
+    wait_for("facts that are kept", starts.has_answers)
     old = starts.start()
     assert old
     assert {number for number in old.numbers if number[0] == 510} == {(510, 0), (510, 1)}
