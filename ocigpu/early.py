@@ -22,6 +22,7 @@ import time
 
 from ocigpu.cache import SYSTEM_DIRECTORY, open_cache
 from ocigpu.linux import signals
+from ocigpu.spec import HOOK_ENVIRONMENT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -181,6 +182,10 @@ def _prepare(task: Task) -> "Ready | None":
     import gc
 
     gc.disable()
+    os.environ.clear()
+    for entry in HOOK_ENVIRONMENT:
+        name, _, value = entry.partition("=")
+        os.environ[name] = value
     from ocigpu.errors import OcigpuError
     from ocigpu.hook import Ready
     from ocigpu.host.cached import read_facts
@@ -240,13 +245,8 @@ def _is_stub(pid: int, path: str) -> bool:
 def _work(task: Task, meeting: _Meeting, stub: "Caller", ready: "Ready | None") -> int:
     """Do what the hook does; returns its exit status."""
     from ocigpu.hook import open_log, run_prestart, show_failure, show_notes
-    from ocigpu.spec import HOOK_ENVIRONMENT
     from ocigpu.state import read_state
 
-    os.environ.clear()
-    for entry in HOOK_ENVIRONMENT:
-        name, _, value = entry.partition("=")
-        os.environ[name] = value
     os.write(meeting.answer_fd, f"begin {stub.pid}\n".encode())
     sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
     log, status = open_log(task.settings), 0

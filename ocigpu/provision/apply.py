@@ -216,7 +216,8 @@ def _provision(
             notes = (*report["done"], *((note,) if note else ()))
             report = worker.answer(_COMMIT)
             if report is not None and "committed" in report:
-                worker.finish()
+                if not hired.waits:  # else this process is about to end, too
+                    worker.finish()
                 return notes
     except BaseException as error:
         left = _abandon(worker, undo_rules, container, backup_fd, memory)

@@ -123,7 +123,11 @@ def run_ldconfig(fd: int, root_fd: int, directories: "tuple[str, ...]", uid: int
 
     See :func:`start_ldconfig` and :meth:`Started.finish`.
     """
-    return start_ldconfig(fd, root_fd, directories, uid, gid).finish()
+    started = start_ldconfig(fd, root_fd, directories, uid, gid)
+    try:
+        return started.finish()
+    finally:
+        os.waitpid(started.pid, 0)
 
 
 def start_ldconfig(fd: int, root_fd: int, directories: "tuple[str, ...]", uid: int, gid: int) -> "Started":
@@ -152,10 +156,10 @@ def start_ldconfig(fd: int, root_fd: int, directories: "tuple[str, ...]", uid: i
 
 
 class Started:
-    """A sandbox that waits; it ends with the process that started it."""
+    """A sandbox that waits; it ends with the process that started it, whose child ``pid`` is."""
 
-    def __init__(self, child: int, go_fd: int, status_fd: int, output_fd: int) -> None:
-        self._child, self._go_fd, self._status_fd, self._output_fd = child, go_fd, status_fd, output_fd
+    def __init__(self, pid: int, go_fd: int, status_fd: int, output_fd: int) -> None:
+        self.pid, self._go_fd, self._status_fd, self._output_fd = pid, go_fd, status_fd, output_fd
 
     def _go(self) -> None:
         try:
@@ -167,15 +171,15 @@ class Started:
         """Let ldconfig run on the container as it is now; return "" or a warning of one line.
 
         That it fails is a warning, because the libraries' links are there and the image decides what else it reads.
-        Raises ApplyError (OCIGPU-LD-1) if the sandbox could not be built: then nothing was run.
+        Raises ApplyError (OCIGPU-LD-1) if the sandbox could not be built: then nothing was run.  ldconfig has ended
+        then; that the process around it is gone, and its namespaces, is not waited for.
         """
         try:
             self._go()
-            status, output, in_time = _collect(self._child, self._status_fd, self._output_fd)
+            status, output, in_time = _collect(self.pid, self._status_fd, self._output_fd)
         finally:
             for fd in (self._go_fd, self._status_fd, self._output_fd):
                 os.close(fd)
-            os.waitpid(self._child, 0)
         kind, _, text = status.partition("\n")[0].partition(" ")
         if kind == "error":
             raise ApplyError("OCIGPU-LD-1", f"ldconfig sandbox: {printable(text, 300)}")
@@ -208,9 +212,8 @@ def _collect(child: int, status_fd: int, output_fd: int) -> tuple[str, str, bool
             continue
         for fd, _ in poll.poll(left * 1000):
             data = os.read(fd, 4096)
-            if data:
-                kept[fd] = (kept[fd] + data)[:MAX_OUTPUT]
-            else:
+            kept[fd] = (kept[fd] + data)[:MAX_OUTPUT]
+            if not data or (fd == status_fd and kept[fd].endswith(b"\n")):
                 poll.unregister(fd)
                 waiting.discard(fd)
     return (
