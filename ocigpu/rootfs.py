@@ -131,27 +131,9 @@ class RootDirectory:
         """
         parent, _, name = LD_CACHE.rpartition("/")
         parent_fd = self._parent(parent)
-        status = None
-        data = b""
-        try:
-            fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent_fd)
-        except FileNotFoundError:
-            owner, mode = os.fstat(parent_fd), 0o644
-        else:
-            try:
-                owner = status = os.fstat(fd)
-                if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_LD_CACHE:
-                    raise NeedsHookError(
-                        f"{LD_CACHE} of the image is no regular file of at most {MAX_LD_CACHE >> 20} MiB"
-                    )
-                mode = stat.S_IMODE(status.st_mode)
-                data = _read_file(fd)
-            finally:
-                os.close(fd)
-        merged = merge_ld_cache(data, [(one, path, bits) for one, path, bits in libraries], os.uname().machine)
-        if merged is None:
-            raise NeedsHookError(f"{LD_CACHE} of the image cannot be extended")
+        data, merged, status = _extended(parent_fd, name, libraries)
         if merged != data:
+            owner, mode = (status, stat.S_IMODE(status.st_mode)) if status else (os.fstat(parent_fd), 0o644)
             self._cache = (data, status, _write_beside(parent_fd, name, merged, mode, owner))
 
     def _undo_cache(self, content: bytes, status: "os.stat_result | None", written: tuple[int, int]) -> None:
@@ -167,6 +149,64 @@ class RootDirectory:
                 _write_beside(parent_fd, name, content, stat.S_IMODE(status.st_mode), status)
         except OSError:  # the file system fails: another try starts from what is there
             return
+
+
+def find_obstacle(root_fd: int, links: "Sequence[tuple[str, str]]", libraries: "Sequence[tuple[str, str, int]]") -> str:
+    """Return why links and cache could not be made in a root directory, as far as looking tells; "" for no reason."""
+    try:
+        for path, _ in links:
+            fd = _open_if_there(root_fd, path, os.O_NOFOLLOW)
+            if fd >= 0:
+                mode = os.fstat(fd).st_mode
+                os.close(fd)
+                if not stat.S_ISLNK(mode):
+                    raise NeedsHookError(f"the image has something else than a link at {path}")
+        parent, _, name = LD_CACHE.rpartition("/")
+        parent_fd = _open_if_there(root_fd, parent, os.O_DIRECTORY) if libraries else -1
+        if parent_fd >= 0:
+            try:
+                _extended(parent_fd, name, libraries)
+            finally:
+                os.close(parent_fd)
+    except NeedsHookError as error:
+        return str(error)
+    except OSError as error:
+        return f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror)
+    return ""
+
+
+def _open_if_there(root_fd: int, path: str, flags: int) -> int:
+    try:
+        return open_in_root(root_fd, path, os.O_PATH | flags)
+    except FileNotFoundError:
+        return -1
+
+
+def _extended(
+    parent_fd: int, name: str, libraries: "Sequence[tuple[str, str, int]]"
+) -> "tuple[bytes, bytes, os.stat_result | None]":
+    """Return the loader's cache in a directory, the same with libraries added, and its status if there is one.
+
+    Raises NeedsHookError for a cache that cannot be read or extended, and OSError.
+    """
+    status = None
+    data = b""
+    try:
+        fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent_fd)
+    except FileNotFoundError:
+        pass
+    else:
+        try:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_LD_CACHE:
+                raise NeedsHookError(f"{LD_CACHE} of the image is no regular file of at most {MAX_LD_CACHE >> 20} MiB")
+            data = _read_file(fd)
+        finally:
+            os.close(fd)
+    merged = merge_ld_cache(data, [(one, path, bits) for one, path, bits in libraries], os.uname().machine)
+    if merged is None:
+        raise NeedsHookError(f"{LD_CACHE} of the image cannot be extended")
+    return data, merged, status
 
 
 def _is_own(owner: os.stat_result) -> bool:

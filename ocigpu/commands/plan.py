@@ -1,5 +1,7 @@
 """``ocigpu plan``: what would be done for a container, each step with its reason; nothing is changed."""
 
+import copy
+import os
 import sys
 from typing import Annotated
 
@@ -25,7 +27,7 @@ from ocigpu.errors import SpecError, UsageError, printable, quoted
 from ocigpu.facts import HostFacts, ImageFacts, to_data
 from ocigpu.plan import make_plan
 from ocigpu.request import DEVICES_VARIABLE, Request, parse_request, request_from_variables
-from ocigpu.settings import Settings
+from ocigpu.settings import MODES, Settings
 
 PLAN_EPILOG = """\
 \b
@@ -90,11 +92,16 @@ def plan_command(
         return
     host = load_facts(settings, facts)
     image = _image_facts(bundle, container, host) if bundle else ImageFacts()
-    plan = make_plan(host, request, settings, image)
+    plan = make_plan(host, request, settings, image, "spec" if MODES[settings.mode] == "spec" else "hook")
+    why_hook = ""
+    if plan.mode == "spec" and bundle:
+        why_hook = _why_hook(plan, host, container, bundle, settings)
+        plan = make_plan(host, request, settings, image) if why_hook else plan
     if json:
-        print_json({**plan_to_json(plan), "request": to_data(request)})
+        data = {**plan_to_json(plan), "request": to_data(request)}
+        print_json({**data, "why_hook": why_hook} if MODES[settings.mode] == "spec" else data)
     else:
-        _print_plan(plan, request, host, facts)
+        _print_plan(plan, request, host, facts, why_hook)
 
 
 def _variables(pairs: list[str], gpus: str, capabilities: str) -> dict[str, str]:
@@ -128,6 +135,31 @@ def _image_facts(bundle: str, container: dict[str, object], host: HostFacts) -> 
         raise
 
 
+def _why_hook(plan: Plan, host: HostFacts, container: dict[str, object], bundle: str, settings: Settings) -> str:
+    """Return why mode spec would leave a bundle's container to the hook, "" if nothing speaks for that.
+
+    For a runtime that root starts.  Where the root directory is not there yet, only the configuration is looked at.
+    """
+    from ocigpu.declare import declare
+    from ocigpu.declared import has_user_namespace, take_back, why_hook
+    from ocigpu.rootfs import find_obstacle, resolve_in_root
+    from ocigpu.spec import rootfs_path
+
+    config = copy.deepcopy(container)
+    take_back(config)
+    declared = declare(plan, host)
+    options = (not settings.no_cgroups, has_user_namespace(config))
+    try:
+        root_fd = os.open(rootfs_path(config, bundle), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return why_hook(declared, config, str, *options)
+    try:
+        reason = why_hook(declared, config, lambda path: resolve_in_root(root_fd, path), *options)
+        return reason or find_obstacle(root_fd, declared.links, declared.libraries)
+    finally:
+        os.close(root_fd)
+
+
 def _print_nothing(request: Request, settings: Settings, json: bool) -> None:
     if json:
         print_json({**plan_to_json(make_plan(HostFacts(), request, settings)), "request": to_data(request)})
@@ -138,14 +170,14 @@ def _print_nothing(request: Request, settings: Settings, json: bool) -> None:
         print(f"(ask with --gpus LIST, --env {DEVICES_VARIABLE}=LIST or --bundle DIR)")
 
 
-def _print_plan(plan: Plan, request: Request, host: HostFacts, recorded: str) -> None:
+def _print_plan(plan: Plan, request: Request, host: HostFacts, recorded: str, why_hook: str) -> None:
     print_fields(
         [
             ("host", host_line(host, recorded)),
             ("driver", driver_line(host)),
             *request_fields(request),
             *granted_fields(plan, host),
-            ("mode", plan.mode),
+            ("mode", f"{plan.mode}, not spec: {why_hook}" if why_hook else plan.mode),
             ("image", image_line(plan.image)),
         ]
     )
