@@ -5,11 +5,12 @@ privileges in the initial user namespace: loading CAP_BPF and CAP_NET_ADMIN (bef
 a program by its number CAP_SYS_ADMIN, the rest CAP_NET_ADMIN.  Low-level: errors are OSError, policy lives elsewhere.
 """
 
-import ctypes
 import errno
 import os
 import resource
 import struct
+
+from ocigpu.linux import foreign as ctypes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,11 +52,11 @@ class Attached(NamedTuple):
 
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_syscall = _libc.syscall
+_syscall = _libc["syscall"]
 _syscall.restype = ctypes.c_long
 
 
-def _bpf(command: int, attr: "ctypes.Array[ctypes.c_char]") -> int:
+def _bpf(command: int, attr: "ctypes.Buffer") -> int:
     number = BPF_NUMBER.get(os.uname().machine)
     if number is None:
         raise OSError(errno.ENOSYS, f"bpf(2) is not supported on {os.uname().machine}")
@@ -71,7 +72,7 @@ def _bpf(command: int, attr: "ctypes.Array[ctypes.c_char]") -> int:
     return result
 
 
-def _attr(layout: str, *values: int) -> "ctypes.Array[ctypes.c_char]":
+def _attr(layout: str, *values: int) -> "ctypes.Buffer":
     attr = ctypes.create_string_buffer(ATTR_SIZE)
     struct.pack_into(layout, attr, 0, *values)
     return attr
@@ -100,7 +101,7 @@ def load_device_program(instructions: bytes) -> int:
             raise OSError(error.errno, f"{error.strerror}{': ' + tail if tail else ''}") from error
 
 
-def _load(instructions: bytes, log: "ctypes.Array[ctypes.c_char] | None" = None) -> int:
+def _load(instructions: bytes, log: "ctypes.Buffer | None" = None) -> int:
     code = ctypes.create_string_buffer(instructions, len(instructions))
     license_text = ctypes.create_string_buffer(b"Apache-2.0")
     attr = _attr(

@@ -6,10 +6,11 @@ named beside each group.
 """
 # ruff: noqa: D402 - "mount(2)" names a page of the manual, it is no signature
 
-import ctypes
 import errno
 import os
 import struct
+
+from ocigpu.linux import foreign as ctypes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -5,7 +5,6 @@ that is about to execute the program.  The module python-prctl must be loaded be
 namespaces (:func:`load_prctl`): an import there would be answered by the image.
 """
 
-import ctypes
 import errno
 import os
 import resource
@@ -13,6 +12,7 @@ import struct
 import sys
 
 from ocigpu.errors import ApplyError
+from ocigpu.linux import foreign as ctypes
 from ocigpu.linux import libc, signals
 
 TYPE_CHECKING = False
