@@ -16,6 +16,7 @@ from ocigpu.errors import CdiError, HostError, OcigpuError, RequestError
 from ocigpu.facts import DeviceNode, FeatureNodes, Gpu, HostFacts, HostFile, Library, facts_from_json
 from ocigpu.host.fingerprint import ANNOTATION
 from ocigpu.host.nvml import NvmlAnswer
+from ocigpu.settings import MODES as CONTAINER_MODES
 from ocigpu.settings import Settings
 
 HOSTS = Path(__file__).parents[1] / "bundles/hosts"
@@ -140,6 +141,13 @@ def test_the_vendors_golden_host() -> None:
 def test_a_missing_library_is_noted_and_takes_only_its_capability_away() -> None:
     notes = made(small_host()).notes
     assert "libnvidia-ml.so.1 was not found: containers get nothing that only utility needs" in notes
+
+
+@pytest.mark.parametrize("mode", sorted(CONTAINER_MODES))
+def test_a_specification_is_the_same_whatever_way_containers_get_their_gpus(mode: str) -> None:
+    settings = Settings(mode=mode, swarm_resource="DOCKER_RESOURCE_GPU")
+    assert made(A100, settings=settings).spec == made(A100).spec
+    assert made(A100, settings=settings, device_ids=("3",)).spec == made(A100, device_ids=("3",)).spec
 
 
 def test_a_driver_without_libraries_is_refused() -> None:

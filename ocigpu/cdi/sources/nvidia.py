@@ -195,7 +195,7 @@ def _prepare(
     if "disable-ipc-discoverer" in options.feature_flags:
         facts = facts._replace(sockets=())
     variables = {"NVIDIA_VISIBLE_DEVICES": "none", "NVIDIA_DRIVER_CAPABILITIES": "all"}
-    plain = settings._replace(swarm_resource="")
+    plain = settings._replace(swarm_resource="", mode="hook")  # in mode cdi the names of devices would be CDI names
     request = request_from_variables(variables, plain, privileged=True)._replace(source=SOURCE)
     notes = []
     sonames = {library.soname for library in facts.libraries if library.bits == 64}
