@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from ocigpu.settings import Settings
 
 VIEW_PREFIX = "view-"
+MAX_VIEWS = 1024
+"""Directories for graphics that may be made until the next boot: containers choose among subsets of the GPUs."""
 _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -139,13 +141,14 @@ def _make_view(cache_fd: int, files: "Sequence[tuple[str, int, str]]", links: "S
     """
     content = rawjson.dump([files, links]).encode()
     name = f"{VIEW_PREFIX}{len(content)}-{crc32(content):08x}-{crc32(content[::-1]):08x}"
-    temporary = f"{name}.{os.getpid()}.tmp"
     try:
         os.close(os.open(name, _DIRECTORY_FLAGS, dir_fd=cache_fd))
     except FileNotFoundError:
-        _remove_view(cache_fd, temporary)  # left by a process of our number that was killed
+        temporary = f"{name}.{os.urandom(4).hex()}.tmp"
     else:
         return name
+    if sum(other.startswith(VIEW_PREFIX) for other in os.listdir(cache_fd)) >= MAX_VIEWS:
+        raise NeedsHookError(f"there are {MAX_VIEWS} directories with files for graphics already")
     try:
         _fill_view(cache_fd, temporary, files, links)
         os.rename(temporary, name, src_dir_fd=cache_fd, dst_dir_fd=cache_fd)
