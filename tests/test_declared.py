@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support.jsondiff import render_exactly
 
 from ocigpu import rawjson
@@ -433,6 +435,41 @@ def test_only_simulated_hosts_get_a_hook() -> None:
     assert os.path.isabs(hook["path"])
     take_back(config)
     assert config["hooks"]["prestart"] == []
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.sampled_from(["/proc/kcore", "/dev/null", "/proc/driver/nvidia"]),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=12,
+)
+
+
+@given(st.dictionaries(st.sampled_from(["devices", "rules", "mounts", "maskedPaths", "readonlyPaths"]), JSON), JSON)
+def test_no_annotation_and_no_config_makes_taking_back_fail(listed: dict[str, Any], odd: Any) -> None:
+    config = read_bundle("docker-0-2")
+    config["annotations"] = {DECLARED: json.dumps(listed)}
+    config["mounts"].append(odd)
+    config["linux"]["resources"]["devices"].append(odd)
+    config["linux"]["maskedPaths"].append(odd)
+    config["hooks"] = {"prestart": [odd]}
+    before = copy.deepcopy(config)
+    take_back(config)
+    assert config["linux"]["maskedPaths"][:-1] == before["linux"]["maskedPaths"][:-1]
+    assert config["linux"]["readonlyPaths"] == before["linux"]["readonlyPaths"]
+    assert config["mounts"] == before["mounts"]
+    assert config["linux"]["resources"] == before["linux"]["resources"]
+
+
+@pytest.mark.parametrize("name", sorted(path.parent.name for path in BUNDLES.glob("*/config.json")))
+def test_any_bundle_is_declared_for_or_refused(name: str) -> None:
+    config, declared = read_bundle(name), declared_for("0")
+    assert isinstance(reason(declared, config), str)
+    try:
+        once = edited(config, declared)
+    except SpecError:
+        assert "wrong-type" in name
+    else:
+        assert render_exactly(edited(once, declared)) == render_exactly(once)
 
 
 # --- hook mode and mode spec on one bundle

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import stat
 import threading
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import pytest
 from support.bundle import base_config
 
 from ocigpu import hookless, rootfs, spec
+from ocigpu.declared import Declared, take_back
 from ocigpu.errors import OcigpuError
 from ocigpu.hookless import declare_in_bundle, make_views
 from ocigpu.linux import paths
@@ -61,7 +63,9 @@ def look(directory: Path) -> dict[str, tuple[object, ...]]:
 def declare(bundle: Path, settings: Settings, devices: str = "0", capabilities: str = "all") -> None:
     variables = {"NVIDIA_VISIBLE_DEVICES": devices, "NVIDIA_DRIVER_CAPABILITIES": capabilities}
     request = request_from_variables(variables, settings)
-    declare_in_bundle(read_config(str(bundle)), request, settings, str(bundle), owns_policy=True)
+    document = read_config(str(bundle))
+    take_back(document.config)
+    declare_in_bundle(document, request, settings, str(bundle), owns_policy=True)
 
 
 # --- directories for graphics
@@ -73,8 +77,6 @@ class Views:
         self.settings = Settings(simulation_root=str(directory))
 
     def make(self, *views: Any) -> list[Path]:
-        from ocigpu.declared import Declared
-
         declared = Declared([], [], [], [], [], [], "", [], [], views, [], "", (), ())
         return [Path(path) for path in make_views(declared, self.settings)]
 
@@ -253,3 +255,46 @@ def test_whatever_happens_everything_is_undone(
     left = {path: entry for path, entry in look(bundle).items() if ".ocigpu-" not in path}
     assert left == before
     assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def killed_at(number: int, work: Callable[[], None]) -> bool:
+    """Do the work in a child that ends without a word before its n-th change; tells whether it got that far."""
+    pid = os.fork()
+    if pid:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
+    count = 0
+
+    def step(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            nonlocal count
+            count += 1
+            if count == number:
+                os._exit(9)
+            return real(*arguments, **named)
+
+        return call
+
+    for name in ("symlink", "rename", "replace", "mkdir", "fchmod", "unlink"):
+        setattr(os, name, step(getattr(os, name)))
+    try:
+        work()
+    finally:
+        os._exit(0)
+
+
+def test_a_start_after_one_that_was_killed_is_like_any_other(bundle: Path, settings: Settings, tmp_path: Path) -> None:
+    """What is left is what the runtime's own empty files are: a part of the container's layer, in nobody's way."""
+    fresh, number, killed = tmp_path / "fresh", 0, True
+    shutil.copytree(bundle, fresh, symlinks=True)
+    declare(fresh, settings)
+    expected = look(fresh / "rootfs")
+    while killed:
+        number += 1
+        again = tmp_path / str(number)
+        shutil.copytree(bundle, again, symlinks=True)
+        killed = killed_at(number, lambda directory=again: declare(directory, settings))  # type: ignore[misc]
+        json.loads((again / "config.json").read_text())
+        declare(again, settings)
+        left = {path: entry for path, entry in look(again / "rootfs").items() if "/.ocigpu-" not in path}
+        assert left == expected
+    assert number > 30
