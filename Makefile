@@ -18,6 +18,10 @@ bench: ## measure bare runc against ocigpu (PEER_RUNTIME=/path: another shim bes
 	@packaging/bootstrap.sh demo
 	@.venv/bin/python -m bench $(if $(REPORT),--report '$(REPORT)') $(BENCH_OPTIONS)
 
+load: ## 2,000 containers in sequence and 64 at once in each mode; nothing may fail or be left (REPORT=FILE)
+	@packaging/bootstrap.sh demo
+	@.venv/bin/python -m bench.load $(if $(REPORT),--report '$(REPORT)') $(LOAD_OPTIONS)
+
 gpu-test: ## on a machine with an NVIDIA driver: run real GPU work in containers, write docs/REAL-GPU.md
 	@packaging/gpu-test.sh
 
@@ -35,4 +39,4 @@ clean: ## remove what the targets above made in this directory
 	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help demo test bench gpu-test install uninstall format clean
+.PHONY: help demo test bench load gpu-test install uninstall format clean
