@@ -167,7 +167,7 @@ def count_all(work: Path) -> dict[str, int]:
     return {
         "mounts": len(Path("/proc/self/mountinfo").read_text().splitlines()),
         "BPF programs": count_programs(),
-        "cgroups": sum(len(names) for _, names, _ in os.walk("/sys/fs/cgroup")),
+        "cgroups": sum(PREFIX in name for _, names, _ in os.walk("/sys/fs/cgroup") for name in names),
         "files kept": len([name for name in kept if name.startswith(KEPT)]),
         "other files": len([name for name in kept if not name.startswith(KEPT)]),
         "open files": int(Path("/proc/sys/fs/file-nr").read_text().split()[0]),
