@@ -2,7 +2,7 @@
 # ocigpu-hook: OCI prestart hook, runs ocigpu.hook; written by packaging/install.sh
 full() { # Python does it
   [ -x @interpreter@ ] || { echo "$0: @interpreter@ is gone: install ocigpu again (make install)" >&2; exit 127; }
-  exec @interpreter@ -I -S -c 'import sys; sys.path += ["@library@", "@site@"]; from ocigpu.hook import main; sys.exit(main(sys.argv[1:]))' "$0" @config@"$@"
+  exec @interpreter@ -I -S -c 'import gc, sys; gc.disable(); sys.path += ["@library@", "@site@"]; from ocigpu.hook import main; sys.exit(main(sys.argv[1:]))' "$0" @config@"$@"
 }
 [ "${1:-}" = --early ] && [ $# -ge 2 ] || full "$@"
 # The shim has left a process that is ready for this container: ocigpu/early.py says how it is asked.
