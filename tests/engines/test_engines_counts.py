@@ -4,6 +4,7 @@ import itertools
 import os
 import shutil
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,8 @@ from support.process import explain, run, wait_for
 from support.product import PROGRAMS, PublicCopy, SimulatedHost
 from support.runtimes import container_id, run_container, set_cgroup, start_in_background
 from support.trace import Program, life, trace
+
+from ocigpu.cdi.cache import SETTLED_NS
 
 pytestmark = [pytest.mark.root, pytest.mark.engine]
 
@@ -66,11 +69,14 @@ class Lives:
         """Start containers until all is kept that can be; returns the environment."""
         environment = self.environment(mode)
         kept = self.host.directory / "run/ocigpu"
+        specification = self.directory / "specs/nvidia.json"
 
         def filled() -> bool:
+            # a specification of a moment ago is parsed, but not kept
+            settled = mode != "cdi" or time.time_ns() - specification.stat().st_ctime_ns > SETTLED_NS
             run(life(self.runtime, self.state, self.bundle(["/bin/true"], ALL), container_id()), env=environment)
             passed = counted(trace([self.runtime, "--version"], environment)) == {"shim": 1}
-            return passed and (mode == "cdi" or any(kept.glob("facts-*")))
+            return passed and settled and (mode == "cdi" or any(kept.glob("facts-*")))
 
         wait_for("what starts keep for the next ones", filled)
         return environment
