@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from support.jsondiff import render_exactly
 
 from ocigpu.actions import AllowDevice, Bind, Link, Node, Plan, RefreshLdCache, Tmpfs, plan_to_json
-from ocigpu.errors import CODES, HostError, OcigpuError, RequestError
+from ocigpu.codes import CODES
+from ocigpu.errors import HostError, OcigpuError, RequestError
 from ocigpu.facts import DeviceNode, HostFacts, ImageFacts, facts_from_json
 from ocigpu.plan import make_plan
 from ocigpu.request import Request, request_from_variables

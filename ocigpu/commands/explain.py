@@ -4,8 +4,9 @@ from typing import Annotated
 
 import typer
 
+from ocigpu.codes import CODES
 from ocigpu.commands.common import JsonOption, print_fields, print_json, print_table
-from ocigpu.errors import CODES, UsageError, quoted
+from ocigpu.errors import UsageError, quoted
 
 EXPLAIN_EPILOG = """\
 \b

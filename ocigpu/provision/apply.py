@@ -174,7 +174,7 @@ def _take_supplies(plan: "Plan", settings: "Settings", sources: bool = True) -> 
 
     ``sources``: also what will be mounted.  Raises ApplyError OCIGPU-LD-1 for an ldconfig that cannot be used.
     """
-    _load_codec()
+    _load_late()
     mounts = Mounts(new_calls=libc.has_mount_setattr() and not _FORCE_MOUNT2)
     ldconfig_fd = backup_fd = -1
     try:
@@ -378,14 +378,16 @@ def _enter(container: Container, own_proc_fd: int) -> int:
     return root_fd
 
 
-def _load_codec() -> None:
-    """Load the one codec that error messages may load late."""
+def _load_late() -> None:
+    """Load what error messages load late: a codec, and the table of codes."""
+    import ocigpu.codes  # noqa: F401 - found among the loaded modules afterwards
+
     "".encode("unicode_escape")
 
 
 def _stop_imports() -> None:
     """Make every further import fail: in the container the search path leads to the image's files."""
-    _load_codec()
+    _load_late()
     sys.meta_path.clear()
 
 

@@ -15,7 +15,8 @@ from ocigpu import cache as cache_files
 from ocigpu import rawjson
 from ocigpu.cdi import cache, document, registry
 from ocigpu.cdi.registry import Registry, Resolved, read_registry
-from ocigpu.errors import CODES, CdiError
+from ocigpu.codes import CODES
+from ocigpu.errors import CdiError
 from ocigpu.settings import Settings
 
 YAML = """\

@@ -21,8 +21,8 @@ from ocigpu.settings import read_settings
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parent.parent
-MODES = ("hook",)
-"""The shim's modes that exist."""
+MODES = ("hook", "spec")
+"""The modes in which the shim needs no specification."""
 
 
 class CheckError(Exception):
