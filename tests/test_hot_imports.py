@@ -19,7 +19,7 @@ HOT_DIRECTORIES = ("host", "linux", "provision", "cdi")
 NOT_HOT = ("ocigpu.cdi.yaml_child",)
 """Modules of these directories that need more: only a forked child loads them."""
 HOT_MODULES = (
-    "ocigpu.actions", "ocigpu.arguments", "ocigpu.cache", "ocigpu.early", "ocigpu.errors", "ocigpu.facts",
+    "ocigpu.actions", "ocigpu.arguments", "ocigpu.cache", "ocigpu.codes", "ocigpu.early", "ocigpu.errors", "ocigpu.facts",
     "ocigpu.hook",
     "ocigpu.ldcache", "ocigpu.log", "ocigpu.passing", "ocigpu.plan", "ocigpu.rawjson", "ocigpu.record",
     "ocigpu.request", "ocigpu.require", "ocigpu.runtime", "ocigpu.selection", "ocigpu.settings", "ocigpu.spec",
