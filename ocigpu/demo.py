@@ -163,7 +163,7 @@ def _remove_directory(directory: str) -> None:
 
 
 def _mounts_below(directory: str) -> list[str]:
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape", newline="\n") as file:
         targets = [line.split(" ")[4] for line in file]
     return [target for target in targets if target.startswith(directory + "/")]
 

@@ -300,12 +300,27 @@ def kept_flags(fd: int) -> int:
 
 
 def read_mount_table() -> dict[int, list[str]]:
-    """Return the mounts of our namespace by id: "id parent dev root point options [fields] - type ..." of proc(5)."""
+    """Return the mounts of our namespace by id, with their fields: see :func:`parse_mount_table`.  Raises OSError."""
+    return parse_mount_table(_read("mountinfo"))
+
+
+def parse_mount_table(text: str) -> dict[int, list[str]]:
+    """Return the lines of mountinfo by mount id: "id parent dev root point options [fields] - type source options".
+
+    Lines end at a newline and nowhere else: of what breaks lines, the kernel writes only that in octal
+    (proc_pid_mountinfo(5)), and a mount point may have any other in its name.  Raises OSError EPROTO for other text.
+    """
     table = {}
-    for line in _read("mountinfo").splitlines():
+    for line in text.removesuffix("\n").split("\n") if text else ():
         fields = line.split(" ")
+        if len(fields) < 10 or not all(_is_number(field) for field in fields[:2]) or "-" not in fields[6:-3]:
+            raise OSError(errno.EPROTO, os.strerror(errno.EPROTO), "mountinfo")
         table[int(fields[0])] = fields
     return table
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 20
 
 
 def _shared_mounts() -> set[int]:

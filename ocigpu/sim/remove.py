@@ -39,7 +39,8 @@ def remove_host(directory: str) -> None:
 
 def find_mounts(root: str, mountinfo: str = "/proc/self/mountinfo") -> list[str]:
     """Return the mount points at or below ``root`` (proc_pid_mountinfo(5): fields have octal escapes)."""
-    with open(mountinfo, encoding="utf-8", errors="surrogateescape") as file:
+    # a mount point's name may have a carriage return, which is no end of a line here
+    with open(mountinfo, encoding="utf-8", errors="surrogateescape", newline="\n") as file:
         points = [_unescape(line.split(" ")[4]) for line in file]
     return [point for point in points if point == root or point.startswith(root + "/")]
 

@@ -97,6 +97,12 @@ def test_mount_points_are_read_with_their_escapes(tmp_path: Path) -> None:
     assert find_mounts("/a b", str(mountinfo)) == ["/a b/c", "/a b"]
 
 
+def test_only_a_newline_ends_a_line_of_the_mount_table(tmp_path: Path) -> None:
+    mountinfo = tmp_path / "mountinfo"
+    mountinfo.write_bytes(b"2 1 0:5 / /a\r/b rw - tmpfs none rw\n3 1 0:5 / /a\x0c/c rw - tmpfs none rw\n")
+    assert find_mounts("/a\r", str(mountinfo)) == ["/a\r/b"]
+
+
 def test_interrupted_removal_can_be_repeated(host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(path: str) -> None:
         raise PermissionError(13, "Permission denied", path)
