@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 LD_CACHE = "/etc/ld.so.cache"
 MAX_LD_CACHE = 8 << 20
+MAX_PATH = 4096
+"""PATH_MAX of include/uapi/linux/limits.h."""
 _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -252,6 +254,8 @@ def resolve_in_root(root_fd: int, path: str) -> str:
 
     The text is for comparisons only: nothing is opened by it.
     """
+    if len(path) > MAX_PATH:  # nothing can be mounted there
+        return path
     rest = ""
     while path not in ("", "/"):
         try:

@@ -20,6 +20,8 @@ else:
     from ocigpu.record import NamedTuple
 
 MAX_CONFIG_BYTES = 32 << 20
+_DRAFT = ".ocigpu-"
+"""Between the name of a configuration and the number of the process that is writing it anew, in its draft's name."""
 VENDOR_HOOKS = ("nvidia-container-runtime-hook", "nvidia-container-toolkit")
 OUR_HOOK = "ocigpu-hook"
 DECLARED = "ocigpu/declared"
@@ -106,9 +108,19 @@ def rootfs_path(config: "dict[str, Any]", bundle: str) -> str:
     Raises SpecError OCIGPU-SPEC-3 when there is none.
     """
     path = get_object(config, "root").get("path")
-    if not isinstance(path, str) or not path or "\0" in path:
+    if not isinstance(path, str) or not is_path(path):
         raise SpecError("OCIGPU-SPEC-3", f"{os.path.join(bundle, 'config.json')}: root.path is missing")
     return os.path.normpath(os.path.join(os.path.abspath(bundle or "."), path))
+
+
+def is_path(text: str) -> bool:
+    """Tell whether a text of a JSON document can be a path: neither empty, nor with NUL or half a surrogate pair.
+
+    Of such halves Python makes bytes or an error, and Go, which the runtime is written in, another character.
+    """
+    if not text or "\0" in text:
+        return False
+    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def check_can_have_gpus(config: "dict[str, Any]", path: str) -> None:
@@ -223,7 +235,8 @@ def write_config(document: Document) -> None:
 
     Raises SpecError OCIGPU-SPEC-4; then the old file is as it was and no new one is left.
     """
-    temporary = f"{document.path}.ocigpu-{os.getpid()}"
+    _remove_left(document.path)
+    temporary = f"{document.path}{_DRAFT}{os.getpid()}"
     try:
         text = rawjson.dump(document.config).encode() + b"\n"
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -239,6 +252,18 @@ def write_config(document: Document) -> None:
     except OSError as error:
         os.unlink(temporary)
         raise SpecError("OCIGPU-SPEC-4", f"replace {document.path}: {_cause(error)}") from error
+
+
+def _remove_left(path: str) -> None:
+    """Remove what processes that were killed while they replaced the file have left beside it."""
+    directory, name = os.path.split(path)
+    try:
+        for other in os.listdir(directory or "."):
+            pid = other.removeprefix(name + _DRAFT)
+            if pid != other and pid.isdecimal() and not os.path.exists(f"/proc/{pid}"):
+                os.unlink(os.path.join(directory, other))
+    except OSError:  # gone already, or what keeps us from writing, too, which is told then
+        return
 
 
 def _cause(error: BaseException) -> str:

@@ -1,7 +1,7 @@
 """The container's state, as an OCI runtime gives it to hooks (runtime-spec, runtime.md, "State")."""
 
 from ocigpu.errors import SpecError
-from ocigpu.spec import parse_json
+from ocigpu.spec import is_path, parse_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,10 +51,10 @@ def parse_state(text: bytes, wants_pid: bool = True) -> State:
     if type(pid) is not int or not 0 <= pid < 1 << 31 or (wants_pid and not pid):
         raise _bad("pid is missing or not a process id")
     bundle = state.get("bundle") or state.get("bundlePath")
-    if not isinstance(bundle, str) or not bundle.startswith("/") or "\0" in bundle:
+    if not isinstance(bundle, str) or not is_path(bundle) or not bundle.startswith("/"):
         raise _bad("bundle is missing or not an absolute path")
     root = state.get("root")
-    if root is not None and (not isinstance(root, str) or not root or "\0" in root):
+    if root is not None and (not isinstance(root, str) or not is_path(root)):
         raise _bad("root is not a path")
     return State(pid, bundle, root or "")
 

@@ -134,6 +134,10 @@ NO_BUNDLE = "bundle is missing or not an absolute path"
         pytest.param(b'{"pid": 1, "bundle": ""}', NO_BUNDLE, id="bundle empty"),
         pytest.param(b'{"pid": 1, "bundle": "b"}', NO_BUNDLE, id="bundle relative"),
         pytest.param(b'{"pid": 1, "bundle": "/b\\u0000/c"}', NO_BUNDLE, id="bundle with NUL"),
+        pytest.param(b'{"pid": 1, "bundle": "/\\ud800"}', NO_BUNDLE, id="bundle with half a surrogate pair"),
+        pytest.param(
+            b'{"pid": 1, "bundle": "/b", "root": "\\udc80"}', "root is not a path", id="root with such a half"
+        ),
         pytest.param(b'{"pid": 1, "bundle": ["/b"]}', NO_BUNDLE, id="bundle is a list"),
         pytest.param(b'{"pid": 1, "bundle": 5, "bundlePath": "/b"}', NO_BUNDLE, id="bundle wrong beside bundlePath"),
         pytest.param(b" " * (MAX_STATE_BYTES + 1), "larger than 4 MiB", id="too large"),

@@ -564,6 +564,15 @@ def test_where_a_path_leads(root: Path, path: str, leads_to: str) -> None:
         os.close(fd)
 
 
+def test_a_path_that_is_too_long_is_not_looked_for(root: Path) -> None:
+    """Part by part that would take minutes: configurations may be 32 MiB."""
+    fd = open_root(root)
+    try:
+        assert resolve_in_root(fd, "/a" * 500_000) == "/a" * 500_000
+    finally:
+        os.close(fd)
+
+
 def test_directories_are_made_below_the_root_only(root: Path, outside: Path) -> None:
     (root / "out").symlink_to(outside)
     fd = open_root(root)

@@ -180,7 +180,9 @@ def test_root_path_is_relative_to_the_bundle(root: str, bundle: str, expected: s
     assert rootfs_path({"root": {"path": root}}, bundle) == expected
 
 
-@pytest.mark.parametrize("root", [None, {}, {"path": ""}, {"path": None}, {"path": 1}, {"path": "a\0b"}, "rootfs"])
+@pytest.mark.parametrize(
+    "root", [None, {}, {"path": ""}, {"path": None}, {"path": 1}, {"path": "a\0b"}, {"path": "a\ud800"}, "rootfs"]
+)
 def test_a_missing_root_path_is_refused(root: Any) -> None:
     with pytest.raises(SpecError) as caught:
         rootfs_path({"root": root}, "/b")

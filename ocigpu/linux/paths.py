@@ -27,11 +27,11 @@ def open_in_root(root_fd: int, path: str, flags: int, mode: int = 0, force_fallb
     ``flags`` and ``mode`` as for open(2); O_CLOEXEC is added.  Links are followed inside the root, the last component
     too unless ``flags`` has O_NOFOLLOW; mounts are crossed.  Links of procfs that jump (/proc/1/root) are refused by
     the kernel and read as text by the walk: neither leaves the root.
-    Raises OSError; EAGAIN when renames elsewhere disturbed the kernel's walk many times in a row.
+    Raises OSError, also for what is no path; EAGAIN when renames elsewhere disturbed the kernel's walk many times in a
+    row.
     """
     flags |= os.O_CLOEXEC
-    if len(os.fsencode(path)) >= _MAX_PATH:
-        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), path)
+    _check(path)
     if force_fallback or not _has_openat2(root_fd):
         return _walk(root_fd, path, flags, mode)
     from ocigpu.linux import libc  # see use_walk
@@ -43,6 +43,18 @@ def open_in_root(root_fd: int, path: str, flags: int, mode: int = 0, force_fallb
             if error.errno != errno.EAGAIN:
                 raise
     raise OSError(errno.EAGAIN, "the path is being renamed all the time", path)
+
+
+def _check(path: str) -> None:
+    """Refuse what no path can be as the kernel would: texts of JSON and of images may hold any character."""
+    try:
+        encoded = os.fsencode(path)
+    except UnicodeEncodeError as error:  # half of a surrogate pair
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path) from error
+    if b"\0" in encoded:
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path)
+    if len(encoded) >= _MAX_PATH:
+        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), path)
 
 
 def use_walk(wanted: bool) -> None:

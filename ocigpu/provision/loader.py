@@ -114,7 +114,8 @@ def read_conf(root_fd: int) -> tuple[str, ...]:
 def _lines(root_fd: int, path: str) -> list[str]:
     """Return the lines of a file, without comments and empty ones."""
     text = (read_inside(root_fd, path, MAX_CONF) or b"").decode("utf-8", "replace")
-    lines = (line.partition("#")[0].strip() for line in text.splitlines())
+    # in C a line ends at a newline and nowhere else, and a text at a NUL
+    lines = (line.partition("\0")[0].partition("#")[0].strip() for line in text.split("\n"))
     return [line for line in lines if line]
 
 

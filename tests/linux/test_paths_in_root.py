@@ -1,5 +1,6 @@
 """Paths below a hostile root: the kernel's resolution and our own walk, held to the same answers."""
 
+import errno
 import itertools
 import os
 import stat
@@ -120,6 +121,14 @@ REFUSED = {
 def test_a_path_that_leads_nowhere_is_refused(case: str, walk: bool, root_fd: int) -> None:
     path, flags, expected = REFUSED[case]
     assert opened(root_fd, path, flags, walk) == expected
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize("path", ["/usr\0/lib", "/usr/lib\0", "/\ud800", "/" + "a" * 5000], ids=ascii)
+def test_what_is_no_path_is_refused_with_a_number(path: str, walk: bool, root_fd: int) -> None:
+    with pytest.raises(OSError, match=r"Invalid argument|File name too long") as caught:
+        paths.open_in_root(root_fd, path, os.O_PATH, force_fallback=walk)
+    assert caught.value.errno in (errno.EINVAL, errno.ENAMETOOLONG)
 
 
 @BOTH_WAYS
