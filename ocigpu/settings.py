@@ -32,6 +32,9 @@ LOG_LEVELS = ("error", "warning", "info", "debug")
 CAPABILITIES = ("compat32", "compute", "display", "graphics", "ngx", "utility", "video")
 """Every value of NVIDIA_DRIVER_CAPABILITIES but ``all``, sorted."""
 COMPAT_MODES = ("ldconfig", "disabled")
+MAX_BYTES = 64 << 10
+MAX_DOTS = 250
+"""In a line: the parser's time grows with the square of the parts of a key, to a quarter of a minute for 64 KiB."""
 PREFIX = "settings-"
 SPARE = 16
 """Files of other settings that may stay in the cache."""
@@ -156,7 +159,7 @@ def _unknown(name: str, known: list[str], path: str) -> SettingsError:
 
 
 def _value(key: Key, value: "Any", path: str) -> "Any":
-    wrong = SettingsError("OCIGPU-SET-2", f"{path}: {key.name}: expected a {key.kind}, found {quoted(repr(value))}", "")
+    wrong = SettingsError("OCIGPU-SET-2", f"{path}: {key.name}: expected a {key.kind}, found {_shown(value)}", "")
     if key.kind == "bool":
         if not isinstance(value, bool):
             raise wrong
@@ -192,6 +195,13 @@ def _value(key: Key, value: "Any", path: str) -> "Any":
     return value
 
 
+def _shown(value: "Any") -> str:
+    try:
+        return quoted(repr(value))
+    except (ValueError, RecursionError):  # a number of thousands of digits, which TOML may write in hexadecimal; depth
+        return f"a {type(value).__name__}"
+
+
 def _trusted_owners() -> tuple[int, ...]:
     """Return root, the caller, and in a user namespace the id that stands for everybody outside it.
 
@@ -215,10 +225,31 @@ def why_untrusted(uid: int, mode: int) -> str:
     return f"owner {uid}, mode {stat.S_IMODE(mode):04o}: others may write"
 
 
+def why_replaceable(path: str) -> str:
+    """Return why somebody else than root or we could put another file at a path that exists; "" when nobody could.
+
+    By its directory, or by a link; directories further up are their owners' affair.  Raises OSError.
+    """
+    owners = _trusted_owners()
+    paths = [os.path.abspath(path)]
+    status = os.lstat(path)
+    if stat.S_ISLNK(status.st_mode):
+        if status.st_uid not in owners:
+            return f"a link of user {status.st_uid}"
+        paths.append(os.path.realpath(path))
+    for directory in map(os.path.dirname, paths):
+        status = os.stat(directory)
+        mode = stat.S_IMODE(status.st_mode)
+        # where the sticky bit is set, others may add files but not replace ours: inode(7)
+        if status.st_uid not in owners or (mode & 0o022 and not mode & stat.S_ISVTX):
+            return f"directory {directory}: owner {status.st_uid}, mode {mode:04o}: others may replace files"
+    return ""
+
+
 def read_settings(path: str = "", keep: bool = False) -> Settings:
     """Return the settings of the file ``path``, or of :data:`DEFAULT_PATH` when empty (missing: the defaults).
 
-    A named file must exist.  A file that others than root or the caller could have written is refused
+    A named file must exist.  A file that others than root or the caller could have written or put there is refused
     (OCIGPU-SET-3): its values decide what root executes.  ``keep``: what the text says is taken from the cache when
     it has this very text, and kept there for the next start.
     """
@@ -237,9 +268,11 @@ def read_settings(path: str = "", keep: bool = False) -> Settings:
         os.close(fd)
         raise SettingsError("OCIGPU-SET-1", f"settings {path}: not a regular file")
     with os.fdopen(fd, "rb") as file:
-        if cause := why_untrusted(status.st_uid, status.st_mode):
+        if cause := why_untrusted(status.st_uid, status.st_mode) or why_replaceable(path):
             raise SettingsError("OCIGPU-SET-3", f"settings {path}: {cause}")
-        data = file.read(1 << 20)
+        data = file.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:  # half of a file could mean anything
+        raise SettingsError("OCIGPU-SET-1", f"settings {path}: larger than {MAX_BYTES >> 10} KiB", "")
     directory = open_cache(create=True) if keep else -1
     try:
         document = _parse(data) if directory < 0 else _parse_kept(data, directory)
@@ -254,6 +287,8 @@ def read_settings(path: str = "", keep: bool = False) -> Settings:
 def _parse(data: bytes) -> "dict[str, Any]":
     import tomllib  # only when there is a file that no start has read yet: it costs about 8 ms
 
+    if any(line.count(b".") > MAX_DOTS for line in data.split(b"\n")):
+        raise ValueError(f"a line with more than {MAX_DOTS} dots")
     return tomllib.loads(data.decode())
 
 

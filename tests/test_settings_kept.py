@@ -87,7 +87,9 @@ def test_settings_are_the_same_from_the_cache(place: Path, values: dict[str, Any
     assert len(kept_files(place)) <= SPARE + 1
 
 
-@pytest.mark.parametrize("text", ["surprise = 1", "mode = 5", 'mode = "specs"', "mode = 1979-05-27", "mode = nan"])
+@pytest.mark.parametrize(
+    "text", ["surprise = 1", "mode = 5", 'mode = "specs"', "mode = 1979-05-27", "mode = nan", "mode = 0x" + "f" * 6000]
+)
 def test_wrong_settings_are_refused_each_time(place: Path, tmp_path: Path, text: str) -> None:
     path = str(write(tmp_path / "config.toml", text))
     with pytest.raises(SettingsError) as plain:
@@ -98,7 +100,11 @@ def test_wrong_settings_are_refused_each_time(place: Path, tmp_path: Path, text:
         assert kept.value.render("x") == plain.value.render("x")
 
 
-@pytest.mark.parametrize("text", ["mode = ", "x = " + "[" * 3000, "\x01"], ids=["half", "deep", "control"])
+@pytest.mark.parametrize(
+    "text",
+    ["mode = ", "x = " + "[" * 3000, "\x01", "a" + ".a" * 30_000 + " = 1", "#" * 65_537],
+    ids=["half", "deep", "control", "a key of many parts", "large"],
+)
 def test_what_is_not_toml_is_refused_each_time(place: Path, tmp_path: Path, text: str) -> None:
     path = str(write(tmp_path / "config.toml", text))
     for _ in range(2):
