@@ -11,7 +11,9 @@ from ocigpu.spec import DECLARED, HOOK_ENVIRONMENT, add_rules, find, get_list, g
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from typing import Any, NamedTuple
+    from typing import Any, NamedTuple, TypeAlias
+
+    Key: TypeAlias = tuple[int | str, ...]
 else:
     from ocigpu.record import NamedTuple
 
@@ -243,28 +245,44 @@ def take_back(config: "dict[str, Any]") -> None:
     hooks[:] = [entry for entry in hooks if SIMULATED_PROC not in get_list(entry, "args")]
 
 
-def _remove(entries: "list[Any]", keys: "list[Any]", key_of: "Callable[[Any], Any]") -> None:
-    """Remove one entry for each key, the last one that has it: ours come after others."""
-    for key in keys:
-        for index in range(len(entries) - 1, -1, -1):
-            if key is not None and key_of(entries[index]) == key:
-                del entries[index]
-                break
+def _remove(entries: "list[Any]", keys: "list[Any]", key_of: "Callable[[Any], Key]") -> None:
+    """Remove one entry for each key, the last one that has it: ours come after others.
+
+    Time grows with the lengths of both lists, not with their product: who writes one need not be who writes the other.
+    """
+    wanted: dict[Key, int] = {}
+    for item in keys:
+        key = _key(*item) if isinstance(item, list) else _key(item)
+        wanted[key] = wanted.get(key, 0) + 1
+    wanted[()] = 0
+    kept = []
+    for entry in reversed(entries):
+        key = key_of(entry)
+        if wanted.get(key):
+            wanted[key] -= 1
+        else:
+            kept.append(entry)
+    entries[:] = reversed(kept)
 
 
-def _node_key(entry: "Any") -> "Any":
-    return entry.get("path") if isinstance(entry, dict) else None
+def _key(*values: "Any") -> "Key":
+    """Return what an entry is known by, () for what none of ours is."""
+    return values if len(values) <= 2 and all(type(value) in (int, str) for value in values) else ()
 
 
-def _rule_key(entry: "Any") -> "Any":
+def _node_key(entry: "Any") -> "Key":
+    return _key(entry.get("path")) if isinstance(entry, dict) else ()
+
+
+def _rule_key(entry: "Any") -> "Key":
     ours = isinstance(entry, dict) and list(entry) == RULE_FIELDS and entry["allow"] is True and entry["access"] == "rw"
-    return [entry["major"], entry["minor"]] if ours else None
+    return _key(entry["major"], entry["minor"]) if ours else ()
 
 
-def _mount_key(entry: "Any") -> "Any":
+def _mount_key(entry: "Any") -> "Key":
     ours = isinstance(entry, dict) and entry.get("type") == "bind" and entry.get("options") in OWN_OPTIONS
-    return [entry.get("destination"), entry.get("source")] if ours else None
+    return _key(entry.get("destination"), entry.get("source")) if ours else ()
 
 
-def _path_key(entry: "Any") -> "Any":
-    return entry if isinstance(entry, str) and f"{entry}/".startswith(f"{PROC_DRIVER}/") else None
+def _path_key(entry: "Any") -> "Key":
+    return (entry,) if isinstance(entry, str) and f"{entry}/".startswith(f"{PROC_DRIVER}/") else ()

@@ -373,6 +373,18 @@ def test_an_annotation_that_is_not_ours_takes_nothing_away(text: str) -> None:
     assert config == {**before, "annotations": {"mine": "1"}}
 
 
+@pytest.mark.timeout(30)
+def test_a_long_annotation_and_a_long_list_do_not_multiply() -> None:
+    """Who writes the annotation need not be who writes the mounts."""
+    entries = [
+        {"destination": f"/{n}", "type": "bind", "source": f"/{n}", "options": OWN_OPTIONS[0]} for n in range(20_000)
+    ]
+    listed = [[f"/{n}", f"/{n}"] for n in range(10_000, 30_000)]
+    config: Config = {"mounts": entries, "annotations": {DECLARED: json.dumps({"mounts": listed})}}
+    take_back(config)
+    assert [entry["destination"] for entry in config["mounts"]] == [f"/{n}" for n in range(10_000)]
+
+
 def test_an_annotation_of_another_type_is_dropped() -> None:
     config = {**read_bundle("docker-0-2"), "annotations": {DECLARED: 7}}
     take_back(config)
