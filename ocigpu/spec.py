@@ -159,6 +159,8 @@ def edit_config(
     config["hooks"] = hooks
     resources = find(find(config, "linux", dict, "linux"), "resources", dict, "linux.resources")
     if declare_rules and find(resources, "devices", list, "linux.resources.devices"):
+        if not edited_before:
+            _set_apart(config, [rule["major"] for rule in rules])
         add_rules(config, rules, [rule["major"] for rule in rules] if edited_before else [])
 
 
@@ -221,6 +223,14 @@ def _is_our_hook(entry: "Any") -> bool:
 def _program(entry: "Any") -> str:
     path = entry.get("path") if isinstance(entry, dict) else None
     return os.path.basename(path) if isinstance(path, str) else ""
+
+
+def _set_apart(config: "dict[str, Any]", majors: "Sequence[int]") -> None:
+    """Give others' rules that look like ours another order of fields: the next edit must not take them for ours."""
+    devices = get_rules(config)
+    for index, entry in enumerate(devices):
+        if _is_old_rule(entry, majors):
+            devices[index] = {name: entry[name] for name in ("type", "major", "minor", "access", "allow")}
 
 
 def _is_old_rule(entry: "Any", majors: "Sequence[int]") -> bool:

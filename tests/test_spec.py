@@ -23,6 +23,7 @@ from ocigpu.spec import (
     edit_config,
     get_list,
     get_object,
+    get_rules,
     parse_json,
     read_config,
     rootfs_path,
@@ -273,6 +274,17 @@ def test_parts_of_another_type_are_not_replaced(config: dict[str, Any], name: st
     with pytest.raises(SpecError) as caught:
         edited(config)
     assert (caught.value.code, caught.value.message) == ("OCIGPU-SPEC-3", f"config.json: {name}")
+
+
+@pytest.mark.parametrize("rules", [RULES, RULES[:1]], ids=["same", "fewer"])
+def test_rules_of_others_that_look_like_ours_stay_however_often_it_is_edited(rules: list[dict[str, Any]]) -> None:
+    """docker run --device /dev/nvidia7:/dev/nvidia7:rw writes its rule as we do, beside our hook's request."""
+    foreign = {"allow": True, "type": "c", "major": 195, "minor": 7, "access": "rw"}
+    config = {"linux": {"resources": {"devices": [{"allow": False, "access": "rwm"}, dict(foreign)]}}}
+    for some in (RULES, rules, rules):
+        edit_config(config, some, HOOK, [])
+    assert foreign in get_rules(config)
+    assert len(get_rules(config)) == 2 + len(rules)
 
 
 parts = st.fixed_dictionaries(
