@@ -10,6 +10,8 @@ from ocigpu.ldcache import HEADER, NEW_MAGIC, find_table
 MAX_CACHE = 1 << 24
 """Bytes of a cache that are looked at; one of 2,000 entries has about 150 KiB."""
 MAX_STRING = 4096
+MAX_FOUND = 4096
+"""Entries for the driver's libraries; a driver has some sixty, in two sizes."""
 
 FLAG_ELF = 0x01
 FLAG_ARCHITECTURE = 0xFF00
@@ -37,6 +39,8 @@ def parse_ldcache(
     starts_with = data.startswith
     for flag, key, value, _, _ in _ENTRY.iter_unpack(data[start + HEADER : end]):
         if starts_with(prefixes, start + key) and flag & FLAG_ELF and flag & FLAG_ARCHITECTURE in flags:
+            if len(found) >= MAX_FOUND:
+                return [], f"more than {MAX_FOUND} libraries of the driver"
             name, path = _string(data, start + key), _string(data, start + value)
             if name and path.startswith("/"):
                 found.append((name, path))

@@ -205,14 +205,14 @@ def _decoded(field: str) -> str:
         return field
     raw = os.fsencode(field)
     parts = raw.split(b"\\")
-    out = parts[0]
+    out = parts[:1]
     for part in parts[1:]:
         digits = part[:3]
         if len(digits) == 3 and all(48 <= digit <= 55 for digit in digits) and int(digits, 8) < 256:
-            out += bytes((int(digits, 8),)) + part[3:]
+            out += [bytes((int(digits, 8),)), part[3:]]
         else:
-            out += b"\\" + part
-    return os.fsdecode(out)
+            out += [b"\\", part]
+    return os.fsdecode(b"".join(out))
 
 
 def _below(path: str, root: str) -> str:

@@ -1,3 +1,4 @@
+import struct
 import subprocess
 from pathlib import Path
 
@@ -72,3 +73,17 @@ def test_damaged_caches_never_raise(damage: list[tuple[int, int]], old: bool) ->
 def test_anything_after_the_magic_never_raises(tail: bytes) -> None:
     parse_ldcache(b"glibc-ld.so.cache1.1" + tail, (b"",), FLAGS)
     parse_ldcache(b"ld.so-1.7.0\0" + tail, (b"",), FLAGS)
+
+
+@pytest.mark.timeout(30)
+def test_a_cache_that_names_one_path_many_times_takes_no_memory() -> None:
+    """600,000 entries of 24 bytes that share a path of 4,000 would be 2.5 GB."""
+    data = cache_bytes([("libcuda.so.1", "/" + "a" * 4000, 0x0303)])
+    entry, count = data[48:72], 600_000
+    header = bytearray(data[:48])
+    header[20:24] = count.to_bytes(4, "little")
+    moved = struct.unpack("<iIIIQ", entry)
+    by = 24 * (count - 1)
+    table = struct.pack("<iIIIQ", moved[0], moved[1] + by, moved[2] + by, 0, 0) * count
+    found, note = parse_ldcache(bytes(header) + table + data[72:], (b"libcuda",), (0x0300,))
+    assert (found, note) == ([], "more than 4096 libraries of the driver")

@@ -71,6 +71,12 @@ def test_cgroup_mounts_are_read_with_optional_fields_octal_escapes_and_roots():
     ]
 
 
+@pytest.mark.timeout(30)
+def test_a_long_field_with_escapes_is_decoded_in_time_by_its_length() -> None:
+    (mount,) = parse_cgroup_mounts("1 1 0:1 / " + "\\040" * 3_000_000 + " rw - cgroup2 x rw\n")
+    assert mount.mountpoint == " " * 3_000_000
+
+
 def test_a_devices_list_is_read_and_lines_that_make_no_sense_are_not():
     text = "a *:* rwm\nc 136:* rw\nb 8:16 m\nc x:1 r\nq 1:1 r\nc 1:3 rx\n"
     assert parse_devices_list(text) == [
