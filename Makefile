@@ -2,6 +2,7 @@
 PREFIX ?= /usr/local
 .DEFAULT_GOAL := help
 PYTEST_OPTIONS ?=
+FUZZ_SECONDS ?= 600
 
 help: ## print this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -22,6 +23,12 @@ load: ## 2,000 containers in sequence and 64 at once in each mode; nothing may f
 	@packaging/bootstrap.sh demo
 	@.venv/bin/python -m bench.load $(if $(REPORT),--report '$(REPORT)') $(LOAD_OPTIONS)
 
+fuzz: ## fuzz every reader of foreign data, two at a time (TARGET=NAME: one; FUZZ_SECONDS=600 for each)
+	@packaging/bootstrap.sh demo
+	@.venv/bin/python -c 'import atheris' 2>/dev/null || \
+	  .venv/bin/pip install --quiet --disable-pip-version-check $(OCIGPU_PIP_OPTIONS) 'atheris>=2.3'
+	@.venv/bin/python -m fuzz --seconds '$(FUZZ_SECONDS)' $(TARGET)
+
 gpu-test: ## on a machine with an NVIDIA driver: run real GPU work in containers, write docs/REAL-GPU.md
 	@packaging/gpu-test.sh
 
@@ -39,4 +46,4 @@ clean: ## remove what the targets above made in this directory
 	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help demo test bench load gpu-test install uninstall format clean
+.PHONY: help demo test bench load fuzz gpu-test install uninstall format clean
