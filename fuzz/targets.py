@@ -178,13 +178,13 @@ def _request(config: dict[str, Any], one: settings.Settings) -> None:
         return
     text = rawjson.dump(config)
     assert any(word in text for word in find_words(one)), "the stub would have passed this request on"
-    assert all(len(note) <= MAX_LINE for note in request.notes)
-    assert len(request.source) <= MAX_LINE
+    assert all(len(text) <= MAX_LINE and text.isprintable() for text in (*request.notes, request.source))
     if request.selection == "cdi":
         assert all(map(is_qualified, request.cdi_devices))
         return
     plan = attempt(make_plan, HOST, request, one) if one is not SETTINGS[2] else None
     if plan is not None:
+        assert all(len(note) <= MAX_LINE and note.isprintable() for note in plan.notes)
         rawjson.dump(to_data(plan.actions))
 
 
@@ -445,7 +445,7 @@ def fuzz_nvml(data: bytes) -> None:
     merged = gpus.merge_gpus(answer.gpus, in_procfs)
     facts = HOST._replace(gpus=merged, cuda_version=answer.cuda_version, notes=answer.notes)
     assert facts_from_json(rawjson.parse(rawjson.dump(facts_to_json(facts)))) == facts
-    assert all(len(text) <= MAX_LINE for text in (*answer.notes, answer.problem))
+    assert all(len(text) <= MAX_LINE and text.isprintable() for text in (*answer.notes, answer.problem))
     attempt(
         make_plan, facts, parse_request({"process": {"env": ["NVIDIA_VISIBLE_DEVICES=all"]}}, SETTINGS[0]), SETTINGS[0]
     )
@@ -527,7 +527,7 @@ TARGETS: dict[str, Target] = {
     "cdi-yaml": Target(fuzz_cdi_yaml, 8192, _YAML),
     "ld-cache": Target(fuzz_ld_cache, 65536, _CACHE),
     "host-ld-cache": Target(fuzz_host_ld_cache, 65536, _CACHE),
-    "loader": Target(fuzz_loader, 4096, ("include", "/etc/ld.so.conf.d/*.conf", "#", "/usr/lib")),
+    "loader": Target(fuzz_loader, 8192, ("include", "/etc/ld.so.conf.d/*.conf", "#", "/usr/lib")),
     "elf": Target(fuzz_elf, 65536, ("\x7fELF", ".shstrtab", compat.NOTE, "NVIDIA Corporation")),
     "note": Target(fuzz_note, 4096, ("NVIDIA Corporation", '"CUDA Version"', '"Driver"', *_JSON)),
     "proc": Target(fuzz_proc, 4096, _PROC),
