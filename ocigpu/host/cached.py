@@ -37,6 +37,8 @@ PATIENCE = 5.0
 PREFIX = "facts-"
 SPARE = 16
 """Files for other settings that may stay."""
+UNUSABLE = (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError)
+"""What a file raises that this code did not write."""
 NO_CACHE = "there is no cache directory that only this user can write"
 
 
@@ -102,7 +104,7 @@ def read_stamp(settings: Settings) -> str:
         if kept is None or not _holds(directory, settings, kept):
             return ""
         return f"{kept.made!r} {crc32(kept.facts.encode()):08x}"
-    except (ValueError, TypeError, AttributeError):  # written by other code of this version
+    except UNUSABLE:  # written by other code of this version
         return ""
     finally:
         os.close(directory)
@@ -158,13 +160,12 @@ def _load(directory: int, settings: Settings) -> "tuple[HostFacts | None, float]
         if kept is None or not _holds(directory, settings, kept):
             return None, -1.0
         from ocigpu.facts import facts_from_json
+        from ocigpu.host.procfs import read_proc_files
 
         facts = facts_from_json(rawjson.parse(kept.facts))
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):  # as above
+        files = read_proc_files(facts.proc_driver) if facts.proc_driver else ()
+    except UNUSABLE:  # as above
         return None, -1.0
-    from ocigpu.host.procfs import read_proc_files
-
-    files = read_proc_files(facts.proc_driver) if facts.proc_driver else ()
     return facts._replace(proc_files=files), _now() - kept.made
 
 

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from handmade_host import TRIPLET
@@ -269,6 +270,13 @@ def grow_old(path: Path) -> None:
     path.write_bytes(seal(b"\n".join((key, json.dumps([made - cached.MAX_AGE, *rest]).encode(), facts))))
 
 
+def edit_lines(path: Path, edit: Callable[[Any, Any], object]) -> None:
+    key, states, facts = unseal(path.read_bytes()).split(b"\n")
+    one, two = json.loads(states), json.loads(facts)
+    edit(one, two)
+    path.write_bytes(seal(b"\n".join((key, json.dumps(one).encode(), json.dumps(two).encode()))))
+
+
 SPOILED: dict[str, Callable[[Path], object]] = {
     "version of the program": lambda path: edit_key(path, 0),
     "boot": lambda path: edit_key(path, 1),
@@ -281,6 +289,10 @@ SPOILED: dict[str, Callable[[Path], object]] = {
     "other JSON": lambda path: write_lines(path, b"[0,[]]", b"{}"),
     "JSON of another form": lambda path: write_lines(path, b"[1]", b"[]"),
     "strange paths": lambda path: write_lines(path, rb'[0,[[1,2,3],["a\u0000b",0,[]]]]', b"{}"),
+    "a note of a number without end": lambda path: edit_lines(
+        path, lambda states, _: states[2].update({f"{10**30} /proc/version": 1})
+    ),
+    "procfs at what is no path": lambda path: edit_lines(path, lambda _, facts: facts.update(proc_driver="/a\0b")),
     "deep": lambda path: write_lines(path, b"[" * 100000, b"{}"),
     "not UTF-8": lambda path: write_lines(path, b"\xff", b"\xff"),
     "readable by others": lambda path: path.chmod(0o644),
