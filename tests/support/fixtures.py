@@ -94,7 +94,7 @@ def make_bundle(work_directory: Path, rootfs: Callable[[str], Path]) -> MakeBund
 @pytest.fixture(scope="module", autouse=True)
 def machine_unchanged(request: pytest.FixtureRequest) -> Iterator[None]:
     """After each module that starts engines nothing of theirs is left: no mount, process or cgroup."""
-    if "engines" not in Path(request.path).parts:
+    if not {"engines", "security"} & set(Path(request.path).parts):
         yield
         return
     directory: Path = request.getfixturevalue("session_directory")
@@ -128,7 +128,7 @@ def image(session_directory: Path, rootfs: Callable[[str], Path]) -> Path:
 @pytest.fixture(autouse=True)
 def hook_log(request: pytest.FixtureRequest) -> Iterator[None]:
     """What hooks wrote to their log during a test, printed so that pytest shows it with a failure."""
-    if "engines" not in Path(request.path).parts:
+    if not {"engines", "security"} & set(Path(request.path).parts):
         yield
         return
     directory: Path = request.getfixturevalue("session_directory")

@@ -1,0 +1,218 @@
+"""Another container that shares a volume exchanges names with links out of the root, all the time, while we provision.
+
+1,000 provisionings in each way: of the hook, of a CDI hook inside the container, each with and without the newer calls
+of the kernel, and of mode spec; then real containers.
+"""
+
+import os
+import signal
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from security_lab import MODES, Attacks, Marker
+from support.bundle import LIBRARIES
+from ways_of_images import FULL
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "provision"))
+
+from provision_lab import READ_ONLY, Lab, host_mounts, make_host, make_rootfs, new_kernel, old_kernel, run_child
+
+from ocigpu.actions import Bind, Link, Mode, Plan, TextFile, Tmpfs
+from ocigpu.errors import OcigpuError
+from ocigpu.linux import libc
+from ocigpu.linux.paths import use_walk
+from ocigpu.provision import apply
+from ocigpu.provision.compat import read_compat
+from ocigpu.provision.image import read_image_facts
+from ocigpu.rootfs import NeedsHookError, RootDirectory, find_obstacle, resolve_in_root
+from ocigpu.settings import Settings
+
+pytestmark = [pytest.mark.root, pytest.mark.engine]
+
+RUNS = 10_000 if FULL else 1_000
+STARTS = 100 if FULL else 12
+RENAME_EXCHANGE = 2
+Pairs = list[tuple[Path, Path]]
+
+
+@contextmanager
+def neighbour(pairs: Pairs) -> Iterator[None]:
+    """Exchange the names of each pair for ever, in a process: renameat2(2)."""
+    names = [(os.fsencode(one), os.fsencode(other)) for one, other in pairs]
+    renameat2 = libc._libc["renameat2"]
+    pid = os.fork()
+    if pid == 0:
+        while True:
+            for one, other in names:
+                renameat2(libc.AT_FDCWD, one, libc.AT_FDCWD, other, RENAME_EXCHANGE)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+@pytest.fixture
+def marker(tmp_path: Path) -> Marker:
+    made = Marker(tmp_path / "host-marker")
+    (made.path / "libcuda.so.1.2").write_text("of the host\n")
+    made.settle()
+    return made
+
+
+@pytest.fixture
+def volume(tmp_path: Path, marker: Marker) -> Path:
+    """An image whose library directory, /etc and /usr/bin, and files in them, have links to the host beside them."""
+    path = make_rootfs(tmp_path / "rootfs")
+    (path / "etc/ld.so.cache").unlink()
+    for name in ("usr/local/cuda/compat", "opt"):
+        (path / name).mkdir(parents=True)
+    (path / "usr/local/cuda/compat/libcuda.so.999.1").write_text("of the image\n")
+    (path / "usr/lib64/ld-linux-x86-64.so.2").touch()
+    for name in PAIRS:
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        if not (path / name).exists():
+            (path / name).write_text("of the image\n")
+        target = marker.path if (path / name).is_dir() else marker.path / "libcuda.so.1.2"
+        text = str(target) if name.count("/") % 2 else "../" * 20 + str(target).lstrip("/")
+        (path / f"{name}.other").symlink_to(text)
+    # half of the links lead to something inside, too: then all goes well there
+    (path / str(marker.path / "cuda/compat").lstrip("/")).mkdir(parents=True)
+    return path
+
+
+PAIRS = ("usr/lib64", "usr/bin", "etc", "opt", "usr/local/cuda/compat", "usr/lib64/libold.so.1", "usr/lib64/libx.so.1")
+
+
+def pairs_of(volume: Path) -> Pairs:
+    return [(volume / name, volume / f"{name}.other") for name in PAIRS]
+
+
+def plan_of(host: Path, here: bool) -> Plan:
+    """Return a plan with every action that makes something at a path of the container."""
+    actions: list[Any] = [
+        Bind(f"{host}/lib/libcuda.so.1.2", "/usr/lib64/libcuda.so.1.2", READ_ONLY, "library"),
+        Bind(f"{host}/bin/nvidia-smi", "/usr/bin/nvidia-smi", READ_ONLY, "binary"),
+        Bind(f"{host}/run/nvidia", "/opt/run/nvidia", ("nosuid", "nodev"), "sockets", "directory"),
+        Link("/usr/lib64/libcuda.so.1", "libcuda.so.1.2", "loader"),
+        Link("/usr/lib64/libold.so.1", "libx.so.1", "an own file of the image covered by what a link leads to"),
+        Tmpfs("/etc/nvidia/profiles", 0o555, (("10-container.conf", 0o444, "{}"),), (), "profiles"),
+    ]
+    if here:
+        actions += [
+            TextFile("/etc/ld.so.conf.d/00-compat.conf", 0o644, "/usr/local/cuda/compat\n", "compatibility"),
+            Mode("/usr/lib64", 0o777, "mode of the CDI specification"),
+        ]
+    return Plan(tuple(actions))
+
+
+@pytest.mark.parametrize("kernel", [new_kernel, old_kernel])
+@pytest.mark.parametrize("here", [False, True], ids=["hook", "CDI hook"])
+def test_names_that_are_exchanged_lead_no_provisioning_out_of_the_root(
+    kernel: Callable[[], None], here: bool, volume: Path, marker: Marker, tmp_path: Path
+) -> None:
+    host = make_host(tmp_path / "host")
+    plan, mounts = plan_of(host, here), host_mounts()
+    outcomes: Counter[str] = Counter()
+    with neighbour(pairs_of(volume)):
+        for _ in range(RUNS // 20):
+            with Lab(volume, dev=False) as lab:
+                codes = provision_often(lab, plan, kernel, here, 20)
+                outcomes.update(codes)
+                sources = [line.split(" ")[1] for line in lab.mounts()]
+                assert [source for source in sources if source.startswith(marker.absolute)] == []
+    print(dict(outcomes))
+    assert set(outcomes) <= {"", "OCIGPU-MNT-1", "OCIGPU-MNT-2", "OCIGPU-MNT-3", "OCIGPU-LD-1"}
+    assert outcomes[""] > 0, "nothing was ever provisioned"
+    assert len(outcomes) > 1, "nothing was ever in the way"
+    marker.check()
+    assert host_mounts() == mounts
+
+
+def provision_often(lab: Lab, plan: Plan, kernel: Callable[[], None], here: bool, times: int) -> list[str]:
+    """Provision a container several times, from a process that is where its hooks are; returns codes of errors."""
+
+    def often() -> list[str]:
+        if here:
+            lab.enter()
+        kernel()
+        codes = []
+        for _ in range(times):
+            try:
+                if here:
+                    apply.provision_here(plan, str(lab.rootfs), Settings())
+                else:
+                    apply.provision(plan, lab.pid, str(lab.rootfs), {}, Settings())
+                codes.append("")
+            except OcigpuError as error:
+                codes.append(error.code)
+        return codes
+
+    codes: list[str] = run_child(often)
+    return codes
+
+
+def test_names_that_are_exchanged_lead_mode_spec_nowhere_else(volume: Path, marker: Marker, tmp_path: Path) -> None:
+    links = [("/usr/lib64/libcuda.so.1", "libcuda.so.1.2"), ("/opt/new/libcuda.so", "libcuda.so.1")]
+    libraries = [("libcuda.so.1", "/usr/lib64/libcuda.so.1", 64)]
+
+    def often() -> dict[str, int]:
+        outcomes: Counter[str] = Counter()
+        root_fd = os.open(volume, os.O_PATH | os.O_DIRECTORY)
+        for turn in range(RUNS):
+            use_walk(turn % 2 == 0)
+            read_image_facts(root_fd, "550.163.01")
+            read_compat(root_fd, "/usr/local/cuda/compat")
+            resolve_in_root(root_fd, "/usr/lib64")
+            find_obstacle(root_fd, links, libraries)
+            directory = RootDirectory(root_fd)
+            try:
+                directory.make_links(links)
+                directory.extend_ld_cache(libraries)
+                outcomes["made"] += 1
+            except (OSError, NeedsHookError) as error:
+                outcomes[type(error).__name__] += 1
+            finally:
+                if turn % 3:
+                    directory.undo()
+                directory.close()
+        return dict(outcomes)
+
+    with neighbour(pairs_of(volume)):
+        outcomes = run_child(often)
+    print(outcomes)
+    assert outcomes["made"] > 0
+    for top in (volume, volume / marker.absolute.lstrip("/")):  # the links led to the one and to the other
+        assert [path for path in top.rglob("*") if path.name == "libcuda.so.1"] != []
+    marker.check()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_names_that_are_exchanged_lead_no_container_out_of_its_root(attacks: Attacks, mode: str) -> None:
+    """The library directory, /etc and the compatibility libraries are on the volume."""
+    places = {"lib": LIBRARIES, "etc": "etc", "compat": "usr/local/cuda/compat"}
+
+    def build(rootfs: Path, marker: Marker) -> None:
+        volume = rootfs / "volume"
+        volume.mkdir()
+        for name, place in places.items():
+            path = rootfs / place
+            path.mkdir(parents=True, exist_ok=True)
+            path.rename(volume / name)
+            path.symlink_to(f"/volume/{name}")
+            (volume / f"{name}.other").symlink_to(marker.absolute if name == "lib" else marker.relative())
+
+    bundle, marker = attacks.bundle(build, mode)
+    volume = bundle / "rootfs/volume"
+    configuration = (bundle / "config.json").read_bytes()
+    started = 0
+    with neighbour([(volume / name, volume / f"{name}.other") for name in places]):
+        for _ in range(STARTS):
+            (bundle / "config.json").write_bytes(configuration)
+            started += attacks.run(bundle, marker, mode, racing=True).started
+    print(f"{started} of {STARTS} started")

@@ -1,0 +1,36 @@
+"""Which hostile image is tried in which way and in which surroundings."""
+
+import os
+
+from hostile_images import ATTACKS
+from security_lab import Attacks
+
+FULL = os.environ.get("OCIGPU_SECURITY") == "full"
+"""``make security``: everything in all surroundings."""
+
+
+def cases(surroundings: str, *numbers: int) -> list[tuple[str, str]]:
+    """Return pairs of image and way for tests of the battery.
+
+    On this kernel every image is tried in every way it is meant for; in other surroundings in one of them or in two,
+    taken in turn, and in every way only by ``make security``.
+    """
+    found = []
+    for turn, (name, case) in enumerate(ATTACKS.items()):
+        if case.number in numbers:
+            ways = case.ways
+            if surroundings != "this kernel" and not FULL:
+                ways = tuple({ways[turn % len(ways)]: 1, ways[(turn * 2 + 1) % len(ways)]: 1})
+            found += [(name, way) for way in ways]
+    return found
+
+
+def ids(pairs: list[tuple[str, str]]) -> list[str]:
+    return [f"{ATTACKS[name].number}: {name}, {way}" for name, way in pairs]
+
+
+def assert_nothing_gets_out(attacks: Attacks, name: str, way: str, surroundings: str) -> None:
+    """Start the container; what is looked at, :meth:`Attacks.run` says."""
+    case = ATTACKS[name]
+    outcome = attacks.start(case.build, way, surroundings, edit=case.edit, of_runtime=case.of_runtime)
+    assert outcome.started or not case.must_start(way), outcome.said
