@@ -30,7 +30,7 @@ CODES: dict[str, Code] = {
     ),
     "OCIGPU-SET-3": Code(
         "The settings file can be changed by somebody other than the user who runs the runtime.",
-        "Make the file owned by root (or that user) and not writable by group or others.",
+        "Make file and directory owned by root (or that user), and not writable by group or others.",
     ),
     # SPEC: bundle and config.json, OCI state
     "OCIGPU-SPEC-1": Code(

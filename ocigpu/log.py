@@ -1,11 +1,13 @@
 """What shim and hook say: to log files and standard error, so that standard output stays the wrapped runtime's."""
 
 import os
+import stat
 import sys
 import time
 
 from ocigpu import rawjson
 from ocigpu.errors import OcigpuError, printable
+from ocigpu.settings import why_untrusted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,7 +28,8 @@ class Log(NamedTuple):
         """Append one line to every file.
 
         A file that cannot be opened is skipped: a full or missing log must not stop a container, and the message also
-        reaches standard error where it matters.
+        reaches standard error where it matters.  So is one that somebody else has put there: a link of either kind,
+        or a file of another user.
         """
         if LEVELS[level] > LEVELS[self.level]:
             return
@@ -46,6 +49,9 @@ def _append(path: str, line: str) -> None:
     except OSError:
         return
     try:
+        status = os.fstat(fd)
+        if why_untrusted(status.st_uid, 0) or (stat.S_ISREG(status.st_mode) and status.st_nlink > 1):
+            return
         os.write(fd, line.encode("utf-8", "backslashreplace"))
     except OSError:
         return

@@ -1,5 +1,7 @@
 #!/bin/sh
 # ocigpu-hook: OCI prestart hook, runs ocigpu.hook; written by packaging/install.sh
+# Where sh is bash it takes functions from the environment; unset comes before functions.
+unset -f command echo read [
 full() { # Python does it
   [ -x @interpreter@ ] || { echo "$0: @interpreter@ is gone: install ocigpu again (make install)" >&2; exit 127; }
   exec @interpreter@ -I -S -c 'import gc, sys; gc.disable(); sys.path += ["@library@", "@site@"]; from ocigpu.hook import main; sys.exit(main(sys.argv[1:]))' "$0" @config@"$@"
@@ -21,5 +23,5 @@ if command exec 5<&0 3<>"$early/answer" 4<"$early/answer" 3<&- && echo $$ 1<>"$e
   done <&4
 fi
 [ -n "$begun" ] || full "$@" 4<&- 5<&-
-echo "$0: OCIGPU-INT-2: the process that prepared the container was killed; what it had done is undone" >&2
+echo "$0: OCIGPU-INT-2: the process that prepared the container was killed; what it had begun is undone" >&2
 exit 1

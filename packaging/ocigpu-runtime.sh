@@ -1,5 +1,8 @@
 #!/bin/sh
 # ocigpu-runtime: OCI runtime shim, runs ocigpu.runtime; written by packaging/install.sh
+# Where sh is bash it takes functions and options from the environment; unset and set come before functions.
+unset -f command echo [
+set +aeu
 export OCIGPU_CONFIG="${OCIGPU_CONFIG:-@config@}"
 full() { # Python decides
   [ -x @interpreter@ ] || { echo "$0: @interpreter@ is gone: install ocigpu again (make install)" >&2; exit 127; }
@@ -17,7 +20,7 @@ elif [ -O "${XDG_RUNTIME_DIR:-}" ]; then
 fi
 next=$cache/next-${#OCIGPU_CONFIG}-${#PATH} # engines differ in these; what is in the file compares the whole
 [ -n "$cache" ] && [ -O "$cache" ] && [ ! -h "$cache" ] && [ -f "$next" ] && [ -O "$next" ] &&
-  [ -z "${OCIGPU_RUNTIME_PID:-}" ] && command . "$next" 2>/dev/null && [ -n "$runtime" ] || full "$@"
+  [ ! -h "$next" ] && [ -z "${OCIGPU_RUNTIME_PID:-}" ] && command . "$next" 2>/dev/null && [ -n "$runtime" ] || full "$@"
 # The options as in ocigpu/arguments.py; what is not in the usual form is odd.
 at=global bundle= create= odd= value=
 for word; do

@@ -341,6 +341,17 @@ def test_a_hostile_environment_changes_nothing(place: Place, shell: tuple[str, .
     assert not place.passes("create", "--bundle", "../asking", "c1", shell=shell, env=env)
 
 
+@SHELLS
+def test_options_of_the_shell_from_the_environment_change_nothing(place: Place, shell: tuple[str, ...]) -> None:
+    """Which bash takes from there."""
+    env = {"SHELLOPTS": "allexport:errexit:nounset"}
+    for words in (("state", "c1"), ("create", "c1")):
+        seen = [place.run(stub, *words, shell=shell, env=env) for stub in place.stubs]
+        assert seen[0] == seen[1]
+        assert seen[0][0] == 7
+    assert not place.passes("create", "--bundle", "../asking", "c1", shell=shell, env=env)
+
+
 @pytest.mark.parametrize("grep", ["/nonexistent/grep", "GREP"])
 def test_a_broken_grep_is_for_python(place: Place, grep: str) -> None:
     broken = place.directory / "grep"
@@ -349,6 +360,15 @@ def test_a_broken_grep_is_for_python(place: Place, grep: str) -> None:
     place.stubs["short"] = place.write_stub("short", "/nonexistent/python3", grep.replace("GREP", str(broken)))
     assert place.passes("state", "c1")
     assert not place.passes("create", "c1")
+
+
+def test_a_grep_that_comes_first_in_path_is_not_asked(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    (place.programs / "grep").write_text("#!/bin/sh\nexit 1\n")
+    (place.programs / "grep").chmod(0o755)
+    place.settle()
+    place.remember(monkeypatch)
+    assert place.passes("create", "c1")
+    assert not place.passes("create", "--bundle", "../asking", "c1")
 
 
 def test_the_grep_of_busybox_finds_the_same(place: Place) -> None:
@@ -374,6 +394,10 @@ CHANGES = {
     "not a file": lambda place: (place.next.unlink(), place.next.mkdir()),
     "half of it": lambda place: place.next.write_text(place.next.read_text()[:-40]),
     "another's": lambda place: os.chown(place.next, 1234, 0),
+    "a link": lambda place: (
+        os.rename(place.next, place.directory / "moved"),
+        place.next.symlink_to(place.directory / "moved"),
+    ),
     "another's directory": lambda place: os.chown(place.cache, 1234, 0),
     "a link as directory": lambda place: (
         os.rename(place.cache, place.directory / "moved"),
