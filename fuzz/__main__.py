@@ -40,8 +40,10 @@ class Run(NamedTuple):
 def main() -> int:
     parser = argparse.ArgumentParser(prog="fuzz")
     parser.add_argument("--seconds", type=int, default=600, help="for each target (600)")
-    parser.add_argument("target", nargs="*", choices=[[], *TARGETS], help=", ".join(TARGETS))
+    parser.add_argument("target", nargs="*", help=", ".join(TARGETS))
     options = parser.parse_args()
+    if unknown := set(options.target) - set(TARGETS):
+        parser.error(f"no such target: {', '.join(sorted(unknown))}; there are {', '.join(TARGETS)}")
     names = options.target or list(TARGETS)
     for directory in (WORK, FINDINGS):
         directory.mkdir(parents=True, exist_ok=True)
@@ -62,7 +64,7 @@ def main() -> int:
         print(f"FAILED: {name}: see {WORK.relative_to(ROOT)}/{name}.log")
     for path in found:
         print(f"finding: {path.relative_to(ROOT)}")
-    if not FINDINGS.exists() or not any(FINDINGS.iterdir()):
+    if not any(FINDINGS.iterdir()):
         FINDINGS.rmdir()
     return 1 if found or failed else 0
 
