@@ -1,0 +1,185 @@
+"""The seventeen attacks on GPU containers that NVIDIA's container stack was, or could have been, open to.
+
+Each row: what the attacker tries, the vulnerability of the vendor's stack that it was (id of the CVE; "" where it is a
+rule without one), the ways it is tried in, and where.  Ways are the modes of the shim, the hooks of a CDI specification
+(:data:`security_lab.CDI_HOOKS`) and ``configure``.
+
+``ocigpu-container-cli configure`` is in no row: this version answers that it has none, which
+test_configure_is_not_there_and_does_nothing holds it to.
+"""
+
+from typing import NamedTuple
+
+MODES = ("hook", "spec", "cdi")
+FILES_OF_LOADER = ("update-ldcache", "enable-cuda-compat")
+ALL_HOOKS = (
+    "create-symlinks",
+    "enable-cuda-compat",
+    "update-ldcache",
+    "disable-device-node-modification",
+    "update-application-profile",
+    "chmod",
+)
+
+
+class Row(NamedTuple):
+    """``cves``: without the prefix "CVE-"; ``tests``: pairs of file and function."""
+
+    tries: str
+    cves: tuple[str, ...]
+    ways: tuple[str, ...]
+    tests: tuple[tuple[str, str], ...]
+    elsewhere: str = ""
+
+
+def here(file: str, *functions: str) -> tuple[tuple[str, str], ...]:
+    return tuple((f"security/test_security_{file}.py", function) for function in functions)
+
+
+IMAGES = (
+    *here("images", "test_a_hostile_image_gets_nothing_of_the_host"),
+    *here("old_kernels", "test_a_hostile_image_gets_nothing_on_an_old_kernel"),
+    *here("user_namespace", "test_a_hostile_image_gets_nothing_in_a_user_namespace"),
+)
+LINKS = (*here("links", "test_links_out_of_an_image_lead_nowhere"), *IMAGES[1:])
+
+BATTERY: dict[int, Row] = {
+    1: Row(
+        "have the host's files taken for compatibility libraries, by a directory that is a link",
+        ("2024-0132", "2025-23359"),
+        (*MODES, "enable-cuda-compat"),
+        IMAGES,
+    ),
+    2: Row(
+        "have something else than a file opened, or waited for, as a compatibility library",
+        ("2024-0132",),
+        (*MODES, "enable-cuda-compat"),
+        IMAGES,
+    ),
+    3: Row(
+        "have files made on the host, where directories of the image lead",
+        ("2024-0133", "2024-0134"),
+        (*MODES, *ALL_HOOKS),
+        LINKS,
+    ),
+    4: Row(
+        "have files of the host made, emptied or mounted on, by links in the place of the driver's files",
+        ("2024-0132", "2024-0133", "2024-0134"),
+        (*MODES, *ALL_HOOKS),
+        LINKS,
+    ),
+    5: Row(
+        "exchange a directory with a link between its resolution and its use",
+        ("2025-23359", "2026-24260"),
+        (*MODES, *ALL_HOOKS),
+        (
+            *here(
+                "race",
+                "test_names_that_are_exchanged_lead_no_provisioning_out_of_the_root",
+                "test_names_that_are_exchanged_lead_mode_spec_nowhere_else",
+                "test_names_that_are_exchanged_lead_no_container_out_of_its_root",
+            ),
+            (
+                "engines/test_engines_cdi_attacks.py",
+                "test_a_container_that_exchanges_names_on_a_shared_volume_gets_nothing_of_the_host",
+            ),
+        ),
+    ),
+    6: Row(
+        "have code of the image loaded into processes of the host, by variables of the image",
+        ("2025-23266",),
+        (*MODES, *ALL_HOOKS),
+        (
+            *here("ldconfig", "test_every_hook_that_is_written_has_an_environment_of_its_own"),
+            *here("inherited", "test_nothing_of_an_image_runs_on_the_host"),
+            *here("environment", "test_what_an_image_sets_reaches_its_own_processes_alone"),
+        ),
+    ),
+    7: Row(
+        "have modules and programs of the image taken from the working directory",
+        ("2025-23266",),
+        (*MODES, *ALL_HOOKS),
+        (
+            *here("inherited", "test_nothing_of_an_image_runs_on_the_host"),
+            *here("environment", "test_an_engines_variables_and_directory_change_nothing"),
+        ),
+    ),
+    8: Row(
+        "have the image's own ldconfig executed",
+        ("2024-0136", "2024-0137"),
+        (*MODES, *FILES_OF_LOADER),
+        here("ldconfig", "test_the_images_own_ldconfig_is_never_executed"),
+        "no setting makes it run, so there is nothing to confine",
+    ),
+    9: Row(
+        "write to the host's ldconfig while it runs",
+        ("2024-0135",),
+        ("hook", "update-ldcache"),
+        here("ldconfig", "test_the_hosts_ldconfig_cannot_be_written_while_it_runs"),
+        "mode spec runs no ldconfig, mode cdi the hook update-ldcache",
+    ),
+    10: Row(
+        "have the loader's cache or configuration written to, or read from, elsewhere or without end",
+        ("2025-23267",),
+        (*MODES, *FILES_OF_LOADER),
+        IMAGES,
+    ),
+    11: Row(
+        "hold up the host with very many, or malformed, libraries",
+        (),
+        (*MODES, *FILES_OF_LOADER),
+        (*IMAGES, *here("ldconfig", "test_very_many_libraries_do_not_hold_up_the_host")),
+    ),
+    12: Row(
+        "have mounts left on the host by a root directory that is shared with it",
+        (),
+        (*MODES, *(way for way in ALL_HOOKS if way != "chmod")),
+        here("lasting", "test_a_root_that_is_shared_with_the_host_leaves_no_mount_there"),
+        "chmod mounts nothing",
+    ),
+    13: Row(
+        "find what a start that failed half-way has left",
+        (),
+        (*MODES[:2], *ALL_HOOKS),
+        (
+            *here("faults", "test_a_start_that_ends_at_any_step_leaves_nothing"),
+            ("provision/test_apply_runtimes.py", "test_a_failed_hook_stops_runc_and_leaves_the_image_as_it_was"),
+            (
+                "provision/test_apply_here.py",
+                "test_a_failed_hook_stops_the_container_and_leaves_the_image_as_it_was",
+            ),
+        ),
+    ),
+    14: Row(
+        "ask for channels that there cannot be",
+        (),
+        MODES,
+        here(
+            "requests",
+            "test_channels_that_cannot_be_given_stop_the_container_before_anything_is_made",
+            "test_a_channel_without_a_node_on_the_host_makes_none_there",
+            "test_empty_channels_between_commas_count_for_nothing",
+        ),
+    ),
+    15: Row(
+        "say requirements that take for ever to read, or forge lines of a log",
+        (),
+        MODES[:2],
+        here("requests", "test_requirements_are_read_within_bounds_and_told_in_one_line"),
+        "mode cdi leaves requirements to who wrote the specification",
+    ),
+    16: Row(
+        "have more read than a malformed loader's cache of the driver root has",
+        (),
+        ("plan",),
+        here("requests", "test_a_malformed_loader_cache_of_the_driver_root_is_no_trouble"),
+        "the host's facts are the same in every mode",
+    ),
+    17: Row(
+        "(no attack) lose the GPU, or gain another, when limits are changed or rules applied anew",
+        (),
+        MODES,
+        here("lasting", "test_a_running_container_keeps_its_gpu_and_no_other"),
+        "where an engine writes the CDI hooks, the rules are the engine's",
+    ),
+}
