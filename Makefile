@@ -29,6 +29,10 @@ fuzz: ## fuzz every reader of foreign data, two at a time (TARGET=NAME: one; FUZ
 	  .venv/bin/pip install --quiet --disable-pip-version-check $(OCIGPU_PIP_OPTIONS) 'atheris>=2.3'
 	@.venv/bin/python -m fuzz --seconds '$(FUZZ_SECONDS)' $(TARGET)
 
+security: ## the battery of hostile images in full: every way in all surroundings, 10,000 races of each kind
+	@packaging/bootstrap.sh test
+	@OCIGPU_SECURITY=full .venv/bin/python -m pytest tests/security --timeout=1800 $(PYTEST_OPTIONS)
+
 gpu-test: ## on a machine with an NVIDIA driver: run real GPU work in containers, write docs/REAL-GPU.md
 	@packaging/gpu-test.sh
 
@@ -46,4 +50,4 @@ clean: ## remove what the targets above made in this directory
 	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help demo test bench load fuzz gpu-test install uninstall format clean
+.PHONY: help demo test bench load fuzz security gpu-test install uninstall format clean
