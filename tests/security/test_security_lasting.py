@@ -2,13 +2,14 @@
 
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from security_lab import MODES, WAYS, Attacks
+from security_lab import LIBRARY_DIR, MODES, VERSION, WAYS, Attacks
 from support import machine
 from support.process import explain, run
 from support.product import RUNTIME
@@ -48,6 +49,37 @@ def test_a_root_that_is_shared_with_the_host_leaves_no_mount_there(
     result = attacks.run_any(bundle, marker, way).result
     assert "started" in result.stdout, explain(result)
     assert mounts() == before
+
+
+@pytest.mark.parametrize("destination", ["/run", LIBRARY_DIR, "/etc"])
+@pytest.mark.parametrize("way", ["hook", "spec", "create-symlinks", "update-application-profile"])
+def test_a_volume_that_is_shared_with_the_host_leaves_no_mount_there(
+    attacks: Attacks, shared_place: Path, way: str, destination: str
+) -> None:
+    """12: bidirectional propagation.
+
+    Not in mode cdi: its mounts are made by the runtime, which passes them on as it was told to.
+    """
+    attacks.directory = shared_place.parent  # runc makes the mount private that a root directory is on
+    volume = shared_place / "volume"
+
+    def edit(config: dict[str, Any]) -> None:
+        config["linux"]["rootfsPropagation"] = "rshared"
+        options = ["rbind", "rshared"]
+        config["mounts"].append({"destination": destination, "source": str(volume), "type": "bind", "options": options})
+
+    volume.mkdir()
+    inner = attacks.image / destination[1:]
+    if inner.exists():
+        shutil.copytree(inner, volume, symlinks=True, dirs_exist_ok=True)
+    for name in ("libcuda.so.1", "libcuda.so"):
+        (volume / name).write_text("of the image")
+    (volume / f"libcuda.so.{VERSION}").write_text("of the image")
+    bundle, marker = attacks.bundle(lambda *_: None, way, edit=edit)
+    before = [line.split(" ", 2)[2] for line in machine.mounts_below(str(shared_place))]
+    result = attacks.run_any(bundle, marker, way).result
+    assert "started" in result.stdout, explain(result)
+    assert [line.split(" ", 2)[2] for line in machine.mounts_below(str(shared_place))] == before
 
 
 class Running:
