@@ -144,6 +144,10 @@ def fuzz_config(data: bytes) -> None:
     config = attempt(spec.parse_json, data, "config.json")
     if config is None:
         return
+    try:
+        again = rawjson.parse(rawjson.dump(config))
+    except ValueError:  # 1e999, an infinity here: write_config refuses it
+        return
     for one in SETTINGS:
         _request(config, one)
     attempt(spec.check_can_have_gpus, config, "config.json")
@@ -151,10 +155,6 @@ def fuzz_config(data: bytes) -> None:
     assert root is None or os.fsencode(root).startswith(b"/")
     reason = why_hook(DECLARED, config, lambda path: path, True, False)
     assert len(reason) <= MAX_LINE
-    try:
-        again = rawjson.parse(rawjson.dump(config))
-    except ValueError:  # 1e999, an infinity here: write_config refuses it
-        return
     attempt(_edit, config)
     take_back(again)
     attempt(_declare, again)
