@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 NODE_TYPES = {stat.S_IFBLK: "b", stat.S_IFCHR: "c", stat.S_IFIFO: "p"}
 BOUND_NODE_OPTIONS = ("bind", "rprivate", "nosuid", "noexec")
 DEFAULT_ACCESS = "rwm"
+_SHARED = ("shared", "rshared")
 ENGINE_HINT = "The engine wrote a configuration that is not one of the OCI runtime specification."
 
 
@@ -247,6 +248,7 @@ def _finish(
     if draft.mounts:
         _replace(config, "mounts", "mounts", "destination", draft.mounts)
         config["mounts"].sort(key=lambda mount: _depth(mount["destination"]))
+        _refuse_shared(config, draft.mounts)
     if hooks:
         _add_hooks(_own(config, "hooks", dict, "hooks"), hooks)
     if gids:
@@ -255,6 +257,38 @@ def _finish(
         known = {group for group in groups if isinstance(group, int)}
         groups.extend(gid for gid in dict.fromkeys(gids) if gid not in known)
     return config
+
+
+def _refuse_shared(config: "dict[str, Any]", added: "Mapping[str, Any]") -> None:
+    """Refuse mounts below a volume that the container shares with the host: the host would get them, for good.
+
+    The runtime makes these mounts, and tells the volume's peers of them (mount_namespaces(7)), where it is told to
+    share the volume and the container's root.  Told by the text of paths: an image's links are not followed.
+    """
+    linux = _look(config, "linux", dict, "linux")
+    if linux.get("rootfsPropagation") not in _SHARED:
+        return
+    for mount in config["mounts"]:
+        options = mount.get("options")
+        if (
+            mount["destination"] in added
+            or not isinstance(options, list)
+            or not any(map(options.__contains__, _SHARED))
+        ):
+            continue
+        volume = _cleaned(mount["destination"])
+        for destination, entry in added.items():
+            if entry is not None and (volume == "/" or _cleaned(destination).startswith(f"{volume}/")):
+                raise CdiError(
+                    "OCIGPU-CDI-6",
+                    f"mount {quoted(destination)}: it is below {quoted(volume)}, a volume that is shared with the host,"
+                    " and would stay there",
+                    "Mount the volume elsewhere or without propagation, or use mode hook.",
+                )
+
+
+def _cleaned(path: str) -> str:
+    return os.path.normpath("/" + path.lstrip("/"))
 
 
 def _replace(parent: "dict[str, Any]", name: str, path: str, key: str, entries: "Mapping[str, Any]") -> None:

@@ -597,3 +597,34 @@ def test_ten_thousand_nodes_and_mounts_are_quick_work() -> None:
     config = injected({}, {"deviceNodes": nodes, "mounts": mounts, "env": [f"V{number}=1" for number in numbers]})
     assert len(config["linux"]["devices"]) == len(config["mounts"]) == 20_000
     assert len(config["linux"]["resources"]["devices"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("volume", "options", "propagation", "refused"),
+    [
+        ("/run", ["rbind", "rshared"], "rshared", True),
+        ("//run/x/..", ["bind", "shared"], "shared", True),
+        ("/", ["bind", "shared"], "shared", True),
+        ("/run/other", ["rbind", "rshared"], "rshared", False),
+        ("/run", ["rbind", "rslave"], "rshared", False),
+        ("/run", ["rbind", "rshared"], "rslave", False),
+        ("/run", None, "rshared", False),
+    ],
+)
+def test_a_mount_below_a_volume_that_is_shared_with_the_host_is_refused(
+    volume: str, options: Any, propagation: str, refused: bool
+) -> None:
+    config: Config = {
+        "mounts": [{"destination": volume, "type": "bind", "source": "/host/volume", "options": options}],
+        "linux": {"rootfsPropagation": propagation},
+    }
+    before = copy.deepcopy(config)
+    edits = {"mounts": [{"hostPath": "/host/socket", "containerPath": "/run/driver/socket", "options": ["bind"]}]}
+    if refused:
+        with pytest.raises(CdiError, match="shared with the host") as caught:
+            inject(config, [edits], lstat=HOST)
+        assert caught.value.code == "OCIGPU-CDI-6"
+        assert config == before
+    else:
+        inject(config, [edits], lstat=HOST)
+        assert len(config["mounts"]) == 2

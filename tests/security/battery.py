@@ -134,7 +134,11 @@ BATTERY: dict[int, Row] = {
         "have mounts left on the host by a root directory that is shared with it",
         (),
         (*MODES, *(way for way in ALL_HOOKS if way != "chmod")),
-        here("lasting", "test_a_root_that_is_shared_with_the_host_leaves_no_mount_there"),
+        here(
+            "lasting",
+            "test_a_root_that_is_shared_with_the_host_leaves_no_mount_there",
+            "test_a_volume_that_is_shared_with_the_host_leaves_no_mount_there",
+        ),
         "chmod mounts nothing",
     ),
     13: Row(
