@@ -148,14 +148,25 @@ def unseal(content: bytes) -> bytes:
 
 
 def prune_cache(directory: int, prefix: str, wanted: "Container[str]", spare: int) -> None:
-    """Remove files whose names begin with ``prefix`` and are not ``wanted``, once there are more than ``spare``."""
+    """Remove files whose names begin with ``prefix`` and are not ``wanted``, once there are more than ``spare``.
+
+    Drafts of processes that were killed go in any case.
+    """
     try:
         names = [name for name in os.listdir(directory) if name.startswith(prefix) and name not in wanted]
     except OSError:
         return
+    for name in filter(_is_left, names):
+        _remove(directory, name)
     if len(names) > spare:
         for name in names:
             _remove(directory, name)
+
+
+def _is_left(name: str) -> bool:
+    """Tell whether a file is what :func:`write_cached` writes first, by a process that is gone."""
+    pid = name.removesuffix(".tmp").rpartition(".")[2]
+    return name.endswith(".tmp") and pid.isdecimal() and not os.path.exists(f"/proc/{pid}")
 
 
 def _remove(directory: int, name: str) -> None:

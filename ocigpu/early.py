@@ -28,6 +28,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, NamedTuple, NoReturn
 
+    from ocigpu.facts import HostFacts
     from ocigpu.hook import Ready
     from ocigpu.provision.apply import Caller
     from ocigpu.request import Request
@@ -48,6 +49,7 @@ class Task(NamedTuple):
     """The container to prepare for, and the directory where its hook will come: of :func:`choose_path`.
 
     ``bundle``: its directory, absolute; ``spec``: absolute path of its configuration, "" for the bundle's config.json.
+    ``facts``: of the host, if they were read just now: those of a driver that hangs are not in the cache.
     """
 
     path: str
@@ -56,6 +58,7 @@ class Task(NamedTuple):
     config: "dict[str, Any]"
     bundle: str
     spec: str
+    facts: "HostFacts | None" = None
 
 
 class _Meeting(NamedTuple):
@@ -195,7 +198,7 @@ def _prepare(task: Task) -> "Ready | None":
     from ocigpu.spec import rootfs_path
 
     try:
-        facts = read_facts(task.settings)
+        facts = task.facts or read_facts(task.settings)
         image = read_rootfs_facts(rootfs_path(task.config, task.bundle), facts.driver_version)
         plan = make_plan(facts, task.request, task.settings, image)
         return Ready(task.request, facts, image, plan, start_worker(plan, task.settings))

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 LD_CACHE = "/etc/ld.so.cache"
+_DRAFT = ".ocigpu-"
+"""Begin of the names of files and links before they are moved into place; the process's number follows."""
+_MAX_ENTRIES = 20_000
+"""Entries of an image's directory that are looked at; usual ones have a tenth of that."""
 MAX_LD_CACHE = 8 << 20
 MAX_PATH = 4096
 """PATH_MAX of include/uapi/linux/limits.h."""
@@ -116,7 +120,8 @@ class RootDirectory:
                 raise NeedsHookError(f"the image has something else than a link at {path}") from error
             if old == target:
                 return
-            temporary = f".ocigpu-{os.urandom(8).hex()}"
+            _remove_left(parent_fd)
+            temporary = _draft_name()
             os.symlink(target, temporary, dir_fd=parent_fd)
             try:
                 os.rename(temporary, name, src_dir_fd=parent_fd, dst_dir_fd=parent_fd)
@@ -136,6 +141,7 @@ class RootDirectory:
         data, merged, status = _extended(parent_fd, name, libraries)
         if merged != data:
             owner, mode = (status, stat.S_IMODE(status.st_mode)) if status else (os.fstat(parent_fd), 0o644)
+            _remove_left(parent_fd)
             self._cache = (data, status, _write_beside(parent_fd, name, merged, mode, owner))
 
     def _undo_cache(self, content: bytes, status: "os.stat_result | None", written: tuple[int, int]) -> None:
@@ -232,7 +238,7 @@ def _read_file(path_fd: int) -> bytes:
 
 def _write_beside(parent_fd: int, name: str, content: bytes, mode: int, owner: os.stat_result) -> tuple[int, int]:
     """Replace a file by a new one, whole or not at all; returns device and inode number of the new one."""
-    temporary = f".ocigpu-{os.urandom(8).hex()}"
+    temporary = _draft_name()
     fd = os.open(temporary, _WRITE_FLAGS, 0o600, dir_fd=parent_fd)
     try:
         with open(fd, "wb") as file:
@@ -247,6 +253,28 @@ def _write_beside(parent_fd: int, name: str, content: bytes, mode: int, owner: o
         os.unlink(temporary, dir_fd=parent_fd)
         raise
     return written.st_dev, written.st_ino
+
+
+def _draft_name() -> str:
+    return f"{_DRAFT}{os.getpid()}-{os.urandom(8).hex()}"
+
+
+def _remove_left(parent_fd: int) -> None:
+    """Remove the drafts of processes that were killed from a directory in which one is about to be made."""
+    try:
+        fd = os.open(".", _DIRECTORY_FLAGS, dir_fd=parent_fd)
+    except OSError:  # what keeps us from making one, too
+        return
+    try:
+        with os.scandir(fd) as entries:
+            for entry, _ in zip(entries, range(_MAX_ENTRIES), strict=False):
+                pid = entry.name.removeprefix(_DRAFT).partition("-")[0]
+                if entry.name.startswith(_DRAFT) and pid.isdecimal() and not os.path.exists(f"/proc/{pid}"):
+                    os.unlink(entry.name, dir_fd=fd)
+    except OSError:  # a directory of that name, or a read-only file system
+        return
+    finally:
+        os.close(fd)
 
 
 def resolve_in_root(root_fd: int, path: str) -> str:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ocigpu.early import Task
+    from ocigpu.facts import HostFacts
     from ocigpu.request import Request
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -109,7 +110,8 @@ def edit_bundle(arguments: Arguments, settings: Settings, stub: str, log: Log) -
     from ocigpu.early import Task, choose_path
     from ocigpu.kept import find_answer
 
-    answer = find_answer("rules", (request,), settings, lambda: _answer(request, settings))
+    read: "list[HostFacts]" = []
+    answer = find_answer("rules", (request,), settings, lambda: _answer(request, settings, read))
     # absolute: the hook may be started in another directory than this one
     options = ["--config", os.path.abspath(settings.path)] if settings.path else []
     spec = os.path.abspath(document.path) if arguments.config != "config.json" else ""
@@ -122,16 +124,21 @@ def edit_bundle(arguments: Arguments, settings: Settings, stub: str, log: Log) -
     _write_notes(log, document.path, (), answer["granted"])
     if not early:
         return None
-    return Task(early, settings, request, document.config, os.path.abspath(arguments.bundle or "."), spec)
+    bundle = os.path.abspath(arguments.bundle or ".")
+    return Task(early, settings, request, document.config, bundle, spec, read[0] if read else None)
 
 
-def _answer(request: "Request", settings: Settings) -> "dict[str, Any]":
-    """Return what the shim must know of a plan of hook mode: the device rules, and the names of what is granted."""
+def _answer(request: "Request", settings: Settings, read: "list[HostFacts]") -> "dict[str, Any]":
+    """Return what the shim must know of a plan of hook mode: the device rules, and the names of what is granted.
+
+    The facts that were read for it are put into ``read``.
+    """
     from ocigpu.host.cached import read_facts
     from ocigpu.plan import make_plan
     from ocigpu.spec import rule_entries
 
-    plan = make_plan(read_facts(settings), request, settings)
+    read.append(read_facts(settings))
+    plan = make_plan(read[0], request, settings)
     return {"rules": rule_entries(plan), "granted": (*plan.gpus, *plan.mig_devices)}
 
 

@@ -4,7 +4,10 @@
 unset -f command echo read [
 full() { # Python does it
   [ -x @interpreter@ ] || { echo "$0: @interpreter@ is gone: install ocigpu again (make install)" >&2; exit 127; }
-  exec @interpreter@ -I -S -c 'import gc, sys; gc.disable(); sys.path += ["@library@", "@site@"]; from ocigpu.hook import main; sys.exit(main(sys.argv[1:]))' "$0" @config@"$@"
+  exec @interpreter@ -I -S -c 'import gc, sys; gc.disable(); sys.path += ["@library@", "@site@"]
+try: from ocigpu.hook import main
+except (ImportError, OSError) as error: sys.exit(f"{sys.argv[1]}: OCIGPU-INT-1: {error}")
+sys.exit(main(sys.argv[1:]))' "$0" @config@"$@"
 }
 [ "${1:-}" = --early ] && [ $# -ge 2 ] || full "$@"
 # The shim has left a process that is ready for this container: ocigpu/early.py says how it is asked.

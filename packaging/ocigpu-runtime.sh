@@ -6,7 +6,10 @@ set +aeu
 export OCIGPU_CONFIG="${OCIGPU_CONFIG:-@config@}"
 full() { # Python decides
   [ -x @interpreter@ ] || { echo "$0: @interpreter@ is gone: install ocigpu again (make install)" >&2; exit 127; }
-  exec @interpreter@ -I -S -c 'import gc, sys; gc.disable(); sys.path += ["@library@", "@site@"]; from ocigpu.runtime import main; sys.exit(main(sys.argv[1:]))' "$0" "$@"
+  exec @interpreter@ -I -S -c 'import gc, sys; gc.disable(); sys.path += ["@library@", "@site@"]
+try: from ocigpu.runtime import main
+except (ImportError, OSError) as error: sys.exit(f"{sys.argv[1]}: OCIGPU-INT-1: {error}")
+sys.exit(main(sys.argv[1:]))' "$0" "$@"
 }
 # What needs nothing of us becomes the low-level runtime at once; in any doubt Python decides.  ocigpu/passing.py has
 # left which runtime that is ($runtime), and the words ($words) of which every request for a device contains one.
