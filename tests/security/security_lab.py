@@ -8,7 +8,7 @@ one in a user namespace.
 import itertools
 import json
 import os
-import stat
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -302,8 +302,6 @@ class Attacks:
 
 def replace(path: Path, target: str) -> None:
     """Put a link where the image has something, or nothing."""
-    import shutil
-
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -315,10 +313,6 @@ def replace(path: Path, target: str) -> None:
 def fill(path: Path, content: bytes = b"of the image") -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
-
-
-def is_fifo(path: Path) -> bool:
-    return stat.S_ISFIFO(path.lstat().st_mode)
 
 
 def hooks_of(bundle: Path) -> list[dict[str, Any]]:
