@@ -141,6 +141,14 @@ def test_what_cannot_be_written_is_not_there(place: Path, directory: int) -> Non
     prune_cache(directory, "", (), 0)
 
 
+def test_drafts_of_processes_that_are_gone_are_removed(place: Path, directory: int) -> None:
+    gone = 1 << 22  # above the greatest number that a process can have: proc(5), pid_max
+    for name in (f"a-1.{gone}.tmp", f"a-1.{os.getpid()}.tmp", f"b-1.{gone}.tmp", "a-1.x.tmp", "a-1.tmp"):
+        (place / name).touch()
+    prune_cache(directory, "a-", (), 99)
+    assert sorted(os.listdir(place)) == sorted([f"a-1.{os.getpid()}.tmp", f"b-1.{gone}.tmp", "a-1.x.tmp", "a-1.tmp"])
+
+
 def test_files_that_nobody_wants_go_when_there_are_many(place: Path, directory: int) -> None:
     for name in ("x-1", "x-2", "x-3", "y-1"):
         write_cached(directory, name, b"")
