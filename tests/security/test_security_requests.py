@@ -30,6 +30,7 @@ def assert_one_line(text: str) -> None:
     """A message of ours: printable, not long, and one line besides its hint."""
     lines = [line for line in text.splitlines() if "OCIGPU-" in line]
     assert lines, text
+    assert "OCIGPU-INT-1" not in text  # which is a defect of ours
     for line in lines:
         assert line.isprintable()
         assert len(line) < 2000
@@ -140,6 +141,7 @@ def test_a_malformed_loader_cache_of_the_driver_root_is_no_trouble(
     finally:
         cache.write_bytes(good)
     assert "Traceback" not in result.stderr
+    assert "OCIGPU-INT-1" not in result.stderr
     if result.returncode == 0:
         assert f"{MULTIARCH}/libcuda.so." in result.stdout
     else:
