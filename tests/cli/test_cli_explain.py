@@ -24,12 +24,12 @@ def codes_in_sources() -> set[str]:
     for path in PACKAGE.rglob("*.py"):
         for item in ast.walk(ast.parse(path.read_text())):
             if (
-                isinstance(item, ast.Constant)
+                path.name != "codes.py"
+                and isinstance(item, ast.Constant)
                 and isinstance(item.value, str)
                 and re.fullmatch(r"OCIGPU-[A-Z]+-[0-9]+", item.value)
             ):
-                if path.name != "codes.py":
-                    found.add(item.value)
+                found.add(item.value)
     return found
 
 
