@@ -187,3 +187,16 @@ BATTERY: dict[int, Row] = {
         "where an engine writes the CDI hooks, the rules are the engine's",
     ),
 }
+
+
+def table() -> str:
+    """Return the battery as docs/SECURITY.md has it."""
+    lines = ["| | an attacker tries to | CVE | ways | tests below `tests/` |", "|---|---|---|---|---|"]
+    for number, row in BATTERY.items():
+        files = ", ".join(f"`{file}`" for file in dict.fromkeys(file for file, _ in row.tests))
+        lines.append(f"| {number} | {row.tries} | {', '.join(row.cves)} | {', '.join(row.ways)} | {files} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(table(), end="")
