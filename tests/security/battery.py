@@ -183,7 +183,7 @@ BATTERY: dict[int, Row] = {
         "(no attack) lose the GPU, or gain another, when limits are changed or rules applied anew",
         (),
         MODES,
-        here("lasting", "test_a_running_container_keeps_its_gpu_and_no_other"),
+        (("engines/test_engines_update.py", "test_a_container_keeps_its_gpus_and_gets_no_others"),),
         "where an engine writes the CDI hooks, the rules are the engine's",
     ),
 }
