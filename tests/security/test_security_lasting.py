@@ -1,4 +1,4 @@
-"""What is left when a container is gone, and what it keeps while it runs."""
+"""What is left when a container is gone."""
 
 import shutil
 import subprocess
