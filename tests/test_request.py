@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ocigpu.errors import CODES, OcigpuError, RequestError
+from ocigpu.codes import CODES
+from ocigpu.errors import OcigpuError, RequestError
 from ocigpu.request import (
     MAX_IMEX_CHANNEL,
     MAX_TOKENS,
