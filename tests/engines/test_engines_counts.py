@@ -23,8 +23,11 @@ pytestmark = [pytest.mark.root, pytest.mark.engine]
 
 ALL = {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
 """Eight GPUs."""
-OPENED = {"hook": 90, "spec": 113, "cdi": 94}
-"""Files and directories that a warm shim opens by mode, without what an empty interpreter opens: most are modules."""
+OPENED = {"hook": 91, "spec": 114, "cdi": 95}
+"""Files and directories that a warm shim opens by mode, without what an empty interpreter opens: most are modules.
+
+One is the bundle, where a killed start may have left its draft of config.json.
+"""
 MOUNTS = {"hook": 29, "spec": 22, "cdi": 69}
 """Mounts that a container with all GPUs has by mode, beyond those of one without; /proc/driver is the simulation's."""
 
