@@ -23,10 +23,11 @@ pytestmark = [pytest.mark.root, pytest.mark.engine]
 
 ALL = {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
 """Eight GPUs."""
-OPENED = {"hook": 91, "spec": 114, "cdi": 95}
+OPENED = {"hook": 91, "spec": 115, "cdi": 95}
 """Files and directories that a warm shim opens by mode, without what an empty interpreter opens: most are modules.
 
-One is the bundle, where a killed start may have left its draft of config.json.
+One is the bundle, where a killed start may have left its draft of config.json; in mode spec the loader.s cache is
+opened to be looked at first, and then to be read.
 """
 MOUNTS = {"hook": 29, "spec": 22, "cdi": 69}
 """Mounts that a container with all GPUs has by mode, beyond those of one without; /proc/driver is the simulation's."""
