@@ -26,7 +26,7 @@ ALL = {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,u
 OPENED = {"hook": 91, "spec": 115, "cdi": 95}
 """Files and directories that a warm shim opens by mode, without what an empty interpreter opens: most are modules.
 
-One is the bundle, where a killed start may have left its draft of config.json; in mode spec the loader.s cache is
+One is the bundle, where a killed start may have left its draft of config.json; in mode spec the loader's cache is
 opened to be looked at first, and then to be read.
 """
 MOUNTS = {"hook": 29, "spec": 22, "cdi": 69}
