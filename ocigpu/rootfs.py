@@ -9,6 +9,7 @@ import errno
 import os
 import stat
 
+from ocigpu.declared import LD_CACHE
 from ocigpu.ldcache import merge_ld_cache
 from ocigpu.linux.paths import make_directories, open_in_root, open_parent
 
@@ -16,7 +17,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-LD_CACHE = "/etc/ld.so.cache"
 _DRAFT = ".ocigpu-"
 """Begin of the names of files and links before they are moved into place; the process's number follows."""
 _MAX_ENTRIES = 20_000

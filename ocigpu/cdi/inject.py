@@ -325,7 +325,7 @@ def _add_rules(linux: "dict[str, Any]", rules: "list[dict[str, Any]]") -> None:
 def _depth(destination: str) -> int:
     """Return how many slashes a cleaned path has: mounts are made from the root down."""
     if destination.startswith("/"):
-        return os.path.normpath("/" + destination.lstrip("/")).count("/")
+        return _cleaned(destination).count("/")
     return os.path.normpath(destination).count("/")
 
 
