@@ -11,6 +11,7 @@ import itertools
 import json
 import os
 import shutil
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -34,6 +35,7 @@ CACHE = Path("/run/ocigpu")
 Tree = dict[str, tuple[int, int, int, int, str]]
 EVERY_STEP = os.environ.get("OCIGPU_EVERY_STEP") == "1"
 """Otherwise of each kind of system call the first and the last: minutes become seconds."""
+NEXT_YEARS = "import os, time; print(int((time.time() - os.stat('/proc/self').st_mtime) / 31557600))"
 _numbers = itertools.count(1)
 
 
@@ -68,8 +70,11 @@ class Lab:
         self.directory, self.host, self.rootfs = directory, host, rootfs
         settings = directory / f"{mode}.toml"
         env = host.environment(env)
-        settings.write_text(f'mode = "{mode}"\n' + Path(env["OCIGPU_CONFIG"]).read_text())
+        specifications = f'[cdi]\nspec-dirs = ["{directory}/cdi"]\n' if mode == "cdi" else ""
+        settings.write_text(f'mode = "{mode}"\n{Path(env["OCIGPU_CONFIG"]).read_text()}\n{specifications}')
         self.env = {**env, "OCIGPU_CONFIG": str(settings)}
+        if mode == "cdi":
+            run([PROGRAMS / "ocigpu", "cdi", "generate", "--output", directory / "cdi/nvidia.yaml"], env=self.env)
         self.state = directory / "state"
         self.complete = self.bundle()
 
@@ -163,7 +168,8 @@ def assert_whole(bundle: Path, before: bytes) -> None:
     text = (bundle / "config.json").read_bytes()
     if text != before:
         config = json.loads(text)
-        assert "ocigpu-hook" in str(config.get("hooks")) or "ocigpu/declared" in config["annotations"]
+        ours = "ocigpu-hook", "ocigpu/declared", "nvidia-smi"  # the last: a mount of mode cdi
+        assert any(word in str([config.get("hooks"), config.get("annotations"), config["mounts"]]) for word in ours)
 
 
 def assert_one_line(result: Completed) -> None:
@@ -194,7 +200,7 @@ def make_lab(
         assert lab.find_mounts() == []
 
 
-@pytest.mark.parametrize("mode", ["hook", "spec"])
+@pytest.mark.parametrize("mode", ["hook", "spec", "cdi"])
 @pytest.mark.parametrize("fault", ["SIGKILL", "errors"])
 def test_a_start_that_ends_at_any_step_leaves_nothing(
     stopper: Path, make_lab: Callable[[str], Lab], mode: str, fault: str
@@ -383,6 +389,30 @@ def test_hooks_that_run_twice_give_what_one_gives(make_lab: Callable[[str], Lab]
     assert machine.tree(once / "rootfs") == machine.tree(twice / "rootfs")
     lab.assert_starts(twice)
     lab.assert_nothing_left(twice)
+
+
+@pytest.mark.parametrize("mode", ["hook", "spec", "cdi"])
+def test_a_clock_that_jumps_changes_no_start(make_lab: Callable[[str], Lab], mode: str) -> None:
+    """What is kept was written years from now, or years ago; the hook has the clock as it is."""
+    lab = make_lab(mode)
+    library = lab.directory / "clock.so"
+    run(["gcc", "-O1", "-shared", "-fPIC", "-o", library, Path(__file__).parents[1] / "support/clock.c"])
+    shown = run(["env", f"LD_PRELOAD={library}", "CLOCK_YEARS=10", sys.executable, "-ISc", NEXT_YEARS])
+    assert int(shown.stdout) >= 9, "the clock did not jump"
+    bundle = lab.bundle()
+    for years in ("10", "0", "-30", "0", "10", "-30"):
+        lab.assert_starts(bundle, "env", f"LD_PRELOAD={library}", f"CLOCK_YEARS={years}")
+        if mode == "cdi":  # the specification has the numbers of nodes, and nobody asks for the nodes
+            continue
+        node, away = lab.host.directory / "dev/nvidia1", lab.host.directory / "away"
+        node.rename(away)
+        try:
+            result = lab.start(bundle, "env", f"LD_PRELOAD={library}", f"CLOCK_YEARS={years}")
+            assert listed_uuids(result.stdout) == list(lab.host.gpus[:1]), explain(result)
+        finally:
+            away.rename(node)
+    lab.assert_starts(bundle)
+    lab.assert_nothing_left(bundle)
 
 
 @pytest.mark.parametrize("offset", ["1000000", "-1000"])
