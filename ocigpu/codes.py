@@ -162,6 +162,15 @@ CODES: dict[str, Code] = {
         "A CDI specification could not be written; a file that was there before is unchanged.",
         "See the cause in the message: often a missing right, a read-only file system or a full disk.",
     ),
+    # CTR: containers that exist, found and looked at
+    "OCIGPU-CTR-1": Code(
+        "No container of this host has that id or name.",
+        "See what there is: ocigpu ps --all; for a runtime that keeps its state elsewhere, name it with --root.",
+    ),
+    "OCIGPU-CTR-2": Code("Several containers have that name, or ids that begin like that.", "Give the whole id."),
+    "OCIGPU-CTR-3": Code(
+        "The container does not run, so it cannot be looked into.", "Start it; ocigpu ps --all shows its status."
+    ),
     # SIM: simulated host
     "OCIGPU-SIM-1": Code("The simulated host could not be made or read.", "See the cause in the message."),
     # DEMO: ocigpu demo

@@ -30,6 +30,7 @@ AREAS = {
     "CG": "Device cgroup",
     "LD": "Loader cache",
     "CDI": "CDI specifications and devices named by them",
+    "CTR": "Containers that exist",
     "SIM": "Simulated host",
     "DEMO": "Demo",
     "INT": "Defects",

@@ -1,0 +1,398 @@
+"""The containers of this host, read from the state files of runc and crun; no daemon is asked.
+
+Every engine here has runc or crun (or a shim that becomes one of them, such as ours) make its containers, and those
+keep one directory for each: runc a ``state.json`` (libcontainer, ``State``), crun a ``status`` (libcrun/status.c).
+Only states count that nobody but root and the calling user can write: others would let their writer name any process
+and any bundle.
+"""
+
+import errno
+import glob
+import os
+import stat
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from ocigpu.errors import OcigpuError, SpecError, quoted
+from ocigpu.spec import get_list, get_object, is_path, parse_json, read_config
+from ocigpu.state import MAX_STATE_BYTES
+
+MAX_CONTAINERS = 10_000
+"""Directories looked at in one place."""
+MAX_ENGINE_FILE = 32 << 20
+"""Bytes read of a file of an engine: Podman lists all its containers in one."""
+RUNTIME_FILES = {"state.json": "runc", "status": "crun"}
+_START_TIME = 19  # field 22 of proc_pid_stat(5), counted from the state, which is field 3
+
+
+class Container(NamedTuple):
+    """A container that runc or crun knows.
+
+    ``id``: of the runtime.  ``name``: of the engine ("namespace/pod/container" for Kubernetes), else the id.
+    ``engine``: docker, podman, containerd, cri-o, or "" (started by hand).  ``runtime``: runc or crun.
+    ``status``: created, running, paused or stopped.  ``pid``: its first process, 0 when that has ended: a process
+    counts only if it started when the state says, ``start_time`` (clock ticks since boot).  ``bundle``, ``rootfs``,
+    ``state_file``: absolute host paths.
+    """
+
+    id: str
+    name: str
+    engine: str
+    runtime: str
+    status: str
+    pid: int
+    bundle: str
+    rootfs: str
+    state_file: str
+    start_time: int = 0
+
+
+class Places(NamedTuple):
+    """Where states are looked for: ``roots`` are directories (``--root`` of runc and crun), or patterns of glob(7)."""
+
+    roots: tuple[str, ...]
+
+
+def default_places(roots: tuple[str, ...] = ()) -> Places:
+    """Return where the runtimes and engines of this user keep states, or only ``roots`` if there are any.
+
+    runc(8) and crun(1), --root; dockerd: ``runtime-NAME/NAMESPACE`` in its exec-root; containerd's shim:
+    ``/run/containerd/runc/NAMESPACE``; Podman and CRI-O use the runtimes' own.  Without root: those in
+    XDG_RUNTIME_DIR, which is /run/user/UID by default (pam_systemd(8)).
+    """
+    if roots:
+        return Places(tuple(os.path.abspath(root) for root in roots))
+    system = ("/run/runc", "/run/crun", "/run/docker/runtime-*/*", "/run/containerd/runc/*")
+    own = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.geteuid()}"
+    tops = ["/run/user/*"] if os.geteuid() == 0 else [glob.escape(own)]
+    names = ("runc", "crun", "docker/runtime-*/*", "containerd/runc/*")
+    return Places((*system, *(f"{top}/{name}" for top in tops for name in names)))
+
+
+def find_containers(places: Places) -> tuple[list[Container], list[str]]:
+    """Return the containers of all places, sorted by engine and name, and notes on what could not be read.
+
+    A container that goes while it is looked at is left out.  Needs root to see containers of root.
+    """
+    found: list[Container] = []
+    notes: list[str] = []
+    frozen = _FrozenCgroups()
+    for root in dict.fromkeys(path for pattern in places.roots for path in sorted(glob.glob(pattern))):
+        others: set[int] = set()
+        for name in _names(root, notes):
+            try:
+                container = _read_container(os.path.join(root, name), frozen)
+            except _NotTrustedError as error:
+                others.add(error.uid)
+                continue
+            except SpecError as error:
+                notes.append(error.message)
+                continue
+            if container is not None:
+                found.append(container)
+        notes += [f"{root}: states of user {uid} are not trusted: look at them as that user" for uid in sorted(others)]
+    return sorted(found, key=lambda one: (one.engine, one.name, one.state_file)), notes
+
+
+def find_container(places: Places, text: str) -> Container:
+    """Return the container with this id or name, or whose id alone begins with ``text``.
+
+    Raises OcigpuError OCIGPU-CTR-1 when there is none, OCIGPU-CTR-2 when there are several.
+    """
+    containers, notes = find_containers(places)
+    found = [one for one in containers if text in (one.id, one.name)]
+    found = found or [one for one in containers if text and one.id.startswith(text)]
+    if not found:
+        also = f" ({len(notes)} not readable: see ocigpu ps)" if notes else ""
+        raise OcigpuError("OCIGPU-CTR-1", f"no container {quoted(text)} among {len(containers)}{also}")
+    if len(found) > 1:
+        names = ", ".join(quoted(f"{one.id} ({one.engine or one.runtime} {one.name})") for one in found[:4])
+        more = f" and {len(found) - 4} more" if len(found) > 4 else ""
+        raise OcigpuError("OCIGPU-CTR-2", f"{quoted(text)} may be {names}{more}")
+    return found[0]
+
+
+def open_process(container: Container) -> int:
+    """Return a descriptor of /proc/<pid> of the container's first process, which never means another process.
+
+    Raises OcigpuError OCIGPU-CTR-3 when it has ended (or its number is another process's now), or cannot be opened.
+    """
+    try:
+        fd = os.open(f"/proc/{container.pid}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise OcigpuError("OCIGPU-CTR-3", f"container {container.name}: {error.strerror}") from error
+    if not container.pid or not _is_alive(fd, container.start_time):
+        os.close(fd)
+        raise OcigpuError("OCIGPU-CTR-3", f"container {container.name}: its first process has ended")
+    return fd
+
+
+class _NotTrustedError(Exception):
+    """Somebody else may write this state."""
+
+    def __init__(self, uid: int) -> None:
+        super().__init__(uid)
+        self.uid = uid
+
+
+def _names(root: str, notes: list[str]) -> list[str]:
+    try:
+        names = sorted(os.listdir(root))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        notes.append(f"{root}: {error.strerror}")
+        return []
+    if len(names) > MAX_CONTAINERS:
+        notes.append(f"{root}: more than {MAX_CONTAINERS} containers: the rest is left out")
+    return names[:MAX_CONTAINERS]
+
+
+def _read_container(directory: str, frozen: "_FrozenCgroups") -> Container | None:
+    """Return the container of a runtime's directory, None for another directory or one that has just gone."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        fd = os.open(directory, flags)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        if error.errno == errno.ELOOP:  # a link is none of the runtime's making
+            return None
+        raise SpecError("OCIGPU-SPEC-5", f"{directory}: {error.strerror}", "") from error
+    try:
+        for name, runtime in RUNTIME_FILES.items():
+            path = f"{directory}/{name}"
+            text = _read_trusted(fd, name, path)
+            if text is not None:
+                state = parse_json(text, path, "OCIGPU-SPEC-5")
+                return (_of_runc if runtime == "runc" else _of_crun)(state, path, _is_waiting(fd), frozen)
+    finally:
+        os.close(fd)
+    return None
+
+
+def _read_trusted(dir_fd: int, name: str, path: str) -> bytes | None:
+    """Return the content of a state file, None if there is none; raises _NotTrustedError and SpecError."""
+    try:
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=dir_fd)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise SpecError("OCIGPU-SPEC-5", f"{path}: {error.strerror}", "") from error
+    with os.fdopen(fd, "rb") as file:
+        for status in (os.fstat(dir_fd), os.fstat(fd)):
+            if status.st_uid not in (0, os.geteuid()):
+                raise _NotTrustedError(status.st_uid)
+            if status.st_mode & 0o022:
+                raise SpecError("OCIGPU-SPEC-5", f"{path}: others than its owner may write it: not read", "")
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise SpecError("OCIGPU-SPEC-5", f"{path}: not a regular file", "")
+        text = file.read(MAX_STATE_BYTES + 1)
+    if len(text) > MAX_STATE_BYTES:
+        raise SpecError("OCIGPU-SPEC-5", f"{path}: larger than {MAX_STATE_BYTES >> 20} MiB", "")
+    return text
+
+
+def _is_waiting(dir_fd: int) -> bool:
+    """Tell whether a container was created and not yet started: both runtimes have a FIFO there until then."""
+    try:
+        return stat.S_ISFIFO(os.stat("exec.fifo", dir_fd=dir_fd, follow_symlinks=False).st_mode)
+    except FileNotFoundError:
+        return False
+
+
+def _of_runc(state: dict[str, Any], path: str, waiting: bool, frozen: "_FrozenCgroups") -> Container:
+    config = get_object(state, "config")
+    labels = [label for label in get_list(config, "labels") if isinstance(label, str)]
+    bundle = next((label.removeprefix("bundle=") for label in labels if label.startswith("bundle=")), "")
+    numbers = (state.get("init_process_pid"), state.get("init_process_start"))
+    return _container(path, "runc", bundle, config.get("rootfs"), numbers, waiting, frozen)
+
+
+def _of_crun(state: dict[str, Any], path: str, waiting: bool, frozen: "_FrozenCgroups") -> Container:
+    numbers = (state.get("pid"), state.get("process-start-time"))
+    return _container(path, "crun", state.get("bundle"), state.get("rootfs"), numbers, waiting, frozen)
+
+
+def _container(
+    path: str,
+    runtime: str,
+    bundle: object,
+    rootfs: object,
+    numbers: tuple[object, object],
+    waiting: bool,
+    frozen: "_FrozenCgroups",
+) -> Container:
+    """Return the container that a state describes; raises SpecError for what cannot be one."""
+    if not isinstance(bundle, str) or not is_path(bundle) or not bundle.startswith("/"):
+        raise SpecError("OCIGPU-SPEC-5", f"{path}: it names no bundle", "")
+    if not isinstance(rootfs, str) or not is_path(rootfs):
+        raise SpecError("OCIGPU-SPEC-5", f"{path}: it names no root directory", "")
+    pid, start_time = numbers
+    if type(pid) is not int or type(start_time) is not int or not 0 <= pid < 1 << 31:
+        raise SpecError("OCIGPU-SPEC-5", f"{path}: it names no process", "")
+    pid = pid if _runs(pid, start_time) else 0
+    status = "stopped"
+    if pid:
+        status = "created" if waiting else "paused" if frozen.contains(pid) else "running"
+    try:
+        config = read_config(bundle).config
+    except SpecError:  # it may be gone already, and only a name to show is lost
+        config = {}
+    pairs = get_object(config, "annotations").items()
+    annotations = {key: value for key, value in pairs if isinstance(value, str)}
+    identity = os.path.basename(os.path.dirname(path))
+    engine = _engine(bundle, annotations)
+    if engine == "docker":
+        name = _docker_name(identity, get_list(config, "mounts"))
+    elif engine == "podman":
+        name = _conmon_name(identity, pid) or _podman_name(identity, bundle)
+    else:
+        name = _annotated_name(annotations)
+    return Container(
+        identity,
+        name or identity,
+        engine,
+        runtime,
+        status,
+        pid,
+        bundle,
+        os.path.normpath(os.path.join(bundle, rootfs)),
+        path,
+        start_time if pid else 0,
+    )
+
+
+def _runs(pid: int, start_time: int) -> bool:
+    try:
+        fd = os.open(f"/proc/{pid}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:  # it has ended; with hidepid (proc(5)) another user's process is as good as none, too
+        return False
+    try:
+        return _is_alive(fd, start_time)
+    finally:
+        os.close(fd)
+
+
+def _is_alive(proc_fd: int, start_time: int) -> bool:
+    """Tell whether a process runs and started then; the name in its stat may contain anything (proc_pid_stat(5))."""
+    try:
+        fd = os.open("stat", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc_fd)
+        with os.fdopen(fd, "rb") as file:
+            text = file.read(4096)
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    fields = text[text.rindex(b")") + 2 :].split()
+    return fields[0] not in (b"Z", b"X") and int(fields[_START_TIME]) == start_time
+
+
+class _FrozenCgroups:
+    """Tells which processes are in a frozen cgroup (cgroup v1 freezer, or cgroup.freeze of v2)."""
+
+    def __init__(self) -> None:
+        from ocigpu.provision.cgroups import parse_cgroup_mounts
+
+        self._mounts = parse_cgroup_mounts(_text("/proc/self/mountinfo"))
+
+    def contains(self, pid: int) -> bool:
+        for line in _text(f"/proc/{pid}/cgroup").splitlines():
+            number, _, rest = line.partition(":")
+            controllers, _, path = rest.partition(":")
+            if "freezer" in controllers.split(","):
+                version, name, answer = 1, "freezer.state", "FROZEN"
+            elif number == "0" and not controllers:
+                version, name, answer = 2, "cgroup.freeze", "1"
+            else:
+                continue
+            for mount in self._mounts:
+                if mount.version != version or (version == 1 and "freezer" not in mount.controllers):
+                    continue
+                prefix = mount.root.rstrip("/")
+                file = f"{mount.mountpoint}{path.removeprefix(prefix)}/{name}"
+                if path.startswith(f"{prefix}/") and _text(file).strip() == answer:
+                    return True
+        return False
+
+
+def _text(path: str) -> str:
+    """Return what a small file of procfs or cgroupfs says, "" when it is not there any more."""
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            return file.read(4 << 20)
+    except OSError:
+        return ""
+
+
+# engines and their names for containers
+
+
+def _engine(bundle: str, annotations: dict[str, str]) -> str:
+    """Return the engine that made a bundle, by where it lies and by annotations that engines put there."""
+    parts = bundle.split("/")
+    for number, part in enumerate(parts):
+        if part.startswith("io.containerd.runtime.") and len(parts) > number + 1:
+            return "docker" if parts[number + 1] in ("moby", "plugins.moby") else "containerd"
+    manager = annotations.get("io.container.manager", "")
+    if manager == "libpod" or "io.podman.annotations.autoremove" in annotations:
+        return "podman"
+    if manager == "cri-o" or "io.kubernetes.cri-o.ContainerID" in annotations:
+        return "cri-o"
+    return "podman" if bundle.endswith("/userdata") and "overlay-containers" in parts else ""
+
+
+def _annotated_name(annotations: dict[str, str]) -> str:
+    parts = [annotations.get(f"io.kubernetes.cri.{name}", "") for name in _CRI_NAMES]
+    if not any(parts):
+        parts = [annotations.get(f"io.kubernetes.{name}", "") for name in _KUBELET_NAMES]
+    return "/".join(part for part in parts if part) or annotations.get("nerdctl/name", "")
+
+
+_CRI_NAMES = ("sandbox-namespace", "sandbox-name", "container-name")
+"""Annotations of containerd's CRI (pkg/cri/annotations)."""
+_KUBELET_NAMES = ("pod.namespace", "pod.name", "container.name")
+"""Labels of the kubelet that CRI-O makes annotations of."""
+
+
+def _docker_name(identity: str, mounts: list[Any]) -> str:
+    """Return the name in Docker's own file on a container, in the directory that its /etc/hostname is mounted from."""
+    for mount in mounts:
+        source = mount.get("source") if isinstance(mount, dict) else None
+        directory, found, rest = source.rpartition("/containers/") if isinstance(source, str) else ("", "", "")
+        if found and rest.count("/") == 1 and rest.endswith(("/hostname", "/hosts", "/resolv.conf")):
+            name = _engine_file(f"{directory}/containers/{identity}/config.v2.json").get("Name")
+            return name.lstrip("/") if isinstance(name, str) else ""
+    return ""
+
+
+def _conmon_name(identity: str, pid: int) -> str:
+    """Return the name that conmon, the parent of a container's first process, was given (conmon(8), --name, --cid)."""
+    fields = _text(f"/proc/{pid}/stat").rpartition(")")[2].split() if pid else []
+    words = _text(f"/proc/{fields[1]}/cmdline").split("\0") if fields else []
+    options = dict(pairwise(words))
+    if os.path.basename(words[0] if words else "") != "conmon" or options.get("-c") != identity:
+        return ""
+    return options.get("-n", "")
+
+
+def _podman_name(identity: str, bundle: str) -> str:
+    """Return the name in the list of containers of Podman's storage, which the bundle lies in: NAME/userdata."""
+    listed = _engine_file(f"{os.path.dirname(os.path.dirname(bundle))}/containers.json", "containers")
+    for entry in get_list(listed, "containers"):
+        names = get_list(entry, "names")
+        if isinstance(entry, dict) and entry.get("id") == identity and names and isinstance(names[0], str):
+            return names[0]
+    return ""
+
+
+def _engine_file(path: str, name: str = "") -> dict[str, Any]:
+    """Return the JSON object of an engine's file (or the list in it, under ``name``); empty when it cannot be read."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(fd, "rb") as file:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode) or status.st_uid not in (0, os.geteuid()):
+                return {}
+            text = file.read(MAX_ENGINE_FILE)
+        return parse_json(b'{"%s":%s}' % (name.encode(), text) if name else text, path)
+    except (OSError, SpecError):  # only a name to show is lost
+        return {}
