@@ -156,15 +156,15 @@ def prune_cache(directory: int, prefix: str, wanted: "Container[str]", spare: in
         names = [name for name in os.listdir(directory) if name.startswith(prefix) and name not in wanted]
     except OSError:
         return
-    for name in filter(_is_left, names):
+    for name in filter(is_draft_left, names):
         _remove(directory, name)
     if len(names) > spare:
         for name in names:
             _remove(directory, name)
 
 
-def _is_left(name: str) -> bool:
-    """Tell whether a file is what :func:`write_cached` writes first, by a process that is gone."""
+def is_draft_left(name: str) -> bool:
+    """Tell whether a name of the cache ends as a draft's does, and the process that wrote it is gone."""
     pid = name.removesuffix(".tmp").rpartition(".")[2]
     return name.endswith(".tmp") and pid.isdecimal() and not os.path.exists(f"/proc/{pid}")
 

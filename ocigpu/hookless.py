@@ -9,7 +9,7 @@ import os
 from binascii import crc32
 
 from ocigpu import rawjson
-from ocigpu.cache import open_cache
+from ocigpu.cache import is_draft_left, open_cache
 from ocigpu.declared import Declared, edit_declared, has_user_namespace, why_hook
 from ocigpu.kept import find_answer
 from ocigpu.linux.paths import use_walk
@@ -144,10 +144,13 @@ def _make_view(cache_fd: int, files: "Sequence[tuple[str, int, str]]", links: "S
     try:
         os.close(os.open(name, _DIRECTORY_FLAGS, dir_fd=cache_fd))
     except FileNotFoundError:
-        temporary = f"{name}.{os.urandom(4).hex()}.tmp"
+        temporary = f"{name}.{os.urandom(4).hex()}.{os.getpid()}.tmp"
     else:
         return name
-    if sum(other.startswith(VIEW_PREFIX) for other in os.listdir(cache_fd)) >= MAX_VIEWS:
+    views = [other for other in os.listdir(cache_fd) if other.startswith(VIEW_PREFIX)]
+    for draft in filter(is_draft_left, views):
+        _remove_view(cache_fd, draft)
+    if len(views) >= MAX_VIEWS:
         raise NeedsHookError(f"there are {MAX_VIEWS} directories with files for graphics already")
     try:
         _fill_view(cache_fd, temporary, files, links)

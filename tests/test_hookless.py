@@ -118,13 +118,16 @@ def test_no_views_make_no_directory(views: Views) -> None:
     assert os.listdir(views.directory) == []
 
 
-def test_what_a_killed_process_has_left_is_in_nobodys_way(views: Views) -> None:
+def test_what_a_killed_process_has_left_goes_and_what_another_writes_stays(views: Views) -> None:
     (path,) = views.make(PROFILE)
-    left = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    path.rename(left)
-    (left / "10-container.conf").unlink()
+    written = path.with_name(f"{path.name}.0.{os.getpid()}.tmp")
+    path.rename(written)
+    left = path.with_name(f"{path.name}.0.{1 << 30}.tmp")
+    left.mkdir()
+    (left / "10-container.conf").touch()
     assert views.make(PROFILE) == [path]
     assert (path / "10-container.conf").read_text() == "{}\n"
+    assert views.names == sorted([path.name, written.name])
 
 
 @pytest.mark.parametrize("step", ["symlink", "fchmod", "rename"])
