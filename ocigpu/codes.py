@@ -91,6 +91,10 @@ CODES: dict[str, Code] = {
         "Reboot, or unload and load the nvidia kernel modules after the update.",
     ),
     "OCIGPU-HOST-3": Code("A host file that describes the driver cannot be read.", "See the cause in the message."),
+    "OCIGPU-HOST-4": Code(
+        "A kernel module of the driver could not be loaded.",
+        "See dmesg, and run modprobe for it by hand; often it was not built for the running kernel.",
+    ),
     # DEV: devices
     "OCIGPU-DEV-1": Code("The container asks for a GPU that this host does not have.", "Run: ocigpu list"),
     "OCIGPU-DEV-2": Code(
@@ -101,6 +105,10 @@ CODES: dict[str, Code] = {
     "OCIGPU-DEV-4": Code(
         "The device numbers of a driver component are unknown.",
         "Load the kernel module that the message names, then start the container again.",
+    ),
+    "OCIGPU-DEV-5": Code(
+        "A device node of the host, or its link in /dev/char, could not be made or put right.",
+        "It needs root outside of user namespaces (CAP_MKNOD), and a /dev that can be written to.",
     ),
     # LIB: libraries
     "OCIGPU-LIB-1": Code(
@@ -170,6 +178,28 @@ CODES: dict[str, Code] = {
     "OCIGPU-CTR-2": Code("Several containers have that name, or ids that begin like that.", "Give the whole id."),
     "OCIGPU-CTR-3": Code(
         "The container does not run, so it cannot be looked into.", "Start it; ocigpu ps --all shows its status."
+    ),
+    # ENG: configuration of container engines
+    "OCIGPU-ENG-1": Code(
+        "A configuration file of a container engine cannot be read or understood; nothing was changed.",
+        "Correct the file at the line that the message names, then try again.",
+    ),
+    "OCIGPU-ENG-2": Code(
+        "A configuration file of a container engine holds something that forbids the change; nothing was changed.",
+        "See the message: change that setting by hand, or choose another file or name.",
+    ),
+    "OCIGPU-ENG-3": Code(
+        "The container engine's own check refuses the new configuration, or reads it otherwise than meant; nothing was "
+        "changed.",
+        "See the engine's message; often the file was wrong before: run the same check on the file as it is.",
+    ),
+    "OCIGPU-ENG-4": Code(
+        "A configuration file of a container engine could not be written; the file is as it was.",
+        "See the cause in the message: a missing right, a read-only file system, or a directory that others can write.",
+    ),
+    "OCIGPU-ENG-5": Code(
+        "The installed container engine does not have what was asked for, or ocigpu's program for it is missing.",
+        "See the message: install ocigpu or a newer engine, or leave the option out.",
     ),
     # SIM: simulated host
     "OCIGPU-SIM-1": Code("The simulated host could not be made or read.", "See the cause in the message."),

@@ -31,6 +31,7 @@ AREAS = {
     "LD": "Loader cache",
     "CDI": "CDI specifications and devices named by them",
     "CTR": "Containers that exist",
+    "ENG": "Configuration of container engines",
     "SIM": "Simulated host",
     "DEMO": "Demo",
     "INT": "Defects",

@@ -1,0 +1,173 @@
+"""Where engines have their programs and configuration files, below any root directory."""
+
+import errno
+import glob
+import os
+import pwd
+import stat
+import tomllib
+from typing import Any, NamedTuple
+
+from ocigpu.errors import OcigpuError
+from ocigpu.linux.paths import open_in_root
+from ocigpu.rawjson import parse
+
+ENGINES = ("docker", "containerd", "crio", "podman")
+DAEMON_PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
+"""Where a service without a PATH of its own finds programs (systemd.exec(5)), the hook of Docker's --gpus too."""
+PROGRAMS = {"docker": "dockerd", "containerd": "containerd", "crio": "crio", "podman": "podman"}
+MAX_CONFIG = 4 << 20
+
+DOCKER = "/etc/docker/daemon.json"
+DOCKER_SNAP = "/var/snap/docker/current/config/daemon.json"
+CONTAINERD = "/etc/containerd/config.toml"
+KUBERNETES = {name: f"/var/lib/rancher/{name}/agent/etc/containerd/config.toml" for name in ("k3s", "rke2")}
+CRIO, CRIO_DIRECTORY = "/etc/crio/crio.conf", "/etc/crio/crio.conf.d"
+PODMAN = ("/usr/share/containers/containers.conf", "/etc/containers/containers.conf")
+PODMAN_DIRECTORY = "/etc/containers/containers.conf.d"
+
+NOT_THERE = (errno.ENOENT, errno.ENOTDIR)
+
+
+class Daemon(NamedTuple):
+    """A running daemon of an engine, and the configuration file that its command line names ("" for its default)."""
+
+    engine: str
+    pid: int
+    config: str
+
+
+def home_config(root: str, name: str) -> str:
+    """Return the path of a file in this user's configuration directory, without links; "" under another root."""
+    if root != "/":
+        return ""
+    directory = os.environ.get("XDG_CONFIG_HOME", "")
+    if not os.path.isabs(directory):
+        directory = os.path.join(os.environ.get("HOME") or pwd.getpwuid(os.geteuid()).pw_dir, ".config")
+    return os.path.join(directory, name)
+
+
+def read_file(root: str, path: str) -> str | None:
+    """Return the text of a file below ``root``, links followed inside it; None when there is none.
+
+    Raises OcigpuError OCIGPU-ENG-1 for one that cannot be read, is too large or not UTF-8.
+    """
+    try:
+        root_fd = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise OcigpuError("OCIGPU-ENG-1", f"open {root}: {error.strerror}") from error
+    try:
+        fd = open_in_root(root_fd, path, os.O_RDONLY | os.O_NONBLOCK)
+        with open(fd, "rb") as file:
+            content = file.read(MAX_CONFIG + 1)
+    except OSError as error:
+        if error.errno in NOT_THERE:
+            return None
+        raise OcigpuError("OCIGPU-ENG-1", f"read {path}: {error.strerror}") from error
+    finally:
+        os.close(root_fd)
+    if len(content) > MAX_CONFIG:
+        raise OcigpuError("OCIGPU-ENG-1", f"read {path}: more than {MAX_CONFIG >> 20} MiB")
+    return decode(path, content)
+
+
+def decode(path: str, content: bytes) -> str:
+    """Return the text of a configuration file; raises OcigpuError OCIGPU-ENG-1 when it is not UTF-8."""
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        raise OcigpuError("OCIGPU-ENG-1", f"read {path}: line {line}: not UTF-8") from error
+
+
+def parse_config(path: str, text: str) -> dict[str, Any]:
+    """Return the data of a configuration file, JSON by its extension, else TOML; an empty file has none.
+
+    Raises OcigpuError OCIGPU-ENG-1 with the line and column of what cannot be understood.
+    """
+    if not path.endswith(".json"):
+        try:
+            return tomllib.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise OcigpuError("OCIGPU-ENG-1", f"{path}: not TOML: {error}") from error
+    text = text.removeprefix("\ufeff")  # dockerd takes one
+    if not text.strip():
+        return {}
+    try:
+        data = parse(text)
+    except (ValueError, RecursionError) as error:
+        raise OcigpuError("OCIGPU-ENG-1", f"{path}: not JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise OcigpuError("OCIGPU-ENG-1", f"{path}: line 1 column 1: not a JSON object")
+    return data
+
+
+def expand(root: str, pattern: str) -> list[str]:
+    """Return the paths below ``root`` that a pattern means, sorted; a path that is no pattern means itself."""
+    if not glob.has_magic(pattern):
+        return [pattern]
+    prefix = "" if root == "/" else root.rstrip("/")
+    return sorted(path[len(prefix) :] for path in glob.glob(glob.escape(prefix) + pattern))
+
+
+def find_program(root: str, name: str) -> str:
+    """Return the path below ``root`` of a program that a service would find, "" for none."""
+    for directory in (*DAEMON_PATH, "/snap/bin"):
+        path = f"{directory}/{name}"
+        if is_program(root, path):
+            return path
+    return ""
+
+
+def is_program(root: str, path: str) -> bool:
+    """Whether a path below ``root`` is a regular file that somebody may execute."""
+    mode = file_mode(root, path)
+    return mode is not None and stat.S_ISREG(mode) and bool(mode & 0o111)
+
+
+def file_mode(root: str, path: str) -> int | None:
+    """Return the type and mode of a file below ``root``, links followed inside it; None when it is not there."""
+    try:
+        root_fd = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fd = open_in_root(root_fd, path, os.O_PATH)
+    except OSError:
+        return None
+    finally:
+        os.close(root_fd)
+    try:
+        return os.fstat(fd).st_mode
+    finally:
+        os.close(fd)
+
+
+def running_daemons(root: str) -> list[Daemon]:
+    """Return the daemons of engines that run, from the process table below ``root``.
+
+    The containerd that dockerd starts for itself is none: its file is written anew at each start.
+    """
+    names = {program: engine for engine, program in PROGRAMS.items() if engine != "podman"}
+    found = []
+    for path in expand(root, "/proc/[0-9]*/cmdline"):
+        try:
+            words = (read_file(root, path) or "").split("\0")
+        except OcigpuError:  # ended meanwhile, or another user's behind hidepid
+            continue
+        engine = names.get(os.path.basename(words[0]))
+        if engine:
+            config = _config_of(words)
+            if "/docker/containerd/" not in config:
+                found.append(Daemon(engine, int(path.split("/")[2]), config))
+    return found
+
+
+def _config_of(words: list[str]) -> str:
+    for word, following in zip(words[1:], [*words[2:], ""], strict=True):
+        if word in ("--config-file", "--config", "-c"):
+            return following
+        for option in ("--config-file=", "--config="):
+            if word.startswith(option):
+                return word[len(option) :]
+    return ""
