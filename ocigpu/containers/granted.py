@@ -1,0 +1,153 @@
+"""Which devices a container may use: what its config.json says, and what its device cgroup allows now.
+
+What the cgroup allows is asked of the kernel, by a process in that cgroup and with access(2): that passes the filters
+of cgroup v1 and v2 and of all their parents (inode_permission in fs/namei.c), as opening does, and does not open the
+device, which would wake a GPU.
+"""
+
+import os
+import stat
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from ocigpu.containers.asked import ask_child
+from ocigpu.containers.find import Container, open_process
+from ocigpu.errors import OcigpuError, SpecError
+from ocigpu.linux import libc
+from ocigpu.provision.cgroups import CgroupMount, parse_cgroup_mounts, parse_proc_cgroup
+from ocigpu.provision.device_filter import MAX_MAJOR, MAX_MINOR, Policy, access_mask, effective_rules
+from ocigpu.spec import get_list, get_object, get_rules
+
+Number = tuple[int, int]
+"""Major and minor of a character device."""
+_READ_WRITE = access_mask("rw")
+
+
+class Allowed(NamedTuple):
+    """What a container's device cgroup allows: ``numbers`` that can be opened for reading and writing.
+
+    ``unknown``: why it could not be asked, else "".
+    """
+
+    numbers: frozenset[Number] = frozenset()
+    unknown: str = ""
+
+
+class Granted(NamedTuple):
+    """What a config.json grants of some devices: ``numbers`` that its rules allow for reading and writing.
+
+    ``everything``: its rules allow every device (``--privileged``).  ``has_rules``: it has device rules at all; without
+    them runc allows nothing but its own defaults, and crun everything.
+    """
+
+    numbers: frozenset[Number]
+    everything: bool
+    has_rules: bool
+
+
+def read_allowed(container: Container, numbers: Iterable[Number]) -> Allowed:
+    """Return which of these character devices the container's device cgroup allows now; none are opened.
+
+    Needs root of the initial user namespace and Linux 5.2.  A child of ours is in the container's cgroups for a moment
+    (of cgroup v1 only in the one for devices); nothing else is changed.
+    """
+    if not container.pid:
+        return Allowed(unknown="the container does not run")
+    wanted = sorted(set(numbers))
+    try:
+        proc_fd = open_process(container)
+    except OcigpuError as error:
+        return Allowed(unknown=error.message)
+    try:
+        directories = _cgroup_directories(_read(proc_fd, "cgroup"))
+        if container.status == "paused" and any(mount.version == 2 for mount, _ in directories):
+            return Allowed(unknown="the container is paused: a process in its cgroup would be, too")
+        found = ask_child(lambda: _try_in_cgroups([path for _, path in directories], wanted))
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        return Allowed(unknown=f"its device cgroup cannot be asked: {where}{error.strerror or error}")
+    finally:
+        os.close(proc_fd)
+    return Allowed(frozenset((major, minor) for major, minor in found))
+
+
+def read_granted(config: dict[str, Any], numbers: Iterable[Number]) -> Granted:
+    """Return which of these character devices the rules of a config.json allow; pure.
+
+    Rules that make no sense (SpecError of :func:`effective_rules`) count as none.
+    """
+    try:
+        policy = Policy(effective_rules(config))
+    except SpecError:
+        return Granted(frozenset(), False, False)
+    allowed = frozenset(number for number in numbers if policy.allowed("c", *number) & _READ_WRITE == _READ_WRITE)
+    everything = policy.allowed("c", MAX_MAJOR, MAX_MINOR) & _READ_WRITE == _READ_WRITE
+    return Granted(allowed, everything, bool(get_rules(config)))
+
+
+def listed_nodes(config: dict[str, Any]) -> dict[str, Number]:
+    """Return the character devices that a config.json lists in linux.devices, by path."""
+    found = {}
+    for entry in get_list(get_object(config, "linux"), "devices"):
+        if isinstance(entry, dict) and entry.get("type") in ("c", "u") and isinstance(entry.get("path"), str):
+            major, minor = entry.get("major"), entry.get("minor")
+            if type(major) is int and type(minor) is int:
+                found[entry["path"]] = (major, minor)
+    return found
+
+
+def _read(dir_fd: int, name: str) -> str:
+    fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)
+    with open(fd, encoding="utf-8", errors="surrogateescape") as file:
+        return file.read(1 << 20)
+
+
+def _cgroup_directories(text: str) -> list[tuple[CgroupMount, str]]:
+    """Return where the device cgroups of a process are, of v1 and of v2; none where it is in our own one.
+
+    ``text``: its /proc/<pid>/cgroup.  Raises OSError for a cgroup that no mount here shows.
+    """
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+        mounts = parse_cgroup_mounts(file.read(4 << 20))
+    with open("/proc/self/cgroup", encoding="utf-8", errors="surrogateescape") as file:
+        ours = parse_proc_cgroup(file.read(1 << 20))
+    theirs = parse_proc_cgroup(text)
+    found = []
+    for path, own, version in ((theirs.v1, ours.v1, 1), (theirs.v2, ours.v2, 2)):
+        if path is None or path == own:
+            continue
+        directory = next(filter(None, (_below(mount, path) for mount in mounts if _is_of(mount, version))), None)
+        if directory is None:
+            raise OSError(0, f"no mount of cgroup v{version} shows {path}")
+        found.append(directory)
+    return found
+
+
+def _is_of(mount: CgroupMount, version: int) -> bool:
+    return mount.version == version and (version == 2 or "devices" in mount.controllers)
+
+
+def _below(mount: CgroupMount, path: str) -> tuple[CgroupMount, str] | None:
+    prefix = mount.root.rstrip("/")
+    directory = mount.mountpoint + path.removeprefix(prefix)
+    shown = path.startswith(f"{prefix}/") and ".." not in path.split("/") and os.path.isdir(directory)
+    return (mount, directory) if shown else None
+
+
+def _try_in_cgroups(directories: Sequence[str], numbers: Sequence[Number]) -> list[Number]:
+    """Return the devices that processes of these cgroups may open; for a child that ends with this.
+
+    The nodes are made before, where everything is allowed, in a file system that nobody else sees.
+    """
+    fs_fd = libc.fsopen("tmpfs")
+    libc.fsconfig_create(fs_fd)
+    nodes_fd = libc.fsmount(fs_fd, 0)
+    names = [f"{major}:{minor}" for major, minor in numbers]
+    for name, number in zip(names, numbers, strict=True):
+        os.mknod(name, stat.S_IFCHR | 0o666, os.makedev(*number), dir_fd=nodes_fd)
+    for directory in directories:
+        with open(f"{directory}/cgroup.procs", "wb", buffering=0) as file:
+            file.write(b"0")
+    # no more than this in there: what a process needs of memory is charged to its cgroup
+    answers = [os.access(name, os.R_OK | os.W_OK, dir_fd=nodes_fd) for name in names]
+    return [number for number, answer in zip(numbers, answers, strict=True) if answer]
