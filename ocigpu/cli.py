@@ -20,6 +20,7 @@ from ocigpu.commands.host import FACTS_EPILOG, LIST_EPILOG, facts_command, list_
 from ocigpu.commands.plan import PLAN_EPILOG, plan_command
 from ocigpu.commands.refresh import REFRESH_EPILOG, refresh_command
 from ocigpu.commands.sim import sim_app
+from ocigpu.commands.system import system_app
 from ocigpu.commands.watch import WATCH_EPILOG, watch_command
 from ocigpu.errors import OcigpuError, UsageError
 
@@ -68,6 +69,7 @@ app.command("demo", short_help="Run real containers with GPUs and check what the
 app.add_typer(cdi_app, name="cdi", short_help="Write, list, check and compare CDI specifications.")
 app.command("watch", short_help="Keep a CDI specification up to date.", epilog=WATCH_EPILOG)(watch_command)
 app.add_typer(config_app, name="config")
+app.add_typer(system_app, name="system", short_help="Make the host's device nodes and their links.")
 app.add_typer(sim_app, name="sim", short_help="Make, show and remove simulated GPU hosts.")
 
 

@@ -193,10 +193,10 @@ def read_kernel_version(proc: str, sys: str) -> str:
     return version
 
 
-def read_capabilities(proc_driver: str) -> tuple[tuple[str, int], ...]:
-    """Return (path below <proc_driver>/capabilities, minor of nvidia-caps) of all MIG capabilities.
+def list_capabilities(proc_driver: str) -> list[str]:
+    """Return the paths below <proc_driver>/capabilities that MIG capabilities have, GPUs and instances by number.
 
-    E.g. ("mig/config", 1), ("gpu0/mig/gi1/access", 30); GPUs and instances by number.
+    E.g. "mig/config", "gpu0/mig/gi1/access".  That each file is there is not looked at.
     """
     top = f"{proc_driver}/capabilities"
     paths = ["mig/config", "mig/monitor"]
@@ -205,7 +205,16 @@ def read_capabilities(proc_driver: str) -> tuple[tuple[str, int], ...]:
             directory = f"{gpu}/mig/{instance}"
             paths.append(f"{directory}/access")
             paths += [f"{directory}/{compute}/access" for compute in _numbered(f"{top}/{directory}", "ci")]
-    found = ((path, parse_capability(read_text(f"{top}/{path}") or "")[0]) for path in paths)
+    return paths
+
+
+def read_capabilities(proc_driver: str) -> tuple[tuple[str, int], ...]:
+    """Return (path below <proc_driver>/capabilities, minor of nvidia-caps) of all MIG capabilities.
+
+    E.g. ("mig/config", 1), ("gpu0/mig/gi1/access", 30); GPUs and instances by number.
+    """
+    top = f"{proc_driver}/capabilities"
+    found = ((path, parse_capability(read_text(f"{top}/{path}") or "")[0]) for path in list_capabilities(proc_driver))
     return tuple((path, minor) for path, minor in found if minor >= 0)
 
 
