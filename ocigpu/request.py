@@ -125,7 +125,7 @@ def parse_request(config: "dict[str, Any]", settings: Settings) -> Request:
             if any(map(is_of_nvidia, names)):
                 names += _cdi_extras(variables, mounted_imex, obey_env, settings, notes)
             return Request(selection="cdi", source=source, cdi_devices=tuple(dict.fromkeys(names)), notes=tuple(notes))
-    _check_tokens(devices, where)
+    check_tokens(devices, where)
 
     mig_config = _parse_mig("NVIDIA_MIG_CONFIG_DEVICES", variables, privileged)
     mig_monitor = _parse_mig("NVIDIA_MIG_MONITOR_DEVICES", variables, privileged)
@@ -351,8 +351,8 @@ def _ignored_note(where: str) -> str:
     )
 
 
-def _check_tokens(devices: tuple[str, ...], where: str) -> None:
-    """Refuse what no host could ever have; whether this one has the device is decided elsewhere."""
+def check_tokens(devices: tuple[str, ...], where: str) -> None:
+    """Raise RequestError OCIGPU-REQ-1 for what no host could have; whether this one has it is decided elsewhere."""
     if len(devices) > MAX_TOKENS:
         raise RequestError("OCIGPU-REQ-1", f"{where}: more than {MAX_TOKENS} devices")
     for token in devices:
@@ -406,9 +406,7 @@ def _parse_mig(variable: str, variables: "Variables", privileged: bool) -> str:
 
 def _parse_capabilities(variables: "Variables", settings: Settings) -> tuple[str, ...]:
     variable = "NVIDIA_DRIVER_CAPABILITIES"
-    permitted = set(filter(None, map(str.strip, settings.supported_driver_capabilities.split(","))))
-    if "all" in permitted:
-        permitted = set(CAPABILITIES)
+    permitted = permitted_capabilities(settings)
     if variable not in variables and _is_legacy_image(variables):
         return tuple(sorted(permitted))
     wanted = set(_split(variable, variables.get(variable, ""), "OCIGPU-REQ-2"))
@@ -420,14 +418,26 @@ def _parse_capabilities(variables: "Variables", settings: Settings) -> tuple[str
     if unknown:
         more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
         raise RequestError("OCIGPU-REQ-2", f"{variable}: {quoted(unknown[0])}{more}: no such driver capability")
+    check_permitted(wanted, settings, variable)
+    return tuple(sorted(wanted))
+
+
+def permitted_capabilities(settings: Settings) -> set[str]:
+    """Return the driver capabilities that containers may have by the settings."""
+    permitted = set(filter(None, map(str.strip, settings.supported_driver_capabilities.split(","))))
+    return set(CAPABILITIES) if "all" in permitted else permitted
+
+
+def check_permitted(wanted: set[str], settings: Settings, where: str) -> None:
+    """Raise RequestError OCIGPU-REQ-2 for a driver capability that the settings do not permit."""
+    permitted = permitted_capabilities(settings)
     refused = sorted(wanted - permitted)
     if refused:
         raise RequestError(
             "OCIGPU-REQ-2",
-            f"{variable}: {', '.join(refused)}: not permitted on this host",
+            f"{where}: {', '.join(refused)}: not permitted on this host",
             f"supported-driver-capabilities permits: {', '.join(sorted(permitted)) or 'nothing'}",
         )
-    return tuple(sorted(wanted))
 
 
 def _parse_requirements(variables: "Variables", settings: Settings) -> tuple[tuple[str, str], ...]:

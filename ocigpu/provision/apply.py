@@ -78,16 +78,16 @@ def provision(
     plan: "Plan",
     pid: int,
     rootfs: str,
-    config: "dict[str, Any]",
+    config: "dict[str, Any] | None",
     settings: "Settings",
     worker: "Worker | None" = None,
     caller: Caller = Caller(),  # noqa: B008 - immutable
 ) -> tuple[str, ...]:
     """Give the container of process ``pid`` everything the plan says; return notes, a sentence each.
 
-    ``rootfs``: host path of its root directory; ``config``: its OCI configuration; ``worker``: of
-    :func:`start_worker` for this plan, if there is one.  Nothing of the container or the host is different afterwards
-    if this raises; it raises ApplyError (or another OcigpuError).
+    ``rootfs``: host path of its root directory; ``config``: its OCI configuration, None if nobody knows it;
+    ``worker``: of :func:`start_worker` for this plan, if there is one.
+    Nothing of the container or the host is different afterwards if this raises ApplyError, or another OcigpuError.
     Needs CAP_SYS_ADMIN, or a container with a user namespace of the caller's own making.  Single-threaded callers only.
     """
     container = open_container(pid, rootfs, caller.pid)
@@ -114,8 +114,16 @@ def provision_here(plan: "Plan", rootfs: str, settings: "Settings") -> tuple[str
     return _provision_open(plan, open_here(rootfs), {}, settings)
 
 
+def provision_own(plan: "Plan", rootfs: str, settings: "Settings") -> tuple[str, ...]:
+    """As :func:`provision_here`, device nodes and rules too: for a container that has no runtime to make them.
+
+    Its mount namespace, which this process is in, was made by who calls us; rules are those of this process's cgroup.
+    """
+    return _provision_open(plan, open_here(rootfs), None, settings)
+
+
 def _provision_open(
-    plan: "Plan", container: Container, config: "dict[str, Any]", settings: "Settings"
+    plan: "Plan", container: Container, config: "dict[str, Any] | None", settings: "Settings"
 ) -> tuple[str, ...]:
     """Provision an open container and close it."""
     try:
@@ -198,7 +206,7 @@ def _take_supplies(plan: "Plan", settings: "Settings", sources: bool = True) -> 
 def _provision(
     plan: "Plan",
     container: Container,
-    config: "dict[str, Any]",
+    config: "dict[str, Any] | None",
     settings: "Settings",
     hired: Worker,
     caller: Caller,

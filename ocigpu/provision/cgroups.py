@@ -60,13 +60,15 @@ class Cgroup(NamedTuple):
 def apply_device_rules(
     container_proc_fd: int,
     rules: "tuple[AllowDevice, ...]",
-    config: "dict[str, Any]",
+    config: "dict[str, Any] | None",
     settings: "Settings",
 ) -> "tuple[str, Callable[[], None]]":
     """Make the device cgroup of a container allow ``rules``; return a note for the user ("" if none) and an undo.
 
     ``container_proc_fd``: open directory /proc/<pid> of the container's first process; through it a reused pid cannot
-    be mistaken for the container.  Must run in the host's mount namespace.  Needs root in the initial user namespace;
+    be mistaken for the container.  ``config``: its OCI configuration; without it (None) rules can be added on cgroup
+    v1, but not on v2, whose programs are computed from all of it.
+    Must run in the host's mount namespace.  Needs root in the initial user namespace;
     without, nothing is changed and the note says so.  The undo restores exactly what was there and can be called
     once.  Raises ApplyError (OCIGPU-CG-1) with nothing changed, SpecError for rules in config.json that make no sense.
     """
@@ -74,13 +76,13 @@ def apply_device_rules(
         return "", _nothing
     if settings.no_cgroups:
         return NO_CGROUPS_NOTE, _nothing
-    declared = effective_rules(config)
+    declared = effective_rules(config or {})
     policy = Policy(declared)
     if all(_covers(policy.allowed("c", rule.major, rule.minor), rule) for rule in rules):
         return "", _nothing
     if os.geteuid() != 0 or not in_initial_user_namespace():
         return ROOTLESS_NOTE, _nothing
-    cgroup = _open_cgroup(container_proc_fd)
+    cgroup = open_device_cgroup(container_proc_fd)
     keep = False
     try:
         if cgroup.version == 1:
@@ -88,7 +90,7 @@ def apply_device_rules(
             keep = True
             return "", undo
         wanted = [FilterRule(True, "c", rule.major, rule.minor, rule.access) for rule in rules]
-        replaced = _replace_v2(cgroup, declared + wanted)
+        replaced = _replace_v2(cgroup, None if config is None else declared + wanted)
         if replaced is None:
             return "", _nothing
         keep = True
@@ -96,6 +98,33 @@ def apply_device_rules(
     finally:
         if not keep:
             os.close(cgroup.fd)
+
+
+def change_device_rules(
+    container_proc_fd: int,
+    allow: "tuple[AllowDevice, ...]",
+    deny: "tuple[AllowDevice, ...]",
+    policy: "list[FilterRule]",
+) -> "Callable[[], None]":
+    """Make the device cgroup of a running container allow and deny devices; return the undo, to be called once.
+
+    ``allow`` and ``deny``: what is not so now.  ``policy``: everything that is to hold then, which a program of cgroup
+    v2 is made of.  On v1 a denial takes back what a rule for exactly that device has allowed, and nothing else (the
+    kernel's devcgroup_update_access): look at what came of it.  Needs root in the initial user namespace, in the host's
+    mount namespace.  Raises ApplyError OCIGPU-CG-1 with nothing changed.
+    """
+    cgroup = open_device_cgroup(container_proc_fd)
+    try:
+        if cgroup.version == 1:
+            changes = [("devices.allow", rule) for rule in allow] + [("devices.deny", rule) for rule in deny]
+            return _change_v1(cgroup, [(name, f"c {rule.major}:{rule.minor} {rule.access}") for name, rule in changes])
+        undo = _replace_v2(cgroup, policy)
+        if undo is None:
+            raise _failed("replace device program of", cgroup.path, "it has none of its own")
+        return undo
+    except ApplyError:
+        os.close(cgroup.fd)
+        raise
 
 
 def _nothing() -> None:
@@ -117,8 +146,11 @@ def _failed(operation: str, path: str, cause: "OSError | str") -> ApplyError:
 # -- finding the cgroup ------------------------------------------------------------------------------------------
 
 
-def _open_cgroup(container_proc_fd: int) -> Cgroup:
-    """Return the open device cgroup of the container: of v1 where a v1 "devices" hierarchy is mounted, else of v2."""
+def open_device_cgroup(container_proc_fd: int) -> Cgroup:
+    """Return the open device cgroup of a process: of v1 where a v1 "devices" hierarchy is mounted, else of v2.
+
+    Must run in the host's mount namespace.  Raises ApplyError OCIGPU-CG-1, also for the root cgroup.
+    """
     paths = parse_proc_cgroup(_read_at(container_proc_fd, "cgroup", "cgroup of the container's process"))
     mounts = parse_cgroup_mounts(_read_at(-1, "/proc/self/mountinfo", "mount table"))
     v1_mounts = [mount for mount in mounts if mount.version == 1 and "devices" in mount.controllers]
@@ -259,24 +291,34 @@ def _read_at(directory_fd: int, name: str, what: str) -> str:
 def _allow_v1(cgroup: Cgroup, rules: "tuple[AllowDevice, ...]") -> "Callable[[], None]":
     """Add the rules that devices.list lacks to a v1 cgroup; return the undo, which takes back what was added."""
     listed = Policy(parse_devices_list(_read_at(cgroup.fd, "devices.list", f"{cgroup.path}/devices.list")))
-    added: list[str] = []
+    changes: list[tuple[str, str]] = []
+    for rule in rules:
+        missing = access_mask(rule.access) & ~listed.allowed("c", rule.major, rule.minor)
+        if missing:
+            letters = "".join(letter for letter in "rwm" if ACCESS_BITS[letter] & missing)
+            changes.append(("devices.allow", f"c {rule.major}:{rule.minor} {letters}"))
+    return _change_v1(cgroup, changes)
+
+
+_OPPOSITE = {"devices.allow": "devices.deny", "devices.deny": "devices.allow"}
+
+
+def _change_v1(cgroup: Cgroup, changes: "list[tuple[str, str]]") -> "Callable[[], None]":
+    """Write rules into files of a v1 cgroup, pairs of (file, rule); return the undo, which also closes the cgroup."""
+    done: list[tuple[str, str]] = []
 
     def take_back() -> None:
-        for line in reversed(added):
+        for name, line in reversed(done):
             try:
-                _write_v1(cgroup, "devices.deny", line)
+                _write_v1(cgroup, _OPPOSITE[name], line)
             except ApplyError as error:
                 if error.errno not in (errno.ENOENT, errno.ENODEV):  # the cgroup is gone, and with it the rules
                     raise
 
     try:
-        for rule in rules:
-            missing = access_mask(rule.access) & ~listed.allowed("c", rule.major, rule.minor)
-            if missing:
-                letters = "".join(letter for letter in "rwm" if ACCESS_BITS[letter] & missing)
-                line = f"c {rule.major}:{rule.minor} {letters}"
-                _write_v1(cgroup, "devices.allow", line)
-                added.append(line)
+        for name, line in changes:
+            _write_v1(cgroup, name, line)
+            done.append((name, line))
     except ApplyError:
         take_back()
         raise
@@ -319,8 +361,8 @@ def _write_v1(cgroup: Cgroup, name: str, line: str) -> None:
 # -- cgroup v2 ---------------------------------------------------------------------------------------------------
 
 
-def _replace_v2(cgroup: Cgroup, rules: "list[FilterRule]") -> "Callable[[], None] | None":
-    """Exchange every device program of a v2 cgroup for one that enforces ``rules``.
+def _replace_v2(cgroup: Cgroup, rules: "list[FilterRule] | None") -> "Callable[[], None] | None":
+    """Exchange every device program of a v2 cgroup for one that enforces ``rules`` (None: they are not known).
 
     Returns the undo, which puts the old programs back, or None if there is no program: then everything is allowed
     and there is nothing to widen.
@@ -331,6 +373,8 @@ def _replace_v2(cgroup: Cgroup, rules: "list[FilterRule]") -> "Callable[[], None
         raise _failed("query device programs of", cgroup.path, error) from error
     if not attached.ids:
         return None
+    if rules is None:
+        raise _failed("widen device program of", cgroup.path, "the container's config.json was not found")
     program = device_program(rules)
     pairs: list[tuple[int, int]] = []  # (old, new) descriptors
     exchanged: list[tuple[int, int]] = []

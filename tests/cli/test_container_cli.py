@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from ocigpu.container_cli import CONFIGURE_MESSAGE, main, make_parser, render_csv, render_info, render_list
+from ocigpu.container_cli import main
+from ocigpu.container_cli_list import render_csv, render_info, render_list
+from ocigpu.container_cli_options import make_parser
 from ocigpu.errors import OcigpuError
 from ocigpu.facts import DeviceNode, HostFacts, HostFile, Library
 
@@ -179,7 +181,7 @@ def test_sockets_are_dropped_by_daemon(facts: HostFacts) -> None:
         (["frobnicate"], "invalid choice"),
         (["--frobnicate", "info"], "--frobnicate"),
         (["info", "--json"], "--json"),
-        (["configure", "--pid=1", "/rootfs"], CONFIGURE_MESSAGE),
+        (["configure", "--pid=1"], "the following arguments are required: ROOTFS"),
         (["list", "--imex-channel", "x"], "error parsing IMEX info: unsupported IMEX channel value: x"),
         (["list", "--imex-channel=0,1048576"], "unsupported IMEX channel value: 1048576"),
     ],
@@ -196,7 +198,7 @@ def test_every_failure_ends_with_status_1_and_one_message(
 
 
 @pytest.mark.parametrize("word", ["--help", "-?", "--usage", "-V", "--version"])
-@pytest.mark.parametrize("command", [[], ["info"], ["list"]], ids=["global", "info", "list"])
+@pytest.mark.parametrize("command", [[], ["info"], ["list"], ["configure"]], ids=["global", "info", "list", "set"])
 def test_help_and_version_exist_at_every_level(
     command: list[str], word: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -206,8 +208,8 @@ def test_help_and_version_exist_at_every_level(
 
 @pytest.mark.parametrize("user", [["-u"], ["--user"], ["-u0:0"], ["--user=root:video"]], ids=" ".join)
 def test_user_takes_its_value_attached_or_not_at_all(user: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*user, "-k", "configure"]) == 1
-    assert CONFIGURE_MESSAGE in capsys.readouterr().err
+    assert main([*user, "-k", "configure", "-u"]) == 1  # which is --utility there
+    assert "the following arguments are required: ROOTFS" in capsys.readouterr().err
 
 
 def test_a_message_also_goes_to_the_debug_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
