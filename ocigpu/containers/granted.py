@@ -59,7 +59,7 @@ def read_allowed(container: Container, numbers: Iterable[Number]) -> Allowed:
     except OcigpuError as error:
         return Allowed(unknown=error.message)
     try:
-        directories = _cgroup_directories(_read(proc_fd, "cgroup"))
+        directories = cgroup_directories(_read(proc_fd, "cgroup"))
         if container.status == "paused" and any(mount.version == 2 for mount, _ in directories):
             return Allowed(unknown="the container is paused: a process in its cgroup would be, too")
         found = ask_child(lambda: _try_in_cgroups([path for _, path in directories], wanted))
@@ -102,7 +102,7 @@ def _read(dir_fd: int, name: str) -> str:
         return file.read(1 << 20)
 
 
-def _cgroup_directories(text: str) -> list[tuple[CgroupMount, str]]:
+def cgroup_directories(text: str) -> list[tuple[CgroupMount, str]]:
     """Return where the device cgroups of a process are, of v1 and of v2; none where it is in our own one.
 
     ``text``: its /proc/<pid>/cgroup.  Raises OSError for a cgroup that no mount here shows.
@@ -134,6 +134,13 @@ def _below(mount: CgroupMount, path: str) -> tuple[CgroupMount, str] | None:
     return (mount, directory) if shown else None
 
 
+def join_cgroups(directories: Sequence[str]) -> None:
+    """Make this process one of these cgroups, of different hierarchies; raises OSError."""
+    for directory in directories:
+        with open(f"{directory}/cgroup.procs", "wb", buffering=0) as file:
+            file.write(b"0")
+
+
 def _try_in_cgroups(directories: Sequence[str], numbers: Sequence[Number]) -> list[Number]:
     """Return the devices that processes of these cgroups may open; for a child that ends with this.
 
@@ -145,9 +152,7 @@ def _try_in_cgroups(directories: Sequence[str], numbers: Sequence[Number]) -> li
     names = [f"{major}:{minor}" for major, minor in numbers]
     for name, number in zip(names, numbers, strict=True):
         os.mknod(name, stat.S_IFCHR | 0o666, os.makedev(*number), dir_fd=nodes_fd)
-    for directory in directories:
-        with open(f"{directory}/cgroup.procs", "wb", buffering=0) as file:
-            file.write(b"0")
+    join_cgroups(directories)
     # no more than this in there: what a process needs of memory is charged to its cgroup
     answers = [os.access(name, os.R_OK | os.W_OK, dir_fd=nodes_fd) for name in names]
     return [number for number, answer in zip(numbers, answers, strict=True) if answer]
