@@ -61,6 +61,10 @@ def run_command(options: argparse.Namespace, debug_file: str = "") -> list[str]:
     """Carry out the command; return the lines that it prints.  Raises OcigpuError."""
     channels = [] if options.command == "info" else _imex_channels(options.imex_channel)
     settings = _settings(options)
+    if options.load_kmods:
+        from ocigpu.container_cli_load import load_driver
+
+        write_debug(debug_file, load_driver(settings, [] if options.no_create_imex_channels else channels))
     if options.command == "configure":
         from ocigpu.container_cli_configure import configure
 

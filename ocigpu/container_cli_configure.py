@@ -9,7 +9,7 @@ import os
 
 from ocigpu.actions import Node, Plan
 from ocigpu.container_cli_list import check_mig_capability
-from ocigpu.container_cli_options import COMPAT_MODES
+from ocigpu.container_cli_options import COMPAT_MODES, PROGRAM
 from ocigpu.errors import OcigpuError, RequestError, SpecError, UsageError, printable, quoted
 from ocigpu.facts import HostFacts
 from ocigpu.request import (
@@ -46,6 +46,12 @@ _CLASSES = {
     "LD": "ldcache error",
 }
 """The vendor's class of an error by our code, or the part of it that names its area."""
+_HINTS = {
+    "OCIGPU-ARG-1": f"see: {PROGRAM} configure --help",
+    "OCIGPU-NS-1": "Give --pid of a container that is being created, or call it in a mount namespace of its own where"
+    " ROOTFS is mounted (mount --bind ROOTFS ROOTFS).",
+    "OCIGPU-CG-1": "Use --no-cgroups only if something else controls device access.",
+}
 
 
 def configure(options: argparse.Namespace, channels: list[int], settings: Settings) -> list[str]:
@@ -60,9 +66,8 @@ def configure(options: argparse.Namespace, channels: list[int], settings: Settin
     except OcigpuError as error:
         area = error.code.removeprefix("OCIGPU-")
         kind = _CLASSES.get(area) or _CLASSES.get(area.partition("-")[0], "")
-        if not kind or error.message.startswith(("mig-", kind)):
-            raise
-        raise OcigpuError(error.code, f"{kind}: {error.message}", error.hint) from error
+        message = error.message if not kind or error.message.startswith(("mig-", kind)) else f"{kind}: {error.message}"
+        raise OcigpuError(error.code, message, _HINTS.get(error.code, error.hint)) from error
 
 
 def _configure(options: argparse.Namespace, channels: list[int], settings: Settings) -> list[str]:
