@@ -18,6 +18,7 @@ from ocigpu.commands.demo import DEMO_EPILOG, demo_command
 from ocigpu.commands.explain import EXPLAIN_EPILOG, explain_command
 from ocigpu.commands.host import FACTS_EPILOG, LIST_EPILOG, facts_command, list_command
 from ocigpu.commands.plan import PLAN_EPILOG, plan_command
+from ocigpu.commands.ps import PS_EPILOG, ps_command
 from ocigpu.commands.refresh import REFRESH_EPILOG, refresh_command
 from ocigpu.commands.sim import sim_app
 from ocigpu.commands.system import system_app
@@ -53,7 +54,7 @@ app = typer.Typer(
     name=PROGRAM,
     help="Gives containers their NVIDIA GPUs, and shows its work.",
     epilog=EPILOG,
-    add_completion=False,
+    add_completion=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -62,6 +63,7 @@ app.command("plan", epilog=PLAN_EPILOG)(plan_command)
 app.command("list", epilog=LIST_EPILOG)(list_command)
 app.command("facts", epilog=FACTS_EPILOG)(facts_command)
 app.command("refresh", epilog=REFRESH_EPILOG)(refresh_command)
+app.command("ps", epilog=PS_EPILOG)(ps_command)
 app.command("explain", epilog=EXPLAIN_EPILOG)(explain_command)
 app.command("demo", short_help="Run real containers with GPUs and check what they see.", epilog=DEMO_EPILOG)(
     demo_command

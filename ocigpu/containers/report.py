@@ -1,0 +1,316 @@
+"""What a container has of the host's GPUs: by its state, its config.json, its /dev, its cgroup and its processes."""
+
+import os
+import stat
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from ocigpu.containers.asked import ask_child
+from ocigpu.containers.find import Container, open_process
+from ocigpu.containers.granted import Allowed, Granted, Number, listed_nodes, read_allowed, read_granted
+from ocigpu.errors import OcigpuError, SpecError
+from ocigpu.facts import DeviceNode, HostFacts
+from ocigpu.provision.cgroups import parse_proc_cgroup
+from ocigpu.provision.image import read_device
+from ocigpu.spec import DECLARED, OUR_HOOK, VENDOR_HOOKS, get_list, get_object, read_config
+
+VENDOR_CDI_HOOKS = ("nvidia-ctk", "nvidia-cdi-hook")
+MAX_DESCRIPTORS = 65536
+"""Open files looked at of one process."""
+HOOK_STAGES = ("prestart", "createRuntime", "createContainer", "startContainer")
+
+
+class Device(NamedTuple):
+    """One of the host's NVIDIA devices as a container has it.
+
+    ``name``: "GPU 0", "MIG 0:1", or the path.  ``granted``: by the rules of its config.json.  ``inside``: it has the
+    node.  ``allowed``: by its cgroup now, None when that is not known.
+    """
+
+    name: str
+    path: str
+    major: int
+    minor: int
+    granted: bool
+    inside: bool
+    allowed: bool | None
+
+
+class GpuState(NamedTuple):
+    """A GPU or MIG device that a container has, or had: ``state`` is of :func:`_state`; ``mig`` "" or "0:1"."""
+
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
+    uuid: str
+    model: str
+    mig: str
+    state: str
+
+
+class Process(NamedTuple):
+    """A process that holds devices open: its number here, its name as it chose it, names of the devices."""
+
+    pid: int
+    command: str
+    devices: tuple[str, ...]
+
+
+class Report(NamedTuple):
+    """What is known of one container; ``mode``: of :func:`read_mode`; ``lost``: paths of granted devices it has lost.
+
+    ``beyond``: paths of GPUs that its cgroup allows and its config.json does not grant.
+    """
+
+    container: Container
+    mode: str
+    gpus: tuple[GpuState, ...]
+    devices: tuple[Device, ...]
+    processes: tuple[Process, ...]
+    lost: tuple[str, ...]
+    beyond: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def host_nodes(facts: HostFacts) -> dict[DeviceNode, str]:
+    """Return the NVIDIA device nodes of the host that containers get, each with its name, in the order of a plan."""
+    nodes = {node: node.container_path for node in facts.control_nodes}
+    minors = {mig.gi_minor: f"{gpu.index}:{mig.index}" for gpu in facts.gpus for mig in gpu.mig_devices}
+    minors |= {mig.ci_minor: f"{gpu.index}:{mig.index}" for gpu in facts.gpus for mig in gpu.mig_devices}
+    nodes |= {gpu.node: f"GPU {gpu.index}" for gpu in facts.gpus if gpu.node is not None}
+    nodes |= {node: f"GPU {gpu.index} (DRM)" for gpu in facts.gpus for node in gpu.drm_nodes}
+    return nodes | {node: f"MIG {minors[node.minor]}" for _, node in facts.cap_nodes if node.minor in minors}
+
+
+def read_mode(config: dict[str, Any]) -> str:
+    """Return how a container was given its GPUs, by its config.json.
+
+    "spec", "hook": by this project; "vendor": by the vendor's hook; "cdi": by CDI devices, whoever injected them;
+    "": none of these: what it has is in its configuration (``--device``, ``--privileged``).
+    """
+    if DECLARED in get_object(config, "annotations"):
+        return "spec"
+    hooks = [entry for stage in HOOK_STAGES for entry in get_list(get_object(config, "hooks"), stage)]
+    programs = [entry["path"] for entry in hooks if isinstance(entry, dict) and isinstance(entry.get("path"), str)]
+    arguments = [get_list(entry, "args")[:1] for entry in hooks]
+    if [OUR_HOOK] in arguments or any(map(_is_our_program, programs)):
+        return "hook"
+    names = {os.path.basename(program) for program in programs}
+    if names.intersection(VENDOR_HOOKS):
+        return "vendor"
+    annotated = any(name.startswith("cdi.k8s.io/") for name in get_object(config, "annotations"))
+    asked = any(
+        isinstance(entry, str) and _names_cdi(entry) for entry in get_list(get_object(config, "process"), "env")
+    )
+    return "cdi" if annotated or asked or names.intersection(VENDOR_CDI_HOOKS) else ""
+
+
+def _names_cdi(variable: str) -> bool:
+    name, _, value = variable.partition("=")
+    return name == "NVIDIA_VISIBLE_DEVICES" and "/" in value and "=" in value
+
+
+def _is_our_program(path: str) -> bool:
+    """Tell whether a hook's program is ours, which may be installed under the vendor's name too."""
+    if os.path.basename(os.path.realpath(path)) == OUR_HOOK:
+        return True
+    if os.path.basename(path) not in VENDOR_HOOKS:
+        return False
+    try:
+        with open(path, "rb") as file:
+            head = file.read(4096)
+    except OSError:  # not there any more, or a binary that nobody may read
+        return False
+    return head.startswith(b"#!") and b"ocigpu" in head
+
+
+def make_reports(containers: Sequence[Container], facts: HostFacts) -> list[Report]:
+    """Return what each container has; nothing is opened or changed in it.  Needs root for containers of root."""
+    reports = [_make_report(container, facts) for container in containers]
+    members = _find_members([report.container for report in reports if report.gpus and report.container.pid])
+    names = {(node.major, node.minor): name for node, name in host_nodes(facts).items()}
+    return [
+        _with_processes(report, members[report.container.state_file], names)
+        if report.container.state_file in members
+        else report
+        for report in reports
+    ]
+
+
+def _make_report(container: Container, facts: HostFacts) -> Report:
+    notes: list[str] = []
+    try:
+        config = read_config(container.bundle).config
+    except SpecError as error:
+        config = {}
+        notes.append(error.message)
+    nodes = host_nodes(facts)
+    numbers = [(node.major, node.minor) for node in nodes]
+    mode, granted = read_mode(config), read_granted(config, numbers)
+    inside = frozenset(_look_for_nodes(container, list(nodes), notes)) if container.pid else frozenset[str]()
+    if not container.pid:  # what it would get again
+        listed = listed_nodes(config)
+        inside = frozenset(node.container_path for node in nodes if node.container_path in listed)
+    narrow = () if granted.everything else granted.numbers
+    allowed = Allowed()
+    if container.pid and (inside or narrow):
+        allowed = read_allowed(container, numbers)
+        if allowed.unknown:
+            notes.append(allowed.unknown)
+    unknown = not container.pid or bool(allowed.unknown)
+    devices = {
+        (node.major, node.minor): Device(
+            name,
+            node.container_path,
+            node.major,
+            node.minor,
+            (node.major, node.minor) in granted.numbers,
+            node.container_path in inside,
+            None if unknown else (node.major, node.minor) in allowed.numbers,
+        )
+        for node, name in nodes.items()
+    }
+    had = tuple(device for device in devices.values() if device.inside or (device.major, device.minor) in narrow)
+    expected = mode in ("hook", "vendor") or not granted.has_rules  # hooks change cgroups without a word in config.json
+    lost = tuple(device.path for device in had if device.allowed is False and (device.granted or expected))
+    return Report(
+        container=container,
+        mode=mode,
+        gpus=tuple(_gpu_states(facts, {(device.major, device.minor): device for device in had}, lost)),
+        devices=had,
+        processes=(),
+        lost=lost,
+        beyond=tuple(_beyond(devices.values(), granted, expected)),
+        notes=tuple(notes),
+    )
+
+
+def _beyond(devices: Iterable[Device], granted: Granted, expected: bool) -> list[str]:
+    if expected or granted.everything:
+        return []
+    return [device.path for device in devices if device.allowed and not device.granted]
+
+
+def _gpu_states(facts: HostFacts, had: dict[Number, Device], lost: tuple[str, ...]) -> Iterable[GpuState]:
+    """Return the GPUs of which the container has the node or the rule; of one that is cut up, its MIG devices."""
+    by_minor = {node.minor: had.get((node.major, node.minor)) for _, node in facts.cap_nodes}
+    for gpu in facts.gpus:
+        device = had.get((gpu.node.major, gpu.node.minor)) if gpu.node else None
+        if device is None:
+            continue
+        parts = [
+            (mig, [device, *filter(None, (by_minor.get(mig.gi_minor), by_minor.get(mig.ci_minor)))])
+            for mig in gpu.mig_devices
+        ]
+        owned = [(mig, nodes) for mig, nodes in parts if len(nodes) == 3]
+        for mig, nodes in owned:
+            yield GpuState(gpu.index, mig.uuid, mig.profile, f"{gpu.index}:{mig.index}", _state(nodes, lost))
+        if not owned:
+            yield GpuState(gpu.index, gpu.uuid, gpu.model, "", _state([device], lost))
+
+
+def _state(devices: Sequence[Device], lost: tuple[str, ...]) -> str:
+    """Return "ok", "lost" (granted, and refused now), "denied" (never granted), "no node", or "" when it is unknown."""
+    if any(device.path in lost for device in devices):
+        return "lost"
+    if any(device.allowed is None for device in devices):
+        return ""
+    if not all(device.allowed for device in devices):
+        return "denied"
+    return "ok" if all(device.inside for device in devices) else "no node"
+
+
+def _look_for_nodes(container: Container, nodes: Sequence[DeviceNode], notes: list[str]) -> list[str]:
+    """Return the container paths at which it has these nodes: below its root as its first process sees it."""
+    try:
+        proc_fd = open_process(container)
+    except OcigpuError as error:
+        notes.append(error.message)
+        return []
+
+    def look() -> list[str]:
+        root_fd = os.open("root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc_fd)
+        found = ((node, read_device(root_fd, node.container_path)) for node in nodes)
+        return [
+            node.container_path
+            for node, present in found
+            if present is not None and (present.major, present.minor) == (node.major, node.minor)
+        ]
+
+    try:
+        paths: list[str] = ask_child(look)
+    except OSError as error:
+        notes.append(f"its files cannot be looked at: {error.strerror or error}")
+        return []
+    finally:
+        os.close(proc_fd)
+    return paths
+
+
+# processes
+
+
+def _find_members(containers: Sequence[Container]) -> dict[str, list[int]]:
+    """Return the processes of containers by their state files: those in its cgroups, else in its pid namespace."""
+    ours = _place(os.getpid())
+    places = {container.state_file: _place(container.pid) for container in containers}
+    members: dict[str, list[int]] = {container.state_file: [container.pid] for container in containers}
+    for name in os.listdir("/proc") if containers else ():
+        place = _place(int(name)) if name.isdigit() else None
+        if place is None or ours is None:
+            continue
+        for state_file, own in places.items():
+            if own is not None and int(name) not in members[state_file] and _is_member(place, own, ours):
+                members[state_file].append(int(name))
+    return members
+
+
+class _Place(NamedTuple):
+    v1: str | None
+    v2: str | None
+    pid_namespace: int
+
+
+def _place(pid: int) -> _Place | None:
+    try:
+        with open(f"/proc/{pid}/cgroup", encoding="utf-8", errors="surrogateescape") as file:
+            cgroup = parse_proc_cgroup(file.read(1 << 20))
+        return _Place(cgroup.v1, cgroup.v2, os.stat(f"/proc/{pid}/ns/pid").st_ino)
+    except OSError:  # it has ended, or is not ours to look at
+        return None
+
+
+def _is_member(place: _Place, container: _Place, ours: _Place) -> bool:
+    for path, top, own in ((place.v1, container.v1, ours.v1), (place.v2, container.v2, ours.v2)):
+        if top not in (None, "/", own):
+            return path is not None and f"{path}/".startswith(f"{top}/")
+    return container.pid_namespace not in (ours.pid_namespace, 0) and place.pid_namespace == container.pid_namespace
+
+
+def _with_processes(report: Report, pids: Sequence[int], names: dict[Number, str]) -> Report:
+    """Add the processes of a container that hold NVIDIA devices open."""
+    try:
+        found = ask_child(lambda: [holder for pid in sorted(pids) if (holder := _holder(pid, names))])
+    except OSError as error:
+        note = f"its processes cannot be looked at: {error.strerror or error}"
+        return report._replace(notes=(*report.notes, note))
+    processes = tuple(Process(pid, command, tuple(devices)) for pid, command, devices in found)
+    return report._replace(processes=processes)
+
+
+def _holder(pid: int, names: dict[Number, str]) -> tuple[int, str, list[str]] | None:
+    """Return (pid, command, names of devices) of a process that has one open, by what its descriptors are (stat(2))."""
+    held: dict[str, None] = {}
+    try:
+        for name in os.listdir(f"/proc/{pid}/fd")[:MAX_DESCRIPTORS]:
+            try:
+                status = os.stat(f"/proc/{pid}/fd/{name}")
+            except OSError:  # closed since
+                continue
+            number = (os.major(status.st_rdev), os.minor(status.st_rdev))
+            if stat.S_ISCHR(status.st_mode) and number in names:
+                held[names[number]] = None
+        if not held:
+            return None
+        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
+            return pid, file.read(64).rstrip("\n"), list(held)
+    except OSError:  # it has ended
+        return None
