@@ -1,0 +1,147 @@
+"""Changes of single values in the text of a configuration file; every other byte of it stays.
+
+Pure: texts in, texts out.  JSON is :mod:`~ocigpu.engines.json_text`, TOML :mod:`~ocigpu.engines.toml_text`.
+"""
+
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from ocigpu.engines import json_text, toml_text
+from ocigpu.engines.places import parse_config
+from ocigpu.errors import OcigpuError
+
+
+class Change(NamedTuple):
+    """A value to set: ``keys`` from the outermost table in; with ``append`` an element to add to an array."""
+
+    keys: tuple[str, ...]
+    value: Any
+    append: bool = False
+
+
+class Applied(NamedTuple):
+    """A change that was made, with what is needed to take it back.
+
+    ``present``: how many leading keys led to a table before; the tables below are ours.  ``before``: the value before,
+    None for none; ``raw``: its text, "" for a TOML table.
+    """
+
+    change: Change
+    present: int
+    before: Any
+    raw: str
+
+
+def name_of(keys: Sequence[str]) -> str:
+    """Return keys as one reads them in TOML: plugins."io.containerd.grpc.v1.cri".containerd."""
+    import tomlkit
+
+    return tomlkit.key(list(keys)).as_string()
+
+
+def look_up(data: Any, keys: Sequence[str]) -> Any:
+    """Return the value below a list of keys, None where there is none."""
+    for key in keys:
+        data = data.get(key) if isinstance(data, dict) else None
+    return data
+
+
+def apply_changes(path: str, text: str, changes: Sequence[Change]) -> tuple[str, list[Applied]]:
+    """Return the text of the file ``path`` with the changes, and what was changed; a value that is there is none.
+
+    The result was parsed: it holds what it held and the changes, nothing else.
+    Raises OcigpuError OCIGPU-ENG-1 when the text cannot be understood, OCIGPU-ENG-2 when something else than a table
+    is in the way.
+    """
+    form = _form(path)
+    applied = []
+    for change in changes:
+        data = parse_config(path, text)
+        present = _present(path, data, change)
+        before = look_up(data, change.keys)
+        if _holds(before, change):
+            continue
+        raw = "" if before is None else form.raw(text, change.keys)
+        value = [*(before or ()), change.value] if change.append else change.value
+        text = form.put(text, change.keys, value)
+        _verify(path, data, change.keys, value, text)
+        applied.append(Applied(change, present, before, raw))
+    return text, applied
+
+
+def revert_changes(path: str, text: str, applied: Sequence[Applied]) -> tuple[str, list[Change]]:
+    """Return the text without the changes, and those that were left because somebody has changed the value since.
+
+    A table of ours is removed whole, with what others have added to it; one that still holds another's values where
+    ours were is no longer ours.  Raises OcigpuError OCIGPU-ENG-1.
+    """
+    form = _form(path)
+    left = []
+    for change, present, before, raw in reversed(applied):
+        data = parse_config(path, text)
+        now = look_up(data, change.keys)
+        if not _holds(now, change):
+            if now is not None:
+                left.append(change)
+            continue
+        if change.append:
+            value = list(now)
+            value.remove(change.value)
+            text = form.put(text, change.keys, value) if value or before is not None else form.drop(text, change.keys)
+        elif before is None:
+            text = form.drop(text, change.keys)
+        else:
+            text = form.put_raw(text, change.keys, raw) if raw else form.put(text, change.keys, before)
+        for length in range(len(change.keys) - 1, present, -1):
+            if look_up(parse_config(path, text), change.keys[:length]) == {}:
+                text = form.drop(text, change.keys[:length])
+    return text, left
+
+
+def _form(path: str) -> ModuleType:
+    return json_text if path.endswith(".json") else toml_text
+
+
+def _present(path: str, data: Any, change: Change) -> int:
+    """Return how many leading keys (not the last) lead to tables; raises OcigpuError for anything else there."""
+    for number, key in enumerate(change.keys[:-1]):
+        data = data.get(key)
+        if data is None:
+            return number
+        if not isinstance(data, dict):
+            raise OcigpuError("OCIGPU-ENG-2", f"{path}: {name_of(change.keys[: number + 1])} is not a table")
+    before = data.get(change.keys[-1])
+    if before is not None and not isinstance(before, list if change.append else type(change.value)):
+        kind = "an array" if isinstance(change.value, list) or change.append else type(change.value).__name__
+        raise OcigpuError("OCIGPU-ENG-2", f"{path}: {name_of(change.keys)} is not {_KINDS.get(kind, kind)}")
+    return len(change.keys) - 1
+
+
+_KINDS = {"dict": "a table", "str": "a string", "bool": "true or false", "int": "a number"}
+
+
+def _holds(value: Any, change: Change) -> bool:
+    """Whether a value is what the change makes of it; a table may hold more."""
+    if change.append:
+        return isinstance(value, list) and change.value in value
+    return _contains(value, change.value)
+
+
+def _contains(value: Any, wanted: Any) -> bool:
+    if isinstance(wanted, dict):
+        return isinstance(value, dict) and all(key in value and _contains(value[key], wanted[key]) for key in wanted)
+    return type(value) is type(wanted) and bool(value == wanted)
+
+
+def _verify(path: str, data: Any, keys: Sequence[str], value: Any, text: str) -> None:
+    """Raise OcigpuError unless the text says what the data says, with the value at its keys."""
+    import copy
+
+    wanted = copy.deepcopy(data)
+    table = wanted
+    for key in keys[:-1]:
+        table = table.setdefault(key, {})
+    table[keys[-1]] = value
+    if parse_config(path, text) != wanted:
+        raise OcigpuError("OCIGPU-ENG-2", f"{path}: {name_of(keys)} cannot be set without changing other settings")

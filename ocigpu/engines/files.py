@@ -1,0 +1,248 @@
+"""Configuration files below a root read, replaced and removed: whole or not at all, with mode and owner kept."""
+
+import contextlib
+import errno
+import fcntl
+import os
+import stat
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ocigpu.cache import open_cache
+from ocigpu.engines.places import MAX_CONFIG, NOT_THERE, decode
+from ocigpu.errors import OcigpuError
+from ocigpu.linux.paths import MAX_LINKS, make_directories, open_in_root
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_LOCK_SECONDS = 30
+_PLAIN_MODE = 0o644
+
+
+class File(NamedTuple):
+    """A file as it is: ``path`` is where it really lies below the root, ``text`` None when it is not there."""
+
+    path: str
+    text: str | None
+    mode: int = _PLAIN_MODE
+    owner: tuple[int, int] = (-1, -1)
+    attributes: tuple[tuple[str, bytes], ...] = ()
+    """Extended attributes: labels of SELinux, access lists."""
+
+
+class Root:
+    """A root directory, held by descriptor for as long as the block lasts."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        try:
+            self._fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise OcigpuError("OCIGPU-ENG-1", f"open {path}: {error.strerror}") from error
+
+    def __enter__(self) -> "Root":
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        os.close(self._fd)
+
+    def read(self, path: str) -> File:
+        """Return a file, its last link followed below the root.
+
+        Raises OcigpuError OCIGPU-ENG-1, and OCIGPU-ENG-4 when somebody else could put another file in its place: it
+        lies, or a link to it does, in a directory that is neither ours nor root's, or that everybody can write.
+        """
+        try:
+            directory, name, real = self._find(path)
+        except OSError as error:
+            if error.errno in NOT_THERE:
+                return File(path, None)
+            raise OcigpuError("OCIGPU-ENG-1", f"read {path}: {error.strerror}") from error
+        try:
+            fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+            with open(fd, "rb") as file:
+                status = os.fstat(fd)
+                if not stat.S_ISREG(status.st_mode):
+                    raise OcigpuError("OCIGPU-ENG-1", f"read {path}: not a regular file")
+                content = file.read(MAX_CONFIG + 1)
+                attributes = tuple((key, os.getxattr(fd, key)) for key in os.listxattr(fd))
+        except OSError as error:
+            if error.errno in NOT_THERE:
+                return File(real, None)
+            raise OcigpuError("OCIGPU-ENG-1", f"read {path}: {error.strerror}") from error
+        finally:
+            os.close(directory)
+        if len(content) > MAX_CONFIG:
+            raise OcigpuError("OCIGPU-ENG-1", f"read {path}: more than {MAX_CONFIG >> 20} MiB")
+        mode = stat.S_IMODE(status.st_mode)
+        return File(real, decode(path, content), mode, (status.st_uid, status.st_gid), attributes)
+
+    def write(self, file: File, text: str) -> list[str]:
+        """Give a file this text by a rename that survives a crash; returns the directories that were made for it.
+
+        Raises OcigpuError OCIGPU-ENG-4; then the file is as it was.
+        """
+        made: list[str] = []
+        before = os.umask(0o022)
+        try:
+            for directory in (os.path.dirname(file.path), aside(file.path, "")):
+                os.close(make_directories(self._fd, directory, 0o755, made.append))
+            target, name, _ = self._find(file.path)
+            try:
+                self._replace(target, name, file, text.encode())
+            finally:
+                os.close(target)
+        except (OSError, ValueError) as error:
+            self.remove_directories(made)
+            cause = getattr(error, "strerror", "") or error
+            raise OcigpuError("OCIGPU-ENG-4", f"write {file.path}: {cause}") from error
+        finally:
+            os.umask(before)
+        return made
+
+    def _replace(self, target: int, name: str, file: File, content: bytes) -> None:
+        """Write beside the directory where an engine might read every file of it, then rename into place."""
+        directory = open_in_root(self._fd, aside(file.path, ""), _DIRECTORY)
+        temporary = f".{name}.{os.getpid()}-{os.urandom(4).hex()}.tmp"
+        try:
+            fd = os.open(temporary, _NEW, 0o600, dir_fd=directory)
+            try:
+                with os.fdopen(fd, "wb") as output:
+                    output.write(content)
+                    output.flush()
+                    os.fchown(fd, *file.owner)
+                    os.fchmod(fd, file.mode)
+                    for key, value in file.attributes:
+                        os.setxattr(fd, key, value)
+                    os.fsync(fd)
+                os.replace(temporary, name, src_dir_fd=directory, dst_dir_fd=target)
+            except BaseException:
+                os.unlink(temporary, dir_fd=directory)
+                raise
+            os.fsync(target)
+        finally:
+            os.close(directory)
+
+    def remove(self, path: str) -> None:
+        """Remove a file or link, if it is there; raises OcigpuError OCIGPU-ENG-4."""
+        try:
+            directory = open_in_root(self._fd, os.path.dirname(path), _DIRECTORY)
+            try:
+                os.unlink(os.path.basename(path), dir_fd=directory)
+            finally:
+                os.close(directory)
+        except OSError as error:
+            if error.errno not in NOT_THERE:
+                raise OcigpuError("OCIGPU-ENG-4", f"remove {path}: {error.strerror}") from error
+
+    def remove_directories(self, paths: list[str]) -> None:
+        """Remove directories, the last one first; those that hold something by now stay."""
+        for path in reversed(paths):
+            try:
+                directory = open_in_root(self._fd, os.path.dirname(path), _DIRECTORY)
+                try:
+                    os.rmdir(os.path.basename(path), dir_fd=directory)
+                finally:
+                    os.close(directory)
+            except OSError as error:
+                if error.errno not in (*NOT_THERE, errno.ENOTEMPTY, errno.EBUSY):
+                    raise OcigpuError("OCIGPU-ENG-4", f"remove {path}: {error.strerror}") from error
+
+    def read_link(self, path: str) -> str | None:
+        """Return what a link names, "" for something that is no link, None for nothing."""
+        try:
+            directory = open_in_root(self._fd, os.path.dirname(path), _DIRECTORY)
+        except OSError as error:
+            if error.errno in NOT_THERE:
+                return None
+            raise OcigpuError("OCIGPU-ENG-1", f"read {path}: {error.strerror}") from error
+        try:
+            return os.readlink(os.path.basename(path), dir_fd=directory)
+        except OSError as error:
+            if error.errno in NOT_THERE:
+                return None
+            if error.errno == errno.EINVAL:
+                return ""
+            raise OcigpuError("OCIGPU-ENG-1", f"read {path}: {error.strerror}") from error
+        finally:
+            os.close(directory)
+
+    def link(self, path: str, target: str) -> None:
+        """Make a link where nothing is; raises OcigpuError OCIGPU-ENG-4."""
+        try:
+            directory = open_in_root(self._fd, os.path.dirname(path), _DIRECTORY)
+            try:
+                _require_safe(directory, path)
+                os.symlink(target, os.path.basename(path), dir_fd=directory)
+            finally:
+                os.close(directory)
+        except OSError as error:
+            raise OcigpuError("OCIGPU-ENG-4", f"link {path}: {error.strerror}") from error
+
+    def _find(self, path: str) -> tuple[int, str, str]:
+        """Return the directory (a descriptor), name and path of the file that ``path`` leads to, there or not."""
+        for _ in range(MAX_LINKS):
+            parent, name = os.path.split(path)
+            directory = open_in_root(self._fd, parent, _DIRECTORY)
+            try:
+                _require_safe(directory, path)
+                try:
+                    target = os.readlink(name, dir_fd=directory)
+                except OSError as error:
+                    if error.errno in (errno.EINVAL, errno.ENOENT):  # no link, or nothing
+                        return directory, name, path
+                    raise
+            except BaseException:
+                os.close(directory)
+                raise
+            os.close(directory)
+            path = os.path.join(parent, target)
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+
+
+def _require_safe(directory: int, path: str) -> None:
+    status = os.fstat(directory)
+    if status.st_uid not in (0, os.geteuid()) or status.st_mode & stat.S_IWOTH:
+        raise OcigpuError(
+            "OCIGPU-ENG-4", f"{path}: somebody else can replace files in {os.path.dirname(path)}: not used"
+        )
+
+
+def aside(path: str, suffix: str) -> str:
+    """Return a path for what belongs to a file; not in a directory of drop-ins: CRI-O reads every file of its one.
+
+    With an empty suffix: the directory.
+    """
+    directory, name = os.path.split(path)
+    if directory.endswith(".d"):
+        directory = os.path.dirname(directory)
+    return f"{directory}/{name}{suffix}" if suffix else directory
+
+
+@contextlib.contextmanager
+def locked() -> Iterator[None]:
+    """Let one process at a time change configurations of engines; raises OcigpuError when another one takes long.
+
+    The lock lies where no other user can take it.
+    """
+    directory = open_cache(create=True)
+    if directory < 0:
+        directory = os.open(os.path.expanduser("~"), _DIRECTORY | os.O_CLOEXEC)
+        fd = directory
+    else:
+        fd = os.open("engine.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600, dir_fd=directory)
+        os.close(directory)
+    try:
+        deadline = time.monotonic() + _LOCK_SECONDS
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as error:
+                if time.monotonic() > deadline:
+                    raise OcigpuError("OCIGPU-ENG-4", "another ocigpu is changing engine configurations") from error
+            time.sleep(0.1)
+        yield
+    finally:
+        os.close(fd)

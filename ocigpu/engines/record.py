@@ -1,0 +1,84 @@
+"""What was changed in a file, kept beside it as FILE.ocigpu-record, and the file from before, FILE.ocigpu-backup."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from ocigpu.engines.document import Applied, Change
+from ocigpu.engines.files import aside
+from ocigpu.errors import OcigpuError
+
+BACKUP, RECORD = ".ocigpu-backup", ".ocigpu-record"
+
+
+class Record(NamedTuple):
+    """What "ocigpu engine configure" did to one file.
+
+    ``created``: the text that a file began with which was not there, None for one that was.  ``digest``: of the text
+    that was written.  ``others``: further files that were changed with it.  ``links``: links that were made.
+    """
+
+    created: str | None
+    digest: str
+    applied: tuple[Applied, ...]
+    directories: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
+    links: tuple[str, ...] = ()
+
+
+def backup_path(path: str) -> str:
+    """Return where the file from before the first change is kept."""
+    return aside(path, BACKUP)
+
+
+def record_path(path: str) -> str:
+    """Return where the record of a file is kept."""
+    return aside(path, RECORD)
+
+
+def digest(text: str) -> str:
+    """Return the SHA-256 of a text."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def dump_record(record: Record) -> str:
+    """Return a record as text."""
+    changes = [
+        {**change._asdict(), "present": present, "before": before, "raw": raw}
+        for change, present, before, raw in record.applied
+    ]
+    data = {"note": 'for "ocigpu engine remove"; see FILE.ocigpu-backup for the file from before', **record._asdict()}
+    data["applied"] = changes
+    return json.dumps(data, indent=2) + "\n"
+
+
+def parse_record(path: str, text: str) -> Record:
+    """Return the record in a text; raises OcigpuError OCIGPU-ENG-1 when it is none."""
+    try:
+        data = json.loads(text)
+        applied = tuple(
+            Applied(
+                Change(tuple(map(str, entry["keys"])), entry["value"], bool(entry["append"])),
+                int(entry["present"]),
+                entry["before"],
+                str(entry["raw"]),
+            )
+            for entry in data["applied"]
+        )
+        return Record(
+            data["created"],
+            str(data["digest"]),
+            applied,
+            _texts(data["directories"]),
+            _texts(data["others"]),
+            _texts(data["links"]),
+        )
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise OcigpuError(
+            "OCIGPU-ENG-1", f"{path}: not a record of ocigpu", "remove it, and check the file that it belongs to"
+        ) from error
+
+
+def _texts(values: Sequence[Any]) -> tuple[str, ...]:
+    return tuple(map(str, values))

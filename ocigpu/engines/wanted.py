@@ -1,0 +1,120 @@
+"""Which settings make an engine know ocigpu: pure, from what its configuration says."""
+
+from typing import Any, NamedTuple
+
+from ocigpu.engines.document import Change, look_up
+from ocigpu.engines.status import config_version, cri_plugin, is_ours
+from ocigpu.errors import OcigpuError
+
+_RUNC_TYPES = ("io.containerd.runc.", "io.containerd.runtime.v1.")
+_V1_SHIM = "io.containerd.runtime.v1.linux"
+CDI_DIRECTORIES = ["/etc/cdi", "/var/run/cdi"]
+"""Where the CDI specification says that specifications are (CDI SPEC.md)."""
+
+
+class Wanted(NamedTuple):
+    """A runtime entry: its name, the program, whether it becomes the default, and whether CDI is switched on."""
+
+    name: str
+    path: str
+    default: bool
+    cdi: bool
+
+
+def docker_changes(wanted: Wanted) -> list[Change]:
+    """Return the changes of a daemon.json (docs.docker.com, "dockerd": daemon configuration file)."""
+    changes = [Change(("runtimes", wanted.name), {"path": wanted.path})]
+    if wanted.default:
+        changes.append(Change(("default-runtime",), wanted.name))
+    if wanted.cdi:
+        changes.append(Change(("features", "cdi"), True))
+    return changes
+
+
+def podman_changes(wanted: Wanted) -> list[Change]:
+    """Return the changes of a containers.conf (containers.conf(5), table engine); CDI needs no switch."""
+    changes = [Change(("engine", "runtimes", wanted.name), [wanted.path])]
+    if wanted.default:
+        changes.insert(0, Change(("engine", "runtime"), wanted.name))
+    return changes
+
+
+def crio_changes(wanted: Wanted, merged: dict[str, Any]) -> list[Change]:
+    """Return the changes of a CRI-O drop-in (crio.conf(5), table crio.runtime); CDI needs no switch.
+
+    ``merged``: the whole configuration.  The entry is like that of the runtime in use (monitor, allowed annotations).
+    """
+    runtime = look_up(merged, ("crio", "runtime")) or {}
+    entry = _like(runtime.get("runtimes") or {}, runtime.get("default_runtime"), "runtime_path")
+    for key in ("runtime_path", "runtime_type", "platform_runtime_paths"):
+        entry.pop(key, None)
+    entry = {"runtime_path": wanted.path, "runtime_type": "oci", **entry}
+    changes = [Change(("crio", "runtime", "runtimes", wanted.name), entry)]
+    if wanted.default:
+        changes.insert(0, Change(("crio", "runtime", "default_runtime"), wanted.name))
+    return changes
+
+
+def containerd_changes(wanted: Wanted, version: int, merged: dict[str, Any]) -> list[Change]:
+    """Return the changes of a containerd configuration of this version (containerd, docs/cri/config.md).
+
+    ``merged``: the whole configuration.  The entry is like that of the runtime in use, with its cgroup driver.  The
+    table of runtimes replaces containerd's own, so "runc" is written too where no runtime was.
+    Raises OcigpuError OCIGPU-ENG-2 where the deprecated table default_runtime decides about the default.
+    """
+    plugin = cri_plugin({"version": version})
+    settings = look_up(merged, plugin) or {}
+    engine = settings.get("containerd") or {}
+    runtimes = engine.get("runtimes") or {}
+    changes = []
+    if wanted.default:
+        if look_up(engine, ("default_runtime", "runtime_type")):
+            raise OcigpuError(
+                "OCIGPU-ENG-2",
+                "containerd's deprecated table containerd.default_runtime decides about the default runtime",
+                "move it to containerd.runtimes.NAME with default_runtime_name = NAME",
+            )
+        changes.append(Change((*plugin, "containerd", "default_runtime_name"), wanted.name))
+    if wanted.cdi:
+        changes.append(Change((*plugin, "enable_cdi"), True))
+        if settings.get("cdi_spec_dirs") == []:
+            changes.append(Change((*plugin, "cdi_spec_dirs"), CDI_DIRECTORIES))
+    if not runtimes:
+        changes.append(Change((*plugin, "containerd", "runtimes", "runc"), {"runtime_type": "io.containerd.runc.v2"}))
+    changes.append(Change((*plugin, "containerd", "runtimes", wanted.name), _containerd_entry(wanted, engine)))
+    return changes
+
+
+def _containerd_entry(wanted: Wanted, engine: dict[str, Any]) -> dict[str, Any]:
+    candidates = {
+        name: entry
+        for name, entry in (engine.get("runtimes") or {}).items()
+        if (entry.get("runtime_type") or _RUNC_TYPES[0]).startswith(_RUNC_TYPES)
+    }
+    entry = _like(candidates, engine.get("default_runtime_name"), "options")
+    entry["runtime_type"] = entry.get("runtime_type") or "io.containerd.runc.v2"
+    options = dict(entry.get("options") or {})
+    options.pop("Runtime", None)
+    options["Runtime" if entry["runtime_type"] == _V1_SHIM else "BinaryName"] = wanted.path
+    entry["options"] = options
+    return entry
+
+
+def _like(runtimes: dict[str, Any], default: str | None, path_key: str) -> dict[str, Any]:
+    """Return a copy of the entry to follow: the default, else runc, else crun; none of ours, none of NVIDIA's."""
+    for name in (default, "runc", "crun"):
+        entry = runtimes.get(name or "")
+        if entry is not None and not (name or "").startswith("nvidia"):
+            value = entry.get(path_key)
+            path = value.get("BinaryName", "") if isinstance(value, dict) else value or ""
+            if not is_ours(path):
+                return dict(entry)
+    return {}
+
+
+def version_of(path: str, data: dict[str, Any]) -> int:
+    """Return the version of a containerd configuration; raises OcigpuError OCIGPU-ENG-1."""
+    try:
+        return config_version(data)
+    except ValueError as error:
+        raise OcigpuError("OCIGPU-ENG-1", f"{path}: {error}") from error
