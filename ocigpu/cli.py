@@ -15,6 +15,7 @@ from ocigpu import __version__
 from ocigpu.commands.cdi import cdi_app
 from ocigpu.commands.config import config_app
 from ocigpu.commands.demo import DEMO_EPILOG, demo_command
+from ocigpu.commands.diff import DIFF_EPILOG, diff_command
 from ocigpu.commands.explain import EXPLAIN_EPILOG, explain_command
 from ocigpu.commands.host import FACTS_EPILOG, LIST_EPILOG, facts_command, list_command
 from ocigpu.commands.plan import PLAN_EPILOG, plan_command
@@ -65,6 +66,7 @@ app.command("facts", epilog=FACTS_EPILOG)(facts_command)
 app.command("refresh", epilog=REFRESH_EPILOG)(refresh_command)
 app.command("ps", epilog=PS_EPILOG)(ps_command)
 app.command("explain", epilog=EXPLAIN_EPILOG)(explain_command)
+app.command("diff", epilog=DIFF_EPILOG)(diff_command)
 app.command("demo", short_help="Run real containers with GPUs and check what they see.", epilog=DEMO_EPILOG)(
     demo_command
 )

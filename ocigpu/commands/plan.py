@@ -1,7 +1,5 @@
 """``ocigpu plan``: what would be done for a container, each step with its reason; nothing is changed."""
 
-import copy
-import os
 import sys
 from typing import Annotated
 
@@ -23,7 +21,7 @@ from ocigpu.commands.common import (
     print_notes,
     print_table,
 )
-from ocigpu.errors import SpecError, UsageError, printable, quoted
+from ocigpu.errors import UsageError, printable, quoted
 from ocigpu.facts import HostFacts, ImageFacts, to_data
 from ocigpu.plan import make_plan
 from ocigpu.request import DEVICES_VARIABLE, Request, parse_request, request_from_variables
@@ -90,12 +88,14 @@ def plan_command(
 
         show_cdi_plan(request, container, settings, json)
         return
+    from ocigpu.containers.planned import image_facts, why_not_spec
+
     host = load_facts(settings, facts)
-    image = _image_facts(bundle, container, host) if bundle else ImageFacts()
+    image = image_facts(bundle, container, host) if bundle else ImageFacts()
     plan = make_plan(host, request, settings, image, "spec" if MODES[settings.mode] == "spec" else "hook")
     why_hook = ""
     if plan.mode == "spec" and bundle:
-        why_hook = _why_hook(plan, host, container, bundle, settings)
+        why_hook = why_not_spec(plan, host, container, bundle, settings)
         plan = make_plan(host, request, settings, image) if why_hook else plan
     if json:
         data = {**plan_to_json(plan), "request": to_data(request)}
@@ -120,44 +120,6 @@ def _variables(pairs: list[str], gpus: str, capabilities: str) -> dict[str, str]
                 raise UsageError(f"{option} and --env {name} say the same thing: give one of them")
             variables[name] = value
     return variables
-
-
-def _image_facts(bundle: str, container: dict[str, object], host: HostFacts) -> ImageFacts:
-    """Return the facts of the bundle's rootfs, or the defaults when it is not there (a bundle may be mounted later)."""
-    from ocigpu.provision.image import read_rootfs_facts
-    from ocigpu.spec import rootfs_path
-
-    try:
-        return read_rootfs_facts(rootfs_path(container, bundle), host.driver_version)
-    except SpecError as error:
-        if isinstance(error.__cause__, (FileNotFoundError, NotADirectoryError)):
-            return ImageFacts()
-        raise
-
-
-def _why_hook(plan: Plan, host: HostFacts, container: dict[str, object], bundle: str, settings: Settings) -> str:
-    """Return why mode spec would leave a bundle's container to the hook, "" if nothing speaks for that.
-
-    For a runtime that root starts.  Where the root directory is not there yet, only the configuration is looked at.
-    """
-    from ocigpu.declare import declare
-    from ocigpu.declared import has_user_namespace, take_back, why_hook
-    from ocigpu.rootfs import find_obstacle, resolve_in_root
-    from ocigpu.spec import rootfs_path
-
-    config = copy.deepcopy(container)
-    take_back(config)
-    declared = declare(plan, host)
-    options = (not settings.no_cgroups, has_user_namespace(config))
-    try:
-        root_fd = os.open(rootfs_path(config, bundle), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError:
-        return why_hook(declared, config, str, *options)
-    try:
-        reason = why_hook(declared, config, lambda path: resolve_in_root(root_fd, path), *options)
-        return reason or find_obstacle(root_fd, declared.links, declared.libraries)
-    finally:
-        os.close(root_fd)
 
 
 def _print_nothing(request: Request, settings: Settings, json: bool) -> None:

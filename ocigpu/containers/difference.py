@@ -1,0 +1,211 @@
+"""What an edit by ocigpu-runtime changes in a config.json: the original found again, and the changes as data.
+
+Mode spec notes its additions in an annotation; a hook and its rules have a form that only this project writes; what CDI
+devices bring is known from the specifications.  What an edit replaced (another hook for GPUs, a device of the same
+path) is gone from the file and cannot be found again.
+"""
+
+import copy
+import json
+from typing import Any, NamedTuple
+
+from ocigpu.cdi.inject import inject
+from ocigpu.cdi.registry import read_registry
+from ocigpu.containers.report import read_mode
+from ocigpu.declared import RULE_FIELDS, take_back
+from ocigpu.errors import OcigpuError
+from ocigpu.request import parse_request
+from ocigpu.runtime import owns_device_policy
+from ocigpu.settings import Settings
+from ocigpu.spec import OUR_HOOK, get_list, get_object, get_rules
+
+REPLACED_NOTE = (
+    "the original is found by taking back what was added; what the edit had replaced (another hook for GPUs,"
+    " a device or mount of the same path) is not in the file any more"
+)
+
+
+class Original(NamedTuple):
+    """A config.json without the edit: ``mode`` is that of the edit, "" when there is none."""
+
+    config: dict[str, Any]
+    mode: str
+    notes: tuple[str, ...] = ()
+
+
+class Change(NamedTuple):
+    """One difference: ``op`` is "add", "remove" or "replace" at a JSON pointer (RFC 6901), ``old`` and ``new`` values.
+
+    Entries of a list are found by their content: the number in the pointer of one that was removed is its place in the
+    first document, of one that was added in the second.
+    """
+
+    op: str
+    path: str
+    old: Any = None
+    new: Any = None
+
+
+def find_original(config: dict[str, Any], settings: Settings) -> Original:
+    """Return a config.json as it was before ocigpu-runtime edited it; the object given stays as it is."""
+    mode = read_mode(config)
+    if mode == "cdi":
+        return _without_devices(config, settings)
+    found = copy.deepcopy(config)
+    if mode == "spec":
+        take_back(found)
+    elif not _take_back_hook(found):
+        return Original(found, "")
+    _drop_empty(found)
+    return Original(found, mode, (REPLACED_NOTE,))
+
+
+def _take_back_hook(config: dict[str, Any]) -> bool:
+    """Take the shim's hook out, and the rules of its form at the end of the list; returns whether there was a hook.
+
+    A hook of ours that an engine put there (``docker run --gpus``) has another argv[0], and stays.
+    """
+    entries = get_list(get_object(config, "hooks"), "prestart")
+    others = [entry for entry in entries if get_list(entry, "args")[:1] != [OUR_HOOK]]
+    if len(others) == len(entries):
+        return False
+    entries[:] = others
+    rules = get_rules(config)
+    while rules and _is_our_rule(rules[-1]):
+        rules.pop()
+    return True
+
+
+def _is_our_rule(rule: object) -> bool:
+    if not isinstance(rule, dict) or list(rule) != RULE_FIELDS:
+        return False
+    return (rule["allow"], rule["type"], rule["access"]) == (True, "c", "rw")
+
+
+def _drop_empty(config: dict[str, Any]) -> None:
+    """Remove the lists and objects that an edit makes, where nothing is left in them."""
+    linux = get_object(config, "linux")
+    for parent, names in (
+        (get_object(config, "hooks"), ("prestart",)),
+        (linux, ("devices", "maskedPaths", "readonlyPaths")),
+        (config, ("hooks", "annotations", "mounts")),
+    ):
+        for name in names:
+            if parent.get(name) in ([], {}):
+                del parent[name]
+
+
+def _without_devices(config: dict[str, Any], settings: Settings) -> Original:
+    """Return a config.json without what its CDI devices bring by the specifications that are there now."""
+    try:
+        request = parse_request(config, settings)
+        if request.selection != "cdi":
+            note = "it has CDI devices that its engine injected: what they are is not named in it any more"
+            return Original(copy.deepcopy(config), "", (note,))
+        resolved = read_registry(settings).resolve(request.cdi_devices)
+        root = owns_device_policy()
+        user = {name: value for name, value in get_object(config, "process").items() if name == "user"}
+        user = copy.deepcopy({"user": get_object(user, "user")})
+        user["user"].pop("additionalGids", None)
+        alone: dict[str, Any] = {
+            "process": user,
+            "linux": {"namespaces": get_list(get_object(config, "linux"), "namespaces")},
+        }
+        declare_rules = root and not settings.no_cgroups
+        inject(alone, resolved.edits, declare_rules=declare_rules, files=resolved.files, rootless=not root)
+    except OcigpuError as error:
+        note = f"what its CDI devices brought cannot be told: {error.code}: {error.message}"
+        return Original(copy.deepcopy(config), "", (note,))
+    return _subtract(config, alone)
+
+
+_CDI_LISTS = (
+    ("process", "env"),
+    ("linux", "devices"),
+    ("linux", "resources", "devices"),
+    ("mounts",),
+    ("process", "user", "additionalGids"),
+    ("hooks", "prestart"),
+    ("hooks", "createRuntime"),
+    ("hooks", "createContainer"),
+    ("hooks", "startContainer"),
+    ("hooks", "poststart"),
+    ("hooks", "poststop"),
+)
+
+
+def _subtract(config: dict[str, Any], added: dict[str, Any]) -> Original:
+    """Return ``config`` without the entries of the lists in ``added``, the last of equal ones, if it has them."""
+    found = copy.deepcopy(config)
+    wanted = taken = 0
+    for path in _CDI_LISTS:
+        parent, into = added, found
+        for name in path[:-1]:
+            parent, into = get_object(parent, name), get_object(into, name)
+        entries = get_list(into, path[-1])
+        keys = [json.dumps(entry, sort_keys=True) for entry in entries]
+        for entry in get_list(parent, path[-1]):
+            wanted += 1
+            key = json.dumps(entry, sort_keys=True)
+            if key in keys:
+                place = len(keys) - 1 - keys[::-1].index(key)
+                del entries[place], keys[place]
+                taken += 1
+    if not taken:
+        return Original(found, "")
+    _drop_empty(found)
+    notes = [REPLACED_NOTE]
+    if taken < wanted:
+        notes.append(
+            f"{wanted - taken} of {wanted} edits of the CDI specifications are not in the file: the specifications are"
+            " others than at the start, or something else injected the devices"
+        )
+    return Original(found, "cdi", tuple(notes))
+
+
+# changes
+
+
+def list_changes(old: Any, new: Any, path: str = "") -> list[Change]:
+    """Return what has to change in one JSON value to become another; time grows with their sizes."""
+    if type(old) is not type(new):
+        return [Change("replace", path, old, new)]
+    if isinstance(old, dict):
+        found = []
+        for name in [*old, *(name for name in new if name not in old)]:
+            pointer = f"{path}/{name.replace('~', '~0').replace('/', '~1')}"
+            if name not in new:
+                found.append(Change("remove", pointer, old=old[name]))
+            elif name not in old:
+                found.append(Change("add", pointer, new=new[name]))
+            else:
+                found += list_changes(old[name], new[name], pointer)
+        return found
+    if isinstance(old, list):
+        return _list_changes(old, new, path)
+    return [] if old == new else [Change("replace", path, old, new)]
+
+
+def _list_changes(old: list[Any], new: list[Any], path: str) -> list[Change]:
+    before, after = ([json.dumps(entry, sort_keys=True) for entry in entries] for entries in (old, new))
+    removed, added = _missing(before, after), _missing(after, before)
+    if not removed and not added:
+        return [] if before == after else [Change("replace", path, old, new)]
+    return [
+        *(Change("remove", f"{path}/{place}", old=old[place]) for place in removed),
+        *(Change("add", f"{path}/{place}", new=new[place]) for place in added),
+    ]
+
+
+def _missing(entries: list[str], others: list[str]) -> list[int]:
+    """Return the places of entries that the other list has not, or not so often."""
+    left: dict[str, int] = {}
+    for entry in others:
+        left[entry] = left.get(entry, 0) + 1
+    places = []
+    for place, entry in enumerate(entries):
+        if left.get(entry, 0):
+            left[entry] -= 1
+        else:
+            places.append(place)
+    return places

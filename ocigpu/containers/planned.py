@@ -1,0 +1,130 @@
+"""What the shim would do for a bundle that exists: its plan, and its config.json edited in a copy.  Nothing is written.
+
+What the hook and mode spec do in a root directory is not done; where that decides something, it is looked at only.
+"""
+
+import copy
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from ocigpu.actions import Plan
+from ocigpu.cache import SYSTEM_DIRECTORY
+from ocigpu.cdi.inject import inject
+from ocigpu.cdi.registry import Resolved, read_registry
+from ocigpu.declare import declare
+from ocigpu.declared import edit_declared, has_user_namespace, take_back, why_hook
+from ocigpu.early import PREFIX as EARLY_PREFIX
+from ocigpu.errors import SpecError
+from ocigpu.facts import HostFacts, ImageFacts
+from ocigpu.hookless import VIEW_PREFIX
+from ocigpu.plan import make_plan
+from ocigpu.provision.image import read_rootfs_facts
+from ocigpu.request import Request, parse_request
+from ocigpu.rootfs import find_obstacle, resolve_in_root
+from ocigpu.runtime import hook_path, owns_device_policy
+from ocigpu.settings import MODES, Settings
+from ocigpu.spec import check_can_have_gpus, edit_config, remove_gpu_hooks, rootfs_path, rule_entries
+
+NAMED_AT_START = "NAMED-AT-START"
+"""Instead of what is different for every start."""
+
+
+def image_facts(bundle: str, container: dict[str, Any], host: HostFacts) -> ImageFacts:
+    """Return the facts of the bundle's rootfs, or the defaults when it is not there (a bundle may be mounted later)."""
+    try:
+        return read_rootfs_facts(rootfs_path(container, bundle), host.driver_version)
+    except SpecError as error:
+        if isinstance(error.__cause__, (FileNotFoundError, NotADirectoryError)):
+            return ImageFacts()
+        raise
+
+
+def why_not_spec(plan: Plan, host: HostFacts, container: dict[str, Any], bundle: str, settings: Settings) -> str:
+    """Return why mode spec would leave a bundle's container to the hook, "" if nothing speaks for that.
+
+    For a runtime that root starts.  Where the root directory is not there yet, only the configuration is looked at.
+    """
+    config = copy.deepcopy(container)
+    take_back(config)
+    declared = declare(plan, host)
+    options = (not settings.no_cgroups, has_user_namespace(config))
+    try:
+        root_fd = os.open(rootfs_path(config, bundle), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return why_hook(declared, config, str, *options)
+    try:
+        reason = why_hook(declared, config, lambda path: resolve_in_root(root_fd, path), *options)
+        return reason or find_obstacle(root_fd, declared.links, declared.libraries)
+    finally:
+        os.close(root_fd)
+
+
+class Planned(NamedTuple):
+    """What a container would get: its request, the plan (None for nothing, and for CDI devices), and how.
+
+    ``mode``: "hook", "spec", "cdi", or "" for nothing.  ``why_hook``: why mode spec leaves it to the hook.
+    ``cdi``: what its CDI devices stand for.  ``host``: what the plan was made of.
+    """
+
+    request: Request
+    mode: str = ""
+    plan: Plan | None = None
+    why_hook: str = ""
+    cdi: Resolved | None = None
+    host: HostFacts = HostFacts()
+
+
+def plan_bundle(
+    original: dict[str, Any], bundle: str, settings: Settings, read_host: Callable[[], HostFacts]
+) -> Planned:
+    """Return what the shim would give the container of a config.json that it has not edited yet.
+
+    ``read_host``: called only where facts are needed.  Raises OcigpuError for a request that cannot be granted.
+    """
+    request = parse_request(original, settings)
+    if request.selection == "nothing":
+        return Planned(request)
+    check_can_have_gpus(original, os.path.join(bundle, "config.json"))
+    if request.selection == "cdi":
+        return Planned(request, "cdi", cdi=read_registry(settings).resolve(request.cdi_devices))
+    host = read_host()
+    image = image_facts(bundle, original, host)
+    why_hook = ""
+    if MODES[settings.mode] == "spec":
+        plan = make_plan(host, request, settings, image, "spec")
+        why_hook = why_not_spec(plan, host, original, bundle, settings)
+        if not why_hook:
+            return Planned(request, "spec", plan, host=host)
+    return Planned(request, "hook", make_plan(host, request, settings, image), why_hook, host=host)
+
+
+def edit_copy(original: dict[str, Any], bundle: str, settings: Settings, planned: Planned) -> dict[str, Any]:
+    """Return the config.json that the shim would write, as the user who calls; nothing else is made.
+
+    Names that are chosen at every start anew, such as the place where a hook is waited for, have a placeholder.
+    Raises OcigpuError as the shim would.
+    """
+    config = copy.deepcopy(original)
+    root = owns_device_policy()
+    declare_rules = root and not settings.no_cgroups
+    if planned.cdi is not None:
+        remove_gpu_hooks(config)
+        inject(config, planned.cdi.edits, declare_rules=declare_rules, files=planned.cdi.files, rootless=not root)
+    elif planned.plan is not None and planned.mode == "spec":
+        remove_gpu_hooks(config)
+        declared = declare(planned.plan, planned.host)
+        gone = [path for path in declared.optional if not os.path.exists(path)]
+        present = [mount for mount in declared.mounts if mount["source"] not in gone]
+        views = [f"{SYSTEM_DIRECTORY}/{VIEW_PREFIX}{NAMED_AT_START}" for _ in declared.views]
+        bind_nodes = not root or has_user_namespace(config)
+        place = rootfs_path(config, bundle)
+        edit_declared(config, declared._replace(mounts=present), place, views, declare_rules, bind_nodes)
+    elif planned.plan is not None:
+        options = ["--config", os.path.abspath(settings.path)] if settings.path else []
+        options = ["--early", f"{SYSTEM_DIRECTORY}/{EARLY_PREFIX}{NAMED_AT_START}", *options] if root else options
+        program = hook_path(settings, shutil.which("ocigpu-runtime") or sys.argv[0])
+        edit_config(config, rule_entries(planned.plan), program, options, declare_rules)
+    return config
