@@ -179,6 +179,21 @@ CODES: dict[str, Code] = {
     "OCIGPU-CTR-3": Code(
         "The container does not run, so it cannot be looked into.", "Start it; ocigpu ps --all shows its status."
     ),
+    "OCIGPU-CTR-4": Code(
+        "It could not be found out what the running container can reach.",
+        "See the cause in the message; a paused container must be resumed, a driver that hangs needs its GPU reset.",
+    ),
+    "OCIGPU-CTR-5": Code(
+        "A GPU could not be given to a running container, or taken from it; everything begun was undone.",
+        "See the cause in the message; what the container has now: ocigpu verify CONTAINER.",
+    ),
+    "OCIGPU-CTR-6": Code(
+        "Changing or entering a running container needs root of the machine.", "Run it as root: sudo ocigpu ..."
+    ),
+    "OCIGPU-CTR-7": Code(
+        "Processes of the container have the GPU open.",
+        "End them first, or use --force: open descriptors keep working, whatever the device cgroup says then.",
+    ),
     # ENG: configuration of container engines
     "OCIGPU-ENG-1": Code(
         "A configuration file of a container engine cannot be read or understood; nothing was changed.",
@@ -201,6 +216,15 @@ CODES: dict[str, Code] = {
         "The installed container engine does not have what was asked for, or ocigpu's program for it is missing.",
         "See the message: install ocigpu or a newer engine, or leave the option out.",
     ),
+    # KUBE: device plugin
+    "OCIGPU-KUBE-1": Code(
+        "The configuration of the Kubernetes device plugin cannot be read or understood.",
+        "The message names the key, variable or option; the file has the schema of NVIDIA's device plugin.",
+    ),
+    "OCIGPU-KUBE-2": Code(
+        "The kubelet asks for devices that cannot be given to a container.",
+        "See the cause in the message; delete the pod, so that its controller makes another.",
+    ),
     # SIM: simulated host
     "OCIGPU-SIM-1": Code("The simulated host could not be made or read.", "See the cause in the message."),
     # DEMO: ocigpu demo
@@ -212,6 +236,12 @@ CODES: dict[str, Code] = {
         "A step of the demo did not give the expected result.",
         "The message says what was expected; the container's own output is above it.",
     ),
+    # TRC: traces
+    "OCIGPU-TRC-1": Code("The trace cannot be read.", "See the cause in the message."),
+    "OCIGPU-TRC-2": Code(
+        "The file has no start of a container, or none of the container that was named.",
+        "Start the container with OCIGPU_TRACE=FILE in the environment of ocigpu-runtime, or with the setting trace.",
+    ),
     # INT: defects
     "OCIGPU-INT-1": Code(
         "An unexpected error inside ocigpu: a defect.", "Set OCIGPU_DEBUG=1 for a traceback and report it."
@@ -219,5 +249,9 @@ CODES: dict[str, Code] = {
     "OCIGPU-INT-2": Code(
         "The process that works inside the container was killed before it was done.",
         "What it had done was undone; look for the out-of-memory killer in dmesg, then start the container again.",
+    ),
+    "OCIGPU-INT-3": Code(
+        "The Python that ocigpu was installed for, or a part of ocigpu itself, is missing or damaged.",
+        "Install that Python and ocigpu again, the way they were installed: packages, make install or pipx.",
     ),
 }

@@ -32,8 +32,10 @@ AREAS = {
     "CDI": "CDI specifications and devices named by them",
     "CTR": "Containers that exist",
     "ENG": "Configuration of container engines",
+    "KUBE": "Kubernetes device plugin",
     "SIM": "Simulated host",
     "DEMO": "Demo",
+    "TRC": "Traces",
     "INT": "Defects",
 }
 """Titles of the groups of codes, by the second part of a code."""

@@ -1,0 +1,262 @@
+"""The device plugin's configuration file: YAML or JSON in the schema of NVIDIA's device plugin, version v1.
+
+Only shape is checked here: types and names of keys.  What values mean is :mod:`ocigpu.kubernetes.config`.
+"""
+
+import difflib
+import json
+import re
+from typing import Any, ClassVar, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, StrictBool, StrictInt, StrictStr, ValidationError
+from pydantic.alias_generators import to_camel
+
+from ocigpu.errors import SettingsError, printable, quoted
+
+MAX_BYTES = 1 << 20
+"""As much as a ConfigMap may hold."""
+MAX_SHOWN = 4
+_BY_HAND = {"device_id_strategy": "deviceIDStrategy", "nvidia_ctk_path": "nvidiaCTKPath", "channel_ids": "channelIDs"}
+
+
+class Part(BaseModel):
+    """A mapping of the file: keys in camel case, nothing unknown, nothing converted; None for what is not given."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        alias_generator=lambda name: _BY_HAND.get(name) or to_camel(name).replace("Api", "API"),
+    )
+
+
+class PluginFlags(Part):
+    """``flags.plugin``."""
+
+    pass_device_specs: StrictBool | None = None
+    device_list_strategy: Any = None
+    device_id_strategy: StrictStr | None = None
+    cdi_annotation_prefix: StrictStr | None = None
+    nvidia_ctk_path: StrictStr | None = None
+    container_driver_root: StrictStr | None = None
+    shared_devices_allocation_policy: StrictStr | None = None
+
+
+class GfdFlags(Part):
+    """``flags.gfd``: node labels."""
+
+    oneshot: StrictBool | None = None
+    no_timestamp: StrictBool | None = None
+    sleep_interval: Any = None
+    output_file: StrictStr | None = None
+    machine_type_file: StrictStr | None = None
+
+
+class Flags(Part):
+    """``flags``."""
+
+    mig_strategy: StrictStr | None = None
+    fail_on_init_error: StrictBool | None = None
+    mps_root: StrictStr | None = None
+    nvidia_driver_root: StrictStr | None = None
+    nvidia_dev_root: StrictStr | None = None
+    gdrcopy_enabled: StrictBool | None = None
+    gds_enabled: StrictBool | None = None
+    mofed_enabled: StrictBool | None = None
+    use_node_feature_api: StrictBool | None = None
+    device_discovery_strategy: StrictStr | None = None
+    plugin: PluginFlags | None = None
+    gfd: GfdFlags | None = None
+
+
+class NamePattern(Part):
+    """An entry of ``resources``: devices whose model or profile matches ``pattern`` are of resource ``name``."""
+
+    pattern: StrictStr
+    name: StrictStr
+
+
+class Resources(Part):
+    """``resources``."""
+
+    gpus: list[NamePattern] | None = None
+    mig: list[NamePattern] | None = None
+
+
+class SharedResource(Part):
+    """An entry of ``sharing.timeSlicing.resources`` or ``sharing.mps.resources``."""
+
+    name: StrictStr | None = None
+    rename: StrictStr | None = None
+    devices: Any = None
+    replicas: StrictInt | None = None
+
+
+class SharingBlock(Part):
+    """``sharing.timeSlicing`` or ``sharing.mps``."""
+
+    rename_by_default: StrictBool = False
+    fail_requests_greater_than_one: StrictBool | None = None
+    resources: list[SharedResource] | None = None
+
+
+class SharingPart(Part):
+    """``sharing``."""
+
+    time_slicing: SharingBlock | None = None
+    mps: SharingBlock | None = None
+
+
+class ImexPart(Part):
+    """``imex``."""
+
+    channel_ids: list[StrictInt] | None = None
+    required: StrictBool | None = None
+
+
+class ConfigFile(Part):
+    """The whole file."""
+
+    version: Literal["v1"] = "v1"
+    flags: Flags = Flags()
+    resources: Resources = Resources()
+    sharing: SharingPart = SharingPart()
+    imex: ImexPart = ImexPart()
+
+
+def parse_config_file(text: str, where: str) -> tuple[ConfigFile, tuple[str, ...]]:
+    """Return the file's content and warnings about top-level keys that mean nothing, a sentence each.
+
+    An empty file is one without keys.  Raises SettingsError (OCIGPU-KUBE-1), which names every wrong key by its path:
+    a key below a known one that is not known itself was meant to change something.
+    """
+    data = _parse(text, where)
+    if data is None:
+        data = {}
+    if not isinstance(data, dict):
+        raise config_error(where, "the document is not a mapping of keys")
+    known = [_alias(name) for name in ConfigFile.model_fields]
+    foreign = [key for key in data if key not in known]
+    warnings = tuple(f"{where}: unknown key {quoted(str(key))} ignored{_near(str(key), known)}" for key in foreign)
+    # null stands for a part that is not given
+    kept = {key: value for key, value in data.items() if key in known and value is not None}
+    try:
+        return ConfigFile.model_validate(kept), warnings
+    except ValidationError as error:
+        problems = list(dict.fromkeys(_problem(details) for details in error.errors(include_url=False)))
+    more = f"; and {len(problems) - MAX_SHOWN} more" if len(problems) > MAX_SHOWN else ""
+    raise config_error(where, "; ".join(problems[:MAX_SHOWN]) + more)
+
+
+def config_error(where: str, message: str, hint: str | None = None) -> SettingsError:
+    """Return the error of a configuration: ``where`` is a file, variable or flag."""
+    return SettingsError("OCIGPU-KUBE-1", f"{printable(where, 300)}: {message}", hint)
+
+
+def _alias(field: str) -> str:
+    return ConfigFile.model_fields[field].alias or field
+
+
+_MEMBERS: dict[str, type[Part]] = {
+    "flags": Flags,
+    "flags.plugin": PluginFlags,
+    "flags.gfd": GfdFlags,
+    "resources": Resources,
+    "resources.gpus[]": NamePattern,
+    "resources.mig[]": NamePattern,
+    "sharing": SharingPart,
+    "sharing.timeSlicing": SharingBlock,
+    "sharing.mps": SharingBlock,
+    "sharing.timeSlicing.resources[]": SharedResource,
+    "sharing.mps.resources[]": SharedResource,
+    "imex": ImexPart,
+}
+"""What may stand where, for suggestions."""
+
+
+def _problem(details: Any) -> str:
+    *above, last = details["loc"]
+    if details["type"] == "extra_forbidden":
+        parent = _path(above)
+        model = _MEMBERS.get(re.sub(r"\[[0-9]+\]", "[]", parent))
+        names = [field.alias or name for name, field in model.model_fields.items()] if model else []
+        hint = _near(str(last), names)
+        if model is SharingBlock and last in ("replicas", "name", "rename", "devices"):
+            hint = f": it belongs into an entry of {parent}.resources"
+        return f"{parent}: unknown key {quoted(str(last))}{hint}"
+    path = _path(details["loc"])
+    if path == "version":
+        return f"version: unknown version {quoted(str(details['input']))}: only v1 is known"
+    if details["type"] == "missing":
+        return f"{path}: is missing"
+    kinds = {"model_type": "a mapping", "list_type": "a list", "bool_type": "true or false", "int_type": "a number"}
+    wanted = kinds.get(details["type"], "text")
+    return f"{path}: {quoted(str(details['input']), 60)} is not {wanted}"
+
+
+def _path(parts: Any) -> str:
+    """Return a path as people write it: sharing.timeSlicing.resources[0].name."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).removeprefix(".")
+
+
+def _near(key: str, names: list[str]) -> str:
+    found = difflib.get_close_matches(key, names, 1, 0.6)
+    return f": did you mean {found[0]}?" if found else ""
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML without numbers of base 60 ("0:1" is a MIG device), dates, and keys that occur twice."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [pair for pair in pairs if pair[0].rpartition(":")[2] in ("null", "bool", "merge")]
+    for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"[-+]?(0|[1-9][0-9]*)$"), list("-+0123456789"))
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?$"), list("-+.0123456789")
+)
+
+
+def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
+    loader.flatten_mapping(node)
+    seen: dict[Any, Any] = {}
+    for key_node, value_node in node.value:
+        key = loader.construct_object(key_node, deep=True)
+        if not isinstance(key, str):
+            raise yaml.constructor.ConstructorError(None, None, "a key that is no text", key_node.start_mark)
+        if key in seen:
+            raise yaml.constructor.ConstructorError(None, None, f"the key {key} occurs twice", key_node.start_mark)
+        seen[key] = loader.construct_object(value_node, deep=True)
+    return seen
+
+
+_Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    for position, (key, _) in enumerate(pairs):
+        if any(key == other for other, _ in pairs[:position]):
+            raise ValueError(f"the key {key} occurs twice")
+    return dict(pairs)
+
+
+def _parse(text: str, where: str) -> Any:
+    if len(text) > MAX_BYTES:
+        raise config_error(where, f"more than {MAX_BYTES} characters")
+    if text.lstrip().startswith("{"):
+        try:
+            return json.loads(text, object_pairs_hook=_unique)
+        except json.JSONDecodeError:
+            pass  # YAML may begin like this too
+        except (ValueError, RecursionError) as error:
+            raise config_error(where, printable(str(error), 300)) from error
+    try:
+        return yaml.load(text, _Loader)  # noqa: S506 - a safe loader
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = f"line {mark.line + 1} column {mark.column + 1}: " if mark else ""
+        raise config_error(where, f"not YAML: {place}{printable(error.problem or 'unreadable', 300)}") from error
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise config_error(where, f"not YAML: {printable(str(error), 300)}") from error

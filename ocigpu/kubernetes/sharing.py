@@ -1,0 +1,114 @@
+"""``sharing`` of the device plugin's configuration: which devices are offered several times, and under which name."""
+
+import re
+from typing import Any, NamedTuple
+
+from ocigpu.errors import quoted
+from ocigpu.kubernetes.schema import SharedResource, SharingBlock, SharingPart, config_error
+
+DOMAIN = "nvidia.com/"
+MAX_NAME = 63
+MAX_REPLICAS = 1024
+"""Of one device: the kubelet holds every replica as a device of its own."""
+
+_HEX = "[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}"
+_REFERENCE = re.compile(rf"[0-9]+(:[0-9]+)?|GPU-{_HEX}|MIG-{_HEX}|MIG-GPU-{_HEX}/[0-9]+/[0-9]+")
+_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")  # RFC 1123
+
+
+class Shared(NamedTuple):
+    """Devices of the resource ``name`` are offered ``replicas`` times as ``offered_as``.
+
+    ``devices``: "all", a count (the first ones by index), or indices ("0", "0:1") and UUIDs; the others stay as they
+    are.
+    """
+
+    name: str
+    offered_as: str
+    replicas: int
+    devices: "str | int | tuple[str, ...]" = "all"
+
+
+class Sharing(NamedTuple):
+    """``strategy``: "none", "time-slicing" or "mps".
+
+    ``one_each``: a container may ask for one replica at most (failRequestsGreaterThanOne).
+    """
+
+    strategy: str = "none"
+    resources: tuple[Shared, ...] = ()
+    one_each: bool = False
+
+
+def parse_sharing(part: SharingPart, where: str) -> tuple[Sharing, list[str]]:
+    """Return how devices are shared, and warnings: MPS comes before time-slicing, as with NVIDIA's plugin.
+
+    A name that is given under ``rename`` is used; renameByDefault only names what has none.  Raises SettingsError.
+    """
+    mps = _parse_block(part.mps, f"{where}: sharing.mps")
+    slicing = _parse_block(part.time_slicing, f"{where}: sharing.timeSlicing")
+    if mps is not None:
+        asked = part.mps.fail_requests_greater_than_one if part.mps else None
+        warnings = ["sharing.timeSlicing has no effect beside sharing.mps"] if slicing is not None else []
+        return Sharing("mps", mps, one_each=asked is not False), warnings
+    if slicing is not None:
+        asked = part.time_slicing.fail_requests_greater_than_one if part.time_slicing else None
+        return Sharing("time-slicing", slicing, one_each=asked is True), []
+    return Sharing(), []
+
+
+def _parse_block(block: SharingBlock | None, where: str) -> tuple[Shared, ...] | None:
+    if block is None:
+        return None
+    if not block.resources:
+        raise config_error(where, "no resources specified")
+    entries = tuple(
+        _parse_entry(entry, block.rename_by_default, f"{where}.resources[{position}]")
+        for position, entry in enumerate(block.resources)
+    )
+    whole = [entry.name for entry in entries if not isinstance(entry.devices, tuple)]
+    for name in whole:
+        if sum(entry.name == name for entry in entries) > 1:
+            raise config_error(where, f"several entries for {name}: each of them needs a list of devices")
+    return entries
+
+
+def _parse_entry(entry: SharedResource, rename_by_default: bool, where: str) -> Shared:
+    if not entry.name:
+        raise config_error(where, "no resource name specified")
+    name = resource_name(entry.name, f"{where}.name")
+    if entry.replicas is None:
+        raise config_error(where, "no replicas specified")
+    if not 2 <= entry.replicas <= MAX_REPLICAS:
+        raise config_error(f"{where}.replicas", f"{entry.replicas}: number of replicas must be >= 2, <= {MAX_REPLICAS}")
+    offered_as = f"{name}.shared" if rename_by_default else name
+    offered_as = resource_name(entry.rename or offered_as, f"{where}.rename")
+    return Shared(name, offered_as, entry.replicas, _parse_devices(entry.devices, f"{where}.devices"))
+
+
+def _parse_devices(raw: Any, where: str) -> "str | int | tuple[str, ...]":
+    if raw is None or raw == "all":
+        return "all"
+    if isinstance(raw, int) and not isinstance(raw, bool) and raw > 0:
+        return raw
+    if isinstance(raw, list) and raw:
+        references = [str(item) for item in raw if isinstance(item, (str, int)) and not isinstance(item, bool)]
+        wrong = [item for item in references if not _REFERENCE.fullmatch(item)]
+        if not wrong and len(references) == len(raw):
+            return tuple(dict.fromkeys(references))
+        raise config_error(
+            where, f"{quoted(wrong[0] if wrong else str(raw))} is not an index or UUID of a GPU or MIG device"
+        )
+    raise config_error(where, f"{quoted(str(raw))} is not all, a count above 0, or a list of devices")
+
+
+def resource_name(text: str, where: str) -> str:
+    """Return a resource's name with its domain: "gpu" is nvidia.com/gpu; raises SettingsError for what is none."""
+    name = text if text.startswith(DOMAIN) else DOMAIN + text
+    if len(name) > MAX_NAME:
+        raise config_error(where, f"{quoted(name)} is longer than {MAX_NAME} characters")
+    if not _SUBDOMAIN.fullmatch(name.removeprefix(DOMAIN)):
+        raise config_error(
+            where, f"{quoted(text)} is not a resource name of {DOMAIN.rstrip('/')}: letters a-z, digits, - and ."
+        )
+    return name
