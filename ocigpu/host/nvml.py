@@ -77,16 +77,22 @@ class NvmlChild:
 
     def collect(self) -> NvmlAnswer:
         """Return the answer; waits at most until the deadline that :func:`start_nvml` set."""
+        return self.collect_all()[0]
+
+    def collect_all(self) -> "tuple[NvmlAnswer, dict[str, Any]]":
+        """Return the answer, and the document it was made of ({} when there is a problem), which says more."""
         data, problem = self._read()
         status = self._finish(0 if problem else REAP_SECONDS)  # at the end of its answer the child is ending
         if problem:
-            return NvmlAnswer(f"NVML {problem}")
+            return NvmlAnswer(f"NVML {problem}"), {}
         if status < 0:
-            return NvmlAnswer(f"NVML crashed: the library ended its process by signal {-status}")
+            return NvmlAnswer(f"NVML crashed: the library ended its process by signal {-status}"), {}
         try:
-            return parse_answer(rawjson.parse(data.decode()))
+            document = rawjson.parse(data.decode())
+            answer = parse_answer(document)
         except UNUSABLE:
-            return NvmlAnswer("NVML gave no usable answer")
+            return NvmlAnswer("NVML gave no usable answer"), {}
+        return answer, {} if answer.problem else document
 
     def _read(self) -> tuple[bytes, str]:
         poller = select.poll()

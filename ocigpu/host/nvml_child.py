@@ -232,6 +232,7 @@ class _Client:
             "arch": self.pair("nvmlDeviceGetCudaComputeCapability", device),
             "mig": self.pair("nvmlDeviceGetMigMode", device),
             "addressing": self.addressing_mode(device),
+            "persistence": self.number("nvmlDeviceGetPersistenceMode", "", device),
         }
         for key, (code, value) in answers.items():
             if not code:

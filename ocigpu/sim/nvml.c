@@ -3,7 +3,8 @@
  * Struct layouts, return codes and versioned names are those of NVIDIA's NVML API reference and nvml.h.
  *
  * Faults for tests: OCIGPU_SIM_NVML_FAIL=<code> makes nvmlInit return that code, and a file SIM_DIRECTORY/faults, read
- * by nvmlInit, has lines "init <code>", "lost <gpu>" or "hang".
+ * by nvmlInit, has lines "init <code>", "lost <gpu>", "mig-pending <gpu>" (its MIG mode changes with the next reset),
+ * "no-persistence" or "hang".
  */
 #include "simhost.h"
 
@@ -37,7 +38,7 @@ static struct handle devices[SIM_GPUS];
 static struct handle mig_devices[SIM_MIGS + 1];
 static int mig_count;
 static int references;
-static int lost[SIM_GPUS];
+static int lost[SIM_GPUS], mig_pending[SIM_GPUS], no_persistence;
 
 static int number(const char *text)
 {
@@ -58,6 +59,8 @@ static int read_faults(void)
     ssize_t size;
 
     memset(lost, 0, sizeof lost);
+    memset(mig_pending, 0, sizeof mig_pending);
+    no_persistence = 0;
     fd = open(SIM_DIRECTORY "/faults", O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0)
         return 0;
@@ -79,6 +82,12 @@ static int read_faults(void)
             gpu = number(line + 5);
             if (gpu < SIM_GPUS)
                 lost[gpu] = 1;
+        } else if (strncmp(line, "mig-pending ", 12) == 0) {
+            gpu = number(line + 12);
+            if (gpu < SIM_GPUS)
+                mig_pending[gpu] = 1;
+        } else if (strcmp(line, "no-persistence") == 0) {
+            no_persistence = 1;
         }
     }
     return code;
@@ -486,7 +495,7 @@ static nvml_return give_number(const struct handle *device, unsigned int *result
 
 EXPORT nvml_return nvmlDeviceGetPersistenceMode(const struct handle *device, unsigned int *mode)
 {
-    return give_number(device, mode, 1);
+    return give_number(device, mode, !no_persistence);
 }
 
 EXPORT nvml_return nvmlDeviceGetTemperature(const struct handle *device, unsigned int sensor, unsigned int *celsius)
@@ -550,6 +559,8 @@ EXPORT nvml_return nvmlDeviceGetMigMode(const struct handle *device, unsigned in
     if (!GPU(device)->mig_capable)
         return NOT_SUPPORTED;
     *current = *pending = (unsigned int)GPU(device)->mig_enabled;
+    if (mig_pending[device->gpu])
+        *pending = !*current;
     return SUCCESS;
 }
 

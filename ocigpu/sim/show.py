@@ -34,7 +34,7 @@ def describe_host(directory: str) -> dict[str, Any]:
 
 
 def read_faults(directory: str) -> list[str]:
-    """Return the lines of DIR/faults: "init CODE", "lost GPU", "hang"; none when there is no such file."""
+    """Return the lines of DIR/faults, which nvml.c explains ("lost GPU"); none when there is no such file."""
     try:
         with open(os.path.join(directory, "faults"), encoding="utf-8", errors="replace") as file:
             return [line.strip() for line in file.read(4096).splitlines() if line.strip()]

@@ -1,0 +1,175 @@
+"""The support archive: what somebody else needs to understand a host, without its secrets."""
+
+import io
+import json
+import os
+import platform
+import re
+import sys
+import tarfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ocigpu import __version__
+from ocigpu.doctor.host import Host
+from ocigpu.doctor.records import Finding
+from ocigpu.doctor.redact import Redactor
+from ocigpu.doctor.report import to_data
+from ocigpu.doctor.versions import engine_releases
+from ocigpu.errors import OcigpuError, UsageError
+from ocigpu.facts import facts_to_json
+from ocigpu.facts import to_data as settings_data
+
+TOP = "ocigpu-doctor"
+LOG_LINES = 1000
+_LOG = re.compile(r"nvidia|nvrm|xid|ocigpu|nouveau|apparmor|avc:|selinux|cgroup|oom-kill|out of memory", re.IGNORECASE)
+_README = """\
+What "ocigpu doctor --bundle" has collected on a host, for somebody who helps with it.
+
+report.json    findings of ocigpu doctor
+facts.json     what ocigpu knows of the driver, its devices and files
+settings.json  ocigpu's settings in force
+engines/       configuration of Docker, containerd, CRI-O and Podman, as JSON
+cdi/           CDI specifications, as JSON
+versions.json  versions of programs, kernel and system
+kernel.json    command line of the kernel, cgroups, security modules
+logs/          lines of the kernel's log, and of ocigpu's logs, that concern GPUs
+left-out.txt   what was removed from these files, and what could not be read
+
+Passwords, tokens, credentials of proxies and registries, headers, and the values of environment variables are removed.
+Names of hosts, users, files, containers and serial numbers (UUIDs) of GPUs are not: look before you pass it on.
+"""
+
+
+def write_archive(path: str, host: Host, findings: list[Finding]) -> list[str]:
+    """Write the archive (tar, gzip; mode 0600) to ``path``, which must not exist; return the names in it.
+
+    Raises UsageError when the file exists or cannot be written; nothing is left then.
+    """
+    members, left_out = collect(host, findings)
+    members["left-out.txt"] = "".join(f"{line}\n" for line in left_out) or "nothing\n"
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise UsageError(f"--bundle {path}: {error.strerror}", "name a file that does not exist") from error
+    try:
+        with os.fdopen(fd, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
+            for name, text in sorted(members.items()):
+                content = text.encode("utf-8", "backslashreplace")
+                info = tarfile.TarInfo(f"{TOP}/{name}")
+                info.size, info.mode, info.mtime = len(content), 0o600, int(time.time())
+                archive.addfile(info, io.BytesIO(content))
+    except OSError as error:
+        os.unlink(path)
+        raise UsageError(f"--bundle {path}: {error.strerror}") from error
+    return sorted(members)
+
+
+def collect(host: Host, findings: list[Finding]) -> tuple[dict[str, str], list[str]]:
+    """Return the archive's files by name, without secrets, and a line for everything that is not in them."""
+    redactor = Redactor()
+    members: dict[str, str] = {"README.txt": _README}
+    missing: list[str] = []
+
+    def add(name: str, read: Callable[[], Any]) -> None:
+        try:
+            value = read()
+        except OcigpuError as error:
+            missing.append(f"not there: {name}: {error.message}")
+            return
+        except OSError as error:
+            missing.append(f"not there: {name}: {error.filename or ''} {error.strerror}")
+            return
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+            missing.append(f"not there: {name}: {type(error).__name__}: not understood, so it might hold secrets")
+            return
+        if isinstance(value, str):
+            members[name] = redactor.text(value, name)
+        else:
+            members[name] = json.dumps(redactor.data(value, name), indent=2, default=str) + "\n"
+
+    add("report.json", lambda: to_data(host, findings))
+    add("facts.json", lambda: _facts(host))
+    add("settings.json", lambda: settings_data(host.settings))
+    add("versions.json", lambda: _versions(host))
+    add("kernel.json", lambda: _kernel(host))
+    for path in dict.fromkeys(path for status in _engines(host, missing) for path in status.files):
+        add(f"engines/{_flat(path)}.json", lambda path=path: _engine_file(host, path))  # type: ignore[misc]
+    for file in host.specs.files if "cdi-unreadable" in {item.name for item in findings} else ():
+        if file.problem:
+            missing.append(f"not there: cdi/{_flat(file.path)}: {file.problem}")
+        else:
+            add(f"cdi/{_flat(file.path)}.json", lambda file=file: file.spec)  # type: ignore[misc]
+    add("logs/kernel.txt", lambda: _lines([line for line in host.kernel_log if _LOG.search(line)]))
+    for name in ("runtime_log", "hook_log"):
+        path = getattr(host.settings, name)
+        if path:
+            add(f"logs/{name.replace('_', '-')}.txt", lambda path=path: _log_file(host, path))  # type: ignore[misc]
+    removed = [f"removed: {where}" for where in dict.fromkeys(redactor.removed)]
+    return members, [*missing, *removed]
+
+
+def _engines(host: Host, missing: list[str]) -> list[Any]:
+    try:
+        return list(host.engines)
+    except (OcigpuError, OSError) as error:
+        missing.append(f"not there: engines: {error}")
+        return []
+
+
+def _flat(path: str) -> str:
+    return path.strip("/").replace("/", "_")
+
+
+def _facts(host: Host) -> Any:
+    from ocigpu.host.discover import read_host_facts
+
+    return facts_to_json(read_host_facts(host.settings))
+
+
+def _engine_file(host: Host, path: str) -> Any:
+    """Return the data of a configuration file: as data its secrets can be told apart; raises for what is not."""
+    from ocigpu.engines.places import parse_config, read_file
+
+    return parse_config(path, read_file(host.root or "/", path) or "")
+
+
+def _versions(host: Host) -> dict[str, Any]:
+    return {
+        "ocigpu": __version__,
+        "python": sys.version,
+        "machine": platform.machine(),
+        "kernel": host.kernel_release,
+        "system": (host.text("/etc/os-release") or "").splitlines(),
+        "engines": engine_releases(host),
+        "driver": host.driver_version,
+        "libraries": host.library_versions,
+    }
+
+
+def _kernel(host: Host) -> dict[str, Any]:
+    def lines(path: str) -> list[str] | None:
+        text = host.text(path)
+        return None if text is None else text.splitlines()
+
+    mounts = lines("/proc/self/mountinfo") or []
+    return {
+        "cmdline": lines("/proc/cmdline"),
+        "cgroup": lines("/proc/self/cgroup"),
+        "cgroup controllers": lines("/sys/fs/cgroup/cgroup.controllers"),
+        "cgroups": lines("/proc/cgroups"),
+        "cgroup mounts": [line for line in mounts if " - cgroup" in line],
+        "security modules": lines("/sys/kernel/security/lsm"),
+        "devices": lines("/proc/devices"),
+        "modules": [line for line in lines("/proc/modules") or [] if line.startswith(("nvidia", "nouveau", "vfio"))],
+        "user namespaces": lines("/proc/sys/user/max_user_namespaces"),
+    }
+
+
+def _lines(lines: list[str]) -> str:
+    return "".join(f"{line}\n" for line in lines[-LOG_LINES:])
+
+
+def _log_file(host: Host, path: str) -> str:
+    return _lines((host.text(path) or "").splitlines())

@@ -1,0 +1,249 @@
+"""The host under examination: everything a check may look at, read below a root, at most once.
+
+Three ways to name it: this machine; this machine with a simulated host's driver (settings with ``simulation.root``);
+or a directory that stands for the root of another machine (``root``): a simulated host with its /etc, /proc and /sys,
+or a disk that is mounted somewhere.  Daemons and processes are asked on this machine only.
+"""
+
+import os
+import shlex
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from ocigpu.doctor.records import Evidence
+from ocigpu.errors import OcigpuError, SettingsError, UsageError
+from ocigpu.host.libraries import find_libraries, find_nvml, library_versions, native_machine
+from ocigpu.host.nvml import NvmlAnswer, start_nvml
+from ocigpu.host.pci import NVIDIA_VENDOR, Function, read_functions
+from ocigpu.host.procfs import ProcGpu, parse_devices, read_kernel_version, read_proc_gpus
+from ocigpu.host.tree import Roots, Tree, find_roots, list_names, read_text
+from ocigpu.nodes import Change, Driver, find_changes, plan_nodes, read_driver
+from ocigpu.settings import DEFAULT_PATH, Settings, read_settings
+from ocigpu.sim.marker import read_marker
+
+if TYPE_CHECKING:
+    from ocigpu.doctor.live import DockerAnswer
+    from ocigpu.doctor.specs import Specs
+    from ocigpu.engines.status import EngineStatus
+
+NVML_SECONDS = 30.0
+"""A GPU that nothing keeps awake takes a second or two, and hosts have sixteen of them."""
+LARGE_TEXT = 8 << 20
+_DISPLAY = 0x03
+_BRIDGE = 0x0680
+
+
+class Host:
+    """What the checks look at.  ``root``: "" for this machine, else the directory that stands for "/".
+
+    ``config``: the settings file, "" for the usual one.  ``nvml_seconds``: how long NVML may take.
+    Raises UsageError when ``root`` is no directory.  A settings file that cannot be used is no error here: it is kept
+    in ``settings_error`` and the defaults are used.
+    """
+
+    def __init__(self, root: str = "", config: str = "", nvml_seconds: float = NVML_SECONDS) -> None:
+        self.root = "" if root in ("", "/") else os.path.realpath(root)
+        if self.root and not os.path.isdir(self.root):
+            raise UsageError(f"--root {root}: not a directory")
+        self.config = config
+        self.live = not self.root
+        self.nvml_seconds = nvml_seconds
+        self.tree = Tree(self.root)
+        self.settings_error: OcigpuError | None = None
+        self.settings = self._read_settings()
+        self.roots: Roots = find_roots(self.settings)
+
+    def _read_settings(self) -> Settings:
+        usual = self.root + DEFAULT_PATH
+        path = self.config or (usual if self.root and os.path.lexists(usual) else "")
+        try:
+            settings = read_settings(path) if path or not self.root else Settings()
+        except SettingsError as error:
+            self.settings_error = error
+            settings = Settings()
+        return settings._replace(simulation_root=self.root) if self.root else settings
+
+    @cached_property
+    def marker(self) -> dict[str, object]:
+        """What a simulated host says of itself; empty for a real one."""
+        try:
+            return read_marker(self.settings.simulation_root) if self.settings.simulation_root else {}
+        except OcigpuError:
+            return {}
+
+    @property
+    def simulated(self) -> bool:
+        return bool(self.marker)
+
+    def command(self, *words: str) -> str:
+        """Return a command of ocigpu for this host: with its settings file where it is not the usual one."""
+        config = self.config or (f"{self.root}/config.toml" if self.root and self.simulated else "")
+        return shlex.join(["ocigpu", *words, *(("--config", config) if config else ())])
+
+    # Files below the root
+
+    def path(self, path: str) -> str:
+        """Return where a path of the host is on this machine."""
+        return self.root + path
+
+    def find(self, path: str) -> str:
+        """Return the path on this machine with links resolved inside the root, "" when there is nothing."""
+        return self.tree.find(path)
+
+    def exists(self, path: str) -> bool:
+        return bool(self.find(path))
+
+    def text(self, path: str, limit: int = LARGE_TEXT) -> str | None:
+        """Return a file's text, None when there is none; raises HostError when it is there and cannot be read."""
+        found = self.find(path)
+        return read_text(found, limit) if found else None
+
+    def names(self, path: str) -> list[str]:
+        """Return the sorted names in a directory; none without one; raises OSError when it cannot be read."""
+        found = self.find(path)
+        return sorted(os.listdir(found)) if found and os.path.isdir(found) else []
+
+    def program(self, *paths: str) -> str:
+        """Return the first of these paths of the host that is a file somebody may execute, "" for none."""
+        for path in paths:
+            found = self.find(path)
+            if found and os.path.isfile(found) and os.stat(found).st_mode & 0o111:
+                return path
+        return ""
+
+    def evidence(self, path: str, found: str, wanted: str = "") -> Evidence:
+        """Return evidence on a path of the host."""
+        return Evidence(self.path(path), found, wanted)
+
+    # The kernel and the driver
+
+    @cached_property
+    def kernel_release(self) -> str:
+        """The running kernel's release, "" when it is unknown."""
+        return (read_text(f"{self.proc}/sys/kernel/osrelease") or "").strip()
+
+    @property
+    def proc(self) -> str:
+        """The machine's procfs: of the other machine's tree with a root, not of a simulated driver."""
+        return f"{self.root}/proc"
+
+    @property
+    def sys(self) -> str:
+        return f"{self.root}/sys"
+
+    @cached_property
+    def platform(self) -> str:
+        """What kind of host it is: "wsl" (by /dev/dxg), "tegra" (/etc/nv_tegra_release), "" for GPUs on a PCI bus."""
+        if self.exists("/dev/dxg"):
+            return "wsl"
+        return "tegra" if self.exists("/etc/nv_tegra_release") else ""
+
+    @cached_property
+    def pci_gpus(self) -> tuple[Function, ...]:
+        """NVIDIA's display controllers on the PCI bus."""
+        return tuple(item for item in read_functions(self.roots.sys, NVIDIA_VENDOR) if item.base_class >> 8 == _DISPLAY)
+
+    @cached_property
+    def pci_switches(self) -> tuple[Function, ...]:
+        """NVIDIA's NVSwitches on the PCI bus: bridges of class 0x0680."""
+        return tuple(item for item in read_functions(self.roots.sys, NVIDIA_VENDOR) if item.base_class == _BRIDGE)
+
+    @cached_property
+    def driver_version(self) -> str:
+        """The version of the loaded kernel module, "" when none is."""
+        return read_kernel_version(self.roots.proc, self.roots.sys)
+
+    @cached_property
+    def majors(self) -> dict[str, int]:
+        """NVIDIA's character devices in /proc/devices, by name."""
+        return dict(parse_devices(read_text(f"{self.roots.proc}/devices") or ""))
+
+    @cached_property
+    def proc_gpus(self) -> tuple[ProcGpu, ...]:
+        return read_proc_gpus(f"{self.roots.proc}/driver/nvidia")
+
+    @cached_property
+    def libraries(self) -> list[str]:
+        """The driver's libraries, of any version: paths in the driver root."""
+        tree = Tree(self.roots.driver)
+        return find_libraries(tree, self.settings.driver_ldcache, self.driver_version, native_machine())[0]
+
+    @cached_property
+    def library_versions(self) -> list[str]:
+        """Versions of libcuda and libnvidia-ml."""
+        return library_versions(self.libraries)
+
+    @cached_property
+    def driver(self) -> Driver | None:
+        """What procfs says of the driver's devices, None when it is not loaded."""
+        return read_driver(self.roots) if self.driver_version and self.majors else None
+
+    @cached_property
+    def node_changes(self) -> tuple[Change, ...]:
+        """Each node that there should be, and what would have to be done for it."""
+        if self.driver is None:
+            return ()
+        return find_changes(plan_nodes(self.driver)[0], self.roots)
+
+    @property
+    def wrong_nodes(self) -> tuple[Change, ...]:
+        return tuple(change for change in self.node_changes if change.what != "keep" and change.cause != "")
+
+    @property
+    def missing_nodes(self) -> tuple[Change, ...]:
+        return tuple(change for change in self.node_changes if change.what == "make" or change.cause == "missing")
+
+    @cached_property
+    def nvml(self) -> tuple[NvmlAnswer, list[dict[str, object]]]:
+        """NVML's answer, and the GPUs as its child described them; without a library the answer says so."""
+        path = find_nvml(self.libraries, self.driver_version, Tree(self.roots.driver), native_machine())
+        if not path:
+            return NvmlAnswer("there is no libnvidia-ml.so of the driver's version"), []
+        answer, document = start_nvml(path, self.roots, self.nvml_seconds).collect_all()
+        return answer, document.get("gpus", [])
+
+    # Processes and logs
+
+    @cached_property
+    def engines(self) -> "list[EngineStatus]":
+        """Every engine and what its configuration files say."""
+        from ocigpu.engines.status import read_engine_status
+
+        return read_engine_status(self.root or "/")
+
+    @cached_property
+    def specs(self) -> "Specs":
+        """The CDI specifications in the directories that the settings and the engines name."""
+        from ocigpu.doctor.specs import read_specs
+
+        return read_specs(self)
+
+    @cached_property
+    def docker(self) -> "DockerAnswer | None":
+        """What the running dockerd says of itself; None where none is to be asked."""
+        from ocigpu.doctor.live import ask_docker
+
+        return ask_docker(self)
+
+    @cached_property
+    def processes(self) -> dict[int, str]:
+        """Process ids and names (comm) of the machine."""
+        found = {}
+        for name in list_names(self.proc):
+            if name.isascii() and name.isdigit():
+                try:
+                    with open(f"{self.proc}/{name}/comm", encoding="utf-8", errors="replace") as file:
+                        found[int(name)] = file.read(64).strip()
+                except OSError:  # it has ended since
+                    continue
+        return found
+
+    @cached_property
+    def kernel_log(self) -> list[str]:
+        """The kernel's messages: of the ring buffer on this machine, else of the log files.
+
+        Raises HostError when neither can be read: by default only root may.
+        """
+        from ocigpu.doctor.logs import read_kernel_log
+
+        return read_kernel_log(self)

@@ -1,0 +1,70 @@
+"""What a check says: findings, and the evidence they rest on."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from ocigpu.doctor.host import Host
+
+SEVERITIES = ("error", "warning", "note", "not-checked", "ok")
+"""Worst first.  "not-checked" always says why: nothing is ok that was not looked at."""
+
+
+class Evidence(NamedTuple):
+    """One thing that was looked at: a path (or what was asked), the value found, and the value wanted ("" for any)."""
+
+    path: str
+    found: str
+    wanted: str = ""
+
+
+class Finding(NamedTuple):
+    """One result of a check.
+
+    ``text``: one plain sentence.  ``fixes``: commands to run, in this order; a line that begins with "#" explains.
+    ``name``: that of the check.
+    """
+
+    severity: str
+    text: str
+    evidence: tuple[Evidence, ...] = ()
+    fixes: tuple[str, ...] = ()
+    name: str = ""
+
+
+class Check(NamedTuple):
+    """One cause that is looked for: a stable name, what is asked, why it matters, and who answers.
+
+    ``run`` returns at least one finding.  It may raise OcigpuError or OSError for what cannot be read: then the check
+    counts as not made, with that reason.
+    """
+
+    name: str
+    title: str
+    meaning: str
+    run: "Callable[[Host], list[Finding]]"
+
+
+def error(text: str, evidence: tuple[Evidence, ...] = (), fixes: tuple[str, ...] = ()) -> Finding:
+    """Containers do not get their GPUs, or lose them."""
+    return Finding("error", text, evidence, fixes)
+
+
+def warning(text: str, evidence: tuple[Evidence, ...] = (), fixes: tuple[str, ...] = ()) -> Finding:
+    """Some containers do not get what they ask for, or will not after the next event."""
+    return Finding("warning", text, evidence, fixes)
+
+
+def note(text: str, evidence: tuple[Evidence, ...] = (), fixes: tuple[str, ...] = ()) -> Finding:
+    """Worth knowing; nothing fails."""
+    return Finding("note", text, evidence, fixes)
+
+
+def ok(text: str, *evidence: Evidence) -> Finding:
+    """Looked at, and as it should be."""
+    return Finding("ok", text, evidence)
+
+
+def not_checked(reason: str, *evidence: Evidence) -> Finding:
+    """Not looked at, for this reason."""
+    return Finding("not-checked", reason, evidence)

@@ -1,0 +1,83 @@
+"""Secrets taken out of what goes into a support archive: better one value too many than one too few."""
+
+import re
+from typing import Any
+
+REMOVED = "[removed]"
+_NAMES = (
+    "(?:pass(?:word|wd|phrase|code)?|secret|token|credential|auth|cookie|signature"
+    "|(?:api|private|access|client|license)[-_]?key)"
+)
+_SECRET_KEY = re.compile(_NAMES, re.IGNORECASE)
+_ENVIRONMENT = frozenset({"env", "environment", "envs", "default_env", "default-env", "runtime_env"})
+_WHOLE = frozenset({"auths", "auth", "headers", "header", "http-headers", "log-opts", "log_opts", "registry", "tls"})
+"""Tables of which only the names of entries are kept."""
+_RULES = (
+    # private keys, over several lines
+    (re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL), REMOVED),
+    # user and password of a URL: up to the last @ of the word
+    (re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*://)[^\s\"'<>]*@"), rf"\1{REMOVED}@"),
+    (re.compile(rf"([?&][^=&\s\"']*{_NAMES}[^=&\s\"']*=)[^&\s\"']+", re.IGNORECASE), rf"\1{REMOVED}"),
+    (re.compile(r"\b((?:proxy-)?authorization|x-[\w-]*(?:token|auth|key)[\w-]*)(\"?\s*[:=]\s*).*", re.IGNORECASE),
+     rf"\1\2{REMOVED}"),
+    (re.compile(r"\b(bearer|basic)\s+[\w.~+/=-]{6,}", re.IGNORECASE), rf"\1 {REMOVED}"),
+    # JSON web tokens, and tokens that say by their first letters whose they are
+    (re.compile(r"\beyJ[\w-]{8,}(?:\.[\w-]+){1,2}"), REMOVED),
+    (re.compile(r"\b(?:gh[pousr]_|github_pat_|glpat-|hf_|nvapi-|xox[abprs]-|sk-|AKIA|ASIA|dckr_pat_)[\w-]{8,}"),
+     REMOVED),
+    # name=value and name: value with a name that says it
+    (re.compile(rf"([\w.-]*{_NAMES}[\w.-]*[\"']?\s*[:=]\s*)(\"[^\"]*\"|'[^']*'|[^\s,;}}]+)", re.IGNORECASE),
+     rf"\1{REMOVED}"),
+    # variables of an environment, as they appear on command lines
+    (re.compile(r"\b([A-Z][A-Z0-9_]{2,})=(\"[^\"]*\"|'[^']*'|[^\s\"',\]}]+)"), rf"\1={REMOVED}"),
+)  # fmt: skip
+
+
+class Redactor:
+    """Removes secrets; ``removed`` lists where, "daemon.json: proxies.http-proxy"."""
+
+    def __init__(self) -> None:
+        self.removed: list[str] = []
+
+    def text(self, text: str, where: str) -> str:
+        """Return text without what looks like a secret."""
+        result = text
+        for pattern, replacement in _RULES:
+            result = pattern.sub(replacement, result)
+        if result != text:
+            self.removed.append(where)
+        return result
+
+    def data(self, value: Any, where: str) -> Any:
+        """Return JSON data without secrets: by the names of keys, and by what text looks like."""
+        if isinstance(value, dict):
+            return {
+                self.text(str(key), where): self._entry(str(key), item, f"{where}.{key}") for key, item in value.items()
+            }
+        if isinstance(value, list | tuple):
+            return [self.data(item, where) for item in value]
+        return self.text(value, where) if isinstance(value, str) else value
+
+    def _entry(self, key: str, value: Any, where: str) -> Any:
+        name = key.lower()
+        if name in _ENVIRONMENT:
+            return self._environment(value, where)
+        if name in _WHOLE or _SECRET_KEY.search(key):
+            return self._emptied(value, where)
+        return self.data(value, where)
+
+    def _environment(self, value: Any, where: str) -> Any:
+        """Keep the names of variables."""
+        if isinstance(value, list):
+            self.removed.append(where)
+            return [f"{str(item).partition('=')[0]}={REMOVED}" for item in value]
+        return self._emptied(value, where)
+
+    def _emptied(self, value: Any, where: str) -> Any:
+        """Keep the names of a table, and truth values."""
+        if isinstance(value, dict):
+            return {self.text(str(key), where): self._emptied(item, f"{where}.{key}") for key, item in value.items()}
+        if value is None or isinstance(value, bool) or value in ("", [], 0):
+            return value
+        self.removed.append(where)
+        return REMOVED

@@ -1,0 +1,151 @@
+"""The checks carried out, and their findings as text, as data, and as an exit status."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from ocigpu import __version__
+from ocigpu.doctor.host import Host
+from ocigpu.doctor.records import SEVERITIES, Check, Finding, not_checked
+from ocigpu.doctor.table import CHECKS
+from ocigpu.errors import OcigpuError, printable
+
+STATUS = {"error": 4, "warning": 3}
+"""Exit status by the worst finding; 0 for all others.  1 and 2 are those of every command."""
+_UNUSABLE = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
+"""What reading a file raises whose content nobody expected: the other checks go on."""
+_LABELS = {"not-checked": "not checked"}
+
+
+def run_checks(host: Host) -> list[Finding]:
+    """Return the findings of every check, in the table's order.
+
+    A check that cannot be made is a finding "not-checked" with the reason.
+    """
+    findings: list[Finding] = []
+    for check in CHECKS:
+        findings += [finding._replace(name=check.name) for finding in _run(check, host)]
+    return findings
+
+
+def _run(check: Check, host: Host) -> list[Finding]:
+    try:
+        return check.run(host)
+    except OcigpuError as failure:
+        return [not_checked(failure.message)]
+    except OSError as failure:
+        where = f"{failure.filename}: " if failure.filename else ""
+        return [not_checked(f"{where}{failure.strerror or failure}")]
+    except _UNUSABLE as failure:
+        return [not_checked(f"the check failed: {type(failure).__name__}: {failure}")]
+
+
+def exit_status(findings: list[Finding]) -> int:
+    """Return 4 when there is an error, 3 when there is a warning, else 0."""
+    return max((STATUS.get(finding.severity, 0) for finding in findings), default=0)
+
+
+def describe_host(host: Host) -> str:
+    """Return one line that says what was examined."""
+    if host.root:
+        what = f"the host below {host.root}"
+    elif host.roots.simulated:
+        what = f"this machine, with the driver of {host.settings.simulation_root}"
+    else:
+        what = "this machine"
+    return f"{what}{', SIMULATED: no real GPU' if host.simulated else ''}"
+
+
+def count(findings: list[Finding]) -> dict[str, int]:
+    """Return how many findings of each severity there are."""
+    return {severity: sum(item.severity == severity for item in findings) for severity in SEVERITIES}
+
+
+def to_data(host: Host, findings: list[Finding]) -> dict[str, Any]:
+    """Return the report as JSON data."""
+    titles = {check.name: check.title for check in CHECKS}
+    return {
+        "version": __version__,
+        "host": describe_host(host),
+        "simulated": host.simulated,
+        "exit_status": exit_status(findings),
+        "counts": count(findings),
+        "findings": [
+            {
+                "name": item.name,
+                "severity": item.severity,
+                "title": titles[item.name],
+                "text": item.text,
+                "evidence": [entry._asdict() for entry in item.evidence],
+                "fixes": list(item.fixes),
+            }
+            for item in findings
+        ],
+    }
+
+
+def render(host: Host, findings: list[Finding], everything: bool = False) -> Iterator[str]:
+    """Yield the report's lines: what is wrong in full, then what was not checked and why, then how many are well.
+
+    ``everything``: also what is well, with what was looked at.
+    """
+    yield f"ocigpu doctor: {describe_host(host)}"
+    shown = SEVERITIES if everything else ("error", "warning", "note")
+    for severity in shown:
+        for item in findings:
+            if item.severity == severity:
+                yield ""
+                yield from _render_finding(item)
+    unmade = [item for item in findings if item.severity == "not-checked"]
+    if unmade and not everything:
+        yield ""
+        yield "not checked:"
+        reasons: dict[str, list[str]] = {}
+        for item in unmade:
+            reasons.setdefault(item.text, []).append(item.name)
+        yield from (f"  {', '.join(names)}: {printable(reason, 300)}" for reason, names in reasons.items())
+    numbers = count(findings)
+    yield ""
+    yield ", ".join(
+        f"{numbers[severity]} {_LABELS.get(severity, severity)}{'s' if _is_many(severity, numbers[severity]) else ''}"
+        for severity in SEVERITIES
+    )
+
+
+def _is_many(severity: str, number: int) -> bool:
+    return severity in ("error", "warning", "note") and number != 1
+
+
+def _render_finding(item: Finding) -> Iterator[str]:
+    yield f"{_LABELS.get(item.severity, item.severity).upper()} {item.name}: {printable(item.text)}"
+    for entry in item.evidence:
+        wanted = f" (wanted: {printable(entry.wanted, 300)})" if entry.wanted else ""
+        found = f": {printable(entry.found, 400)}" if entry.found else ""
+        yield f"    looked at  {printable(entry.path, 300)}{found}{wanted}"
+    for fix in item.fixes:
+        yield f"    fix        {printable(fix, 1000)}"
+
+
+def render_markdown() -> str:
+    """Return docs/DOCTOR.md: every check, what it finds and why that matters."""
+    lines = [
+        "# What ocigpu doctor checks",
+        "",
+        "`ocigpu doctor` reads this host and changes nothing. Each finding has a name, which stays the same from",
+        "release to release, what was looked at, and the commands that put it right. What could not be looked at is",
+        "said to be not checked, with the reason. This page is generated: `ocigpu doctor --markdown > docs/DOCTOR.md`.",
+        "",
+        "Exit status: 0 nothing, or notes; 1 the command failed; 2 the command line could not be understood;",
+        "3 warnings; 4 errors.",
+        "",
+        "Most faults can be looked at on a simulated host: `ocigpu sim create /tmp/gpus --fault NAME`, then",
+        "`ocigpu doctor --root /tmp/gpus`.",
+        "",
+        "| name | finds | why it matters |",
+        "|---|---|---|",
+    ]
+    lines += [f"| `{check.name}` | {check.title} | {_cell(check.meaning)} |" for check in CHECKS]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("[[", "\\[\\[").replace("*", "\\*")

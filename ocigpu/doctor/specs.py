@@ -1,0 +1,374 @@
+"""Checks of CDI specifications: can they be read, by which engines, and do they fit the host as it is."""
+
+import os
+import re
+import shlex
+from typing import Any, NamedTuple
+
+from ocigpu.cdi.check import check_spec
+from ocigpu.cdi.document import read_document
+from ocigpu.cdi.versions import ENGINES, is_older, parse_version, requirements
+from ocigpu.doctor.host import Host
+from ocigpu.doctor.records import Evidence, Finding, error, not_checked, note, ok, warning
+from ocigpu.errors import CdiError, printable
+from ocigpu.host.fingerprint import ANNOTATION, stale_reasons
+from ocigpu.settings import MODES, why_untrusted
+
+EXTENSIONS = (".json", ".yaml")
+MAX_FILES = 64
+SHOWN = 4
+_GPU_NODE = re.compile(r"/dev/(nvidia[0-9]+|dxg|nvidia-caps/nvidia-cap[0-9]+|nvhost-|nvmap|dri/)")
+_VERSIONED = re.compile(r"\.so\.([0-9]{3,}\.[0-9.]+[0-9])$")
+
+
+class SpecFile(NamedTuple):
+    """One specification: ``path`` on the host, ``directory`` its place in the list; ``problem`` "" when readable."""
+
+    path: str
+    directory: int
+    spec: dict[str, Any]
+    problem: str = ""
+
+    @property
+    def kind(self) -> str:
+        return str(self.spec.get("kind", ""))
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether its devices are NVIDIA GPUs."""
+        return self.kind == "nvidia.com/gpu"
+
+    @property
+    def is_ours(self) -> bool:
+        return ANNOTATION in self.spec.get("annotations", {})
+
+
+class Specs(NamedTuple):
+    """Directories that are searched, lowest priority first, and the specifications in them."""
+
+    directories: tuple[str, ...]
+    files: tuple[SpecFile, ...]
+
+    @property
+    def usable(self) -> tuple[SpecFile, ...]:
+        return tuple(file for file in self.files if not file.problem)
+
+    @property
+    def gpus(self) -> tuple[SpecFile, ...]:
+        return tuple(file for file in self.usable if file.is_gpu)
+
+
+def read_specs(host: Host) -> Specs:
+    """Return the specifications of the settings' directories and of those that engines name besides.
+
+    /var/run is a link to /run: a directory that was named twice counts once.  Raises OSError for a directory that
+    cannot be read.
+    """
+    named = [*host.settings.cdi_spec_dirs]
+    named += [path for engine in host.engines for path in engine.cdi_spec_dirs]
+    directories: dict[str, str] = {}
+    for directory in named:
+        directories.setdefault(host.find(directory) or directory, directory)
+    files = []
+    for number, directory in enumerate(directories.values()):
+        names = [name for name in host.names(directory) if name.endswith(EXTENSIONS)]
+        files += [_read(host, f"{directory}/{name}", number) for name in names[:MAX_FILES]]
+    return Specs(tuple(directories.values()), tuple(files))
+
+
+def _read(host: Host, path: str, directory: int) -> SpecFile:
+    found = host.find(path)
+    if not found:
+        return SpecFile(path, directory, {}, "a link to nothing")
+    try:
+        data, state = read_document(found)
+    except CdiError as failure:
+        return SpecFile(path, directory, {}, failure.message.removeprefix(f"read {printable(found, 300)}: "))
+    if problem := why_untrusted(state.uid, state.mode):
+        return SpecFile(path, directory, {}, problem)
+    checked = check_spec(data)
+    if checked.errors:
+        return SpecFile(path, directory, {}, checked.errors[0].text)
+    return SpecFile(path, directory, checked.spec)
+
+
+def _none(host: Host) -> list[Finding]:
+    return [not_checked("there is no specification of NVIDIA GPUs", *_looked(host))]
+
+
+def _looked(host: Host) -> tuple[Evidence, ...]:
+    found = host.specs.files
+    return tuple(
+        host.evidence(path, f"{sum(file.directory == number for file in found)} specifications")
+        for number, path in enumerate(host.specs.directories)
+    )
+
+
+def _write_command(host: Host, file: SpecFile, *more: str) -> str:
+    return host.command("cdi", "generate", *more, "--output", host.path(file.path))
+
+
+def check_missing(host: Host) -> list[Finding]:
+    """Is there a specification where one is needed?"""
+    if host.specs.gpus:
+        files = tuple(host.evidence(file.path, f"{len(file.spec['devices'])} devices") for file in host.specs.gpus)
+        return [ok("there is a specification of NVIDIA GPUs", *files)]
+    if not host.driver_version:
+        return [not_checked("no driver is loaded: there is nothing to describe")]
+    target = host.path("/var/run/cdi/nvidia.yaml")
+    fix = (host.command("cdi", "refresh", "--output", target),)
+    if MODES[host.settings.mode] == "cdi":
+        text = "the settings say mode cdi, and no specification of NVIDIA GPUs is there: no container gets a GPU"
+        return [error(text, _looked(host), fix)]
+    users = [engine.engine for engine in host.engines if engine.installed and engine.cdi == "on"]
+    if users:
+        text = f"{' and '.join(dict.fromkeys(users))} can use CDI devices, and there is no specification of NVIDIA GPUs"
+        return [note(text, _looked(host), fix)]
+    return [not_checked("there is no specification, and nothing here is set up to use one", *_looked(host))]
+
+
+def check_unreadable(host: Host) -> list[Finding]:
+    """Can every specification be used?"""
+    bad = [file for file in host.specs.files if file.problem]
+    if not bad:
+        if not host.specs.files:
+            return [not_checked("there is no specification", *_looked(host))]
+        return [ok("every specification can be read", *_looked(host))]
+    return [
+        error(
+            f"a CDI specification cannot be used: {file.problem}",
+            (host.evidence(file.path, printable(file.problem, 300), "a valid specification"),),
+            (
+                host.command("cdi", "validate", host.path(file.path)),
+                _write_command(host, file) if "nvidia" in file.path else f"rm {shlex.quote(host.path(file.path))}",
+            ),
+        )
+        for file in bad
+    ]
+
+
+def check_stale(host: Host) -> list[Finding]:
+    """Do the specifications fit the host as it is now?"""
+    if not host.specs.gpus:
+        return _none(host)
+    findings = []
+    for file in host.specs.gpus:
+        reasons = _stale_reasons(host, file)
+        if reasons:
+            shown = tuple(host.evidence(file.path, reason) for reason in reasons[:SHOWN])
+            fix = _refresh_command(host, file)
+            findings.append(error(f"a CDI specification is stale: {reasons[0]}", shown, fix))
+    if findings:
+        return findings
+    unknown = [file for file in host.specs.gpus if not file.is_ours]
+    if not host.driver_version:
+        return [not_checked("no driver is loaded: there is nothing to compare with")]
+    seen = tuple(
+        host.evidence(file.path, "of another maker: its files are there" if file in unknown else "fits")
+        for file in host.specs.gpus
+    )
+    return [ok("specifications fit the host", *seen)]
+
+
+def _refresh_command(host: Host, file: SpecFile) -> tuple[str, ...]:
+    if file.is_ours:
+        return (host.command("cdi", "refresh", "--output", host.path(file.path)),)
+    return (
+        _write_command(host, file),
+        f"# or with the vendor's tool: nvidia-ctk cdi generate --output={shlex.quote(file.path)}",
+    )
+
+
+def _stale_reasons(host: Host, file: SpecFile) -> list[str]:
+    if file.is_ours:
+        reasons = list(stale_reasons(file.spec.get("annotations", {}), host.settings))
+        settings_differ = len(reasons) == 1 and reasons[0].startswith("settings have changed")
+        if not settings_differ or not host.root or host.simulated:
+            return reasons
+    reasons = []
+    edits = _all_edits(file.spec)
+    mounts = [str(mount.get("hostPath", "")) for edit in edits for mount in edit.get("mounts", ())]
+    versions = {match[1] for match in map(_VERSIONED.search, mounts) if match}
+    driver = host.driver_version
+    if driver and versions and driver not in versions:
+        reasons.append(f"it names libraries of driver {', '.join(sorted(versions))}, and driver {driver} is loaded")
+    paths = mounts + [
+        str(node.get("hostPath") or node.get("path", "")) for edit in edits for node in edit.get("deviceNodes", ())
+    ]
+    gone = [path for path in dict.fromkeys(paths) if path and not _is_there(host, path)]
+    if gone:
+        reasons.append(f"it names {len(gone)} files that are not there, such as {printable(gone[0], 200)}")
+    return reasons
+
+
+def _is_there(host: Host, path: str) -> bool:
+    """Tell whether a host path of a specification exists; it may be written with the root before it."""
+    if host.root and (path == host.root or path.startswith(f"{host.root}/")):
+        return os.path.exists(path)
+    return host.exists(path)
+
+
+def _all_edits(spec: dict[str, Any]) -> list[dict[str, Any]]:
+    devices = [device.get("containerEdits", {}) for device in spec.get("devices", ())]
+    return [spec.get("containerEdits", {}), *devices]
+
+
+def check_partial(host: Host) -> list[Finding]:
+    """Does every GPU device of a specification bring the node of a GPU?"""
+    if not host.specs.gpus:
+        return _none(host)
+    findings = []
+    for file in host.specs.gpus:
+        if not _has_gpu_node(file.spec.get("containerEdits", {})):
+            empty = [d["name"] for d in file.spec["devices"] if not _has_gpu_node(d.get("containerEdits", {}))]
+            if empty:
+                shown = ", ".join(empty[:SHOWN]) + (", ..." if len(empty) > SHOWN else "")
+                findings.append(
+                    error(
+                        "a CDI specification gives libraries and no GPU: "
+                        f"{len(empty)} of {len(file.spec['devices'])} devices have no node of one",
+                        (host.evidence(file.path, f"no GPU's node in device {shown}", "/dev/nvidia0 or the like"),),
+                        (host.command("system", "create-device-nodes"), _write_command(host, file)),
+                    )
+                )
+    return findings or [
+        ok(
+            "every device of every specification has a GPU's node",
+            *(host.evidence(f.path, "ok") for f in host.specs.gpus),
+        )
+    ]
+
+
+def _has_gpu_node(edits: dict[str, Any]) -> bool:
+    return any(_GPU_NODE.match(str(node.get("path", ""))) for node in edits.get("deviceNodes", ()))
+
+
+def check_duplicate(host: Host) -> list[Finding]:
+    """Is every device defined once?"""
+    defined: dict[str, list[SpecFile]] = {}
+    for file in host.specs.usable:
+        for device in file.spec["devices"]:
+            defined.setdefault(f"{file.kind}={device['name']}", []).append(file)
+    by_path = {file.path: file for file in host.specs.usable}
+    paths: dict[tuple[str, ...], list[str]] = {}
+    for name, files in defined.items():
+        if len(files) > 1:
+            paths.setdefault(tuple(file.path for file in files), []).append(name)
+    if not paths:
+        if not defined:
+            return [not_checked("there is no specification", *_looked(host))]
+        return [ok("every CDI device is defined once", *_looked(host))]
+    findings = []
+    for names_of_files, names in paths.items():
+        files = [by_path[path] for path in names_of_files]
+        winner = files[-1]
+        evidence = tuple(
+            host.evidence(file.path, f"defines {names[0]}{' and others' if len(names) > 1 else ''}") for file in files
+        )
+        same = [file for file in files if file.directory == winner.directory]
+        older = [file for file in files if file is not winner]
+        fixes = tuple(f"rm {shlex.quote(host.path(file.path))}" for file in older)
+        if len(same) > 1:
+            text = f"{len(names)} CDI devices are defined twice in one directory: engines refuse them ({names[0]})"
+            findings.append(error(text, evidence, fixes))
+        else:
+            text = (
+                f"{len(names)} CDI devices are defined in two directories: {winner.path} wins, the other may be stale"
+            )
+            findings.append(warning(text, evidence, fixes))
+    return findings
+
+
+def check_hooks(host: Host) -> list[Finding]:
+    """Are the programs there that specifications have run?"""
+    if not host.specs.usable:
+        return [not_checked("there is no specification", *_looked(host))]
+    findings: list[Finding] = []
+    seen: dict[tuple[str, str], SpecFile] = {}
+    for file in host.specs.usable:
+        for edit in _all_edits(file.spec):
+            for hook in edit.get("hooks", ()):
+                seen.setdefault((file.path, hook["path"]), file)
+    for (path, program), file in seen.items():
+        if not (host.program(program) or (program.startswith(f"{host.root}/") and os.access(program, os.X_OK))):
+            findings.append(
+                error(
+                    f"a CDI specification has the hook {printable(program, 200)} run, which is not there",
+                    (host.evidence(path, f"hook {printable(program, 200)}", "a program"),),
+                    (_write_command(host, file),),
+                )
+            )
+    found = f"{len(seen)} hook programs" if seen else "no hook"
+    return findings or [ok("programs of specifications are there", Evidence(", ".join(host.specs.directories), found))]
+
+
+# Versions of engines
+
+
+def newest_version(engine: str, release: str) -> str | None:
+    """Return the newest version of a specification that a release of an engine reads.
+
+    "" for one from before CDI, None when this program does not know.  ``release``: e.g. "4.3.1", "27.3.1".
+    """
+    version = _numbers(release)
+    entries = [entry for entry in ENGINES if entry.name.lower().replace("-", "") == engine]
+    if not version or not entries:
+        return None
+    for entry in entries:
+        first, _, rest = entry.releases.partition(" ")
+        low = _numbers(first)
+        if rest.startswith("to "):
+            high = _numbers(rest[3:])
+            if low <= version[: len(low)] and version[: len(high)] <= high:
+                return entry.newest
+        elif rest.startswith("and later"):
+            series = _numbers(rest.removeprefix("and later").strip())
+            if low <= version[: len(low)] and version[: len(series)] == series:
+                return entry.newest
+        elif version[: len(low)] == low:
+            return entry.newest
+    return "" if version < _numbers(entries[0].releases.partition(" ")[0]) else None
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    match = re.match(r"\d+(\.\d+)*", text)
+    return tuple(int(part) for part in match[0].split(".")) if match else ()
+
+
+def check_too_new(host: Host) -> list[Finding]:
+    """Can the installed engines read the specifications?"""
+    from ocigpu.doctor.versions import engine_releases
+
+    if not host.specs.usable:
+        return [not_checked("there is no specification", *_looked(host))]
+    users = {engine.engine for engine in host.engines if engine.installed and engine.cdi != "off"}
+    releases = {name: release for name, release in engine_releases(host).items() if name in users}
+    known = {name: (release, newest_version(name, release)) for name, release in releases.items()}
+    findings = []
+    for file in host.specs.usable:
+        version = parse_version(str(file.spec["cdiVersion"]))
+        for engine, (release, newest) in known.items():
+            if newest and is_older(newest, version):
+                needs = [need for need in requirements(file.spec) if is_older(newest, need.version)]
+                why = f" (for {needs[0].why})" if needs else ""
+                findings.append(
+                    error(
+                        f"{engine} {release} reads CDI specifications up to {newest}, and this one is {version}{why}",
+                        (host.evidence(file.path, f"cdiVersion {version}", f"{newest} or older"),),
+                        (_write_command(host, file, "--max-version", newest),),
+                    )
+                )
+    if findings:
+        return findings
+    judged = {name: pair for name, pair in known.items() if pair[1]}
+    if not judged:
+        older = [f"{name} {release}" for name, (release, newest) in known.items() if newest == ""]
+        if older:
+            return [not_checked(f"{' and '.join(older)} know no CDI")]
+        return [not_checked("no installed engine that reads CDI specifications, or its version is unknown")]
+    return [
+        ok(
+            "the installed engines can read every specification",
+            *(Evidence(f"{name} {release}", f"reads up to {newest}") for name, (release, newest) in judged.items()),
+        )
+    ]

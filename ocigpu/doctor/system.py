@@ -1,0 +1,320 @@
+"""Checks of the kernel, of security modules, and of what rootless containers need."""
+
+import os
+import re
+
+from ocigpu.doctor.host import Host
+from ocigpu.doctor.logs import denials
+from ocigpu.doctor.records import Evidence, Finding, error, not_checked, note, ok, warning
+from ocigpu.errors import printable
+from ocigpu.provision.ldconfig import CANDIDATES
+
+FEATURES = (
+    ((4, 15), "device rules of cgroup v2", "containers cannot be given devices on cgroup v2", True),
+    (
+        (5, 2),
+        "mount calls with descriptors (fsopen, move_mount)",
+        "mounts are made by path, checked before and after",
+        False,
+    ),
+    (
+        (5, 5),
+        "replacing a device program of cgroup v2 (BPF_F_REPLACE)",
+        "OCIGPU-CG-1 when a hook must add a device",
+        True,
+    ),
+    ((5, 6), "openat2 with RESOLVE_IN_ROOT", "paths in a container's root are walked step by step", False),
+)
+"""(first kernel, feature, what happens without it, whether that matters on cgroup v2 only and is an error there)."""
+_DELETED = re.compile(r"\S*(libcuda|libnvidia|libnvcuvid|nvidia-smi)\S*")
+MAX_PROCESSES = 20_000
+MAX_MAPS = 4 << 20
+CONTROLLERS = ("cpu", "memory", "pids")
+
+
+def check_kernel(host: Host) -> list[Finding]:
+    """Is the kernel new enough for what is in use?"""
+    release = host.kernel_release
+    match = re.match(r"(\d+)\.(\d+)", release)
+    if not match:
+        return [not_checked(f"the kernel's release is unknown ({host.proc}/sys/kernel/osrelease)")]
+    version = (int(match[1]), int(match[2]))
+    path = f"{host.proc}/sys/kernel/osrelease"
+    v2 = host.exists("/sys/fs/cgroup/cgroup.controllers")
+    findings = []
+    for first, feature, without, needs_v2 in FEATURES:
+        if version >= first or (needs_v2 and not v2):
+            continue
+        evidence = (Evidence(path, release, f"{first[0]}.{first[1]} or later, for {feature}"),)
+        text = f"kernel {release} lacks {feature}: {without}"
+        findings.append(
+            error(text, evidence, ("# install a newer kernel, then: reboot",)) if needs_v2 else note(text, evidence)
+        )
+    return findings or [ok(f"kernel {release} has what is used", Evidence(path, release, "5.6 or later"))]
+
+
+def check_ldconfig(host: Host) -> list[Finding]:
+    """Is there an ldconfig that can be run for containers?"""
+    named = host.settings.ldconfig
+    if host.roots.simulated and host.root and not named and not host.exists("/sbin") and not host.exists("/usr/sbin"):
+        return [not_checked("the simulated host has no programs of a system")]
+    paths = (named,) if named else CANDIDATES
+    found = host.program(*paths)
+    usable = [path for path in paths if host.program(path) and not _is_script(host.find(path))]
+    if usable:
+        return [ok("there is an ldconfig to run for containers", host.evidence(usable[0], "a program"))]
+    cause = f"{found} is a script" if found else "none"
+    where = host.settings.path or "/etc/ocigpu/config.toml"
+    return [
+        error(
+            "there is no usable ldconfig: containers of glibc images do not find the driver's libraries (OCIGPU-LD-1)",
+            tuple(
+                host.evidence(path, cause if path == found else "none", "a program, no script") for path in paths[:3]
+            ),
+            (
+                f"sed -i '/^ldconfig *=/d' {where}"
+                if named
+                else "apt-get install --reinstall libc-bin  # or your system's",
+                f'# or name it in {where}: ldconfig = "/path/of/ldconfig"',
+            ),
+        )
+    ]
+
+
+def _is_script(path: str) -> bool:
+    with open(path, "rb") as file:
+        return file.read(2) == b"#!"
+
+
+# Security modules
+
+
+def check_selinux(host: Host) -> list[Finding]:
+    """Does SELinux let containers use devices?"""
+    enforce = (host.text("/sys/fs/selinux/enforce") or "").strip()
+    if enforce != "1":
+        found = "not there" if not enforce else "0 (permissive)"
+        return [ok("SELinux does not enforce", host.evidence("/sys/fs/selinux/enforce", found))]
+    boolean = "/sys/fs/selinux/booleans/container_use_devices"
+    value = (host.text(boolean) or "").split()
+    evidence: tuple[Evidence, ...] = (
+        host.evidence("/sys/fs/selinux/enforce", "1 (enforcing)"),
+        host.evidence(boolean, value[0] if value else "not there", "1"),
+    )
+    denied = _denied(host, "avc")
+    if value[:1] == ["1"] and not denied:
+        return [ok("SELinux enforces, and containers may use devices", *evidence)]
+    if denied:
+        evidence += (Evidence("kernel log", denied[-1]),)
+    if not value and not denied:
+        return [not_checked("SELinux enforces, and its policy has no container_use_devices to look at", *evidence)]
+    text = "SELinux refuses GPUs to containers" if denied else "SELinux enforces and containers may not use devices"
+    return [
+        warning(
+            f'{text}: "Permission denied" or "Insufficient Permissions" although the nodes are there',
+            evidence,
+            ("setsebool -P container_use_devices on", "# or for one container: --security-opt label=disable"),
+        )
+    ]
+
+
+def _denied(host: Host, kind: str) -> list[str]:
+    return [printable(line, 300) for line in denials(host.kernel_log) if kind in line]
+
+
+def check_apparmor(host: Host) -> list[Finding]:
+    """Has AppArmor refused something of the driver?"""
+    enabled = (host.text("/sys/module/apparmor/parameters/enabled") or "").strip()
+    if enabled != "Y":
+        return [
+            ok("AppArmor is not on", host.evidence("/sys/module/apparmor/parameters/enabled", enabled or "not there"))
+        ]
+    denied = _denied(host, "apparmor")
+    if not denied:
+        seen = Evidence("kernel log", f"{len(host.kernel_log)} lines, none refuses anything of the driver")
+        return [ok("AppArmor is on and refused nothing of the driver", seen)]
+    profile = re.search(r'profile="([^"]{1,200})"', denied[-1])
+    name = profile[1] if profile else "PROFILE"
+    return [
+        warning(
+            f'AppArmor refused something of the driver: profile "{name}"',
+            (Evidence("kernel log", denied[-1]),),
+            (
+                f"aa-complain {name}  # it logs from then on, and refuses nothing",
+                "# or for one container: --security-opt apparmor=unconfined",
+            ),
+        )
+    ]
+
+
+# Rootless
+
+
+def rootless_users(host: Host) -> list[tuple[str, int]]:
+    """Return (name, user id) of the users who have rootless containers: this one, and those with a store of images."""
+    users = []
+    for line in (host.text("/etc/passwd") or "").splitlines():
+        fields = line.split(":")
+        if len(fields) < 7 or not fields[2].isdigit() or int(fields[2]) < 1000:
+            continue
+        uid, home = int(fields[2]), fields[5]
+        stores = (f"{home}/.local/share/containers/storage", f"{home}/.local/share/docker")
+        if (host.live and uid == os.geteuid()) or any(host.exists(path) for path in stores):
+            users.append((fields[0], uid))
+    return users
+
+
+def check_subordinate_ids(host: Host) -> list[Finding]:
+    """Have users of rootless containers subordinate ids?"""
+    users = rootless_users(host)
+    if not users:
+        return [not_checked("no user here has rootless containers")]
+    findings = []
+    for name, uid in users:
+        absent = []
+        for path in ("/etc/subuid", "/etc/subgid"):
+            owners = [line.partition(":")[0] for line in (host.text(path) or "").splitlines()]
+            if name not in owners and str(uid) not in owners:
+                absent.append(path)
+        if absent:
+            findings.append(
+                error(
+                    f"user {printable(name, 64)} has no subordinate ids: rootless containers do not start",
+                    tuple(
+                        host.evidence(path, f"no line of {printable(name, 64)}", f"{name}:100000:65536")
+                        for path in absent
+                    ),
+                    (
+                        f"usermod --add-subuids 100000-165535 --add-subgids 100000-165535 {name}",
+                        f"# as {name}: podman system migrate",
+                    ),
+                )
+            )
+    if findings:
+        return findings
+    return [
+        ok("users of rootless containers have subordinate ids", Evidence("/etc/subuid", ", ".join(n for n, _ in users)))
+    ]
+
+
+def check_delegation(host: Host) -> list[Finding]:
+    """Are cgroups delegated to users of rootless containers?"""
+    users = rootless_users(host)
+    if not users:
+        return [not_checked("no user here has rootless containers")]
+    if not host.exists("/sys/fs/cgroup/cgroup.controllers"):
+        return [
+            warning(
+                "cgroups are version 1: rootless containers have no cgroups of their own, and no limits",
+                (host.evidence("/sys/fs/cgroup/cgroup.controllers", "not there", "cgroup version 2"),),
+                ("# boot with: systemd.unified_cgroup_hierarchy=1",),
+            )
+        ]
+    findings, fine, away = [], [], []
+    for name, uid in users:
+        path = f"/sys/fs/cgroup/user.slice/user-{uid}.slice/user@{uid}.service/cgroup.controllers"
+        text = host.text(path)
+        if text is None:
+            away.append(name)
+            continue
+        absent = [item for item in CONTROLLERS if item not in text.split()]
+        if not absent:
+            fine.append(host.evidence(path, text.strip()))
+            continue
+        findings.append(
+            warning(
+                f"user {printable(name, 64)} has no cgroup controller {' and no '.join(absent)}: rootless engines "
+                "cannot make cgroups as containers ask for them",
+                (host.evidence(path, text.strip() or "none", " ".join(CONTROLLERS)),),
+                (
+                    "mkdir -p /etc/systemd/system/user@.service.d",
+                    (
+                        r"printf '[Service]\nDelegate=cpu cpuset io memory pids\n' "
+                        "> /etc/systemd/system/user@.service.d/delegate.conf"
+                    ),
+                    "systemctl daemon-reload",
+                    f"# {name} logs out and in again",
+                ),
+            )
+        )
+    if away and not findings and not fine:
+        return [not_checked(f"{', '.join(away)} is not logged in: there is no cgroup to look at")]
+    return findings or [ok("cgroups are delegated to users of rootless containers", *fine)]
+
+
+# Processes
+
+
+def check_deleted(host: Host) -> list[Finding]:
+    """Do running programs hold driver files that have been replaced?"""
+    held: dict[str, list[str]] = {}
+    unread = 0
+    for pid, name in list(host.processes.items())[:MAX_PROCESSES]:
+        try:
+            paths = _deleted_files(f"{host.proc}/{pid}")
+        except PermissionError:
+            unread += 1
+            continue
+        except OSError:  # it has ended since
+            continue
+        for path in paths:
+            held.setdefault(f"{name} ({pid})", []).append(path)
+    if held:
+        first = next(iter(held.values()))[0]
+        return [
+            error(
+                f"{len(held)} running programs or containers hold driver files that were replaced since: they fail "
+                'with "Driver/library version mismatch" until they start anew',
+                tuple(
+                    Evidence(who, f"{paths[0]} (deleted)", "the file that is there now")
+                    for who, paths in list(held.items())[:4]
+                ),
+                (f"# restart these containers; who has it open: lsof +L1 | grep {os.path.basename(first)}",),
+            )
+        ]
+    if not host.processes:
+        return [not_checked(f"no process is seen in {host.proc}")]
+    if unread:
+        return [not_checked(f"{unread} of {len(host.processes)} processes could not be looked at")]
+    return [
+        ok("no running program holds a replaced driver file", Evidence(host.proc, f"{len(host.processes)} processes"))
+    ]
+
+
+def _deleted_files(directory: str) -> list[str]:
+    """Return the driver's files that are deleted and that a process has mapped or mounted.
+
+    proc_pid_maps(5) ends such a line with " (deleted)", proc_pid_mountinfo(5) such a root with "//deleted".
+    """
+    found: dict[str, None] = {}
+    for name, mark in (("maps", b" (deleted)"), ("mountinfo", b"//deleted ")):
+        with open(f"{directory}/{name}", "rb") as file:
+            text = file.read(MAX_MAPS)
+        for line in text.split(b"\n") if mark in text else ():
+            match = _DELETED.search(line.decode("utf-8", "replace")) if mark in line + b" " else None
+            if match:
+                found[printable(match[0].removesuffix("//deleted"), 300)] = None
+    return list(found)
+
+
+def check_simulated(host: Host) -> list[Finding]:
+    """Are the GPUs real?"""
+    if not host.roots.simulated:
+        return [
+            ok("the settings name no simulated host", Evidence(host.settings.path or "settings", "no simulation.root"))
+        ]
+    if not host.simulated:
+        return [not_checked("another machine's root is examined, which is no simulated host of ours")]
+    where = host.settings.simulation_root
+    return [
+        warning(
+            f"this is a SIMULATED host: {len(_gpus(host))} GPUs of model {host.marker.get('model')} that do not exist",
+            (Evidence(f"{where}/.ocigpu-sim.json", f"made by ocigpu {host.marker.get('version')}", "no simulation"),),
+            ("# for real GPUs: leave out --config, OCIGPU_CONFIG and simulation.root in the settings",),
+        )
+    ]
+
+
+def _gpus(host: Host) -> list[object]:
+    gpus = host.marker.get("gpus")
+    return gpus if isinstance(gpus, list) else []

@@ -1,0 +1,64 @@
+"""Versions of what is installed: from the package database below the root, else as this machine's programs say."""
+
+import re
+import subprocess
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ocigpu.doctor.host import Host
+
+PACKAGES = {
+    "docker": ("docker-ce", "docker.io", "moby-engine"),
+    "containerd": ("containerd.io", "containerd"),
+    "podman": ("podman",),
+    "crio": ("cri-o",),
+}
+PROGRAMS = {
+    "docker": ("/usr/bin/dockerd", "/usr/sbin/dockerd", "/usr/local/bin/dockerd"),
+    "containerd": ("/usr/bin/containerd", "/usr/local/bin/containerd"),
+    "podman": ("/usr/bin/podman", "/usr/local/bin/podman"),
+    "crio": ("/usr/bin/crio", "/usr/local/bin/crio"),
+}
+SECONDS = 5
+_VERSION = re.compile(r"(?:version |v|containerd )(\d+\.\d+(?:\.\d+)?)")
+
+
+def engine_releases(host: "Host") -> dict[str, str]:
+    """Return the release of each installed engine, {"podman": "4.3.1"}; an engine of unknown release is left out."""
+    packages = _dpkg_versions(host)
+    found = {}
+    for engine, names in PACKAGES.items():
+        release = next((packages[name] for name in names if name in packages), "")
+        release = release or (_ask(host, PROGRAMS[engine]) if host.live else "")
+        if release:
+            found[engine] = release
+    return found
+
+
+def _dpkg_versions(host: "Host") -> dict[str, str]:
+    """Return the upstream versions of the engines' packages that dpkg has installed (deb-version(7))."""
+    wanted = {name for names in PACKAGES.values() for name in names}
+    found = {}
+    for paragraph in (host.text("/var/lib/dpkg/status", 64 << 20) or "").split("\n\n"):
+        name = paragraph.partition("\n")[0].removeprefix("Package: ")
+        if name in wanted and "\nStatus: install ok installed" in paragraph:
+            version = next((line[9:] for line in paragraph.splitlines() if line.startswith("Version: ")), "")
+            match = re.match(r"\d+(\.\d+)+", version.rpartition(":")[2])
+            if match:
+                found[name] = match[0]
+    return found
+
+
+def _ask(host: "Host", paths: tuple[str, ...]) -> str:
+    """Return the version that a program of this machine tells, "" for none or one that does not answer in time."""
+    path = host.program(*paths)
+    if not path:
+        return ""
+    try:
+        done = subprocess.run(
+            [path, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    match = _VERSION.search(done.stdout)
+    return match[1] if match else ""
