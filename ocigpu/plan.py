@@ -318,13 +318,18 @@ def _libraries(facts: HostFacts, request: Request) -> tuple[tuple[Library, str],
     return wanted
 
 
+def library_path(library: Library, image: ImageFacts) -> str:
+    """Return where a container of this image finds a driver library."""
+    return f"{_library_directory(library, image)}/{library.name}"
+
+
 def _library_directory(library: Library, image: ImageFacts) -> str:
     return image.library_dir if library.bits == 64 else image.library_dir32
 
 
 def _library_actions(libraries: tuple[tuple[Library, str], ...], image: ImageFacts) -> "list[Action]":
     return [
-        Bind(library.host_path, f"{_library_directory(library, image)}/{library.name}", FILE_OPTIONS, reason)
+        Bind(library.host_path, library_path(library, image), FILE_OPTIONS, reason)
         for library, reason in libraries
     ]
 

@@ -200,6 +200,12 @@ def remove_gpu_hooks(config: "dict[str, Any]") -> bool:
     return edited_before
 
 
+def has_gpu_hook(config: "dict[str, Any]") -> bool:
+    """Tell whether a hook gives the container its GPUs, ours or the vendor's: see :func:`remove_gpu_hooks`."""
+    hooks = get_object(config, "hooks")
+    return any(_is_gpu_hook(entry) for stage in ("prestart", "createRuntime") for entry in get_list(hooks, stage))
+
+
 def find(parent: "dict[str, Any]", name: str, kind: type, path: str) -> "Any":
     """Return ``parent[name]``, or an empty one when it is missing or null; another type is OCIGPU-SPEC-3."""
     value = parent.get(name)

@@ -287,13 +287,21 @@ def _is_member(place: _Place, container: _Place, ours: _Place) -> bool:
 
 def _with_processes(report: Report, pids: Sequence[int], names: dict[Number, str]) -> Report:
     """Add the processes of a container that hold NVIDIA devices open."""
+    processes, notes = _find_holders(pids, names)
+    return report._replace(processes=processes, notes=(*report.notes, *notes))
+
+
+def find_holders(container: Container, names: dict[Number, str]) -> tuple[tuple[Process, ...], tuple[str, ...]]:
+    """Return the processes of a running container that have one of these devices open, and notes."""
+    return _find_holders(_find_members([container])[container.state_file], names)
+
+
+def _find_holders(pids: Sequence[int], names: dict[Number, str]) -> tuple[tuple[Process, ...], tuple[str, ...]]:
     try:
         found = ask_child(lambda: [holder for pid in sorted(pids) if (holder := _holder(pid, names))])
     except OSError as error:
-        note = f"its processes cannot be looked at: {error.strerror or error}"
-        return report._replace(notes=(*report.notes, note))
-    processes = tuple(Process(pid, command, tuple(devices)) for pid, command, devices in found)
-    return report._replace(processes=processes)
+        return (), (f"its processes cannot be looked at: {error.strerror or error}",)
+    return tuple(Process(pid, command, tuple(devices)) for pid, command, devices in found), ()
 
 
 def _holder(pid: int, names: dict[Number, str]) -> tuple[int, str, list[str]] | None:

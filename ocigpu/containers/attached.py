@@ -1,0 +1,130 @@
+"""What was given to running containers, and taken from them, after they were started: a file for each container.
+
+In the cache directory (/run/ocigpu), below "attached": of root, until the container has ended or the next boot.  The
+runtime knows nothing of it: what it does to the device rules later (an update of the resources) takes such devices
+away or brings them back, and ``ocigpu repair`` does the rest.
+"""
+
+import json
+import os
+from contextlib import suppress
+from typing import NamedTuple
+
+from ocigpu.cache import open_cache, read_cached, write_cached
+from ocigpu.containers.find import Container
+from ocigpu.errors import OcigpuError
+from ocigpu.settings import Settings
+
+DIRECTORY = "attached"
+_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Record(NamedTuple):
+    """UUIDs of GPUs and MIG devices: ``attached`` later, and ``detached`` of those it was started with."""
+
+    attached: tuple[str, ...] = ()
+    detached: tuple[str, ...] = ()
+
+
+def read_record(container: Container, settings: Settings) -> Record:
+    """Return what was recorded of a container; nothing if there is none, or somebody else may have written it."""
+    directory = _open(settings, create=False)
+    if directory < 0:
+        return Record()
+    try:
+        data = json.loads(read_cached(directory, _name(container)) or b"{}")
+        return Record(tuple(data.get("attached", ())), tuple(data.get("detached", ())))
+    except ValueError:  # not written by this version
+        return Record()
+    finally:
+        os.close(directory)
+
+
+def write_record(container: Container, settings: Settings, record: Record) -> None:
+    """Record this of a container, or remove what is recorded if it says nothing; records of ended containers go too.
+
+    Raises OcigpuError OCIGPU-CTR-5 when it cannot be written.
+    """
+    directory = _open(settings, create=record != Record())
+    if directory < 0:
+        if record == Record():
+            return
+        raise OcigpuError("OCIGPU-CTR-5", f"record of container {container.name}: no directory that can be trusted")
+    try:
+        name = _name(container)
+        if record == Record():
+            _remove(directory, name)
+        elif not write_cached(directory, name, json.dumps(record._asdict()).encode()):
+            raise OcigpuError("OCIGPU-CTR-5", f"record of container {container.name}: it could not be written")
+        _prune(directory)
+    finally:
+        os.close(directory)
+    _remove_directory(settings)
+
+
+def prune_records(settings: Settings) -> None:
+    """Remove the records of containers that have ended."""
+    directory = _open(settings, create=False)
+    if directory >= 0:
+        _prune(directory)
+        os.close(directory)
+        _remove_directory(settings)
+
+
+def _name(container: Container) -> str:
+    """Return the name of a container's file: its process by number and start, and as much of its id as fits."""
+    return f"{container.pid}-{container.start_time}-{container.id[:200]}"
+
+
+def _open(settings: Settings, create: bool) -> int:
+    cache = open_cache(create, settings.simulation_root)
+    if cache < 0:
+        return -1
+    try:
+        if create:
+            with suppress(FileExistsError):
+                os.mkdir(DIRECTORY, 0o700, dir_fd=cache)
+        fd = os.open(DIRECTORY, _FLAGS, dir_fd=cache)
+    except OSError:
+        return -1
+    finally:
+        os.close(cache)
+    return fd
+
+
+def _prune(directory: int) -> None:
+    for name in os.listdir(directory):
+        pid, _, rest = name.partition("-")
+        start = rest.partition("-")[0]
+        if not (pid.isdecimal() and start.isdecimal() and is_running(int(pid), int(start))):
+            _remove(directory, name)
+
+
+def is_running(pid: int, start_time: int) -> bool:
+    """Tell whether a process runs and started then (clock ticks since boot: field 22 of proc_pid_stat(5))."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return fields[0] not in (b"Z", b"X") and int(fields[19]) == start_time
+
+
+def _remove(directory: int, name: str) -> None:
+    try:
+        os.unlink(name, dir_fd=directory)
+    except FileNotFoundError:  # another command was faster
+        return
+
+
+def _remove_directory(settings: Settings) -> None:
+    """Remove the directory of the records if it is empty."""
+    cache = open_cache(False, settings.simulation_root)
+    if cache < 0:
+        return
+    try:
+        os.rmdir(DIRECTORY, dir_fd=cache)
+    except OSError:  # it is not empty, or gone
+        return
+    finally:
+        os.close(cache)

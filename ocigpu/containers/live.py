@@ -1,0 +1,264 @@
+"""A running container as ``verify``, ``attach``, ``detach`` and ``repair`` see it: open, with what it is to have.
+
+What it is to have is worked out anew from its config.json, which the runtime was given, and from what was attached and
+detached since.  A configuration grants what its own device rules and nodes say; where a GPU hook is in it (mode hook,
+Docker's --gpus), also what that hook gives.  A request alone grants nothing: images ask for GPUs by a variable, and
+without a hook nobody has answered.
+"""
+
+import copy
+import fcntl
+import os
+from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from ocigpu.actions import AllowDevice, Bind, Node, Plan
+from ocigpu.containers.attached import Record, read_record
+from ocigpu.containers.find import Container, open_process
+from ocigpu.containers.granted import listed_nodes
+from ocigpu.errors import OcigpuError, SpecError
+from ocigpu.facts import DeviceNode, HostFacts, ImageFacts
+from ocigpu.linux.namespaces import in_initial_user_namespace
+from ocigpu.plan import make_plan
+from ocigpu.provision.apply import Caller
+from ocigpu.provision.container import Container as OpenContainer
+from ocigpu.provision.container import open_container
+from ocigpu.provision.device_filter import FilterRule, Policy, access_mask, effective_rules
+from ocigpu.provision.image import read_image_facts
+from ocigpu.request import DEVICES_VARIABLE, parse_request
+from ocigpu.settings import Settings
+from ocigpu.spec import check_can_have_gpus, get_list, get_object, has_gpu_hook, read_config
+
+Number = tuple[int, int]
+READ_WRITE = access_mask("rw")
+NO_DEVICES = "none"
+"""Value of the variable for driver files without a GPU."""
+
+
+class Live(NamedTuple):
+    """An open container: as it was found, its process and namespaces, its configuration, its host.
+
+    ``caller``: its first process, for :func:`ocigpu.provision.apply.provision`: when that ends, the work does.
+    """
+
+    found: Container
+    inside: OpenContainer
+    config: dict[str, Any]
+    settings: Settings
+    facts: HostFacts
+    image: ImageFacts
+    caller: Caller
+
+
+class Grant(NamedTuple):
+    """What a container is to have.
+
+    ``nodes``: nodes of the host's driver by path; ``rules``: its whole device policy; ``devices``: UUIDs of the GPUs
+    and MIG devices in it; ``libraries``: host paths of driver libraries that are mounted; ``numbers``: devices it may
+    open; ``by``: where that comes from, in words.
+    """
+
+    nodes: dict[str, DeviceNode]
+    rules: list[FilterRule]
+    devices: tuple[str, ...]
+    libraries: frozenset[str]
+    numbers: frozenset[Number]
+    by: str
+
+    @property
+    def is_set_up(self) -> bool:
+        """Whether the container has what every container with a GPU has, driver files and control nodes."""
+        return "/dev/nvidiactl" in self.nodes
+
+
+@contextmanager
+def open_live(found: Container, settings: Settings, facts: HostFacts) -> Iterator[Live]:
+    """Open a container that runs; others of us wait meanwhile.
+
+    Raises OcigpuError OCIGPU-CTR-6 unless root of the initial user namespace calls, OCIGPU-CTR-3 for one that does not
+    run, OCIGPU-CTR-4 for one that is paused, SpecError for a configuration that cannot be read or that others may
+    change.
+    """
+    if os.geteuid() != 0 or not in_initial_user_namespace():
+        raise OcigpuError("OCIGPU-CTR-6", f"container {found.name}: entering it needs root, outside of user namespaces")
+    if found.status == "paused":  # what enters its cgroup would be, too
+        raise OcigpuError("OCIGPU-CTR-4", f"container {found.name}: it is paused", "Resume it first.")
+    os.close(open_process(found))
+    config = _read_trusted_config(found)
+    lock_fd = os.open(os.path.dirname(found.state_file), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock_fd, fcntl.LOCK_EX)
+        pidfd = os.pidfd_open(found.pid)
+        try:
+            inside = open_container(found.pid, found.rootfs, found.pid)
+            try:
+                os.close(open_process(found))  # still the same one: now all descriptors are of it
+                image = read_image_facts(inside.init_root_fd, facts.driver_version)
+                yield Live(found, inside, config, settings, facts, image, Caller(found.pid, pidfd))
+            finally:
+                inside.close()
+        finally:
+            os.close(pidfd)
+    finally:
+        os.close(lock_fd)
+
+
+def _read_trusted_config(found: Container) -> dict[str, Any]:
+    """Return a container's configuration; raises SpecError for one that somebody else may have changed since."""
+    document = read_config(found.bundle)
+    if document.uid not in (0, os.geteuid()) or document.mode & 0o022:
+        raise SpecError(
+            "OCIGPU-SPEC-1",
+            f"read {document.path}: others than root may write it, so it does not say what was granted",
+            f"Make it root's: chown root {document.path}; chmod go-w {document.path}",
+        )
+    return document.config
+
+
+def host_nodes(facts: HostFacts) -> dict[Number, tuple[str, DeviceNode]]:
+    """Return every device node of the host's driver by number, each with what it is, "GPU 0", "control node"."""
+    found: dict[Number, tuple[str, DeviceNode]] = {}
+
+    def add(what: str, node: DeviceNode | None) -> None:
+        if node is not None:
+            found.setdefault((node.major, node.minor), (what, node))
+
+    for gpu in facts.gpus:
+        add(f"GPU {gpu.index}", gpu.node)
+    for node in facts.control_nodes:
+        add("control node", node)
+    for path, node in facts.cap_nodes:
+        add(f"MIG capability {path}", node)
+    for node in facts.imex_nodes:
+        add(f"IMEX channel {node.minor}", node)
+    for gpu in facts.gpus:
+        for node in gpu.drm_nodes:
+            add(f"DRM node of GPU {gpu.index}", node)
+    for feature in facts.features:
+        for node in feature.nodes:
+            add(feature.name, node)
+    return found
+
+
+def read_grant(live: Live) -> Grant:
+    """Return what a container is to have now, attached and detached devices counted; raises OcigpuError."""
+    started = started_with(live)
+    record = read_record(live.found, live.settings)
+    if record == Record():
+        return started
+    devices = current_devices(started, record)
+    return change_grant(live, started, devices)
+
+
+def current_devices(started: Grant, record: Record) -> tuple[str, ...]:
+    """Return the UUIDs of what a container has that was started with some, after what is recorded."""
+    kept = [uuid for uuid in started.devices if uuid not in record.detached]
+    return (*kept, *(uuid for uuid in record.attached if uuid not in kept))
+
+
+def started_with(live: Live) -> Grant:
+    """Return what a container was started with; raises OcigpuError for a request that this host cannot grant."""
+    config, facts = live.config, live.facts
+    rules = effective_rules(config)
+    known = host_nodes(facts)
+    nodes = {path: known[number][1] for path, number in listed_nodes(config).items() if number in known}
+    nodes.update(_bound_nodes(config, facts))
+    sources = {mount.get("source") for mount in get_list(config, "mounts") if isinstance(mount, dict)}
+    libraries = {library.host_path for library in facts.libraries if library.host_path in sources}
+    by = "its config.json" if nodes else "nothing"
+    request = parse_request(config, live.settings)
+    if has_gpu_hook(config) and request.selection not in ("nothing", "cdi"):
+        plan = make_plan(facts, request, live.settings, live.image)
+        nodes.update({action.node.container_path: action.node for action in _nodes(plan)})
+        rules += _as_filter(plan.device_rules(), True)
+        libraries |= _libraries(plan, facts)
+        by = f"the GPU hook in its config.json ({request.source})"
+    return _grant(live, nodes, rules, libraries, by)
+
+
+def change_grant(live: Live, started: Grant, devices: Sequence[str]) -> Grant:
+    """Return the grant of a container that was ``started`` with one and has ``devices`` now."""
+    before = plan_for(live, started.devices) if started.is_set_up else Plan(())
+    after = plan_for(live, devices)
+    gone = [action for action in _nodes(before) if action.node not in [other.node for other in _nodes(after)]]
+    nodes = {path: node for path, node in started.nodes.items() if node not in [action.node for action in gone]}
+    nodes.update({action.node.container_path: action.node for action in _nodes(after)})
+    denied = [AllowDevice(action.node.major, action.node.minor, "rw", "") for action in gone]
+    rules = started.rules + _as_filter(after.device_rules(), True) + _as_filter(denied, False)
+    libraries = started.libraries if started.is_set_up else _libraries(after, live.facts)
+    return _grant(live, nodes, rules, libraries, f"{started.by}, and what was attached or detached since")
+
+
+def plan_for(live: Live, devices: Sequence[str]) -> Plan:
+    """Return the plan of mode hook that gives a container these GPUs and MIG devices, and else what it asks for.
+
+    Raises OcigpuError for a device that cannot be given, and for a container that can have none.
+    """
+    check_can_have_gpus(live.config, f"{live.found.bundle}/config.json")
+    config = copy.copy(live.config)
+    process = dict(get_object(config, "process"))
+    env = [text for text in get_list(process, "env") if isinstance(text, str)]
+    process["env"] = [*env, f"{DEVICES_VARIABLE}={','.join(devices) or NO_DEVICES}"]
+    config["process"] = process
+    settings = live.settings._replace(
+        mode="hook",
+        swarm_resource="",
+        accept_nvidia_visible_devices_envvar_when_unprivileged=True,
+        accept_nvidia_visible_devices_as_volume_mounts=False,
+    )
+    return make_plan(live.facts, parse_request(config, settings), settings, live.image)
+
+
+def _nodes(plan: Plan) -> list[Node]:
+    return [action for action in plan.actions if isinstance(action, Node)]
+
+
+def _as_filter(rules: Sequence[AllowDevice], allow: bool) -> list[FilterRule]:
+    return [FilterRule(allow, "c", rule.major, rule.minor, rule.access) for rule in rules]
+
+
+def _libraries(plan: Plan, facts: HostFacts) -> set[str]:
+    mounted = {action.host_path for action in plan.actions if isinstance(action, Bind)}
+    return {library.host_path for library in facts.libraries if library.host_path in mounted}
+
+
+def _grant(
+    live: Live, nodes: dict[str, DeviceNode], rules: list[FilterRule], libraries: AbstractSet[str], by: str
+) -> Grant:
+    policy = Policy(rules)
+    numbers = frozenset(
+        number for number in host_nodes(live.facts) if policy.allowed("c", *number) & READ_WRITE == READ_WRITE
+    )
+    usable = {(node.major, node.minor) for node in nodes.values()} & numbers
+    return Grant(nodes, rules, _devices(live.facts, usable), frozenset(libraries), numbers, by)
+
+
+def _devices(facts: HostFacts, usable: set[Number]) -> tuple[str, ...]:
+    """Return the GPUs and MIG devices whose nodes are all among the usable ones, in the host's order."""
+    found = []
+    capabilities = {node.minor: (node.major, node.minor) for _, node in facts.cap_nodes}
+    for gpu in facts.gpus:
+        if gpu.node is None or (gpu.node.major, gpu.node.minor) not in usable:
+            continue
+        if not gpu.mig_enabled:
+            found.append(gpu.uuid)
+        found += [
+            mig.uuid
+            for mig in gpu.mig_devices
+            if {capabilities.get(mig.gi_minor), capabilities.get(mig.ci_minor)} <= usable
+        ]
+    return tuple(found)
+
+
+def _bound_nodes(config: dict[str, Any], facts: HostFacts) -> dict[str, DeviceNode]:
+    """Return the nodes of the host that a configuration mounts, as in user namespaces."""
+    by_path = {node.host_path: node for _, node in host_nodes(facts).values() if node.host_path}
+    found = {}
+    for mount in get_list(config, "mounts"):
+        source = mount.get("source") if isinstance(mount, dict) else None
+        path = mount.get("destination") if isinstance(mount, dict) else None
+        if isinstance(source, str) and isinstance(path, str) and source in by_path:
+            found[path] = by_path[source]
+    return found

@@ -1,0 +1,149 @@
+"""``ocigpu repair``: gives running containers back what they have lost; ``ocigpu watch --repair`` does it by itself.
+
+Lost are device rules that an update by the runtime or systemd's daemon-reload has replaced (those that a hook or
+``ocigpu attach`` had added), nodes that somebody removed, and an attached GPU's part of /proc/driver/nvidia.  Nothing
+is given that was not granted before; a GPU that was detached and came back by such an update is taken away again.
+"""
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from ocigpu.actions import Node
+from ocigpu.containers.attach import allowed_now, give, take, view_of
+from ocigpu.containers.attached import Record, prune_records, read_record
+from ocigpu.containers.find import Container, Places, find_containers, open_process
+from ocigpu.containers.live import Grant, Live, open_live, plan_for, read_grant, started_with
+from ocigpu.containers.probe import look_inside
+from ocigpu.errors import OcigpuError
+from ocigpu.linux import bpf
+from ocigpu.provision.cgroups import open_device_cgroup
+from ocigpu.settings import Settings
+from ocigpu.spec import has_gpu_hook
+from ocigpu.views import PROC_DRIVER
+
+if TYPE_CHECKING:
+    from ocigpu.actions import Action
+
+
+class Repaired(NamedTuple):
+    """What a container had lost, a few words each; ``done``: whether it has it again (not when only looked at).
+
+    ``right``: what was as it should be, in words; ``devices``: UUIDs of what it is to have.
+    """
+
+    lost: tuple[str, ...] = ()
+    right: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
+    done: bool = False
+    notes: tuple[str, ...] = ()
+
+
+def repair(live: Live, dry_run: bool = False) -> Repaired:
+    """Give a container back what it has lost; raises OcigpuError, and the step that failed has changed nothing."""
+    record = read_record(live.found, live.settings)
+    started, grant = started_with(live), read_grant(live)
+    granted = {(node.major, node.minor) for node in grant.nodes.values()} & grant.numbers
+    detached = {(node.major, node.minor) for node in started.nodes.values()} - granted if record.detached else set()
+    if not granted and not detached:
+        return Repaired(right=("it was granted nothing",))
+    allowed = allowed_now(live, granted | detached)
+    denied, returned = granted - allowed, detached & allowed
+    nodes = {path: node for path, node in grant.nodes.items() if (node.major, node.minor) in granted}
+    views = _view_paths(live, grant, record)
+    seen = dict(zip((*nodes, *views), look_inside(live.inside, (), (*nodes, *views)).files, strict=True))
+    missing = [node for path, node in nodes.items() if seen[path].kind != f"c {node.major}:{node.minor}"]
+    unseen = [path for path in views if seen[path].kind != "directory"]
+    lost = (
+        *(f"device rule c {major}:{minor} rw" for major, minor in sorted(denied)),
+        *(f"node {node.container_path}" for node in missing),
+        *unseen,
+        *(f"denial of the detached c {major}:{minor}" for major, minor in sorted(returned)),
+    )
+    right = (
+        f"{len(granted) - len(denied)} of {len(granted)} devices allowed",
+        f"{len(nodes) - len(missing)} of {len(nodes)} nodes in place",
+    )
+    if dry_run or not lost:
+        return Repaired(lost, right, grant.devices)
+    if returned:
+        take(live, grant, returned, None)
+    actions: "list[Action]" = [Node(node, "it was lost") for node in missing]
+    if unseen:
+        actions += view_of(plan_for(live, grant.devices))
+    notes = give(live, grant, granted, actions, None) if denied or actions else ()
+    return Repaired(lost, right, grant.devices, True, notes)
+
+
+def _view_paths(live: Live, grant: Grant, record: Record) -> list[str]:
+    """Return the directories of the granted GPUs below /proc/driver/nvidia, where it was us who put them there."""
+    if not (has_gpu_hook(live.config) or record.attached) or not live.facts.proc_driver:
+        return []
+    numbers = {(node.major, node.minor) for node in grant.nodes.values()} & grant.numbers
+    return [
+        f"{PROC_DRIVER}/gpus/{gpu.proc_name}"
+        for gpu in live.facts.gpus
+        if gpu.node and gpu.proc_name and (gpu.node.major, gpu.node.minor) in numbers
+    ]
+
+
+class Keeper:
+    """Looks at the device rules of all running containers again and again, and repairs those that have changed.
+
+    ``log``: called with a level, a message and fields.  What is compared is cheap to read: the list of rules of cgroup
+    v1, the numbers of the programs of v2.
+    """
+
+    def __init__(self, places: Places, settings: Settings, log: Callable[..., None]) -> None:
+        self._places = places
+        self._settings = settings
+        self._log = log
+        self._seen: dict[tuple[str, int, int], str] = {}
+        self._told: set[tuple[str, str]] = set()
+
+    def look(self) -> None:
+        """Look once; whatever fails is logged, once for each container."""
+        containers = [one for one in find_containers(self._places)[0] if one.pid and one.status != "paused"]
+        keys = {(one.state_file, one.pid, one.start_time): one for one in containers}
+        if set(self._seen) - set(keys):
+            self._seen = {key: stamp for key, stamp in self._seen.items() if key in keys}
+            prune_records(self._settings)
+        for key, container in keys.items():
+            try:
+                if read_stamp(container) != self._seen.get(key):
+                    self._repair(container)
+                    self._seen[key] = read_stamp(container)
+            except OcigpuError as error:
+                if (container.id, error.message) not in self._told:
+                    self._told.add((container.id, error.message))
+                    text = f"repair {container.name}: {error.code}: {error.message}"
+                    self._log("error", text, container=container.id)
+
+    def _repair(self, container: Container) -> None:
+        from ocigpu.host.cached import read_facts
+
+        with open_live(container, self._settings, read_facts(self._settings)) as live:
+            repaired = repair(live)
+        if repaired.lost:
+            text = f"repaired {container.name}: it had lost {', '.join(repaired.lost)}"
+            self._log("info", text, container=container.id, lost=list(repaired.lost))
+        for note in repaired.notes:
+            self._log("warning", f"{container.name}: {note}", container=container.id)
+
+
+def read_stamp(container: Container) -> str:
+    """Return a text that changes when the device rules of a running container are set anew; raises OcigpuError."""
+    proc_fd = open_process(container)
+    try:
+        cgroup = open_device_cgroup(proc_fd)
+        try:
+            if cgroup.version == 2:
+                return repr(bpf.query_device_programs(cgroup.fd).ids)
+            with open(os.open("devices.list", os.O_RDONLY | os.O_CLOEXEC, dir_fd=cgroup.fd), "rb") as file:
+                return repr(file.read(1 << 20))
+        except OSError as error:
+            raise OcigpuError("OCIGPU-CG-1", f"read device rules of {cgroup.path}: {error.strerror}") from error
+        finally:
+            os.close(cgroup.fd)
+    finally:
+        os.close(proc_fd)
