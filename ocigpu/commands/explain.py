@@ -1,18 +1,29 @@
-"""``ocigpu explain``: what an error code means and what to do; the source of docs/ERRORS.md."""
+"""``ocigpu explain``: what an error code means (the source of docs/ERRORS.md), and why a container has what it has."""
 
 from typing import Annotated
 
 import typer
 
 from ocigpu.codes import CODES
-from ocigpu.commands.common import JsonOption, print_fields, print_json, print_table
+from ocigpu.commands.common import ConfigOption, JsonOption, print_fields, print_json, print_table
+from ocigpu.commands.ps import RootsOption, places_of
 from ocigpu.errors import UsageError, quoted
 
 EXPLAIN_EPILOG = """\
 \b
+What is named: an error code, else a bundle (a directory with a config.json, or any path with a slash), else a container
+by id, beginning of an id, or name.  For a container the plan is made once more from its config.json and the host as it
+is now, and what is there of it is looked at; nothing is opened or changed.
+
+\b
+Exit status: 0 explained, 1 failed, 2 the command line could not be understood.
+
+\b
 Examples:
   ocigpu explain OCIGPU-DEV-1
   ocigpu explain dev-1
+  ocigpu explain web
+  ocigpu explain /run/containers/mine --json
   ocigpu explain
 """
 
@@ -42,28 +53,47 @@ AREAS = {
 
 
 def explain_command(
-    code: Annotated[str, typer.Argument(metavar="[CODE]", help="An error code; without one all are listed.")] = "",
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="[CODE|CONTAINER|BUNDLE]", help="An error code, a container or a bundle; without one all codes."
+        ),
+    ] = "",
+    root: RootsOption = None,
+    config: ConfigOption = "",
     json: JsonOption = False,
     markdown: Annotated[
         bool, typer.Option("--markdown", help="Print the page docs/ERRORS.md: all codes, cause and fix.")
     ] = False,
 ) -> None:
-    """Explain an error code: its cause and what to do."""
+    """Explain an error code, or why a container has the GPUs and files that it has."""
     if markdown:
-        if code or json:
+        if target or json:
             raise UsageError("--markdown prints all codes: it takes neither CODE nor --json")
         print(render_markdown(), end="")
-    elif code:
-        name = find_code(code)
+    elif not target:
+        if json:
+            print_json([{"code": name, "cause": entry.cause, "fix": entry.fix} for name, entry in CODES.items()])
+        else:
+            print_table(("code", "cause"), [(name, entry.cause) for name, entry in CODES.items()])
+    elif _looks_like_code(target):
+        name = find_code(target)
         entry = CODES[name]
         if json:
             print_json({"code": name, "cause": entry.cause, "fix": entry.fix})
         else:
             print_fields([("code", name), ("cause", entry.cause), ("fix", entry.fix)])
-    elif json:
-        print_json([{"code": name, "cause": entry.cause, "fix": entry.fix} for name, entry in CODES.items()])
     else:
-        print_table(("code", "cause"), [(name, entry.cause) for name, entry in CODES.items()])
+        from ocigpu.commands.explain_container import explain_container
+
+        explain_container(target, places_of(root), config, json)
+
+
+def _looks_like_code(text: str) -> bool:
+    """Tell whether a word is a code, or one of ours that is mistyped, and neither a path nor a container's name."""
+    name = text.strip().upper()
+    parts = name.removeprefix("OCIGPU-").split("-")
+    return name.startswith("OCIGPU-") or (len(parts) == 2 and parts[0] in AREAS and parts[1].isdecimal())
 
 
 def find_code(text: str) -> str:

@@ -353,15 +353,22 @@ _KUBELET_NAMES = ("pod.namespace", "pod.name", "container.name")
 """Labels of the kubelet that CRI-O makes annotations of."""
 
 
-def _docker_name(identity: str, mounts: list[Any]) -> str:
-    """Return the name in Docker's own file on a container, in the directory that its /etc/hostname is mounted from."""
+def docker_directory(identity: str, mounts: list[Any]) -> str:
+    """Return the directory of Docker's own files on a container, "" if it cannot be told.
+
+    Its /etc/hostname (or that of the container whose network it shares) is mounted from DATA-ROOT/containers/ID.
+    """
     for mount in mounts:
         source = mount.get("source") if isinstance(mount, dict) else None
         directory, found, rest = source.rpartition("/containers/") if isinstance(source, str) else ("", "", "")
         if found and rest.count("/") == 1 and rest.endswith(("/hostname", "/hosts", "/resolv.conf")):
-            name = _engine_file(f"{directory}/containers/{identity}/config.v2.json").get("Name")
-            return name.lstrip("/") if isinstance(name, str) else ""
+            return f"{directory}/containers/{identity}"
     return ""
+
+
+def _docker_name(identity: str, mounts: list[Any]) -> str:
+    name = read_engine_file(f"{docker_directory(identity, mounts)}/config.v2.json").get("Name")
+    return name.lstrip("/") if isinstance(name, str) else ""
 
 
 def _conmon_name(identity: str, pid: int) -> str:
@@ -376,7 +383,7 @@ def _conmon_name(identity: str, pid: int) -> str:
 
 def _podman_name(identity: str, bundle: str) -> str:
     """Return the name in the list of containers of Podman's storage, which the bundle lies in: NAME/userdata."""
-    listed = _engine_file(f"{os.path.dirname(os.path.dirname(bundle))}/containers.json", "containers")
+    listed = read_engine_file(f"{os.path.dirname(os.path.dirname(bundle))}/containers.json", "containers")
     for entry in get_list(listed, "containers"):
         names = get_list(entry, "names")
         if isinstance(entry, dict) and entry.get("id") == identity and names and isinstance(names[0], str):
@@ -384,7 +391,7 @@ def _podman_name(identity: str, bundle: str) -> str:
     return ""
 
 
-def _engine_file(path: str, name: str = "") -> dict[str, Any]:
+def read_engine_file(path: str, name: str = "") -> dict[str, Any]:
     """Return the JSON object of an engine's file (or the list in it, under ``name``); empty when it cannot be read."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -1,0 +1,290 @@
+"""Why a container has what it has: its request, its plan made once more, and what of that is there now."""
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ocigpu.actions import AllowDevice, Bind, Link, Node, Plan, RefreshLdCache, Tmpfs
+from ocigpu.cdi.compare import edit_rows
+from ocigpu.containers.asked import ask_child
+from ocigpu.containers.difference import REPLACED_NOTE, find_original
+from ocigpu.containers.find import Container, open_process
+from ocigpu.containers.granted import read_allowed
+from ocigpu.containers.origin import tell_origin
+from ocigpu.containers.planned import Planned, plan_bundle
+from ocigpu.containers.report import Report, make_reports
+from ocigpu.declared import LD_CACHE
+from ocigpu.errors import OcigpuError
+from ocigpu.facts import HostFacts, ImageFacts
+from ocigpu.host.libraries import TABLE
+from ocigpu.linux.paths import open_in_root
+from ocigpu.plan import REQUIRED_SONAMES
+from ocigpu.provision.image import COMPAT_DIR, has_compat, open_rootfs, read_device
+from ocigpu.provision.inside import read_inside, status_inside
+from ocigpu.request import Request, parse_request
+from ocigpu.rootfs import MAX_LD_CACHE
+from ocigpu.settings import CAPABILITIES, MODES, Settings
+from ocigpu.spec import read_config, rootfs_path
+
+if TYPE_CHECKING:
+    from ocigpu.actions import Action
+
+IN_ORDER = ("there", "allowed", "")
+"""What :class:`Step` says of a part that is as it should be, or that is not looked at."""
+
+
+class Step(NamedTuple):
+    """One part of a plan: ``what``, where it comes from (a host path, the target of a link), why, and how it is now.
+
+    ``now``: "there", "missing", "another" (something else has its place), "refused" (a node that the device cgroup does
+    not allow), "allowed" or "" (not looked at).
+    """
+
+    what: str
+    source: str
+    reason: str
+    now: str = ""
+
+
+class Capability(NamedTuple):
+    """A driver capability: asked for or not, how many libraries of it the host has, and names of those it has not.
+
+    A driver has never all of them: some are of older or newer versions.
+    """
+
+    name: str
+    asked: bool
+    found: int
+    absent: tuple[str, ...]
+
+
+class Explanation(NamedTuple):
+    """Everything about one container.
+
+    ``mode``: of the edit that was made ("" for none by this project), ``planned_mode`` what ``steps`` are made for.
+    ``spec``: whether mode spec can serve it, in words.  ``error``: why nothing can be planned, with its hint.
+    """
+
+    bundle: str
+    container: Container | None
+    mode: str
+    planned_mode: str
+    request: Request
+    asked_by: str
+    gpus: tuple[str, ...]
+    image: ImageFacts | None
+    compat: str
+    spec: str
+    steps: tuple[Step, ...]
+    capabilities: tuple[Capability, ...]
+    report: Report | None
+    missing: tuple[str, ...]
+    error: str
+    hint: str
+    notes: tuple[str, ...]
+
+
+def explain_bundle(bundle: str, container: Container | None, settings: Settings, facts: HostFacts) -> Explanation:
+    """Return what can be told of a bundle, and of the container made of it; nothing is changed.
+
+    Raises SpecError when the bundle's config.json cannot be read.
+    """
+    document = read_config(bundle)
+    original = find_original(document.config, settings)
+    chosen = _settings_of(original.mode, settings)
+    notes = [note for note in original.notes if note != REPLACED_NOTE]
+    error, hint = "", ""
+    planned = Planned(Request())
+    try:
+        planned = planned._replace(request=parse_request(original.config, chosen))
+        planned = plan_bundle(original.config, bundle, chosen, lambda: facts)
+    except OcigpuError as problem:
+        error, hint = f"{problem.code}: {problem.message}", problem.hint
+    request, plan = planned.request, planned.plan
+    report = make_reports([container], facts)[0] if container is not None else None
+    steps = _steps(planned)
+    if container is not None and container.pid and plan is not None:
+        steps, unseen = _look_at_steps(plan, container)
+        notes += unseen
+    return Explanation(
+        bundle=bundle,
+        container=container,
+        mode=original.mode or (report.mode if report is not None else ""),
+        planned_mode=planned.mode,
+        request=request,
+        asked_by=tell_origin(request, document.config, container),
+        gpus=(*plan.gpus, *plan.mig_devices) if plan is not None else request.cdi_devices,
+        image=plan.image if plan is not None else None,
+        compat=_explain_compat(plan, request, chosen, facts, document.config, bundle) if plan is not None else "",
+        spec=_explain_spec(planned, original.config, bundle, chosen, facts),
+        steps=tuple(steps),
+        capabilities=_capabilities(request, facts) if plan is not None or error else (),
+        report=report,
+        missing=tuple(_missing(steps, report)),
+        error=error,
+        hint=hint,
+        notes=(*notes, *request.notes, *(plan.notes if plan is not None else ())),
+    )
+
+
+def _settings_of(mode: str, settings: Settings) -> Settings:
+    """Return the settings with the mode that a container was started in, where they have another one now."""
+    return settings if not mode or MODES[settings.mode] == mode or mode == "cdi" else settings._replace(mode=mode)
+
+
+def _steps(planned: Planned) -> list[Step]:
+    if planned.cdi is not None:
+        edits = zip(planned.cdi.edits, planned.cdi.files, strict=True)
+        return [Step(" ".join(row), file, "of its CDI devices") for part, file in edits for row in edit_rows(part)]
+    return _plan_steps(planned.plan, {}) if planned.plan is not None else []
+
+
+def _plan_steps(plan: Plan, now: dict[int, str]) -> list[Step]:
+    """Return the actions of a plan; a node and the rule for it are one step.  ``now``: state by place in the plan."""
+    nodes = {(action.node.major, action.node.minor) for action in plan.actions if isinstance(action, Node)}
+    return [
+        Step(*_shown(action), action.reason, now.get(place, ""))
+        for place, action in enumerate(plan.actions)
+        if not isinstance(action, AllowDevice) or (action.major, action.minor) not in nodes
+    ]
+
+
+def _shown(action: "Action") -> tuple[str, str]:
+    """Return what an action makes, and of what on the host."""
+    if isinstance(action, Bind):
+        return f"{action.kind} {action.container_path}", action.host_path
+    if isinstance(action, Link):
+        return f"link {action.container_path}", action.target
+    if isinstance(action, Node):
+        return f"node {action.node.container_path} {action.node.major}:{action.node.minor}", action.node.host_path
+    return action.describe(), ""
+
+
+def _look_at_steps(plan: Plan, container: Container) -> tuple[list[Step], list[str]]:
+    """Return the steps with their states in the running container, and notes on what could not be looked at."""
+    allowed = read_allowed(container, [(rule.major, rule.minor) for rule in plan.device_rules()])
+    notes = [allowed.unknown] if allowed.unknown else []
+    try:
+        proc_fd = open_process(container)
+    except OcigpuError as error:
+        return _plan_steps(plan, {}), [*notes, error.message]
+
+    def look() -> list[str]:
+        root_fd = os.open("root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc_fd)
+        return [_state(root_fd, action) for action in plan.actions]
+
+    try:
+        states: list[str] = ask_child(look)
+    except OSError as error:
+        return _plan_steps(plan, {}), [*notes, f"its files cannot be looked at: {error.strerror or error}"]
+    finally:
+        os.close(proc_fd)
+    now = dict(enumerate(states))
+    for place, action in enumerate(plan.actions if not allowed.unknown else ()):
+        number = (action.node.major, action.node.minor) if isinstance(action, Node) else ()
+        number = (action.major, action.minor) if isinstance(action, AllowDevice) else number
+        if number and number not in allowed.numbers and now[place] != "missing":
+            now[place] = "refused"
+        elif isinstance(action, AllowDevice):
+            now[place] = "allowed"
+    return _plan_steps(plan, now), notes
+
+
+def _state(root_fd: int, action: "Action") -> str:
+    """Return how one action's result is below a container's root, which is hostile: nothing is opened but the cache."""
+    if isinstance(action, Node):
+        node = read_device(root_fd, action.node.container_path)
+        if node is None:
+            return "missing" if status_inside(root_fd, action.node.container_path) is None else "another"
+        return "there" if (node.major, node.minor) == (action.node.major, action.node.minor) else "another"
+    if isinstance(action, Bind):
+        found = status_inside(root_fd, action.container_path)
+        if found is None:
+            return "missing"
+        try:
+            return "there" if os.path.samestat(found, os.stat(action.host_path)) else "another"
+        except OSError:  # the host has it no more
+            return "another"
+    if isinstance(action, Tmpfs):
+        return "there" if status_inside(root_fd, action.container_path) is not None else "missing"
+    if isinstance(action, Link):
+        return _link_state(root_fd, action)
+    if isinstance(action, RefreshLdCache):
+        cache = read_inside(root_fd, LD_CACHE, MAX_LD_CACHE) or b""
+        return "there" if any(soname.encode() in cache for soname in REQUIRED_SONAMES.values()) else ""
+    return ""
+
+
+def _link_state(root_fd: int, action: Link) -> str:
+    try:
+        fd = open_in_root(root_fd, action.container_path, os.O_PATH | os.O_NOFOLLOW)
+    except OSError:  # nothing there, or no way to it
+        return "missing"
+    try:
+        return "there" if os.readlink("", dir_fd=fd) == action.target else "another"
+    except OSError:  # a file instead of a link
+        return "another"
+    finally:
+        os.close(fd)
+
+
+def _explain_compat(
+    plan: Plan, request: Request, settings: Settings, facts: HostFacts, config: dict[str, Any], bundle: str
+) -> str:
+    """Return what becomes of CUDA compatibility libraries, "" for an image that has none."""
+    if plan.image.compat_dir:
+        if settings.cuda_compat_mode != "ldconfig":
+            return f"{plan.image.compat_dir} not used: cuda-compat-mode is {settings.cuda_compat_mode}"
+        if "compute" not in request.capabilities:
+            return f"{plan.image.compat_dir} not used: the capability compute is not asked for"
+        return f"{plan.image.compat_dir} used: its libcuda suits driver {facts.driver_version} and is newer"
+    try:
+        root_fd = open_rootfs(rootfs_path(config, bundle))
+    except OcigpuError:  # not there yet, or not any more
+        return ""
+    try:
+        if not has_compat(root_fd):
+            return ""
+    finally:
+        os.close(root_fd)
+    return f"{COMPAT_DIR} not used: its libcuda is not newer than driver {facts.driver_version}, or not made for it"
+
+
+def _explain_spec(planned: Planned, original: dict[str, Any], bundle: str, settings: Settings, facts: HostFacts) -> str:
+    if planned.plan is None:
+        return ""
+    if planned.mode == "hook" and not planned.why_hook:
+        try:
+            planned = plan_bundle(original, bundle, settings._replace(mode="spec"), lambda: facts)
+        except OcigpuError as error:
+            return f"not possible: {error.code}: {error.message}"
+    if planned.mode == "cdi":
+        return ""
+    return f"needs the hook: {planned.why_hook}" if planned.why_hook else "possible: no process runs for it"
+
+
+def _capabilities(request: Request, facts: HostFacts) -> tuple[Capability, ...]:
+    present = {library.name.partition(".so")[0] for library in facts.libraries if library.bits == 64}
+    found = []
+    for name in CAPABILITIES:
+        if name == "compat32":
+            number = sum(library.bits == 32 for library in facts.libraries)
+            found.append(Capability(name, name in request.capabilities, number, ()))
+            continue
+        wanted = [library for library, (_, capabilities) in TABLE.items() if name in capabilities]
+        absent = tuple(library for library in wanted if library not in present)
+        found.append(Capability(name, name in request.capabilities, len(wanted) - len(absent), absent))
+    return tuple(found)
+
+
+def _missing(steps: Sequence[Step], report: Report | None) -> list[str]:
+    """Return what a running container should have and has not, a line each."""
+    words = {
+        "missing": "is not in the container",
+        "another": "has been replaced in the container, or has changed on the host since the start",
+        "refused": "is refused by the device cgroup",
+    }
+    missing = [f"{step.what}: {words[step.now]}" for step in steps if step.now not in IN_ORDER]
+    if report is not None and report.lost:
+        missing.append(f"lost since the start: {', '.join(report.lost)} (get them back: ocigpu repair)")
+    return missing
