@@ -22,6 +22,7 @@ import time
 
 from ocigpu.cache import SYSTEM_DIRECTORY, open_cache
 from ocigpu.linux import signals
+from ocigpu.log import get_trace, mark, trace_problem, traced
 from ocigpu.spec import HOOK_ENVIRONMENT
 
 TYPE_CHECKING = False
@@ -127,9 +128,12 @@ def _be_child(task: Task, meeting: _Meeting, parent: int, begin: float) -> "NoRe
     """Prepare, wait, work; never return into the shim's code, never show a traceback."""
     status = 1
     try:
+        if trace := get_trace():
+            trace.become("early")
+        mark("begin", task.path)
         _detach(meeting, parent)
-        ready = _prepare(task)
-        stub = _receive(meeting)
+        ready = traced(("prepare", task.bundle), _prepare, task)
+        stub = traced(("wait-for-hook", task.path), _receive, meeting)
         if stub is not None:
             # from here on there is a worker to undo everything, and nothing of ours to remove
             signals.signal(signals.SIGTERM, signals.SIG_DFL)
@@ -151,7 +155,8 @@ def _detach(meeting: _Meeting, parent: int) -> None:
     for number in (signals.SIGINT, signals.SIGHUP):
         signals.signal(number, signals.SIG_IGN)  # of the terminal: if they end the stub, that is seen
     signals.signal(signals.SIGTERM, _end)
-    kept = {0, 1, 2, *meeting[1:]}
+    trace = get_trace()
+    kept = {0, 1, 2, *meeting[1:], *((trace.fd,) if trace else ())}
     empty = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for target in (0, 1, 2):
         os.dup2(empty, target)
@@ -198,10 +203,12 @@ def _prepare(task: Task) -> "Ready | None":
     from ocigpu.spec import rootfs_path
 
     try:
-        facts = task.facts or read_facts(task.settings)
-        image = read_rootfs_facts(rootfs_path(task.config, task.bundle), facts.driver_version)
-        plan = make_plan(facts, task.request, task.settings, image)
-        return Ready(task.request, facts, image, plan, start_worker(plan, task.settings))
+        facts = task.facts or traced(("facts", task.settings.driver_root), read_facts, task.settings)
+        rootfs = rootfs_path(task.config, task.bundle)
+        image = traced(("image", rootfs), read_rootfs_facts, rootfs, facts.driver_version)
+        plan = traced(("plan",), make_plan, facts, task.request, task.settings, image)
+        worker = traced(("start-worker", "", "what it needs of the host is taken"), start_worker, plan, task.settings)
+        return Ready(task.request, facts, image, plan, worker)
     except (OcigpuError, OSError):
         return None
 
@@ -254,7 +261,9 @@ def _work(task: Task, meeting: _Meeting, stub: "Caller", ready: "Ready | None") 
     sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
     log, status = open_log(task.settings), 0
     try:
-        show_notes(run_prestart(read_state(), task.settings, task.spec, ready, stub), log)
+        notes = run_prestart(read_state(), task.settings, task.spec, ready, stub)
+        mark("end")
+        show_notes(tuple(filter(None, (trace_problem(), *notes))), log)
     except Exception as error:  # noqa: BLE001 - as in the hook itself: it must be one line
         status = show_failure(error, log)
     sys.stderr.flush()

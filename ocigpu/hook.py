@@ -10,7 +10,7 @@ The hooks of CDI specifications have the vendor's names and run at another stage
 import os
 
 from ocigpu.errors import UsageError, quoted
-from ocigpu.log import Log, report_failure, say
+from ocigpu.log import Log, begin_trace, get_trace, mark, report_failure, say, trace_problem, traced
 from ocigpu.settings import Settings, read_settings
 from ocigpu.spec import check_can_have_gpus, read_config, rootfs_path
 from ocigpu.state import parse_state, read_state
@@ -48,6 +48,7 @@ Options:
   --spec FILE     the container's configuration (default: config.json of the bundle)
   --early DIR     first of all options: a process that the shim has prepared for this container; done without it if it
                   is gone
+  --trace FILE    write a line for each step to this file (default: setting trace; "" for none)
   --version       print the version
   --help          print this text
 
@@ -74,9 +75,11 @@ def main(argv: list[str]) -> int:
             return 0
         settings = read_settings(options.get("config", ""), keep=True)
         log = open_log(settings)
-        show_notes(
-            _run_cdi(words, settings) if cdi else run_prestart(read_state(), settings, options.get("spec", "")), log
-        )
+        trace = options.get("trace", settings.trace)
+        problem = begin_trace(trace, "hook") if trace else ""
+        notes = _run_cdi(words, settings) if cdi else run_prestart(read_state(), settings, options.get("spec", ""))
+        mark("end")
+        show_notes(tuple(filter(None, (problem, trace_problem(), *notes))), log)
     except BaseException as error:  # noqa: BLE001 - the last resort: whatever it is, it must be one line
         return show_failure(error, log)
     return 0
@@ -127,9 +130,9 @@ def split_options(words: list[str]) -> tuple[dict[str, str], list[str]]:
         position += 1
         if name in ("help", "h", "version"):
             return options, ["help" if name == "h" else name]
-        if name not in ("config", "spec", "early", "debug", "d", "quiet"):
+        if name not in ("config", "spec", "early", "trace", "debug", "d", "quiet"):
             raise UsageError(f"unknown option {quoted(word)}")
-        if not equals and name in ("config", "spec", "early"):
+        if not equals and name in ("config", "spec", "early", "trace"):
             if position >= len(words):
                 raise UsageError(f"option {word} needs a value")
             value = words[position]
@@ -192,9 +195,11 @@ def run_prestart(
     """
     from ocigpu.request import check_without_cdi, parse_request
 
-    state = parse_state(state_text)
-    document = read_config(state.bundle, spec or "config.json")
-    request = parse_request(document.config, settings)
+    if trace := get_trace():
+        trace.name(state_text)
+    state = traced(("state",), parse_state, state_text)
+    document = traced(("read-config", spec or state.bundle), read_config, state.bundle, spec or "config.json")
+    request = traced(("request", document.path), parse_request, document.config, settings)
     if request.selection == "nothing":
         return ()
     check_without_cdi(request)
@@ -211,8 +216,9 @@ def run_prestart(
         from ocigpu.host.cached import read_facts
         from ocigpu.plan import make_plan
 
-        facts = read_facts(settings)
-        plan = make_plan(facts, request, settings, read_rootfs_facts(rootfs, facts.driver_version))
+        facts = traced(("facts", settings.driver_root), read_facts, settings)
+        image = traced(("image", rootfs), read_rootfs_facts, rootfs, facts.driver_version)
+        plan = traced(("plan",), make_plan, facts, request, settings, image)
         worker = None
     notes = provision(plan, state.pid, rootfs, document.config, settings, worker, caller or Caller())
     return _summary(plan.notes) + notes

@@ -13,6 +13,7 @@ from ocigpu.cache import is_draft_left, open_cache
 from ocigpu.declared import Declared, edit_declared, has_user_namespace, why_hook
 from ocigpu.kept import find_answer
 from ocigpu.linux.paths import use_walk
+from ocigpu.log import get_trace, mark, traced
 from ocigpu.provision.image import has_compat, read_layout
 from ocigpu.rootfs import NeedsHookError, RootDirectory, resolve_in_root
 from ocigpu.spec import Document, add_rules, get_rules, remove_gpu_hooks, rootfs_path, write_config
@@ -53,7 +54,11 @@ def declare_in_bundle(
     try:
         if os.path.samestat(os.fstat(root_fd), os.stat("/")):
             raise NeedsHookError("its root directory is the host's")
-        declared = find_declared(root_fd, request, settings)
+        declared = traced(
+            ("find-declared", root, "kept from an earlier start, or of a plan made now"),
+            find_declared,
+            *(root_fd, request, settings),
+        )
         if remove_gpu_hooks(config) and get_rules(config):
             add_rules(config, (), [rule["major"] for rule in declared.rules])  # those of hook mode go
         reason = why_hook(declared, config, lambda path: resolve_in_root(root_fd, path), declare_rules, bind_nodes)
@@ -62,18 +67,20 @@ def declare_in_bundle(
         if reason:
             raise NeedsHookError(reason)
         try:
-            views = make_views(declared, settings)
+            views = traced(("views",), make_views, declared, settings)
             present = [mount for mount in declared.mounts if not _is_missing(mount["source"], declared.optional)]
-            directory.make_links(declared.links)
+            traced(("links", root), directory.make_links, declared.links)
             if declared.libraries:
-                directory.extend_ld_cache(declared.libraries)
+                traced(("loader-cache", root), directory.extend_ld_cache, declared.libraries)
         except OSError as error:
             where = f"{error.filename}: " if isinstance(error.filename, str) else ""
             raise NeedsHookError(f"{root}: {where}{error.strerror}") from error
         edit_declared(config, declared._replace(mounts=present), root, views, declare_rules, bind_nodes)
-        write_config(document)
+        if get_trace():
+            _mark_declared(declared, present)
+        traced(("write-config", document.path), write_config, document)
     except BaseException:
-        directory.undo()
+        traced(("undo-links", root), directory.undo)
         raise
     finally:
         directory.close()
@@ -106,9 +113,18 @@ def _make_declared(root_fd: int, request: "Request", settings: "Settings") -> De
     from ocigpu.plan import make_plan
     from ocigpu.provision.image import read_image_facts
 
-    facts = read_facts(settings)
-    image = read_image_facts(root_fd, facts.driver_version)
-    return declare(make_plan(facts, request, settings, image, "spec"), facts)
+    facts = traced(("facts", settings.driver_root), read_facts, settings)
+    image = traced(("image",), read_image_facts, root_fd, facts.driver_version)
+    plan = traced(("plan",), make_plan, facts, request, settings, image, "spec")
+    return declare(plan, facts)
+
+
+def _mark_declared(declared: Declared, mounts: "Sequence[dict[str, Any]]") -> None:
+    for path, *_ in declared.nodes:
+        mark("declare-node", path)
+    for mount in mounts:
+        mark("declare-mount", mount["destination"], f"of {mount['source']}")
+    mark("declare-rules", ", ".join(f"{rule['major']}:{rule['minor']}" for rule in declared.rules))
 
 
 def _is_missing(path: str, optional: "Sequence[str]") -> bool:

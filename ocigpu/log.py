@@ -1,5 +1,9 @@
-"""What shim and hook say: to log files and standard error, so that standard output stays the wrapped runtime's."""
+"""What shim and hook say: to log files and standard error, so that standard output stays the wrapped runtime's.
 
+Here is also where they find the trace (:mod:`ocigpu.trace`), if somebody wants one; otherwise nothing is loaded for it.
+"""
+
+import errno
 import os
 import stat
 import sys
@@ -11,7 +15,12 @@ from ocigpu.settings import why_untrusted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import NamedTuple
+    from collections.abc import Callable
+    from typing import Any, NamedTuple, TypeVar
+
+    from ocigpu.trace import Trace
+
+    T = TypeVar("T")
 else:
     from ocigpu.record import NamedTuple
 
@@ -42,21 +51,75 @@ class Log(NamedTuple):
             _append(path, line + "\n")
 
 
-def _append(path: str, line: str) -> None:
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+def open_log_file(path: str, mode: int, strict: bool = False) -> int:
+    """Return a descriptor that appends to a file, made with ``mode`` if missing.
+
+    Raises OSError, and so for what somebody else has put there: a link of either kind, a file of another user, and if
+    ``strict`` one that others can write.
+    """
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, mode)
     try:
-        fd = os.open(path, flags, 0o644)
+        status = os.fstat(fd)
+        if cause := why_untrusted(status.st_uid, status.st_mode if strict else 0):
+            raise OSError(errno.EACCES, cause, path)
+        if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
+            raise OSError(errno.EMLINK, "it has another name", path)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _append(path: str, line: str) -> None:
+    try:
+        fd = open_log_file(path, 0o644)
     except OSError:
         return
     try:
-        status = os.fstat(fd)
-        if why_untrusted(status.st_uid, 0) or (stat.S_ISREG(status.st_mode) and status.st_nlink > 1):
-            return
         os.write(fd, line.encode("utf-8", "backslashreplace"))
     except OSError:
         return
     finally:
         os.close(fd)
+
+
+_trace: "Trace | None" = None
+
+
+def begin_trace(path: str, process: str, container: str = "") -> str:
+    """Write the steps of this process, and of its children, to a file from now on; returns why not, "" if so."""
+    global _trace  # noqa: PLW0603 - steps are taken in many modules, and a process has one trace
+    from ocigpu.trace import open_trace
+
+    try:
+        _trace = open_trace(path, process, container)
+    except OSError as error:
+        return f"this start is not traced: {printable(path)}: {error.strerror}"
+    return ""
+
+
+def get_trace() -> "Trace | None":
+    """Return the trace of this process, if there is one."""
+    return _trace
+
+
+def trace_problem() -> str:
+    """Return a note on a trace that could not be written to its end, else ""."""
+    return f"the trace is incomplete: {_trace.problem}" if _trace is not None and _trace.problem else ""
+
+
+def traced(what: "Any", function: "Callable[..., T]", *arguments: "Any") -> "T":
+    """Return what the function does with the arguments; the trace gets a line about it.
+
+    ``what``: an action of a plan, or (action, path) or (action, path, reason).
+    """
+    return function(*arguments) if _trace is None else _trace.call(what, function, arguments)
+
+
+def mark(action: str, path: str = "", reason: str = "") -> None:
+    """Write a line about a moment to the trace."""
+    if _trace is not None:
+        _trace.write((action, path, reason))
 
 
 def say(text: str) -> None:
@@ -74,6 +137,8 @@ def report_failure(program: str, error: Exception, log: Log) -> int:
         if os.environ.get("OCIGPU_DEBUG"):
             raise error
         error = OcigpuError("OCIGPU-INT-1", f"{type(error).__name__}: {error}")
+    if _trace is not None:
+        _trace.write(("failed", program), error=error)
     text = error.render(program)
     log.write("error", text.replace("\n", "; "))
     say(text)

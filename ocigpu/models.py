@@ -127,6 +127,7 @@ class SettingsFile(Table):
     no_cgroups: StrictBool = False
     ldconfig: HostPath = ""
     cuda_compat_mode: Literal["ldconfig", "disabled"] = "ldconfig"
+    trace: AbsolutePath = ""
     driver: DriverTable = DriverTable()
     runtime: RuntimeTable = RuntimeTable()
     hook: HookTable = HookTable()

@@ -12,6 +12,7 @@ import stat
 from ocigpu.declared import LD_CACHE
 from ocigpu.ldcache import merge_ld_cache
 from ocigpu.linux.paths import make_directories, open_in_root, open_parent
+from ocigpu.log import traced
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ class RootDirectory:
         """
         for path, target in links:
             parent, _, name = path.rpartition("/")
-            self._make_link(self._parent(parent), name, target, path)
+            traced(("link", path, f"to {target}"), self._make_link, self._parent(parent), name, target, path)
 
     def _parent(self, path: str) -> int:
         if path not in self._parents:

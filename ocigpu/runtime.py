@@ -12,7 +12,7 @@ from ocigpu.arguments import Arguments, parse_arguments
 from ocigpu.errors import OcigpuError
 from ocigpu.linux import signals
 from ocigpu.linux.namespaces import in_initial_user_namespace
-from ocigpu.log import Log, report_failure
+from ocigpu.log import Log, begin_trace, get_trace, mark, report_failure, trace_problem, traced
 from ocigpu.settings import MODES, Settings, read_settings
 
 TYPE_CHECKING = False
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 LOOP_VARIABLE = "OCIGPU_RUNTIME_PID"
+TRACE_VARIABLE = "OCIGPU_TRACE"
 PROGRAM = "ocigpu-runtime"
 
 
@@ -36,11 +37,18 @@ def main(argv: list[str]) -> int:
     try:
         arguments = parse_arguments(argv[1:])
         log = _log(arguments, Settings())
-        settings = read_settings(os.environ.get("OCIGPU_CONFIG", ""), keep=True)
+        creates = arguments.subcommand in ("create", "run")
+        wanted = os.environ.get(TRACE_VARIABLE, "") if creates else ""
+        problem = _begin_trace(wanted, argv) if wanted else ""
+        settings = traced(("settings", "", ""), read_settings, os.environ.get("OCIGPU_CONFIG", ""), True)
         log = _log(arguments, settings)
+        if creates and settings.trace and not wanted:
+            problem = _begin_trace(settings.trace, argv)
+        if problem:
+            log.write("warning", problem)
         check_no_loop()
-        runtime = find_runtime(settings, argv[0])
-        if arguments.subcommand in ("create", "run"):
+        runtime = traced(("find-runtime", ", ".join(settings.runtime_runtimes)), find_runtime, settings, argv[0])
+        if creates:
             from ocigpu.passing import remember
 
             remember(runtime, settings, begin_ns)
@@ -48,13 +56,23 @@ def main(argv: list[str]) -> int:
             if task:
                 from ocigpu.early import wait_for_hook
 
-                wait_for_hook(task)
+                traced(("early", task.path, "a process is ready when the hook is called"), wait_for_hook, task)
+            mark("exec", runtime)
+            if problem := trace_problem():
+                log.write("warning", problem)
         become(runtime, argv[1:])
     except KeyboardInterrupt:
         return 130
     except Exception as error:  # noqa: BLE001 - the last resort: whatever it is, it must be one line
         return report_failure(PROGRAM, error, log)
     return 1
+
+
+def _begin_trace(path: str, argv: list[str]) -> str:
+    """Begin a trace of this start, whose container is the command line's last word; returns a note if that fails."""
+    problem = begin_trace(os.path.abspath(path), "shim", argv[-1])
+    mark("begin", os.getcwd(), " ".join(argv[1:]))
+    return problem
 
 
 def _log(arguments: Arguments, settings: Settings) -> Log:
@@ -76,8 +94,10 @@ def edit_bundle(arguments: Arguments, settings: Settings, stub: str, log: Log) -
     from ocigpu.request import parse_request
     from ocigpu.spec import DECLARED, check_can_have_gpus, edit_config, get_object, read_config, write_config
 
-    document = read_config(arguments.bundle, arguments.config)
-    request = parse_request(document.config, settings)
+    where = os.path.join(arguments.bundle, arguments.config)
+    document = traced(("read-config", where), read_config, arguments.bundle, arguments.config)
+    request = traced(("request", where), parse_request, document.config, settings)
+    mark("selection", request.selection, ", ".join(request.cdi_devices))
     for note in request.notes:
         log.write("warning", note)
     edited_before = DECLARED in get_object(document.config, "annotations")
@@ -92,7 +112,11 @@ def edit_bundle(arguments: Arguments, settings: Settings, stub: str, log: Log) -
     check_can_have_gpus(document.config, document.path)
     if request.selection == "cdi":
         inject_devices(document.config, request.cdi_devices, settings, log)
-        write_config(document)
+        if trace := get_trace():
+            from ocigpu.trace import add_to_hooks
+
+            add_to_hooks(document.config, hook_path(settings, stub), trace.path)
+        traced(("write-config", where), write_config, document)
         log.write("info", f"{document.path}: granted {', '.join(request.cdi_devices)}")
         return None
     owns_policy = owns_device_policy()
@@ -101,7 +125,11 @@ def edit_bundle(arguments: Arguments, settings: Settings, stub: str, log: Log) -
         from ocigpu.rootfs import NeedsHookError
 
         try:
-            declared = declare_in_bundle(document, request, settings, arguments.bundle, owns_policy)
+            declared = traced(
+                ("declare", where, "mode spec"),
+                declare_in_bundle,
+                *(document, request, settings, arguments.bundle, owns_policy),
+            )
         except NeedsHookError as reason:
             log.write("info", f"{document.path}: the hook gives the container its GPUs, because {reason}")
         else:
@@ -111,16 +139,23 @@ def edit_bundle(arguments: Arguments, settings: Settings, stub: str, log: Log) -
     from ocigpu.kept import find_answer
 
     read: "list[HostFacts]" = []
-    answer = find_answer("rules", (request,), settings, lambda: _answer(request, settings, read))
+    answer = traced(
+        ("rules", "", "kept from an earlier start, or of a plan made now"),
+        find_answer,
+        *("rules", (request,), settings, lambda: _answer(request, settings, read)),
+    )
     # absolute: the hook may be started in another directory than this one
     options = ["--config", os.path.abspath(settings.path)] if settings.path else []
     spec = os.path.abspath(document.path) if arguments.config != "config.json" else ""
     options += ["--spec", spec] if spec else []
+    trace = get_trace()
+    if trace or settings.trace:  # one that cannot be written is not tried again
+        options += ["--trace", trace.path if trace else ""]
     early = choose_path() if owns_policy else ""
     options = ["--early", early, *options] if early else options
     declare_rules = owns_policy and not settings.no_cgroups
     edit_config(document.config, answer["rules"], hook_path(settings, stub), options, declare_rules)
-    write_config(document)
+    traced(("write-config", where), write_config, document)
     _write_notes(log, document.path, (), answer["granted"])
     if not early:
         return None
@@ -137,8 +172,8 @@ def _answer(request: "Request", settings: Settings, read: "list[HostFacts]") -> 
     from ocigpu.plan import make_plan
     from ocigpu.spec import rule_entries
 
-    read.append(read_facts(settings))
-    plan = make_plan(read[0], request, settings)
+    read.append(traced(("facts", settings.driver_root), read_facts, settings))
+    plan = traced(("plan",), make_plan, read[0], request, settings)
     return {"rules": rule_entries(plan), "granted": (*plan.gpus, *plan.mig_devices)}
 
 
@@ -161,11 +196,12 @@ def inject_devices(config: "dict[str, Any]", names: tuple[str, ...], settings: S
     from ocigpu.host.fingerprint import stale_reasons
     from ocigpu.spec import remove_gpu_hooks
 
-    resolved = read_registry(settings).resolve(names)
+    registry = traced(("read-specifications", ", ".join(settings.cdi_spec_dirs)), read_registry, settings)
+    resolved = traced(("resolve", ", ".join(names)), registry.resolve, names)
     stale = []
     for spec in resolved.specs:
         try:
-            reasons = stale_reasons(spec.annotations, settings)
+            reasons = traced(("check-stale", spec.path), stale_reasons, spec.annotations, settings)
         except HostError as error:
             log.write("warning", f"{spec.path}: cannot tell whether it fits the host: {error.message}")
             continue
@@ -175,12 +211,15 @@ def inject_devices(config: "dict[str, Any]", names: tuple[str, ...], settings: S
     remove_gpu_hooks(config)
     root = owns_device_policy()
     try:
-        notes = inject(
-            config,
-            resolved.edits,
-            declare_rules=root and not settings.no_cgroups,
-            files=resolved.files,
-            rootless=not root,
+        notes = traced(
+            ("inject", ", ".join(names)),
+            lambda: inject(
+                config,
+                resolved.edits,
+                declare_rules=root and not settings.no_cgroups,
+                files=resolved.files,
+                rootless=not root,
+            ),
         )
     except CdiError as error:
         raise CdiError(error.code, "; ".join((error.message, *stale)), error.hint) from error

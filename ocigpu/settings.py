@@ -65,6 +65,7 @@ class Settings(NamedTuple):
     cdi_default_kind: str = "nvidia.com/gpu"
     cdi_annotation_prefixes: tuple[str, ...] = ("cdi.k8s.io/",)
     cdi_environment_vendors: tuple[str, ...] = ("nvidia.com", "amd.com")
+    trace: str = ""
     simulation_root: str = ""
     path: str = ""
 
@@ -117,6 +118,7 @@ KEYS = (
         "list",
         "vendors whose CDI devices a container without CAP_SYS_ADMIN may name in variables, which its image can set",
     ),
+    Key("trace", "path", "file that gets a line for each step of shim and hook (ocigpu trace FILE); empty: none"),
     Key("simulation.root", "path", "a simulated host made by ocigpu sim create; empty: the real host"),
 )
 

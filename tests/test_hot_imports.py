@@ -23,7 +23,7 @@ HOT_MODULES = (
     "ocigpu.early", "ocigpu.errors", "ocigpu.facts", "ocigpu.hook", "ocigpu.hookless", "ocigpu.kept",
     "ocigpu.ldcache", "ocigpu.log", "ocigpu.passing", "ocigpu.plan", "ocigpu.rawjson", "ocigpu.record",
     "ocigpu.request", "ocigpu.require", "ocigpu.rootfs", "ocigpu.runtime", "ocigpu.selection",
-    "ocigpu.settings", "ocigpu.spec", "ocigpu.state", "ocigpu.views",
+    "ocigpu.settings", "ocigpu.spec", "ocigpu.state", "ocigpu.trace", "ocigpu.views",
 )  # fmt: skip
 
 JSON = {

@@ -20,6 +20,7 @@ from ocigpu.cdi.hook_words import (
 from ocigpu.errors import SpecError, quoted
 from ocigpu.host.procfs import parse_devices, read_capabilities, read_proc_files, read_proc_gpus
 from ocigpu.host.tree import read_text
+from ocigpu.log import get_trace, traced
 from ocigpu.provision.apply import provision_here
 from ocigpu.provision.compat import read_compat
 from ocigpu.provision.image import open_rootfs, read_nvidia_nodes
@@ -53,14 +54,17 @@ def run_cdi_hook(words: list[str], settings: "Settings") -> tuple[str, ...]:
     notes = [f"CDI hook {quoted(name)} is not known and was left out" for name in call.unknown]
     if not call.commands:
         return (*notes,) or ("no CDI hook was named",)
-    rootfs = find_rootfs(read_state(call.state_file))
+    text = read_state(call.state_file)
+    if trace := get_trace():
+        trace.name(text)
+    rootfs = traced(("state",), find_rootfs, text)
     commands = tuple(_with_real_ldconfig(command) for command in call.commands)
     root_fd = open_rootfs(rootfs)
     try:
-        facts = read_hook_facts(root_fd, commands)
+        facts = traced(("facts", rootfs), read_hook_facts, root_fd, commands)
     finally:
         os.close(root_fd)
-    plan = plan_hooks(commands, facts, settings)
+    plan = traced(("plan",), plan_hooks, commands, facts, settings)
     notes += plan.notes
     if plan.actions:
         notes += provision_here(plan, rootfs, settings)

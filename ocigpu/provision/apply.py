@@ -24,6 +24,7 @@ from ocigpu.actions import AllowDevice, Bind, Node, RefreshLdCache, TextFile
 from ocigpu.errors import ApplyError, OcigpuError
 from ocigpu.linux import libc, signals
 from ocigpu.linux.namespaces import in_initial_user_namespace
+from ocigpu.log import get_trace, mark, traced
 from ocigpu.provision import steps
 from ocigpu.provision.cgroups import apply_device_rules
 from ocigpu.provision.container import Container, join, open_container, open_here, open_root, use_owner_ids
@@ -90,7 +91,7 @@ def provision(
     Nothing of the container or the host is different afterwards if this raises ApplyError, or another OcigpuError.
     Needs CAP_SYS_ADMIN, or a container with a user namespace of the caller's own making.  Single-threaded callers only.
     """
-    container = open_container(pid, rootfs, caller.pid)
+    container = traced(("open-container", rootfs), open_container, pid, rootfs, caller.pid)
     if worker is None:
         return _provision_open(plan, container, config, settings)
     try:
@@ -218,7 +219,12 @@ def _provision(
             worker.tell(rawjson.dump([container.pid, container.rootfs, caller.pid]).encode() + b"\n")
         note = ""
         if plan.device_rules():
-            note, undo_rules = apply_device_rules(container.proc_fd, plan.device_rules(), config, settings)
+            rules = ", ".join(f"{rule.major}:{rule.minor}" for rule in plan.device_rules()) if get_trace() else ""
+            note, undo_rules = traced(
+                ("device-rules", rules, "what the container's cgroup does not allow yet"),
+                apply_device_rules,
+                *(container.proc_fd, plan.device_rules(), config, settings),
+            )
         report = worker.read_report(caller.pidfd)
         if report is not None and "done" in report:
             notes = (*report["done"], *((note,) if note else ()))
@@ -256,7 +262,7 @@ def _abandon(
     left: list[str] = []
     if undo_rules is not None:
         try:
-            undo_rules()
+            traced(("undo-device-rules",), undo_rules)
         except (OSError, OcigpuError) as error:
             left.append(f"device rules: {error}")
     report = worker.answer(b"")  # the end of its pipe
@@ -352,6 +358,8 @@ def _run_worker(work: "Callable[[int, int], None]", up_fd: int, down_fd: int) ->
         signals.signal(signals.SIGCHLD, signals.SIG_DFL)  # ldconfig's end is waited for
         gc.disable()
         os.umask(0)
+        if trace := get_trace():
+            trace.become("worker")
         work(up_fd, down_fd)
         status = 0
     except BaseException as error:  # noqa: BLE001 - whatever it is, it must not leave this function
@@ -414,7 +422,7 @@ def _work(
     if container is None:
         return
     make_nodes = in_initial_user_namespace() and not container.other_user_namespace
-    root_fd = _enter(container, own_proc_fd)
+    root_fd = traced(("enter", container.rootfs), _enter, container, own_proc_fd)
     journal = Journal(memory)
     place = steps.Workplace(
         container=container,
@@ -435,16 +443,17 @@ def _work(
             make_root_writable(place)
         for action in plan.actions:
             if isinstance(action, RefreshLdCache):
-                steps.start_ldconfig(place, action)
+                traced(("start-ldconfig",), steps.start_ldconfig, place, action)
                 break
         for action in plan.actions:
             if not isinstance(action, AllowDevice):
-                steps.apply_action(place, action)
+                traced(action, steps.apply_action, place, action)
         _write_line(up_fd, {"done": place.notes})
         if os.read(down_fd, 1) == _COMMIT:
             kept = [entry for entry in journal.entries if entry["do"] == "writable"]
             for problem in undo(kept, root_fd, supplies.backup_fd):
                 raise ApplyError("OCIGPU-MNT-1", f"make the container's root read-only again: {problem}")
+            mark("commit")
             _write_line(up_fd, {"committed": True})
             return
     except BaseException as error:  # noqa: BLE001 - whatever it is, all is undone before it is told
@@ -456,7 +465,9 @@ def _work(
 def _recover(container: Container, memory: "mmap.mmap", backup_fd: int, up_fd: int) -> None:
     """Undo what a killed worker had noted."""
     own_proc_fd = _open_own_proc()
-    root_fd = _enter(container, own_proc_fd)
+    root_fd = traced(
+        ("enter", container.rootfs, "to undo what a killed worker had begun"), _enter, container, own_proc_fd
+    )
     _write_line(up_fd, {"left": undo(read_journal(memory), root_fd, backup_fd)})
 
 

@@ -15,6 +15,7 @@ import stat
 from ocigpu import rawjson
 from ocigpu.linux import libc
 from ocigpu.linux.paths import open_in_root, open_parent
+from ocigpu.log import traced
 from ocigpu.provision.mounts import read_mnt_id, remount
 
 TYPE_CHECKING = False
@@ -73,7 +74,7 @@ def undo(entries: "list[Entry]", root_fd: int, backup_fd: int) -> list[str]:
     left = []
     for entry in reversed(entries):
         try:
-            _UNDO[entry["do"]](entry, root_fd, backup_fd)
+            traced((f"undo-{entry['do']}", entry["path"]), _UNDO[entry["do"]], entry, root_fd, backup_fd)
         except FileNotFoundError:  # the effect never came, or is undone already
             pass
         except OSError as error:
