@@ -12,17 +12,21 @@ import typer
 from typer.main import get_command
 
 from ocigpu import __version__
+from ocigpu.commands.attach import ATTACH_EPILOG, DETACH_EPILOG, attach_command, detach_command
 from ocigpu.commands.cdi import cdi_app
 from ocigpu.commands.config import config_app
 from ocigpu.commands.demo import DEMO_EPILOG, demo_command
 from ocigpu.commands.diff import DIFF_EPILOG, diff_command
+from ocigpu.commands.doctor import DOCTOR_EPILOG, doctor_command
 from ocigpu.commands.explain import EXPLAIN_EPILOG, explain_command
 from ocigpu.commands.host import FACTS_EPILOG, LIST_EPILOG, facts_command, list_command
 from ocigpu.commands.plan import PLAN_EPILOG, plan_command
 from ocigpu.commands.ps import PS_EPILOG, ps_command
 from ocigpu.commands.refresh import REFRESH_EPILOG, refresh_command
+from ocigpu.commands.repair import REPAIR_EPILOG, repair_command
 from ocigpu.commands.sim import sim_app
 from ocigpu.commands.system import system_app
+from ocigpu.commands.verify import VERIFY_EPILOG, verify_command
 from ocigpu.commands.watch import WATCH_EPILOG, watch_command
 from ocigpu.errors import OcigpuError, UsageError
 
@@ -65,11 +69,16 @@ app.command("list", epilog=LIST_EPILOG)(list_command)
 app.command("facts", epilog=FACTS_EPILOG)(facts_command)
 app.command("refresh", epilog=REFRESH_EPILOG)(refresh_command)
 app.command("ps", epilog=PS_EPILOG)(ps_command)
+app.command("doctor", short_help="Find out why containers do not get their GPUs.", epilog=DOCTOR_EPILOG)(doctor_command)
 app.command("explain", epilog=EXPLAIN_EPILOG)(explain_command)
 app.command("diff", epilog=DIFF_EPILOG)(diff_command)
 app.command("demo", short_help="Run real containers with GPUs and check what they see.", epilog=DEMO_EPILOG)(
     demo_command
 )
+app.command("verify", short_help="Try from inside what a container can reach.", epilog=VERIFY_EPILOG)(verify_command)
+app.command("attach", epilog=ATTACH_EPILOG)(attach_command)
+app.command("detach", epilog=DETACH_EPILOG)(detach_command)
+app.command("repair", epilog=REPAIR_EPILOG)(repair_command)
 app.add_typer(cdi_app, name="cdi", short_help="Write, list, check and compare CDI specifications.")
 app.command("watch", short_help="Keep a CDI specification up to date.", epilog=WATCH_EPILOG)(watch_command)
 app.add_typer(config_app, name="config")
