@@ -12,6 +12,7 @@ import select
 import signal
 import socket
 import time
+from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -223,9 +224,10 @@ class Watch:
         self._notes: tuple[str, ...] = ()
         self._stopping = False
 
-    def run(self, interval: float) -> None:
+    def run(self, interval: float, also: Callable[[], None] | None = None) -> None:
         """Refresh now and after each change of the host, looking every ``interval`` seconds.
 
+        ``also``: called as often, whatever comes of the refresh.
         Changes the process's handling of SIGTERM and SIGINT while it runs.
         """
         wakeup, wakeup_writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -234,7 +236,7 @@ class Watch:
         signal.set_wakeup_fd(wakeup_writer, warn_on_full_buffer=False)
         uevents = self._open_uevents()
         try:
-            self._loop(interval, wakeup, uevents)
+            self._loop(interval, wakeup, uevents, also)
         finally:
             notify_service_manager("STOPPING=1")
             signal.set_wakeup_fd(-1)
@@ -255,12 +257,15 @@ class Watch:
             self.log("warning", f"no kernel events (netlink socket: {error.strerror}): only looking at intervals")
             return None
 
-    def _loop(self, interval: float, wakeup: int, uevents: Uevents | None) -> None:
+    def _loop(
+        self, interval: float, wakeup: int, uevents: Uevents | None, also: Callable[[], None] | None = None
+    ) -> None:
         pace = Pace(interval, time.monotonic())
+        also_due = pace.due if also else float("inf")
         descriptors = [wakeup, uevents.fileno()] if uevents else [wakeup]
         state = "READY=1"
         while not self._stopping:
-            readable, _, _ = select.select(descriptors, [], [], max(0.0, pace.due - time.monotonic()))
+            readable, _, _ = select.select(descriptors, [], [], max(0.0, min(pace.due, also_due) - time.monotonic()))
             if wakeup in readable:
                 continue
             now = time.monotonic()
@@ -272,6 +277,9 @@ class Watch:
                 self.step(pace, now)
                 notify_service_manager(state)
                 state = ""
+            if also and now >= also_due:
+                also()
+                also_due = now + interval
 
     def step(self, pace: Pace, now: float) -> None:
         """Look at the host, and refresh when it has changed and is quiet; tells ``pace`` what came of it."""

@@ -1,6 +1,6 @@
 """``ocigpu watch``: the CDI specification follows the host."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -8,15 +8,25 @@ from ocigpu.cdi.refresh import DEFAULT_OUTPUT
 from ocigpu.commands.cdi_options import GenerateRequest, takes_generate_options
 from ocigpu.commands.cdi_output import check_output
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ocigpu.watch import Watch
+
 WATCH_EPILOG = """\
 \b
 A failure is logged once and tried again, at most a minute apart; the file stays as it was.
+With --repair, which needs root, the device rules of all running containers are
+compared at the same interval with those of before (of cgroup v1 the list, of v2 the
+numbers of the programs); where they were set anew, what was lost is given back and
+logged.
 It ends with exit status 0 at SIGTERM or Ctrl-C. systemd: packaging/systemd/ocigpu-watch.service.
 
 \b
 Examples:
   ocigpu watch
   ocigpu watch --output /etc/cdi/nvidia.yaml --interval 30
+  ocigpu watch --repair
 """
 
 
@@ -37,10 +47,23 @@ def watch_command(
             help="How often to look for changes that the kernel does not announce, as those of MIG devices.",
         ),
     ] = 5.0,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Also give running containers back what they lose; see ocigpu repair.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print each line of the log as a JSON object.")] = False,
 ) -> None:
     """Keep a CDI specification up to date: write it again when GPUs, MIG devices, the driver or nodes change."""
     from ocigpu.watch import Watch
 
     check_output(output)
-    Watch(request.options, request.settings, output, json).run(interval)
+    watch = Watch(request.options, request.settings, output, json)
+    watch.run(interval, _keeper(watch) if repair else None)
+
+
+def _keeper(watch: "Watch") -> "Callable[[], None]":
+    from ocigpu.containers.find import default_places
+    from ocigpu.containers.live import require_root
+    from ocigpu.containers.repair import Keeper
+
+    require_root("watch --repair")
+    return Keeper(default_places(), watch.settings, watch.log).look

@@ -81,8 +81,7 @@ def open_live(found: Container, settings: Settings, facts: HostFacts) -> Iterato
     run, OCIGPU-CTR-4 for one that is paused, SpecError for a configuration that cannot be read or that others may
     change.
     """
-    if os.geteuid() != 0 or not in_initial_user_namespace():
-        raise OcigpuError("OCIGPU-CTR-6", f"container {found.name}: entering it needs root, outside of user namespaces")
+    require_root(f"container {found.name}")
     if found.status == "paused":  # what enters its cgroup would be, too
         raise OcigpuError("OCIGPU-CTR-4", f"container {found.name}: it is paused", "Resume it first.")
     os.close(open_process(found))
@@ -103,6 +102,12 @@ def open_live(found: Container, settings: Settings, facts: HostFacts) -> Iterato
             os.close(pidfd)
     finally:
         os.close(lock_fd)
+
+
+def require_root(what: str) -> None:
+    """Raise OcigpuError OCIGPU-CTR-6 unless this process is root of the initial user namespace."""
+    if os.geteuid() != 0 or not in_initial_user_namespace():
+        raise OcigpuError("OCIGPU-CTR-6", f"{what}: it needs root, outside of user namespaces")
 
 
 def _read_trusted_config(found: Container) -> dict[str, Any]:

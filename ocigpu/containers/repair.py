@@ -113,10 +113,10 @@ class Keeper:
                 if read_stamp(container) != self._seen.get(key):
                     self._repair(container)
                     self._seen[key] = read_stamp(container)
-            except OcigpuError as error:
-                if (container.id, error.message) not in self._told:
-                    self._told.add((container.id, error.message))
-                    text = f"repair {container.name}: {error.code}: {error.message}"
+            except (OcigpuError, OSError) as error:
+                text = f"repair {container.name}: {error}"
+                if (container.id, text) not in self._told:
+                    self._told.add((container.id, text))
                     self._log("error", text, container=container.id)
 
     def _repair(self, container: Container) -> None:
