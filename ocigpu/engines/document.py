@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from ocigpu.engines import json_text, toml_text
+from ocigpu.engines import json_text, template, toml_text
 from ocigpu.engines.places import parse_config
 from ocigpu.errors import OcigpuError
 
@@ -54,6 +54,10 @@ def apply_changes(path: str, text: str, changes: Sequence[Change]) -> tuple[str,
     Raises OcigpuError OCIGPU-ENG-1 when the text cannot be understood, OCIGPU-ENG-2 when something else than a table
     is in the way.
     """
+    if is_template(path):
+        return template.put_block(path, text, {change.keys: change.value for change in changes}), [
+            Applied(change, 0, None, "") for change in changes
+        ]
     form = _form(path)
     applied = []
     for change in changes:
@@ -76,6 +80,8 @@ def revert_changes(path: str, text: str, applied: Sequence[Applied]) -> tuple[st
     A table of ours is removed whole, with what others have added to it; one that still holds another's values where
     ours were is no longer ours.  Raises OcigpuError OCIGPU-ENG-1.
     """
+    if is_template(path):
+        return template.drop_block(text), []
     form = _form(path)
     left = []
     for change, present, before, raw in reversed(applied):
@@ -99,6 +105,11 @@ def revert_changes(path: str, text: str, applied: Sequence[Applied]) -> tuple[st
     return text, left
 
 
+def is_template(path: str) -> bool:
+    """Whether a file is a template of k3s or RKE2, which is TOML only once they have filled it in."""
+    return path.endswith(".tmpl")
+
+
 def _form(path: str) -> ModuleType:
     return json_text if path.endswith(".json") else toml_text
 
@@ -106,13 +117,15 @@ def _form(path: str) -> ModuleType:
 def _present(path: str, data: Any, change: Change) -> int:
     """Return how many leading keys (not the last) lead to tables; raises OcigpuError for anything else there."""
     for number, key in enumerate(change.keys[:-1]):
-        data = data.get(key)
-        if data is None:
+        if key not in data:
             return number
+        data = data[key]
         if not isinstance(data, dict):
             raise OcigpuError("OCIGPU-ENG-2", f"{path}: {name_of(change.keys[: number + 1])} is not a table")
-    before = data.get(change.keys[-1])
-    if before is not None and not isinstance(before, list if change.append else type(change.value)):
+    if change.keys[-1] not in data:
+        return len(change.keys) - 1
+    before = data[change.keys[-1]]
+    if not isinstance(before, list if change.append else type(change.value)):
         kind = "an array" if isinstance(change.value, list) or change.append else type(change.value).__name__
         raise OcigpuError("OCIGPU-ENG-2", f"{path}: {name_of(change.keys)} is not {_KINDS.get(kind, kind)}")
     return len(change.keys) - 1

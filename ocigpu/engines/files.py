@@ -7,10 +7,10 @@ import os
 import stat
 import time
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from ocigpu.cache import open_cache
-from ocigpu.engines.places import MAX_CONFIG, NOT_THERE, decode
+from ocigpu.engines.places import MAX_CONFIG, NOT_THERE, decode, file_mode
 from ocigpu.errors import OcigpuError
 from ocigpu.linux.paths import MAX_LINKS, make_directories, open_in_root
 
@@ -41,7 +41,7 @@ class Root:
         except OSError as error:
             raise OcigpuError("OCIGPU-ENG-1", f"open {path}: {error.strerror}") from error
 
-    def __enter__(self) -> "Root":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_exception: object) -> None:
@@ -78,16 +78,24 @@ class Root:
         mode = stat.S_IMODE(status.st_mode)
         return File(real, decode(path, content), mode, (status.st_uid, status.st_gid), attributes)
 
-    def write(self, file: File, text: str) -> list[str]:
-        """Give a file this text by a rename that survives a crash; returns the directories that were made for it.
+    def missing_directories(self, path: str) -> list[str]:
+        """Return the directories that must be made for a file, the outermost one first."""
+        missing: list[str] = []
+        directory = os.path.dirname(path)
+        while file_mode(self.path, directory) is None and directory != "/":
+            missing.insert(0, directory)
+            directory = os.path.dirname(directory)
+        return missing
+
+    def write(self, file: File, text: str) -> None:
+        """Give a file this text by a rename that survives a crash; missing directories are made.
 
         Raises OcigpuError OCIGPU-ENG-4; then the file is as it was.
         """
         made: list[str] = []
         before = os.umask(0o022)
         try:
-            for directory in (os.path.dirname(file.path), aside(file.path, "")):
-                os.close(make_directories(self._fd, directory, 0o755, made.append))
+            os.close(make_directories(self._fd, os.path.dirname(file.path), 0o755, made.append))
             target, name, _ = self._find(file.path)
             try:
                 self._replace(target, name, file, text.encode())
@@ -99,7 +107,6 @@ class Root:
             raise OcigpuError("OCIGPU-ENG-4", f"write {file.path}: {cause}") from error
         finally:
             os.umask(before)
-        return made
 
     def _replace(self, target: int, name: str, file: File, content: bytes) -> None:
         """Write beside the directory where an engine might read every file of it, then rename into place."""
@@ -226,13 +233,10 @@ def locked() -> Iterator[None]:
 
     The lock lies where no other user can take it.
     """
-    directory = open_cache(create=True)
-    if directory < 0:
-        directory = os.open(os.path.expanduser("~"), _DIRECTORY | os.O_CLOEXEC)
-        fd = directory
-    else:
-        fd = os.open("engine.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600, dir_fd=directory)
-        os.close(directory)
+    try:
+        fd = _open_lock()
+    except OSError as error:
+        raise OcigpuError("OCIGPU-ENG-4", f"lock: {error.strerror}") from error
     try:
         deadline = time.monotonic() + _LOCK_SECONDS
         while True:
@@ -246,3 +250,13 @@ def locked() -> Iterator[None]:
         yield
     finally:
         os.close(fd)
+
+
+def _open_lock() -> int:
+    directory = open_cache(create=True)
+    if directory < 0:
+        return os.open(os.path.expanduser("~"), _DIRECTORY | os.O_CLOEXEC)
+    try:
+        return os.open("engine.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600, dir_fd=directory)
+    finally:
+        os.close(directory)

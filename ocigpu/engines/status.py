@@ -1,9 +1,12 @@
 """What the configuration files of the engines say of ocigpu; no daemon is asked, nothing is written."""
 
 import os
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ocigpu.engines import places
+from ocigpu.engines.document import look_up
 from ocigpu.errors import OcigpuError
 
 RUNTIME = "ocigpu-runtime"
@@ -115,11 +118,13 @@ def _read(root: str, engine: str, flavour: str, path: str, running: bool) -> Eng
     return status._replace(problems=tuple(problems))
 
 
-def read_merged(root: str, engine: str, path: str, problems: list[str]) -> tuple[list[str], dict[str, Any]]:
+def read_merged(
+    root: str, engine: str, path: str, problems: list[str], texts: Mapping[str, str] = MappingProxyType({})
+) -> tuple[list[str], dict[str, Any]]:
     """Return the files of an engine whose main file is ``path``, and their data, later files over earlier ones.
 
     containerd before 2.1 does not merge the tables of one plugin but takes the last one: what it uses can be less.
-    What cannot be read is appended to ``problems``.
+    What cannot be read is appended to ``problems``.  ``texts``: what files would hold, instead of what they do.
     """
     paths = {
         "docker": [path],
@@ -132,7 +137,7 @@ def read_merged(root: str, engine: str, path: str, problems: list[str]) -> tuple
     while paths:
         file = paths.pop(0)
         try:
-            text = places.read_file(root, file)
+            text = texts[file] if file in texts else places.read_file(root, file)
             more = None if text is None else places.parse_config(file, text)
         except OcigpuError as error:
             problems.append(error.message)
@@ -195,11 +200,11 @@ def _read_docker(root: str, status: EngineStatus, data: dict[str, Any]) -> Engin
         cdi=_switch(cdi),
         cdi_spec_dirs=tuple(data.get("cdi-spec-dirs", ())),
         gpus_hook=hook,
-        gpus_hook_ours=bool(hook) and _is_our_hook(root, hook),
+        gpus_hook_ours=bool(hook) and is_our_hook(root, hook),
     )
 
 
-def _is_our_hook(root: str, path: str) -> bool:
+def is_our_hook(root: str, path: str) -> bool:
     """Whether a hook on the PATH is ocigpu's: a link to its stub, or a copy of it."""
     try:
         target = os.readlink(os.path.join(root, path.lstrip("/")))
@@ -225,13 +230,6 @@ def config_version(data: dict[str, Any]) -> int:
 def cri_plugin(data: dict[str, Any]) -> tuple[str, ...]:
     """Return the keys of the plugin table of Kubernetes' interface for a containerd configuration."""
     return ("plugins", *CRI_PLUGINS[min(config_version(data), 3)])
-
-
-def look_up(data: Any, keys: tuple[str, ...]) -> Any:
-    """Return the value below a list of keys, None where there is none."""
-    for key in keys:
-        data = data.get(key) if isinstance(data, dict) else None
-    return data
 
 
 def _read_containerd(root: str, status: EngineStatus, data: dict[str, Any]) -> EngineStatus:

@@ -207,11 +207,16 @@ def _append(text: str, keys: Sequence[str], value: dict[str, Any]) -> str:
     return text + "".join(line + line_end for line in lines)
 
 
+def header(keys: Sequence[str]) -> str:
+    """Return the header line of a table."""
+    return f"[{tomlkit.key(list(keys)).as_string()}]"
+
+
 def _table(keys: Sequence[str], value: dict[str, Any]) -> Iterator[str]:
     plain = {key: inner for key, inner in value.items() if not isinstance(inner, dict)}
     if plain or not value:
         yield ""
-        yield f"[{tomlkit.key(list(keys)).as_string()}]"
+        yield header(keys)
         for key, inner in plain.items():
             yield _line([key], inner)
     for key, inner in value.items():

@@ -1,0 +1,102 @@
+"""A plan checked by the engine and carried out: all of it, or nothing."""
+
+import difflib
+from collections.abc import Iterator
+
+from ocigpu.engines.checker import check
+from ocigpu.engines.configure import Edit, Plan
+from ocigpu.engines.files import File, Root
+from ocigpu.engines.record import backup_path, dump_record, record_path
+from ocigpu.errors import OcigpuError
+
+
+def diff(edit: Edit) -> str:
+    """Return the unified diff of a file, "" when it does not change."""
+    path = edit.file.path
+    old = _lines(edit.file.text)
+    new = _lines(edit.after)
+    before = "/dev/null" if edit.file.text is None else path
+    after = "/dev/null" if edit.after is None else path
+    return "".join(difflib.unified_diff(old, new, before, after))
+
+
+def _lines(text: str | None) -> list[str]:
+    if not text:
+        return []
+    lines = [line + "\n" for line in text.split("\n")]
+    if text.endswith("\n"):
+        return lines[:-1]
+    lines[-1] += "\\ No newline at end of file\n"
+    return lines
+
+
+def check_plan(root: Root, plan: Plan) -> str:
+    """Let the engine of this machine check what a plan writes; returns its command, "" where nothing could check.
+
+    Raises OcigpuError OCIGPU-ENG-3.  For another root no engine of this machine is the right one.
+    """
+    if root.path != "/":
+        return ""
+    main = root.read(plan.main).path
+    texts = {plan.main if edit.file.path == main else edit.file.path: edit.after for edit in plan.edits}
+    return check(plan.engine, plan.main, texts, plan.meant)
+
+
+def carry_out(root: Root, plan: Plan) -> None:
+    """Write and remove what a plan says; if a step fails, those before it are undone.
+
+    The record is written before the file: a process that is killed between the two leaves a record of changes that
+    are not there.  Raises OcigpuError OCIGPU-ENG-4.
+    """
+    done: list[tuple[File, str | None]] = []
+    links: list[str] = []
+    try:
+        for edit in plan.edits:
+            for file, text in _writes(root, edit):
+                done.append((file, file.text))
+                _put(root, file, text)
+        for path, target in plan.links:
+            if target:
+                root.link(path, target)
+                links.append(path)
+            else:
+                root.remove(path)
+    except OcigpuError:
+        for path in links:
+            root.remove(path)
+        for file, text in reversed(done):
+            if root.read(file.path).text != text:
+                _put(root, file, text)
+        for edit in plan.edits:
+            root.remove_directories(list(edit.directories))
+        raise
+    for edit in plan.edits:
+        if edit.after is None:
+            root.remove_directories(list(edit.directories))
+
+
+def _writes(root: Root, edit: Edit) -> Iterator[tuple[File, str | None]]:
+    """Yield the files that make up one edit with their texts, in order; None: it is removed."""
+    file = edit.file
+    backup, record = root.read(backup_path(file.path)), root.read(record_path(file.path))
+    if edit.record is None:
+        writes = [(file, edit.after), (backup, None), (record, None)]
+    else:
+        writes = [
+            (_like(backup, file), edit.backup),
+            (_like(record, file), dump_record(edit.record)),
+            (file, edit.after),
+        ]
+    yield from ((target, text) for target, text in writes if target.text != text)
+
+
+def _like(target: File, file: File) -> File:
+    """Return a file with mode, owner and labels of another: what may not be read there may not be read here."""
+    return target._replace(mode=file.mode, owner=file.owner, attributes=file.attributes)
+
+
+def _put(root: Root, file: File, text: str | None) -> None:
+    if text is None:
+        root.remove(file.path)
+    else:
+        root.write(file, text)

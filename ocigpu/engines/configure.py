@@ -1,0 +1,339 @@
+"""What "ocigpu engine configure" changes: files are read, their new texts computed, and nothing is written."""
+
+import os
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from ocigpu.engines import places
+from ocigpu.engines.checker import Meant, program_version
+from ocigpu.engines.document import Change, apply_changes, is_template, look_up, revert_changes
+from ocigpu.engines.files import File, Root
+from ocigpu.engines.hook_link import plan_hook_link
+from ocigpu.engines.record import Record, backup_path, digest, parse_record, record_path
+from ocigpu.engines.status import CRI_PLUGINS, cri_plugin, read_merged
+from ocigpu.engines.template import BASE
+from ocigpu.engines.wanted import (
+    Wanted,
+    containerd_changes,
+    crio_changes,
+    docker_changes,
+    podman_changes,
+    version_of,
+)
+from ocigpu.errors import OcigpuError
+
+DROP_IN_HEADER = '# Written by "ocigpu engine configure {engine}"; "ocigpu engine remove {engine}" takes it away.\n'
+_MERGES_PLUGINS = (2, 1)
+"""containerd from which on drop-ins may hold a part of a plugin's table (containerd, pull request 9982)."""
+_HAS_CDI = {"docker": (25, 0), "containerd": (1, 7)}
+_GENERATED = "DO NOT EDIT"
+
+
+class Options(NamedTuple):
+    """What the command line asks for; "" where it says nothing.  Paths are those below ``root``."""
+
+    engine: str
+    wanted: Wanted
+    gpus_hook: bool = False
+    hook_directory: str = ""
+    config: str = ""
+    drop_in: str = ""
+    root: str = "/"
+
+
+class Edit(NamedTuple):
+    """One file: as it is, and what it will hold (None: it is removed), its record and its text from before all.
+
+    ``after`` equal to ``file.text`` means that nothing is to be done.  ``directories``: those that are made for it, or
+    go with it.
+    """
+
+    file: File
+    after: str | None
+    record: Record | None
+    backup: str | None
+    directories: tuple[str, ...] = ()
+
+    @property
+    def changed(self) -> bool:
+        """Whether the file is written or removed."""
+        return self.after != self.file.text
+
+
+class Link(NamedTuple):
+    """A link to make, or with an empty target to remove."""
+
+    path: str
+    target: str
+
+
+class Plan(NamedTuple):
+    """All that one run does; ``main``: the engine's own file, and ``meant``: what it may differ in, for its checker."""
+
+    engine: str
+    main: str
+    edits: tuple[Edit, ...]
+    links: tuple[Link, ...] = ()
+    notes: tuple[str, ...] = ()
+    meant: Meant = Meant(frozenset())
+
+    @property
+    def changed(self) -> bool:
+        """Whether anything is to be done."""
+        return bool(self.links) or any(edit.changed for edit in self.edits)
+
+
+def plan_configuration(root: Root, options: Options) -> Plan:
+    """Return what makes an engine know ocigpu.
+
+    Raises OcigpuError of area ENG: a file cannot be understood or forbids the change, the engine is too old.
+    """
+    needed = _HAS_CDI.get(options.engine)
+    version = program_version(options.root, options.engine)
+    if options.wanted.cdi and needed and version and version < needed:
+        raise OcigpuError(
+            "OCIGPU-ENG-5",
+            f"--cdi: {options.engine} {version[0]}.{version[1]} has no CDI; {needed[0]}.{needed[1]} is the first",
+        )
+    if options.engine == "docker":
+        plan = _plan_docker(root, options)
+    elif options.engine == "containerd":
+        plan = _plan_containerd(root, options, version)
+    else:
+        plan = _plan_drop_in(root, options)
+    name, path, default, _ = options.wanted
+    return plan._replace(meant=Meant(frozenset({name}), name, path, default))
+
+
+def _plan_drop_in(root: Root, options: Options) -> Plan:
+    """Plan the drop-in of CRI-O or Podman, which merge the tables of all their files."""
+    notes = (f"--cdi: {options.engine} has CDI switched on always",) if options.wanted.cdi else ()
+    header = DROP_IN_HEADER.format(engine=options.engine)
+    if options.engine == "podman":
+        path = options.drop_in or options.config or default_drop_in("podman")
+        changes = podman_changes(options.wanted)
+    else:
+        path = options.drop_in or default_drop_in("crio", options.config)
+        texts = {path: base_text(root, root.read(path)) or ""}
+        changes = crio_changes(options.wanted, _merged(options, options.config or places.CRIO, texts))
+    return Plan(options.engine, path, (edit_file(root, path, changes, header),), notes=notes)
+
+
+def default_drop_in(engine: str, main: str = "") -> str:
+    """Return the path of the drop-in that is written unless another one is named."""
+    if engine == "containerd":
+        return f"{os.path.dirname(main or places.CONTAINERD)}/conf.d/99-ocigpu.toml"
+    if engine == "crio":
+        return f"{main}.d/99-ocigpu.conf" if main else f"{places.CRIO_DIRECTORY}/99-ocigpu.conf"
+    directory = places.PODMAN_DIRECTORY
+    if os.geteuid():
+        directory = places.home_config("/", "containers/containers.conf.d")
+    return f"{directory}/99-ocigpu.conf"
+
+
+def main_config(options: Options) -> str:
+    """Return the main file of Docker or containerd: that named, that of the daemon that runs, else the usual one.
+
+    Raises OcigpuError OCIGPU-ENG-2 when several daemons run with different files.
+    """
+    if options.config:
+        return options.config
+    usual = places.CONTAINERD
+    if options.engine == "docker":
+        usual = places.DOCKER
+        if os.geteuid() and options.root == "/":
+            usual = places.home_config("/", "docker/daemon.json")
+    running = {d.config or usual for d in places.running_daemons(options.root) if d.engine == options.engine}
+    if len(running) > 1:
+        raise OcigpuError(
+            "OCIGPU-ENG-2",
+            f"{options.engine} runs several times, with {', '.join(sorted(running))}",
+            "say which: --config FILE",
+        )
+    return running.pop() if running else usual
+
+
+def edit_file(
+    root: Root,
+    path: str,
+    changes: Sequence[Change],
+    created: str,
+    others: tuple[str, ...] = (),
+    links: tuple[str, ...] = (),
+) -> Edit:
+    """Return how a file gets these changes besides those of earlier runs; ``created``: what a new file begins with."""
+    file = root.read(path)
+    record = read_record(root, file)
+    base, kept = _before(root, file, record)
+    merged = {change.keys if not change.append else (*change.keys, str(change.value)): change for change in kept}
+    for change in changes:
+        merged[change.keys if not change.append else (*change.keys, str(change.value))] = change
+    if base is None and record and record.created is not None:
+        created = record.created
+    after, applied = apply_changes(file.path, created if base is None else base, list(merged.values()))
+    if not applied and not links and record is None:
+        return Edit(file, file.text, None, None)
+    if record:
+        others, links = record.others + others, record.links + links
+    directories = record.directories if record else tuple(root.missing_directories(file.path))
+    new = Record(
+        created if base is None else None,
+        digest(after),
+        tuple(applied),
+        directories,
+        tuple(dict.fromkeys(others)),
+        tuple(dict.fromkeys(links)),
+    )
+    return Edit(file, after, new, base, directories)
+
+
+def read_record(root: Root, file: File) -> Record | None:
+    """Return the record of a file, None where it has none."""
+    path = record_path(file.path)
+    text = root.read(path).text
+    return None if text is None else parse_record(path, text)
+
+
+def base_text(root: Root, file: File) -> str | None:
+    """Return the text of a file without what earlier runs have put into it."""
+    return _before(root, file, read_record(root, file))[0]
+
+
+def _before(root: Root, file: File, record: Record | None) -> tuple[str | None, list[Change]]:
+    """Return the text of a file without our changes, None for no file, and those of our changes that are in force."""
+    if record is None or file.text is None:
+        return file.text, []
+    changes = [entry.change for entry in record.applied]
+    if digest(file.text) == record.digest:
+        backup = root.read(backup_path(file.path)).text if record.created is None else None
+        if record.created is not None or backup is not None:
+            return backup, changes
+    text, left = revert_changes(file.path, file.text, record.applied)
+    if record.created is not None and is_blank(file.path, text, record.created):
+        return None, changes
+    data = {} if is_template(file.path) else places.parse_config(file.path, file.text)
+    here = [change for change in changes if is_template(file.path) or look_up(data, change.keys) is not None]
+    return text, [change for change in here if change not in left]
+
+
+def is_blank(path: str, text: str, created: str) -> bool:
+    """Whether the text of a file that we created holds nothing of anybody else."""
+    if path.endswith(".json"):
+        return places.parse_config(path, text) == {}
+    return text.strip() in ("", created.strip())
+
+
+def _plan_docker(root: Root, options: Options) -> Plan:
+    path = main_config(options)
+    links = []
+    if options.gpus_hook:
+        link = plan_hook_link(root, options.wanted.path, options.hook_directory)
+        links = [Link(*link)] if link else []
+    edit = edit_file(root, path, docker_changes(options.wanted), "", links=tuple(link.path for link in links))
+    return Plan("docker", path, (edit,), tuple(links))
+
+
+def _plan_containerd(root: Root, options: Options, program: tuple[int, int] | None) -> Plan:
+    path = main_config(options)
+    text = root.read(path).text
+    if text is not None and _GENERATED in text.partition("\n")[0]:  # k3s and RKE2 write it at each start
+        directory = os.path.dirname(path)
+        version = version_of(path, places.parse_config(path, text))
+        path = f"{directory}/config-v3.toml.tmpl" if version >= 3 else f"{directory}/config.toml.tmpl"
+    if is_template(path):
+        return _plan_template(root, options, path)
+    created = f"version = {3 if program and program >= (2, 0) else 2}\n"
+    base = base_text(root, root.read(path))
+    if base is None:
+        base = created
+    data = places.parse_config(path, base)
+    first = []
+    if base is not created and not data:
+        data = places.parse_config(path, created)
+        first = [Change(("version",), data["version"])]
+    version = version_of(path, data)
+    notes = _disabled_notes(path, data)
+    if not options.drop_in and (program is None or program < _MERGES_PLUGINS or version == 1):
+        merged = _merged(options, path, {path: base})
+        changes = first + containerd_changes(options.wanted, version, merged)
+        return Plan("containerd", path, (edit_file(root, path, changes, created),), notes=notes)
+    if version == 1:
+        raise OcigpuError(
+            "OCIGPU-ENG-2", f"{path}: --drop-in: version 1 of the configuration has none", "leave out --drop-in"
+        )
+    drop_in = options.drop_in or default_drop_in("containerd", path)
+    header = DROP_IN_HEADER.format(engine="containerd") + f"version = {version}\n"
+    merged = _merged(options, path, {path: base, drop_in: base_text(root, root.read(drop_in)) or header})
+    if program is None or program < _MERGES_PLUGINS:
+        _require_whole_table(options, path, data, drop_in)
+    edits = (
+        edit_file(root, drop_in, containerd_changes(options.wanted, version, merged), header),
+        edit_file(root, path, [*first, *_import_of(options, path, data, drop_in)], created, others=(drop_in,)),
+    )
+    return Plan("containerd", path, edits, notes=notes)
+
+
+def _import_of(options: Options, path: str, data: dict[str, Any], drop_in: str) -> list[Change]:
+    """Return the import of just this drop-in: a pattern would bring in whatever else lies there."""
+    imports = data.get("imports")
+    for pattern in imports if isinstance(imports, list) else ():
+        if drop_in in places.expand(options.root, os.path.join(os.path.dirname(path), str(pattern))):
+            return []
+        if os.path.dirname(drop_in) + "/*.toml" == pattern:
+            return []
+    return [Change(("imports",), drop_in, append=True)]
+
+
+def _require_whole_table(options: Options, path: str, data: dict[str, Any], drop_in: str) -> None:
+    """Raise OcigpuError where containerd before 2.1 would lose settings: it takes a plugin's table from one file.
+
+    (services/server/config of containerd 1.x: "Maps merged by keys, but values are replaced entirely".)
+    """
+    files, _ = read_merged(options.root, "containerd", path, [])
+    holders = [
+        file
+        for file in files
+        if look_up(places.parse_config(file, places.read_file(options.root, file) or ""), cri_plugin(data))
+    ]
+    if holders and holders[-1] != drop_in:
+        raise OcigpuError(
+            "OCIGPU-ENG-2",
+            f"--drop-in {drop_in}: containerd before 2.1 would drop the settings of {holders[-1]} in "
+            f'[plugins."{CRI_PLUGINS[min(version_of(path, data), 3)][0]}"]',
+            "leave out --drop-in" if holders[-1] == path else f"--drop-in {holders[-1]}",
+        )
+
+
+def _disabled_notes(path: str, data: dict[str, Any]) -> tuple[str, ...]:
+    disabled = data.get("disabled_plugins")
+    names = {"cri", "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"}
+    if isinstance(disabled, list) and names & set(map(str, disabled)):
+        return (f"{path}: disabled_plugins switches Kubernetes' interface off: remove it there for Kubernetes",)
+    return ()
+
+
+def _plan_template(root: Root, options: Options, path: str) -> Plan:
+    name = os.path.basename(path)
+    if options.wanted.default or options.wanted.cdi or options.drop_in:
+        raise OcigpuError(
+            "OCIGPU-ENG-5",
+            f"{path}: --default, --cdi and --drop-in cannot be set in a template of k3s or RKE2",
+            "start k3s or RKE2 with --default-runtime NAME; containerd 2 has CDI switched on",
+        )
+    version = 3 if "v3" in name else 2
+    changes = containerd_changes(options.wanted, version, {"plugins": {CRI_PLUGINS[version][0]: _KEEPS_RUNC}})
+    notes = ("k3s and RKE2 write config.toml from this template at their next start",)
+    return Plan("containerd", path, (edit_file(root, path, changes, BASE),), notes=notes)
+
+
+_KEEPS_RUNC = {"containerd": {"runtimes": {"runc": {"options": {"SystemdCgroup": True}}}}}
+"""What k3s and RKE2 write for runc on hosts with systemd: the entry of ours is like it."""
+
+
+def _merged(options: Options, path: str, texts: dict[str, str]) -> dict[str, Any]:
+    """Return the whole configuration with files as they were before us; raises OcigpuError for an unreadable one."""
+    problems: list[str] = []
+    _, merged = read_merged(options.root, options.engine, path, problems, texts)
+    if problems:
+        raise OcigpuError("OCIGPU-ENG-1", problems[0])
+    return merged

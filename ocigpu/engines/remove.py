@@ -1,0 +1,143 @@
+"""What "ocigpu engine remove" takes away: what the records say, else entries that name ocigpu's program."""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from ocigpu.engines import places
+from ocigpu.engines.checker import Meant
+from ocigpu.engines.configure import (
+    Edit,
+    Link,
+    Options,
+    Plan,
+    default_drop_in,
+    is_blank,
+    main_config,
+    read_record,
+)
+from ocigpu.engines.document import Applied, Change, is_template, look_up, name_of, revert_changes
+from ocigpu.engines.files import File, Root
+from ocigpu.engines.hook_link import OUR_HOOK
+from ocigpu.engines.record import Record, backup_path, digest
+from ocigpu.engines.status import cri_plugin, is_ours
+from ocigpu.errors import OcigpuError
+
+
+def plan_removal(root: Root, options: Options) -> Plan:
+    """Return what takes ocigpu out of an engine's configuration again.
+
+    A file that nobody else has changed since is the one from before, byte for byte.  Raises OcigpuError of area ENG.
+    """
+    main, paths = _candidates(options)
+    edits: list[Edit] = []
+    links: list[Link] = []
+    notes: list[str] = []
+    seen: set[str] = set()
+    names: set[str] = set()
+    while paths:
+        file = root.read(paths.pop(0))
+        if file.path in seen:
+            continue
+        seen.add(file.path)
+        record = read_record(root, file)
+        if record:
+            paths += record.others
+            links += _links_of(root, record, notes)
+        applied = record.applied if record else _evidence(options.engine, file.path, file.text or "")
+        edit, left = _restore(root, file, record, applied)
+        notes += [
+            f"{file.path}: {name_of(change.keys)} was changed by somebody since: left as it is" for change in left
+        ]
+        if edit.changed or record:
+            edits.append(edit)
+            names |= {change.keys[-1] for change, *_ in applied if change.keys[-2:-1] == ("runtimes",)}
+    return Plan(options.engine, main, tuple(edits), tuple(links), tuple(notes), Meant(frozenset(names)))
+
+
+def _candidates(options: Options) -> tuple[str, list[str]]:
+    """Return the engine's main file and all files that may hold something of ours."""
+    named = [path for path in (options.config, options.drop_in) if path]
+    if options.engine == "podman":
+        path = named[0] if named else default_drop_in("podman")
+        return path, named or [path]
+    if options.engine == "crio":
+        path = options.drop_in or default_drop_in("crio", options.config)
+        return path, [path]
+    main = main_config(options)
+    paths = [main, *named]
+    if options.engine == "containerd":
+        directory = os.path.dirname(main)
+        paths += [default_drop_in("containerd", main)]
+        paths += [f"{directory}/{name}" for name in ("config.toml.tmpl", "config-v3.toml.tmpl")]
+    return main, paths
+
+
+def _restore(root: Root, file: File, record: Record | None, applied: Sequence[Applied]) -> tuple[Edit, list[Change]]:
+    """Return how a file becomes what it was, and the changes that are left to whoever has changed them again."""
+    directories = record.directories if record else ()
+    gone = Edit(file, None, None, None, directories)
+    if file.text is None:
+        return gone, []
+    if record is None:
+        return Edit(file, revert_changes(file.path, file.text, applied)[0], None, None), []
+    if digest(file.text) == record.digest:
+        before = root.read(backup_path(file.path)).text
+        if record.created is not None or before is not None:
+            return Edit(file, None if record.created is not None else before, None, None, directories), []
+    after, left = revert_changes(file.path, file.text, applied)
+    if record.created is not None and is_blank(file.path, after, record.created):
+        return gone, left
+    return Edit(file, after, None, None), left
+
+
+def _evidence(engine: str, path: str, text: str) -> list[Applied]:
+    """Return the entries of a file that name ocigpu's program, as if they were recorded: written by hand, say."""
+    if is_template(path):
+        return [Applied(Change((), None), 0, None, "")]
+    data = places.parse_config(path, text)
+    found = []
+    table, default = _tables(engine, path, data)
+    runtimes = look_up(data, table)
+    for name, entry in (runtimes if isinstance(runtimes, dict) else {}).items():
+        if is_ours(_program_of(engine, entry)):
+            if look_up(data, default) == name:
+                found.append(Applied(Change(default, name), len(default) - 1, None, ""))
+            found.append(Applied(Change((*table, name), entry), len(table), None, ""))
+    return found
+
+
+def _tables(engine: str, path: str, data: dict[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the keys of an engine's table of runtimes and of its default."""
+    if engine == "docker":
+        return ("runtimes",), ("default-runtime",)
+    if engine == "podman":
+        return ("engine", "runtimes"), ("engine", "runtime")
+    if engine == "crio":
+        return ("crio", "runtime", "runtimes"), ("crio", "runtime", "default_runtime")
+    try:
+        plugin = (*cri_plugin(data), "containerd")
+    except ValueError as error:
+        raise OcigpuError("OCIGPU-ENG-1", f"{path}: {error}") from error
+    return (*plugin, "runtimes"), (*plugin, "default_runtime_name")
+
+
+def _program_of(engine: str, entry: Any) -> str:
+    if engine == "podman":
+        return str(next(iter(entry), "")) if isinstance(entry, list) else ""
+    if engine == "docker":
+        return str(look_up(entry, ("path",)) or "")
+    if engine == "crio":
+        return str(look_up(entry, ("runtime_path",)) or "")
+    return str(look_up(entry, ("options", "BinaryName")) or look_up(entry, ("options", "Runtime")) or "")
+
+
+def _links_of(root: Root, record: Record, notes: list[str]) -> list[Link]:
+    links = []
+    for path in record.links:
+        target = root.read_link(path)
+        if target is not None and os.path.basename(target) == OUR_HOOK:
+            links.append(Link(path, ""))
+        elif target is not None:
+            notes.append(f"{path}: no longer ocigpu's link: left as it is")
+    return links

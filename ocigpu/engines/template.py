@@ -1,0 +1,34 @@
+"""Templates from which k3s and RKE2 write containerd's configuration at each start: a block of ours at the end.
+
+A template is TOML only once it is filled in, so its text is neither parsed nor touched outside of the block
+(docs.k3s.io, "Advanced options": configuring containerd).
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ocigpu.engines import toml_text
+from ocigpu.errors import OcigpuError
+
+BEGIN, END = "# begin: ocigpu engine configure\n", "# end: ocigpu engine configure\n"
+BASE = '{{ template "base" . }}\n'
+"""A template that is k3s's own."""
+
+
+def put_block(path: str, text: str, tables: Mapping[tuple[str, ...], dict[str, Any]]) -> str:
+    """Return the template with a block that holds these tables; raises OcigpuError OCIGPU-ENG-2."""
+    text = drop_block(text)
+    block = ""
+    for keys, value in tables.items():
+        header = toml_text.header(keys)
+        if header in text:
+            raise OcigpuError("OCIGPU-ENG-2", f"{path}: {header} is there already")
+        block = toml_text.put(block, keys, value)
+    newline = "" if not text or text.endswith("\n") else "\n"
+    return f"{text}{newline}{BEGIN}{block}{END}"
+
+
+def drop_block(text: str) -> str:
+    """Return the template without our block."""
+    start, end = text.find(BEGIN), text.find(END)
+    return text if start < 0 or end < start else text[:start] + text[end + len(END) :]
