@@ -21,16 +21,17 @@ from ocigpu.spec import OUR_HOOK, get_list, get_object, get_rules
 
 REPLACED_NOTE = (
     "the original is found by taking back what was added; what the edit had replaced (another hook for GPUs,"
-    " a device or mount of the same path) is not in the file any more"
+    " a device or mount of the same path, the value of a variable) is not in the file any more"
 )
 
 
 class Original(NamedTuple):
-    """A config.json without the edit: ``mode`` is that of the edit, "" when there is none."""
+    """A config.json without the edit: ``mode`` is that of the edit, "" when there is none; ``devices``: of mode cdi."""
 
     config: dict[str, Any]
     mode: str
     notes: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
 
 
 class Change(NamedTuple):
@@ -98,25 +99,48 @@ def _drop_empty(config: dict[str, Any]) -> None:
 def _without_devices(config: dict[str, Any], settings: Settings) -> Original:
     """Return a config.json without what its CDI devices bring by the specifications that are there now."""
     try:
-        request = parse_request(config, settings)
-        if request.selection != "cdi":
-            note = "it has CDI devices that its engine injected: what they are is not named in it any more"
-            return Original(copy.deepcopy(config), "", (note,))
-        resolved = read_registry(settings).resolve(request.cdi_devices)
+        devices = find_devices(config, settings)
+        resolved = read_registry(settings).resolve(devices)
         root = owns_device_policy()
-        user = {name: value for name, value in get_object(config, "process").items() if name == "user"}
-        user = copy.deepcopy({"user": get_object(user, "user")})
-        user["user"].pop("additionalGids", None)
-        alone: dict[str, Any] = {
-            "process": user,
-            "linux": {"namespaces": get_list(get_object(config, "linux"), "namespaces")},
-        }
+        user = dict(get_object(get_object(config, "process"), "user"))
+        user.pop("additionalGids", None)
+        namespaces = get_list(get_object(config, "linux"), "namespaces")
+        alone: dict[str, Any] = {"process": {"user": user}, "linux": {"namespaces": namespaces}}
         declare_rules = root and not settings.no_cgroups
         inject(alone, resolved.edits, declare_rules=declare_rules, files=resolved.files, rootless=not root)
     except OcigpuError as error:
         note = f"what its CDI devices brought cannot be told: {error.code}: {error.message}"
         return Original(copy.deepcopy(config), "", (note,))
-    return _subtract(config, alone)
+    if not devices:
+        note = "the CDI devices that it has are of no specification that is there now: they cannot be taken back"
+        return Original(copy.deepcopy(config), "", (note,))
+    return _subtract(config, alone)._replace(devices=devices)
+
+
+def find_devices(config: dict[str, Any], settings: Settings) -> tuple[str, ...]:
+    """Return the CDI devices of a config.json: those that it asks for, else those whose nodes it has.
+
+    Specifications of NVIDIA's devices overwrite the variable that asked.  Raises OcigpuError.
+    """
+    request = parse_request(config, settings)
+    if request.selection == "cdi":
+        return request.cdi_devices
+    linux = get_object(config, "linux")
+    present = {entry.get("path") for entry in get_list(linux, "devices") if isinstance(entry, dict)}
+    present |= {entry.get("destination") for entry in get_list(config, "mounts") if isinstance(entry, dict)}
+    registry = read_registry(settings)
+    found: list[tuple[str, set[str]]] = []
+    for name, _ in registry.devices():
+        nodes = {node["path"] for node in registry.resolve([name]).edits[-1].get("deviceNodes", ())}
+        if nodes and nodes <= present:
+            found.append((name, nodes))
+    names: list[str] = []
+    covered: set[str] = set()
+    for name, nodes in sorted(found, key=lambda one: -len(one[1])):  # several names may stand for the same nodes
+        if not nodes <= covered:
+            names.append(name)
+            covered |= nodes
+    return tuple(sorted(names))
 
 
 _CDI_LISTS = (

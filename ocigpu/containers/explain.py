@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ocigpu.actions import AllowDevice, Bind, Link, Node, Plan, RefreshLdCache, Tmpfs
 from ocigpu.cdi.compare import edit_rows
+from ocigpu.cdi.registry import read_registry
 from ocigpu.containers.asked import ask_child
 from ocigpu.containers.difference import REPLACED_NOTE, find_original
 from ocigpu.containers.find import Container, open_process
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
 
 IN_ORDER = ("there", "allowed", "")
 """What :class:`Step` says of a part that is as it should be, or that is not looked at."""
+
+
+VOID = "not told any more: what its CDI devices bring sets NVIDIA_VISIBLE_DEVICES to void"
+FOUND_BY_NODES = "CDI devices, told by their nodes"
 
 
 class Step(NamedTuple):
@@ -97,7 +102,11 @@ def explain_bundle(bundle: str, container: Container | None, settings: Settings,
     planned = Planned(Request())
     try:
         planned = planned._replace(request=parse_request(original.config, chosen))
-        planned = plan_bundle(original.config, bundle, chosen, lambda: facts)
+        if original.devices and planned.request.selection == "nothing":  # its variable says void now
+            request = Request(selection="cdi", cdi_devices=original.devices, source=FOUND_BY_NODES)
+            planned = Planned(request, "cdi", cdi=read_registry(chosen).resolve(original.devices))
+        else:
+            planned = plan_bundle(original.config, bundle, chosen, lambda: facts)
     except OcigpuError as problem:
         error, hint = f"{problem.code}: {problem.message}", problem.hint
     request, plan = planned.request, planned.plan
@@ -112,7 +121,7 @@ def explain_bundle(bundle: str, container: Container | None, settings: Settings,
         mode=original.mode or (report.mode if report is not None else ""),
         planned_mode=planned.mode,
         request=request,
-        asked_by=tell_origin(request, document.config, container),
+        asked_by=tell_origin(request, original.config, container) if request.source != FOUND_BY_NODES else VOID,
         gpus=(*plan.gpus, *plan.mig_devices) if plan is not None else request.cdi_devices,
         image=plan.image if plan is not None else None,
         compat=_explain_compat(plan, request, chosen, facts, document.config, bundle) if plan is not None else "",

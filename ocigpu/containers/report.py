@@ -17,7 +17,6 @@ from ocigpu.spec import DECLARED, OUR_HOOK, VENDOR_HOOKS, get_list, get_object, 
 VENDOR_CDI_HOOKS = ("nvidia-ctk", "nvidia-cdi-hook")
 MAX_DESCRIPTORS = 65536
 """Open files looked at of one process."""
-HOOK_STAGES = ("prestart", "createRuntime", "createContainer", "startContainer")
 
 
 class Device(NamedTuple):
@@ -83,29 +82,32 @@ def host_nodes(facts: HostFacts) -> dict[DeviceNode, str]:
 def read_mode(config: dict[str, Any]) -> str:
     """Return how a container was given its GPUs, by its config.json.
 
-    "spec", "hook": by this project; "vendor": by the vendor's hook; "cdi": by CDI devices, whoever injected them;
-    "": none of these: what it has is in its configuration (``--device``, ``--privileged``).
+    "spec", "hook": by this project; "vendor": by the vendor's hook; "cdi": by CDI devices with a hook or an annotation,
+    whoever injected them; "": none of these: what it has is in its configuration (``--device``, ``--privileged``).
     """
     if DECLARED in get_object(config, "annotations"):
         return "spec"
-    hooks = [entry for stage in HOOK_STAGES for entry in get_list(get_object(config, "hooks"), stage)]
-    programs = [entry["path"] for entry in hooks if isinstance(entry, dict) and isinstance(entry.get("path"), str)]
-    arguments = [get_list(entry, "args")[:1] for entry in hooks]
-    if [OUR_HOOK] in arguments or any(map(_is_our_program, programs)):
+    hooks = get_object(config, "hooks")
+    early = [_program(entry) for stage in ("prestart", "createRuntime") for entry in get_list(hooks, stage)]
+    late = [_program(entry) for stage in ("createContainer", "startContainer") for entry in get_list(hooks, stage)]
+    if any(map(_is_ours, early)):
         return "hook"
-    names = {os.path.basename(program) for program in programs}
-    if names.intersection(VENDOR_HOOKS):
+    if any(os.path.basename(path) in VENDOR_HOOKS for path, _ in early):
         return "vendor"
-    annotated = any(name.startswith("cdi.k8s.io/") for name in get_object(config, "annotations"))
-    asked = any(
-        isinstance(entry, str) and _names_cdi(entry) for entry in get_list(get_object(config, "process"), "env")
-    )
-    return "cdi" if annotated or asked or names.intersection(VENDOR_CDI_HOOKS) else ""
+    if any(_is_ours(hook) or os.path.basename(hook[0]) in VENDOR_CDI_HOOKS for hook in late):
+        return "cdi"
+    return "cdi" if any(name.startswith("cdi.k8s.io/") for name in get_object(config, "annotations")) else ""
 
 
-def _names_cdi(variable: str) -> bool:
-    name, _, value = variable.partition("=")
-    return name == "NVIDIA_VISIBLE_DEVICES" and "/" in value and "=" in value
+def _program(hook: object) -> tuple[str, str]:
+    """Return path and argv[0] of a hook, "" for what it has not."""
+    path = hook.get("path") if isinstance(hook, dict) else None
+    first = get_list(hook, "args")[:1]
+    return path if isinstance(path, str) else "", first[0] if first and isinstance(first[0], str) else ""
+
+
+def _is_ours(hook: tuple[str, str]) -> bool:
+    return hook[1] == OUR_HOOK or _is_our_program(hook[0])
 
 
 def _is_our_program(path: str) -> bool:
