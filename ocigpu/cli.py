@@ -18,6 +18,7 @@ from ocigpu.commands.config import config_app
 from ocigpu.commands.demo import DEMO_EPILOG, demo_command
 from ocigpu.commands.diff import DIFF_EPILOG, diff_command
 from ocigpu.commands.doctor import DOCTOR_EPILOG, doctor_command
+from ocigpu.commands.engine import engine_app
 from ocigpu.commands.explain import EXPLAIN_EPILOG, explain_command
 from ocigpu.commands.host import FACTS_EPILOG, LIST_EPILOG, facts_command, list_command
 from ocigpu.commands.plan import PLAN_EPILOG, plan_command
@@ -26,6 +27,7 @@ from ocigpu.commands.refresh import REFRESH_EPILOG, refresh_command
 from ocigpu.commands.repair import REPAIR_EPILOG, repair_command
 from ocigpu.commands.sim import sim_app
 from ocigpu.commands.system import system_app
+from ocigpu.commands.trace import TRACE_EPILOG, trace_command
 from ocigpu.commands.verify import VERIFY_EPILOG, verify_command
 from ocigpu.commands.watch import WATCH_EPILOG, watch_command
 from ocigpu.errors import OcigpuError, UsageError
@@ -82,6 +84,8 @@ app.command("repair", epilog=REPAIR_EPILOG)(repair_command)
 app.add_typer(cdi_app, name="cdi", short_help="Write, list, check and compare CDI specifications.")
 app.command("watch", short_help="Keep a CDI specification up to date.", epilog=WATCH_EPILOG)(watch_command)
 app.add_typer(config_app, name="config")
+app.add_typer(engine_app, name="engine", short_help="Make container engines know ocigpu, and undo it.")
+app.command("trace", epilog=TRACE_EPILOG)(trace_command)
 app.add_typer(system_app, name="system", short_help="Make the host's device nodes and their links.")
 app.add_typer(sim_app, name="sim", short_help="Make, show and remove simulated GPU hosts.")
 
