@@ -1,0 +1,102 @@
+"""Resources of GPUs for virtual machines, as Kata Containers takes them.
+
+Kata asks the kubelet which devices a pod has, and looks for CDI devices called <resource name>=<device id>: so resource
+and device have the names of the CDI specification that ``ocigpu cdi generate --mode vfio`` makes from the same facts.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+
+from ocigpu.cdi.draft import DraftDevice, GenerateOptions
+from ocigpu.cdi.sources.vfio import SWITCHES, draft_vfio
+from ocigpu.errors import CdiError
+from ocigpu.host.pci import NVIDIA_VENDOR
+from ocigpu.host.vfio import Candidate, VfioFacts
+from ocigpu.kubernetes.devices import Device, Inventory, Resource
+from ocigpu.kubernetes.sharing import DOMAIN, MAX_NAME
+
+BY_MODEL = "model"
+PCI_IDS = ("/usr/share/misc/pci.ids", "/usr/share/hwdata/pci.ids")
+MAX_PCI_IDS = 16 << 20
+
+
+def make_vfio_inventory(
+    facts: VfioFacts, resource: str, names: Mapping[int, str] | None = None, numa: Mapping[str, int] | None = None
+) -> Inventory:
+    """Return the GPUs that VFIO has as nvidia.com/<resource>, the NVSwitches as nvidia.com/nvswitch.
+
+    ``resource`` "model": a resource for each model, by its name in ``names`` (PCI device id to text), else by its id in
+    four digits.  ``numa``: NUMA nodes by PCI address.
+    """
+    notes: dict[str, None] = dict.fromkeys(facts.notes)
+    resources = []
+    for name, part in _parts(facts, resource, names or {}).items():
+        try:
+            drafted = draft_vfio(part, GenerateOptions(mode="vfio", device_class=name))
+        except CdiError as error:
+            notes[error.message] = None
+            continue
+        notes.update(dict.fromkeys((*drafted.notes, *drafted.skipped)))
+        devices = tuple(_device(device, part, numa or {}) for device in drafted.devices)
+        resources.append(Resource(f"{DOMAIN}{name}", devices, "vfio"))
+    reason = "" if resources else "; ".join(notes) or "there is no GPU on the PCI bus"
+    return Inventory(tuple(resources), tuple(notes), reason)
+
+
+def model_class(text: str) -> str:
+    """Return a model's name as part of a resource name: "GH100 [H100 SXM5 80GB]" is GH100_H100_SXM5_80GB."""
+    name = re.sub(r"[\s./]", "_", text.upper())
+    return re.sub(r"[^A-Z0-9_]", "", name).strip("_")[: MAX_NAME - len(DOMAIN)]
+
+
+def read_model_names(paths: tuple[str, ...] = PCI_IDS) -> dict[int, str]:
+    """Return NVIDIA's PCI devices by id from the first list of PCI ids that is there (pci.ids(5)); {} without one."""
+    for path in paths:
+        try:
+            if os.path.getsize(path) > MAX_PCI_IDS:
+                continue
+            with open(path, encoding="utf-8", errors="replace") as file:
+                lines = file.read().splitlines()
+        except OSError:  # not installed
+            continue
+        return _names_of_vendor(lines, f"{NVIDIA_VENDOR:04x} ")
+    return {}
+
+
+def _names_of_vendor(lines: list[str], vendor: str) -> dict[int, str]:
+    names = {}
+    inside = False
+    for line in lines:
+        if line[:1] not in ("\t", "#", ""):
+            inside = line.lower().startswith(vendor)
+        elif inside and (found := re.match(r"\t([0-9a-fA-F]{4})\s+(\S.*)", line)):
+            names[int(found[1], 16)] = found[2].strip()
+    return names
+
+
+def _parts(facts: VfioFacts, resource: str, names: Mapping[int, str]) -> dict[str, VfioFacts]:
+    """Return the facts about each resource by the last part of its name; an IOMMU group is in one only."""
+    parts: dict[str, list[Candidate]] = {}
+    owners: dict[int, str] = {}
+    for item in facts.candidates:
+        if item.is_switch:
+            continue
+        name = resource
+        if resource == BY_MODEL:
+            device = item.function.device
+            name = model_class(names.get(device, "")) or f"{device:04x}"
+            name = owners.setdefault(item.group, name) if item.group >= 0 else name
+        parts.setdefault(name, []).append(item)
+    switches = [item for item in facts.candidates if item.is_switch]
+    found = {name: facts._replace(candidates=(*items, *switches)) for name, items in parts.items()}
+    return found | ({SWITCHES: facts} if switches else {})
+
+
+def _device(device: DraftDevice, facts: VfioFacts, numa: Mapping[str, int]) -> Device:
+    paths = tuple(str(node["path"]) for node in device.edits.get("deviceNodes", ()))
+    single = paths[-1].startswith("/dev/vfio/devices/")
+    members = [item for item in facts.candidates if str(item.cdev if single else item.group) == device.name]
+    nodes = {numa.get(item.function.address, -1) for item in members}
+    address = members[0].function.address
+    return Device(device.name, device.name, address, device.name, paths, numa=nodes.pop() if len(nodes) == 1 else -1)

@@ -1,0 +1,119 @@
+"""GPUs for virtual machines as resources: names that Kata finds in CDI specifications."""
+
+from pathlib import Path
+
+import pytest
+from support.trees import Tree, pci_function, write_tree
+
+from ocigpu.cdi.draft import GenerateOptions
+from ocigpu.cdi.sources.vfio import draft_vfio
+from ocigpu.host.tree import Roots
+from ocigpu.host.vfio import VfioFacts, read_vfio_facts
+from ocigpu.kubernetes.vfio import make_vfio_inventory, model_class, read_model_names
+
+API: Tree = {"/sys/class/misc/vfio/dev": "10:196\n", "/dev/vfio/vfio": ""}
+H100, B200, SWITCH = "10de:2330", "10de:2901", "10de:22a3"
+NAMES = {0x2330: "GH100 [H100 SXM5 80GB]"}
+
+
+def function(address: str, group: int, ids: str = H100, kind: str = "0302", driver: str = "vfio-pci") -> Tree:
+    node = {f"/sys/class/vfio/{group}/dev": f"242:{group}\n", f"/dev/vfio/{group}": ""}
+    return {**pci_function(address, ids, kind, driver, str(group)), **node}
+
+
+def cdev(address: str, number: int) -> Tree:
+    return {
+        f"/sys/bus/pci/devices/{address}/vfio-dev/vfio{number}/dev": f"511:{number}\n",
+        f"/dev/vfio/devices/vfio{number}": "",
+    }
+
+
+TWO: Tree = {**API, **function("0000:3b:00.0", 112), **function("0000:19:00.0", 9, B200)}
+SINGLE: Tree = {**TWO, "/dev/iommu": "", **cdev("0000:3b:00.0", 0), **cdev("0000:19:00.0", 1)}
+
+
+def facts(root: Path, tree: Tree) -> VfioFacts:
+    write_tree(root, tree)
+    return read_vfio_facts(Roots(str(root), str(root), f"{root}/proc", f"{root}/sys", True))
+
+
+CASES: dict[str, tuple[Tree, str, dict[str, dict[str, tuple[str, ...]]]]] = {
+    "one name for all": (
+        TWO, "gpu", {"gpu": {"9": ("/dev/vfio/vfio", "/dev/vfio/9"), "112": ("/dev/vfio/vfio", "/dev/vfio/112")}},
+    ),
+    "single functions": (
+        SINGLE, "pgpu", {"pgpu": {"0": ("/dev/vfio/devices/vfio0",), "1": ("/dev/vfio/devices/vfio1",)}},
+    ),
+    "by model": (
+        TWO, "model",
+        {
+            "2901": {"9": ("/dev/vfio/vfio", "/dev/vfio/9")},
+            "GH100_H100_SXM5_80GB": {"112": ("/dev/vfio/vfio", "/dev/vfio/112")},
+        },
+    ),
+    "two models in a group are one device of the first": (
+        {**API, **function("0000:19:00.0", 9, B200), **function("0000:3b:00.0", 9)}, "model",
+        {"2901": {"9": ("/dev/vfio/vfio", "/dev/vfio/9")}},
+    ),
+    "switches": (
+        {**TWO, **function("0000:05:00.0", 3, SWITCH, "0680")}, "gpu",
+        {
+            "gpu": {"9": ("/dev/vfio/vfio", "/dev/vfio/9"), "112": ("/dev/vfio/vfio", "/dev/vfio/112")},
+            "nvswitch": {"3": ("/dev/vfio/vfio", "/dev/vfio/3")},
+        },
+    ),
+    "one GPU is not bound": (
+        {**TWO, **function("0000:5a:00.0", 4, driver="nvidia")}, "gpu",
+        {"gpu": {"9": ("/dev/vfio/vfio", "/dev/vfio/9"), "112": ("/dev/vfio/vfio", "/dev/vfio/112")}},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("tree", "resource", "expected"), CASES.values(), ids=CASES.keys())
+def test_resources(tmp_path: Path, tree: Tree, resource: str, expected: dict[str, dict[str, tuple[str, ...]]]) -> None:
+    found = make_vfio_inventory(facts(tmp_path, tree), resource, NAMES)
+    assert {
+        each.name.removeprefix("nvidia.com/"): {device.id: device.paths for device in each.devices}
+        for each in found.resources
+    } == expected
+    assert {each.kind for each in found.resources} == {"vfio"}
+
+
+def test_a_device_is_called_as_in_the_specification_that_cdi_generate_makes(tmp_path: Path) -> None:
+    read = facts(tmp_path, SINGLE)
+    drafted = draft_vfio(read, GenerateOptions(mode="vfio", device_class="gpu"))
+    (resource,) = make_vfio_inventory(read, "gpu").resources
+    assert resource.name == f"{drafted.vendor}/{drafted.device_class}"
+    assert [device.id for device in resource.devices] == [device.name for device in drafted.devices]
+
+
+def test_numa_nodes_are_those_of_the_functions(tmp_path: Path) -> None:
+    numa = {"0000:3b:00.0": 1, "0000:19:00.0": 0}
+    for tree, expected in ((TWO, {"9": 0, "112": 1}), (SINGLE, {"0": 1, "1": 0})):
+        (resource,) = make_vfio_inventory(facts(tmp_path / str(len(tree)), tree), "gpu", numa=numa).resources
+        assert {device.id: device.numa for device in resource.devices} == expected
+
+
+def test_without_devices_there_is_a_reason(tmp_path: Path) -> None:
+    found = make_vfio_inventory(facts(tmp_path, {**API, **function("0000:5a:00.0", 4, driver="nvidia")}), "gpu")
+    assert found.resources == ()
+    assert "0000:5a:00.0 (10de:2330) is not bound to vfio-pci, but to nvidia" in found.reason
+    assert make_vfio_inventory(VfioFacts(), "gpu").reason == "there is no GPU on the PCI bus"
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [("GH100 [H100 SXM5 80GB]", "GH100_H100_SXM5_80GB"), ("a.b/c d", "A_B_C_D"), ("x" * 90, "X" * 52), ("[]", "")],
+)
+def test_a_model_is_named_as_nvidias_plugin_does(text: str, name: str) -> None:
+    assert model_class(text) == name
+
+
+def test_names_of_models_come_from_the_list_of_pci_ids(tmp_path: Path) -> None:
+    path = tmp_path / "pci.ids"
+    path.write_text(
+        "# a comment\n10dd  Other\n\t2330  No\n10de  NVIDIA Corporation\n\t2330  GH100 [H100 SXM5 80GB]\n"
+        "\t\t10de 16c1  subsystem\n\n\t2901  GB100 [B200]\n10df  Another\n\t2331  No\nC 03  Display\n"
+    )
+    assert read_model_names((str(tmp_path / "absent"), str(path))) == {0x2330: NAMES[0x2330], 0x2901: "GB100 [B200]"}
+    assert read_model_names((str(tmp_path / "absent"),)) == {}
