@@ -64,7 +64,9 @@ def run_command(options: argparse.Namespace, debug_file: str = "") -> list[str]:
     if options.load_kmods:
         from ocigpu.container_cli_load import load_driver
 
-        write_debug(debug_file, load_driver(settings, [] if options.no_create_imex_channels else channels))
+        # channels of a container, which its image may have named, get nodes in the container alone
+        made = [] if options.no_create_imex_channels or options.command == "configure" else channels
+        write_debug(debug_file, load_driver(settings, made))
     if options.command == "configure":
         from ocigpu.container_cli_configure import configure
 

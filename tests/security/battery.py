@@ -1,16 +1,14 @@
 """The seventeen attacks on GPU containers that NVIDIA's container stack was, or could have been, open to.
 
 Each row: what the attacker tries, the vulnerability of the vendor's stack that it was (id of the CVE; "" where it is a
-rule without one), the ways it is tried in, and where.  Ways are the modes of the shim, the hooks of a CDI specification
-(:data:`security_lab.CDI_HOOKS`) and ``configure``.
-
-``ocigpu-container-cli configure`` is in no row: this version answers that it has none, which
-test_configure_is_not_there_and_does_nothing holds it to.
+rule without one), the ways it is tried in, and where.  Ways are the modes of the shim, ``configure`` of
+ocigpu-container-cli, and the hooks of a CDI specification (:data:`security_lab.CDI_HOOKS`).
 """
 
 from typing import NamedTuple
 
 MODES = ("hook", "spec", "cdi")
+GIVERS = (*MODES, "configure")
 FILES_OF_LOADER = ("update-ldcache", "enable-cuda-compat")
 ALL_HOOKS = (
     "create-symlinks",
@@ -47,36 +45,37 @@ BATTERY: dict[int, Row] = {
     1: Row(
         "have the host's files taken for compatibility libraries, by a directory that is a link",
         ("2024-0132", "2025-23359"),
-        (*MODES, "enable-cuda-compat"),
+        (*GIVERS, "enable-cuda-compat"),
         IMAGES,
     ),
     2: Row(
         "have something else than a file opened, or waited for, as a compatibility library",
         ("2024-0132",),
-        (*MODES, "enable-cuda-compat"),
+        (*GIVERS, "enable-cuda-compat"),
         IMAGES,
     ),
     3: Row(
         "have files made on the host, where directories of the image lead",
         ("2024-0133", "2024-0134"),
-        (*MODES, *ALL_HOOKS),
+        (*GIVERS, *ALL_HOOKS),
         LINKS,
     ),
     4: Row(
         "have files of the host made, emptied or mounted on, by links in the place of the driver's files",
         ("2024-0132", "2024-0133", "2024-0134"),
-        (*MODES, *ALL_HOOKS),
+        (*GIVERS, *ALL_HOOKS),
         LINKS,
     ),
     5: Row(
         "exchange a directory with a link between its resolution and its use",
         ("2025-23359", "2026-24260"),
-        (*MODES, *ALL_HOOKS),
+        (*GIVERS, *ALL_HOOKS),
         (
             *here(
                 "race",
                 "test_names_that_are_exchanged_lead_no_provisioning_out_of_the_root",
                 "test_names_that_are_exchanged_lead_mode_spec_nowhere_else",
+                "test_names_that_are_exchanged_lead_no_configure_out_of_the_root",
                 "test_names_that_are_exchanged_lead_no_container_out_of_its_root",
             ),
             (
@@ -88,7 +87,7 @@ BATTERY: dict[int, Row] = {
     6: Row(
         "have code of the image loaded into processes of the host, by variables of the image",
         ("2025-23266",),
-        (*MODES, *ALL_HOOKS),
+        (*GIVERS, *ALL_HOOKS),
         (
             *here("ldconfig", "test_every_hook_that_is_written_has_an_environment_of_its_own"),
             *here("inherited", "test_nothing_of_an_image_runs_on_the_host"),
@@ -98,7 +97,7 @@ BATTERY: dict[int, Row] = {
     7: Row(
         "have modules and programs of the image taken from the working directory",
         ("2025-23266",),
-        (*MODES, *ALL_HOOKS),
+        (*GIVERS, *ALL_HOOKS),
         (
             *here("inherited", "test_nothing_of_an_image_runs_on_the_host"),
             *here("environment", "test_an_engines_variables_and_directory_change_nothing"),
@@ -107,33 +106,33 @@ BATTERY: dict[int, Row] = {
     8: Row(
         "have the image's own ldconfig executed",
         ("2024-0136", "2024-0137"),
-        (*MODES, *FILES_OF_LOADER),
+        (*GIVERS, *FILES_OF_LOADER),
         here("ldconfig", "test_the_images_own_ldconfig_is_never_executed"),
         "no setting makes it run, so there is nothing to confine",
     ),
     9: Row(
         "write to the host's ldconfig while it runs",
         ("2024-0135",),
-        ("hook", "update-ldcache"),
+        ("hook", "configure", "update-ldcache"),
         here("ldconfig", "test_the_hosts_ldconfig_cannot_be_written_while_it_runs"),
         "mode spec runs no ldconfig, mode cdi the hook update-ldcache",
     ),
     10: Row(
         "have the loader's cache or configuration written to, or read from, elsewhere or without end",
         ("2025-23267",),
-        (*MODES, *FILES_OF_LOADER),
+        (*GIVERS, *FILES_OF_LOADER),
         IMAGES,
     ),
     11: Row(
         "hold up the host with very many, or malformed, libraries",
         (),
-        (*MODES, *FILES_OF_LOADER),
+        (*GIVERS, *FILES_OF_LOADER),
         (*IMAGES, *here("ldconfig", "test_very_many_libraries_do_not_hold_up_the_host")),
     ),
     12: Row(
         "have mounts left on the host by a root directory that is shared with it",
         (),
-        (*MODES, *(way for way in ALL_HOOKS if way != "chmod")),
+        (*GIVERS, *(way for way in ALL_HOOKS if way != "chmod")),
         here(
             "lasting",
             "test_a_root_that_is_shared_with_the_host_leaves_no_mount_there",
@@ -144,9 +143,13 @@ BATTERY: dict[int, Row] = {
     13: Row(
         "find what a start that failed half-way has left",
         (),
-        (*MODES[:2], *ALL_HOOKS),
+        (*MODES[:2], "configure", *ALL_HOOKS),
         (
-            *here("faults", "test_a_start_that_ends_at_any_step_leaves_nothing"),
+            *here(
+                "faults",
+                "test_a_start_that_ends_at_any_step_leaves_nothing",
+                "test_a_hook_that_ends_at_any_step_leaves_nothing",
+            ),
             ("provision/test_apply_runtimes.py", "test_a_failed_hook_stops_runc_and_leaves_the_image_as_it_was"),
             (
                 "provision/test_apply_here.py",
@@ -157,7 +160,7 @@ BATTERY: dict[int, Row] = {
     14: Row(
         "ask for channels that there cannot be",
         (),
-        MODES,
+        GIVERS,
         here(
             "requests",
             "test_channels_that_cannot_be_given_stop_the_container_before_anything_is_made",
@@ -168,7 +171,7 @@ BATTERY: dict[int, Row] = {
     15: Row(
         "say requirements that take for ever to read, or forge lines of a log",
         (),
-        MODES[:2],
+        (*MODES[:2], "configure"),
         here("requests", "test_requirements_are_read_within_bounds_and_told_in_one_line"),
         "mode cdi leaves requirements to who wrote the specification",
     ),
@@ -184,7 +187,8 @@ BATTERY: dict[int, Row] = {
         (),
         MODES,
         (("engines/test_engines_update.py", "test_a_container_keeps_its_gpus_and_gets_no_others"),),
-        "where an engine writes the CDI hooks, the rules are the engine's",
+        "the rules that configure adds are in no config.json, so who applies that anew takes the GPU away; where an"
+        " engine writes the CDI hooks, the rules are the engine's",
     ),
 }
 

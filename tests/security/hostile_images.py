@@ -11,10 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from security_lab import CDI_HOOKS, LIBRARY_DIR, MODES, VERSION, WAYS, Build, Edit, Marker, fill, no_change, replace
+from security_lab import GIVERS, LIBRARY_DIR, VERSION, WAYS, Build, Edit, Marker, fill, no_change, replace
 
 COMPAT = "usr/local/cuda/compat"
-COMPAT_READERS = (*MODES, "enable-cuda-compat")
+COMPAT_READERS = (*GIVERS, "enable-cuda-compat")
 
 
 class Attack(NamedTuple):
@@ -25,7 +25,7 @@ class Attack(NamedTuple):
 
     number: int
     build: Build
-    ways: tuple[str, ...] = MODES
+    ways: tuple[str, ...] = GIVERS
     starts: tuple[str, ...] | None = None
     edit: Edit = no_change
     of_runtime: tuple[str, ...] = ()
@@ -39,7 +39,7 @@ ATTACKS: dict[str, Attack] = {}
 
 def attack(name: str, number: int, build: Build, *ways: str, **more: object) -> None:
     assert name not in ATTACKS
-    ATTACKS[name] = Attack(number, build, ways or MODES, **more)  # type: ignore[arg-type]
+    ATTACKS[name] = Attack(number, build, ways or GIVERS, **more)  # type: ignore[arg-type]
 
 
 def place_link(path: str, target: Callable[[Marker], str]) -> Build:
@@ -141,7 +141,7 @@ for name, hooks in DIRECTORIES.items():
     own = OF_RUNC if name == "dev" else ()
     for form, text in {"to the host": lambda m: m.absolute, "upwards": lambda m: m.relative()}.items():
         case = f"/{name} is a link {form}"
-        attack(case, 3, place_link(name, text), *MODES, *hooks, starts=(), of_runtime=own)
+        attack(case, 3, place_link(name, text), *GIVERS, *hooks, starts=(), of_runtime=own)
 
 
 def fedora(rootfs: Path, marker: Marker) -> None:
@@ -156,7 +156,7 @@ def driver_proc(rootfs: Path, marker: Marker) -> None:
     replace(rootfs / "proc", marker.absolute)
 
 
-attack("/proc is a link to the host", 3, driver_proc, *MODES, "disable-device-node-modification", starts=())
+attack("/proc is a link to the host", 3, driver_proc, *GIVERS, "disable-device-node-modification", starts=())
 
 
 # 4: the very names that are put there are links out of the root
@@ -227,7 +227,7 @@ attack("the image's own /dev has links to the host", 4, nodes_are_links, starts=
 
 # 10: the loader's files lead elsewhere or are too much
 
-CACHE_WRITERS = (*MODES, "update-ldcache", "enable-cuda-compat")
+CACHE_WRITERS = (*GIVERS, "update-ldcache", "enable-cuda-compat")
 for name in ("ld.so.cache", "ld.so.conf", "ld.so.cache~"):
     attack(
         f"/etc/{name} is a link to the host",
@@ -284,4 +284,4 @@ def malformed_libraries(rootfs: Path, marker: Marker) -> None:
 # 11
 attack("the library directory has 1,000 malformed libraries", 11, malformed_libraries, *CACHE_WRITERS)
 
-assert {way for case in ATTACKS.values() for way in case.ways} == {*MODES, *CDI_HOOKS}
+assert {way for case in ATTACKS.values() for way in case.ways} == set(WAYS)

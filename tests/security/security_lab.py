@@ -1,6 +1,7 @@
 """Hostile images, every way to give them GPUs, and what of the host must stay as it is.
 
-A way is a mode of the shim, or one hook of a CDI specification by itself, in a bundle that names it.  Surroundings are
+A way is a mode of the shim, or one hook of a CDI specification by itself, in a bundle that names it, or "configure":
+ocigpu-container-cli, called by a prestart hook as NVIDIA's own calls nvidia-container-cli.  Surroundings are
 the kernel that all programs find: this one, one from before Linux 5.2, one whose newer calls a filter refuses; or this
 one in a user namespace.
 """
@@ -19,6 +20,8 @@ from support.bundle import base_config, write_bundle
 from support.process import Completed, explain, run
 from support.product import PROGRAMS, RUNTIME, SimulatedHost
 from support.runtimes import container_id, run_container, set_cgroup
+
+from ocigpu.settings import CAPABILITIES
 
 VERSION = "570.133.20"
 LIBRARY_DIR = f"/{MULTIARCH}"
@@ -42,9 +45,15 @@ CDI_HOOKS: dict[str, list[str]] = {
     ],
 }
 """Every hook of ocigpu-hook, as specifications call it."""
-WAYS = (*MODES, *CDI_HOOKS)
+GIVERS = (*MODES, "configure")
+"""Ways that give all a container gets."""
+WAYS = (*GIVERS, *CDI_HOOKS)
 SURROUNDINGS = ("this kernel", "before 5.2", "refused", "user namespace")
 EVERYTHING = {"NVIDIA_VISIBLE_DEVICES": "0", "NVIDIA_DRIVER_CAPABILITIES": "all"}
+CONFIGURE = ["--load-kmods", "configure", "--device=0", *(f"--{name}" for name in CAPABILITIES)]
+OPTIONS = {"NVIDIA_IMEX_CHANNELS": "--imex-channel", "NVIDIA_REQUIRE_CUDA": "--require"}
+"""What NVIDIA's hook makes of variables."""
+VENDOR_HOOK = Path(__file__).parents[1] / "support/vendor_hook.sh"
 LOOK = ["/busybox", "sh", "-c", "echo started; /busybox cat /proc/self/mountinfo"]
 DRIVERLESS = ("proc", "tmpfs", "devpts", "sysfs", "cgroup", "cgroup2", "mqueue")
 STANDARD_NODES = ("/null", "/zero", "/full", "/random", "/urandom", "/tty")
@@ -183,7 +192,9 @@ class Attacks:
         """Return a bundle of a hostile image for a way, and the marker that it aims at."""
         number = next(self._numbers)
         config = base_config(arguments, {**EVERYTHING, **(variables or {})} if way in MODES else variables)
-        if way not in MODES:
+        if way == "configure":
+            self._add_configure(config, variables or {})
+        elif way not in MODES:
             self._add_hook(config, way)
         if in_user_namespace:
             del config["linux"]["resources"]
@@ -196,6 +207,14 @@ class Attacks:
         build(bundle / "rootfs", marker)
         marker.settle(of_runtime)
         return bundle, marker
+
+    def _add_configure(self, config: dict[str, Any], variables: dict[str, str]) -> None:
+        """Put a prestart hook into a configuration that calls ocigpu-container-cli; it logs where hooks do."""
+        words = [f"--debug={self.host.hook_log}", *CONFIGURE]
+        words += [f"{OPTIONS[name]}={value}" for name, value in variables.items() if name in OPTIONS]
+        args = ["nvidia-container-runtime-hook", str(PROGRAMS / "ocigpu-container-cli"), *words]
+        env = [f"PATH={self.base['PATH']}", f"OCIGPU_CONFIG={self.host.environment(self.base)['OCIGPU_CONFIG']}"]
+        config["hooks"] = {"prestart": [{"path": str(VENDOR_HOOK), "args": args, "env": env}]}
 
     def _add_hook(self, config: dict[str, Any], name: str) -> None:
         """Put one hook of a specification into a configuration, and the nodes of GPU 0."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from security_lab import LIBRARY_DIR, VERSION, WAYS, Attacks
+from security_lab import GIVERS, LIBRARY_DIR, VERSION, WAYS, Attacks
 from support import machine
 from support.process import explain
 from support.product import failed_with
@@ -49,7 +49,7 @@ def test_a_root_that_is_shared_with_the_host_leaves_no_mount_there(
 
 
 @pytest.mark.parametrize("destination", ["/run", LIBRARY_DIR, "/etc"])
-@pytest.mark.parametrize("way", ["hook", "spec", "cdi", "create-symlinks", "update-application-profile"])
+@pytest.mark.parametrize("way", [*GIVERS, "create-symlinks", "update-application-profile"])
 def test_a_volume_that_is_shared_with_the_host_leaves_no_mount_there(
     attacks: Attacks, shared_place: Path, way: str, destination: str
 ) -> None:

@@ -9,15 +9,16 @@ import stat
 import subprocess
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
-from security_lab import LIBRARY_DIR, MODES, Attacks, Marker, hooks_of
+from security_lab import GIVERS, LIBRARY_DIR, MODES, Attacks, Marker, hooks_of
 from support.process import is_alive, run, wait_for
 from ways_of_images import FULL
 
 pytestmark = [pytest.mark.root, pytest.mark.engine]
 
-WAYS = pytest.mark.parametrize("way", [*MODES, "update-ldcache", "enable-cuda-compat"])
+WAYS = pytest.mark.parametrize("way", [*GIVERS, "update-ldcache", "enable-cuda-compat"])
 PROGRAM = 'int main(void) {{ fclose(fopen("{path}", "w")); return 0; }}\n'
 LIBRARIES = 100_000 if FULL else 10_000
 
@@ -29,6 +30,11 @@ def test_the_images_own_ldconfig_is_never_executed(attacks: Attacks, way: str, k
     ran = attacks.directory / "ran"
     settings = 'ldconfig = "/sbin/ldconfig"' if kind == "program" else ""
 
+    def edit(config: dict[str, Any]) -> None:
+        if way == "configure":
+            (hook,) = config["hooks"]["prestart"]
+            hook["args"] += ["--ldconfig=/sbin/ldconfig"] if kind == "program" else []
+
     def build(rootfs: Path, marker: Marker) -> None:
         for name in ("usr/sbin/ldconfig", "usr/sbin/ldconfig.real", "usr/lib64/ld-linux-x86-64.so.2"):
             path = rootfs / name
@@ -39,7 +45,7 @@ def test_the_images_own_ldconfig_is_never_executed(attacks: Attacks, way: str, k
             else:
                 run(["gcc", "-static", "-include", "stdio.h", "-x", "c", "-o", path, write(attacks, ran)])
 
-    outcome = attacks.start(build, way, settings=settings)
+    outcome = attacks.start(build, way, settings=settings, edit=edit)
     assert outcome.started, outcome.said
     assert not ran.exists()
     assert not (outcome.bundle / "rootfs/ran").exists()
@@ -65,17 +71,17 @@ def running_ldconfig(directory: Path) -> int:
     return 0
 
 
-@pytest.mark.parametrize("way", ["hook", "update-ldcache"])
+@pytest.mark.parametrize("way", ["hook", "configure", "update-ldcache"])
 def test_the_hosts_ldconfig_cannot_be_written_while_it_runs(attacks: Attacks, way: str) -> None:
     """9 (CVE-2024-0135): what runs is a sealed copy; not even root of the host can change it or the file."""
     program = attacks.directory / "slow_ldconfig"
     run(["gcc", "-static", "-O1", "-o", program, Path(__file__).parents[1] / "support/slow_ldconfig.c"])
     before = hashlib.sha256(program.read_bytes()).hexdigest(), program.stat().st_mtime_ns
 
-    def edit(config: dict[str, object]) -> None:
-        if way == "update-ldcache":
-            (hook,) = config["hooks"]["createContainer"]  # type: ignore[index]
-            hook["args"] += ["--ldconfig-path", str(program)]
+    def edit(config: dict[str, Any]) -> None:
+        for stage, option in (("createContainer", "--ldconfig-path="), ("prestart", "--ldconfig=@")):
+            for hook in config.get("hooks", {}).get(stage, ()):
+                hook["args"].append(f"{option}{program}")
 
     bundle, marker = attacks.bundle(lambda *_: None, way, edit=edit)
     outcomes = []
@@ -103,7 +109,7 @@ def test_the_hosts_ldconfig_cannot_be_written_while_it_runs(attacks: Attacks, wa
     assert (hashlib.sha256(program.read_bytes()).hexdigest(), program.stat().st_mtime_ns) == before
 
 
-@pytest.mark.parametrize("way", ["hook", "spec", "update-ldcache"])
+@pytest.mark.parametrize("way", ["hook", "spec", "configure", "update-ldcache"])
 def test_very_many_libraries_do_not_hold_up_the_host(attacks: Attacks, way: str) -> None:
     """11: a container that starts, or one line; ldconfig is bounded by its limits, the loader's cache is whole."""
 

@@ -1,8 +1,8 @@
 """Another container that shares a volume exchanges names with links out of the root, all the time, while we provision.
 
-1,000 provisionings of the hook and 1,000 of mode spec, 250 of a CDI hook inside the container and of each without the
-newer calls of the kernel; then real containers.  ``make security`` does ten times as many of the first two, and as many
-of all.
+1,000 provisionings of the hook and 1,000 of mode spec, 250 of configure, of a CDI hook inside the container and of each
+without the newer calls of the kernel; then real containers.  ``make security`` does ten times as many of the first
+two, and as many of all.
 """
 
 import os
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from security_lab import MODES, Attacks, Marker
+from security_lab import CONFIGURE, GIVERS, VERSION, Attacks, Marker
 from support.bundle import LIBRARIES
 from ways_of_images import FULL
 
@@ -24,6 +24,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "provision"))
 from provision_lab import READ_ONLY, Lab, host_mounts, make_host, make_rootfs, new_kernel, old_kernel, run_child
 
 from ocigpu.actions import Bind, Link, Mode, Plan, TextFile, Tmpfs
+from ocigpu.container_cli import run_command
+from ocigpu.container_cli_options import parse_options
 from ocigpu.errors import OcigpuError
 from ocigpu.linux import libc
 from ocigpu.linux.paths import use_walk
@@ -76,12 +78,7 @@ def volume(tmp_path: Path, marker: Marker) -> Path:
     (path / "usr/local/cuda/compat/libcuda.so.999.1").write_text("of the image\n")
     (path / "usr/lib64/ld-linux-x86-64.so.2").touch()
     for name in PAIRS:
-        (path / name).parent.mkdir(parents=True, exist_ok=True)
-        if not (path / name).exists():
-            (path / name).write_text("of the image\n")
-        target = marker.path if (path / name).is_dir() else marker.path / "libcuda.so.1.2"
-        text = str(target) if name.count("/") % 2 else "../" * 20 + str(target).lstrip("/")
-        (path / f"{name}.other").symlink_to(text)
+        add_link(path, name, marker)
     # half of the links lead to something inside, too: then all goes well there
     (path / str(marker.path / "cuda/compat").lstrip("/")).mkdir(parents=True)
     return path
@@ -90,8 +87,18 @@ def volume(tmp_path: Path, marker: Marker) -> Path:
 PAIRS = ("usr/lib64", "usr/bin", "etc", "opt", "usr/local/cuda/compat", "usr/lib64/libold.so.1", "usr/lib64/libx.so.1")
 
 
-def pairs_of(volume: Path) -> Pairs:
-    return [(volume / name, volume / f"{name}.other") for name in PAIRS]
+def add_link(volume: Path, name: str, marker: Marker) -> None:
+    """Put a link to the host beside something of the image, which is made if it is not there."""
+    (volume / name).parent.mkdir(parents=True, exist_ok=True)
+    if not (volume / name).exists():
+        (volume / name).write_text("of the image\n")
+    target = marker.path if (volume / name).is_dir() else marker.path / "libcuda.so.1.2"
+    text = str(target) if name.count("/") % 2 else "../" * 20 + str(target).lstrip("/")
+    (volume / f"{name}.other").symlink_to(text)
+
+
+def pairs_of(volume: Path, names: tuple[str, ...] = PAIRS) -> Pairs:
+    return [(volume / name, volume / f"{name}.other") for name in names]
 
 
 def plan_of(host: Path, here: bool) -> Plan:
@@ -158,6 +165,44 @@ def provision_often(lab: Lab, plan: Plan, kernel: Callable[[], None], here: bool
     return codes
 
 
+def test_names_that_are_exchanged_lead_no_configure_out_of_the_root(
+    volume: Path, marker: Marker, attacks: Attacks
+) -> None:
+    """All of ocigpu-container-cli but its start: options, the host's facts, the image, the plan, provisioning."""
+    mounts, settings = host_mounts(), attacks.host.environment(attacks.base)["OCIGPU_CONFIG"]
+
+    def often(lab: Lab) -> list[str]:
+        os.environ["OCIGPU_CONFIG"] = settings
+        codes = []
+        for _ in range(10):
+            words = [*CONFIGURE, "--no-cgroups", f"--pid={lab.pid}", str(lab.rootfs)]
+            try:
+                run_command(parse_options(words))
+                codes.append("")
+            except OcigpuError as error:
+                codes.append(error.code)
+        return codes
+
+    outcomes: Counter[str] = Counter()
+    names = ("usr/lib64/libcuda.so.1", f"usr/lib64/libcuda.so.{VERSION}", "usr/bin/nvidia-smi")
+    (volume / names[1]).mkdir()  # which is in the way, where it is found
+    for name in names:
+        add_link(volume, name, marker)
+    with neighbour(pairs_of(volume, (*PAIRS, *names))):
+        for _ in range((RUNS if FULL else RUNS // 4) // 10):
+            with Lab(volume) as lab:
+                codes: list[str] = run_child(lambda lab=lab: often(lab))
+                outcomes.update(codes)
+                sources = [line.split(" ")[1] for line in lab.mounts()]
+                assert [source for source in sources if source.startswith(marker.absolute)] == []
+    print(dict(outcomes))
+    assert set(outcomes) <= {"", "OCIGPU-MNT-1", "OCIGPU-MNT-2", "OCIGPU-MNT-3", "OCIGPU-LD-1"}
+    assert outcomes[""] > 0, "nothing was ever configured"
+    assert len(outcomes) > 1, "nothing was ever in the way"
+    marker.check()
+    assert host_mounts() == mounts
+
+
 def test_names_that_are_exchanged_lead_mode_spec_nowhere_else(volume: Path, marker: Marker, tmp_path: Path) -> None:
     links = [("/usr/lib64/libcuda.so.1", "libcuda.so.1.2"), ("/opt/new/libcuda.so", "libcuda.so.1")]
     libraries = [("libcuda.so.1", "/usr/lib64/libcuda.so.1", 64)]
@@ -193,7 +238,7 @@ def test_names_that_are_exchanged_lead_mode_spec_nowhere_else(volume: Path, mark
     marker.check()
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", GIVERS)
 def test_names_that_are_exchanged_lead_no_container_out_of_its_root(attacks: Attacks, mode: str) -> None:
     """The library directory, /etc and the compatibility libraries are on the volume."""
     places = {"lib": LIBRARIES, "etc": "etc", "compat": "usr/local/cuda/compat"}
