@@ -5,26 +5,18 @@ a hook would have given it.  Everything or nothing: what is mounted and made is 
 :mod:`ocigpu.provision`, the rules by :mod:`ocigpu.containers.guard`.
 """
 
-import errno
-import os
-import stat
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from ocigpu.actions import AllowDevice, Bind, Link, Node, Plan, RefreshLdCache, Tmpfs
-from ocigpu.containers.asked import ask_child
-from ocigpu.containers.attached import Record, read_record, write_record
+from ocigpu.actions import AllowDevice, Bind, Node, Plan, RefreshLdCache, Tmpfs
+from ocigpu.containers.attached import Record, write_record
 from ocigpu.containers.granted import read_allowed
 from ocigpu.containers.guard import changed_rules
-from ocigpu.containers.live import Grant, Live, Number, change_grant, current_devices, plan_for, started_with
+from ocigpu.containers.inside import drop_view, read_view, remove_inside
+from ocigpu.containers.live import Grant, Live, Now, Number, change_grant, plan_for, read_now
 from ocigpu.containers.report import Process, find_holders
 from ocigpu.errors import OcigpuError, RequestError
-from ocigpu.linux import libc
-from ocigpu.linux.paths import open_parent
 from ocigpu.provision.apply import provision
-from ocigpu.provision.container import Container, join, open_root, use_owner_ids
-from ocigpu.provision.mounts import enter_own_proc, read_mnt_id
 from ocigpu.request import Request
 from ocigpu.selection import select_devices
 from ocigpu.views import PROC_DRIVER
@@ -52,31 +44,35 @@ def attach(live: Live, names: Sequence[str]) -> Changed:
     Raises OcigpuError with nothing changed: RequestError for a device that is not there, OCIGPU-CTR-5 when a cgroup
     above the container's denies the device.
     """
-    started, record = started_with(live), read_record(live.found, live.settings)
-    have = current_devices(started, record)
+    now = read_now(live)
     wanted = find_devices(live, names)
-    new = tuple(uuid for uuid in wanted if uuid not in have)
-    already = tuple(uuid for uuid in wanted if uuid in have)
+    new = tuple(uuid for uuid in wanted if uuid not in now.devices)
+    already = tuple(uuid for uuid in wanted if uuid in now.devices)
     if not new:
-        return Changed((), already, have)
-    devices = (*have, *new)
-    then = change_grant(live, started, devices)
-    actions = missing_actions(live, started, have, devices)
-    numbers = {(action.node.major, action.node.minor) for action in actions if isinstance(action, Node)}
-    record = Record(
-        tuple(uuid for uuid in devices if uuid not in started.devices),
-        tuple(uuid for uuid in record.detached if uuid not in new),
+        return Changed((), already, now.devices)
+    devices = (*now.devices, *new)
+    first = not (now.started.is_set_up or now.record.files)
+    after = plan_for(live, devices)
+    view = view_of(after)
+    actions = list(after.actions) if first else _not_in(after, plan_for(live, now.devices))
+    actions = [action for action in actions if action not in view and (first or not isinstance(action, RefreshLdCache))]
+    record = now.record._replace(
+        attached=tuple(uuid for uuid in devices if uuid not in now.started.devices),
+        detached=tuple(uuid for uuid in now.record.detached if uuid not in new),
+        files=now.record.files or first,
     )
-    notes = give(live, then, numbers, actions, record)
+    grant = change_grant(live, now.started, devices)
+    numbers = {(action.node.major, action.node.minor) for action in actions if isinstance(action, Node)}
+    notes = give(live, now, grant, numbers, [*view, *actions], record)
     return Changed(new, already, devices, notes)
 
 
 def give(
-    live: Live, grant: Grant, numbers: set[Number], actions: "Sequence[Action]", record: Record | None
+    live: Live, now: Now, grant: Grant, numbers: set[Number], actions: "Sequence[Action]", record: Record
 ) -> tuple[str, ...]:
-    """Make a container able to open ``numbers``, which are granted, and carry out actions in it; returns notes.
+    """Make a container able to open ``numbers``, which ``grant`` allows, and carry out actions in it; returns notes.
 
-    Then the ``record``, if there is one, is written.  Raises OcigpuError after everything was undone.
+    Then the record is written.  Raises OcigpuError after everything was undone.
     """
     allow = [] if live.settings.no_cgroups else _rules(numbers - allowed_now(live, numbers))
     with changed_rules(live.inside.proc_fd, allow, (), grant.rules):
@@ -89,11 +85,18 @@ def give(
                 if not live.settings.no_cgroups
                 else "The setting no-cgroups leaves device cgroups alone.",
             )
-        rest = tuple(action for action in actions if not isinstance(action, AllowDevice))
-        plan = Plan(rest, simulated=live.facts.simulated, image=live.image)
-        notes = provision(plan, live.found.pid, live.found.rootfs, live.config, live.settings, caller=live.caller)
-        if record is not None:
-            write_record(live.found, live.settings, record)
+        viewed = any(isinstance(action, Tmpfs) and action.container_path == PROC_DRIVER for action in actions)
+        dropped = viewed and _drop_view(live, now.record)
+        try:
+            notes = _carry_out(live, [action for action in actions if not isinstance(action, AllowDevice)])
+            if viewed:
+                record = record._replace(view=_read_view(live))
+            if record != now.record:
+                write_record(live.found, live.settings, record)
+        except OcigpuError:
+            if dropped:
+                write_record(live.found, live.settings, show(live, now.started, now.devices, now.record))
+            raise
     return notes
 
 
@@ -104,34 +107,62 @@ def detach(live: Live, names: Sequence[str], force: bool = False) -> Changed:
     Raises OcigpuError with nothing changed: OCIGPU-CTR-7 when processes have one open and it is not to be forced,
     OCIGPU-CTR-5 when its rules allow more than single devices, so that this one cannot be taken out of them.
     """
-    started, record = started_with(live), read_record(live.found, live.settings)
-    have = current_devices(started, record)
+    now = read_now(live)
     named = find_devices(live, names)
-    gone = tuple(uuid for uuid in named if uuid in have)
-    already = tuple(uuid for uuid in named if uuid not in have)
+    gone = tuple(uuid for uuid in named if uuid in now.devices)
+    already = tuple(uuid for uuid in named if uuid not in now.devices)
     if not gone:
-        return Changed((), already, have)
-    devices = tuple(uuid for uuid in have if uuid not in gone)
-    then = change_grant(live, started, devices)
-    removed = _not_in(plan_for(live, have), plan_for(live, devices))
-    nodes = [action for action in removed if isinstance(action, Node)]
-    numbers = {(action.node.major, action.node.minor): action.node.container_path for action in nodes}
+        return Changed((), already, now.devices)
+    devices = tuple(uuid for uuid in now.devices if uuid not in gone)
+    removed = _not_in(plan_for(live, now.devices), plan_for(live, devices))
+    nodes = [action.node for action in removed if isinstance(action, Node)]
+    numbers = {(node.major, node.minor): node.container_path for node in nodes}
     held, holder_notes = find_holders(live.found, numbers)
     if held and not force:
         raise OcigpuError("OCIGPU-CTR-7", f"container {live.found.name}: {describe_holders(held)}")
-    record = Record(
-        tuple(uuid for uuid in record.attached if uuid not in gone),
-        tuple(uuid for uuid in started.devices if uuid not in devices),
+    record = now.record._replace(
+        attached=tuple(uuid for uuid in now.record.attached if uuid not in gone),
+        detached=tuple(uuid for uuid in now.started.devices if uuid not in devices),
     )
-    take(live, then, set(numbers), record)
+    take(live, change_grant(live, now.started, devices), set(numbers), record)
     notes = [*holder_notes, *remove_inside(live.inside, removed)]
     try:
-        view = view_of(plan_for(live, devices))
-        plan = Plan(view, simulated=live.facts.simulated, image=live.image)
-        notes += provision(plan, live.found.pid, live.found.rootfs, live.config, live.settings, caller=live.caller)
+        write_record(live.found, live.settings, show(live, now.started, devices, record))
     except OcigpuError as error:
-        notes.append(f"{PROC_DRIVER} still shows it: {error.message}")
+        notes.append(f"{PROC_DRIVER} may still show it: {error.message}")
     return Changed(gone, already, devices, tuple(notes), held)
+
+
+def show(live: Live, started: Grant, devices: Sequence[str], record: Record) -> Record:
+    """Make /proc/driver/nvidia of a container show these devices; returns the record with the mount that does.
+
+    What it was started with is under all that came later.  Raises OcigpuError.
+    """
+    _drop_view(live, record)
+    if started.is_set_up and set(devices) == set(started.devices):
+        return record._replace(view=0)
+    view = view_of(plan_for(live, devices))
+    _carry_out(live, view)
+    return record._replace(view=_read_view(live) if view else 0)
+
+
+def _carry_out(live: Live, actions: "Sequence[Action]") -> tuple[str, ...]:
+    plan = Plan(tuple(actions), simulated=live.facts.simulated, image=live.image)
+    return provision(plan, live.found.pid, live.found.rootfs, live.config, live.settings, caller=live.caller)
+
+
+def _drop_view(live: Live, record: Record) -> bool:
+    try:
+        return record.view != 0 and drop_view(live.inside, record.view)
+    except OSError as error:
+        raise OcigpuError("OCIGPU-CTR-5", f"unmount {PROC_DRIVER}: {error.strerror or error}") from error
+
+
+def _read_view(live: Live) -> int:
+    try:
+        return read_view(live.inside)
+    except OSError as error:
+        raise OcigpuError("OCIGPU-CTR-5", f"look at {PROC_DRIVER}: {error.strerror or error}") from error
 
 
 def take(live: Live, grant: Grant, numbers: set[Number], record: Record | None) -> None:
@@ -162,17 +193,6 @@ def find_devices(live: Live, names: Sequence[str]) -> tuple[str, ...]:
             raise RequestError("OCIGPU-DEV-1", f"--gpu {name}: name one GPU; several: --gpu A --gpu B")
     selection = select_devices(Request(selection="list", devices=tuple(names), source="--gpu"), live.facts)
     return (*(gpu.uuid for gpu in selection.gpus), *(mig.uuid for _, mig in selection.mig_devices))
-
-
-def missing_actions(live: Live, started: Grant, have: Sequence[str], devices: Sequence[str]) -> "list[Action]":
-    """Return what must be done for a container that has some devices to have others, too."""
-    after = plan_for(live, devices)
-    if not started.is_set_up and not have:
-        return list(after.actions)
-    before = plan_for(live, have)
-    view = view_of(after)
-    added = _not_in(after, before)
-    return [*view, *(action for action in added if action not in view and not isinstance(action, RefreshLdCache))]
 
 
 def view_of(plan: Plan) -> "tuple[Action, ...]":
@@ -216,65 +236,3 @@ def describe_holders(held: Sequence[Process]) -> str:
     """Return who has what open, "process 4711 (python) has /dev/nvidia3 open"."""
     shown = [f"process {one.pid} ({one.command}) has {', '.join(one.devices)} open" for one in held[:8]]
     return "; ".join(shown) + (f"; and {len(held) - 8} more" if len(held) > 8 else "")
-
-
-# in the container
-
-
-def remove_inside(container: Container, actions: "Sequence[Action]") -> list[str]:
-    """Remove the nodes and links that these actions made in a container; returns a note for each that stays.
-
-    Only what is as the action made it is removed.
-    """
-    wanted = [action for action in actions if isinstance(action, Node | Link)]
-    try:
-        found: list[str] = ask_child(lambda: _remove(container, wanted))
-    except OSError as error:
-        return [f"its nodes could not be removed, and cannot be opened: {error.strerror or error}"]
-    return found
-
-
-def _remove(container: Container, actions: Sequence[Node | Link]) -> list[str]:
-    own_proc_fd = os.open("/proc/self", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    sys.meta_path.clear()  # the search path leads to the image's files
-    join(container)
-    enter_own_proc(own_proc_fd)
-    root_fd = open_root(container)
-    if container.other_user_namespace and not container.join_user:
-        use_owner_ids(container)
-    notes = []
-    for action in actions:
-        path = action.node.container_path if isinstance(action, Node) else action.container_path
-        try:
-            parent_fd, name = open_parent(root_fd, path)
-            try:
-                if isinstance(action, Node):
-                    _remove_node(parent_fd, name, os.makedev(action.node.major, action.node.minor))
-                elif os.readlink(name, dir_fd=parent_fd) == action.target:
-                    os.unlink(name, dir_fd=parent_fd)
-            finally:
-                os.close(parent_fd)
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            if error.errno == errno.EINVAL and isinstance(action, Link):  # something else than a link
-                continue
-            notes.append(f"{path} stays, and cannot be opened: {error.strerror}")
-    return notes
-
-
-def _remove_node(parent_fd: int, name: str, rdev: int) -> None:
-    """Remove a node, or what it is mounted on; anything of another number stays."""
-    fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent_fd)
-    try:
-        status = os.fstat(fd)
-        if not stat.S_ISCHR(status.st_mode) or status.st_rdev != rdev:
-            return
-        mounted = read_mnt_id(fd) != read_mnt_id(parent_fd)
-        if mounted:
-            libc.umount2(f"fd/{fd}", libc.MNT_DETACH)
-    finally:
-        os.close(fd)
-    under = os.stat(name, dir_fd=parent_fd, follow_symlinks=False)
-    if not mounted or (stat.S_ISREG(under.st_mode) and under.st_size == 0):
-        os.unlink(name, dir_fd=parent_fd)

@@ -20,10 +20,16 @@ _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Record(NamedTuple):
-    """UUIDs of GPUs and MIG devices: ``attached`` later, and ``detached`` of those it was started with."""
+    """UUIDs of GPUs and MIG devices: ``attached`` later, and ``detached`` of those it was started with.
+
+    ``files``: it was given driver files and control nodes, too.  ``view``: id of the mount that shows it
+    /proc/driver/nvidia since, 0 for the one it was started with.
+    """
 
     attached: tuple[str, ...] = ()
     detached: tuple[str, ...] = ()
+    files: bool = False
+    view: int = 0
 
 
 def read_record(container: Container, settings: Settings) -> Record:
@@ -32,9 +38,10 @@ def read_record(container: Container, settings: Settings) -> Record:
     if directory < 0:
         return Record()
     try:
-        data = json.loads(read_cached(directory, _name(container)) or b"{}")
-        return Record(tuple(data.get("attached", ())), tuple(data.get("detached", ())))
-    except ValueError:  # not written by this version
+        text = read_cached(directory, _name(container))
+        data = json.loads(text) if text else Record()._asdict()
+        return Record(tuple(data["attached"]), tuple(data["detached"]), data["files"], data["view"])
+    except (ValueError, KeyError):  # not written by this version
         return Record()
     finally:
         os.close(directory)

@@ -147,23 +147,28 @@ def host_nodes(facts: HostFacts) -> dict[Number, tuple[str, DeviceNode]]:
     return found
 
 
-def read_grant(live: Live) -> Grant:
+class Now(NamedTuple):
+    """A container between two changes: what it was ``started`` with, what is recorded since, and what it has now."""
+
+    started: Grant
+    record: Record
+    grant: Grant
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """UUIDs of the GPUs and MIG devices that it has."""
+        kept = [uuid for uuid in self.started.devices if uuid not in self.record.detached]
+        return (*kept, *(uuid for uuid in self.record.attached if uuid not in kept))
+
+
+def read_now(live: Live) -> Now:
     """Return what a container is to have now, attached and detached devices counted; raises OcigpuError."""
-    started = started_with(live)
-    record = read_record(live.found, live.settings)
-    if record == Record():
-        return started
-    devices = current_devices(started, record)
-    return change_grant(live, started, devices)
+    started, record = _started_with(live), read_record(live.found, live.settings)
+    now = Now(started, record, started)
+    return now if record == Record() else now._replace(grant=change_grant(live, started, now.devices))
 
 
-def current_devices(started: Grant, record: Record) -> tuple[str, ...]:
-    """Return the UUIDs of what a container has that was started with some, after what is recorded."""
-    kept = [uuid for uuid in started.devices if uuid not in record.detached]
-    return (*kept, *(uuid for uuid in record.attached if uuid not in kept))
-
-
-def started_with(live: Live) -> Grant:
+def _started_with(live: Live) -> Grant:
     """Return what a container was started with; raises OcigpuError for a request that this host cannot grant."""
     config, facts = live.config, live.facts
     rules = effective_rules(config)

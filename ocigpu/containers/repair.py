@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ocigpu.actions import Node
 from ocigpu.containers.attach import allowed_now, give, take, view_of
-from ocigpu.containers.attached import Record, prune_records, read_record
+from ocigpu.containers.attached import Record, prune_records
 from ocigpu.containers.find import Container, Places, find_containers, open_process
-from ocigpu.containers.live import Grant, Live, open_live, plan_for, read_grant, started_with
+from ocigpu.containers.live import Grant, Live, open_live, plan_for, read_now
 from ocigpu.containers.probe import look_inside
 from ocigpu.errors import OcigpuError
 from ocigpu.linux import bpf
@@ -41,10 +41,10 @@ class Repaired(NamedTuple):
 
 def repair(live: Live, dry_run: bool = False) -> Repaired:
     """Give a container back what it has lost; raises OcigpuError, and the step that failed has changed nothing."""
-    record = read_record(live.found, live.settings)
-    started, grant = started_with(live), read_grant(live)
+    now = read_now(live)
+    grant, record = now.grant, now.record
     granted = {(node.major, node.minor) for node in grant.nodes.values()} & grant.numbers
-    detached = {(node.major, node.minor) for node in started.nodes.values()} - granted if record.detached else set()
+    detached = {(node.major, node.minor) for node in now.started.nodes.values()} - granted if record.detached else set()
     if not granted and not detached:
         return Repaired(right=("it was granted nothing",))
     allowed = allowed_now(live, granted | detached)
@@ -71,7 +71,7 @@ def repair(live: Live, dry_run: bool = False) -> Repaired:
     actions: "list[Action]" = [Node(node, "it was lost") for node in missing]
     if unseen:
         actions += view_of(plan_for(live, grant.devices))
-    notes = give(live, grant, granted, actions, None) if denied or actions else ()
+    notes = give(live, now, grant, granted, actions, record) if denied or actions else ()
     return Repaired(lost, right, grant.devices, True, notes)
 
 

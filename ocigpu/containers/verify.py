@@ -3,7 +3,7 @@
 import os
 from typing import Any, NamedTuple
 
-from ocigpu.containers.live import Grant, Live, host_nodes, read_grant
+from ocigpu.containers.live import Grant, Live, host_nodes, read_now
 from ocigpu.containers.probe import Answer, File, is_reached, look_inside
 from ocigpu.facts import DeviceNode, Library
 from ocigpu.plan import library_path
@@ -67,7 +67,7 @@ def verify(live: Live) -> Verified:
     Opens each device that the container may open, for reading, and closes it at once: a GPU that sleeps wakes.
     Raises OcigpuError.
     """
-    grant = read_grant(live)
+    grant = read_now(live).grant
     known = host_nodes(live.facts)
     by_number = {(node.major, node.minor): path for path, node in grant.nodes.items()}
     asked = [

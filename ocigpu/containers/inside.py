@@ -1,0 +1,121 @@
+"""Changes inside a running container that the plan's sink has no actions for: what was made there is taken away.
+
+By a forked child in the container's mount namespace, which touches nothing that is not as we made it.
+"""
+
+import errno
+import os
+import stat
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ocigpu.actions import Link, Node
+from ocigpu.containers.asked import ask_child
+from ocigpu.linux import libc
+from ocigpu.linux.paths import open_in_root, open_parent
+from ocigpu.provision.container import Container, join, open_root, use_owner_ids
+from ocigpu.provision.mounts import enter_own_proc, read_mnt_id
+from ocigpu.views import PROC_DRIVER
+
+if TYPE_CHECKING:
+    from ocigpu.actions import Action
+
+
+def remove_inside(container: Container, actions: "Sequence[Action]") -> list[str]:
+    """Remove the nodes and links that these actions made in a container; returns a note for each that stays.
+
+    Only what is as the action made it is removed.
+    """
+    wanted = [action for action in actions if isinstance(action, Node | Link)]
+    try:
+        found: list[str] = ask_child(lambda: _remove(container, wanted))
+    except OSError as error:
+        return [f"its nodes could not be removed, and cannot be opened: {error.strerror or error}"]
+    return found
+
+
+def _remove(container: Container, actions: Sequence[Node | Link]) -> list[str]:
+    root_fd = _enter(container)
+    notes = []
+    for action in actions:
+        path = action.node.container_path if isinstance(action, Node) else action.container_path
+        try:
+            parent_fd, name = open_parent(root_fd, path)
+            try:
+                if isinstance(action, Node):
+                    _remove_node(parent_fd, name, os.makedev(action.node.major, action.node.minor))
+                elif os.readlink(name, dir_fd=parent_fd) == action.target:
+                    os.unlink(name, dir_fd=parent_fd)
+            finally:
+                os.close(parent_fd)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            if error.errno == errno.EINVAL and isinstance(action, Link):  # something else than a link
+                continue
+            notes.append(f"{path} stays, and cannot be opened: {error.strerror}")
+    return notes
+
+
+def _remove_node(parent_fd: int, name: str, rdev: int) -> None:
+    """Remove a node, or what it is mounted on; anything of another number stays."""
+    fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent_fd)
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISCHR(status.st_mode) or status.st_rdev != rdev:
+            return
+        mounted = read_mnt_id(fd) != read_mnt_id(parent_fd)
+        if mounted:
+            libc.umount2(f"fd/{fd}", libc.MNT_DETACH)
+    finally:
+        os.close(fd)
+    under = os.stat(name, dir_fd=parent_fd, follow_symlinks=False)
+    if not mounted or (stat.S_ISREG(under.st_mode) and under.st_size == 0):
+        os.unlink(name, dir_fd=parent_fd)
+
+
+def read_view(container: Container) -> int:
+    """Return the id of the mount that shows a container its /proc/driver/nvidia; raises OSError."""
+    found: int = ask_child(lambda: _read_view(container))
+    return found
+
+
+def _read_view(container: Container) -> int:
+    fd = open_in_root(_enter(container), PROC_DRIVER, os.O_PATH)
+    try:
+        return read_mnt_id(fd)
+    finally:
+        os.close(fd)
+
+
+def drop_view(container: Container, mount: int) -> bool:
+    """Unmount the view of /proc/driver/nvidia that is on top, if it is this mount; returns whether it was.
+
+    Raises OSError.
+    """
+    found: bool = ask_child(lambda: _drop_view(container, mount))
+    return found
+
+
+def _drop_view(container: Container, mount: int) -> bool:
+    fd = open_in_root(_enter(container), PROC_DRIVER, os.O_PATH)
+    try:
+        if read_mnt_id(fd) != mount:
+            return False
+        libc.umount2(f"fd/{fd}", libc.MNT_DETACH)  # with the GPUs' directories that are mounted in it
+        return True
+    finally:
+        os.close(fd)
+
+
+def _enter(container: Container) -> int:
+    """Enter a container's mount namespace as a worker of :mod:`ocigpu.provision.apply` does; returns its root."""
+    own_proc_fd = os.open("/proc/self", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    sys.meta_path.clear()  # the search path leads to the image's files
+    join(container)
+    enter_own_proc(own_proc_fd)
+    root_fd = open_root(container)
+    if container.other_user_namespace and not container.join_user:
+        use_owner_ids(container)
+    return root_fd
