@@ -31,6 +31,7 @@ pytestmark = [pytest.mark.root, pytest.mark.engine]
 ERRORS = (errno.ENOSPC, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENOMEM)
 ASKS = {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "utility"}
 HOOK = PROGRAMS / "ocigpu-hook"
+CLI = PROGRAMS / "ocigpu-container-cli"
 CACHE = Path("/run/ocigpu")
 Tree = dict[str, tuple[int, int, int, int, str]]
 EVERY_STEP = os.environ.get("OCIGPU_EVERY_STEP") == "1"
@@ -103,8 +104,11 @@ class Lab:
         assert result.returncode == 0, explain(result)
         assert listed_uuids(result.stdout) == list(self.host.gpus), explain(result)
 
-    def call_hook(self, bundle: Path, *before: str | Path) -> Completed:
-        """Create a container of the bundle without GPUs, and call the hook for it with words before its name."""
+    def call_hook(self, bundle: Path, *before: str | Path, configure: bool = False) -> Completed:
+        """Create a container of the bundle without GPUs, and call the hook for it with words before its name.
+
+        ``configure``: not the hook, but ocigpu-container-cli.
+        """
         name = bundle.name
         command = ["runc", "--root", str(self.state)]
         path = bundle / "config.json"
@@ -116,8 +120,12 @@ class Lab:
             state = bundle.with_name(f"{name}.json")
             state.write_text(run([*command, "state", name]).stdout)
             words = [*before, HOOK, "--config", self.env["OCIGPU_CONFIG"], "prestart"]
+            if configure:
+                pid = json.loads(state.read_text())["pid"]
+                words = [*before, CLI, "configure", "--device=all", "--utility", f"--pid={pid}", bundle / "rootfs"]
             hook = ["/bin/sh", "-c", 'exec "$@" <"$0"', state, *words]
-            return run(hook, env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}, check=False)
+            env = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "OCIGPU_CONFIG": self.env["OCIGPU_CONFIG"]}
+            return run(hook, env=env, check=False)
         finally:
             path.write_text(text)
             run([*command, "delete", "--force", name], check=False)
@@ -255,19 +263,26 @@ def assert_undone(bundle: Path, before: Tree) -> None:
     wait_for("all to be undone", lambda: not changed(), 10, lambda: str(changed()))
 
 
+@pytest.mark.parametrize("configure", [False, True], ids=["hook", "configure"])
 @pytest.mark.parametrize("fault", ["SIGKILL", "errors"])
-def test_a_hook_that_ends_at_any_step_leaves_nothing(stopper: Path, make_lab: Callable[[str], Lab], fault: str) -> None:
+def test_a_hook_that_ends_at_any_step_leaves_nothing(
+    stopper: Path, make_lab: Callable[[str], Lab], fault: str, configure: bool
+) -> None:
     """A hook that nobody has prepared, called for a container that has been created."""
     lab = make_lab("hook")
     part = 3 if fault == "SIGKILL" else 5
-    steps = list_steps(stopper, lab, lambda words: lab.call_hook(lab.bundle(), *words), {0, 1}, part)
+
+    def call(words: Sequence[str | Path]) -> Completed:
+        return lab.call_hook(lab.bundle(), *words, configure=configure)
+
+    steps = list_steps(stopper, lab, call, {0, 1}, part)
     log = lab.directory / "log"
     problems = []
     for index, step in enumerate(steps):
         error = 0 if fault == "SIGKILL" else ERRORS[index % len(ERRORS)]
         bundle = lab.bundle()
         tree = machine.tree(bundle / "rootfs")
-        result = lab.call_hook(bundle, *words_for(stopper, log, "change", step, error))
+        result = lab.call_hook(bundle, *words_for(stopper, log, "change", step, error), configure=configure)
         try:
             if error and result.returncode and step.name != "execve":
                 assert_one_line(result)
