@@ -88,7 +88,8 @@ def _drop_empty(config: dict[str, Any]) -> None:
     linux = get_object(config, "linux")
     for parent, names in (
         (get_object(config, "hooks"), ("prestart",)),
-        (linux, ("devices", "maskedPaths", "readonlyPaths")),
+        (get_object(linux, "resources"), ("devices",)),
+        (linux, ("devices", "maskedPaths", "readonlyPaths", "resources")),
         (config, ("hooks", "annotations", "mounts")),
     ):
         for name in names:

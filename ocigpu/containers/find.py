@@ -179,7 +179,7 @@ def _read_trusted(dir_fd: int, name: str, path: str) -> bytes | None:
         return None
     except OSError as error:
         raise SpecError("OCIGPU-SPEC-5", f"{path}: {error.strerror}", "") from error
-    with os.fdopen(fd, "rb") as file:
+    try:
         for status in (os.fstat(dir_fd), os.fstat(fd)):
             if status.st_uid not in (0, os.geteuid()):
                 raise _NotTrustedError(status.st_uid)
@@ -187,7 +187,10 @@ def _read_trusted(dir_fd: int, name: str, path: str) -> bytes | None:
                 raise SpecError("OCIGPU-SPEC-5", f"{path}: others than its owner may write it: not read", "")
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise SpecError("OCIGPU-SPEC-5", f"{path}: not a regular file", "")
-        text = file.read(MAX_STATE_BYTES + 1)
+        with open(fd, "rb", closefd=False) as file:
+            text = file.read(MAX_STATE_BYTES + 1)
+    finally:
+        os.close(fd)
     if len(text) > MAX_STATE_BYTES:
         raise SpecError("OCIGPU-SPEC-5", f"{path}: larger than {MAX_STATE_BYTES >> 20} MiB", "")
     return text
