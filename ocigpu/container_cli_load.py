@@ -26,8 +26,8 @@ def load_driver(settings: Settings, channels: list[int]) -> list[str]:
         done.append(f"--load-kmods: {error.code}: {error.message}")
     try:
         driver = read_driver(roots)
-        nodes, notes = plan_nodes(driver, channels)
-        done += [f"--load-kmods: {note}" for note in notes]
+        nodes, missing = plan_nodes(driver, channels)
+        done += [f"--load-kmods: {note}" for note in missing]
         for changes in (find_changes(nodes, roots), find_link_changes(nodes, driver, roots)):
             apply_changes(changes, roots.simulated)
             done += [f"--load-kmods: {change.what} {change.path}" for change in changes if change.what != "keep"]
