@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -56,18 +57,19 @@ def public_copy(session_directory: Path) -> PublicCopy:
 
 
 MakeBundle = Callable[..., Path]
+_numbers = itertools.count(1)
 IMAGE = "localhost/gpu:1"
 
 
 @pytest.fixture
-def work_directory(session_directory: Path, request: pytest.FixtureRequest) -> Path:
-    """A directory of this test alone that every user may enter."""
-    for number in itertools.count(1):
-        path = session_directory / f"{request.node.originalname[:40]}.{number}"
-        if not path.exists():
-            path.mkdir(mode=0o755)
-            return path
-    raise AssertionError
+def work_directory(session_directory: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A directory of this test alone that every user may enter; removed after it unless something is mounted below."""
+    path = session_directory / f"{request.node.originalname[:40]}.{next(_numbers)}"
+    path.mkdir(mode=0o755)
+    yield path
+    if not machine.mounts_below(str(path)):
+        # what cannot be removed now is named or removed when the session ends
+        shutil.rmtree(path, ignore_errors=True)
 
 
 @pytest.fixture
