@@ -7,6 +7,7 @@ import typer
 
 from ocigpu.commands.common import JsonOption, Progress, count, print_fields, print_json, print_notes, print_table
 from ocigpu.errors import printable
+from ocigpu.sim.fault_names import FAULT_NAMES
 
 SIM_EPILOG = """\
 \b
@@ -17,6 +18,23 @@ Examples:
   ocigpu sim remove /tmp/gpus
 """
 
+CREATE_EPILOG = (
+    """\
+A fault is made to be looked at: ocigpu doctor --root DIR. It comes with a system around the driver: engines, users,
+cgroups and logs, as files.
+
+\b
+Faults:
+"""
+    + "".join(f"  {name:<20} {fault.text}\n" for name, fault in FAULT_NAMES.items())
+    + """
+\b
+Examples:
+  ocigpu sim create /tmp/gpus --gpus 2 --model l4
+  ocigpu sim create /tmp/broken --gpus 2 --fault missing-uvm --fault stale-cdi
+"""
+)
+
 DirectoryArgument = Annotated[str, typer.Argument(metavar="DIR", help="The simulated host's directory.")]
 
 sim_app = typer.Typer(
@@ -26,7 +44,7 @@ sim_app = typer.Typer(
 )
 
 
-@sim_app.command("create")
+@sim_app.command("create", epilog=CREATE_EPILOG)
 def create_command(
     directory: Annotated[str, typer.Argument(metavar="DIR", help="Where to make it; must not exist or be empty.")],
     gpus: Annotated[int, typer.Option("--gpus", metavar="N", min=1, max=64, help="Number of GPUs.")] = 8,
@@ -42,18 +60,26 @@ def create_command(
     driver_version: Annotated[
         str, typer.Option("--driver-version", metavar="VERSION", help="Driver version, e.g. 550.163.01.")
     ] = "",
+    fault: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--fault", metavar="NAME", help="Make a system around the driver, with this fault; repeatable. See below."
+        ),
+    ] = None,
 ) -> None:
     """Make a simulated host. Needs root for its device nodes, and a C compiler for its libraries."""
     from ocigpu.sim.create import create_host
     from ocigpu.sim.show import describe_host
 
     with Progress() as progress:
-        path = create_host(directory, gpus, model, mig or [], driver_version, progress=progress)
+        path = create_host(directory, gpus, model, mig or [], driver_version, faults=fault or (), progress=progress)
     made = describe_host(directory)
     print(
         f"made a SIMULATED host in {printable(made['directory'])}: {count(len(made['gpus']), 'GPU')}, {made['product']}"
     )
     print_notes(made["notes"])
+    if fault:
+        print(f"look at:   ocigpu doctor --root {shlex.quote(directory)}")
     print(f"use it:    ocigpu plan --config {shlex.quote(path)} --gpus all")
     print(f"remove it: ocigpu sim remove {shlex.quote(directory)}")
 

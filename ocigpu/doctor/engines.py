@@ -92,6 +92,12 @@ def check_configured(host: Host) -> list[Finding]:
                 ok(f"{_label(status)} can give GPUs: {', '.join(ways)}", Evidence(_file(host, status), ways[0]))
             )
             continue
+        if status.engine == "podman" and status.cdi == "on":
+            findings.append(not_checked("Podman takes CDI devices, and there is no specification: see cdi-missing"))
+            continue
+        if any(item.engine == status.engine and able[id(item)] for item in engines):
+            findings.append(not_checked(f"another {NAMES[status.engine]} is configured: see containerd-two-configs"))
+            continue
         text = f"{_label(status)} is installed and knows nothing of GPUs"
         if status.engine == "docker":
             text += f': "docker run --gpus all" fails with: {NO_DRIVER_ERROR}'
@@ -103,10 +109,7 @@ def check_configured(host: Host) -> list[Finding]:
             ),
         )
         severity = note if some else error if host.driver_version else warning
-        fixes = _configure(status)
-        if status.engine == "podman" and host.driver_version:
-            fixes = (host.command("cdi", "refresh"), "# then: podman run --device nvidia.com/gpu=all ...")
-        findings.append(severity(text, evidence, fixes))
+        findings.append(severity(text, evidence, _configure(status)))
     return findings
 
 
@@ -196,6 +199,8 @@ def check_gpus_hook(host: Host) -> list[Finding]:
     if not dockers:
         return [not_checked("Docker is not installed")]
     status = dockers[0]
+    if not _ways(host, status):
+        return [not_checked("Docker is told of no GPUs at all: see engine-not-configured")]
     if status.gpus_hook:
         whose = "ocigpu" if status.gpus_hook_ours else "the vendor's toolkit, or another program"
         return [ok(f"--gpus is served by {whose}", host.evidence(status.gpus_hook, "there"))]
@@ -222,6 +227,8 @@ def check_docker_cdi(host: Host) -> list[Finding]:
     if not dockers:
         return [not_checked("Docker is not installed")]
     status, release = dockers[0], _release(host, "docker")
+    if not _ways(host, status):
+        return [not_checked("Docker is told of no GPUs at all: see engine-not-configured")]
     reads = docker_reads_cdi(host, status)
     file = _file(host, status)
     found = {"on": "features.cdi is true", "off": "features.cdi is false"}.get(status.cdi, "features.cdi is not set")
@@ -305,6 +312,8 @@ def cgroup_driver(host: Host, status: EngineStatus) -> str:
 def check_systemd_cgroups(host: Host) -> list[Finding]:
     """Would a daemon-reload take GPUs from running containers?"""
     engines = [item for item in _installed(host) if _hooked(item)]
+    if any("not executable" not in text for item in engines for text in item.problems):
+        return [not_checked("the configuration of an engine cannot be read: see engine-config-broken")]
     if not engines:
         return [not_checked("no engine here has a hook change device cgroups (the way of --gpus and of legacy mode)")]
     findings, fine = [], []

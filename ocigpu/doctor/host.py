@@ -117,6 +117,11 @@ class Host:
 
     # The kernel and the driver
 
+    @property
+    def has_system(self) -> bool:
+        """Whether there is more than a simulated driver: users, engines, programs."""
+        return self.exists("/etc/passwd")
+
     @cached_property
     def kernel_release(self) -> str:
         """The running kernel's release, "" when it is unknown."""

@@ -97,7 +97,7 @@ def check_runtime(host: Host) -> list[Finding]:
         found = host.program(*paths) or (host.live and "/" not in name and shutil.which(name)) or ""
         if found:
             return [ok(f"{name} is the low-level runtime", host.evidence(found, "there"))]
-    if host.simulated and host.root:
+    if not host.has_system:
         return [not_checked("the simulated host has no low-level runtime")]
     evidence = Evidence(", ".join(directories), f"none of {', '.join(wanted)}", "one of them")
     fixes = ("apt-get install runc  # or crun, or your system's package", f"# or runtime.runtimes in {DEFAULT_PATH}")

@@ -151,6 +151,8 @@ def check_stale(host: Host) -> list[Finding]:
     """Do the specifications fit the host as it is now?"""
     if not host.specs.gpus:
         return _none(host)
+    if cause := _cause_elsewhere(host):
+        return [not_checked(f"{cause}: what a specification is compared with is not as it should be")]
     findings = []
     for file in host.specs.gpus:
         reasons = _stale_reasons(host, file)
@@ -168,6 +170,18 @@ def check_stale(host: Host) -> list[Finding]:
         for file in host.specs.gpus
     )
     return [ok("specifications fit the host", *seen)]
+
+
+def _cause_elsewhere(host: Host) -> str:
+    """Return what makes any specification look stale, "" for nothing."""
+    if host.driver_version and host.driver_version not in host.library_versions:
+        return "kernel module and libraries do not fit (see driver-libraries, driver-library-mismatch)"
+    uvm_missing = host.driver is not None and "nvidia-uvm" not in host.majors
+    if host.missing_nodes or host.wrong_nodes or uvm_missing:
+        return (
+            "device nodes are missing or wrong (see device-nodes-missing, device-nodes-wrong, uvm-missing, mig-nodes)"
+        )
+    return ""
 
 
 def _refresh_command(host: Host, file: SpecFile) -> tuple[str, ...]:
@@ -290,7 +304,8 @@ def check_hooks(host: Host) -> list[Finding]:
             for hook in edit.get("hooks", ()):
                 seen.setdefault((file.path, hook["path"]), file)
     for (path, program), file in seen.items():
-        if not (host.program(program) or (program.startswith(f"{host.root}/") and os.access(program, os.X_OK))):
+        here = host.simulated or program.startswith(f"{host.root}/")  # a simulated host is used by our own programs
+        if not (host.program(program) or (here and os.access(program, os.X_OK))):
             findings.append(
                 error(
                     f"a CDI specification has the hook {printable(program, 200)} run, which is not there",

@@ -56,7 +56,7 @@ def check_kernel(host: Host) -> list[Finding]:
 def check_ldconfig(host: Host) -> list[Finding]:
     """Is there an ldconfig that can be run for containers?"""
     named = host.settings.ldconfig
-    if host.roots.simulated and host.root and not named and not host.exists("/sbin") and not host.exists("/usr/sbin"):
+    if not host.has_system:
         return [not_checked("the simulated host has no programs of a system")]
     paths = (named,) if named else CANDIDATES
     found = host.program(*paths)

@@ -33,6 +33,7 @@ def create_host(
     sockets: bool = True,
     compat32: bool = True,
     ldcache: bool = True,
+    faults: Sequence[str] = (),
     progress: Callable[[str], None] | None = None,
 ) -> str:
     """Make a simulated host in ``directory`` and return the path of its settings file, DIRECTORY/config.toml.
@@ -40,6 +41,7 @@ def create_host(
     ``mig``: layouts such as "0:1g.10gb,3g.40gb" or "all:7g.80gb", one per GPU. ``driver_version`` "" is the model's
     usual one. ``nodes``: True real device nodes (needs root), False regular files that stand for them, None real ones
     where mknod(2) is permitted. ``dri``, ``sockets``, ``compat32`` and ``ldcache`` leave out what their name says.
+    ``faults``: names of ocigpu.sim.faults; with any, "none" too, there is a system around the driver.
     ``progress`` is called with one short line per step.
 
     Everything is made beside the directory and renamed into place, so a failure leaves nothing behind. The directory
@@ -61,7 +63,20 @@ def create_host(
         raise sim_error(f"make {target}: {where}{error.strerror}") from error
     finally:
         os.umask(old_umask)
+    if faults:
+        say("making a system around the driver, and its faults")
+        _make_faults(str(target), faults)
     return str(target / "config.toml")
+
+
+def _make_faults(directory: str, faults: Sequence[str]) -> None:
+    from ocigpu.sim.faults import apply_faults  # here: most hosts have none
+
+    old_umask = os.umask(0o022)
+    try:
+        apply_faults(directory, faults)
+    finally:
+        os.umask(old_umask)
 
 
 class _Parts:
