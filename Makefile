@@ -36,9 +36,17 @@ security: ## the battery of hostile images in full: every way in all surrounding
 gpu-test: ## on a machine with an NVIDIA driver: run real GPU work in containers, write docs/REAL-GPU.md
 	@packaging/gpu-test.sh
 
-install: ## install into PREFIX (/usr/local); VENDOR_NAMES=1 adds NVIDIA's names of the hook, WITH_SYSTEMD=1 adds units
+install: ## install into PREFIX (/usr/local); VENDOR_NAMES=1 adds NVIDIA's names, WITH_SYSTEMD=1 adds units
 	@packaging/bootstrap.sh install
 	@packaging/install.sh --prefix '$(PREFIX)' $(if $(CONFIG),--config '$(CONFIG)') $(if $(VENDOR_NAMES),--vendor-names) $(if $(WITH_SYSTEMD),--systemd)
+
+deb: ## build the packages for Debian and its relatives, in build/packages
+	@packaging/bootstrap.sh deb
+	@packaging/package.sh deb
+
+rpm: ## build the packages for Fedora and its relatives, in build/packages
+	@packaging/bootstrap.sh rpm
+	@packaging/package.sh rpm
 
 uninstall: ## remove what make install put into PREFIX
 	@packaging/install.sh --prefix '$(PREFIX)' --uninstall
@@ -50,4 +58,4 @@ clean: ## remove what the targets above made in this directory
 	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help demo test bench load fuzz security gpu-test install uninstall format clean
+.PHONY: help demo test bench load fuzz security gpu-test install deb rpm uninstall format clean

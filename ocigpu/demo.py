@@ -130,7 +130,9 @@ def _check(holds: bool, claim: str, found: str = "") -> None:
 
 
 def _find_shim(named: str) -> str:
-    path = named or os.path.join(os.path.dirname(sys.executable), "ocigpu-runtime")
+    beside = [os.path.join(os.path.dirname(program), "ocigpu-runtime") for program in (sys.argv[0], sys.executable)]
+    found = (path for path in beside if path.startswith("/") and os.access(path, os.X_OK))
+    path = named or next(found, beside[-1])
     if not os.access(path, os.X_OK):
         raise OcigpuError("OCIGPU-DEMO-1", f"{path}: no shim there", "name it: ocigpu demo --runtime PATH")
     return os.path.abspath(path)

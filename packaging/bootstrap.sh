@@ -1,6 +1,6 @@
 #!/bin/sh
 # bootstrap.sh demo|test: makes .venv and its commands, after installing what is missing on this machine.
-# bootstrap.sh install: only installs what packaging/install.sh needs.
+# bootstrap.sh install|deb|rpm: only installs what packaging/install.sh and packaging/package.sh need.
 # On Debian and Ubuntu it installs with apt-get and says so; elsewhere it says what to install and stops.
 set -eu
 cd "$(dirname "$0")/.."
@@ -20,7 +20,10 @@ need cc gcc gcc
 printf '#include <stdlib.h>\n' | cc -E -xc - >/dev/null 2>&1 || need /nonexistent/libc-headers libc6-dev glibc-devel
 need "$(header)" python3-dev python3-devel
 need /usr/include/sys/capability.h libcap-dev libcap-devel
-if [ "$purpose" != install ]; then
+case $purpose in deb | test) need dpkg-shlibdeps dpkg-dev dpkg-dev ;; esac
+case $purpose in rpm | test) need rpmbuild rpm rpm-build ;; esac
+case $purpose in install | deb | rpm) only_install=1 ;; *) only_install='' ;; esac
+if [ -z "$only_install" ]; then
   need runc runc runc
   need busybox busybox-static busybox
 fi
@@ -55,10 +58,10 @@ if [ -n "$packages" ]; then
   fi
 fi
 python=$(packaging/find-python.sh)
-[ "$purpose" != install ] || exit 0
+[ -z "$only_install" ] || exit 0
 # The virtual environment is made again when the interpreter or the dependencies change.
 stamp=.venv/.ocigpu-ready
-want="$python $("$python" -I -V) $(cksum pyproject.toml packaging/install.sh packaging/ocigpu-runtime.sh | tr '\n' ' ')$PWD"
+want="$python $("$python" -I -V) $(cksum pyproject.toml packaging/install.sh packaging/ocigpu-runtime.sh packaging/ocigpu-hook.sh packaging/wheel/* | tr '\n' ' ')$PWD"
 if [ "$(cat "$stamp" 2>/dev/null)" != "$want" ]; then
   echo "making .venv with $python (about half a minute)"
   "$python" -m venv --clear .venv

@@ -2,24 +2,30 @@
 # install.sh: puts the four commands into place.
 #
 #   install.sh --prefix DIR [--config FILE] [--vendor-names] [--systemd]
-#                                                                       library and commands below DIR (DIR/lib/ocigpu, DIR/bin)
-#   install.sh --bin DIR --venv DIR [--config FILE] [--vendor-names]    commands only, for an existing virtual environment
-#   install.sh --prefix DIR --uninstall                                 removes what the first form made
+#                                            library, commands, man pages and shell completion below DIR (DIR/lib/ocigpu,
+#                                            DIR/bin, DIR/share)
+#   install.sh --bin DIR --venv DIR [--config FILE] [--vendor-names]
+#                                            commands only, for an existing virtual environment
+#   install.sh --prefix DIR --uninstall      removes what the first form made
+#   install.sh --prefix DIR --stage TREE --vendored DIR [--vendor-names] [--systemd]
+#                                            the same as files of a package, below the new directory TREE; libraries from
+#                                            DIR with their byte code, no virtual environment (packaging/package.sh)
 #
 # --config FILE    settings the commands use when none are named (default: /etc/ocigpu/config.toml)
-# --vendor-names   also makes nvidia-container-runtime-hook (Docker's --gpus looks for it) and nvidia-cdi-hook (existing
-#                  CDI specifications start it) links to ocigpu-hook
+# --vendor-names   also makes links with NVIDIA's names: nvidia-container-runtime-hook (Docker's --gpus looks for it),
+#                  nvidia-cdi-hook (existing CDI specifications start it), nvidia-container-runtime (settings of engines
+#                  name it) and nvidia-container-cli (other tools start it)
 # --systemd        also puts units below DIR/lib/systemd/system and a udev rule below DIR/lib/udev/rules.d, where both are
 #                  looked for when DIR is /usr/local or /usr; nothing is enabled or started
 # --python FILE    the interpreter (default: found by packaging/find-python.sh)
 set -eu
 umask 022 # other users run the shim too (rootless containers)
 here=$(cd "$(dirname "$0")" && pwd)
-prefix='' bin='' venv='' config='' vendor='' python='' systemd='' uninstall=''
+prefix='' bin='' venv='' stage='' vendored='' config='' vendor='' python='' systemd='' uninstall=''
 die() { echo "install.sh: $1" >&2; exit 2; }
 while [ $# -gt 0 ]; do
   case $1 in
-    --prefix | --bin | --venv | --config | --python)
+    --prefix | --bin | --venv | --stage | --vendored | --config | --python)
       [ $# -ge 2 ] || die "$1 needs a value"
       case $2 in *[!A-Za-z0-9_./+@%:,=-]*) die "$1 $2: only letters, digits and _./+@%:,=- can stand in a path here" ;; esac
       case $2 in /*) value=$2 ;; *) value=$PWD/$2 ;; esac
@@ -37,8 +43,12 @@ if [ -n "$prefix" ]; then
 fi
 [ -n "$bin" ] && [ -n "$venv" ] || die 'give --prefix, or --bin and --venv'
 [ -z "$systemd" ] || [ -n "$prefix" ] || die '--systemd needs --prefix'
-links="$bin/nvidia-container-runtime-hook $bin/nvidia-cdi-hook"
-units=$prefix/lib/systemd/system rules=$prefix/lib/udev/rules.d
+[ -z "$stage" ] || [ -n "$prefix" ] || die '--stage needs --prefix'
+[ -z "$stage" ] || [ -d "$vendored" ] || die '--stage needs --vendored with an existing directory'
+links='nvidia-container-runtime-hook:ocigpu-hook nvidia-cdi-hook:ocigpu-hook
+nvidia-container-runtime:ocigpu-runtime nvidia-container-cli:ocigpu-container-cli'
+units=$prefix/lib/systemd/system rules=$prefix/lib/udev/rules.d share=$prefix/share
+documents="$share/man/man1 $share/bash-completion/completions $share/zsh/site-functions $share/fish/vendor_completions.d"
 service_files() { # the path of each unit and rule below the prefix
   for file in "$here"/systemd/*; do echo "$units/${file##*/}"; done
   for file in "$here"/udev/*; do echo "$rules/${file##*/}"; done
@@ -46,75 +56,99 @@ service_files() { # the path of each unit and rule below the prefix
 
 names='ocigpu ocigpu-runtime ocigpu-hook ocigpu-container-cli'
 ours() { grep -q 'written by packaging/install.sh' "$1" 2>/dev/null; }
+points() { [ "$(readlink "$bin/${1%:*}" 2>/dev/null)" = "${1#*:}" ]; } # NAME:COMMAND
+remove_documents() { # of any version: commands come and go
+  for directory in $documents; do
+    for file in "$directory"/ocigpu* "$directory"/_ocigpu; do ! ours "$file" || rm -f "$file"; done
+  done
+}
 marker=$venv/.ocigpu-installed # holds the directories that were made beside it
 
 if [ -n "$uninstall" ]; then
   [ -n "$prefix" ] || die '--uninstall needs --prefix'
   [ -e "$marker" ] || die "nothing of this script is installed in $prefix ($marker is missing)"
-  for link in $links; do [ "$(readlink "$link" 2>/dev/null)" != ocigpu-hook ] || rm -f "$link"; done
+  for link in $links; do ! points "$link" || rm -f "$bin/${link%:*}"; done
   for name in $names; do ! ours "$bin/$name" || rm -f "$bin/$name"; done
   for path in $(service_files); do ! ours "$path" || rm -f "$path"; done
+  remove_documents
   made=$(tr ' ' '\n' <"$marker" | sort -r) # the inner ones first
   rm -rf "$venv"
   for directory in $made; do rmdir "$directory" 2>/dev/null || true; done # not empty: it holds something else by now
   exit 0
 fi
 
-for link in ${vendor:+$links}; do
-  if { [ -e "$link" ] || [ -L "$link" ]; } && [ "$(readlink "$link")" != ocigpu-hook ]; then
-    die "$link exists and was not made by this script: remove the other toolkit first"
-  fi
-done
-if [ -n "$prefix" ]; then
-  for path in $(for name in $names; do echo "$bin/$name"; done) $([ -z "$systemd" ] || service_files); do
+if [ -z "$stage" ]; then
+  for link in ${vendor:+$links}; do
+    path=$bin/${link%:*}
+    if { [ -e "$path" ] || [ -L "$path" ]; } && ! points "$link"; then
+      die "$path exists and was not made by this script: remove the other toolkit first"
+    fi
+  done
+  for path in ${prefix:+$(for name in $names; do echo "$bin/$name"; done) $([ -z "$systemd" ] || service_files)}; do
     [ ! -e "$path" ] || ours "$path" || die "$path exists and was not made by this script"
   done
 fi
 
 [ -n "$python" ] || python=$("$here/find-python.sh")
-if [ -n "$prefix" ]; then
-  if [ -d "$venv" ] && [ ! -e "$marker" ]; then die "$venv exists and was not made by this script"; fi
-  made=$(cat "$marker" 2>/dev/null || true)
-  for directory in "$bin" "$prefix/lib" ${systemd:+"$units" "$rules"}; do
-    while [ ! -d "$directory" ]; do
-      case " $made " in *" $directory "*) ;; *) made="$made $directory" ;; esac
-      directory=$(dirname "$directory")
+interpreter=$("$python" -I -c 'import os, sys; print(os.path.realpath(sys.executable))')
+if [ -n "$stage" ]; then
+  library=$venv site=$venv/vendor
+  mkdir "$stage" && mkdir -p "$stage$venv"
+  (cd "$here/.." && cp -R ocigpu "$stage$venv")
+  cp -R "$vendored" "$stage$site"
+  find "$stage$venv/ocigpu" -name __pycache__ -type d -prune -exec rm -rf {} +
+  # Byte code is part of the package, for the Python it depends on.  unchecked: the files change together, and their
+  # times are the package manager's.
+  "$python" -I -m compileall -q -s "$stage" -p / --invalidation-mode unchecked-hash "$stage$venv/ocigpu"
+  start="$interpreter -I -S -c 'import sys; sys.path += [\"$library\", \"$site\"]"
+else
+  if [ -n "$prefix" ]; then
+    if [ -d "$venv" ] && [ ! -e "$marker" ]; then die "$venv exists and was not made by this script"; fi
+    made=$(cat "$marker" 2>/dev/null || true)
+    for directory in "$bin" "$prefix/lib" $documents ${systemd:+"$units" "$rules"}; do
+      while [ ! -d "$directory" ]; do
+        case " $made " in *" $directory "*) ;; *) made="$made $directory" ;; esac
+        directory=$(dirname "$directory")
+      done
     done
-  done
-  echo "installing the library into $venv" >&2
-  { rm -rf "$venv" && mkdir -p "$venv" "$bin" && [ -w "$bin" ]; } 2>/dev/null ||
-    die "cannot write to $venv and $bin: run it as root, or name another --prefix"
-  printf '%s\n' "$made" >"$marker" # first: after a failure it can be installed again, or uninstalled
-  source=$(mktemp -d) # a copy: building leaves files beside the source
-  trap 'rm -rf "$source"' EXIT
-  trap 'exit 130' INT TERM
-  (cd "$here/.." && cp -R pyproject.toml README.md LICENSE ocigpu "$source")
-  "$python" -m venv "$venv"
-  "$venv/bin/pip" install --quiet --disable-pip-version-check --use-pep517 ${OCIGPU_PIP_OPTIONS:-} "$source"
-  "$venv/bin/python" -m compileall -q "$venv/lib" >/dev/null || true
+    echo "installing the library into $venv" >&2
+    { rm -rf "$venv" && mkdir -p "$venv" "$bin" && [ -w "$bin" ]; } 2>/dev/null ||
+      die "cannot write to $venv and $bin: run it as root, or name another --prefix"
+    printf '%s\n' "$made" >"$marker" # first: after a failure it can be installed again, or uninstalled
+    source=$(mktemp -d) # a copy: building leaves files beside the source
+    trap 'rm -rf "$source"' EXIT
+    trap 'exit 130' INT TERM
+    mkdir "$source/packaging"
+    (cd "$here/.." && cp -R pyproject.toml README.md LICENSE ocigpu "$source" && cp -R packaging/wheel "$source/packaging")
+    "$python" -m venv "$venv"
+    "$venv/bin/pip" install --quiet --disable-pip-version-check --use-pep517 ${OCIGPU_PIP_OPTIONS:-} "$source"
+    "$venv/bin/python" -m compileall -q "$venv/lib" >/dev/null || true
+  fi
+  # Where the package is (the source tree in a development environment) and where python-prctl is.
+  library=$("$venv/bin/python" -I -c 'import ocigpu, os; print(os.path.dirname(os.path.dirname(ocigpu.__file__)))')
+  site=$("$venv/bin/python" -I -c 'import prctl, os; print(os.path.dirname(prctl.__file__))')
+  interpreter=$("$venv/bin/python" -I -c 'import os, sys; print(os.path.realpath(sys.executable))')
+  start="$venv/bin/python -I -c 'import sys"
 fi
-# Where the package is (the source tree in a development environment) and where python-prctl is.
-library=$("$venv/bin/python" -I -c 'import ocigpu, os; print(os.path.dirname(os.path.dirname(ocigpu.__file__)))')
-site=$("$venv/bin/python" -I -c 'import prctl, os; print(os.path.dirname(prctl.__file__))')
-interpreter=$("$venv/bin/python" -I -c 'import os, sys; print(os.path.realpath(sys.executable))')
+encodings=$("$interpreter" -I -c 'import encodings; print(encodings.__file__)') # what Python cannot start without
 grep=$(command -v grep)
-for path in "$library" "$site" "$interpreter" "$grep"; do
+for path in "$library" "$site" "$interpreter" "$encodings" "$grep"; do
   case $path in [!/]* | *[!A-Za-z0-9_./+@%:,=-]*) die "$path: only letters, digits and _./+@%:,=- can stand in this path" ;; esac
 done
 
 write() { # NAME [DIRECTORY MODE], then the text on standard input
-  directory=${2:-$bin}
+  directory=$stage${2:-$bin}
   mkdir -p "$directory"
   cat >"$directory/.$1.new"
   chmod "${3:-0755}" "$directory/.$1.new"
   mv -f "$directory/.$1.new" "$directory/$1"
 }
 # -I: no PYTHON* variables, no current directory, no user site. -S: no site scan; the two paths are all that is needed.
-text=$(sed -e "s|@interpreter@|$interpreter|g; s|@library@|$library|; s|@site@|$site|; s|@grep@|$grep|" \
+text=$(sed -e "s|@interpreter@|$interpreter|g; s|@encodings@|$encodings|; s|@library@|$library|; s|@site@|$site|; s|@grep@|$grep|" \
   -e "${config:+s|@config@|$config|}" -e '/@config@/d' "$here/ocigpu-runtime.sh")
 printf '%s\n' "$text" | write ocigpu-runtime
-[ ! -w /run/ocigpu ] || rm -f /run/ocigpu/next-* # what the former one knew
-text=$(sed -e "s|@interpreter@|$interpreter|g; s|@library@|$library|; s|@site@|$site|" \
+[ -n "$stage" ] || [ ! -w /run/ocigpu ] || rm -f /run/ocigpu/next-* # what the former one knew
+text=$(sed -e "s|@interpreter@|$interpreter|g; s|@encodings@|$encodings|; s|@library@|$library|; s|@site@|$site|" \
   -e "s|@config@|${config:+--config $config }|" "$here/ocigpu-hook.sh")
 printf '%s\n' "$text" | write ocigpu-hook
 for name in ocigpu:cli ocigpu-container-cli:container_cli; do
@@ -122,15 +156,19 @@ for name in ocigpu:cli ocigpu-container-cli:container_cli; do
 #!/bin/sh
 # ${name%%:*}: written by packaging/install.sh
 ${config:+export OCIGPU_CONFIG="\${OCIGPU_CONFIG:-$config}"
-}exec $venv/bin/python -I -c 'import sys; sys.argv[0] = "$bin/${name%%:*}"; from ocigpu.${name##*:} import main; sys.exit(main())' "\$@"
+}exec $start; sys.argv[0] = "$bin/${name%%:*}"; from ocigpu.${name##*:} import main; sys.exit(main())' "\$@"
 END
 done
-for link in ${vendor:+$links}; do ln -sfn ocigpu-hook "$link"; done
+for link in ${vendor:+$links}; do ln -sfn "${link#*:}" "$stage$bin/${link%:*}"; done
+if [ -n "$prefix" ]; then
+  [ -n "$stage" ] || remove_documents
+  "$interpreter" -I -S -B "$here/documents.py" "$stage$share" "$stage$library" "$stage$site"
+fi
 if [ -n "$systemd" ]; then
   directory_in_units=$(echo "$bin" | sed 's/%/%%/g') # % begins a specifier there
   for path in $(service_files); do
     name=${path##*/}
     { echo '# written by packaging/install.sh'; sed "s|/usr/local/bin/|$directory_in_units/|g" "$here"/*/"$name"; } | write "$name" "${path%/*}" 0644
   done
-  echo 'to use them: systemctl daemon-reload && systemctl enable --now ocigpu-cdi-refresh.path ocigpu-cdi-refresh.service' >&2
+  [ -n "$stage" ] || echo 'to use them: systemctl daemon-reload && systemctl enable --now ocigpu-cdi-refresh.path ocigpu-cdi-refresh.service' >&2
 fi

@@ -3,10 +3,14 @@
 # Where sh is bash it takes functions from the environment; unset comes before functions.
 unset -f command echo read [
 full() { # Python does it
-  [ -x @interpreter@ ] || { echo "$0: @interpreter@ is gone: install ocigpu again (make install)" >&2; exit 127; }
+  [ -x @interpreter@ ] && [ -e @encodings@ ] || {
+    echo "$0: OCIGPU-INT-3: @interpreter@ or its library is missing" >&2
+    echo "hint: install that Python again, or ocigpu for the one that is there" >&2
+    exit 127
+  }
   exec @interpreter@ -I -S -c 'import gc, sys; gc.disable(); sys.path += ["@library@", "@site@"]
 try: from ocigpu.hook import main
-except (ImportError, OSError) as error: sys.exit(f"{sys.argv[1]}: OCIGPU-INT-1: {error}")
+except Exception as error: sys.exit(f"{sys.argv[1]}: OCIGPU-INT-3: {type(error).__name__}: {error}")
 sys.exit(main(sys.argv[1:]))' "$0" @config@"$@"
 }
 [ "${1:-}" = --early ] && [ $# -ge 2 ] || full "$@"

@@ -5,10 +5,14 @@ unset -f command echo [
 set +aeu
 export OCIGPU_CONFIG="${OCIGPU_CONFIG:-@config@}"
 full() { # Python decides
-  [ -x @interpreter@ ] || { echo "$0: @interpreter@ is gone: install ocigpu again (make install)" >&2; exit 127; }
+  [ -x @interpreter@ ] && [ -e @encodings@ ] || {
+    echo "$0: OCIGPU-INT-3: @interpreter@ or its library is missing" >&2
+    echo "hint: install that Python again, or ocigpu for the one that is there" >&2
+    exit 127
+  }
   exec @interpreter@ -I -S -c 'import gc, sys; gc.disable(); sys.path += ["@library@", "@site@"]
 try: from ocigpu.runtime import main
-except (ImportError, OSError) as error: sys.exit(f"{sys.argv[1]}: OCIGPU-INT-1: {error}")
+except Exception as error: sys.exit(f"{sys.argv[1]}: OCIGPU-INT-3: {type(error).__name__}: {error}")
 sys.exit(main(sys.argv[1:]))' "$0" "$@"
 }
 # What needs nothing of us becomes the low-level runtime at once; in any doubt Python decides.  ocigpu/passing.py has

@@ -121,7 +121,10 @@ def test_a_command_whose_interpreter_was_removed_says_so(prefix: Path, tmp_path:
     stub.chmod(0o755)
     done = run(str(stub), "state", "x", OCIGPU_CONFIG="/nonexistent")
     assert done.returncode == 127
-    assert done.stderr == f"{stub}: /nonexistent/python3 is gone: install ocigpu again (make install)\n"
+    assert done.stderr.splitlines() == [
+        f"{stub}: OCIGPU-INT-3: /nonexistent/python3 or its library is missing",
+        "hint: install that Python again, or ocigpu for the one that is there",
+    ]
 
 
 def test_settings_can_be_baked_into_the_commands(tmp_path: Path) -> None:
@@ -189,7 +192,7 @@ def test_uninstall_removes_exactly_what_install_made(prefix: Path) -> None:
     assert sorted(path.name for path in prefix.iterdir()) == ["bin"]
 
 
-@pytest.mark.parametrize("purpose", ["demo", "test", "install"])
+@pytest.mark.parametrize("purpose", ["demo", "test", "install", "deb", "rpm"])
 def test_without_apt_the_missing_packages_are_named(tmp_path: Path, purpose: str) -> None:
     for name in ("sh", "dirname", "id", "python3"):
         (tmp_path / name).symlink_to(str(shutil.which(name)))
@@ -200,7 +203,9 @@ def test_without_apt_the_missing_packages_are_named(tmp_path: Path, purpose: str
     assert {"gcc", "libc6-dev"} <= set(debian)
     assert {"gcc", "glibc-devel"} <= set(fedora)
     assert ("crun" in fedora) == (purpose == "test")
-    assert ("busybox" in fedora) == (purpose != "install")
+    assert ("busybox" in fedora) == (purpose in ("demo", "test"))
+    assert ("rpm-build" in fedora) == (purpose in ("rpm", "test"))
+    assert ("dpkg-dev" in debian) == (purpose in ("deb", "test"))
 
 
 def test_gpu_test_says_why_it_is_skipped_and_writes_nothing() -> None:

@@ -1,0 +1,95 @@
+#!/bin/sh
+# package.sh deb|rpm...: builds the packages ocigpu and ocigpu-nvidia-names in build/packages, for this machine's
+# distribution and architecture; prints their paths.
+#
+# Libraries: the wheels of packaging/requirements.txt, from the package index, kept in build/packages; their licences and
+# the source of python-prctl (GPL) go along.  Root is not needed.  SOURCE_DATE_EPOCH: time of the files.
+set -eu
+umask 022
+cd "$(dirname "$0")/.."
+for kind in "${@:-none}"; do
+  case $kind in deb | rpm) ;; *) echo 'usage: package.sh deb|rpm...' >&2; exit 2 ;; esac
+done
+work=$PWD/build/packages
+tree=$work/tree names=$work/names
+python=$(packaging/find-python.sh)
+python=$("$python" -I -c 'import os, sys; print(os.path.realpath(sys.executable))')
+case $python in
+  /usr/bin/*) ;;
+  *) echo "package.sh: $python is not the distribution's: the packages would depend on a Python that no package has" >&2; exit 1 ;;
+esac
+version=$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' ocigpu/__init__.py)
+export SOURCE_DATE_EPOCH="${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || date +%s)}"
+mkdir -p "$work"
+
+# The libraries are fetched once for each state of the list.
+vendored=$work/vendored-$({ cat packaging/requirements.txt; "$python" -I -VV; } | cksum | tr -c '0-9\n' -)
+if [ ! -d "$vendored" ]; then
+  echo 'fetching the libraries that go into the packages (about half a minute)' >&2
+  rm -rf "$work"/vendored-* "$work/new"
+  "$python" -I -m venv "$work/new/pip"
+  pip() { # COMMAND [OPTION...]
+    "$work/new/pip/bin/pip" "$@" --quiet --disable-pip-version-check --use-pep517 --no-deps --require-hashes \
+      --only-binary :all: --no-binary python-prctl ${OCIGPU_PIP_OPTIONS:-} --requirement packaging/requirements.txt
+  }
+  pip download --dest "$work/new/files"
+  pip install --find-links "$work/new/files" --no-compile --target "$work/new/libraries"
+  rm -rf "$work/new/libraries/bin"
+  mkdir "$work/new/libraries/source"
+  mv "$work"/new/files/python[-_]prctl-*.tar.gz "$work/new/libraries/source"
+  "$python" -I -m compileall -q -s "$work/new/libraries" -p /usr/lib/ocigpu/vendor --invalidation-mode unchecked-hash \
+    "$work/new/libraries"
+  mv "$work/new/libraries" "$vendored"
+  rm -rf "$work/new"
+fi
+
+rm -rf "$tree" "$names"
+packaging/install.sh --prefix /usr --stage "$tree" --vendored "$vendored" --python "$python" --vendor-names --systemd
+mkdir -p "$names/usr/bin" "$tree/usr/share/doc/ocigpu"
+mv "$tree"/usr/bin/nvidia-* "$names/usr/bin"
+mv "$tree/usr/lib/ocigpu/vendor/source" "$tree/usr/share/doc/ocigpu/source"
+find "$tree/usr/share/man" -type f -exec gzip -9n {} +
+gzip -9nc CHANGELOG.md >"$tree/usr/share/doc/ocigpu/changelog.gz"
+"$python" -I packaging/copyright.py "$tree/usr/lib/ocigpu/vendor" /usr/lib/ocigpu/vendor >"$tree/usr/share/doc/ocigpu/copyright"
+chmod -R u=rwX,go=rX "$tree" "$names"
+
+size() { du -sk --apparent-size "$1" | cut -f1; }
+build_deb() { # TREE CONTROL ARCHITECTURE [DEPENDS]
+  (cd "$1" && find usr -type f -exec md5sum {} +) >"$1/DEBIAN/md5sums"
+  sed -e "s|@version@|$version|; s|@architecture@|$3|; s|@size@|$(size "$1")|; s|@depends@|${4:-}|" \
+    -e "s|@maintainer@|${DEBFULLNAME:-ocigpu maintainers} <${DEBEMAIL:-root@localhost}>|" "packaging/deb/$2" >"$1/DEBIAN/control"
+  name=$(sed -n 's/^Package: //p' "$1/DEBIAN/control")
+  for script in ${4:+postinst prerm postrm}; do install -m 0755 "packaging/deb/$script" "$1/DEBIAN/$script"; done
+  rm -f "$work/${name}"_*.deb
+  dpkg-deb --root-owner-group --build "$1" "$work/${name}_${version}_$3.deb" >/dev/null
+  echo "$work/${name}_${version}_$3.deb"
+}
+build_debs() {
+  rm -rf "$work/shlibs"
+  mkdir -p "$work/shlibs/debian" "$tree/DEBIAN" "$names/DEBIAN"
+  printf 'Source: ocigpu\n\nPackage: ocigpu\nArchitecture: any\n' >"$work/shlibs/debian/control"
+  libraries=$(cd "$work/shlibs" && find "$tree/usr/lib/ocigpu" -name '*.so' -exec dpkg-shlibdeps --warnings=0 -O {} +)
+  build_deb "$tree" control "$(dpkg --print-architecture)" "${python##*/}, ${libraries#*=}"
+  build_deb "$names" control-nvidia-names all
+  rm -rf "$work/shlibs"
+  rm -rf "$tree/DEBIAN" "$names/DEBIAN"
+}
+build_rpms() {
+  mkdir -p "$tree/usr/lib/systemd/system-preset"
+  cp packaging/rpm/90-ocigpu.preset "$tree/usr/lib/systemd/system-preset"
+  (cd "$tree" && echo /usr/lib/ocigpu && find usr ! -type d ! -path 'usr/lib/ocigpu/*' ! -path 'usr/share/doc/*' -printf '/%p\n') >"$work/files"
+  rm -rf "$work"/ocigpu*.rpm "$work/rpm"
+  rpmbuild -bb --quiet --define "_topdir $work/rpm" --define "built_version $version" --define "built_for $python" \
+    --define "built_tree $tree" --define "built_names $names" --define "built_list $work/files" packaging/rpm/ocigpu.spec
+  find "$work/rpm/RPMS" -name '*.rpm' -exec mv {} "$work" \;
+  rm -rf "$work/rpm" "$work/files"
+  printf '%s\n' "$work"/ocigpu*.rpm
+  rm -rf "$tree/usr/lib/systemd/system-preset"
+}
+for kind in "$@"; do
+  case $kind in
+    deb) build_debs ;;
+    rpm) build_rpms ;;
+  esac
+done
+rm -rf "$tree" "$names"
