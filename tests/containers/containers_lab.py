@@ -1,8 +1,9 @@
 """Containers that stay, for the tests that look at them: made by hand with runc and crun, with GPUs or without."""
 
+import io
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ from support.process import explain, run
 from support.product import RUNTIME, SimulatedHost
 from support.runtimes import container_id, start_in_background, view_of
 
+from ocigpu.cli import main
 from ocigpu.containers.find import Container, Places, find_container, find_containers
 
 WAITING = ["/probe", "pause"]
@@ -76,6 +78,14 @@ def settings_with(host: SimulatedHost, low_level: str, path: Path, mode: str, mo
     path.write_text(f'mode = "{mode}"\n{more}{base}')
     path.chmod(0o644)
     return path
+
+
+def ocigpu(*words: str, status: int = 0) -> str:
+    """Run the operator's command line here; returns its output, and expects an exit status."""
+    output, errors = io.StringIO(), io.StringIO()
+    with redirect_stdout(output), redirect_stderr(errors):
+        assert main(words) == status, errors.getvalue()
+    return output.getvalue() if status == 0 else errors.getvalue()
 
 
 def cgroup_directory(made: Made, version: str) -> Path:
