@@ -1,0 +1,145 @@
+"""How GPUs are connected: scores of pairs from NVML, else from the PCI paths of sysfs."""
+
+from pathlib import Path
+
+import pytest
+from kubernetes_lab import host
+from support.product import SimulatedHost
+
+from ocigpu.host.discover import read_host_facts
+from ocigpu.kubernetes.hardware import GpuDetails, Hardware, MigSize, parse_hardware, read_hardware
+from ocigpu.kubernetes.topology import Place, numa_nodes, pair_scores, path_score, read_place, read_places
+from ocigpu.settings import read_settings
+
+ROOT = "pci0000:3a"
+SWITCH = (ROOT, "0000:3a:00.0", "0000:3b:00.0")
+
+PATHS: dict[str, tuple[Place, Place, int]] = {
+    "behind one switch": (
+        Place((*SWITCH, "0000:3c:00.0", "0000:3d:00.0"), 0), Place((*SWITCH, "0000:3c:04.0", "0000:3e:00.0"), 0), 50,
+    ),
+    "two GPUs on a port": (Place((*SWITCH, "0000:3d:00.0"), 0), Place((*SWITCH, "0000:3d:01.0"), 0), 50),
+    "switches below a switch": (
+        Place((*SWITCH, "0000:3c:00.0", "0000:40:00.0", "0000:41:00.0", "0000:42:00.0"), 0),
+        Place((*SWITCH, "0000:3c:04.0", "0000:50:00.0", "0000:51:00.0", "0000:52:00.0"), 0),
+        40,
+    ),
+    "one host bridge": (
+        Place((ROOT, "0000:3a:00.0", "0000:3b:00.0"), 0), Place((ROOT, "0000:3a:01.0", "0000:3f:00.0"), 0), 30,
+    ),
+    "one CPU": (Place((ROOT, "0000:3b:00.0"), 0), Place(("pci0000:5d", "0000:5e:00.0"), 0), 20),
+    "two CPUs": (Place((ROOT, "0000:3b:00.0"), 0), Place(("pci0000:ae", "0000:af:00.0"), 1), 10),
+    "NUMA nodes unknown": (Place((ROOT, "0000:3b:00.0")), Place(("pci0000:ae", "0000:af:00.0")), 10),
+    "nothing known": (Place(), Place(), 10),
+    "only NUMA nodes known": (Place((), 1), Place((), 1), 20),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("one", "two", "score"), PATHS.values(), ids=PATHS.keys())
+def test_a_pair_is_scored_by_its_paths(one: Place, two: Place, score: int) -> None:
+    assert path_score(one, two) == path_score(two, one) == score
+
+
+@pytest.mark.parametrize(("level", "score"), [(0, 60), (10, 50), (20, 40), (30, 30), (40, 20), (50, 10), (99, 20)])
+def test_nvml_knows_better_than_paths(level: int, score: int) -> None:
+    hardware = Hardware(levels={("a", "b"): level, ("b", "a"): level})
+    assert pair_scores({"a": Place((), 0), "b": Place((), 0)}, hardware) == {("a", "b"): score, ("b", "a"): score}
+
+
+def test_nvlinks_count_direct_and_through_switches() -> None:
+    places = dict.fromkeys("abcd", Place())
+    details = {
+        "a": GpuDetails("a", "00000000:01:00.0", links={"00000000:02:00.0": 2, "00000000:0F:00.0": 4}),
+        "b": GpuDetails("b", "00000000:02:00.0", links={"00000000:01:00.0": 2}),
+        "c": GpuDetails("c", "00000000:03:00.0", switch_links=18),
+        "d": GpuDetails("d", "00000000:04:00.0", switch_links=12),
+    }
+    scores = pair_scores(places, Hardware(details))
+    assert scores["a", "b"] == scores["b", "a"] == 210
+    assert scores["c", "d"] == 1210
+    assert scores["a", "c"] == scores["b", "d"] == 10
+    assert len(scores) == 12
+
+
+def put_function(root: Path, path: str, numa: str) -> None:
+    directory = root / "sys/devices" / path
+    directory.mkdir(parents=True)
+    (directory / "numa_node").write_text(f"{numa}\n")
+    links = root / "sys/bus/pci/devices"
+    links.mkdir(parents=True, exist_ok=True)
+    (links / directory.name).symlink_to(f"../../../devices/{path}")
+
+
+def test_places_are_read_from_sysfs(tmp_path: Path) -> None:
+    put_function(tmp_path, f"{ROOT}/0000:3a:00.0/0000:3b:00.0", "1")
+    put_function(tmp_path, "pci10000:00/10000:00:00.0/10000:01:00.0", "-1")
+    sys = f"{tmp_path}/sys"
+    assert read_place(sys, "00000000:3b:00.0") == Place((ROOT, "0000:3a:00.0", "0000:3b:00.0"), 1)
+    wide = ("pci10000:00", "10000:00:00.0", "10000:01:00.0")
+    assert read_place(sys, "00000000:99:00.0") == read_place(sys, "") == Place()
+    gpu = host("t4-1").gpus[0]
+    places = read_places(sys, [gpu._replace(uuid="a", bus_id="00000000:3b:00.0"), gpu._replace(uuid="b", bus_id="")])
+    assert numa_nodes(places) == {"a": 1}
+    assert read_place(sys, "10000:01:00.0") == Place(wide)
+
+
+def test_what_nvml_said_becomes_records() -> None:
+    gpu = {
+        "uuid": "GPU-1", "bus_id": "00000000:01:00.0", "memory_mib": 81559, "clique": "c.1", "switch_links": 18,
+        "links": {"00000000:02:00.0": 2}, "migs": {"MIG-1": {"memory_mib": 9728, "gi_slices": 1}},
+    }  # fmt: skip
+    found = parse_hardware({"gpus": [gpu], "levels": [["GPU-1", "GPU-2", 50]]})
+    migs = {"MIG-1": MigSize(memory_mib=9728, gi_slices=1)}
+    expected = GpuDetails("GPU-1", "00000000:01:00.0", 81559, "c.1", 18, {"00000000:02:00.0": 2}, migs)
+    assert found == Hardware({"GPU-1": expected}, {("GPU-1", "GPU-2"): 50, ("GPU-2", "GPU-1"): 50})
+
+
+# --- the simulated host's NVML, which knows memory and MIG, but no connections
+
+
+def test_a_host_tells_memory_and_mig_sizes(mig_host: SimulatedHost) -> None:
+    facts = read_host_facts(read_settings(str(mig_host.settings)))
+    found = read_hardware(facts)
+    assert found.problem == ""
+    assert {uuid: gpu.memory_mib for uuid, gpu in found.gpus.items()} == {gpu.uuid: 40960 for gpu in facts.gpus}
+    sizes = found.gpus[facts.gpus[0].uuid].migs
+    assert list(sizes) == [mig.uuid for mig in facts.gpus[0].mig_devices]
+    assert [size.gi_slices for size in sizes.values()] == [3, 1]
+    assert all(size.memory_mib and size.multiprocessors for size in sizes.values())
+    assert (found.levels, found.gpus[facts.gpus[1].uuid].migs) == ({}, {})
+
+
+@pytest.mark.parametrize(
+    ("faults", "seconds", "problem"),
+    [("hang\n", 2.0, "NVML did not answer within 2 s"), ("init 9\n", 20.0, "Driver Not Loaded")],
+)
+def test_a_host_whose_nvml_fails_has_a_problem(
+    mig_host: SimulatedHost, faults: str, seconds: float, problem: str
+) -> None:
+    facts = read_host_facts(read_settings(str(mig_host.settings)))
+    path = mig_host.directory / "faults"
+    path.write_text(faults)
+    try:
+        found = read_hardware(facts, seconds)
+    finally:
+        path.unlink()
+    assert problem in found.problem
+    assert not found.gpus
+
+
+def test_a_lost_gpu_hides_no_other(mig_host: SimulatedHost) -> None:
+    facts = read_host_facts(read_settings(str(mig_host.settings)))
+    path = mig_host.directory / "faults"
+    path.write_text("lost 1\n")
+    try:
+        found = read_hardware(facts)
+    finally:
+        path.unlink()
+    assert found.problem == ""
+    assert found.gpus[facts.gpus[0].uuid].memory_mib == 40960
+
+
+def test_a_host_without_nvml_has_a_problem() -> None:
+    assert read_hardware(host("t4-1")._replace(libraries=())).problem == "the host has no NVML library"
+    gone = host("t4-1").libraries[0]._replace(soname="libnvidia-ml.so.1", bits=64, host_path="/nonexistent/libx.so")
+    assert "/nonexistent/libx.so" in read_hardware(host("t4-1")._replace(libraries=(gone,))).problem
