@@ -32,6 +32,10 @@ CODES: dict[str, Code] = {
         "The settings file can be changed by somebody other than the user who runs the runtime.",
         "Make file and directory owned by root (or that user), and not writable by group or others.",
     ),
+    "OCIGPU-SET-4": Code(
+        "A settings file could not be written; one that was there before is unchanged.",
+        "See the cause in the message: often a missing right, or a file that is there already.",
+    ),
     # SPEC: bundle and config.json, OCI state
     "OCIGPU-SPEC-1": Code(
         "The bundle's config.json is missing or cannot be read.", "Check --bundle, or run from the bundle's directory."
@@ -253,5 +257,9 @@ CODES: dict[str, Code] = {
     "OCIGPU-INT-3": Code(
         "The Python that ocigpu was installed for, or a part of ocigpu itself, is missing or damaged.",
         "Install that Python and ocigpu again, the way they were installed: packages, make install or pipx.",
+    ),
+    "OCIGPU-INT-4": Code(
+        "The system refused something that every program needs: a process, memory, an open file or space on a disk.",
+        "Look at the limits (ulimit -a, pids.max and memory.max of the cgroup), disks and dmesg, then start it again.",
     ),
 }

@@ -277,7 +277,7 @@ def read_settings(path: str = "", keep: bool = False) -> Settings:
         raise SettingsError("OCIGPU-SET-1", f"settings {path}: larger than {MAX_BYTES >> 10} KiB", "")
     directory = open_cache(create=True) if keep else -1
     try:
-        document = _parse(data) if directory < 0 else _parse_kept(data, directory)
+        document = parse_toml(data) if directory < 0 else _parse_kept(data, directory)
     except (ValueError, RecursionError) as error:  # tomllib.TOMLDecodeError and UnicodeDecodeError are ValueErrors
         raise SettingsError("OCIGPU-SET-1", f"settings {path}: {error}") from error
     finally:
@@ -286,7 +286,8 @@ def read_settings(path: str = "", keep: bool = False) -> Settings:
     return parse_settings(document, path)
 
 
-def _parse(data: bytes) -> "dict[str, Any]":
+def parse_toml(data: bytes) -> "dict[str, Any]":
+    """Return a parsed TOML document; raises ValueError, and RecursionError for one that is nested too deeply."""
     import tomllib  # only when there is a file that no start has read yet: it costs about 8 ms
 
     if any(line.count(b".") > MAX_DOTS for line in data.split(b"\n")):
@@ -295,7 +296,7 @@ def _parse(data: bytes) -> "dict[str, Any]":
 
 
 def _parse_kept(data: bytes, directory: int) -> "dict[str, Any]":
-    """Return what :func:`_parse` would, from the cache where that has the same bytes: no date is trusted."""
+    """Return what :func:`parse_toml` would, from the cache where that has the same bytes: no date is trusted."""
     from ocigpu import rawjson
 
     name = f"{PREFIX}{crc32(data):08x}"
@@ -306,7 +307,7 @@ def _parse_kept(data: bytes, directory: int) -> "dict[str, Any]":
             return document
     except (ValueError, RecursionError):  # written by another version
         kept = b""
-    document = _parse(data)
+    document = parse_toml(data)
     try:
         kept = rawjson.dump(document).encode()
     except (ValueError, TypeError, RecursionError):  # a date or a NaN: no setting of ours

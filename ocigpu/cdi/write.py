@@ -144,20 +144,28 @@ def write_spec(spec: "dict[str, Any]", path: str, form: str) -> None:
     directory under another name, which no engine reads, before it gets its own.  Raises CdiError OCIGPU-CDI-8; then a
     file that was there is as it was.
     """
-    directory, name = os.path.split(path)
     try:
         text = dump(spec, form).encode()
     except (UnicodeEncodeError, ValueError, TypeError) as error:
         raise CdiError("OCIGPU-CDI-8", f"write {path}: {error}") from error
     try:
-        if directory:
-            _make_directories(directory)
-        if os.path.isdir(path):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        _replace(directory or ".", name, text)
+        write_file(path, text)
     except OSError as error:
         hint = "Run it as root, or write elsewhere: --output FILE" if error.errno in _NOT_PERMITTED else None
         raise CdiError("OCIGPU-CDI-8", f"write {path}: {error.strerror or error}", hint) from error
+
+
+def write_file(path: str, content: bytes) -> None:
+    """Write a file, mode 0644, replacing one that is there, or not at all; missing directories are made (0755).
+
+    Raises OSError.
+    """
+    directory, name = os.path.split(path)
+    if directory:
+        _make_directories(directory)
+    if os.path.isdir(path):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    _replace(directory or ".", name, content)
 
 
 def _make_directories(directory: str) -> None:

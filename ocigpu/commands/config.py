@@ -1,6 +1,7 @@
-"""``ocigpu config``: check, show and list the settings."""
+"""``ocigpu config``: check, show and list the settings; a file with the defaults; those of NVIDIA's toolkit."""
 
 import os
+import sys
 import tomllib
 from typing import Annotated, Any
 
@@ -9,7 +10,7 @@ import typer
 from ocigpu.commands.common import ConfigOption, JsonOption, load_settings, print_json, print_table, settings_path
 from ocigpu.errors import OcigpuError, SettingsError, printable
 from ocigpu.passing import forget
-from ocigpu.settings import DEFAULT_PATH, KEYS, Settings, read_settings
+from ocigpu.settings import DEFAULT_PATH, KEYS, MAX_BYTES, Settings, read_settings
 
 CONFIG_EPILOG = """\
 \b
@@ -17,9 +18,43 @@ Examples:
   ocigpu config check /etc/ocigpu/config.toml
   ocigpu config show
   ocigpu config keys
+  ocigpu config default --output /etc/ocigpu/config.toml
+  ocigpu config import /etc/nvidia-container-runtime/config.toml --dry-run
+"""
+IMPORT_EPILOG = """\
+\b
+Every key that the file sets is either imported or named with the reason why it has no meaning here.  Comments on a key
+go with it.  The result is checked as "ocigpu config check" does it.  A file that is there is kept without --force.
+
+\b
+Exit status:
+  0  imported (with --dry-run or --output -: printed)
+  1  the file cannot be read, has values of a wrong type, or the result could not be written; nothing was written
+  2  the command line could not be understood
+
+\b
+Examples:
+  ocigpu config import --dry-run
+  ocigpu config import /etc/nvidia-container-runtime/config.toml
+  ocigpu config import old.toml --output - > config.toml
+"""
+DEFAULT_EPILOG = """\
+\b
+Every key is there, with its meaning and commented out: uncomment what is to differ.
+
+\b
+Exit status:
+  0  printed or written
+  1  the file could not be written, or is there already
+  2  the command line could not be understood
+
+\b
+Examples:
+  ocigpu config default
+  ocigpu config default --output /etc/ocigpu/config.toml
 """
 
-config_app = typer.Typer(help="Check and show settings.", epilog=CONFIG_EPILOG, rich_markup_mode=None)
+config_app = typer.Typer(help="Check, show, make and import settings.", epilog=CONFIG_EPILOG, rich_markup_mode=None)
 
 
 @config_app.command("check")
@@ -110,6 +145,150 @@ def keys_command(json: JsonOption = False) -> None:
         meaning = key.meaning + (f" ({', '.join(key.choices)})" if key.choices else "")
         rows.append((key.name, key.kind, toml_value(getattr(defaults, key.field)), meaning))
     print_table(("key", "type", "default", "meaning"), rows)
+
+
+ForceOption = Annotated[bool, typer.Option("--force", help="Replace a file that is there.")]
+
+
+@config_app.command("default", epilog=DEFAULT_EPILOG)
+def default_command(
+    output: Annotated[
+        str, typer.Option("--output", "-o", metavar="FILE", help="Write to this file instead of standard output.")
+    ] = "",
+    force: ForceOption = False,
+) -> None:
+    """Print a settings file with all keys, their meanings and defaults."""
+    text = render_default()
+    if output in ("", "-"):
+        print(text, end="")
+        return
+    _write(output, text, force)
+    print(f"{output}: written")
+
+
+def render_default() -> str:
+    """Return a settings file that has every key as a comment, with its default: read as it is, it changes nothing."""
+    defaults = Settings()
+    lines = ["# Settings of ocigpu.  What is commented out is the default.  To check changes: ocigpu config check"]
+    table = ""
+    for key in sorted(KEYS, key=lambda key: "." in key.name):  # those of no table come first
+        parent, _, name = key.name.rpartition(".")
+        if parent != table:
+            table = parent
+            lines += ["", f"[{table}]"]
+        lines += ["", f"# {key.meaning}"]
+        if key.choices:
+            lines.append(f"# one of: {', '.join(key.choices)}")
+        lines.append(f"#{name} = {toml_value(getattr(defaults, key.field))}")
+    return "\n".join(lines) + "\n"
+
+
+@config_app.command("import", epilog=IMPORT_EPILOG)
+def import_command(
+    file: Annotated[
+        str,
+        typer.Argument(
+            metavar="[FILE]",
+            help="Settings of NVIDIA's toolkit.  [default: /etc/nvidia-container-runtime/config.toml]",
+        ),
+    ] = "",
+    output: Annotated[
+        str,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Our file; - to print it.  [default: $OCIGPU_CONFIG, else the system's]",
+        ),
+    ] = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be written and write nothing.")] = False,
+    force: ForceOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Make our settings of those of NVIDIA's container toolkit."""
+    from ocigpu.vendor_settings import DEFAULT_PATH as VENDOR_PATH
+    from ocigpu.vendor_settings import import_settings, render_import
+
+    file = file or VENDOR_PATH
+    output = output or settings_path("") or DEFAULT_PATH
+    try:
+        with open(file, "rb") as source:
+            data = source.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise SettingsError("OCIGPU-SET-1", f"read {file}: {error.strerror}", "") from error
+    result = import_settings(data, file)
+    text = render_import(result, file)
+    _check_text(text)
+    if not dry_run and output != "-":
+        _write(output, text, force)
+    if json:
+        print_json(
+            {
+                "output": output,
+                "written": not dry_run and output != "-",
+                "imported": [
+                    {"from": item.vendor, "key": item.ours, "value": item.value, "remark": item.remark}
+                    for item in result.imported
+                ],
+                "left_out": [
+                    {"from": item.vendor, "value": str(item.value), "reason": item.reason} for item in result.left_out
+                ],
+                "text": text,
+            }
+        )
+        return
+    if output == "-":
+        print(text, end="")
+        for item in result.left_out:
+            print(f"left out: {printable(item.vendor)}: {item.reason}", file=sys.stderr)
+        return
+    rows = [(item.vendor, item.ours, toml_value(_as_tuple(item.value)), item.remark) for item in result.imported]
+    rows += [(item.vendor, "left out", toml_value(_as_tuple(item.value)), item.reason) for item in result.left_out]
+    if rows:
+        print_table(("NVIDIA's key", "our key", "value", "remark"), rows)
+        print()
+    if dry_run:
+        print(f"would be written to {output}:")
+        print()
+        print(text, end="")
+    else:
+        print(f"{output}: written, {len(result.imported)} keys imported, {len(result.left_out)} left out")
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _check_text(text: str) -> None:
+    """Raise OcigpuError OCIGPU-INT-1 when what was made is no settings file: it would be a defect of ours."""
+    from ocigpu.models import find_problems
+    from ocigpu.settings import parse_settings
+
+    document = tomllib.loads(text)
+    problems = find_problems(document)
+    if problems:
+        raise OcigpuError("OCIGPU-INT-1", f"imported settings: {problems[0]}")
+    parse_settings(document)
+
+
+def _write(path: str, text: str, force: bool) -> None:
+    """Write a settings file; raises SettingsError OCIGPU-SET-4."""
+    from ocigpu.cdi.write import write_file
+
+    if os.path.lexists(path) and not force:
+        try:
+            with open(path, encoding="utf-8") as file:
+                same = file.read(MAX_BYTES + 1) == text
+        except (OSError, ValueError):
+            same = False
+        if same:
+            return
+        raise SettingsError("OCIGPU-SET-4", f"write {path}: it is there already", "To replace it: --force")
+    try:
+        write_file(path, text.encode())
+    except OSError as error:
+        raise SettingsError("OCIGPU-SET-4", f"write {path}: {error.strerror}") from error
+    forget()
 
 
 def toml_value(value: Any) -> str:
