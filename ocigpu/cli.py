@@ -30,7 +30,7 @@ from ocigpu.commands.system import system_app
 from ocigpu.commands.trace import TRACE_EPILOG, trace_command
 from ocigpu.commands.verify import VERIFY_EPILOG, verify_command
 from ocigpu.commands.watch import WATCH_EPILOG, watch_command
-from ocigpu.errors import OcigpuError, UsageError
+from ocigpu.errors import OcigpuError, UsageError, as_own_error
 
 PROGRAM = "ocigpu"
 
@@ -133,7 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _report(usage)
         if debug:
             raise
-        return _report(OcigpuError("OCIGPU-INT-1", f"{type(error).__name__}: {error}"))
+        return _report(as_own_error(error))
     return status if isinstance(status, int) else 0
 
 

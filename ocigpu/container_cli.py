@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from ocigpu.container_cli_options import PROGRAM, parse_options
-from ocigpu.errors import HostError, OcigpuError, RequestError, printable
+from ocigpu.errors import HostError, OcigpuError, RequestError, as_own_error, printable
 from ocigpu.request import MAX_IMEX_CHANNEL, MAX_TOKENS
 from ocigpu.settings import Settings, read_settings
 
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:  # the last line of defence: a user sees a sentence, not a traceback
         if os.environ.get("OCIGPU_DEBUG") == "1":
             raise
-        return _report(OcigpuError("OCIGPU-INT-1", f"{type(error).__name__}: {error}"), debug_file)
+        return _report(as_own_error(error), debug_file)
     try:
         print(text, end="", flush=True)
     except BrokenPipeError:

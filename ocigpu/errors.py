@@ -8,6 +8,9 @@ Shown to a user as two lines at most::
 Every code is listed in :data:`ocigpu.codes.CODES` with its cause and fix.
 """
 
+import errno
+import os
+
 
 class OcigpuError(Exception):
     """An error for a user: ``code`` of :data:`ocigpu.codes.CODES`, ``message`` of one line."""
@@ -70,6 +73,34 @@ class ApplyError(OcigpuError):
     def __init__(self, code: str, message: str, hint: str | None = None, errno: int = 0) -> None:
         super().__init__(code, message, hint)
         self.errno = errno
+
+
+REFUSALS = {
+    errno.EAGAIN: "start a process",
+    errno.ENOMEM: "get memory",
+    errno.EMFILE: "open a file",
+    errno.ENFILE: "open a file",
+    errno.ENOSPC: "write",
+    errno.EDQUOT: "write",
+    errno.EROFS: "write",
+    errno.EIO: "read or write",
+}
+"""What the system refuses with these errors, where nobody was prepared for it."""
+
+
+def as_own_error(error: BaseException) -> OcigpuError:
+    """Return an error that nobody was prepared for as one of ours.
+
+    OCIGPU-INT-4 when the machine is out of something or a disk fails, else OCIGPU-INT-1, a defect.
+    """
+    if isinstance(error, OcigpuError):
+        return error
+    if isinstance(error, MemoryError):
+        error = OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+    if isinstance(error, OSError) and error.errno in REFUSALS:
+        where = f" {error.filename}" if isinstance(error.filename, str) else ""
+        return OcigpuError("OCIGPU-INT-4", f"{REFUSALS[error.errno]}{where}: {error.strerror}")
+    return OcigpuError("OCIGPU-INT-1", f"{type(error).__name__}: {error}")
 
 
 def printable(text: str, limit: int = 2000) -> str:

@@ -10,7 +10,7 @@ import sys
 import time
 
 from ocigpu import rawjson
-from ocigpu.errors import OcigpuError, printable
+from ocigpu.errors import OcigpuError, as_own_error, printable
 from ocigpu.settings import why_untrusted
 
 TYPE_CHECKING = False
@@ -131,12 +131,12 @@ def say(text: str) -> None:
 def report_failure(program: str, error: Exception, log: Log) -> int:
     """Show an error to the user and the log, in the form of errors.py; returns the exit status.
 
-    What is no OcigpuError is a defect: one line too, unless OCIGPU_DEBUG asks for the traceback.
+    What is no OcigpuError nobody was prepared for: one line too, unless OCIGPU_DEBUG asks for the traceback.
     """
     if not isinstance(error, OcigpuError):
         if os.environ.get("OCIGPU_DEBUG"):
             raise error
-        error = OcigpuError("OCIGPU-INT-1", f"{type(error).__name__}: {error}")
+        error = as_own_error(error)
     if _trace is not None:
         _trace.write(("failed", program), error=error)
     text = error.render(program)

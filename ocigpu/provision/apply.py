@@ -21,7 +21,7 @@ import sys
 
 from ocigpu import rawjson
 from ocigpu.actions import AllowDevice, Bind, Node, RefreshLdCache, TextFile
-from ocigpu.errors import ApplyError, OcigpuError
+from ocigpu.errors import ApplyError, OcigpuError, as_own_error
 from ocigpu.linux import libc, signals
 from ocigpu.linux.namespaces import in_initial_user_namespace
 from ocigpu.log import get_trace, mark, traced
@@ -378,9 +378,9 @@ def _write_line(fd: int, data: "dict[str, Any]") -> None:
 
 
 def _describe(error: BaseException) -> "list[Any]":
-    if isinstance(error, OcigpuError):
-        return [error.code, error.message, error.hint, getattr(error, "errno", 0)]
-    return ["OCIGPU-INT-1", f"provision: {type(error).__name__}: {error}", None, 0]
+    own = as_own_error(error)
+    message = own.message if own is error else f"provision: {own.message}"
+    return [own.code, message, own.hint, getattr(error, "errno", 0) or 0]
 
 
 def _enter(container: Container, own_proc_fd: int) -> int:

@@ -10,6 +10,7 @@ import errno
 import itertools
 import json
 import os
+import re
 import shutil
 import sys
 import time
@@ -36,6 +37,7 @@ CACHE = Path("/run/ocigpu")
 Tree = dict[str, tuple[int, int, int, int, str]]
 EVERY_STEP = os.environ.get("OCIGPU_EVERY_STEP") == "1"
 """Otherwise of each kind of system call the first and the last: minutes become seconds."""
+FORKS = ("fork", "vfork", "clone")
 NEXT_YEARS = "import os, time; print(int((time.time() - os.stat('/proc/self').st_mtime) / 31557600))"
 _numbers = itertools.count(1)
 
@@ -184,6 +186,7 @@ def assert_one_line(result: Completed) -> None:
     """What users see of a failure has a code, and no traceback."""
     assert "Traceback" not in result.stderr, explain(result)
     assert "OCIGPU-" in result.stderr, explain(result)
+    assert "OCIGPU-INT-1" not in result.stderr, explain(result)  # no defect of ours
 
 
 @pytest.fixture
@@ -294,6 +297,36 @@ def test_a_hook_that_ends_at_any_step_leaves_nothing(
             name = errno.errorcode[error] if error else "SIGKILL"
             problems.append(f"{name} at {step}, now {log.read_text()!r}: {problem}\n{explain(result)}")
     assert not problems, "\n\n".join([f"{len(problems)} of {len(steps)} steps", *problems])
+
+
+@pytest.mark.parametrize("way", ["shim", "hook", "configure"])
+def test_a_process_that_cannot_be_made_is_told_in_one_line(
+    stopper: Path, make_lab: Callable[[str], Lab], way: str
+) -> None:
+    """fork(2) with EAGAIN and ENOMEM, by whatever process: the NVML child, the worker, the sandbox of ldconfig."""
+    lab = make_lab("hook")
+
+    def call(bundle: Path, words: Sequence[str | Path]) -> Completed:
+        if way == "shim":
+            return lab.start(bundle, *words)
+        return lab.call_hook(bundle, *words, configure=way == "configure")
+
+    def call_without_facts(words: Sequence[str | Path]) -> Completed:
+        shutil.rmtree(lab.host.directory / "run/ocigpu", ignore_errors=True)
+        return call(lab.bundle(), words)
+
+    steps = [step for step in list_steps(stopper, lab, call_without_facts, {0, 1}, 1) if step.name in FORKS]
+    assert len(steps) > 1
+    codes = set()
+    for step, error in itertools.product(steps, (errno.EAGAIN, errno.ENOMEM)):
+        result = call_without_facts(words_for(stopper, lab.directory / "log", "change", step, error))
+        if result.returncode:
+            assert_one_line(result)
+            codes |= set(re.findall("OCIGPU-[A-Z]+-[0-9]+", result.stderr))
+    assert "OCIGPU-INT-4" in codes
+    bundle = lab.bundle()
+    lab.assert_starts(bundle)
+    lab.assert_nothing_left(bundle)
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
