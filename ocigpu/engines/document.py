@@ -24,13 +24,15 @@ class Applied(NamedTuple):
     """A change that was made, with what is needed to take it back.
 
     ``present``: how many leading keys led to a table before; the tables below are ours.  ``before``: the value before,
-    None for none; ``raw``: its text, "" for a TOML table.
+    None for none; ``raw``: its text, "" for a TOML table.  ``header``: the table got a header of its own in TOML, as
+    it had none.
     """
 
     change: Change
     present: int
     before: Any
     raw: str
+    header: bool = False
 
 
 def name_of(keys: Sequence[str]) -> str:
@@ -68,9 +70,11 @@ def apply_changes(path: str, text: str, changes: Sequence[Change]) -> tuple[str,
             continue
         raw = "" if before is None else form.raw(text, change.keys)
         value = [*(before or ()), change.value] if change.append else change.value
-        text = form.put(text, change.keys, value)
+        old, text = text, form.put(text, change.keys, value)
         _verify(path, data, change.keys, value, text)
-        applied.append(Applied(change, present, before, raw))
+        table = change.keys[:-1]
+        header = form is toml_text and toml_text.has_header(text, table) and not toml_text.has_header(old, table)
+        applied.append(Applied(change, present, before, raw, header))
     return text, applied
 
 
@@ -84,24 +88,26 @@ def revert_changes(path: str, text: str, applied: Sequence[Applied]) -> tuple[st
         return template.drop_block(text), []
     form = _form(path)
     left = []
-    for change, present, before, raw in reversed(applied):
-        data = parse_config(path, text)
-        now = look_up(data, change.keys)
+    for change, present, before, raw, header in reversed(applied):
+        keys = change.keys
+        now = look_up(parse_config(path, text), keys)
         if not _holds(now, change):
             if now is not None:
                 left.append(change)
             continue
-        if change.append:
+        if change.append and (before is None or now != [*before, change.value]):
             value = list(now)
             value.remove(change.value)
-            text = form.put(text, change.keys, value) if value or before is not None else form.drop(text, change.keys)
+            text = form.put(text, keys, value) if value or before is not None else form.drop(text, keys)
         elif before is None:
-            text = form.drop(text, change.keys)
+            text = form.drop(text, keys)
         else:
-            text = form.put_raw(text, change.keys, raw) if raw else form.put(text, change.keys, before)
-        for length in range(len(change.keys) - 1, present, -1):
-            if look_up(parse_config(path, text), change.keys[:length]) == {}:
-                text = form.drop(text, change.keys[:length])
+            text = form.put_raw(text, keys, raw) if raw else form.put(text, keys, before)
+        for length in range(len(keys) - 1, present, -1):
+            if look_up(parse_config(path, text), keys[:length]) == {}:
+                text = form.drop(text, keys[:length])
+        if header:
+            text = toml_text.drop_header(text, keys[:-1])
     return text, left
 
 
@@ -125,6 +131,8 @@ def _present(path: str, data: Any, change: Change) -> int:
     if change.keys[-1] not in data:
         return len(change.keys) - 1
     before = data[change.keys[-1]]
+    if isinstance(before, list) and any(isinstance(element, dict) for element in before):
+        raise OcigpuError("OCIGPU-ENG-2", f"{path}: {name_of(change.keys)} is an array of tables")
     if not isinstance(before, list if change.append else type(change.value)):
         kind = "an array" if isinstance(change.value, list) or change.append else type(change.value).__name__
         raise OcigpuError("OCIGPU-ENG-2", f"{path}: {name_of(change.keys)} is not {_KINDS.get(kind, kind)}")
@@ -156,5 +164,9 @@ def _verify(path: str, data: Any, keys: Sequence[str], value: Any, text: str) ->
     for key in keys[:-1]:
         table = table.setdefault(key, {})
     table[keys[-1]] = value
-    if parse_config(path, text) != wanted:
+    try:
+        same = parse_config(path, text) == wanted
+    except OcigpuError:
+        same = False
+    if not same:
         raise OcigpuError("OCIGPU-ENG-2", f"{path}: {name_of(keys)} cannot be set without changing other settings")

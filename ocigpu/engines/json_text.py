@@ -37,6 +37,12 @@ def put(text: str, keys: Sequence[str], value: Any) -> str:
         value = {key: value}
     present = next((member for member in holder.members if member.key == rest[0]), None)
     unit, newline = _style(text)
+    gap = ""
+    if holder.members:
+        before = text[: holder.members[-1].start]
+        gap = before[len(before.rstrip(_SPACE)) :]
+        if "\n" not in gap:
+            unit, gap = None, gap or " "
     rendered = json.dumps(value, indent=unit, ensure_ascii=False)
     if unit is not None:
         rendered = rendered.replace("\n", newline + unit * (depth + 1))
@@ -44,12 +50,8 @@ def put(text: str, keys: Sequence[str], value: Any) -> str:
         return text[: present.value] + rendered + text[present.end :]
     pair = f"{json.dumps(rest[0], ensure_ascii=False)}: {rendered}"
     if holder.members:
-        last = holder.members[-1]
-        before = text[: last.start]
-        gap = before[len(before.rstrip(_SPACE)) :]
-        if len(holder.members) == 1 and not gap:
-            gap = " "
-        return f"{text[: last.end]},{gap}{pair}{text[last.end :]}"
+        end = holder.members[-1].end
+        return f"{text[:end]},{gap}{pair}{text[end:]}"
     if unit is not None:
         pair = f"{newline}{unit * (depth + 1)}{pair}{newline}{unit * depth}"
     content = f"{{{pair}}}"

@@ -45,8 +45,8 @@ def digest(text: str) -> str:
 def dump_record(record: Record) -> str:
     """Return a record as text."""
     changes = [
-        {**change._asdict(), "present": present, "before": before, "raw": raw}
-        for change, present, before, raw in record.applied
+        {**entry.change._asdict(), **{key: value for key, value in entry._asdict().items() if key != "change"}}
+        for entry in record.applied
     ]
     data = {"note": 'for "ocigpu engine remove"; see FILE.ocigpu-backup for the file from before', **record._asdict()}
     data["applied"] = changes
@@ -63,6 +63,7 @@ def parse_record(path: str, text: str) -> Record:
                 int(entry["present"]),
                 entry["before"],
                 str(entry["raw"]),
+                bool(entry["header"]),
             )
             for entry in data["applied"]
         )

@@ -13,7 +13,7 @@ def remaining_step(options: Options, plan: Plan) -> str:
     if options.engine == "podman":
         return ""
     if options.root != "/":
-        return f"nothing here: {options.engine} reads it when the system in {options.root} starts it"
+        return f"restart {options.engine} where the system in {options.root} runs, if it does"
     if options.engine == "docker":
         if not any(edit.changed for edit in plan.edits):
             return ""

@@ -34,7 +34,7 @@ def raw(text: str, keys: Sequence[str]) -> str:
     value: Any = item
     for key in keys[len(found.section) :]:
         value = value[key]
-    return str(value.as_string())
+    return str(tomlkit.item(value).as_string())
 
 
 def put(text: str, keys: Sequence[str], value: Any) -> str:
@@ -56,8 +56,24 @@ def put(text: str, keys: Sequence[str], value: Any) -> str:
 
 
 def put_raw(text: str, keys: Sequence[str], value: str) -> str:
-    """Return the text with a value set at ``keys`` that is given as TOML."""
-    return put(text, keys, tomlkit.parse(f"value = {value}\n")["value"])
+    """Return the text with the value at ``keys``, which is there, replaced by another's text."""
+    found = _holder(text, keys)
+    item = tomlkit.parse(f"value = {value}\n")["value"]
+    return put(text, keys, item) if found is None else _rewrite(text, found, keys, item, exact=True)
+
+
+def has_header(text: str, keys: Sequence[str]) -> bool:
+    """Whether a table has a header of its own."""
+    return any(statement.header and statement.keys == tuple(keys) for statement in _statements(text))
+
+
+def drop_header(text: str, keys: Sequence[str]) -> str:
+    """Return the text without the header of a table that has no keys below it, if it is so."""
+    statements = list(_statements(text))
+    for statement, following in zip(statements, (*statements[1:], None), strict=False):
+        if statement.header and statement.keys == tuple(keys) and (following is None or following.header):
+            return _cut(text, statement)
+    return text
 
 
 def drop(text: str, keys: Sequence[str]) -> str:
@@ -67,13 +83,16 @@ def drop(text: str, keys: Sequence[str]) -> str:
         return _rewrite(text, found, keys, None)
     for statement in reversed(list(_statements(text))):
         if statement.keys[: len(keys)] == tuple(keys):
-            start = statement.start
-            if statement.header:
-                before = text[:start].rstrip(" \t")
-                if before.endswith(("\n\n", "\n\r\n")):
-                    start = len(before) - (2 if before.endswith("\r\n") else 1)
-            text = text[:start] + text[statement.end :]
+            text = _cut(text, statement)
     return text
+
+
+def _cut(text: str, statement: _Statement) -> str:
+    """Return the text without a statement, and without the empty line before a header."""
+    start = statement.start
+    if statement.header and text[:start].endswith(("\n\n", "\n\r\n")):
+        start -= 2 if text[:start].endswith("\r\n") else 1
+    return text[:start] + text[statement.end :]
 
 
 def _statements(text: str) -> Iterator[_Statement]:
@@ -133,8 +152,11 @@ def _holder(text: str, keys: Sequence[str]) -> _Statement | None:
     return None
 
 
-def _rewrite(text: str, statement: _Statement, keys: Sequence[str], value: Any) -> str:
-    """Return the text with a value set in one statement, or removed from its inline table (None)."""
+def _rewrite(text: str, statement: _Statement, keys: Sequence[str], value: Any, exact: bool = False) -> str:
+    """Return the text with a value set in one statement, or removed from its inline table (None).
+
+    ``exact``: the value comes with its own form.
+    """
     document = tomlkit.parse(text[statement.start : statement.end])
     table: Any = document
     *parents, last = keys[len(statement.section) :]
@@ -144,20 +166,28 @@ def _rewrite(text: str, statement: _Statement, keys: Sequence[str], value: Any) 
         table = table[key]
     if value is None:
         del table[last]
-    elif isinstance(value, dict):
-        table[last] = _inline(value)
+    elif exact:
+        table[last] = value
     elif isinstance(value, list) and isinstance(table.get(last), list):
         _set_elements(table[last], value)
     else:
-        table[last] = value
+        table[last] = _item(value)
     return text[: statement.start] + tomlkit.dumps(document) + text[statement.end :]
 
 
-def _inline(value: dict[str, Any]) -> Any:
-    table = tomlkit.inline_table()
-    for key, inner in value.items():
-        table[key] = _inline(inner) if isinstance(inner, dict) else inner
-    return table
+def _item(value: Any) -> Any:
+    """Return a value as it is written on one line."""
+    if isinstance(value, dict):
+        table = tomlkit.inline_table()
+        for key, inner in value.items():
+            table[key] = _item(inner)
+        return table
+    if isinstance(value, list):
+        array = tomlkit.array()
+        for inner in value:
+            array.append(_item(inner))
+        return array
+    return tomlkit.item(value)
 
 
 def _set_elements(array: Any, value: list[Any]) -> None:
@@ -193,7 +223,7 @@ def _top(text: str) -> int:
 
 
 def _line(keys: Sequence[str], value: Any) -> str:
-    return f"{tomlkit.key(list(keys)).as_string()} = {tomlkit.item(value).as_string()}"
+    return f"{tomlkit.key(list(keys)).as_string()} = {_item(value).as_string()}"
 
 
 def _append(text: str, keys: Sequence[str], value: dict[str, Any]) -> str:
