@@ -333,7 +333,7 @@ def test_an_entry_of_the_same_name_comes_back() -> None:
 @pytest.mark.parametrize(
     ("path", "text", "words"),
     [
-        pytest.param("daemon.json", "{\n  \"a\": 1,\n}\n", "line 3 column 1", id="JSON, comma too many"),
+        pytest.param("daemon.json", '{\n  "a": 1,\n}\n', "line 3 column 1", id="JSON, comma too many"),
         pytest.param("daemon.json", '{"a": 1', "line 1 column 8", id="JSON, cut off"),
         pytest.param("daemon.json", '{"a": 1}\n{}', "line 2 column 1", id="JSON, two values"),
         pytest.param("daemon.json", '// x\n{"a": 1}', "line 1 column 1", id="JSON, comment"),
@@ -407,14 +407,17 @@ CHANGES = st.lists(
 
 def apply_possible(path: str, text: str, changes: Sequence[Change]) -> tuple[str, list[Applied]]:
     applied: list[Applied] = []
+    refused: list[OcigpuError] = []
     for change in changes:
         try:
             text, more = apply_changes(path, text, [change])
         except OcigpuError as error:
-            assert error.code == "OCIGPU-ENG-2", error
-            assert "without changing" not in error.message
+            refused.append(error)
         else:
             applied += more
+    for error in refused:
+        assert error.code == "OCIGPU-ENG-2", error
+        assert "without changing" not in error.message
     return text, applied
 
 
