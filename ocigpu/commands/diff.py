@@ -52,17 +52,18 @@ def diff_command(
     """Show the original config.json of a container against the edited one."""
     from ocigpu.containers.difference import find_original, list_changes
     from ocigpu.containers.planned import edit_copy, plan_bundle
-    from ocigpu.containers.target import find_target
+    from ocigpu.containers.target import find_target, open_root
     from ocigpu.spec import read_config
 
     settings = _settings(config, mode)
-    bundle = find_target(target, places_of(root)).bundle
+    bundle, container = find_target(target, places_of(root))
     document = read_config(bundle)
     original = find_original(document.config, settings)
     edited, how, notes = document.config, original.mode, list(original.notes)
     would_be = bool(mode) or not original.mode
     if would_be:
-        planned = plan_bundle(original.config, bundle, settings, lambda: load_facts(settings))
+        with open_root(container) as place:
+            planned = plan_bundle(original.config, bundle, settings, lambda: load_facts(settings), place)
         edited, how = edit_copy(original.config, bundle, settings, planned), planned.mode
         notes += planned.request.notes
         notes += [f"mode hook, not spec: {planned.why_hook}"] if planned.why_hook else []

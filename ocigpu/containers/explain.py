@@ -14,6 +14,7 @@ from ocigpu.containers.granted import read_allowed
 from ocigpu.containers.origin import tell_origin
 from ocigpu.containers.planned import Planned, plan_bundle
 from ocigpu.containers.report import Report, make_reports
+from ocigpu.containers.target import open_root
 from ocigpu.declared import LD_CACHE
 from ocigpu.errors import OcigpuError
 from ocigpu.facts import HostFacts, ImageFacts
@@ -94,6 +95,11 @@ def explain_bundle(bundle: str, container: Container | None, settings: Settings,
 
     Raises SpecError when the bundle's config.json cannot be read.
     """
+    with open_root(container) as root:
+        return _explain(bundle, container, settings, facts, root)
+
+
+def _explain(bundle: str, container: Container | None, settings: Settings, facts: HostFacts, root: str) -> Explanation:
     document = read_config(bundle)
     original = find_original(document.config, settings)
     chosen = _settings_of(original.mode, settings)
@@ -106,7 +112,7 @@ def explain_bundle(bundle: str, container: Container | None, settings: Settings,
             request = Request(selection="cdi", cdi_devices=original.devices, source=FOUND_BY_NODES)
             planned = Planned(request, "cdi", cdi=read_registry(chosen).resolve(original.devices))
         else:
-            planned = plan_bundle(original.config, bundle, chosen, lambda: facts)
+            planned = plan_bundle(original.config, bundle, chosen, lambda: facts, root)
     except OcigpuError as problem:
         error, hint = f"{problem.code}: {problem.message}", problem.hint
     request, plan = planned.request, planned.plan
@@ -124,8 +130,8 @@ def explain_bundle(bundle: str, container: Container | None, settings: Settings,
         asked_by=tell_origin(request, original.config, container) if request.source != FOUND_BY_NODES else VOID,
         gpus=(*plan.gpus, *plan.mig_devices) if plan is not None else request.cdi_devices,
         image=plan.image if plan is not None else None,
-        compat=_explain_compat(plan, request, chosen, facts, document.config, bundle) if plan is not None else "",
-        spec=_explain_spec(planned, original.config, bundle, chosen, facts),
+        compat=_explain_compat(plan, request, chosen, facts, root or _root(document.config, bundle)) if plan else "",
+        spec=_explain_spec(planned, original.config, bundle, chosen, root),
         steps=tuple(steps),
         capabilities=_capabilities(request, facts) if plan is not None or error else (),
         report=report,
@@ -237,9 +243,14 @@ def _link_state(root_fd: int, action: Link) -> str:
         os.close(fd)
 
 
-def _explain_compat(
-    plan: Plan, request: Request, settings: Settings, facts: HostFacts, config: dict[str, Any], bundle: str
-) -> str:
+def _root(config: dict[str, Any], bundle: str) -> str:
+    try:
+        return rootfs_path(config, bundle)
+    except OcigpuError:
+        return ""
+
+
+def _explain_compat(plan: Plan, request: Request, settings: Settings, facts: HostFacts, root: str) -> str:
     """Return what becomes of CUDA compatibility libraries, "" for an image that has none."""
     if plan.image.compat_dir:
         if settings.cuda_compat_mode != "ldconfig":
@@ -248,7 +259,7 @@ def _explain_compat(
             return f"{plan.image.compat_dir} not used: the capability compute is not asked for"
         return f"{plan.image.compat_dir} used: its libcuda suits driver {facts.driver_version} and is newer"
     try:
-        root_fd = open_rootfs(rootfs_path(config, bundle))
+        root_fd = open_rootfs(root)
     except OcigpuError:  # not there yet, or not any more
         return ""
     try:
@@ -259,12 +270,14 @@ def _explain_compat(
     return f"{COMPAT_DIR} not used: its libcuda is not newer than driver {facts.driver_version}, or not made for it"
 
 
-def _explain_spec(planned: Planned, original: dict[str, Any], bundle: str, settings: Settings, facts: HostFacts) -> str:
+def _explain_spec(planned: Planned, original: dict[str, Any], bundle: str, settings: Settings, root: str) -> str:
+    """Return whether mode spec can serve the container, in words."""
     if planned.plan is None:
         return ""
     if planned.mode == "hook" and not planned.why_hook:
+        host = planned.host
         try:
-            planned = plan_bundle(original, bundle, settings._replace(mode="spec"), lambda: facts)
+            planned = plan_bundle(original, bundle, settings._replace(mode="spec"), lambda: host, root)
         except OcigpuError as error:
             return f"not possible: {error.code}: {error.message}"
     if planned.mode == "cdi":

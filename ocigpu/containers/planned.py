@@ -32,27 +32,33 @@ NAMED_AT_START = "NAMED-AT-START"
 """Instead of what is different for every start."""
 
 
-def image_facts(bundle: str, container: dict[str, Any], host: HostFacts) -> ImageFacts:
-    """Return the facts of the bundle's rootfs, or the defaults when it is not there (a bundle may be mounted later)."""
+def image_facts(bundle: str, container: dict[str, Any], host: HostFacts, root: str = "") -> ImageFacts:
+    """Return the facts of the bundle's rootfs, or the defaults when it is not there (a bundle may be mounted later).
+
+    ``root``: where it is, if not where config.json says: engines mount it in a mount namespace of their own, too.
+    """
     try:
-        return read_rootfs_facts(rootfs_path(container, bundle), host.driver_version)
+        return read_rootfs_facts(root or rootfs_path(container, bundle), host.driver_version)
     except SpecError as error:
         if isinstance(error.__cause__, (FileNotFoundError, NotADirectoryError)):
             return ImageFacts()
         raise
 
 
-def why_not_spec(plan: Plan, host: HostFacts, container: dict[str, Any], bundle: str, settings: Settings) -> str:
+def why_not_spec(
+    plan: Plan, host: HostFacts, container: dict[str, Any], bundle: str, settings: Settings, root: str = ""
+) -> str:
     """Return why mode spec would leave a bundle's container to the hook, "" if nothing speaks for that.
 
     For a runtime that root starts.  Where the root directory is not there yet, only the configuration is looked at.
+    ``root``: as for :func:`image_facts`.
     """
     config = copy.deepcopy(container)
     take_back(config)
     declared = declare(plan, host)
     options = (not settings.no_cgroups, has_user_namespace(config))
     try:
-        root_fd = os.open(rootfs_path(config, bundle), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        root_fd = os.open(root or rootfs_path(config, bundle), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
         return why_hook(declared, config, str, *options)
     try:
@@ -78,11 +84,12 @@ class Planned(NamedTuple):
 
 
 def plan_bundle(
-    original: dict[str, Any], bundle: str, settings: Settings, read_host: Callable[[], HostFacts]
+    original: dict[str, Any], bundle: str, settings: Settings, read_host: Callable[[], HostFacts], root: str = ""
 ) -> Planned:
     """Return what the shim would give the container of a config.json that it has not edited yet.
 
-    ``read_host``: called only where facts are needed.  Raises OcigpuError for a request that cannot be granted.
+    ``read_host``: called only where facts are needed.  ``root``: as for :func:`image_facts`.
+    Raises OcigpuError for a request that cannot be granted.
     """
     request = parse_request(original, settings)
     if request.selection == "nothing":
@@ -91,11 +98,11 @@ def plan_bundle(
     if request.selection == "cdi":
         return Planned(request, "cdi", cdi=read_registry(settings).resolve(request.cdi_devices))
     host = read_host()
-    image = image_facts(bundle, original, host)
+    image = image_facts(bundle, original, host, root)
     why_hook = ""
     if MODES[settings.mode] == "spec":
         plan = make_plan(host, request, settings, image, "spec")
-        why_hook = why_not_spec(plan, host, original, bundle, settings)
+        why_hook = why_not_spec(plan, host, original, bundle, settings, root)
         if not why_hook:
             return Planned(request, "spec", plan, host=host)
     return Planned(request, "hook", make_plan(host, request, settings, image), why_hook, host=host)
