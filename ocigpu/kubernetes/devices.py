@@ -19,6 +19,8 @@ REPLICA = "::"
 MAX_ID = 63
 """Characters of a device's id that the kubelet's interface allows."""
 
+NO_MIG_DEVICES = "MIG is enabled, but there are no MIG devices"
+
 
 class Device(NamedTuple):
     """One device of a resource.
@@ -143,10 +145,12 @@ def _devices_of(
         error = gpu.error
         if not (error or gpu.node or wsl_node):
             error = "its device number is unknown"
+        elif not error and gpu.mig_enabled and not gpu.mig_devices:
+            error = NO_MIG_DEVICES  # the runtime could not give it either
         paths = (wsl_node,) if wsl_node else (gpu.node.container_path,) if gpu.node else ()
         return [(name, Device(gpu.uuid, gpu.uuid, gpu.uuid, str(gpu.index), paths, error=error))]
     if not gpu.mig_devices:
-        notes.append(f"GPU {gpu.index} left out: {gpu.error or 'MIG is enabled, but there are no MIG devices'}")
+        notes.append(f"GPU {gpu.index} left out: {gpu.error or NO_MIG_DEVICES}")
     found = []
     nodes = {node.minor: node for _, node in facts.cap_nodes}
     for mig in gpu.mig_devices:

@@ -50,6 +50,7 @@ def test_every_gpu_is_a_device_by_its_uuid() -> None:
 
 MIG_CASES: dict[str, tuple[HostFacts, str, dict[str, list[str]], str]] = {
     "none: MIG is not looked at": (with_mig(("1g.10gb",)), "none", {"gpu": list("01234567")}, ""),
+    "none, MIG without devices": (with_mig(()), "none", {"gpu": ["!0", *"1234567"]}, ""),
     "single without MIG": (A100, "single", {"gpu": list("01234567")}, ""),
     "single, MIG everywhere": (
         with_mig(*[("1g.10gb", "1g.10gb")] * 8),

@@ -1,0 +1,221 @@
+"""What a container is given for the devices that the kubelet chose: the answer to Allocate, as plain data.  Pure.
+
+Device nodes come from the plan that the shim makes for the same request, so that a container of a pod has what one of
+Docker has.
+"""
+
+import uuid
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ocigpu.actions import AllowDevice, Node
+from ocigpu.errors import HostError, OcigpuError, RequestError, quoted
+from ocigpu.facts import HostFacts
+from ocigpu.kubernetes.config import CDI_STRATEGIES, Configuration, Options
+from ocigpu.kubernetes.devices import Device, Resource
+from ocigpu.kubernetes.mps import CONTAINER_ROOT, PIPE_VARIABLE, mps_directories
+from ocigpu.plan import make_plan
+from ocigpu.request import DEVICES_VARIABLE, IMEX_VARIABLE, MOUNT_DIRECTORIES, request_from_variables
+from ocigpu.settings import Settings
+
+CDI_VENDOR = "k8s.device-plugin.nvidia.com"
+FEATURES = (
+    ("gdrcopy_enabled", "NVIDIA_GDRCOPY", "gdrcopy"),
+    ("gds_enabled", "NVIDIA_GDS", "gds"),
+    ("mofed_enabled", "NVIDIA_MOFED", "mofed"),
+)
+"""Option, variable and name of opt-in parts."""
+MAX_SHOWN = 8
+
+
+class Mount(NamedTuple):
+    """A bind mount."""
+
+    container_path: str
+    host_path: str
+    read_only: bool = False
+
+
+class DeviceSpec(NamedTuple):
+    """A device node; ``permissions`` of the letters r, w, m."""
+
+    container_path: str
+    host_path: str
+    permissions: str
+
+
+class Response(NamedTuple):
+    """What the kubelet hands to the container runtime; the fields are those of ContainerAllocateResponse."""
+
+    envs: "dict[str, str]" = {}
+    mounts: tuple[Mount, ...] = ()
+    devices: tuple[DeviceSpec, ...] = ()
+    annotations: "dict[str, str]" = {}
+    cdi_devices: tuple[str, ...] = ()
+
+
+def allocate(
+    resource: Resource,
+    ids: Sequence[str],
+    facts: HostFacts,
+    configuration: Configuration,
+    settings: Settings,
+    token: str = "",
+) -> Response:
+    """Return what a container with these devices of a resource is given.
+
+    Several replicas of one GPU are that GPU, once.  ``token``: makes the annotation's name unique, default a new UUID.
+    Raises RequestError or HostError (OCIGPU-KUBE-2), one line that becomes the pod's event, for unknown or unhealthy
+    devices, for more replicas than a container may have, and for what the host lacks.
+    """
+    try:
+        devices = _chosen(resource, ids)
+        if resource.kind == "vfio":
+            return _for_machines(resource, devices, configuration.options)
+        return _for_containers(resource, devices, facts, configuration, settings, token or str(uuid.uuid4()))
+    except OcigpuError as error:
+        text = f"invalid allocation request for {quoted(resource.name)}: {error.message}"
+        raise type(error)("OCIGPU-KUBE-2", text, error.hint) from error
+
+
+def usable_channels(facts: HostFacts, options: Options) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Return the IMEX channels that every container is given, and notes on those that this host has not.
+
+    Raises HostError (OCIGPU-DEV-4) for a missing one when imex.required is set.
+    """
+    present = {node.minor for node in facts.imex_nodes}
+    missing = [channel for channel in options.imex_channel_ids if channel not in present]
+    notes = tuple(f"IMEX channel {channel}: this host has no node for it" for channel in missing)
+    if missing and options.imex_required:
+        raise HostError("OCIGPU-DEV-4", f"{notes[0]}, and imex.required is set")
+    return tuple(channel for channel in options.imex_channel_ids if channel in present), notes
+
+
+def _chosen(resource: Resource, ids: Sequence[str]) -> list[Device]:
+    """Return the devices, each GPU or MIG device once, by ordinal."""
+    known = {device.id: device for device in resource.devices}
+    unknown = [id_ for id_ in ids if id_ not in known]
+    if unknown:
+        more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
+        raise RequestError("OCIGPU-KUBE-2", f"unknown device: {quoted(unknown[0])}{more}")
+    chosen = [known[id_] for id_ in dict.fromkeys(ids)]
+    replicas = [device for device in chosen if device.is_replica]
+    if resource.one_each and len(replicas) > 1:
+        raise RequestError("OCIGPU-KUBE-2", f"maximum request size for shared resources is 1; found {len(replicas)}")
+    for device in chosen:
+        if device.error:
+            raise HostError("OCIGPU-KUBE-2", f"device {device.uuid} is unhealthy: {device.error}", "")
+    distinct = {device.uuid: device for device in chosen}
+    return sorted(distinct.values(), key=lambda device: [int(part) for part in device.ordinal.split(":")])
+
+
+def _for_machines(resource: Resource, devices: Sequence[Device], options: Options) -> Response:
+    """Nodes for a virtual machine; with a CDI strategy the names by which Kata's specification has them."""
+    if "cdi-cri" in options.device_list_strategy:
+        return Response(cdi_devices=tuple(f"{resource.name}={device.id}" for device in devices))
+    paths = dict.fromkeys(path for device in devices for path in device.paths)
+    return Response(devices=tuple(DeviceSpec(path, path, "mrw") for path in paths))
+
+
+def _for_containers(
+    resource: Resource,
+    devices: Sequence[Device],
+    facts: HostFacts,
+    configuration: Configuration,
+    settings: Settings,
+    token: str,
+) -> Response:
+    options = configuration.options
+    strategies = options.device_list_strategy
+    names = [device.ordinal if options.device_id_strategy == "index" else device.uuid for device in devices]
+    channels = [str(channel) for channel in usable_channels(facts, options)[0]]
+    envs: dict[str, str] = {}
+    mounts: list[Mount] = []
+    if "envvar" in strategies:
+        envs[DEVICES_VARIABLE] = ",".join(names) or "void"
+        if channels:
+            envs[IMEX_VARIABLE] = ",".join(channels)
+    if "volume-mounts" in strategies and names:
+        directory = MOUNT_DIRECTORIES[0]
+        envs[DEVICES_VARIABLE] = directory
+        wanted = [*names, *(f"imex/{channel}" for channel in channels)]
+        mounts += [Mount(f"{directory}/{name}", "/dev/null") for name in wanted]
+    envs |= {variable: "enabled" for option, variable, _ in FEATURES if getattr(options, option) and names}
+    if resource.sharing == "mps" and any(device.is_replica for device in devices):
+        inside = mps_directories(CONTAINER_ROOT, resource.name)
+        outside = mps_directories(options.mps_root, resource.name)
+        envs[PIPE_VARIABLE] = inside.pipe
+        mounts += [Mount(inside.pipe, outside.pipe), Mount("/dev/shm", outside.shm)]
+    qualified = _cdi_names(names, channels, facts, options)
+    return Response(
+        envs,
+        tuple(mounts),
+        _device_specs(resource, devices, channels, facts, options, settings),
+        _annotation(qualified, options, token),
+        tuple(qualified) if "cdi-cri" in strategies else (),
+    )
+
+
+def _cdi_names(names: Sequence[str], channels: Sequence[str], facts: HostFacts, options: Options) -> list[str]:
+    """Return the qualified names; a part that the host has no device of has no specification either."""
+    parts = {feature.name for feature in facts.features if feature.nodes}
+    return [
+        *(f"{CDI_VENDOR}/gpu={name}" for name in names),
+        *(f"{CDI_VENDOR}/imex-channel={channel}" for channel in channels),
+        *(
+            f"{CDI_VENDOR}/{name}=all"
+            for option, _, name in FEATURES
+            if getattr(options, option) and names and name in parts
+        ),
+    ]
+
+
+def _annotation(qualified: Sequence[str], options: Options, token: str) -> dict[str, str]:
+    if "cdi-annotations" not in options.device_list_strategy or not qualified:
+        return {}
+    return {f"{options.cdi_annotation_prefix}nvidia-device-plugin_{token}": ",".join(qualified)}
+
+
+def _device_specs(
+    resource: Resource,
+    devices: Sequence[Device],
+    channels: Sequence[str],
+    facts: HostFacts,
+    options: Options,
+    settings: Settings,
+) -> tuple[DeviceSpec, ...]:
+    """Return the nodes that the shim would make for these devices, as far as the host has them.
+
+    With CDI strategies only, the nodes are in the specifications.
+    """
+    if not options.pass_device_specs or set(options.device_list_strategy) <= set(CDI_STRATEGIES) or not devices:
+        return ()
+    if resource.kind == "wsl":
+        paths = dict.fromkeys(path for device in devices for path in device.paths)
+        return tuple(DeviceSpec(path, path, "rw") for path in paths)
+    variables = {
+        DEVICES_VARIABLE: ",".join(device.uuid for device in devices),
+        IMEX_VARIABLE: ",".join(channels),
+        **{variable: "enabled" for option, variable, _ in FEATURES if getattr(options, option)},
+    }
+    plain = settings._replace(mode="hook", accept_nvidia_visible_devices_envvar_when_unprivileged=True)
+    plan = make_plan(facts, request_from_variables(variables, plain), plain)
+    access = {(rule.major, rule.minor): rule.access for rule in plan.actions if isinstance(rule, AllowDevice)}
+    nodes = [action.node for action in plan.actions if isinstance(action, Node)]
+    indispensable = {path for device in devices for path in device.paths}
+    missing = [node.container_path for node in nodes if not node.host_path and node.container_path in indispensable]
+    if missing:
+        raise HostError("OCIGPU-DEV-4", f"the host has no device node {missing[0]}", "Make it: nvidia-modprobe -c 0 -u")
+    return tuple(
+        DeviceSpec(node.container_path, host_path(node.host_path, options), access[node.major, node.minor])
+        for node in nodes
+        if node.host_path
+    )
+
+
+def host_path(path: str, options: Options) -> str:
+    """Return where the host has a node that the plugin, perhaps in a container of its own, found at this path."""
+    root = options.container_driver_root.rstrip("/")
+    if root and path.startswith(f"{root}/"):
+        return (options.dev_root or options.driver_root).rstrip("/") + path.removeprefix(root)
+    return path
