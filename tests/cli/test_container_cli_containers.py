@@ -4,14 +4,15 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from support import machine
+from support.bundle import LIBRARIES as MULTIARCH
 from support.bundle import base_config, write_bundle
-from support.process import Completed, explain, run
+from support.process import Completed, explain, is_alive, run, wait_for
 from support.product import PROGRAMS, RUNTIME, SimulatedHost, listed_uuids
-from support.runtimes import container_id, run_container, set_cgroup, start_in_background
+from support.runtimes import container_id, run_container, set_cgroup, start_in_background, view_of
 from support.survey import OWN_RUN, Seen, differences, finished, survey
 
 from ocigpu.settings import CAPABILITIES
@@ -19,6 +20,7 @@ from ocigpu.settings import CAPABILITIES
 pytestmark = [pytest.mark.root, pytest.mark.engine]
 
 VENDOR_HOOK = Path(__file__).parents[1] / "support/vendor_hook.sh"
+VERSION = "550.163.01"
 ALL_FLAGS = [f"--{name}" for name in CAPABILITIES]
 LOOK = ["sh", "-c", "nvidia-smi -L; ldconfig -p | grep -c libcuda.so; /probe open /dev/nvidia0 /dev/nvidia1"]
 ENROOT = """\
@@ -28,7 +30,7 @@ mount --rbind /proc "$1/proc" && mount --make-rslave "$1/proc" && mount -t tmpfs
 LXC = """\
 mount --make-rprivate / && mount --bind "$1" "$1" && mount -t proc proc "$1/proc" && mount -t tmpfs none "$1/dev"
 """
-"""What both do before they call their hook; of enroot's /dev, which is the host's, a file system of its own is left."""
+"""What both do before they call their hook, but for enroot's /dev, which is the host's; Apptainer does it likewise."""
 
 
 class Place:
@@ -86,9 +88,8 @@ def test_a_container_configured_by_the_vendors_hook_equals_one_by_ours(
     ours = seen(RUNTIME, place.bundle(survey(place.host), variables=variables))
     configured = seen(runtime, place.bundle(survey(place.host), words))
     assert differences(ours, configured) == {}
-    assert listed_uuids(ours["listing"]) == [place.host.gpus[int(n)] for n in ("0", "3") if devices == "0,3"] or [
-        *(place.host.gpus if devices == "all" else ())
-    ]
+    gpus = place.host.gpus
+    assert listed_uuids(ours["listing"]) == list({"0,3": (gpus[0], gpus[3]), "all": gpus, "": ()}[devices])
 
 
 @pytest.mark.parametrize("cgroup", ["v1", "v2"])
@@ -109,21 +110,19 @@ def test_a_created_container_is_configured_by_hand(place: Place, cgroup: str) ->
 
 def configure_created(place: Place, bundle: Path, words: list[str], cgroup: str = "v1") -> Completed:
     """Create, configure, start: returns what the program said, and on standard output what the container did."""
-    from support.runtimes import view_of
-
-    name, rootfs = bundle.name, json.loads((bundle / "config.json").read_text())["root"]["path"]
+    name = bundle.name
+    rootfs = bundle / json.loads((bundle / "config.json").read_text())["root"]["path"]
     view = list(view_of(cgroup))
     command = [*view, "runc", "--root", str(place.directory / "state")]
     try:
         created = start_in_background(command, ["create"], bundle, name, place.env)
         assert created.returncode == 0, explain(created)
         pid = json.loads(run([*command, "state", name]).stdout)["pid"]
-        result = place.run(*words, f"--pid={pid}", bundle / rootfs, before=tuple(view), cwd=Path("/"))
+        result = place.run(*words, f"--pid={pid}", rootfs, before=tuple(view), cwd=Path("/"))
         if result.returncode == 0:
             assert result.stdout == ""
             run([*command, "start", name])
-            ended = f"while kill -0 {pid} 2>/dev/null; do sleep 0.02; done"
-            run(["sh", "-c", ended])
+            wait_for("the container to end", lambda: not is_alive(pid))
             result.stdout = bundle.with_name(f"{name}.out").read_text()
         return result
     finally:
@@ -195,33 +194,48 @@ def test_a_process_that_is_no_container_is_refused(place: Place) -> None:
 
 # --- without --pid: the caller has made the namespaces
 
-CALLS = {
-    "enroot": (ENROOT, ["--user", "configure", "--no-cgroups", "--ldconfig=@/sbin/ldconfig", "--device=1"]),
-    "enroot, debugging": (
-        ENROOT,
-        ["--user", "--debug=/dev/stderr", "configure", "--no-cgroups", "--ldconfig=@/sbin/ldconfig", "--device=1"],
+CAPABILITIES_OF_APPTAINER = """KILL SETUID SETGID SYS_CHROOT CHOWN FOWNER MKNOD SYS_ADMIN DAC_READ_SEARCH SYS_PTRACE
+DAC_OVERRIDE SETPCAP""".lower().split()
+
+
+class Caller(NamedTuple):
+    """Who calls the program: in which namespaces, after which mounts, and its words before the usual ones."""
+
+    namespaces: list[str]
+    mounts: str
+    words: list[str]
+    before: tuple[str, ...] = ()
+
+
+CONFIGURE = ["configure", "--no-cgroups", "--ldconfig=@/sbin/ldconfig", "--device=1"]
+SOME = ",".join(["-all", *(f"+{name}" for name in CAPABILITIES_OF_APPTAINER)])
+CALLERS = {
+    "enroot": Caller(["--user", "--map-current-user", "--keep-caps"], ENROOT, ["--user", *CONFIGURE]),
+    "enroot, debugging": Caller(["--user", "--map-root-user"], ENROOT, ["--user", "--debug=/dev/stderr", *CONFIGURE]),
+    "LXC": Caller(
+        ["--user", "--map-root-user", "--pid", "--fork", "--net", "--uts", "--ipc"], LXC, ["--user", *CONFIGURE]
     ),
-    "LXC": (LXC, ["--user", "configure", "--no-cgroups", "--ldconfig=@/sbin/ldconfig", "--device=1"]),
-}
-NAMESPACES = {
-    "enroot": ["--map-current-user", "--keep-caps"],
-    "enroot, debugging": ["--map-root-user"],
-    "LXC": ["--map-root-user", "--pid", "--fork", "--net", "--uts", "--ipc"],
+    "Apptainer": Caller(["--user", "--map-root-user"], ENROOT, ["--user", *CONFIGURE]),
+    "Apptainer, set-user-ID": Caller(
+        [], LXC, CONFIGURE, ("setpriv", f"--inh-caps={SOME}", f"--bounding-set={SOME}", f"--ambient-caps={SOME}")
+    ),
 }
 
 
-@pytest.mark.parametrize("caller", CALLS)
-def test_callers_that_make_the_namespaces_get_their_gpus(place: Place, caller: str) -> None:
-    """Rootless; the words are those of enroot's 98-nvidia.sh and of LXC's hook nvidia."""
-    prepare, words = CALLS[caller]
-    bundle = place.bundle([])
-    root = bundle / "rootfs"
+def call(place: Place, root: Path, caller: Caller, then: str) -> Completed:
+    """Make the namespaces, call the program there, and do something else whatever came of it."""
+    flags = ["--compute", "--utility", "--require=cuda>=11.0", root]
+    script = f'{caller.mounts} {{ root=$1; shift; "$@"; status=$?; {then}; exit $status; }}'
+    words = ["unshare", *caller.namespaces, "--mount", "sh", "-c", script, "sh", root, *caller.before, place.program]
+    return run([*words, *caller.words, *flags], env=place.env, check=False)
+
+
+@pytest.mark.parametrize("name", CALLERS)
+def test_callers_that_make_the_namespaces_get_their_gpus(place: Place, name: str) -> None:
+    """The words are those of enroot's 98-nvidia.sh, of LXC's hook nvidia, and of Apptainer with --nvccli."""
+    root = place.bundle([]) / "rootfs"
     inside = "nvidia-smi -L; ldconfig -p | grep -c libcuda.so; /probe list /dev -- open /dev/nvidia1 /dev/nvidiactl"
-    inside += "; ls /proc/driver/nvidia/gpus"
-    flags = "--compute --utility '--require=cuda>=11.0'"
-    script = f'{prepare} shift 0; root=$1; shift; "$@" {flags} "$root" && exec chroot "$root" sh -c "{inside}"'
-    namespaces = ["unshare", "--user", *NAMESPACES[caller], "--mount"]
-    result = run([*namespaces, "sh", "-c", script, "sh", root, place.program, *words], env=place.env, check=False)
+    result = call(place, root, CALLERS[name], f'chroot "$root" sh -c "{inside}; ls /proc/driver/nvidia/gpus"')
     assert result.returncode == 0, explain(result)
     assert listed_uuids(result.stdout) == [place.host.gpus[1]]
     assert result.stdout.splitlines()[-5:] == [
@@ -231,8 +245,22 @@ def test_callers_that_make_the_namespaces_get_their_gpus(place: Place, caller: s
         "open /dev/nvidiactl ENXIO",
         "0000:02:00.0",
     ]
-    assert ("node /dev/nvidia1" in result.stderr) == ("debugging" in caller)
+    assert ("node /dev/nvidia1" in result.stderr) == ("debugging" in name)
     assert machine.mounts_below(str(root)) == []
+
+
+@pytest.mark.parametrize("name", ["enroot", "Apptainer, set-user-ID"])
+def test_a_failure_undoes_everything_in_the_callers_namespace(place: Place, name: str) -> None:
+    root = place.bundle([]) / "rootfs"
+    (root / MULTIARCH / f"libnvidia-nvvm.so.{VERSION}").mkdir()  # of the last things that are mounted
+    before = machine.tree(root)
+    result = call(place, root, CALLERS[name], 'cut -d" " -f5 /proc/self/mountinfo | grep "^$root/"; ls "$root/dev"')
+    assert result.returncode == 1
+    assert "OCIGPU-MNT-2: mount error: " in result.stderr, explain(result)
+    own = {f"{root}/proc", f"{root}/dev"}
+    assert {line for line in result.stdout.splitlines() if not line.startswith(f"{root}/proc/")} == own
+    assert "/proc/driver" not in result.stdout
+    assert machine.tree(root) == before
 
 
 def test_a_root_without_a_cgroup_of_its_own_is_told_to_leave_cgroups_alone(place: Place) -> None:
