@@ -92,8 +92,8 @@ def explain_command(
 def _looks_like_code(text: str) -> bool:
     """Tell whether a word is a code, or one of ours that is mistyped, and neither a path nor a container's name."""
     name = text.strip().upper()
-    parts = name.removeprefix("OCIGPU-").split("-")
-    return name.startswith("OCIGPU-") or (len(parts) == 2 and parts[0] in AREAS and parts[1].isdecimal())
+    area, _, number = name.removeprefix("OCIGPU-").partition("-")
+    return number.isdecimal() and (area in AREAS or (area.isalpha() and name.startswith("OCIGPU-")))
 
 
 def find_code(text: str) -> str:
