@@ -53,12 +53,22 @@ def find_original(config: dict[str, Any], settings: Settings) -> Original:
     if mode == "cdi":
         return _without_devices(config, settings)
     found = copy.deepcopy(config)
+    if not mode and _asks_for_devices(config, settings):  # of a vendor whose specifications leave no other trace
+        original = _without_devices(config, settings)
+        return original if original.mode and original.notes == (REPLACED_NOTE,) else Original(found, "")
     if mode == "spec":
         take_back(found)
     elif not _take_back_hook(found):
         return Original(found, "")
     _drop_empty(found)
     return Original(found, mode, (REPLACED_NOTE,))
+
+
+def _asks_for_devices(config: dict[str, Any], settings: Settings) -> bool:
+    try:
+        return parse_request(config, settings).selection == "cdi"
+    except OcigpuError:  # a request that nobody can grant
+        return False
 
 
 def _take_back_hook(config: dict[str, Any]) -> bool:

@@ -364,7 +364,8 @@ def docker_directory(identity: str, mounts: list[Any]) -> str:
     for mount in mounts:
         source = mount.get("source") if isinstance(mount, dict) else None
         directory, found, rest = source.rpartition("/containers/") if isinstance(source, str) else ("", "", "")
-        if found and rest.count("/") == 1 and rest.endswith(("/hostname", "/hosts", "/resolv.conf")):
+        file = rest.partition("/")[2]
+        if found and file in ("hostname", "hosts", "resolv.conf") and mount.get("destination") == f"/etc/{file}":
             return f"{directory}/containers/{identity}"
     return ""
 

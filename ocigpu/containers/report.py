@@ -117,8 +117,8 @@ def _is_our_program(path: str) -> bool:
     if os.path.basename(path) not in VENDOR_HOOKS:
         return False
     try:
-        with open(path, "rb") as file:
-            head = file.read(4096)
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            head = file.read(4096) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b""
     except OSError:  # not there any more, or a binary that nobody may read
         return False
     return head.startswith(b"#!") and b"ocigpu" in head

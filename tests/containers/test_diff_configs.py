@@ -13,12 +13,14 @@ from support.process import run
 from support.product import PROGRAMS, SimulatedHost
 from support.runtimes import run_container
 
+from ocigpu.cdi.inject import inject
 from ocigpu.commands.diff import DIFFERENT
 from ocigpu.containers.difference import REPLACED_NOTE, Change, find_original, list_changes
 from ocigpu.declare import declare
 from ocigpu.declared import edit_declared
 from ocigpu.plan import make_plan
 from ocigpu.request import parse_request
+from ocigpu.runtime import owns_device_policy
 from ocigpu.settings import Settings, parse_settings
 from ocigpu.spec import get_list, get_object, get_rules, read_config, remove_gpu_hooks
 
@@ -222,3 +224,37 @@ def test_a_bundle_without_a_config_is_said(tmp_path: Path) -> None:
     assert "OCIGPU-SPEC-1" in ocigpu("diff", str(tmp_path), status=1)
     (tmp_path / "config.json").write_text("{}")
     assert ocigpu("diff", str(tmp_path)) == ""
+
+
+@pytest.mark.parametrize("asked", ["by an annotation", "by a variable", "by nothing that is left"])
+def test_devices_of_any_vendor_are_taken_back(tmp_path: Path, asked: str) -> None:
+    """Specifications without a hook leave no other trace than what they bring."""
+    edits = {
+        "deviceNodes": [{"path": "/dev/thing0", "type": "c", "major": 240, "minor": 7}],
+        "env": ["THING=0"],
+        "mounts": [{"hostPath": "/etc", "containerPath": "/opt/etc", "options": ["rbind", "ro"]}],
+        "additionalGids": [77],
+    }
+    spec = {"cdiVersion": "0.7.0", "kind": "x.org/thing", "devices": [{"name": "0", "containerEdits": edits}]}
+    (tmp_path / "thing.json").write_text(json.dumps(spec))
+    settings = parse_settings({"cdi": {"spec-dirs": [str(tmp_path)], "environment-vendors": ["x.org"]}})
+    before: dict[str, Any] = json.loads((test_bundles.BUNDLES / "docker-all" / "config.json").read_text())
+    before["process"]["env"] = ["NVIDIA_VISIBLE_DEVICES=x.org/thing=0"] if asked == "by a variable" else []
+    before["annotations"] = {"cdi.k8s.io/x": "x.org/thing=0"} if asked == "by an annotation" else {}
+    edited = copy.deepcopy(before)
+    inject(edited, [edits], declare_rules=owns_device_policy(), rootless=not owns_device_policy())
+    original = find_original(edited, settings)
+    if asked == "by nothing that is left":
+        assert (original.config, original.mode) == (edited, "")
+        return
+    assert (original.mode, original.devices) == ("cdi", ("x.org/thing=0",))
+    original.config.setdefault("annotations", {})
+    # mounts are sorted by an edit, and stay sorted
+    assert {change.path for change in list_changes(before, original.config)} <= {"/mounts"}
+    assert find_original(before, settings).mode == ""
+    edited["mounts"] = [mount for mount in edited["mounts"] if mount["destination"] != "/opt/etc"]
+    partly = find_original(edited, settings)
+    if asked == "by a variable":
+        assert (partly.config, partly.mode) == (edited, "")
+    else:
+        assert "1 of 5 edits" in partly.notes[1]

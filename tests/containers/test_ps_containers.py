@@ -251,3 +251,18 @@ def test_a_look_that_never_ends_is_given_up(tmp_path: Path) -> None:
         ask_child(lambda: os.stat("/nowhere/at/all").st_mode)
     assert caught.value.filename == "/nowhere/at/all"
     assert ask_child(lambda: stat.S_ISDIR(os.stat("/").st_mode)) is True
+
+
+def test_a_hook_under_the_vendors_name_is_told_by_its_program(tmp_path: Path) -> None:
+    path = tmp_path / "nvidia-container-runtime-hook"
+    config = {"hooks": {"prestart": [{"path": str(path), "args": ["nvidia-container-runtime-hook", "prestart"]}]}}
+    path.write_text("#!/bin/sh\nexec ocigpu-hook\n")
+    assert read_mode(config) == "hook"
+    path.write_bytes(b"\x7fELF ocigpu")
+    assert read_mode(config) == "vendor"
+    path.unlink()
+    os.mkfifo(path)  # opening it would wait for ever
+    assert read_mode(config) == "vendor"
+    path.unlink()
+    path.symlink_to("/usr/bin/ocigpu-hook")
+    assert read_mode(config) == "hook"
