@@ -123,6 +123,12 @@ def mig_resource(profile: str) -> str:
     return name if profile and "c." not in profile and len(name) <= MAX_NAME else ""
 
 
+def mig_name(profile: str, configuration: Configuration) -> str:
+    """Return the resource of MIG devices of this profile under strategy mixed; "" for none."""
+    named = (name for pattern, name in configuration.mig_names if matches(pattern, profile))
+    return next(named, "") or mig_resource(profile)
+
+
 def _nameable(facts: HostFacts, notes: list[str]) -> list[Gpu]:
     gpus = []
     for gpu in sorted(facts.gpus, key=lambda gpu: gpu.index):
@@ -154,7 +160,7 @@ def _devices_of(
     found = []
     nodes = {node.minor: node for _, node in facts.cap_nodes}
     for mig in gpu.mig_devices:
-        name = GPU_RESOURCE if strategy == "single" else _mig_name(mig, configuration)
+        name = GPU_RESOURCE if strategy == "single" else mig_name(mig.profile, configuration)
         what = f"MIG device {gpu.index}:{mig.index}"
         if not name:
             notes.append(f"{what} left out: profile {mig.profile or 'unknown'} has no resource name (resources.mig)")
@@ -163,11 +169,6 @@ def _devices_of(
         else:
             found.append((name, _mig_device(gpu, mig, nodes)))
     return found
-
-
-def _mig_name(mig: MigDevice, configuration: Configuration) -> str:
-    named = (name for pattern, name in configuration.mig_names if matches(pattern, mig.profile))
-    return next(named, "") or mig_resource(mig.profile)
 
 
 def _mig_device(gpu: Gpu, mig: MigDevice, nodes: Mapping[int, DeviceNode]) -> Device:

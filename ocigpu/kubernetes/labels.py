@@ -1,0 +1,229 @@
+"""Labels of a node about its GPUs, in the names of NVIDIA's GPU feature discovery.  Pure.
+
+What is not known has no label.  Differences to NVIDIA's program: GPUs of several models are labelled by the most
+frequent one, and a driver version of another shape costs only its own labels.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from ocigpu.facts import Gpu, HostFacts, MigDevice
+from ocigpu.kubernetes.config import Configuration
+from ocigpu.kubernetes.devices import GPU_RESOURCE, mig_name, single_problem
+from ocigpu.kubernetes.hardware import Hardware, MigSize
+from ocigpu.kubernetes.sharing import DOMAIN
+from ocigpu.kubernetes.vgpu import Vgpu
+from ocigpu.selection import DISPLAY_ONLY
+
+MAX_VALUE = 63
+FAMILIES = {1: "tesla", 2: "fermi", 3: "kepler", 5: "maxwell", 6: "pascal", 9: "hopper", 10: "blackwell",
+            12: "blackwell", 13: "rubin"}  # fmt: skip
+"""Families by the major number of the compute capability, where that is enough."""
+GRAPHICS_CLASS, COMPUTE_CLASS = 0x0300, 0x0302
+_VERSION = re.compile(r"[0-9]+\.[0-9]+(\.[0-9]+)?")
+
+
+class Surroundings(NamedTuple):
+    """What is not of the driver: name of the machine, PCI classes of its GPUs, vGPU, time in Unix seconds or None."""
+
+    machine: str = ""
+    pci_classes: frozenset[int] = frozenset()
+    vgpu: Vgpu | None = None
+    timestamp: int | None = None
+
+
+def make_labels(
+    facts: HostFacts, configuration: Configuration, hardware: Hardware, around: Surroundings
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return the labels by name, sorted, and notes on what could not be labelled."""
+    labels: dict[str, str] = {}
+    notes: list[str] = []
+    if around.timestamp is not None and not configuration.options.no_timestamp:
+        labels["gfd.timestamp"] = str(around.timestamp)
+    labels["vgpu.present"] = _bool(around.vgpu is not None)
+    if around.vgpu:
+        labels["vgpu.host-driver-version"] = around.vgpu.host_driver_version
+        labels["vgpu.host-driver-branch"] = around.vgpu.host_driver_branch
+    gpus = [gpu for gpu in facts.gpus if gpu.model not in DISPLAY_ONLY]
+    if gpus:
+        healthy = [gpu for gpu in gpus if not gpu.error] or gpus
+        labels["gpu.machine"] = _value(sanitise(around.machine)) or "unknown"
+        labels["gpu.mode"] = _mode(around.pci_classes)
+        labels["mig.capable"] = _bool(any(gpu.mig_capable for gpu in healthy))
+        labels |= _versions(facts, notes) | _clique(healthy, hardware)
+        labels |= _resources(facts, healthy, configuration, hardware, notes)
+    shortened = {DOMAIN + name: _value(value) for name, value in labels.items()}
+    return {name: value for name, value in sorted(shortened.items()) if value}, tuple(notes)
+
+
+def sanitise(text: str) -> str:
+    """Return text as a label's value: "NVIDIA TITAN X (Pascal)" is NVIDIA-TITAN-X-Pascal."""
+    return "-".join(re.sub(r"[^A-Za-z0-9\-_. ]", "", " ".join(text.split())).split())
+
+
+def family(architecture: str) -> str:
+    """Return the family of a compute capability, e.g. "ampere" for "8.6"; "undefined" for an unknown one."""
+    major, _, minor = architecture.partition(".")
+    if not major.isdigit() or not minor.isdigit():
+        return "undefined"
+    if major == "7":
+        return "turing" if int(minor) >= 5 else "volta"
+    if major == "8":
+        return "ada-lovelace" if int(minor) >= 9 else "ampere"
+    return FAMILIES.get(int(major), "undefined")
+
+
+def render_features(labels: Mapping[str, str]) -> str:
+    """Return the labels as a file of node feature discovery's features.d: a line "name=value" each."""
+    return "".join(f"{name}={value}\n" for name, value in sorted(labels.items()))
+
+
+def _value(text: str) -> str:
+    """Return text that Kubernetes takes for a label's value: 63 characters, letters or digits at both ends."""
+    return text[:MAX_VALUE].strip("-_.")
+
+
+def _bool(value: bool) -> str:
+    return "true" if value else "false"
+
+
+def _versions(facts: HostFacts, notes: list[str]) -> dict[str, str]:
+    labels: dict[str, str] = {}
+    if _VERSION.fullmatch(facts.driver_version):
+        major, minor, *rest = facts.driver_version.split(".")
+        for prefix, names in (
+            ("cuda.driver.", ("major", "minor", "rev")),
+            ("cuda.driver-version.", ("major", "minor", "revision")),
+        ):
+            labels |= {prefix + name: part for name, part in zip(names, (major, minor, *rest), strict=False)}
+        labels["cuda.driver-version.full"] = facts.driver_version
+    else:
+        notes.append(f"no labels for driver version {facts.driver_version or 'unknown'}: it is not X.Y or X.Y.Z")
+    if _VERSION.fullmatch(facts.cuda_version):
+        major, minor, *_ = facts.cuda_version.split(".")
+        for prefix in ("cuda.runtime.", "cuda.runtime-version."):
+            labels |= {f"{prefix}major": major, f"{prefix}minor": minor}
+        labels["cuda.runtime-version.full"] = facts.cuda_version
+    return labels
+
+
+def _mode(classes: Iterable[int]) -> str:
+    distinct = set(classes)
+    if len(distinct) != 1:
+        return "unknown"
+    return {GRAPHICS_CLASS: "graphics", COMPUTE_CLASS: "compute"}.get(distinct.pop(), "unknown")
+
+
+def _clique(gpus: Sequence[Gpu], hardware: Hardware) -> dict[str, str]:
+    cliques = {hardware.gpus[gpu.uuid].clique if gpu.uuid in hardware.gpus else "" for gpu in gpus}
+    return {"gpu.clique": cliques.pop()} if len(cliques) == 1 else {}
+
+
+# resources
+
+
+def _resources(
+    facts: HostFacts, gpus: Sequence[Gpu], configuration: Configuration, hardware: Hardware, notes: list[str]
+) -> dict[str, str]:
+    strategy = configuration.options.mig_strategy
+    split = [gpu for gpu in gpus if gpu.mig_enabled]
+    labels = {"mps.capable": _bool(configuration.sharing.strategy == "mps" and not (split and strategy != "none"))}
+    if strategy != "none":
+        labels["mig.strategy"] = strategy
+    labels |= _whole_gpus(gpus, configuration, hardware, notes)
+    if strategy == "single" and split:
+        return labels | _single(facts, gpus, configuration, hardware)
+    if strategy == "mixed":
+        for profile, devices in _by_profile(split).items():
+            name = mig_name(profile, configuration)
+            if name:
+                labels |= _mig_resource(name.removeprefix(DOMAIN), devices, configuration, hardware, name)
+    return labels
+
+
+def _whole_gpus(
+    gpus: Sequence[Gpu], configuration: Configuration, hardware: Hardware, notes: list[str]
+) -> dict[str, str]:
+    models = Counter(gpu.model for gpu in gpus)
+    if len(models) > 1:
+        counts = ", ".join(f"{count} {model}" for model, count in models.most_common())
+        notes.append(f"GPUs of several models ({counts}): labels are of the most frequent one")
+    first = next(gpu for gpu in gpus if gpu.model == models.most_common(1)[0][0])
+    offered = [gpu for gpu in gpus if not gpu.mig_enabled]
+    strategy, replicas, shown = _shared(GPU_RESOURCE, configuration)
+    major, _, minor = first.architecture.partition(".")
+    labels = {
+        "gpu.count": str(len([gpu for gpu in gpus if not gpu.error])),
+        "gpu.replicas": str(replicas if offered else 0),
+        "gpu.sharing-strategy": strategy,
+        "gpu.product": sanitise(first.model) + shown,
+        "gpu.memory": _positive(hardware.gpus[first.uuid].memory_mib if first.uuid in hardware.gpus else 0),
+    }
+    if major and minor:
+        labels |= {"gpu.family": family(first.architecture), "gpu.compute.major": major, "gpu.compute.minor": minor}
+    return labels
+
+
+def _single(facts: HostFacts, gpus: Sequence[Gpu], configuration: Configuration, hardware: Hardware) -> dict[str, str]:
+    profiles = _by_profile(gpus)
+    if single_problem(facts) or not profiles:
+        product = f"{sanitise(gpus[0].model)}-MIG-INVALID"
+        return {"gpu.product": product, "gpu.count": "0", "gpu.replicas": "0", "gpu.memory": "0"}
+    (devices,) = profiles.values()
+    return _mig_resource("gpu", devices, configuration, hardware, GPU_RESOURCE)
+
+
+def _by_profile(gpus: Sequence[Gpu]) -> dict[str, list[tuple[Gpu, MigDevice]]]:
+    found: dict[str, list[tuple[Gpu, MigDevice]]] = {}
+    for gpu in gpus:
+        for mig in gpu.mig_devices if not gpu.error else ():
+            found.setdefault(mig.profile, []).append((gpu, mig))
+    return found
+
+
+def _mig_resource(
+    prefix: str,
+    devices: Sequence[tuple[Gpu, MigDevice]],
+    configuration: Configuration,
+    hardware: Hardware,
+    resource: str,
+) -> dict[str, str]:
+    gpu, mig = devices[0]
+    strategy, replicas, shown = _shared(resource, configuration)
+    details = hardware.gpus.get(gpu.uuid)
+    size = details.migs.get(mig.uuid, MigSize()) if details else MigSize()
+    labels = {
+        "product": f"{sanitise(gpu.model)}-MIG-{sanitise(mig.profile.replace('+', '.'))}{shown}",
+        "count": str(len(devices)),
+        "replicas": str(replicas),
+        "sharing-strategy": strategy,
+        "memory": _positive(size.memory_mib),
+    }
+    if size != MigSize():
+        labels |= {
+            "multiprocessors": str(size.multiprocessors),
+            "slices.gi": str(size.gi_slices),
+            "slices.ci": str(size.ci_slices),
+            "engines.copy": str(size.copy),
+            "engines.decoder": str(size.decoder),
+            "engines.encoder": str(size.encoder),
+            "engines.jpeg": str(size.jpeg),
+            "engines.ofa": str(size.ofa),
+        }
+    return {f"{prefix}.{name}": value for name, value in labels.items()}
+
+
+def _shared(resource: str, configuration: Configuration) -> tuple[str, int, str]:
+    """Return (strategy, replicas of a device, suffix of the product: "-SHARED" where the name does not say it)."""
+    entries = [entry for entry in configuration.sharing.resources if entry.name == resource]
+    if not entries:
+        return "none", 1, ""
+    replicas = max(entry.replicas for entry in entries)
+    renamed = all(entry.offered_as != resource for entry in entries)
+    return configuration.sharing.strategy, replicas, "" if renamed else "-SHARED"
+
+
+def _positive(number: int) -> str:
+    return str(number) if number > 0 else ""
