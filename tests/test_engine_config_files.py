@@ -1,6 +1,5 @@
 """Engines below a root of the test configured and set back: files, backups, links, and what is refused."""
 
-import fcntl
 import json
 import os
 import stat
@@ -348,8 +347,10 @@ def test_crio_gets_an_entry_like_that_of_its_own_runtime(host: Path) -> None:
     packaged = put(
         host,
         "/etc/crio/crio.conf.d/10-crio.conf",
-        '[crio.runtime]\ndefault_runtime = "crun"\n[crio.runtime.runtimes.crun]\nruntime_path = "/usr/libexec/crio/crun"'
-        '\nmonitor_path = "/usr/libexec/crio/conmon"\nallowed_annotations = [\n "io.containers.trace-syscall",\n]\n',
+        '[crio.runtime]\ndefault_runtime = "crun"\n'
+        '[crio.runtime.runtimes.crun]\nruntime_path = "/usr/libexec/crio/crun"\n'
+        'monitor_path = "/usr/libexec/crio/conmon"\n'
+        'allowed_annotations = [\n "io.containers.trace-syscall",\n]\n',
     )
     before = snapshot(host)
     configure(host, "crio", default=True)
@@ -466,7 +467,7 @@ def test_what_cannot_be_read_is_an_error_and_stays(host: Path, make: Any, code: 
 
 
 def test_a_broken_import_is_an_error_that_names_its_file(host: Path) -> None:
-    put(host, PATHS["containerd"], 'version = 2\nimports = ["conf.d/*.toml"]\n')
+    put(host, PATHS["containerd"], 'version = 2\nimports = ["/etc/containerd/conf.d/*.toml"]\n')
     put(host, "/etc/containerd/conf.d/a.toml", "x = \n")
     with pytest.raises(OcigpuError, match=r"conf.d/a.toml: not TOML: .*line 1, column 5"):
         configure(host, "containerd")
@@ -522,9 +523,8 @@ def test_only_one_run_at_a_time_changes_files(tmp_path: Path, monkeypatch: pytes
     from ocigpu.engines import files
 
     monkeypatch.setattr(files, "_LOCK_SECONDS", 0)
-    with files.locked():
-        with pytest.raises(OcigpuError, match="another ocigpu is changing"), files.locked():
-            raise AssertionError
+    with files.locked(), pytest.raises(OcigpuError, match="another ocigpu is changing"), files.locked():
+        raise AssertionError
     with files.locked():
         pass
 

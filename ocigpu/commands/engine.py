@@ -140,9 +140,8 @@ def configure_command(
         raise UsageError("--hook-dir goes with --gpus-hook")
     if not name or not all(c.isascii() and (c.isalnum() or c in "-_.") for c in name):
         raise UsageError("--name takes letters, digits and -_.")
-    root, config, drop_in = _absolute(root, config, drop_in)
+    root, config, drop_in, hook_directory = _absolute(root, config, drop_in, hook_directory)
     path, notes = _runtime_program(root, runtime_path)
-    hook_directory = os.path.abspath(hook_directory) if hook_directory else ""
     options = Options(engine, Wanted(name, path, default, cdi), gpus_hook, hook_directory, config, drop_in, root)
     _run(options, plan_configuration, dry_run, json, notes)
 
@@ -220,7 +219,11 @@ def _known(engine: str) -> str:
 def _absolute(root: str, *paths: str) -> tuple[str, ...]:
     """Return the root, and paths as they are below it."""
     root = os.path.abspath(root)
-    return root, *(path and (os.path.abspath(path) if root == "/" else os.path.normpath(f"/{path}")) for path in paths)
+    return root, *(path and _below(root, path) for path in paths)
+
+
+def _below(root: str, path: str) -> str:
+    return os.path.abspath(path) if root == "/" else os.path.normpath("/" + path.lstrip("/"))
 
 
 def _runtime_program(root: str, given: str) -> tuple[str, list[str]]:
@@ -232,7 +235,7 @@ def _runtime_program(root: str, given: str) -> tuple[str, list[str]]:
     from ocigpu.engines.status import RUNTIME
 
     if given:
-        path = os.path.abspath(given) if root == "/" else os.path.normpath(f"/{given}")
+        path = _below(root, given)
     elif root == "/":
         beside = os.path.join(os.path.dirname(os.path.abspath(sys.argv[0])), RUNTIME)
         path = beside if is_program("/", beside) else shutil.which(RUNTIME) or find_program("/", RUNTIME) or beside

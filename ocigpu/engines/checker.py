@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from ocigpu.engines import places
 from ocigpu.engines.document import Change, apply_changes, look_up, name_of
-from ocigpu.engines.status import CRI_PLUGINS
+from ocigpu.engines.status import CRI_PLUGINS, import_paths
 from ocigpu.errors import OcigpuError
 
 _SECONDS = 60
@@ -96,7 +96,7 @@ def _dump(
     data = places.parse_config(main, text or "version = 2\n")
     imports = []
     for pattern in data.get("imports") or ():
-        for path in places.expand("/", os.path.join(os.path.dirname(main), pattern)):
+        for path in import_paths("/", main, str(pattern)):
             if path not in texts:
                 imports.append(path)
             elif texts[path] is not None:

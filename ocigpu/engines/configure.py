@@ -1,5 +1,6 @@
 """What "ocigpu engine configure" changes: files are read, their new texts computed, and nothing is written."""
 
+import fnmatch
 import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -10,7 +11,7 @@ from ocigpu.engines.document import Change, apply_changes, is_template, look_up,
 from ocigpu.engines.files import File, Root
 from ocigpu.engines.hook_link import plan_hook_link
 from ocigpu.engines.record import Record, backup_path, digest, parse_record, record_path
-from ocigpu.engines.status import CRI_PLUGINS, cri_plugin, read_merged
+from ocigpu.engines.status import CRI_PLUGINS, cri_plugin, import_paths, read_merged
 from ocigpu.engines.template import BASE
 from ocigpu.engines.wanted import (
     Wanted,
@@ -277,9 +278,7 @@ def _import_of(options: Options, path: str, data: dict[str, Any], drop_in: str) 
     """Return the import of just this drop-in: a pattern would bring in whatever else lies there."""
     imports = data.get("imports")
     for pattern in imports if isinstance(imports, list) else ():
-        if drop_in in places.expand(options.root, os.path.join(os.path.dirname(path), str(pattern))):
-            return []
-        if os.path.dirname(drop_in) + "/*.toml" == pattern:
+        if drop_in in import_paths(options.root, path, str(pattern)) or fnmatch.fnmatchcase(drop_in, str(pattern)):
             return []
     return [Change(("imports",), drop_in, append=True)]
 

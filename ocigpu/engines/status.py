@@ -150,8 +150,19 @@ def read_merged(
         if engine == "containerd":
             imports = more.get("imports")
             for pattern in imports if isinstance(imports, list) else ():
-                paths += places.expand(root, os.path.join(os.path.dirname(file), str(pattern)))
+                paths += import_paths(root, file, str(pattern))
     return files, data
+
+
+def import_paths(root: str, file: str, pattern: str) -> list[str]:
+    """Return the files that one import of a containerd configuration means.
+
+    A path is relative to the file, but a pattern to where containerd runs, which for a service is / (containerd,
+    server/config: resolveImports).
+    """
+    if "*" in pattern:
+        return places.expand(root, os.path.join("/", pattern))
+    return [os.path.normpath(os.path.join(os.path.dirname(file), pattern))]
 
 
 def _podman_files(root: str, path: str) -> list[str]:

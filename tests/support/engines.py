@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -67,9 +67,18 @@ class Docker:
 
 @contextmanager
 def start_docker(
-    directory: Path, image: Path, runtimes: dict[str, str], env: dict[str, str], *, view: Sequence[str] = ()
+    directory: Path,
+    image: Path,
+    runtimes: dict[str, str],
+    env: dict[str, str],
+    *,
+    view: Sequence[str] = (),
+    prepare: Callable[[Path], object] = bool,
 ) -> Iterator[Docker]:
-    """Start dockerd with an image and further runtimes (name -> program); ``view`` goes before its command."""
+    """Start dockerd with an image and further runtimes (name -> program); ``view`` goes before its command.
+
+    ``prepare`` is called with the path of its daemon.json before it starts.
+    """
     directory.mkdir()
     storage = "vfs" if requirements.overlay() else "overlay2"
     settings = {
@@ -87,6 +96,7 @@ def start_docker(
     }
     file = directory / "daemon.json"
     file.write_text(json.dumps(settings, indent=2))
+    prepare(file)
     environment = {"PATH": SYSTEM_PATH, "HOME": str(directory), **env}
     docker = Docker(directory / "docker.sock", directory / "log")
     command = [*view, _program("dockerd"), "--config-file", str(file)]
@@ -141,8 +151,12 @@ def start_containerd(
     *,
     sandbox_image: str,
     view: Sequence[str] = (),
+    prepare: Callable[[Path], object] = bool,
 ) -> Iterator[Containerd]:
-    """Start containerd with an image, and runtime entries (name -> program) in its config.toml."""
+    """Start containerd with an image, and runtime entries (name -> program) in its config.toml.
+
+    ``prepare`` is called with the path of the config.toml before it starts.
+    """
     directory.mkdir()
     namespace = directory.parent.name
     config = directory / "config.toml"
@@ -177,6 +191,7 @@ disabled_plugins = ["io.containerd.snapshotter.v1.devmapper", "io.containerd.sna
             for name, path in {"runc": _program("runc"), **runtimes}.items()
         )
     )
+    prepare(config)
     environment = {"PATH": SYSTEM_PATH, "HOME": str(directory), **env}
     engine = Containerd(directory, namespace, snapshotter)
     command = [*view, _program("containerd"), "--config", str(config)]

@@ -59,12 +59,17 @@ class Podman(NamedTuple):
     cdi: Path
     etc_cdi: Path | None = None
 
-    def run_rootfs(self, runtime: str, devices: Sequence[str], rootfs: Path, arguments: Sequence[str]) -> Completed:
-        """``podman run`` a copy of a root file system with CDI devices, by "runc" or "crun"; returns how it went."""
+    def run_rootfs(
+        self, runtime: str, devices: Sequence[str], rootfs: Path, arguments: Sequence[str], *options: str
+    ) -> Completed:
+        """``podman run`` a copy of a root file system with CDI devices; returns how it went.
+
+        ``runtime``: "runc", "crun", another of its configuration, or "" for the configuration's default.
+        """
         name = container_id()
         copy = self.directory / name
         shutil.copytree(rootfs, copy, symlinks=True)
-        words = ["run", "--rm", "--name", name, f"--cgroup-parent=/{name}"]
+        words = ["run", "--rm", "--name", name, f"--cgroup-parent=/{name}", *options]
         words += [f"--device={device}" for device in devices]
         try:
             return self._run(runtime, *words, "--rootfs", copy, *arguments)
@@ -106,7 +111,8 @@ class Podman(NamedTuple):
         private = ["unshare", "--mount", "sh", "-c", PRIVATE_RUN, self.cdi]
         if self.etc_cdi:
             private = ["unshare", "--mount", "sh", "-c", PRIVATE_BOTH, self.cdi, self.etc_cdi]
-        return run([*view, *private, "podman", *places, "--runtime", runtime, *words], check=False, env=environment)
+        chosen = ["--runtime", runtime] if runtime else []
+        return run([*view, *private, "podman", *places, *chosen, *words], check=False, env=environment)
 
 
 def make_podman(directory: Path, preload: str) -> Podman:

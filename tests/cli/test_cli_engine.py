@@ -1,0 +1,207 @@
+"""``ocigpu engine``: what it prints, what it refuses, what it leaves alone."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ocigpu.cli import main
+
+DAEMON = '{\n  "debug": true\n}\n'
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Path:
+    """A root with the shim, the hook and a daemon.json."""
+    for name in ("ocigpu-runtime", "ocigpu-hook"):
+        path = tmp_path / "usr/local/bin" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("#!/bin/sh\n")
+        path.chmod(0o755)
+    (tmp_path / "etc/docker").mkdir(parents=True)
+    (tmp_path / "etc/docker/daemon.json").write_text(DAEMON)
+    return tmp_path
+
+
+def daemon(host: Path) -> str:
+    return (host / "etc/docker/daemon.json").read_text()
+
+
+def test_configure_shows_the_difference_and_says_what_remains(host: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["engine", "configure", "docker", "--root", str(host)]) == 0
+    assert capsys.readouterr().out == (
+        """\
+--- /etc/docker/daemon.json
++++ /etc/docker/daemon.json
+@@ -1,3 +1,8 @@
+ {
+-  "debug": true
++  "debug": true,
++  "runtimes": {
++    "ocigpu": {
++      "path": "/usr/local/bin/ocigpu-runtime"
++    }
++  }
+ }
+/etc/docker/daemon.json: changed
+"""
+        f"remains to be done: restart docker where the system in {host} runs, if it does\n"
+    )
+    assert main(["engine", "configure", "docker", "--root", str(host)]) == 0
+    assert capsys.readouterr().out == "docker: nothing to do\n"
+    assert main(["engine", "remove", "docker", "--root", str(host)]) == 0
+    assert "daemon.json: changed" in capsys.readouterr().out
+    assert daemon(host) == DAEMON
+    assert main(["engine", "remove", "docker", "--root", str(host)]) == 0
+    assert capsys.readouterr().out == "docker: nothing to do\n"
+
+
+@pytest.mark.parametrize("engine", ["docker", "containerd", "crio", "podman"])
+def test_a_dry_run_writes_nothing(host: Path, engine: str, capsys: pytest.CaptureFixture[str]) -> None:
+    before = sorted((path, path.lstat().st_mtime_ns) for path in host.rglob("*"))
+    words = ["engine", "configure", engine, "--root", str(host), "--default", "--dry-run"]
+    assert main(words) == 0
+    output = capsys.readouterr().out
+    assert "+" in output
+    assert ": would be " in output
+    assert main([*words, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["changed"], result["dry_run"], result["checked_by"]) == (True, True, "")
+    assert all(file["diff"] for file in result["files"])
+    assert sorted((path, path.lstat().st_mtime_ns) for path in host.rglob("*")) == before
+
+
+def test_json_says_everything_that_was_done(host: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["engine", "configure", "docker", "--root", str(host), "--gpus-hook", "--json"]
+    assert main(words) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["links"] == [{"path": "/usr/local/bin/nvidia-container-runtime-hook", "target": "ocigpu-hook"}]
+    assert [file["path"] for file in result["files"]] == ["/etc/docker/daemon.json"]
+    assert main(["engine", "status", "docker", "--root", str(host), "--json"]) == 0
+    (status,) = json.loads(capsys.readouterr().out)
+    assert status["configured"] is True
+    assert status["is_default"] is False
+    assert status["gpus_hook_ours"] is True
+    assert status["runtimes"] == [
+        {"name": "ocigpu", "path": "/usr/local/bin/ocigpu-runtime", "exists": True, "ours": True}
+    ]
+
+
+def test_the_options_of_nvidias_tool_work(host: Path) -> None:
+    words = ["--runtime=docker", "--nvidia-runtime-name=nvidia", "--nvidia-set-as-default", "--cdi.enabled"]
+    assert main(["engine", "configure", *words, "--root", str(host)]) == 0
+    data = json.loads(daemon(host))
+    assert data["default-runtime"] == "nvidia"
+    assert data["runtimes"] == {"nvidia": {"path": "/usr/local/bin/ocigpu-runtime"}}
+    assert data["features"] == {"cdi": True}
+
+
+def test_status_lists_every_engine_and_its_problems(host: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["engine", "configure", "docker", "--root", str(host), "--default"]) == 0
+    (host / "usr/local/bin/ocigpu-runtime").unlink()
+    (host / "etc/containers").mkdir()
+    (host / "etc/containers/containers.conf").write_text("[engine]\nruntime = \n")
+    capsys.readouterr()
+    assert main(["engine", "status", "--root", str(host)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[:5]] == ["ENGINE", "docker", "containerd", "crio", "podman"]
+    assert "ocigpu = /usr/local/bin/ocigpu-runtime" in lines[1]
+    problems = [line for line in lines if line.startswith("note: ")]
+    assert problems == [
+        'note: docker: runtime "ocigpu": /usr/local/bin/ocigpu-runtime is not there or not executable',
+        "note: podman: /etc/containers/containers.conf: not TOML: Invalid value (at line 2, column 11)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        pytest.param(["configure"], "ENGINE is one of", id="no engine"),
+        pytest.param(["configure", "lxc"], "ENGINE is one of", id="unknown engine"),
+        pytest.param(["remove", "lxc"], "ENGINE is one of", id="unknown engine to remove"),
+        pytest.param(["status", "lxc"], "ENGINE is one of", id="unknown engine to show"),
+        pytest.param(["configure", "docker", "--drop-in", "/x"], "no drop-in files", id="drop-in of docker"),
+        pytest.param(["configure", "podman", "--gpus-hook"], "is for docker", id="hook of podman"),
+        pytest.param(["configure", "docker", "--hook-dir", "/x"], "goes with --gpus-hook", id="directory without hook"),
+        pytest.param(["configure", "docker", "--name", ""], "--name takes", id="empty name"),
+        pytest.param(["configure", "docker", "--name", "a b"], "--name takes", id="name with a space"),
+        pytest.param(["configure", "docker", "--name", "a\nb"], "--name takes", id="name of two lines"),
+    ],
+)
+def test_a_command_line_that_makes_no_sense_is_refused(
+    words: list[str], message: str, host: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["engine", *words, "--root", str(host)]) == 2
+    assert message in capsys.readouterr().err
+    assert daemon(host) == DAEMON
+
+
+def test_a_malformed_file_is_named_with_line_and_column(host: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = '{\n  "debug": true,\n}\n'
+    (host / "etc/docker/daemon.json").write_text(text)
+    assert main(["engine", "configure", "docker", "--root", str(host)]) == 1
+    error = capsys.readouterr().err
+    assert "OCIGPU-ENG-1: /etc/docker/daemon.json: not JSON: " in error
+    assert "line 3 column 1" in error
+    assert daemon(host) == text
+
+
+def test_a_missing_shim_is_an_error_here_and_a_note_in_another_root(
+    host: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "daemon.json"
+    words = ["engine", "configure", "docker", "--runtime-path", "/no/such/runtime"]
+    assert main([*words, "--config", str(config)]) == 1
+    assert "OCIGPU-ENG-5: /no/such/runtime is not there" in capsys.readouterr().err
+    assert not config.exists()
+    assert main([*words, "--root", str(host)]) == 0
+    assert "note: /no/such/runtime is not there yet below" in capsys.readouterr().out
+
+
+def test_control_characters_of_a_file_do_not_reach_the_terminal(host: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (host / "etc/docker/daemon.json").write_text('{\n\t"label": "\u202e\x7f\x9b2J"\n}\n')
+    assert main(["engine", "configure", "docker", "--root", str(host)]) == 0
+    output = capsys.readouterr().out
+    assert "\t" in output
+    assert not {"\u202e", "\x7f", "\x9b"} & set(output)
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "written"),
+    [
+        pytest.param("", 0, True, id="content"),
+        pytest.param("level=fatal\nrunning: no such monitor", 1, False, id="not content"),
+    ],
+)
+def test_crio_checks_all_its_drop_ins_with_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], said: str, status: int,
+    written: bool,
+) -> None:  # fmt: skip
+    """CRI-O is in no distribution that the tests run on: a program stands in for its command ``crio config``."""
+    from ocigpu.engines import places
+
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    crio = programs / "crio"
+    crio.write_text(
+        f'#!/bin/sh\n[ "$1" = --version ] && echo crio version 1.30.0 && exit\n'
+        f'echo "$1 $3" $(ls "$2") >"{tmp_path}/called"\necho "{said}" >&2\nexit {status}\n'
+    )
+    crio.chmod(0o755)
+    monkeypatch.setattr(places, "DAEMON_PATH", (str(programs), *places.DAEMON_PATH))
+    directory = tmp_path / "crio.conf.d"
+    directory.mkdir()
+    (directory / "10-crio.conf").write_text('[crio.runtime]\ndefault_runtime = "crun"\n')
+    drop_in: Any = directory / "99-ocigpu.conf"
+    words = ["engine", "configure", "crio", "--drop-in", str(drop_in), "--runtime-path", "/bin/true"]
+    assert main(words) == status
+    output = capsys.readouterr()
+    assert (tmp_path / "called").read_text().split() == ["--config-dir", "config", "10-crio.conf", "99-ocigpu.conf"]
+    assert drop_in.exists() is written
+    if written:
+        assert "checked by: crio config" in output.out
+        assert sorted(os.listdir(directory)) == ["10-crio.conf", "99-ocigpu.conf"]
+    else:
+        assert f"OCIGPU-ENG-3: {drop_in}: crio refuses it: running: no such monitor" in output.err
