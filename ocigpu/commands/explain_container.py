@@ -1,6 +1,6 @@
 """``ocigpu explain`` for a container or a bundle: what it asked for, what it got and why, and what is missing."""
 
-from collections.abc import Sequence
+import os
 from typing import Any
 
 from ocigpu.commands.common import count, driver_line, host_line, load_settings, print_fields, print_json, print_notes
@@ -90,19 +90,23 @@ def _granted(explained: Explanation, facts: HostFacts) -> list[tuple[str, str]]:
 
 
 def _print_steps(explained: Explanation) -> None:
+    """Print the steps below their reasons; the directory on the host is left out where the container's is the same."""
     if not explained.steps:
         return
-    looked = any(step.now for step in explained.steps)
     got = "what it got" if explained.mode in ("hook", "spec", "cdi") else "what ocigpu would give it"
     print(f"\n{got}, and why ({count(len(explained.steps), 'step')})")
-    if looked:
-        rows: Sequence[tuple[str, ...]] = [
-            (step.what, step.now or "-", step.source or "-", step.reason) for step in explained.steps
-        ]
-        print_rows(("step", "now", "from", "reason"), rows)
-    else:
-        rows = [(step.what, step.source or "-", step.reason) for step in explained.steps]
-        print_rows(("step", "from", "reason"), rows)
+    width = max(len(step.now) for step in explained.steps)
+    heading = ""
+    for step in explained.steps:
+        kind, _, path = step.what.partition(" ")
+        directory = os.path.dirname(step.source)
+        where = "" if kind == "link" or directory in ("", os.path.dirname(path)) else f", from {directory}"
+        if heading != step.reason + where:
+            heading = step.reason + where
+            print(printable(heading))
+        target = f" -> {step.source}" if kind == "link" else ""
+        now = f"{step.now or '-':<{width}}  " if width else ""
+        print(f"    {now}{printable(step.what + target)}")
 
 
 def _print_inside(explained: Explanation) -> None:
@@ -138,4 +142,4 @@ def _print_missing(explained: Explanation) -> None:
         print(f"  {printable(line)}")
     if not explained.missing:
         looked = any(step.now for step in explained.steps)
-        print("  nothing" if looked else "  not looked at: ocigpu verify tries what is in it")
+        print("  nothing" if looked else "  no GPU; what else CDI devices bring is not looked at (see ocigpu verify)")

@@ -150,7 +150,7 @@ def _settings_of(mode: str, settings: Settings) -> Settings:
 def _steps(planned: Planned) -> list[Step]:
     if planned.cdi is not None:
         edits = zip(planned.cdi.edits, planned.cdi.files, strict=True)
-        return [Step(" ".join(row), file, "of its CDI devices") for part, file in edits for row in edit_rows(part)]
+        return [Step(" ".join(row), "", f"CDI devices in {file}") for part, file in edits for row in edit_rows(part)]
     return _plan_steps(planned.plan, {}) if planned.plan is not None else []
 
 
