@@ -38,6 +38,7 @@ if [ "$purpose" = test ]; then
   need setpriv util-linux util-linux
   need podman podman podman
   need strace strace strace
+  need systemctl systemd systemd
 fi
 if [ -n "$packages" ]; then
   if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null 2>&1; then

@@ -1,7 +1,7 @@
 """documents.py SHARE LIBRARY...: writes man pages and shell completion of the commands below SHARE.
 
-LIBRARY: directories in which ocigpu and what it imports are found.  Everything comes from the commands themselves: their
-parsers, help texts and usage texts.  Only SHARE is changed.
+LIBRARY: directories in which ocigpu and what it imports are found.  Everything comes from the commands themselves:
+their parsers, help texts and usage texts.  Only SHARE is changed.
 """
 
 import contextlib
@@ -15,8 +15,9 @@ MARK = "written by packaging/install.sh"
 
 
 def main(share: str) -> None:
-    from ocigpu.cli import app
     from typer.main import get_command
+
+    from ocigpu.cli import app
 
     pages = dict(make_pages(get_command(app), "ocigpu", None))
     pages["ocigpu-runtime"] = page_of_runtime()

@@ -61,7 +61,7 @@ build_deb() { # TREE CONTROL ARCHITECTURE [DEPENDS]
   name=$(sed -n 's/^Package: //p' "$1/DEBIAN/control")
   for script in ${4:+postinst prerm postrm}; do install -m 0755 "packaging/deb/$script" "$1/DEBIAN/$script"; done
   rm -f "$work/${name}"_*.deb
-  dpkg-deb --root-owner-group --build "$1" "$work/${name}_${version}_$3.deb" >/dev/null
+  dpkg-deb --root-owner-group -Zzstd --build "$1" "$work/${name}_${version}_$3.deb" >/dev/null
   echo "$work/${name}_${version}_$3.deb"
 }
 build_debs() {
@@ -77,7 +77,10 @@ build_debs() {
 build_rpms() {
   mkdir -p "$tree/usr/lib/systemd/system-preset"
   cp packaging/rpm/90-ocigpu.preset "$tree/usr/lib/systemd/system-preset"
-  (cd "$tree" && echo /usr/lib/ocigpu && find usr ! -type d ! -path 'usr/lib/ocigpu/*' ! -path 'usr/share/doc/*' -printf '/%p\n') >"$work/files"
+  # Directories too: of those that other packages have as well the last one to go removes them.
+  (cd "$tree" && echo /usr/lib/ocigpu &&
+    find usr -mindepth 2 \( -path usr/lib/ocigpu -o -path usr/share/doc -o -path usr/share/man \) -prune -o \
+      -type d -printf '%%dir /%p\n' -o -printf '/%p\n' && echo '/usr/share/man/man1/*') >"$work/files"
   rm -rf "$work"/ocigpu*.rpm "$work/rpm"
   rpmbuild -bb --quiet --define "_topdir $work/rpm" --define "built_version $version" --define "built_for $python" \
     --define "built_tree $tree" --define "built_names $names" --define "built_list $work/files" packaging/rpm/ocigpu.spec

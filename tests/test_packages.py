@@ -1,0 +1,271 @@
+"""The packages as users get them: built, installed without a network, used with Docker, upgraded, removed."""
+
+import os
+import shutil
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from support import requirements
+from support.engines import Docker, start_docker
+from support.fixtures import IMAGE
+from support.process import run
+from support.product import CONTROL_NODES, SimulatedHost, gpu_names, listed_uuids
+from support.runtimes import answers, parts, probe, script, view_of
+from support.scratch import ScratchMachine, scratch_machine
+
+from ocigpu import __version__
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+PROGRAMS = ("ocigpu", "ocigpu-runtime", "ocigpu-hook", "ocigpu-container-cli")
+VENDOR_NAMES = {
+    "nvidia-container-runtime": "ocigpu-runtime",
+    "nvidia-container-runtime-hook": "ocigpu-hook",
+    "nvidia-cdi-hook": "ocigpu-hook",
+    "nvidia-container-cli": "ocigpu-container-cli",
+}
+WANTED = "/etc/systemd/system/multi-user.target.wants/"
+ENABLED = (f"{WANTED}ocigpu-cdi-refresh.path", f"{WANTED}ocigpu-cdi-refresh.service")
+BOOKS = ("/var/lib/dpkg/", "/var/lib/rpm", "/root/.rpmdb", "/var/log/", "/var/cache/")
+"""Where package managers write what they have done."""
+
+
+@pytest.fixture(scope="module")
+def packages(session_directory: Path) -> Path:
+    """The directory of the packages of both kinds, built anew."""
+    requirements.require(requirements.programs("dpkg-deb", "dpkg-shlibdeps", "rpmbuild", "gcc"))
+    built = run([REPOSITORY / "packaging/package.sh", "deb", "rpm"], timeout=280).stdout.split()
+    directory = session_directory / "packages"
+    directory.mkdir()
+    for path in built:
+        shutil.copy(path, directory)
+    assert len(built) == 4
+    return directory
+
+
+def find(packages: Path, kind: str) -> tuple[str, str]:
+    """Return the paths of the package and of the one with the vendor's names."""
+    names, main = sorted(packages.glob(f"*.{kind}"), key=lambda path: "nvidia-names" not in path.name)
+    return str(main), str(names)
+
+
+@pytest.fixture(scope="module")
+def debian(session_directory: Path, packages: Path, simulated_host: SimulatedHost) -> Iterator[ScratchMachine]:
+    """A machine on which the .deb packages are installed, with settings that name a simulated host."""
+    requirements.require(requirements.root())
+    directory = session_directory / "debian"
+    directory.mkdir()
+    with scratch_machine(directory, hidden=REPOSITORY, shared=[session_directory]) as machine:
+        machine("dpkg", "--install", *find(packages, "deb"))
+        configure(machine, simulated_host)
+        yield machine
+
+
+def configure(machine: ScratchMachine, host: SimulatedHost) -> None:
+    directory = machine.root / "etc/ocigpu"
+    directory.mkdir()
+    shutil.copy(host.settings, directory / "config.toml")
+
+
+@pytest.fixture(scope="module")
+def docker(debian: ScratchMachine, session_directory: Path, image: Path) -> Iterator[Docker]:
+    """A dockerd on that machine, set up the way an operator or the vendor's tools would."""
+    requirements.require(requirements.programs("dockerd", "docker", "containerd", "runc"))
+    runtimes = {"ocigpu": "/usr/bin/ocigpu-runtime", "nvidia": "nvidia-container-runtime"}
+    view = (*debian.enter, *view_of("v2"))
+    with start_docker(session_directory / "docker-packages", image, runtimes, {}, view=view) as engine:
+        yield engine
+
+
+def test_a_package_belongs_to_root_and_is_closed_to_nobody(packages: Path) -> None:
+    for path in find(packages, "deb"):
+        lines = [line.split(None, 5) for line in run(["dpkg-deb", "--contents", path]).stdout.splitlines()]
+        assert {owner for _, owner, *_ in lines} == {"root/root"}
+        modes = {mode for mode, *_ in lines if not mode.startswith("l")}
+        assert modes <= {"drwxr-xr-x", "-rw-r--r--", "-rwxr-xr-x"}
+
+
+def test_both_kinds_of_package_have_the_same_files(packages: Path) -> None:
+    preset = "/usr/lib/systemd/system-preset/90-ocigpu.preset"
+    for deb, rpm in zip(find(packages, "deb"), find(packages, "rpm"), strict=True):
+        listing = run(["dpkg-deb", "--contents", deb]).stdout.splitlines()
+        ours = {line.split(None, 5)[5].partition(" -> ")[0].lstrip(".") for line in listing if line[0] != "d"}
+        rows = run(["rpm", "-qp", "--qf", "[%{FILEMODES:perms} %{FILENAMES}\n]", rpm]).stdout.splitlines()
+        theirs = {row.split(None, 1)[1] for row in rows if row[0] != "d"}
+        assert theirs - ours <= {preset}
+        assert ours <= theirs
+
+
+def test_byte_code_is_part_of_the_package_for_the_python_it_depends_on(debian: ScratchMachine, packages: Path) -> None:
+    depends = run(["dpkg-deb", "--field", find(packages, "deb")[0], "Depends"]).stdout
+    python = depends.split(",")[0]
+    assert f"/usr/bin/{python} -I -S " in (debian.root / "usr/bin/ocigpu-runtime").read_text()
+    library = debian.root / "usr/lib/ocigpu"
+    sources = [path for path in library.rglob("*.py") if path.stat().st_size]
+    tag = f"cpython-{python.removeprefix('python').replace('.', '')}"
+    assert [path for path in sources if not (path.parent / f"__pycache__/{path.stem}.{tag}.pyc").exists()] == []
+    debian("ocigpu", "list", "--json")
+    assert debian.changes("/usr/", "/etc/ocigpu/", *ENABLED, "/var/lib/systemd/", *BOOKS) == ["/etc/ocigpu"]
+    assert not [path for path in debian.changes() if path.endswith(".pyc") and str(REPOSITORY) in path]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_every_command_runs_from_the_package_alone(debian: ScratchMachine, name: str) -> None:
+    hostile = {"PYTHONPATH": "/nonexistent", "PYTHONHOME": "/nonexistent"}
+    word = "state" if name == "ocigpu-runtime" else "--version"
+    done = debian(f"/usr/bin/{name}", word, env=hostile, check=False)
+    said = done.stdout + done.stderr
+    assert "Traceback" not in said
+    assert __version__ in said or name in ("ocigpu-runtime", "ocigpu-container-cli"), said
+
+
+def test_units_start_the_commands_of_the_package(debian: ScratchMachine) -> None:
+    units = debian.root / "usr/lib/systemd/system"
+    commands = {
+        line
+        for path in units.glob("ocigpu-*")
+        for line in path.read_text().splitlines()
+        if line.startswith("ExecStart=")
+    }
+    assert commands == {"ExecStart=/usr/bin/ocigpu cdi refresh", "ExecStart=/usr/bin/ocigpu watch"}
+    assert sorted(path for path in debian.changes() if path.startswith(WANTED)) == list(ENABLED)
+
+
+def test_every_command_and_every_command_below_it_has_a_man_page(debian: ScratchMachine) -> None:
+    from typer.main import get_command
+
+    from ocigpu.cli import app
+
+    def names(command: object, name: str) -> list[str]:
+        children = getattr(command, "commands", {}).items()
+        return [
+            name,
+            *(found for key, child in children if not child.hidden for found in names(child, f"{name}-{key}")),
+        ]
+
+    pages = {path.name for path in (debian.root / "usr/share/man/man1").glob("ocigpu*")}
+    assert {f"{name}.1.gz" for name in (*names(get_command(app), "ocigpu"), *PROGRAMS)} <= pages
+    text = debian("sh", "-c", "zcat /usr/share/man/man1/ocigpu-cdi-generate.1.gz").stdout
+    assert ".TH OCIGPU\\-CDI\\-GENERATE 1" in text
+    assert "\\fB\\-\\-output FILE\\fR" in text
+    assert ".SH EXAMPLES\n.nf\n  ocigpu cdi generate" in text
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        pytest.param("ocigpu cdi gen", {"generate"}, id="a command"),
+        pytest.param("ocigpu plan --priv", {"--privileged"}, id="an option"),
+        pytest.param("ocigpu ", {"cdi", "plan", "explain"}, id="nothing yet"),
+    ],
+)
+def test_bash_completes_what_was_begun(debian: ScratchMachine, line: str, expected: set[str]) -> None:
+    words = " ".join(f'"{word}"' for word in line.split(" "))
+    ask = f"COMP_WORDS=({words}); COMP_CWORD={line.count(' ')}; _ocigpu_completion ocigpu; echo ${{COMPREPLY[@]}}"
+    done = debian("bash", "-c", f". /usr/share/bash-completion/completions/ocigpu; {ask}")
+    assert expected <= set(done.stdout.split()), done.stdout
+
+
+@pytest.mark.parametrize(("name", "command"), VENDOR_NAMES.items())
+def test_the_vendors_names_are_a_package_of_their_own(
+    debian: ScratchMachine, packages: Path, name: str, command: str
+) -> None:
+    assert os.readlink(debian.root / "usr/bin" / name) == command
+    assert f"/usr/bin/{name}\n" not in debian("dpkg", "--listfiles", "ocigpu").stdout
+    conflicts = run(["dpkg-deb", "--field", find(packages, "deb")[1], "Conflicts"]).stdout
+    assert {"nvidia-container-toolkit", "libnvidia-container-tools"} <= set(conflicts.replace(",", "").split())
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(
+    "way",
+    [
+        pytest.param(("--runtime=ocigpu", "--env=NVIDIA_VISIBLE_DEVICES=0,2"), id="our runtime"),
+        pytest.param(("--runtime=nvidia", "--env=NVIDIA_VISIBLE_DEVICES=0,2"), id="the vendor's name of the runtime"),
+        pytest.param(("--gpus", '"device=0,2"'), id="gpus"),
+    ],
+)
+def test_docker_gives_gpus_with_the_installed_package(
+    docker: Docker, simulated_host: SimulatedHost, way: tuple[str, ...]
+) -> None:
+    nodes = ["nvidia0", "nvidia2", *CONTROL_NODES]
+    look = script(["nvidia-smi", "-L"], probe(["list", "/dev"], ["open", *(f"/dev/{name}" for name in nodes)]))
+    listing, probed = parts(docker("run", "--rm", "--network=none", *way, IMAGE, *look).stdout)
+    assert listed_uuids(listing) == [simulated_host.gpus[0], simulated_host.gpus[2]]
+    seen = answers(probed)
+    assert gpu_names(seen["list", "/dev"]) == sorted(nodes)
+    assert {seen["open", f"/dev/{name}"] for name in nodes} == {"ENXIO"}
+
+
+def test_an_upgrade_keeps_settings_and_choices_and_forgets_what_was_kept(
+    debian: ScratchMachine, packages: Path
+) -> None:
+    settings = debian.root / "etc/ocigpu/config.toml"
+    before = settings.read_bytes()
+    debian("systemctl", "disable", "ocigpu-cdi-refresh.path")
+    remembered = debian.root / "run/ocigpu/next-0-0"
+    remembered.parent.mkdir(mode=0o700, exist_ok=True)
+    remembered.touch()
+    debian("dpkg", "--install", find(packages, "deb")[0])
+    assert settings.read_bytes() == before
+    assert not remembered.exists()
+    assert not os.path.lexists(debian.root / ENABLED[0].lstrip("/"))
+    assert os.path.lexists(debian.root / ENABLED[1].lstrip("/"))
+
+
+def test_removing_warns_of_engines_that_still_name_the_runtime_and_keeps_settings(debian: ScratchMachine) -> None:
+    file = debian.root / "etc/docker/daemon.json"
+    existed = file.parent.exists()
+    file.parent.mkdir(exist_ok=True)
+    file.write_text('{"runtimes": {"ocigpu": {"path": "/usr/bin/ocigpu-runtime"}}}')
+    done = debian("dpkg", "--remove", "ocigpu-nvidia-names", "ocigpu")
+    assert "/etc/docker/daemon.json still names ocigpu-runtime" in done.stderr
+    assert [path for path in debian.changes() if path.startswith("/usr/")] == []
+    assert (debian.root / "etc/ocigpu/config.toml").exists()
+    file.unlink()
+    if not existed:
+        file.parent.rmdir()
+
+
+def test_purging_leaves_nothing(debian: ScratchMachine) -> None:
+    debian("dpkg", "--purge", "ocigpu-nvidia-names", "ocigpu")
+    assert debian.changes(*BOOKS) == []
+    assert not (debian.root / "run/ocigpu").exists()
+    assert "ocigpu" not in debian("dpkg-query", "--show").stdout
+
+
+def test_the_rpm_is_installed_used_and_removed_without_a_trace(
+    session_directory: Path, packages: Path, simulated_host: SimulatedHost
+) -> None:
+    requirements.require(requirements.root())
+    directory = session_directory / "fedora"
+    directory.mkdir()
+    with scratch_machine(directory, hidden=REPOSITORY, shared=[session_directory]) as machine:
+        rpm = ("rpm", "--nodeps", "--force-debian")  # the rest of this machine is not in rpm's books
+        machine(*rpm, "--install", *find(packages, "rpm"))
+        configure(machine, simulated_host)
+        assert [path for path in machine.changes() if path.startswith(WANTED)] == list(ENABLED)
+        assert simulated_host.gpus[0] in machine("ocigpu", "list", "--json").stdout
+        assert machine("nvidia-cdi-hook", "--version").stdout.startswith("ocigpu-hook")
+        machine(*rpm, "--upgrade", "--force", find(packages, "rpm")[0])
+        assert (machine.root / "etc/ocigpu/config.toml").exists()
+        assert machine(*rpm, "--verify", "ocigpu", "ocigpu-nvidia-names").stdout == ""
+        machine(*rpm, "--erase", "ocigpu-nvidia-names", "ocigpu")
+        shutil.rmtree(machine.root / "etc/ocigpu")  # the operator's own
+        assert machine.changes(*BOOKS) == []
+        assert not (machine.root / "run/ocigpu").exists()
+
+
+def test_the_fixed_versions_are_what_the_project_asks_for() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    lines = (REPOSITORY / "packaging/requirements.txt").read_text().splitlines()
+    fixed = dict(line.rstrip(" \\").split("==") for line in lines if "==" in line)
+    wrong = [
+        requirement
+        for requirement in map(Requirement, project["dependencies"])
+        if fixed.get(canonicalize_name(requirement.name), "") not in requirement.specifier
+    ]
+    assert wrong == [], "make packaging/requirements.txt anew: its first lines say how"
