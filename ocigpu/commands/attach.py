@@ -113,8 +113,8 @@ def _show(live: "Live", facts: HostFacts, changed: "Changed", json: bool, done: 
     if changed.held:
         notes.append(f"{describe_holders(changed.held)}: that stays usable until it is closed")
     if json:
-        data = {"container": live.found.id, done: changed.changed, "already": changed.already}
-        print_json(to_data({**data, "devices": changed.devices, "held": changed.held, "notes": tuple(notes)}))
+        data = to_data(changed)
+        print_json({"container": live.found.id, done: data.pop("changed"), **data, "notes": notes})
         return
     names = device_names(facts)
     for uuid in changed.changed:

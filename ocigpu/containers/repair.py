@@ -110,16 +110,18 @@ class Keeper:
             prune_records(self._settings)
         for key, container in keys.items():
             try:
-                if read_stamp(container) != self._seen.get(key):
-                    self._repair(container)
-                    self._seen[key] = read_stamp(container)
+                stamp = read_stamp(container)
+                # what was repaired is looked at once more: it may have changed again before its new stamp is read
+                if stamp != self._seen.get(key) and not self._repair(container):
+                    self._seen[key] = stamp
             except (OcigpuError, OSError) as error:
                 text = f"repair {container.name}: {error}"
                 if (container.id, text) not in self._told:
                     self._told.add((container.id, text))
                     self._log("error", text, container=container.id)
 
-    def _repair(self, container: Container) -> None:
+    def _repair(self, container: Container) -> bool:
+        """Repair a container; returns whether it had lost anything."""
         from ocigpu.host.cached import read_facts
 
         with open_live(container, self._settings, read_facts(self._settings)) as live:
@@ -129,6 +131,7 @@ class Keeper:
             self._log("info", text, container=container.id, lost=list(repaired.lost))
         for note in repaired.notes:
             self._log("warning", f"{container.name}: {note}", container=container.id)
+        return bool(repaired.lost)
 
 
 def read_stamp(container: Container) -> str:

@@ -1,0 +1,339 @@
+"""``ocigpu attach`` and ``detach``: a running container has one more GPU, or one less, and nothing else changes."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from containers_lab import WAITING, Made, cgroup_directory, container, settings_with
+from live_lab import (
+    Holder,
+    execute,
+    mounts,
+    ocigpu,
+    opened,
+    opens,
+    records,
+    see,
+    shell,
+    verified,
+    verify,
+)
+from support.fixtures import MakeBundle
+from support.process import run, wait_for
+from support.product import CONTROL_NODES, PROGRAMS, SimulatedHost
+
+from ocigpu.containers import attach as attaching
+from ocigpu.containers.attach import attach, detach
+from ocigpu.containers.attached import prune_records
+from ocigpu.containers.verify import AS_GRANTED
+from ocigpu.errors import ApplyError, OcigpuError, RequestError
+from ocigpu.settings import read_settings
+
+pytestmark = [pytest.mark.root, pytest.mark.engine]
+
+GPU_3 = {"NVIDIA_VISIBLE_DEVICES": "3"}
+REFUSED, REACHED = ("ENOENT", "EPERM"), ("ENXIO", "ENXIO")
+
+
+@pytest.fixture(scope="module")
+def specifications(simulated_host: SimulatedHost, session_directory: Path) -> str:
+    """Lines of settings with a directory of CDI specifications."""
+    directory = session_directory / "attach-cdi"
+    directory.mkdir()
+    generate = [PROGRAMS / "ocigpu", "cdi", "generate", "--config", simulated_host.settings]
+    run([*generate, "--output", directory / "nvidia.yaml"])
+    return f'cdi.spec-dirs = ["{directory}"]\n'
+
+
+@pytest.fixture
+def gpu_3(
+    make_bundle: MakeBundle, runtime_environment: dict[str, str], simulated_host: SimulatedHost
+) -> Iterator[Made]:
+    """A container of runc on cgroup v1 that was given GPU 3."""
+    with container(make_bundle(WAITING, GPU_3), runtime_environment, host=simulated_host) as made:
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("mode", "low_level", "cgroup"),
+    [("hook", "runc", "v1"), ("hook", "crun", "v2"), ("spec", "runc", "v2"), ("cdi", "crun", "v2")],
+)
+def test_a_gpu_comes_and_goes(
+    make_bundle: MakeBundle,
+    runtime_environment: dict[str, str],
+    simulated_host: SimulatedHost,
+    specifications: str,
+    mode: str,
+    low_level: str,
+    cgroup: str,
+) -> None:
+    host = simulated_host
+    bundle = make_bundle(WAITING, GPU_3)
+    settings = settings_with(host, low_level, bundle.with_name("mode.toml"), mode, specifications)
+    with container(bundle, runtime_environment, low_level, cgroup, host, settings) as made:
+        mounted = mounts(made)
+        first = see(made, host, "nvidia3", "nvidia5")
+        assert first.opens("nvidia5") == REFUSED
+
+        assert "GPU 5" in ocigpu(made, "attach", made.name, "--gpu", "5").stdout
+        seen = see(made, host, "nvidia3", "nvidia4", "nvidia5")
+        assert seen.gpus == [host.gpus[3], host.gpus[5]]
+        assert seen.nodes == sorted([*first.nodes, "nvidia5"])
+        assert seen.proc == ["0000:04:00.0", "0000:06:00.0"]
+        assert seen.answers["stat", "/dev/nvidia5"] == host.describe_node("nvidia5")
+        assert (seen.opens("nvidia3"), seen.opens("nvidia4"), seen.opens("nvidia5")) == (REACHED, REFUSED, REACHED)
+
+        ocigpu(made, "detach", made.name, "--gpu", host.gpus[3])
+        seen = see(made, host, "nvidia3", "nvidia5")
+        assert (seen.gpus, seen.proc) == ([host.gpus[5]], ["0000:06:00.0"])
+        assert (seen.opens("nvidia3"), seen.opens("nvidia5")) == (REFUSED, REACHED)
+        assert verify(made)["devices"] == [host.gpus[5]]
+
+        ocigpu(made, "attach", made.name, "--gpu", "0000:04:00.0")
+        ocigpu(made, "detach", made.name, "--gpu", "5")
+        last = see(made, host, "nvidia3", "nvidia5")
+        assert last == first
+        assert (mounts(made), records(made, host)) == (mounted, [])
+
+
+def test_what_is_there_already_is_said_and_changes_nothing(gpu_3: Made, simulated_host: SimulatedHost) -> None:
+    before = mounts(gpu_3)
+    with opened(gpu_3) as live:
+        changed = attach(live, ["3"])
+    assert (changed.changed, changed.already) == ((), (simulated_host.gpus[3],))
+    with opened(gpu_3) as live:
+        changed = detach(live, ["5"])
+    assert (changed.changed, changed.already) == ((), (simulated_host.gpus[5],))
+    assert (mounts(gpu_3), records(gpu_3, simulated_host)) == (before, [])
+    assert "nothing was changed" in ocigpu(gpu_3, "attach", gpu_3.name, "--gpu", "3").stdout
+
+
+def test_again_and_again_leaves_no_more_than_once(gpu_3: Made) -> None:
+    counts = []
+    for _ in range(3):
+        with opened(gpu_3) as live:
+            attach(live, ["5", "6"])
+        with opened(gpu_3) as live:
+            detach(live, ["3", "6"])
+        counts.append(len(mounts(gpu_3)))
+        with opened(gpu_3) as live:
+            attach(live, ["3"])
+        with opened(gpu_3) as live:
+            detach(live, ["5"])
+    assert len(set(counts)) == 1
+
+
+def test_a_container_without_gpus_gets_all_that_a_hook_would_have_given(
+    make_bundle: MakeBundle, runtime_environment: dict[str, str], simulated_host: SimulatedHost
+) -> None:
+    with container(make_bundle(WAITING), runtime_environment, host=simulated_host) as made:
+        with opened(made) as live:
+            attach(live, ["2"])
+        seen = see(made, simulated_host)
+        assert (seen.gpus, seen.nodes) == ([simulated_host.gpus[2]], sorted(["nvidia2", *CONTROL_NODES]))
+        assert execute(made, "/dlopen", "libcuda.so.1") == "dlopen libcuda.so.1 ok\n"
+        assert verified(made).verdict == AS_GRANTED
+        with opened(made) as live:
+            detach(live, ["2"])
+        seen = see(made, simulated_host, "nvidia2")
+        assert (seen.gpus, seen.opens("nvidia2")) == ([], REFUSED)
+        found = verified(made)
+        assert (found.verdict, found.grant.devices) == (AS_GRANTED, ())
+
+
+def test_a_read_only_root_without_driver_files_gets_no_gpu(
+    make_bundle: MakeBundle, runtime_environment: dict[str, str], simulated_host: SimulatedHost
+) -> None:
+    def read_only(config: dict[str, Any]) -> None:
+        config["root"]["readonly"] = True
+
+    with container(make_bundle(WAITING, edit=read_only), runtime_environment, host=simulated_host) as made:
+        before = mounts(made)
+        with opened(made) as live, pytest.raises(ApplyError, match="Read-only file system"):
+            attach(live, ["2"])
+        assert (mounts(made), records(made, simulated_host)) == (before, [])
+        assert {row.inside for row in verified(made).nodes} == {""}
+        assert "195:2" not in (cgroup_directory(made, "v1") / "devices.list").read_text()
+
+
+def test_a_read_only_root_with_driver_files_gets_one_more(
+    make_bundle: MakeBundle, runtime_environment: dict[str, str], simulated_host: SimulatedHost
+) -> None:
+    def read_only(config: dict[str, Any]) -> None:
+        config["root"]["readonly"] = True
+
+    bundle = make_bundle(WAITING, GPU_3, edit=read_only)
+    with container(bundle, runtime_environment, host=simulated_host) as made:
+        with opened(made) as live:
+            attach(live, ["2"])
+        assert see(made, simulated_host).gpus == [simulated_host.gpus[2], simulated_host.gpus[3]]
+
+
+@pytest.mark.parametrize(("low_level", "cgroup"), [("runc", "v1"), ("crun", "v2")])
+def test_mig_devices_come_and_go_with_their_capabilities(
+    make_bundle: MakeBundle, runtime_environment: dict[str, str], mig_host: SimulatedHost, low_level: str, cgroup: str
+) -> None:
+    bundle = make_bundle(WAITING, {"NVIDIA_VISIBLE_DEVICES": "0:0"})
+    (first, *own), (second, *minors) = mig_host.mig_devices
+    with container(bundle, runtime_environment, low_level, cgroup, mig_host) as made:
+        ocigpu(made, "attach", made.name, "--gpu", "0:1")
+        listing = execute(made, "nvidia-smi", "-L")
+        assert first in listing
+        assert second in listing
+        assert opens(made, mig_host, f"nvidia-caps/nvidia-cap{minors[0]}") == REACHED
+        ocigpu(made, "detach", made.name, "--gpu", first)
+        listing = execute(made, "nvidia-smi", "-L")
+        assert first not in listing
+        assert second in listing
+        assert opens(made, mig_host, f"nvidia-caps/nvidia-cap{own[0]}") == REFUSED
+        assert opens(made, mig_host, "nvidia0") == REACHED  # the parent of the other one
+        verify(made)
+
+
+def test_a_gpu_that_is_open_stays_unless_it_is_forced(gpu_3: Made, simulated_host: SimulatedHost) -> None:
+    node = simulated_host.directory / "dev/nvidia3"
+    with Holder(cgroup_directory(gpu_3, "v1"), node) as holder:
+        result = ocigpu(gpu_3, "detach", gpu_3.name, "--gpu", "3", status=1)
+        assert "OCIGPU-CTR-7" in result.stderr
+        assert f"process {holder.process.pid} (python" in result.stderr
+        assert "has /dev/nvidia3 open" in result.stderr
+        assert opens(gpu_3, simulated_host, "nvidia3") == REACHED
+        result = ocigpu(gpu_3, "detach", gpu_3.name, "--gpu", "3", "--force", "--json")
+        data = json.loads(result.stdout)
+        assert data["detached"] == [simulated_host.gpus[3]]
+        assert data["held"][0]["pid"] == holder.process.pid
+        assert "stays usable until it is closed" in data["notes"][-1]
+    assert opens(gpu_3, simulated_host, "nvidia3") == REFUSED
+
+
+def test_a_device_that_a_cgroup_above_denies_is_not_attached(
+    make_bundle: MakeBundle, runtime_environment: dict[str, str], simulated_host: SimulatedHost
+) -> None:
+    bundle = make_bundle(WAITING, GPU_3)
+    config = json.loads((bundle / "config.json").read_text())
+    above = config["linux"]["cgroupsPath"]
+    config["linux"]["cgroupsPath"] = f"{above}/inner"
+    (bundle / "config.json").write_text(json.dumps(config))
+    controllers = [path for path in Path("/sys/fs/cgroup").iterdir() if path.is_dir() and not path.is_symlink()]
+    try:
+        with container(bundle, runtime_environment, host=simulated_host) as made:
+            (Path("/sys/fs/cgroup/devices") / above.lstrip("/") / "devices.deny").write_text("c 195:5 rw")
+            before = mounts(made)
+            with (
+                opened(made) as live,
+                pytest.raises(OcigpuError, match=r"devices\.allow|still denies c 195:5") as caught,
+            ):
+                attach(live, ["5"])
+            assert caught.value.code in ("OCIGPU-CTR-5", "OCIGPU-CG-1")
+            assert (mounts(made), records(made, simulated_host)) == (before, [])
+            assert opens(made, simulated_host, "nvidia5") == REFUSED
+    finally:
+        for controller in controllers:
+            directory = controller / above.lstrip("/")
+            if directory.exists():
+                directory.rmdir()
+
+
+def test_one_device_cannot_be_taken_out_of_a_rule_for_many_on_cgroup_v1(
+    make_bundle: MakeBundle, runtime_environment: dict[str, str], simulated_host: SimulatedHost
+) -> None:
+    def wide(config: dict[str, Any]) -> None:
+        rule = {"allow": True, "type": "c", "major": 195, "access": "rwm"}
+        config["linux"]["resources"]["devices"].append(rule)
+
+    with container(make_bundle(WAITING, GPU_3, edit=wide), runtime_environment, host=simulated_host) as made:
+        with opened(made) as live, pytest.raises(OcigpuError, match="still allows c 195:3"):
+            detach(live, ["3"])
+        assert opens(made, simulated_host, "nvidia3") == REACHED
+        assert records(made, simulated_host) == []
+
+
+@pytest.mark.parametrize("name", ["8", "GPU-00000000", "all", "", "9:9"])
+def test_a_device_that_the_host_has_not_is_refused(gpu_3: Made, name: str) -> None:
+    with opened(gpu_3) as live, pytest.raises(RequestError) as caught:
+        attach(live, [name])
+    assert caught.value.code == "OCIGPU-DEV-1"
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["ln -s /etc /dev/nvidia5", "mkfifo /dev/nvidia5", "mkdir /dev/nvidia5", "echo x > /dev/nvidia5"],
+)
+def test_something_in_the_place_of_the_node_stops_it_and_nothing_is_left(
+    gpu_3: Made, simulated_host: SimulatedHost, command: str
+) -> None:
+    shell(gpu_3, command)
+    before = mounts(gpu_3)
+    with opened(gpu_3) as live, pytest.raises(OcigpuError):
+        attach(live, ["5"])
+    assert (mounts(gpu_3), records(gpu_3, simulated_host)) == (before, [])
+    assert opens(gpu_3, simulated_host, "nvidia5")[1] == "EPERM"
+    assert verified(gpu_3).verdict == AS_GRANTED
+
+
+def test_two_at_once_both_count(gpu_3: Made, simulated_host: SimulatedHost) -> None:
+    command = [PROGRAMS / "ocigpu", "attach", gpu_3.name, "--root", gpu_3.state, "--gpu"]
+    both = [subprocess.Popen([*command, number], env=gpu_3.environment, stdout=subprocess.DEVNULL) for number in "56"]
+    assert [process.wait(60) for process in both] == [0, 0]
+    assert see(gpu_3, simulated_host).gpus == [simulated_host.gpus[index] for index in (3, 5, 6)]
+    assert verified(gpu_3).verdict == AS_GRANTED
+
+
+KILLED = """
+import os, signal, sys
+from ocigpu import cli
+from ocigpu.containers import attach
+name, *words = sys.argv[1:]
+original = getattr(attach, name)
+def killed(*arguments, **named):
+    os.kill(os.getpid(), signal.SIGKILL)
+setattr(attach, name, killed)
+cli.main(words)
+"""
+
+
+@pytest.mark.parametrize("step", ["provision", "write_record"])
+def test_a_command_that_is_killed_gives_nothing(gpu_3: Made, simulated_host: SimulatedHost, step: str) -> None:
+    rules = cgroup_directory(gpu_3, "v1") / "devices.list"
+    before = (rules.read_text(), mounts(gpu_3) if step == "provision" else [])
+    words = ["attach", gpu_3.name, "--gpu", "5", "--root", str(gpu_3.state)]
+    result = subprocess.run([sys.executable, "-c", KILLED, step, *words], env=gpu_3.environment, timeout=60)
+    assert result.returncode == -signal.SIGKILL
+    wait_for("the rules to be put back", lambda: "195:5" not in rules.read_text())
+    assert (rules.read_text(), mounts(gpu_3) if step == "provision" else []) == before
+    assert opens(gpu_3, simulated_host, "nvidia5")[1] == "EPERM"
+    assert (verified(gpu_3).verdict, records(gpu_3, simulated_host)) == (AS_GRANTED, [])
+
+
+def test_a_failure_in_the_middle_puts_the_rules_back(
+    gpu_3: Made, simulated_host: SimulatedHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules = cgroup_directory(gpu_3, "v1") / "devices.list"
+    before = rules.read_text()
+
+    def fails(*_: object, **__: object) -> tuple[str, ...]:
+        assert "195:5" in rules.read_text()
+        raise ApplyError("OCIGPU-MNT-1", "failed on purpose")
+
+    monkeypatch.setattr(attaching, "provision", fails)
+    with opened(gpu_3) as live, pytest.raises(ApplyError, match="failed on purpose"):
+        attach(live, ["5"])
+    assert (rules.read_text(), records(gpu_3, simulated_host)) == (before, [])
+
+
+def test_a_record_goes_with_its_container(
+    make_bundle: MakeBundle, runtime_environment: dict[str, str], simulated_host: SimulatedHost
+) -> None:
+    with container(make_bundle(WAITING, GPU_3), runtime_environment, host=simulated_host) as made:
+        with opened(made) as live:
+            attach(live, ["5"])
+        settings = read_settings(made.environment["OCIGPU_CONFIG"])
+        prune_records(settings)
+        assert len(records(made, simulated_host)) == 1
+    prune_records(settings)
+    assert not (simulated_host.directory / "run/ocigpu/attached").exists()

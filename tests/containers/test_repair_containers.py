@@ -1,0 +1,204 @@
+"""``ocigpu repair`` and ``ocigpu watch --repair`` give back what was granted, and nothing else."""
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from containers_lab import WAITING, Made, cgroup_directory, container
+from live_lab import apply_again, mounts, ocigpu, opened, opens, records, see, shell, verified, verify
+from support.fixtures import MakeBundle
+from support.process import wait_for
+from support.product import PROGRAMS, RUNTIME, SimulatedHost
+
+from ocigpu.containers.attach import attach, detach
+from ocigpu.containers.repair import Keeper, repair
+from ocigpu.containers.verify import AS_GRANTED
+from ocigpu.errors import OcigpuError
+from ocigpu.settings import read_settings
+
+pytestmark = [pytest.mark.root, pytest.mark.engine]
+
+GPU_3 = {"NVIDIA_VISIBLE_DEVICES": "3"}
+REFUSED, REACHED = ("ENOENT", "EPERM"), ("ENXIO", "ENXIO")
+
+
+@pytest.fixture
+def gpu_3(
+    make_bundle: MakeBundle, runtime_environment: dict[str, str], simulated_host: SimulatedHost
+) -> Iterator[Made]:
+    """A container of runc on cgroup v1 that was given GPU 3."""
+    with container(make_bundle(WAITING, GPU_3), runtime_environment, host=simulated_host) as made:
+        yield made
+
+
+def hook_by_hand(config: dict[str, Any], settings: str) -> None:
+    """Put the hook into a configuration that says nothing of its devices, as Docker's --gpus does."""
+    arguments = ["ocigpu-hook", "--config", settings, "prestart"]
+    config["hooks"] = {"prestart": [{"path": str(RUNTIME.with_name("ocigpu-hook")), "args": arguments}]}
+
+
+@pytest.mark.parametrize(("low_level", "cgroup"), [("runc", "v1"), ("runc", "v2"), ("crun", "v2")])
+def test_rules_that_only_the_hook_knew_are_given_back(
+    make_bundle: MakeBundle,
+    runtime_environment: dict[str, str],
+    simulated_host: SimulatedHost,
+    low_level: str,
+    cgroup: str,
+) -> None:
+    environment = simulated_host.environment(runtime_environment, low_level)
+    bundle = make_bundle(WAITING, GPU_3, edit=lambda config: hook_by_hand(config, environment["OCIGPU_CONFIG"]))
+    with container(bundle, environment, low_level, cgroup) as made:
+        verify(made)
+        apply_again(made, cgroup)
+        verify(made, status=3)
+        result = ocigpu(made, "repair", made.name, "--dry-run", status=3)
+        assert f"{made.name}: lost: device rule c 195:3 rw" in result.stdout
+        verify(made, status=3)
+        result = ocigpu(made, "repair", made.name)
+        assert f"{made.name}: given back: device rule c 195:3 rw" in result.stdout
+        verify(made)
+        assert "nothing is lost: 4 of 4 devices allowed" in ocigpu(made, "repair", made.name).stdout
+        assert opens(made, simulated_host, "nvidia4") == REFUSED
+
+
+def test_what_was_attached_comes_back_and_what_was_detached_goes_again(
+    gpu_3: Made, simulated_host: SimulatedHost
+) -> None:
+    with opened(gpu_3) as live:
+        attach(live, ["5"])
+    with opened(gpu_3) as live:
+        detach(live, ["3"])
+    apply_again(gpu_3, "v1")
+    seen = see(gpu_3, simulated_host, "nvidia3", "nvidia5")
+    assert (seen.opens("nvidia3")[1], seen.opens("nvidia5")[1]) == ("ENXIO", "EPERM")
+    with opened(gpu_3) as live:
+        repaired = repair(live)
+    assert repaired.lost == ("device rule c 195:5 rw", "denial of the detached c 195:3")
+    seen = see(gpu_3, simulated_host, "nvidia3", "nvidia5")
+    assert (seen.opens("nvidia3"), seen.opens("nvidia5")) == (REFUSED, REACHED)
+    assert verified(gpu_3).verdict == AS_GRANTED
+
+
+def test_a_node_and_a_view_that_were_removed_come_back(gpu_3: Made, simulated_host: SimulatedHost) -> None:
+    with opened(gpu_3) as live:
+        attach(live, ["5"])
+    first = see(gpu_3, simulated_host, "nvidia3", "nvidia5")
+    mounted = len(mounts(gpu_3))
+    shell(gpu_3, "rm /dev/nvidia3 /dev/nvidia5")
+    leave = ["nsenter", "--target", str(gpu_3.found().pid), "--mount", "umount", "-l", "/proc/driver/nvidia"]
+    subprocess.run(leave, check=True)
+    with opened(gpu_3) as live:
+        repaired = repair(live)
+    assert set(repaired.lost) == {"node /dev/nvidia3", "node /dev/nvidia5", "/proc/driver/nvidia/gpus/0000:06:00.0"}
+    assert repaired.done
+    assert see(gpu_3, simulated_host, "nvidia3", "nvidia5") == first
+    assert len(mounts(gpu_3)) == mounted
+
+
+def test_what_somebody_has_put_in_the_place_of_a_node_stays(gpu_3: Made) -> None:
+    shell(gpu_3, "rm /dev/nvidia3; mkfifo /dev/nvidia3")
+    with opened(gpu_3) as live, pytest.raises(OcigpuError, match="/dev/nvidia3"):
+        repair(live)
+    shell(gpu_3, "test -p /dev/nvidia3")
+
+
+def test_what_was_never_granted_is_not_given(
+    make_bundle: MakeBundle, runtime_environment: dict[str, str], simulated_host: SimulatedHost
+) -> None:
+    with container(make_bundle(WAITING, {"NVIDIA_VISIBLE_DEVICES": "all"}), runtime_environment) as plain:
+        made = plain._replace(environment=simulated_host.environment(plain.environment))
+        before = mounts(made)
+        assert "it was granted nothing" in ocigpu(made, "repair", made.name).stdout
+        assert (mounts(made), records(made, simulated_host)) == (before, [])
+        assert {row.made for row in verified(made).nodes} == {"EPERM"}
+
+
+def test_all_containers_are_repaired_whatever_one_of_them_says(
+    make_bundle: MakeBundle, runtime_environment: dict[str, str], simulated_host: SimulatedHost
+) -> None:
+    first, second = make_bundle(WAITING, GPU_3), make_bundle(WAITING, GPU_3)
+    with (
+        container(first, runtime_environment, host=simulated_host) as broken,
+        container(second, runtime_environment, host=simulated_host) as lost,
+    ):
+        (second.with_name(f"{second.name}.state") / lost.name).rename(broken.state / lost.name)
+        try:
+            shared = lost._replace(state=broken.state)
+            (first / "config.json").chmod(0o666)
+            (cgroup_directory(shared, "v1") / "devices.deny").write_text("c 195:3 rw")
+            result = ocigpu(shared, "repair", "--all", "--json", status=1)
+            assert f"{broken.name}: OCIGPU-SPEC-1" in result.stderr
+            rows = {row["name"]: row for row in json.loads(result.stdout)}
+            assert rows[lost.name]["lost"] == ["device rule c 195:3 rw"]
+            assert rows[lost.name]["done"] is True
+        finally:
+            (broken.state / lost.name).rename(second.with_name(f"{second.name}.state") / lost.name)
+
+
+def test_one_container_or_all_of_them(gpu_3: Made) -> None:
+    for words in (["repair"], ["repair", gpu_3.name, "--all"]):
+        assert "OCIGPU-ARG-1" in ocigpu(gpu_3, *words, status=2).stderr
+
+
+def test_the_keeper_repairs_what_changed_and_is_silent_else(gpu_3: Made, simulated_host: SimulatedHost) -> None:
+    said: list[str] = []
+    settings = read_settings(gpu_3.environment["OCIGPU_CONFIG"])
+    keeper = Keeper(gpu_3.places, settings, lambda level, text, **_: said.append(f"{level}: {text}"))
+    keeper.look()
+    keeper.look()
+    assert said == []
+    with opened(gpu_3) as live:
+        attach(live, ["5"])
+    keeper.look()
+    assert said == []
+    apply_again(gpu_3, "v1")
+    keeper.look()
+    keeper.look()
+    assert said == [f"info: repaired {gpu_3.name}: it had lost device rule c 195:5 rw"]
+    assert opens(gpu_3, simulated_host, "nvidia5") == REACHED
+
+
+def test_the_keeper_tells_an_error_once_and_forgets_what_has_ended(gpu_3: Made, simulated_host: SimulatedHost) -> None:
+    said: list[str] = []
+    settings = read_settings(gpu_3.environment["OCIGPU_CONFIG"])
+    with opened(gpu_3) as live:
+        attach(live, ["5"])
+    keeper = Keeper(gpu_3.places, settings, lambda level, _, **__: said.append(level))
+    keeper.look()
+    (gpu_3.bundle / "config.json").chmod(0o666)
+    apply_again(gpu_3, "v1")
+    keeper.look()
+    keeper.look()
+    assert said == ["error"]
+    os.kill(gpu_3.found().pid, signal.SIGKILL)
+    wait_for("the container to end", lambda: gpu_3.found().pid == 0)
+    keeper.look()
+    assert (said, records(gpu_3, simulated_host)) == (["error"], [])
+
+
+PRIVATE_RUN = 'mount -t tmpfs none /run && mkdir /run/runc && mount --bind "$0" /run/runc && exec "$@"'
+
+
+def test_watch_repairs_by_itself(gpu_3: Made, simulated_host: SimulatedHost, work_directory: Path) -> None:
+    output = work_directory / "watch.log"
+    command = ["unshare", "--mount", "sh", "-c", PRIVATE_RUN, str(gpu_3.state), str(PROGRAMS / "ocigpu"), "watch"]
+    command += ["--repair", "--interval", "0.2", "--output", str(work_directory / "nvidia.yaml")]
+    (cgroup_directory(gpu_3, "v1") / "devices.deny").write_text("c 195:3 rw")
+    with output.open("wb") as file:
+        watch = subprocess.Popen(command, stdout=file, stderr=file, env=gpu_3.environment)
+    try:
+        for _ in range(2):
+            wait_for("the rule to be back", lambda: opens(gpu_3, simulated_host, "nvidia3") == REACHED)
+            (cgroup_directory(gpu_3, "v1") / "devices.deny").write_text("c 195:3 rw")
+        wait_for("the rule to be back", lambda: opens(gpu_3, simulated_host, "nvidia3") == REACHED)
+    finally:
+        watch.terminate()
+        assert watch.wait(30) == 0, output.read_text()
+    text = output.read_text()
+    assert text.count(f"repaired {gpu_3.name}: it had lost device rule c 195:3 rw") == 3
+    assert "Traceback" not in text
