@@ -1,6 +1,5 @@
 """``ocigpu diff``: what ocigpu-runtime changes, or has changed, in the config.json of a container."""
 
-import difflib
 import json as json_module
 import sys
 from collections.abc import Iterable
@@ -100,6 +99,8 @@ def _lines(config: dict[str, Any]) -> list[str]:
 
 def _print_diff(old: list[str], new: list[str], old_name: str, new_name: str) -> None:
     """Print a unified diff, in colours on a terminal."""
+    import difflib
+
     lines: Iterable[str] = difflib.unified_diff(old, new, printable(old_name), printable(new_name), lineterm="")
     colours = {"+": typer.colors.GREEN, "-": typer.colors.RED, "@": typer.colors.CYAN} if sys.stdout.isatty() else {}
     for line in lines:
