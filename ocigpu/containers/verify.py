@@ -78,7 +78,7 @@ def verify(live: Live) -> Verified:
     sonames = [f"{path.rpartition('/')[0]}/{library.soname}" for library, path in libraries]
     seen = look_inside(live.inside, [node for _, _, node in asked], [path for _, path in libraries] + sonames)
     nodes = [
-        _node_row(what, node, node.container_path in grant.nodes, number in grant.numbers, answer)
+        judge_node(what, node, node.container_path in grant.nodes, number in grant.numbers, answer)
         for (what, number, node), answer in zip(asked, seen.nodes, strict=True)
     ]
     files = seen.files[: len(libraries)]
@@ -90,7 +90,7 @@ def verify(live: Live) -> Verified:
     return Verified(grant, nodes, rows, live.facts.driver_version)
 
 
-def _node_row(what: str, node: DeviceNode, has_node: bool, allowed: bool, answer: Answer) -> NodeRow:
+def judge_node(what: str, node: DeviceNode, has_node: bool, allowed: bool, answer: Answer) -> NodeRow:
     reached = is_reached(answer.opened) or is_reached(answer.made)
     verdict, why = AS_GRANTED, ""
     if not allowed and reached:
