@@ -17,7 +17,7 @@ from ocigpu.doctor.records import Finding
 from ocigpu.doctor.redact import Redactor
 from ocigpu.doctor.report import to_data
 from ocigpu.doctor.versions import engine_releases
-from ocigpu.errors import OcigpuError, UsageError
+from ocigpu.errors import OcigpuError, UsageError, printable
 from ocigpu.facts import facts_to_json
 from ocigpu.facts import to_data as settings_data
 
@@ -168,7 +168,7 @@ def _kernel(host: Host) -> dict[str, Any]:
 
 
 def _lines(lines: list[str]) -> str:
-    return "".join(f"{line}\n" for line in lines[-LOG_LINES:])
+    return "".join(f"{printable(line)}\n" for line in lines[-LOG_LINES:])
 
 
 def _log_file(host: Host, path: str) -> str:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import shutil
 import tomllib
 
@@ -23,15 +24,15 @@ def check_settings(host: Host) -> list[Finding]:
     if failure is None:
         found = "read" if host.settings.path else "not there: the defaults hold"
         return [ok("the settings can be used", Evidence(host.settings.path or path, found))]
-    fixes: tuple[str, ...] = (f"ocigpu config check {path}",)
+    fixes: tuple[str, ...] = (f"ocigpu config check {shlex.quote(path)}",)
     if failure.code == "OCIGPU-SET-3":
         fixes = (
-            f"chown root:root {path} {os.path.dirname(path)}",
-            f"chmod go-w {path} {os.path.dirname(path)}",
+            f"chown root:root {shlex.join([path, os.path.dirname(path)])}",
+            f"chmod go-w {shlex.join([path, os.path.dirname(path)])}",
             *fixes,
         )
     elif failure.code == "OCIGPU-SET-1":
-        fixes = (*fixes, f"# correct the file, or do without: mv {path} {path}.bad")
+        fixes = (*fixes, f"# correct the file, or do without: mv {shlex.quote(path)} {shlex.quote(path)}.bad")
     text = f"the settings cannot be used, and no container with GPUs starts ({failure.code}): {failure.message}"
     return [error(text, (Evidence(path, printable(failure.message, 300), failure.hint or "usable settings"),), fixes)]
 
@@ -117,7 +118,7 @@ def check_no_cgroups(host: Host) -> list[Finding]:
                 "the settings say no-cgroups = true: containers of root get device nodes and no permission to open "
                 "them (EPERM); ocigpu finds out by itself when a container is rootless",
                 (Evidence(path, "no-cgroups = true", "false"),),
-                (f"sed -i 's/^no-cgroups *= *true/no-cgroups = false/' {path}",),
+                (f"sed -i 's/^no-cgroups *= *true/no-cgroups = false/' {shlex.quote(path)}",),
             )
         )
     vendors = _vendor_no_cgroups(host)

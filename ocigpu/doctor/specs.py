@@ -185,12 +185,19 @@ def _cause_elsewhere(host: Host) -> str:
 
 
 def _refresh_command(host: Host, file: SpecFile) -> tuple[str, ...]:
+    names = _device_names(file)
+    if any(item.directory > file.directory and names <= _device_names(item) for item in host.specs.gpus):
+        return (f"rm {shlex.quote(host.path(file.path))}  # a later directory defines all its devices",)
     if file.is_ours:
         return (host.command("cdi", "refresh", "--output", host.path(file.path)),)
     return (
         _write_command(host, file),
         f"# or with the vendor's tool: nvidia-ctk cdi generate --output={shlex.quote(file.path)}",
     )
+
+
+def _device_names(file: SpecFile) -> set[str]:
+    return {device["name"] for device in file.spec["devices"]}
 
 
 def _stale_reasons(host: Host, file: SpecFile) -> list[str]:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 
 from ocigpu.doctor.host import Host
 from ocigpu.doctor.logs import denials
@@ -72,7 +73,7 @@ def check_ldconfig(host: Host) -> list[Finding]:
                 host.evidence(path, cause if path == found else "none", "a program, no script") for path in paths[:3]
             ),
             (
-                f"sed -i '/^ldconfig *=/d' {where}"
+                f"sed -i '/^ldconfig *=/d' {shlex.quote(where)}"
                 if named
                 else "apt-get install --reinstall libc-bin  # or your system's",
                 f'# or name it in {where}: ldconfig = "/path/of/ldconfig"',

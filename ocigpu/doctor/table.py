@@ -1,6 +1,6 @@
 """Every check, in the order in which causes come before their effects.  docs/DOCTOR.md is generated from it."""
 
-from ocigpu.doctor import driver, engines, nodes, settings, specs, system
+from ocigpu.doctor import docker, driver, engines, nodes, settings, specs, system
 from ocigpu.doctor.records import Check
 
 CHECKS = (
@@ -177,27 +177,27 @@ CHECKS = (
         "docker-gpus-hook", "Docker's --gpus without its hook",
         "At its start dockerd looks for a program named nvidia-container-runtime-hook on its PATH. Without one --gpus "
         f"fails with: {engines.NO_DRIVER_ERROR}.",
-        engines.check_gpus_hook,
+        docker.check_gpus_hook,
     ),
     Check(
         "docker-cdi-off", "Docker's CDI switched off",
         "Docker 25 to 28.1 take CDI devices only with features.cdi in daemon.json.",
-        engines.check_docker_cdi,
+        docker.check_docker_cdi,
     ),
     Check(
         "docker-not-restarted", "dockerd does not know its present configuration",
         "dockerd reads new runtimes when it starts or reloads, CDI and the hook only when it starts.",
-        engines.check_restarted,
+        docker.check_restarted,
     ),
     Check(
         "docker-snap", "Docker from a snap",
         "A snap is confined: it sees neither the driver's files nor /etc/docker.",
-        engines.check_snap,
+        docker.check_snap,
     ),
     Check(
         "docker-context", "docker command with another context",
         "Docker Desktop and remote contexts are other machines, with other GPUs or none.",
-        engines.check_context,
+        docker.check_context,
     ),
     Check(
         "containerd-two-configs", "several configurations of containerd",

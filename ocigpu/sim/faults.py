@@ -34,17 +34,22 @@ def apply_faults(directory: str, names: Sequence[str]) -> None:
     Raises OcigpuError (OCIGPU-SIM-1) for a fault that this host cannot have, or is not known; the host is removed then.
     """
     try:
-        chosen = [_find(name) for name in names]
-        root = Path(directory)
-        write_system(root)
-        for make in chosen:
-            make(root)
+        for name in names:
+            _find(name)
+        write_system(Path(directory))
+        make_faults(directory, names)
     except OSError as error:
         remove_host(directory)
         raise sim_error(f"make a fault: {error.filename}: {error.strerror}") from error
     except OcigpuError:
         remove_host(directory)
         raise
+
+
+def make_faults(directory: str, names: Sequence[str]) -> None:
+    """Make these faults on a simulated host that has a system around it.  Raises OSError, and OcigpuError as above."""
+    for make in [_find(name) for name in names]:
+        make(Path(directory))
 
 
 def _find(name: str) -> Callable[[Path], None]:

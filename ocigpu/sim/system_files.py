@@ -6,6 +6,7 @@ None of its programs can be run: they are there to be looked at.
 import json
 from pathlib import Path
 
+from ocigpu.errors import CdiError
 from ocigpu.nodes import apply_changes, find_link_changes, plan_nodes, read_driver
 from ocigpu.settings import Settings
 from ocigpu.sim.kernel_files import write_file
@@ -59,8 +60,12 @@ def write_system(root: Path) -> None:
     (root / "usr/bin/nvidia-container-runtime-hook").symlink_to("ocigpu-hook")
     (root / "run/systemd/system").mkdir(parents=True)
     write_packages(root, ENGINES)
+    (root / "usr/local/bin").mkdir(parents=True)
     write_links(root)
-    write_spec_file(root)
+    try:
+        write_spec_file(root)
+    except CdiError:  # nothing to describe: all GPUs are in MIG mode and not cut
+        return
 
 
 def write_packages(root: Path, versions: dict[str, str]) -> None:

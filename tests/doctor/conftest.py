@@ -1,0 +1,70 @@
+"""A simulated host with a system around it, made anew for every test by copying: its libraries are compiled once."""
+
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support import requirements
+
+from ocigpu.cli import main
+from ocigpu.doctor.host import Host
+from ocigpu.doctor.records import Finding
+from ocigpu.doctor.report import run_checks
+from ocigpu.sim.create import create_host
+from ocigpu.sim.faults import make_faults
+
+Run = Callable[..., tuple[int, str, str]]
+Broken = Callable[..., Path]
+
+
+@pytest.fixture(scope="session")
+def kept_host(session_directory: Path) -> Iterator[tuple[Path, Path]]:
+    """Where the host is to be, and a copy of it there as it was made: two H100, the first with a MIG device."""
+    requirements.require(requirements.compiler())
+    place, copy = session_directory / "doctor host", session_directory / "doctor copy"  # the space is meant
+    create_host(str(place), 2, "h100", ["0:1g.10gb"], compat32=False, faults=["none"])
+    subprocess.run(["cp", "-a", place, copy], check=True)
+    yield place, copy
+    shutil.rmtree(place)
+    shutil.rmtree(copy)
+
+
+@pytest.fixture
+def broken(kept_host: tuple[Path, Path]) -> Broken:
+    """Call with names of faults: returns the directory of a host with these and no others."""
+
+    def make(*faults: str) -> Path:
+        place, copy = kept_host
+        shutil.rmtree(place)
+        subprocess.run(["cp", "-a", copy, place], check=True)
+        make_faults(str(place), faults)
+        return place
+
+    return make
+
+
+def examine(root: Path) -> list[Finding]:
+    """Return what doctor finds on a host; NVML of a simulated host answers at once, or not at all."""
+    return run_checks(Host(str(root), nvml_seconds=2))
+
+
+def bad(findings: list[Finding]) -> set[str]:
+    """Return the names of findings that are neither well nor the one that the host is simulated."""
+    worse = ("error", "warning", "note")
+    return {item.name for item in findings if item.severity in worse and item.name != "simulated-host"}
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Call with arguments: runs ``ocigpu`` in this process; returns status, standard output and standard error."""
+    monkeypatch.delenv("OCIGPU_CONFIG", raising=False)
+    monkeypatch.delenv("OCIGPU_DEBUG", raising=False)
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        status = main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return call

@@ -1,0 +1,146 @@
+"""The support archive: planted secrets are not in it, everything else is, and it says what it left out."""
+
+import json
+import stat
+import tarfile
+from pathlib import Path
+
+import pytest
+from doctor.conftest import Broken, Run
+
+from ocigpu.doctor.redact import REMOVED, Redactor
+
+SECRET = "hunter2SECRETvalue"
+DAEMON = {
+    "proxies": {
+        "http-proxy": f"http://user:{SECRET}@proxy.example.com:3128",
+        "https-proxy": f"http://user:{SECRET}/with@at@proxy.example.com:3128",
+    },
+    "log-opts": {"splunk-token": SECRET, "splunk-url": "https://example.com", "labels": f"x{SECRET}"},
+    "registry-mirrors": [f"https://key:{SECRET}@mirror.example.com/v2?token={SECRET}&page=1"],
+    "runtimes": {"ocigpu": {"path": "/usr/bin/ocigpu-runtime", "env": [f"PRIVATE={SECRET}"]}},
+    "auths": {"registry.example.com": {"auth": SECRET, "identitytoken": SECRET}},
+    "exec-opts": ["native.cgroupdriver=cgroupfs"],
+    "labels": [f"API_KEY={SECRET}", f"password: {SECRET}"],
+}
+CONTAINERD = f"""\
+version = 2
+[plugins."io.containerd.grpc.v1.cri".registry.configs."registry.example.com".auth]
+username = "user"
+password = "{SECRET}"
+[plugins."io.containerd.grpc.v1.cri".registry.mirrors."docker.io".header]
+Authorization = ["Bearer {SECRET}"]
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.ocigpu.options]
+BinaryName = "/usr/bin/ocigpu-runtime"
+[stream_processors.one]
+env = ["DECRYPTION={SECRET}"]
+"""
+LOG = f"""\
+nvidia: connect to https://user:{SECRET}@example.com/path failed
+ocigpu: environment HF_TOKEN={SECRET} DB_PASSWORD='{SECRET}'
+nvidia: Authorization: Basic {SECRET}
+ocigpu: header x-registry-auth: {SECRET}
+NVRM: GPU at 0000:3b:00.0 is fine, token={SECRET}
+nvidia-modeset: password is "{SECRET}" no more
+"""
+CMDLINE = f"BOOT_IMAGE=/boot/vmlinuz quiet luks.passphrase={SECRET} nvidia-drm.modeset=1\n"
+
+
+@pytest.fixture
+def archive(broken: Broken, run: Run, tmp_path: Path) -> dict[str, str]:
+    """The files of an archive of a host with a secret in every place."""
+    root = broken("stale-cdi")
+    (root / "etc/docker/daemon.json").write_text(json.dumps(DAEMON))
+    (root / "etc/containerd").mkdir()
+    (root / "etc/containerd/config.toml").write_text(CONTAINERD)
+    (root / "usr/bin/containerd").write_text("")
+    (root / "usr/bin/containerd").chmod(0o755)
+    (root / "etc/containers/containers.conf.d").mkdir(parents=True)
+    (root / "etc/containers/containers.conf.d/bad.conf").write_text(f'password = "{SECRET}\n')
+    with (root / "var/log/kern.log").open("a") as file:
+        file.write(LOG)
+    (root / "proc/cmdline").write_text(CMDLINE)
+    (root / "etc/ocigpu").mkdir()
+    (root / "etc/ocigpu/config.toml").write_text('[runtime]\nlog = "/var/log/ocigpu.log"\n')
+    (root / "var/log/ocigpu.log").write_text(f'{{"msg": "args", "env": "SECRET_KEY={SECRET}"}}\n')
+    path = tmp_path / "support.tar.gz"
+    code, out, err = run("doctor", "--root", root, "--bundle", path)
+    assert (code, err) == (4, "")
+    assert f"wrote {path}" in out
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    with tarfile.open(path) as tar:
+        found = {}
+        for member in tar.getmembers():
+            file = tar.extractfile(member)
+            assert file is not None
+            found[member.name.removeprefix("ocigpu-doctor/")] = file.read().decode()
+    return found
+
+
+def test_no_planted_secret_is_in_the_archive(archive: dict[str, str]) -> None:
+    for name, text in archive.items():
+        assert SECRET not in text, name
+
+
+def test_what_helps_is_in_the_archive(archive: dict[str, str]) -> None:
+    assert {"README.txt", "report.json", "facts.json", "settings.json", "versions.json", "kernel.json"} <= set(archive)
+    docker = json.loads(archive["engines/etc_docker_daemon.json.json"])
+    assert docker["runtimes"]["ocigpu"]["path"] == "/usr/bin/ocigpu-runtime"
+    assert docker["runtimes"]["ocigpu"]["env"] == [f"PRIVATE={REMOVED}"]
+    assert docker["exec-opts"] == ["native.cgroupdriver=cgroupfs"]
+    assert docker["proxies"]["http-proxy"] == f"http://{REMOVED}@proxy.example.com:3128"
+    assert docker["registry-mirrors"][0].startswith(f"https://{REMOVED}@mirror.example.com/")
+    assert "/usr/bin/ocigpu-runtime" in archive["engines/etc_containerd_config.toml.json"]
+    assert json.loads(archive["facts.json"])["driver_version"]
+    assert json.loads(archive["versions.json"])["engines"]["docker"] == "28.5.1"
+    assert "nvidia-drm.modeset=1" in archive["kernel.json"]
+    assert "NVRM: GPU at 0000:3b:00.0 is fine" in archive["logs/kernel.txt"]
+    spec = json.loads(archive["cdi/var_run_cdi_nvidia.yaml.json"])
+    assert f"NVIDIA_VISIBLE_DEVICES={REMOVED}" in spec["containerEdits"]["env"]
+    report = json.loads(archive["report.json"])
+    assert any(item["name"] == "cdi-stale" and item["severity"] == "error" for item in report["findings"])
+
+
+def test_what_was_left_out_is_listed(archive: dict[str, str]) -> None:
+    lines = archive["left-out.txt"].splitlines()
+    assert any("etc_docker_daemon.json.json.proxies.http-proxy" in line for line in lines)
+    assert any("logs/kernel.txt" in line for line in lines)
+    assert any(line.startswith("not there: engines/etc_containers_containers.conf.d_bad.conf") for line in lines)
+
+
+def test_a_file_that_exists_is_not_replaced(broken: Broken, run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "mine"
+    path.write_text("mine")
+    code, _, err = run("doctor", "--root", broken(), "--bundle", path)
+    assert code == 2
+    assert "File exists" in err
+    assert path.read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("plain text of /usr/lib/libcuda.so.1", "plain text of /usr/lib/libcuda.so.1"),
+        ("http://example.com/a@b", f"http://{REMOVED}@b"),
+        ("mail to user@example.com", "mail to user@example.com"),
+        ("eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIx.abc", REMOVED),
+        ("ghp_abcdefghijklmnop0123 used", f"{REMOVED} used"),
+        ("-----BEGIN RSA PRIVATE KEY-----\nabc\n-----END RSA PRIVATE KEY-----", REMOVED),
+        ("NVIDIA_VISIBLE_DEVICES=all", f"NVIDIA_VISIBLE_DEVICES={REMOVED}"),
+        ("driver 550.163.01, device 195:0", "driver 550.163.01, device 195:0"),
+    ],
+)
+def test_text_keeps_what_is_no_secret(text: str, wanted: str) -> None:
+    assert Redactor().text(text, "here") == wanted
+
+
+def test_keys_decide_whatever_their_values_look_like() -> None:
+    redactor = Redactor()
+    data = {"a": {"clientSecret": "x"}, "list": [{"Password": "y", "name": "kept"}], "token": "", "enabled_auth": True}
+    assert redactor.data(data, "f") == {
+        "a": {"clientSecret": REMOVED},
+        "list": [{"Password": REMOVED, "name": "kept"}],
+        "token": "",
+        "enabled_auth": True,
+    }
+    assert redactor.removed == ["f.a.clientSecret", "f.list.Password"]

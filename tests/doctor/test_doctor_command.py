@@ -1,0 +1,155 @@
+"""The command: exit status, JSON, lists, the page of documentation, and what it does where it may not look."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from doctor.conftest import Broken, Run, bad, examine
+
+from ocigpu.doctor.host import Host
+from ocigpu.doctor.records import SEVERITIES, Finding
+from ocigpu.doctor.report import exit_status, run_checks
+from ocigpu.doctor.table import CHECKS
+
+DOCS = Path(__file__).parents[2] / "docs/DOCTOR.md"
+
+
+@pytest.mark.parametrize(
+    ("severities", "status"),
+    [
+        ([], 0),
+        (["ok", "not-checked"], 0),
+        (["ok", "note"], 0),
+        (["note", "warning"], 3),
+        (["warning", "error", "ok"], 4),
+    ],
+)
+def test_the_exit_status_is_that_of_the_worst_finding(severities: list[str], status: int) -> None:
+    assert exit_status([Finding(severity, "text") for severity in severities]) == status
+
+
+@pytest.mark.parametrize(
+    ("faults", "status"), [((), 3), (("no-persistence",), 3), (("no-dev-char",), 3), (("stale-cdi",), 4)]
+)
+def test_the_command_ends_with_that_status(faults: tuple[str, ...], status: int, broken: Broken, run: Run) -> None:
+    code, out, err = run("doctor", "--root", broken(*faults))
+    assert (code, err) == (status, "")
+    assert "SIMULATED" in out.splitlines()[0]
+
+
+def test_json_has_everything_that_the_text_has(broken: Broken, run: Run) -> None:
+    root = broken("missing-uvm")
+    code, out, _ = run("doctor", "--root", root, "--json")
+    report = json.loads(out)
+    assert (code, report["exit_status"], report["simulated"]) == (4, 4, True)
+    assert sum(report["counts"].values()) == len(report["findings"])
+    found = {item["name"]: item for item in report["findings"]}
+    assert set(found) == {check.name for check in CHECKS}
+    missing = found["uvm-missing"]
+    assert missing["severity"] == "error"
+    assert missing["evidence"][0] == {
+        "path": f"{root}/dev/nvidia-uvm",
+        "found": "missing",
+        "wanted": missing["evidence"][0]["wanted"],
+    }
+    assert missing["fixes"] == [f"ocigpu system create-device-nodes --config '{root}/config.toml'"]
+    _, text, _ = run("doctor", "--root", root, "--all")
+    for item in report["findings"]:
+        assert item["name"] in text
+        for fix in item["fixes"]:
+            assert fix in text
+
+
+def test_nothing_is_well_on_an_empty_root_that_was_not_looked_at(tmp_path: Path) -> None:
+    findings = run_checks(Host(str(tmp_path)))
+    assert {item.name for item in findings} == {check.name for check in CHECKS}
+    well = {item.name for item in findings if item.severity == "ok"}
+    about_driver = {name for name in well if name.startswith(("driver", "nvml", "mig", "device", "uvm", "cdi", "gpu"))}
+    assert not about_driver
+    assert all(item.text for item in findings if item.severity == "not-checked")
+
+
+def test_this_machine_can_be_examined_as_it_is() -> None:
+    findings = run_checks(Host())
+    assert {item.severity for item in findings} <= set(SEVERITIES)
+    assert not [item for item in findings if "the check failed" in item.text]
+
+
+@pytest.mark.root
+def test_an_ordinary_user_is_told_what_was_not_checked(broken: Broken) -> None:
+    root = broken("deleted-files", "apparmor")
+    os.chmod(root / "var/log/kern.log", 0o600)
+    os.chmod(root / "proc/4242/maps", 0o600)
+    script = (
+        "import json, sys; from ocigpu.doctor.host import Host; from ocigpu.doctor.report import run_checks;"
+        f"print(json.dumps([[i.name, i.severity, i.text] for i in run_checks(Host({str(root)!r}))]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", f"import os; os.setgroups([]); os.setgid(65534); os.setuid(65534); {script}"],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[2],
+        check=True,
+    )
+    found = {name: (severity, text) for name, severity, text in json.loads(done.stdout)}
+    assert found["apparmor-denies"][0] == "not-checked"
+    assert "kern.log" in found["apparmor-denies"][1]
+    assert found["deleted-driver-files"][0] == "not-checked"
+
+
+def test_a_check_that_meets_nonsense_does_not_end_the_others(broken: Broken) -> None:
+    root = broken()
+    (root / "etc/docker/daemon.json").write_text('{"runtimes": {"ocigpu": 7}, "features": [], "exec-opts": 3}')
+    (root / "etc/cdi").mkdir(exist_ok=True)
+    (root / "etc/cdi/nvidia.yaml").write_bytes(b"\xff\xfe\x00")
+    (root / "etc/passwd").write_bytes(b"\xff:x:99999999999999:0:::\n:::\n")
+    (root / "proc/devices").write_text("Character devices:\n999999999999 nvidia\n")
+    findings = examine(root)
+    assert {item.name for item in findings} == {check.name for check in CHECKS}
+    assert {"cdi-unreadable", "engine-config-broken"} <= bad(findings)
+
+
+def test_the_checks_are_listed_with_stable_names(run: Run) -> None:
+    _, out, _ = run("doctor", "--list")
+    names = [line.split()[0] for line in out.splitlines()[1:]]
+    assert names == [check.name for check in CHECKS]
+    assert all(name.replace("-", "").isalpha() and name == name.lower() for name in names)
+    assert len(set(names)) == len(names)
+
+
+def test_the_page_of_documentation_is_the_one_that_is_printed(run: Run) -> None:
+    _, out, _ = run("doctor", "--markdown")
+    assert out == DOCS.read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("--root", "/no/such/directory"), "--root /no/such/directory: not a directory"),
+        (("--list", "--markdown"), "exclude each other"),
+        (("--nonsense",), "no such option"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line_and_status_2(words: tuple[str, ...], text: str, run: Run) -> None:
+    code, out, err = run("doctor", *words)
+    assert (code, out) == (2, "")
+    assert text in err
+
+
+def test_nothing_below_the_root_is_changed(broken: Broken) -> None:
+    root = broken("vendor-cdi", "missing-nodes")
+
+    def look() -> dict[str, tuple[int, int, int]]:
+        found = {}
+        for directory, directories, files in os.walk(root):
+            for name in (*directories, *files):
+                status = os.lstat(os.path.join(directory, name))
+                found[os.path.join(directory, name)] = (status.st_mode, status.st_size, status.st_mtime_ns)
+        return found
+
+    before = look()
+    examine(root)
+    assert look() == before

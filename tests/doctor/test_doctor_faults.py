@@ -1,0 +1,104 @@
+"""Every fault is found by its name, with evidence and a fix, nothing else is found, and the fix clears it."""
+
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+from doctor.conftest import Broken, Run, bad, examine
+
+from ocigpu.doctor.records import SEVERITIES, Finding
+from ocigpu.doctor.table import CHECKS
+from ocigpu.sim.fault_names import FAULT_NAMES
+
+WITHOUT_MIG_DEVICES = "mig-empty"
+FAULTS = [name for name in FAULT_NAMES if name != WITHOUT_MIG_DEVICES]
+FIXED_BY_OCIGPU = [
+    "missing-nodes", "missing-control", "missing-uvm", "wrong-nodes", "node-modes", "no-dev-char", "mig-nodes",
+    "stale-cdi", "vendor-cdi", "partial-cdi", "too-new-cdi", "two-cdi", "cdi-hook", "docker-unconfigured",
+    "docker-runtime", "docker-gpus", "docker-cdi-off", "systemd-cgroups", "no-cgroups",
+]  # fmt: skip
+"""Faults whose fixes are commands that can be run on a directory."""
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_found_by_its_name_with_evidence_and_a_fix_and_nothing_else_is(fault: str, broken: Broken) -> None:
+    findings = examine(broken(fault))
+    assert bad(findings) == set(FAULT_NAMES[fault].findings)
+    for item in findings:
+        check_form(item)
+
+
+def check_form(item: Finding) -> None:
+    """A finding says what was looked at, and what helps."""
+    assert item.severity in SEVERITIES
+    assert item.text
+    if item.severity == "not-checked":
+        return
+    assert item.evidence, item
+    assert all(entry.path and (entry.found or entry.path.startswith("and ")) for entry in item.evidence), item
+    if item.severity in ("error", "warning"):
+        assert item.fixes, item
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("fault", FIXED_BY_OCIGPU)
+def test_the_fix_that_is_printed_clears_the_finding(fault: str, broken: Broken, run: Run) -> None:
+    root = broken(fault)
+    for name in FAULT_NAMES[fault].findings:
+        for item in examine(root):
+            if item.name == name and item.severity != "ok":
+                carry_out(item, root, run)
+    left = bad(examine(root)) & set(FAULT_NAMES[fault].findings)
+    assert not left, left
+
+
+def carry_out(finding: Finding, root: Path, run: Run) -> None:
+    """Run what a user would: our commands, and those of files below the root."""
+    done = 0
+    for fix in finding.fixes:
+        line = fix.removeprefix("# or: ")
+        if line.startswith("ocigpu "):
+            status, out, err = run(*shlex.split(line)[1:])
+            assert status == 0, f"{fix}\n{out}{err}"
+            done += 1
+        elif line.startswith(("rm ", "sed ")):
+            assert str(root) in line
+            subprocess.run(["sh", "-c", line], check=True)
+            done += 1
+    assert done, finding
+
+
+def test_every_check_is_shown_by_a_fault_or_needs_this_machine() -> None:
+    shown = {name for fault in FAULT_NAMES.values() for name in fault.findings}
+    elsewhere = {"simulated-host", "no-gpu", "cdi-missing", "docker-not-restarted", "docker-context", "vendor-toolkit"}
+    assert {check.name for check in CHECKS} == shown | elsewhere
+
+
+def test_a_gpu_in_mig_mode_without_instances_is_found(session_directory: Path, run: Run) -> None:
+    directory = session_directory / "mig host"
+    words = ("sim", "create", directory, "--gpus", 2, "--model", "a100", "--mig", "0:", "--fault", WITHOUT_MIG_DEVICES)
+    status, out, err = run(*words)
+    assert status == 0, err
+    assert f"look at:   ocigpu doctor --root {directory}" in out.replace("'", "")
+    assert bad(examine(directory)) == {"mig-half-configured"}
+    assert run("sim", "remove", directory)[0] == 0
+
+
+def test_a_fault_that_does_not_exist_leaves_no_host(session_directory: Path, run: Run) -> None:
+    directory = session_directory / "no host"
+    status, _, err = run("sim", "create", directory, "--gpus", 1, "--model", "l4", "--fault", "no-such")
+    assert (status, directory.exists()) == (1, False)
+    assert "OCIGPU-SIM-1" in err
+    assert "missing-uvm" in err
+
+
+def test_several_faults_are_found_together(broken: Broken) -> None:
+    found = bad(examine(broken("no-persistence", "no-dev-char", "no-ldconfig", "old-kernel")))
+    assert found == {"persistence-off", "dev-char-links", "ldconfig-missing", "kernel-too-old"}
+
+
+def test_help_of_sim_create_lists_every_fault(run: Run) -> None:
+    _, out, _ = run("sim", "create", "--help")
+    for name in FAULT_NAMES:
+        assert f"  {name} " in out
