@@ -6,15 +6,18 @@ For scripts, hooks and tools that already call that program.  Every failure ends
 import argparse
 import os
 import sys
-from collections.abc import Sequence
 
 from ocigpu.container_cli_options import PROGRAM, parse_options
 from ocigpu.errors import HostError, OcigpuError, RequestError, as_own_error, printable
 from ocigpu.request import MAX_IMEX_CHANNEL, MAX_TOKENS
 from ocigpu.settings import Settings, read_settings
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
-def main(arguments: Sequence[str] | None = None) -> int:
+
+def main(arguments: "Sequence[str] | None" = None) -> int:
     """Run the command line (default: of this process) and return its exit status; errors go to standard error."""
     debug_file = os.environ.get("NVC_DEBUG_FILE", "")
     try:
@@ -47,7 +50,7 @@ def _report(error: OcigpuError, debug_file: str) -> int:
     return 1
 
 
-def write_debug(path: str, lines: Sequence[str]) -> None:
+def write_debug(path: str, lines: "Sequence[str]") -> None:
     """Append lines to the file of --debug or NVC_DEBUG_FILE ("": nothing is done); a failure is told and no more."""
     if path:
         try:

@@ -4,10 +4,13 @@ As there, global options come before the command, and long options may be shorte
 """
 
 import argparse
-from collections.abc import Sequence
-from typing import NoReturn
 
 from ocigpu.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import NoReturn
 
 PROGRAM = "ocigpu-container-cli"
 COMMANDS = ("info", "list", "configure")
@@ -31,7 +34,7 @@ Example: ocigpu-container-cli configure --ldconfig=@/sbin/ldconfig --device=all 
 class Parser(argparse.ArgumentParser):
     """argparse with errors of ours, which end with the exit status that nvidia-container-cli has for them."""
 
-    def error(self, message: str) -> NoReturn:
+    def error(self, message: str) -> "NoReturn":
         raise UsageError(message, f"see: {self.prog} --help")
 
 
@@ -39,7 +42,7 @@ class _CommandParser(Parser):
     """The parser of one command: it also notes how many words followed the command, which ``list`` must know."""
 
     def parse_known_args(  # type: ignore[override]
-        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+        self, args: "Sequence[str] | None" = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
         options, unknown = super().parse_known_args(args, namespace)
         options.words = len(args or ())
@@ -76,7 +79,7 @@ class _Usage(argparse.Action):
         parser.exit()
 
 
-def parse_options(words: Sequence[str]) -> argparse.Namespace:
+def parse_options(words: "Sequence[str]") -> argparse.Namespace:
     """Return the options; raises UsageError, SystemExit after --help, --usage and --version.
 
     ``-u`` and ``--user`` take their value attached or not at all, which argparse cannot say.
@@ -107,14 +110,17 @@ def make_parser() -> argparse.ArgumentParser:
         description="Report the driver, GPUs and driver files of this host, or give GPUs to a container.",
     )
     _add_common(parser)
-    parser.add_argument("-d", "--debug", metavar="FILE", dest="debug_file", help="append messages to FILE")
+    parser.add_argument(
+        "-d", "--debug", metavar="FILE", dest="debug_file", help="append messages to FILE (NVC_DEBUG_FILE)"
+    )
     parser.add_argument("-k", "--load-kmods", action="store_true", help="load kernel modules and make device nodes")
     parser.add_argument("-n", "--no-pivot", action="store_true", help="accepted; it is not needed")
     parser.add_argument("-u", "--user", metavar="UID[:GID]", help="accepted; the driver library runs confined anyway")
     parser.add_argument("-r", "--root", metavar="PATH", default="", help="driver root")
     parser.add_argument("-l", "--ldcache", metavar="FILE", default="", help="loader cache below the driver root")
     parser.add_argument("--no-create-imex-channels", action="store_true", help="with -k: no nodes of IMEX channels")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_CommandParser)
+    # with a name of its own for it, argparse formats no usage text now, which loads half of the standard library
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", prog=PROGRAM, parser_class=_CommandParser)
     _add_info(commands)
     _add_list(commands)
     _add_configure(commands)

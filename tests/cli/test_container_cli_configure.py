@@ -102,6 +102,30 @@ def test_a_plan_by_options_is_that_of_the_hook(facts: HostFacts, devices: str, n
     assert (ours.gpus, ours.notes) == (hook.gpus, hook.notes)
 
 
+@pytest.mark.parametrize(
+    ("words", "variables"),
+    [
+        (["--device=1:1"], ["NVIDIA_VISIBLE_DEVICES=1:1"]),
+        (["--device=MIG-bbbbbbbb-0000-0000-0000-000000000000"], ["NVIDIA_VISIBLE_DEVICES=1:1"]),
+        (["--device=all"], ["NVIDIA_VISIBLE_DEVICES=all"]),
+        (["-dall", "--mig-config=all"], ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_MIG_CONFIG_DEVICES=all"]),
+        (["-dall", "--mig-monitor=all"], ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_MIG_MONITOR_DEVICES=all"]),
+    ],
+    ids=lambda value: value[-1] if value[0].startswith("-") else None,
+)
+def test_mig_devices_by_options_are_those_of_the_hook(
+    mig_facts: HostFacts, words: list[str], variables: list[str]
+) -> None:
+    process = {
+        "env": [*variables, "NVIDIA_DRIVER_CAPABILITIES=utility"],
+        "capabilities": {"bounding": ["CAP_SYS_ADMIN"]},
+    }
+    ours = make_plan(mig_facts, request_of("-u", *words), Settings())
+    hook = make_plan(mig_facts, parse_request({"process": process}, Settings()), Settings())
+    assert [action.describe() for action in ours.actions] == [action.describe() for action in hook.actions]
+    assert ours.mig_devices == hook.mig_devices
+
+
 def test_conditions_channels_and_mig_are_taken_over() -> None:
     request = request_of(
         "--require=cuda>=12.0 driver>=1", "-r", "arch>=7", "--require=", "--mig-config=all", channels=[3, 1]
