@@ -9,7 +9,7 @@ import os
 
 from ocigpu.actions import Node, Plan
 from ocigpu.container_cli_list import check_mig_capability
-from ocigpu.container_cli_options import COMPAT_MODES, PROGRAM
+from ocigpu.container_cli_options import COMPAT_MODES
 from ocigpu.errors import OcigpuError, RequestError, SpecError, UsageError, printable, quoted
 from ocigpu.facts import HostFacts
 from ocigpu.request import (
@@ -48,7 +48,6 @@ _CLASSES = {
 }
 """The vendor's class of an error by our code, or the part of it that names its area."""
 _HINTS = {
-    "OCIGPU-ARG-1": f"see: {PROGRAM} configure --help",
     "OCIGPU-NS-1": "Give --pid of a container that is being created, or call it in a mount namespace of its own where"
     " ROOTFS is mounted (mount --bind ROOTFS ROOTFS).",
     "OCIGPU-CG-1": "Use --no-cgroups only if something else controls device access.",
@@ -112,6 +111,7 @@ def adjust_settings(options: argparse.Namespace, settings: Settings) -> Settings
     """Return the settings with what the options of configure say; raises UsageError for a mode that there is not.
 
     An ldconfig without "@" is one of the image for nvidia-container-cli.  Such a one is never executed: the host's is.
+    Compatibility libraries that the settings forbid no option allows.
     """
     if options.ldconfig.startswith("@"):
         settings = settings._replace(ldconfig=os.path.abspath(options.ldconfig[1:]))
@@ -124,8 +124,6 @@ def adjust_settings(options: argparse.Namespace, settings: Settings) -> Settings
         settings = settings._replace(cuda_compat_mode="disabled")
     elif len(modes) > 1:
         raise UsageError("only one cuda-compat-mode can be specified at a time")
-    elif modes:
-        settings = settings._replace(cuda_compat_mode="ldconfig")
     return settings._replace(no_cgroups=settings.no_cgroups or options.no_cgroups)
 
 

@@ -175,6 +175,7 @@ def test_an_ldconfig_of_the_image_is_never_taken(words: list[str], ldconfig: str
 def test_compatibility_libraries_are_found_by_the_loader_or_not_used(words: list[str], mode: str) -> None:
     options = parse_options(["configure", *words, "/rootfs"])
     assert adjust_settings(options, Settings()).cuda_compat_mode == mode
+    assert adjust_settings(options, Settings(cuda_compat_mode="disabled")).cuda_compat_mode == "disabled"
     assert adjust_settings(options, Settings(no_cgroups=True)).no_cgroups
 
 
