@@ -13,7 +13,7 @@ from ocigpu.cdi.inject import inject
 from ocigpu.cdi.registry import read_registry
 from ocigpu.containers.report import read_mode
 from ocigpu.declared import RULE_FIELDS, take_back
-from ocigpu.errors import OcigpuError
+from ocigpu.errors import OcigpuError, SpecError
 from ocigpu.request import parse_request
 from ocigpu.runtime import owns_device_policy
 from ocigpu.settings import Settings
@@ -48,13 +48,19 @@ class Change(NamedTuple):
 
 
 def find_original(config: dict[str, Any], settings: Settings) -> Original:
-    """Return a config.json as it was before ocigpu-runtime edited it; the object given stays as it is."""
+    """Return a config.json as it was before ocigpu-runtime edited it; the object given stays as it is.
+
+    Raises SpecError OCIGPU-SPEC-2 for one that is nested so deeply that it cannot be copied.
+    """
     mode = read_mode(config)
+    try:
+        found = copy.deepcopy(config)
+    except RecursionError as error:
+        raise SpecError("OCIGPU-SPEC-2", "config.json: nested too deeply") from error
     if mode == "cdi":
-        return _without_devices(config, settings)
-    found = copy.deepcopy(config)
+        return _without_devices(found, settings)
     if not mode and _asks_for_devices(config, settings):  # of a vendor whose specifications leave no other trace
-        original = _without_devices(config, settings)
+        original = _without_devices(copy.deepcopy(found), settings)
         return original if original.mode and original.notes == (REPLACED_NOTE,) else Original(found, "")
     if mode == "spec":
         take_back(found)
@@ -108,7 +114,7 @@ def _drop_empty(config: dict[str, Any]) -> None:
 
 
 def _without_devices(config: dict[str, Any], settings: Settings) -> Original:
-    """Return a config.json without what its CDI devices bring by the specifications that are there now."""
+    """Return a config.json (which may be changed) without what its CDI devices bring by the specifications now."""
     try:
         devices = find_devices(config, settings)
         resolved = read_registry(settings).resolve(devices)
@@ -121,10 +127,10 @@ def _without_devices(config: dict[str, Any], settings: Settings) -> Original:
         inject(alone, resolved.edits, declare_rules=declare_rules, files=resolved.files, rootless=not root)
     except OcigpuError as error:
         note = f"what its CDI devices brought cannot be told: {error.code}: {error.message}"
-        return Original(copy.deepcopy(config), "", (note,))
+        return Original(config, "", (note,))
     if not devices:
         note = "the CDI devices that it has are of no specification that is there now: they cannot be taken back"
-        return Original(copy.deepcopy(config), "", (note,))
+        return Original(config, "", (note,))
     return _subtract(config, alone)._replace(devices=devices)
 
 
@@ -169,9 +175,8 @@ _CDI_LISTS = (
 )
 
 
-def _subtract(config: dict[str, Any], added: dict[str, Any]) -> Original:
-    """Return ``config`` without the entries of the lists in ``added``, the last of equal ones, if it has them."""
-    found = copy.deepcopy(config)
+def _subtract(found: dict[str, Any], added: dict[str, Any]) -> Original:
+    """Take the entries of the lists in ``added`` out of ``found``, the last of equal ones, as far as it has them."""
     wanted = taken = 0
     for path in _CDI_LISTS:
         parent, into = added, found

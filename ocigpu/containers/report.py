@@ -12,7 +12,7 @@ from ocigpu.errors import OcigpuError, SpecError
 from ocigpu.facts import DeviceNode, HostFacts
 from ocigpu.provision.cgroups import parse_proc_cgroup
 from ocigpu.provision.image import read_device
-from ocigpu.spec import DECLARED, OUR_HOOK, VENDOR_HOOKS, get_list, get_object, read_config
+from ocigpu.spec import DECLARED, OUR_HOOK, VENDOR_HOOKS, get_list, get_object, is_path, read_config
 
 VENDOR_CDI_HOOKS = ("nvidia-ctk", "nvidia-cdi-hook")
 MAX_DESCRIPTORS = 65536
@@ -112,6 +112,8 @@ def _is_ours(hook: tuple[str, str]) -> bool:
 
 def _is_our_program(path: str) -> bool:
     """Tell whether a hook's program is ours, which may be installed under the vendor's name too."""
+    if not is_path(path) or not path.startswith("/"):
+        return False
     if os.path.basename(os.path.realpath(path)) == OUR_HOOK:
         return True
     if os.path.basename(path) not in VENDOR_HOOKS:

@@ -258,3 +258,9 @@ def test_devices_of_any_vendor_are_taken_back(tmp_path: Path, asked: str) -> Non
         assert (partly.config, partly.mode) == (edited, "")
     else:
         assert "1 of 5 edits" in partly.notes[1]
+
+
+def test_a_config_that_is_nested_too_deeply_is_said(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"a":' * 700 + "1" + "}" * 700)
+    for command in ("diff", "explain"):
+        assert "OCIGPU-SPEC-2" in ocigpu(command, str(tmp_path), "--root", str(tmp_path / "none"), status=1)

@@ -233,6 +233,7 @@ def test_processes_that_hold_a_device_are_found_by_what_their_descriptors_are(
         ({"annotations": {"ocigpu/declared": "{}"}}, "spec"),
         ({"hooks": {"prestart": [1, {"path": 1, "args": [1]}, {"args": {}}]}, "annotations": []}, ""),
         ({"hooks": []}, ""),
+        ({"hooks": {"prestart": [{"path": "/a\0b", "args": ["\0"]}, {"path": "../ocigpu-hook"}]}}, ""),
     ],
 )
 def test_the_mode_is_told_by_the_config(config: dict[str, Any], expected: str) -> None:
