@@ -232,7 +232,7 @@ def find_link_changes(
     for number, path in paths.items():
         target = f"..{path.removeprefix('/dev')}" if relative else f"{roots.dev}{path}"
         link = f"{directory}/{number}"
-        cause = _link_cause(link, target)
+        cause = _link_cause(link, f"{roots.dev}{path}")
         what = "keep" if not cause else "make" if cause == "missing" else "replace"
         changes.append(Change(what, link, number, "" if what == "make" else cause, None, target))
     stale = ((name, _leads_to(directory, name, numbers, roots)) for name in list_names(directory) if name not in paths)
@@ -259,8 +259,8 @@ def _existing_nodes(driver: Driver, roots: Roots) -> list[HostNode]:
     return found
 
 
-def _link_cause(link: str, target: str) -> str:
-    """Return what is wrong with a link: "" for nothing, "missing", or what is there instead."""
+def _link_cause(link: str, path: str) -> str:
+    """Return what is wrong with a link to ``path``: "" for nothing, "missing", or what is there instead."""
     try:
         found = os.readlink(link)
     except FileNotFoundError:
@@ -269,7 +269,7 @@ def _link_cause(link: str, target: str) -> str:
         if error.errno == errno.ENOTDIR:
             raise HostError("OCIGPU-DEV-5", f"look at {link}: {error.strerror}") from error
         return "not a link"
-    return "" if found == target else f"leads to {found}"
+    return "" if os.path.normpath(os.path.join(os.path.dirname(link), found)) == path else f"leads to {found}"
 
 
 def _leads_to(directory: str, name: str, numbers: dict[str, str], roots: Roots) -> str:
@@ -307,8 +307,11 @@ def _apply(change: Change, simulated: bool) -> None:
         os.chown(change.path, node.uid, node.gid)
         os.chmod(change.path, node.mode)
         return
-    os.makedirs(os.path.dirname(change.path), 0o755, exist_ok=True)
-    temp = f"{os.path.dirname(change.path)}/.ocigpu-{os.urandom(8).hex()}"
+    directory = os.path.dirname(change.path)
+    if not os.path.isdir(directory):
+        os.makedirs(directory)
+        os.chmod(directory, 0o755)  # whatever the umask
+    temp = f"{directory}/.ocigpu-{os.urandom(8).hex()}"
     try:
         if node:
             _make_node(temp, node, simulated)

@@ -164,13 +164,13 @@ def find_outcome(start: Start) -> tuple[str, str]:
 def find_slowest(start: Start, number: int = 5) -> list[Step]:
     """Return the steps that took longest, without those that consist of others and the wait for the runtime."""
     leaves = []
-    for step in start.steps:
-        inner = any(
-            other.pid == step.pid and other.depth > step.depth and step.ns <= other.ns < step.end
-            for other in start.steps
-        )
+    after: dict[int, Step] = {}  # by process, the step that began next: an inner one begins before its outer one ends
+    for step in reversed(start.steps):
+        following = after.get(step.pid)
+        inner = following is not None and following.depth > step.depth and following.ns < step.end
         if step.took and not inner and step.action != "wait-for-hook":
             leaves.append(step)
+        after[step.pid] = step
     return sorted(leaves, key=lambda step: -step.took)[:number]
 
 

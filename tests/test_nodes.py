@@ -153,6 +153,9 @@ def test_nodes_and_links_are_made_once(make: Roots) -> None:
     assert number(make, "nvidia-uvm-tools") == (507, 1, 0o666, 0)
     assert number(make, "nvidia-caps/nvidia-cap1") == (236, 1, 0o400, 0)
     assert os.readlink(f"{make.dev}/dev/char/236:1") == "../nvidia-caps/nvidia-cap1"
+    assert stat.S_IMODE(os.stat(f"{make.dev}/dev/nvidia-caps").st_mode) == 0o755
+    os.unlink(f"{make.dev}/dev/char/195:3")
+    os.symlink(f"{make.dev}/dev/nvidia3", f"{make.dev}/dev/char/195:3")  # as NVIDIA's tool makes them
     assert apply_all(make) == []
     assert not [name for name in os.listdir(f"{make.dev}/dev") if name.startswith(".ocigpu")]
 

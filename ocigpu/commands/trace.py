@@ -77,13 +77,13 @@ def _show_start(start: Start) -> None:
     if message:
         print(f"  {printable(message)}")
     print()
-    bars = sys.stdout.isatty()
-    phases = [(phase.name, _ms(phase.at), _ms(phase.took), *_bar(bars, phase, start)) for phase in find_phases(start)]
+    bars, total = sys.stdout.isatty(), start.took
+    phases = [(phase.name, _ms(phase.at), _ms(phase.took), *_bar(bars, phase, total)) for phase in find_phases(start)]
     print_table(("phase", "at ms", "took ms", *(("",) if bars else ())), phases)
     print()
     print_table(
         ("at ms", "took ms", "process", "step", "what", "result", *(("",) if bars else ())),
-        [_step_row(step, start, bars) for step in start.steps],
+        [_step_row(step, start.begin, total, bars) for step in start.steps],
     )
     slowest = find_slowest(start)
     if slowest:
@@ -92,18 +92,18 @@ def _show_start(start: Start) -> None:
         print_table(("slowest ms", "process", "step", "what"), rows)
 
 
-def _step_row(step: Step, start: Start, bars: bool) -> tuple[str, ...]:
+def _step_row(step: Step, begin: int, total: int, bars: bool) -> tuple[str, ...]:
     result = show_result(step)
     if step.message and result == step.result and step.action != "failed":  # what failed is above the table
         result = f"{result}: {step.message}"
     return (
-        _ms(step.ns - start.begin),
+        _ms(step.ns - begin),
         _ms(step.took) if step.took else "",
         step.process,
         "  " * step.depth + step.action,
         _what(step),
         result,
-        *_bar(bars, Phase("", step.ns - start.begin, step.took), start),
+        *_bar(bars, Phase("", step.ns - begin, step.took), total),
     )
 
 
@@ -112,10 +112,10 @@ def _what(step: Step) -> str:
     return step.path if step.detail or not step.reason else f"{step.path}  ({step.reason})".strip()
 
 
-def _bar(wanted: bool, part: Phase, start: Start) -> tuple[str, ...]:
+def _bar(wanted: bool, part: Phase, total: int) -> tuple[str, ...]:
     if not wanted:
         return ()
-    scale = BAR / max(start.took, 1)
+    scale = BAR / max(total, 1)
     begin = min(int(part.at * scale), BAR - 1)
     length = max(1, round(part.took * scale)) if part.took else 1
     return (" " * begin + ("━" * min(length, BAR - begin) if part.took else "·"),)
