@@ -1,5 +1,6 @@
-"""``ocigpu explain``: what an error code means (the source of docs/ERRORS.md), and why a container has what it has."""
+"""``ocigpu explain``: what codes and messages mean (docs/ERRORS.md, TROUBLESHOOTING.md), why a container has its files."""
 
+import os
 from typing import Annotated
 
 import typer
@@ -8,12 +9,14 @@ from ocigpu.codes import CODES
 from ocigpu.commands.common import ConfigOption, JsonOption, print_fields, print_json, print_table
 from ocigpu.commands.ps import RootsOption, places_of
 from ocigpu.errors import UsageError, quoted
+from ocigpu.messages import render_markdown as render_messages
 
 EXPLAIN_EPILOG = """\
 \b
-What is named: an error code, else a bundle (a directory with a config.json, or any path with a slash), else a container
-by id, beginning of an id, or name.  For a container the plan is made once more from its config.json and the host as it
-is now, and what is there of it is looked at; nothing is opened or changed.
+What is named: an error code, a finding of "ocigpu doctor", a message of another program or part of a log (anything with
+a space), else a bundle (a directory with a config.json, or any path with a slash), else a container by id, beginning of
+an id, or name.  For a container the plan is made once more from its config.json and the host as it is now, and what is
+there of it is looked at; nothing is opened or changed.
 
 \b
 Exit status: 0 explained, 1 failed, 2 the command line could not be understood.
@@ -22,6 +25,8 @@ Exit status: 0 explained, 1 failed, 2 the command line could not be understood.
 Examples:
   ocigpu explain OCIGPU-DEV-1
   ocigpu explain dev-1
+  ocigpu explain "Failed to initialize NVML: Unknown Error"
+  ocigpu explain dev-char-links
   ocigpu explain web
   ocigpu explain /run/containers/mine --json
   ocigpu explain
@@ -56,21 +61,31 @@ def explain_command(
     target: Annotated[
         str,
         typer.Argument(
-            metavar="[CODE|CONTAINER|BUNDLE]", help="An error code, a container or a bundle; without one all codes."
+            metavar="[CODE|FINDING|MESSAGE|CONTAINER|BUNDLE]",
+            help="What to explain, see below; without it all codes.",
         ),
     ] = "",
     root: RootsOption = None,
     config: ConfigOption = "",
     json: JsonOption = False,
+    messages: Annotated[bool, typer.Option("--messages", help="All messages of other programs, not codes.")] = False,
     markdown: Annotated[
-        bool, typer.Option("--markdown", help="Print the page docs/ERRORS.md: all codes, cause and fix.")
+        bool,
+        typer.Option("--markdown", help="Print docs/ERRORS.md, or with --messages docs/TROUBLESHOOTING.md."),
     ] = False,
 ) -> None:
-    """Explain an error code, or why a container has the GPUs and files that it has."""
-    if markdown:
-        if target or json:
-            raise UsageError("--markdown prints all codes: it takes neither CODE nor --json")
-        print(render_markdown(), end="")
+    """Explain a code, a message, or why a container has the GPUs and files that it has."""
+    from ocigpu.commands import explain_message
+
+    if markdown or messages:
+        if target or (markdown and json):
+            raise UsageError(
+                "--markdown and --messages print all there is: they take no argument, --markdown no --json"
+            )
+        if not markdown:
+            explain_message.list_messages(json)
+        else:
+            print(render_messages() if messages else render_markdown(), end="")
     elif not target:
         if json:
             print_json([{"code": name, "cause": entry.cause, "fix": entry.fix} for name, entry in CODES.items()])
@@ -83,6 +98,10 @@ def explain_command(
             print_json({"code": name, "cause": entry.cause, "fix": entry.fix})
         else:
             print_fields([("code", name), ("cause", entry.cause), ("fix", entry.fix)])
+    elif explain_message.is_finding(target):
+        explain_message.explain_finding(target, json)
+    elif len(target.split()) > 1 and "/config.json" not in target and not os.path.isdir(target):
+        explain_message.explain_message(target, json)
     else:
         from ocigpu.commands.explain_container import explain_container
 

@@ -19,8 +19,9 @@ PAGE = PACKAGE.parent / "docs/ERRORS.md"
 
 
 def codes_in_sources() -> set[str]:
-    """Return every code in a string of a module, but for the table itself."""
-    found: set[str] = set()
+    """Return every code in a string of a module, but for the table itself, and those of the stubs."""
+    stubs = (PACKAGE.parent / "packaging").glob("*.sh")
+    found = {code for path in stubs for code in re.findall(r"OCIGPU-[A-Z]+-[0-9]+", path.read_text())}
     for path in PACKAGE.rglob("*.py"):
         for item in ast.walk(ast.parse(path.read_text())):
             if (
