@@ -25,7 +25,7 @@ from ocigpu.errors import OcigpuError
 
 DROP_IN_HEADER = '# Written by "ocigpu engine configure {engine}"; "ocigpu engine remove {engine}" takes it away.\n'
 _MERGES_PLUGINS = (2, 1)
-"""containerd from which on drop-ins may hold a part of a plugin's table (containerd, pull request 9982)."""
+"""containerd from which on a drop-in may surely hold a part of a plugin's table (containerd, pull request 9982)."""
 _HAS_CDI = {"docker": (25, 0), "containerd": (1, 7)}
 _GENERATED = "DO NOT EDIT"
 

@@ -49,6 +49,20 @@ def look_up(data: Any, keys: Sequence[str]) -> Any:
     return data
 
 
+def table_at(data: Any, keys: Sequence[str]) -> dict[str, Any]:
+    """Return the table below a list of keys, an empty one where there is none.
+
+    Raises OcigpuError OCIGPU-ENG-2 when something else is there, or on the way.
+    """
+    for number, key in enumerate(keys, 1):
+        data = data.get(key)
+        if data is None:
+            return {}
+        if not isinstance(data, dict):
+            raise OcigpuError("OCIGPU-ENG-2", f"{name_of(keys[:number])} is not a table")
+    return dict(data)
+
+
 def apply_changes(path: str, text: str, changes: Sequence[Change]) -> tuple[str, list[Applied]]:
     """Return the text of the file ``path`` with the changes, and what was changed; a value that is there is none.
 

@@ -39,7 +39,7 @@ class Root:
         try:
             self._fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
-            raise OcigpuError("OCIGPU-ENG-1", f"open {path}: {error.strerror}") from error
+            raise _failed("open", path, error, "OCIGPU-ENG-1") from error
 
     def __enter__(self) -> Self:
         return self
@@ -58,7 +58,7 @@ class Root:
         except OSError as error:
             if error.errno in NOT_THERE:
                 return File(path, None)
-            raise OcigpuError("OCIGPU-ENG-1", f"read {path}: {error.strerror}") from error
+            raise _failed("read", path, error, "OCIGPU-ENG-1") from error
         try:
             fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
             with open(fd, "rb") as file:
@@ -70,7 +70,7 @@ class Root:
         except OSError as error:
             if error.errno in NOT_THERE:
                 return File(real, None)
-            raise OcigpuError("OCIGPU-ENG-1", f"read {path}: {error.strerror}") from error
+            raise _failed("read", path, error, "OCIGPU-ENG-1") from error
         finally:
             os.close(directory)
         if len(content) > MAX_CONFIG:
@@ -103,8 +103,9 @@ class Root:
                 os.close(target)
         except (OSError, ValueError) as error:
             self.remove_directories(made)
-            cause = getattr(error, "strerror", "") or error
-            raise OcigpuError("OCIGPU-ENG-4", f"write {file.path}: {cause}") from error
+            if isinstance(error, OSError):
+                raise _failed("write", file.path, error, "OCIGPU-ENG-4") from error
+            raise OcigpuError("OCIGPU-ENG-4", f"write {file.path}: {error}") from error
         finally:
             os.umask(before)
 
@@ -141,7 +142,7 @@ class Root:
                 os.close(directory)
         except OSError as error:
             if error.errno not in NOT_THERE:
-                raise OcigpuError("OCIGPU-ENG-4", f"remove {path}: {error.strerror}") from error
+                raise _failed("remove", path, error, "OCIGPU-ENG-4") from error
 
     def remove_directories(self, paths: list[str]) -> None:
         """Remove directories, the last one first; those that hold something by now stay."""
@@ -154,7 +155,7 @@ class Root:
                     os.close(directory)
             except OSError as error:
                 if error.errno not in (*NOT_THERE, errno.ENOTEMPTY, errno.EBUSY):
-                    raise OcigpuError("OCIGPU-ENG-4", f"remove {path}: {error.strerror}") from error
+                    raise _failed("remove", path, error, "OCIGPU-ENG-4") from error
 
     def read_link(self, path: str) -> str | None:
         """Return what a link names, "" for something that is no link, None for nothing."""
@@ -163,7 +164,7 @@ class Root:
         except OSError as error:
             if error.errno in NOT_THERE:
                 return None
-            raise OcigpuError("OCIGPU-ENG-1", f"read {path}: {error.strerror}") from error
+            raise _failed("read", path, error, "OCIGPU-ENG-1") from error
         try:
             return os.readlink(os.path.basename(path), dir_fd=directory)
         except OSError as error:
@@ -171,7 +172,7 @@ class Root:
                 return None
             if error.errno == errno.EINVAL:
                 return ""
-            raise OcigpuError("OCIGPU-ENG-1", f"read {path}: {error.strerror}") from error
+            raise _failed("read", path, error, "OCIGPU-ENG-1") from error
         finally:
             os.close(directory)
 
@@ -185,7 +186,7 @@ class Root:
             finally:
                 os.close(directory)
         except OSError as error:
-            raise OcigpuError("OCIGPU-ENG-4", f"link {path}: {error.strerror}") from error
+            raise _failed("link", path, error, "OCIGPU-ENG-4") from error
 
     def _find(self, path: str) -> tuple[int, str, str]:
         """Return the directory (a descriptor), name and path of the file that ``path`` leads to, there or not."""
@@ -206,6 +207,11 @@ class Root:
             os.close(directory)
             path = os.path.join(parent, target)
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+
+
+def _failed(action: str, path: str, error: OSError, code: str) -> OcigpuError:
+    hint = "run it as root" if error.errno in (errno.EACCES, errno.EPERM) and os.geteuid() else None
+    return OcigpuError(code, f"{action} {path}: {error.strerror or error}", hint)
 
 
 def _require_safe(directory: int, path: str) -> None:

@@ -146,7 +146,8 @@ def file_mode(root: str, path: str) -> int | None:
 def running_daemons(root: str) -> list[Daemon]:
     """Return the daemons of engines that run, from the process table below ``root``.
 
-    The containerd that dockerd starts for itself is none: its file is written anew at each start.
+    The containerd that dockerd starts for itself is none: its file is written anew at each start.  Nor is a daemon in a
+    container, which has a second process id there (proc(5), NSpid): its files are not those of this root.
     """
     names = {program: engine for engine, program in PROGRAMS.items() if engine != "podman"}
     found = []
@@ -156,11 +157,19 @@ def running_daemons(root: str) -> list[Daemon]:
         except OcigpuError:  # ended meanwhile, or another user's behind hidepid
             continue
         engine = names.get(os.path.basename(words[0]))
-        if engine:
+        if engine and not _in_container(root, os.path.dirname(path)):
             config = _config_of(words)
             if "/docker/containerd/" not in config:
                 found.append(Daemon(engine, int(path.split("/")[2]), config))
     return found
+
+
+def _in_container(root: str, process: str) -> bool:
+    try:
+        lines = (read_file(root, f"{process}/status") or "").splitlines()
+    except OcigpuError:
+        return False
+    return any(line.startswith("NSpid:") and len(line.split()) > 2 for line in lines)
 
 
 def _config_of(words: list[str]) -> str:

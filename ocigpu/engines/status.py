@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ocigpu.engines import places
-from ocigpu.engines.document import look_up
+from ocigpu.engines.document import table_at
 from ocigpu.errors import OcigpuError
 
 RUNTIME = "ocigpu-runtime"
@@ -108,7 +108,9 @@ def _read(root: str, engine: str, flavour: str, path: str, running: bool) -> Eng
     )
     try:
         status = _READERS[engine](root, status, data)
-    except (AttributeError, TypeError, ValueError) as error:
+    except OcigpuError as error:
+        problems.append(f"{path}: {error.message}")
+    except (TypeError, ValueError) as error:
         problems.append(f"{path}: a value of an unexpected type ({error})")
     problems += [
         f'runtime "{entry.name}": {entry.path} is not there or not executable'
@@ -157,12 +159,13 @@ def read_merged(
 def import_paths(root: str, file: str, pattern: str) -> list[str]:
     """Return the files that one import of a containerd configuration means.
 
-    A path is relative to the file, but a pattern to where containerd runs, which for a service is / (containerd,
-    server/config: resolveImports).
+    A relative one begins at the file's directory; for a pattern containerd 1 begins where it runs, / for a service
+    (containerd, server/config: resolveImports).
     """
-    if "*" in pattern:
-        return places.expand(root, os.path.join("/", pattern))
-    return [os.path.normpath(os.path.join(os.path.dirname(file), pattern))]
+    path = os.path.normpath(os.path.join(os.path.dirname(file), pattern))
+    if "*" not in pattern:
+        return [path]
+    return places.expand(root, path) or places.expand(root, os.path.join("/", pattern))
 
 
 def _podman_files(root: str, path: str) -> list[str]:
@@ -202,13 +205,11 @@ def _switch(value: object) -> str:
 
 
 def _read_docker(root: str, status: EngineStatus, data: dict[str, Any]) -> EngineStatus:
-    runtimes = {name: str(entry.get("path", "")) for name, entry in (data.get("runtimes") or {}).items()}
-    cdi = (data.get("features") or {}).get("cdi")
     hook = places.find_program(root, HOOK)
     return status._replace(
-        runtimes=_entries(root, {name: path for name, path in runtimes.items() if path}),
+        runtimes=_entries(root, _programs(data, ("runtimes",), "path")),
         default_runtime=str(data.get("default-runtime", "")),
-        cdi=_switch(cdi),
+        cdi=_switch(table_at(data, ("features",)).get("cdi")),
         cdi_spec_dirs=tuple(data.get("cdi-spec-dirs", ())),
         gpus_hook=hook,
         gpus_hook_ours=bool(hook) and is_our_hook(root, hook),
@@ -243,28 +244,37 @@ def cri_plugin(data: dict[str, Any]) -> tuple[str, ...]:
     return ("plugins", *CRI_PLUGINS[min(config_version(data), 3)])
 
 
+def _programs(data: dict[str, Any], keys: tuple[str, ...], *names: str) -> dict[str, str]:
+    """Return the programs of a table of runtimes by name; ``names``: the keys that may hold one, in an entry."""
+    programs = {}
+    for name in table_at(data, keys):
+        entry = table_at(data, (*keys, name))
+        path = next((entry[key] for key in names if entry.get(key)), "")
+        if path:
+            programs[name] = str(path)
+    return programs
+
+
 def _read_containerd(root: str, status: EngineStatus, data: dict[str, Any]) -> EngineStatus:
-    plugin = look_up(data, cri_plugin(data)) or {}
-    runtimes = {}
-    for name, entry in ((plugin.get("containerd") or {}).get("runtimes") or {}).items():
-        options = entry.get("options") or {}
-        runtimes[name] = str(options.get("BinaryName") or options.get("Runtime") or "")
+    keys = cri_plugin(data)
+    plugin = table_at(data, keys)
+    engine = table_at(plugin, ("containerd",))
+    options = {name: table_at(engine, ("runtimes", name, "options")) for name in table_at(engine, ("runtimes",))}
     cdi = plugin.get("enable_cdi")
     if cdi is None and config_version(data) >= 3:  # only containerd 2, where it is on by default
         cdi = True
     return status._replace(
-        runtimes=_entries(root, {name: path for name, path in runtimes.items() if path}),
-        default_runtime=str((plugin.get("containerd") or {}).get("default_runtime_name", "")),
+        runtimes=_entries(root, _programs({"options": options}, ("options",), "BinaryName", "Runtime")),
+        default_runtime=str(engine.get("default_runtime_name", "")),
         cdi=_switch(cdi),
         cdi_spec_dirs=tuple(plugin.get("cdi_spec_dirs", ())),
     )
 
 
 def _read_crio(root: str, status: EngineStatus, data: dict[str, Any]) -> EngineStatus:
-    runtime = look_up(data, ("crio", "runtime")) or {}
-    runtimes = {name: str(entry.get("runtime_path", "")) for name, entry in (runtime.get("runtimes") or {}).items()}
+    runtime = table_at(data, ("crio", "runtime"))
     return status._replace(
-        runtimes=_entries(root, {name: path for name, path in runtimes.items() if path}),
+        runtimes=_entries(root, _programs(runtime, ("runtimes",), "runtime_path")),
         default_runtime=str(runtime.get("default_runtime", "")),
         cdi="on",  # CRI-O 1.23 and later, no switch
         cdi_spec_dirs=tuple(runtime.get("cdi_spec_dirs", ())),
@@ -272,9 +282,9 @@ def _read_crio(root: str, status: EngineStatus, data: dict[str, Any]) -> EngineS
 
 
 def _read_podman(root: str, status: EngineStatus, data: dict[str, Any]) -> EngineStatus:
-    engine = data.get("engine") or {}
+    engine = table_at(data, ("engine",))
     runtimes = {}
-    for name, paths in (engine.get("runtimes") or {}).items():
+    for name, paths in table_at(engine, ("runtimes",)).items():
         present = [path for path in paths if _is_there(root, path)]
         runtimes[name] = next(iter([*present, *paths]), "")  # Podman takes the first that is there
     return status._replace(

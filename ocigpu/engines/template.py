@@ -20,9 +20,8 @@ def put_block(path: str, text: str, tables: Mapping[tuple[str, ...], dict[str, A
     text = drop_block(text)
     block = ""
     for keys, value in tables.items():
-        header = toml_text.header(keys)
-        if header in text:
-            raise OcigpuError("OCIGPU-ENG-2", f"{path}: {header} is there already")
+        if any(toml_text.header_keys(line) == keys for line in text.splitlines()):
+            raise OcigpuError("OCIGPU-ENG-2", f"{path}: {toml_text.header(keys)} is there already")
         block = toml_text.put(block, keys, value)
     newline = "" if not text or text.endswith("\n") else "\n"
     return f"{text}{newline}{BEGIN}{block}{END}"

@@ -242,6 +242,11 @@ def header(keys: Sequence[str]) -> str:
     return f"[{tomlkit.key(list(keys)).as_string()}]"
 
 
+def header_keys(line: str) -> tuple[str, ...]:
+    """Return the keys of a line that is the header of a table, none for any other line."""
+    return _path(tomllib.loads(line), {}) if line.lstrip().startswith("[") and _is_toml(line) else ()
+
+
 def _table(keys: Sequence[str], value: dict[str, Any]) -> Iterator[str]:
     plain = {key: inner for key, inner in value.items() if not isinstance(inner, dict)}
     if plain or not value:

@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from ocigpu.engines.document import Change, look_up
+from ocigpu.engines.document import Change, table_at
 from ocigpu.engines.status import config_version, cri_plugin, is_ours
 from ocigpu.errors import OcigpuError
 
@@ -44,8 +44,8 @@ def crio_changes(wanted: Wanted, merged: dict[str, Any]) -> list[Change]:
 
     ``merged``: the whole configuration.  The entry is like that of the runtime in use (monitor, allowed annotations).
     """
-    runtime = look_up(merged, ("crio", "runtime")) or {}
-    entry = _like(runtime.get("runtimes") or {}, runtime.get("default_runtime"), "runtime_path")
+    runtime = table_at(merged, ("crio", "runtime"))
+    entry = _like(table_at(runtime, ("runtimes",)), runtime.get("default_runtime"), "runtime_path")
     for key in ("runtime_path", "runtime_type", "platform_runtime_paths"):
         entry.pop(key, None)
     entry = {"runtime_path": wanted.path, "runtime_type": "oci", **entry}
@@ -63,12 +63,12 @@ def containerd_changes(wanted: Wanted, version: int, merged: dict[str, Any]) -> 
     Raises OcigpuError OCIGPU-ENG-2 where the deprecated table default_runtime decides about the default.
     """
     plugin = cri_plugin({"version": version})
-    settings = look_up(merged, plugin) or {}
-    engine = settings.get("containerd") or {}
-    runtimes = engine.get("runtimes") or {}
+    settings = table_at(merged, plugin)
+    engine = table_at(settings, ("containerd",))
+    runtimes = table_at(engine, ("runtimes",))
     changes = []
     if wanted.default:
-        if look_up(engine, ("default_runtime", "runtime_type")):
+        if table_at(engine, ("default_runtime",)).get("runtime_type"):
             raise OcigpuError(
                 "OCIGPU-ENG-2",
                 "containerd's deprecated table containerd.default_runtime decides about the default runtime",
@@ -86,29 +86,29 @@ def containerd_changes(wanted: Wanted, version: int, merged: dict[str, Any]) -> 
 
 
 def _containerd_entry(wanted: Wanted, engine: dict[str, Any]) -> dict[str, Any]:
-    candidates = {
-        name: entry
-        for name, entry in (engine.get("runtimes") or {}).items()
-        if (entry.get("runtime_type") or _RUNC_TYPES[0]).startswith(_RUNC_TYPES)
-    }
+    candidates = {}
+    for name in table_at(engine, ("runtimes",)):
+        entry = table_at(engine, ("runtimes", name))
+        if str(entry.get("runtime_type") or _RUNC_TYPES[0]).startswith(_RUNC_TYPES):
+            candidates[name] = entry
     entry = _like(candidates, engine.get("default_runtime_name"), "options")
     entry["runtime_type"] = entry.get("runtime_type") or "io.containerd.runc.v2"
-    options = dict(entry.get("options") or {})
+    options = table_at(entry, ("options",))
     options.pop("Runtime", None)
     options["Runtime" if entry["runtime_type"] == _V1_SHIM else "BinaryName"] = wanted.path
     entry["options"] = options
     return entry
 
 
-def _like(runtimes: dict[str, Any], default: str | None, path_key: str) -> dict[str, Any]:
+def _like(runtimes: dict[str, Any], default: Any, path_key: str) -> dict[str, Any]:
     """Return a copy of the entry to follow: the default, else runc, else crun; none of ours, none of NVIDIA's."""
-    for name in (default, "runc", "crun"):
-        entry = runtimes.get(name or "")
-        if entry is not None and not (name or "").startswith("nvidia"):
+    for name in (str(default), "runc", "crun"):
+        entry = table_at(runtimes, (name,))
+        if entry and not name.startswith("nvidia"):
             value = entry.get(path_key)
-            path = value.get("BinaryName", "") if isinstance(value, dict) else value or ""
-            if not is_ours(path):
-                return dict(entry)
+            path = value.get("BinaryName") if isinstance(value, dict) else value
+            if not is_ours(str(path or "")):
+                return entry
     return {}
 
 

@@ -1,0 +1,313 @@
+"""What an engine's configuration gets below a root: entries like those there, drop-ins, templates, the hook's link."""
+
+import os
+import tomllib
+from pathlib import Path
+
+import pytest
+from support.engine_roots import CONTAINERD, PATHS, RUNTIME, V2, configure, make_host, put, read, remove, snapshot
+
+from ocigpu.engines import configure as module
+from ocigpu.engines.status import read_engine_status
+from ocigpu.errors import OcigpuError
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Path:
+    return make_host(tmp_path)
+
+
+def test_a_containerd_entry_is_like_that_of_the_runtime_in_use(host: Path) -> None:
+    put(host, PATHS["containerd"], CONTAINERD)
+    configure(host, "containerd", default=True)
+    configure(host, "containerd", cdi=True)  # the entry still follows crun
+    plugin = read(host, "containerd")["plugins"][V2]
+    assert plugin["containerd"]["runtimes"]["ocigpu"] == {
+        "runtime_type": "io.containerd.runc.v2",
+        "pod_annotations": ["x.*"],
+        "options": {"BinaryName": RUNTIME, "SystemdCgroup": True},
+    }
+    assert plugin["enable_cdi"] is True
+    assert plugin["cni"] == {"bin_dir": "/home/kubernetes/bin"}
+
+
+@pytest.mark.parametrize(
+    ("runtime", "options_wanted"),
+    [
+        pytest.param('runtime_type = "io.containerd.kata.v2"', {"BinaryName": RUNTIME}, id="not runc's shim"),
+        pytest.param('runtime_type = "io.containerd.runtime.v1.linux"', {"Runtime": RUNTIME}, id="the first shim"),
+        pytest.param('options = { BinaryName = "/opt/ocigpu-runtime", IoGid = 5 }', {"BinaryName": RUNTIME}, id="ours"),
+    ],
+)
+def test_a_containerd_entry_follows_only_runtimes_like_runc(
+    host: Path, runtime: str, options_wanted: dict[str, str]
+) -> None:
+    put(host, PATHS["containerd"], f'version = 2\n[plugins."{V2}".containerd.runtimes.runc]\n{runtime}\n')
+    configure(host, "containerd")
+    entry = read(host, "containerd")["plugins"][V2]["containerd"]["runtimes"]["ocigpu"]
+    assert entry["options"] == options_wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "plugin"),
+    [
+        pytest.param('disabled_plugins = ["restart"]\n', "cri", id="no version is version 1"),
+        pytest.param("version = 1\n", "cri", id="version 1"),
+        pytest.param("version = 2\n", V2, id="version 2"),
+        pytest.param("version = 3\n", "io.containerd.cri.v1.runtime", id="version 3"),
+    ],
+)
+def test_the_version_of_a_containerd_file_says_which_table(host: Path, text: str, plugin: str) -> None:
+    put(host, PATHS["containerd"], text)
+    configure(host, "containerd", cdi=True, default=True)
+    table = read(host, "containerd")["plugins"][plugin]
+    assert table["enable_cdi"] is True
+    assert table["containerd"]["default_runtime_name"] == "ocigpu"
+    assert set(table["containerd"]["runtimes"]) == {"ocigpu", "runc"}
+    remove(host, "containerd")
+    assert (host / PATHS["containerd"].lstrip("/")).read_text() == text
+
+
+def test_a_containerd_drop_in_is_imported_by_its_own_name(host: Path) -> None:
+    put(host, PATHS["containerd"], "version = 2\noom_score = 0\n")
+    before = snapshot(host)
+    drop_in = "/etc/containerd/conf.d/gpus.toml"
+    plan = configure(host, "containerd", drop_in=drop_in, default=True)
+    assert [edit.file.path for edit in plan.edits] == [drop_in, PATHS["containerd"]]
+    assert read(host, "containerd") == {"version": 2, "imports": [drop_in], "oom_score": 0}
+    assert read(host, "containerd", drop_in)["version"] == 2
+    (status,) = [status for status in read_engine_status(str(host)) if status.engine == "containerd"]
+    assert status.is_default
+    assert status.files == (PATHS["containerd"], drop_in)
+    assert not configure(host, "containerd", drop_in=drop_in).changed
+    remove(host, "containerd")  # the record of the main file names the drop-in
+    assert snapshot(host) == before
+
+
+def test_a_drop_in_that_a_pattern_imports_already_needs_no_import(host: Path) -> None:
+    text = 'version = 2\nimports = ["/etc/containerd/conf.d/*.toml"]\n'
+    file = put(host, PATHS["containerd"], text)
+    before = snapshot(host)
+    configure(host, "containerd", drop_in="/etc/containerd/conf.d/gpus.toml")
+    assert file.read_text() == text
+    remove(host, "containerd", drop_in="/etc/containerd/conf.d/gpus.toml")
+    assert snapshot(host) == before
+
+
+@pytest.mark.parametrize(
+    ("files", "hint"),
+    [
+        pytest.param({"config.toml": CONTAINERD}, "leave out --drop-in", id="in the main file"),
+        pytest.param(
+            {
+                "config.toml": 'version = 2\nimports = ["/etc/containerd/conf.d/*.toml"]\n',
+                "conf.d/99-nvidia.toml": CONTAINERD,
+            },
+            "--drop-in /etc/containerd/conf.d/99-nvidia.toml",
+            id="in another drop-in",
+        ),
+    ],
+)
+def test_a_drop_in_that_would_hide_settings_from_an_old_containerd_is_refused(
+    host: Path, files: dict[str, str], hint: str
+) -> None:
+    for name, text in files.items():
+        put(host, f"/etc/containerd/{name}", text)
+    before = snapshot(host)
+    with pytest.raises(OcigpuError) as caught:
+        configure(host, "containerd", drop_in="/etc/containerd/conf.d/gpus.toml")
+    assert (caught.value.code, caught.value.hint) == ("OCIGPU-ENG-2", hint)
+    assert snapshot(host) == before
+    if "nvidia" in hint:
+        drop_in = "/etc/containerd/conf.d/99-nvidia.toml"
+        configure(host, "containerd", drop_in=drop_in)
+        assert RUNTIME in (host / drop_in.lstrip("/")).read_text()
+        remove(host, "containerd", drop_in=drop_in)
+        assert snapshot(host) == before
+
+
+@pytest.mark.parametrize("name", ["config.toml", "config-v3.toml"])
+@pytest.mark.parametrize("with_template", [True, False], ids=["template", "no template"])
+def test_k3s_gets_a_template(host: Path, name: str, with_template: bool) -> None:
+    directory = "/var/lib/rancher/k3s/agent/etc/containerd"
+    version = 3 if "v3" in name else 2
+    put(host, f"{directory}/config.toml", f"# File generated by k3s. DO NOT EDIT.\nversion = {version}\n")
+    template = '{{ template "base" . }}\n\n# mirrors\n[debug]\n  level = {{ .Level | quote }}'
+    if with_template:
+        put(host, f"{directory}/{name}.tmpl", template)
+    before = snapshot(host)
+    config = f"{directory}/config.toml"
+    configure(host, "containerd", config=config)
+    assert not configure(host, "containerd", config=config).changed
+    text = (host / f"{directory}/{name}.tmpl".lstrip("/")).read_text()
+    assert text.startswith(template if with_template else '{{ template "base" . }}\n')
+    ours = tomllib.loads(text.partition("configure\n")[2])
+    plugin = "io.containerd.cri.v1.runtime" if version == 3 else V2
+    assert ours["plugins"][plugin]["containerd"]["runtimes"]["ocigpu"]["options"]["BinaryName"] == RUNTIME
+    remove(host, "containerd", config=config)
+    assert snapshot(host) == before
+
+
+def test_crio_gets_an_entry_like_that_of_its_own_runtime(host: Path) -> None:
+    packaged = put(
+        host,
+        "/etc/crio/crio.conf.d/10-crio.conf",
+        '[crio.runtime]\ndefault_runtime = "crun"\n'
+        '[crio.runtime.runtimes.crun]\nruntime_path = "/usr/libexec/crio/crun"\n'
+        'monitor_path = "/usr/libexec/crio/conmon"\n'
+        'allowed_annotations = [\n "io.containers.trace-syscall",\n]\n',
+    )
+    before = snapshot(host)
+    configure(host, "crio", default=True)
+    assert read(host, "crio") == {
+        "crio": {
+            "runtime": {
+                "default_runtime": "ocigpu",
+                "runtimes": {
+                    "ocigpu": {
+                        "runtime_path": RUNTIME,
+                        "runtime_type": "oci",
+                        "monitor_path": "/usr/libexec/crio/conmon",
+                        "allowed_annotations": ["io.containers.trace-syscall"],
+                    }
+                },
+            }
+        }
+    }
+    assert sorted(path.name for path in packaged.parent.iterdir()) == ["10-crio.conf", "99-ocigpu.conf"]
+    remove(host, "crio")
+    assert snapshot(host) == before
+
+
+def test_the_hook_is_linked_where_dockerd_looks_and_goes_with_the_removal(host: Path) -> None:
+    before = snapshot(host)
+    configure(host, "docker", gpus_hook=True)
+    assert os.readlink(host / "usr/bin/nvidia-container-runtime-hook") == "ocigpu-hook"
+    (status,) = [status for status in read_engine_status(str(host)) if status.engine == "docker"]
+    assert (status.gpus_hook, status.gpus_hook_ours) == ("/usr/bin/nvidia-container-runtime-hook", True)
+    assert not configure(host, "docker", gpus_hook=True).changed
+    remove(host, "docker")
+    assert snapshot(host) == before
+
+
+def test_the_hook_of_a_shim_elsewhere_is_linked_by_its_path(host: Path) -> None:
+    for name in ("ocigpu-runtime", "ocigpu-hook"):
+        put(host, f"/opt/ocigpu/{name}", "#!/bin/sh\n", 0o755)
+    (host / "usr/local/bin").mkdir(parents=True)
+    configure(host, "docker", gpus_hook=True, path="/opt/ocigpu/ocigpu-runtime")
+    assert os.readlink(host / "usr/local/bin/nvidia-container-runtime-hook") == "/opt/ocigpu/ocigpu-hook"
+
+
+@pytest.mark.parametrize("where", ["/usr/bin", "/usr/local/bin", "/opt/bin"])
+def test_a_hook_of_somebody_else_is_not_replaced(host: Path, where: str) -> None:
+    put(host, f"{where}/nvidia-container-runtime-hook", "\x7fELF", 0o755)
+    before = snapshot(host)
+    with pytest.raises(OcigpuError, match="is not ocigpu's") as caught:
+        configure(host, "docker", gpus_hook=True, hook_directory="/opt/bin" if where == "/opt/bin" else "")
+    assert caught.value.code == "OCIGPU-ENG-2"
+    assert snapshot(host) == before
+
+
+def test_a_link_that_somebody_has_changed_stays(host: Path) -> None:
+    configure(host, "docker", gpus_hook=True)
+    link = host / "usr/bin/nvidia-container-runtime-hook"
+    link.unlink()
+    link.symlink_to("other-hook")
+    assert "no longer ocigpu's link" in remove(host, "docker").notes[0]
+    assert os.readlink(link) == "other-hook"
+
+
+@pytest.mark.parametrize("there", [False, True], ids=["no file", "a file"])
+def test_containerd_that_merges_plugins_gets_a_drop_in(
+    host: Path, monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    """No containerd 2.1 is in the distributions that the tests run on: its version number stands for it."""
+    monkeypatch.setattr(module, "program_version", lambda _root, _engine: (2, 1))
+    if there:
+        put(host, PATHS["containerd"], CONTAINERD)
+    before = snapshot(host)
+    configure(host, "containerd", cdi=True)
+    drop_in = "/etc/containerd/conf.d/99-ocigpu.toml"
+    version = 2 if there else 3
+    main = read(host, "containerd")
+    assert main == (
+        {**tomllib.loads(CONTAINERD), "imports": [drop_in]} if there else {"version": 3, "imports": [drop_in]}
+    )
+    written = read(host, "containerd", drop_in)
+    assert written["version"] == version
+    plugin = written["plugins"][V2 if there else "io.containerd.cri.v1.runtime"]
+    assert plugin["enable_cdi"] is True
+    assert plugin["containerd"]["runtimes"]["ocigpu"]["options"] == {
+        "BinaryName": RUNTIME,
+        **({"SystemdCgroup": True} if there else {}),
+    }
+    assert not configure(host, "containerd", cdi=True).changed
+    remove(host, "containerd")
+    assert snapshot(host) == before
+
+
+def test_an_engine_without_cdi_says_so(host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "program_version", lambda _root, _engine: (1, 6))
+    with pytest.raises(OcigpuError, match=r"containerd 1\.6 has no CDI; 1\.7 is the first"):
+        configure(host, "containerd", cdi=True)
+
+
+def test_the_deprecated_default_of_containerd_is_in_the_way(host: Path) -> None:
+    put(host, PATHS["containerd"], '[plugins.cri.containerd.default_runtime]\nruntime_type = "io.containerd.runc.v1"\n')
+    with pytest.raises(OcigpuError, match="default_runtime decides"):
+        configure(host, "containerd", default=True)
+    assert configure(host, "containerd").changed
+
+
+def test_a_switched_off_kubernetes_interface_is_noted(host: Path) -> None:
+    put(host, PATHS["containerd"], 'disabled_plugins = ["cri"]\n')
+    assert "disabled_plugins switches" in configure(host, "containerd").notes[0]
+
+
+@pytest.mark.parametrize("asked", [{"default": True}, {"cdi": True}, {"drop_in": "/x.toml"}])
+def test_what_a_template_cannot_hold_is_refused(host: Path, asked: dict[str, bool]) -> None:
+    path = "/var/lib/rancher/rke2/agent/etc/containerd/config.toml.tmpl"
+    put(host, path, '{{ template "base" . }}\n')
+    with pytest.raises(OcigpuError, match="cannot be set in a template") as caught:
+        configure(host, "containerd", config=path, **asked)
+    assert caught.value.code == "OCIGPU-ENG-5"
+
+
+def test_an_entry_that_a_template_has_already_is_not_written_twice(host: Path) -> None:
+    path = "/var/lib/rancher/k3s/agent/etc/containerd/config-v3.toml.tmpl"
+    text = "[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.'ocigpu']\n"
+    file = put(host, path, '{{ template "base" . }}\n' + text)
+    with pytest.raises(OcigpuError, match="is there already"):
+        configure(host, "containerd", config=path)
+    assert file.read_text().endswith(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "plugins = 1",
+        "[plugins]\ncri = []",
+        "[plugins.cri]\ncontainerd = true",
+        "[plugins.cri.containerd]\nruntimes = 'x'",
+        "[plugins.cri.containerd.runtimes]\nrunc = 1",
+        "[plugins.cri.containerd.runtimes.runc]\noptions = 1",
+        "[plugins.cri.containerd]\ndefault_runtime = 1",
+        "[plugins.cri.containerd]\ndefault_runtime_name = 1",
+        "[[plugins.cri.containerd.runtimes.ocigpu]]",
+    ],
+)
+def test_a_value_of_another_type_than_containerds_is_an_error(host: Path, text: str) -> None:
+    put(host, PATHS["containerd"], text + "\n")
+    before = snapshot(host)
+    with pytest.raises(OcigpuError) as caught:
+        configure(host, "containerd", default=True)
+    assert caught.value.code == "OCIGPU-ENG-2"
+    assert " is " in caught.value.message
+    assert snapshot(host) == before
+
+
+@pytest.mark.parametrize("text", ["crio = 1", "[crio]\nruntime = 1", "[crio.runtime.runtimes]\nrunc = 1"])
+def test_a_value_of_another_type_than_crios_is_an_error(host: Path, text: str) -> None:
+    put(host, "/etc/crio/crio.conf", text + "\n")
+    with pytest.raises(OcigpuError, match="is not a table"):
+        configure(host, "crio", default=True)
