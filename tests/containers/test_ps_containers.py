@@ -169,6 +169,31 @@ def test_a_node_that_was_never_allowed_is_not_lost(
         assert (states(found), found["beyond"]) == ({"3": "ok"}, ["/dev/nvidia3"])
 
 
+def test_a_container_of_the_vendors_hook_is_shown_and_what_it_loses(
+    make_bundle: MakeBundle, simulated_host: SimulatedHost, runtime_environment: dict[str, str], work_directory: Path
+) -> None:
+    """That hook makes nodes and changes the cgroup without a word in config.json: so what is refused later is lost."""
+    hook = work_directory / "nvidia-container-runtime-hook"
+    hook.write_text("#!/bin/sh\ncat >/dev/null\n")
+    hook.chmod(0o755)
+
+    def edit(config: dict[str, Any]) -> None:
+        source = str(simulated_host.directory / "dev" / "nvidia3")
+        config["mounts"].append({"destination": "/dev/nvidia3", "type": "bind", "source": source, "options": ["bind"]})
+        config["hooks"] = {"prestart": [{"path": str(hook), "args": [hook.name, "prestart"]}]}
+
+    bundle = make_bundle(WAITING, layout="busybox", edit=edit)
+    with container(bundle, runtime_environment, "runc", "v1") as made:
+        major, minor = simulated_host.number("nvidia3")
+        directory = cgroup_directory(made, "v1")
+        (directory / "devices.allow").write_text(f"c {major}:{minor} rw")
+        found = listed(simulated_host, made)
+        assert (found["mode"], states(found), found["beyond"]) == ("vendor", {"3": "ok"}, [])
+        (directory / "devices.deny").write_text(f"c {major}:{minor} rw")
+        found = listed(simulated_host, made)
+        assert (states(found), found["lost"]) == ({"3": "lost"}, ["/dev/nvidia3"])
+
+
 def test_a_paused_container_is_asked_on_v1_and_left_alone_on_v2(
     make_bundle: MakeBundle, simulated_host: SimulatedHost, runtime_environment: dict[str, str]
 ) -> None:
