@@ -13,7 +13,7 @@ from ocigpu.containers.attached import Record, write_record
 from ocigpu.containers.granted import read_allowed
 from ocigpu.containers.guard import changed_rules
 from ocigpu.containers.inside import drop_view, read_view, remove_inside
-from ocigpu.containers.live import Grant, Live, Now, Number, change_grant, plan_for, read_now
+from ocigpu.containers.live import Grant, Live, Now, Number, change_grant, plan_for, read_cgroup, read_now
 from ocigpu.containers.report import Process, find_holders
 from ocigpu.errors import OcigpuError, RequestError
 from ocigpu.provision.apply import provision
@@ -75,7 +75,7 @@ def give(
     Then the record is written.  Raises OcigpuError after everything was undone.
     """
     allow = [] if live.settings.no_cgroups else _rules(numbers - allowed_now(live, numbers))
-    with changed_rules(live.inside.proc_fd, allow, (), grant.rules):
+    with changed_rules(live.inside.proc_fd, allow, (), grant.rules, read_cgroup(live.found)):
         refused = numbers - allowed_now(live, numbers)
         if refused:
             raise OcigpuError(
@@ -171,7 +171,7 @@ def take(live: Live, grant: Grant, numbers: set[Number], record: Record | None) 
     Raises OcigpuError with nothing changed.
     """
     deny = [] if live.settings.no_cgroups else _rules(numbers & allowed_now(live, numbers))
-    with changed_rules(live.inside.proc_fd, (), deny, grant.rules):
+    with changed_rules(live.inside.proc_fd, (), deny, grant.rules, read_cgroup(live.found)):
         left = numbers & allowed_now(live, numbers)
         if left:
             raise OcigpuError(

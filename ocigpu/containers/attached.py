@@ -41,7 +41,7 @@ def read_record(container: Container, settings: Settings) -> Record:
         text = read_cached(directory, _name(container))
         data = json.loads(text) if text else Record()._asdict()
         return Record(tuple(data["attached"]), tuple(data["detached"]), data["files"], data["view"])
-    except (ValueError, KeyError):  # not written by this version
+    except (ValueError, KeyError, TypeError):  # not written by this version
         return Record()
     finally:
         os.close(directory)

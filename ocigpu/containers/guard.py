@@ -7,7 +7,7 @@ rules back as they were.
 import json
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NoReturn
 
@@ -21,7 +21,11 @@ _KEEP = b"k"
 
 @contextmanager
 def changed_rules(
-    proc_fd: int, allow: Sequence[AllowDevice], deny: Sequence[AllowDevice], policy: list[FilterRule]
+    proc_fd: int,
+    allow: Sequence[AllowDevice],
+    deny: Sequence[AllowDevice],
+    policy: list[FilterRule],
+    recorded: str = "",
 ) -> Iterator[None]:
     """Change the device rules of the container of a process while the block runs, and for good if it ends well.
 
@@ -37,7 +41,11 @@ def changed_rules(
     if pid == 0:
         os.close(up_fd)
         os.close(down_fd)
-        _be_guard(proc_fd, allow, deny, policy, child_up_fd, child_down_fd)
+        _be_guard(
+            lambda: change_device_rules(proc_fd, tuple(allow), tuple(deny), policy, recorded),
+            child_up_fd,
+            child_down_fd,
+        )
     os.close(child_up_fd)
     os.close(child_down_fd)
     with open(up_fd, "rb") as words:
@@ -82,14 +90,7 @@ def _check(line: bytes) -> None:
         raise ApplyError(*error)
 
 
-def _be_guard(
-    proc_fd: int,
-    allow: Sequence[AllowDevice],
-    deny: Sequence[AllowDevice],
-    policy: list[FilterRule],
-    up_fd: int,
-    down_fd: int,
-) -> NoReturn:
+def _be_guard(change: Callable[[], Callable[[], None]], up_fd: int, down_fd: int) -> NoReturn:
     def say(**data: object) -> None:
         try:
             os.write(up_fd, json.dumps(data).encode() + b"\n")
@@ -101,7 +102,7 @@ def _be_guard(
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
             signal.signal(number, signal.SIG_IGN)
         try:
-            undo = change_device_rules(proc_fd, tuple(allow), tuple(deny), policy)
+            undo = change()
         except OcigpuError as error:
             say(error=[error.code, error.message, error.hint])
             os._exit(1)

@@ -15,7 +15,7 @@ from ocigpu.containers.asked import ask_child
 from ocigpu.linux import libc
 from ocigpu.linux.paths import open_in_root, open_parent
 from ocigpu.provision.container import Container, join, open_root, use_owner_ids
-from ocigpu.provision.mounts import enter_own_proc, read_mnt_id
+from ocigpu.provision.mounts import enter_own_proc, parse_mount_table, read_mnt_id
 from ocigpu.views import PROC_DRIVER
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ def remove_inside(container: Container, actions: "Sequence[Action]") -> list[str
 
 
 def _remove(container: Container, actions: Sequence[Node | Link]) -> list[str]:
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+        of_host = {fields[2] for fields in parse_mount_table(file.read()).values()}
     root_fd = _enter(container)
     notes = []
     for action in actions:
@@ -43,7 +45,9 @@ def _remove(container: Container, actions: Sequence[Node | Link]) -> list[str]:
         try:
             parent_fd, name = open_parent(root_fd, path)
             try:
-                if isinstance(action, Node):
+                if not _is_own(root_fd, parent_fd, of_host) and not _is_mounted(parent_fd, name):
+                    notes.append(f"{path} stays, in a directory that may be shared; it cannot be opened")
+                elif isinstance(action, Node):
                     _remove_node(parent_fd, name, os.makedev(action.node.major, action.node.minor))
                 elif os.readlink(name, dir_fd=parent_fd) == action.target:
                     os.unlink(name, dir_fd=parent_fd)
@@ -58,6 +62,25 @@ def _remove(container: Container, actions: Sequence[Node | Link]) -> list[str]:
     return notes
 
 
+def _is_own(root_fd: int, directory_fd: int, of_host: set[str]) -> bool:
+    """Tell whether a directory is the container's alone: on its root mount, or on a file system unknown to the host.
+
+    A volume may be the host's own /dev.
+    """
+    device = os.fstat(directory_fd).st_dev
+    if f"{os.major(device)}:{os.minor(device)}" not in of_host:
+        return True
+    return read_mnt_id(directory_fd) == read_mnt_id(root_fd)
+
+
+def _is_mounted(parent_fd: int, name: str) -> bool:
+    fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent_fd)
+    try:
+        return read_mnt_id(fd) != read_mnt_id(parent_fd)
+    finally:
+        os.close(fd)
+
+
 def _remove_node(parent_fd: int, name: str, rdev: int) -> None:
     """Remove a node, or what it is mounted on; anything of another number stays."""
     fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent_fd)
@@ -65,7 +88,7 @@ def _remove_node(parent_fd: int, name: str, rdev: int) -> None:
         status = os.fstat(fd)
         if not stat.S_ISCHR(status.st_mode) or status.st_rdev != rdev:
             return
-        mounted = read_mnt_id(fd) != read_mnt_id(parent_fd)
+        mounted = _is_mounted(parent_fd, name)
         if mounted:
             libc.umount2(f"fd/{fd}", libc.MNT_DETACH)
     finally:

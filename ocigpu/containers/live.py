@@ -11,7 +11,7 @@ import fcntl
 import os
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 from ocigpu.actions import AllowDevice, Bind, Node, Plan
@@ -29,7 +29,8 @@ from ocigpu.provision.device_filter import FilterRule, Policy, access_mask, effe
 from ocigpu.provision.image import read_image_facts
 from ocigpu.request import DEVICES_VARIABLE, parse_request
 from ocigpu.settings import Settings
-from ocigpu.spec import check_can_have_gpus, get_list, get_object, has_gpu_hook, read_config
+from ocigpu.spec import check_can_have_gpus, get_list, get_object, has_gpu_hook, parse_json, read_config
+from ocigpu.state import MAX_STATE_BYTES
 
 Number = tuple[int, int]
 READ_WRITE = access_mask("rw")
@@ -86,22 +87,20 @@ def open_live(found: Container, settings: Settings, facts: HostFacts) -> Iterato
         raise OcigpuError("OCIGPU-CTR-4", f"container {found.name}: it is paused", "Resume it first.")
     os.close(open_process(found))
     config = _read_trusted_config(found)
-    lock_fd = os.open(os.path.dirname(found.state_file), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(lock_fd, fcntl.LOCK_EX)
-        pidfd = os.pidfd_open(found.pid)
+    with ExitStack() as stack:
         try:
-            inside = open_container(found.pid, found.rootfs, found.pid)
-            try:
-                os.close(open_process(found))  # still the same one: now all descriptors are of it
-                image = read_image_facts(inside.init_root_fd, facts.driver_version)
-                yield Live(found, inside, config, settings, facts, image, Caller(found.pid, pidfd))
-            finally:
-                inside.close()
-        finally:
-            os.close(pidfd)
-    finally:
-        os.close(lock_fd)
+            lock_fd = os.open(os.path.dirname(found.state_file), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            stack.callback(os.close, lock_fd)
+            fcntl.flock(lock_fd, fcntl.LOCK_EX)
+            pidfd = os.pidfd_open(found.pid)
+            stack.callback(os.close, pidfd)
+        except OSError as error:
+            raise OcigpuError("OCIGPU-CTR-3", f"container {found.name}: {error.strerror}") from error
+        inside = open_container(found.pid, found.rootfs, found.pid)
+        stack.callback(inside.close)
+        os.close(open_process(found))  # still the same one: now all descriptors are of it
+        image = read_image_facts(inside.init_root_fd, facts.driver_version)
+        yield Live(found, inside, config, settings, facts, image, Caller(found.pid, pidfd))
 
 
 def require_root(what: str) -> None:
@@ -120,6 +119,20 @@ def _read_trusted_config(found: Container) -> dict[str, Any]:
             f"Make it root's: chown root {document.path}; chmod go-w {document.path}",
         )
     return document.config
+
+
+def read_cgroup(found: Container) -> str:
+    """Return the path of a container's cgroup v2 as its runtime keeps it, "" if there is none.
+
+    runc: ``cgroup_paths`` of state.json, by controller, "" for v2; crun: ``cgroup-path`` of status.
+    """
+    try:
+        with open(found.state_file, "rb") as file:
+            state = parse_json(file.read(MAX_STATE_BYTES), found.state_file)
+    except (OSError, SpecError):  # it has just ended
+        return ""
+    path = get_object(state, "cgroup_paths").get("") or state.get("cgroup-path")
+    return path if isinstance(path, str) else ""
 
 
 def host_nodes(facts: HostFacts) -> dict[Number, tuple[str, DeviceNode]]:

@@ -13,7 +13,7 @@ from ocigpu.actions import Node
 from ocigpu.containers.attach import allowed_now, give, take, view_of
 from ocigpu.containers.attached import Record, prune_records
 from ocigpu.containers.find import Container, Places, find_containers, open_process
-from ocigpu.containers.live import Grant, Live, open_live, plan_for, read_now
+from ocigpu.containers.live import Grant, Live, open_live, plan_for, read_cgroup, read_now
 from ocigpu.containers.probe import look_inside
 from ocigpu.errors import OcigpuError
 from ocigpu.linux import bpf
@@ -138,7 +138,7 @@ def read_stamp(container: Container) -> str:
     """Return a text that changes when the device rules of a running container are set anew; raises OcigpuError."""
     proc_fd = open_process(container)
     try:
-        cgroup = open_device_cgroup(proc_fd)
+        cgroup = open_device_cgroup(proc_fd, read_cgroup(container))
         try:
             if cgroup.version == 2:
                 return repr(bpf.query_device_programs(cgroup.fd).ids)

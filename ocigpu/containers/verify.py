@@ -114,12 +114,16 @@ def _missing(node: DeviceNode, answer: Answer) -> str:
 
 
 def _library_row(library: Library, path: str, granted: bool, file: File, linked: File) -> LibraryRow:
-    host = os.stat(library.host_path)
+    try:
+        status = os.stat(library.host_path)
+        host = (status.st_dev, status.st_ino)
+    except FileNotFoundError:  # gone since the facts were read
+        host = (0, 0)
 
     def kind(found: File) -> str:
         if not found.kind:
             return _NOTHING
-        return _HOST_FILE if (found.device, found.inode) == (host.st_dev, host.st_ino) else _OTHER_FILE
+        return _HOST_FILE if (found.device, found.inode) == host else _OTHER_FILE
 
     inside = kind(file)
     verdict, why = AS_GRANTED, ""

@@ -105,15 +105,17 @@ def change_device_rules(
     allow: "tuple[AllowDevice, ...]",
     deny: "tuple[AllowDevice, ...]",
     policy: "list[FilterRule]",
+    recorded: str = "",
 ) -> "Callable[[], None]":
     """Make the device cgroup of a running container allow and deny devices; return the undo, to be called once.
 
+    ``recorded``: as for :func:`open_device_cgroup`.
     ``allow`` and ``deny``: what is not so now.  ``policy``: everything that is to hold then, which a program of cgroup
     v2 is made of.  On v1 a denial takes back what a rule for exactly that device has allowed, and nothing else (the
     kernel's devcgroup_update_access): look at what came of it.  Needs root in the initial user namespace, in the host's
     mount namespace.  Raises ApplyError OCIGPU-CG-1 with nothing changed.
     """
-    cgroup = open_device_cgroup(container_proc_fd)
+    cgroup = open_device_cgroup(container_proc_fd, recorded)
     try:
         if cgroup.version == 1:
             changes = [("devices.allow", rule) for rule in allow] + [("devices.deny", rule) for rule in deny]
@@ -146,9 +148,11 @@ def _failed(operation: str, path: str, cause: "OSError | str") -> ApplyError:
 # -- finding the cgroup ------------------------------------------------------------------------------------------
 
 
-def open_device_cgroup(container_proc_fd: int) -> Cgroup:
+def open_device_cgroup(container_proc_fd: int, recorded: str = "") -> Cgroup:
     """Return the open device cgroup of a process: of v1 where a v1 "devices" hierarchy is mounted, else of v2.
 
+    ``recorded``: path of the container's cgroup v2 as its runtime keeps it, from the mount point or from the top; its
+    first process may have gone on into one below (systemd does), and the program stays where the runtime has put it.
     Must run in the host's mount namespace.  Raises ApplyError OCIGPU-CG-1, also for the root cgroup.
     """
     paths = parse_proc_cgroup(_read_at(container_proc_fd, "cgroup", "cgroup of the container's process"))
@@ -157,7 +161,8 @@ def open_device_cgroup(container_proc_fd: int) -> Cgroup:
     if paths.v1 is not None and v1_mounts:
         version, path, mounts = 1, paths.v1, v1_mounts
     elif paths.v2 is not None:
-        version, path, mounts = 2, paths.v2, [mount for mount in mounts if mount.version == 2]
+        version, path = 2, _recorded_part(paths.v2, recorded)
+        mounts = [mount for mount in mounts if mount.version == 2]
     else:
         raise _failed("find device cgroup", "/proc/<pid>/cgroup", "neither a mounted devices controller nor cgroup v2")
     if path == "/":
@@ -179,6 +184,16 @@ def open_device_cgroup(container_proc_fd: int) -> Cgroup:
             raise
         return Cgroup(version, fd, f"{mount.mountpoint}/{relative}", relative, mount.mountpoint)
     raise _failed("find device cgroup", quoted(path), f"no cgroup v{version} mount shows it")
+
+
+def _recorded_part(path: str, recorded: str) -> str:
+    """Return the longest beginning of a cgroup's path that ``recorded`` ends with, the whole path if there is none."""
+    part = path
+    while part:
+        if recorded.endswith(part):
+            return part
+        part = part.rpartition("/")[0]
+    return path
 
 
 class ProcCgroup(NamedTuple):

@@ -1,7 +1,9 @@
 """``ocigpu attach`` and ``detach``: a running container has one more GPU, or one less, and nothing else changes."""
 
 import json
+import os
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,15 +25,19 @@ from live_lab import (
     verified,
     verify,
 )
+from support.bundle import give_to
 from support.fixtures import MakeBundle
 from support.process import run, wait_for
 from support.product import CONTROL_NODES, PROGRAMS, SimulatedHost
 
+from ocigpu.actions import Node
 from ocigpu.containers import attach as attaching
 from ocigpu.containers.attach import attach, detach
 from ocigpu.containers.attached import prune_records
+from ocigpu.containers.inside import remove_inside
 from ocigpu.containers.verify import AS_GRANTED
 from ocigpu.errors import ApplyError, OcigpuError, RequestError
+from ocigpu.facts import DeviceNode
 from ocigpu.settings import read_settings
 
 pytestmark = [pytest.mark.root, pytest.mark.engine]
@@ -251,6 +257,84 @@ def test_one_device_cannot_be_taken_out_of_a_rule_for_many_on_cgroup_v1(
             detach(live, ["3"])
         assert opens(made, simulated_host, "nvidia3") == REACHED
         assert records(made, simulated_host) == []
+
+
+def test_in_a_user_namespace_nodes_are_mounted_and_unmounted(
+    make_bundle: MakeBundle, runtime_environment: dict[str, str], simulated_host: SimulatedHost
+) -> None:
+    def with_users(config: dict[str, Any]) -> None:
+        config["linux"]["namespaces"].append({"type": "user"})
+        for name in ("uidMappings", "gidMappings"):
+            config["linux"][name] = [{"containerID": 0, "hostID": 100000, "size": 65536}]
+        config["mounts"] = [mount for mount in config["mounts"] if mount["destination"] != "/sys"]
+
+    bundle = make_bundle(WAITING, GPU_3, edit=with_users)
+    give_to(bundle / "rootfs", 100000, 100000)
+    with container(bundle, runtime_environment, host=simulated_host) as made:
+        before = mounts(made)
+        with opened(made) as live:
+            attach(live, ["5"])
+        rows = {row.path: row for row in verified(made).nodes}
+        assert (rows["/dev/nvidia5"].opened, rows["/dev/nvidia5"].made) == ("ENXIO", "mknod EPERM")
+        with opened(made) as live:
+            assert detach(live, ["5"]).notes == ()
+        assert mounts(made) == before
+        rows = {row.path: row for row in verified(made).nodes}
+        assert (rows["/dev/nvidia5"].inside, rows["/dev/nvidia3"].opened) == ("", "ENXIO")
+
+
+def test_of_a_container_that_may_open_everything_one_gpu_can_be_taken(
+    make_bundle: MakeBundle, runtime_environment: dict[str, str], simulated_host: SimulatedHost
+) -> None:
+    def privileged(config: dict[str, Any]) -> None:
+        config["linux"]["resources"]["devices"] = [{"allow": True, "access": "rwm"}]
+
+    with container(make_bundle(WAITING, GPU_3, edit=privileged), runtime_environment, host=simulated_host) as made:
+        with opened(made) as live:
+            detach(live, ["3"])
+        assert opens(made, simulated_host, "nvidia3") == REFUSED
+        assert verified(made).verdict == AS_GRANTED
+        with opened(made) as live:
+            attach(live, ["3"])
+        assert opens(made, simulated_host, "nvidia3") == REACHED
+
+
+def test_a_node_in_a_directory_of_the_host_stays(
+    make_bundle: MakeBundle, runtime_environment: dict[str, str], simulated_host: SimulatedHost, work_directory: Path
+) -> None:
+    """As with a container that has the host's /dev: it loses the device, and the host must not lose the node."""
+    nodes = work_directory / "dev"
+    nodes.mkdir()
+    os.mknod(nodes / "nvidia3", stat.S_IFCHR | 0o666, os.makedev(195, 3))
+
+    def with_volume(config: dict[str, Any]) -> None:
+        volume = {"destination": "/shared", "type": "bind", "source": str(nodes), "options": ["rbind"]}
+        config["mounts"].append(volume)
+
+    with container(make_bundle(WAITING, GPU_3, edit=with_volume), runtime_environment, host=simulated_host) as made:
+        with opened(made) as live:
+            notes = remove_inside(live.inside, [Node(DeviceNode("/shared/nvidia3", "", 195, 3), "")])
+        assert notes == ["/shared/nvidia3 stays, in a directory that may be shared; it cannot be opened"]
+        assert stat.S_ISCHR((nodes / "nvidia3").stat().st_mode)
+
+
+def test_a_process_that_has_gone_into_a_cgroup_below_keeps_its_policy_above(
+    make_bundle: MakeBundle, runtime_environment: dict[str, str], simulated_host: SimulatedHost
+) -> None:
+    """Systemd in a container moves itself to one; the device program of cgroup v2 stays where the runtime put it."""
+    with container(make_bundle(WAITING, GPU_3), runtime_environment, "crun", "v2", simulated_host) as made:
+        below = cgroup_directory(made, "v2") / "init.scope"
+        below.mkdir()
+        try:
+            (below / "cgroup.procs").write_text(str(made.found().pid))
+            ocigpu(made, "attach", made.name, "--gpu", "5")
+            rows = verify(made)["nodes"]
+            assert (rows["/dev/nvidia5"]["opened"], rows["/dev/nvidia4"]["made"]) == ("ENXIO", "EPERM")
+        finally:
+            made.do("delete", "--force", made.name)
+            if below.exists():
+                below.rmdir()
+                below.parent.rmdir()
 
 
 @pytest.mark.parametrize("name", ["8", "GPU-00000000", "all", "", "9:9"])
