@@ -65,14 +65,15 @@ build_deb() { # TREE CONTROL ARCHITECTURE [DEPENDS]
   echo "$work/${name}_${version}_$3.deb"
 }
 build_debs() {
+  mv "$tree/usr/share/zsh/site-functions" "$tree/usr/share/zsh/vendor-completions" # where Debian's zsh looks
   rm -rf "$work/shlibs"
   mkdir -p "$work/shlibs/debian" "$tree/DEBIAN" "$names/DEBIAN"
   printf 'Source: ocigpu\n\nPackage: ocigpu\nArchitecture: any\n' >"$work/shlibs/debian/control"
   libraries=$(cd "$work/shlibs" && find "$tree/usr/lib/ocigpu" -name '*.so' -exec dpkg-shlibdeps --warnings=0 -O {} +)
   build_deb "$tree" control "$(dpkg --print-architecture)" "${python##*/}, ${libraries#*=}"
   build_deb "$names" control-nvidia-names all
-  rm -rf "$work/shlibs"
-  rm -rf "$tree/DEBIAN" "$names/DEBIAN"
+  rm -rf "$work/shlibs" "$tree/DEBIAN" "$names/DEBIAN"
+  mv "$tree/usr/share/zsh/vendor-completions" "$tree/usr/share/zsh/site-functions"
 }
 build_rpms() {
   mkdir -p "$tree/usr/lib/systemd/system-preset"

@@ -37,6 +37,8 @@ def test_other_users_can_run_what_a_careful_root_installs(prefix: Path) -> None:
 
 def test_installing_leaves_nothing_in_the_source_tree(prefix: Path, tmp_path: Path) -> None:
     source = tmp_path / "source"
+    former = prefix / "share/man/man1/ocigpu-former-command.1"
+    former.write_text('.\\" written by packaging/install.sh\n')
     for name in ("packaging", "ocigpu"):
         shutil.copytree(REPOSITORY / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
@@ -46,6 +48,7 @@ def test_installing_leaves_nothing_in_the_source_tree(prefix: Path, tmp_path: Pa
     assert done.returncode == 0, done.stderr
     assert sorted(source.rglob("*")) == before
     assert run(str(prefix / "bin/ocigpu-hook"), "--version").returncode == 0
+    assert not former.exists()
 
 
 def test_the_installed_commands_run_without_the_source_tree(prefix: Path) -> None:
@@ -76,6 +79,29 @@ def test_docker_finds_the_hook_by_the_vendors_name(prefix: Path) -> None:
     link = prefix / "bin/nvidia-container-runtime-hook"
     assert os.readlink(link) == "ocigpu-hook"
     assert run(str(link), "--version").stdout.startswith("ocigpu-hook")
+
+
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [("nvidia-container-runtime", "ocigpu-runtime"), ("nvidia-container-cli", "ocigpu-container-cli")],
+)
+def test_settings_and_tools_find_the_other_commands_by_the_vendors_names(prefix: Path, name: str, command: str) -> None:
+    assert os.readlink(prefix / "bin" / name) == command
+    assert "Traceback" not in run(str(prefix / "bin" / name), "--version").stderr
+
+
+def test_man_pages_and_completion_are_installed(prefix: Path) -> None:
+    files = {str(path.relative_to(prefix / "share")) for path in (prefix / "share").rglob("*") if path.is_file()}
+    assert {
+        "man/man1/ocigpu.1",
+        "man/man1/ocigpu-cdi-generate.1",
+        "man/man1/ocigpu-runtime.1",
+        "man/man1/ocigpu-hook.1",
+        "man/man1/ocigpu-container-cli.1",
+        "bash-completion/completions/ocigpu",
+        "zsh/site-functions/_ocigpu",
+        "fish/vendor_completions.d/ocigpu.fish",
+    } <= files
 
 
 def test_existing_specifications_find_their_hook_by_the_vendors_name(prefix: Path) -> None:
@@ -112,19 +138,41 @@ def test_the_hooks_of_a_specification_start_the_installed_hook(prefix: Path) -> 
     assert f'sys.argv[0] = "{prefix}/bin/ocigpu"' in stub
 
 
+def starts_with(prefix: Path, name: str) -> tuple[str, str]:
+    """Return the interpreter of a stub and the file of the standard library that it looks for."""
+    words = (prefix / "bin" / name).read_text().split()
+    return words[words.index("-x") + 1], words[words.index("-e") + 1]
+
+
 @pytest.mark.parametrize("name", ["ocigpu-runtime", "ocigpu-hook"])
-def test_a_command_whose_interpreter_was_removed_says_so(prefix: Path, tmp_path: Path, name: str) -> None:
-    text = (prefix / "bin" / name).read_text()
-    interpreter = next(word for word in text.split() if "python3" in word)
+@pytest.mark.parametrize("missing", ["interpreter", "library"])
+def test_a_command_whose_python_was_removed_says_so(prefix: Path, tmp_path: Path, name: str, missing: str) -> None:
+    interpreter, encodings = starts_with(prefix, name)
+    assert Path(encodings).exists()
+    gone = interpreter if missing == "interpreter" else encodings
     stub = tmp_path / name
-    stub.write_text(text.replace(interpreter, "/nonexistent/python3"))
+    stub.write_text((prefix / "bin" / name).read_text().replace(gone, "/nonexistent/python3"))
     stub.chmod(0o755)
     done = run(str(stub), "state", "x", OCIGPU_CONFIG="/nonexistent")
     assert done.returncode == 127
     assert done.stderr.splitlines() == [
-        f"{stub}: OCIGPU-INT-3: /nonexistent/python3 or its library is missing",
+        f"{stub}: OCIGPU-INT-3: {interpreter.replace(gone, '/nonexistent/python3')} or its library is missing",
         "hint: install that Python again, or ocigpu for the one that is there",
     ]
+
+
+@pytest.mark.parametrize("name", ["ocigpu-runtime", "ocigpu-hook"])
+def test_a_command_whose_package_is_damaged_says_so_in_one_line(prefix: Path, tmp_path: Path, name: str) -> None:
+    (tmp_path / "ocigpu").mkdir()
+    (tmp_path / "ocigpu/__init__.py").write_text("def broken(:\n")
+    package = next(prefix.glob("lib/ocigpu/lib/python*/site-packages"))
+    stub = tmp_path / name
+    stub.write_text((prefix / "bin" / name).read_text().replace(f'"{package}"', f'"{tmp_path}"'))
+    stub.chmod(0o755)
+    done = run(str(stub), "state", "x", OCIGPU_CONFIG="/nonexistent")
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"{stub}: OCIGPU-INT-3: SyntaxError: ")
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_settings_can_be_baked_into_the_commands(tmp_path: Path) -> None:
@@ -168,6 +216,7 @@ def test_a_foreign_directory_is_not_overwritten(tmp_path: Path) -> None:
         "bin/ocigpu-runtime",
         "bin/nvidia-container-runtime-hook",
         "bin/nvidia-cdi-hook",
+        "bin/nvidia-container-cli",
         "lib/systemd/system/ocigpu-watch.service",
     ],
 )
