@@ -33,17 +33,17 @@ PROGRAM = "ocigpu-runtime"
 def main(argv: list[str]) -> int:
     """Run the shim: ``argv`` as given to the stub, argv[0] its own path.  Returns only on failure, with a status."""
     log = Log()
-    begin_ns = time.time_ns()
+    begin_ns, began = time.time_ns(), time.monotonic_ns()
     try:
         arguments = parse_arguments(argv[1:])
         log = _log(arguments, Settings())
         creates = arguments.subcommand in ("create", "run")
         wanted = os.environ.get(TRACE_VARIABLE, "") if creates else ""
-        problem = _begin_trace(wanted, argv) if wanted else ""
+        problem = _begin_trace(wanted, argv, began) if wanted else ""
         settings = traced(("settings", "", ""), read_settings, os.environ.get("OCIGPU_CONFIG", ""), True)
         log = _log(arguments, settings)
         if creates and settings.trace and not wanted:
-            problem = _begin_trace(settings.trace, argv)
+            problem = _begin_trace(settings.trace, argv, began)
         if problem:
             log.write("warning", problem)
         check_no_loop()
@@ -68,10 +68,14 @@ def main(argv: list[str]) -> int:
     return 1
 
 
-def _begin_trace(path: str, argv: list[str]) -> str:
-    """Begin a trace of this start, whose container is the command line's last word; returns a note if that fails."""
+def _begin_trace(path: str, argv: list[str], began: int) -> str:
+    """Begin a trace of this start, whose container is the command line's last word; returns a note if that fails.
+
+    ``began``: when this process did (monotonic ns); what it has done since is the first step.
+    """
     problem = begin_trace(os.path.abspath(path), "shim", argv[-1])
-    mark("begin", os.getcwd(), " ".join(argv[1:]))
+    if trace := get_trace():
+        trace.write(("begin", os.getcwd(), " ".join(argv[1:])), began)
     return problem
 
 

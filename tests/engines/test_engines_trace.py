@@ -236,6 +236,20 @@ def test_the_setting_traces_a_hook_without_the_shim(traced: Traced) -> None:
     assert find_outcome(start) == ("ok", "")
 
 
+@pytest.mark.parametrize("mode", ["hook", "spec"])
+def test_the_setting_traces_the_shim_under_crun(traced: Traced, mode: str, runtime_environment: dict[str, str]) -> None:
+    traced.base = traced.host.environment(runtime_environment, "crun")
+    environment = traced.environment(mode, traced=False, more=f'trace = "{traced.file}"')
+    bundle = traced.bundle(TWO)
+    done = run_container([RUNTIME], bundle, traced.name, env=environment, cgroup="v2")
+    assert done.returncode == 0, explain(done)
+    start = traced.start()
+    check_order(start)
+    assert find_outcome(start) == ("ok", "")
+    assert [step.path for step in start.steps if step.action == "exec"] == [shutil.which("crun")]
+    assert actions(start, "shim")[:2] == ["begin", "find-runtime"]
+
+
 def test_the_variable_in_a_containers_environment_means_nothing(traced: Traced) -> None:
     foreign = traced.directory / "foreign"
     done = traced.run(traced.environment("hook", traced=False), {**TWO, "OCIGPU_TRACE": str(foreign)})
