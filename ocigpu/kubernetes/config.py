@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ocigpu.errors import quoted
-from ocigpu.kubernetes.schema import ConfigFile, NamePattern, config_error
+from ocigpu.kubernetes.schema import ConfigFile, NamePattern, config_error, shown
 from ocigpu.kubernetes.sharing import Sharing, parse_sharing, resource_name
 from ocigpu.request import MAX_IMEX_CHANNEL, is_number
 
@@ -215,13 +215,13 @@ def _value(option: Option, raw: Any, where: str, *, text: bool) -> Any:
             return True
         if raw in (_FALSE if text else (False,)):
             return False
-        raise config_error(where, f"{quoted(str(raw))} is neither true nor false")
+        raise config_error(where, f"{shown(raw)} is neither true nor false")
     if option.kind == "duration":
         return parse_duration(raw, where)
     if option.kind in ("list", "numbers"):
         parts = raw.split(",") if isinstance(raw, str) else raw
-        if not isinstance(parts, list):
-            raise config_error(where, f"{quoted(str(raw))} is neither text nor a list")
+        if not isinstance(parts, list) or any(isinstance(part, (list, dict)) for part in parts):
+            raise config_error(where, f"{shown(raw)} is neither text nor a list of it")
         stripped = [part.strip() if isinstance(part, str) else part for part in parts]
         unique = tuple(dict.fromkeys(part for part in stripped if part != ""))
         convert = _channel if option.kind == "numbers" else _chosen
@@ -230,13 +230,13 @@ def _value(option: Option, raw: Any, where: str, *, text: bool) -> Any:
             raise config_error(where, "is empty")
         return values
     if option.kind == "path" and raw and not str(raw).startswith("/"):
-        raise config_error(where, f"{quoted(str(raw))} is not an absolute path")
+        raise config_error(where, f"{shown(raw)} is not an absolute path")
     return _chosen(option, raw, where)
 
 
 def _chosen(option: Option, raw: Any, where: str) -> str:
     if not isinstance(raw, str):
-        raise config_error(where, f"{quoted(str(raw))} is not text")
+        raise config_error(where, f"{shown(raw)} is not text")
     if option.choices and raw not in option.choices:
         raise config_error(where, f"{quoted(raw)} is not one of {', '.join(option.choices)}")
     return raw
@@ -244,7 +244,7 @@ def _chosen(option: Option, raw: Any, where: str) -> str:
 
 def _channel(_option: Option, raw: Any, where: str) -> int:
     if not is_number(str(raw)) or len(str(raw)) > 7 or int(raw) > MAX_IMEX_CHANNEL:
-        raise config_error(where, f"{quoted(str(raw))} is not a channel number from 0 to {MAX_IMEX_CHANNEL}")
+        raise config_error(where, f"{shown(raw)} is not a channel number from 0 to {MAX_IMEX_CHANNEL}")
     return int(raw)
 
 
@@ -255,10 +255,9 @@ def parse_duration(raw: Any, where: str) -> float:
     """
     parts = _DURATION.findall(raw) if isinstance(raw, str) else []
     if not parts or "".join(number + unit for number, unit in parts) != raw:
-        hint = (
-            f'Write a unit: "{raw}s" for seconds.' if is_number(str(raw)) else 'Durations are written "60s", "1m30s".'
-        )
-        raise config_error(where, f"{quoted(str(raw))} is not a duration", hint)
+        bare = isinstance(raw, (str, int)) and is_number(str(raw))
+        hint = f'Write a unit: "{raw}s" for seconds.' if bare else 'Durations are written "60s", "1m30s".'
+        raise config_error(where, f"{shown(raw)} is not a duration", hint)
     seconds = sum(float(number) * _SECONDS[unit] for number, unit in parts)
     if not 1 <= seconds <= 1e9:
         raise config_error(where, f"{quoted(raw)} is not a duration of a second or more")

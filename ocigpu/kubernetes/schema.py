@@ -16,6 +16,8 @@ from ocigpu.errors import SettingsError, printable, quoted
 
 MAX_BYTES = 1 << 20
 """As much as a ConfigMap may hold."""
+MAX_VALUES = 100_000
+"""Counted as often as aliases repeat them."""
 MAX_SHOWN = 4
 _BY_HAND = {"device_id_strategy": "deviceIDStrategy", "nvidia_ctk_path": "nvidiaCTKPath", "channel_ids": "channelIDs"}
 
@@ -132,6 +134,7 @@ def parse_config_file(text: str, where: str) -> tuple[ConfigFile, tuple[str, ...
     a key below a known one that is not known itself was meant to change something.
     """
     data = _parse(text, where)
+    _check_size(data, where)
     if data is None:
         data = {}
     if not isinstance(data, dict):
@@ -152,6 +155,13 @@ def parse_config_file(text: str, where: str) -> tuple[ConfigFile, tuple[str, ...
 def config_error(where: str, message: str, hint: str | None = None) -> SettingsError:
     """Return the error of a configuration: ``where`` is a file, variable or flag."""
     return SettingsError("OCIGPU-KUBE-1", f"{printable(where, 300)}: {message}", hint)
+
+
+def shown(value: Any) -> str:
+    """Return a value for a message; a list or mapping by its kind."""
+    if isinstance(value, (list, dict)):
+        return "a list" if isinstance(value, list) else "a mapping"
+    return quoted(str(value), 60)
 
 
 def _alias(field: str) -> str:
@@ -187,12 +197,12 @@ def _problem(details: Any) -> str:
         return f"{parent}: unknown key {quoted(str(last))}{hint}"
     path = _path(details["loc"])
     if path == "version":
-        return f"version: unknown version {quoted(str(details['input']))}: only v1 is known"
+        return f"version: unknown version {shown(details['input'])}: only v1 is known"
     if details["type"] == "missing":
         return f"{path}: is missing"
     kinds = {"model_type": "a mapping", "list_type": "a list", "bool_type": "true or false", "int_type": "a number"}
     wanted = kinds.get(details["type"], "text")
-    return f"{path}: {quoted(str(details['input']), 60)} is not {wanted}"
+    return f"{path}: {shown(details['input'])} is not {wanted}"
 
 
 def _path(parts: Any) -> str:
@@ -205,12 +215,24 @@ def _near(key: str, names: list[str]) -> str:
     return f": did you mean {found[0]}?" if found else ""
 
 
+def _check_size(data: Any, where: str) -> None:
+    """Raise SettingsError for a document that aliases make larger than anybody could mean."""
+    pending, count = [data], 0
+    while pending:
+        value = pending.pop()
+        count += 1
+        if count > MAX_VALUES:
+            raise config_error(where, f"more than {MAX_VALUES} values")
+        if isinstance(value, (list, dict)):
+            pending.extend(value if isinstance(value, list) else value.values())
+
+
 class _Loader(yaml.SafeLoader):
-    """YAML without numbers of base 60 ("0:1" is a MIG device), dates, and keys that occur twice."""
+    """YAML without numbers of base 60 ("0:1" is a MIG device), dates, merged mappings, and keys that occur twice."""
 
 
 _Loader.yaml_implicit_resolvers = {
-    first: [pair for pair in pairs if pair[0].rpartition(":")[2] in ("null", "bool", "merge")]
+    first: [pair for pair in pairs if pair[0].rpartition(":")[2] in ("null", "bool")]
     for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"[-+]?(0|[1-9][0-9]*)$"), list("-+0123456789"))
@@ -220,7 +242,6 @@ _Loader.add_implicit_resolver(
 
 
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
-    loader.flatten_mapping(node)
     seen: dict[Any, Any] = {}
     for key_node, value_node in node.value:
         key = loader.construct_object(key_node, deep=True)

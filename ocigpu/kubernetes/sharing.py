@@ -4,7 +4,7 @@ import re
 from typing import Any, NamedTuple
 
 from ocigpu.errors import quoted
-from ocigpu.kubernetes.schema import SharedResource, SharingBlock, SharingPart, config_error
+from ocigpu.kubernetes.schema import SharedResource, SharingBlock, SharingPart, config_error, shown
 
 DOMAIN = "nvidia.com/"
 MAX_NAME = 63
@@ -96,10 +96,8 @@ def _parse_devices(raw: Any, where: str) -> "str | int | tuple[str, ...]":
         wrong = [item for item in references if not _REFERENCE.fullmatch(item)]
         if not wrong and len(references) == len(raw):
             return tuple(dict.fromkeys(references))
-        raise config_error(
-            where, f"{quoted(wrong[0] if wrong else str(raw))} is not an index or UUID of a GPU or MIG device"
-        )
-    raise config_error(where, f"{quoted(str(raw))} is not all, a count above 0, or a list of devices")
+        raise config_error(where, f"{shown(wrong[0] if wrong else raw)} is not an index or UUID of a GPU or MIG device")
+    raise config_error(where, f"{shown(raw)} is not all, a count above 0, or a list of devices")
 
 
 def resource_name(text: str, where: str) -> str:

@@ -1,11 +1,14 @@
 """The device plugin's configuration: the vendor's schema, every key obeyed or refused, and who comes before whom."""
 
+import contextlib
 import json
 import re
 from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ocigpu.errors import SettingsError
 from ocigpu.kubernetes.config import OPTIONS, Configuration, Options, configure, matches, parse_duration
@@ -232,6 +235,7 @@ def test_other_devices_are_refused(devices: Any) -> None:
         ("flags: {a: [1", "not YAML: line 1 column "),
         ("a: 1\na: 2", "not YAML: line 2 column 1: the key a occurs twice"),
         ('{"version": "v1", "version": "v1"}', "the key version occurs twice"),
+        ("flags: {<<: {migStrategy: none}}", 'flags: unknown key "<<"'),
         ("{1: 2}", "not YAML: line 1 column 2: a key that is no text"),
         ("version: !!python/object:os.system {}", "not YAML: "),
         ("#" * (MAX_BYTES + 1), f"more than {MAX_BYTES} characters"),
@@ -332,3 +336,33 @@ def test_other_durations_are_refused(raw: Any) -> None:
 )  # fmt: skip
 def test_a_pattern_is_the_whole_text(pattern: str, text: str, expected: bool) -> None:
     assert matches(pattern, text) is expected
+
+
+# --- whatever is written
+
+
+OTHER_KEYS = ("version", "sharing", "timeSlicing", "mps", "resources", "gpus", "name", "replicas", "devices", "<<")
+KEYS = st.sampled_from([*sorted({part for option in OPTIONS for part in option.key.split(".")}), *OTHER_KEYS])
+VALUES = st.none() | st.booleans() | st.integers(-2, 3) | st.floats() | st.sampled_from(["v1", "gpu", "0", "all", "5s"])
+DOCUMENTS = st.recursive(VALUES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=5))
+TEXTS = st.text(st.sampled_from("version: flags{}[]&a*a!<>-\n\t\"'#?|0:1.e~"), max_size=60)
+
+
+@given(TEXTS | DOCUMENTS.map(json.dumps) | DOCUMENTS.map(yaml.safe_dump))
+def test_any_file_is_read_or_refused_in_one_line(text: str) -> None:
+    with contextlib.suppress(SettingsError):
+        assert isinstance(read(text), Configuration)
+        return
+    refusal(text)
+
+
+def test_aliases_do_not_make_a_document_endless() -> None:
+    lines = ["a0: &a0 [x, x]", *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 30))]
+    text = "\n".join([*lines, "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: *a29}]}}"])
+    assert refusal(text) == "dp.yaml: more than 100000 values"
+    assert "unconstructable recursive" in refusal("flags: &f {plugin: *f}")
+
+
+def test_aliases_are_understood() -> None:
+    text = "flags: {plugin: &p {passDeviceSpecs: true}}\nsharing: {mps: null}\nx: *p\n"
+    assert read(text).options.pass_device_specs is True
