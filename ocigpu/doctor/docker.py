@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 
 from ocigpu.doctor.engines import (
     NO_DRIVER_ERROR,
@@ -17,22 +18,49 @@ from ocigpu.doctor.engines import (
 from ocigpu.doctor.host import Host
 from ocigpu.doctor.records import Evidence, Finding, error, not_checked, note, ok, warning
 from ocigpu.engines.places import running_daemons
-from ocigpu.engines.status import EngineStatus
+from ocigpu.engines.status import HOOK, EngineStatus
 from ocigpu.errors import printable
+
+
+def _docker(host: Host) -> EngineStatus | None:
+    """Return the configuration of the dockerd that answers, else of the first Docker that is installed."""
+    if host.docker is not None and not host.docker.problem:
+        return _running(host)[0]
+    return next(iter(installed_engines(host, "docker")), None)
+
+
+def _running(host: Host) -> tuple[EngineStatus | None, int]:
+    """Return the configuration that the dockerd that answers has read, by its command line, and its process id.
+
+    The process id is 0 when it is unknown: systemd may hold the socket.
+    """
+    answer = host.docker
+    if answer is None:
+        return None, 0
+    configs = {daemon.pid: daemon.config for daemon in running_daemons("/") if daemon.engine == "docker"}
+    pid = answer.pid if answer.pid in configs else next((pid for pid, config in configs.items() if not config), 0)
+    wanted = configs.get(pid, "")
+    usual = "rootless" if os.geteuid() else ""
+    for status in host.engines:
+        if status.engine == "docker" and (status.target == wanted if wanted else status.flavour == usual):
+            return status, pid
+    return None, pid
 
 
 def check_gpus_hook(host: Host) -> list[Finding]:
     """Does Docker's --gpus work?"""
-    dockers = installed_engines(host, "docker")
-    if not dockers:
+    status = _docker(host)
+    if status is None:
         return [not_checked("Docker is not installed")]
-    status = dockers[0]
+    hook, where = status.gpus_hook, "PATH of dockerd"
+    path = _path_variable(_running(host)[1])
+    if path is not None:
+        hook, where = shutil.which(HOOK, path=path) or "", f"PATH of the running dockerd ({printable(path, 200)})"
+    if hook:
+        return [ok("--gpus has its hook", host.evidence(hook, "there"))]
     if not ways_to_gpus(host, status):
         return [not_checked("Docker is told of no GPUs at all: see engine-not-configured")]
-    if status.gpus_hook:
-        whose = "ocigpu" if status.gpus_hook_ours else "the vendor's toolkit, or another program"
-        return [ok(f"--gpus is served by {whose}", host.evidence(status.gpus_hook, "there"))]
-    evidence = (Evidence("PATH of dockerd", "no nvidia-container-runtime-hook", "one"),)
+    evidence = (Evidence(where, "no nvidia-container-runtime-hook", "one"),)
     if is_from(release_of(host, "docker"), 29) and docker_reads_cdi(host, status) and host.specs.gpus:
         found = host.program("/usr/bin/nvidia-cdi-hook", "/usr/local/bin/nvidia-cdi-hook")
         if found:
@@ -53,10 +81,9 @@ def check_gpus_hook(host: Host) -> list[Finding]:
 
 def check_docker_cdi(host: Host) -> list[Finding]:
     """Does Docker take CDI devices?"""
-    dockers = installed_engines(host, "docker")
-    if not dockers:
+    status, release = _docker(host), release_of(host, "docker")
+    if status is None:
         return [not_checked("Docker is not installed")]
-    status, release = dockers[0], release_of(host, "docker")
     if not ways_to_gpus(host, status):
         return [not_checked("Docker is told of no GPUs at all: see engine-not-configured")]
     reads = docker_reads_cdi(host, status)
@@ -83,7 +110,7 @@ def check_restarted(host: Host) -> list[Finding]:
         return [not_checked("there is no socket of dockerd here")]
     if answer.problem:
         return [not_checked(answer.problem, Evidence(answer.socket, answer.problem, "an answer"))]
-    status = _status_of(host, answer.pid)
+    status, pid = _running(host)
     if status is None:
         return [not_checked("it is unknown which file the running dockerd has read")]
     known = {name: str(item.get("path", "")) for name, item in dict(answer.info.get("Runtimes") or {}).items()}
@@ -98,6 +125,11 @@ def check_restarted(host: Host) -> list[Finding]:
         differences.append(Evidence(answer.socket, f"default runtime {default}", f"{status.default_runtime} ({file})"))
     if status.cdi == "on" and is_from(answer.release, 25) and not answer.info.get("CDISpecDirs"):
         differences.append(Evidence(answer.socket, "CDI is off", f"on ({file})"))
+    hook = shutil.which(HOOK, path=_path_variable(pid) or "")
+    if hook and os.lstat(hook).st_ctime > _start_time(pid) + 1:
+        differences.append(
+            Evidence(hook, "made after dockerd was started", "made before: --gpus is set up at its start")
+        )
     if not differences:
         found = f"Docker {answer.release}, runtimes {', '.join(sorted(known))}"
         return [ok("the running dockerd knows what its file says", Evidence(answer.socket, found))]
@@ -110,15 +142,23 @@ def check_restarted(host: Host) -> list[Finding]:
     ]
 
 
-def _status_of(host: Host, pid: int) -> EngineStatus | None:
-    """Return the configuration that a running dockerd has read, by its command line."""
-    configs = {daemon.pid: daemon.config for daemon in running_daemons("/") if daemon.engine == "docker"}
-    dockers = [item for item in host.engines if item.engine == "docker"]
-    wanted = configs.get(pid, "")
-    for status in dockers:
-        if status.target == wanted or (not wanted and status.flavour == ("rootless" if os.geteuid() else "")):
-            return status
-    return next(iter(dockers), None) if not wanted else None
+def _path_variable(pid: int) -> str | None:
+    """Return the PATH of a running process, None when it cannot be seen."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            variables = file.read(1 << 20).split(b"\0")
+    except OSError:  # there is none, it has ended, or it is another user's
+        return None
+    return next((os.fsdecode(item[5:]) for item in variables if item.startswith(b"PATH=")), None)
+
+
+def _start_time(pid: int) -> float:
+    """Return when a process was started, seconds since 1970: field 22 of proc_pid_stat(5), btime of proc_stat(5)."""
+    with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+        ticks = int(file.read().rpartition(")")[2].split()[19])
+    with open("/proc/stat", encoding="ascii") as file:
+        boot = next(int(line.split()[1]) for line in file if line.startswith("btime"))
+    return boot + ticks / os.sysconf("SC_CLK_TCK")
 
 
 def check_snap(host: Host) -> list[Finding]:

@@ -1,5 +1,6 @@
 """Checks of the driver: is there one, do its parts fit, does it answer."""
 
+import os
 import re
 
 from ocigpu.doctor.host import Host
@@ -28,6 +29,8 @@ def check_gpu(host: Host) -> list[Finding]:
     if host.platform:
         return [not_checked(f"this is {'WSL' if host.platform == 'wsl' else 'a Tegra system'}: no GPU on the PCI bus")]
     directory = f"{host.roots.sys}/bus/pci/devices"
+    if not os.path.isdir(directory):
+        return [not_checked(f"{directory} is not there")]
     if host.pci_gpus:
         found = ", ".join(gpu.text for gpu in host.pci_gpus[:4]) + (", ..." if len(host.pci_gpus) > 4 else "")
         return [ok(f"{len(host.pci_gpus)} NVIDIA GPUs on the PCI bus", Evidence(directory, found))]
@@ -94,6 +97,8 @@ def check_nouveau(host: Host) -> list[Finding]:
     directory = f"{host.roots.sys}/module/nouveau"
     if host.roots.simulated and not host.root:
         return [not_checked("the driver of a simulated host is examined, not this machine's kernel")]
+    if not host.exists("/sys/module"):
+        return [not_checked(f"{host.sys}/module is not there")]
     taken = [gpu for gpu in host.pci_gpus if gpu.driver == "nouveau"]
     loaded = host.exists("/sys/module/nouveau")
     if not taken and not loaded:

@@ -228,7 +228,11 @@ def check_fabric_manager(host: Host) -> list[Finding]:
     """Does the fabric manager run where there are NVSwitches?"""
     switches = len(host.pci_switches) or host.majors.get("nvidia-nvswitch", 0)
     if not switches:
-        return [ok("there is no NVSwitch that needs a fabric manager", Evidence(f"{host.roots.proc}/devices", "none"))]
+        bus = f"{host.roots.sys}/bus/pci/devices"
+        if not os.path.isdir(bus):
+            return [not_checked(f"{bus} is not there")]
+        looked = (Evidence(bus, "no NVSwitch"), Evidence(f"{host.roots.proc}/devices", "no nvidia-nvswitch"))
+        return [ok("there is no NVSwitch that needs a fabric manager", *looked)]
     socket = "/run/nvidia-fabricmanager/socket"
     names = set(host.processes.values())
     running = "nv-fabricmanage" in names  # comm has 15 characters (proc_pid_comm(5))

@@ -29,7 +29,8 @@ _RULES = (
     (re.compile(rf"([\w.-]*{_NAMES}[\w.-]*[\"']?\s*[:=]\s*)(\"[^\"]*\"|'[^']*'|[^\s,;}}]+)", re.IGNORECASE),
      rf"\1{REMOVED}"),
     # and such a name with something in quotes after it
-    (re.compile(rf"({_NAMES}[\w.-]*\W{{1,3}}(?:(?:is|was|of)\W{{1,3}})?)(\"[^\"]+\"|'[^']+')", re.IGNORECASE), rf"\1{REMOVED}"),
+    (re.compile(rf"({_NAMES}[\w.-]*\W{{1,3}}(?:(?:is|was|of)\W{{1,3}})?)(\"[^\"]+\"|'[^']+')", re.IGNORECASE),
+     rf"\1{REMOVED}"),
     # variables of an environment, as they appear on command lines
     (re.compile(r"\b([A-Z][A-Z0-9_]{2,})=(\"[^\"]*\"|'[^']*'|[^\s\"',\]}]+)"), rf"\1={REMOVED}"),
 )  # fmt: skip

@@ -33,8 +33,9 @@ def check_settings(host: Host) -> list[Finding]:
         )
     elif failure.code == "OCIGPU-SET-1":
         fixes = (*fixes, f"# correct the file, or do without: mv {shlex.quote(path)} {shlex.quote(path)}.bad")
-    text = f"the settings cannot be used, and no container with GPUs starts ({failure.code}): {failure.message}"
-    return [error(text, (Evidence(path, printable(failure.message, 300), failure.hint or "usable settings"),), fixes)]
+    cause = failure.message.removeprefix("settings ").removeprefix(f"{path}: ")
+    text = f"the settings cannot be used, and no container with GPUs starts ({failure.code}): {cause}"
+    return [error(text, (Evidence(path, printable(cause, 300), failure.hint or "usable settings"),), fixes)]
 
 
 def _stubs(host: Host) -> dict[str, str]:
@@ -142,6 +143,8 @@ def check_no_cgroups(host: Host) -> list[Finding]:
             )
         else:
             fine.append(host.evidence(VENDOR_SETTINGS, found))
+    if not installed and not findings:
+        return [not_checked("no container engine is installed", *fine)]
     return findings or [ok("no-cgroups fits the engines", *fine)]
 
 

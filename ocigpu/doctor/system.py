@@ -92,6 +92,8 @@ def _is_script(path: str) -> bool:
 
 def check_selinux(host: Host) -> list[Finding]:
     """Does SELinux let containers use devices?"""
+    if not host.exists("/sys/fs"):
+        return [not_checked(f"{host.sys}/fs is not there")]
     enforce = (host.text("/sys/fs/selinux/enforce") or "").strip()
     if enforce != "1":
         found = "not there" if not enforce else "0 (permissive)"
@@ -125,6 +127,8 @@ def _denied(host: Host, kind: str) -> list[str]:
 
 def check_apparmor(host: Host) -> list[Finding]:
     """Has AppArmor refused something of the driver?"""
+    if not host.exists("/sys/module"):
+        return [not_checked(f"{host.sys}/module is not there")]
     enabled = (host.text("/sys/module/apparmor/parameters/enabled") or "").strip()
     if enabled != "Y":
         return [
@@ -248,7 +252,7 @@ def check_delegation(host: Host) -> list[Finding]:
 
 def check_deleted(host: Host) -> list[Finding]:
     """Do running programs hold driver files that have been replaced?"""
-    held: dict[str, list[str]] = {}
+    held: dict[int, tuple[str, str]] = {}
     unread = 0
     for pid, name in list(host.processes.items())[:MAX_PROCESSES]:
         try:
@@ -258,21 +262,26 @@ def check_deleted(host: Host) -> list[Finding]:
             continue
         except OSError:  # it has ended since
             continue
-        for path in paths:
-            held.setdefault(f"{name} ({pid})", []).append(path)
+        if paths:
+            held[pid] = (name, paths[0])
     if held:
-        first = next(iter(held.values()))[0]
-        return [
-            error(
-                f"{len(held)} running programs or containers hold driver files that were replaced since: they fail "
-                'with "Driver/library version mismatch" until they start anew',
-                tuple(
-                    Evidence(who, f"{paths[0]} (deleted)", "the file that is there now")
-                    for who, paths in list(held.items())[:4]
-                ),
-                (f"# restart these containers; who has it open: lsof +L1 | grep {os.path.basename(first)}",),
+        containers = _containers(host, list(held))
+        text = (
+            f"{len(held)} running program{'s' * (len(held) != 1)} (perhaps in containers) had driver files that were "
+            'replaced since: they fail with "Driver/library version mismatch" until they start anew'
+        )
+        evidence = tuple(
+            Evidence(
+                f"{name} ({pid}){f', container {containers[pid][1]}' if pid in containers else ''}", f"{path} (deleted)"
             )
-        ]
+            for pid, (name, path) in list(held.items())[:4]
+        )
+        restarts = dict.fromkeys(
+            shlex.join([engine, "restart", container] if engine in ("docker", "podman") else ["kill", str(pid)])
+            for pid, (engine, container) in containers.items()
+        )
+        others = ("# start these programs anew: " + ", ".join(str(pid) for pid in held if pid not in containers),)
+        return [error(text, evidence, (*restarts, *(others if len(containers) < len(held) else ())))]
     if not host.processes:
         return [not_checked(f"no process is seen in {host.proc}")]
     if unread:
@@ -280,6 +289,26 @@ def check_deleted(host: Host) -> list[Finding]:
     return [
         ok("no running program holds a replaced driver file", Evidence(host.proc, f"{len(host.processes)} processes"))
     ]
+
+
+def _containers(host: Host, pids: list[int]) -> dict[int, tuple[str, str]]:
+    """Return engine and name of the container that a process is in, for those that are in one on this machine.
+
+    A container's cgroup, with runc and crun, has its id in its name.
+    """
+    if not host.live:
+        return {}
+    from ocigpu.containers.find import default_places, find_containers
+
+    containers = find_containers(default_places())[0]
+    found = {}
+    for pid in pids:
+        cgroup = host.text(f"/proc/{pid}/cgroup") or ""
+        for container in containers:
+            if container.id in cgroup or container.pid == pid:
+                found[pid] = (container.engine, container.name)
+                break
+    return found
 
 
 def _deleted_files(directory: str) -> list[str]:

@@ -47,6 +47,10 @@ def create_host(
     Everything is made beside the directory and renamed into place, so a failure leaves nothing behind. The directory
     must not exist or be empty. Raises OcigpuError (OCIGPU-SIM-1); needs a C compiler, and no privileges.
     """
+    if faults:
+        from ocigpu.sim.faults import check_names  # here: most hosts have none
+
+        check_names(faults)
     chosen = find_model(model)
     version = driver_version or chosen.driver_version
     if not _VERSION.fullmatch(version):

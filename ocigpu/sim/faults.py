@@ -31,11 +31,9 @@ OLD_DRIVER = "535.54.03"
 def apply_faults(directory: str, names: Sequence[str]) -> None:
     """Put a system around the simulated host in ``directory``, and make these faults, in this order.
 
-    Raises OcigpuError (OCIGPU-SIM-1) for a fault that this host cannot have, or is not known; the host is removed then.
+    Raises OcigpuError (OCIGPU-SIM-1) for a fault that this host cannot have; the host is removed then.
     """
     try:
-        for name in names:
-            _find(name)
         write_system(Path(directory))
         make_faults(directory, names)
     except OSError as error:
@@ -48,14 +46,16 @@ def apply_faults(directory: str, names: Sequence[str]) -> None:
 
 def make_faults(directory: str, names: Sequence[str]) -> None:
     """Make these faults on a simulated host that has a system around it.  Raises OSError, and OcigpuError as above."""
-    for make in [_find(name) for name in names]:
-        make(Path(directory))
+    check_names(names)
+    for name in names:
+        _MAKERS[name](Path(directory))
 
 
-def _find(name: str) -> Callable[[Path], None]:
-    if name not in _MAKERS:
-        raise sim_error(f"there is no fault {quoted(name)}", f"faults: {', '.join(FAULT_NAMES)}")
-    return _MAKERS[name]
+def check_names(names: Sequence[str]) -> None:
+    """Raise OcigpuError (OCIGPU-SIM-1) for a name that no fault has."""
+    for name in names:
+        if name not in FAULT_NAMES:
+            raise sim_error(f"there is no fault {quoted(name)}", f"faults: {', '.join(FAULT_NAMES)}")
 
 
 # Helpers
@@ -122,6 +122,7 @@ def _bind(root: Path, driver: str) -> None:
 
 def _no_driver(root: Path) -> None:
     _unload(root)
+    _no_libraries(root)
     _remove(root, f"lib/modules/{KERNEL}/modules.dep")
 
 

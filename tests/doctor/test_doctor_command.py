@@ -67,8 +67,7 @@ def test_nothing_is_well_on_an_empty_root_that_was_not_looked_at(tmp_path: Path)
     findings = run_checks(Host(str(tmp_path)))
     assert {item.name for item in findings} == {check.name for check in CHECKS}
     well = {item.name for item in findings if item.severity == "ok"}
-    about_driver = {name for name in well if name.startswith(("driver", "nvml", "mig", "device", "uvm", "cdi", "gpu"))}
-    assert not about_driver
+    assert well == {"settings-unusable", "docker-snap", "vendor-toolkit"}  # that files are not there can be seen
     assert all(item.text for item in findings if item.severity == "not-checked")
 
 

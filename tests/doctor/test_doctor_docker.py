@@ -1,0 +1,106 @@
+"""A running dockerd is asked what it knows; one that hangs does not keep doctor waiting."""
+
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support import requirements
+from support.engines import SYSTEM_PATH, Docker, start_docker
+from support.product import RUNTIME, SimulatedHost, install_vendor_names
+from support.runtimes import view_of
+
+from ocigpu.doctor.host import Host
+from ocigpu.doctor.live import SECONDS
+from ocigpu.doctor.records import Finding
+from ocigpu.doctor.report import run_checks
+
+
+@pytest.fixture(scope="module")
+def docker(session_directory: Path, image: Path, simulated_host: SimulatedHost) -> Iterator[Docker]:
+    requirements.require(requirements.programs("dockerd", "docker", "containerd", "runc"))
+    names = install_vendor_names(session_directory / "doctor-bin", simulated_host.settings)
+    env = {"PATH": f"{names}:{SYSTEM_PATH}"}
+    directory = session_directory / "doctor-docker"
+    with start_docker(directory, image, {"ocigpu": str(RUNTIME)}, env, view=view_of("v2")) as engine:
+        yield engine
+
+
+@pytest.fixture
+def findings(docker: Docker, monkeypatch: pytest.MonkeyPatch) -> "dict[str, Finding]":
+    """What doctor finds while the daemon runs, by name; of several findings of a name that on Docker."""
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{docker.socket}")
+    return by_name()
+
+
+def by_name() -> dict[str, Finding]:
+    found: dict[str, Finding] = {}
+    for item in run_checks(Host()):
+        found.setdefault(item.name, item)
+    return found
+
+
+@pytest.mark.root
+@pytest.mark.engine
+def test_a_dockerd_that_knows_its_file_is_well(docker: Docker, findings: dict[str, Finding]) -> None:
+    assert findings["docker-not-restarted"].severity == "ok"
+    assert "ocigpu" in findings["docker-not-restarted"].evidence[0].found
+    assert findings["engine-runtime-missing"].severity == "ok"
+
+
+@pytest.mark.root
+@pytest.mark.engine
+def test_the_hook_is_looked_for_on_the_path_of_the_daemon(docker: Docker, findings: dict[str, Finding]) -> None:
+    assert findings["docker-gpus-hook"].severity == "ok"
+    assert "doctor-bin" in findings["docker-gpus-hook"].evidence[0].path
+
+
+@pytest.mark.root
+@pytest.mark.engine
+def test_a_dockerd_that_was_not_restarted_is_found(docker: Docker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{docker.socket}")
+    file = docker.socket.parent / "daemon.json"
+    before = file.read_text()
+    data = json.loads(before)
+    data["runtimes"]["later"] = {"path": str(RUNTIME)}
+    data["default-runtime"] = "later"
+    file.write_text(json.dumps(data))
+    try:
+        found = by_name()["docker-not-restarted"]
+    finally:
+        file.write_text(before)
+    assert found.severity == "error"
+    assert [entry.found for entry in found.evidence] == ['runtime "later": unknown', "default runtime runc"]
+    assert found.fixes == ("systemctl restart docker",)
+
+
+@pytest.mark.root
+@pytest.mark.engine
+def test_a_hook_that_came_after_dockerd_needs_a_restart(
+    docker: Docker, session_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{docker.socket}")
+    hook = session_directory / "doctor-bin/nvidia-container-runtime-hook"
+    time.sleep(1.1)
+    os.utime(hook, follow_symlinks=False)  # a change of its inode is what a new one looks like
+    found = by_name()["docker-not-restarted"]
+    assert found.severity == "error"
+    assert [entry.path for entry in found.evidence] == [str(hook)]
+
+
+@pytest.mark.parametrize("listens", [True, False], ids=["hangs", "refuses"])
+def test_a_dockerd_that_does_not_answer_is_not_checked(
+    listens: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "docker.sock"
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{path}")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        if listens:
+            listener.listen()
+        found = by_name()["docker-not-restarted"]
+    assert found.severity == "not-checked"
+    assert (f"within {SECONDS:g} s" if listens else "refused") in found.text
