@@ -1,4 +1,4 @@
-"""``ocigpu explain``: what codes and messages mean (docs/ERRORS.md, TROUBLESHOOTING.md), why a container has what it has."""
+"""``ocigpu explain``: codes and messages (docs/ERRORS.md, TROUBLESHOOTING.md), and why a container has what it has."""
 
 import os
 from typing import Annotated
