@@ -101,7 +101,7 @@ def edit_bundle(arguments: Arguments, settings: Settings, stub: str, log: Log) -
     where = os.path.join(arguments.bundle, arguments.config)
     document = traced(("read-config", where), read_config, arguments.bundle, arguments.config)
     request = traced(("request", where), parse_request, document.config, settings)
-    mark("selection", request.selection, ", ".join(request.cdi_devices))
+    mark("selection", reason=" ".join((request.selection, *request.cdi_devices)))
     for note in request.notes:
         log.write("warning", note)
     edited_before = DECLARED in get_object(document.config, "annotations")

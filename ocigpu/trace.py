@@ -22,6 +22,7 @@ import time
 from ocigpu import rawjson
 from ocigpu.errors import OcigpuError, printable
 from ocigpu.log import open_log_file
+from ocigpu.spec import get_list, get_object, is_path
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -155,9 +156,11 @@ def _result(error: BaseException | None) -> "dict[str, str]":
 
 def add_to_hooks(config: "dict[str, Any]", hook_path: str, trace: str) -> None:
     """Have the hooks of a CDI specification that are our hook's write to the trace too."""
-    for entry in config.get("hooks", {}).get("createContainer", []):
-        if os.path.realpath(entry["path"]) == os.path.realpath(hook_path) and entry.get("args"):
-            arguments = entry["args"]
+    hook = os.path.realpath(hook_path)
+    for entry in get_list(get_object(config, "hooks"), "createContainer"):
+        arguments = get_list(entry, "args")
+        path = entry.get("path") if arguments else None
+        if isinstance(path, str) and is_path(path) and os.path.realpath(path) == hook:
             if arguments[1:2] == ["--trace"]:  # of an edit before
                 del arguments[1:3]
             arguments[1:1] = ["--trace", trace]

@@ -190,7 +190,12 @@ def test_only_our_hooks_of_a_specification_are_told_of_the_trace(tmp_path: Path)
     assert first["args"] == ["h", "--trace", "/t", "chmod"]
     assert second["args"] == ["o", "chmod"]
     assert "args" not in third
-    add_to_hooks({}, str(ours), "/t")
+    for odd in (
+        {},
+        {"hooks": None},
+        {"hooks": {"createContainer": [None, {"path": 1, "args": ["h"]}, {"args": 3}, {"path": "\0", "args": ["h"]}]}},
+    ):
+        add_to_hooks(odd, str(ours), "/t")
 
 
 def line(**fields: object) -> bytes:

@@ -1,5 +1,6 @@
 """``ocigpu system``: the host's own device nodes of the driver, and what systemd needs to find them."""
 
+import os
 from typing import Annotated
 
 import typer
@@ -121,7 +122,7 @@ def links_command(
 def _roots(config: str, root: str, dev_root: str) -> Roots:
     settings = load_settings(config, root)
     if dev_root:
-        settings = settings._replace(driver_dev_root=dev_root, simulation_root="")
+        settings = settings._replace(driver_dev_root=os.path.abspath(dev_root), simulation_root="")
     return find_roots(settings)
 
 
