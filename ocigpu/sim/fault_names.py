@@ -12,6 +12,7 @@ class FaultName(NamedTuple):
 
 FAULT_NAMES = {
     "none": FaultName("nothing: a healthy system around the driver", ()),
+    "no-gpu": FaultName("no GPU and no driver", ("no-gpu",)),
     "no-driver": FaultName("no driver is installed", ("no-driver",)),
     "driver-not-built": FaultName("the driver is not built for the running kernel", ("no-driver",)),
     "driver-not-loaded": FaultName("the driver is installed and not loaded", ("no-driver",)),
@@ -22,6 +23,7 @@ FAULT_NAMES = {
     "nvml-broken": FaultName("NVML cannot be initialised", ("nvml-failed",)),
     "nvml-hangs": FaultName("NVML does not answer", ("nvml-failed",)),
     "gpu-lost": FaultName("GPU 0 has fallen off the bus", ("gpu-lost",)),
+    "xid-79": FaultName("the kernel's log says that a GPU was lost; it answers again", ("gpu-lost",)),
     "no-persistence": FaultName("persistence mode is off", ("persistence-off",)),
     "no-fabric-manager": FaultName("NVSwitches and no fabric manager", ("fabric-manager",)),
     "missing-nodes": FaultName("no /dev/nvidia0", ("device-nodes-missing",)),
@@ -35,6 +37,7 @@ FAULT_NAMES = {
     "mig-empty": FaultName("a GPU in MIG mode without instances (--mig 0:)", ("mig-half-configured",)),
     "mig-no-compute": FaultName("GPU instances without compute instances", ("mig-half-configured",)),
     "mig-nodes": FaultName("a MIG device without its node", ("mig-nodes",)),
+    "no-cdi": FaultName("mode cdi and no CDI specification", ("cdi-missing",)),
     "stale-cdi": FaultName("a CDI specification of the driver before", ("cdi-stale",)),
     "vendor-cdi": FaultName("an old specification of the vendor's beside ocigpu's", ("cdi-duplicate", "cdi-stale")),
     "partial-cdi": FaultName("a CDI specification without device nodes", ("cdi-partial",)),
@@ -50,6 +53,10 @@ FAULT_NAMES = {
     "docker-snap": FaultName("Docker from a snap", ("docker-snap",)),
     "two-containerd": FaultName("containerd of the system and of k3s", ("containerd-two-configs",)),
     "systemd-cgroups": FaultName("cgroups are systemd's, devices a hook's", ("systemd-cgroup-loses-devices",)),
+    "vendor-services": FaultName("two services that write the same CDI specification", ("vendor-toolkit",)),
+    "vendor-no-cgroups": FaultName(
+        "the vendor's runtime with no-cgroups, for engines of root", ("no-cgroups-mismatch", "vendor-toolkit")
+    ),
     "no-cgroups": FaultName("no-cgroups for engines of root", ("no-cgroups-mismatch",)),
     "bad-settings": FaultName("an unknown key in ocigpu's settings", ("settings-unusable",)),
     "no-python": FaultName("the Python of ocigpu is gone", ("programs-broken",)),

@@ -126,6 +126,12 @@ def _no_driver(root: Path) -> None:
     _remove(root, f"lib/modules/{KERNEL}/modules.dep")
 
 
+def _no_gpu(root: Path) -> None:
+    _no_driver(root)
+    for device in (root / "sys/bus/pci/devices").iterdir():
+        shutil.rmtree(device)
+
+
 def _not_built(root: Path) -> None:
     _unload(root)
     write_file(root / f"lib/modules/{KERNEL}/modules.dep", "kernel/drivers/net/dummy.ko:\n")
@@ -206,6 +212,11 @@ def _mig_instances(root: Path) -> None:
 
 
 # CDI
+
+
+def _no_cdi(root: Path) -> None:
+    _remove(root, SPEC)
+    write_file(root / "etc/ocigpu/config.toml", 'mode = "cdi"\n')
 
 
 def _stale(root: Path) -> None:
@@ -299,6 +310,24 @@ def _systemd_cgroups(root: Path) -> None:
     _docker(root, default_runtime=None, exec_opts=["native.cgroupdriver=systemd"])
 
 
+def _vendor(root: Path) -> None:
+    for name in ("nvidia-container-runtime", "nvidia-ctk"):
+        write_file(root / "usr/bin" / name, "a program of a simulated host\n", 0o755)
+
+
+def _vendor_services(root: Path) -> None:
+    _vendor(root)
+    for name in ("nvidia", "ocigpu"):
+        write_file(root / f"usr/lib/systemd/system/{name}-cdi-refresh.service", "[Service]\n")
+
+
+def _vendor_no_cgroups(root: Path) -> None:
+    _vendor(root)
+    runtimes = {name: {"path": f"/usr/bin/{name}"} for name in ("nvidia-container-runtime", "ocigpu-runtime")}
+    _docker(root, default_runtime="ocigpu-runtime", runtimes=runtimes)
+    write_file(root / "etc/nvidia-container-runtime/config.toml", "[nvidia-container-cli]\nno-cgroups = true\n")
+
+
 # The system
 
 
@@ -341,6 +370,7 @@ def _deleted(root: Path) -> None:
 
 _MAKERS: dict[str, Callable[[Path], None]] = {
     "none": lambda _root: None,
+    "no-gpu": _no_gpu,
     "no-driver": _no_driver,
     "driver-not-built": _not_built,
     "driver-not-loaded": _unload,
@@ -351,6 +381,7 @@ _MAKERS: dict[str, Callable[[Path], None]] = {
     "nvml-broken": lambda root: _nvml(root, "init 999"),
     "nvml-hangs": lambda root: _nvml(root, "hang"),
     "gpu-lost": lambda root: _nvml(root, "lost 0"),
+    "xid-79": lambda root: _log(root, "kernel: NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus."),
     "no-persistence": lambda root: _nvml(root, "no-persistence"),
     "no-fabric-manager": _no_fabric_manager,
     "missing-nodes": lambda root: _remove(root, "dev/nvidia0"),
@@ -364,6 +395,7 @@ _MAKERS: dict[str, Callable[[Path], None]] = {
     "mig-empty": _needs_mig,
     "mig-no-compute": _mig_instances,
     "mig-nodes": lambda root: _remove(root, _first_mig_node(root)),
+    "no-cdi": _no_cdi,
     "stale-cdi": _stale,
     "vendor-cdi": _vendor_spec,
     "partial-cdi": _partial,
@@ -379,6 +411,8 @@ _MAKERS: dict[str, Callable[[Path], None]] = {
     "docker-snap": _snap,
     "two-containerd": _containerd,
     "systemd-cgroups": _systemd_cgroups,
+    "vendor-services": _vendor_services,
+    "vendor-no-cgroups": _vendor_no_cgroups,
     "no-cgroups": _no_cgroups,
     "bad-settings": _bad_settings,
     "no-python": lambda root: _remove(root, "usr/bin/python3"),

@@ -15,7 +15,7 @@ WITHOUT_MIG_DEVICES = "mig-empty"
 FAULTS = [name for name in FAULT_NAMES if name != WITHOUT_MIG_DEVICES]
 FIXED_BY_OCIGPU = [
     "missing-nodes", "missing-control", "missing-uvm", "wrong-nodes", "node-modes", "no-dev-char", "mig-nodes",
-    "stale-cdi", "vendor-cdi", "partial-cdi", "too-new-cdi", "two-cdi", "cdi-hook", "docker-unconfigured",
+    "no-cdi", "stale-cdi", "vendor-cdi", "partial-cdi", "too-new-cdi", "two-cdi", "cdi-hook", "docker-unconfigured",
     "docker-runtime", "docker-gpus", "docker-cdi-off", "systemd-cgroups", "no-cgroups",
 ]  # fmt: skip
 """Faults whose fixes are commands that can be run on a directory."""
@@ -71,7 +71,7 @@ def carry_out(finding: Finding, root: Path, run: Run) -> None:
 
 def test_every_check_is_shown_by_a_fault_or_needs_this_machine() -> None:
     shown = {name for fault in FAULT_NAMES.values() for name in fault.findings}
-    elsewhere = {"simulated-host", "no-gpu", "cdi-missing", "docker-not-restarted", "docker-context", "vendor-toolkit"}
+    elsewhere = {"simulated-host", "docker-not-restarted", "docker-context"}
     assert {check.name for check in CHECKS} == shown | elsewhere
 
 
