@@ -40,6 +40,7 @@ Mode, how the container was given its GPUs:
 State of a GPU:
   ok          its node is in the container, and the device cgroup allows it
   lost        it was granted, and the device cgroup refuses it now: ocigpu repair
+  detached    it was taken away by ocigpu detach
   denied      the node is there, and was never allowed
   no node     it is allowed, and its node is not where it should be
   -           not known: the container does not run, or its cgroup cannot be asked
@@ -83,7 +84,7 @@ def ps_command(
     if os.geteuid():
         notes.append("not root: containers of other users are not seen")
     chosen = [container for container in containers if all_ or container.pid]
-    reports = [report for report in make_reports(chosen, facts) if all_ or report.gpus]
+    reports = [report for report in make_reports(chosen, facts, load_settings(config)) if all_ or report.gpus]
     if json:
         data = [report_to_json(report) for report in reports]
         print_json({"simulated": facts.simulated, "containers": data, "notes": [*notes, *unreadable]})
@@ -138,8 +139,10 @@ def report_notes(report: "Report") -> list[str]:
     notes = list(report.notes)
     if report.lost:
         notes.insert(0, f"lost: the device cgroup refuses {', '.join(report.lost)} (ocigpu repair)")
+    if report.attached:
+        notes.append(f"attached after its start: {', '.join(report.attached)}")
     if report.beyond:
-        notes.append(f"its device cgroup allows more than its config.json: {', '.join(report.beyond)}")
+        notes.append(f"its device cgroup allows more than it was granted: {', '.join(report.beyond)}")
     return notes
 
 

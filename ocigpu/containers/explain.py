@@ -13,7 +13,7 @@ from ocigpu.containers.find import Container, open_process
 from ocigpu.containers.granted import read_allowed
 from ocigpu.containers.origin import tell_origin
 from ocigpu.containers.planned import Planned, plan_bundle
-from ocigpu.containers.report import Report, make_reports
+from ocigpu.containers.report import Report, detached_paths, make_reports
 from ocigpu.containers.target import open_root
 from ocigpu.declared import LD_CACHE
 from ocigpu.errors import OcigpuError
@@ -31,7 +31,7 @@ from ocigpu.spec import read_config, rootfs_path
 if TYPE_CHECKING:
     from ocigpu.actions import Action
 
-IN_ORDER = ("there", "allowed", "")
+IN_ORDER = ("there", "allowed", "detached", "")
 """What :class:`Step` says of a part that is as it should be, or that is not looked at."""
 
 
@@ -43,7 +43,7 @@ class Step(NamedTuple):
     """One part of a plan: ``what``, where it comes from (a host path, the target of a link), why, and how it is now.
 
     ``now``: "there", "missing", "another" (something else has its place), "refused" (a node that the device cgroup does
-    not allow), "allowed" or "" (not looked at).
+    not allow), "allowed", "detached" (taken away by ocigpu detach) or "" (not looked at).
     """
 
     what: str
@@ -116,11 +116,14 @@ def _explain(bundle: str, container: Container | None, settings: Settings, facts
     except OcigpuError as problem:
         error, hint = f"{problem.code}: {problem.message}", problem.hint
     request, plan = planned.request, planned.plan
-    report = make_reports([container], facts)[0] if container is not None else None
+    report = make_reports([container], facts, settings)[0] if container is not None else None
     steps = _steps(planned)
     if container is not None and container.pid and plan is not None:
         steps, unseen = _look_at_steps(plan, container)
         notes += unseen
+    if report is not None and report.detached:
+        gone = detached_paths(report, facts)
+        steps = [step._replace(now="detached") if step.what.split()[1] in gone else step for step in steps]
     return Explanation(
         bundle=bundle,
         container=container,

@@ -6,12 +6,15 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from ocigpu.containers.asked import ask_child
+from ocigpu.containers.attached import Record, read_record
 from ocigpu.containers.find import Container, open_process
-from ocigpu.containers.granted import Allowed, Granted, Number, listed_nodes, read_allowed, read_granted
+from ocigpu.containers.granted import Allowed, Number, listed_nodes, read_allowed, read_granted
+from ocigpu.declared import PROC_DRIVER
 from ocigpu.errors import OcigpuError, SpecError
 from ocigpu.facts import DeviceNode, HostFacts
 from ocigpu.provision.cgroups import parse_proc_cgroup
 from ocigpu.provision.image import read_device
+from ocigpu.settings import Settings
 from ocigpu.spec import DECLARED, OUR_HOOK, VENDOR_HOOKS, get_list, get_object, is_path, read_config
 
 VENDOR_CDI_HOOKS = ("nvidia-ctk", "nvidia-cdi-hook")
@@ -22,8 +25,8 @@ MAX_DESCRIPTORS = 65536
 class Device(NamedTuple):
     """One of the host's NVIDIA devices as a container has it.
 
-    ``name``: "GPU 0", "MIG 0:1", or the path.  ``granted``: by the rules of its config.json.  ``inside``: it has the
-    node.  ``allowed``: by its cgroup now, None when that is not known.
+    ``name``: "GPU 0", "MIG 0:1", or the path.  ``granted``: by the rules of its config.json or attached later, and not
+    detached since.  ``inside``: it has the node.  ``allowed``: by its cgroup now, None when that is not known.
     """
 
     name: str
@@ -56,7 +59,8 @@ class Process(NamedTuple):
 class Report(NamedTuple):
     """What is known of one container; ``mode``: of :func:`read_mode`; ``lost``: paths of granted devices it has lost.
 
-    ``beyond``: paths of GPUs that its cgroup allows and its config.json does not grant.
+    ``beyond``: paths of devices that its cgroup allows and that it was not granted.  ``attached``, ``detached``: UUIDs
+    of what it was given after its start, and of what was taken from it.
     """
 
     container: Container
@@ -66,6 +70,8 @@ class Report(NamedTuple):
     processes: tuple[Process, ...]
     lost: tuple[str, ...]
     beyond: tuple[str, ...]
+    attached: tuple[str, ...]
+    detached: tuple[str, ...]
     notes: tuple[str, ...]
 
 
@@ -126,9 +132,9 @@ def _is_our_program(path: str) -> bool:
     return head.startswith(b"#!") and b"ocigpu" in head
 
 
-def make_reports(containers: Sequence[Container], facts: HostFacts) -> list[Report]:
+def make_reports(containers: Sequence[Container], facts: HostFacts, settings: Settings) -> list[Report]:
     """Return what each container has; nothing is opened or changed in it.  Needs root for containers of root."""
-    reports = [_make_report(container, facts) for container in containers]
+    reports = [_make_report(container, facts, settings) for container in containers]
     members = _find_members([report.container for report in reports if report.gpus and report.container.pid])
     names = {(node.major, node.minor): name for node, name in host_nodes(facts).items()}
     return [
@@ -139,7 +145,7 @@ def make_reports(containers: Sequence[Container], facts: HostFacts) -> list[Repo
     ]
 
 
-def _make_report(container: Container, facts: HostFacts) -> Report:
+def _make_report(container: Container, facts: HostFacts, settings: Settings) -> Report:
     notes: list[str] = []
     try:
         config = read_config(container.bundle).config
@@ -149,11 +155,15 @@ def _make_report(container: Container, facts: HostFacts) -> Report:
     nodes = host_nodes(facts)
     numbers = [(node.major, node.minor) for node in nodes]
     mode, granted = read_mode(config), read_granted(config, numbers)
+    record = read_record(container, settings) if container.pid else Record()
+    detached = _numbers_of(facts, record.detached)
+    with_drm = _numbers_of(facts, record.attached, record.files)  # whether for graphics is not recorded
+    attached = with_drm - {(node.major, node.minor) for gpu in facts.gpus for node in gpu.drm_nodes}
     inside = frozenset(_look_for_nodes(container, list(nodes), notes)) if container.pid else frozenset[str]()
     if not container.pid:  # what it would get again
         listed = listed_nodes(config)
         inside = frozenset(node.container_path for node in nodes if node.container_path in listed)
-    narrow = () if granted.everything else granted.numbers
+    narrow = (frozenset() if granted.everything else granted.numbers) | attached | detached
     allowed = Allowed()
     if container.pid and (inside or narrow):
         allowed = read_allowed(container, numbers)
@@ -161,39 +171,67 @@ def _make_report(container: Container, facts: HostFacts) -> Report:
             notes.append(allowed.unknown)
     unknown = not container.pid or bool(allowed.unknown)
     devices = {
-        (node.major, node.minor): Device(
+        number: Device(
             name,
             node.container_path,
-            node.major,
-            node.minor,
-            (node.major, node.minor) in granted.numbers,
+            *number,
+            number in (granted.numbers | attached) - detached,
             node.container_path in inside,
-            None if unknown else (node.major, node.minor) in allowed.numbers,
+            None if unknown else number in allowed.numbers,
         )
-        for node, name in nodes.items()
+        for number, (node, name) in zip(numbers, nodes.items(), strict=True)
     }
-    had = tuple(device for device in devices.values() if device.inside or (device.major, device.minor) in narrow)
-    expected = mode in ("hook", "vendor") or not granted.has_rules  # hooks change cgroups without a word in config.json
-    lost = tuple(device.path for device in had if device.allowed is False and (device.granted or expected))
+    had = {number: device for number, device in devices.items() if device.inside or number in narrow}
+    hooked = mode in ("hook", "vendor") or not granted.has_rules  # hooks change cgroups without a word in config.json
+    lost = tuple(
+        device.path
+        for number, device in had.items()
+        if device.allowed is False and (device.granted or (hooked and number not in detached))
+    )
+    beyond = tuple(
+        device.path
+        for number, device in devices.items()
+        if device.allowed
+        and not device.granted
+        and number not in with_drm
+        and (number in detached or not (hooked or granted.everything))
+    )
     return Report(
         container=container,
         mode=mode,
-        gpus=tuple(_gpu_states(facts, {(device.major, device.minor): device for device in had}, lost)),
-        devices=had,
+        gpus=tuple(_gpu_states(facts, had, lost, detached)),
+        devices=tuple(had.values()),
         processes=(),
         lost=lost,
-        beyond=tuple(_beyond(devices.values(), granted, expected)),
+        beyond=beyond,
+        attached=record.attached,
+        detached=record.detached,
         notes=tuple(notes),
     )
 
 
-def _beyond(devices: Iterable[Device], granted: Granted, expected: bool) -> list[str]:
-    if expected or granted.everything:
-        return []
-    return [device.path for device in devices if device.allowed and not device.granted]
+def detached_paths(report: Report, facts: HostFacts) -> frozenset[str]:
+    """Return the container paths of what was taken from a container: nodes, and directories below /proc."""
+    numbers = _numbers_of(facts, report.detached)
+    nodes = {node.container_path for node in host_nodes(facts) if (node.major, node.minor) in numbers}
+    gpus = {gpu.proc_name for gpu in facts.gpus if gpu.uuid in report.detached and gpu.proc_name}
+    return frozenset(nodes | {f"{PROC_DRIVER}/gpus/{name}" for name in gpus})
 
 
-def _gpu_states(facts: HostFacts, had: dict[Number, Device], lost: tuple[str, ...]) -> Iterable[GpuState]:
+def _numbers_of(facts: HostFacts, uuids: Sequence[str], control_nodes: bool = False) -> frozenset[Number]:
+    """Return the devices that are of these GPUs and MIG devices alone, and the control nodes where asked for."""
+    minors = {minor for gpu in facts.gpus for mig in gpu.mig_devices if mig.uuid in uuids for minor in mig[-2:]}
+    nodes = [node for _, node in facts.cap_nodes if node.minor in minors]
+    for gpu in facts.gpus:
+        if gpu.uuid in uuids:
+            nodes += [*gpu.drm_nodes, *filter(None, (gpu.node,))]
+    nodes += facts.control_nodes if control_nodes else ()
+    return frozenset((node.major, node.minor) for node in nodes)
+
+
+def _gpu_states(
+    facts: HostFacts, had: dict[Number, Device], lost: tuple[str, ...], detached: frozenset[Number]
+) -> Iterable[GpuState]:
     """Return the GPUs of which the container has the node or the rule; of one that is cut up, its MIG devices."""
     by_minor = {node.minor: had.get((node.major, node.minor)) for _, node in facts.cap_nodes}
     for gpu in facts.gpus:
@@ -206,19 +244,23 @@ def _gpu_states(facts: HostFacts, had: dict[Number, Device], lost: tuple[str, ..
         ]
         owned = [(mig, nodes) for mig, nodes in parts if len(nodes) == 3]
         for mig, nodes in owned:
-            yield GpuState(gpu.index, mig.uuid, mig.profile, f"{gpu.index}:{mig.index}", _state(nodes, lost))
+            yield GpuState(gpu.index, mig.uuid, mig.profile, f"{gpu.index}:{mig.index}", _state(nodes, lost, detached))
         if not owned:
-            yield GpuState(gpu.index, gpu.uuid, gpu.model, "", _state([device], lost))
+            yield GpuState(gpu.index, gpu.uuid, gpu.model, "", _state([device], lost, detached))
 
 
-def _state(devices: Sequence[Device], lost: tuple[str, ...]) -> str:
-    """Return "ok", "lost" (granted, and refused now), "denied" (never granted), "no node", or "" when it is unknown."""
+def _state(devices: Sequence[Device], lost: tuple[str, ...], detached: frozenset[Number]) -> str:
+    """Return the state of a GPU by its devices, "" when it is unknown.
+
+    "ok", "lost" (granted, and refused now), "detached", "denied" (never granted), "no node".
+    """
     if any(device.path in lost for device in devices):
         return "lost"
     if any(device.allowed is None for device in devices):
         return ""
-    if not all(device.allowed for device in devices):
-        return "denied"
+    refused = {(device.major, device.minor) for device in devices if not device.allowed}
+    if refused:
+        return "detached" if refused <= detached else "denied"
     return "ok" if all(device.inside for device in devices) else "no node"
 
 

@@ -36,14 +36,15 @@ def make_rootless(config: dict[str, Any]) -> None:
 
 def seen_by_user(places: Places, host: SimulatedHost) -> list[Any]:
     """Return status, mode, GPUs and notes of each container as the user sees them, in a process of theirs."""
-    facts = read_host_facts(read_settings(str(host.settings)))
+    settings = read_settings(str(host.settings))
+    facts = read_host_facts(settings)
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
             os.setresgid(USER, USER, USER)
             os.setresuid(USER, USER, USER)
-            reports = make_reports(find_containers(places)[0], facts)
+            reports = make_reports(find_containers(places)[0], facts, settings)
             seen = [
                 [one.container.status, one.mode, [[gpu.index, gpu.state] for gpu in one.gpus], one.notes]
                 for one in reports

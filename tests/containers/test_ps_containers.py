@@ -194,6 +194,35 @@ def test_a_container_of_the_vendors_hook_is_shown_and_what_it_loses(
         assert (states(found), found["lost"]) == ({"3": "lost"}, ["/dev/nvidia3"])
 
 
+def test_what_was_attached_and_detached_is_neither_lost_nor_too_much(
+    make_bundle: MakeBundle, simulated_host: SimulatedHost, runtime_environment: dict[str, str]
+) -> None:
+    bundle = make_bundle(WAITING, {"NVIDIA_VISIBLE_DEVICES": "3"}, layout="busybox")
+    settings = settings_with(simulated_host, "runc", bundle.with_name("settings.toml"), "spec")
+    with container(bundle, runtime_environment, "runc", "v1", simulated_host, settings) as made:
+        words = ("--root", str(made.state), "--config", str(simulated_host.settings))
+        ocigpu("attach", made.name, "--gpu", "1", *words)
+        found = listed(simulated_host, made)
+        assert (states(found), found["lost"], found["beyond"]) == ({"1": "ok", "3": "ok"}, [], [])
+        assert (found["attached"], found["detached"]) == ([simulated_host.gpus[1]], [])
+        assert f"attached after its start: {simulated_host.gpus[1]}" in ps(simulated_host, made)
+        ocigpu("detach", made.name, "--gpu", "3", *words)
+        found = listed(simulated_host, made)
+        assert (states(found), found["lost"], found["beyond"]) == ({"1": "ok", "3": "detached"}, [], [])
+        explained = json.loads(ocigpu("explain", made.name, "--json", *words))
+        assert {step["what"].split()[1] for step in explained["steps"] if step["now"] not in ("there", "")} == {
+            "/dev/nvidia3"
+        }
+        assert explained["missing"] == []
+        major, minor = simulated_host.number("nvidia1")
+        (cgroup_directory(made, "v1") / "devices.deny").write_text(f"c {major}:{minor} rw")
+        (cgroup_directory(made, "v1") / "devices.allow").write_text(f"c {major}:3 rw")
+        found = listed(simulated_host, made)
+        assert (states(found)["1"], found["lost"], found["beyond"]) == ("lost", ["/dev/nvidia1"], ["/dev/nvidia3"])
+        ocigpu("detach", made.name, "--gpu", "1", *words)
+        assert listed(simulated_host, made, "--all")["attached"] == []
+
+
 def test_a_paused_container_is_asked_on_v1_and_left_alone_on_v2(
     make_bundle: MakeBundle, simulated_host: SimulatedHost, runtime_environment: dict[str, str]
 ) -> None:
