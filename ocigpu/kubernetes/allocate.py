@@ -106,7 +106,9 @@ def _chosen(resource: Resource, ids: Sequence[str]) -> list[Device]:
         if device.error:
             raise HostError("OCIGPU-KUBE-2", f"device {device.uuid} is unhealthy: {device.error}", "")
     distinct = {device.uuid: device for device in chosen}
-    return sorted(distinct.values(), key=lambda device: [int(part) for part in device.ordinal.split(":")])
+    return sorted(
+        distinct.values(), key=lambda device: [int(part) for part in device.ordinal.split(":") if part.isdigit()]
+    )
 
 
 def _for_machines(resource: Resource, devices: Sequence[Device], options: Options) -> Response:
