@@ -94,6 +94,8 @@ def test_both_kinds_of_package_have_the_same_files(packages: Path) -> None:
         listing = run(["dpkg-deb", "--contents", deb]).stdout.splitlines()
         ours = {line.split(None, 5)[5].partition(" -> ")[0].lstrip(".") for line in listing if line[0] != "d"}
         rows = run(["rpm", "-qp", "--qf", "[%{FILEMODES:perms} %{FILENAMES}\n]", rpm]).stdout.splitlines()
+        owners = run(["rpm", "-qp", "--qf", "[%{FILEUSERNAME}:%{FILEGROUPNAME}\n]", rpm]).stdout.split()
+        assert set(owners) == {"root:root"}
         theirs = {
             row.split(None, 1)[1].replace("site-functions", "vendor-completions") for row in rows if row[0] != "d"
         }
@@ -110,7 +112,7 @@ def test_byte_code_is_part_of_the_package_for_the_python_it_depends_on(debian: S
     tag = f"cpython-{python.removeprefix('python').replace('.', '')}"
     assert [path for path in sources if not (path.parent / f"__pycache__/{path.stem}.{tag}.pyc").exists()] == []
     debian("ocigpu", "list", "--json")
-    assert debian.changes("/usr/", "/etc/ocigpu/", *ENABLED, "/var/lib/systemd/", *BOOKS) == ["/etc/ocigpu"]
+    assert debian.changes("/usr/", "/etc/ocigpu/", "/etc/systemd/", "/var/lib/systemd/", *BOOKS) == ["/etc/ocigpu"]
     assert not [path for path in debian.changes() if path.endswith(".pyc") and str(REPOSITORY) in path]
 
 

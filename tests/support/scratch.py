@@ -26,6 +26,7 @@ for name in proc sys dev; do mount --rbind "/$name" "$name"; done
 mount -t tmpfs run run
 mkdir run/changes
 mount --bind "$directory/upper" run/changes
+mkdir -p ".$hidden"
 mount -t tmpfs hidden ".$hidden"
 for name; do
   mkdir -p ".$name"
@@ -44,7 +45,7 @@ class ScratchMachine:
 
     def __init__(self, pid: int) -> None:
         self.root = Path(f"/proc/{pid}/root")
-        self.enter = ("nsenter", "--target", str(pid), "--mount", "--net", "--root", "--wd=/")
+        self.enter = ("nsenter", "--target", str(pid), "--mount", "--net", "--root", "--wd")
 
     def __call__(self, *words: str, check: bool = True, env: dict[str, str] | None = None) -> Completed:
         result = run([*self.enter, *words], check=False, env={**ENVIRONMENT, **(env or {})}, timeout=120)
