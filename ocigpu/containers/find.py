@@ -10,17 +10,15 @@ import errno
 import glob
 import os
 import stat
-from itertools import pairwise
 from typing import Any, NamedTuple
 
+from ocigpu.containers.names import find_engine, find_name, read_annotations, read_text
 from ocigpu.errors import OcigpuError, SpecError, quoted
 from ocigpu.spec import get_list, get_object, is_path, parse_json, read_config
 from ocigpu.state import MAX_STATE_BYTES
 
 MAX_CONTAINERS = 10_000
 """Directories looked at in one place."""
-MAX_ENGINE_FILE = 32 << 20
-"""Bytes read of a file of an engine: Podman lists all its containers in one."""
 RUNTIME_FILES = {"state.json": "runc", "status": "crun"}
 _START_TIME = 19  # field 22 of proc_pid_stat(5), counted from the state, which is field 3
 
@@ -242,16 +240,9 @@ def _container(
         config = read_config(bundle).config
     except SpecError:  # it may be gone already, and only a name to show is lost
         config = {}
-    pairs = get_object(config, "annotations").items()
-    annotations = {key: value for key, value in pairs if isinstance(value, str)}
     identity = os.path.basename(os.path.dirname(path))
-    engine = _engine(bundle, annotations)
-    if engine == "docker":
-        name = _docker_name(identity, get_list(config, "mounts"))
-    elif engine == "podman":
-        name = _conmon_name(identity, pid) or _podman_name(identity, bundle)
-    else:
-        name = _annotated_name(annotations)
+    engine = find_engine(bundle, read_annotations(config))
+    name = find_name(engine, identity, pid, bundle, config)
     return Container(
         identity,
         name or identity,
@@ -295,10 +286,10 @@ class _FrozenCgroups:
     def __init__(self) -> None:
         from ocigpu.provision.cgroups import parse_cgroup_mounts
 
-        self._mounts = parse_cgroup_mounts(_text("/proc/self/mountinfo"))
+        self._mounts = parse_cgroup_mounts(read_text("/proc/self/mountinfo"))
 
     def contains(self, pid: int) -> bool:
-        for line in _text(f"/proc/{pid}/cgroup").splitlines():
+        for line in read_text(f"/proc/{pid}/cgroup").splitlines():
             number, _, rest = line.partition(":")
             controllers, _, path = rest.partition(":")
             if "freezer" in controllers.split(","):
@@ -312,98 +303,6 @@ class _FrozenCgroups:
                     continue
                 prefix = mount.root.rstrip("/")
                 file = f"{mount.mountpoint}{path.removeprefix(prefix)}/{name}"
-                if path.startswith(f"{prefix}/") and _text(file).strip() == answer:
+                if path.startswith(f"{prefix}/") and read_text(file).strip() == answer:
                     return True
         return False
-
-
-def _text(path: str) -> str:
-    """Return what a small file of procfs or cgroupfs says, "" when it is not there any more."""
-    try:
-        with open(path, encoding="utf-8", errors="surrogateescape") as file:
-            return file.read(4 << 20)
-    except OSError:
-        return ""
-
-
-# engines and their names for containers
-
-
-def _engine(bundle: str, annotations: dict[str, str]) -> str:
-    """Return the engine that made a bundle, by where it lies and by annotations that engines put there."""
-    parts = bundle.split("/")
-    for number, part in enumerate(parts):
-        if part.startswith("io.containerd.runtime.") and len(parts) > number + 1:
-            return "docker" if parts[number + 1] in ("moby", "plugins.moby") else "containerd"
-    manager = annotations.get("io.container.manager", "")
-    if manager == "libpod" or "io.podman.annotations.autoremove" in annotations:
-        return "podman"
-    if manager == "cri-o" or "io.kubernetes.cri-o.ContainerID" in annotations:
-        return "cri-o"
-    return "podman" if bundle.endswith("/userdata") and "overlay-containers" in parts else ""
-
-
-def _annotated_name(annotations: dict[str, str]) -> str:
-    parts = [annotations.get(f"io.kubernetes.cri.{name}", "") for name in _CRI_NAMES]
-    if not any(parts):
-        parts = [annotations.get(f"io.kubernetes.{name}", "") for name in _KUBELET_NAMES]
-    return "/".join(part for part in parts if part) or annotations.get("nerdctl/name", "")
-
-
-_CRI_NAMES = ("sandbox-namespace", "sandbox-name", "container-name")
-"""Annotations of containerd's CRI (pkg/cri/annotations)."""
-_KUBELET_NAMES = ("pod.namespace", "pod.name", "container.name")
-"""Labels of the kubelet that CRI-O makes annotations of."""
-
-
-def docker_directory(identity: str, mounts: list[Any]) -> str:
-    """Return the directory of Docker's own files on a container, "" if it cannot be told.
-
-    Its /etc/hostname (or that of the container whose network it shares) is mounted from DATA-ROOT/containers/ID.
-    """
-    for mount in mounts:
-        source = mount.get("source") if isinstance(mount, dict) else None
-        directory, found, rest = source.rpartition("/containers/") if isinstance(source, str) else ("", "", "")
-        file = rest.partition("/")[2]
-        if found and file in ("hostname", "hosts", "resolv.conf") and mount.get("destination") == f"/etc/{file}":
-            return f"{directory}/containers/{identity}"
-    return ""
-
-
-def _docker_name(identity: str, mounts: list[Any]) -> str:
-    name = read_engine_file(f"{docker_directory(identity, mounts)}/config.v2.json").get("Name")
-    return name.lstrip("/") if isinstance(name, str) else ""
-
-
-def _conmon_name(identity: str, pid: int) -> str:
-    """Return the name that conmon, the parent of a container's first process, was given (conmon(8), --name, --cid)."""
-    fields = _text(f"/proc/{pid}/stat").rpartition(")")[2].split() if pid else []
-    words = _text(f"/proc/{fields[1]}/cmdline").split("\0") if fields else []
-    options = dict(pairwise(words))
-    if os.path.basename(words[0] if words else "") != "conmon" or options.get("-c") != identity:
-        return ""
-    return options.get("-n", "")
-
-
-def _podman_name(identity: str, bundle: str) -> str:
-    """Return the name in the list of containers of Podman's storage, which the bundle lies in: NAME/userdata."""
-    listed = read_engine_file(f"{os.path.dirname(os.path.dirname(bundle))}/containers.json", "containers")
-    for entry in get_list(listed, "containers"):
-        names = get_list(entry, "names")
-        if isinstance(entry, dict) and entry.get("id") == identity and names and isinstance(names[0], str):
-            return names[0]
-    return ""
-
-
-def read_engine_file(path: str, name: str = "") -> dict[str, Any]:
-    """Return the JSON object of an engine's file (or the list in it, under ``name``); empty when it cannot be read."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(fd, "rb") as file:
-            status = os.fstat(fd)
-            if not stat.S_ISREG(status.st_mode) or status.st_uid not in (0, os.geteuid()):
-                return {}
-            text = file.read(MAX_ENGINE_FILE)
-        return parse_json(b'{"%s":%s}' % (name.encode(), text) if name else text, path)
-    except (OSError, SpecError):  # only a name to show is lost
-        return {}

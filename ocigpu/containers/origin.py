@@ -5,7 +5,8 @@ A config.json has the variables of image and command line together.  Docker keep
 
 from typing import Any
 
-from ocigpu.containers.find import Container, docker_directory, read_engine_file
+from ocigpu.containers.find import Container
+from ocigpu.containers.names import docker_directory, read_engine_file
 from ocigpu.request import DEVICES_VARIABLE, MOUNT_SOURCE, Request
 from ocigpu.spec import get_list, get_object
 
