@@ -4,6 +4,7 @@ The names, variables, keys and defaults are those of NVIDIA's device plugin and 
 obeyed or refused with a reason, none is read and forgotten.  Pure.
 """
 
+import fnmatch
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -273,7 +274,8 @@ def _patterns(entries: list[NamePattern] | None, where: str) -> tuple[tuple[str,
 
 def matches(pattern: str, text: str) -> bool:
     """Return whether the whole text matches a pattern in which "*" stands for anything, in any case of letters."""
-    return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), text, re.IGNORECASE) is not None
+    literal = re.sub(r"[?\[]", r"[\g<0>]", pattern.lower())  # nothing else is special
+    return fnmatch.fnmatchcase(text.lower(), literal)
 
 
 def _check(options: Options, sharing: Sharing, where: str) -> list[str]:

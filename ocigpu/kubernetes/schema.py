@@ -257,10 +257,12 @@ _Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    for position, (key, _) in enumerate(pairs):
-        if any(key == other for other, _ in pairs[:position]):
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
             raise ValueError(f"the key {key} occurs twice")
-    return dict(pairs)
+        found[key] = value
+    return found
 
 
 def _parse(text: str, where: str) -> Any:

@@ -332,6 +332,7 @@ def test_other_durations_are_refused(raw: Any) -> None:
         ("1g.24gb", "1g.24gb", True), ("1g.24gb", "1g.24gb-me", False), ("1g.24gb", "1g.24gb+me.all", False),
         ("1g.24gb", "1g.24gb+gfx", False), ("1g.24gb", "x1g.24gb", False), ("*gb", "1g.24gb", True),
         ("*gb", "1g.24gb-me", False), ("*h100*", "NVIDIA H100 80GB HBM3", True), ("1g.24gb", "1gx24gb", False),
+        ("[ab]?", "[ab]?", True), ("[ab]?", "ax", False), ("*a" * 40, "a" * 39 + "b", False), ("*", "", True),
     ],
 )  # fmt: skip
 def test_a_pattern_is_the_whole_text(pattern: str, text: str, expected: bool) -> None:
