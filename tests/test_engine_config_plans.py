@@ -311,3 +311,30 @@ def test_a_value_of_another_type_than_crios_is_an_error(host: Path, text: str) -
     put(host, "/etc/crio/crio.conf", text + "\n")
     with pytest.raises(OcigpuError, match="is not a table"):
         configure(host, "crio", default=True)
+
+
+def test_a_low_level_runtime_that_only_the_engine_knows_is_noted(host: Path) -> None:
+    (host / "usr/bin/runc").unlink()
+    assert "no runc or crun" in configure(host, "crio").notes[-1]
+
+
+def test_records_are_kept_out_of_a_directory_that_crio_reads_whole(host: Path) -> None:
+    with pytest.raises(OcigpuError, match="CRI-O reads every file") as caught:
+        configure(host, "crio", drop_in="/etc/crio/drop-ins/gpus.conf")
+    assert caught.value.code == "OCIGPU-ENG-2"
+
+
+def test_an_entry_in_the_main_file_stays_there_when_containerd_is_updated(
+    host: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(host, PATHS["containerd"], CONTAINERD)
+    configure(host, "containerd")
+    monkeypatch.setattr(module, "program_version", lambda _root, _engine: (2, 2))
+    assert not configure(host, "containerd").changed
+
+
+def test_a_directory_that_services_do_not_search_is_noted(host: Path) -> None:
+    (host / "opt/bin").mkdir(parents=True)
+    assert configure(host, "docker", gpus_hook=True, hook_directory="/opt/bin").notes == (
+        "dockerd must have /opt/bin on its PATH",
+    )

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ocigpu.engines import places
-from ocigpu.engines.document import Change, apply_changes, look_up, name_of
+from ocigpu.engines.document import Change, apply_changes, is_template, look_up, name_of
 from ocigpu.engines.status import CRI_PLUGINS, import_paths
 from ocigpu.errors import OcigpuError
 
@@ -41,7 +41,7 @@ def check(engine: str, main: str, texts: Mapping[str, str | None], meant: Meant)
     Raises OcigpuError OCIGPU-ENG-3 with the engine's message.  No daemon is asked or started.
     """
     program = places.find_program("/", places.PROGRAMS[engine])
-    if not program or main.endswith(".tmpl"):
+    if not program or any(is_template(path) for path in texts):
         return ""
     with tempfile.TemporaryDirectory(prefix="ocigpu-engine-") as directory:
         if engine == "containerd":
@@ -127,7 +127,9 @@ def _is_meant(keys: Sequence[str], meant: Meant) -> bool:
         return False
     if keys[2:4] == ("containerd", "runtimes"):
         return keys[4] in meant.names
-    return keys[2:4] == ("containerd", "default_runtime_name") or keys[2] in ("enable_cdi", "cdi_spec_dirs")
+    if keys[2:4] == ("containerd", "default_runtime_name"):
+        return meant.default or not meant.path
+    return keys[2] in ("enable_cdi", "cdi_spec_dirs")
 
 
 def _check_podman(program: str, directory: str, main: str, texts: Mapping[str, str | None]) -> str:

@@ -102,6 +102,9 @@ def plan_configuration(root: Root, options: Options) -> Plan:
         plan = _plan_containerd(root, options, version)
     else:
         plan = _plan_drop_in(root, options)
+    if not any(places.find_program(options.root, name) for name in ("runc", "crun")):
+        note = "no runc or crun on the PATH of services: name the engine's own in runtime.runtimes of ocigpu's settings"
+        plan = plan._replace(notes=(*plan.notes, note))
     name, path, default, _ = options.wanted
     return plan._replace(meant=Meant(frozenset({name}), name, path, default))
 
@@ -111,23 +114,28 @@ def _plan_drop_in(root: Root, options: Options) -> Plan:
     notes = (f"--cdi: {options.engine} has CDI switched on always",) if options.wanted.cdi else ()
     header = DROP_IN_HEADER.format(engine=options.engine)
     if options.engine == "podman":
-        path = options.drop_in or options.config or default_drop_in("podman")
+        path = options.drop_in or options.config or default_drop_in(options)
         changes = podman_changes(options.wanted)
     else:
-        path = options.drop_in or default_drop_in("crio", options.config)
+        path = options.drop_in or default_drop_in(options, options.config)
+        if not os.path.dirname(path).endswith(".d"):
+            raise OcigpuError(
+                "OCIGPU-ENG-2",
+                f"--drop-in {path}: CRI-O reads every file of its directory, records too: it must be called *.d",
+            )
         texts = {path: base_text(root, root.read(path)) or ""}
         changes = crio_changes(options.wanted, _merged(options, options.config or places.CRIO, texts))
     return Plan(options.engine, path, (edit_file(root, path, changes, header),), notes=notes)
 
 
-def default_drop_in(engine: str, main: str = "") -> str:
-    """Return the path of the drop-in that is written unless another one is named."""
-    if engine == "containerd":
-        return f"{os.path.dirname(main or places.CONTAINERD)}/conf.d/99-ocigpu.toml"
-    if engine == "crio":
-        return f"{main}.d/99-ocigpu.conf" if main else f"{places.CRIO_DIRECTORY}/99-ocigpu.conf"
+def default_drop_in(options: Options, main: str = "") -> str:
+    """Return the path of the drop-in that is written unless another one is named; ``main``: the main file, if any."""
+    if options.engine == "containerd":
+        return f"{os.path.dirname(main)}/conf.d/99-ocigpu.toml"
+    if options.engine == "crio":
+        return f"{main or places.CRIO}.d/99-ocigpu.conf"
     directory = places.PODMAN_DIRECTORY
-    if os.geteuid():
+    if os.geteuid() and options.root == "/":
         directory = places.home_config("/", "containers/containers.conf.d")
     return f"{directory}/99-ocigpu.conf"
 
@@ -166,9 +174,7 @@ def edit_file(
     file = root.read(path)
     record = read_record(root, file)
     base, kept = _before(root, file, record)
-    merged = {change.keys if not change.append else (*change.keys, str(change.value)): change for change in kept}
-    for change in changes:
-        merged[change.keys if not change.append else (*change.keys, str(change.value))] = change
+    merged = {(change.keys, str(change.value) if change.append else ""): change for change in [*kept, *changes]}
     if base is None and record and record.created is not None:
         created = record.created
     after, applied = apply_changes(file.path, created if base is None else base, list(merged.values()))
@@ -226,12 +232,15 @@ def is_blank(path: str, text: str, created: str) -> bool:
 
 def _plan_docker(root: Root, options: Options) -> Plan:
     path = main_config(options)
-    links = []
-    if options.gpus_hook:
-        link = plan_hook_link(root, options.wanted.path, options.hook_directory)
-        links = [Link(*link)] if link else []
+    link = plan_hook_link(root, options.wanted.path, options.hook_directory) if options.gpus_hook else None
+    links = (Link(*link),) if link else ()
+    notes = tuple(
+        f"dockerd must have {directory} on its PATH"
+        for directory in (os.path.dirname(link.path) for link in links)
+        if directory not in places.DAEMON_PATH
+    )
     edit = edit_file(root, path, docker_changes(options.wanted), "", links=tuple(link.path for link in links))
-    return Plan("docker", path, (edit,), tuple(links))
+    return Plan("docker", path, (edit,), links, notes)
 
 
 def _plan_containerd(root: Root, options: Options, program: tuple[int, int] | None) -> Plan:
@@ -244,7 +253,9 @@ def _plan_containerd(root: Root, options: Options, program: tuple[int, int] | No
     if is_template(path):
         return _plan_template(root, options, path)
     created = f"version = {3 if program and program >= (2, 0) else 2}\n"
-    base = base_text(root, root.read(path))
+    file = root.read(path)
+    record = read_record(root, file)
+    base = base_text(root, file)
     if base is None:
         base = created
     data = places.parse_config(path, base)
@@ -254,7 +265,8 @@ def _plan_containerd(root: Root, options: Options, program: tuple[int, int] | No
         first = [Change(("version",), data["version"])]
     version = version_of(path, data)
     notes = _disabled_notes(path, data)
-    if not options.drop_in and (program is None or program < _MERGES_PLUGINS or version == 1):
+    here = record is not None and any(entry.change.keys[-2:-1] == ("runtimes",) for entry in record.applied)
+    if not options.drop_in and (here or program is None or program < _MERGES_PLUGINS or version == 1):
         merged = _merged(options, path, {path: base})
         changes = first + containerd_changes(options.wanted, version, merged)
         return Plan("containerd", path, (edit_file(root, path, changes, created),), notes=notes)
@@ -262,7 +274,7 @@ def _plan_containerd(root: Root, options: Options, program: tuple[int, int] | No
         raise OcigpuError(
             "OCIGPU-ENG-2", f"{path}: --drop-in: version 1 of the configuration has none", "leave out --drop-in"
         )
-    drop_in = options.drop_in or default_drop_in("containerd", path)
+    drop_in = options.drop_in or default_drop_in(options, path)
     header = DROP_IN_HEADER.format(engine="containerd") + f"version = {version}\n"
     merged = _merged(options, path, {path: base, drop_in: base_text(root, root.read(drop_in)) or header})
     if program is None or program < _MERGES_PLUGINS:

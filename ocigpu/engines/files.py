@@ -66,7 +66,7 @@ class Root:
                 if not stat.S_ISREG(status.st_mode):
                     raise OcigpuError("OCIGPU-ENG-1", f"read {path}: not a regular file")
                 content = file.read(MAX_CONFIG + 1)
-                attributes = tuple((key, os.getxattr(fd, key)) for key in os.listxattr(fd))
+                attributes = _attributes(fd)
         except OSError as error:
             if error.errno in NOT_THERE:
                 return File(real, None)
@@ -121,8 +121,7 @@ class Root:
                     output.flush()
                     os.fchown(fd, *file.owner)
                     os.fchmod(fd, file.mode)
-                    for key, value in file.attributes:
-                        os.setxattr(fd, key, value)
+                    _set_attributes(fd, file.attributes)
                     os.fsync(fd)
                 os.replace(temporary, name, src_dir_fd=directory, dst_dir_fd=target)
             except BaseException:
@@ -207,6 +206,25 @@ class Root:
             os.close(directory)
             path = os.path.join(parent, target)
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+
+
+def _attributes(fd: int) -> tuple[tuple[str, bytes], ...]:
+    try:
+        return tuple((key, os.getxattr(fd, key)) for key in os.listxattr(fd))
+    except OSError as error:
+        if error.errno == errno.ENOTSUP:  # by this file system
+            return ()
+        raise
+
+
+def _set_attributes(fd: int, attributes: tuple[tuple[str, bytes], ...]) -> None:
+    for key, value in attributes:
+        try:
+            os.setxattr(fd, key, value)
+        except OSError as error:
+            # only root may set labels of security modules: a user's file gets that of its directory, as a new one does
+            if error.errno not in (errno.EPERM, errno.EACCES, errno.ENOTSUP) or not key.startswith("security."):
+                raise
 
 
 def _failed(action: str, path: str, error: OSError, code: str) -> OcigpuError:

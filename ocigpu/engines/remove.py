@@ -59,16 +59,16 @@ def _candidates(options: Options) -> tuple[str, list[str]]:
     """Return the engine's main file and all files that may hold something of ours."""
     named = [path for path in (options.config, options.drop_in) if path]
     if options.engine == "podman":
-        path = named[0] if named else default_drop_in("podman")
+        path = named[0] if named else default_drop_in(options)
         return path, named or [path]
     if options.engine == "crio":
-        path = options.drop_in or default_drop_in("crio", options.config)
+        path = options.drop_in or default_drop_in(options, options.config)
         return path, [path]
     main = main_config(options)
     paths = [main, *named]
     if options.engine == "containerd":
         directory = os.path.dirname(main)
-        paths += [default_drop_in("containerd", main)]
+        paths += [default_drop_in(options, main)]
         paths += [f"{directory}/{name}" for name in ("config.toml.tmpl", "config-v3.toml.tmpl")]
     return main, paths
 

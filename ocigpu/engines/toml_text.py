@@ -232,7 +232,7 @@ def _append(text: str, keys: Sequence[str], value: dict[str, Any]) -> str:
     if text and not text.endswith("\n"):
         text += line_end
     lines = list(_table(keys, value))
-    if not text.strip(_SPACE):
+    if not text:
         lines = lines[1:]
     return text + "".join(line + line_end for line in lines)
 
@@ -248,11 +248,10 @@ def header_keys(line: str) -> tuple[str, ...]:
 
 
 def _table(keys: Sequence[str], value: dict[str, Any]) -> Iterator[str]:
-    plain = {key: inner for key, inner in value.items() if not isinstance(inner, dict)}
-    if plain or not value:
-        yield ""
-        yield header(keys)
-        for key, inner in plain.items():
+    yield ""
+    yield header(keys)
+    for key, inner in value.items():
+        if not isinstance(inner, dict):
             yield _line([key], inner)
     for key, inner in value.items():
         if isinstance(inner, dict):

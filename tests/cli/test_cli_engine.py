@@ -15,7 +15,7 @@ DAEMON = '{\n  "debug": true\n}\n'
 @pytest.fixture
 def host(tmp_path: Path) -> Path:
     """A root with the shim, the hook and a daemon.json."""
-    for name in ("ocigpu-runtime", "ocigpu-hook"):
+    for name in ("ocigpu-runtime", "ocigpu-hook", "runc"):
         path = tmp_path / "usr/local/bin" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("#!/bin/sh\n")

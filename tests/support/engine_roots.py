@@ -39,7 +39,7 @@ version = 2 # ours
 
 def make_host(directory: Path) -> Path:
     """Make a root with the programs of ocigpu and nothing of an engine."""
-    for name in ("ocigpu-runtime", "ocigpu-hook"):
+    for name in ("ocigpu-runtime", "ocigpu-hook", "runc"):
         put(directory, f"/usr/bin/{name}", "#!/bin/sh\n# ocigpu\n", 0o755)
     return directory
 
