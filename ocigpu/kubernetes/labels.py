@@ -18,6 +18,7 @@ from ocigpu.kubernetes.vgpu import Vgpu
 from ocigpu.selection import DISPLAY_ONLY
 
 MAX_VALUE = 63
+"""Characters of a label's value, and of its name after the domain."""
 FAMILIES = {1: "tesla", 2: "fermi", 3: "kepler", 5: "maxwell", 6: "pascal", 9: "hopper", 10: "blackwell",
             12: "blackwell", 13: "rubin"}  # fmt: skip
 """Families by the major number of the compute capability, where that is enough."""
@@ -54,8 +55,10 @@ def make_labels(
         labels["mig.capable"] = _bool(any(gpu.mig_capable for gpu in healthy))
         labels |= _versions(facts, notes) | _clique(healthy, hardware)
         labels |= _resources(facts, healthy, configuration, hardware, notes)
-    shortened = {DOMAIN + name: _value(value) for name, value in labels.items()}
-    return {name: value for name, value in sorted(shortened.items()) if value}, tuple(notes)
+    long = [name for name in labels if len(name) > MAX_VALUE]
+    notes += [f"no label {DOMAIN}{name}: its name is longer than {MAX_VALUE} characters" for name in long]
+    valid = {DOMAIN + name: _value(labels[name]) for name in sorted(labels.keys() - long)}
+    return {name: value for name, value in valid.items() if value}, tuple(notes)
 
 
 def sanitise(text: str) -> str:

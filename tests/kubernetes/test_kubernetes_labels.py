@@ -137,6 +137,20 @@ def test_mig_mixed() -> None:
     assert not [name for name in found if "1c." in name]
 
 
+def test_a_label_whose_name_is_too_long_is_left_out() -> None:
+    facts, hardware = with_mig(("1g.10gb",))
+    file = {"resources": {"mig": [{"pattern": "*", "name": "m" * 50}]}}
+    found, notes = make_labels(facts, configured(file, mig_strategy="mixed"), hardware, AROUND)
+    assert found[f"nvidia.com/{'m' * 50}.count"] == "1"
+    assert max(len(name.removeprefix("nvidia.com/")) for name in found) <= 63
+    assert notes == (
+        f"no label nvidia.com/{'m' * 50}.sharing-strategy: its name is longer than 63 characters",
+        f"no label nvidia.com/{'m' * 50}.multiprocessors: its name is longer than 63 characters",
+        f"no label nvidia.com/{'m' * 50}.engines.decoder: its name is longer than 63 characters",
+        f"no label nvidia.com/{'m' * 50}.engines.encoder: its name is longer than 63 characters",
+    )
+
+
 def test_what_nvml_does_not_tell_has_no_label() -> None:
     facts, _ = with_mig(("1g.10gb",))
     found = labels(facts._replace(cuda_version=""), mig_strategy="mixed")
