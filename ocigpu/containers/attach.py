@@ -8,12 +8,12 @@ a hook would have given it.  Everything or nothing: what is mounted and made is 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from ocigpu.actions import AllowDevice, Bind, Node, Plan, RefreshLdCache, Tmpfs
+from ocigpu.actions import AllowDevice, Bind, Link, Node, Plan, RefreshLdCache, Tmpfs
 from ocigpu.containers.attached import Record, write_record
 from ocigpu.containers.granted import read_allowed
 from ocigpu.containers.guard import changed_rules
 from ocigpu.containers.inside import drop_view, read_view, remove_inside
-from ocigpu.containers.live import Grant, Live, Now, Number, change_grant, plan_for, read_cgroup, read_now
+from ocigpu.containers.live import Grant, Live, Now, Number, change_grant, numbers_of, plan_for, read_cgroup, read_now
 from ocigpu.containers.report import Process, find_holders
 from ocigpu.errors import OcigpuError, RequestError
 from ocigpu.provision.apply import provision
@@ -54,8 +54,10 @@ def attach(live: Live, names: Sequence[str]) -> Changed:
     first = not (now.started.is_set_up or now.record.files)
     after = plan_for(live, devices)
     view = view_of(after)
-    actions = list(after.actions) if first else _not_in(after, plan_for(live, now.devices))
-    actions = [action for action in actions if action not in view and (first or not isinstance(action, RefreshLdCache))]
+    added = list(after.actions) if first else _not_in(after, plan_for(live, now.devices))
+    actions = [action for action in added if action not in view and (first or not isinstance(action, RefreshLdCache))]
+    again = numbers_of(live.facts, new)  # of one that was detached: all that it had
+    actions += [Node(node, "") for node in now.started.nodes.values() if (node.major, node.minor) in again]
     record = now.record._replace(
         attached=tuple(uuid for uuid in devices if uuid not in now.started.devices),
         detached=tuple(uuid for uuid in now.record.detached if uuid not in new),
@@ -78,13 +80,8 @@ def give(
     with changed_rules(live.inside.proc_fd, allow, (), grant.rules, read_cgroup(live.found)):
         refused = numbers - allowed_now(live, numbers)
         if refused:
-            raise OcigpuError(
-                "OCIGPU-CTR-5",
-                f"container {live.found.name}: its device cgroup still denies {_listed(refused)}",
-                "A cgroup above the container's has rules of its own (its engine's, or a unit's of systemd)."
-                if not live.settings.no_cgroups
-                else "The setting no-cgroups leaves device cgroups alone.",
-            )
+            hint = "A cgroup above the container's has rules of its own (its engine's, or a unit's of systemd)."
+            raise _failed(live, f"its device cgroup still denies {_listed(refused)}", hint)
         viewed = any(isinstance(action, Tmpfs) and action.container_path == PROC_DRIVER for action in actions)
         dropped = viewed and _drop_view(live, now.record)
         try:
@@ -114,18 +111,20 @@ def detach(live: Live, names: Sequence[str], force: bool = False) -> Changed:
     if not gone:
         return Changed((), already, now.devices)
     devices = tuple(uuid for uuid in now.devices if uuid not in gone)
-    removed = _not_in(plan_for(live, now.devices), plan_for(live, devices))
-    nodes = [action.node for action in removed if isinstance(action, Node)]
-    numbers = {(node.major, node.minor): node.container_path for node in nodes}
-    held, holder_notes = find_holders(live.found, numbers)
-    if held and not force:
-        raise OcigpuError("OCIGPU-CTR-7", f"container {live.found.name}: {describe_holders(held)}")
+    numbers = numbers_of(live.facts, gone) - numbers_of(live.facts, devices)
+    nodes = [node for node in now.grant.nodes.values() if (node.major, node.minor) in numbers]
+    names_of = {(node.major, node.minor): node.container_path for node in nodes}
+    held, unknown = find_holders(live.found, names_of)
+    if (held or unknown) and not force:
+        raise OcigpuError("OCIGPU-CTR-7", f"container {live.found.name}: {describe_holders(held) or unknown[0]}")
     record = now.record._replace(
         attached=tuple(uuid for uuid in now.record.attached if uuid not in gone),
         detached=tuple(uuid for uuid in now.started.devices if uuid not in devices),
     )
-    take(live, change_grant(live, now.started, devices), set(numbers), record)
-    notes = [*holder_notes, *remove_inside(live.inside, removed)]
+    links = [a for a in _not_in(plan_for(live, now.devices), plan_for(live, devices)) if isinstance(a, Link)]
+    take(live, change_grant(live, now.started, devices), numbers, record)
+    held, unknown = find_holders(live.found, names_of)
+    notes = [*unknown, *remove_inside(live.inside, [*(Node(node, "") for node in nodes), *links])]
     try:
         write_record(live.found, live.settings, show(live, now.started, devices, record))
     except OcigpuError as error:
@@ -174,16 +173,16 @@ def take(live: Live, grant: Grant, numbers: set[Number], record: Record | None) 
     with changed_rules(live.inside.proc_fd, (), deny, grant.rules, read_cgroup(live.found)):
         left = numbers & allowed_now(live, numbers)
         if left:
-            raise OcigpuError(
-                "OCIGPU-CTR-5",
-                f"container {live.found.name}: its device cgroup still allows {_listed(left)}",
-                "A rule of its config.json allows more than that device (c 195:* or all of them), and cgroup v1 cannot"
-                " take one out of it."
-                if not live.settings.no_cgroups
-                else "The setting no-cgroups leaves device cgroups alone.",
-            )
+            hint = "A rule for many devices (as c 195:*) allows it, and cgroup v1 cannot take one device out of that."
+            raise _failed(live, f"its device cgroup still allows {_listed(left)}", hint)
         if record is not None:
             write_record(live.found, live.settings, record)
+
+
+def _failed(live: Live, cause: str, hint: str) -> OcigpuError:
+    if live.settings.no_cgroups:
+        hint = "The setting no-cgroups leaves device cgroups alone."
+    return OcigpuError("OCIGPU-CTR-5", f"container {live.found.name}: {cause}", hint)
 
 
 def find_devices(live: Live, names: Sequence[str]) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ without a hook nobody has answered.
 import copy
 import fcntl
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
@@ -186,10 +186,12 @@ def _started_with(live: Live) -> Grant:
     config, facts = live.config, live.facts
     rules = effective_rules(config)
     known = host_nodes(facts)
-    nodes = {path: known[number][1] for path, number in listed_nodes(config).items() if number in known}
+    listed = listed_nodes(config).items()
+    nodes = {path: known[number][1]._replace(container_path=path) for path, number in listed if number in known}
     nodes.update(_bound_nodes(config, facts))
-    sources = {mount.get("source") for mount in get_list(config, "mounts") if isinstance(mount, dict)}
-    libraries = {library.host_path for library in facts.libraries if library.host_path in sources}
+    sources = [mount.get("source") for mount in get_list(config, "mounts") if isinstance(mount, dict)]
+    mounted = {source for source in sources if isinstance(source, str)}
+    libraries = {library.host_path for library in facts.libraries if library.host_path in mounted}
     by = "its config.json" if nodes else "nothing"
     request = parse_request(config, live.settings)
     if has_gpu_hook(config) and request.selection not in ("nothing", "cdi"):
@@ -203,15 +205,30 @@ def _started_with(live: Live) -> Grant:
 
 def change_grant(live: Live, started: Grant, devices: Sequence[str]) -> Grant:
     """Return the grant of a container that was ``started`` with one and has ``devices`` now."""
-    before = plan_for(live, started.devices) if started.is_set_up else Plan(())
-    after = plan_for(live, devices)
-    gone = [action for action in _nodes(before) if action.node not in [other.node for other in _nodes(after)]]
-    nodes = {path: node for path, node in started.nodes.items() if node not in [action.node for action in gone]}
-    nodes.update({action.node.container_path: action.node for action in _nodes(after)})
-    denied = [AllowDevice(action.node.major, action.node.minor, "rw", "") for action in gone]
-    rules = started.rules + _as_filter(after.device_rules(), True) + _as_filter(denied, False)
-    libraries = started.libraries if started.is_set_up else _libraries(after, live.facts)
+    plan = plan_for(live, devices)
+    gone = numbers_of(live.facts, set(started.devices) - set(devices)) - numbers_of(live.facts, devices)
+    nodes = {path: node for path, node in started.nodes.items() if (node.major, node.minor) not in gone}
+    nodes.update({action.node.container_path: action.node for action in _nodes(plan)})
+    denied = [AllowDevice(major, minor, "rw", "") for major, minor in sorted(gone)]
+    rules = started.rules + _as_filter(plan.device_rules(), True) + _as_filter(denied, False)
+    libraries = started.libraries if started.is_set_up else _libraries(plan, live.facts)
     return _grant(live, nodes, rules, libraries, f"{started.by}, and what was attached or detached since")
+
+
+def numbers_of(facts: HostFacts, devices: Iterable[str]) -> set[Number]:
+    """Return the numbers of all nodes that only who has one of these GPUs or MIG devices may open.
+
+    A MIG device's are its capabilities, and the nodes of the GPU that it is a part of.
+    """
+    wanted = set(devices)
+    found: list[DeviceNode | None] = []
+    capabilities = {node.minor: node for _, node in facts.cap_nodes}
+    for gpu in facts.gpus:
+        migs = [mig for mig in gpu.mig_devices if mig.uuid in wanted]
+        if migs or gpu.uuid in wanted:
+            found += [gpu.node, *gpu.drm_nodes]
+        found += [capabilities.get(minor) for mig in migs for minor in (mig.gi_minor, mig.ci_minor)]
+    return {(node.major, node.minor) for node in found if node is not None}
 
 
 def plan_for(live: Live, devices: Sequence[str]) -> Plan:
@@ -283,5 +300,5 @@ def _bound_nodes(config: dict[str, Any], facts: HostFacts) -> dict[str, DeviceNo
         source = mount.get("source") if isinstance(mount, dict) else None
         path = mount.get("destination") if isinstance(mount, dict) else None
         if isinstance(source, str) and isinstance(path, str) and source in by_path:
-            found[path] = by_path[source]
+            found[path] = by_path[source]._replace(container_path=path)
     return found

@@ -38,6 +38,7 @@ from ocigpu.containers.inside import remove_inside
 from ocigpu.containers.verify import AS_GRANTED
 from ocigpu.errors import ApplyError, OcigpuError, RequestError
 from ocigpu.facts import DeviceNode
+from ocigpu.linux import bpf
 from ocigpu.settings import read_settings
 
 pytestmark = [pytest.mark.root, pytest.mark.engine]
@@ -83,7 +84,7 @@ def test_a_gpu_comes_and_goes(
     settings = settings_with(host, low_level, bundle.with_name("mode.toml"), mode, specifications)
     with container(bundle, runtime_environment, low_level, cgroup, host, settings) as made:
         mounted = mounts(made)
-        first = see(made, host, "nvidia3", "nvidia5")
+        first = see(made, host, "nvidia3", "nvidia5", "dri/card3")
         assert first.opens("nvidia5") == REFUSED
 
         assert "GPU 5" in ocigpu(made, "attach", made.name, "--gpu", "5").stdout
@@ -98,11 +99,13 @@ def test_a_gpu_comes_and_goes(
         seen = see(made, host, "nvidia3", "nvidia5")
         assert (seen.gpus, seen.proc) == ([host.gpus[5]], ["0000:06:00.0"])
         assert (seen.opens("nvidia3"), seen.opens("nvidia5")) == (REFUSED, REACHED)
-        assert verify(made)["devices"] == [host.gpus[5]]
+        data = verify(made)
+        assert data["devices"] == [host.gpus[5]]
+        assert data["nodes"]["/dev/dri/card3"]["made"] == "EPERM"
 
         ocigpu(made, "attach", made.name, "--gpu", "0000:04:00.0")
         ocigpu(made, "detach", made.name, "--gpu", "5")
-        last = see(made, host, "nvidia3", "nvidia5")
+        last = see(made, host, "nvidia3", "nvidia5", "dri/card3")
         assert last == first
         assert (mounts(made), records(made, host)) == (mounted, [])
 
@@ -368,6 +371,15 @@ def test_two_at_once_both_count(gpu_3: Made, simulated_host: SimulatedHost) -> N
     assert verified(gpu_3).verdict == AS_GRANTED
 
 
+def read_stamp(made: Made) -> tuple[int, ...]:
+    """Return the numbers of the device programs of a container on cgroup v2."""
+    fd = os.open(cgroup_directory(made, "v2"), os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        return bpf.query_device_programs(fd).ids
+    finally:
+        os.close(fd)
+
+
 KILLED = """
 import os, signal, sys
 from ocigpu import cli
@@ -392,6 +404,19 @@ def test_a_command_that_is_killed_gives_nothing(gpu_3: Made, simulated_host: Sim
     assert (rules.read_text(), mounts(gpu_3) if step == "provision" else []) == before
     assert opens(gpu_3, simulated_host, "nvidia5")[1] == "EPERM"
     assert (verified(gpu_3).verdict, records(gpu_3, simulated_host)) == (AS_GRANTED, [])
+
+
+def test_a_command_that_is_killed_puts_the_programs_of_cgroup_v2_back(
+    make_bundle: MakeBundle, runtime_environment: dict[str, str], simulated_host: SimulatedHost
+) -> None:
+    with container(make_bundle(WAITING, GPU_3), runtime_environment, "crun", "v2", simulated_host) as made:
+        before = read_stamp(made)
+        words = [sys.executable, "-c", KILLED, "provision", "attach", made.name, "--gpu", "5", "--root", made.state]
+        result = run([*made.command[:-3], *words], env=made.environment, check=False)
+        assert result.returncode == -signal.SIGKILL
+        wait_for("the program to be put back", lambda: read_stamp(made) == before)
+        assert opens(made, simulated_host, "nvidia5") == REFUSED
+        verify(made)
 
 
 def test_a_failure_in_the_middle_puts_the_rules_back(
