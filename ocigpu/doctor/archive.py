@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ocigpu import __version__
-from ocigpu.doctor.host import Host
+from ocigpu.doctor.host import LARGE_TEXT, Host
 from ocigpu.doctor.records import Finding
 from ocigpu.doctor.redact import Redactor
 from ocigpu.doctor.report import to_data
@@ -141,7 +141,7 @@ def _versions(host: Host) -> dict[str, Any]:
         "python": sys.version,
         "machine": platform.machine(),
         "kernel": host.kernel_release,
-        "system": (host.text("/etc/os-release") or "").splitlines(),
+        "system": host.system_names,
         "engines": engine_releases(host),
         "driver": host.driver_version,
         "libraries": host.library_versions,
@@ -149,11 +149,13 @@ def _versions(host: Host) -> dict[str, Any]:
 
 
 def _kernel(host: Host) -> dict[str, Any]:
-    def lines(path: str) -> list[str] | None:
-        text = host.text(path)
-        return None if text is None else text.splitlines()
+    def lines(path: str) -> list[str]:
+        try:
+            return (host.text(path) or "").splitlines()
+        except OcigpuError as error:
+            return [error.message]
 
-    mounts = lines("/proc/self/mountinfo") or []
+    mounts = lines("/proc/self/mountinfo")
     return {
         "cmdline": lines("/proc/cmdline"),
         "cgroup": lines("/proc/self/cgroup"),
@@ -162,7 +164,7 @@ def _kernel(host: Host) -> dict[str, Any]:
         "cgroup mounts": [line for line in mounts if " - cgroup" in line],
         "security modules": lines("/sys/kernel/security/lsm"),
         "devices": lines("/proc/devices"),
-        "modules": [line for line in lines("/proc/modules") or [] if line.startswith(("nvidia", "nouveau", "vfio"))],
+        "modules": [line for line in lines("/proc/modules") if line.startswith(("nvidia", "nouveau", "vfio"))],
         "user namespaces": lines("/proc/sys/user/max_user_namespaces"),
     }
 
@@ -172,4 +174,4 @@ def _lines(lines: list[str]) -> str:
 
 
 def _log_file(host: Host, path: str) -> str:
-    return _lines((host.text(path) or "").splitlines())
+    return _lines((host.text(path, LARGE_TEXT) or "").splitlines())

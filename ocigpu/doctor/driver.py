@@ -3,7 +3,7 @@
 import os
 import re
 
-from ocigpu.doctor.host import Host
+from ocigpu.doctor.host import LARGE_TEXT, Host
 from ocigpu.doctor.records import Evidence, Finding, error, not_checked, note, ok, warning
 from ocigpu.errors import HostError, printable
 from ocigpu.host.nvml import LIB_RM_VERSION_MISMATCH
@@ -64,7 +64,7 @@ def check_driver(host: Host) -> list[Finding]:
             Evidence(f"{host.roots.driver or '/'}", f"libraries of driver {', '.join(host.library_versions)}")
         )
     modules = f"/lib/modules/{release}/modules.dep"
-    listed = host.text(modules) if release else None
+    listed = host.text(modules, LARGE_TEXT) if release else None
     check_again = "ocigpu doctor"
     if listed is not None and re.search(r"/nvidia(-current)?\.ko", listed):
         evidence.append(host.evidence(modules, "has the module nvidia"))
@@ -81,10 +81,10 @@ def check_driver(host: Host) -> list[Finding]:
 
 
 def _install_command(host: Host) -> str:
-    fields = dict(line.split("=", 1) for line in (host.text("/etc/os-release") or "").splitlines() if "=" in line)
-    for name in (fields.get("ID", ""), *fields.get("ID_LIKE", "").strip('"').split()):
-        if name.strip('"') in INSTALL:
-            return INSTALL[name.strip('"')]
+    names = host.system_names
+    for name in (names.get("ID", ""), *names.get("ID_LIKE", "").split()):
+        if name in INSTALL:
+            return INSTALL[name]
     return "# install the driver: https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/"
 
 

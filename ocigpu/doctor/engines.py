@@ -117,7 +117,8 @@ def check_configured(host: Host) -> list[Finding]:
                 "one that runs ocigpu-runtime",
             ),
         )
-        severity = note if some else error if host.driver_version else warning
+        quiet = some or (status.engine == "containerd" and any(item.engine == "docker" for item in engines))
+        severity = note if quiet else error if host.driver_version else warning
         findings.append(severity(text, evidence, configure(host, status)))
     return findings
 

@@ -16,7 +16,7 @@ from ocigpu.host.libraries import find_libraries, find_nvml, library_versions, n
 from ocigpu.host.nvml import NvmlAnswer, start_nvml
 from ocigpu.host.pci import NVIDIA_VENDOR, Function, read_functions
 from ocigpu.host.procfs import ProcGpu, parse_devices, read_kernel_version, read_proc_gpus
-from ocigpu.host.tree import Roots, Tree, find_roots, list_names, read_text
+from ocigpu.host.tree import TEXT_LIMIT, Roots, Tree, find_roots, list_names, read_text
 from ocigpu.nodes import Change, Driver, find_changes, plan_nodes, read_driver
 from ocigpu.settings import DEFAULT_PATH, Settings, read_settings
 from ocigpu.sim.marker import read_marker
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 NVML_SECONDS = 30.0
 """A GPU that nothing keeps awake takes a second or two, and hosts have sixteen of them."""
-LARGE_TEXT = 8 << 20
+LARGE_TEXT = 64 << 20
+"""Bytes read of a file that may be long: a package database, a list of modules or of users."""
 _DISPLAY = 0x03
 _BRIDGE = 0x0680
 
@@ -93,8 +94,11 @@ class Host:
     def exists(self, path: str) -> bool:
         return bool(self.find(path))
 
-    def text(self, path: str, limit: int = LARGE_TEXT) -> str | None:
-        """Return a file's text, None when there is none; raises HostError when it is there and cannot be read."""
+    def text(self, path: str, limit: int = TEXT_LIMIT) -> str | None:
+        """Return a file's text, None when there is none; raises HostError when it is there and cannot be read.
+
+        Files of /proc/sys are to be read with the usual limit: the kernel allocates as much (ENOMEM).
+        """
         found = self.find(path)
         return read_text(found, limit) if found else None
 
@@ -121,6 +125,13 @@ class Host:
     def has_system(self) -> bool:
         """Whether there is more than a simulated driver: users, engines, programs."""
         return self.exists("/etc/passwd")
+
+    @cached_property
+    def system_names(self) -> dict[str, str]:
+        """What the system calls itself: ID, ID_LIKE, PRETTY_NAME and VERSION_ID of os-release(5)."""
+        pairs = (line.partition("=") for line in (self.text("/etc/os-release") or "").splitlines())
+        wanted = ("ID", "ID_LIKE", "PRETTY_NAME", "VERSION_ID")
+        return {name: value.strip("\"'") for name, _, value in pairs if name in wanted}
 
     @cached_property
     def kernel_release(self) -> str:

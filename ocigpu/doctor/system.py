@@ -4,7 +4,7 @@ import os
 import re
 import shlex
 
-from ocigpu.doctor.host import Host
+from ocigpu.doctor.host import LARGE_TEXT, Host
 from ocigpu.doctor.logs import denials
 from ocigpu.doctor.records import Evidence, Finding, error, not_checked, note, ok, warning
 from ocigpu.errors import printable
@@ -30,6 +30,7 @@ FEATURES = (
 _DELETED = re.compile(r"\S*(libcuda|libnvidia|libnvcuvid|nvidia-smi)\S*")
 MAX_PROCESSES = 20_000
 MAX_MAPS = 4 << 20
+NOBODY = 65534
 CONTROLLERS = ("cpu", "memory", "pids")
 
 
@@ -158,9 +159,9 @@ def check_apparmor(host: Host) -> list[Finding]:
 def rootless_users(host: Host) -> list[tuple[str, int]]:
     """Return (name, user id) of the users who have rootless containers: this one, and those with a store of images."""
     users = []
-    for line in (host.text("/etc/passwd") or "").splitlines():
+    for line in (host.text("/etc/passwd", LARGE_TEXT) or "").splitlines():
         fields = line.split(":")
-        if len(fields) < 7 or not fields[2].isdigit() or int(fields[2]) < 1000:
+        if len(fields) < 7 or not fields[2].isdigit() or int(fields[2]) < 1000 or int(fields[2]) == NOBODY:
             continue
         uid, home = int(fields[2]), fields[5]
         stores = (f"{home}/.local/share/containers/storage", f"{home}/.local/share/docker")
@@ -178,7 +179,7 @@ def check_subordinate_ids(host: Host) -> list[Finding]:
     for name, uid in users:
         absent = []
         for path in ("/etc/subuid", "/etc/subgid"):
-            owners = [line.partition(":")[0] for line in (host.text(path) or "").splitlines()]
+            owners = [line.partition(":")[0] for line in (host.text(path, LARGE_TEXT) or "").splitlines()]
             if name not in owners and str(uid) not in owners:
                 absent.append(path)
         if absent:

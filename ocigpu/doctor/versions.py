@@ -2,10 +2,8 @@
 
 import re
 import subprocess
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from ocigpu.doctor.host import Host
+from ocigpu.doctor.host import LARGE_TEXT, Host
 
 PACKAGES = {
     "docker": ("docker-ce", "docker.io", "moby-engine"),
@@ -23,7 +21,7 @@ SECONDS = 5
 _VERSION = re.compile(r"(?:version |v|containerd )(\d+\.\d+(?:\.\d+)?)")
 
 
-def engine_releases(host: "Host") -> dict[str, str]:
+def engine_releases(host: Host) -> dict[str, str]:
     """Return the release of each installed engine, {"podman": "4.3.1"}; an engine of unknown release is left out."""
     packages = _dpkg_versions(host)
     found = {}
@@ -35,11 +33,11 @@ def engine_releases(host: "Host") -> dict[str, str]:
     return found
 
 
-def _dpkg_versions(host: "Host") -> dict[str, str]:
+def _dpkg_versions(host: Host) -> dict[str, str]:
     """Return the upstream versions of the engines' packages that dpkg has installed (deb-version(7))."""
     wanted = {name for names in PACKAGES.values() for name in names}
     found = {}
-    for paragraph in (host.text("/var/lib/dpkg/status", 64 << 20) or "").split("\n\n"):
+    for paragraph in (host.text("/var/lib/dpkg/status", LARGE_TEXT) or "").split("\n\n"):
         name = paragraph.partition("\n")[0].removeprefix("Package: ")
         if name in wanted and "\nStatus: install ok installed" in paragraph:
             version = next((line[9:] for line in paragraph.splitlines() if line.startswith("Version: ")), "")
@@ -49,7 +47,7 @@ def _dpkg_versions(host: "Host") -> dict[str, str]:
     return found
 
 
-def _ask(host: "Host", paths: tuple[str, ...]) -> str:
+def _ask(host: Host, paths: tuple[str, ...]) -> str:
     """Return the version that a program of this machine tells, "" for none or one that does not answer in time."""
     path = host.program(*paths)
     if not path:
