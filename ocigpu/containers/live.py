@@ -10,7 +10,6 @@ import copy
 import fcntl
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from collections.abc import Set as AbstractSet
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
@@ -57,14 +56,14 @@ class Grant(NamedTuple):
     """What a container is to have.
 
     ``nodes``: nodes of the host's driver by path; ``rules``: its whole device policy; ``devices``: UUIDs of the GPUs
-    and MIG devices in it; ``libraries``: host paths of driver libraries that are mounted; ``numbers``: devices it may
-    open; ``by``: where that comes from, in words.
+    and MIG devices in it; ``libraries``: where driver libraries are mounted, by host path; ``numbers``: devices it
+    may open; ``by``: where that comes from, in words.
     """
 
     nodes: dict[str, DeviceNode]
     rules: list[FilterRule]
     devices: tuple[str, ...]
-    libraries: frozenset[str]
+    libraries: dict[str, str]
     numbers: frozenset[Number]
     by: str
 
@@ -188,10 +187,10 @@ def _started_with(live: Live) -> Grant:
     known = host_nodes(facts)
     listed = listed_nodes(config).items()
     nodes = {path: known[number][1]._replace(container_path=path) for path, number in listed if number in known}
-    nodes.update(_bound_nodes(config, facts))
-    sources = [mount.get("source") for mount in get_list(config, "mounts") if isinstance(mount, dict)]
-    mounted = {source for source in sources if isinstance(source, str)}
-    libraries = {library.host_path for library in facts.libraries if library.host_path in mounted}
+    by_source = {node.host_path: node for _, node in known.values() if node.host_path}
+    bound = _mounted(config, by_source)
+    nodes.update({path: by_source[source]._replace(container_path=path) for source, path in bound.items()})
+    libraries = _mounted(config, [library.host_path for library in facts.libraries])
     by = "its config.json" if nodes else "nothing"
     request = parse_request(config, live.settings)
     if has_gpu_hook(config) and request.selection not in ("nothing", "cdi"):
@@ -259,20 +258,33 @@ def _as_filter(rules: Sequence[AllowDevice], allow: bool) -> list[FilterRule]:
     return [FilterRule(allow, "c", rule.major, rule.minor, rule.access) for rule in rules]
 
 
-def _libraries(plan: Plan, facts: HostFacts) -> set[str]:
-    mounted = {action.host_path for action in plan.actions if isinstance(action, Bind)}
-    return {library.host_path for library in facts.libraries if library.host_path in mounted}
+def _libraries(plan: Plan, facts: HostFacts) -> dict[str, str]:
+    mounted = {action.host_path: action.container_path for action in plan.actions if isinstance(action, Bind)}
+    names = [library.host_path for library in facts.libraries]
+    return {name: mounted[name] for name in names if name in mounted}
+
+
+def _mounted(config: dict[str, Any], sources: Iterable[str]) -> dict[str, str]:
+    """Return where a configuration mounts these files of the host: nodes too, as in user namespaces."""
+    found = {}
+    wanted = set(sources)
+    for mount in get_list(config, "mounts"):
+        source = mount.get("source") if isinstance(mount, dict) else None
+        path = mount.get("destination") if isinstance(mount, dict) else None
+        if isinstance(source, str) and isinstance(path, str) and source in wanted:
+            found[source] = path
+    return found
 
 
 def _grant(
-    live: Live, nodes: dict[str, DeviceNode], rules: list[FilterRule], libraries: AbstractSet[str], by: str
+    live: Live, nodes: dict[str, DeviceNode], rules: list[FilterRule], libraries: dict[str, str], by: str
 ) -> Grant:
     policy = Policy(rules)
     numbers = frozenset(
         number for number in host_nodes(live.facts) if policy.allowed("c", *number) & READ_WRITE == READ_WRITE
     )
     usable = {(node.major, node.minor) for node in nodes.values()} & numbers
-    return Grant(nodes, rules, _devices(live.facts, usable), frozenset(libraries), numbers, by)
+    return Grant(nodes, rules, _devices(live.facts, usable), libraries, numbers, by)
 
 
 def _devices(facts: HostFacts, usable: set[Number]) -> tuple[str, ...]:
@@ -290,15 +302,3 @@ def _devices(facts: HostFacts, usable: set[Number]) -> tuple[str, ...]:
             if {capabilities.get(mig.gi_minor), capabilities.get(mig.ci_minor)} <= usable
         ]
     return tuple(found)
-
-
-def _bound_nodes(config: dict[str, Any], facts: HostFacts) -> dict[str, DeviceNode]:
-    """Return the nodes of the host that a configuration mounts, as in user namespaces."""
-    by_path = {node.host_path: node for _, node in host_nodes(facts).values() if node.host_path}
-    found = {}
-    for mount in get_list(config, "mounts"):
-        source = mount.get("source") if isinstance(mount, dict) else None
-        path = mount.get("destination") if isinstance(mount, dict) else None
-        if isinstance(source, str) and isinstance(path, str) and source in by_path:
-            found[path] = by_path[source]._replace(container_path=path)
-    return found

@@ -74,7 +74,10 @@ def verify(live: Live) -> Verified:
         (what, number, node._replace(container_path=by_number.get(number, node.container_path)))
         for number, (what, node) in known.items()
     ]
-    libraries = [(library, library_path(library, live.image)) for library in live.facts.libraries]
+    libraries = [
+        (library, grant.libraries.get(library.host_path) or library_path(library, live.image))
+        for library in live.facts.libraries
+    ]
     sonames = [f"{path.rpartition('/')[0]}/{library.soname}" for library, path in libraries]
     seen = look_inside(live.inside, [node for _, _, node in asked], [path for _, path in libraries] + sonames)
     nodes = [
@@ -91,6 +94,7 @@ def verify(live: Live) -> Verified:
 
 
 def judge_node(what: str, node: DeviceNode, has_node: bool, allowed: bool, answer: Answer) -> NodeRow:
+    """Return the row of one device; ``allowed``: it was granted, ``has_node``: with a node of its own.  Pure."""
     reached = is_reached(answer.opened) or is_reached(answer.made)
     verdict, why = AS_GRANTED, ""
     if not allowed and reached:
