@@ -290,3 +290,42 @@ def test_docker_configured_in_any_way_and_set_back_is_what_it_was(
     remove(host, "docker")
     assert snapshot(host) == before
     assert file.exists()
+
+
+TEXTS = {
+    "docker": DAEMON,
+    "containerd": CONTAINERD.replace("/usr/bin/crun", "/usr/bin/c"),
+    "crio": '[crio.runtime]\ndefault_runtime = "x"\n[crio.runtime.runtimes.crun]\nruntime_path = "x"\n',
+    "podman": '[engine]\nruntime = "x"\n[engine.runtimes]\nx = ["a", "b"]\n',
+}
+DAMAGE = st.lists(
+    st.tuples(
+        st.floats(0, 0.999),
+        st.integers(0, 2),
+        st.sampled_from(["", "{}", "[]", '"', "=", "\n", "#", "1", "[[a]]\n", "."]),
+    ),
+    max_size=4,
+)
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.sampled_from(list(PATHS)), DAMAGE)
+def test_a_damaged_file_is_an_error_or_comes_back(
+    host: Path, engine: str, damage: list[tuple[float, int, str]]
+) -> None:
+    text = TEXTS[engine]
+    for place, length, new in damage:
+        start = int(place * len(text))
+        text = text[:start] + new + text[start + length :]
+    file = put(host, PATHS[engine], text)
+    before = snapshot(host)
+    errors: list[OcigpuError] = []
+    read_engine_status(str(host))
+    for act in (configure, remove):
+        try:
+            act(host, engine, default=True, cdi=True)
+        except OcigpuError as error:
+            errors.append(error)
+    assert all(error.code.startswith("OCIGPU-ENG-") for error in errors)
+    assert snapshot(host) == before
+    file.unlink()

@@ -3,13 +3,17 @@
 import os
 import shutil
 import sys
-from collections.abc import Sequence
-from typing import Annotated, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ocigpu.commands.common import JsonOption, print_json, print_notes, print_table
 from ocigpu.errors import OcigpuError, UsageError, printable
+
+if TYPE_CHECKING:
+    from ocigpu.engines.configure import Options, Plan
+    from ocigpu.engines.files import Root
 
 ENGINE_EPILOG = """\
 \b
@@ -248,7 +252,13 @@ def _runtime_program(root: str, given: str) -> tuple[str, list[str]]:
     return path, [f"{path} is not there yet below {root}"]
 
 
-def _run(options: Any, make_plan: Any, dry_run: bool, json: bool, notes: Sequence[str] = ()) -> None:
+def _run(
+    options: "Options",
+    make_plan: "Callable[[Root, Options], Plan]",
+    dry_run: bool,
+    json: bool,
+    notes: Sequence[str] = (),
+) -> None:
     """Plan, show, check and, unless it is a dry run, carry out, with no other run in between."""
     import contextlib
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from ocigpu.engines import places
 from ocigpu.engines.checker import Meant, program_version
-from ocigpu.engines.document import Change, apply_changes, is_template, look_up, revert_changes
+from ocigpu.engines.document import Change, apply_changes, is_template, look_up, revert_changes, table_at
 from ocigpu.engines.files import File, Root
 from ocigpu.engines.hook_link import plan_hook_link
 from ocigpu.engines.record import Record, backup_path, digest, parse_record, record_path
@@ -324,21 +324,25 @@ def _disabled_notes(path: str, data: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _plan_template(root: Root, options: Options, path: str) -> Plan:
-    name = os.path.basename(path)
     if options.wanted.default or options.wanted.cdi or options.drop_in:
         raise OcigpuError(
             "OCIGPU-ENG-5",
             f"{path}: --default, --cdi and --drop-in cannot be set in a template of k3s or RKE2",
             "start k3s or RKE2 with --default-runtime NAME; containerd 2 has CDI switched on",
         )
+    directory, name = os.path.split(path)
     version = 3 if "v3" in name else 2
-    changes = containerd_changes(options.wanted, version, {"plugins": {CRI_PLUGINS[version][0]: _KEEPS_RUNC}})
+    generated = _merged(options, f"{directory}/config.toml", {})
+    plugin = table_at(generated, cri_plugin({"version": version_of(path, generated)}))
+    if not table_at(plugin, ("containerd", "runtimes", "runc")):
+        plugin = _USUAL
+    changes = containerd_changes(options.wanted, version, {"plugins": {CRI_PLUGINS[version][0]: plugin}})
     notes = ("k3s and RKE2 write config.toml from this template at their next start",)
     return Plan("containerd", path, (edit_file(root, path, changes, BASE),), notes=notes)
 
 
-_KEEPS_RUNC = {"containerd": {"runtimes": {"runc": {"options": {"SystemdCgroup": True}}}}}
-"""What k3s and RKE2 write for runc on hosts with systemd: the entry of ours is like it."""
+_USUAL = {"containerd": {"runtimes": {"runc": {"options": {"SystemdCgroup": True}}}}}
+"""What k3s and RKE2 write for runc on a host with systemd, before they have started once."""
 
 
 def _merged(options: Options, path: str, texts: dict[str, str]) -> dict[str, Any]:
