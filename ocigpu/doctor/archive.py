@@ -8,7 +8,8 @@ import re
 import sys
 import tarfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from ocigpu import __version__
@@ -94,28 +95,34 @@ def collect(host: Host, findings: list[Finding]) -> tuple[dict[str, str], list[s
     add("settings.json", lambda: settings_data(host.settings))
     add("versions.json", lambda: _versions(host))
     add("kernel.json", lambda: _kernel(host))
-    for path in dict.fromkeys(path for status in _engines(host, missing) for path in status.files):
-        add(f"engines/{_flat(path)}.json", lambda path=path: _engine_file(host, path))  # type: ignore[misc]
-    for file in host.specs.files if "cdi-unreadable" in {item.name for item in findings} else ():
+    for path in _listed(
+        lambda: dict.fromkeys(path for status in host.engines for path in status.files), "engines", missing
+    ):
+        add(f"engines/{_flat(path)}.json", partial(_engine_file, host, path))
+    for file in _listed(lambda: host.specs.files, "cdi", missing):
         if file.problem:
             missing.append(f"not there: cdi/{_flat(file.path)}: {file.problem}")
         else:
-            add(f"cdi/{_flat(file.path)}.json", lambda file=file: file.spec)  # type: ignore[misc]
+            add(f"cdi/{_flat(file.path)}.json", partial(getattr, file, "spec"))
     add("logs/kernel.txt", lambda: _lines([line for line in host.kernel_log if _LOG.search(line)]))
     for name in ("runtime_log", "hook_log"):
         path = getattr(host.settings, name)
         if path:
-            add(f"logs/{name.replace('_', '-')}.txt", lambda path=path: _log_file(host, path))  # type: ignore[misc]
-    removed = [f"removed: {where}" for where in dict.fromkeys(redactor.removed)]
-    return members, [*missing, *removed]
+            add(f"logs/{name.replace('_', '-')}.txt", partial(_log_file, host, path))
+    left_out = [redactor.text(line, "left-out.txt") for line in missing]
+    return members, [*left_out, *(f"removed: {where}" for where in dict.fromkeys(redactor.removed))]
 
 
-def _engines(host: Host, missing: list[str]) -> list[Any]:
+def _listed(read: Callable[[], Iterable[Any]], name: str, missing: list[str]) -> list[Any]:
     try:
-        return list(host.engines)
+        return list(read())
     except (OcigpuError, OSError) as error:
-        missing.append(f"not there: engines: {error}")
+        missing.append(f"not there: {name}: {error}")
         return []
+
+
+def _engine_paths(host: Host) -> dict[str, None]:
+    return dict.fromkeys(path for status in host.engines for path in status.files)
 
 
 def _flat(path: str) -> str:

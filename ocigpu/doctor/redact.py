@@ -12,6 +12,8 @@ _SECRET_KEY = re.compile(_NAMES, re.IGNORECASE)
 _ENVIRONMENT = frozenset({"env", "environment", "envs", "default_env", "default-env", "runtime_env"})
 _WHOLE = frozenset({"auths", "auth", "headers", "header", "http-headers", "log-opts", "log_opts", "registry", "tls"})
 """Tables of which only the names of entries are kept."""
+MAX_LINE = 4000
+"""Characters of one line: a longer one is removed, for the patterns' time grows faster than it."""
 _RULES = (
     # private keys, over several lines
     (re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL), REMOVED),
@@ -36,6 +38,10 @@ _RULES = (
 )  # fmt: skip
 
 
+def _shortened(line: str) -> str:
+    return line if len(line) <= MAX_LINE else f"[line of {len(line)} characters removed]"
+
+
 class Redactor:
     """Removes secrets; ``removed`` lists where, "daemon.json: proxies.http-proxy"."""
 
@@ -44,7 +50,7 @@ class Redactor:
 
     def text(self, text: str, where: str) -> str:
         """Return text without what looks like a secret."""
-        result = text
+        result = text if len(text) <= MAX_LINE else "\n".join(map(_shortened, text.split("\n")))
         for pattern, replacement in _RULES:
             result = pattern.sub(replacement, result)
         if result != text:

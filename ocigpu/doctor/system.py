@@ -191,8 +191,8 @@ def check_subordinate_ids(host: Host) -> list[Finding]:
                         for path in absent
                     ),
                     (
-                        f"usermod --add-subuids 100000-165535 --add-subgids 100000-165535 {name}",
-                        f"# as {name}: podman system migrate",
+                        f"usermod --add-subuids 100000-165535 --add-subgids 100000-165535 {shlex.quote(name)}",
+                        f"# as {printable(name, 64)}: podman system migrate",
                     ),
                 )
             )
@@ -239,13 +239,17 @@ def check_delegation(host: Host) -> list[Finding]:
                         "> /etc/systemd/system/user@.service.d/delegate.conf"
                     ),
                     "systemctl daemon-reload",
-                    f"# {name} logs out and in again",
+                    f"# {printable(name, 64)} logs out and in again",
                 ),
             )
         )
-    if away and not findings and not fine:
-        return [not_checked(f"{', '.join(away)} is not logged in: there is no cgroup to look at")]
-    return findings or [ok("cgroups are delegated to users of rootless containers", *fine)]
+    if fine:
+        findings.append(ok("cgroups are delegated to users of rootless containers", *fine))
+    if away:
+        findings.append(
+            not_checked(f"{printable(', '.join(away), 200)}: not logged in, so there is no cgroup to look at")
+        )
+    return findings
 
 
 # Processes
@@ -278,8 +282,10 @@ def check_deleted(host: Host) -> list[Finding]:
             for pid, (name, path) in list(held.items())[:4]
         )
         restarts = dict.fromkeys(
-            shlex.join([engine, "restart", container] if engine in ("docker", "podman") else ["kill", str(pid)])
-            for pid, (engine, container) in containers.items()
+            shlex.join([engine, "restart", container])
+            if engine in ("docker", "podman")
+            else f"# restart container {printable(container, 200)}{' of ' + engine if engine else ''}"
+            for engine, container in containers.values()
         )
         others = ("# start these programs anew: " + ", ".join(str(pid) for pid in held if pid not in containers),)
         return [error(text, evidence, (*restarts, *(others if len(containers) < len(held) else ())))]

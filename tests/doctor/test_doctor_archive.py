@@ -128,6 +128,7 @@ def test_a_file_that_exists_is_not_replaced(broken: Broken, run: Run, tmp_path: 
         ("-----BEGIN RSA PRIVATE KEY-----\nabc\n-----END RSA PRIVATE KEY-----", REMOVED),
         ("NVIDIA_VISIBLE_DEVICES=all", f"NVIDIA_VISIBLE_DEVICES={REMOVED}"),
         ("driver 550.163.01, device 195:0", "driver 550.163.01, device 195:0"),
+        ("a" * 1_000_000 + "\nshort", "[line of 1000000 characters removed]\nshort"),
     ],
 )
 def test_text_keeps_what_is_no_secret(text: str, wanted: str) -> None:
