@@ -19,7 +19,8 @@ A failure is logged once and tried again, at most a minute apart; the file stays
 With --repair, which needs root, the device rules of all running containers are
 compared at the same interval with those of before (of cgroup v1 the list, of v2 the
 numbers of the programs); where they were set anew, what was lost is given back and
-logged.
+logged. The unit ocigpu-watch.service is confined too much for that: run it as root
+beside the unit, or in a unit of your own.
 It ends with exit status 0 at SIGTERM or Ctrl-C. systemd: packaging/systemd/ocigpu-watch.service.
 
 \b

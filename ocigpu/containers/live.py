@@ -19,6 +19,7 @@ from ocigpu.containers.find import Container, open_process
 from ocigpu.containers.granted import listed_nodes
 from ocigpu.errors import OcigpuError, SpecError
 from ocigpu.facts import DeviceNode, HostFacts, ImageFacts
+from ocigpu.linux import libc
 from ocigpu.linux.namespaces import in_initial_user_namespace
 from ocigpu.plan import make_plan
 from ocigpu.provision.apply import Caller
@@ -103,9 +104,12 @@ def open_live(found: Container, settings: Settings, facts: HostFacts) -> Iterato
 
 
 def require_root(what: str) -> None:
-    """Raise OcigpuError OCIGPU-CTR-6 unless this process is root of the initial user namespace."""
+    """Raise OcigpuError OCIGPU-CTR-6 unless this process is root of the machine, with CAP_SYS_ADMIN."""
     if os.geteuid() != 0 or not in_initial_user_namespace():
         raise OcigpuError("OCIGPU-CTR-6", f"{what}: it needs root, outside of user namespaces")
+    if not libc.capget().effective >> libc.CAP_SYS_ADMIN & 1:
+        hint = "A service that systemd confines has not (CapabilityBoundingSet=): run it in one of its own."
+        raise OcigpuError("OCIGPU-CTR-6", f"{what}: it needs CAP_SYS_ADMIN", hint)
 
 
 def _read_trusted_config(found: Container) -> dict[str, Any]:

@@ -202,6 +202,14 @@ def test_the_table_names_every_gpu_and_says_that_the_host_is_simulated(gpu_3: Ma
     assert "11 of 11 granted libraries are the host's files, of driver 550.163.01" in text
 
 
+def test_entering_needs_root_with_its_rights(gpu_3: Made) -> None:
+    command = [*gpu_3.command[:-3], "setpriv", "--bounding-set=-sys_admin", PROGRAMS / "ocigpu", "verify", gpu_3.name]
+    result = run([*command, "--root", gpu_3.state], env=gpu_3.environment, check=False)
+    assert result.returncode == 1
+    assert "OCIGPU-CTR-6" in result.stderr
+    assert "CAP_SYS_ADMIN" in result.stderr
+
+
 NODE = DeviceNode("/dev/nvidia3", "/dev/nvidia3", 195, 3)
 
 
