@@ -275,7 +275,7 @@ def _run(
         checked = check_plan(root, plan) if diffs else ""
         if plan.changed and not dry_run:
             carry_out(root, plan)
-    step = remaining_step(options, plan) if plan.changed else ""
+    step = remaining_step(options, plan) if diffs else ""
     notes = [*notes, *plan.notes]
     if json:
         links = [{"path": path, "target": target} for path, target in plan.links]
@@ -288,6 +288,8 @@ def _run(
         if edit.changed:
             how = "removed" if edit.after is None else "written" if edit.file.text is None else "changed"
             print(f"{edit.file.path}: {done}{how}")
+        elif edit.forgets:
+            print(f"{edit.file.path}: is as it was; its record {done}removed")
     for path, target in plan.links:
         print(f"{path}: link to {target} {done}made" if target else f"{path}: {done}removed")
     if not plan.changed:

@@ -46,7 +46,7 @@ class Edit(NamedTuple):
     """One file: as it is, and what it will hold (None: it is removed), its record and its text from before all.
 
     ``after`` equal to ``file.text`` means that nothing is to be done.  ``directories``: those that are made for it, or
-    go with it.
+    go with it.  ``forgets``: there is a record to remove, whatever the file is.
     """
 
     file: File
@@ -54,6 +54,7 @@ class Edit(NamedTuple):
     record: Record | None
     backup: str | None
     directories: tuple[str, ...] = ()
+    forgets: bool = False
 
     @property
     def changed(self) -> bool:
@@ -81,7 +82,7 @@ class Plan(NamedTuple):
     @property
     def changed(self) -> bool:
         """Whether anything is to be done."""
-        return bool(self.links) or any(edit.changed for edit in self.edits)
+        return bool(self.links) or any(edit.changed or edit.forgets for edit in self.edits)
 
 
 def plan_configuration(root: Root, options: Options) -> Plan:

@@ -16,8 +16,6 @@ def remaining_step(options: Options, plan: Plan) -> str:
     if options.root != "/":
         return f"restart {options.engine} where the system in {options.root} runs, if it does"
     if options.engine == "docker":
-        if not any(edit.changed for edit in plan.edits):
-            return ""
         if plan.main == places.home_config("/", "docker/daemon.json"):
             return "systemctl --user restart docker"
         if plan.main.startswith("/var/snap/"):

@@ -50,7 +50,7 @@ def plan_removal(root: Root, options: Options) -> Plan:
             f"{file.path}: {name_of(change.keys)} was changed by somebody since: left as it is" for change in left
         ]
         if edit.changed or record:
-            edits.append(edit)
+            edits.append(edit._replace(forgets=record is not None))
             names |= {change.keys[-1] for change, *_ in applied if change.keys[-2:-1] == ("runtimes",)}
     return Plan(options.engine, main, tuple(edits), tuple(links), tuple(notes), Meant(frozenset(names)))
 

@@ -205,3 +205,18 @@ def test_crio_checks_all_its_drop_ins_with_the_new_one(
         assert sorted(os.listdir(directory)) == ["10-crio.conf", "99-ocigpu.conf"]
     else:
         assert f"OCIGPU-ENG-3: {drop_in}: crio refuses it: running: no such monitor" in output.err
+
+
+@pytest.mark.parametrize("there", [True, False], ids=["as it was", "gone"])
+def test_a_record_without_changes_is_removed(host: Path, capsys: pytest.CaptureFixture[str], there: bool) -> None:
+    assert main(["engine", "configure", "docker", "--root", str(host)]) == 0
+    file = host / "etc/docker/daemon.json"
+    file.write_text(DAEMON)
+    if not there:
+        file.unlink()
+    capsys.readouterr()
+    assert main(["engine", "remove", "docker", "--root", str(host)]) == 0
+    assert capsys.readouterr().out == "/etc/docker/daemon.json: is as it was; its record removed\n"
+    assert list(file.parent.iterdir()) == ([file] if there else [])
+    assert main(["engine", "remove", "docker", "--root", str(host)]) == 0
+    assert capsys.readouterr().out == "docker: nothing to do\n"
