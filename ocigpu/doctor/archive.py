@@ -13,7 +13,8 @@ from functools import partial
 from typing import Any
 
 from ocigpu import __version__
-from ocigpu.doctor.host import LARGE_TEXT, Host
+from ocigpu.doctor.host import Host
+from ocigpu.doctor.logs import read_tail
 from ocigpu.doctor.records import Finding
 from ocigpu.doctor.redact import Redactor
 from ocigpu.doctor.report import to_data
@@ -95,9 +96,7 @@ def collect(host: Host, findings: list[Finding]) -> tuple[dict[str, str], list[s
     add("settings.json", lambda: settings_data(host.settings))
     add("versions.json", lambda: _versions(host))
     add("kernel.json", lambda: _kernel(host))
-    for path in _listed(
-        lambda: dict.fromkeys(path for status in host.engines for path in status.files), "engines", missing
-    ):
+    for path in _listed(lambda: _engine_paths(host), "engines", missing):
         add(f"engines/{_flat(path)}.json", partial(_engine_file, host, path))
     for file in _listed(lambda: host.specs.files, "cdi", missing):
         if file.problem:
@@ -181,4 +180,4 @@ def _lines(lines: list[str]) -> str:
 
 
 def _log_file(host: Host, path: str) -> str:
-    return _lines((host.text(path, LARGE_TEXT) or "").splitlines())
+    return _lines(read_tail(host.find(path)))

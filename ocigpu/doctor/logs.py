@@ -33,7 +33,7 @@ def read_kernel_log(host: "Host") -> list[str]:
     found = False
     for path in _FILES[3:] if host.live and not reasons else _FILES:
         try:
-            lines += _read_tail(host.find(path))
+            lines += read_tail(host.find(path))
             found = found or host.exists(path)
         except OSError as error:
             reasons.append(f"{path}: {error.strerror}")
@@ -65,7 +65,8 @@ def _read_kmsg() -> list[str]:
     return lines
 
 
-def _read_tail(path: str) -> list[str]:
+def read_tail(path: str) -> list[str]:
+    """Return the last lines of a log file, 4 MiB at most; none for no path.  Raises OSError."""
     if not path:
         return []
     with open(path, "rb") as file:

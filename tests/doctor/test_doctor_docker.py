@@ -91,6 +91,24 @@ def test_a_hook_that_came_after_dockerd_needs_a_restart(
     assert [entry.path for entry in found.evidence] == [str(hook)]
 
 
+@pytest.mark.root
+@pytest.mark.engine
+def test_a_dockerd_that_is_told_nothing_is_found_with_its_file(docker: Docker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{docker.socket}")
+    file = docker.socket.parent / "daemon.json"
+    before = file.read_text()
+    file.write_text(json.dumps({**json.loads(before), "runtimes": {}}))
+    try:
+        findings = run_checks(Host())
+    finally:
+        file.write_text(before)
+    found = [item for item in findings if item.name == "engine-not-configured" and item.evidence]
+    mine = [item for item in found if item.evidence[0].path == str(file)]
+    assert [item.severity in ("note", "warning", "error") for item in mine] == [True]
+    assert mine[0].fixes[0] == f"ocigpu engine configure docker --config {file}"
+    assert "could not select device driver" in mine[0].text
+
+
 @pytest.mark.parametrize("listens", [True, False], ids=["hangs", "refuses"])
 def test_a_dockerd_that_does_not_answer_is_not_checked(
     listens: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
