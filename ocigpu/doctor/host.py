@@ -38,17 +38,21 @@ class Host:
     """What the checks look at.  ``root``: "" for this machine, else the directory that stands for "/".
 
     ``config``: the settings file, "" for the usual one.  ``nvml_seconds``: how long NVML may take.
+    ``states``: state directories of runc and crun to look in instead of the usual ones.
     Raises UsageError when ``root`` is no directory.  A settings file that cannot be used is no error here: it is kept
     in ``settings_error`` and the defaults are used.
     """
 
-    def __init__(self, root: str = "", config: str = "", nvml_seconds: float = NVML_SECONDS) -> None:
+    def __init__(
+        self, root: str = "", config: str = "", nvml_seconds: float = NVML_SECONDS, states: tuple[str, ...] = ()
+    ) -> None:
         self.root = "" if root in ("", "/") else os.path.realpath(root)
         if self.root and not os.path.isdir(self.root):
             raise UsageError(f"--root {root}: not a directory")
         self.config = config
         self.live = not self.root
         self.nvml_seconds = nvml_seconds
+        self.states = states
         self.tree = Tree(self.root)
         self.settings_error: OcigpuError | None = None
         self.settings = self._read_settings()

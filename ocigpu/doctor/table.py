@@ -1,6 +1,6 @@
 """Every check, in the order in which causes come before their effects.  docs/DOCTOR.md is generated from it."""
 
-from ocigpu.doctor import docker, driver, engines, nodes, settings, specs, system
+from ocigpu.doctor import containers, docker, driver, engines, nodes, settings, specs, system
 from ocigpu.doctor.records import Check
 
 CHECKS = (
@@ -250,6 +250,13 @@ CHECKS = (
         "kernel-too-old", "kernel too old for a feature in use",
         "Older kernels lack calls that ocigpu uses. Most have a slower way.",
         system.check_kernel,
+    ),
+    Check(
+        "container-lost-gpu",
+        "running containers that have lost a GPU",
+        "Rules that a hook wrote into a container's device cgroup go when systemd or the runtime writes it anew: after "
+        "systemctl daemon-reload or docker update.",
+        containers.check_lost_gpus,
     ),
     Check(
         "deleted-driver-files", "running programs hold replaced driver files",

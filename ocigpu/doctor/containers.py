@@ -1,0 +1,100 @@
+"""Have running containers what they were given?  Asked by a child with a deadline: a container may be stuck."""
+
+import json
+import os
+import select
+import shlex
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ocigpu.containers.find import Container, default_places, find_containers
+from ocigpu.doctor.host import Host
+from ocigpu.doctor.records import Evidence, Finding, error, not_checked, ok
+from ocigpu.errors import OcigpuError, printable
+from ocigpu.linux import signals
+
+SECONDS = 15.0
+MAX_CONTAINERS = 200
+
+
+def check_lost_gpus(host: Host) -> list[Finding]:
+    """Can running containers still open the GPUs that they were given?"""
+    if not host.live:
+        return [not_checked("containers are looked at on this machine only")]
+    found, notes = find_containers(default_places(host.states))
+    running = [item for item in found if item.status in ("created", "running")][:MAX_CONTAINERS]
+    if not running:
+        reason = f"no container runs here, as far as can be seen: {notes[0]}" if notes else "no container runs here"
+        return [not_checked(reason)]
+    if not host.driver_version:
+        return [not_checked("no driver is loaded: there is no GPU to lose")]
+    if os.geteuid() != 0:
+        return [not_checked(f"only root can ask what the cgroups of {len(running)} running containers allow")]
+    answers = in_child(lambda: _ask(host, running), SECONDS)
+    if answers is None:
+        return [not_checked(f"containers could not be looked into within {SECONDS:g} s")]
+    findings = [_lost(name, lost) for name, lost, _ in answers if lost]
+    findings += [not_checked(f"container {name}: {problem}") for name, _, problem in answers if problem]
+    well = [name for name, lost, problem in answers if not lost and not problem]
+    if well:
+        shown = printable(", ".join(well), 300)
+        findings.append(ok("running containers have what they were given", Evidence("device cgroups", shown)))
+    return findings
+
+
+def _lost(name: str, lost: list[str]) -> Finding:
+    return error(
+        f'container {name} has lost what it was given: its programs see "Failed to initialize NVML" or EPERM',
+        tuple(Evidence(f"container {name}", text, "as it was given") for text in lost[:4]),
+        (shlex.join(["ocigpu", "repair", name]), "ocigpu watch --repair  # does so by itself from now on"),
+    )
+
+
+def _ask(host: Host, containers: list[Container]) -> list[tuple[str, list[str], str]]:
+    """Return name, what is lost, and what went wrong, for each container; nothing is changed."""
+    from ocigpu.containers.live import open_live
+    from ocigpu.containers.repair import repair
+    from ocigpu.host.discover import read_host_facts
+
+    facts = read_host_facts(host.settings)
+    rows = []
+    for container in containers:
+        name = printable(container.name, 200)
+        try:
+            with open_live(container, host.settings, facts) as live:
+                rows.append((name, [printable(text, 300) for text in repair(live, dry_run=True).lost], ""))
+        except OcigpuError as failure:
+            rows.append((name, [], printable(failure.message, 300)))
+    return rows
+
+
+def in_child(work: Callable[[], Any], seconds: float) -> Any:
+    """Return what ``work`` returns in a forked child, as JSON data; None when it fails or takes longer.
+
+    Must be called from a process with one thread.
+    """
+    reader, writer = os.pipe2(os.O_CLOEXEC)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.close(reader)
+            data = json.dumps(work()).encode()
+            while data:
+                data = data[os.write(writer, data) :]
+        finally:
+            os._exit(0)
+    os.close(writer)
+    text = b""
+    deadline = time.monotonic() + seconds
+    try:
+        while (left := deadline - time.monotonic()) > 0 and select.select([reader], [], [], left)[0]:
+            part = os.read(reader, 1 << 16)
+            if not part:
+                return json.loads(text) if text else None
+            text += part
+        return None
+    finally:
+        os.close(reader)
+        os.kill(pid, signals.SIGKILL)
+        os.waitpid(pid, 0)

@@ -1,0 +1,40 @@
+"""``ocigpu doctor`` finds the container that has lost its GPU, and leaves it as it is."""
+
+import pytest
+from containers_lab import WAITING, container
+from live_lab import apply_again, ocigpu
+from support.fixtures import MakeBundle
+from support.product import SimulatedHost
+from test_repair_containers import GPU_3, hook_by_hand
+
+from ocigpu.doctor.containers import check_lost_gpus, in_child
+from ocigpu.doctor.host import Host
+
+
+@pytest.mark.root
+@pytest.mark.engine
+def test_a_container_that_has_lost_its_gpu_is_found_and_repaired(
+    make_bundle: MakeBundle, runtime_environment: dict[str, str], simulated_host: SimulatedHost
+) -> None:
+    environment = simulated_host.environment(runtime_environment, "runc")
+    settings = environment["OCIGPU_CONFIG"]
+    bundle = make_bundle(WAITING, GPU_3, edit=lambda config: hook_by_hand(config, settings))
+    with container(bundle, environment) as made:
+        host = Host(config=settings, states=(str(made.state),))
+        assert [item.severity for item in check_lost_gpus(host)] == ["ok"]
+        apply_again(made, "v1")
+        for _ in range(2):  # looking changes nothing
+            (found,) = check_lost_gpus(host)
+            assert found.severity == "error"
+            assert any("195:3" in entry.found for entry in found.evidence)
+        assert found.fixes[0] == f"ocigpu repair {made.name}"
+        ocigpu(made, "repair", made.name)
+        assert [item.severity for item in check_lost_gpus(host)] == ["ok"]
+
+
+def test_a_child_that_fails_or_hangs_gives_nothing() -> None:
+    import time
+
+    assert in_child(lambda: [1], 5) == [1]
+    assert in_child(lambda: 1 / 0, 5) is None
+    assert in_child(lambda: time.sleep(60), 0.1) is None
