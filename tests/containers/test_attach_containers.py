@@ -68,7 +68,7 @@ def gpu_3(
 
 @pytest.mark.parametrize(
     ("mode", "low_level", "cgroup"),
-    [("hook", "runc", "v1"), ("hook", "crun", "v2"), ("spec", "runc", "v2"), ("cdi", "crun", "v2")],
+    [("hook", "runc", "v1"), ("spec", "runc", "v2"), ("cdi", "crun", "v2")],
 )
 def test_a_gpu_comes_and_goes(
     make_bundle: MakeBundle,
@@ -384,24 +384,35 @@ KILLED = """
 import os, signal, sys
 from ocigpu import cli
 from ocigpu.containers import attach
+from ocigpu.provision.journal import Journal
 name, *words = sys.argv[1:]
-original = getattr(attach, name)
+original = Journal.record
 def killed(*arguments, **named):
     os.kill(os.getpid(), signal.SIGKILL)
-setattr(attach, name, killed)
+def parent_killed(journal, *arguments, **named):
+    original(journal, *arguments, **named)
+    if len(journal.entries) == int(name):
+        os.kill(os.getppid(), signal.SIGKILL)
+if name.isdigit():
+    Journal.record = parent_killed
+else:
+    setattr(attach, name, killed)
 cli.main(words)
 """
 
 
-@pytest.mark.parametrize("step", ["provision", "write_record"])
+@pytest.mark.parametrize("step", ["provision", "1", "2", "3", "write_record"])
 def test_a_command_that_is_killed_gives_nothing(gpu_3: Made, simulated_host: SimulatedHost, step: str) -> None:
     rules = cgroup_directory(gpu_3, "v1") / "devices.list"
-    before = (rules.read_text(), mounts(gpu_3) if step == "provision" else [])
+    before = (rules.read_text(), mounts(gpu_3))
     words = ["attach", gpu_3.name, "--gpu", "5", "--root", str(gpu_3.state)]
     result = subprocess.run([sys.executable, "-c", KILLED, step, *words], env=gpu_3.environment, timeout=60)
     assert result.returncode == -signal.SIGKILL
     wait_for("the rules to be put back", lambda: "195:5" not in rules.read_text())
-    assert (rules.read_text(), mounts(gpu_3) if step == "provision" else []) == before
+    if step != "write_record":  # then all is in place already, and only the rules are taken back
+        wait_for("the mounts to go", lambda: mounts(gpu_3) == before[1])
+        assert opens(gpu_3, simulated_host, "nvidia5") == REFUSED
+    assert rules.read_text() == before[0]
     assert opens(gpu_3, simulated_host, "nvidia5")[1] == "EPERM"
     assert (verified(gpu_3).verdict, records(gpu_3, simulated_host)) == (AS_GRANTED, [])
 

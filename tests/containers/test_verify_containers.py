@@ -50,7 +50,6 @@ def gpu_3(
         ("spec", "runc", "v2"),
         ("cdi", "crun", "v2"),
         ("spec", "crun", "v1"),
-        ("cdi", "runc", "v1"),
     ],
 )
 def test_everything_is_as_granted_right_after_the_start(
