@@ -90,10 +90,11 @@ if [ -z "$stage" ]; then
 fi
 
 [ -n "$python" ] || python=$("$here/find-python.sh")
-interpreter=$("$python" -I -c 'import os, sys; print(os.path.realpath(sys.executable))')
 if [ -n "$stage" ]; then
   library=$venv site=$venv/vendor
-  mkdir "$stage" && mkdir -p "$stage$venv"
+  interpreter=$("$python" -I -c 'import os, sys; print(os.path.realpath(sys.executable))')
+  mkdir "$stage"
+  mkdir -p "$stage$venv"
   (cd "$here/.." && cp -R ocigpu "$stage$venv")
   cp -R "$vendored" "$stage$site"
   find "$stage$venv/ocigpu" -name __pycache__ -type d -prune -exec rm -rf {} +
