@@ -1,0 +1,100 @@
+"""What a container is to have, worked out from its configuration, whatever is in that: no container is needed."""
+
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+from live_lab import read_facts
+from support.bundle import base_config
+from support.product import RUNTIME, SimulatedHost
+
+from ocigpu.containers.attached import Record
+from ocigpu.containers.find import Container
+from ocigpu.containers.live import Live, Now, change_grant, numbers_of, read_now
+from ocigpu.errors import OcigpuError
+from ocigpu.facts import ImageFacts
+from ocigpu.provision.apply import Caller
+from ocigpu.settings import read_settings
+
+pytestmark = pytest.mark.root
+
+FOUND = Container("one", "one", "", "runc", "running", 1 << 22, "/nowhere", "/nowhere/rootfs", "/nowhere/state.json")
+HOOK = {"prestart": [{"path": str(RUNTIME.with_name("ocigpu-hook")), "args": ["ocigpu-hook", "prestart"]}]}
+ALL = {"NVIDIA_VISIBLE_DEVICES": "all"}
+
+
+def live_of(host: SimulatedHost, config: dict[str, Any]) -> Live:
+    settings = read_settings(str(host.settings))
+    return Live(FOUND, None, config, settings, read_facts(settings), ImageFacts(), Caller())  # type: ignore[arg-type]
+
+
+def with_hook(variables: dict[str, str], hooks: object = HOOK) -> dict[str, Any]:
+    return {**base_config(["true"], variables), "hooks": hooks}
+
+
+@pytest.mark.parametrize(
+    ("hooks", "count"),
+    [
+        pytest.param(HOOK, 8, id="our hook"),
+        pytest.param({"prestart": [{"path": "/x/nvidia-container-runtime-hook"}]}, 8, id="the vendor's hook"),
+        pytest.param({"createRuntime": HOOK["prestart"]}, 8, id="by its newer name"),
+        pytest.param({"poststop": HOOK["prestart"]}, 0, id="at another stage"),
+        pytest.param({"prestart": [{"path": "/bin/true"}, 7, None, {"path": ["ocigpu-hook"]}]}, 0, id="other hooks"),
+        pytest.param({"prestart": "ocigpu-hook"}, 0, id="no list"),
+        pytest.param([], 0, id="no object"),
+    ],
+)
+def test_only_a_hook_that_ran_answers_a_variable(simulated_host: SimulatedHost, hooks: object, count: int) -> None:
+    assert len(read_now(live_of(simulated_host, with_hook(ALL, hooks))).devices) == count
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        {"mounts": [{"source": ["/dev/null"], "destination": {}}, 3, None, {"destination": "/x"}]},
+        {"mounts": {"source": "/"}},
+        {"linux": {"devices": [{"path": 7, "type": "c", "major": 195, "minor": 3}, [], None]}},
+        {"linux": {"devices": [{"path": "/dev/nvidia3", "type": "c", "major": "195", "minor": True}]}},
+        {"annotations": {"ocigpu/declared": "{{{"}},
+        {"process": []},
+        {"linux": {"resources": {"devices": "all"}}},
+        {"linux": []},
+    ],
+)
+def test_parts_of_the_wrong_type_grant_nothing(simulated_host: SimulatedHost, edit: dict[str, Any]) -> None:
+    live = live_of(simulated_host, {**base_config(["true"], ALL), **edit})
+    refused = "linux" in edit and (edit["linux"] == [] or "resources" in edit["linux"])
+    with pytest.raises(OcigpuError, match="linux") if refused else nullcontext():
+        now = read_now(live)
+        assert (now.devices, now.grant.numbers) == ((), frozenset())
+
+
+def test_what_was_detached_is_denied_and_what_was_attached_allowed(simulated_host: SimulatedHost) -> None:
+    live = live_of(simulated_host, with_hook({"NVIDIA_VISIBLE_DEVICES": "0,1"}))
+    gpus = simulated_host.gpus
+    started = read_now(live).grant
+    grant = change_grant(live, started, (gpus[1], gpus[5]))
+    assert grant.devices == (gpus[1], gpus[5])
+    assert {number for number in grant.numbers if number[0] == 195 and number[1] < 8} == {(195, 1), (195, 5)}
+    assert {path for path in grant.nodes if path.startswith("/dev/nvidia")} == {
+        "/dev/nvidia1", "/dev/nvidia5", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools",
+    }  # fmt: skip
+    assert change_grant(live, started, started.devices).numbers == started.numbers
+
+
+def test_the_devices_of_a_container_follow_from_its_start_and_its_record(simulated_host: SimulatedHost) -> None:
+    started = read_now(live_of(simulated_host, with_hook({"NVIDIA_VISIBLE_DEVICES": "0,1"}))).grant
+    gpus = simulated_host.gpus
+    now = Now(started, Record(attached=(gpus[5],), detached=(gpus[0],)), started)
+    assert now.devices == (gpus[1], gpus[5])
+
+
+def test_a_mig_device_has_its_capabilities_and_its_gpu(mig_host: SimulatedHost) -> None:
+    facts = read_facts(read_settings(str(mig_host.settings)))
+    uuid, *minors = mig_host.mig_devices[0]
+    majors = dict(facts.majors)
+    numbers = numbers_of(facts, [uuid])
+    assert {(majors["nvidia-caps"], minor) for minor in minors} | {(195, 0)} <= numbers
+    other = numbers_of(facts, [mig_host.mig_devices[1][0]])
+    assert (195, 0) in other
+    assert not any((majors["nvidia-caps"], minor) in other for minor in minors)
