@@ -25,7 +25,7 @@ Examples:
   ocigpu doctor --all
   ocigpu doctor --json | jq '.findings[] | select(.severity == "error") | .name'
   ocigpu doctor --bundle /tmp/support.tar.gz
-  ocigpu sim create /tmp/gpus --fault uvm-missing && ocigpu doctor --root /tmp/gpus
+  ocigpu sim create /tmp/gpus --fault missing-uvm && ocigpu doctor --root /tmp/gpus
 """
 
 

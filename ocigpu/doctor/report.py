@@ -8,6 +8,7 @@ from ocigpu.doctor.host import Host
 from ocigpu.doctor.records import SEVERITIES, Check, Finding, not_checked
 from ocigpu.doctor.table import CHECKS
 from ocigpu.errors import OcigpuError, printable
+from ocigpu.sim.fault_names import FAULT_NAMES
 
 STATUS = {"error": 4, "warning": 3}
 """Exit status by the worst finding; 0 for all others.  1 and 2 are those of every command."""
@@ -144,6 +145,16 @@ def render_markdown() -> str:
         "|---|---|---|",
     ]
     lines += [f"| `{check.name}` | {check.title} | {_cell(check.meaning)} |" for check in CHECKS]
+    lines += [
+        "",
+        "## Faults of simulated hosts",
+        "",
+        "| `--fault` | makes | found as |",
+        "|---|---|---|",
+    ]
+    for name, fault in FAULT_NAMES.items():
+        found = ", ".join(f"`{finding}`" for finding in fault.findings) or "nothing"
+        lines.append(f"| `{name}` | {_cell(fault.text)} | {found} |")
     return "\n".join(lines) + "\n"
 
 

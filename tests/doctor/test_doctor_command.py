@@ -12,6 +12,7 @@ from doctor.conftest import Broken, Run, bad, examine
 from ocigpu.doctor.host import Host
 from ocigpu.doctor.records import SEVERITIES, Finding
 from ocigpu.doctor.report import exit_status, run_checks
+from ocigpu.doctor.specs import newest_version
 from ocigpu.doctor.table import CHECKS
 
 DOCS = Path(__file__).parents[2] / "docs/DOCTOR.md"
@@ -29,6 +30,29 @@ DOCS = Path(__file__).parents[2] / "docs/DOCTOR.md"
 )
 def test_the_exit_status_is_that_of_the_worst_finding(severities: list[str], status: int) -> None:
     assert exit_status([Finding(severity, "text") for severity in severities]) == status
+
+
+@pytest.mark.parametrize(
+    ("engine", "release", "newest"),
+    [
+        ("podman", "4.3.1", "0.5.0"),
+        ("podman", "4.9.3", "0.6.0"),
+        ("podman", "4.0.3", ""),
+        ("docker", "20.10.24", ""),
+        ("docker", "25.0.17", "0.8.0"),
+        ("docker", "27.3.1", "0.7.0"),
+        ("docker", "30.1.0", "1.1.0"),
+        ("docker", "nonsense", None),
+        ("containerd", "1.6.20", ""),
+        ("containerd", "1.7.24", "0.7.0"),
+        ("containerd", "1.7.28", "0.8.0"),
+        ("containerd", "2.0.3", "0.8.0"),
+        ("crio", "1.31.2", "0.8.0"),
+        ("other", "1.0", None),
+    ],
+)
+def test_what_a_release_reads_of_cdi_is_known(engine: str, release: str, newest: str | None) -> None:
+    assert newest_version(engine, release) == newest
 
 
 @pytest.mark.parametrize(
