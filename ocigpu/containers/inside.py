@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ocigpu.actions import Link, Node
 from ocigpu.containers.asked import ask_child
+from ocigpu.errors import OcigpuError
 from ocigpu.linux import libc
 from ocigpu.linux.paths import open_in_root, open_parent
 from ocigpu.provision.container import Container, join, open_root, use_owner_ids
@@ -30,8 +31,8 @@ def remove_inside(container: Container, actions: "Sequence[Action]") -> list[str
     wanted = [action for action in actions if isinstance(action, Node | Link)]
     try:
         found: list[str] = ask_child(lambda: _remove(container, wanted))
-    except OSError as error:
-        return [f"its nodes could not be removed, and cannot be opened: {error.strerror or error}"]
+    except (OSError, OcigpuError) as error:
+        return [f"its nodes could not be removed, and cannot be opened: {error}"]
     return found
 
 
