@@ -104,8 +104,8 @@ def check_configured(host: Host) -> list[Finding]:
         if status.engine == "podman" and status.cdi == "on":
             findings.append(not_checked("Podman takes CDI devices, and there is no specification: see cdi-missing"))
             continue
-        if any(item.engine == status.engine and able[id(item)] for item in engines):
-            findings.append(not_checked(f"another {NAMES[status.engine]} is configured: see containerd-two-configs"))
+        if status.engine == "containerd" and any(item.engine == "containerd" and able[id(item)] for item in engines):
+            findings.append(not_checked("another containerd is configured: see containerd-two-configs"))
             continue
         text = f"{label(status)} is installed and knows nothing of GPUs"
         if status.engine == "docker":

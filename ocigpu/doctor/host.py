@@ -92,8 +92,19 @@ class Host:
         return self.root + path
 
     def find(self, path: str) -> str:
-        """Return the path on this machine with links resolved inside the root, "" when there is nothing."""
-        return self.tree.find(path)
+        """Return the path on this machine with links resolved inside the root, "" when there is nothing.
+
+        Raises PermissionError when that cannot be told.
+        """
+        found = self.tree.find(path)
+        if not found:
+            try:
+                os.lstat(self.root + path)
+            except PermissionError:
+                raise
+            except OSError:  # nothing there
+                return ""
+        return found
 
     def exists(self, path: str) -> bool:
         return bool(self.find(path))
