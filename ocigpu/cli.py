@@ -16,6 +16,7 @@ from ocigpu.commands.attach import ATTACH_EPILOG, DETACH_EPILOG, attach_command,
 from ocigpu.commands.cdi import cdi_app
 from ocigpu.commands.config import config_app
 from ocigpu.commands.demo import DEMO_EPILOG, demo_command
+from ocigpu.commands.device_plugin import DEVICE_PLUGIN_EPILOG, device_plugin_command
 from ocigpu.commands.diff import DIFF_EPILOG, diff_command
 from ocigpu.commands.doctor import DOCTOR_EPILOG, doctor_command
 from ocigpu.commands.engine import engine_app
@@ -83,6 +84,12 @@ app.command("detach", epilog=DETACH_EPILOG)(detach_command)
 app.command("repair", epilog=REPAIR_EPILOG)(repair_command)
 app.add_typer(cdi_app, name="cdi", short_help="Write, list, check and compare CDI specifications.")
 app.command("watch", short_help="Keep a CDI specification up to date.", epilog=WATCH_EPILOG)(watch_command)
+app.command(
+    "device-plugin",
+    short_help="Offer this node's GPUs to Kubernetes.",
+    epilog=DEVICE_PLUGIN_EPILOG,
+    context_settings={"ignore_unknown_options": True},
+)(device_plugin_command)
 app.add_typer(config_app, name="config")
 app.add_typer(engine_app, name="engine", short_help="Make container engines know ocigpu, and undo it.")
 app.command("trace", epilog=TRACE_EPILOG)(trace_command)

@@ -229,6 +229,10 @@ CODES: dict[str, Code] = {
         "The kubelet asks for devices that cannot be given to a container.",
         "See the cause in the message; delete the pod, so that its controller makes another.",
     ),
+    "OCIGPU-KUBE-3": Code(
+        "The Kubernetes device plugin cannot do its work: its socket, a daemon that it runs, or what it is made of.",
+        "See the cause in the message; it must run as root, with the kubelet's directory of device plugins.",
+    ),
     # SIM: simulated host
     "OCIGPU-SIM-1": Code("The simulated host could not be made or read.", "See the cause in the message."),
     # DEMO: ocigpu demo

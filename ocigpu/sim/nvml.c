@@ -4,7 +4,8 @@
  *
  * Faults for tests: OCIGPU_SIM_NVML_FAIL=<code> makes nvmlInit return that code, and a file SIM_DIRECTORY/faults, read
  * by nvmlInit, has lines "init <code>", "lost <gpu>", "mig-pending <gpu>" (its MIG mode changes with the next reset),
- * "no-persistence" or "hang".
+ * "no-persistence" or "hang".  "xid <gpu> <number>" [<gpu instance> <compute instance>] is an event for whoever waits
+ * for one while the line is added.
  */
 #include "simhost.h"
 
@@ -18,6 +19,7 @@ enum {
     NOT_FOUND = 6,
     INSUFFICIENT_SIZE = 7,
     DRIVER_NOT_LOADED = 9,
+    TIMEOUT = 10,
     GPU_IS_LOST = 15,
     VERSION_MISMATCH = 25, /* NVML_ERROR_ARGUMENT_VERSION_MISMATCH */
 };
@@ -156,7 +158,7 @@ EXPORT const char *nvmlErrorString(nvml_return code)
     case NOT_FOUND: return "Not Found";
     case INSUFFICIENT_SIZE: return "Insufficient Size";
     case DRIVER_NOT_LOADED: return "Driver Not Loaded";
-    case 10: return "Timeout";
+    case TIMEOUT: return "Timeout";
     case 12: return "NVML Shared Library Not Found";
     case 13: return "Function Not Found";
     case GPU_IS_LOST: return "GPU is lost";
@@ -657,4 +659,105 @@ EXPORT nvml_return nvmlDeviceGetAttributes_v2(const struct handle *device, struc
 EXPORT nvml_return nvmlDeviceGetAttributes(const struct handle *device, struct attributes *attributes)
 {
     return nvmlDeviceGetAttributes_v2(device, attributes);
+}
+
+/* Events: one set, of the critical XIDs that the lines "xid" of the file of faults stand for. */
+
+#define XID_CRITICAL 8ULL /* nvmlEventTypeXidCriticalError */
+
+struct event_data { /* nvmlEventData_t */
+    struct handle *device;
+    unsigned long long type, data;
+    unsigned int gpu_instance, compute_instance;
+};
+
+static int event_set, events_seen, watched[SIM_GPUS];
+
+static unsigned int instance(char *text, char **end)
+{
+    unsigned long value = strtoul(text, end, 10);
+
+    return *end == text ? 0xFFFFFFFFU : (unsigned int)value;
+}
+
+/* Find the line "xid" of this number, counted from 0, and return whether there is one. */
+static int find_xid(int wanted, int *gpu, struct event_data *event)
+{
+    char text[4096], *line;
+    int fd = open(SIM_DIRECTORY "/faults", O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    ssize_t size;
+
+    if (fd < 0)
+        return 0;
+    size = read(fd, text, sizeof text - 1);
+    close(fd);
+    text[size > 0 ? size : 0] = 0;
+    for (line = text; line && *line; line = strchr(line, '\n') ? strchr(line, '\n') + 1 : NULL) {
+        char *rest = line + 4;
+
+        if (strncmp(line, "xid ", 4) != 0 || wanted-- > 0 || !strchr(line, '\n'))
+            continue;
+        *strchr(line, '\n') = 0;
+        *gpu = (int)instance(rest, &rest);
+        event->data = instance(rest, &rest);
+        event->gpu_instance = instance(rest, &rest);
+        event->compute_instance = instance(rest, &rest);
+        return 1;
+    }
+    return 0;
+}
+
+EXPORT nvml_return nvmlEventSetCreate(void **set)
+{
+    struct event_data event;
+    int gpu;
+
+    if (!references)
+        return UNINITIALIZED;
+    memset(watched, 0, sizeof watched);
+    for (events_seen = 0; find_xid(events_seen, &gpu, &event); events_seen++)
+        ;
+    *set = &event_set;
+    return SUCCESS;
+}
+
+EXPORT nvml_return nvmlEventSetFree(void *set) { return set == &event_set ? SUCCESS : INVALID_ARGUMENT; }
+
+EXPORT nvml_return nvmlDeviceGetSupportedEventTypes(struct handle *device, unsigned long long *types)
+{
+    REQUIRE(check_gpu(device));
+    *types = XID_CRITICAL;
+    return SUCCESS;
+}
+
+EXPORT nvml_return nvmlDeviceRegisterEvents(struct handle *device, unsigned long long types, void *set)
+{
+    REQUIRE(check_gpu(device));
+    if (set != &event_set || types != XID_CRITICAL)
+        return INVALID_ARGUMENT;
+    watched[device->gpu] = 1;
+    return SUCCESS;
+}
+
+EXPORT nvml_return nvmlEventSetWait_v2(void *set, struct event_data *event, unsigned int milliseconds)
+{
+    unsigned int waited;
+    int gpu, i;
+
+    if (set != &event_set)
+        return INVALID_ARGUMENT;
+    for (waited = 0; waited <= milliseconds; waited += 50) {
+        while (find_xid(events_seen, &gpu, event)) {
+            events_seen++;
+            for (i = 0; i < view.gpus; i++) {
+                if ((unsigned int)gpu != devices[i].index || !watched[devices[i].gpu])
+                    continue;
+                event->device = &devices[i];
+                event->type = XID_CRITICAL;
+                return SUCCESS;
+            }
+        }
+        usleep(50000);
+    }
+    return TIMEOUT;
 }

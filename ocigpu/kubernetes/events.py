@@ -1,0 +1,138 @@
+"""NVML's events from a process of its own: NVML is closed code that may hang or crash, and then only that process does.
+
+A sign of life comes every few seconds; a process without one is replaced.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any, NamedTuple
+
+from ocigpu.facts import HostFacts
+from ocigpu.kubernetes.health import NO_INSTANCE, Event
+from ocigpu.kubernetes.reader import reap
+
+SILENCE = 60.0
+"""Seconds without a sign of life: initialising NVML wakes up all GPUs, one or two seconds each."""
+FIRST_RETRY, LONGEST_RETRY = 2.0, 300.0
+MAX_LINE = 1 << 16
+_CODE = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]);"
+    " from ocigpu.kubernetes.events_child import main; main(*sys.argv[2:])"
+)
+
+
+class News(NamedTuple):
+    """What the watcher has to say: XID events, and lines for the log as (level, text)."""
+
+    events: tuple[Event, ...] = ()
+    lines: tuple[tuple[str, str], ...] = ()
+
+
+class EventWatcher:
+    """Watches the GPUs of a host for XIDs; :meth:`step` is called now and then and never waits."""
+
+    def __init__(self) -> None:
+        self._child: subprocess.Popen[bytes] | None = None
+        self._pending = b""
+        self._key: tuple[str, ...] = ()
+        self._root = ""
+        self._heard = 0.0
+        self._due = 0.0
+        self._delay = 0.0
+
+    def fileno(self) -> int:
+        """Return what becomes readable with news, -1 while nothing is watched."""
+        return self._child.stdout.fileno() if self._child and self._child.stdout else -1
+
+    def watch(self, facts: HostFacts, now: float) -> None:
+        """Watch the GPUs of these facts from now on; none without NVML.  The same GPUs are watched on."""
+        library = next(
+            (lib.host_path for lib in facts.libraries if lib.soname == "libnvidia-ml.so.1" and lib.bits == 64), ""
+        )
+        gpus = sorted(gpu.uuid for gpu in facts.gpus if not gpu.error)
+        key = (library, *gpus) if library and gpus else ()
+        if key != self._key:
+            self.close()
+            self._key, self._root = key, facts.driver_root if facts.simulated else ""
+            self._due, self._delay = now, 0.0
+
+    def step(self, now: float) -> News:
+        """Start, replace and read the process."""
+        if self._child is None:
+            return self._start(now) if self._key and now >= self._due else News()
+        data, ended = self._read()
+        if data:
+            self._heard = now
+        *lines, self._pending = (self._pending + data).split(b"\n")
+        news = _parse(lines)
+        if ended:
+            return news._replace(lines=(*news.lines, ("warning", self._retry(now, "ended"))))
+        if now - self._heard > SILENCE or len(self._pending) > MAX_LINE:
+            return news._replace(lines=(*news.lines, ("warning", self._retry(now, f"gave no sign for {SILENCE:g} s"))))
+        if now - self._heard < SILENCE and data:
+            self._delay = 0.0
+        return news
+
+    def _start(self, now: float) -> News:
+        paths = json.dumps(list(filter(None, sys.path)))
+        command = [sys.executable, "-I", "-c", _CODE, paths, self._key[0], self._root, str(os.getpid())]
+        try:
+            self._child = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env={},
+                cwd="/",
+                process_group=0,
+            )
+        except OSError as error:
+            return News(lines=(("warning", self._retry(now, f"cannot be started: {error.strerror}")),))
+        self._heard, self._pending = now, b""
+        os.set_blocking(self.fileno(), False)
+        return News()
+
+    def _read(self) -> tuple[bytes, bool]:
+        try:
+            data = os.read(self.fileno(), MAX_LINE)
+        except BlockingIOError:
+            return b"", False
+        return data, not data
+
+    def _retry(self, now: float, what: str) -> str:
+        self._end()
+        self._delay = min(max(2 * self._delay, FIRST_RETRY), LONGEST_RETRY)
+        self._due = now + self._delay
+        return f"the process that waits for XIDs {what}: it is started again in {self._delay:g} s"
+
+    def _end(self) -> None:
+        if self._child is not None:
+            self._child.kill()
+            if self._child.stdout:
+                self._child.stdout.close()
+            reap(self._child)
+        self._child = None
+
+    def close(self) -> None:
+        """Watch nothing any more."""
+        self._end()
+        self._key = ()
+
+
+def _parse(lines: list[bytes]) -> News:
+    """Return the news of these lines; a closed library shares the process that wrote them, so they may be anything."""
+    events: list[Event] = []
+    log: list[tuple[str, str]] = []
+    for line in lines:
+        try:
+            data: Any = json.loads(line)
+            if "xid" in data:
+                numbers = [int(data[name]) & NO_INSTANCE for name in ("gi", "ci")]
+                events.append(Event(int(data["xid"]), str(data["gpu"])[:96], *numbers))
+            for gpu, reason in data.get("unwatched", {}).items():
+                log.append(("warning", f"GPU {gpu[:96]} is not watched for XIDs: {str(reason)[:300]}"))
+        except (ValueError, TypeError, KeyError, AttributeError):
+            log.append(("warning", "a line that means nothing from the process that waits for XIDs"))
+    return News(tuple(events), tuple(log))

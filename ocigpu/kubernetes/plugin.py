@@ -1,0 +1,333 @@
+"""``ocigpu device-plugin``: keeps the kubelet told about this node's devices until it is told to end.
+
+One thread does everything that may wait for nobody: signals, files, readings of the node, NVML's events, registration.
+gRPC answers the kubelet in threads of its own (:mod:`~ocigpu.kubernetes.server`); NVML is asked by other processes
+(:mod:`~ocigpu.kubernetes.reader`, :mod:`~ocigpu.kubernetes.events`).  What goes wrong is logged and tried again.
+"""
+
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Mapping
+from types import FrameType
+from typing import Any, NamedTuple
+
+from ocigpu.errors import HostError, OcigpuError
+from ocigpu.kubernetes.config import Configuration, Options, configure
+from ocigpu.kubernetes.devices import Inventory, Resource
+from ocigpu.kubernetes.events import EventWatcher
+from ocigpu.kubernetes.health import RULES, Rules
+from ocigpu.kubernetes.loading import Told, file_state, read_configuration
+from ocigpu.kubernetes.monitor import Monitor
+from ocigpu.kubernetes.mps import mps_problem
+from ocigpu.kubernetes.mps_daemon import MpsDaemons
+from ocigpu.kubernetes.node import Node, carry_over, host_settings
+from ocigpu.kubernetes.reader import NodeReader, Reading
+from ocigpu.kubernetes.server import FIRST_RETRY, LONGEST_RETRY, Offer, Registration, ResourceServer, identity
+from ocigpu.settings import Settings
+from ocigpu.watch import Log
+
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
+
+
+class Timing(NamedTuple):
+    """Seconds: ``poll`` between looks at files and sockets, ``probe`` between readings of the node."""
+
+    poll: float = 0.5
+    probe: float = 10.0
+    rules: Rules = RULES
+
+
+class SharedLog(Log):
+    """The log of a program with several threads: a line is written in one piece."""
+
+    def __init__(self, as_json: bool) -> None:
+        super().__init__(as_json)
+        self._lock = threading.Lock()
+
+    def __call__(self, level: str, message: str, **fields: Any) -> None:
+        with self._lock:
+            super().__call__(level, message, **fields)
+
+
+class Served:
+    """A resource's server, its registration, and when a failed start is tried again."""
+
+    def __init__(self, server: ResourceServer, registration: Registration) -> None:
+        self.server = server
+        self.registration = registration
+        self.due = 0.0
+        self.delay = 0.0
+        self.told = ""
+
+
+class DevicePlugin:
+    """What the plugin knows and does; :meth:`run` returns when a signal ends it.
+
+    Raises SettingsError (OCIGPU-KUBE-1) for flags and variables that cannot be understood: the file may be corrected
+    while it runs, they may not.
+    """
+
+    def __init__(
+        self,
+        told: Told,
+        environment: Mapping[str, str],
+        settings: Settings,
+        as_json: bool = False,
+        timing: Timing | None = None,
+    ) -> None:
+        self.told = told
+        self.environment = environment
+        self.given_settings = settings
+        self.log = SharedLog(as_json)
+        self.timing = timing or Timing()
+        fixed = configure(told.flags, environment).options
+        self.kubelet = fixed.kubelet_socket
+        self.directory = os.path.dirname(self.kubelet or Options().kubelet_socket)
+        self.configuration: Configuration | None = None
+        self.settings = settings
+        self.monitor = Monitor(Configuration())
+        self.reader = NodeReader()
+        self.watcher = EventWatcher()
+        self.mps = MpsDaemons(self.log)
+        self.node: Node | None = None
+        self.inventory = Inventory()
+        self.served: dict[str, Served] = {}
+        self._file: tuple[int, ...] = ()
+        self._read_due = 0.0
+        self._first = True
+        self._told: dict[str, str] = {}
+        self._sick: dict[str, str] = {}
+        self._stopping = self._hangup = False
+        self._wakeup, self._waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+
+    # life
+
+    def run(self) -> None:
+        """Work until SIGTERM, SIGINT or SIGQUIT; SIGHUP reads everything anew.
+
+        Needs the right to make sockets beside the kubelet's: root.  Raises HostError when there is no driver and it was
+        told to end then (failOnInitError).
+        """
+        for number in ENDING:
+            signal.signal(number, self._stop)
+        signal.signal(signal.SIGHUP, self._hang_up)
+        signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
+        self._file = file_state(self.told.file)
+        self._configure()
+        try:
+            while not self._stopping:
+                self._step(time.monotonic())
+                self._wait()
+            self.log("info", "ending")
+        finally:
+            for name in list(self.served):
+                self._end(name)
+            self.mps.close()
+            self.watcher.close()
+            self.reader.close()
+
+    def _stop(self, _number: int, _frame: FrameType | None) -> None:
+        self._stopping = True
+
+    def _hang_up(self, _number: int, _frame: FrameType | None) -> None:
+        self._hangup = True
+
+    def _wake(self) -> None:
+        try:
+            os.write(self._waker, b"\0")
+        except BlockingIOError:  # it has been woken often enough
+            return
+
+    def _wait(self) -> None:
+        descriptors = [fd for fd in (self._wakeup, self.reader.fileno(), self.watcher.fileno()) if fd >= 0]
+        readable = select.select(descriptors, [], [], self.timing.poll)[0]
+        if self._wakeup in readable:
+            os.read(self._wakeup, 4096)
+
+    def _step(self, now: float) -> None:
+        self._look_at_file()
+        reading = self.reader.answer(now)
+        if reading is not None:
+            self._read_due = now + self.timing.probe
+            self._has_read(reading, now)
+        self._ask(now)
+        self._watch(now)
+        for served in self.served.values():
+            self._keep(served, now)
+
+    def _once(self, what: str, level: str, text: str) -> None:
+        """Log a line about something unless it was the last one about it."""
+        if self._told.get(what) != text:
+            self._told[what] = text
+            if text:
+                self.log(level, text)
+
+    # configuration
+
+    def _look_at_file(self) -> None:
+        state = file_state(self.told.file) if self.told.file else ()
+        if self._hangup:
+            self._hangup = False
+            self.log("info", "SIGHUP: everything is read anew")
+            self._file = state
+            if self._configure():
+                for served in self.served.values():
+                    served.server.stop()
+                    served.due = served.delay = 0.0
+        elif state != self._file:
+            self._file = state
+            self.log("info", f"{self.told.file} has changed")
+            self._configure()
+
+    def _configure(self) -> bool:
+        """Take up the configuration; one that is wrong leaves the one before in force.  Returns whether it was good."""
+        try:
+            configuration = read_configuration(self.told, self.environment)
+        except OcigpuError as error:
+            stays = "nothing is offered until it is corrected" if self.configuration is None else "the one before stays"
+            self.log("error", f"{error.code}: {error.message}; {stays}", code=error.code)
+            return False
+        for warning in configuration.warnings:
+            self.log("warning", warning)
+        if configuration != self.configuration:
+            self.configuration = configuration
+            self.settings = host_settings(self.given_settings, configuration.options)
+            self.monitor = Monitor(configuration, self.timing.rules)
+            for note in self.monitor.notes:
+                self.log("warning", note)
+            self.inventory, self.node = Inventory(), None  # what is gone from another configuration is not lost
+            self.reader.close()
+        self._read_due = 0.0
+        return True
+
+    # the node
+
+    def _ask(self, now: float) -> None:
+        if self.configuration is None or self.reader.busy or now < self._read_due:
+            return
+        try:
+            self.reader.ask(self.settings, self.configuration, now)
+        except OSError as error:
+            self._read_due = now + self.timing.probe
+            self._once("reader", "error", f"no process to read the host: {error.strerror}")
+
+    def _has_read(self, reading: Reading, now: float) -> None:
+        assert self.configuration is not None
+        self._once("silent", "warning", reading.silent)
+        for problem in reading.problems:
+            self._once(problem, "error", problem)
+        if reading.node is None:
+            self.monitor.is_silent(self.inventory, reading.silent, now)
+        else:
+            self.node = reading.node
+            self.inventory = carry_over(self.inventory, reading.node.inventory)
+            self.monitor.has_read(self.inventory, now)
+            for note in reading.node.inventory.notes:
+                self._once(note, "warning", note)
+        if self._first and self.configuration.options.fail_on_init_error and not self.inventory.resources:
+            raise HostError("OCIGPU-HOST-1", f"{self.inventory.reason or reading.silent} (failOnInitError is set)")
+        self._first = False
+        why = "" if self.inventory.resources else self.inventory.reason or reading.silent
+        self._once("nothing", "warning", f"no devices to offer: {why}; waiting for some" if why else "")
+        self._offer()
+
+    def _watch(self, now: float) -> None:
+        if self.node is not None and self.node.source == "nvml" and self.monitor.policy.watches_events:
+            self.watcher.watch(self.node.facts, now)
+        else:
+            self.watcher.close()
+        news = self.watcher.step(now)
+        for level, text in news.lines:
+            self._once(text, level, text)
+        for event in news.events:
+            found = self.monitor.happened(event, self.inventory, now)
+            what = f"XID {event.xid} of {event.gpu or 'an unknown GPU'}"
+            self.log("warning" if found else "info", what if found else f"{what} means nothing for its health")
+        if news.events:
+            self._offer()
+
+    # servers
+
+    def _offer(self) -> None:
+        """Tell every server what it offers now; make those that are new and end those that are gone."""
+        if self.node is None or self.configuration is None:
+            return
+        judged = [self.monitor.judged(self._usable(resource)) for resource in self.inventory.resources]
+        self._tell_health(judged)
+        for name in self.served.keys() - {resource.name for resource in judged}:
+            self.log("info", f"{name}: no longer offered")
+            self._end(name, gone=True)
+        self.mps.want(judged, self.node, self.configuration)
+        for resource in judged:
+            offer = Offer(resource, self.node, self.configuration, self.settings)
+            served = self.served.get(resource.name)
+            if served is None:
+                server = ResourceServer(offer, self.directory, self.log)
+                registration = Registration(self.kubelet, resource.name, self._wake, self.log)
+                self.served[resource.name] = Served(server, registration)
+                self.log("info", f"{resource.name}: {_count(resource)}", resource=resource.name)
+            elif served.server.update(offer):
+                self.log("info", f"{resource.name}: now {_count(resource)}", resource=resource.name)
+
+    def _usable(self, resource: Resource) -> Resource:
+        """Return the resource, with why its devices cannot be shared as they were told to be."""
+        problem = mps_problem(resource, self.node.facts) if self.node and resource.sharing == "mps" else ""
+        if not problem:
+            return resource
+        return resource._replace(devices=tuple(device._replace(error=problem) for device in resource.devices))
+
+    def _tell_health(self, resources: list[Resource]) -> None:
+        sick = {device.uuid: device.error for each in resources for device in each.devices if device.error}
+        for uuid, error in sick.items():
+            if self._sick.get(uuid) != error:
+                self.log("warning", f"{uuid} is unhealthy: {error}", device=uuid)
+        present = {device.uuid for each in resources for device in each.devices}
+        for uuid in self._sick.keys() & present - sick.keys():
+            self.log("info", f"{uuid} is healthy again", device=uuid)
+        self._sick = sick
+
+    def _keep(self, served: Served, now: float) -> None:
+        """Keep a server listening and registered: kubelets remove all sockets when they start."""
+        server = served.server
+        if server.running and not server.owns_socket():
+            taken = bool(identity(server.path))
+            self.log("warning", f"{server.path} was {'taken by another program' if taken else 'removed'}: serving anew")
+            server.stop()
+            served.due = now + LONGEST_RETRY if taken else now
+        if not server.running:
+            served.registration.again()
+            if not self.mps.is_ready(server.name) or not os.path.isdir(self.directory):
+                missing = "" if os.path.isdir(self.directory) else f"there is no directory {self.directory}: waiting"
+                self._once(self.directory, "warning", missing)
+                return
+            if now < served.due or not self._start(served, now):
+                return
+        if self.kubelet:
+            served.registration.step(now, identity(self.kubelet))
+
+    def _start(self, served: Served, now: float) -> bool:
+        try:
+            served.server.start()
+        except OcigpuError as error:
+            served.delay = min(max(2 * served.delay, FIRST_RETRY), LONGEST_RETRY)
+            served.due = now + served.delay
+            self._once(served.server.path, "error", f"{error.code}: {error.message}")
+            return False
+        served.delay = 0.0
+        self._told.pop(served.server.path, None)
+        self._told.pop(self.directory, None)
+        return True
+
+    def _end(self, name: str, gone: bool = False) -> None:
+        served = self.served.pop(name)
+        served.registration.cancel()
+        served.server.stop(gone)
+
+
+def _count(resource: Resource) -> str:
+    sick = sum(bool(device.error) for device in resource.devices)
+    number = len(resource.devices)
+    return f"{number} device{'s' if number != 1 else ''}" + (f", {sick} of them unhealthy" if sick else "")

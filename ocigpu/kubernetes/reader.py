@@ -1,0 +1,166 @@
+"""The node, read again and again by a process of its own with one thread.
+
+Asking NVML forks, which a process with gRPC's threads must not; and a read that hangs in the kernel hangs that process,
+never the plugin.  It is started without a fork, answers one request after the other, and ends with the plugin.
+"""
+
+import json
+import select
+import socket
+import subprocess
+import sys
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+from ocigpu.errors import HostError, OcigpuError, as_own_error
+from ocigpu.host.discover import read_host_facts
+from ocigpu.host.wsl import is_wsl
+from ocigpu.kubernetes.config import Configuration
+from ocigpu.kubernetes.node import Node, read_node
+from ocigpu.kubernetes.specifications import write_specifications
+from ocigpu.settings import Settings
+
+DEADLINE = 90.0
+"""Seconds for one reading: NVML is asked up to four times, each time with a deadline of its own."""
+_REAP = 0.5
+_CODE = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]);"
+    " from ocigpu.kubernetes.reader import serve; serve(int(sys.argv[2]))"
+)
+
+
+class Reading(NamedTuple):
+    """``node``: None when the host could not be read, for the reason in ``silent``.
+
+    ``silent``: why NVML gave no answer about GPUs that may well be there; ``problems``: of CDI specifications.
+    """
+
+    node: Node | None
+    silent: str = ""
+    problems: tuple[str, ...] = ()
+
+
+def read_again(before: Node | None, settings: Settings, configuration: Configuration) -> Reading:
+    """Return the node as it is now; what has not changed is not looked at closely.  Asks NVML by a forked child."""
+    if configuration.options.device_discovery_strategy != "vfio" and not is_wsl(settings):
+        try:
+            facts = read_host_facts(settings)
+        except HostError:
+            return Reading(read_node(settings, configuration))  # says why, or finds GPUs for virtual machines
+        if facts.source == "procfs" and facts.gpus:
+            problem = next((note for note in facts.notes if note.startswith("NVML")), "NVML gave no answer")
+            return Reading(None, problem)
+        if before and before.source == "nvml" and facts == before.facts and not before.hardware.problem:
+            return Reading(before)
+    return Reading(read_node(settings, configuration))
+
+
+def serve(descriptor: int) -> None:
+    """Answer requests, (settings, configuration), on a connected socket until the other side closes it."""
+    connection = Connection(descriptor)
+    last: tuple[Settings, Configuration] | None = None
+    node: Node | None = None
+    problems: tuple[str, ...] = ()
+    while True:
+        try:
+            request = connection.recv()
+        except (EOFError, ConnectionError):
+            return
+        if request != last:
+            node = None
+        last = request
+        settings, configuration = request
+        try:
+            reading = read_again(node, settings, configuration)
+            if reading.node is not None and (reading.node is not node or problems):
+                problems = write_specifications(reading.node, configuration, settings)
+                node = reading.node
+            answer = reading._replace(problems=problems)
+        except OcigpuError as error:
+            answer = Reading(None, error.message)
+        except Exception as error:  # noqa: BLE001 - a defect: it is reported, and the next reading may work
+            answer = Reading(None, as_own_error(error).message)
+        try:
+            connection.send(answer)
+        except ConnectionError:
+            return
+
+
+class NodeReader:
+    """The parent's side: at most one request is under way; nothing here waits for the child."""
+
+    def __init__(self) -> None:
+        self._child: subprocess.Popen[bytes] | None = None
+        self._connection: Connection | None = None
+        self._asked: float | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether an answer is awaited."""
+        return self._asked is not None
+
+    def fileno(self) -> int:
+        """Return what becomes readable with an answer, -1 while there is no child."""
+        return self._connection.fileno() if self._connection else -1
+
+    def ask(self, settings: Settings, configuration: Configuration, now: float) -> None:
+        """Ask for a reading; raises OSError when no process can be started."""
+        if self._connection is None:
+            self._start()
+        assert self._connection is not None
+        self._asked = now
+        try:
+            self._connection.send((settings, configuration))
+        except ConnectionError:  # the next look finds the end of the stream
+            return
+
+    def answer(self, now: float) -> Reading | None:
+        """Return the answer when there is one; a child that ended or is late is replaced with the next request."""
+        if self._connection is None or self._asked is None:
+            return None
+        if select.select([self._connection], [], [], 0)[0]:
+            try:
+                reading: Any = self._connection.recv()
+            except (EOFError, ConnectionError):
+                status = self._child.poll() if self._child else None
+                self.close()
+                return Reading(None, f"the process that reads the host ended (status {status})")
+            self._asked = None
+            return reading if isinstance(reading, Reading) else None
+        if now - self._asked > DEADLINE:
+            self.close()
+            return Reading(None, f"the host could not be read within {DEADLINE:g} s")
+        return None
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair()
+        paths = json.dumps(list(filter(None, sys.path)))
+        with theirs:
+            try:
+                self._child = subprocess.Popen(
+                    [sys.executable, "-I", "-c", _CODE, paths, str(theirs.fileno())],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                    process_group=0,
+                )
+            except OSError:
+                ours.close()
+                raise
+        self._connection = Connection(ours.detach())
+
+    def close(self) -> None:
+        """End the child; one that is stuck in the kernel is left to init."""
+        if self._connection is not None:
+            self._connection.close()
+        if self._child is not None:
+            self._child.kill()
+            reap(self._child)
+        self._child = self._connection = self._asked = None
+
+
+def reap(child: "subprocess.Popen[bytes]") -> None:
+    """Wait for a child that was killed, but not for one that is stuck in the kernel."""
+    try:
+        child.wait(_REAP)
+    except subprocess.TimeoutExpired:
+        child.returncode = -9

@@ -1,0 +1,344 @@
+"""One resource's gRPC server: answers the kubelet, and registers with it.
+
+gRPC answers in threads of its own.  What they read is one :class:`Offer`, replaced as a whole; streams of ListAndWatch
+wait for the next one.  Everything else is called by the plugin's main thread.
+Sources: k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1 (api.proto, constants.go).
+"""
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple, NoReturn
+
+import grpc
+
+from ocigpu.errors import HostError, OcigpuError, RequestError, as_own_error, printable
+from ocigpu.kubernetes.allocate import allocate
+from ocigpu.kubernetes.api import deviceplugin_pb2 as pb
+from ocigpu.kubernetes.api.messages import VERSION, container_response, device_list
+from ocigpu.kubernetes.api.services import DEVICE_PLUGIN, REGISTRATION, method, serve
+from ocigpu.kubernetes.config import Configuration
+from ocigpu.kubernetes.devices import Resource
+from ocigpu.kubernetes.node import Node
+from ocigpu.kubernetes.preferred import prefer
+from ocigpu.settings import Settings
+
+Log = Callable[..., None]
+
+MAX_STREAMS = 8
+"""Open streams of one kubelet and its predecessors; each has a thread."""
+WORKERS = 2 * MAX_STREAMS
+SELF_DIAL = 5.0
+REGISTER = 20.0
+"""Seconds: the kubelet dials back before it answers, and gives that 10 s."""
+FIRST_RETRY, LONGEST_RETRY = 1.0, 30.0
+STOP = 2.0
+MAX_PATH = 107
+"""Bytes of a unix socket's path (unix(7))."""
+_STATUS = {RequestError: grpc.StatusCode.INVALID_ARGUMENT, HostError: grpc.StatusCode.FAILED_PRECONDITION}
+
+
+class Offer(NamedTuple):
+    """What a server answers from; the resource has the devices' health."""
+
+    resource: Resource
+    node: Node
+    configuration: Configuration
+    settings: Settings
+
+
+def socket_name(resource: str) -> str:
+    """Return the name of a resource's socket: nvidia.com/mig-1g.5gb is nvidia-mig-1g.5gb.sock."""
+    return f"nvidia-{resource.rpartition('/')[2]}.sock"
+
+
+def open_channel(path: str) -> grpc.Channel:
+    """Return a new connection to a socket: none of an earlier attempt, with its back-off, is used again."""
+    options = [("grpc.default_authority", "localhost"), ("grpc.use_local_subchannel_pool", 1)]
+    return grpc.insecure_channel(f"unix:{path}", options)
+
+
+def identity(path: str) -> tuple[int, ...]:
+    """Return what tells a file from another one of the same name, () for none."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return ()
+    return (status.st_dev, status.st_ino, status.st_ctime_ns)
+
+
+class ResourceServer:
+    """Serves one resource on its own socket beside the kubelet's."""
+
+    def __init__(self, offer: Offer, directory: str, log: Log) -> None:
+        self.offer = offer
+        self.name = offer.resource.name
+        self.path = os.path.join(directory, socket_name(self.name))
+        self._log = log
+        self._condition = threading.Condition()
+        self._version = 0
+        self._streams = 0
+        self._ending = ""
+        self._server: Any = None
+        self._inode: tuple[int, ...] = ()
+
+    # life
+
+    def start(self) -> None:
+        """Listen and prove that it answers.
+
+        The socket gets its name when the server listens on it: it takes the place of one that was left there, and only
+        our own is removed again.  Raises HostError (OCIGPU-KUBE-3).
+        """
+        new = f"{self.path}.new"
+        if len(os.fsencode(new)) > MAX_PATH:
+            raise _cannot(self.path, f"the path of a socket may have {MAX_PATH} bytes")
+        self._ending = ""
+        # without this a second server could share the path; a failed bind is an error of ours
+        server = grpc.server(ThreadPoolExecutor(WORKERS, self.name), options=[("grpc.so_reuseport", 0)])
+        server.add_generic_rpc_handlers((serve(DEVICE_PLUGIN, self._functions()),))
+        try:
+            if os.path.lexists(new):
+                os.unlink(new)
+            server.add_insecure_port(f"unix:{new}")
+            server.start()
+            self._server = server
+            _dial(new)
+            os.rename(new, self.path)
+        except (OSError, RuntimeError, grpc.RpcError) as error:
+            server.stop(None)
+            self._server = None
+            cause = error.strerror if isinstance(error, OSError) and error.strerror else _reason(error)
+            if not os.path.isdir(os.path.dirname(new)):
+                cause = f"there is no directory {os.path.dirname(new)}"
+            raise _cannot(self.path, cause) from error
+        self._inode = identity(self.path)[:2]
+
+    def stop(self, gone: bool = False) -> None:
+        """End all calls and remove the socket; with ``gone`` the kubelet is first told that there are no devices."""
+        if self._server is None:
+            return
+        with self._condition:
+            self._ending = "gone" if gone else "stopped"
+            self._condition.notify_all()
+        self._server.stop(STOP).wait(STOP)
+        self._server = None
+        if self.owns_socket():
+            try:
+                os.unlink(self.path)
+            except OSError as error:  # ENOENT: just now removed by the kubelet
+                self._log("debug", f"{self.path}: {error.strerror}")
+
+    @property
+    def running(self) -> bool:
+        """Whether it listens."""
+        return self._server is not None
+
+    def owns_socket(self) -> bool:
+        """Whether the socket of its name is its own: kubelets remove all of them when they start."""
+        return self._inode == identity(self.path)[:2]
+
+    def update(self, offer: Offer) -> bool:
+        """Answer from another offer; returns whether the kubelet is told about other devices or their health."""
+        with self._condition:
+            changed = offer.resource.devices != self.offer.resource.devices
+            self.offer = offer
+            if changed:
+                self._version += 1
+                self._condition.notify_all()
+        return changed
+
+    # what the kubelet calls
+
+    def _functions(self) -> dict[str, Callable[[Any, Any], Any]]:
+        return {
+            "GetDevicePluginOptions": lambda _request, _context: plugin_options(),
+            "ListAndWatch": self._list_and_watch,
+            "GetPreferredAllocation": self._answering(self._prefer),
+            "Allocate": self._answering(self._allocate),
+            "PreStartContainer": self._answering(self._pre_start),
+        }
+
+    def _answering(self, function: Callable[[Offer, Any], Any]) -> Callable[[Any, Any], Any]:
+        """Return a method whose errors are one line for the pod's event, and one in the log."""
+
+        def answer(request: Any, context: Any) -> Any:
+            try:
+                return function(self.offer, request)
+            except OcigpuError as error:
+                code = _STATUS.get(type(error), grpc.StatusCode.FAILED_PRECONDITION)
+                self._refuse(context, code, error)
+            except Exception as error:  # noqa: BLE001 - a defect: the kubelet hears of it, the next call works
+                self._refuse(context, grpc.StatusCode.INTERNAL, as_own_error(error))
+
+        return answer
+
+    def _refuse(self, context: Any, code: grpc.StatusCode, error: OcigpuError) -> NoReturn:
+        text = printable(f"{error.code}: {error.message}", 1000)
+        self._log("warning", f"{self.name}: {text}", resource=self.name)
+        context.abort(code, text)
+        raise AssertionError("abort does not return")
+
+    def _list_and_watch(self, _request: Any, context: Any) -> Iterator[pb.ListAndWatchResponse]:
+        if not context.add_callback(self._wake):
+            return
+        with self._condition:
+            self._streams += 1
+            crowded = self._streams > MAX_STREAMS
+        try:
+            if crowded:
+                context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"more than {MAX_STREAMS} streams of {self.name}")
+            sent = -1
+            while True:
+                with self._condition:
+                    while not (self._ending or sent != self._version) and context.is_active():
+                        self._condition.wait()
+                    ending, sent, devices = self._ending, self._version, self.offer.resource.devices
+                if not context.is_active():
+                    return
+                if ending == "gone":
+                    yield device_list(())
+                if ending:
+                    return
+                yield device_list(devices)
+        finally:
+            with self._condition:
+                self._streams -= 1
+
+    def _wake(self) -> None:
+        with self._condition:
+            self._condition.notify_all()
+
+    def _prefer(self, offer: Offer, request: Any) -> pb.PreferredAllocationResponse:
+        policy = offer.configuration.options.shared_devices_allocation_policy
+        answers = [
+            prefer(
+                offer.resource.devices,
+                wanted.available_deviceIDs,
+                wanted.must_include_deviceIDs,
+                wanted.allocation_size,
+                offer.node.scores,
+                policy,
+            )
+            for wanted in request.container_requests
+        ]
+        messages = [pb.ContainerPreferredAllocationResponse(deviceIDs=ids) for ids in answers]
+        return pb.PreferredAllocationResponse(container_responses=messages)
+
+    def _allocate(self, offer: Offer, request: Any) -> pb.AllocateResponse:
+        responses = []
+        for wanted in request.container_requests:
+            ids = list(wanted.devices_ids)
+            given = allocate(offer.resource, ids, offer.node.facts, offer.configuration, offer.settings)
+            responses.append(container_response(given))
+            self._log("info", f"{self.name}: given to a container: {', '.join(ids)}", resource=self.name, devices=ids)
+        return pb.AllocateResponse(container_responses=responses)
+
+    def _pre_start(self, offer: Offer, request: Any) -> pb.PreStartContainerResponse:
+        """Nothing is to be done: the kubelet only calls it where the options ask for it."""
+        known = {device.id for device in offer.resource.devices}
+        unknown = [id_ for id_ in request.devices_ids if id_ not in known]
+        if unknown:
+            raise RequestError("OCIGPU-KUBE-2", f"start of a container: unknown device {printable(unknown[0], 120)}")
+        return pb.PreStartContainerResponse()
+
+
+def plugin_options() -> pb.DevicePluginOptions:
+    """Return what every server of ours can do."""
+    return pb.DevicePluginOptions(pre_start_required=False, get_preferred_allocation_available=True)
+
+
+def _cannot(path: str, cause: str) -> HostError:
+    return HostError("OCIGPU-KUBE-3", f"serve {printable(path, 300)}: {printable(cause, 300)}")
+
+
+def _dial(path: str) -> None:
+    """Call a server as the kubelet will; raises grpc.RpcError."""
+    with open_channel(path) as channel:
+        method(channel, DEVICE_PLUGIN, "GetDevicePluginOptions")(pb.Empty(), timeout=SELF_DIAL)
+
+
+def _reason(error: BaseException) -> str:
+    return str(error.details() if isinstance(error, grpc.Call) else error)
+
+
+class Registration:
+    """A server's registration with the kubelet, tried until it succeeds; never waits.
+
+    ``wake``: called from another thread when there is an answer.
+    """
+
+    def __init__(self, kubelet: str, resource: str, wake: Callable[[], None], log: Log) -> None:
+        self._kubelet = kubelet
+        self._resource = resource
+        self._wake = wake
+        self._log = log
+        self._with: tuple[int, ...] = ()
+        self._asked: tuple[int, ...] = ()
+        self._channel: Any = None
+        self._call: Any = None
+        self._due = 0.0
+        self._delay = 0.0
+        self._told = ""
+
+    @property
+    def done(self) -> bool:
+        """Whether the kubelet that was there last has accepted it."""
+        return bool(self._with)
+
+    def again(self) -> None:
+        """Register once more, now: the kubelet is another, or the server is."""
+        self.cancel()
+        self._with, self._due, self._delay = (), 0.0, 0.0
+
+    def step(self, now: float, kubelet: tuple[int, ...]) -> None:
+        """Do what is due; ``kubelet``: identity of its socket, () while there is none."""
+        if self._call is not None:
+            if not self._call.done():
+                return
+            self._finish(now)
+        if not kubelet:
+            self._say("info", f"{self._resource}: waiting for the kubelet: there is no {self._kubelet}")
+            self._with, self._due, self._delay = (), 0.0, 0.0
+        elif self._with != kubelet and (now >= self._due or self._asked != kubelet):
+            self._begin(kubelet)
+
+    def _begin(self, kubelet: tuple[int, ...]) -> None:
+        request = pb.RegisterRequest(
+            version=VERSION,
+            endpoint=socket_name(self._resource),
+            resource_name=self._resource,
+            options=plugin_options(),
+        )
+        self._asked = kubelet
+        self._channel = open_channel(self._kubelet)
+        register = method(self._channel, REGISTRATION, "Register").future  # type: ignore[attr-defined]
+        self._call = register(request, timeout=REGISTER)
+        self._call.add_done_callback(lambda _call: self._wake())
+
+    def _finish(self, now: float) -> None:
+        error = self._call.exception()
+        if error is None:
+            self._with, self._delay = self._asked, 0.0
+            self._told = ""
+            self._say("info", f"{self._resource}: registered with the kubelet")
+        else:
+            self._with = ()
+            self._delay = min(max(2 * self._delay, FIRST_RETRY), LONGEST_RETRY)
+            self._due = now + self._delay
+            text = printable(_reason(error), 300)
+            self._say("warning", f"{self._resource}: the kubelet at {self._kubelet} did not take it: {text}")
+        self.cancel()
+
+    def _say(self, level: str, text: str) -> None:
+        """Log a line unless it was the last one."""
+        if text != self._told:
+            self._told = text
+            self._log(level, text, resource=self._resource)
+
+    def cancel(self) -> None:
+        """Give up on what is under way."""
+        if self._channel is not None:
+            self._channel.close()
+        self._call = self._channel = None
