@@ -3,7 +3,7 @@
  * Struct layouts, return codes and versioned names are those of NVIDIA's NVML API reference and nvml.h.
  *
  * Faults for tests: OCIGPU_SIM_NVML_FAIL=<code> makes nvmlInit return that code, and a file SIM_DIRECTORY/faults, read
- * by nvmlInit, has lines "init <code>", "lost <gpu>", "mig-pending <gpu>" (its MIG mode changes with the next reset),
+ * by nvmlInit and nvmlDeviceGetCount, has lines "init <code>", "lost <gpu>", "mig-pending <gpu>" (its MIG mode changes with the next reset),
  * "no-persistence" or "hang".  "xid <gpu> <number>" [<gpu instance> <compute instance>] is an event for whoever waits
  * for one while the line is added.
  */
@@ -215,6 +215,9 @@ static nvml_return check_gpu(const struct handle *device)
 
 #define GPU(device) (&sim_gpus[(device)->gpu])
 
+static unsigned int load_of(int gpu);
+static unsigned int watts(const struct handle *device);
+
 EXPORT nvml_return nvmlSystemGetDriverVersion(char *version, unsigned int length)
 {
     return references ? give(version, length, SIM_DRIVER_VERSION) : UNINITIALIZED;
@@ -242,6 +245,7 @@ EXPORT nvml_return nvmlDeviceGetCount_v2(unsigned int *count)
         return UNINITIALIZED;
     if (!count)
         return INVALID_ARGUMENT;
+    read_faults(); /* whoever watches the GPUs for long sees them come and go */
     *count = (unsigned int)view.gpus;
     return SUCCESS;
 }
@@ -449,13 +453,19 @@ static unsigned long long total_memory(const struct handle *device)
     return device->mig ? device->mig->memory : GPU(device)->memory;
 }
 
+static unsigned long long used_memory(const struct handle *device)
+{
+    return (total_memory(device) >> 20) * load_of(device->gpu) / 100 << 20;
+}
+
 EXPORT nvml_return nvmlDeviceGetMemoryInfo(const struct handle *device, struct memory *memory)
 {
     REQUIRE(check(device));
     if (!memory)
         return INVALID_ARGUMENT;
-    memory->total = memory->free = total_memory(device);
-    memory->used = 0;
+    memory->total = total_memory(device);
+    memory->used = used_memory(device);
+    memory->free = memory->total - memory->used;
     return SUCCESS;
 }
 
@@ -466,8 +476,10 @@ EXPORT nvml_return nvmlDeviceGetMemoryInfo_v2(const struct handle *device, struc
         return INVALID_ARGUMENT;
     if (memory->version != (sizeof *memory | 2u << 24))
         return VERSION_MISMATCH;
-    memory->total = memory->free = total_memory(device);
-    memory->reserved = memory->used = 0;
+    memory->total = total_memory(device);
+    memory->reserved = 0;
+    memory->used = used_memory(device);
+    memory->free = memory->total - memory->used;
     return SUCCESS;
 }
 
@@ -482,7 +494,7 @@ EXPORT nvml_return nvmlDeviceGetUtilizationRates(const struct handle *device, st
         return INVALID_ARGUMENT;
     if (GPU(device)->mig_enabled)
         return NOT_SUPPORTED;
-    rates->gpu = rates->memory = 0;
+    rates->gpu = rates->memory = load_of(device->gpu);
     return SUCCESS;
 }
 
@@ -502,13 +514,14 @@ EXPORT nvml_return nvmlDeviceGetPersistenceMode(const struct handle *device, uns
 
 EXPORT nvml_return nvmlDeviceGetTemperature(const struct handle *device, unsigned int sensor, unsigned int *celsius)
 {
-    return sensor ? INVALID_ARGUMENT : give_number(device, celsius, 30);
+    REQUIRE(check_gpu(device));
+    return sensor ? INVALID_ARGUMENT : give_number(device, celsius, 30 + load_of(device->gpu) / 2);
 }
 
 EXPORT nvml_return nvmlDeviceGetPowerUsage(const struct handle *device, unsigned int *milliwatts)
 {
     REQUIRE(check_gpu(device));
-    return give_number(device, milliwatts, GPU(device)->power_watts * 100); /* a tenth of the limit: idle */
+    return give_number(device, milliwatts, watts(device) * 1000); /* a tenth of the limit: idle */
 }
 
 EXPORT nvml_return nvmlDeviceGetPowerManagementLimit(const struct handle *device, unsigned int *milliwatts)
@@ -761,3 +774,5 @@ EXPORT nvml_return nvmlEventSetWait_v2(void *set, struct event_data *event, unsi
     }
     return TIMEOUT;
 }
+
+#include "nvml_metrics.c"
