@@ -233,6 +233,10 @@ CODES: dict[str, Code] = {
         "The Kubernetes device plugin cannot do its work: its socket, a daemon that it runs, or what it is made of.",
         "See the cause in the message; it must run as root, with the kubelet's directory of device plugins.",
     ),
+    "OCIGPU-KUBE-4": Code(
+        "The options or the collectors file of the metrics exporter cannot be read or understood, or want what NVML lacks.",
+        'The message names the line, option or variable; "ocigpu exporter --print-collectors" prints a good file.',
+    ),
     # SIM: simulated host
     "OCIGPU-SIM-1": Code("The simulated host could not be made or read.", "See the cause in the message."),
     # DEMO: ocigpu demo
