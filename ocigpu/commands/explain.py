@@ -75,30 +75,37 @@ def explain_command(
     ] = False,
 ) -> None:
     """Explain a code, a message, or why a container has the GPUs and files that it has."""
-    from ocigpu.commands import explain_message
-
     if markdown or messages:
         if target or (markdown and json):
             raise UsageError(
                 "--markdown and --messages print all there is: they take no argument, --markdown no --json"
             )
-        if not markdown:
-            explain_message.list_messages(json)
-        else:
+        if markdown:
             print(render_messages() if messages else render_markdown(), end="")
+        else:
+            from ocigpu.commands.explain_message import list_messages
+
+            list_messages(json)
     elif not target:
         if json:
             print_json([{"code": name, "cause": entry.cause, "fix": entry.fix} for name, entry in CODES.items()])
         else:
             print_table(("code", "cause"), [(name, entry.cause) for name, entry in CODES.items()])
-    elif _looks_like_code(target):
+    elif _looks_like_code(target) and not _names_container(target, root):
         name = find_code(target)
         entry = CODES[name]
         if json:
             print_json({"code": name, "cause": entry.cause, "fix": entry.fix})
         else:
             print_fields([("code", name), ("cause", entry.cause), ("fix", entry.fix)])
-    elif explain_message.is_finding(target):
+    else:
+        _explain_other(target, root, config, json)
+
+
+def _explain_other(target: str, root: list[str] | None, config: str, json: bool) -> None:
+    from ocigpu.commands import explain_message
+
+    if explain_message.is_finding(target):
         explain_message.explain_finding(target, json)
     elif len(target.split()) > 1 and "/config.json" not in target and not os.path.isdir(target):
         explain_message.explain_message(target, json)
@@ -106,6 +113,15 @@ def explain_command(
         from ocigpu.commands.explain_container import explain_container
 
         explain_container(target, places_of(root), config, json)
+
+
+def _names_container(text: str, root: list[str] | None) -> bool:
+    """Tell whether what looks like a code, and is none of ours, is the id or name of a container."""
+    if text.strip().upper().removeprefix("OCIGPU-") in {name.removeprefix("OCIGPU-") for name in CODES}:
+        return False
+    from ocigpu.containers.find import find_containers
+
+    return any(text in (one.id, one.name) for one in find_containers(places_of(root))[0])
 
 
 def _looks_like_code(text: str) -> bool:

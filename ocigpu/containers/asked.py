@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from ocigpu.errors import OcigpuError
+
 MAX_ANSWER = 16 << 20
 SECONDS = 10.0
 
@@ -18,8 +20,8 @@ SECONDS = 10.0
 def ask_child(look: Callable[[], Any], seconds: float = SECONDS) -> Any:
     """Return what ``look`` returns in a forked child, as JSON data.
 
-    Raises OSError as ``look`` does, TimeoutError when it takes longer than ``seconds``, and OSError without a number
-    when the child was killed.  For a process with one thread.
+    Raises OSError and OcigpuError as ``look`` does, TimeoutError when it takes longer than ``seconds``, and OSError
+    without a number when the child was killed.  For a process with one thread.
     """
     reader, writer = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
@@ -28,6 +30,8 @@ def ask_child(look: Callable[[], Any], seconds: float = SECONDS) -> Any:
         try:
             try:
                 answer = {"found": look()}
+            except OcigpuError as error:
+                answer = {"code": error.code, "text": error.message, "hint": error.hint}
             except OSError as error:
                 answer = {"errno": error.errno or 0, "text": f"{error.strerror or error}", "path": error.filename}
             with open(writer, "w", encoding="utf-8") as file:
@@ -48,6 +52,8 @@ def ask_child(look: Callable[[], Any], seconds: float = SECONDS) -> Any:
         raise OSError("the process that looked was killed") from error
     if "found" in answer:
         return answer["found"]
+    if "code" in answer:
+        raise OcigpuError(answer["code"], answer["text"], answer["hint"])
     path = answer["path"] if isinstance(answer["path"], str) else None
     raise OSError(answer["errno"], answer["text"], path)
 
@@ -66,7 +72,7 @@ def _read(reader: int, deadline: float) -> bytes:
 
 def _reap(pid: int) -> None:
     """Wait a little for a killed child; one that the kernel does not let go of is left to whoever outlives us."""
-    for _ in range(100):
+    for attempt in range(11):
         if os.waitpid(pid, os.WNOHANG)[0]:
             return
-        time.sleep(0.01)
+        time.sleep(0.0005 * 2**attempt)

@@ -12,7 +12,7 @@ from ocigpu.containers.difference import REPLACED_NOTE, find_original
 from ocigpu.containers.find import Container, open_process
 from ocigpu.containers.granted import read_allowed
 from ocigpu.containers.origin import tell_origin
-from ocigpu.containers.planned import Planned, plan_bundle
+from ocigpu.containers.planned import Planned, look_below, plan_bundle
 from ocigpu.containers.report import Report, detached_paths, make_reports
 from ocigpu.containers.target import open_root
 from ocigpu.declared import LD_CACHE
@@ -21,7 +21,7 @@ from ocigpu.facts import HostFacts, ImageFacts
 from ocigpu.host.libraries import TABLE
 from ocigpu.linux.paths import open_in_root
 from ocigpu.plan import REQUIRED_SONAMES
-from ocigpu.provision.image import COMPAT_DIR, has_compat, open_rootfs, read_device
+from ocigpu.provision.image import COMPAT_DIR, has_compat, read_device
 from ocigpu.provision.inside import read_inside, status_inside
 from ocigpu.request import Request, parse_request
 from ocigpu.rootfs import MAX_LD_CACHE
@@ -123,7 +123,7 @@ def _explain(bundle: str, container: Container | None, settings: Settings, facts
         notes += unseen
     if report is not None and report.detached:
         gone = detached_paths(report, facts)
-        steps = [step._replace(now="detached") if step.what.split()[1] in gone else step for step in steps]
+        steps = [step._replace(now="detached") if step.what.split(" ")[1] in gone else step for step in steps]
     return Explanation(
         bundle=bundle,
         container=container,
@@ -262,14 +262,11 @@ def _explain_compat(plan: Plan, request: Request, settings: Settings, facts: Hos
             return f"{plan.image.compat_dir} not used: the capability compute is not asked for"
         return f"{plan.image.compat_dir} used: its libcuda suits driver {facts.driver_version} and is newer"
     try:
-        root_fd = open_rootfs(root)
-    except OcigpuError:  # not there yet, or not any more
+        found = look_below(root, has_compat)
+    except OSError:  # not there yet, or not any more
         return ""
-    try:
-        if not has_compat(root_fd):
-            return ""
-    finally:
-        os.close(root_fd)
+    if not found:
+        return ""
     return f"{COMPAT_DIR} not used: its libcuda is not newer than driver {facts.driver_version}, or not made for it"
 
 

@@ -14,6 +14,7 @@ from ocigpu.actions import Plan
 from ocigpu.cache import SYSTEM_DIRECTORY
 from ocigpu.cdi.inject import inject
 from ocigpu.cdi.registry import Resolved, read_registry
+from ocigpu.containers.asked import ask_child
 from ocigpu.declare import declare
 from ocigpu.declared import edit_declared, has_user_namespace, take_back, why_hook
 from ocigpu.early import PREFIX as EARLY_PREFIX
@@ -21,7 +22,7 @@ from ocigpu.errors import SpecError
 from ocigpu.facts import HostFacts, ImageFacts
 from ocigpu.hookless import VIEW_PREFIX
 from ocigpu.plan import make_plan
-from ocigpu.provision.image import read_rootfs_facts
+from ocigpu.provision.image import read_image_facts
 from ocigpu.request import Request, parse_request
 from ocigpu.rootfs import find_obstacle, resolve_in_root
 from ocigpu.runtime import hook_path, owns_device_policy
@@ -36,13 +37,27 @@ def image_facts(bundle: str, container: dict[str, Any], host: HostFacts, root: s
     """Return the facts of the bundle's rootfs, or the defaults when it is not there (a bundle may be mounted later).
 
     ``root``: where it is, if not where config.json says: engines mount it in a mount namespace of their own, too.
+    Raises SpecError OCIGPU-SPEC-3 for one that cannot be looked at, or does not answer.
     """
+    path = rootfs_path(container, bundle)
     try:
-        return read_rootfs_facts(root or rootfs_path(container, bundle), host.driver_version)
-    except SpecError as error:
-        if isinstance(error.__cause__, (FileNotFoundError, NotADirectoryError)):
-            return ImageFacts()
-        raise
+        return ImageFacts(*look_below(root or path, lambda root_fd: read_image_facts(root_fd, host.driver_version)))
+    except (FileNotFoundError, NotADirectoryError):
+        return ImageFacts()
+    except OSError as error:
+        raise SpecError("OCIGPU-SPEC-3", f"open rootfs {path}: {error.strerror or error}") from error
+
+
+def look_below(root: str, look: Callable[[int], Any]) -> Any:
+    """Return what ``look`` finds with a descriptor of a root directory, as :func:`ask_child` does.
+
+    The directory may be of a file system that never answers.
+    """
+
+    def look_there() -> Any:
+        return look(os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+
+    return ask_child(look_there)
 
 
 def why_not_spec(
@@ -57,15 +72,15 @@ def why_not_spec(
     take_back(config)
     declared = declare(plan, host)
     options = (not settings.no_cgroups, has_user_namespace(config))
-    try:
-        root_fd = os.open(root or rootfs_path(config, bundle), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError:
-        return why_hook(declared, config, str, *options)
-    try:
+
+    def look(root_fd: int) -> str:
         reason = why_hook(declared, config, lambda path: resolve_in_root(root_fd, path), *options)
         return reason or find_obstacle(root_fd, declared.links, declared.libraries)
-    finally:
-        os.close(root_fd)
+
+    try:
+        return str(look_below(root or rootfs_path(config, bundle), look))
+    except OSError:
+        return why_hook(declared, config, str, *options)
 
 
 class Planned(NamedTuple):

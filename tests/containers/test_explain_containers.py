@@ -3,14 +3,20 @@
 import json
 import os
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from containers_lab import VIEWS, WAITING, Made, container, ocigpu, settings_with
+from support import requirements
 from support.fixtures import MakeBundle
 from support.product import SimulatedHost
 
+from ocigpu.containers import planned
+from ocigpu.containers.asked import ask_child
 from ocigpu.containers.origin import tell_origin
 from ocigpu.request import Request
 
@@ -191,6 +197,46 @@ def test_hostile_text_is_shown_escaped(make_bundle: MakeBundle, simulated_host: 
     text = explain(simulated_host, bundle)
     assert "\x1b" not in text
     assert "OCIGPU-REQ-1" in text
+
+
+@contextmanager
+def never_answering(path: Path) -> Iterator[None]:
+    """A file system in user space (fuse(4)) whose process never reads a request, mounted on a directory."""
+    requirements.require("" if os.path.exists("/dev/fuse") else "no /dev/fuse")
+    fd = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        options = f"fd={fd},rootmode=40000,user_id=0,group_id=0"
+        subprocess.run(["mount", "-i", "-t", "fuse", "-o", options, "test", path], check=True, pass_fds=[fd])
+        try:
+            yield
+        finally:
+            subprocess.run(["umount", "--lazy", path], check=True)
+    finally:
+        os.close(fd)
+
+
+@pytest.mark.parametrize("mode", ["hook", "spec"])
+def test_a_root_directory_that_never_answers_is_said(
+    make_bundle: MakeBundle, simulated_host: SimulatedHost, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    monkeypatch.setattr(planned, "ask_child", partial(ask_child, seconds=0.2))
+    bundle = make_bundle(WAITING, {"NVIDIA_VISIBLE_DEVICES": "0"}, layout="busybox")
+    settings = settings_with(simulated_host, "runc", bundle.with_name("settings.toml"), mode)
+    with never_answering(bundle / "rootfs"):
+        said = ocigpu("explain", str(bundle), "--config", str(settings))
+        assert f"OCIGPU-SPEC-3: open rootfs {bundle}/rootfs: it took too long" in said
+        error = ocigpu("diff", str(bundle), "--config", str(settings), status=1)
+        assert "OCIGPU-SPEC-3" in error
+        assert "it took too long" in error
+
+
+@pytest.mark.parametrize("name", ["dev-99", "INT-77"])
+def test_a_container_may_be_named_like_a_code(
+    make_bundle: MakeBundle, simulated_host: SimulatedHost, runtime_environment: dict[str, str], name: str
+) -> None:
+    bundle = make_bundle(WAITING, {"NVIDIA_VISIBLE_DEVICES": "0"}, layout="busybox")
+    with container(bundle, runtime_environment, host=simulated_host, name=name) as made:
+        assert explained(simulated_host, name, "--root", str(made.state))["container"]["id"] == name
 
 
 ORIGINS = {
