@@ -46,6 +46,26 @@ def parse_arguments(argv: list[str]) -> Arguments:
     Both runtimes' spellings are understood: one or two dashes, ``--name value`` and ``--name=value``.  Raises
     UsageError when ``create`` or ``run`` has a bundle option without a value.
     """
+    options, position = _parse_global(argv)
+    subcommand = argv[position] if position < len(argv) else ""
+    arguments = Arguments(
+        subcommand,
+        log=options.get("log", ""),
+        log_format="json" if options.get("log-format") == "json" else "text",
+    )
+    if subcommand not in ("create", "run"):
+        return arguments
+    bundle, config, _ = _parse_create(argv[position + 1 :])
+    return arguments._replace(bundle=bundle, config=config)
+
+
+def find_container_id(argv: list[str]) -> str:
+    """Return the container's id in the arguments of ``create`` or ``run``, "" if there is none; raises as above."""
+    return _parse_create(argv[_parse_global(argv)[1] + 1 :])[2]
+
+
+def _parse_global(argv: list[str]) -> tuple[dict[str, str], int]:
+    """Return the options in front of the subcommand, and its place."""
     options: dict[str, str] = {}
     position = 0
     unknown = False
@@ -66,25 +86,18 @@ def parse_arguments(argv: list[str]) -> Arguments:
         options[name] = value
     if position < len(argv) and argv[position] == "--":
         position += 1
-    subcommand = argv[position] if position < len(argv) else ""
-    arguments = Arguments(
-        subcommand,
-        log=options.get("log", ""),
-        log_format="json" if options.get("log-format") == "json" else "text",
-    )
-    if subcommand not in ("create", "run"):
-        return arguments
-    bundle, config = _parse_create(argv[position + 1 :])
-    return arguments._replace(bundle=bundle, config=config)
+    return options, position
 
 
-def _parse_create(words: list[str]) -> tuple[str, str]:
-    bundle, config = "", "config.json"
+def _parse_create(words: list[str]) -> tuple[str, str, str]:
+    """Return the bundle, the name of its configuration, and the last word that is no option nor its value."""
+    bundle, config, container = "", "config.json", ""
     position = 0
     while position < len(words) and words[position] != "--":
         word = words[position]
         position += 1
         if not word.startswith("-") or word == "-":
+            container = word
             continue
         name, equals, value = word.lstrip("-").partition("=")
         if not equals and not word.startswith("--") and not _known(name):
@@ -103,7 +116,7 @@ def _parse_create(words: list[str]) -> tuple[str, str]:
             bundle = value
         elif name in ("config", "f"):
             config = value
-    return bundle, config
+    return bundle, config, words[-1] if position + 1 < len(words) else container
 
 
 def _known(name: str) -> bool:

@@ -8,7 +8,7 @@ import os
 import stat
 import time
 
-from ocigpu.arguments import Arguments, parse_arguments
+from ocigpu.arguments import Arguments, find_container_id, parse_arguments
 from ocigpu.errors import OcigpuError
 from ocigpu.linux import signals
 from ocigpu.linux.namespaces import in_initial_user_namespace
@@ -69,13 +69,17 @@ def main(argv: list[str]) -> int:
 
 
 def _begin_trace(path: str, argv: list[str], began: int) -> str:
-    """Begin a trace of this start, whose container is the command line's last word; returns a note if that fails.
+    """Begin a trace of this start; returns a note if that fails.
 
     ``began``: when this process did (monotonic ns); what it has done since is the first step.
     """
-    problem = begin_trace(os.path.abspath(path), "shim", argv[-1])
+    try:
+        directory = os.getcwd()
+    except OSError:  # it has been removed, which matters to no container with an absolute bundle
+        directory = ""
+    problem = begin_trace(os.path.join(directory, path), "shim", find_container_id(argv[1:]))
     if trace := get_trace():
-        trace.write(("begin", os.getcwd(), " ".join(argv[1:])), began)
+        trace.write(("begin", directory, " ".join(argv[1:])), began)
     return problem
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ocigpu.arguments import Arguments, parse_arguments
+from ocigpu.arguments import Arguments, find_container_id, parse_arguments
 from ocigpu.errors import UsageError
 
 
@@ -100,6 +100,28 @@ def test_arguments_of_containerd_are_understood() -> None:
 
 def test_arguments_of_podman_are_understood() -> None:
     assert parse_arguments(PODMAN.split()) == Arguments("create", "/var/lib/containers/userdata")
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        pytest.param("create --bundle /b x", "x", id="at the end"),
+        pytest.param("create x --bundle /b", "x", id="before an option"),
+        pytest.param("--root /r run -d x -b /b", "x", id="between"),
+        pytest.param("run --new value x", "x", id="after the value of an unknown option"),
+        pytest.param("run -b /b -- -x", "-x", id="after --"),
+        pytest.param("run x --", "x", id="before --"),
+        pytest.param("run --detach --bundle /b", "", id="none"),
+        pytest.param("create create", "create", id="named create"),
+    ],
+)
+def test_the_container_of_create_and_run_is_found(line: str, name: str) -> None:
+    assert find_container_id(line.split()) == name
+
+
+def test_engines_name_their_container_last() -> None:
+    assert find_container_id(DOCKER.split()) == "0154ace00b61"
+    assert find_container_id(PODMAN.split()) == "395aee7b6310"
 
 
 @pytest.mark.parametrize("word", ["--bundle", "-b", "-bundle", "--pid-file", "--config", "-f", "-db"])

@@ -296,6 +296,18 @@ def test_a_trace_that_cannot_be_written_is_one_note(
     assert not traced.file.is_file() or traced.file.stat().st_size == 0
 
 
+@pytest.mark.parametrize("relative", [False, True], ids=["absolute", "relative"])
+def test_a_trace_needs_no_working_directory(traced: Traced, relative: bool) -> None:
+    environment = traced.environment("hook") | ({"OCIGPU_TRACE": "trace"} if relative else {})
+    bundle = traced.bundle(TWO)
+    gone = traced.directory / "gone"
+    gone.mkdir()
+    nowhere = ["sh", "-c", 'cd "$1" && rmdir "$1" && shift && exec "$@"', "sh", gone]
+    done = run_container([RUNTIME], bundle, traced.name, env=environment, prefix=nowhere)
+    assert done.returncode == 0, explain(done)
+    assert traced.file.exists() is not relative
+
+
 def test_a_full_disk_ends_the_trace_and_not_the_start(traced: Traced) -> None:
     disk = traced.directory / "disk"
     disk.mkdir()
