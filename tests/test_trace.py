@@ -344,6 +344,18 @@ def test_a_trace_is_a_timeline(file: Path, run: Run) -> None:
     ]
 
 
+def test_no_word_of_a_trace_reaches_the_terminal_as_it_is(tmp_path: Path, run: Run) -> None:
+    fields = ("time", "container", "path", "reason", "message")
+    words = {name: f"\x1b[2J{name}" for name in fields}
+    step = {**STEP, **words, "action": "failed", "result": "\x9b31m"}
+    (tmp_path / "hostile").write_text(json.dumps(step) + "\n")
+    status, out, _ = run("trace", str(tmp_path / "hostile"))
+    assert status == 0
+    assert "\x1b" not in out
+    assert "\x9b" not in out
+    assert "\\x1b[2Jtime" in out
+
+
 def test_of_several_starts_the_last_one_is_shown(file: Path, run: Run) -> None:
     status, out, _ = run("trace", file)
     assert status == 0

@@ -162,8 +162,7 @@ def default_command(
     if output in ("", "-"):
         print(text, end="")
         return
-    _write(output, text, force)
-    print(f"{output}: written")
+    print(f"{output}: {'written' if _write(output, text, force) else 'unchanged'}")
 
 
 def render_default() -> str:
@@ -219,13 +218,12 @@ def import_command(
     result = import_settings(data, file)
     text = render_import(result, file)
     _check_text(text)
-    if not dry_run and output != "-":
-        _write(output, text, force)
+    written = not dry_run and output != "-" and _write(output, text, force)
     if json:
         print_json(
             {
                 "output": output,
-                "written": not dry_run and output != "-",
+                "written": written,
                 "imported": [
                     {"from": item.vendor, "key": item.ours, "value": item.value, "remark": item.remark}
                     for item in result.imported
@@ -252,7 +250,8 @@ def import_command(
         print()
         print(text, end="")
     else:
-        print(f"{output}: written, {len(result.imported)} keys imported, {len(result.left_out)} left out")
+        done = "written" if written else "unchanged"
+        print(f"{output}: {done}, {len(result.imported)} keys imported, {len(result.left_out)} left out")
 
 
 def _as_tuple(value: Any) -> Any:
@@ -271,8 +270,8 @@ def _check_text(text: str) -> None:
     parse_settings(document)
 
 
-def _write(path: str, text: str, force: bool) -> None:
-    """Write a settings file; raises SettingsError OCIGPU-SET-4."""
+def _write(path: str, text: str, force: bool) -> bool:
+    """Write a settings file, and return whether it was another before; raises SettingsError OCIGPU-SET-4."""
     from ocigpu.cdi.write import write_file
 
     if os.path.lexists(path) and not force:
@@ -282,13 +281,14 @@ def _write(path: str, text: str, force: bool) -> None:
         except (OSError, ValueError):
             same = False
         if same:
-            return
+            return False
         raise SettingsError("OCIGPU-SET-4", f"write {path}: it is there already", "To replace it: --force")
     try:
         write_file(path, text.encode())
     except OSError as error:
         raise SettingsError("OCIGPU-SET-4", f"write {path}: {error.strerror}") from error
     forget()
+    return True
 
 
 def toml_value(value: Any) -> str:

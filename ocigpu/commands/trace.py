@@ -72,8 +72,8 @@ def _show_list(starts: list[Start]) -> None:
 
 def _show_start(start: Start) -> None:
     outcome, message = find_outcome(start)
-    print(f"container {printable(start.container) or '(unknown)'}, {start.steps[0].time}")
-    print(f"{count(len(start.steps), 'step')} in {_ms(start.took)} ms: {outcome}")
+    print(f"container {printable(start.container) or '(unknown)'}, {printable(start.steps[0].time)}")
+    print(f"{count(len(start.steps), 'step')} in {_ms(start.took)} ms: {printable(outcome)}")
     if message:
         print(f"  {printable(message)}")
     print()
