@@ -234,8 +234,21 @@ CODES: dict[str, Code] = {
         "See the cause in the message; it must run as root, with the kubelet's directory of device plugins.",
     ),
     "OCIGPU-KUBE-4": Code(
-        "The options or the collectors file of the metrics exporter cannot be read or understood, or want what NVML lacks.",
+        "The options or the collectors file of the metrics exporter cannot be read, understood or obeyed.",
         'The message names the line, option or variable; "ocigpu exporter --print-collectors" prints a good file.',
+    ),
+    "OCIGPU-KUBE-5": Code(
+        "The API server of the cluster cannot be reached, or refuses what the service account asks for.",
+        "See the server's words in the message: missing rights are in packaging/kubernetes, 404 means a missing resource "
+        "type.",
+    ),
+    "OCIGPU-KUBE-6": Code(
+        "A control daemon of CUDA's Multi-Process Service cannot be run; its resource is not offered meanwhile.",
+        "See the cause in the message; it needs a privileged pod with the driver's programs, and GPUs that nobody uses.",
+    ),
+    "OCIGPU-KUBE-7": Code(
+        "The driver gives no answer about GPUs that are on the PCI bus, so the node cannot be labelled.",
+        "Look for the reason on the node: ocigpu doctor; in a pod the runtime must give it the GPUs.",
     ),
     # SIM: simulated host
     "OCIGPU-SIM-1": Code("The simulated host could not be made or read.", "See the cause in the message."),
