@@ -22,6 +22,8 @@ from ocigpu.commands.doctor import DOCTOR_EPILOG, doctor_command
 from ocigpu.commands.engine import engine_app
 from ocigpu.commands.explain import EXPLAIN_EPILOG, explain_command
 from ocigpu.commands.host import FACTS_EPILOG, LIST_EPILOG, facts_command, list_command
+from ocigpu.commands.mps import MPS_EPILOG, mps_command
+from ocigpu.commands.node_labels import NODE_LABELS_EPILOG, node_labels_command
 from ocigpu.commands.plan import PLAN_EPILOG, plan_command
 from ocigpu.commands.ps import PS_EPILOG, ps_command
 from ocigpu.commands.refresh import REFRESH_EPILOG, refresh_command
@@ -57,6 +59,9 @@ Examples:
   ocigpu cdi generate --output /etc/cdi/nvidia.yaml
   ocigpu explain OCIGPU-DEV-1
 """
+
+PASSED_ON = {"ignore_unknown_options": True, "allow_extra_args": True}
+"""Of commands that read the vendor's options themselves: they are written in more ways than typer knows."""
 
 app = typer.Typer(
     name=PROGRAM,
@@ -94,6 +99,12 @@ app.add_typer(config_app, name="config")
 app.add_typer(engine_app, name="engine", short_help="Make container engines know ocigpu, and undo it.")
 app.command("trace", epilog=TRACE_EPILOG)(trace_command)
 app.add_typer(system_app, name="system", short_help="Make the host's device nodes and their links.")
+app.command(
+    "node-labels", short_help="Label a Kubernetes node.", epilog=NODE_LABELS_EPILOG, context_settings=PASSED_ON
+)(node_labels_command)
+app.command(
+    "mps-control-daemon", short_help="Share GPUs by MPS.", epilog=MPS_EPILOG, context_settings=PASSED_ON
+)(mps_command)
 app.add_typer(sim_app, name="sim", short_help="Make, show and remove simulated GPU hosts.")
 
 

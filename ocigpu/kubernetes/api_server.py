@@ -1,0 +1,122 @@
+"""The API server of the cluster that this pod runs in, with the rights of its service account.
+
+Plain HTTPS: a handful of requests need no client library.  Sources: "Accessing the Kubernetes API from a Pod" (names of
+variables and files), "Kubernetes API Concepts" and "Server-Side Apply" (paths, content types, status codes).
+"""
+
+import http.client
+import json
+import os
+import ssl
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from ocigpu.errors import HostError, printable, quoted
+
+ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
+MANAGER = "ocigpu"
+"""Our name as the manager of fields: only what it applied before and no longer applies is removed."""
+TIMEOUT = 10.0
+"""Seconds for one request."""
+PAUSES = (0.5, 1.0, 2.0, 4.0)
+"""Seconds before each repetition of a request that met a busy or absent server."""
+MAX_ANSWER = 4 << 20
+_BUSY = (409, 429, 500, 502, 503, 504)
+"""409: another writer was faster; the others say that the server cannot answer now (RFC 9110, RFC 6585)."""
+
+
+class ApiServer(NamedTuple):
+    """Where the server is, and the directory of the service account's token, certificate authority and namespace."""
+
+    host: str
+    port: int
+    account: str = ACCOUNT
+
+
+class Answer(NamedTuple):
+    """``body``: the decoded object, {} for none."""
+
+    status: int
+    body: "dict[str, Any]"
+
+
+def find_api_server(environment: Mapping[str, str], account: str = ACCOUNT) -> ApiServer | None:
+    """Return the server that Kubernetes names to its pods, None outside of a pod or without a service account."""
+    host, port = environment.get("KUBERNETES_SERVICE_HOST", ""), environment.get("KUBERNETES_SERVICE_PORT", "443")
+    if not host or not port.isdecimal() or not os.path.exists(f"{account}/token"):
+        return None
+    return ApiServer(host, int(port), account)
+
+
+def read_namespace(server: ApiServer) -> str:
+    """Return the namespace of the service account; raises HostError (OCIGPU-KUBE-5)."""
+    return _read(f"{server.account}/namespace").strip()
+
+
+def request(
+    server: ApiServer, method: str, path: str, body: Any = None, sleep: Callable[[float], None] = time.sleep
+) -> Answer:
+    """Send one request and return the answer, of status 2xx or 404; PATCH is server-side apply.
+
+    A server that is busy or cannot be reached is asked again, five times within ten seconds or so.  Raises HostError
+    (OCIGPU-KUBE-5) with the server's own words.
+    """
+    where = f"{method} https://{server.host}:{server.port}{path}"
+    pauses = iter(PAUSES)
+    while True:
+        try:
+            answer = _send(server, method, path, body)
+            if answer.status < 300 or answer.status == 404:
+                return answer
+            problem = _describe(answer)
+            again = answer.status in _BUSY
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            text = error.verify_message if isinstance(error, ssl.SSLCertVerificationError) else str(error)
+            problem = printable(text, 300) or type(error).__name__
+            again = not isinstance(error, (ssl.SSLCertVerificationError, ValueError))
+        pause = next(pauses, None) if again else None
+        if pause is None:
+            raise HostError("OCIGPU-KUBE-5", f"{where}: {problem}")
+        sleep(pause)
+
+
+def apply(server: ApiServer, path: str, document: "dict[str, Any]") -> Answer:
+    """Make an object as far as ours is what the document says, by server-side apply; see :func:`request`."""
+    return request(server, "PATCH", f"{path}?fieldManager={MANAGER}&force=true", document)
+
+
+def _send(server: ApiServer, method: str, path: str, body: Any) -> Answer:
+    context = ssl.create_default_context(cadata=_read(f"{server.account}/ca.crt"))
+    connection = http.client.HTTPSConnection(server.host, server.port, timeout=TIMEOUT, context=context)
+    # the kubelet renews the token: it is read for every request
+    headers = {"Authorization": f"Bearer {_read(f'{server.account}/token').strip()}", "Accept": "application/json"}
+    if body is not None:
+        headers["Content-Type"] = "application/apply-patch+yaml" if method == "PATCH" else "application/json"
+    try:
+        connection.request(method, path, None if body is None else json.dumps(body), headers)
+        response = connection.getresponse()
+        data = response.read(MAX_ANSWER)
+    finally:
+        connection.close()
+    try:
+        found = json.loads(data) if data else {}
+    except ValueError:
+        found = {}
+    return Answer(response.status, found if isinstance(found, dict) else {})
+
+
+def _describe(answer: Answer) -> str:
+    message = answer.body.get("message")
+    text = f": {printable(message, 300)}" if isinstance(message, str) and message else ""
+    reason = http.client.responses.get(answer.status, "")
+    return f"{answer.status} {reason}".strip() + text
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read(1 << 16)
+    except (OSError, UnicodeDecodeError) as error:
+        cause = error.strerror if isinstance(error, OSError) else "not text"
+        raise HostError("OCIGPU-KUBE-5", f"service account: {quoted(path)}: {cause}") from error

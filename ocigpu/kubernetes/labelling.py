@@ -1,0 +1,139 @@
+"""``ocigpu node-labels``: the labels of this node, once or again and again.
+
+Labels stay while the driver gives no answer and while the program is started anew: pods that are waiting for such a
+node need them.  (NVIDIA's program removes them whenever it ends.)
+"""
+
+import time
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from ocigpu.errors import HostError, OcigpuError
+from ocigpu.host.tree import find_roots
+from ocigpu.kubernetes.api_server import ApiServer
+from ocigpu.kubernetes.config import Configuration
+from ocigpu.kubernetes.labels import Surroundings, make_labels
+from ocigpu.kubernetes.loading import Told, read_configuration
+from ocigpu.kubernetes.mps_control import Log
+from ocigpu.kubernetes.node import Node, host_settings, read_node
+from ocigpu.kubernetes.publish import Place, find_place, publish, withdraw
+from ocigpu.kubernetes.surroundings import read_surroundings
+from ocigpu.kubernetes.waiting import Waiting
+from ocigpu.settings import Settings
+
+FIRST_RETRY = 5.0
+"""Seconds until a labelling that failed is tried again, doubling up to the interval."""
+
+
+class Labels(NamedTuple):
+    """What this node is to be labelled with; ``silent``: why the driver gave no answer although there are GPUs."""
+
+    labels: "dict[str, str]"
+    notes: tuple[str, ...] = ()
+    silent: str = ""
+
+
+def read_labels(settings: Settings, configuration: Configuration, now: float) -> Labels:
+    """Return the labels of this node as it is; asks NVML.  ``now``: Unix seconds, for the label with the time."""
+    options = configuration.options
+    ours = host_settings(settings, options)
+    node = read_node(ours, configuration)
+    machine = options.machine_type_file
+    if settings.simulation_root:
+        machine = settings.simulation_root + machine
+    around = read_surroundings(find_roots(ours).sys, machine, int(now))
+    labels, notes = make_labels(node.facts, configuration, node.hardware, around)
+    return Labels(labels, notes, _silence(node, around))
+
+
+def _silence(node: Node, around: Surroundings) -> str:
+    if not node.source and around.pci_classes:
+        return node.inventory.reason or "the driver gives no answer"
+    if node.source == "nvml" and node.facts.gpus and (node.facts.source == "procfs" or node.hardware.problem):
+        return node.hardware.problem or "NVML gives no answer"
+    return ""
+
+
+class Labeller:
+    """Labels this node; ``target``: see :func:`ocigpu.kubernetes.publish.find_place`."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        told: Told,
+        environment: Mapping[str, str],
+        log: Log,
+        target: str = "",
+        server: ApiServer | None = None,
+    ) -> None:
+        self._settings = settings
+        self._told = told
+        self._environment = environment
+        self._log = log
+        self._target = target
+        self._server = server
+        self._place: Place | None = None
+        self._said: set[str] = set()
+        self._before: dict[str, str] | None = None
+        self._configuration = read_configuration(told, environment)
+        for warning in self._configuration.warnings:
+            log("warning", warning)
+
+    def run(self, remove_on_exit: bool) -> None:
+        """Label at intervals until SIGTERM, SIGINT or SIGQUIT, and at once at SIGHUP; once with oneshot.
+
+        Raises an error of oneshot, and one of the configuration it is begun with; others are logged and tried again.
+        """
+        if self._configuration.options.oneshot:
+            self.once()
+            return
+        delay = 0.0
+        with Waiting() as waiting:
+            while not waiting.stopping:
+                waiting.take_again()
+                try:
+                    self.once()
+                    delay = 0.0
+                except HostError as error:
+                    self._say("error", f"{error.code}: {error.message}")
+                    delay = max(2 * delay, FIRST_RETRY)
+                interval = self._configuration.options.sleep_interval
+                waiting.wait(min(delay, interval) if delay else interval)
+        if remove_on_exit:
+            place = self._find_place()
+            withdraw(place)
+            self._log("info", f"labels removed: {place}")
+
+    def once(self) -> None:
+        """Read the node and publish its labels; raises HostError when either does not work."""
+        configuration = self._configure()
+        found = read_labels(self._settings, configuration, time.time())
+        for note in found.notes:
+            self._say("warning", note)
+        if found.silent:
+            raise HostError("OCIGPU-KUBE-7", f"{found.silent}; the labels stay as they are")
+        place = self._find_place()
+        publish(place, found.labels)
+        shown = {name: value for name, value in found.labels.items() if name != "nvidia.com/gfd.timestamp"}
+        if shown != self._before:
+            self._before = shown
+            self._said.clear()
+            self._log("info", f"{len(found.labels)} labels: {place}", labels=found.labels)
+
+    def _configure(self) -> Configuration:
+        try:
+            self._configuration = read_configuration(self._told, self._environment)
+        except OcigpuError as error:
+            self._say("error", f"{error.message}; the configuration of before stays in force")
+        return self._configuration
+
+    def _find_place(self) -> Place:
+        if self._place is None or self._place.target == "file":
+            self._place = find_place(self._configuration.options, self._target, self._environment, self._server)
+        return self._place
+
+    def _say(self, level: str, text: str) -> None:
+        """Log a line unless it was logged since the labels last changed."""
+        if text not in self._said:
+            self._said.add(text)
+            self._log(level, text)

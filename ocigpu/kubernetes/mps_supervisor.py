@@ -1,0 +1,229 @@
+"""``ocigpu mps-control-daemon``: keeps a control daemon of MPS running for every resource that is shared by it.
+
+A daemon that fails is started again, at most a minute apart, and takes nothing from the others; what cannot be shared
+is said once.
+"""
+
+import os
+import time
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from ocigpu.errors import HostError, OcigpuError
+from ocigpu.facts import HostFacts
+from ocigpu.kubernetes.config import Configuration
+from ocigpu.kubernetes.devices import Resource
+from ocigpu.kubernetes.loading import Told, file_state, read_configuration
+from ocigpu.kubernetes.mps import CONTAINER_ROOT, control_commands, mps_directories, mps_problem
+from ocigpu.kubernetes.mps_control import ControlDaemon, Job, Log, Times, find_program
+from ocigpu.kubernetes.node import Node, host_settings, read_node
+from ocigpu.kubernetes.waiting import Waiting
+from ocigpu.settings import Settings
+
+FIRST_RETRY, LONGEST_RETRY = 1.0, 60.0
+STEADY = 60.0
+"""Seconds after which a daemon that ends is no longer taken for one that cannot start."""
+LOOK = 1.0
+"""Seconds between looks at the daemons and the configuration file."""
+READY = ".ready"
+"""File below the root: all daemons are ready, or none is needed.  For the readiness probe of the pod."""
+
+
+class Keeper:
+    """One daemon and when it is to be started; ``since``: since when it runs, None for not."""
+
+    def __init__(self, daemon: ControlDaemon, now: float) -> None:
+        self.daemon = daemon
+        self.due = now
+        self.delay = 0.0
+        self.since: float | None = None
+
+    def failed(self, now: float) -> None:
+        """It is not running: try again after the back-off."""
+        if self.since is not None and now - self.since > STEADY:
+            self.delay = 0.0
+        self.delay = min(max(2 * self.delay, FIRST_RETRY), LONGEST_RETRY)
+        self.due = now + self.delay
+        self.since = None
+
+
+class Plan(NamedTuple):
+    """``jobs`` by resource; ``problems``: why a resource, or all, cannot be shared."""
+
+    jobs: "dict[str, Job]" = {}
+    problems: tuple[str, ...] = ()
+    silent: bool = False
+    """Whether the host gave no answer, and has to be asked again."""
+
+
+def mps_root(configuration: Configuration) -> str:
+    """Return where the directories are: in a container where the host's directory was mounted."""
+    return CONTAINER_ROOT if os.path.isdir(CONTAINER_ROOT) else configuration.options.mps_root
+
+
+def plan_daemons(node: Node, configuration: Configuration, shm_size: str) -> Plan:
+    """Return the daemons that this node needs; no privilege, nothing is changed."""
+    if configuration.sharing.strategy != "mps":
+        return Plan()
+    if node.source != "nvml" or (node.facts.gpus and node.hardware.problem):
+        return Plan(
+            problems=(node.inventory.reason or node.hardware.problem or "there are no GPUs for MPS",), silent=True
+        )
+    jobs, problems = {}, []
+    program = find_program(node.facts)
+    for resource in node.inventory.resources:
+        if resource.sharing != "mps":
+            continue
+        problem = mps_problem(resource, node.facts)
+        if problem:
+            problems.append(f"{resource.name}: {problem}")
+        else:
+            jobs[resource.name] = _make_job(resource, node, program, mps_root(configuration), shm_size)
+    return Plan(jobs, tuple(problems))
+
+
+def _make_job(resource: Resource, node: Node, program: str, root: str, shm_size: str) -> Job:
+    memory = {uuid: details.memory_mib for uuid, details in node.hardware.gpus.items()}
+    gpus = tuple(dict.fromkeys(device.uuid for device in resource.devices if device.is_replica and not device.error))
+    healthy = resource._replace(devices=tuple(device for device in resource.devices if device.uuid in gpus))
+    commands = control_commands(healthy, memory)
+    directories = mps_directories(root, resource.name)
+    return Job(resource.name, program, directories, gpus, commands, shm_size, node.facts)
+
+
+class Supervisor:
+    """All daemons of this node; :meth:`run` keeps them running until SIGTERM, SIGINT or SIGQUIT.
+
+    SIGHUP and another configuration file make it read everything anew; a daemon whose limits change is started anew,
+    which ends its clients.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        told: Told,
+        environment: Mapping[str, str],
+        shm_size: str,
+        log: Log,
+        times: Times | None = None,
+    ) -> None:
+        self._settings = settings
+        self._told = told
+        self._environment = environment
+        self._shm_size = shm_size
+        self._log = log
+        self._times = times or Times()
+        self._keepers: dict[str, Keeper] = {}
+        self._said: dict[str, str] = {}
+        self._file: tuple[int, ...] = ()
+        self._root = ""
+        self._ask_at: float | None = None
+        self._delay = 0.0
+
+    def run(self) -> None:
+        """Work until told to end; raises SettingsError for a configuration that is wrong from the start."""
+        with Waiting() as waiting:
+            self._file = file_state(self._told.file)
+            configuration = read_configuration(self._told, self._environment)
+            for warning in configuration.warnings:
+                self._log("warning", warning)
+            try:
+                self._follow(configuration)
+                while not waiting.stopping:
+                    if waiting.take_again() or file_state(self._told.file) != self._file or self._must_ask():
+                        configuration = self._read_again(configuration)
+                        self._follow(configuration)
+                    for resource, keeper in self._keepers.items():
+                        if not waiting.stopping:
+                            self._keep(resource, keeper, waiting)
+                    self._tell_readiness()
+                    waiting.wait(LOOK)
+            finally:
+                self._log("info", "ending")
+                self._close()
+
+    def _must_ask(self) -> bool:
+        return self._ask_at is not None and time.monotonic() >= self._ask_at
+
+    def _read_again(self, before: Configuration) -> Configuration:
+        self._file = file_state(self._told.file)
+        try:
+            found = read_configuration(self._told, self._environment)
+        except OcigpuError as error:
+            self._say("configuration", "error", f"{error.message}; the configuration of before stays in force")
+            return before
+        self._said.pop("configuration", None)
+        return found
+
+    def _follow(self, configuration: Configuration) -> None:
+        """Look at the node, and end and make daemons as the configuration wants them."""
+        node = read_node(host_settings(self._settings, configuration.options), configuration)
+        plan = plan_daemons(node, configuration, self._shm_size)
+        for problem in plan.problems:
+            self._say("plan", "warning", problem)
+        now = time.monotonic()
+        if plan.silent:  # what runs goes on
+            self._delay = min(max(2 * self._delay, 5.0), LONGEST_RETRY)
+            self._ask_at = now + self._delay
+            return
+        self._ask_at, self._delay = None, 0.0
+        self._root = mps_root(configuration)
+        if not plan.jobs and not plan.problems:
+            self._say("plan", "info", "nothing on this node is shared by MPS: waiting for another configuration")
+        for name in [name for name, keeper in self._keepers.items() if _other(plan.jobs.get(name), keeper)]:
+            self._keepers.pop(name).daemon.stop()
+        for name, job in plan.jobs.items():
+            if name not in self._keepers:
+                self._keepers[name] = Keeper(ControlDaemon(job, self._log, self._times), now)
+
+    def _keep(self, resource: str, keeper: Keeper, waiting: Waiting) -> None:
+        now = time.monotonic()
+        if keeper.since is not None:
+            if keeper.daemon.is_running():
+                return
+            keeper.daemon.stop()
+            keeper.failed(now)
+            self._say(resource, "error", f"{resource}: the control daemon ended; it is started again")
+        elif now >= keeper.due:
+            try:
+                keeper.daemon.start(lambda: waiting.stopping)
+            except HostError as error:
+                keeper.failed(time.monotonic())
+                self._say(resource, "error", f"{error.code}: {resource}: {error.message}; it is tried again")
+                return
+            keeper.since = time.monotonic()
+            self._said.pop(resource, None)
+            limits = "; ".join(keeper.daemon.job.commands)
+            self._log("info", f"{resource}: MPS is ready: {limits}", resource=resource)
+
+    def _tell_readiness(self) -> None:
+        if not self._root:
+            return
+        path = f"{self._root}/{READY}"
+        ready = all(keeper.since is not None for keeper in self._keepers.values())
+        try:
+            if ready and not os.path.exists(path):
+                os.makedirs(self._root, exist_ok=True)
+                os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
+            elif not ready and os.path.lexists(path):
+                os.unlink(path)
+        except OSError as error:
+            self._say("ready", "warning", f"{path}: {error.strerror}")
+
+    def _close(self) -> None:
+        for keeper in self._keepers.values():
+            keeper.daemon.stop()
+        if self._root and os.path.lexists(f"{self._root}/{READY}"):
+            os.unlink(f"{self._root}/{READY}")
+
+    def _say(self, what: str, level: str, text: str) -> None:
+        """Log a line about something unless it was the last one about it."""
+        if self._said.get(what) != text:
+            self._said[what] = text
+            self._log(level, text)
+
+
+def _other(job: Job | None, keeper: Keeper) -> bool:
+    """Return whether a daemon is not what is wanted now."""
+    empty = HostFacts()
+    return job is None or job._replace(facts=empty) != keeper.daemon.job._replace(facts=empty)

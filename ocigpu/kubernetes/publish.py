@@ -1,0 +1,128 @@
+"""Where the labels of a node are put: a file of node feature discovery, its NodeFeature resource, or the node itself.
+
+A NodeFeature belongs to the DaemonSet of our pod, not to the pod: it outlives a restart and is removed with the
+DaemonSet.  Rights of the service account: pods get and nodefeatures patch, create (with removal: delete) in its own
+namespace; for the node itself nodes patch, which Kubernetes cannot narrow to one node.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ocigpu.errors import HostError, SettingsError
+from ocigpu.kubernetes.api_server import ApiServer, apply, find_api_server, read_namespace, request
+from ocigpu.kubernetes.config import Options
+from ocigpu.kubernetes.labels import render_features
+from ocigpu.kubernetes.surroundings import remove_features, write_features
+
+TARGETS = ("node-feature", "node", "file")
+FEATURE_API = "nfd.k8s-sigs.io/v1alpha1"
+FEATURE_NODE = "nfd.node.kubernetes.io/node-name"
+
+
+class Place(NamedTuple):
+    """Where labels go: ``target`` is one of :data:`TARGETS`, ``path`` that of the file; the rest is for the others."""
+
+    target: str
+    path: str = ""
+    server: ApiServer | None = None
+    node: str = ""
+    namespace: str = ""
+    owner: "dict[str, Any]" = {}
+
+    def __str__(self) -> str:
+        if self.target == "file":
+            return self.path
+        feature = f"NodeFeature {self.namespace}/{feature_name(self.node)}"
+        return feature if self.target == "node-feature" else f"node {self.node}"
+
+
+def feature_name(node: str) -> str:
+    """Return the name of the NodeFeature of a node, that of NVIDIA's program."""
+    return f"nvidia-features-for-{node}"
+
+
+def find_place(options: Options, target: str, environment: Mapping[str, str], server: ApiServer | None = None) -> Place:
+    """Return where labels go; ``target`` "": a NodeFeature in a pod with useNodeFeatureAPI set, else a file.
+
+    Asks the API server who owns our pod.  Raises SettingsError (OCIGPU-KUBE-1) when something needed is not in the
+    environment, HostError (OCIGPU-KUBE-5).
+    """
+    server = server or find_api_server(environment)
+    node = environment.get("NODE_NAME", "")
+    if not target:
+        target = "node-feature" if options.use_node_feature_api and server and node else "file"
+    if target == "file":
+        if not options.output_file:
+            raise SettingsError("OCIGPU-KUBE-1", "labels: no output file", "Set --output-file.")
+        return Place("file", options.output_file)
+    if server is None:
+        raise SettingsError(
+            "OCIGPU-KUBE-1",
+            f"labels: {target} needs the API server, and this is not a pod with a service account",
+            "Write a file instead: --to file",
+        )
+    if not node:
+        raise SettingsError("OCIGPU-KUBE-1", "labels: NODE_NAME is not set", "Set it from the field spec.nodeName.")
+    if target == "node":
+        return Place("node", server=server, node=node)
+    namespace = environment.get("POD_NAMESPACE") or environment.get("NAMESPACE") or read_namespace(server)
+    owner = _find_owner(server, namespace, environment.get("POD_NAME", ""))
+    return Place("node-feature", server=server, node=node, namespace=namespace, owner=owner)
+
+
+def publish(place: Place, labels: Mapping[str, str]) -> None:
+    """Put the labels where they belong, in place of those that were put there before; raises HostError."""
+    if place.target == "file":
+        write_features(place.path, render_features(labels))
+        return
+    assert place.server is not None
+    if place.target == "node":
+        metadata = {"name": place.node, "labels": dict(labels)}
+        answer = apply(place.server, f"/api/v1/nodes/{place.node}", _document("v1", "Node", metadata))
+        missing = f"no node {place.node}"
+    else:
+        answer = apply(place.server, _feature_path(place), _feature(place, labels))
+        missing = f"no resource type NodeFeature ({FEATURE_API}): is node feature discovery 0.14 or later installed?"
+    if answer.status == 404:
+        raise HostError("OCIGPU-KUBE-5", f"labels of {place}: the API server has {missing}")
+
+
+def withdraw(place: Place) -> None:
+    """Remove the labels; those that are not there are no error.  Raises HostError."""
+    if place.target == "file":
+        remove_features(place.path)
+    elif place.target == "node":
+        publish(place, {})
+    elif place.server is not None:
+        request(place.server, "DELETE", _feature_path(place))
+
+
+def _feature_path(place: Place) -> str:
+    return f"/apis/{FEATURE_API}/namespaces/{place.namespace}/nodefeatures/{feature_name(place.node)}"
+
+
+def _feature(place: Place, labels: Mapping[str, str]) -> "dict[str, Any]":
+    metadata: dict[str, Any] = {
+        "name": feature_name(place.node),
+        "namespace": place.namespace,
+        "labels": {FEATURE_NODE: place.node},
+    }
+    if place.owner:
+        metadata["ownerReferences"] = [place.owner]
+    features: dict[str, Any] = {"flags": {}, "attributes": {}, "instances": {}}
+    return _document(FEATURE_API, "NodeFeature", metadata, spec={"features": features, "labels": dict(labels)})
+
+
+def _document(api: str, kind: str, metadata: "dict[str, Any]", **rest: Any) -> "dict[str, Any]":
+    return {"apiVersion": api, "kind": kind, "metadata": metadata, **rest}
+
+
+def _find_owner(server: ApiServer, namespace: str, pod: str) -> "dict[str, Any]":
+    """Return the reference to the controller of a pod, {} without one."""
+    if not pod:
+        return {}
+    answer = request(server, "GET", f"/api/v1/namespaces/{namespace}/pods/{pod}")
+    references = answer.body.get("metadata", {}).get("ownerReferences") or []
+    fields = ("apiVersion", "kind", "name", "uid")
+    controllers = ({name: each[name] for name in fields} for each in references if each.get("controller"))
+    return next(controllers, {})
