@@ -161,6 +161,36 @@ def test_a_link_is_followed_below_the_root_and_stays(host: Path) -> None:
     assert snapshot(host) == before
 
 
+def test_the_record_is_beside_the_file_that_a_link_leads_to_through_other_links(host: Path) -> None:
+    put(host, "/srv/site/daemon.conf", DAEMON)
+    (host / "etc").mkdir()
+    (host / "srv/etc").mkdir()
+    (host / "etc/docker").symlink_to("/srv/etc")
+    (host / "srv/etc/daemon.json").symlink_to("../site/daemon.conf")
+    before = snapshot(host)
+    assert [edit.file.path for edit in configure(host, "docker").edits] == ["/srv/site/daemon.conf"]
+    assert "ocigpu" in json.loads((host / "srv/site/daemon.conf").read_text())["runtimes"]
+    assert (host / "srv/site/daemon.conf.ocigpu-record").exists()
+    remove(host, "docker")
+    assert snapshot(host) == before
+
+
+def test_dockers_file_is_json_whatever_its_name(host: Path) -> None:
+    before = snapshot(host)
+    configure(host, "docker", config="/etc/dockerd.conf")
+    configure(host, "docker", config="/etc/dockerd.conf", default=True)
+    assert json.loads((host / "etc/dockerd.conf").read_text()) == {
+        "runtimes": {"ocigpu": {"path": RUNTIME}},
+        "default-runtime": "ocigpu",
+    }
+    remove(host, "docker", config="/etc/dockerd.conf")
+    assert snapshot(host) == before
+    put(host, "/etc/dockerd.conf", "\n")
+    with pytest.raises(OcigpuError, match="is empty and not called") as caught:
+        configure(host, "docker", config="/etc/dockerd.conf")
+    assert caught.value.code == "OCIGPU-ENG-2"
+
+
 @pytest.mark.parametrize("what", ["directory", "link"])
 def test_a_place_where_everybody_can_write_is_refused(host: Path, what: str) -> None:
     open_directory = host / "open"

@@ -182,6 +182,23 @@ def test_crio_gets_an_entry_like_that_of_its_own_runtime(host: Path) -> None:
     assert snapshot(host) == before
 
 
+def test_an_entry_that_a_drop_in_would_hide_from_an_old_containerd_is_refused(host: Path) -> None:
+    put(host, "/etc/containerd/config.toml", 'version = 2\nimports = ["/etc/containerd/conf.d/*.toml"]\n')
+    put(host, "/etc/containerd/conf.d/99-nvidia.toml", CONTAINERD)
+    before = snapshot(host)
+    with pytest.raises(OcigpuError, match=r"conf\.d/99-nvidia\.toml of the imports replaces") as caught:
+        configure(host, "containerd")
+    assert (caught.value.code, caught.value.hint) == (
+        "OCIGPU-ENG-3",
+        "--drop-in /etc/containerd/conf.d/99-nvidia.toml",
+    )
+    assert snapshot(host) == before
+    configure(host, "containerd", drop_in="/etc/containerd/conf.d/99-nvidia.toml")
+    assert "ocigpu" in (host / "etc/containerd/conf.d/99-nvidia.toml").read_text()
+    remove(host, "containerd")  # finds it by its record
+    assert snapshot(host) == before
+
+
 def test_the_hook_is_linked_where_dockerd_looks_and_goes_with_the_removal(host: Path) -> None:
     before = snapshot(host)
     configure(host, "docker", gpus_hook=True)

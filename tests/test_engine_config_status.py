@@ -85,7 +85,7 @@ def test_a_missing_program_of_ours_is_a_problem_and_one_of_others_is_not(host: P
         pytest.param("docker", "/etc/docker/daemon.json", '{"cdi-spec-dirs": 1}', id="directories a number"),
         pytest.param("containerd", "/etc/containerd/config.toml", "a", id="not TOML"),
         pytest.param("containerd", "/etc/containerd/config.toml", 'version = "2"', id="version a text"),
-        pytest.param("containerd", "/etc/containerd/config.toml", "version = 0", id="version 0"),
+        pytest.param("containerd", "/etc/containerd/config.toml", "version = -1", id="version -1"),
         pytest.param("containerd", "/etc/containerd/config.toml", "version = 2\nplugins = 1", id="plugins a number"),
         pytest.param("containerd", "/etc/containerd/config.toml", "[plugins]\ncri = 1", id="plugin a number"),
         pytest.param("crio", "/etc/crio/crio.conf", "[crio]\nruntime = 1", id="CRI-O, table a number"),
@@ -136,6 +136,7 @@ def test_a_daemon_that_runs_with_a_file_of_its_own_is_found(host: Path, option: 
 def test_daemons_that_are_not_this_roots_own_are_not_counted(host: Path) -> None:
     process(host, 7, "/usr/bin/dockerd")
     process(host, 8, "containerd --config /var/run/docker/containerd/containerd.toml")
+    process(host, 11, "containerd --config /srv/exec-root/containerd/containerd.toml")
     process(host, 9, "/usr/local/bin/containerd --config /kind/config.toml", "9 1")  # in a container
     process(host, 10, "bash -c dockerd")
     assert status_of(host, "docker").running

@@ -136,6 +136,8 @@ def configure_command(
     from ocigpu.engines.wanted import Wanted
 
     engine = _known(engine or runtime)
+    if engine == "docker" and name == "runc":
+        raise UsageError("--name runc: Docker keeps this name for its own")
     if engine == "docker" and drop_in:
         raise UsageError("--drop-in: docker has no drop-in files")
     if engine != "docker" and (gpus_hook or hook_directory):
@@ -184,7 +186,8 @@ def status_command(
     from ocigpu.engines.status import read_engine_status
 
     wanted = _known(engine) if engine else ""
-    statuses = [status for status in read_engine_status(os.path.abspath(root)) if wanted in ("", status.engine)]
+    (root,) = _absolute(root)
+    statuses = [status for status in read_engine_status(root) if wanted in ("", status.engine)]
     if json:
         entries = []
         for status in statuses:
@@ -216,13 +219,16 @@ def _known(engine: str) -> str:
     from ocigpu.engines.places import ENGINES
 
     if engine not in ENGINES:
-        raise UsageError(f'ENGINE is one of {", ".join(ENGINES)}, not "{printable(engine)}"')
+        but = f', not "{engine}"' if engine else ""
+        raise UsageError(f"ENGINE is one of {', '.join(ENGINES)}{but}")
     return engine
 
 
 def _absolute(root: str, *paths: str) -> tuple[str, ...]:
-    """Return the root, and paths as they are below it."""
+    """Return the root, and paths as they are below it; raises UsageError for a root that is no directory."""
     root = os.path.abspath(root)
+    if not os.path.isdir(root):
+        raise UsageError(f"--root {root}: not a directory")
     return root, *(path and _below(root, path) for path in paths)
 
 
@@ -275,7 +281,7 @@ def _run(
         checked = check_plan(root, plan) if diffs else ""
         if plan.changed and not dry_run:
             carry_out(root, plan)
-    step = remaining_step(options, plan) if diffs else ""
+    step = remaining_step(options, plan) if diffs or plan.links else ""
     notes = [*notes, *plan.notes]
     if json:
         links = [{"path": path, "target": target} for path, target in plan.links]
@@ -287,11 +293,11 @@ def _run(
     for edit in plan.edits:
         if edit.changed:
             how = "removed" if edit.after is None else "written" if edit.file.text is None else "changed"
-            print(f"{edit.file.path}: {done}{how}")
+            print(printable(f"{edit.file.path}: {done}{how}"))
         elif edit.forgets:
-            print(f"{edit.file.path}: is as it was; its record {done}removed")
+            print(printable(f"{edit.file.path}: is as it was; its record {done}removed"))
     for path, target in plan.links:
-        print(f"{path}: link to {target} {done}made" if target else f"{path}: {done}removed")
+        print(printable(f"{path}: link to {target} {done}made" if target else f"{path}: {done}removed"))
     if not plan.changed:
         print(f"{options.engine}: nothing to do")
     elif checked:
@@ -304,7 +310,7 @@ def _run(
 def _print_diff(text: str) -> None:
     colours = {"+": "32", "-": "31", "@": "36"}
     terminal = sys.stdout.isatty()
-    for line in text.splitlines():
-        clean = "\t".join(printable(part) for part in line.split("\t"))
+    for line in text.split("\n")[:-1]:
+        clean = "\t".join(printable(part) for part in line.rstrip("\r").split("\t"))
         colour = colours.get(line[:1]) if terminal and not line.startswith(("+++", "---")) else None
         print(f"\x1b[{colour}m{clean}\x1b[0m" if colour else clean)

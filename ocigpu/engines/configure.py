@@ -226,7 +226,7 @@ def _before(root: Root, file: File, record: Record | None) -> tuple[str | None, 
 
 def is_blank(path: str, text: str, created: str) -> bool:
     """Whether the text of a file that we created holds nothing of anybody else."""
-    if path.endswith(".json"):
+    if places.is_json(path, text):
         return places.parse_config(path, text) == {}
     return text.strip() in ("", created.strip())
 
@@ -240,7 +240,9 @@ def _plan_docker(root: Root, options: Options) -> Plan:
         for directory in (os.path.dirname(link.path) for link in links)
         if directory not in places.DAEMON_PATH
     )
-    edit = edit_file(root, path, docker_changes(options.wanted), "", links=tuple(link.path for link in links))
+    edit = edit_file(root, path, docker_changes(options.wanted), "{}\n", links=tuple(link.path for link in links))
+    if not places.is_json(edit.file.path, edit.after or ""):
+        raise OcigpuError("OCIGPU-ENG-2", f"{path}: is empty and not called *.json", "put {} into it")
     return Plan("docker", path, (edit,), links, notes)
 
 
@@ -267,7 +269,16 @@ def _plan_containerd(root: Root, options: Options, program: tuple[int, int] | No
     version = version_of(path, data)
     notes = _disabled_notes(path, data)
     here = record is not None and any(entry.change.keys[-2:-1] == ("runtimes",) for entry in record.applied)
-    if not options.drop_in and (here or program is None or program < _MERGES_PLUGINS or version == 1):
+    merges = program is not None and program >= _MERGES_PLUGINS
+    if not options.drop_in and (here or not merges or version == 1):
+        holders = [] if merges else _table_holders(options, path, data)
+        if holders and holders[-1] != path:
+            raise OcigpuError(
+                "OCIGPU-ENG-3",
+                f"{path}: containerd before 2.1 would not see the runtime: {holders[-1]} of the imports replaces the "
+                "table",
+                f"--drop-in {holders[-1]}",
+            )
         merged = _merged(options, path, {path: base})
         changes = first + containerd_changes(options.wanted, version, merged)
         return Plan("containerd", path, (edit_file(root, path, changes, created),), notes=notes)
@@ -278,7 +289,7 @@ def _plan_containerd(root: Root, options: Options, program: tuple[int, int] | No
     drop_in = options.drop_in or default_drop_in(options, path)
     header = DROP_IN_HEADER.format(engine="containerd") + f"version = {version}\n"
     merged = _merged(options, path, {path: base, drop_in: base_text(root, root.read(drop_in)) or header})
-    if program is None or program < _MERGES_PLUGINS:
+    if not merges:
         _require_whole_table(options, path, data, drop_in)
     edits = (
         edit_file(root, drop_in, containerd_changes(options.wanted, version, merged), header),
@@ -297,16 +308,8 @@ def _import_of(options: Options, path: str, data: dict[str, Any], drop_in: str) 
 
 
 def _require_whole_table(options: Options, path: str, data: dict[str, Any], drop_in: str) -> None:
-    """Raise OcigpuError where containerd before 2.1 would lose settings: it takes a plugin's table from one file.
-
-    (services/server/config of containerd 1.x: "Maps merged by keys, but values are replaced entirely".)
-    """
-    files, _ = read_merged(options.root, "containerd", path, [])
-    holders = [
-        file
-        for file in files
-        if look_up(places.parse_config(file, places.read_file(options.root, file) or ""), cri_plugin(data))
-    ]
+    """Raise OcigpuError where containerd before 2.1 would lose settings."""
+    holders = _table_holders(options, path, data)
     if holders and holders[-1] != drop_in:
         raise OcigpuError(
             "OCIGPU-ENG-2",
@@ -314,6 +317,21 @@ def _require_whole_table(options: Options, path: str, data: dict[str, Any], drop
             f'[plugins."{CRI_PLUGINS[min(version_of(path, data), 3)][0]}"]',
             "leave out --drop-in" if holders[-1] == path else f"--drop-in {holders[-1]}",
         )
+
+
+def _table_holders(options: Options, path: str, data: dict[str, Any]) -> list[str]:
+    """Return the files that have the plugin's table: containerd before 2.1 takes that of the last one, whole.
+
+    (services/server/config of containerd 1.x: "Maps merged by keys, but values are replaced entirely".)
+    """
+    problems: list[str] = []
+    files, _ = read_merged(options.root, "containerd", path, problems)
+    if problems:
+        raise OcigpuError("OCIGPU-ENG-1", problems[0])
+    plugin = cri_plugin(data)
+    return [
+        file for file in files if look_up(places.parse_config(file, places.read_file(options.root, file) or ""), plugin)
+    ]
 
 
 def _disabled_notes(path: str, data: dict[str, Any]) -> tuple[str, ...]:

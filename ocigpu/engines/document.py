@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from ocigpu.engines import json_text, template, toml_text
-from ocigpu.engines.places import parse_config
+from ocigpu.engines.places import is_json, parse_config
 from ocigpu.errors import OcigpuError
 
 
@@ -74,7 +74,7 @@ def apply_changes(path: str, text: str, changes: Sequence[Change]) -> tuple[str,
         return template.put_block(path, text, {change.keys: change.value for change in changes}), [
             Applied(change, 0, None, "") for change in changes
         ]
-    form = _form(path)
+    form = _form(path, text)
     applied = []
     for change in changes:
         data = parse_config(path, text)
@@ -100,7 +100,7 @@ def revert_changes(path: str, text: str, applied: Sequence[Applied]) -> tuple[st
     """
     if is_template(path):
         return template.drop_block(text), []
-    form = _form(path)
+    form = _form(path, text)
     left = []
     for change, present, before, raw, header in reversed(applied):
         keys = change.keys
@@ -130,8 +130,8 @@ def is_template(path: str) -> bool:
     return path.endswith(".tmpl")
 
 
-def _form(path: str) -> ModuleType:
-    return json_text if path.endswith(".json") else toml_text
+def _form(path: str, text: str) -> ModuleType:
+    return json_text if is_json(path, text) else toml_text
 
 
 def _present(path: str, data: Any, change: Change) -> int:

@@ -64,7 +64,7 @@ class Root:
             with open(fd, "rb") as file:
                 status = os.fstat(fd)
                 if not stat.S_ISREG(status.st_mode):
-                    raise OcigpuError("OCIGPU-ENG-1", f"read {path}: not a regular file")
+                    raise OcigpuError("OCIGPU-ENG-1", f"read {path}: not a regular file", "")
                 content = file.read(MAX_CONFIG + 1)
                 attributes = _attributes(fd)
         except OSError as error:
@@ -74,7 +74,7 @@ class Root:
         finally:
             os.close(directory)
         if len(content) > MAX_CONFIG:
-            raise OcigpuError("OCIGPU-ENG-1", f"read {path}: more than {MAX_CONFIG >> 20} MiB")
+            raise OcigpuError("OCIGPU-ENG-1", f"read {path}: more than {MAX_CONFIG >> 20} MiB", "")
         mode = stat.S_IMODE(status.st_mode)
         return File(real, decode(path, content), mode, (status.st_uid, status.st_gid), attributes)
 
@@ -189,7 +189,7 @@ class Root:
 
     def _find(self, path: str) -> tuple[int, str, str]:
         """Return the directory (a descriptor), name and path of the file that ``path`` leads to, there or not."""
-        for _ in range(MAX_LINKS):
+        for links in range(MAX_LINKS):
             parent, name = os.path.split(path)
             directory = open_in_root(self._fd, parent, _DIRECTORY)
             try:
@@ -198,7 +198,7 @@ class Root:
                     target = os.readlink(name, dir_fd=directory)
                 except OSError as error:
                     if error.errno in (errno.EINVAL, errno.ENOENT):  # no link, or nothing
-                        return directory, name, path
+                        return directory, name, os.path.join(self._path_of(directory), name) if links else path
                     raise
             except BaseException:
                 os.close(directory)
@@ -206,6 +206,11 @@ class Root:
             os.close(directory)
             path = os.path.join(parent, target)
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+
+    def _path_of(self, directory: int) -> str:
+        """Return the path below the root of an open directory, without links and ".."."""
+        top, path = (os.readlink(f"/proc/self/fd/{fd}") for fd in (self._fd, directory))
+        return path.removeprefix(top.rstrip("/")) or "/"
 
 
 def _attributes(fd: int) -> tuple[tuple[str, bytes], ...]:
@@ -228,7 +233,11 @@ def _set_attributes(fd: int, attributes: tuple[tuple[str, bytes], ...]) -> None:
 
 
 def _failed(action: str, path: str, error: OSError, code: str) -> OcigpuError:
-    hint = "run it as root" if error.errno in (errno.EACCES, errno.EPERM) and os.geteuid() else None
+    hint = "" if code == "OCIGPU-ENG-1" else None
+    if error.errno in (errno.EACCES, errno.EPERM) and os.geteuid():
+        hint = "run it as root"
+    elif error.errno == errno.EROFS:
+        hint = "a system such as NixOS writes this file itself: set the same in the system's own configuration"
     return OcigpuError(code, f"{action} {path}: {error.strerror or error}", hint)
 
 

@@ -81,11 +81,11 @@ def decode(path: str, content: bytes) -> str:
 
 
 def parse_config(path: str, text: str) -> dict[str, Any]:
-    """Return the data of a configuration file, JSON by its extension, else TOML; an empty file has none.
+    """Return the data of a configuration file, JSON or TOML; an empty file has none.
 
     Raises OcigpuError OCIGPU-ENG-1 with the line and column of what cannot be understood.
     """
-    if not path.endswith(".json"):
+    if not is_json(path, text):
         try:
             return tomllib.loads(text)
         except (ValueError, RecursionError) as error:
@@ -100,6 +100,11 @@ def parse_config(path: str, text: str) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise OcigpuError("OCIGPU-ENG-1", f"{path}: line 1 column 1: not a JSON object")
     return data
+
+
+def is_json(path: str, text: str) -> bool:
+    """Whether a configuration file is JSON: by its name, else by its text, as no TOML begins with a brace."""
+    return path.endswith(".json") or text.lstrip("\ufeff \t\r\n").startswith("{")
 
 
 def expand(root: str, pattern: str) -> list[str]:
@@ -159,7 +164,7 @@ def running_daemons(root: str) -> list[Daemon]:
         engine = names.get(os.path.basename(words[0]))
         if engine and not _in_container(root, os.path.dirname(path)):
             config = _config_of(words)
-            if "/docker/containerd/" not in config:
+            if not config.endswith("/containerd/containerd.toml"):
                 found.append(Daemon(engine, int(path.split("/")[2]), config))
     return found
 

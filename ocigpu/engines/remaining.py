@@ -8,8 +8,9 @@ def remaining_step(options: Options, plan: Plan) -> str:
     """Return what makes the engine use the changed files, "" when nothing is left to do.
 
     dockerd takes runtimes and a default runtime by a reload, switches of features at its start (docs.docker.com,
-    "dockerd": configuration reload behavior).  It never takes a default away by a reload, and Docker 20.10 crashes when
-    the runtime of that name is gone: a removal needs a restart.
+    "dockerd": configuration reload behavior); it looks for the hook of --gpus only then, too (moby,
+    daemon/nvidia_linux.go: init).  It never takes a default away by a reload, and Docker 20.10 crashes when the runtime
+    of that name is gone: a removal needs a restart.
     """
     if options.engine == "podman":
         return ""
@@ -20,7 +21,7 @@ def remaining_step(options: Options, plan: Plan) -> str:
             return "systemctl --user restart docker"
         if plan.main.startswith("/var/snap/"):
             return "snap restart docker"
-        reload = options.wanted.name and not options.wanted.cdi
+        reload = options.wanted.name and not options.wanted.cdi and not plan.links
         return "systemctl reload docker" if reload else "systemctl restart docker"
     for name, path in places.KUBERNETES.items():
         if plan.main.startswith(path.rpartition("/")[0]):

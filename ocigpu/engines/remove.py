@@ -19,8 +19,8 @@ from ocigpu.engines.configure import (
 from ocigpu.engines.document import Applied, Change, is_template, look_up, name_of, revert_changes
 from ocigpu.engines.files import File, Root
 from ocigpu.engines.hook_link import OUR_HOOK
-from ocigpu.engines.record import Record, backup_path, digest
-from ocigpu.engines.status import cri_plugin, is_ours
+from ocigpu.engines.record import Record, backup_path, digest, record_path
+from ocigpu.engines.status import cri_plugin, is_ours, read_merged
 from ocigpu.errors import OcigpuError
 
 
@@ -30,6 +30,10 @@ def plan_removal(root: Root, options: Options) -> Plan:
     A file that nobody else has changed since is the one from before, byte for byte.  Raises OcigpuError of area ENG.
     """
     main, paths = _candidates(options)
+    if not options.drop_in and (options.engine != "podman" or not os.geteuid()):  # /etc is not a user's to change
+        # a drop-in that was named then, and is read by the engine anyhow
+        files, _ = read_merged(options.root, options.engine, main, [])
+        paths += [path for path in files if places.file_mode(options.root, record_path(path)) is not None]
     edits: list[Edit] = []
     links: list[Link] = []
     notes: list[str] = []

@@ -229,14 +229,14 @@ def is_our_hook(root: str, path: str) -> bool:
 
 
 def config_version(data: dict[str, Any]) -> int:
-    """Return the version of a containerd configuration: 1 when it names none (containerd, docs/ops.md).
+    """Return the version of a containerd configuration: 1 when it names none, or 0 (containerd, docs/ops.md).
 
     Raises ValueError when it is no whole number.
     """
     version = data.get("version", 1)
-    if type(version) is not int or version < 1:
+    if type(version) is not int or version < 0:
         raise ValueError(f"version = {version!r} is not a version")
-    return version
+    return version or 1
 
 
 def cri_plugin(data: dict[str, Any]) -> tuple[str, ...]:

@@ -8,6 +8,10 @@ from typing import Any
 import pytest
 
 from ocigpu.cli import main
+from ocigpu.engines import places
+from ocigpu.engines.configure import Link, Options, Plan
+from ocigpu.engines.remaining import remaining_step
+from ocigpu.engines.wanted import Wanted
 
 DAEMON = '{\n  "debug": true\n}\n'
 
@@ -126,6 +130,7 @@ def test_status_lists_every_engine_and_its_problems(host: Path, capsys: pytest.C
         pytest.param(["configure", "podman", "--gpus-hook"], "is for docker", id="hook of podman"),
         pytest.param(["configure", "docker", "--hook-dir", "/x"], "goes with --gpus-hook", id="directory without hook"),
         pytest.param(["configure", "docker", "--name", ""], "--name takes", id="empty name"),
+        pytest.param(["configure", "docker", "--name", "runc"], "keeps this name", id="name of Docker's own"),
         pytest.param(["configure", "docker", "--name", "a b"], "--name takes", id="name with a space"),
         pytest.param(["configure", "docker", "--name", "a\nb"], "--name takes", id="name of two lines"),
     ],
@@ -136,6 +141,46 @@ def test_a_command_line_that_makes_no_sense_is_refused(
     assert main(["engine", *words, "--root", str(host)]) == 2
     assert message in capsys.readouterr().err
     assert daemon(host) == DAEMON
+
+
+@pytest.mark.parametrize("words", [["configure", "docker"], ["remove", "docker"], ["status"]])
+def test_a_root_that_is_no_directory_is_refused(
+    words: list[str], host: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for root in (host / "none", host / "etc/docker/daemon.json"):
+        assert main(["engine", *words, "--root", str(root)]) == 2
+        assert f"--root {root}: not a directory" in capsys.readouterr().err
+
+
+def test_dockerd_looks_for_the_hook_when_it_starts() -> None:
+    """A reload is enough for a runtime, not for the link; the link alone is a change with a step that remains, too."""
+    plan = Plan("docker", places.DOCKER, ())
+    options = Options("docker", Wanted("ocigpu", "/usr/bin/ocigpu-runtime", False, False))
+    assert remaining_step(options, plan) == "systemctl reload docker"
+    assert remaining_step(options, plan._replace(links=(Link("/x", "y"),))) == "systemctl restart docker"
+
+
+def test_a_link_alone_leaves_a_step_to_be_done(host: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["engine", "configure", "docker", "--root", str(host)]) == 0
+    capsys.readouterr()
+    assert main(["engine", "configure", "docker", "--gpus-hook", "--root", str(host)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [
+        "/usr/local/bin/nvidia-container-runtime-hook: link to ocigpu-hook made",
+        f"remains to be done: restart docker where the system in {host} runs, if it does",
+    ]
+
+
+def test_names_of_an_image_do_not_reach_the_terminal_as_they_are(
+    host: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = host / "etc/docker/daemon.json"
+    file.rename(host / "etc/\x1b[2J.json")
+    file.symlink_to("../\x1b[2J.json")
+    assert main(["engine", "configure", "docker", "--root", str(host)]) == 0
+    output = capsys.readouterr().out
+    assert "\x1b" not in output
+    assert "/etc/\\x1b[2J.json: changed" in output
 
 
 def test_a_malformed_file_is_named_with_line_and_column(host: Path, capsys: pytest.CaptureFixture[str]) -> None:
