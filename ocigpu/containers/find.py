@@ -2,8 +2,8 @@
 
 Every engine here has runc or crun (or a shim that becomes one of them, such as ours) make its containers, and those
 keep one directory for each: runc a ``state.json`` (libcontainer, ``State``), crun a ``status`` (libcrun/status.c).
-Only states count that nobody but root and the calling user can write: others would let their writer name any process
-and any bundle.
+Only states count that nobody but root and the calling user can write or replace: others would let their writer name
+any process and any bundle.
 """
 
 import errno
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from ocigpu.containers.names import find_engine, find_name, read_annotations, read_text
 from ocigpu.errors import OcigpuError, SpecError, quoted
+from ocigpu.settings import why_replaceable
 from ocigpu.spec import get_list, get_object, is_path, parse_json, read_config
 from ocigpu.state import MAX_STATE_BYTES
 
@@ -86,8 +87,12 @@ def find_containers(places: Places) -> tuple[list[Container], list[str]]:
             except SpecError as error:
                 notes.append(error.message)
                 continue
-            if container is not None:
-                found.append(container)
+            if container is None:
+                continue
+            if cause := _why_replaceable(container.state_file):
+                notes.append(f"{root}: its states are not trusted: {cause}")
+                break
+            found.append(container)
         notes += [f"{root}: states of user {uid} are not trusted: look at them as that user" for uid in sorted(others)]
     return sorted(found, key=lambda one: (one.engine, one.name, one.state_file)), notes
 
@@ -131,6 +136,19 @@ class _NotTrustedError(Exception):
     def __init__(self, uid: int) -> None:
         super().__init__(uid)
         self.uid = uid
+
+
+def _why_replaceable(path: str) -> str:
+    """Return why somebody else could have put a state, or a directory above it, in its place; "" if nobody could."""
+    path = os.path.dirname(path)
+    try:
+        while path != "/":
+            if cause := why_replaceable(path):
+                return cause
+            path = os.path.dirname(path)
+    except OSError as error:
+        return f"{path}: {error.strerror}"
+    return ""
 
 
 def _names(root: str, notes: list[str]) -> list[str]:

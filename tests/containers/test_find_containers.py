@@ -210,6 +210,28 @@ def test_states_of_another_user_are_one_note(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.root
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda above: os.chown(above, OTHER, OTHER), id="of another user"),
+        pytest.param(lambda above: above.chmod(0o777), id="writable by others"),
+    ],
+)
+@pytest.mark.parametrize("above", ["home", "home/a", "home/a/states"])
+def test_states_of_root_below_a_directory_of_others_are_one_note(
+    tmp_path: Path, above: str, change: Callable[[Path], object]
+) -> None:
+    state = tmp_path / "home/a/states"
+    for number in range(3):
+        write_state(state, f"c{number}", runc_state())
+    assert len(find_containers(Places((str(state),)))[0]) == 3
+    change(tmp_path / above)
+    found, notes = find_containers(Places((str(state),)))
+    assert (found, len(notes)) == ([], 1)
+    assert notes[0].startswith(f"{state}: its states are not trusted: directory {tmp_path / above}: ")
+
+
 def test_what_is_no_container_is_passed_over(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("")
