@@ -163,6 +163,7 @@ def test_every_command_and_every_command_below_it_has_a_man_page(debian: Scratch
     [
         pytest.param("ocigpu cdi gen", {"generate"}, id="a command"),
         pytest.param("ocigpu plan --priv", {"--privileged"}, id="an option"),
+        pytest.param("ocigpu engine remove ", {"docker", "containerd", "crio", "podman"}, id="an engine"),
         pytest.param("ocigpu ", {"cdi", "plan", "explain"}, id="nothing yet"),
     ],
 )

@@ -77,7 +77,17 @@ engine_app = typer.Typer(
     help="Make container engines know ocigpu, and undo it.", epilog=ENGINE_EPILOG, rich_markup_mode=None
 )
 
-EngineArgument = Annotated[str, typer.Argument(metavar="ENGINE", help="docker, containerd, crio or podman.")]
+
+def _engines() -> list[str]:
+    """Return what the shell completes."""
+    from ocigpu.engines.places import ENGINES
+
+    return list(ENGINES)
+
+
+EngineArgument = Annotated[
+    str, typer.Argument(metavar="ENGINE", help="docker, containerd, crio or podman.", autocompletion=_engines)
+]
 ConfigFileOption = Annotated[
     str, typer.Option("--config", metavar="FILE", help="The engine's configuration file.  [default: see Files]")
 ]
@@ -95,7 +105,7 @@ DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show what would c
 
 @engine_app.command("configure", epilog=CONFIGURE_EPILOG)
 def configure_command(
-    engine: Annotated[str, typer.Argument(metavar="ENGINE", help="docker, containerd, crio or podman.")] = "",
+    engine: EngineArgument = "",
     default: Annotated[
         bool,
         typer.Option(
@@ -178,7 +188,7 @@ def remove_command(
 
 @engine_app.command("status", epilog=STATUS_EPILOG)
 def status_command(
-    engine: Annotated[str, typer.Argument(metavar="[ENGINE]", help="Only this engine.")] = "",
+    engine: Annotated[str, typer.Argument(metavar="[ENGINE]", help="Only this engine.", autocompletion=_engines)] = "",
     root: RootOption = "/",
     json: JsonOption = False,
 ) -> None:
