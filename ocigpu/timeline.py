@@ -10,6 +10,7 @@ from ocigpu.trace import MAX_FILE
 
 MAX_LINE = 64 << 10
 """Bytes of a line that is looked at; ours are shorter."""
+MAX_DEPTH = 100
 _TEXTS = ("time", "process", "container", "action", "path", "reason", "result")
 
 
@@ -93,6 +94,8 @@ def parse_step(line: bytes) -> Step | None:
     if not all(isinstance(text, str) for text in (*texts.values(), *more.values())):
         return None
     if not all(type(number) is int and 0 <= number < 1 << 63 for number in numbers.values()):
+        return None
+    if numbers["depth"] > MAX_DEPTH:
         return None
     return Step(**texts, **more, **numbers)
 

@@ -11,7 +11,7 @@ import tomlkit
 from tomlkit.exceptions import TOMLKitError
 from tomlkit.items import Comment, Table, Whitespace
 
-from ocigpu.errors import SettingsError, quoted
+from ocigpu.errors import SettingsError, printable, quoted
 from ocigpu.settings import CAPABILITIES, KEYS, MAX_BYTES, parse_toml
 
 DEFAULT_PATH = "/etc/nvidia-container-runtime/config.toml"
@@ -240,7 +240,7 @@ def import_settings(data: bytes, path: str) -> Import:
     for name, value in pairs:
         key = known.get(name)
         if key is None:
-            left_out.append(LeftOut(name, value, _unknown(name, known)))
+            left_out.append(LeftOut(name, _sayable(value), _unknown(name, known)))
         elif problem := _check_kind(key.kind, value):
             wrong.append(f"{name}: {problem}")
         else:
@@ -300,7 +300,16 @@ def _check_kind(kind: str, value: Any) -> str:
     else:
         good = isinstance(value, list) and all(isinstance(item, str) for item in value)
     wanted = {"bool": "true or false", "string": "a text", "list": "a list of texts"}[kind]
-    return "" if good else f"expected {wanted}, found {quoted(repr(value))}"
+    return "" if good else f"expected {wanted}, found {quoted(repr(_sayable(value)))}"
+
+
+def _sayable(value: Any) -> Any:
+    """Return a value, or words for one that cannot be written out."""
+    try:
+        repr(value)
+    except (ValueError, RecursionError):  # a number of thousands of digits, which TOML may write in hexadecimal; depth
+        return f"a {type(value).__name__}"
+    return value
 
 
 def _unknown(name: str, known: dict[str, VendorKey]) -> str:
@@ -321,7 +330,7 @@ def read_comments(document: Any, prefix: str = "") -> dict[str, tuple[str, ...]]
     above: list[str] = []
     for key, item in (document.value if isinstance(document, Table) else document).body:
         if isinstance(item, Comment):
-            above.append(item.as_string().strip())
+            above.append(_clean(item.as_string()))
             continue
         if isinstance(item, Whitespace) or key is None:
             above = []
@@ -331,10 +340,15 @@ def read_comments(document: Any, prefix: str = "") -> dict[str, tuple[str, ...]]
             comments |= read_comments(item, f"{name}.")
         else:
             lines = [line for line in above if not _is_setting(line)][-MAX_COMMENT:]
-            behind = item.trivia.comment.strip()
+            behind = _clean(item.trivia.comment)
             comments[name] = (*lines, *((behind,) if behind else ()))
         above = []
     return comments
+
+
+def _clean(comment: str) -> str:
+    """Return a comment that is shown on terminals: TOML permits some control characters in it."""
+    return printable(comment.strip().expandtabs(4))
 
 
 def _is_setting(comment: str) -> bool:

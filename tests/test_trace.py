@@ -213,12 +213,16 @@ def line(**fields: object) -> bytes:
         line(ns="1"),
         line(ns=-1),
         line(ns=True),
+        line(depth=1 << 40),
         line(path=3),
         line(message=[]),
         b"[" * 60_000,
         line()[:-20],
     ],
-    ids=["empty", "line-end", "list", "keys", "bytes", "text", "negative", "bool", "number", "message", "deep", "torn"],
+    ids=[
+        *("empty", "line-end", "list", "keys", "bytes", "text", "negative", "bool", "depth", "number", "message"),
+        *("deep", "torn"),
+    ],
 )
 def test_what_is_no_step_is_passed_over(text: bytes) -> None:
     assert parse_step(text) is None

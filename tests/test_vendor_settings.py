@@ -285,9 +285,15 @@ def test_what_is_no_usable_toml_is_an_error(data: bytes) -> None:
         '"a\\nb" = 1\n"#x" = "\\u001b[31m"',
         "when = 2024-01-01\nnumber = inf",
         "[[features]]\ngds = true",
+        f"other = 0x{'f' * 5000}",
+        f"swarm-resource = [0x{'f' * 5000}]",
+        "# a\tb \x9b31m\ndisable-require = true # \x9b0m",
         "",
     ],
-    ids=["empty-table", "value-for-table", "inline", "dotted", "controls", "odd-types", "array", "nothing"],
+    ids=[
+        *("empty-table", "value-for-table", "inline", "dotted", "controls", "odd-types", "array", "large", "larges"),
+        *("comments", "nothing"),
+    ],
 )
 def test_odd_files_give_settings_or_an_error_of_ours(text: str) -> None:
     try:
