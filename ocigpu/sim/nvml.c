@@ -16,12 +16,14 @@ enum {
     UNINITIALIZED = 1,
     INVALID_ARGUMENT = 2,
     NOT_SUPPORTED = 3,
+    NO_PERMISSION = 4,
     NOT_FOUND = 6,
     INSUFFICIENT_SIZE = 7,
     DRIVER_NOT_LOADED = 9,
     TIMEOUT = 10,
     GPU_IS_LOST = 15,
     VERSION_MISMATCH = 25, /* NVML_ERROR_ARGUMENT_VERSION_MISMATCH */
+    UNKNOWN = 999,
 };
 
 typedef int nvml_return;
@@ -154,7 +156,7 @@ EXPORT const char *nvmlErrorString(nvml_return code)
     case UNINITIALIZED: return "Uninitialized";
     case INVALID_ARGUMENT: return "Invalid Argument";
     case NOT_SUPPORTED: return "Not Supported";
-    case 4: return "Insufficient Permissions";
+    case NO_PERMISSION: return "Insufficient Permissions";
     case NOT_FOUND: return "Not Found";
     case INSUFFICIENT_SIZE: return "Insufficient Size";
     case DRIVER_NOT_LOADED: return "Driver Not Loaded";
@@ -540,9 +542,44 @@ EXPORT nvml_return nvmlDeviceGetPerformanceState(const struct handle *device, un
     return give_number(device, state, 0);
 }
 
+/* A GPU's compute mode is the one digit of SIM_DIRECTORY/compute-mode.<gpu>, 0 without that file. */
+static int open_compute_mode(const struct handle *device, int flags)
+{
+    char path[sizeof SIM_DIRECTORY + 32];
+
+    snprintf(path, sizeof path, SIM_DIRECTORY "/compute-mode.%d", device->gpu);
+    return open(path, flags | O_CLOEXEC, 0644);
+}
+
 EXPORT nvml_return nvmlDeviceGetComputeMode(const struct handle *device, unsigned int *mode)
 {
-    return give_number(device, mode, 0);
+    char digit = '0';
+    int fd;
+
+    REQUIRE(check_gpu(device));
+    fd = open_compute_mode(device, O_RDONLY);
+    if (fd >= 0) {
+        if (read(fd, &digit, 1) != 1)
+            digit = '0';
+        close(fd);
+    }
+    return give_number(device, mode, (unsigned int)(digit - '0'));
+}
+
+EXPORT nvml_return nvmlDeviceSetComputeMode(const struct handle *device, unsigned int mode)
+{
+    char digit = (char)('0' + mode);
+    int fd, written;
+
+    REQUIRE(check_gpu(device));
+    if (mode > 3)
+        return INVALID_ARGUMENT;
+    fd = open_compute_mode(device, O_WRONLY | O_CREAT | O_TRUNC);
+    if (fd < 0)
+        return NO_PERMISSION;
+    written = write(fd, &digit, 1) == 1;
+    close(fd);
+    return written ? SUCCESS : UNKNOWN;
 }
 
 static nvml_return no_processes(const struct handle *device, unsigned int *count)

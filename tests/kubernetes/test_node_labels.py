@@ -1,0 +1,315 @@
+"""``ocigpu node-labels``: files, and an API server over real HTTPS."""
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kubernetes_lab import configured
+from support.api_server import TOKEN, FakeApiServer, make_account
+from support.process import Completed, run, stop, wait_for
+from support.product import PROGRAMS, SimulatedHost
+
+from ocigpu.errors import HostError, SettingsError
+from ocigpu.kubernetes.api_server import ApiServer, find_api_server, request
+from ocigpu.kubernetes.config import Options
+from ocigpu.kubernetes.labelling import Labeller, read_labels
+from ocigpu.kubernetes.loading import Told
+from ocigpu.kubernetes.publish import Place, find_place, publish, withdraw
+from ocigpu.settings import Settings, read_settings
+
+POD = {"NODE_NAME": "node-1", "POD_NAME": "labels-x7", "POD_NAMESPACE": "gpu"}
+FEATURE = "/apis/nfd.k8s-sigs.io/v1alpha1/namespaces/gpu/nodefeatures/nvidia-features-for-node-1"
+NODE = "/api/v1/nodes/node-1"
+PRODUCT = "nvidia.com/gpu.product"
+
+
+@pytest.fixture(scope="module")
+def account(session_directory: Path) -> Path:
+    directory = session_directory / "service-account"
+    directory.mkdir()
+    make_account(directory)
+    return directory
+
+
+@pytest.fixture
+def api(account: Path) -> Iterator[FakeApiServer]:
+    """A server with a node that has a label of somebody else, and our pod."""
+    owners = [
+        {"apiVersion": "v1", "kind": "Other", "name": "o", "uid": "1"},
+        {"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "labels", "uid": "2", "controller": True},
+    ]
+    server = FakeApiServer(account)
+    server.objects = {
+        NODE: {"metadata": {"name": "node-1", "labels": {"zone": "a"}}},
+        "/api/v1/namespaces/gpu/pods/labels-x7": {"metadata": {"ownerReferences": owners}},
+    }
+    yield server
+    server.close()
+
+
+def no_sleep(_seconds: float) -> None:
+    return
+
+
+# --- the API server
+
+
+def test_requests_are_answered_over_https_with_the_token(api: FakeApiServer) -> None:
+    answer = request(api.place, "GET", NODE)
+    assert (answer.status, answer.body["metadata"]["name"]) == (200, "node-1")
+    assert request(api.place, "GET", "/api/v1/nodes/none").status == 404
+
+
+def test_a_busy_server_is_asked_again_ever_more_rarely(api: FakeApiServer) -> None:
+    pauses: list[float] = []
+    api.answers = [503, 429, 409, 500, 200]
+    assert request(api.place, "GET", NODE, sleep=pauses.append).status == 200
+    assert pauses == [0.5, 1, 2, 4]
+    api.answers = [503] * 5
+    with pytest.raises(HostError, match=r"GET https://127.*/nodes/node-1: 503 Service Unavailable: answer 503 of"):
+        request(api.place, "GET", NODE, sleep=no_sleep)
+    assert len(api.requests) == 10
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 422])
+def test_a_refusal_is_an_error_of_one_line_at_once(api: FakeApiServer, status: int) -> None:
+    api.answers = [status]
+    with pytest.raises(HostError) as caught:
+        request(api.place, "GET", NODE, sleep=no_sleep)
+    assert caught.value.code == "OCIGPU-KUBE-5"
+    assert caught.value.message.endswith(f": answer {status} of the tests")
+    assert len(caught.value.message.splitlines()) == len(api.requests) == 1
+
+
+def test_the_server_must_be_certified_by_its_own_authority(api: FakeApiServer, tmp_path: Path) -> None:
+    make_account(tmp_path)
+    with pytest.raises(HostError, match="certificate"):
+        request(api.place._replace(account=str(tmp_path)), "GET", NODE, sleep=no_sleep)
+    assert api.requests == [], "nothing was sent, no token either"
+    with pytest.raises(HostError, match="localhost"):
+        request(api.place._replace(host="localhost"), "GET", NODE, sleep=no_sleep)
+
+
+def test_a_token_is_read_anew_for_every_request(api: FakeApiServer) -> None:
+    token = Path(api.place.account, "token")
+    try:
+        token.write_text("expired")
+        with pytest.raises(HostError, match="401 Unauthorized"):
+            request(api.place, "GET", NODE, sleep=no_sleep)
+    finally:
+        token.write_text(TOKEN)
+    assert request(api.place, "GET", NODE).status == 200
+
+
+def test_a_server_that_is_not_there_is_an_error_of_one_line(api: FakeApiServer, tmp_path: Path) -> None:
+    with pytest.raises(HostError, match=r"https://127.0.0.1:1/: .*Connection refused"):
+        request(api.place._replace(port=1), "GET", "/", sleep=no_sleep)
+    with pytest.raises(HostError, match=r"service account: .*ca.crt.*No such file"):
+        request(api.place._replace(account=str(tmp_path)), "GET", "/", sleep=no_sleep)
+
+
+def test_the_server_is_that_of_the_pod(tmp_path: Path) -> None:
+    variables = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "6443"}
+    assert find_api_server(variables, str(tmp_path)) is None
+    (tmp_path / "token").write_text("t")
+    assert find_api_server(variables, str(tmp_path)) == ApiServer("fd00::1", 6443, str(tmp_path))
+    assert find_api_server({}, str(tmp_path)) is None
+    assert find_api_server({**variables, "KUBERNETES_SERVICE_PORT": "x"}, str(tmp_path)) is None
+
+
+# --- places
+
+
+def test_where_labels_go(api: FakeApiServer) -> None:
+    owner = {"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "labels", "uid": "2"}
+    place = find_place(Options(), "", POD, api.place)
+    assert place == Place("node-feature", "", api.place, "node-1", "gpu", owner)
+    assert str(place) == "NodeFeature gpu/nvidia-features-for-node-1"
+    alone = find_place(Options(), "", {"NODE_NAME": "node-1"}, api.place)
+    assert (alone.namespace, alone.owner) == ("gpu", {})
+    assert find_place(Options(use_node_feature_api=False), "", POD, api.place).target == "file"
+    assert find_place(Options(output_file="/f"), "", POD) == Place("file", "/f")
+    assert find_place(Options(), "node", POD, api.place).target == "node"
+
+
+@pytest.mark.parametrize(
+    ("target", "environment", "message"),
+    [
+        ("node-feature", POD, "labels: node-feature needs the API server"),
+        ("node", {}, "labels: node needs the API server"),
+    ],
+)
+def test_without_a_pod_only_a_file_is_possible(target: str, environment: dict[str, str], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        find_place(Options(), target, environment)
+
+
+def test_the_name_of_the_node_must_be_known(api: FakeApiServer) -> None:
+    with pytest.raises(SettingsError, match="NODE_NAME is not set"):
+        find_place(Options(), "node", {}, api.place)
+    with pytest.raises(SettingsError, match="no output file"):
+        find_place(Options(output_file=""), "file", {})
+
+
+def test_a_node_feature_is_made_changed_and_removed(api: FakeApiServer) -> None:
+    place = find_place(Options(), "", POD, api.place)
+    publish(place, {PRODUCT: "A100", "nvidia.com/gpu.count": "2"})
+    found = api.objects[FEATURE]
+    assert found["apiVersion"] == "nfd.k8s-sigs.io/v1alpha1"
+    assert found["metadata"]["labels"] == {"nfd.node.kubernetes.io/node-name": "node-1"}
+    assert [each["name"] for each in found["metadata"]["ownerReferences"]] == ["labels"]
+    assert found["spec"]["labels"] == {PRODUCT: "A100", "nvidia.com/gpu.count": "2"}
+    publish(place, {PRODUCT: "H100"})
+    assert found["spec"]["labels"] == {PRODUCT: "H100"}
+    withdraw(place)
+    assert FEATURE not in api.objects
+    withdraw(place)
+
+
+def test_labels_of_a_node_leave_those_of_others(api: FakeApiServer) -> None:
+    place = find_place(Options(), "node", POD, api.place)
+    publish(place, {PRODUCT: "A100", "nvidia.com/gpu.count": "2"})
+    publish(place, {PRODUCT: "H100"})
+    assert api.objects[NODE]["metadata"]["labels"] == {"zone": "a", PRODUCT: "H100"}
+    withdraw(place)
+    assert api.objects[NODE]["metadata"]["labels"] == {"zone": "a"}
+    del api.objects[NODE]
+    with pytest.raises(HostError, match="403 Forbidden: nodes is forbidden"):
+        publish(place, {})
+
+
+def test_a_cluster_without_node_feature_discovery_says_so(api: FakeApiServer) -> None:
+    api.types.remove("nodefeatures")
+    place = find_place(Options(), "", POD, api.place)
+    with pytest.raises(HostError, match=r"is node feature discovery 0\.14 or later installed"):
+        publish(place, {PRODUCT: "A100"})
+
+
+# --- labelling
+
+
+def labeller(host: SimulatedHost, lines: list[str], file: Path) -> Labeller:
+    told = Told({"output_file": str(file), "no_timestamp": "true"}, "")
+    return Labeller(read_settings(str(host.settings)), told, {}, lambda _level, text, **_: lines.append(text), "file")
+
+
+def test_labels_stay_while_the_driver_gives_no_answer(simulated_host: SimulatedHost, tmp_path: Path) -> None:
+    lines: list[str] = []
+    file = tmp_path / "features.d/gfd"
+    ours = labeller(simulated_host, lines, file)
+    ours.once()
+    before = file.read_text()
+    assert "nvidia.com/gpu.count=8\n" in before
+    faults = simulated_host.directory / "faults"
+    faults.write_text("init 999\n")
+    try:
+        with pytest.raises(HostError, match="the labels stay as they are") as caught:
+            ours.once()
+    finally:
+        faults.unlink()
+    assert caught.value.code == "OCIGPU-KUBE-7"
+    assert file.read_text() == before
+    ours.once()
+    assert lines == [f"{len(before.splitlines())} labels: {file}"]
+
+
+def test_a_node_without_gpus_is_labelled_so(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    found = read_labels(Settings(simulation_root=str(tmp_path)), configured(no_timestamp="true"), 0)
+    assert (found.labels, found.silent) == ({"nvidia.com/vgpu.present": "false"}, "")
+
+
+# --- the command
+
+
+Command = Callable[..., Completed]
+
+
+@pytest.fixture
+def node_labels(simulated_host: SimulatedHost) -> Command:
+    def call(*words: str | Path, check: bool = True, **env: str) -> Completed:
+        environment = {**os.environ, "OCIGPU_CONFIG": str(simulated_host.settings), **env}
+        return run([PROGRAMS / "ocigpu", "node-labels", *words], env=environment, check=check)
+
+    return call
+
+
+def test_the_command_shows_the_labels(node_labels: Command) -> None:
+    text = node_labels("--show", "--no-timestamp", "--mig-strategy", "single").stdout
+    assert "nvidia.com/mig.strategy=single\n" in text
+    assert "timestamp" not in text
+    data = json.loads(node_labels("--show", "--json", GFD_MIG_STRATEGY="mixed").stdout)
+    assert data["labels"]["nvidia.com/mig.strategy"] == "mixed"
+    assert data["problem"] == ""
+
+
+def test_the_command_writes_once_and_removes_when_told(node_labels: Command, tmp_path: Path) -> None:
+    file = tmp_path / "gfd"
+    written = node_labels("--oneshot", f"--output-file={file}")
+    assert written.stdout.endswith(f" labels: {file}\n")
+    assert "nvidia.com/gpu.count=8\n" in file.read_text()
+    assert "nvidia.com/gpu.product=NVIDIA-A100-SXM4-40GB\n" in file.read_text()
+    node_labels("--remove", "--to", "file", GFD_OUTPUT_FILE=str(file))
+    assert not file.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--kubeconfig", "/k"], "--kubeconfig is refused"),
+        (["--to", "moon"], "not one of node-feature, node, file"),
+        (["--to", "node"], "not a pod with a service account"),
+        (["--sleep-interval=60"], 'Write a unit: "60s"'),
+        (["--device-list-strategy=envvar"], "no such option"),
+        (["--mig-strategy"], "--mig-strategy needs a value"),
+        (["--kube-api-qps", "many"], "kube-api-qps"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_the_command_refuses(node_labels: Command, words: list[str], message: str) -> None:
+    failed = node_labels(*words, check=False)
+    assert failed.returncode in (1, 2)
+    assert message in failed.stderr
+    assert "Traceback" not in failed.stderr
+
+
+def start(host: SimulatedHost, log: Path, *words: str | Path) -> "subprocess.Popen[str]":
+    environment = {**os.environ, "OCIGPU_CONFIG": str(host.settings)}
+    with open(log, "w") as output:
+        command = [PROGRAMS / "ocigpu", "node-labels", "--json", "--no-timestamp", *words]
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, text=True
+        )
+
+
+@pytest.mark.parametrize("removing", [False, True])
+def test_the_command_labels_again_and_keeps_labels_unless_told(
+    simulated_host: SimulatedHost, tmp_path: Path, removing: bool
+) -> None:
+    file, log, config = tmp_path / "gfd", tmp_path / "log", tmp_path / "config.yaml"
+    config.write_text("version: v1\n")
+    extra = ["--remove-on-exit"] if removing else []
+    child = start(
+        simulated_host, log, f"--output-file={file}", f"--config-file={config}", "--sleep-interval=1h", *extra
+    )
+    try:
+        wait_for("labels", file.exists, on_failure=log.read_text)
+        sharing: dict[str, Any] = {"timeSlicing": {"resources": [{"name": "gpu", "replicas": 3}]}}
+        config.write_text(json.dumps({"sharing": sharing}))
+        child.send_signal(signal.SIGHUP)
+        wait_for("replicas", lambda: "nvidia.com/gpu.replicas=3\n" in file.read_text(), on_failure=log.read_text)
+        config.write_text("sharing: [\n")
+        child.send_signal(signal.SIGHUP)
+        wait_for("a message", lambda: "stays in force" in log.read_text())
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(30) == 0
+    finally:
+        if child.poll() is None:
+            stop(child.pid)
+    assert file.exists() is not removing
+    assert all(json.loads(line)["level"] for line in log.read_text().splitlines())
