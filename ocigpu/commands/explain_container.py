@@ -70,7 +70,8 @@ def _print_head(explained: Explanation, facts: HostFacts) -> None:
         fields += request_fields(request) if request.selection != "cdi" else [("request", request.source)]
         fields.append(("asked by", explained.asked_by))
     if explained.error:
-        fields.append(("granted", f"nothing: {explained.error}"))
+        runs = container is not None and container.pid
+        fields.append(("granted", f"{'cannot be told now' if runs else 'nothing'}: {explained.error}"))
         fields += [("", f"hint: {explained.hint}")] if explained.hint else []
     elif request.selection == "cdi":
         fields += [("granted" if number == 0 else "", name) for number, name in enumerate(explained.gpus)]

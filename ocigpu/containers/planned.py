@@ -44,6 +44,9 @@ def image_facts(bundle: str, container: dict[str, Any], host: HostFacts, root: s
         return ImageFacts(*look_below(root or path, lambda root_fd: read_image_facts(root_fd, host.driver_version)))
     except (FileNotFoundError, NotADirectoryError):
         return ImageFacts()
+    except TimeoutError as error:
+        hint = "See what is mounted there: a file system in user space or over a network may not answer."
+        raise SpecError("OCIGPU-SPEC-3", f"open rootfs {path}: {error.strerror or error}", hint) from error
     except OSError as error:
         raise SpecError("OCIGPU-SPEC-3", f"open rootfs {path}: {error.strerror or error}") from error
 
