@@ -67,6 +67,13 @@ marker=$venv/.ocigpu-installed # holds the directories that were made beside it
 if [ -n "$uninstall" ]; then
   [ -n "$prefix" ] || die '--uninstall needs --prefix'
   [ -e "$marker" ] || die "nothing of this script is installed in $prefix ($marker is missing)"
+  { "$bin/ocigpu" engine status 2>/dev/null || true; } | while read -r engine rest; do
+    case " $rest " in *" = $bin/ocigpu-runtime "*)
+      echo "install.sh: $engine still names $bin/ocigpu-runtime: containers with it will not start" >&2
+      echo "hint: take it out by hand, or install ocigpu again and run: ocigpu engine remove $engine" >&2
+      ;;
+    esac
+  done
   for link in $links; do ! points "$link" || rm -f "$bin/${link%:*}"; done
   for name in $names; do ! ours "$bin/$name" || rm -f "$bin/$name"; done
   for path in $(service_files); do ! ours "$path" || rm -f "$path"; done
@@ -152,12 +159,15 @@ printf '%s\n' "$text" | write ocigpu-runtime
 text=$(sed -e "s|@interpreter@|$interpreter|g; s|@encodings@|$encodings|; s|@library@|$library|; s|@site@|$site|" \
   -e "s|@config@|${config:+--config $config }|" "$here/ocigpu-hook.sh")
 printf '%s\n' "$text" | write ocigpu-hook
+# ocigpu-container-cli is started for each container by enroot and others: as lean as the hook.
+lean="$interpreter -I -S -c 'import gc, sys; gc.disable(); sys.path += [\"$library\", \"$site\"]"
 for name in ocigpu:cli ocigpu-container-cli:container_cli; do
+  case $name in ocigpu:*) begin=$start ;; *) begin=$lean ;; esac
   write "${name%%:*}" <<END
 #!/bin/sh
 # ${name%%:*}: written by packaging/install.sh
 ${config:+export OCIGPU_CONFIG="\${OCIGPU_CONFIG:-$config}"
-}exec $start; sys.argv[0] = "$bin/${name%%:*}"; from ocigpu.${name##*:} import main; sys.exit(main())' "\$@"
+}exec $begin; sys.argv[0] = "$bin/${name%%:*}"; from ocigpu.${name##*:} import main; sys.exit(main())' "\$@"
 END
 done
 for link in ${vendor:+$links}; do ln -sfn "${link#*:}" "$stage$bin/${link%:*}"; done

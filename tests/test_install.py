@@ -56,9 +56,10 @@ def test_the_installed_commands_run_without_the_source_tree(prefix: Path) -> Non
         done = run(str(prefix / "bin" / name), "--version", PYTHONPATH="/nonexistent", PYTHONHOME="/nonexistent")
         assert done.returncode == 0, done.stderr
         assert done.stdout.startswith(name)
-    stub = (prefix / "bin/ocigpu-runtime").read_text()
-    assert str(REPOSITORY) not in stub
-    assert " -I -S " in stub
+    for name in ("ocigpu-runtime", "ocigpu-hook", "ocigpu-container-cli"):
+        stub = (prefix / "bin" / name).read_text()
+        assert str(REPOSITORY) not in stub
+        assert " -I -S " in stub
 
 
 def test_the_installed_shim_becomes_the_low_level_runtime(prefix: Path, tmp_path: Path) -> None:
@@ -233,9 +234,16 @@ def test_a_foreign_file_is_not_overwritten(tmp_path: Path, name: str) -> None:
     assert [path for path in tmp_path.rglob("*") if not path.is_dir()] == [foreign]
 
 
-def test_uninstall_removes_exactly_what_install_made(prefix: Path) -> None:
-    done = run(INSTALL, "--prefix", str(prefix), "--uninstall")
+def test_uninstall_removes_exactly_what_install_made(prefix: Path, tmp_path: Path) -> None:
+    (tmp_path / "docker").mkdir()
+    shim = f"{prefix}/bin/ocigpu-runtime"
+    (tmp_path / "docker/daemon.json").write_text(f'{{"runtimes": {{"ocigpu": {{"path": "{shim}"}}}}}}')
+    done = run(INSTALL, "--prefix", str(prefix), "--uninstall", XDG_CONFIG_HOME=str(tmp_path))
     assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines() == [
+        f"install.sh: docker still names {shim}: containers with it will not start",
+        "hint: take it out by hand, or install ocigpu again and run: ocigpu engine remove docker",
+    ]
     left = sorted(str(path.relative_to(prefix)) for path in prefix.rglob("*") if not path.is_dir())
     assert left == ["bin/other"]
     assert sorted(path.name for path in prefix.iterdir()) == ["bin"]
