@@ -230,7 +230,7 @@ CODES: dict[str, Code] = {
         "See the cause in the message; delete the pod, so that its controller makes another.",
     ),
     "OCIGPU-KUBE-3": Code(
-        "The Kubernetes device plugin cannot do its work: its socket, a daemon that it runs, or what it is made of.",
+        "The Kubernetes device plugin cannot do its work: its socket, or what it is made of.",
         "See the cause in the message; it must run as root, with the kubelet's directory of device plugins.",
     ),
     "OCIGPU-KUBE-4": Code(

@@ -14,8 +14,9 @@ from ocigpu.facts import HostFacts
 from ocigpu.kubernetes.config import Configuration
 from ocigpu.kubernetes.devices import Resource
 from ocigpu.kubernetes.loading import Told, file_state, read_configuration
-from ocigpu.kubernetes.mps import CONTAINER_ROOT, control_commands, mps_directories, mps_problem
+from ocigpu.kubernetes.mps import control_commands, mps_directories, mps_problem
 from ocigpu.kubernetes.mps_control import ControlDaemon, Job, Log, Times, find_program
+from ocigpu.kubernetes.mps_gate import mps_root
 from ocigpu.kubernetes.node import Node, host_settings, read_node
 from ocigpu.kubernetes.waiting import Waiting
 from ocigpu.settings import Settings
@@ -54,11 +55,6 @@ class Plan(NamedTuple):
     problems: tuple[str, ...] = ()
     silent: bool = False
     """Whether the host gave no answer, and has to be asked again."""
-
-
-def mps_root(configuration: Configuration) -> str:
-    """Return where the directories are: in a container where the host's directory was mounted."""
-    return CONTAINER_ROOT if os.path.isdir(CONTAINER_ROOT) else configuration.options.mps_root
 
 
 def plan_daemons(node: Node, configuration: Configuration, shm_size: str) -> Plan:

@@ -22,7 +22,7 @@ from ocigpu.kubernetes.health import RULES, Rules
 from ocigpu.kubernetes.loading import Told, file_state, read_configuration
 from ocigpu.kubernetes.monitor import Monitor
 from ocigpu.kubernetes.mps import mps_problem
-from ocigpu.kubernetes.mps_daemon import MpsDaemons
+from ocigpu.kubernetes.mps_gate import waiting_resources, waits_for_mps
 from ocigpu.kubernetes.node import Node, carry_over, host_settings
 from ocigpu.kubernetes.reader import NodeReader, Reading
 from ocigpu.kubernetes.server import FIRST_RETRY, LONGEST_RETRY, Offer, Registration, ResourceServer, identity
@@ -91,7 +91,8 @@ class DevicePlugin:
         self.monitor = Monitor(Configuration())
         self.reader = NodeReader()
         self.watcher = EventWatcher()
-        self.mps = MpsDaemons(self.log)
+        self.without_mps: frozenset[str] = frozenset()
+        """Resources whose control daemon is not ready."""
         self.node: Node | None = None
         self.inventory = Inventory()
         self.served: dict[str, Served] = {}
@@ -125,7 +126,6 @@ class DevicePlugin:
         finally:
             for name in list(self.served):
                 self._end(name)
-            self.mps.close()
             self.watcher.close()
             self.reader.close()
 
@@ -155,6 +155,8 @@ class DevicePlugin:
             self._has_read(reading, now)
         self._ask(now)
         self._watch(now)
+        if self.configuration and self.without_mps != waiting_resources(self.inventory.resources, self.configuration):
+            self._offer()
         for served in self.served.values():
             self._keep(served, now)
 
@@ -255,12 +257,12 @@ class DevicePlugin:
         """Tell every server what it offers now; make those that are new and end those that are gone."""
         if self.node is None or self.configuration is None:
             return
+        self.without_mps = waiting_resources(self.inventory.resources, self.configuration)
         judged = [self.monitor.judged(self._usable(resource)) for resource in self.inventory.resources]
         self._tell_health(judged)
         for name in self.served.keys() - {resource.name for resource in judged}:
             self.log("info", f"{name}: no longer offered")
             self._end(name, gone=True)
-        self.mps.want(judged, self.node, self.configuration)
         for resource in judged:
             offer = Offer(resource, self.node, self.configuration, self.settings)
             served = self.served.get(resource.name)
@@ -274,10 +276,13 @@ class DevicePlugin:
 
     def _usable(self, resource: Resource) -> Resource:
         """Return the resource, with why its devices cannot be shared as they were told to be."""
-        problem = mps_problem(resource, self.node.facts) if self.node and resource.sharing == "mps" else ""
+        if resource.sharing != "mps" or self.node is None or self.configuration is None:
+            return resource
+        problem = mps_problem(resource, self.node.facts) or waits_for_mps(resource, self.configuration)
         if not problem:
             return resource
-        return resource._replace(devices=tuple(device._replace(error=problem) for device in resource.devices))
+        devices = (each._replace(error=problem) if each.is_replica else each for each in resource.devices)
+        return resource._replace(devices=tuple(devices))
 
     def _tell_health(self, resources: list[Resource]) -> None:
         sick = {device.uuid: device.error for each in resources for device in each.devices if device.error}
@@ -299,9 +304,8 @@ class DevicePlugin:
             served.due = now + LONGEST_RETRY if taken else now
         if not server.running:
             served.registration.again()
-            if not self.mps.is_ready(server.name) or not os.path.isdir(self.directory):
-                missing = "" if os.path.isdir(self.directory) else f"there is no directory {self.directory}: waiting"
-                self._once(self.directory, "warning", missing)
+            if not os.path.isdir(self.directory):
+                self._once(self.directory, "warning", f"there is no directory {self.directory}: waiting")
                 return
             if now < served.due or not self._start(served, now):
                 return

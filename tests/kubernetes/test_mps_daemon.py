@@ -18,7 +18,9 @@ from support.product import PROGRAMS, SimulatedHost, make_simulated_host
 from ocigpu.errors import HostError, UsageError
 from ocigpu.facts import HostFacts
 from ocigpu.kubernetes.compute_mode import DEFAULT, EXCLUSIVE_PROCESS, set_compute_mode
+from ocigpu.kubernetes.devices import Resource
 from ocigpu.kubernetes.mps_control import ControlDaemon, Job, Times, check_size, find_program
+from ocigpu.kubernetes.mps_gate import waiting_resources, waits_for_mps
 from ocigpu.kubernetes.mps_supervisor import Keeper, plan_daemons
 from ocigpu.kubernetes.node import read_node
 from ocigpu.settings import read_settings
@@ -302,3 +304,14 @@ def test_the_command_ends_at_once_with_a_wrong_configuration(
     child = run_command({"sharing": {"mps": {"resources": []}}})
     assert child.wait(30) == 1
     assert "sharing.mps: no resources specified" in (work_directory / "log").read_text()
+
+
+def test_devices_wait_for_their_daemon(work_directory: Path) -> None:
+    directory = work_directory / "nvidia.com/gpu"
+    directory.mkdir(parents=True)
+    configuration = configured({**CONFIGURATION, "flags": {"mpsRoot": str(work_directory)}})
+    shared_, plain = Resource("nvidia.com/gpu", (), sharing="mps"), Resource("nvidia.com/mig-1g.5gb", ())
+    assert waiting_resources([shared_, plain], configuration) == {"nvidia.com/gpu"}
+    assert waits_for_mps(shared_, configuration) == f"MPS: no control daemon is ready: there is no {directory}/.ready"
+    (directory / ".ready").touch()
+    assert waiting_resources([shared_, plain], configuration) == set()
