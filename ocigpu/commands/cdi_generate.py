@@ -101,9 +101,7 @@ def _collisions(path: str, settings: Settings) -> list[str]:
 @takes_generate_options
 def diff_command(
     request: GenerateRequest,
-    file: Annotated[
-        str, typer.Argument(metavar="[FILE]", help=f"The specification on disk.  [default: {DEFAULT_OUTPUT}]")
-    ] = DEFAULT_OUTPUT,
+    file: Annotated[str, typer.Argument(metavar="FILE", help="The specification on disk.")] = DEFAULT_OUTPUT,
     json: JsonOption = False,
 ) -> None:
     """Compare a specification on disk with what this host would give now, and say why they differ."""
@@ -151,7 +149,7 @@ def refresh_command(
             "--output",
             metavar="FILE",
             envvar="NVIDIA_CTK_CDI_OUTPUT_FILE_PATH",
-            help=f"The specification on disk.  [default: {DEFAULT_OUTPUT}]",
+            help="The specification on disk.",
         ),
     ] = "",
     json: JsonOption = False,

@@ -52,7 +52,7 @@ class Validated(NamedTuple):
 
 
 def validate_command(
-    files: Annotated[list[str] | None, typer.Argument(metavar="[FILE]...", help="Files to check.")] = None,
+    files: Annotated[list[str] | None, typer.Argument(metavar="FILE", help="Files to check.")] = None,
     spec_dirs: SpecDirsOption = None,
     config: ConfigOption = "",
     json: JsonOption = False,

@@ -21,6 +21,34 @@ Examples:
   ocigpu config default --output /etc/ocigpu/config.toml
   ocigpu config import /etc/nvidia-container-runtime/config.toml --dry-run
 """
+CHECK_EPILOG = """\
+\b
+Exit status: 0 no problem, 1 problems (a line each) or the file cannot be read, 2 the command line could not be
+understood.
+
+\b
+Examples:
+  ocigpu config check
+  ocigpu config check /etc/ocigpu/config.toml
+"""
+SHOW_EPILOG = """\
+\b
+Exit status: 0 shown, 1 the file cannot be read or has problems, 2 the command line could not be understood.
+
+\b
+Examples:
+  ocigpu config show
+  ocigpu config show --config /etc/ocigpu/config.toml --json
+"""
+KEYS_EPILOG = """\
+\b
+Exit status: 0 listed, 2 the command line could not be understood.
+
+\b
+Examples:
+  ocigpu config keys
+  ocigpu config keys --json
+"""
 IMPORT_EPILOG = """\
 \b
 Every key that the file sets is either imported or named with the reason why it has no meaning here.  Comments on a key
@@ -57,10 +85,10 @@ Examples:
 config_app = typer.Typer(help="Check, show, make and import settings.", epilog=CONFIG_EPILOG, rich_markup_mode=None)
 
 
-@config_app.command("check")
+@config_app.command("check", epilog=CHECK_EPILOG)
 def check_command(
     file: Annotated[
-        str, typer.Argument(metavar="[FILE]", help="Settings file.  [default: $OCIGPU_CONFIG, else the system's]")
+        str, typer.Argument(metavar="FILE", help="Settings file.  [default: $OCIGPU_CONFIG, else the system's]")
     ] = "",
 ) -> None:
     """Check a settings file and name every problem in it; the shim reads its settings anew."""
@@ -98,7 +126,7 @@ def _find_problems(path: str) -> list[str]:
         raise SettingsError("OCIGPU-SET-1", f"settings {path}: {error}") from error
 
 
-@config_app.command("show")
+@config_app.command("show", epilog=SHOW_EPILOG)
 def show_command(config: ConfigOption = "", json: JsonOption = False) -> None:
     """Show the settings in force: each value, and whether it is the default."""
     settings = load_settings(config)
@@ -122,7 +150,7 @@ def setting_rows(settings: Settings) -> list[tuple[str, str, str]]:
     return rows
 
 
-@config_app.command("keys")
+@config_app.command("keys", epilog=KEYS_EPILOG)
 def keys_command(json: JsonOption = False) -> None:
     """List all keys: type, default and meaning."""
     defaults = Settings()
@@ -187,7 +215,7 @@ def import_command(
     file: Annotated[
         str,
         typer.Argument(
-            metavar="[FILE]",
+            metavar="FILE",
             help="Settings of NVIDIA's toolkit.  [default: /etc/nvidia-container-runtime/config.toml]",
         ),
     ] = "",

@@ -61,7 +61,7 @@ def explain_command(
     target: Annotated[
         str,
         typer.Argument(
-            metavar="[CODE|FINDING|MESSAGE|CONTAINER|BUNDLE]",
+            metavar="CODE|FINDING|MESSAGE|CONTAINER|BUNDLE",
             help="What to explain, see below; without it all codes.",
         ),
     ] = "",
