@@ -21,6 +21,7 @@ from ocigpu.commands.diff import DIFF_EPILOG, diff_command
 from ocigpu.commands.doctor import DOCTOR_EPILOG, doctor_command
 from ocigpu.commands.engine import engine_app
 from ocigpu.commands.explain import EXPLAIN_EPILOG, explain_command
+from ocigpu.commands.exporter import EXPORTER_EPILOG, exporter_command
 from ocigpu.commands.host import FACTS_EPILOG, LIST_EPILOG, facts_command, list_command
 from ocigpu.commands.mps import MPS_EPILOG, mps_command
 from ocigpu.commands.node_labels import NODE_LABELS_EPILOG, node_labels_command
@@ -95,6 +96,12 @@ app.command(
     epilog=DEVICE_PLUGIN_EPILOG,
     context_settings={"ignore_unknown_options": True},
 )(device_plugin_command)
+app.command(
+    "exporter",
+    short_help="Export the GPUs' metrics for Prometheus.",
+    epilog=EXPORTER_EPILOG,
+    context_settings={"ignore_unknown_options": True},
+)(exporter_command)
 app.add_typer(config_app, name="config")
 app.add_typer(engine_app, name="engine", short_help="Make container engines know ocigpu, and undo it.")
 app.command("trace", epilog=TRACE_EPILOG)(trace_command)

@@ -1,0 +1,89 @@
+"""Which metrics are exported: dcgm-exporter's file of three columns, ``name, type, help``."""
+
+import os
+import stat
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ocigpu.errors import SettingsError, printable, quoted
+from ocigpu.kubernetes.exporter.metrics import BY_NAME, METRICS, why_missing
+
+KINDS = ("gauge", "counter", "label")
+MAX_BYTES = 1 << 20
+
+
+class Collector(NamedTuple):
+    """A metric that is wanted, with the type and the help that the file gives it."""
+
+    name: str
+    kind: str
+    help: str
+
+
+DEFAULTS = tuple(Collector(metric.name, metric.kind, metric.help) for metric in METRICS if metric.default)
+
+
+def parse_collectors(text: str, where: str) -> tuple[tuple[Collector, ...], tuple[str, ...]]:
+    """Return what a file wants that NVML can supply, and a note for each other metric of DCGM.
+
+    Raises SettingsError (OCIGPU-KUBE-4) naming the line that is no such line, has a name that nobody knows, or wants
+    what was wanted before.
+    """
+    found: dict[str, Collector] = {}
+    notes: list[str] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        fields = [field.strip() for field in line.split(",", 2)]
+        place = f"{where} line {number}"
+        if len(fields) != 3:
+            raise collectors_error(place, "three fields are wanted: name, type, help")
+        name, kind, text_ = fields
+        if kind not in KINDS:
+            raise collectors_error(place, f"type {quoted(kind)}: not one of {', '.join(KINDS)}")
+        if name in found:
+            raise collectors_error(place, f"{name} occurs twice")
+        known = BY_NAME.get(name)
+        if known is None:
+            why = why_missing(name)
+            if not why:
+                raise collectors_error(place, f"unknown metric {quoted(name)}")
+            notes.append(f"{place}: {printable(name, 100)} is left out: {why}")
+            continue
+        if (kind == "label") != (known.kind == "label"):
+            raise collectors_error(place, f"{name} is a {known.kind}")
+        found[name] = Collector(name, kind, text_)
+    return tuple(found.values()), tuple(notes)
+
+
+def read_collectors(path: str) -> tuple[tuple[Collector, ...], tuple[str, ...]]:
+    """Return the collectors of a file, see :func:`parse_collectors`; those of the table without a path."""
+    if not path:
+        return DEFAULTS, ()
+    try:
+        with open(path, encoding="utf-8", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise collectors_error(path, "it is not a file")
+            text = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise collectors_error(path, str(error.strerror)) from error
+    except UnicodeDecodeError as error:
+        raise collectors_error(path, "it is not UTF-8 text") from error
+    if len(text) > MAX_BYTES:
+        raise collectors_error(path, f"more than {MAX_BYTES} characters")
+    return parse_collectors(text, path)
+
+
+def write_collectors(collectors: Sequence[Collector]) -> str:
+    """Return the text of a file that wants these; metrics of the table that they leave out are comments."""
+    wanted = {collector.name: collector for collector in collectors}
+    lines = ["# name, type (gauge, counter or label), help", ""]
+    for metric in METRICS:
+        kind, text = (wanted.get(metric.name) or metric)[1:3]
+        lines.append(f"{'' if metric.name in wanted else '# '}{metric.name}, {kind}, {text}")
+    return "\n".join([*lines, ""])
+
+
+def collectors_error(where: str, cause: str) -> SettingsError:
+    """Return the error of a file of collectors."""
+    return SettingsError("OCIGPU-KUBE-4", f"collectors {printable(where, 300)}: {cause}")

@@ -1,0 +1,184 @@
+"""The text that Prometheus reads (exposition format 0.0.4), with dcgm-exporter's labels in their order: pure."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from ocigpu.kubernetes.exporter.collectors import Collector
+from ocigpu.kubernetes.exporter.metrics import CLOCK_COUNT, XID, XID_COUNT, XID_MESSAGES
+from ocigpu.kubernetes.exporter.options import Options, parse_devices
+from ocigpu.kubernetes.exporter.owners import WHOLE, Key, Owner, VfioDevice
+from ocigpu.kubernetes.exporter.sample import GpuSample, Instance, Sample, Values
+
+Pairs = tuple[tuple[str, str], ...]
+GPU_UP, VFIO_ALLOCATED = "ocigpu_exporter_gpu_up", "ocigpu_exporter_vfio_gpu_allocated"
+
+
+class Picture(NamedTuple):
+    """A sample and what is known about it.  ``jobs``: names of jobs; ``split``: values of one owner of a shared GPU."""
+
+    sample: Sample
+    owners: "Mapping[Key, Sequence[Owner]]" = {}
+    jobs: "Mapping[tuple[int, int], Sequence[str]]" = {}
+    split: "Mapping[tuple[Key, Owner], Values]" = {}
+    vfio: Sequence[VfioDevice] = ()
+
+
+class _Entity(NamedTuple):
+    """What a series is of, a GPU or a GPU instance.
+
+    ``labels``: those of every series, as text; ``variants``: of each owner and job, with the owner's own values.
+    """
+
+    values: Values
+    labels: str
+    variants: tuple[tuple[str, Values], ...]
+    xid: int | None
+    xids: "Mapping[int, int]"
+    clocks: "Mapping[str, int]"
+
+
+def render(collectors: Iterable[Collector], picture: Picture, options: Options, hostname: str) -> bytes:
+    """Return the series of all GPUs, by metric; a metric without any is left out.  ``hostname``: "" for no label."""
+    collectors = tuple(collectors)
+    labels = [collector.name for collector in collectors if collector.kind == "label"]
+    host = _host_label(options, hostname)
+    entities = list(_entities(picture, labels, options, host))
+    lines: list[str] = []
+    for collector in collectors:
+        if collector.kind == "label":
+            continue
+        series = [line for entity in entities for line in _series(collector.name, entity, options)]
+        if series:
+            lines += _head(collector.name, collector.kind, collector.help)
+            lines += series
+    if picture.sample.gpus:
+        lines += _head(GPU_UP, "gauge", "Whether this GPU answers.")
+        for gpu in picture.sample.gpus:
+            lines.append(f"{GPU_UP}{{{_text((*_gpu_labels(gpu, options), *host))}}} {int(not gpu.error)}")
+    lines += _vfio(picture.vfio, options, host)
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+def render_number(name: str, kind: str, text: str, *series: tuple[Pairs, float]) -> str:
+    """Return a metric with its series, each of labels and a value."""
+    lines = _head(name, kind, text)
+    for labels, value in series:
+        lines.append(f"{name}{{{_text(labels)}}} {_number(value)}" if labels else f"{name} {_number(value)}")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _head(name: str, kind: str, text: str) -> list[str]:
+    escaped = text.replace("\\", "\\\\").replace("\n", "\\n")
+    return [f"# HELP {name} {escaped}", f"# TYPE {name} {kind}"]
+
+
+def _text(pairs: Iterable[tuple[str, str]]) -> str:
+    return ",".join(f'{name}="{_escape(value)}"' for name, value in pairs)
+
+
+def _escape(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if value == int(value) else repr(value)
+
+
+def _host_label(options: Options, hostname: str) -> Pairs:
+    return () if options.no_hostname or not hostname else ((options.hostname_label, hostname),)
+
+
+def _gpu_labels(gpu: GpuSample, options: Options) -> Pairs:
+    model = gpu.name.replace(" ", "-") if options.replace_blanks_in_model_name else gpu.name
+    return (
+        ("gpu", str(gpu.number)),
+        ("uuid" if options.use_old_namespace else "UUID", gpu.uuid),
+        ("pci_bus_id", gpu.bus_id),
+        ("device", f"nvidia{gpu.number}"),
+        ("modelName", model),
+    )
+
+
+def _entities(picture: Picture, labels: Sequence[str], options: Options, host: Pairs) -> Iterable[_Entity]:
+    devices = parse_devices(options.devices)
+    for gpu in picture.sample.gpus:
+        if gpu.error or (devices.gpus and gpu.number not in devices.gpus):
+            continue
+        known = {**picture.sample.labels, **gpu.labels}
+        fields = tuple((name, known[name]) for name in labels if name in known)
+        if devices.kind == "g" or (devices.kind == "f" and not gpu.instances):
+            variants = _variants(picture, gpu, WHOLE, options)
+            names = _text((*_gpu_labels(gpu, options), *host, *fields))
+            yield _Entity(gpu.values, names, variants, gpu.xid, gpu.xids, gpu.clocks)
+            continue
+        for instance in gpu.instances:
+            mig = (("GPU_I_PROFILE", instance.profile), ("GPU_I_ID", str(instance.number)))
+            names = _text((*_gpu_labels(gpu, options), *mig, *host, *fields))
+            variants = _variants(picture, gpu, instance.number, options)
+            yield _Entity(_of_instance(gpu, instance), names, variants, instance.xid, instance.xids, gpu.clocks)
+
+
+def _of_instance(gpu: GpuSample, instance: Instance) -> Values:
+    """Return an instance's own values and, of what only the whole GPU has such as its temperature, the GPU's."""
+    whole = {name: value for name, value in gpu.values.items() if "_FB_" not in name}
+    return {**whole, **instance.values}
+
+
+def _variants(picture: Picture, gpu: GpuSample, instance: int, options: Options) -> tuple[tuple[str, Values], ...]:
+    owners = picture.owners.get((gpu.uuid, instance), ())
+    jobs = picture.jobs.get((gpu.number, instance), ())
+    found: list[tuple[str, Values]] = []
+    for owner in owners or (None,):
+        pairs = _owner_labels(owner, options) if owner else ()
+        values = picture.split.get(((gpu.uuid, instance), owner), {}) if owner else {}
+        found += [(_text((*pairs, *((("hpc_job", job),) if job else ()))), values) for job in jobs or ("",)]
+    return tuple(found)
+
+
+def _owner_labels(owner: Owner, options: Options) -> Pairs:
+    names = ("pod_name", "pod_namespace", "container_name") if options.use_old_namespace else (
+        "pod", "namespace", "container"
+    )  # fmt: skip
+    pairs = tuple(zip(names, owner[:3], strict=True))
+    return (*pairs, ("vgpu", owner.vgpu)) if owner.vgpu else pairs
+
+
+def _series(name: str, entity: _Entity, options: Options) -> Iterable[str]:
+    extra: Iterable[tuple[Pairs, float]]
+    if name == XID:
+        xid = entity.xid
+        message = XID_MESSAGES.get(xid or 0, "Unknown Error")
+        extra = [((("err_code", str(xid)), ("err_msg", message)), xid)] if xid is not None else []
+    elif name == XID_COUNT:
+        window = f"{options.xid_count_window_size * 1000:.0f}"
+        extra = [((("window_size_in_ms", window), ("xid", str(xid))), count) for xid, count in entity.xids.items()]
+    elif name == CLOCK_COUNT:
+        window = f"{options.clock_events_count_window_size * 1000:.0f}"
+        extra = [
+            ((("clock_event", event), ("window_size_in_ms", window)), count) for event, count in entity.clocks.items()
+        ]
+    else:
+        value = entity.values.get(name)
+        if value is None:
+            return
+        for labels, own in entity.variants:
+            separator = "," if labels else ""
+            yield f"{name}{{{entity.labels}{separator}{labels}}} {_number(own.get(name, value))}"
+        return
+    for pairs, number in extra:
+        for labels, _ in entity.variants:
+            yield f"{name}{{{','.join(filter(None, (entity.labels, _text(pairs), labels)))}}} {_number(number)}"
+
+
+def _vfio(devices: Sequence[VfioDevice], options: Options, host: Pairs) -> list[str]:
+    if not devices:
+        return []
+    lines = _head(
+        VFIO_ALLOCATED, "gauge", "Whether a pod has this GPU, which is for virtual machines and unknown to NVML."
+    )
+    for device in devices:
+        labels = (("pci_bus_id", device.bus_id), ("iommu_group", str(device.group)), *host)
+        for owner in device.owners or (None,):
+            pairs = _owner_labels(owner, options) if owner else ()
+            lines.append(f"{VFIO_ALLOCATED}{{{_text((*labels, *pairs))}}} {int(bool(owner))}")
+    return lines

@@ -1,0 +1,120 @@
+"""Whose pods have which GPUs, from what the kubelet says: pure."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from ocigpu.host.vfio import Candidate
+from ocigpu.kubernetes.devices import REPLICA
+from ocigpu.kubernetes.exporter.sample import GpuSample
+
+WHOLE = -1
+Key = tuple[str, int]
+"""UUID of a GPU, and the number of a GPU instance or WHOLE."""
+_BY_NUMBER = re.compile(r"nvidia([0-9]{1,4})(?:/gi([0-9]{1,4}))?(?:/vgpu([0-9]{1,4}))?")
+_OLD_MIG = re.compile(r"MIG-(GPU-[0-9a-fA-F-]+)/([0-9]{1,4})/[0-9]{1,4}")
+
+
+class Container(NamedTuple):
+    """A container of a pod and devices of one resource that it has."""
+
+    pod: str
+    namespace: str
+    name: str
+    resource: str
+    device_ids: tuple[str, ...]
+
+
+class Owner(NamedTuple):
+    """A container that has a device; ``vgpu``: the number of the replica, "" for none."""
+
+    pod: str
+    namespace: str
+    container: str
+    vgpu: str = ""
+
+
+class Owners(NamedTuple):
+    """``gpus``: owners by GPU or instance, each once.  ``others``: of what is no GPU, by (resource, device id)."""
+
+    gpus: "dict[Key, tuple[Owner, ...]]" = {}
+    others: "dict[tuple[str, str], tuple[Owner, ...]]" = {}
+
+
+def find_owners(
+    containers: Iterable[Container],
+    gpus: Sequence[GpuSample],
+    prefixes: Sequence[str],
+    names: Sequence[str] = (),
+    virtual: bool = False,
+) -> Owners:
+    """Return the owners of everything in resources with these prefixes or names.
+
+    Ids are those of NVIDIA's plugins, of ours and of GKE's: UUIDs of GPUs and MIG devices, of old drivers too
+    ("MIG-GPU-.../gi/ci"), "nvidia0", "nvidia0/gi1", "nvidia0/vgpu1"; a replica is "UUID::n".  With ``virtual`` replicas
+    of one GPU count apart.
+    """
+    found: dict[Key, dict[Owner, None]] = {}
+    others: dict[tuple[str, str], dict[Owner, None]] = {}
+    finder = _Finder(gpus)
+    for container in containers:
+        if not (container.resource in names or container.resource.startswith(tuple(prefixes))):
+            continue
+        for device_id in container.device_ids:
+            keys, replica = finder.find(device_id)
+            owner = Owner(container.pod, container.namespace, container.name, replica if virtual else "")
+            for key in keys:
+                found.setdefault(key, {})[owner] = None
+            if not keys:
+                others.setdefault((container.resource, device_id), {})[owner] = None
+    return Owners({key: tuple(all_) for key, all_ in found.items()}, {key: tuple(all_) for key, all_ in others.items()})
+
+
+class _Finder:
+    def __init__(self, gpus: Sequence[GpuSample]) -> None:
+        self.by_index = {gpu.number: gpu for gpu in gpus}
+        self.by_uuid = {gpu.uuid: gpu for gpu in gpus if gpu.uuid}
+        self.migs = {uuid: (gpu.uuid, item.number) for gpu in gpus for item in gpu.instances for uuid in item.uuids}
+
+    def find(self, device_id: str) -> tuple[list[Key], str]:
+        """Return what series a device is of, none for a device that is no GPU we know, and its replica's number."""
+        name, _, replica = device_id.partition(REPLICA)
+        if name in self.migs:
+            return [self.migs[name]], replica
+        if name in self.by_uuid:
+            return _whole(self.by_uuid[name]), replica
+        if old := _OLD_MIG.fullmatch(name):
+            return [(old[1], int(old[2]))], replica
+        numbered = _BY_NUMBER.fullmatch(name)
+        gpu = self.by_index.get(int(numbered[1])) if numbered else None
+        if gpu is None or numbered is None:
+            return [], replica
+        return [(gpu.uuid, int(numbered[2]))] if numbered[2] else _whole(gpu), numbered[3] or replica
+
+
+def _whole(gpu: GpuSample) -> list[Key]:
+    """Who has a whole GPU has its instances: series are of these where MIG is enabled."""
+    return [(gpu.uuid, WHOLE), *((gpu.uuid, instance.number) for instance in gpu.instances)]
+
+
+class VfioDevice(NamedTuple):
+    """A GPU that is for virtual machines: NVML does not know it."""
+
+    bus_id: str
+    group: int
+    owners: tuple[Owner, ...]
+
+
+def find_vfio_owners(
+    candidates: Iterable[Candidate], others: Mapping[tuple[str, str], tuple[Owner, ...]]
+) -> list[VfioDevice]:
+    """Return the GPUs that VFIO has with their owners; device ids are IOMMU groups, VFIO devices or PCI addresses."""
+    found = []
+    for item in candidates:
+        if item.is_switch:
+            continue
+        address = item.function.address
+        ids = {str(number) for number in (item.group, item.cdev) if number >= 0} | {address}
+        owners = {owner: None for (_, device_id), all_ in others.items() if device_id in ids for owner in all_}
+        found.append(VfioDevice(address, item.group, tuple(owners)))
+    return found

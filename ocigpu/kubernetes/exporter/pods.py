@@ -1,0 +1,51 @@
+"""The kubelet's pod-resources interface: which containers have which devices."""
+
+from typing import NamedTuple
+
+import grpc
+
+from ocigpu.errors import printable
+from ocigpu.kubernetes.api import podresources_pb2 as pb
+from ocigpu.kubernetes.api.services import POD_RESOURCES, method
+from ocigpu.kubernetes.exporter.owners import Container
+
+DEADLINE = 10.0
+"""Seconds for an answer."""
+MAX_ANSWER = 16 << 20
+MAX_TEXT = 253
+
+
+class Listing(NamedTuple):
+    """``containers``: those that have devices; ``problem``: why there are none, in one line."""
+
+    containers: tuple[Container, ...] = ()
+    problem: str = ""
+
+
+def list_containers(socket: str, seconds: float = DEADLINE) -> Listing:
+    """Ask the kubelet on this socket; waits at most so long, and never raises for what the kubelet does."""
+    options = [
+        ("grpc.max_receive_message_length", MAX_ANSWER),
+        ("grpc.default_authority", "localhost"),
+        ("grpc.use_local_subchannel_pool", 1),
+    ]
+    with grpc.insecure_channel(f"unix:{socket}", options) as channel:
+        try:
+            answer = method(channel, POD_RESOURCES, "List")(pb.ListPodResourcesRequest(), timeout=seconds)
+        except grpc.RpcError as error:
+            reason = f"{error.code().name}: {error.details()}" if hasattr(error, "code") else str(error)
+            return Listing(problem=f"{printable(socket, 300)}: {printable(reason, 300)}")
+    return Listing(
+        tuple(
+            Container(
+                printable(pod.name, MAX_TEXT),
+                printable(pod.namespace, MAX_TEXT),
+                printable(container.name, MAX_TEXT),
+                devices.resource_name,
+                tuple(devices.device_ids),
+            )
+            for pod in answer.pod_resources
+            for container in pod.containers
+            for devices in container.devices
+        )
+    )

@@ -1,0 +1,342 @@
+"""What runs in a process of its own and asks NVML again and again; see :mod:`ocigpu.kubernetes.exporter.sampler`.
+
+Reads orders from standard input, a JSON object a line: ``wanted`` (names of metrics), ``interval``, ``window`` and
+``clock_window`` (seconds), ``processes`` (whether GPU time and memory of processes are wanted), ``poll`` (seconds
+between looks at which GPUs are there, 0: only with each sample).  Prints a sample a line.  Ends with its standard
+input.  What a GPU does not answer is left out, whatever the reason: one lost GPU hides no other.
+"""
+
+import ctypes
+import json
+import os
+import select
+import sys
+import time
+from collections import deque
+from typing import Any
+
+import pynvml
+
+from ocigpu.host.nvml_child import FATAL, MAX_GPUS, MAX_MIG_DEVICES, _drop_privileges, _end_with, _identity
+from ocigpu.kubernetes.exporter.metrics import (
+    CLOCK_COUNT,
+    CLOCK_EVENTS,
+    DRIVER_VERSION,
+    GPM_METRICS,
+    NVML_VERSION,
+    XID,
+    XID_COUNT,
+)
+from ocigpu.kubernetes.exporter.nvml_readers import (
+    LABEL_READERS,
+    MIB,
+    READERS,
+    Gpm,
+    Values,
+    read_clock_reasons,
+    read_memory,
+    read_pcie_rates,
+    try_,
+)
+
+WAIT = 0.5
+"""Seconds between looks at standard input."""
+MAX_EVENTS = 10000
+"""Events of a GPU that are remembered for a window."""
+WHOLE_GPU = 0xFFFFFFFF
+"""Instance number of an event that concerns no GPU instance (nvml.h)."""
+_XIDS = pynvml.nvmlEventTypeXidCriticalError
+
+
+def main(library: str, simulation_root: str, parent: str, gpu_directory: str) -> None:
+    """Load the library at this path and print samples, or why it cannot be loaded.
+
+    Gives up root first, and ends with the process ``parent``.  ``gpu_directory``: where the driver lists its GPUs.
+    """
+    _drop_privileges(*_identity("", simulation_root))
+    _end_with(int(parent))
+    try:
+        pynvml.nvmlLib = ctypes.CDLL(library)
+    except OSError as error:
+        print(json.dumps({"error": str(error)}), flush=True, file=sys.stdout)
+        return
+    sampler = Sampler(gpu_directory)
+    os.set_blocking(0, False)
+    pending = b""
+    while True:
+        try:
+            data = os.read(0, 1 << 16)
+            if not data:
+                return
+        except BlockingIOError:
+            data = b""
+        *lines, pending = (pending + data).split(b"\n")
+        for line in lines:
+            sampler.order(json.loads(line))
+        if sampler.due():
+            print(json.dumps(sampler.sample()), flush=True, file=sys.stdout)
+        else:
+            sampler.wait()
+
+
+class Sampler:
+    """Knows what is wanted, holds NVML open, and remembers events."""
+
+    def __init__(self, gpu_directory: str) -> None:
+        self.gpu_directory = gpu_directory
+        self.orders: dict[str, Any] = {}
+        self.ready = False
+        self.again = False
+        self.next = 0.0
+        self.looked = 0.0
+        self.listed: list[str] = []
+        self.events: Any = None
+        self.watched: set[str] = set()
+        self.gpm: dict[tuple[str, int | None], Gpm | None] = {}
+        self.last_xid: dict[tuple[str, int], int] = {}
+        self.recent: dict[tuple[str, int], deque[tuple[float, int]]] = {}
+        self.reasons: dict[str, deque[tuple[float, int]]] = {}
+        self.process_time: dict[str, int] = {}
+
+    def order(self, orders: dict[str, Any]) -> None:
+        """Do as these orders say from now on; the next sample is taken at once."""
+        self.orders = {**orders, "wanted": frozenset(orders["wanted"])}
+        self.next = 0.0
+
+    def due(self) -> bool:
+        """Return whether it is time for a sample; a GPU that came or went makes it so."""
+        now = time.monotonic()
+        poll = self.orders.get("poll", 0)
+        if poll and self.ready and now - self.looked >= poll:
+            self.looked = now
+            if _list(self.gpu_directory) != self.listed:
+                return True
+        return bool(self.orders) and now >= self.next
+
+    def wait(self) -> None:
+        """Wait a little: for events where NVML gives them, else for orders."""
+        left = self.next - time.monotonic() if self.orders else WAIT
+        seconds = max(min(WAIT, left, self.orders.get("poll") or WAIT), 0.001)
+        if self.watched:
+            try:
+                self._note(pynvml.nvmlEventSetWait_v2(self.events, int(seconds * 1000) or 1))
+            except pynvml.NVMLError as error:
+                if error.value == pynvml.NVML_ERROR_TIMEOUT:
+                    return
+                self.watched.clear()  # a lost GPU ends the waiting; the next sample begins anew
+                self.again = True
+            return
+        select.select([0], [], [], seconds)
+
+    # NVML
+
+    def _open(self) -> None:
+        pynvml.nvmlInit()
+        self.ready, self.again = True, False
+        self.events = try_(pynvml.nvmlEventSetCreate)
+
+    def _close(self) -> None:
+        for gpm in filter(None, self.gpm.values()):
+            gpm.close()
+        self.gpm.clear()
+        self.watched.clear()
+        if self.events is not None:
+            try_(pynvml.nvmlEventSetFree, self.events)
+        try_(pynvml.nvmlShutdown)
+        self.ready = False
+
+    def sample(self) -> dict[str, Any]:
+        """Return a sample of all GPUs, or {"error": why there is none}."""
+        begin = time.monotonic()
+        self.next = begin + self.orders["interval"]
+        listed = _list(self.gpu_directory)
+        if self.ready and (self.again or listed != self.listed):
+            self._close()
+        self.listed = listed
+        try:
+            if not self.ready:
+                self._open()
+            count = min(pynvml.nvmlDeviceGetCount(), MAX_GPUS)
+        except pynvml.NVMLError as error:
+            if self.ready:
+                self._close()
+            return {"error": f"{error} (NVML {error.value})"}
+        self._drain()
+        labels = {
+            DRIVER_VERSION: try_(pynvml.nvmlSystemGetDriverVersion),
+            NVML_VERSION: try_(pynvml.nvmlSystemGetNVMLVersion),
+        }
+        gpus = [self._gpu(index) for index in range(count)]
+        wanted = {name: text for name, text in labels.items() if text and name in self.orders["wanted"]}
+        return {"gpus": gpus, "labels": wanted, "seconds": round(time.monotonic() - begin, 6)}
+
+    def _gpu(self, index: int) -> dict[str, Any]:
+        gpu: dict[str, Any] = {"index": index}
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            gpu["uuid"] = uuid = pynvml.nvmlDeviceGetUUID(handle)
+            gpu["bus_id"] = pynvml.nvmlDeviceGetPciInfo(handle).busId
+            gpu["name"] = pynvml.nvmlDeviceGetName(handle)
+        except pynvml.NVMLError as error:
+            self.again = True
+            gpu["error"] = f"{error} (NVML {error.value})"
+            return gpu
+        self._watch(handle, uuid)
+        wanted = self.orders["wanted"]
+        values, error_text = self._read(handle, wanted)
+        if error_text:
+            self.again = True
+            return {**gpu, "error": error_text}
+        migs = self._migs(handle, uuid, wanted)
+        if not migs:
+            values.update(self._gpm(handle, uuid, None, wanted))
+        self._count_clocks(handle, uuid, gpu, wanted)
+        gpu["labels"] = {
+            name: text
+            for name, read in LABEL_READERS.items()
+            if name in wanted and (text := try_(read, handle)) is not None
+        }
+        gpu["values"] = {name: value for name, value in values.items() if value is not None and name in wanted}
+        gpu["xid"], gpu["xids"] = self._xids(uuid, WHOLE_GPU)
+        gpu["migs"] = migs
+        if self.orders.get("processes") and not migs:
+            gpu["processes"] = self._processes(handle, uuid)
+        return gpu
+
+    def _read(self, handle: Any, wanted: frozenset[str]) -> tuple[Values, str]:
+        """Return what is wanted and answered, and why the GPU cannot be used, "" if it can."""
+        values: Values = {}
+        for names, read in READERS:
+            if wanted.isdisjoint(names) or (read is read_pcie_rates and self._has_gpm(handle)):
+                continue
+            try:
+                values.update(read(handle))
+            except pynvml.NVMLError as error:
+                if error.value in FATAL:
+                    return {}, f"{error} (NVML {error.value})"
+        return values, ""
+
+    def _migs(self, handle: Any, uuid: str, wanted: frozenset[str]) -> list[dict[str, Any]]:
+        """Return the GPU instances, each with the UUIDs of its MIG devices."""
+        if (try_(pynvml.nvmlDeviceGetMigMode, handle) or (0,))[0] != 1:
+            return []
+        instances: dict[int, dict[str, Any]] = {}
+        for index in range(min(try_(pynvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0, MAX_MIG_DEVICES)):
+            device = try_(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, index)
+            instance = try_(pynvml.nvmlDeviceGetGpuInstanceId, device) if device else None
+            mig_uuid = try_(pynvml.nvmlDeviceGetUUID, device) if device else None
+            if instance is None or not mig_uuid:
+                continue
+            known = instances.get(instance)
+            if known:
+                known["uuids"].append(mig_uuid)
+                continue
+            profile = (try_(pynvml.nvmlDeviceGetName, device) or "").rpartition(" MIG ")[2]
+            values = {name: value for name, value in (try_(read_memory, device) or {}).items() if value is not None}
+            values.update(self._gpm(handle, uuid, instance, wanted))
+            xid, xids = self._xids(uuid, instance)
+            xid_of_all, xids_of_all = self._xids(uuid, WHOLE_GPU)
+            instances[instance] = {
+                "gi": instance,
+                "uuids": [mig_uuid],
+                "profile": profile.rpartition("c.")[2],  # "1c.2g.10gb" is part of the instance 2g.10gb
+                "values": {name: value for name, value in values.items() if name in wanted},
+                "xid": xid or xid_of_all,
+                "xids": {key: xids.get(key, 0) + xids_of_all.get(key, 0) for key in {**xids, **xids_of_all}},
+            }
+        return list(instances.values())
+
+    # GPM
+
+    def _has_gpm(self, handle: Any) -> bool:
+        support = try_(pynvml.nvmlGpmQueryDeviceSupport, handle)
+        return bool(support and support.isSupportedDevice)
+
+    def _gpm(self, handle: Any, uuid: str, instance: int | None, wanted: frozenset[str]) -> Values:
+        names = [name for name in GPM_METRICS if name in wanted]
+        if not names:
+            return {}
+        key = (uuid, instance)
+        if key not in self.gpm:
+            self.gpm[key] = try_(Gpm, handle, instance) if self._has_gpm(handle) else None
+        gpm = self.gpm[key]
+        found: Values | None = try_(gpm.read, names) if gpm else None
+        return found or {}
+
+    # events
+
+    def _watch(self, handle: Any, uuid: str) -> None:
+        if self.events is None or uuid in self.watched or self.orders["wanted"].isdisjoint({XID, XID_COUNT}):
+            return
+        try:
+            if pynvml.nvmlDeviceGetSupportedEventTypes(handle) & _XIDS:
+                pynvml.nvmlDeviceRegisterEvents(handle, _XIDS, self.events)
+                self.watched.add(uuid)
+        except pynvml.NVMLError:  # then there is no series of them for this GPU
+            return
+
+    def _drain(self) -> None:
+        """Note the events that have come while the last sample was taken."""
+        for _ in range(MAX_EVENTS if self.watched else 0):
+            event = try_(pynvml.nvmlEventSetWait_v2, self.events, 0)
+            if event is None:
+                return
+            self._note(event)
+
+    def _note(self, event: Any) -> None:
+        uuid = try_(pynvml.nvmlDeviceGetUUID, event.device)
+        if event.eventType != _XIDS or uuid is None:
+            return
+        key = (uuid, event.gpuInstanceId)
+        self.last_xid[key] = event.eventData
+        self.recent.setdefault(key, deque(maxlen=MAX_EVENTS)).append((time.monotonic(), event.eventData))
+
+    def _xids(self, uuid: str, instance: int) -> tuple[int | None, dict[int, int]]:
+        """Return the last XID, 0 for none yet and None where none is reported, and how many there were of each."""
+        if uuid not in self.watched and (uuid, instance) not in self.last_xid:
+            return None, {}
+        recent = self.recent.get((uuid, instance), deque())
+        _forget(recent, self.orders["window"])
+        counts: dict[int, int] = {}
+        for _, number in recent:
+            counts[number] = counts.get(number, 0) + 1
+        return self.last_xid.get((uuid, instance), 0), counts
+
+    def _count_clocks(self, handle: Any, uuid: str, gpu: dict[str, Any], wanted: frozenset[str]) -> None:
+        """Count, for each reason, the samples of the window in which it held."""
+        reasons = try_(read_clock_reasons, handle) if CLOCK_COUNT in wanted else None
+        if not reasons:
+            return
+        recent = self.reasons.setdefault(uuid, deque(maxlen=MAX_EVENTS))
+        recent.append((time.monotonic(), reasons["DCGM_FI_DEV_CLOCKS_EVENT_REASONS"]))
+        _forget(recent, self.orders["clock_window"])
+        gpu["clocks"] = {name: sum(bool(held & bit) for _, held in recent) for bit, name in CLOCK_EVENTS.items()}
+
+    def _processes(self, handle: Any, uuid: str) -> list[list[int]]:
+        """Return pid, MiB of memory and percent of GPU time of each process."""
+        memory: dict[int, int] = {}
+        for function in (pynvml.nvmlDeviceGetComputeRunningProcesses, pynvml.nvmlDeviceGetGraphicsRunningProcesses):
+            for process in try_(function, handle) or ():
+                memory[process.pid] = max(memory.get(process.pid, 0), (process.usedGpuMemory or 0) // MIB)
+        since = self.process_time.get(uuid, 0)
+        shares: dict[int, list[int]] = {}
+        for sample in try_(pynvml.nvmlDeviceGetProcessUtilization, handle, since) or ():
+            shares.setdefault(sample.pid, []).append(sample.smUtil)
+            self.process_time[uuid] = max(self.process_time.get(uuid, 0), sample.timeStamp)
+        return [
+            [pid, memory.get(pid, 0), sum(shares.get(pid, [0])) // len(shares.get(pid, [0]))]
+            for pid in sorted({*memory, *shares})
+        ]
+
+
+def _forget(recent: deque[tuple[float, int]], window: float) -> None:
+    limit = time.monotonic() - window
+    while recent and recent[0][0] < limit:
+        recent.popleft()
+
+
+def _list(directory: str) -> list[str]:
+    try:
+        return sorted(os.listdir(directory))
+    except OSError:  # no such directory: the driver is not loaded, or this is no Linux of its own
+        return []

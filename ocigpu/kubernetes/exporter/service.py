@@ -1,0 +1,266 @@
+"""``ocigpu exporter``: samples, pods and the list of metrics become the page that is handed out, until SIGTERM.
+
+One thread collects, and nothing that hangs there delays a page: NVML is another process, the kubelet has a deadline.
+Pages are answered in threads of their own, signals are waited for by the first thread.
+"""
+
+import os
+import re
+import signal
+import threading
+import time
+from typing import NamedTuple
+
+from ocigpu import __version__
+from ocigpu.errors import HostError, SettingsError
+from ocigpu.host.tree import find_roots
+from ocigpu.host.vfio import read_vfio_facts
+from ocigpu.kubernetes.exporter.collectors import Collector, read_collectors
+from ocigpu.kubernetes.exporter.exposition import Picture, render, render_number
+from ocigpu.kubernetes.exporter.options import Options, parse_address
+from ocigpu.kubernetes.exporter.owners import WHOLE, Owners, VfioDevice, find_owners, find_vfio_owners
+from ocigpu.kubernetes.exporter.pods import DEADLINE as KUBELET_DEADLINE
+from ocigpu.kubernetes.exporter.pods import list_containers
+from ocigpu.kubernetes.exporter.sample import GpuSample, Sample
+from ocigpu.kubernetes.exporter.sampler import DEADLINE, Orders, Sampler
+from ocigpu.kubernetes.exporter.web import Page, WebServer, make_page
+from ocigpu.kubernetes.loading import file_state
+from ocigpu.settings import Settings
+from ocigpu.watch import Log
+
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
+LOOK = 0.5
+"""Seconds between looks at the list of metrics."""
+STALE_INTERVALS, STALE_SECONDS = 10, 300.0
+"""Values older than both are no longer handed out."""
+MAX_JOB_FILE, MAX_JOBS = 1 << 16, 64
+_JOB_FILE = re.compile(r"([0-9]{1,4})(?:\.([0-9]{1,4}))?")
+
+
+class Standing(NamedTuple):
+    """How the exporter itself does.  Times are of the monotonic clock; ``pods_seconds``: -1 while nobody was asked."""
+
+    sampled: float = 0.0
+    seconds: float = 0.0
+    done: int = 0
+    failed: int = 0
+    problem: str = "no sample yet"
+    pods_problem: str = ""
+    pods_seconds: float = -1.0
+    collectors_problem: str = ""
+
+
+class Service:
+    """The exporter; :meth:`run` works until it is told to end.
+
+    Raises SettingsError (OCIGPU-KUBE-4) for a list of metrics that cannot be read, and HostError (OCIGPU-KUBE-3) when
+    it cannot listen.  ``deadline``: seconds that a sample may be late.
+    """
+
+    def __init__(self, options: Options, settings: Settings, log: Log, deadline: float = DEADLINE) -> None:
+        self.options = options
+        self.settings = settings
+        self.log = log
+        self.hostname = os.environ.get("NODE_NAME") or os.uname().nodename
+        self.page = Page()
+        self.standing = Standing()
+        self.reloading = False
+        self._reload = threading.Event()
+        self._told: dict[str, str] = {}
+        self._known: dict[int, GpuSample] = {}
+        self._sampler = Sampler(settings, deadline)
+        self._file = file_state(options.collectors) if options.collectors else ()
+        self.collectors = self._read_collectors()
+        host, port = parse_address(options.address)
+        self.web = WebServer(host, port, lambda: self.page, self.own_metrics, lambda: self.reloading)
+
+    def run(self) -> None:
+        """Collect and serve until SIGTERM, SIGINT or SIGQUIT; SIGHUP reads the list of metrics again."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, (*ENDING, signal.SIGHUP))
+        for work in (self.web.serve_forever, self._collect):
+            threading.Thread(target=work, daemon=True).start()
+        self.log("info", f"listening on port {self.web.server_port}", port=self.web.server_port)
+        while signal.sigwait((*ENDING, signal.SIGHUP)) == signal.SIGHUP:
+            self._reload.set()
+        self.log("info", "ending")
+        self._sampler.kill()
+
+    # collecting
+
+    def _collect(self) -> None:
+        self._order()
+        while True:
+            state = file_state(self.options.collectors) if self.options.collectors else ()
+            if self._reload.is_set() or state != self._file:
+                self._reload.clear()
+                self._file = state
+                self._read_again()
+            for sample in self._sampler.wait(LOOK):
+                self._take(sample)
+
+    def _order(self) -> None:
+        options = self.options
+        self._sampler.order(
+            Orders(
+                tuple(collector.name for collector in self.collectors),
+                options.collect_interval,
+                options.xid_count_window_size,
+                options.clock_events_count_window_size,
+                poll=options.gpu_bind_unbind_poll_interval if options.enable_gpu_bind_unbind_watch else 0.0,
+            )
+        )
+
+    def _read_collectors(self) -> tuple[Collector, ...]:
+        collectors, notes = read_collectors(self.options.collectors)
+        for note in notes:
+            self.log("warning", note)
+        return collectors
+
+    def _read_again(self) -> None:
+        """Follow a list of metrics that has changed; a bad one changes nothing."""
+        self.reloading = True
+        try:
+            self.collectors = self._read_collectors()
+        except SettingsError as error:
+            self._say("collectors", "error", f"{error.message}; the list of before stays in force")
+            self.standing = self.standing._replace(collectors_problem=error.message)
+        else:
+            self._say("collectors", "info", f"the list of metrics was read again: {len(self.collectors)}", always=True)
+            self.standing = self.standing._replace(collectors_problem="")
+            self._order()
+        finally:
+            self.reloading = False
+
+    def _take(self, sample: Sample) -> None:
+        """Make the page of a sample; one that failed leaves the page of before, for a while."""
+        now = time.monotonic()
+        standing = self.standing
+        if sample.error:
+            self._say("nvml", "error", f"no metrics of GPUs: {sample.error}")
+            self.standing = standing._replace(failed=standing.failed + 1, problem=sample.error)
+            limit = max(STALE_SECONDS, STALE_INTERVALS * self.options.collect_interval)
+            if not standing.done or now - standing.sampled > limit:
+                self._publish(Sample())
+            return
+        if standing.problem and standing.done:
+            self._say("nvml", "info", "NVML answers again")
+        self._told.pop("nvml", None)
+        sample = sample._replace(gpus=tuple(map(self._remember, sample.gpus)))
+        self._publish(sample)
+        self.standing = self.standing._replace(sampled=now, seconds=sample.seconds, done=standing.done + 1, problem="")
+
+    def _remember(self, gpu: GpuSample) -> GpuSample:
+        """Return the GPU with the names that it had: a lost one does not tell them."""
+        if not gpu.error:
+            if self._told.pop(f"gpu{gpu.number}", ""):
+                self.log("info", f"GPU {gpu.number} answers again", gpu=gpu.number)
+            self._known[gpu.number] = gpu
+            return gpu
+        self._say(f"gpu{gpu.number}", "error", f"GPU {gpu.number}: {gpu.error}")
+        known = self._known.get(gpu.number, gpu)
+        return gpu._replace(uuid=gpu.uuid or known.uuid, bus_id=gpu.bus_id or known.bus_id, name=gpu.name or known.name)
+
+    def _publish(self, sample: Sample) -> None:
+        owners, vfio = Owners(), list[VfioDevice]()
+        if self.options.kubernetes:
+            owners = self._find_owners(sample)
+            try:
+                facts = read_vfio_facts(find_roots(self.settings))
+            except HostError as error:
+                self._say("vfio", "warning", error.message)
+            else:
+                vfio = find_vfio_owners(facts.candidates, owners.others)
+        jobs = read_jobs(self.options.hpc_job_mapping_dir)
+        picture = Picture(sample, owners.gpus, jobs, vfio=vfio)
+        self.page = make_page(render(self.collectors, picture, self.options, self.hostname))
+
+    def _find_owners(self, sample: Sample) -> Owners:
+        options = self.options
+        begin = time.monotonic()
+        listing = list_containers(options.pod_resources_kubelet_socket, KUBELET_DEADLINE)
+        if listing.problem:
+            self._say("pods", "error", f"no labels of pods: {listing.problem}")
+        elif self._told.pop("pods", ""):
+            self.log("info", "the kubelet answers again")
+        self.standing = self.standing._replace(
+            pods_problem=listing.problem, pods_seconds=round(time.monotonic() - begin, 6)
+        )
+        return find_owners(
+            listing.containers,
+            sample.gpus,
+            options.resource_prefixes,
+            options.nvidia_resource_names,
+            options.kubernetes_virtual_gpus,
+        )
+
+    def _say(self, topic: str, level: str, text: str, always: bool = False) -> None:
+        """Log a line unless it was the last one of its topic."""
+        if always or self._told.get(topic) != text:
+            self._told[topic] = text
+            self.log(level, text)
+
+    # about itself
+
+    def own_metrics(self) -> bytes:
+        """Return what the exporter says of itself, now."""
+        now = self.standing
+        lines = [
+            render_number(
+                "ocigpu_exporter_info", "gauge", "The exporter's version.", ((("version", __version__),), 1)
+            ),
+            render_number(
+                "ocigpu_exporter_up", "gauge", "Whether NVML answered when it was asked last.", ((), not now.problem)
+            ),
+            render_number(
+                "ocigpu_exporter_samples_total", "counter", "How often NVML was asked.",
+                ((("result", "ok"),), now.done), ((("result", "failed"),), now.failed),
+            ),
+            render_number(
+                "ocigpu_exporter_collectors_up", "gauge", "Whether the list of metrics in force is the latest.",
+                ((), not now.collectors_problem),
+            ),
+        ]  # fmt: skip
+        if now.done:
+            age = round(time.monotonic() - now.sampled, 3)
+            lines += [
+                render_number("ocigpu_exporter_sample_age_seconds", "gauge", "Age of the GPUs' values.", ((), age)),
+                render_number(
+                    "ocigpu_exporter_sample_duration_seconds", "gauge", "How long NVML took.", ((), now.seconds)
+                ),
+            ]
+        if now.pods_seconds >= 0:
+            lines += [
+                render_number(
+                    "ocigpu_exporter_pod_resources_up", "gauge", "Whether the kubelet answered when it was asked last.",
+                    ((), not now.pods_problem),
+                ),
+                render_number(
+                    "ocigpu_exporter_pod_resources_duration_seconds", "gauge", "How long the kubelet took.",
+                    ((), now.pods_seconds),
+                ),
+            ]  # fmt: skip
+        return "".join(lines).encode()
+
+
+def read_jobs(directory: str) -> dict[tuple[int, int], tuple[str, ...]]:
+    """Return the jobs by GPU index and GPU instance (WHOLE for a GPU) from files "0" or "0.7" with a job a line."""
+    found: dict[tuple[int, int], tuple[str, ...]] = {}
+    try:
+        names = os.listdir(directory) if directory else []
+    except OSError:  # not made yet: the scheduler makes it with the first job
+        return {}
+    for name in names:
+        parts = _JOB_FILE.fullmatch(name)
+        if not parts:
+            continue
+        try:
+            with open(
+                os.path.join(directory, name), encoding="utf-8", errors="replace",
+                opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK),
+            ) as file:  # fmt: skip
+                words = file.read(MAX_JOB_FILE).split()
+        except OSError:  # the job has ended just now
+            continue
+        jobs = tuple(dict.fromkeys(words))[:MAX_JOBS]
+        found[int(parts[1]), int(parts[2]) if parts[2] else WHOLE] = jobs
+    return found
