@@ -32,7 +32,10 @@ if [ ! -d "$vendored" ]; then
     "$work/new/pip/bin/pip" "$@" --quiet --disable-pip-version-check --use-pep517 --no-deps --require-hashes \
       --only-binary :all: --no-binary python-prctl ${OCIGPU_PIP_OPTIONS:-} --requirement packaging/requirements.txt
   }
-  pip download --dest "$work/new/files"
+  pip download --dest "$work/new/files" || {
+    echo 'package.sh: the libraries were not fetched: the first build needs a package index (OCIGPU_PIP_OPTIONS=--index-url=URL)' >&2
+    exit 1
+  }
   pip install --find-links "$work/new/files" --no-compile --target "$work/new/libraries"
   rm -rf "$work/new/libraries/bin"
   mkdir "$work/new/libraries/source"
