@@ -56,6 +56,21 @@ def test_a_driver_root_is_not_printed(facts: HostFacts) -> None:
     assert list_lines(host, "-l") == ["/usr/lib64/libcuda.so.1.2"]
 
 
+def test_a_driver_root_that_is_named_is_no_simulated_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program, settings = tmp_path / "simulated/usr/bin/nvidia-smi", tmp_path / "config.toml"
+    program.parent.mkdir(parents=True)
+    program.touch(0o755)
+    settings.write_text(f'[simulation]\nroot = "{tmp_path}/simulated"\n')
+    settings.chmod(0o644)
+    monkeypatch.setenv("OCIGPU_CONFIG", str(settings))
+    main(["--root", str(tmp_path / "other"), "list", "-b"])
+    said = capsys.readouterr()
+    assert "nvidia-smi" not in said.out
+    assert "simulated" not in said.err
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
