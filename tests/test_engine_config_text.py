@@ -304,6 +304,15 @@ def test_settings_that_others_add_afterwards_stay(path: str, text: str, changes:
     assert revert_changes(path, back, theirs)[0].split() == text.split()
 
 
+def test_a_long_array_is_one_statement() -> None:
+    """Its end is looked for only where it can be: reading every beginning of it took minutes."""
+    elements = "".join(f'  "element {number}", # of [many\n' for number in range(20_000))
+    text = f"version = 2\n[a]\nx = [\n{elements}] # [end]\ny = 1\n"
+    changed, applied = apply_changes("/c.toml", text, [Change(("a", "z"), True)])
+    assert changed == text + "z = true\n"
+    assert revert_changes("/c.toml", changed, applied) == (text, [])
+
+
 def test_a_value_that_somebody_has_changed_since_is_left() -> None:
     new, applied = apply_changes("daemon.json", DAEMON_JSON, DOCKER)
     edited = new.replace('"default-runtime": "ocigpu"', '"default-runtime": "runc"').replace(

@@ -5,6 +5,7 @@ so the text is cut into statements (TOML 1.0: a header, or a key with its value)
 rewritten, by tomlkit.
 """
 
+import re
 import tomllib
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 import tomlkit
 
 _SPACE = " \t\r\n"
+_CLOSING = re.compile(r"""[]}]|\"{3}|'{3}""")
 
 
 class _Statement(NamedTuple):
@@ -109,12 +111,21 @@ def _statements(text: str) -> Iterator[_Statement]:
             yield _Statement(start, position, True, section, section)
             continue
         while not _is_toml(text[start:position]):
-            position = _next_line(text, position)
+            position = _next_end(text, position)
         yield _Statement(start, position, False, section, section + _keys(text[start:position]))
 
 
 def _next_line(text: str, position: int) -> int:
     return text.find("\n", position) + 1 or len(text)
+
+
+def _next_end(text: str, position: int) -> int:
+    """Return the end of the next line with which a value of several lines can end."""
+    while position < len(text):
+        start, position = position, _next_line(text, position)
+        if _CLOSING.search(text, start, position):
+            break
+    return position
 
 
 def _is_toml(text: str) -> bool:
