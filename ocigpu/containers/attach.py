@@ -225,7 +225,7 @@ def _listed(numbers: set[Number]) -> str:
 
 def allowed_now(live: Live, numbers: set[Number]) -> frozenset[Number]:
     """Return which of these devices the container's device cgroup allows; raises OcigpuError OCIGPU-CTR-4."""
-    allowed = read_allowed(live.found, numbers)
+    allowed = read_allowed(live.found, numbers, read_cgroup(live.found))
     if allowed.unknown:
         raise OcigpuError("OCIGPU-CTR-4", f"container {live.found.name}: {allowed.unknown}")
     return allowed.numbers

@@ -14,7 +14,7 @@ from ocigpu.containers.asked import ask_child
 from ocigpu.containers.find import Container, open_process
 from ocigpu.errors import OcigpuError, SpecError
 from ocigpu.linux import libc
-from ocigpu.provision.cgroups import CgroupMount, parse_cgroup_mounts, parse_proc_cgroup
+from ocigpu.provision.cgroups import CgroupMount, parse_cgroup_mounts, parse_proc_cgroup, recorded_part
 from ocigpu.provision.device_filter import MAX_MAJOR, MAX_MINOR, Policy, access_mask, effective_rules
 from ocigpu.spec import get_list, get_object, get_rules
 
@@ -45,9 +45,10 @@ class Granted(NamedTuple):
     has_rules: bool
 
 
-def read_allowed(container: Container, numbers: Iterable[Number]) -> Allowed:
+def read_allowed(container: Container, numbers: Iterable[Number], recorded: str = "") -> Allowed:
     """Return which of these character devices the container's device cgroup allows now; none are opened.
 
+    ``recorded``: as for :func:`cgroup_directories`.
     Needs root of the initial user namespace and Linux 5.2.  A child of ours is in the container's cgroups for a moment
     (of cgroup v1 only in the one for devices); nothing else is changed.
     """
@@ -59,7 +60,7 @@ def read_allowed(container: Container, numbers: Iterable[Number]) -> Allowed:
     except OcigpuError as error:
         return Allowed(unknown=error.message)
     try:
-        directories = cgroup_directories(_read(proc_fd, "cgroup"))
+        directories = cgroup_directories(_read(proc_fd, "cgroup"), recorded)
         if container.status == "paused" and any(mount.version == 2 for mount, _ in directories):
             return Allowed(unknown="the container is paused: a process in its cgroup would be, too")
         found = ask_child(lambda: _try_in_cgroups([path for _, path in directories], wanted))
@@ -102,10 +103,11 @@ def _read(dir_fd: int, name: str) -> str:
         return file.read(1 << 20)
 
 
-def cgroup_directories(text: str) -> list[tuple[CgroupMount, str]]:
+def cgroup_directories(text: str, recorded: str = "") -> list[tuple[CgroupMount, str]]:
     """Return where the device cgroups of a process are, of v1 and of v2; none where it is in our own one.
 
-    ``text``: its /proc/<pid>/cgroup.  Raises OSError for a cgroup that no mount here shows.
+    ``text``: its /proc/<pid>/cgroup.  ``recorded``: as for :func:`ocigpu.provision.cgroups.open_device_cgroup`, for v1:
+    of v2 a cgroup with others below takes no process.  Raises OSError for a cgroup that no mount here shows.
     """
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
         mounts = parse_cgroup_mounts(file.read(4 << 20))
@@ -113,7 +115,8 @@ def cgroup_directories(text: str) -> list[tuple[CgroupMount, str]]:
         ours = parse_proc_cgroup(file.read(1 << 20))
     theirs = parse_proc_cgroup(text)
     found = []
-    for path, own, version in ((theirs.v1, ours.v1, 1), (theirs.v2, ours.v2, 2)):
+    v1 = theirs.v1 and recorded_part(theirs.v1, recorded)
+    for path, own, version in ((v1, ours.v1, 1), (theirs.v2, ours.v2, 2)):
         if path is None or path == own:
             continue
         directory = next(filter(None, (_below(mount, path) for mount in mounts if _is_of(mount, version))), None)
@@ -135,7 +138,12 @@ def _below(mount: CgroupMount, path: str) -> tuple[CgroupMount, str] | None:
 
 
 def join_cgroups(directories: Sequence[str]) -> None:
-    """Make this process one of these cgroups, of different hierarchies; raises OSError."""
+    """Make this process one of these cgroups, of different hierarchies, for a short while; raises OSError.
+
+    Where memory is short in there, this process is ended before the container's own.
+    """
+    with open("/proc/self/oom_score_adj", "wb", buffering=0) as file:
+        file.write(b"1000")
     for directory in directories:
         with open(f"{directory}/cgroup.procs", "wb", buffering=0) as file:
             file.write(b"0")

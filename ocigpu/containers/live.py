@@ -9,11 +9,13 @@ without a hook nobody has answered.
 import copy
 import fcntl
 import os
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 from ocigpu.actions import AllowDevice, Bind, Node, Plan
+from ocigpu.containers.asked import ask_child
 from ocigpu.containers.attached import Record, read_record
 from ocigpu.containers.find import Container, open_process
 from ocigpu.containers.granted import listed_nodes
@@ -34,6 +36,8 @@ from ocigpu.state import MAX_STATE_BYTES
 
 Number = tuple[int, int]
 READ_WRITE = access_mask("rw")
+SECONDS = 30.0
+"""Longest wait for another command of ours to be through with a container, and for the files of one that runs."""
 NO_DEVICES = "none"
 """Value of the variable for driver files without a GPU."""
 
@@ -79,8 +83,8 @@ def open_live(found: Container, settings: Settings, facts: HostFacts) -> Iterato
     """Open a container that runs; others of us wait meanwhile.
 
     Raises OcigpuError OCIGPU-CTR-6 unless root of the initial user namespace calls, OCIGPU-CTR-3 for one that does not
-    run, OCIGPU-CTR-4 for one that is paused, SpecError for a configuration that cannot be read or that others may
-    change.
+    run, OCIGPU-CTR-4 for one that is paused, does not answer, or that another of us does not let go of, SpecError for
+    a configuration that cannot be read or that others may change.
     """
     require_root(f"container {found.name}")
     if found.status == "paused":  # what enters its cgroup would be, too
@@ -91,7 +95,7 @@ def open_live(found: Container, settings: Settings, facts: HostFacts) -> Iterato
         try:
             lock_fd = os.open(os.path.dirname(found.state_file), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             stack.callback(os.close, lock_fd)
-            fcntl.flock(lock_fd, fcntl.LOCK_EX)
+            _lock(lock_fd, found)
             pidfd = os.pidfd_open(found.pid)
             stack.callback(os.close, pidfd)
         except OSError as error:
@@ -99,8 +103,29 @@ def open_live(found: Container, settings: Settings, facts: HostFacts) -> Iterato
         inside = open_container(found.pid, found.rootfs, found.pid)
         stack.callback(inside.close)
         os.close(open_process(found))  # still the same one: now all descriptors are of it
-        image = read_image_facts(inside.init_root_fd, facts.driver_version)
-        yield Live(found, inside, config, settings, facts, image, Caller(found.pid, pidfd))
+        image = _read_image(found, inside, facts)
+        yield Live(found, inside, config, settings, facts, image, Caller(found.pid, pidfd, SECONDS))
+
+
+def _lock(fd: int, found: Container) -> None:
+    end = time.monotonic() + SECONDS
+    while True:
+        try:
+            return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            if time.monotonic() > end:
+                text = f"container {found.name}: another command of ocigpu has been at work on it for {SECONDS:g} s"
+                raise OcigpuError("OCIGPU-CTR-4", text) from error
+        time.sleep(0.05)
+
+
+def _read_image(found: Container, inside: OpenContainer, facts: HostFacts) -> ImageFacts:
+    """Return what the container's root decides, looked at by a child: a file system of it may never answer."""
+    try:
+        return ImageFacts(*ask_child(lambda: read_image_facts(inside.init_root_fd, facts.driver_version)))
+    except OSError as error:
+        text = f"container {found.name}: look at its files: {error.strerror or error}"
+        raise OcigpuError("OCIGPU-CTR-4", text) from error
 
 
 def require_root(what: str) -> None:
@@ -125,16 +150,17 @@ def _read_trusted_config(found: Container) -> dict[str, Any]:
 
 
 def read_cgroup(found: Container) -> str:
-    """Return the path of a container's cgroup v2 as its runtime keeps it, "" if there is none.
+    """Return the path of a container's device cgroup as its runtime keeps it, "" if there is none.
 
-    runc: ``cgroup_paths`` of state.json, by controller, "" for v2; crun: ``cgroup-path`` of status.
+    runc: ``cgroup_paths`` of state.json, by controller of v1, "" for v2; crun: ``cgroup-path`` of status.
     """
     try:
         with open(found.state_file, "rb") as file:
             state = parse_json(file.read(MAX_STATE_BYTES), found.state_file)
     except (OSError, SpecError):  # it has just ended
         return ""
-    path = get_object(state, "cgroup_paths").get("") or state.get("cgroup-path")
+    paths = get_object(state, "cgroup_paths")
+    path = paths.get("devices") or paths.get("") or state.get("cgroup-path")
     return path if isinstance(path, str) else ""
 
 

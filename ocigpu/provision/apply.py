@@ -69,10 +69,12 @@ class Caller(NamedTuple):
     """The process that a runtime has started as its hook, when it is not this one: its id, and a pidfd of it.
 
     When it ends before all is done, nobody waits for the outcome any more, and everything is undone.
+    ``seconds``: how long that may take, 0 for ever; file systems of a container that runs may be made never to answer.
     """
 
     pid: int = 0
     pidfd: int = -1
+    seconds: float = 0.0
 
 
 def provision(
@@ -93,7 +95,7 @@ def provision(
     """
     container = traced(("open-container", rootfs), open_container, pid, rootfs, caller.pid)
     if worker is None:
-        return _provision_open(plan, container, config, settings)
+        return _provision_open(plan, container, config, settings, caller)
     try:
         return _provision(plan, container, config, settings, worker, caller)
     finally:
@@ -124,14 +126,18 @@ def provision_own(plan: "Plan", rootfs: str, settings: "Settings") -> tuple[str,
 
 
 def _provision_open(
-    plan: "Plan", container: Container, config: "dict[str, Any] | None", settings: "Settings"
+    plan: "Plan",
+    container: Container,
+    config: "dict[str, Any] | None",
+    settings: "Settings",
+    caller: Caller = Caller(),  # noqa: B008 - immutable
 ) -> tuple[str, ...]:
     """Provision an open container and close it."""
     try:
         supplies = _take_supplies(plan, settings, not container.join_user)
         try:
             worker = _start(plan, supplies, lambda _: container)
-            return _provision(plan, container, config, settings, worker, Caller())
+            return _provision(plan, container, config, settings, worker, caller)
         finally:
             supplies.close()
     finally:
@@ -225,7 +231,7 @@ def _provision(
                 apply_device_rules,
                 *(container.proc_fd, plan.device_rules(), config, settings),
             )
-        report = worker.read_report(caller.pidfd)
+        report = worker.read_report(caller.pidfd, caller.seconds)
         if report is not None and "done" in report:
             notes = (*report["done"], *((note,) if note else ()))
             report = worker.answer(_COMMIT)
@@ -234,11 +240,11 @@ def _provision(
                     worker.finish()
                 return notes
     except BaseException as error:
-        left = _abandon(worker, undo_rules, container, backup_fd, memory)
+        left = _abandon(worker, undo_rules, container, backup_fd, memory, caller.seconds)
         if left and isinstance(error, ApplyError):
             raise ApplyError(error.code, error.message + _left(left), error.hint, error.errno) from error
         raise
-    left = _abandon(worker, undo_rules, container, backup_fd, memory)
+    left = _abandon(worker, undo_rules, container, backup_fd, memory, caller.seconds)
     if report is not None and "error" in report:
         code, message, hint, number = report["error"]
         raise ApplyError(code, message + _left(left), hint, number)
@@ -257,19 +263,20 @@ def _abandon(
     container: Container,
     backup_fd: int,
     memory: "mmap.mmap",
+    seconds: float,
 ) -> list[str]:
-    """See to it that all is undone, by the worker or in its place; return what is left."""
+    """See to it that all is undone, by the worker or in its place, each in so many seconds; return what is left."""
     left: list[str] = []
     if undo_rules is not None:
         try:
             traced(("undo-device-rules",), undo_rules)
         except (OSError, OcigpuError) as error:
             left.append(f"device rules: {error}")
-    report = worker.answer(b"")  # the end of its pipe
+    report = worker.dismiss(seconds)
     worker.finish()
     if report is None or "left" not in report:  # killed
         second = _Child(lambda up_fd, _: _recover(container, memory, backup_fd, up_fd))
-        report = second.answer(b"")
+        report = second.dismiss(seconds)
         second.finish()
     return left + (report["left"] if report is not None and "left" in report else ["the worker was killed again"])
 
@@ -290,14 +297,15 @@ class _Child:
         os.close(up_fd)
         os.close(down_fd)
 
-    def read_report(self, caller_fd: int = -1) -> "dict[str, Any] | None":
+    def read_report(self, caller_fd: int = -1, seconds: float = 0.0) -> "dict[str, Any] | None":
         """Wait for the worker's next word; None: it ended without one.
 
-        Raises ApplyError OCIGPU-INT-2 when the process of the pidfd ``caller_fd`` has ended before that.
+        Raises ApplyError OCIGPU-INT-2 when the process of the pidfd ``caller_fd`` has ended before that, or when so
+        many seconds are over.
         """
         while b"\n" not in self._pending:
-            if caller_fd >= 0:
-                _wait(self._up_fd, caller_fd)
+            if caller_fd >= 0 or seconds:
+                _wait(self._up_fd, caller_fd, seconds)
             chunk = os.read(self._up_fd, 1 << 16)
             if not chunk:
                 return None
@@ -314,7 +322,15 @@ class _Child:
         except BrokenPipeError:
             return
 
-    def answer(self, data: bytes) -> "dict[str, Any] | None":
+    def dismiss(self, seconds: float) -> "dict[str, Any] | None":
+        """Say that we are through; return the worker's last word as :meth:`answer` does, and kill one that is stuck."""
+        try:
+            return self.answer(b"", seconds)
+        except ApplyError:
+            os.kill(self.pid, signals.SIGKILL)
+            return None
+
+    def answer(self, data: bytes, seconds: float = 0.0) -> "dict[str, Any] | None":
         """Say ``data``, or by nothing that we are through; return the worker's last word, None if it was killed."""
         if self._report is not None and ("left" in self._report or "committed" in self._report):
             return self._report
@@ -323,9 +339,9 @@ class _Child:
         elif self._down_fd >= 0:
             os.close(self._down_fd)
             self._down_fd = -1
-        report = self.read_report()
+        report = self.read_report(-1, seconds)
         while report is not None and "done" in report:  # said before it saw our answer
-            report = self.read_report()
+            report = self.read_report(-1, seconds)
         return report
 
     def finish(self) -> None:
@@ -340,12 +356,16 @@ class _Child:
             return
 
 
-def _wait(fd: int, caller_fd: int) -> None:
-    """Wait until there is something to read; raises ApplyError OCIGPU-INT-2 when the caller has ended."""
+def _wait(fd: int, caller_fd: int, seconds: float) -> None:
+    """Wait until there is something to read; raises ApplyError OCIGPU-INT-2 when the caller has ended, or too late."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
-    poll.register(caller_fd, select.POLLIN)  # a pidfd is readable once its process has ended: pidfd_open(2)
-    if any(ready == caller_fd for ready, _ in poll.poll()):
+    if caller_fd >= 0:
+        poll.register(caller_fd, select.POLLIN)  # a pidfd is readable once its process has ended: pidfd_open(2)
+    found = poll.poll(seconds * 1000 or None)
+    if not found:
+        raise ApplyError("OCIGPU-INT-2", f"provision: no answer of the container's file systems for {seconds:g} s")
+    if any(ready == caller_fd for ready, _ in found):
         raise ApplyError("OCIGPU-INT-2", "provision: the hook's process was killed")
 
 

@@ -151,17 +151,17 @@ def _failed(operation: str, path: str, cause: "OSError | str") -> ApplyError:
 def open_device_cgroup(container_proc_fd: int, recorded: str = "") -> Cgroup:
     """Return the open device cgroup of a process: of v1 where a v1 "devices" hierarchy is mounted, else of v2.
 
-    ``recorded``: path of the container's cgroup v2 as its runtime keeps it, from the mount point or from the top; its
-    first process may have gone on into one below (systemd does), and the program stays where the runtime has put it.
+    ``recorded``: path of the container's cgroup as its runtime keeps it, from the mount point or from the top; its
+    first process may have gone on into one below (systemd does), and rules stay where the runtime has put them.
     Must run in the host's mount namespace.  Raises ApplyError OCIGPU-CG-1, also for the root cgroup.
     """
     paths = parse_proc_cgroup(_read_at(container_proc_fd, "cgroup", "cgroup of the container's process"))
     mounts = parse_cgroup_mounts(_read_at(-1, "/proc/self/mountinfo", "mount table"))
     v1_mounts = [mount for mount in mounts if mount.version == 1 and "devices" in mount.controllers]
     if paths.v1 is not None and v1_mounts:
-        version, path, mounts = 1, paths.v1, v1_mounts
+        version, path, mounts = 1, recorded_part(paths.v1, recorded), v1_mounts
     elif paths.v2 is not None:
-        version, path = 2, _recorded_part(paths.v2, recorded)
+        version, path = 2, recorded_part(paths.v2, recorded)
         mounts = [mount for mount in mounts if mount.version == 2]
     else:
         raise _failed("find device cgroup", "/proc/<pid>/cgroup", "neither a mounted devices controller nor cgroup v2")
@@ -186,7 +186,7 @@ def open_device_cgroup(container_proc_fd: int, recorded: str = "") -> Cgroup:
     raise _failed("find device cgroup", quoted(path), f"no cgroup v{version} mount shows it")
 
 
-def _recorded_part(path: str, recorded: str) -> str:
+def recorded_part(path: str, recorded: str) -> str:
     """Return the longest beginning of a cgroup's path that ``recorded`` ends with, the whole path if there is none."""
     part = path
     while part:

@@ -1,0 +1,125 @@
+"""Containers that do what they can to disturb who looks into them and changes them."""
+
+import fcntl
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from containers_lab import WAITING, Made, cgroup_directory, container
+from live_lab import opened, verified
+from support import requirements, silent_fuse
+from support.fixtures import MakeBundle
+from support.process import run
+from support.product import SimulatedHost
+
+from ocigpu.containers import live as living
+from ocigpu.containers.attach import attach, detach
+from ocigpu.containers.repair import Keeper
+from ocigpu.containers.verify import AS_GRANTED
+from ocigpu.errors import OcigpuError
+from ocigpu.settings import read_settings
+
+pytestmark = [pytest.mark.root, pytest.mark.engine]
+
+GPU_3 = {"NVIDIA_VISIBLE_DEVICES": "3"}
+
+
+@pytest.fixture
+def gpu_3(
+    make_bundle: MakeBundle, runtime_environment: dict[str, str], simulated_host: SimulatedHost
+) -> Iterator[Made]:
+    """A container of runc on cgroup v1 that was given GPU 3."""
+    with container(make_bundle(WAITING, GPU_3), runtime_environment, host=simulated_host) as made:
+        yield made
+
+
+@contextmanager
+def silent(made: Made, directory: str) -> Iterator[None]:
+    """A file system that never answers over a directory of the container."""
+    requirements.require("" if os.path.exists("/dev/fuse") else "no /dev/fuse")
+    command = [sys.executable, silent_fuse.__file__, str(made.found().pid), directory]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "mounted\n"
+            yield
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits long."""
+    monkeypatch.setattr(living, "SECONDS", 1.0)
+    monkeypatch.setattr("ocigpu.containers.asked.ask_child.__defaults__", (1.0,))
+
+
+@pytest.mark.usefixtures("hurried")
+def test_a_file_system_that_never_answers_below_the_image_ends_in_an_error(gpu_3: Made) -> None:
+    with silent(gpu_3, "/etc"), pytest.raises(OcigpuError, match="look at its files: it took too long"):
+        verified(gpu_3)
+
+
+@pytest.mark.usefixtures("hurried")
+def test_a_file_system_that_never_answers_below_dev_takes_rules_and_workers_with_it(
+    gpu_3: Made,
+) -> None:
+    rules = cgroup_directory(gpu_3, "v1") / "devices.list"
+    before = rules.read_text()
+    with silent(gpu_3, "/dev"):
+        with opened(gpu_3) as live, pytest.raises(OcigpuError, match="no answer of the container's file systems"):
+            attach(live, ["5"])
+        assert rules.read_text() == before
+        assert not _children()
+        with opened(gpu_3) as live:
+            assert "it took too long" in detach(live, ["3"]).notes[0]
+        assert "195:3" not in rules.read_text()
+    run(["nsenter", "--target", str(gpu_3.found().pid), "--mount", "umount", "/dev"])
+    with opened(gpu_3) as live:
+        attach(live, ["3"])
+    assert verified(gpu_3).verdict == AS_GRANTED
+
+
+def _children() -> set[str]:
+    """Return this process's children but the one that has mounted the file system."""
+    pids = Path("/proc/self/task").glob("*/children")
+    found = {pid for path in pids for pid in path.read_text().split()}
+    return {pid for pid in found if "silent_fuse" not in Path("/proc", pid, "cmdline").read_text()}
+
+
+@pytest.mark.usefixtures("hurried")
+def test_the_keeper_goes_on_to_the_next_container(
+    gpu_3: Made, make_bundle: MakeBundle, runtime_environment: dict[str, str], simulated_host: SimulatedHost
+) -> None:
+    lines: list[str] = []
+    settings = read_settings(gpu_3.environment["OCIGPU_CONFIG"])
+    with container(make_bundle(WAITING, GPU_3), runtime_environment, host=simulated_host) as other:
+        places = gpu_3.places._replace(roots=(*gpu_3.places.roots, *other.places.roots))
+        keeper = Keeper(places, settings, lambda level, text, **_: lines.append(f"{level}: {text}"))
+        keeper.look()
+        devices = [cgroup_directory(made, "v1") for made in (gpu_3, other)]
+        for directory in devices:
+            (directory / "devices.deny").write_text("c 195:3 rw")
+        with silent(gpu_3, "/etc"):
+            keeper.look()
+        assert "195:3" not in (devices[0] / "devices.list").read_text()
+        assert "195:3" in (devices[1] / "devices.list").read_text()
+    assert [line.split(":")[0] for line in sorted(lines)] == ["error", "info"]
+
+
+@pytest.mark.usefixtures("hurried")
+def test_a_command_that_does_not_end_keeps_others_waiting_only_for_a_while(gpu_3: Made) -> None:
+    fd = os.open(os.path.dirname(gpu_3.found().state_file), os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    begin = time.monotonic()
+    with pytest.raises(OcigpuError, match="another command of ocigpu"):
+        verified(gpu_3)
+    assert time.monotonic() - begin > 1
+    os.close(fd)
+    assert verified(gpu_3).verdict == AS_GRANTED
