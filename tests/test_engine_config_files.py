@@ -18,12 +18,15 @@ from support.engine_roots import (
     V2,
     configure,
     make_host,
+    options,
     put,
     read,
     remove,
     snapshot,
 )
 
+from ocigpu.engines.carry_out import carry_out
+from ocigpu.engines.configure import plan_configuration
 from ocigpu.engines.files import File, Root
 from ocigpu.engines.status import read_engine_status
 from ocigpu.errors import OcigpuError
@@ -265,6 +268,34 @@ def test_a_write_that_fails_leaves_everything_as_it_was(
     with pytest.raises(OcigpuError, match="no space"):
         configure(host, "containerd", drop_in="/etc/containerd/conf.d/gpus.toml")
     assert snapshot(host) == before
+
+
+def test_a_file_that_somebody_changes_meanwhile_is_not_overwritten(host: Path) -> None:
+    put(host, PATHS["docker"], DAEMON)
+    with Root(str(host)) as root:
+        plan = plan_configuration(root, options(host, "docker"))
+        put(host, PATHS["docker"], '{"debug": true}')
+        before = snapshot(host)
+        with pytest.raises(OcigpuError, match="somebody else has changed it") as caught:
+            carry_out(root, plan)
+    assert caught.value.code == "OCIGPU-ENG-4"
+    assert snapshot(host) == before
+
+
+@pytest.mark.parametrize("record", [{"created": 1}, {"applied": [{"keys": []}]}], ids=["created", "keys"])
+def test_a_record_of_other_types_is_an_error(host: Path, record: dict[str, Any]) -> None:
+    configure(host, "docker")
+    path = host / "etc/docker/daemon.json.ocigpu-record"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **record}))
+    with pytest.raises(OcigpuError, match="not a record of ocigpu") as caught:
+        remove(host, "docker")
+    assert caught.value.code == "OCIGPU-ENG-1"
+
+
+def test_an_engine_that_is_not_there_is_noted(host: Path) -> None:
+    assert "docker is not installed here, it seems" in configure(host, "docker").notes
+    put(host, "/usr/bin/crio", "", 0o755)
+    assert configure(host, "crio").notes == ()
 
 
 def test_a_process_that_was_killed_before_the_file_was_written_leaves_nothing_to_undo(host: Path) -> None:

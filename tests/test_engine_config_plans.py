@@ -355,6 +355,7 @@ def test_an_entry_in_the_main_file_stays_there_when_containerd_is_updated(
 
 def test_a_directory_that_services_do_not_search_is_noted(host: Path) -> None:
     (host / "opt/bin").mkdir(parents=True)
+    put(host, "/usr/bin/dockerd", "", 0o755)
     assert configure(host, "docker", gpus_hook=True, hook_directory="/opt/bin").notes == (
         "dockerd must have /opt/bin on its PATH",
     )

@@ -46,8 +46,11 @@ def carry_out(root: Root, plan: Plan) -> None:
     """Write and remove what a plan says; if a step fails, those before it are undone.
 
     The record is written before the file: a process that is killed between the two leaves a record of changes that
-    are not there.  Raises OcigpuError OCIGPU-ENG-4.
+    are not there.  Raises OcigpuError OCIGPU-ENG-4, also when a file is not the one that the plan was made for.
     """
+    for edit in plan.edits:
+        if root.read(edit.file.path).text != edit.file.text:
+            raise OcigpuError("OCIGPU-ENG-4", f"{edit.file.path}: somebody else has changed it meanwhile", "try again")
     done: list[tuple[File, str | None]] = []
     links: list[str] = []
     try:

@@ -106,6 +106,9 @@ def plan_configuration(root: Root, options: Options) -> Plan:
     if not any(places.find_program(options.root, name) for name in ("runc", "crun")):
         note = "no runc or crun on the PATH of services: name the engine's own in runtime.runtimes of ocigpu's settings"
         plan = plan._replace(notes=(*plan.notes, note))
+    program = places.find_program(options.root, places.PROGRAMS[options.engine])
+    if not program and all(edit.file.text is None for edit in plan.edits):
+        plan = plan._replace(notes=(f"{options.engine} is not installed here, it seems", *plan.notes))
     name, path, default, _ = options.wanted
     return plan._replace(meant=Meant(frozenset({name}), name, path, default))
 

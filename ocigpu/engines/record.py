@@ -57,6 +57,8 @@ def parse_record(path: str, text: str) -> Record:
     """Return the record in a text; raises OcigpuError OCIGPU-ENG-1 when it is none."""
     try:
         data = json.loads(text)
+        if not isinstance(data["created"], str | None) or not all(entry["keys"] for entry in data["applied"]):
+            raise ValueError
         applied = tuple(
             Applied(
                 Change(tuple(map(str, entry["keys"])), entry["value"], bool(entry["append"])),
