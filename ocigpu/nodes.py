@@ -318,7 +318,7 @@ def _apply(change: Change, simulated: bool) -> None:
         else:
             os.symlink(change.target, temp)
         os.rename(temp, change.path)
-    except OSError:
+    except BaseException:
         if os.path.lexists(temp):
             os.unlink(temp)
         raise

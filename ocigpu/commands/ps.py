@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 PS_EPILOG = """\
 \b
 Containers of runc and crun are found by their state files, so those of Docker, containerd, Podman and CRI-O too; no
-engine is asked.  Containers of the vendor's toolkit are listed as well.
+engine is asked.  Containers of the vendor's toolkit are listed as well.  Engines have a runtime forget a container that
+has stopped: such a one is not listed.
 
 \b
 Mode, how the container was given its GPUs:

@@ -18,6 +18,7 @@ from support.runtimes import set_cgroup, view_of
 from ocigpu.containers.asked import ask_child
 from ocigpu.containers.granted import read_allowed, read_granted
 from ocigpu.containers.report import find_holders, read_mode
+from ocigpu.errors import OcigpuError, SpecError
 
 pytestmark = [pytest.mark.root, pytest.mark.engine]
 
@@ -305,6 +306,13 @@ def test_a_look_that_never_ends_is_given_up(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError) as caught:
         ask_child(lambda: os.stat("/nowhere/at/all").st_mode)
     assert caught.value.filename == "/nowhere/at/all"
+
+    def refuse() -> None:
+        raise SpecError("OCIGPU-SPEC-3", "no root", "look")
+
+    with pytest.raises(OcigpuError) as refused:
+        ask_child(refuse)
+    assert (refused.value.code, refused.value.message, refused.value.hint) == ("OCIGPU-SPEC-3", "no root", "look")
     assert ask_child(lambda: stat.S_ISDIR(os.stat("/").st_mode)) is True
 
 
