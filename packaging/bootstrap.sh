@@ -39,6 +39,7 @@ if [ "$purpose" = test ]; then
   need podman podman podman
   need strace strace strace
   need systemctl systemd systemd
+  need openssl openssl openssl
 fi
 if [ -n "$packages" ]; then
   if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null 2>&1; then

@@ -1,0 +1,152 @@
+{{- define "ocigpu.image" -}}
+{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end -}}
+
+{{- define "ocigpu.labels" -}}
+app.kubernetes.io/name: ocigpu
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- end -}}
+
+{{- define "ocigpu.configMap" -}}
+{{ .Values.config.existing | default (printf "%s-config" .Release.Name) }}
+{{- end -}}
+
+{{/* Labels that select the pods of one DaemonSet: (dict "root" . "component" "exporter" "config" "") */}}
+{{- define "ocigpu.selector" -}}
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+{{- if .config }}
+ocigpu/config: {{ .config }}
+{{- end }}
+{{- end -}}
+
+{{/* Nodes: the terms of the values, each with what the named configuration and MPS need. */}}
+{{- define "ocigpu.affinity" -}}
+{{- $here := . -}}
+nodeAffinity:
+  requiredDuringSchedulingIgnoredDuringExecution:
+    nodeSelectorTerms:
+      {{- range $term := .root.Values.nodeSelectorTerms }}
+      - matchExpressions:
+          {{- toYaml $term.matchExpressions | nindent 10 }}
+          {{- if and $here.config (ne $here.config "default") }}
+          - {key: nvidia.com/device-plugin.config, operator: In, values: [{{ $here.config | quote }}]}
+          {{- else if and $here.config (gt (len $here.root.Values.config.files) 1) }}
+          - key: nvidia.com/device-plugin.config
+            operator: NotIn
+            values:
+              {{- range $name, $text := $here.root.Values.config.files }}
+              {{- if ne $name "default" }}
+              - {{ $name | quote }}
+              {{- end }}
+              {{- end }}
+          {{- end }}
+          {{- if eq $here.component "mps-control-daemon" }}
+          - {key: nvidia.com/mps.capable, operator: In, values: ["true"]}
+          {{- end }}
+      {{- end }}
+{{- end -}}
+
+{{/* What all pods have. */}}
+{{- define "ocigpu.pod" -}}
+{{- if and .root.Values.runtimeClass.name (not .root.Values.host.simulation) }}
+runtimeClassName: {{ .root.Values.runtimeClass.name }}
+{{- end }}
+{{- if .root.Values.priorityClassName }}
+priorityClassName: {{ .root.Values.priorityClassName }}
+{{- end }}
+serviceAccountName: {{ .root.Release.Name }}-{{ .component }}
+automountServiceAccountToken: {{ eq .component "node-labels" }}
+{{- if .root.Values.image.pullSecrets }}
+imagePullSecrets:
+  {{- range $secret := .root.Values.image.pullSecrets }}
+  - name: {{ $secret }}
+  {{- end }}
+{{- end }}
+{{- if .root.Values.seLinuxType }}
+securityContext:
+  seLinuxOptions:
+    type: {{ .root.Values.seLinuxType }}
+{{- end }}
+affinity:
+  {{- include "ocigpu.affinity" . | nindent 2 }}
+tolerations:
+  {{- toYaml .root.Values.tolerations | nindent 2 }}
+{{- end -}}
+
+{{/* Variables of all containers.  The runtime gives the GPUs: all of them, so that MIG devices and losses are seen. */}}
+{{- define "ocigpu.env" -}}
+- name: NODE_NAME
+  valueFrom:
+    fieldRef:
+      fieldPath: spec.nodeName
+- name: NVIDIA_VISIBLE_DEVICES
+  value: all
+- name: NVIDIA_DRIVER_CAPABILITIES
+  value: {{ if eq .component "mps-control-daemon" }}compute,utility{{ else }}utility{{ end }}
+- name: MPS_ROOT
+  value: {{ .root.Values.host.mps }}
+{{- if and .root.Values.mig (ne .component "mps-control-daemon") }}
+- name: NVIDIA_MIG_MONITOR_DEVICES
+  value: all
+{{- end }}
+{{- if .root.Values.host.simulation }}
+- name: OCIGPU_CONFIG
+  value: {{ .root.Values.host.simulation }}/config.toml
+{{- end }}
+{{- end -}}
+
+{{/* Rights of a container: (dict "root" . "user" 0 "admin" false); "admin" is CAP_SYS_ADMIN. */}}
+{{- define "ocigpu.security" -}}
+{{- if .root.Values.host.simulation -}}
+privileged: true
+readOnlyRootFilesystem: true
+{{- else -}}
+{{- $admin := or .admin .root.Values.mig -}}
+{{- if and .user (not $admin) }}
+runAsNonRoot: true
+runAsUser: {{ .user }}
+runAsGroup: {{ .user }}
+{{- else }}
+runAsUser: 0
+{{- end }}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+seccompProfile:
+  type: RuntimeDefault
+capabilities:
+  drop: [ALL]
+  {{- if $admin }}
+  add: [SYS_ADMIN]
+  {{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* Mounts and volumes of a simulated host, and of the configuration. */}}
+{{- define "ocigpu.mounts" -}}
+{{- if .config }}
+- name: config
+  mountPath: /config
+  readOnly: true
+{{- end }}
+{{- if .root.Values.host.simulation }}
+- name: simulation
+  mountPath: {{ .root.Values.host.simulation }}
+{{- end }}
+{{- end -}}
+
+{{- define "ocigpu.volumes" -}}
+{{- if .config }}
+- name: config
+  configMap:
+    name: {{ include "ocigpu.configMap" .root }}
+{{- end }}
+{{- if .root.Values.host.simulation }}
+- name: simulation
+  hostPath:
+    path: {{ .root.Values.host.simulation }}
+    type: Directory
+{{- end }}
+{{- end -}}

@@ -1,0 +1,102 @@
+"""The chart rendered for the tests, and what is looked for in its objects."""
+
+import importlib.util
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import yaml
+
+DEPLOYMENT = Path(__file__).parents[2] / "packaging/kubernetes"
+CHART = DEPLOYMENT / "chart"
+
+Object = dict[str, Any]
+
+SHARED = """\
+version: v1
+flags:
+  migStrategy: none
+sharing:
+  mps:
+    resources:
+      - name: nvidia.com/gpu
+        replicas: 10
+"""
+CASES: dict[str, dict[str, Any]] = {
+    "as it is": {},
+    "everything": {
+        "mps": {"enabled": True, "shmSize": "8g", "args": ["--mig-strategy=single"]},
+        "mig": True,
+        "jsonLogs": True,
+        "nodeLabels": {"target": "node", "vgpu": True, "args": ["--sleep-interval=5m"]},
+        "exporter": {"serviceMonitor": True, "collectors": "A, gauge, b\n\nB, gauge, c\n", "args": ["--no-hostname"]},
+        "devicePlugin": {"deviceListStrategy": "cdi-cri", "args": ["--pass-device-specs", "--mig-strategy", "single"]},
+    },
+    "several configurations": {
+        "config": {"files": {"shared": SHARED, "mixed": "version: v1\nflags:\n  migStrategy: mixed\n"}},
+        "mps": {"enabled": True},
+        "image": {"repository": "registry.example/gpu/ocigpu", "tag": "x", "pullSecrets": ["one"]},
+        "seLinuxType": "container_device_plugin_t",
+        "podAnnotations": {"a": "1"},
+    },
+    "a simulated host": {"host": {"simulation": "/opt/gpus"}, "exporter": {"pods": False}, "mps": {"enabled": True}},
+    "few rights": {"exporter": {"pods": False}, "runtimeClass": {"name": ""}, "priorityClassName": ""},
+    "other places": {
+        "host": {"driverRoot": "/run/nvidia/driver", "kubelet": "/var/lib/k0s/kubelet", "cdi": "/etc/cdi", "mps": "/m"},
+        "config": {"existing": "mine"},
+        "nodeLabels": {"args": ["--remove-on-exit"]},
+        "devicePlugin": {"resources": {"limits": {"memory": "200Mi"}}},
+    },
+    "nothing": {
+        "devicePlugin": {"enabled": False}, "exporter": {"enabled": False}, "nodeLabels": {"enabled": False},
+    },
+}  # fmt: skip
+
+
+def load_renderer() -> ModuleType:
+    """Return packaging/kubernetes/render.py as a module."""
+    spec = importlib.util.spec_from_file_location("render_chart", DEPLOYMENT / "render.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["render_chart"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+RENDERER = load_renderer()
+
+
+def objects(values: Mapping[str, Any], namespace: str = "gpu") -> list[Object]:
+    text = RENDERER.render(dict(values), namespace)
+    return [each for each in yaml.safe_load_all(text) if each]
+
+
+def of_kind(found: list[Object], kind: str) -> dict[str, Object]:
+    """Return objects of a kind by name; two of one name are an error."""
+    chosen = [each for each in found if each["kind"] == kind]
+    named = {each["metadata"]["name"]: each for each in chosen}
+    assert len(named) == len(chosen)
+    return named
+
+
+def containers(found: list[Object]) -> Iterator[tuple[Object, Object]]:
+    """Yield (pod specification, container) of every DaemonSet."""
+    for daemon_set in of_kind(found, "DaemonSet").values():
+        pod = daemon_set["spec"]["template"]["spec"]
+        for container in pod["containers"]:
+            yield pod, container
+
+
+def admits(pod: Object, labels: Mapping[str, str]) -> bool:
+    """Return whether the pod's node affinity admits a node with these labels."""
+    wanted = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    return any(all(_holds(each, labels) for each in term["matchExpressions"]) for term in wanted)
+
+
+def _holds(expression: Object, labels: Mapping[str, str]) -> bool:
+    assert expression["values"], "the API server refuses In and NotIn without values"
+    inside = labels.get(expression["key"]) in expression["values"]
+    return inside if expression["operator"] == "In" else not inside

@@ -1,0 +1,336 @@
+"""The Helm chart and the plain manifests: valid objects that fit together and to the programs."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+from deployment_lab import CASES, CHART, DEPLOYMENT, RENDERER, Object, admits, containers, objects, of_kind
+from support.api_server import FakeApiServer, make_account
+from support.process import run
+from support.product import PROGRAMS
+
+from ocigpu import __version__
+from ocigpu.commands.mps import OPTION_NAMES as MPS_OPTIONS
+from ocigpu.commands.node_labels import OPTION_NAMES as LABEL_OPTIONS
+from ocigpu.kubernetes.config import OPTIONS, Options
+from ocigpu.kubernetes.loading import PLUGIN_OPTIONS, Told, parse_flags, read_configuration
+from ocigpu.kubernetes.mps_control import check_size
+from ocigpu.kubernetes.publish import find_place, publish, withdraw
+from ocigpu.kubernetes.schema import parse_config_file
+
+every_case = pytest.mark.parametrize("found", [objects(values) for values in CASES.values()], ids=list(CASES))
+FOREIGN = ("monitoring.coreos.com/v1",)
+GPU_NODE = {"nvidia.com/gpu.present": "true", "nvidia.com/mps.capable": "true"}
+
+
+@every_case
+@pytest.mark.parametrize("version", ["1.26", "1.37"])
+def test_objects_are_those_of_kubernetes(found: list[Object], version: str) -> None:
+    for each in found:
+        if each["apiVersion"] not in FOREIGN:
+            kubernetes_validate.validate(each, version, strict=True)
+
+
+@every_case
+def test_objects_are_of_the_namespace_and_of_one_name_each(found: list[Object]) -> None:
+    names = [(each["kind"], each["metadata"]["name"]) for each in found]
+    assert len(set(names)) == len(names)
+    for each in found:
+        wide = each["kind"] in ("RuntimeClass", "ClusterRole", "ClusterRoleBinding")
+        assert each["metadata"].get("namespace") == (None if wide else "gpu")
+
+
+@every_case
+def test_selectors_choose_their_own_pods_and_no_others(found: list[Object]) -> None:
+    daemon_sets = of_kind(found, "DaemonSet")
+    labels = {name: each["spec"]["template"]["metadata"]["labels"] for name, each in daemon_sets.items()}
+    for name, each in daemon_sets.items():
+        selector = each["spec"]["selector"]["matchLabels"].items()
+        assert [other for other, theirs in labels.items() if selector <= theirs.items()] == [name]
+    for service in of_kind(found, "Service").values():
+        selector = service["spec"]["selector"].items()
+        (chosen,) = [name for name, theirs in labels.items() if selector <= theirs.items()]
+        (container,) = daemon_sets[chosen]["spec"]["template"]["spec"]["containers"]
+        assert service["spec"]["ports"][0]["targetPort"] == container["ports"][0]["name"]
+        for monitor in of_kind(found, "ServiceMonitor").values():
+            assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+
+
+@every_case
+def test_accounts_exist_and_only_node_labels_has_a_token(found: list[Object]) -> None:
+    accounts = of_kind(found, "ServiceAccount")
+    used = {pod["serviceAccountName"] for pod, _ in containers(found)}
+    assert used == set(accounts)
+    assert not any(each["automountServiceAccountToken"] for each in accounts.values())
+    tokens = {pod["serviceAccountName"] for pod, _ in containers(found) if pod["automountServiceAccountToken"]}
+    assert tokens <= {"ocigpu-node-labels"}
+    for kind in ("Role", "ClusterRole"):
+        roles, bindings = of_kind(found, kind), of_kind(found, f"{kind}Binding")
+        assert {each["roleRef"]["name"] for each in bindings.values()} == set(roles)
+        for binding in bindings.values():
+            (subject,) = binding["subjects"]
+            assert subject == {"kind": "ServiceAccount", "name": "ocigpu-node-labels", "namespace": "gpu"}
+            assert binding["roleRef"]["kind"] == kind
+
+
+def rights(found: list[Object]) -> set[tuple[str, str, str]]:
+    """Return (API group, resource, verb) of all roles."""
+    rules = [
+        rule for kind in ("Role", "ClusterRole") for role in of_kind(found, kind).values() for rule in role["rules"]
+    ]
+    return {
+        (group, resource, verb)
+        for rule in rules
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+@pytest.mark.parametrize(("target", "removing"), [("node-feature", False), ("node-feature", True), ("node", False)])
+def test_rights_are_those_that_the_program_uses(tmp_path: Path, target: str, removing: bool) -> None:
+    make_account(tmp_path)
+    server = FakeApiServer(tmp_path)
+    server.objects = {"/api/v1/nodes/n": {"metadata": {}}, "/api/v1/namespaces/gpu/pods/p": {"metadata": {}}}
+    try:
+        place = find_place(Options(), target, {"NODE_NAME": "n", "POD_NAME": "p", "POD_NAMESPACE": "gpu"}, server.place)
+        for value in "12":
+            publish(place, {"nvidia.com/gpu.count": value})
+        if removing:
+            withdraw(place)
+    finally:
+        server.close()
+    used = set()
+    for method, path in server.requests:
+        group = path.split("/")[2] if path.startswith("/apis/") else ""
+        used.add((group, path.split("/")[-2], method.lower()))
+    if target == "node-feature":
+        used.add(("nfd.k8s-sigs.io", "nodefeatures", "create"))  # apply makes what is not there
+    arguments = ["--remove-on-exit"] if removing else []
+    assert rights(objects({"nodeLabels": {"target": target, "args": arguments}})) == used
+
+
+def flags_of(container: Object, environment: dict[str, str]) -> Told | None:
+    """Return what a container's program is told by its words that are options of the device plugin's family."""
+    program, *words = container["args"]
+    if program == "device-plugin":
+        return parse_flags([word for word in words if word != "--log-format=json"], environment, PLUGIN_OPTIONS)
+    names = {"node-labels": LABEL_OPTIONS, "mps-control-daemon": MPS_OPTIONS}.get(program)
+    if names is None:
+        return None
+    own = ("--json", "--to=", "--shm-size=", "--remove-on-exit")
+    words = [word for word in words if not word.startswith(own)]
+    return parse_flags(words, environment, [option for option in OPTIONS if option.name in names], program)
+
+
+@every_case
+def test_configurations_are_accepted_by_the_programs(found: list[Object], tmp_path: Path) -> None:
+    maps = of_kind(found, "ConfigMap")
+    for name, text in maps.get("ocigpu-config", {"data": {}})["data"].items():
+        (tmp_path / name).write_text(text)
+        assert parse_config_file(text, name)[1] == ()
+    if not maps.get("ocigpu-config"):
+        (tmp_path / "default").write_text("version: v1\n")
+    for _, container in containers(found):
+        environment = {each["name"]: each["value"] for each in container["env"] if "value" in each}
+        told = flags_of(container, environment)
+        if told is None:
+            continue
+        assert Path(told.file).parent == Path("/config")
+        configuration = read_configuration(told._replace(file=str(tmp_path / Path(told.file).name)), environment)
+        assert configuration.options.mps_root
+        if container["args"][0] == "device-plugin":
+            socket = configuration.options.kubelet_socket
+            assert os.path.dirname(socket) in [mount["mountPath"] for mount in container["volumeMounts"]]
+
+
+@pytest.mark.parametrize("case", ["as it is", "everything", "other places"])
+def test_command_lines_are_accepted_by_the_programs(case: str) -> None:
+    """The first word that is not known is the one that we add: options are read in order, before anything is done."""
+    for _, container in containers(objects(CASES[case])):
+        said = run([PROGRAMS / "ocigpu", *container["args"], "--no-such-option"], check=False)
+        assert said.returncode == 2, said.stderr
+        assert "--no-such-option" in said.stderr
+
+
+@every_case
+def test_sizes_of_shared_memory_are_accepted(found: list[Object]) -> None:
+    for _, container in containers(found):
+        for word in container["args"]:
+            if word.startswith("--shm-size="):
+                check_size(word.partition("=")[2])
+
+
+@every_case
+def test_mounts_have_their_volumes_and_maps(found: list[Object]) -> None:
+    maps = {*of_kind(found, "ConfigMap"), "mine"}
+    for pod, container in containers(found):
+        mounted = [mount["name"] for mount in container.get("volumeMounts", [])]
+        assert sorted(mounted) == sorted(volume["name"] for volume in pod.get("volumes", []))
+        assert {volume["configMap"]["name"] for volume in pod.get("volumes", []) if "configMap" in volume} <= maps
+
+
+@every_case
+def test_host_paths_are_read_only_but_for_what_the_program_writes(found: list[Object]) -> None:
+    writable = {
+        "device-plugin": {"device-plugins", "cdi", "simulation"},
+        "mps-control-daemon": {"mps", "simulation"},
+        "node-labels": {"simulation"},
+        "exporter": {"simulation"},
+    }
+    for pod, container in containers(found):
+        host = {volume["name"] for volume in pod.get("volumes", []) if "hostPath" in volume}
+        written = {mount["name"] for mount in container.get("volumeMounts", []) if not mount.get("readOnly")} & host
+        assert written <= writable[container["name"]]
+        assert not any(pod.get(name) for name in ("hostNetwork", "hostIPC"))
+        assert not pod.get("hostPID") or container["name"] == "mps-control-daemon"
+
+
+@every_case
+def test_rights_of_containers_are_as_few_as_can_be(found: list[Object]) -> None:
+    for pod, container in containers(found):
+        security = container["securityContext"]
+        assert security["readOnlyRootFilesystem"] is True
+        simulated = any(volume["name"] == "simulation" for volume in pod.get("volumes", []))
+        if security.get("privileged"):
+            assert simulated or container["name"] == "mps-control-daemon"
+            continue
+        assert security["allowPrivilegeEscalation"] is False
+        assert security["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert security["capabilities"]["drop"] == ["ALL"]
+        assert security["capabilities"].get("add", []) in ([], ["SYS_ADMIN"])
+        assert security.get("runAsNonRoot") is not (security["runAsUser"] == 0)
+
+
+def test_by_default_only_those_are_root_that_must_be() -> None:
+    users = {each["name"]: each["securityContext"]["runAsUser"] for _, each in containers(objects({}))}
+    assert users == {"device-plugin": 0, "exporter": 0, "node-labels": 65532}
+    added = [each["securityContext"]["capabilities"].get("add") for _, each in containers(objects({}))]
+    assert added == [None, None, None]
+    users = {each["name"]: each["securityContext"]["runAsUser"] for _, each in containers(objects(CASES["few rights"]))}
+    assert users["exporter"] == 65532
+
+
+@every_case
+def test_every_gpu_node_has_one_pod_of_each_kind(found: list[Object]) -> None:
+    files = of_kind(found, "ConfigMap").get("ocigpu-config", {"data": {"default": ""}})["data"]
+    for chosen in (None, "default", "shared", "mixed", "unknown"):
+        labels = GPU_NODE if chosen is None else {**GPU_NODE, "nvidia.com/device-plugin.config": chosen}
+        pods = [(each["name"], each["args"]) for pod, each in containers(found) if admits(pod, labels)]
+        assert len({name for name, _ in pods}) == len(pods)
+        for name, words in pods:
+            if name != "exporter":
+                assert f"--config-file=/config/{chosen if chosen in files else 'default'}" in words
+    assert not any(admits(pod, {}) for pod, _ in containers(found)), "nodes without GPUs have none"
+    capable = {"nvidia.com/gpu.present": "true"}
+    assert not any(admits(pod, capable) for pod, each in containers(found) if each["name"] == "mps-control-daemon")
+
+
+@every_case
+def test_gpus_reach_the_pods_through_a_runtime_class_that_exists(found: list[Object]) -> None:
+    classes = of_kind(found, "RuntimeClass")
+    for pod, container in containers(found):
+        name = pod.get("runtimeClassName")
+        assert name is None or classes[name]["handler"] == "ocigpu"
+        environment = {each["name"]: each.get("value") for each in container["env"]}
+        assert environment["NVIDIA_VISIBLE_DEVICES"] == "all"
+        wanted = "compute,utility" if container["name"] == "mps-control-daemon" else "utility"
+        assert environment["NVIDIA_DRIVER_CAPABILITIES"] == wanted
+
+
+# --- values, schema, renderer, plain manifests
+
+
+def leaves(values: dict[str, Any], prefix: str = "") -> list[str]:
+    found = []
+    for name, value in values.items():
+        nested = isinstance(value, dict) and value and f"{prefix}{name}" != "config.files"
+        found += leaves(value, f"{prefix}{name}.") if nested else [f"{prefix}{name}"]
+    return found
+
+
+def test_every_value_is_used_and_known_to_the_schema() -> None:
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    templates = "".join(path.read_text() for path in (CHART / "templates").iterdir())
+    assert [name for name in leaves(values) if f".Values.{name}" not in templates] == []
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    for case in CASES.values():
+        jsonschema.validate(RENDERER.merge(values, case), schema)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"imagee": {}},
+        {"image": {"pullPolicy": "Sometimes"}},
+        {"config": {"files": {"Upper": ""}}},
+        {"mps": {"shmSize": "8g,mode=0"}},
+        {"nodeLabels": {"target": "file"}},
+        {"host": {"kubelet": "relative"}},
+        {"exporter": {"port": 0}},
+    ],
+    ids=str,
+)
+def test_the_schema_refuses_what_is_wrong(wrong: dict[str, Any]) -> None:
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(RENDERER.merge(values, wrong), json.loads((CHART / "values.schema.json").read_text()))
+
+
+def test_a_configuration_without_default_is_refused() -> None:
+    with pytest.raises(RENDERER.ChartError, match="needs a file named default"):
+        objects({"config": {"files": {"default": None, "other": ""}}})
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("a {{- 1 }} b", "a1 b"),
+        ("a {{ 1 -}} b", "a 1b"),
+        ("{{/* a {{ b */}}x", "x"),
+        ('{{ if eq .a "1" }}x{{ else if .b }}y{{ else }}z{{ end }}', "y"),
+        ("{{ range $k, $v := .m }}{{ $k }}={{ $v | quote }};{{ end }}", 'a="1";b="2";'),
+        ("{{ range .l }}{{ . }},{{ end }}", "1,2,"),
+        ('{{ define "t" }}[{{ .x }}]{{ end }}{{ include "t" (dict "x" .b) | nindent 2 }}', "\n  [true]"),
+        ('{{ $x := .none | default "d" }}{{ $x }}{{ not true }}', "dfalse"),
+        ("{{ upper .a }}", None),
+        ("{{ if .a }}", None),
+        ("{{ with .a }}{{ end }}", None),
+        ("{{ .a.b }}", None),
+        ("{{ $nothing }}", None),
+    ],
+)  # fmt: skip
+def test_the_renderer_knows_its_part_and_refuses_the_rest(template: str, expected: str | None) -> None:
+    data = {"a": "2", "b": True, "m": {"b": 2, "a": 1}, "l": [1, 2]}
+
+    def render() -> str:
+        defined: dict[str, Any] = {}
+        nodes = RENDERER.parse(template, defined)
+        return str(RENDERER.Renderer(defined).run(nodes, {"$": data, ".": data}))
+
+    if expected is None:
+        with pytest.raises((RENDERER.ChartError, IndexError, KeyError)):
+            render()
+    else:
+        assert render() == expected
+
+
+def test_the_plain_manifests_are_those_of_the_chart() -> None:
+    text = (DEPLOYMENT / "ocigpu.yaml").read_text()
+    assert text == RENDERER.plain(), "run: packaging/kubernetes/render.py --plain > packaging/kubernetes/ocigpu.yaml"
+    namespace, *others = yaml.safe_load_all(text)
+    assert namespace["metadata"]["labels"] == {"pod-security.kubernetes.io/enforce": "privileged"}
+    kubernetes_validate.validate(namespace, "1.37", strict=True)
+    kinds = [(each["kind"], each["metadata"]["name"]) for each in others]
+    assert kinds == [(each["kind"], each["metadata"]["name"]) for each in objects({}, "ocigpu")]
+
+
+def test_the_chart_is_of_this_version() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert chart["version"] == chart["appVersion"] == __version__
+    assert f"ocigpu:{__version__}" in (DEPLOYMENT / "Containerfile").read_text()
