@@ -188,6 +188,7 @@ def parse_options(words: Sequence[str], environment: Mapping[str, str]) -> Optio
             values[option.name] = _value(option, value, f"--{option.flags[0]}")
     options = Options(**values)
     parse_devices(options.devices)
+    parse_address(options.address)
     return options
 
 

@@ -1,0 +1,352 @@
+"""The exporter's pure parts: the file that chooses metrics, options, owners, and the text."""
+
+import re
+
+import pytest
+from exporter_lab import read_page, value
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ocigpu.errors import OcigpuError, SettingsError, UsageError
+from ocigpu.host.pci import Function
+from ocigpu.host.vfio import Candidate
+from ocigpu.kubernetes.exporter.collectors import DEFAULTS, Collector, parse_collectors, write_collectors
+from ocigpu.kubernetes.exporter.exposition import Picture, render
+from ocigpu.kubernetes.exporter.metrics import BY_NAME, CLOCK_COUNT, GPM_METRICS, METRICS, XID, XID_COUNT
+from ocigpu.kubernetes.exporter.nvml_readers import LABEL_READERS, READERS
+from ocigpu.kubernetes.exporter.options import Devices, Options, parse_address, parse_devices, parse_options
+from ocigpu.kubernetes.exporter.owners import WHOLE, Container, Owner, find_owners, find_vfio_owners
+from ocigpu.kubernetes.exporter.sample import GpuSample, Instance, Sample, parse_sample
+
+UTIL, USED = "DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_FB_USED"
+GPUS = (
+    GpuSample(0, "GPU-a", "00000000:01:00.0", "NVIDIA A100", values={UTIL: 10, USED: 100, "DCGM_FI_DEV_GPU_TEMP": 40}),
+    GpuSample(
+        1, "GPU-b", "00000000:02:00.0", "NVIDIA A100",
+        values={USED: 300, "DCGM_FI_DEV_GPU_TEMP": 50},
+        instances=(
+            Instance(7, ("MIG-1", "MIG-2"), "2g.10gb", {USED: 11}), Instance(1, ("MIG-3",), "3g.20gb", {USED: 22}),
+        ),
+    ),
+)  # fmt: skip
+ALL = tuple(Collector(metric.name, metric.kind, metric.help) for metric in METRICS)
+
+
+def page_of(picture: Picture, options: Options | None = None) -> str:
+    return render(ALL, picture, options or Options(), "node-1").decode()
+
+
+def test_every_metric_of_the_table_has_a_reader_and_only_one() -> None:
+    read = [name for names, _ in READERS for name in names]
+    assert len(read) == len(set(read))
+    special = {XID, XID_COUNT, CLOCK_COUNT, "DCGM_FI_DRIVER_VERSION", "DCGM_FI_NVML_VERSION"}
+    assert {*read, *GPM_METRICS, *LABEL_READERS, *special} == set(BY_NAME)
+    assert len(BY_NAME) == len(METRICS)
+
+
+# --- the file of collectors
+
+
+def test_the_printed_file_is_the_default_and_its_comments_can_be_switched_on() -> None:
+    text = write_collectors(DEFAULTS)
+    assert parse_collectors(text, "f") == (DEFAULTS, ())
+    assert parse_collectors(re.sub("(?m)^# DCGM", "DCGM", text), "f") == (ALL, ())
+
+
+def test_type_and_help_are_those_of_the_file() -> None:
+    found, _ = parse_collectors(" DCGM_FI_DEV_GPU_TEMP ,counter, hot, hotter \n", "f")
+    assert found == (Collector("DCGM_FI_DEV_GPU_TEMP", "counter", "hot, hotter"),)
+
+
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        ("DCGM_FI_DEV_GPU_TEMP, gauge", "three fields"),
+        ("DCGM_FI_DEV_GPU_TEMP", "three fields"),
+        ("DCGM_FI_DEV_GPU_TEMP, histogram, x", 'type "histogram"'),
+        ("GPU_TEMP, gauge, x", 'unknown metric "GPU_TEMP"'),
+        ("DCGM_FI_DEV_SM_CLOCK, gauge, again", "occurs twice"),
+        ("DCGM_FI_DRIVER_VERSION, gauge, x", "is a label"),
+        ("DCGM_FI_DEV_GPU_TEMP, label, x", "is a gauge"),
+    ],
+)
+def test_a_bad_line_is_an_error_that_names_it(line: str, cause: str) -> None:
+    text = f"# comment\n\nDCGM_FI_DEV_SM_CLOCK, gauge, x\n{line}\n"
+    with pytest.raises(SettingsError, match=re.escape(cause)) as raised:
+        parse_collectors(text, "c.csv")
+    assert "c.csv line 4" in raised.value.message
+    assert raised.value.code == "OCIGPU-KUBE-4"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["DCGM_FI_PROF_PIPE_INT_ACTIVE", "DCGM_EXP_GPU_HEALTH_STATUS", "DCGM_FI_DEV_NVSWITCH_LINK_STATUS", "DCGM_FI_DEV_X"],
+)
+def test_what_nvml_cannot_supply_is_named_and_left_out(name: str) -> None:
+    found, (note,) = parse_collectors(f"{name}, gauge, x\nDCGM_FI_DEV_GPU_TEMP, gauge, x", "c.csv")
+    assert [collector.name for collector in found] == ["DCGM_FI_DEV_GPU_TEMP"]
+    assert note.startswith(f"c.csv line 1: {name} is left out: ")
+
+
+@given(st.text(max_size=200))
+def test_any_text_is_a_file_or_an_error(text: str) -> None:
+    try:
+        parse_collectors(text, "f")
+    except SettingsError as error:
+        assert "\n" not in error.render("ocigpu").split("\nhint:")[0]  # noqa: PT017 - either is right
+
+
+# --- options
+
+
+def test_a_flag_comes_before_its_variable_and_that_before_the_default() -> None:
+    variables = {"DCGM_EXPORTER_LISTEN": ":1", "DCGM_EXPORTER_INTERVAL": "5000", "DCGM_EXPORTER_KUBERNETES": "true"}
+    found = parse_options(
+        ["--address=:2", "-f", "x.csv", "--no-hostname"], {**variables, "NVIDIA_RESOURCE_NAMES": "a/b, c/d"}
+    )
+    assert found == Options(
+        address=":2", collect_interval=5.0, kubernetes=True, collectors="x.csv", no_hostname=True,
+        nvidia_resource_names=("a/b", "c/d"),
+    )  # fmt: skip
+    assert parse_options(["-k=false"], variables).kubernetes is False
+    assert parse_options(["--gpu-bind-unbind-poll-interval", "500ms"], {}).gpu_bind_unbind_poll_interval == 0.5
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "named"),
+    [
+        (["-c", "0"], {}, "--collect-interval"),
+        (["-c", "1s"], {}, "--collect-interval"),
+        ([], {"DCGM_EXPORTER_INTERVAL": "abc"}, "DCGM_EXPORTER_INTERVAL"),
+        (["--kubernetes=maybe"], {}, "--kubernetes"),
+        (["--devices=x"], {}, "--devices"),
+        (["-d", "i:3"], {}, "--devices"),
+        (["-d", "g:1-"], {}, "--devices"),
+        (["--gpu-bind-unbind-poll-interval=1"], {}, "--gpu-bind-unbind-poll-interval"),
+        (["--hostname-label=host"], {}, "--hostname-label"),
+        (["--configmap-data", "ns:name"], {}, "--configmap-data"),
+        ([], {"DCGM_EXPORTER_CONFIGMAP_DATA": "ns:name"}, "DCGM_EXPORTER_CONFIGMAP_DATA"),
+        (["--kubernetes-enable-pod-uid"], {}, "--kubernetes-enable-pod-uid"),
+        ([], {"KUBERNETES_ENABLE_DRA": "true"}, "KUBERNETES_ENABLE_DRA"),
+        (["--remote-hostengine-info=localhost:5555"], {}, "--remote-hostengine-info"),
+        (["--web-config-file", "x"], {}, "--web-config-file"),
+        ([], {"USE_FAKE_GPUS": "1"}, "USE_FAKE_GPUS"),
+    ],
+)  # fmt: skip
+def test_a_value_that_is_refused_is_named(words: list[str], variables: dict[str, str], named: str) -> None:
+    with pytest.raises(SettingsError) as raised:
+        parse_options(words, variables)
+    assert raised.value.message.startswith(named)
+
+
+@pytest.mark.parametrize(
+    ("words", "variables"),
+    [
+        (["--configmap-data", "none"], {"DCGM_EXPORTER_CONFIGMAP_DATA": "none"}),
+        (["--kubernetes-enable-pod-uid=false", "-s", "f"], {"KUBERNETES_ENABLE_DRA": "", "DCGM_LOG_LEVEL": ""}),
+    ],
+)
+def test_refused_options_that_ask_for_nothing_are_accepted(words: list[str], variables: dict[str, str]) -> None:
+    assert parse_options(words, variables) == Options()
+
+
+@pytest.mark.parametrize("words", [["--what"], ["-q"], ["collectors"], ["--address"], ["--web-config-file"]])
+def test_what_is_no_option_is_an_error_of_usage(words: list[str]) -> None:
+    with pytest.raises(UsageError):
+        parse_options(words, {})
+
+
+def test_devices_and_addresses() -> None:
+    assert parse_devices("g:0,2-4") == Devices("g", frozenset({0, 2, 3, 4}))
+    assert [parse_devices(text) for text in ("f", "g", "i")] == [Devices("f"), Devices("g"), Devices("i")]
+    assert [parse_address(text) for text in (":9400", "[::1]:80", "10.0.0.1:1")] == [
+        ("", 9400),
+        ("::1", 80),
+        ("10.0.0.1", 1),
+    ]
+    for text in ("9400", "a:b", ":70000", ":"):
+        with pytest.raises(SettingsError):
+            parse_address(text)
+
+
+# --- owners
+
+
+def containers(*ids: str, resource: str = "nvidia.com/gpu", pod: str = "p") -> list[Container]:
+    return [Container(pod, "ns", "c", resource, ids)]
+
+
+@pytest.mark.parametrize(
+    ("device_id", "keys"),
+    [
+        ("GPU-a", {("GPU-a", WHOLE)}),
+        ("GPU-a::3", {("GPU-a", WHOLE)}),
+        ("MIG-2", {("GPU-b", 7)}),
+        ("MIG-3::0", {("GPU-b", 1)}),
+        ("MIG-GPU-b/7/0", {("GPU-b", 7)}),
+        ("nvidia0", {("GPU-a", WHOLE)}),
+        ("nvidia1/gi1", {("GPU-b", 1)}),
+        ("nvidia0/vgpu1", {("GPU-a", WHOLE)}),
+        ("GPU-b", {("GPU-b", WHOLE), ("GPU-b", 7), ("GPU-b", 1)}),
+        ("GPU-none", set()),
+        ("nvidia9", set()),
+        ("9", set()),
+        ("", set()),
+    ],
+)
+def test_ids_of_all_plugins_are_understood(device_id: str, keys: set[tuple[str, int]]) -> None:
+    found = find_owners(containers(device_id), GPUS, ["nvidia.com/"])
+    assert found.gpus == dict.fromkeys(keys, (Owner("p", "ns", "c"),))
+    assert set(found.others) == (set() if keys else {("nvidia.com/gpu", device_id)})
+
+
+def test_the_vendors_key_of_a_mig_device_is_found_by_index_too() -> None:
+    assert find_owners(containers("nvidia0/gi1"), GPUS, ["nvidia.com/"]).gpus == {
+        ("GPU-a", 1): (Owner("p", "ns", "c"),)
+    }
+
+
+@pytest.mark.parametrize(
+    ("resource", "counts"),
+    [
+        ("nvidia.com/gpu", True),
+        ("nvidia.com/gpu.shared", True),
+        ("nvidia.com/pgpu", True),
+        ("nvidia.com/mig-1g.5gb", True),
+        ("acme.org/fast-gpu", True),
+        ("acme.org/fast", False),
+        ("amd.com/gpu", False),
+    ],
+)
+def test_resources_count_by_their_prefix_or_name(resource: str, counts: bool) -> None:
+    found = find_owners(containers("GPU-a", resource=resource), GPUS, ["nvidia.com/"], ["acme.org/fast-gpu"])
+    assert bool(found.gpus) is counts
+
+
+def test_every_pod_of_a_shared_gpu_is_an_owner_once() -> None:
+    asked = [*containers("GPU-a::0", "GPU-a::1"), *containers("GPU-a::2", pod="q")]
+    assert find_owners(asked, GPUS, [""]).gpus["GPU-a", WHOLE] == (Owner("p", "ns", "c"), Owner("q", "ns", "c"))
+    virtual = find_owners(asked, GPUS, [""], virtual=True).gpus["GPU-a", WHOLE]
+    assert [(owner.pod, owner.vgpu) for owner in virtual] == [("p", "0"), ("p", "1"), ("q", "2")]
+
+
+def test_gpus_for_virtual_machines_have_their_pods() -> None:
+    function = Function("0000:3b:00.0", 0x10DE, 0x2330, 0x030200, "vfio-pci")
+    candidates = (Candidate(function, 9), Candidate(function._replace(address="0000:3c:00.0"), 10, 4))
+    found = find_owners(containers("9", resource="nvidia.com/GH100_H100"), GPUS, ["nvidia.com/"])
+    assert [(each.bus_id, each.owners) for each in find_vfio_owners(candidates, found.others)] == [
+        ("0000:3b:00.0", (Owner("p", "ns", "c"),)),
+        ("0000:3c:00.0", ()),
+    ]
+
+
+# --- the text
+
+
+def test_labels_have_dcgm_exporters_names_and_order() -> None:
+    picture = Picture(Sample(GPUS, {"DCGM_FI_DRIVER_VERSION": "550.1"}), {("GPU-b", 1): [Owner("p", "ns", "c")]})
+    assert (
+        'DCGM_FI_DEV_FB_USED{gpu="1",UUID="GPU-b",pci_bus_id="00000000:02:00.0",device="nvidia1",'
+        'modelName="NVIDIA A100",GPU_I_PROFILE="3g.20gb",GPU_I_ID="1",hostname="node-1",'
+        'DCGM_FI_DRIVER_VERSION="550.1",pod="p",namespace="ns",container="c"} 22'
+    ) in page_of(picture).splitlines()
+    old = Options(use_old_namespace=True, hostname_label="Hostname", replace_blanks_in_model_name=True)
+    assert (
+        'DCGM_FI_DEV_FB_USED{gpu="1",uuid="GPU-b",pci_bus_id="00000000:02:00.0",device="nvidia1",'
+        'modelName="NVIDIA-A100",GPU_I_PROFILE="3g.20gb",GPU_I_ID="1",Hostname="node-1",'
+        'DCGM_FI_DRIVER_VERSION="550.1",pod_name="p",pod_namespace="ns",container_name="c"} 22'
+    ) in page_of(picture, old).splitlines()
+    assert "hostname" not in page_of(picture, Options(no_hostname=True))
+
+
+def test_an_instance_has_its_own_memory_and_its_gpus_temperature() -> None:
+    page = read_page(page_of(Picture(Sample(GPUS))))
+    assert {labels.get("GPU_I_ID"): number for labels, number in page[USED]} == {None: 100, "7": 11, "1": 22}
+    assert {labels.get("GPU_I_ID"): number for labels, number in page["DCGM_FI_DEV_GPU_TEMP"]} == {
+        None: 40,
+        "7": 50,
+        "1": 50,
+    }
+    assert len(page[UTIL]) == 1, "what a GPU does not answer has no series"
+    assert "DCGM_FI_DEV_ENC_UTIL" not in page
+
+
+@pytest.mark.parametrize(
+    ("devices", "expected"), [("f", "0 1/1 1/7"), ("g", "0 1"), ("g:1", "1"), ("i", "1/1 1/7"), ("g:5", "")]
+)
+def test_what_has_series(devices: str, expected: str) -> None:
+    page = read_page(page_of(Picture(Sample(GPUS)), Options(devices=devices)))
+    found = ("/".join(filter(None, (labels["gpu"], labels.get("GPU_I_ID")))) for labels, _ in page.get(USED, []))
+    assert " ".join(sorted(found)) == expected
+
+
+def test_xids_and_clock_events_have_labels_of_their_own() -> None:
+    gpu = GPUS[0]._replace(xid=79, xids={79: 2, 31: 1}, clocks={"power_cap": 3})
+    page = read_page(page_of(Picture(Sample((gpu, GPUS[0]._replace(number=1, uuid="GPU-c", xid=0))))))
+    assert value(page, XID, gpu="0", err_code="79", err_msg="GPU has fallen off the bus") == 79
+    assert value(page, XID, gpu="1", err_code="0", err_msg="No Error") == 0
+    assert value(page, XID_COUNT, xid="79", window_size_in_ms="300000") == 2
+    assert value(page, CLOCK_COUNT, clock_event="power_cap", window_size_in_ms="300000") == 3
+
+
+def test_jobs_make_a_series_each() -> None:
+    page = read_page(page_of(Picture(Sample(GPUS), jobs={(0, WHOLE): ("a", "b"), (1, 7): ("c",)})))
+    assert sorted(labels.get("hpc_job", "") for labels, _ in page[USED]) == ["", "a", "b", "c"]
+
+
+def test_a_lost_gpu_is_down_and_has_no_values() -> None:
+    page = read_page(page_of(Picture(Sample((GPUS[0]._replace(error="GPU is lost"), GPUS[1])))))
+    assert value(page, "ocigpu_exporter_gpu_up", gpu="0", UUID="GPU-a") == 0
+    assert value(page, "ocigpu_exporter_gpu_up", gpu="1") == 1
+    assert {labels["gpu"] for labels, _ in page[USED]} == {"1"}
+
+
+@given(name=st.text(max_size=30), pod=st.text(max_size=30))
+def test_label_values_are_escaped(name: str, pod: str) -> None:
+    picture = Picture(Sample((GPUS[0]._replace(name=name),)), {("GPU-a", WHOLE): [Owner(pod, "ns", 'a"b\\c\nd')]})
+    text = page_of(picture)
+    body = "".join(line + "\n" for line in text.split("\n") if line.startswith("DCGM_FI_DEV_FB_USED{"))
+    (family,) = _families(body)
+    labels = family.samples[0].labels
+    assert (labels["modelName"], labels["pod"], labels["container"]) == (name, pod, 'a"b\\c\nd')
+
+
+def _families(text: str) -> list[object]:
+    from prometheus_client.parser import text_string_to_metric_families
+
+    return list(text_string_to_metric_families(text))
+
+
+# --- what comes from the process that asks NVML
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        [], "x", 1, None, {}, {"gpus": 1}, {"gpus": [{}]}, {"gpus": [{"index": "x"}], "labels": {}, "seconds": 0},
+        {"gpus": [{"index": 0}], "labels": {}, "seconds": 0}, {"gpus": [], "labels": [], "seconds": 0},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_document_that_is_no_sample_is_refused(data: object) -> None:
+    with pytest.raises((ValueError, TypeError, KeyError, AttributeError)):
+        parse_sample(data)
+
+
+def test_values_that_are_no_numbers_are_left_out() -> None:
+    gpu = {
+        "index": 0,
+        "labels": {},
+        "xid": None,
+        "xids": {},
+        "migs": [],
+        "values": {"a": "x", "b": float("inf"), "c": 1.5, "d": None},
+    }
+    (found,) = parse_sample({"gpus": [gpu], "labels": {}, "seconds": 0.1}).gpus
+    assert found.values == {"c": 1.5}
+
+
+def test_every_error_of_the_exporter_has_a_code() -> None:
+    with pytest.raises(OcigpuError) as raised:
+        parse_options(["--address=x"], {})
+    assert "OCIGPU-KUBE-4" in raised.value.render("ocigpu")

@@ -1,0 +1,90 @@
+"""The process that asks NVML, seen from its parent: it hangs, it is replaced, it follows orders."""
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from support.process import is_alive
+from support.product import SimulatedHost
+
+from ocigpu.kubernetes.exporter.sample import Sample
+from ocigpu.kubernetes.exporter.sampler import Orders, Sampler, find_library
+from ocigpu.settings import Settings, read_settings
+
+ORDERS = Orders(("DCGM_FI_DEV_GPU_TEMP",), 0.1, 300, 300)
+
+
+@pytest.fixture
+def sampler(simulated_host: SimulatedHost) -> Iterator[Sampler]:
+    found = Sampler(read_settings(str(simulated_host.settings)), deadline=1.0)
+    yield found
+    found.close()
+
+
+def wait_for_sample(sampler: Sampler, seconds: float = 30) -> Sample:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if samples := sampler.wait(0.1):
+            return samples[0]
+    raise AssertionError("no sample")
+
+
+def test_samples_come_until_the_end_of_the_process_that_wants_them(sampler: Sampler) -> None:
+    sampler.order(ORDERS)
+    found = wait_for_sample(sampler)
+    assert [gpu.values for gpu in found.gpus] == [{"DCGM_FI_DEV_GPU_TEMP": 30}] * 8
+    child = sampler._child
+    assert child
+    sampler.close()
+    assert not is_alive(child.pid)
+
+
+def test_other_orders_are_followed_at_once(sampler: Sampler) -> None:
+    sampler.order(ORDERS._replace(interval=3600))
+    wait_for_sample(sampler)
+    sampler.order(Orders(("DCGM_FI_DEV_FB_USED",), 3600, 300, 300))
+    assert set(wait_for_sample(sampler).gpus[0].values) == {"DCGM_FI_DEV_FB_USED"}
+
+
+def test_nvml_that_hangs_is_replaced_and_answers_again(sampler: Sampler, simulated_host: SimulatedHost) -> None:
+    sampler.order(ORDERS)
+    wait_for_sample(sampler)
+    child = sampler._child
+    assert child
+    faults = simulated_host.directory / "faults"
+    faults.write_text("hang\n")
+    try:
+        while not (late := wait_for_sample(sampler)).error:
+            pass
+        assert late.error == "NVML did not answer within 1.1 s"
+        assert not is_alive(child.pid)
+    finally:
+        faults.unlink()
+    while wait_for_sample(sampler).error:
+        pass
+    assert sampler._child is not child
+
+
+def test_no_second_process_is_started_beside_one_that_does_not_end(
+    sampler: Sampler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampler.order(ORDERS)
+    wait_for_sample(sampler)
+    child = sampler._child
+    assert child
+    monkeypatch.setattr("ocigpu.kubernetes.exporter.sampler._reap", lambda _child: None)  # stuck in the driver
+    monkeypatch.setattr(child, "poll", lambda: None)
+    sampler.close()
+    assert sampler.wait(0.1) == []
+    assert sampler._child is None
+    monkeypatch.undo()
+    child.wait()
+    assert not wait_for_sample(sampler).error
+
+
+def test_a_host_without_a_driver_has_a_reason() -> None:
+    sampler = Sampler(Settings(driver_root="/nonexistent"))
+    sampler.order(ORDERS)
+    assert wait_for_sample(sampler).error == "there is no NVML library below /nonexistent"
+    assert sampler.wait(0.01) == [], "it waits before it looks again"
+    assert find_library(Settings(driver_root="/nonexistent")) == ""
