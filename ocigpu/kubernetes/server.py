@@ -91,8 +91,8 @@ class ResourceServer:
         The socket gets its name when the server listens on it: it takes the place of one that was left there, and only
         our own is removed again.  Raises HostError (OCIGPU-KUBE-3).
         """
-        new = f"{self.path}.new"
-        if len(os.fsencode(new)) > MAX_PATH:
+        new = f"{self.path.removesuffix('.sock')}.new"
+        if len(os.fsencode(self.path)) > MAX_PATH:
             raise _cannot(self.path, f"the path of a socket may have {MAX_PATH} bytes")
         self._ending = ""
         # without this a second server could share the path; a failed bind is an error of ours

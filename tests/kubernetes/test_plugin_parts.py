@@ -1,0 +1,220 @@
+"""Parts of the device plugin without processes: its command line, its judgement of devices, what it writes."""
+
+import json
+from pathlib import Path
+
+import pytest
+from kubernetes_lab import configured, host, inventory, shared
+from plugin_lab import GPU
+
+from ocigpu.cdi.check import check_spec
+from ocigpu.cdi.generate import Generated
+from ocigpu.commands.device_plugin import DEVICE_PLUGIN_EPILOG
+from ocigpu.errors import SettingsError, UsageError
+from ocigpu.facts import DeviceNode, FeatureNodes
+from ocigpu.kubernetes import events, specifications
+from ocigpu.kubernetes.allocate import CDI_VENDOR
+from ocigpu.kubernetes.config import OPTIONS, Configuration
+from ocigpu.kubernetes.devices import Device, Inventory, Resource
+from ocigpu.kubernetes.health import NO_INSTANCE, Event, Rules
+from ocigpu.kubernetes.loading import LABELS_ONLY, Told, file_state, parse_flags, read_configuration
+from ocigpu.kubernetes.monitor import Monitor
+from ocigpu.kubernetes.node import Node
+from ocigpu.kubernetes.server import socket_name
+from ocigpu.kubernetes.specifications import wanted, write_specifications
+from ocigpu.settings import Settings
+
+A100, MIG = host("a100-8"), host("h100-8-mig")
+
+
+@pytest.mark.parametrize(
+    ("words", "flags"),
+    [
+        (["--mig-strategy=mixed"], {"mig_strategy": "mixed"}),
+        (["--mig-strategy", "mixed", "-pass-device-specs"], {"mig_strategy": "mixed", "pass_device_specs": "true"}),
+        (["--pass-device-specs=false"], {"pass_device_specs": "false"}),
+        (["--nvidia-driver-root", "/d"], {"driver_root": "/d"}),
+        (["--kubelet-socket="], {"kubelet_socket": ""}),
+        ([], {}),
+    ],
+    ids=["equals", "separate", "false", "alias", "empty", "nothing"],
+)
+def test_words_of_the_command_line(words: list[str], flags: dict[str, str]) -> None:
+    assert parse_flags(words, {}) == Told(flags, "")
+
+
+@pytest.mark.parametrize("words", [["mixed"], ["--oneshot"], ["--mig-strategy"], ["--", "x"], ["--config-file"]])
+def test_words_that_mean_nothing(words: list[str]) -> None:
+    with pytest.raises(UsageError):
+        parse_flags(words, {})
+
+
+def test_the_flag_for_the_file_comes_before_its_variable() -> None:
+    assert parse_flags([], {"CONFIG_FILE": "/a"}).file == "/a"
+    assert parse_flags(["--config-file=/b"], {"CONFIG_FILE": "/a"}).file == "/b"
+
+
+def test_every_option_is_in_the_help() -> None:
+    flags = {f"--{flag}" for option in OPTIONS if option.name not in LABELS_ONLY for flag in option.flags}
+    words = DEVICE_PLUGIN_EPILOG.replace(",", " ").split()
+    named = {word.partition("=")[0] for word in words if word.startswith("--")}
+    assert named == flags | {"--config-file", "--log-format"}
+
+
+def test_flag_variable_file_default(tmp_path: Path) -> None:
+    file = tmp_path / "dp.yaml"
+    file.write_text("flags: {migStrategy: single, plugin: {passDeviceSpecs: true}}\nextra: 1\n")
+    told = Told({"mig_strategy": "mixed"}, str(file))
+    found = read_configuration(told, {"MIG_STRATEGY": "none", "DEVICE_ID_STRATEGY": "index"})
+    options = found.options
+    assert (options.mig_strategy, options.device_id_strategy, options.pass_device_specs) == ("mixed", "index", True)
+    assert any('unknown key "extra"' in warning for warning in found.warnings)
+
+
+@pytest.mark.parametrize(
+    ("flags", "variables", "text", "ends"),
+    [
+        ({}, {}, "", False),
+        ({"fail_on_init_error": "true"}, {}, "", True),
+        ({}, {"FAIL_ON_INIT_ERROR": "true"}, "", True),
+        ({}, {}, "flags: {failOnInitError: true}", True),
+        ({"fail_on_init_error": "false"}, {}, "flags: {failOnInitError: true}", False),
+    ],
+    ids=["not told", "flag", "variable", "file", "flag first"],
+)
+def test_it_ends_without_a_driver_only_when_told(
+    tmp_path: Path, flags: dict[str, str], variables: dict[str, str], text: str, ends: bool
+) -> None:
+    file = tmp_path / "dp.yaml"
+    file.write_text(text)
+    assert read_configuration(Told(flags, str(file)), variables).options.fail_on_init_error is ends
+
+
+@pytest.mark.parametrize("kind", ["missing", "directory", "bytes"])
+def test_files_that_cannot_be_read(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "dp.yaml"
+    if kind == "directory":
+        path.mkdir()
+    elif kind == "bytes":
+        path.write_bytes(b"\xff\xfe")
+    with pytest.raises(SettingsError) as raised:
+        read_configuration(Told({}, str(path)), {})
+    assert raised.value.code == "OCIGPU-KUBE-1"
+    assert file_state(str(tmp_path / "none")) == ()
+
+
+def test_names_of_sockets() -> None:
+    assert socket_name(GPU) == "nvidia-gpu.sock"
+    assert socket_name("nvidia.com/mig-1g.5gb") == "nvidia-mig-1g.5gb.sock"
+
+
+# --- health
+
+
+def errors(monitor: Monitor, offered: Inventory) -> list[str]:
+    return [device.error for resource in offered.resources for device in monitor.judged(resource).devices]
+
+
+def test_a_fault_lasts_until_the_device_has_answered_well_for_a_while() -> None:
+    one = inventory(A100._replace(gpus=A100.gpus[:1]))
+    (resource,) = one.resources
+    broken = one._replace(resources=(resource._replace(devices=(resource.devices[0]._replace(error="lost"),)),))
+    monitor = Monitor(Configuration(), Rules(probes=2, hold=10.0))
+    monitor.has_read(broken, 0.0)
+    for now, error in ((1.0, "lost"), (5.0, "lost"), (11.0, "")):
+        monitor.has_read(one, now)
+        assert errors(monitor, one) == [error], now
+
+
+def test_events_are_about_all_replicas() -> None:
+    offered = inventory(A100, shared({"name": "gpu", "replicas": 2}))
+    monitor = Monitor(Configuration())
+    assert monitor.happened(Event(79, A100.gpus[3].uuid), offered, 0.0) == (A100.gpus[3].uuid,)
+    assert errors(monitor, offered).count("XID 79") == 2
+    assert monitor.happened(Event(31, A100.gpus[2].uuid), offered, 0.0) == (), "a program's fault"
+
+
+def test_silence_counts_after_a_while_and_not_without_probes() -> None:
+    offered = inventory(A100)
+    monitor = Monitor(Configuration(), Rules(patience=30.0))
+    monitor.is_silent(offered, "NVML hangs", 0.0)
+    assert set(errors(monitor, offered)) == {""}
+    monitor.is_silent(offered, "NVML hangs", 30.0)
+    assert set(errors(monitor, offered)) == {"no answer for 30 s"}
+    unwatched = Monitor(configured(None, {"DP_DISABLE_HEALTHCHECKS": "all"}), Rules(patience=0.0))
+    unwatched.is_silent(offered, "NVML hangs", 0.0)
+    assert set(errors(unwatched, offered)) == {""}
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        (b'{"xid": 79, "gpu": "GPU-1", "gi": 4294967295, "ci": 4294967295}', (Event(79, "GPU-1"),)),
+        (b'{"xid": 48, "gpu": "", "gi": -1, "ci": 2}', (Event(48, "", NO_INSTANCE, 2),)),
+        (b"{}", ()),
+        (b'{"xid": {}, "gpu": 1}', None),
+        (b"[]", None),
+        (b"\xff nonsense", None),
+        (b'{"xid": 79}', None),
+        (b'"xid"', None),
+        (b'{"unwatched": []}', None),
+    ],
+    ids=["event", "signed", "life", "types", "list", "nonsense", "incomplete", "text", "unwatched"],
+)
+def test_lines_of_the_process_with_the_closed_library(line: bytes, found: tuple[Event, ...] | None) -> None:
+    news = events._parse([line])
+    assert news.events == (found or ())
+    assert bool(news.lines) == (found is None)
+
+
+# --- specifications
+
+
+def test_specifications_that_strategies_need() -> None:
+    facts = A100._replace(
+        features=(FeatureNodes("gds", (DeviceNode("/dev/nvidia-fs0", "/dev/nvidia-fs0", 240, 0),)),), imex_nodes=()
+    )
+
+    def kinds(file: dict[str, object] | None = None, **flags: str) -> list[str]:
+        configuration = configured(file, **flags)
+        node = Node("nvml", facts, inventory(facts))
+        return [f"{options.vendor}/{options.device_class}" for options in wanted(node, configuration)]
+
+    assert kinds() == []
+    assert kinds(device_list_strategy="cdi-cri") == [f"{CDI_VENDOR}/gpu"]
+    both = {"flags": {"gdsEnabled": True, "mofedEnabled": True}}
+    assert kinds(both, device_list_strategy="envvar,cdi-annotations") == [f"{CDI_VENDOR}/gpu", f"{CDI_VENDOR}/gds"]
+
+
+def test_specifications_of_kata_are_those_of_its_resources() -> None:
+    devices = (Device("9", "9", "0000:3b:00.0", "9"), Device("12", "12", "0000:5e:00.0", "12"))
+    node = Node("vfio", A100, Inventory((Resource(GPU, devices, "vfio"),)))
+    (options,) = wanted(node, configured())
+    assert (options.mode, options.device_class, options.device_ids) == ("vfio", "gpu", ("9", "12"))
+
+
+def test_paths_in_the_plugins_container_become_the_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inside = {
+        "cdiVersion": "0.5.0",
+        "kind": f"{CDI_VENDOR}/gpu",
+        "devices": [
+            {"name": "0", "containerEdits": {"deviceNodes": [{"path": "/dev/x", "hostPath": "/driver-root/dev/x"}]}}
+        ],
+        "containerEdits": {"mounts": [{"containerPath": "/usr/lib/a", "hostPath": "/driver-root/usr/lib/a"}]},
+    }
+    monkeypatch.setattr(specifications, "generate", lambda *_: Generated(inside))
+    configuration = configured(device_list_strategy="cdi-cri", driver_root="/run/nvidia/driver", dev_root="/")
+    settings = Settings(driver_root="/driver-root", cdi_spec_dirs=("/etc/cdi", str(tmp_path)))
+    assert write_specifications(Node("nvml", A100, inventory(A100)), configuration, settings) == ()
+    path = tmp_path / f"{CDI_VENDOR}-gpu.json"
+    written = json.loads(path.read_text())
+    assert not check_spec(written).errors
+    assert written["devices"][0]["containerEdits"]["deviceNodes"] == [{"path": "/dev/x", "hostPath": "/dev/x"}]
+    assert written["containerEdits"]["mounts"][0]["hostPath"] == "/run/nvidia/driver/usr/lib/a"
+    before = path.stat()
+    assert write_specifications(Node("nvml", A100, inventory(A100)), configuration, settings) == ()
+    assert path.stat() == before, "an equal file is left alone"
+    path.unlink()
+    path.mkdir()
+    (problem,) = write_specifications(Node("nvml", A100, inventory(A100)), configuration, settings)
+    assert "it is a directory" in problem
