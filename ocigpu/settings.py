@@ -262,7 +262,8 @@ def read_settings(path: str = "", keep: bool = False) -> Settings:
     except FileNotFoundError as error:
         if not named:
             return Settings()
-        raise SettingsError("OCIGPU-SET-1", f"settings {path}: {error.strerror}") from error
+        hint = "See what names this file: --config, or OCIGPU_CONFIG in the environment."
+        raise SettingsError("OCIGPU-SET-1", f"settings {path}: {error.strerror}", hint) from error
     except OSError as error:
         raise SettingsError("OCIGPU-SET-1", f"settings {path}: {error.strerror}") from error
     status = os.fstat(fd)
