@@ -262,10 +262,20 @@ def _runtime_program(root: str, given: str) -> tuple[str, list[str]]:
     else:
         path = find_program(root, RUNTIME) or f"/usr/bin/{RUNTIME}"
     if is_program(root, path):
-        return path, []
+        return path, _notes_of_owner(path) if root == "/" and not os.geteuid() else []
     if root == "/":
         raise OcigpuError("OCIGPU-ENG-5", f"{path} is not there or not executable", "name it: --runtime-path FILE")
     return path, [f"{path} is not there yet below {root}"]
+
+
+def _notes_of_owner(path: str) -> list[str]:
+    """Return a note when another user than root can replace a program that an engine will start as root."""
+    real = os.path.realpath(path)
+    for place in (real, os.path.dirname(real)):
+        status = os.stat(place)
+        if status.st_uid or status.st_mode & 0o022:
+            return [f"{place} can be changed by others than root: they become root by a container's start"]
+    return []
 
 
 def _run(

@@ -205,6 +205,24 @@ def test_a_missing_shim_is_an_error_here_and_a_note_in_another_root(
     assert "note: /no/such/runtime is not there yet below" in capsys.readouterr().out
 
 
+@pytest.mark.root
+@pytest.mark.parametrize(("owner", "mode"), [(1000, 0o755), (0, 0o775)], ids=["owner", "group"])
+def test_a_shim_that_others_can_replace_is_noted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], owner: int, mode: int
+) -> None:
+    shim = tmp_path / "bin/ocigpu-runtime"
+    shim.parent.mkdir(mode=0o755)
+    shim.write_text("#!/bin/sh\n")
+    shim.chmod(0o755)
+    words = ["engine", "configure", "docker", "--config", str(tmp_path / "daemon.json"), "--dry-run"]
+    assert main([*words, "--runtime-path", str(shim)]) == 0
+    assert "others than root" not in capsys.readouterr().out
+    os.chown(shim.parent, owner, 0)
+    shim.parent.chmod(mode)
+    assert main([*words, "--runtime-path", str(shim)]) == 0
+    assert f"note: {shim.parent} can be changed by others than root" in capsys.readouterr().out
+
+
 def test_control_characters_of_a_file_do_not_reach_the_terminal(host: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (host / "etc/docker/daemon.json").write_text('{\n\t"label": "\u202e\x7f\x9b2J"\n}\n')
     assert main(["engine", "configure", "docker", "--root", str(host)]) == 0
