@@ -104,6 +104,7 @@ class Renderer:
             "not": lambda value: not value,
             "and": lambda *values: next((value for value in values if not value), values[-1]),
             "or": lambda *values: next((value for value in values if value), values[-1]),
+            "contains": lambda part, text: part in text,
             "has": lambda item, items: item in items,
             "hasKey": lambda mapping, name: name in mapping,
             "fail": self._fail,

@@ -42,6 +42,9 @@ CASES: dict[str, dict[str, Any]] = {
         "podAnnotations": {"a": "1"},
     },
     "a simulated host": {"host": {"simulation": "/opt/gpus"}, "exporter": {"pods": False}, "mps": {"enabled": True}},
+    "no variables": {
+        "devicePlugin": {"deviceListStrategy": "envvar,volume-mounts"}, "exporter": {"pods": False},
+    },
     "few rights": {"exporter": {"pods": False}, "runtimeClass": {"name": ""}, "priorityClassName": ""},
     "other places": {
         "host": {"driverRoot": "/run/nvidia/driver", "kubelet": "/var/lib/k0s/kubelet", "cdi": "/etc/cdi", "mps": "/m"},

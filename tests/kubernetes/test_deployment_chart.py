@@ -243,6 +243,13 @@ def test_gpus_reach_the_pods_through_a_runtime_class_that_exists(found: list[Obj
         assert environment["NVIDIA_DRIVER_CAPABILITIES"] == wanted
 
 
+def test_without_variables_the_pods_ask_by_a_mount() -> None:
+    for pod, container in containers(objects(CASES["no variables"])):
+        (mount,) = [each for each in container["volumeMounts"] if each["name"] == "all-gpus"]
+        assert mount["mountPath"] == "/var/run/nvidia-container-devices/all"
+        assert {"path": "/dev/null", "type": "CharDevice"} in [each.get("hostPath") for each in pod["volumes"]]
+
+
 # --- values, schema, renderer, plain manifests
 
 

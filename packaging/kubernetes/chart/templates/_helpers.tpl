@@ -124,7 +124,8 @@ capabilities:
 {{- end }}
 {{- end -}}
 
-{{/* Mounts and volumes of a simulated host, and of the configuration. */}}
+{{/* Mounts and volumes of a simulated host, of the configuration, and of the request for GPUs on nodes whose runtime
+takes none from variables (strategy volume-mounts). */}}
 {{- define "ocigpu.mounts" -}}
 {{- if .config }}
 - name: config
@@ -134,6 +135,10 @@ capabilities:
 {{- if .root.Values.host.simulation }}
 - name: simulation
   mountPath: {{ .root.Values.host.simulation }}
+{{- else if contains "volume-mounts" .root.Values.devicePlugin.deviceListStrategy }}
+- name: all-gpus
+  mountPath: /var/run/nvidia-container-devices/all
+  readOnly: true
 {{- end }}
 {{- end -}}
 
@@ -148,5 +153,10 @@ capabilities:
   hostPath:
     path: {{ .root.Values.host.simulation }}
     type: Directory
+{{- else if contains "volume-mounts" .root.Values.devicePlugin.deviceListStrategy }}
+- name: all-gpus
+  hostPath:
+    path: /dev/null
+    type: CharDevice
 {{- end }}
 {{- end -}}
