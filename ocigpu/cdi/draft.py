@@ -19,6 +19,16 @@ HOOK_NAMES = (
     "chmod",
 )
 """CDI hooks by the vendor's names, in the order in which they run."""
+FEATURE_FLAGS = (
+    "enable-explicit-driver-libraries",
+    "disable-nvsandboxutils",
+    "disable-nvsandbox-utils",
+    "enable-coherent-annotations",
+    "disable-multiple-csv-devices",
+    "no-additional-gids-for-device-nodes",
+    "disable-ipc-discoverer",
+)
+"""The vendor's feature flags, one of them in two spellings."""
 VOID = "NVIDIA_VISIBLE_DEVICES=void"
 """Variable that keeps a runtime that injects GPUs itself from doing so once more."""
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from ocigpu.cdi.draft import HOOK_NAMES, MODES, NAME_STRATEGIES, GenerateOptions
+from ocigpu.cdi.draft import FEATURE_FLAGS, HOOK_NAMES, MODES, NAME_STRATEGIES, GenerateOptions
 from ocigpu.cdi.names import check_class, check_vendor
 from ocigpu.cdi.versions import EARLIEST, VERSIONS, parse_version
 from ocigpu.commands.common import ConfigOption, load_settings
@@ -21,16 +21,6 @@ from ocigpu.settings import Settings
 
 ACCEPTED_VERSIONS = VERSIONS[VERSIONS.index(EARLIEST) :]
 VARIABLE = "NVIDIA_CTK_CDI_GENERATE_"
-FEATURE_FLAGS = (
-    "enable-explicit-driver-libraries",
-    "disable-nvsandboxutils",
-    "disable-nvsandbox-utils",
-    "enable-coherent-annotations",
-    "disable-multiple-csv-devices",
-    "no-additional-gids-for-device-nodes",
-    "disable-ipc-discoverer",
-)
-"""The vendor's feature flags, one of them in two spellings."""
 
 
 class GenerateRequest(NamedTuple):

@@ -24,10 +24,11 @@ _CODE = (
 
 
 class News(NamedTuple):
-    """What the watcher has to say: XID events, and lines for the log as (level, text)."""
+    """What the watcher has to say: XID events, and warnings.  ``nonsense``: something could not be understood."""
 
     events: tuple[Event, ...] = ()
-    lines: tuple[tuple[str, str], ...] = ()
+    warnings: tuple[str, ...] = ()
+    nonsense: bool = False
 
 
 class EventWatcher:
@@ -67,13 +68,16 @@ class EventWatcher:
             self._heard = now
         *lines, self._pending = (self._pending + data).split(b"\n")
         news = _parse(lines)
-        if ended:
-            return news._replace(lines=(*news.lines, ("warning", self._retry(now, "ended"))))
-        if now - self._heard > SILENCE or len(self._pending) > MAX_LINE:
-            return news._replace(lines=(*news.lines, ("warning", self._retry(now, f"gave no sign for {SILENCE:g} s"))))
-        if now - self._heard < SILENCE and data:
+        problem = ""
+        if news.nonsense or len(self._pending) > MAX_LINE:
+            problem = "says what means nothing"
+        elif ended:
+            problem = "ended"
+        elif now - self._heard > SILENCE:
+            problem = f"gave no sign for {SILENCE:g} s"
+        elif data:
             self._delay = 0.0
-        return news
+        return news._replace(warnings=(*news.warnings, self._retry(now, problem))) if problem else news
 
     def _start(self, now: float) -> News:
         paths = json.dumps(list(filter(None, sys.path)))
@@ -89,7 +93,7 @@ class EventWatcher:
                 process_group=0,
             )
         except OSError as error:
-            return News(lines=(("warning", self._retry(now, f"cannot be started: {error.strerror}")),))
+            return News(warnings=(self._retry(now, f"cannot be started: {error.strerror}"),))
         self._heard, self._pending = now, b""
         os.set_blocking(self.fileno(), False)
         return News()
@@ -124,7 +128,7 @@ class EventWatcher:
 def _parse(lines: list[bytes]) -> News:
     """Return the news of these lines; a closed library shares the process that wrote them, so they may be anything."""
     events: list[Event] = []
-    log: list[tuple[str, str]] = []
+    warnings: list[str] = []
     for line in lines:
         try:
             data: Any = json.loads(line)
@@ -132,7 +136,7 @@ def _parse(lines: list[bytes]) -> News:
                 numbers = [int(data[name]) & NO_INSTANCE for name in ("gi", "ci")]
                 events.append(Event(int(data["xid"]), str(data["gpu"])[:96], *numbers))
             for gpu, reason in data.get("unwatched", {}).items():
-                log.append(("warning", f"GPU {gpu[:96]} is not watched for XIDs: {str(reason)[:300]}"))
+                warnings.append(f"GPU {gpu[:96]} is not watched for XIDs: {str(reason)[:300]}")
         except (ValueError, TypeError, KeyError, AttributeError):
-            log.append(("warning", "a line that means nothing from the process that waits for XIDs"))
-    return News(tuple(events), tuple(log))
+            return News(tuple(events), tuple(warnings), nonsense=True)
+    return News(tuple(events), tuple(warnings))

@@ -5,6 +5,7 @@ import stat
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from ocigpu.cdi.draft import FEATURE_FLAGS, HOOK_NAMES
 from ocigpu.errors import UsageError, quoted
 from ocigpu.kubernetes.config import OPTIONS, Configuration, Option, configure
 from ocigpu.kubernetes.schema import MAX_BYTES, ConfigFile, config_error, parse_config_file
@@ -67,8 +68,23 @@ def read_configuration(told: Told, environment: Mapping[str, str]) -> Configurat
     variables = next(option.variables for option in OPTIONS if option.name == "fail_on_init_error")
     if file.flags.fail_on_init_error is None and not any(environment.get(name) for name in variables):
         flags.setdefault("fail_on_init_error", "false")
-    found = configure(flags, environment, file, told.file)
+    found = configured(flags, environment, file, told.file)
     return found._replace(warnings=(*warnings, *found.warnings))
+
+
+def configured(
+    flags: Mapping[str, str], environment: Mapping[str, str], file: ConfigFile | None = None, where: str = ""
+) -> Configuration:
+    """Return the configuration as :func:`~ocigpu.kubernetes.config.configure` does, with no words for CDI unknown."""
+    found = configure(flags, environment, file, where)
+    for option, values, known in (
+        ("--cdi-disable-hooks", found.options.cdi_disable_hooks, (*HOOK_NAMES, "all")),
+        ("--cdi-feature-flags", found.options.cdi_feature_flags, FEATURE_FLAGS),
+    ):
+        for value in values:
+            if value not in known:
+                raise config_error(option, f"{quoted(value)} is not one of {', '.join(known)}")
+    return found
 
 
 def _read(path: str) -> str:

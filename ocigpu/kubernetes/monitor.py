@@ -18,13 +18,13 @@ from ocigpu.kubernetes.health import (
 
 
 class Monitor:
-    """The states of GPUs and MIG devices by UUID."""
+    """The states of GPUs and MIG devices by UUID; those of ``before`` go on."""
 
-    def __init__(self, configuration: Configuration, rules: Rules = RULES) -> None:
+    def __init__(self, configuration: Configuration, rules: Rules = RULES, before: "Monitor | None" = None) -> None:
         options = configuration.options
         self.policy, self.notes = parse_policy(options.disabled_health_checks, options.enabled_health_checks)
         self._rules = rules
-        self._states: dict[str, State] = {}
+        self.states: dict[str, State] = dict(before.states) if before else {}
 
     def has_read(self, inventory: Inventory, now: float) -> None:
         """The node was read: a device with an error has a fault, every other one has answered well."""
@@ -51,10 +51,10 @@ class Monitor:
 
     def judged(self, resource: Resource) -> Resource:
         """Return the resource with the errors of its devices."""
-        return with_health(resource, self._states)
+        return with_health(resource, self.states)
 
     def _observe(self, uuid: str, seen: Observation) -> None:
-        self._states[uuid] = observe(self._states.get(uuid, State()), seen, self._rules)
+        self.states[uuid] = observe(self.states.get(uuid, State()), seen, self._rules)
 
 
 def _devices(inventory: Inventory) -> Iterable[Device]:

@@ -15,11 +15,11 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from ocigpu.errors import HostError, OcigpuError
-from ocigpu.kubernetes.config import Configuration, Options, configure
+from ocigpu.kubernetes.config import Configuration, Options
 from ocigpu.kubernetes.devices import Inventory, Resource
 from ocigpu.kubernetes.events import EventWatcher
 from ocigpu.kubernetes.health import RULES, Rules
-from ocigpu.kubernetes.loading import Told, file_state, read_configuration
+from ocigpu.kubernetes.loading import Told, configured, file_state, read_configuration
 from ocigpu.kubernetes.monitor import Monitor
 from ocigpu.kubernetes.mps import mps_problem
 from ocigpu.kubernetes.mps_gate import waiting_resources, waits_for_mps
@@ -83,7 +83,7 @@ class DevicePlugin:
         self.given_settings = settings
         self.log = SharedLog(as_json)
         self.timing = timing or Timing()
-        fixed = configure(told.flags, environment).options
+        fixed = configured(told.flags, environment).options
         self.kubelet = fixed.kubelet_socket
         self.directory = os.path.dirname(self.kubelet or Options().kubelet_socket)
         self.configuration: Configuration | None = None
@@ -100,6 +100,7 @@ class DevicePlugin:
         self._read_due = 0.0
         self._first = True
         self._told: dict[str, str] = {}
+        self._last: dict[str, tuple[str, ...]] = {}
         self._sick: dict[str, str] = {}
         self._stopping = self._hangup = False
         self._wakeup, self._waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -167,6 +168,13 @@ class DevicePlugin:
             if text:
                 self.log(level, text)
 
+    def _new(self, what: str, level: str, texts: tuple[str, ...]) -> None:
+        """Log those lines about something that were not there last time."""
+        for text in texts:
+            if text not in self._last.get(what, ()):
+                self.log(level, text)
+        self._last[what] = texts
+
     # configuration
 
     def _look_at_file(self) -> None:
@@ -197,7 +205,7 @@ class DevicePlugin:
         if configuration != self.configuration:
             self.configuration = configuration
             self.settings = host_settings(self.given_settings, configuration.options)
-            self.monitor = Monitor(configuration, self.timing.rules)
+            self.monitor = Monitor(configuration, self.timing.rules, self.monitor)
             for note in self.monitor.notes:
                 self.log("warning", note)
             self.inventory, self.node = Inventory(), None  # what is gone from another configuration is not lost
@@ -219,16 +227,14 @@ class DevicePlugin:
     def _has_read(self, reading: Reading, now: float) -> None:
         assert self.configuration is not None
         self._once("silent", "warning", reading.silent)
-        for problem in reading.problems:
-            self._once(problem, "error", problem)
+        self._new("specifications", "error", reading.problems)
         if reading.node is None:
             self.monitor.is_silent(self.inventory, reading.silent, now)
         else:
             self.node = reading.node
             self.inventory = carry_over(self.inventory, reading.node.inventory)
             self.monitor.has_read(self.inventory, now)
-            for note in reading.node.inventory.notes:
-                self._once(note, "warning", note)
+            self._new("notes", "warning", reading.node.inventory.notes)
         if self._first and self.configuration.options.fail_on_init_error and not self.inventory.resources:
             raise HostError("OCIGPU-HOST-1", f"{self.inventory.reason or reading.silent} (failOnInitError is set)")
         self._first = False
@@ -242,8 +248,8 @@ class DevicePlugin:
         else:
             self.watcher.close()
         news = self.watcher.step(now)
-        for level, text in news.lines:
-            self._once(text, level, text)
+        for warning in news.warnings:
+            self.log("warning", warning)
         for event in news.events:
             found = self.monitor.happened(event, self.inventory, now)
             what = f"XID {event.xid} of {event.gpu or 'an unknown GPU'}"

@@ -95,8 +95,7 @@ class ResourceServer:
         if len(os.fsencode(self.path)) > MAX_PATH:
             raise _cannot(self.path, f"the path of a socket may have {MAX_PATH} bytes")
         self._ending = ""
-        # without this a second server could share the path; a failed bind is an error of ours
-        server = grpc.server(ThreadPoolExecutor(WORKERS, self.name), options=[("grpc.so_reuseport", 0)])
+        server = grpc.server(ThreadPoolExecutor(WORKERS, self.name))
         server.add_generic_rpc_handlers((serve(DEVICE_PLUGIN, self._functions()),))
         try:
             if os.path.lexists(new):

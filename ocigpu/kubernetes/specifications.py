@@ -9,7 +9,7 @@ import os
 from typing import Any
 
 from ocigpu.cdi.draft import GenerateOptions
-from ocigpu.cdi.generate import generate
+from ocigpu.cdi.generate import generate_all
 from ocigpu.cdi.transform import transform_root
 from ocigpu.cdi.write import write_spec
 from ocigpu.errors import CdiError, OcigpuError
@@ -28,9 +28,10 @@ def write_specifications(node: Node, configuration: Configuration, settings: Set
     directory = settings.cdi_spec_dirs[-1] if settings.cdi_spec_dirs else "/var/run/cdi"
     for options in wanted(node, configuration):
         try:
-            spec = _on_the_host(generate(options, settings).spec, configuration, settings)
-            vendor, _, device_class = spec["kind"].partition("/")
-            _write(spec, f"{directory}/{vendor}-{device_class}.json")
+            for part in generate_all(options, settings):
+                spec = _on_the_host(part.generated.spec, configuration, settings)
+                vendor, _, device_class = spec["kind"].partition("/")
+                _write(spec, f"{directory}/{vendor}-{device_class}.json")
         except OcigpuError as error:
             problems.append(f"CDI specification of {options.device_class}: {error.message}")
     return tuple(problems)

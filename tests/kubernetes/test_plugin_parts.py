@@ -8,7 +8,7 @@ from kubernetes_lab import configured, host, inventory, shared
 from plugin_lab import GPU
 
 from ocigpu.cdi.check import check_spec
-from ocigpu.cdi.generate import Generated
+from ocigpu.cdi.generate import Generated, Part
 from ocigpu.commands.device_plugin import DEVICE_PLUGIN_EPILOG
 from ocigpu.errors import SettingsError, UsageError
 from ocigpu.facts import DeviceNode, FeatureNodes
@@ -59,6 +59,13 @@ def test_every_option_is_in_the_help() -> None:
     words = DEVICE_PLUGIN_EPILOG.replace(",", " ").split()
     named = {word.partition("=")[0] for word in words if word.startswith("--")}
     assert named == flags | {"--config-file", "--log-format"}
+
+
+@pytest.mark.parametrize("option", ["cdi_disable_hooks", "cdi_feature_flags"])
+def test_words_for_cdi_that_nobody_knows(option: str) -> None:
+    with pytest.raises(SettingsError, match='"some" is not one of'):
+        read_configuration(Told({option: "some"}, ""), {})
+    read_configuration(Told({"cdi_disable_hooks": "all", "cdi_feature_flags": "disable-ipc-discoverer"}, ""), {})
 
 
 def test_flag_variable_file_default(tmp_path: Path) -> None:
@@ -164,7 +171,7 @@ def test_silence_counts_after_a_while_and_not_without_probes() -> None:
 def test_lines_of_the_process_with_the_closed_library(line: bytes, found: tuple[Event, ...] | None) -> None:
     news = events._parse([line])
     assert news.events == (found or ())
-    assert bool(news.lines) == (found is None)
+    assert news.nonsense == (found is None)
 
 
 # --- specifications
@@ -202,7 +209,7 @@ def test_paths_in_the_plugins_container_become_the_hosts(tmp_path: Path, monkeyp
         ],
         "containerEdits": {"mounts": [{"containerPath": "/usr/lib/a", "hostPath": "/driver-root/usr/lib/a"}]},
     }
-    monkeypatch.setattr(specifications, "generate", lambda *_: Generated(inside))
+    monkeypatch.setattr(specifications, "generate_all", lambda *_: (Part("", Generated(inside)),))
     configuration = configured(device_list_strategy="cdi-cri", driver_root="/run/nvidia/driver", dev_root="/")
     settings = Settings(driver_root="/driver-root", cdi_spec_dirs=("/etc/cdi", str(tmp_path)))
     assert write_specifications(Node("nvml", A100, inventory(A100)), configuration, settings) == ()
