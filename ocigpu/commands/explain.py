@@ -117,7 +117,7 @@ def _explain_other(target: str, root: list[str] | None, config: str, json: bool)
 
 def _names_container(text: str, root: list[str] | None) -> bool:
     """Tell whether what looks like a code, and is none of ours, is the id or name of a container."""
-    if text.strip().upper().removeprefix("OCIGPU-") in {name.removeprefix("OCIGPU-") for name in CODES}:
+    if _full_code(text) in CODES:
         return False
     from ocigpu.containers.find import find_containers
 
@@ -131,11 +131,13 @@ def _looks_like_code(text: str) -> bool:
     return number.isdecimal() and (area in AREAS or (area.isalpha() and name.startswith("OCIGPU-")))
 
 
+def _full_code(text: str) -> str:
+    return "OCIGPU-" + text.strip().upper().removeprefix("OCIGPU-")
+
+
 def find_code(text: str) -> str:
     """Return the code that ``text`` names, in any case and with or without "OCIGPU-"; raises UsageError."""
-    name = text.strip().upper()
-    if not name.startswith("OCIGPU-"):
-        name = "OCIGPU-" + name
+    name = _full_code(text)
     if name in CODES:
         return name
     import difflib
