@@ -44,7 +44,7 @@ def attach(live: Live, names: Sequence[str]) -> Changed:
     Raises OcigpuError with nothing changed: RequestError for a device that is not there, OCIGPU-CTR-5 when a cgroup
     above the container's denies the device.
     """
-    now = read_now(live)
+    now = settle(live)
     wanted = find_devices(live, names)
     new = tuple(uuid for uuid in wanted if uuid not in now.devices)
     already = tuple(uuid for uuid in wanted if uuid in now.devices)
@@ -65,16 +65,22 @@ def attach(live: Live, names: Sequence[str]) -> Changed:
     )
     grant = change_grant(live, now.started, devices)
     numbers = {(action.node.major, action.node.minor) for action in actions if isinstance(action, Node)}
-    notes = give(live, now, grant, numbers, [*view, *actions], record)
+    notes = give(live, now, grant, numbers, [*view, *actions], record, new)
     return Changed(new, already, devices, notes)
 
 
 def give(
-    live: Live, now: Now, grant: Grant, numbers: set[Number], actions: "Sequence[Action]", record: Record
+    live: Live,
+    now: Now,
+    grant: Grant,
+    numbers: set[Number],
+    actions: "Sequence[Action]",
+    record: Record,
+    new: tuple[str, ...] = (),
 ) -> tuple[str, ...]:
     """Make a container able to open ``numbers``, which ``grant`` allows, and carry out actions in it; returns notes.
 
-    Then the record is written.  Raises OcigpuError after everything was undone.
+    Then the record is written; before, which devices are ``new``.  Raises OcigpuError after everything was undone.
     """
     allow = [] if live.settings.no_cgroups else _rules(numbers - allowed_now(live, numbers))
     with changed_rules(live.inside.proc_fd, allow, (), grant.rules, read_cgroup(live.found)):
@@ -84,17 +90,51 @@ def give(
             raise _failed(live, f"its device cgroup still denies {_listed(refused)}", hint)
         viewed = any(isinstance(action, Tmpfs) and action.container_path == PROC_DRIVER for action in actions)
         dropped = viewed and _drop_view(live, now.record)
+        begun = now.record
+        if new:
+            begun = begun._replace(unsure=new, under=_read_view(live) if viewed else 0)
+            write_record(live.found, live.settings, begun)
         try:
             notes = _carry_out(live, [action for action in actions if not isinstance(action, AllowDevice)])
             if viewed:
                 record = record._replace(view=_read_view(live))
-            if record != now.record:
+            if record != begun:
                 write_record(live.found, live.settings, record)
         except OcigpuError:
-            if dropped:
-                write_record(live.found, live.settings, show(live, now.started, now.devices, now.record))
+            if dropped or new:
+                before = show(live, now.started, now.devices, now.record) if dropped else now.record
+                write_record(live.found, live.settings, before)
             raise
     return notes
+
+
+def settle(live: Live) -> Now:
+    """Return what a container is to have, after what a command that was killed has left in it was removed.
+
+    It could not be used: the rules are put back, or not given, whatever is killed.  Raises OcigpuError.
+    """
+    now = read_now(live)
+    if not now.record.unsure:
+        return now
+    record = now.record._replace(unsure=(), under=0)
+    known = {uuid for gpu in live.facts.gpus for uuid in (gpu.uuid, *(mig.uuid for mig in gpu.mig_devices))}
+    left = [uuid for uuid in now.record.unsure if uuid in known and uuid not in now.devices]
+    remove_inside(live.inside, _made_for(live, now.started, now.devices, left))
+    top = _read_view(live) if now.record.under else 0
+    if top != now.record.under:
+        _drop_view(live, record._replace(view=top))
+    record = show(live, now.started, now.devices, record)
+    write_record(live.found, live.settings, record)
+    return now._replace(record=record)
+
+
+def _made_for(live: Live, started: Grant, devices: Sequence[str], others: Sequence[str]) -> "list[Node | Link]":
+    """Return the nodes and links that a container has for ``others`` and not for its ``devices``."""
+    numbers = numbers_of(live.facts, others) - numbers_of(live.facts, devices)
+    added = _not_in(plan_for(live, (*devices, *others)), plan_for(live, devices))
+    nodes = [*started.nodes.values(), *(action.node for action in added if isinstance(action, Node))]
+    links = [action for action in added if isinstance(action, Link)]
+    return [*(Node(node, "") for node in nodes if (node.major, node.minor) in numbers), *links]
 
 
 def detach(live: Live, names: Sequence[str], force: bool = False) -> Changed:
@@ -104,7 +144,7 @@ def detach(live: Live, names: Sequence[str], force: bool = False) -> Changed:
     Raises OcigpuError with nothing changed: OCIGPU-CTR-7 when processes have one open and it is not to be forced,
     OCIGPU-CTR-5 when its rules allow more than single devices, so that this one cannot be taken out of them.
     """
-    now = read_now(live)
+    now = settle(live)
     named = find_devices(live, names)
     gone = tuple(uuid for uuid in named if uuid in now.devices)
     already = tuple(uuid for uuid in named if uuid not in now.devices)
@@ -112,7 +152,8 @@ def detach(live: Live, names: Sequence[str], force: bool = False) -> Changed:
         return Changed((), already, now.devices)
     devices = tuple(uuid for uuid in now.devices if uuid not in gone)
     numbers = numbers_of(live.facts, gone) - numbers_of(live.facts, devices)
-    nodes = [node for node in now.grant.nodes.values() if (node.major, node.minor) in numbers]
+    made = _made_for(live, now.started, devices, gone)
+    nodes = [action.node for action in made if isinstance(action, Node)]
     names_of = {(node.major, node.minor): node.container_path for node in nodes}
     held, unknown = find_holders(live.found, names_of)
     if (held or unknown) and not force:
@@ -121,10 +162,9 @@ def detach(live: Live, names: Sequence[str], force: bool = False) -> Changed:
         attached=tuple(uuid for uuid in now.record.attached if uuid not in gone),
         detached=tuple(uuid for uuid in now.started.devices if uuid not in devices),
     )
-    links = [a for a in _not_in(plan_for(live, now.devices), plan_for(live, devices)) if isinstance(a, Link)]
-    take(live, change_grant(live, now.started, devices), numbers, record)
+    take(live, change_grant(live, now.started, devices), numbers, record._replace(unsure=gone))
     held, unknown = find_holders(live.found, names_of)
-    notes = [*unknown, *remove_inside(live.inside, [*(Node(node, "") for node in nodes), *links])]
+    notes = [*unknown, *remove_inside(live.inside, made)]
     try:
         write_record(live.found, live.settings, show(live, now.started, devices, record))
     except OcigpuError as error:

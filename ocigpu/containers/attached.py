@@ -24,12 +24,16 @@ class Record(NamedTuple):
 
     ``files``: it was given driver files and control nodes, too.  ``view``: id of the mount that shows it
     /proc/driver/nvidia since, 0 for the one it was started with.
+    ``unsure``: those that a command is giving or taking; if it was killed, nodes of them may be there, and over the
+    mount ``under`` a view that shows them (0: there is none).
     """
 
     attached: tuple[str, ...] = ()
     detached: tuple[str, ...] = ()
     files: bool = False
     view: int = 0
+    unsure: tuple[str, ...] = ()
+    under: int = 0
 
 
 def read_record(container: Container, settings: Settings) -> Record:
@@ -40,7 +44,8 @@ def read_record(container: Container, settings: Settings) -> Record:
     try:
         text = read_cached(directory, _name(container))
         data = json.loads(text) if text else Record()._asdict()
-        return Record(tuple(data["attached"]), tuple(data["detached"]), data["files"], data["view"])
+        attached, detached, unsure = (tuple(data[name]) for name in ("attached", "detached", "unsure"))
+        return Record(attached, detached, data["files"], data["view"], unsure, data["under"])
     except (ValueError, KeyError, TypeError):  # not written by this version
         return Record()
     finally:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from ocigpu.actions import Node
-from ocigpu.containers.attach import allowed_now, give, take, view_of
+from ocigpu.containers.attach import allowed_now, give, settle, take, view_of
 from ocigpu.containers.attached import Record, prune_records
 from ocigpu.containers.find import Container, Places, find_containers, open_process
 from ocigpu.containers.live import Grant, Live, open_live, plan_for, read_cgroup, read_now
@@ -42,11 +42,14 @@ class Repaired(NamedTuple):
 def repair(live: Live, dry_run: bool = False) -> Repaired:
     """Give a container back what it has lost; raises OcigpuError, and the step that failed has changed nothing."""
     now = read_now(live)
+    left = [f"removal of what a killed command has left of {uuid}" for uuid in now.record.unsure]
+    if left and not dry_run:
+        now = settle(live)
     grant, record = now.grant, now.record
     granted = {(node.major, node.minor) for node in grant.nodes.values()} & grant.numbers
     detached = {(node.major, node.minor) for node in now.started.nodes.values()} - granted if record.detached else set()
     if not granted and not detached:
-        return Repaired(right=("it was granted nothing",))
+        return Repaired(tuple(left), ("it was granted nothing",), (), not dry_run and bool(left))
     allowed = allowed_now(live, granted | detached)
     denied, returned = granted - allowed, detached & allowed
     nodes = {path: node for path, node in grant.nodes.items() if (node.major, node.minor) in granted}
@@ -59,6 +62,7 @@ def repair(live: Live, dry_run: bool = False) -> Repaired:
         *(f"node {node.container_path}" for node in missing),
         *unseen,
         *(f"denial of the detached c {major}:{minor}" for major, minor in sorted(returned)),
+        *left,
     )
     right = (
         f"{len(granted) - len(denied)} of {len(granted)} devices allowed",

@@ -35,6 +35,7 @@ from ocigpu.containers import attach as attaching
 from ocigpu.containers.attach import attach, detach
 from ocigpu.containers.attached import prune_records
 from ocigpu.containers.inside import remove_inside
+from ocigpu.containers.repair import repair
 from ocigpu.containers.verify import AS_GRANTED
 from ocigpu.errors import ApplyError, OcigpuError, RequestError
 from ocigpu.facts import DeviceNode
@@ -388,7 +389,10 @@ from ocigpu.provision.journal import Journal
 name, *words = sys.argv[1:]
 original = Journal.record
 def killed(*arguments, **named):
+    if name == "write_record" and arguments[2].unsure:  # the record of what is begun
+        return write(*arguments)
     os.kill(os.getpid(), signal.SIGKILL)
+write = attach.write_record
 def parent_killed(journal, *arguments, **named):
     original(journal, *arguments, **named)
     if len(journal.entries) == int(name):
@@ -414,7 +418,29 @@ def test_a_command_that_is_killed_gives_nothing(gpu_3: Made, simulated_host: Sim
         assert opens(gpu_3, simulated_host, "nvidia5") == REFUSED
     assert rules.read_text() == before[0]
     assert opens(gpu_3, simulated_host, "nvidia5")[1] == "EPERM"
-    assert (verified(gpu_3).verdict, records(gpu_3, simulated_host)) == (AS_GRANTED, [])
+    assert verified(gpu_3).verdict == AS_GRANTED
+    with opened(gpu_3) as live:
+        repaired = repair(live)
+    assert repaired.lost == (f"removal of what a killed command has left of {simulated_host.gpus[5]}",)
+    assert (mounts(gpu_3), records(gpu_3, simulated_host)) == (before[1], [])
+    assert opens(gpu_3, simulated_host, "nvidia5") == REFUSED
+    with opened(gpu_3) as live:
+        assert repair(live).lost == ()
+
+
+@pytest.mark.parametrize("step", ["remove_inside", "show"])
+def test_what_a_killed_detach_leaves_goes_with_the_next_command(
+    gpu_3: Made, simulated_host: SimulatedHost, step: str
+) -> None:
+    words = ["detach", gpu_3.name, "--gpu", "3", "--root", str(gpu_3.state)]
+    result = subprocess.run([sys.executable, "-c", KILLED, step, *words], env=gpu_3.environment, timeout=60)
+    assert result.returncode == -signal.SIGKILL
+    assert opens(gpu_3, simulated_host, "nvidia3")[1] == "EPERM"
+    with opened(gpu_3) as live:
+        assert attach(live, ["5"]).devices == (simulated_host.gpus[5],)
+    seen = see(gpu_3, simulated_host, "nvidia3")
+    assert (seen.gpus, seen.proc) == ([simulated_host.gpus[5]], ["0000:06:00.0"])
+    assert seen.opens("nvidia3") == REFUSED
 
 
 def test_a_command_that_is_killed_puts_the_programs_of_cgroup_v2_back(
