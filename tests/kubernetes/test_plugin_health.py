@@ -12,6 +12,9 @@ from support import requirements
 from support.process import wait_for
 from support.product import SimulatedHost, make_simulated_host
 
+from ocigpu.host.discover import read_host_facts
+from ocigpu.settings import read_settings
+
 pytestmark = pytest.mark.root
 
 
@@ -78,14 +81,16 @@ def watching(lab: Lab) -> int:
 def report(lab: Lab, line: str) -> None:
     """Add the event until somebody waits for events and has seen it."""
     watching(lab)
-    text = ""
+    path = lab.host.directory / "faults"
+    text = path.read_text() if path.exists() else ""
+    before = sum("XID" in message for message in lab.plugin.log)
 
     def seen() -> bool:
         nonlocal text
         text += f"xid {line}\n"
         lab.fault(text)
         try:
-            wait_for("the event", lambda: any("XID" in message for message in lab.plugin.log), 1.0)
+            wait_for("the event", lambda: sum("XID" in message for message in lab.plugin.log) > before, 1.0)
         except AssertionError:
             return False
         return True
@@ -112,13 +117,19 @@ def test_an_xid_that_means_nothing(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("lab", [MIG], indirect=True, ids=["mig"])
-def test_an_xid_of_an_instance_is_about_that_mig_device(lab: Lab) -> None:
+def test_an_xid_of_an_instance_is_about_that_mig_device_and_one_of_a_gpu_about_all(lab: Lab) -> None:
     lab.kubelet.expect(gpu=(1, 1), mig_3g=(1, 1), mig_1g=(1, 1))
     (wide,), (small,) = lab.kubelet.devices(MIG_3G), lab.kubelet.devices(MIG_1G)
-    report(lab, "0 48")
+    devices = {
+        mig.uuid: mig for gpu in read_host_facts(read_settings(str(lab.host.settings))).gpus for mig in gpu.mig_devices
+    }
+    report(lab, f"0 48 {devices[small].gpu_instance} {devices[small].compute_instance}")
+    lab.plugin.wait_for_log(f"{small} is unhealthy: XID 48")
+    lab.plugin.wait_for_log(f"{small} is healthy again")
+    assert not any(wide in line for line in lab.plugin.log)
+    report(lab, "0 95")
     for uuid in (wide, small):
-        lab.plugin.wait_for_log(f"{uuid} is unhealthy: XID 48")
-        lab.plugin.wait_for_log(f"{uuid} is healthy again")
+        lab.plugin.wait_for_log(f"{uuid} is unhealthy: XID 95")
     assert not any(lab.host.gpus[1] in line for line in lab.plugin.log)
 
 

@@ -103,6 +103,26 @@ def test_the_kubelet_starts_again(simulated_host: SimulatedHost, directory: Path
         running.wait_for_log("was removed: serving anew")
 
 
+def test_the_kubelet_starts_again_in_the_middle_of_calls(simulated_host: SimulatedHost, directory: Path) -> None:
+    with kubelet(directory) as kubelets, plugin(simulated_host.settings, directory):
+        kubelets.expect(gpu=(8, 8))
+        for _ in range(3):
+            assert kubelets.restart_during_calls(GPU, list(simulated_host.gpus)) >= 20
+            kubelets.expect(gpu=(8, 8))
+        kubelets.admit("pod", "main", {GPU: 8})
+
+
+def test_a_kubelet_that_was_killed_leaves_a_socket_that_nobody_serves(
+    simulated_host: SimulatedHost, directory: Path
+) -> None:
+    killed = Kubelet(directory)
+    killed.kill()
+    with plugin(simulated_host.settings, directory) as running:
+        running.wait_for_log("did not take it")
+        with kubelet(directory) as kubelets:
+            kubelets.expect(gpu=(8, 8))
+
+
 def test_the_plugin_starts_again_with_the_same_ids(simulated_host: SimulatedHost, directory: Path) -> None:
     with kubelet(directory) as kubelets:
         with plugin(simulated_host.settings, directory) as running:

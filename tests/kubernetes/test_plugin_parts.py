@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from kubernetes_lab import configured, host, inventory, shared
 from plugin_lab import GPU
+from support.product import SimulatedHost
+from support.trees import pci_function, write_tree
 
 from ocigpu.cdi.check import check_spec
 from ocigpu.cdi.generate import Generated, Part
@@ -20,9 +22,10 @@ from ocigpu.kubernetes.health import NO_INSTANCE, Event, Rules
 from ocigpu.kubernetes.loading import LABELS_ONLY, Told, file_state, parse_flags, read_configuration
 from ocigpu.kubernetes.monitor import Monitor
 from ocigpu.kubernetes.node import Node
+from ocigpu.kubernetes.reader import read_again
 from ocigpu.kubernetes.server import socket_name
 from ocigpu.kubernetes.specifications import wanted, write_specifications
-from ocigpu.settings import Settings
+from ocigpu.settings import Settings, read_settings
 
 A100, MIG = host("a100-8"), host("h100-8-mig")
 
@@ -198,6 +201,43 @@ def test_specifications_of_kata_are_those_of_its_resources() -> None:
     node = Node("vfio", A100, Inventory((Resource(GPU, devices, "vfio"),)))
     (options,) = wanted(node, configured())
     assert (options.mode, options.device_class, options.device_ids) == ("vfio", "gpu", ("9", "12"))
+
+
+def test_specifications_of_a_host_with_vfio_are_written(tmp_path: Path) -> None:
+    tree = {
+        "/sys/class/misc/vfio/dev": "10:196\n", "/dev/vfio/vfio": "",
+        "/sys/class/vfio/9/dev": "242:9\n", "/dev/vfio/9": "",
+        **pci_function("0000:3b:00.0", "10de:2330", "0302", "vfio-pci", "9"),
+    }  # fmt: skip
+    settings = write_tree(tmp_path / "host", tree)._replace(cdi_spec_dirs=(str(tmp_path / "cdi"),))
+    configuration = configured(device_discovery_strategy="vfio")
+    node = read_again(None, settings, configuration).node
+    assert node is not None
+    assert write_specifications(node, configuration, settings) == ()
+    written = json.loads((tmp_path / "cdi/nvidia.com-gpu.json").read_text())
+    (resource,) = node.inventory.resources
+    assert written["kind"] == resource.name
+    assert [device["name"] for device in written["devices"]] == [device.id for device in resource.devices] == ["9"]
+
+
+def test_a_node_is_read_closely_only_when_it_has_changed(mig_host: SimulatedHost) -> None:
+    settings, configuration = read_settings(str(mig_host.settings)), configured(mig_strategy="mixed")
+    first = read_again(None, settings, configuration).node
+    assert first is not None
+    assert read_again(first, settings, configuration).node is first
+    faults = mig_host.directory / "faults"
+    faults.write_text("lost 1\n")
+    try:
+        second = read_again(first, settings, configuration).node
+        faults.write_text("init 999\n")
+        silent = read_again(second, settings, configuration)
+    finally:
+        faults.unlink()
+    assert second is not None
+    assert second is not first
+    assert [device.error != "" for each in second.inventory.resources for device in each.devices].count(True) == 1
+    assert silent.node is None
+    assert silent.silent.startswith("NVML cannot be initialised")
 
 
 def test_paths_in_the_plugins_container_become_the_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

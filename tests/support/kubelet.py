@@ -101,6 +101,31 @@ class Kubelet:
             self.journal.append("restart")
         self.start()
 
+    def restart_during_calls(self, resource: str, ids: list[str]) -> int:
+        """Restart while containers are being admitted; returns how many calls were answered before."""
+        endpoint = self.endpoints[resource]
+        request = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=ids)])
+        answered = 0
+
+        def call() -> None:
+            nonlocal answered
+            try:
+                while True:
+                    endpoint.call("Allocate", request, 10)
+                    answered += 1
+            except (grpc.RpcError, ValueError):  # the connection broke, in a call or between two
+                return
+
+        callers = [threading.Thread(target=call) for _ in range(4)]
+        for caller in callers:
+            caller.start()
+        while answered < 20 and any(caller.is_alive() for caller in callers):
+            time.sleep(0.01)
+        self.restart()
+        for caller in callers:
+            caller.join()
+        return answered
+
     def _register(self, request: Any, context: grpc.ServicerContext) -> Any:
         if self.refuse:
             context.abort(grpc.StatusCode.UNKNOWN, self.refuse)
