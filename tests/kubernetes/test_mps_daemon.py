@@ -5,15 +5,15 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from kubernetes_lab import configured, shared
+from mps_lab import make_mps_host
 from support.process import is_alive, stop, wait_for
-from support.product import PROGRAMS, SimulatedHost, make_simulated_host
+from support.product import PROGRAMS, SimulatedHost
 
 from ocigpu.errors import HostError, UsageError
 from ocigpu.facts import HostFacts
@@ -26,20 +26,13 @@ from ocigpu.kubernetes.node import read_node
 from ocigpu.settings import read_settings
 
 pytestmark = pytest.mark.root
-DOUBLE = Path(__file__).parents[1] / "support/nvidia-cuda-mps-control"
 QUICK = Times(command=10, start=10, poll=0.02, quit=1)
 CONFIGURATION = shared({"name": "gpu", "replicas": 4}, strategy="mps")
 
 
 @pytest.fixture(scope="module")
 def mps_host(session_directory: Path) -> SimulatedHost:
-    host = make_simulated_host(session_directory / "mps-host", 2)
-    program = host.directory / "usr/bin/nvidia-cuda-mps-control"
-    program.unlink()
-    text = DOUBLE.read_text().replace("/usr/bin/env python3", f"{sys.executable} -IS")
-    program.write_text(text)
-    program.chmod(0o755)
-    return host
+    return make_mps_host(session_directory / "mps-host")
 
 
 @pytest.fixture
