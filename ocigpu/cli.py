@@ -40,7 +40,7 @@ PROGRAM = "ocigpu"
 
 EPILOG = """\
 \b
-Exit status:
+Exit status of every command; what else there is, its own --help says:
   0  done
   1  the command failed; the message has a code for "ocigpu explain"
   2  the command line could not be understood

@@ -188,7 +188,7 @@ def remove_command(
 
 @engine_app.command("status", epilog=STATUS_EPILOG)
 def status_command(
-    engine: Annotated[str, typer.Argument(metavar="[ENGINE]", help="Only this engine.", autocompletion=_engines)] = "",
+    engine: Annotated[str, typer.Argument(metavar="ENGINE", help="Only this engine.", autocompletion=_engines)] = "",
     root: RootOption = "/",
     json: JsonOption = False,
 ) -> None:

@@ -34,7 +34,7 @@ Examples:
 
 def repair_command(
     container: Annotated[
-        str, typer.Argument(metavar="[CONTAINER]", help="Its id, the beginning of that, or its name; see ocigpu ps.")
+        str, typer.Argument(metavar="CONTAINER", help="Its id, the beginning of that, or its name; see ocigpu ps.")
     ] = "",
     all_: Annotated[bool, typer.Option("--all", help="All containers that run.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what is lost.")] = False,
