@@ -5,6 +5,7 @@ gRPC answers the kubelet in threads of its own (:mod:`~ocigpu.kubernetes.server`
 (:mod:`~ocigpu.kubernetes.reader`, :mod:`~ocigpu.kubernetes.events`).  What goes wrong is logged and tried again.
 """
 
+import contextlib
 import os
 import select
 import signal
@@ -14,7 +15,8 @@ from collections.abc import Mapping
 from types import FrameType
 from typing import Any, NamedTuple
 
-from ocigpu.errors import HostError, OcigpuError
+from ocigpu.errors import HostError, OcigpuError, as_own_error
+from ocigpu.kubernetes.allocate import usable_channels
 from ocigpu.kubernetes.config import Configuration, Options
 from ocigpu.kubernetes.devices import Inventory, Resource
 from ocigpu.kubernetes.events import EventWatcher
@@ -41,14 +43,14 @@ class Timing(NamedTuple):
 
 
 class SharedLog(Log):
-    """The log of a program with several threads: a line is written in one piece."""
+    """The log of a program with several threads: a line is written in one piece, and lost where nobody takes it."""
 
     def __init__(self, as_json: bool) -> None:
         super().__init__(as_json)
         self._lock = threading.Lock()
 
     def __call__(self, level: str, message: str, **fields: Any) -> None:
-        with self._lock:
+        with self._lock, contextlib.suppress(OSError):  # EPIPE, ENOSPC: pods need devices all the same
             super().__call__(level, message, **fields)
 
 
@@ -60,7 +62,6 @@ class Served:
         self.registration = registration
         self.due = 0.0
         self.delay = 0.0
-        self.told = ""
 
 
 class DevicePlugin:
@@ -121,7 +122,7 @@ class DevicePlugin:
         self._configure()
         try:
             while not self._stopping:
-                self._step(time.monotonic())
+                self._try_step()
                 self._wait()
             self.log("info", "ending")
         finally:
@@ -147,6 +148,16 @@ class DevicePlugin:
         readable = select.select(descriptors, [], [], self.timing.poll)[0]
         if self._wakeup in readable:
             os.read(self._wakeup, 4096)
+
+    def _try_step(self) -> None:
+        """Take a step; a defect of ours is told of, and ends nothing that works."""
+        try:
+            self._step(time.monotonic())
+        except OcigpuError:
+            raise
+        except Exception as error:  # noqa: BLE001 - a program that ends is started again, and again
+            own = as_own_error(error)
+            self._once("defect", "error", f"{own.code}: {own.message}")
 
     def _step(self, now: float) -> None:
         self._look_at_file()
@@ -234,7 +245,9 @@ class DevicePlugin:
             self.node = reading.node
             self.inventory = carry_over(self.inventory, reading.node.inventory)
             self.monitor.has_read(self.inventory, now)
-            self._new("notes", "warning", reading.node.inventory.notes)
+            options = self.configuration.options._replace(imex_required=False)
+            missing = usable_channels(reading.node.facts, options)[1]
+            self._new("notes", "warning", (*reading.node.inventory.notes, *missing))
         if self._first and self.configuration.options.fail_on_init_error and not self.inventory.resources:
             raise HostError("OCIGPU-HOST-1", f"{self.inventory.reason or reading.silent} (failOnInitError is set)")
         self._first = False

@@ -1,6 +1,10 @@
 """Parts of the device plugin without processes: its command line, its judgement of devices, what it writes."""
 
 import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,6 +26,7 @@ from ocigpu.kubernetes.health import NO_INSTANCE, Event, Rules
 from ocigpu.kubernetes.loading import LABELS_ONLY, Told, file_state, parse_flags, read_configuration
 from ocigpu.kubernetes.monitor import Monitor
 from ocigpu.kubernetes.node import Node
+from ocigpu.kubernetes.plugin import ENDING, DevicePlugin, Timing
 from ocigpu.kubernetes.reader import read_again
 from ocigpu.kubernetes.server import socket_name
 from ocigpu.kubernetes.specifications import wanted, write_specifications
@@ -116,6 +121,42 @@ def test_files_that_cannot_be_read(tmp_path: Path, kind: str) -> None:
 def test_names_of_sockets() -> None:
     assert socket_name(GPU) == "nvidia-gpu.sock"
     assert socket_name("nvidia.com/mig-1g.5gb") == "nvidia-mig-1g.5gb.sock"
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """Signals as they were, after a run in this process."""
+    numbers = (*ENDING, signal.SIGHUP)
+    before = [signal.getsignal(number) for number in numbers]
+    yield
+    signal.set_wakeup_fd(-1)
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
+
+
+def test_a_defect_does_not_end_what_works(
+    handlers: None, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = Told({"kubelet_socket": str(tmp_path / "kubelet.sock")}, "")
+    plugin = DevicePlugin(told, {}, Settings(), timing=Timing(poll=0.0))
+    steps: list[float] = []
+
+    def step(now: float) -> None:
+        steps.append(now)
+        if len(steps) == 4:
+            plugin._stop(15, None)
+        raise ValueError("a defect")
+
+    monkeypatch.setattr(plugin, "_step", step)
+    plugin.run()
+    assert len(steps) == 4
+    assert capsys.readouterr().out == "error: OCIGPU-INT-1: ValueError: a defect\nending\n"
+
+
+def test_a_log_that_nobody_takes_is_no_reason_to_end() -> None:
+    code = "from ocigpu.kubernetes.plugin import SharedLog; SharedLog(True)('info', 'x'); import os; os._exit(7)"
+    with Path("/dev/full").open("w") as full:
+        assert subprocess.run([sys.executable, "-c", code], stdout=full, timeout=60).returncode == 7
 
 
 # --- health
