@@ -796,7 +796,7 @@ EXPORT nvml_return nvmlEventSetWait_v2(void *set, struct event_data *event, unsi
 
     if (set != &event_set)
         return INVALID_ARGUMENT;
-    for (waited = 0; waited <= milliseconds; waited += 50) {
+    for (waited = 0;; waited += 50) {
         while (find_xid(events_seen, &gpu, event)) {
             events_seen++;
             for (i = 0; i < view.gpus; i++) {
@@ -807,9 +807,10 @@ EXPORT nvml_return nvmlEventSetWait_v2(void *set, struct event_data *event, unsi
                 return SUCCESS;
             }
         }
-        usleep(50000);
+        if (waited >= milliseconds)
+            return TIMEOUT;
+        usleep(1000 * (milliseconds - waited < 50 ? milliseconds - waited : 50));
     }
-    return TIMEOUT;
 }
 
 #include "nvml_metrics.c"

@@ -252,6 +252,14 @@ def test_a_lost_gpu_hides_no_other_and_returns(simulated_host: SimulatedHost, tm
         assert re.findall("GPU 3.*", running.log) == ["GPU 3: GPU is lost (NVML 15)", "GPU 3 answers again"]
 
 
+def test_a_gpu_that_stays_lost_costs_the_others_nothing_that_is_counted_between_samples(
+    h100: SimulatedHost, tmp_path: Path
+) -> None:
+    with file_of(h100, "faults", "lost 1\n"), exporter(h100.directory, tmp_path) as running:
+        page = running.wait("GPM", lambda page: ACTIVE in page)
+        assert {labels["gpu"] for labels, _ in page[ACTIVE]} == {"0"}
+
+
 def test_xids_are_counted_and_told_by_gpu_and_instance(h100: SimulatedHost, tmp_path: Path) -> None:
     words = ("-f", all_collectors(tmp_path), "--xid-count-window-size", "60000")
     xid, count = "DCGM_FI_DEV_XID_ERRORS", "DCGM_EXP_XID_ERRORS_COUNT"

@@ -6,10 +6,12 @@ import pytest
 from exporter_lab import read_page, value
 from hypothesis import given
 from hypothesis import strategies as st
+from support.product import REPOSITORY
 
 from ocigpu.errors import OcigpuError, SettingsError, UsageError
 from ocigpu.host.pci import Function
 from ocigpu.host.vfio import Candidate
+from ocigpu.kubernetes.exporter.__main__ import document
 from ocigpu.kubernetes.exporter.collectors import DEFAULTS, Collector, parse_collectors, write_collectors
 from ocigpu.kubernetes.exporter.exposition import Picture, render
 from ocigpu.kubernetes.exporter.metrics import BY_NAME, CLOCK_COUNT, GPM_METRICS, METRICS, XID, XID_COUNT
@@ -350,3 +352,11 @@ def test_every_error_of_the_exporter_has_a_code() -> None:
     with pytest.raises(OcigpuError) as raised:
         parse_options(["--address=x"], {})
     assert "OCIGPU-KUBE-4" in raised.value.render("ocigpu")
+
+
+def test_the_documentation_is_that_of_the_table() -> None:
+    text = (REPOSITORY / "docs/METRICS.md").read_text()
+    assert text == document(), "run: python -m ocigpu.kubernetes.exporter > docs/METRICS.md"
+    own = {name for path in (REPOSITORY / "ocigpu/kubernetes/exporter").glob("*.py") if path.stem != "__main__"
+           for name in re.findall(r'"(ocigpu_exporter_\w+)"', path.read_text())}  # fmt: skip
+    assert own == set(re.findall(r"^\| `(ocigpu_exporter_\w+)`", text, re.MULTILINE))

@@ -41,6 +41,8 @@ from ocigpu.kubernetes.exporter.nvml_readers import (
 
 WAIT = 0.5
 """Seconds between looks at standard input."""
+LONGEST_PATIENCE = 300.0
+"""Seconds between two openings of NVML while a GPU is lost."""
 MAX_EVENTS = 10000
 """Events of a GPU that are remembered for a window."""
 WHOLE_GPU = 0xFFFFFFFF
@@ -87,6 +89,7 @@ class Sampler:
         self.orders: dict[str, Any] = {}
         self.ready = False
         self.again = False
+        self.retry = self.patience = 0.0
         self.next = 0.0
         self.looked = 0.0
         self.listed: list[str] = []
@@ -123,7 +126,7 @@ class Sampler:
             except pynvml.NVMLError as error:
                 if error.value == pynvml.NVML_ERROR_TIMEOUT:
                     return
-                self.watched.clear()  # a lost GPU ends the waiting; the next sample begins anew
+                self._forget_events()  # a lost GPU ends the waiting; the next sample watches those that answer
                 self.again = True
             return
         select.select([0], [], [], seconds)
@@ -132,30 +135,52 @@ class Sampler:
 
     def _open(self) -> None:
         pynvml.nvmlInit()
-        self.ready, self.again = True, False
-        self.events = try_(pynvml.nvmlEventSetCreate)
+        self.ready = True
 
     def _close(self) -> None:
         for gpm in filter(None, self.gpm.values()):
             gpm.close()
         self.gpm.clear()
+        self._forget_events()
+        try_(pynvml.nvmlShutdown)
+        self.ready = False
+
+    def _forget_events(self) -> None:
         self.watched.clear()
         if self.events is not None:
             try_(pynvml.nvmlEventSetFree, self.events)
-        try_(pynvml.nvmlShutdown)
-        self.ready = False
+        self.events = None
+
+    def _must_reopen(self, listed: list[str], now: float) -> bool:
+        """Return whether NVML is to be opened anew: GPUs came or went, or one is lost that may have returned.
+
+        That costs all GPUs the counts since their last sample, so it is done less and less often for one that stays
+        lost.
+        """
+        if listed != self.listed:
+            return True
+        if not self.again:
+            self.patience = 0.0
+            return False
+        if now < self.retry:
+            return False
+        self.patience = min(max(2 * self.patience, self.orders["interval"]), LONGEST_PATIENCE)
+        self.retry = now + self.patience
+        return True
 
     def sample(self) -> dict[str, Any]:
         """Return a sample of all GPUs, or {"error": why there is none}."""
         begin = time.monotonic()
         self.next = begin + self.orders["interval"]
         listed = _list(self.gpu_directory)
-        if self.ready and (self.again or listed != self.listed):
+        if self.ready and self._must_reopen(listed, begin):
             self._close()
-        self.listed = listed
+        self.listed, self.again = listed, False
         try:
             if not self.ready:
                 self._open()
+            if self.events is None:
+                self.events = try_(pynvml.nvmlEventSetCreate)
             count = min(pynvml.nvmlDeviceGetCount(), MAX_GPUS)
         except pynvml.NVMLError as error:
             if self.ready:
