@@ -60,7 +60,7 @@ INSTALL = "Install it: pip install 'ocigpu[kubernetes]'"
 
 def device_plugin_command(
     words: Annotated[
-        list[str] | None, typer.Argument(metavar="[PLUGIN OPTION]...", help="Options of the plugin; see below.")
+        list[str] | None, typer.Argument(metavar="PLUGIN-OPTION", help="Options of the plugin; see below.")
     ] = None,
     config: ConfigOption = "",
     log_format: Annotated[str, typer.Option("--log-format", metavar="text|json", help="Form of the log.")] = "text",
