@@ -29,7 +29,7 @@ Examples:
 """
 TRANSFORM_EPILOG = """\
 \b
-Example:
+Examples:
   ocigpu cdi transform root --from /driver-root --to / --input a.yaml --output /etc/cdi/nvidia.yaml
 """
 

@@ -84,7 +84,7 @@ def create_command(
     print(f"remove it: ocigpu sim remove {shlex.quote(directory)}")
 
 
-@sim_app.command("show")
+@sim_app.command("show", epilog="\b\nExamples:\n  ocigpu sim show /tmp/gpus\n")
 def show_command(directory: DirectoryArgument, json: JsonOption = False) -> None:
     """Show what a simulated host holds."""
     from ocigpu.sim.show import describe_host
@@ -121,7 +121,7 @@ def _gpu_rows(gpus: list[dict[str, Any]]) -> list[tuple[str, ...]]:
     return rows
 
 
-@sim_app.command("remove")
+@sim_app.command("remove", epilog="\b\nExamples:\n  ocigpu sim remove /tmp/gpus\n")
 def remove_command(directory: DirectoryArgument) -> None:
     """Remove a simulated host, and nothing else."""
     from ocigpu.sim.remove import remove_host

@@ -7,12 +7,14 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.main import get_command
 
 from ocigpu import __version__
 from ocigpu.cli import app, main
@@ -197,13 +199,26 @@ def test_a_file_that_holds_no_facts_is_an_error(run: Run, tmp_path: Path, text: 
 def test_help_names_exit_status_and_examples(run: Run) -> None:
     status, out, _ = run("--help")
     assert status == 0
-    for text in ("Exit status:", "  2  the command line could not be understood", "Examples:", "OCIGPU_CONFIG"):
+    for text in (
+        "Exit status of every command",
+        "  2  the command line could not be understood",
+        "Examples:",
+        "OCIGPU_CONFIG",
+    ):
         assert text in out
 
 
-@pytest.mark.parametrize("command", ["plan", "list", "facts", "explain", "demo", "config", "sim"])
+def all_commands(words: tuple[str, ...] = (), command: Any = None) -> Iterator[str]:
+    """Every command and every group, by its words."""
+    command = get_command(app) if command is None else command
+    for name, part in getattr(command, "commands", {}).items():
+        yield " ".join((*words, name))
+        yield from all_commands((*words, name), part)
+
+
+@pytest.mark.parametrize("command", list(all_commands()))
 def test_every_command_has_help_with_examples(run: Run, command: str) -> None:
-    status, out, _ = run(command, "--help")
+    status, out, _ = run(*command.split(), "--help")
     assert status == 0
     assert f"ocigpu {command}" in out.partition("Examples:")[2]
 
