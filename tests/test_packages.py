@@ -134,7 +134,8 @@ def test_units_start_the_commands_of_the_package(debian: ScratchMachine) -> None
         for line in path.read_text().splitlines()
         if line.startswith("ExecStart=")
     }
-    assert commands == {"ExecStart=/usr/bin/ocigpu cdi refresh", "ExecStart=/usr/bin/ocigpu watch"}
+    words = ("cdi refresh", "watch", "watch --repair")
+    assert commands == {f"ExecStart=/usr/bin/ocigpu {text}" for text in words}
     assert sorted(path for path in debian.changes() if path.startswith(WANTED)) == list(ENABLED)
 
 

@@ -19,9 +19,9 @@ A failure is logged once and tried again, at most a minute apart; the file stays
 With --repair, which needs root, the device rules of all running containers are
 compared at the same interval with those of before (of cgroup v1 the list, of v2 the
 numbers of the programs); where they were set anew, what was lost is given back and
-logged. The unit ocigpu-watch.service is confined too much for that: run it as root
-beside the unit, or in a unit of your own.
-It ends with exit status 0 at SIGTERM or Ctrl-C. systemd: packaging/systemd/ocigpu-watch.service.
+logged. A container that does not answer is given up after half a minute.
+It ends with exit status 0 at SIGTERM or Ctrl-C. Units of systemd: ocigpu-watch.service, and
+ocigpu-repair.service, which has the rights that --repair needs.
 
 \b
 Examples:

@@ -12,8 +12,8 @@ import pytest
 from containers_lab import WAITING, Made, cgroup_directory, container
 from live_lab import apply_again, mounts, ocigpu, opened, opens, records, see, shell, verified, verify
 from support.fixtures import MakeBundle
-from support.process import wait_for
-from support.product import PROGRAMS, RUNTIME, SimulatedHost
+from support.process import run, wait_for
+from support.product import PROGRAMS, REPOSITORY, RUNTIME, SimulatedHost
 
 from ocigpu.containers.attach import attach, detach
 from ocigpu.containers.repair import Keeper, repair
@@ -182,6 +182,21 @@ def test_the_keeper_tells_an_error_once_and_forgets_what_has_ended(gpu_3: Made, 
 
 
 PRIVATE_RUN = 'mount -t tmpfs none /run && mkdir /run/runc && mount --bind "$0" /run/runc && exec "$@"'
+
+
+def test_the_rights_of_the_unit_are_enough(gpu_3: Made, simulated_host: SimulatedHost) -> None:
+    unit = (REPOSITORY / "packaging/systemd/ocigpu-repair.service").read_text()
+    (line,) = (line for line in unit.splitlines() if line.startswith("CapabilityBoundingSet="))
+    rights = line.partition("=")[2].lower().replace("cap_", "+").replace(" ", ",")
+    with opened(gpu_3) as live:
+        attach(live, ["5"])
+    shell(gpu_3, "rm /dev/nvidia3 /dev/nvidia5")
+    run(["nsenter", "--target", str(gpu_3.found().pid), "--mount", "umount", "-l", "/proc/driver/nvidia"])
+    (cgroup_directory(gpu_3, "v1") / "devices.deny").write_text("c 195:5 rw")
+    command = ["setpriv", "--no-new-privs", f"--bounding-set=-all,{rights}", PROGRAMS / "ocigpu", "repair", gpu_3.name]
+    run([*command, "--root", gpu_3.state], env=gpu_3.environment)
+    assert see(gpu_3, simulated_host).gpus == [simulated_host.gpus[index] for index in (3, 5)]
+    assert verified(gpu_3).verdict == AS_GRANTED
 
 
 def test_watch_repairs_by_itself(gpu_3: Made, simulated_host: SimulatedHost, work_directory: Path) -> None:
