@@ -25,10 +25,12 @@ Options and variables of the device plugin that count here:
   --driver-root DIR          NVIDIA_DRIVER_ROOT
   --dev-root DIR             NVIDIA_DEV_ROOT
   --driver-root-ctr-path DIR DRIVER_ROOT_CTR_PATH
-  --fail-on-init-error, --device-discovery-strategy: accepted; it waits for the driver
+  --fail-on-init-error       end without a driver, instead of waiting for it
+  --device-discovery-strategy NAME
 
 \b
-Exit status: 0 told to end; 1 the configuration is wrong; 2 wrong command line.
+Exit status: 0 told to end; 1 the configuration is wrong, or there is no driver and it was
+told to end then; 2 wrong command line.
 
 \b
 Examples:

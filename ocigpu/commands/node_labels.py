@@ -29,7 +29,8 @@ Options and variables of GPU feature discovery:
   --use-node-feature-api     GFD_USE_NODE_FEATURE_API, true; =false: a file
   --mig-strategy NAME        GFD_MIG_STRATEGY, MIG_STRATEGY
   --device-discovery-strategy NAME  GFD_DEVICE_DISCOVERY_STRATEGY
-  --fail-on-init-error       accepted: without a driver it waits; with --oneshot it ends
+  --fail-on-init-error       GFD_FAIL_ON_INIT_ERROR: end when the first labelling fails,
+                             as with --oneshot; default here: try again
   --driver-root DIR, --dev-root DIR, --driver-root-ctr-path DIR  as for the device plugin
   --config-file FILE         CONFIG_FILE, the device plugin's; read again for each labelling
   --kube-api-qps, --kube-api-burst  accepted: there is one request for each labelling

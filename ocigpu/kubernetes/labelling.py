@@ -82,7 +82,8 @@ class Labeller:
     def run(self, remove_on_exit: bool) -> None:
         """Label at intervals until SIGTERM, SIGINT or SIGQUIT, and at once at SIGHUP; once with oneshot.
 
-        Raises an error of oneshot, and one of the configuration it is begun with; others are logged and tried again.
+        Raises an error of oneshot, and of the configuration it is begun with; others are logged and tried again, unless
+        it was told to end when the first labelling does not work (failOnInitError).
         """
         if self._configuration.options.oneshot:
             self.once()
@@ -95,6 +96,8 @@ class Labeller:
                     self.once()
                     delay = 0.0
                 except HostError as error:
+                    if self._configuration.options.fail_on_init_error and self._before is None:
+                        raise
                     self._say("error", f"{error.code}: {error.message}")
                     delay = max(2 * delay, FIRST_RETRY)
                 interval = self._configuration.options.sleep_interval

@@ -10,7 +10,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from ocigpu.errors import HostError, OcigpuError, UsageError, printable, quoted
@@ -86,6 +86,21 @@ class ControlDaemon:
             self.stop()
             raise
 
+    def extend(self, job: Job) -> tuple[str, ...]:
+        """Add GPUs that the running daemon does not have yet, with their limits; returns their UUIDs.
+
+        Raises HostError (OCIGPU-KUBE-6); the daemon runs on as it is.
+        """
+        added = tuple(uuid for uuid in job.gpus if uuid not in self.job.gpus)
+        if added:
+            self._make_exclusive(added)
+            for command in job.commands:
+                if command not in self.job.commands:
+                    self._tell(command)
+            commands = dict.fromkeys((*self.job.commands[:-1], *job.commands))
+            self.job = self.job._replace(gpus=(*self.job.gpus, *added), commands=tuple(commands))
+        return added
+
     def is_running(self) -> bool:
         """Return whether the daemon has not ended; passes on what it has logged."""
         self._pass_on_log()
@@ -102,7 +117,7 @@ class ControlDaemon:
             self._child = None
             self._pass_on_log()
         if self._exclusive:  # else the mode is what somebody else has set
-            self._set_mode(DEFAULT, "default")
+            self._set_mode(self.job.gpus, DEFAULT, "default")
             self._exclusive = False
         if os.path.ismount(self.job.directories.shm):
             try:
@@ -120,9 +135,7 @@ class ControlDaemon:
         self._quit_left_over()
         self._make_directories()
         self._exclusive = True
-        problems = self._set_mode(EXCLUSIVE_PROCESS, "exclusive process")
-        for uuid, problem in problems.items():
-            raise _error(f"compute mode of {uuid}: {problem}")
+        self._make_exclusive(self.job.gpus)
         try:
             self._child = subprocess.Popen(
                 [self.job.program, "-f"],
@@ -230,8 +243,12 @@ class ControlDaemon:
         except subprocess.TimeoutExpired:  # stuck in the driver: left to init
             child.returncode = -signal.SIGKILL
 
-    def _set_mode(self, mode: int, name: str) -> dict[str, str]:
-        problems = set_compute_mode(self.job.facts, self.job.gpus, mode)
+    def _make_exclusive(self, gpus: Sequence[str]) -> None:
+        for uuid, problem in self._set_mode(gpus, EXCLUSIVE_PROCESS, "exclusive process").items():
+            raise _error(f"compute mode of {uuid}: {problem}")
+
+    def _set_mode(self, gpus: Sequence[str], mode: int, name: str) -> dict[str, str]:
+        problems = set_compute_mode(self.job.facts, gpus, mode)
         for uuid, problem in problems.items():
             self._warn(f"compute mode of {uuid} is not {name}: {problem}")
         return problems

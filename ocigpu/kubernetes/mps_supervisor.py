@@ -24,6 +24,8 @@ from ocigpu.settings import Settings
 FIRST_RETRY, LONGEST_RETRY = 1.0, 60.0
 STEADY = 60.0
 """Seconds after which a daemon that ends is no longer taken for one that cannot start."""
+LOST_LOOK = 30.0
+"""Seconds between looks for a GPU that could not be shared because it was lost."""
 LOOK = 1.0
 """Seconds between looks at the daemons and the configuration file."""
 READY = ".ready"
@@ -55,6 +57,8 @@ class Plan(NamedTuple):
     problems: tuple[str, ...] = ()
     silent: bool = False
     """Whether the host gave no answer, and has to be asked again."""
+    incomplete: bool = False
+    """Whether a GPU that is to be shared is in a bad way."""
 
 
 def plan_daemons(node: Node, configuration: Configuration, shm_size: str) -> Plan:
@@ -65,17 +69,18 @@ def plan_daemons(node: Node, configuration: Configuration, shm_size: str) -> Pla
         return Plan(
             problems=(node.inventory.reason or node.hardware.problem or "there are no GPUs for MPS",), silent=True
         )
-    jobs, problems = {}, []
+    jobs, problems, incomplete = {}, [], False
     program = find_program(node.facts)
     for resource in node.inventory.resources:
         if resource.sharing != "mps":
             continue
+        incomplete = incomplete or any(device.error for device in resource.devices if device.is_replica)
         problem = mps_problem(resource, node.facts)
         if problem:
             problems.append(f"{resource.name}: {problem}")
         else:
             jobs[resource.name] = _make_job(resource, node, program, mps_root(configuration), shm_size)
-    return Plan(jobs, tuple(problems))
+    return Plan(jobs, tuple(problems), incomplete=incomplete)
 
 
 def _make_job(resource: Resource, node: Node, program: str, root: str, shm_size: str) -> Job:
@@ -91,7 +96,7 @@ class Supervisor:
     """All daemons of this node; :meth:`run` keeps them running until SIGTERM, SIGINT or SIGQUIT.
 
     SIGHUP and another configuration file make it read everything anew; a daemon whose limits change is started anew,
-    which ends its clients.
+    which ends its clients.  A GPU that was lost and returns is added to the daemon that runs.
     """
 
     def __init__(
@@ -126,9 +131,11 @@ class Supervisor:
             try:
                 self._follow(configuration)
                 while not waiting.stopping:
-                    if waiting.take_again() or file_state(self._told.file) != self._file or self._must_ask():
+                    if waiting.take_again() or file_state(self._told.file) != self._file:
                         configuration = self._read_again(configuration)
                         self._follow(configuration)
+                    elif self._ask_at is not None and time.monotonic() >= self._ask_at:
+                        self._follow(configuration, again=True)
                     for resource, keeper in self._keepers.items():
                         if not waiting.stopping:
                             self._keep(resource, keeper, waiting)
@@ -137,9 +144,6 @@ class Supervisor:
             finally:
                 self._log("info", "ending")
                 self._close()
-
-    def _must_ask(self) -> bool:
-        return self._ask_at is not None and time.monotonic() >= self._ask_at
 
     def _read_again(self, before: Configuration) -> Configuration:
         self._file = file_state(self._told.file)
@@ -151,26 +155,45 @@ class Supervisor:
         self._said.pop("configuration", None)
         return found
 
-    def _follow(self, configuration: Configuration) -> None:
-        """Look at the node, and end and make daemons as the configuration wants them."""
+    def _follow(self, configuration: Configuration, again: bool = False) -> None:
+        """Look at the node, and end and make daemons as the configuration wants them.
+
+        ``again``: the configuration is the one of before; then no daemon ends because a GPU came or went.
+        """
         node = read_node(host_settings(self._settings, configuration.options), configuration)
         plan = plan_daemons(node, configuration, self._shm_size)
         for problem in plan.problems:
             self._say("plan", "warning", problem)
         now = time.monotonic()
         if plan.silent:  # what runs goes on
+            if configuration.options.fail_on_init_error and not again:
+                raise HostError("OCIGPU-KUBE-6", f"MPS: {plan.problems[0]}")
             self._delay = min(max(2 * self._delay, 5.0), LONGEST_RETRY)
             self._ask_at = now + self._delay
             return
-        self._ask_at, self._delay = None, 0.0
+        self._ask_at, self._delay = (now + LOST_LOOK if plan.incomplete else None), 0.0
         self._root = mps_root(configuration)
         if not plan.jobs and not plan.problems:
             self._say("plan", "info", "nothing on this node is shared by MPS: waiting for another configuration")
-        for name in [name for name, keeper in self._keepers.items() if _other(plan.jobs.get(name), keeper)]:
-            self._keepers.pop(name).daemon.stop()
+        for name, keeper in list(self._keepers.items()):
+            job = plan.jobs.get(name)
+            if again and keeper.since is not None:
+                if job is not None:
+                    self._extend(keeper, job)
+            elif job is None or job._replace(facts=HostFacts()) != keeper.daemon.job._replace(facts=HostFacts()):
+                self._keepers.pop(name).daemon.stop()
         for name, job in plan.jobs.items():
             if name not in self._keepers:
                 self._keepers[name] = Keeper(ControlDaemon(job, self._log, self._times), now)
+
+    def _extend(self, keeper: Keeper, job: Job) -> None:
+        try:
+            added = keeper.daemon.extend(job)
+        except HostError as error:
+            self._say(f"{job.resource} more", "error", f"{error.code}: {job.resource}: {error.message}")
+            return
+        if added:
+            self._log("info", f"{job.resource}: MPS also has {', '.join(added)}", resource=job.resource)
 
     def _keep(self, resource: str, keeper: Keeper, waiting: Waiting) -> None:
         now = time.monotonic()
@@ -217,9 +240,3 @@ class Supervisor:
         if self._said.get(what) != text:
             self._said[what] = text
             self._log(level, text)
-
-
-def _other(job: Job | None, keeper: Keeper) -> bool:
-    """Return whether a daemon is not what is wanted now."""
-    empty = HostFacts()
-    return job is None or job._replace(facts=empty) != keeper.daemon.job._replace(facts=empty)

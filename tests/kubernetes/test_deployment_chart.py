@@ -337,6 +337,12 @@ def test_the_plain_manifests_are_those_of_the_chart() -> None:
     assert kinds == [(each["kind"], each["metadata"]["name"]) for each in objects({}, "ocigpu")]
 
 
+def test_the_notes_can_be_rendered() -> None:
+    nodes = RENDERER.parse((CHART / "templates/NOTES.txt").read_text(), {})
+    top = {"Release": {"Name": "r", "Namespace": "n"}}
+    assert "kubectl -n n get pods" in RENDERER.Renderer({}).run(nodes, {"$": top, ".": top})
+
+
 def test_the_chart_is_of_this_version() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert chart["version"] == chart["appVersion"] == __version__

@@ -18,10 +18,10 @@ from support.product import PROGRAMS, SimulatedHost
 from ocigpu.errors import HostError, UsageError
 from ocigpu.facts import HostFacts
 from ocigpu.kubernetes.compute_mode import DEFAULT, EXCLUSIVE_PROCESS, set_compute_mode
-from ocigpu.kubernetes.devices import Resource
+from ocigpu.kubernetes.devices import Inventory, Resource
 from ocigpu.kubernetes.mps_control import ControlDaemon, Job, Times, check_size, find_program
 from ocigpu.kubernetes.mps_gate import waiting_resources, waits_for_mps
-from ocigpu.kubernetes.mps_supervisor import Keeper, plan_daemons
+from ocigpu.kubernetes.mps_supervisor import Keeper, Plan, plan_daemons
 from ocigpu.kubernetes.node import read_node
 from ocigpu.settings import read_settings
 
@@ -119,6 +119,21 @@ def test_a_daemon_that_cannot_start_leaves_nothing(
     assert all(not is_alive(int(line.split()[1])) for line in told(beside) if line.startswith("start"))
 
 
+def test_a_gpu_that_returns_is_added_without_a_restart(mps_host: SimulatedHost, job: Job, beside: Path) -> None:
+    one = job._replace(gpus=job.gpus[:1], commands=(job.commands[0], job.commands[-1]))
+    daemon = ControlDaemon(one, quiet, QUICK)
+    daemon.start()
+    try:
+        assert mode_of(mps_host, 1) == "0"
+        assert daemon.extend(job) == job.gpus[1:]
+        assert daemon.extend(job) == ()
+        assert told(beside)[1:] == [LIMITS[0], LIMITS[2], LIMITS[1]]
+        assert mode_of(mps_host, 1) == "3"
+    finally:
+        daemon.stop()
+    assert mode_of(mps_host, 1) == "0"
+
+
 def test_a_daemon_that_does_not_quit_is_killed(job: Job, beside: Path) -> None:
     (beside / "mps-faults").write_text("deaf")
     lines: list[str] = []
@@ -182,7 +197,7 @@ def test_which_daemons_a_node_needs(mps_host: SimulatedHost) -> None:
     settings = read_settings(str(mps_host.settings))
     plain = configured()
     node = read_node(settings, plain)
-    assert plan_daemons(node, plain, "1g") == ({}, (), False)
+    assert plan_daemons(node, plain, "1g") == Plan()
     many = configured(shared({"name": "gpu", "replicas": 49}, strategy="mps"))
     plan = plan_daemons(read_node(settings, many), many, "1g")
     assert plan.jobs == {}
@@ -194,6 +209,11 @@ def test_which_daemons_a_node_needs(mps_host: SimulatedHost) -> None:
     assert (job.resource, job.gpus) == ("nvidia.com/half", (mps_host.gpus[1],))
     assert job.commands[0] == "set_default_device_pinned_mem_limit 1 20480M"
     assert job.directories.ready == "/run/nvidia/mps/nvidia.com/half/.ready"
+    lost = node.inventory.resources[0].devices[0]._replace(error="lost", id=f"{mps_host.gpus[0]}::0", replicas=2)
+    well = lost._replace(error="", uuid=mps_host.gpus[1], id=f"{mps_host.gpus[1]}::0", ordinal="1")
+    resource = Resource("nvidia.com/gpu", (lost, well), sharing="mps")
+    partly = plan_daemons(node._replace(inventory=Inventory((resource,))), many, "1g")
+    assert (partly.jobs["nvidia.com/gpu"].gpus, partly.incomplete) == (mps_host.gpus[1:], True)
     silent = plan_daemons(node._replace(source=""), many, "1g")
     assert (silent.jobs, silent.silent) == ({}, True)
 
@@ -289,6 +309,23 @@ def test_the_command_waits_when_nothing_is_shared_by_mps(
     assert told(beside) == []
     child.send_signal(signal.SIGTERM)
     assert child.wait(30) == 0
+
+
+def test_the_command_waits_for_a_driver_or_ends_when_told_so(
+    mps_host: SimulatedHost, work_directory: Path, run_command: Callable[..., "subprocess.Popen[str]"]
+) -> None:
+    faults = mps_host.directory / "faults"
+    faults.write_text("init 999\n")
+    try:
+        waits = run_command(CONFIGURATION)
+        wait_for("a message", lambda: "NVML" in (work_directory / "log").read_text())
+        waits.send_signal(signal.SIGTERM)
+        assert waits.wait(30) == 0
+        ends = run_command({**CONFIGURATION, "flags": {"failOnInitError": True}})
+        assert ends.wait(30) == 1
+        assert "OCIGPU-KUBE-6: MPS: " in (work_directory / "log").read_text()
+    finally:
+        faults.unlink()
 
 
 def test_the_command_ends_at_once_with_a_wrong_configuration(

@@ -22,6 +22,7 @@ from ocigpu.kubernetes.loading import Told
 from ocigpu.kubernetes.publish import Place, find_place, publish, withdraw
 from ocigpu.settings import Settings, read_settings
 
+Command = Callable[..., Completed]
 POD = {"NODE_NAME": "node-1", "POD_NAME": "labels-x7", "POD_NAMESPACE": "gpu"}
 FEATURE = "/apis/nfd.k8s-sigs.io/v1alpha1/namespaces/gpu/nodefeatures/nvidia-features-for-node-1"
 NODE = "/api/v1/nodes/node-1"
@@ -218,6 +219,20 @@ def test_labels_stay_while_the_driver_gives_no_answer(simulated_host: SimulatedH
     assert lines == [f"{len(before.splitlines())} labels: {file}"]
 
 
+@pytest.mark.parametrize("flag", ["--oneshot", "--fail-on-init-error"])
+def test_the_command_ends_without_a_driver_when_told_so(
+    simulated_host: SimulatedHost, node_labels: Command, tmp_path: Path, flag: str
+) -> None:
+    faults = simulated_host.directory / "faults"
+    faults.write_text("init 999\n")
+    try:
+        failed = node_labels(flag, f"--output-file={tmp_path}/gfd", check=False)
+    finally:
+        faults.unlink()
+    assert failed.returncode == 1
+    assert "OCIGPU-KUBE-7" in failed.stderr
+
+
 def test_a_node_without_gpus_is_labelled_so(tmp_path: Path) -> None:
     (tmp_path / "proc").mkdir()
     found = read_labels(Settings(simulation_root=str(tmp_path)), configured(no_timestamp="true"), 0)
@@ -225,9 +240,6 @@ def test_a_node_without_gpus_is_labelled_so(tmp_path: Path) -> None:
 
 
 # --- the command
-
-
-Command = Callable[..., Completed]
 
 
 @pytest.fixture
