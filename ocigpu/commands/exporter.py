@@ -18,7 +18,7 @@ Options of dcgm-exporter, with their meaning there; each has its variable, e.g. 
   --pod-resources-kubelet-socket SOCKET    the kubelet's socket
   --nvidia-resource-names LIST             further resources that are GPUs
   --kubernetes-gpu-id-type uid|device-name both are always understood
-  --kubernetes-virtual-gpus                label vgpu: the number of the replica
+  --kubernetes-virtual-gpus                label vgpu: the number of the replica; GPU_UTIL and FB_USED by pod
   -d, --devices f|g|i                      f: GPUs, or their instances with MIG; g[:0,2-4]: GPUs; i: instances
   --hpc-job-mapping-dir DIR                files that list the jobs of a GPU
   --xid-count-window-size MS, --clock-events-count-window-size MS

@@ -219,6 +219,7 @@ static nvml_return check_gpu(const struct handle *device)
 
 static unsigned int load_of(int gpu);
 static unsigned int watts(const struct handle *device);
+static nvml_return give_processes(const struct handle *device, unsigned int *count, void *list);
 
 EXPORT nvml_return nvmlSystemGetDriverVersion(char *version, unsigned int length)
 {
@@ -593,8 +594,8 @@ static nvml_return no_processes(const struct handle *device, unsigned int *count
 
 EXPORT nvml_return nvmlDeviceGetComputeRunningProcesses_v3(const struct handle *device, unsigned int *count, void *list)
 {
-    (void)list;
-    return no_processes(device, count);
+    REQUIRE(check(device));
+    return count ? give_processes(device, count, list) : INVALID_ARGUMENT;
 }
 
 EXPORT nvml_return nvmlDeviceGetGraphicsRunningProcesses_v3(const struct handle *device, unsigned int *count, void *list)

@@ -169,6 +169,24 @@ def test_pods_of_whole_shared_and_cut_gpus(h100: SimulatedHost, tmp_path: Path) 
     assert value(page, "ocigpu_exporter_pod_resources_up") == 1
 
 
+def test_replicas_count_apart_where_they_are_wanted(simulated_host: SimulatedHost, tmp_path: Path) -> None:
+    gpu = simulated_host.gpus[4]
+    pods = [["a", f"p{number}", "c", "nvidia.com/gpu", [f"{gpu}::{number}"]] for number in range(2)]
+    with (
+        kubelet(tmp_path, pods) as (kubelet_socket, _),
+        exporter(
+            simulated_host.directory, tmp_path, "-k", "--kubernetes-virtual-gpus", "--use-old-namespace",
+            "--hostname-label=Hostname", DCGM_POD_RESOURCES_KUBELET_SOCKET=kubelet_socket,
+        ) as running,
+    ):  # fmt: skip
+        page = running.wait("pods", lambda page: any("vgpu" in labels for labels, _ in page.get(USED, [])))
+    found = [labels for labels, _ in page[USED] if labels["uuid"] == gpu]
+    assert [(labels["pod_name"], labels["vgpu"], labels["Hostname"]) for labels in found] == [
+        ("p0", "0", "node-1"),
+        ("p1", "1", "node-1"),
+    ]
+
+
 def test_a_kubelet_that_fails_costs_only_the_labels_of_pods(simulated_host: SimulatedHost, tmp_path: Path) -> None:
     pods = [["a", "p", "c", "nvidia.com/gpu", [simulated_host.gpus[0]]]]
     pod_up = "ocigpu_exporter_pod_resources_up"

@@ -1,6 +1,8 @@
 """The exporter's pure parts: the file that chooses metrics, options, owners, and the text."""
 
+import os
 import re
+from pathlib import Path
 
 import pytest
 from exporter_lab import read_page, value
@@ -14,6 +16,7 @@ from ocigpu.host.vfio import Candidate
 from ocigpu.kubernetes.exporter.__main__ import document
 from ocigpu.kubernetes.exporter.collectors import DEFAULTS, Collector, parse_collectors, write_collectors
 from ocigpu.kubernetes.exporter.exposition import Picture, render
+from ocigpu.kubernetes.exporter.jobs import read_jobs
 from ocigpu.kubernetes.exporter.metrics import BY_NAME, CLOCK_COUNT, GPM_METRICS, METRICS, XID, XID_COUNT
 from ocigpu.kubernetes.exporter.nvml_readers import LABEL_READERS, READERS
 from ocigpu.kubernetes.exporter.options import Devices, Options, parse_address, parse_devices, parse_options
@@ -294,6 +297,19 @@ def test_xids_and_clock_events_have_labels_of_their_own() -> None:
 def test_jobs_make_a_series_each() -> None:
     page = read_page(page_of(Picture(Sample(GPUS), jobs={(0, WHOLE): ("a", "b"), (1, 7): ("c",)})))
     assert sorted(labels.get("hpc_job", "") for labels, _ in page[USED]) == ["", "a", "b", "c"]
+
+
+def test_jobs_are_read_from_files_by_gpu_and_instance(tmp_path: Path) -> None:
+    for name, text in {"0": "job-1\njob-2\njob-1\n", "1.7": "job-3", "2": "", "x": "no", "0.": "no"}.items():
+        (tmp_path / name).write_text(text)
+    os.mkfifo(tmp_path / "3")
+    assert read_jobs(str(tmp_path)) == {
+        (0, WHOLE): ("job-1", "job-2"),
+        (1, 7): ("job-3",),
+        (2, WHOLE): (),
+        (3, WHOLE): (),
+    }
+    assert read_jobs("") == read_jobs(str(tmp_path / "none")) == {}
 
 
 def test_a_lost_gpu_is_down_and_has_no_values() -> None:

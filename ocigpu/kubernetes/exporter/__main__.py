@@ -33,6 +33,9 @@ those of its GPU. There is no utilization of a GPU that is cut.
 
 Each pod that has a GPU has a series of it, also when they share it (dcgm-exporter: only the last one). A resource
 counts if its name begins with `nvidia.com/` (`--resource-prefixes`) or is named (`--nvidia-resource-names`).
+With `--kubernetes-virtual-gpus` replicas count apart (`vgpu`), and `GPU_UTIL` and `FB_USED` of a whole GPU are those of
+the pod's processes; that needs the host's pid namespace, and as root the kubelet's checkpoint of devices, which ties a
+pod's UID to its name. Without them each pod has the whole GPU's number.
 Prometheus needs `honorLabels: true`, else these labels become `exported_pod` and so on.
 
 ## Units and meanings

@@ -75,7 +75,7 @@ OPTIONS = (
     ),
     _option(
         "kubernetes_virtual_gpus", "bool", "kubernetes-virtual-gpus", "KUBERNETES_VIRTUAL_GPUS",
-        "add the number of the replica as label vgpu",
+        "label vgpu: the number of the replica; GPU_UTIL and FB_USED by pod",
     ),
     _option(
         "nvidia_resource_names", "list", "nvidia-resource-names", "NVIDIA_RESOURCE_NAMES",

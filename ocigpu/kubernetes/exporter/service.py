@@ -5,7 +5,6 @@ Pages are answered in threads of their own, signals are waited for by the first 
 """
 
 import os
-import re
 import signal
 import threading
 import time
@@ -17,12 +16,20 @@ from ocigpu.host.tree import find_roots
 from ocigpu.host.vfio import read_vfio_facts
 from ocigpu.kubernetes.exporter.collectors import Collector, read_collectors
 from ocigpu.kubernetes.exporter.exposition import Picture, render, render_number
+from ocigpu.kubernetes.exporter.jobs import read_jobs
 from ocigpu.kubernetes.exporter.options import Options, parse_address
-from ocigpu.kubernetes.exporter.owners import WHOLE, Owners, VfioDevice, find_owners, find_vfio_owners
+from ocigpu.kubernetes.exporter.owners import (
+    Container,
+    Owners,
+    VfioDevice,
+    find_owners,
+    find_vfio_owners,
+)
 from ocigpu.kubernetes.exporter.pods import DEADLINE as KUBELET_DEADLINE
 from ocigpu.kubernetes.exporter.pods import list_containers
 from ocigpu.kubernetes.exporter.sample import GpuSample, Sample
 from ocigpu.kubernetes.exporter.sampler import DEADLINE, Orders, Sampler
+from ocigpu.kubernetes.exporter.shares import find_split, read_pod_uids
 from ocigpu.kubernetes.exporter.web import Page, WebServer, make_page
 from ocigpu.kubernetes.loading import file_state
 from ocigpu.settings import Settings
@@ -33,8 +40,6 @@ LOOK = 0.5
 """Seconds between looks at the list of metrics."""
 STALE_INTERVALS, STALE_SECONDS = 10, 300.0
 """Values older than both are no longer handed out."""
-MAX_JOB_FILE, MAX_JOBS = 1 << 16, 64
-_JOB_FILE = re.compile(r"([0-9]{1,4})(?:\.([0-9]{1,4}))?")
 
 
 class Standing(NamedTuple):
@@ -106,6 +111,7 @@ class Service:
                 options.collect_interval,
                 options.xid_count_window_size,
                 options.clock_events_count_window_size,
+                processes=options.kubernetes_virtual_gpus,
                 poll=options.gpu_bind_unbind_poll_interval if options.enable_gpu_bind_unbind_watch else 0.0,
             )
         )
@@ -161,9 +167,18 @@ class Service:
         return gpu._replace(uuid=gpu.uuid or known.uuid, bus_id=gpu.bus_id or known.bus_id, name=gpu.name or known.name)
 
     def _publish(self, sample: Sample) -> None:
-        owners, vfio = Owners(), list[VfioDevice]()
+        owners, vfio, split = Owners(), list[VfioDevice](), {}
         if self.options.kubernetes:
-            owners = self._find_owners(sample)
+            containers = self._list_containers()
+            owners = find_owners(
+                containers,
+                sample.gpus,
+                self.options.resource_prefixes,
+                self.options.nvidia_resource_names,
+                self.options.kubernetes_virtual_gpus,
+            )
+            if self.options.kubernetes_virtual_gpus:
+                split = find_split(sample.gpus, owners.gpus, read_pod_uids(containers))
             try:
                 facts = read_vfio_facts(find_roots(self.settings))
             except HostError as error:
@@ -171,13 +186,12 @@ class Service:
             else:
                 vfio = find_vfio_owners(facts.candidates, owners.others)
         jobs = read_jobs(self.options.hpc_job_mapping_dir)
-        picture = Picture(sample, owners.gpus, jobs, vfio=vfio)
+        picture = Picture(sample, owners.gpus, jobs, split, vfio)
         self.page = make_page(render(self.collectors, picture, self.options, self.hostname))
 
-    def _find_owners(self, sample: Sample) -> Owners:
-        options = self.options
+    def _list_containers(self) -> tuple[Container, ...]:
         begin = time.monotonic()
-        listing = list_containers(options.pod_resources_kubelet_socket, KUBELET_DEADLINE)
+        listing = list_containers(self.options.pod_resources_kubelet_socket, KUBELET_DEADLINE)
         if listing.problem:
             self._say("pods", "error", f"no labels of pods: {listing.problem}")
         elif self._told.pop("pods", ""):
@@ -185,13 +199,7 @@ class Service:
         self.standing = self.standing._replace(
             pods_problem=listing.problem, pods_seconds=round(time.monotonic() - begin, 6)
         )
-        return find_owners(
-            listing.containers,
-            sample.gpus,
-            options.resource_prefixes,
-            options.nvidia_resource_names,
-            options.kubernetes_virtual_gpus,
-        )
+        return listing.containers
 
     def _say(self, topic: str, level: str, text: str, always: bool = False) -> None:
         """Log a line unless it was the last one of its topic."""
@@ -240,27 +248,3 @@ class Service:
                 ),
             ]  # fmt: skip
         return "".join(lines).encode()
-
-
-def read_jobs(directory: str) -> dict[tuple[int, int], tuple[str, ...]]:
-    """Return the jobs by GPU index and GPU instance (WHOLE for a GPU) from files "0" or "0.7" with a job a line."""
-    found: dict[tuple[int, int], tuple[str, ...]] = {}
-    try:
-        names = os.listdir(directory) if directory else []
-    except OSError:  # not made yet: the scheduler makes it with the first job
-        return {}
-    for name in names:
-        parts = _JOB_FILE.fullmatch(name)
-        if not parts:
-            continue
-        try:
-            with open(
-                os.path.join(directory, name), encoding="utf-8", errors="replace",
-                opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK),
-            ) as file:  # fmt: skip
-                words = file.read(MAX_JOB_FILE).split()
-        except OSError:  # the job has ended just now
-            continue
-        jobs = tuple(dict.fromkeys(words))[:MAX_JOBS]
-        found[int(parts[1]), int(parts[2]) if parts[2] else WHOLE] = jobs
-    return found
