@@ -80,10 +80,11 @@ class ControlDaemon:
 
         Raises HostError (OCIGPU-KUBE-6); then nothing runs.  Needs root: CAP_SYS_ADMIN, for mode and mounts.
         """
+        again = os.path.ismount(self.job.directories.shm)
         try:
             self._start(interrupted)
         except OcigpuError:
-            self.stop()
+            self.stop(keep=again)
             raise
 
     def extend(self, job: Job) -> tuple[str, ...]:
@@ -106,8 +107,11 @@ class ControlDaemon:
         self._pass_on_log()
         return self._child is not None and not _has_ended(self._child.pid)
 
-    def stop(self) -> None:
-        """End the daemon with its servers, by force if it must be, and take back everything made for it."""
+    def stop(self, keep: bool = False) -> None:
+        """End the daemon with its servers, by force if it must be, and take back everything made for it.
+
+        ``keep``: the directories stay as they are mounted in pods, so that these find the next daemon there.
+        """
         try:
             _remove(self.job.directories.ready)
         except OcigpuError as error:
@@ -119,6 +123,8 @@ class ControlDaemon:
         if self._exclusive:  # else the mode is what somebody else has set
             self._set_mode(self.job.gpus, DEFAULT, "default")
             self._exclusive = False
+        if keep:
+            return
         if os.path.ismount(self.job.directories.shm):
             try:
                 libc.umount2(self.job.directories.shm, libc.MNT_DETACH)
@@ -173,10 +179,10 @@ class ControlDaemon:
         self._logged = 0
         try:
             for path, mode in ((directories.pipe, 0o755), (directories.log, 0o755), (directories.shm, 0o1777)):
-                if path != directories.shm:
-                    shutil.rmtree(path, ignore_errors=True)
                 os.makedirs(path, exist_ok=True)
                 os.chmod(path, mode)
+            _empty(directories.pipe)
+            _empty(directories.log)
             flags = libc.MS_NOSUID | libc.MS_NODEV | libc.MS_NOEXEC
             flags |= libc.MS_REMOUNT if os.path.ismount(directories.shm) else 0
             libc.mount("tmpfs", directories.shm, "tmpfs", flags, f"size={self.job.shm_size},mode=1777")
@@ -286,6 +292,15 @@ def _prepare_child(shm: str) -> None:
 def _has_ended(pid: int) -> bool:
     """Return whether a child has ended; it stays to be waited for."""
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def _empty(directory: str) -> None:
+    """Remove what a daemon has left in its directory."""
+    for entry in os.scandir(directory):
+        if entry.is_dir(follow_symlinks=False):
+            shutil.rmtree(entry.path)
+        else:
+            os.unlink(entry.path)
 
 
 def _remove(path: str) -> None:

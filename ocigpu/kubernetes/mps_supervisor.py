@@ -200,7 +200,7 @@ class Supervisor:
         if keeper.since is not None:
             if keeper.daemon.is_running():
                 return
-            keeper.daemon.stop()
+            keeper.daemon.stop(keep=True)
             keeper.failed(now)
             self._say(resource, "error", f"{resource}: the control daemon ended; it is started again")
         elif now >= keeper.due:

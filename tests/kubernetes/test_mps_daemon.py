@@ -280,9 +280,13 @@ def test_the_command_keeps_daemons_running_and_takes_them_back(
     assert told(beside)[1:] == LIMITS
     # killed: not ready any more, and started again with its limits
     first = int(told(beside)[0].split()[1])
+    shared_memory = work_directory / "nvidia.com/gpu/shm"
+    places = [os.stat(shared_memory).st_dev, os.stat(work_directory / "nvidia.com/gpu/pipe").st_ino]
     os.kill(first, signal.SIGKILL)
     wait_for("another daemon", lambda: len(told(beside)) == 8 and ready.exists())
     assert told(beside)[5:] == LIMITS
+    now = [os.stat(shared_memory).st_dev, os.stat(work_directory / "nvidia.com/gpu/pipe").st_ino]
+    assert now == places, "pods that are there find the new daemon"
     assert "nvidia.com/gpu: the control daemon ended; it is started again" in messages(work_directory)
     # other limits: another daemon; the file is followed
     configuration = shared({"name": "gpu", "replicas": 2}, strategy="mps")
