@@ -278,6 +278,26 @@ def test_a_gpu_that_stays_lost_costs_the_others_nothing_that_is_counted_between_
         assert {labels["gpu"] for labels, _ in page[ACTIVE]} == {"0"}
 
 
+def test_gpus_that_come_and_go_are_seen_between_samples(h100: SimulatedHost, tmp_path: Path) -> None:
+    up = "ocigpu_exporter_gpu_up"
+    listed, node = (h100.directory / name for name in ("proc/driver/nvidia/gpus/0000:01:00.0", "dev/nvidia0"))
+    watch = ("--enable-gpu-bind-unbind-watch", "--gpu-bind-unbind-poll-interval", "100ms")
+    with exporter(h100.directory, tmp_path, *watch, interval=3600000) as running:
+        running.wait("a sample", lambda page: len(page.get(up, [])) == 2)
+        hidden = h100.directory / "hidden"
+        hidden.mkdir()
+        try:
+            for number, path in enumerate((node, listed)):
+                path.rename(hidden / str(number))
+            page = running.wait("one GPU less", lambda page: len(page[up]) == 1)
+            assert page[up][0][0]["UUID"] == h100.gpus[1]
+        finally:
+            for number, path in enumerate((node, listed)):
+                (hidden / str(number)).rename(path)
+            hidden.rmdir()
+        running.wait("both", lambda page: len(page[up]) == 2)
+
+
 def test_xids_are_counted_and_told_by_gpu_and_instance(h100: SimulatedHost, tmp_path: Path) -> None:
     words = ("-f", all_collectors(tmp_path), "--xid-count-window-size", "60000")
     xid, count = "DCGM_FI_DEV_XID_ERRORS", "DCGM_EXP_XID_ERRORS_COUNT"

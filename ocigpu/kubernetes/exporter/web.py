@@ -94,8 +94,6 @@ def _address(host: str, port: int) -> tuple[socket.AddressFamily, tuple[str, int
 
 class _Handler(BaseHTTPRequestHandler):
     server: WebServer
-    server_version = "ocigpu"
-    sys_version = ""
     protocol_version = "HTTP/1.1"
     timeout = TIMEOUT
 
@@ -133,6 +131,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)
+
+    def version_string(self) -> str:
+        """Return the name of this server."""
+        return "ocigpu"
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
         """Requests are not logged: there is one each few seconds."""
