@@ -97,8 +97,9 @@ def detach_command(
 @contextmanager
 def _open(container: str, root: list[str] | None, config: str) -> "Iterator[tuple[Live, HostFacts]]":
     from ocigpu.containers.find import default_places, find_container
-    from ocigpu.containers.live import open_live
+    from ocigpu.containers.live import open_live, require_root
 
+    require_root("attach and detach")
     settings = load_settings(config)
     found = find_container(default_places(tuple(root or ())), container)
     facts = load_facts(settings)

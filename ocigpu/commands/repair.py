@@ -44,14 +44,15 @@ def repair_command(
 ) -> None:
     """Give running containers back the GPUs that they have lost."""
     from ocigpu.containers.find import default_places, find_container, find_containers
-    from ocigpu.containers.live import open_live
+    from ocigpu.containers.live import open_live, require_root
     from ocigpu.containers.repair import Repaired, repair
 
     if bool(container) == all_:
         raise UsageError("name one container, or give --all")
+    require_root("repair")
     settings = load_settings(config)
     places = default_places(tuple(root or ()))
-    found = [find_container(places, container)] if container else find_containers(places)[0]
+    found, unread = ([find_container(places, container)], []) if container else find_containers(places)
     facts = load_facts(settings)
     rows: list[dict[str, Any]] = []
     failed = False
@@ -73,6 +74,9 @@ def repair_command(
     else:
         for row in rows:
             _print(row)
+        if not rows:
+            print("no container runs")
+        print_notes(unread)
     left = any(row["lost"] and not row["done"] for row in rows)
     raise typer.Exit(1 if failed else 3 if left else 0)
 

@@ -63,9 +63,10 @@ def verify_command(
 ) -> None:
     """Try every GPU, device and driver library from inside a running container, and compare with what was granted."""
     from ocigpu.containers.find import default_places, find_container
-    from ocigpu.containers.live import open_live
+    from ocigpu.containers.live import open_live, require_root
     from ocigpu.containers.verify import to_json, verify
 
+    require_root("verify")
     settings = load_settings(config)
     found = find_container(default_places(tuple(root or ())), container)
     facts = load_facts(settings)
@@ -103,8 +104,9 @@ def _print_rows(verified: "Verified") -> None:
     print()
     granted = [row for row in verified.libraries if row.granted]
     right = sum(row.verdict == "as granted" for row in granted)
-    total = f"{right} of {count(len(granted), 'granted library')}".replace("librarys", "libraries")
-    print(f"{total} are the host's files, of driver {verified.version}")
+    if granted:
+        total = f"{right} of {count(len(granted), 'granted library')}".replace("librarys", "libraries")
+        print(f"{total} are the host's files, of driver {verified.version}")
     wrong = [row for row in verified.nodes if row.why]
     problems = [f"{row.what} ({row.number}): {row.why}" for row in wrong]
     problems += [f"{row.name}: {row.why}" for row in verified.libraries if row.why]

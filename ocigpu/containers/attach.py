@@ -15,7 +15,7 @@ from ocigpu.containers.guard import changed_rules
 from ocigpu.containers.inside import drop_view, read_view, remove_inside
 from ocigpu.containers.live import Grant, Live, Now, Number, change_grant, numbers_of, plan_for, read_cgroup, read_now
 from ocigpu.containers.report import Process, find_holders
-from ocigpu.errors import OcigpuError, RequestError
+from ocigpu.errors import OcigpuError, RequestError, quoted
 from ocigpu.provision.apply import provision
 from ocigpu.request import Request
 from ocigpu.selection import select_devices
@@ -228,8 +228,8 @@ def _failed(live: Live, cause: str, hint: str) -> OcigpuError:
 def find_devices(live: Live, names: Sequence[str]) -> tuple[str, ...]:
     """Return the UUIDs of the GPUs and MIG devices of these names; raises RequestError OCIGPU-DEV-1 and the like."""
     for name in names:
-        if name in ("all", "none", "void", ""):
-            raise RequestError("OCIGPU-DEV-1", f"--gpu {name}: name one GPU; several: --gpu A --gpu B")
+        if name in ("all", "none", "void", "") or "," in name:
+            raise RequestError("OCIGPU-DEV-1", f"--gpu {quoted(name)}: name one GPU; several: --gpu A --gpu B")
     selection = select_devices(Request(selection="list", devices=tuple(names), source="--gpu"), live.facts)
     return (*(gpu.uuid for gpu in selection.gpus), *(mig.uuid for _, mig in selection.mig_devices))
 

@@ -120,13 +120,16 @@ def open_process(container: Container) -> int:
 
     Raises OcigpuError OCIGPU-CTR-3 when it has ended (or its number is another process's now), or cannot be opened.
     """
+    ended = OcigpuError("OCIGPU-CTR-3", f"container {container.name}: its first process has ended")
+    if not container.pid:
+        raise ended
     try:
         fd = os.open(f"/proc/{container.pid}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
         raise OcigpuError("OCIGPU-CTR-3", f"container {container.name}: {error.strerror}") from error
-    if not container.pid or not _is_alive(fd, container.start_time):
+    if not _is_alive(fd, container.start_time):
         os.close(fd)
-        raise OcigpuError("OCIGPU-CTR-3", f"container {container.name}: its first process has ended")
+        raise ended
     return fd
 
 

@@ -100,13 +100,16 @@ def _remove_node(parent_fd: int, name: str, rdev: int) -> None:
 
 
 def read_view(container: Container) -> int:
-    """Return the id of the mount that shows a container its /proc/driver/nvidia; raises OSError."""
+    """Return the id of the mount that shows a container its /proc/driver/nvidia, 0 for none; raises OSError."""
     found: int = ask_child(lambda: _read_view(container))
     return found
 
 
 def _read_view(container: Container) -> int:
-    fd = open_in_root(_enter(container), PROC_DRIVER, os.O_PATH)
+    try:
+        fd = open_in_root(_enter(container), PROC_DRIVER, os.O_PATH)
+    except FileNotFoundError:
+        return 0
     try:
         return read_mnt_id(fd)
     finally:

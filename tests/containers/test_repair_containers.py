@@ -140,6 +140,14 @@ def test_all_containers_are_repaired_whatever_one_of_them_says(
             (broken.state / lost.name).rename(second.with_name(f"{second.name}.state") / lost.name)
 
 
+@pytest.mark.parametrize("words", [["verify", "any"], ["repair", "--all"], ["attach", "any", "--gpu", "1"]])
+def test_without_root_nothing_is_called_well(words: list[str], tmp_path: Path) -> None:
+    ordinary = ["setpriv", "--reuid", "1000", "--regid", "1000", "--clear-groups"]
+    result = run([*ordinary, PROGRAMS / "ocigpu", *words, "--root", tmp_path], check=False)
+    assert (result.returncode, result.stdout) == (1, "")
+    assert "OCIGPU-CTR-6" in result.stderr
+
+
 def test_one_container_or_all_of_them(gpu_3: Made) -> None:
     for words in (["repair"], ["repair", gpu_3.name, "--all"]):
         assert "OCIGPU-ARG-1" in ocigpu(gpu_3, *words, status=2).stderr
