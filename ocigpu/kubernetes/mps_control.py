@@ -73,7 +73,7 @@ class ControlDaemon:
         self._times = times or Times()
         self._child: subprocess.Popen[bytes] | None = None
         self._logged = 0
-        self._exclusive = False
+        self._exclusive: tuple[str, ...] = ()
 
     def start(self, interrupted: Callable[[], bool] = lambda: False) -> None:
         """Start the daemon, set its limits, and make the file that says that it is ready.
@@ -120,9 +120,10 @@ class ControlDaemon:
             self._end(self._child)
             self._child = None
             self._pass_on_log()
-        if self._exclusive:  # else the mode is what somebody else has set
-            self._set_mode(self.job.gpus, DEFAULT, "default")
-            self._exclusive = False
+        problems = set_compute_mode(self.job.facts, self._exclusive, DEFAULT) if self._exclusive else {}
+        for uuid, problem in problems.items():
+            self._warn(f"compute mode of {uuid} is not default: {problem}")
+        self._exclusive = ()
         if keep:
             return
         if os.path.ismount(self.job.directories.shm):
@@ -140,7 +141,6 @@ class ControlDaemon:
             raise _error(f"the host has no {PROGRAM}")
         self._quit_left_over()
         self._make_directories()
-        self._exclusive = True
         self._make_exclusive(self.job.gpus)
         try:
             self._child = subprocess.Popen(
@@ -250,14 +250,10 @@ class ControlDaemon:
             child.returncode = -signal.SIGKILL
 
     def _make_exclusive(self, gpus: Sequence[str]) -> None:
-        for uuid, problem in self._set_mode(gpus, EXCLUSIVE_PROCESS, "exclusive process").items():
-            raise _error(f"compute mode of {uuid}: {problem}")
-
-    def _set_mode(self, gpus: Sequence[str], mode: int, name: str) -> dict[str, str]:
-        problems = set_compute_mode(self.job.facts, gpus, mode)
+        problems = set_compute_mode(self.job.facts, gpus, EXCLUSIVE_PROCESS)
+        self._exclusive += tuple(uuid for uuid in gpus if uuid not in problems)
         for uuid, problem in problems.items():
-            self._warn(f"compute mode of {uuid} is not {name}: {problem}")
-        return problems
+            raise _error(f"compute mode of {uuid}: {problem}")
 
     def _pass_on_log(self) -> None:
         for line in self._new_lines():
