@@ -59,8 +59,7 @@ def exporter_command(
     ] = None,
     config: ConfigOption = "",
     driver_root: Annotated[
-        str,
-        typer.Option("--driver-root", metavar="DIR", envvar="NVIDIA_DRIVER_ROOT", help="Where the driver's files are."),
+        str, typer.Option("--driver-root", metavar="DIR", help="Where the driver's files are, in this container.")
     ] = "",
     print_collectors: Annotated[
         bool, typer.Option("--print-collectors", help="Print the list of metrics as a file for --collectors, and end.")
