@@ -74,8 +74,9 @@ def plan_daemons(node: Node, configuration: Configuration, shm_size: str) -> Pla
     for resource in node.inventory.resources:
         if resource.sharing != "mps":
             continue
-        incomplete = incomplete or any(device.error for device in resource.devices if device.is_replica)
-        problem = mps_problem(resource, node.facts)
+        errors = [device.error for device in resource.devices if device.is_replica]
+        incomplete = incomplete or any(errors)
+        problem = mps_problem(resource, node.facts) or (errors[0] if all(errors) else "")
         if problem:
             problems.append(f"{resource.name}: {problem}")
         else:
@@ -162,8 +163,8 @@ class Supervisor:
         """
         node = read_node(host_settings(self._settings, configuration.options), configuration)
         plan = plan_daemons(node, configuration, self._shm_size)
-        for problem in plan.problems:
-            self._say("plan", "warning", problem)
+        if plan.problems:
+            self._say("plan", "warning", "; ".join(plan.problems))
         now = time.monotonic()
         if plan.silent:  # what runs goes on
             if configuration.options.fail_on_init_error and not again:
@@ -180,8 +181,12 @@ class Supervisor:
             if again and keeper.since is not None:
                 if job is not None:
                     self._extend(keeper, job)
-            elif job is None or job._replace(facts=HostFacts()) != keeper.daemon.job._replace(facts=HostFacts()):
+            elif job is None:
                 self._keepers.pop(name).daemon.stop()
+            elif job._replace(facts=HostFacts()) != keeper.daemon.job._replace(facts=HostFacts()):
+                keeper.daemon.stop(keep=again)
+                self._keepers[name] = Keeper(ControlDaemon(job, self._log, self._times), keeper.due if again else now)
+                self._keepers[name].delay = keeper.delay if again else 0.0
         for name, job in plan.jobs.items():
             if name not in self._keepers:
                 self._keepers[name] = Keeper(ControlDaemon(job, self._log, self._times), now)
@@ -208,6 +213,7 @@ class Supervisor:
                 keeper.daemon.start(lambda: waiting.stopping)
             except HostError as error:
                 keeper.failed(time.monotonic())
+                self._ask_at = keeper.due - LOOK  # a GPU that was lost must not keep the others waiting
                 self._say(resource, "error", f"{error.code}: {resource}: {error.message}; it is tried again")
                 return
             keeper.since = time.monotonic()

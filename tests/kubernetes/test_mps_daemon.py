@@ -214,6 +214,8 @@ def test_which_daemons_a_node_needs(mps_host: SimulatedHost) -> None:
     resource = Resource("nvidia.com/gpu", (lost, well), sharing="mps")
     partly = plan_daemons(node._replace(inventory=Inventory((resource,))), many, "1g")
     assert (partly.jobs["nvidia.com/gpu"].gpus, partly.incomplete) == (mps_host.gpus[1:], True)
+    gone = plan_daemons(node._replace(inventory=Inventory((resource._replace(devices=(lost,)),))), many, "1g")
+    assert gone == Plan(problems=("nvidia.com/gpu: lost",), incomplete=True)
     silent = plan_daemons(node._replace(source=""), many, "1g")
     assert (silent.jobs, silent.silent) == ({}, True)
 
@@ -303,6 +305,28 @@ def test_the_command_keeps_daemons_running_and_takes_them_back(
     assert not (work_directory / ".ready").exists()
     assert (mode_of(mps_host, 0), mode_of(mps_host, 1)) == ("0", "0")
     assert not os.path.ismount(work_directory / "nvidia.com/gpu/shm")
+
+
+def test_a_lost_gpu_does_not_keep_the_others_waiting(
+    mps_host: SimulatedHost, work_directory: Path, beside: Path, run_command: Callable[..., "subprocess.Popen[str]"]
+) -> None:
+    """It is lost together with the daemon."""
+    faults = mps_host.directory / "faults"
+    child = run_command(CONFIGURATION)
+    ready = work_directory / "nvidia.com/gpu/.ready"
+    wait_for("readiness", ready.exists, on_failure=(work_directory / "log").read_text)
+    try:
+        faults.write_text("lost 1\n")
+        os.kill(int(told(beside)[0].split()[1]), signal.SIGKILL)
+        wait_for(
+            "a daemon without it",
+            lambda: told(beside)[-2:] == [LIMITS[0], LIMITS[2]] and ready.exists(),
+            on_failure=(work_directory / "log").read_text,
+        )
+    finally:
+        faults.unlink()
+    child.send_signal(signal.SIGTERM)
+    assert child.wait(30) == 0
 
 
 def test_the_command_waits_when_nothing_is_shared_by_mps(
