@@ -4,6 +4,7 @@ Source: NVIDIA's MPS documentation (nvidia-cuda-mps-control: option -f, commands
 """
 
 import contextlib
+import errno
 import os
 import re
 import shutil
@@ -24,6 +25,7 @@ MAX_LINES = 50
 """Lines of the daemon's log that are passed on at once; clients can make it write many."""
 _QUESTION = "get_default_active_thread_percentage"
 _SHM = "/dev/shm"
+_LABEL = "security.selinux"
 _SIZE = re.compile(r"[1-9][0-9]{0,15}[kKmMgG]?|[1-9][0-9]?%|100%")
 
 Log = Callable[..., None]
@@ -186,6 +188,8 @@ class ControlDaemon:
             flags = libc.MS_NOSUID | libc.MS_NODEV | libc.MS_NOEXEC
             flags |= libc.MS_REMOUNT if os.path.ismount(directories.shm) else 0
             libc.mount("tmpfs", directories.shm, "tmpfs", flags, f"size={self.job.shm_size},mode=1777")
+            for path in (directories.pipe, directories.shm):
+                relabel(path)
         except OSError as error:
             raise _error(f"{error.filename or directories.shm}: {error.strerror}") from error
 
@@ -288,6 +292,21 @@ def _prepare_child(shm: str) -> None:
 def _has_ended(pid: int) -> bool:
     """Return whether a child has ended; it stays to be waited for."""
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def relabel(path: str) -> None:
+    """Let containers use a directory where SELinux guards files: the type container_file_t, of container-selinux.
+
+    Raises OSError; a file without a label is left alone.
+    """
+    try:
+        label = os.getxattr(path, _LABEL).rstrip(b"\0").split(b":")
+    except OSError as error:
+        if error.errno in (errno.ENODATA, errno.ENOTSUP):
+            return
+        raise
+    if len(label) >= 4:
+        os.setxattr(path, _LABEL, b":".join((*label[:2], b"container_file_t", b"s0")))
 
 
 def _empty(directory: str) -> None:

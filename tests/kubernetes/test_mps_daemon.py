@@ -19,7 +19,7 @@ from ocigpu.errors import HostError, UsageError
 from ocigpu.facts import HostFacts
 from ocigpu.kubernetes.compute_mode import DEFAULT, EXCLUSIVE_PROCESS, set_compute_mode
 from ocigpu.kubernetes.devices import Inventory, Resource
-from ocigpu.kubernetes.mps_control import ControlDaemon, Job, Times, check_size, find_program
+from ocigpu.kubernetes.mps_control import ControlDaemon, Job, Times, check_size, find_program, relabel
 from ocigpu.kubernetes.mps_gate import waiting_resources, waits_for_mps
 from ocigpu.kubernetes.mps_supervisor import Keeper, Plan, plan_daemons
 from ocigpu.kubernetes.node import read_node
@@ -218,6 +218,14 @@ def test_which_daemons_a_node_needs(mps_host: SimulatedHost) -> None:
     assert gone == Plan(problems=("nvidia.com/gpu: lost",), incomplete=True)
     silent = plan_daemons(node._replace(source=""), many, "1g")
     assert (silent.jobs, silent.silent) == ({}, True)
+
+
+def test_directories_are_labelled_for_containers_where_files_have_labels(work_directory: Path) -> None:
+    relabel(str(work_directory))
+    assert "security.selinux" not in os.listxattr(work_directory)
+    os.setxattr(work_directory, "security.selinux", b"system_u:object_r:var_run_t:s0:c1,c2\0")
+    relabel(str(work_directory))
+    assert os.getxattr(work_directory, "security.selinux") == b"system_u:object_r:container_file_t:s0"
 
 
 @pytest.mark.parametrize("text", ["1", "64m", "8G", "50%", "100%"])
