@@ -298,6 +298,22 @@ def test_gpus_that_come_and_go_are_seen_between_samples(h100: SimulatedHost, tmp
         running.wait("both", lambda page: len(page[up]) == 2)
 
 
+def test_a_gpu_that_nvml_no_longer_knows_is_down_while_the_driver_has_it(h100: SimulatedHost, tmp_path: Path) -> None:
+    up = "ocigpu_exporter_gpu_up"
+    node, away = (h100.directory / name for name in ("dev/nvidia0", "nvidia0"))
+    with exporter(h100.directory, tmp_path) as running:
+        running.wait("a sample", lambda page: len(page.get(up, [])) == 2)
+        node.rename(away)
+        try:
+            os.kill(int(run(["pgrep", "-P", str(running.process.pid)]).stdout), signal.SIGKILL)
+            page = running.wait("the loss", lambda page: {number for _, number in page[up]} == {0, 1})
+            assert value(page, up, UUID=h100.gpus[0]) == 0
+            assert value(page, up, UUID=h100.gpus[1]) == 1
+            assert {labels["UUID"] for labels, _ in page[TEMPERATURE]} == {h100.gpus[1]}
+        finally:
+            away.rename(node)
+
+
 def test_xids_are_counted_and_told_by_gpu_and_instance(h100: SimulatedHost, tmp_path: Path) -> None:
     words = ("-f", all_collectors(tmp_path), "--xid-count-window-size", "60000")
     xid, count = "DCGM_FI_DEV_XID_ERRORS", "DCGM_EXP_XID_ERRORS_COUNT"

@@ -341,7 +341,8 @@ def _families(text: str) -> list[object]:
 @pytest.mark.parametrize(
     "data",
     [
-        [], "x", 1, None, {}, {"gpus": 1}, {"gpus": [{}]}, {"gpus": [{"index": "x"}], "labels": {}, "seconds": 0},
+        [], "x", 1, None, {}, {"gpus": 1}, {"gpus": [{}]},
+        {"gpus": [{"index": "x"}], "labels": {}, "seconds": 0, "listed": []},
         {"gpus": [{"index": 0}], "labels": {}, "seconds": 0}, {"gpus": [], "labels": [], "seconds": 0},
     ],
     ids=str,
@@ -360,7 +361,7 @@ def test_values_that_are_no_numbers_are_left_out() -> None:
         "migs": [],
         "values": {"a": "x", "b": float("inf"), "c": 1.5, "d": None},
     }
-    (found,) = parse_sample({"gpus": [gpu], "labels": {}, "seconds": 0.1}).gpus
+    (found,) = parse_sample({"gpus": [gpu], "labels": {}, "seconds": 0.1, "listed": []}).gpus
     assert found.values == {"c": 1.5}
 
 

@@ -53,7 +53,7 @@ Prometheus needs `honorLabels: true`, else these labels become `exported_pod` an
 | metric | type | meaning |
 |:-------|:-----|:--------|
 | `ocigpu_exporter_up` | gauge | NVML answered when it was asked last |
-| `ocigpu_exporter_gpu_up` | gauge | this GPU answered; a lost GPU has no other series |
+| `ocigpu_exporter_gpu_up` | gauge | this GPU answered; a GPU that is lost or unknown to NVML has no other series |
 | `ocigpu_exporter_sample_age_seconds` | gauge | age of the values; dropped after 10 intervals, at least 5 minutes |
 | `ocigpu_exporter_sample_duration_seconds` | gauge | how long NVML took |
 | `ocigpu_exporter_samples_total` | counter | how often NVML was asked, by `result` |

@@ -39,19 +39,28 @@ class GpuSample(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """All GPUs at one time.  ``seconds``: how long it took; ``error``: why there is none."""
+    """All GPUs at one time.  ``seconds``: how long it took; ``error``: why there is none.
+
+    ``listed``: bus ids of the GPUs that the kernel's driver has, as it writes them.
+    """
 
     gpus: tuple[GpuSample, ...] = ()
     labels: "Mapping[str, str]" = {}
     seconds: float = 0.0
     error: str = ""
+    listed: tuple[str, ...] = ()
 
 
 def parse_sample(data: Any) -> Sample:
     """Return the sample in a document; raises ValueError, TypeError, KeyError or AttributeError for anything else."""
     if "error" in data:
         return Sample(error=_text(data["error"]))
-    return Sample(tuple(map(_gpu, data["gpus"])), _texts(data["labels"]), float(data["seconds"]))
+    return Sample(
+        tuple(map(_gpu, data["gpus"])),
+        _texts(data["labels"]),
+        float(data["seconds"]),
+        listed=tuple(map(_text, data["listed"])),
+    )
 
 
 def _gpu(item: Any) -> GpuSample:

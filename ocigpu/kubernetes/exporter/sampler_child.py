@@ -193,7 +193,7 @@ class Sampler:
         }
         gpus = [self._gpu(index) for index in range(count)]
         wanted = {name: text for name, text in labels.items() if text and name in self.orders["wanted"]}
-        return {"gpus": gpus, "labels": wanted, "seconds": round(time.monotonic() - begin, 6)}
+        return {"gpus": gpus, "labels": wanted, "listed": listed, "seconds": round(time.monotonic() - begin, 6)}
 
     def _gpu(self, index: int) -> dict[str, Any]:
         gpu: dict[str, Any] = {"index": index}

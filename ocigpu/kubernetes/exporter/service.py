@@ -8,10 +8,12 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from ocigpu import __version__
-from ocigpu.errors import HostError, SettingsError
+from ocigpu.errors import HostError, SettingsError, as_own_error
+from ocigpu.host.procfs import normal_bus_id
 from ocigpu.host.tree import find_roots
 from ocigpu.host.vfio import read_vfio_facts
 from ocigpu.kubernetes.exporter.collectors import Collector, read_collectors
@@ -38,8 +40,13 @@ from ocigpu.watch import Log
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 LOOK = 0.5
 """Seconds between looks at the list of metrics."""
+PAUSE = 10.0
+"""Seconds after a defect."""
 STALE_INTERVALS, STALE_SECONDS = 10, 300.0
 """Values older than both are no longer handed out."""
+
+
+GONE = "NVML does not know it any more"
 
 
 class Standing(NamedTuple):
@@ -73,6 +80,7 @@ class Service:
         self._reload = threading.Event()
         self._told: dict[str, str] = {}
         self._known: dict[int, GpuSample] = {}
+        self._seen: dict[str, GpuSample] = {}
         self._sampler = Sampler(settings, deadline)
         self._file = file_state(options.collectors) if options.collectors else ()
         self.collectors = self._read_collectors()
@@ -93,6 +101,16 @@ class Service:
     # collecting
 
     def _collect(self) -> None:
+        while True:
+            try:
+                self._collect_on()
+            except Exception as error:  # noqa: BLE001 - a defect of ours is told, and the work begins anew
+                problem = as_own_error(error).message
+                self._say("defect", "error", problem)
+                self.standing = self.standing._replace(failed=self.standing.failed + 1, problem=problem)
+                time.sleep(PAUSE)
+
+    def _collect_on(self) -> None:
         self._order()
         while True:
             state = file_state(self.options.collectors) if self.options.collectors else ()
@@ -100,8 +118,11 @@ class Service:
                 self._reload.clear()
                 self._file = state
                 self._read_again()
-            for sample in self._sampler.wait(LOOK):
-                self._take(sample)
+            samples = self._sampler.wait(LOOK)
+            good = [sample for sample in samples if not sample.error]
+            for sample in samples:
+                if sample.error or sample is good[-1]:  # those that came while the kubelet was waited for are old
+                    self._take(sample)
 
     def _order(self) -> None:
         options = self.options
@@ -151,7 +172,8 @@ class Service:
         if standing.problem and standing.done:
             self._say("nvml", "info", "NVML answers again")
         self._told.pop("nvml", None)
-        sample = sample._replace(gpus=tuple(map(self._remember, sample.gpus)))
+        gpus = tuple(map(self._remember, sample.gpus))
+        sample = sample._replace(gpus=(*gpus, *self._find_gone(gpus, sample.listed)))
         self._publish(sample)
         self.standing = self.standing._replace(sampled=now, seconds=sample.seconds, done=standing.done + 1, problem="")
 
@@ -160,11 +182,19 @@ class Service:
         if not gpu.error:
             if self._told.pop(f"gpu{gpu.number}", ""):
                 self.log("info", f"GPU {gpu.number} answers again", gpu=gpu.number)
-            self._known[gpu.number] = gpu
+            self._known[gpu.number] = self._seen[normal_bus_id(gpu.bus_id)] = gpu
             return gpu
         self._say(f"gpu{gpu.number}", "error", f"GPU {gpu.number}: {gpu.error}")
         known = self._known.get(gpu.number, gpu)
         return gpu._replace(uuid=gpu.uuid or known.uuid, bus_id=gpu.bus_id or known.bus_id, name=gpu.name or known.name)
+
+    def _find_gone(self, gpus: Iterable[GpuSample], listed: Iterable[str]) -> list[GpuSample]:
+        """Return the GPUs that NVML no longer has although the kernel's driver does: they fell off the bus.
+
+        Those that neither has were taken away, for instance for a virtual machine.
+        """
+        left = set(map(normal_bus_id, listed)) - {normal_bus_id(gpu.bus_id) for gpu in gpus}
+        return [self._remember(GpuSample(*gpu[:4], error=GONE)) for name, gpu in self._seen.items() if name in left]
 
     def _publish(self, sample: Sample) -> None:
         owners, vfio, split = Owners(), list[VfioDevice](), {}

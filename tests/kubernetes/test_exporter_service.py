@@ -1,0 +1,72 @@
+"""What becomes of the page when samples are old, missing or more than one."""
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from exporter_lab import read_page, value
+
+from ocigpu.kubernetes.exporter.options import Options
+from ocigpu.kubernetes.exporter.sample import GpuSample, Sample
+from ocigpu.kubernetes.exporter.service import Service
+from ocigpu.settings import Settings
+from ocigpu.watch import Log
+
+TEMPERATURE = "DCGM_FI_DEV_GPU_TEMP"
+GPU = GpuSample(0, "GPU-a", "00000000:01:00.0", "A", values={TEMPERATURE: 40})
+
+
+@pytest.fixture
+def service() -> Iterator[Service]:
+    found = Service(Options(address="127.0.0.1:0"), Settings(driver_root="/nonexistent"), Log(False))
+    yield found
+    found.web.server_close()
+
+
+def test_values_outlive_a_failure_but_not_for_ever(service: Service) -> None:
+    service._take(Sample((GPU,)))
+    service._take(Sample(error="it hangs"))
+    assert TEMPERATURE in read_page(service.page.text.decode())
+    own = read_page(service.own_metrics().decode())
+    assert (value(own, "ocigpu_exporter_up"), value(own, "ocigpu_exporter_samples_total", result="failed")) == (0, 1)
+    service.standing = service.standing._replace(sampled=time.monotonic() - 301)
+    service._take(Sample(error="it hangs"))
+    assert read_page(service.page.text.decode()) == {}
+    service._take(Sample((GPU,)))
+    assert TEMPERATURE in read_page(service.page.text.decode())
+    assert value(read_page(service.own_metrics().decode()), "ocigpu_exporter_up") == 1
+
+
+def test_a_defect_is_told_and_the_work_begins_anew(
+    service: Service, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls: list[float] = []
+
+    def wait(seconds: float) -> list[Sample]:
+        calls.append(seconds)
+        if len(calls) == 1:
+            raise RuntimeError("a defect")
+        if len(calls) == 2:
+            return [Sample((GPU._replace(values={TEMPERATURE: 1}),)), Sample((GPU,))]
+        raise SystemExit
+
+    monkeypatch.setattr(service._sampler, "wait", wait)
+    monkeypatch.setattr("ocigpu.kubernetes.exporter.service.PAUSE", 0.0)
+    with pytest.raises(SystemExit):
+        service._collect()
+    assert "RuntimeError: a defect" in capsys.readouterr().out
+    assert value(read_page(service.page.text.decode()), TEMPERATURE) == 40, "the latest of two samples"
+    assert service.standing.done == 1
+
+
+@pytest.mark.parametrize(
+    ("listed", "expected"), [(("0000:01:00.0",), [("GPU-a", 0.0), ("GPU-b", 1.0)]), ((), [("GPU-b", 1.0)])]
+)
+def test_a_gpu_that_nvml_does_not_know_is_lost_unless_the_driver_gave_it_up(
+    service: Service, listed: tuple[str, ...], expected: list[tuple[str, float]]
+) -> None:
+    other = GPU._replace(number=1, uuid="GPU-b", bus_id="00000000:02:00.0")
+    service._take(Sample((GPU, other)))
+    service._take(Sample((other._replace(number=0),), listed=("0000:02:00.0", *listed)))
+    page = read_page(service.page.text.decode())
+    assert sorted((labels["UUID"], number) for labels, number in page["ocigpu_exporter_gpu_up"]) == expected
