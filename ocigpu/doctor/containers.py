@@ -1,18 +1,13 @@
 """Have running containers what they were given?  Asked by a child with a deadline: a container may be stuck."""
 
-import json
 import os
-import select
 import shlex
-import time
-from collections.abc import Callable
-from typing import Any
 
+from ocigpu.containers.asked import ask_child
 from ocigpu.containers.find import Container, default_places, find_containers
 from ocigpu.doctor.host import Host
 from ocigpu.doctor.records import Evidence, Finding, error, not_checked, ok
 from ocigpu.errors import OcigpuError, printable
-from ocigpu.linux import signals
 
 SECONDS = 15.0
 MAX_CONTAINERS = 200
@@ -31,9 +26,10 @@ def check_lost_gpus(host: Host) -> list[Finding]:
         return [not_checked("no driver is loaded: there is no GPU to lose")]
     if os.geteuid() != 0:
         return [not_checked(f"only root can ask what the cgroups of {len(running)} running containers allow")]
-    answers = in_child(lambda: _ask(host, running), SECONDS)
-    if answers is None:
-        return [not_checked(f"containers could not be looked into within {SECONDS:g} s")]
+    try:
+        answers = ask_child(lambda: _ask(host, running), SECONDS)
+    except (OSError, OcigpuError) as failure:
+        return [not_checked(f"containers could not be looked into: {failure}")]
     findings = [_lost(name, lost) for name, lost, _ in answers if lost]
     findings += [not_checked(f"container {name}: {problem}") for name, _, problem in answers if problem]
     well = [name for name, lost, problem in answers if not lost and not problem]
@@ -67,34 +63,3 @@ def _ask(host: Host, containers: list[Container]) -> list[tuple[str, list[str], 
         except OcigpuError as failure:
             rows.append((name, [], printable(failure.message, 300)))
     return rows
-
-
-def in_child(work: Callable[[], Any], seconds: float) -> Any:
-    """Return what ``work`` returns in a forked child, as JSON data; None when it fails or takes longer.
-
-    Must be called from a process with one thread.
-    """
-    reader, writer = os.pipe2(os.O_CLOEXEC)
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.close(reader)
-            data = json.dumps(work()).encode()
-            while data:
-                data = data[os.write(writer, data) :]
-        finally:
-            os._exit(0)
-    os.close(writer)
-    text = b""
-    deadline = time.monotonic() + seconds
-    try:
-        while (left := deadline - time.monotonic()) > 0 and select.select([reader], [], [], left)[0]:
-            part = os.read(reader, 1 << 16)
-            if not part:
-                return json.loads(text) if text else None
-            text += part
-        return None
-    finally:
-        os.close(reader)
-        os.kill(pid, signals.SIGKILL)
-        os.waitpid(pid, 0)

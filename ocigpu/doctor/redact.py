@@ -5,41 +5,73 @@ from typing import Any
 
 REMOVED = "[removed]"
 _NAMES = (
-    "(?:pass(?:word|wd|phrase|code)?|secret|token|credential|auth|cookie|signature"
-    "|(?:api|private|access|client|license)[-_]?key)"
+    r"(?:pass(?:word|wd|phrase|code)?|pwd|\bpw\b|secret|token|credential|auth|cookie|session|signature|\bsig\b"
+    r"|(?:api|private|access|client|licen[sc]e)[-_ ]?key|key\b)"
 )
+_PLAIN_NAMES = r"(?:password|passwd|passphrase|secret|token|credentials?|api[-_ ]?key|secret[-_ ]?(?:access[-_ ]?)?key)"
 _SECRET_KEY = re.compile(_NAMES, re.IGNORECASE)
 _ENVIRONMENT = frozenset({"env", "environment", "envs", "default_env", "default-env", "runtime_env"})
-_WHOLE = frozenset({"auths", "auth", "headers", "header", "http-headers", "log-opts", "log_opts", "registry", "tls"})
+_WHOLE = frozenset(
+    {
+        "auths",
+        "auth",
+        "headers",
+        "header",
+        "http-headers",
+        "log-opts",
+        "log_opts",
+        "registry",
+        "tls",
+        "cluster-store-opts",
+        "storage-opts",
+    }
+)
 """Tables of which only the names of entries are kept."""
 MAX_LINE = 4000
-"""Characters of one line: a longer one is removed, for the patterns' time grows faster than it."""
+"""Characters of one line: a longer one is removed, for the patterns' time grows faster than it.  Their parts are
+bounded for the same reason."""
 _RULES = (
     # private keys, over several lines
     (re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL), REMOVED),
     # user and password of a URL: up to the last @ of the word
     (re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*://)[^\s\"'<>]*@"), rf"\1{REMOVED}@"),
-    (re.compile(rf"([?&][^=&\s\"']*{_NAMES}[^=&\s\"']*=)[^&\s\"']+", re.IGNORECASE), rf"\1{REMOVED}"),
-    (re.compile(r"\b((?:proxy-)?authorization|x-[\w-]*(?:token|auth|key)[\w-]*)(\"?\s*[:=]\s*).*", re.IGNORECASE),
-     rf"\1\2{REMOVED}"),
-    (re.compile(r"\b(bearer|basic)\s+[\w.~+/=-]{6,}", re.IGNORECASE), rf"\1 {REMOVED}"),
+    # the same without a scheme, as in proxies and for curl -u
+    (re.compile(r"(?<![\w./:@-])[\w.%+-]+:[^\s\"'@/:]+@"), f"{REMOVED}@"),
+    (re.compile(r"(\s-[up]\s+)[^\s\"'-]\S*"), rf"\1{REMOVED}"),
+    (re.compile(r"(//hooks\.[\w.-]+/|//[\w.-]+/webhooks?/)\S+", re.IGNORECASE), rf"\1{REMOVED}"),
+    (re.compile(rf"([?&][^=&\s\"']{{0,64}}{_NAMES}[^=&\s\"']{{0,64}}=)[^&\s\"']+", re.IGNORECASE), rf"\1{REMOVED}"),
+    (re.compile(r"\b((?:set-)?cookie|(?:proxy-)?authorization|x-[\w-]{0,64}(?:token|auth|key)[\w-]{0,64})(\"?\s*[:=]\s*).*",
+                re.IGNORECASE), rf"\1\2{REMOVED}"),
+    (re.compile(r"\b(bearer|basic)[\s:]+[\w.~+/=-]{6,}", re.IGNORECASE), rf"\1 {REMOVED}"),
     # JSON web tokens, and tokens that say by their first letters whose they are
     (re.compile(r"\beyJ[\w-]{8,}(?:\.[\w-]+){1,2}"), REMOVED),
-    (re.compile(r"\b(?:gh[pousr]_|github_pat_|glpat-|hf_|nvapi-|xox[abprs]-|sk-|AKIA|ASIA|dckr_pat_)[\w-]{8,}"),
+    (re.compile(r"\b(?:gh[pousr]_|github_pat_|glpat-|hf_|nvapi-|xox[abprs]-|sk-|AKIA|ASIA|dckr_pat_"
+                r"|npm_|pypi-|glsa_|dop_v1_|hv[sb]\.|ya29\.|AIza|SG\.)[\w.-]{8,}"),
      REMOVED),
     # name=value and name: value with a name that says it
-    (re.compile(rf"([\w.-]*{_NAMES}[\w.-]*[\"']?\s*[:=]\s*)(\"[^\"]*\"|'[^']*'|[^\s,;}}]+)", re.IGNORECASE),
-     rf"\1{REMOVED}"),
+    (re.compile(rf"([\w.-]{{0,64}}{_NAMES}[\w.-]{{0,64}}[\"']?\s*[:=]\s*)(\"[^\"]*\"|'[^']*'|[^\s,;}}]+)",
+                re.IGNORECASE), rf"\1{REMOVED}"),
     # and such a name with something in quotes after it
-    (re.compile(rf"({_NAMES}[\w.-]*\W{{1,3}}(?:(?:is|was|of)\W{{1,3}})?)(\"[^\"]+\"|'[^']+')", re.IGNORECASE),
+    (re.compile(rf"({_NAMES}[\w.-]{{0,64}}\W{{1,3}}(?:(?:is|was|of)\W{{1,3}})?)(\"[^\"]+\"|'[^']+')", re.IGNORECASE),
      rf"\1{REMOVED}"),
-    # variables of an environment, as they appear on command lines
+    # options of a command line, and sentences
+    (re.compile(rf"((?:--?[\w-]{{0,64}}|\b\w{{0,64}}){_PLAIN_NAMES}[\"',]*\s+(?:(?:is|was|of)\s+)?[\"']?)[^\s\"'\[]+",
+                re.IGNORECASE), rf"\1{REMOVED}"),
+    # variables of an environment, as they appear on command lines and in lists
+    (re.compile(r"(\benv(?:ironment)?[\"']?\s*[:=]\s*)(?:\[[^\[\]]*(?:\[removed\][^\[\]]*)*\]|\{[^{}]*\})",
+                re.IGNORECASE), rf"\1{REMOVED}"),
+    (re.compile(r"((?:\s|[\"'])(?:-e|--env)[=\s\"',]+[\w.]+=)[^\s\"',\]]+"), rf"\1{REMOVED}"),
     (re.compile(r"\b([A-Z][A-Z0-9_]{2,})=(\"[^\"]*\"|'[^']*'|[^\s\"',\]}]+)"), rf"\1={REMOVED}"),
 )  # fmt: skip
 
 
 def _shortened(line: str) -> str:
     return line if len(line) <= MAX_LINE else f"[line of {len(line)} characters removed]"
+
+
+def _asks_for(word: Any) -> bool:
+    """Tell whether a word of a command line is an option whose value, the next word, is a secret."""
+    return isinstance(word, str) and word.startswith("-") and "=" not in word and bool(_SECRET_KEY.search(word))
 
 
 class Redactor:
@@ -64,7 +96,8 @@ class Redactor:
                 self.text(str(key), where): self._entry(str(key), item, f"{where}.{key}") for key, item in value.items()
             }
         if isinstance(value, list | tuple):
-            return [self.data(item, where) for item in value]
+            before = ("", *value)
+            return [(self._emptied if _asks_for(before[i]) else self.data)(item, where) for i, item in enumerate(value)]
         return self.text(value, where) if isinstance(value, str) else value
 
     def _entry(self, key: str, value: Any, where: str) -> Any:

@@ -127,12 +127,37 @@ def test_a_file_that_exists_is_not_replaced(broken: Broken, run: Run, tmp_path: 
         ("ghp_abcdefghijklmnop0123 used", f"{REMOVED} used"),
         ("-----BEGIN RSA PRIVATE KEY-----\nabc\n-----END RSA PRIVATE KEY-----", REMOVED),
         ("NVIDIA_VISIBLE_DEVICES=all", f"NVIDIA_VISIBLE_DEVICES={REMOVED}"),
+        ("proxy user:pw@proxy.example.com:3128", f"proxy {REMOVED}@proxy.example.com:3128"),
+        ("docker login -u me -p pw registry", f"docker login -u {REMOVED} -p {REMOVED} registry"),
+        ("ocigpu --password pw --all", f"ocigpu --password {REMOVED} --all"),
+        ("the token is abc", f"the token is {REMOVED}"),
+        ('"env": ["a=b", "DB_PW=c"]', f'"env": {REMOVED}'),
+        ("runc exec --env my_var=abc", f"runc exec --env my_var={REMOVED}"),
+        ("Cookie: a=b; c=d", f"Cookie: {REMOVED}"),
+        ("https://hooks.example.com/services/T0/B0/abc", f"https://hooks.example.com/{REMOVED}"),
+        ("encryption_key=abc", f"encryption_key={REMOVED}"),
+        ("npm_abcdefghijkl", REMOVED),
+        ("NVRM: loading Kernel Module  550.163.01", "NVRM: loading Kernel Module  550.163.01"),
+        ("[Fri] pid 12:34:56 user@example.com", "[Fri] pid 12:34:56 user@example.com"),
+        ("nvidia-modprobe -u -c 0", "nvidia-modprobe -u -c 0"),
         ("driver 550.163.01, device 195:0", "driver 550.163.01, device 195:0"),
         ("a" * 1_000_000 + "\nshort", "[line of 1000000 characters removed]\nshort"),
     ],
 )
 def test_text_keeps_what_is_no_secret(text: str, wanted: str) -> None:
     assert Redactor().text(text, "here") == wanted
+
+
+def test_the_word_after_an_option_that_asks_for_a_secret_goes() -> None:
+    args = ["--name", "x", "--api-key", "abc", "--token=def", "run"]
+    assert Redactor().data({"args": args}, "f") == {
+        "args": ["--name", "x", "--api-key", REMOVED, f"--token={REMOVED}", "run"]
+    }
+
+
+def test_no_text_takes_long() -> None:
+    for text in ("-", "a:", "env=[", "key", "password ", "user:a", "://", "x-auth-"):
+        assert len(Redactor().text(text * (3900 // len(text)), "here")) < 50_000
 
 
 def test_keys_decide_whatever_their_values_look_like() -> None:
