@@ -42,14 +42,16 @@ class Repaired(NamedTuple):
 def repair(live: Live, dry_run: bool = False) -> Repaired:
     """Give a container back what it has lost; raises OcigpuError, and the step that failed has changed nothing."""
     now = read_now(live)
-    left = [f"removal of what a killed command has left of {uuid}" for uuid in now.record.unsure]
-    if left and not dry_run:
-        now = settle(live)
+    left: tuple[str, ...] = ()
+    if now.record.unsure:
+        what = f"what a killed command has left of {', '.join(now.record.unsure)}"
+        left = (f"{what} is to be removed" if dry_run else f"{what} was removed",)
+        now = now if dry_run else settle(live)
     grant, record = now.grant, now.record
     granted = {(node.major, node.minor) for node in grant.nodes.values()} & grant.numbers
     detached = {(node.major, node.minor) for node in now.started.nodes.values()} - granted if record.detached else set()
     if not granted and not detached:
-        return Repaired(tuple(left), ("it was granted nothing",), (), not dry_run and bool(left))
+        return Repaired(right=("it was granted nothing",), notes=left)
     allowed = allowed_now(live, granted | detached)
     denied, returned = granted - allowed, detached & allowed
     nodes = {path: node for path, node in grant.nodes.items() if (node.major, node.minor) in granted}
@@ -62,21 +64,20 @@ def repair(live: Live, dry_run: bool = False) -> Repaired:
         *(f"node {node.container_path}" for node in missing),
         *unseen,
         *(f"denial of the detached c {major}:{minor}" for major, minor in sorted(returned)),
-        *left,
     )
     right = (
         f"{len(granted) - len(denied)} of {len(granted)} devices allowed",
         f"{len(nodes) - len(missing)} of {len(nodes)} nodes in place",
     )
     if dry_run or not lost:
-        return Repaired(lost, right, grant.devices)
+        return Repaired(lost, right, grant.devices, notes=left)
     if returned:
         take(live, grant, returned, None)
     actions: "list[Action]" = [Node(node, "it was lost") for node in missing]
     if unseen:
         actions += view_of(plan_for(live, grant.devices))
     notes = give(live, now, grant, granted, actions, record) if denied or actions else ()
-    return Repaired(lost, right, grant.devices, True, notes)
+    return Repaired(lost, right, grant.devices, True, (*left, *notes))
 
 
 def _view_paths(live: Live, grant: Grant, record: Record) -> list[str]:

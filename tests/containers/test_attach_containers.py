@@ -421,11 +421,11 @@ def test_a_command_that_is_killed_gives_nothing(gpu_3: Made, simulated_host: Sim
     assert verified(gpu_3).verdict == AS_GRANTED
     with opened(gpu_3) as live:
         repaired = repair(live)
-    assert repaired.lost == (f"removal of what a killed command has left of {simulated_host.gpus[5]}",)
+    assert repaired.notes == (f"what a killed command has left of {simulated_host.gpus[5]} was removed",)
     assert (mounts(gpu_3), records(gpu_3, simulated_host)) == (before[1], [])
     assert opens(gpu_3, simulated_host, "nvidia5") == REFUSED
     with opened(gpu_3) as live:
-        assert repair(live).lost == ()
+        assert repair(live) == repaired._replace(notes=())
 
 
 @pytest.mark.parametrize("step", ["remove_inside", "show"])
