@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from ocigpu.errors import HostError, OcigpuError
 from ocigpu.host.tree import find_roots
-from ocigpu.kubernetes.api_server import ApiServer
 from ocigpu.kubernetes.config import Configuration
 from ocigpu.kubernetes.labels import Surroundings, make_labels
 from ocigpu.kubernetes.loading import Told, read_configuration
@@ -64,14 +63,12 @@ class Labeller:
         environment: Mapping[str, str],
         log: Log,
         target: str = "",
-        server: ApiServer | None = None,
     ) -> None:
         self._settings = settings
         self._told = told
         self._environment = environment
         self._log = log
         self._target = target
-        self._server = server
         self._place: Place | None = None
         self._said: set[str] = set()
         self._before: dict[str, str] | None = None
@@ -132,7 +129,7 @@ class Labeller:
 
     def _find_place(self) -> Place:
         if self._place is None or self._place.target == "file":
-            self._place = find_place(self._configuration.options, self._target, self._environment, self._server)
+            self._place = find_place(self._configuration.options, self._target, self._environment)
         return self._place
 
     def _say(self, level: str, text: str) -> None:
