@@ -6,19 +6,16 @@ Source: nvmlDeviceSetComputeMode of NVIDIA's NVML API reference.
 
 import ctypes
 import json
-import subprocess
 import sys
 from collections.abc import Sequence
 
 from ocigpu.errors import printable
 from ocigpu.facts import HostFacts
+from ocigpu.host.nvml_child import _end_with
+from ocigpu.kubernetes.nvml_process import NvmlError, ask
 
 DEFAULT, EXCLUSIVE_PROCESS = 0, 3  # nvmlComputeMode_t
 SECONDS = 20.0
-_CODE = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]);"
-    " from ocigpu.kubernetes.compute_mode import main; main(*sys.argv[2:])"
-)
 
 
 def set_compute_mode(facts: HostFacts, uuids: Sequence[str], mode: int, seconds: float = SECONDS) -> dict[str, str]:
@@ -26,32 +23,18 @@ def set_compute_mode(facts: HostFacts, uuids: Sequence[str], mode: int, seconds:
 
     Waits no longer than ``seconds`` and never raises for what NVML does.
     """
-    library = next(
-        (lib.host_path for lib in facts.libraries if lib.soname == "libnvidia-ml.so.1" and lib.bits == 64), ""
-    )
-    if not library:
-        return dict.fromkeys(uuids, "the host has no NVML library")
-    paths = json.dumps(list(filter(None, sys.path)))
-    command = [sys.executable, "-I", "-c", _CODE, paths, library, str(mode), *uuids]
     try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, env={}, cwd="/", check=False
-        )
-        found = json.loads(done.stdout) if not done.returncode else None
-    except subprocess.TimeoutExpired:
-        return dict.fromkeys(uuids, f"NVML did not answer within {seconds:g} s")
-    except (OSError, ValueError) as error:
-        return dict.fromkeys(uuids, printable(str(error), 200))
-    if found is None:
-        lines = done.stderr.decode(errors="replace").strip().splitlines()
-        return dict.fromkeys(uuids, printable(lines[-1] if lines else f"NVML ended with {done.returncode}", 200))
+        found = ask("ocigpu.kubernetes.compute_mode", facts, seconds, str(mode), *uuids)
+    except NvmlError as error:
+        return dict.fromkeys(uuids, str(error))
     return {str(uuid): printable(str(problem), 200) for uuid, problem in found.items()}
 
 
-def main(library: str, mode: str, *uuids: str) -> None:
+def main(library: str, parent: str, mode: str, *uuids: str) -> None:
     """Set the mode and print, as JSON, what did not work by UUID.  Raises OSError or NVMLError."""
     import pynvml
 
+    _end_with(int(parent))
     pynvml.nvmlLib = ctypes.CDLL(library)
     pynvml.nvmlInit()
     problems = {}

@@ -6,21 +6,19 @@ A sign of life comes every few seconds; a process without one is replaced.
 import json
 import os
 import subprocess
-import sys
 from typing import Any, NamedTuple
 
 from ocigpu.facts import HostFacts
 from ocigpu.kubernetes.health import NO_INSTANCE, Event
-from ocigpu.kubernetes.reader import reap
+from ocigpu.kubernetes.nvml_process import command, nvml_library, reap
 
 SILENCE = 60.0
 """Seconds without a sign of life: initialising NVML wakes up all GPUs, one or two seconds each."""
 FIRST_RETRY, LONGEST_RETRY = 2.0, 300.0
+SETTLED = 60.0
+"""Seconds after which a process works: one that ends sooner is started again ever more rarely."""
 MAX_LINE = 1 << 16
-_CODE = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]);"
-    " from ocigpu.kubernetes.events_child import main; main(*sys.argv[2:])"
-)
+CHILD = "ocigpu.kubernetes.events_child"
 
 
 class News(NamedTuple):
@@ -39,7 +37,7 @@ class EventWatcher:
         self._pending = b""
         self._key: tuple[str, ...] = ()
         self._root = ""
-        self._heard = 0.0
+        self._started = self._heard = 0.0
         self._due = 0.0
         self._delay = 0.0
 
@@ -49,9 +47,7 @@ class EventWatcher:
 
     def watch(self, facts: HostFacts, now: float) -> None:
         """Watch the GPUs of these facts from now on; none without NVML.  The same GPUs are watched on."""
-        library = next(
-            (lib.host_path for lib in facts.libraries if lib.soname == "libnvidia-ml.so.1" and lib.bits == 64), ""
-        )
+        library = nvml_library(facts)
         gpus = sorted(gpu.uuid for gpu in facts.gpus if not gpu.error)
         key = (library, *gpus) if library and gpus else ()
         if key != self._key:
@@ -75,16 +71,14 @@ class EventWatcher:
             problem = "ended"
         elif now - self._heard > SILENCE:
             problem = f"gave no sign for {SILENCE:g} s"
-        elif data:
+        elif data and now - self._started > SETTLED:
             self._delay = 0.0
         return news._replace(warnings=(*news.warnings, self._retry(now, problem))) if problem else news
 
     def _start(self, now: float) -> News:
-        paths = json.dumps(list(filter(None, sys.path)))
-        command = [sys.executable, "-I", "-c", _CODE, paths, self._key[0], self._root, str(os.getpid())]
         try:
             self._child = subprocess.Popen(
-                command,
+                command(CHILD, self._key[0], str(os.getpid()), self._root),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -94,7 +88,7 @@ class EventWatcher:
             )
         except OSError as error:
             return News(warnings=(self._retry(now, f"cannot be started: {error.strerror}"),))
-        self._heard, self._pending = now, b""
+        self._started, self._heard, self._pending = now, now, b""
         os.set_blocking(self.fileno(), False)
         return News()
 

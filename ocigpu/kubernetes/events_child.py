@@ -4,29 +4,25 @@ Prints a JSON object a line: ``{"watched": [...], "unwatched": {...}}`` first, t
 ``{}`` as a sign of life.  Sources: nvml.h and NVIDIA's NVML API reference, "Event Handling Methods".
 """
 
-import ctypes
 import json
 import sys
+import time
 from typing import Any
 
 import pynvml
 
-from ocigpu.host.nvml_child import MAX_GPUS, _drop_privileges, _end_with, _identity
+from ocigpu.host.nvml_child import MAX_GPUS
+from ocigpu.kubernetes.nvml_process import load
 
 WAIT_MS = 2000
 WANTED = pynvml.nvmlEventTypeXidCriticalError
 TIMEOUT = pynvml.NVML_ERROR_TIMEOUT
+NO_XIDS = "it reports no XIDs"
 
 
-def main(library: str, simulation_root: str, parent: str) -> None:
-    """Watch all GPUs of the library at this path; raises OSError or NVMLError when it cannot.
-
-    Gives up root first, and ends with the process ``parent``.
-    """
-    _drop_privileges(*_identity("", simulation_root))
-    _end_with(int(parent))
-    pynvml.nvmlLib = ctypes.CDLL(library)
-    pynvml.nvmlInit()
+def main(library: str, parent: str, simulation_root: str) -> None:
+    """Watch all GPUs of the library at this path; raises OSError or NVMLError when it cannot."""
+    load(library, parent, simulation_root)
     events = pynvml.nvmlEventSetCreate()
     watched: list[str] = []
     unwatched: dict[str, str] = {}
@@ -35,6 +31,9 @@ def main(library: str, simulation_root: str, parent: str) -> None:
     _print({"watched": watched, "unwatched": unwatched})
     while watched:
         _print(_wait(events))
+    while unwatched and set(unwatched.values()) == {NO_XIDS}:  # starting again would not help
+        time.sleep(WAIT_MS / 1000)
+        _print({})
 
 
 def _watch(index: int, events: Any, watched: list[str], unwatched: dict[str, str]) -> None:
@@ -43,7 +42,7 @@ def _watch(index: int, events: Any, watched: list[str], unwatched: dict[str, str
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
         name = pynvml.nvmlDeviceGetUUID(handle)
         if not pynvml.nvmlDeviceGetSupportedEventTypes(handle) & WANTED:
-            unwatched[name] = "it reports no XIDs"
+            unwatched[name] = NO_XIDS
             return
         pynvml.nvmlDeviceRegisterEvents(handle, WANTED, events)
     except pynvml.NVMLError as error:

@@ -1,24 +1,18 @@
 """What NVML says beyond the facts of :mod:`ocigpu.facts`: memory, connections, sizes of MIG devices.
 
 It is asked once at start and when devices change, in a process of its own with a deadline: a hung driver hangs that
-process, never the plugin.  Starting it is safe beside gRPC's threads, which a fork would not be.
+process, never the plugin.
 """
 
-import json
-import subprocess
-import sys
 from typing import Any, NamedTuple
 
 from ocigpu.errors import printable
 from ocigpu.facts import HostFacts
+from ocigpu.kubernetes.nvml_process import NvmlError, ask
 
 DEADLINE = 20.0
 """Seconds: each idle GPU takes one or two to wake up."""
-_REAP = 0.5
-_CODE = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]);"
-    " from ocigpu.kubernetes.nvml_details import main; main(*sys.argv[2:])"
-)
+DETAILS = "ocigpu.kubernetes.nvml_details"
 
 
 class MigSize(NamedTuple):
@@ -60,48 +54,12 @@ class Hardware(NamedTuple):
 
 def read_hardware(facts: HostFacts, seconds: float = DEADLINE) -> Hardware:
     """Return what the host's NVML says; waits no longer than ``seconds``.  Never raises for what NVML does."""
-    library = next(
-        (lib.host_path for lib in facts.libraries if lib.soname == "libnvidia-ml.so.1" and lib.bits == 64), ""
-    )
-    if not library:
-        return Hardware(problem="the host has no NVML library")
-    command = [
-        sys.executable,
-        "-I",
-        "-c",
-        _CODE,
-        json.dumps(list(filter(None, sys.path))),
-        library,
-        facts.driver_root if facts.simulated else "",
-    ]
     try:
-        child = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={}, cwd="/"
-        )
-    except OSError as error:
-        return Hardware(problem=f"{sys.executable}: {error.strerror}")
-    with child:
-        try:
-            output, complaint = child.communicate(timeout=seconds)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            _reap(child)
-            return Hardware(problem=f"NVML did not answer within {seconds:g} s")
-    if child.returncode:
-        lines = complaint.decode(errors="replace").strip().splitlines()
-        return Hardware(problem=printable(lines[-1] if lines else f"NVML ended its process ({child.returncode})", 300))
-    try:
-        return parse_hardware(json.loads(output))
+        return parse_hardware(ask(DETAILS, facts, seconds, facts.driver_root if facts.simulated else ""))
+    except NvmlError as error:
+        return Hardware(problem=str(error))
     except (ValueError, TypeError, KeyError, AttributeError):
         return Hardware(problem="NVML gave no usable answer")
-
-
-def _reap(child: "subprocess.Popen[bytes]") -> None:
-    """Wait for a killed child, but not for one that is stuck in the driver: that is left to init."""
-    try:
-        child.wait(_REAP)
-    except subprocess.TimeoutExpired:
-        child.returncode = -9
 
 
 def parse_hardware(data: Any) -> Hardware:

@@ -11,7 +11,8 @@ from typing import Any
 
 import pynvml
 
-from ocigpu.host.nvml_child import MAX_GPUS, MAX_MIG_DEVICES, _drop_privileges, _identity
+from ocigpu.host.nvml_child import MAX_GPUS, MAX_MIG_DEVICES
+from ocigpu.kubernetes.nvml_process import load
 
 MIG_FIELDS = {
     "memory_mib": "memorySizeMB",
@@ -27,14 +28,9 @@ MIG_FIELDS = {
 FABRIC_COMPLETED = 3  # NVML_GPU_FABRIC_STATE_COMPLETED
 
 
-def main(library: str, simulation_root: str) -> None:
-    """Load the library at this path and print what it says; raises OSError or NVMLError when it says nothing.
-
-    Gives up root first, as :mod:`ocigpu.host.nvml_child` does.
-    """
-    _drop_privileges(*_identity("", simulation_root))
-    pynvml.nvmlLib = ctypes.CDLL(library)
-    pynvml.nvmlInit()
+def main(library: str, parent: str, simulation_root: str) -> None:
+    """Load the library at this path and print what it says; raises OSError or NVMLError when it says nothing."""
+    load(library, parent, simulation_root)
     handles = [
         _try(pynvml.nvmlDeviceGetHandleByIndex, index)
         for index in range(min(_try(pynvml.nvmlDeviceGetCount) or 0, MAX_GPUS))

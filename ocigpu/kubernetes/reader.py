@@ -4,11 +4,9 @@ Asking NVML forks, which a process with gRPC's threads must not; and a read that
 never the plugin.  It is started without a fork, answers one request after the other, and ends with the plugin.
 """
 
-import json
 import select
 import socket
 import subprocess
-import sys
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
@@ -17,16 +15,12 @@ from ocigpu.host.discover import read_host_facts
 from ocigpu.host.wsl import is_wsl
 from ocigpu.kubernetes.config import Configuration
 from ocigpu.kubernetes.node import Node, read_node
+from ocigpu.kubernetes.nvml_process import command, reap
 from ocigpu.kubernetes.specifications import write_specifications
 from ocigpu.settings import Settings
 
 DEADLINE = 90.0
 """Seconds for one reading: NVML is asked up to four times, each time with a deadline of its own."""
-_REAP = 0.5
-_CODE = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]);"
-    " from ocigpu.kubernetes.reader import serve; serve(int(sys.argv[2]))"
-)
 
 
 class Reading(NamedTuple):
@@ -55,9 +49,9 @@ def read_again(before: Node | None, settings: Settings, configuration: Configura
     return Reading(read_node(settings, configuration))
 
 
-def serve(descriptor: int) -> None:
+def main(descriptor: str) -> None:
     """Answer requests, (settings, configuration), on a connected socket until the other side closes it."""
-    connection = Connection(descriptor)
+    connection = Connection(int(descriptor))
     last: tuple[Settings, Configuration] | None = None
     node: Node | None = None
     problems: tuple[str, ...] = ()
@@ -116,29 +110,29 @@ class NodeReader:
 
     def answer(self, now: float) -> Reading | None:
         """Return the answer when there is one; a child that ended or is late is replaced with the next request."""
-        if self._connection is None or self._asked is None:
+        if self._connection is None:
             return None
         if select.select([self._connection], [], [], 0)[0]:
             try:
                 reading: Any = self._connection.recv()
             except (EOFError, ConnectionError):
+                idle = self._asked is None
                 status = self._child.poll() if self._child else None
-                self.close()
-                return Reading(None, f"the process that reads the host ended (status {status})")
+                self.close()  # also while nothing is asked: the end of a stream would wake the caller again and again
+                return None if idle else Reading(None, f"the process that reads the host ended (status {status})")
             self._asked = None
             return reading if isinstance(reading, Reading) else None
-        if now - self._asked > DEADLINE:
+        if self._asked is not None and now - self._asked > DEADLINE:
             self.close()
             return Reading(None, f"the host could not be read within {DEADLINE:g} s")
         return None
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
-        paths = json.dumps(list(filter(None, sys.path)))
         with theirs:
             try:
                 self._child = subprocess.Popen(
-                    [sys.executable, "-I", "-c", _CODE, paths, str(theirs.fileno())],
+                    command("ocigpu.kubernetes.reader", str(theirs.fileno())),
                     stdin=subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],
                     process_group=0,
@@ -156,11 +150,3 @@ class NodeReader:
             self._child.kill()
             reap(self._child)
         self._child = self._connection = self._asked = None
-
-
-def reap(child: "subprocess.Popen[bytes]") -> None:
-    """Wait for a child that was killed, but not for one that is stuck in the kernel."""
-    try:
-        child.wait(_REAP)
-    except subprocess.TimeoutExpired:
-        child.returncode = -9

@@ -1,9 +1,12 @@
 """How GPUs are connected: scores of pairs from NVML, else from the PCI paths of sysfs."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from kubernetes_lab import host
+from support.process import is_alive, wait_for
 from support.product import SimulatedHost
 
 from ocigpu.host.discover import read_host_facts
@@ -125,6 +128,30 @@ def test_a_host_whose_nvml_fails_has_a_problem(
         path.unlink()
     assert problem in found.problem
     assert not found.gpus
+
+
+def test_a_question_to_nvml_that_hangs_ends_with_the_process_that_asked(mig_host: SimulatedHost) -> None:
+    code = (
+        "import sys; from ocigpu.host.discover import read_host_facts; from ocigpu.settings import read_settings\n"
+        "from ocigpu.kubernetes.hardware import read_hardware\n"
+        "facts = read_host_facts(read_settings(sys.argv[1])); input(); read_hardware(facts)"
+    )
+    path = mig_host.directory / "faults"
+    asking = subprocess.Popen([sys.executable, "-c", code, mig_host.settings], stdin=subprocess.PIPE)
+    children = Path(f"/proc/{asking.pid}/task/{asking.pid}/children")
+    try:
+        path.write_text("hang\n")
+        assert asking.stdin
+        asking.stdin.write(b"\n")
+        asking.stdin.close()
+        wait_for("its question", lambda: children.read_text().split())
+        child = int(children.read_text().split()[0])
+        wait_for("the library", lambda: "libnvidia-ml" in Path(f"/proc/{child}/maps").read_text())
+    finally:
+        asking.kill()
+        asking.wait()
+        path.unlink()
+    wait_for("the end of the question", lambda: not is_alive(child))
 
 
 def test_a_lost_gpu_hides_no_other(mig_host: SimulatedHost) -> None:

@@ -1,6 +1,7 @@
 """Parts of the device plugin without processes: its command line, its judgement of devices, what it writes."""
 
 import json
+import select
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from ocigpu.cdi.generate import Generated, Part
 from ocigpu.commands.device_plugin import DEVICE_PLUGIN_EPILOG
 from ocigpu.errors import SettingsError, UsageError
 from ocigpu.facts import DeviceNode, FeatureNodes
-from ocigpu.kubernetes import events, specifications
+from ocigpu.kubernetes import events, events_child, specifications
 from ocigpu.kubernetes.allocate import CDI_VENDOR
 from ocigpu.kubernetes.config import OPTIONS, Configuration
 from ocigpu.kubernetes.devices import Device, Inventory, Resource
@@ -27,7 +28,7 @@ from ocigpu.kubernetes.loading import LABELS_ONLY, Told, file_state, parse_flags
 from ocigpu.kubernetes.monitor import Monitor
 from ocigpu.kubernetes.node import Node
 from ocigpu.kubernetes.plugin import ENDING, DevicePlugin, Timing
-from ocigpu.kubernetes.reader import read_again
+from ocigpu.kubernetes.reader import NodeReader, read_again
 from ocigpu.kubernetes.server import socket_name
 from ocigpu.kubernetes.specifications import wanted, write_specifications
 from ocigpu.settings import Settings, read_settings
@@ -216,6 +217,55 @@ def test_lines_of_the_process_with_the_closed_library(line: bytes, found: tuple[
     news = events._parse([line])
     assert news.events == (found or ())
     assert news.nonsense == (found is None)
+
+
+def test_a_process_that_ends_at_once_is_started_ever_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "command", lambda *_: ["/bin/echo", "{}"])
+    watcher = events.EventWatcher()
+    watcher._key = ("/lib/libnvidia-ml.so.1", "GPU-1")
+    now, warnings = 0.0, list[str]()
+    while len(warnings) < 3:
+        if watcher.fileno() >= 0:
+            select.select([watcher.fileno()], [], [])
+        found = watcher.step(now).warnings
+        now += 10.0 if found else 0.0
+        warnings += found
+    assert [warning.rpartition(" again in ")[2] for warning in warnings] == ["2 s", "4 s", "8 s"]
+    watcher.close()
+
+
+def test_gpus_that_report_no_xids_keep_the_process_waiting(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As virtual GPUs: starting the process again and again would tell nothing new."""
+    calls = {
+        "nvmlEventSetCreate": 0,
+        "nvmlDeviceGetCount": 1,
+        "nvmlDeviceGetHandleByIndex": 0,
+        "nvmlDeviceGetUUID": "GPU-1",
+        "nvmlDeviceGetSupportedEventTypes": 0,
+    }
+    for name, value in calls.items():
+        monkeypatch.setattr(events_child.pynvml, name, lambda *_, value=value: value)
+    monkeypatch.setattr(events_child, "load", lambda *_: None)
+    waits = iter([None, None])
+    monkeypatch.setattr(events_child.time, "sleep", lambda _: next(waits))
+    with pytest.raises(StopIteration):
+        events_child.main("", "0", "")
+    assert capsys.readouterr().out.splitlines() == [
+        '{"watched": [], "unwatched": {"GPU-1": "it reports no XIDs"}}',
+        *["{}"] * 2,
+    ]
+
+
+def test_a_reader_that_ends_while_nothing_is_asked_wakes_nobody_for_ever() -> None:
+    reader = NodeReader()
+    reader._start()
+    assert reader._child is not None
+    reader._child.kill()
+    select.select([reader.fileno()], [], [])
+    assert reader.answer(0.0) is None
+    assert reader.fileno() == -1
 
 
 # --- specifications
