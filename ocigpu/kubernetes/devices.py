@@ -18,6 +18,8 @@ REPLICA = "::"
 """Between a device's name and the number of a replica."""
 MAX_ID = 63
 """Characters of a device's id that the kubelet's interface allows."""
+MAX_DEVICES = 49_000
+"""Of one resource: the kubelet takes no list of more than 4 MiB, and a device may need 85 bytes of it."""
 
 NO_MIG_DEVICES = "MIG is enabled, but there are no MIG devices"
 
@@ -88,9 +90,16 @@ def make_inventory(
             notes.append(problem)
             found.clear()
     kind = "wsl" if wsl_node else "gpu"
+    shared = _share(found, configuration.sharing.resources, notes)
+    notes.extend(
+        f"{name} left out: {len(devices)} devices, and a kubelet can be told of {MAX_DEVICES}"
+        for name, devices in shared.items()
+        if len(devices) > MAX_DEVICES
+    )
     resources = tuple(
         Resource(name, tuple(devices), kind, _sharing_of(devices, configuration), configuration.sharing.one_each)
-        for name, devices in _share(found, configuration.sharing.resources, notes).items()
+        for name, devices in shared.items()
+        if len(devices) <= MAX_DEVICES
     )
     reason = "" if resources else "; ".join(notes or facts.notes) or "this host has no GPUs"
     return Inventory(resources, tuple(notes), reason)

@@ -7,6 +7,7 @@ there is an answer wherever one exists, also about devices that nothing is known
 
 import itertools
 import math
+from collections import deque
 from collections.abc import Mapping, Sequence
 
 from ocigpu.errors import RequestError
@@ -35,8 +36,9 @@ def prefer(
     ``devices``: those of the resource; healthy ones are taken before others.  Raises RequestError (OCIGPU-KUBE-2) only
     when there are not enough ids, or more must be included than are wanted.
     """
-    required = tuple(dict.fromkeys(must_include))
-    offered = [id_ for id_ in dict.fromkeys(available) if id_ not in required]
+    included = dict.fromkeys(must_include)
+    required = tuple(included)
+    offered = [id_ for id_ in dict.fromkeys(available) if id_ not in included]
     if len(required) > size or len(required) + len(offered) < size:
         raise RequestError(
             "OCIGPU-KUBE-2",
@@ -76,15 +78,18 @@ def _by_policy(known: Mapping[str, Device], candidates: Sequence[str], wanted: i
     for id_ in candidates:
         given[gpus[id_]] -= id_ in known
     taken = dict.fromkeys(given, 0)
-    left = list(candidates)
+    queues: dict[str, deque[tuple[int, str]]] = {}
+    for position, id_ in enumerate(candidates):
+        queues.setdefault(gpus[id_], deque()).append((position, id_))
     chosen: list[str] = []
     sign = -1 if policy == "packed" else 1
     for _ in range(wanted):
-        best = min(left, key=lambda id_: (sign * given[gpus[id_]], taken[gpus[id_]]))  # min keeps the order of equals
-        left.remove(best)
-        chosen.append(best)
-        given[gpus[best]] += 1
-        taken[gpus[best]] += 1
+        best = min(queues, key=lambda gpu: (sign * given[gpu], taken[gpu], queues[gpu][0]))
+        chosen.append(queues[best].popleft()[1])
+        if not queues[best]:
+            del queues[best]
+        given[best] += 1
+        taken[best] += 1
     return tuple(chosen)
 
 

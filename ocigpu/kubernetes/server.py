@@ -29,6 +29,8 @@ Log = Callable[..., None]
 MAX_STREAMS = 8
 """Open streams of one kubelet and its predecessors; each has a thread."""
 WORKERS = 2 * MAX_STREAMS
+MAX_REQUEST = 16 << 20
+"""Bytes: GetPreferredAllocation names every free device, some of them twice."""
 SELF_DIAL = 5.0
 REGISTER = 20.0
 """Seconds: the kubelet dials back before it answers, and gives that 10 s."""
@@ -95,7 +97,9 @@ class ResourceServer:
         if len(os.fsencode(self.path)) > MAX_PATH:
             raise _cannot(self.path, f"the path of a socket may have {MAX_PATH} bytes")
         self._ending = ""
-        server = grpc.server(ThreadPoolExecutor(WORKERS, self.name))
+        server = grpc.server(
+            ThreadPoolExecutor(WORKERS, self.name), options=[("grpc.max_receive_message_length", MAX_REQUEST)]
+        )
         server.add_generic_rpc_handlers((serve(DEVICE_PLUGIN, self._functions()),))
         try:
             if os.path.lexists(new):

@@ -7,7 +7,8 @@ import pytest
 from kubernetes_lab import configured, host, inventory, offered, shared
 
 from ocigpu.facts import DeviceNode, HostFacts, MigDevice
-from ocigpu.kubernetes.devices import MAX_ID, Inventory, make_inventory, mig_resource
+from ocigpu.kubernetes.api.messages import device_list
+from ocigpu.kubernetes.devices import MAX_DEVICES, MAX_ID, Device, Inventory, make_inventory, mig_resource
 
 A100 = host("a100-8")
 MIG = host("h100-8-mig")
@@ -296,8 +297,20 @@ def test_ids_do_not_depend_on_the_order_of_discovery() -> None:
 
 
 def test_ids_fit_into_the_kubelets_interface() -> None:
-    found: Inventory = inventory(host("h200-64"), shared({"name": "gpu", "replicas": 1024}))
+    facts = host("h200-64")
+    many = facts._replace(gpus=facts.gpus[-47:])  # as many as a kubelet can be told of
+    found: Inventory = inventory(many, shared({"name": "gpu", "replicas": 1024}))
     ids = [device.id for device in found.resources[0].devices]
-    assert len(set(ids)) == len(ids) == 64 * 1024
+    assert len(set(ids)) == len(ids) == 47 * 1024
     assert max(map(len, ids)) <= MAX_ID
     assert json.loads(json.dumps(ids)) == ids
+
+
+def test_more_devices_than_a_kubelet_can_be_told_of_are_left_out() -> None:
+    longest = Device("x" * MAX_ID, "x", "x", "0", numa=1023, error="every one of them")
+    assert device_list([longest] * MAX_DEVICES).ByteSize() < 4 << 20
+    facts = host("h200-64")
+    assert len(inventory(facts, shared({"name": "gpu", "replicas": 765})).resources[0].devices) == 64 * 765
+    found = inventory(facts, shared({"name": "gpu", "replicas": 1024}))
+    assert found.resources == ()
+    assert found.reason == "nvidia.com/gpu left out: 65536 devices, and a kubelet can be told of 49000"
