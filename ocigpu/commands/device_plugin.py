@@ -55,7 +55,10 @@ Examples:
   ocigpu device-plugin --config-file /config/dp.yaml --log-format json
   MIG_STRATEGY=mixed ocigpu device-plugin
 """
-INSTALL = "Install it: pip install 'ocigpu[kubernetes]'"
+INSTALL = (
+    "Install it into a virtual environment: pip install 'ocigpu[kubernetes]'; the deb and rpm packages are without it,"
+    " packaging/kubernetes/Containerfile makes an image that has it"
+)
 
 
 def device_plugin_command(
