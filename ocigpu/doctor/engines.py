@@ -157,8 +157,8 @@ def check_problems(host: Host) -> list[Finding]:
 def _checker(host: Host, status: EngineStatus) -> tuple[str, ...]:
     path = status.target
     checkers = {
-        "docker": f"dockerd --validate --config-file={path}",
-        "containerd": f"containerd --config {path} config dump",
+        "docker": f"dockerd --validate --config-file={shlex.quote(path)}",
+        "containerd": f"containerd --config {shlex.quote(path)} config dump",
         "crio": "crio config --default > /dev/null  # its messages name the file",
         "podman": "podman info",
     }
@@ -290,7 +290,9 @@ def check_two_containerds(host: Host) -> list[Finding]:
 def check_vendor(host: Host) -> list[Finding]:
     """Is the vendor's toolkit installed beside ocigpu?"""
     programs = ("nvidia-container-runtime", "nvidia-ctk", "nvidia-container-cli", "nvidia-cdi-hook")
-    found = [path for name in programs if (path := host.program(f"/usr/bin/{name}", f"/usr/local/bin/{name}"))]
+    paths = (host.program(f"/usr/bin/{name}", f"/usr/local/bin/{name}") for name in programs)
+    # ocigpu's programs may have the vendor's names, as links
+    found = [path for path in paths if path and not os.path.basename(host.find(path)).startswith("ocigpu")]
     refreshers = [
         path
         for path in (

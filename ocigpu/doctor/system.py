@@ -146,7 +146,7 @@ def check_apparmor(host: Host) -> list[Finding]:
             f'AppArmor refused something of the driver: profile "{name}"',
             (Evidence("kernel log", denied[-1]),),
             (
-                f"aa-complain {name}  # it logs from then on, and refuses nothing",
+                f"aa-complain {shlex.quote(name)}  # it logs from then on, and refuses nothing",
                 "# or for one container: --security-opt apparmor=unconfined",
             ),
         )

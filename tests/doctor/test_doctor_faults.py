@@ -98,6 +98,23 @@ def test_several_faults_are_found_together(broken: Broken) -> None:
     assert found == {"persistence-off", "dev-char-links", "ldconfig-missing", "kernel-too-old"}
 
 
+def test_links_of_the_vendors_names_are_not_the_vendors_toolkit(broken: Broken) -> None:
+    root = broken()
+    for name, program in (("nvidia-ctk", "ocigpu"), ("nvidia-cdi-hook", "ocigpu-hook")):
+        (root / "usr/bin" / name).symlink_to(program)
+        (root / "usr/bin" / program).touch()
+        (root / "usr/bin" / program).chmod(0o755)
+    assert [item.severity for item in examine(root) if item.name == "vendor-toolkit"] == ["ok"]
+
+
+def test_a_name_out_of_a_log_is_no_command(broken: Broken) -> None:
+    root = broken("apparmor")
+    with (root / "var/log/kern.log").open("a") as file:
+        file.write('apparmor="DENIED" operation="open" profile="x; reboot" name="/proc/driver/nvidia/params"\n')
+    (found,) = (item for item in examine(root) if item.name == "apparmor-denies")
+    assert found.fixes[0].startswith("aa-complain 'x; reboot'")
+
+
 def test_help_of_sim_create_lists_every_fault(run: Run) -> None:
     _, out, _ = run("sim", "create", "--help")
     for name in FAULT_NAMES:
