@@ -16,7 +16,7 @@ from ocigpu.errors import OcigpuError
 from ocigpu.linux import libc
 from ocigpu.linux.paths import open_in_root, open_parent
 from ocigpu.provision.container import Container, join, open_root, use_owner_ids
-from ocigpu.provision.mounts import enter_own_proc, parse_mount_table, read_mnt_id
+from ocigpu.provision.mounts import enter_own_proc, parse_mount_table, read_mnt_id, read_mount_table
 from ocigpu.views import PROC_DRIVER
 
 if TYPE_CHECKING:
@@ -66,12 +66,13 @@ def _remove(container: Container, actions: Sequence[Node | Link]) -> list[str]:
 def _is_own(root_fd: int, directory_fd: int, of_host: set[str]) -> bool:
     """Tell whether a directory is the container's alone: on its root mount, or on a file system unknown to the host.
 
-    A volume may be the host's own /dev.
+    A volume may be the host's own /dev.  Which one it is says the mount table: st_dev is another for btrfs.
     """
-    device = os.fstat(directory_fd).st_dev
-    if f"{os.major(device)}:{os.minor(device)}" not in of_host:
+    mount = read_mnt_id(directory_fd)
+    if mount == read_mnt_id(root_fd):
         return True
-    return read_mnt_id(directory_fd) == read_mnt_id(root_fd)
+    fields = read_mount_table().get(mount)
+    return fields is not None and fields[2] not in of_host
 
 
 def _is_mounted(parent_fd: int, name: str) -> bool:
