@@ -123,3 +123,37 @@ def test_a_command_that_does_not_end_keeps_others_waiting_only_for_a_while(gpu_3
     assert time.monotonic() - begin > 1
     os.close(fd)
     assert verified(gpu_3).verdict == AS_GRANTED
+
+
+RESTLESS = """
+while :; do
+  for path in /dev/nvidia5 /dev/nvidia3 /dev/nvidiactl; do
+    mv $path /tmp/aside 2>/dev/null; ln -s /tmp/target $path 2>/dev/null; rm -f $path; mkdir $path 2>/dev/null
+    rmdir $path 2>/dev/null; mv /tmp/aside $path 2>/dev/null; rm -f $path; touch $path; rm -f $path
+  done
+  mv /dev /tmp/dev 2>/dev/null; mv /etc /etc.aside; ln -s /tmp /etc; rm -f /etc; mv /etc.aside /etc
+done
+"""
+
+
+def test_names_that_are_exchanged_all_the_time_lead_nowhere_else(gpu_3: Made, simulated_host: SimulatedHost) -> None:
+    rules = cgroup_directory(gpu_3, "v1") / "devices.list"
+    nodes = simulated_host.directory / "dev"
+    before = (sorted(os.listdir("/dev")), sorted(os.listdir(nodes)))
+    command = [*gpu_3.command, "exec", gpu_3.name, "sh", "-c", RESTLESS]
+    with subprocess.Popen(command, env=gpu_3.environment, stderr=subprocess.DEVNULL) as restless:
+        for _ in range(8):
+            for change in (attach, detach):
+                allowed = "195:5" in rules.read_text()
+                try:
+                    with opened(gpu_3) as live:
+                        change(live, ["5"])
+                    allowed = change is attach
+                except OcigpuError:  # undone, as what it was
+                    pass
+                assert ("195:5" in rules.read_text()) == allowed
+            assert {row.made for row in verified(gpu_3).nodes if row.granted == "no"} == {"EPERM"}
+        gpu_3.do("kill", gpu_3.name, "KILL")
+        restless.kill()
+    assert (sorted(os.listdir("/dev")), sorted(os.listdir(nodes))) == before
+    assert "target" not in os.listdir("/tmp")

@@ -286,7 +286,7 @@ def test_an_interrupted_parent_leaves_nothing(host: Path, rootfs: Path) -> None:
     def prepare() -> None:
         read = apply._Child.read_report
 
-        def interrupted(self: apply._Child) -> Any:
+        def interrupted(*_: Any) -> Any:
             apply._Child.read_report = read  # type: ignore[method-assign]
             raise KeyboardInterrupt
 
