@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from ocigpu.commands.common import ConfigOption, load_settings
+from ocigpu.commands.device_plugin import INSTALL
 from ocigpu.errors import HostError
 
 EXPORTER_EPILOG = """\
@@ -50,7 +51,6 @@ Examples:
   ocigpu exporter --kubernetes --collect-interval 10000 --log-format json
   ocigpu exporter --print-collectors > /etc/ocigpu/collectors.csv
 """
-INSTALL = "Install it: pip install 'ocigpu[kubernetes]'"
 
 
 def exporter_command(

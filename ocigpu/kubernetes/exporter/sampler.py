@@ -14,17 +14,13 @@ from ocigpu.host.nvml import UNUSABLE
 from ocigpu.host.procfs import read_kernel_version
 from ocigpu.host.tree import Tree, find_roots
 from ocigpu.kubernetes.exporter.sample import Sample, parse_sample
+from ocigpu.kubernetes.nvml_process import REAP, command
 from ocigpu.settings import Settings
 
 DEADLINE = 20.0
 """Seconds that a sample may be late: waking up an idle GPU takes one or two."""
 FIRST_RETRY, LONGEST_RETRY = 1.0, 60.0
 MAX_LINE = 16 << 20
-_REAP = 0.5
-_CODE = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]);"
-    " from ocigpu.kubernetes.exporter.sampler_child import main; main(*sys.argv[2:])"
-)
 
 
 class Orders(NamedTuple):
@@ -121,20 +117,16 @@ class Sampler:
         library = find_library(self._settings)
         if not library:
             return self._replace(f"there is no NVML library below {roots.driver or '/'}").error
-        command = [
-            sys.executable,
-            "-I",
-            "-c",
-            _CODE,
-            json.dumps(list(filter(None, sys.path))),
+        words = command(
+            "ocigpu.kubernetes.exporter.sampler_child",
             library,
             self._settings.simulation_root,
             str(os.getpid()),
             f"{roots.proc}/driver/nvidia/gpus",
-        ]
+        )
         try:
             self._child = subprocess.Popen(
-                command,
+                words,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -178,6 +170,6 @@ def find_library(settings: Settings) -> str:
 def _reap(child: "subprocess.Popen[bytes]") -> int | None:
     """Return the status of a killed child, None for one that does not end: it is stuck in the kernel."""
     try:
-        return child.wait(_REAP)
+        return child.wait(REAP)
     except subprocess.TimeoutExpired:
         return None
