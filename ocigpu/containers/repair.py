@@ -6,6 +6,7 @@ is given that was not granted before; a GPU that was detached and came back by s
 """
 
 import os
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -24,6 +25,10 @@ from ocigpu.views import PROC_DRIVER
 
 if TYPE_CHECKING:
     from ocigpu.actions import Action
+
+
+RETRY = 60.0
+"""Seconds until a container that could not be looked at is tried again: it must not delay the others."""
 
 
 class Repaired(NamedTuple):
@@ -105,21 +110,26 @@ class Keeper:
         self._log = log
         self._seen: dict[tuple[str, int, int], str] = {}
         self._told: set[tuple[str, str]] = set()
+        self._again: dict[tuple[str, int, int], float] = {}
 
     def look(self) -> None:
-        """Look once; whatever fails is logged, once for each container."""
+        """Look once; whatever fails is logged, once for each container, and tried again after a while."""
         containers = [one for one in find_containers(self._places)[0] if one.pid and one.status != "paused"]
         keys = {(one.state_file, one.pid, one.start_time): one for one in containers}
         if set(self._seen) - set(keys):
             self._seen = {key: stamp for key, stamp in self._seen.items() if key in keys}
+            self._again = {key: due for key, due in self._again.items() if key in keys}
             prune_records(self._settings)
         for key, container in keys.items():
+            if time.monotonic() < self._again.get(key, 0.0):
+                continue
             try:
                 stamp = read_stamp(container)
                 # what was repaired is looked at once more: it may have changed again before its new stamp is read
                 if stamp != self._seen.get(key) and not self._repair(container):
                     self._seen[key] = stamp
             except (OcigpuError, OSError) as error:
+                self._again[key] = time.monotonic() + RETRY
                 text = f"repair {container.name}: {error}"
                 if (container.id, text) not in self._told:
                     self._told.add((container.id, text))

@@ -171,7 +171,10 @@ def test_the_keeper_repairs_what_changed_and_is_silent_else(gpu_3: Made, simulat
     assert opens(gpu_3, simulated_host, "nvidia5") == REACHED
 
 
-def test_the_keeper_tells_an_error_once_and_forgets_what_has_ended(gpu_3: Made, simulated_host: SimulatedHost) -> None:
+def test_the_keeper_tells_an_error_once_and_forgets_what_has_ended(
+    gpu_3: Made, simulated_host: SimulatedHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ocigpu.containers.repair.RETRY", 0.0)
     said: list[str] = []
     settings = read_settings(gpu_3.environment["OCIGPU_CONFIG"])
     with opened(gpu_3) as live:
