@@ -109,17 +109,19 @@ class NodeReader:
             return
 
     def answer(self, now: float) -> Reading | None:
-        """Return the answer when there is one; a child that ended or is late is replaced with the next request."""
+        """Return the answer when there is one; a child that ended or is late is replaced with the next request.
+
+        A child that ended is told of in any case.
+        """
         if self._connection is None:
             return None
         if select.select([self._connection], [], [], 0)[0]:
             try:
                 reading: Any = self._connection.recv()
             except (EOFError, ConnectionError):
-                idle = self._asked is None
                 status = self._child.poll() if self._child else None
                 self.close()  # also while nothing is asked: the end of a stream would wake the caller again and again
-                return None if idle else Reading(None, f"the process that reads the host ended (status {status})")
+                return Reading(None, f"the process that reads the host ended (status {status})")
             self._asked = None
             return reading if isinstance(reading, Reading) else None
         if self._asked is not None and now - self._asked > DEADLINE:
