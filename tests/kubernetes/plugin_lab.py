@@ -26,7 +26,10 @@ DevicePlugin(parse_flags(sys.argv[2:], os.environ), os.environ, read_settings(sy
 
 
 class Kubelet:
-    """A kubelet's process; its methods are those of :class:`support.kubelet.Kubelet`."""
+    """A kubelet's process; its methods are those of :class:`support.kubelet.Kubelet`.
+
+    It starts while its plugin does: the first call waits for it.
+    """
 
     def __init__(self, directory: Path) -> None:
         program = Path(__file__).parent.parent / "support/kubelet.py"
@@ -34,7 +37,13 @@ class Kubelet:
         self.child = subprocess.Popen(
             [sys.executable, program, directory], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-        assert self._line() == "ready\n"
+        self._ready = False
+
+    def wait_until_ready(self) -> None:
+        """Wait until it listens."""
+        if not self._ready:
+            assert self._line() == "ready\n"
+            self._ready = True
 
     def _line(self) -> str:
         assert self.child.stdout
@@ -42,6 +51,7 @@ class Kubelet:
 
     def answer(self, name: str, *arguments: Any) -> dict[str, Any]:
         """Return {"result": ...} or {"error": ...}."""
+        self.wait_until_ready()
         assert self.child.stdin
         self.child.stdin.write(json.dumps([name, *arguments]) + "\n")
         self.child.stdin.flush()
@@ -71,6 +81,7 @@ class Kubelet:
     def close(self) -> None:
         assert self.child.stdin
         assert self.child.stdout
+        self.wait_until_ready()
         self.child.stdin.close()
         self.child.stdout.close()
         assert self.child.wait(20) == 0
@@ -85,6 +96,7 @@ class Plugin:
     def __init__(self, settings: Path, directory: Path, *words: str, **variables: str) -> None:
         self.directory = directory
         self.output = directory.with_name(f"{directory.name}.log")
+        self._begin = 0
         command = [sys.executable, "-c", _QUICK, str(settings), f"--kubelet-socket={directory}/kubelet.sock", *words]
         environment = {"PATH": os.environ["PATH"], **variables}
         with self.output.open("ab") as output:
@@ -99,8 +111,13 @@ class Plugin:
 
     @property
     def log(self) -> list[str]:
-        """Messages: every line is an object."""
-        return [str(json.loads(line)["msg"]) for line in self.output.read_text().splitlines()]
+        """Messages since :meth:`forget_log`: every line is an object."""
+        text = self.output.read_text()[self._begin :]
+        return [str(json.loads(line)["msg"]) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+    def forget_log(self) -> None:
+        """Begin the log anew, for the next test with the same plugin."""
+        self._begin = self.output.read_text().rfind("\n") + 1
 
     def wait_for_log(self, part: str, times: int = 1) -> None:
         wait_for(f"{part!r}", lambda: sum(part in line for line in self.log) >= times, on_failure=self.output.read_text)

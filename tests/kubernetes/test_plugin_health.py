@@ -2,7 +2,8 @@
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,15 +32,35 @@ class Lab(NamedTuple):
         new.rename(path)
 
 
-@pytest.fixture
-def lab(work_directory: Path, request: pytest.FixtureRequest) -> Iterator[Lab]:
-    """A node with two GPUs, the first one cut into MIG devices when the parameter says so."""
+@contextmanager
+def make_lab(directory: Path, mig: Sequence[str], words: Sequence[str], variables: dict[str, str]) -> Iterator[Lab]:
     requirements.require(requirements.programs("gcc"))
-    mig, words, variables = getattr(request, "param", ((), (), {}))
-    host = make_simulated_host(work_directory / "host", 2, mig)
-    directory = work_directory / "dp"
-    with kubelet(directory) as kubelets, plugin(host.settings, directory, *words, **variables) as running:
+    directory.mkdir(exist_ok=True)
+    host = make_simulated_host(directory / "host", 2, mig)
+    with kubelet(directory / "dp") as kubelets, plugin(host.settings, directory / "dp", *words, **variables) as running:
         yield Lab(kubelets, running, host)
+
+
+@pytest.fixture(scope="module")
+def plain(session_directory: Path) -> Iterator[Lab]:
+    """A node with two GPUs."""
+    with make_lab(session_directory / "plugin-health", (), (), {}) as made:
+        yield made
+
+
+@pytest.fixture
+def lab(request: pytest.FixtureRequest, work_directory: Path) -> Iterator[Lab]:
+    """The plain node, as it was at first; with a parameter one of its own."""
+    if hasattr(request, "param"):
+        with make_lab(work_directory, *request.param) as made:
+            yield made
+        return
+    made = request.getfixturevalue("plain")
+    made.kubelet.expect(gpu=(2, 2))
+    made.plugin.forget_log()
+    yield made
+    made.fault("")
+    made.kubelet.expect(gpu=(2, 2))
 
 
 MIG: Any = (("0:3g.20gb,1g.5gb",), ("--mig-strategy=mixed",), {})

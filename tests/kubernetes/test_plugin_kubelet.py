@@ -37,6 +37,26 @@ def mixed(session_directory: Path, mig_host: SimulatedHost) -> Iterator[tuple[Ku
         yield kubelets, running
 
 
+@pytest.fixture(scope="module")
+def eight_gpus(session_directory: Path, simulated_host: SimulatedHost) -> Iterator[tuple[Kubelet, Plugin]]:
+    """A node with eight GPUs; see ``eight``."""
+    directory = session_directory / "eight"
+    with kubelet(directory) as kubelets, plugin(simulated_host.settings, directory) as running:
+        yield kubelets, running
+
+
+@pytest.fixture
+def eight(eight_gpus: tuple[Kubelet, Plugin]) -> Iterator[tuple[Kubelet, Plugin]]:
+    """A node with eight GPUs for tests that leave it as it was, without pods."""
+    kubelets, running = eight_gpus
+    kubelets.expect(gpu=(8, 8))
+    running.wait_for_log("registered with the kubelet")
+    running.forget_log()
+    yield kubelets, running
+    for pod in ("kept", "rest", "pod"):
+        kubelets.delete(pod)
+
+
 def test_several_resources_have_a_socket_each(mixed: tuple[Kubelet, Plugin]) -> None:
     kubelets, running = mixed
     assert running.sockets == ["nvidia-gpu.sock", "nvidia-mig-1g.5gb.sock", "nvidia-mig-3g.20gb.sock"]
@@ -85,37 +105,38 @@ def test_a_container_that_starts_again_is_not_given_anything_anew(mixed: tuple[K
     kubelets.delete("again")
 
 
-def test_the_kubelet_starts_again(simulated_host: SimulatedHost, directory: Path) -> None:
-    with kubelet(directory) as kubelets, plugin(simulated_host.settings, directory) as running:
-        kubelets.expect(gpu=(8, 8))
-        assert set(kubelets.devices(GPU)) == set(simulated_host.gpus)
-        assert all(len(nodes) == 1 for nodes in kubelets.topology(GPU).values()), "each GPU has its NUMA node"
-        given = kubelets.admit("kept", "main", {GPU: 2})
-        held = kubelets.held("kept")[GPU]
-        kubelets.restart()
-        kubelets.expect(gpu=(8, 8))
-        assert kubelets.held("kept") == {GPU: held}, "its checkpoint says so"
-        assert kubelets.start_container("kept", "main") == given
-        rest = kubelets.admit("rest", "main", {GPU: 6})["envs"]["NVIDIA_VISIBLE_DEVICES"].split(",")
-        assert sorted([*held, *rest]) == sorted(simulated_host.gpus)
-        full = kubelets.answer("admit", "late", "main", {GPU: 1})["error"]
-        assert "Requested: 1, Available: 0" in full
-        running.wait_for_log("was removed: serving anew")
+def test_the_kubelet_starts_again(simulated_host: SimulatedHost, eight: tuple[Kubelet, Plugin]) -> None:
+    kubelets, running = eight
+    assert set(kubelets.devices(GPU)) == set(simulated_host.gpus)
+    assert all(len(nodes) == 1 for nodes in kubelets.topology(GPU).values()), "each GPU has its NUMA node"
+    given = kubelets.admit("kept", "main", {GPU: 2})
+    held = kubelets.held("kept")[GPU]
+    kubelets.restart()
+    kubelets.expect(gpu=(8, 8))
+    assert kubelets.held("kept") == {GPU: held}, "its checkpoint says so"
+    assert kubelets.start_container("kept", "main") == given
+    rest = kubelets.admit("rest", "main", {GPU: 6})["envs"]["NVIDIA_VISIBLE_DEVICES"].split(",")
+    assert sorted([*held, *rest]) == sorted(simulated_host.gpus)
+    full = kubelets.answer("admit", "late", "main", {GPU: 1})["error"]
+    assert "Requested: 1, Available: 0" in full
+    running.wait_for_log("was removed: serving anew")
 
 
-def test_the_kubelet_starts_again_in_the_middle_of_calls(simulated_host: SimulatedHost, directory: Path) -> None:
-    with kubelet(directory) as kubelets, plugin(simulated_host.settings, directory):
+def test_the_kubelet_starts_again_in_the_middle_of_calls(
+    simulated_host: SimulatedHost, eight: tuple[Kubelet, Plugin]
+) -> None:
+    kubelets, _ = eight
+    for _ in range(3):
+        assert kubelets.restart_during_calls(GPU, list(simulated_host.gpus)) >= 20
         kubelets.expect(gpu=(8, 8))
-        for _ in range(3):
-            assert kubelets.restart_during_calls(GPU, list(simulated_host.gpus)) >= 20
-            kubelets.expect(gpu=(8, 8))
-        kubelets.admit("pod", "main", {GPU: 8})
+    kubelets.admit("pod", "main", {GPU: 8})
 
 
 def test_a_kubelet_that_was_killed_leaves_a_socket_that_nobody_serves(
     simulated_host: SimulatedHost, directory: Path
 ) -> None:
     killed = Kubelet(directory)
+    killed.wait_until_ready()
     killed.kill()
     with plugin(simulated_host.settings, directory) as running:
         running.wait_for_log("did not take it")
@@ -179,13 +200,14 @@ def test_sockets_and_their_directory_vanish(simulated_host: SimulatedHost, direc
             kubelets.expect(gpu=(8, 8))
 
 
-def test_a_kubelet_that_refuses_is_asked_again(simulated_host: SimulatedHost, directory: Path) -> None:
-    with kubelet(directory) as kubelets:
-        kubelets.set_refusal("not now")
-        with plugin(simulated_host.settings, directory) as running:
-            running.wait_for_log("did not take it: not now")
-            kubelets.set_refusal("")
-            kubelets.expect(gpu=(8, 8))
+def test_a_kubelet_that_refuses_is_asked_again(eight: tuple[Kubelet, Plugin]) -> None:
+    kubelets, running = eight
+    kubelets.set_refusal("not now")
+    running.send(signal.SIGHUP)
+    running.wait_for_log("did not take it: not now")
+    kubelets.expect(gpu=(8, 0))
+    kubelets.set_refusal("")
+    kubelets.expect(gpu=(8, 8))
 
 
 def test_sixty_four_gpus(session_directory: Path, directory: Path) -> None:
@@ -288,12 +310,13 @@ def test_devices_shared_by_mps_wait_for_their_daemon(
         kubelets.expect(gpu=(16, 0))
 
 
-def test_sighup_registers_anew(simulated_host: SimulatedHost, directory: Path) -> None:
-    with kubelet(directory) as kubelets, plugin(simulated_host.settings, directory) as running:
-        kubelets.expect(gpu=(8, 8))
-        running.send(signal.SIGHUP)
-        running.wait_for_log("registered with the kubelet", 2)
-        kubelets.expect(gpu=(8, 8))
+def test_sighup_registers_anew(eight: tuple[Kubelet, Plugin]) -> None:
+    kubelets, running = eight
+    before = kubelets.read_journal()
+    running.send(signal.SIGHUP)
+    wait_for("a registration", lambda: kubelets.read_journal() == [*before, f"registered {GPU} nvidia-gpu.sock"])
+    running.wait_for_log("registered with the kubelet")
+    kubelets.expect(gpu=(8, 8))
 
 
 @pytest.mark.parametrize(
@@ -331,6 +354,7 @@ def test_without_the_extra_the_command_names_it(work_directory: Path) -> None:
 def test_the_command_itself_works(simulated_host: SimulatedHost, directory: Path) -> None:
     command = [PROGRAMS / "ocigpu", "device-plugin", "--config", str(simulated_host.settings)]
     with kubelet(directory) as kubelets:
+        kubelets.wait_until_ready()
         child = subprocess.Popen(
             [*command, "--kubelet-socket", f"{directory}/kubelet.sock", "--log-format", "json"],
             stdout=subprocess.PIPE,

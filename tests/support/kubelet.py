@@ -248,6 +248,9 @@ class Kubelet:
 
     def admit(self, pod: str, container: str, wanted: dict[str, int]) -> Response:
         """Return what a new container is given; raises AdmissionError, and then the pod has nothing."""
+        return self._merged(self._admit(pod, container, wanted))
+
+    def _admit(self, pod: str, container: str, wanted: dict[str, int]) -> dict[str, tuple[list[str], Any]]:
         merged: dict[str, tuple[list[str], Any]] = {}
         with self.lock:
             try:
@@ -264,7 +267,7 @@ class Kubelet:
                 raise AdmissionError(f"Allocate failed due to {text}, which is unexpected") from error
             self.allocations[pod, container] = merged
             self._write_checkpoint()
-            return self._merged(merged)
+            return merged
 
     def allocate(self, resource: str, ids: list[str]) -> Response:
         """Ask for these very devices, whatever the accounting says."""
@@ -325,7 +328,7 @@ class Kubelet:
             while total - sum(len(self.held(pod)[resource]) for pod in alive) < size:
                 self.delete(alive.pop(0))
             pod = f"pod{number}"
-            self.admit(pod, "main", {resource: size})
+            self._admit(pod, "main", {resource: size})
             alive.append(pod)
             everything = [id_ for each in alive for id_ in self.held(each)[resource]]
             assert len(everything) == len(set(everything)), everything
