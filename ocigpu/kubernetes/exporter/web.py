@@ -1,8 +1,10 @@
 """The exporter's pages over HTTP: /metrics, /health and /."""
 
 import gzip
+import io
 import socket
 import threading
+import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
@@ -11,8 +13,9 @@ from ocigpu.errors import HostError
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 TIMEOUT = 10.0
-"""Seconds that a client may take over a request, and over reading the answer."""
+"""Seconds that a client may take over a whole request, however slowly it comes, and over reading the answer."""
 MAX_CLIENTS = 32
+"""Connections at one time; others are closed at once."""
 FRONT = b"""<!doctype html><html lang="en"><head><meta charset="utf-8"><title>GPU metrics</title></head><body>
 <h1>GPU metrics</h1><p><a href="./metrics">Metrics</a>, <a href="./health">Health</a></p></body></html>
 """
@@ -66,7 +69,11 @@ class WebServer(ThreadingHTTPServer):
         if not self._places.acquire(blocking=False):
             self.shutdown_request(request)
             return
-        super().process_request(request, client_address)
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError:  # no thread can be started
+            self._places.release()
+            raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Answer one client."""
@@ -92,10 +99,39 @@ def _address(host: str, port: int) -> tuple[socket.AddressFamily, tuple[str, int
     return (socket.AF_INET6 if ":" in host else socket.AF_INET), (host, port)
 
 
+class _Requests(io.RawIOBase):
+    """What a client sends; raises TimeoutError when a request is not there in time."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self.due = 0.0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        left = self.due - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        self._connection.settimeout(left)
+        try:
+            return self._connection.recv_into(buffer)
+        finally:
+            self._connection.settimeout(TIMEOUT)  # of the answer, as a whole: socket.sendall
+
+
 class _Handler(BaseHTTPRequestHandler):
     server: WebServer
     protocol_version = "HTTP/1.1"
-    timeout = TIMEOUT
+
+    def setup(self) -> None:
+        super().setup()
+        self._requests = _Requests(self.connection)
+        self.rfile = io.BufferedReader(self._requests)
+
+    def handle_one_request(self) -> None:
+        self._requests.due = time.monotonic() + TIMEOUT
+        super().handle_one_request()
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
