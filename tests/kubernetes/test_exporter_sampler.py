@@ -8,7 +8,7 @@ from support.process import is_alive
 from support.product import SimulatedHost
 
 from ocigpu.kubernetes.exporter.sample import Sample
-from ocigpu.kubernetes.exporter.sampler import Orders, Sampler, find_library
+from ocigpu.kubernetes.exporter.sampler import STUCK, Orders, Sampler, find_library
 from ocigpu.settings import Settings, read_settings
 
 ORDERS = Orders(("DCGM_FI_DEV_GPU_TEMP",), 0.1, 300, 300)
@@ -75,7 +75,9 @@ def test_no_second_process_is_started_beside_one_that_does_not_end(
     monkeypatch.setattr("ocigpu.kubernetes.exporter.sampler._reap", lambda _child: None)  # stuck in the driver
     monkeypatch.setattr(child, "poll", lambda: None)
     sampler.close()
-    assert sampler.wait(0.1) == []
+    assert [sample.error for sample in sampler.wait(0.1)] == [STUCK]
+    assert sampler.wait(0.1) == [], "it is told at intervals"
+    assert wait_for_sample(sampler).error == STUCK
     assert sampler._child is None
     monkeypatch.undo()
     child.wait()

@@ -20,6 +20,7 @@ from ocigpu.settings import Settings
 DEADLINE = 20.0
 """Seconds that a sample may be late: waking up an idle GPU takes one or two."""
 FIRST_RETRY, LONGEST_RETRY = 1.0, 60.0
+STUCK = "the process that asks NVML was killed and does not end: it is stuck in the driver"
 MAX_LINE = 16 << 20
 
 
@@ -111,8 +112,10 @@ class Sampler:
         """Start the process if it is time; returns why it cannot be started, "" if nothing is wrong."""
         if self._stuck is not None and self._stuck.poll() is not None:
             self._stuck = None
-        if self._orders is None or self._stuck is not None or time.monotonic() < self._due:
+        if self._orders is None or time.monotonic() < self._due:
             return ""
+        if self._stuck is not None:  # told again and again, so that old values are dropped in the end
+            return self._replace(STUCK).error
         roots = find_roots(self._settings)
         library = find_library(self._settings)
         if not library:
