@@ -87,7 +87,10 @@ def apply(server: ApiServer, path: str, document: "dict[str, Any]") -> Answer:
 
 
 def _send(server: ApiServer, method: str, path: str, body: Any) -> Answer:
-    context = ssl.create_default_context(cadata=_read(f"{server.account}/ca.crt"))
+    authority = _read(f"{server.account}/ca.crt")
+    if not authority:  # the system's authorities would take its place, and might vouch for another server
+        raise HostError("OCIGPU-KUBE-5", f"service account: {quoted(f'{server.account}/ca.crt')}: it is empty")
+    context = ssl.create_default_context(cadata=authority)
     connection = http.client.HTTPSConnection(server.host, server.port, timeout=TIMEOUT, context=context)
     # the kubelet renews the token: it is read for every request
     headers = {"Authorization": f"Bearer {_read(f'{server.account}/token').strip()}", "Accept": "application/json"}

@@ -112,6 +112,9 @@ def test_a_server_that_is_not_there_is_an_error_of_one_line(api: FakeApiServer, 
         request(api.place._replace(port=1), "GET", "/", sleep=no_sleep)
     with pytest.raises(HostError, match=r"service account: .*ca.crt.*No such file"):
         request(api.place._replace(account=str(tmp_path)), "GET", "/", sleep=no_sleep)
+    (tmp_path / "ca.crt").touch()
+    with pytest.raises(HostError, match=r"service account: .*ca.crt.*: it is empty"):
+        request(api.place._replace(account=str(tmp_path)), "GET", "/", sleep=no_sleep)
 
 
 def test_the_server_is_that_of_the_pod(tmp_path: Path) -> None:
