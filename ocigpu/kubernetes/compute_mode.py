@@ -4,15 +4,13 @@ Set in a process of its own with a deadline, like every question to NVML; it kee
 Source: nvmlDeviceSetComputeMode of NVIDIA's NVML API reference.
 """
 
-import ctypes
 import json
 import sys
 from collections.abc import Sequence
 
 from ocigpu.errors import printable
 from ocigpu.facts import HostFacts
-from ocigpu.host.nvml_child import _end_with
-from ocigpu.kubernetes.nvml_process import NvmlError, ask
+from ocigpu.kubernetes.nvml_process import NvmlError, Place, ask, load
 
 DEFAULT, EXCLUSIVE_PROCESS = 0, 3  # nvmlComputeMode_t
 SECONDS = 20.0
@@ -30,13 +28,11 @@ def set_compute_mode(facts: HostFacts, uuids: Sequence[str], mode: int, seconds:
     return {str(uuid): printable(str(problem), 200) for uuid, problem in found.items()}
 
 
-def main(library: str, parent: str, mode: str, *uuids: str) -> None:
+def main(parent: str, library: str, chroot: str, simulation: str, mode: str, *uuids: str) -> None:
     """Set the mode and print, as JSON, what did not work by UUID.  Raises OSError or NVMLError."""
     import pynvml
 
-    _end_with(int(parent))
-    pynvml.nvmlLib = ctypes.CDLL(library)
-    pynvml.nvmlInit()
+    load(parent, Place(library, chroot, simulation), as_root=True)
     problems = {}
     for uuid in uuids:
         try:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from ocigpu.facts import HostFacts
 from ocigpu.kubernetes.health import NO_INSTANCE, Event
-from ocigpu.kubernetes.nvml_process import command, nvml_library, reap
+from ocigpu.kubernetes.nvml_process import Place, command, nvml_place, reap
 
 SILENCE = 60.0
 """Seconds without a sign of life: initialising NVML wakes up all GPUs, one or two seconds each."""
@@ -36,7 +36,7 @@ class EventWatcher:
         self._child: subprocess.Popen[bytes] | None = None
         self._pending = b""
         self._key: tuple[str, ...] = ()
-        self._root = ""
+        self._place = Place("")
         self._started = self._heard = 0.0
         self._due = 0.0
         self._delay = 0.0
@@ -47,12 +47,12 @@ class EventWatcher:
 
     def watch(self, facts: HostFacts, now: float) -> None:
         """Watch the GPUs of these facts from now on; none without NVML.  The same GPUs are watched on."""
-        library = nvml_library(facts)
+        place = nvml_place(facts)
         gpus = sorted(gpu.uuid for gpu in facts.gpus if not gpu.error)
-        key = (library, *gpus) if library and gpus else ()
+        key = (*place, *gpus) if place.library and gpus else ()
         if key != self._key:
             self.close()
-            self._key, self._root = key, facts.driver_root if facts.simulated else ""
+            self._key, self._place = key, place
             self._due, self._delay = now, 0.0
 
     def step(self, now: float) -> News:
@@ -78,7 +78,7 @@ class EventWatcher:
     def _start(self, now: float) -> News:
         try:
             self._child = subprocess.Popen(
-                command(CHILD, self._key[0], str(os.getpid()), self._root),
+                command(CHILD, str(os.getpid()), *self._place),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,

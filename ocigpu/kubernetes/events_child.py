@@ -12,7 +12,7 @@ from typing import Any
 import pynvml
 
 from ocigpu.host.nvml_child import MAX_GPUS
-from ocigpu.kubernetes.nvml_process import load
+from ocigpu.kubernetes.nvml_process import Place, load
 
 WAIT_MS = 2000
 WANTED = pynvml.nvmlEventTypeXidCriticalError
@@ -20,9 +20,9 @@ TIMEOUT = pynvml.NVML_ERROR_TIMEOUT
 NO_XIDS = "it reports no XIDs"
 
 
-def main(library: str, parent: str, simulation_root: str) -> None:
-    """Watch all GPUs of the library at this path; raises OSError or NVMLError when it cannot."""
-    load(library, parent, simulation_root)
+def main(parent: str, *place: str) -> None:
+    """Watch all GPUs of NVML at this place; raises OSError or NVMLError when it cannot."""
+    load(parent, Place(*place))
     events = pynvml.nvmlEventSetCreate()
     watched: list[str] = []
     unwatched: dict[str, str] = {}

@@ -55,7 +55,7 @@ class Hardware(NamedTuple):
 def read_hardware(facts: HostFacts, seconds: float = DEADLINE) -> Hardware:
     """Return what the host's NVML says; waits no longer than ``seconds``.  Never raises for what NVML does."""
     try:
-        return parse_hardware(ask(DETAILS, facts, seconds, facts.driver_root if facts.simulated else ""))
+        return parse_hardware(ask(DETAILS, facts, seconds))
     except NvmlError as error:
         return Hardware(problem=str(error))
     except (ValueError, TypeError, KeyError, AttributeError):

@@ -12,7 +12,7 @@ from typing import Any
 import pynvml
 
 from ocigpu.host.nvml_child import MAX_GPUS, MAX_MIG_DEVICES
-from ocigpu.kubernetes.nvml_process import load
+from ocigpu.kubernetes.nvml_process import Place, load
 
 MIG_FIELDS = {
     "memory_mib": "memorySizeMB",
@@ -28,9 +28,9 @@ MIG_FIELDS = {
 FABRIC_COMPLETED = 3  # NVML_GPU_FABRIC_STATE_COMPLETED
 
 
-def main(library: str, parent: str, simulation_root: str) -> None:
-    """Load the library at this path and print what it says; raises OSError or NVMLError when it says nothing."""
-    load(library, parent, simulation_root)
+def main(parent: str, *place: str) -> None:
+    """Load NVML at this place and print what it says; raises OSError or NVMLError when it says nothing."""
+    load(parent, Place(*place))
     handles = [
         _try(pynvml.nvmlDeviceGetHandleByIndex, index)
         for index in range(min(_try(pynvml.nvmlDeviceGetCount) or 0, MAX_GPUS))

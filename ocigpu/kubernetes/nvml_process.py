@@ -8,11 +8,11 @@ import json
 import os
 import subprocess
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 from ocigpu.errors import printable
 from ocigpu.facts import HostFacts
-from ocigpu.host.nvml_child import _drop_privileges, _end_with, _identity
+from ocigpu.host.nvml_child import _drop_privileges, _end_with, _enter, _identity
 
 REAP = 0.5
 """Seconds given to a killed process to end: one that is stuck in the driver does not, and is left to init."""
@@ -26,9 +26,26 @@ class NvmlError(Exception):
     """Why NVML gave no answer: one line."""
 
 
-def nvml_library(facts: HostFacts) -> str:
-    """Return the host path of NVML for this machine's programs, "" for none."""
-    return next((lib.host_path for lib in facts.libraries if lib.soname == "libnvidia-ml.so.1" and lib.bits == 64), "")
+class Place(NamedTuple):
+    """``library``: path of NVML, "" for none, below the driver root ``chroot`` when that is to be entered for it.
+
+    ``simulation``: root of a simulated host, "" for a real one.
+    """
+
+    library: str
+    chroot: str = ""
+    simulation: str = ""
+
+
+def nvml_place(facts: HostFacts) -> Place:
+    """Return where NVML is; a driver root is entered when it has the device nodes too, as for the facts."""
+    path = next((lib.host_path for lib in facts.libraries if lib.soname == "libnvidia-ml.so.1" and lib.bits == 64), "")
+    if facts.simulated:
+        return Place(path, "", facts.driver_root)
+    root = facts.driver_root.rstrip("/")
+    if root and any(node.host_path.startswith(f"{root}/dev/") for node in facts.control_nodes):
+        return Place(path.removeprefix(root), root)
+    return Place(path)
 
 
 def command(module: str, *arguments: str) -> list[str]:
@@ -37,14 +54,14 @@ def command(module: str, *arguments: str) -> list[str]:
 
 
 def ask(module: str, facts: HostFacts, seconds: float, *arguments: str) -> Any:
-    """Return the JSON document that ``main(library, parent, *arguments)`` of a module prints.
+    """Return the JSON document that ``main(parent, library, chroot, simulation, *arguments)`` of a module prints.
 
     Waits no longer than ``seconds``.  Raises NvmlError for whatever goes wrong.
     """
-    library = nvml_library(facts)
-    if not library:
+    place = nvml_place(facts)
+    if not place.library:
         raise NvmlError("the host has no NVML library")
-    words = command(module, library, str(os.getpid()), *arguments)
+    words = command(module, str(os.getpid()), *place, *arguments)
     try:
         child = subprocess.Popen(
             words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={}, cwd="/"
@@ -75,15 +92,20 @@ def reap(child: "subprocess.Popen[bytes]") -> None:
         child.returncode = -9
 
 
-def load(library: str, parent: str, simulation_root: str) -> None:
-    """Load and initialise the library at this path, in the process that :func:`command` started.
+def load(parent: str, place: Place, *, as_root: bool = False) -> None:
+    """Load and initialise NVML, in the process that :func:`command` started.
 
-    Gives up root first, as :mod:`ocigpu.host.nvml_child` does, and ends with the process ``parent``.  Raises OSError or
-    NVMLError when it cannot be used.
+    Gives up root first unless it is needed, as :mod:`ocigpu.host.nvml_child` does; ends with the process ``parent``.
+    Raises OSError or NVMLError when the library cannot be used.
     """
     import pynvml
 
-    _drop_privileges(*_identity("", simulation_root))
+    library, chroot, simulation = place
+    identity = _identity(chroot, simulation)
+    if chroot and not _enter(chroot):
+        library = chroot + library
+    if not as_root:
+        _drop_privileges(*identity)
     _end_with(int(parent))
     pynvml.nvmlLib = ctypes.CDLL(library)
     pynvml.nvmlInit()

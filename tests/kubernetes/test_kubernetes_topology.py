@@ -170,3 +170,21 @@ def test_a_host_without_nvml_has_a_problem() -> None:
     assert read_hardware(host("t4-1")._replace(libraries=())).problem == "the host has no NVML library"
     gone = host("t4-1").libraries[0]._replace(soname="libnvidia-ml.so.1", bits=64, host_path="/nonexistent/libx.so")
     assert "/nonexistent/libx.so" in read_hardware(host("t4-1")._replace(libraries=(gone,))).problem
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("nodes", [True, False], ids=["with nodes", "without"])
+def test_a_driver_root_with_nodes_is_entered(session_directory: Path, nodes: bool) -> None:
+    """The library is found by its path below the driver root, links meant for it included."""
+    root = session_directory / "driver-root"
+    (root / "opt").mkdir(parents=True, exist_ok=True)
+    (root / "opt/nvml.so").write_bytes(b"no library")
+    (root / "nvml.so").unlink(missing_ok=True)
+    (root / "nvml.so").symlink_to("/opt/nvml.so")
+    recorded = host("t4-1")
+    library = recorded.libraries[0]._replace(soname="libnvidia-ml.so.1", bits=64, host_path=f"{root}/nvml.so")
+    node = recorded.control_nodes[0]._replace(host_path=f"{root if nodes else ''}/dev/nvidiactl")
+    found = read_hardware(
+        recorded._replace(driver_root=str(root), simulated=False, libraries=(library,), control_nodes=(node,))
+    )
+    assert ("/nvml.so: file too short" if nodes else f"{root}/nvml.so: cannot open") in found.problem

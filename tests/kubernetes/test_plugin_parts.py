@@ -251,7 +251,7 @@ def test_gpus_that_report_no_xids_keep_the_process_waiting(
     waits = iter([None, None])
     monkeypatch.setattr(events_child.time, "sleep", lambda _: next(waits))
     with pytest.raises(StopIteration):
-        events_child.main("", "0", "")
+        events_child.main("0", "")
     assert capsys.readouterr().out.splitlines() == [
         '{"watched": [], "unwatched": {"GPU-1": "it reports no XIDs"}}',
         *["{}"] * 2,
