@@ -7,9 +7,13 @@ from support.trees import Tree, pci_function, write_tree
 
 from ocigpu.cdi.draft import GenerateOptions
 from ocigpu.cdi.sources.vfio import draft_vfio
+from ocigpu.facts import HostFacts
 from ocigpu.host.tree import Roots
 from ocigpu.host.vfio import VfioFacts, read_vfio_facts
+from ocigpu.kubernetes.allocate import DeviceSpec, Response, allocate
+from ocigpu.kubernetes.config import Configuration
 from ocigpu.kubernetes.vfio import make_vfio_inventory, model_class, read_model_names
+from ocigpu.settings import Settings
 
 API: Tree = {"/sys/class/misc/vfio/dev": "10:196\n", "/dev/vfio/vfio": ""}
 H100, B200, SWITCH = "10de:2330", "10de:2901", "10de:22a3"
@@ -85,6 +89,25 @@ def test_a_device_is_called_as_in_the_specification_that_cdi_generate_makes(tmp_
     (resource,) = make_vfio_inventory(read, "gpu").resources
     assert resource.name == f"{drafted.vendor}/{drafted.device_class}"
     assert [device.id for device in resource.devices] == [device.name for device in drafted.devices]
+
+
+@pytest.mark.parametrize(
+    ("tree", "resource", "id_", "paths"),
+    [
+        (TWO, "gpu", "112", ("/dev/vfio/vfio", "/dev/vfio/112")),
+        (SINGLE, "gpu", "0", ("/dev/vfio/devices/vfio0",)),
+        (TWO, "model", "112", ("/dev/vfio/vfio", "/dev/vfio/112")),
+        (SINGLE, "model", "0", ("/dev/vfio/devices/vfio0",)),
+    ],
+    ids=["groups", "functions", "groups by model", "functions by model"],
+)
+def test_what_is_offered_can_be_allocated(
+    tmp_path: Path, tree: Tree, resource: str, id_: str, paths: tuple[str, ...]
+) -> None:
+    name = "GH100_H100_SXM5_80GB" if resource == "model" else resource
+    offered = {each.name: each for each in make_vfio_inventory(facts(tmp_path, tree), resource, NAMES).resources}
+    found = allocate(offered[f"nvidia.com/{name}"], [id_], HostFacts(), Configuration(), Settings())
+    assert found == Response(devices=tuple(DeviceSpec(path, path, "mrw") for path in paths))
 
 
 def test_numa_nodes_are_those_of_the_functions(tmp_path: Path) -> None:
