@@ -22,6 +22,8 @@ from ocigpu.settings import Settings
 
 FIRST_RETRY = 5.0
 """Seconds until a labelling that failed is tried again, doubling up to the interval."""
+MAX_SAID = 100
+"""Lines that are remembered so as not to be repeated: an API server may put a number into each of its refusals."""
 
 
 class Labels(NamedTuple):
@@ -91,6 +93,9 @@ class Labeller:
                 waiting.take_again()
                 try:
                     self.once()
+                    if delay:
+                        self._said.clear()  # the next failure is news again
+                        self._log("info", "labelling works again")
                     delay = 0.0
                 except HostError as error:
                     if self._configuration.options.fail_on_init_error and self._before is None:
@@ -133,7 +138,9 @@ class Labeller:
         return self._place
 
     def _say(self, level: str, text: str) -> None:
-        """Log a line unless it was logged since the labels last changed."""
+        """Log a line unless it was logged since the labels last changed, or since labelling last failed."""
         if text not in self._said:
+            if len(self._said) >= MAX_SAID:
+                self._said.clear()
             self._said.add(text)
             self._log(level, text)

@@ -328,3 +328,34 @@ def test_the_command_labels_again_and_keeps_labels_unless_told(
             stop(child.pid)
     assert file.exists() is not removing
     assert all(json.loads(line)["level"] for line in log.read_text().splitlines())
+
+
+def test_each_failure_of_labelling_is_told_and_its_end(simulated_host: SimulatedHost, tmp_path: Path) -> None:
+    log, faults = tmp_path / "log", simulated_host.directory / "faults"
+    child = start(simulated_host, log, f"--output-file={tmp_path / 'gfd'}", "--sleep-interval=1h")
+
+    def wait_for_lines(text: str, count: int) -> None:
+        child.send_signal(signal.SIGHUP)
+        wait_for(text, lambda: log.read_text().count(text) == count, on_failure=log.read_text)
+
+    try:
+        wait_for("labels", (tmp_path / "gfd").exists, on_failure=log.read_text)
+        for count in (1, 2):
+            faults.write_text("init 999\n")
+            wait_for_lines("the labels stay as they are", count)
+            faults.unlink()
+            wait_for_lines("labelling works again", count)
+    finally:
+        faults.unlink(missing_ok=True)
+        child.terminate()
+        child.wait(30)
+
+
+def test_refusals_that_differ_each_time_are_not_all_remembered(simulated_host: SimulatedHost, tmp_path: Path) -> None:
+    lines: list[str] = []
+    ours = labeller(simulated_host, lines, tmp_path / "gfd")
+    for number in range(1000):
+        ours._say("error", f"request {number} timed out")
+        ours._say("error", f"request {number} timed out")
+    assert len(lines) == 1000
+    assert len(ours._said) <= 100
