@@ -60,7 +60,8 @@ def test_several_requests_of_one_connection_have_each_their_time(server: web.Web
             client.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
             answer = b""
             while not answer.endswith(b"\r\n\r\nx 1\nup 1\n"):
-                assert (part := client.recv(1 << 16)), answer
+                part = client.recv(1 << 16)
+                assert part, answer
                 answer += part
             assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
             time.sleep(0.4)
