@@ -13,7 +13,7 @@ EXPORTER_EPILOG = """\
 \b
 Options of dcgm-exporter, with their meaning there; each has its variable, e.g. DCGM_EXPORTER_LISTEN:
   -f, --collectors FILE                    which metrics, a line each: name, type, help; read again when it changes
-  -a, --address [HOST]:PORT                where to listen; default :9400
+  -a, --address [HOST]:PORT                where to listen; default :9400, on all addresses
   -c, --collect-interval MS                time between two samples; default 30000
   -k, --kubernetes                         ask the kubelet whose pods have the GPUs
   --pod-resources-kubelet-socket SOCKET    the kubelet's socket
