@@ -136,6 +136,11 @@ class ControlDaemon:
         for directory in (self.job.directories.pipe, self.job.directories.log):
             shutil.rmtree(directory, ignore_errors=True)
 
+    def take_back(self) -> None:
+        """Remove what a predecessor of ours that was killed has left, its daemon too; compute modes stay."""
+        self._quit_left_over()
+        self.stop()
+
     def _start(self, interrupted: Callable[[], bool]) -> None:
         directories = self.job.directories
         _remove(directories.ready)

@@ -4,9 +4,10 @@ A daemon that fails is started again, at most a minute apart, and takes nothing 
 is said once.
 """
 
+import glob
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from ocigpu.errors import HostError, OcigpuError
@@ -18,6 +19,7 @@ from ocigpu.kubernetes.mps import control_commands, mps_directories, mps_problem
 from ocigpu.kubernetes.mps_control import ControlDaemon, Job, Log, Times, find_program
 from ocigpu.kubernetes.mps_gate import mps_root
 from ocigpu.kubernetes.node import Node, host_settings, read_node
+from ocigpu.kubernetes.sharing import DOMAIN
 from ocigpu.kubernetes.waiting import Waiting
 from ocigpu.settings import Settings
 
@@ -173,7 +175,10 @@ class Supervisor:
             self._ask_at = now + self._delay
             return
         self._ask_at, self._delay = (now + LOST_LOOK if plan.incomplete else None), 0.0
+        first = not self._root
         self._root = mps_root(configuration)
+        if first:
+            self._take_back(plan.jobs, find_program(node.facts))
         if not plan.jobs and not plan.problems:
             self._say("plan", "info", "nothing on this node is shared by MPS: waiting for another configuration")
         for name, keeper in list(self._keepers.items()):
@@ -190,6 +195,16 @@ class Supervisor:
         for name, job in plan.jobs.items():
             if name not in self._keepers:
                 self._keepers[name] = Keeper(ControlDaemon(job, self._log, self._times), now)
+
+    def _take_back(self, wanted: Collection[str], program: str) -> None:
+        """Remove what a predecessor that was killed made for resources that are not wanted any more."""
+        for path in glob.glob(f"{glob.escape(self._root)}/{DOMAIN}*"):
+            resource = DOMAIN + os.path.basename(path)
+            directories = mps_directories(self._root, resource)
+            if resource not in wanted and (os.path.ismount(directories.shm) or os.path.lexists(directories.ready)):
+                self._log("warning", f"{resource}: left over and not shared any more: removed", resource=resource)
+                job = Job(resource, program, directories, (), (), self._shm_size, HostFacts())
+                ControlDaemon(job, self._log, self._times).take_back()
 
     def _extend(self, keeper: Keeper, job: Job) -> None:
         try:

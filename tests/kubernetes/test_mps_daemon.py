@@ -337,6 +337,26 @@ def test_a_lost_gpu_does_not_keep_the_others_waiting(
     assert child.wait(30) == 0
 
 
+def test_what_a_killed_command_left_is_removed_although_the_resource_is_not_shared_any_more(
+    job: Job, work_directory: Path, beside: Path, run_command: Callable[..., "subprocess.Popen[str]"]
+) -> None:
+    child = run_command(CONFIGURATION)
+    ready, shared_memory = Path(job.directories.ready), job.directories.shm
+    wait_for("readiness", ready.exists, on_failure=(work_directory / "log").read_text)
+    other = work_directory / "nvidia.com/other"
+    other.mkdir()
+    child.kill()
+    child.wait()
+    assert ready.exists()
+    assert os.path.ismount(shared_memory)
+    run_command(shared({"name": "gpu", "replicas": 4, "rename": "gpu.mine"}, strategy="mps"))
+    wait_for("readiness", (work_directory / "nvidia.com/gpu.mine/.ready").exists)
+    assert not os.path.ismount(shared_memory)
+    assert [path.name for path in ready.parent.iterdir()] == ["shm"]
+    assert other.is_dir(), "nothing of ours"
+    assert "nvidia.com/gpu: left over and not shared any more: removed" in messages(work_directory)
+
+
 def test_the_command_waits_when_nothing_is_shared_by_mps(
     work_directory: Path, beside: Path, run_command: Callable[..., "subprocess.Popen[str]"]
 ) -> None:
