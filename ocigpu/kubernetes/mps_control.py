@@ -137,8 +137,9 @@ class ControlDaemon:
             shutil.rmtree(directory, ignore_errors=True)
 
     def take_back(self) -> None:
-        """Remove what a predecessor of ours that was killed has left, its daemon too; compute modes stay."""
+        """Remove what a predecessor of ours that was killed has left: its daemon and the mode of the GPUs too."""
         self._quit_left_over()
+        self._exclusive = self.job.gpus
         self.stop()
 
     def _start(self, interrupted: Callable[[], bool]) -> None:

@@ -7,7 +7,7 @@ is said once.
 import glob
 import os
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from ocigpu.errors import HostError, OcigpuError
@@ -178,7 +178,7 @@ class Supervisor:
         first = not self._root
         self._root = mps_root(configuration)
         if first:
-            self._take_back(plan.jobs, find_program(node.facts))
+            self._take_back(plan.jobs, node.facts)
         if not plan.jobs and not plan.problems:
             self._say("plan", "info", "nothing on this node is shared by MPS: waiting for another configuration")
         for name, keeper in list(self._keepers.items()):
@@ -196,14 +196,19 @@ class Supervisor:
             if name not in self._keepers:
                 self._keepers[name] = Keeper(ControlDaemon(job, self._log, self._times), now)
 
-    def _take_back(self, wanted: Collection[str], program: str) -> None:
-        """Remove what a predecessor that was killed made for resources that are not wanted any more."""
+    def _take_back(self, wanted: "Mapping[str, Job]", facts: HostFacts) -> None:
+        """Remove what a predecessor that was killed made for resources that are not wanted any more.
+
+        Nobody knows which GPUs those were: all that are not shared now have the default mode afterwards.
+        """
+        shared = {uuid for job in wanted.values() for uuid in job.gpus}
+        others = tuple(gpu.uuid for gpu in facts.gpus if gpu.uuid not in shared and not gpu.mig_enabled)
         for path in glob.glob(f"{glob.escape(self._root)}/{DOMAIN}*"):
             resource = DOMAIN + os.path.basename(path)
             directories = mps_directories(self._root, resource)
             if resource not in wanted and (os.path.ismount(directories.shm) or os.path.lexists(directories.ready)):
                 self._log("warning", f"{resource}: left over and not shared any more: removed", resource=resource)
-                job = Job(resource, program, directories, (), (), self._shm_size, HostFacts())
+                job = Job(resource, find_program(facts), directories, others, (), self._shm_size, facts)
                 ControlDaemon(job, self._log, self._times).take_back()
 
     def _extend(self, keeper: Keeper, job: Job) -> None:

@@ -338,7 +338,11 @@ def test_a_lost_gpu_does_not_keep_the_others_waiting(
 
 
 def test_what_a_killed_command_left_is_removed_although_the_resource_is_not_shared_any_more(
-    job: Job, work_directory: Path, beside: Path, run_command: Callable[..., "subprocess.Popen[str]"]
+    mps_host: SimulatedHost,
+    job: Job,
+    work_directory: Path,
+    beside: Path,
+    run_command: Callable[..., "subprocess.Popen[str]"],
 ) -> None:
     child = run_command(CONFIGURATION)
     ready, shared_memory = Path(job.directories.ready), job.directories.shm
@@ -349,10 +353,12 @@ def test_what_a_killed_command_left_is_removed_although_the_resource_is_not_shar
     child.wait()
     assert ready.exists()
     assert os.path.ismount(shared_memory)
-    run_command(shared({"name": "gpu", "replicas": 4, "rename": "gpu.mine"}, strategy="mps"))
+    sharing = {"name": "gpu", "replicas": 4, "rename": "gpu.mine", "devices": [0]}
+    run_command(shared(sharing, strategy="mps"))
     wait_for("readiness", (work_directory / "nvidia.com/gpu.mine/.ready").exists)
     assert not os.path.ismount(shared_memory)
     assert [path.name for path in ready.parent.iterdir()] == ["shm"]
+    assert [mode_of(mps_host, gpu) for gpu in (0, 1)] == ["3", "0"]
     assert other.is_dir(), "nothing of ours"
     assert "nvidia.com/gpu: left over and not shared any more: removed" in messages(work_directory)
 
