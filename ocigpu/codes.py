@@ -239,12 +239,12 @@ CODES: dict[str, Code] = {
     ),
     "OCIGPU-KUBE-5": Code(
         "The API server of the cluster cannot be reached, or refuses what the service account asks for.",
-        "See the server's words in the message: missing rights are in packaging/kubernetes, 404 means a missing resource "
-        "type.",
+        "See the server's words in the message: missing rights are in packaging/kubernetes, 404 means a missing type of "
+        "resource.",
     ),
     "OCIGPU-KUBE-6": Code(
         "A control daemon of CUDA's Multi-Process Service cannot be run; its resource is not offered meanwhile.",
-        "See the cause in the message; it needs a privileged pod with the driver's programs, and GPUs that nobody uses.",
+        "See the cause in the message; it needs a privileged pod with the driver's programs, and GPUs nobody uses.",
     ),
     "OCIGPU-KUBE-7": Code(
         "The driver gives no answer about GPUs that are on the PCI bus, so the node cannot be labelled.",

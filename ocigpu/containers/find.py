@@ -125,6 +125,8 @@ def open_process(container: Container) -> int:
         raise ended
     try:
         fd = os.open(f"/proc/{container.pid}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise ended from None
     except OSError as error:
         raise OcigpuError("OCIGPU-CTR-3", f"container {container.name}: {error.strerror}") from error
     if not _is_alive(fd, container.start_time):

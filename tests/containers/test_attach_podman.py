@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -41,8 +42,9 @@ def test_a_container_of_podman_gets_one_more_and_one_less(
     places += ["--tmpdir", podman.directory / "tmp", "--storage-driver", "vfs"]
     environment = {"PATH": SYSTEM_PATH, "HOME": str(podman.directory)}
     environment["CONTAINERS_CONF"] = str(podman.directory / "containers.conf")
+    root = shutil.copytree(rootfs("glibc"), work_directory / "rootfs", symlinks=True)
     words = ["podman", *places, "--runtime", low_level, "run", "--rm", "--name", name, f"--cgroup-parent=/{name}"]
-    words += ["--device=nvidia.com/gpu=4", "--rootfs", rootfs("glibc"), *WAITING]
+    words += ["--device=nvidia.com/gpu=4", "--rootfs", root, *WAITING]
     private = ["unshare", "--mount", "sh", "-c", PRIVATE_RUN, podman.cdi]
     view = () if requirements.is_unified() else requirements.CGROUP2_VIEW
     output = work_directory / "output"

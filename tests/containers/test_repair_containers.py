@@ -13,7 +13,7 @@ from containers_lab import WAITING, Made, cgroup_directory, container
 from live_lab import apply_again, mounts, ocigpu, opened, opens, records, see, shell, verified, verify
 from support.fixtures import MakeBundle
 from support.process import run, wait_for
-from support.product import PROGRAMS, REPOSITORY, RUNTIME, SimulatedHost
+from support.product import PROGRAMS, REPOSITORY, RUNTIME, SimulatedHost, python_of_nobody
 
 from ocigpu.containers.attach import attach, detach
 from ocigpu.containers.repair import Keeper, repair
@@ -141,9 +141,9 @@ def test_all_containers_are_repaired_whatever_one_of_them_says(
 
 
 @pytest.mark.parametrize("words", [["verify", "any"], ["repair", "--all"], ["attach", "any", "--gpu", "1"]])
-def test_without_root_nothing_is_called_well(words: list[str], tmp_path: Path) -> None:
-    ordinary = ["setpriv", "--reuid", "1000", "--regid", "1000", "--clear-groups"]
-    result = run([*ordinary, PROGRAMS / "ocigpu", *words, "--root", tmp_path], check=False)
+def test_without_root_nothing_is_called_well(words: list[str], work_directory: Path, tmp_path: Path) -> None:
+    command = [*python_of_nobody(work_directory), "-m", "ocigpu.cli", *words, "--root", tmp_path]
+    result = run(command, check=False)
     assert (result.returncode, result.stdout) == (1, "")
     assert "OCIGPU-CTR-6" in result.stderr
 

@@ -2,12 +2,12 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from doctor.conftest import Broken, Run, bad, examine
+from support.process import run
+from support.product import python_of_nobody
 
 from ocigpu.doctor.host import Host
 from ocigpu.doctor.records import SEVERITIES, Finding
@@ -102,7 +102,7 @@ def test_this_machine_can_be_examined_as_it_is() -> None:
 
 
 @pytest.mark.root
-def test_an_ordinary_user_is_told_what_was_not_checked(broken: Broken) -> None:
+def test_an_ordinary_user_is_told_what_was_not_checked(broken: Broken, work_directory: Path) -> None:
     root = broken("deleted-files", "apparmor")
     os.chmod(root / "var/log/kern.log", 0o600)
     os.chmod(root / "proc/4242/maps", 0o600)
@@ -110,13 +110,7 @@ def test_an_ordinary_user_is_told_what_was_not_checked(broken: Broken) -> None:
         "import json, sys; from ocigpu.doctor.host import Host; from ocigpu.doctor.report import run_checks;"
         f"print(json.dumps([[i.name, i.severity, i.text] for i in run_checks(Host({str(root)!r}))]))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", f"import os; os.setgroups([]); os.setgid(65534); os.setuid(65534); {script}"],
-        capture_output=True,
-        text=True,
-        cwd=Path(__file__).parents[2],
-        check=True,
-    )
+    done = run([*python_of_nobody(work_directory), "-c", script])
     found = {name: (severity, text) for name, severity, text in json.loads(done.stdout)}
     assert found["apparmor-denies"][0] == "not-checked"
     assert "kern.log" in found["apparmor-denies"][1]

@@ -17,7 +17,7 @@ from deployment_lab import Object, containers, objects, of_kind
 from support.api_server import FakeApiServer, make_account
 from support.bundle import base_config
 from support.process import run, stop, wait_for
-from support.product import PROGRAMS, RUNTIME, SimulatedHost
+from support.product import PROGRAMS, REPOSITORY, RUNTIME, SimulatedHost
 from support.runtimes import container_id, set_cgroup
 
 pytestmark = [pytest.mark.root, pytest.mark.engine]
@@ -33,6 +33,8 @@ def image(work_directory: Path) -> Iterator[Path]:
         (work_directory / name).mkdir()
     layers = f"lowerdir=/,upperdir={work_directory}/upper,workdir={work_directory}/work"
     run(["mount", "-t", "overlay", "overlay", "-o", layers, work_directory / "image"])
+    for path in REPOSITORY.parents:  # a clone may lie in a directory that is closed to others
+        (work_directory / "image" / path.relative_to("/")).chmod(0o755)
     yield work_directory / "image"
     run(["umount", work_directory / "image"])
 

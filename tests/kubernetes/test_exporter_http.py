@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from exporter_lab import Labels, exporter, kubelet, pods_of, read_page, value, write_pods
 from support import requirements
-from support.process import run
+from support.process import child_of, run
 from support.product import PROGRAMS, SimulatedHost, make_simulated_host
 from support.trees import pci_function, write_tree
 
@@ -305,7 +305,7 @@ def test_a_gpu_that_nvml_no_longer_knows_is_down_while_the_driver_has_it(h100: S
         running.wait("a sample", lambda page: len(page.get(up, [])) == 2)
         node.rename(away)
         try:
-            os.kill(int(run(["pgrep", "-P", str(running.process.pid)]).stdout), signal.SIGKILL)
+            os.kill(child_of(running.process.pid), signal.SIGKILL)
             page = running.wait("the loss", lambda page: {number for _, number in page[up]} == {0, 1})
             assert value(page, up, UUID=h100.gpus[0]) == 0
             assert value(page, up, UUID=h100.gpus[1]) == 1
@@ -334,7 +334,7 @@ def test_nvml_that_hangs_delays_no_page(simulated_host: SimulatedHost, tmp_path:
     """The process is stopped instead: then it hangs at once, as one does whose driver does not return."""
     with exporter(simulated_host.directory, tmp_path) as running:
         running.wait("a sample", lambda page: TEMPERATURE in page)
-        child = int(run(["pgrep", "-P", str(running.process.pid)]).stdout)
+        child = child_of(running.process.pid)
         os.kill(child, signal.SIGSTOP)
         page = running.wait("old values", lambda page: value(page, AGE) > 1)
         assert len(page[TEMPERATURE]) == 8
@@ -362,7 +362,7 @@ def test_a_driver_that_is_not_loaded_is_waited_for(simulated_host: SimulatedHost
 def test_the_process_that_asks_nvml_ends_with_the_exporter(simulated_host: SimulatedHost, tmp_path: Path) -> None:
     with exporter(simulated_host.directory, tmp_path) as running:
         running.wait("a sample", lambda page: TEMPERATURE in page)
-        child = int(run(["pgrep", "-P", str(running.process.pid)]).stdout)
+        child = child_of(running.process.pid)
         status = Path(f"/proc/{child}/status").read_text()
     assert not Path(f"/proc/{child}").exists() or "Z" in Path(f"/proc/{child}/stat").read_text()
     fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)

@@ -50,6 +50,7 @@ def neighbour(pairs: Pairs) -> Iterator[None]:
     renameat2 = libc._libc["renameat2"]
     pid = os.fork()
     if pid == 0:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # what is interrupted here must not clean up there
         while True:
             for one, other in names:
                 renameat2(libc.AT_FDCWD, one, libc.AT_FDCWD, other, RENAME_EXCHANGE)

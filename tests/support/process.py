@@ -65,3 +65,9 @@ def stop(pid: int, seconds: float = 15) -> None:
                 return
             time.sleep(0.02)
     raise AssertionError(f"process {pid} does not end")
+
+
+def child_of(pid: int) -> int:
+    """Return the one child that a process has, whichever of its threads has started it: proc(5), "children"."""
+    (child,) = (int(word) for path in Path(f"/proc/{pid}/task").glob("*/children") for word in path.read_text().split())
+    return child

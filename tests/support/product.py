@@ -50,6 +50,18 @@ def make_public_copy(directory: Path) -> PublicCopy:
     return PublicCopy(library, programs / "ocigpu-runtime", os.path.realpath(sys.executable))
 
 
+def python_of_nobody(place: Path) -> list[str | Path]:
+    """Return the words that start the product's Python as an ordinary user, in the repository.
+
+    A clone may lie in a directory that is closed to others: a mount of it at the empty directory ``place``, seen by
+    nobody else, is open.
+    """
+    script = 'mount --bind "$1" "$2" && cd "$2" && shift 2 && exec "$@"'
+    user = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
+    python = Path(sys.executable).relative_to(REPOSITORY)
+    return ["unshare", "--mount", "sh", "-c", script, "sh", REPOSITORY, place, *user, python]
+
+
 class SimulatedHost(NamedTuple):
     """One simulated host: its ``directory``, and the GPUs and MIG devices on it by UUID, in order."""
 
