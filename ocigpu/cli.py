@@ -109,9 +109,9 @@ app.add_typer(system_app, name="system", short_help="Make the host's device node
 app.command(
     "node-labels", short_help="Label a Kubernetes node.", epilog=NODE_LABELS_EPILOG, context_settings=PASSED_ON
 )(node_labels_command)
-app.command(
-    "mps-control-daemon", short_help="Share GPUs by MPS.", epilog=MPS_EPILOG, context_settings=PASSED_ON
-)(mps_command)
+app.command("mps-control-daemon", short_help="Share GPUs by MPS.", epilog=MPS_EPILOG, context_settings=PASSED_ON)(
+    mps_command
+)
 app.add_typer(sim_app, name="sim", short_help="Make, show and remove simulated GPU hosts.")
 
 

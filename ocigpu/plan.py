@@ -329,8 +329,7 @@ def _library_directory(library: Library, image: ImageFacts) -> str:
 
 def _library_actions(libraries: tuple[tuple[Library, str], ...], image: ImageFacts) -> "list[Action]":
     return [
-        Bind(library.host_path, library_path(library, image), FILE_OPTIONS, reason)
-        for library, reason in libraries
+        Bind(library.host_path, library_path(library, image), FILE_OPTIONS, reason) for library, reason in libraries
     ]
 
 
