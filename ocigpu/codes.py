@@ -239,7 +239,7 @@ CODES: dict[str, Code] = {
     ),
     "OCIGPU-KUBE-5": Code(
         "The API server of the cluster cannot be reached, or refuses what the service account asks for.",
-        "See the server's words in the message: rights are in packaging/kubernetes, 404 means a missing type of resource.",
+        "See the words in the message: rights are in packaging/kubernetes, 404 means a missing type of resource.",
     ),
     "OCIGPU-KUBE-6": Code(
         "A control daemon of CUDA's Multi-Process Service cannot be run; its resource is not offered meanwhile.",
