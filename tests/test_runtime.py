@@ -17,7 +17,7 @@ from support.product import PublicCopy
 from ocigpu.arguments import Arguments
 from ocigpu.errors import OcigpuError
 from ocigpu.log import Log
-from ocigpu.runtime import become, edit_bundle, find_runtime, hook_path, main, owns_device_policy
+from ocigpu.runtime import LOOP_VARIABLE, become, edit_bundle, find_runtime, hook_path, main, owns_device_policy
 from ocigpu.settings import Settings, read_settings
 from ocigpu.sim.create import create_host
 
@@ -34,6 +34,12 @@ def program(path: Path, text: str = "#!/bin/sh\nexit 0\n", mode: int = 0o755) ->
 
 def settings_for(*runtimes: str) -> Settings:
     return Settings(runtime_runtimes=runtimes)
+
+
+@pytest.fixture(autouse=True)
+def environment_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take back what a shim leaves for the runtime that it becomes."""
+    monkeypatch.setenv(LOOP_VARIABLE, "")
 
 
 @pytest.fixture
