@@ -60,7 +60,7 @@ def test_a_service_starts_a_command_that_exists_and_may_write_its_file(path: Pat
     assert "NVIDIA_CTK_CDI_OUTPUT_FILE_PATH" in " ".join(done.stdout.split())
     assert values(path, "Service", "Environment") == [f"NVIDIA_CTK_CDI_OUTPUT_FILE_PATH={DEFAULT_OUTPUT}"]
     writable = " ".join(values(path, "Service", "ReadWritePaths")).replace("-/", "/").split()
-    assert {"/etc/cdi", "/var/run/cdi"} <= set(writable)
+    assert {"/etc/cdi", "/var/run/cdi"} <= set(writable) or not values(path, "Service", "ProtectSystem")
 
 
 @pytest.mark.parametrize("path", SERVICES, ids=lambda path: path.name)
@@ -71,9 +71,10 @@ def test_a_service_never_gives_up_and_waits_longer_each_time(path: Path) -> None
     assert values(path, "Service", "RestartMaxDelaySec")
 
 
-def test_the_two_services_are_confined_alike() -> None:
+def test_the_services_that_enter_no_container_are_confined_alike() -> None:
     own = ("Type", "ExecStart", "PrivateNetwork")
-    first, second = ([pair for pair in read_unit(path)["Service"] if pair[0] not in own] for path in SERVICES)
+    alike = [path for path in SERVICES if path.name != "ocigpu-repair.service"]
+    first, second = ([pair for pair in read_unit(path)["Service"] if pair[0] not in own] for path in alike)
     assert first == second
 
 
