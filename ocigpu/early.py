@@ -215,11 +215,17 @@ def _prepare(task: Task) -> "Ready | None":
 
 def _receive(meeting: _Meeting) -> "Caller | None":
     """Wait for the hook's request; None if it is to do everything itself.  Its standard streams become ours."""
+    import select
+
     from ocigpu.linux import libc
     from ocigpu.provision.apply import Caller
 
     _remove_old(meeting.directory_fd)
+    request = select.poll()
+    request.register(meeting.request_fd, select.POLLIN)
     try:
+        while not request.poll(1000):  # the signal of _end_with, come just before a call, would not end that call
+            pass
         pid = int(os.read(meeting.request_fd, 64))
         pidfd = os.pidfd_open(pid)
         if not _is_stub(pid, meeting.path):
