@@ -55,24 +55,31 @@ static int number(const char *text)
     return value;
 }
 
+/* Read a small file, at most size - 1 bytes of it, and return whether there is one. */
+static int read_text(const char *path, char *text, size_t size)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    ssize_t got;
+
+    if (fd < 0)
+        return 0;
+    got = read(fd, text, size - 1);
+    close(fd);
+    text[got > 0 ? got : 0] = 0;
+    return 1;
+}
+
 /* Read SIM_DIRECTORY/faults and return the code that nvmlInit fails with, 0 for none. */
 static int read_faults(void)
 {
     char text[4096], *line, *end;
-    int fd, gpu, code = 0;
-    ssize_t size;
+    int gpu, code = 0;
 
     memset(lost, 0, sizeof lost);
     memset(mig_pending, 0, sizeof mig_pending);
     no_persistence = 0;
-    fd = open(SIM_DIRECTORY "/faults", O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0)
+    if (!read_text(SIM_DIRECTORY "/faults", text, sizeof text))
         return 0;
-    size = read(fd, text, sizeof text - 1);
-    close(fd);
-    if (size <= 0)
-        return 0;
-    text[size] = 0;
     for (line = text; line; line = end ? end + 1 : NULL) {
         end = strchr(line, '\n');
         if (end)
@@ -735,14 +742,9 @@ static unsigned int instance(char *text, char **end)
 static int find_xid(int wanted, int *gpu, struct event_data *event)
 {
     char text[4096], *line;
-    int fd = open(SIM_DIRECTORY "/faults", O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    ssize_t size;
 
-    if (fd < 0)
+    if (!read_text(SIM_DIRECTORY "/faults", text, sizeof text))
         return 0;
-    size = read(fd, text, sizeof text - 1);
-    close(fd);
-    text[size > 0 ? size : 0] = 0;
     for (line = text; line && *line; line = strchr(line, '\n') ? strchr(line, '\n') + 1 : NULL) {
         char *rest = line + 4;
 

@@ -11,14 +11,9 @@ static unsigned int load_of(int gpu)
 {
     char text[2048], *line;
     unsigned int load = 0;
-    int fd = open(SIM_DIRECTORY "/load", O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    ssize_t size;
 
-    if (fd < 0)
+    if (!read_text(SIM_DIRECTORY "/load", text, sizeof text))
         return 0;
-    size = read(fd, text, sizeof text - 1);
-    close(fd);
-    text[size > 0 ? size : 0] = 0;
     for (line = text; line && *line; line = strchr(line, '\n') ? strchr(line, '\n') + 1 : NULL) {
         char *rest = line + 5;
 
@@ -65,14 +60,9 @@ static unsigned int list_processes(int gpu, unsigned int most, struct process *l
 {
     char text[2048], *line;
     unsigned int found = 0;
-    int fd = open(SIM_DIRECTORY "/load", O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    ssize_t size;
 
-    if (fd < 0)
+    if (!read_text(SIM_DIRECTORY "/load", text, sizeof text))
         return 0;
-    size = read(fd, text, sizeof text - 1);
-    close(fd);
-    text[size > 0 ? size : 0] = 0;
     for (line = text; line && *line; line = strchr(line, '\n') ? strchr(line, '\n') + 1 : NULL) {
         char *rest = line + 8;
         unsigned int pid, mib, percent;
