@@ -1,18 +1,15 @@
 """Containers of a real Podman, with CDI devices: looked into and changed without asking it."""
 
 import json
-import os
 import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from containers_lab import WAITING
-from support import machine, requirements
-from support.engines import SYSTEM_PATH
-from support.podman import PRIVATE_RUN, Podman, make_podman
+from support import machine
+from support.podman import Podman, make_podman
 from support.process import explain, run, stop, wait_for
 from support.product import PROGRAMS, SimulatedHost
 from support.runtimes import container_id
@@ -38,21 +35,9 @@ def test_a_container_of_podman_gets_one_more_and_one_less(
 ) -> None:
     """Podman has its /run to itself here: our commands go where it is."""
     name = container_id()
-    places = ["--root", podman.directory / "storage", "--runroot", podman.directory / "run"]
-    places += ["--tmpdir", podman.directory / "tmp", "--storage-driver", "vfs"]
-    environment = {"PATH": SYSTEM_PATH, "HOME": str(podman.directory)}
-    environment["CONTAINERS_CONF"] = str(podman.directory / "containers.conf")
     root = shutil.copytree(rootfs("glibc"), work_directory / "rootfs", symlinks=True)
-    words = ["podman", *places, "--runtime", low_level, "run", "--rm", "--name", name, f"--cgroup-parent=/{name}"]
-    words += ["--device=nvidia.com/gpu=4", "--rootfs", root, *WAITING]
-    private = ["unshare", "--mount", "sh", "-c", PRIVATE_RUN, podman.cdi]
-    view = () if requirements.is_unified() else requirements.CGROUP2_VIEW
     output = work_directory / "output"
-    with output.open("wb") as file:
-        started = subprocess.Popen(
-            [os.fspath(word) for word in (*view, *private, *words)],
-            stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment,
-        )  # fmt: skip
+    started = podman.start_rootfs(low_level, "nvidia.com/gpu=4", root, name, WAITING, output)
 
     def ocigpu(*arguments: str) -> str:
         command = ["nsenter", "--target", str(started.pid), "--mount", PROGRAMS / "ocigpu", *arguments]

@@ -1,9 +1,7 @@
 """Containers of real engines, found without asking them: names, GPUs, and who asked for these."""
 
 import json
-import os
 import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ from containers_lab import WAITING, ocigpu
 from support import machine, requirements
 from support.engines import SYSTEM_PATH, Containerd, Docker, start_containerd, start_docker
 from support.fixtures import IMAGE
-from support.podman import PRIVATE_RUN, Podman, make_podman
+from support.podman import Podman, make_podman
 from support.process import run, stop, wait_for
 from support.product import PROGRAMS, RUNTIME, SimulatedHost, install_vendor_names
 from support.runtimes import container_id, view_of
@@ -187,28 +185,16 @@ def test_a_container_of_podman_is_found_with_its_name(
 ) -> None:
     """Podman has its /run to itself here: what it has there is looked at from there, through /proc."""
     name = container_id()
-    places = ["--root", podman.directory / "storage", "--runroot", podman.directory / "run"]
-    places += ["--tmpdir", podman.directory / "tmp", "--storage-driver", "vfs"]
-    environment = {"PATH": SYSTEM_PATH, "HOME": str(podman.directory)}
-    environment["CONTAINERS_CONF"] = str(podman.directory / "containers.conf")
     root = shutil.copytree(rootfs("glibc"), work_directory / "rootfs", symlinks=True)
-    words = ["podman", *places, "--runtime", low_level, "run", "--rm", "--name", name, f"--cgroup-parent=/{name}"]
-    words += ["--device=nvidia.com/gpu=4", "--rootfs", root, *WAITING]
-    private = ["unshare", "--mount", "sh", "-c", PRIVATE_RUN, podman.cdi]
-    view = () if requirements.is_unified() else requirements.CGROUP2_VIEW
     output = work_directory / "output"
-    with output.open("wb") as file:
-        started = subprocess.Popen(
-            [os.fspath(word) for word in (*view, *private, *words)],
-            stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment,
-        )  # fmt: skip
-    root = f"/proc/{started.pid}/root/run/{low_level}"
+    started = podman.start_rootfs(low_level, "nvidia.com/gpu=4", root, name, WAITING, output)
+    states = f"/proc/{started.pid}/root/run/{low_level}"
     try:
         found: dict[str, dict[str, Any]] = {}
 
         def is_there() -> bool:
             assert started.poll() is None, output.read_text()
-            found.update(ps(simulated_host, root))
+            found.update(ps(simulated_host, states))
             return name in found
 
         wait_for("the container", is_there, on_failure=output.read_text)

@@ -7,6 +7,7 @@ is that directory.
 import json
 import os
 import shutil
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -77,6 +78,20 @@ class Podman(NamedTuple):
             shutil.rmtree(copy)
             machine.remove_cgroups(name)
 
+    def start_rootfs(
+        self, runtime: str, device: str, root: Path, name: str, arguments: Sequence[str], output: Path
+    ) -> "subprocess.Popen[bytes]":
+        """Start a container in the directory ``root`` with a CDI device and return Podman's process.
+
+        It has its /run to itself: what it has there is looked at from there, through /proc.
+        """
+        command, environment = self._command(
+            runtime, "run", "--rm", "--name", name, f"--cgroup-parent=/{name}", f"--device={device}", "--rootfs", root,
+            *arguments,
+        )  # fmt: skip
+        with output.open("wb") as file:
+            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment)
+
     def write_config(self, devices: Sequence[str], rootfs: Path, *options: str) -> dict[str, Any]:
         """Return the configuration that Podman writes for its runtime; no container is started.
 
@@ -103,6 +118,11 @@ class Podman(NamedTuple):
         return config
 
     def _run(self, runtime: str, *words: str | os.PathLike[str]) -> Completed:
+        command, environment = self._command(runtime, *words)
+        return run(command, check=False, env=environment)
+
+    def _command(self, runtime: str, *words: str | os.PathLike[str]) -> tuple[list[str], dict[str, str]]:
+        """Return what starts Podman with these words, and the environment for it."""
         view = () if requirements.is_unified() else requirements.CGROUP2_VIEW
         places = ["--root", self.directory / "storage", "--runroot", self.directory / "run"]
         places += ["--tmpdir", self.directory / "tmp", "--storage-driver", "vfs"]
@@ -112,7 +132,8 @@ class Podman(NamedTuple):
         if self.etc_cdi:
             private = ["unshare", "--mount", "sh", "-c", PRIVATE_BOTH, self.cdi, self.etc_cdi]
         chosen = ["--runtime", runtime] if runtime else []
-        return run([*view, *private, "podman", *places, *chosen, *words], check=False, env=environment)
+        command = [os.fspath(word) for word in (*view, *private, "podman", *places, *chosen, *words)]
+        return command, environment
 
 
 def make_podman(directory: Path, preload: str) -> Podman:
