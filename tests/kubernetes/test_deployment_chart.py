@@ -232,6 +232,13 @@ def test_every_gpu_node_has_one_pod_of_each_kind(found: list[Object]) -> None:
 
 
 @every_case
+def test_the_memory_of_what_a_network_reaches_is_bounded(found: list[Object]) -> None:
+    for _, container in containers(found):
+        if "ports" in container:
+            assert container["resources"]["limits"]["memory"] == "512Mi"
+
+
+@every_case
 def test_gpus_reach_the_pods_through_a_runtime_class_that_exists(found: list[Object]) -> None:
     classes = of_kind(found, "RuntimeClass")
     for pod, container in containers(found):
@@ -256,7 +263,7 @@ def test_without_variables_the_pods_ask_by_a_mount() -> None:
 def leaves(values: dict[str, Any], prefix: str = "") -> list[str]:
     found = []
     for name, value in values.items():
-        nested = isinstance(value, dict) and value and f"{prefix}{name}" != "config.files"
+        nested = isinstance(value, dict) and value and f"{prefix}{name}" != "config.files" and name != "resources"
         found += leaves(value, f"{prefix}{name}.") if nested else [f"{prefix}{name}"]
     return found
 

@@ -20,7 +20,7 @@ GPU = GpuSample(0, "GPU-a", "00000000:01:00.0", "A", values={TEMPERATURE: 40})
 def service() -> Iterator[Service]:
     found = Service(Options(address="127.0.0.1:0"), Settings(driver_root="/nonexistent"), Log(False))
     yield found
-    found.web.server_close()
+    found.web.close()
 
 
 def test_values_outlive_a_failure_but_not_for_ever(service: Service) -> None:

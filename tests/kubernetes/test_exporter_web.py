@@ -1,8 +1,10 @@
 """The exporter's web server against clients that mean no good; in this process, on a real socket."""
 
+import contextlib
 import socket
 import threading
 import time
+import tracemalloc
 from collections.abc import Iterator
 
 import pytest
@@ -16,11 +18,10 @@ PAGE = web.make_page(b"x 1\n")
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[web.WebServer]:
     monkeypatch.setattr(web, "TIMEOUT", 1.0)
     found = web.WebServer("127.0.0.1", 0, lambda: PAGE, lambda: b"up 1\n", lambda: False)
-    thread = threading.Thread(target=found.serve_forever, args=(0.05,))
+    thread = threading.Thread(target=found.serve_forever)
     thread.start()
     yield found
     found.shutdown()
-    found.server_close()
     thread.join()
 
 
@@ -73,10 +74,18 @@ def test_several_requests_of_one_connection_have_each_their_time(server: web.Web
         (b"POST /metrics HTTP/1.1\r\nContent-Length: 33\r\n\r\nGET /health HTTP/1.1\r\nHost: x\r\n\r\n", b"501"),
         (b"GET /metrics HTTP/1.1\r\nX: " + b"x" * 70000 + b"\r\n\r\n", b"431"),
         (b"GET /metrics HTTP/1.1\r\n" + b"X: y\r\n" * 200 + b"\r\n", b"431"),
+        (b"GET /metrics HTTP/1.1\r\n" + (b"X: " + b"y" * 250 + b"\r\n") * 65 + b"\r\n", b"431"),
         (b"GET /" + b"x" * 70000 + b" HTTP/1.1\r\n\r\n", b"414"),
         (b"\x16\x03\x01 nonsense\r\n\r\n", b"400"),
     ],
-    ids=["another method with a body", "a long header", "many headers", "a long path", "no request"],
+    ids=[
+        "another method with a body",
+        "a long header",
+        "many headers",
+        "headers of more than 16 KiB in all",
+        "a long path",
+        "no request",
+    ],
 )
 def test_what_is_no_request_for_a_page_is_refused_and_the_connection_closed(
     server: web.WebServer, request_: bytes, status: bytes
@@ -88,13 +97,92 @@ def test_what_is_no_request_for_a_page_is_refused_and_the_connection_closed(
     assert not answer or status in answer, "an answer may be lost when what was sent is not read"
 
 
-def test_a_client_too_many_is_turned_away_and_places_are_free_again(server: web.WebServer) -> None:
-    idle = [connect(server) for _ in range(web.MAX_CLIENTS)]
+def ask(server: web.WebServer, path: bytes) -> bytes:
     with connect(server) as client:
-        assert read_all(client) == b""
+        client.sendall(b"GET " + path + b" HTTP/1.0\r\n\r\n")
+        return read_all(client)
+
+
+def test_a_client_too_many_takes_the_place_of_the_slowest(
+    server: web.WebServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(web, "TIMEOUT", 600.0)  # none is closed because of time
+    idle = []
+    for _ in range(web.MAX_CLIENTS):
+        idle.append(connect(server))
+        idle[-1].sendall(b"GET /metrics HTTP/1.1\r\n")
+    assert b"200 OK" in ask(server, b"/metrics")
+    assert read_all(idle[0]) == b"", "it was the slowest"
+    for number, each in enumerate(idle[1:]):
+        each.sendall(b"Connection: close\r\n\r\n")
+        assert b"200 OK" in read_all(each), number
     for each in idle:
-        assert read_all(each) == b"", "it said nothing in time"
         each.close()
-    with connect(server) as client:
-        client.sendall(b"GET /health HTTP/1.0\r\n\r\n")
-        assert b"200 OK" in read_all(client)
+
+
+def test_a_flood_of_slow_clients_stops_neither_the_probe_nor_the_scrape(
+    server: web.WebServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two hundred clients that read no answer and send no end; new ones come between probe and scrape."""
+    monkeypatch.setattr(web, "TIMEOUT", 600.0)
+    slow = []
+    for number in range(200):
+        slow.append(connect(server))
+        slow[-1].sendall(b"GET /metrics HTTP/1.1\r\nX: " + b"x" * 16000 * (number % 2))
+        if number % 20 == 19:
+            assert b"200 OK" in ask(server, b"/health")
+            assert b"x 1\nup 1\n" in ask(server, b"/metrics")
+    for each in slow:
+        each.close()
+
+
+def test_a_client_that_reads_no_answer_keeps_no_page_of_its_own(
+    server: web.WebServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pages of 8 MiB, of which the kernel takes a part: what is left is the page of all, not a copy for each."""
+    monkeypatch.setattr(web, "TIMEOUT", 600.0)
+    page = web.Page(b"x" * (8 << 20))
+    monkeypatch.setattr(server, "page", lambda: page)
+    tracemalloc.start()
+    clients = []
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for _ in range(web.MAX_CLIENTS // 2):
+            clients.append(connect(server))
+            clients[-1].sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+            assert clients[-1].recv(5) == b"HTTP/", "it is being answered"
+        assert tracemalloc.get_traced_memory()[1] - before < 4 << 20
+    finally:
+        tracemalloc.stop()
+        for each in clients:
+            each.close()
+
+
+def read_exactly(client: socket.socket, size: int) -> int:
+    """Return how many of so many bytes there were."""
+    got = 0
+    with contextlib.suppress(ConnectionResetError):
+        while got < size and (part := client.recv(min(size - got, 1 << 20))):
+            got += len(part)
+    return got
+
+
+def test_probes_have_places_that_no_other_client_takes(server: web.WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients that are slow to read: more than there are places put out no probe, one probe too many does."""
+    size = 16 << 20  # more than the kernel takes
+    monkeypatch.setattr(web, "TIMEOUT", 600.0)
+    monkeypatch.setattr(web, "_respond", lambda *_, **__: [bytes(size)])
+
+    def begin(path: bytes) -> socket.socket:
+        client = connect(server)
+        client.sendall(b"GET " + path + b" HTTP/1.1\r\n\r\n")
+        assert client.recv(1) == b"\0", "it is being answered"
+        return client
+
+    probes = [begin(b"/health") for _ in range(web.MAX_PROBES + 1)]
+    others = [begin(b"/metrics") for _ in range(web.MAX_CLIENTS + 1)]
+    read = [read_exactly(each, size - 1) == size - 1 for each in probes]
+    assert read == [False] + [True] * web.MAX_PROBES
+    assert read_exactly(others[0], size - 1) < size - 1
+    for each in (*probes, *others):
+        each.close()

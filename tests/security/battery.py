@@ -1,4 +1,4 @@
-"""The seventeen attacks on GPU containers that NVIDIA's container stack was, or could have been, open to.
+"""The attacks on GPU containers that NVIDIA's container stack was, or could have been, open to.
 
 Each row: what the attacker tries, the vulnerability of the vendor's stack that it was (id of the CVE; "" where it is a
 rule without one), the ways it is tried in, and where.  Ways are the modes of the shim, ``configure`` of
@@ -189,6 +189,28 @@ BATTERY: dict[int, Row] = {
         (("engines/test_engines_update.py", "test_a_container_keeps_its_gpus_and_gets_no_others"),),
         "the rules that configure adds are in no config.json, so who applies that anew takes the GPU away; where an"
         " engine writes the CDI hooks, the rules are the engine's",
+    ),
+    18: Row(
+        "stop the exporter's probe and scrape, or use up memory, by many, slow or large requests",
+        ("2026-47483",),
+        ("exporter",),
+        tuple(
+            ("kubernetes/test_exporter_web.py", function)
+            for function in (
+                "test_a_flood_of_slow_clients_stops_neither_the_probe_nor_the_scrape",
+                "test_a_client_too_many_takes_the_place_of_the_slowest",
+                "test_probes_have_places_that_no_other_client_takes",
+                "test_a_client_that_reads_no_answer_keeps_no_page_of_its_own",
+                "test_what_is_no_request_for_a_page_is_refused_and_the_connection_closed",
+            )
+        ),
+        "nothing else of ours listens to a network",
+    ),
+    19: Row(
+        "have a file of the host, or a GPU of others, shown in the place of what is hidden, by another /dev/null",
+        ("2025-31133",),
+        GIVERS,
+        here("masks", "test_another_null_shows_neither_the_host_nor_other_gpus"),
     ),
 }
 

@@ -1,24 +1,41 @@
-"""The exporter's pages over HTTP: /metrics, /health and /."""
+"""The exporter's pages over HTTP: /metrics, /health and /.
 
+Anybody who reaches the port may be a client.  One thread serves all of them without waiting for any, so a client costs
+its socket, at most MAX_HEAD bytes of request, and a reference to the page that all are given.
+"""
+
+import asyncio
+import contextlib
 import gzip
-import io
+import re
 import socket
 import threading
 import time
-from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, NamedTuple
+from collections.abc import AsyncIterator, Callable
+from email.utils import formatdate
+from http import HTTPStatus
+from typing import NamedTuple
 
 from ocigpu.errors import HostError
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 TIMEOUT = 10.0
 """Seconds that a client may take over a whole request, however slowly it comes, and over reading the answer."""
-MAX_CLIENTS = 32
-"""Connections at one time; others are closed at once."""
+MAX_CLIENTS = 64
+"""Connections at one time: for one more, that whose request has taken longest is closed."""
+MAX_PROBES = 8
+"""Of those that have asked for /health, whose places nobody else takes."""
+MAX_HEAD, MAX_FIELDS = 16 << 10, 100
+"""Bytes and header fields of a request."""
 FRONT = b"""<!doctype html><html lang="en"><head><meta charset="utf-8"><title>GPU metrics</title></head><body>
 <h1>GPU metrics</h1><p><a href="./metrics">Metrics</a>, <a href="./health">Health</a></p></body></html>
 """
+_PART = 4096
+_BACKLOG = 128
+_PAUSE = 0.1
+"""Seconds without new connections where there is no descriptor or memory for one."""
+_END = re.compile(rb"\r?\n\r?\n")
+_REQUEST = re.compile(rb"([!-~]+) ([!-~]+) HTTP/1\.([01])")
 
 
 class Page(NamedTuple):
@@ -33,144 +50,229 @@ def make_page(text: bytes) -> Page:
     return Page(text, gzip.compress(text, 1))
 
 
-class WebServer(ThreadingHTTPServer):
-    """Serves in threads of its own.
+class _Request(NamedTuple):
+    """``method`` and ``path``; ``packed``: gzip is accepted; ``lasting``: another request may follow."""
+
+    method: str
+    path: str
+    packed: bool
+    lasting: bool
+
+
+class _BadRequestError(Exception):
+    """What is no request that is understood; its argument is the status of the answer."""
+
+
+class WebServer:
+    """Serves until :meth:`shutdown`.
 
     ``page``: gives what was collected last; ``now``: gives the text that is made for each request; ``reloading``: tells
     whether the list of metrics is being read.  Raises HostError (OCIGPU-KUBE-3) when it cannot listen.
     """
 
-    daemon_threads = True
-    request_queue_size = 64
-    allow_reuse_address = True
-
     def __init__(
         self, host: str, port: int, page: Callable[[], Page], now: Callable[[], bytes], reloading: Callable[[], bool]
     ) -> None:
         self.page, self.now, self.reloading = page, now, reloading
-        self._places = threading.BoundedSemaphore(MAX_CLIENTS)
-        self.address_family, address = _address(host, port)
+        self._clients: dict[asyncio.Task[None], float] = {}
+        self._probes: dict[asyncio.Task[None], float] = {}
+        self._stop: Callable[[], object] | None = None
+        self._begun = threading.Event()
         try:
-            super().__init__(address, _Handler)
+            self._socket = _listen(host, port)
         except OSError as error:
             raise HostError("OCIGPU-KUBE-3", f"listen on {host or '*'}:{port}: {error.strerror}") from error
+        self.server_port = int(self._socket.getsockname()[1])
 
-    def server_bind(self) -> None:
-        """Listen; without the reverse look-up of our own name that the standard library does here."""
-        if self.address_family == socket.AF_INET6:
-            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(self.server_address[0] != "::"))
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self.socket.bind(self.server_address)
-        self.server_address = self.socket.getsockname()
-        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+    def serve_forever(self) -> None:
+        """Serve until another thread calls :meth:`shutdown`."""
+        with self._socket, contextlib.suppress(asyncio.CancelledError):
+            asyncio.run(self._serve())
 
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a thread; a client too many is turned away."""
-        if not self._places.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
-        try:
-            super().process_request(request, client_address)
-        except RuntimeError:  # no thread can be started
-            self._places.release()
+    def close(self) -> None:
+        """Listen no longer, where :meth:`serve_forever` was not called."""
+        self._socket.close()
+
+    def shutdown(self) -> None:
+        """End :meth:`serve_forever`, which has begun or is about to."""
+        self._begun.wait()
+        assert self._stop is not None
+        self._stop()
+
+    async def _serve(self) -> None:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        self._stop = lambda: loop.call_soon_threadsafe(task.cancel)
+        self._begun.set()
+        while True:
+            try:
+                client, _ = await loop.sock_accept(self._socket)
+            except ConnectionAbortedError:
+                continue
+            except OSError:  # no descriptor or no memory is left (accept(2))
+                _drop_slowest(self._clients, 0)
+                await asyncio.sleep(_PAUSE)
+                continue
+            client.setblocking(False)
+            new = loop.create_task(self._client(client))
+            self._clients[new] = time.monotonic()
+            new.add_done_callback(self._forget)
+            _drop_slowest(self._clients, MAX_CLIENTS)
+
+    def _forget(self, task: "asyncio.Task[None]") -> None:
+        self._clients.pop(task, None)
+        self._probes.pop(task, None)
+        if not task.cancelled():
+            task.exception()  # one that goes away or is too slow is nobody's error
+
+    async def _client(self, client: socket.socket) -> None:
+        """Answer a client's requests, one after another."""
+        task = asyncio.current_task()
+        assert task is not None
+        with client:
+            rest = b""
+            lasting = True
+            while lasting:
+                try:
+                    async with _deadline():
+                        head, rest = await _read_head(client, rest)
+                    request = _parse(head)
+                except _BadRequestError as error:
+                    request, parts = _Request("GET", "", packed=False, lasting=False), _refuse(error.args[0])
+                else:
+                    parts = self._answer(request)
+                if request.path == "/health":
+                    self._probes[task] = self._clients.pop(task, time.monotonic())
+                    _drop_slowest(self._probes, MAX_PROBES)
+                async with _deadline():
+                    for part in parts[:1] if request.method == "HEAD" else parts:
+                        await asyncio.get_running_loop().sock_sendall(client, part)
+                self._probes.pop(task, None)
+                self._clients[task] = time.monotonic()
+                lasting = request.lasting
+
+    def _answer(self, request: _Request) -> list[bytes]:
+        """Return head and body of the answer, in parts."""
+        if request.method not in ("GET", "HEAD"):
+            return _refuse(HTTPStatus.NOT_IMPLEMENTED)
+        if request.path == "/metrics":
+            page, now = self.page(), self.now()
+            if request.packed:
+                # members of a gzip file may follow one another (RFC 1952): what was collected is packed once
+                return _respond(
+                    HTTPStatus.OK, CONTENT_TYPE, page.packed, gzip.compress(now, 1), fields="Content-Encoding: gzip\r\n"
+                )
+            return _respond(HTTPStatus.OK, CONTENT_TYPE, page.text, now)
+        if request.path == "/health":
+            reloading = "true" if self.reloading() else "false"
+            fields = f"X-Reload-In-Progress: {reloading}\r\nX-Registry-Available: true\r\n"
+            return _respond(HTTPStatus.OK, "text/plain", b"OK\n", fields=fields)
+        if request.path == "/":
+            return _respond(HTTPStatus.OK, "text/html; charset=utf-8", FRONT)
+        return _respond(HTTPStatus.NOT_FOUND, "text/plain", b"not found\n")
+
+
+def _drop_slowest(clients: "dict[asyncio.Task[None], float]", most: int) -> None:
+    """Close the connection whose request began first, where there are more than so many."""
+    if len(clients) > most:
+        slowest = min(clients, key=clients.__getitem__)
+        del clients[slowest]
+        slowest.cancel()
+
+
+@contextlib.asynccontextmanager
+async def _deadline() -> AsyncIterator[None]:
+    async with asyncio.timeout(TIMEOUT):
+        yield
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens on an address; without a host on IPv6 and IPv4, where there is IPv6."""
+    try:
+        return _bind(socket.AF_INET6 if ":" in (host or "::") else socket.AF_INET, host or "::", port, both=not host)
+    except OSError:
+        if host or _has_ipv6():
             raise
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answer one client."""
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._places.release()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that goes away or is too slow is nobody's error."""
+        return _bind(socket.AF_INET, "0.0.0.0", port, both=False)
 
 
-def _address(host: str, port: int) -> tuple[socket.AddressFamily, tuple[str, int]]:
-    """Return family and address to listen on; without a host, IPv6 and IPv4 where there is IPv6."""
-    if not host:
-        try:
-            with socket.socket(socket.AF_INET6) as probe:
-                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-                probe.bind(("::", 0))
-        except OSError:  # a kernel without IPv6
-            return socket.AF_INET, ("0.0.0.0", port)
-        return socket.AF_INET6, ("::", port)
-    return (socket.AF_INET6 if ":" in host else socket.AF_INET), (host, port)
+def _has_ipv6() -> bool:
+    try:
+        with _bind(socket.AF_INET6, "::", 0, both=True):
+            return True
+    except OSError:  # a kernel without IPv6
+        return False
 
 
-class _Requests(io.RawIOBase):
-    """What a client sends; raises TimeoutError when a request is not there in time."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-        self.due = 0.0
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        left = self.due - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
-        self._connection.settimeout(left)
-        try:
-            return self._connection.recv_into(buffer)
-        finally:
-            self._connection.settimeout(TIMEOUT)  # of the answer, as a whole: socket.sendall
+def _bind(family: socket.AddressFamily, host: str, port: int, *, both: bool) -> socket.socket:
+    made = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if family == socket.AF_INET6:
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(not both and host != "::"))
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind((host, port))
+        made.listen(_BACKLOG)
+        made.setblocking(False)
+    except OSError:
+        made.close()
+        raise
+    return made
 
 
-class _Handler(BaseHTTPRequestHandler):
-    server: WebServer
-    protocol_version = "HTTP/1.1"
+# HTTP/1.1 (RFC 9112), as far as requests without a body need it
 
-    def setup(self) -> None:
-        super().setup()
-        self._requests = _Requests(self.connection)
-        self.rfile = io.BufferedReader(self._requests)
 
-    def handle_one_request(self) -> None:
-        self._requests.due = time.monotonic() + TIMEOUT
-        super().handle_one_request()
+async def _read_head(client: socket.socket, head: bytes) -> tuple[bytes, bytes]:
+    """Return the head of the next request, which may have begun, and what follows it; raises _BadRequestError.
 
-    def do_GET(self) -> None:
-        path = self.path.partition("?")[0]
-        if path == "/metrics":
-            self._metrics()
-        elif path == "/health":
-            reloading = "true" if self.server.reloading() else "false"
-            self._answer(
-                200, "text/plain", b"OK\n", {"X-Reload-In-Progress": reloading, "X-Registry-Available": "true"}
+    Raises ConnectionError when the client has gone.
+    """
+    loop = asyncio.get_running_loop()
+    while True:
+        head = head.lstrip(b"\r\n")
+        end = _END.search(head)
+        if end and end.start() <= MAX_HEAD:
+            return head[: end.start()], head[end.end() :]
+        if len(head) > MAX_HEAD:
+            inside = b"\n" in head[:MAX_HEAD]
+            raise _BadRequestError(
+                HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE if inside else HTTPStatus.REQUEST_URI_TOO_LONG
             )
-        elif path == "/":
-            self._answer(200, "text/html; charset=utf-8", FRONT)
-        else:
-            self._answer(404, "text/plain", b"not found\n")
+        part = await loop.sock_recv(client, _PART)
+        if not part:
+            raise ConnectionError
+        head += part
 
-    do_HEAD = do_GET  # noqa: N815
 
-    def _metrics(self) -> None:
-        page, now = self.server.page(), self.server.now()
-        if "gzip" in self.headers.get("Accept-Encoding", ""):
-            # members of a gzip file may follow one another (RFC 1952): what was collected is packed once
-            body = page.packed + gzip.compress(now, 1)
-            self._answer(200, CONTENT_TYPE, body, {"Content-Encoding": "gzip"})
-        else:
-            self._answer(200, CONTENT_TYPE, page.text + now)
+def _parse(head: bytes) -> _Request:
+    """Return what a request's head says; raises _BadRequestError."""
+    first, *lines = head.split(b"\n")
+    request = _REQUEST.fullmatch(first.rstrip(b"\r"))
+    if not request:
+        raise _BadRequestError(HTTPStatus.BAD_REQUEST)
+    if len(lines) > MAX_FIELDS:
+        raise _BadRequestError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+    fields: dict[str, str] = {}
+    for line in lines:
+        name, colon, value = line.decode("latin-1").partition(":")
+        if not colon or not name.strip():
+            raise _BadRequestError(HTTPStatus.BAD_REQUEST)
+        fields[name.lower()] = value.strip().lower()
+    has_body = "transfer-encoding" in fields or fields.get("content-length", "0") != "0"
+    method, target, minor = (part.decode("ascii") for part in request.groups())
+    lasting = minor == "1" and "close" not in fields.get("connection", "") and not has_body
+    packed = "gzip" in fields.get("accept-encoding", "")
+    return _Request(method, target.partition("?")[0], packed, lasting and method in ("GET", "HEAD"))
 
-    def _answer(self, status: int, kind: str, body: bytes, headers: dict[str, str] | None = None) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
-        for name, value in (headers or {}).items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
 
-    def version_string(self) -> str:
-        """Return the name of this server."""
-        return "ocigpu"
+def _respond(status: HTTPStatus, kind: str, *body: bytes, fields: str = "") -> list[bytes]:
+    head = (
+        f"HTTP/1.1 {status.value} {status.phrase}\r\nServer: ocigpu\r\nDate: {formatdate(usegmt=True)}\r\n"
+        f"Content-Type: {kind}\r\nContent-Length: {sum(map(len, body))}\r\n{fields}\r\n"
+    )
+    return [head.encode("latin-1"), *body]
 
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-        """Requests are not logged: there is one each few seconds."""
+
+def _refuse(status: HTTPStatus) -> list[bytes]:
+    """Return the answer to a request after which the connection is closed."""
+    return _respond(status, "text/plain", f"{status.phrase}\n".encode(), fields="Connection: close\r\n")
