@@ -238,6 +238,17 @@ def test_the_memory_of_what_a_network_reaches_is_bounded(found: list[Object]) ->
             assert container["resources"]["limits"]["memory"] == "512Mi"
 
 
+@pytest.mark.parametrize("name", ["pci-0302_10de", "pci-0300_10de", "pci-10de"])
+def test_nodes_are_found_by_the_labels_of_node_feature_discovery(name: str) -> None:
+    """Its default names a PCI device by class and vendor; NVIDIA's chart has it name the vendor only."""
+    for each, expected in (("true", True), ("false", False)):
+        labels = {f"feature.node.kubernetes.io/{name}.present": each}
+        assert {admits(pod, labels) for pod, _ in containers(objects({}))} == {expected}
+    assert not any(
+        admits(pod, {"feature.node.kubernetes.io/pci-0300_1a03.present": "true"}) for pod, _ in containers(objects({}))
+    )
+
+
 @every_case
 def test_gpus_reach_the_pods_through_a_runtime_class_that_exists(found: list[Object]) -> None:
     classes = of_kind(found, "RuntimeClass")
