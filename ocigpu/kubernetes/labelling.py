@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from ocigpu.errors import HostError, OcigpuError
-from ocigpu.host.tree import find_roots
+from ocigpu.host.tree import find_roots, read_bytes
 from ocigpu.kubernetes.config import Configuration
-from ocigpu.kubernetes.labels import Surroundings, make_labels
+from ocigpu.kubernetes.labels import TIMESTAMP, Surroundings, make_labels, render_features
 from ocigpu.kubernetes.loading import Told, read_configuration
 from ocigpu.kubernetes.mps_control import Log
 from ocigpu.kubernetes.node import Node, host_settings, read_node
@@ -20,8 +20,11 @@ from ocigpu.kubernetes.surroundings import read_surroundings
 from ocigpu.kubernetes.waiting import Waiting
 from ocigpu.settings import Settings
 
+HEARTBEAT = 3600.0
+"""Seconds until labels that have not changed are written again, in case that somebody has taken them away."""
 FIRST_RETRY = 5.0
 """Seconds until a labelling that failed is tried again, doubling up to the interval."""
+MAX_FILE = 1 << 20
 MAX_SAID = 100
 """Lines that are remembered so as not to be repeated: an API server may put a number into each of its refusals."""
 
@@ -73,7 +76,8 @@ class Labeller:
         self._target = target
         self._place: Place | None = None
         self._said: set[str] = set()
-        self._before: dict[str, str] | None = None
+        self._published: dict[str, str] | None = None
+        self._written: tuple[Place, float] | None = None
         self._configuration = read_configuration(told, environment)
         for warning in self._configuration.warnings:
             log("warning", warning)
@@ -90,15 +94,15 @@ class Labeller:
         delay = 0.0
         with Waiting() as waiting:
             while not waiting.stopping:
-                waiting.take_again()
+                asked = waiting.take_again()
                 try:
-                    self.once()
+                    self.once(anyway=asked)
                     if delay:
                         self._said.clear()  # the next failure is news again
                         self._log("info", "labelling works again")
                     delay = 0.0
                 except HostError as error:
-                    if self._configuration.options.fail_on_init_error and self._before is None:
+                    if self._configuration.options.fail_on_init_error and self._published is None:
                         raise
                     self._say("error", f"{error.code}: {error.message}")
                     delay = max(2 * delay, FIRST_RETRY)
@@ -109,8 +113,12 @@ class Labeller:
             withdraw(place)
             self._log("info", f"labels removed: {place}")
 
-    def once(self) -> None:
-        """Read the node and publish its labels; raises HostError when either does not work."""
+    def once(self, *, anyway: bool = False) -> None:
+        """Read the node and publish labels that have changed; raises HostError when either does not work.
+
+        Those that have not changed keep their time, and are published once in HEARTBEAT seconds, or ``anyway``: the API
+        server makes neither an event nor a version of an object that is applied as it is.
+        """
         configuration = self._configure()
         found = read_labels(self._settings, configuration, time.time())
         for note in found.notes:
@@ -118,12 +126,25 @@ class Labeller:
         if found.silent:
             raise HostError("OCIGPU-KUBE-7", f"{found.silent}; the labels stay as they are")
         place = self._find_place()
-        publish(place, found.labels)
-        shown = {name: value for name, value in found.labels.items() if name != "nvidia.com/gfd.timestamp"}
-        if shown != self._before:
-            self._before = shown
+        before = self._published or {}
+        labels = {name: before.get(name, value) if name == TIMESTAMP else value for name, value in found.labels.items()}
+        now = time.monotonic()
+        if labels == before and not anyway and self._is_there(place, labels, now):
+            return
+        if labels != before:
+            labels = found.labels
+        publish(place, labels)
+        self._written = place, now
+        if labels != before:
+            self._published = labels
             self._said.clear()
-            self._log("info", f"{len(found.labels)} labels: {place}", labels=found.labels)
+            self._log("info", f"{len(labels)} labels: {place}", labels=labels)
+
+    def _is_there(self, place: Place, labels: Mapping[str, str], now: float) -> bool:
+        """Return whether labels need not be written again: a file is looked at, the API server believed for a while."""
+        if place.target == "file":
+            return read_bytes(place.path, MAX_FILE) == render_features(labels).encode()
+        return self._written is not None and self._written[0] == place and now - self._written[1] < HEARTBEAT
 
     def _configure(self) -> Configuration:
         try:

@@ -22,6 +22,7 @@ MAX_VALUE = 63
 FAMILIES = {1: "tesla", 2: "fermi", 3: "kepler", 5: "maxwell", 6: "pascal", 9: "hopper", 10: "blackwell",
             12: "blackwell", 13: "rubin"}  # fmt: skip
 """Families by the major number of the compute capability, where that is enough."""
+TIMESTAMP = f"{DOMAIN}gfd.timestamp"
 GRAPHICS_CLASS, COMPUTE_CLASS = 0x0300, 0x0302
 _VERSION = re.compile(r"[0-9]+\.[0-9]+(\.[0-9]+)?")
 

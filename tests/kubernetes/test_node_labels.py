@@ -15,6 +15,7 @@ from support.process import Completed, run, stop, wait_for
 from support.product import PROGRAMS, SimulatedHost
 
 from ocigpu.errors import HostError, SettingsError
+from ocigpu.kubernetes import labelling
 from ocigpu.kubernetes.api_server import ApiServer, find_api_server, request
 from ocigpu.kubernetes.config import Options
 from ocigpu.kubernetes.labelling import Labeller, read_labels
@@ -220,6 +221,66 @@ def test_labels_stay_while_the_driver_gives_no_answer(simulated_host: SimulatedH
     assert file.read_text() == before
     ours.once()
     assert lines == [f"{len(before.splitlines())} labels: {file}"]
+
+
+STAMP = "nvidia.com/gfd.timestamp"
+
+
+def test_what_has_not_changed_is_neither_stamped_nor_written_again(
+    simulated_host: SimulatedHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1,000 nodes that write each minute are 17 writes a second, each an event for everybody who watches."""
+    written: list[dict[str, str]] = []
+    monkeypatch.setattr(labelling, "publish", lambda _place, found: written.append(dict(found)))
+    monkeypatch.setattr(labelling, "find_place", lambda *_: Place("node", node="node-1"))
+    clock = iter(range(1700000000, 1800000000, 60))
+    monkeypatch.setattr(labelling, "read_labels", lambda *words: read_labels(*words[:2], next(clock)))
+    config = tmp_path / "config.yaml"
+    config.write_text("version: v1\n")
+    ours = Labeller(read_settings(str(simulated_host.settings)), Told({}, str(config)), {}, lambda *_, **__: None)
+    for _ in range(5):
+        ours.once()
+    assert [each[STAMP] for each in written] == ["1700000000"]
+    config.write_text("flags: {migStrategy: mixed}\n")
+    for _ in range(3):
+        ours.once()
+    assert [(each[STAMP], each.get("nvidia.com/mig.strategy")) for each in written[1:]] == [("1700000300", "mixed")]
+    ours.once(anyway=True)
+    monkeypatch.setattr(labelling, "HEARTBEAT", 0.0)
+    ours.once()
+    assert written[2:] == [written[1]] * 2, "a heartbeat says the same as before"
+    config.write_text("flags: {migStrategy: mixed, gfd: {noTimestamp: true}}\n")
+    ours.once()
+    assert STAMP not in written[-1]
+
+
+def test_labels_that_were_not_taken_are_written_again(
+    simulated_host: SimulatedHost, api: FakeApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = find_place(Options(), "", POD, api.place)
+    monkeypatch.setattr(labelling, "find_place", lambda *_: place)
+    ours = Labeller(read_settings(str(simulated_host.settings)), Told({}, ""), {}, lambda *_, **__: None)
+    api.answers = [422]
+    with pytest.raises(HostError, match="422"):
+        ours.once()
+    ours.once()
+    before = len(api.requests)
+    ours.once()
+    assert len(api.requests) == before
+    assert api.objects[FEATURE]["spec"]["labels"]["nvidia.com/gpu.count"] == "8"
+
+
+def test_a_file_is_written_again_only_when_it_is_another(simulated_host: SimulatedHost, tmp_path: Path) -> None:
+    file = tmp_path / "features.d/gfd"
+    ours = labeller(simulated_host, [], file)
+    ours.once()
+    before = file.stat()
+    ours.once()
+    assert (file.stat().st_ino, file.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    for spoil in (file.unlink, lambda: file.write_text("nvidia.com/gpu.count=9\n")):
+        spoil()
+        ours.once()
+        assert "nvidia.com/gpu.count=8\n" in file.read_text()
 
 
 @pytest.mark.parametrize("flag", ["--oneshot", "--fail-on-init-error"])
