@@ -5,10 +5,13 @@ from typing import Any
 
 REMOVED = "[removed]"
 _NAMES = (
-    r"(?:pass(?:word|wd|phrase|code)?|pwd|\bpw\b|secret|token|credential|auth|cookie|session|signature|\bsig\b"
-    r"|(?:api|private|access|client|licen[sc]e)[-_ ]?key|key\b)"
+    r"(?:pass(?:word|wd|phrase|code)?|pwd|\bpw\b|psk|(?<![a-z])pin(?![a-z])|secret|token|credential|auth|cookie|session"
+    r"|signature|\bsig\b|(?:api|private|access|client|licen[sc]e)[-_ ]?key|key\d*\b)"
 )
-_PLAIN_NAMES = r"(?:password|passwd|passphrase|secret|token|credentials?|api[-_ ]?key|secret[-_ ]?(?:access[-_ ]?)?key)"
+_PLAIN_NAMES = (
+    r"(?:password|passwd|passphrase|(?<=-)psk|(?<=-)pin|secret|token|credentials?|api[-_ ]?key"
+    r"|secret[-_ ]?(?:access[-_ ]?)?key)"
+)
 _SECRET_KEY = re.compile(_NAMES, re.IGNORECASE)
 _ENVIRONMENT = frozenset({"env", "environment", "envs", "default_env", "default-env", "runtime_env"})
 _WHOLE = frozenset(
@@ -35,9 +38,14 @@ _RULES = (
     (re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL), REMOVED),
     # user and password of a URL: up to the last @ of the word
     (re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*://)[^\s\"'<>]*@"), rf"\1{REMOVED}@"),
+    # iscsi:USER:PASSWORD[:USER:PASSWORD]@SERVER (dracut.cmdline(7), netroot), where both may have any character
+    (re.compile(r"\b(iscsi:)[^\s\"'<>]*@", re.IGNORECASE), rf"\1{REMOVED}@"),
     # the same without a scheme, as in proxies and for curl -u
-    (re.compile(r"(?<![\w./:@-])[\w.%+-]+:[^\s\"'@/:]+@"), f"{REMOVED}@"),
+    (re.compile(r"(?<![\w./:@-])(?!iscsi:\[)[\w.%+-]+:[^\s\"'@/]+@"), f"{REMOVED}@"),
     (re.compile(r"(\s-[up]\s+)[^\s\"'-]\S*"), rf"\1{REMOVED}"),
+    # and as one word: mysql -pPASSWORD, curl -uUSER:PASSWORD
+    (re.compile(r"((?:^|[\s\"'])-p=?)[^\s\"']+", re.MULTILINE), rf"\1{REMOVED}"),
+    (re.compile(r"((?:^|[\s\"'])-u)[^\s\"':]+:[^\s\"']+", re.MULTILINE), rf"\1{REMOVED}"),
     (re.compile(r"(//hooks\.[\w.-]+/|//[\w.-]+/webhooks?/)\S+", re.IGNORECASE), rf"\1{REMOVED}"),
     (re.compile(rf"([?&][^=&\s\"']{{0,64}}{_NAMES}[^=&\s\"']{{0,64}}=)[^&\s\"']+", re.IGNORECASE), rf"\1{REMOVED}"),
     (re.compile(r"\b((?:set-)?cookie|(?:proxy-)?authorization|x-[\w-]{0,64}(?:token|auth|key)[\w-]{0,64})(\"?\s*[:=]\s*).*",
@@ -71,7 +79,9 @@ def _shortened(line: str) -> str:
 
 def _asks_for(word: Any) -> bool:
     """Tell whether a word of a command line is an option whose value, the next word, is a secret."""
-    return isinstance(word, str) and word.startswith("-") and "=" not in word and bool(_SECRET_KEY.search(word))
+    if not isinstance(word, str) or not word.startswith("-") or "=" in word:
+        return False
+    return word in ("-u", "-p") or bool(_SECRET_KEY.search(word))
 
 
 class Redactor:

@@ -43,7 +43,11 @@ ocigpu: header x-registry-auth: {SECRET}
 NVRM: GPU at 0000:3b:00.0 is fine, token={SECRET}
 nvidia-modeset: password is "{SECRET}" no more
 """
-CMDLINE = f"BOOT_IMAGE=/boot/vmlinuz quiet luks.passphrase={SECRET} nvidia-drm.modeset=1\n"
+CMDLINE = (
+    f"BOOT_IMAGE=/boot/vmlinuz quiet luks.passphrase={SECRET} nvidia-drm.modeset=1"
+    f" netroot=iscsi:user:{SECRET}@192.0.2.7::3260::iqn.2026-01.com.example:disk"
+    f" netroot=iscsi:user:{SECRET}:back:{SECRET}@192.0.2.7:::: rd.luks.pin={SECRET} wifi.psk={SECRET}\n"
+)
 
 
 @pytest.fixture
@@ -137,6 +141,20 @@ def test_a_file_that_exists_is_not_replaced(broken: Broken, run: Run, tmp_path: 
         ("https://hooks.example.com/services/T0/B0/abc", f"https://hooks.example.com/{REMOVED}"),
         ("encryption_key=abc", f"encryption_key={REMOVED}"),
         ("npm_abcdefghijkl", REMOVED),
+        ("netroot=iscsi:user:pw@192.0.2.7::3260::iqn.x", f"netroot=iscsi:{REMOVED}@192.0.2.7::3260::iqn.x"),
+        ("netroot=iscsi:user:p/w@x:back:p@192.0.2.7::", f"netroot=iscsi:{REMOVED}@192.0.2.7::"),
+        ("netroot=iscsi:192.0.2.7::3260::iqn.x", "netroot=iscsi:192.0.2.7::3260::iqn.x"),
+        ("mount nbd:user:pw@192.0.2.7", f"mount {REMOVED}@192.0.2.7"),
+        ("psk=abc wpa_psk=abc wifi-sec.psk: abc", f"psk={REMOVED} wpa_psk={REMOVED} wifi-sec.psk: {REMOVED}"),
+        ("pin=1234 tpm2-pin=1234 user_pin: 1234", f"pin={REMOVED} tpm2-pin={REMOVED} user_pin: {REMOVED}"),
+        ("wep-key0=abc", f"wep-key0={REMOVED}"),
+        ("mysql -uroot -phunter2 db", f"mysql -uroot -p{REMOVED} db"),
+        ("-phunter2", f"-p{REMOVED}"),
+        ('["mysql", "-phunter2"]', f'["mysql", "-p{REMOVED}"]'),
+        ("curl -uuser:pw example.com", f"curl -u{REMOVED} example.com"),
+        ("spinning=1 mapping: 2 pinned=3", "spinning=1 mapping: 2 pinned=3"),
+        ("registry.example.com:5000/image@sha256:abc", "registry.example.com:5000/image@sha256:abc"),
+        ("ls --preserve /a-path/of-p7", "ls --preserve /a-path/of-p7"),
         ("NVRM: loading Kernel Module  550.163.01", "NVRM: loading Kernel Module  550.163.01"),
         ("[Fri] pid 12:34:56 user@example.com", "[Fri] pid 12:34:56 user@example.com"),
         ("nvidia-modprobe -u -c 0", "nvidia-modprobe -u -c 0"),
@@ -149,9 +167,12 @@ def test_text_keeps_what_is_no_secret(text: str, wanted: str) -> None:
 
 
 def test_the_word_after_an_option_that_asks_for_a_secret_goes() -> None:
-    args = ["--name", "x", "--api-key", "abc", "--token=def", "run"]
+    args = ["--name", "x", "--api-key", "abc", "--token=def", "-p", "abc", "--pin", "12", "-pabc", "run"]
     assert Redactor().data({"args": args}, "f") == {
-        "args": ["--name", "x", "--api-key", REMOVED, f"--token={REMOVED}", "run"]
+        "args": [
+            *("--name", "x", "--api-key", REMOVED, f"--token={REMOVED}", "-p", REMOVED),
+            *("--pin", REMOVED, f"-p{REMOVED}", "run"),
+        ]
     }
 
 
