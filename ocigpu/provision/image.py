@@ -20,6 +20,11 @@ else:
 TRIPLETS = {"x86_64": "x86_64-linux-gnu", "aarch64": "aarch64-linux-gnu"}
 COMPAT_DIR = "/usr/local/cuda/compat"
 """Where NVIDIA's CUDA images keep the forward-compatibility libraries."""
+LOADERS = {
+    "x86_64": (("ld-linux-x86-64.so.2", "glibc"), ("ld-linux.so.2", "glibc"), ("ld-musl-x86_64.so.1", "musl")),
+    "aarch64": (("ld-linux-aarch64.so.1", "glibc"), ("ld-musl-aarch64.so.1", "musl")),
+}
+"""Names of the loaders of a machine's programs and their C libraries (System V ABI supplements; musl, INSTALL)."""
 _LOADER_DIRS = ("/lib64", "/lib", "/usr/lib64", "/usr/lib")
 
 
@@ -104,10 +109,19 @@ def _identity(root_fd: int, path: str) -> tuple[int, int] | None:
 
 
 def read_libc(root_fd: int) -> str:
-    """Tell the C library ("glibc", "musl", "") by the name of its loader, the file every dynamic program names."""
-    triplet = TRIPLETS.get(os.uname().machine, "")
+    """Tell the C library ("glibc", "musl", "") by the name of its loader, the file every dynamic program names.
+
+    This machine's loaders are looked for by name: only a part of a large directory is listed, and which part is the
+    file system's choice.  Loaders of other names are looked for in what is listed.
+    """
+    machine = os.uname().machine
+    triplet = TRIPLETS.get(machine, "")
+    directories = (*_LOADER_DIRS, f"/lib/{triplet}", f"/usr/lib/{triplet}")
+    for name, libc in LOADERS.get(machine, ()):
+        if any(exists_inside(root_fd, f"{directory}/{name}") for directory in directories):
+            return libc
     found = ""
-    for directory in (*_LOADER_DIRS, f"/lib/{triplet}", f"/usr/lib/{triplet}"):
+    for directory in directories:
         for name in list_inside(root_fd, directory):
             if name.startswith("ld-linux") and ".so" in name:
                 return "glibc"

@@ -136,7 +136,13 @@ def _matching(root_fd: int, pattern: str) -> list[str]:
 
 
 def _musl_file(root_fd: int) -> str:
-    """Return the path file of the image's musl loader, which is named after its architecture."""
+    """Return the path file of the image's musl loader, which is named after its architecture.
+
+    This machine's is looked for by name: of a large directory only a part is listed.
+    """
+    machine = os.uname().machine
+    if exists_inside(root_fd, f"/lib/ld-musl-{machine}.so.1"):
+        return f"/etc/ld-musl-{machine}.path"
     for name in list_inside(root_fd, "/lib"):
         machine = name.removeprefix("ld-musl-").partition(".so")[0]
         if name.startswith("ld-musl-") and machine.replace("_", "").isalnum() and len(machine) <= 16:

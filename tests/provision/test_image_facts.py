@@ -74,6 +74,23 @@ def test_the_loader_tells_the_c_library(names: list[str], libc: str, tmp_path: P
     assert read(touch(tmp_path, *names)).libc == libc
 
 
+@pytest.mark.parametrize("libc", ["glibc", "musl"])
+def test_the_loader_is_found_whatever_a_directory_lists_first(
+    libc: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a large directory a part is listed, and which is the file system's choice: here it is none of the names."""
+    machine = os.uname().machine
+    glibc = {"x86_64": "ld-linux-x86-64.so.2", "aarch64": "ld-linux-aarch64.so.1"}[machine]
+    touch(tmp_path, f"usr/lib64/{glibc}" if libc == "glibc" else f"lib/ld-musl-{machine}.so.1")
+    monkeypatch.setattr(inside, "MAX_ENTRIES", 0)
+    assert read(tmp_path).libc == libc
+    fd = os.open(tmp_path, os.O_PATH | os.O_DIRECTORY)
+    try:
+        assert loader._musl_file(fd) == (f"/etc/ld-musl-{machine}.path" if libc == "musl" else "")
+    finally:
+        os.close(fd)
+
+
 def test_the_loaders_directory_may_be_a_link(tmp_path: Path) -> None:
     touch(tmp_path, "usr/lib/ld-musl-x86_64.so.1")
     (tmp_path / "lib").symlink_to("/usr/lib")
