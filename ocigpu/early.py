@@ -267,7 +267,7 @@ def _work(task: Task, meeting: _Meeting, stub: "Caller", ready: "Ready | None") 
     sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
     log, status = open_log(task.settings), 0
     try:
-        notes = run_prestart(read_state(), task.settings, task.spec, ready, stub)
+        notes = run_prestart(read_state(), task.settings, task.spec, task.bundle, ready, stub)
         mark("end")
         show_notes(tuple(filter(None, (trace_problem(), *notes))), log)
     except Exception as error:  # noqa: BLE001 - as in the hook itself: it must be one line

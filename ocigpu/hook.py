@@ -45,6 +45,7 @@ Commands, given by an OCI runtime with the container's state on standard input:
 
 Options:
   --config FILE   settings (default: /etc/ocigpu/config.toml if it exists)
+  --bundle DIR    the container's bundle, for runtimes whose state says "/" (default: of the state)
   --spec FILE     the container's configuration (default: config.json of the bundle)
   --early DIR     first of all options: a process that the shim has prepared for this container; done without it if it
                   is gone
@@ -77,7 +78,10 @@ def main(argv: list[str]) -> int:
         log = open_log(settings)
         trace = options.get("trace", settings.trace)
         problem = begin_trace(trace, "hook") if trace else ""
-        notes = _run_cdi(words, settings) if cdi else run_prestart(read_state(), settings, options.get("spec", ""))
+        if cdi:
+            notes = _run_cdi(words, settings)
+        else:
+            notes = run_prestart(read_state(), settings, options.get("spec", ""), options.get("bundle", ""))
         mark("end")
         show_notes(tuple(filter(None, (problem, trace_problem(), *notes))), log)
     except BaseException as error:  # noqa: BLE001 - the last resort: whatever it is, it must be one line
@@ -130,9 +134,9 @@ def split_options(words: list[str]) -> tuple[dict[str, str], list[str]]:
         position += 1
         if name in ("help", "h", "version"):
             return options, ["help" if name == "h" else name]
-        if name not in ("config", "spec", "early", "trace", "debug", "d", "quiet"):
+        if name not in ("config", "bundle", "spec", "early", "trace", "debug", "d", "quiet"):
             raise UsageError(f"unknown option {quoted(word)}")
-        if not equals and name in ("config", "spec", "early", "trace"):
+        if not equals and name in ("config", "bundle", "spec", "early", "trace"):
             if position >= len(words):
                 raise UsageError(f"option {word} needs a value")
             value = words[position]
@@ -184,13 +188,16 @@ def run_prestart(
     state_text: bytes,
     settings: Settings,
     spec: str = "",
+    bundle: str = "",
     ready: Ready | None = None,
     caller: "Caller | None" = None,
 ) -> tuple[str, ...]:
     """Give the container of this OCI state its GPUs; returns notes for the log, nothing when it asks for none.
 
-    ``spec``: path of the container's configuration ("": config.json of the bundle).  ``ready``: used if the container
-    asks for the same and its image is the same.  ``caller``: the hook's process, if it is another than this one.
+    ``spec``: path of the container's configuration ("": config.json of the bundle).  ``bundle``: the bundle as the shim
+    knows it; it counts where the state says "/": crun tells its working directory (do_hooks), which it has left where
+    it binds devices of the host for a user namespace.  ``ready``: used if the container asks for the same and its image
+    is the same.  ``caller``: the hook's process, if it is another than this one.
     Raises OcigpuError after everything begun was undone.
     """
     from ocigpu.request import check_without_cdi, parse_request
@@ -198,6 +205,8 @@ def run_prestart(
     if trace := get_trace():
         trace.name(state_text)
     state = traced(("state",), parse_state, state_text)
+    if state.bundle == "/" and bundle:
+        state = state._replace(bundle=bundle)
     document = traced(("read-config", spec or state.bundle), read_config, state.bundle, spec or "config.json")
     request = traced(("request", document.path), parse_request, document.config, settings)
     if request.selection == "nothing":

@@ -154,6 +154,8 @@ def edit_bundle(arguments: Arguments, settings: Settings, stub: str, log: Log) -
     )
     # absolute: the hook may be started in another directory than this one
     options = ["--config", os.path.abspath(settings.path)] if settings.path else []
+    bundle = os.path.abspath(arguments.bundle or ".")
+    options += ["--bundle", bundle]
     spec = os.path.abspath(document.path) if arguments.config != "config.json" else ""
     options += ["--spec", spec] if spec else []
     trace = get_trace()
@@ -167,7 +169,6 @@ def edit_bundle(arguments: Arguments, settings: Settings, stub: str, log: Log) -
     _write_notes(log, document.path, (), answer["granted"])
     if not early:
         return None
-    bundle = os.path.abspath(arguments.bundle or ".")
     return Task(early, settings, request, document.config, bundle, spec, read[0] if read else None)
 
 

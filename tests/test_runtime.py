@@ -260,7 +260,11 @@ def test_a_request_edits_the_bundle(tmp_path: Path, simulated: str) -> None:
     config = json.loads((tmp_path / "b/config.json").read_text())
     assert list(config) == ["process", "root", "linux", "unknown", "hooks"]
     (entry,) = config["hooks"]["prestart"]
-    assert (entry["path"], without_early(entry["args"])) == (hook, ["ocigpu-hook", "--config", simulated, "prestart"])
+    bundle = ["--bundle", f"{tmp_path}/b"]
+    assert (entry["path"], without_early(entry["args"])) == (
+        hook,
+        ["ocigpu-hook", "--config", simulated, *bundle, "prestart"],
+    )
     deny, *rules = config["linux"]["resources"]["devices"]
     assert deny == {"allow": False, "access": "rwm"}
     expected = [(195, 255), (195, 1)]
@@ -281,7 +285,9 @@ def test_the_hook_gets_the_settings_by_absolute_path(
     settings = read_settings(os.path.basename(simulated))
     edit_bundle(Arguments("create", str(tmp_path / "b")), settings, str(tmp_path / "ocigpu-runtime"), Log())
     (entry,) = json.loads((tmp_path / "b/config.json").read_text())["hooks"]["prestart"]
-    assert without_early(entry["args"]) == ["ocigpu-hook", "--config", simulated, "prestart"]
+    assert without_early(entry["args"]) == [
+        "ocigpu-hook", "--config", simulated, "--bundle", f"{tmp_path}/b", "prestart"
+    ]  # fmt: skip
 
 
 def test_device_rules_are_not_declared_where_cgroups_are_to_be_left_alone(tmp_path: Path, simulated: str) -> None:
@@ -305,7 +311,8 @@ def test_another_name_of_the_configuration_is_told_to_the_hook(tmp_path: Path, s
         Log(),
     )
     (entry,) = json.loads((tmp_path / "b/other.json").read_text())["hooks"]["prestart"]
-    assert without_early(entry["args"])[1:] == ["--config", simulated, "--spec", f"{tmp_path}/b/other.json", "prestart"]
+    options = ["--config", simulated, "--bundle", f"{tmp_path}/b", "--spec", f"{tmp_path}/b/other.json"]
+    assert without_early(entry["args"])[1:] == [*options, "prestart"]
 
 
 @pytest.mark.parametrize(

@@ -369,7 +369,7 @@ def test_a_request_is_edited_into_the_bundle_before_the_runtime_starts(
     assert (done.returncode, done.stdout, done.stderr) == (0, "standard output\n", "standard error\n")
     (entry,) = json.loads(path.read_text())["hooks"]["prestart"]
     assert entry["path"] == str(REPOSITORY / ".venv/bin/ocigpu-hook")
-    options = ["--config", str(setting.settings)]
+    options = ["--config", str(setting.settings), "--bundle", str(setting.bundle)]
     early = entry["args"][2] if os.geteuid() == 0 else ""  # only root's hook is prepared
     if early:
         assert early.startswith("/run/ocigpu/early-")

@@ -149,6 +149,7 @@ def edit_copy(original: dict[str, Any], bundle: str, settings: Settings, planned
         edit_declared(config, declared._replace(mounts=present), place, views, declare_rules, bind_nodes)
     elif planned.plan is not None:
         options = ["--config", os.path.abspath(settings.path)] if settings.path else []
+        options += ["--bundle", os.path.abspath(bundle)]
         options = ["--early", f"{SYSTEM_DIRECTORY}/{EARLY_PREFIX}{NAMED_AT_START}", *options] if root else options
         program = hook_path(settings, shutil.which("ocigpu-runtime") or sys.argv[0])
         edit_config(config, rule_entries(planned.plan), program, options, declare_rules)

@@ -117,6 +117,39 @@ def test_a_container_with_a_user_namespace_gets_usable_nodes(
     assert opened.splitlines() == [f"dlopen {name} ok" for name in LIBRARIES]
 
 
+@RUNTIMES
+@pytest.mark.parametrize("early", [True, False], ids=["early", "alone"])
+def test_a_runtime_that_tells_its_hook_another_bundle_does_no_harm(
+    make_bundle: MakeBundle,
+    simulated_host: SimulatedHost,
+    runtime_environment: dict[str, str],
+    work_directory: Path,
+    low_level: str,
+    early: bool,
+) -> None:
+    """crun tells its working directory, which is / where it binds nodes of the host for a user namespace."""
+
+    def edit(config: dict[str, Any]) -> None:
+        config["linux"]["namespaces"].append({"type": "user"})
+        config["linux"]["devices"] = [{"path": "/dev/kmsg", "type": "c", "major": 1, "minor": 11}]
+        for name in ("uidMappings", "gidMappings"):
+            config["linux"][name] = [{"containerID": 0, "hostID": 100000, "size": 65536}]
+
+    bundle = make_bundle(LOOK, {"NVIDIA_VISIBLE_DEVICES": "3"}, edit=edit)
+    give_to(bundle / "rootfs", 100000, 100000)
+    env = simulated_host.environment(runtime_environment, low_level)
+    if not early:  # as where nobody could be left to wait for the hook
+        runtime, settings = work_directory / low_level, work_directory / "config.toml"
+        runtime.write_text(f'#!/bin/sh\nrm -rf /run/ocigpu/early-$$-*\nexec {low_level} "$@"\n')
+        runtime.chmod(0o755)
+        text = Path(env["OCIGPU_CONFIG"]).read_text()
+        settings.write_text(text.replace(f'runtimes = ["{low_level}"]', f'runtimes = ["{runtime}"]'))
+        env = {**env, "OCIGPU_CONFIG": str(settings)}
+    result = run_container([RUNTIME], bundle, container_id(), env=env, cgroup="v2")
+    assert result.returncode == 0, explain(result)
+    assert_has_gpu_3(result.stdout)
+
+
 @pytest.mark.parametrize("layout", ["glibc", "distroless"])
 def test_a_container_of_an_ordinary_user_without_capabilities_can_use_its_gpu(
     make_bundle: MakeBundle, simulated_host: SimulatedHost, runtime_environment: dict[str, str], layout: str
