@@ -15,8 +15,18 @@ from ocigpu.kept import find_answer
 from ocigpu.linux.paths import use_walk
 from ocigpu.log import get_trace, mark, traced
 from ocigpu.provision.image import has_compat, read_layout
+from ocigpu.provision.inside import exists_inside, status_inside
 from ocigpu.rootfs import NeedsHookError, RootDirectory, resolve_in_root
-from ocigpu.spec import Document, add_rules, get_rules, remove_gpu_hooks, rootfs_path, write_config
+from ocigpu.spec import (
+    Document,
+    add_rules,
+    get_list,
+    get_object,
+    get_rules,
+    remove_gpu_hooks,
+    rootfs_path,
+    write_config,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -64,6 +74,8 @@ def declare_in_bundle(
         reason = why_hook(declared, config, lambda path: resolve_in_root(root_fd, path), declare_rules, bind_nodes)
         if declared.simulated_proc and not owns_policy and has_user_namespace(config):
             reason = reason or "the simulated host's own step cannot enter its user namespace"
+        if has_user_namespace(config):
+            reason = reason or _why_closed(root_fd, config, declared)
         if reason:
             raise NeedsHookError(reason)
         try:
@@ -87,6 +99,39 @@ def declare_in_bundle(
         os.close(root_fd)
         use_walk(False)
     return declared
+
+
+def _why_closed(root_fd: int, config: "dict[str, Any]", declared: Declared) -> str:
+    """Return why the runtime, root of a user namespace there, could not make a mount point in the image; "" if it can.
+
+    It may write to directories of owners that are mapped (capabilities(7), CAP_DAC_OVERRIDE; user_namespaces(7)), and
+    to those that everybody may write to.  What lies below a mount of the engine is not the image's.
+    """
+    covers = [mount.get("destination") for mount in get_list(config, "mounts") if isinstance(mount, dict)]
+    tops = tuple(f"{cover.rstrip('/')}/" for cover in covers if isinstance(cover, str) and cover.startswith("/"))
+    linux = get_object(config, "linux")
+    uids, gids = (get_list(linux, name) for name in ("uidMappings", "gidMappings"))
+    paths = [mount["destination"] for mount in declared.mounts] + [path for path, _, _ in declared.views]
+    for path in paths:
+        if path.startswith(tops) or exists_inside(root_fd, path):
+            continue
+        parent, found = path, None
+        while found is None and parent:
+            parent = parent.rpartition("/")[0]
+            found = status_inside(root_fd, parent or "/")
+        owned = found is not None and _is_mapped(uids, found.st_uid) and _is_mapped(gids, found.st_gid)
+        if found is None or not (owned or found.st_mode & 0o002):
+            return f"root of its user namespace may not make {path} in the image's {parent or '/'}"
+    return ""
+
+
+def _is_mapped(mappings: "list[Any]", number: int) -> bool:
+    """Tell whether linux.uidMappings or gidMappings maps an id of the host; a malformed entry maps none."""
+    for entry in mappings:
+        first, size = (entry.get(name) for name in ("hostID", "size")) if isinstance(entry, dict) else (None, None)
+        if type(first) is int and type(size) is int and first <= number < first + size:
+            return True
+    return False
 
 
 def find_declared(root_fd: int, request: "Request", settings: "Settings") -> Declared:

@@ -63,8 +63,8 @@ linux.devices, and neither runtime allows what is in linux.devices without a rul
 def effective_rules(config: "dict[str, Any]") -> list[FilterRule]:
     """Return the rules that a runtime enforces for this config.json, in order.
 
-    Raises SpecError (OCIGPU-SPEC-3) for a device rule that has a wrong type of value or an unknown type or access
-    letter, and for more than :data:`MAX_RULES` of them.
+    Raises SpecError (OCIGPU-SPEC-3) for a device rule that has a wrong type of value or an unknown type, and for more
+    than :data:`MAX_RULES` of them.
     """
     linux = _table(config, "linux")
     declared = _table(linux, "resources").get("devices")
@@ -108,23 +108,27 @@ def _parse_rule(entry: object, where: str) -> list[FilterRule]:
         raise SpecError("OCIGPU-SPEC-3", f"{where}.allow: not true or false")
     if kind not in ("a", "b", "c"):
         raise SpecError("OCIGPU-SPEC-3", f"{where}.type: {quoted(repr(kind))} is not a, b or c")
-    if not isinstance(access, str) or not set(access) <= set(ACCESS_BITS):
-        raise SpecError("OCIGPU-SPEC-3", f"{where}.access: {quoted(repr(access))} is not of the letters r, w, m")
+    if not isinstance(access, str):
+        raise SpecError("OCIGPU-SPEC-3", f"{where}.access: {quoted(repr(access))} is not a text")
+    # other letters mean nothing to runc (devices.Permissions.toSet) and crun (bpf_program_append_dev)
+    letters = "".join(letter for letter in access if letter in ACCESS_BITS)
     major, minor = _number(entry, "major", where), _number(entry, "minor", where)
     if not allow:
         if kind == "a":  # runc takes any denial of type "a" for "deny everything"
             return [FilterRule(False, "a", None, None, "rwm")]
-        access = access or "rwm"
+        if access and not letters:
+            return []
+        letters = letters or "rwm"
         # A negative number means any; when denying, that is the narrow reading.
         major = None if major is not None and major < 0 else major
         minor = None if minor is not None and minor < 0 else minor
     else:
         major, minor = (None if number == -1 else number for number in (major, minor))
-        if not access:
+        if not letters:
             return []
     if not (major is None or 0 <= major <= MAX_MAJOR) or not (minor is None or 0 <= minor <= MAX_MINOR):
         return []  # no device has such a number
-    return [FilterRule(allow, kind, major, minor, access)]
+    return [FilterRule(allow, kind, major, minor, letters)]
 
 
 def _number(entry: "dict[str, Any]", name: str, where: str) -> int | None:

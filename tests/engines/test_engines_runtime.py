@@ -97,6 +97,21 @@ def test_create_start_and_delete_work_as_with_the_low_level_runtime(
     assert listed_uuids(result.stdout) == [simulated_host.gpus[7]]
 
 
+@RUNTIMES
+def test_letters_of_a_rule_that_the_runtime_takes_are_taken(
+    make_bundle: MakeBundle, simulated_host: SimulatedHost, runtime_environment: dict[str, str], low_level: str
+) -> None:
+    def edit(config: dict[str, Any]) -> None:
+        rule = {"allow": True, "type": "c", "major": 1, "minor": 3, "access": "rwa"}
+        config["linux"]["resources"]["devices"].append(rule)
+
+    bundle = make_bundle(probe(["open", "/dev/nvidia0", "/dev/null"]), {"NVIDIA_VISIBLE_DEVICES": "0"}, edit=edit)
+    env = simulated_host.environment(runtime_environment, low_level)
+    result = run_container([RUNTIME], bundle, container_id(), env=env, cgroup="v2")
+    assert result.returncode == 0, explain(result)
+    assert answers(result.stdout) == {("open", "/dev/nvidia0"): "ENXIO", ("open", "/dev/null"): "ok"}
+
+
 @pytest.mark.parametrize(
     ("request_text", "expected"),
     [

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from support.bundle import give_to
 from support.fixtures import MakeBundle
 from support.process import Completed, explain
 from support.product import CONTROL_NODES, LIBRARIES, RUNTIME, SimulatedHost, failed_with, gpu_names, listed_uuids
@@ -216,6 +217,32 @@ def test_what_mode_spec_cannot_say_the_hook_does(starts: Starts, low_level: str,
     assert started.hooked
     assert_has_gpu_2(started, starts.host, isolated=edit in (plain,) or (edit is no_rules and low_level == "runc"))
     assert "ocigpu/declared" not in started.text
+
+
+def own_ids(config: dict[str, Any]) -> None:
+    config["linux"]["namespaces"].append({"type": "user"})
+    for name in ("uidMappings", "gidMappings"):
+        config["linux"][name] = [{"containerID": 0, "hostID": 100000, "size": 65536}]
+
+
+@RUNTIMES
+@pytest.mark.parametrize("closed", ["all of it", "a directory", "nothing"])
+def test_an_image_that_root_of_a_user_namespace_may_not_write_is_the_hooks(
+    starts: Starts, low_level: str, closed: str
+) -> None:
+    """The runtime makes mount points as that root; the hook may make them as root of the machine."""
+    bundle = starts.make(script(["nvidia-smi", "-L"], ["/dlopen", *LIBRARIES]), GPU_2, edit=own_ids)
+    if closed != "all of it":
+        give_to(bundle / "rootfs", 100000, 100000)
+    if closed == "a directory":
+        os.chown(bundle / "rootfs" / LIBRARY_DIR, 0, 0)
+    started = starts.start(bundle, low_level)
+    assert ("root of its user namespace may not make /usr/" in started.log) == (closed != "nothing")
+    assert started.hooked == (closed != "nothing")
+    assert started.result.returncode == 0, explain(started.result)
+    listing, opened = parts(started.result.stdout)
+    assert listed_uuids(listing) == [starts.host.gpus[2]]
+    assert opened.splitlines() == [f"dlopen {name} ok" for name in LIBRARIES]
 
 
 @RUNTIMES

@@ -147,6 +147,14 @@ RULES = [
     ),
     ("allow without access", {"allow": True, "type": "c", "major": 1, "minor": 3}, []),
     ("deny without access", {"type": "c", "major": 1, "minor": 3}, [FilterRule(False, "c", 1, 3, "rwm")]),
+    (
+        "other letters",
+        {"allow": True, "type": "c", "major": 1, "access": "rwa"},
+        [FilterRule(True, "c", 1, None, "rw")],
+    ),
+    ("allow other letters only", {"allow": True, "type": "c", "major": 1, "access": "xR"}, []),
+    ("deny other letters only", {"type": "c", "major": 1, "access": "xR"}, []),
+    ("letters in any order", {"type": "c", "major": 1, "access": "wrw"}, [FilterRule(False, "c", 1, None, "wrw")]),
     ("numbers no device has", {"allow": True, "type": "c", "major": 1 << 33, "minor": 0, "access": "rwm"}, []),
     ("minors no device has", {"allow": True, "type": "c", "major": 1, "minor": 1 << 20, "access": "rwm"}, []),
 ]
@@ -162,7 +170,6 @@ WRONG = [
     ("allow as text", {"allow": "yes"}, "allow: not true or false"),
     ("type u", {"allow": True, "type": "u", "access": "r"}, "type"),
     ("type as number", {"allow": True, "type": 1, "access": "r"}, "type"),
-    ("unknown letter", {"allow": True, "type": "c", "access": "rx"}, "access"),
     ("access as list", {"allow": True, "type": "c", "access": ["r"]}, "access"),
     ("major as text", {"allow": True, "type": "c", "major": "1", "access": "r"}, "major"),
     ("major as truth", {"allow": True, "type": "c", "major": True, "access": "r"}, "major"),
