@@ -15,10 +15,11 @@ Options of dcgm-exporter, with their meaning there; each has its variable, e.g. 
   -f, --collectors FILE                    which metrics, a line each: name, type, help; read again when it changes
   -a, --address [HOST]:PORT                where to listen; default :9400, on all addresses
   -c, --collect-interval MS                time between two samples; default 30000
-  -k, --kubernetes                         ask the kubelet whose pods have the GPUs
+  -k, --kubernetes                         ask the kubelet whose pods have the GPUs; needs grpcio
   --pod-resources-kubelet-socket SOCKET    the kubelet's socket
   --nvidia-resource-names LIST             further resources that are GPUs
   --kubernetes-gpu-id-type uid|device-name both are always understood
+  --kubernetes-enable-dra                  labels of the resource claims by which pods have GPUs
   --kubernetes-virtual-gpus                label vgpu: the number of the replica; GPU_UTIL and FB_USED by pod
   -d, --devices f|g|i                      f: GPUs, or their instances with MIG; g[:0,2-4]: GPUs; i: instances
   --hpc-job-mapping-dir DIR                files that list the jobs of a GPU
@@ -73,11 +74,13 @@ def exporter_command(
         print(write_collectors(DEFAULTS), end="")
         return
     options = parse_options(words or [], os.environ)
-    try:
-        from ocigpu.kubernetes.exporter.service import Service
-    except ImportError as error:
-        cause = f"the exporter needs grpcio and protobuf: {error}"
-        raise HostError("OCIGPU-KUBE-3", cause, INSTALL) from error
+    if options.kubernetes:
+        try:
+            import ocigpu.kubernetes.exporter.pods  # noqa: F401 - whether it can be
+        except ImportError as error:
+            cause = f"--kubernetes needs grpcio and protobuf: {error}"
+            raise HostError("OCIGPU-KUBE-3", cause, INSTALL) from error
+    from ocigpu.kubernetes.exporter.service import Service
     from ocigpu.watch import Log
 
     Service(options, load_settings(config, driver_root), Log(options.log_format == "json")).run()

@@ -91,11 +91,16 @@ class Exporter:
 
 @contextmanager
 def exporter(
-    host: Path | None, directory: Path, *words: str, interval: int = 100, **variables: str
+    host: Path | None,
+    directory: Path,
+    *words: str,
+    interval: int = 100,
+    program: Sequence[str | Path] = (PROGRAMS / "ocigpu", "exporter"),
+    **variables: str,
 ) -> Iterator[Exporter]:
     """Run the exporter for a simulated host, wait for its port, end it with SIGTERM and check how it ended."""
     log = directory / "exporter.log"
-    command: list[str | Path] = [PROGRAMS / "ocigpu", "exporter", "--address", "127.0.0.1:0"]
+    command: list[str | Path] = [*program, "--address", "127.0.0.1:0"]
     command += ["--collect-interval", str(interval), *words]
     environment = {**os.environ, "NODE_NAME": "node-1", **variables}
     if host:

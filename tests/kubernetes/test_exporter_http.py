@@ -187,6 +187,34 @@ def test_replicas_count_apart_where_they_are_wanted(simulated_host: SimulatedHos
     ]
 
 
+def test_gpus_of_resource_claims_have_their_pods(h100: SimulatedHost, tmp_path: Path) -> None:
+    """As kubelet 1.36 lists them: one device, with the CDI names of the claim and of the GPU under it."""
+    names = ["k8s.gpu.nvidia.com/claim=1-gpu-0", "k8s.gpu.nvidia.com/device=gpu-0"]
+    claims = [
+        ["a", "train", "main", "mine", "gpu.nvidia.com", "node-1", "gpu-0", names],
+        ["b", "small", "web", "cut", "gpu.nvidia.com", "node-1", "gpu-1-mig-3g40gb-9-4", []],
+        ["b", "net", "web", "nic", "net.example.com", "node-1", "gpu-0", []],
+    ]
+    with (
+        kubelet(tmp_path, []) as (kubelet_socket, file),
+        exporter(
+            h100.directory, tmp_path, "-k", "--kubernetes-enable-dra", "--pod-resources-kubelet-socket", kubelet_socket
+        ) as running,
+    ):
+        write_pods(file, [], claims=claims)
+        page = running.wait(
+            "the pod", lambda page: USED in page and pods_of(page, USED, gpu="0") == [("a", "train", "main")]
+        )
+        assert pods_of(page, USED, GPU_I_PROFILE="3g.40gb") == [("b", "small", "web")]
+        assert pods_of(page, USED, GPU_I_PROFILE="1g.10gb") == [("", "", "")]
+        (labels,) = [labels for labels, _ in page[USED] if labels["gpu"] == "0"]
+        assert {name: text for name, text in labels.items() if name.startswith("dra_")} == {
+            "dra_claim_name": "mine", "dra_claim_namespace": "a", "dra_driver_name": "gpu.nvidia.com",
+            "dra_pool_name": "node-1", "dra_device_name": "gpu-0",
+        }  # fmt: skip
+        assert "ocigpu_exporter_vfio_gpu_allocated" not in page, "these GPUs are not for virtual machines"
+
+
 def test_a_kubelet_that_fails_costs_only_the_labels_of_pods(simulated_host: SimulatedHost, tmp_path: Path) -> None:
     pods = [["a", "p", "c", "nvidia.com/gpu", [simulated_host.gpus[0]]]]
     pod_up = "ocigpu_exporter_pod_resources_up"
@@ -401,7 +429,7 @@ def test_the_list_of_metrics_is_followed_and_a_bad_one_changes_nothing(
     [
         (["--collectors", "/none.csv"], "OCIGPU-KUBE-4", 1, "collectors /none.csv: No such file"),
         (["--collectors", "/dev/zero"], "OCIGPU-KUBE-4", 1, "it is not a file"),
-        (["--kubernetes-enable-dra"], "OCIGPU-KUBE-4", 1, "--kubernetes-enable-dra"),
+        (["--kubernetes-enable-pod-uid"], "OCIGPU-KUBE-4", 1, "--kubernetes-enable-pod-uid"),
         (["--frobnicate"], "OCIGPU-ARG-1", 2, "--frobnicate"),
         (["--address", "192.0.2.1:1"], "OCIGPU-KUBE-3", 1, "listen on 192.0.2.1:1"),
     ],
@@ -421,12 +449,25 @@ def test_a_port_that_is_taken_is_an_error(tmp_path: Path) -> None:
     assert f"listen on 127.0.0.1:{port}: Address already in use" in done.stderr
 
 
+WITHOUT_GRPC = """import sys
+sys.modules.update(dict.fromkeys(("grpc", "google.protobuf")))
+from ocigpu.cli import main
+sys.exit(main(["exporter", *sys.argv[1:]]))
+"""
+
+
 def test_the_extra_that_is_missing_is_named() -> None:
-    script = "import sys; sys.modules['grpc'] = None; from ocigpu.cli import main; sys.exit(main(['exporter']))"
-    done = run([sys.executable, "-c", script], check=False)
+    done = run([sys.executable, "-c", WITHOUT_GRPC, "-k"], check=False)
     assert done.returncode == 1
-    assert "OCIGPU-KUBE-3: the exporter needs grpcio and protobuf" in done.stderr
+    assert "OCIGPU-KUBE-3: --kubernetes needs grpcio and protobuf" in done.stderr
     assert "pip install 'ocigpu[kubernetes]'" in done.stderr
+
+
+def test_without_the_extra_there_are_metrics_without_pods(simulated_host: SimulatedHost, tmp_path: Path) -> None:
+    """As from ``make install`` and the packages, which have no grpcio."""
+    with exporter(simulated_host.directory, tmp_path, program=[sys.executable, "-c", WITHOUT_GRPC]) as running:
+        page = running.wait("a sample", lambda page: USED in page)
+    assert pods_of(page, USED, gpu="0") == [("", "", "")]
 
 
 def test_a_log_in_json_and_slow_clients_that_keep_no_other_waiting(

@@ -20,7 +20,7 @@ from ocigpu.kubernetes.exporter.jobs import read_jobs
 from ocigpu.kubernetes.exporter.metrics import BY_NAME, CLOCK_COUNT, GPM_METRICS, METRICS, XID, XID_COUNT
 from ocigpu.kubernetes.exporter.nvml_readers import LABEL_READERS, READERS
 from ocigpu.kubernetes.exporter.options import Devices, Options, parse_address, parse_devices, parse_options
-from ocigpu.kubernetes.exporter.owners import WHOLE, Container, Owner, find_owners, find_vfio_owners
+from ocigpu.kubernetes.exporter.owners import WHOLE, Claimed, Container, Owner, find_owners, find_vfio_owners
 from ocigpu.kubernetes.exporter.sample import GpuSample, Instance, Sample, parse_sample
 
 UTIL, USED = "DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_FB_USED"
@@ -132,7 +132,7 @@ def test_a_flag_comes_before_its_variable_and_that_before_the_default() -> None:
         (["--configmap-data", "ns:name"], {}, "--configmap-data"),
         ([], {"DCGM_EXPORTER_CONFIGMAP_DATA": "ns:name"}, "DCGM_EXPORTER_CONFIGMAP_DATA"),
         (["--kubernetes-enable-pod-uid"], {}, "--kubernetes-enable-pod-uid"),
-        ([], {"KUBERNETES_ENABLE_DRA": "true"}, "KUBERNETES_ENABLE_DRA"),
+        ([], {"KUBERNETES_ENABLE_DRA": "perhaps"}, "KUBERNETES_ENABLE_DRA"),
         (["--remote-hostengine-info=localhost:5555"], {}, "--remote-hostengine-info"),
         (["--web-config-file", "x"], {}, "--web-config-file"),
         ([], {"USE_FAKE_GPUS": "1"}, "USE_FAKE_GPUS"),
@@ -233,6 +233,45 @@ def test_every_pod_of_a_shared_gpu_is_an_owner_once() -> None:
     assert find_owners(asked, GPUS, [""]).gpus["GPU-a", WHOLE] == (Owner("p", "ns", "c"), Owner("q", "ns", "c"))
     virtual = find_owners(asked, GPUS, [""], virtual=True).gpus["GPU-a", WHOLE]
     assert [(owner.pod, owner.vgpu) for owner in virtual] == [("p", "0"), ("p", "1"), ("q", "2")]
+
+
+@pytest.mark.parametrize(
+    ("device", "keys"),
+    [
+        ("gpu-5", {("GPU-a", WHOLE)}),
+        ("gpu-3", {("GPU-b", WHOLE), ("GPU-b", 7), ("GPU-b", 1), ("GPU-b", 4)}),
+        ("gpu-0", set()),
+        ("gpu-3-mig-2g10gb-14-4", {("GPU-b", 7)}),
+        ("gpu-3-mig-14-4-2", {("GPU-b", 7)}),
+        ("gpu-3-mig-3g20gb-9-0", {("GPU-b", 1)}),
+        ("gpu-3-mig-1g5gb-me-20-6", {("GPU-b", 4)}),
+        ("gpu-3-mig-9-0-4", set()),
+        ("gpu-3-mig-1g5gb-19-0", set()),
+        ("gpu-vfio-0", set()),
+        ("channel-0", set()),
+        ("", set()),
+    ],
+)
+def test_devices_of_claims_are_found_by_their_names(device: str, keys: set[tuple[str, int]]) -> None:
+    """By minor number and first slice; by profile where NVML tells no slices (start -1) and it is the only one."""
+    mig = GPUS[1]._replace(
+        minor=3,
+        instances=(
+            GPUS[1].instances[0]._replace(start=4), GPUS[1].instances[1], Instance(4, ("MIG-4",), "1g.5gb+me", {}),
+        ),
+    )  # fmt: skip
+    claim = Claimed("p", "ns", "c", "claim", "ns", "gpu.nvidia.com", "node-1", device)
+    gpus = (GPUS[0]._replace(minor=5), mig)
+    found = find_owners([], gpus, ["nvidia.com/"], claimed=[claim, claim])
+    assert found.gpus == dict.fromkeys(keys, (Owner("p", "ns", "c", claim=claim),))
+    assert found.others == {}
+    assert find_owners([], gpus, [""], claimed=[claim._replace(driver="gpu.example.com")]).gpus == {}
+
+
+def test_gpus_that_vfio_has_not_are_none_for_virtual_machines() -> None:
+    function = Function("0000:3b:00.0", 0x10DE, 0x2330, 0x030200, "nvidia")
+    candidates = [Candidate(function._replace(driver=driver), 9) for driver in ("nvidia", "", "nouveau")]
+    assert find_vfio_owners(candidates, {}) == []
 
 
 def test_gpus_for_virtual_machines_have_their_pods() -> None:
@@ -359,6 +398,7 @@ def test_values_that_are_no_numbers_are_left_out() -> None:
         "xid": None,
         "xids": {},
         "migs": [],
+        "minor": 0,
         "values": {"a": "x", "b": float("inf"), "c": 1.5, "d": None},
     }
     (found,) = parse_sample({"gpus": [gpu], "labels": {}, "seconds": 0.1, "listed": []}).gpus

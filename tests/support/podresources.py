@@ -1,7 +1,8 @@
 """A kubelet's pod-resources interface that answers from a file; in a process of its own, because gRPC starts threads.
 
 ``python podresources.py SOCKET FILE``; FILE, read for each request, is JSON: ``{"pods": [[namespace, pod, container,
-resource, [device id, ...]], ...]}``, ``{"fail": text}`` or ``{"delay": seconds, ...}``.  Prints a line when it listens.
+resource, [device id, ...]], ...], "claims": [[namespace, pod, container, claim, driver, pool, device, [CDI name, ...]],
+...]}``, ``{"fail": text}`` or ``{"delay": seconds, ...}``.  Prints a line when it listens.
 """
 
 import json
@@ -27,6 +28,14 @@ def main(path: str, file: str) -> None:
         for namespace, pod, container, resource, ids in data["pods"]:
             devices = [pb.ContainerDevices(resource_name=resource, device_ids=[id_]) for id_ in ids]
             containers = [pb.ContainerResources(name=container, devices=devices)]
+            pods.append(pb.PodResources(name=pod, namespace=namespace, containers=containers))
+        for namespace, pod, container, claim, driver, pool, name, names in data.get("claims", ()):
+            part = pb.ClaimResource(
+                cdi_devices=[pb.CDIDevice(name=each) for each in names],
+                driver_name=driver, pool_name=pool, device_name=name,
+            )  # fmt: skip
+            dynamic = pb.DynamicResource(claim_name=claim, claim_namespace=namespace, claim_resources=[part])
+            containers = [pb.ContainerResources(name=container, dynamic_resources=[dynamic])]
             pods.append(pb.PodResources(name=pod, namespace=namespace, containers=containers))
         return pb.ListPodResourcesResponse(pod_resources=pods)
 

@@ -10,6 +10,7 @@ from ocigpu.kubernetes.exporter.owners import WHOLE, Key, Owner, VfioDevice
 from ocigpu.kubernetes.exporter.sample import GpuSample, Instance, Sample, Values
 
 Pairs = tuple[tuple[str, str], ...]
+CLAIM_LABELS = ("dra_claim_name", "dra_claim_namespace", "dra_driver_name", "dra_pool_name", "dra_device_name")
 GPU_UP, VFIO_ALLOCATED = "ocigpu_exporter_gpu_up", "ocigpu_exporter_vfio_gpu_allocated"
 
 
@@ -140,7 +141,11 @@ def _owner_labels(owner: Owner, options: Options) -> Pairs:
         "pod", "namespace", "container"
     )  # fmt: skip
     pairs = tuple(zip(names, owner[:3], strict=True))
-    return (*pairs, ("vgpu", owner.vgpu)) if owner.vgpu else pairs
+    if owner.vgpu:
+        pairs = (*pairs, ("vgpu", owner.vgpu))
+    if owner.claim and options.kubernetes_enable_dra:
+        pairs += tuple(zip(CLAIM_LABELS, owner.claim[3:], strict=True))
+    return pairs
 
 
 def _series(name: str, entity: _Entity, options: Options) -> Iterable[str]:

@@ -22,6 +22,7 @@ class Options(NamedTuple):
     kubernetes: bool = False
     kubernetes_gpu_id_type: str = "uid"
     kubernetes_virtual_gpus: bool = False
+    kubernetes_enable_dra: bool = False
     nvidia_resource_names: tuple[str, ...] = ()
     resource_prefixes: tuple[str, ...] = ("nvidia.com/",)
     pod_resources_kubelet_socket: str = "/var/lib/kubelet/pod-resources/kubelet.sock"
@@ -76,6 +77,10 @@ OPTIONS = (
     _option(
         "kubernetes_virtual_gpus", "bool", "kubernetes-virtual-gpus", "KUBERNETES_VIRTUAL_GPUS",
         "label vgpu: the number of the replica; GPU_UTIL and FB_USED by pod",
+    ),
+    _option(
+        "kubernetes_enable_dra", "bool", "kubernetes-enable-dra", "KUBERNETES_ENABLE_DRA",
+        "labels dra_claim_name and so on, of the claims by which pods have GPUs",
     ),
     _option(
         "nvidia_resource_names", "list", "nvidia-resource-names", "NVIDIA_RESOURCE_NAMES",
@@ -141,7 +146,6 @@ REFUSED = (
     _refuse("kubernetes-enable-pod-labels", f"{_D}KUBERNETES_ENABLE_POD_LABELS", _API),
     _refuse("kubernetes-enable-pod-uid", f"{_D}KUBERNETES_ENABLE_POD_UID", _API),
     _refuse("kubernetes-pod-label-allowlist-regex", f"{_D}KUBERNETES_POD_LABEL_ALLOWLIST_REGEX", _API, ()),
-    _refuse("kubernetes-enable-dra", "KUBERNETES_ENABLE_DRA", _API),
     _refuse(
         "configmap-data m", f"{_D}CONFIGMAP_DATA",
         "mount the ConfigMap and name its file with --collectors: it is read again when it changes", ("none",),

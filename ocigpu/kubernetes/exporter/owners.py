@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from ocigpu.host.vfio import Candidate
+from ocigpu.host.vfio import VFIO_DRIVERS, Candidate
 from ocigpu.kubernetes.devices import REPLICA
 from ocigpu.kubernetes.exporter.sample import GpuSample
 
@@ -12,6 +12,11 @@ WHOLE = -1
 Key = tuple[str, int]
 """UUID of a GPU, and the number of a GPU instance or WHOLE."""
 _BY_NUMBER = re.compile(r"nvidia([0-9]{1,4})(?:/gi([0-9]{1,4}))?(?:/vgpu([0-9]{1,4}))?")
+DRA_DRIVER = "gpu.nvidia.com"
+_DRA_NAME = re.compile(r"gpu-([0-9]{1,4})(?:-mig-([0-9a-z-]+?)-([0-9]{1,4})-([0-9]{1,4}))?")
+"""What NVIDIA's driver for dynamic resource allocation calls its devices: gpu-<minor>, and for a MIG device
+gpu-<minor>-mig-<profile without dots>-<number of the profile>-<first memory slice>; until 25.8
+gpu-<minor>-mig-<number of the profile>-<first memory slice>-<memory slices>."""
 _OLD_MIG = re.compile(r"MIG-(GPU-[0-9a-fA-F-]+)/([0-9]{1,4})/[0-9]{1,4}")
 
 
@@ -25,13 +30,27 @@ class Container(NamedTuple):
     device_ids: tuple[str, ...]
 
 
+class Claimed(NamedTuple):
+    """A container of a pod and a device of a resource claim (dynamic resource allocation) that it has."""
+
+    pod: str
+    namespace: str
+    name: str
+    claim: str
+    claim_namespace: str
+    driver: str
+    pool: str
+    device: str
+
+
 class Owner(NamedTuple):
-    """A container that has a device; ``vgpu``: the number of the replica, "" for none."""
+    """A container that has a device; ``vgpu``: number of the replica, "" for none; ``claim``: by which it has it."""
 
     pod: str
     namespace: str
     container: str
     vgpu: str = ""
+    claim: Claimed | None = None
 
 
 class Owners(NamedTuple):
@@ -47,8 +66,9 @@ def find_owners(
     prefixes: Sequence[str],
     names: Sequence[str] = (),
     virtual: bool = False,
+    claimed: Iterable[Claimed] = (),
 ) -> Owners:
-    """Return the owners of everything in resources with these prefixes or names.
+    """Return the owners of everything in resources with these prefixes or names, and of claims of NVIDIA's driver.
 
     Ids are those of NVIDIA's plugins, of ours and of GKE's: UUIDs of GPUs and MIG devices, of old drivers too
     ("MIG-GPU-.../gi/ci"), "nvidia0", "nvidia0/gi1", "nvidia0/vgpu1"; a replica is "UUID::n".  With ``virtual`` replicas
@@ -67,12 +87,16 @@ def find_owners(
                 found.setdefault(key, {})[owner] = None
             if not keys:
                 others.setdefault((container.resource, device_id), {})[owner] = None
+    for claim in claimed:
+        for key in finder.find_claimed(claim.device) if claim.driver == DRA_DRIVER else ():
+            found.setdefault(key, {})[Owner(claim.pod, claim.namespace, claim.name, claim=claim)] = None
     return Owners({key: tuple(all_) for key, all_ in found.items()}, {key: tuple(all_) for key, all_ in others.items()})
 
 
 class _Finder:
     def __init__(self, gpus: Sequence[GpuSample]) -> None:
         self.by_index = {gpu.number: gpu for gpu in gpus}
+        self.by_minor = {gpu.minor: gpu for gpu in gpus}
         self.by_uuid = {gpu.uuid: gpu for gpu in gpus if gpu.uuid}
         self.migs = {uuid: (gpu.uuid, item.number) for gpu in gpus for item in gpu.instances for uuid in item.uuids}
 
@@ -91,6 +115,28 @@ class _Finder:
             return [], replica
         return [(gpu.uuid, int(numbered[2]))] if numbered[2] else _whole(gpu), numbered[3] or replica
 
+    def find_claimed(self, name: str) -> list[Key]:
+        """Return what series a device of NVIDIA's driver is of, none for one that is no GPU we know.
+
+        A GPU instance is the one with that first slice, or the only one of that profile where NVML tells no slices.
+        """
+        parts = _DRA_NAME.fullmatch(name)
+        gpu = self.by_minor.get(int(parts[1])) if parts else None
+        if parts is None or gpu is None:
+            return []
+        if parts[2] is None:
+            return _whole(gpu)
+        numbered = parts[2].isdigit()
+        start = int(parts[3] if numbered else parts[4])
+        found = [item for item in gpu.instances if item.start == start]
+        if not found and not numbered:
+            found = [item for item in gpu.instances if item.start < 0 and _letters(item.profile) == _letters(parts[2])]
+        return [(gpu.uuid, found[0].number)] if len(found) == 1 else []
+
+
+def _letters(profile: str) -> str:
+    return re.sub(r"[^0-9a-z]", "", profile)
+
 
 def _whole(gpu: GpuSample) -> list[Key]:
     """Who has a whole GPU has its instances: series are of these where MIG is enabled."""
@@ -108,10 +154,13 @@ class VfioDevice(NamedTuple):
 def find_vfio_owners(
     candidates: Iterable[Candidate], others: Mapping[tuple[str, str], tuple[Owner, ...]]
 ) -> list[VfioDevice]:
-    """Return the GPUs that VFIO has with their owners; device ids are IOMMU groups, VFIO devices or PCI addresses."""
+    """Return the GPUs that VFIO's drivers have, with their owners.
+
+    Device ids are IOMMU groups, VFIO devices or PCI addresses.
+    """
     found = []
     for item in candidates:
-        if item.is_switch:
+        if item.is_switch or item.function.driver not in VFIO_DRIVERS:
             continue
         address = item.function.address
         ids = {str(number) for number in (item.group, item.cdev) if number >= 0} | {address}

@@ -7,7 +7,7 @@ import grpc
 from ocigpu.errors import printable
 from ocigpu.kubernetes.api import podresources_pb2 as pb
 from ocigpu.kubernetes.api.services import POD_RESOURCES, method
-from ocigpu.kubernetes.exporter.owners import Container
+from ocigpu.kubernetes.exporter.owners import Claimed, Container
 
 DEADLINE = 10.0
 """Seconds for an answer."""
@@ -16,10 +16,11 @@ MAX_TEXT = 253
 
 
 class Listing(NamedTuple):
-    """``containers``: those that have devices; ``problem``: why there are none, in one line."""
+    """``containers`` that have devices; ``claimed``: devices of resource claims; ``problem``: why none, in one line."""
 
     containers: tuple[Container, ...] = ()
     problem: str = ""
+    claimed: tuple[Claimed, ...] = ()
 
 
 def list_containers(socket: str, seconds: float = DEADLINE) -> Listing:
@@ -35,17 +36,22 @@ def list_containers(socket: str, seconds: float = DEADLINE) -> Listing:
         except grpc.RpcError as error:
             reason = f"{error.code().name}: {error.details()}" if hasattr(error, "code") else str(error)
             return Listing(problem=f"{printable(socket, 300)}: {printable(reason, 300)}")
-    return Listing(
-        tuple(
-            Container(
-                printable(pod.name, MAX_TEXT),
-                printable(pod.namespace, MAX_TEXT),
-                printable(container.name, MAX_TEXT),
-                devices.resource_name,
-                tuple(devices.device_ids),
-            )
-            for pod in answer.pod_resources
-            for container in pod.containers
-            for devices in container.devices
-        )
-    )
+    containers: list[Container] = []
+    claimed: list[Claimed] = []
+    for pod in answer.pod_resources:
+        place = (printable(pod.name, MAX_TEXT), printable(pod.namespace, MAX_TEXT))
+        for container in pod.containers:
+            name = printable(container.name, MAX_TEXT)
+            containers += [
+                Container(*place, name, devices.resource_name, tuple(devices.device_ids))
+                for devices in container.devices
+            ]
+            claimed += [
+                Claimed(
+                    *place, name, printable(claim.claim_name, MAX_TEXT), printable(claim.claim_namespace, MAX_TEXT),
+                    device.driver_name, printable(device.pool_name, MAX_TEXT), printable(device.device_name, MAX_TEXT),
+                )
+                for claim in container.dynamic_resources
+                for device in claim.claim_resources  # by its name: newer kubelets have both CDI names under one device
+            ]  # fmt: skip
+    return Listing(tuple(containers), claimed=tuple(claimed))

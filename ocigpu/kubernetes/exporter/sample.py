@@ -11,7 +11,11 @@ Values = Mapping[str, float]
 
 
 class Instance(NamedTuple):
-    """A GPU instance.  ``uuids``: of its MIG devices; ``xid``: the last one, 0 for none yet, None for unknown."""
+    """A GPU instance.
+
+    ``uuids``: of its MIG devices; ``xid``: the last one, 0 for none yet, None for unknown; ``start``: number of its
+    first memory slice, -1 where NVML does not tell.
+    """
 
     number: int
     uuids: tuple[str, ...]
@@ -19,10 +23,15 @@ class Instance(NamedTuple):
     values: Values
     xid: int | None = None
     xids: "Mapping[int, int]" = {}
+    start: int = -1
 
 
 class GpuSample(NamedTuple):
-    """A GPU.  ``error``: why it could not be read; ``processes``: (pid, MiB, percent of GPU time)."""
+    """A GPU.
+
+    ``error``: why it could not be read; ``processes``: (pid, MiB, percent of GPU time); ``minor``: number of its device
+    node, -1 for unknown.
+    """
 
     number: int
     uuid: str = ""
@@ -36,6 +45,7 @@ class GpuSample(NamedTuple):
     clocks: "Mapping[str, int]" = {}
     instances: tuple[Instance, ...] = ()
     processes: tuple[tuple[int, int, int], ...] = ()
+    minor: int = -1
 
 
 class Sample(NamedTuple):
@@ -81,6 +91,7 @@ def _gpu(item: Any) -> GpuSample:
         clocks={_text(name): int(count) for name, count in item.get("clocks", {}).items()},
         instances=tuple(map(_instance, item["migs"])),
         processes=tuple((int(pid), int(memory), int(share)) for pid, memory, share in item.get("processes", ())),
+        minor=int(item["minor"]),
     )
 
 
@@ -92,6 +103,7 @@ def _instance(item: Any) -> Instance:
         _values(item["values"]),
         _number(item["xid"]),
         _counts(item["xids"]),
+        int(item["start"]),
     )
 
 

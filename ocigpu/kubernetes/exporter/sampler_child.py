@@ -224,6 +224,8 @@ class Sampler:
         gpu["values"] = {name: value for name, value in values.items() if value is not None and name in wanted}
         gpu["xid"], gpu["xids"] = self._xids(uuid, WHOLE_GPU)
         gpu["migs"] = migs
+        minor = try_(pynvml.nvmlDeviceGetMinorNumber, handle)
+        gpu["minor"] = -1 if minor is None else minor
         if self.orders.get("processes") and not migs:
             gpu["processes"] = self._processes(handle, uuid)
         return gpu
@@ -268,6 +270,7 @@ class Sampler:
                 "values": {name: value for name, value in values.items() if name in wanted},
                 "xid": xid or xid_of_all,
                 "xids": {key: xids.get(key, 0) + xids_of_all.get(key, 0) for key in {**xids, **xids_of_all}},
+                "start": _start(handle, instance),
             }
         return list(instances.values())
 
@@ -352,6 +355,13 @@ class Sampler:
             [pid, memory.get(pid, 0), sum(shares.get(pid, [0])) // len(shares.get(pid, [0]))]
             for pid in sorted({*memory, *shares})
         ]
+
+
+def _start(handle: Any, instance: int) -> int:
+    """Return the first memory slice of a GPU instance, -1 where we may not ask (without the right to monitor MIG)."""
+    found = try_(pynvml.nvmlDeviceGetGpuInstanceById, handle, instance)
+    info = try_(pynvml.nvmlGpuInstanceGetInfo, found) if found is not None else None
+    return -1 if info is None else int(info.placement.start)
 
 
 def _forget(recent: deque[tuple[float, int]], window: float) -> None:

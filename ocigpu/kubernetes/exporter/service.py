@@ -20,15 +20,7 @@ from ocigpu.kubernetes.exporter.collectors import Collector, read_collectors
 from ocigpu.kubernetes.exporter.exposition import Picture, render, render_number
 from ocigpu.kubernetes.exporter.jobs import read_jobs
 from ocigpu.kubernetes.exporter.options import Options, parse_address
-from ocigpu.kubernetes.exporter.owners import (
-    Container,
-    Owners,
-    VfioDevice,
-    find_owners,
-    find_vfio_owners,
-)
-from ocigpu.kubernetes.exporter.pods import DEADLINE as KUBELET_DEADLINE
-from ocigpu.kubernetes.exporter.pods import list_containers
+from ocigpu.kubernetes.exporter.owners import Owners, VfioDevice, find_owners, find_vfio_owners
 from ocigpu.kubernetes.exporter.sample import GpuSample, Sample
 from ocigpu.kubernetes.exporter.sampler import DEADLINE, Orders, Sampler
 from ocigpu.kubernetes.exporter.shares import find_split, read_pod_uids
@@ -36,6 +28,10 @@ from ocigpu.kubernetes.exporter.web import Page, WebServer, make_page
 from ocigpu.kubernetes.loading import file_state
 from ocigpu.settings import Settings
 from ocigpu.watch import Log
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ocigpu.kubernetes.exporter.pods import Listing
 
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 LOOK = 0.5
@@ -199,16 +195,17 @@ class Service:
     def _publish(self, sample: Sample) -> None:
         owners, vfio, split = Owners(), list[VfioDevice](), {}
         if self.options.kubernetes:
-            containers = self._list_containers()
+            listing = self._list_containers()
             owners = find_owners(
-                containers,
+                listing.containers,
                 sample.gpus,
                 self.options.resource_prefixes,
                 self.options.nvidia_resource_names,
                 self.options.kubernetes_virtual_gpus,
+                listing.claimed,
             )
             if self.options.kubernetes_virtual_gpus:
-                split = find_split(sample.gpus, owners.gpus, read_pod_uids(containers))
+                split = find_split(sample.gpus, owners.gpus, read_pod_uids(listing.containers))
             try:
                 facts = read_vfio_facts(find_roots(self.settings))
             except HostError as error:
@@ -219,9 +216,11 @@ class Service:
         picture = Picture(sample, owners.gpus, jobs, split, vfio)
         self.page = make_page(render(self.collectors, picture, self.options, self.hostname))
 
-    def _list_containers(self) -> tuple[Container, ...]:
+    def _list_containers(self) -> "Listing":
+        from ocigpu.kubernetes.exporter.pods import list_containers  # grpcio, which only this needs
+
         begin = time.monotonic()
-        listing = list_containers(self.options.pod_resources_kubelet_socket, KUBELET_DEADLINE)
+        listing = list_containers(self.options.pod_resources_kubelet_socket)
         if listing.problem:
             self._say("pods", "error", f"no labels of pods: {listing.problem}")
         elif self._told.pop("pods", ""):
@@ -229,7 +228,7 @@ class Service:
         self.standing = self.standing._replace(
             pods_problem=listing.problem, pods_seconds=round(time.monotonic() - begin, 6)
         )
-        return listing.containers
+        return listing
 
     def _say(self, topic: str, level: str, text: str, always: bool = False) -> None:
         """Log a line unless it was the last one of its topic."""
