@@ -48,6 +48,37 @@ def test_a_containerd_entry_follows_only_runtimes_like_runc(
     assert entry["options"] == options_wanted
 
 
+VENDORS = """\
+version = 2
+[plugins."io.containerd.grpc.v1.cri".containerd]
+default_runtime_name = "{default}"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia]
+runtime_type = "io.containerd.runc.v2"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia.options]
+BinaryName = "/usr/bin/nvidia-container-runtime"
+SystemdCgroup = true
+"""
+
+
+@pytest.mark.parametrize("default", ["nvidia", "runc"])
+def test_a_containerd_entry_of_the_vendors_alone_is_followed(host: Path, default: str) -> None:
+    """Else the kubelet's cgroup driver would be systemd, and that of pods with our runtime cgroupfs."""
+    put(host, PATHS["containerd"], VENDORS.format(default=default))
+    for _ in range(2):
+        configure(host, "containerd", default=True)
+        runtimes = read(host, "containerd")["plugins"][V2]["containerd"]["runtimes"]
+        assert runtimes["ocigpu"]["options"] == {"BinaryName": RUNTIME, "SystemdCgroup": True}
+        assert runtimes["nvidia"]["options"]["BinaryName"] == "/usr/bin/nvidia-container-runtime"
+
+
+def test_an_entry_beside_the_vendors_comes_first(host: Path) -> None:
+    runc = f'[plugins."{V2}".containerd.runtimes.runc]\nruntime_type = "io.containerd.runc.v2"\n'
+    put(host, PATHS["containerd"], VENDORS.format(default="nvidia") + runc)
+    configure(host, "containerd")
+    runtimes = read(host, "containerd")["plugins"][V2]["containerd"]["runtimes"]
+    assert runtimes["ocigpu"]["options"] == {"BinaryName": RUNTIME}
+
+
 @pytest.mark.parametrize(
     ("text", "plugin"),
     [

@@ -101,10 +101,15 @@ def _containerd_entry(wanted: Wanted, engine: dict[str, Any]) -> dict[str, Any]:
 
 
 def _like(runtimes: dict[str, Any], default: Any, path_key: str) -> dict[str, Any]:
-    """Return a copy of the entry to follow: the default, else runc, else crun; none of ours, none of NVIDIA's."""
-    for name in (str(default), "runc", "crun"):
+    """Return a copy of the entry to follow: the default, else runc, else crun; none of ours.
+
+    Entries of NVIDIA's are copies of such an entry: they count where there is no other, for the cgroup driver.
+    """
+    names = (str(default), "runc", "crun")
+    vendors = sorted(name for name in runtimes if name.startswith("nvidia"))
+    for name in (*(name for name in names if not name.startswith("nvidia")), *names[:1], *vendors):
         entry = table_at(runtimes, (name,))
-        if entry and not name.startswith("nvidia"):
+        if entry:
             value = entry.get(path_key)
             path = value.get("BinaryName") if isinstance(value, dict) else value
             if not is_ours(str(path or "")):
