@@ -139,9 +139,9 @@ def parse_config_file(text: str, where: str) -> tuple[ConfigFile, tuple[str, ...
         data = {}
     if not isinstance(data, dict):
         raise config_error(where, "the document is not a mapping of keys")
-    known = [_alias(name) for name in ConfigFile.model_fields]
+    known = _keys(ConfigFile)
     foreign = [key for key in data if key not in known]
-    warnings = tuple(f"{where}: unknown key {quoted(str(key))} ignored{_near(str(key), known)}" for key in foreign)
+    warnings = tuple(f"{where}: unknown key {quoted(str(key))} ignored{_suggestion(str(key), '')}" for key in foreign)
     # null stands for a part that is not given
     kept = {key: value for key, value in data.items() if key in known and value is not None}
     try:
@@ -164,11 +164,12 @@ def shown(value: Any) -> str:
     return quoted(str(value), 60)
 
 
-def _alias(field: str) -> str:
-    return ConfigFile.model_fields[field].alias or field
+def _keys(model: type[Part]) -> list[str]:
+    return [field.alias or name for name, field in model.model_fields.items()]
 
 
 _MEMBERS: dict[str, type[Part]] = {
+    "": ConfigFile,
     "flags": Flags,
     "flags.plugin": PluginFlags,
     "flags.gfd": GfdFlags,
@@ -182,19 +183,14 @@ _MEMBERS: dict[str, type[Part]] = {
     "sharing.mps.resources[]": SharedResource,
     "imex": ImexPart,
 }
-"""What may stand where, for suggestions."""
+"""What may stand where, for suggestions; [] stands for an entry of a list."""
 
 
 def _problem(details: Any) -> str:
     *above, last = details["loc"]
     if details["type"] == "extra_forbidden":
         parent = _path(above)
-        model = _MEMBERS.get(re.sub(r"\[[0-9]+\]", "[]", parent))
-        names = [field.alias or name for name, field in model.model_fields.items()] if model else []
-        hint = _near(str(last), names)
-        if model is SharingBlock and last in ("replicas", "name", "rename", "devices"):
-            hint = f": it belongs into an entry of {parent}.resources"
-        return f"{parent}: unknown key {quoted(str(last))}{hint}"
+        return f"{parent}: unknown key {quoted(str(last))}{_suggestion(str(last), parent)}"
     path = _path(details["loc"])
     if path == "version":
         return f"version: unknown version {shown(details['input'])}: only v1 is known"
@@ -210,8 +206,21 @@ def _path(parts: Any) -> str:
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).removeprefix(".")
 
 
-def _near(key: str, names: list[str]) -> str:
-    found = difflib.get_close_matches(key, names, 1, 0.6)
+def _suggestion(key: str, parent: str) -> str:
+    """Return where a key belongs that is in the wrong part, or the key of this part that it resembles; "" for neither.
+
+    Of several parts that is the one below this one, or else beside it.
+    """
+    here = re.sub(r"\[[0-9]+\]", "[]", parent)
+    homes = [path for path, model in _MEMBERS.items() if key in _keys(model)]
+    below = [path for path in homes if path.startswith(here)]
+    best = (below or homes)[:1] if below or len(homes) == 1 else []
+    if best:
+        part, entries, _ = best[0].partition("[]")
+        place = f"an entry of {part}" if entries else part or "the top"
+        return f": it belongs into {place}" if part else f": it belongs to {place}"
+    model = _MEMBERS.get(here)
+    found = difflib.get_close_matches(key, _keys(model) if model else [], 1, 0.6)
     return f": did you mean {found[0]}?" if found else ""
 
 

@@ -226,6 +226,14 @@ def test_other_devices_are_refused(devices: Any) -> None:
         ("flags: {gfd: {sleepInterval: 5}}", 'flags.gfd.sleepInterval: "5" is not a duration'),
         ("flags: {migStrategy: [none]}", "flags.migStrategy: "),
         ("flags: {migStategy: none}", 'flags: unknown key "migStategy": did you mean migStrategy?'),
+        (
+            "flags: {deviceListStrategy: envvar}",
+            'flags: unknown key "deviceListStrategy": it belongs into flags.plugin',
+        ),
+        ("flags: {plugin: {migStrategy: none}}", 'flags.plugin: unknown key "migStrategy": it belongs into flags'),
+        ("flags: {sleepInterval: 60s}", 'flags: unknown key "sleepInterval": it belongs into flags.gfd'),
+        ("flags: {imex: {}}", 'flags: unknown key "imex": it belongs to the top'),
+        ("flags: {name: x}", 'flags: unknown key "name"'),
         ("flags: {plugin: {deviceListStrategy: 3}}", "flags.plugin.deviceListStrategy: "),
         ("flags: {plugin: {deviceListStrategy: [3]}}", "flags.plugin.deviceListStrategy: "),
         ("resources: [{name: gpu}]", "resources: "),
@@ -294,10 +302,11 @@ def test_mps_comes_before_time_slicing_and_that_is_said() -> None:
 
 
 def test_an_unknown_key_at_the_top_is_ignored_with_a_warning() -> None:
-    _, warnings = parse_config_file("x-note: 1\nflag: {}\n", "dp.yaml")
+    _, warnings = parse_config_file("x-note: 1\nflag: {}\nmigStrategy: none\n", "dp.yaml")
     assert warnings == (
         'dp.yaml: unknown key "x-note" ignored',
         'dp.yaml: unknown key "flag" ignored: did you mean flags?',
+        'dp.yaml: unknown key "migStrategy" ignored: it belongs into flags',
     )
 
 
