@@ -4,7 +4,8 @@
     render.py [--namespace NAME] [--values FILE] [--plain]
 
 It knows the part of Go's text/template and of Helm's functions that the chart uses, and refuses everything else; so a
-template that it renders is one that Helm renders alike.  ``--plain``: with the namespace, as in ocigpu.yaml.
+template that it renders is one that Helm renders alike.  Values are held to the chart's schema, as Helm does.
+``--plain``: with the namespace, as in ocigpu.yaml.
 """
 
 import argparse
@@ -210,11 +211,58 @@ def merge(base: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+_KINDS: dict[str, type] = {"object": dict, "array": list, "string": str, "boolean": bool, "integer": int}
+_LIMITS: dict[str, Callable[[Any, Any], bool]] = {
+    "enum": lambda value, allowed: value in allowed,
+    "pattern": lambda value, form: re.search(form, value) is not None,
+    "minimum": lambda value, least: value >= least,
+    "maximum": lambda value, most: value <= most,
+    "minLength": lambda value, least: len(value) >= least,
+    "minItems": lambda value, least: len(value) >= least,
+    "minProperties": lambda value, least: len(value) >= least,
+}
+_ANNOTATIONS = ("$schema", "description")
+
+
+def check(value: Any, schema: dict[str, Any], where: str = "values") -> None:
+    """Raise ChartError for what the schema refuses; a keyword of JSON Schema that is not known here is refused too."""
+    kind = schema.get("type")
+    if kind and (not isinstance(value, _KINDS[kind]) or (kind == "integer" and isinstance(value, bool))):
+        raise ChartError(f"{where}: {json.dumps(value, default=str)} is not of type {kind}")
+    known = schema.get("properties", {})
+    for keyword, wanted in schema.items():
+        if keyword in _LIMITS:
+            if not _LIMITS[keyword](value, wanted):
+                raise ChartError(f"{where}: {json.dumps(value, default=str)}: {keyword} is {json.dumps(wanted)}")
+        elif keyword == "required":
+            for name in wanted:
+                if name not in value:
+                    raise ChartError(f"{where}: {json.dumps(name)} is missing")
+        elif keyword == "items":
+            for number, item in enumerate(value):
+                check(item, wanted, f"{where}[{number}]")
+        elif keyword == "propertyNames":
+            for name in value:
+                check(name, wanted, f"{where}: key {json.dumps(name)}")
+        elif keyword == "properties":
+            for name in value.keys() & known.keys():
+                check(value[name], known[name], f"{where}.{name}")
+        elif keyword == "additionalProperties":
+            for name in sorted(value.keys() - known.keys()):
+                if wanted is False:
+                    raise ChartError(f"{where}: unknown value {json.dumps(name)}")
+                check(value[name], wanted, f"{where}.{name}")
+        elif keyword not in ("type", *_ANNOTATIONS):
+            raise ChartError(f"values.schema.json: {keyword} is not known to render.py")
+
+
 def render(values: dict[str, Any], namespace: str = "ocigpu", release: str = "ocigpu", service: str = "Helm") -> str:
     """Return all objects of the chart as YAML documents; raises ChartError."""
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    merged = merge(yaml.safe_load((CHART / "values.yaml").read_text()), values)
+    check(merged, json.loads((CHART / "values.schema.json").read_text()))
     top = {
-        "Values": merge(yaml.safe_load((CHART / "values.yaml").read_text()), values),
+        "Values": merged,
         "Chart": {"Name": chart["name"], "Version": chart["version"], "AppVersion": chart["appVersion"]},
         "Release": {"Name": release, "Namespace": namespace, "Service": service},
     }
@@ -226,9 +274,9 @@ def render(values: dict[str, Any], namespace: str = "ocigpu", release: str = "oc
     return "".join(f"{text.strip()}\n" for text in texts if text.strip())
 
 
-def plain(namespace: str = "ocigpu") -> str:
-    """Return ocigpu.yaml: the objects of the chart's own values, and their namespace."""
-    lines = render({}, namespace, service="kubectl").split("\n")
+def plain(values: dict[str, Any], namespace: str = "ocigpu") -> str:
+    """Return all objects as :func:`render` does, and their namespace; without values that is ocigpu.yaml."""
+    lines = render(values, namespace, service="kubectl").split("\n")
     text = "".join(f"{line.rstrip()}\n" for line in lines if line.strip())
     return f"{_HEADER}---\n{_NAMESPACE.format(namespace, _PRIVILEGED)}{text}"
 
@@ -240,10 +288,13 @@ def main() -> None:
     parser.add_argument("--values", type=Path)
     parser.add_argument("--plain", action="store_true", help="with the namespace, as ocigpu.yaml")
     words = parser.parse_args()
-    values = yaml.safe_load(words.values.read_text()) if words.values else {}
     try:
-        print(plain(words.namespace) if words.plain else render(values, words.namespace), end="")
-    except ChartError as error:
+        values = yaml.safe_load(words.values.read_text()) if words.values else {}
+        values = {} if values is None else values
+        if not isinstance(values, dict):
+            raise ChartError(f"{words.values}: it is not a mapping of values")
+        print(plain(values, words.namespace) if words.plain else render(values, words.namespace), end="")
+    except (ChartError, OSError, yaml.YAMLError) as error:
         sys.exit(f"render.py: {error}")
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -288,27 +289,55 @@ def test_every_value_is_used_and_known_to_the_schema() -> None:
         jsonschema.validate(RENDERER.merge(values, case), schema)
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"imagee": {}},
-        {"image": {"pullPolicy": "Sometimes"}},
-        {"config": {"files": {"Upper": ""}}},
-        {"mps": {"shmSize": "8g,mode=0"}},
-        {"nodeLabels": {"target": "file"}},
-        {"host": {"kubelet": "relative"}},
-        {"exporter": {"port": 0}},
-    ],
-    ids=str,
-)
-def test_the_schema_refuses_what_is_wrong(wrong: dict[str, Any]) -> None:
+WRONG: list[dict[str, Any]] = [
+    {"imagee": {}},
+    {"image": {"pullPolicy": "Sometimes"}},
+    {"image": {"repository": ""}},
+    {"config": {"files": {"Upper": ""}}},
+    {"mps": {"shmSize": "8g,mode=0"}},
+    {"nodeLabels": {"target": "file"}},
+    {"host": {"kubelet": "relative"}},
+    {"exporter": {"port": 0}},
+    {"exporter": {"port": 70000}},
+    {"exporter": {"port": True}},
+    {"exporter": {"pods": "no"}},
+    {"exporter": {"args": "--no-hostname"}},
+    {"nodeSelectorTerms": []},
+    {"nodeSelectorTerms": [{"matchFields": []}]},
+]
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=str)
+def test_the_schema_refuses_what_is_wrong_and_so_does_the_renderer(wrong: dict[str, Any]) -> None:
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(RENDERER.merge(values, wrong), json.loads((CHART / "values.schema.json").read_text()))
+    with pytest.raises(RENDERER.ChartError, match=r"^values"):
+        RENDERER.render(wrong)
+
+
+def test_the_renderer_refuses_a_schema_that_it_does_not_know() -> None:
+    with pytest.raises(RENDERER.ChartError, match="oneOf is not known"):
+        RENDERER.check({}, {"oneOf": []})
+
+
+def test_the_command_renders_values_of_a_file_plainly_or_says_in_a_line_what_is_wrong(tmp_path: Path) -> None:
+    command = [sys.executable, DEPLOYMENT / "render.py", "--namespace", "gpu", "--values", tmp_path / "mine.yaml"]
+    (tmp_path / "mine.yaml").write_text("exporter: {port: 9500}\n")
+    for more in ([], ["--plain"]):
+        found = list(yaml.safe_load_all(run([*command, *more]).stdout))
+        assert of_kind(found, "Service")["ocigpu-exporter"]["spec"]["ports"][0]["port"] == 9500
+        assert [each["metadata"]["name"] for each in found if each["kind"] == "Namespace"] == ["gpu"] * len(more)
+    for text in ("exporter: {prot: 1}\n", "[]\n", "a: [\n"):
+        (tmp_path / "mine.yaml").write_text(text)
+        failed = run(command, check=False)
+        assert (failed.returncode, failed.stderr.startswith("render.py: "), "Traceback" in failed.stderr) == (
+            1, True, False,
+        )  # fmt: skip
 
 
 def test_a_configuration_without_default_is_refused() -> None:
-    with pytest.raises(RENDERER.ChartError, match="needs a file named default"):
+    with pytest.raises(RENDERER.ChartError, match=r'values.config.files: "default" is missing'):
         objects({"config": {"files": {"default": None, "other": ""}}})
 
 
@@ -347,7 +376,7 @@ def test_the_renderer_knows_its_part_and_refuses_the_rest(template: str, expecte
 
 def test_the_plain_manifests_are_those_of_the_chart() -> None:
     text = (DEPLOYMENT / "ocigpu.yaml").read_text()
-    assert text == RENDERER.plain(), "run: packaging/kubernetes/render.py --plain > packaging/kubernetes/ocigpu.yaml"
+    assert text == RENDERER.plain({}), "run: packaging/kubernetes/render.py --plain > packaging/kubernetes/ocigpu.yaml"
     namespace, *others = yaml.safe_load_all(text)
     assert namespace["metadata"]["labels"] == {"pod-security.kubernetes.io/enforce": "privileged"}
     kubernetes_validate.validate(namespace, "1.37", strict=True)
