@@ -141,7 +141,7 @@ def _text(data: bytes) -> str:
 
 def fuzz_config(data: bytes) -> None:
     """config.json: read, asked what it wants, edited for hook and for spec mode, and the edits taken back."""
-    config = attempt(spec.parse_json, data, "config.json")
+    config = attempt(spec.parse_config, data, "config.json")
     if config is None:
         return
     try:

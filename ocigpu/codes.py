@@ -40,7 +40,10 @@ CODES: dict[str, Code] = {
     "OCIGPU-SPEC-1": Code(
         "The bundle's config.json is missing or cannot be read.", "Check --bundle, or run from the bundle's directory."
     ),
-    "OCIGPU-SPEC-2": Code("The bundle's config.json is not valid JSON.", "Write the bundle again with the engine."),
+    "OCIGPU-SPEC-2": Code(
+        "The bundle's config.json is not valid JSON, or programs would read it differently.",
+        "Write the bundle again with the engine.",
+    ),
     "OCIGPU-SPEC-3": Code(
         "The bundle's config.json cannot describe a container with GPUs.",
         "A GPU container needs root.path and, for devices, a linux section with a mount namespace.",

@@ -8,7 +8,7 @@ import os
 import stat
 
 from ocigpu import rawjson
-from ocigpu.errors import SpecError, printable
+from ocigpu.errors import SpecError, printable, quoted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,6 +28,41 @@ DECLARED = "ocigpu/declared"
 """Annotation that says what of a config.json mode ``spec`` has put there (:mod:`ocigpu.declare`)."""
 HOOK_ENVIRONMENT = ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C.UTF-8"]
 """Explicit and complete: a hook with ``env`` gets nothing else (runtime-spec, POSIX platform hooks)."""
+
+_ANY: "dict[str, Any]" = {}
+_MAPPING = dict.fromkeys(("containerID", "hostID", "size"), _ANY)
+_HOOK = dict.fromkeys(("path", "args", "env", "timeout"), _ANY)
+KEYS: "dict[str, Any]" = {
+    **dict.fromkeys(("ociVersion", "hostname", "domainname", "annotations", "solaris", "windows", "vm", "zos"), _ANY),
+    "process": {
+        **dict.fromkeys(("terminal", "consoleSize", "args", "commandLine", "env", "cwd", "rlimits", "scheduler"), _ANY),
+        **dict.fromkeys(("noNewPrivileges", "apparmorProfile", "oomScoreAdj", "selinuxLabel", "ioPriority"), _ANY),
+        "user": dict.fromkeys(("uid", "gid", "umask", "additionalGids", "username"), _ANY),
+        "capabilities": dict.fromkeys(("bounding", "effective", "inheritable", "permitted", "ambient"), _ANY),
+    },
+    "root": dict.fromkeys(("path", "readonly"), _ANY),
+    "mounts": {
+        **dict.fromkeys(("destination", "type", "source", "options"), _ANY),
+        **dict.fromkeys(("uidMappings", "gidMappings"), _MAPPING),
+    },
+    "hooks": dict.fromkeys(
+        ("prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop"), _HOOK
+    ),
+    "linux": {
+        **dict.fromkeys(
+            ("sysctl", "cgroupsPath", "seccomp", "rootfsPropagation", "maskedPaths", "readonlyPaths"), _ANY
+        ),
+        **dict.fromkeys(("netDevices", "mountLabel", "intelRdt", "personality", "timeOffsets"), _ANY),
+        **dict.fromkeys(("uidMappings", "gidMappings"), _MAPPING),
+        "namespaces": dict.fromkeys(("type", "path"), _ANY),
+        "devices": dict.fromkeys(("path", "type", "major", "minor", "fileMode", "uid", "gid"), _ANY),
+        "resources": {
+            **dict.fromkeys(("memory", "cpu", "pids", "blockIO", "hugepageLimits", "network", "rdma", "unified"), _ANY),
+            "devices": dict.fromkeys(("allow", "type", "major", "minor", "access"), _ANY),
+        },
+    },
+}
+"""The keys of runtime-spec (config.md, config-linux.md) in all objects that we look into, lists of objects left out."""
 
 
 class Document(NamedTuple):
@@ -60,10 +95,47 @@ def parse_json(text: bytes, what: str, code: str = "OCIGPU-SPEC-2") -> "dict[str
     return value
 
 
+def parse_config(text: bytes, path: str) -> "dict[str, Any]":
+    """Return the object of a config.json, read as every low-level runtime reads it.
+
+    Raises SpecError OCIGPU-SPEC-2 as :func:`parse_json` does, and for a known key in another spelling: runtimes written
+    in Go take ``"Process"`` for ``"process"``, crun and we do not.
+    """
+    config = parse_json(text, path)
+    _check_spelling(config, KEYS, path, "")
+    return config
+
+
+def _check_spelling(value: "Any", known: "dict[str, Any]", path: str, place: str) -> None:
+    for item in value if isinstance(value, list) else (value,):
+        if not isinstance(item, dict):
+            continue
+        for name, inner in item.items():
+            if name not in known:
+                meant = fold_key(name)
+                for key in known:
+                    if key.lower() == meant:
+                        raise SpecError(
+                            "OCIGPU-SPEC-2", f"{path}: {place}{quoted(name)} is not {key}, but some runtimes read it so"
+                        )
+            elif known[name]:
+                _check_spelling(inner, known[name], path, f"{place}{name}.")
+
+
+def fold_key(name: str) -> str:
+    """Return a text that a key shares with all its other spellings, as Go's encoding/json compares them.
+
+    That is by simple case folding (unicode.SimpleFold): of what is not ASCII only U+017F is a letter of ASCII there,
+    "s", and U+212A, "k", which lower() knows.
+    """
+    return name.replace("\u017f", "s").lower()
+
+
 def read_config(bundle: str, name: str = "config.json") -> Document:
     """Return the config.json of a bundle directory ("" is the current directory).
 
-    Raises SpecError OCIGPU-SPEC-1 (missing, unreadable, not a regular file, over 32 MiB) or OCIGPU-SPEC-2 (not JSON).
+    Raises SpecError OCIGPU-SPEC-1 (missing, unreadable, not a regular file, over 32 MiB) or OCIGPU-SPEC-2 (not JSON, or
+    read differently by others).
     """
     path = os.path.join(bundle, name)
     try:
@@ -81,7 +153,7 @@ def read_config(bundle: str, name: str = "config.json") -> Document:
             raise SpecError("OCIGPU-SPEC-1", f"read {path}: {error.strerror}") from error
     if len(text) > MAX_CONFIG_BYTES:
         raise SpecError("OCIGPU-SPEC-1", f"read {path}: larger than {MAX_CONFIG_BYTES >> 20} MiB")
-    config = parse_json(text, path)
+    config = parse_config(text, path)
     return Document(path, config, stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid)
 
 
