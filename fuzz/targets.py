@@ -532,7 +532,7 @@ TARGETS: dict[str, Target] = {
     "host-ld-cache": Target(fuzz_host_ld_cache, 65536, _CACHE),
     "loader": Target(fuzz_loader, 8192, ("include", "/etc/ld.so.conf.d/*.conf", "#", "/usr/lib")),
     "elf": Target(fuzz_elf, 65536, ("\x7fELF", ".shstrtab", compat.NOTE, "NVIDIA Corporation")),
-    "note": Target(fuzz_note, 4096, ("NVIDIA Corporation", '"CUDA Version"', '"Driver"', *_JSON)),
+    "note": Target(fuzz_note, 4096, ("NVIDIA Corporation", '"CUDA version"', '"driver"', *_JSON)),
     "proc": Target(fuzz_proc, 4096, _PROC),
     "sys": Target(fuzz_sys, 512, ("0x10de", "0x030200", "226:128")),
     "mounts": Target(fuzz_mounts, 8192, _MOUNTS),

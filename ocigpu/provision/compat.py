@@ -95,7 +95,9 @@ def parse_note(data: bytes) -> CompatNote | None:
         return None
     if not isinstance(content, dict):
         return None
-    cuda, drivers = content.get("CUDA Version"), content.get("Driver")
+    # The vendor's reader ignores the case of keys; libcuda 575.57.08 and 590.44.01 write "CUDA version" and "driver".
+    fields = {key.casefold(): value for key, value in content.items()}
+    cuda, drivers = fields.get("cuda version"), fields.get("driver")
     majors = [parse_version(str(item)) for item in drivers[:1024]] if isinstance(drivers, list) else []
     return CompatNote(parse_version(cuda) if isinstance(cuda, str) else (), tuple(item[0] for item in majors if item))
 

@@ -179,7 +179,7 @@ def add_compat(bundle: Path) -> None:
     directory = bundle / "rootfs/usr/local/cuda-12.9/compat"
     directory.mkdir(parents=True)
     (directory.parents[1] / "cuda").symlink_to("cuda-12.9")
-    content = b'{"Format": 1, "CUDA Version": "12.9", "Driver": [535, 550, 570]}'
+    content = b'{"format": 1, "CUDA version": "12.9", "driver": [535, 550, 570]}'
     note = struct.pack("<III", 19, len(content), 1) + b"NVIDIA Corporation".ljust(20, b"\0") + content
     source = '.section .note.cuda.fwd_compatibility,"a",@note\n.balign 4\n.byte ' + ",".join(map(str, note)) + "\n"
     library = directory / "libcuda.so.575.57.08"

@@ -175,7 +175,8 @@ def test_a_listing_ends(tmp_path: Path) -> None:
 # the note of a CUDA compatibility library
 
 
-NOTED = {"Format": 1, "CUDA Version": "12.9", "Driver": [535, 550, 560, 565, 570, 575], "Device": [1, 2]}
+NOTED = {"format": 1, "CUDA version": "12.9", "driver": [535, 550, 560, 565, 570, 575], "device": [1, 2]}
+"""Keys as libcuda 575.57.08 and 590.44.01 spell them."""
 
 
 def note_bytes(content: bytes, alignment: int = 4, name: bytes = b"NVIDIA Corporation\0") -> bytes:
@@ -283,9 +284,9 @@ def test_the_note_counts_in_hook_mode_too(driver: str, used: bool, tmp_path: Pat
         note_bytes(b"{"),
         note_bytes(b"[1]"),
         note_bytes(b"{" * 60_000),
-        note_bytes(b'{"Driver": ' + b"[" * 60_000),
-        note_bytes(b'{"Driver": ' + b"9" * 60_000 + b"}"),
-        note_bytes(b'{"Driver": [1]}', name=b"GNU\0"),
+        note_bytes(b'{"driver": ' + b"[" * 60_000),
+        note_bytes(b'{"driver": ' + b"9" * 60_000 + b"}"),
+        note_bytes(b'{"driver": [1]}', name=b"GNU\0"),
         struct.pack("<III", 0xFFFFFFFF, 0xFFFFFFFF, 1) + b"NVIDIA Corporation\0" + b"{}",
         note_bytes(b'{"\xff": 1}'),
     ],
@@ -299,14 +300,36 @@ def test_a_note_that_is_not_understood_is_none(data: bytes) -> None:
     ("content", "cuda", "drivers"),
     [
         ({}, (), ()),
-        ({"CUDA Version": 12, "Driver": 5}, (), ()),
-        ({"CUDA Version": "12.9.x", "Driver": ["535", 550, None, -1, [], "x"]}, (), (535, 550)),
+        ({"CUDA version": 12, "driver": 5}, (), ()),
+        ({"CUDA version": "12.9.x", "driver": ["535", 550, None, -1, [], "x"]}, (), (535, 550)),
     ],
 )
 def test_what_a_note_leaves_out_matches_nothing(
     content: object, cuda: tuple[int, ...], drivers: tuple[int, ...]
 ) -> None:
     assert compat.parse_note(note_bytes(json.dumps(content).encode())) == compat.CompatNote(cuda, drivers)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"CUDA version": "12.9", "driver": [535, 1000]},
+        {"CUDA Version": "12.9", "Driver": [535, 1000]},
+        {"cuda version": "12.9", "DRIVER": [535, 1000]},
+        {"cuda ver\u017fion": "12.9", "driver": [535, 1000]},
+        {"CUDA Version": "11.0", "Driver": [1], "CUDA version": "12.9", "driver": ["535", 1000]},
+    ],
+    ids=["real", "titled", "others", "long s", "the last one counts"],
+)
+def test_keys_of_a_note_count_whatever_their_case(content: object) -> None:
+    """As Go's decoder, which the vendor's reader uses, matches them."""
+    note = compat.CompatNote((12, 9), (535, 1000))
+    assert compat.parse_note(note_bytes(json.dumps(content).encode())) == note
+    library = compat.CompatLibrary("/compat", (1000, 1), note)
+    assert compat.suits_driver(library, "1000.0.5")
+    assert compat.suits_driver(library, "535.1")
+    assert not compat.suits_driver(library, "53.1")
+    assert not compat.suits_driver(library, "100.1")
 
 
 @given(st.binary(max_size=200), st.integers(0, 200), st.sampled_from([1, 2]))
