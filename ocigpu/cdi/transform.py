@@ -99,10 +99,9 @@ def _host_hook(hook: "dict[str, Any]", moved: "Transform") -> "dict[str, Any]":
     if name != "startContainer":  # its program is a file of the container
         result["path"] = moved(hook["path"])
     if hook.get("args"):
-        if name in _CONTAINER_HOOKS:
-            result["args"] = _map_arguments(hook["args"], host=moved, container=str)
-        else:
-            result["args"] = [moved(argument) for argument in hook["args"]]
+        # A hook outside the container names the host's files alone.
+        other = str if name in _CONTAINER_HOOKS else lambda text: _move_halves(text, moved)
+        result["args"] = _map_arguments(hook["args"], host=moved, container=other)
     return result
 
 

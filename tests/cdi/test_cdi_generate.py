@@ -529,12 +529,30 @@ def management(facts: HostFacts, **changes: Any) -> dict[str, Any]:
 
 def test_management_is_one_device_with_every_node() -> None:
     spec = management(MIG)
-    assert (spec["kind"], names(spec)) == ("management.nvidia.com/gpu", ["all"])
+    assert (spec["kind"], names(spec)) == ("nvidia.com/gpu", ["all"])
     listed = set(node_paths(edits_of(spec, "all")))
     expected = {node.container_path for node in MIG.control_nodes} | {f"/dev/nvidia{gpu.minor}" for gpu in MIG.gpus}
     expected |= {node.container_path for node in (*(node for _, node in MIG.cap_nodes), *MIG.imex_nodes)}
     assert listed == expected
     assert "deviceNodes" not in spec["containerEdits"]
+
+
+def test_management_has_all_libraries_of_the_driver_and_no_other_file_for_graphics() -> None:
+    """The vendor's: *.so.VERSION of each directory; no EGL platform library, X module or configuration file."""
+    spec, version = management(A100), A100.driver_version
+    everything = {mount["containerPath"] for mount in made(A100).spec["containerEdits"]["mounts"]}
+    mounted = {mount["containerPath"] for mount in spec["containerEdits"]["mounts"]}
+    library = {path for path in everything if path.endswith(f".so.{version}") and "/xorg/" not in path}
+    assert library <= mounted
+    names = {path.rpartition("/")[2].partition(".so")[0] for path in mounted}
+    assert {"libGLX_nvidia", "libnvidia-glcore", "libnvidia-eglcore", "libnvidia-rtcore", "libnvoptix"} <= names
+    left = everything - mounted
+    assert {"libnvidia-egl-gbm.so.1.1.1", "nvidia_drv.so", "10_nvidia.json"} <= {
+        path.rpartition("/")[2] for path in left
+    }
+    (hook,) = spec["containerEdits"]["hooks"]
+    assert f"libGLX_nvidia.so.{version}::/usr/lib/x86_64-linux-gnu/libGLX_nvidia.so.0" in hook["args"]
+    assert "nvidia-drm_gbm.so" not in " ".join(hook["args"])
 
 
 def test_management_has_the_channels_of_imex_and_gpus_with_errors() -> None:

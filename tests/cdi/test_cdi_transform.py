@@ -29,7 +29,11 @@ SPEC: dict[str, Any] = {
                 ],
             },
             {"hookName": "startContainer", "path": "/root/bin/in", "args": ["in", "/root/d"]},
-            {"hookName": "createRuntime", "path": "/root/bin/out", "args": ["out", "/root/d", "root/e"]},
+            {
+                "hookName": "createRuntime",
+                "path": "/root/bin/out",
+                "args": ["out", "/root/d", "root/e", "--link", "/root/a::/root/b", "--link=/root/c::/root/d"],
+            },
         ],
     },
 }  # fmt: skip
@@ -72,7 +76,8 @@ def test_the_hosts_paths_move_and_the_containers_stay() -> None:
         "/root/a::/root/b", "--folder=/root/l", "--driver-proc", "/new/proc", "--config=/new/c",
     ]  # fmt: skip
     assert edits["hooks"][1]["args"] == ["in", "/root/d"]
-    assert edits["hooks"][2]["args"] == ["out", "/new/d", "root/e"]
+    links = ["--link", "/new/a::/new/b", "--link=/new/c::/new/d"]
+    assert edits["hooks"][2]["args"] == ["out", "/new/d", "root/e", *links]
     assert edits["env"] == ["A=/root/x"]
 
 
@@ -87,7 +92,7 @@ def test_the_containers_paths_move_and_the_hosts_stay() -> None:
         "/a::/b", "--folder=/l", "--driver-proc", "/root/proc", "--config=/root/c",
     ]  # fmt: skip
     assert edits["hooks"][1]["args"] == ["in", "/d"]
-    assert edits["hooks"][2]["args"] == ["out", "/root/d", "root/e"]
+    assert edits["hooks"][2]["args"] == SPEC["containerEdits"]["hooks"][2]["args"]
 
 
 @pytest.mark.parametrize(

@@ -32,11 +32,14 @@ if TYPE_CHECKING:
 
 FEATURES = ("gds", "mofed", "gdrcopy", "nvswitch")
 KINDS = {
-    "management": ("management.nvidia.com", "gpu"),
+    "management": ("nvidia.com", "gpu"),
     "imex": ("nvidia.com", "imex-channel"),
     **{name: ("nvidia.com", name) for name in FEATURES},
 }
-"""Vendor and class by mode, as the vendor's library (not its CLI) has them; nvidia.com/gpu for the others."""
+"""Vendor and class by mode: class as the vendor's library has it, nvidia.com/gpu for the others.
+
+For management the vendor's CLI writes nvidia.com/gpu, its library (the operator's installer) management.nvidia.com/gpu.
+"""
 SOURCE = "--device-id"
 EXPLICIT_LIBRARIES = (
     "libEGL.so", "libGL.so", "libGLESv1_CM.so", "libGLESv2.so", "libGLX.so", "libGLdispatch.so", "libOpenCL.so",
@@ -242,12 +245,14 @@ def _add_explicit_libraries(facts: "HostFacts") -> "HostFacts":
 def draft_management(
     facts: "HostFacts", options: "GenerateOptions", settings: "Settings", hook: "HookOptions"
 ) -> Draft:
-    """Return one device "all" with every node of the driver, and driver files without graphics.  Pure.
+    """Return one device "all" with every node of the driver, and every library of its version.  Pure.
 
     GPUs with errors are among them: a container that manages GPUs may be what repairs them.  The container sees the
-    host's /proc/driver/nvidia.  Raises CdiError OCIGPU-CDI-7 when there are no nodes.
+    host's /proc/driver/nvidia.  As the vendor's, it has graphics libraries of the driver's version, and none of the
+    configuration, platform libraries and X modules that graphics needs.  Raises CdiError OCIGPU-CDI-7 without nodes.
     """
     facts, request, image, notes = _prepare(facts, options, settings)
+    facts = facts._replace(libraries=tuple(_for_everybody(library, facts) for library in facts.libraries))
     graphics = ("graphics", "display")
     request = request._replace(capabilities=tuple(x for x in request.capabilities if x not in graphics))
     gpus = tuple(gpu._replace(error="", model="") for gpu in facts.gpus if gpu.node)  # nothing to be left out for
@@ -279,6 +284,11 @@ def draft_management(
         all_device=False,
         notes=tuple(dict.fromkeys([*notes, *common.notes])),
     )
+
+
+def _for_everybody(library: Library, facts: "HostFacts") -> Library:
+    """Return a library of the driver's own version as one that no capability has to ask for."""
+    return library._replace(capabilities=()) if library.name.endswith(f".so.{facts.driver_version}") else library
 
 
 # without a driver
