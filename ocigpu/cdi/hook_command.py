@@ -26,6 +26,7 @@ from ocigpu.provision.compat import read_compat
 from ocigpu.provision.image import open_rootfs, read_nvidia_nodes
 from ocigpu.provision.inside import exists_inside, status_inside
 from ocigpu.provision.loader import LoaderFacts, read_loader_facts
+from ocigpu.provision.sonames import SonameLinks, read_soname_links
 from ocigpu.spec import check_can_have_gpus, read_config, rootfs_path
 from ocigpu.state import parse_state, read_state
 
@@ -130,7 +131,18 @@ def read_hook_facts(root_fd: int, commands: "tuple[Command, ...]") -> HookFacts:
         loader=read_loader_facts(root_fd) if kinds & {EnableCudaCompat, UpdateLdCache} else LoaderFacts(),
         compat=compat,
         driver_proc=proc,
+        sonames=_read_sonames(root_fd, commands),
     )
+
+
+def _read_sonames(root_fd: int, commands: "tuple[Command, ...]") -> SonameLinks:
+    """Return the SONAME links that folders of update-ldcache lack: the vendor's ldconfig would make them."""
+    folders = tuple(f for command in commands if isinstance(command, UpdateLdCache) for f in command.folders)
+    if not folders:
+        return SonameLinks()
+    given = tuple(link for command in commands if isinstance(command, CreateSymlinks) for link in command.links)
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape", newline="\n") as file:
+        return read_soname_links(root_fd, folders, given, file.read())
 
 
 def _stays(root_fd: int, target: str, path: str) -> bool:

@@ -23,6 +23,7 @@ from ocigpu.cdi.hook_words import (
 )
 from ocigpu.provision.compat import suits_driver
 from ocigpu.provision.loader import COMPAT_CONF, CONF_DIRECTORY, LD_SO_CONF, OWN_CONF, LoaderFacts
+from ocigpu.provision.sonames import SonameLinks
 from ocigpu.views import application_profile, proc_view
 
 TYPE_CHECKING = False
@@ -63,7 +64,8 @@ class HookFacts(NamedTuple):
 
     ``nodes``: the container's nodes of NVIDIA's drivers; ``device_targets``: those targets of device links, as
     :func:`link_target` gives them, that are devices of the container; ``kept_files``: paths of links where the image
-    has a regular file, and nothing yet that the link would lead to; ``compat``: the CUDA compatibility library.
+    has a regular file, and nothing yet that the link would lead to; ``compat``: the CUDA compatibility library;
+    ``sonames``: links that update-ldcache is to make.
     """
 
     nodes: "tuple[ContainerNode, ...]" = ()
@@ -72,6 +74,7 @@ class HookFacts(NamedTuple):
     loader: LoaderFacts = LoaderFacts()
     compat: "CompatLibrary | None" = None
     driver_proc: DriverProc = DriverProc("")
+    sonames: SonameLinks = SonameLinks()
 
 
 def link_target(target: str, path: str) -> str:
@@ -92,6 +95,8 @@ def plan_hooks(commands: "Sequence[Command]", facts: HookFacts, settings: "Setti
     minors = sorted(_gpu_minors(facts))
     if minors and any(isinstance(command, UpdateApplicationProfile) for command in commands):
         actions.append(application_profile(minors))
+    actions += [Link(path, target, "the loader looks for the SONAME") for target, path in facts.sonames.links]
+    notes += [f"no link {soname} is made in {folder}: it is a mount" for folder, soname in facts.sonames.left[:1]]
     links = [command for command in commands if isinstance(command, CreateSymlinks)]
     actions += _plan_links(links, facts, notes)
     for command in commands:

@@ -10,6 +10,7 @@ import typer
 
 from ocigpu.cdi.cache import LoadedSpec, parse_text, render_text
 from ocigpu.cdi.check import Problem
+from ocigpu.cdi.loader_links import describe_left, left_to_ldconfig, read_host_soname
 from ocigpu.cdi.registry import Registry, read_registry
 from ocigpu.cdi.versions import VERSIONS, engines_that_refuse, is_older, minimum_version, parse_version, requirements
 from ocigpu.commands.cdi_files import (
@@ -95,7 +96,18 @@ def _validate(path: str, reason: str = "") -> Validated:
         return _unusable(path, reason or error.message)
     if reason and not checked.errors:
         return _unusable(path, reason)
-    return Validated(path, checked.problems, {} if checked.errors else checked.spec)
+    if checked.errors:
+        return Validated(path, checked.problems, {})
+    return Validated(path, (*checked.problems, *_left_links(checked.spec)), checked.spec)
+
+
+def _left_links(spec: dict[str, Any]) -> tuple[Problem, ...]:
+    """Return a warning when libraries get their SONAME links from the hook program alone."""
+    left = left_to_ldconfig(spec, read_host_soname)
+    if not left:
+        return ()
+    about = "as files of NVIDIA's toolkit up to 1.17 do; the vendor's program and ocigpu-hook make them"
+    return (Problem("", f"{describe_left(left)}, {about}", "soname-links", "warning"),)
 
 
 def _unusable(path: str, message: str) -> Validated:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from ocigpu.cdi.check import check_spec
 from ocigpu.cdi.document import read_document
+from ocigpu.cdi.loader_links import describe_left, left_to_ldconfig, read_host_soname
 from ocigpu.cdi.versions import ENGINES, is_older, parse_version, requirements
 from ocigpu.doctor.host import Host
 from ocigpu.doctor.records import Evidence, Finding, error, not_checked, note, ok, warning
@@ -321,7 +322,27 @@ def check_hooks(host: Host) -> list[Finding]:
                 )
             )
     found = f"{len(seen)} hook programs" if seen else "no hook"
+    findings += _relying(host)
     return findings or [ok("programs of specifications are there", Evidence(", ".join(host.specs.directories), found))]
+
+
+def _relying(host: Host) -> list[Finding]:
+    """Return notes on specifications whose libraries get their SONAME links from the hook program alone."""
+
+    def read_soname(path: str) -> str:
+        below = host.root and path.startswith(f"{host.root}/")
+        return read_host_soname(path if below else host.find(path))
+
+    findings = []
+    for file in host.specs.usable:
+        if left := left_to_ldconfig(file.spec, read_soname):
+            text = f"a CDI specification relies on its hook program: {describe_left(left)}"
+            why = (
+                f"no link {left[0]}; NVIDIA's toolkit up to 1.17 writes such files, its program and ours make the links"
+            )
+            fix = _write_command(host, file)
+            findings.append(note(text, (host.evidence(file.path, why, "links by create-symlinks"),), (fix,)))
+    return findings
 
 
 # Versions of engines

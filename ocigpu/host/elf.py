@@ -67,11 +67,17 @@ def read_elf(path: str) -> Elf | None:
     except OSError:
         return None
     try:
+        return read_open_elf(fd)
+    finally:
+        os.close(fd)
+
+
+def read_open_elf(fd: int) -> Elf | None:
+    """Return :func:`read_elf` of an open file, which stays open."""
+    try:
         return _read(fd)
     except OSError:
         return None
-    finally:
-        os.close(fd)
 
 
 def _read(fd: int) -> Elf | None:

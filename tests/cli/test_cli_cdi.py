@@ -499,6 +499,21 @@ def test_validate_names_every_problem_with_file_path_and_rule(cdi: Run, tmp_path
     assert cdi("validate", good)[0] == 0
 
 
+def test_validate_says_when_links_are_left_to_the_hook_program(cdi: Run, tmp_path: Path) -> None:
+    """NVIDIA's toolkit up to 1.17 writes libcuda.so and leaves libcuda.so.1 to update-ldcache."""
+    spec = json.loads(json.dumps(SMALL))
+    mount = {"hostPath": "/usr/lib/libcuda.so.550.1", "containerPath": "/usr/lib/libcuda.so.550.1"}
+    words = ["nvidia-cdi-hook", "update-ldcache", "--folder", "/usr/lib"]
+    hook = {"hookName": "createContainer", "path": "/usr/bin/nvidia-cdi-hook", "args": words, "env": ["A=b"]}
+    spec["containerEdits"] |= {"mounts": [mount], "hooks": [hook]}
+    path = write(tmp_path / "old.json", spec)
+    status, out, _ = cdi("validate", path)
+    assert status == 0
+    assert "warning: the links libcuda.so.1 are left to the program of the hook update-ldcache, as files of" in out
+    hook["args"] = ["x", "create-symlinks", "--link", "libcuda.so.550.1::/usr/lib/libcuda.so.1", "+", *words[1:]]
+    assert "left to" not in cdi("validate", write(tmp_path / "new.json", spec))[1]
+
+
 def test_validate_reads_standard_input(cdi: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     made = cdi("generate")[1]
     give_stdin(monkeypatch, made)

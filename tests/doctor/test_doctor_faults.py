@@ -1,5 +1,6 @@
 """Every fault is found by its name, with evidence and a fix, nothing else is found, and the fix clears it."""
 
+import json
 import shlex
 import subprocess
 from pathlib import Path
@@ -7,9 +8,11 @@ from pathlib import Path
 import pytest
 from doctor.conftest import Broken, Run, bad, examine
 
+from ocigpu.cdi.document import read_document
 from ocigpu.doctor.records import SEVERITIES, Finding
 from ocigpu.doctor.table import CHECKS
 from ocigpu.sim.fault_names import FAULT_NAMES
+from ocigpu.sim.faults import SPEC
 
 WITHOUT_MIG_DEVICES = "mig-empty"
 FAULTS = [name for name in FAULT_NAMES if name != WITHOUT_MIG_DEVICES]
@@ -105,6 +108,23 @@ def test_links_of_the_vendors_names_are_not_the_vendors_toolkit(broken: Broken) 
         (root / "usr/bin" / program).touch()
         (root / "usr/bin" / program).chmod(0o755)
     assert [item.severity for item in examine(root) if item.name == "vendor-toolkit"] == ["ok"]
+
+
+def test_a_specification_without_soname_links_is_noted(broken: Broken) -> None:
+    """As NVIDIA's toolkit up to 1.17 writes them: the links are left to the ldconfig of update-ldcache."""
+    root = broken()
+    path = root / SPEC
+    spec, _ = read_document(str(path))
+    folder = next(m["containerPath"] for m in spec["containerEdits"]["mounts"] if "libcuda.so." in m["containerPath"])
+    words = ["nvidia-cdi-hook", "update-ldcache", "--folder", folder.rpartition("/")[0]]
+    spec["containerEdits"]["hooks"] = [
+        {"hookName": "createContainer", "path": str(root / "usr/bin/ocigpu-hook"), "args": words, "env": ["A=b"]}
+    ]
+    path.write_text(json.dumps(spec))
+    (found,) = (item for item in examine(root) if item.name == "cdi-hook-missing")
+    assert found.severity == "note"
+    assert "relies on its hook program: the links lib" in found.text
+    assert "ocigpu cdi generate" in found.fixes[0]
 
 
 def test_a_name_out_of_a_log_is_no_command(broken: Broken) -> None:

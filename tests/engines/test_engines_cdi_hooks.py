@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import machine
+from support import machine, requirements
 from support.bundle import LIBRARIES, give_to
 from support.fixtures import MakeBundle
 from support.process import Completed, explain
-from support.product import PROGRAMS, PublicCopy, SimulatedHost
+from support.product import PROGRAMS, RUNTIME, PublicCopy, SimulatedHost
 from support.runtimes import answers, container_id, parts, probe, run_container, script
 
 from ocigpu.host.ldcache import parse_ldcache
@@ -95,10 +95,10 @@ def make(
     return make_bundle(arguments, edit=edit)
 
 
-def start(bundle: Path, low_level: str, env: dict[str, str]) -> Completed:
+def start(bundle: Path, low_level: str, env: dict[str, str], program: Path | None = None) -> Completed:
     cgroup = "v2" if low_level == "crun" else ""  # crun refuses machines that mount both versions
     variables = {name: value for name, value in env.items() if low_level == "crun" or name != "LD_PRELOAD"}
-    return run_container([low_level], bundle, container_id(), env=variables, cgroup=cgroup)
+    return run_container([program or low_level], bundle, container_id(), env=variables, cgroup=cgroup)
 
 
 def assert_in_place(result: Completed) -> None:
@@ -132,6 +132,125 @@ def test_the_hooks_of_an_existing_specification_work(
     assert problem == ""
     assert ("libcuda.so.1", f"{DIRECTORY}/libcuda.so.1") in found
     assert machine.mounts_below(str(bundle)) == []
+
+
+TOOLKIT_LIBRARIES = (
+    f"libcuda.so.{VERSION}", f"libnvidia-ml.so.{VERSION}", f"libnvidia-ptxjitcompiler.so.{VERSION}",
+    "libnvidia-egl-gbm.so.1.1.1", "libnvidia-egl-wayland.so.1.1.13", f"libnvidia-glcore.so.{VERSION}",
+)  # fmt: skip
+SONAMES = (
+    "libcuda.so.1", "libnvidia-ml.so.1", "libnvidia-ptxjitcompiler.so.1", "libnvidia-egl-gbm.so.1",
+    "libnvidia-egl-wayland.so.1",
+)  # fmt: skip
+UNVERSIONED = [f"libcuda.so.1::{DIRECTORY}/libcuda.so"]
+LINKED_ON_THE_HOST = [
+    f"{file}::{DIRECTORY}/{soname}" for file, soname in zip(TOOLKIT_LIBRARIES[:3], SONAMES[:3], strict=True)
+]
+
+
+def toolkit_hooks(program: str, lead: list[str], links: list[str], *more: list[str]) -> list[dict[str, Any]]:
+    """The hooks that are about libraries, as a release of NVIDIA's toolkit writes them."""
+    words = [["create-symlinks", *(word for link in links for word in ("--link", link))], *more]
+    words.append(["update-ldcache", "--folder", DIRECTORY])
+    return [{"hookName": "createContainer", "path": program, "args": [*lead, *item]} for item in words]
+
+
+def write_toolkit_spec(directory: Path, host: SimulatedHost, toolkit: str) -> dict[str, Any]:
+    """Write the specification of a release, its hook programs being ours by their names; return what it says."""
+    programs = {}
+    for name in ("nvidia-ctk", "nvidia-cdi-hook"):
+        programs[name] = str(directory / name)
+        (directory / name).symlink_to(PROGRAMS / "ocigpu-hook")
+    ctk, cdi = (programs["nvidia-ctk"], ["nvidia-ctk", "hook"]), (programs["nvidia-cdi-hook"], ["nvidia-cdi-hook"])
+    compat = ["enable-cuda-compat", f"--host-driver-version={VERSION}"]
+    hooks = {
+        "1.16": toolkit_hooks(*ctk, UNVERSIONED),
+        "1.17": toolkit_hooks(*cdi, UNVERSIONED, compat),
+        "1.18": toolkit_hooks(*cdi, [*UNVERSIONED, *LINKED_ON_THE_HOST], compat),
+        "DRA driver": toolkit_hooks(*cdi, [*UNVERSIONED, *LINKED_ON_THE_HOST]),
+    }[toolkit]
+    if toolkit != "1.16":
+        for hook in hooks:
+            hook["env"] = ["NVIDIA_CTK_DEBUG=false"]
+    options = ["ro", "nosuid", "nodev", "rbind" if toolkit == "1.18" else "bind"]
+    mounts = [
+        {
+            "hostPath": str(host.directory / LIBRARIES / name),
+            "containerPath": f"{DIRECTORY}/{name}",
+            "options": options,
+        }
+        for name in TOOLKIT_LIBRARIES
+    ]
+    kind, device = ("k8s.gpu.nvidia.com/claim", "a-gpu-0") if toolkit == "DRA driver" else ("nvidia.com/gpu", "0")
+    spec = {
+        "cdiVersion": "0.5.0",
+        "kind": kind,
+        "devices": [{"name": device, "containerEdits": {"env": ["A=1"]}}],
+        "containerEdits": {"env": ["NVIDIA_VISIBLE_DEVICES=void"], "mounts": mounts, "hooks": hooks},
+    }
+    (directory / "spec.json").write_text(json.dumps(spec))
+    return spec
+
+
+@RUNTIMES
+@pytest.mark.parametrize("way", ["engine", "shim"])
+@pytest.mark.parametrize("toolkit", ["1.16", "1.17", "1.18", "DRA driver"])
+def test_libraries_have_their_sonames_whatever_release_wrote_the_specification(
+    make_bundle: MakeBundle,
+    simulated_host: SimulatedHost,
+    runtime_environment: dict[str, str],
+    work_directory: Path,
+    low_level: str,
+    way: str,
+    toolkit: str,
+) -> None:
+    """Releases up to 1.17 leave all SONAME links to update-ldcache, later ones those that the host has not."""
+    specs = work_directory / "cdi"
+    specs.mkdir()
+    spec = write_toolkit_spec(specs, simulated_host, toolkit)
+    name = f"{spec['kind']}={spec['devices'][0]['name']}"
+    look = script(
+        ["sh", "-c", f"cd {DIRECTORY}; for link in {' '.join(SONAMES)}; do readlink $link; done"],
+        ["ldconfig", "-p"],
+        ["/dlopen", *SONAMES],
+    )
+
+    def edit(config: dict[str, Any]) -> None:
+        if way == "shim":
+            config["process"]["env"].append(f"NVIDIA_VISIBLE_DEVICES={name}")
+            return
+        edits = spec["containerEdits"]
+        config["hooks"] = {
+            "createContainer": [{k: v for k, v in hook.items() if k != "hookName"} for hook in edits["hooks"]]
+        }
+        config["mounts"] += [
+            {
+                "destination": mount["containerPath"],
+                "source": mount["hostPath"],
+                "type": "bind",
+                "options": mount["options"],
+            }
+            for mount in edits["mounts"]
+        ]
+
+    bundle = make_bundle(look, edit=edit)
+    if way == "shim":
+        settings = work_directory / "config.toml"
+        program = requirements.find_program(low_level)
+        settings.write_text(
+            f'mode = "cdi"\nruntime.runtimes = ["{program}"]\ncdi.spec-dirs = ["{specs}"]\n'
+            'cdi.environment-vendors = ["nvidia.com", "k8s.gpu.nvidia.com"]\n'
+        )
+        result = start(bundle, low_level, {**runtime_environment, "OCIGPU_CONFIG": str(settings)}, RUNTIME)
+    else:
+        result = start(bundle, low_level, runtime_environment)
+    assert result.returncode == 0, explain(result)
+    links, cache, opened = parts(result.stdout)
+    assert links.splitlines() == list(TOOLKIT_LIBRARIES[:5]), explain(result)
+    for soname in SONAMES:
+        assert f"{soname} (libc6,x86-64) => {DIRECTORY}/{soname}\n" in cache
+    assert opened.splitlines() == [f"dlopen {soname} ok" for soname in SONAMES]
+    assert not list((bundle / f"rootfs{DIRECTORY}").glob(".ocigpu-*"))
 
 
 @RUNTIMES

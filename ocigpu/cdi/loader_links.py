@@ -1,0 +1,71 @@
+"""Libraries of a specification whose SONAME links are left to the hook update-ldcache.  Pure but for the reader given.
+
+NVIDIA's toolkit up to 1.17 writes such files: they work with hook programs that make those links, as the vendor's and
+ours do, and with another one, or none, a container has no libcuda.so.1 and nothing says so.
+"""
+
+from ocigpu.cdi.hook_words import OPTIONS, CreateSymlinks, UpdateLdCache, parse_hook
+from ocigpu.errors import OcigpuError
+from ocigpu.host.elf import read_elf
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from ocigpu.cdi.hook_words import Command
+
+USUAL = {"libcuda": "libcuda.so.1", "libnvidia-ml": "libnvidia-ml.so.1"}
+"""SONAMEs of libraries that are known without the file (a specification may be looked at on another host)."""
+
+
+def left_to_ldconfig(spec: "dict[str, Any]", read_soname: "Callable[[str], str]") -> tuple[str, ...]:
+    """Return the SONAMEs that no link or mount of a specification gives, in folders of update-ldcache.
+
+    ``read_soname``: returns the SONAME of a file of the host, "" when it has none or is not there.
+    """
+    edits = [spec.get("containerEdits", {}), *(device.get("containerEdits", {}) for device in spec.get("devices", ()))]
+    commands = [c for edit in edits for hook in edit.get("hooks", ()) for c in _commands(hook.get("args", []))]
+    folders = {
+        _clean(folder) for command in commands if isinstance(command, UpdateLdCache) for folder in command.folders
+    }
+    given = {_clean(path) for command in commands if isinstance(command, CreateSymlinks) for _, path in command.links}
+    mounts = {
+        _clean(m.get("containerPath", "")): m.get("hostPath", "") for edit in edits for m in edit.get("mounts", ())
+    }
+    given |= mounts.keys()
+    found: dict[str, None] = {}
+    for path, host_path in mounts.items():
+        folder, _, name = path.rpartition("/")
+        if folder in folders and name.startswith("lib") and ".so." in name:
+            soname = read_soname(host_path) or USUAL.get(name.partition(".so")[0], "")
+            if soname and f"{folder}/{soname}" not in given:
+                found[soname] = None
+    return tuple(found)
+
+
+def _commands(arguments: list[str]) -> "tuple[Command, ...]":
+    """Return what the arguments of a hook ask for; a hook that is not of these is none."""
+    start = next((at for at, word in enumerate(arguments) if word in OPTIONS), -1)
+    if start < 0:
+        return ()
+    try:
+        return parse_hook(arguments[start:]).commands
+    except OcigpuError:
+        return ()
+
+
+def _clean(path: str) -> str:
+    return "/" + "/".join(part for part in path.split("/") if part not in ("", "."))
+
+
+def read_host_soname(path: str) -> str:
+    """Return the SONAME of a file of this host, "" for what is no library."""
+    library = read_elf(path)
+    return library.soname if library else ""
+
+
+def describe_left(sonames: tuple[str, ...]) -> str:
+    """Return a sentence about what :func:`left_to_ldconfig` found."""
+    shown = ", ".join(sonames[:3]) + (f" and {len(sonames) - 3} more" if len(sonames) > 3 else "")
+    return f"the links {shown} are left to the program of the hook update-ldcache"

@@ -1,0 +1,156 @@
+"""SONAME links that a container's folders lack, as ldconfig without -X would make them.
+
+Specifications that NVIDIA's toolkit wrote up to 1.17 leave libcuda.so.1 and the like to the ldconfig of the hook
+update-ldcache; later ones still leave what the host itself has no link for.  Our ldconfig makes no links (it would make
+them in every directory of the image), so the links are found here and made by the plan, by descriptor and journalled.
+Of several files with one SONAME the one that was mounted for the container wins, then the newest; glibc's ldconfig has
+the second rule only (elf/ldconfig.c, search_dir).  The image is hostile: see :mod:`ocigpu.provision.inside`.
+"""
+
+import os
+
+from ocigpu.host.elf import read_open_elf
+from ocigpu.linux.paths import open_in_root
+from ocigpu.provision.inside import exists_inside, open_file_inside
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NamedTuple
+else:
+    from ocigpu.record import NamedTuple
+
+MAX_NAMES = 1 << 16
+"""Names looked at in one folder."""
+MAX_READ = 4096
+"""Libraries of one folder that are opened."""
+MAX_LINKS = 1024
+
+
+class SonameLinks(NamedTuple):
+    """``links``: pairs of (target, path) to make; ``left``: (folder, SONAME) where the folder is not the image's."""
+
+    links: tuple[tuple[str, str], ...] = ()
+    left: tuple[tuple[str, str], ...] = ()
+
+
+def read_soname_links(
+    root_fd: int, folders: tuple[str, ...], given: tuple[tuple[str, str], ...], mount_table: str
+) -> SonameLinks:
+    """Return the links that are missing in folders of the image below ``root_fd``; needs procfs on /proc.
+
+    ``given``: links that are made anyway, as (target, path).  ``mount_table``: of the namespace that ``root_fd`` is of,
+    as in mountinfo.  Never raises for what an image contains.
+    """
+    points = _mount_points(mount_table)
+    links: dict[str, str] = {}
+    left: list[tuple[str, str]] = []
+    for folder in dict.fromkeys(map(os.path.normpath, folders)):
+        try:
+            fd = open_in_root(root_fd, folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK)
+        except OSError:  # missing, a link to nowhere, not a directory
+            continue
+        try:
+            top, where = (os.readlink(f"/proc/self/fd/{number}") for number in (root_fd, fd))
+            mounted = {path.rpartition("/")[2] for path in points if path.rpartition("/")[0] == where.rstrip("/")}
+            found = _Folder(root_fd, folder, fd, mounted).missing(given)
+        except OSError:  # cannot be listed, on a broken file system
+            continue
+        finally:
+            os.close(fd)
+        below = f"{top.rstrip('/')}/"
+        if any(path.startswith(below) and f"{where}/".startswith(f"{path}/") for path in points):
+            left += [(folder, soname) for soname in found]  # a volume, or a directory of the host: it stays as it is
+        else:
+            links.update((f"{folder.rstrip('/')}/{soname}", name) for soname, name in found.items())
+    return SonameLinks(tuple((name, path) for path, name in links.items())[:MAX_LINKS], tuple(left))
+
+
+def _mount_points(mount_table: str) -> tuple[str, ...]:
+    """Return the mount points of a text as in proc_pid_mountinfo(5), escapes kept: names of libraries have none."""
+    lines = (line.split(" ", 5) for line in mount_table.split("\n"))
+    return tuple(fields[4] for fields in lines if len(fields) == 6)
+
+
+class _Folder:
+    """The libraries of one directory: regular files, those that are mounts of their own, and links."""
+
+    def __init__(self, root_fd: int, path: str, fd: int, mounted: set[str]) -> None:
+        self.root_fd, self.path, self.fd, self.mounted = root_fd, path, fd, mounted
+        self.files: list[str] = []
+        self.links: set[str] = set()
+        with os.scandir(fd) as entries:
+            for entry, _ in zip(entries, range(MAX_NAMES), strict=False):
+                if entry.name.startswith("lib") and ".so" in entry.name:
+                    if entry.is_symlink():
+                        self.links.add(entry.name)
+                    elif entry.is_file(follow_symlinks=False):
+                        self.files.append(entry.name)
+
+    def missing(self, given: tuple[tuple[str, str], ...]) -> dict[str, str]:
+        """Return the links to make, SONAME to file name; a library whose link is there already is not opened."""
+        made = {path: target for target, path in given if os.path.dirname(path) == self.path}
+        linked = {name: os.readlink(name, dir_fd=self.fd) for name in self.links if self._may_be_of_mounted(name)}
+        linked.update((os.path.basename(path), target) for path, target in made.items())
+        done = {os.path.basename(target) for name, target in linked.items() if _is_version(name, target)}
+        wanted = [
+            name for name in self.files if name not in done and (name in self.mounted or not self._has_link(name))
+        ]
+        wanted.sort(key=lambda name: (name in self.mounted, _version(name)), reverse=True)
+        taken = {*self.files, *(os.path.basename(path) for path in made)}
+        found: dict[str, str] = {}
+        for name in wanted[:MAX_READ]:
+            soname = self._read_soname(name)
+            if soname and soname not in taken and (soname not in self.links or self._gives_way(soname, name)):
+                taken.add(soname)
+                found[soname] = name
+        return found
+
+    def _may_be_of_mounted(self, link: str) -> bool:
+        return any(_stem(name) == _stem(link) for name in self.mounted)
+
+    def _has_link(self, name: str) -> bool:
+        """Tell whether there is a link named as a shorter version of a file: libfoo.so.1 for libfoo.so.1.2.3."""
+        start = name.index(".so") + len(".so.")
+        return any(letter == "." and name[:at] in self.links for at, letter in enumerate(name) if at > start)
+
+    def _read_soname(self, name: str) -> str:
+        fd = open_file_inside(self.root_fd, f"{self.path}/{name}", os.O_NOFOLLOW)
+        if fd < 0:
+            return ""
+        try:
+            library = read_open_elf(fd)
+        finally:
+            os.close(fd)
+        soname = library.soname if library else ""
+        return soname if soname.startswith("lib") and ".so" in soname and soname.isprintable() else ""
+
+    def _gives_way(self, link: str, name: str) -> bool:
+        """Tell whether an existing link is to lead to this file: to one that was mounted rather than to the image's."""
+        target = os.readlink(link, dir_fd=self.fd)
+        if name in self.mounted:
+            return os.path.basename(target) not in self.mounted
+        return not exists_inside(self.root_fd, f"{self.path}/{link}")
+
+
+def _stem(name: str) -> str:
+    return name.partition(".so")[0]
+
+
+def _is_version(link: str, target: str) -> bool:
+    """Tell whether a link is a library's name with a version of its own, as a SONAME is: not libcuda.so."""
+    return _stem(link) == _stem(target) and ".so." in link and "/" not in target
+
+
+def _version(name: str) -> "list[tuple[int, str]]":
+    """Return a key by which names compare as glibc's ldconfig compares them: digits as numbers, above letters."""
+    key: "list[tuple[int, str]]" = []
+    digits = ""
+    for letter in f"{name}\0":
+        if letter.isascii() and letter.isdigit():
+            digits += letter
+            continue
+        if digits:
+            key.append((int(digits), ""))
+            digits = ""
+        key.append((-1, letter))
+    return key
