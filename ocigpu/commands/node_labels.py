@@ -22,17 +22,20 @@ Labels stay when the program ends, and while the driver gives no answer.
 \b
 Options and variables of GPU feature discovery:
   --oneshot                  GFD_ONESHOT: once, then end
-  --sleep-interval TIME      GFD_SLEEP_INTERVAL, 60s
+  --sleep-interval TIME      GFD_SLEEP_INTERVAL, 60s; infinite: only at SIGHUP
   --no-timestamp             GFD_NO_TIMESTAMP
-  --output-file FILE         GFD_OUTPUT_FILE
+  -o, --output-file FILE     GFD_OUTPUT_FILE
   --machine-type-file FILE   GFD_MACHINE_TYPE_FILE
-  --use-node-feature-api     GFD_USE_NODE_FEATURE_API, true; =false: a file
+  --use-node-feature-api     GFD_USE_NODE_FEATURE_API, USE_NODE_FEATURE_API, true;
+                             =false: a file
+  --node-name, --namespace, --pod-name NAME  NODE_NAME, NAMESPACE, POD_NAME
   --mig-strategy NAME        GFD_MIG_STRATEGY, MIG_STRATEGY
   --device-discovery-strategy NAME  GFD_DEVICE_DISCOVERY_STRATEGY
   --fail-on-init-error       GFD_FAIL_ON_INIT_ERROR: end when the first labelling fails,
                              as with --oneshot; default here: try again
   --driver-root DIR, --dev-root DIR, --driver-root-ctr-path DIR  as for the device plugin
-  --config-file FILE         CONFIG_FILE, the device plugin's; read again for each labelling
+  --config-file FILE         GFD_CONFIG_FILE, CONFIG_FILE: the device plugin's; read again
+                             for each labelling
   --kube-api-qps, --kube-api-burst  accepted: there is one request for each labelling
   --kubeconfig               refused: only a service account is used
 
@@ -75,6 +78,9 @@ def node_labels_command(
     kube_api_qps: Annotated[float, typer.Option("--kube-api-qps", hidden=True)] = 5,  # noqa: ARG001
     kube_api_burst: Annotated[int, typer.Option("--kube-api-burst", hidden=True)] = 10,  # noqa: ARG001
     kubeconfig: Annotated[str, typer.Option("--kubeconfig", hidden=True)] = "",
+    node_name: Annotated[str, typer.Option("--node-name", hidden=True)] = "",
+    namespace: Annotated[str, typer.Option("--namespace", hidden=True)] = "",
+    pod_name: Annotated[str, typer.Option("--pod-name", hidden=True)] = "",
     config: ConfigOption = "",
     json: Annotated[
         bool, typer.Option("--json", help="Print each line of the log, or with --show the labels, as JSON.")
@@ -87,7 +93,7 @@ def node_labels_command(
     from ocigpu.kubernetes.config import OPTIONS
     from ocigpu.kubernetes.labelling import Labeller, read_labels
     from ocigpu.kubernetes.labels import render_features
-    from ocigpu.kubernetes.loading import parse_flags, read_configuration
+    from ocigpu.kubernetes.loading import CONFIG_VARIABLE, parse_flags, read_configuration
     from ocigpu.kubernetes.publish import TARGETS, find_place, withdraw
     from ocigpu.watch import Log
 
@@ -96,15 +102,17 @@ def node_labels_command(
     if to and to not in TARGETS:
         raise UsageError(f"--to {to!r} is not one of {', '.join(TARGETS)}")
     options = [option for option in OPTIONS if option.name in OPTION_NAMES]
-    told = parse_flags(context.args, os.environ, options, "node-labels")
+    given = {"NODE_NAME": node_name, "POD_NAMESPACE": namespace, "POD_NAME": pod_name}
+    environment = {**os.environ, **{name: text for name, text in given.items() if text}}
+    told = parse_flags(context.args, environment, options, "node-labels", ("GFD_CONFIG_FILE", CONFIG_VARIABLE))
     settings = load_settings(config)
     if show:
-        found = read_labels(settings, read_configuration(told, os.environ), time.time())
+        found = read_labels(settings, read_configuration(told, environment), time.time())
         if json:
             print_json({"labels": found.labels, "notes": found.notes, "problem": found.silent})
         else:
             print(render_features(found.labels), end="")
     elif remove:
-        withdraw(find_place(read_configuration(told, os.environ).options, to, os.environ))
+        withdraw(find_place(read_configuration(told, environment).options, to, environment))
     else:
-        Labeller(settings, told, os.environ, Log(json), to).run(remove_on_exit)
+        Labeller(settings, told, environment, Log(json), to).run(remove_on_exit)

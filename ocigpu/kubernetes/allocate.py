@@ -4,6 +4,7 @@ Device nodes come from the plan that the shim makes for the same request, so tha
 Docker has.
 """
 
+import re
 import uuid
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -25,7 +26,7 @@ FEATURES = (
     ("mofed_enabled", "NVIDIA_MOFED", "mofed"),
 )
 """Option, variable and name of opt-in parts."""
-MAX_SHOWN = 8
+KUBEVIRT_PREFIX = "PCI_RESOURCE_"
 
 
 class Mount(NamedTuple):
@@ -112,11 +113,16 @@ def _chosen(resource: Resource, ids: Sequence[str]) -> list[Device]:
 
 
 def _for_machines(resource: Resource, devices: Sequence[Device], options: Options) -> Response:
-    """Nodes for a virtual machine; with a CDI strategy the names by which Kata's specification has them."""
+    """Nodes for a virtual machine; with a CDI strategy the names by which Kata's specification has them.
+
+    KubeVirt reads the PCI addresses from a variable that has the resource's name, of each device one (KubeVirt,
+    pkg/util: ResourceNameToEnvVar).
+    """
+    envs = {KUBEVIRT_PREFIX + re.sub("[/.]", "_", resource.name.upper()): ",".join(device.gpu for device in devices)}
     if "cdi-cri" in options.device_list_strategy:
-        return Response(cdi_devices=tuple(f"{resource.name}={device.id}" for device in devices))
+        return Response(envs, cdi_devices=tuple(f"{resource.name}={device.id}" for device in devices))
     paths = dict.fromkeys(path for device in devices for path in device.paths)
-    return Response(devices=tuple(DeviceSpec(path, path, "mrw") for path in paths))
+    return Response(envs, devices=tuple(DeviceSpec(path, path, "mrw") for path in paths))
 
 
 def _for_containers(

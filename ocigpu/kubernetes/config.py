@@ -5,6 +5,7 @@ obeyed or refused with a reason, none is read and forgotten.  Pure.
 """
 
 import fnmatch
+import math
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from ocigpu.kubernetes.schema import ConfigFile, NamePattern, config_error, show
 from ocigpu.kubernetes.sharing import Sharing, parse_sharing, resource_name
 from ocigpu.request import MAX_IMEX_CHANNEL, is_number
 
+INFINITE = "infinite"
 CDI_STRATEGIES = ("cdi-annotations", "cdi-cri")
 STRATEGIES = ("envvar", "volume-mounts", *CDI_STRATEGIES)
 _TRUE = ("1", "t", "T", "TRUE", "true", "True")
@@ -25,7 +27,8 @@ _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ns|us|µs|ms|s|m|h)")
 class Option(NamedTuple):
     """One option: ``name`` is its field in :class:`Options`.
 
-    ``kind``: "bool", "text", "path", "list", "numbers" or "duration" (text such as "1m30s", a value in seconds).
+    ``kind``: "bool", "text", "path", "list", "numbers" or "duration" (text such as "1m30s" or "infinite", a value in
+    seconds).
     ``key``: its path in the file, "" for none.  ``flags`` and ``variables``: its names elsewhere; an earlier one wins.
     """
 
@@ -160,13 +163,16 @@ OPTIONS = (
     _option("imex_channel_ids", "numbers", "imex.channelIDs", "IMEX_CHANNEL_IDS", "IMEX channels of every container"),
     _option("imex_required", "bool", "imex.required", "IMEX_REQUIRED", "refuse to go without one of them"),
     _option(
-        "use_node_feature_api", "bool", "flags.useNodeFeatureAPI", "GFD_USE_NODE_FEATURE_API",
+        "use_node_feature_api", "bool", "flags.useNodeFeatureAPI", "GFD_USE_NODE_FEATURE_API USE_NODE_FEATURE_API",
         "write labels through the API server",
     ),
     _option("oneshot", "bool", "flags.gfd.oneshot", "GFD_ONESHOT", "write labels once and end"),
     _option("no_timestamp", "bool", "flags.gfd.noTimestamp", "GFD_NO_TIMESTAMP", "no label with the time"),
     _option("sleep_interval", "duration", "flags.gfd.sleepInterval", "GFD_SLEEP_INTERVAL", "time between labellings"),
-    _option("output_file", "path", "flags.gfd.outputFile", "GFD_OUTPUT_FILE", "where labels are written"),
+    _option(
+        "output_file", "path", "flags.gfd.outputFile", "GFD_OUTPUT_FILE", "where labels are written",
+        flags="output-file output o",
+    ),
     _option("machine_type_file", "path", "flags.gfd.machineTypeFile", "GFD_MACHINE_TYPE_FILE", "name of the machine"),
     _option("disabled_health_checks", "text", "", "DP_DISABLE_HEALTHCHECKS", "XIDs that mean nothing, or all"),
     _option("enabled_health_checks", "text", "", "DP_ENABLE_HEALTHCHECKS", "XIDs that count all the same, or all"),
@@ -218,7 +224,7 @@ def _value(option: Option, raw: Any, where: str, *, text: bool) -> Any:
             return False
         raise config_error(where, f"{shown(raw)} is neither true nor false")
     if option.kind == "duration":
-        return parse_duration(raw, where)
+        return math.inf if raw == INFINITE else parse_duration(raw, where)
     if option.kind in ("list", "numbers"):
         parts = raw.split(",") if isinstance(raw, str) else raw
         if not isinstance(parts, list) or any(isinstance(part, (list, dict)) for part in parts):

@@ -11,12 +11,13 @@ from typing import NamedTuple
 from ocigpu.errors import HostError, OcigpuError
 from ocigpu.host.tree import find_roots, read_bytes
 from ocigpu.kubernetes.config import Configuration
-from ocigpu.kubernetes.labels import TIMESTAMP, Surroundings, make_labels, render_features
+from ocigpu.kubernetes.labels import TIMESTAMP, Surroundings, make_labels, make_machine_labels, render_features
 from ocigpu.kubernetes.loading import Told, read_configuration
 from ocigpu.kubernetes.mps_control import Log
 from ocigpu.kubernetes.node import Node, host_settings, read_node
 from ocigpu.kubernetes.publish import Place, find_place, publish, withdraw
 from ocigpu.kubernetes.surroundings import read_surroundings
+from ocigpu.kubernetes.vfio import read_model_names
 from ocigpu.kubernetes.waiting import Waiting
 from ocigpu.settings import Settings
 
@@ -46,7 +47,12 @@ def read_labels(settings: Settings, configuration: Configuration, now: float) ->
     if settings.simulation_root:
         machine = settings.simulation_root + machine
     around = read_surroundings(find_roots(ours).sys, machine, int(now))
-    labels, notes = make_labels(node.facts, configuration, node.hardware, around)
+    if node.machines:
+        names = read_model_names()
+        models = [names.get(each.device, f"{each.device:04x}") for each in node.machines]
+        labels, notes = make_machine_labels(models, configuration, around)
+    else:
+        labels, notes = make_labels(node.facts, configuration, node.hardware, around)
     return Labels(labels, notes, _silence(node, around))
 
 

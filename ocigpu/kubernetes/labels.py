@@ -62,6 +62,29 @@ def make_labels(
     return {name: value for name, value in valid.items() if value}, tuple(notes)
 
 
+def make_machine_labels(
+    models: Sequence[str], configuration: Configuration, around: Surroundings
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return the labels of a node whose GPUs are for virtual machines, and notes; ``models``: of each GPU.
+
+    Nobody on the host can ask such a GPU for more than the PCI bus tells.
+    """
+    labels = {"vgpu.present": "false", "mps.capable": "false", "mig.capable": "false"}
+    if around.timestamp is not None and not configuration.options.no_timestamp:
+        labels["gfd.timestamp"] = str(around.timestamp)
+    counts = Counter(models)
+    labels |= {
+        "gpu.machine": _value(sanitise(around.machine)) or "unknown",
+        "gpu.mode": _mode(around.pci_classes),
+        "gpu.count": str(len(models)),
+        "gpu.replicas": "1",
+        "gpu.sharing-strategy": "none",
+        "gpu.product": sanitise(counts.most_common(1)[0][0]),
+    }
+    found = {DOMAIN + name: _value(labels[name]) for name in sorted(labels)}
+    return {name: value for name, value in found.items() if value}, _of_several(counts)
+
+
 def sanitise(text: str) -> str:
     """Return text as a label's value: "NVIDIA TITAN X (Pascal)" is NVIDIA-TITAN-X-Pascal."""
     return "-".join(re.sub(r"[^A-Za-z0-9\-_. ]", "", " ".join(text.split())).split())
@@ -133,7 +156,7 @@ def _resources(
 ) -> dict[str, str]:
     strategy = configuration.options.mig_strategy
     split = [gpu for gpu in gpus if gpu.mig_enabled]
-    labels = {"mps.capable": _bool(configuration.sharing.strategy == "mps" and not (split and strategy != "none"))}
+    labels = {"mps.capable": _bool(configuration.sharing.strategy == "mps" and not split)}
     if strategy != "none":
         labels["mig.strategy"] = strategy
     labels |= _whole_gpus(gpus, configuration, hardware, notes)
@@ -151,16 +174,14 @@ def _whole_gpus(
     gpus: Sequence[Gpu], configuration: Configuration, hardware: Hardware, notes: list[str]
 ) -> dict[str, str]:
     models = Counter(gpu.model for gpu in gpus)
-    if len(models) > 1:
-        counts = ", ".join(f"{count} {model}" for model, count in models.most_common())
-        notes.append(f"GPUs of several models ({counts}): labels are of the most frequent one")
+    notes += _of_several(models)
     first = next(gpu for gpu in gpus if gpu.model == models.most_common(1)[0][0])
-    offered = [gpu for gpu in gpus if not gpu.mig_enabled]
-    strategy, replicas, shown = _shared(GPU_RESOURCE, configuration)
+    shared = any(not gpu.mig_enabled for gpu in gpus if gpu.model == first.model)
+    strategy, replicas, shown = _shared(GPU_RESOURCE, configuration) if shared else _UNSHARED
     major, _, minor = first.architecture.partition(".")
     labels = {
         "gpu.count": str(len([gpu for gpu in gpus if not gpu.error])),
-        "gpu.replicas": str(replicas if offered else 0),
+        "gpu.replicas": str(replicas),
         "gpu.sharing-strategy": strategy,
         "gpu.product": sanitise(first.model) + shown,
         "gpu.memory": _positive(hardware.gpus[first.uuid].memory_mib if first.uuid in hardware.gpus else 0),
@@ -170,11 +191,19 @@ def _whole_gpus(
     return labels
 
 
+def _of_several(models: "Counter[str]") -> tuple[str, ...]:
+    if len(models) < 2:
+        return ()
+    counts = ", ".join(f"{count} {model}" for model, count in models.most_common())
+    return (f"GPUs of several models ({counts}): labels are of the most frequent one",)
+
+
 def _single(facts: HostFacts, gpus: Sequence[Gpu], configuration: Configuration, hardware: Hardware) -> dict[str, str]:
     profiles = _by_profile(gpus)
     if single_problem(facts) or not profiles:
         product = f"{sanitise(gpus[0].model)}-MIG-INVALID"
-        return {"gpu.product": product, "gpu.count": "0", "gpu.replicas": "0", "gpu.memory": "0"}
+        numbers = dict.fromkeys(("gpu.count", "gpu.replicas", "gpu.memory"), "0")
+        return {"gpu.product": product, "gpu.sharing-strategy": "", **numbers}
     (devices,) = profiles.values()
     return _mig_resource("gpu", devices, configuration, hardware, GPU_RESOURCE)
 
@@ -217,6 +246,10 @@ def _mig_resource(
             "engines.ofa": str(size.ofa),
         }
     return {f"{prefix}.{name}": value for name, value in labels.items()}
+
+
+_UNSHARED = ("none", 0, "")
+"""Of GPUs that are cut: they are offered in no number."""
 
 
 def _shared(resource: str, configuration: Configuration) -> tuple[str, int, str]:

@@ -28,14 +28,17 @@ def parse_flags(
     environment: Mapping[str, str],
     options: Sequence[Option] = PLUGIN_OPTIONS,
     command: str = "device-plugin",
+    file_variables: Sequence[str] = (CONFIG_VARIABLE,),
 ) -> Told:
     """Return what a command line says, as "--name=value" or "--name value"; a bare "--name" of a bool is true.
+
+    A flag of a list that is given again adds to it; of others the last one counts.
 
     Raises UsageError for words that it does not know.
     """
     known = {flag: option for option in options for flag in option.flags}
     flags: dict[str, str] = {}
-    file = environment.get(CONFIG_VARIABLE, "")
+    file = next((environment[name] for name in file_variables if environment.get(name)), "")
     left = list(words)
     while left:
         word = left.pop(0)
@@ -52,6 +55,8 @@ def parse_flags(
                 raise UsageError(f"--{name} needs a value", f"see: ocigpu {command} --help")
         if option is None:
             file = value
+        elif option.kind in ("list", "numbers") and option.name in flags:
+            flags[option.name] += f",{value}"
         else:
             flags[option.name] = value
     return Told(flags, file)

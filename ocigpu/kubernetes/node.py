@@ -9,9 +9,10 @@ from typing import NamedTuple
 from ocigpu.errors import HostError
 from ocigpu.facts import HostFacts
 from ocigpu.host.discover import read_host_facts
+from ocigpu.host.pci import NVIDIA_VENDOR, Function, read_functions
 from ocigpu.host.procfs import normal_bus_id
 from ocigpu.host.tree import find_roots
-from ocigpu.host.vfio import read_vfio_facts
+from ocigpu.host.vfio import GPU_CLASSES, VFIO_DRIVERS, read_vfio_facts
 from ocigpu.host.wsl import is_wsl, read_wsl_facts
 from ocigpu.kubernetes.config import Configuration, Options
 from ocigpu.kubernetes.devices import GPU_RESOURCE, Device, Inventory, Resource, make_inventory
@@ -27,7 +28,7 @@ _DXG = "/dev/dxg"
 class Node(NamedTuple):
     """``source``: "nvml", "wsl" or "vfio"; "" when the driver cannot be asked, for the reason in the inventory.
 
-    ``scores``: how well GPUs are connected, by pairs of UUIDs.
+    ``scores``: how well GPUs are connected, by pairs of UUIDs.  ``machines``: GPUs that a VFIO driver has.
     """
 
     source: str
@@ -35,6 +36,7 @@ class Node(NamedTuple):
     inventory: Inventory
     hardware: Hardware = Hardware()
     scores: "dict[tuple[str, str], int]" = {}
+    machines: tuple[Function, ...] = ()
 
 
 def host_settings(settings: Settings, options: Options) -> Settings:
@@ -57,7 +59,9 @@ def read_node(settings: Settings, configuration: Configuration) -> Node:
     node = _read_wsl(settings, configuration) if is_wsl(settings) else _read_nvml(settings, configuration)
     if strategy == "auto" and not node.inventory.resources:
         machines = _read_vfio(settings, configuration)
-        if machines.inventory.resources:
+        functions = read_functions(find_roots(settings).sys, NVIDIA_VENDOR)
+        on_bus = sum(function.base_class in GPU_CLASSES for function in functions)
+        if machines.inventory.resources or len(machines.machines) == on_bus > 0:
             return machines
     return node
 
@@ -95,7 +99,9 @@ def _read_vfio(settings: Settings, configuration: Configuration) -> Node:
     numa = {address: read_place(roots.sys, normal_bus_id(address)).numa for address in addresses}
     resource = configuration.options.vfio_resource
     names = read_model_names() if resource == BY_MODEL else {}
-    return Node("vfio", HostFacts(), make_vfio_inventory(facts, resource, names, numa))
+    functions = [item.function for item in facts.candidates if not item.is_switch]
+    machines = tuple(function for function in functions if function.driver in VFIO_DRIVERS)
+    return Node("vfio", HostFacts(), make_vfio_inventory(facts, resource, names, numa), machines=machines)
 
 
 def carry_over(before: Inventory, now: Inventory) -> Inventory:

@@ -46,8 +46,8 @@ def make_vfio_inventory(
 
 def model_class(text: str) -> str:
     """Return a model's name as part of a resource name: "GH100 [H100 SXM5 80GB]" is GH100_H100_SXM5_80GB."""
-    name = re.sub(r"[\s./]", "_", text.upper())
-    return re.sub(r"[^A-Z0-9_]", "", name).strip("_")[: MAX_NAME - len(DOMAIN)]
+    name = re.sub(r"\s+", "_", re.sub(r"[./]", "_", text.upper()))
+    return re.sub(r"[^A-Z0-9_-]", "", name).strip("_-")[: MAX_NAME - len(DOMAIN)].strip("_-")
 
 
 def read_model_names(paths: tuple[str, ...] = PCI_IDS) -> dict[int, str]:

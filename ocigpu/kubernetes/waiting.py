@@ -1,6 +1,7 @@
 """Waiting of a program that has nothing to do but at intervals, and when it is told by a signal."""
 
 import contextlib
+import math
 import os
 import select
 import signal
@@ -21,9 +22,9 @@ class Waiting:
         self.again = False
 
     def wait(self, seconds: float) -> None:
-        """Return after this time, at once when a signal has come."""
+        """Return after this time (math.inf: never), at once when a signal has come."""
         if not (self.stopping or self.again):
-            select.select([self._reader], [], [], max(0.0, seconds))
+            select.select([self._reader], [], [], None if seconds == math.inf else max(0.0, seconds))
 
     def _stop(self, _number: int, _frame: FrameType | None) -> None:
         self.stopping = True

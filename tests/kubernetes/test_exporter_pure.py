@@ -114,6 +114,8 @@ def test_a_flag_comes_before_its_variable_and_that_before_the_default() -> None:
         nvidia_resource_names=("a/b", "c/d"),
     )  # fmt: skip
     assert parse_options(["-k=false"], variables).kubernetes is False
+    again = ["--nvidia-resource-names", "a/b", "--nvidia-resource-names=c/d,e/f"]
+    assert parse_options(again, {"NVIDIA_RESOURCE_NAMES": "x/y"}).nvidia_resource_names == ("a/b", "c/d", "e/f")
     assert parse_options(["--gpu-bind-unbind-poll-interval", "500ms"], {}).gpu_bind_unbind_poll_interval == 0.5
 
 

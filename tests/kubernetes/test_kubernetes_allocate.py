@@ -282,8 +282,8 @@ def test_refusals_are_one_line_with_the_resource_and_the_device() -> None:
 # --- virtual machines, WSL
 
 MACHINES = Resource(
-    "nvidia.com/gpu",
-    tuple(Device(key, key, key, key, ("/dev/vfio/vfio", f"/dev/vfio/{key}")) for key in ("9", "112")),
+    "nvidia.com/GH100.X-1",
+    tuple(Device(key, key, f"0000:{key}:00.0", key, ("/dev/vfio/vfio", f"/dev/vfio/{key}")) for key in ("9", "112")),
     "vfio",
 )
 
@@ -291,13 +291,15 @@ MACHINES = Resource(
 def test_a_virtual_machine_gets_the_nodes_of_its_groups() -> None:
     found = allocate(MACHINES, ["112", "9"], HostFacts(), configured(), Settings())
     paths = ["/dev/vfio/vfio", "/dev/vfio/9", "/dev/vfio/112"]
-    assert found == Response(devices=tuple(DeviceSpec(path, path, "mrw") for path in paths))
+    addresses = {"PCI_RESOURCE_NVIDIA_COM_GH100_X-1": "0000:9:00.0,0000:112:00.0"}
+    assert found == Response(addresses, devices=tuple(DeviceSpec(path, path, "mrw") for path in paths))
 
 
 def test_a_virtual_machine_may_be_told_by_cdi() -> None:
     configuration = configured(None, {"DEVICE_LIST_STRATEGY": "cdi-cri"})
     found = allocate(MACHINES, ["112"], HostFacts(), configuration, Settings())
-    assert found == Response(cdi_devices=("nvidia.com/gpu=112",))
+    addresses = {"PCI_RESOURCE_NVIDIA_COM_GH100_X-1": "0000:112:00.0"}
+    assert found == Response(addresses, cdi_devices=("nvidia.com/GH100.X-1=112",))
     with pytest.raises(OcigpuError, match='unknown device: "113"'):
         allocate(MACHINES, ["113"], HostFacts(), configuration, Settings())
 

@@ -11,7 +11,7 @@ from support.trees import pci_function, write_tree
 from ocigpu.errors import HostError
 from ocigpu.facts import Gpu, HostFacts, MigDevice
 from ocigpu.kubernetes.hardware import GpuDetails, Hardware, MigSize
-from ocigpu.kubernetes.labels import Surroundings, family, make_labels, render_features, sanitise
+from ocigpu.kubernetes.labels import Surroundings, family, make_labels, make_machine_labels, render_features, sanitise
 from ocigpu.kubernetes.surroundings import read_surroundings, remove_features, write_features
 from ocigpu.kubernetes.vgpu import Vgpu, parse_vgpu
 
@@ -95,6 +95,44 @@ def test_mig_none_counts_gpus_that_cannot_be_given_whole_without_replicas() -> N
     found = labels(facts, hardware=hardware)
     assert (found["gpu.count"], found["gpu.replicas"], found["gpu.product"]) == ("1", "0", MODEL)
     assert "mig.strategy" not in found
+
+
+@pytest.mark.parametrize("strategy", ["none", "single", "mixed"])
+def test_gpus_that_are_cut_are_neither_shared_nor_capable_of_mps(strategy: str) -> None:
+    """gpu.replicas=0 says that none is offered whole: a product "-SHARED" would say the opposite."""
+    facts, hardware = with_mig(("1g.10gb",), ("2g.20gb",))
+    found = labels(facts, shared({"name": "gpu", "replicas": 4}), hardware, mig_strategy=strategy)
+    invalid = strategy == "single"
+    assert found["gpu.product"] == (f"{MODEL}-MIG-INVALID" if invalid else MODEL)
+    assert found["gpu.replicas"] == "0"
+    assert found.get("gpu.sharing-strategy") == (None if invalid else "none")
+    assert found["mps.capable"] == "false"
+    if strategy != "mixed":  # which MPS refuses by itself
+        mps = labels(facts, shared({"name": "gpu", "replicas": 4}, strategy="mps"), hardware, mig_strategy=strategy)
+        assert mps["mps.capable"] == "false"
+        assert mps.get("gpu.sharing-strategy") == (None if invalid else "none")
+
+
+def test_whole_gpus_beside_cut_ones_are_shared() -> None:
+    facts, hardware = with_mig(("1g.10gb",), None)
+    found = labels(facts, shared({"name": "gpu", "replicas": 4}), hardware, mig_strategy="mixed")
+    assert (found["gpu.product"], found["gpu.replicas"], found["gpu.sharing-strategy"]) == (
+        f"{MODEL}-SHARED", "4", "time-slicing",
+    )  # fmt: skip
+
+
+def test_gpus_for_virtual_machines_have_product_count_and_mode() -> None:
+    models = ["GH100 [H100 SXM5 80GB]", "GH100 [H100 SXM5 80GB]", "2901"]
+    found, notes = make_machine_labels(models, configured(), AROUND)
+    assert {name.removeprefix("nvidia.com/"): value for name, value in found.items()} == {
+        "gfd.timestamp": "1700000000", "gpu.machine": "DGX-A100-920-23687", "gpu.mode": "compute",
+        "gpu.count": "3", "gpu.replicas": "1", "gpu.sharing-strategy": "none",
+        "gpu.product": "GH100-H100-SXM5-80GB", "mig.capable": "false", "mps.capable": "false",
+        "vgpu.present": "false",
+    }  # fmt: skip
+    assert notes == ("GPUs of several models (2 GH100 [H100 SXM5 80GB], 1 2901): labels are of the most frequent one",)
+    plain, _ = make_machine_labels(models, configured(no_timestamp="true"), AROUND)
+    assert "nvidia.com/gfd.timestamp" not in plain
 
 
 def test_mig_single() -> None:

@@ -107,7 +107,10 @@ def test_what_is_offered_can_be_allocated(
     name = "GH100_H100_SXM5_80GB" if resource == "model" else resource
     offered = {each.name: each for each in make_vfio_inventory(facts(tmp_path, tree), resource, NAMES).resources}
     found = allocate(offered[f"nvidia.com/{name}"], [id_], HostFacts(), Configuration(), Settings())
-    assert found == Response(devices=tuple(DeviceSpec(path, path, "mrw") for path in paths))
+    assert found == Response(
+        {f"PCI_RESOURCE_NVIDIA_COM_{name.upper()}": "0000:3b:00.0"},
+        devices=tuple(DeviceSpec(path, path, "mrw") for path in paths),
+    )
 
 
 def test_numa_nodes_are_those_of_the_functions(tmp_path: Path) -> None:
@@ -126,7 +129,18 @@ def test_without_devices_there_is_a_reason(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "name"),
-    [("GH100 [H100 SXM5 80GB]", "GH100_H100_SXM5_80GB"), ("a.b/c d", "A_B_C_D"), ("x" * 90, "X" * 52), ("[]", "")],
+    [
+        ("GH100 [H100 SXM5 80GB]", "GH100_H100_SXM5_80GB"),
+        ("a.b/c d", "A_B_C_D"),
+        ("x" * 90, "X" * 52),
+        ("[]", ""),
+        ("GK104.GL [GRID/K520]", "GK104_GL_GRID_K520"),
+        ("GeForce   GTX  1080", "GEFORCE_GTX_1080"),
+        ("A-B", "A-B"),
+        ("Device [Name] (Rev A)", "DEVICE_NAME_REV_A"),
+        ("x" * 51 + "-y", "X" * 51),
+        ("", ""),
+    ],
 )
 def test_a_model_is_named_as_nvidias_plugin_does(text: str, name: str) -> None:
     assert model_class(text) == name

@@ -13,6 +13,7 @@ from kubernetes_lab import configured
 from support.api_server import TOKEN, FakeApiServer, make_account
 from support.process import Completed, run, stop, wait_for
 from support.product import PROGRAMS, SimulatedHost
+from support.trees import pci_function, write_tree
 
 from ocigpu.errors import HostError, SettingsError
 from ocigpu.kubernetes import labelling
@@ -303,6 +304,24 @@ def test_a_node_without_gpus_is_labelled_so(tmp_path: Path) -> None:
     assert (found.labels, found.silent) == ({"nvidia.com/vgpu.present": "false"}, "")
 
 
+@pytest.mark.parametrize("drivers", [("vfio-pci",), ("vfio-pci", "nvidia")], ids=str)
+def test_a_node_whose_gpus_are_for_virtual_machines_is_labelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drivers: tuple[str, ...]
+) -> None:
+    """As in the pod, which has no /dev/vfio; one with a GPU whose driver does not answer keeps its labels."""
+    functions = [
+        pci_function(f"0000:{number:02x}:00.0", "10de:2330", "0302", driver, str(number))
+        for number, driver in enumerate(drivers, 0x3B)
+    ]
+    write_tree(tmp_path, {"/proc/uptime": "", **{path: text for tree in functions for path, text in tree.items()}})
+    monkeypatch.setattr(labelling, "read_model_names", lambda: {0x2330: "GH100 [H100 SXM5 80GB]"})
+    found = read_labels(Settings(simulation_root=str(tmp_path)), configured(), 0)
+    assert bool(found.silent) == (len(drivers) > 1)
+    if not found.silent:
+        names = ("gpu.product", "gpu.count", "gpu.mode")
+        assert [found.labels[f"nvidia.com/{name}"] for name in names] == ["GH100-H100-SXM5-80GB", "1", "compute"]
+
+
 # --- the command
 
 
@@ -344,6 +363,7 @@ def test_the_command_writes_once_and_removes_when_told(node_labels: Command, tmp
         (["--device-list-strategy=envvar"], "no such option"),
         (["--mig-strategy"], "--mig-strategy needs a value"),
         (["--kube-api-qps", "many"], "kube-api-qps"),
+        (["--node-name"], "--node-name"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -352,6 +372,33 @@ def test_what_the_command_refuses(node_labels: Command, words: list[str], messag
     assert failed.returncode in (1, 2)
     assert message in failed.stderr
     assert "Traceback" not in failed.stderr
+
+
+def test_the_command_has_the_vendors_names_of_options_and_variables(node_labels: Command, tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text("flags: {migStrategy: mixed, gfd: {sleepInterval: infinite}}\n")
+    variables = {"GFD_CONFIG_FILE": str(config), "CONFIG_FILE": "/nowhere", "USE_NODE_FEATURE_API": "false"}
+    node_labels("--oneshot", "-o", tmp_path / "gfd", **variables)
+    assert "nvidia.com/mig.strategy=mixed\n" in (tmp_path / "gfd").read_text()
+    node_labels("--oneshot", "--output", tmp_path / "two", "--node-name=n", "--namespace=gpu", "--pod-name", "p")
+    assert (tmp_path / "two").exists()
+    refused = node_labels("--oneshot", USE_NODE_FEATURE_API="perhaps", check=False)
+    assert "USE_NODE_FEATURE_API" in refused.stderr
+
+
+def test_an_infinite_interval_ends_with_a_signal(simulated_host: SimulatedHost, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    child = start(simulated_host, log, f"--output-file={tmp_path / 'gfd'}", "--sleep-interval=infinite")
+    try:
+        wait_for("labels", (tmp_path / "gfd").exists, on_failure=log.read_text)
+        (tmp_path / "gfd").unlink()
+        child.send_signal(signal.SIGHUP)
+        wait_for("labels again", (tmp_path / "gfd").exists, on_failure=log.read_text)
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(30) == 0
+    finally:
+        if child.poll() is None:
+            stop(child.pid)
 
 
 def start(host: SimulatedHost, log: Path, *words: str | Path) -> "subprocess.Popen[str]":

@@ -44,9 +44,15 @@ A100, MIG = host("a100-8"), host("h100-8-mig")
         (["--pass-device-specs=false"], {"pass_device_specs": "false"}),
         (["--nvidia-driver-root", "/d"], {"driver_root": "/d"}),
         (["--kubelet-socket="], {"kubelet_socket": ""}),
+        (
+            ["--device-list-strategy=envvar", "--device-list-strategy", "cdi-cri,volume-mounts"],
+            {"device_list_strategy": "envvar,cdi-cri,volume-mounts"},
+        ),
+        (["--imex-channel-ids=0", "--imex-channel-ids=1"], {"imex_channel_ids": "0,1"}),
+        (["--mig-strategy=single", "--mig-strategy=mixed"], {"mig_strategy": "mixed"}),
         ([], {}),
     ],
-    ids=["equals", "separate", "false", "alias", "empty", "nothing"],
+    ids=["equals", "separate", "false", "alias", "empty", "a list again", "numbers again", "text again", "nothing"],
 )
 def test_words_of_the_command_line(words: list[str], flags: dict[str, str]) -> None:
     assert parse_flags(words, {}) == Told(flags, "")

@@ -170,7 +170,8 @@ _REFUSED_BY_FLAG = {flag: refused for refused in REFUSED for flag in refused.fla
 def parse_options(words: Sequence[str], environment: Mapping[str, str]) -> Options:
     """Return the options: of each the flag, else the variable, else the default; an empty variable counts as not set.
 
-    Flags are written "--name=value", "--name value" or, for a bool, "--name".  Raises UsageError for what is no flag,
+    Flags are written "--name=value", "--name value" or, for a bool, "--name"; that of a list adds to it when it is
+    given again.  Raises UsageError for what is no flag,
     and SettingsError (OCIGPU-KUBE-4) that names the flag or variable whose value is refused.
     """
     values = {}
@@ -183,13 +184,17 @@ def parse_options(words: Sequence[str], environment: Mapping[str, str]) -> Optio
             if environment.get(name):
                 _check_refused(refused, environment[name], name)
     left = list(words)
+    given: set[str] = set()
     while left:
         flag, value = _take(left)
         if flag in _REFUSED_BY_FLAG:
             _check_refused(_REFUSED_BY_FLAG[flag], value, f"--{flag}")
         else:
             option = _BY_FLAG[flag]
-            values[option.name] = _value(option, value, f"--{option.flags[0]}")
+            found = _value(option, value, f"--{option.flags[0]}")
+            again = option.kind == "list" and option.name in given
+            values[option.name] = values[option.name] + found if again else found
+            given.add(option.name)
     options = Options(**values)
     parse_devices(options.devices)
     parse_address(options.address)
