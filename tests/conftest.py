@@ -1,9 +1,9 @@
 """Rules of the whole test suite: what is skipped and when that is an error, and that nothing stays behind."""
 
 import os
+import secrets
 import shutil
 import sys
-import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -12,14 +12,39 @@ from hypothesis import settings
 
 sys.path.insert(0, os.path.dirname(__file__))
 
-from support import machine, requirements
+from support import isolation, machine, requirements
+from support.process import wait_for
+
+isolation.isolate()  # before anything is started
+machine.note_mounts()
 
 pytest_plugins = ["support.fixtures"]
 
 settings.register_profile("ocigpu", parent=settings(), deadline=None)  # a busy machine is no failure
 settings.load_profile("ocigpu")
 
+OWN_TEMPORARY = pytest.StashKey[str]()
 NO_SKIPS = os.environ.get("CI") == "true" or os.environ.get("OCIGPU_NO_SKIP") == "1"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Temporary directories of this session alone: what several share, each of them closes to other users anew."""
+    if config.option.basetemp is None:
+        config.option.basetemp = f"/tmp/pytest-{secrets.token_hex(4)}"
+        config.stash[OWN_TEMPORARY] = config.option.basetemp
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Nothing stays of a session that passed; what failed can be looked at below the directory its message names."""
+    directory = session.config.stash.get(OWN_TEMPORARY, None)
+    if directory is not None and exitstatus == 0:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def pytest_unconfigure() -> None:
+    isolation.release()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -50,7 +75,7 @@ def session_directory() -> Iterator[Path]:
 
     When the session ends, no mount, process or cgroup of ours may be left; what is left is named, then removed.
     """
-    directory = Path(f"/tmp/{machine.PREFIX}{os.getpid()}")
+    directory = Path(f"/tmp/{machine.NAME}")
     directory.mkdir(mode=0o755)
     directory.chmod(0o755)  # whatever the umask
     yield directory
@@ -62,21 +87,12 @@ def session_directory() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def cache_unchanged() -> Iterator[None]:
-    """Nothing that the programs under test, started as root, have kept below /run stays there.
+def nobody_waits() -> Iterator[None]:
+    """What waits for a hook (ocigpu/early.py) removes its directory itself, at the latest when its runtime has ended.
 
-    What waits for a hook (ocigpu/early.py) removes its directory itself, at the latest when its runtime has ended.
+    The directory is this process's own (support/isolation.py) where root could make it so.
     """
     directory = Path("/run/ocigpu")
-    existed = directory.exists()
-    before = {path: path.stat().st_mtime_ns for path in directory.glob("*")}
+    before = set(directory.glob("early-*"))
     yield
-    deadline = time.monotonic() + 5
-    while waiting := [path for path in directory.glob("early-*") if path not in before]:
-        assert time.monotonic() < deadline, waiting
-        time.sleep(0.02)
-    for path in directory.glob("*"):
-        if before.get(path) != path.stat().st_mtime_ns:
-            path.unlink(missing_ok=True)
-    if directory.exists() and not existed:
-        directory.rmdir()
+    wait_for("processes that wait for a hook to end", lambda: set(directory.glob("early-*")) <= before)

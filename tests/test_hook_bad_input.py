@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import machine
 
 from ocigpu.sim.create import create_host
 from ocigpu.state import MAX_STATE_BYTES
@@ -155,11 +156,11 @@ def test_a_container_without_a_mount_namespace_is_refused(bundle: Path, child: i
 
 @pytest.mark.root
 def test_a_process_in_the_hosts_mount_namespace_is_refused(bundle: Path, child: int, settings: str) -> None:
-    before, mounts = tree(bundle), Path("/proc/self/mountinfo").read_text()
+    before, mounts = tree(bundle), machine.own_mounts()
     done = run("--config", settings, "prestart", stdin=state(child, bundle))
     assert_refused(done, "OCIGPU-NS-1", str(child))
     assert tree(bundle) == before
-    assert Path("/proc/self/mountinfo").read_text() == mounts
+    assert machine.own_mounts() == mounts
 
 
 @pytest.mark.root

@@ -16,6 +16,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from support import machine
 
 import ocigpu
 from ocigpu.cdi import document, yaml_child
@@ -337,7 +338,7 @@ def test_what_cannot_be_opened_names_the_kernels_reason(tmp_path: Path) -> None:
 
 @pytest.mark.root
 def test_an_unreadable_file_is_refused() -> None:
-    path = Path("/tmp") / f"ocigpu-unreadable-{os.getpid()}.yaml"
+    path = Path(f"/tmp/{machine.NAME}.yaml")
     path.write_text("a: 1")
     path.chmod(0)
     try:

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -34,11 +33,11 @@ SLOW_LDCONFIG = """
 #include <unistd.h>
 int main(void) {
 	int word = 0;
-	struct timespec time = {2, 0};
+	struct timespec time = {60, 0};
 	return syscall(SYS_futex, &word, FUTEX_WAIT, 0, &time, 0, 0) == 0;
 }
 """
-"""Waits for two seconds, and makes no cache."""
+"""Waits until it is stopped, and makes no cache."""
 _numbers = itertools.count(1)
 
 
@@ -85,7 +84,7 @@ def program_path(name: str) -> str:
 def nothing_is_left() -> Iterator[None]:
     before = waiting()
     yield
-    wait_for("the directories to be removed", lambda: waiting() <= before, 10)
+    wait_for("the directories to be removed", lambda: waiting() <= before)
 
 
 @RUNTIMES
@@ -135,12 +134,12 @@ def test_the_hook_works_without_it(
     bundle = make_bundle(["true"], ALL)
     env = simulated_host.environment(runtime_environment, low_level)
     assert run_container([RUNTIME], bundle, container_id(), env=env, cgroup="v2").returncode == 0
-    wait_for("a later one to remove it", lambda: waiting() <= before, 10)
+    wait_for("a later one to remove it", lambda: waiting() <= before)
 
 
 @pytest.fixture
 def slow(work_directory: Path, simulated_host: SimulatedHost, runtime_environment: dict[str, str]) -> dict[str, str]:
-    """An environment in which the hook's work takes two seconds."""
+    """An environment in which the hook's work lasts until it is given up (ocigpu/provision/ldconfig.py, DEADLINE)."""
     (work_directory / "slow.c").write_text(SLOW_LDCONFIG)
     run(["gcc", "-static", "-o", work_directory / "slow", work_directory / "slow.c"])
     env = simulated_host.environment(runtime_environment, "runc")
@@ -168,15 +167,15 @@ def test_whoever_is_killed_during_the_work_leaves_nothing(
             [*command, "create", "--bundle", bundle, name], env=slow, stdin=subprocess.DEVNULL, stdout=file, stderr=file
         )
     try:
-        wait_for("the work to begin", lambda: has_changed(bundle / "rootfs", tree), 10)
+        wait_for("the work to begin", lambda: has_changed(bundle / "rootfs", tree))
         (child,) = pids(process.pid, "ocigpu.runtime")
         (stub,) = pids(process.pid, "--early")
         workers = pids(child, "ocigpu.runtime")
         assert workers
         os.kill({"child": child, "stub": stub, "runtime": process.pid}[victim], signal.SIGKILL)
-        assert process.wait(20) != 0
+        assert process.wait(60) != 0
         for pid in (child, stub, *workers):
-            wait_for(f"process {pid} to end", lambda pid=pid: not is_alive(pid), 10)  # type: ignore[misc]
+            wait_for(f"process {pid} to end", lambda pid=pid: not is_alive(pid))  # type: ignore[misc]
         assert machine.tree(bundle / "rootfs") == tree
         if victim == "child":
             assert "OCIGPU-INT-2" in errors.read_text()
@@ -229,13 +228,13 @@ def test_it_is_gone_while_a_container_runs_in_the_foreground(
         assert process.stdout is not None
         assert b"GPU 0" in process.stdout.readline()
         process.stdout.close()
-        assert pids(process.pid, "ocigpu.runtime") == []
+        wait_for("it to end", lambda: pids(process.pid, "ocigpu.runtime") == [])
         zombies = [pid for pid in pids(process.pid, "") if not is_alive(pid)]
         assert zombies == []
         assert process.poll() is None
     finally:
         run([*command, "delete", "--force", name], env=env, check=False)
-        assert process.wait(20) != 0
+        assert process.wait(60) != 0
 
 
 def test_twenty_containers_start_at_once(
@@ -277,9 +276,9 @@ def idle(
     )  # fmt: skip
     os.close(write)
     try:
-        wait_for("the child", lambda: len(pids(process.pid, "ocigpu.runtime")) == 1, 10)
+        wait_for("the child", lambda: len(pids(process.pid, "ocigpu.runtime")) == 1)
         (child,) = pids(process.pid, "ocigpu.runtime")
-        wait_for("it to wait", lambda: is_waiting(child), 10)
+        wait_for("it to wait", lambda: is_waiting(child))
         entry = json.loads((bundle / "config.json").read_text())["hooks"]["prestart"][0]
         yield process, child, read, entry["args"][2]
     finally:
@@ -294,11 +293,20 @@ def is_waiting(pid: int) -> bool:
     return fields[0] == "7" and fields[3] == "0x3e8"
 
 
+def is_reading(pid: int, path: str) -> bool:
+    """Whether a process is in read(2) and has a file open, which it has opened before."""
+    try:
+        waits = Path(f"/proc/{pid}/syscall").read_text().split()[0] == "0"
+        return waits and path in [os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir()]
+    except FileNotFoundError:  # closed just now
+        return False
+
+
 def test_it_holds_nothing_of_the_runtimes_and_is_small(
     idle: tuple[subprocess.Popen[bytes], int, int, str],
 ) -> None:
     process, child, pipe, directory = idle
-    ready, _, _ = select.select([pipe], [], [], 10)
+    ready, _, _ = select.select([pipe], [], [], 60)
     assert ready, "the pipe has not ended"
     assert os.read(pipe, 1) == b""
     assert is_alive(child)
@@ -313,7 +321,7 @@ def test_it_holds_nothing_of_the_runtimes_and_is_small(
     process.kill()
     process.wait()
     for pid in (child, *workers):
-        wait_for("it to end with the runtime", lambda pid=pid: not is_alive(pid), 10)  # type: ignore[misc]
+        wait_for("it to end with the runtime", lambda pid=pid: not is_alive(pid))  # type: ignore[misc]
     assert not Path(directory).exists()
 
 
@@ -321,7 +329,7 @@ def test_what_asks_without_being_its_hook_is_sent_away(idle: tuple[subprocess.Po
     _, child, _, directory = idle
     with open(f"{directory}/request", "r+b", buffering=0) as request:
         request.write(f"{os.getpid()}\n".encode())
-    wait_for("it to end", lambda: not is_alive(child), 10)
+    wait_for("it to end", lambda: not is_alive(child))
     assert not Path(directory).exists()
 
 
@@ -329,12 +337,12 @@ def test_a_stub_that_is_killed_at_once_does_no_harm(idle: tuple[subprocess.Popen
     _, child, _, directory = idle
     os.kill(child, signal.SIGSTOP)
     stub = subprocess.Popen([HOOK, "--early", directory, "prestart"], stdin=subprocess.DEVNULL)
-    time.sleep(0.1)
+    wait_for("it to wait for an answer", lambda: is_reading(stub.pid, f"{directory}/answer"))
     assert stub.poll() is None
     stub.kill()
     stub.wait()
     os.kill(child, signal.SIGCONT)
-    wait_for("it to end", lambda: not is_alive(child), 10)
+    wait_for("it to end", lambda: not is_alive(child))
 
 
 @pytest.mark.parametrize(
@@ -370,7 +378,7 @@ def test_the_stub_understands_every_end(
         [HOOK, "--early", tmp_path, "--version"],
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=60)
     thread.join()
     os.close(request)
     assert asked == [process.pid]

@@ -10,7 +10,7 @@ from support import reapply
 from support.fixtures import MakeBundle
 from support.process import run, wait_for
 from support.product import PROGRAMS, RUNTIME, SimulatedHost
-from support.runtimes import answers, parts, script, view_of
+from support.runtimes import answers, container_id, parts, script, view_of
 
 pytestmark = [pytest.mark.root, pytest.mark.engine]
 
@@ -51,7 +51,7 @@ def test_a_container_keeps_its_gpus_and_gets_no_others(
     waiting = ["sh", "-c", "touch /tmp/ready; while [ ! -e /tmp/go ]; do sleep 0.05; done; rm /tmp/ready /tmp/go"]
     node = ["/probe", "mknod", DENIED, *simulated_host.number("nvidia4")]
     bundle = make_bundle(script(node, look, waiting, look, waiting, look), {"NVIDIA_VISIBLE_DEVICES": "3"})
-    name = bundle.name + str(os.getpid())
+    name = container_id()
     environment = simulated_host.environment(runtime_environment, low_level)
     path = bundle.with_name("settings.toml")
     runtimes = Path(environment["OCIGPU_CONFIG"]).read_text().partition("[runtime]")[2].partition("[hook]")[0]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from support.runtimes import container_id
 
 from ocigpu.demo_bundle import make_bundle
 from ocigpu.sim.create import create_host
@@ -85,7 +86,7 @@ def see(host: Path, bundle: Path, case: str) -> Seen:
     else:
         (rootfs / "usr/lib64").mkdir(parents=True)
     before = {path for path in rootfs.rglob("*") if path.is_symlink()}
-    name = f"recorded-{os.getpid()}-{case.replace(',', '-')}"
+    name = f"{container_id()}-{case.replace(',', '-')}"
     shim = [str(REPOSITORY / ".venv/bin/ocigpu-runtime"), "--root", str(bundle / "state")]
     env = {**os.environ, "OCIGPU_CONFIG": str(host / "config.toml")}
     done = subprocess.run(

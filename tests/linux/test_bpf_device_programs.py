@@ -4,6 +4,7 @@ import errno
 import os
 
 import pytest
+from support import machine
 from support.bpf_programs import detach_device_program, read_instructions, read_program_id
 
 from ocigpu.linux import bpf
@@ -18,7 +19,7 @@ ALLOW_NULL = device_program([FilterRule(True, "c", 1, 3, "rwm")])
 
 @pytest.fixture
 def cgroup_fd():
-    path = f"{UNIFIED}/ocigpu-test-{os.getpid()}"
+    path = f"{UNIFIED}/{machine.NAME}"
     os.mkdir(path)
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     yield fd

@@ -1,12 +1,12 @@
 """Directories that stand for the host and for an image."""
 
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from provision_lab import make_host, make_rootfs
+from support import machine
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def rootfs(tmp_path: Path) -> Path:
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Path]:
     """A directory that ordinary users may enter."""
-    path = Path(f"/tmp/ocigpu-apply-{os.getpid()}-{tmp_path.name}")
+    path = Path(f"/tmp/{machine.NAME}-{tmp_path.name}")
     path.mkdir()
     path.chmod(0o755)
     yield path

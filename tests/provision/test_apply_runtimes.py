@@ -19,6 +19,7 @@ from provision_bundles import (
     write_bundle,
 )
 from provision_lab import host_mounts, snapshot
+from support import machine
 from support.product import PublicCopy
 
 pytestmark = [pytest.mark.root, pytest.mark.engine]
@@ -120,14 +121,13 @@ def test_runc_with_a_rootfs_that_is_shared_with_the_host(place: Path) -> None:
         config = json.loads((bundle / "config.json").read_text())
         config["linux"]["rootfsPropagation"] = "shared"
         (bundle / "config.json").write_text(json.dumps(config))
-        before = Path("/proc/self/mountinfo").read_text()
-        ours = [line for line in before.splitlines() if str(place) in line]
+        ours = machine.mounts_below(str(place))
         check(bundle, run(bundle, *runc(bundle)), "made")
-        after = [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(place) in line]
+        after = machine.mounts_below(str(place))
         assert [line for line in after if "libcuda" in line or "driver" in line] == []
         assert after == ours
     finally:
-        while str(place) in Path("/proc/self/mountinfo").read_text():
+        while machine.mounts_below(str(place)):
             subprocess.run(["umount", "-l", str(place)], check=True)
 
 

@@ -14,7 +14,9 @@ import time
 
 import pytest
 from bpf_interpreter import run_device_program
+from support import machine
 from support.bpf_programs import detach_device_program, read_instructions, read_program_id
+from support.runtimes import container_id
 
 from ocigpu.actions import AllowDevice
 from ocigpu.errors import ApplyError
@@ -140,7 +142,7 @@ def nodes(tmp_path):
 
 
 def remove_cgroup(path):
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while True:
         try:
             os.rmdir(path)
@@ -154,7 +156,7 @@ def remove_cgroup(path):
 
 @pytest.fixture
 def v1_cgroup():
-    path = f"{V1}/ocigpu-test-{os.getpid()}"
+    path = f"{V1}/{machine.NAME}"
     os.mkdir(path)
     with open(f"{path}/devices.deny", "w") as file:
         file.write("a")
@@ -166,7 +168,7 @@ def v1_cgroup():
 
 @pytest.fixture
 def v2_cgroup():
-    path = f"{V2}/ocigpu-test-{os.getpid()}"
+    path = f"{V2}/{machine.NAME}"
     os.makedirs(f"{path}/inner")
     yield path
     remove_cgroup(f"{path}/inner")
@@ -517,7 +519,7 @@ def test_undo_after_the_runtime_has_set_its_own_program_anew_leaves_that_one(v2_
     ids=["deny all", "no rules", "mixed", "privileged"],
 )
 def test_the_computed_policy_is_never_wider_than_what_runc_enforces(tmp_path, devices):
-    name = f"ocigpu-test-{os.getpid()}"
+    name = container_id()
     config = {
         "ociVersion": "1.0.2",
         "process": {"user": {"uid": 0, "gid": 0}, "args": ["/busybox", "sleep", "60"], "cwd": "/"},

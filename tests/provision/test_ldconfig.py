@@ -10,6 +10,7 @@ import subprocess
 import time
 
 import pytest
+from support import machine
 
 from ocigpu.errors import ApplyError
 from ocigpu.linux import libc
@@ -79,14 +80,12 @@ def refresh(root, program=HOST_LDCONFIG, directories=(LIBDIR,), uid=0, gid=0):
     def body():
         fd = open_ldconfig(program)
         root_fd = os.open(root, os.O_PATH | os.O_DIRECTORY)
-        with open("/proc/self/mountinfo") as file:
-            before = file.read()
+        before = machine.own_mounts()
         try:
             warning = run_ldconfig(fd, root_fd, tuple(directories), uid, gid)
         except ApplyError as error:
             warning = f"{error.code}: {error.message}"
-        with open("/proc/self/mountinfo") as file:
-            assert file.read() == before
+        assert machine.own_mounts() == before
         return warning
 
     return in_child(body)
@@ -262,7 +261,7 @@ def test_it_works_in_a_user_namespace_without_rights_over_the_host(root):
         return run_ldconfig(fd, os.open(root, os.O_PATH | os.O_DIRECTORY), (LIBDIR,), 0, 0)
 
     for parent in root.parents:
-        if str(parent).startswith("/tmp/pytest"):
+        if str(parent).startswith("/tmp/"):
             parent.chmod(0o755)
     assert in_child(body) == ""
     assert set(cached(root)) == {"libone.so.1", "libtwo.so.1"}
@@ -408,7 +407,7 @@ def read_status(pid):
 
 
 def wait_for(condition):
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not (value := condition()):
         assert time.monotonic() < deadline, "nothing came of it"
         os.sched_yield()
@@ -460,7 +459,7 @@ def test_a_killed_caller_takes_the_sandbox_with_it(root, probe):
 
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
-    assert poll.poll(20_000), "the process in the sandbox is still there"
+    assert poll.poll(60_000), "the process in the sandbox is still there"
     os.close(pidfd)
 
 

@@ -4,6 +4,8 @@ Other work may go on beside the tests, so only what carries our name or our sess
 """
 
 import os
+import re
+import secrets
 import subprocess
 from pathlib import Path
 
@@ -11,12 +13,40 @@ from support.process import is_alive, stop, wait_for
 
 PREFIX = "ocigpu-test-"
 """Start of the name of everything the tests make: directories, cgroups, containerd namespaces."""
+NAME = f"{PREFIX}{secrets.token_hex(4)}"
+"""What this process calls its own: no name of another process is part of it, nor it of another's."""
+
+_foreign: set[str] = set()
+
+
+def note_mounts() -> None:
+    """Take what is mounted now for the machine's: mounts of others come and go, ours begin here."""
+    _foreign.update(_mount_table())
+
+
+def own_mounts() -> list[str]:
+    """Return the lines of our mount table that tests have made, and of the machine's those that no test may touch."""
+    return [line for line in _mount_table() if line not in _foreign or _is_essential(line.split(" ")[4])]
+
+
+def _mount_table() -> list[str]:
+    with open("/proc/self/mountinfo", errors="surrogateescape", newline="\n") as file:
+        return file.read().split("\n")[:-1]
+
+
+def _is_essential(path: str) -> bool:
+    return path in ("/", "/dev", "/proc", "/sys") or path.startswith(("/proc/", "/dev/"))
+
+
+def _names(directory: str) -> re.Pattern[str]:
+    """Return what finds the directory, and what is below it, in a text; not another whose name only starts alike."""
+    return re.compile(rf"{re.escape(directory)}(?![\w.-])")
 
 
 def mounts_below(directory: str) -> list[str]:
     """Return the lines of our mount table that name the directory, as mount point or as source; oldest first."""
-    with open("/proc/self/mountinfo") as file:
-        return [line.rstrip() for line in file if directory in line]
+    named = _names(directory)
+    return [line for line in _mount_table() if named.search(line)]
 
 
 def processes_of(directory: str) -> dict[int, str]:
@@ -25,6 +55,7 @@ def processes_of(directory: str) -> dict[int, str]:
     The calling process and its ancestors do not count.
     """
     ours = set()
+    named = _names(directory)
     pid = os.getpid()
     while pid > 0:
         ours.add(pid)
@@ -38,7 +69,7 @@ def processes_of(directory: str) -> dict[int, str]:
             environment = Path(f"/proc/{name}/environ").read_bytes()
         except OSError:  # gone, or another user's in a mode that hides it
             continue
-        if directory.encode() in arguments + b"\0" + environment and is_alive(int(name)):
+        if named.search(os.fsdecode(arguments + b"\0" + environment)) and is_alive(int(name)):
             found[int(name)] = arguments.replace(b"\0", b" ").decode(errors="replace").strip()
     return found
 

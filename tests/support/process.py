@@ -15,7 +15,7 @@ def run(
     *,
     check: bool = True,
     env: dict[str, str] | None = None,
-    timeout: float = 60,
+    timeout: float = 120,
     cwd: str | os.PathLike[str] | None = None,
 ) -> Completed:
     """Run a command with nothing on standard input; with ``check``, a failure shows command and output."""
@@ -34,7 +34,7 @@ def explain(result: Completed) -> str:
 
 
 def wait_for(
-    what: str, condition: Callable[[], object], seconds: float = 30, on_failure: Callable[[], str] = str
+    what: str, condition: Callable[[], object], seconds: float = 60, on_failure: Callable[[], str] = str
 ) -> None:
     """Poll until ``condition()`` is true; fails with ``what`` and ``on_failure()`` when the time is over."""
     deadline = time.monotonic() + seconds

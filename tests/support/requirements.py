@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from support import machine
 
 ACCEPTED_REASONS = ("no NVIDIA driver", "has an NVIDIA driver", "no device cgroup of version 1")
 """Skips that stay skips in CI: what a machine is like for good."""
@@ -74,7 +75,7 @@ def cgroup_v1() -> str:
     directory = Path("/sys/fs/cgroup/devices")
     if not (directory / "devices.allow").exists() and not (directory / "devices.list").exists():
         return "no device cgroup of version 1 is mounted"
-    trial = directory / f"ocigpu-test-trial-{os.getpid()}"
+    trial = directory / f"{machine.NAME}-trial"
     try:
         trial.mkdir()
         trial.rmdir()
@@ -86,7 +87,7 @@ def cgroup_v1() -> str:
 @functools.cache
 def cgroup_v2() -> str:
     """Makes and removes a cgroup of version 2, in a view of its own where the machine is a mixed one."""
-    name = f"/sys/fs/cgroup/ocigpu-test-trial-{os.getpid()}"
+    name = f"/sys/fs/cgroup/{machine.NAME}-trial"
     view = () if is_unified() else CGROUP2_VIEW
     return _tried(*view, "sh", "-c", f"mkdir {name} && rmdir {name}")
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from support import requirements
-from support.machine import PREFIX
+from support.machine import NAME
 from support.process import Completed, run, wait_for
 
 _numbers = itertools.count(1)
@@ -20,7 +20,7 @@ Answers = dict[tuple[str, str], str]
 
 def container_id() -> str:
     """Return a new name for a container, which is also a good name for its cgroup."""
-    return f"{PREFIX}{os.getpid()}-{next(_numbers)}"
+    return f"{NAME}-{next(_numbers)}"
 
 
 def view_of(cgroup: str) -> tuple[str, ...]:
