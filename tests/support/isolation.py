@@ -20,7 +20,9 @@ ALSO_COVERED = ("/etc/cdi", "/run/cdi", "/etc/nvidia-container-runtime")
 """Directories that are covered where the machine has them."""
 GPU_NODES = ("nvidia", "dri", "kfd", "dxg", "vfio", "infiniband", "gdrdrv")
 """Starts of names in /dev that the product looks at."""
-KEPT_VARIABLES = tuple(f"OCIGPU_{name}" for name in "NO_SKIP SECURITY EVERY_STEP UPDATE_BUNDLES PIP_OPTIONS".split())
+KEPT_VARIABLES = tuple(
+    f"OCIGPU_{name}" for name in ["NO_SKIP", "SECURITY", "EVERY_STEP", "UPDATE_BUNDLES", "PIP_OPTIONS"]
+)
 """The suite's own; others that start alike would be obeyed by programs under test."""
 
 _held: dict[str, tuple[int, bool]] = {}
