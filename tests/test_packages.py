@@ -30,6 +30,8 @@ VENDOR_NAMES = {
 WANTED = "/etc/systemd/system/multi-user.target.wants/"
 ENABLED = (f"{WANTED}ocigpu-cdi-refresh.path", f"{WANTED}ocigpu-cdi-refresh.service")
 BOOKS = ("/var/lib/dpkg/", "/var/lib/rpm", "/root/.rpmdb", "/var/log/", "/var/cache/")
+DOCKERS = ("/etc/docker", "/opt/containerd")
+"""What dockerd and containerd make where they start for the first time."""
 """Where package managers write what they have done."""
 
 
@@ -238,7 +240,7 @@ def test_removing_warns_of_engines_that_still_name_the_runtime_and_keeps_setting
 
 def test_purging_leaves_nothing(debian: ScratchMachine) -> None:
     debian("dpkg", "--purge", "ocigpu-nvidia-names", "ocigpu")
-    assert debian.changes(*BOOKS) == []
+    assert debian.changes(*BOOKS, *DOCKERS) == []
     assert not (debian.root / "run/ocigpu").exists()
     assert "ocigpu" not in debian("dpkg-query", "--show").stdout
 

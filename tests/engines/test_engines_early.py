@@ -1,5 +1,6 @@
 """The process that is ready before the hook is called (ocigpu/early.py): one interpreter, and every order of deaths."""
 
+import contextlib
 import itertools
 import json
 import os
@@ -146,13 +147,6 @@ def slow(work_directory: Path, simulated_host: SimulatedHost, runtime_environmen
     return settings_with(env, work_directory, f'ldconfig = "@{work_directory}/slow"')
 
 
-def has_changed(directory: Path, tree: object) -> bool:
-    try:
-        return machine.tree(directory) != tree
-    except FileNotFoundError:  # made and renamed just now
-        return True
-
-
 @pytest.mark.parametrize("victim", ["child", "stub", "runtime"])
 def test_whoever_is_killed_during_the_work_leaves_nothing(
     victim: str, make_bundle: MakeBundle, slow: dict[str, str], work_directory: Path
@@ -167,12 +161,15 @@ def test_whoever_is_killed_during_the_work_leaves_nothing(
             [*command, "create", "--bundle", bundle, name], env=slow, stdin=subprocess.DEVNULL, stdout=file, stderr=file
         )
     try:
-        wait_for("the work to begin", lambda: has_changed(bundle / "rootfs", tree))
+        wait_for("the work to be in ldconfig", lambda: machine.running_ldconfig(bundle))
+        ldconfig = machine.running_ldconfig(bundle)
         (child,) = pids(process.pid, "ocigpu.runtime")
         (stub,) = pids(process.pid, "--early")
         workers = pids(child, "ocigpu.runtime")
         assert workers
         os.kill({"child": child, "stub": stub, "runtime": process.pid}[victim], signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it may end with the victim
+            os.kill(ldconfig, signal.SIGKILL)
         assert process.wait(60) != 0
         for pid in (child, stub, *workers):
             wait_for(f"process {pid} to end", lambda pid=pid: not is_alive(pid))  # type: ignore[misc]

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from security_lab import GIVERS, LIBRARY_DIR, MODES, Attacks, Marker, hooks_of
+from support.machine import running_ldconfig
 from support.process import is_alive, run, wait_for
 from ways_of_images import FULL
 
@@ -55,20 +56,6 @@ def write(attacks: Attacks, ran: Path) -> Path:
     path = attacks.directory / "ran.c"
     path.write_text(PROGRAM.format(path=ran))
     return path
-
-
-def running_ldconfig(directory: Path) -> int:
-    """Return the process that is the sealed copy of ldconfig for a bundle, 0 if there is none."""
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            if not os.readlink(f"/proc/{name}/exe").startswith("/memfd:ldconfig"):
-                continue
-            table = Path(f"/proc/{name}/mountinfo").read_text()
-            if Path(f"/proc/{name}/cmdline").read_bytes().startswith(b"ldconfig") and str(directory) in table:
-                return int(name)
-        except OSError:  # gone meanwhile
-            continue
-    return 0
 
 
 @pytest.mark.parametrize("way", ["hook", "configure", "update-ldcache"])

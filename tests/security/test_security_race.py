@@ -1,13 +1,17 @@
-"""Another container that shares a volume exchanges names with links out of the root, all the time, while we provision.
+"""Another container that shares a volume exchanges names with links out of the root while we provision.
 
-1,000 provisionings of the hook and 1,000 of mode spec, 250 of configure, of a CDI hook inside the container and of each
+Before each single call that takes a path, so that every race is met; and all the time, as it would be: 1,000
+provisionings of the hook and 1,000 of mode spec, 250 of configure, of a CDI hook inside the container and of each
 without the newer calls of the kernel; then real containers.  ``make security`` does ten times as many of the first
 two, and as many of all.
 """
 
+import mmap
 import os
+import shutil
 import signal
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -43,19 +47,62 @@ RENAME_EXCHANGE = 2
 Pairs = list[tuple[Path, Path]]
 
 
+class Neighbour:
+    """Numbers that a process who exchanges names, the test, and all that the test forks have in common."""
+
+    def __init__(self) -> None:
+        self._numbers = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("Q")
+
+    calls = property(lambda self: self._numbers[0], lambda self, number: self._set(0, number))
+    first = property(lambda self: self._numbers[1], lambda self, number: self._set(1, number))
+    last = property(lambda self: self._numbers[2], lambda self, number: self._set(2, number))
+    asked = property(lambda self: self._numbers[3], lambda self, number: self._set(3, number))
+    rounds = property(lambda self: self._numbers[4], lambda self, number: self._set(4, number))
+
+    def _set(self, index: int, number: int) -> None:
+        self._numbers[index] = number
+
+    def exchange(self) -> None:
+        """Have all names exchanged once, and wait for it."""
+        self.asked += 1
+        while self.rounds < self.asked:
+            time.sleep(0.0001)
+
+    def wait_for_rounds(self, number: int) -> None:
+        """Wait until so many more exchanges have begun and ended."""
+        end = self.rounds + number + 1
+        while self.rounds < end:
+            time.sleep(0.0001)
+
+    def step(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function with an exchange before its ``first``-th and ``last``-th call, counted over all."""
+
+        def stepped(*arguments: Any, **options: Any) -> Any:
+            self.calls += 1
+            if self.calls in (self.first, self.last):
+                self.exchange()
+            return call(*arguments, **options)
+
+        return stepped
+
+
 @contextmanager
-def neighbour(pairs: Pairs) -> Iterator[None]:
-    """Exchange the names of each pair for ever, in a process: renameat2(2)."""
+def neighbour(pairs: Pairs, *, asked: bool = False) -> Iterator[Neighbour]:
+    """Exchange the names of each pair for ever, or when ``asked`` to, in a process: renameat2(2)."""
     names = [(os.fsencode(one), os.fsencode(other)) for one, other in pairs]
     renameat2 = libc._libc["renameat2"]
+    made = Neighbour()
     pid = os.fork()
     if pid == 0:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # what is interrupted here must not clean up there
         while True:
+            while asked and made.rounds == made.asked:
+                time.sleep(0.0001)
             for one, other in names:
                 renameat2(libc.AT_FDCWD, one, libc.AT_FDCWD, other, RENAME_EXCHANGE)
+            made.rounds += 1
     try:
-        yield
+        yield made
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
@@ -143,13 +190,56 @@ def test_names_that_are_exchanged_lead_no_provisioning_out_of_the_root(
     assert host_mounts() == mounts
 
 
-def provision_often(lab: Lab, plan: Plan, kernel: Callable[[], None], here: bool, times: int) -> list[str]:
+OS_CALLS = ("open", "stat", "lstat", "readlink", "listdir", "scandir", "mkdir", "mknod", "symlink", "unlink", "rmdir")
+OS_CALLS += ("rename", "replace", "link", "chmod", "chown", "utime", "chdir")
+LIBC_CALLS = ("_openat2", "_open_tree", "_move_mount", "_mount", "_umount2", "_mount_setattr")
+
+
+def be_stepped(made: Neighbour) -> None:
+    """Count the calls of this process, and of those it forks, that take a path."""
+    for name in OS_CALLS:
+        setattr(os, name, made.step(getattr(os, name)))
+    for name in LIBC_CALLS:
+        setattr(libc, name, made.step(getattr(libc, name)))
+
+
+@pytest.mark.parametrize("kernel", [new_kernel, old_kernel])
+@pytest.mark.parametrize("here", [False, True], ids=["hook", "CDI hook"])
+@pytest.mark.parametrize("back", [False, True], ids=["for good", "for one call"])
+def test_names_that_are_exchanged_before_any_call_lead_no_provisioning_out_of_the_root(
+    kernel: Callable[[], None], here: bool, back: bool, volume: Path, marker: Marker, tmp_path: Path
+) -> None:
+    plan, mounts = plan_of(make_host(tmp_path / "host"), here), host_mounts()
+    outcomes: Counter[str] = Counter()
+    rootfs = tmp_path / "copy"
+    with neighbour(pairs_of(rootfs), asked=True) as made:
+        while made.first <= made.calls:
+            made.calls, made.first = 0, made.first + 1
+            made.last = made.first + 1 if back else 0
+            shutil.copytree(volume, rootfs, symlinks=True)
+            with Lab(rootfs, dev=False) as lab:
+                outcomes.update(provision_often(lab, plan, kernel, here, 1, lambda: be_stepped(made)))
+                sources = [line.split(" ")[1] for line in lab.mounts()]
+                assert [source for source in sources if source.startswith(marker.absolute)] == []
+            shutil.rmtree(rootfs)
+    print(dict(outcomes))
+    assert set(outcomes) <= {"", "OCIGPU-MNT-1", "OCIGPU-MNT-2", "OCIGPU-MNT-3", "OCIGPU-LD-1"}
+    assert outcomes[""] > 1, "nothing was ever provisioned"  # the last time, nothing was exchanged
+    assert len(outcomes) > 1, "nothing was ever in the way"
+    marker.check()
+    assert host_mounts() == mounts
+
+
+def provision_often(
+    lab: Lab, plan: Plan, kernel: Callable[[], None], here: bool, times: int, prepare: Callable[[], None] = lambda: None
+) -> list[str]:
     """Provision a container several times, from a process that is where its hooks are; returns codes of errors."""
 
     def often() -> list[str]:
         if here:
             lab.enter()
         kernel()
+        prepare()
         codes = []
         for _ in range(times):
             try:

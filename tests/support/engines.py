@@ -1,5 +1,6 @@
 """Real containerd and dockerd, each with sockets and directories of its own, ended and cleaned by us."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -209,6 +210,5 @@ disabled_plugins = ["io.containerd.snapshotter.v1.devmapper", "io.containerd.sna
 def _remove_common_directories(namespace: str = "") -> None:
     """containerd 1.6 keeps shim sockets, pipes and runc's state in one place for all daemons: removed where empty."""
     for name in (f"runc/{namespace}", "runc/k8s.io", "runc", "s", "fifo", ""):
-        directory = f"/run/containerd/{name}"
-        if os.path.isdir(directory) and not os.listdir(directory):
-            os.rmdir(directory)
+        with contextlib.suppress(OSError):
+            os.rmdir(f"/run/containerd/{name}")

@@ -14,7 +14,14 @@ from pathlib import Path
 
 from ocigpu.linux import libc
 
-COVERED = {"/run/ocigpu": 0o700, "/etc/ocigpu": 0o755, "/run/containerd": 0o711, "/run/docker": 0o700}
+COVERED = {
+    "/run/ocigpu": 0o700,
+    "/etc/ocigpu": 0o755,
+    "/run/containerd": 0o711,
+    "/run/docker": 0o700,
+    "/etc/docker": 0o755,
+    "/opt/containerd": 0o711,
+}
 """Directories whose names the product and engines have built in, with their mode; made where they are missing."""
 ALSO_COVERED = ("/etc/cdi", "/run/cdi", "/etc/nvidia-container-runtime")
 """Directories that are covered where the machine has them."""

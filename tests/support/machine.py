@@ -74,6 +74,21 @@ def processes_of(directory: str) -> dict[int, str]:
     return found
 
 
+def running_ldconfig(directory: Path) -> int:
+    """Return the process that is the sealed copy of ldconfig for a bundle, 0 if there is none."""
+    named = _names(str(directory))
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if not os.readlink(f"/proc/{name}/exe").startswith("/memfd:ldconfig"):
+                continue
+            table = Path(f"/proc/{name}/mountinfo").read_text()
+            if Path(f"/proc/{name}/cmdline").read_bytes().startswith(b"ldconfig") and named.search(table):
+                return int(name)
+        except OSError:  # gone meanwhile
+            continue
+    return 0
+
+
 def cgroups_named(part: str) -> list[str]:
     """Return all directories of all cgroup hierarchies whose own or whose parent's name has ``part``; deepest first."""
     found = []
@@ -86,9 +101,8 @@ def cgroups_named(part: str) -> list[str]:
 
 
 def remove_cgroups(part: str) -> None:
-    """Remove empty cgroups that an engine made as parents of its containers' and keeps for ever."""
-    for path in cgroups_named(part):
-        os.rmdir(path)
+    """Remove cgroups that an engine made as parents of its containers' and keeps for ever, once they are empty."""
+    wait_for("cgroups to become empty", lambda: _remove_quietly(part))
 
 
 def remains(directory: str, part: str) -> list[str]:
@@ -108,7 +122,7 @@ def clean(directory: str, part: str) -> None:
         path = line.split()[4]
         if directory in path:
             subprocess.run(["umount", "-l", path], check=False)
-    wait_for("cgroups to become empty", lambda: _remove_quietly(part), 10)
+    wait_for("cgroups to become empty", lambda: _remove_quietly(part))
 
 
 def _remove_quietly(part: str) -> bool:
