@@ -175,8 +175,9 @@ def test_names_that_are_exchanged_lead_no_provisioning_out_of_the_root(
     host = make_host(tmp_path / "host")
     plan, mounts = plan_of(host, here), host_mounts()
     outcomes: Counter[str] = Counter()
-    with neighbour(pairs_of(volume)):
+    with neighbour(pairs_of(volume)) as made:
         for _ in range((RUNS if FULL or (kernel is new_kernel and not here) else RUNS // 4) // 20):
+            made.wait_for_rounds(20)
             with Lab(volume, dev=False) as lab:
                 codes = provision_often(lab, plan, kernel, here, 20)
                 outcomes.update(codes)
@@ -185,7 +186,6 @@ def test_names_that_are_exchanged_lead_no_provisioning_out_of_the_root(
     print(dict(outcomes))
     assert set(outcomes) <= {"", "OCIGPU-MNT-1", "OCIGPU-MNT-2", "OCIGPU-MNT-3", "OCIGPU-LD-1"}
     assert outcomes[""] > 0, "nothing was ever provisioned"
-    assert len(outcomes) > 1, "nothing was ever in the way"
     marker.check()
     assert host_mounts() == mounts
 
@@ -203,31 +203,72 @@ def be_stepped(made: Neighbour) -> None:
         setattr(libc, name, made.step(getattr(libc, name)))
 
 
-@pytest.mark.parametrize("kernel", [new_kernel, old_kernel])
-@pytest.mark.parametrize("here", [False, True], ids=["hook", "CDI hook"])
-@pytest.mark.parametrize("back", [False, True], ids=["for good", "for one call"])
-def test_names_that_are_exchanged_before_any_call_lead_no_provisioning_out_of_the_root(
-    kernel: Callable[[], None], here: bool, back: bool, volume: Path, marker: Marker, tmp_path: Path
-) -> None:
-    plan, mounts = plan_of(make_host(tmp_path / "host"), here), host_mounts()
+def exchange_before_each_call(
+    volume: Path, rootfs: Path, back: bool, act: Callable[[Callable[[], None]], str]
+) -> Counter[str]:
+    """Have something done to copies of the volume, each time with an exchange one call later, until none comes.
+
+    ``back``: the names are exchanged again before the next call.  ``act`` is given what makes its process countable.
+    """
     outcomes: Counter[str] = Counter()
-    rootfs = tmp_path / "copy"
     with neighbour(pairs_of(rootfs), asked=True) as made:
         while made.first <= made.calls:
             made.calls, made.first = 0, made.first + 1
             made.last = made.first + 1 if back else 0
             shutil.copytree(volume, rootfs, symlinks=True)
-            with Lab(rootfs, dev=False) as lab:
-                outcomes.update(provision_often(lab, plan, kernel, here, 1, lambda: be_stepped(made)))
-                sources = [line.split(" ")[1] for line in lab.mounts()]
-                assert [source for source in sources if source.startswith(marker.absolute)] == []
+            outcomes[act(lambda: be_stepped(made))] += 1
             shutil.rmtree(rootfs)
     print(dict(outcomes))
+    return outcomes
+
+
+BACK = pytest.mark.parametrize("back", [False, True], ids=["for good", "for one call"])
+
+
+@BACK
+@pytest.mark.parametrize("kernel", [new_kernel, old_kernel])
+@pytest.mark.parametrize("here", [False, True], ids=["hook", "CDI hook"])
+def test_names_that_are_exchanged_before_any_call_lead_no_provisioning_out_of_the_root(
+    kernel: Callable[[], None], here: bool, back: bool, volume: Path, marker: Marker, tmp_path: Path
+) -> None:
+    plan, mounts, rootfs = plan_of(make_host(tmp_path / "host"), here), host_mounts(), tmp_path / "copy"
+
+    def act(prepare: Callable[[], None]) -> str:
+        with Lab(rootfs, dev=False) as lab:
+            (code,) = provision_often(lab, plan, kernel, here, 1, prepare)
+            sources = [line.split(" ")[1] for line in lab.mounts()]
+            assert [source for source in sources if source.startswith(marker.absolute)] == []
+        return code
+
+    outcomes = exchange_before_each_call(volume, rootfs, back, act)
     assert set(outcomes) <= {"", "OCIGPU-MNT-1", "OCIGPU-MNT-2", "OCIGPU-MNT-3", "OCIGPU-LD-1"}
     assert outcomes[""] > 1, "nothing was ever provisioned"  # the last time, nothing was exchanged
     assert len(outcomes) > 1, "nothing was ever in the way"
     marker.check()
     assert host_mounts() == mounts
+
+
+@BACK
+@pytest.mark.parametrize("walk", [False, True], ids=["openat2", "walk"])
+def test_names_that_are_exchanged_before_any_call_lead_mode_spec_nowhere_else(
+    walk: bool, back: bool, volume: Path, marker: Marker, tmp_path: Path
+) -> None:
+    rootfs = tmp_path / "copy"
+
+    def act(prepare: Callable[[], None]) -> str:
+        def once() -> str:
+            use_walk(walk)
+            root_fd = os.open(rootfs, os.O_PATH | os.O_DIRECTORY)
+            prepare()
+            return declare_once(root_fd, undo=False)
+
+        outcome: str = run_child(once)
+        return outcome
+
+    outcomes = exchange_before_each_call(volume, rootfs, back, act)
+    assert outcomes["made"] > 1
+    assert len(outcomes) > 1, "nothing was ever in the way"
+    marker.check()
 
 
 def provision_often(
@@ -262,10 +303,10 @@ def test_names_that_are_exchanged_lead_no_configure_out_of_the_root(
     """All of ocigpu-container-cli but its start: options, the host's facts, the image, the plan, provisioning."""
     mounts, settings = host_mounts(), attacks.host.environment(attacks.base)["OCIGPU_CONFIG"]
 
-    def often(lab: Lab) -> list[str]:
+    def often(lab: Lab, times: int = 10) -> list[str]:
         os.environ["OCIGPU_CONFIG"] = settings
         codes = []
-        for _ in range(10):
+        for _ in range(times):
             words = [*CONFIGURE, "--no-cgroups", f"--pid={lab.pid}", str(lab.rootfs)]
             try:
                 run_command(parse_options(words))
@@ -279,8 +320,15 @@ def test_names_that_are_exchanged_lead_no_configure_out_of_the_root(
     (volume / names[1]).mkdir()  # which is in the way, where it is found
     for name in names:
         add_link(volume, name, marker)
-    with neighbour(pairs_of(volume, (*PAIRS, *names))):
+    with neighbour(pairs_of(volume, (*PAIRS, *names)), asked=True) as made:
+        for _ in range(2):
+            with Lab(volume) as lab:
+                outcomes.update(run_child(lambda lab=lab: often(lab, 1)))
+            made.exchange()
+    assert dict(outcomes) == {"": 1, "OCIGPU-MNT-2": 1}, "with that, the race is about something"
+    with neighbour(pairs_of(volume, (*PAIRS, *names))) as made:
         for _ in range((RUNS if FULL else RUNS // 4) // 10):
+            made.wait_for_rounds(10)
             with Lab(volume) as lab:
                 codes: list[str] = run_child(lambda lab=lab: often(lab))
                 outcomes.update(codes)
@@ -288,44 +336,61 @@ def test_names_that_are_exchanged_lead_no_configure_out_of_the_root(
                 assert [source for source in sources if source.startswith(marker.absolute)] == []
     print(dict(outcomes))
     assert set(outcomes) <= {"", "OCIGPU-MNT-1", "OCIGPU-MNT-2", "OCIGPU-MNT-3", "OCIGPU-LD-1"}
-    assert outcomes[""] > 0, "nothing was ever configured"
-    assert len(outcomes) > 1, "nothing was ever in the way"
     marker.check()
     assert host_mounts() == mounts
 
 
-def test_names_that_are_exchanged_lead_mode_spec_nowhere_else(volume: Path, marker: Marker, tmp_path: Path) -> None:
-    links = [("/usr/lib64/libcuda.so.1", "libcuda.so.1.2"), ("/opt/new/libcuda.so", "libcuda.so.1")]
-    libraries = [("libcuda.so.1", "/usr/lib64/libcuda.so.1", 64)]
+LINKS = [("/usr/lib64/libcuda.so.1", "libcuda.so.1.2"), ("/opt/new/libcuda.so", "libcuda.so.1")]
+IN_CACHE = [("libcuda.so.1", "/usr/lib64/libcuda.so.1", 64)]
 
+
+def declare_once(root_fd: int, undo: bool) -> str:
+    """Do in a root directory all that mode spec does there; returns "made" or the name of what refused it."""
+    read_image_facts(root_fd, "550.163.01")
+    read_compat(root_fd, "/usr/local/cuda/compat")
+    resolve_in_root(root_fd, "/usr/lib64")
+    find_obstacle(root_fd, LINKS, IN_CACHE)
+    directory = RootDirectory(root_fd)
+    try:
+        directory.make_links(LINKS)
+        directory.extend_ld_cache(IN_CACHE)
+    except (OSError, NeedsHookError) as error:
+        return type(error).__name__
+    else:
+        return "made"
+    finally:
+        if undo:
+            directory.undo()
+        directory.close()
+
+
+def test_names_that_are_exchanged_lead_mode_spec_nowhere_else(volume: Path, marker: Marker, tmp_path: Path) -> None:
     def often() -> dict[str, int]:
         outcomes: Counter[str] = Counter()
         root_fd = os.open(volume, os.O_PATH | os.O_DIRECTORY)
         for turn in range(RUNS):
             use_walk(turn % 2 == 0)
-            read_image_facts(root_fd, "550.163.01")
-            read_compat(root_fd, "/usr/local/cuda/compat")
-            resolve_in_root(root_fd, "/usr/lib64")
-            find_obstacle(root_fd, links, libraries)
-            directory = RootDirectory(root_fd)
-            try:
-                directory.make_links(links)
-                directory.extend_ld_cache(libraries)
-                outcomes["made"] += 1
-            except (OSError, NeedsHookError) as error:
-                outcomes[type(error).__name__] += 1
-            finally:
-                if turn % 3:
-                    directory.undo()
-                directory.close()
+            outcomes[declare_once(root_fd, undo=turn % 3 > 0)] += 1
         return dict(outcomes)
 
-    with neighbour(pairs_of(volume)):
+    with neighbour(pairs_of(volume)) as made:
         outcomes = run_child(often)
+        assert made.rounds
     print(outcomes)
     assert outcomes["made"] > 0
-    for top in (volume / "usr", volume / marker.absolute.lstrip("/")):  # the links led to the one and to the other
-        assert [path for path in top.rglob("*") if path.name == "libcuda.so.1"] != []
+    marker.check()
+
+
+def test_a_name_that_is_a_link_leads_mode_spec_to_where_it_leads_in_the_root(volume: Path, marker: Marker) -> None:
+    """The names as they are, and all of them exchanged: with that, the race is about something."""
+    root_fd = os.open(volume, os.O_PATH | os.O_DIRECTORY)
+    with neighbour(pairs_of(volume), asked=True) as made:
+        for top in (volume / "usr", volume / marker.absolute.lstrip("/")):
+            assert [path for path in top.rglob("*") if path.name == "libcuda.so.1"] == []
+            assert run_child(lambda: declare_once(root_fd, undo=False)) == "made"
+            assert [path for path in top.rglob("*") if path.name == "libcuda.so.1"] != []
+            made.exchange()
+    os.close(root_fd)
     marker.check()
 
 
