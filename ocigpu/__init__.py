@@ -1,3 +1,20 @@
 """ocigpu gives containers their NVIDIA GPUs and shows its work."""
 
 __version__ = "0.1.0"
+RUNTIME_SPEC = "1.3.0"
+"""The version of the OCI runtime specification that the shim knows."""
+PRODUCTS = {
+    "nvidia-container-runtime": "NVIDIA Container Runtime",
+    "nvidia-container-runtime-hook": "NVIDIA Container Runtime Hook",
+    "nvidia-container-toolkit": "NVIDIA Container Runtime Hook",
+    "nvidia-cdi-hook": "NVIDIA CDI Hook CLI",
+}
+
+
+def version_line(program: str, own_name: str) -> str:
+    """Return what a program of this path says first of its version.
+
+    Under NVIDIA's names that is what other tools look for: ``nvidia-container-toolkit --version | head -1``.
+    """
+    product = PRODUCTS.get(program.rpartition("/")[2])
+    return f"{product} version {__version__}" if product else f"{own_name} {__version__}"

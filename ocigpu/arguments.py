@@ -30,7 +30,8 @@ CREATE_FLAGS = "dk"
 class Arguments(NamedTuple):
     """What matters of a command line: ``subcommand`` ("" when there is none), bundle directory ("" is the current
 
-    directory), name of the configuration file in it, and the global logging options.
+    directory), name of the configuration file in it, the global logging options, and whether the version is
+    asked for.
     """
 
     subcommand: str = ""
@@ -38,6 +39,7 @@ class Arguments(NamedTuple):
     config: str = "config.json"
     log: str = ""
     log_format: str = "text"
+    version: bool = False
 
 
 def parse_arguments(argv: list[str]) -> Arguments:
@@ -52,6 +54,7 @@ def parse_arguments(argv: list[str]) -> Arguments:
         subcommand,
         log=options.get("log", ""),
         log_format="json" if options.get("log-format") == "json" else "text",
+        version=not options.keys().isdisjoint(("version", "v")),
     )
     if subcommand not in ("create", "run"):
         return arguments

@@ -70,7 +70,7 @@ def main(argv: list[str]) -> int:
         cdi_help = cdi and words[-1:] in (["--help"], ["-h"])
         command = "help" if cdi_help else "" if cdi else check_command(words)
         if command in ("help", "version"):
-            print_about(command)
+            print_about(command, argv[0])
             return 0
         if command in ("poststart", "poststop"):
             return 0
@@ -111,14 +111,14 @@ def open_log(settings: Settings) -> Log:
     return Log(((settings.hook_log, "text"),) if settings.hook_log else (), settings.runtime_log_level)
 
 
-def print_about(command: str) -> None:
-    """Print the help text or the version on standard output."""
+def print_about(command: str, stub: str) -> None:
+    """Print the help text or the version on standard output; ``stub``: path by which the hook was called."""
     if command == "help":
         print(USAGE, end="")
     else:
-        from ocigpu import __version__
+        from ocigpu import version_line
 
-        print(f"{PROGRAM} {__version__}")
+        print(version_line(stub, PROGRAM))
 
 
 def split_options(words: list[str]) -> tuple[dict[str, str], list[str]]:

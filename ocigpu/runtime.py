@@ -38,6 +38,8 @@ def main(argv: list[str]) -> int:
         arguments = parse_arguments(argv[1:])
         log = _log(arguments, Settings())
         creates = arguments.subcommand in ("create", "run")
+        if arguments.version:
+            print_version(argv[0])
         wanted = os.environ.get(TRACE_VARIABLE, "") if creates else ""
         problem = _begin_trace(wanted, argv, began) if wanted else ""
         settings = traced(("settings", "", ""), read_settings, os.environ.get("OCIGPU_CONFIG", ""), True)
@@ -66,6 +68,16 @@ def main(argv: list[str]) -> int:
     except Exception as error:  # noqa: BLE001 - the last resort: whatever it is, it must be one line
         return report_failure(PROGRAM, error, log)
     return 1
+
+
+def print_version(stub: str) -> None:
+    """Print what stands before the low-level runtime's own version; the stub does the same where it needs no Python."""
+    from ocigpu import RUNTIME_SPEC, version_line
+
+    try:
+        os.write(1, f"{version_line(stub, PROGRAM)}\nspec: {RUNTIME_SPEC}\n\n".encode())
+    except OSError:  # nobody reads it: the low-level runtime says what that means
+        return
 
 
 def _begin_trace(path: str, argv: list[str], began: int) -> str:

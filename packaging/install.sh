@@ -13,7 +13,7 @@
 #
 # --config FILE    settings the commands use when none are named (default: /etc/ocigpu/config.toml)
 # --vendor-names   also makes links with NVIDIA's names: nvidia-container-runtime-hook (Docker's --gpus looks for it),
-#                  nvidia-cdi-hook (existing CDI specifications start it), nvidia-container-runtime (settings of engines
+#                  nvidia-container-toolkit (its older name), nvidia-cdi-hook (existing CDI specifications start it), nvidia-container-runtime (settings of engines
 #                  name it) and nvidia-container-cli (other tools start it)
 # --systemd        also puts units below DIR/lib/systemd/system and a udev rule below DIR/lib/udev/rules.d, where both are
 #                  looked for when DIR is /usr/local or /usr; nothing is enabled or started
@@ -45,7 +45,7 @@ fi
 [ -z "$systemd" ] || [ -n "$prefix" ] || die '--systemd needs --prefix'
 [ -z "$stage" ] || [ -n "$prefix" ] || die '--stage needs --prefix'
 [ -z "$stage" ] || [ -d "$vendored" ] || die '--stage needs --vendored with an existing directory'
-links='nvidia-container-runtime-hook:ocigpu-hook nvidia-cdi-hook:ocigpu-hook
+links='nvidia-container-runtime-hook:ocigpu-hook nvidia-container-toolkit:ocigpu-hook nvidia-cdi-hook:ocigpu-hook
 nvidia-container-runtime:ocigpu-runtime nvidia-container-cli:ocigpu-container-cli'
 units=$prefix/lib/systemd/system rules=$prefix/lib/udev/rules.d share=$prefix/share
 documents="$share/man/man1 $share/bash-completion/completions $share/zsh/site-functions $share/fish/vendor_completions.d"
@@ -140,6 +140,8 @@ else
 fi
 encodings=$("$interpreter" -I -c 'import encodings; print(encodings.__file__)') # what Python cannot start without
 grep=$(command -v grep)
+version=$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' "$here/../ocigpu/__init__.py")
+spec=$(sed -n 's/^RUNTIME_SPEC = "\(.*\)"$/\1/p' "$here/../ocigpu/__init__.py")
 for path in "$library" "$site" "$interpreter" "$encodings" "$grep"; do
   case $path in [!/]* | *[!A-Za-z0-9_./+@%:,=-]*) die "$path: only letters, digits and _./+@%:,=- can stand in this path" ;; esac
 done
@@ -153,7 +155,7 @@ write() { # NAME [DIRECTORY MODE], then the text on standard input
 }
 # -I: no PYTHON* variables, no current directory, no user site. -S: no site scan; the two paths are all that is needed.
 text=$(sed -e "s|@interpreter@|$interpreter|g; s|@encodings@|$encodings|; s|@library@|$library|; s|@site@|$site|; s|@grep@|$grep|" \
-  -e "${config:+s|@config@|$config|}" -e '/@config@/d' "$here/ocigpu-runtime.sh")
+  -e "s|@version@|$version|g; s|@spec@|$spec|; ${config:+s|@config@|$config|}" -e '/@config@/d' "$here/ocigpu-runtime.sh")
 printf '%s\n' "$text" | write ocigpu-runtime
 [ -n "$stage" ] || [ ! -w /run/ocigpu ] || rm -f /run/ocigpu/next-* # what the former one knew
 text=$(sed -e "s|@interpreter@|$interpreter|g; s|@encodings@|$encodings|; s|@library@|$library|; s|@site@|$site|" \

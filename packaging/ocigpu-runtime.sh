@@ -40,8 +40,10 @@ for word; do
   case $at$word in
     global--log | global--log-format | global--log-level | global--root | global--criu | global--rootless) value=$word ;;
     global--cgroup-manager) value=$word ;;
+    global--version | global-version | global-v) at=version ;;
     global--*=* | global--debug | global--systemd-cgroup) ;;
     globalcreate | globalrun) at=create ;;
+    global[!-]*) odd=1 at=end ;; # what follows another subcommand is not ours
     create--bundle | create--console-socket | create--pid-file | create--preserve-fds | create--user) value=$word ;;
     create--bundle=*) bundle=${word#*=} ;;
     create-- | create--config*) odd=1 ;; # crun's name of another config.json
@@ -55,6 +57,11 @@ if [ -n "$create" ]; then
   [ -z "$odd$value" ] && [ -f "${bundle:-.}/config.json" ] || full "$@"
   LC_ALL=C GREP_OPTIONS='' @grep@ -qF -e "$words" -- "${bundle:-.}/config.json" 2>/dev/null
   [ $? -eq 1 ] || full "$@" # 0: there is such a word; else grep could not tell
+fi
+if [ "$at" = version ]; then # as print_version in ocigpu/runtime.py
+  case ${0##*/} in nvidia-*) echo "NVIDIA Container Runtime version @version@" ;; *) echo "ocigpu-runtime @version@" ;; esac
+  echo "spec: @spec@"
+  echo
 fi
 export OCIGPU_RUNTIME_PID=$$
 exec "$runtime" "$@"

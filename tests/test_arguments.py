@@ -12,7 +12,10 @@ from ocigpu.errors import UsageError
     ("line", "expected"),
     [
         pytest.param("", Arguments(), id="nothing"),
-        pytest.param("--version", Arguments(), id="version"),
+        pytest.param("--version", Arguments(version=True), id="version"),
+        pytest.param("-v", Arguments(version=True), id="version by its letter"),
+        pytest.param("--root /r -version", Arguments(version=True), id="version with one dash"),
+        pytest.param("exec c1 python --version", Arguments("exec"), id="version of a container's program"),
         pytest.param("--help create", Arguments("create"), id="help before create"),
         pytest.param("state x", Arguments("state"), id="state"),
         pytest.param("create x", Arguments("create"), id="bundle is the current directory"),

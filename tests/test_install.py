@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from ocigpu import __version__
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 INSTALL = str(REPOSITORY / "packaging/install.sh")
 
@@ -77,9 +79,10 @@ def test_byte_code_is_shipped_with_the_installed_modules(prefix: Path) -> None:
 
 
 def test_docker_finds_the_hook_by_the_vendors_name(prefix: Path) -> None:
-    link = prefix / "bin/nvidia-container-runtime-hook"
-    assert os.readlink(link) == "ocigpu-hook"
-    assert run(str(link), "--version").stdout.startswith("ocigpu-hook")
+    for name in ("nvidia-container-runtime-hook", "nvidia-container-toolkit"):
+        link = prefix / "bin" / name
+        assert os.readlink(link) == "ocigpu-hook"
+        assert run(str(link), "--version").stdout == f"NVIDIA Container Runtime Hook version {__version__}\n"
 
 
 @pytest.mark.parametrize(
@@ -218,6 +221,7 @@ def test_a_foreign_directory_is_not_overwritten(tmp_path: Path) -> None:
     [
         "bin/ocigpu-runtime",
         "bin/nvidia-container-runtime-hook",
+        "bin/nvidia-container-toolkit",
         "bin/nvidia-cdi-hook",
         "bin/nvidia-container-cli",
         "lib/systemd/system/ocigpu-watch.service",

@@ -24,6 +24,7 @@ PROGRAMS = ("ocigpu", "ocigpu-runtime", "ocigpu-hook", "ocigpu-container-cli")
 VENDOR_NAMES = {
     "nvidia-container-runtime": "ocigpu-runtime",
     "nvidia-container-runtime-hook": "ocigpu-hook",
+    "nvidia-container-toolkit": "ocigpu-hook",
     "nvidia-cdi-hook": "ocigpu-hook",
     "nvidia-container-cli": "ocigpu-container-cli",
 }
@@ -257,7 +258,7 @@ def test_the_rpm_is_installed_used_and_removed_without_a_trace(
         configure(machine, simulated_host)
         assert [path for path in machine.changes() if path.startswith(WANTED)] == list(ENABLED)
         assert simulated_host.gpus[0] in machine("ocigpu", "list", "--json").stdout
-        assert machine("nvidia-cdi-hook", "--version").stdout.startswith("ocigpu-hook")
+        assert machine("nvidia-cdi-hook", "--version").stdout == f"NVIDIA CDI Hook CLI version {__version__}\n"
         machine(*rpm, "--upgrade", "--force", find(packages, "rpm")[0])
         assert (machine.root / "etc/ocigpu/config.toml").exists()
         assert machine(*rpm, "--verify", "ocigpu", "ocigpu-nvidia-names").stdout == ""

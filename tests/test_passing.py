@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from support import requirements
 from support.product import PublicCopy
 
-from ocigpu import cache, passing
+from ocigpu import RUNTIME_SPEC, __version__, cache, passing
 from ocigpu.errors import OcigpuError
 from ocigpu.request import MOUNT_DIRECTORIES, parse_request
 from ocigpu.settings import Settings, read_settings
@@ -295,6 +295,35 @@ def test_what_passes_arrives_as_from_python(place: Place, shell: tuple[str, ...]
 @pytest.mark.parametrize("words", NOT_PASSED, ids=" ".join)
 def test_python_decides_about_everything_else(place: Place, shell: tuple[str, ...], words: list[str]) -> None:
     assert not place.passes(*words, shell=shell)
+
+
+@SHELLS
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("ocigpu-runtime", f"ocigpu-runtime {__version__}"),
+        ("nvidia-container-runtime", f"NVIDIA Container Runtime version {__version__}"),
+    ],
+)
+@pytest.mark.parametrize("words", [["--version"], ["--root", "/r", "-version"], ["-v"]], ids=" ".join)
+def test_our_version_comes_before_the_low_level_runtimes(
+    place: Place, shell: tuple[str, ...], name: str, line: str, words: list[str]
+) -> None:
+    """By the name by which the program is called, which other tools look for; from Python and without it."""
+    for kind, stub in place.stubs.items():
+        link = place.directory / f"named-{kind}" / name
+        link.parent.mkdir()
+        link.symlink_to(stub)
+        done = subprocess.run([*shell, str(link), *words], env=place.environment, capture_output=True, text=True)
+        assert (done.returncode, done.stdout, done.stderr) == (7, f"{line}\nspec: {RUNTIME_SPEC}\n\n", "")
+
+
+@SHELLS
+def test_a_program_of_a_container_prints_its_own_version(place: Place, shell: tuple[str, ...]) -> None:
+    for stub in place.stubs.values():
+        command = [*shell, str(stub), "exec", "c1", "python", "--version"]
+        done = subprocess.run(command, env=place.environment, capture_output=True, text=True)
+        assert (done.returncode, done.stdout, done.stderr) == (7, "", "")
 
 
 @SHELLS

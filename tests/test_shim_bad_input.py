@@ -322,7 +322,6 @@ def test_an_option_without_its_value_is_refused(setting: Setting, word: str) -> 
         pytest.param(["delete", "--force", "run"], id="delete run"),
         pytest.param(["--root", "create", "kill", "c1", "KILL"], id="root named create"),
         pytest.param(["exec", "c1", "create", "-b", "/nonexistent"], id="exec"),
-        pytest.param(["--version"], id="version"),
         pytest.param([], id="nothing"),
         pytest.param(["", " ", "a b\tc", "*", "$HOME", "é", "\\"], id="odd words"),
         pytest.param(["unknown-subcommand", "--bundle"], id="unknown subcommand"),
