@@ -30,6 +30,7 @@ Options of dcgm-exporter, with their meaning there; each has its variable, e.g. 
   --enable-gpu-bind-unbind-watch, --gpu-bind-unbind-poll-interval 1s
                                            look for GPUs that come and go between samples too
   --log-format text|json
+  --debug                                  log a line for each sample
 Others of its options are refused by name, with the reason.
 \b
 Options of our own:

@@ -465,8 +465,10 @@ def test_the_extra_that_is_missing_is_named() -> None:
 
 def test_without_the_extra_there_are_metrics_without_pods(simulated_host: SimulatedHost, tmp_path: Path) -> None:
     """As from ``make install`` and the packages, which have no grpcio."""
-    with exporter(simulated_host.directory, tmp_path, program=[sys.executable, "-c", WITHOUT_GRPC]) as running:
+    program = [sys.executable, "-c", WITHOUT_GRPC]
+    with exporter(simulated_host.directory, tmp_path, "--debug", program=program) as running:
         page = running.wait("a sample", lambda page: USED in page)
+        assert "debug: sample of 8 GPUs in " in running.log
     assert pods_of(page, USED, gpu="0") == [("", "", "")]
 
 

@@ -22,6 +22,7 @@ from ocigpu.kubernetes.exporter.nvml_readers import LABEL_READERS, READERS
 from ocigpu.kubernetes.exporter.options import Devices, Options, parse_address, parse_devices, parse_options
 from ocigpu.kubernetes.exporter.owners import WHOLE, Claimed, Container, Owner, find_owners, find_vfio_owners
 from ocigpu.kubernetes.exporter.sample import GpuSample, Instance, Sample, parse_sample
+from ocigpu.kubernetes.exporter.xids import XID_MESSAGES
 
 UTIL, USED = "DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_FB_USED"
 GPUS = (
@@ -70,6 +71,12 @@ def test_type_and_help_are_those_of_the_file() -> None:
         ("DCGM_FI_DEV_GPU_TEMP", "three fields"),
         ("DCGM_FI_DEV_GPU_TEMP, histogram, x", 'type "histogram"'),
         ("GPU_TEMP, gauge, x", 'unknown metric "GPU_TEMP"'),
+        (
+            "DCGM_FI_DEV_GPU_TMEP, gauge, x",
+            'unknown metric "DCGM_FI_DEV_GPU_TMEP": did you mean DCGM_FI_DEV_GPU_TEMP?',
+        ),
+        ("DCGM_FI_PROF_PIPE_TENSOR_ACTIV, gauge, x", 'unknown metric "DCGM_FI_PROF_PIPE_TENSOR_ACTIV": did you mean'),
+        ("DCGM_EXP_XID_ERRORS_COUNTS, gauge, x", 'unknown metric "DCGM_EXP_XID_ERRORS_COUNTS": did you mean'),
         ("DCGM_FI_DEV_SM_CLOCK, gauge, again", "occurs twice"),
         ("DCGM_FI_DRIVER_VERSION, gauge, x", "is a label"),
         ("DCGM_FI_DEV_GPU_TEMP, label, x", "is a gauge"),
@@ -85,7 +92,14 @@ def test_a_bad_line_is_an_error_that_names_it(line: str, cause: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["DCGM_FI_PROF_PIPE_INT_ACTIVE", "DCGM_EXP_GPU_HEALTH_STATUS", "DCGM_FI_DEV_NVSWITCH_LINK_STATUS", "DCGM_FI_DEV_X"],
+    [
+        "DCGM_FI_PROF_PIPE_INT_ACTIVE",
+        "DCGM_EXP_GPU_HEALTH_STATUS",
+        "DCGM_FI_DEV_NVSWITCH_LINK_STATUS",
+        "DCGM_FI_DEV_BAR1_USED",
+        "DCGM_FI_DEV_CPU_UTIL_TOTAL",
+        "DCGM_FI_DEV_NVLINK_BANDWIDTH_L0",
+    ],
 )
 def test_what_nvml_cannot_supply_is_named_and_left_out(name: str) -> None:
     found, (note,) = parse_collectors(f"{name}, gauge, x\nDCGM_FI_DEV_GPU_TEMP, gauge, x", "c.csv")
@@ -137,6 +151,10 @@ def test_a_flag_comes_before_its_variable_and_that_before_the_default() -> None:
         ([], {"KUBERNETES_ENABLE_DRA": "perhaps"}, "KUBERNETES_ENABLE_DRA"),
         (["--remote-hostengine-info=localhost:5555"], {}, "--remote-hostengine-info"),
         (["--web-config-file", "x"], {}, "--web-config-file"),
+        (["--web-systemd-socket"], {}, "--web-systemd-socket"),
+        (["--enable-pprof"], {}, "--enable-pprof"),
+        ([], {"DCGM_EXPORTER_DUMP_ENABLED": "true"}, "DCGM_EXPORTER_DUMP_ENABLED"),
+        (["--config-file=/x"], {}, "--config-file"),
         ([], {"USE_FAKE_GPUS": "1"}, "USE_FAKE_GPUS"),
     ],
 )  # fmt: skip
@@ -174,6 +192,19 @@ def test_devices_and_addresses() -> None:
     for text in ("9400", "a:b", ":70000", ":"):
         with pytest.raises(SettingsError):
             parse_address(text)
+
+
+def test_options_that_mean_nothing_here_are_taken() -> None:
+    words = ["--disable-startup-validate", "--dump-directory", "/tmp/x", "--dump-retention=24", "--dump-compression"]
+    variables = {"DISABLE_STARTUP_VALIDATE": "true", "DCGM_EXPORTER_DUMP_ENABLED": "false"}
+    assert parse_options([*words, "--debug"], variables) == Options(debug=True)
+    assert parse_options(["-rbmn"], {}) == parse_options(["-rb"], {}) == Options(replace_blanks_in_model_name=True)
+
+
+def test_every_xid_of_the_catalog_has_its_words() -> None:
+    assert sorted(XID_MESSAGES) == list(range(173))
+    assert all(text and text == text.strip() for text in XID_MESSAGES.values())
+    assert (XID_MESSAGES[79], XID_MESSAGES[171]) == ("GPU has fallen off the bus", "Uncorrectable DRAM Error")
 
 
 # --- owners

@@ -1,11 +1,13 @@
 """Which metrics are exported: dcgm-exporter's file of three columns, ``name, type, help``."""
 
+import difflib
 import os
 import stat
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from ocigpu.errors import SettingsError, printable, quoted
+from ocigpu.kubernetes.exporter.dcgm_fields import FIELDS
 from ocigpu.kubernetes.exporter.metrics import BY_NAME, METRICS, why_missing
 
 KINDS = ("gauge", "counter", "label")
@@ -47,7 +49,9 @@ def parse_collectors(text: str, where: str) -> tuple[tuple[Collector, ...], tupl
         if known is None:
             why = why_missing(name)
             if not why:
-                raise collectors_error(place, f"unknown metric {quoted(name)}")
+                near = difflib.get_close_matches(name, [*BY_NAME, *FIELDS], 1, 0.8)
+                suggestion = f": did you mean {near[0]}?" if near else ""
+                raise collectors_error(place, f"unknown metric {quoted(name)}{suggestion}")
             notes.append(f"{place}: {printable(name, 100)} is left out: {why}")
             continue
         if (kind == "label") != (known.kind == "label"):

@@ -6,6 +6,8 @@ reference, and NVML's API reference.
 
 from typing import NamedTuple
 
+from ocigpu.kubernetes.exporter.dcgm_fields import EXPORTER_METRICS, FIELDS
+
 
 class Metric(NamedTuple):
     """One metric.  ``kind``: gauge, counter or label (a label of every series); ``source``: NVML's function.
@@ -262,40 +264,6 @@ NOT_FROM_NVML = (
 
 def why_missing(name: str) -> str:
     """Return why a metric of DCGM is left out; "" for a name that is none of DCGM's."""
-    return next((why for prefix, why in NOT_FROM_NVML if name.startswith(prefix)), "")
-
-
-XID_MESSAGES = {
-    0: "No Error",
-    8: "GPU stopped processing",
-    11: "Invalid or corrupted push buffer stream",
-    12: "Driver error handling GPU exception",
-    13: "Graphics Engine Exception",
-    31: "GPU memory page fault",
-    32: "Invalid or corrupted push buffer stream",
-    38: "Driver firmware error",
-    43: "GPU stopped processing",
-    44: "Graphics Engine fault during context switch",
-    45: "Preemptive cleanup, due to previous errors",
-    46: "GPU stopped processing",
-    48: "Double Bit ECC Error",
-    56: "Display Engine error",
-    57: "Error programming video memory interface",
-    61: "Internal micro-controller breakpoint/warning",
-    62: "Internal micro-controller halt",
-    63: "ECC page retirement or row remapping recording event",
-    64: "ECC page retirement or row remapper recording failure",
-    68: "NVDEC0 Exception",
-    69: "Graphics Engine class error",
-    74: "NVLINK Error",
-    79: "GPU has fallen off the bus",
-    92: "High single-bit ECC error rate",
-    94: "Contained ECC error",
-    95: "Uncontained ECC error",
-    109: "Context Switch Timeout Error",
-    119: "GSP RPC Timeout",
-    120: "GSP Error",
-    121: "C2C Link Error",
-    140: "Unrecovered ECC Error",
-}
-"""By number: NVIDIA's XID catalog."""
+    if name not in FIELDS and name not in EXPORTER_METRICS:
+        return ""
+    return next(why for prefix, why in NOT_FROM_NVML if name.startswith(prefix))

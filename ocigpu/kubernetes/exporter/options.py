@@ -37,6 +37,7 @@ class Options(NamedTuple):
     enable_gpu_bind_unbind_watch: bool = False
     gpu_bind_unbind_poll_interval: float = 1.0
     log_format: str = "text"
+    debug: bool = False
 
 
 class Option(NamedTuple):
@@ -51,12 +52,19 @@ class Option(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """An option of dcgm-exporter that cannot be obeyed.  ``harmless``: values that ask for nothing."""
+    """An option of dcgm-exporter that cannot be obeyed.
+
+    ``harmless``: values that ask for nothing, ANYTHING for every one.  ``bare``: the flag may be without a value.
+    """
 
     flags: tuple[str, ...]
     variables: tuple[str, ...]
     harmless: tuple[str, ...]
     why: str
+    bare: bool = False
+
+
+ANYTHING = ("*",)
 
 
 def _option(name: str, kind: str, flags: str, variables: str, meaning: str, choices: tuple[str, ...] = ()) -> Option:
@@ -120,8 +128,8 @@ OPTIONS = (
         "labels uuid, pod_name, pod_namespace and container_name",
     ),
     _option(
-        "replace_blanks_in_model_name", "bool", "replace-blanks-in-model-name rb", f"{_D}REPLACE_BLANKS_IN_MODEL_NAME",
-        "dashes instead",
+        "replace_blanks_in_model_name", "bool", "replace-blanks-in-model-name rbmn rb",
+        f"{_D}REPLACE_BLANKS_IN_MODEL_NAME", "dashes instead",
     ),
     _option(
         "enable_gpu_bind_unbind_watch", "bool", "enable-gpu-bind-unbind-watch", f"{_D}ENABLE_GPU_BIND_UNBIND_WATCH",
@@ -132,14 +140,19 @@ OPTIONS = (
         f"{_D}GPU_BIND_UNBIND_POLL_INTERVAL", "how often",
     ),
     _option("log_format", "text", "log-format", f"{_D}LOG_FORMAT", "form of log lines", ("text", "json")),
+    _option("debug", "bool", "debug", f"{_D}DEBUG", "log a line for each sample"),
 )  # fmt: skip
 """Every option that is obeyed, in the order of the help."""
 
 _API = "it needs look-ups at the API server, and pod-resources has no such data"
 
 
-def _refuse(flags: str, variables: str, why: str, harmless: tuple[str, ...] = FALSE) -> Refused:
-    return Refused(tuple(flags.split()), tuple(variables.split()), harmless, why)
+def _refuse(
+    flags: str, variables: str, why: str, harmless: tuple[str, ...] = FALSE, bare: bool | None = None
+) -> Refused:
+    return Refused(
+        tuple(flags.split()), tuple(variables.split()), harmless, why, harmless == FALSE if bare is None else bare
+    )
 
 
 REFUSED = (
@@ -158,6 +171,23 @@ REFUSED = (
         "web-config-file", f"{_D}WEB_CONFIG_FILE",
         "TLS and passwords are the work of a proxy, or listen on 127.0.0.1 only", (),
     ),
+    _refuse("web-systemd-socket", f"{_D}SYSTEMD_SOCKET", "it opens its own socket: --address"),
+    _refuse("web-read-timeout", f"{_D}WEB_READ_TIMEOUT", "a request has 10 s", ("10s",)),
+    _refuse("web-write-timeout", f"{_D}WEB_WRITE_TIMEOUT", "an answer has 10 s", ("10s",)),
+    _refuse("enable-pprof", f"{_D}ENABLE_PPROF", "there is no Go runtime to look at"),
+    _refuse("dump-enabled", f"{_D}DUMP_ENABLED", "there are no dumps: --debug logs each sample"),
+    _refuse("dump-directory", f"{_D}DUMP_DIRECTORY", "it means nothing without --dump-enabled", ANYTHING),
+    _refuse("dump-retention", f"{_D}DUMP_RETENTION", "it means nothing without --dump-enabled", ANYTHING),
+    _refuse(
+        "dump-compression", f"{_D}DUMP_COMPRESSION", "it means nothing without --dump-enabled", ANYTHING, bare=True
+    ),
+    _refuse(
+        "disable-startup-validate", "DISABLE_STARTUP_VALIDATE", "nothing is validated that could be left out", ANYTHING,
+        bare=True,
+    ),
+    _refuse("config-file", f"{_D}CONFIG_FILE", "options are flags and variables; metrics are in --collectors", ()),
+    _refuse("container-labels", f"{_D}CONTAINER_LABELS", "the runtime is not asked: use --kubernetes"),
+    _refuse("container-runtime-socket", "DCGM_CONTAINER_RUNTIME_SOCKET", "the runtime is not asked", ANYTHING),
     _refuse("enable-dcgm-log", f"{_D}ENABLE_DCGM_LOG", "there is no DCGM"),
     _refuse("dcgm-log-level", f"{_D}DCGM_LOG_LEVEL", "there is no DCGM", ("NONE",)),
 )  # fmt: skip
@@ -209,7 +239,7 @@ def _take(words: list[str]) -> tuple[str, str]:
         raise UsageError(f"no such option: {quoted(word)}", "see: ocigpu exporter --help")
     if equals:
         return flag, value
-    is_bool = _BY_FLAG[flag].kind == "bool" if flag in _BY_FLAG else _REFUSED_BY_FLAG[flag].harmless == FALSE
+    is_bool = _BY_FLAG[flag].kind == "bool" if flag in _BY_FLAG else _REFUSED_BY_FLAG[flag].bare
     if is_bool:
         return flag, "true"
     if not words:
@@ -218,7 +248,7 @@ def _take(words: list[str]) -> tuple[str, str]:
 
 
 def _check_refused(refused: Refused, value: str, where: str) -> None:
-    if value and value not in refused.harmless:
+    if value and value not in refused.harmless and refused.harmless != ANYTHING:
         raise options_error(f"{where} {quoted(value)} is not supported: {refused.why}")
 
 

@@ -170,6 +170,8 @@ class Service:
         self._told.pop("nvml", None)
         gpus = tuple(map(self._remember, sample.gpus))
         sample = sample._replace(gpus=(*gpus, *self._find_gone(gpus, sample.listed)))
+        if self.options.debug:
+            self.log("debug", f"sample of {len(sample.gpus)} GPUs in {sample.seconds} s", seconds=sample.seconds)
         self._publish(sample)
         self.standing = self.standing._replace(sampled=now, seconds=sample.seconds, done=standing.done + 1, problem="")
 
