@@ -52,6 +52,14 @@ CASES: dict[str, dict[str, Any]] = {
         "nodeLabels": {"args": ["--remove-on-exit"]},
         "devicePlugin": {"resources": {"limits": {"memory": "200Mi"}}},
     },
+    "in another chart": {
+        "nameOverride": "gpus",
+        "image": {"digest": f"sha256:{'0' * 64}"},
+        "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "10%"}},
+        "exporter": {"serviceMonitor": True, "serviceMonitorLabels": {"release": "prometheus"}},
+        "global": {"imageRegistry": "x"},
+    },
+    "not enabled": {"enabled": False},
     "nothing": {
         "devicePlugin": {"enabled": False}, "exporter": {"enabled": False}, "nodeLabels": {"enabled": False},
     },

@@ -69,13 +69,14 @@ def test_accounts_exist_and_only_node_labels_has_a_token(found: list[Object]) ->
     assert used == set(accounts)
     assert not any(each["automountServiceAccountToken"] for each in accounts.values())
     tokens = {pod["serviceAccountName"] for pod, _ in containers(found) if pod["automountServiceAccountToken"]}
-    assert tokens <= {"ocigpu-node-labels"}
+    name = "gpus-node-labels" if "gpus-node-labels" in accounts else "ocigpu-node-labels"
+    assert tokens <= {name}
     for kind in ("Role", "ClusterRole"):
         roles, bindings = of_kind(found, kind), of_kind(found, f"{kind}Binding")
         assert {each["roleRef"]["name"] for each in bindings.values()} == set(roles)
         for binding in bindings.values():
             (subject,) = binding["subjects"]
-            assert subject == {"kind": "ServiceAccount", "name": "ocigpu-node-labels", "namespace": "gpu"}
+            assert subject == {"kind": "ServiceAccount", "name": name, "namespace": "gpu"}
             assert binding["roleRef"]["kind"] == kind
 
 
@@ -132,10 +133,11 @@ def flags_of(container: Object, environment: dict[str, str]) -> Told | None:
 @every_case
 def test_configurations_are_accepted_by_the_programs(found: list[Object], tmp_path: Path) -> None:
     maps = of_kind(found, "ConfigMap")
-    for name, text in maps.get("ocigpu-config", {"data": {}})["data"].items():
+    files = [each["data"] for name, each in maps.items() if name.endswith("-config")]
+    for name, text in files[0].items() if files else ():
         (tmp_path / name).write_text(text)
         assert parse_config_file(text, name)[1] == ()
-    if not maps.get("ocigpu-config"):
+    if not files:
         (tmp_path / "default").write_text("version: v1\n")
     for _, container in containers(found):
         environment = {each["name"]: each["value"] for each in container["env"] if "value" in each}
@@ -239,6 +241,43 @@ def test_the_memory_of_what_a_network_reaches_is_bounded(found: list[Object]) ->
             assert container["resources"]["limits"]["memory"] == "512Mi"
 
 
+HOST_ROOTS: list[tuple[dict[str, Any], bool]] = [
+    ({}, False),
+    ({"devicePlugin": {"deviceListStrategy": "volume-mounts"}}, False),
+    ({"devicePlugin": {"deviceListStrategy": "envvar,cdi-annotations"}}, True),
+    ({"devicePlugin": {"args": ["--device-list-strategy=cdi-cri"]}}, True),
+    ({"devicePlugin": {"args": ["--pass-device-specs"]}}, True),
+    ({"config": {"files": {"more": "flags: {plugin: {passDeviceSpecs: true}}\n"}}}, True),
+    ({"config": {"files": {"more": "imex: {channelIDs: [0]}\n"}}}, True),
+    ({"config": {"existing": "mine"}}, True),
+    ({"runtimeClass": {"name": ""}}, True),
+]
+
+
+@pytest.mark.parametrize(("values", "mounted"), HOST_ROOTS, ids=str)
+def test_the_hosts_files_are_mounted_only_where_they_are_needed(values: dict[str, Any], mounted: bool) -> None:
+    found = objects({**values, "host": {"driverRoot": "/run/nvidia/driver"}})
+    for pod, container in containers(found):
+        paths = [volume["hostPath"]["path"] for volume in pod.get("volumes", []) if "hostPath" in volume]
+        assert "/" not in paths
+        if container["name"] == "device-plugin":
+            assert ("/run/nvidia/driver" in paths) is mounted
+            root = "/run/nvidia/driver" if mounted else "/"
+            assert f"--driver-root={root}" in container["args"], "that of its own container where nothing is mounted"
+
+
+def test_a_chart_that_contains_this_one_can_name_pin_and_switch_it_off() -> None:
+    found = objects(CASES["in another chart"])
+    assert all(each["metadata"]["name"].startswith("gpus-") for each in found if each["kind"] != "RuntimeClass")
+    assert {each["image"] for _, each in containers(found)} == {f"ocigpu@sha256:{'0' * 64}"}
+    for each in of_kind(found, "DaemonSet").values():
+        assert each["spec"]["updateStrategy"] == CASES["in another chart"]["updateStrategy"]
+        assert each["spec"]["selector"]["matchLabels"]["app.kubernetes.io/name"] == "ocigpu"
+    (monitor,) = of_kind(found, "ServiceMonitor").values()
+    assert monitor["metadata"]["labels"]["release"] == "prometheus"
+    assert objects({"enabled": False}) == []
+
+
 @pytest.mark.parametrize("name", ["pci-0302_10de", "pci-0300_10de", "pci-10de"])
 def test_nodes_are_found_by_the_labels_of_node_feature_discovery(name: str) -> None:
     """Its default names a PCI device by class and vendor; NVIDIA's chart has it name the vendor only."""
@@ -275,7 +314,8 @@ def test_without_variables_the_pods_ask_by_a_mount() -> None:
 def leaves(values: dict[str, Any], prefix: str = "") -> list[str]:
     found = []
     for name, value in values.items():
-        nested = isinstance(value, dict) and value and f"{prefix}{name}" != "config.files" and name != "resources"
+        whole = f"{prefix}{name}" in ("config.files", "updateStrategy")
+        nested = isinstance(value, dict) and value and not whole and name != "resources"
         found += leaves(value, f"{prefix}{name}.") if nested else [f"{prefix}{name}"]
     return found
 
@@ -293,6 +333,9 @@ WRONG: list[dict[str, Any]] = [
     {"imagee": {}},
     {"image": {"pullPolicy": "Sometimes"}},
     {"image": {"repository": ""}},
+    {"image": {"digest": "sha256:abc"}},
+    {"updateStrategy": {"type": "Sometimes"}},
+    {"nameOverride": "Upper"},
     {"config": {"files": {"Upper": ""}}},
     {"mps": {"shmSize": "8g,mode=0"}},
     {"nodeLabels": {"target": "file"}},

@@ -139,6 +139,16 @@ def test_the_device_plugin_offers_gpus_without_any_capability(start: Start, work
     assert not socket.exists()
 
 
+def test_the_device_plugin_offers_gpus_without_the_hosts_files(start: Start, work_directory: Path) -> None:
+    """By variables: the runtime brings NVML and the nodes, so nothing of the host's root is mounted."""
+    child = start("device-plugin", {})
+    assert "/driver-root" not in (work_directory / "bundle/config.json").read_text()
+    socket = work_directory / "kubelet/device-plugins/nvidia-gpu.sock"
+    wait_for("its socket", socket.exists, on_failure=(work_directory / "log").read_text)
+    assert "nvidia.com/gpu: 8 devices" in (work_directory / "log").read_text()
+    assert ended_by_sigterm(child) == 0
+
+
 def test_node_labels_are_written_by_an_ordinary_user(start: Start, work_directory: Path) -> None:
     account = work_directory / "account"
     account.mkdir(mode=0o755)

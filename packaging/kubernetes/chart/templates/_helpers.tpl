@@ -1,5 +1,24 @@
 {{- define "ocigpu.image" -}}
+{{- if .Values.image.digest -}}
+{{ .Values.image.repository }}@{{ .Values.image.digest }}
+{{- else -}}
 {{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end -}}
+{{- end -}}
+
+{{/* Beginning of the names of all objects. */}}
+{{- define "ocigpu.name" -}}
+{{ .Values.nameOverride | default .Release.Name }}
+{{- end -}}
+
+{{/* "yes" where the device plugin reads the driver's files and device nodes of the host itself: for specifications, for
+paths that it tells the kubelet, for IMEX channels, and where no runtime class brings them into its pod (then for
+virtual machines too).  Nobody knows what a configuration of another ConfigMap asks for. */}}
+{{- define "ocigpu.hostRoot" -}}
+{{- $asked := printf "%s%s" (toYaml .Values.config.files) (toYaml .Values.devicePlugin.args) -}}
+{{- if or (contains "cdi" .Values.devicePlugin.deviceListStrategy) (contains "passDeviceSpecs" $asked) (contains "pass-device-specs" $asked) (contains "imex" $asked) (contains "vfio" $asked) (contains "cdi" $asked) (not .Values.runtimeClass.name) .Values.config.existing -}}
+yes
+{{- end -}}
 {{- end -}}
 
 {{- define "ocigpu.labels" -}}
@@ -10,11 +29,12 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end -}}
 
 {{- define "ocigpu.configMap" -}}
-{{ .Values.config.existing | default (printf "%s-config" .Release.Name) }}
+{{ .Values.config.existing | default (printf "%s-config" (include "ocigpu.name" .)) }}
 {{- end -}}
 
 {{/* Labels that select the pods of one DaemonSet: (dict "root" . "component" "exporter" "config" "") */}}
 {{- define "ocigpu.selector" -}}
+app.kubernetes.io/name: ocigpu
 app.kubernetes.io/instance: {{ .root.Release.Name }}
 app.kubernetes.io/component: {{ .component }}
 {{- if .config }}
@@ -57,7 +77,7 @@ runtimeClassName: {{ .root.Values.runtimeClass.name }}
 {{- if .root.Values.priorityClassName }}
 priorityClassName: {{ .root.Values.priorityClassName }}
 {{- end }}
-serviceAccountName: {{ .root.Release.Name }}-{{ .component }}
+serviceAccountName: {{ include "ocigpu.name" .root }}-{{ .component }}
 automountServiceAccountToken: {{ eq .component "node-labels" }}
 {{- if .root.Values.image.pullSecrets }}
 imagePullSecrets:
