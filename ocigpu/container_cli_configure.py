@@ -12,6 +12,7 @@ from ocigpu.container_cli_list import check_mig_capability
 from ocigpu.container_cli_options import COMPAT_MODES
 from ocigpu.errors import OcigpuError, RequestError, SpecError, UsageError, printable, quoted
 from ocigpu.facts import HostFacts
+from ocigpu.gate import Asker, why_not
 from ocigpu.request import (
     MAX_REQUIREMENTS,
     WORDS,
@@ -144,16 +145,17 @@ def make_request(options: argparse.Namespace, channels: list[int], settings: Set
     for name, value in (("config", options.mig_config), ("monitor", options.mig_monitor)):
         check_mig_capability(name, value)
     wanted = {name for name in CAPABILITIES if getattr(options, name)}
-    check_permitted(wanted, settings, "options")
+    asker = Asker(settings, privileged=True)  # whoever calls it has the rights for what it does
+    check_permitted(wanted, "option", asker, "options")
     return Request(
         selection=selection,
         devices=devices,
         source=f"--device={printable(','.join(tokens) or 'all', 120)}" if selection != "none" else "no --device",
         capabilities=tuple(sorted(wanted)),
-        requirements=() if settings.disable_require else _parse_requirements(options.require),
+        requirements=() if why_not("requirement", "option", asker) else _parse_requirements(options.require),
         mig_config=options.mig_config,
         mig_monitor=options.mig_monitor,
-        imex_channels=() if settings.features_ignore_imex_channel_requests else tuple(sorted(channels)),
+        imex_channels=() if why_not("imex", "option", asker) else tuple(sorted(channels)),
     )
 
 

@@ -106,7 +106,10 @@ class CdiTable(Table):
     spec_dirs: list[DirectoryPath] = Field(default_factory=lambda: ["/etc/cdi", "/var/run/cdi"])
     default_kind: Kind = "nvidia.com/gpu"
     annotation_prefixes: list[Name] = Field(default_factory=lambda: ["cdi.k8s.io/"])
-    environment_vendors: list[Name] = Field(default_factory=lambda: ["nvidia.com", "amd.com"])
+    engine_filters_annotations: StrictBool = False
+    environment_vendors: list[Name] = Field(
+        default_factory=lambda: ["nvidia.com", "amd.com", "k8s.device-plugin.nvidia.com"]
+    )
 
 
 class SimulationTable(Table):

@@ -216,8 +216,14 @@ def _imex_nodes(facts: HostFacts, request: Request) -> list[tuple[DeviceNode, st
     for channel in request.imex_channels:
         if facts.imex_major is None:
             raise HostError("OCIGPU-DEV-4", f"IMEX channel {channel}: this driver or GPU has no IMEX channels")
-        path = f"/dev/nvidia-caps-imex-channels/channel{channel}"
-        node = by_minor.get(channel) or DeviceNode(path, "", facts.imex_major, channel)
+        node = by_minor.get(channel)
+        if node is None:  # who makes a channel on the host decides which there are, not an image
+            present = ", ".join(map(str, sorted(by_minor)[:16])) + (", ..." if len(by_minor) > 16 else "")
+            raise HostError(
+                "OCIGPU-DEV-4",
+                f"IMEX channel {channel}: the host has no node /dev/nvidia-caps-imex-channels/channel{channel}",
+                f"This host has IMEX channels {present}." if present else "This host has no IMEX channel.",
+            )
         nodes.append((node, f"IMEX channel {channel}, asked for by NVIDIA_IMEX_CHANNELS"))
     return nodes
 

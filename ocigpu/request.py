@@ -7,6 +7,18 @@ wrong JSON type count as absent; a device list, number or expression that cannot
 import os
 
 from ocigpu.errors import RequestError, printable, quoted
+from ocigpu.gate import (
+    CONDITIONS,
+    Asker,
+    find_bound,
+    is_filtered,
+    is_gpu_of_nvidia,
+    is_of_nvidia,
+    is_plugin_key,
+    permits,
+    permitted_capabilities,
+    why_not,
+)
 from ocigpu.settings import CAPABILITIES, MODES_WITH_CDI, Settings
 
 TYPE_CHECKING = False
@@ -46,7 +58,8 @@ class Request(NamedTuple):
     ``selection``: "nothing" (unset, empty, void: not a GPU container), "none" (driver files and control nodes, no
     GPU), "all", "list", or "cdi"; ``devices``: for "list" the tokens in order, stripped, without duplicates.
     ``cdi_devices``: for "cdi" the fully qualified names in order, without duplicates; what the container gets is then
-    written in specifications, and of the other fields only source and notes are filled.
+    written in specifications.  Of the other fields source, notes and requirements are filled, and ``capabilities``
+    with those beyond which no specification may give anything, () where they decide.
     ``source``: where the selection comes from, for reasons and messages ("NVIDIA_VISIBLE_DEVICES=0,2",
     "volume mounts below /var/run/nvidia-container-devices").
     ``capabilities``: driver capabilities, sorted.  ``requirements``: (variable, expression) pairs, sorted.
@@ -72,9 +85,11 @@ if TYPE_CHECKING:
     Variables: TypeAlias = dict[str, str]
 
 
-def parse_request(config: "dict[str, Any]", settings: Settings) -> Request:
+def parse_request(config: "dict[str, Any]", settings: Settings, bundle: str = "") -> Request:
     """Return what the container of this config.json (a raw document) asks for.
 
+    ``bundle``: its absolute path, by which an engine is known that vouches for annotations (:mod:`ocigpu.gate`, which
+    decides of everything here whether it may be asked for).
     A request for nothing has no other content than notes.  Raises RequestError OCIGPU-REQ-1 to -6 (not -3), each
     naming the variable and quoting what cannot be understood.  Time grows linearly with the size of the document.
 
@@ -86,65 +101,69 @@ def parse_request(config: "dict[str, Any]", settings: Settings) -> Request:
     process = _mapping(config, "process")
     swarm = tuple(filter(None, map(str.strip, settings.swarm_resource.split(","))))
     variables = _read_variables(process.get("env"), swarm)
-    privileged = _is_privileged(process)
-    obey_env = privileged or settings.accept_nvidia_visible_devices_envvar_when_unprivileged
+    asker = Asker(settings, _is_privileged(process))
     notes: list[str] = []
 
     mounted: tuple[str, ...] = ()
     mounted_imex: tuple[str, ...] = ()
-    if settings.accept_nvidia_visible_devices_as_volume_mounts:
+    if why_not("gpu", "mount", asker) is None:
         mounted, mounted_imex = _read_mounts(config.get("mounts") if isinstance(config, dict) else None)
-    tokens, source = _requested_by_annotations(config, settings)
-    where, annotated = source, bool(tokens)
-    if annotated:
-        notes.extend(_overruled_notes(source, mounted, variables, swarm, obey_env))
+    tokens, where = _requested_by_annotations(config, settings, notes)
+    by, source = "annotation", where
+    if tokens:
+        asker = asker._replace(filtered=is_filtered(config, bundle, settings))
+        if select_tokens(tokens)[0] != "nothing" and not permits("gpu", by, asker, where, notes):
+            tokens = ()
+    if tokens:
+        notes.extend(_overruled_notes(source, mounted, variables, swarm, asker))
     elif mounted:
-        tokens, source, where = mounted, MOUNT_SOURCE, MOUNT_SOURCE
+        by, tokens, source, where = "mount", mounted, MOUNT_SOURCE, MOUNT_SOURCE
     else:
+        by = "variable"
         tokens, source, where = _requested_by_variables(variables, swarm)
-        if not obey_env and select_tokens(tokens)[0] != "nothing":
-            return Request(notes=(_ignored_note(where),))
+        if select_tokens(tokens)[0] != "nothing" and not permits("gpu", by, asker, where, notes):
+            return Request(notes=tuple(notes))
     selection, devices = select_tokens(tokens)
     if selection == "nothing":
-        return Request()
+        return Request(notes=tuple(notes))
     if any(token.startswith(OWN_KIND) for token in tokens):
         tokens = _own_devices(tokens, where)
         selection, devices = select_tokens(tokens)
         if selection == "nothing":
-            return Request()
+            return Request(notes=tuple(notes))
     elif settings.mode == "cdi" or (
-        settings.mode in MODES_WITH_CDI and (annotated or any("=" in token for token in tokens))
+        settings.mode in MODES_WITH_CDI and (by == "annotation" or any("=" in token for token in tokens))
     ):
         # only here: few containers need it
-        from ocigpu.cdi.request import all_qualified, check_vendors, is_of_nvidia, name_devices
+        from ocigpu.cdi.request import all_qualified, name_devices, permitted_names
 
-        if settings.mode == "cdi" or all_qualified(tokens, where, annotated):
+        if settings.mode == "cdi" or all_qualified(tokens, where, by == "annotation"):
             names = name_devices(tokens, where, settings.cdi_default_kind)
-            if not (privileged or annotated or mounted):
-                check_vendors(names, where, settings)
+            names = permitted_names(names, by, asker, where, notes)
             if any(map(is_of_nvidia, names)):
-                names += _cdi_extras(variables, mounted_imex, obey_env, settings, notes)
-            return Request(selection="cdi", source=source, cdi_devices=tuple(dict.fromkeys(names)), notes=tuple(notes))
+                names += _cdi_extras(variables, mounted_imex, asker, notes)
+            if not names:
+                return Request(notes=tuple(notes))
+            request = Request("cdi", source=source, cdi_devices=tuple(dict.fromkeys(names)), notes=tuple(notes))
+            if not any(map(is_gpu_of_nvidia, names)):
+                return request
+            _parse_capabilities(variables, asker)
+            bound = find_bound(by, asker)
+            return request._replace(capabilities=bound, requirements=_parse_requirements(variables, asker))
     check_tokens(devices, where)
 
-    mig_config = _parse_mig("NVIDIA_MIG_CONFIG_DEVICES", variables, privileged)
-    mig_monitor = _parse_mig("NVIDIA_MIG_MONITOR_DEVICES", variables, privileged)
-    capabilities = _parse_capabilities(variables, settings)
-    requirements = _parse_requirements(variables, settings)
-    imex_channels: tuple[int, ...] = ()
-    if not settings.features_ignore_imex_channel_requests:
-        imex_channels = _parse_imex(variables, mounted_imex, obey_env, notes)
-    features = tuple(name for name, variable in FEATURE_VARIABLES if variables.get(variable) == "enabled")
+    mig_config = _parse_mig("NVIDIA_MIG_CONFIG_DEVICES", variables, asker)
+    mig_monitor = _parse_mig("NVIDIA_MIG_MONITOR_DEVICES", variables, asker)
     return Request(
         selection=selection,
         devices=devices,
         source=source,
-        capabilities=capabilities,
-        requirements=requirements,
+        capabilities=_parse_capabilities(variables, asker),
+        requirements=_parse_requirements(variables, asker),
         mig_config=mig_config,
         mig_monitor=mig_monitor,
-        imex_channels=imex_channels,
-        features=features,
+        imex_channels=_parse_imex(variables, mounted_imex, asker, notes),
+        features=_parse_features(variables, asker, notes),
         notes=tuple(notes),
     )
 
@@ -242,43 +261,65 @@ def _cdi_mount(request: str) -> str:
     return name_of_mount(request)
 
 
-def _requested_by_annotations(config: "dict[str, Any]", settings: Settings) -> tuple[tuple[str, ...], str]:
-    """Return (tokens, source): what annotations ask for, by key; nothing in mode hook, where engines obey them."""
+def _requested_by_annotations(
+    config: "dict[str, Any]", settings: Settings, notes: list[str]
+) -> tuple[tuple[str, ...], str]:
+    """Return (tokens, source): what annotations ask for, by key; nothing in mode hook, where engines obey them.
+
+    Keys of the form that device plugins write count; others are named in ``notes``.
+    """
     if settings.mode not in MODES_WITH_CDI:
         return (), ""
     annotations = _mapping(config, "annotations")
     keys = sorted(key for key in annotations if key.startswith(settings.cdi_annotation_prefixes))
     tokens: dict[str, None] = {}
     named: list[str] = []
+    others: list[str] = []
     for key in keys:
         value = annotations[key]
         where = f"annotation {printable(key, 120)}"
+        if not any(
+            is_plugin_key(key.removeprefix(prefix))
+            for prefix in settings.cdi_annotation_prefixes
+            if key.startswith(prefix)
+        ):
+            if value not in ("", None):
+                others.append(where)
+            continue
         parts = _split(where, value, "OCIGPU-REQ-1") if isinstance(value, str) else []
         tokens.update(dict.fromkeys(parts))
         if parts and len(named) < MAX_SHOWN_ANNOTATIONS:
             named.append(f"{where}={printable(value, _SHOWN_VALUE)}")
+    if others:
+        shown = ", ".join(others[:MAX_SHOWN_ANNOTATIONS])
+        notes.append(f"{shown} ignored: no key as device plugins write it, PREFIX/PLUGIN_DEVICE")
     return tuple(tokens), " ".join(named)
 
 
 def _overruled_notes(
-    source: str, mounted: tuple[str, ...], variables: "Variables", swarm: tuple[str, ...], obey_env: bool
+    source: str, mounted: tuple[str, ...], variables: "Variables", swarm: tuple[str, ...], asker: Asker
 ) -> list[str]:
     """Return notes about the other ways in which the container asks, which annotations come before."""
     names = [name for name in swarm if name in variables] or [DEVICES_VARIABLE]
     asking = [MOUNT_SOURCE] if mounted else []
-    if obey_env:
+    if why_not("gpu", "variable", asker) is None:
         asking += [printable(name, 120) for name in names if variables.get(name, "") not in ("", "void")]
     return [f"{', '.join(asking)} ignored: {source} comes first"] if asking else []
 
 
-def _cdi_extras(
-    variables: "Variables", mounted_imex: tuple[str, ...], obey_env: bool, settings: Settings, notes: list[str]
-) -> list[str]:
+def _parse_features(variables: "Variables", asker: Asker, notes: list[str]) -> tuple[str, ...]:
+    """Return the opt-in parts that variables ask for, and append to ``notes`` what was ignored."""
+    return tuple(
+        name
+        for name, variable in FEATURE_VARIABLES
+        if variables.get(variable) == "enabled" and permits("part", "variable", asker, variable, notes)
+    )
+
+
+def _cdi_extras(variables: "Variables", mounted_imex: tuple[str, ...], asker: Asker, notes: list[str]) -> list[str]:
     """Return the devices that stand for opt-in parts and IMEX channels, by the kinds of nvidia-ctk cdi generate."""
-    names = [f"nvidia.com/{name}=all" for name, variable in FEATURE_VARIABLES if variables.get(variable) == "enabled"]
-    if not settings.features_ignore_imex_channel_requests:
-        channels = _parse_imex(variables, mounted_imex, obey_env, notes)
-        names += [f"nvidia.com/imex-channel={channel}" for channel in channels]
+    names = [f"nvidia.com/{name}=all" for name in _parse_features(variables, asker, notes)]
+    names += [f"nvidia.com/imex-channel={channel}" for channel in _parse_imex(variables, mounted_imex, asker, notes)]
     ignored = [name for name in ("NVIDIA_MIG_CONFIG_DEVICES", "NVIDIA_MIG_MONITOR_DEVICES") if variables.get(name)]
     if ignored:
         notes.append(f"{', '.join(ignored)} ignored: CDI specifications have no device for it")
@@ -344,13 +385,6 @@ def _own_devices(tokens: tuple[str, ...], where: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(token.removeprefix(OWN_KIND) for token in tokens))
 
 
-def _ignored_note(where: str) -> str:
-    return (
-        f"{where} ignored: the container has no CAP_SYS_ADMIN"
-        " and accept-nvidia-visible-devices-envvar-when-unprivileged is false"
-    )
-
-
 def check_tokens(devices: tuple[str, ...], where: str) -> None:
     """Raise RequestError OCIGPU-REQ-1 for what no host could have; whether this one has it is decided elsewhere."""
     if len(devices) > MAX_TOKENS:
@@ -391,12 +425,11 @@ def _cdi_error(where: str, token: str) -> RequestError:
     )
 
 
-def _parse_mig(variable: str, variables: "Variables", privileged: bool) -> str:
+def _parse_mig(variable: str, variables: "Variables", asker: Asker) -> str:
     value = variables.get(variable, "")
     if not value:
         return ""
-    if not privileged:
-        raise RequestError("OCIGPU-REQ-5", f"{variable}={printable(value, 40)}: the container has no CAP_SYS_ADMIN")
+    permits("mig", "variable", asker, f"{variable}={printable(value, 40)}", [])
     if value != "all":
         raise RequestError(
             "OCIGPU-REQ-1", f"{variable}: {quoted(value)} is not all", f"Set {variable}=all, or remove it."
@@ -404,9 +437,9 @@ def _parse_mig(variable: str, variables: "Variables", privileged: bool) -> str:
     return value
 
 
-def _parse_capabilities(variables: "Variables", settings: Settings) -> tuple[str, ...]:
+def _parse_capabilities(variables: "Variables", asker: Asker) -> tuple[str, ...]:
     variable = "NVIDIA_DRIVER_CAPABILITIES"
-    permitted = permitted_capabilities(settings)
+    permitted = permitted_capabilities(asker.settings)
     if variable not in variables and _is_legacy_image(variables):
         return tuple(sorted(permitted))
     wanted = set(_split(variable, variables.get(variable, ""), "OCIGPU-REQ-2"))
@@ -418,31 +451,25 @@ def _parse_capabilities(variables: "Variables", settings: Settings) -> tuple[str
     if unknown:
         more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
         raise RequestError("OCIGPU-REQ-2", f"{variable}: {quoted(unknown[0])}{more}: no such driver capability")
-    check_permitted(wanted, settings, variable)
+    check_permitted(wanted, "variable", asker, variable)
     return tuple(sorted(wanted))
 
 
-def permitted_capabilities(settings: Settings) -> set[str]:
-    """Return the driver capabilities that containers may have by the settings."""
-    permitted = set(filter(None, map(str.strip, settings.supported_driver_capabilities.split(","))))
-    return set(CAPABILITIES) if "all" in permitted else permitted
-
-
-def check_permitted(wanted: set[str], settings: Settings, where: str) -> None:
-    """Raise RequestError OCIGPU-REQ-2 for a driver capability that the settings do not permit."""
-    permitted = permitted_capabilities(settings)
-    refused = sorted(wanted - permitted)
+def check_permitted(wanted: set[str], source: str, asker: Asker, where: str) -> None:
+    """Raise RequestError OCIGPU-REQ-2 for driver capabilities that the settings do not permit."""
+    refused = sorted(name for name in wanted if why_not("capability", source, asker, name))
     if refused:
+        permitted = sorted(permitted_capabilities(asker.settings))
         raise RequestError(
-            "OCIGPU-REQ-2",
-            f"{where}: {', '.join(refused)}: not permitted on this host",
-            f"supported-driver-capabilities permits: {', '.join(sorted(permitted)) or 'nothing'}",
+            CONDITIONS["C"].code,
+            f"{where}: {', '.join(refused)}: {CONDITIONS['C'].reason}",
+            f"supported-driver-capabilities permits: {', '.join(permitted) or 'nothing'}",
         )
 
 
-def _parse_requirements(variables: "Variables", settings: Settings) -> tuple[tuple[str, str], ...]:
+def _parse_requirements(variables: "Variables", asker: Asker) -> tuple[tuple[str, str], ...]:
     disabled = variables.get("NVIDIA_DISABLE_REQUIRE", "") in ("1", "t", "T", "TRUE", "true", "True")
-    if disabled or settings.disable_require:
+    if disabled or why_not("requirement", "variable", asker):
         return ()
     requirements = [
         (name, value)
@@ -479,30 +506,33 @@ def _cuda_version(text: str) -> str:
     return f"{int(parts[0])}.{int(parts[1]) if len(parts) > 1 else 0}"
 
 
-def _parse_imex(variables: "Variables", mounted: tuple[str, ...], obey_env: bool, notes: list[str]) -> tuple[int, ...]:
+def _parse_imex(variables: "Variables", mounted: tuple[str, ...], asker: Asker, notes: list[str]) -> tuple[int, ...]:
     """Return the channels asked for, and append to ``notes`` what was ignored."""
-    if mounted:
-        tokens, where = mounted, MOUNT_SOURCE
-    else:
-        where = IMEX_VARIABLE
+    source, where, tokens = "mount", MOUNT_SOURCE, mounted
+    if not mounted:
+        source, where = "variable", IMEX_VARIABLE
+        if why_not("imex", source, asker) is CONDITIONS["I"]:  # without a look at what it says
+            return ()
         selection, tokens = select_tokens(tuple(_split(where, variables.get(where, ""), "OCIGPU-REQ-6")))
         if selection in ("nothing", "none"):
             return ()
-        if not obey_env:
-            notes.append(_ignored_note(where))
-            return ()
-        if selection == "all":
-            notes.append(f"{where}=all ignored: channels are given by number only")
-            return ()
+    elif why_not("imex", source, asker):
+        return ()
+    if not permits("imex", source, asker, where, notes):
+        return ()
+    if not tokens:
+        notes.append(f"{where}=all ignored: channels are given by number only")
+        return ()
     channels = set()
     for token in tokens:
+        number = token.removeprefix("channel")  # as its node is called; NVIDIA's runtime takes both
         # compared as text first: int() of what an image wrote must be short, and 01 is not a name of channel 1
-        plain = is_number(token) and len(token) <= len(str(MAX_IMEX_CHANNEL)) and token == str(int(token))
-        if not plain or int(token) > MAX_IMEX_CHANNEL:
+        plain = is_number(number) and len(number) <= len(str(MAX_IMEX_CHANNEL)) and number == str(int(number))
+        if not plain or int(number) > MAX_IMEX_CHANNEL:
             raise RequestError(
                 "OCIGPU-REQ-6", f"{where}: {quoted(token)} is not a channel number from 0 to {MAX_IMEX_CHANNEL}"
             )
-        channels.add(int(token))
+        channels.add(int(number))
     if len(channels) > MAX_TOKENS:
         raise RequestError("OCIGPU-REQ-6", f"{where}: more than {MAX_TOKENS} channels")
     return tuple(sorted(channels))

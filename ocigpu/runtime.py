@@ -116,7 +116,7 @@ def edit_bundle(arguments: Arguments, settings: Settings, stub: str, log: Log) -
 
     where = os.path.join(arguments.bundle, arguments.config)
     document = traced(("read-config", where), read_config, arguments.bundle, arguments.config)
-    request = traced(("request", where), parse_request, document.config, settings)
+    request = traced(("request", where), parse_request, document.config, settings, os.path.dirname(where))
     mark("selection", reason=" ".join((request.selection, *request.cdi_devices)))
     for note in request.notes:
         log.write("warning", note)
@@ -131,7 +131,7 @@ def edit_bundle(arguments: Arguments, settings: Settings, stub: str, log: Log) -
         return None
     check_can_have_gpus(document.config, document.path)
     if request.selection == "cdi":
-        inject_devices(document.config, request.cdi_devices, settings, log)
+        inject_devices(document.config, request, settings, log)
         if trace := get_trace():
             from ocigpu.trace import add_to_hooks
 
@@ -205,11 +205,12 @@ def _write_notes(log: Log, path: str, notes: "Sequence[str]", granted: "Sequence
     log.write("info", f"{path}: granted {', '.join(granted) or 'driver files only'}")
 
 
-def inject_devices(config: "dict[str, Any]", names: tuple[str, ...], settings: Settings, log: Log) -> None:
-    """Change ``config`` so that the container gets these CDI devices; hooks that give GPUs otherwise are taken out.
+def inject_devices(config: "dict[str, Any]", request: "Request", settings: Settings, log: Log) -> None:
+    """Change ``config`` so that the container gets its CDI devices; hooks that give GPUs otherwise are taken out.
 
     A specification of ours that the host has changed under is used all the same, with a warning in the log.
-    Raises CdiError OCIGPU-CDI-4 to -6; that the specification is stale is then part of the message.
+    Raises CdiError OCIGPU-CDI-4 to -6; that the specification is stale is then part of the message.  Raises what
+    :func:`ocigpu.cdi.conditions.check_conditions` does.
     """
     from ocigpu.cdi.inject import inject
     from ocigpu.cdi.registry import read_registry
@@ -217,8 +218,15 @@ def inject_devices(config: "dict[str, Any]", names: tuple[str, ...], settings: S
     from ocigpu.host.fingerprint import stale_reasons
     from ocigpu.spec import remove_gpu_hooks
 
+    names = request.cdi_devices
     registry = traced(("read-specifications", ", ".join(settings.cdi_spec_dirs)), read_registry, settings)
     resolved = traced(("resolve", ", ".join(names)), registry.resolve, names)
+    if request.capabilities or request.requirements:
+        from ocigpu.cdi.conditions import check_conditions
+        from ocigpu.host.cached import read_facts
+
+        for note in traced(("conditions",), check_conditions, request, resolved.specs, lambda: read_facts(settings)):
+            log.write("warning", note)
     stale = []
     for spec in resolved.specs:
         try:

@@ -64,7 +64,8 @@ class Settings(NamedTuple):
     cdi_spec_dirs: tuple[str, ...] = ("/etc/cdi", "/var/run/cdi")
     cdi_default_kind: str = "nvidia.com/gpu"
     cdi_annotation_prefixes: tuple[str, ...] = ("cdi.k8s.io/",)
-    cdi_environment_vendors: tuple[str, ...] = ("nvidia.com", "amd.com")
+    cdi_engine_filters_annotations: bool = False
+    cdi_environment_vendors: tuple[str, ...] = ("nvidia.com", "amd.com", "k8s.device-plugin.nvidia.com")
     trace: str = ""
     simulation_root: str = ""
     path: str = ""
@@ -114,9 +115,15 @@ KEYS = (
     Key("cdi.default-kind", "string", "CDI kind of devices that are named without one, vendor/class"),
     Key("cdi.annotation-prefixes", "list", "prefixes of annotations that name CDI devices"),
     Key(
+        "cdi.engine-filters-annotations",
+        "bool",
+        "no image and no author of a pod can write such annotations: obey them where variables are not obeyed",
+    ),
+    Key(
         "cdi.environment-vendors",
         "list",
-        "vendors whose CDI devices a container without CAP_SYS_ADMIN may name in variables, which its image can set",
+        "vendors (of NVIDIA and AMD: their GPUs) and kinds, vendor/class, of CDI devices that a container without"
+        " CAP_SYS_ADMIN may name in variables and annotations, which its image can set",
     ),
     Key("trace", "path", "file that gets a line for each step of shim and hook (ocigpu trace FILE); empty: none"),
     Key("simulation.root", "path", "a simulated host made by ocigpu sim create; empty: the real host"),

@@ -20,7 +20,7 @@ NOT_HOT = ("ocigpu.cdi.yaml_child",)
 """Modules of these directories that need more: only a forked child loads them."""
 HOT_MODULES = (
     "ocigpu.actions", "ocigpu.arguments", "ocigpu.cache", "ocigpu.codes", "ocigpu.declare", "ocigpu.declared",
-    "ocigpu.early", "ocigpu.errors", "ocigpu.facts", "ocigpu.hook", "ocigpu.hookless", "ocigpu.kept",
+    "ocigpu.early", "ocigpu.errors", "ocigpu.facts", "ocigpu.gate", "ocigpu.hook", "ocigpu.hookless", "ocigpu.kept",
     "ocigpu.ldcache", "ocigpu.log", "ocigpu.passing", "ocigpu.plan", "ocigpu.rawjson", "ocigpu.record",
     "ocigpu.request", "ocigpu.require", "ocigpu.rootfs", "ocigpu.runtime", "ocigpu.selection",
     "ocigpu.settings", "ocigpu.spec", "ocigpu.state", "ocigpu.trace", "ocigpu.views",

@@ -7,7 +7,9 @@ from ocigpu.cdi.check import check_spec
 from ocigpu.cdi.sources import SOURCES, detect_mode
 from ocigpu.cdi.versions import is_older, minimum_version, requirements
 from ocigpu.errors import CdiError, printable
+from ocigpu.gate import CAPABILITIES_ANNOTATION, permitted_capabilities
 from ocigpu.host.fingerprint import ANNOTATION, fingerprint_text, read_fingerprint
+from ocigpu.settings import CAPABILITIES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -76,6 +78,10 @@ def generate_all(options: "GenerateOptions", settings: "Settings") -> tuple[Part
     parts = [Part("", assemble(made, options, fingerprint))]
     if COHERENT_FLAG in options.feature_flags and mode == "nvml":
         parts += coherent_parts(made, options, fingerprint)
+    permitted = permitted_capabilities(settings)
+    for part in parts if source == "nvidia" and permitted != set(CAPABILITIES) else ():
+        if "annotations" in part.generated.spec:  # containers may have no others: see ocigpu.cdi.conditions
+            part.generated.spec["annotations"][CAPABILITIES_ANNOTATION] = ",".join(sorted(permitted))
     return tuple(parts)
 
 

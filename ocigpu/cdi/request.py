@@ -2,11 +2,8 @@
 
 from ocigpu.cdi.names import check_device, is_qualified
 from ocigpu.errors import RequestError, quoted
+from ocigpu.gate import Asker, find_kind, permits
 from ocigpu.request import MAX_TOKENS, MOUNT_SOURCE, select_tokens
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from ocigpu.settings import Settings
 
 MAX_NAME = 600
 """More than a vendor of 253 characters, a class of 63 and any device name in use."""
@@ -71,22 +68,10 @@ def name_devices(tokens: tuple[str, ...], where: str, default_kind: str) -> list
     return names
 
 
-def check_vendors(names: list[str], where: str, settings: "Settings") -> None:
-    """Refuse devices of vendors that variables may not name: they are the image's, and a specification may hold a disk.
+def permitted_names(names: list[str], source: str, asker: Asker, where: str, notes: list[str]) -> list[str]:
+    """Return those of the qualified names that may be asked for; why others are left out goes into ``notes``.
 
-    The default kind's vendor is always permitted.  Raises RequestError OCIGPU-REQ-1.
+    Raises RequestError OCIGPU-REQ-1 for a name that stops the container.
     """
-    permitted = (*settings.cdi_environment_vendors, settings.cdi_default_kind.partition("/")[0])
-    for name in names:
-        vendor = name.partition("/")[0]
-        if vendor not in permitted:
-            raise RequestError(
-                "OCIGPU-REQ-1",
-                f"{where}: {quoted(name)}: devices of {vendor} may not be named in variables by this container",
-                "Name it in an annotation, give CAP_SYS_ADMIN, or add the vendor to cdi.environment-vendors.",
-            )
-
-
-def is_of_nvidia(name: str) -> bool:
-    """Tell whether a qualified name is of NVIDIA or of one of its subdomains."""
-    return f".{name.partition('/')[0]}".endswith(".nvidia.com")
+    settings = asker.settings
+    return [name for name in names if permits(find_kind(name, settings), source, asker, where, notes, name)]

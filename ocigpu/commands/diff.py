@@ -57,7 +57,7 @@ def diff_command(
     settings = _settings(config, mode)
     bundle, container = find_target(target, places_of(root))
     document = read_config(bundle)
-    original = find_original(document.config, settings)
+    original = find_original(document.config, settings, bundle)
     edited, how, notes = document.config, original.mode, list(original.notes)
     would_be = bool(mode) or not original.mode
     if would_be:

@@ -1,5 +1,6 @@
 """``ocigpu plan``: what would be done for a container, each step with its reason; nothing is changed."""
 
+import os
 import sys
 from typing import Annotated
 
@@ -75,7 +76,7 @@ def plan_command(
 
         document = read_config(bundle)
         container = document.config
-        request = parse_request(container, settings)
+        request = parse_request(container, settings, os.path.dirname(os.path.abspath(document.path)))
         if request.selection != "nothing":
             check_can_have_gpus(container, document.path)
     else:
@@ -86,7 +87,7 @@ def plan_command(
     if request.selection == "cdi":
         from ocigpu.commands.plan_cdi import show_cdi_plan
 
-        show_cdi_plan(request, container, settings, json)
+        show_cdi_plan(request, container, settings, json, lambda: load_facts(settings, facts))
         return
     from ocigpu.containers.planned import image_facts, why_not_spec
 

@@ -1,27 +1,32 @@
 """``ocigpu plan`` for a container that names CDI devices: what their specifications would give it."""
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 from ocigpu.cdi.compare import edit_rows
+from ocigpu.cdi.conditions import check_conditions
 from ocigpu.cdi.generate import merge_edits
 from ocigpu.cdi.inject import inject
 from ocigpu.cdi.registry import read_registry
 from ocigpu.commands.cdi_files import file_state
 from ocigpu.commands.common import count, print_fields, print_json, print_notes, print_table
-from ocigpu.facts import to_data
+from ocigpu.facts import HostFacts, to_data
 from ocigpu.request import Request
 from ocigpu.runtime import owns_device_policy
 from ocigpu.settings import Settings
 
 
-def show_cdi_plan(request: Request, container: dict[str, Any], settings: Settings, json: bool) -> None:
+def show_cdi_plan(
+    request: Request, container: dict[str, Any], settings: Settings, json: bool, read_host: Callable[[], HostFacts]
+) -> None:
     """Print what the request's devices stand for; nothing is changed.
 
     The edits are made to a copy of ``container`` (a config.json, or {}), so that what the shim would refuse is an error
-    here too: raises CdiError OCIGPU-CDI-4 to -6.
+    here too: raises CdiError OCIGPU-CDI-4 to -6, and RequestError OCIGPU-REQ-2 to -4.
     """
     resolved = read_registry(settings).resolve(request.cdi_devices)
+    unseen = check_conditions(request, resolved.specs, read_host)
     root = owns_device_policy()
     warnings = inject(
         copy.deepcopy(container),
@@ -30,7 +35,7 @@ def show_cdi_plan(request: Request, container: dict[str, Any], settings: Setting
         files=resolved.files,
         rootless=not root,
     )
-    notes = [*request.notes, *warnings]
+    notes = [*request.notes, *unseen, *warnings]
     files = [(spec.path, file_state(spec.annotations, settings)) for spec in resolved.specs]
     edits = merge_edits(resolved.edits)
     if json:

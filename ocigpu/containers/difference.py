@@ -47,9 +47,10 @@ class Change(NamedTuple):
     new: Any = None
 
 
-def find_original(config: dict[str, Any], settings: Settings) -> Original:
+def find_original(config: dict[str, Any], settings: Settings, bundle: str = "") -> Original:
     """Return a config.json as it was before ocigpu-runtime edited it; the object given stays as it is.
 
+    ``bundle``: as for :func:`ocigpu.request.parse_request`.
     Raises SpecError OCIGPU-SPEC-2 for one that is nested so deeply that it cannot be copied.
     """
     mode = read_mode(config)
@@ -58,9 +59,11 @@ def find_original(config: dict[str, Any], settings: Settings) -> Original:
     except RecursionError as error:
         raise SpecError("OCIGPU-SPEC-2", "config.json: nested too deeply") from error
     if mode == "cdi":
-        return _without_devices(found, settings)
-    if not mode and _asks_for_devices(config, settings):  # of a vendor whose specifications leave no other trace
-        original = _without_devices(copy.deepcopy(found), settings)
+        return _without_devices(found, settings, bundle)
+    if not mode and _asks_for_devices(
+        config, settings, bundle
+    ):  # of a vendor whose specifications leave no other trace
+        original = _without_devices(copy.deepcopy(found), settings, bundle)
         return original if original.mode and original.notes == (REPLACED_NOTE,) else Original(found, "")
     if mode == "spec":
         take_back(found)
@@ -70,9 +73,9 @@ def find_original(config: dict[str, Any], settings: Settings) -> Original:
     return Original(found, mode, (REPLACED_NOTE,))
 
 
-def _asks_for_devices(config: dict[str, Any], settings: Settings) -> bool:
+def _asks_for_devices(config: dict[str, Any], settings: Settings, bundle: str) -> bool:
     try:
-        return parse_request(config, settings).selection == "cdi"
+        return parse_request(config, settings, bundle).selection == "cdi"
     except OcigpuError:  # a request that nobody can grant
         return False
 
@@ -113,10 +116,10 @@ def _drop_empty(config: dict[str, Any]) -> None:
                 del parent[name]
 
 
-def _without_devices(config: dict[str, Any], settings: Settings) -> Original:
+def _without_devices(config: dict[str, Any], settings: Settings, bundle: str) -> Original:
     """Return a config.json (which may be changed) without what its CDI devices bring by the specifications now."""
     try:
-        devices = find_devices(config, settings)
+        devices = find_devices(config, settings, bundle)
         resolved = read_registry(settings).resolve(devices)
         root = owns_device_policy()
         user = dict(get_object(get_object(config, "process"), "user"))
@@ -134,12 +137,12 @@ def _without_devices(config: dict[str, Any], settings: Settings) -> Original:
     return _subtract(config, alone)._replace(devices=devices)
 
 
-def find_devices(config: dict[str, Any], settings: Settings) -> tuple[str, ...]:
+def find_devices(config: dict[str, Any], settings: Settings, bundle: str = "") -> tuple[str, ...]:
     """Return the CDI devices of a config.json: those that it asks for, else those whose nodes it has.
 
     Specifications of NVIDIA's devices overwrite the variable that asked.  Raises OcigpuError.
     """
-    request = parse_request(config, settings)
+    request = parse_request(config, settings, bundle)
     if request.selection == "cdi":
         return request.cdi_devices
     linux = get_object(config, "linux")

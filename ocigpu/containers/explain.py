@@ -101,13 +101,13 @@ def explain_bundle(bundle: str, container: Container | None, settings: Settings,
 
 def _explain(bundle: str, container: Container | None, settings: Settings, facts: HostFacts, root: str) -> Explanation:
     document = read_config(bundle)
-    original = find_original(document.config, settings)
+    original = find_original(document.config, settings, bundle)
     chosen = _settings_of(original.mode, settings)
     notes = [note for note in original.notes if note != REPLACED_NOTE]
     error, hint = "", ""
     planned = Planned(Request())
     try:
-        planned = planned._replace(request=parse_request(original.config, chosen))
+        planned = planned._replace(request=parse_request(original.config, chosen, bundle))
         if original.devices and planned.request.selection == "nothing":  # its variable says void now
             request = Request(selection="cdi", cdi_devices=original.devices, source=FOUND_BY_NODES)
             planned = Planned(request, "cdi", cdi=read_registry(chosen).resolve(original.devices))

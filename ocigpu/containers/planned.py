@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from ocigpu.actions import Plan
 from ocigpu.cache import SYSTEM_DIRECTORY
+from ocigpu.cdi.conditions import check_conditions
 from ocigpu.cdi.inject import inject
 from ocigpu.cdi.registry import Resolved, read_registry
 from ocigpu.containers.asked import ask_child
@@ -109,12 +110,14 @@ def plan_bundle(
     ``read_host``: called only where facts are needed.  ``root``: as for :func:`image_facts`.
     Raises OcigpuError for a request that cannot be granted.
     """
-    request = parse_request(original, settings)
+    request = parse_request(original, settings, bundle)
     if request.selection == "nothing":
         return Planned(request)
     check_can_have_gpus(original, os.path.join(bundle, "config.json"))
     if request.selection == "cdi":
-        return Planned(request, "cdi", cdi=read_registry(settings).resolve(request.cdi_devices))
+        resolved = read_registry(settings).resolve(request.cdi_devices)
+        notes = check_conditions(request, resolved.specs, read_host)
+        return Planned(request._replace(notes=request.notes + notes), "cdi", cdi=resolved)
     host = read_host()
     image = image_facts(bundle, original, host, root)
     why_hook = ""

@@ -132,7 +132,6 @@ def test_variables_of_unprivileged_containers_are_ignored_where_settings_say_so(
     assert (request.selection, request.cdi_devices) == ("nothing", ())
     assert f"{DEVICES} ignored" in request.notes[0]
     assert parse_request(config({DEVICES: "0"}, privileged=True), strict).cdi_devices == ("nvidia.com/gpu=0",)
-    assert parse_request(config(annotations={f"{PREFIX}a": "x.com/a=1"}), strict).cdi_devices == ("x.com/a=1",)
     assert parse_request(config(mounts=("cdi/x.com/a/1",)), strict).cdi_devices == ("x.com/a=1",)
 
 
@@ -168,8 +167,8 @@ def test_auto_refuses_half_a_request(value: str) -> None:
 
 
 def test_auto_does_not_take_plain_names_from_annotations() -> None:
-    message = refusal(config(annotations={f"{PREFIX}a": "0"}), AUTO)
-    assert message == f'annotation {PREFIX}a=0: "0" is not a fully qualified CDI device name'
+    message = refusal(config(annotations={f"{PREFIX}p_a": "0"}), AUTO)
+    assert message == f'annotation {PREFIX}p_a=0: "0" is not a fully qualified CDI device name'
 
 
 @pytest.mark.parametrize(
@@ -180,8 +179,8 @@ def test_mode_hook_has_no_cdi_devices(document: dict[str, Any]) -> None:
 
 
 def test_mode_hook_leaves_annotations_to_the_engine() -> None:
-    assert parse_request(config(annotations={f"{PREFIX}a": "x.com/a=1"}), HOOK) == Request()
-    assert parse_request(config({DEVICES: "0"}, annotations={f"{PREFIX}a": "x.com/a=1"}), HOOK).devices == ("0",)
+    assert parse_request(config(annotations={f"{PREFIX}p_a": "x.com/a=1"}), HOOK) == Request()
+    assert parse_request(config({DEVICES: "0"}, annotations={f"{PREFIX}p_a": "x.com/a=1"}), HOOK).devices == ("0",)
 
 
 def test_nobody_but_the_shim_grants_such_a_request() -> None:
@@ -227,7 +226,7 @@ def test_devices_of_the_runtimes_own_kind_need_no_specification(value: str, plai
         config(mounts=("cdi/runtime.nvidia.com/gpu=3",)),
     ):
         assert parse_request(document, settings).devices == ("3",)
-    annotated = parse_request(config(annotations={f"{PREFIX}a": value}), settings)
+    annotated = parse_request(config(annotations={f"{PREFIX}p_a": value}), settings)
     assert annotated.devices == (() if settings == HOOK else expected.devices)
 
 
@@ -249,15 +248,17 @@ def test_what_is_no_device_of_the_runtimes_own_kind_is_refused(value: str) -> No
 @pytest.mark.parametrize(
     ("annotations", "names"),
     [
-        pytest.param({f"{PREFIX}b": "x.com/a=2", f"{PREFIX}a": "x.com/a=1"}, ["x.com/a=1", "x.com/a=2"], id="by key"),
-        pytest.param({f"{PREFIX}a": "x.com/a=1, x.com/a=2,,x.com/a=1"}, ["x.com/a=1", "x.com/a=2"], id="list"),
-        pytest.param({f"{PREFIX}a": "0", "other/a": "x.com/a=1"}, ["nvidia.com/gpu=0"], id="plain, other prefix"),
-        pytest.param({f"{PREFIX}a": "all"}, ["nvidia.com/gpu=all"], id="all"),
-        pytest.param({f"{PREFIX}a": ""}, [], id="empty"),
-        pytest.param({f"{PREFIX}a": "void"}, [], id="void"),
-        pytest.param({f"{PREFIX}a": 7, f"{PREFIX}b": None}, [], id="of another type"),
-        pytest.param([f"{PREFIX}a"], [], id="no object"),
-        pytest.param({"cdi.k8s.io": "x.com/a=1", "xcdi.k8s.io/a": "x.com/a=1"}, [], id="not the prefix"),
+        pytest.param(
+            {f"{PREFIX}p_b": "x.com/a=2", f"{PREFIX}p_a": "x.com/a=1"}, ["x.com/a=1", "x.com/a=2"], id="by key"
+        ),
+        pytest.param({f"{PREFIX}p_a": "x.com/a=1, x.com/a=2,,x.com/a=1"}, ["x.com/a=1", "x.com/a=2"], id="list"),
+        pytest.param({f"{PREFIX}p_a": "0", "other/p_a": "x.com/a=1"}, ["nvidia.com/gpu=0"], id="plain, other prefix"),
+        pytest.param({f"{PREFIX}p_a": "all"}, ["nvidia.com/gpu=all"], id="all"),
+        pytest.param({f"{PREFIX}p_a": ""}, [], id="empty"),
+        pytest.param({f"{PREFIX}p_a": "void"}, [], id="void"),
+        pytest.param({f"{PREFIX}p_a": 7, f"{PREFIX}p_b": None}, [], id="of another type"),
+        pytest.param([f"{PREFIX}p_a"], [], id="no object"),
+        pytest.param({"cdi.k8s.io": "x.com/a=1", "xcdi.k8s.io/p_a": "x.com/a=1"}, [], id="not the prefix"),
     ],
 )
 def test_annotations_name_devices(annotations: Any, names: list[str]) -> None:
@@ -269,26 +270,26 @@ def test_annotations_name_devices(annotations: Any, names: list[str]) -> None:
 @pytest.mark.parametrize("value", ["/dev/null", "vendor3.com=device3", "x.com/a=1,/dev/null", "x.com/a=1 x.com/a=2"])
 @pytest.mark.parametrize("settings", [AUTO, CDI], ids=["auto", "cdi"])
 def test_one_device_of_an_annotation_that_has_no_name_refuses_all(value: str, settings: Settings) -> None:
-    assert f"annotation {PREFIX}a=" in refusal(
-        config(annotations={f"{PREFIX}b": "x.com/a=1", f"{PREFIX}a": value}), settings
+    assert f"annotation {PREFIX}p_a=" in refusal(
+        config(annotations={f"{PREFIX}p_b": "x.com/a=1", f"{PREFIX}p_a": value}), settings
     )
 
 
 def test_prefixes_of_annotations_are_a_setting() -> None:
-    annotations = {"a.b/x": "x.com/a=1", "c/x": "x.com/a=2", f"{PREFIX}x": "x.com/a=3"}
+    annotations = {"a.b/p_x": "x.com/a=1", "c/p_x": "x.com/a=2", f"{PREFIX}p_x": "x.com/a=3"}
     for prefixes, names in ((("c/", "a.b/"), ("x.com/a=1", "x.com/a=2")), ((), ())):
         settings = CDI._replace(cdi_annotation_prefixes=prefixes)
         assert parse_request(config(annotations=annotations), settings).cdi_devices == names
 
 
 def test_annotations_come_first_then_mounts_then_variables() -> None:
-    mounts, env, annotations = ("cdi/x.com/a/mount",), {DEVICES: "x.com/a=env"}, {f"{PREFIX}a": "x.com/a=note"}
+    mounts, env, annotations = ("cdi/x.com/a/mount",), {DEVICES: "x.com/a=env"}, {f"{PREFIX}p_a": "x.com/a=note"}
     first = parse_request(config(env, mounts, annotations), AUTO)
     assert first.cdi_devices == ("x.com/a=note",)
     (note,) = first.notes
     assert note == (
         f"volume mounts below /var/run/nvidia-container-devices, {DEVICES} ignored:"
-        f" annotation {PREFIX}a=x.com/a=note comes first"
+        f" annotation {PREFIX}p_a=x.com/a=note comes first"
     )
     second = parse_request(config(env, mounts), AUTO)
     assert (second.cdi_devices, second.notes) == (("x.com/a=mount",), ())
@@ -297,14 +298,14 @@ def test_annotations_come_first_then_mounts_then_variables() -> None:
 
 @pytest.mark.parametrize("env", [{}, {DEVICES: "void"}, {DEVICES: ""}])
 def test_there_is_no_note_where_nothing_else_is_asked_for(env: dict[str, str]) -> None:
-    assert parse_request(config(env, annotations={f"{PREFIX}a": "x.com/a=1"}), AUTO).notes == ()
+    assert parse_request(config(env, annotations={f"{PREFIX}p_a": "x.com/a=1"}), AUTO).notes == ()
 
 
 def test_the_source_is_escaped_and_short() -> None:
-    annotations = {f"{PREFIX}{letter}\n": "x.com/a=1," * 100 for letter in "abcdefgh"}
-    source = parse_request(config(annotations=annotations), AUTO).source
-    assert source.startswith(f"annotation {PREFIX}a\\n=x.com/a=1,x.com")
-    assert len(source) < 600
+    annotations = {f"{PREFIX}p_{letter}": "x.com/a\n=1," * 100 for letter in "abcdefgh"}
+    message = refusal(config(annotations=annotations), AUTO)
+    assert message.startswith(f"annotation {PREFIX}p_a=x.com/a\\n=1,x.com")
+    assert len(message) < 700
 
 
 # --- volume mounts
@@ -371,14 +372,20 @@ def test_parts_of_nvidias_driver_go_with_nvidias_devices_only(value: str, count:
     assert len(parse_request(visible(value, NVIDIA_GDS="enabled"), AUTO).cdi_devices) == count
 
 
-def test_variables_of_the_hook_decide_nothing_here() -> None:
-    env = {
-        "NVIDIA_DRIVER_CAPABILITIES": "nonsense",
-        "NVIDIA_REQUIRE_CUDA": "nonsense",
-        "NVIDIA_MIG_CONFIG_DEVICES": "all",
-    }
-    request = parse_request(visible("0", **env), CDI)
-    assert request.cdi_devices == ("nvidia.com/gpu=0",)
+def test_what_an_image_says_of_the_driver_is_read_for_specifications_too() -> None:
+    env = {"NVIDIA_DRIVER_CAPABILITIES": "video", "NVIDIA_REQUIRE_CUDA": "cuda>=12"}
+    for document, settings in ((visible("0", **env), CDI), (visible("nvidia.com/gpu=0", **env), AUTO)):
+        request = parse_request(document, settings)
+        assert request.cdi_devices == ("nvidia.com/gpu=0",)
+        assert request.requirements == (("NVIDIA_REQUIRE_CUDA", "cuda>=12"),)
+        assert request.capabilities == (), "what a specification gives is the specification's"
+    for variable, code in (("NVIDIA_DRIVER_CAPABILITIES", "OCIGPU-REQ-2"), ("NVIDIA_REQUIRE_CUDA", "OCIGPU-REQ-4")):
+        with pytest.raises(RequestError) as caught:
+            parse_request(visible("0", **{variable: "nonsense"}), CDI)
+        assert caught.value.code == code
+        of_others = parse_request(visible("x.com/a=1", **{variable: "nonsense"}), CDI)
+        assert of_others == Request("cdi", source=of_others.source, cdi_devices=("x.com/a=1",))
+    request = parse_request(visible("0", NVIDIA_MIG_CONFIG_DEVICES="all"), CDI)
     assert request.notes == ("NVIDIA_MIG_CONFIG_DEVICES ignored: CDI specifications have no device for it",)
 
 
@@ -393,7 +400,9 @@ values = st.builds(",".join, words) | st.text(max_size=20)
         st.sampled_from([DEVICES, "NVIDIA_GDS", "NVIDIA_IMEX_CHANNELS"]), values.filter(lambda text: "\0" not in text)
     ),
     st.lists(values, max_size=3),
-    st.dictionaries(st.sampled_from([f"{PREFIX}a", f"{PREFIX}b", "x"]), values | st.integers() | st.none(), max_size=3),
+    st.dictionaries(
+        st.sampled_from([f"{PREFIX}p_a", f"{PREFIX}p_b", "x"]), values | st.integers() | st.none(), max_size=3
+    ),
     st.sampled_from([AUTO, CDI, HOOK]),
 )
 def test_any_request_is_understood_or_refused(
@@ -412,15 +421,22 @@ def test_any_request_is_understood_or_refused(
 
 
 @pytest.mark.parametrize("settings", [Settings(), Settings(mode="cdi")], ids=["auto", "cdi"])
-def test_variables_of_an_unprivileged_container_name_devices_of_some_vendors_only(settings: Settings) -> None:
-    """An image sets variables, and a specification of another vendor may hold anything."""
-    document = config({"NVIDIA_VISIBLE_DEVICES": "nvidia.com/gpu=0,example.com/disk=0"})
-    assert "devices of example.com may not be named in variables" in refusal(document, settings)
-    permitted = settings._replace(cdi_environment_vendors=("nvidia.com", "example.com"))
+@pytest.mark.parametrize("way", ["variable", "annotation"])
+def test_what_an_image_can_write_names_devices_of_some_vendors_only(settings: Settings, way: str) -> None:
+    """A specification of another vendor may hold anything."""
     names = ("nvidia.com/gpu=0", "example.com/disk=0")
-    assert parse_request(document, permitted).cdi_devices == names
+    text = ",".join(names)
+    document = config({DEVICES: text}) if way == "variable" else config(annotations={"cdi.k8s.io/plugin_x": text})
+    assert '"example.com/disk=0": the image may have written this' in refusal(document, settings)
+    for listed in ("example.com", "example.com/disk"):
+        permitted = settings._replace(cdi_environment_vendors=("nvidia.com", listed))
+        assert parse_request(document, permitted).cdi_devices == names
+    assert refusal(document, settings._replace(cdi_environment_vendors=("nvidia.com", "example.com/disc")))
     assert parse_request(document, settings._replace(cdi_default_kind="example.com/disk")).cdi_devices == names
-    annotated = config(annotations={"cdi.k8s.io/x": "example.com/disk=0"})
-    assert parse_request(annotated, settings).cdi_devices == ("example.com/disk=0",)
+    filtered = settings._replace(cdi_engine_filters_annotations=True)
+    if way == "annotation":
+        assert parse_request(document, filtered).cdi_devices == names
+    else:
+        assert refusal(document, filtered)
     document["process"]["capabilities"] = {"bounding": ["CAP_SYS_ADMIN"]}
     assert parse_request(document, settings).cdi_devices == names

@@ -212,6 +212,23 @@ BATTERY: dict[int, Row] = {
         GIVERS,
         here("masks", "test_another_null_shows_neither_the_host_nor_other_gpus"),
     ),
+    20: Row(
+        "have devices given by annotations, of an image or of a pod, past the settings",
+        ("2024-3154", "2026-53492"),
+        MODES,
+        (
+            (
+                "engines/test_engines_annotations.py",
+                "test_annotations_of_an_image_skip_no_setting_under_podman",
+            ),
+            (
+                "engines/test_engines_annotations.py",
+                "test_a_bundle_in_the_directory_of_containerds_cri_vouches_for_its_annotations",
+            ),
+            ("test_gate.py", "test_every_source_kind_and_setting"),
+        ),
+        "configure reads no annotation; the vulnerabilities were of engines",
+    ),
 }
 
 

@@ -23,6 +23,7 @@ CHANNELS = {
     "1 MiB": "1," * (1 << 19),
     "other digits": "\uff11",
     "control characters": "1\x1b[31m",
+    "no node on the host": "1048575",
 }
 
 
@@ -55,19 +56,14 @@ def test_channels_that_cannot_be_given_stop_the_container_before_anything_is_mad
 
 @pytest.mark.parametrize("way", GIVERS)
 def test_a_channel_without_a_node_on_the_host_makes_none_there(attacks: Attacks, way: str) -> None:
-    """14: its node is made in the container alone, and the driver decides; a specification has no such device."""
-    directory = "/dev/nvidia-caps-imex-channels"
-    look = ["/probe", "list", directory, "--", "open", f"{directory}/channel1048575"]
-    variables = {"NVIDIA_IMEX_CHANNELS": "1048575"}
-    bundle, marker = attacks.bundle(lambda *_: None, way, arguments=look, variables=variables)
+    """14."""
+    bundle, marker = attacks.bundle(lambda *_: None, way, variables={"NVIDIA_IMEX_CHANNELS": "1048575"})
     before = set(machine.tree(attacks.host.directory / "dev"))
-    result = attacks.run_any(bundle, marker, way).result
+    outcome = attacks.run(bundle, marker, way)
+    assert not outcome.started
     new = set(machine.tree(attacks.host.directory / "dev")) - before
     assert [path for path in new if not path.startswith("char")] == []  # links that --load-kmods makes
-    if way == "cdi":
-        assert_one_line(result.stderr)
-    else:
-        assert result.stdout == f"list {directory} channel1048575\nopen {directory}/channel1048575 ENXIO\n"
+    assert "1048575" in outcome.result.stderr
 
 
 @pytest.mark.parametrize("way", ["hook", "spec", "configure"])

@@ -78,6 +78,29 @@ class Podman(NamedTuple):
             shutil.rmtree(copy)
             machine.remove_cgroups(name)
 
+    def build_image(self, name: str, rootfs: Path, annotations: dict[str, str]) -> None:
+        """Make an image of a root file system whose manifest has annotations."""
+        context = self.directory / f"{name}.image"
+        shutil.copytree(rootfs, context / "rootfs", symlinks=True)
+        (context / "Containerfile").write_text("FROM scratch\nCOPY rootfs /\n")
+        words = [f"--annotation={key}={value}" for key, value in annotations.items()]
+        try:
+            built = self._run(
+                "", "build", "--isolation=chroot", "--no-cache", "--format=oci", f"--tag={name}", *words, context
+            )
+            assert built.returncode == 0, built.stderr
+        finally:
+            shutil.rmtree(context)
+
+    def run_image(self, runtime: str, image: str, arguments: Sequence[str], *options: str) -> Completed:
+        """``podman run`` an image of :meth:`build_image`; returns how it went."""
+        name = container_id()
+        try:
+            words = ["run", "--rm", "--pull=never", "--name", name, f"--cgroup-parent=/{name}", *options]
+            return self._run(runtime, *words, image, *arguments)
+        finally:
+            machine.remove_cgroups(name)
+
     def start_rootfs(
         self, runtime: str, device: str, root: Path, name: str, arguments: Sequence[str], output: Path
     ) -> "subprocess.Popen[bytes]":
