@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.root, pytest.mark.engine]
 
 ALL = {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
 """Eight GPUs."""
-OPENED = {"hook": 91, "spec": 115, "cdi": 95}
+OPENED = {"hook": 92, "spec": 116, "cdi": 96}
 """Files and directories that a warm shim opens by mode, without what an empty interpreter opens: most are modules.
 
 One is the bundle, where a killed start may have left its draft of config.json; in mode spec the loader's cache is
