@@ -208,8 +208,8 @@ def run_prestart(
     if state.bundle == "/" and bundle:
         state = state._replace(bundle=bundle)
     document = traced(("read-config", spec or state.bundle), read_config, state.bundle, spec or "config.json")
-    bundle = os.path.dirname(document.path)
-    request = traced(("request", document.path), parse_request, document.config, settings, bundle)
+    of_bundle = (document.config, settings, os.path.dirname(document.path))
+    request = traced(("request", document.path), parse_request, *of_bundle)
     if request.selection == "nothing":
         return ()
     check_without_cdi(request)
