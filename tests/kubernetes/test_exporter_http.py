@@ -477,7 +477,8 @@ def test_a_log_in_json_and_slow_clients_that_keep_no_other_waiting(
 ) -> None:
     with exporter(simulated_host.directory, tmp_path, "--log-format", "json") as running:
         running.wait("a sample", lambda page: TEMPERATURE in page)
-        slow = [socket.create_connection(("127.0.0.1", running.port)) for _ in range(20)]
+        slow = [socket.create_connection(("127.0.0.1", running.port)) for _ in range(100)]
+        assert running.get("/health").status == 200
         with ThreadPoolExecutor(8) as clients:
             pages = list(clients.map(lambda _number: running.page(), range(8)))
         assert all(len(page[TEMPERATURE]) == 8 for page in pages)

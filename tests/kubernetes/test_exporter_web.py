@@ -157,7 +157,7 @@ def test_a_client_that_reads_no_answer_keeps_no_page_of_its_own(
     clients = []
     try:
         before = tracemalloc.get_traced_memory()[0]
-        for _ in range(web.MAX_CLIENTS // 2):
+        for _ in range(8):
             clients.append(connect(server))
             clients[-1].sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
             assert clients[-1].recv(5) == b"HTTP/", "it is being answered"
@@ -181,6 +181,8 @@ def test_probes_have_places_that_no_other_client_takes(server: web.WebServer, mo
     """Clients that are slow to read: more than there are places put out no probe, one probe too many does."""
     size = 16 << 20  # more than the kernel takes
     monkeypatch.setattr(web, "TIMEOUT", 600.0)
+    monkeypatch.setattr(web, "MAX_CLIENTS", 4)
+    monkeypatch.setattr(web, "MAX_PROBES", 2)
     monkeypatch.setattr(web, "_respond", lambda *_, **__: [bytes(size)])
 
     def begin(path: bytes) -> socket.socket:

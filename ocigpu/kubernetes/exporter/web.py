@@ -11,7 +11,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from email.utils import formatdate
 from http import HTTPStatus
 from typing import NamedTuple
@@ -134,7 +134,7 @@ class WebServer:
             lasting = True
             while lasting:
                 try:
-                    async with _deadline():
+                    async with asyncio.timeout(TIMEOUT):
                         head, rest = await _read_head(client, rest)
                     request = _parse(head)
                 except _BadRequestError as error:
@@ -144,7 +144,7 @@ class WebServer:
                 if request.path == "/health":
                     self._probes[task] = self._clients.pop(task, time.monotonic())
                     _drop_slowest(self._probes, MAX_PROBES)
-                async with _deadline():
+                async with asyncio.timeout(TIMEOUT):
                     for part in parts[:1] if request.method == "HEAD" else parts:
                         await asyncio.get_running_loop().sock_sendall(client, part)
                 self._probes.pop(task, None)
@@ -178,12 +178,6 @@ def _drop_slowest(clients: "dict[asyncio.Task[None], float]", most: int) -> None
         slowest = min(clients, key=clients.__getitem__)
         del clients[slowest]
         slowest.cancel()
-
-
-@contextlib.asynccontextmanager
-async def _deadline() -> AsyncIterator[None]:
-    async with asyncio.timeout(TIMEOUT):
-        yield
 
 
 def _listen(host: str, port: int) -> socket.socket:
