@@ -212,6 +212,9 @@ def test_gpus_of_resource_claims_have_their_pods(h100: SimulatedHost, tmp_path: 
             "dra_claim_name": "mine", "dra_claim_namespace": "a", "dra_driver_name": "gpu.nvidia.com",
             "dra_pool_name": "node-1", "dra_device_name": "gpu-0",
         }  # fmt: skip
+        (labels,) = [labels for labels, _ in page[USED] if labels.get("GPU_I_PROFILE") == "3g.40gb"]
+        assert labels["dra_mig_profile"] == "3g.40gb"
+        assert labels["dra_mig_device_uuid"].startswith("MIG-")
         assert "ocigpu_exporter_vfio_gpu_allocated" not in page, "these GPUs are not for virtual machines"
 
 

@@ -35,7 +35,8 @@ Each pod that has a GPU has a series of it, also when they share it (dcgm-export
 counts if its name begins with `nvidia.com/` (`--resource-prefixes`) or is named (`--nvidia-resource-names`).
 GPUs and MIG devices that pods have by claims of NVIDIA's driver for dynamic resource allocation (`gpu.nvidia.com`)
 count too, by the names of devices that the kubelet tells; `--kubernetes-enable-dra` adds the labels `dra_claim_name`,
-`dra_claim_namespace`, `dra_driver_name`, `dra_pool_name` and `dra_device_name`. Which GPU instance such a device is
+`dra_claim_namespace`, `dra_driver_name`, `dra_pool_name` and `dra_device_name`, of MIG devices also `dra_mig_profile`
+and `dra_mig_device_uuid`. Which GPU instance such a device is
 needs the right to monitor MIG (`mig: true` in the chart), unless it is the only one of its profile.
 With `--kubernetes-virtual-gpus` replicas count apart (`vgpu`), and `GPU_UTIL` and `FB_USED` of a whole GPU are those of
 the pod's processes; that needs the host's pid namespace, and as root the kubelet's checkpoint of devices, which ties a

@@ -109,14 +109,14 @@ def _entities(picture: Picture, labels: Sequence[str], options: Options, host: P
         known = {**picture.sample.labels, **gpu.labels}
         fields = tuple((name, known[name]) for name in labels if name in known)
         if devices.kind == "g" or (devices.kind == "f" and not gpu.instances):
-            variants = _variants(picture, gpu, WHOLE, options)
+            variants = _variants(picture, gpu, None, options)
             names = _text((*_gpu_labels(gpu, options), *host, *fields))
             yield _Entity(gpu.values, names, variants, gpu.xid, gpu.xids, gpu.clocks)
             continue
         for instance in gpu.instances:
             mig = (("GPU_I_PROFILE", instance.profile), ("GPU_I_ID", str(instance.number)))
             names = _text((*_gpu_labels(gpu, options), *mig, *host, *fields))
-            variants = _variants(picture, gpu, instance.number, options)
+            variants = _variants(picture, gpu, instance, options)
             yield _Entity(_of_instance(gpu, instance), names, variants, instance.xid, instance.xids, gpu.clocks)
 
 
@@ -126,13 +126,18 @@ def _of_instance(gpu: GpuSample, instance: Instance) -> Values:
     return {**whole, **instance.values}
 
 
-def _variants(picture: Picture, gpu: GpuSample, instance: int, options: Options) -> tuple[tuple[str, Values], ...]:
-    owners = picture.owners.get((gpu.uuid, instance), ())
-    jobs = picture.jobs.get((gpu.number, instance), ())
+def _variants(
+    picture: Picture, gpu: GpuSample, instance: Instance | None, options: Options
+) -> tuple[tuple[str, Values], ...]:
+    number = instance.number if instance else WHOLE
+    owners = picture.owners.get((gpu.uuid, number), ())
+    jobs = picture.jobs.get((gpu.number, number), ())
     found: list[tuple[str, Values]] = []
     for owner in owners or (None,):
         pairs = _owner_labels(owner, options) if owner else ()
-        values = picture.split.get(((gpu.uuid, instance), owner), {}) if owner else {}
+        if instance and owner and owner.claim and options.kubernetes_enable_dra:
+            pairs += (("dra_mig_profile", instance.profile), ("dra_mig_device_uuid", instance.uuids[0]))
+        values = picture.split.get(((gpu.uuid, number), owner), {}) if owner else {}
         found += [(_text((*pairs, *((("hpc_job", job),) if job else ()))), values) for job in jobs or ("",)]
     return tuple(found)
 
