@@ -4,6 +4,7 @@ Keys, types and meanings are those of the toolkit's documentation and of what ``
 program ignores keys that it does not know, and refuses values of another type.
 """
 
+import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -103,6 +104,12 @@ def _paths(value: list[str]) -> list[str]:
 _CLI = "nvidia-container-cli"
 _RUNTIME = "nvidia-container-runtime"
 _COMPAT = f"{_RUNTIME}.modes.legacy.cuda-compat-mode"
+_MODE = f"{_RUNTIME}.mode"
+EVERYTHING_NOTE = (
+    "NVIDIA's default mode gives every driver file, whatever NVIDIA_DRIVER_CAPABILITIES says; here a container gets"
+    " what it says, and compute,utility where it is not set: images that draw or encode video need"
+    " NVIDIA_DRIVER_CAPABILITIES=all"
+)
 _NO_COMPAT_HOOK = "features.disable-cuda-compat-lib-hook"
 _NO_CLI = "nvidia-container-cli is not called"
 _NO_GENERATOR = "an option of generating specifications: ocigpu cdi generate --help"
@@ -138,7 +145,7 @@ VENDOR_KEYS = (
     VendorKey(f"{_RUNTIME}.debug", "string", "runtime.log", convert=_log),
     VendorKey(f"{_RUNTIME}.log-level", "string", "runtime.log-level", convert=_level),
     VendorKey(f"{_RUNTIME}.runtimes", "list", "runtime.runtimes", convert=_names),
-    VendorKey(f"{_RUNTIME}.mode", "string", "mode", convert=_mode),
+    VendorKey(_MODE, "string", "mode", convert=_mode),
     VendorKey(
         f"{_RUNTIME}.modes.csv.mount-spec-path", "string", reason="an option here: ocigpu cdi generate --csv.file"
     ),
@@ -211,10 +218,11 @@ class LeftOut(NamedTuple):
 
 
 class Import(NamedTuple):
-    """What became of a file."""
+    """What became of a file; ``notes``: what containers will notice, a sentence each."""
 
     imported: tuple[Imported, ...]
     left_out: tuple[LeftOut, ...]
+    notes: tuple[str, ...] = ()
 
 
 def import_settings(data: bytes, path: str) -> Import:
@@ -251,7 +259,8 @@ def import_settings(data: bytes, path: str) -> Import:
             f"{path}: {'; '.join(wrong)}",
             "NVIDIA's toolkit refuses this file too; nothing was written.",
         )
-    return Import(tuple(imported), tuple(left_out))
+    by_default = dict(pairs).get(_MODE, "auto") in ("auto", "jit-cdi")
+    return Import(tuple(imported), tuple(left_out), (EVERYTHING_NOTE,) if by_default else ())
 
 
 def _import_key(
@@ -361,7 +370,10 @@ def render_import(result: Import, path: str) -> str:
     """Return our settings file: what was imported, with its comments, and a list of what was left out."""
     from ocigpu.commands.config import toml_value
 
-    lines = [f"# Settings of ocigpu, imported from {quoted(path)[1:-1]} of NVIDIA's container toolkit.", ""]
+    lines = [f"# Settings of ocigpu, imported from {quoted(path)[1:-1]} of NVIDIA's container toolkit."]
+    for note in result.notes:
+        lines += ["#", *(f"# {line}" for line in textwrap.wrap(f"Note: {note}.", 110))]
+    lines.append("")
     by_name = {item.ours: item for item in result.imported}
     table = ""
     for key in sorted(KEYS, key=lambda key: "." in key.name):  # keys of no table come first

@@ -358,3 +358,14 @@ def test_the_default_file_says_what_the_defaults_are(tmp_path: Path, capsys: pyt
     assert parse_settings(document) == Settings()
     assert active.count(" = ") - sum(" = " in key.meaning for key in KEYS) == len(KEYS)
     assert main(["config", "check", str(path)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("mode", "told"), [("", True), ("auto", True), ("jit-cdi", True), ("legacy", False), ("cdi", False)]
+)
+def test_who_had_every_driver_file_is_told_of_capabilities(mode: str, told: bool) -> None:
+    result = read(f'[nvidia-container-runtime]\nmode = "{mode}"\n' if mode else "disable-require = false\n")
+    assert [note for note in result.notes if "NVIDIA_DRIVER_CAPABILITIES=all" in note] == list(result.notes)
+    assert len(result.notes) == told
+    comments = " ".join(line.lstrip("# ") for line in render_import(result, "x").splitlines() if line.startswith("#"))
+    assert all(note in comments for note in result.notes)

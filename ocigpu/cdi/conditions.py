@@ -1,7 +1,7 @@
 """What must hold before a container gets devices of specifications: the settings, and what its image requires."""
 
 from ocigpu.errors import HostError, OcigpuError, RequestError, printable, quoted
-from ocigpu.gate import CAPABILITIES_ANNOTATION, is_gpu_of_nvidia, is_of_nvidia
+from ocigpu.gate import CAPABILITIES_ANNOTATION, is_gpu_of_nvidia
 from ocigpu.request import Request
 
 TYPE_CHECKING = False
@@ -22,7 +22,7 @@ def check_conditions(
     """
     if request.capabilities:
         for spec in specs:
-            if is_of_nvidia(spec.kind):
+            if is_gpu_of_nvidia(spec.kind):
                 _check_bound(spec, request)
     if not request.requirements:
         return ()
@@ -39,9 +39,8 @@ def check_conditions(
 
 def _check_bound(spec: "LoadedSpec", request: Request) -> None:
     said = spec.annotations.get(CAPABILITIES_ANNOTATION)
-    given = set(said.split(",")) if isinstance(said, str) else set()
-    more = sorted(given - set(request.capabilities))
-    if given and not more:
+    more = sorted(set(filter(None, (said or "").split(","))).difference(request.capabilities))
+    if said is not None and not more:
         return
     cause = f"gives {quoted(', '.join(more))}" if more else "may give every driver capability"
     raise RequestError(

@@ -7,7 +7,15 @@ from typing import Annotated, Any
 
 import typer
 
-from ocigpu.commands.common import ConfigOption, JsonOption, load_settings, print_json, print_table, settings_path
+from ocigpu.commands.common import (
+    ConfigOption,
+    JsonOption,
+    load_settings,
+    print_json,
+    print_notes,
+    print_table,
+    settings_path,
+)
 from ocigpu.errors import OcigpuError, SettingsError, printable
 from ocigpu.passing import forget
 from ocigpu.settings import DEFAULT_PATH, KEYS, MAX_BYTES, Settings, read_settings
@@ -259,6 +267,7 @@ def import_command(
                 "left_out": [
                     {"from": item.vendor, "value": str(item.value), "reason": item.reason} for item in result.left_out
                 ],
+                "notes": list(result.notes),
                 "text": text,
             }
         )
@@ -267,6 +276,8 @@ def import_command(
         print(text, end="")
         for item in result.left_out:
             print(f"left out: {printable(item.vendor)}: {item.reason}", file=sys.stderr)
+        for text in result.notes:
+            print(f"note: {text}", file=sys.stderr)
         return
     rows = [(item.vendor, item.ours, toml_value(_as_tuple(item.value)), item.remark) for item in result.imported]
     rows += [(item.vendor, "left out", toml_value(_as_tuple(item.value)), item.reason) for item in result.left_out]
@@ -280,6 +291,7 @@ def import_command(
     else:
         done = "written" if written else "unchanged"
         print(f"{output}: {done}, {len(result.imported)} keys imported, {len(result.left_out)} left out")
+    print_notes(result.notes)
 
 
 def _as_tuple(value: Any) -> Any:

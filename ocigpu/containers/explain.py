@@ -15,6 +15,7 @@ from ocigpu.containers.origin import tell_origin
 from ocigpu.containers.planned import Planned, look_below, plan_bundle
 from ocigpu.containers.report import Report, detached_paths, make_reports
 from ocigpu.containers.target import open_root
+from ocigpu.containers.wants import describe_users, find_users
 from ocigpu.declared import LD_CACHE
 from ocigpu.errors import OcigpuError
 from ocigpu.facts import HostFacts, ImageFacts
@@ -26,7 +27,7 @@ from ocigpu.provision.inside import read_inside, status_inside
 from ocigpu.request import Request, parse_request
 from ocigpu.rootfs import MAX_LD_CACHE
 from ocigpu.settings import CAPABILITIES, MODES, Settings
-from ocigpu.spec import read_config, rootfs_path
+from ocigpu.spec import get_list, get_object, read_config, rootfs_path
 
 if TYPE_CHECKING:
     from ocigpu.actions import Action
@@ -124,6 +125,10 @@ def _explain(bundle: str, container: Container | None, settings: Settings, facts
     if report is not None and report.detached:
         gone = detached_paths(report, facts)
         steps = [step._replace(now="detached") if step.what.split(" ")[1] in gone else step for step in steps]
+    wanted = ""
+    if plan is not None:
+        users = find_users(root or _root(document.config, bundle), request.capabilities)
+        wanted = describe_users(users, get_list(get_object(original.config, "process"), "env"))
     return Explanation(
         bundle=bundle,
         container=container,
@@ -141,7 +146,7 @@ def _explain(bundle: str, container: Container | None, settings: Settings, facts
         missing=tuple(_missing(steps, report)),
         error=error,
         hint=hint,
-        notes=(*notes, *request.notes, *(plan.notes if plan is not None else ())),
+        notes=(*notes, *request.notes, *(plan.notes if plan is not None else ()), *((wanted,) if wanted else ())),
     )
 
 

@@ -5,8 +5,10 @@ import shlex
 
 from ocigpu.containers.asked import ask_child
 from ocigpu.containers.find import Container, default_places, find_containers
+from ocigpu.containers.wants import VARIABLE as CAPABILITIES_VARIABLE
+from ocigpu.containers.wants import describe_users, find_users
 from ocigpu.doctor.host import Host
-from ocigpu.doctor.records import Evidence, Finding, error, not_checked, ok
+from ocigpu.doctor.records import Evidence, Finding, error, not_checked, note, ok
 from ocigpu.errors import OcigpuError, printable
 
 SECONDS = 15.0
@@ -37,6 +39,52 @@ def check_lost_gpus(host: Host) -> list[Finding]:
         shown = printable(", ".join(well), 300)
         findings.append(ok("running containers have what they were given", Evidence("device cgroups", shown)))
     return findings
+
+
+def check_driver_capabilities(host: Host) -> list[Finding]:
+    """Have running containers the driver files that libraries of their images use?"""
+    if not host.live:
+        return [not_checked("containers are looked at on this machine only")]
+    if os.geteuid() != 0:
+        return [not_checked("only root can look into images of containers")]
+    found, _ = find_containers(default_places(host.states))
+    running = [item for item in found if item.status in ("created", "running") and item.pid][:MAX_CONTAINERS]
+    try:
+        answers = ask_child(lambda: [(item.name, _wanted(item, host)) for item in running], SECONDS)
+    except (OSError, OcigpuError) as failure:
+        return [not_checked(f"containers could not be looked into: {failure}")]
+    findings = [
+        note(
+            f"container {printable(name, 200)}: {text}",
+            (Evidence(f"container {printable(name, 200)}", CAPABILITIES_VARIABLE, "as NVIDIA's default mode gives"),),
+            (f"docker run -e {CAPABILITIES_VARIABLE}=all ...  # or in the image",),
+        )
+        for name, text in answers
+        if text
+    ]
+    seen = Evidence("images", f"those of {len(running)} running containers")
+    return findings or [ok("no image uses driver files that its container has not", seen)]
+
+
+def _wanted(container: Container, host: Host) -> str:
+    """Return what an image could want of the driver that its container was not given; "" for nothing, or unknown."""
+    from ocigpu.containers.report import read_mode
+    from ocigpu.containers.target import open_root
+    from ocigpu.request import parse_request
+    from ocigpu.spec import get_list, get_object, read_config
+
+    try:
+        config = read_config(container.bundle).config
+        if read_mode(config) not in ("hook", "spec"):
+            return ""
+        request = parse_request(config, host.settings, container.bundle)
+    except OcigpuError:
+        return ""
+    if request.selection in ("nothing", "cdi"):
+        return ""
+    with open_root(container) as root:
+        users = find_users(root, request.capabilities) if root else {}
+    return describe_users(users, get_list(get_object(config, "process"), "env"))
 
 
 def _lost(name: str, lost: list[str]) -> Finding:

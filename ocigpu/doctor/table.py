@@ -259,6 +259,13 @@ CHECKS = (
         containers.check_lost_gpus,
     ),
     Check(
+        "driver-capabilities",
+        "images that use driver files their containers have not",
+        "NVIDIA's default mode gives every driver file, whatever NVIDIA_DRIVER_CAPABILITIES says. Here it counts, and "
+        "where it is not set a container gets compute and utility: no graphics, no video.",
+        containers.check_driver_capabilities,
+    ),
+    Check(
         "deleted-driver-files", "running programs hold replaced driver files",
         "An update replaces files; a container that was started before keeps the old ones, which no longer fit the "
         "driver.",

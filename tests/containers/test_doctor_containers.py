@@ -2,16 +2,18 @@
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from containers_lab import WAITING, container
 from live_lab import apply_again, ocigpu
+from support.bundle import LIBRARIES
 from support.fixtures import MakeBundle
 from support.product import SimulatedHost
 from test_repair_containers import GPU_3, hook_by_hand
 
 from ocigpu.doctor import containers
-from ocigpu.doctor.containers import check_lost_gpus
+from ocigpu.doctor.containers import check_driver_capabilities, check_lost_gpus
 from ocigpu.doctor.host import Host
 
 
@@ -51,3 +53,33 @@ def test_containers_that_cannot_be_looked_into_are_not_called_well(
     with container(make_bundle(WAITING, GPU_3), runtime_environment, host=simulated_host) as made:
         host = Host(config=made.environment["OCIGPU_CONFIG"], states=(str(made.state),))
         assert [item.severity for item in check_lost_gpus(host)] == ["not-checked"]
+
+
+@pytest.mark.root
+@pytest.mark.engine
+@pytest.mark.parametrize("given", ["", "video,compute"])
+def test_an_image_that_uses_driver_files_that_its_container_has_not_is_named(
+    make_bundle: MakeBundle, runtime_environment: dict[str, str], simulated_host: SimulatedHost, given: str
+) -> None:
+    """NVIDIA's default mode gives them unasked: NVENC and Vulkan would be missed without a word."""
+    names = ("libavcodec.so.59", "libvulkan.so.1")
+
+    def of_image(capabilities: str) -> Path:
+        variables = {"NVIDIA_DRIVER_CAPABILITIES": capabilities} if capabilities else {}
+        bundle = make_bundle(WAITING, {**GPU_3, **variables})
+        for name in names:
+            (bundle / "rootfs" / LIBRARIES / name).touch()
+        return bundle
+
+    wanted = names if not given else names[1:]
+    with container(of_image(given), runtime_environment, host=simulated_host) as made:
+        host = Host(config=made.environment["OCIGPU_CONFIG"], states=(str(made.state),))
+        (found,) = check_driver_capabilities(host)
+        assert found.severity == "note"
+        explained = ocigpu(made, "explain", made.name, "--config", host.config).stdout
+        for text in (found.text, explained):
+            assert [name for name in names if f"/{LIBRARIES}/{name}, which uses driver files for" in text] == [*wanted]
+            assert f"NVIDIA_DRIVER_CAPABILITIES {'does not ask for them' if given else 'is not set'}" in text
+    with container(of_image("all"), runtime_environment, host=simulated_host) as made:
+        host = Host(config=made.environment["OCIGPU_CONFIG"], states=(str(made.state),))
+        assert [item.severity for item in check_driver_capabilities(host)] == ["ok"]

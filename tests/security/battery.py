@@ -171,9 +171,8 @@ BATTERY: dict[int, Row] = {
     15: Row(
         "say requirements that take for ever to read, or forge lines of a log",
         (),
-        (*MODES[:2], "configure"),
+        GIVERS,
         here("requests", "test_requirements_are_read_within_bounds_and_told_in_one_line"),
-        "mode cdi leaves requirements to who wrote the specification",
     ),
     16: Row(
         "have more read than a malformed loader's cache of the driver root has",

@@ -88,7 +88,7 @@ REQUIREMENTS = {
 }
 
 
-@pytest.mark.parametrize("way", ["hook", "spec", "configure"])
+@pytest.mark.parametrize("way", GIVERS)
 @pytest.mark.parametrize("case", REQUIREMENTS)
 def test_requirements_are_read_within_bounds_and_told_in_one_line(attacks: Attacks, way: str, case: str) -> None:
     """15."""
