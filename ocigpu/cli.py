@@ -24,6 +24,7 @@ from ocigpu.commands.explain import EXPLAIN_EPILOG, explain_command
 from ocigpu.commands.exporter import EXPORTER_EPILOG, exporter_command
 from ocigpu.commands.host import FACTS_EPILOG, LIST_EPILOG, facts_command, list_command
 from ocigpu.commands.mps import MPS_EPILOG, mps_command
+from ocigpu.commands.node_installer import NODE_INSTALLER_EPILOG, node_installer_command
 from ocigpu.commands.node_labels import NODE_LABELS_EPILOG, node_labels_command
 from ocigpu.commands.plan import PLAN_EPILOG, plan_command
 from ocigpu.commands.ps import PS_EPILOG, ps_command
@@ -109,6 +110,9 @@ app.add_typer(system_app, name="system", short_help="Make the host's device node
 app.command(
     "node-labels", short_help="Label a Kubernetes node.", epilog=NODE_LABELS_EPILOG, context_settings=PASSED_ON
 )(node_labels_command)
+app.command("node-installer", short_help="Install ocigpu on a Kubernetes node.", epilog=NODE_INSTALLER_EPILOG)(
+    node_installer_command
+)
 app.command("mps-control-daemon", short_help="Share GPUs by MPS.", epilog=MPS_EPILOG, context_settings=PASSED_ON)(
     mps_command
 )

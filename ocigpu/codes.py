@@ -252,6 +252,10 @@ CODES: dict[str, Code] = {
         "The driver gives no answer about GPUs that are on the PCI bus, so the node cannot be labelled.",
         "Look for the reason on the node: ocigpu doctor; in a pod the runtime must give it the GPUs.",
     ),
+    "OCIGPU-KUBE-8": Code(
+        "ocigpu could not be installed on this node, or its container engine not told of it.",
+        "See the cause in the message, in the pod's log and in the node's annotation ocigpu/runtime.",
+    ),
     # SIM: simulated host
     "OCIGPU-SIM-1": Code("The simulated host could not be made or read.", "See the cause in the message."),
     # DEMO: ocigpu demo

@@ -40,6 +40,7 @@ if [ "$purpose" = test ]; then
   need strace strace strace
   need systemctl systemd systemd
   need openssl openssl openssl
+  need patchelf patchelf patchelf
 fi
 if [ -n "$packages" ]; then
   if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null 2>&1; then

@@ -81,9 +81,9 @@ def request(
         sleep(pause)
 
 
-def apply(server: ApiServer, path: str, document: "dict[str, Any]") -> Answer:
+def apply(server: ApiServer, path: str, document: "dict[str, Any]", manager: str = MANAGER) -> Answer:
     """Make an object as far as ours is what the document says, by server-side apply; see :func:`request`."""
-    return request(server, "PATCH", f"{path}?fieldManager={MANAGER}&force=true", document)
+    return request(server, "PATCH", f"{path}?fieldManager={manager}&force=true", document)
 
 
 def _send(server: ApiServer, method: str, path: str, body: Any) -> Answer:

@@ -60,6 +60,15 @@ CASES: dict[str, dict[str, Any]] = {
         "global": {"imageRegistry": "x"},
     },
     "not enabled": {"enabled": False},
+    "nodes that nobody logs into": {
+        "nodeInstaller": {"enabled": True, "default": True, "cdi": True, "args": ["--restart=systemd"]},
+        "seLinuxType": "container_device_plugin_t", "jsonLogs": True,
+    },
+    "nodes that are set back": {
+        "nodeInstaller": {"enabled": True, "remove": True, "resources": {"limits": {"memory": "200Mi"}}},
+        "devicePlugin": {"enabled": False}, "exporter": {"enabled": False}, "nodeLabels": {"enabled": False},
+        "host": {"hook": "/opt/hook"}, "runtimeClass": {"handler": "gpus"},
+    },
     "nothing": {
         "devicePlugin": {"enabled": False}, "exporter": {"enabled": False}, "nodeLabels": {"enabled": False},
     },

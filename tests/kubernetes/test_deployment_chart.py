@@ -18,6 +18,7 @@ from support.product import PROGRAMS
 from ocigpu import __version__
 from ocigpu.commands.mps import OPTION_NAMES as MPS_OPTIONS
 from ocigpu.commands.node_labels import OPTION_NAMES as LABEL_OPTIONS
+from ocigpu.kubernetes import node_installer
 from ocigpu.kubernetes.config import OPTIONS, Options
 from ocigpu.kubernetes.loading import PLUGIN_OPTIONS, Told, parse_flags, read_configuration
 from ocigpu.kubernetes.mps_control import check_size
@@ -63,19 +64,22 @@ def test_selectors_choose_their_own_pods_and_no_others(found: list[Object]) -> N
 
 
 @every_case
-def test_accounts_exist_and_only_node_labels_has_a_token(found: list[Object]) -> None:
+def test_accounts_exist_and_only_those_that_ask_the_api_server_have_a_token(found: list[Object]) -> None:
     accounts = of_kind(found, "ServiceAccount")
     used = {pod["serviceAccountName"] for pod, _ in containers(found)}
     assert used == set(accounts)
     assert not any(each["automountServiceAccountToken"] for each in accounts.values())
     tokens = {pod["serviceAccountName"] for pod, _ in containers(found) if pod["automountServiceAccountToken"]}
-    name = "gpus-node-labels" if "gpus-node-labels" in accounts else "ocigpu-node-labels"
-    assert tokens <= {name}
+    first = "gpus" if "gpus-node-labels" in accounts else "ocigpu"
+    asking = {f"{first}-node-labels", f"{first}-node-installer"}
+    assert tokens <= asking
     for kind in ("Role", "ClusterRole"):
         roles, bindings = of_kind(found, kind), of_kind(found, f"{kind}Binding")
         assert {each["roleRef"]["name"] for each in bindings.values()} == set(roles)
         for binding in bindings.values():
             (subject,) = binding["subjects"]
+            name = binding["roleRef"]["name"]
+            assert name in asking
             assert subject == {"kind": "ServiceAccount", "name": name, "namespace": "gpu"}
             assert binding["roleRef"]["kind"] == kind
 
@@ -152,7 +156,7 @@ def test_configurations_are_accepted_by_the_programs(found: list[Object], tmp_pa
             assert os.path.dirname(socket) in [mount["mountPath"] for mount in container["volumeMounts"]]
 
 
-@pytest.mark.parametrize("case", ["as it is", "everything", "other places"])
+@pytest.mark.parametrize("case", ["as it is", "everything", "other places", "nodes that nobody logs into"])
 def test_command_lines_are_accepted_by_the_programs(case: str) -> None:
     """The first word that is not known is the one that we add: options are read in order, before anything is done."""
     for _, container in containers(objects(CASES[case])):
@@ -185,13 +189,14 @@ def test_host_paths_are_read_only_but_for_what_the_program_writes(found: list[Ob
         "mps-control-daemon": {"mps", "simulation"},
         "node-labels": {"simulation"},
         "exporter": {"simulation"},
+        "node-installer": {"host"},
     }
     for pod, container in containers(found):
         host = {volume["name"] for volume in pod.get("volumes", []) if "hostPath" in volume}
         written = {mount["name"] for mount in container.get("volumeMounts", []) if not mount.get("readOnly")} & host
         assert written <= writable[container["name"]]
         assert not any(pod.get(name) for name in ("hostNetwork", "hostIPC"))
-        assert not pod.get("hostPID") or container["name"] == "mps-control-daemon"
+        assert not pod.get("hostPID") or container["name"] in ("mps-control-daemon", "node-installer")
 
 
 @every_case
@@ -201,7 +206,7 @@ def test_rights_of_containers_are_as_few_as_can_be(found: list[Object]) -> None:
         assert security["readOnlyRootFilesystem"] is True
         simulated = any(volume["name"] == "simulation" for volume in pod.get("volumes", []))
         if security.get("privileged"):
-            assert simulated or container["name"] == "mps-control-daemon"
+            assert simulated or container["name"] in ("mps-control-daemon", "node-installer")
             continue
         assert security["allowPrivilegeEscalation"] is False
         assert security["seccompProfile"] == {"type": "RuntimeDefault"}
@@ -227,7 +232,7 @@ def test_every_gpu_node_has_one_pod_of_each_kind(found: list[Object]) -> None:
         pods = [(each["name"], each["args"]) for pod, each in containers(found) if admits(pod, labels)]
         assert len({name for name, _ in pods}) == len(pods)
         for name, words in pods:
-            if name != "exporter":
+            if name not in ("exporter", "node-installer"):
                 assert f"--config-file=/config/{chosen if chosen in files else 'default'}" in words
     assert not any(admits(pod, {}) for pod, _ in containers(found)), "nodes without GPUs have none"
     capable = {"nvidia.com/gpu.present": "true"}
@@ -294,6 +299,9 @@ def test_gpus_reach_the_pods_through_a_runtime_class_that_exists(found: list[Obj
     classes = of_kind(found, "RuntimeClass")
     for pod, container in containers(found):
         name = pod.get("runtimeClassName")
+        if container["name"] == "node-installer":  # it comes before the runtime
+            assert name is None
+            continue
         assert name is None or classes[name]["handler"] == "ocigpu"
         environment = {each["name"]: each.get("value") for each in container["env"]}
         assert environment["NVIDIA_VISIBLE_DEVICES"] == "all"
@@ -345,6 +353,8 @@ WRONG: list[dict[str, Any]] = [
     {"exporter": {"port": True}},
     {"exporter": {"pods": "no"}},
     {"exporter": {"args": "--no-hostname"}},
+    {"nodeInstaller": {"enabled": "yes"}},
+    {"nodeInstaller": {"remov": True}},
     {"nodeSelectorTerms": []},
     {"nodeSelectorTerms": [{"matchFields": []}]},
 ]
@@ -437,3 +447,35 @@ def test_the_chart_is_of_this_version() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert chart["version"] == chart["appVersion"] == __version__
     assert f"ocigpu:{__version__}" in (DEPLOYMENT / "Containerfile").read_text()
+
+
+def test_node_installer_is_off_unless_asked_for_and_then_chooses_the_nodes_of_pods() -> None:
+    found = objects({})
+    assert "ocigpu-node-installer" not in of_kind(found, "DaemonSet")
+    assert "scheduling" not in of_kind(found, "RuntimeClass")["ocigpu"]
+    found = objects(CASES["nodes that nobody logs into"])
+    daemon_set = of_kind(found, "DaemonSet")["ocigpu-node-installer"]
+    pod = daemon_set["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert of_kind(found, "RuntimeClass")["ocigpu"]["scheduling"] == {"nodeSelector": {node_installer.LABEL: "ready"}}
+    assert pod["hostPID"] is True
+    assert "runtimeClassName" not in pod  # it is what makes the runtime
+    assert "securityContext" not in pod
+    words = container["args"]
+    assert {"--name=ocigpu", "--default", "--cdi", "--json", "--restart=systemd"} <= set(words)
+    assert "--remove" not in words
+    (ready,) = (word.partition("=")[2] for word in words if word.startswith("--ready-file="))
+    assert container["readinessProbe"]["exec"]["command"] == ["test", "-e", ready]
+    mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    options = node_installer.Options()
+    assert volumes[mounts[options.host_root]]["hostPath"]["path"] == "/"
+    assert "emptyDir" in volumes[mounts[os.path.dirname(ready)]]
+    plugin = of_kind(found, "DaemonSet")["ocigpu-device-plugin"]["spec"]["template"]["spec"]["containers"][0]
+    assert f"--nvidia-cdi-hook-path={options.prefix}/current/bin/ocigpu-hook" in plugin["args"]
+    role = of_kind(found, "ClusterRole")["ocigpu-node-installer"]
+    assert role["rules"] == [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["patch"]}]
+    found = objects(CASES["nodes that are set back"])
+    container = of_kind(found, "DaemonSet")["ocigpu-node-installer"]["spec"]["template"]["spec"]["containers"][0]
+    assert {"--remove", "--name=gpus"} <= set(container["args"])
+    assert container["resources"] == {"limits": {"memory": "200Mi"}}

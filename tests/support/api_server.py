@@ -102,9 +102,10 @@ class FakeApiServer:
         for part in ("metadata", "spec"):
             labels = document.get(part, {}).get("labels", {})
             old = found.setdefault(part, {}).get("labels", {})
-            ours = self._managed.get(f"{path} {part}", set())
+            manager = f"{path} {part} {query['fieldManager']}"
+            ours = self._managed.get(manager, set())
             found[part]["labels"] = {**{key: value for key, value in old.items() if key not in ours}, **labels}
-            self._managed[f"{path} {part}"] = set(labels)
+            self._managed[manager] = set(labels)
         return 201 if created else 200, found
 
 

@@ -69,23 +69,33 @@ nodeAffinity:
       {{- end }}
 {{- end -}}
 
+{{/* The hook of CDI specifications: that of the package, or of what node-installer has put on the hosts. */}}
+{{- define "ocigpu.hook" -}}
+{{- if and .Values.nodeInstaller.enabled (eq .Values.host.hook "/usr/bin/ocigpu-hook") -}}
+/opt/ocigpu/current/bin/ocigpu-hook
+{{- else -}}
+{{ .Values.host.hook }}
+{{- end -}}
+{{- end -}}
+
 {{/* What all pods have. */}}
 {{- define "ocigpu.pod" -}}
-{{- if and .root.Values.runtimeClass.name (not .root.Values.host.simulation) }}
+{{- $installer := eq .component "node-installer" }}
+{{- if and .root.Values.runtimeClass.name (not .root.Values.host.simulation) (not $installer) }}
 runtimeClassName: {{ .root.Values.runtimeClass.name }}
 {{- end }}
 {{- if .root.Values.priorityClassName }}
 priorityClassName: {{ .root.Values.priorityClassName }}
 {{- end }}
 serviceAccountName: {{ include "ocigpu.name" .root }}-{{ .component }}
-automountServiceAccountToken: {{ eq .component "node-labels" }}
+automountServiceAccountToken: {{ or $installer (eq .component "node-labels") }}
 {{- if .root.Values.image.pullSecrets }}
 imagePullSecrets:
   {{- range $secret := .root.Values.image.pullSecrets }}
   - name: {{ $secret }}
   {{- end }}
 {{- end }}
-{{- if .root.Values.seLinuxType }}
+{{- if and .root.Values.seLinuxType (not $installer) }}
 securityContext:
   seLinuxOptions:
     type: {{ .root.Values.seLinuxType }}

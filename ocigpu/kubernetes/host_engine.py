@@ -1,0 +1,232 @@
+"""The engine of a Kubernetes node, seen from a pod that has the host's root and process ids: told, restarted, watched.
+
+Its configuration is changed by the installed ``ocigpu engine``, run on the host by chroot(1): paths, the engine's own
+check of its files and its version are the host's then.
+"""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from ocigpu import rawjson
+from ocigpu.engines.places import DAEMON_PATH, Daemon, expand, read_file, running_daemons
+from ocigpu.engines.status import RUNTIME, read_engine_status
+from ocigpu.errors import HostError, OcigpuError, printable
+
+ENGINES = ("containerd", "crio")
+RESTARTS = ("auto", "systemd", "signal", "none")
+_SECONDS = 180
+_POLL = 0.2
+_LISTENS = 0x10000
+"""__SO_ACCEPTCON of Linux' include/linux/net.h, in the flags of /proc/net/unix."""
+_SAFE_KILL_MODE = "process"
+
+
+class Running(NamedTuple):
+    """A daemon that runs: told from another of the same process id by when it was started."""
+
+    daemon: Daemon
+    started: int
+    unit: str
+    sockets: frozenset[str]
+
+
+class HostEngine:
+    """``name``, ``config``: engine and file, "" for the one that runs.  ``seconds``: how long a restart may take."""
+
+    def __init__(self, host_root: str, name: str = "", config: str = "", seconds: float = 120.0) -> None:
+        self.host_root, self.name, self.config, self.seconds = host_root, name, config, seconds
+
+    def find(self) -> Running | None:
+        """Return the daemon of the engine, None when it does not run; raises HostError when there are several."""
+        found = [
+            daemon
+            for daemon in running_daemons(self.host_root)
+            if daemon.engine in ENGINES
+            and self.name in ("", daemon.engine)
+            and (not self.config or daemon.config == self.config)
+        ]
+        if len(found) > 1:
+            shown = ", ".join(f"{daemon.engine} {daemon.config}".strip() for daemon in found)
+            raise HostError(
+                "OCIGPU-KUBE-8", f"{len(found)} engines run on this node: {shown}", "Say which: --engine, --config"
+            )
+        return self._look(found[0]) if found else None
+
+    def require(self) -> Running:
+        """Return the daemon of the engine; raises HostError OCIGPU-KUBE-8."""
+        found = self.find()
+        if found is None:
+            what = self.name or "containerd or CRI-O"
+            raise HostError(
+                "OCIGPU-KUBE-8", f"no {what} runs on this node", "The pod needs the host's process ids (hostPID)."
+            )
+        return found
+
+    def _look(self, daemon: Daemon) -> Running | None:
+        process = f"/proc/{daemon.pid}"
+        try:
+            status = read_file(self.host_root, f"{process}/stat") or ""
+            cgroups = read_file(self.host_root, f"{process}/cgroup") or ""
+            sockets = self._listening(daemon.pid)
+        except (OcigpuError, OSError):  # it ended meanwhile
+            return None
+        if ")" not in status:
+            return None
+        units = re.findall(r"[^/\n]+\.service(?=[/\n]|$)", cgroups)
+        return Running(daemon, int(status.rpartition(")")[2].split()[19]), units[-1] if units else "", sockets)
+
+    def _listening(self, pid: int) -> frozenset[str]:
+        """Return the paths of sockets on which a process listens."""
+        directory = f"{self.host_root}/proc/{pid}/fd"
+        own = set()
+        for name in os.listdir(directory):
+            try:
+                own.add(os.readlink(f"{directory}/{name}"))
+            except FileNotFoundError:
+                continue
+        lines = (read_file(self.host_root, f"/proc/{pid}/net/unix") or "").splitlines()[1:]
+        rows = (line.split(None, 7) for line in lines)
+        return frozenset(
+            row[7]
+            for row in rows
+            if len(row) == 8 and row[7].startswith("/") and int(row[3], 16) & _LISTENS and f"socket:[{row[6]}]" in own
+        )
+
+    def check(self, runtime: str, name: str) -> None:
+        """Raise HostError when files of the engine cannot be read, or have the runtime's name for another program."""
+        running = self.require()
+        for status in read_engine_status(self.host_root):
+            if status.engine != running.daemon.engine or not status.running:
+                continue
+            if broken := [problem for problem in status.problems if not problem.startswith("runtime ")]:
+                raise HostError("OCIGPU-KUBE-8", f"{status.engine}: {broken[0]}", "Mend the engine's configuration.")
+            for entry in status.runtimes:
+                if entry.name == name and entry.path not in ("", runtime):
+                    hint = f"Remove it first (ocigpu engine remove {status.engine}), or give another name: --name NAME"
+                    raise HostError("OCIGPU-KUBE-8", f"{status.engine} has {name} = {entry.path} already", hint)
+
+    def run(self, program: str, verb: str, running: Running, *words: str) -> dict[str, Any]:
+        """Run ``ocigpu engine VERB`` on the host; return what it says as JSON.  Raises HostError OCIGPU-KUBE-8."""
+        config = running.daemon.config if running.daemon.engine == "containerd" else ""
+        more = ["--config", config] if config else []
+        done = self.on_host([program, "engine", verb, running.daemon.engine, "--json", *more, *words])
+        if done.returncode:
+            lines = [line for line in done.stderr.splitlines() if line.strip()] or [f"exit status {done.returncode}"]
+            raise HostError("OCIGPU-KUBE-8", f"ocigpu engine {verb}: {printable(lines[0], 500)}")
+        answer: dict[str, Any] = rawjson.parse(done.stdout)
+        return answer
+
+    def on_host(self, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        """Run a command in the host's root, with the search path of a service; raises HostError OCIGPU-KUBE-8."""
+        away = ["chroot", self.host_root] if self.host_root != "/" else []
+        # systemctl(1) does nothing where it takes the host's root for a chroot
+        environment = {"PATH": ":".join(DAEMON_PATH), "HOME": "/root", "LC_ALL": "C", "SYSTEMD_IGNORE_CHROOT": "1"}
+        try:
+            return subprocess.run(
+                [*away, *command],
+                check=False,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                encoding="utf-8",
+                errors="replace",
+                timeout=_SECONDS,
+                env=environment,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise HostError("OCIGPU-KUBE-8", f"{command[0]}: {error}") from error
+
+    def plan_restart(self, running: Running, how: str) -> str:
+        """Return how the engine is restarted, a word of RESTARTS; raises HostError when containers would end by it."""
+        if how == "auto":
+            how = "systemd" if os.path.isdir(f"{self.host_root}/run/systemd/system") else "signal"
+        if how == "systemd":
+            if not running.unit:
+                raise HostError(
+                    "OCIGPU-KUBE-8", f"{running.daemon.engine} is of no unit of systemd", "--restart signal"
+                )
+            if running.daemon.engine == "containerd":  # its shims live in its own cgroup, conmon's containers do not
+                shown = self.on_host(["systemctl", "show", "--property=KillMode", "--value", running.unit])
+                mode = shown.stdout.strip()
+                if shown.returncode or mode != _SAFE_KILL_MODE:
+                    cause = f"KillMode={mode or 'unknown'} of {running.unit} would end the containers with it"
+                    raise HostError("OCIGPU-KUBE-8", f"restart {running.unit}: {cause}", "Set KillMode=process.")
+        return how
+
+    def restart(self, running: Running, how: str) -> None:
+        """Restart the engine and wait until it listens again where it did; raises HostError OCIGPU-KUBE-8."""
+        if how == "systemd":
+            done = self.on_host(["systemctl", "restart", running.unit])
+            if done.returncode:
+                words = printable((done.stderr or done.stdout).strip(), 300)
+                raise HostError("OCIGPU-KUBE-8", f"systemctl restart {running.unit}: {words}")
+        elif self._look(running.daemon) is not None:
+            os.kill(running.daemon.pid, signal.SIGTERM)
+        end = time.monotonic() + self.seconds
+        while not self._is_back(running):
+            if time.monotonic() > end:
+                raise HostError(
+                    "OCIGPU-KUBE-8", f"{running.daemon.engine} was not back {self.seconds:.0f} s after its restart"
+                )
+            time.sleep(_POLL)
+
+    def _is_back(self, before: Running) -> bool:
+        found = self.find()
+        if found is None or (found.daemon.pid, found.started) == (before.daemon.pid, before.started):
+            return False
+        return found.sockets >= before.sockets and all(self._answers(found, path) for path in before.sockets)
+
+    def _answers(self, running: Running, path: str) -> bool:
+        directory = f"{self.host_root}/proc/{running.daemon.pid}/root{os.path.dirname(path)}"
+        try:
+            fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            with socket.socket(socket.AF_UNIX) as client:
+                client.settimeout(5)
+                client.connect(f"/proc/self/fd/{fd}/{os.path.basename(path)}")  # such paths have 107 bytes at most
+            return True
+        except OSError:
+            return False
+        finally:
+            os.close(fd)
+
+    def users(self, prefix: str) -> list[str]:
+        """Return what still runs with the runtime below ``prefix``: shims of containerd, monitors of CRI-O.
+
+        A shim of runc works in its bundle, whose options.json has the runtime that it needs to end the container
+        (containerd, cmd/containerd-shim-runc-v2); conmon has it on its command line (conmon(8), --runtime).
+        """
+        word = f"{prefix}/"
+        found = []
+        for path in expand(self.host_root, "/proc/[0-9]*/cmdline"):
+            words = self._text(path).split("\0")
+            program, process = os.path.basename(words[0]), os.path.dirname(path)
+            if (program == "conmon" and any(part.startswith(word) for part in words)) or (
+                program.startswith("containerd-shim-runc") and word in self._text(f"{self._cwd(process)}/options.json")
+            ):
+                found.append(process)
+        return found
+
+    def _cwd(self, process: str) -> str:
+        try:
+            return os.readlink(f"{self.host_root}{process}/cwd")
+        except OSError:  # ended meanwhile
+            return ""
+
+    def _text(self, path: str) -> str:
+        try:
+            return read_file(self.host_root, path) or ""
+        except OcigpuError:  # ended meanwhile, or not text
+            return ""
+
+
+def runtime_path(prefix: str) -> str:
+    """Return the program that the engine's configuration names, whatever version is in use."""
+    return f"{prefix}/current/bin/{RUNTIME}"

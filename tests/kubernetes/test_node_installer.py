@@ -1,0 +1,460 @@
+"""``ocigpu node-installer``: a real containerd told of ocigpu by way of a host root, restarted, used, and set back."""
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import requirements
+from support.api_server import FakeApiServer, make_account
+from support.engines import Containerd, start_containerd
+from support.fixtures import IMAGE
+from support.process import run, wait_for
+from support.product import PROGRAMS, REPOSITORY, SimulatedHost, listed_uuids
+from support.runtimes import container_id
+
+from ocigpu import __version__
+from ocigpu.engines.places import Daemon
+from ocigpu.errors import HostError
+from ocigpu.kubernetes.host_engine import HostEngine, Running
+from ocigpu.kubernetes.host_files import HostFiles, payload_version
+from ocigpu.kubernetes.node_installer import LABEL, VERSION_LABEL, NodeInstaller, Options, RestartFailedError
+
+NODE = "/api/v1/nodes/n"
+ENVIRONMENT = {"NODE_NAME": "n"}
+HOST_NETWORK = 2
+
+
+@pytest.fixture(autouse=True)
+def no_sync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writing out what all of the machine has in memory takes as long as others have written much."""
+    monkeypatch.setattr(os, "sync", lambda: None)
+
+
+@pytest.fixture(scope="module")
+def server(session_directory: Path) -> Iterator[FakeApiServer]:
+    directory = session_directory / "installer-account"
+    directory.mkdir()
+    make_account(directory)
+    fake = FakeApiServer(directory)
+    yield fake
+    fake.close()
+
+
+@pytest.fixture
+def node(server: FakeApiServer) -> Callable[[], dict[str, str]]:
+    """Return a node without labels of ours; call to see those it has."""
+    server.objects[NODE] = {"metadata": {"name": "n", "labels": {"other": "x"}}}
+
+    def labels() -> dict[str, str]:
+        found: dict[str, str] = server.objects[NODE]["metadata"]["labels"]
+        return {key: value for key, value in found.items() if key.startswith("ocigpu/")}
+
+    return labels
+
+
+class Lines:
+    """A log that is kept; ``seen`` is called with each message."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.seen: Callable[[str], object] = bool
+
+    def __call__(self, level: str, message: str, **_: Any) -> None:
+        self.lines.append(f"{level}: {message}")
+        self.seen(message)
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.lines)
+
+
+# files
+
+
+def make_payload(directory: Path, name: str) -> str:
+    program = directory / name / "bin/ocigpu"
+    program.parent.mkdir(parents=True)
+    program.write_text(f"#!/bin/sh\necho {name}\n")
+    program.chmod(0o755)
+    (program.parent / "link").symlink_to("ocigpu")
+    return str(directory)
+
+
+def host_with(tmp_path: Path) -> tuple[Path, HostFiles]:
+    """A host on which /opt leads elsewhere by a link that is right below its root only."""
+    host = tmp_path / "host"
+    (host / "var/opt").mkdir(parents=True)
+    (host / "opt").symlink_to("/var/opt")
+    return host, HostFiles(str(host), "/opt/ocigpu")
+
+
+def test_a_version_is_complete_before_it_is_used_and_the_former_one_stays(tmp_path: Path) -> None:
+    host, files = host_with(tmp_path)
+    top = host / "var/opt/ocigpu"
+    caches = host / "run/ocigpu"
+    tried = []
+    for number in "123":
+        caches.mkdir(parents=True, exist_ok=True)
+        (caches / "next-1-2").touch()
+        (caches / "facts").touch()
+        payload = make_payload(tmp_path / number, f"v{number}")
+        assert payload_version(payload) == f"v{number}"
+
+        def try_out(path: str) -> None:
+            assert (host / "var" / path.lstrip("/") / "bin/ocigpu").exists()
+            assert files.current() == (f"v{int(number) - 1}" if number != "1" else "")  # noqa: B023 - called in here
+            tried.append(path)
+
+        assert files.place(payload, try_out) == f"v{number}"
+        assert files.place(payload, try_out) == ""
+        assert os.readlink(top / "current") == f"versions/v{number}"
+        assert (top / "current/bin/link").readlink() == Path("ocigpu")
+        assert [path.name for path in caches.iterdir()] == ["facts"]
+    assert sorted(path.name for path in (top / "versions").iterdir()) == ["v2", "v3"]
+    assert tried == [f"/opt/ocigpu/versions/v{number}" for number in "123"]
+    files.remove()
+    assert list((host / "var/opt").iterdir()) == []
+
+
+def test_a_version_that_does_not_start_is_not_used(tmp_path: Path) -> None:
+    host, files = host_with(tmp_path)
+    files.place(make_payload(tmp_path / "1", "v1"), lambda _: None)
+
+    def fails(_path: str) -> None:
+        raise HostError("OCIGPU-KUBE-8", "does not start")
+
+    with pytest.raises(HostError, match="does not start"):
+        files.place(make_payload(tmp_path / "2", "v2"), fails)
+    assert files.current() == "v1"
+    (host / "var/opt/ocigpu/mine").touch()
+    files.remove()
+    assert [path.name for path in (host / "var/opt/ocigpu").iterdir()] == ["mine"]
+
+
+def test_what_was_left_by_a_killed_pod_is_replaced(tmp_path: Path) -> None:
+    host, files = host_with(tmp_path)
+    left = host / "var/opt/ocigpu/versions/.new-v1/bin"
+    left.mkdir(parents=True)
+    (host / "var/opt/ocigpu/.current-new").symlink_to("x")
+    files.place(make_payload(tmp_path / "1", "v1"), lambda _: None)
+    assert [path.name for path in (host / "var/opt/ocigpu/versions").iterdir()] == ["v1"]
+    assert files.current() == "v1"
+
+
+@pytest.mark.parametrize("names", [(), ("a", "b")])
+def test_an_image_has_one_version(tmp_path: Path, names: tuple[str, ...]) -> None:
+    for name in names:
+        (tmp_path / name).mkdir()
+    with pytest.raises(HostError, match=f"holds {len(names)} versions"):
+        payload_version(str(tmp_path))
+
+
+# restarts
+
+
+def running(unit: str = "containerd.service", engine: str = "containerd") -> Running:
+    return Running(Daemon(engine, 1 << 22, ""), 0, unit, frozenset())
+
+
+class Told(HostEngine):
+    """An engine whose host answers as it is told."""
+
+    def __init__(self, host_root: Path, answer: str = "", status: int = 0) -> None:
+        super().__init__(str(host_root))
+        self.commands: list[list[str]] = []
+        self.answer, self.status = answer, status
+
+    def on_host(self, command: Any) -> "subprocess.CompletedProcess[str]":
+        self.commands.append(list(command))
+        return subprocess.CompletedProcess(command, self.status, self.answer, "")
+
+
+def test_a_restart_that_would_end_containers_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run/systemd/system").mkdir(parents=True)
+    assert Told(tmp_path, "process\n").plan_restart(running(), "auto") == "systemd"
+    for answer, status in (("control-group\n", 0), ("", 0), ("process\n", 1)):
+        with pytest.raises(HostError, match="would end the containers"):
+            Told(tmp_path, answer, status).plan_restart(running(), "auto")
+    with pytest.raises(HostError, match="no unit"):
+        Told(tmp_path).plan_restart(running(unit=""), "systemd")
+    assert Told(tmp_path).plan_restart(running("crio.service", "crio"), "auto") == "systemd"
+    assert Told(tmp_path / "run").plan_restart(running(), "auto") == "signal"
+    assert Told(tmp_path).plan_restart(running(), "none") == "none"
+
+
+def test_the_unit_of_k3s_is_restarted_and_not_its_containerd(tmp_path: Path) -> None:
+    """The daemon's own cgroup says whose child it is."""
+    process = tmp_path / "proc/77"
+    (process / "fd").mkdir(parents=True)
+    (process / "net").mkdir()
+    config = "/var/lib/rancher/k3s/agent/etc/containerd/config.toml"
+    (process / "cmdline").write_bytes(b"\0".join([b"containerd", b"-c", config.encode(), b""]))
+    (process / "stat").write_text("77 (a) b) S " + " ".join(str(number) for number in range(4, 53)))
+    (process / "net/unix").write_text("Num RefCount Protocol Flags Type St Inode Path\n")
+    for cgroup in ("0::/system.slice/k3s-agent.service\n", "1:name=systemd:/system.slice/k3s-agent.service/x\n0::/\n"):
+        (process / "cgroup").write_text(cgroup)
+        engine = Told(tmp_path)
+        found = engine.require()
+        assert (found.unit, found.daemon.config, found.started) == ("k3s-agent.service", config, 22)
+    engine.status = 5
+    with pytest.raises(HostError, match="systemctl restart k3s-agent"):
+        engine.restart(found, "systemd")
+    assert engine.commands == [["systemctl", "restart", "k3s-agent.service"]]
+    (tmp_path / "proc/78").mkdir()
+    (tmp_path / "proc/78/cmdline").write_bytes(b"crio\0")
+    with pytest.raises(HostError, match="2 engines run"):
+        engine.require()
+    with pytest.raises(HostError, match="no containerd or CRI-O"):
+        HostEngine(str(tmp_path / "empty")).require()
+
+
+# a real containerd
+
+SUPERVISOR = """\
+trap 'kill "$child" 2>/dev/null; wait; exit' TERM
+while :; do
+  if [ ! -e "$0" ] || ! grep -q opt/ocigpu "$3"; then "$@" & child=$!; wait "$child"; else sleep 0.1; fi
+done
+"""
+"""What a service manager does; while the file named first is there, containerd does not start with our entry."""
+
+
+class Place:
+    """A containerd of its own, and an installer for it."""
+
+    def __init__(self, engine: Containerd, directory: Path, server: FakeApiServer) -> None:
+        self.engine, self.directory, self.log = engine, directory, Lines()
+        self.config = engine.directory / "config.toml"
+        self.options = Options(
+            host_root=str(directory / "host"),
+            payload=str(directory / "payload"),
+            prefix=str(directory / "opt/ocigpu"),
+            engine="containerd",
+            config=str(self.config),
+            restart="signal",
+        )
+        self.installer = NodeInstaller(self.options, ENVIRONMENT, self.log, server.place)  # type: ignore[arg-type]
+
+    def pid(self) -> int:
+        found = self.installer._engine.require()
+        return found.daemon.pid
+
+
+def make_tree(directory: Path, prefix: str) -> None:
+    """Make what the image holds, as packaging/kubernetes/host-tree.sh does, with this machine's Python."""
+    vendored = directory / "vendored"
+    vendored.mkdir()
+    for path in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
+        for entry in Path(path).iterdir():
+            if entry.suffix not in (".pth", ".dist-info") and not (vendored / entry.name).is_symlink():
+                (vendored / entry.name).symlink_to(entry)
+    words = ["--prefix", f"{prefix}/versions/v1", "--stage", directory / "tree", "--vendored", vendored]
+    command = [REPOSITORY / "packaging/install.sh", *words, "--python", sys.executable]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    (directory / "payload").mkdir()
+    (directory / f"tree{prefix}/versions/v1").rename(directory / "payload/v1")
+
+
+@pytest.fixture(scope="module")
+def place(
+    session_directory: Path, image: Path, simulated_host: SimulatedHost, server: FakeApiServer
+) -> Iterator[Place]:
+    """A containerd that does not know ocigpu yet; the pod sees the host's root by another name."""
+    requirements.require(requirements.programs("containerd", "ctr", "runc"))
+    pytest.importorskip("grpc", reason="not installed: grpcio")
+    directory = session_directory / "installer"
+    directory.mkdir()
+    (directory / "host").symlink_to("/")
+    make_tree(directory, str(directory / "opt/ocigpu"))
+    env = {"OCIGPU_CONFIG": str(simulated_host.settings)}
+    view = ["sh", "-c", SUPERVISOR, str(directory / "refuse")]
+    with start_containerd(directory / "containerd", image, {}, env, view=view, sandbox_image=IMAGE) as engine:
+        yield Place(engine, directory, server)
+
+
+def start_pod(engine: Containerd, handler: str) -> tuple[str, str]:
+    """Start a pod with one container that asks for two GPUs; return the ids of both."""
+    config: dict[Any, Any] = {
+        1: {1: "pod", 2: container_id(), 3: "default"},
+        3: str(engine.directory / "logs"),
+        8: {1: f"/{engine.namespace}", 2: {1: {1: HOST_NETWORK}}},
+    }
+    (answer,) = engine.cri(("RuntimeService/RunPodSandbox", {1: config, 2: handler}))
+    assert "error" not in answer, answer
+    sandbox = answer["1"]
+    container = {1: {1: "container"}, 2: {1: IMAGE}, 3: ["sleep", "1000"], 6: [{1: "NVIDIA_VISIBLE_DEVICES", 2: "0,2"}]}
+    (created,) = engine.cri(("RuntimeService/CreateContainer", {1: sandbox, 2: container, 3: config}))
+    assert "error" not in created, created
+    (started,) = engine.cri(("RuntimeService/StartContainer", {1: created["1"]}))
+    assert "error" not in started, started
+    return sandbox, created["1"]
+
+
+def gpus_in(engine: Containerd, container: str) -> list[str]:
+    (listed,) = engine.cri(("RuntimeService/ExecSync", {1: container, 2: ["nvidia-smi", "-L"], 3: 30}))
+    assert "error" not in listed, listed
+    return listed_uuids(listed["1"])
+
+
+@pytest.mark.root
+@pytest.mark.engine
+def test_an_engine_that_does_not_come_back_gets_its_former_configuration(
+    place: Place, node: Callable[[], dict[str, str]]
+) -> None:
+    before = place.config.read_bytes()
+    refuse = place.directory / "refuse"
+    refuse.touch()
+    engine = place.installer._engine
+    engine.seconds = 1.0  # that it is not back is certain
+
+    def patient(message: str) -> None:
+        if "taking the configuration back" in message:
+            engine.seconds = 60.0
+
+    place.log.seen = patient
+    with pytest.raises(RestartFailedError, match="its former configuration is back in force"):
+        place.installer.install()
+    refuse.unlink()
+    assert place.config.read_bytes() == before
+    assert place.engine("version").returncode == 0
+    place.installer._fail(HostError("OCIGPU-KUBE-8", "x"))
+    assert node() == {LABEL: "failed.OCIGPU-KUBE-8"}
+    assert place.installer.remove()
+    assert not (place.directory / "opt/ocigpu").exists()
+    assert node() == {}
+
+
+@pytest.mark.root
+@pytest.mark.engine
+def test_a_node_is_made_ready_used_and_set_back(
+    place: Place, node: Callable[[], dict[str, str]], simulated_host: SimulatedHost
+) -> None:
+    before = {path: path.read_bytes() for path in place.engine.directory.glob("*.toml*")}
+    first = place.pid()
+    place.installer._engine.seconds = 60.0
+    place.installer.install()
+    second = place.pid()
+    assert second != first
+    assert node() == {LABEL: "ready", VERSION_LABEL: "v1"}
+    assert f'+BinaryName = "{place.directory}/opt/ocigpu/current/bin/ocigpu-runtime"' in place.log.text.replace(
+        "  ", ""
+    )
+    place.installer.install()
+    assert place.pid() == second  # nothing was to be done
+    sandbox, container = start_pod(place.engine, "ocigpu")
+    try:
+        assert gpus_in(place.engine, container) == [simulated_host.gpus[0], simulated_host.gpus[2]]
+        place.installer._engine.restart(place.installer._engine.require(), "signal")
+        assert gpus_in(place.engine, container) == [simulated_host.gpus[0], simulated_host.gpus[2]]
+        assert not place.installer.remove()
+        assert node() == {LABEL: "removing"}
+        assert {path: path.read_bytes() for path in place.engine.directory.glob("*.toml*")} == before
+        assert "1 pods were started by ocigpu and still run" in place.log.text
+        assert gpus_in(place.engine, container) == [simulated_host.gpus[0], simulated_host.gpus[2]]
+    finally:
+        stop = {1: sandbox}
+        answers = place.engine.cri(("RuntimeService/StopPodSandbox", stop), ("RuntimeService/RemovePodSandbox", stop))
+        assert all("error" not in answer for answer in answers), answers
+    assert place.installer.remove()
+    assert not (place.directory / "opt/ocigpu").exists()
+    assert node() == {}
+    assert {path: path.read_bytes() for path in place.engine.directory.glob("*.toml*")} == before
+
+
+@pytest.mark.root
+@pytest.mark.engine
+def test_a_name_that_another_program_has_is_left_alone(place: Place, node: Callable[[], dict[str, str]]) -> None:
+    options = place.options._replace(name="runc")
+    installer = NodeInstaller(options, ENVIRONMENT, place.log, place.installer._server)  # type: ignore[arg-type]
+    before = place.config.read_bytes()
+    with pytest.raises(HostError, match="containerd has runc = "):
+        installer.install()
+    assert place.config.read_bytes() == before
+    assert node() == {}
+
+
+# the command
+
+
+def installer_command(*words: str | Path) -> list[str]:
+    return [str(PROGRAMS / "ocigpu"), "node-installer", *map(str, words)]
+
+
+def test_it_stays_says_why_and_ends_when_told(tmp_path: Path) -> None:
+    """A DaemonSet's pod that ended would be started again and again."""
+    host, ready = tmp_path / "host", tmp_path / "ready"
+    host.mkdir()
+    ready.touch()
+    words = ("--host-root", host, "--payload", tmp_path, "--ready-file", ready)
+    with subprocess.Popen(installer_command(*words), stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert "error: OCIGPU-KUBE-8: no containerd or CRI-O runs on this node" in process.stdout.readline()
+        wait_for("the file to go", lambda: not ready.exists())
+        process.terminate()
+        assert process.wait(30) == 0
+    with subprocess.Popen(installer_command(*words, "--remove"), stdout=subprocess.PIPE, text=True) as process:
+        wait_for("the file to come", ready.exists)
+        process.terminate()
+        assert process.wait(30) == 0
+    assert list(host.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--engine", "docker"], "is not one of containerd, crio"),
+        (["--restart", "kill"], "is not one of auto, systemd, signal, none"),
+        (["--prefix", "opt"], "is not the absolute path"),
+        (["--prefix", "/"], "is not the absolute path"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(words: list[str], said: str) -> None:
+    done = run(installer_command("--once", *words), check=False)
+    assert done.returncode == 2
+    assert said in done.stderr
+
+
+# the interpreter that the image brings
+
+
+@pytest.mark.root
+def test_the_tree_of_the_image_works_on_a_host_without_python_or_a_c_library(session_directory: Path) -> None:
+    requirements.require(requirements.programs("patchelf", "busybox"))
+    directory = session_directory / "host-tree"
+    vendored, host = directory / "vendored", directory / "host"
+    vendored.mkdir(parents=True)
+    names = ("typer", "click", "rich", "shellingham", "markdown_it", "mdurl", "pygments", "tomlkit", "yaml", "_yaml")
+    names += ("pydantic", "pydantic_core", "annotated_types", "typing_inspection", "typing_extensions", "annotated_doc")
+    for path in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
+        for entry in Path(path).iterdir():
+            if entry.name.partition(".")[0] in (*names, "prctl", "_prctl", "pynvml", "pyroute2"):
+                (shutil.copytree if entry.is_dir() else shutil.copy)(entry, vendored / entry.name)
+    prefix = host / "opt/ocigpu"
+    command = [REPOSITORY / "packaging/kubernetes/host-tree.sh", "--python", "/usr/bin/python3", "--vendored", vendored]
+    made = run([*command, "--prefix", prefix, directory / "out"], timeout=300).stdout.strip()
+    assert Path(made).parent == directory / "out"
+    assert payload_version(str(directory / "out")) == Path(made).name
+    assert not prefix.exists()
+    # the paths in it are those of the prefix: the host's root has the same directory inside
+    inner = host / str(prefix).lstrip("/")
+    (host / "bin").mkdir(parents=True)
+    shutil.copy(requirements.find_program("busybox") or "", host / "bin/busybox")
+    (host / "bin/sh").symlink_to("busybox")
+    files = HostFiles(str(host), str(prefix))
+    engine = HostEngine(str(host))
+
+    def try_out(path: str) -> None:
+        done = engine.on_host([f"{path}/bin/ocigpu", "--version"])
+        assert (done.returncode, done.stdout) == (0, f"ocigpu {__version__}\n"), done.stderr
+
+    assert files.place(str(directory / "out"), try_out)
+    assert (inner / "current/bin/ocigpu-hook").exists()
+    done = engine.on_host([f"{prefix}/current/bin/ocigpu", "engine", "status", "--json"])
+    assert (done.returncode, done.stderr) == (0, "")
