@@ -2,6 +2,7 @@
 PREFIX ?= /usr/local
 .DEFAULT_GOAL := help
 PYTEST_OPTIONS ?=
+WORKERS ?= logical
 FUZZ_SECONDS ?= 600
 
 help: ## print this list
@@ -13,7 +14,7 @@ demo: ## run a real container with runc through ocigpu-runtime and show it seein
 
 test: ## pass the whole test suite: lint, types, unit, real runtimes and engines
 	@packaging/bootstrap.sh test
-	@.venv/bin/python -m pytest $(PYTEST_OPTIONS)
+	@.venv/bin/python -m pytest -n $(WORKERS) $(PYTEST_OPTIONS)
 
 bench: ## measure bare runc against ocigpu (PEER_RUNTIME=/path: another shim beside it; REPORT=FILE writes a report)
 	@packaging/bootstrap.sh demo

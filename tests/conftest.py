@@ -6,13 +6,14 @@ import shutil
 import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
 
 sys.path.insert(0, os.path.dirname(__file__))
 
-from support import isolation, machine, requirements
+from support import isolation, machine, requirements, workers
 from support.process import wait_for
 
 isolation.isolate()  # before anything is started
@@ -43,11 +44,18 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         shutil.rmtree(directory, ignore_errors=True)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    return workers.make_scheduler(config, log)
+
+
 def pytest_unconfigure() -> None:
     isolation.release()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        items.sort(key=workers.sort_key)
     reason = requirements.root()
     if reason:
         for item in items:

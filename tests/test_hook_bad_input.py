@@ -212,7 +212,7 @@ def test_a_container_that_asks_for_nothing_is_left_alone(bundle: Path, env: list
         ([], "no command given"),
         (["--config", "/c"], "no command given"),
         (["start"], 'unknown command "start"'),
-        (["--bundle", "/b", "prestart"], 'unknown option "--bundle"'),
+        (["--bundles", "/b", "prestart"], 'unknown option "--bundles"'),
         (["--config"], "option --config needs a value"),
         (["\x1b[31m\n"], r'unknown command "\x1b[31m\n"'),
     ],

@@ -6,6 +6,7 @@ In place of the image they have this machine's files, in an overlay that is thro
 import json
 import os
 import signal
+import socket
 import subprocess
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -171,7 +172,8 @@ def test_node_labels_are_written_by_an_ordinary_user(start: Start, work_director
 @pytest.mark.parametrize("pods", [False, True], ids=["an ordinary user", "root"])
 def test_the_exporter_has_metrics_of_all_gpus(start: Start, work_directory: Path, pods: bool) -> None:
     (work_directory / "kubelet/pod-resources").mkdir()
-    port = 29400 + os.getpid() % 1000
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
     child = start("exporter", {"exporter": {"pods": pods, "port": port}})
     text = ""
 
