@@ -16,6 +16,10 @@ test: ## pass the whole test suite: lint, types, unit, real runtimes and engines
 	@packaging/bootstrap.sh test
 	@.venv/bin/python -m pytest -n $(WORKERS) $(PYTEST_OPTIONS)
 
+test-all: ## pass the suite with every row of every product, of which make test takes a choice
+	@packaging/bootstrap.sh test
+	@.venv/bin/python -m pytest -n $(WORKERS) --rows all $(PYTEST_OPTIONS)
+
 bench: ## measure bare runc against ocigpu (PEER_RUNTIME=/path: another shim beside it; REPORT=FILE writes a report)
 	@packaging/bootstrap.sh demo
 	@.venv/bin/python -m bench $(if $(REPORT),--report '$(REPORT)') $(BENCH_OPTIONS)
@@ -32,7 +36,7 @@ fuzz: ## fuzz every reader of foreign data, two at a time (TARGET=NAME: one; FUZ
 
 security: ## the battery of hostile images in full: every way in all surroundings, 10,000 races of each kind
 	@packaging/bootstrap.sh test
-	@OCIGPU_SECURITY=full .venv/bin/python -m pytest tests/security --timeout=1800 $(PYTEST_OPTIONS)
+	@OCIGPU_SECURITY=full .venv/bin/python -m pytest tests/security -n $(WORKERS) --rows all --timeout=1800 $(PYTEST_OPTIONS)
 
 gpu-test: ## on a machine with an NVIDIA driver: run real GPU work in containers, write docs/REAL-GPU.md
 	@packaging/gpu-test.sh
@@ -59,4 +63,4 @@ clean: ## remove what the targets above made in this directory
 	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help demo test bench load fuzz security gpu-test install deb rpm uninstall format clean
+.PHONY: help demo test test-all bench load fuzz security gpu-test install deb rpm uninstall format clean

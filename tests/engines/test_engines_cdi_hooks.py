@@ -424,6 +424,7 @@ HOSTILE = (
 )
 
 
+@pytest.mark.product
 @RUNTIMES
 @FORMS
 @pytest.mark.parametrize("name", HOSTILE)

@@ -104,6 +104,7 @@ def prepare_state(rootfs: Path, make: Callable[[Path], None]) -> None:
     make(path)
 
 
+@pytest.mark.product
 @WAYS
 @pytest.mark.parametrize("only_if_missing", [False, True], ids=["always", "if missing"])
 @pytest.mark.parametrize("state", list(STATES))
@@ -137,6 +138,7 @@ def test_a_text_file_is_written_and_undone(state: str, only_if_missing: bool, he
         assert (snapshot(rootfs), path.lstat().st_ino) == (again, inode)
 
 
+@pytest.mark.product
 @WAYS
 @pytest.mark.parametrize("how", ["raise", "defect", "kill worker", "kill parent"])
 @pytest.mark.parametrize("state", list(STATES))
@@ -232,6 +234,7 @@ HOSTILE: dict[str, list[tuple[str, str]]] = {
 }
 
 
+@pytest.mark.product
 @WAYS
 @pytest.mark.parametrize("kernel", [lambda: None, old_kernel], ids=["new kernel", "old kernel"])
 @pytest.mark.parametrize("kind", ["text", "mode", "if missing"])

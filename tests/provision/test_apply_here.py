@@ -1,6 +1,7 @@
 """A plan carried out from inside the container's namespaces, as hooks of the createContainer stage do."""
 
 import fcntl
+import itertools
 import json
 import os
 import shutil
@@ -126,7 +127,9 @@ def test_a_mount_that_differs_is_mounted_over(host: Path, rootfs: Path) -> None:
 
 
 @pytest.mark.parametrize("user", [False, True], ids=["root", "user namespace"])
-def test_every_failure_leaves_the_container_as_it_was(user: bool, host: Path, rootfs: Path, tmp_path: Path) -> None:
+def test_every_failure_leaves_the_container_as_it_was(
+    user: bool, host: Path, rootfs: Path, tmp_path: Path, share: Callable[..., list[tuple[str, int]]]
+) -> None:
     if user:
         open_up(rootfs, MAPPED)
     counter = tmp_path / "counter"
@@ -150,14 +153,14 @@ def test_every_failure_leaves_the_container_as_it_was(user: bool, host: Path, ro
     tree, host_before = snapshot(rootfs), host_mounts()
     with Lab(rootfs, user=user) as lab:
         mounts = lab.mounts()
-        for how, words in expected.items():
-            for number in range(1, total + 1):
-                notes, code, message = lab.provision(plan, fail_at(number, how), here=True)
-                where = f"{how} after entry {number}: {message}"
-                assert (notes, bool(code)) == ([], True), where
-                assert (words in message, "undone" in message) == (True, False), where
-                assert snapshot(rootfs) == tree, where
-                assert lab.mounts() == mounts, where
+        failures = list(itertools.product(expected, range(1, total + 1)))
+        for how, number in share(failures, 3, user, lambda place: place // total + place % total):
+            notes, code, message = lab.provision(plan, fail_at(number, how), here=True)
+            where = f"{how} after entry {number}: {message}"
+            assert (notes, bool(code)) == ([], True), where
+            assert (expected[how] in message, "undone" in message) == (True, False), where
+            assert snapshot(rootfs) == tree, where
+            assert lab.mounts() == mounts, where
         assert host_mounts() == host_before
         assert lab.provision(plan, here=True) == ([], "", "")
         check(lab, with_proc=not user)

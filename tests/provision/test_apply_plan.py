@@ -1,5 +1,6 @@
 """A whole plan, applied to containers of every kind that the kernel tells apart."""
 
+import itertools
 import os
 import shutil
 import signal
@@ -162,7 +163,9 @@ def test_nothing_leaks_through_a_rootfs_that_is_shared_with_the_host(
         next(mounted, None)
 
 
-def test_every_failure_leaves_the_container_as_it_was(host: Path, rootfs: Path, tmp_path: Path) -> None:
+def test_every_failure_leaves_the_container_as_it_was(
+    host: Path, rootfs: Path, tmp_path: Path, share: Callable[..., list[tuple[str, int]]]
+) -> None:
     """After every single entry of the journal: an error, a defect, the worker killed, the parent killed."""
     counter = tmp_path / "counter"
     counter.touch()
@@ -184,17 +187,19 @@ def test_every_failure_leaves_the_container_as_it_was(host: Path, rootfs: Path, 
     tree, host_before = snapshot(rootfs), host_mounts()
     with Lab(rootfs) as lab:
         mounts, dev = lab.mounts(), lab.inside(lambda: sorted(os.listdir("/dev")))
-        for how, (code, words) in expected.items():
-            for number in range(1, total + 1):
-                notes, found_code, message = lab.provision(plan, fail_at(number, how))
-                where = f"{how} after entry {number}: {message}"
-                assert notes == [], where
-                assert found_code == code or (how == "raise" and found_code in ("OCIGPU-DEV-3", "OCIGPU-MNT-3")), where
-                assert words in message, where
-                assert "undone" not in message, where
-                assert snapshot(rootfs) == tree, where
-                assert lab.mounts() == mounts, where
-                assert lab.inside(lambda: sorted(os.listdir("/dev"))) == dev, where
+        failures = list(itertools.product(expected, range(1, total + 1)))
+        # the third of three: test_apply_here.py has the others
+        for how, number in share(failures, 3, 2, lambda place: place // total + place % total):
+            code, words = expected[how]
+            notes, found_code, message = lab.provision(plan, fail_at(number, how))
+            where = f"{how} after entry {number}: {message}"
+            assert notes == [], where
+            assert found_code == code or (how == "raise" and found_code in ("OCIGPU-DEV-3", "OCIGPU-MNT-3")), where
+            assert words in message, where
+            assert "undone" not in message, where
+            assert snapshot(rootfs) == tree, where
+            assert lab.mounts() == mounts, where
+            assert lab.inside(lambda: sorted(os.listdir("/dev"))) == dev, where
         assert host_mounts() == host_before
         assert lab.provision(plan) == ([], "", "")
         check_common(lab.inside(look))

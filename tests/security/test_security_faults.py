@@ -138,7 +138,7 @@ class Lab:
         assert self.find_mounts() == []
         cgroup = json.loads((bundle / "config.json").read_text())["linux"]["cgroupsPath"].strip("/")
         machine.remove_cgroups(cgroup)  # a runtime that was killed has made it, and runc knows of no container
-        wait_for("those who wait for hooks to end", lambda: not leftovers(), 10, lambda: str(leftovers()))
+        wait_for("those who wait for hooks to end", lambda: not leftovers(), on_failure=lambda: str(leftovers()))
 
 
 def leftovers() -> list[str]:
@@ -214,13 +214,14 @@ def make_lab(
 @pytest.mark.parametrize("mode", ["hook", "spec", "cdi"])
 @pytest.mark.parametrize("fault", ["SIGKILL", "errors"])
 def test_a_start_that_ends_at_any_step_leaves_nothing(
-    stopper: Path, make_lab: Callable[[str], Lab], mode: str, fault: str
+    stopper: Path, make_lab: Callable[[str], Lab], mode: str, fault: str, share: Callable[..., list[Step]]
 ) -> None:
     lab = make_lab(mode)
     hook = mode == "hook"
     part = (2 if fault == "SIGKILL" else 4) if hook else 1
     start = {0, 1, 2, 3} if hook else {0}
     steps = list_steps(stopper, lab, lambda words: lab.start(lab.bundle(), *words), start, part)
+    steps = share(steps, 2, fault == "SIGKILL")
     complete = machine.tree(lab.complete / "rootfs")
     log = lab.directory / "log"
     problems = []
@@ -263,13 +264,13 @@ def assert_undone(bundle: Path, before: Tree) -> None:
         after = machine.tree(bundle / "rootfs")
         return sorted(path for path in {*before, *after} if before.get(path) != after.get(path))
 
-    wait_for("all to be undone", lambda: not changed(), 10, lambda: str(changed()))
+    wait_for("all to be undone", lambda: not changed(), on_failure=lambda: str(changed()))
 
 
 @pytest.mark.parametrize("configure", [False, True], ids=["hook", "configure"])
 @pytest.mark.parametrize("fault", ["SIGKILL", "errors"])
 def test_a_hook_that_ends_at_any_step_leaves_nothing(
-    stopper: Path, make_lab: Callable[[str], Lab], fault: str, configure: bool
+    stopper: Path, make_lab: Callable[[str], Lab], fault: str, configure: bool, share: Callable[..., list[Step]]
 ) -> None:
     """A hook that nobody has prepared, called for a container that has been created."""
     lab = make_lab("hook")
@@ -278,7 +279,7 @@ def test_a_hook_that_ends_at_any_step_leaves_nothing(
     def call(words: Sequence[str | Path]) -> Completed:
         return lab.call_hook(lab.bundle(), *words, configure=configure)
 
-    steps = list_steps(stopper, lab, call, {0, 1}, part)
+    steps = share(list_steps(stopper, lab, call, {0, 1}, part), 2, configure + (fault == "SIGKILL"))
     log = lab.directory / "log"
     problems = []
     for index, step in enumerate(steps):
@@ -301,7 +302,7 @@ def test_a_hook_that_ends_at_any_step_leaves_nothing(
 
 @pytest.mark.parametrize("way", ["shim", "hook", "configure"])
 def test_a_process_that_cannot_be_made_is_told_in_one_line(
-    stopper: Path, make_lab: Callable[[str], Lab], way: str
+    stopper: Path, make_lab: Callable[[str], Lab], way: str, share: Callable[..., list[tuple[Step, int]]]
 ) -> None:
     """fork(2) with EAGAIN and ENOMEM, by whatever process: the NVML child, the worker, the sandbox of ldconfig."""
     lab = make_lab("hook")
@@ -318,7 +319,8 @@ def test_a_process_that_cannot_be_made_is_told_in_one_line(
     steps = [step for step in list_steps(stopper, lab, call_without_facts, {0, 1}, 1) if step.name in FORKS]
     assert len(steps) > 1
     codes = set()
-    for step, error in itertools.product(steps, (errno.EAGAIN, errno.ENOMEM)):
+    faults = list(itertools.product(steps, (errno.EAGAIN, errno.ENOMEM)))
+    for step, error in share(faults, 2, way == "hook", lambda place: place // 2 + place % 2):
         result = call_without_facts(words_for(stopper, lab.directory / "log", "change", step, error))
         if result.returncode:
             assert_one_line(result)

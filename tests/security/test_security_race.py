@@ -2,8 +2,8 @@
 
 Before each single call that takes a path, so that every race is met; and all the time, as it would be: 1,000
 provisionings of the hook and 1,000 of mode spec, 250 of configure, of a CDI hook inside the container and of each
-without the newer calls of the kernel; then real containers.  ``make security`` does ten times as many of the first
-two, and as many of all.
+without the newer calls of the kernel, a fifth of them in ``make test``; then real containers.  ``make security`` does
+ten times as many of the first two, and as many of all.
 """
 
 import mmap
@@ -170,13 +170,13 @@ def plan_of(host: Path, here: bool) -> Plan:
 @pytest.mark.parametrize("kernel", [new_kernel, old_kernel])
 @pytest.mark.parametrize("here", [False, True], ids=["hook", "CDI hook"])
 def test_names_that_are_exchanged_lead_no_provisioning_out_of_the_root(
-    kernel: Callable[[], None], here: bool, volume: Path, marker: Marker, tmp_path: Path
+    kernel: Callable[[], None], here: bool, volume: Path, marker: Marker, tmp_path: Path, times: Callable[[int], int]
 ) -> None:
     host = make_host(tmp_path / "host")
     plan, mounts = plan_of(host, here), host_mounts()
     outcomes: Counter[str] = Counter()
     with neighbour(pairs_of(volume)) as made:
-        for _ in range((RUNS if FULL or (kernel is new_kernel and not here) else RUNS // 4) // 20):
+        for _ in range(times(RUNS if FULL or (kernel is new_kernel and not here) else RUNS // 4) // 20 + 1):
             made.wait_for_rounds(20)
             with Lab(volume, dev=False) as lab:
                 codes = provision_often(lab, plan, kernel, here, 20)
@@ -225,6 +225,7 @@ def exchange_before_each_call(
 BACK = pytest.mark.parametrize("back", [False, True], ids=["for good", "for one call"])
 
 
+@pytest.mark.product
 @BACK
 @pytest.mark.parametrize("kernel", [new_kernel, old_kernel])
 @pytest.mark.parametrize("here", [False, True], ids=["hook", "CDI hook"])
@@ -298,7 +299,7 @@ def provision_often(
 
 
 def test_names_that_are_exchanged_lead_no_configure_out_of_the_root(
-    volume: Path, marker: Marker, attacks: Attacks
+    volume: Path, marker: Marker, attacks: Attacks, times: Callable[[int], int]
 ) -> None:
     """All of ocigpu-container-cli but its start: options, the host's facts, the image, the plan, provisioning."""
     mounts, settings = host_mounts(), attacks.host.environment(attacks.base)["OCIGPU_CONFIG"]
@@ -327,7 +328,7 @@ def test_names_that_are_exchanged_lead_no_configure_out_of_the_root(
             made.exchange()
     assert dict(outcomes) == {"": 1, "OCIGPU-MNT-2": 1}, "with that, the race is about something"
     with neighbour(pairs_of(volume, (*PAIRS, *names))) as made:
-        for _ in range((RUNS if FULL else RUNS // 4) // 10):
+        for _ in range(times(RUNS if FULL else RUNS // 4) // 10):
             made.wait_for_rounds(10)
             with Lab(volume) as lab:
                 codes: list[str] = run_child(lambda lab=lab: often(lab))
@@ -364,11 +365,13 @@ def declare_once(root_fd: int, undo: bool) -> str:
         directory.close()
 
 
-def test_names_that_are_exchanged_lead_mode_spec_nowhere_else(volume: Path, marker: Marker, tmp_path: Path) -> None:
+def test_names_that_are_exchanged_lead_mode_spec_nowhere_else(
+    volume: Path, marker: Marker, times: Callable[[int], int]
+) -> None:
     def often() -> dict[str, int]:
         outcomes: Counter[str] = Counter()
         root_fd = os.open(volume, os.O_PATH | os.O_DIRECTORY)
-        for turn in range(RUNS):
+        for turn in range(times(RUNS)):
             use_walk(turn % 2 == 0)
             outcomes[declare_once(root_fd, undo=turn % 3 > 0)] += 1
         return dict(outcomes)

@@ -1,7 +1,9 @@
 """Which hostile image is tried in which way and in which surroundings."""
 
 import os
+from typing import Any
 
+import pytest
 from hostile_images import ATTACKS
 from security_lab import Attacks
 
@@ -9,8 +11,8 @@ FULL = os.environ.get("OCIGPU_SECURITY") == "full"
 """``make security``: everything in all surroundings."""
 
 
-def cases(surroundings: str, *numbers: int) -> list[tuple[str, str]]:
-    """Return pairs of image and way for tests of the battery.
+def cases(surroundings: str, *numbers: int) -> list[Any]:
+    """Return pairs of image and way for tests of the battery, which is one product: place, form, way, surroundings.
 
     On this kernel every image is tried in every way it is meant for; in other surroundings in one of them or in two,
     taken in turn, and in every way only by ``make security``.
@@ -21,12 +23,11 @@ def cases(surroundings: str, *numbers: int) -> list[tuple[str, str]]:
             ways = case.ways
             if surroundings != "this kernel" and not FULL:
                 ways = tuple({ways[turn % len(ways)]: 1, ways[(turn * 2 + 1) % len(ways)]: 1})
-            found += [(name, way) for way in ways]
+            place, _, form = name.partition(" is a ")
+            for way in ways:
+                mark = pytest.mark.product("battery", (place, form, way, surroundings))
+                found.append(pytest.param(name, way, id=f"{case.number}: {name}, {way}", marks=mark))
     return found
-
-
-def ids(pairs: list[tuple[str, str]]) -> list[str]:
-    return [f"{ATTACKS[name].number}: {name}, {way}" for name, way in pairs]
 
 
 def assert_nothing_gets_out(attacks: Attacks, name: str, way: str, surroundings: str) -> None:

@@ -1,0 +1,113 @@
+"""Products of several axes, such as image x way x kernel: which of their rows a run takes.
+
+A test belongs to one by the mark ``product``: by default its parameters are the row, and all cases of the function the
+product; ``product(NAME, ROW)`` says both, so that cases of several functions can be one.  A test that goes through rows
+by itself asks the fixture ``share``; one that tries something random many times asks ``times``.
+
+``--rows chosen``, the default, takes a few rows in which every pair of values occurs that occurs at all, and those that
+have ever failed; ``all`` takes all, ``rest`` what the first leaves out.  Cases that are named on the command line are
+taken in any case.
+"""
+
+import functools
+import itertools
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import pytest
+
+Row = tuple[Hashable, ...]
+Of = TypeVar("Of")
+EVER_FAILED: frozenset[str] = frozenset(
+    {
+        "test_names_that_are_exchanged_lead_no_provisioning_out_of_the_root[CDI hook-new_kernel]",
+        "test_names_that_are_exchanged_lead_no_provisioning_out_of_the_root[CDI hook-old_kernel]",
+    }
+)
+"""The names of cases that have failed once, with their parameters: whoever finds another adds it."""
+
+
+def choose(rows: Sequence[Row], always: Iterable[int] = ()) -> list[int]:
+    """Return the places of few rows in which every pair of values occurs that occurs in all of them, in order.
+
+    ``always``: places that are among them.  Each next one has most pairs that are not there yet, the first of several.
+    """
+    pairs = [frozenset(itertools.combinations(enumerate(row), 2)) or frozenset(enumerate(row)) for row in rows]
+    chosen = set(always)
+    missing = set[Any]().union(*pairs).difference(*(pairs[place] for place in chosen))
+    while missing:
+        best = max(range(len(rows)), key=lambda place: len(pairs[place] & missing))
+        chosen.add(best)
+        missing -= pairs[best]
+    return sorted(chosen)
+
+
+def part_of(found: Sequence[Of], parts: int, turn: int, at: Callable[[int], int] = int, *, which: str) -> list[Of]:
+    """Return every so many-th, or the others; ``turn``: which one is the first, ``at``: where a place is in the count.
+
+    Where each case of a test has another turn, each of ``found`` is in one of them.
+    """
+    chosen = [(at(place) - turn) % parts == 0 for place in range(len(found))]
+    wanted = {"chosen": (True,), "rest": (False,), "all": (True, False)}[which]
+    return [each for each, is_chosen in zip(found, chosen, strict=True) if is_chosen in wanted]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--rows",
+        default="chosen",
+        choices=("chosen", "all", "rest"),
+        help="rows of each product (tests/support/products.py)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "product(name, row): a row of a product, of which a run takes some")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the cases that are not of this run."""
+    which = config.getoption("rows")
+    if which == "all" or is_named(config):
+        return
+    products: dict[str, list[tuple[Row, pytest.Item]]] = {}
+    for item in items:
+        if mark := item.get_closest_marker("product"):
+            name, row = mark.args or (item.nodeid.partition("[")[0], parameters(item))
+            products.setdefault(name, []).append((row, item))
+    taken = {item for item in items if which == "rest" and {"share", "times"} & set(getattr(item, "fixturenames", ()))}
+    left: set[pytest.Item] = set()
+    for product in products.values():
+        failed = [place for place, (_, item) in enumerate(product) if item.name in EVER_FAILED]
+        chosen = {product[place][1] for place in choose([row for row, _ in product], failed)}
+        left |= {item for _, item in product} - chosen
+    out = left if which == "chosen" else set(items) - left - taken
+    if out:
+        config.hook.pytest_deselected(items=[item for item in items if item in out])
+        items[:] = [item for item in items if item not in out]
+
+
+def is_named(config: pytest.Config) -> bool:
+    """Whether the command line names a test, and no directories and files alone."""
+    return any("::" in argument for argument in config.args)
+
+
+def parameters(item: pytest.Item) -> Row:
+    """Return the names of a case's parameters, one for each ``parametrize``."""
+    return tuple(item.callspec._idlist)  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def times(request: pytest.FixtureRequest) -> Callable[[int], int]:
+    """Call with how often something random is tried: returns how often in this run, a fifth or all."""
+    few = request.config.getoption("rows") == "chosen"
+    return lambda number: number // 5 if few else number
+
+
+@pytest.fixture
+def share(request: pytest.FixtureRequest) -> Callable[..., list[Any]]:
+    """Call as :func:`part_of`, without ``which``."""
+    which = request.config.getoption("rows")
+    if which == "chosen" and is_named(request.config):
+        which = "all"
+    return functools.partial(part_of, which=which)
