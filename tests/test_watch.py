@@ -1,5 +1,6 @@
 """``ocigpu watch``: when it looks, what it takes for a change, and what it does on hosts that really change."""
 
+import fcntl
 import json
 import os
 import shutil
@@ -144,9 +145,11 @@ def uevents(monkeypatch: pytest.MonkeyPatch) -> Iterator[Uevents]:
     """The kernel's events, those of memory devices among them: every machine has these."""
     requirements.require(uevents_missing(NULL_DEVICE))
     monkeypatch.setattr(watch, "SUBSYSTEMS", (*watch.SUBSYSTEMS, "mem"))
-    uevents = Uevents()
-    yield uevents
-    uevents.close()
+    with NULL_DEVICE.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # such events reach every namespace: no other tests make them meanwhile
+        uevents = Uevents()
+        yield uevents
+        uevents.close()
 
 
 @pytest.mark.root

@@ -105,6 +105,8 @@ def _cover_dev() -> None:
         for name in os.listdir(top):
             if not name.startswith(GPU_NODES):
                 _copy_node(f"{top}/{name}", Path("/dev", name))
+        if os.path.isdir("/dev/shm"):  # Podman's locks have a fixed name there
+            _cover("/dev/shm", 0o1777)
     except PermissionError:  # root that may mount, but not make nodes
         libc.umount2("/dev", libc.MNT_DETACH)
     os.close(real)
