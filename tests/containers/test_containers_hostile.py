@@ -14,7 +14,7 @@ from containers_lab import WAITING, Made, cgroup_directory, container
 from live_lab import opened, verified
 from support import requirements, silent_fuse
 from support.fixtures import MakeBundle
-from support.process import run
+from support.process import run, wait_for
 from support.product import SimulatedHost
 
 from ocigpu.containers import live as living
@@ -53,30 +53,30 @@ def silent(made: Made, directory: str) -> Iterator[None]:
             process.kill()
 
 
-@pytest.fixture
-def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits long."""
-    monkeypatch.setattr(living, "SECONDS", 1.0)
-    monkeypatch.setattr("ocigpu.containers.asked.ask_child.__defaults__", (1.0,))
+@contextmanager
+def hurried() -> Iterator[None]:
+    """Nobody waits long for what never comes, but long enough for what does."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(living, "SECONDS", 2.0)
+        patch.setattr("ocigpu.containers.asked.ask_child.__defaults__", (2.0,))
+        yield
 
 
-@pytest.mark.usefixtures("hurried")
 def test_a_file_system_that_never_answers_below_the_image_ends_in_an_error(gpu_3: Made) -> None:
-    with silent(gpu_3, "/etc"), pytest.raises(OcigpuError, match="look at its files: it took too long"):
+    with silent(gpu_3, "/etc"), hurried(), pytest.raises(OcigpuError, match="look at its files: it took too long"):
         verified(gpu_3)
 
 
-@pytest.mark.usefixtures("hurried")
 def test_a_file_system_that_never_answers_below_dev_takes_rules_and_workers_with_it(
     gpu_3: Made,
 ) -> None:
     rules = cgroup_directory(gpu_3, "v1") / "devices.list"
-    before = rules.read_text()
-    with silent(gpu_3, "/dev"):
+    before, children = rules.read_text(), _children()
+    with silent(gpu_3, "/dev"), hurried():
         with opened(gpu_3) as live, pytest.raises(OcigpuError, match="no answer of the container's file systems"):
             attach(live, ["5"])
         assert rules.read_text() == before
-        assert not _children()
+        assert _children() <= children
         with opened(gpu_3) as live:
             assert "it took too long" in detach(live, ["3"]).notes[0]
         assert "195:3" not in rules.read_text()
@@ -93,7 +93,6 @@ def _children() -> set[str]:
     return {pid for pid in found if "silent_fuse" not in Path("/proc", pid, "cmdline").read_text()}
 
 
-@pytest.mark.usefixtures("hurried")
 def test_the_keeper_goes_on_to_the_next_container(
     gpu_3: Made, make_bundle: MakeBundle, runtime_environment: dict[str, str], simulated_host: SimulatedHost
 ) -> None:
@@ -104,21 +103,25 @@ def test_the_keeper_goes_on_to_the_next_container(
         keeper = Keeper(places, settings, lambda level, text, **_: lines.append(f"{level}: {text}"))
         keeper.look()
         devices = [cgroup_directory(made, "v1") for made in (gpu_3, other)]
+
+        def is_repaired() -> bool:
+            keeper.look()
+            return "195:3" in (devices[1] / "devices.list").read_text()
+
         for directory in devices:
             (directory / "devices.deny").write_text("c 195:3 rw")
-        with silent(gpu_3, "/etc"):
-            keeper.look()
+        with silent(gpu_3, "/etc"), hurried():
+            # a machine that stops for a while may take the other's time away, which the next look makes good
+            wait_for("the other's rule", is_repaired)
         assert "195:3" not in (devices[0] / "devices.list").read_text()
-        assert "195:3" in (devices[1] / "devices.list").read_text()
-    assert [line.split(":")[0] for line in sorted(lines)] == ["error", "info"]
+    assert {line.split(":")[0] for line in lines} == {"error", "info"}
 
 
-@pytest.mark.usefixtures("hurried")
 def test_a_command_that_does_not_end_keeps_others_waiting_only_for_a_while(gpu_3: Made) -> None:
     fd = os.open(os.path.dirname(gpu_3.found().state_file), os.O_RDONLY)
     fcntl.flock(fd, fcntl.LOCK_EX)
     begin = time.monotonic()
-    with pytest.raises(OcigpuError, match="another command of ocigpu"):
+    with hurried(), pytest.raises(OcigpuError, match="another command of ocigpu"):
         verified(gpu_3)
     assert time.monotonic() - begin > 1
     os.close(fd)
@@ -139,6 +142,7 @@ done
 def test_names_that_are_exchanged_all_the_time_lead_nowhere_else(gpu_3: Made, simulated_host: SimulatedHost) -> None:
     rules = cgroup_directory(gpu_3, "v1") / "devices.list"
     nodes = simulated_host.directory / "dev"
+    targets = set(Path("/tmp").glob("target"))
     before = (sorted(os.listdir("/dev")), sorted(os.listdir(nodes)))
     command = [*gpu_3.command, "exec", gpu_3.name, "sh", "-c", RESTLESS]
     with subprocess.Popen(command, env=gpu_3.environment, stderr=subprocess.DEVNULL) as restless:
@@ -156,4 +160,4 @@ def test_names_that_are_exchanged_all_the_time_lead_nowhere_else(gpu_3: Made, si
         gpu_3.do("kill", gpu_3.name, "KILL")
         restless.kill()
     assert (sorted(os.listdir("/dev")), sorted(os.listdir(nodes))) == before
-    assert "target" not in os.listdir("/tmp")
+    assert set(Path("/tmp").glob("target")) == targets
