@@ -51,7 +51,7 @@ for needed in libm.so.6 libdl.so.2 libpthread.so.0 librt.so.1; do
 done
 # DT_RPATH, not DT_RUNPATH: it holds for what the libraries need in turn.
 patchelf --set-interpreter "$final/python/lib/${loader##*/}" --force-rpath --set-rpath "$final/python/lib" "$carried"
-"$carried" -I -m compileall -q -s "$inner" -p "$inner" --invalidation-mode unchecked-hash "$inner" >/dev/null || true
+"$carried" -I -m compileall -q -j 0 -s "$inner" -p "$inner" --invalidation-mode unchecked-hash "$inner" >/dev/null || true
 
 stage=$(mktemp -d)/tree
 "$here/../install.sh" --prefix "$final" --stage "$stage" --vendored "$vendored" --python "$carried"

@@ -214,6 +214,33 @@ def test_the_unit_of_k3s_is_restarted_and_not_its_containerd(tmp_path: Path) -> 
         HostEngine(str(tmp_path / "empty")).require()
 
 
+def test_the_installed_program_is_told_which_file_the_engine_reads(tmp_path: Path) -> None:
+    """Of k3s and RKE2 that is a file of their own; CRI-O has one place."""
+    config = "/var/lib/rancher/rke2/agent/etc/containerd/config.toml"
+    engine = Told(tmp_path, '{"changed": false}')
+    assert engine.run("/p", "configure", Running(Daemon("containerd", 1, config), 0, "", frozenset()), "--cdi") == {
+        "changed": False
+    }
+    engine.run("/p", "remove", running("crio.service", "crio"))
+    first = ["/p", "engine", "configure", "containerd", "--json", "--config", config, "--cdi"]
+    assert engine.commands == [first, ["/p", "engine", "remove", "crio", "--json"]]
+    engine.status = 1
+    with pytest.raises(HostError, match="ocigpu engine configure: exit status 1"):
+        engine.run("/p", "configure", running())
+
+
+def test_a_server_that_refuses_labels_is_logged_and_stops_nothing(tmp_path: Path, server: FakeApiServer) -> None:
+    server.objects.pop(NODE, None)  # it refuses to make a node
+    log = Lines()
+    options = Options(host_root=str(tmp_path), payload=str(tmp_path))
+    NodeInstaller(options, ENVIRONMENT, log, server.place).label("installing")  # type: ignore[arg-type]
+    assert "OCIGPU-KUBE-5" in log.text
+    assert "403" in log.text
+    requests = len(server.requests)
+    NodeInstaller(options, {}, log, server.place).label("installing")  # type: ignore[arg-type]
+    assert len(server.requests) == requests
+
+
 # a real containerd
 
 SUPERVISOR = """\
