@@ -10,6 +10,7 @@ from ocigpu.facts import DeviceNode, ImageFacts, to_data
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any, NamedTuple, TypeAlias
 else:
     from ocigpu.record import NamedTuple
@@ -36,6 +37,19 @@ class AllowDevice(NamedTuple):
 
     def describe(self) -> str:
         return f"allow c {self.major}:{self.minor} {self.access}"
+
+
+class JoinGroup(NamedTuple):
+    """Put the container's process into a group of the host, which alone may open some of its nodes.
+
+    Said in config.json (:mod:`ocigpu.groups`): nobody can do it for a process that is there already.
+    """
+
+    gid: int
+    reason: str
+
+    def describe(self) -> str:
+        return f"group {self.gid}"
 
 
 class Bind(NamedTuple):
@@ -149,11 +163,14 @@ class Mask(NamedTuple):
 
 
 if TYPE_CHECKING:
-    Action: TypeAlias = Node | AllowDevice | Bind | Tmpfs | Link | TextFile | Mode | RefreshLdCache | ReadOnly | Mask
+    Action: TypeAlias = (
+        Node | AllowDevice | JoinGroup | Bind | Tmpfs | Link | TextFile | Mode | RefreshLdCache | ReadOnly | Mask
+    )
 
 KINDS = {
     Node: "node",
     AllowDevice: "allow-device",
+    JoinGroup: "group",
     Bind: "bind",
     Tmpfs: "tmpfs",
     Link: "link",
@@ -184,6 +201,26 @@ class Plan(NamedTuple):
     def device_rules(self) -> tuple[AllowDevice, ...]:
         """Return the device cgroup rules of the plan."""
         return tuple(action for action in self.actions if isinstance(action, AllowDevice))
+
+    def groups(self) -> tuple[int, ...]:
+        """Return the groups of the host that the container's process is to be in."""
+        return tuple(action.gid for action in self.actions if isinstance(action, JoinGroup))
+
+
+def join_groups(nodes: "Sequence[DeviceNode]") -> tuple[JoinGroup, ...]:
+    """Return the groups that users other than root must be in to open these nodes, by id.
+
+    As NVIDIA's toolkit has it: those of nodes that are of another group than root's and that not everybody may both
+    read and write.
+    """
+    paths: dict[int, list[str]] = {}
+    for node in nodes:
+        if node.gid != 0 and node.mode & 0o006 != 0o006:
+            paths.setdefault(node.gid, []).append(f"{node.container_path} ({node.mode:04o})")
+    return tuple(
+        JoinGroup(gid, f"not everybody may open {found[0]}" + (f" and {len(found) - 1} more" if found[1:] else ""))
+        for gid, found in sorted(paths.items())
+    )
 
 
 def plan_to_json(plan: Plan) -> "dict[str, Any]":

@@ -4,7 +4,7 @@ What is left is two kinds of small things that :mod:`ocigpu.rootfs` makes before
 the container's root file system, and its loader cache.
 """
 
-from ocigpu.actions import AllowDevice, Bind, Link, Mask, Node, ReadOnly, RefreshLdCache, Tmpfs
+from ocigpu.actions import AllowDevice, Bind, JoinGroup, Link, Mask, Node, ReadOnly, RefreshLdCache, Tmpfs
 from ocigpu.declared import BIND_OPTIONS, Declared
 from ocigpu.ldcache import cache_entries
 from ocigpu.spec import rule_entries
@@ -41,7 +41,7 @@ def declare(plan: "Plan", facts: "HostFacts") -> Declared:
         elif isinstance(action, RefreshLdCache):
             if plan.image.compat_dir in action.directories:
                 needs_hook = f"the image has CUDA compatibility libraries in {plan.image.compat_dir}"
-        elif not isinstance(action, (Node, AllowDevice, Mask, ReadOnly)):
+        elif not isinstance(action, (Node, AllowDevice, JoinGroup, Mask, ReadOnly)):
             needs_hook = action.describe()
     granted = {(rule.major, rule.minor) for rule in plan.device_rules()}
     nodes = [gpu.node for gpu in facts.gpus if gpu.node is not None]
@@ -51,6 +51,7 @@ def declare(plan: "Plan", facts: "HostFacts") -> Declared:
             for n in (action.node for action in plan.actions if isinstance(action, Node))
         ],
         rules=rule_entries(plan),
+        groups=plan.groups(),
         mounts=mounts,
         optional=optional,
         masked=[action.container_path for action in plan.actions if isinstance(action, Mask)],

@@ -6,7 +6,7 @@ Kept apart from what makes it of a plan (:mod:`ocigpu.declare`), because most st
 import os
 
 from ocigpu import rawjson
-from ocigpu.spec import DECLARED, HOOK_ENVIRONMENT, add_rules, find, get_list, get_object, get_rules
+from ocigpu.spec import DECLARED, HOOK_ENVIRONMENT, add_rules, find, get_list, get_object, get_rules, has_user_namespace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Declared(NamedTuple):
     of what its loader must find, most important first; ``views``: (container path, files, links) of small read-only
     directories, a file being (name, mode, content), a link (name, target).
     ``denied``: (major, minor) of the host's GPUs that are not granted.  ``needs_hook``: why all this is not enough.
-    ``granted``: names for the log; ``notes``: the plan's.
+    ``granted``: names for the log; ``notes``: the plan's.  ``groups``: those of the host that its process is to be in.
     """
 
     nodes: "Sequence[tuple[str, str, int, int, int, int, int]]"
@@ -63,6 +63,7 @@ class Declared(NamedTuple):
     needs_hook: str
     granted: "Sequence[str]"
     notes: "Sequence[str]"
+    groups: "Sequence[int]" = ()
 
 
 def why_hook(
@@ -89,12 +90,6 @@ def why_hook(
     if declared.denied and can_make_nodes and any(_is_allowed(config, *number) for number in declared.denied):
         return "it may make and open nodes of GPUs that are not granted, and the driver's libraries would"
     return _why_covered(declared, config, resolve)
-
-
-def has_user_namespace(config: "dict[str, Any]") -> bool:
-    """Tell whether the container gets, or joins, a user namespace."""
-    namespaces = get_list(get_object(config, "linux"), "namespaces")
-    return any(isinstance(item, dict) and item.get("type") == "user" for item in namespaces)
 
 
 def _has_mknod(config: "dict[str, Any]") -> bool:

@@ -10,7 +10,7 @@ from binascii import crc32
 
 from ocigpu import rawjson
 from ocigpu.cache import is_draft_left, open_cache
-from ocigpu.declared import Declared, edit_declared, has_user_namespace, why_hook
+from ocigpu.declared import Declared, edit_declared, why_hook
 from ocigpu.kept import find_answer
 from ocigpu.linux.paths import use_walk
 from ocigpu.log import get_trace, mark, traced
@@ -23,6 +23,7 @@ from ocigpu.spec import (
     get_list,
     get_object,
     get_rules,
+    has_user_namespace,
     remove_gpu_hooks,
     rootfs_path,
     write_config,
@@ -88,6 +89,10 @@ def declare_in_bundle(
             where = f"{error.filename}: " if isinstance(error.filename, str) else ""
             raise NeedsHookError(f"{root}: {where}{error.strerror}") from error
         edit_declared(config, declared._replace(mounts=present), root, views, declare_rules, bind_nodes)
+        if declared.groups:  # few hosts have nodes that are closed to others
+            from ocigpu.groups import add_groups
+
+            declared = declared._replace(notes=(*declared.notes, *add_groups(config, declared.groups)))
         if get_trace():
             _mark_declared(declared, present)
         traced(("write-config", document.path), write_config, document)

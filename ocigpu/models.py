@@ -98,6 +98,7 @@ class FeaturesTable(Table):
     """``[features]``: switches."""
 
     ignore_imex_channel_requests: StrictBool = False
+    no_additional_gids_for_device_nodes: StrictBool = False
 
 
 class CdiTable(Table):

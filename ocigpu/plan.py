@@ -4,7 +4,7 @@ Same input, same plan.  What is granted, where each file goes, with which mount 
 here, each action with its reason, and carried out elsewhere.
 """
 
-from ocigpu.actions import AllowDevice, Bind, Link, Node, Plan, RefreshLdCache
+from ocigpu.actions import AllowDevice, Bind, Link, Node, Plan, RefreshLdCache, join_groups
 from ocigpu.errors import HostError
 from ocigpu.facts import DeviceNode, Gpu, HostFacts, HostFile, ImageFacts, Library, mig_capability_paths
 from ocigpu.request import Request
@@ -58,9 +58,12 @@ def make_plan(
     check_requirements(request.requirements, facts, gpus)
     notes = [*request.notes, *facts.notes, *selection.notes]
     libraries = _libraries(facts, request)
+    nodes = _nodes(facts, request, selection, gpus, notes)
+    groups = () if settings.features_no_additional_gids_for_device_nodes else join_groups([node for node, _ in nodes])
     actions: list[Action] = [
         *(_mask_actions if mode == "spec" else _proc_actions)(facts, request, selection, gpus, notes),
-        *_node_actions(_nodes(facts, request, selection, gpus, notes)),
+        *_node_actions(nodes),
+        *groups,
         *_file_actions(facts, request),
         *_library_actions(libraries, image),
         *_link_actions(libraries, request, image),

@@ -107,12 +107,12 @@ def _log(arguments: Arguments, settings: Settings) -> Log:
 def edit_bundle(arguments: Arguments, settings: Settings, stub: str, log: Log) -> "Task | None":
     """Edit the config.json of the bundle if its container asks for GPUs; otherwise touch nothing, not even the host.
 
-    What an earlier edit in mode spec has declared is taken back in any case.
+    What an earlier edit in mode spec has declared, and groups of device nodes, are taken back in any case.
     Returns what can be prepared for the hook, if there is one.
     Raises OcigpuError, with the file unchanged, for a request that cannot be granted.
     """
     from ocigpu.request import parse_request
-    from ocigpu.spec import DECLARED, check_can_have_gpus, edit_config, get_object, read_config, write_config
+    from ocigpu.spec import DECLARED, GROUPS, check_can_have_gpus, edit_config, get_object, read_config, write_config
 
     where = os.path.join(arguments.bundle, arguments.config)
     document = traced(("read-config", where), read_config, arguments.bundle, arguments.config)
@@ -120,11 +120,16 @@ def edit_bundle(arguments: Arguments, settings: Settings, stub: str, log: Log) -
     mark("selection", reason=" ".join((request.selection, *request.cdi_devices)))
     for note in request.notes:
         log.write("warning", note)
-    edited_before = DECLARED in get_object(document.config, "annotations")
-    if edited_before:
+    annotations = get_object(document.config, "annotations")
+    edited_before = DECLARED in annotations or GROUPS in annotations
+    if DECLARED in annotations:
         from ocigpu.declared import take_back
 
         take_back(document.config)
+    if GROUPS in annotations:
+        from ocigpu.groups import take_back_groups
+
+        take_back_groups(document.config)
     if request.selection == "nothing":
         if edited_before:
             write_config(document)
@@ -177,15 +182,20 @@ def edit_bundle(arguments: Arguments, settings: Settings, stub: str, log: Log) -
     options = ["--early", early, *options] if early else options
     declare_rules = owns_policy and not settings.no_cgroups
     edit_config(document.config, answer["rules"], hook_path(settings, stub), options, declare_rules)
+    notes: tuple[str, ...] = ()
+    if answer["groups"]:  # few hosts have nodes that are closed to others
+        from ocigpu.groups import add_groups
+
+        notes = add_groups(document.config, answer["groups"])
     traced(("write-config", where), write_config, document)
-    _write_notes(log, document.path, (), answer["granted"])
+    _write_notes(log, document.path, notes, answer["granted"])
     if not early:
         return None
     return Task(early, settings, request, document.config, bundle, spec, read[0] if read else None)
 
 
 def _answer(request: "Request", settings: Settings, read: "list[HostFacts]") -> "dict[str, Any]":
-    """Return what the shim must know of a plan of hook mode: the device rules, and the names of what is granted.
+    """Return what the shim must know of a plan of hook mode: device rules, groups, and the names of what is granted.
 
     The facts that were read for it are put into ``read``.
     """
@@ -195,11 +205,11 @@ def _answer(request: "Request", settings: Settings, read: "list[HostFacts]") -> 
 
     read.append(traced(("facts", settings.driver_root), read_facts, settings))
     plan = traced(("plan",), make_plan, read[0], request, settings)
-    return {"rules": rule_entries(plan), "granted": (*plan.gpus, *plan.mig_devices)}
+    return {"rules": rule_entries(plan), "groups": plan.groups(), "granted": (*plan.gpus, *plan.mig_devices)}
 
 
 def _write_notes(log: Log, path: str, notes: "Sequence[str]", granted: "Sequence[str]") -> None:
-    """Log the warnings of mode spec (the hook's are its own), and what was granted."""
+    """Log warnings (those of a plan in hook mode are the hook's), and what was granted."""
     if notes:
         log.write("warning", f"{path}: " + "; ".join(notes))
     log.write("info", f"{path}: granted {', '.join(granted) or 'driver files only'}")

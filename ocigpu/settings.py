@@ -61,6 +61,7 @@ class Settings(NamedTuple):
     hook_path: str = ""
     hook_log: str = ""
     features_ignore_imex_channel_requests: bool = False
+    features_no_additional_gids_for_device_nodes: bool = False
     cdi_spec_dirs: tuple[str, ...] = ("/etc/cdi", "/var/run/cdi")
     cdi_default_kind: str = "nvidia.com/gpu"
     cdi_annotation_prefixes: tuple[str, ...] = ("cdi.k8s.io/",)
@@ -111,6 +112,11 @@ KEYS = (
     Key("hook.path", "path", "ocigpu-hook; empty: beside ocigpu-runtime"),
     Key("hook.log", "path", "log file of the hook; empty: none"),
     Key("features.ignore-imex-channel-requests", "bool", "ignore NVIDIA_IMEX_CHANNELS"),
+    Key(
+        "features.no-additional-gids-for-device-nodes",
+        "bool",
+        "leave users of containers out of the groups that device nodes are open to",
+    ),
     Key("cdi.spec-dirs", "paths", "directories of CDI specifications, a later one wins"),
     Key("cdi.default-kind", "string", "CDI kind of devices that are named without one, vendor/class"),
     Key("cdi.annotation-prefixes", "list", "prefixes of annotations that name CDI devices"),

@@ -22,6 +22,8 @@ else:
 MAX_CONFIG_BYTES = 32 << 20
 _DRAFT = ".ocigpu-"
 """Between the name of a configuration and the number of the process that is writing it anew, in its draft's name."""
+GROUPS = "ocigpu/declared-groups"
+"""Annotation that says which of process.user.additionalGids are ours (:mod:`ocigpu.groups`)."""
 VENDOR_HOOKS = ("nvidia-container-runtime-hook", "nvidia-container-toolkit")
 OUR_HOOK = "ocigpu-hook"
 DECLARED = "ocigpu/declared"
@@ -167,6 +169,12 @@ def get_list(parent: "Any", name: str) -> "list[Any]":
     """Return the list ``parent[name]``, or an empty one when it is absent or of another type."""
     value = parent.get(name) if isinstance(parent, dict) else None
     return value if isinstance(value, list) else []
+
+
+def has_user_namespace(config: "dict[str, Any]") -> bool:
+    """Tell whether the container gets, or joins, a user namespace."""
+    namespaces = get_list(get_object(config, "linux"), "namespaces")
+    return any(isinstance(item, dict) and item.get("type") == "user" for item in namespaces)
 
 
 def get_rules(config: "dict[str, Any]") -> "list[Any]":

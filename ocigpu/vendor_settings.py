@@ -187,7 +187,7 @@ VENDOR_KEYS = (
         "features.ignore-imex-channel-requests", "bool", "features.ignore-imex-channel-requests"
     ),
     VendorKey(
-        "features.no-additional-gids-for-device-nodes", "bool", reason="a start adds no groups; nodes keep their mode"
+        "features.no-additional-gids-for-device-nodes", "bool", "features.no-additional-gids-for-device-nodes"
     ),
     VendorKey(f"{_RUNTIME}.experimental", "bool", reason=_OLD),
     VendorKey(f"{_RUNTIME}.discover-mode", "string", reason=f"{_OLD}; today: mode"),

@@ -18,6 +18,7 @@ from ocigpu.actions import Plan, plan_to_json
 from ocigpu.arguments import Arguments
 from ocigpu.errors import OcigpuError
 from ocigpu.facts import HostFacts, ImageFacts, facts_from_json, facts_to_json
+from ocigpu.groups import add_groups
 from ocigpu.log import Log
 from ocigpu.plan import make_plan
 from ocigpu.request import parse_request
@@ -56,6 +57,7 @@ def process(config: dict[str, Any], case: dict[str, Any], path: str) -> tuple[Pl
     plan = make_plan(read_host(case["host"]), request, settings, ImageFacts(**case.get("image", {})))
     if request.selection != "nothing":
         edit_config(edited, rule_entries(plan), HOOK, [], not case.get("rootless", False))
+        add_groups(edited, plan.groups())
     return plan, edited
 
 

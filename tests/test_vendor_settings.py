@@ -106,6 +106,10 @@ IMPORTED: dict[str, tuple[str, Any, str, Any]] = {
     "compatibility": (f"{RUNTIME}.modes.legacy.cuda-compat-mode", "ldconfig", "cuda-compat-mode", "ldconfig"),
     "compatibility by hook": (f"{RUNTIME}.modes.legacy.cuda-compat-mode", "hook", "cuda-compat-mode", "ldconfig"),
     "compatibility by mount": (f"{RUNTIME}.modes.legacy.cuda-compat-mode", "mount", "cuda-compat-mode", "ldconfig"),
+    "no groups": (
+        *("features.no-additional-gids-for-device-nodes", True),
+        *("features.no-additional-gids-for-device-nodes", True),
+    ),
     "imex": ("features.ignore-imex-channel-requests", True, "features.ignore-imex-channel-requests", True),
 }
 """Their key and value, our key and value."""
@@ -143,7 +147,6 @@ LEFT_OUT: dict[str, tuple[str, Any, str]] = {
     "unknown fields": ("features.allow-unknown-oci-spec-fields", True, "always survive"),
     "no compat hook": ("features.disable-cuda-compat-lib-hook", True, "there is no such hook"),
     "no channels": ("features.disable-imex-channel-creation", True, "never made on the host"),
-    "no groups": ("features.no-additional-gids-for-device-nodes", True, "adds no groups"),
     "experimental": (f"{RUNTIME}.experimental", True, "older toolkits"),
     "discover-mode": (f"{RUNTIME}.discover-mode", "legacy", "today: mode"),
     "experimental CLI": (f"{CLI}.experimental", True, "older toolkits"),

@@ -10,7 +10,7 @@ Intended differences to what NVIDIA's generator writes for the same host:
 * What lies below /proc/driver/nvidia is made by the hook from the nodes that the container has; it is no mount.
 """
 
-from ocigpu.actions import AllowDevice, Bind, Link, Node, RefreshLdCache, Tmpfs
+from ocigpu.actions import AllowDevice, Bind, Link, Node, RefreshLdCache, Tmpfs, join_groups
 from ocigpu.cdi.draft import HOOK_NAMES
 from ocigpu.cdi.hook_words import (
     Chmod,
@@ -79,7 +79,7 @@ def edits_from_actions(
         "deviceNodes": [node_edit(node, access.get((node.major, node.minor), "rw")) for node in nodes],
         "hooks": hook_entries(hook_commands(actions, hook), hook) if hook else [],
         "mounts": [mount_edit(action) for action in actions if isinstance(action, Bind) and not _is_in_proc(action)],
-        "additionalGids": sorted({node.gid for node in nodes if _needs_group(node)}) if additional_gids else [],
+        "additionalGids": [group.gid for group in join_groups(nodes)] if additional_gids else [],
     }
     return {name: value for name, value in edits.items() if value}
 
@@ -107,10 +107,6 @@ def mount_edit(bind: Bind) -> "dict[str, Any]":
 
 def _is_in_proc(bind: Bind) -> bool:
     return bind.container_path.startswith("/proc/")
-
-
-def _needs_group(node: "DeviceNode") -> bool:
-    return node.gid != 0 and node.mode & 0o006 != 0o006
 
 
 def hook_commands(actions: "Sequence[Action]", hook: HookOptions) -> "tuple[Command, ...]":

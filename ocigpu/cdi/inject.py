@@ -52,6 +52,8 @@ def inject(
       had none: narrower than before, and what every engine that injects CDI devices does.
     - A hook without env gets a search path and a locale: runc (1.1.5) starts one of createContainer with the
       container's own environment, which its image sets, and the host's loader obeys LD_PRELOAD there (CVE-2025-23266).
+    - In a user namespace additionalGids are the host's groups, by the ids that they have there; one that is not mapped
+      is left out, for the container would not start.
     - In a user namespace, where runtimes bind the host's node of the same path instead of making one, a node whose
       hostPath differs from its path becomes a bind mount.
     """
@@ -70,6 +72,11 @@ def inject(
     hooks = [hook for item in edits for hook in item.get("hooks", ())]
     rdt = [item["intelRdt"] for item in edits if item.get("intelRdt") is not None]
     gids = [gid for item in edits for gid in item.get("additionalGids", ()) if gid]
+    if gids and (draft.user_namespace or rootless):
+        from ocigpu.groups import fit_groups
+
+        gids, left = fit_groups(config, gids)
+        draft.notes.extend(left)
     finished = _finish(draft, hooks, rdt, gids)
     config.clear()
     config.update(finished)

@@ -14,6 +14,7 @@ from ocigpu.cdi.registry import read_registry
 from ocigpu.containers.report import read_mode
 from ocigpu.declared import RULE_FIELDS, take_back
 from ocigpu.errors import OcigpuError, SpecError
+from ocigpu.groups import take_back_groups
 from ocigpu.request import parse_request
 from ocigpu.runtime import owns_device_policy
 from ocigpu.settings import Settings
@@ -65,6 +66,7 @@ def find_original(config: dict[str, Any], settings: Settings, bundle: str = "") 
     ):  # of a vendor whose specifications leave no other trace
         original = _without_devices(copy.deepcopy(found), settings, bundle)
         return original if original.mode and original.notes == (REPLACED_NOTE,) else Original(found, "")
+    take_back_groups(found)
     if mode == "spec":
         take_back(found)
     elif not _take_back_hook(found):
@@ -109,6 +111,7 @@ def _drop_empty(config: dict[str, Any]) -> None:
         (get_object(config, "hooks"), ("prestart",)),
         (get_object(linux, "resources"), ("devices",)),
         (linux, ("devices", "maskedPaths", "readonlyPaths", "resources")),
+        (get_object(get_object(config, "process"), "user"), ("additionalGids",)),
         (config, ("hooks", "annotations", "mounts")),
     ):
         for name in names:

@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ocigpu.actions import AllowDevice, Bind, Link, Node, Plan, RefreshLdCache, Tmpfs
+from ocigpu.actions import AllowDevice, Bind, JoinGroup, Link, Node, Plan, RefreshLdCache, Tmpfs
 from ocigpu.cdi.compare import edit_rows
 from ocigpu.cdi.registry import read_registry
 from ocigpu.containers.asked import ask_child
@@ -194,7 +194,13 @@ def _look_at_steps(plan: Plan, container: Container) -> tuple[list[Step], list[s
 
     def look() -> list[str]:
         root_fd = os.open("root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc_fd)
-        return [_state(root_fd, action) for action in plan.actions]
+        groups = _read_groups(proc_fd)
+        return [
+            ("there" if action.gid in groups else "missing")
+            if isinstance(action, JoinGroup)
+            else _state(root_fd, action)
+            for action in plan.actions
+        ]
 
     try:
         states: list[str] = ask_child(look)
@@ -211,6 +217,15 @@ def _look_at_steps(plan: Plan, container: Container) -> tuple[list[Step], list[s
         elif isinstance(action, AllowDevice):
             now[place] = "allowed"
     return _plan_steps(plan, now), notes
+
+
+def _read_groups(proc_fd: int) -> set[int]:
+    """Return the groups that a process is in (proc_pid_status(5))."""
+    with open(
+        os.open("status", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc_fd), encoding="utf-8", errors="replace"
+    ) as file:
+        lines = [line.split() for line in file]
+    return {int(word) for words in lines if words[:1] in (["Gid:"], ["Groups:"]) for word in words[1:]}
 
 
 def _state(root_fd: int, action: "Action") -> str:

@@ -17,10 +17,11 @@ from ocigpu.cdi.inject import inject
 from ocigpu.cdi.registry import Resolved, read_registry
 from ocigpu.containers.asked import ask_child
 from ocigpu.declare import declare
-from ocigpu.declared import edit_declared, has_user_namespace, take_back, why_hook
+from ocigpu.declared import edit_declared, take_back, why_hook
 from ocigpu.early import PREFIX as EARLY_PREFIX
 from ocigpu.errors import SpecError
 from ocigpu.facts import HostFacts, ImageFacts
+from ocigpu.groups import add_groups
 from ocigpu.hookless import VIEW_PREFIX
 from ocigpu.plan import make_plan
 from ocigpu.provision.image import read_image_facts
@@ -28,7 +29,14 @@ from ocigpu.request import Request, parse_request
 from ocigpu.rootfs import find_obstacle, resolve_in_root
 from ocigpu.runtime import hook_path, owns_device_policy
 from ocigpu.settings import MODES, Settings
-from ocigpu.spec import check_can_have_gpus, edit_config, remove_gpu_hooks, rootfs_path, rule_entries
+from ocigpu.spec import (
+    check_can_have_gpus,
+    edit_config,
+    has_user_namespace,
+    remove_gpu_hooks,
+    rootfs_path,
+    rule_entries,
+)
 
 NAMED_AT_START = "NAMED-AT-START"
 """Instead of what is different for every start."""
@@ -156,4 +164,6 @@ def edit_copy(original: dict[str, Any], bundle: str, settings: Settings, planned
         options = ["--early", f"{SYSTEM_DIRECTORY}/{EARLY_PREFIX}{NAMED_AT_START}", *options] if root else options
         program = hook_path(settings, shutil.which("ocigpu-runtime") or sys.argv[0])
         edit_config(config, rule_entries(planned.plan), program, options, declare_rules)
+    if planned.plan is not None:
+        add_groups(config, planned.plan.groups())
     return config

@@ -20,7 +20,7 @@ import select
 import sys
 
 from ocigpu import rawjson
-from ocigpu.actions import AllowDevice, Bind, Node, RefreshLdCache, TextFile
+from ocigpu.actions import AllowDevice, Bind, JoinGroup, Node, RefreshLdCache, TextFile
 from ocigpu.errors import ApplyError, OcigpuError, as_own_error
 from ocigpu.linux import libc, signals
 from ocigpu.linux.namespaces import in_initial_user_namespace
@@ -93,11 +93,16 @@ def provision(
     Nothing of the container or the host is different afterwards if this raises ApplyError, or another OcigpuError.
     Needs CAP_SYS_ADMIN, or a container with a user namespace of the caller's own making.  Single-threaded callers only.
     """
+    notes: tuple[str, ...] = ()
+    if config and plan.groups():  # few hosts have nodes that are closed to others
+        from ocigpu.groups import missing_groups
+
+        notes = missing_groups(config, plan.groups())
     container = traced(("open-container", rootfs), open_container, pid, rootfs, caller.pid)
     if worker is None:
-        return _provision_open(plan, container, config, settings, caller)
+        return notes + _provision_open(plan, container, config, settings, caller)
     try:
-        return _provision(plan, container, config, settings, worker, caller)
+        return notes + _provision(plan, container, config, settings, worker, caller)
     finally:
         container.close()
 
@@ -466,7 +471,7 @@ def _work(
                 traced(("start-ldconfig",), steps.start_ldconfig, place, action)
                 break
         for action in plan.actions:
-            if not isinstance(action, AllowDevice):
+            if not isinstance(action, (AllowDevice, JoinGroup)):
                 traced(action, steps.apply_action, place, action)
         _write_line(up_fd, {"done": place.notes})
         if os.read(down_fd, 1) == _COMMIT:
