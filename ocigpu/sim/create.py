@@ -138,7 +138,7 @@ def _make_host(
     majors = choose_majors(gpus[0])
     first_card = choose_first_card()
     say("compiling the driver's libraries and programs")
-    built = build(root, str(target), gpus, version, compat32=parts.compat32)
+    built = build(root, str(target), gpus, version, majors.caps, compat32=parts.compat32)
     say("making device nodes, /proc and /sys")
     node_list = plan_nodes(gpus, majors, first_card, dri=parts.dri)
     real = make_nodes(root, node_list, real=parts.nodes)

@@ -5,7 +5,7 @@ import struct
 from collections.abc import Sequence
 from pathlib import Path
 
-from ocigpu.sim.models import MAX_MIG_GPUS, SimGpu, gi_minor
+from ocigpu.sim.models import CPUS_OF_NODE, MAX_MIG_GPUS, SimGpu, gi_minor, numa_node
 from ocigpu.sim.nodes import (
     CONFIG_MINOR,
     DRM_MAJOR,
@@ -210,13 +210,15 @@ def render_mig_minors() -> str:
 def write_sys(root: Path, gpus: Sequence[SimGpu], driver_version: str, first_card: int, *, dri: bool) -> None:
     """Write the PCI functions, the driver's modules and the DRM class below ``root``/sys."""
     sys = root / "sys"
+    driver = sys / "bus/pci/drivers/nvidia"
+    for name in ("bind", "unbind", "new_id", "remove_id", "uevent"):
+        write_file(driver / name, "")
+    (driver / "module").symlink_to("../../../../module/nvidia")
     for gpu in gpus:
         device = sys / "bus/pci/devices" / gpu.bus_id
         for name, text in _pci_attributes(gpu, len(gpus)).items():
             write_file(device / name, text + "\n", 0o444)
         write_file(device / "config", _pci_config(gpu), 0o644)
-        driver = sys / "bus/pci/drivers/nvidia"
-        driver.mkdir(parents=True, exist_ok=True)
         (device / "driver").symlink_to("../../drivers/nvidia")
         (driver / gpu.bus_id).symlink_to(f"../../devices/{gpu.bus_id}")
         number = drm_number(gpu, first_card)
@@ -233,7 +235,7 @@ def write_sys(root: Path, gpus: Sequence[SimGpu], driver_version: str, first_car
 
 
 def _pci_attributes(gpu: SimGpu, count: int) -> dict[str, str]:
-    node = 0 if count == 1 or gpu.index < count // 2 else 1
+    node = numa_node(gpu.index, count)
     return {
         "vendor": f"{_VENDOR:#06x}",
         "device": f"{gpu.model.device_id:#06x}",
@@ -244,11 +246,28 @@ def _pci_attributes(gpu: SimGpu, count: int) -> dict[str, str]:
         "irq": str(64 + gpu.index),
         "enable": "1",
         "numa_node": str(node),
+        "local_cpulist": f"{node * CPUS_OF_NODE}-{(node + 1) * CPUS_OF_NODE - 1}",
+        "driver_override": "(null)",
+        "resource": _pci_resource(gpu),
         "uevent": (
             f"DRIVER=nvidia\nPCI_CLASS={_CLASS:X}\nPCI_ID={_VENDOR:04X}:{gpu.model.device_id:04X}\n"
             f"PCI_SUBSYS_ID={_VENDOR:04X}:{gpu.model.subsystem_id:04X}\nPCI_SLOT_NAME={gpu.bus_id}"
         ),
     }
+
+
+def _pci_resource(gpu: SimGpu) -> str:
+    """Return the 13 regions of the function, "start end flags" each: registers, memory, and what is mapped of both."""
+    memory = 1 << (gpu.model.memory_mib - 1).bit_length() + 20
+    base = (2 + 2 * gpu.index) << 38
+    regions = (
+        (0xA000_0000 + (gpu.index << 24), 1 << 24, 0x40200),  # IORESOURCE_MEM, sized as it is aligned
+        (base, memory, 0x14220C),  # and prefetchable, 64 bits wide (include/linux/ioport.h)
+        (0, 0, 0),
+        (base + (1 << 38), 1 << 25, 0x14220C),
+        *[(0, 0, 0)] * 9,
+    )
+    return "\n".join(f"{start:#018x} {max(start + size - 1, 0):#018x} {flags:#018x}" for start, size, flags in regions)
 
 
 def _pci_config(gpu: SimGpu) -> bytes:

@@ -1,22 +1,37 @@
 """Which libraries the driver of a simulated host has, and how they are compiled."""
 
+import importlib.util
 import os
 import platform
+import re
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from ocigpu.errors import OcigpuError, printable
-from ocigpu.sim.models import SimGpu, cuda_version_of, sim_error
+from ocigpu.sim.models import (
+    CPUS_OF_NODE,
+    FIRST_INSTANCE_MINOR,
+    MAX_MIG_GPUS,
+    MigProfile,
+    SimGpu,
+    cuda_version_of,
+    numa_node,
+    sim_error,
+    sim_uuid,
+)
 
 SOURCES = Path(__file__).parent
 COMPILER_HINT = "apt-get install gcc libc6-dev"
 _WORKERS = 2
+_CALLED = re.compile(r'FunctionPointer\("(nvml\w+)"')
+_MADE = re.compile(r"^(?:EXPORT [^(]*?|[A-Z_]+\()(nvml[A-Z]\w+)", re.MULTILINE)
+_VERSION = re.compile(r"(_v\d+|V)$")
 
-_FLAGS = ["-std=gnu11", "-D_GNU_SOURCE", "-Os", "-U_FORTIFY_SOURCE"]
+_FLAGS = ["-std=gnu11", "-D_GNU_SOURCE", "-O0", "-U_FORTIFY_SOURCE"]  # compiling takes most of making a host
 _LIBRARY_FLAGS = [*_FLAGS, "-fPIC", "-fno-stack-protector", "-fvisibility=hidden"]
 
 
@@ -170,17 +185,20 @@ class _Compiler:
         return self.run("-shared", "-nostdlib", f"-Wl,-soname,{soname}", "-o", target, item, *extra)
 
 
-def build(root: Path, directory: str, gpus: Sequence[SimGpu], driver_version: str, *, compat32: bool) -> Built:
+def build(
+    root: Path, directory: str, gpus: Sequence[SimGpu], driver_version: str, caps_major: int, *, compat32: bool
+) -> Built:
     """Compile every library and program of the driver below ``root`` and make the links beside them.
 
-    ``directory``: where the host will be in the end; it is compiled in. Raises OcigpuError (OCIGPU-SIM-1) when the
-    compiler is missing or fails. 32-bit libraries and static linking are left out, with a note, where the compiler
-    cannot make them.
+    ``directory``: where the host will be in the end; it is compiled in, with the major of MIG's nodes. Raises
+    OcigpuError (OCIGPU-SIM-1) when the compiler is missing or fails. 32-bit libraries and static linking are left out,
+    with a note, where the compiler cannot make them.
     """
     scratch = root / ".build"
     scratch.mkdir()
     compiler = _Compiler(scratch)
-    (scratch / "table.h").write_text(render_table(directory, gpus, driver_version))
+    (scratch / "table.h").write_text(render_table(directory, gpus, driver_version, caps_major))
+    (scratch / "unsupported.h").write_text(render_unsupported())
     fabric = gpus[0].model.fabric
     wanted = [library for library in LIBRARIES if fabric or not library.fabric_only]
     notes: list[str] = []
@@ -283,37 +301,82 @@ def _build_programs(compiler: _Compiler, root: Path, fabric: bool, notes: list[s
     return names
 
 
-def render_table(directory: str, gpus: Sequence[SimGpu], driver_version: str) -> str:
-    """Return table.h of simhost.h: the GPUs and MIG devices as C initializers."""
+def render_table(directory: str, gpus: Sequence[SimGpu], driver_version: str, caps_major: int = 0) -> str:
+    """Return table.h of simhost.h: the GPUs, their connections and what MIG makes of them, as C."""
     major, minor = cuda_version_of(driver_version).split(".")
-    migs = [(gpu, mig) for gpu in gpus for mig in gpu.mig_devices]
-    lines = [
-        f"#define SIM_DIRECTORY {c_string(directory)}",
-        f"#define SIM_DRIVER_VERSION {c_string(driver_version)}",
-        f"#define SIM_NVML_VERSION {c_string(f'{major}.{driver_version}')}",
-        f"#define SIM_CUDA_VERSION {int(major) * 1000 + int(minor) * 10}",
-        f"#define SIM_GPUS {len(gpus)}",
-        f"#define SIM_MIGS {len(migs)}",
-        "static const struct sim_gpu sim_gpus[SIM_GPUS] = {",
-    ]
-    for gpu in gpus:
-        model = gpu.model
-        arch_major, arch_minor = model.architecture.split(".")
-        lines.append(
-            f"    {{{c_string(model.name)}, {c_string(gpu.uuid)}, {model.brand}, {arch_major}, {arch_minor}, "
-            f"{int(gpu.bus_id.split(':')[1], 16)}, {model.device_id << 16 | 0x10DE:#x}u, "
-            f"{model.subsystem_id << 16 | 0x10DE:#x}u, {model.power_watts}, {model.multiprocessors}, "
-            f"{model.memory_mib << 20}ull, {int(bool(model.mig_profiles))}, {int(gpu.mig_enabled)}}},"
-        )
-    lines += ["};", "static const struct sim_mig sim_migs[SIM_MIGS + 1] = {"]
-    for gpu, mig in migs:
-        profile = mig.profile
-        lines.append(
-            f"    {{{c_string(profile.name)}, {c_string(mig.uuid)}, {gpu.index}, {mig.gpu_instance}, "
-            f"{mig.compute_instance}, {mig.gi_minor}, {mig.ci_minor}, {profile.compute_slices}, "
-            f"{profile.compute_slices}, {profile.multiprocessors}, {profile.memory_mib << 20}ull}},"
-        )
+    model = gpus[0].model
+    profiles = model.mig_profiles
+    defines: dict[str, object] = {
+        "DIRECTORY": c_string(directory),
+        "DRIVER_VERSION": c_string(driver_version),
+        "NVML_VERSION": c_string(f"{major}.{driver_version}"),
+        "CUDA_VERSION": int(major) * 1000 + int(minor) * 10,
+        "GPUS": len(gpus),
+        "NVLINKS": model.nvlinks,
+        "NVLINK_GROUP": model.nvlink_group,
+        "NVLINKS_EACH": model.nvlinks // (model.nvlink_group - 1) if model.nvlink_group else 1,
+        "CLUSTER": c_string(sim_uuid("", model.key)[1:] if model.cluster else ""),
+        "PROFILES": len(profiles),
+        "MEMORY_SLICES": model.memory_slices if profiles else 0,
+        "CAPS_MAJOR": caps_major,
+        "CPUS_OF_NODE": CPUS_OF_NODE,
+        "MIG_GPUS": MAX_MIG_GPUS,
+        "FIRST_MINOR": FIRST_INSTANCE_MINOR,
+        "MIG_STATE": " ".join(map(c_string, ["", *_mig_state(gpus)])),
+    }
+    lines = [f"#define SIM_{name} {value}" for name, value in defines.items()]
+    lines.append("static const struct sim_gpu sim_gpus[SIM_GPUS] = {")
+    lines += [_initializer(_gpu_fields(gpu, len(gpus))) for gpu in gpus]
+    lines += ["};", "static const struct sim_profile sim_profiles[SIM_PROFILES + 1] = {"]
+    lines += [_initializer(_profile_fields(profile)) for profile in profiles]
     return "\n".join([*lines, "    {0}};", ""])
+
+
+def _gpu_fields(gpu: SimGpu, count: int) -> list[object]:
+    model = gpu.model
+    return [
+        *(c_string(model.name), c_string(gpu.uuid), model.brand, *model.architecture.split(".")),
+        *(int(gpu.bus_id.split(":")[1], 16), model.device_id << 16 | 0x10DE, model.subsystem_id << 16 | 0x10DE),
+        *(numa_node(gpu.index, count), model.power_watts, model.multiprocessors, model.memory_mib << 20),
+    ]
+
+
+def _profile_fields(profile: MigProfile) -> list[object]:
+    return [
+        *(c_string(profile.name), profile.enumerator, profile.id, profile.compute_slices, profile.memory_slices),
+        *(profile.most, profile.multiprocessors, f"{{{', '.join(map(str, profile.engines))}}}"),
+        *(sum(1 << start for start in profile.starts), profile.memory_mib),
+    ]
+
+
+def _initializer(fields: Iterable[object]) -> str:
+    return f"    {{{', '.join(map(str, fields))}}},"
+
+
+def _mig_state(gpus: Sequence[SimGpu]) -> list[str]:
+    """Return the lines that sim_load in simhost.h reads."""
+    lines = [f"mode {gpu.index} 1\n" for gpu in gpus if gpu.mig_enabled]
+    for gpu in gpus:
+        for mig in gpu.mig_devices:
+            instance = (gpu.index, mig.gpu_instance, gpu.model.mig_profiles.index(mig.profile), mig.start)
+            start = " ".join(map(str, instance))
+            lines.append(f"mig {start} -1 0 0 -\n")
+            lines.append(f"mig {start} {mig.compute_instance} {mig.profile.compute_slices} 0 {mig.uuid}\n")
+    return lines
+
+
+def render_unsupported() -> str:
+    """Return unsupported.h: a line for each function of NVML that nvidia-ml-py can call and nvml.c does not have.
+
+    Programs that look for a function by its name end when there is none.  A later version of one that there is stays
+    away, as with an older driver: they then take the earlier one.
+    """
+    found = importlib.util.find_spec("pynvml")
+    if found is None or found.origin is None:
+        return ""
+    known = set(_CALLED.findall(Path(found.origin).read_text(errors="replace")))
+    there = {_VERSION.sub("", name) for item in SOURCES.glob("nvml*.c") for name in _MADE.findall(item.read_text())}
+    return "".join(f"UNSUPPORTED({name})\n" for name in sorted(known) if _VERSION.sub("", name) not in there)
 
 
 def c_string(text: str) -> str:

@@ -22,25 +22,27 @@ enum {
     DRIVER_NOT_LOADED = 9,
     TIMEOUT = 10,
     GPU_IS_LOST = 15,
+    IN_USE = 19,
+    INSUFFICIENT_RESOURCES = 23,
     VERSION_MISMATCH = 25, /* NVML_ERROR_ARGUMENT_VERSION_MISMATCH */
     UNKNOWN = 999,
 };
 
 typedef int nvml_return;
 
-/* What an nvmlDevice_t points to: a GPU, or a MIG device when mig is set. */
+/* What an nvmlDevice_t points to: a GPU, or a MIG device when mig is set; nvmlGpuInstance_t and nvmlComputeInstance_t
+ * point to one with mig set as well. A MIG device is its compute instance. */
 struct handle {
     int gpu;                   /* index into sim_gpus[] */
     unsigned int index;        /* NVML's index */
-    const struct sim_mig *mig;
+    const struct sim_instance *mig;
 };
 
 EXPORT const char ocigpu_simulated[] = "This is a library of a simulated GPU host: there is no GPU behind it.";
 
 static struct sim_view view;
 static struct handle devices[SIM_GPUS];
-static struct handle mig_devices[SIM_MIGS + 1];
-static int mig_count;
+static struct handle instances[SIM_GPUS][SIM_GIS][1 + SIM_CIS]; /* first the GPU instance; mig NULL: there is none */
 static int references;
 static int lost[SIM_GPUS], mig_pending[SIM_GPUS], no_persistence;
 
@@ -104,11 +106,37 @@ static int read_faults(void)
     return code;
 }
 
+static struct handle *slot(const struct sim_instance *mig) { return &instances[mig->gpu][mig->gi][1 + mig->ci]; }
+
+/* Fill the handles of the instances that this process may use. */
+static void find_instances(void)
+{
+    unsigned int counts[SIM_GPUS] = {0};
+    int i, j;
+
+    memset(instances, 0, sizeof instances);
+    for (i = 0; i < sim_count; i++) {
+        const struct sim_instance *mig = &sim_instances[i];
+
+        for (j = 0; j < view.gpus && view.gpu[j] != mig->gpu; j++)
+            ;
+        if (j == view.gpus || !sim_visible(&view, mig))
+            continue;
+        *slot(mig) = (struct handle){mig->gpu, mig->ci < 0 ? 0 : counts[mig->gpu]++, mig};
+    }
+}
+
+/* See instances that came and went since, by whatever process. */
+static void refresh(void)
+{
+    if (sim_load())
+        find_instances();
+}
+
 static nvml_return initialize(void)
 {
     const char *failure = getenv("OCIGPU_SIM_NVML_FAIL");
-    int code, i, j;
-    unsigned int mig_index;
+    int code, i;
 
     if (references) {
         references++;
@@ -121,20 +149,13 @@ static nvml_return initialize(void)
         return code;
     if (!sim_look(&view))
         return DRIVER_NOT_LOADED;
-    mig_count = 0;
     for (i = 0; i < view.gpus; i++) {
         devices[i].gpu = view.gpu[i];
         devices[i].index = (unsigned int)i;
         devices[i].mig = NULL;
-        mig_index = 0;
-        for (j = 0; j < SIM_MIGS; j++) {
-            if (sim_migs[j].gpu != view.gpu[i] || !sim_mig_visible(&view, &sim_migs[j]))
-                continue;
-            mig_devices[mig_count].gpu = view.gpu[i];
-            mig_devices[mig_count].index = mig_index++;
-            mig_devices[mig_count++].mig = &sim_migs[j];
-        }
     }
+    sim_load();
+    find_instances();
     references = 1;
     return SUCCESS;
 }
@@ -171,6 +192,8 @@ EXPORT const char *nvmlErrorString(nvml_return code)
     case 12: return "NVML Shared Library Not Found";
     case 13: return "Function Not Found";
     case GPU_IS_LOST: return "GPU is lost";
+    case IN_USE: return "In use by another client";
+    case INSUFFICIENT_RESOURCES: return "Insufficient Resources";
     case 17: return "The operating system has blocked the request.";
     case 18: return "Driver/library version mismatch";
     case VERSION_MISMATCH: return "Argument version mismatch";
@@ -191,17 +214,24 @@ static nvml_return give(char *buffer, unsigned int length, const char *text)
     return SUCCESS;
 }
 
+/* Return whether a handle is an instance's: a GPU instance's for the first of its row. */
+static int is_instance(const struct handle *handle, int of_gpu)
+{
+    size_t at = (size_t)((const char *)handle - (const char *)instances);
+
+    return at < sizeof instances && at % sizeof *handle == 0 && handle->mig && (handle->mig->ci < 0) == of_gpu;
+}
+
 /* Check that a handle is one we gave out and that its GPU answers. */
 static nvml_return check(const struct handle *device)
 {
-    int i, known = 0;
+    int i, known;
 
     if (!references)
         return UNINITIALIZED;
+    known = is_instance(device, 0);
     for (i = 0; i < view.gpus; i++)
         known |= device == &devices[i];
-    for (i = 0; i < mig_count; i++)
-        known |= device == &mig_devices[i];
     if (!known)
         return INVALID_ARGUMENT;
     return lost[device->gpu] ? GPU_IS_LOST : SUCCESS;
@@ -223,6 +253,22 @@ static nvml_return check_gpu(const struct handle *device)
     } while (0)
 
 #define GPU(device) (&sim_gpus[(device)->gpu])
+#define PROFILE(device) (&sim_profiles[(device)->mig->profile])
+#define MIG_MODE(device) (sim_mig_mode[(device)->gpu])
+
+/* The same function under an earlier name. */
+#define ALIAS(name, function) extern EXPORT __typeof__(function) name __attribute__((alias(#function)));
+
+/* A function that answers with one number about a whole GPU. */
+#define NUMBER(name, answer)                                                   \
+    EXPORT nvml_return name(const struct handle *device, unsigned int *result) \
+    {                                                                          \
+        REQUIRE(check_gpu(device));                                            \
+        if (!result)                                                           \
+            return INVALID_ARGUMENT;                                           \
+        *result = (unsigned int)(answer);                                      \
+        return SUCCESS;                                                        \
+    }
 
 static unsigned int load_of(int gpu);
 static unsigned int watts(const struct handle *device);
@@ -247,7 +293,7 @@ EXPORT nvml_return nvmlSystemGetCudaDriverVersion(int *version)
     return SUCCESS;
 }
 
-EXPORT nvml_return nvmlSystemGetCudaDriverVersion_v2(int *version) { return nvmlSystemGetCudaDriverVersion(version); }
+ALIAS(nvmlSystemGetCudaDriverVersion_v2, nvmlSystemGetCudaDriverVersion)
 
 EXPORT nvml_return nvmlDeviceGetCount_v2(unsigned int *count)
 {
@@ -260,7 +306,7 @@ EXPORT nvml_return nvmlDeviceGetCount_v2(unsigned int *count)
     return SUCCESS;
 }
 
-EXPORT nvml_return nvmlDeviceGetCount(unsigned int *count) { return nvmlDeviceGetCount_v2(count); }
+ALIAS(nvmlDeviceGetCount, nvmlDeviceGetCount_v2)
 
 static nvml_return give_handle(struct handle *device, struct handle **result)
 {
@@ -278,10 +324,7 @@ EXPORT nvml_return nvmlDeviceGetHandleByIndex_v2(unsigned int index, struct hand
     return give_handle(&devices[index], device);
 }
 
-EXPORT nvml_return nvmlDeviceGetHandleByIndex(unsigned int index, struct handle **device)
-{
-    return nvmlDeviceGetHandleByIndex_v2(index, device);
-}
+ALIAS(nvmlDeviceGetHandleByIndex, nvmlDeviceGetHandleByIndex_v2)
 
 EXPORT nvml_return nvmlDeviceGetHandleByUUID(const char *uuid, struct handle **device)
 {
@@ -294,9 +337,10 @@ EXPORT nvml_return nvmlDeviceGetHandleByUUID(const char *uuid, struct handle **d
     for (i = 0; i < view.gpus; i++)
         if (strcmp(GPU(&devices[i])->uuid, uuid) == 0)
             return give_handle(&devices[i], device);
-    for (i = 0; i < mig_count; i++)
-        if (strcmp(mig_devices[i].mig->uuid, uuid) == 0)
-            return give_handle(&mig_devices[i], device);
+    refresh();
+    for (i = 0; i < sim_count; i++)
+        if (strcmp(sim_instances[i].uuid, uuid) == 0 && slot(&sim_instances[i])->mig)
+            return give_handle(slot(&sim_instances[i]), device);
     return NOT_FOUND;
 }
 
@@ -337,10 +381,7 @@ EXPORT nvml_return nvmlDeviceGetHandleByPciBusId_v2(const char *bus_id, struct h
     return NOT_FOUND;
 }
 
-EXPORT nvml_return nvmlDeviceGetHandleByPciBusId(const char *bus_id, struct handle **device)
-{
-    return nvmlDeviceGetHandleByPciBusId_v2(bus_id, device);
-}
+ALIAS(nvmlDeviceGetHandleByPciBusId, nvmlDeviceGetHandleByPciBusId_v2)
 
 EXPORT nvml_return nvmlDeviceGetIndex(const struct handle *device, unsigned int *index)
 {
@@ -351,14 +392,7 @@ EXPORT nvml_return nvmlDeviceGetIndex(const struct handle *device, unsigned int 
     return SUCCESS;
 }
 
-EXPORT nvml_return nvmlDeviceGetMinorNumber(const struct handle *device, unsigned int *minor)
-{
-    REQUIRE(check_gpu(device));
-    if (!minor)
-        return INVALID_ARGUMENT;
-    *minor = (unsigned int)device->gpu;
-    return SUCCESS;
-}
+NUMBER(nvmlDeviceGetMinorNumber, device->gpu)
 
 EXPORT nvml_return nvmlDeviceGetUUID(const struct handle *device, char *uuid, unsigned int length)
 {
@@ -368,23 +402,17 @@ EXPORT nvml_return nvmlDeviceGetUUID(const struct handle *device, char *uuid, un
 
 EXPORT nvml_return nvmlDeviceGetName(const struct handle *device, char *name, unsigned int length)
 {
-    char text[96];
+    char profile[48], text[96];
 
     REQUIRE(check(device));
     if (!device->mig)
         return give(name, length, GPU(device)->name);
-    snprintf(text, sizeof text, "%s MIG %s", GPU(device)->name, device->mig->profile);
+    sim_mig_name(device->mig, profile, sizeof profile);
+    snprintf(text, sizeof text, "%s MIG %s", GPU(device)->name, profile);
     return give(name, length, text);
 }
 
-EXPORT nvml_return nvmlDeviceGetBrand(const struct handle *device, unsigned int *brand)
-{
-    REQUIRE(check_gpu(device));
-    if (!brand)
-        return INVALID_ARGUMENT;
-    *brand = GPU(device)->brand;
-    return SUCCESS;
-}
+NUMBER(nvmlDeviceGetBrand, GPU(device)->brand)
 
 EXPORT nvml_return nvmlDeviceGetSerial(const struct handle *device, char *serial, unsigned int length)
 {
@@ -411,14 +439,16 @@ struct pci_info {
     char bus_id[32];
 };
 
-static void fill_pci(const struct handle *device, struct pci_info *info)
+enum { OLD_PCI_INFO = 36 }; /* the size that nvmlPciInfo_v2_t has */
+
+static void fill_pci(const struct sim_gpu *gpu, struct pci_info *info)
 {
     memset(info, 0, sizeof *info);
-    snprintf(info->bus_id_short, sizeof info->bus_id_short, "0000:%02X:00.0", GPU(device)->bus);
-    snprintf(info->bus_id, sizeof info->bus_id, "00000000:%02X:00.0", GPU(device)->bus);
-    info->bus = GPU(device)->bus;
-    info->pci_device_id = GPU(device)->pci_device;
-    info->pci_subsystem_id = GPU(device)->pci_subsystem;
+    snprintf(info->bus_id_short, sizeof info->bus_id_short, "0000:%02X:00.0", gpu->bus);
+    snprintf(info->bus_id, sizeof info->bus_id, "00000000:%02X:00.0", gpu->bus);
+    info->bus = gpu->bus;
+    info->pci_device_id = gpu->pci_device;
+    info->pci_subsystem_id = gpu->pci_subsystem;
 }
 
 /* Copies only the first `size` bytes: callers of the old names have a shorter struct. */
@@ -429,7 +459,7 @@ static nvml_return give_pci(const struct handle *device, void *result, size_t si
     REQUIRE(check_gpu(device));
     if (!result)
         return INVALID_ARGUMENT;
-    fill_pci(device, &info);
+    fill_pci(GPU(device), &info);
     memcpy(result, &info, size);
     return SUCCESS;
 }
@@ -441,7 +471,7 @@ EXPORT nvml_return nvmlDeviceGetPciInfo_v3(const struct handle *device, struct p
 
 EXPORT nvml_return nvmlDeviceGetPciInfo_v2(const struct handle *device, struct pci_info *info)
 {
-    return give_pci(device, info, 36);
+    return give_pci(device, info, OLD_PCI_INFO);
 }
 
 EXPORT nvml_return nvmlDeviceGetPciInfo(const struct handle *device, struct pci_info *info)
@@ -460,7 +490,7 @@ struct memory_v2 {
 
 static unsigned long long total_memory(const struct handle *device)
 {
-    return device->mig ? device->mig->memory : GPU(device)->memory;
+    return device->mig ? PROFILE(device)->memory_mib << 20 : GPU(device)->memory;
 }
 
 static unsigned long long used_memory(const struct handle *device)
@@ -502,7 +532,7 @@ EXPORT nvml_return nvmlDeviceGetUtilizationRates(const struct handle *device, st
     REQUIRE(check_gpu(device));
     if (!rates)
         return INVALID_ARGUMENT;
-    if (GPU(device)->mig_enabled)
+    if (MIG_MODE(device))
         return NOT_SUPPORTED;
     rates->gpu = rates->memory = load_of(device->gpu);
     return SUCCESS;
@@ -517,10 +547,7 @@ static nvml_return give_number(const struct handle *device, unsigned int *result
     return SUCCESS;
 }
 
-EXPORT nvml_return nvmlDeviceGetPersistenceMode(const struct handle *device, unsigned int *mode)
-{
-    return give_number(device, mode, !no_persistence);
-}
+NUMBER(nvmlDeviceGetPersistenceMode, !no_persistence)
 
 EXPORT nvml_return nvmlDeviceGetTemperature(const struct handle *device, unsigned int sensor, unsigned int *celsius)
 {
@@ -528,27 +555,11 @@ EXPORT nvml_return nvmlDeviceGetTemperature(const struct handle *device, unsigne
     return sensor ? INVALID_ARGUMENT : give_number(device, celsius, 30 + load_of(device->gpu) / 2);
 }
 
-EXPORT nvml_return nvmlDeviceGetPowerUsage(const struct handle *device, unsigned int *milliwatts)
-{
-    REQUIRE(check_gpu(device));
-    return give_number(device, milliwatts, watts(device) * 1000); /* a tenth of the limit: idle */
-}
-
-EXPORT nvml_return nvmlDeviceGetPowerManagementLimit(const struct handle *device, unsigned int *milliwatts)
-{
-    REQUIRE(check_gpu(device));
-    return give_number(device, milliwatts, GPU(device)->power_watts * 1000);
-}
-
-EXPORT nvml_return nvmlDeviceGetEnforcedPowerLimit(const struct handle *device, unsigned int *milliwatts)
-{
-    return nvmlDeviceGetPowerManagementLimit(device, milliwatts);
-}
-
-EXPORT nvml_return nvmlDeviceGetPerformanceState(const struct handle *device, unsigned int *state)
-{
-    return give_number(device, state, 0);
-}
+NUMBER(nvmlDeviceGetPowerUsage, watts(device) * 1000) /* a tenth of the limit: idle */
+NUMBER(nvmlDeviceGetPowerManagementLimit, GPU(device)->power_watts * 1000)
+NUMBER(nvmlDeviceGetPowerManagementDefaultLimit, GPU(device)->power_watts * 1000)
+NUMBER(nvmlDeviceGetEnforcedPowerLimit, GPU(device)->power_watts * 1000)
+NUMBER(nvmlDeviceGetPerformanceState, 0)
 
 /* A GPU's compute mode is the one digit of SIM_DIRECTORY/compute-mode.<gpu>, 0 without that file. */
 static int open_compute_mode(const struct handle *device, int flags)
@@ -605,29 +616,31 @@ EXPORT nvml_return nvmlDeviceGetComputeRunningProcesses_v3(const struct handle *
     return count ? give_processes(device, count, list) : INVALID_ARGUMENT;
 }
 
+ALIAS(nvmlDeviceGetComputeRunningProcesses_v2, nvmlDeviceGetComputeRunningProcesses_v3)
+
 EXPORT nvml_return nvmlDeviceGetGraphicsRunningProcesses_v3(const struct handle *device, unsigned int *count, void *list)
 {
     (void)list;
     return no_processes(device, count);
 }
 
+ALIAS(nvmlDeviceGetGraphicsRunningProcesses_v2, nvmlDeviceGetGraphicsRunningProcesses_v3)
+
 EXPORT nvml_return nvmlDeviceGetMigMode(const struct handle *device, unsigned int *current, unsigned int *pending)
 {
     REQUIRE(check_gpu(device));
     if (!current || !pending)
         return INVALID_ARGUMENT;
-    if (!GPU(device)->mig_capable)
+    if (!SIM_PROFILES)
         return NOT_SUPPORTED;
-    *current = *pending = (unsigned int)GPU(device)->mig_enabled;
+    refresh();
+    *current = *pending = (unsigned int)MIG_MODE(device);
     if (mig_pending[device->gpu])
         *pending = !*current;
     return SUCCESS;
 }
 
-EXPORT nvml_return nvmlDeviceGetMaxMigDeviceCount(const struct handle *device, unsigned int *count)
-{
-    return give_number(device, count, device && references && check(device) == SUCCESS && GPU(device)->mig_capable ? 7 : 0);
-}
+NUMBER(nvmlDeviceGetMaxMigDeviceCount, SIM_PROFILES ? sim_profiles[0].most : 0)
 
 EXPORT nvml_return nvmlDeviceIsMigDeviceHandle(const struct handle *device, unsigned int *is_mig)
 {
@@ -645,11 +658,14 @@ EXPORT nvml_return nvmlDeviceGetMigDeviceHandleByIndex(const struct handle *devi
     REQUIRE(check_gpu(device));
     if (!mig)
         return INVALID_ARGUMENT;
-    if (!GPU(device)->mig_capable)
+    if (!SIM_PROFILES)
         return NOT_SUPPORTED;
-    for (i = 0; i < mig_count; i++) {
-        if (mig_devices[i].gpu == device->gpu && mig_devices[i].index == index) {
-            *mig = &mig_devices[i];
+    refresh();
+    for (i = 0; i < sim_count; i++) {
+        struct handle *found = slot(&sim_instances[i]);
+
+        if (is_instance(found, 0) && found->gpu == device->gpu && found->index == index) {
+            *mig = found;
             return SUCCESS;
         }
     }
@@ -681,7 +697,7 @@ EXPORT nvml_return nvmlDeviceGetGpuInstanceId(const struct handle *device, unsig
     REQUIRE(check_mig(device));
     if (!id)
         return INVALID_ARGUMENT;
-    *id = device->mig->gpu_instance;
+    *id = (unsigned int)device->mig->gi;
     return SUCCESS;
 }
 
@@ -690,8 +706,13 @@ EXPORT nvml_return nvmlDeviceGetComputeInstanceId(const struct handle *device, u
     REQUIRE(check_mig(device));
     if (!id)
         return INVALID_ARGUMENT;
-    *id = device->mig->compute_instance;
+    *id = (unsigned int)device->mig->ci;
     return SUCCESS;
+}
+
+static unsigned int multiprocessors(const struct sim_profile *profile, int slices)
+{
+    return profile->multiprocessors * (unsigned int)slices / profile->slices;
 }
 
 /* nvmlDeviceAttributes_t */
@@ -705,21 +726,17 @@ EXPORT nvml_return nvmlDeviceGetAttributes_v2(const struct handle *device, struc
     REQUIRE(check_mig(device));
     if (!attributes)
         return INVALID_ARGUMENT;
-    memset(attributes, 0, sizeof *attributes);
-    attributes->multiprocessors = device->mig->multiprocessors;
-    attributes->copy_engines = device->mig->gi_slices;
-    attributes->gi_slices = device->mig->gi_slices;
-    attributes->ci_slices = device->mig->ci_slices;
-    attributes->memory_mib = device->mig->memory >> 20;
+    attributes->multiprocessors = multiprocessors(PROFILE(device), device->mig->ci_slices);
+    memcpy(&attributes->copy_engines, PROFILE(device)->engines, sizeof PROFILE(device)->engines);
+    attributes->gi_slices = PROFILE(device)->slices;
+    attributes->ci_slices = (unsigned int)device->mig->ci_slices;
+    attributes->memory_mib = PROFILE(device)->memory_mib;
     return SUCCESS;
 }
 
-EXPORT nvml_return nvmlDeviceGetAttributes(const struct handle *device, struct attributes *attributes)
-{
-    return nvmlDeviceGetAttributes_v2(device, attributes);
-}
+ALIAS(nvmlDeviceGetAttributes, nvmlDeviceGetAttributes_v2)
 
-/* Events: one set, of the critical XIDs that the lines "xid" of the file of faults stand for. */
+/* Events: the critical XIDs that the lines "xid" of the file of faults stand for. */
 
 #define XID_CRITICAL 8ULL /* nvmlEventTypeXidCriticalError */
 
@@ -729,7 +746,17 @@ struct event_data { /* nvmlEventData_t */
     unsigned int gpu_instance, compute_instance;
 };
 
-static int event_set, events_seen, watched[SIM_GPUS];
+static struct event_set {
+    int used, seen; /* lines that were there before, or were given out */
+    char watched[SIM_GPUS];
+} event_sets[32];
+
+static int is_event_set(const struct event_set *set)
+{
+    size_t at = (size_t)((const char *)set - (const char *)event_sets);
+
+    return at < sizeof event_sets && at % sizeof *set == 0 && set->used;
+}
 
 static unsigned int instance(char *text, char **end)
 {
@@ -760,21 +787,31 @@ static int find_xid(int wanted, int *gpu, struct event_data *event)
     return 0;
 }
 
-EXPORT nvml_return nvmlEventSetCreate(void **set)
+EXPORT nvml_return nvmlEventSetCreate(struct event_set **result)
 {
+    struct event_set *set = event_sets;
     struct event_data event;
     int gpu;
 
     if (!references)
         return UNINITIALIZED;
-    memset(watched, 0, sizeof watched);
-    for (events_seen = 0; find_xid(events_seen, &gpu, &event); events_seen++)
-        ;
-    *set = &event_set;
+    while (set->used)
+        if (++set == event_sets + sizeof event_sets / sizeof *set)
+            return INSUFFICIENT_RESOURCES;
+    *set = (struct event_set){.used = 1};
+    while (find_xid(set->seen, &gpu, &event))
+        set->seen++;
+    *result = set;
     return SUCCESS;
 }
 
-EXPORT nvml_return nvmlEventSetFree(void *set) { return set == &event_set ? SUCCESS : INVALID_ARGUMENT; }
+EXPORT nvml_return nvmlEventSetFree(struct event_set *set)
+{
+    if (!is_event_set(set))
+        return INVALID_ARGUMENT;
+    set->used = 0;
+    return SUCCESS;
+}
 
 EXPORT nvml_return nvmlDeviceGetSupportedEventTypes(struct handle *device, unsigned long long *types)
 {
@@ -783,27 +820,27 @@ EXPORT nvml_return nvmlDeviceGetSupportedEventTypes(struct handle *device, unsig
     return SUCCESS;
 }
 
-EXPORT nvml_return nvmlDeviceRegisterEvents(struct handle *device, unsigned long long types, void *set)
+EXPORT nvml_return nvmlDeviceRegisterEvents(struct handle *device, unsigned long long types, struct event_set *set)
 {
     REQUIRE(check_gpu(device));
-    if (set != &event_set || types != XID_CRITICAL)
+    if (!is_event_set(set) || types != XID_CRITICAL)
         return INVALID_ARGUMENT;
-    watched[device->gpu] = 1;
+    set->watched[device->gpu] = 1;
     return SUCCESS;
 }
 
-EXPORT nvml_return nvmlEventSetWait_v2(void *set, struct event_data *event, unsigned int milliseconds)
+EXPORT nvml_return nvmlEventSetWait_v2(struct event_set *set, struct event_data *event, unsigned int milliseconds)
 {
     unsigned int waited;
     int gpu, i;
 
-    if (set != &event_set)
+    if (!is_event_set(set))
         return INVALID_ARGUMENT;
     for (waited = 0;; waited += 50) {
-        while (find_xid(events_seen, &gpu, event)) {
-            events_seen++;
+        while (find_xid(set->seen, &gpu, event)) {
+            set->seen++;
             for (i = 0; i < view.gpus; i++) {
-                if ((unsigned int)gpu != devices[i].index || !watched[devices[i].gpu])
+                if ((unsigned int)gpu != devices[i].index || !set->watched[devices[i].gpu])
                     continue;
                 event->device = &devices[i];
                 event->type = XID_CRITICAL;
@@ -816,4 +853,14 @@ EXPORT nvml_return nvmlEventSetWait_v2(void *set, struct event_data *event, unsi
     }
 }
 
+ALIAS(nvmlEventSetWait, nvmlEventSetWait_v2)
+
 #include "nvml_metrics.c"
+#include "nvml_mig.c"
+#include "nvml_topology.c"
+
+/* The rest: programs look them up by name, and take this for an answer. */
+static nvml_return not_supported(void) { return references ? NOT_SUPPORTED : UNINITIALIZED; }
+
+#define UNSUPPORTED(name) EXPORT nvml_return name(void) __attribute__((alias("not_supported")));
+#include "unsupported.h"

@@ -26,7 +26,6 @@ static unsigned int load_of(int gpu)
 #define LOAD(device) load_of((device)->gpu)
 #define AMPERE(device) (GPU(device)->major >= 8)
 #define HOPPER(device) (GPU(device)->major >= 9)
-#define HAS_NVLINK(device) (GPU(device)->mig_capable) /* of the models that there are, the same ones */
 
 static unsigned int watts(const struct handle *device)
 {
@@ -125,7 +124,7 @@ static nvml_return give_codec(const struct handle *device, unsigned int *value, 
     REQUIRE(check_gpu(device));
     if (!value || !period)
         return INVALID_ARGUMENT;
-    if (GPU(device)->mig_enabled)
+    if (MIG_MODE(device))
         return NOT_SUPPORTED;
     *value = 0;
     *period = 167000;
@@ -142,10 +141,7 @@ EXPORT nvml_return nvmlDeviceGetDecoderUtilization(const struct handle *device, 
     return give_codec(device, value, us);
 }
 
-EXPORT nvml_return nvmlDeviceGetPcieReplayCounter(const struct handle *device, unsigned int *count)
-{
-    return give_number(device, count, 0);
-}
+NUMBER(nvmlDeviceGetPcieReplayCounter, 0)
 
 EXPORT nvml_return nvmlDeviceGetPcieThroughput(const struct handle *device, unsigned int counter, unsigned int *kilobytes)
 {
@@ -153,26 +149,10 @@ EXPORT nvml_return nvmlDeviceGetPcieThroughput(const struct handle *device, unsi
     return counter > 1 ? INVALID_ARGUMENT : give_number(device, kilobytes, 100 + LOAD(device) * 10000);
 }
 
-EXPORT nvml_return nvmlDeviceGetCurrPcieLinkGeneration(const struct handle *device, unsigned int *value)
-{
-    REQUIRE(check_gpu(device));
-    return give_number(device, value, HOPPER(device) ? 5 : AMPERE(device) ? 4 : 3);
-}
-
-EXPORT nvml_return nvmlDeviceGetMaxPcieLinkGeneration(const struct handle *device, unsigned int *value)
-{
-    return nvmlDeviceGetCurrPcieLinkGeneration(device, value);
-}
-
-EXPORT nvml_return nvmlDeviceGetCurrPcieLinkWidth(const struct handle *device, unsigned int *value)
-{
-    return give_number(device, value, 16);
-}
-
-EXPORT nvml_return nvmlDeviceGetMaxPcieLinkWidth(const struct handle *device, unsigned int *value)
-{
-    return give_number(device, value, 16);
-}
+NUMBER(nvmlDeviceGetCurrPcieLinkGeneration, HOPPER(device) ? 5 : AMPERE(device) ? 4 : 3)
+NUMBER(nvmlDeviceGetMaxPcieLinkGeneration, HOPPER(device) ? 5 : AMPERE(device) ? 4 : 3)
+NUMBER(nvmlDeviceGetCurrPcieLinkWidth, 16)
+NUMBER(nvmlDeviceGetMaxPcieLinkWidth, 16)
 
 struct violation {
     unsigned long long reference_us, violation_ns;
@@ -200,10 +180,7 @@ EXPORT nvml_return nvmlDeviceGetCurrentClocksEventReasons(const struct handle *d
     return SUCCESS;
 }
 
-EXPORT nvml_return nvmlDeviceGetCurrentClocksThrottleReasons(const struct handle *device, unsigned long long *reasons)
-{
-    return nvmlDeviceGetCurrentClocksEventReasons(device, reasons);
-}
+ALIAS(nvmlDeviceGetCurrentClocksThrottleReasons, nvmlDeviceGetCurrentClocksEventReasons)
 
 EXPORT nvml_return nvmlDeviceGetTotalEccErrors(const struct handle *device, unsigned int type, unsigned int counter,
                                                unsigned long long *count)
@@ -270,14 +247,14 @@ static void give_field(const struct handle *device, struct field_value *field)
     case 82: /* the memory's temperature */
         field->type = FIELD_UNSIGNED_INT;
         field->value.number = 35 + LOAD(device) * 4 / 10;
-        field->result = HAS_NVLINK(device) ? SUCCESS : NOT_SUPPORTED;
+        field->result = SIM_NVLINKS ? SUCCESS : NOT_SUPPORTED;
         break;
     case 38: case 45: case 52: case 59: /* NVLink's errors */
-        field->result = HAS_NVLINK(device) ? SUCCESS : NOT_SUPPORTED;
+        field->result = SIM_NVLINKS ? SUCCESS : NOT_SUPPORTED;
         break;
     case 138: case 139: /* what went over NVLink, in KiB */
         field->value.counter = (milliseconds() - 1704067200000ull) * 4;
-        field->result = HAS_NVLINK(device) ? SUCCESS : NOT_SUPPORTED;
+        field->result = SIM_NVLINKS ? SUCCESS : NOT_SUPPORTED;
         break;
     default:
         field->result = NOT_SUPPORTED;
@@ -348,8 +325,9 @@ EXPORT nvml_return nvmlGpmSampleGet(const struct handle *device, struct gpm_samp
 
 EXPORT nvml_return nvmlGpmMigSampleGet(const struct handle *device, unsigned int instance, struct gpm_sample *sample)
 {
-    (void)instance;
     REQUIRE(nvmlGpmSampleGet(device, sample));
+    if (instance >= SIM_GIS || !instances[device->gpu][instance][0].mig)
+        return INVALID_ARGUMENT;
     sample->whole = 0;
     return SUCCESS;
 }

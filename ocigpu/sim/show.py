@@ -4,6 +4,7 @@ import os
 from typing import Any
 
 from ocigpu.sim.marker import read_marker
+from ocigpu.sim.models import find_model, gi_minor
 
 _STAND_IN_NOTE = (
     "device nodes are stand-in files: mknod was not permitted, so access by containers cannot be tested with them"
@@ -11,13 +12,14 @@ _STAND_IN_NOTE = (
 
 
 def describe_host(directory: str) -> dict[str, Any]:
-    """Return what the host's marker says, plus ``directory``, ``config`` and ``faults`` (lines of DIR/faults).
+    """Return what the host's marker says, with the MIG devices that there are now.
 
-    ``notes`` has one sentence for everything that is not as on a real host. Raises OcigpuError (OCIGPU-SIM-1) when the
-    directory is not a simulated host.
+    Added are ``directory``, ``config`` and ``faults`` (lines of DIR/faults); ``notes`` has one sentence for everything
+    that is not as on a real host. Raises OcigpuError (OCIGPU-SIM-1) when the directory is not a simulated host.
     """
     path = os.path.abspath(directory)
     data = read_marker(path)
+    _follow_mig(path, data)
     faults = read_faults(path)
     notes = [*data.get("notes", [])]
     if data.get("nodes") == "stand-in":
@@ -31,6 +33,36 @@ def describe_host(directory: str) -> dict[str, Any]:
         "faults": faults,
         "notes": notes,
     }
+
+
+def _follow_mig(directory: str, data: dict[str, Any]) -> None:
+    """Put what programs have made of the GPUs by NVML since into ``data``; simhost.h explains the file."""
+    try:
+        with open(os.path.join(directory, "proc/driver/ocigpu-mig"), encoding="ascii") as file:
+            lines = [line.split() for line in file]
+    except FileNotFoundError:
+        return
+    profiles = find_model(data["model"]).mig_profiles
+    for gpu in data["gpus"]:
+        found = [line for line in lines if line[1:2] == [str(gpu["index"])]]
+        gpu["mig_enabled"] = ["mode", str(gpu["index"]), "1"] in found
+        gpu["mig_devices"] = []
+        for instance, profile, _, ci, slices, _, uuid in (line[2:] for line in found if line[0] == "mig"):
+            if int(ci) < 0:
+                continue
+            whole, minor = profiles[int(profile)], gi_minor(gpu["index"], int(instance))
+            part = "" if int(slices) == whole.compute_slices else f"{slices}c."
+            gpu["mig_devices"].append(
+                {
+                    "index": len(gpu["mig_devices"]),
+                    "uuid": uuid,
+                    "profile": part + whole.name,
+                    "gpu_instance": int(instance),
+                    "compute_instance": int(ci),
+                    "gi_minor": minor,
+                    "ci_minor": minor + 1 + int(ci),
+                }
+            )
 
 
 def read_faults(directory: str) -> list[str]:

@@ -27,8 +27,14 @@ static int usage(const char *format, const char *text)
     return INVALID;
 }
 
+static int is_mig_device(const struct sim_instance *mig, int gpu)
+{
+    return mig->gpu == gpu && mig->ci >= 0 && sim_visible(&view, mig);
+}
+
 static int list_gpus(int only)
 {
+    char name[64];
     int i, j, shown;
 
     for (i = 0; i < view.gpus; i++) {
@@ -37,10 +43,11 @@ static int list_gpus(int only)
         if (only >= 0 && only != i)
             continue;
         printf("GPU %d: %s (UUID: %s)\n", i, gpu->name, gpu->uuid);
-        for (j = shown = 0; j < SIM_MIGS; j++) {
-            if (sim_migs[j].gpu != view.gpu[i] || !sim_mig_visible(&view, &sim_migs[j]))
+        for (j = shown = 0; j < sim_count; j++) {
+            if (!is_mig_device(&sim_instances[j], view.gpu[i]))
                 continue;
-            printf("  MIG %-11s Device %2d: (UUID: %s)\n", sim_migs[j].profile, shown++, sim_migs[j].uuid);
+            sim_mig_name(&sim_instances[j], name, sizeof name);
+            printf("  MIG %-11s Device %2d: (UUID: %s)\n", name, shown++, sim_instances[j].uuid);
         }
     }
     say_simulated();
@@ -70,6 +77,7 @@ static void row(const char *format, ...)
 
 static int show_table(int only)
 {
+    char name[64];
     int i, j, shown;
 
     rule('-');
@@ -85,11 +93,14 @@ static int show_table(int only)
         if (only >= 0 && only != i)
             continue;
         row("%3d  %-40s 00000000:%02X:00.0   0MiB / %lluMiB", i, gpu->name, gpu->bus, gpu->memory >> 20);
-        for (j = shown = 0; j < SIM_MIGS; j++) {
-            if (sim_migs[j].gpu != view.gpu[i] || !sim_mig_visible(&view, &sim_migs[j]))
+        for (j = shown = 0; j < sim_count; j++) {
+            const struct sim_instance *mig = &sim_instances[j];
+
+            if (!is_mig_device(mig, view.gpu[i]))
                 continue;
-            row("       MIG %d: %-12s GI %u  CI %u  %lluMiB", shown++, sim_migs[j].profile, sim_migs[j].gpu_instance,
-                sim_migs[j].compute_instance, sim_migs[j].memory >> 20);
+            sim_mig_name(mig, name, sizeof name);
+            row("       MIG %d: %-12s GI %d  CI %d  %lluMiB", shown++, name, mig->gi, mig->ci,
+                sim_profiles[mig->profile].memory_mib);
         }
     }
     rule('-');
@@ -132,7 +143,7 @@ static void print_field(int field, int i)
     case 4: printf("%d", view.gpus); break;
     case 5: printf("%s", SIM_DRIVER_VERSION); break;
     case 6: printf("%u.%u", gpu->major, gpu->minor); break;
-    case 7: printf("%s", !gpu->mig_capable ? "[N/A]" : gpu->mig_enabled ? "Enabled" : "Disabled"); break;
+    case 7: printf("%s", !SIM_PROFILES ? "[N/A]" : sim_mig_mode[view.gpu[i]] ? "Enabled" : "Disabled"); break;
     case 8:
     case 9: printf("%llu", gpu->memory >> 20); break;
     case 12: printf("30"); break;
@@ -234,6 +245,7 @@ static int nvidia_smi(int argc, char **argv)
                "opened.\n");
         return NO_DRIVER;
     }
+    sim_load();
     if (!view.gpus) {
         printf("No devices were found\n");
         say_simulated();

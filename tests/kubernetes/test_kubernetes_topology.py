@@ -13,6 +13,8 @@ from ocigpu.host.discover import read_host_facts
 from ocigpu.kubernetes.hardware import GpuDetails, Hardware, MigSize, parse_hardware, read_hardware
 from ocigpu.kubernetes.topology import Place, numa_nodes, pair_scores, path_score, read_place, read_places
 from ocigpu.settings import read_settings
+from ocigpu.sim.create import create_host
+from ocigpu.sim.models import sim_uuid
 
 ROOT = "pci0000:3a"
 SWITCH = (ROOT, "0000:3a:00.0", "0000:3b:00.0")
@@ -109,7 +111,32 @@ def test_a_host_tells_memory_and_mig_sizes(mig_host: SimulatedHost) -> None:
     assert list(sizes) == [mig.uuid for mig in facts.gpus[0].mig_devices]
     assert [size.gi_slices for size in sizes.values()] == [3, 1]
     assert all(size.memory_mib and size.multiprocessors for size in sizes.values())
-    assert (found.levels, found.gpus[facts.gpus[1].uuid].migs) == ({}, {})
+    one, two = (gpu.uuid for gpu in facts.gpus)
+    assert (found.levels, found.gpus[two].migs) == ({(one, two): 50, (two, one): 50}, {})
+
+
+@pytest.mark.parametrize(
+    ("model", "links", "switch_links", "clique"),
+    [
+        ("a100", 4, 0, ""),
+        ("h100", 0, 18, ""),
+        ("gb200", 0, 18, f"{sim_uuid('', 'gb200')[1:]}.1"),
+        ("t4", 0, 0, ""),
+    ],
+)
+def test_a_host_tells_its_connections(tmp_path: Path, model: str, links: int, switch_links: int, clique: str) -> None:
+    """Three GPUs: one is alone on its socket, the two others share one."""
+    create = {"nodes": False, "dri": False, "compat32": False, "ldcache": False}
+    facts = read_host_facts(read_settings(create_host(str(tmp_path / "host"), 3, model, **create)))
+    found = read_hardware(facts)
+    assert found.problem == ""
+    alone, *pair = facts.gpus
+    assert {found.levels[alone.uuid, gpu.uuid] for gpu in pair} == {50}
+    assert found.levels[pair[0].uuid, pair[1].uuid] == 40
+    for gpu in facts.gpus:
+        others = {other.bus_id: links for other in facts.gpus if other != gpu and links}
+        here = found.gpus[gpu.uuid]
+        assert (here.links, here.switch_links, here.clique) == (others, switch_links, clique)
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,4 @@
+import math
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,13 @@ def test_layout_of_all_gpus_and_of_none_of_the_slices() -> None:
         ("h100", ["²:1g.10gb"], 'MIG layout "²:1g.10gb": no GPU "²": indices are 0-1'),
         ("h100", ["0:4g.40gb,4g.40gb"], "8 compute slices, and a NVIDIA H100 80GB HBM3 has 7"),
         ("h100", ["0:3g.40gb,3g.40gb,1g.10gb"], "9 memory slices, and a NVIDIA H100 80GB HBM3 has 8"),
+        ("h100", ["0:1g.10gb+me,1g.10gb+me"], "do not fit into one NVIDIA H100 80GB HBM3 together"),
+        (
+            "rtxpro6000",
+            ["0:1g.24gb+me.all,1g.24gb"],
+            "do not fit into one NVIDIA RTX PRO 6000 Blackwell Server Edition",
+        ),
+        ("a30", ["0:2g.12gb,4g.24gb"], "6 compute slices, and a NVIDIA A30 has 4"),
         ("h100", ["0:1g.10gb", "0:1g.10gb"], "GPU 0 already has a layout"),
         ("h100", ["all:1g.10gb", "1:1g.10gb"], "GPU 1 already has a layout"),
     ],
@@ -86,6 +94,32 @@ def test_impossible_layout_is_refused(model: str, layouts: list[str], message: s
         make_gpus(find_model(model), 2, layouts)
     assert caught.value.code == "OCIGPU-SIM-1"
     assert message in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("model", "layout", "starts"),
+    [
+        ("h100", "1g.10gb,1g.10gb,3g.40gb", [6, 5, 0]),
+        ("h100", "2g.20gb,1g.10gb,4g.40gb", [4, 6, 0]),
+        ("h100", "3g.40gb,2g.20gb,1g.10gb+me", [4, 2, 1]),
+        ("h100", "1g.20gb,1g.20gb,1g.20gb,1g.20gb", [6, 4, 2, 0]),
+        ("a30", "1g.6gb,2g.12gb+me,1g.6gb", [3, 0, 2]),
+        ("rtxpro6000", "1g.24gb-me,2g.48gb,1g.24gb+gfx", [9, 0, 6]),
+    ],
+)
+def test_profiles_get_places_that_do_not_overlap(model: str, layout: str, starts: list[int]) -> None:
+    """Starts are those of the driver, which tries the highest first: order must not make a layout impossible."""
+    (gpu,) = make_gpus(find_model(model), 1, [f"0:{layout}"])
+    assert [device.start for device in gpu.mig_devices] == starts
+
+
+def test_profiles_are_named_by_their_share_of_the_memory() -> None:
+    """The vendor's programs make the names anew from the sizes: share of the GPU in eighths, of whole GiB."""
+    for model in MODELS.values():
+        for profile in model.mig_profiles:
+            eighths = math.ceil(profile.memory_mib * 8 / model.memory_mib)
+            gib = math.floor(math.ceil(model.memory_mib / 1024) * eighths / 8 + 0.5)
+            assert profile.name.startswith(f"{profile.compute_slices}g.{gib}gb"), (model.key, profile)
 
 
 @pytest.mark.parametrize("count", [0, -1, 65])
@@ -102,7 +136,7 @@ def test_mig_beyond_the_driver_minors_is_refused() -> None:
 def test_unknown_model_is_refused_with_the_list_of_models() -> None:
     with pytest.raises(OcigpuError, match='model "k80" is unknown') as caught:
         find_model("k80")
-    assert caught.value.hint == "models: t4, a10, a100, l4, l40s, h100, h200, b200"
+    assert caught.value.hint == "models: t4, a10, a30, a100, l4, l40s, h100, h200, b200, gb200, rtxpro6000"
 
 
 def test_mig_minors_list_every_possible_instance() -> None:

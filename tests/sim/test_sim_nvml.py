@@ -114,7 +114,7 @@ except n.NVMLError as error:
     assert done.stdout.splitlines() == [
         f"NVIDIA H100 80GB HBM3 MIG 1g.10gb {uuids[0]} 7 0 1 9984",
         f"NVIDIA H100 80GB HBM3 MIG 1g.10gb {uuids[1]} 8 0 1 9984",
-        f"NVIDIA H100 80GB HBM3 MIG 3g.40gb {uuids[2]} 1 0 3 40704",
+        f"NVIDIA H100 80GB HBM3 MIG 3g.40gb {uuids[2]} 1 0 3 40448",
         "Not Supported",
     ]
 

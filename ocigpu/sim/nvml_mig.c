@@ -1,0 +1,663 @@
+/* GPU instances and compute instances: looked at, made and destroyed; part of nvml.c.
+ *
+ * Functions take a profile's enumerator when they ask about profiles, and its id everywhere else (nvml.h). What is made
+ * is written into SIM_DIRECTORY for every other process: the state that sim_load reads, and what the kernel module and
+ * nvidia-modprobe would make, the capability in /proc and its node.
+ */
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+
+struct placement {
+    unsigned int start, size;
+};
+
+enum { GI_PROFILES = 0x12, CI_PROFILES = 9 }; /* NVML_GPU_INSTANCE_PROFILE_COUNT, NVML_COMPUTE_INSTANCE_PROFILE_COUNT */
+
+static const unsigned int ci_sizes[] = {1, 2, 3, 4, 7}; /* compute slices, by enumerator; the id is the same number */
+
+enum { CI_SIZES = sizeof ci_sizes / sizeof *ci_sizes };
+
+static nvml_return check_gi(const struct handle *gi)
+{
+    if (!references)
+        return UNINITIALIZED;
+    refresh();
+    return !is_instance(gi, 1) ? INVALID_ARGUMENT : lost[gi->gpu] ? GPU_IS_LOST : SUCCESS;
+}
+
+static nvml_return check_ci(const struct handle *ci)
+{
+    refresh();
+    REQUIRE(check(ci));
+    return ci->mig ? SUCCESS : INVALID_ARGUMENT;
+}
+
+/* Find the profile with this id (of_id) or enumerator on a GPU in whatever mode. */
+static nvml_return find_profile(const struct handle *device, unsigned int wanted, int of_id, int *found)
+{
+    REQUIRE(check_gpu(device));
+    for (*found = 0; *found < SIM_PROFILES; ++*found)
+        if ((of_id ? sim_profiles[*found].id : sim_profiles[*found].enumerator) == wanted)
+            return SUCCESS;
+    return SIM_PROFILES && (of_id || wanted >= GI_PROFILES) ? INVALID_ARGUMENT : NOT_SUPPORTED;
+}
+
+/* As find_profile by id, of a GPU in MIG mode. */
+static nvml_return find_usable(const struct handle *device, unsigned int id, const void *result, int *found)
+{
+    REQUIRE(find_profile(device, id, 1, found));
+    refresh();
+    return !result ? INVALID_ARGUMENT : MIG_MODE(device) ? SUCCESS : NOT_SUPPORTED;
+}
+
+/* Find a size of compute instances that the GPU instance can have: a 4g is not cut into three. */
+static nvml_return find_size(const struct handle *gi, unsigned int number, const void *result, unsigned int *size)
+{
+    REQUIRE(check_gi(gi));
+    if (!result || number >= CI_PROFILES)
+        return INVALID_ARGUMENT;
+    if (number >= CI_SIZES || ci_sizes[number] > PROFILE(gi)->slices || (number == 2 && PROFILE(gi)->slices == 4))
+        return NOT_SUPPORTED;
+    *size = ci_sizes[number];
+    return SUCCESS;
+}
+
+static unsigned int bits(unsigned int start, unsigned int size) { return ((1u << size) - 1) << start; }
+
+/* Return the memory slices of a GPU that are in use, or the compute slices of a GPU instance; fill how many instances
+ * of one kind there are, and the engines that they all have. */
+static unsigned int used(int gpu, int gi, int profile, unsigned int *count, unsigned int *engines)
+{
+    unsigned int taken = 0, engine;
+    int i;
+
+    *count = 0;
+    for (i = 0; i < sim_count; i++) {
+        const struct sim_instance *mig = &sim_instances[i];
+
+        if (mig->gpu != gpu || (gi < 0 ? mig->ci >= 0 : mig->gi != gi || mig->ci < 0))
+            continue;
+        *count += mig->profile == profile;
+        taken |= gi < 0 ? bits((unsigned int)mig->start, sim_profiles[mig->profile].size)
+                        : bits((unsigned int)mig->ci_start, (unsigned int)mig->ci_slices);
+        for (engine = 0; engines && engine < 5; engine++)
+            engines[engine] += sim_profiles[mig->profile].engines[engine];
+    }
+    return taken;
+}
+
+/* Return whether the GPU has what one more instance of this profile needs besides memory slices. */
+static int has_engines(int gpu, int profile)
+{
+    const struct sim_profile *whole = sim_profiles, *one = &sim_profiles[profile];
+    unsigned int there[5] = {0}, count, i;
+
+    for (i = 1; i < SIM_PROFILES; i++)
+        whole = sim_profiles[i].slices > whole->slices ? &sim_profiles[i] : whole;
+    used(gpu, -1, profile, &count, there);
+    for (i = 0; i < 5; i++)
+        if (there[i] + one->engines[i] > whole->engines[i])
+            return 0;
+    return count < one->most;
+}
+
+struct gi_profile {
+    unsigned int numbers[10];
+    unsigned long long memory_mib;
+};
+
+struct gi_profile_v2 {
+    unsigned int version, numbers[10];
+    unsigned long long memory_mib;
+    char name[96];
+};
+
+struct gi_profile_v3 {
+    unsigned int version, numbers[9];
+    unsigned long long memory_mib;
+    char name[96];
+    unsigned int capabilities;
+};
+
+static void fill_gi_profile(int number, struct gi_profile *info)
+{
+    const struct sim_profile *profile = &sim_profiles[number];
+    unsigned int numbers[] = {profile->id, 0, profile->slices, profile->most, profile->multiprocessors};
+
+    memcpy(info->numbers, numbers, sizeof numbers);
+    memcpy(info->numbers + 5, profile->engines, sizeof profile->engines);
+    info->memory_mib = profile->memory_mib;
+}
+
+EXPORT nvml_return nvmlDeviceGetGpuInstanceProfileInfo(const struct handle *device, unsigned int profile,
+                                                       struct gi_profile *info)
+{
+    int number;
+
+    REQUIRE(find_profile(device, profile, 0, &number));
+    if (!info)
+        return INVALID_ARGUMENT;
+    fill_gi_profile(number, info);
+    return SUCCESS;
+}
+
+static nvml_return give_gi_profile(int number, void *result)
+{
+    struct gi_profile plain;
+    struct gi_profile_v2 *two = result;
+    struct gi_profile_v3 *three = result;
+
+    if (!result)
+        return INVALID_ARGUMENT;
+    fill_gi_profile(number, &plain);
+    if (two->version == (sizeof *two | 2u << 24)) {
+        memcpy(two->numbers, plain.numbers, sizeof plain.numbers);
+        two->memory_mib = plain.memory_mib;
+        snprintf(two->name, sizeof two->name, "MIG %s", sim_profiles[number].name);
+    } else if (three->version == (sizeof *three | 3u << 24)) {
+        three->numbers[0] = plain.numbers[0];
+        memcpy(three->numbers + 1, plain.numbers + 2, sizeof plain.numbers - 2 * sizeof *plain.numbers);
+        three->memory_mib = plain.memory_mib;
+        snprintf(three->name, sizeof three->name, "MIG %s", sim_profiles[number].name);
+        three->capabilities = strstr(three->name, "+gfx") ? 2 : 0; /* NVML_GPU_INSTANCE_PROFILE_CAPS_GFX */
+    } else {
+        return VERSION_MISMATCH;
+    }
+    return SUCCESS;
+}
+
+/* A function that describes a profile, named by its enumerator or (of_id) by its id. */
+#define GI_PROFILE(name, of_id)                                                                 \
+    EXPORT nvml_return name(const struct handle *device, unsigned int profile, void *info)      \
+    {                                                                                           \
+        int number;                                                                             \
+                                                                                                \
+        REQUIRE(find_profile(device, profile, of_id, &number));                                 \
+        return give_gi_profile(number, info);                                                   \
+    }
+
+GI_PROFILE(nvmlDeviceGetGpuInstanceProfileInfoV, 0)
+GI_PROFILE(nvmlDeviceGetGpuInstanceProfileInfoByIdV, 1)
+
+EXPORT nvml_return nvmlDeviceGetGpuInstancePossiblePlacements_v2(const struct handle *device, unsigned int id,
+                                                                 struct placement *list, unsigned int *count)
+{
+    unsigned int start, found = 0;
+    int number;
+
+    REQUIRE(find_usable(device, id, count, &number));
+    for (start = 0; start < SIM_MEMORY_SLICES; start++)
+        if (sim_profiles[number].starts >> start & 1 && found++ < *count && list)
+            list[found - 1] = (struct placement){start, sim_profiles[number].size};
+    if (list && found > *count)
+        return INSUFFICIENT_SIZE;
+    *count = found;
+    return SUCCESS;
+}
+
+ALIAS(nvmlDeviceGetGpuInstancePossiblePlacements, nvmlDeviceGetGpuInstancePossiblePlacements_v2)
+
+/* Return the highest slice that an instance can start at, as the driver does, -1 for none. */
+static int free_start(unsigned int starts, unsigned int size, unsigned int taken)
+{
+    int start;
+
+    for (start = 31; start >= 0 && !(starts >> start & 1 && !(bits((unsigned int)start, size) & taken)); start--)
+        ;
+    return start;
+}
+
+EXPORT nvml_return nvmlDeviceGetGpuInstanceRemainingCapacity(const struct handle *device, unsigned int id,
+                                                             unsigned int *result)
+{
+    unsigned int taken, count;
+    int number, start;
+
+    REQUIRE(find_usable(device, id, result, &number));
+    taken = used(device->gpu, -1, number, &count, NULL);
+    *result = 0;
+    if (!has_engines(device->gpu, number))
+        return SUCCESS;
+    while ((start = free_start(sim_profiles[number].starts, sim_profiles[number].size, taken)) >= 0) {
+        taken |= bits((unsigned int)start, sim_profiles[number].size);
+        *result += *result + count < sim_profiles[number].most;
+    }
+    return SUCCESS;
+}
+
+/* What changes */
+
+/* Lock the host's state and read it; return the lock or -1 when this process may not change it. */
+static int lock_state(void)
+{
+    int lock = open(SIM_DIRECTORY "/proc/driver", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+
+    if (lock >= 0 && (access(SIM_DIRECTORY "/proc/driver", W_OK) || flock(lock, LOCK_EX))) {
+        close(lock);
+        lock = -1;
+    }
+    refresh();
+    return lock;
+}
+
+static int write_text(const char *path, mode_t mode, const char *text, size_t size)
+{
+    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, mode), written;
+
+    if (fd < 0)
+        return 0;
+    written = fchmod(fd, mode) == 0 && write(fd, text, size) == (ssize_t)size;
+    return close(fd) == 0 && written;
+}
+
+static nvml_return store(void)
+{
+    static char text[SIM_MOST * 80 + 4096];
+    const char *draft = SIM_DIRECTORY SIM_STATE ".new";
+    size_t at = 0;
+    int i;
+
+    for (i = 0; i < SIM_GPUS; i++)
+        at += (size_t)snprintf(text + at, sizeof text - at, "mode %d %d\n", i, sim_mig_mode[i]);
+    for (i = 0; i < sim_count; i++) {
+        const struct sim_instance *mig = &sim_instances[i];
+
+        at += (size_t)snprintf(text + at, sizeof text - at, "mig %d %d %d %d %d %d %d %s\n", mig->gpu, mig->gi,
+                               mig->profile, mig->start, mig->ci, mig->ci_slices, mig->ci_start, mig->uuid);
+    }
+    i = write_text(draft, 0644, text, at) && rename(draft, SIM_DIRECTORY SIM_STATE) == 0;
+    *sim_last = 0; /* what is in force is what the file says now */
+    refresh();
+    return i ? SUCCESS : NO_PERMISSION;
+}
+
+/* Make (or remove) what the kernel module shows of an instance, and its node. */
+static void show(const struct sim_instance *mig, int make)
+{
+    const char *devices[] = {SIM_DIRECTORY "/dev", view.directory}, *magic = SIM_MAGIC "\n";
+    int minor = sim_minor(mig->gpu, mig->gi, mig->ci), i, size;
+    unsigned int number = SIM_CAPS_MAJOR << 8 | (minor & 0xFF) | (minor & ~0xFF) << 12; /* as the kernel takes it */
+    char path[4200], text[128];
+
+    size = snprintf(path, sizeof path, SIM_DIRECTORY "/proc/driver/nvidia/capabilities/gpu%d/mig/gi%d", mig->gpu,
+                    mig->gi);
+    if (mig->ci >= 0)
+        size += snprintf(path + size, sizeof path - (size_t)size, "/ci%d", mig->ci);
+    if (make)
+        mkdir(path, 0755);
+    snprintf(path + size, sizeof path - (size_t)size, "/access");
+    size = snprintf(text, sizeof text, "DeviceFileMinor: %d\nDeviceFileMode: 292\nDeviceFileModify: 1\n", minor);
+    if (make) {
+        write_text(path, 0444, text, (size_t)size);
+    } else {
+        unlink(path);
+        *strrchr(path, '/') = 0;
+        rmdir(path);
+    }
+    for (i = 0; i < 2; i++) {
+        snprintf(path, sizeof path, "%s/nvidia-caps/nvidia-cap1", devices[i]);
+        size = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a file that stands for a node can be opened */
+        snprintf(path, sizeof path, "%s/nvidia-caps/nvidia-cap%d", devices[i], minor);
+        if (!make)
+            unlink(path);
+        else if (size >= 0)
+            write_text(path, 0444, magic, strlen(magic));
+        else if (syscall(SYS_mknodat, AT_FDCWD, path, S_IFCHR | 0444, number) == 0)
+            chmod(path, 0444);
+        if (size >= 0)
+            close(size);
+    }
+}
+
+static nvml_return add(struct sim_instance *mig, struct handle **result)
+{
+    struct handle *made = slot(mig);
+
+    if (sim_count == SIM_MOST)
+        return INSUFFICIENT_RESOURCES;
+    show(mig, 1);
+    sim_instances[sim_count++] = *mig;
+    if (store() != SUCCESS) {
+        show(mig, 0);
+        return NO_PERMISSION;
+    }
+    *result = made;
+    return SUCCESS;
+}
+
+static nvml_return take_away(const struct handle *handle)
+{
+    struct sim_instance gone = *handle->mig;
+
+    sim_count--;
+    memmove(&sim_instances[handle->mig - sim_instances], handle->mig + 1,
+            (size_t)(&sim_instances[sim_count] - handle->mig) * sizeof gone);
+    REQUIRE(store());
+    show(&gone, 0);
+    return SUCCESS;
+}
+
+/* Do something under the lock. */
+#define LOCKED(what)                                          \
+    do {                                                      \
+        int lock = lock_state();                              \
+        nvml_return done = lock < 0 ? NO_PERMISSION : (what); \
+                                                              \
+        if (lock >= 0)                                        \
+            close(lock);                                      \
+        return done;                                          \
+    } while (0)
+
+static nvml_return set_mode(const struct handle *device, unsigned int mode)
+{
+    int i;
+
+    for (i = 0; i < sim_count; i++)
+        if (!mode && sim_instances[i].gpu == device->gpu)
+            return IN_USE;
+    sim_mig_mode[device->gpu] = (int)mode;
+    return store();
+}
+
+/* The real one resets the GPU where that is needed. */
+EXPORT nvml_return nvmlDeviceSetMigMode(const struct handle *device, unsigned int mode, unsigned int *activation)
+{
+    REQUIRE(check_gpu(device));
+    if (!activation || mode > 1)
+        return INVALID_ARGUMENT;
+    if (!SIM_PROFILES || device->gpu >= SIM_MIG_GPUS)
+        return NOT_SUPPORTED;
+    *activation = SUCCESS;
+    LOCKED(set_mode(device, mode));
+}
+
+/* Make a GPU instance, at the highest free place without a given one. Ids are given by size: the whole GPU has 0, its
+ * halves have 1 and 2, and so on. */
+static nvml_return make_gi(int gpu, int number, const struct placement *place, struct handle **result)
+{
+    const struct sim_profile *profile = &sim_profiles[number];
+    int share = SIM_MEMORY_SLICES / (int)(profile->size ? profile->size : 1);
+    unsigned int count, taken = used(gpu, -1, number, &count, NULL);
+    struct sim_instance mig = {gpu, share - 1, number, 0, -1, 0, 0, "-"};
+
+    if (place && (place->size != profile->size || place->start > 31 || !(profile->starts >> place->start & 1)))
+        return INVALID_ARGUMENT;
+    mig.start = free_start(place ? 1u << place->start : profile->starts, profile->size, taken);
+    while (mig.gi < 2 * share - 1 && instances[gpu][mig.gi][0].mig)
+        mig.gi++;
+    if (mig.start < 0 || mig.gi == 2 * share - 1 || !has_engines(gpu, number))
+        return INSUFFICIENT_RESOURCES;
+    return add(&mig, result);
+}
+
+EXPORT nvml_return nvmlDeviceCreateGpuInstanceWithPlacement(const struct handle *device, unsigned int id,
+                                                            const struct placement *place, struct handle **gi)
+{
+    int number;
+
+    REQUIRE(find_usable(device, id, gi, &number));
+    LOCKED(make_gi(device->gpu, number, place, gi));
+}
+
+EXPORT nvml_return nvmlDeviceCreateGpuInstance(const struct handle *device, unsigned int id, struct handle **gi)
+{
+    return nvmlDeviceCreateGpuInstanceWithPlacement(device, id, NULL, gi);
+}
+
+static nvml_return remove_gi(const struct handle *gi)
+{
+    unsigned int count;
+
+    REQUIRE(check_gi(gi));
+    return used(gi->gpu, gi->mig->gi, 0, &count, NULL) ? IN_USE : take_away(gi);
+}
+
+EXPORT nvml_return nvmlGpuInstanceDestroy(const struct handle *gi)
+{
+    REQUIRE(check_gi(gi));
+    LOCKED(remove_gi(gi));
+}
+
+/* Fill a list with handles: of GPU instances of one profile on a GPU, or of compute instances of one size. */
+static nvml_return list_instances(int gpu, int gi, int kind, unsigned int *count, struct handle **list)
+{
+    int i;
+
+    *count = 0;
+    for (i = 0; i < sim_count; i++) {
+        const struct sim_instance *mig = &sim_instances[i];
+
+        if (mig->gpu == gpu && slot(mig)->mig &&
+            (gi < 0 ? mig->ci < 0 && mig->profile == kind : mig->gi == gi && mig->ci >= 0 && mig->ci_slices == kind))
+            list[(*count)++] = slot(mig);
+    }
+    return SUCCESS;
+}
+
+EXPORT nvml_return nvmlDeviceGetGpuInstances(const struct handle *device, unsigned int id, struct handle **list,
+                                             unsigned int *count)
+{
+    int number;
+
+    REQUIRE(find_usable(device, id, list, &number));
+    return count ? list_instances(device->gpu, -1, number, count, list) : INVALID_ARGUMENT;
+}
+
+EXPORT nvml_return nvmlDeviceGetGpuInstanceById(const struct handle *device, unsigned int id, struct handle **gi)
+{
+    REQUIRE(check_gpu(device));
+    if (!gi)
+        return INVALID_ARGUMENT;
+    if (!SIM_PROFILES)
+        return NOT_SUPPORTED;
+    refresh();
+    if (id >= SIM_GIS || !instances[device->gpu][id][0].mig)
+        return NOT_FOUND;
+    *gi = &instances[device->gpu][id][0];
+    return SUCCESS;
+}
+
+struct gi_info {
+    struct handle *device;
+    unsigned int id, profile;
+    struct placement place;
+};
+
+static struct handle *parent(const struct handle *instance)
+{
+    struct handle *device = devices;
+
+    while (device->gpu != instance->gpu)
+        device++;
+    return device;
+}
+
+EXPORT nvml_return nvmlGpuInstanceGetInfo(const struct handle *gi, struct gi_info *info)
+{
+    REQUIRE(check_gi(gi));
+    if (!info)
+        return INVALID_ARGUMENT;
+    *info = (struct gi_info){
+        parent(gi), (unsigned int)gi->mig->gi, PROFILE(gi)->id, {(unsigned int)gi->mig->start, PROFILE(gi)->size}};
+    return SUCCESS;
+}
+
+struct ci_profile {
+    unsigned int numbers[9];
+};
+
+struct ci_profile_v2 {
+    unsigned int version, numbers[9];
+    char name[96];
+    unsigned int capabilities; /* of version 3 */
+};
+
+EXPORT nvml_return nvmlGpuInstanceGetComputeInstanceProfileInfo(const struct handle *gi, unsigned int profile,
+                                                                unsigned int engines, struct ci_profile *info)
+{
+    unsigned int size;
+
+    REQUIRE(find_size(gi, profile, info, &size));
+    if (engines)
+        return NOT_SUPPORTED;
+    *info = (struct ci_profile){{profile, size, PROFILE(gi)->slices / size, multiprocessors(PROFILE(gi), (int)size)}};
+    memcpy(info->numbers + 4, PROFILE(gi)->engines, sizeof PROFILE(gi)->engines);
+    return SUCCESS;
+}
+
+EXPORT nvml_return nvmlGpuInstanceGetComputeInstanceProfileInfoV(const struct handle *gi, unsigned int profile,
+                                                                 unsigned int engines, struct ci_profile_v2 *info)
+{
+    unsigned int version = info ? info->version >> 24 : 0, size;
+    struct ci_profile plain;
+    struct sim_instance named;
+
+    REQUIRE(find_size(gi, profile, info, &size));
+    if ((version != 2 || (info->version & 0xFFFFFF) != offsetof(struct ci_profile_v2, capabilities)) &&
+        (version != 3 || (info->version & 0xFFFFFF) != sizeof *info))
+        return VERSION_MISMATCH;
+    REQUIRE(nvmlGpuInstanceGetComputeInstanceProfileInfo(gi, profile, engines, &plain));
+    memcpy(info->numbers, plain.numbers, sizeof plain.numbers);
+    named = *gi->mig;
+    named.ci_slices = (int)size;
+    memcpy(info->name, "MIG ", 4);
+    sim_mig_name(&named, info->name + 4, sizeof info->name - 4);
+    if (version == 3)
+        info->capabilities = strstr(info->name, "+gfx") ? 1 : 0; /* NVML_COMPUTE_INSTANCE_PROFILE_CAPS_GFX */
+    return SUCCESS;
+}
+
+EXPORT nvml_return nvmlGpuInstanceGetComputeInstanceRemainingCapacity(const struct handle *gi, unsigned int id,
+                                                                      unsigned int *result)
+{
+    unsigned int size, start, taken, count;
+
+    REQUIRE(find_size(gi, id, result, &size));
+    taken = used(gi->gpu, gi->mig->gi, 0, &count, NULL);
+    for (*result = start = 0; start + size <= PROFILE(gi)->slices; start++) {
+        if (bits(start, size) & taken)
+            continue;
+        taken |= bits(start, size);
+        ++*result;
+    }
+    return SUCCESS;
+}
+
+EXPORT nvml_return nvmlGpuInstanceGetComputeInstancePossiblePlacements(const struct handle *gi, unsigned int id,
+                                                                       struct placement *list, unsigned int *count)
+{
+    unsigned int size, start, found = 0;
+
+    REQUIRE(find_size(gi, id, count, &size));
+    for (start = 0; start + size <= PROFILE(gi)->slices; start++)
+        if (found++ < *count && list)
+            list[found - 1] = (struct placement){start, size};
+    if (list && found > *count)
+        return INSUFFICIENT_SIZE;
+    *count = found;
+    return SUCCESS;
+}
+
+/* Write a UUID that says which instance it is of: the same one gets the same again. */
+static void write_uuid(struct sim_instance *mig)
+{
+    unsigned long long halves[2];
+    char text[128], *c;
+    int i;
+
+    snprintf(text, sizeof text, "%s/%d/%d/%d/%d", sim_gpus[mig->gpu].uuid, mig->gi, mig->ci, mig->profile,
+             mig->ci_slices);
+    for (i = 0; i < 2; i++) { /* FNV-1a with two offsets */
+        halves[i] = 14695981039346656037ull + (unsigned int)i;
+        for (c = text; *c; c++)
+            halves[i] = (halves[i] ^ (unsigned char)*c) * 1099511628211ull;
+    }
+    snprintf(mig->uuid, sizeof mig->uuid, "MIG-%08x-%04x-5%03x-8%03x-%012llx", (unsigned int)(halves[0] >> 32),
+             (unsigned int)(halves[0] >> 16 & 0xFFFF), (unsigned int)(halves[0] & 0xFFF),
+             (unsigned int)(halves[1] >> 52), halves[1] & 0xFFFFFFFFFFFFull);
+}
+
+static nvml_return make_ci(const struct handle *gi, unsigned int size, const struct placement *place,
+                           struct handle **result)
+{
+    struct sim_instance mig = *gi->mig;
+    unsigned int count, start, taken = used(mig.gpu, mig.gi, 0, &count, NULL);
+
+    if (place && (place->size != size || place->start >= PROFILE(gi)->slices))
+        return INVALID_ARGUMENT;
+    for (start = place ? place->start : 0; bits(start, size) & taken; start++)
+        if (place)
+            return INSUFFICIENT_RESOURCES;
+    if (start + size > PROFILE(gi)->slices)
+        return INSUFFICIENT_RESOURCES;
+    mig.ci = 0;
+    while (instances[mig.gpu][mig.gi][1 + mig.ci].mig)
+        mig.ci++;
+    mig.ci_slices = (int)size;
+    mig.ci_start = (int)start;
+    write_uuid(&mig);
+    return add(&mig, result);
+}
+
+EXPORT nvml_return nvmlGpuInstanceCreateComputeInstanceWithPlacement(const struct handle *gi, unsigned int id,
+                                                                     const struct placement *place, struct handle **ci)
+{
+    unsigned int size;
+
+    REQUIRE(find_size(gi, id, ci, &size));
+    LOCKED(is_instance(gi, 1) ? make_ci(gi, size, place, ci) : INVALID_ARGUMENT);
+}
+
+EXPORT nvml_return nvmlGpuInstanceCreateComputeInstance(const struct handle *gi, unsigned int id, struct handle **ci)
+{
+    return nvmlGpuInstanceCreateComputeInstanceWithPlacement(gi, id, NULL, ci);
+}
+
+EXPORT nvml_return nvmlComputeInstanceDestroy(const struct handle *ci)
+{
+    REQUIRE(check_ci(ci));
+    LOCKED(is_instance(ci, 0) ? take_away(ci) : INVALID_ARGUMENT);
+}
+
+EXPORT nvml_return nvmlGpuInstanceGetComputeInstances(const struct handle *gi, unsigned int id, struct handle **list,
+                                                      unsigned int *count)
+{
+    unsigned int size;
+
+    REQUIRE(find_size(gi, id, list, &size));
+    return count ? list_instances(gi->gpu, gi->mig->gi, (int)size, count, list) : INVALID_ARGUMENT;
+}
+
+EXPORT nvml_return nvmlGpuInstanceGetComputeInstanceById(const struct handle *gi, unsigned int id, struct handle **ci)
+{
+    REQUIRE(check_gi(gi));
+    if (!ci)
+        return INVALID_ARGUMENT;
+    if (id >= SIM_CIS || !instances[gi->gpu][gi->mig->gi][1 + id].mig)
+        return NOT_FOUND;
+    *ci = &instances[gi->gpu][gi->mig->gi][1 + id];
+    return SUCCESS;
+}
+
+struct ci_info {
+    struct handle *device, *gi;
+    unsigned int id, profile;
+    struct placement place;
+};
+
+EXPORT nvml_return nvmlComputeInstanceGetInfo_v2(const struct handle *ci, struct ci_info *info)
+{
+    unsigned int id = 0;
+
+    REQUIRE(check_ci(ci));
+    if (!info)
+        return INVALID_ARGUMENT;
+    while (ci_sizes[id] != (unsigned int)ci->mig->ci_slices)
+        id++;
+    *info = (struct ci_info){parent(ci), &instances[ci->gpu][ci->mig->gi][0], (unsigned int)ci->mig->ci, id,
+                             {(unsigned int)ci->mig->ci_start, (unsigned int)ci->mig->ci_slices}};
+    return SUCCESS;
+}
+
+ALIAS(nvmlComputeInstanceGetInfo, nvmlComputeInstanceGetInfo_v2)
