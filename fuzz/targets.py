@@ -486,14 +486,14 @@ _JSON = ("{", "}", "[", "]", '":', '","', "null", "true", "1e999", "\\ud800", "\
 _CONFIG = (
     '"process"', '"env"', '"capabilities"', '"bounding"', '"linux"', '"resources"', '"devices"', '"hooks"',
     '"prestart"', '"root"', '"path"', '"mounts"', '"destination"', '"source"', '"namespaces"', '"type"', '"mount"',
-    '"annotations"', "ocigpu/declared", "maskedPaths", "readonlyPaths", "/proc/driver/nvidia", "cdi.k8s.io/",
+    '"annotations"', "ocigpu/declared", "maskedPaths", "readonlyPaths", "/proc/driver/nvidia", "cdi.k8s.io/p_",
 )  # fmt: skip
 _VARIABLES = (
     "NVIDIA_VISIBLE_DEVICES=", "NVIDIA_DRIVER_CAPABILITIES=", "NVIDIA_REQUIRE_CUDA=", "NVIDIA_DISABLE_REQUIRE=",
     "NVIDIA_MIG_CONFIG_DEVICES=all", "NVIDIA_MIG_MONITOR_DEVICES=all", "NVIDIA_IMEX_CHANNELS=", "CUDA_VERSION=",
     "NVIDIA_GDS=enabled", "DOCKER_RESOURCE_GPU=", "CAP_SYS_ADMIN", "all", "none", "void", "GPU-", "MIG-GPU-",
     "nvidia.com/gpu=", "runtime.nvidia.com/gpu=", "/var/run/nvidia-container-devices/", "cdi/", "imex/",
-    "cdi.k8s.io/", "compute,utility", "0:1",
+    "cdi.k8s.io/p_", "compute,utility", "0:1",
 )  # fmt: skip
 _CDI = (
     "cdiVersion", "kind", "devices", "name", "containerEdits", "env", "deviceNodes", "path", "hostPath", "mounts",
