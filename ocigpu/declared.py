@@ -4,6 +4,7 @@ Kept apart from what makes it of a plan (:mod:`ocigpu.declare`), because most st
 """
 
 import os
+from binascii import crc32
 
 from ocigpu import rawjson
 from ocigpu.spec import DECLARED, HOOK_ENVIRONMENT, add_rules, find, get_list, get_object, get_rules, has_user_namespace
@@ -206,15 +207,19 @@ def edit_declared(
         entry = {"path": "/bin/sh", "args": words, "env": list(HOOK_ENVIRONMENT)}
         hooks["prestart"] = [*find(hooks, "prestart", list, "hooks.prestart"), entry]
         config["hooks"] = hooks
-    annotations[DECLARED] = rawjson.dump(
-        {
-            "devices": [entry["path"] for entry in nodes],
-            "rules": [[rule["major"], rule["minor"]] for rule in declared.rules] if declare_rules else [],
-            "mounts": [[entry["destination"], entry["source"]] for entry in added],
-            "maskedPaths": new_masked,
-            "readonlyPaths": new_read_only,
-        }
-    )
+    ours: list[tuple[str, Key]] = [
+        *(("devices", (str(entry["path"]),)) for entry in nodes),
+        *(("rules", (rule["major"], rule["minor"])) for rule in declared.rules if declare_rules),
+        *(("mounts", (entry["destination"], entry["source"])) for entry in added),
+        *(("maskedPaths", (path,)) for path in new_masked),
+        *(("readonlyPaths", (path,)) for path in new_read_only),
+    ]
+    annotations[DECLARED] = " ".join(_digest(kind, key) for kind, key in ours)
+
+
+def _digest(kind: str, key: "Key") -> str:
+    """Return what stands in the annotation for an entry of a list: every hook gets all annotations, so it is short."""
+    return f"{crc32(rawjson.dump([kind, *key]).encode()):08x}"
 
 
 def take_back(config: "dict[str, Any]") -> None:
@@ -225,36 +230,47 @@ def take_back(config: "dict[str, Any]") -> None:
     What had been replaced is not put back: an engine writes a new configuration for another container.
     """
     annotations = get_object(config, "annotations")
-    text = annotations.pop(DECLARED, None)
-    try:
-        listed = rawjson.parse(text) if isinstance(text, str) else {}
-    except (ValueError, RecursionError):  # not written by us
-        return
+    left = _read_annotation(annotations.pop(DECLARED, None))
     linux = get_object(config, "linux")
-    _remove(get_list(linux, "devices"), get_list(listed, "devices"), _node_key)
-    _remove(get_rules(config), get_list(listed, "rules"), _rule_key)
-    _remove(get_list(config, "mounts"), get_list(listed, "mounts"), _mount_key)
+    _remove(get_list(linux, "devices"), "devices", left, _node_key)
+    _remove(get_rules(config), "rules", left, _rule_key)
+    _remove(get_list(config, "mounts"), "mounts", left, _mount_key)
     for name in ("maskedPaths", "readonlyPaths"):
-        _remove(get_list(linux, name), get_list(listed, name), _path_key)
+        _remove(get_list(linux, name), name, left, _path_key)
     hooks = get_list(get_object(config, "hooks"), "prestart")
     hooks[:] = [entry for entry in hooks if SIMULATED_PROC not in get_list(entry, "args")]
 
 
-def _remove(entries: "list[Any]", keys: "list[Any]", key_of: "Callable[[Any], Key]") -> None:
-    """Remove one entry for each key, the last one that has it: ours come after others.
+def _read_annotation(text: "Any") -> "dict[str, int]":
+    """Return how often each digest stands in the annotation; one of an earlier version has the entries themselves."""
+    words: list[str] = []
+    if isinstance(text, str) and text.startswith("{"):
+        try:
+            listed = rawjson.parse(text)
+        except (ValueError, RecursionError):  # not written by us
+            listed = {}
+        for kind in ("devices", "rules", "mounts", "maskedPaths", "readonlyPaths"):
+            keys = [_key(*item) if isinstance(item, list) else _key(item) for item in get_list(listed, kind)]
+            words += [_digest(kind, key) for key in keys if key]
+    elif isinstance(text, str):
+        words = text.split()
+    left: dict[str, int] = {}
+    for word in words:
+        left[word] = left.get(word, 0) + 1
+    return left
+
+
+def _remove(entries: "list[Any]", kind: str, left: "dict[str, int]", key_of: "Callable[[Any], Key]") -> None:
+    """Remove one entry for each digest that is ``left``, the last one that has it: ours come after others.
 
     Time grows with the lengths of both lists, not with their product: who writes one need not be who writes the other.
     """
-    wanted: dict[Key, int] = {}
-    for item in keys:
-        key = _key(*item) if isinstance(item, list) else _key(item)
-        wanted[key] = wanted.get(key, 0) + 1
-    wanted[()] = 0
     kept = []
     for entry in reversed(entries):
         key = key_of(entry)
-        if wanted.get(key):
-            wanted[key] -= 1
+        digest = _digest(kind, key) if key and left else ""
+        if left.get(digest):
+            left[digest] -= 1
         else:
             kept.append(entry)
     entries[:] = reversed(kept)

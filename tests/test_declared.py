@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.jsondiff import render_exactly
 
+from ocigpu import declared as declared_module
 from ocigpu import rawjson
 from ocigpu.declare import declare
-from ocigpu.declared import OWN_OPTIONS, SIMULATED_PROC, Declared, edit_declared, take_back, why_hook
+from ocigpu.declared import OWN_OPTIONS, PROC_DRIVER, SIMULATED_PROC, Declared, edit_declared, take_back, why_hook
 from ocigpu.errors import SpecError
 from ocigpu.facts import HostFacts, ImageFacts, facts_from_json
 from ocigpu.plan import make_plan
@@ -348,6 +349,53 @@ def test_entries_of_the_user_that_are_like_ours_stay() -> None:
     assert after["mounts"] == config["mounts"]
     for part in ("devices", "maskedPaths", "readonlyPaths"):
         assert after["linux"][part] == config["linux"][part], part
+
+
+@pytest.mark.parametrize(("host", "devices", "most"), [("a100-8", "all", 1024), ("h200-64", "all", 2048)])
+def test_the_annotation_is_short(host: str, devices: str, most: int) -> None:
+    """Every hook of the container gets it on standard input, with the state."""
+    config = edited(read_bundle("docker-0-2"), declared_for(devices, "all", host))
+    assert len(json.dumps(config["annotations"][DECLARED])) < most
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("options", [{}, {"bind_nodes": True}, {"declare_rules": False}], ids=str)
+def test_what_an_earlier_version_has_listed_is_taken_back_too(name: str, options: dict[str, bool]) -> None:
+    declared = declared_for("all", "all", "l4-2-drm")
+    config = read_bundle(name)
+    new = edited(config, declared, **options)
+    old = copy.deepcopy(new)
+    linux = old["linux"]
+    paths = {part: [path for path in linux[part] if PROC_DRIVER in path] for part in ("maskedPaths", "readonlyPaths")}
+    rules = [[rule["major"], rule["minor"]] for rule in declared.rules] if options.get("declare_rules", True) else []
+    mounts = old["mounts"][len(config["mounts"]) :]
+    old["annotations"][DECLARED] = json.dumps(
+        {
+            "devices": [entry["path"] for entry in linux["devices"][len(config["linux"].get("devices") or ()) :]],
+            "rules": rules,
+            "mounts": [[entry["destination"], entry["source"]] for entry in mounts],
+            **paths,
+        }
+    )
+    take_back(new)
+    take_back(old)
+    assert render_exactly(old) == render_exactly(new)
+
+
+def test_digests_of_what_the_engine_has_put_there_take_nothing_away() -> None:
+    config = read_bundle("docker-0-2")
+    before = copy.deepcopy(config)
+    keys = [
+        *(("mounts", (entry["destination"], entry["source"])) for entry in config["mounts"]),
+        *(
+            ("rules", (entry.get("major", 0), entry.get("minor", 0)))
+            for entry in config["linux"]["resources"]["devices"]
+        ),
+        *((part, (path,)) for part in ("maskedPaths", "readonlyPaths") for path in config["linux"][part]),
+    ]
+    config["annotations"] = {DECLARED: " ".join(declared_module._digest(kind, key) for kind, key in keys)}
+    take_back(config)
+    assert config == {**before, "annotations": {}}
 
 
 FORGED = {
