@@ -236,12 +236,14 @@ def test_files_for_graphics_need_the_hook_in_a_user_namespace_only(capabilities:
 
 
 def test_a_node_that_the_host_lacks_needs_the_hook_where_nodes_are_mounted() -> None:
-    declared = declared_for("0", host="h100-4-imex", NVIDIA_IMEX_CHANNELS="1000")
-    assert [path for path, host_path, *_ in declared.nodes if not host_path] == [
-        "/dev/nvidia-caps-imex-channels/channel1000"
-    ]
+    facts = read_host("a100-8")
+    gpus = [gpu._replace(node=gpu.node and gpu.node._replace(host_path="")) for gpu in facts.gpus]
+    facts = facts._replace(gpus=tuple(gpus))
+    request = request_from_variables({"NVIDIA_VISIBLE_DEVICES": "0"}, Settings())
+    declared = declare(make_plan(facts, request, Settings(), DEBIAN, "spec"), facts)
+    assert [path for path, host_path, *_ in declared.nodes if not host_path] == ["/dev/nvidia0"]
     assert reason(declared, read_bundle("docker-0-2")) == ""
-    assert "channel1000" in reason(declared, read_bundle("docker-0-2"), bind_nodes=True)
+    assert "/dev/nvidia0" in reason(declared, read_bundle("docker-0-2"), bind_nodes=True)
 
 
 @pytest.mark.parametrize(("compat", "needed"), [("/usr/local/cuda/compat", True), ("", False)])
