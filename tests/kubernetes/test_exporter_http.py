@@ -126,7 +126,7 @@ def test_instances_have_series_of_their_own(h100: SimulatedHost, tmp_path: Path)
     used = {
         (labels["gpu"], labels.get("GPU_I_PROFILE"), labels.get("GPU_I_ID")): number for labels, number in page[USED]
     }
-    assert used == {("0", None, None): 0, ("1", "1g.10gb", "7"): 9984 // 2, ("1", "3g.40gb", "1"): 40704 // 2}
+    assert used == {("0", None, None): 0, ("1", "1g.10gb", "7"): 9984 // 2, ("1", "3g.40gb", "1"): 40448 // 2}
     assert len(page[TEMPERATURE]) == 3
     assert [labels["gpu"] for labels, _ in page[UTIL]] == ["0"], "there is no such number with MIG"
     assert value(page, ACTIVE, gpu="1", GPU_I_ID="7") == 0.5
@@ -192,7 +192,7 @@ def test_gpus_of_resource_claims_have_their_pods(h100: SimulatedHost, tmp_path: 
     names = ["k8s.gpu.nvidia.com/claim=1-gpu-0", "k8s.gpu.nvidia.com/device=gpu-0"]
     claims = [
         ["a", "train", "main", "mine", "gpu.nvidia.com", "node-1", "gpu-0", names],
-        ["b", "small", "web", "cut", "gpu.nvidia.com", "node-1", "gpu-1-mig-3g40gb-9-4", []],
+        ["b", "small", "web", "cut", "gpu.nvidia.com", "node-1", "gpu-1-mig-3g40gb-9-0", []],
         ["b", "net", "web", "nic", "net.example.com", "node-1", "gpu-0", []],
     ]
     with (
