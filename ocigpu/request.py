@@ -101,7 +101,7 @@ def parse_request(config: "dict[str, Any]", settings: Settings, bundle: str = ""
     process = _mapping(config, "process")
     swarm = tuple(filter(None, map(str.strip, settings.swarm_resource.split(","))))
     variables = _read_variables(process.get("env"), swarm)
-    asker = Asker(settings, _is_privileged(process))
+    asker = Asker(settings, is_privileged(config))
     notes: list[str] = []
 
     mounted: tuple[str, ...] = ()
@@ -226,9 +226,9 @@ def _read_variables(env: "Any", swarm: tuple[str, ...]) -> "Variables":
     return variables
 
 
-def _is_privileged(process: "dict[str, Any]") -> bool:
+def is_privileged(config: "dict[str, Any]") -> bool:
     """Return whether the bounding set has CAP_SYS_ADMIN: an object of sets, or one list before OCI 1.0.0-rc5."""
-    capabilities = process.get("capabilities")
+    capabilities = _mapping(config, "process").get("capabilities")
     bounding = capabilities.get("bounding") if isinstance(capabilities, dict) else capabilities
     return isinstance(bounding, list) and "CAP_SYS_ADMIN" in bounding
 

@@ -1,13 +1,18 @@
 """What a container may ask for: every source, kind and setting against rules that are said here once more in words."""
 
 import itertools
+import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
 
 from ocigpu import gate
+from ocigpu.actions import Node
+from ocigpu.containers.live import Live, plan_for
 from ocigpu.errors import RequestError
+from ocigpu.facts import ImageFacts, facts_from_json
 from ocigpu.request import Request, parse_request
 from ocigpu.settings import Settings
 
@@ -266,6 +271,27 @@ def test_an_annotation_that_is_not_obeyed_leaves_the_other_ways_as_they_are() ->
     document["process"]["env"] = [f"{DEVICES}=all"]
     request = parse_request(document, settings)
     assert (request.devices, len(request.notes)) == (("1",), 1)
+
+
+@pytest.mark.parametrize("accepted", [False, True])
+def test_a_gpu_that_is_attached_brings_no_more_than_the_image_may_ask_for(accepted: bool) -> None:
+    settings = Settings(accept_nvidia_visible_devices_envvar_when_unprivileged=accepted)
+    document: dict[str, Any] = {
+        "process": {"env": ["NVIDIA_GDS=enabled", "NVIDIA_IMEX_CHANNELS=0"]},
+        "linux": {"namespaces": [{"type": "mount"}]},
+    }
+    facts = facts_from_json(json.loads((Path(__file__).parent / "bundles/hosts/h100-4-imex.json").read_text()))
+    nobody: Any = SimpleNamespace(bundle="")
+    live = Live(nobody, nobody, document, settings, facts, ImageFacts(), nobody)
+    nodes = {
+        action.node.container_path
+        for action in plan_for(live, [facts.gpus[1].uuid]).actions
+        if isinstance(action, Node)
+    }
+    assert "/dev/nvidia1" in nodes
+    assert {"/dev/nvidia-fs0", "/dev/nvidia-caps-imex-channels/channel0"} & nodes == (
+        {"/dev/nvidia-fs0", "/dev/nvidia-caps-imex-channels/channel0"} if accepted else set()
+    )
 
 
 def test_the_gate_has_every_kind_and_source_once() -> None:

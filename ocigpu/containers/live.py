@@ -21,6 +21,7 @@ from ocigpu.containers.find import Container, open_process
 from ocigpu.containers.granted import listed_nodes
 from ocigpu.errors import OcigpuError, SpecError
 from ocigpu.facts import DeviceNode, HostFacts, ImageFacts
+from ocigpu.gate import Asker, why_not
 from ocigpu.linux import libc
 from ocigpu.linux.namespaces import in_initial_user_namespace
 from ocigpu.plan import make_plan
@@ -29,7 +30,7 @@ from ocigpu.provision.container import Container as OpenContainer
 from ocigpu.provision.container import open_container
 from ocigpu.provision.device_filter import FilterRule, Policy, access_mask, effective_rules
 from ocigpu.provision.image import read_image_facts
-from ocigpu.request import DEVICES_VARIABLE, parse_request
+from ocigpu.request import DEVICES_VARIABLE, is_privileged, parse_request
 from ocigpu.settings import Settings
 from ocigpu.spec import check_can_have_gpus, get_list, get_object, has_gpu_hook, parse_json, read_config
 from ocigpu.state import MAX_STATE_BYTES
@@ -277,7 +278,13 @@ def plan_for(live: Live, devices: Sequence[str]) -> Plan:
         accept_nvidia_visible_devices_envvar_when_unprivileged=True,
         accept_nvidia_visible_devices_as_volume_mounts=False,
     )
-    return make_plan(live.facts, parse_request(config, settings), settings, live.image)
+    request = parse_request(config, settings)
+    image = Asker(live.settings, is_privileged(config))  # the GPUs are their giver's choice, its variables are not
+    if why_not("part", "variable", image):
+        request = request._replace(features=())
+    if why_not("imex", "variable", image):
+        request = request._replace(imex_channels=())
+    return make_plan(live.facts, request, settings, live.image)
 
 
 def _nodes(plan: Plan) -> list[Node]:
