@@ -2,6 +2,8 @@
 
 import contextlib
 import socket
+import subprocess
+import sys
 import threading
 import time
 import tracemalloc
@@ -87,6 +89,9 @@ def answers_after_a_while(client: socket.socket) -> bool:
         (b"GET /metrics HTTP/1.1\r\n" + (b"X: " + b"y" * 250 + b"\r\n") * 65 + b"\r\n", b"431"),
         (b"GET /" + b"x" * 70000 + b" HTTP/1.1\r\n\r\n", b"414"),
         (b"\x16\x03\x01 nonsense\r\n\r\n", b"400"),
+        (b"GET /metrics HTTP/1.1\r\nContent-Length : 33\r\n\r\nGET /health HTTP/1.1\r\nHost: x\r\n\r\n", b"400"),
+        (b"GET / HTTP/1.1\r\nContent-Length: 33\r\n Content-Length: 0\r\n\r\nGET / HTTP/1.1\r\n\r\n", b"400"),
+        (b"GET / HTTP/1.1\r\nContent-Length: 18\r\nContent-Length: 0\r\n\r\nGET / HTTP/1.1\r\n\r\n", b"200"),
     ],
     ids=[
         "another method with a body",
@@ -95,6 +100,9 @@ def answers_after_a_while(client: socket.socket) -> bool:
         "headers of more than 16 KiB in all",
         "a long path",
         "no request",
+        "a length in another spelling",
+        "a length that is folded",
+        "two lengths",
     ],
 )
 def test_what_is_no_request_for_a_page_is_refused_and_the_connection_closed(
@@ -144,6 +152,35 @@ def test_a_flood_of_slow_clients_stops_neither_the_probe_nor_the_scrape(
             assert b"x 1\nup 1\n" in ask(server, b"/metrics")
     for each in slow:
         each.close()
+
+
+GREEDY = """
+import socket, sys, threading
+client = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+def send():
+    while True:
+        client.sendall(b"GET /nothing HTTP/1.1\\n\\n" * 4000)
+threading.Thread(target=send, daemon=True).start()
+client.recv(1)
+print(flush=True)
+while client.recv(1 << 20):
+    pass
+"""
+
+
+def test_a_client_that_never_stops_asking_stops_neither_the_probe_nor_the_scrape(server: web.WebServer) -> None:
+    """It sends requests without an end and reads the answers as fast: the server is never left waiting for it."""
+    command = [sys.executable, "-I", "-c", GREEDY, str(server.server_port)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as greedy:
+        try:
+            assert greedy.stdout is not None
+            assert greedy.stdout.readline() == b"\n", "it is being answered"
+            for _ in range(3):
+                assert b"200 OK" in ask(server, b"/health")
+                assert b"x 1\nup 1\n" in ask(server, b"/metrics")
+            assert greedy.poll() is None
+        finally:
+            greedy.kill()
 
 
 def test_a_client_that_reads_no_answer_keeps_no_page_of_its_own(

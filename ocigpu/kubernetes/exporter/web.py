@@ -118,6 +118,7 @@ class WebServer:
             self._clients[new] = time.monotonic()
             new.add_done_callback(self._forget)
             _drop_slowest(self._clients, MAX_CLIENTS)
+            await asyncio.sleep(0)  # the others' turn: accepting does not wait while there are more
 
     def _forget(self, task: "asyncio.Task[None]") -> None:
         self._clients.pop(task, None)
@@ -223,6 +224,7 @@ async def _read_head(client: socket.socket, head: bytes) -> tuple[bytes, bytes]:
     """
     loop = asyncio.get_running_loop()
     while True:
+        await asyncio.sleep(0)  # the others' turn: nothing here waits for a client that sends and reads fast enough
         head = head.lstrip(b"\r\n")
         end = _END.search(head)
         if end and end.start() <= MAX_HEAD:
@@ -247,12 +249,14 @@ def _parse(head: bytes) -> _Request:
     if len(lines) > MAX_FIELDS:
         raise _BadRequestError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
     fields: dict[str, str] = {}
+    has_body = False
     for line in lines:
         name, colon, value = line.decode("latin-1").partition(":")
-        if not colon or not name.strip():
+        if not colon or not name or any(letter.isspace() for letter in name):  # RFC 9112 section 5.1
             raise _BadRequestError(HTTPStatus.BAD_REQUEST)
-        fields[name.lower()] = value.strip().lower()
-    has_body = "transfer-encoding" in fields or fields.get("content-length", "0") != "0"
+        name, value = name.lower(), value.strip().lower()
+        has_body = has_body or name == "transfer-encoding" or (name == "content-length" and value != "0")
+        fields[name] = f"{fields[name]}, {value}" if name in fields else value
     method, target, minor = (part.decode("ascii") for part in request.groups())
     lasting = minor == "1" and "close" not in fields.get("connection", "") and not has_body
     packed = "gzip" in fields.get("accept-encoding", "")
