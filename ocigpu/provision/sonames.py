@@ -22,8 +22,10 @@ else:
 MAX_NAMES = 1 << 16
 """Names looked at in one folder."""
 MAX_READ = 4096
-"""Libraries of one folder that are opened."""
+"""Libraries of one folder that are compared by name and opened, those that were mounted first."""
 MAX_LINKS = 1024
+_ESCAPES = (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\"))
+"""Of mountinfo (fs/proc_namespace.c, mangle); the backslash itself last."""
 
 
 class SonameLinks(NamedTuple):
@@ -66,9 +68,12 @@ def read_soname_links(
 
 
 def _mount_points(mount_table: str) -> tuple[str, ...]:
-    """Return the mount points of a text as in proc_pid_mountinfo(5), escapes kept: names of libraries have none."""
+    """Return the mount points of a text as in proc_pid_mountinfo(5)."""
     lines = (line.split(" ", 5) for line in mount_table.split("\n"))
-    return tuple(fields[4] for fields in lines if len(fields) == 6)
+    points = [fields[4] for fields in lines if len(fields) == 6]
+    for escape, letter in _ESCAPES:
+        points = [point.replace(escape, letter) for point in points]
+    return tuple(points)
 
 
 class _Folder:
@@ -76,6 +81,7 @@ class _Folder:
 
     def __init__(self, root_fd: int, path: str, fd: int, mounted: set[str]) -> None:
         self.root_fd, self.path, self.fd, self.mounted = root_fd, path, fd, mounted
+        self.stems = set(map(_stem, mounted))
         self.files: list[str] = []
         self.links: set[str] = set()
         with os.scandir(fd) as entries:
@@ -92,13 +98,12 @@ class _Folder:
         linked = {name: os.readlink(name, dir_fd=self.fd) for name in self.links if self._may_be_of_mounted(name)}
         linked.update((os.path.basename(path), target) for path, target in made.items())
         done = {os.path.basename(target) for name, target in linked.items() if _is_version(name, target)}
-        wanted = [
-            name for name in self.files if name not in done and (name in self.mounted or not self._has_link(name))
-        ]
+        compared = sorted(self.files, key=self.mounted.__contains__, reverse=True)[:MAX_READ]
+        wanted = [name for name in compared if name not in done and (name in self.mounted or not self._has_link(name))]
         wanted.sort(key=lambda name: (name in self.mounted, _version(name)), reverse=True)
         taken = {*self.files, *(os.path.basename(path) for path in made)}
         found: dict[str, str] = {}
-        for name in wanted[:MAX_READ]:
+        for name in wanted:
             soname = self._read_soname(name)
             if soname and soname not in taken and (soname not in self.links or self._gives_way(soname, name)):
                 taken.add(soname)
@@ -106,7 +111,7 @@ class _Folder:
         return found
 
     def _may_be_of_mounted(self, link: str) -> bool:
-        return any(_stem(name) == _stem(link) for name in self.mounted)
+        return _stem(link) in self.stems
 
     def _has_link(self, name: str) -> bool:
         """Tell whether there is a link named as a shorter version of a file: libfoo.so.1 for libfoo.so.1.2.3."""

@@ -130,6 +130,26 @@ def test_nothing_is_made_in_a_directory_that_is_a_mount(tmp_path: Path, librarie
     assert missing(tmp_path, "/opt/host/lib", mounted=("/opt/host/library", "/opt/ho"))[1] == ()
 
 
+def test_a_mount_is_known_by_any_name(tmp_path: Path, libraries: Library) -> None:
+    """A blank, a tab, a new line and a backslash have escapes in mountinfo."""
+    put(tmp_path, "/mnt/my\t\n\\040 data/libcuda.so.550.1", libraries("libcuda.so.1"))
+    put(tmp_path, LIB, "/mnt/my\t\n\\040 data")
+    assert missing(tmp_path, mounted=("/mnt/my\\011\\012\\134040\\040data",)) == ({}, ((LIB, "libcuda.so.1"),))
+
+
+def test_very_many_files_with_long_names_take_no_time(tmp_path: Path, libraries: Library) -> None:
+    """They are not all compared: 65,536 such names took 24 s and more than a GiB."""
+    folder = put(tmp_path, f"{LIB}/libcuda.so.550.1", libraries("libcuda.so.1")).parent
+    for number in range(3 * sonames.MAX_READ):
+        (folder / f"lib{number:05}.so.{'x.' * 118}").touch()
+    compared: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sonames, "_version", lambda name: compared.append(name) or [(0, name)])
+        found = missing(tmp_path, mounted=(f"{LIB}/libcuda.so.550.1",))
+    assert found == ({f"{LIB}/libcuda.so.1": "libcuda.so.550.1"}, ())
+    assert len(compared) <= sonames.MAX_READ
+
+
 @pytest.mark.parametrize("target", ["/../../../../", "../../../../../..", "/"])
 def test_a_folder_that_leads_out_is_looked_for_inside(target: str, tmp_path: Path, libraries: Library) -> None:
     root = tmp_path / "root"
