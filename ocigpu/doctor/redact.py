@@ -5,12 +5,12 @@ from typing import Any
 
 REMOVED = "[removed]"
 _NAMES = (
-    r"(?:pass(?:word|wd|phrase|code)?|pwd|\bpw\b|psk|(?<![a-z])pin(?![a-z])|secret|token|credential|auth|cookie|session"
-    r"|signature|\bsig\b|(?:api|private|access|client|licen[sc]e)[-_ ]?key|key\d*\b)"
+    r"(?:pass(?:word|wd|phrase|code)?|pwd|(?:root|ssh|vnc|user|\b)pw\b|psk|(?<![a-z])pin(?![a-z])|secret|token|credential|auth|cookie|session"
+    r"|signature|\bsig\b|\bcred\b|\botp\b|(?:api|private|access|client|licen[sc]e)[-_ ]?key|key\d*\b)"
 )
 _PLAIN_NAMES = (
-    r"(?:password|passwd|passphrase|(?<=-)psk|(?<=-)pin|secret|token|credentials?|api[-_ ]?key"
-    r"|secret[-_ ]?(?:access[-_ ]?)?key)"
+    r"(?:password|passwd|passphrase|(?<=-)(?:pass|psk|pin|otp)|(?:root|ssh|vnc|user)pw"
+    r"|secret[-_ ]?(?:access[-_ ]?)?key|secret|token|credentials?|api[-_ ]?key)"
 )
 _SECRET_KEY = re.compile(_NAMES, re.IGNORECASE)
 _ENVIRONMENT = frozenset({"env", "environment", "envs", "default_env", "default-env", "runtime_env"})
@@ -35,7 +35,8 @@ MAX_LINE = 4000
 bounded for the same reason."""
 _RULES = (
     # private keys, over several lines
-    (re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL), REMOVED),
+    (re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----.*?(?:-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----|\Z)",
+                re.DOTALL), REMOVED),
     # user and password of a URL: up to the last @ of the word
     (re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*://)[^\s\"'<>]*@"), rf"\1{REMOVED}@"),
     # iscsi:USER:PASSWORD[:USER:PASSWORD]@SERVER (dracut.cmdline(7), netroot), where both may have any character
@@ -44,9 +45,15 @@ _RULES = (
     (re.compile(r"(?<![\w./:@-])(?!iscsi:\[)[\w.%+-]+:[^\s\"'@/]+@"), f"{REMOVED}@"),
     (re.compile(r"(\s-[up]\s+)[^\s\"'-]\S*"), rf"\1{REMOVED}"),
     # and as one word: mysql -pPASSWORD, curl -uUSER:PASSWORD
-    (re.compile(r"((?:^|[\s\"'])-p=?)[^\s\"']+", re.MULTILINE), rf"\1{REMOVED}"),
+    (re.compile(r"((?:^|[\s\"'])-p=?)(?:\"[^\"]+\"|'[^']+'|[^\s\"']+)", re.MULTILINE), rf"\1{REMOVED}"),
     (re.compile(r"((?:^|[\s\"'])-u)[^\s\"':]+:[^\s\"']+", re.MULTILINE), rf"\1{REMOVED}"),
-    (re.compile(r"(//hooks\.[\w.-]+/|//[\w.-]+/webhooks?/)\S+", re.IGNORECASE), rf"\1{REMOVED}"),
+    (re.compile(r"(--(?:proxy-)?user[\s=]+[\"']?)[^\s\"':]+:[^\s\"']+"), rf"\1{REMOVED}"),
+    # USER%PASSWORD of Samba and mount.cifs
+    (re.compile(r"((?:\buser(?:name)?=|\s-U\s*)[^\s\"'%,]{1,64}%)[^\s\"',]+"), rf"\1{REMOVED}"),
+    # hashes of crypt(5), keys of NVMe (DH-HMAC-CHAP, TLS)
+    (re.compile(r"\$(?:[1567y]|2[abxy]?|gy|sha1)\$[^\s:\"',]+"), REMOVED),
+    (re.compile(r"\b(DHHC-1|NVMeTLSkey-1):[^\s\"',]+"), rf"\1:{REMOVED}"),
+    (re.compile(r"(//hooks\.[\w.-]+/|//[\w.-]+/(?:[\w.-]{1,64}/){0,3}webhooks?/)\S+", re.IGNORECASE), rf"\1{REMOVED}"),
     (re.compile(rf"([?&][^=&\s\"']{{0,64}}{_NAMES}[^=&\s\"']{{0,64}}=)[^&\s\"']+", re.IGNORECASE), rf"\1{REMOVED}"),
     (re.compile(r"\b((?:set-)?cookie|(?:proxy-)?authorization|x-[\w-]{0,64}(?:token|auth|key)[\w-]{0,64})(\"?\s*[:=]\s*).*",
                 re.IGNORECASE), rf"\1\2{REMOVED}"),
@@ -68,7 +75,8 @@ _RULES = (
     # variables of an environment, as they appear on command lines and in lists
     (re.compile(r"(\benv(?:ironment)?[\"']?\s*[:=]\s*)(?:\[[^\[\]]*(?:\[removed\][^\[\]]*)*\]|\{[^{}]*\})",
                 re.IGNORECASE), rf"\1{REMOVED}"),
-    (re.compile(r"((?:\s|[\"'])(?:-e|--env)[=\s\"',]+[\w.]+=)[^\s\"',\]]+"), rf"\1{REMOVED}"),
+    (re.compile(r"((?:^|[\s\"'])(?:-e|--env)[=\s\"',]+[\w.]+=)[^\s\"',\]]+", re.MULTILINE), rf"\1{REMOVED}"),
+    (re.compile(r"^([ \t]*Environment[ \t]*=[ \t]*)\S.*", re.MULTILINE), rf"\1{REMOVED}"),
     (re.compile(r"\b([A-Z][A-Z0-9_]{2,})=(\"[^\"]*\"|'[^']*'|[^\s\"',\]}]+)"), rf"\1={REMOVED}"),
 )  # fmt: skip
 
@@ -81,7 +89,7 @@ def _asks_for(word: Any) -> bool:
     """Tell whether a word of a command line is an option whose value, the next word, is a secret."""
     if not isinstance(word, str) or not word.startswith("-") or "=" in word:
         return False
-    return word in ("-u", "-p") or bool(_SECRET_KEY.search(word))
+    return word in ("-u", "-p", "--user", "--proxy-user", "-e", "--env") or bool(_SECRET_KEY.search(word))
 
 
 class Redactor:
@@ -102,6 +110,8 @@ class Redactor:
     def data(self, value: Any, where: str) -> Any:
         """Return JSON data without secrets: by the names of keys, and by what text looks like."""
         if isinstance(value, dict):
+            if isinstance(name := value.get("name"), str) and "value" in value and _SECRET_KEY.search(name):
+                value = {**value, "value": self._emptied(value["value"], f"{where}.{name}")}
             return {
                 self.text(str(key), where): self._entry(str(key), item, f"{where}.{key}") for key, item in value.items()
             }

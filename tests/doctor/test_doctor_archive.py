@@ -152,6 +152,25 @@ def test_a_file_that_exists_is_not_replaced(broken: Broken, run: Run, tmp_path: 
         ("-phunter2", f"-p{REMOVED}"),
         ('["mysql", "-phunter2"]', f'["mysql", "-p{REMOVED}"]'),
         ("curl -uuser:pw example.com", f"curl -u{REMOVED} example.com"),
+        ("mysql -p'hunter2 too' -p\"x\" db", f"mysql -p{REMOVED} -p{REMOVED} db"),
+        ("curl --user me:pw --proxy-user=me:pw x", f"curl --user {REMOVED} --proxy-user={REMOVED} x"),
+        ("runc --user 1000 --user root", "runc --user 1000 --user root"),
+        (
+            "-----BEGIN PGP PRIVATE KEY BLOCK-----\nabc\n-----END PGP PRIVATE KEY BLOCK-----\nx",
+            f"{REMOVED}\nx",
+        ),
+        ("mount -o user=me%abc,ro", f"mount -o user=me%{REMOVED},ro"),
+        ("smbclient -U me%abc //host/x", f"smbclient -U me%{REMOVED} //host/x"),
+        ("root:$6$salt$abc:19000:0:", f"root:{REMOVED}:19000:0:"),
+        ("nvme connect -S DHHC-1:00:abc:", f"nvme connect -S DHHC-1:{REMOVED}"),
+        ("https://example.com/api/webhooks/1/abc", f"https://example.com/api/webhooks/{REMOVED}"),
+        ("inst.sshpw=abc rootpw=abc", f"inst.sshpw={REMOVED} rootpw={REMOVED}"),
+        ("rootpw abc", f"rootpw {REMOVED}"),
+        ("tool --pass abc --db-pass abc", f"tool --pass {REMOVED} --db-pass {REMOVED}"),
+        ("the secret key is abc", f"the secret key is {REMOVED}"),
+        ("otp=123 --otp 123 cred:abc", f"otp={REMOVED} --otp {REMOVED} cred:{REMOVED}"),
+        ('[Service]\nEnvironment="my=abc" b=c\nType=notify', f"[Service]\nEnvironment={REMOVED}\nType=notify"),
+        ("-e my=abc", f"-e my={REMOVED}"),
         ("spinning=1 mapping: 2 pinned=3", "spinning=1 mapping: 2 pinned=3"),
         ("registry.example.com:5000/image@sha256:abc", "registry.example.com:5000/image@sha256:abc"),
         ("ls --preserve /a-path/of-p7", "ls --preserve /a-path/of-p7"),
@@ -164,6 +183,12 @@ def test_a_file_that_exists_is_not_replaced(broken: Broken, run: Run, tmp_path: 
 )
 def test_text_keeps_what_is_no_secret(text: str, wanted: str) -> None:
     assert Redactor().text(text, "here") == wanted
+
+
+def test_the_value_beside_a_name_that_says_it_goes() -> None:
+    data = [{"name": "DB_PASSWORD", "value": "abc"}, {"name": "size", "value": "1"}, {"args": ["--user", "me:pw", "x"]}]
+    wanted = [{"name": "DB_PASSWORD", "value": REMOVED}, data[1], {"args": ["--user", REMOVED, "x"]}]
+    assert Redactor().data(data, "f") == wanted
 
 
 def test_the_word_after_an_option_that_asks_for_a_secret_goes() -> None:
