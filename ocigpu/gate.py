@@ -107,7 +107,8 @@ CONDITIONS = {
     "L": Condition(
         _is_listed,
         "`cdi.environment-vendors` has its vendor or its kind (of NVIDIA and AMD a vendor stands for its GPUs, another"
-        " kind is listed as such), or the container has CAP_SYS_ADMIN, or annotations are filtered; else it is refused",
+        " kind is listed as such), or it is of `cdi.default-kind`, or the container has CAP_SYS_ADMIN, or annotations"
+        " are filtered; else it is refused",
         "the image may have written this, and cdi.environment-vendors has neither its kind nor its vendor",
         "OCIGPU-REQ-1",
         "Add it to cdi.environment-vendors, give CAP_SYS_ADMIN, or see cdi.engine-filters-annotations.",
@@ -211,10 +212,9 @@ def is_listed(name: str, settings: Settings) -> bool:
     """
     kind = name.partition("=")[0]
     vendor = kind.partition("/")[0]
-    listed = (*settings.cdi_environment_vendors, settings.cdi_default_kind)
-    if kind in listed:
+    if kind == settings.cdi_default_kind or kind in settings.cdi_environment_vendors:
         return True
-    if vendor not in (*listed, settings.cdi_default_kind.partition("/")[0]):
+    if vendor not in settings.cdi_environment_vendors:
         return False
     what = find_kind(name, settings)
     return what == "cdi-gpu" or (what == "cdi-other" and vendor not in GPU_VENDORS)

@@ -261,6 +261,17 @@ def test_keys_of_annotations_are_those_of_device_plugins(name: str, of_plugins: 
     assert [note.isprintable() for note in request.notes] == ([] if of_plugins else [True])
 
 
+@pytest.mark.parametrize("kind", ["example.com/disk", "example.com/gpu", "nvidia.com/mig", "nvidia.com/gpu"])
+def test_the_default_kind_lists_itself_and_nothing_else_of_its_vendor(kind: str) -> None:
+    settings = Settings(mode="cdi", cdi_default_kind=kind, cdi_environment_vendors=())
+    assert parse_request({"process": {"env": [f"{DEVICES}=0"]}}, settings).cdi_devices == (f"{kind}=0",)
+    vendor = kind.partition("/")[0]
+    for other in {f"{vendor}/gpu", f"{vendor}/other", f"{vendor}/pgpu", f"{vendor}/gpu.other"} - {kind}:
+        for document in ({"process": {"env": [f"{DEVICES}={other}=0"]}}, {"annotations": {KEY: f"{other}=0"}}):
+            with pytest.raises(RequestError, match="the image may have written this"):
+                parse_request(document, settings)
+
+
 def test_an_annotation_that_is_not_obeyed_leaves_the_other_ways_as_they_are() -> None:
     settings = Settings(
         accept_nvidia_visible_devices_envvar_when_unprivileged=False,
