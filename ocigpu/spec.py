@@ -101,7 +101,7 @@ def parse_config(text: bytes, path: str) -> "dict[str, Any]":
     """Return the object of a config.json, read as every low-level runtime reads it.
 
     Raises SpecError OCIGPU-SPEC-2 as :func:`parse_json` does, and for a known key in another spelling: runtimes written
-    in Go take ``"Process"`` for ``"process"``, crun and we do not.
+    in Go take ``"Process"`` for ``"process"``, crun and we do not; for crun, written in C, a key ends at a NUL.
     """
     config = parse_json(text, path)
     _check_spelling(config, KEYS, path, "")
@@ -114,7 +114,7 @@ def _check_spelling(value: "Any", known: "dict[str, Any]", path: str, place: str
             continue
         for name, inner in item.items():
             if name not in known:
-                meant = fold_key(name)
+                meant = fold_key(name.partition("\0")[0])
                 for key in known:
                     if key.lower() == meant:
                         raise SpecError(

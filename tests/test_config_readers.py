@@ -58,11 +58,13 @@ def documents_to_change() -> list[dict[str, Any]]:
         for name in ("1", "imex/3")
     ]
     by_annotations = copy.deepcopy(small)
-    by_annotations["annotations"] = {"cdi.k8s.io/a": "nvidia.com/gpu=0,nvidia.com/gpu=1", "other": "x"}
+    by_annotations["annotations"] = {"cdi.k8s.io/a_b": "nvidia.com/gpu=0,nvidia.com/gpu=1", "other": "x"}
     asking_nothing = copy.deepcopy(small)
     asking_nothing["linux"]["devices"] = [{"path": "/dev/fuse", "type": "c", "major": 10, "minor": 229}]
     asking_nothing["hooks"] = {"prestart": [{"path": "/usr/bin/hook", "args": ["hook", "prestart"], "timeout": 5}]}
-    return [by_variables, privileged, by_mounts, by_annotations, asking_nothing]
+    asking = [by_variables, privileged, by_mounts, by_annotations]
+    assert all(parse_request(each, SETTINGS).selection != "nothing" for each in asking)
+    return [*asking, asking_nothing]
 
 
 def places(value: Any, path: Place = ()) -> list[Place]:
@@ -230,6 +232,8 @@ def test_spellings_are_compared_as_go_compares_them() -> None:
             lambda c: c["linux"]["resources"]["devices"][0].update(Allow=True),
             'linux.resources.devices."Allow" is not allow',
         ),
+        (lambda c: c.update({"process\0": c.pop("process")}), '"process\\x00" is not process'),
+        (lambda c: c["process"].update({"env\0x": []}), 'process."env\\x00x" is not env'),
         (lambda c: c.update(hooks={"PreStart": []}), 'hooks."PreStart" is not prestart'),
         (lambda c: c.update(hooks={"prestart": [{"Path": "/x"}]}), 'hooks.prestart."Path" is not path'),
     ],
