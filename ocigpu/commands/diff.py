@@ -52,11 +52,9 @@ def diff_command(
     from ocigpu.containers.difference import find_original, list_changes
     from ocigpu.containers.planned import edit_copy, plan_bundle
     from ocigpu.containers.target import find_target, open_root
-    from ocigpu.spec import read_config
 
     settings = _settings(config, mode)
-    bundle, container = find_target(target, places_of(root))
-    document = read_config(bundle)
+    bundle, document, container = find_target(target, places_of(root))
     original = find_original(document.config, settings, bundle)
     edited, how, notes = document.config, original.mode, list(original.notes)
     would_be = bool(mode) or not original.mode

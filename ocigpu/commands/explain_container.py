@@ -27,8 +27,7 @@ def explain_container(text: str, places: Places, config: str, json: bool) -> Non
     """Print everything that can be told of a container or bundle; raises OcigpuError when there is none."""
     settings = load_settings(config)
     facts, notes = facts_or_note(config)
-    target = find_target(text, places)
-    explained = explain_bundle(target.bundle, target.container, settings, facts)
+    explained = explain_bundle(find_target(text, places), settings, facts)
     explained = explained._replace(notes=(*notes, *explained.notes))
     if json:
         print_json(_to_json(explained, facts))

@@ -13,10 +13,22 @@ from ocigpu.containers.attached import Record, write_record
 from ocigpu.containers.granted import read_allowed
 from ocigpu.containers.guard import changed_rules
 from ocigpu.containers.inside import drop_view, read_view, remove_inside
-from ocigpu.containers.live import Grant, Live, Now, Number, change_grant, numbers_of, plan_for, read_cgroup, read_now
+from ocigpu.containers.live import (
+    Grant,
+    Live,
+    Now,
+    Number,
+    change_grant,
+    host_nodes,
+    numbers_of,
+    plan_for,
+    read_cgroup,
+    read_now,
+)
 from ocigpu.containers.report import Process, find_holders
 from ocigpu.errors import OcigpuError, RequestError, quoted
 from ocigpu.provision.apply import provision
+from ocigpu.provision.device_filter import FilterRule
 from ocigpu.request import Request
 from ocigpu.selection import select_devices
 from ocigpu.views import PROC_DRIVER
@@ -82,8 +94,11 @@ def give(
 
     Then the record is written; before, which devices are ``new``.  Raises OcigpuError after everything was undone.
     """
+    foreign = numbers - set(host_nodes(live.facts)) - _imex_numbers(live, numbers)
+    if foreign:  # whatever a configuration says
+        raise OcigpuError("OCIGPU-INT-2", f"container {live.found.name}: {_listed(foreign)} are not the driver's")
     allow = [] if live.settings.no_cgroups else _rules(numbers - allowed_now(live, numbers))
-    with changed_rules(live.inside.proc_fd, allow, (), grant.rules, read_cgroup(live.found)):
+    with changed_rules(live.inside.proc_fd, allow, (), _policy(live, grant, allow), read_cgroup(live.found)):
         refused = numbers - allowed_now(live, numbers)
         if refused:
             hint = "A cgroup above the container's has rules of its own (its engine's, or a unit's of systemd)."
@@ -210,13 +225,30 @@ def take(live: Live, grant: Grant, numbers: set[Number], record: Record | None) 
     Raises OcigpuError with nothing changed.
     """
     deny = [] if live.settings.no_cgroups else _rules(numbers & allowed_now(live, numbers))
-    with changed_rules(live.inside.proc_fd, (), deny, grant.rules, read_cgroup(live.found)):
+    with changed_rules(live.inside.proc_fd, (), deny, _policy(live, grant, deny, denied=True), read_cgroup(live.found)):
         left = numbers & allowed_now(live, numbers)
         if left:
             hint = "A rule for many devices (as c 195:*) allows it, and cgroup v1 cannot take one device out of that."
             raise _failed(live, f"its device cgroup still allows {_listed(left)}", hint)
         if record is not None:
             write_record(live.found, live.settings, record)
+
+
+def _policy(live: Live, grant: Grant, change: Sequence[AllowDevice], denied: bool = False) -> list[FilterRule]:
+    """Return the whole device policy after a change, for cgroup v2, where there is one (``denied``: it takes away).
+
+    The rules that the runtime has recorded, and of the driver's devices those that may be opened now.
+    """
+    if not change:
+        return grant.rules
+    kept = allowed_now(live, set(host_nodes(live.facts)))
+    changed = [FilterRule(not denied, "c", rule.major, rule.minor, rule.access) for rule in change]
+    return [*grant.rules, *(FilterRule(True, "c", *number, "rw") for number in sorted(kept)), *changed]
+
+
+def _imex_numbers(live: Live, numbers: set[Number]) -> set[Number]:
+    """Return those that are IMEX channels: the host need not have a node of each."""
+    return {number for number in numbers if number[0] == live.facts.imex_major}
 
 
 def _failed(live: Live, cause: str, hint: str) -> OcigpuError:

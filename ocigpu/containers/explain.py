@@ -14,7 +14,7 @@ from ocigpu.containers.granted import read_allowed
 from ocigpu.containers.origin import tell_origin
 from ocigpu.containers.planned import Planned, look_below, plan_bundle
 from ocigpu.containers.report import Report, detached_paths, make_reports
-from ocigpu.containers.target import open_root
+from ocigpu.containers.target import Target, open_root
 from ocigpu.containers.wants import describe_users, find_users
 from ocigpu.declared import LD_CACHE
 from ocigpu.errors import OcigpuError
@@ -27,7 +27,7 @@ from ocigpu.provision.inside import read_inside, status_inside
 from ocigpu.request import Request, parse_request
 from ocigpu.rootfs import MAX_LD_CACHE
 from ocigpu.settings import CAPABILITIES, MODES, Settings
-from ocigpu.spec import get_list, get_object, read_config, rootfs_path
+from ocigpu.spec import get_list, get_object, rootfs_path
 
 if TYPE_CHECKING:
     from ocigpu.actions import Action
@@ -91,17 +91,14 @@ class Explanation(NamedTuple):
     notes: tuple[str, ...]
 
 
-def explain_bundle(bundle: str, container: Container | None, settings: Settings, facts: HostFacts) -> Explanation:
-    """Return what can be told of a bundle, and of the container made of it; nothing is changed.
-
-    Raises SpecError when the bundle's config.json cannot be read.
-    """
-    with open_root(container) as root:
-        return _explain(bundle, container, settings, facts, root)
+def explain_bundle(target: Target, settings: Settings, facts: HostFacts) -> Explanation:
+    """Return what can be told of a bundle, and of the container made of it; nothing is changed."""
+    with open_root(target.container) as root:
+        return _explain(target, settings, facts, root)
 
 
-def _explain(bundle: str, container: Container | None, settings: Settings, facts: HostFacts, root: str) -> Explanation:
-    document = read_config(bundle)
+def _explain(target: Target, settings: Settings, facts: HostFacts, root: str) -> Explanation:
+    bundle, document, container = target
     original = find_original(document.config, settings, bundle)
     chosen = _settings_of(original.mode, settings)
     notes = [note for note in original.notes if note != REPLACED_NOTE]

@@ -1,26 +1,31 @@
 """The containers of this host, read from the state files of runc and crun; no daemon is asked.
 
 Every engine here has runc or crun (or a shim that becomes one of them, such as ours) make its containers, and those
-keep one directory for each: runc a ``state.json`` (libcontainer, ``State``), crun a ``status`` (libcrun/status.c).
-Only states count that nobody but root and the calling user can write or replace: others would let their writer name
-any process and any bundle.
+keep one directory for each: runc a ``state.json`` (libcontainer, ``State``), crun a ``status`` (libcrun/status.c) and
+a copy of config.json.  Only states count that nobody but root and the calling user can write or replace: others would
+let their writer name any process and any bundle.  What images and pods may write into a state, annotations, names
+neither.
 """
 
 import errno
 import glob
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from ocigpu.containers.names import find_engine, find_name, read_annotations, read_text
+from ocigpu.containers.trusted import read_trusted
 from ocigpu.errors import OcigpuError, SpecError, quoted
 from ocigpu.settings import why_replaceable
-from ocigpu.spec import get_list, get_object, is_path, parse_json, read_config
+from ocigpu.spec import MAX_CONFIG_BYTES, Document, get_list, get_object, is_path, parse_json
 from ocigpu.state import MAX_STATE_BYTES
 
 MAX_CONTAINERS = 10_000
 """Directories looked at in one place."""
 RUNTIME_FILES = {"state.json": "runc", "status": "crun"}
+_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _START_TIME = 19  # field 22 of proc_pid_stat(5), counted from the state, which is field 3
 
 
@@ -171,9 +176,8 @@ def _names(root: str, notes: list[str]) -> list[str]:
 
 def _read_container(directory: str, frozen: "_FrozenCgroups") -> Container | None:
     """Return the container of a runtime's directory, None for another directory or one that has just gone."""
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        fd = os.open(directory, flags)
+        fd = os.open(directory, _FLAGS)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
@@ -181,21 +185,24 @@ def _read_container(directory: str, frozen: "_FrozenCgroups") -> Container | Non
             return None
         raise SpecError("OCIGPU-SPEC-5", f"{directory}: {error.strerror}", "") from error
     try:
-        for name, runtime in RUNTIME_FILES.items():
+        for name in RUNTIME_FILES:
             path = f"{directory}/{name}"
-            text = _read_trusted(fd, name, path)
+            text = _read_trusted(fd, name, path, MAX_STATE_BYTES)
             if text is not None:
                 state = parse_json(text, path, "OCIGPU-SPEC-5")
-                return (_of_runc if runtime == "runc" else _of_crun)(state, path, _is_waiting(fd), frozen)
+                return _make_container(state, path, fd, frozen)
     finally:
         os.close(fd)
     return None
 
 
-def _read_trusted(dir_fd: int, name: str, path: str) -> bytes | None:
-    """Return the content of a state file, None if there is none; raises _NotTrustedError and SpecError."""
+def _read_trusted(dir_fd: int, name: str, path: str, limit: int) -> bytes | None:
+    """Return the content of a file of a runtime's directory, None if there is none.
+
+    Raises _NotTrustedError and SpecError.
+    """
     try:
-        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=dir_fd)
+        fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -204,16 +211,18 @@ def _read_trusted(dir_fd: int, name: str, path: str) -> bytes | None:
         for status in (os.fstat(dir_fd), os.fstat(fd)):
             if status.st_uid not in (0, os.geteuid()):
                 raise _NotTrustedError(status.st_uid)
-            if status.st_mode & 0o022:
+            if status.st_mode & 0o022 and not stat.S_ISLNK(status.st_mode):
                 raise SpecError("OCIGPU-SPEC-5", f"{path}: others than its owner may write it: not read", "")
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise SpecError("OCIGPU-SPEC-5", f"{path}: not a regular file", "")
-        with open(fd, "rb", closefd=False) as file:
-            text = file.read(MAX_STATE_BYTES + 1)
+        with open(f"/proc/self/fd/{fd}", "rb") as file:  # only now: opening a device or a FIFO does something
+            text = file.read(limit + 1)
+    except OSError as error:
+        raise SpecError("OCIGPU-SPEC-5", f"{path}: {error.strerror}", "") from error
     finally:
         os.close(fd)
-    if len(text) > MAX_STATE_BYTES:
-        raise SpecError("OCIGPU-SPEC-5", f"{path}: larger than {MAX_STATE_BYTES >> 20} MiB", "")
+    if len(text) > limit:
+        raise SpecError("OCIGPU-SPEC-5", f"{path}: larger than {limit >> 20} MiB", "")
     return text
 
 
@@ -225,59 +234,124 @@ def _is_waiting(dir_fd: int) -> bool:
         return False
 
 
-def _of_runc(state: dict[str, Any], path: str, waiting: bool, frozen: "_FrozenCgroups") -> Container:
-    config = get_object(state, "config")
-    labels = [label for label in get_list(config, "labels") if isinstance(label, str)]
-    bundle = next((label.removeprefix("bundle=") for label in labels if label.startswith("bundle=")), "")
-    numbers = (state.get("init_process_pid"), state.get("init_process_start"))
-    return _container(path, "runc", bundle, config.get("rootfs"), numbers, waiting, frozen)
+def _read_own_state(state: dict[str, Any], path: str) -> "_Own":
+    """Return what a runtime itself has put into a state; raises SpecError for what cannot be of a container.
 
-
-def _of_crun(state: dict[str, Any], path: str, waiting: bool, frozen: "_FrozenCgroups") -> Container:
-    numbers = (state.get("pid"), state.get("process-start-time"))
-    return _container(path, "crun", state.get("bundle"), state.get("rootfs"), numbers, waiting, frozen)
-
-
-def _container(
-    path: str,
-    runtime: str,
-    bundle: object,
-    rootfs: object,
-    numbers: tuple[object, object],
-    waiting: bool,
-    frozen: "_FrozenCgroups",
-) -> Container:
-    """Return the container that a state describes; raises SpecError for what cannot be one."""
+    runc: ``labels`` are annotations, "NAME=VALUE" in any order, and last of all its own "bundle=PATH" (libcontainer,
+    specconv, CreateLibcontainerConfig): an annotation may be called "bundle", too.
+    """
+    if os.path.basename(path) == "status":
+        bundle, rootfs, labels = state.get("bundle"), state.get("rootfs"), None
+        pid, start_time = state.get("pid"), state.get("process-start-time")
+    else:
+        config = get_object(state, "config")
+        labels = get_list(config, "labels")
+        last = labels[-1] if labels else None
+        bundle = last.removeprefix("bundle=") if isinstance(last, str) and last.startswith("bundle=") else None
+        rootfs, labels = config.get("rootfs"), labels[:-1]
+        pid, start_time = state.get("init_process_pid"), state.get("init_process_start")
     if not isinstance(bundle, str) or not is_path(bundle) or not bundle.startswith("/"):
         raise SpecError("OCIGPU-SPEC-5", f"{path}: it names no bundle", "")
     if not isinstance(rootfs, str) or not is_path(rootfs):
         raise SpecError("OCIGPU-SPEC-5", f"{path}: it names no root directory", "")
-    pid, start_time = numbers
     if type(pid) is not int or type(start_time) is not int or not 0 <= pid < 1 << 31:
         raise SpecError("OCIGPU-SPEC-5", f"{path}: it names no process", "")
-    pid = pid if _runs(pid, start_time) else 0
+    return _Own(bundle, os.path.normpath(os.path.join(bundle, rootfs)), labels, pid, start_time)
+
+
+class _Own(NamedTuple):
+    """``rootfs``: absolute; ``labels``: runc's, without its own, None for crun."""
+
+    bundle: str
+    rootfs: str
+    labels: list[Any] | None
+    pid: int
+    start_time: int
+
+
+def _make_container(state: dict[str, Any], path: str, dir_fd: int, frozen: "_FrozenCgroups") -> Container:
+    """Return the container that a state describes; raises SpecError for what cannot be one."""
+    own = _read_own_state(state, path)
+    pid = own.pid if _runs(own.pid, own.start_time) else 0
     status = "stopped"
     if pid:
-        status = "created" if waiting else "paused" if frozen.contains(pid) else "running"
+        status = "created" if _is_waiting(dir_fd) else "paused" if frozen.contains(pid) else "running"
     try:
-        config = read_config(bundle).config
+        config = _read_config(own, path, dir_fd).config
     except SpecError:  # it may be gone already, and only a name to show is lost
         config = {}
     identity = os.path.basename(os.path.dirname(path))
-    engine = find_engine(bundle, read_annotations(config))
-    name = find_name(engine, identity, pid, bundle, config)
-    return Container(
-        identity,
-        name or identity,
-        engine,
-        runtime,
-        status,
-        pid,
-        bundle,
-        os.path.normpath(os.path.join(bundle, rootfs)),
-        path,
-        start_time if pid else 0,
-    )
+    engine = find_engine(own.bundle, read_annotations(config))
+    name = find_name(engine, identity, pid, own.bundle, config)
+    runtime = RUNTIME_FILES[os.path.basename(path)]
+    start_time = own.start_time if pid else 0
+    return Container(identity, name or identity, engine, runtime, status, pid, own.bundle, own.rootfs, path, start_time)
+
+
+def read_state_of(container: Container) -> dict[str, Any]:
+    """Return a container's state as its runtime keeps it; raises SpecError, also when it is gone."""
+    with _open_directory(container) as dir_fd:
+        return _read_state(container, dir_fd)
+
+
+def read_config_of(container: Container) -> Document:
+    """Return the config.json that a container was started with.
+
+    Raises SpecError for one that somebody else could have written (:func:`read_trusted`), or that the container was
+    not started with by what its runtime has kept: then it does not say what was granted.
+    """
+    with _open_directory(container) as dir_fd:
+        own = _read_own_state(_read_state(container, dir_fd), container.state_file)
+        return _read_config(own, container.state_file, dir_fd)
+
+
+@contextmanager
+def _open_directory(container: Container) -> Iterator[int]:
+    directory = os.path.dirname(container.state_file)
+    try:
+        fd = os.open(directory, _FLAGS)
+    except OSError as error:
+        raise SpecError("OCIGPU-SPEC-5", f"{directory}: {error.strerror}", "") from error
+    try:
+        yield fd
+    except _NotTrustedError as error:  # of its owner when it was found
+        raise SpecError("OCIGPU-SPEC-5", f"{directory}: it is of user {error.uid} now", "") from error
+    finally:
+        os.close(fd)
+
+
+def _read_state(container: Container, dir_fd: int) -> dict[str, Any]:
+    path = container.state_file
+    text = _read_trusted(dir_fd, os.path.basename(path), path, MAX_STATE_BYTES)
+    if text is None:
+        raise SpecError("OCIGPU-SPEC-5", f"{path}: {os.strerror(errno.ENOENT)}", "")
+    return parse_json(text, path, "OCIGPU-SPEC-5")
+
+
+def _read_config(own: _Own, state_file: str, dir_fd: int) -> Document:
+    path = os.path.join(os.path.dirname(state_file), "config.json")
+    text = None
+    if own.labels is None:  # crun keeps a copy (container.c, libcrun_copy_config_file)
+        text = _read_trusted(dir_fd, "config.json", path, MAX_CONFIG_BYTES)
+        document = Document(path, {}, 0o600, os.geteuid(), os.getegid())
+    if text is None:
+        path = os.path.join(own.bundle, "config.json")
+        file = read_trusted(path, MAX_CONFIG_BYTES, own.rootfs)
+        text, document = file.text, Document(path, {}, file.mode, file.uid, file.gid)
+    config = parse_json(text, path)
+    root = get_object(config, "root").get("path")
+    rootfs = os.path.normpath(os.path.join(own.bundle, root)) if isinstance(root, str) and is_path(root) else ""
+    if rootfs != own.rootfs and os.path.realpath(rootfs) != os.path.realpath(own.rootfs):
+        raise _another(path, "another root directory")
+    annotations = get_object(config, "annotations")
+    if own.labels is not None and sorted(map(str, own.labels)) != sorted(f"{k}={v}" for k, v in annotations.items()):
+        raise _another(path, "other annotations")
+    return document._replace(config=config)
+
+
+def _another(path: str, what: str) -> SpecError:
+    hint = "It was changed after the start, or another one has its place."
+    return SpecError("OCIGPU-SPEC-1", f"read {path}: the container was started with {what} than it says", hint)
 
 
 def _runs(pid: int, start_time: int) -> bool:

@@ -11,16 +11,25 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from ocigpu.containers.asked import ask_child
-from ocigpu.containers.find import Container, open_process
+from ocigpu.containers.find import Container, open_process, read_state_of
 from ocigpu.errors import OcigpuError, SpecError
 from ocigpu.linux import libc
 from ocigpu.provision.cgroups import CgroupMount, parse_cgroup_mounts, parse_proc_cgroup, recorded_part
-from ocigpu.provision.device_filter import MAX_MAJOR, MAX_MINOR, Policy, access_mask, effective_rules
+from ocigpu.provision.device_filter import (
+    ACCESS_BITS,
+    MAX_MAJOR,
+    MAX_MINOR,
+    FilterRule,
+    Policy,
+    access_mask,
+    effective_rules,
+)
 from ocigpu.spec import get_list, get_object, get_rules
 
 Number = tuple[int, int]
 """Major and minor of a character device."""
 _READ_WRITE = access_mask("rw")
+_KINDS = {str(ord(letter)): letter for letter in "abc"}
 
 
 class Allowed(NamedTuple):
@@ -84,6 +93,32 @@ def read_granted(config: dict[str, Any], numbers: Iterable[Number]) -> Granted:
     allowed = frozenset(number for number in numbers if policy.allowed("c", *number) & _READ_WRITE == _READ_WRITE)
     everything = policy.allowed("c", MAX_MAJOR, MAX_MINOR) & _READ_WRITE == _READ_WRITE
     return Granted(allowed, everything, bool(get_rules(config)))
+
+
+def read_recorded_rules(container: Container, config: dict[str, Any]) -> list[FilterRule]:
+    """Return the device rules that a container's runtime enforces, by its own record.
+
+    runc: ``config.cgroups.devices`` of state.json, its defaults among them, as the last update has left them; crun: the
+    rules of ``config``, which is its own copy.  Raises SpecError for a record that makes no sense.
+    """
+    state = read_state_of(container)
+    if container.runtime == "crun":
+        return effective_rules(config)
+    entries = get_object(get_object(state, "config"), "cgroups").get("devices")
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise SpecError("OCIGPU-SPEC-5", f"{container.state_file}: it has no device rules", "")
+    return [rule for entry in entries for rule in _recorded_rule(entry, container.state_file)]
+
+
+def _recorded_rule(entry: dict[str, Any], path: str) -> list[FilterRule]:
+    """Return a rule as runc writes it (devices.Rule): the type is the number of a letter, -1 any number."""
+    kind = _KINDS.get(str(entry.get("type")))
+    allow, access, numbers = entry.get("allow"), entry.get("permissions"), (entry.get("major"), entry.get("minor"))
+    good = kind is not None and type(allow) is bool and isinstance(access, str) and set(access) <= set(ACCESS_BITS)
+    if not good or not all(type(number) is int and number >= -1 for number in numbers):
+        raise SpecError("OCIGPU-SPEC-5", f"{path}: it has a device rule that is none", "")
+    major, minor = (None if number == -1 else number for number in numbers)
+    return [FilterRule(bool(allow), str(kind), major, minor, str(access))] if access else []
 
 
 def listed_nodes(config: dict[str, Any]) -> dict[str, Number]:

@@ -1,8 +1,9 @@
 """A running container as ``verify``, ``attach``, ``detach`` and ``repair`` see it: open, with what it is to have.
 
-What it is to have is worked out anew from its config.json, which the runtime was given, and from what was attached and
-detached since.  A configuration grants what its own device rules and nodes say; where a GPU hook is in it (mode hook,
-Docker's --gpus), also what that hook gives.  A request alone grants nothing: images ask for GPUs by a variable, and
+What it is to have is worked out anew from its config.json, which the runtime was given, from the device rules that the
+runtime has recorded, and from what was attached and detached since.  A configuration grants what its own nodes say, as
+far as the rules allow it; where a GPU hook is in it (mode hook, Docker's --gpus), also what that hook has given, as far
+as that shows (:mod:`ocigpu.containers.shown`).  A request alone grants nothing: images ask for GPUs by a variable, and
 without a hook nobody has answered.
 """
 
@@ -17,8 +18,9 @@ from typing import Any, NamedTuple
 from ocigpu.actions import AllowDevice, Bind, Node, Plan
 from ocigpu.containers.asked import ask_child
 from ocigpu.containers.attached import Record, read_record
-from ocigpu.containers.find import Container, open_process
-from ocigpu.containers.granted import listed_nodes
+from ocigpu.containers.find import Container, open_process, read_config_of, read_state_of
+from ocigpu.containers.granted import listed_nodes, read_recorded_rules
+from ocigpu.containers.shown import Mounts, plan_shown, read_mounts
 from ocigpu.errors import OcigpuError, SpecError
 from ocigpu.facts import DeviceNode, HostFacts, ImageFacts
 from ocigpu.gate import Asker, why_not
@@ -28,12 +30,11 @@ from ocigpu.plan import make_plan
 from ocigpu.provision.apply import Caller
 from ocigpu.provision.container import Container as OpenContainer
 from ocigpu.provision.container import open_container
-from ocigpu.provision.device_filter import FilterRule, Policy, access_mask, effective_rules
+from ocigpu.provision.device_filter import FilterRule, Policy, access_mask
 from ocigpu.provision.image import read_image_facts
 from ocigpu.request import DEVICES_VARIABLE, is_privileged, parse_request
 from ocigpu.settings import Settings
-from ocigpu.spec import check_can_have_gpus, get_list, get_object, has_gpu_hook, parse_json, read_config
-from ocigpu.state import MAX_STATE_BYTES
+from ocigpu.spec import check_can_have_gpus, get_list, get_object, has_gpu_hook
 
 Number = tuple[int, int]
 READ_WRITE = access_mask("rw")
@@ -47,6 +48,7 @@ class Live(NamedTuple):
     """An open container: as it was found, its process and namespaces, its configuration, its host.
 
     ``caller``: its first process, for :func:`ocigpu.provision.apply.provision`: when that ends, the work does.
+    ``rules``: its device rules as its runtime has recorded them.  ``mounts``: its mounts and the host's.
     """
 
     found: Container
@@ -56,6 +58,8 @@ class Live(NamedTuple):
     facts: HostFacts
     image: ImageFacts
     caller: Caller
+    rules: tuple[FilterRule, ...] = ()
+    mounts: Mounts = Mounts()
 
 
 class Grant(NamedTuple):
@@ -91,7 +95,7 @@ def open_live(found: Container, settings: Settings, facts: HostFacts) -> Iterato
     if found.status == "paused":  # what enters its cgroup would be, too
         raise OcigpuError("OCIGPU-CTR-4", f"container {found.name}: it is paused", "Resume it first.")
     os.close(open_process(found))
-    config = _read_trusted_config(found)
+    config = read_config_of(found).config
     with ExitStack() as stack:
         try:
             lock_fd = os.open(os.path.dirname(found.state_file), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -105,7 +109,9 @@ def open_live(found: Container, settings: Settings, facts: HostFacts) -> Iterato
         stack.callback(inside.close)
         os.close(open_process(found))  # still the same one: now all descriptors are of it
         image = _read_image(found, inside, facts)
-        yield Live(found, inside, config, settings, facts, image, Caller(found.pid, pidfd, SECONDS))
+        rules = tuple(read_recorded_rules(found, config))
+        mounts = _read_mounts(found, inside)
+        yield Live(found, inside, config, settings, facts, image, Caller(found.pid, pidfd, SECONDS), rules, mounts)
 
 
 def _lock(fd: int, found: Container) -> None:
@@ -129,6 +135,13 @@ def _read_image(found: Container, inside: OpenContainer, facts: HostFacts) -> Im
         raise OcigpuError("OCIGPU-CTR-4", text) from error
 
 
+def _read_mounts(found: Container, inside: OpenContainer) -> Mounts:
+    try:
+        return read_mounts(inside.proc_fd)
+    except OSError as error:
+        raise OcigpuError("OCIGPU-CTR-4", f"container {found.name}: read its mounts: {error.strerror}") from error
+
+
 def require_root(what: str) -> None:
     """Raise OcigpuError OCIGPU-CTR-6 unless this process is root of the machine, with CAP_SYS_ADMIN."""
     if os.geteuid() != 0 or not in_initial_user_namespace():
@@ -138,27 +151,14 @@ def require_root(what: str) -> None:
         raise OcigpuError("OCIGPU-CTR-6", f"{what}: it needs CAP_SYS_ADMIN", hint)
 
 
-def _read_trusted_config(found: Container) -> dict[str, Any]:
-    """Return a container's configuration; raises SpecError for one that somebody else may have changed since."""
-    document = read_config(found.bundle)
-    if document.uid not in (0, os.geteuid()) or document.mode & 0o022:
-        raise SpecError(
-            "OCIGPU-SPEC-1",
-            f"read {document.path}: others than root may write it, so it does not say what was granted",
-            f"Make it root's: chown root {document.path}; chmod go-w {document.path}",
-        )
-    return document.config
-
-
 def read_cgroup(found: Container) -> str:
     """Return the path of a container's device cgroup as its runtime keeps it, "" if there is none.
 
     runc: ``cgroup_paths`` of state.json, by controller of v1, "" for v2; crun: ``cgroup-path`` of status.
     """
     try:
-        with open(found.state_file, "rb") as file:
-            state = parse_json(file.read(MAX_STATE_BYTES), found.state_file)
-    except (OSError, SpecError):  # it has just ended
+        state = read_state_of(found)
+    except SpecError:  # it has just ended
         return ""
     paths = get_object(state, "cgroup_paths")
     path = paths.get("devices") or paths.get("") or state.get("cgroup-path")
@@ -214,7 +214,7 @@ def read_now(live: Live) -> Now:
 def _started_with(live: Live) -> Grant:
     """Return what a container was started with; raises OcigpuError for a request that this host cannot grant."""
     config, facts = live.config, live.facts
-    rules = effective_rules(config)
+    rules = list(live.rules)
     known = host_nodes(facts)
     listed = listed_nodes(config).items()
     nodes = {path: known[number][1]._replace(container_path=path) for path, number in listed if number in known}
@@ -223,13 +223,14 @@ def _started_with(live: Live) -> Grant:
     nodes.update({path: by_source[source]._replace(container_path=path) for source, path in bound.items()})
     libraries = _mounted(config, [library.host_path for library in facts.libraries])
     by = "its config.json" if nodes else "nothing"
-    request = parse_request(config, live.settings)
-    if has_gpu_hook(config) and request.selection not in ("nothing", "cdi"):
-        plan = make_plan(facts, request, live.settings, live.image)
-        nodes.update({action.node.container_path: action.node for action in _nodes(plan)})
-        rules += _as_filter(plan.device_rules(), True)
-        libraries |= _libraries(plan, facts)
-        by = f"the GPU hook in its config.json ({request.source})"
+    if has_gpu_hook(config):
+        policy = Policy(rules)
+        shown = plan_shown(live.inside, config, live.settings, facts, live.image, policy, live.mounts)
+        if shown is not None:
+            nodes.update({action.node.container_path: action.node for action in _nodes(shown.plan)})
+            rules += _as_filter(shown.plan.device_rules(), True)
+            libraries |= _libraries(shown.plan, facts)
+            by = f"the GPU hook in its config.json ({shown.source})"
     return _grant(live, nodes, rules, libraries, by)
 
 

@@ -4,10 +4,10 @@ Names are to show and to choose by; nothing else follows from them.
 """
 
 import os
-import stat
 from itertools import pairwise
 from typing import Any
 
+from ocigpu.containers.trusted import read_trusted
 from ocigpu.errors import SpecError
 from ocigpu.spec import get_list, get_object, parse_json
 
@@ -99,14 +99,9 @@ def _podman_name(identity: str, bundle: str) -> str:
 def read_engine_file(path: str, name: str = "") -> dict[str, Any]:
     """Return the JSON object of an engine's file (or the list in it, under ``name``); empty when it cannot be read."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(fd, "rb") as file:
-            status = os.fstat(fd)
-            if not stat.S_ISREG(status.st_mode) or status.st_uid not in (0, os.geteuid()):
-                return {}
-            text = file.read(MAX_ENGINE_FILE)
+        text = read_trusted(path, MAX_ENGINE_FILE).text
         return parse_json(b'{"%s":%s}' % (name.encode(), text) if name else text, path)
-    except (OSError, SpecError):  # only a name to show is lost
+    except SpecError:  # only a name to show is lost
         return {}
 
 

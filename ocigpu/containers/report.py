@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from ocigpu.containers.asked import ask_child
 from ocigpu.containers.attached import Record, read_record
-from ocigpu.containers.find import Container, open_process
+from ocigpu.containers.find import Container, open_process, read_config_of
 from ocigpu.containers.granted import Allowed, Number, listed_nodes, read_allowed, read_granted
 from ocigpu.declared import PROC_DRIVER
 from ocigpu.errors import OcigpuError, SpecError
@@ -15,7 +15,7 @@ from ocigpu.facts import DeviceNode, HostFacts
 from ocigpu.provision.cgroups import parse_proc_cgroup
 from ocigpu.provision.image import read_device
 from ocigpu.settings import Settings
-from ocigpu.spec import DECLARED, OUR_HOOK, VENDOR_HOOKS, get_list, get_object, is_path, read_config
+from ocigpu.spec import DECLARED, OUR_HOOK, VENDOR_HOOKS, get_list, get_object, is_path
 
 VENDOR_CDI_HOOKS = ("nvidia-ctk", "nvidia-cdi-hook")
 MAX_DESCRIPTORS = 65536
@@ -125,8 +125,15 @@ def _is_our_program(path: str) -> bool:
     if os.path.basename(path) not in VENDOR_HOOKS:
         return False
     try:
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            head = file.read(4096) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b""
+        fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        try:  # opened only if it is a file: config.json may be of a bundle that anybody has made
+            readable = stat.S_ISREG(os.fstat(fd).st_mode)
+            head = b""
+            if readable:
+                with open(f"/proc/self/fd/{fd}", "rb") as file:
+                    head = file.read(4096)
+        finally:
+            os.close(fd)
     except OSError:  # not there any more, or a binary that nobody may read
         return False
     return head.startswith(b"#!") and b"ocigpu" in head
@@ -148,7 +155,7 @@ def make_reports(containers: Sequence[Container], facts: HostFacts, settings: Se
 def _make_report(container: Container, facts: HostFacts, settings: Settings) -> Report:
     notes: list[str] = []
     try:
-        config = read_config(container.bundle).config
+        config = read_config_of(container).config
     except SpecError as error:
         config = {}
         notes.append(error.message)

@@ -240,13 +240,13 @@ def parse_cgroup_mounts(text: str) -> list[CgroupMount]:
         if kind not in ("cgroup", "cgroup2"):
             continue
         controllers = frozenset(options.split(",")) if kind == "cgroup" else frozenset[str]()
-        root, mountpoint = _decoded(fields[3]), _decoded(fields[4])
+        root, mountpoint = decode_field(fields[3]), decode_field(fields[4])
         mounts.append(CgroupMount(1 if kind == "cgroup" else 2, controllers, root, mountpoint, device))
     mounts.reverse()
     return mounts
 
 
-def _decoded(field: str) -> str:
+def decode_field(field: str) -> str:
     r"""Return a field of mountinfo with its octal escapes (\040) decoded."""
     if "\\" not in field:
         return field

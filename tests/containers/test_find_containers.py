@@ -33,8 +33,11 @@ def start_time(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
 
 
-def runc_state(pid: object = 0, start: object = 0, bundle: str = "/nowhere", **more: Any) -> str:
-    config = {"rootfs": "/nowhere/rootfs", "labels": [f"bundle={bundle}"]}
+def runc_state(
+    pid: object = 0, start: object = 0, bundle: str = "/nowhere", annotations: dict[str, Any] | None = None, **more: Any
+) -> str:
+    labels = [f"{name}={value}" for name, value in (annotations or {}).items()]
+    config = {"rootfs": "/nowhere/rootfs", "labels": [*labels, f"bundle={bundle}"]}
     return json.dumps({"id": "x", "init_process_pid": pid, "init_process_start": start, "config": config, **more})
 
 
@@ -283,8 +286,9 @@ def test_engine_and_name_are_told_by_the_bundle(
 ) -> None:
     bundle = tmp_path / "bundle"
     bundle.mkdir()
-    (bundle / "config.json").write_text(json.dumps({"annotations": annotations}))
-    write_state(tmp_path / "states", "x", runc_state(bundle=str(bundle)))
+    config = {"annotations": annotations, "root": {"path": "/nowhere/rootfs"}}
+    (bundle / "config.json").write_text(json.dumps(config))
+    write_state(tmp_path / "states", "x", runc_state(bundle=str(bundle), annotations=annotations))
     (found,) = find_containers(Places((str(tmp_path / "states"),)))[0]
     assert (found.engine, found.name) == (engine, name)
 

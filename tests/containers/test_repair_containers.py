@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -9,13 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from containers_lab import WAITING, Made, cgroup_directory, container
-from live_lab import apply_again, mounts, ocigpu, opened, opens, records, see, shell, verified, verify
+from containers_lab import WAITING, Made, cgroup_directory, container, settings_with
+from live_lab import apply_again, execute, mounts, ocigpu, opened, opens, records, see, shell, verified, verify
 from support.fixtures import MakeBundle
 from support.process import run, wait_for
 from support.product import PROGRAMS, REPOSITORY, RUNTIME, SimulatedHost, python_of_nobody
+from support.runtimes import probe
 
 from ocigpu.containers.attach import attach, detach
+from ocigpu.containers.live import read_now
 from ocigpu.containers.repair import Keeper, repair
 from ocigpu.containers.verify import AS_GRANTED
 from ocigpu.errors import OcigpuError
@@ -228,3 +231,66 @@ def test_watch_repairs_by_itself(gpu_3: Made, simulated_host: SimulatedHost, wor
     text = output.read_text()
     assert text.count(f"repaired {gpu_3.name}: it had lost device rule c 195:3 rw") == 3
     assert "Traceback" not in text
+
+
+GPU_1 = {"NVIDIA_VISIBLE_DEVICES": "1"}
+REFUSING = "accept-nvidia-visible-devices-envvar-when-unprivileged = false\n"
+BY_SWARM = 'swarm-resource = "DOCKER_RESOURCE_GPU"\n'
+
+
+def hook_of_another(config: dict[str, Any], settings: str, capability: str = "") -> None:
+    """Put a hook of another's name into a configuration; it is ours, which does not show, with settings of its own."""
+    program = shlex.quote(str(RUNTIME.with_name("ocigpu-hook")))
+    command = f"exec {program} --config {shlex.quote(settings)} prestart"
+    path = Path(settings).with_name("nvidia-container-runtime-hook")
+    path.write_text(f"#!/bin/sh\n#{' ' * 4096}\n{command}\n")
+    path.chmod(0o755)
+    config["hooks"] = {"prestart": [{"path": str(path), "args": ["nvidia-container-runtime-hook", "prestart"]}]}
+    if capability:
+        config["process"]["capabilities"]["bounding"].append(capability)
+
+
+def without_rules(made: Made, *numbers: str) -> None:
+    for number in numbers:
+        (cgroup_directory(made, "v1") / "devices.deny").write_text(f"c {number} rw")
+
+
+@pytest.mark.parametrize("mounted", [False, True], ids=["no GPU", "one of all"])
+def test_what_the_hook_of_another_has_refused_is_not_given(
+    make_bundle: MakeBundle, runtime_environment: dict[str, str], simulated_host: SimulatedHost, mounted: bool
+) -> None:
+    """By settings that we do not know: of the vendor's hook, accept-... = false, or swarm-resource."""
+    environment = simulated_host.environment(runtime_environment)
+    work = make_bundle(WAITING).parent / "another"
+    work.mkdir()
+    more = BY_SWARM if mounted else REFUSING
+    settings = settings_with(simulated_host, "runc", work / "config.toml", "hook", more)
+    variables = {"NVIDIA_VISIBLE_DEVICES": "all", "DOCKER_RESOURCE_GPU": "1"}
+    bundle = make_bundle(WAITING, variables, edit=lambda config: hook_of_another(config, str(settings)))
+    with container(bundle, environment) as made:
+        execute(made, *probe(["mknod", "/dev/nvidia2", *simulated_host.number("nvidia2")]))
+        with opened(made) as live:
+            devices = read_now(live).devices
+            repaired = repair(live)
+        assert devices == ((simulated_host.gpus[1],) if mounted else ())
+        assert repaired.lost == ()
+        if mounted:
+            without_rules(made, "195:1")
+            with opened(made) as live:
+                assert repair(live).lost == ("device rule c 195:1 rw",)
+        assert {number: opens(made, simulated_host, f"nvidia{number}")[1] for number in (1, 2, 3)} == {
+            1: "ENXIO" if mounted else "EPERM", 2: "EPERM", 3: "EPERM",
+        }  # fmt: skip
+
+
+def test_a_container_that_may_mount_shows_nothing_by_its_mounts(
+    make_bundle: MakeBundle, runtime_environment: dict[str, str], simulated_host: SimulatedHost
+) -> None:
+    environment = simulated_host.environment(runtime_environment)
+    settings = make_bundle(WAITING).parent / "mounter.toml"
+    settings_with(simulated_host, "runc", settings, "hook")
+    bundle = make_bundle(WAITING, GPU_1, edit=lambda config: hook_of_another(config, str(settings), "CAP_SYS_ADMIN"))
+    with container(bundle, environment) as made:
+        without_rules(made, "195:1")
+        with opened(made) as live:
+            assert (read_now(live).devices, repair(live).lost) == ((), ())

@@ -1,6 +1,6 @@
 """What a container is to have, worked out from its configuration, whatever is in that: no container is needed."""
 
-from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,11 +10,12 @@ from support.product import RUNTIME, SimulatedHost
 
 from ocigpu.containers.attached import Record
 from ocigpu.containers.find import Container
-from ocigpu.containers.live import Live, Now, change_grant, numbers_of, read_now
-from ocigpu.errors import OcigpuError
+from ocigpu.containers.live import Live, Now, change_grant, numbers_of, plan_for, read_now
+from ocigpu.containers.shown import Mount, Mounts
 from ocigpu.facts import ImageFacts
 from ocigpu.provision.apply import Caller
 from ocigpu.settings import read_settings
+from ocigpu.views import PROC_DRIVER
 
 pytestmark = pytest.mark.root
 
@@ -23,9 +24,18 @@ HOOK = {"prestart": [{"path": str(RUNTIME.with_name("ocigpu-hook")), "args": ["o
 ALL = {"NVIDIA_VISIBLE_DEVICES": "all"}
 
 
-def live_of(host: SimulatedHost, config: dict[str, Any]) -> Live:
+def live_of(host: SimulatedHost, config: dict[str, Any], mounted: bool = True) -> Live:
+    """A container of this configuration, with the mounts that a hook makes for all GPUs or without."""
     settings = read_settings(str(host.settings))
-    return Live(FOUND, None, config, settings, read_facts(settings), ImageFacts(), Caller())  # type: ignore[arg-type]
+    facts = read_facts(settings)
+    places = [*(library.host_path for library in facts.libraries), *(file.host_path for file in facts.binaries)]
+    mounts = [Mount("8:1", path, f"/inside{path}") for path in places]
+    for gpu in facts.gpus:
+        path = f"{PROC_DRIVER}/gpus/{gpu.proc_name}"
+        mounts.append(Mount("0:9", path.removeprefix("/proc"), path))
+    table = Mounts(tuple(mounts) if mounted else (), (Mount("8:1", "/", "/"),))
+    inside: Any = SimpleNamespace(other_user_namespace=False)
+    return Live(FOUND, inside, config, settings, facts, ImageFacts(), Caller(), (), table)
 
 
 def with_hook(variables: dict[str, str], hooks: object = HOOK) -> dict[str, Any]:
@@ -46,6 +56,7 @@ def with_hook(variables: dict[str, str], hooks: object = HOOK) -> dict[str, Any]
 )
 def test_only_a_hook_that_ran_answers_a_variable(simulated_host: SimulatedHost, hooks: object, count: int) -> None:
     assert len(read_now(live_of(simulated_host, with_hook(ALL, hooks))).devices) == count
+    assert read_now(live_of(simulated_host, with_hook(ALL, hooks), mounted=False)).devices == ()
 
 
 @pytest.mark.parametrize(
@@ -63,10 +74,20 @@ def test_only_a_hook_that_ran_answers_a_variable(simulated_host: SimulatedHost, 
 )
 def test_parts_of_the_wrong_type_grant_nothing(simulated_host: SimulatedHost, edit: dict[str, Any]) -> None:
     live = live_of(simulated_host, {**base_config(["true"], ALL), **edit})
-    refused = "linux" in edit and (edit["linux"] == [] or "resources" in edit["linux"])
-    with pytest.raises(OcigpuError, match="linux") if refused else nullcontext():
-        now = read_now(live)
-        assert (now.devices, now.grant.numbers) == ((), frozenset())
+    now = read_now(live)
+    assert (now.devices, now.grant.numbers) == ((), frozenset())
+
+
+@pytest.mark.parametrize("obeyed", [True, False])
+def test_what_else_an_image_asks_for_comes_with_an_attach_only_where_variables_are_obeyed(
+    simulated_host: SimulatedHost, obeyed: bool
+) -> None:
+    live = live_of(simulated_host, base_config(["true"], {"NVIDIA_IMEX_CHANNELS": "0", **ALL}))
+    settings = live.settings._replace(accept_nvidia_visible_devices_envvar_when_unprivileged=obeyed)
+    live = live._replace(settings=settings, facts=live.facts._replace(imex_major=234))
+    plan = plan_for(live, [simulated_host.gpus[2]])
+    assert plan.gpus == (simulated_host.gpus[2],)
+    assert any(rule.major == 234 for rule in plan.device_rules()) == obeyed
 
 
 def test_what_was_detached_is_denied_and_what_was_attached_allowed(simulated_host: SimulatedHost) -> None:

@@ -1,0 +1,202 @@
+"""What a GPU hook has given a running container, as far as that shows in what the container could not make itself.
+
+A hook in config.json and a variable do not tell: the hook may have refused (the vendor's, by settings of its own), or
+given less.  Shown is what the device rules of the configuration allow, and what the mount table has: the driver's
+files, by file system and path, and the directories of GPUs below /proc/driver/nvidia.  A container that may mount
+(CAP_SYS_ADMIN) writes that table, too: there only our own hook is believed, by the settings that it was given.  A node
+alone shows nothing where the container may make nodes (CAP_MKNOD).
+"""
+
+import os
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from ocigpu.actions import Plan
+from ocigpu.containers.probe import look_inside
+from ocigpu.containers.report import read_mode
+from ocigpu.errors import OcigpuError
+from ocigpu.facts import DeviceNode, HostFacts, ImageFacts, MigDevice, mig_capability_paths
+from ocigpu.plan import make_plan
+from ocigpu.provision.cgroups import decode_field
+from ocigpu.provision.container import Container
+from ocigpu.provision.device_filter import Policy, access_mask
+from ocigpu.provision.mounts import parse_mount_table
+from ocigpu.request import Request, parse_request
+from ocigpu.settings import Settings, read_settings
+from ocigpu.spec import get_list, get_object
+from ocigpu.views import PROC_DRIVER
+
+_READ_WRITE = access_mask("rw")
+_MAX_TABLE = 16 << 20
+
+
+class Mount(NamedTuple):
+    """A line of mountinfo: the file system's number, which part of it, and where that is."""
+
+    device: str
+    root: str
+    point: str
+
+
+class Mounts(NamedTuple):
+    """The mounts of a container's first process, and of this one."""
+
+    inside: tuple[Mount, ...] = ()
+    host: tuple[Mount, ...] = ()
+
+
+class Shown(NamedTuple):
+    """The plan of what a hook has given, and who asked for it, in words."""
+
+    plan: Plan
+    source: str
+
+
+def read_mounts(proc_fd: int) -> Mounts:
+    """Return the mounts of the process of an open /proc/<pid>, and ours; raises OSError."""
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+        host = _parse(file.read(_MAX_TABLE))
+    fd = os.open("mountinfo", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc_fd)
+    with open(fd, encoding="utf-8", errors="surrogateescape") as file:
+        return Mounts(_parse(file.read(_MAX_TABLE)), host)
+
+
+def _parse(text: str) -> tuple[Mount, ...]:
+    return tuple(
+        Mount(fields[2], decode_field(fields[3]), decode_field(fields[4]))
+        for fields in parse_mount_table(text).values()
+    )
+
+
+def plan_shown(
+    inside: Container,
+    config: dict[str, Any],
+    settings: Settings,
+    facts: HostFacts,
+    image: ImageFacts,
+    rules: Policy,
+    mounts: Mounts,
+) -> Shown | None:
+    """Return what the GPU hook of a container's configuration has given it, None if nothing shows.
+
+    ``rules``: device rules that its runtime enforces.  Never more than its request is for by the hook's settings, or
+    where these are not known by ours.  Raises OcigpuError.
+    """
+    own = read_mode(config) == "hook"
+    settings = _settings_of_hook(config, settings) if own else settings
+    request = parse_request(config, settings)
+    if request.selection in ("nothing", "cdi"):
+        return None
+    plan = make_plan(facts, request, settings, image)
+    narrowed = _Look(inside, config, facts, rules, mounts, own).narrow(request, plan)
+    return None if narrowed is None else Shown(make_plan(facts, narrowed, settings, image), request.source)
+
+
+def _settings_of_hook(config: dict[str, Any], settings: Settings) -> Settings:
+    """Return the settings that our hook was started with; ours where it names none, or they are gone."""
+    for hook in get_list(get_object(config, "hooks"), "prestart"):
+        words = [word for word in get_list(hook, "args") if isinstance(word, str)]
+        if "--config" in words[:-1]:
+            try:
+                return read_settings(words[words.index("--config") + 1])
+            except OcigpuError:
+                return settings
+    return settings
+
+
+class _Look:
+    """``files``: driver files of the host that the container has mounted."""
+
+    def __init__(
+        self,
+        inside: Container,
+        config: dict[str, Any],
+        facts: HostFacts,
+        rules: Policy,
+        mounts: Mounts,
+        own: bool,
+    ) -> None:
+        self._inside, self._facts, self._rules = inside, facts, rules
+        believed = mounts.inside if own or not _has(config, "CAP_SYS_ADMIN") else ()
+        self._points = {mount.point: mount.root for mount in believed}
+        self._mounted = {(mount.device, mount.root) for mount in believed}
+        self._may_make_nodes = _has(config, "CAP_MKNOD")
+        self._host = sorted(mounts.host, key=lambda mount: -len(mount.point))
+        paths = [*(library.host_path for library in facts.libraries), *(file.host_path for file in facts.binaries)]
+        self.files = frozenset(path for path in paths if self._is_file(path))
+
+    def narrow(self, request: Request, plan: Plan) -> Request | None:
+        """Return a request for what shows of a plan, None for nothing."""
+        migs = {mig.uuid: (gpu, mig) for gpu in self._facts.gpus for mig in gpu.mig_devices}
+        gpus = {gpu.uuid: gpu for gpu in self._facts.gpus}
+        devices = [uuid for uuid in plan.gpus if self._is_gpu(gpus[uuid].proc_name, gpus[uuid].node)]
+        for uuid in plan.mig_devices:
+            gpu, mig = migs[uuid]
+            if self._is_gpu(gpu.proc_name, gpu.node) and self._is_mig(gpu.minor, mig):
+                devices.append(uuid)
+        if not devices and not self.files:
+            return None
+        everything = self._is_directory("capabilities")
+        present = {node.minor: node for node in self._facts.imex_nodes}
+        features = {feature.name: feature.nodes for feature in self._facts.features}
+        return request._replace(
+            selection="list" if devices else "none",
+            devices=tuple(devices),
+            capabilities=tuple(name for name in request.capabilities if self._is_capability(name, request)),
+            mig_config=request.mig_config if everything else "",
+            mig_monitor=request.mig_monitor if everything else "",
+            imex_channels=tuple(n for n in request.imex_channels if n in present and self._are_nodes([present[n]])),
+            features=tuple(name for name in request.features if self._are_nodes(features.get(name, ()))),
+        )
+
+    def _is_gpu(self, proc_name: str, node: DeviceNode | None) -> bool:
+        return (proc_name != "" and self._is_directory(f"gpus/{proc_name}")) or self._are_nodes([node] if node else ())
+
+    def _is_mig(self, gpu_minor: int, mig: MigDevice) -> bool:
+        paths = [f"capabilities/{path}" for path in mig_capability_paths(gpu_minor, mig)]
+        if all(self._is_directory(path) for path in paths):
+            return True
+        return self._are_nodes(
+            [node for _, node in self._facts.cap_nodes if node.minor in (mig.gi_minor, mig.ci_minor)]
+        )
+
+    def _is_capability(self, name: str, request: Request) -> bool:
+        """Tell whether a driver capability shows: one of the libraries that only it brings is there."""
+        if name == "compat32":
+            return any(library.bits == 32 and library.host_path in self.files for library in self._facts.libraries)
+        asked = set(request.capabilities)
+        brought = [library for library in self._facts.libraries if name in library.capabilities]
+        alone = [library for library in brought if asked & set(library.capabilities) == {name}]
+        return any(library.host_path in self.files for library in alone or brought)
+
+    def _is_directory(self, name: str) -> bool:
+        """Tell whether this part of the host's /proc/driver/nvidia is mounted where it belongs."""
+        return self._points.get(f"{PROC_DRIVER}/{name}", "").endswith(f"/driver/nvidia/{name}")
+
+    def _is_file(self, host_path: str) -> bool:
+        """Tell whether a file of the host is mounted anywhere in the container, by file system and path in that."""
+        above = [mount for mount in self._host if f"{host_path}/".startswith(f"{mount.point.rstrip('/')}/")]
+        for mount in above:
+            path = mount.root.rstrip("/") + host_path[len(mount.point.rstrip("/")) :]
+            if mount.point == above[0].point and (mount.device, path) in self._mounted:
+                return True
+        return False
+
+    def _are_nodes(self, nodes: Iterable[DeviceNode]) -> bool:
+        """Tell whether there are nodes, and all show: by a rule, a mount, or a node that others must have made."""
+        wanted = list(nodes)
+        left = [
+            node for node in wanted if self._rules.allowed("c", node.major, node.minor) & _READ_WRITE != _READ_WRITE
+        ]
+        left = [node for node in left if not (node.host_path and self._is_file(node.host_path))]
+        if left and (not self._may_make_nodes or self._inside.other_user_namespace):
+            seen = look_inside(self._inside, (), [node.container_path for node in left]).files
+            pairs = zip(left, seen, strict=True)
+            left = [node for node, file in pairs if file.kind != f"c {node.major}:{node.minor}"]
+        return bool(wanted) and not left
+
+
+def _has(config: dict[str, Any], capability: str) -> bool:
+    """Tell whether processes of a container may have a capability; without a list runtimes leave them all of theirs."""
+    process = get_object(config, "process")
+    return "capabilities" not in process or capability in get_list(get_object(process, "capabilities"), "bounding")
