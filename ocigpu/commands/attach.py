@@ -27,6 +27,9 @@ The runtime is not told: when it sets the device rules anew (runc update, docker
 update, systemctl daemon-reload), the GPU is lost until ocigpu repair, or at once
 given back by ocigpu watch --repair. A restarted container begins without it.
 A program that is running already may have to be started again to see the GPU.
+Nodes keep the host's owner, group and mode, and a running process cannot be given a
+group: what it may not open is said. The kubelet is not told either: it counts a GPU
+that was attached to a pod as free.
 
 \b
 Exit status: 0 it has the GPU (or had it before), 1 failed and nothing was changed,

@@ -45,6 +45,9 @@ State of a GPU:
   denied      the node is there, and was never allowed
   no node     it is allowed, and its node is not where it should be
   -           not known: the container does not run, or its cgroup cannot be asked
+  asked, not given
+              it asks for GPUs (a variable of its image, the device plugin), and was
+              started without a runtime or hook that gives them
 
 \b
 Exit status: 0 listed, 1 failed, 2 the command line could not be understood.
@@ -55,6 +58,8 @@ Examples:
   ocigpu ps --all --json
   ocigpu ps --root /run/user/1000/crun
 """
+
+HOW_TO_ASK = "GPUs come with the runtime ocigpu (a pod's runtimeClassName, docker run --runtime, podman --runtime)"
 
 RootsOption = Annotated[
     list[str] | None,
@@ -67,7 +72,9 @@ RootsOption = Annotated[
 
 
 def ps_command(
-    all_: Annotated[bool, typer.Option("--all", "-a", help="Also containers that are stopped or have no GPU.")] = False,
+    all_: Annotated[
+        bool, typer.Option("--all", "-a", help="Also containers that are stopped, or have no GPU and ask for none.")
+    ] = False,
     root: RootsOption = None,
     config: ConfigOption = "",
     json: JsonOption = False,
@@ -85,7 +92,8 @@ def ps_command(
     if os.geteuid():
         notes.append("not root: containers of other users are not seen")
     chosen = [container for container in containers if all_ or container.pid]
-    reports = [report for report in make_reports(chosen, facts, load_settings(config)) if all_ or report.gpus]
+    reports = make_reports(chosen, facts, load_settings(config))
+    reports = [report for report in reports if all_ or report.gpus or report.unanswered]
     if json:
         data = [report_to_json(report) for report in reports]
         print_json({"simulated": facts.simulated, "containers": data, "notes": [*notes, *unreadable]})
@@ -140,6 +148,8 @@ def report_notes(report: "Report") -> list[str]:
     notes = list(report.notes)
     if report.lost:
         notes.insert(0, f"lost: the device cgroup refuses {', '.join(report.lost)} (ocigpu repair)")
+    if report.unanswered:
+        notes.append(f"asked, not given: {report.unanswered}; {HOW_TO_ASK}")
     if report.attached:
         notes.append(f"attached after its start: {', '.join(report.attached)}")
     if report.beyond:
@@ -163,5 +173,5 @@ def _rows(report: "Report") -> list[tuple[str, ...]]:
         report.mode or "-",
     )
     gpus = [(gpu.mig or str(gpu.index), gpu.uuid, gpu.model, gpu.state or "-") for gpu in report.gpus]
-    first, *more = gpus or [("-", "", "", "")]
+    first, *more = gpus or [("-", "", "", "asked, not given" if report.unanswered else "")]
     return [(*head, *first), *(("", "", "", "", "", *gpu) for gpu in more)]

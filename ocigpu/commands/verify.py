@@ -81,6 +81,7 @@ def verify_command(
                 ("host", host_line(facts)),
                 ("granted", ", ".join(verified.grant.devices) or "no GPU"),
                 ("by", verified.grant.by),
+                *([("asked, not given", verified.unanswered)] if verified.unanswered else []),
             ]
         )
         print()

@@ -22,7 +22,8 @@ _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 class Record(NamedTuple):
     """UUIDs of GPUs and MIG devices: ``attached`` later, and ``detached`` of those it was started with.
 
-    ``files``: it was given driver files and control nodes, too.  ``view``: id of the mount that shows it
+    ``files``: it was given driver files and control nodes, too.  ``numbers``: devices that it may open since, and could
+    not when it was started.  ``view``: id of the mount that shows it
     /proc/driver/nvidia since, 0 for the one it was started with.
     ``unsure``: those that a command is giving or taking; if it was killed, nodes of them may be there, and over the
     mount ``under`` a view that shows them (0: there is none).
@@ -34,6 +35,7 @@ class Record(NamedTuple):
     view: int = 0
     unsure: tuple[str, ...] = ()
     under: int = 0
+    numbers: tuple[tuple[int, int], ...] = ()
 
 
 def read_record(container: Container, settings: Settings) -> Record:
@@ -45,7 +47,8 @@ def read_record(container: Container, settings: Settings) -> Record:
         text = read_cached(directory, _name(container))
         data = json.loads(text) if text else Record()._asdict()
         attached, detached, unsure = (tuple(data[name]) for name in ("attached", "detached", "unsure"))
-        return Record(attached, detached, data["files"], data["view"], unsure, data["under"])
+        numbers = tuple((int(major), int(minor)) for major, minor in data.get("numbers", ()))
+        return Record(attached, detached, data["files"], data["view"], unsure, data["under"], numbers)
     except (ValueError, KeyError, TypeError):  # not written by this version
         return Record()
     finally:

@@ -57,6 +57,13 @@ _KUBELET_NAMES = ("pod.namespace", "pod.name", "container.name")
 """Labels of the kubelet that CRI-O makes annotations of."""
 
 
+def is_of_pod(config: dict[str, Any]) -> bool:
+    """Tell whether a container is of a pod of Kubernetes, by annotations of containerd's CRI and of CRI-O."""
+    return any(
+        f"io.kubernetes.{name}" in read_annotations(config) for name in ("cri.sandbox-id", "pod.uid", "pod.name")
+    )
+
+
 def docker_directory(identity: str, mounts: list[Any]) -> str:
     """Return the directory of Docker's own files on a container, "" if it cannot be told.
 

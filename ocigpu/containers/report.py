@@ -5,6 +5,7 @@ import stat
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from ocigpu.cdi.request import is_of_nvidia
 from ocigpu.containers.asked import ask_child
 from ocigpu.containers.attached import Record, read_record
 from ocigpu.containers.find import Container, open_process, read_config_of
@@ -14,6 +15,7 @@ from ocigpu.errors import OcigpuError, SpecError
 from ocigpu.facts import DeviceNode, HostFacts
 from ocigpu.provision.cgroups import parse_proc_cgroup
 from ocigpu.provision.image import read_device
+from ocigpu.request import Request, parse_request
 from ocigpu.settings import Settings
 from ocigpu.spec import DECLARED, OUR_HOOK, VENDOR_HOOKS, get_list, get_object, is_path
 
@@ -60,7 +62,8 @@ class Report(NamedTuple):
     """What is known of one container; ``mode``: of :func:`read_mode`; ``lost``: paths of granted devices it has lost.
 
     ``beyond``: paths of devices that its cgroup allows and that it was not granted.  ``attached``, ``detached``: UUIDs
-    of what it was given after its start, and of what was taken from it.
+    of what it was given after its start, and of what was taken from it.  ``unanswered``: what asks for GPUs in its
+    configuration, in words, where it has none.
     """
 
     container: Container
@@ -73,6 +76,7 @@ class Report(NamedTuple):
     attached: tuple[str, ...]
     detached: tuple[str, ...]
     notes: tuple[str, ...]
+    unanswered: str = ""
 
 
 def host_nodes(facts: HostFacts) -> dict[DeviceNode, str]:
@@ -164,8 +168,7 @@ def _make_report(container: Container, facts: HostFacts, settings: Settings) -> 
     mode, granted = read_mode(config), read_granted(config, numbers)
     record = read_record(container, settings) if container.pid else Record()
     detached = _numbers_of(facts, record.detached)
-    with_drm = _numbers_of(facts, record.attached, record.files)  # whether for graphics is not recorded
-    attached = with_drm - {(node.major, node.minor) for gpu in facts.gpus for node in gpu.drm_nodes}
+    attached = frozenset(record.numbers)
     inside = frozenset(_look_for_nodes(container, list(nodes), notes)) if container.pid else frozenset[str]()
     if not container.pid:  # what it would get again
         listed = listed_nodes(config)
@@ -198,15 +201,14 @@ def _make_report(container: Container, facts: HostFacts, settings: Settings) -> 
     beyond = tuple(
         device.path
         for number, device in devices.items()
-        if device.allowed
-        and not device.granted
-        and number not in with_drm
-        and (number in detached or not (hooked or granted.everything))
+        if device.allowed and not device.granted and (number in detached or not (hooked or granted.everything))
     )
+    gpus = tuple(_gpu_states(facts, had, lost, detached))
+    request = Request() if gpus or not container.pid else read_unanswered(config, settings, notes)
     return Report(
         container=container,
         mode=mode,
-        gpus=tuple(_gpu_states(facts, had, lost, detached)),
+        gpus=gpus,
         devices=tuple(had.values()),
         processes=(),
         lost=lost,
@@ -214,7 +216,22 @@ def _make_report(container: Container, facts: HostFacts, settings: Settings) -> 
         attached=record.attached,
         detached=record.detached,
         notes=tuple(notes),
+        unanswered=request.source,
     )
+
+
+def read_unanswered(config: dict[str, Any], settings: Settings, notes: list[str]) -> Request:
+    """Return what a container that has no GPU asks for: GPUs, or nothing.
+
+    A variable, mount or annotation is answered by a runtime or hook, and the container may have been started without.
+    """
+    try:
+        request = parse_request(config, settings)
+    except OcigpuError as error:
+        notes.append(error.message)
+        return Request()
+    asks = request.selection in ("all", "list") or any(map(is_of_nvidia, request.cdi_devices))
+    return request if asks else Request()
 
 
 def detached_paths(report: Report, facts: HostFacts) -> frozenset[str]:
@@ -225,14 +242,13 @@ def detached_paths(report: Report, facts: HostFacts) -> frozenset[str]:
     return frozenset(nodes | {f"{PROC_DRIVER}/gpus/{name}" for name in gpus})
 
 
-def _numbers_of(facts: HostFacts, uuids: Sequence[str], control_nodes: bool = False) -> frozenset[Number]:
-    """Return the devices that are of these GPUs and MIG devices alone, and the control nodes where asked for."""
+def _numbers_of(facts: HostFacts, uuids: Sequence[str]) -> frozenset[Number]:
+    """Return the devices that are of these GPUs and MIG devices alone."""
     minors = {minor for gpu in facts.gpus for mig in gpu.mig_devices if mig.uuid in uuids for minor in mig[-2:]}
     nodes = [node for _, node in facts.cap_nodes if node.minor in minors]
     for gpu in facts.gpus:
         if gpu.uuid in uuids:
             nodes += [*gpu.drm_nodes, *filter(None, (gpu.node,))]
-    nodes += facts.control_nodes if control_nodes else ()
     return frozenset((node.major, node.minor) for node in nodes)
 
 

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from ocigpu.containers.live import Grant, Live, host_nodes, read_now
 from ocigpu.containers.probe import Answer, File, is_reached, look_inside
+from ocigpu.containers.report import read_unanswered
 from ocigpu.facts import DeviceNode, Library
 from ocigpu.plan import library_path
 
@@ -47,12 +48,13 @@ class LibraryRow(NamedTuple):
 
 
 class Verified(NamedTuple):
-    """What was tried.  ``version``: of the driver."""
+    """What was tried.  ``version``: of the driver.  ``unanswered``: what asked for GPUs in vain, in words."""
 
     grant: Grant
     nodes: list[NodeRow]
     libraries: list[LibraryRow]
     version: str
+    unanswered: str = ""
 
     @property
     def verdict(self) -> str:
@@ -90,7 +92,8 @@ def verify(live: Live) -> Verified:
         _library_row(library, path, library.host_path in grant.libraries, file, linked)
         for (library, path), file, linked in zip(libraries, files, by_soname, strict=True)
     ]
-    return Verified(grant, nodes, rows, live.facts.driver_version)
+    unanswered = "" if grant.devices else read_unanswered(live.config, live.settings, []).source
+    return Verified(grant, nodes, rows, live.facts.driver_version, unanswered)
 
 
 def judge_node(what: str, node: DeviceNode, has_node: bool, allowed: bool, answer: Answer) -> NodeRow:
@@ -147,6 +150,7 @@ def to_json(verified: Verified) -> dict[str, Any]:
         "granted_by": verified.grant.by,
         "devices": list(verified.grant.devices),
         "driver_version": verified.version,
+        "unanswered": verified.unanswered,
         "nodes": [row._asdict() for row in verified.nodes],
         "libraries": [row._asdict() for row in verified.libraries],
     }

@@ -4,12 +4,14 @@ import os
 import shlex
 
 from ocigpu.containers.asked import ask_child
-from ocigpu.containers.find import Container, default_places, find_containers
+from ocigpu.containers.find import Container, default_places, find_containers, read_config_of
 from ocigpu.containers.wants import VARIABLE as CAPABILITIES_VARIABLE
 from ocigpu.containers.wants import describe_users, find_users
 from ocigpu.doctor.host import Host
-from ocigpu.doctor.records import Evidence, Finding, error, not_checked, note, ok
+from ocigpu.doctor.records import Evidence, Finding, error, not_checked, note, ok, warning
 from ocigpu.errors import OcigpuError, printable
+from ocigpu.request import Request
+from ocigpu.spec import has_gpu_hook
 
 SECONDS = 15.0
 MAX_CONTAINERS = 200
@@ -32,9 +34,10 @@ def check_lost_gpus(host: Host) -> list[Finding]:
         answers = ask_child(lambda: _ask(host, running), SECONDS)
     except (OSError, OcigpuError) as failure:
         return [not_checked(f"containers could not be looked into: {failure}")]
-    findings = [_lost(name, lost) for name, lost, _ in answers if lost]
-    findings += [not_checked(f"container {name}: {problem}") for name, _, problem in answers if problem]
-    well = [name for name, lost, problem in answers if not lost and not problem]
+    findings = [_lost(name, lost) for name, lost, _, _ in answers if lost]
+    findings += [_not_given(name, asked) for name, _, asked, _ in answers if asked]
+    findings += [not_checked(f"container {name}: {problem}") for name, _, _, problem in answers if problem]
+    well = [name for name, *wrong in answers if not any(wrong)]
     if well:
         shown = printable(", ".join(well), 300)
         findings.append(ok("running containers have what they were given", Evidence("device cgroups", shown)))
@@ -71,10 +74,10 @@ def _wanted(container: Container, host: Host) -> str:
     from ocigpu.containers.report import read_mode
     from ocigpu.containers.target import open_root
     from ocigpu.request import parse_request
-    from ocigpu.spec import get_list, get_object, read_config
+    from ocigpu.spec import get_list, get_object
 
     try:
-        config = read_config(container.bundle).config
+        config = read_config_of(container).config
         if read_mode(config) not in ("hook", "spec"):
             return ""
         request = parse_request(config, host.settings, container.bundle)
@@ -95,10 +98,25 @@ def _lost(name: str, lost: list[str]) -> Finding:
     )
 
 
-def _ask(host: Host, containers: list[Container]) -> list[tuple[str, list[str], str]]:
-    """Return name, what is lost, and what went wrong, for each container; nothing is changed."""
+def _not_given(name: str, asked: str) -> Finding:
+    return warning(
+        f"container {name} was to have GPUs and was started without a runtime that gives them",
+        (Evidence(f"container {name}", asked, "answered by ocigpu-runtime or a GPU hook"),),
+        (
+            "# in Kubernetes: runtimeClassName of the pod; see docs/KUBERNETES.md",
+            "# elsewhere: docker run --runtime ocigpu, podman --runtime ocigpu-runtime",
+        ),
+    )
+
+
+def _ask(host: Host, containers: list[Container]) -> list[tuple[str, list[str], str, str]]:
+    """Return name, what is lost, which named devices were not given, and what went wrong, for each container.
+
+    Nothing is changed.  A request for all GPUs is every CUDA image's and says nothing.
+    """
     from ocigpu.containers.live import open_live
     from ocigpu.containers.repair import repair
+    from ocigpu.containers.report import read_unanswered
     from ocigpu.host.discover import read_host_facts
 
     facts = read_host_facts(host.settings)
@@ -107,7 +125,12 @@ def _ask(host: Host, containers: list[Container]) -> list[tuple[str, list[str], 
         name = printable(container.name, 200)
         try:
             with open_live(container, host.settings, facts) as live:
-                rows.append((name, [printable(text, 300) for text in repair(live, dry_run=True).lost], ""))
+                repaired = repair(live, dry_run=True)
+                request = Request()
+                if not repaired.devices and not repaired.lost and not has_gpu_hook(live.config):
+                    request = read_unanswered(live.config, host.settings, [])
+                asked = "" if request.selection == "all" else printable(request.source, 300)
+                rows.append((name, [printable(text, 300) for text in repaired.lost], asked, ""))
         except OcigpuError as failure:
-            rows.append((name, [], printable(failure.message, 300)))
+            rows.append((name, [], "", printable(failure.message, 300)))
     return rows

@@ -1,0 +1,166 @@
+"""Containers of pods: names with slashes, GPUs that the kubelet counts, and starts by another runtime."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from containers_lab import WAITING, Made, container, write_state
+from live_lab import ocigpu, opened, verify
+from support.fixtures import MakeBundle
+from support.product import CONTROL_NODES, SimulatedHost
+from test_find_containers import runc_state
+
+from ocigpu.containers.attach import attach, detach
+from ocigpu.containers.find import Places
+from ocigpu.containers.target import find_target
+from ocigpu.doctor.containers import check_lost_gpus
+from ocigpu.doctor.host import Host
+from ocigpu.errors import SpecError
+
+NAME = "default/p2/main"
+POD = {
+    "io.kubernetes.cri.sandbox-id": "1f",
+    "io.kubernetes.cri.sandbox-namespace": "default",
+    "io.kubernetes.cri.sandbox-name": "p2",
+    "io.kubernetes.cri.container-name": "main",
+}
+
+
+def of_pod(config: dict[str, Any]) -> None:
+    config["annotations"] = dict(POD)
+
+
+@pytest.fixture
+def plain(
+    make_bundle: MakeBundle, runtime_environment: dict[str, str], simulated_host: SimulatedHost
+) -> Iterator[Made]:
+    """A pod's container that the device plugin gave GPU 2, started by runc itself: it has none."""
+    bundle = make_bundle(WAITING, {"NVIDIA_VISIBLE_DEVICES": simulated_host.gpus[2]}, edit=of_pod)
+    with container(bundle, runtime_environment) as made:
+        yield made._replace(environment=simulated_host.environment(made.environment))
+
+
+@pytest.mark.root
+@pytest.mark.engine
+def test_the_name_that_ps_prints_is_understood_everywhere(
+    make_bundle: MakeBundle, runtime_environment: dict[str, str], simulated_host: SimulatedHost
+) -> None:
+    bundle = make_bundle(WAITING, {"NVIDIA_VISIBLE_DEVICES": "2"}, edit=of_pod)
+    with container(bundle, runtime_environment, host=simulated_host) as made:
+        assert NAME in ocigpu(made, "ps").stdout
+        assert str(bundle) in ocigpu(made, "explain", NAME).stdout
+        assert f"--- {bundle}/config.json (original)" in ocigpu(made, "diff", NAME).stdout
+        for words in (["verify"], ["repair"]):
+            ocigpu(made, *words, NAME)
+
+
+def test_a_path_is_a_bundle_and_a_name_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("bundle", NAME):
+        (tmp_path / "here" / name).mkdir(parents=True)
+    config = {"annotations": POD, "root": {"path": "/nowhere/rootfs"}}
+    (tmp_path / "here/bundle/config.json").write_text(json.dumps(config))
+    write_state(tmp_path / "states", "x", runc_state(bundle=str(tmp_path / "here/bundle"), annotations=POD))
+    places = Places((str(tmp_path / "states"),))
+    monkeypatch.chdir(tmp_path / "here")
+    for text in (NAME, "x", "bundle", "./bundle", str(tmp_path / "here/bundle")):
+        target = find_target(text, places)
+        assert (target.bundle, target.container.name if target.container else "") == (f"{tmp_path}/here/bundle", NAME)
+    for text in (f"./{NAME}", f"{tmp_path}/here/{NAME}", "default/p2/other"):
+        with pytest.raises(SpecError, match="No such file"):
+            find_target(text, places)
+    (tmp_path / "here" / NAME / "config.json").write_text("{}")  # what lies here goes before a name
+    assert find_target(NAME, places).bundle == f"{tmp_path}/here/{NAME}"
+
+
+@pytest.mark.root
+@pytest.mark.engine
+def test_what_was_asked_for_and_not_given_is_said(plain: Made, simulated_host: SimulatedHost) -> None:
+    asked = f"NVIDIA_VISIBLE_DEVICES={simulated_host.gpus[2]}"
+    text = ocigpu(plain, "ps").stdout
+    assert NAME in text
+    assert f"asked, not given: {asked}" in text
+    (row,) = json.loads(ocigpu(plain, "ps", "--json").stdout)["containers"]
+    assert (row["gpus"], row["unanswered"]) == ([], asked)
+    data = verify(plain)
+    assert (data["devices"], data["unanswered"], data["verdict"]) == ([], asked, "as granted")
+    assert asked in ocigpu(plain, "verify", NAME).stdout
+    host = Host(config=plain.environment["OCIGPU_CONFIG"], states=(str(plain.state),))
+    (found,) = check_lost_gpus(host)
+    assert (found.severity, found.evidence[0].found) == ("warning", asked)
+    with opened(plain) as live:
+        attach(live, ["2"])
+    assert "not given" not in ocigpu(plain, "ps").stdout
+    assert [item.severity for item in check_lost_gpus(host)] == ["ok"]
+
+
+@pytest.mark.root
+@pytest.mark.engine
+def test_an_image_that_asks_for_all_is_no_finding(
+    make_bundle: MakeBundle, runtime_environment: dict[str, str], simulated_host: SimulatedHost
+) -> None:
+    """As every image of CUDA does, with a GPU or without."""
+    with container(make_bundle(WAITING, {"NVIDIA_VISIBLE_DEVICES": "all"}), runtime_environment) as plain:
+        made = plain._replace(environment=simulated_host.environment(plain.environment))
+        assert "asked, not given: NVIDIA_VISIBLE_DEVICES=all" in ocigpu(made, "ps").stdout
+        host = Host(config=made.environment["OCIGPU_CONFIG"], states=(str(made.state),))
+        assert [item.severity for item in check_lost_gpus(host)] == ["ok"]
+
+
+@pytest.mark.root
+@pytest.mark.engine
+def test_the_kubelet_is_not_told_of_an_attach_and_nothing_is_lost_that_was_never_given(
+    plain: Made, simulated_host: SimulatedHost
+) -> None:
+    text = ocigpu(plain, "attach", NAME, "--gpu", "2").stdout
+    assert f"note: the kubelet is not told: it counts {simulated_host.gpus[2]} as free" in text
+    assert ocigpu(plain, "attach", NAME, "--gpu", "2").stdout.count("kubelet") == 0  # nothing was changed
+    (row,) = json.loads(ocigpu(plain, "ps", "--json").stdout)["containers"]
+    paths = {"/dev/nvidia2", *(f"/dev/{name}" for name in CONTROL_NODES)}
+    assert ({device["path"] for device in row["devices"]}, row["lost"], row["beyond"]) == (paths, [], [])
+    with opened(plain) as live:
+        detach(live, ["2"])
+    (row,) = json.loads(ocigpu(plain, "ps", "--all", "--json").stdout)["containers"]
+    assert (row["lost"], row["beyond"]) == ([], [])
+
+
+@pytest.mark.root
+@pytest.mark.engine
+@pytest.mark.parametrize(
+    ("user", "mode", "note"),
+    [
+        pytest.param(
+            {"uid": 1000, "gid": 1000}, 0o660, "start the container with --group-add 44", id="not of the group"
+        ),
+        pytest.param({"uid": 1000, "gid": 1000}, 0o600, "are of their owner alone", id="of the owner alone"),
+        pytest.param({"uid": 1000, "gid": 1000, "additionalGids": [44]}, 0o660, "", id="of the group"),
+        pytest.param({"uid": 1000, "gid": 44}, 0o660, "", id="of the group at first"),
+        pytest.param({"uid": 1000, "gid": 1000}, 0o666, "", id="for everybody"),
+        pytest.param({"uid": 0, "gid": 0}, 0o600, "", id="root"),
+    ],
+)
+def test_a_user_who_may_not_open_the_node_is_told(
+    make_bundle: MakeBundle,
+    runtime_environment: dict[str, str],
+    simulated_host: SimulatedHost,
+    user: dict[str, Any],
+    mode: int,
+    note: str,
+) -> None:
+    """A running process cannot be given a group, and the host's mode is the operator's choice."""
+
+    def as_user(config: dict[str, Any]) -> None:
+        config["process"]["user"] = user
+
+    bundle = make_bundle(WAITING, {"NVIDIA_VISIBLE_DEVICES": "3"}, edit=as_user)
+    with container(bundle, runtime_environment, host=simulated_host) as made, opened(made) as live:
+        changed_gpus = [
+            gpu._replace(node=gpu.node._replace(mode=mode, gid=44)) if gpu.node is not None else gpu
+            for gpu in live.facts.gpus
+        ]
+        changed = attach(live._replace(facts=live.facts._replace(gpus=tuple(changed_gpus))), ["5"])
+        assert [text for text in changed.notes if "/dev/nvidia5" in text] == [
+            text for text in changed.notes if note and note in text
+        ]
+        assert len(changed.notes) == (1 if note else 0)
