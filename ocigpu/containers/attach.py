@@ -138,7 +138,7 @@ def give(
 
     Then the record is written; before, which devices are ``new``.  Raises OcigpuError after everything was undone.
     """
-    foreign = numbers - set(host_nodes(live.facts)) - _imex_numbers(live, numbers)
+    foreign = numbers - set(host_nodes(live.facts))
     if foreign:  # whatever a configuration says
         raise OcigpuError("OCIGPU-INT-2", f"container {live.found.name}: {_listed(foreign)} are not the driver's")
     allow = [] if live.settings.no_cgroups else _rules(numbers - allowed_now(live, numbers))
@@ -289,11 +289,6 @@ def _policy(live: Live, grant: Grant, change: Sequence[AllowDevice], denied: boo
     kept = allowed_now(live, set(host_nodes(live.facts)))
     changed = [FilterRule(not denied, "c", rule.major, rule.minor, rule.access) for rule in change]
     return [*grant.rules, *(FilterRule(True, "c", *number, "rw") for number in sorted(kept)), *changed]
-
-
-def _imex_numbers(live: Live, numbers: set[Number]) -> set[Number]:
-    """Return those that are IMEX channels: the host need not have a node of each."""
-    return {number for number in numbers if number[0] == live.facts.imex_major}
 
 
 def _failed(live: Live, cause: str, hint: str) -> OcigpuError:

@@ -19,7 +19,7 @@ from ocigpu.containers.names import find_engine, find_name, read_annotations, re
 from ocigpu.containers.trusted import read_trusted
 from ocigpu.errors import OcigpuError, SpecError, quoted
 from ocigpu.settings import why_replaceable
-from ocigpu.spec import MAX_CONFIG_BYTES, Document, get_list, get_object, is_path, parse_json
+from ocigpu.spec import MAX_CONFIG_BYTES, Document, get_list, get_object, is_path, parse_config, parse_json
 from ocigpu.state import MAX_STATE_BYTES
 
 MAX_CONTAINERS = 10_000
@@ -338,7 +338,7 @@ def _read_config(own: _Own, state_file: str, dir_fd: int) -> Document:
         path = os.path.join(own.bundle, "config.json")
         file = read_trusted(path, MAX_CONFIG_BYTES, own.rootfs)
         text, document = file.text, Document(path, {}, file.mode, file.uid, file.gid)
-    config = parse_json(text, path)
+    config = parse_config(text, path)
     root = get_object(config, "root").get("path")
     rootfs = os.path.normpath(os.path.join(own.bundle, root)) if isinstance(root, str) and is_path(root) else ""
     if rootfs != own.rootfs and os.path.realpath(rootfs) != os.path.realpath(own.rootfs):

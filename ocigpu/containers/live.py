@@ -110,7 +110,7 @@ def open_live(found: Container, settings: Settings, facts: HostFacts) -> Iterato
         os.close(open_process(found))  # still the same one: now all descriptors are of it
         image = _read_image(found, inside, facts)
         rules = tuple(read_recorded_rules(found, config))
-        mounts = _read_mounts(found, inside)
+        mounts = _read_mounts(found, inside, config)
         yield Live(found, inside, config, settings, facts, image, Caller(found.pid, pidfd, SECONDS), rules, mounts)
 
 
@@ -135,9 +135,9 @@ def _read_image(found: Container, inside: OpenContainer, facts: HostFacts) -> Im
         raise OcigpuError("OCIGPU-CTR-4", text) from error
 
 
-def _read_mounts(found: Container, inside: OpenContainer) -> Mounts:
+def _read_mounts(found: Container, inside: OpenContainer, config: dict[str, Any]) -> Mounts:
     try:
-        return read_mounts(inside.proc_fd)
+        return read_mounts(inside, config)
     except OSError as error:
         raise OcigpuError("OCIGPU-CTR-4", f"container {found.name}: read its mounts: {error.strerror}") from error
 
@@ -224,8 +224,8 @@ def _started_with(live: Live) -> Grant:
     libraries = _mounted(config, [library.host_path for library in facts.libraries])
     by = "its config.json" if nodes else "nothing"
     if has_gpu_hook(config):
-        policy = Policy(rules)
-        shown = plan_shown(live.inside, config, live.settings, facts, live.image, policy, live.mounts)
+        place = (live.found.bundle, live.inside, live.mounts)
+        shown = plan_shown(config, *place, live.settings, facts, live.image, Policy(rules))
         if shown is not None:
             nodes.update({action.node.container_path: action.node for action in _nodes(shown.plan)})
             rules += _as_filter(shown.plan.device_rules(), True)
@@ -265,6 +265,7 @@ def numbers_of(facts: HostFacts, devices: Iterable[str]) -> set[Number]:
 def plan_for(live: Live, devices: Sequence[str]) -> Plan:
     """Return the plan of mode hook that gives a container these GPUs and MIG devices, and else what it asks for.
 
+    What else its variables ask for, IMEX channels and opt-in parts, only where variables are obeyed.
     Raises OcigpuError for a device that cannot be given, and for a container that can have none.
     """
     check_can_have_gpus(live.config, f"{live.found.bundle}/config.json")

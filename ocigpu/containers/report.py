@@ -5,7 +5,6 @@ import stat
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from ocigpu.cdi.request import is_of_nvidia
 from ocigpu.containers.asked import ask_child
 from ocigpu.containers.attached import Record, read_record
 from ocigpu.containers.find import Container, open_process, read_config_of
@@ -13,6 +12,7 @@ from ocigpu.containers.granted import Allowed, Number, listed_nodes, read_allowe
 from ocigpu.declared import PROC_DRIVER
 from ocigpu.errors import OcigpuError, SpecError
 from ocigpu.facts import DeviceNode, HostFacts
+from ocigpu.gate import is_gpu_of_nvidia
 from ocigpu.provision.cgroups import parse_proc_cgroup
 from ocigpu.provision.image import read_device
 from ocigpu.request import Request, parse_request
@@ -204,7 +204,7 @@ def _make_report(container: Container, facts: HostFacts, settings: Settings) -> 
         if device.allowed and not device.granted and (number in detached or not (hooked or granted.everything))
     )
     gpus = tuple(_gpu_states(facts, had, lost, detached))
-    request = Request() if gpus or not container.pid else read_unanswered(config, settings, notes)
+    request = Request() if gpus or not container.pid else read_unanswered(config, container.bundle, settings, notes)
     return Report(
         container=container,
         mode=mode,
@@ -220,17 +220,17 @@ def _make_report(container: Container, facts: HostFacts, settings: Settings) -> 
     )
 
 
-def read_unanswered(config: dict[str, Any], settings: Settings, notes: list[str]) -> Request:
+def read_unanswered(config: dict[str, Any], bundle: str, settings: Settings, notes: list[str]) -> Request:
     """Return what a container that has no GPU asks for: GPUs, or nothing.
 
     A variable, mount or annotation is answered by a runtime or hook, and the container may have been started without.
     """
     try:
-        request = parse_request(config, settings)
+        request = parse_request(config, settings, bundle)
     except OcigpuError as error:
         notes.append(error.message)
         return Request()
-    asks = request.selection in ("all", "list") or any(map(is_of_nvidia, request.cdi_devices))
+    asks = request.selection in ("all", "list") or any(map(is_gpu_of_nvidia, request.cdi_devices))
     return request if asks else Request()
 
 

@@ -7,6 +7,7 @@ files, by file system and path, and the directories of GPUs below /proc/driver/n
 alone shows nothing where the container may make nodes (CAP_MKNOD).
 """
 
+import fcntl
 import os
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 from ocigpu.actions import Plan
 from ocigpu.containers.probe import look_inside
 from ocigpu.containers.report import read_mode
+from ocigpu.declared import has_user_namespace
 from ocigpu.errors import OcigpuError
 from ocigpu.facts import DeviceNode, HostFacts, ImageFacts, MigDevice, mig_capability_paths
 from ocigpu.plan import make_plan
@@ -28,6 +30,7 @@ from ocigpu.views import PROC_DRIVER
 
 _READ_WRITE = access_mask("rw")
 _MAX_TABLE = 16 << 20
+_NS_GET_USERNS, _NS_GET_PARENT = 0xB701, 0xB702  # linux/nsfs.h
 
 
 class Mount(NamedTuple):
@@ -39,10 +42,15 @@ class Mount(NamedTuple):
 
 
 class Mounts(NamedTuple):
-    """The mounts of a container's first process, and of this one."""
+    """The mounts of a container's first process, and of this one.
+
+    ``of_runtime``: the process is in the mount namespace that its runtime has made.  Any user may leave that, into one
+    where he may mount, by a user namespace of his own (unshare(2)).
+    """
 
     inside: tuple[Mount, ...] = ()
     host: tuple[Mount, ...] = ()
+    of_runtime: bool = True
 
 
 class Shown(NamedTuple):
@@ -52,13 +60,31 @@ class Shown(NamedTuple):
     source: str
 
 
-def read_mounts(proc_fd: int) -> Mounts:
-    """Return the mounts of the process of an open /proc/<pid>, and ours; raises OSError."""
+def read_mounts(inside: Container, config: dict[str, Any]) -> Mounts:
+    """Return the mounts of a container's first process, and ours; raises OSError."""
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
         host = _parse(file.read(_MAX_TABLE))
-    fd = os.open("mountinfo", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc_fd)
+    fd = os.open("mountinfo", os.O_RDONLY | os.O_CLOEXEC, dir_fd=inside.proc_fd)
     with open(fd, encoding="utf-8", errors="surrogateescape") as file:
-        return Mounts(_parse(file.read(_MAX_TABLE)), host)
+        return Mounts(_parse(file.read(_MAX_TABLE)), host, _is_of_runtime(inside, has_user_namespace(config)))
+
+
+def _is_of_runtime(inside: Container, with_users: bool) -> bool:
+    """Tell whether a mount namespace is of the user namespace that a runtime makes it in: ours, or one right below.
+
+    Asked of the namespace itself: ioctl_nsfs(2), Linux 4.9.
+    """
+    opened: list[int] = []
+    try:
+        opened.append(fcntl.ioctl(inside.mnt_fd, _NS_GET_USERNS))
+        if with_users:
+            opened.append(fcntl.ioctl(opened[0], _NS_GET_PARENT))
+        return os.path.samestat(os.fstat(opened[-1]), os.stat("/proc/self/ns/user"))
+    except OSError:  # an older kernel, or no right to ask: then nothing is known
+        return False
+    finally:
+        for fd in opened:
+            os.close(fd)
 
 
 def _parse(text: str) -> tuple[Mount, ...]:
@@ -69,13 +95,14 @@ def _parse(text: str) -> tuple[Mount, ...]:
 
 
 def plan_shown(
-    inside: Container,
     config: dict[str, Any],
+    bundle: str,
+    inside: Container,
+    mounts: Mounts,
     settings: Settings,
     facts: HostFacts,
     image: ImageFacts,
     rules: Policy,
-    mounts: Mounts,
 ) -> Shown | None:
     """Return what the GPU hook of a container's configuration has given it, None if nothing shows.
 
@@ -84,7 +111,7 @@ def plan_shown(
     """
     own = read_mode(config) == "hook"
     settings = _settings_of_hook(config, settings) if own else settings
-    request = parse_request(config, settings)
+    request = parse_request(config, settings, bundle)
     if request.selection in ("nothing", "cdi"):
         return None
     plan = make_plan(facts, request, settings, image)
@@ -117,10 +144,11 @@ class _Look:
         own: bool,
     ) -> None:
         self._inside, self._facts, self._rules = inside, facts, rules
-        believed = mounts.inside if own or not _has(config, "CAP_SYS_ADMIN") else ()
+        believed = mounts.inside if mounts.of_runtime and (own or not _has(config, "CAP_SYS_ADMIN")) else ()
         self._points = {mount.point: mount.root for mount in believed}
         self._mounted = {(mount.device, mount.root) for mount in believed}
-        self._may_make_nodes = _has(config, "CAP_MKNOD")
+        may_make_nodes = _has(config, "CAP_MKNOD") and not has_user_namespace(config)
+        self._nodes_tell = mounts.of_runtime and not may_make_nodes
         self._host = sorted(mounts.host, key=lambda mount: -len(mount.point))
         paths = [*(library.host_path for library in facts.libraries), *(file.host_path for file in facts.binaries)]
         self.files = frozenset(path for path in paths if self._is_file(path))
@@ -189,7 +217,7 @@ class _Look:
             node for node in wanted if self._rules.allowed("c", node.major, node.minor) & _READ_WRITE != _READ_WRITE
         ]
         left = [node for node in left if not (node.host_path and self._is_file(node.host_path))]
-        if left and (not self._may_make_nodes or self._inside.other_user_namespace):
+        if left and self._nodes_tell:
             seen = look_inside(self._inside, (), [node.container_path for node in left]).files
             pairs = zip(left, seen, strict=True)
             left = [node for node, file in pairs if file.kind != f"c {node.major}:{node.minor}"]

@@ -92,7 +92,7 @@ def verify(live: Live) -> Verified:
         _library_row(library, path, library.host_path in grant.libraries, file, linked)
         for (library, path), file, linked in zip(libraries, files, by_soname, strict=True)
     ]
-    unanswered = "" if grant.devices else read_unanswered(live.config, live.settings, []).source
+    unanswered = "" if grant.devices else read_unanswered(live.config, live.found.bundle, live.settings, []).source
     return Verified(grant, nodes, rows, live.facts.driver_version, unanswered)
 
 

@@ -128,7 +128,7 @@ def _ask(host: Host, containers: list[Container]) -> list[tuple[str, list[str], 
                 repaired = repair(live, dry_run=True)
                 request = Request()
                 if not repaired.devices and not repaired.lost and not has_gpu_hook(live.config):
-                    request = read_unanswered(live.config, host.settings, [])
+                    request = read_unanswered(live.config, container.bundle, host.settings, [])
                 asked = "" if request.selection == "all" else printable(request.source, 300)
                 rows.append((name, [printable(text, 300) for text in repaired.lost], asked, ""))
         except OcigpuError as failure:

@@ -5,6 +5,7 @@ Images and pods write annotations, and a layer of an image has a path that is kn
 
 import json
 import os
+import shutil
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -13,9 +14,13 @@ from typing import Any
 import pytest
 from containers_lab import VIEWS, WAITING, Made, container
 from live_lab import execute, ocigpu, verify
+from support import machine
+from support.bundle import base_config
 from support.fixtures import MakeBundle
-from support.product import SimulatedHost
-from support.runtimes import answers, probe
+from support.podman import make_podman
+from support.process import run, stop, wait_for
+from support.product import PROGRAMS, SimulatedHost
+from support.runtimes import answers, container_id, probe
 
 from ocigpu.containers.find import find_containers, read_config_of
 from ocigpu.containers.trusted import read_trusted, why_of_containers
@@ -270,3 +275,48 @@ def test_a_bundle_that_others_could_exchange_is_noted_and_not_read(
         assert "what it got, and why" in ocigpu(made, "explain", str(bundle)).stdout  # named by who asks
         os.chown(bundle, 0, 0)
         assert read_config_of(found[0]) == read_config(str(bundle))
+
+
+@pytest.mark.root
+@pytest.mark.engine
+@pytest.mark.parametrize("low_level", ["runc", "crun"])
+def test_an_annotation_of_podmans_names_no_bundle(
+    session_directory: Path,
+    runtime_environment: dict[str, str],
+    simulated_host: SimulatedHost,
+    rootfs: Callable[[str], Path],
+    work_directory: Path,
+    low_level: str,
+) -> None:
+    """Podman passes annotations on, before 4.5.1 those of an image's manifest, too."""
+    podman = make_podman(session_directory / f"believed-{low_level}", runtime_environment.get("LD_PRELOAD", ""))
+    name = container_id()
+    root = shutil.copytree(rootfs("glibc"), work_directory / "rootfs", symlinks=True)
+    evil = root / "opt/evil"
+    evil.mkdir(parents=True)
+    (evil / "config.json").write_text(json.dumps(greedy(base_config(WAITING, {}), simulated_host)))
+    output = work_directory / "output"
+    started = podman.start_rootfs(low_level, "/dev/null", root, name, WAITING, output, f"--annotation=bundle={evil}")
+
+    def ocigpu(*arguments: str) -> str:
+        command = ["nsenter", "--target", str(started.pid), "--mount", PROGRAMS / "ocigpu", *arguments]
+        return run([*command, "--config", simulated_host.settings], check=False).stdout
+
+    def is_running() -> bool:
+        assert started.poll() is None, output.read_text()
+        state = Path(f"/proc/{started.pid}/root/run/{low_level}")
+        return state.is_dir() and '"running"' in ocigpu("ps", "--all", "--json")
+
+    try:
+        wait_for("the container", is_running, on_failure=output.read_text)
+        (one,) = json.loads(ocigpu("ps", "--all", "--json"))["containers"]
+        assert (one["name"], one["engine"], one["gpus"]) == (name, "podman", [])
+        assert one["bundle"].endswith("/userdata")
+        data = json.loads(ocigpu("verify", name, "--json"))
+        assert (data["devices"], data["granted_by"]) == ([], "nothing")
+        assert "it was granted nothing" in ocigpu("repair", name)
+    finally:
+        for pid in machine.processes_of(name):
+            stop(pid, 2)
+        started.wait(30)
+        machine.remove_cgroups(name)

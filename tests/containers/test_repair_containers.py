@@ -221,10 +221,11 @@ def test_watch_repairs_by_itself(gpu_3: Made, simulated_host: SimulatedHost, wor
     with output.open("wb") as file:
         watch = subprocess.Popen(command, stdout=file, stderr=file, env=gpu_3.environment)
     try:
-        for _ in range(2):
-            wait_for("the rule to be back", lambda: opens(gpu_3, simulated_host, "nvidia3") == REACHED)
-            (cgroup_directory(gpu_3, "v1") / "devices.deny").write_text("c 195:3 rw")
-        wait_for("the rule to be back", lambda: opens(gpu_3, simulated_host, "nvidia3") == REACHED)
+        for left in (2, 1, 0):
+            back = lambda: opens(gpu_3, simulated_host, "nvidia3") == REACHED  # noqa: E731
+            wait_for("the rule to be back", back, on_failure=output.read_text)
+            if left:
+                (cgroup_directory(gpu_3, "v1") / "devices.deny").write_text("c 195:3 rw")
     finally:
         watch.terminate()
         assert watch.wait(30) == 0, output.read_text()

@@ -1,6 +1,6 @@
 """What a container is to have, worked out from its configuration, whatever is in that: no container is needed."""
 
-from types import SimpleNamespace
+import subprocess
 from typing import Any
 
 import pytest
@@ -11,9 +11,10 @@ from support.product import RUNTIME, SimulatedHost
 from ocigpu.containers.attached import Record
 from ocigpu.containers.find import Container
 from ocigpu.containers.live import Live, Now, change_grant, numbers_of, plan_for, read_now
-from ocigpu.containers.shown import Mount, Mounts
-from ocigpu.facts import ImageFacts
+from ocigpu.containers.shown import Mount, Mounts, read_mounts
+from ocigpu.facts import DeviceNode, ImageFacts
 from ocigpu.provision.apply import Caller
+from ocigpu.provision.container import open_container
 from ocigpu.settings import read_settings
 from ocigpu.views import PROC_DRIVER
 
@@ -34,8 +35,7 @@ def live_of(host: SimulatedHost, config: dict[str, Any], mounted: bool = True) -
         path = f"{PROC_DRIVER}/gpus/{gpu.proc_name}"
         mounts.append(Mount("0:9", path.removeprefix("/proc"), path))
     table = Mounts(tuple(mounts) if mounted else (), (Mount("8:1", "/", "/"),))
-    inside: Any = SimpleNamespace(other_user_namespace=False)
-    return Live(FOUND, inside, config, settings, facts, ImageFacts(), Caller(), (), table)
+    return Live(FOUND, None, config, settings, facts, ImageFacts(), Caller(), (), table)  # type: ignore[arg-type]
 
 
 def with_hook(variables: dict[str, str], hooks: object = HOOK) -> dict[str, Any]:
@@ -57,6 +57,8 @@ def with_hook(variables: dict[str, str], hooks: object = HOOK) -> dict[str, Any]
 def test_only_a_hook_that_ran_answers_a_variable(simulated_host: SimulatedHost, hooks: object, count: int) -> None:
     assert len(read_now(live_of(simulated_host, with_hook(ALL, hooks))).devices) == count
     assert read_now(live_of(simulated_host, with_hook(ALL, hooks), mounted=False)).devices == ()
+    elsewhere = live_of(simulated_host, with_hook(ALL, hooks))
+    assert read_now(elsewhere._replace(mounts=elsewhere.mounts._replace(of_runtime=False))).devices == ()
 
 
 @pytest.mark.parametrize(
@@ -84,7 +86,8 @@ def test_what_else_an_image_asks_for_comes_with_an_attach_only_where_variables_a
 ) -> None:
     live = live_of(simulated_host, base_config(["true"], {"NVIDIA_IMEX_CHANNELS": "0", **ALL}))
     settings = live.settings._replace(accept_nvidia_visible_devices_envvar_when_unprivileged=obeyed)
-    live = live._replace(settings=settings, facts=live.facts._replace(imex_major=234))
+    channel = DeviceNode("/dev/nvidia-caps-imex-channels/channel0", "", 234, 0)
+    live = live._replace(settings=settings, facts=live.facts._replace(imex_major=234, imex_nodes=(channel,)))
     plan = plan_for(live, [simulated_host.gpus[2]])
     assert plan.gpus == (simulated_host.gpus[2],)
     assert any(rule.major == 234 for rule in plan.device_rules()) == obeyed
@@ -108,6 +111,32 @@ def test_the_devices_of_a_container_follow_from_its_start_and_its_record(simulat
     gpus = simulated_host.gpus
     now = Now(started, Record(attached=(gpus[5],), detached=(gpus[0],)), started)
     assert now.devices == (gpus[1], gpus[5])
+
+
+@pytest.mark.parametrize(
+    ("words", "with_users", "expected"),
+    [
+        pytest.param(["-m"], False, True, id="as a runtime makes it"),
+        pytest.param(["-m"], True, False, id="without its user namespace"),
+        pytest.param(["-U", "-r", "-m"], True, True, id="as a runtime makes it with users"),
+        pytest.param(["-U", "-r", "-m"], False, False, id="left by the container"),
+        pytest.param(["-U", "-r", "unshare", "-U", "-r", "-m"], True, False, id="left with users"),
+    ],
+)
+def test_a_mount_namespace_that_a_container_made_itself_tells_nothing(
+    words: list[str], with_users: bool, expected: bool
+) -> None:
+    command = ["unshare", *words, "sh", "-c", "echo; exec sleep 60"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            inside = open_container(process.pid, "/", process.pid)
+            config = {"linux": {"namespaces": [{"type": "user"}] if with_users else []}}
+            assert read_mounts(inside, config).of_runtime == expected
+            inside.close()
+        finally:
+            process.kill()
 
 
 def test_a_mig_device_has_its_capabilities_and_its_gpu(mig_host: SimulatedHost) -> None:

@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 MODES = ("hook", "spec", "cdi")
 GIVERS = (*MODES, "configure")
+RUNNING = ("ps", "verify", "repair", "attach")
+"""Commands for containers that run."""
 FILES_OF_LOADER = ("update-ldcache", "enable-cuda-compat")
 ALL_HOOKS = (
     "create-symlinks",
@@ -227,6 +229,37 @@ BATTERY: dict[int, Row] = {
             ("test_gate.py", "test_every_source_kind_and_setting"),
         ),
         "configure reads no annotation; the vulnerabilities were of engines",
+    ),
+    21: Row(
+        "have a file of an image believed as the configuration of a running container, by an annotation called bundle",
+        (),
+        RUNNING,
+        tuple(
+            ("containers/test_bundles_believed.py", function)
+            for function in (
+                "test_an_annotation_names_no_bundle",
+                "test_an_annotation_of_podmans_names_no_bundle",
+                "test_whatever_a_configuration_says_only_devices_of_the_driver_that_were_given_are_allowed",
+                "test_a_configuration_that_the_container_was_not_started_with_is_not_believed",
+                "test_where_layers_of_images_and_volumes_lie_no_file_is_believed",
+                "test_a_file_is_read_only_where_nobody_else_writes_and_nothing_else_is_opened",
+            )
+        ),
+        "commands for running containers; a start is given its bundle by the engine",
+    ),
+    22: Row(
+        "get back from repair what a hook had refused, or has given in part",
+        (),
+        RUNNING,
+        (
+            ("containers/test_repair_containers.py", "test_what_the_hook_of_another_has_refused_is_not_given"),
+            ("containers/test_repair_containers.py", "test_a_container_that_may_mount_shows_nothing_by_its_mounts"),
+            (
+                "containers/test_verify_grants.py",
+                "test_a_mount_namespace_that_a_container_made_itself_tells_nothing",
+            ),
+        ),
+        "commands for running containers",
     ),
 }
 

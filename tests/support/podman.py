@@ -102,15 +102,15 @@ class Podman(NamedTuple):
             machine.remove_cgroups(name)
 
     def start_rootfs(
-        self, runtime: str, device: str, root: Path, name: str, arguments: Sequence[str], output: Path
+        self, runtime: str, device: str, root: Path, name: str, arguments: Sequence[str], output: Path, *options: str
     ) -> "subprocess.Popen[bytes]":
         """Start a container in the directory ``root`` with a CDI device and return Podman's process.
 
         It has its /run to itself: what it has there is looked at from there, through /proc.
         """
         command, environment = self._command(
-            runtime, "run", "--rm", "--name", name, f"--cgroup-parent=/{name}", f"--device={device}", "--rootfs", root,
-            *arguments,
+            runtime, "run", "--rm", "--name", name, f"--cgroup-parent=/{name}", f"--device={device}", *options,
+            "--rootfs", root, *arguments,
         )  # fmt: skip
         with output.open("wb") as file:
             return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment)
