@@ -5,7 +5,6 @@ a hook would have given it.  Everything or nothing: what is mounted and made is 
 :mod:`ocigpu.provision`, the rules by :mod:`ocigpu.containers.guard`.
 """
 
-import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -29,8 +28,6 @@ from ocigpu.containers.live import (
 from ocigpu.containers.names import is_of_pod
 from ocigpu.containers.report import Process, find_holders
 from ocigpu.errors import OcigpuError, RequestError, quoted
-from ocigpu.facts import DeviceNode
-from ocigpu.linux import libc
 from ocigpu.provision.apply import provision
 from ocigpu.provision.device_filter import FilterRule
 from ocigpu.request import Request
@@ -74,8 +71,7 @@ def attach(live: Live, names: Sequence[str]) -> Changed:
     actions = [action for action in added if action not in view and (first or not isinstance(action, RefreshLdCache))]
     again = numbers_of(live.facts, new)  # of one that was detached: all that it had
     actions += [Node(node, "") for node in now.started.nodes.values() if (node.major, node.minor) in again]
-    nodes = [action.node for action in actions if isinstance(action, Node)]
-    numbers = {(node.major, node.minor) for node in nodes}
+    numbers = {(action.node.major, action.node.minor) for action in actions if isinstance(action, Node)}
     began_with = {(node.major, node.minor) for node in now.started.nodes.values()}
     record = now.record._replace(
         attached=tuple(uuid for uuid in devices if uuid not in now.started.devices),
@@ -85,38 +81,7 @@ def attach(live: Live, names: Sequence[str]) -> Changed:
     )
     grant = change_grant(live, now.started, devices)
     notes = give(live, now, grant, numbers, [*view, *actions], record, new)
-    return Changed(new, already, devices, (*notes, *_tell_user(live, nodes), *_tell_kubelet(live, new)))
-
-
-def _tell_user(live: Live, nodes: Sequence[DeviceNode]) -> list[str]:
-    """Say which nodes the container's first process may not open for their owner, group and mode.
-
-    Nobody can give a running process another group (setgroups(2) is for itself), and nodes keep the host's mode.
-    """
-    try:
-        fd = os.open("status", os.O_RDONLY | os.O_CLOEXEC, dir_fd=live.inside.proc_fd)
-        with open(fd, encoding="utf-8", errors="surrogateescape") as file:
-            fields = dict(line.partition(":")[::2] for line in file.read(1 << 20).splitlines())
-        uid, gid = (int(fields[name].split()[1]) for name in ("Uid", "Gid"))
-        groups = {gid, *map(int, fields["Groups"].split())}
-        overrides = bool(int(fields["CapEff"], 16) >> libc.CAP_DAC_OVERRIDE & 1)
-    except (OSError, KeyError, ValueError):  # it has just ended
-        return []
-
-    def opens(node: DeviceNode) -> bool:
-        digit = 6 if uid == node.uid else 3 if node.gid in groups else 0
-        return node.mode >> digit & 0o6 == 0o6
-
-    refused = [node for node in nodes if not opens(node)] if not overrides else []
-    if not refused:
-        return []
-    wanted = sorted({node.gid for node in refused if node.mode & 0o060 == 0o060})
-    cause = f"its first process, of user {uid}, may not open {', '.join(node.container_path for node in refused)}"
-    if not wanted:
-        return [f"{cause}: the host's nodes are of their owner alone"]
-    names, options = ", ".join(map(str, wanted)), " ".join(f"--group-add {gid}" for gid in wanted)
-    why = f"they are of group {names}, and a running process cannot be given a group"
-    return [f"{cause}: {why}: start the container with {options} (pods: supplementalGroups)"]
+    return Changed(new, already, devices, (*notes, *_tell_kubelet(live, new)))
 
 
 def _tell_kubelet(live: Live, new: Sequence[str]) -> list[str]:

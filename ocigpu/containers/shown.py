@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 from ocigpu.actions import Plan
 from ocigpu.containers.probe import look_inside
 from ocigpu.containers.report import read_mode
-from ocigpu.declared import has_user_namespace
 from ocigpu.errors import OcigpuError
 from ocigpu.facts import DeviceNode, HostFacts, ImageFacts, MigDevice, mig_capability_paths
 from ocigpu.plan import make_plan
@@ -25,7 +24,7 @@ from ocigpu.provision.device_filter import Policy, access_mask
 from ocigpu.provision.mounts import parse_mount_table
 from ocigpu.request import Request, parse_request
 from ocigpu.settings import Settings, read_settings
-from ocigpu.spec import get_list, get_object
+from ocigpu.spec import get_list, get_object, has_user_namespace
 from ocigpu.views import PROC_DRIVER
 
 _READ_WRITE = access_mask("rw")

@@ -70,7 +70,6 @@ _STATX_SIZE = 256
 _STATFS_SIZE = 256  # larger than any struct statfs
 
 # include/uapi/linux/capability.h
-CAP_DAC_OVERRIDE = 1
 CAP_SYS_ADMIN = 21
 _LINUX_CAPABILITY_VERSION_3 = 0x20080522
 
