@@ -115,6 +115,7 @@ def test_a_dockerd_that_does_not_answer_is_not_checked(
 ) -> None:
     path = tmp_path / "docker.sock"
     monkeypatch.setenv("DOCKER_HOST", f"unix://{path}")
+    monkeypatch.setattr("ocigpu.doctor.live.SECONDS", SECONDS)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         if listens:
