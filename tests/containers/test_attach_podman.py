@@ -70,5 +70,5 @@ def test_a_container_of_podman_gets_one_more_and_one_less(
     finally:
         for pid in machine.processes_of(name):
             stop(pid, 2)
-        started.wait(30)
+        started.wait(60)
         machine.remove_cgroups(name)

@@ -204,5 +204,5 @@ def test_a_container_of_podman_is_found_with_its_name(
     finally:
         for pid in machine.processes_of(name):
             stop(pid, 2)
-        started.wait(30)
+        started.wait(60)
         machine.remove_cgroups(name)

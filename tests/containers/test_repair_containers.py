@@ -228,7 +228,7 @@ def test_watch_repairs_by_itself(gpu_3: Made, simulated_host: SimulatedHost, wor
                 (cgroup_directory(gpu_3, "v1") / "devices.deny").write_text("c 195:3 rw")
     finally:
         watch.terminate()
-        assert watch.wait(30) == 0, output.read_text()
+        assert watch.wait(60) == 0, output.read_text()
     text = output.read_text()
     assert text.count(f"repaired {gpu_3.name}: it had lost device rule c 195:3 rw") == 3
     assert "Traceback" not in text

@@ -79,10 +79,10 @@ def test_a_container_keeps_its_gpus_and_gets_no_others(
             run(step, env={**environment, "PYTHONPATH": os.pathsep.join(sys.path)})
             go.touch()
             wait_for("the container to go on", lambda: not go.exists() or container.poll() is not None)
-        assert container.wait(30) == 0, output.read_text()
+        assert container.wait(60) == 0, output.read_text()
     finally:
         run([*command, "delete", "--force", name], env=environment, check=False)
-        container.wait(30)
+        container.wait(60)
     _, first, _, second, _, third = parts(output.read_text())
     expected = {GRANTED: "ENXIO", DENIED: "EPERM", "/dev/nvidiactl": "ENXIO", "/dev/null": "ok"}
     for text in (first, second, third):

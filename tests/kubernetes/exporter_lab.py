@@ -62,7 +62,7 @@ class Exporter:
         """Return the response; its body has been read into ``body``."""
         names = {name.replace("_", "-"): text for name, text in headers.items()}
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", headers=names)
-        with urllib.request.urlopen(request, timeout=20) as response:
+        with urllib.request.urlopen(request, timeout=60) as response:
             response.body = response.read()
             return response
 
@@ -121,7 +121,7 @@ def exporter(
         running.port = json.loads(line)["port"] if line.startswith("{") else int(line.rpartition(" ")[2])
         yield running
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 0, running.log
+        assert process.wait(60) == 0, running.log
         assert "Traceback" not in running.log
     finally:
         stop(process.pid)
@@ -136,7 +136,7 @@ def kubelet(directory: Path, pods: Sequence[Any]) -> Iterator[tuple[str, Path]]:
     process = subprocess.Popen([sys.executable, PODRESOURCES, socket, file], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout
-        assert select.select([process.stdout], [], [], 30)[0]
+        assert select.select([process.stdout], [], [], 60)[0]
         yield str(socket), file
     finally:
         stop(process.pid)

@@ -70,7 +70,7 @@ class Kubelet:
         """Wait for [capacity, allocatable] of resources by the last part of their names, "_" for "-" and "."."""
         names = {name: f"nvidia.com/{name}" for name in counts} | {"mig_3g": MIG_3G, "mig_1g": MIG_1G}
         wanted = {names[name]: list(pair) for name, pair in counts.items()}
-        found = self.wait_for(wanted, 30)
+        found = self.wait_for(wanted, 120)
         assert {name: found.get(name, [0, 0]) for name in wanted} == wanted
 
     def kill(self) -> None:
@@ -84,7 +84,7 @@ class Kubelet:
         self.wait_until_ready()
         self.child.stdin.close()
         self.child.stdout.close()
-        assert self.child.wait(20) == 0
+        assert self.child.wait(60) == 0
 
 
 MIG_3G, MIG_1G = "nvidia.com/mig-3g.20gb", "nvidia.com/mig-1g.5gb"
@@ -128,7 +128,7 @@ class Plugin:
     def end(self, number: int = signal.SIGTERM) -> int:
         """End it by a signal and return its exit status."""
         self.child.send_signal(number)
-        return self.child.wait(20)
+        return self.child.wait(60)
 
 
 @contextmanager

@@ -122,7 +122,7 @@ def start(
 
 def ended_by_sigterm(child: "subprocess.Popen[str]") -> int:
     child.send_signal(signal.SIGTERM)
-    return child.wait(30)
+    return child.wait(60)
 
 
 def test_the_device_plugin_offers_gpus_without_any_capability(start: Start, work_directory: Path) -> None:

@@ -28,7 +28,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[web.WebServer]:
 
 
 def connect(server: web.WebServer) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", server.server_port), timeout=20)
+    return socket.create_connection(("127.0.0.1", server.server_port), timeout=60)
 
 
 def read_all(client: socket.socket) -> bytes:

@@ -35,13 +35,13 @@ server.add_generic_rpc_handlers((serve(DEVICE_PLUGIN, functions),))
 server.add_insecure_port("unix://" + sys.argv[1])
 server.start()
 with grpc.insecure_channel("unix://" + sys.argv[1]) as channel:
-    print([len(each.devices) for each in method(channel, DEVICE_PLUGIN, "ListAndWatch")(pb.Empty(), timeout=20)])
+    print([len(each.devices) for each in method(channel, DEVICE_PLUGIN, "ListAndWatch")(pb.Empty(), timeout=60)])
     request = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=["a", "b"])])
-    answer = method(channel, DEVICE_PLUGIN, "Allocate")(request, timeout=20)
+    answer = method(channel, DEVICE_PLUGIN, "Allocate")(request, timeout=60)
     print(dict(answer.container_responses[0].envs))
     for service, name in ((DEVICE_PLUGIN, "PreStartContainer"), (REGISTRATION, "Register")):
         try:
-            method(channel, service, name)(service.methods[name].request(), timeout=20)
+            method(channel, service, name)(service.methods[name].request(), timeout=60)
         except grpc.RpcError as error:
             print(error.code().name)
 server.stop(None)

@@ -307,7 +307,7 @@ def test_the_command_keeps_daemons_running_and_takes_them_back(
     wait_for("a message", lambda: any("stays in force" in line for line in messages(work_directory)))
     assert ready.exists()
     child.send_signal(signal.SIGTERM)
-    assert child.wait(30) == 0
+    assert child.wait(60) == 0
     assert told(beside)[-1] == "quit"
     assert not ready.exists()
     assert not (work_directory / ".ready").exists()
@@ -334,7 +334,7 @@ def test_a_lost_gpu_does_not_keep_the_others_waiting(
     finally:
         faults.unlink()
     child.send_signal(signal.SIGTERM)
-    assert child.wait(30) == 0
+    assert child.wait(60) == 0
 
 
 def test_what_a_killed_command_left_is_removed_although_the_resource_is_not_shared_any_more(
@@ -370,7 +370,7 @@ def test_the_command_waits_when_nothing_is_shared_by_mps(
     wait_for("a message", lambda: "nothing on this node" in (work_directory / "log").read_text())
     assert told(beside) == []
     child.send_signal(signal.SIGTERM)
-    assert child.wait(30) == 0
+    assert child.wait(60) == 0
 
 
 def test_the_command_waits_for_a_driver_or_ends_when_told_so(
@@ -382,9 +382,9 @@ def test_the_command_waits_for_a_driver_or_ends_when_told_so(
         waits = run_command(CONFIGURATION)
         wait_for("a message", lambda: "NVML" in (work_directory / "log").read_text())
         waits.send_signal(signal.SIGTERM)
-        assert waits.wait(30) == 0
+        assert waits.wait(60) == 0
         ends = run_command({**CONFIGURATION, "flags": {"failOnInitError": True}})
-        assert ends.wait(30) == 1
+        assert ends.wait(60) == 1
         assert "OCIGPU-KUBE-6: MPS: " in (work_directory / "log").read_text()
     finally:
         faults.unlink()
@@ -394,7 +394,7 @@ def test_the_command_ends_at_once_with_a_wrong_configuration(
     work_directory: Path, run_command: Callable[..., "subprocess.Popen[str]"]
 ) -> None:
     child = run_command({"sharing": {"mps": {"resources": []}}})
-    assert child.wait(30) == 1
+    assert child.wait(60) == 1
     assert "sharing.mps: no resources specified" in (work_directory / "log").read_text()
 
 

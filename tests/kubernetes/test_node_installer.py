@@ -425,11 +425,11 @@ def test_it_stays_says_why_and_ends_when_told(tmp_path: Path) -> None:
         assert "error: OCIGPU-KUBE-8: no containerd or CRI-O runs on this node" in process.stdout.readline()
         wait_for("the file to go", lambda: not ready.exists())
         process.terminate()
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0
     with subprocess.Popen(installer_command(*words, "--remove"), stdout=subprocess.PIPE, text=True) as process:
         wait_for("the file to come", ready.exists)
         process.terminate()
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0
     assert list(host.iterdir()) == []
 
 

@@ -395,7 +395,7 @@ def test_an_infinite_interval_ends_with_a_signal(simulated_host: SimulatedHost, 
         child.send_signal(signal.SIGHUP)
         wait_for("labels again", (tmp_path / "gfd").exists, on_failure=log.read_text)
         child.send_signal(signal.SIGTERM)
-        assert child.wait(30) == 0
+        assert child.wait(60) == 0
     finally:
         if child.poll() is None:
             stop(child.pid)
@@ -430,7 +430,7 @@ def test_the_command_labels_again_and_keeps_labels_unless_told(
         child.send_signal(signal.SIGHUP)
         wait_for("a message", lambda: "stays in force" in log.read_text())
         child.send_signal(signal.SIGTERM)
-        assert child.wait(30) == 0
+        assert child.wait(60) == 0
     finally:
         if child.poll() is None:
             stop(child.pid)
@@ -456,7 +456,7 @@ def test_each_failure_of_labelling_is_told_and_its_end(simulated_host: Simulated
     finally:
         faults.unlink(missing_ok=True)
         child.terminate()
-        child.wait(30)
+        child.wait(60)
 
 
 def test_refusals_that_differ_each_time_are_not_all_remembered(simulated_host: SimulatedHost, tmp_path: Path) -> None:

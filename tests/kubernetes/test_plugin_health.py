@@ -173,7 +173,7 @@ def test_nvml_that_hangs_does_not_hang_the_plugin(lab: Lab) -> None:
     lab.kubelet.expect(gpu=(2, 0))
     lab.plugin.wait_for_log("is unhealthy: no answer for 0 s")
     lab.fault("")
-    lab.kubelet.wait_for({GPU: [2, 2]}, 40)
+    lab.kubelet.wait_for({GPU: [2, 2]}, 120)
     lab.kubelet.expect(gpu=(2, 2))
 
 

@@ -364,7 +364,7 @@ def test_the_command_itself_works(simulated_host: SimulatedHost, directory: Path
             kubelets.expect(gpu=(8, 8))
         finally:
             child.terminate()
-            output, _ = child.communicate(timeout=20)
+            output, _ = child.communicate(timeout=60)
     assert child.returncode == 0
     messages = [json.loads(line) for line in output.splitlines()]
     assert {(each["level"], each["msg"]) for each in messages} == {

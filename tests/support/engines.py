@@ -40,7 +40,7 @@ def _daemon(directory: Path, command: Sequence[str], env: dict[str, str], ready:
         if is_alive(daemon.pid):
             daemon.terminate()
         try:
-            daemon.wait(20)
+            daemon.wait(60)
         except subprocess.TimeoutExpired:
             daemon.kill()
             daemon.wait()

@@ -18,13 +18,12 @@ import pytest
 
 Row = tuple[Hashable, ...]
 Of = TypeVar("Of")
-EVER_FAILED: frozenset[str] = frozenset(
-    {
-        "test_names_that_are_exchanged_lead_no_provisioning_out_of_the_root[CDI hook-new_kernel]",
-        "test_names_that_are_exchanged_lead_no_provisioning_out_of_the_root[CDI hook-old_kernel]",
-    }
+EVER_FAILED = (
+    "2: the newest compatibility library is a FIFO",
+    "4: every name of the driver is a link to nothing on the host",
+    "4: files whose mode is set are links to nothing on the host",
 )
-"""The names of cases that have failed once, with their parameters: whoever finds another adds it."""
+"""Parts of the names of cases that have failed once; whoever finds another adds it."""
 
 
 def choose(rows: Sequence[Row], always: Iterable[int] = ()) -> list[int]:
@@ -78,7 +77,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     taken = {item for item in items if which == "rest" and {"share", "times"} & set(getattr(item, "fixturenames", ()))}
     left: set[pytest.Item] = set()
     for product in products.values():
-        failed = [place for place, (_, item) in enumerate(product) if item.name in EVER_FAILED]
+        failed = [place for place, (_, item) in enumerate(product) if any(part in item.name for part in EVER_FAILED)]
         chosen = {product[place][1] for place in choose([row for row, _ in product], failed)}
         left |= {item for _, item in product} - chosen
     out = left if which == "chosen" else set(items) - left - taken

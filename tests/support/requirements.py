@@ -59,7 +59,7 @@ def find_program(name: str) -> str | None:
 
 
 def _tried(*command: str) -> str:
-    result = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
     return "" if result.returncode == 0 else f"{' '.join(command)}: {result.stderr.strip()}"
 
 

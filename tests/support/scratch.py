@@ -80,4 +80,4 @@ def scratch_machine(directory: Path, *, hidden: Path, shared: Sequence[Path]) ->
             yield ScratchMachine(holder.pid)
         finally:
             holder.stdin.close()  # it ends, and its mounts with it
-            holder.wait(30)
+            holder.wait(60)

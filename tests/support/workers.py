@@ -1,4 +1,4 @@
-"""How pytest-xdist deals the tests out: a file to a worker, the longest files first."""
+"""How pytest-xdist deals the tests out: a file to a worker, the longest first."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pytest
 
-LONGEST = ()
-"""Files that take longest, in order: what begins last should be short."""
-SPLIT = ()
-"""Files whose tests have nothing in common and are dealt out one function at a time."""
+ORDER = (
+    *("security/test_security_faults", "security/test_security_race", "test_packages", "test_wheel", "test_linters"),
+    *("containers/test_attach", "security/", "engines/", "containers/", "provision/", "kubernetes/"),
+    *("cli/test_demo", "cli/test_container_cli", "sim/", "doctor/", "cdi/", "host/", "cli/"),
+)
+"""Starts of the names of files, the longest first: what begins last should be short."""
+SPLIT = ("security/test_security_faults.py", "security/test_security_race.py")
+"""Long files whose tests have nothing in common: they are dealt out one function at a time."""
 
 
 def unit_of(nodeid: str) -> str:
@@ -20,9 +24,9 @@ def unit_of(nodeid: str) -> str:
 
 
 def sort_key(item: pytest.Item) -> int:
-    """Return the place of an item's file among the longest; all others come after them, as they are."""
-    file = item.nodeid.partition("::")[0].removeprefix("tests/")
-    return LONGEST.index(file) if file in LONGEST else len(LONGEST)
+    """Return the place of an item's file in the order; all others come after them, as they are."""
+    file = item.nodeid.removeprefix("tests/")
+    return next((place for place, start in enumerate(ORDER) if file.startswith(start)), len(ORDER))
 
 
 def make_scheduler(config: pytest.Config, log: Any) -> Any:
