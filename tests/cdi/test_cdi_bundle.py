@@ -33,7 +33,7 @@ SPEC = {
     ],
 }
 NAMESPACES = [{"type": "mount"}]
-ANNOTATIONS = {"cdi.k8s.io/a": "example.com/thing=a"}
+ANNOTATIONS = {"cdi.k8s.io/plugin_a": "example.com/thing=a"}
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def edit(bundle: Path, document: Any) -> Any:
     path = bundle / "config.json"
     path.write_text(json.dumps(document))
     path.chmod(0o640)
-    settings = Settings(mode="cdi", cdi_spec_dirs=(str(bundle.parent / "cdi"),))
+    settings = Settings(mode="cdi", cdi_spec_dirs=(str(bundle.parent / "cdi"),), cdi_engine_filters_annotations=True)
     before = path.stat(), path.read_bytes()
     try:
         edit_bundle(parse_arguments(["create", "-b", str(bundle), "c1"]), settings, "/nonexistent/stub", Log())
