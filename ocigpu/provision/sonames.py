@@ -77,13 +77,14 @@ def _mount_points(mount_table: str) -> tuple[str, ...]:
 
 
 class _Folder:
-    """The libraries of one directory: regular files, those that are mounts of their own, and links."""
+    """The libraries of one directory: regular files, those that are mounts of their own, links, and what is neither."""
 
     def __init__(self, root_fd: int, path: str, fd: int, mounted: set[str]) -> None:
         self.root_fd, self.path, self.fd, self.mounted = root_fd, path, fd, mounted
         self.stems = set(map(_stem, mounted))
         self.files: list[str] = []
         self.links: set[str] = set()
+        self.others: set[str] = set()
         with os.scandir(fd) as entries:
             for entry, _ in zip(entries, range(MAX_NAMES), strict=False):
                 if entry.name.startswith("lib") and ".so" in entry.name:
@@ -91,6 +92,8 @@ class _Folder:
                         self.links.add(entry.name)
                     elif entry.is_file(follow_symlinks=False):
                         self.files.append(entry.name)
+                    else:
+                        self.others.add(entry.name)
 
     def missing(self, given: tuple[tuple[str, str], ...]) -> dict[str, str]:
         """Return the links to make, SONAME to file name; a library whose link is there already is not opened."""
@@ -101,7 +104,7 @@ class _Folder:
         compared = sorted(self.files, key=self.mounted.__contains__, reverse=True)[:MAX_READ]
         wanted = [name for name in compared if name not in done and (name in self.mounted or not self._has_link(name))]
         wanted.sort(key=lambda name: (name in self.mounted, _version(name)), reverse=True)
-        taken = {*self.files, *(os.path.basename(path) for path in made)}
+        taken = {*self.files, *self.others, *(os.path.basename(path) for path in made)}
         found: dict[str, str] = {}
         for name in wanted:
             soname = self._read_soname(name)

@@ -103,6 +103,12 @@ def test_a_mounted_library_wins_over_the_images_and_then_the_newest(tmp_path: Pa
     link.symlink_to("libcuda.so.550.9")
     assert missing(tmp_path, mounted=mounted)[0] == {}
     link.unlink()
+    link.mkdir()
+    assert missing(tmp_path, mounted=mounted)[0] == {}
+    link.rmdir()
+    os.mkfifo(link)
+    assert missing(tmp_path, mounted=mounted)[0] == {}
+    link.unlink()
     link.write_bytes(libraries("libcuda.so.1"))  # no link: ldconfig leaves it alone, and so do we
     assert missing(tmp_path, mounted=mounted)[0] == {}
 
