@@ -24,7 +24,7 @@ def tell_origin(request: Request, config: dict[str, Any], container: Container |
     if request.source == MOUNT_SOURCE:
         return "mounts of /dev/null in its configuration, as Kubernetes' device plugin makes them"
     if request.source.startswith("annotation "):
-        return "an annotation: whoever started it, through its engine"
+        return "an annotation: its image, its pod or its engine: config.json does not tell which"
     if request.source.startswith("CUDA_VERSION="):
         return f"its image: an old one of CUDA, which means all GPUs where {DEVICES_VARIABLE} is not set"
     variable = request.source.partition("=")[0]

@@ -243,7 +243,7 @@ ORIGINS = {
     "nothing": ("", ""),
     "a variable": ("NVIDIA_VISIBLE_DEVICES=0", "config.json does not tell whether an image or a command line"),
     "mounts": ("volume mounts below /var/run/nvidia-container-devices", "mounts of /dev/null in its configuration"),
-    "an annotation": ("annotation cdi.k8s.io/x=nvidia.com/gpu=0", "an annotation: whoever started it"),
+    "an annotation": ("annotation cdi.k8s.io/x=nvidia.com/gpu=0", "an annotation: its image, its pod or"),
     "an old image": ("CUDA_VERSION=9.0 without NVIDIA_VISIBLE_DEVICES", "its image: an old one of CUDA"),
 }
 

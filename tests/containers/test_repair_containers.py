@@ -213,6 +213,9 @@ def test_the_rights_of_the_unit_are_enough(gpu_3: Made, simulated_host: Simulate
     assert verified(gpu_3).verdict == AS_GRANTED
 
 
+REPAIRED = "repaired {}: it had lost device rule c 195:3 rw"
+
+
 def test_watch_repairs_by_itself(gpu_3: Made, simulated_host: SimulatedHost, work_directory: Path) -> None:
     output = work_directory / "watch.log"
     command = ["unshare", "--mount", "sh", "-c", PRIVATE_RUN, str(gpu_3.state), str(PROGRAMS / "ocigpu"), "watch"]
@@ -221,16 +224,18 @@ def test_watch_repairs_by_itself(gpu_3: Made, simulated_host: SimulatedHost, wor
     with output.open("wb") as file:
         watch = subprocess.Popen(command, stdout=file, stderr=file, env=gpu_3.environment)
     try:
-        for left in (2, 1, 0):
-            back = lambda: opens(gpu_3, simulated_host, "nvidia3") == REACHED  # noqa: E731
-            wait_for("the rule to be back", back, on_failure=output.read_text)
-            if left:
+        for done in (1, 2, 3):
+            # said once it was checked: a rule that goes before that is a repair that failed
+            said = lambda: output.read_text().count(REPAIRED.format(gpu_3.name)) == done  # noqa: B023, E731
+            wait_for("the rule to be back", said, on_failure=output.read_text)
+            assert opens(gpu_3, simulated_host, "nvidia3") == REACHED
+            if done < 3:
                 (cgroup_directory(gpu_3, "v1") / "devices.deny").write_text("c 195:3 rw")
     finally:
         watch.terminate()
         assert watch.wait(60) == 0, output.read_text()
     text = output.read_text()
-    assert text.count(f"repaired {gpu_3.name}: it had lost device rule c 195:3 rw") == 3
+    assert text.count(REPAIRED.format(gpu_3.name)) == 3
     assert "Traceback" not in text
 
 
