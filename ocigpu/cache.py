@@ -109,10 +109,10 @@ def read_cached(directory: int, name: str) -> bytes:
             return b""
 
 
-def write_cached(directory: int, name: str, content: bytes, mtime_ns: int = 0) -> bool:
+def write_cached(directory: int, name: str, content: bytes, mtime_ns: int | None = None) -> bool:
     """Put a file (mode 0600) into the cache, whole or not at all; returns whether it is there now.
 
-    ``mtime_ns``: its time of modification; 0: now.
+    ``mtime_ns``: its time of modification; None: now.
     """
     temporary = f"{name}.{os.getpid()}.tmp"
     try:
@@ -126,7 +126,7 @@ def write_cached(directory: int, name: str, content: bytes, mtime_ns: int = 0) -
     try:
         with os.fdopen(fd, "wb") as file:
             file.write(content)
-            if mtime_ns:
+            if mtime_ns is not None:
                 file.flush()
                 os.utime(file.fileno(), ns=(mtime_ns, mtime_ns))
         os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)

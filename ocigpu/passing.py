@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     from ocigpu.settings import Settings
 
 PREFIX = "next-"
+MARK = "mark-"
+"""Begin of the names of empty files whose time is the number that follows: a shell compares times of two files only."""
 SPARE = 16
-"""Files of other settings and PATHs that may stay."""
+"""Files of other settings and PATHs that may stay, and for each as many marks as it has directories, more or less."""
 ESCAPES = (
     *(f"\\u00{code}" for code in ("2d", "2D", "2e", "2E", *range(30, 40))),
     *(f"\\u00{code}" for code in range(4, 8)),
@@ -38,7 +40,8 @@ def remember(runtime: str, settings: "Settings", begin_ns: int) -> None:
     """Leave for the next start what the stub must know; nothing where there is no cache directory to be trusted.
 
     ``begin_ns``: a time before the settings were read.  Nothing either while something that the answer depends on is
-    so new that another change could go unseen.  Never fails.
+    so new that another change could go unseen, nor for settings of a whole second: such a time was given to the file
+    (by a package, an archive), and perhaps to the one that will replace it.  Never fails.
     """
     try:
         _remember(runtime, settings, begin_ns)
@@ -59,14 +62,17 @@ def _remember(runtime: str, settings: "Settings", begin_ns: int) -> None:
     if any(c in name for name in (*watched, search) for c in "'\n\0"):
         return
     # files, and directories in which one could have been added or replaced
-    changed = max(map(_changed_ns, watched))
+    times = {name: _times(name) for name in watched}
     safe = min(begin_ns, time.time_ns()) - _SETTLED_NS
-    if changed >= safe:
+    for changed, touched in filter(None, times.values()):
+        if changed >= safe or touched >= begin_ns:
+            return
+    if (found := times[path]) and found[0] % 1_000_000_000 == 0:
         return
     conditions = [
         f"""[ "${{OCIGPU_CONFIG:-}}" = '{named}' ] && [ "$PATH" = '{search}' ] && [ -x '{runtime}' ] &&""",
         f"[ {'-e' if settings.path else '! -e'} '{path}' ] &&",
-        *(f"""[ ! '{name}' -nt "$next" ] &&""" for name in watched),
+        *(_condition(name, found) for name, found in times.items()),
     ]
     words = "\n".join(find_words(settings))
     content = os.fsencode("\n".join([*conditions, f"runtime='{runtime}' words='{words}'", ""]))
@@ -75,18 +81,42 @@ def _remember(runtime: str, settings: "Settings", begin_ns: int) -> None:
     if directory < 0:
         return
     try:
-        if read_cached(directory, name) != content or os.stat(name, dir_fd=directory).st_mtime_ns <= changed:
-            write_cached(directory, name, content, safe)
-            prune_cache(directory, PREFIX, (name,), SPARE)
+        marks = {f"{MARK}{found[0]}": found[0] for found in times.values() if found}
+        missing = [mark for mark, changed in marks.items() if not _is_marked(directory, mark, changed)]
+        if not missing and read_cached(directory, name) == content:
+            return
+        for mark in missing:
+            if not write_cached(directory, mark, b"", marks[mark]):
+                return
+        write_cached(directory, name, content, safe)
+        prune_cache(directory, PREFIX, (name,), SPARE)
+        prune_cache(directory, MARK, marks, SPARE * len(marks))
     finally:
         os.close(directory)
 
 
-def _changed_ns(path: str) -> int:
+def _times(path: str) -> tuple[int, int] | None:
+    """Return when a file was changed as it says, and when it was touched as the kernel says; None for none."""
     try:
-        return os.stat(path).st_mtime_ns
+        status = os.stat(path)
     except OSError:
-        return 0
+        return None
+    return status.st_mtime_ns, status.st_ctime_ns
+
+
+def _condition(name: str, found: tuple[int, int] | None) -> str:
+    """Return shell words that hold while a file has the time that it had: older ones are put back, and clocks set."""
+    if not found:
+        return f"[ ! -e '{name}' ] &&"
+    mark = f'"$cache/{MARK}{found[0]}"'
+    return f"[ -e '{name}' ] && [ -e {mark} ] && [ ! '{name}' -nt {mark} ] && [ ! '{name}' -ot {mark} ] &&"
+
+
+def _is_marked(directory: int, mark: str, changed: int) -> bool:
+    try:
+        return os.stat(mark, dir_fd=directory, follow_symlinks=False).st_mtime_ns == changed
+    except OSError:
+        return False
 
 
 def forget() -> None:
@@ -94,6 +124,7 @@ def forget() -> None:
     directory = open_cache()
     if directory >= 0:
         prune_cache(directory, PREFIX, (), 0)
+        prune_cache(directory, MARK, (), 0)
         os.close(directory)
 
 

@@ -115,7 +115,7 @@ def _file_state(path: str) -> tuple[int, ...]:
         status = os.stat(path)
     except OSError:
         return ()
-    return (status.st_ino, status.st_size, status.st_mtime_ns)
+    return (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 def explain(old: Observed, new: Observed) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support import requirements
+from support.process import wait_for
 from support.product import PublicCopy
 
 from ocigpu import RUNTIME_SPEC, __version__, cache, passing
@@ -134,6 +135,11 @@ WRITTEN = {
     "ampersand": '{"process": {"args": ["sh", "-c", "a \\u003c b \\u0026\\u0026 c \\ud83d\\ude00"]}}',
 }
 """Configurations by the name of their bundle."""
+
+
+def newer_than(path: Path, time_ns: int) -> bool:
+    path.touch()
+    return path.stat().st_ctime_ns > time_ns
 
 
 class Place:
@@ -408,12 +414,29 @@ def test_the_grep_of_busybox_finds_the_same(place: Place) -> None:
     assert passed == ["-dash", "a \n b", "ampersand", "plain"]
 
 
+def put_back(place: Place, seconds: int) -> None:
+    """Write settings in place and give them a time before that of those they replace, as ``cp -p`` does of a backup."""
+    before = place.settings.stat()
+    with place.settings.open("a") as file:
+        file.write('swarm-resource = "X"\n')
+    os.utime(place.settings, ns=(0, before.st_mtime_ns + seconds * 10**9))
+    assert place.settings.stat().st_ino == before.st_ino
+
+
 CHANGES = {
     "settings written": lambda place: place.settings.write_text(place.settings.read_text()),
     "settings replaced by older ones": lambda place: (
         shutil.copy2(place.settings, place.directory / "older"),
         os.rename(place.directory / "older", place.settings),
     ),
+    "older settings written over them": lambda place: put_back(place, -86400),
+    "settings written while the clock was set back": lambda place: put_back(place, -3600),
+    "an older directory of programs": lambda place: (
+        (place.programs / "x").touch(),
+        os.utime(place.programs, ns=(0, place.programs.stat().st_mtime_ns - 10**15)),
+    ),
+    "no directory of programs": lambda place: os.rename(place.programs, place.directory / "moved"),
+    "a mark removed": lambda place: next(place.cache.glob("mark-*")).unlink(),
     "settings removed": lambda place: place.settings.unlink(),
     "runtime removed": lambda place: place.runtime.unlink(),
     "runtime no longer executable": lambda place: place.runtime.chmod(0o000) or place.runtime.write_text(""),
@@ -486,12 +509,47 @@ def test_what_is_known_is_not_written_again(place: Place, monkeypatch: pytest.Mo
     place.remember(monkeypatch)
     assert place.next.stat().st_ino == before.st_ino
     os.utime(place.settings, (time.time() - 10, time.time() - 10))
-    assert place.passes()
-    os.utime(place.next, (time.time() - 20, time.time() - 20))
     assert not place.passes()
     place.remember(monkeypatch)
     assert place.next.stat().st_ino != before.st_ino
     assert place.passes()
+    for mark in place.cache.glob("mark-*"):
+        mark.unlink()
+    place.remember(monkeypatch)
+    assert place.passes()
+
+
+@SHELLS
+def test_a_path_that_appears_with_an_old_time_is_for_python(
+    place: Place, monkeypatch: pytest.MonkeyPatch, shell: tuple[str, ...]
+) -> None:
+    place.environment["PATH"] = f"{place.directory}/later:{place.environment['PATH']}"
+    place.remember(monkeypatch)
+    assert place.passes(shell=shell)
+    shutil.copytree(place.programs, place.directory / "later")
+    os.utime(place.directory / "later", (0, 0))
+    assert not place.passes(shell=shell)
+
+
+def test_settings_of_a_whole_second_are_for_python(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packages, archives and images give such times, often one to all of their files."""
+    os.utime(place.settings, (1_000_000_000, 1_000_000_000))
+    place.next.unlink()
+    place.remember(monkeypatch)
+    assert not place.next.exists()
+
+
+def test_settings_that_are_replaced_while_they_are_read_are_not_remembered(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.next.unlink()
+    settings = read_settings(str(place.settings))
+    began = time.time_ns()
+    wait_for("a time that can be told from the other", lambda: newer_than(place.directory / "now", began))
+    put_back(place, -86400)
+    monkeypatch.setattr(time, "time_ns", lambda: began)
+    place.remember(monkeypatch, settings)
+    assert not place.next.exists()
 
 
 def test_a_change_within_the_same_second_is_seen(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
