@@ -289,4 +289,8 @@ CODES: dict[str, Code] = {
         "The system refused something that every program needs: a process, memory, an open file or space on a disk.",
         "Look at the limits (ulimit -a, pids.max and memory.max of the cgroup), disks and dmesg, then start it again.",
     ),
+    "OCIGPU-INT-5": Code(
+        "Something that a start needs gave no answer in time; the message names the step and its path.",
+        "A file system that hangs, as a rule: look at the path's mount (findmnt --target PATH) and at dmesg.",
+    ),
 }

@@ -9,6 +9,8 @@ import sys
 
 from ocigpu.container_cli_options import PROGRAM, parse_options
 from ocigpu.errors import HostError, OcigpuError, RequestError, as_own_error, printable
+from ocigpu.linux.signals import begin_deadline, end_deadline
+from ocigpu.log import no_answer
 from ocigpu.request import MAX_IMEX_CHANNEL, MAX_TOKENS
 from ocigpu.settings import Settings, read_settings
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 def main(arguments: "Sequence[str] | None" = None) -> int:
     """Run the command line (default: of this process) and return its exit status; errors go to standard error."""
     debug_file = os.environ.get("NVC_DEBUG_FILE", "")
+    begin_deadline(lambda: _report(no_answer(), debug_file))
     try:
         options = parse_options(sys.argv[1:] if arguments is None else arguments)
         debug_file = options.debug_file or debug_file
@@ -34,6 +37,8 @@ def main(arguments: "Sequence[str] | None" = None) -> int:
         if os.environ.get("OCIGPU_DEBUG") == "1":
             raise
         return _report(as_own_error(error), debug_file)
+    finally:
+        end_deadline()
     try:
         print(text, end="", flush=True)
     except BrokenPipeError:

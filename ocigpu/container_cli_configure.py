@@ -13,6 +13,7 @@ from ocigpu.container_cli_options import COMPAT_MODES
 from ocigpu.errors import OcigpuError, RequestError, SpecError, UsageError, printable, quoted
 from ocigpu.facts import HostFacts
 from ocigpu.gate import Asker, why_not
+from ocigpu.log import traced
 from ocigpu.request import (
     MAX_REQUIREMENTS,
     WORDS,
@@ -80,8 +81,9 @@ def _configure(options: argparse.Namespace, channels: list[int], settings: Setti
     from ocigpu.provision.apply import provision, provision_own
     from ocigpu.provision.image import read_rootfs_facts
 
-    facts = without_left_out(options, read_facts(settings))
-    plan = make_plan(facts, request, settings, read_rootfs_facts(rootfs, facts.driver_version))
+    facts = without_left_out(options, traced(("facts", settings.driver_root), read_facts, settings))
+    image = traced(("image", rootfs), read_rootfs_facts, rootfs, facts.driver_version)
+    plan = make_plan(facts, request, settings, image)
     if options.no_devbind:
         plan = without_nodes(plan)
     if pid:

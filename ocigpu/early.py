@@ -5,7 +5,7 @@ child instead, which reads and takes what it needs of the host while the runtime
 hook in config.json is told where the child waits (``--early DIR``).  Its stub (packaging/ocigpu-hook.sh) writes its
 process id to the FIFO DIR/request and reads from DIR/answer::
 
-    begin PID      the child has taken the request; before that, the stub may still do everything itself
+    begin PID DIR  the child has taken the request; before that, the stub may still do everything itself
     exit PID N     all is done; N is the status to exit with
 
 If the child is gone the stub reads the end of file: before "begin" it starts Python as ever; after it it fails, and the
@@ -22,6 +22,7 @@ import time
 
 from ocigpu.cache import SYSTEM_DIRECTORY, open_cache
 from ocigpu.linux import signals
+from ocigpu.linux.signals import GRACE, SECONDS, kill_in
 from ocigpu.log import get_trace, mark, trace_problem, traced
 from ocigpu.spec import HOOK_ENVIRONMENT
 
@@ -132,12 +133,14 @@ def _be_child(task: Task, meeting: _Meeting, parent: int, begin: float) -> "NoRe
             trace.become("early")
         mark("begin", task.path)
         _detach(meeting, parent)
+        kill_in(SECONDS)  # stopped, or at a file system that hangs: the hook then does everything itself
         ready = traced(("prepare", task.bundle), _prepare, task)
         stub = traced(("wait-for-hook", task.path), _receive, meeting)
         if stub is not None:
             # from here on there is a worker to undo everything, and nothing of ours to remove
             signals.signal(signals.SIGTERM, signals.SIG_DFL)
             _end_with(parent, signals.SIGKILL)
+            kill_in(SECONDS + 2 * GRACE)
             if ready and time.monotonic() - begin > MAX_AGE:
                 ready.worker.dismiss()
                 ready = None
@@ -263,7 +266,8 @@ def _work(task: Task, meeting: _Meeting, stub: "Caller", ready: "Ready | None") 
     from ocigpu.hook import open_log, run_prestart, show_failure, show_notes
     from ocigpu.state import read_state
 
-    os.write(meeting.answer_fd, f"begin {stub.pid}\n".encode())
+    where = task.bundle if task.bundle.isprintable() else ""
+    os.write(meeting.answer_fd, f"begin {stub.pid} {where}\n".encode("utf-8", "replace"))
     sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
     log, status = open_log(task.settings), 0
     try:

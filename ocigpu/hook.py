@@ -10,7 +10,8 @@ The hooks of CDI specifications have the vendor's names and run at another stage
 import os
 
 from ocigpu.errors import UsageError, quoted
-from ocigpu.log import Log, begin_trace, get_trace, mark, report_failure, say, trace_problem, traced
+from ocigpu.linux.signals import begin_deadline, end_deadline
+from ocigpu.log import Log, begin_trace, get_trace, mark, no_answer, report_failure, say, trace_problem, traced
 from ocigpu.settings import Settings, read_settings
 from ocigpu.spec import check_can_have_gpus, read_config, rootfs_path
 from ocigpu.state import parse_state, read_state
@@ -64,6 +65,7 @@ Example, replaying a hook by hand on a container created by runc:
 def main(argv: list[str]) -> int:
     """Run the hook with the arguments of the stub; returns the exit status."""
     log = Log()
+    begin_deadline(lambda: report_failure(PROGRAM, no_answer(), log))
     try:
         options, words = split_options(argv[1:])
         cdi = words not in (["help"], ["version"]) and _is_cdi_call(argv[0], words)
@@ -86,6 +88,8 @@ def main(argv: list[str]) -> int:
         show_notes(tuple(filter(None, (problem, trace_problem(), *notes))), log)
     except BaseException as error:  # noqa: BLE001 - the last resort: whatever it is, it must be one line
         return show_failure(error, log)
+    finally:
+        end_deadline()
     return 0
 
 
@@ -218,7 +222,11 @@ def run_prestart(
     from ocigpu.provision.apply import Caller, provision
     from ocigpu.provision.image import read_rootfs_facts
 
-    if ready and ready.request == request and ready.image == read_rootfs_facts(rootfs, ready.facts.driver_version):
+    if (
+        ready
+        and ready.request == request
+        and ready.image == traced(("image", rootfs), read_rootfs_facts, rootfs, ready.facts.driver_version)
+    ):
         plan, worker = ready.plan, ready.worker
     else:
         if ready:

@@ -11,6 +11,7 @@ import time
 
 from ocigpu import rawjson
 from ocigpu.errors import OcigpuError, as_own_error, printable
+from ocigpu.linux.signals import SECONDS, touched
 from ocigpu.settings import why_untrusted
 
 TYPE_CHECKING = False
@@ -84,6 +85,8 @@ def _append(path: str, line: str) -> None:
 
 
 _trace: "Trace | None" = None
+_step: "Any" = None
+_on_step: "Callable[[], None] | None" = None
 
 
 def begin_trace(path: str, process: str, container: str = "") -> str:
@@ -111,9 +114,30 @@ def trace_problem() -> str:
 def traced(what: "Any", function: "Callable[..., T]", *arguments: "Any") -> "T":
     """Return what the function does with the arguments; the trace gets a line about it.
 
-    ``what``: an action of a plan, or (action, path) or (action, path, reason).
+    ``what``: an action of a plan, or (action, path) or (action, path, reason).  It is also what :func:`current_step`
+    tells until the function returns.
     """
-    return function(*arguments) if _trace is None else _trace.call(what, function, arguments)
+    global _step  # noqa: PLW0603 - a process has one
+    before, _step = _step, what
+    touched[0] = ""
+    if _on_step is not None:
+        _on_step()
+    try:
+        return function(*arguments) if _trace is None else _trace.call(what, function, arguments)
+    finally:
+        _step = before
+
+
+def current_step() -> str:
+    """Return what this process is about to do or has just begun, with its path, for a line of a message."""
+    step = " ".join(filter(None, _step[:2])) if type(_step) is tuple else _step.describe() if _step else ""
+    return printable(": ".join(filter(None, (step, touched[0]))), 300)
+
+
+def follow_steps(function: "Callable[[], None]") -> None:
+    """Have a function called at the beginning of every step of this process."""
+    global _on_step  # noqa: PLW0603 - as above
+    _on_step = function
 
 
 def mark(action: str, path: str = "", reason: str = "") -> None:
@@ -126,6 +150,11 @@ def say(text: str) -> None:
     """Print on standard error, if there is one: a caller may have closed it, and print would take standard output."""
     if sys.stderr is not None:
         print(text, file=sys.stderr)
+
+
+def no_answer() -> OcigpuError:
+    """Return the error of a start whose deadline is over, which names what was waited for."""
+    return OcigpuError("OCIGPU-INT-5", f"no answer for {SECONDS:g} s: {current_step() or 'settings'}")
 
 
 def report_failure(program: str, error: Exception, log: Log) -> int:

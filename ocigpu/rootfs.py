@@ -8,20 +8,26 @@ makes to mount on: in the container's own layer, and not in the way of another t
 import errno
 import os
 import stat
+import time
 
 from ocigpu.declared import LD_CACHE
 from ocigpu.ldcache import merge_ld_cache
-from ocigpu.linux.paths import make_directories, open_in_root, open_parent
+from ocigpu.linux.paths import (
+    draft_name,
+    make_directories,
+    open_in_root,
+    open_parent,
+    remove_drafts,
+    remove_ldconfig_draft,
+)
 from ocigpu.log import traced
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_DRAFT = ".ocigpu-"
-"""Begin of the names of files and links before they are moved into place; the process's number follows."""
-_MAX_ENTRIES = 20_000
-"""Entries of an image's directory that are looked at; usual ones have a tenth of that."""
+_YOUNG_NS = 120_000_000_000
+"""A link that is younger may be of a start that has yet to fail, and to take it away again."""
 MAX_LD_CACHE = 8 << 20
 MAX_PATH = 4096
 """PATH_MAX of include/uapi/linux/limits.h."""
@@ -41,6 +47,8 @@ class RootDirectory:
         self._parents: dict[str, int] = {}
         self._made: list[str] = []
         self._links: list[tuple[int, str, str, str, os.stat_result | None]] = []
+        self._inodes: dict[tuple[int, str], int] = {}
+        self._cleared: set[int] = set()
         self._cache: tuple[bytes, os.stat_result | None, tuple[int, int]] | None = None
 
     def close(self) -> None:
@@ -50,12 +58,21 @@ class RootDirectory:
         self._parents.clear()
 
     def undo(self) -> None:
-        """Put everything back as it was, the last change first; what somebody else has changed since stays."""
+        """Put everything back as it was, the last change first; what somebody else has changed since stays.
+
+        All of it stays where another container has this root directory.
+        """
+        from ocigpu.provision.neighbours import has_neighbours
+
+        if has_neighbours(self.root_fd, "/proc/self"):
+            return
         if self._cache is not None:
             self._undo_cache(*self._cache)
         for parent_fd, name, target, old, owner in reversed(self._links):
             try:
-                if os.readlink(name, dir_fd=parent_fd) == target:
+                found = os.stat(name, dir_fd=parent_fd, follow_symlinks=False).st_ino
+                same = self._inodes.get((parent_fd, name), found) == found  # else another start has made it anew
+                if same and os.readlink(name, dir_fd=parent_fd) == target:
                     os.unlink(name, dir_fd=parent_fd)
                     if owner is not None:
                         os.symlink(old, name, dir_fd=parent_fd)
@@ -107,11 +124,18 @@ class RootDirectory:
         finally:
             os.close(fd)
 
+    def _clear(self, parent_fd: int) -> None:
+        """Remove what starts that were killed have left in a directory; once."""
+        if parent_fd not in self._cleared:
+            self._cleared.add(parent_fd)
+            remove_drafts(parent_fd)
+
     def _make_link(self, parent_fd: int, name: str, target: str, path: str) -> None:
         old, owner = "", None
         try:
             os.symlink(target, name, dir_fd=parent_fd)
         except FileExistsError:
+            self._clear(parent_fd)
             try:
                 old = os.readlink(name, dir_fd=parent_fd)
                 owner = os.stat(name, dir_fd=parent_fd, follow_symlinks=False)
@@ -120,16 +144,12 @@ class RootDirectory:
                     raise
                 raise NeedsHookError(f"the image has something else than a link at {path}") from error
             if old == target:
+                if time.time_ns() - owner.st_ctime_ns < _YOUNG_NS:
+                    _renew(parent_fd, name, target)
                 return
-            _remove_left(parent_fd)
-            temporary = _draft_name()
-            os.symlink(target, temporary, dir_fd=parent_fd)
-            try:
-                os.rename(temporary, name, src_dir_fd=parent_fd, dst_dir_fd=parent_fd)
-            except OSError:
-                os.unlink(temporary, dir_fd=parent_fd)
-                raise
+            _replace(parent_fd, name, target)
         self._links.append((parent_fd, name, target, old, owner))
+        self._inodes[parent_fd, name] = os.stat(name, dir_fd=parent_fd, follow_symlinks=False).st_ino
         _give_link(parent_fd, name, os.fstat(parent_fd))
 
     def extend_ld_cache(self, libraries: "Sequence[tuple[str, str, int]]") -> None:
@@ -140,9 +160,10 @@ class RootDirectory:
         parent, _, name = LD_CACHE.rpartition("/")
         parent_fd = self._parent(parent)
         data, merged, status = _extended(parent_fd, name, libraries)
+        self._clear(parent_fd)
+        remove_ldconfig_draft(parent_fd)
         if merged != data:
             owner, mode = (status, stat.S_IMODE(status.st_mode)) if status else (os.fstat(parent_fd), 0o644)
-            _remove_left(parent_fd)
             self._cache = (data, status, _write_beside(parent_fd, name, merged, mode, owner))
 
     def _undo_cache(self, content: bytes, status: "os.stat_result | None", written: tuple[int, int]) -> None:
@@ -158,6 +179,26 @@ class RootDirectory:
                 _write_beside(parent_fd, name, content, stat.S_IMODE(status.st_mode), status)
         except OSError:  # the file system fails: another try starts from what is there
             return
+
+
+def _replace(parent_fd: int, name: str, target: str) -> None:
+    """Put a link in the place of another one."""
+    temporary = draft_name()
+    os.symlink(target, temporary, dir_fd=parent_fd)
+    try:
+        os.rename(temporary, name, src_dir_fd=parent_fd, dst_dir_fd=parent_fd)
+    except OSError:
+        os.unlink(temporary, dir_fd=parent_fd)
+        raise
+
+
+def _renew(parent_fd: int, name: str, target: str) -> None:
+    """Make a link anew that another start has just made: if that one fails, it takes away none but its own."""
+    try:
+        _replace(parent_fd, name, target)
+        _give_link(parent_fd, name, os.fstat(parent_fd))
+    except OSError:  # nobody can write here, to take it away either
+        return
 
 
 def find_obstacle(root_fd: int, links: "Sequence[tuple[str, str]]", libraries: "Sequence[tuple[str, str, int]]") -> str:
@@ -239,7 +280,7 @@ def _read_file(path_fd: int) -> bytes:
 
 def _write_beside(parent_fd: int, name: str, content: bytes, mode: int, owner: os.stat_result) -> tuple[int, int]:
     """Replace a file by a new one, whole or not at all; returns device and inode number of the new one."""
-    temporary = _draft_name()
+    temporary = draft_name()
     fd = os.open(temporary, _WRITE_FLAGS, 0o600, dir_fd=parent_fd)
     try:
         with open(fd, "wb") as file:
@@ -254,28 +295,6 @@ def _write_beside(parent_fd: int, name: str, content: bytes, mode: int, owner: o
         os.unlink(temporary, dir_fd=parent_fd)
         raise
     return written.st_dev, written.st_ino
-
-
-def _draft_name() -> str:
-    return f"{_DRAFT}{os.getpid()}-{os.urandom(8).hex()}"
-
-
-def _remove_left(parent_fd: int) -> None:
-    """Remove the drafts of processes that were killed from a directory in which one is about to be made."""
-    try:
-        fd = os.open(".", _DIRECTORY_FLAGS, dir_fd=parent_fd)
-    except OSError:  # what keeps us from making one, too
-        return
-    try:
-        with os.scandir(fd) as entries:
-            for entry, _ in zip(entries, range(_MAX_ENTRIES), strict=False):
-                pid = entry.name.removeprefix(_DRAFT).partition("-")[0]
-                if entry.name.startswith(_DRAFT) and pid.isdecimal() and not os.path.exists(f"/proc/{pid}"):
-                    os.unlink(entry.name, dir_fd=fd)
-    except OSError:  # a directory of that name, or a read-only file system
-        return
-    finally:
-        os.close(fd)
 
 
 def resolve_in_root(root_fd: int, path: str) -> str:

@@ -12,7 +12,8 @@ from ocigpu.arguments import Arguments, find_container_id, parse_arguments
 from ocigpu.errors import OcigpuError
 from ocigpu.linux import signals
 from ocigpu.linux.namespaces import in_initial_user_namespace
-from ocigpu.log import Log, begin_trace, get_trace, mark, report_failure, trace_problem, traced
+from ocigpu.linux.signals import begin_deadline, end_deadline
+from ocigpu.log import Log, begin_trace, get_trace, mark, no_answer, report_failure, trace_problem, traced
 from ocigpu.settings import MODES, Settings, read_settings
 
 TYPE_CHECKING = False
@@ -40,6 +41,8 @@ def main(argv: list[str]) -> int:
         creates = arguments.subcommand in ("create", "run")
         if arguments.version:
             print_version(argv[0])
+        if creates:
+            begin_deadline(lambda: report_failure(PROGRAM, no_answer(), log))
         wanted = os.environ.get(TRACE_VARIABLE, "") if creates else ""
         problem = _begin_trace(wanted, argv, began) if wanted else ""
         settings = traced(("settings", "", ""), read_settings, os.environ.get("OCIGPU_CONFIG", ""), True)
@@ -58,15 +61,19 @@ def main(argv: list[str]) -> int:
             if task:
                 from ocigpu.early import wait_for_hook
 
+                end_deadline()
                 traced(("early", task.path, "a process is ready when the hook is called"), wait_for_hook, task)
             mark("exec", runtime)
             if problem := trace_problem():
                 log.write("warning", problem)
+        end_deadline()
         become(runtime, argv[1:])
     except KeyboardInterrupt:
         return 130
     except Exception as error:  # noqa: BLE001 - the last resort: whatever it is, it must be one line
         return report_failure(PROGRAM, error, log)
+    finally:
+        end_deadline()
     return 1
 
 

@@ -15,7 +15,7 @@ sys.exit(main(sys.argv[1:]))' "$0" @config@"$@"
 }
 [ "${1:-}" = --early ] && [ $# -ge 2 ] || full "$@"
 # The shim has left a process that is ready for this container: ocigpu/early.py says how it is asked.
-early=$2 begun=
+early=$2 begun= at=
 shift 2
 [ -O "$early/request" ] && [ -p "$early/request" ] && [ -O "$early/answer" ] && [ -p "$early/answer" ] || full "$@"
 # answer: opened for writing too, so that opening it does not wait; then for reading alone, so that reading ends when that
@@ -24,11 +24,11 @@ if command exec 5<&0 3<>"$early/answer" 4<"$early/answer" 3<&- && echo $$ 1<>"$e
   while read -r word pid status; do
     [ "$pid" = $$ ] || break
     case $word in
-      begin) begun=1 ;;
+      begin) begun=1 at=$status ;;
       exit) exit "$status" ;;
     esac
   done <&4
 fi
 [ -n "$begun" ] || full "$@" 4<&- 5<&-
-echo "$0: OCIGPU-INT-2: the process that prepared the container was killed; what it had begun is undone" >&2
+echo "$0: OCIGPU-INT-2: ${at:+$at: }the process that prepared the container was killed, or gave no answer; what it had begun is undone" >&2
 exit 1

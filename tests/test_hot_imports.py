@@ -43,6 +43,7 @@ LIGHT = {
 LATE = {
     "tomllib": "only when there is a settings file",
     "difflib": "only to say what an unknown key was meant to be",
+    "_thread": "part of every interpreter; only for the deadline of a start",
     "prctl": "only in the sandboxed child that runs ldconfig",
 }
 """What functions of hot modules may import when they need it."""

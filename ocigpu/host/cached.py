@@ -18,6 +18,7 @@ from ocigpu import __version__, rawjson
 from ocigpu.cache import open_cache, prune_cache, read_cached, seal, unseal, write_cached
 from ocigpu.errors import HostError
 from ocigpu.host.tree import find_roots, is_as_noted, note_readings, read_text, settings_digest, stop_noting
+from ocigpu.linux.signals import touched
 from ocigpu.settings import Settings
 
 TYPE_CHECKING = False
@@ -227,6 +228,7 @@ def _state(path: str, searched: bool) -> list[int]:
 
     Of a directory only whether it is the same one, unless all that it holds counts.
     """
+    touched[0] = path
     try:
         status = os.lstat(path)
     except OSError:

@@ -14,6 +14,7 @@ from ocigpu.facts import Gpu, MigDevice
 from ocigpu.host.procfs import is_version, normal_bus_id
 from ocigpu.host.tree import Roots
 from ocigpu.linux import signals
+from ocigpu.linux.signals import reap
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -118,27 +119,12 @@ class NvmlChild:
             return 0
         os.close(self._pipe)
         pid, self._pid = self._pid, 0
-        status = _reap(pid, seconds)
+        status = reap(pid, seconds)
         if status is None:
             os.kill(pid, signals.SIGKILL)
-            _reap(pid, REAP_SECONDS)
+            reap(pid, REAP_SECONDS)
             return 0
         return status
-
-
-def _reap(pid: int, seconds: float) -> int | None:
-    """Return the exit status of a child that ends within the time, else None."""
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            found, status = os.waitpid(pid, os.WNOHANG)
-        except ChildProcessError:  # SIGCHLD is ignored in the caller: the kernel reaps
-            return 0
-        if found:
-            return os.waitstatus_to_exitcode(status)
-        if time.monotonic() >= deadline:
-            return None
-        time.sleep(0.0005)
 
 
 def start_nvml(library: str, roots: Roots, seconds: float = DEADLINE) -> NvmlChild:

@@ -10,6 +10,7 @@ import stat
 from binascii import crc32
 
 from ocigpu.errors import HostError
+from ocigpu.linux.signals import touched
 from ocigpu.settings import Settings
 
 TYPE_CHECKING = False
@@ -203,6 +204,7 @@ def node_tree(roots: Roots) -> Tree:
 def _read_link(path: str) -> str | OSError:
     """Return the target of a link, "" for anything else that exists, the error for what is not there."""
     target: str | OSError
+    touched[0] = path
     try:
         target = os.readlink(path)
     except OSError as error:
@@ -213,6 +215,7 @@ def _read_link(path: str) -> str | OSError:
 
 def list_names(path: str) -> list[str]:
     """Return the sorted names in a directory; nothing when there is none or it cannot be read."""
+    touched[0] = path
     try:
         names = sorted(os.listdir(path))
     except OSError:
@@ -223,6 +226,7 @@ def list_names(path: str) -> list[str]:
 
 def read_node(path: str) -> str:
     """Return type and permissions, owner and number of what is at a path as text, "-" for nothing; follows no link."""
+    touched[0] = path
     try:
         status = os.lstat(path)
         text = f"{status.st_mode:o} {status.st_uid} {status.st_gid} {status.st_rdev:x}"

@@ -73,6 +73,8 @@ _STATFS_SIZE = 256  # larger than any struct statfs
 CAP_SYS_ADMIN = 21
 _LINUX_CAPABILITY_VERSION_3 = 0x20080522
 
+CLOCK_MONOTONIC = 1  # include/uapi/linux/time.h
+
 # include/uapi/linux/prctl.h
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
@@ -93,6 +95,8 @@ _SAME = {
 NUMBERS: dict[str, dict[str, int]] = {
     "x86_64": {
         "pivot_root": 155,
+        "timer_create": 222,
+        "timer_settime": 223,
         "capget": 125,
         "capset": 126,
         "statx": 332,
@@ -101,6 +105,8 @@ NUMBERS: dict[str, dict[str, int]] = {
     },
     "aarch64": {
         "pivot_root": 41,
+        "timer_create": 107,
+        "timer_settime": 110,
         "capget": 90,
         "capset": 91,
         "statx": 291,
@@ -176,6 +182,8 @@ _fstatfs = _function("fstatfs", _int, _pointer)
 _pivot_root = _system_call("pivot_root", _text, _text)
 _capget = _system_call("capget", _pointer, _pointer)
 _capset = _system_call("capset", _pointer, _pointer)
+_timer_create = _system_call("timer_create", _int, _pointer, _pointer)
+_timer_settime = _system_call("timer_settime", _int, _int, _pointer, _pointer)
 _statx = _system_call("statx", _int, _text, _int, _uint, _pointer)
 _open_tree = _system_call("open_tree", _int, _text, _uint)
 _move_mount = _system_call("move_mount", _int, _text, _int, _text, _uint)
@@ -350,6 +358,23 @@ def capset(sets: Capabilities) -> None:
     header = struct.pack("=Ii", _LINUX_CAPABILITY_VERSION_3, 0)
     words = [mask >> shift & 0xFFFFFFFF for shift in (0, 32) for mask in sets]
     _checked(_capset(header, struct.pack("=6I", *words)))
+
+
+def create_timer(signal: int) -> int:
+    """Return a timer that sends this process a signal, timer_create(2); :func:`set_timer` says when."""
+    # struct sigevent, 64 bytes: value, signal, SIGEV_SIGNAL
+    event = ctypes.create_string_buffer(struct.pack("=QiI", 0, signal, 0).ljust(64, b"\0"), 64)
+    timer = ctypes.create_string_buffer(4)
+    _checked(_timer_create(CLOCK_MONOTONIC, event, timer))
+    number: int = struct.unpack("=i", timer.raw)[0]
+    return number
+
+
+def set_timer(timer: int, seconds: float) -> None:
+    """Let a timer end once, so many seconds from now, timer_settime(2)."""
+    # struct itimerspec: interval and value, each seconds and nanoseconds
+    when = ctypes.create_string_buffer(struct.pack("=4q", 0, 0, int(seconds), int(seconds % 1 * 1e9)), 32)
+    _checked(_timer_settime(timer, 0, when, None))
 
 
 def execveat(fd: int, arguments: list[str], environment: dict[str, str]) -> None:

@@ -24,13 +24,14 @@ from ocigpu.actions import AllowDevice, Bind, JoinGroup, Node, RefreshLdCache, T
 from ocigpu.errors import ApplyError, OcigpuError, as_own_error
 from ocigpu.linux import libc, signals
 from ocigpu.linux.namespaces import in_initial_user_namespace
-from ocigpu.log import get_trace, mark, traced
+from ocigpu.linux.signals import children, reap, seconds_left
+from ocigpu.log import current_step, follow_steps, get_trace, mark, traced
 from ocigpu.provision import steps
 from ocigpu.provision.cgroups import apply_device_rules
 from ocigpu.provision.container import Container, join, open_container, open_here, open_root, use_owner_ids
 from ocigpu.provision.files import make_root_writable
-from ocigpu.provision.journal import Journal, new_memory, read_journal, undo
-from ocigpu.provision.mounts import Mounts, Source, enter_own_proc, take_source
+from ocigpu.provision.journal import Journal, new_memory, read_journal, read_step, undo, write_step
+from ocigpu.provision.mounts import Mounts, Source, enter_own_proc, read_host_devices, take_source
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ else:
     from ocigpu.record import NamedTuple
 
 _COMMIT = b"c"
+_UNDO_SECONDS = 1.0
+"""For a worker to undo what it had begun when there was no answer in time; as long for the one in its place."""
 _FORCE_MOUNT2 = False
 """Use mount(2) even where the newer calls work: for tests of old kernels' way."""
 
@@ -69,7 +72,7 @@ class Caller(NamedTuple):
     """The process that a runtime has started as its hook, when it is not this one: its id, and a pidfd of it.
 
     When it ends before all is done, nobody waits for the outcome any more, and everything is undone.
-    ``seconds``: how long that may take, 0 for ever; file systems of a container that runs may be made never to answer.
+    ``seconds``: how long that may take, 0 for the time that a start has; file systems may never answer.
     """
 
     pid: int = 0
@@ -175,7 +178,8 @@ def start_worker(plan: "Plan", settings: "Settings") -> Worker:
 
 def _start(plan: "Plan", supplies: Supplies, job: "Callable[[int], Container | None]") -> Worker:
     memory = new_memory()
-    return Worker(_Child(lambda up_fd, down_fd: _work(plan, job, supplies, memory, up_fd, down_fd)), memory, supplies)
+    child = _Child(lambda up_fd, down_fd: _work(plan, job, supplies, memory, up_fd, down_fd), memory)
+    return Worker(child, memory, supplies)
 
 
 def _read_job(down_fd: int) -> Container | None:
@@ -225,6 +229,7 @@ def _provision(
 ) -> tuple[str, ...]:
     worker, memory, backup_fd = hired.child, hired.memory, hired.supplies.backup_fd
     undo_rules: "Callable[[], None] | None" = None
+    seconds, undoing = caller.seconds or seconds_left(), caller.seconds or _UNDO_SECONDS
     try:
         if hired.waits:
             worker.tell(rawjson.dump([container.pid, container.rootfs, caller.pid]).encode() + b"\n")
@@ -236,20 +241,20 @@ def _provision(
                 apply_device_rules,
                 *(container.proc_fd, plan.device_rules(), config, settings),
             )
-        report = worker.read_report(caller.pidfd, caller.seconds)
+        report = worker.read_report(caller.pidfd, seconds)
         if report is not None and "done" in report:
             notes = (*report["done"], *((note,) if note else ()))
-            report = worker.answer(_COMMIT)
+            report = worker.answer(_COMMIT, seconds)
             if report is not None and "committed" in report:
                 if not hired.waits:  # else this process is about to end, too
                     worker.finish()
                 return notes
     except BaseException as error:
-        left = _abandon(worker, undo_rules, container, backup_fd, memory, caller.seconds)
+        left = _abandon(worker, undo_rules, container, backup_fd, memory, undoing)
         if left and isinstance(error, ApplyError):
             raise ApplyError(error.code, error.message + _left(left), error.hint, error.errno) from error
         raise
-    left = _abandon(worker, undo_rules, container, backup_fd, memory, caller.seconds)
+    left = _abandon(worker, undo_rules, container, backup_fd, memory, undoing)
     if report is not None and "error" in report:
         code, message, hint, number = report["error"]
         raise ApplyError(code, message + _left(left), hint, number)
@@ -280,7 +285,7 @@ def _abandon(
     report = worker.dismiss(seconds)
     worker.finish()
     if report is None or "left" not in report:  # killed
-        second = _Child(lambda up_fd, _: _recover(container, memory, backup_fd, up_fd))
+        second = _Child(lambda up_fd, _: _recover(container, memory, backup_fd, up_fd), memory)
         report = second.dismiss(seconds)
         second.finish()
     return left + (report["left"] if report is not None and "left" in report else ["the worker was killed again"])
@@ -289,28 +294,31 @@ def _abandon(
 class _Child:
     """A forked worker: a pipe of JSON lines from it, a pipe of one byte or nothing to it."""
 
-    def __init__(self, work: "Callable[[int, int], None]") -> None:
+    def __init__(self, work: "Callable[[int, int], None]", memory: "mmap.mmap") -> None:
         self._pending = b""
+        self._memory, self._stuck = memory, False
         self._report: "dict[str, Any] | None" = None
         self._up_fd, up_fd = os.pipe()
         down_fd, self._down_fd = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
+            children.clear()
             os.close(self._up_fd)
             os.close(self._down_fd)
-            _run_worker(work, up_fd, down_fd)
+            _run_worker(work, memory, up_fd, down_fd)
+        children.add(self.pid)
         os.close(up_fd)
         os.close(down_fd)
 
     def read_report(self, caller_fd: int = -1, seconds: float = 0.0) -> "dict[str, Any] | None":
         """Wait for the worker's next word; None: it ended without one.
 
-        Raises ApplyError OCIGPU-INT-2 when the process of the pidfd ``caller_fd`` has ended before that, or when so
-        many seconds are over.
+        Raises ApplyError OCIGPU-INT-2 when the process of the pidfd ``caller_fd`` has ended before that, and
+        OCIGPU-INT-5 when so many seconds are over.
         """
         while b"\n" not in self._pending:
             if caller_fd >= 0 or seconds:
-                _wait(self._up_fd, caller_fd, seconds)
+                self._wait(caller_fd, seconds)
             chunk = os.read(self._up_fd, 1 << 16)
             if not chunk:
                 return None
@@ -318,6 +326,22 @@ class _Child:
         line, _, self._pending = self._pending.partition(b"\n")
         self._report = rawjson.parse(line.decode())
         return self._report
+
+    def _wait(self, caller_fd: int, seconds: float) -> None:
+        """Wait until there is something to read; raises ApplyError when the caller has ended, or too late."""
+        poll = select.poll()
+        poll.register(self._up_fd, select.POLLIN)
+        if caller_fd >= 0:
+            poll.register(caller_fd, select.POLLIN)  # a pidfd is readable once its process has ended: pidfd_open(2)
+        found = poll.poll(seconds * 1000 or None)
+        if not found:
+            step = read_step(self._memory)
+            raise ApplyError(
+                "OCIGPU-INT-5",
+                f"provision: no answer of the container's file systems for {seconds:.3g} s{step and ': '}{step}",
+            )
+        if any(ready == caller_fd for ready, _ in found):
+            raise ApplyError("OCIGPU-INT-2", "provision: the hook's process was killed")
 
     def tell(self, data: bytes) -> None:
         """Say something to the worker; one that was killed is noticed when it does not answer."""
@@ -333,6 +357,7 @@ class _Child:
             return self.answer(b"", seconds)
         except ApplyError:
             os.kill(self.pid, signals.SIGKILL)
+            self._stuck = True
             return None
 
     def answer(self, data: bytes, seconds: float = 0.0) -> "dict[str, Any] | None":
@@ -355,26 +380,17 @@ class _Child:
             if fd >= 0:
                 os.close(fd)
         self._up_fd = self._down_fd = -1
+        children.discard(self.pid)
         try:
-            os.waitpid(self.pid, 0)
+            if self._stuck:  # not even SIGKILL ends every wait
+                reap(self.pid, _UNDO_SECONDS)
+            else:
+                os.waitpid(self.pid, 0)
         except ChildProcessError:  # SIGCHLD is ignored in this process: the kernel reaps
             return
 
 
-def _wait(fd: int, caller_fd: int, seconds: float) -> None:
-    """Wait until there is something to read; raises ApplyError OCIGPU-INT-2 when the caller has ended, or too late."""
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    if caller_fd >= 0:
-        poll.register(caller_fd, select.POLLIN)  # a pidfd is readable once its process has ended: pidfd_open(2)
-    found = poll.poll(seconds * 1000 or None)
-    if not found:
-        raise ApplyError("OCIGPU-INT-2", f"provision: no answer of the container's file systems for {seconds:g} s")
-    if any(ready == caller_fd for ready, _ in found):
-        raise ApplyError("OCIGPU-INT-2", "provision: the hook's process was killed")
-
-
-def _run_worker(work: "Callable[[int, int], None]", up_fd: int, down_fd: int) -> "NoReturn":
+def _run_worker(work: "Callable[[int, int], None]", memory: "mmap.mmap", up_fd: int, down_fd: int) -> "NoReturn":
     """Be the worker: never return into the parent's code, never show a traceback."""
     status = 1
     try:
@@ -383,6 +399,7 @@ def _run_worker(work: "Callable[[int, int], None]", up_fd: int, down_fd: int) ->
         signals.signal(signals.SIGCHLD, signals.SIG_DFL)  # ldconfig's end is waited for
         gc.disable()
         os.umask(0)
+        follow_steps(lambda: write_step(memory, current_step()))
         if trace := get_trace():
             trace.become("worker")
         work(up_fd, down_fd)
@@ -447,6 +464,7 @@ def _work(
     if container is None:
         return
     make_nodes = in_initial_user_namespace() and not container.other_user_namespace
+    host_devices = read_host_devices()
     root_fd = traced(("enter", container.rootfs), _enter, container, own_proc_fd)
     journal = Journal(memory)
     place = steps.Workplace(
@@ -454,6 +472,7 @@ def _work(
         root_fd=root_fd,
         own_proc_fd=own_proc_fd,
         host_mnt_fd=host_mnt_fd,
+        host_devices=host_devices,
         journal=journal,
         mounts=supplies.mounts,
         sources=supplies.sources,
@@ -476,24 +495,24 @@ def _work(
         _write_line(up_fd, {"done": place.notes})
         if os.read(down_fd, 1) == _COMMIT:
             kept = [entry for entry in journal.entries if entry["do"] == "writable"]
-            for problem in undo(kept, root_fd, supplies.backup_fd):
+            for problem in undo(kept, root_fd, supplies.backup_fd, host_devices):
                 raise ApplyError("OCIGPU-MNT-1", f"make the container's root read-only again: {problem}")
             mark("commit")
             _write_line(up_fd, {"committed": True})
             return
     except BaseException as error:  # noqa: BLE001 - whatever it is, all is undone before it is told
         failure = _describe(error)
-    left = undo(journal.entries, root_fd, supplies.backup_fd)
+    left = undo(journal.entries, root_fd, supplies.backup_fd, host_devices)
     _write_line(up_fd, {"error": failure, "left": left} if failure else {"left": left})
 
 
 def _recover(container: Container, memory: "mmap.mmap", backup_fd: int, up_fd: int) -> None:
     """Undo what a killed worker had noted."""
-    own_proc_fd = _open_own_proc()
+    own_proc_fd, host_devices = _open_own_proc(), read_host_devices()
     root_fd = traced(
         ("enter", container.rootfs, "to undo what a killed worker had begun"), _enter, container, own_proc_fd
     )
-    _write_line(up_fd, {"left": undo(read_journal(memory), root_fd, backup_fd)})
+    _write_line(up_fd, {"left": undo(read_journal(memory), root_fd, backup_fd, host_devices)})
 
 
 def _open_own_proc() -> int:

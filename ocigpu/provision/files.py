@@ -10,7 +10,7 @@ import stat
 
 from ocigpu.actions import Mode, TextFile
 from ocigpu.errors import ApplyError, quoted
-from ocigpu.linux.paths import open_in_root
+from ocigpu.linux.paths import draft_name, open_in_root
 from ocigpu.provision.journal import has_content, keep_file
 from ocigpu.provision.mounts import kept_flags, read_mnt_id, read_mount_table, remount
 
@@ -69,7 +69,8 @@ def apply_text(place: "Workplace", action: TextFile) -> None:
                 "OCIGPU-MNT-2",
                 f"{action.describe()}: the container has no file of at most {MAX_TEXT >> 10} KiB at {quoted(path)}",
             )
-        temp = f".ocigpu-{os.urandom(8).hex()}"
+        place.clear(parent_fd)
+        temp = draft_name()
         place.journal.record("text", path, content=action.content, temp=temp, **kept)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(temp, flags, 0o600, dir_fd=parent_fd)

@@ -5,6 +5,10 @@ the worker shares with its parent: if the worker is killed, the parent can have 
 the same, and wake the parent for every line.)  Because an entry comes before its effect, undoing copes with an effect
 that never came, and removes only what looks like ours: an empty file, an empty directory, a node of that number, a
 link with that target, a file with that content, a mount that was not there before.
+
+Another container on the same root directory may rely on what was made there: on files that it has mounted something
+on, on links, on the loader's cache.  Where there is one (:mod:`ocigpu.provision.neighbours`), all this stays, as it
+stays of a container that ran; what is this container's alone is undone, above all its mounts.
 """
 
 import errno
@@ -16,11 +20,13 @@ from ocigpu import rawjson
 from ocigpu.linux import libc
 from ocigpu.linux.paths import open_in_root, open_parent
 from ocigpu.log import traced
-from ocigpu.provision.mounts import read_mnt_id, remount
+from ocigpu.provision.mounts import is_own, read_mnt_id, remount
+from ocigpu.provision.neighbours import has_neighbours
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from collections.abc import Set as AbstractSet
     from typing import Any, TypeAlias
 
     Entry: TypeAlias = dict[str, Any]
@@ -29,6 +35,7 @@ LD_CACHE = "/etc/ld.so.cache"
 LD_CACHE_DRAFT = "/etc/ld.so.cache~"
 """Where ldconfig writes before it renames; one that is killed leaves it there."""
 _MEMORY = 4 << 20  # bytes of address space; pages that are not written cost nothing
+_STEP = 2048  # bytes at the end of it: the step that the worker is at
 MAX_LD_CACHE = 16 << 20
 """A loader cache of an image above this many bytes is not kept, and so not changed."""
 
@@ -46,7 +53,7 @@ class Journal:
         entry = {"do": do, "path": path, **details}
         line = rawjson.dump(entry).encode()
         end = self._end + len(line)
-        if end >= len(self._memory) - 1:
+        if end >= len(self._memory) - _STEP - 1:
             raise OSError(errno.ENOSPC, "the journal is full", path)
         self._memory[self._end : end] = line
         self._memory[end] = ord("\n")  # a line counts from here on: one byte cannot be half written
@@ -56,7 +63,7 @@ class Journal:
 
 def new_memory() -> mmap.mmap:
     """Return zeroed memory that processes forked from now on share with us."""
-    return mmap.mmap(-1, _MEMORY)
+    return mmap.mmap(-1, _MEMORY + _STEP)
 
 
 def read_journal(memory: mmap.mmap) -> "list[Entry]":
@@ -65,21 +72,48 @@ def read_journal(memory: mmap.mmap) -> "list[Entry]":
     return [rawjson.parse(line.decode()) for line in lines]
 
 
-def undo(entries: "list[Entry]", root_fd: int, backup_fd: int) -> list[str]:
+def write_step(memory: mmap.mmap, text: str) -> None:
+    """Let the other process know what this one is about to do."""
+    data = text.encode("utf-8", "backslashreplace")[: _STEP - 1] + b"\0"
+    start = len(memory) - _STEP
+    memory[start : start + len(data)] = data
+
+
+def read_step(memory: mmap.mmap) -> str:
+    """Return what the worker was last about to do, "" for nothing yet."""
+    return memory[len(memory) - _STEP :].partition(b"\0")[0].decode("utf-8", "replace")
+
+
+def undo(
+    entries: "list[Entry]", root_fd: int, backup_fd: int, host_devices: "AbstractSet[int]" = frozenset()
+) -> list[str]:
     """Undo all entries, last one first; return a line about each that could not be undone.
 
     Runs in the container's mount namespace with /proc/self as working directory.  ``backup_fd`` holds the content of
-    files that were replaced.  Undoing twice is like undoing once.
+    files that were replaced; ``host_devices``: as for :func:`ocigpu.provision.mounts.is_own`.  Undoing twice is like
+    undoing once.
     """
     left = []
+    shared = any(entry["do"] in _LASTING for entry in entries) and has_neighbours(root_fd)
     for entry in reversed(entries):
         try:
+            if shared and entry["do"] in _LASTING and not _is_private(entry, root_fd, host_devices):
+                continue
             traced((f"undo-{entry['do']}", entry["path"]), _UNDO[entry["do"]], entry, root_fd, backup_fd)
         except FileNotFoundError:  # the effect never came, or is undone already
             pass
         except OSError as error:
             left.append(f"{entry['do']} {entry['path']}: {error.strerror}")
     return left
+
+
+def _is_private(entry: "Entry", root_fd: int, host_devices: "AbstractSet[int]") -> bool:
+    """Tell whether an entry is about a directory that only this container has; raises OSError."""
+    parent_fd, _ = open_parent(root_fd, entry["path"])
+    try:
+        return is_own(parent_fd, root_fd, host_devices)
+    finally:
+        os.close(parent_fd)
 
 
 def _undo_mount(entry: "Entry", root_fd: int, _: int) -> None:
@@ -102,7 +136,7 @@ def _undo_created(entry: "Entry", root_fd: int, _: int) -> None:
         elif (
             (entry["do"] == "file" and stat.S_ISREG(mode) and status.st_size == 0)
             or (entry["do"] == "node" and stat.S_ISCHR(mode) and status.st_rdev == entry["rdev"])
-            or (entry["do"] == "draft" and stat.S_ISREG(mode))
+            or (entry["do"] == "draft" and (stat.S_ISREG(mode) or stat.S_ISLNK(mode)))
         ):
             os.unlink(name, dir_fd=parent_fd)
     finally:
@@ -110,11 +144,16 @@ def _undo_created(entry: "Entry", root_fd: int, _: int) -> None:
 
 
 def _undo_link(entry: "Entry", root_fd: int, _: int) -> None:
-    """Take our link away, or put the image's back; "temp" is the name ours had before it was moved into place."""
+    """Take our link away, or put the image's back.
+
+    "temp" is the name ours had before it was moved into place, "ino" its number: another start may have made it anew.
+    """
     parent_fd, name = open_parent(root_fd, entry["path"])
     try:
         if read_link(parent_fd, entry["temp"]) == entry["target"]:
             os.unlink(entry["temp"], dir_fd=parent_fd)
+        if entry.get("ino") not in (None, os.stat(name, dir_fd=parent_fd, follow_symlinks=False).st_ino):
+            return
         if read_link(parent_fd, name) == entry["target"]:
             if entry["old"] is None:
                 os.unlink(name, dir_fd=parent_fd)
@@ -306,6 +345,8 @@ def _undo_writable(entry: "Entry", root_fd: int, _: int) -> None:
     remount(root_fd, entry["flags"])
 
 
+_LASTING = ("mkdir", "file", "node", "link", "unlink", "cache", "text", "mode")
+"""What is undone only where no other container has the same root directory."""
 _UNDO: "dict[str, Callable[[Entry, int, int], None]]" = {
     "mount": _undo_mount,
     "mkdir": _undo_created,

@@ -15,6 +15,7 @@ from ocigpu.provision.tmpfs import fill, holds, tmpfs_options
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Set as AbstractSet
     from typing import NamedTuple
 
     from ocigpu.actions import Tmpfs
@@ -38,6 +39,8 @@ _KINDS = {
     "node": (stat.S_IFCHR,),
 }
 _MAX_DEPTH = 4096
+HOST_PLACES = ("/dev", "/dev/shm", "/run", "/tmp")
+"""Where hosts have a tmpfs (or devtmpfs) that they may lend to a container as a whole."""
 _PRIVATE_TMPFS = ("nosuid", "nodev", "noexec")
 
 
@@ -64,8 +67,8 @@ def enter_own_proc(own_proc_fd: int) -> None:
     os.fchdir(own_proc_fd)
 
 
-def read_mnt_id(fd: int) -> int:
-    """Return the id of the mount a descriptor is on, as in mountinfo; needs :func:`enter_own_proc`.
+def read_mnt_id(fd: int, own_proc: str = ".") -> int:
+    """Return the id of the mount a descriptor is on, as in mountinfo; needs :func:`enter_own_proc`, or its path.
 
     statx(2) tells since Linux 5.8; before, the line "mnt_id:" of fdinfo does (proc(5)).
     """
@@ -74,11 +77,11 @@ def read_mnt_id(fd: int) -> int:
     except OSError as error:
         if error.errno not in (errno.ENOSYS, errno.EPERM):
             raise
-    return _fdinfo_mnt_id(fd)
+    return _fdinfo_mnt_id(fd, own_proc)
 
 
-def _fdinfo_mnt_id(fd: int) -> int:
-    for line in _read(f"fdinfo/{fd}").splitlines():
+def _fdinfo_mnt_id(fd: int, own_proc: str = ".") -> int:
+    for line in _read(f"{own_proc}/fdinfo/{fd}").splitlines():
         key, _, value = line.partition(":")
         if key == "mnt_id":
             return int(value)
@@ -161,6 +164,30 @@ def is_equal_tmpfs(action: "Tmpfs", uid: int, gid: int, target: Target) -> bool:
         return holds(target.fd, action, uid, gid)
     except OSError:  # something else has one of our names, or cannot be read: not ours
         return False
+
+
+def is_own(fd: int, root_fd: int, host_devices: "AbstractSet[int]") -> bool:
+    """Tell whether a descriptor is on a mount that nobody else has: a tmpfs of the container's, such as its /dev.
+
+    Another container may have the same root directory, and a volume is the host's.  ``host_devices``: st_dev of what
+    the host has in :data:`HOST_PLACES`, which may be a tmpfs too.  Raises OSError.
+    """
+    mnt_id = read_mnt_id(fd)
+    if mnt_id == read_mnt_id(root_fd) or os.fstat(fd).st_dev in host_devices:
+        return False
+    fields = read_mount_table().get(mnt_id)
+    return fields is not None and fields[3] == "/" and fields[fields.index("-", 6) + 1] == "tmpfs"
+
+
+def read_host_devices() -> "AbstractSet[int]":
+    """Return st_dev of what the host has in :data:`HOST_PLACES`; before its mount namespace is left."""
+    devices = set()
+    for path in HOST_PLACES:
+        try:
+            devices.add(os.stat(path).st_dev)
+        except OSError:  # there is no such directory
+            continue
+    return devices
 
 
 def _is_mount(target: Target) -> bool:

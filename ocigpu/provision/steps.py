@@ -11,11 +11,26 @@ import stat
 from ocigpu.actions import Bind, Link, Mode, Node, RefreshLdCache, TextFile, Tmpfs
 from ocigpu.errors import ApplyError, quoted
 from ocigpu.linux import libc
-from ocigpu.linux.paths import make_directories, open_in_root, open_parent, split
+from ocigpu.linux.paths import (
+    draft_name,
+    make_directories,
+    open_in_root,
+    open_parent,
+    remove_drafts,
+    remove_ldconfig_draft,
+    split,
+)
 from ocigpu.provision.container import Container
 from ocigpu.provision.files import apply_mode, apply_text, unusable
 from ocigpu.provision.inside import is_of_kernel
-from ocigpu.provision.journal import LD_CACHE, LD_CACHE_DRAFT, MAX_LD_CACHE, Journal, keep_ld_cache, read_old_link
+from ocigpu.provision.journal import (
+    LD_CACHE,
+    LD_CACHE_DRAFT,
+    MAX_LD_CACHE,
+    Journal,
+    keep_ld_cache,
+    read_old_link,
+)
 from ocigpu.provision.mounts import (
     Mounts,
     Source,
@@ -23,12 +38,14 @@ from ocigpu.provision.mounts import (
     enter_own_proc,
     is_bound,
     is_equal_tmpfs,
+    is_own,
     read_mnt_id,
     take_source,
 )
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Set as AbstractSet
     from typing import Any
 
     from ocigpu.provision.ldconfig import Started
@@ -36,6 +53,8 @@ if TYPE_CHECKING:
 _NODE_OPTIONS = ("ro", "nosuid", "noexec")
 """Flags of a bind-mounted node.  Reading and writing the device is not "ro"'s business; changing its mode is."""
 _COVER_OPTIONS = ("ro", "nosuid", "nodev")
+_SPARE_NODES = ("/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
+"""For profilers and for graphics: CUDA works without."""
 _CODES = {Node: "OCIGPU-DEV-3", Link: "OCIGPU-MNT-3", RefreshLdCache: "OCIGPU-LD-1"}
 _O_LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -49,6 +68,7 @@ class Workplace:
         root_fd: int,
         own_proc_fd: int,
         host_mnt_fd: int,
+        host_devices: "AbstractSet[int]",
         journal: Journal,
         mounts: Mounts,
         sources: "dict[tuple[str, str, tuple[str, ...]], Source]",
@@ -61,6 +81,7 @@ class Workplace:
         self.root_fd = root_fd
         self.own_proc_fd = own_proc_fd
         self.host_mnt_fd = host_mnt_fd
+        self.host_devices = host_devices
         self.journal = journal
         self.mounts = mounts
         self.sources = sources
@@ -70,6 +91,7 @@ class Workplace:
         self.backup_fd = backup_fd
         self.ldconfig: "Started | None" = None
         self.notes: list[str] = []
+        self._cleared: set[tuple[int, int]] = set()
         # inside its own user namespace the container's root user is 0; elsewhere it is who the map says
         self.uid, self.gid = (0, 0) if container.join_user else (container.uid, container.gid)
 
@@ -83,6 +105,13 @@ class Workplace:
             self.journal.record("mkdir", made)
 
         return make_directories(self.root_fd, "/" + "/".join(parents), 0o755, on_create), name
+
+    def clear(self, parent_fd: int) -> None:
+        """Remove what starts that were killed have left in a directory; once."""
+        status = os.fstat(parent_fd)
+        if (key := (status.st_dev, status.st_ino)) not in self._cleared:
+            self._cleared.add(key)
+            remove_drafts(parent_fd, "..")  # the working directory is our /proc/self
 
     def source(self, host_path: str, kind: str, options: tuple[str, ...], rdev: int = 0) -> Source:
         """Return something of the host: taken before the namespace was joined, or now."""
@@ -145,6 +174,11 @@ def _apply_node(place: Workplace, action: Node) -> None:
         try:
             found = os.stat(name, dir_fd=parent_fd, follow_symlinks=False)
         except FileNotFoundError:
+            if read_mnt_id(parent_fd) != read_mnt_id(place.root_fd) and not is_own(
+                parent_fd, place.root_fd, place.host_devices
+            ):
+                _leave_to_host(place, action)
+                return
             usable = place.make_nodes and not os.fstatvfs(parent_fd).f_flag & os.ST_NODEV
             if usable and _make_node(place, action, parent_fd, name):
                 return
@@ -161,6 +195,19 @@ def _apply_node(place: Workplace, action: Node) -> None:
         _mount_on_file(place, source, node.container_path, parent_fd, name)
     finally:
         os.close(parent_fd)
+
+
+def _leave_to_host(place: Workplace, action: Node) -> None:
+    """Make nothing in a volume, which would have it for ever: what the container can do without is a note."""
+    path = action.node.container_path
+    if path in _SPARE_NODES:
+        place.notes.append(f"{path} was left out: its directory is the host's, which has no such node")
+        return
+    raise ApplyError(
+        "OCIGPU-DEV-3",
+        f"{action.describe()}: its directory is a volume of the host, which has no such node",
+        "Make it on the host (ocigpu system create-device-nodes), or give the container a /dev of its own.",
+    )
 
 
 def _make_node(place: Workplace, action: Node, parent_fd: int, name: str) -> bool:
@@ -314,12 +361,15 @@ def _apply_link(place: Workplace, action: Link) -> None:
                 return
             if not stat.S_ISLNK(found.st_mode):
                 raise unusable(action.describe(), path, found, "OCIGPU-MNT-3")
+            place.clear(parent_fd)
             old = read_old_link(parent_fd, name)
             if old[0] == action.target:
                 return
-        temp = f".ocigpu-{os.urandom(8).hex()}"
-        place.journal.record("link", path, target=action.target, old=old, temp=temp)
+        temp = draft_name()
+        place.journal.record("draft", os.path.join(os.path.dirname(path), temp))
         os.symlink(action.target, temp, dir_fd=parent_fd)
+        inode = os.stat(temp, dir_fd=parent_fd, follow_symlinks=False).st_ino
+        place.journal.record("link", path, target=action.target, old=old, temp=temp, ino=inode)
         os.rename(temp, name, src_dir_fd=parent_fd, dst_dir_fd=parent_fd)
     finally:
         os.close(parent_fd)
@@ -374,12 +424,12 @@ def _apply_ld_cache(place: Workplace, action: RefreshLdCache) -> None:
         return
     parent_fd, _ = place.parent(LD_CACHE)
     try:
-        os.stat(os.path.basename(LD_CACHE_DRAFT), dir_fd=parent_fd, follow_symlinks=False)
-    except FileNotFoundError:
-        place.journal.record("draft", LD_CACHE_DRAFT)
+        place.clear(parent_fd)
+        remove_ldconfig_draft(parent_fd)
     finally:
         os.close(parent_fd)
-    place.journal.record("cache", LD_CACHE, temp=f".ocigpu-{os.urandom(8).hex()}", **kept)
+    place.journal.record("draft", LD_CACHE_DRAFT)
+    place.journal.record("cache", LD_CACHE, temp=draft_name(), **kept)
     if place.ldconfig is None:
         start_ldconfig(place, action)
     started, place.ldconfig = place.ldconfig, None

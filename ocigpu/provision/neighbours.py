@@ -1,0 +1,77 @@
+"""Whether another container has the same root directory, and so may rely on what was made in it.
+
+What is mounted in another namespace cannot be seen on the file itself, and the kernel detaches every mount on a file
+that is removed, in all namespaces (detach_mounts of fs/namei.c, since Linux 3.18).  Tables of mounts tell: those of all
+processes that we may look at.  Read only when something is to be undone.
+"""
+
+import os
+
+from ocigpu.linux.paths import escape_mount_path
+from ocigpu.provision.mounts import parse_mount_table, read_mnt_id
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_MAX_TABLE = 64 << 20
+
+
+def has_neighbours(root_fd: int, own_proc: str = ".") -> bool:
+    """Tell whether a mount namespace other than ours has this root directory with something mounted in it.
+
+    So has a container from the moment when its runtime begins to mount; copies of the host's namespace have the
+    directory at most.  ``own_proc``: path of our own directory of procfs.  What cannot be told is no: processes of
+    other users, of outer pid namespaces, and all of them without procfs.
+    """
+    try:
+        own, place = os.stat(f"{own_proc}/ns/mnt").st_ino, _find_place(root_fd, own_proc)
+    except OSError:
+        return False
+    seen, known = {own}, set[str]()
+    while new := set(filter(str.isdecimal, _list(f"{own_proc}/.."))) - known:  # containers may have begun meanwhile
+        known |= new
+        for table in _tables(f"{own_proc}/..", new, seen):
+            if _is_used(table, place):
+                return True
+    return False
+
+
+def _find_place(root_fd: int, own_proc: str) -> tuple[str, str]:
+    """Return device and path of a directory in its file system, as mountinfo writes both."""
+    table = parse_mount_table(_read(f"{own_proc}/mountinfo"))
+    _, _, device, top, point, *_ = table[read_mnt_id(root_fd, own_proc)]
+    path = escape_mount_path(os.readlink(f"{own_proc}/fd/{root_fd}"))
+    rest = path.removeprefix(point.rstrip("/"))
+    return device, f"{top.rstrip('/')}{rest}".rstrip("/") or "/"
+
+
+def _tables(proc: str, pids: set[str], seen: set[int]) -> "Iterator[dict[int, list[str]]]":
+    """Yield the mounts of each namespace that these processes live in and that was not ``seen``."""
+    for pid in pids:
+        try:
+            namespace = os.stat(f"{proc}/{pid}/ns/mnt").st_ino
+            if namespace in seen:
+                continue
+            table = parse_mount_table(_read(f"{proc}/{pid}/mountinfo"))
+        except OSError:  # it has ended, or is not ours to look at
+            continue
+        seen.add(namespace)
+        yield table
+
+
+def _is_used(table: dict[int, list[str]], place: tuple[str, str]) -> bool:
+    roots = {fields[0] for fields in table.values() if (fields[2], fields[3].rstrip("/") or "/") == place}
+    return bool(roots) and any(fields[1] in roots and fields[0] not in roots for fields in table.values())
+
+
+def _list(path: str) -> list[str]:
+    try:
+        return os.listdir(path)
+    except OSError:
+        return []
+
+
+def _read(path: str) -> str:
+    with open(path, "rb") as file:
+        return file.read(_MAX_TABLE).decode("utf-8", "surrogateescape")
