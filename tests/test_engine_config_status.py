@@ -1,12 +1,14 @@
 """What configuration files say of ocigpu, read below a root of the test."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 from support.engine_roots import PATHS, RUNTIME, make_host, options, put
 
 from ocigpu.engines.configure import main_config
+from ocigpu.engines.places import running_daemons
 from ocigpu.engines.status import EngineStatus, read_engine_status
 from ocigpu.errors import OcigpuError
 
@@ -25,9 +27,21 @@ def status_of(host: Path, engine: str, flavour: str = "") -> EngineStatus:
     return found
 
 
-def process(host: Path, pid: int, command: str, ids: str = "") -> None:
+def process(host: Path, pid: int, command: str, ids: str = "", uid: int = 0) -> None:
     put(host, f"/proc/{pid}/cmdline", command.replace(" ", "\0") + "\0")
-    put(host, f"/proc/{pid}/status", f"Name:\tx\nNSpid:\t{ids or pid}\n")
+    put(host, f"/proc/{pid}/status", f"Name:\tx\nNSpid:\t{ids or pid}\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n")
+
+
+def test_a_process_of_another_user_is_no_engine(host: Path) -> None:
+    """Its name and its words are its user's choice, and the file that they name would be edited by root."""
+    process(host, 7, "containerd --config /home/mallory/config.toml", uid=os.geteuid() + 1)
+    assert running_daemons(str(host)) == []
+    process(host, 8, "containerd --config /etc/containerd/other.toml")
+    process(host, 9, "dockerd", uid=os.geteuid())
+    assert [(daemon.engine, daemon.config) for daemon in running_daemons(str(host))] == [
+        ("containerd", "/etc/containerd/other.toml"),
+        ("docker", ""),
+    ]
 
 
 def test_a_root_without_engines_has_nothing(host: Path) -> None:

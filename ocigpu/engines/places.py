@@ -152,7 +152,8 @@ def running_daemons(root: str) -> list[Daemon]:
     """Return the daemons of engines that run, from the process table below ``root``.
 
     The containerd that dockerd starts for itself is none: its file is written anew at each start.  Nor is a daemon in a
-    container, which has a second process id there (proc(5), NSpid): its files are not those of this root.
+    container, which has a second process id there (proc(5), NSpid): its files are not those of this root.  Nor one of
+    another user than root and ours: a process of any user can have such a name, and name any file.
     """
     names = {program: engine for engine, program in PROGRAMS.items() if engine != "podman"}
     found = []
@@ -162,19 +163,21 @@ def running_daemons(root: str) -> list[Daemon]:
         except OcigpuError:  # ended meanwhile, or another user's behind hidepid
             continue
         engine = names.get(os.path.basename(words[0]))
-        if engine and not _in_container(root, os.path.dirname(path)):
+        if engine and not _is_foreign(root, os.path.dirname(path)):
             config = _config_of(words)
             if not config.endswith("/containerd/containerd.toml"):
                 found.append(Daemon(engine, int(path.split("/")[2]), config))
     return found
 
 
-def _in_container(root: str, process: str) -> bool:
+def _is_foreign(root: str, process: str) -> bool:
     try:
         lines = (read_file(root, f"{process}/status") or "").splitlines()
     except OcigpuError:
         return False
-    return any(line.startswith("NSpid:") and len(line.split()) > 2 for line in lines)
+    fields = {words[0]: words[1:] for line in lines if (words := line.split())}
+    users = (str(os.geteuid()), "0")
+    return len(fields.get("NSpid:", ())) > 1 or any(uid not in users for uid in fields.get("Uid:", ()))
 
 
 def _config_of(words: list[str]) -> str:
