@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from containers_lab import VIEWS, WAITING, container, names_of, write_state
-from support import requirements
+from support import machine, requirements
 from support.fixtures import MakeBundle
 from support.process import wait_for
 from support.runtimes import container_id
@@ -331,9 +331,7 @@ def test_given_directories_come_instead_of_the_usual_ones(monkeypatch: pytest.Mo
 @pytest.mark.engine
 def test_an_ordinary_user_finds_the_own_containers_only(tmp_path: Path) -> None:
     requirements.require(requirements.programs("setpriv"))
-    tmp_path.chmod(0o755)
-    for parent in tmp_path.parents[:2]:
-        parent.chmod(0o755)
+    machine.let_others_in(tmp_path)
     write_state(tmp_path / "roots", container_id(), runc_state())
     mine = write_state(tmp_path / "mine", "mine", runc_state())
     for path in (mine, mine.parent):

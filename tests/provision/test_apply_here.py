@@ -37,6 +37,7 @@ from provision_lab import (
     run_child,
     snapshot,
 )
+from support import machine
 from support.product import PublicCopy
 
 from ocigpu.actions import AllowDevice, Bind, Link, Node, Plan, RefreshLdCache, TextFile, Tmpfs
@@ -81,8 +82,7 @@ def open_up(rootfs: Path, owner: int) -> None:
     """Give a root file system to the root user of a user namespace."""
     for path in [str(rootfs), *snapshot(rootfs)]:
         os.lchown(path, owner, owner)
-    for parent in list(rootfs.parents)[:4]:
-        parent.chmod(parent.stat().st_mode | 0o111)
+    machine.let_others_in(rootfs.parent)
 
 
 @pytest.mark.parametrize("kernel", [new_kernel, old_kernel])

@@ -24,6 +24,7 @@ from provision_lab import (
     old_kernel,
     snapshot,
 )
+from support import machine
 
 from ocigpu.actions import AllowDevice, Bind, Plan, RefreshLdCache
 from ocigpu.errors import ApplyError
@@ -119,8 +120,7 @@ def test_root_provisions_a_container_with_a_user_namespace(
     for path in [str(rootfs), *snapshot(rootfs)]:
         os.lchown(path, owner, owner)
     rootfs.parent.chmod(0o755)
-    for parent in list(rootfs.parents)[:4]:
-        parent.chmod(parent.stat().st_mode | 0o111)
+    machine.let_others_in(rootfs.parent)
     before = host_mounts()
     with Lab(rootfs, user=True) as lab:
         assert lab.provision(make_plan(host, with_proc=False), kernel) == ([], "", "")

@@ -6,6 +6,7 @@ Other work may go on beside the tests, so only what carries our name or our sess
 import os
 import re
 import secrets
+import stat
 import subprocess
 from pathlib import Path
 
@@ -47,6 +48,14 @@ def mounts_below(directory: str) -> list[str]:
     """Return the lines of our mount table that name the directory, as mount point or as source; oldest first."""
     named = _names(directory)
     return [line for line in _mount_table() if named.search(line)]
+
+
+def let_others_in(directory: Path) -> None:
+    """Let other users look into a directory, and come to it; what they may do already stays."""
+    for path in (directory, *directory.parents):
+        mode = path.stat().st_mode
+        if mode & 0o055 != 0o055:
+            path.chmod(stat.S_IMODE(mode) | 0o055)
 
 
 def processes_of(directory: str) -> dict[int, str]:
