@@ -226,8 +226,8 @@ int main(int argc, char **argv)
 		} else if (event == PTRACE_EVENT_EXEC) {
 			if (!is_followed(pid)) {
 				forget(process);
-				if (pid == first)
-					find(pid)->new = 0;
+				if (pid == first) /* its end is waited for, and children it has just forked ask for its depth */
+					*find(pid) = (struct process){pid, 0, 0, 0};
 				ptrace(PTRACE_DETACH, pid, 0, 0);
 				continue;
 			}
