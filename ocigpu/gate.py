@@ -103,15 +103,19 @@ CONDITIONS = {
         lambda asker, *_: asker.settings.accept_nvidia_visible_devices_as_volume_mounts,
         "`accept-nvidia-visible-devices-as-volume-mounts` is true",
     ),
-    "M": Condition(lambda asker, *_: asker.settings.mode in MODES_WITH_CDI, "`mode` is not `hook`"),
+    "M": Condition(
+        lambda asker, *_: asker.settings.mode in MODES_WITH_CDI,
+        "`mode` is not `hook`, where a variable or mount with a CDI name is refused",
+    ),
     "L": Condition(
         _is_listed,
         "`cdi.environment-vendors` has its vendor or its kind (of NVIDIA and AMD a vendor stands for its GPUs, another"
         " kind is listed as such), or it is of `cdi.default-kind`, or the container has CAP_SYS_ADMIN, or annotations"
         " are filtered; else it is refused",
-        "the image may have written this, and cdi.environment-vendors has neither its kind nor its vendor",
+        "the image may have written this, and cdi.environment-vendors does not permit its kind",
         "OCIGPU-REQ-1",
-        "Add it to cdi.environment-vendors, give CAP_SYS_ADMIN, or see cdi.engine-filters-annotations.",
+        "Add its kind, vendor/class, to cdi.environment-vendors, or give CAP_SYS_ADMIN; for annotations see"
+        " cdi.engine-filters-annotations.",
     ),
     "I": Condition(
         lambda asker, *_: not asker.settings.features_ignore_imex_channel_requests,

@@ -292,7 +292,7 @@ def _requested_by_annotations(
             named.append(f"{where}={printable(value, _SHOWN_VALUE)}")
     if others:
         shown = ", ".join(others[:MAX_SHOWN_ANNOTATIONS])
-        notes.append(f"{shown} ignored: no key as device plugins write it, PREFIX/PLUGIN_DEVICE")
+        notes.append(f"{shown} ignored: after its prefix a key must have the form PLUGIN_DEVICE")
     return tuple(tokens), " ".join(named)
 
 
@@ -420,8 +420,8 @@ def _is_device(token: str) -> bool:
 def _cdi_error(where: str, token: str) -> RequestError:
     return RequestError(
         "OCIGPU-REQ-1",
-        f"{where}: {quoted(token)} is a CDI device name, which needs mode cdi",
-        "Name the GPU by index, UUID or PCI bus id, or let the engine inject CDI devices.",
+        f"{where}: {quoted(token)} is a CDI device name, and mode hook takes none",
+        "Name the GPU by index, UUID or PCI bus id, set mode = auto, or let the engine inject CDI devices.",
     )
 
 

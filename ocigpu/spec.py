@@ -118,7 +118,8 @@ def _check_spelling(value: "Any", known: "dict[str, Any]", path: str, place: str
                 for key in known:
                     if key.lower() == meant:
                         raise SpecError(
-                            "OCIGPU-SPEC-2", f"{path}: {place}{quoted(name)} is not {key}, but some runtimes read it so"
+                            "OCIGPU-SPEC-2",
+                            f"{path}: {place}{quoted(name)} is not {key}, but some runtimes take it for that",
                         )
             elif known[name]:
                 _check_spelling(inner, known[name], path, f"{place}{name}.")

@@ -244,7 +244,7 @@ def test_a_known_key_in_another_spelling_is_refused(change: Callable[[Any], None
     with pytest.raises(SpecError) as caught:
         parse_config(json.dumps(config).encode(), "config.json")
     assert caught.value.code == "OCIGPU-SPEC-2"
-    assert caught.value.message == f"config.json: {message}, but some runtimes read it so"
+    assert caught.value.message == f"config.json: {message}, but some runtimes take it for that"
 
 
 def test_names_that_are_the_users_own_have_any_spelling() -> None:

@@ -47,8 +47,8 @@ def _check_bound(spec: "LoadedSpec", request: Request) -> None:
         "OCIGPU-REQ-2",
         f"{request.source}: {spec.path} {cause}, and supported-driver-capabilities permits"
         f" {', '.join(request.capabilities)}",
-        "Make it anew with ocigpu cdi generate, which obeys the setting and writes that down, or name the GPU by index"
-        " in mode auto or spec.",
+        "Write it again with ocigpu cdi generate, which obeys the setting and says so in the file, or name the GPU by"
+        " index in mode auto or spec.",
     )
 
 

@@ -175,7 +175,7 @@ def test_auto_does_not_take_plain_names_from_annotations() -> None:
     "document", [visible("x.com/a=1"), config(mounts=("cdi/x.com/a/1",)), visible("0,x.com/a=1")], ids=range(3)
 )
 def test_mode_hook_has_no_cdi_devices(document: dict[str, Any]) -> None:
-    assert '"x.com/a=1" is a CDI device name, which needs mode cdi' in refusal(document, HOOK)
+    assert '"x.com/a=1" is a CDI device name, and mode hook takes none' in refusal(document, HOOK)
 
 
 def test_mode_hook_leaves_annotations_to_the_engine() -> None:
