@@ -75,7 +75,8 @@ def _print_head(explained: Explanation, facts: HostFacts) -> None:
     elif request.selection == "cdi":
         fields += [("granted" if number == 0 else "", name) for number, name in enumerate(explained.gpus)]
     elif explained.image is not None:
-        fields += _granted(explained, facts)
+        label = "granted" if explained.mode else "would get"
+        fields += [(name and label, value) for name, value in _granted(explained, facts)]
         fields.append(("image", image_line(explained.image)))
         fields.append(("CUDA compat", explained.compat or "the image brings no CUDA compatibility libraries"))
     if explained.spec:
