@@ -148,7 +148,9 @@ class HostEngine:
         if how == "systemd":
             if not running.unit:
                 raise HostError(
-                    "OCIGPU-KUBE-8", f"{running.daemon.engine} is of no unit of systemd", "--restart signal"
+                    "OCIGPU-KUBE-8",
+                    f"no systemd unit has {running.daemon.engine}'s process",
+                    "Give --restart signal (chart: nodeInstaller.args).",
                 )
             if running.daemon.engine == "containerd":  # its shims live in its own cgroup, conmon's containers do not
                 shown = self.on_host(["systemctl", "show", "--property=KillMode", "--value", running.unit])
@@ -171,7 +173,9 @@ class HostEngine:
         while not self._is_back(running):
             if time.monotonic() > end:
                 raise HostError(
-                    "OCIGPU-KUBE-8", f"{running.daemon.engine} was not back {self.seconds:.0f} s after its restart"
+                    "OCIGPU-KUBE-8",
+                    f"{running.daemon.engine} was not back {self.seconds:.0f} s after its restart",
+                    "Look at its log on the node: journalctl -u " + (running.unit or running.daemon.engine),
                 )
             time.sleep(_POLL)
 

@@ -181,7 +181,7 @@ def test_a_restart_that_would_end_containers_is_refused(tmp_path: Path) -> None:
     for answer, status in (("control-group\n", 0), ("", 0), ("process\n", 1)):
         with pytest.raises(HostError, match="would end the containers"):
             Told(tmp_path, answer, status).plan_restart(running(), "auto")
-    with pytest.raises(HostError, match="no unit"):
+    with pytest.raises(HostError, match="no systemd unit"):
         Told(tmp_path).plan_restart(running(unit=""), "systemd")
     assert Told(tmp_path).plan_restart(running("crio.service", "crio"), "auto") == "systemd"
     assert Told(tmp_path / "run").plan_restart(running(), "auto") == "signal"
