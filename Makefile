@@ -12,7 +12,7 @@ demo: ## run a real container with runc through ocigpu-runtime and show it seein
 	@packaging/bootstrap.sh demo
 	@.venv/bin/ocigpu demo
 
-test: ## pass the whole test suite: lint, types, unit, real runtimes and engines
+test: ## pass the test suite: lint, types, unit, real runtimes and engines; a choice of rows of each product
 	@packaging/bootstrap.sh test
 	@.venv/bin/python -m pytest -n $(WORKERS) $(PYTEST_OPTIONS)
 

@@ -335,7 +335,7 @@ class Watch:
         try:
             self.settings = read_settings(path)._replace(**self._overrides)
         except SettingsError as error:
-            self._warn(f"{error.code}: {error.message}; the settings of before stay in force")
+            self._warn(f"{error.code}: {error.message}; the previous settings stay in force")
 
     def _warn(self, message: str) -> None:
         """Log an error once, however often it is met without a success in between."""

@@ -335,7 +335,7 @@ def test_settings_are_read_again_when_their_file_changes(watcher: Watcher, host:
     settings.write_text("nonsense = 1\n")
     line = watcher.next()
     assert "OCIGPU-SET-2" in line["msg"]
-    assert line["msg"].endswith("the settings of before stay in force")
+    assert line["msg"].endswith("the previous settings stay in force")
     assert watcher.next()["reasons"] == ["the settings file has changed"]
     settings.write_text(f'{good}\n[driver]\nldcache = "/etc/none"\n')
     line = watcher.next()

@@ -99,7 +99,7 @@ def check_command(
         str, typer.Argument(metavar="FILE", help="Settings file.  [default: $OCIGPU_CONFIG, else the system's]")
     ] = "",
 ) -> None:
-    """Check a settings file and name every problem in it; the shim reads its settings anew."""
+    """Check a settings file and name every problem in it; have the shim read its settings again."""
     forget()
     path = settings_path(file)
     if not path and not os.path.lexists(DEFAULT_PATH):

@@ -116,7 +116,7 @@ def _recorded_rule(entry: dict[str, Any], path: str) -> list[FilterRule]:
     allow, access, numbers = entry.get("allow"), entry.get("permissions"), (entry.get("major"), entry.get("minor"))
     good = kind is not None and type(allow) is bool and isinstance(access, str) and set(access) <= set(ACCESS_BITS)
     if not good or not all(type(number) is int and number >= -1 for number in numbers):
-        raise SpecError("OCIGPU-SPEC-5", f"{path}: it has a device rule that is none", "")
+        raise SpecError("OCIGPU-SPEC-5", f"{path}: it has an invalid device rule", "")
     major, minor = (None if number == -1 else number for number in numbers)
     return [FilterRule(bool(allow), str(kind), major, minor, str(access))] if access else []
 

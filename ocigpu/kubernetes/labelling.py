@@ -156,7 +156,7 @@ class Labeller:
         try:
             self._configuration = read_configuration(self._told, self._environment)
         except OcigpuError as error:
-            self._say("error", f"{error.message}; the configuration of before stays in force")
+            self._say("error", f"{error.message}; the previous configuration stays in force")
         return self._configuration
 
     def _find_place(self) -> Place:

@@ -153,7 +153,7 @@ class Supervisor:
         try:
             found = read_configuration(self._told, self._environment)
         except OcigpuError as error:
-            self._say("configuration", "error", f"{error.message}; the configuration of before stays in force")
+            self._say("configuration", "error", f"{error.message}; the previous configuration stays in force")
             return before
         self._said.pop("configuration", None)
         return found

@@ -62,7 +62,7 @@ Prometheus needs `honorLabels: true`, else these labels become `exported_pod` an
 | `ocigpu_exporter_sample_age_seconds` | gauge | age of the values; dropped after 10 intervals, at least 5 minutes |
 | `ocigpu_exporter_sample_duration_seconds` | gauge | how long NVML took |
 | `ocigpu_exporter_samples_total` | counter | how often NVML was asked, by `result` |
-| `ocigpu_exporter_collectors_up` | gauge | 0: the file of collectors is bad now, that of before is in force |
+| `ocigpu_exporter_collectors_up` | gauge | 0: the file of collectors is invalid now, and the previous one in force |
 | `ocigpu_exporter_pod_resources_up` | gauge | the kubelet answered; if not, metrics have no pods |
 | `ocigpu_exporter_pod_resources_duration_seconds` | gauge | how long it took |
 | `ocigpu_exporter_vfio_gpu_allocated` | gauge | with `--kubernetes`: a GPU for virtual machines, and its pod |
@@ -72,8 +72,8 @@ packaging/grafana/ocigpu-gpus.json is a dashboard, packaging/prometheus/ocigpu-a
 
 ## What plain NVML cannot supply
 
-A file of collectors may name these: the log says that they are left out. A name that is none of DCGM's, and a line that
-is no line, is an error that names the line.
+A file of collectors may name these: the log says that they are left out. A name unknown to DCGM, or a line that
+cannot be read, is an error that names the line.
 
 | metrics | why |
 |:--------|:----|

@@ -145,7 +145,7 @@ class Service:
         try:
             self.collectors = self._read_collectors()
         except SettingsError as error:
-            self._say("collectors", "error", f"{error.message}; the list of before stays in force")
+            self._say("collectors", "error", f"{error.message}; the previous list stays in force")
             self.standing = self.standing._replace(collectors_problem=error.message)
         else:
             self._say("collectors", "info", f"the list of metrics was read again: {len(self.collectors)}", always=True)
