@@ -118,7 +118,9 @@ class HostEngine:
         done = self.on_host([program, "engine", verb, running.daemon.engine, "--json", *more, *words])
         if done.returncode:
             lines = [line for line in done.stderr.splitlines() if line.strip()] or [f"exit status {done.returncode}"]
-            raise HostError("OCIGPU-KUBE-8", f"ocigpu engine {verb}: {printable(lines[0], 500)}")
+            hint = next((printable(line[6:], 300) for line in lines if line.startswith("hint: ")), None)
+            cause = printable(lines[0].removeprefix("ocigpu: "), 500)
+            raise HostError("OCIGPU-KUBE-8", f"ocigpu engine {verb}: {cause}", hint)
         answer: dict[str, Any] = rawjson.parse(done.stdout)
         return answer
 

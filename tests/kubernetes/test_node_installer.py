@@ -169,10 +169,11 @@ class Told(HostEngine):
         super().__init__(str(host_root))
         self.commands: list[list[str]] = []
         self.answer, self.status = answer, status
+        self.words = ""
 
     def on_host(self, command: Any) -> "subprocess.CompletedProcess[str]":
         self.commands.append(list(command))
-        return subprocess.CompletedProcess(command, self.status, self.answer, "")
+        return subprocess.CompletedProcess(command, self.status, self.answer, self.words)
 
 
 def test_a_restart_that_would_end_containers_is_refused(tmp_path: Path) -> None:
@@ -227,6 +228,11 @@ def test_the_installed_program_is_told_which_file_the_engine_reads(tmp_path: Pat
     engine.status = 1
     with pytest.raises(HostError, match="ocigpu engine configure: exit status 1"):
         engine.run("/p", "configure", running())
+    engine.words = "ocigpu: OCIGPU-ENG-1: /c.toml: not TOML\nhint: Correct the file.\n"
+    with pytest.raises(HostError) as caught:
+        engine.run("/p", "configure", running())
+    assert caught.value.message == "ocigpu engine configure: OCIGPU-ENG-1: /c.toml: not TOML"
+    assert caught.value.hint == "Correct the file."
 
 
 def test_a_server_that_refuses_labels_is_logged_and_stops_nothing(tmp_path: Path, server: FakeApiServer) -> None:
