@@ -40,8 +40,10 @@ else:
 
 PREFIX = "early-"
 FILES = ("request", "answer")
-MAX_AGE = 1.0
-"""Seconds for which what was prepared is taken to hold; a hook that comes later has it read anew."""
+MAX_AGE = 10.0
+"""Seconds for which what was prepared is taken to hold; a hook that comes later has it read again.
+
+The runtime alone is between; only on a busy machine, where doing it twice helps nobody, does it take seconds."""
 STUB_INPUT = 5
 """What the hook's stub has its standard input as, which is another thing while it reads the answer."""
 _NAMESPACES = ("mnt", "pid", "user")

@@ -341,7 +341,8 @@ def test_a_shim_executes_nothing_that_others_have_put_into_its_cache(
     """
     result = run(["unshare", "--mount", "dash", "-c", script], env=env, check=False)
     assert result.returncode == 0, explain(result)
-    assert result.stdout.startswith("runc version"), explain(result)
+    assert result.stdout.startswith("ocigpu-runtime "), explain(result)
+    assert "\nrunc version" in result.stdout, explain(result)
     trap.assert_unused()
 
 

@@ -64,7 +64,7 @@ IMAGE = "localhost/gpu:1"
 @pytest.fixture
 def work_directory(session_directory: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
     """A directory of this test alone that every user may enter; removed after it unless something is mounted below."""
-    path = session_directory / f"{request.node.originalname[:40]}.{next(_numbers)}"
+    path = session_directory / f"{request.node.originalname[:30]}.{next(_numbers)}"  # a socket's path has 107 bytes
     path.mkdir(mode=0o755)
     yield path
     if not machine.mounts_below(str(path)):
