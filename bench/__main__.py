@@ -49,7 +49,7 @@ from bench.reading import (
 )
 from bench.targets import show_targets
 from bench.throughput import measure_throughput
-from ocigpu.errors import OcigpuError
+from ocigpu.core.errors import OcigpuError
 
 SETTLED = 3
 """Seconds after which what was made counts as unchanged: nothing is kept of what may change once more unseen."""

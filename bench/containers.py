@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from bench.hosts import CDI_GPUS, HOOK, MODES, REPOSITORY, SHIM, Bundle, make_bundle
 from bench.measure import PHASES, PREFIX, life_cycle, medians, paired, peak_memory, run
 from bench.output import Output, milliseconds, times
-from ocigpu.linux import libc
+from ocigpu.system import libc
 
 STEP = "bare + step"
 """Bare runc with the hook that stands for what a real host's procfs has by itself.
@@ -74,7 +74,7 @@ def edited_config(bench: Bench, bundle: Bundle, gpus: int) -> dict[str, Any]:
 
 
 def config_with_step(bundle: Bundle, edited: dict[str, Any]) -> dict[str, Any]:
-    """Return the unedited configuration with the one hook that only simulated hosts add (ocigpu.spec)."""
+    """Return the unedited configuration with the one hook that only simulated hosts add (ocigpu.bundle.edit)."""
     steps = edited["hooks"]["prestart"]
     if len(steps) != 1 or edited["hooks"].keys() != {"prestart"} or steps[0]["path"] == HOOK:
         raise RuntimeError(f"mode spec left other hooks than the simulated host's step: {edited['hooks']}")

@@ -22,13 +22,13 @@ from pathlib import Path
 from bench.output import Output, milliseconds
 from ocigpu.kubernetes.exporter.collectors import DEFAULTS
 from ocigpu.kubernetes.exporter.exposition import Picture, render
-from ocigpu.kubernetes.exporter.options import Options
+from ocigpu.kubernetes.exporter.options import ExporterOptions
 from ocigpu.kubernetes.exporter.owners import WHOLE, Owner
 from ocigpu.kubernetes.exporter.sample import Sample
 from ocigpu.kubernetes.exporter.sampler import Orders, Sampler
 from ocigpu.kubernetes.exporter.web import make_page
-from ocigpu.settings import read_settings
 from ocigpu.sim.create import create_host
+from ocigpu.system.settings_file import read_settings
 
 GPUS = (8, 64)
 PROGRAM = str(Path(__file__).parent.parent / ".venv/bin/ocigpu")
@@ -106,9 +106,11 @@ def measure(work: Path, rounds: int, out: Output) -> dict[str, float]:
                 for what, function in {
                     "page": each.scrape,
                     "page gzip": lambda each=each: each.scrape("gzip"),
-                    "render": lambda first=first: make_page(render(DEFAULTS, Picture(first), Options(), "node")),
+                    "render": lambda first=first: make_page(
+                        render(DEFAULTS, Picture(first), ExporterOptions(), "node")
+                    ),
                     "render shared": lambda first=first, shared=shared: make_page(
-                        render(DEFAULTS, Picture(first, shared), Options(), "node")
+                        render(DEFAULTS, Picture(first, shared), ExporterOptions(), "node")
                     ),
                 }.items():
                     times.setdefault(f"{what} {name}", []).append(timed(function))

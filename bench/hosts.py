@@ -8,13 +8,13 @@ import subprocess
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ocigpu.actions import Bind, Link, Node
-from ocigpu.host.discover import read_host_facts
-from ocigpu.linux import libc
-from ocigpu.plan import make_plan
-from ocigpu.request import request_from_variables
-from ocigpu.settings import read_settings
+from ocigpu.core.actions import Bind, Link, Node
+from ocigpu.gpus.nvidia.discover import read_host_facts
+from ocigpu.gpus.nvidia.plan import make_plan
+from ocigpu.gpus.nvidia.request import request_from_variables
 from ocigpu.sim.create import create_host
+from ocigpu.system import libc
+from ocigpu.system.settings_file import read_settings
 
 REPOSITORY = Path(__file__).parent.parent
 SHIM = str(REPOSITORY / ".venv/bin/ocigpu-runtime")

@@ -32,7 +32,7 @@ from bench.hosts import (
 )
 from bench.measure import PREFIX, life_cycle, run
 from bench.output import Output
-from ocigpu.linux import bpf, libc
+from ocigpu.system import bpf, libc
 
 BPF_PROG_GET_NEXT_ID = 11
 """linux/bpf.h"""

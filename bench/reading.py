@@ -15,8 +15,8 @@ DISCOVERY = """
 import sys, time
 sys.path.insert(0, {library!r})
 begin = time.perf_counter()
-from ocigpu.host.discover import read_host_facts
-from ocigpu.settings import read_settings
+from ocigpu.gpus.nvidia.discover import read_host_facts
+from ocigpu.system.settings_file import read_settings
 settings = read_settings({config!r})
 read_host_facts(settings)
 cold = time.perf_counter()
@@ -30,7 +30,7 @@ begin = time.perf_counter()
 from ocigpu.cdi.draft import GenerateOptions
 from ocigpu.cdi.generate import generate
 from ocigpu.cdi.write import dump_yaml
-from ocigpu.settings import read_settings
+from ocigpu.system.settings_file import read_settings
 settings = read_settings({config!r})
 dump_yaml(generate(GenerateOptions(), settings).spec)
 cold = time.perf_counter()
@@ -41,10 +41,10 @@ CDI = """
 import sys, time
 sys.path += [{library!r}, {packages!r}]
 begin = time.perf_counter()
-import ocigpu.cache
-ocigpu.cache.SYSTEM_DIRECTORY = {cache!r}
+import ocigpu.system.store
+ocigpu.system.store.SYSTEM_DIRECTORY = {cache!r}
 from ocigpu.cdi.registry import read_registry
-from ocigpu.settings import Settings
+from ocigpu.core.settings import Settings
 resolved = read_registry(Settings(cdi_spec_dirs=({directory!r},))).resolve(["example.com/gpu=9999"])
 print((time.perf_counter() - begin) * 1000)
 assert resolved.edits[1]["env"] == ["DEVICE=9999"], resolved.edits

@@ -16,22 +16,29 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from ocigpu import cache, kept, ldcache, rawjson, require, settings, spec, state
-from ocigpu.arguments import parse_arguments
+from ocigpu.bundle import edit as spec
+from ocigpu.bundle import loader_cache as ldcache
+from ocigpu.bundle.declared import Declared, edit_declared, take_back, why_hook
+from ocigpu.bundle.inject import inject
 from ocigpu.cdi import check, hook_words, yaml_child
-from ocigpu.cdi.inject import inject
-from ocigpu.cdi.names import is_qualified
 from ocigpu.cdi.write import dump_json, dump_yaml
-from ocigpu.declared import Declared, edit_declared, take_back, why_hook
-from ocigpu.errors import OcigpuError
-from ocigpu.facts import HostFacts, facts_from_json, facts_to_json, to_data
+from ocigpu.core import rawjson, settings
+from ocigpu.core.cdi_names import is_qualified
+from ocigpu.core.errors import OcigpuError
+from ocigpu.core.facts import HostFacts, facts_from_json, facts_to_json, to_data
+from ocigpu.entry import state
+from ocigpu.entry.arguments import parse_arguments
+from ocigpu.entry.pass_through import find_words
+from ocigpu.gpus import cached, elf, fingerprint, kept, patterns, pci
+from ocigpu.gpus.amd import facts as amd
+from ocigpu.gpus.ldcache import parse_ldcache
+from ocigpu.gpus.nvidia import gpus, nvml, procfs, require
+from ocigpu.gpus.nvidia.plan import make_plan
+from ocigpu.gpus.nvidia.request import parse_request
+from ocigpu.gpus.tegra import facts as tegra
 from ocigpu.hook import check_command, split_options
-from ocigpu.host import amd, cached, elf, fingerprint, gpus, nvml, patterns, pci, procfs, tegra
-from ocigpu.host.ldcache import parse_ldcache
-from ocigpu.passing import find_words
-from ocigpu.plan import make_plan
 from ocigpu.provision import cgroups, compat, loader, mounts
-from ocigpu.request import parse_request
+from ocigpu.system import store as cache
 
 ROOT = Path(__file__).parent.parent
 MAX_LINE = 4000

@@ -4,28 +4,30 @@ An OCI runtime starts it in the host's namespaces with the container's state on 
 namespaces and mounts are made and before its root is pivoted (runtime-spec, prestart and createRuntime hooks).
 It works under our shim, under Docker's ``--gpus``, and when placed in a bundle by hand.
 
-The hooks of CDI specifications have the vendor's names and run at another stage: :mod:`ocigpu.cdi.hook_command`.
+The hooks of CDI specifications have the vendor's names and run at another stage: :mod:`ocigpu.entry.cdi_hook`.
 """
 
 import os
 
-from ocigpu.errors import UsageError, quoted
-from ocigpu.linux.signals import begin_deadline, end_deadline
-from ocigpu.log import Log, begin_trace, get_trace, mark, no_answer, report_failure, say, trace_problem, traced
-from ocigpu.settings import Settings, read_settings
-from ocigpu.spec import check_can_have_gpus, read_config, rootfs_path
-from ocigpu.state import parse_state, read_state
+from ocigpu.bundle.edit import check_can_have_gpus, read_config
+from ocigpu.core.config_json import rootfs_path
+from ocigpu.core.errors import UsageError, quoted
+from ocigpu.core.settings import Settings
+from ocigpu.entry.state import parse_state, read_state
+from ocigpu.system.log import Log, begin_trace, get_trace, mark, no_answer, report_failure, say, trace_problem, traced
+from ocigpu.system.settings_file import read_settings
+from ocigpu.system.signals import begin_deadline, end_deadline
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NamedTuple
 
-    from ocigpu.actions import Plan
-    from ocigpu.facts import HostFacts, ImageFacts
+    from ocigpu.core.actions import Plan
+    from ocigpu.core.facts import HostFacts, ImageFacts
+    from ocigpu.gpus.nvidia.request import Request
     from ocigpu.provision.apply import Caller, Worker
-    from ocigpu.request import Request
 else:
-    from ocigpu.record import NamedTuple
+    from ocigpu.core.record import NamedTuple
 
 PROGRAM = "ocigpu-hook"
 VENDOR_CDI_PROGRAMS = ("nvidia-cdi-hook", "nvidia-ctk")
@@ -162,13 +164,13 @@ def _is_cdi_call(program: str, words: list[str]) -> bool:
         return True
     if words and words[0] in STAGES:
         return False  # the usual case, which does without the modules for CDI
-    from ocigpu.cdi.hook_command import is_cdi_call
+    from ocigpu.entry.cdi_hook import is_cdi_call
 
     return is_cdi_call(words)
 
 
 def _run_cdi(words: list[str], settings: Settings) -> tuple[str, ...]:
-    from ocigpu.cdi.hook_command import run_cdi_hook
+    from ocigpu.entry.cdi_hook import run_cdi_hook
 
     return _summary(run_cdi_hook(words, settings))
 
@@ -204,7 +206,7 @@ def run_prestart(
     is the same.  ``caller``: the hook's process, if it is another than this one.
     Raises OcigpuError after everything begun was undone.
     """
-    from ocigpu.request import check_without_cdi, parse_request
+    from ocigpu.gpus.nvidia.request import check_without_cdi, parse_request
 
     if trace := get_trace():
         trace.name(state_text)
@@ -231,8 +233,8 @@ def run_prestart(
     else:
         if ready:
             ready.worker.dismiss()
-        from ocigpu.host.cached import read_facts
-        from ocigpu.plan import make_plan
+        from ocigpu.gpus.cached import read_facts
+        from ocigpu.gpus.nvidia.plan import make_plan
 
         facts = traced(("facts", settings.driver_root), read_facts, settings)
         image = traced(("image", rootfs), read_rootfs_facts, rootfs, facts.driver_version)

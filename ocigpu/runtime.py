@@ -8,24 +8,24 @@ import os
 import stat
 import time
 
-from ocigpu.arguments import Arguments, find_container_id, parse_arguments
-from ocigpu.errors import OcigpuError
-from ocigpu.linux import signals
-from ocigpu.linux.namespaces import in_initial_user_namespace
-from ocigpu.linux.signals import begin_deadline, end_deadline
-from ocigpu.log import Log, begin_trace, get_trace, mark, no_answer, report_failure, trace_problem, traced
-from ocigpu.settings import MODES, Settings, read_settings
+from ocigpu.bundle.policy import DEFAULT_PATH, hook_path, owns_device_policy
+from ocigpu.core.errors import OcigpuError
+from ocigpu.core.settings import MODES, Settings
+from ocigpu.entry.arguments import Arguments, find_container_id, parse_arguments
+from ocigpu.system import signals
+from ocigpu.system.log import Log, begin_trace, get_trace, mark, no_answer, report_failure, trace_problem, traced
+from ocigpu.system.settings_file import read_settings
+from ocigpu.system.signals import begin_deadline, end_deadline
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from ocigpu.early import Task
-    from ocigpu.facts import HostFacts
-    from ocigpu.request import Request
+    from ocigpu.core.facts import HostFacts
+    from ocigpu.entry.prepared import Task
+    from ocigpu.gpus.nvidia.request import Request
 
-DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 LOOP_VARIABLE = "OCIGPU_RUNTIME_PID"
 TRACE_VARIABLE = "OCIGPU_TRACE"
 PROGRAM = "ocigpu-runtime"
@@ -54,12 +54,12 @@ def main(argv: list[str]) -> int:
         check_no_loop()
         runtime = traced(("find-runtime", ", ".join(settings.runtime_runtimes)), find_runtime, settings, argv[0])
         if creates:
-            from ocigpu.passing import remember
+            from ocigpu.entry.pass_through import remember
 
             remember(runtime, settings, begin_ns)
             task = edit_bundle(arguments, settings, argv[0], log)
             if task:
-                from ocigpu.early import wait_for_hook
+                from ocigpu.entry.prepared import wait_for_hook
 
                 end_deadline()
                 traced(("early", task.path, "a process is ready when the hook is called"), wait_for_hook, task)
@@ -118,8 +118,9 @@ def edit_bundle(arguments: Arguments, settings: Settings, stub: str, log: Log) -
     Returns what can be prepared for the hook, if there is one.
     Raises OcigpuError, with the file unchanged, for a request that cannot be granted.
     """
-    from ocigpu.request import parse_request
-    from ocigpu.spec import DECLARED, GROUPS, check_can_have_gpus, edit_config, get_object, read_config, write_config
+    from ocigpu.bundle.edit import check_can_have_gpus, edit_config, read_config, write_config
+    from ocigpu.core.config_json import DECLARED, GROUPS, get_object
+    from ocigpu.gpus.nvidia.request import parse_request
 
     where = os.path.join(arguments.bundle, arguments.config)
     document = traced(("read-config", where), read_config, arguments.bundle, arguments.config)
@@ -130,11 +131,11 @@ def edit_bundle(arguments: Arguments, settings: Settings, stub: str, log: Log) -
     annotations = get_object(document.config, "annotations")
     edited_before = DECLARED in annotations or GROUPS in annotations
     if DECLARED in annotations:
-        from ocigpu.declared import take_back
+        from ocigpu.bundle.declared import take_back
 
         take_back(document.config)
     if GROUPS in annotations:
-        from ocigpu.groups import take_back_groups
+        from ocigpu.system.groups import take_back_groups
 
         take_back_groups(document.config)
     if request.selection == "nothing":
@@ -145,7 +146,7 @@ def edit_bundle(arguments: Arguments, settings: Settings, stub: str, log: Log) -
     if request.selection == "cdi":
         inject_devices(document.config, request, settings, log)
         if trace := get_trace():
-            from ocigpu.trace import add_to_hooks
+            from ocigpu.system.trace import add_to_hooks
 
             add_to_hooks(document.config, hook_path(settings, stub), trace.path)
         traced(("write-config", where), write_config, document)
@@ -153,8 +154,8 @@ def edit_bundle(arguments: Arguments, settings: Settings, stub: str, log: Log) -
         return None
     owns_policy = owns_device_policy()
     if MODES[settings.mode] == "spec":
-        from ocigpu.hookless import declare_in_bundle
-        from ocigpu.rootfs import NeedsHookError
+        from ocigpu.bundle.hookless import declare_in_bundle
+        from ocigpu.bundle.rootfs import NeedsHookError
 
         try:
             declared = traced(
@@ -167,8 +168,8 @@ def edit_bundle(arguments: Arguments, settings: Settings, stub: str, log: Log) -
         else:
             _write_notes(log, document.path, declared.notes, declared.granted)
             return None
-    from ocigpu.early import Task, choose_path
-    from ocigpu.kept import find_answer
+    from ocigpu.entry.prepared import Task, choose_path
+    from ocigpu.gpus.kept import find_answer
 
     read: "list[HostFacts]" = []
     answer = traced(
@@ -191,7 +192,7 @@ def edit_bundle(arguments: Arguments, settings: Settings, stub: str, log: Log) -
     edit_config(document.config, answer["rules"], hook_path(settings, stub), options, declare_rules)
     notes: tuple[str, ...] = ()
     if answer["groups"]:  # few hosts have nodes that are closed to others
-        from ocigpu.groups import add_groups
+        from ocigpu.system.groups import add_groups
 
         notes = add_groups(document.config, answer["groups"])
     traced(("write-config", where), write_config, document)
@@ -206,9 +207,9 @@ def _answer(request: "Request", settings: Settings, read: "list[HostFacts]") -> 
 
     The facts that were read for it are put into ``read``.
     """
-    from ocigpu.host.cached import read_facts
-    from ocigpu.plan import make_plan
-    from ocigpu.spec import rule_entries
+    from ocigpu.bundle.edit import rule_entries
+    from ocigpu.gpus.cached import read_facts
+    from ocigpu.gpus.nvidia.plan import make_plan
 
     read.append(traced(("facts", settings.driver_root), read_facts, settings))
     plan = traced(("plan",), make_plan, read[0], request, settings)
@@ -229,18 +230,18 @@ def inject_devices(config: "dict[str, Any]", request: "Request", settings: Setti
     Raises CdiError OCIGPU-CDI-4 to -6; that the specification is stale is then part of the message.  Raises what
     :func:`ocigpu.cdi.conditions.check_conditions` does.
     """
-    from ocigpu.cdi.inject import inject
+    from ocigpu.bundle.edit import remove_gpu_hooks
+    from ocigpu.bundle.inject import inject
     from ocigpu.cdi.registry import read_registry
-    from ocigpu.errors import CdiError, HostError
-    from ocigpu.host.fingerprint import stale_reasons
-    from ocigpu.spec import remove_gpu_hooks
+    from ocigpu.core.errors import CdiError, HostError
+    from ocigpu.gpus.vendors import stale_reasons
 
     names = request.cdi_devices
     registry = traced(("read-specifications", ", ".join(settings.cdi_spec_dirs)), read_registry, settings)
     resolved = traced(("resolve", ", ".join(names)), registry.resolve, names)
     if request.capabilities or request.requirements:
         from ocigpu.cdi.conditions import check_conditions
-        from ocigpu.host.cached import read_facts
+        from ocigpu.gpus.cached import read_facts
 
         for note in traced(("conditions",), check_conditions, request, resolved.specs, lambda: read_facts(settings)):
             log.write("warning", note)
@@ -271,22 +272,6 @@ def inject_devices(config: "dict[str, Any]", request: "Request", settings: Setti
         raise CdiError(error.code, "; ".join((error.message, *stale)), error.hint) from error
     for note in notes:
         log.write("warning", note)
-
-
-def owns_device_policy() -> bool:
-    """Tell whether this process may set device cgroup rules: root of the initial user namespace.
-
-    Elsewhere (rootless, nested) a runtime cannot enforce rules, and crun refuses a configuration that has them.
-    """
-    return os.geteuid() == 0 and in_initial_user_namespace()
-
-
-def hook_path(settings: Settings, stub: str) -> str:
-    """Return the absolute path of ocigpu-hook: from the settings, else beside the stub of the shim."""
-    path = settings.hook_path or os.path.join(os.path.dirname(os.path.realpath(stub)), "ocigpu-hook")
-    if not os.access(path, os.X_OK):
-        raise OcigpuError("OCIGPU-RT-3", f"hook {path}: missing or not executable")
-    return path
 
 
 def check_no_loop() -> None:

@@ -17,7 +17,7 @@ MARK = "written by packaging/install.sh"
 def main(share: str) -> None:
     from typer.main import get_command
 
-    from ocigpu.cli import app
+    from ocigpu.cli.main import app
 
     pages = dict(make_pages(get_command(app), "ocigpu", None))
     pages["ocigpu-runtime"] = page_of_runtime()
@@ -121,7 +121,7 @@ def page_of_hook() -> str:
 
 def page_of_container_cli() -> str:
     """Return the page with the help of the command and, where it is known, of each command below it."""
-    from ocigpu.container_cli import main as container_cli
+    from ocigpu.entry.container_cli.main import main as container_cli
 
     def help_of(*words: str) -> str:
         output = io.StringIO()

@@ -163,7 +163,7 @@ text=$(sed -e "s|@interpreter@|$interpreter|g; s|@encodings@|$encodings|; s|@lib
 printf '%s\n' "$text" | write ocigpu-hook
 # ocigpu-container-cli is started for each container by enroot and others: as lean as the hook.
 lean="$interpreter -I -S -c 'import gc, sys; gc.disable(); sys.path += [\"$library\", \"$site\"]"
-for name in ocigpu:cli ocigpu-container-cli:container_cli; do
+for name in ocigpu:cli.main ocigpu-container-cli:entry.container_cli.main; do
   case $name in ocigpu:*) begin=$start ;; *) begin=$lean ;; esac
   write "${name%%:*}" <<END
 #!/bin/sh

@@ -14,7 +14,7 @@ except Exception as error: sys.exit(f"{sys.argv[1]}: OCIGPU-INT-3: {type(error).
 sys.exit(main(sys.argv[1:]))' "$0" @config@"$@"
 }
 [ "${1:-}" = --early ] && [ $# -ge 2 ] || full "$@"
-# The shim has left a process that is ready for this container: ocigpu/early.py says how it is asked.
+# The shim has left a process that is ready for this container: ocigpu/entry/prepared.py says how it is asked.
 early=$2 begun= at=
 shift 2
 [ -O "$early/request" ] && [ -p "$early/request" ] && [ -O "$early/answer" ] && [ -p "$early/answer" ] || full "$@"

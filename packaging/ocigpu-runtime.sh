@@ -15,7 +15,7 @@ try: from ocigpu.runtime import main
 except Exception as error: sys.exit(f"{sys.argv[1]}: OCIGPU-INT-3: {type(error).__name__}: {error}")
 sys.exit(main(sys.argv[1:]))' "$0" "$@"
 }
-# What needs nothing of us becomes the low-level runtime at once; in any doubt Python decides.  ocigpu/passing.py has
+# What needs nothing of us becomes the low-level runtime at once; in any doubt Python decides.  ocigpu/entry/pass_through.py has
 # left which runtime that is ($runtime), and the words ($words) of which every request for a device contains one.
 [ -z "${at+x}${bundle+x}${cache+x}${create+x}${next+x}${odd+x}${runtime+x}${value+x}${word+x}${words+x}" ] ||
   full "$@" # the environment has a variable of a name used here: it must arrive as it is
@@ -28,7 +28,7 @@ fi
 next=$cache/next-${#OCIGPU_CONFIG}-${#PATH} # engines differ in these; what is in the file compares the whole
 [ -n "$cache" ] && [ -O "$cache" ] && [ ! -h "$cache" ] && [ -f "$next" ] && [ -O "$next" ] &&
   [ ! -h "$next" ] && [ -z "${OCIGPU_RUNTIME_PID:-}" ] && command . "$next" 2>/dev/null && [ -n "$runtime" ] || full "$@"
-# The options as in ocigpu/arguments.py; what is not in the usual form is odd.
+# The options as in ocigpu/entry/arguments.py; what is not in the usual form is odd.
 at=global bundle= create= odd= value=
 for word; do
   case $word in create | run) create=1 ;; esac

@@ -96,7 +96,7 @@ def session_directory() -> Iterator[Path]:
 
 @pytest.fixture(scope="session", autouse=True)
 def nobody_waits() -> Iterator[None]:
-    """What waits for a hook (ocigpu/early.py) removes its directory itself, at the latest when its runtime has ended.
+    """What waits for a hook (ocigpu/entry/prepared.py) removes its directory when its runtime has ended, or before.
 
     The directory is this process's own (support/isolation.py) where root could make it so.
     """

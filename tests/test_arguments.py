@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ocigpu.arguments import Arguments, find_container_id, parse_arguments
-from ocigpu.errors import UsageError
+from ocigpu.core.errors import UsageError
+from ocigpu.entry.arguments import Arguments, find_container_id, parse_arguments
 
 
 @pytest.mark.parametrize(

@@ -14,17 +14,17 @@ from typing import Any
 import pytest
 from support.jsondiff import difference, patched, render_exactly, render_for_review
 
-from ocigpu.actions import Plan, plan_to_json
-from ocigpu.arguments import Arguments
-from ocigpu.errors import OcigpuError
-from ocigpu.facts import HostFacts, ImageFacts, facts_from_json, facts_to_json
-from ocigpu.groups import add_groups
-from ocigpu.log import Log
-from ocigpu.plan import make_plan
-from ocigpu.request import parse_request
+from ocigpu.bundle.edit import check_can_have_gpus, edit_config, read_config, rule_entries
+from ocigpu.core.actions import Plan, plan_to_json
+from ocigpu.core.errors import OcigpuError
+from ocigpu.core.facts import HostFacts, ImageFacts, facts_from_json, facts_to_json
+from ocigpu.core.settings import Settings, parse_settings
+from ocigpu.entry.arguments import Arguments
+from ocigpu.gpus.nvidia.plan import make_plan
+from ocigpu.gpus.nvidia.request import parse_request
 from ocigpu.runtime import edit_bundle
-from ocigpu.settings import Settings, parse_settings
-from ocigpu.spec import check_can_have_gpus, edit_config, read_config, rule_entries
+from ocigpu.system.groups import add_groups
+from ocigpu.system.log import Log
 
 BUNDLES = Path(__file__).parent / "bundles"
 CASES = sorted(path.parent for path in BUNDLES.glob("*/case.json"))

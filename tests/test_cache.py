@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ocigpu import cache
-from ocigpu.cache import open_cache, prune_cache, read_cached, write_cached
+from ocigpu.system import store as cache
+from ocigpu.system.store import open_cache, prune_cache, read_cached, write_cached
 
 
 @pytest.fixture

@@ -16,10 +16,11 @@ from support import go_json
 from support.bundle import base_config, write_bundle
 from support.runtimes import container_id, run_container, set_cgroup
 
-from ocigpu.errors import OcigpuError, SpecError
-from ocigpu.request import Request, parse_request
-from ocigpu.settings import Settings
-from ocigpu.spec import KEYS, fold_key, get_list, get_object, get_rules, parse_config
+from ocigpu.bundle.edit import KEYS, fold_key, parse_config
+from ocigpu.core.config_json import get_list, get_object, get_rules
+from ocigpu.core.errors import OcigpuError, SpecError
+from ocigpu.core.settings import Settings
+from ocigpu.gpus.nvidia.request import Request, parse_request
 
 DOCUMENTS = 8_000
 SETTINGS = Settings(
@@ -159,7 +160,7 @@ def mutants(count: int) -> list[bytes]:
 def reading(config: dict[str, Any]) -> str:
     """Return what decides over a container's devices, as we read it; the code of the refusal where there is one.
 
-    Of half a surrogate pair Go makes another character: no path has one (:func:`ocigpu.spec.is_path`).
+    Of half a surrogate pair Go makes another character: no path has one (:func:`ocigpu.core.config_json.is_path`).
     """
     try:
         request: Request | str = parse_request(config, SETTINGS)

@@ -12,16 +12,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.jsondiff import render_exactly
 
-from ocigpu import declared as declared_module
-from ocigpu import rawjson
-from ocigpu.declare import declare
-from ocigpu.declared import OWN_OPTIONS, PROC_DRIVER, SIMULATED_PROC, Declared, edit_declared, take_back, why_hook
-from ocigpu.errors import SpecError
-from ocigpu.facts import HostFacts, ImageFacts, facts_from_json
-from ocigpu.plan import make_plan
-from ocigpu.request import request_from_variables
-from ocigpu.settings import Settings
-from ocigpu.spec import DECLARED, edit_config, get_object, rule_entries
+from ocigpu.bundle import declared as declared_module
+from ocigpu.bundle.declared import (
+    OWN_OPTIONS,
+    PROC_DRIVER,
+    SIMULATED_PROC,
+    Declared,
+    edit_declared,
+    take_back,
+    why_hook,
+)
+from ocigpu.bundle.edit import edit_config, rule_entries
+from ocigpu.bundle.from_plan import declare
+from ocigpu.core import rawjson
+from ocigpu.core.config_json import DECLARED, get_object
+from ocigpu.core.errors import SpecError
+from ocigpu.core.facts import HostFacts, ImageFacts, facts_from_json
+from ocigpu.core.settings import Settings
+from ocigpu.gpus.nvidia.plan import make_plan
+from ocigpu.gpus.nvidia.request import request_from_variables
 
 BUNDLES = Path(__file__).parent / "bundles"
 HOSTS = sorted(path.stem for path in (BUNDLES / "hosts").glob("*.json"))

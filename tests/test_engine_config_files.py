@@ -25,11 +25,11 @@ from support.engine_roots import (
     snapshot,
 )
 
+from ocigpu.core.errors import OcigpuError
 from ocigpu.engines.carry_out import carry_out
 from ocigpu.engines.configure import plan_configuration
-from ocigpu.engines.files import File, Root
+from ocigpu.engines.files import EngineFile, Root
 from ocigpu.engines.status import read_engine_status
-from ocigpu.errors import OcigpuError
 
 
 @pytest.fixture
@@ -258,7 +258,7 @@ def test_a_write_that_fails_leaves_everything_as_it_was(
     before = snapshot(host)
     real, calls = Root.write, []
 
-    def write(root: Root, file: File, text: str) -> None:
+    def write(root: Root, file: EngineFile, text: str) -> None:
         calls.append(file.path)
         if len(calls) == fails + 2:
             raise OcigpuError("OCIGPU-ENG-4", "no space")

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from support.engine_roots import CONTAINERD, PATHS, RUNTIME, V2, configure, make_host, put, read, remove, snapshot
 
+from ocigpu.core.errors import OcigpuError
 from ocigpu.engines import configure as module
 from ocigpu.engines.status import read_engine_status
-from ocigpu.errors import OcigpuError
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from support.engine_roots import PATHS, RUNTIME, make_host, options, put
 
+from ocigpu.core.errors import OcigpuError
 from ocigpu.engines.configure import main_config
 from ocigpu.engines.places import running_daemons
 from ocigpu.engines.status import EngineStatus, read_engine_status
-from ocigpu.errors import OcigpuError
 
 V2, V3 = "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"
 

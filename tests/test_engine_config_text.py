@@ -9,33 +9,33 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from ocigpu.engines.document import Applied, Change, apply_changes, look_up, revert_changes
+from ocigpu.core.errors import OcigpuError
+from ocigpu.engines.document import Applied, ValueChange, apply_changes, look_up, revert_changes
 from ocigpu.engines.places import parse_config
-from ocigpu.errors import OcigpuError
 
 V2 = ("plugins", "io.containerd.grpc.v1.cri")
 V3 = ("plugins", "io.containerd.cri.v1.runtime")
 ENTRY = {"runtime_type": "io.containerd.runc.v2", "options": {"SystemdCgroup": True, "BinaryName": "/usr/bin/o"}}
 
 
-def containerd(plugin: tuple[str, ...]) -> list[Change]:
+def containerd(plugin: tuple[str, ...]) -> list[ValueChange]:
     return [
-        Change((*plugin, "containerd", "default_runtime_name"), "ocigpu"),
-        Change((*plugin, "enable_cdi"), True),
-        Change((*plugin, "containerd", "runtimes", "ocigpu"), ENTRY),
+        ValueChange((*plugin, "containerd", "default_runtime_name"), "ocigpu"),
+        ValueChange((*plugin, "enable_cdi"), True),
+        ValueChange((*plugin, "containerd", "runtimes", "ocigpu"), ENTRY),
     ]
 
 
-IMPORT = Change(("imports",), "/etc/containerd/conf.d/99-ocigpu.toml", append=True)
+IMPORT = ValueChange(("imports",), "/etc/containerd/conf.d/99-ocigpu.toml", append=True)
 DOCKER = [
-    Change(("runtimes", "ocigpu"), {"path": "/usr/bin/ocigpu-runtime"}),
-    Change(("default-runtime",), "ocigpu"),
-    Change(("features", "cdi"), True),
+    ValueChange(("runtimes", "ocigpu"), {"path": "/usr/bin/ocigpu-runtime"}),
+    ValueChange(("default-runtime",), "ocigpu"),
+    ValueChange(("features", "cdi"), True),
 ]
-PODMAN = [Change(("engine", "runtime"), "ocigpu"), Change(("engine", "runtimes", "ocigpu"), ["/usr/bin/o"])]
+PODMAN = [ValueChange(("engine", "runtime"), "ocigpu"), ValueChange(("engine", "runtimes", "ocigpu"), ["/usr/bin/o"])]
 CRIO = [
-    Change(("crio", "runtime", "default_runtime"), "ocigpu"),
-    Change(("crio", "runtime", "runtimes", "ocigpu"), {"runtime_path": "/usr/bin/o", "runtime_type": "oci"}),
+    ValueChange(("crio", "runtime", "default_runtime"), "ocigpu"),
+    ValueChange(("crio", "runtime", "runtimes", "ocigpu"), {"runtime_path": "/usr/bin/o", "runtime_type": "oci"}),
 ]
 
 CONTAINERD_1_V1 = """\
@@ -265,7 +265,7 @@ def stays(old: str, new: str, replaced: int) -> bool:
 @pytest.mark.parametrize(("path", "text", "changes"), REAL)
 @pytest.mark.parametrize("newline", ["\n", "\r\n"], ids=["LF", "CRLF"])
 def test_changes_of_a_real_file_are_taken_back_byte_for_byte(
-    path: str, text: str, changes: list[Change], newline: str
+    path: str, text: str, changes: list[ValueChange], newline: str
 ) -> None:
     text = text.replace("\n", newline)
     new, applied = apply_changes(path, text, changes)
@@ -278,7 +278,7 @@ def test_changes_of_a_real_file_are_taken_back_byte_for_byte(
 
 
 @pytest.mark.parametrize(("path", "text", "changes"), REAL)
-def test_every_other_line_of_a_real_file_stays(path: str, text: str, changes: list[Change]) -> None:
+def test_every_other_line_of_a_real_file_stays(path: str, text: str, changes: list[ValueChange]) -> None:
     new, _ = apply_changes(path, text, changes)
     one_line = len(text.splitlines()) == 1
     assert stays(text, new, 0 if path.endswith(".conf") and "crio" not in path else len(changes) + one_line)
@@ -288,15 +288,15 @@ def test_every_other_line_of_a_real_file_stays(path: str, text: str, changes: li
 
 
 @pytest.mark.parametrize(("path", "text", "changes"), REAL)
-def test_changes_that_are_made_already_change_nothing(path: str, text: str, changes: list[Change]) -> None:
+def test_changes_that_are_made_already_change_nothing(path: str, text: str, changes: list[ValueChange]) -> None:
     new, _ = apply_changes(path, text, changes)
     assert apply_changes(path, new, changes) == (new, [])
 
 
 @pytest.mark.parametrize(("path", "text", "changes"), REAL)
-def test_settings_that_others_add_afterwards_stay(path: str, text: str, changes: list[Change]) -> None:
+def test_settings_that_others_add_afterwards_stay(path: str, text: str, changes: list[ValueChange]) -> None:
     new, applied = apply_changes(path, text, changes)
-    foreign = [Change(("added", "later"), "x"), Change(("debug-level",), 3)]
+    foreign = [ValueChange(("added", "later"), "x"), ValueChange(("debug-level",), 3)]
     edited, theirs = apply_changes(path, new, foreign)
     back, left = revert_changes(path, edited, applied)
     assert left == []
@@ -308,7 +308,7 @@ def test_a_long_array_is_one_statement() -> None:
     """Its end is looked for only where it can be: reading every beginning of it took minutes."""
     elements = "".join(f'  "element {number}", # of [many\n' for number in range(20_000))
     text = f"version = 2\n[a]\nx = [\n{elements}] # [end]\ny = 1\n"
-    changed, applied = apply_changes("/c.toml", text, [Change(("a", "z"), True)])
+    changed, applied = apply_changes("/c.toml", text, [ValueChange(("a", "z"), True)])
     assert changed == text + "z = true\n"
     assert revert_changes("/c.toml", changed, applied) == (text, [])
 
@@ -333,7 +333,7 @@ def test_a_table_of_ours_goes_with_what_others_have_put_into_it() -> None:
 
 
 def test_an_entry_of_the_same_name_comes_back() -> None:
-    changes = [Change((*V2, "containerd", "runtimes", "runc"), ENTRY)]
+    changes = [ValueChange((*V2, "containerd", "runtimes", "runc"), ENTRY)]
     new, applied = apply_changes("config.toml", GKE, changes)
     assert look_up(tomllib.loads(new), changes[0].keys) == ENTRY
     assert tomllib.loads(revert_changes("config.toml", new, applied)[0]) == tomllib.loads(GKE)
@@ -404,7 +404,7 @@ LINE = st.one_of(
 PLAIN = st.sampled_from([1, True, "new", ["n"], {"a": "t", "sub": {"b": 1}}])
 CHANGES = st.lists(
     st.builds(
-        Change,
+        ValueChange,
         st.lists(st.sampled_from(["a", "b", "c", "d e", "f.g", "h"]), min_size=1, max_size=4).map(tuple),
         PLAIN,
         st.just(False),
@@ -414,7 +414,7 @@ CHANGES = st.lists(
 )
 
 
-def apply_possible(path: str, text: str, changes: Sequence[Change]) -> tuple[str, list[Applied]]:
+def apply_possible(path: str, text: str, changes: Sequence[ValueChange]) -> tuple[str, list[Applied]]:
     applied: list[Applied] = []
     refused: list[OcigpuError] = []
     for change in changes:
@@ -431,7 +431,7 @@ def apply_possible(path: str, text: str, changes: Sequence[Change]) -> tuple[str
 
 
 @given(st.lists(LINE, max_size=8).map("\n".join), CHANGES)
-def test_toml_changes_are_taken_back(text: str, changes: list[Change]) -> None:
+def test_toml_changes_are_taken_back(text: str, changes: list[ValueChange]) -> None:
     text += "\n"
     try:
         tomllib.loads(text)
@@ -458,7 +458,9 @@ JSON = st.recursive(
     st.booleans(),
     CHANGES,
 )
-def test_json_changes_are_taken_back(data: dict[str, Any], indent: Any, escaped: bool, changes: list[Change]) -> None:
+def test_json_changes_are_taken_back(
+    data: dict[str, Any], indent: Any, escaped: bool, changes: list[ValueChange]
+) -> None:
     text = json.dumps(data, indent=indent, ensure_ascii=escaped)
     new, applied = apply_possible("x.json", text, changes)
     back, left = revert_changes("x.json", new, applied)

@@ -4,7 +4,7 @@ import errno
 
 import pytest
 
-from ocigpu.errors import RequestError, as_own_error
+from ocigpu.core.errors import RequestError, as_own_error
 
 
 @pytest.mark.parametrize(

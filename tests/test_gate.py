@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from ocigpu import gate
-from ocigpu.actions import Node
 from ocigpu.containers.live import Live, plan_for
-from ocigpu.errors import RequestError
-from ocigpu.facts import ImageFacts, facts_from_json
-from ocigpu.request import Request, parse_request
-from ocigpu.settings import Settings
+from ocigpu.core import gate
+from ocigpu.core.actions import Node
+from ocigpu.core.errors import RequestError
+from ocigpu.core.facts import ImageFacts, facts_from_json
+from ocigpu.core.settings import Settings
+from ocigpu.gpus.nvidia.request import Request, parse_request
 
 DEVICES = "NVIDIA_VISIBLE_DEVICES"
 KEY = "cdi.k8s.io/plugin_0"
@@ -314,5 +314,5 @@ def test_the_gate_has_every_kind_and_source_once() -> None:
 
 
 def test_the_page_on_security_has_the_table_as_it_is() -> None:
-    """``python -m ocigpu.gate`` prints it."""
+    """``python -m ocigpu.core.gate`` prints it."""
     assert gate.render_table() in (Path(__file__).parents[1] / "docs/SECURITY.md").read_text()

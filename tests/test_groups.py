@@ -8,16 +8,17 @@ from typing import Any
 import pytest
 from support.jsondiff import render_exactly
 
-from ocigpu import groups
-from ocigpu.actions import JoinGroup, join_groups, plan_to_json
-from ocigpu.cdi.inject import inject
+from ocigpu.bundle.edit import edit_config, read_config, rule_entries
+from ocigpu.bundle.inject import inject
 from ocigpu.containers.difference import find_original
-from ocigpu.facts import DeviceNode, HostFacts, facts_from_json
-from ocigpu.groups import KEEP_GROUPS, add_groups, fit_groups, missing_groups, take_back_groups
-from ocigpu.plan import make_plan
-from ocigpu.request import parse_request, request_from_variables
-from ocigpu.settings import Settings
-from ocigpu.spec import GROUPS, edit_config, read_config, rule_entries
+from ocigpu.core.actions import JoinGroup, join_groups, plan_to_json
+from ocigpu.core.config_json import GROUPS
+from ocigpu.core.facts import DeviceNode, HostFacts, facts_from_json
+from ocigpu.core.settings import Settings
+from ocigpu.gpus.nvidia.plan import make_plan
+from ocigpu.gpus.nvidia.request import parse_request, request_from_variables
+from ocigpu.system import groups
+from ocigpu.system.groups import KEEP_GROUPS, add_groups, fit_groups, missing_groups, take_back_groups
 
 Config = dict[str, Any]
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from support import machine
 
+from ocigpu.entry.state import MAX_STATE_BYTES
 from ocigpu.sim.create import create_host
-from ocigpu.state import MAX_STATE_BYTES
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 HOOK = str(REPOSITORY / ".venv/bin/ocigpu-hook")

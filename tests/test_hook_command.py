@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ocigpu.errors import SpecError, UsageError
+from ocigpu.core.errors import SpecError, UsageError
+from ocigpu.entry.state import MAX_STATE_BYTES, State, parse_state
 from ocigpu.hook import check_command, main, split_options
-from ocigpu.state import MAX_STATE_BYTES, State, parse_state
 
 
 @pytest.mark.parametrize(

@@ -13,16 +13,17 @@ from typing import Any
 import pytest
 from support.bundle import base_config
 
-from ocigpu import hookless, rootfs, spec
-from ocigpu.declared import Declared, take_back
-from ocigpu.errors import OcigpuError
-from ocigpu.hookless import declare_in_bundle, make_views
-from ocigpu.linux import paths
-from ocigpu.request import request_from_variables
-from ocigpu.rootfs import NeedsHookError
-from ocigpu.settings import Settings
+from ocigpu.bundle import edit as spec
+from ocigpu.bundle import hookless, rootfs
+from ocigpu.bundle.declared import Declared, take_back
+from ocigpu.bundle.edit import read_config
+from ocigpu.bundle.hookless import declare_in_bundle, make_views
+from ocigpu.bundle.rootfs import NeedsHookError
+from ocigpu.core.errors import OcigpuError
+from ocigpu.core.settings import Settings
+from ocigpu.gpus.nvidia.request import request_from_variables
 from ocigpu.sim.create import create_host
-from ocigpu.spec import read_config
+from ocigpu.system import paths
 
 PROFILE = ("/etc/nvidia/profiles", [("10-container.conf", 0o444, "{}\n")], [])
 LINKS = ("/dev/dri/by-path", [], [("pci-0000:01:00.0-card", "../card0")])

@@ -15,15 +15,19 @@ import pytest
 import ocigpu
 
 PACKAGE = Path(ocigpu.__file__).parent
-HOT_DIRECTORIES = ("host", "linux", "provision", "cdi")
-NOT_HOT = ("ocigpu.cdi.yaml_child",)
-"""Modules of these directories that need more: only a forked child loads them."""
-HOT_MODULES = (
-    "ocigpu.actions", "ocigpu.arguments", "ocigpu.cache", "ocigpu.codes", "ocigpu.declare", "ocigpu.declared",
-    "ocigpu.early", "ocigpu.errors", "ocigpu.facts", "ocigpu.gate", "ocigpu.hook", "ocigpu.hookless", "ocigpu.kept",
-    "ocigpu.ldcache", "ocigpu.log", "ocigpu.passing", "ocigpu.plan", "ocigpu.rawjson", "ocigpu.record",
-    "ocigpu.request", "ocigpu.require", "ocigpu.rootfs", "ocigpu.runtime", "ocigpu.selection",
-    "ocigpu.settings", "ocigpu.spec", "ocigpu.state", "ocigpu.trace", "ocigpu.views",
+HOT_DIRECTORIES = ("core", "system", "gpus", "cdi", "provision", "bundle", "entry")
+NOT_HOT = (
+    "ocigpu.cdi.yaml_child",
+    "ocigpu.cdi.watch",
+    "ocigpu.system.service_log",
+    "ocigpu.entry.container_cli",
+    "ocigpu.gpus.nvidia.kmods",
+)
+"""Modules and packages of these directories that need more: only other processes load them."""
+HOT_MODULES = ("ocigpu.runtime", "ocigpu.hook")
+HOOK_MODE = (
+    *HOT_MODULES, "ocigpu.gpus.nvidia.request", "ocigpu.gpus.nvidia.discover", "ocigpu.gpus.nvidia.plan",
+    "ocigpu.provision.image", "ocigpu.provision.apply",
 )  # fmt: skip
 
 JSON = {
@@ -78,7 +82,7 @@ def all_hot_modules() -> list[str]:
         for path in sorted((PACKAGE / directory).rglob("*.py"))
     ]
     names = [*HOT_MODULES, *(name.removesuffix(".__init__") for name in below)]
-    return [name for name in names if name not in NOT_HOT]
+    return [name for name in names if not f"{name}.".startswith(tuple(f"{cold}." for cold in NOT_HOT))]
 
 
 @pytest.mark.parametrize("name", ["ocigpu.runtime", "ocigpu.hook"])
@@ -97,27 +101,40 @@ def test_every_module_of_the_hot_path_imports_only_what_is_allowed() -> None:
 
 def test_an_ordinary_start_does_without_json_and_enum() -> None:
     """They cost 10 ms: more than the interpreter's own start."""
-    modules = ("runtime", "spec", "request", "plan", "hook", "host.discover", "provision.apply", "provision.image")
-    loaded = imported_by(*(f"ocigpu.{name}" for name in modules), "ocigpu.provision.ldconfig", "ocigpu.cdi.inject")
+    loaded = imported_by(*HOOK_MODE, "ocigpu.bundle.edit", "ocigpu.bundle.inject", "ocigpu.provision.ldconfig")
     assert not loaded & {"json", "re", "enum", "signal"}
 
 
 def test_the_shim_imports_nothing_of_the_plan_before_it_is_needed() -> None:
     """A container without GPUs pays for none of it."""
-    late = ("ocigpu.plan", "ocigpu.host", "ocigpu.provision", "ocigpu.request", "ocigpu.spec", "ctypes", "tomllib")
+    late = (
+        "ocigpu.gpus",
+        "ocigpu.provision",
+        "ocigpu.bundle.edit",
+        "ctypes",
+        "tomllib",
+    )
     assert not [name for name in imported_by("ocigpu.runtime") if name.startswith(late)]
 
 
 def test_mode_spec_loads_neither_plan_nor_system_calls_before_they_are_needed() -> None:
     """What is declared for a request is kept, as a rule; ctypes is for system calls that os does not have."""
-    late = ("ocigpu.plan", "ocigpu.facts", "ocigpu.actions", "ocigpu.linux.libc", "ocigpu.host.fingerprint", "ctypes")
-    loaded = imported_by("ocigpu.runtime", "ocigpu.request", "ocigpu.passing", "ocigpu.hookless")
+    late = (
+        "ocigpu.gpus.nvidia.plan",
+        "ocigpu.core.facts",
+        "ocigpu.core.actions",
+        "ocigpu.system.libc",
+        "ocigpu.gpus.fingerprint",
+        "ctypes",
+    )
+    loaded = imported_by(
+        "ocigpu.runtime", "ocigpu.gpus.nvidia.request", "ocigpu.entry.pass_through", "ocigpu.bundle.hookless"
+    )
     assert not [name for name in loaded if name.startswith(late)]
 
 
 def test_hook_mode_loads_nothing_of_cdi() -> None:
-    modules = ("runtime", "request", "host.discover", "plan", "hook", "provision.image", "provision.apply")
-    loaded = imported_by(*(f"ocigpu.{name}" for name in modules))
+    loaded = imported_by(*HOOK_MODE)
     assert not [name for name in loaded if name.startswith("ocigpu.cdi")]
 
 

@@ -15,15 +15,16 @@ from hypothesis import strategies as st
 from support import requirements
 from support.process import run
 
-from ocigpu.actions import Bind, Link, RefreshLdCache
-from ocigpu.facts import ImageFacts, Library
-from ocigpu.host.discover import read_host_facts
-from ocigpu.ldcache import FOOTER, MAX_CACHE, cache_entries, merge_ld_cache
-from ocigpu.plan import make_plan
+from ocigpu.bundle.loader_cache import FOOTER, MAX_CACHE, cache_entries, merge_ld_cache
+from ocigpu.core.actions import Bind, Link, RefreshLdCache
+from ocigpu.core.facts import ImageFacts, Library
+from ocigpu.core.settings import CAPABILITIES, Settings
+from ocigpu.gpus.nvidia.discover import read_host_facts
+from ocigpu.gpus.nvidia.plan import make_plan
+from ocigpu.gpus.nvidia.request import request_from_variables
 from ocigpu.provision.ldconfig import find_ldconfig
-from ocigpu.request import request_from_variables
-from ocigpu.settings import CAPABILITIES, Settings, read_settings
 from ocigpu.sim.create import create_host
+from ocigpu.system.settings_file import read_settings
 
 LDCONFIG = find_ldconfig(Settings())
 MACHINE = platform.machine()

@@ -8,12 +8,10 @@ from pathlib import Path
 import pytest
 from support import requirements
 
-from ocigpu.errors import HostError
-from ocigpu.host.procfs import Permissions, ProcGpu
-from ocigpu.host.tree import Roots
-from ocigpu.kmods import load_modules, missing_modules
-from ocigpu.nodes import (
-    Capability,
+from ocigpu.core.errors import HostError
+from ocigpu.gpus.nvidia.kmods import load_modules, missing_modules
+from ocigpu.gpus.nvidia.nodes import (
+    CapabilityNode,
     Driver,
     HostNode,
     apply_changes,
@@ -22,6 +20,8 @@ from ocigpu.nodes import (
     plan_nodes,
     read_driver,
 )
+from ocigpu.gpus.nvidia.procfs import Permissions, ProcGpu
+from ocigpu.gpus.tree import Roots
 
 MAJORS = (("nvidia", 195), ("nvidia-uvm", 507), ("nvidia-caps", 236))
 GPU = ProcGpu("0000:01:00.0", "00000000:01:00.0", 3)
@@ -43,14 +43,17 @@ def test_numbers_are_the_kernels_and_permissions_the_drivers() -> None:
 
 
 def test_capabilities_have_their_own_permissions() -> None:
-    capabilities = (Capability("mig/config", 1, 0o400, True), Capability("gpu0/mig/gi1/access", 12, 0o444, False))
+    capabilities = (
+        CapabilityNode("mig/config", 1, 0o400, True),
+        CapabilityNode("gpu0/mig/gi1/access", 12, 0o444, False),
+    )
     nodes = planned(Driver(MAJORS, Permissions(0o660, 10, 44), capabilities=capabilities))
     assert nodes["/dev/nvidia-caps/nvidia-cap1"] == HostNode("/dev/nvidia-caps/nvidia-cap1", 236, 1, 0o400)
     assert nodes["/dev/nvidia-caps/nvidia-cap12"].modify is False
 
 
 def test_only_control_devices_when_only_they_are_asked_for() -> None:
-    driver = Driver(MAJORS, gpus=(GPU,), capabilities=(Capability("mig/config", 1, 0o400, True),))
+    driver = Driver(MAJORS, gpus=(GPU,), capabilities=(CapabilityNode("mig/config", 1, 0o400, True),))
     assert list(planned(driver, control_only=True)) == ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"]
 
 
@@ -104,7 +107,7 @@ def test_the_driver_is_read_from_procfs(roots: Roots) -> None:
     driver = read_driver(roots)
     assert driver.permissions == Permissions(0o660, 0, 44)
     assert [gpu.minor for gpu in driver.gpus] == [3]
-    assert driver.capabilities == (Capability("mig/config", 1, 0o400, True),), "its minor is that of mig-minors"
+    assert driver.capabilities == (CapabilityNode("mig/config", 1, 0o400, True),), "its minor is that of mig-minors"
     assert (driver.modify, driver.modeset) == (True, False)
     initstate = Path(roots.sys) / "module/nvidia_modeset/initstate"
     initstate.parent.mkdir(parents=True)

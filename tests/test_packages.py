@@ -145,7 +145,7 @@ def test_units_start_the_commands_of_the_package(debian: ScratchMachine) -> None
 def test_every_command_and_every_command_below_it_has_a_man_page(debian: ScratchMachine) -> None:
     from typer.main import get_command
 
-    from ocigpu.cli import app
+    from ocigpu.cli.main import app
 
     def names(command: object, name: str) -> list[str]:
         children = getattr(command, "commands", {}).items()

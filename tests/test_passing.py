@@ -15,10 +15,14 @@ from support import requirements
 from support.process import wait_for
 from support.product import PublicCopy
 
-from ocigpu import RUNTIME_SPEC, __version__, cache, passing
-from ocigpu.errors import OcigpuError
-from ocigpu.request import MOUNT_DIRECTORIES, parse_request
-from ocigpu.settings import Settings, read_settings
+from ocigpu import RUNTIME_SPEC, __version__
+from ocigpu.core.errors import OcigpuError
+from ocigpu.core.settings import Settings
+from ocigpu.core.tokens import MOUNT_DIRECTORIES
+from ocigpu.entry import pass_through as passing
+from ocigpu.gpus.nvidia.request import parse_request
+from ocigpu.system import store as cache
+from ocigpu.system.settings_file import read_settings
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 STUB = REPOSITORY / ".venv/bin/ocigpu-runtime"
@@ -206,7 +210,7 @@ class Place:
 
     def remember(self, monkeypatch: pytest.MonkeyPatch, settings: Settings | None = None) -> None:
         monkeypatch.setattr(cache, "SYSTEM_DIRECTORY", str(self.cache))
-        monkeypatch.setattr(passing, "__file__", str(self.directory / "package/passing.py"))  # settled, too
+        monkeypatch.setattr(passing, "__file__", str(self.directory / "package/entry/pass_through.py"))  # settled, too
         for name in ("PATH", "OCIGPU_CONFIG"):
             monkeypatch.setenv(name, self.environment[name])
         passing.remember(str(self.runtime), settings or read_settings(str(self.settings)), time.time_ns())

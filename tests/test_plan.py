@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.jsondiff import render_exactly
 
-from ocigpu.actions import AllowDevice, Bind, Link, Node, Plan, RefreshLdCache, Tmpfs, plan_to_json
-from ocigpu.codes import CODES
-from ocigpu.errors import HostError, OcigpuError, RequestError
-from ocigpu.facts import DeviceNode, HostFacts, ImageFacts, facts_from_json
-from ocigpu.plan import make_plan
-from ocigpu.request import Request, request_from_variables
-from ocigpu.settings import CAPABILITIES, Settings
+from ocigpu.core.actions import AllowDevice, Bind, Link, Node, Plan, RefreshLdCache, Tmpfs, plan_to_json
+from ocigpu.core.codes import CODES
+from ocigpu.core.errors import HostError, OcigpuError, RequestError
+from ocigpu.core.facts import DeviceNode, HostFacts, ImageFacts, facts_from_json
+from ocigpu.core.settings import CAPABILITIES, Settings
+from ocigpu.gpus.nvidia.plan import make_plan
+from ocigpu.gpus.nvidia.request import Request, request_from_variables
 
 HOSTS = Path(__file__).parent / "bundles/hosts"
 NAMES = sorted(path.stem for path in HOSTS.glob("*.json"))

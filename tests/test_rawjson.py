@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ocigpu import rawjson
+from ocigpu.core import rawjson
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -87,11 +87,11 @@ def test_another_python_without_these_functions_uses_json(monkeypatch: pytest.Mo
 def test_a_process_that_has_not_loaded_json_gives_the_same_error(text: str) -> None:
     script = (
         "import sys; sys.path.append(sys.argv[1])\n"
-        "from ocigpu.rawjson import parse\n"
+        "from ocigpu.core.rawjson import parse\n"
         "assert 'json' not in sys.modules\n"
         "try: parse(sys.argv[2])\n"
         "except ValueError as error: print(error)\n"
     )
-    command = [sys.executable, "-I", "-S", "-c", script, str(Path(rawjson.__file__).parents[1]), text]
+    command = [sys.executable, "-I", "-S", "-c", script, str(Path(rawjson.__file__).parents[2]), text]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert f"JSONDecodeError: {done.stdout.strip()}" == outcome(json.loads, text), done.stderr

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from ocigpu.actions import Bind, Node, Plan
-from ocigpu.facts import facts_from_json
-from ocigpu.plan import make_plan
-from ocigpu.request import request_from_variables
-from ocigpu.settings import Settings
+from ocigpu.core.actions import Bind, Node, Plan
+from ocigpu.core.facts import facts_from_json
+from ocigpu.core.settings import Settings
+from ocigpu.gpus.nvidia.plan import make_plan
+from ocigpu.gpus.nvidia.request import request_from_variables
 
 TESTS = Path(__file__).parent
 RECORDED: dict[str, dict[str, list[str]]] = json.loads((TESTS / "recorded/vendor-default.json").read_text())

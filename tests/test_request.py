@@ -6,18 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ocigpu.codes import CODES
-from ocigpu.errors import OcigpuError, RequestError
-from ocigpu.request import (
+from ocigpu.core.codes import CODES
+from ocigpu.core.errors import OcigpuError, RequestError
+from ocigpu.core.settings import Settings
+from ocigpu.core.tokens import MAX_TOKENS
+from ocigpu.gpus.nvidia.request import (
     MAX_IMEX_CHANNEL,
-    MAX_TOKENS,
     MAX_VALUE,
     Request,
     parse_request,
     pci_address,
     request_from_variables,
 )
-from ocigpu.settings import Settings
 
 ALL_CAPABILITIES = ("compat32", "compute", "display", "graphics", "ngx", "utility", "video")
 DEVICES = "NVIDIA_VISIBLE_DEVICES"

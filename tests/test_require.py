@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ocigpu.errors import RequestError
-from ocigpu.facts import Gpu, HostFacts
-from ocigpu.require import MAX_EXPRESSION, check_requirements, parse_requirement
+from ocigpu.core.errors import RequestError
+from ocigpu.core.facts import Gpu, HostFacts
+from ocigpu.gpus.nvidia.require import MAX_EXPRESSION, check_requirements, parse_requirement
 
 A100 = Gpu(0, 0, "GPU-a", "00000000:3b:00.0", brand="Tesla", architecture="8.0")
 RTX = Gpu(1, 1, "GPU-b", "00000000:5e:00.0", brand="Quadro RTX", architecture="7.5")

@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
-from ocigpu.ldcache import ENTRY, FLAGS, HEADER, NEW_MAGIC
-from ocigpu.linux import paths
-from ocigpu.linux.paths import make_directories
-from ocigpu.rootfs import MAX_LD_CACHE, NeedsHookError, RootDirectory, resolve_in_root
+from ocigpu.bundle.loader_cache import ENTRY, FLAGS
+from ocigpu.bundle.rootfs import MAX_LD_CACHE, NeedsHookError, RootDirectory, resolve_in_root
+from ocigpu.gpus.loader_table import HEADER, NEW_MAGIC
+from ocigpu.system import paths
+from ocigpu.system.paths import make_directories
 
 LIBRARY_DIR = "/usr/lib64"
 LINKS = [

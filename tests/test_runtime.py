@@ -14,12 +14,14 @@ from typing import Any
 import pytest
 from support.product import PublicCopy
 
-from ocigpu.arguments import Arguments
-from ocigpu.errors import OcigpuError
-from ocigpu.log import Log
-from ocigpu.runtime import LOOP_VARIABLE, become, edit_bundle, find_runtime, hook_path, main, owns_device_policy
-from ocigpu.settings import Settings, read_settings
+from ocigpu.bundle.policy import hook_path, owns_device_policy
+from ocigpu.core.errors import OcigpuError
+from ocigpu.core.settings import Settings
+from ocigpu.entry.arguments import Arguments
+from ocigpu.runtime import LOOP_VARIABLE, become, edit_bundle, find_runtime, main
 from ocigpu.sim.create import create_host
+from ocigpu.system.log import Log
+from ocigpu.system.settings_file import read_settings
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 STUB = REPOSITORY / ".venv/bin/ocigpu-runtime"

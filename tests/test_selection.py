@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ocigpu.errors import HostError, OcigpuError, RequestError
-from ocigpu.facts import Gpu, HostFacts, MigDevice
-from ocigpu.request import Request
-from ocigpu.selection import Selection, select_devices
+from ocigpu.core.errors import HostError, OcigpuError, RequestError
+from ocigpu.core.facts import Gpu, HostFacts, MigDevice
+from ocigpu.gpus.nvidia.request import Request
+from ocigpu.gpus.nvidia.selection import Selection, select_devices
 
 
 def gpu(index: int, *, mig: int = 0, mig_enabled: bool = False, error: str = "") -> Gpu:

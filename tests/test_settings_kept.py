@@ -12,11 +12,12 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as limits
 from hypothesis import strategies as st
 
-from ocigpu import cache
-from ocigpu.cache import seal, unseal
-from ocigpu.commands.config import toml_value
-from ocigpu.errors import SettingsError
-from ocigpu.settings import KEYS, PREFIX, SPARE, Key, Settings, read_settings
+from ocigpu.cli.toml import toml_value
+from ocigpu.core.errors import SettingsError
+from ocigpu.core.settings import KEYS, Key, Settings
+from ocigpu.system import store as cache
+from ocigpu.system.settings_file import PREFIX, SPARE, read_settings
+from ocigpu.system.store import seal, unseal
 
 TEXT = 'mode = "cdi"\n[cdi]\nspec-dirs = ["/a", "/b"]  # two\n'
 

@@ -13,23 +13,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ocigpu.actions import AllowDevice, Node, Plan
-from ocigpu.errors import SpecError
-from ocigpu.facts import DeviceNode
-from ocigpu.spec import (
+from ocigpu.bundle.edit import check_can_have_gpus, edit_config, read_config, rule_entries, write_config
+from ocigpu.core.actions import AllowDevice, Node, Plan
+from ocigpu.core.config_json import (
     HOOK_ENVIRONMENT,
     MAX_CONFIG_BYTES,
-    check_can_have_gpus,
-    edit_config,
     get_list,
     get_object,
     get_rules,
     parse_json,
-    read_config,
     rootfs_path,
-    rule_entries,
-    write_config,
 )
+from ocigpu.core.errors import SpecError
+from ocigpu.core.facts import DeviceNode
 
 HOOK = "/usr/local/bin/ocigpu-hook"
 PLAN = Plan(

@@ -18,13 +18,13 @@ from typing import Any
 import pytest
 from support import requirements
 
-from ocigpu import trace as trace_module
-from ocigpu.actions import Bind, Node
-from ocigpu.cli import main
-from ocigpu.errors import ApplyError
-from ocigpu.facts import DeviceNode
-from ocigpu.timeline import Start, find_outcome, find_phases, find_slowest, group_steps, parse_step, read_starts
-from ocigpu.trace import MAX_FILE, Trace, add_to_hooks, open_trace
+from ocigpu.cli.main import main
+from ocigpu.cli.timeline import Start, find_outcome, find_phases, find_slowest, group_steps, parse_step, read_starts
+from ocigpu.core.actions import Bind, Node
+from ocigpu.core.errors import ApplyError
+from ocigpu.core.facts import DeviceNode
+from ocigpu.system import trace as trace_module
+from ocigpu.system.trace import MAX_FILE, Trace, add_to_hooks, open_trace
 
 STEP = {
     "time": "2026-11-21T18:00:00.000000Z", "ns": 1000, "took": 0, "process": "shim", "pid": 7, "container": "c",
@@ -152,11 +152,11 @@ def test_a_new_trace_is_for_its_owner_alone(tmp_path: Path) -> None:
 def test_a_trace_never_takes_the_place_of_a_closed_standard_stream(tmp_path: Path) -> None:
     script = (
         "import sys; sys.path.append(sys.argv[1])\n"
-        "from ocigpu.log import begin_trace\n"
+        "from ocigpu.system.log import begin_trace\n"
         "problem = begin_trace(sys.argv[2], 'shim')\n"
         "import os; os.write(1, problem.encode())\n"
     )
-    command = [sys.executable, "-I", "-c", script, str(Path(trace_module.__file__).parents[1]), str(tmp_path / "t")]
+    command = [sys.executable, "-I", "-c", script, str(Path(trace_module.__file__).parents[2]), str(tmp_path / "t")]
     done = subprocess.run(["sh", "-c", 'exec "$@" 2>&-', "sh", *command], capture_output=True, text=True, timeout=60)
     assert done.stdout.endswith("a standard stream is closed")
 
@@ -164,10 +164,10 @@ def test_a_trace_never_takes_the_place_of_a_closed_standard_stream(tmp_path: Pat
 def test_neither_program_loads_anything_for_a_trace_that_nobody_wants() -> None:
     script = (
         "import sys; sys.path.append(sys.argv[1])\n"
-        "import ocigpu.runtime, ocigpu.hook, ocigpu.provision.apply, ocigpu.hookless, ocigpu.early\n"
-        "print('ocigpu.trace' in sys.modules)\n"
+        "import ocigpu.runtime, ocigpu.hook, ocigpu.provision.apply, ocigpu.bundle.hookless, ocigpu.entry.prepared\n"
+        "print('ocigpu.system.trace' in sys.modules)\n"
     )
-    package = str(Path(trace_module.__file__).parents[1])
+    package = str(Path(trace_module.__file__).parents[2])
     done = subprocess.run([sys.executable, "-I", "-c", script, package], capture_output=True, text=True, timeout=60)
     assert done.stdout == "False\n", done.stderr
 
@@ -391,7 +391,7 @@ def read_terminal(screen: FileIO) -> bytes:
 def test_a_terminal_gets_bars(file: Path) -> None:
     main_fd, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 160, 0, 0))
-    command = [sys.executable, "-m", "ocigpu.cli", "trace", str(file), "--container", "c"]
+    command = [sys.executable, "-m", "ocigpu.cli.main", "trace", str(file), "--container", "c"]
     process = subprocess.Popen(command, stdout=terminal, env={**os.environ, "TERM": "xterm", "COLUMNS": "160"})
     os.close(terminal)
     with open(main_fd, "rb", buffering=0) as screen:

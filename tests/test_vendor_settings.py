@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from ocigpu.cli import main
-from ocigpu.errors import SettingsError
-from ocigpu.models import find_problems
-from ocigpu.settings import KEYS, MAX_BYTES, Settings, parse_settings
-from ocigpu.vendor_settings import VENDOR_KEYS, Import, import_settings, render_import
+from ocigpu.cli.main import main
+from ocigpu.cli.settings_model import find_problems
+from ocigpu.cli.vendor_settings import VENDOR_KEYS, Import, import_settings, render_import
+from ocigpu.core.errors import SettingsError
+from ocigpu.core.settings import KEYS, Settings, parse_settings
+from ocigpu.system.settings_file import MAX_BYTES
 
 RUNTIME = "nvidia-container-runtime"
 CLI = "nvidia-container-cli"

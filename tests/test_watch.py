@@ -16,11 +16,13 @@ import yaml
 from support import requirements
 from support.product import PROGRAMS
 
-from ocigpu import cache, watch
+from ocigpu.cdi import watch
 from ocigpu.cdi.draft import GenerateOptions
-from ocigpu.settings import Settings, read_settings
+from ocigpu.cdi.watch import FIRST_RETRY, LONGEST_RETRY, LONGEST_WAIT, QUIET, Pace, Uevents, Watch, describe_event
+from ocigpu.core.settings import Settings
 from ocigpu.sim.create import create_host
-from ocigpu.watch import FIRST_RETRY, LONGEST_RETRY, LONGEST_WAIT, QUIET, Pace, Uevents, Watch, describe_event
+from ocigpu.system import store as cache
+from ocigpu.system.settings_file import read_settings
 
 NULL_DEVICE = Path("/sys/devices/virtual/mem/null/uevent")
 NEVER = "86400"

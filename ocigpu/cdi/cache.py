@@ -8,15 +8,16 @@ import os
 import time
 from binascii import crc32
 
-from ocigpu import __version__, rawjson
-from ocigpu.cache import prune_cache, read_cached, write_cached
+from ocigpu import __version__
+from ocigpu.core import rawjson
+from ocigpu.system.store import prune_cache, read_cached, write_cached
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Container
     from typing import Any, NamedTuple
 else:
-    from ocigpu.record import NamedTuple
+    from ocigpu.core.record import NamedTuple
 
 FORMAT = f"ocigpu {__version__} cdi 1 ".encode()
 """The number is another one with every change of the text's form, or of what ocigpu.cdi.check accepts."""

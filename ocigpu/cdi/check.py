@@ -5,7 +5,6 @@ warnings are what only the specification's text asks for, and what some engines 
 whatever their case and scalars become text where text is wanted, because the reference library reads them so.
 """
 
-from ocigpu.cdi.names import HOOK_STAGES, check_annotation_name, check_device, check_kind
 from ocigpu.cdi.values import (
     MAX_PROBLEMS,
     EnoughError,
@@ -21,7 +20,8 @@ from ocigpu.cdi.values import (
     require,
 )
 from ocigpu.cdi.versions import EARLIEST, is_older, minimum_version, parse_version
-from ocigpu.errors import quoted
+from ocigpu.core.cdi_names import HOOK_STAGES, check_annotation_name, check_device, check_kind
+from ocigpu.core.errors import quoted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from ocigpu.cdi.values import Fields, Where
 else:
-    from ocigpu.record import NamedTuple
+    from ocigpu.core.record import NamedTuple
 
 __all__ = ["Checked", "Problem", "check_spec"]
 

@@ -2,7 +2,7 @@
 
 from ocigpu.cdi.draft import HOOK_NAMES
 from ocigpu.cdi.hook_words import SEPARATOR
-from ocigpu.host.fingerprint import ANNOTATION as FINGERPRINT_ANNOTATION
+from ocigpu.gpus.fingerprint import ANNOTATION as FINGERPRINT_ANNOTATION
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     Described = tuple[str, Entry]
     HookPart = tuple[str, str, Entry]
 else:
-    from ocigpu.record import NamedTuple
+    from ocigpu.core.record import NamedTuple
 
 
 COMMON = "every container"

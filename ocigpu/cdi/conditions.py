@@ -1,15 +1,15 @@
 """What must hold before a container gets devices of specifications: the settings, and what its image requires."""
 
-from ocigpu.errors import HostError, OcigpuError, RequestError, printable, quoted
-from ocigpu.gate import CAPABILITIES_ANNOTATION, is_gpu_of_nvidia
-from ocigpu.request import Request
+from ocigpu.core.errors import HostError, OcigpuError, RequestError, printable, quoted
+from ocigpu.core.gate import CAPABILITIES_ANNOTATION, is_gpu_of_nvidia
+from ocigpu.gpus.nvidia.request import Request
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ocigpu.cdi.cache import LoadedSpec
-    from ocigpu.facts import Gpu, HostFacts
+    from ocigpu.core.facts import Gpu, HostFacts
 
 
 def check_conditions(
@@ -26,7 +26,7 @@ def check_conditions(
                 _check_bound(spec, request)
     if not request.requirements:
         return ()
-    from ocigpu.require import check_requirements
+    from ocigpu.gpus.nvidia.require import check_requirements
 
     try:
         facts = read_host()
@@ -54,7 +54,7 @@ def _check_bound(spec: "LoadedSpec", request: Request) -> None:
 
 def find_gpus(names: "Sequence[str]", facts: "HostFacts") -> "tuple[Gpu, ...]":
     """Return the GPUs that these CDI devices are; all of the host where a name does not tell."""
-    from ocigpu.selection import select_devices
+    from ocigpu.gpus.nvidia.selection import select_devices
 
     tokens = tuple(name.partition("=")[2] for name in names if is_gpu_of_nvidia(name))
     if "all" in tokens or not tokens:

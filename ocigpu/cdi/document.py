@@ -10,21 +10,17 @@ import select
 import stat
 import time
 
-from ocigpu.errors import CdiError, SpecError, printable
-from ocigpu.linux import signals
-from ocigpu.spec import parse_json
+from ocigpu.cdi.values import MAX_BYTES, MAX_NODES
+from ocigpu.core.config_json import parse_json
+from ocigpu.core.errors import CdiError, SpecError, printable
+from ocigpu.system import signals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, NamedTuple
 else:
-    from ocigpu.record import NamedTuple
+    from ocigpu.core.record import NamedTuple
 
-MAX_BYTES = 16 << 20
-MAX_NODES = 2_000_000
-"""Scalars, lists and objects of a document, counted after aliases are put in place."""
-MAX_DEPTH = 64
-"""Of YAML; JSON may be nested as deep as its parser goes, a thousand levels."""
 DEADLINE = 10.0
 """Seconds that the reading of one YAML document may take; 10,000 devices take about one."""
 MAX_ANSWER = 64 << 20

@@ -6,7 +6,7 @@ if TYPE_CHECKING:
 
     Edits = dict[str, Any]
 else:
-    from ocigpu.record import NamedTuple
+    from ocigpu.core.record import NamedTuple
 
 MODES = ("auto", "csv", "gdrcopy", "gds", "imex", "management", "mofed", "nvml", "nvswitch", "vfio", "wsl")
 NAME_STRATEGIES = ("index", "uuid", "type-index")

@@ -10,7 +10,6 @@ Intended differences to what NVIDIA's generator writes for the same host:
 * What lies below /proc/driver/nvidia is made by the hook from the nodes that the container has; it is no mount.
 """
 
-from ocigpu.actions import AllowDevice, Bind, Link, Node, RefreshLdCache, Tmpfs, join_groups
 from ocigpu.cdi.draft import HOOK_NAMES
 from ocigpu.cdi.hook_words import (
     Chmod,
@@ -21,20 +20,21 @@ from ocigpu.cdi.hook_words import (
     UpdateLdCache,
     render_hook,
 )
-from ocigpu.spec import HOOK_ENVIRONMENT, OUR_HOOK
-from ocigpu.views import PROC_DRIVER, PROFILE_DIRECTORY
+from ocigpu.core.actions import AllowDevice, Bind, Link, Node, RefreshLdCache, Tmpfs, join_groups
+from ocigpu.core.config_json import HOOK_ENVIRONMENT, OUR_HOOK
+from ocigpu.gpus.nvidia.views import PROC_DRIVER, PROFILE_DIRECTORY
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from typing import Any, NamedTuple
 
-    from ocigpu.actions import Action
     from ocigpu.cdi.draft import Edits, GenerateOptions
     from ocigpu.cdi.hook_words import Command
-    from ocigpu.facts import DeviceNode
+    from ocigpu.core.actions import Action
+    from ocigpu.core.facts import DeviceNode
 else:
-    from ocigpu.record import NamedTuple
+    from ocigpu.core.record import NamedTuple
 
 MOUNT_OPTIONS = ("rbind", "rprivate")
 """What an engine needs beside the plan's options to make a bind mount of a CDI mount."""

@@ -6,10 +6,11 @@ import posixpath
 from ocigpu.cdi.check import check_spec
 from ocigpu.cdi.sources import SOURCES, detect_mode
 from ocigpu.cdi.versions import is_older, minimum_version, requirements
-from ocigpu.errors import CdiError, printable
-from ocigpu.gate import CAPABILITIES_ANNOTATION, permitted_capabilities
-from ocigpu.host.fingerprint import ANNOTATION, fingerprint_text, read_fingerprint
-from ocigpu.settings import CAPABILITIES
+from ocigpu.core.errors import CdiError, printable
+from ocigpu.core.gate import CAPABILITIES_ANNOTATION, permitted_capabilities
+from ocigpu.core.settings import CAPABILITIES
+from ocigpu.gpus.fingerprint import ANNOTATION, fingerprint_text
+from ocigpu.gpus.vendors import read_fingerprint
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,9 +18,9 @@ if TYPE_CHECKING:
     from typing import Any, NamedTuple
 
     from ocigpu.cdi.draft import Draft, Edits, GenerateOptions
-    from ocigpu.settings import Settings
+    from ocigpu.core.settings import Settings
 else:
-    from ocigpu.record import NamedTuple
+    from ocigpu.core.record import NamedTuple
 
 ALL = "all"
 AMD_VENDORS = ("amd", "amd.com")

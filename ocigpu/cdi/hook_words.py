@@ -13,14 +13,14 @@ the next word or after ``=``.  The vendor's program splits values of ``--link``,
 which breaks names with commas: here a value is split only if every piece is a complete value by itself.
 """
 
-from ocigpu.errors import CdiError, OcigpuError, quoted
+from ocigpu.core.errors import CdiError, OcigpuError, quoted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import NamedTuple, TypeAlias
 else:
-    from ocigpu.record import NamedTuple
+    from ocigpu.core.record import NamedTuple
 
 COMPAT_ROOT = "/usr/local/cuda/compat"
 DRIVER_PROC = "/proc/driver/nvidia"

@@ -5,8 +5,8 @@ ours do, and with another one, or none, a container has no libcuda.so.1 and noth
 """
 
 from ocigpu.cdi.hook_words import OPTIONS, CreateSymlinks, UpdateLdCache, parse_hook
-from ocigpu.errors import OcigpuError
-from ocigpu.host.elf import read_elf
+from ocigpu.core.errors import OcigpuError
+from ocigpu.gpus.elf import read_elf
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -4,27 +4,27 @@ import fcntl
 import json
 import os
 
-from ocigpu.cache import open_cache
 from ocigpu.cdi.document import read_document
 from ocigpu.cdi.draft import GenerateOptions
 from ocigpu.cdi.generate import Generated, generate_all
 from ocigpu.cdi.write import target_of, with_suffix, write_spec
-from ocigpu.errors import CdiError, OcigpuError
-from ocigpu.host.fingerprint import stale_reasons
-from ocigpu.settings import Settings
+from ocigpu.core.errors import CdiError, OcigpuError
+from ocigpu.core.settings import Settings
+from ocigpu.gpus.vendors import stale_reasons
+from ocigpu.system.store import open_cache
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, NamedTuple
 else:
-    from ocigpu.record import NamedTuple
+    from ocigpu.core.record import NamedTuple
 
 DEFAULT_OUTPUT = "/var/run/cdi/nvidia.yaml"
 """Below /run, as with the vendor's service: after a reboot no engine finds the specification of before."""
 _LOCK = "refresh.lock"
 
 
-class Refreshed(NamedTuple):
+class RefreshedSpec(NamedTuple):
     """``changed``: whether the file was written; ``reasons``: why, a sentence each; the rest are the generator's."""
 
     path: str
@@ -34,7 +34,7 @@ class Refreshed(NamedTuple):
     skipped: tuple[str, ...] = ()
 
 
-def refresh(options: GenerateOptions, settings: Settings, path: str = DEFAULT_OUTPUT) -> Refreshed:
+def refresh(options: GenerateOptions, settings: Settings, path: str = DEFAULT_OUTPUT) -> RefreshedSpec:
     """Generate the specification and write it to ``path`` (mode 0644) unless the file says the same already.
 
     What is compared is the parsed content, so an equal file is left alone whoever formatted it, and nobody who watches
@@ -58,7 +58,7 @@ def refresh(options: GenerateOptions, settings: Settings, path: str = DEFAULT_OU
             beside = with_suffix(target, suffix)
             if _read_before(beside, settings)[0] != _as_read(other):
                 write_spec(other.spec, beside, form)
-        return Refreshed(target, changed, reasons if changed else (), generated.notes, generated.skipped)
+        return RefreshedSpec(target, changed, reasons if changed else (), generated.notes, generated.skipped)
     finally:
         if lock >= 0:
             os.close(lock)

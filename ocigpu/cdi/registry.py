@@ -6,8 +6,6 @@ A file that cannot be used is an error of that file alone; all others stay usabl
 import os
 import stat
 
-from ocigpu import rawjson
-from ocigpu.cache import open_cache
 from ocigpu.cdi.cache import (
     LoadedSpec,
     cache_name,
@@ -17,9 +15,12 @@ from ocigpu.cdi.cache import (
     render_text,
     write_cached_text,
 )
-from ocigpu.cdi.names import parse_device_name
-from ocigpu.errors import CdiError, printable, quoted
-from ocigpu.settings import Settings, why_untrusted
+from ocigpu.core import rawjson
+from ocigpu.core.cdi_names import parse_device_name
+from ocigpu.core.errors import CdiError, printable, quoted
+from ocigpu.core.settings import Settings
+from ocigpu.system.store import open_cache
+from ocigpu.system.trust import why_untrusted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     Edits = dict[str, Any]
     Device = dict[str, Any]
 else:
-    from ocigpu.record import NamedTuple
+    from ocigpu.core.record import NamedTuple
 
 EXTENSIONS = (".json", ".yaml")
 MAX_FILES = 4096

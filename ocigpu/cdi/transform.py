@@ -9,7 +9,7 @@ version is raised to what the result needs.
 import os
 
 from ocigpu.cdi.versions import is_older, minimum_version, parse_version
-from ocigpu.host.fingerprint import ANNOTATION as FINGERPRINT_ANNOTATION
+from ocigpu.gpus.fingerprint import ANNOTATION as FINGERPRINT_ANNOTATION
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 import struct
 
-from ocigpu.errors import printable, quoted
+from ocigpu.core.errors import printable, quoted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -13,7 +13,13 @@ if TYPE_CHECKING:
     Reader = Callable[["Found", Any, Where], Any]
     Fields = dict[str, Reader]
 else:
-    from ocigpu.record import NamedTuple
+    from ocigpu.core.record import NamedTuple
+
+MAX_BYTES = 16 << 20
+MAX_NODES = 2_000_000
+"""Scalars, lists and objects of a document, counted after aliases are put in place."""
+MAX_DEPTH = 64
+"""Of YAML; JSON may be nested as deep as its parser goes, a thousand levels."""
 
 MAX_PROBLEMS = 100
 

@@ -5,7 +5,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any, NamedTuple
 else:
-    from ocigpu.record import NamedTuple
+    from ocigpu.core.record import NamedTuple
 
 VERSIONS = ("0.1.0", "0.2.0", "0.3.0", "0.4.0", "0.5.0", "0.6.0", "0.7.0", "0.8.0", "1.0.0", "1.1.0")
 """Every version that the reference library knows, oldest first (its table of versions; CDI SPEC.md "Version")."""

@@ -8,7 +8,7 @@ import errno
 import json
 import os
 
-from ocigpu.errors import CdiError
+from ocigpu.core.errors import CdiError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ import os
 import re
 import resource
 
-from ocigpu.cdi.document import MAX_BYTES, MAX_DEPTH, MAX_NODES
-from ocigpu.errors import quoted
-from ocigpu.linux import signals
+from ocigpu.cdi.values import MAX_BYTES, MAX_DEPTH, MAX_NODES
+from ocigpu.core.errors import quoted
+from ocigpu.system import signals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

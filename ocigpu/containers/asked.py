@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ocigpu.errors import OcigpuError
+from ocigpu.core.errors import OcigpuError
 
 MAX_ANSWER = 16 << 20
 SECONDS = 10.0

@@ -8,8 +8,7 @@ a hook would have given it.  Everything or nothing: what is mounted and made is 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from ocigpu.actions import AllowDevice, Bind, Link, Node, Plan, RefreshLdCache, Tmpfs
-from ocigpu.containers.attached import Record, write_record
+from ocigpu.containers.attached import AttachRecord, write_record
 from ocigpu.containers.granted import read_allowed
 from ocigpu.containers.guard import changed_rules
 from ocigpu.containers.inside import drop_view, read_view, remove_inside
@@ -27,15 +26,16 @@ from ocigpu.containers.live import (
 )
 from ocigpu.containers.names import is_of_pod
 from ocigpu.containers.report import Process, find_holders
-from ocigpu.errors import OcigpuError, RequestError, quoted
+from ocigpu.core.actions import AllowDevice, Bind, Link, Node, Plan, RefreshLdCache, Tmpfs
+from ocigpu.core.errors import OcigpuError, RequestError, quoted
+from ocigpu.gpus.nvidia.request import Request
+from ocigpu.gpus.nvidia.selection import select_devices
+from ocigpu.gpus.nvidia.views import PROC_DRIVER
 from ocigpu.provision.apply import provision
 from ocigpu.provision.device_filter import FilterRule
-from ocigpu.request import Request
-from ocigpu.selection import select_devices
-from ocigpu.views import PROC_DRIVER
 
 if TYPE_CHECKING:
-    from ocigpu.actions import Action
+    from ocigpu.core.actions import Action
 
 
 class Changed(NamedTuple):
@@ -96,7 +96,7 @@ def give(
     grant: Grant,
     numbers: set[Number],
     actions: "Sequence[Action]",
-    record: Record,
+    record: AttachRecord,
     new: tuple[str, ...] = (),
 ) -> tuple[str, ...]:
     """Make a container able to open ``numbers``, which ``grant`` allows, and carry out actions in it; returns notes.
@@ -197,7 +197,7 @@ def detach(live: Live, names: Sequence[str], force: bool = False) -> Changed:
     return Changed(gone, already, devices, tuple(notes), held)
 
 
-def show(live: Live, started: Grant, devices: Sequence[str], record: Record) -> Record:
+def show(live: Live, started: Grant, devices: Sequence[str], record: AttachRecord) -> AttachRecord:
     """Make /proc/driver/nvidia of a container show these devices; returns the record with the mount that does.
 
     What it was started with is under all that came later.  Raises OcigpuError.
@@ -215,7 +215,7 @@ def _carry_out(live: Live, actions: "Sequence[Action]") -> tuple[str, ...]:
     return provision(plan, live.found.pid, live.found.rootfs, live.config, live.settings, caller=live.caller)
 
 
-def _drop_view(live: Live, record: Record) -> bool:
+def _drop_view(live: Live, record: AttachRecord) -> bool:
     try:
         return record.view != 0 and drop_view(live.inside, record.view)
     except OSError as error:
@@ -229,7 +229,7 @@ def _read_view(live: Live) -> int:
         raise OcigpuError("OCIGPU-CTR-5", f"look at {PROC_DRIVER}: {error.strerror or error}") from error
 
 
-def take(live: Live, grant: Grant, numbers: set[Number], record: Record | None) -> None:
+def take(live: Live, grant: Grant, numbers: set[Number], record: AttachRecord | None) -> None:
     """Make a container unable to open ``numbers``, which are not granted, and write the record if there is one.
 
     Raises OcigpuError with nothing changed.

@@ -10,16 +10,16 @@ import os
 from contextlib import suppress
 from typing import NamedTuple
 
-from ocigpu.cache import open_cache, read_cached, write_cached
 from ocigpu.containers.find import Container
-from ocigpu.errors import OcigpuError
-from ocigpu.settings import Settings
+from ocigpu.core.errors import OcigpuError
+from ocigpu.core.settings import Settings
+from ocigpu.system.store import open_cache, read_cached, write_cached
 
 DIRECTORY = "attached"
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class Record(NamedTuple):
+class AttachRecord(NamedTuple):
     """UUIDs of GPUs and MIG devices: ``attached`` later, and ``detached`` of those it was started with.
 
     ``files``: it was given driver files and control nodes, too.  ``numbers``: devices that it may open since, and could
@@ -38,36 +38,36 @@ class Record(NamedTuple):
     numbers: tuple[tuple[int, int], ...] = ()
 
 
-def read_record(container: Container, settings: Settings) -> Record:
+def read_record(container: Container, settings: Settings) -> AttachRecord:
     """Return what was recorded of a container; nothing if there is none, or somebody else may have written it."""
     directory = _open(settings, create=False)
     if directory < 0:
-        return Record()
+        return AttachRecord()
     try:
         text = read_cached(directory, _name(container))
-        data = json.loads(text) if text else Record()._asdict()
+        data = json.loads(text) if text else AttachRecord()._asdict()
         attached, detached, unsure = (tuple(data[name]) for name in ("attached", "detached", "unsure"))
         numbers = tuple((int(major), int(minor)) for major, minor in data.get("numbers", ()))
-        return Record(attached, detached, data["files"], data["view"], unsure, data["under"], numbers)
+        return AttachRecord(attached, detached, data["files"], data["view"], unsure, data["under"], numbers)
     except (ValueError, KeyError, TypeError):  # not written by this version
-        return Record()
+        return AttachRecord()
     finally:
         os.close(directory)
 
 
-def write_record(container: Container, settings: Settings, record: Record) -> None:
+def write_record(container: Container, settings: Settings, record: AttachRecord) -> None:
     """Record this of a container, or remove what is recorded if it says nothing; records of ended containers go too.
 
     Raises OcigpuError OCIGPU-CTR-5 when it cannot be written.
     """
-    directory = _open(settings, create=record != Record())
+    directory = _open(settings, create=record != AttachRecord())
     if directory < 0:
-        if record == Record():
+        if record == AttachRecord():
             return
         raise OcigpuError("OCIGPU-CTR-5", f"record of container {container.name}: no directory that can be trusted")
     try:
         name = _name(container)
-        if record == Record():
+        if record == AttachRecord():
             _remove(directory, name)
         elif not write_cached(directory, name, json.dumps(record._asdict()).encode()):
             raise OcigpuError("OCIGPU-CTR-5", f"record of container {container.name}: it could not be written")

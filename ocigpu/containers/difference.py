@@ -9,16 +9,16 @@ import copy
 import json
 from typing import Any, NamedTuple
 
-from ocigpu.cdi.inject import inject
+from ocigpu.bundle.declared import RULE_FIELDS, take_back
+from ocigpu.bundle.inject import inject
+from ocigpu.bundle.policy import owns_device_policy
 from ocigpu.cdi.registry import read_registry
 from ocigpu.containers.report import read_mode
-from ocigpu.declared import RULE_FIELDS, take_back
-from ocigpu.errors import OcigpuError, SpecError
-from ocigpu.groups import take_back_groups
-from ocigpu.request import parse_request
-from ocigpu.runtime import owns_device_policy
-from ocigpu.settings import Settings
-from ocigpu.spec import OUR_HOOK, get_list, get_object, get_rules
+from ocigpu.core.config_json import OUR_HOOK, get_list, get_object, get_rules
+from ocigpu.core.errors import OcigpuError, SpecError
+from ocigpu.core.settings import Settings
+from ocigpu.gpus.nvidia.request import parse_request
+from ocigpu.system.groups import take_back_groups
 
 REPLACED_NOTE = (
     "the original is found by taking back what was added; what the edit had replaced (another hook for GPUs,"
@@ -51,7 +51,7 @@ class Change(NamedTuple):
 def find_original(config: dict[str, Any], settings: Settings, bundle: str = "") -> Original:
     """Return a config.json as it was before ocigpu-runtime edited it; the object given stays as it is.
 
-    ``bundle``: as for :func:`ocigpu.request.parse_request`.
+    ``bundle``: as for :func:`ocigpu.gpus.nvidia.request.parse_request`.
     Raises SpecError OCIGPU-SPEC-2 for one that is nested so deeply that it cannot be copied.
     """
     mode = read_mode(config)

@@ -4,7 +4,8 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ocigpu.actions import AllowDevice, Bind, JoinGroup, Link, Node, Plan, RefreshLdCache, Tmpfs
+from ocigpu.bundle.declared import LD_CACHE
+from ocigpu.bundle.rootfs import MAX_LD_CACHE
 from ocigpu.cdi.compare import edit_rows
 from ocigpu.cdi.registry import read_registry
 from ocigpu.containers.asked import ask_child
@@ -16,21 +17,20 @@ from ocigpu.containers.planned import Planned, look_below, plan_bundle
 from ocigpu.containers.report import Report, detached_paths, make_reports
 from ocigpu.containers.target import Target, open_root
 from ocigpu.containers.wants import describe_users, find_users
-from ocigpu.declared import LD_CACHE
-from ocigpu.errors import OcigpuError
-from ocigpu.facts import HostFacts, ImageFacts
-from ocigpu.host.libraries import TABLE
-from ocigpu.linux.paths import open_in_root
-from ocigpu.plan import REQUIRED_SONAMES
+from ocigpu.core.actions import AllowDevice, Bind, JoinGroup, Link, Node, Plan, RefreshLdCache, Tmpfs
+from ocigpu.core.config_json import get_list, get_object, rootfs_path
+from ocigpu.core.errors import OcigpuError
+from ocigpu.core.facts import HostFacts, ImageFacts
+from ocigpu.core.settings import CAPABILITIES, MODES, Settings
+from ocigpu.gpus.nvidia.libraries import TABLE
+from ocigpu.gpus.nvidia.plan import REQUIRED_SONAMES
+from ocigpu.gpus.nvidia.request import Request, parse_request
 from ocigpu.provision.image import COMPAT_DIR, has_compat, read_device
 from ocigpu.provision.inside import read_inside, status_inside
-from ocigpu.request import Request, parse_request
-from ocigpu.rootfs import MAX_LD_CACHE
-from ocigpu.settings import CAPABILITIES, MODES, Settings
-from ocigpu.spec import get_list, get_object, rootfs_path
+from ocigpu.system.paths import open_in_root
 
 if TYPE_CHECKING:
-    from ocigpu.actions import Action
+    from ocigpu.core.actions import Action
 
 IN_ORDER = ("there", "allowed", "detached", "")
 """What :class:`Step` says of a part that is as it should be, or that is not looked at."""

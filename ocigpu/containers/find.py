@@ -15,12 +15,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from ocigpu.bundle.edit import parse_config
 from ocigpu.containers.names import find_engine, find_name, read_annotations, read_text
 from ocigpu.containers.trusted import read_trusted
-from ocigpu.errors import OcigpuError, SpecError, quoted
-from ocigpu.settings import why_replaceable
-from ocigpu.spec import MAX_CONFIG_BYTES, Document, get_list, get_object, is_path, parse_config, parse_json
-from ocigpu.state import MAX_STATE_BYTES
+from ocigpu.core.config_json import MAX_CONFIG_BYTES, Document, get_list, get_object, is_path, parse_json
+from ocigpu.core.errors import OcigpuError, SpecError, quoted
+from ocigpu.entry.state import MAX_STATE_BYTES
+from ocigpu.system.trust import why_replaceable
 
 MAX_CONTAINERS = 10_000
 """Directories looked at in one place."""

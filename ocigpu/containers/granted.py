@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from ocigpu.containers.asked import ask_child
 from ocigpu.containers.find import Container, open_process, read_state_of
-from ocigpu.errors import OcigpuError, SpecError
-from ocigpu.linux import libc
+from ocigpu.core.config_json import get_list, get_object, get_rules
+from ocigpu.core.errors import OcigpuError, SpecError
 from ocigpu.provision.cgroups import CgroupMount, parse_cgroup_mounts, parse_proc_cgroup, recorded_part
 from ocigpu.provision.device_filter import (
     ACCESS_BITS,
@@ -24,7 +24,7 @@ from ocigpu.provision.device_filter import (
     access_mask,
     effective_rules,
 )
-from ocigpu.spec import get_list, get_object, get_rules
+from ocigpu.system import libc
 
 Number = tuple[int, int]
 """Major and minor of a character device."""

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NoReturn
 
-from ocigpu.actions import AllowDevice
-from ocigpu.errors import ApplyError, OcigpuError
+from ocigpu.core.actions import AllowDevice
+from ocigpu.core.errors import ApplyError, OcigpuError
 from ocigpu.provision.cgroups import change_device_rules
 from ocigpu.provision.device_filter import FilterRule
 

@@ -10,20 +10,20 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ocigpu.actions import Link, Node
 from ocigpu.containers.asked import ask_child
-from ocigpu.errors import OcigpuError
-from ocigpu.linux import libc
-from ocigpu.linux.paths import open_in_root, open_parent
-from ocigpu.provision.container import Container, join, open_root, use_owner_ids
+from ocigpu.core.actions import Link, Node
+from ocigpu.core.errors import OcigpuError
+from ocigpu.gpus.nvidia.views import PROC_DRIVER
+from ocigpu.provision.container import LiveContainer, join, open_root, use_owner_ids
 from ocigpu.provision.mounts import enter_own_proc, parse_mount_table, read_mnt_id, read_mount_table
-from ocigpu.views import PROC_DRIVER
+from ocigpu.system import libc
+from ocigpu.system.paths import open_in_root, open_parent
 
 if TYPE_CHECKING:
-    from ocigpu.actions import Action
+    from ocigpu.core.actions import Action
 
 
-def remove_inside(container: Container, actions: "Sequence[Action]") -> list[str]:
+def remove_inside(container: LiveContainer, actions: "Sequence[Action]") -> list[str]:
     """Remove the nodes and links that these actions made in a container; returns a note for each that stays.
 
     Only what is as the action made it is removed.
@@ -36,7 +36,7 @@ def remove_inside(container: Container, actions: "Sequence[Action]") -> list[str
     return found
 
 
-def _remove(container: Container, actions: Sequence[Node | Link]) -> list[str]:
+def _remove(container: LiveContainer, actions: Sequence[Node | Link]) -> list[str]:
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
         of_host = {fields[2] for fields in parse_mount_table(file.read()).values()}
     root_fd = _enter(container)
@@ -100,13 +100,13 @@ def _remove_node(parent_fd: int, name: str, rdev: int) -> None:
         os.unlink(name, dir_fd=parent_fd)
 
 
-def read_view(container: Container) -> int:
+def read_view(container: LiveContainer) -> int:
     """Return the id of the mount that shows a container its /proc/driver/nvidia, 0 for none; raises OSError."""
     found: int = ask_child(lambda: _read_view(container))
     return found
 
 
-def _read_view(container: Container) -> int:
+def _read_view(container: LiveContainer) -> int:
     try:
         fd = open_in_root(_enter(container), PROC_DRIVER, os.O_PATH)
     except FileNotFoundError:
@@ -117,7 +117,7 @@ def _read_view(container: Container) -> int:
         os.close(fd)
 
 
-def drop_view(container: Container, mount: int) -> bool:
+def drop_view(container: LiveContainer, mount: int) -> bool:
     """Unmount the view of /proc/driver/nvidia that is on top, if it is this mount; returns whether it was.
 
     Raises OSError.
@@ -126,7 +126,7 @@ def drop_view(container: Container, mount: int) -> bool:
     return found
 
 
-def _drop_view(container: Container, mount: int) -> bool:
+def _drop_view(container: LiveContainer, mount: int) -> bool:
     fd = open_in_root(_enter(container), PROC_DRIVER, os.O_PATH)
     try:
         if read_mnt_id(fd) != mount:
@@ -137,7 +137,7 @@ def _drop_view(container: Container, mount: int) -> bool:
         os.close(fd)
 
 
-def _enter(container: Container) -> int:
+def _enter(container: LiveContainer) -> int:
     """Enter a container's mount namespace as a worker of :mod:`ocigpu.provision.apply` does; returns its root."""
     own_proc_fd = os.open("/proc/self", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     sys.meta_path.clear()  # the search path leads to the image's files

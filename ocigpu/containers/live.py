@@ -15,26 +15,26 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
-from ocigpu.actions import AllowDevice, Bind, Node, Plan
+from ocigpu.bundle.edit import check_can_have_gpus, has_gpu_hook
 from ocigpu.containers.asked import ask_child
-from ocigpu.containers.attached import Record, read_record
+from ocigpu.containers.attached import AttachRecord, read_record
 from ocigpu.containers.find import Container, open_process, read_config_of, read_state_of
 from ocigpu.containers.granted import listed_nodes, read_recorded_rules
-from ocigpu.containers.shown import Mounts, plan_shown, read_mounts
-from ocigpu.errors import OcigpuError, SpecError
-from ocigpu.facts import DeviceNode, HostFacts, ImageFacts
-from ocigpu.gate import Asker, why_not
-from ocigpu.linux import libc
-from ocigpu.linux.namespaces import in_initial_user_namespace
-from ocigpu.plan import make_plan
+from ocigpu.containers.shown import ShownMounts, plan_shown, read_mounts
+from ocigpu.core.actions import AllowDevice, Bind, Node, Plan
+from ocigpu.core.config_json import get_list, get_object
+from ocigpu.core.errors import OcigpuError, SpecError
+from ocigpu.core.facts import DeviceNode, HostFacts, ImageFacts
+from ocigpu.core.gate import Asker, why_not
+from ocigpu.core.settings import Settings
+from ocigpu.gpus.nvidia.plan import make_plan
+from ocigpu.gpus.nvidia.request import DEVICES_VARIABLE, is_privileged, parse_request
 from ocigpu.provision.apply import Caller
-from ocigpu.provision.container import Container as OpenContainer
-from ocigpu.provision.container import open_container
+from ocigpu.provision.container import LiveContainer, open_container
 from ocigpu.provision.device_filter import FilterRule, Policy, access_mask
 from ocigpu.provision.image import read_image_facts
-from ocigpu.request import DEVICES_VARIABLE, is_privileged, parse_request
-from ocigpu.settings import Settings
-from ocigpu.spec import check_can_have_gpus, get_list, get_object, has_gpu_hook
+from ocigpu.system import libc
+from ocigpu.system.namespaces import in_initial_user_namespace
 
 Number = tuple[int, int]
 READ_WRITE = access_mask("rw")
@@ -52,14 +52,14 @@ class Live(NamedTuple):
     """
 
     found: Container
-    inside: OpenContainer
+    inside: LiveContainer
     config: dict[str, Any]
     settings: Settings
     facts: HostFacts
     image: ImageFacts
     caller: Caller
     rules: tuple[FilterRule, ...] = ()
-    mounts: Mounts = Mounts()
+    mounts: ShownMounts = ShownMounts()
 
 
 class Grant(NamedTuple):
@@ -126,7 +126,7 @@ def _lock(fd: int, found: Container) -> None:
         time.sleep(0.05)
 
 
-def _read_image(found: Container, inside: OpenContainer, facts: HostFacts) -> ImageFacts:
+def _read_image(found: Container, inside: LiveContainer, facts: HostFacts) -> ImageFacts:
     """Return what the container's root decides, looked at by a child: a file system of it may never answer."""
     try:
         return ImageFacts(*ask_child(lambda: read_image_facts(inside.init_root_fd, facts.driver_version)))
@@ -135,7 +135,7 @@ def _read_image(found: Container, inside: OpenContainer, facts: HostFacts) -> Im
         raise OcigpuError("OCIGPU-CTR-4", text) from error
 
 
-def _read_mounts(found: Container, inside: OpenContainer, config: dict[str, Any]) -> Mounts:
+def _read_mounts(found: Container, inside: LiveContainer, config: dict[str, Any]) -> ShownMounts:
     try:
         return read_mounts(inside, config)
     except OSError as error:
@@ -194,7 +194,7 @@ class Now(NamedTuple):
     """A container between two changes: what it was ``started`` with, what is recorded since, and what it has now."""
 
     started: Grant
-    record: Record
+    record: AttachRecord
     grant: Grant
 
     @property
@@ -208,7 +208,7 @@ def read_now(live: Live) -> Now:
     """Return what a container is to have now, attached and detached devices counted; raises OcigpuError."""
     started, record = _started_with(live), read_record(live.found, live.settings)
     now = Now(started, record, started)
-    return now if record == Record() else now._replace(grant=change_grant(live, started, now.devices))
+    return now if record == AttachRecord() else now._replace(grant=change_grant(live, started, now.devices))
 
 
 def _started_with(live: Live) -> Grant:

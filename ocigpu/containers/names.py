@@ -8,8 +8,8 @@ from itertools import pairwise
 from typing import Any
 
 from ocigpu.containers.trusted import read_trusted
-from ocigpu.errors import SpecError
-from ocigpu.spec import get_list, get_object, parse_json
+from ocigpu.core.config_json import get_list, get_object, parse_json
+from ocigpu.core.errors import SpecError
 
 MAX_ENGINE_FILE = 32 << 20
 """Bytes read of a file of an engine: Podman lists all its containers in one."""

@@ -7,8 +7,9 @@ from typing import Any
 
 from ocigpu.containers.find import Container
 from ocigpu.containers.names import docker_directory, read_engine_file
-from ocigpu.request import DEVICES_VARIABLE, MOUNT_SOURCE, Request
-from ocigpu.spec import get_list, get_object
+from ocigpu.core.config_json import get_list, get_object
+from ocigpu.core.tokens import MOUNT_SOURCE
+from ocigpu.gpus.nvidia.request import DEVICES_VARIABLE, Request
 
 UNKNOWN = {
     "containerd": "the image, or whoever started it (a pod, the device plugin): config.json does not tell which",

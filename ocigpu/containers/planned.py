@@ -10,33 +10,27 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ocigpu.actions import Plan
-from ocigpu.cache import SYSTEM_DIRECTORY
+from ocigpu.bundle.declared import edit_declared, take_back, why_hook
+from ocigpu.bundle.edit import check_can_have_gpus, edit_config, remove_gpu_hooks, rule_entries
+from ocigpu.bundle.from_plan import declare
+from ocigpu.bundle.hookless import VIEW_PREFIX
+from ocigpu.bundle.inject import inject
+from ocigpu.bundle.policy import hook_path, owns_device_policy
+from ocigpu.bundle.rootfs import find_obstacle, resolve_in_root
 from ocigpu.cdi.conditions import check_conditions
-from ocigpu.cdi.inject import inject
 from ocigpu.cdi.registry import Resolved, read_registry
 from ocigpu.containers.asked import ask_child
-from ocigpu.declare import declare
-from ocigpu.declared import edit_declared, take_back, why_hook
-from ocigpu.early import PREFIX as EARLY_PREFIX
-from ocigpu.errors import SpecError
-from ocigpu.facts import HostFacts, ImageFacts
-from ocigpu.groups import add_groups
-from ocigpu.hookless import VIEW_PREFIX
-from ocigpu.plan import make_plan
+from ocigpu.core.actions import Plan
+from ocigpu.core.config_json import has_user_namespace, rootfs_path
+from ocigpu.core.errors import SpecError
+from ocigpu.core.facts import HostFacts, ImageFacts
+from ocigpu.core.settings import MODES, Settings
+from ocigpu.entry.prepared import PREFIX as EARLY_PREFIX
+from ocigpu.gpus.nvidia.plan import make_plan
+from ocigpu.gpus.nvidia.request import Request, parse_request
 from ocigpu.provision.image import read_image_facts
-from ocigpu.request import Request, parse_request
-from ocigpu.rootfs import find_obstacle, resolve_in_root
-from ocigpu.runtime import hook_path, owns_device_policy
-from ocigpu.settings import MODES, Settings
-from ocigpu.spec import (
-    check_can_have_gpus,
-    edit_config,
-    has_user_namespace,
-    remove_gpu_hooks,
-    rootfs_path,
-    rule_entries,
-)
+from ocigpu.system.groups import add_groups
+from ocigpu.system.store import SYSTEM_DIRECTORY
 
 NAMED_AT_START = "NAMED-AT-START"
 """Instead of what is different for every start."""

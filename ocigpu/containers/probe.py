@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 from ocigpu.containers.asked import ask_child
 from ocigpu.containers.granted import cgroup_directories, join_cgroups
-from ocigpu.errors import OcigpuError
-from ocigpu.facts import DeviceNode
-from ocigpu.linux import libc
-from ocigpu.linux.paths import open_in_root
-from ocigpu.provision.container import Container, join, open_root
+from ocigpu.core.errors import OcigpuError
+from ocigpu.core.facts import DeviceNode
+from ocigpu.provision.container import LiveContainer, join, open_root
 from ocigpu.provision.mounts import enter_own_proc
+from ocigpu.system import libc
+from ocigpu.system.paths import open_in_root
 
 REFUSALS = ("EPERM", "EACCES", "ENOENT", "ENOTDIR", "ELOOP", "ENAMETOOLONG")
 """Answers that do not come from a driver: there is no such node, or no right to open it."""
@@ -46,7 +46,7 @@ class Answer(NamedTuple):
     made: str
 
 
-class File(NamedTuple):
+class ProbedFile(NamedTuple):
     """What a path of a container leads to: ``kind`` ("file", ..., "" for nothing), and which file of the machine."""
 
     kind: str
@@ -58,7 +58,7 @@ class Seen(NamedTuple):
     """What :func:`look_inside` saw, in the order of what it was asked."""
 
     nodes: list[Answer]
-    files: list[File]
+    files: list[ProbedFile]
 
 
 def is_reached(answer: str) -> bool:
@@ -66,7 +66,9 @@ def is_reached(answer: str) -> bool:
     return answer not in ("", *REFUSALS) and not answer.startswith("mknod")
 
 
-def look_inside(container: Container, nodes: Sequence[DeviceNode], paths: Sequence[str], seconds: float = 10.0) -> Seen:
+def look_inside(
+    container: LiveContainer, nodes: Sequence[DeviceNode], paths: Sequence[str], seconds: float = 10.0
+) -> Seen:
     """Return what comes of opening nodes in a container, and of making and opening them, and what paths lead to.
 
     As the container's root user, with all rights that this can have.  A device is opened for reading and closed at
@@ -81,10 +83,10 @@ def look_inside(container: Container, nodes: Sequence[DeviceNode], paths: Sequen
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         raise OcigpuError("OCIGPU-CTR-4", f"{what}: {where}{error.strerror or error}") from error
-    return Seen([Answer(*item) for item in found[0]], [File(*item) for item in found[1]])
+    return Seen([Answer(*item) for item in found[0]], [ProbedFile(*item) for item in found[1]])
 
 
-def enter(container: Container) -> int:
+def enter(container: LiveContainer) -> int:
     """Enter a container's namespaces as its root user; returns a descriptor of its root.  For a child that ends soon.
 
     Afterwards /proc/self is the working directory and nothing can be imported.  Raises OSError, ApplyError.
@@ -102,8 +104,8 @@ def enter(container: Container) -> int:
 
 
 def _look(
-    container: Container, directories: Sequence[str], nodes: Sequence[DeviceNode], paths: Sequence[str]
-) -> tuple[list[Answer], list[File]]:
+    container: LiveContainer, directories: Sequence[str], nodes: Sequence[DeviceNode], paths: Sequence[str]
+) -> tuple[list[Answer], list[ProbedFile]]:
     fs_fd = libc.fsopen("tmpfs")
     libc.fsconfig_create(fs_fd)
     place_fd = libc.fsmount(fs_fd, 0)
@@ -145,18 +147,18 @@ def _open(path: str, dir_fd: int | None = None) -> str:
     return "ok"
 
 
-def _look_at(root_fd: int, path: str) -> File:
+def _look_at(root_fd: int, path: str) -> ProbedFile:
     try:
         fd = open_in_root(root_fd, path, os.O_PATH)
     except OSError:  # missing, or a link that leads nowhere
-        return File("")
+        return ProbedFile("")
     try:
         status = os.fstat(fd)
     finally:
         os.close(fd)
     if stat.S_ISCHR(status.st_mode):
-        return File(_number(status), status.st_dev, status.st_ino)
-    return File(_FILE_KINDS.get(stat.S_IFMT(status.st_mode), "file"), status.st_dev, status.st_ino)
+        return ProbedFile(_number(status), status.st_dev, status.st_ino)
+    return ProbedFile(_FILE_KINDS.get(stat.S_IFMT(status.st_mode), "file"), status.st_dev, status.st_ino)
 
 
 def _number(status: os.stat_result) -> str:

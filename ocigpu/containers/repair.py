@@ -10,21 +10,21 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from ocigpu.actions import Node
+from ocigpu.bundle.edit import has_gpu_hook
 from ocigpu.containers.attach import allowed_now, give, settle, take, view_of
-from ocigpu.containers.attached import Record, prune_records
+from ocigpu.containers.attached import AttachRecord, prune_records
 from ocigpu.containers.find import Container, Places, find_containers, open_process
 from ocigpu.containers.live import Grant, Live, open_live, plan_for, read_cgroup, read_now
 from ocigpu.containers.probe import look_inside
-from ocigpu.errors import OcigpuError
-from ocigpu.linux import bpf
+from ocigpu.core.actions import Node
+from ocigpu.core.errors import OcigpuError
+from ocigpu.core.settings import Settings
+from ocigpu.gpus.nvidia.views import PROC_DRIVER
 from ocigpu.provision.cgroups import open_device_cgroup
-from ocigpu.settings import Settings
-from ocigpu.spec import has_gpu_hook
-from ocigpu.views import PROC_DRIVER
+from ocigpu.system import bpf
 
 if TYPE_CHECKING:
-    from ocigpu.actions import Action
+    from ocigpu.core.actions import Action
 
 
 RETRY = 60.0
@@ -85,7 +85,7 @@ def repair(live: Live, dry_run: bool = False) -> Repaired:
     return Repaired(lost, right, grant.devices, True, (*left, *notes))
 
 
-def _view_paths(live: Live, grant: Grant, record: Record) -> list[str]:
+def _view_paths(live: Live, grant: Grant, record: AttachRecord) -> list[str]:
     """Return the directories of the granted GPUs below /proc/driver/nvidia, where it was us who put them there."""
     if not (has_gpu_hook(live.config) or record.attached) or not live.facts.proc_driver:
         return []
@@ -97,7 +97,7 @@ def _view_paths(live: Live, grant: Grant, record: Record) -> list[str]:
     ]
 
 
-class Keeper:
+class GrantKeeper:
     """Looks at the device rules of all running containers again and again, and repairs those that have changed.
 
     ``log``: called with a level, a message and fields.  What is compared is cheap to read: the list of rules of cgroup
@@ -137,7 +137,7 @@ class Keeper:
 
     def _repair(self, container: Container) -> bool:
         """Repair a container; returns whether it had lost anything."""
-        from ocigpu.host.cached import read_facts
+        from ocigpu.gpus.cached import read_facts
 
         with open_live(container, self._settings, read_facts(self._settings)) as live:
             repaired = repair(live)

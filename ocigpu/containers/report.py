@@ -5,19 +5,19 @@ import stat
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from ocigpu.bundle.declared import PROC_DRIVER
 from ocigpu.containers.asked import ask_child
-from ocigpu.containers.attached import Record, read_record
+from ocigpu.containers.attached import AttachRecord, read_record
 from ocigpu.containers.find import Container, open_process, read_config_of
 from ocigpu.containers.granted import Allowed, Number, listed_nodes, read_allowed, read_granted
-from ocigpu.declared import PROC_DRIVER
-from ocigpu.errors import OcigpuError, SpecError
-from ocigpu.facts import DeviceNode, HostFacts
-from ocigpu.gate import is_gpu_of_nvidia
+from ocigpu.core.config_json import DECLARED, OUR_HOOK, VENDOR_HOOKS, get_list, get_object, is_path
+from ocigpu.core.errors import OcigpuError, SpecError
+from ocigpu.core.facts import DeviceNode, HostFacts
+from ocigpu.core.gate import is_gpu_of_nvidia
+from ocigpu.core.settings import Settings
+from ocigpu.gpus.nvidia.request import Request, parse_request
 from ocigpu.provision.cgroups import parse_proc_cgroup
 from ocigpu.provision.image import read_device
-from ocigpu.request import Request, parse_request
-from ocigpu.settings import Settings
-from ocigpu.spec import DECLARED, OUR_HOOK, VENDOR_HOOKS, get_list, get_object, is_path
 
 VENDOR_CDI_HOOKS = ("nvidia-ctk", "nvidia-cdi-hook")
 MAX_DESCRIPTORS = 65536
@@ -166,7 +166,7 @@ def _make_report(container: Container, facts: HostFacts, settings: Settings) -> 
     nodes = host_nodes(facts)
     numbers = [(node.major, node.minor) for node in nodes]
     mode, granted = read_mode(config), read_granted(config, numbers)
-    record = read_record(container, settings) if container.pid else Record()
+    record = read_record(container, settings) if container.pid else AttachRecord()
     detached = _numbers_of(facts, record.detached)
     attached = frozenset(record.numbers)
     inside = frozenset(_look_for_nodes(container, list(nodes), notes)) if container.pid else frozenset[str]()

@@ -12,20 +12,21 @@ import os
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from ocigpu.actions import Plan
 from ocigpu.containers.probe import look_inside
 from ocigpu.containers.report import read_mode
-from ocigpu.errors import OcigpuError
-from ocigpu.facts import DeviceNode, HostFacts, ImageFacts, MigDevice, mig_capability_paths
-from ocigpu.plan import make_plan
+from ocigpu.core.actions import Plan
+from ocigpu.core.config_json import get_list, get_object, has_user_namespace
+from ocigpu.core.errors import OcigpuError
+from ocigpu.core.facts import DeviceNode, HostFacts, ImageFacts, MigDevice, mig_capability_paths
+from ocigpu.core.settings import Settings
+from ocigpu.gpus.nvidia.plan import make_plan
+from ocigpu.gpus.nvidia.request import Request, parse_request
+from ocigpu.gpus.nvidia.views import PROC_DRIVER
 from ocigpu.provision.cgroups import decode_field
-from ocigpu.provision.container import Container
+from ocigpu.provision.container import LiveContainer
 from ocigpu.provision.device_filter import Policy, access_mask
 from ocigpu.provision.mounts import parse_mount_table
-from ocigpu.request import Request, parse_request
-from ocigpu.settings import Settings, read_settings
-from ocigpu.spec import get_list, get_object, has_user_namespace
-from ocigpu.views import PROC_DRIVER
+from ocigpu.system.settings_file import read_settings
 
 _READ_WRITE = access_mask("rw")
 _MAX_TABLE = 16 << 20
@@ -40,7 +41,7 @@ class Mount(NamedTuple):
     point: str
 
 
-class Mounts(NamedTuple):
+class ShownMounts(NamedTuple):
     """The mounts of a container's first process, and of this one.
 
     ``of_runtime``: the process is in the mount namespace that its runtime has made.  Any user may leave that, into one
@@ -59,16 +60,16 @@ class Shown(NamedTuple):
     source: str
 
 
-def read_mounts(inside: Container, config: dict[str, Any]) -> Mounts:
+def read_mounts(inside: LiveContainer, config: dict[str, Any]) -> ShownMounts:
     """Return the mounts of a container's first process, and ours; raises OSError."""
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
         host = _parse(file.read(_MAX_TABLE))
     fd = os.open("mountinfo", os.O_RDONLY | os.O_CLOEXEC, dir_fd=inside.proc_fd)
     with open(fd, encoding="utf-8", errors="surrogateescape") as file:
-        return Mounts(_parse(file.read(_MAX_TABLE)), host, _is_of_runtime(inside, has_user_namespace(config)))
+        return ShownMounts(_parse(file.read(_MAX_TABLE)), host, _is_of_runtime(inside, has_user_namespace(config)))
 
 
-def _is_of_runtime(inside: Container, with_users: bool) -> bool:
+def _is_of_runtime(inside: LiveContainer, with_users: bool) -> bool:
     """Tell whether a mount namespace is of the user namespace that a runtime makes it in: ours, or one right below.
 
     Asked of the namespace itself: ioctl_nsfs(2), Linux 4.9.
@@ -96,8 +97,8 @@ def _parse(text: str) -> tuple[Mount, ...]:
 def plan_shown(
     config: dict[str, Any],
     bundle: str,
-    inside: Container,
-    mounts: Mounts,
+    inside: LiveContainer,
+    mounts: ShownMounts,
     settings: Settings,
     facts: HostFacts,
     image: ImageFacts,
@@ -135,11 +136,11 @@ class _Look:
 
     def __init__(
         self,
-        inside: Container,
+        inside: LiveContainer,
         config: dict[str, Any],
         facts: HostFacts,
         rules: Policy,
-        mounts: Mounts,
+        mounts: ShownMounts,
         own: bool,
     ) -> None:
         self._inside, self._facts, self._rules = inside, facts, rules

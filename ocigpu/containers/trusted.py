@@ -8,9 +8,9 @@ import os
 import stat
 from typing import NamedTuple
 
-from ocigpu.errors import SpecError, quoted
-from ocigpu.settings import why_untrusted
-from ocigpu.spec import is_path
+from ocigpu.core.config_json import is_path
+from ocigpu.core.errors import SpecError, quoted
+from ocigpu.system.trust import why_untrusted
 
 MAX_LINKS = 40
 """The kernel's own limit of links in one path (path_resolution(7))."""
@@ -18,7 +18,7 @@ _LAYERS = ("aufs", "btrfs", "devicemapper", "fuse-overlayfs", "overlay", "overla
 """Names of dockerd's storage drivers: directories beside "image" and "containers" of its data-root."""
 
 
-class File(NamedTuple):
+class TrustedFile(NamedTuple):
     """What was read, and of which file: mode, uid and gid."""
 
     text: bytes
@@ -27,7 +27,7 @@ class File(NamedTuple):
     gid: int
 
 
-def read_trusted(path: str, limit: int, below: str = "") -> File:
+def read_trusted(path: str, limit: int, below: str = "") -> TrustedFile:
     """Return the content of a file, of ``limit`` bytes at most, that only root and the calling user could have written.
 
     Every directory on the way, every link and the file itself must be theirs and not be writable by others (a sticky
@@ -53,7 +53,7 @@ def read_trusted(path: str, limit: int, below: str = "") -> File:
         raise SpecError("OCIGPU-SPEC-1", f"read {path}: {error.strerror or error}") from error
     if len(text) > limit:
         raise SpecError("OCIGPU-SPEC-1", f"read {path}: larger than {limit >> 20} MiB")
-    return File(text, stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid)
+    return TrustedFile(text, stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid)
 
 
 def _refused(path: str, cause: str, hint: str = "") -> SpecError:

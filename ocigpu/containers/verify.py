@@ -4,10 +4,10 @@ import os
 from typing import Any, NamedTuple
 
 from ocigpu.containers.live import Grant, Live, host_nodes, read_now
-from ocigpu.containers.probe import Answer, File, is_reached, look_inside
+from ocigpu.containers.probe import Answer, ProbedFile, is_reached, look_inside
 from ocigpu.containers.report import read_unanswered
-from ocigpu.facts import DeviceNode, Library
-from ocigpu.plan import library_path
+from ocigpu.core.facts import DeviceNode, Library
+from ocigpu.gpus.nvidia.plan import library_path
 
 AS_GRANTED, LESS, MORE = "as granted", "less", "more"
 _HOST_FILE, _OTHER_FILE, _NOTHING = "the host's file", "another file", "nothing"
@@ -120,14 +120,14 @@ def _missing(node: DeviceNode, answer: Answer) -> str:
     return f"opening it is refused ({answer.opened})"
 
 
-def _library_row(library: Library, path: str, granted: bool, file: File, linked: File) -> LibraryRow:
+def _library_row(library: Library, path: str, granted: bool, file: ProbedFile, linked: ProbedFile) -> LibraryRow:
     try:
         status = os.stat(library.host_path)
         host = (status.st_dev, status.st_ino)
     except FileNotFoundError:  # gone since the facts were read
         host = (0, 0)
 
-    def kind(found: File) -> str:
+    def kind(found: ProbedFile) -> str:
         if not found.kind:
             return _NOTHING
         return _HOST_FILE if (found.device, found.inode) == host else _OTHER_FILE

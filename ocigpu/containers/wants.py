@@ -4,8 +4,8 @@ import os
 from collections.abc import Collection
 
 from ocigpu.containers.planned import look_below
-from ocigpu.errors import OcigpuError
-from ocigpu.linux.paths import open_in_root
+from ocigpu.core.errors import OcigpuError
+from ocigpu.system.paths import open_in_root
 
 VARIABLE = "NVIDIA_DRIVER_CAPABILITIES"
 DIRECTORIES = ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/lib")

@@ -13,15 +13,15 @@ from functools import partial
 from typing import Any
 
 from ocigpu import __version__
+from ocigpu.core.errors import OcigpuError, UsageError, printable
+from ocigpu.core.facts import facts_to_json
+from ocigpu.core.facts import to_data as settings_data
 from ocigpu.doctor.host import Host
 from ocigpu.doctor.logs import read_tail
 from ocigpu.doctor.records import Finding
 from ocigpu.doctor.redact import Redactor
 from ocigpu.doctor.report import to_data
 from ocigpu.doctor.versions import engine_releases
-from ocigpu.errors import OcigpuError, UsageError, printable
-from ocigpu.facts import facts_to_json
-from ocigpu.facts import to_data as settings_data
 
 TOP = "ocigpu-doctor"
 LOG_LINES = 1000
@@ -129,7 +129,7 @@ def _flat(path: str) -> str:
 
 
 def _facts(host: Host) -> Any:
-    from ocigpu.host.discover import read_host_facts
+    from ocigpu.gpus.nvidia.discover import read_host_facts
 
     return facts_to_json(read_host_facts(host.settings))
 

@@ -3,15 +3,15 @@
 import os
 import shlex
 
+from ocigpu.bundle.edit import has_gpu_hook
 from ocigpu.containers.asked import ask_child
 from ocigpu.containers.find import Container, default_places, find_containers, read_config_of
 from ocigpu.containers.wants import VARIABLE as CAPABILITIES_VARIABLE
 from ocigpu.containers.wants import describe_users, find_users
+from ocigpu.core.errors import OcigpuError, printable
 from ocigpu.doctor.host import Host
 from ocigpu.doctor.records import Evidence, Finding, error, not_checked, note, ok, warning
-from ocigpu.errors import OcigpuError, printable
-from ocigpu.request import Request
-from ocigpu.spec import has_gpu_hook
+from ocigpu.gpus.nvidia.request import Request
 
 SECONDS = 15.0
 MAX_CONTAINERS = 200
@@ -73,8 +73,8 @@ def _wanted(container: Container, host: Host) -> str:
     """Return what an image could want of the driver that its container was not given; "" for nothing, or unknown."""
     from ocigpu.containers.report import read_mode
     from ocigpu.containers.target import open_root
-    from ocigpu.request import parse_request
-    from ocigpu.spec import get_list, get_object
+    from ocigpu.core.config_json import get_list, get_object
+    from ocigpu.gpus.nvidia.request import parse_request
 
     try:
         config = read_config_of(container).config
@@ -117,7 +117,7 @@ def _ask(host: Host, containers: list[Container]) -> list[tuple[str, list[str], 
     from ocigpu.containers.live import open_live
     from ocigpu.containers.repair import repair
     from ocigpu.containers.report import read_unanswered
-    from ocigpu.host.discover import read_host_facts
+    from ocigpu.gpus.nvidia.discover import read_host_facts
 
     facts = read_host_facts(host.settings)
     rows = []

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 
+from ocigpu.core.errors import printable
 from ocigpu.doctor.engines import (
     NO_DRIVER_ERROR,
     configure,
@@ -19,7 +20,6 @@ from ocigpu.doctor.host import Host
 from ocigpu.doctor.records import Evidence, Finding, error, not_checked, note, ok, warning
 from ocigpu.engines.places import running_daemons
 from ocigpu.engines.status import HOOK, EngineStatus
-from ocigpu.errors import printable
 
 
 def _docker(host: Host) -> EngineStatus | None:

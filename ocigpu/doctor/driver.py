@@ -3,10 +3,10 @@
 import os
 import re
 
+from ocigpu.core.errors import HostError, printable
 from ocigpu.doctor.host import LARGE_TEXT, Host
 from ocigpu.doctor.records import Evidence, Finding, error, not_checked, note, ok, warning
-from ocigpu.errors import HostError, printable
-from ocigpu.host.nvml import LIB_RM_VERSION_MISMATCH
+from ocigpu.gpus.nvidia.nvml import LIB_RM_VERSION_MISMATCH
 
 RELOAD = (
     "reboot",

@@ -5,11 +5,11 @@ import re
 import shlex
 from typing import Any
 
+from ocigpu.core.errors import printable
 from ocigpu.doctor.host import Host
 from ocigpu.doctor.records import Evidence, Finding, error, not_checked, note, ok, warning
 from ocigpu.doctor.versions import engine_releases
 from ocigpu.engines.status import EngineStatus, read_merged
-from ocigpu.errors import printable
 
 NO_DRIVER_ERROR = 'could not select device driver "" with capabilities: [[gpu]]'
 VENDOR = ("nvidia-container-runtime", "nvidia-container-runtime.cdi", "nvidia-container-runtime.legacy")

@@ -10,16 +10,17 @@ import shlex
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from ocigpu.core.errors import OcigpuError, SettingsError, UsageError
+from ocigpu.core.settings import DEFAULT_PATH, Settings
 from ocigpu.doctor.records import Evidence
-from ocigpu.errors import OcigpuError, SettingsError, UsageError
-from ocigpu.host.libraries import find_libraries, find_nvml, library_versions, native_machine
-from ocigpu.host.nvml import NvmlAnswer, start_nvml
-from ocigpu.host.pci import NVIDIA_VENDOR, Function, read_functions
-from ocigpu.host.procfs import ProcGpu, parse_devices, read_kernel_version, read_proc_gpus
-from ocigpu.host.tree import TEXT_LIMIT, Roots, Tree, find_roots, list_names, read_text
-from ocigpu.nodes import Change, Driver, find_changes, plan_nodes, read_driver
-from ocigpu.settings import DEFAULT_PATH, Settings, read_settings
+from ocigpu.gpus.nvidia.libraries import find_libraries, find_nvml, library_versions, native_machine
+from ocigpu.gpus.nvidia.nodes import Driver, NodeChange, find_changes, plan_nodes, read_driver
+from ocigpu.gpus.nvidia.nvml import NvmlAnswer, start_nvml
+from ocigpu.gpus.nvidia.procfs import ProcGpu, parse_devices, read_kernel_version, read_proc_gpus
+from ocigpu.gpus.pci import NVIDIA_VENDOR, Function, read_functions
+from ocigpu.gpus.tree import TEXT_LIMIT, Roots, Tree, find_roots, list_names, read_text
 from ocigpu.sim.marker import read_marker
+from ocigpu.system.settings_file import read_settings
 
 if TYPE_CHECKING:
     from ocigpu.doctor.live import DockerAnswer
@@ -210,18 +211,18 @@ class Host:
         return read_driver(self.roots) if self.driver_version and self.majors else None
 
     @cached_property
-    def node_changes(self) -> tuple[Change, ...]:
+    def node_changes(self) -> tuple[NodeChange, ...]:
         """Each node that there should be, and what would have to be done for it."""
         if self.driver is None:
             return ()
         return find_changes(plan_nodes(self.driver)[0], self.roots)
 
     @property
-    def wrong_nodes(self) -> tuple[Change, ...]:
+    def wrong_nodes(self) -> tuple[NodeChange, ...]:
         return tuple(change for change in self.node_changes if change.what != "keep" and change.cause != "")
 
     @property
-    def missing_nodes(self) -> tuple[Change, ...]:
+    def missing_nodes(self) -> tuple[NodeChange, ...]:
         return tuple(change for change in self.node_changes if change.what == "make" or change.cause == "missing")
 
     @cached_property

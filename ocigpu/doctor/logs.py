@@ -5,7 +5,7 @@ import os
 import re
 from typing import TYPE_CHECKING
 
-from ocigpu.errors import HostError, printable
+from ocigpu.core.errors import HostError, printable
 
 if TYPE_CHECKING:
     from ocigpu.doctor.host import Host

@@ -5,32 +5,32 @@ import os
 from ocigpu.doctor.driver import why_not_ask
 from ocigpu.doctor.host import Host
 from ocigpu.doctor.records import Evidence, Finding, error, not_checked, note, ok, warning
-from ocigpu.host.tree import Tree
-from ocigpu.nodes import Change, find_link_changes, plan_nodes
+from ocigpu.gpus.nvidia.nodes import NodeChange, find_link_changes, plan_nodes
+from ocigpu.gpus.tree import Tree
 
 SHOWN = 4
 _UVM = ("/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
 
 
-def _is_uvm(change: Change) -> bool:
+def _is_uvm(change: NodeChange) -> bool:
     return change.path.endswith(_UVM)
 
 
-def _is_capability(change: Change) -> bool:
+def _is_capability(change: NodeChange) -> bool:
     return "/nvidia-caps/" in change.path
 
 
-def _shown(changes: list[Change], what: str = "") -> tuple[Evidence, ...]:
+def _shown(changes: list[NodeChange], what: str = "") -> tuple[Evidence, ...]:
     more = (Evidence(f"and {len(changes) - SHOWN} more", ""),) if len(changes) > SHOWN else ()
     listed = (Evidence(item.path, what or item.cause or "missing", _wanted(item)) for item in changes[:SHOWN])
     return (*listed, *more)
 
 
-def _wanted(change: Change) -> str:
+def _wanted(change: NodeChange) -> str:
     return f"device {change.number} mode {change.node.mode:04o}" if change.node else f"link to {change.target}"
 
 
-def _names(changes: list[Change]) -> str:
+def _names(changes: list[NodeChange]) -> str:
     names = [f"/dev/{change.path.rpartition('/dev/')[2]}" for change in changes[:SHOWN]]
     return ", ".join(names) + (f" and {len(changes) - SHOWN} more" if len(changes) > SHOWN else "")
 

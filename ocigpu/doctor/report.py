@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from ocigpu import __version__
+from ocigpu.core.errors import OcigpuError, printable
 from ocigpu.doctor.host import Host
 from ocigpu.doctor.records import SEVERITIES, Check, Finding, not_checked
 from ocigpu.doctor.table import CHECKS
-from ocigpu.errors import OcigpuError, printable
 from ocigpu.sim.fault_names import FAULT_NAMES
 
 STATUS = {"error": 4, "warning": 3}

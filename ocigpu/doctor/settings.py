@@ -6,10 +6,10 @@ import shlex
 import shutil
 import tomllib
 
+from ocigpu.core.errors import printable
+from ocigpu.core.settings import DEFAULT_PATH
 from ocigpu.doctor.host import Host
 from ocigpu.doctor.records import Evidence, Finding, error, not_checked, ok, warning
-from ocigpu.errors import printable
-from ocigpu.settings import DEFAULT_PATH
 
 STUBS = ("ocigpu-runtime", "ocigpu-hook", "ocigpu", "ocigpu-container-cli")
 DIRECTORIES = ("/usr/bin", "/usr/local/bin", "/opt/ocigpu/bin")

@@ -9,11 +9,13 @@ from ocigpu.cdi.check import check_spec
 from ocigpu.cdi.document import read_document
 from ocigpu.cdi.loader_links import describe_left, left_to_ldconfig, read_host_soname
 from ocigpu.cdi.versions import ENGINES, is_older, parse_version, requirements
+from ocigpu.core.errors import CdiError, printable
+from ocigpu.core.settings import MODES
 from ocigpu.doctor.host import Host
 from ocigpu.doctor.records import Evidence, Finding, error, not_checked, note, ok, warning
-from ocigpu.errors import CdiError, printable
-from ocigpu.host.fingerprint import ANNOTATION, stale_reasons
-from ocigpu.settings import MODES, why_untrusted
+from ocigpu.gpus.fingerprint import ANNOTATION
+from ocigpu.gpus.vendors import stale_reasons
+from ocigpu.system.trust import why_untrusted
 
 EXTENSIONS = (".json", ".yaml")
 MAX_FILES = 64

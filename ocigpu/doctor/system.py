@@ -4,10 +4,10 @@ import os
 import re
 import shlex
 
+from ocigpu.core.errors import printable
 from ocigpu.doctor.host import LARGE_TEXT, Host
 from ocigpu.doctor.logs import denials
 from ocigpu.doctor.records import Evidence, Finding, error, not_checked, note, ok, warning
-from ocigpu.errors import printable
 from ocigpu.provision.ldconfig import CANDIDATES
 
 FEATURES = (

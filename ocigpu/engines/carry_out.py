@@ -3,11 +3,11 @@
 import difflib
 from collections.abc import Iterator
 
+from ocigpu.core.errors import OcigpuError
 from ocigpu.engines.checker import check
-from ocigpu.engines.configure import Edit, Plan
-from ocigpu.engines.files import File, Root
+from ocigpu.engines.configure import Edit, EnginePlan
+from ocigpu.engines.files import EngineFile, Root
 from ocigpu.engines.record import backup_path, dump_record, record_path
-from ocigpu.errors import OcigpuError
 
 
 def diff(edit: Edit) -> str:
@@ -30,7 +30,7 @@ def _lines(text: str | None) -> list[str]:
     return lines
 
 
-def check_plan(root: Root, plan: Plan) -> str:
+def check_plan(root: Root, plan: EnginePlan) -> str:
     """Let the engine of this machine check what a plan writes; returns its command, "" where nothing could check.
 
     Raises OcigpuError OCIGPU-ENG-3.  For another root no engine of this machine is the right one.
@@ -42,7 +42,7 @@ def check_plan(root: Root, plan: Plan) -> str:
     return check(plan.engine, plan.main, texts, plan.meant)
 
 
-def carry_out(root: Root, plan: Plan) -> None:
+def carry_out(root: Root, plan: EnginePlan) -> None:
     """Write and remove what a plan says; if a step fails, those before it are undone.
 
     The record is written before the file: a process that is killed between the two leaves a record of changes that
@@ -51,7 +51,7 @@ def carry_out(root: Root, plan: Plan) -> None:
     for edit in plan.edits:
         if root.read(edit.file.path).text != edit.file.text:
             raise OcigpuError("OCIGPU-ENG-4", f"{edit.file.path}: somebody else has changed it meanwhile", "try again")
-    done: list[tuple[File, str | None]] = []
+    done: list[tuple[EngineFile, str | None]] = []
     links: list[str] = []
     try:
         for edit in plan.edits:
@@ -78,7 +78,7 @@ def carry_out(root: Root, plan: Plan) -> None:
             root.remove_directories(list(edit.directories))
 
 
-def _writes(root: Root, edit: Edit) -> Iterator[tuple[File, str | None]]:
+def _writes(root: Root, edit: Edit) -> Iterator[tuple[EngineFile, str | None]]:
     """Yield the files that make up one edit with their texts, in order; None: it is removed."""
     file = edit.file
     backup, record = root.read(backup_path(file.path)), root.read(record_path(file.path))
@@ -93,12 +93,12 @@ def _writes(root: Root, edit: Edit) -> Iterator[tuple[File, str | None]]:
     yield from ((target, text) for target, text in writes if target.text != text)
 
 
-def _like(target: File, file: File) -> File:
+def _like(target: EngineFile, file: EngineFile) -> EngineFile:
     """Return a file with mode, owner and labels of another: what may not be read there may not be read here."""
     return target._replace(mode=file.mode, owner=file.owner, attributes=file.attributes)
 
 
-def _put(root: Root, file: File, text: str | None) -> None:
+def _put(root: Root, file: EngineFile, text: str | None) -> None:
     if text is None:
         root.remove(file.path)
     else:

@@ -8,10 +8,10 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ocigpu.core.errors import OcigpuError
 from ocigpu.engines import places
-from ocigpu.engines.document import Change, apply_changes, is_template, look_up, name_of
+from ocigpu.engines.document import ValueChange, apply_changes, is_template, look_up, name_of
 from ocigpu.engines.status import CRI_PLUGINS, import_paths
-from ocigpu.errors import OcigpuError
 
 _SECONDS = 60
 
@@ -107,7 +107,7 @@ def _dump(
             imports.append(_write(directory, os.path.basename(copy), new))
     text = text or "version = 2\n"
     if data.get("imports") or imports:
-        text, _ = apply_changes(main, text, [Change(("imports",), imports)])
+        text, _ = apply_changes(main, text, [ValueChange(("imports",), imports)])
     return _run([program, "--config", _write(directory, f"{name}.toml", text), "config", "dump"])
 
 

@@ -5,23 +5,16 @@ import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from ocigpu.core.errors import OcigpuError
 from ocigpu.engines import places
 from ocigpu.engines.checker import Meant, program_version
-from ocigpu.engines.document import Change, apply_changes, is_template, look_up, revert_changes, table_at
-from ocigpu.engines.files import File, Root
+from ocigpu.engines.document import ValueChange, apply_changes, is_template, look_up, revert_changes, table_at
+from ocigpu.engines.files import EngineFile, Root
 from ocigpu.engines.hook_link import plan_hook_link
-from ocigpu.engines.record import Record, backup_path, digest, parse_record, record_path
+from ocigpu.engines.record import EngineRecord, backup_path, digest, parse_record, record_path
 from ocigpu.engines.status import CRI_PLUGINS, cri_plugin, import_paths, read_merged
 from ocigpu.engines.template import BASE
-from ocigpu.engines.wanted import (
-    Wanted,
-    containerd_changes,
-    crio_changes,
-    docker_changes,
-    podman_changes,
-    version_of,
-)
-from ocigpu.errors import OcigpuError
+from ocigpu.engines.wanted import Wanted, containerd_changes, crio_changes, docker_changes, podman_changes, version_of
 
 DROP_IN_HEADER = '# Written by "ocigpu engine configure {engine}"; "ocigpu engine remove {engine}" takes it away.\n'
 _MERGES_PLUGINS = (2, 1)
@@ -30,7 +23,7 @@ _HAS_CDI = {"docker": (25, 0), "containerd": (1, 7)}
 _GENERATED = "DO NOT EDIT"
 
 
-class Options(NamedTuple):
+class ConfigureOptions(NamedTuple):
     """What the command line asks for; "" where it says nothing.  Paths are those below ``root``."""
 
     engine: str
@@ -49,9 +42,9 @@ class Edit(NamedTuple):
     go with it.  ``forgets``: there is a record to remove, whatever the file is.
     """
 
-    file: File
+    file: EngineFile
     after: str | None
-    record: Record | None
+    record: EngineRecord | None
     backup: str | None
     directories: tuple[str, ...] = ()
     forgets: bool = False
@@ -62,20 +55,20 @@ class Edit(NamedTuple):
         return self.after != self.file.text
 
 
-class Link(NamedTuple):
+class EngineLink(NamedTuple):
     """A link to make, or with an empty target to remove."""
 
     path: str
     target: str
 
 
-class Plan(NamedTuple):
+class EnginePlan(NamedTuple):
     """All that one run does; ``main``: the engine's own file, and ``meant``: what it may differ in, for its checker."""
 
     engine: str
     main: str
     edits: tuple[Edit, ...]
-    links: tuple[Link, ...] = ()
+    links: tuple[EngineLink, ...] = ()
     notes: tuple[str, ...] = ()
     meant: Meant = Meant(frozenset())
 
@@ -85,7 +78,7 @@ class Plan(NamedTuple):
         return bool(self.links) or any(edit.changed or edit.forgets for edit in self.edits)
 
 
-def plan_configuration(root: Root, options: Options) -> Plan:
+def plan_configuration(root: Root, options: ConfigureOptions) -> EnginePlan:
     """Return what makes an engine know ocigpu.
 
     Raises OcigpuError of area ENG: a file cannot be understood or forbids the change, the engine is too old.
@@ -113,7 +106,7 @@ def plan_configuration(root: Root, options: Options) -> Plan:
     return plan._replace(meant=Meant(frozenset({name}), name, path, default))
 
 
-def _plan_drop_in(root: Root, options: Options) -> Plan:
+def _plan_drop_in(root: Root, options: ConfigureOptions) -> EnginePlan:
     """Plan the drop-in of CRI-O or Podman, which merge the tables of all their files."""
     notes = (f"--cdi: {options.engine} has CDI switched on always",) if options.wanted.cdi else ()
     header = DROP_IN_HEADER.format(engine=options.engine)
@@ -129,10 +122,10 @@ def _plan_drop_in(root: Root, options: Options) -> Plan:
             )
         texts = {path: base_text(root, root.read(path)) or ""}
         changes = crio_changes(options.wanted, _merged(options, options.config or places.CRIO, texts))
-    return Plan(options.engine, path, (edit_file(root, path, changes, header),), notes=notes)
+    return EnginePlan(options.engine, path, (edit_file(root, path, changes, header),), notes=notes)
 
 
-def default_drop_in(options: Options, main: str = "") -> str:
+def default_drop_in(options: ConfigureOptions, main: str = "") -> str:
     """Return the path of the drop-in that is written unless another one is named; ``main``: the main file, if any."""
     if options.engine == "containerd":
         return f"{os.path.dirname(main)}/conf.d/99-ocigpu.toml"
@@ -144,7 +137,7 @@ def default_drop_in(options: Options, main: str = "") -> str:
     return f"{directory}/99-ocigpu.conf"
 
 
-def main_config(options: Options) -> str:
+def main_config(options: ConfigureOptions) -> str:
     """Return the main file of Docker or containerd: that named, that of the daemon that runs, else the usual one.
 
     Raises OcigpuError OCIGPU-ENG-2 when several daemons run with different files.
@@ -169,7 +162,7 @@ def main_config(options: Options) -> str:
 def edit_file(
     root: Root,
     path: str,
-    changes: Sequence[Change],
+    changes: Sequence[ValueChange],
     created: str,
     others: tuple[str, ...] = (),
     links: tuple[str, ...] = (),
@@ -187,7 +180,7 @@ def edit_file(
     if record:
         others, links = record.others + others, record.links + links
     directories = record.directories if record else tuple(root.missing_directories(file.path))
-    new = Record(
+    new = EngineRecord(
         created if base is None else None,
         digest(after),
         tuple(applied),
@@ -198,19 +191,19 @@ def edit_file(
     return Edit(file, after, new, base, directories)
 
 
-def read_record(root: Root, file: File) -> Record | None:
+def read_record(root: Root, file: EngineFile) -> EngineRecord | None:
     """Return the record of a file, None where it has none."""
     path = record_path(file.path)
     text = root.read(path).text
     return None if text is None else parse_record(path, text)
 
 
-def base_text(root: Root, file: File) -> str | None:
+def base_text(root: Root, file: EngineFile) -> str | None:
     """Return the text of a file without what earlier runs have put into it."""
     return _before(root, file, read_record(root, file))[0]
 
 
-def _before(root: Root, file: File, record: Record | None) -> tuple[str | None, list[Change]]:
+def _before(root: Root, file: EngineFile, record: EngineRecord | None) -> tuple[str | None, list[ValueChange]]:
     """Return the text of a file without our changes, None for no file, and those of our changes that are in force."""
     if record is None or file.text is None:
         return file.text, []
@@ -234,10 +227,10 @@ def is_blank(path: str, text: str, created: str) -> bool:
     return text.strip() in ("", created.strip())
 
 
-def _plan_docker(root: Root, options: Options) -> Plan:
+def _plan_docker(root: Root, options: ConfigureOptions) -> EnginePlan:
     path = main_config(options)
     link = plan_hook_link(root, options.wanted.path, options.hook_directory) if options.gpus_hook else None
-    links = (Link(*link),) if link else ()
+    links = (EngineLink(*link),) if link else ()
     notes = tuple(
         f"dockerd must have {directory} on its PATH"
         for directory in (os.path.dirname(link.path) for link in links)
@@ -246,10 +239,10 @@ def _plan_docker(root: Root, options: Options) -> Plan:
     edit = edit_file(root, path, docker_changes(options.wanted), "{}\n", links=tuple(link.path for link in links))
     if not places.is_json(edit.file.path, edit.after or ""):
         raise OcigpuError("OCIGPU-ENG-2", f"{path}: is empty and not called *.json", "put {} into it")
-    return Plan("docker", path, (edit,), links, notes)
+    return EnginePlan("docker", path, (edit,), links, notes)
 
 
-def _plan_containerd(root: Root, options: Options, program: tuple[int, int] | None) -> Plan:
+def _plan_containerd(root: Root, options: ConfigureOptions, program: tuple[int, int] | None) -> EnginePlan:
     path = main_config(options)
     text = root.read(path).text
     if text is not None and _GENERATED in text.partition("\n")[0]:  # k3s and RKE2 write it at each start
@@ -268,7 +261,7 @@ def _plan_containerd(root: Root, options: Options, program: tuple[int, int] | No
     first = []
     if base is not created and not data:
         data = places.parse_config(path, created)
-        first = [Change(("version",), data["version"])]
+        first = [ValueChange(("version",), data["version"])]
     version = version_of(path, data)
     notes = _disabled_notes(path, data)
     here = record is not None and any(entry.change.keys[-2:-1] == ("runtimes",) for entry in record.applied)
@@ -284,7 +277,7 @@ def _plan_containerd(root: Root, options: Options, program: tuple[int, int] | No
             )
         merged = _merged(options, path, {path: base})
         changes = first + containerd_changes(options.wanted, version, merged)
-        return Plan("containerd", path, (edit_file(root, path, changes, created),), notes=notes)
+        return EnginePlan("containerd", path, (edit_file(root, path, changes, created),), notes=notes)
     if version == 1:
         raise OcigpuError(
             "OCIGPU-ENG-2", f"{path}: --drop-in: version 1 of the configuration has none", "leave out --drop-in"
@@ -298,19 +291,19 @@ def _plan_containerd(root: Root, options: Options, program: tuple[int, int] | No
         edit_file(root, drop_in, containerd_changes(options.wanted, version, merged), header),
         edit_file(root, path, [*first, *_import_of(options, path, data, drop_in)], created, others=(drop_in,)),
     )
-    return Plan("containerd", path, edits, notes=notes)
+    return EnginePlan("containerd", path, edits, notes=notes)
 
 
-def _import_of(options: Options, path: str, data: dict[str, Any], drop_in: str) -> list[Change]:
+def _import_of(options: ConfigureOptions, path: str, data: dict[str, Any], drop_in: str) -> list[ValueChange]:
     """Return the import of just this drop-in: a pattern would bring in whatever else lies there."""
     imports = data.get("imports")
     for pattern in imports if isinstance(imports, list) else ():
         if drop_in in import_paths(options.root, path, str(pattern)) or fnmatch.fnmatchcase(drop_in, str(pattern)):
             return []
-    return [Change(("imports",), drop_in, append=True)]
+    return [ValueChange(("imports",), drop_in, append=True)]
 
 
-def _require_whole_table(options: Options, path: str, data: dict[str, Any], drop_in: str) -> None:
+def _require_whole_table(options: ConfigureOptions, path: str, data: dict[str, Any], drop_in: str) -> None:
     """Raise OcigpuError where containerd before 2.1 would lose settings."""
     holders = _table_holders(options, path, data)
     if holders and holders[-1] != drop_in:
@@ -322,7 +315,7 @@ def _require_whole_table(options: Options, path: str, data: dict[str, Any], drop
         )
 
 
-def _table_holders(options: Options, path: str, data: dict[str, Any]) -> list[str]:
+def _table_holders(options: ConfigureOptions, path: str, data: dict[str, Any]) -> list[str]:
     """Return the files that have the plugin's table: containerd before 2.1 takes that of the last one, whole.
 
     (services/server/config of containerd 1.x: "Maps merged by keys, but values are replaced entirely".)
@@ -345,7 +338,7 @@ def _disabled_notes(path: str, data: dict[str, Any]) -> tuple[str, ...]:
     return ()
 
 
-def _plan_template(root: Root, options: Options, path: str) -> Plan:
+def _plan_template(root: Root, options: ConfigureOptions, path: str) -> EnginePlan:
     if options.wanted.default or options.wanted.cdi or options.drop_in:
         raise OcigpuError(
             "OCIGPU-ENG-5",
@@ -360,14 +353,14 @@ def _plan_template(root: Root, options: Options, path: str) -> Plan:
         plugin = _USUAL
     changes = containerd_changes(options.wanted, version, {"plugins": {CRI_PLUGINS[version][0]: plugin}})
     notes = ("k3s and RKE2 write config.toml from this template at their next start",)
-    return Plan("containerd", path, (edit_file(root, path, changes, BASE),), notes=notes)
+    return EnginePlan("containerd", path, (edit_file(root, path, changes, BASE),), notes=notes)
 
 
 _USUAL = {"containerd": {"runtimes": {"runc": {"options": {"SystemdCgroup": True}}}}}
 """What k3s and RKE2 write for runc on a host with systemd, before they have started once."""
 
 
-def _merged(options: Options, path: str, texts: dict[str, str]) -> dict[str, Any]:
+def _merged(options: ConfigureOptions, path: str, texts: dict[str, str]) -> dict[str, Any]:
     """Return the whole configuration with files as they were before us; raises OcigpuError for an unreadable one."""
     problems: list[str] = []
     _, merged = read_merged(options.root, options.engine, path, problems, texts)

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from ocigpu.core.errors import OcigpuError
 from ocigpu.engines import json_text, template, toml_text
 from ocigpu.engines.places import is_json, parse_config
-from ocigpu.errors import OcigpuError
 
 
-class Change(NamedTuple):
+class ValueChange(NamedTuple):
     """A value to set: ``keys`` from the outermost table in; with ``append`` an element to add to an array."""
 
     keys: tuple[str, ...]
@@ -28,7 +28,7 @@ class Applied(NamedTuple):
     it had none.
     """
 
-    change: Change
+    change: ValueChange
     present: int
     before: Any
     raw: str
@@ -63,7 +63,7 @@ def table_at(data: Any, keys: Sequence[str]) -> dict[str, Any]:
     return dict(data)
 
 
-def apply_changes(path: str, text: str, changes: Sequence[Change]) -> tuple[str, list[Applied]]:
+def apply_changes(path: str, text: str, changes: Sequence[ValueChange]) -> tuple[str, list[Applied]]:
     """Return the text of the file ``path`` with the changes, and what was changed; a value that is there is none.
 
     The result was parsed: it holds what it held and the changes, nothing else.
@@ -92,7 +92,7 @@ def apply_changes(path: str, text: str, changes: Sequence[Change]) -> tuple[str,
     return text, applied
 
 
-def revert_changes(path: str, text: str, applied: Sequence[Applied]) -> tuple[str, list[Change]]:
+def revert_changes(path: str, text: str, applied: Sequence[Applied]) -> tuple[str, list[ValueChange]]:
     """Return the text without the changes, and those that were left because somebody has changed the value since.
 
     A table of ours is removed whole, with what others have added to it; one that still holds another's values where
@@ -134,7 +134,7 @@ def _form(path: str, text: str) -> ModuleType:
     return json_text if is_json(path, text) else toml_text
 
 
-def _present(path: str, data: Any, change: Change) -> int:
+def _present(path: str, data: Any, change: ValueChange) -> int:
     """Return how many leading keys (not the last) lead to tables; raises OcigpuError for anything else there."""
     for number, key in enumerate(change.keys[:-1]):
         if key not in data:
@@ -156,7 +156,7 @@ def _present(path: str, data: Any, change: Change) -> int:
 _KINDS = {"dict": "a table", "str": "a string", "bool": "true or false", "int": "a number"}
 
 
-def _holds(value: Any, change: Change) -> bool:
+def _holds(value: Any, change: ValueChange) -> bool:
     """Whether a value is what the change makes of it; a table may hold more."""
     if change.append:
         return isinstance(value, list) and change.value in value

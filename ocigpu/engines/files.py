@@ -9,10 +9,10 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple, Self
 
-from ocigpu.cache import open_cache
+from ocigpu.core.errors import OcigpuError
 from ocigpu.engines.places import MAX_CONFIG, NOT_THERE, decode, file_mode
-from ocigpu.errors import OcigpuError
-from ocigpu.linux.paths import MAX_LINKS, make_directories, open_in_root
+from ocigpu.system.paths import MAX_LINKS, make_directories, open_in_root
+from ocigpu.system.store import open_cache
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -20,7 +20,7 @@ _LOCK_SECONDS = 30
 _PLAIN_MODE = 0o644
 
 
-class File(NamedTuple):
+class EngineFile(NamedTuple):
     """A file as it is: ``path`` is where it really lies below the root, ``text`` None when it is not there."""
 
     path: str
@@ -47,7 +47,7 @@ class Root:
     def __exit__(self, *_exception: object) -> None:
         os.close(self._fd)
 
-    def read(self, path: str) -> File:
+    def read(self, path: str) -> EngineFile:
         """Return a file, its last link followed below the root.
 
         Raises OcigpuError OCIGPU-ENG-1, and OCIGPU-ENG-4 when somebody else could put another file in its place: it
@@ -57,7 +57,7 @@ class Root:
             directory, name, real = self._find(path)
         except OSError as error:
             if error.errno in NOT_THERE:
-                return File(path, None)
+                return EngineFile(path, None)
             raise _failed("read", path, error, "OCIGPU-ENG-1") from error
         try:
             fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
@@ -69,14 +69,14 @@ class Root:
                 attributes = _attributes(fd)
         except OSError as error:
             if error.errno in NOT_THERE:
-                return File(real, None)
+                return EngineFile(real, None)
             raise _failed("read", path, error, "OCIGPU-ENG-1") from error
         finally:
             os.close(directory)
         if len(content) > MAX_CONFIG:
             raise OcigpuError("OCIGPU-ENG-1", f"read {path}: more than {MAX_CONFIG >> 20} MiB", "")
         mode = stat.S_IMODE(status.st_mode)
-        return File(real, decode(path, content), mode, (status.st_uid, status.st_gid), attributes)
+        return EngineFile(real, decode(path, content), mode, (status.st_uid, status.st_gid), attributes)
 
     def missing_directories(self, path: str) -> list[str]:
         """Return the directories that must be made for a file, the outermost one first."""
@@ -87,7 +87,7 @@ class Root:
             directory = os.path.dirname(directory)
         return missing
 
-    def write(self, file: File, text: str) -> None:
+    def write(self, file: EngineFile, text: str) -> None:
         """Give a file this text by a rename that survives a crash; missing directories are made.
 
         Raises OcigpuError OCIGPU-ENG-4; then the file is as it was.
@@ -109,7 +109,7 @@ class Root:
         finally:
             os.umask(before)
 
-    def _replace(self, target: int, name: str, file: File, content: bytes) -> None:
+    def _replace(self, target: int, name: str, file: EngineFile, content: bytes) -> None:
         """Write beside the directory where an engine might read every file of it, then rename into place."""
         directory = open_in_root(self._fd, aside(file.path, ""), _DIRECTORY)
         temporary = f".{name}.{os.getpid()}-{os.urandom(4).hex()}.tmp"

@@ -2,10 +2,10 @@
 
 import os
 
+from ocigpu.core.errors import OcigpuError
 from ocigpu.engines import places
 from ocigpu.engines.files import Root
 from ocigpu.engines.status import HOOK, is_our_hook
-from ocigpu.errors import OcigpuError
 
 OUR_HOOK = "ocigpu-hook"
 

@@ -8,9 +8,9 @@ import stat
 import tomllib
 from typing import Any, NamedTuple
 
-from ocigpu.errors import OcigpuError
-from ocigpu.linux.paths import open_in_root
-from ocigpu.rawjson import parse
+from ocigpu.core.errors import OcigpuError
+from ocigpu.core.rawjson import parse
+from ocigpu.system.paths import open_in_root
 
 ENGINES = ("docker", "containerd", "crio", "podman")
 DAEMON_PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")

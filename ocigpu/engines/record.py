@@ -5,14 +5,14 @@ import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ocigpu.engines.document import Applied, Change
+from ocigpu.core.errors import OcigpuError
+from ocigpu.engines.document import Applied, ValueChange
 from ocigpu.engines.files import aside
-from ocigpu.errors import OcigpuError
 
 BACKUP, RECORD = ".ocigpu-backup", ".ocigpu-record"
 
 
-class Record(NamedTuple):
+class EngineRecord(NamedTuple):
     """What "ocigpu engine configure" did to one file.
 
     ``created``: the text that a file began with which was not there, None for one that was.  ``digest``: of the text
@@ -42,7 +42,7 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def dump_record(record: Record) -> str:
+def dump_record(record: EngineRecord) -> str:
     """Return a record as text."""
     changes = [
         {**entry.change._asdict(), **{key: value for key, value in entry._asdict().items() if key != "change"}}
@@ -53,7 +53,7 @@ def dump_record(record: Record) -> str:
     return json.dumps(data, indent=2) + "\n"
 
 
-def parse_record(path: str, text: str) -> Record:
+def parse_record(path: str, text: str) -> EngineRecord:
     """Return the record in a text; raises OcigpuError OCIGPU-ENG-1 when it is none."""
     try:
         data = json.loads(text)
@@ -61,7 +61,7 @@ def parse_record(path: str, text: str) -> Record:
             raise ValueError
         applied = tuple(
             Applied(
-                Change(tuple(map(str, entry["keys"])), entry["value"], bool(entry["append"])),
+                ValueChange(tuple(map(str, entry["keys"])), entry["value"], bool(entry["append"])),
                 int(entry["present"]),
                 entry["before"],
                 str(entry["raw"]),
@@ -69,7 +69,7 @@ def parse_record(path: str, text: str) -> Record:
             )
             for entry in data["applied"]
         )
-        return Record(
+        return EngineRecord(
             data["created"],
             str(data["digest"]),
             applied,

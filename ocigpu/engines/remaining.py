@@ -1,10 +1,10 @@
 """The step that an operator takes after a change: engines read their configuration when they start or reload."""
 
 from ocigpu.engines import places
-from ocigpu.engines.configure import Options, Plan
+from ocigpu.engines.configure import ConfigureOptions, EnginePlan
 
 
-def remaining_step(options: Options, plan: Plan) -> str:
+def remaining_step(options: ConfigureOptions, plan: EnginePlan) -> str:
     """Return what makes the engine use the changed files, "" when nothing is left to do.
 
     dockerd takes runtimes and a default runtime by a reload, switches of features at its start (docs.docker.com,

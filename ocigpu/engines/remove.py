@@ -4,27 +4,27 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from ocigpu.core.errors import OcigpuError
 from ocigpu.engines import places
 from ocigpu.engines.checker import Meant
 from ocigpu.engines.configure import (
+    ConfigureOptions,
     Edit,
-    Link,
-    Options,
-    Plan,
+    EngineLink,
+    EnginePlan,
     default_drop_in,
     is_blank,
     main_config,
     read_record,
 )
-from ocigpu.engines.document import Applied, Change, is_template, look_up, name_of, revert_changes
-from ocigpu.engines.files import File, Root
+from ocigpu.engines.document import Applied, ValueChange, is_template, look_up, name_of, revert_changes
+from ocigpu.engines.files import EngineFile, Root
 from ocigpu.engines.hook_link import OUR_HOOK
-from ocigpu.engines.record import Record, backup_path, digest, record_path
+from ocigpu.engines.record import EngineRecord, backup_path, digest, record_path
 from ocigpu.engines.status import cri_plugin, is_ours, read_merged
-from ocigpu.errors import OcigpuError
 
 
-def plan_removal(root: Root, options: Options) -> Plan:
+def plan_removal(root: Root, options: ConfigureOptions) -> EnginePlan:
     """Return what takes ocigpu out of an engine's configuration again.
 
     A file that nobody else has changed since is the one from before, byte for byte.  Raises OcigpuError of area ENG.
@@ -35,7 +35,7 @@ def plan_removal(root: Root, options: Options) -> Plan:
         files, _ = read_merged(options.root, options.engine, main, [])
         paths += [path for path in files if places.file_mode(options.root, record_path(path)) is not None]
     edits: list[Edit] = []
-    links: list[Link] = []
+    links: list[EngineLink] = []
     notes: list[str] = []
     seen: set[str] = set()
     names: set[str] = set()
@@ -56,10 +56,10 @@ def plan_removal(root: Root, options: Options) -> Plan:
         if edit.changed or record:
             edits.append(edit._replace(forgets=record is not None))
             names |= {change.keys[-1] for change, *_ in applied if change.keys[-2:-1] == ("runtimes",)}
-    return Plan(options.engine, main, tuple(edits), tuple(links), tuple(notes), Meant(frozenset(names)))
+    return EnginePlan(options.engine, main, tuple(edits), tuple(links), tuple(notes), Meant(frozenset(names)))
 
 
-def _candidates(options: Options) -> tuple[str, list[str]]:
+def _candidates(options: ConfigureOptions) -> tuple[str, list[str]]:
     """Return the engine's main file and all files that may hold something of ours."""
     named = [path for path in (options.config, options.drop_in) if path]
     if options.engine == "podman":
@@ -77,7 +77,9 @@ def _candidates(options: Options) -> tuple[str, list[str]]:
     return main, paths
 
 
-def _restore(root: Root, file: File, record: Record | None, applied: Sequence[Applied]) -> tuple[Edit, list[Change]]:
+def _restore(
+    root: Root, file: EngineFile, record: EngineRecord | None, applied: Sequence[Applied]
+) -> tuple[Edit, list[ValueChange]]:
     """Return how a file becomes what it was, and the changes that are left to whoever has changed them again."""
     directories = record.directories if record else ()
     gone = Edit(file, None, None, None, directories)
@@ -98,7 +100,7 @@ def _restore(root: Root, file: File, record: Record | None, applied: Sequence[Ap
 def _evidence(engine: str, path: str, text: str) -> list[Applied]:
     """Return the entries of a file that name ocigpu's program, as if they were recorded: written by hand, say."""
     if is_template(path):
-        return [Applied(Change((), None), 0, None, "")]
+        return [Applied(ValueChange((), None), 0, None, "")]
     data = places.parse_config(path, text)
     found = []
     table, default = _tables(engine, path, data)
@@ -106,8 +108,8 @@ def _evidence(engine: str, path: str, text: str) -> list[Applied]:
     for name, entry in (runtimes if isinstance(runtimes, dict) else {}).items():
         if is_ours(_program_of(engine, entry)):
             if look_up(data, default) == name:
-                found.append(Applied(Change(default, name), len(default) - 1, None, ""))
-            found.append(Applied(Change((*table, name), entry), len(table), None, ""))
+                found.append(Applied(ValueChange(default, name), len(default) - 1, None, ""))
+            found.append(Applied(ValueChange((*table, name), entry), len(table), None, ""))
     return found
 
 
@@ -136,12 +138,12 @@ def _program_of(engine: str, entry: Any) -> str:
     return str(look_up(entry, ("options", "BinaryName")) or look_up(entry, ("options", "Runtime")) or "")
 
 
-def _links_of(root: Root, record: Record, notes: list[str]) -> list[Link]:
+def _links_of(root: Root, record: EngineRecord, notes: list[str]) -> list[EngineLink]:
     links = []
     for path in record.links:
         target = root.read_link(path)
         if target is not None and os.path.basename(target) == OUR_HOOK:
-            links.append(Link(path, ""))
+            links.append(EngineLink(path, ""))
         elif target is not None:
             notes.append(f"{path}: no longer ocigpu's link: left as it is")
     return links

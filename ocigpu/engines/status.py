@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from ocigpu.core.errors import OcigpuError
 from ocigpu.engines import places
 from ocigpu.engines.document import table_at
-from ocigpu.errors import OcigpuError
 
 RUNTIME = "ocigpu-runtime"
 HOOK = "nvidia-container-runtime-hook"

@@ -7,8 +7,8 @@ A template is TOML only once it is filled in, so its text is neither parsed nor 
 from collections.abc import Mapping
 from typing import Any
 
+from ocigpu.core.errors import OcigpuError
 from ocigpu.engines import toml_text
-from ocigpu.errors import OcigpuError
 
 BEGIN, END = "# begin: ocigpu engine configure\n", "# end: ocigpu engine configure\n"
 BASE = '{{ template "base" . }}\n'

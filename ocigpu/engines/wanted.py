@@ -2,9 +2,9 @@
 
 from typing import Any, NamedTuple
 
-from ocigpu.engines.document import Change, table_at
+from ocigpu.core.errors import OcigpuError
+from ocigpu.engines.document import ValueChange, table_at
 from ocigpu.engines.status import config_version, cri_plugin, is_ours
-from ocigpu.errors import OcigpuError
 
 _RUNC_TYPES = ("io.containerd.runc.", "io.containerd.runtime.v1.")
 _V1_SHIM = "io.containerd.runtime.v1.linux"
@@ -21,25 +21,25 @@ class Wanted(NamedTuple):
     cdi: bool
 
 
-def docker_changes(wanted: Wanted) -> list[Change]:
+def docker_changes(wanted: Wanted) -> list[ValueChange]:
     """Return the changes of a daemon.json (docs.docker.com, "dockerd": daemon configuration file)."""
-    changes = [Change(("runtimes", wanted.name), {"path": wanted.path})]
+    changes = [ValueChange(("runtimes", wanted.name), {"path": wanted.path})]
     if wanted.default:
-        changes.append(Change(("default-runtime",), wanted.name))
+        changes.append(ValueChange(("default-runtime",), wanted.name))
     if wanted.cdi:
-        changes.append(Change(("features", "cdi"), True))
+        changes.append(ValueChange(("features", "cdi"), True))
     return changes
 
 
-def podman_changes(wanted: Wanted) -> list[Change]:
+def podman_changes(wanted: Wanted) -> list[ValueChange]:
     """Return the changes of a containers.conf (containers.conf(5), table engine); CDI needs no switch."""
-    changes = [Change(("engine", "runtimes", wanted.name), [wanted.path])]
+    changes = [ValueChange(("engine", "runtimes", wanted.name), [wanted.path])]
     if wanted.default:
-        changes.insert(0, Change(("engine", "runtime"), wanted.name))
+        changes.insert(0, ValueChange(("engine", "runtime"), wanted.name))
     return changes
 
 
-def crio_changes(wanted: Wanted, merged: dict[str, Any]) -> list[Change]:
+def crio_changes(wanted: Wanted, merged: dict[str, Any]) -> list[ValueChange]:
     """Return the changes of a CRI-O drop-in (crio.conf(5), table crio.runtime); CDI needs no switch.
 
     ``merged``: the whole configuration.  The entry is like that of the runtime in use (monitor, allowed annotations).
@@ -49,13 +49,13 @@ def crio_changes(wanted: Wanted, merged: dict[str, Any]) -> list[Change]:
     for key in ("runtime_path", "runtime_type", "platform_runtime_paths"):
         entry.pop(key, None)
     entry = {"runtime_path": wanted.path, "runtime_type": "oci", **entry}
-    changes = [Change(("crio", "runtime", "runtimes", wanted.name), entry)]
+    changes = [ValueChange(("crio", "runtime", "runtimes", wanted.name), entry)]
     if wanted.default:
-        changes.insert(0, Change(("crio", "runtime", "default_runtime"), wanted.name))
+        changes.insert(0, ValueChange(("crio", "runtime", "default_runtime"), wanted.name))
     return changes
 
 
-def containerd_changes(wanted: Wanted, version: int, merged: dict[str, Any]) -> list[Change]:
+def containerd_changes(wanted: Wanted, version: int, merged: dict[str, Any]) -> list[ValueChange]:
     """Return the changes of a containerd configuration of this version (containerd, docs/cri/config.md).
 
     ``merged``: the whole configuration.  The entry is like that of the runtime in use, with its cgroup driver.  The
@@ -74,14 +74,16 @@ def containerd_changes(wanted: Wanted, version: int, merged: dict[str, Any]) -> 
                 "containerd's deprecated table containerd.default_runtime decides about the default runtime",
                 "move it to containerd.runtimes.NAME with default_runtime_name = NAME",
             )
-        changes.append(Change((*plugin, "containerd", "default_runtime_name"), wanted.name))
+        changes.append(ValueChange((*plugin, "containerd", "default_runtime_name"), wanted.name))
     if wanted.cdi:
-        changes.append(Change((*plugin, "enable_cdi"), True))
+        changes.append(ValueChange((*plugin, "enable_cdi"), True))
         if settings.get("cdi_spec_dirs") == []:
-            changes.append(Change((*plugin, "cdi_spec_dirs"), CDI_DIRECTORIES))
+            changes.append(ValueChange((*plugin, "cdi_spec_dirs"), CDI_DIRECTORIES))
     if not runtimes:
-        changes.append(Change((*plugin, "containerd", "runtimes", "runc"), {"runtime_type": "io.containerd.runc.v2"}))
-    changes.append(Change((*plugin, "containerd", "runtimes", wanted.name), _containerd_entry(wanted, engine)))
+        changes.append(
+            ValueChange((*plugin, "containerd", "runtimes", "runc"), {"runtime_type": "io.containerd.runc.v2"})
+        )
+    changes.append(ValueChange((*plugin, "containerd", "runtimes", wanted.name), _containerd_entry(wanted, engine)))
     return changes
 
 

@@ -9,15 +9,16 @@ import uuid
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ocigpu.actions import AllowDevice, Node
-from ocigpu.errors import HostError, OcigpuError, RequestError, quoted
-from ocigpu.facts import HostFacts
-from ocigpu.kubernetes.config import CDI_STRATEGIES, Configuration, Options
-from ocigpu.kubernetes.devices import Device, Resource
+from ocigpu.core.actions import AllowDevice, Node
+from ocigpu.core.errors import HostError, OcigpuError, RequestError, quoted
+from ocigpu.core.facts import HostFacts
+from ocigpu.core.settings import Settings
+from ocigpu.core.tokens import MOUNT_DIRECTORIES
+from ocigpu.gpus.nvidia.plan import make_plan
+from ocigpu.gpus.nvidia.request import DEVICES_VARIABLE, IMEX_VARIABLE, request_from_variables
+from ocigpu.kubernetes.config import CDI_STRATEGIES, Configuration, PluginOptions
+from ocigpu.kubernetes.devices import PluginDevice, Resource
 from ocigpu.kubernetes.mps import CONTAINER_ROOT, PIPE_VARIABLE, mps_directories
-from ocigpu.plan import make_plan
-from ocigpu.request import DEVICES_VARIABLE, IMEX_VARIABLE, MOUNT_DIRECTORIES, request_from_variables
-from ocigpu.settings import Settings
 
 CDI_VENDOR = "k8s.device-plugin.nvidia.com"
 FEATURES = (
@@ -29,7 +30,7 @@ FEATURES = (
 KUBEVIRT_PREFIX = "PCI_RESOURCE_"
 
 
-class Mount(NamedTuple):
+class PluginMount(NamedTuple):
     """A bind mount."""
 
     container_path: str
@@ -49,7 +50,7 @@ class Response(NamedTuple):
     """What the kubelet hands to the container runtime; the fields are those of ContainerAllocateResponse."""
 
     envs: "dict[str, str]" = {}
-    mounts: tuple[Mount, ...] = ()
+    mounts: tuple[PluginMount, ...] = ()
     devices: tuple[DeviceSpec, ...] = ()
     annotations: "dict[str, str]" = {}
     cdi_devices: tuple[str, ...] = ()
@@ -79,7 +80,7 @@ def allocate(
         raise type(error)("OCIGPU-KUBE-2", text, error.hint) from error
 
 
-def usable_channels(facts: HostFacts, options: Options) -> tuple[tuple[int, ...], tuple[str, ...]]:
+def usable_channels(facts: HostFacts, options: PluginOptions) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """Return the IMEX channels that every container is given, and notes on those that this host has not.
 
     Raises HostError (OCIGPU-DEV-4) for a missing one when imex.required is set.
@@ -92,7 +93,7 @@ def usable_channels(facts: HostFacts, options: Options) -> tuple[tuple[int, ...]
     return tuple(channel for channel in options.imex_channel_ids if channel in present), notes
 
 
-def _chosen(resource: Resource, ids: Sequence[str]) -> list[Device]:
+def _chosen(resource: Resource, ids: Sequence[str]) -> list[PluginDevice]:
     """Return the devices, each GPU or MIG device once, by ordinal."""
     known = {device.id: device for device in resource.devices}
     unknown = [id_ for id_ in ids if id_ not in known]
@@ -112,7 +113,7 @@ def _chosen(resource: Resource, ids: Sequence[str]) -> list[Device]:
     )
 
 
-def _for_machines(resource: Resource, devices: Sequence[Device], options: Options) -> Response:
+def _for_machines(resource: Resource, devices: Sequence[PluginDevice], options: PluginOptions) -> Response:
     """Nodes for a virtual machine; with a CDI strategy the names by which Kata's specification has them.
 
     KubeVirt reads the PCI addresses from a variable that has the resource's name, of each device one (KubeVirt,
@@ -127,7 +128,7 @@ def _for_machines(resource: Resource, devices: Sequence[Device], options: Option
 
 def _for_containers(
     resource: Resource,
-    devices: Sequence[Device],
+    devices: Sequence[PluginDevice],
     facts: HostFacts,
     configuration: Configuration,
     settings: Settings,
@@ -138,7 +139,7 @@ def _for_containers(
     names = [device.ordinal if options.device_id_strategy == "index" else device.uuid for device in devices]
     channels = [str(channel) for channel in usable_channels(facts, options)[0]]
     envs: dict[str, str] = {}
-    mounts: list[Mount] = []
+    mounts: list[PluginMount] = []
     if "envvar" in strategies:
         envs[DEVICES_VARIABLE] = ",".join(names) or "void"
         if channels:
@@ -147,13 +148,13 @@ def _for_containers(
         directory = MOUNT_DIRECTORIES[0]
         envs[DEVICES_VARIABLE] = directory
         wanted = [*names, *(f"imex/{channel}" for channel in channels)]
-        mounts += [Mount(f"{directory}/{name}", "/dev/null") for name in wanted]
+        mounts += [PluginMount(f"{directory}/{name}", "/dev/null") for name in wanted]
     envs |= {variable: "enabled" for option, variable, _ in FEATURES if getattr(options, option) and names}
     if resource.sharing == "mps" and any(device.is_replica for device in devices):
         inside = mps_directories(CONTAINER_ROOT, resource.name)
         outside = mps_directories(options.mps_root, resource.name)
         envs[PIPE_VARIABLE] = inside.pipe
-        mounts += [Mount(inside.pipe, outside.pipe), Mount("/dev/shm", outside.shm)]
+        mounts += [PluginMount(inside.pipe, outside.pipe), PluginMount("/dev/shm", outside.shm)]
     qualified = _cdi_names(names, channels, facts, options)
     return Response(
         envs,
@@ -164,7 +165,7 @@ def _for_containers(
     )
 
 
-def _cdi_names(names: Sequence[str], channels: Sequence[str], facts: HostFacts, options: Options) -> list[str]:
+def _cdi_names(names: Sequence[str], channels: Sequence[str], facts: HostFacts, options: PluginOptions) -> list[str]:
     """Return the qualified names; a part that the host has no device of has no specification either."""
     parts = {feature.name for feature in facts.features if feature.nodes}
     return [
@@ -178,7 +179,7 @@ def _cdi_names(names: Sequence[str], channels: Sequence[str], facts: HostFacts, 
     ]
 
 
-def _annotation(qualified: Sequence[str], options: Options, token: str) -> dict[str, str]:
+def _annotation(qualified: Sequence[str], options: PluginOptions, token: str) -> dict[str, str]:
     if "cdi-annotations" not in options.device_list_strategy or not qualified:
         return {}
     return {f"{options.cdi_annotation_prefix}nvidia-device-plugin_{token}": ",".join(qualified)}
@@ -186,10 +187,10 @@ def _annotation(qualified: Sequence[str], options: Options, token: str) -> dict[
 
 def _device_specs(
     resource: Resource,
-    devices: Sequence[Device],
+    devices: Sequence[PluginDevice],
     channels: Sequence[str],
     facts: HostFacts,
-    options: Options,
+    options: PluginOptions,
     settings: Settings,
 ) -> tuple[DeviceSpec, ...]:
     """Return the nodes that the shim would make for these devices, as far as the host has them.
@@ -221,7 +222,7 @@ def _device_specs(
     )
 
 
-def host_path(path: str, options: Options) -> str:
+def host_path(path: str, options: PluginOptions) -> str:
     """Return where the host has a node that the plugin, perhaps in a container of its own, found at this path."""
     root = options.container_driver_root.rstrip("/")
     if root and path.startswith(f"{root}/"):

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from ocigpu.errors import HostError, printable, quoted
+from ocigpu.core.errors import HostError, printable, quoted
 
 ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 MANAGER = "ocigpu"
@@ -34,7 +34,7 @@ class ApiServer(NamedTuple):
     account: str = ACCOUNT
 
 
-class Answer(NamedTuple):
+class ApiAnswer(NamedTuple):
     """``body``: the decoded object, {} for none."""
 
     status: int
@@ -56,7 +56,7 @@ def read_namespace(server: ApiServer) -> str:
 
 def request(
     server: ApiServer, method: str, path: str, body: Any = None, sleep: Callable[[float], None] = time.sleep
-) -> Answer:
+) -> ApiAnswer:
     """Send one request and return the answer, of status 2xx or 404; PATCH is server-side apply.
 
     A server that is busy or cannot be reached is asked again, five times within ten seconds or so.  Raises HostError
@@ -81,12 +81,12 @@ def request(
         sleep(pause)
 
 
-def apply(server: ApiServer, path: str, document: "dict[str, Any]", manager: str = MANAGER) -> Answer:
+def apply(server: ApiServer, path: str, document: "dict[str, Any]", manager: str = MANAGER) -> ApiAnswer:
     """Make an object as far as ours is what the document says, by server-side apply; see :func:`request`."""
     return request(server, "PATCH", f"{path}?fieldManager={manager}&force=true", document)
 
 
-def _send(server: ApiServer, method: str, path: str, body: Any) -> Answer:
+def _send(server: ApiServer, method: str, path: str, body: Any) -> ApiAnswer:
     authority = _read(f"{server.account}/ca.crt")
     if not authority:  # the system's authorities would take its place, and might vouch for another server
         raise HostError("OCIGPU-KUBE-5", f"service account: {quoted(f'{server.account}/ca.crt')}: it is empty")
@@ -106,10 +106,10 @@ def _send(server: ApiServer, method: str, path: str, body: Any) -> Answer:
         found = json.loads(data) if data else {}
     except ValueError:
         found = {}
-    return Answer(response.status, found if isinstance(found, dict) else {})
+    return ApiAnswer(response.status, found if isinstance(found, dict) else {})
 
 
-def _describe(answer: Answer) -> str:
+def _describe(answer: ApiAnswer) -> str:
     message = answer.body.get("message")
     text = f": {printable(message, 300)}" if isinstance(message, str) and message else ""
     reason = http.client.responses.get(answer.status, "")

@@ -8,9 +8,9 @@ import json
 import sys
 from collections.abc import Sequence
 
-from ocigpu.errors import printable
-from ocigpu.facts import HostFacts
-from ocigpu.kubernetes.nvml_process import NvmlError, Place, ask, load
+from ocigpu.core.errors import printable
+from ocigpu.core.facts import HostFacts
+from ocigpu.kubernetes.nvml_process import DriverPlace, NvmlError, ask, load
 
 DEFAULT, EXCLUSIVE_PROCESS = 0, 3  # nvmlComputeMode_t
 SECONDS = 20.0
@@ -32,7 +32,7 @@ def main(parent: str, library: str, chroot: str, simulation: str, mode: str, *uu
     """Set the mode and print, as JSON, what did not work by UUID.  Raises OSError or NVMLError."""
     import pynvml
 
-    load(parent, Place(library, chroot, simulation), as_root=True)
+    load(parent, DriverPlace(library, chroot, simulation), as_root=True)
     problems = {}
     for uuid in uuids:
         try:

@@ -10,10 +10,11 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ocigpu.errors import quoted
+from ocigpu.core.errors import quoted
+from ocigpu.core.tokens import is_number
+from ocigpu.gpus.nvidia.request import MAX_IMEX_CHANNEL
 from ocigpu.kubernetes.schema import ConfigFile, NamePattern, config_error, shown
 from ocigpu.kubernetes.sharing import Sharing, parse_sharing, resource_name
-from ocigpu.request import MAX_IMEX_CHANNEL, is_number
 
 INFINITE = "infinite"
 CDI_STRATEGIES = ("cdi-annotations", "cdi-cri")
@@ -24,8 +25,8 @@ _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ns|us|µs|ms|s|m|h)")
 
 
-class Option(NamedTuple):
-    """One option: ``name`` is its field in :class:`Options`.
+class PluginOption(NamedTuple):
+    """One option: ``name`` is its field in :class:`PluginOptions`.
 
     ``kind``: "bool", "text", "path", "list", "numbers" or "duration" (text such as "1m30s" or "infinite", a value in
     seconds).
@@ -42,7 +43,7 @@ class Option(NamedTuple):
     choices: tuple[str, ...] = ()
 
 
-class Options(NamedTuple):
+class PluginOptions(NamedTuple):
     """Every option by name; see :data:`OPTIONS`.  ``sleep_interval`` is in seconds; paths are those of the host."""
 
     mig_strategy: str = "none"
@@ -84,7 +85,7 @@ class Configuration(NamedTuple):
     each about what has no effect.
     """
 
-    options: Options = Options()
+    options: PluginOptions = PluginOptions()
     sharing: Sharing = Sharing()
     gpu_names: tuple[tuple[str, str], ...] = ()
     mig_names: tuple[tuple[str, str], ...] = ()
@@ -93,9 +94,11 @@ class Configuration(NamedTuple):
 
 def _option(
     name: str, kind: str, key: str, variables: str, meaning: str, choices: tuple[str, ...] = (), flags: str = ""
-) -> Option:
+) -> PluginOption:
     names = tuple(flags.split()) or (name.replace("_", "-"),)
-    return Option(name, kind, Options._field_defaults[name], key, names, tuple(variables.split()), meaning, choices)
+    return PluginOption(
+        name, kind, PluginOptions._field_defaults[name], key, names, tuple(variables.split()), meaning, choices
+    )
 
 
 OPTIONS = (
@@ -191,7 +194,7 @@ def configure(
     """
     file = file or ConfigFile()
     document = file.model_dump(by_alias=True)
-    options = Options(**{option.name: _choose(option, flags, environment, document, where) for option in OPTIONS})
+    options = PluginOptions(**{option.name: _choose(option, flags, environment, document, where) for option in OPTIONS})
     sharing, warnings = parse_sharing(file.sharing, where)
     warnings += _check(options, sharing, where)
     return Configuration(
@@ -203,7 +206,9 @@ def configure(
     )
 
 
-def _choose(option: Option, flags: Mapping[str, str], environment: Mapping[str, str], document: Any, where: str) -> Any:
+def _choose(
+    option: PluginOption, flags: Mapping[str, str], environment: Mapping[str, str], document: Any, where: str
+) -> Any:
     if option.name in flags:
         return _value(option, flags[option.name], f"--{option.flags[0]}", text=True)
     for variable in option.variables:
@@ -215,7 +220,7 @@ def _choose(option: Option, flags: Mapping[str, str], environment: Mapping[str, 
     return option.default if value is None else _value(option, value, f"{where}: {option.key}", text=False)
 
 
-def _value(option: Option, raw: Any, where: str, *, text: bool) -> Any:
+def _value(option: PluginOption, raw: Any, where: str, *, text: bool) -> Any:
     """Return what was written, as text on a command line or as data in a file, as the option's value."""
     if option.kind == "bool":
         if raw in (_TRUE if text else (True,)):
@@ -241,7 +246,7 @@ def _value(option: Option, raw: Any, where: str, *, text: bool) -> Any:
     return _chosen(option, raw, where)
 
 
-def _chosen(option: Option, raw: Any, where: str) -> str:
+def _chosen(option: PluginOption, raw: Any, where: str) -> str:
     if not isinstance(raw, str):
         raise config_error(where, f"{shown(raw)} is not text")
     if option.choices and raw not in option.choices:
@@ -249,7 +254,7 @@ def _chosen(option: Option, raw: Any, where: str) -> str:
     return raw
 
 
-def _channel(_option: Option, raw: Any, where: str) -> int:
+def _channel(_option: PluginOption, raw: Any, where: str) -> int:
     if not is_number(str(raw)) or len(str(raw)) > 7 or int(raw) > MAX_IMEX_CHANNEL:
         raise config_error(where, f"{shown(raw)} is not a channel number from 0 to {MAX_IMEX_CHANNEL}")
     return int(raw)
@@ -284,7 +289,7 @@ def matches(pattern: str, text: str) -> bool:
     return fnmatch.fnmatchcase(text.lower(), literal)
 
 
-def _check(options: Options, sharing: Sharing, where: str) -> list[str]:
+def _check(options: PluginOptions, sharing: Sharing, where: str) -> list[str]:
     """Return warnings about options that have no effect beside others; raises SettingsError for contradictions."""
     if options.device_discovery_strategy == "tegra":
         raise config_error(

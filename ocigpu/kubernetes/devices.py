@@ -8,10 +8,10 @@ the replicas of a shared device, so they are the same after a restart.
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ocigpu.facts import DeviceNode, Gpu, HostFacts, MigDevice
+from ocigpu.core.facts import DeviceNode, Gpu, HostFacts, MigDevice
+from ocigpu.gpus.nvidia.selection import DISPLAY_ONLY
 from ocigpu.kubernetes.config import Configuration, matches
 from ocigpu.kubernetes.sharing import DOMAIN, MAX_NAME, Shared
-from ocigpu.selection import DISPLAY_ONLY
 
 GPU_RESOURCE = f"{DOMAIN}gpu"
 REPLICA = "::"
@@ -24,7 +24,7 @@ MAX_DEVICES = 49_000
 NO_MIG_DEVICES = "MIG is enabled, but there are no MIG devices"
 
 
-class Device(NamedTuple):
+class PluginDevice(NamedTuple):
     """One device of a resource.
 
     ``id``: by which the kubelet knows it.  ``uuid``: what a container is told, the id without the number of a replica.
@@ -56,7 +56,7 @@ class Resource(NamedTuple):
     """
 
     name: str
-    devices: tuple[Device, ...]
+    devices: tuple[PluginDevice, ...]
     kind: str = "gpu"
     sharing: str = "none"
     one_each: bool = False
@@ -79,7 +79,7 @@ def make_inventory(
     """
     notes: list[str] = []
     gpus = _nameable(facts, notes)
-    found: dict[str, list[Device]] = {}
+    found: dict[str, list[PluginDevice]] = {}
     for gpu in gpus:
         for name, device in _devices_of(gpu, facts, configuration, wsl_node, notes):
             place = numa.get(gpu.uuid, -1) if numa else -1
@@ -152,7 +152,7 @@ def _nameable(facts: HostFacts, notes: list[str]) -> list[Gpu]:
 
 def _devices_of(
     gpu: Gpu, facts: HostFacts, configuration: Configuration, wsl_node: str, notes: list[str]
-) -> "list[tuple[str, Device]]":
+) -> "list[tuple[str, PluginDevice]]":
     """Return (resource name, device) of a GPU: itself, or its MIG devices."""
     strategy = configuration.options.mig_strategy
     if strategy == "none" or not gpu.mig_enabled:
@@ -163,7 +163,7 @@ def _devices_of(
         elif not error and gpu.mig_enabled and not gpu.mig_devices:
             error = NO_MIG_DEVICES  # the runtime could not give it either
         paths = (wsl_node,) if wsl_node else (gpu.node.container_path,) if gpu.node else ()
-        return [(name, Device(gpu.uuid, gpu.uuid, gpu.uuid, str(gpu.index), paths, error=error))]
+        return [(name, PluginDevice(gpu.uuid, gpu.uuid, gpu.uuid, str(gpu.index), paths, error=error))]
     if not gpu.mig_devices:
         notes.append(f"GPU {gpu.index} left out: {gpu.error or NO_MIG_DEVICES}")
     found = []
@@ -180,23 +180,23 @@ def _devices_of(
     return found
 
 
-def _mig_device(gpu: Gpu, mig: MigDevice, nodes: Mapping[int, DeviceNode]) -> Device:
+def _mig_device(gpu: Gpu, mig: MigDevice, nodes: Mapping[int, DeviceNode]) -> PluginDevice:
     parts = [gpu.node, nodes.get(mig.gi_minor), nodes.get(mig.ci_minor)]
     paths = tuple(node.container_path for node in parts if node)
     error = gpu.error or ("" if len(paths) == len(parts) else "a device number of its instances is unknown")
     instance = (mig.gpu_instance, mig.compute_instance)
-    return Device(mig.uuid, mig.uuid, gpu.uuid, f"{gpu.index}:{mig.index}", paths, instance=instance, error=error)
+    return PluginDevice(mig.uuid, mig.uuid, gpu.uuid, f"{gpu.index}:{mig.index}", paths, instance=instance, error=error)
 
 
 # sharing
 
 
 def _share(
-    found: Mapping[str, Sequence[Device]], entries: Sequence[Shared], notes: list[str]
-) -> "dict[str, list[Device]]":
+    found: Mapping[str, Sequence[PluginDevice]], entries: Sequence[Shared], notes: list[str]
+) -> "dict[str, list[PluginDevice]]":
     """Return the devices by resource after those that are shared have become replicas, perhaps of another name."""
     left = {name: list(devices) for name, devices in found.items()}
-    shared: dict[str, list[Device]] = {}
+    shared: dict[str, list[PluginDevice]] = {}
     for entry in entries:
         devices = left.get(entry.name, [])
         chosen = _chosen(entry, devices, notes)
@@ -214,7 +214,7 @@ def _share(
     return {name: devices for name, devices in merged.items() if devices}
 
 
-def _chosen(entry: Shared, devices: Sequence[Device], notes: list[str]) -> list[Device]:
+def _chosen(entry: Shared, devices: Sequence[PluginDevice], notes: list[str]) -> list[PluginDevice]:
     if not devices:
         notes.append(f"{entry.name} is not shared: this node has no such resource")
         return []
@@ -233,12 +233,12 @@ def _chosen(entry: Shared, devices: Sequence[Device], notes: list[str]) -> list[
     return list(dict.fromkeys(chosen))
 
 
-def _is_called(device: Device, reference: str) -> bool:
+def _is_called(device: PluginDevice, reference: str) -> bool:
     names = [device.ordinal, device.uuid.lower()]
     if device.instance:
         names.append(f"mig-{device.gpu.lower()}/{device.instance[0]}/{device.instance[1]}")
     return reference.lower() in names
 
 
-def _sharing_of(devices: Sequence[Device], configuration: Configuration) -> str:
+def _sharing_of(devices: Sequence[PluginDevice], configuration: Configuration) -> str:
     return configuration.sharing.strategy if any(device.is_replica for device in devices) else "none"

@@ -8,9 +8,9 @@ import os
 import subprocess
 from typing import Any, NamedTuple
 
-from ocigpu.facts import HostFacts
+from ocigpu.core.facts import HostFacts
 from ocigpu.kubernetes.health import NO_INSTANCE, Event
-from ocigpu.kubernetes.nvml_process import Place, command, nvml_place, reap
+from ocigpu.kubernetes.nvml_process import DriverPlace, command, nvml_place, reap
 
 SILENCE = 60.0
 """Seconds without a sign of life: initialising NVML wakes up all GPUs, one or two seconds each."""
@@ -36,7 +36,7 @@ class EventWatcher:
         self._child: subprocess.Popen[bytes] | None = None
         self._pending = b""
         self._key: tuple[str, ...] = ()
-        self._place = Place("")
+        self._place = DriverPlace("")
         self._started = self._heard = 0.0
         self._due = 0.0
         self._delay = 0.0

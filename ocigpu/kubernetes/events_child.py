@@ -11,8 +11,8 @@ from typing import Any
 
 import pynvml
 
-from ocigpu.host.nvml_child import MAX_GPUS
-from ocigpu.kubernetes.nvml_process import Place, load
+from ocigpu.gpus.nvidia.nvml_child import MAX_GPUS
+from ocigpu.kubernetes.nvml_process import DriverPlace, load
 
 WAIT_MS = 2000
 WANTED = pynvml.nvmlEventTypeXidCriticalError
@@ -22,7 +22,7 @@ NO_XIDS = "it reports no XIDs"
 
 def main(parent: str, *place: str) -> None:
     """Watch all GPUs of NVML at this place; raises OSError or NVMLError when it cannot."""
-    load(parent, Place(*place))
+    load(parent, DriverPlace(*place))
     events = pynvml.nvmlEventSetCreate()
     watched: list[str] = []
     unwatched: dict[str, str] = {}

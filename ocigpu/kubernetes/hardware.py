@@ -1,4 +1,4 @@
-"""What NVML says beyond the facts of :mod:`ocigpu.facts`: memory, connections, sizes of MIG devices.
+"""What NVML says beyond the facts of :mod:`ocigpu.core.facts`: memory, connections, sizes of MIG devices.
 
 It is asked once at start and when devices change, in a process of its own with a deadline: a hung driver hangs that
 process, never the plugin.
@@ -6,8 +6,8 @@ process, never the plugin.
 
 from typing import Any, NamedTuple
 
-from ocigpu.errors import printable
-from ocigpu.facts import HostFacts
+from ocigpu.core.errors import printable
+from ocigpu.core.facts import HostFacts
 from ocigpu.kubernetes.nvml_process import NvmlError, ask
 
 DEADLINE = 20.0

@@ -8,9 +8,9 @@ XID: NVIDIA's numbers for errors that the driver reports, in the kernel's log an
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from ocigpu.errors import quoted
-from ocigpu.kubernetes.devices import Device, Resource
-from ocigpu.request import is_number
+from ocigpu.core.errors import quoted
+from ocigpu.core.tokens import is_number
+from ocigpu.kubernetes.devices import PluginDevice, Resource
 
 APPLICATION_XIDS = frozenset((13, 31, 43, 45, 68, 109))
 """Faults of programs, not of GPUs: illegal instructions and addresses, stopped channels, timeouts of contexts."""
@@ -18,7 +18,7 @@ NO_INSTANCE = 0xFFFFFFFF
 """In an event: the whole GPU, not an instance."""
 
 
-class Policy(NamedTuple):
+class HealthPolicy(NamedTuple):
     """Which XIDs count.  ``probes``: whether devices are also asked how they are."""
 
     ignored: frozenset[int] = APPLICATION_XIDS
@@ -37,7 +37,7 @@ class Policy(NamedTuple):
         return not self.ignore_all or self.enable_all or bool(self.enabled)
 
 
-def parse_policy(disable: str, enable: str) -> tuple[Policy, tuple[str, ...]]:
+def parse_policy(disable: str, enable: str) -> tuple[HealthPolicy, tuple[str, ...]]:
     """Return the policy of DP_DISABLE_HEALTHCHECKS and DP_ENABLE_HEALTHCHECKS, and notes on words without a meaning.
 
     Both are comma lists of XIDs.  "all" and "xids" among those to disable mean every XID, "all" the probes too; "all"
@@ -45,7 +45,7 @@ def parse_policy(disable: str, enable: str) -> tuple[Policy, tuple[str, ...]]:
     """
     disabled, off, notes = _parse(disable, "DP_DISABLE_HEALTHCHECKS", ("all", "xids"))
     enabled, on, more = _parse(enable, "DP_ENABLE_HEALTHCHECKS", ("all",))
-    policy = Policy(APPLICATION_XIDS | disabled, enabled, bool(off), bool(on), "all" not in off)
+    policy = HealthPolicy(APPLICATION_XIDS | disabled, enabled, bool(off), bool(on), "all" not in off)
     return policy, (*notes, *more)
 
 
@@ -74,7 +74,7 @@ class Event(NamedTuple):
         return f"XID {self.xid}"
 
 
-def affected(event: Event, devices: Iterable[Device]) -> tuple[str, ...]:
+def affected(event: Event, devices: Iterable[PluginDevice]) -> tuple[str, ...]:
     """Return the UUIDs of the GPUs and MIG devices that an event is about, in order, each once.
 
     An event of a whole GPU is about all its MIG devices and replicas, one of an instance about that instance, where it
@@ -85,7 +85,7 @@ def affected(event: Event, devices: Iterable[Device]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(device.uuid for device in inside or of_gpu))
 
 
-def _is_inside(device: Device, event: Event) -> bool:
+def _is_inside(device: PluginDevice, event: Event) -> bool:
     if device.instance is None or not event.gpu:
         return event.gpu_instance == NO_INSTANCE
     wanted = (event.gpu_instance, event.compute_instance)
@@ -120,7 +120,7 @@ class Observation(NamedTuple):
     reason: str = ""
 
 
-class State(NamedTuple):
+class HealthState(NamedTuple):
     """How a device is.  ``reason``: why it is unhealthy; ``since``: when ``healthy`` last changed.
 
     ``fault_at``: of the latest fault; ``hold``: seconds that must pass after it; ``good``: good answers since;
@@ -136,7 +136,7 @@ class State(NamedTuple):
     silent_since: float | None = None
 
 
-def observe(state: State, seen: Observation, rules: Rules = RULES) -> State:
+def observe(state: HealthState, seen: Observation, rules: Rules = RULES) -> HealthState:
     """Return the state after an observation."""
     if seen.kind == "fault":
         return _failed(state._replace(silent_since=None), seen.at, seen.reason, rules)
@@ -156,7 +156,7 @@ def observe(state: State, seen: Observation, rules: Rules = RULES) -> State:
     return state
 
 
-def _failed(state: State, at: float, reason: str, rules: Rules) -> State:
+def _failed(state: HealthState, at: float, reason: str, rules: Rules) -> HealthState:
     if not state.healthy:
         return state._replace(reason=reason, fault_at=at, good=0)
     recent = state.fault_at is not None and at - state.fault_at < rules.forget
@@ -164,12 +164,12 @@ def _failed(state: State, at: float, reason: str, rules: Rules) -> State:
     return state._replace(healthy=False, reason=reason, since=at, fault_at=at, hold=hold, good=0)
 
 
-def with_health(resource: Resource, states: Mapping[str, State]) -> Resource:
+def with_health(resource: Resource, states: Mapping[str, HealthState]) -> Resource:
     """Return the resource with the errors of these states, by UUID; a MIG device also has those of its GPU."""
     return resource._replace(devices=tuple(_with_error(device, states) for device in resource.devices))
 
 
-def _with_error(device: Device, states: Mapping[str, State]) -> Device:
+def _with_error(device: PluginDevice, states: Mapping[str, HealthState]) -> PluginDevice:
     found = (states[name].reason for name in (device.uuid, device.gpu) if name in states and not states[name].healthy)
     error = device.error or next(found, "")
     return device._replace(error=error) if error != device.error else device

@@ -13,10 +13,10 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ocigpu import rawjson
+from ocigpu.core import rawjson
+from ocigpu.core.errors import HostError, OcigpuError, printable
 from ocigpu.engines.places import DAEMON_PATH, Daemon, expand, read_file, running_daemons
 from ocigpu.engines.status import RUNTIME, read_engine_status
-from ocigpu.errors import HostError, OcigpuError, printable
 
 ENGINES = ("containerd", "crio")
 RESTARTS = ("auto", "systemd", "signal", "none")

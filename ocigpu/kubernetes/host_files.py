@@ -11,8 +11,8 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 
-from ocigpu.errors import HostError
-from ocigpu.linux.paths import make_directories, open_in_root
+from ocigpu.core.errors import HostError
+from ocigpu.system.paths import make_directories, open_in_root
 
 VERSIONS = "versions"
 CURRENT = "current"
@@ -108,7 +108,7 @@ class HostFiles:
             os.close(root_fd)
 
     def _forget_caches(self) -> None:
-        """Remove what stubs of the former version know (see ocigpu/passing.py); programs write it anew."""
+        """Remove what stubs of the former version know (see ocigpu/entry/pass_through.py); programs write it anew."""
         root_fd = os.open(self.host_root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             fd = open_in_root(root_fd, "/run/ocigpu", _DIRECTORY)

@@ -8,18 +8,18 @@ import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ocigpu.errors import HostError, OcigpuError
-from ocigpu.host.tree import find_roots, read_bytes
+from ocigpu.core.errors import HostError, OcigpuError
+from ocigpu.core.settings import Settings
+from ocigpu.gpus.tree import find_roots, read_bytes
 from ocigpu.kubernetes.config import Configuration
 from ocigpu.kubernetes.labels import TIMESTAMP, Surroundings, make_labels, make_machine_labels, render_features
 from ocigpu.kubernetes.loading import Told, read_configuration
 from ocigpu.kubernetes.mps_control import Log
-from ocigpu.kubernetes.node import Node, host_settings, read_node
-from ocigpu.kubernetes.publish import Place, find_place, publish, withdraw
+from ocigpu.kubernetes.node import KubernetesNode, host_settings, read_node
+from ocigpu.kubernetes.publish import LabelPlace, find_place, publish, withdraw
 from ocigpu.kubernetes.surroundings import read_surroundings
 from ocigpu.kubernetes.vfio import read_model_names
 from ocigpu.kubernetes.waiting import Waiting
-from ocigpu.settings import Settings
 
 HEARTBEAT = 3600.0
 """Seconds until labels that have not changed are written again, in case that somebody has taken them away."""
@@ -56,7 +56,7 @@ def read_labels(settings: Settings, configuration: Configuration, now: float) ->
     return Labels(labels, notes, _silence(node, around))
 
 
-def _silence(node: Node, around: Surroundings) -> str:
+def _silence(node: KubernetesNode, around: Surroundings) -> str:
     if not node.source and around.pci_classes:
         return node.inventory.reason or "the driver gives no answer"
     if node.source == "nvml" and node.facts.gpus and (node.facts.source == "procfs" or node.hardware.problem):
@@ -80,10 +80,10 @@ class Labeller:
         self._environment = environment
         self._log = log
         self._target = target
-        self._place: Place | None = None
+        self._place: LabelPlace | None = None
         self._said: set[str] = set()
         self._published: dict[str, str] | None = None
-        self._written: tuple[Place, float] | None = None
+        self._written: tuple[LabelPlace, float] | None = None
         self._configuration = read_configuration(told, environment)
         for warning in self._configuration.warnings:
             log("warning", warning)
@@ -146,7 +146,7 @@ class Labeller:
             self._said.clear()
             self._log("info", f"{len(labels)} labels: {place}", labels=labels)
 
-    def _is_there(self, place: Place, labels: Mapping[str, str], now: float) -> bool:
+    def _is_there(self, place: LabelPlace, labels: Mapping[str, str], now: float) -> bool:
         """Return whether labels need not be written again: a file is looked at, the API server believed for a while."""
         if place.target == "file":
             return read_bytes(place.path, MAX_FILE) == render_features(labels).encode()
@@ -159,7 +159,7 @@ class Labeller:
             self._say("error", f"{error.message}; the previous configuration stays in force")
         return self._configuration
 
-    def _find_place(self) -> Place:
+    def _find_place(self) -> LabelPlace:
         if self._place is None or self._place.target == "file":
             self._place = find_place(self._configuration.options, self._target, self._environment)
         return self._place

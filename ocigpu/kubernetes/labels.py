@@ -9,13 +9,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from ocigpu.facts import Gpu, HostFacts, MigDevice
+from ocigpu.core.facts import Gpu, HostFacts, MigDevice
+from ocigpu.gpus.nvidia.selection import DISPLAY_ONLY
 from ocigpu.kubernetes.config import Configuration
 from ocigpu.kubernetes.devices import GPU_RESOURCE, mig_name, single_problem
 from ocigpu.kubernetes.hardware import Hardware, MigSize
 from ocigpu.kubernetes.sharing import DOMAIN
 from ocigpu.kubernetes.vgpu import Vgpu
-from ocigpu.selection import DISPLAY_ONLY
 
 MAX_VALUE = 63
 """Characters of a label's value, and of its name after the domain."""

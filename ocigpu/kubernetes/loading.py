@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ocigpu.cdi.draft import FEATURE_FLAGS, HOOK_NAMES
-from ocigpu.errors import UsageError, quoted
-from ocigpu.kubernetes.config import OPTIONS, Configuration, Option, configure
+from ocigpu.core.errors import UsageError, quoted
+from ocigpu.kubernetes.config import OPTIONS, Configuration, PluginOption, configure
 from ocigpu.kubernetes.schema import MAX_BYTES, ConfigFile, config_error, parse_config_file
 
 CONFIG_FLAG, CONFIG_VARIABLE = "config-file", "CONFIG_FILE"
@@ -26,7 +26,7 @@ class Told(NamedTuple):
 def parse_flags(
     words: Sequence[str],
     environment: Mapping[str, str],
-    options: Sequence[Option] = PLUGIN_OPTIONS,
+    options: Sequence[PluginOption] = PLUGIN_OPTIONS,
     command: str = "device-plugin",
     file_variables: Sequence[str] = (CONFIG_VARIABLE,),
 ) -> Told:

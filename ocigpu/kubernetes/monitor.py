@@ -3,13 +3,13 @@
 from collections.abc import Iterable
 
 from ocigpu.kubernetes.config import Configuration
-from ocigpu.kubernetes.devices import Device, Inventory, Resource
+from ocigpu.kubernetes.devices import Inventory, PluginDevice, Resource
 from ocigpu.kubernetes.health import (
     RULES,
     Event,
+    HealthState,
     Observation,
     Rules,
-    State,
     affected,
     observe,
     parse_policy,
@@ -24,7 +24,7 @@ class Monitor:
         options = configuration.options
         self.policy, self.notes = parse_policy(options.disabled_health_checks, options.enabled_health_checks)
         self._rules = rules
-        self.states: dict[str, State] = dict(before.states) if before else {}
+        self.states: dict[str, HealthState] = dict(before.states) if before else {}
 
     def has_read(self, inventory: Inventory, now: float) -> None:
         """The node was read: a device with an error has a fault, every other one has answered well."""
@@ -54,9 +54,9 @@ class Monitor:
         return with_health(resource, self.states)
 
     def _observe(self, uuid: str, seen: Observation) -> None:
-        self.states[uuid] = observe(self.states.get(uuid, State()), seen, self._rules)
+        self.states[uuid] = observe(self.states.get(uuid, HealthState()), seen, self._rules)
 
 
-def _devices(inventory: Inventory) -> Iterable[Device]:
+def _devices(inventory: Inventory) -> Iterable[PluginDevice]:
     """Return the devices of all resources, of several replicas one."""
     return {device.uuid: device for resource in inventory.resources for device in resource.devices}.values()

@@ -7,7 +7,7 @@ Sources: NVIDIA's MPS documentation (environment variables, limits by compute ca
 
 from typing import NamedTuple
 
-from ocigpu.facts import HostFacts
+from ocigpu.core.facts import HostFacts
 from ocigpu.kubernetes.devices import Resource
 
 CONTAINER_ROOT = "/mps"

@@ -14,11 +14,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from ocigpu.errors import HostError, OcigpuError, UsageError, printable, quoted
-from ocigpu.facts import HostFacts
+from ocigpu.core.errors import HostError, OcigpuError, UsageError, printable, quoted
+from ocigpu.core.facts import HostFacts
 from ocigpu.kubernetes.compute_mode import DEFAULT, EXCLUSIVE_PROCESS, set_compute_mode
 from ocigpu.kubernetes.mps import LOG_VARIABLE, PIPE_VARIABLE, Directories
-from ocigpu.linux import libc
+from ocigpu.system import libc
 
 PROGRAM = "nvidia-cuda-mps-control"
 MAX_LINES = 50

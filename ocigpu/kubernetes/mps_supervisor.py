@@ -10,18 +10,18 @@ import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ocigpu.errors import HostError, OcigpuError
-from ocigpu.facts import HostFacts
+from ocigpu.core.errors import HostError, OcigpuError
+from ocigpu.core.facts import HostFacts
+from ocigpu.core.settings import Settings
 from ocigpu.kubernetes.config import Configuration
 from ocigpu.kubernetes.devices import Resource
 from ocigpu.kubernetes.loading import Told, file_state, read_configuration
 from ocigpu.kubernetes.mps import control_commands, mps_directories, mps_problem
 from ocigpu.kubernetes.mps_control import ControlDaemon, Job, Log, Times, find_program
 from ocigpu.kubernetes.mps_gate import mps_root
-from ocigpu.kubernetes.node import Node, host_settings, read_node
+from ocigpu.kubernetes.node import KubernetesNode, host_settings, read_node
 from ocigpu.kubernetes.sharing import DOMAIN
 from ocigpu.kubernetes.waiting import Waiting
-from ocigpu.settings import Settings
 
 FIRST_RETRY, LONGEST_RETRY = 1.0, 60.0
 STEADY = 60.0
@@ -34,7 +34,7 @@ READY = ".ready"
 """File below the root: all daemons are ready, or none is needed.  For the readiness probe of the pod."""
 
 
-class Keeper:
+class MpsKeeper:
     """One daemon and when it is to be started; ``since``: since when it runs, None for not."""
 
     def __init__(self, daemon: ControlDaemon, now: float) -> None:
@@ -52,7 +52,7 @@ class Keeper:
         self.since = None
 
 
-class Plan(NamedTuple):
+class MpsPlan(NamedTuple):
     """``jobs`` by resource; ``problems``: why a resource, or all, cannot be shared."""
 
     jobs: "dict[str, Job]" = {}
@@ -63,12 +63,12 @@ class Plan(NamedTuple):
     """Whether a GPU that is to be shared is in a bad way."""
 
 
-def plan_daemons(node: Node, configuration: Configuration, shm_size: str) -> Plan:
+def plan_daemons(node: KubernetesNode, configuration: Configuration, shm_size: str) -> MpsPlan:
     """Return the daemons that this node needs; no privilege, nothing is changed."""
     if configuration.sharing.strategy != "mps":
-        return Plan()
+        return MpsPlan()
     if node.source != "nvml" or (node.facts.gpus and node.hardware.problem):
-        return Plan(
+        return MpsPlan(
             problems=(node.inventory.reason or node.hardware.problem or "there are no GPUs for MPS",), silent=True
         )
     jobs, problems, incomplete = {}, [], False
@@ -83,10 +83,10 @@ def plan_daemons(node: Node, configuration: Configuration, shm_size: str) -> Pla
             problems.append(f"{resource.name}: {problem}")
         else:
             jobs[resource.name] = _make_job(resource, node, program, mps_root(configuration), shm_size)
-    return Plan(jobs, tuple(problems), incomplete=incomplete)
+    return MpsPlan(jobs, tuple(problems), incomplete=incomplete)
 
 
-def _make_job(resource: Resource, node: Node, program: str, root: str, shm_size: str) -> Job:
+def _make_job(resource: Resource, node: KubernetesNode, program: str, root: str, shm_size: str) -> Job:
     memory = {uuid: details.memory_mib for uuid, details in node.hardware.gpus.items()}
     gpus = tuple(dict.fromkeys(device.uuid for device in resource.devices if device.is_replica and not device.error))
     healthy = resource._replace(devices=tuple(device for device in resource.devices if device.uuid in gpus))
@@ -117,7 +117,7 @@ class Supervisor:
         self._shm_size = shm_size
         self._log = log
         self._times = times or Times()
-        self._keepers: dict[str, Keeper] = {}
+        self._keepers: dict[str, MpsKeeper] = {}
         self._said: dict[str, str] = {}
         self._file: tuple[int, ...] = ()
         self._root = ""
@@ -190,11 +190,13 @@ class Supervisor:
                 self._keepers.pop(name).daemon.stop()
             elif job._replace(facts=HostFacts()) != keeper.daemon.job._replace(facts=HostFacts()):
                 keeper.daemon.stop(keep=again)
-                self._keepers[name] = Keeper(ControlDaemon(job, self._log, self._times), keeper.due if again else now)
+                self._keepers[name] = MpsKeeper(
+                    ControlDaemon(job, self._log, self._times), keeper.due if again else now
+                )
                 self._keepers[name].delay = keeper.delay if again else 0.0
         for name, job in plan.jobs.items():
             if name not in self._keepers:
-                self._keepers[name] = Keeper(ControlDaemon(job, self._log, self._times), now)
+                self._keepers[name] = MpsKeeper(ControlDaemon(job, self._log, self._times), now)
 
     def _take_back(self, wanted: "Mapping[str, Job]", facts: HostFacts) -> None:
         """Remove what a predecessor that was killed made for resources that are not wanted any more.
@@ -211,7 +213,7 @@ class Supervisor:
                 job = Job(resource, find_program(facts), directories, others, (), self._shm_size, facts)
                 ControlDaemon(job, self._log, self._times).take_back()
 
-    def _extend(self, keeper: Keeper, job: Job) -> None:
+    def _extend(self, keeper: MpsKeeper, job: Job) -> None:
         try:
             added = keeper.daemon.extend(job)
         except HostError as error:
@@ -220,7 +222,7 @@ class Supervisor:
         if added:
             self._log("info", f"{job.resource}: MPS also has {', '.join(added)}", resource=job.resource)
 
-    def _keep(self, resource: str, keeper: Keeper, waiting: Waiting) -> None:
+    def _keep(self, resource: str, keeper: MpsKeeper, waiting: Waiting) -> None:
         now = time.monotonic()
         if keeper.since is not None:
             if keeper.daemon.is_running():

@@ -6,26 +6,26 @@ Nothing here ends because a GPU or its driver is in a bad way: then the inventor
 import os
 from typing import NamedTuple
 
-from ocigpu.errors import HostError
-from ocigpu.facts import HostFacts
-from ocigpu.host.discover import read_host_facts
-from ocigpu.host.pci import NVIDIA_VENDOR, Function, read_functions
-from ocigpu.host.procfs import normal_bus_id
-from ocigpu.host.tree import find_roots
-from ocigpu.host.vfio import GPU_CLASSES, VFIO_DRIVERS, read_vfio_facts
-from ocigpu.host.wsl import is_wsl, read_wsl_facts
-from ocigpu.kubernetes.config import Configuration, Options
-from ocigpu.kubernetes.devices import GPU_RESOURCE, Device, Inventory, Resource, make_inventory
+from ocigpu.core.errors import HostError
+from ocigpu.core.facts import HostFacts
+from ocigpu.core.settings import Settings
+from ocigpu.gpus.nvidia.discover import read_host_facts
+from ocigpu.gpus.nvidia.procfs import normal_bus_id
+from ocigpu.gpus.pci import NVIDIA_VENDOR, Function, read_functions
+from ocigpu.gpus.tree import find_roots
+from ocigpu.gpus.vfio.facts import GPU_CLASSES, VFIO_DRIVERS, read_vfio_facts
+from ocigpu.gpus.wsl.facts import is_wsl, read_wsl_facts
+from ocigpu.kubernetes.config import Configuration, PluginOptions
+from ocigpu.kubernetes.devices import GPU_RESOURCE, Inventory, PluginDevice, Resource, make_inventory
 from ocigpu.kubernetes.hardware import Hardware, read_hardware
 from ocigpu.kubernetes.topology import numa_nodes, pair_scores, read_place, read_places
 from ocigpu.kubernetes.vfio import BY_MODEL, make_vfio_inventory, read_model_names
-from ocigpu.settings import Settings
 
 GONE = "this GPU is gone"
 _DXG = "/dev/dxg"
 
 
-class Node(NamedTuple):
+class KubernetesNode(NamedTuple):
     """``source``: "nvml", "wsl" or "vfio"; "" when the driver cannot be asked, for the reason in the inventory.
 
     ``scores``: how well GPUs are connected, by pairs of UUIDs.  ``machines``: GPUs that a VFIO driver has.
@@ -39,7 +39,7 @@ class Node(NamedTuple):
     machines: tuple[Function, ...] = ()
 
 
-def host_settings(settings: Settings, options: Options) -> Settings:
+def host_settings(settings: Settings, options: PluginOptions) -> Settings:
     """Return the settings with the plugin's driver root: in its own container that is where it was mounted."""
     if settings.simulation_root:
         return settings
@@ -48,7 +48,7 @@ def host_settings(settings: Settings, options: Options) -> Settings:
     return settings._replace(driver_root=options.driver_root, driver_dev_root=options.dev_root)
 
 
-def read_node(settings: Settings, configuration: Configuration) -> Node:
+def read_node(settings: Settings, configuration: Configuration) -> KubernetesNode:
     """Return what this node offers now, by the discovery strategy; asks NVML, in processes of their own.
 
     ``settings``: those of :func:`host_settings`.  Must be called from a process with one thread.
@@ -66,42 +66,42 @@ def read_node(settings: Settings, configuration: Configuration) -> Node:
     return node
 
 
-def _read_nvml(settings: Settings, configuration: Configuration) -> Node:
+def _read_nvml(settings: Settings, configuration: Configuration) -> KubernetesNode:
     try:
         facts = read_host_facts(settings)
     except HostError as error:
-        return Node("", HostFacts(), Inventory(reason=error.message))
+        return KubernetesNode("", HostFacts(), Inventory(reason=error.message))
     places = read_places(find_roots(settings).sys, facts.gpus)
     hardware = read_hardware(facts)
     inventory = make_inventory(facts, configuration, numa_nodes(places))
-    return Node("nvml", facts, inventory, hardware, pair_scores(places, hardware))
+    return KubernetesNode("nvml", facts, inventory, hardware, pair_scores(places, hardware))
 
 
-def _read_wsl(settings: Settings, configuration: Configuration) -> Node:
+def _read_wsl(settings: Settings, configuration: Configuration) -> KubernetesNode:
     node = read_wsl_facts(settings, ()).node
     path = node.container_path if node else _DXG
     try:
         facts = read_host_facts(settings)
     except HostError as error:  # the one device stands for all GPUs
-        device = Device("all", "all", "all", "all", (path,), error="" if node else f"the host has no {_DXG}")
+        device = PluginDevice("all", "all", "all", "all", (path,), error="" if node else f"the host has no {_DXG}")
         notes = (f"{error.message}; all GPUs are offered as one",)
-        return Node("wsl", HostFacts(), Inventory((Resource(GPU_RESOURCE, (device,), "wsl"),), notes))
-    return Node("wsl", facts, make_inventory(facts, configuration, wsl_node=path))
+        return KubernetesNode("wsl", HostFacts(), Inventory((Resource(GPU_RESOURCE, (device,), "wsl"),), notes))
+    return KubernetesNode("wsl", facts, make_inventory(facts, configuration, wsl_node=path))
 
 
-def _read_vfio(settings: Settings, configuration: Configuration) -> Node:
+def _read_vfio(settings: Settings, configuration: Configuration) -> KubernetesNode:
     roots = find_roots(settings)
     try:
         facts = read_vfio_facts(roots)
     except HostError as error:
-        return Node("", HostFacts(), Inventory(reason=error.message))
+        return KubernetesNode("", HostFacts(), Inventory(reason=error.message))
     addresses = [item.function.address for item in facts.candidates]
     numa = {address: read_place(roots.sys, normal_bus_id(address)).numa for address in addresses}
     resource = configuration.options.vfio_resource
     names = read_model_names() if resource == BY_MODEL else {}
     functions = [item.function for item in facts.candidates if not item.is_switch]
     machines = tuple(function for function in functions if function.driver in VFIO_DRIVERS)
-    return Node("vfio", HostFacts(), make_vfio_inventory(facts, resource, names, numa), machines=machines)
+    return KubernetesNode("vfio", HostFacts(), make_vfio_inventory(facts, resource, names, numa), machines=machines)
 
 
 def carry_over(before: Inventory, now: Inventory) -> Inventory:

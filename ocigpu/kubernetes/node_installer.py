@@ -10,12 +10,12 @@ import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ocigpu.errors import HostError, OcigpuError, printable
+from ocigpu.core.errors import HostError, OcigpuError, printable
 from ocigpu.kubernetes.api_server import ApiServer, apply, find_api_server
 from ocigpu.kubernetes.host_engine import HostEngine, Running, runtime_path
 from ocigpu.kubernetes.host_files import HostFiles, payload_version
 from ocigpu.kubernetes.waiting import Waiting
-from ocigpu.watch import Log
+from ocigpu.system.service_log import ServiceLog
 
 LABEL = "ocigpu/runtime"
 """``ready``; ``installing``, ``failed.CODE``, ``removing`` otherwise; not there where nothing was installed."""
@@ -32,7 +32,7 @@ class RestartFailedError(HostError):
     """The engine did not come back with the new configuration; tried again, it would be restarted again."""
 
 
-class Options(NamedTuple):
+class InstallerOptions(NamedTuple):
     """What the command line says; see ``ocigpu node-installer --help``."""
 
     host_root: str = "/host"
@@ -52,7 +52,11 @@ class NodeInstaller:
     """Installs on, or removes from, one node."""
 
     def __init__(
-        self, options: Options, environment: Mapping[str, str], log: Log, server: ApiServer | None = None
+        self,
+        options: InstallerOptions,
+        environment: Mapping[str, str],
+        log: ServiceLog,
+        server: ApiServer | None = None,
     ) -> None:
         self._options = options
         self._log = log

@@ -11,8 +11,8 @@ from typing import Any
 
 import pynvml
 
-from ocigpu.host.nvml_child import MAX_GPUS, MAX_MIG_DEVICES
-from ocigpu.kubernetes.nvml_process import Place, load
+from ocigpu.gpus.nvidia.nvml_child import MAX_GPUS, MAX_MIG_DEVICES
+from ocigpu.kubernetes.nvml_process import DriverPlace, load
 
 MIG_FIELDS = {
     "memory_mib": "memorySizeMB",
@@ -30,7 +30,7 @@ FABRIC_COMPLETED = 3  # NVML_GPU_FABRIC_STATE_COMPLETED
 
 def main(parent: str, *place: str) -> None:
     """Load NVML at this place and print what it says; raises OSError or NVMLError when it says nothing."""
-    load(parent, Place(*place))
+    load(parent, DriverPlace(*place))
     handles = [
         _try(pynvml.nvmlDeviceGetHandleByIndex, index)
         for index in range(min(_try(pynvml.nvmlDeviceGetCount) or 0, MAX_GPUS))

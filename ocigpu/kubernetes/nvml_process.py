@@ -10,9 +10,9 @@ import subprocess
 import sys
 from typing import Any, NamedTuple
 
-from ocigpu.errors import printable
-from ocigpu.facts import HostFacts
-from ocigpu.host.nvml_child import _drop_privileges, _end_with, _enter, _identity
+from ocigpu.core.errors import printable
+from ocigpu.core.facts import HostFacts
+from ocigpu.gpus.nvidia.nvml_child import _drop_privileges, _end_with, _enter, _identity
 
 REAP = 0.5
 """Seconds given to a killed process to end: one that is stuck in the driver does not, and is left to init."""
@@ -26,7 +26,7 @@ class NvmlError(Exception):
     """Why NVML gave no answer: one line."""
 
 
-class Place(NamedTuple):
+class DriverPlace(NamedTuple):
     """``library``: path of NVML, "" for none, below the driver root ``chroot`` when that is to be entered for it.
 
     ``simulation``: root of a simulated host, "" for a real one.
@@ -37,15 +37,15 @@ class Place(NamedTuple):
     simulation: str = ""
 
 
-def nvml_place(facts: HostFacts) -> Place:
+def nvml_place(facts: HostFacts) -> DriverPlace:
     """Return where NVML is; a driver root is entered when it has the device nodes too, as for the facts."""
     path = next((lib.host_path for lib in facts.libraries if lib.soname == "libnvidia-ml.so.1" and lib.bits == 64), "")
     if facts.simulated:
-        return Place(path, "", facts.driver_root)
+        return DriverPlace(path, "", facts.driver_root)
     root = facts.driver_root.rstrip("/")
     if root and any(node.host_path.startswith(f"{root}/dev/") for node in facts.control_nodes):
-        return Place(path.removeprefix(root), root)
-    return Place(path)
+        return DriverPlace(path.removeprefix(root), root)
+    return DriverPlace(path)
 
 
 def command(module: str, *arguments: str) -> list[str]:
@@ -92,11 +92,11 @@ def reap(child: "subprocess.Popen[bytes]") -> None:
         child.returncode = -9
 
 
-def load(parent: str, place: Place, *, as_root: bool = False) -> None:
+def load(parent: str, place: DriverPlace, *, as_root: bool = False) -> None:
     """Load and initialise NVML, in the process that :func:`command` started.
 
-    Gives up root first unless it is needed, as :mod:`ocigpu.host.nvml_child` does; ends with the process ``parent``.
-    Raises OSError or NVMLError when the library cannot be used.
+    Gives up root first unless it is needed, as :mod:`ocigpu.gpus.nvidia.nvml_child` does; ends with the process
+    ``parent``. Raises OSError or NVMLError when the library cannot be used.
     """
     import pynvml
 

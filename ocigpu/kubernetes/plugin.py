@@ -15,9 +15,10 @@ from collections.abc import Mapping
 from types import FrameType
 from typing import Any, NamedTuple
 
-from ocigpu.errors import HostError, OcigpuError, as_own_error
+from ocigpu.core.errors import HostError, OcigpuError, as_own_error
+from ocigpu.core.settings import Settings
 from ocigpu.kubernetes.allocate import usable_channels
-from ocigpu.kubernetes.config import Configuration, Options
+from ocigpu.kubernetes.config import Configuration, PluginOptions
 from ocigpu.kubernetes.devices import Inventory, Resource
 from ocigpu.kubernetes.events import EventWatcher
 from ocigpu.kubernetes.health import RULES, Rules
@@ -25,11 +26,10 @@ from ocigpu.kubernetes.loading import Told, configured, file_state, read_configu
 from ocigpu.kubernetes.monitor import Monitor
 from ocigpu.kubernetes.mps import mps_problem
 from ocigpu.kubernetes.mps_gate import waiting_resources, waits_for_mps
-from ocigpu.kubernetes.node import Node, carry_over, host_settings
-from ocigpu.kubernetes.reader import NodeReader, Reading
+from ocigpu.kubernetes.node import KubernetesNode, carry_over, host_settings
+from ocigpu.kubernetes.reader import HardwareReader, Reading
 from ocigpu.kubernetes.server import FIRST_RETRY, LONGEST_RETRY, Offer, Registration, ResourceServer, identity
-from ocigpu.settings import Settings
-from ocigpu.watch import Log
+from ocigpu.system.service_log import ServiceLog
 
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 
@@ -42,7 +42,7 @@ class Timing(NamedTuple):
     rules: Rules = RULES
 
 
-class SharedLog(Log):
+class SharedLog(ServiceLog):
     """The log of a program with several threads: a line is written in one piece, and lost where nobody takes it."""
 
     def __init__(self, as_json: bool) -> None:
@@ -86,15 +86,15 @@ class DevicePlugin:
         self.timing = timing or Timing()
         fixed = configured(told.flags, environment).options
         self.kubelet = fixed.kubelet_socket
-        self.directory = os.path.dirname(self.kubelet or Options().kubelet_socket)
+        self.directory = os.path.dirname(self.kubelet or PluginOptions().kubelet_socket)
         self.configuration: Configuration | None = None
         self.settings = settings
         self.monitor = Monitor(Configuration())
-        self.reader = NodeReader()
+        self.reader = HardwareReader()
         self.watcher = EventWatcher()
         self.without_mps: frozenset[str] = frozenset()
         """Resources whose control daemon is not ready."""
-        self.node: Node | None = None
+        self.node: KubernetesNode | None = None
         self.inventory = Inventory()
         self.served: dict[str, Served] = {}
         self._file: tuple[int, ...] = ()

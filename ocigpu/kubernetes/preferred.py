@@ -10,8 +10,8 @@ import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-from ocigpu.errors import RequestError
-from ocigpu.kubernetes.devices import Device
+from ocigpu.core.errors import RequestError
+from ocigpu.kubernetes.devices import PluginDevice
 
 Scores = Mapping[tuple[str, str], int]
 """How well two GPUs are connected, by their UUIDs in both orders; what is missing counts 0."""
@@ -24,7 +24,7 @@ MAX_EXCHANGES = 256
 
 
 def prefer(
-    devices: Sequence[Device],
+    devices: Sequence[PluginDevice],
     available: Sequence[str],
     must_include: Sequence[str],
     size: int,
@@ -53,7 +53,7 @@ def prefer(
     return required + _aligned(candidates, required, wanted, scores)
 
 
-def _order(device: Device | None, id_: str) -> tuple[tuple[int, ...], str, int, str]:
+def _order(device: PluginDevice | None, id_: str) -> tuple[tuple[int, ...], str, int, str]:
     """Sort by ordinal, then by the number of the replica; what is unknown comes last."""
     if device is None:
         return (1 << 30,), id_, 0, id_
@@ -65,7 +65,9 @@ def _order(device: Device | None, id_: str) -> tuple[tuple[int, ...], str, int, 
 # replicas and MIG devices
 
 
-def _by_policy(known: Mapping[str, Device], candidates: Sequence[str], wanted: int, policy: str) -> tuple[str, ...]:
+def _by_policy(
+    known: Mapping[str, PluginDevice], candidates: Sequence[str], wanted: int, policy: str
+) -> tuple[str, ...]:
     """Take one after another from the GPU with the fewest (packed: the most) devices given away.
 
     Of equally busy GPUs, the one that was taken from least often now.

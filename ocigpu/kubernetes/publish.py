@@ -8,9 +8,9 @@ namespace; for the node itself nodes patch, which Kubernetes cannot narrow to on
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ocigpu.errors import HostError, SettingsError
+from ocigpu.core.errors import HostError, SettingsError
 from ocigpu.kubernetes.api_server import ApiServer, apply, find_api_server, read_namespace, request
-from ocigpu.kubernetes.config import Options
+from ocigpu.kubernetes.config import PluginOptions
 from ocigpu.kubernetes.labels import render_features
 from ocigpu.kubernetes.surroundings import remove_features, write_features
 
@@ -19,7 +19,7 @@ FEATURE_API = "nfd.k8s-sigs.io/v1alpha1"
 FEATURE_NODE = "nfd.node.kubernetes.io/node-name"
 
 
-class Place(NamedTuple):
+class LabelPlace(NamedTuple):
     """Where labels go: ``target`` is one of :data:`TARGETS`, ``path`` that of the file; the rest is for the others."""
 
     target: str
@@ -41,7 +41,9 @@ def feature_name(node: str) -> str:
     return f"nvidia-features-for-{node}"
 
 
-def find_place(options: Options, target: str, environment: Mapping[str, str], server: ApiServer | None = None) -> Place:
+def find_place(
+    options: PluginOptions, target: str, environment: Mapping[str, str], server: ApiServer | None = None
+) -> LabelPlace:
     """Return where labels go; ``target`` "": a NodeFeature in a pod with useNodeFeatureAPI set, else a file.
 
     Asks the API server who owns our pod.  Raises SettingsError (OCIGPU-KUBE-1) when something needed is not in the
@@ -54,7 +56,7 @@ def find_place(options: Options, target: str, environment: Mapping[str, str], se
     if target == "file":
         if not options.output_file:
             raise SettingsError("OCIGPU-KUBE-1", "labels: no output file", "Set --output-file.")
-        return Place("file", options.output_file)
+        return LabelPlace("file", options.output_file)
     if server is None:
         raise SettingsError(
             "OCIGPU-KUBE-1",
@@ -64,13 +66,13 @@ def find_place(options: Options, target: str, environment: Mapping[str, str], se
     if not node:
         raise SettingsError("OCIGPU-KUBE-1", "labels: NODE_NAME is not set", "Set it from the field spec.nodeName.")
     if target == "node":
-        return Place("node", server=server, node=node)
+        return LabelPlace("node", server=server, node=node)
     namespace = environment.get("POD_NAMESPACE") or environment.get("NAMESPACE") or read_namespace(server)
     owner = _find_owner(server, namespace, environment.get("POD_NAME", ""))
-    return Place("node-feature", server=server, node=node, namespace=namespace, owner=owner)
+    return LabelPlace("node-feature", server=server, node=node, namespace=namespace, owner=owner)
 
 
-def publish(place: Place, labels: Mapping[str, str]) -> None:
+def publish(place: LabelPlace, labels: Mapping[str, str]) -> None:
     """Put the labels where they belong, in place of those that were put there before; raises HostError."""
     if place.target == "file":
         write_features(place.path, render_features(labels))
@@ -87,7 +89,7 @@ def publish(place: Place, labels: Mapping[str, str]) -> None:
         raise HostError("OCIGPU-KUBE-5", f"labels of {place}: the API server has {missing}")
 
 
-def withdraw(place: Place) -> None:
+def withdraw(place: LabelPlace) -> None:
     """Remove the labels; those that are not there are no error.  Raises HostError."""
     if place.target == "file":
         remove_features(place.path)
@@ -97,11 +99,11 @@ def withdraw(place: Place) -> None:
         request(place.server, "DELETE", _feature_path(place))
 
 
-def _feature_path(place: Place) -> str:
+def _feature_path(place: LabelPlace) -> str:
     return f"/apis/{FEATURE_API}/namespaces/{place.namespace}/nodefeatures/{feature_name(place.node)}"
 
 
-def _feature(place: Place, labels: Mapping[str, str]) -> "dict[str, Any]":
+def _feature(place: LabelPlace, labels: Mapping[str, str]) -> "dict[str, Any]":
     metadata: dict[str, Any] = {
         "name": feature_name(place.node),
         "namespace": place.namespace,

@@ -10,14 +10,14 @@ import subprocess
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
-from ocigpu.errors import HostError, OcigpuError, as_own_error
-from ocigpu.host.discover import read_host_facts
-from ocigpu.host.wsl import is_wsl
+from ocigpu.core.errors import HostError, OcigpuError, as_own_error
+from ocigpu.core.settings import Settings
+from ocigpu.gpus.nvidia.discover import read_host_facts
+from ocigpu.gpus.wsl.facts import is_wsl
 from ocigpu.kubernetes.config import Configuration
-from ocigpu.kubernetes.node import Node, read_node
+from ocigpu.kubernetes.node import KubernetesNode, read_node
 from ocigpu.kubernetes.nvml_process import command, reap
 from ocigpu.kubernetes.specifications import write_specifications
-from ocigpu.settings import Settings
 
 DEADLINE = 90.0
 """Seconds for one reading: NVML is asked up to four times, each time with a deadline of its own."""
@@ -29,12 +29,12 @@ class Reading(NamedTuple):
     ``silent``: why NVML gave no answer about GPUs that may well be there; ``problems``: of CDI specifications.
     """
 
-    node: Node | None
+    node: KubernetesNode | None
     silent: str = ""
     problems: tuple[str, ...] = ()
 
 
-def read_again(before: Node | None, settings: Settings, configuration: Configuration) -> Reading:
+def read_again(before: KubernetesNode | None, settings: Settings, configuration: Configuration) -> Reading:
     """Return the node as it is now; what has not changed is not looked at closely.  Asks NVML by a forked child."""
     if configuration.options.device_discovery_strategy != "vfio" and not is_wsl(settings):
         try:
@@ -53,7 +53,7 @@ def main(descriptor: str) -> None:
     """Answer requests, (settings, configuration), on a connected socket until the other side closes it."""
     connection = Connection(int(descriptor))
     last: tuple[Settings, Configuration] | None = None
-    node: Node | None = None
+    node: KubernetesNode | None = None
     problems: tuple[str, ...] = ()
     while True:
         try:
@@ -80,7 +80,7 @@ def main(descriptor: str) -> None:
             return
 
 
-class NodeReader:
+class HardwareReader:
     """The parent's side: at most one request is under way; nothing here waits for the child."""
 
     def __init__(self) -> None:

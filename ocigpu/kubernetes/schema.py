@@ -12,7 +12,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, StrictBool, StrictInt, StrictStr, ValidationError
 from pydantic.alias_generators import to_camel
 
-from ocigpu.errors import SettingsError, printable, quoted
+from ocigpu.core.errors import SettingsError, printable, quoted
 
 MAX_BYTES = 1 << 20
 """As much as a ConfigMap may hold."""
@@ -22,7 +22,7 @@ MAX_SHOWN = 4
 _BY_HAND = {"device_id_strategy": "deviceIDStrategy", "nvidia_ctk_path": "nvidiaCTKPath", "channel_ids": "channelIDs"}
 
 
-class Part(BaseModel):
+class SchemaPart(BaseModel):
     """A mapping of the file: keys in camel case, nothing unknown, nothing converted; None for what is not given."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(
@@ -33,7 +33,7 @@ class Part(BaseModel):
     )
 
 
-class PluginFlags(Part):
+class PluginFlags(SchemaPart):
     """``flags.plugin``."""
 
     pass_device_specs: StrictBool | None = None
@@ -45,7 +45,7 @@ class PluginFlags(Part):
     shared_devices_allocation_policy: StrictStr | None = None
 
 
-class GfdFlags(Part):
+class GfdFlags(SchemaPart):
     """``flags.gfd``: node labels."""
 
     oneshot: StrictBool | None = None
@@ -55,7 +55,7 @@ class GfdFlags(Part):
     machine_type_file: StrictStr | None = None
 
 
-class Flags(Part):
+class Flags(SchemaPart):
     """``flags``."""
 
     mig_strategy: StrictStr | None = None
@@ -72,21 +72,21 @@ class Flags(Part):
     gfd: GfdFlags | None = None
 
 
-class NamePattern(Part):
+class NamePattern(SchemaPart):
     """An entry of ``resources``: devices whose model or profile matches ``pattern`` are of resource ``name``."""
 
     pattern: StrictStr
     name: StrictStr
 
 
-class Resources(Part):
+class Resources(SchemaPart):
     """``resources``."""
 
     gpus: list[NamePattern] | None = None
     mig: list[NamePattern] | None = None
 
 
-class SharedResource(Part):
+class SharedResource(SchemaPart):
     """An entry of ``sharing.timeSlicing.resources`` or ``sharing.mps.resources``."""
 
     name: StrictStr | None = None
@@ -95,7 +95,7 @@ class SharedResource(Part):
     replicas: StrictInt | None = None
 
 
-class SharingBlock(Part):
+class SharingBlock(SchemaPart):
     """``sharing.timeSlicing`` or ``sharing.mps``."""
 
     rename_by_default: StrictBool = False
@@ -103,21 +103,21 @@ class SharingBlock(Part):
     resources: list[SharedResource] | None = None
 
 
-class SharingPart(Part):
+class SharingPart(SchemaPart):
     """``sharing``."""
 
     time_slicing: SharingBlock | None = None
     mps: SharingBlock | None = None
 
 
-class ImexPart(Part):
+class ImexPart(SchemaPart):
     """``imex``."""
 
     channel_ids: list[StrictInt] | None = None
     required: StrictBool | None = None
 
 
-class ConfigFile(Part):
+class ConfigFile(SchemaPart):
     """The whole file."""
 
     version: Literal["v1"] = "v1"
@@ -164,11 +164,11 @@ def shown(value: Any) -> str:
     return quoted(str(value), 60)
 
 
-def _keys(model: type[Part]) -> list[str]:
+def _keys(model: type[SchemaPart]) -> list[str]:
     return [field.alias or name for name, field in model.model_fields.items()]
 
 
-_MEMBERS: dict[str, type[Part]] = {
+_MEMBERS: dict[str, type[SchemaPart]] = {
     "": ConfigFile,
     "flags": Flags,
     "flags.plugin": PluginFlags,

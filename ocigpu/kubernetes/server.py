@@ -13,16 +13,16 @@ from typing import Any, NamedTuple, NoReturn
 
 import grpc
 
-from ocigpu.errors import HostError, OcigpuError, RequestError, as_own_error, printable
+from ocigpu.core.errors import HostError, OcigpuError, RequestError, as_own_error, printable
+from ocigpu.core.settings import Settings
 from ocigpu.kubernetes.allocate import allocate
 from ocigpu.kubernetes.api import deviceplugin_pb2 as pb
 from ocigpu.kubernetes.api.messages import VERSION, container_response, device_list
 from ocigpu.kubernetes.api.services import DEVICE_PLUGIN, REGISTRATION, method, serve
 from ocigpu.kubernetes.config import Configuration
 from ocigpu.kubernetes.devices import Resource
-from ocigpu.kubernetes.node import Node
+from ocigpu.kubernetes.node import KubernetesNode
 from ocigpu.kubernetes.preferred import prefer
-from ocigpu.settings import Settings
 
 Log = Callable[..., None]
 
@@ -45,7 +45,7 @@ class Offer(NamedTuple):
     """What a server answers from; the resource has the devices' health."""
 
     resource: Resource
-    node: Node
+    node: KubernetesNode
     configuration: Configuration
     settings: Settings
 

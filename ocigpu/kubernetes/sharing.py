@@ -3,7 +3,7 @@
 import re
 from typing import Any, NamedTuple
 
-from ocigpu.errors import quoted
+from ocigpu.core.errors import quoted
 from ocigpu.kubernetes.schema import SharedResource, SharingBlock, SharingPart, config_error, shown
 
 DOMAIN = "nvidia.com/"

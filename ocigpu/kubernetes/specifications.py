@@ -12,14 +12,14 @@ from ocigpu.cdi.draft import GenerateOptions
 from ocigpu.cdi.generate import generate_all
 from ocigpu.cdi.transform import transform_root
 from ocigpu.cdi.write import write_spec
-from ocigpu.errors import CdiError, OcigpuError
+from ocigpu.core.errors import CdiError, OcigpuError
+from ocigpu.core.settings import Settings
 from ocigpu.kubernetes.allocate import CDI_VENDOR, FEATURES, usable_channels
 from ocigpu.kubernetes.config import CDI_STRATEGIES, Configuration
-from ocigpu.kubernetes.node import Node
-from ocigpu.settings import Settings
+from ocigpu.kubernetes.node import KubernetesNode
 
 
-def write_specifications(node: Node, configuration: Configuration, settings: Settings) -> tuple[str, ...]:
+def write_specifications(node: KubernetesNode, configuration: Configuration, settings: Settings) -> tuple[str, ...]:
     """Write what this node's devices need, each file only when its content would be another; returns problems.
 
     ``settings``: those that the node was read with.  Reads the host; must be called from a process with one thread.
@@ -37,7 +37,7 @@ def write_specifications(node: Node, configuration: Configuration, settings: Set
     return tuple(problems)
 
 
-def wanted(node: Node, configuration: Configuration) -> tuple[GenerateOptions, ...]:
+def wanted(node: KubernetesNode, configuration: Configuration) -> tuple[GenerateOptions, ...]:
     """Return what to generate, a specification each."""
     options = configuration.options
     if node.source == "vfio":  # Kata asks for them whatever the strategy is

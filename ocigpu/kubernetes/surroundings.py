@@ -4,10 +4,10 @@ import os
 import shutil
 
 from ocigpu.cdi.write import write_file
-from ocigpu.errors import HostError
-from ocigpu.host.pci import NVIDIA_VENDOR, read_functions
-from ocigpu.host.tree import read_bytes
-from ocigpu.host.vfio import GPU_CLASSES
+from ocigpu.core.errors import HostError
+from ocigpu.gpus.pci import NVIDIA_VENDOR, read_functions
+from ocigpu.gpus.tree import read_bytes
+from ocigpu.gpus.vfio.facts import GPU_CLASSES
 from ocigpu.kubernetes.labels import Surroundings
 from ocigpu.kubernetes.vgpu import SPACE, parse_vgpu
 

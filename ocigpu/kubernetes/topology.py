@@ -9,10 +9,10 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ocigpu.facts import Gpu
-from ocigpu.host.pci import sysfs_names
-from ocigpu.host.procfs import normal_bus_id
-from ocigpu.host.tree import read_text
+from ocigpu.core.facts import Gpu
+from ocigpu.gpus.nvidia.procfs import normal_bus_id
+from ocigpu.gpus.pci import sysfs_names
+from ocigpu.gpus.tree import read_text
 from ocigpu.kubernetes.hardware import Hardware
 
 BOARD, SWITCH, SWITCHES, HOST_BRIDGE, SAME_CPU, OTHER_CPU = 60, 50, 40, 30, 20, 10
@@ -22,19 +22,19 @@ LEVELS = {0: BOARD, 10: SWITCH, 20: SWITCHES, 30: HOST_BRIDGE, 40: SAME_CPU, 50:
 _BEHIND_ONE_SWITCH = 2  # a port of the switch and the GPU
 
 
-class Place(NamedTuple):
+class GpuPlace(NamedTuple):
     """Where a GPU is: the bridges above it from the root of its PCI domain to itself (() unknown), its NUMA node."""
 
     path: tuple[str, ...] = ()
     numa: int = -1
 
 
-def read_places(sys: str, gpus: Sequence[Gpu]) -> dict[str, Place]:
+def read_places(sys: str, gpus: Sequence[Gpu]) -> dict[str, GpuPlace]:
     """Return the places of GPUs by UUID, from <sys>/bus/pci/devices (sysfs-bus-pci of the kernel's ABI documents)."""
     return {gpu.uuid: read_place(sys, gpu.bus_id) for gpu in gpus if gpu.uuid}
 
 
-def read_place(sys: str, bus_id: str) -> Place:
+def read_place(sys: str, bus_id: str) -> GpuPlace:
     """Return the place of a PCI function; one that sysfs does not know has none, and no NUMA node is -1."""
     for name in sysfs_names(bus_id) if bus_id else ():
         directory = f"{sys}/bus/pci/devices/{name}"
@@ -43,16 +43,16 @@ def read_place(sys: str, bus_id: str) -> Place:
             number = (text or "").strip()
             _, _, below = os.path.realpath(directory).rpartition("/devices/")
             path = below.split("/") if below.startswith("pci") else ()
-            return Place(tuple(path), int(number) if number.isdigit() else -1)
-    return Place()
+            return GpuPlace(tuple(path), int(number) if number.isdigit() else -1)
+    return GpuPlace()
 
 
-def numa_nodes(places: Mapping[str, Place]) -> dict[str, int]:
+def numa_nodes(places: Mapping[str, GpuPlace]) -> dict[str, int]:
     """Return the NUMA nodes of the GPUs that have one."""
     return {uuid: place.numa for uuid, place in places.items() if place.numa >= 0}
 
 
-def pair_scores(places: Mapping[str, Place], hardware: Hardware) -> dict[tuple[str, str], int]:
+def pair_scores(places: Mapping[str, GpuPlace], hardware: Hardware) -> dict[tuple[str, str], int]:
     """Return how well each two GPUs are connected, by their UUIDs in both orders."""
     scores = {}
     for one, two in itertools.combinations(places, 2):
@@ -62,7 +62,7 @@ def pair_scores(places: Mapping[str, Place], hardware: Hardware) -> dict[tuple[s
     return scores
 
 
-def path_score(one: Place, two: Place) -> int:
+def path_score(one: GpuPlace, two: GpuPlace) -> int:
     """Return the score of two GPUs from where they are on the PCI bus."""
     common = len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one.path, two.path, strict=False))))
     if common > 1:

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 
 from ocigpu.cdi.draft import DraftDevice, GenerateOptions
 from ocigpu.cdi.sources.vfio import SWITCHES, draft_vfio
-from ocigpu.errors import CdiError
-from ocigpu.host.pci import NVIDIA_VENDOR
-from ocigpu.host.vfio import Candidate, VfioFacts
-from ocigpu.kubernetes.devices import Device, Inventory, Resource
+from ocigpu.core.errors import CdiError
+from ocigpu.gpus.pci import NVIDIA_VENDOR
+from ocigpu.gpus.vfio.facts import Candidate, VfioFacts
+from ocigpu.kubernetes.devices import Inventory, PluginDevice, Resource
 from ocigpu.kubernetes.sharing import DOMAIN, MAX_NAME
 
 BY_MODEL = "model"
@@ -93,10 +93,12 @@ def _parts(facts: VfioFacts, resource: str, names: Mapping[int, str]) -> dict[st
     return found | ({SWITCHES: facts} if switches else {})
 
 
-def _device(device: DraftDevice, facts: VfioFacts, numa: Mapping[str, int]) -> Device:
+def _device(device: DraftDevice, facts: VfioFacts, numa: Mapping[str, int]) -> PluginDevice:
     paths = tuple(str(node["path"]) for node in device.edits.get("deviceNodes", ()))
     single = paths[-1].startswith("/dev/vfio/devices/")
     members = [item for item in facts.candidates if str(item.cdev if single else item.group) == device.name]
     nodes = {numa.get(item.function.address, -1) for item in members}
     address = members[0].function.address
-    return Device(device.name, device.name, address, device.name, paths, numa=nodes.pop() if len(nodes) == 1 else -1)
+    return PluginDevice(
+        device.name, device.name, address, device.name, paths, numa=nodes.pop() if len(nodes) == 1 else -1
+    )

@@ -19,19 +19,20 @@ import os
 import select
 import sys
 
-from ocigpu import rawjson
-from ocigpu.actions import AllowDevice, Bind, JoinGroup, Node, RefreshLdCache, TextFile
-from ocigpu.errors import ApplyError, OcigpuError, as_own_error
-from ocigpu.linux import libc, signals
-from ocigpu.linux.namespaces import in_initial_user_namespace
-from ocigpu.linux.signals import children, reap, seconds_left
-from ocigpu.log import current_step, follow_steps, get_trace, mark, traced
+from ocigpu.core import rawjson
+from ocigpu.core.actions import AllowDevice, Bind, JoinGroup, Node, RefreshLdCache, TextFile
+from ocigpu.core.errors import ApplyError, OcigpuError, as_own_error
 from ocigpu.provision import steps
 from ocigpu.provision.cgroups import apply_device_rules
-from ocigpu.provision.container import Container, join, open_container, open_here, open_root, use_owner_ids
+from ocigpu.provision.container import LiveContainer, join, open_container, open_here, open_root, use_owner_ids
 from ocigpu.provision.files import make_root_writable
 from ocigpu.provision.journal import Journal, new_memory, read_journal, read_step, undo, write_step
 from ocigpu.provision.mounts import Mounts, Source, enter_own_proc, read_host_devices, take_source
+from ocigpu.provision.workplace import Workplace
+from ocigpu.system import libc, signals
+from ocigpu.system.log import current_step, follow_steps, get_trace, mark, traced
+from ocigpu.system.namespaces import in_initial_user_namespace
+from ocigpu.system.signals import children, reap, seconds_left
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,12 +40,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, NamedTuple, NoReturn, TypeAlias
 
-    from ocigpu.actions import Plan
-    from ocigpu.settings import Settings
+    from ocigpu.core.actions import Plan
+    from ocigpu.core.settings import Settings
 
     Sources: TypeAlias = dict[tuple[str, str, tuple[str, ...]], Source]
 else:
-    from ocigpu.record import NamedTuple
+    from ocigpu.core.record import NamedTuple
 
 _COMMIT = b"c"
 _UNDO_SECONDS = 1.0
@@ -98,7 +99,7 @@ def provision(
     """
     notes: tuple[str, ...] = ()
     if config and plan.groups():  # few hosts have nodes that are closed to others
-        from ocigpu.groups import missing_groups
+        from ocigpu.system.groups import missing_groups
 
         notes = missing_groups(config, plan.groups())
     container = traced(("open-container", rootfs), open_container, pid, rootfs, caller.pid)
@@ -135,7 +136,7 @@ def provision_own(plan: "Plan", rootfs: str, settings: "Settings") -> tuple[str,
 
 def _provision_open(
     plan: "Plan",
-    container: Container,
+    container: LiveContainer,
     config: "dict[str, Any] | None",
     settings: "Settings",
     caller: Caller = Caller(),  # noqa: B008 - immutable
@@ -176,13 +177,13 @@ def start_worker(plan: "Plan", settings: "Settings") -> Worker:
     return _start(plan, supplies, _read_job)._replace(waits=True)
 
 
-def _start(plan: "Plan", supplies: Supplies, job: "Callable[[int], Container | None]") -> Worker:
+def _start(plan: "Plan", supplies: Supplies, job: "Callable[[int], LiveContainer | None]") -> Worker:
     memory = new_memory()
     child = _Child(lambda up_fd, down_fd: _work(plan, job, supplies, memory, up_fd, down_fd), memory)
     return Worker(child, memory, supplies)
 
 
-def _read_job(down_fd: int) -> Container | None:
+def _read_job(down_fd: int) -> LiveContainer | None:
     """Wait to be told of a container and open it; None if there is nothing to do."""
     text = b""
     while not text.endswith(b"\n"):
@@ -221,7 +222,7 @@ def _take_supplies(plan: "Plan", settings: "Settings", sources: bool = True) -> 
 
 def _provision(
     plan: "Plan",
-    container: Container,
+    container: LiveContainer,
     config: "dict[str, Any] | None",
     settings: "Settings",
     hired: Worker,
@@ -270,7 +271,7 @@ def _left(left: list[str]) -> str:
 def _abandon(
     worker: "_Child",
     undo_rules: "Callable[[], None] | None",
-    container: Container,
+    container: LiveContainer,
     backup_fd: int,
     memory: "mmap.mmap",
     seconds: float,
@@ -425,7 +426,7 @@ def _describe(error: BaseException) -> "list[Any]":
     return [own.code, message, own.hint, getattr(error, "errno", 0) or 0]
 
 
-def _enter(container: Container, own_proc_fd: int) -> int:
+def _enter(container: LiveContainer, own_proc_fd: int) -> int:
     """Join the container; return its root."""
     _stop_imports()
     join(container)
@@ -438,7 +439,7 @@ def _enter(container: Container, own_proc_fd: int) -> int:
 
 def _load_late() -> None:
     """Load what error messages load late: a codec, and the table of codes."""
-    import ocigpu.codes  # noqa: F401 - found among the loaded modules afterwards
+    import ocigpu.core.codes  # noqa: F401 - found among the loaded modules afterwards
 
     "".encode("unicode_escape")
 
@@ -451,7 +452,7 @@ def _stop_imports() -> None:
 
 def _work(
     plan: "Plan",
-    job: "Callable[[int], Container | None]",
+    job: "Callable[[int], LiveContainer | None]",
     supplies: Supplies,
     memory: "mmap.mmap",
     up_fd: int,
@@ -467,7 +468,7 @@ def _work(
     host_devices = read_host_devices()
     root_fd = traced(("enter", container.rootfs), _enter, container, own_proc_fd)
     journal = Journal(memory)
-    place = steps.Workplace(
+    place = Workplace(
         container=container,
         root_fd=root_fd,
         own_proc_fd=own_proc_fd,
@@ -506,7 +507,7 @@ def _work(
     _write_line(up_fd, {"error": failure, "left": left} if failure else {"left": left})
 
 
-def _recover(container: Container, memory: "mmap.mmap", backup_fd: int, up_fd: int) -> None:
+def _recover(container: LiveContainer, memory: "mmap.mmap", backup_fd: int, up_fd: int) -> None:
     """Undo what a killed worker had noted."""
     own_proc_fd, host_devices = _open_own_proc(), read_host_devices()
     root_fd = traced(

@@ -9,9 +9,7 @@ detached first: a cgroup without a program allows everything.
 import errno
 import os
 
-from ocigpu.errors import ApplyError, printable, quoted
-from ocigpu.linux import bpf
-from ocigpu.linux.namespaces import in_initial_user_namespace
+from ocigpu.core.errors import ApplyError, printable, quoted
 from ocigpu.provision.device_filter import (
     ACCESS_BITS,
     FilterRule,
@@ -20,16 +18,18 @@ from ocigpu.provision.device_filter import (
     device_program,
     effective_rules,
 )
+from ocigpu.system import bpf
+from ocigpu.system.namespaces import in_initial_user_namespace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, NamedTuple
 
-    from ocigpu.actions import AllowDevice
-    from ocigpu.settings import Settings
+    from ocigpu.core.actions import AllowDevice
+    from ocigpu.core.settings import Settings
 else:
-    from ocigpu.record import NamedTuple
+    from ocigpu.core.record import NamedTuple
 
 NO_CGROUPS_NOTE = "no-cgroups is set: device cgroup left alone"
 ROOTLESS_NOTE = "rootless: device cgroup left alone; access is what the outer manager allows"

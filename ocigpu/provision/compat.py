@@ -7,15 +7,15 @@ which drivers it works with (CUDA Compatibility guide, chapter "Forward Compatib
 import os
 import stat
 
-from ocigpu import rawjson
-from ocigpu.host.elf import read_section
+from ocigpu.core import rawjson
+from ocigpu.gpus.elf import read_section
 from ocigpu.provision.inside import list_inside, open_file_inside, resolve_inside, status_inside
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NamedTuple
 else:
-    from ocigpu.record import NamedTuple
+    from ocigpu.core.record import NamedTuple
 
 NOTE = ".note.cuda.fwd_compatibility"
 MAX_NOTE = 1 << 16

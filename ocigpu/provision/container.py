@@ -11,21 +11,21 @@ At the createContainer stage the hook itself runs in the container's namespaces,
 import errno
 import os
 
-from ocigpu.errors import ApplyError
-from ocigpu.linux import libc
-from ocigpu.linux.namespaces import in_initial_user_namespace
+from ocigpu.core.errors import ApplyError
+from ocigpu.system import libc
+from ocigpu.system.namespaces import in_initial_user_namespace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NamedTuple
 else:
-    from ocigpu.record import NamedTuple
+    from ocigpu.core.record import NamedTuple
 
 _STAT_STATE = 0
 _STAT_START_TIME = 19  # field 22 of proc(5), counted from the state, which is field 3
 
 
-class Container(NamedTuple):
+class LiveContainer(NamedTuple):
     """An open container.
 
     ``proc_fd``: its /proc/<pid>, a descriptor that never means another process; ``mnt_fd``/``user_fd``: namespaces;
@@ -54,7 +54,7 @@ class Container(NamedTuple):
             os.close(fd)
 
 
-def open_container(pid: int, rootfs: str, hook_pid: int = 0) -> Container:
+def open_container(pid: int, rootfs: str, hook_pid: int = 0) -> LiveContainer:
     """Return the container whose first process is ``pid`` and whose root directory is ``rootfs`` (a host path).
 
     ``hook_pid``: the process that the runtime has started as its hook (0: this one).
@@ -113,7 +113,7 @@ def open_container(pid: int, rootfs: str, hook_pid: int = 0) -> Container:
         for fd in opened:
             os.close(fd)
         raise
-    return Container(
+    return LiveContainer(
         pid=pid,
         rootfs=rootfs,
         proc_fd=proc_fd,
@@ -129,7 +129,7 @@ def open_container(pid: int, rootfs: str, hook_pid: int = 0) -> Container:
     )
 
 
-def open_here(rootfs: str) -> Container:
+def open_here(rootfs: str) -> LiveContainer:
     """Return the container whose namespaces are the calling process's own, and whose root directory is ``rootfs``.
 
     For a hook of the createContainer stage.  ``uid``/``gid`` are the caller's own: 0 for root of whatever user
@@ -172,7 +172,7 @@ def open_here(rootfs: str) -> Container:
         for fd in opened:
             os.close(fd)
         raise
-    return Container(
+    return LiveContainer(
         pid=os.getpid(),
         rootfs=rootfs,
         proc_fd=proc_fd,
@@ -239,7 +239,7 @@ def _mount_ids(path: str) -> set[int]:
         return {int(line.split(b" ", 1)[0]) for line in file}
 
 
-def join(container: Container) -> None:
+def join(container: LiveContainer) -> None:
     """Enter the container's mount namespace, and its user namespace where only that gives us the right to.
 
     For a single-threaded process that does nothing else afterwards.  Raises ApplyError OCIGPU-NS-2.
@@ -266,7 +266,7 @@ def join(container: Container) -> None:
         ) from error
 
 
-def open_root(container: Container) -> int:
+def open_root(container: LiveContainer) -> int:
     """Return an O_PATH descriptor of the container's root directory; after :func:`join`.
 
     Raises ApplyError OCIGPU-NS-2 when it cannot be opened, OCIGPU-NS-1 when it is the host's own root.
@@ -287,7 +287,7 @@ def open_root(container: Container) -> int:
     return fd
 
 
-def use_owner_ids(container: Container) -> None:
+def use_owner_ids(container: LiveContainer) -> None:
     """Make files from here on as the container's root user, for a privileged process outside its user namespace.
 
     A file system that belongs to the container's user namespace accepts no inode of ids that are not mapped there

@@ -11,9 +11,9 @@ import resource
 import struct
 import sys
 
-from ocigpu.errors import ApplyError
-from ocigpu.linux import foreign as ctypes
-from ocigpu.linux import libc, signals
+from ocigpu.core.errors import ApplyError
+from ocigpu.system import foreign as ctypes
+from ocigpu.system import libc, signals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

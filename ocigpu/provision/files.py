@@ -8,15 +8,15 @@ import errno
 import os
 import stat
 
-from ocigpu.actions import Mode, TextFile
-from ocigpu.errors import ApplyError, quoted
-from ocigpu.linux.paths import draft_name, open_in_root
+from ocigpu.core.actions import Mode, TextFile
+from ocigpu.core.errors import ApplyError, quoted
 from ocigpu.provision.journal import has_content, keep_file
 from ocigpu.provision.mounts import kept_flags, read_mnt_id, read_mount_table, remount
+from ocigpu.system.paths import draft_name, open_in_root
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ocigpu.provision.steps import Workplace
+    from ocigpu.provision.workplace import Workplace
 
 MAX_TEXT = 256 << 10
 """Bytes of a text file, ours or the image's that it replaces."""

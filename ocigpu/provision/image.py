@@ -6,16 +6,16 @@ The image is hostile: see :mod:`ocigpu.provision.inside`.
 import os
 import stat
 
-from ocigpu.errors import SpecError
+from ocigpu.core.errors import SpecError
 from ocigpu.provision.inside import exists_inside, list_inside, status_inside
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NamedTuple
 
-    from ocigpu.facts import ImageFacts
+    from ocigpu.core.facts import ImageFacts
 else:
-    from ocigpu.record import NamedTuple
+    from ocigpu.core.record import NamedTuple
 
 TRIPLETS = {"x86_64": "x86_64-linux-gnu", "aarch64": "aarch64-linux-gnu"}
 COMPAT_DIR = "/usr/local/cuda/compat"
@@ -62,7 +62,7 @@ def read_image_facts(root_fd: int, driver_version: str) -> "ImageFacts":
     Debian's family keeps libraries in a directory named after the architecture; everything else has /usr/lib64.
     Needs no privileges but the right to look.  Never raises for what an image contains.
     """
-    from ocigpu.facts import ImageFacts
+    from ocigpu.core.facts import ImageFacts
 
     facts = ImageFacts(*read_layout(root_fd))
     if not has_compat(root_fd):

@@ -6,7 +6,7 @@ Nothing here raises for what an image contains: what cannot be read is not there
 import os
 import stat
 
-from ocigpu.linux.paths import open_in_root
+from ocigpu.system.paths import open_in_root
 
 MAX_ENTRIES = 4096
 """Names read of one directory."""
@@ -72,7 +72,7 @@ def is_of_kernel(fd: int) -> bool:
     Links of an image lead there.  What root of the host reads there is not for the container, and reading may act
     (/proc/kmsg); what the runtime is going to hide (linux.maskedPaths) is in sight still.  Raises OSError.
     """
-    from ocigpu.linux.libc import read_file_system_type  # for paths.use_walk
+    from ocigpu.system.libc import read_file_system_type  # for paths.use_walk
 
     return read_file_system_type(fd) in _KERNEL_FILE_SYSTEMS
 

@@ -16,12 +16,12 @@ import mmap
 import os
 import stat
 
-from ocigpu import rawjson
-from ocigpu.linux import libc
-from ocigpu.linux.paths import open_in_root, open_parent
-from ocigpu.log import traced
+from ocigpu.core import rawjson
 from ocigpu.provision.mounts import is_own, read_mnt_id, remount
 from ocigpu.provision.neighbours import has_neighbours
+from ocigpu.system import libc
+from ocigpu.system.log import traced
+from ocigpu.system.paths import open_in_root, open_parent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

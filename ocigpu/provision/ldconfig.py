@@ -14,13 +14,13 @@ import stat
 import struct
 import time
 
-from ocigpu.errors import ApplyError, printable
-from ocigpu.linux import libc, signals
+from ocigpu.core.errors import ApplyError, printable
 from ocigpu.provision import fence
+from ocigpu.system import libc, signals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ocigpu.settings import Settings
+    from ocigpu.core.settings import Settings
 
 CANDIDATES = ("/sbin/ldconfig.real", "/sbin/ldconfig", "/usr/sbin/ldconfig.real", "/usr/sbin/ldconfig", "/bin/ldconfig")
 """Debian derivatives that divert ldconfig leave a script under its name and the program under ``.real``."""

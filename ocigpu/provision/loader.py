@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NamedTuple
 else:
-    from ocigpu.record import NamedTuple
+    from ocigpu.core.record import NamedTuple
 
 LD_SO_CONF = "/etc/ld.so.conf"
 CONF_DIRECTORY = "/etc/ld.so.conf.d"

@@ -9,18 +9,18 @@ import errno
 import os
 import stat
 
-from ocigpu.errors import ApplyError
-from ocigpu.linux import libc
+from ocigpu.core.errors import ApplyError
 from ocigpu.provision.tmpfs import fill, holds, tmpfs_options
+from ocigpu.system import libc
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
     from typing import NamedTuple
 
-    from ocigpu.actions import Tmpfs
+    from ocigpu.core.actions import Tmpfs
 else:
-    from ocigpu.record import NamedTuple
+    from ocigpu.core.record import NamedTuple
 
 _ATTRIBUTES = {
     "ro": libc.MOUNT_ATTR_RDONLY,
@@ -53,7 +53,7 @@ class Source(NamedTuple):
     status: os.stat_result
 
 
-class Target(NamedTuple):
+class MountTarget(NamedTuple):
     """Where to mount: an O_PATH descriptor, and its directory and name; ``path`` is only for messages."""
 
     path: str
@@ -140,7 +140,7 @@ def _attributes(options: tuple[str, ...]) -> int:
     return sum(_ATTRIBUTES[option] for option in options)
 
 
-def is_bound(source: Source, target: Target) -> bool:
+def is_bound(source: Source, target: MountTarget) -> bool:
     """Tell whether ``target`` is a mount of ``source`` with its flags already."""
     found = os.fstat(target.fd)
     if (found.st_dev, found.st_ino) != (source.status.st_dev, source.status.st_ino):
@@ -149,7 +149,7 @@ def is_bound(source: Source, target: Target) -> bool:
     return _is_mount(target) and os.fstatvfs(target.fd).f_flag & wanted == wanted
 
 
-def is_equal_tmpfs(action: "Tmpfs", uid: int, gid: int, target: Target) -> bool:
+def is_equal_tmpfs(action: "Tmpfs", uid: int, gid: int, target: MountTarget) -> bool:
     """Tell whether ``target`` is the tmpfs that ``action`` wants already, as a hook that ran before has left it.
 
     What is mounted on directories of it is not looked at.
@@ -190,7 +190,7 @@ def read_host_devices() -> "AbstractSet[int]":
     return devices
 
 
-def _is_mount(target: Target) -> bool:
+def _is_mount(target: MountTarget) -> bool:
     """Tell whether ``target`` is the root of a mount: it is on another than its directory."""
     return read_mnt_id(target.fd) != read_mnt_id(target.parent_fd)
 
@@ -202,7 +202,7 @@ class Mounts:
         self.new_calls = new_calls
         self._contained: set[int] = set()
 
-    def contain(self, target: Target) -> int:
+    def contain(self, target: MountTarget) -> int:
         """Make sure that a mount on ``target`` reaches no other namespace; return the id of the mount it is on.
 
         The mount that holds the target may be shared with the host (rootfsPropagation, an rshared volume, a rootfs on
@@ -215,7 +215,7 @@ class Mounts:
             self._contained.add(mnt_id)
         return mnt_id
 
-    def _make_slave(self, target: Target, mnt_id: int) -> None:
+    def _make_slave(self, target: MountTarget, mnt_id: int) -> None:
         fd = _mount_root(target, mnt_id)
         try:
             if self.new_calls:
@@ -225,7 +225,7 @@ class Mounts:
         finally:
             os.close(fd)
 
-    def attach(self, source: Source, target: Target) -> None:
+    def attach(self, source: Source, target: MountTarget) -> None:
         """Mount ``source`` on ``target``, which was contained before.  Raises OSError, ApplyError OCIGPU-MNT-1."""
         if self.new_calls:
             self._contained.add(read_mnt_id(source.tree_fd))
@@ -237,7 +237,7 @@ class Mounts:
         finally:
             os.close(fd)
 
-    def attach_copy(self, fd: int, options: tuple[str, ...], target: Target) -> None:
+    def attach_copy(self, fd: int, options: tuple[str, ...], target: MountTarget) -> None:
         """Mount what ``fd``, an O_PATH descriptor in this namespace, refers to on ``target`` too."""
         source = Source(target.path, _clone(fd, options, False) if self.new_calls else -1, options, os.fstat(fd))
         if self.new_calls:
@@ -248,7 +248,7 @@ class Mounts:
         else:
             self._mount_by_name(fd, source, target)
 
-    def _mount_by_name(self, fd: int, source: Source, target: Target) -> None:
+    def _mount_by_name(self, fd: int, source: Source, target: MountTarget) -> None:
         """Bind with mount(2), then set the flags on what we find there, once it is sure to be that mount."""
         under = read_mnt_id(target.fd)
         libc.mount(f"fd/{fd}", f"fd/{target.fd}", None, libc.MS_BIND)
@@ -262,7 +262,7 @@ class Mounts:
         finally:
             os.close(mounted_fd)
 
-    def _open_mounted(self, target: Target, under: int) -> int:
+    def _open_mounted(self, target: MountTarget, under: int) -> int:
         """Return a descriptor of the root of the mount that was just made on ``target``."""
         fd = os.open(target.name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=target.parent_fd)
         mnt_id = read_mnt_id(fd)
@@ -290,12 +290,12 @@ class Mounts:
             raise
         return tree_fd
 
-    def attach_tmpfs(self, tree_fd: int, target: Target) -> None:
+    def attach_tmpfs(self, tree_fd: int, target: MountTarget) -> None:
         """Mount what :meth:`new_tmpfs` returned on ``target``."""
         self._contained.add(read_mnt_id(tree_fd))
         libc.move_mount(tree_fd, target.fd)
 
-    def mount_tmpfs(self, action: "Tmpfs", uid: int, gid: int, target: Target) -> None:
+    def mount_tmpfs(self, action: "Tmpfs", uid: int, gid: int, target: MountTarget) -> None:
         """Do with mount(2) what :meth:`new_tmpfs` and :meth:`attach_tmpfs` do."""
         under = read_mnt_id(target.fd)
         options = ",".join(f"{key}={value}" for key, value in tmpfs_options(action, uid, gid))
@@ -359,7 +359,7 @@ def _shared_mounts() -> set[int]:
     }
 
 
-def _mount_root(target: Target, mnt_id: int) -> int:
+def _mount_root(target: MountTarget, mnt_id: int) -> int:
     """Return a descriptor of the root of the mount that ``target`` is on: upwards until the mount or the tree ends."""
     if not stat.S_ISDIR(os.fstat(target.fd).st_mode):
         if read_mnt_id(target.parent_fd) != mnt_id:

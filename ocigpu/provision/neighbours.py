@@ -7,8 +7,8 @@ processes that we may look at.  Read only when something is to be undone.
 
 import os
 
-from ocigpu.linux.paths import escape_mount_path
 from ocigpu.provision.mounts import parse_mount_table, read_mnt_id
+from ocigpu.system.paths import escape_mount_path
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -8,47 +8,29 @@ import errno
 import os
 import stat
 
-from ocigpu.actions import Bind, Link, Mode, Node, RefreshLdCache, TextFile, Tmpfs
-from ocigpu.errors import ApplyError, quoted
-from ocigpu.linux import libc
-from ocigpu.linux.paths import (
-    draft_name,
-    make_directories,
-    open_in_root,
-    open_parent,
-    remove_drafts,
-    remove_ldconfig_draft,
-    split,
-)
-from ocigpu.provision.container import Container
+from ocigpu.core.actions import Bind, Link, Mode, Node, RefreshLdCache, TextFile, Tmpfs
+from ocigpu.core.errors import ApplyError, quoted
 from ocigpu.provision.files import apply_mode, apply_text, unusable
 from ocigpu.provision.inside import is_of_kernel
-from ocigpu.provision.journal import (
-    LD_CACHE,
-    LD_CACHE_DRAFT,
-    MAX_LD_CACHE,
-    Journal,
-    keep_ld_cache,
-    read_old_link,
-)
+from ocigpu.provision.journal import LD_CACHE, LD_CACHE_DRAFT, MAX_LD_CACHE, keep_ld_cache, read_old_link
 from ocigpu.provision.mounts import (
-    Mounts,
+    MountTarget,
     Source,
-    Target,
-    enter_own_proc,
-    is_bound,
     is_equal_tmpfs,
     is_own,
     read_mnt_id,
-    take_source,
+)
+from ocigpu.provision.workplace import Workplace, _is_in_proc
+from ocigpu.system.paths import (
+    draft_name,
+    open_in_root,
+    remove_ldconfig_draft,
 )
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Set as AbstractSet
     from typing import Any
 
-    from ocigpu.provision.ldconfig import Started
 
 _NODE_OPTIONS = ("ro", "nosuid", "noexec")
 """Flags of a bind-mounted node.  Reading and writing the device is not "ro"'s business; changing its mode is."""
@@ -57,89 +39,6 @@ _SPARE_NODES = ("/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
 """For profilers and for graphics: CUDA works without."""
 _CODES = {Node: "OCIGPU-DEV-3", Link: "OCIGPU-MNT-3", RefreshLdCache: "OCIGPU-LD-1"}
 _O_LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
-
-
-class Workplace:
-    """Everything a worker has: the container, its root, the journal, the sources it took from the host."""
-
-    def __init__(
-        self,
-        container: Container,
-        root_fd: int,
-        own_proc_fd: int,
-        host_mnt_fd: int,
-        host_devices: "AbstractSet[int]",
-        journal: Journal,
-        mounts: Mounts,
-        sources: "dict[tuple[str, str, tuple[str, ...]], Source]",
-        make_nodes: bool,
-        simulated: bool,
-        ldconfig_fd: int,
-        backup_fd: int,
-    ) -> None:
-        self.container = container
-        self.root_fd = root_fd
-        self.own_proc_fd = own_proc_fd
-        self.host_mnt_fd = host_mnt_fd
-        self.host_devices = host_devices
-        self.journal = journal
-        self.mounts = mounts
-        self.sources = sources
-        self.make_nodes = make_nodes
-        self.simulated = simulated
-        self.ldconfig_fd = ldconfig_fd
-        self.backup_fd = backup_fd
-        self.ldconfig: "Started | None" = None
-        self.notes: list[str] = []
-        self._cleared: set[tuple[int, int]] = set()
-        # inside its own user namespace the container's root user is 0; elsewhere it is who the map says
-        self.uid, self.gid = (0, 0) if container.join_user else (container.uid, container.gid)
-
-    def parent(self, path: str) -> tuple[int, str]:
-        """Return a descriptor of the directory that holds ``path``, made if missing (never below /proc), and a name."""
-        if _is_in_proc(path):
-            return open_parent(self.root_fd, path)
-        *parents, name = split(path)
-
-        def on_create(made: str) -> None:
-            self.journal.record("mkdir", made)
-
-        return make_directories(self.root_fd, "/" + "/".join(parents), 0o755, on_create), name
-
-    def clear(self, parent_fd: int) -> None:
-        """Remove what starts that were killed have left in a directory; once."""
-        status = os.fstat(parent_fd)
-        if (key := (status.st_dev, status.st_ino)) not in self._cleared:
-            self._cleared.add(key)
-            remove_drafts(parent_fd, "..")  # the working directory is our /proc/self
-
-    def source(self, host_path: str, kind: str, options: tuple[str, ...], rdev: int = 0) -> Source:
-        """Return something of the host: taken before the namespace was joined, or now."""
-        found = self.sources.pop((host_path, kind, options), None)
-        if found is not None:
-            return found
-        away = not self.container.join_user and not self.container.here
-        if away:
-            libc.setns(self.host_mnt_fd, libc.CLONE_NEWNS)
-        try:
-            return take_source(host_path, kind, options, self.mounts.new_calls, rdev, self.simulated)
-        finally:
-            if away:
-                libc.setns(self.container.mnt_fd, libc.CLONE_NEWNS)
-                enter_own_proc(self.own_proc_fd)
-
-    def mount(self, source: Source, target: Target) -> None:
-        """Contain the target, note the mount, make it; nothing if it is there, as a hook that runs twice finds it."""
-        if is_bound(source, target):
-            return
-        under = self.mounts.contain(target)
-        mount = read_mnt_id(source.tree_fd) if source.tree_fd >= 0 else 0
-        self.journal.record("mount", target.path, under=under, mount=mount)
-        self.mounts.attach(source, target)
-
-
-def _is_in_proc(path: str) -> bool:
-    return split(path)[0] == "proc"
 
 
 def apply_action(place: Workplace, action: "Any") -> None:
@@ -288,7 +187,7 @@ def _bind(place: Workplace, action: Bind, source: Source) -> None:
         if directory:
             fd = os.open(name, _O_LOOK | os.O_DIRECTORY, dir_fd=parent_fd)
             try:
-                place.mount(source, Target(path, parent_fd, name, fd))
+                place.mount(source, MountTarget(path, parent_fd, name, fd))
             finally:
                 os.close(fd)
         else:
@@ -306,7 +205,7 @@ def _mount_on_file(place: Workplace, source: Source, path: str, parent_fd: int, 
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode) and not stat.S_ISSOCK(found.st_mode):
             raise unusable(f"bind {source.host_path} -> {path}", path, found)
-        place.mount(source, Target(path, parent_fd, name, fd))
+        place.mount(source, MountTarget(path, parent_fd, name, fd))
     finally:
         os.close(fd)
 
@@ -328,7 +227,7 @@ def _apply_tmpfs(place: Workplace, action: Tmpfs) -> None:
                 raise unusable(action.describe(), path, found)
         fd = os.open(name, _O_LOOK | os.O_DIRECTORY, dir_fd=parent_fd)
         try:
-            target = Target(path, parent_fd, name, fd)
+            target = MountTarget(path, parent_fd, name, fd)
             if is_equal_tmpfs(action, place.uid, place.gid, target):
                 return
             under = place.mounts.contain(target)
@@ -390,7 +289,7 @@ def _cover_with_target(place: Workplace, action: Link, parent_fd: int, name: str
             raise ApplyError("OCIGPU-MNT-3", f"{action.describe()}: {quoted(where)} leads to a file of the kernel")
         fd = os.open(name, _O_LOOK, dir_fd=parent_fd)
         try:
-            target = Target(path, parent_fd, name, fd)
+            target = MountTarget(path, parent_fd, name, fd)
             if os.path.samestat(os.fstat(fd), os.fstat(target_fd)):
                 return  # covered by a hook before this one, or the same file by a second name
             under = place.mounts.contain(target)

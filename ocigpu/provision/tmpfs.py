@@ -5,7 +5,7 @@ import stat
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ocigpu.actions import Tmpfs
+    from ocigpu.core.actions import Tmpfs
 
 _PAGE = 4096
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import ocigpu
-from ocigpu.errors import OcigpuError, quoted
+from ocigpu.core.errors import OcigpuError, quoted
 from ocigpu.sim.kernel_files import write_file, write_proc, write_sys
 from ocigpu.sim.libraries import Built, build, library_triplet
 from ocigpu.sim.marker import read_marker, write_marker

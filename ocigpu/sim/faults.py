@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ocigpu.errors import OcigpuError, quoted
+from ocigpu.core.errors import OcigpuError, quoted
 from ocigpu.sim.fault_names import FAULT_NAMES
 from ocigpu.sim.kernel_files import write_file
 from ocigpu.sim.marker import read_marker

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from ocigpu.errors import OcigpuError, printable
+from ocigpu.core.errors import OcigpuError, printable
 from ocigpu.sim.models import (
     CPUS_OF_NODE,
     FIRST_INSTANCE_MINOR,

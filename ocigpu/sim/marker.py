@@ -6,7 +6,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from ocigpu.errors import quoted
+from ocigpu.core.errors import quoted
 from ocigpu.sim.models import sim_error
 
 MARKER_NAME = ".ocigpu-sim.json"

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ocigpu.errors import OcigpuError, quoted
+from ocigpu.core.errors import OcigpuError, quoted
 
 MINORS_PER_INSTANCE = 9
 """Minors of nvidia-caps per GPU instance: its own and those of eight compute instances."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ocigpu.gpus.nvidia.nodes import STAND_IN
 from ocigpu.sim.models import MAX_MIG_GPUS, MINORS_PER_GPU, SimGpu, sim_error
 
 NVIDIA_MAJOR = 195
@@ -22,8 +23,6 @@ CONFIG_MINOR = 1
 MONITOR_MINOR = 2
 FABRIC_IMEX_MINOR = 3 + MAX_MIG_GPUS * MINORS_PER_GPU
 
-STAND_IN = "ocigpu simulated device\n"
-"""Content of the regular file that stands for a node; the compiled sources look for it (SIM_MAGIC)."""
 
 # Character majors are given out downwards from 511 once those below 255 are used (Linux, fs/char_dev.c).
 _FIRST_DYNAMIC, _LAST_DYNAMIC = 510, 384

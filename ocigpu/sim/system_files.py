@@ -6,9 +6,9 @@ None of its programs can be run: they are there to be looked at.
 import json
 from pathlib import Path
 
-from ocigpu.errors import CdiError
-from ocigpu.nodes import apply_changes, find_link_changes, plan_nodes, read_driver
-from ocigpu.settings import Settings
+from ocigpu.core.errors import CdiError
+from ocigpu.core.settings import Settings
+from ocigpu.gpus.nvidia.nodes import apply_changes, find_link_changes, plan_nodes, read_driver
 from ocigpu.sim.kernel_files import write_file
 
 KERNEL = "6.8.0-45-generic"
@@ -78,7 +78,7 @@ def write_packages(root: Path, versions: dict[str, str]) -> None:
 
 def write_links(root: Path) -> None:
     """Make the links in /dev/char of the driver's nodes."""
-    from ocigpu.host.tree import find_roots
+    from ocigpu.gpus.tree import find_roots
 
     roots = find_roots(Settings(simulation_root=str(root)))
     driver = read_driver(roots)

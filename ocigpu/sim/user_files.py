@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from ocigpu.errors import printable
+from ocigpu.core.errors import printable
 from ocigpu.sim.kernel_files import write_file
 from ocigpu.sim.libraries import library_triplet
 from ocigpu.sim.models import Model, sim_error

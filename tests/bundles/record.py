@@ -16,10 +16,10 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from support.jsondiff import render_for_review
 
-from ocigpu.facts import HostFacts, facts_from_json, facts_to_json
-from ocigpu.host.discover import read_host_facts
-from ocigpu.settings import read_settings
+from ocigpu.core.facts import HostFacts, facts_from_json, facts_to_json
+from ocigpu.gpus.nvidia.discover import read_host_facts
 from ocigpu.sim.create import create_host
+from ocigpu.system.settings_file import read_settings
 
 FEATURE_MAJOR = 420
 """In the range of dynamic majors that no driver of Linux has."""

@@ -14,10 +14,10 @@ from support.trees import Tree, drm_entries, pci_function, write_tree
 from ocigpu.cdi.draft import Draft, GenerateOptions
 from ocigpu.cdi.generate import generate
 from ocigpu.cdi.sources.amd import draft, draft_amd
-from ocigpu.errors import CdiError
-from ocigpu.facts import DeviceNode
-from ocigpu.host.amd import AmdFacts, AmdGpu, parse_properties, read_amd_facts, read_amd_fingerprint
-from ocigpu.host.tree import find_roots
+from ocigpu.core.errors import CdiError
+from ocigpu.core.facts import DeviceNode
+from ocigpu.gpus.amd.facts import AmdFacts, AmdGpu, parse_properties, read_amd_facts, read_amd_fingerprint
+from ocigpu.gpus.tree import find_roots
 
 ONE = 7843934696581995200
 TWO = 11940228331418201223

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from ocigpu import cache
-from ocigpu.arguments import parse_arguments
-from ocigpu.errors import OcigpuError
-from ocigpu.log import Log
+from ocigpu.core.errors import OcigpuError
+from ocigpu.core.settings import Settings
+from ocigpu.entry.arguments import parse_arguments
 from ocigpu.runtime import edit_bundle
-from ocigpu.settings import Settings
+from ocigpu.system import store as cache
+from ocigpu.system.log import Log
 
 SPEC = {
     "cdiVersion": "1.1.0",

@@ -13,10 +13,10 @@ from support.runtimes import answers, container_id, probe, run_container, set_cg
 
 from ocigpu.cdi.cache import LoadedSpec
 from ocigpu.cdi.conditions import check_conditions, find_gpus
-from ocigpu.errors import HostError, RequestError
-from ocigpu.facts import HostFacts, facts_from_json
-from ocigpu.gate import CAPABILITIES_ANNOTATION
-from ocigpu.request import Request
+from ocigpu.core.errors import HostError, RequestError
+from ocigpu.core.facts import HostFacts, facts_from_json
+from ocigpu.core.gate import CAPABILITIES_ANNOTATION
+from ocigpu.gpus.nvidia.request import Request
 
 HOSTS = Path(__file__).parents[1] / "bundles/hosts"
 A100 = facts_from_json(json.loads((HOSTS / "a100-8.json").read_text()))

@@ -13,11 +13,12 @@ from ocigpu.cdi.edits import DEFAULT_HOOKS, HookOptions
 from ocigpu.cdi.generate import generate
 from ocigpu.cdi.sources.csv import draft, draft_csv, is_integrated
 from ocigpu.cdi.sources.files import is_library
-from ocigpu.errors import CdiError
-from ocigpu.facts import DeviceNode, Gpu, HostFile
-from ocigpu.host.nvml import NvmlAnswer
-from ocigpu.host.patterns import expand, matches_name, matches_path
-from ocigpu.host.tegra import (
+from ocigpu.core.errors import CdiError
+from ocigpu.core.facts import DeviceNode, Gpu, HostFile
+from ocigpu.core.settings import Settings
+from ocigpu.gpus.nvidia.nvml import NvmlAnswer
+from ocigpu.gpus.patterns import expand, matches_name, matches_path
+from ocigpu.gpus.tegra.facts import (
     CSV_DIRECTORY,
     CSV_FILES,
     CsvFacts,
@@ -27,9 +28,8 @@ from ocigpu.host.tegra import (
     read_csv_facts,
     read_csv_fingerprint,
 )
-from ocigpu.host.tree import Tree as HostTree
-from ocigpu.host.tree import find_roots
-from ocigpu.settings import Settings
+from ocigpu.gpus.tree import Tree as HostTree
+from ocigpu.gpus.tree import find_roots
 
 LIB = "/usr/lib/aarch64-linux-gnu"
 HOOK = HookOptions("/usr/bin/ocigpu-hook", enabled=DEFAULT_HOOKS)

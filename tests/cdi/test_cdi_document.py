@@ -21,16 +21,10 @@ from support import machine
 import ocigpu
 from ocigpu.cdi import document, yaml_child
 from ocigpu.cdi.check import check_spec
-from ocigpu.cdi.document import (
-    MAX_BYTES,
-    MAX_DEPTH,
-    MAX_NODES,
-    file_state,
-    parse_document,
-    read_document,
-)
+from ocigpu.cdi.document import file_state, parse_document, read_document
+from ocigpu.cdi.values import MAX_BYTES, MAX_DEPTH, MAX_NODES
 from ocigpu.cdi.write import dump_yaml
-from ocigpu.errors import CdiError
+from ocigpu.core.errors import CdiError
 
 VENDOR = Path(__file__).parents[1] / "recorded/vendor-cdi-8gpu.yaml"
 PACKAGES = [str(Path(ocigpu.__file__).parent.parent), str(Path(yaml.__file__).parent.parent)]
@@ -273,7 +267,7 @@ MEASURE = """\
 import resource, sys
 sys.path[:0] = sys.argv[2:]
 from ocigpu.cdi.document import parse_document
-from ocigpu.errors import CdiError
+from ocigpu.core.errors import CdiError
 with open(sys.argv[1], "rb") as file:
     text = file.read()
 try:
@@ -382,7 +376,7 @@ def test_the_childs_memory_is_limited() -> None:
 import sys
 sys.path[:0] = sys.argv[1:]
 from ocigpu.cdi import document, yaml_child
-from ocigpu.errors import CdiError
+from ocigpu.core.errors import CdiError
 yaml_child.MEMORY = 1 << 20
 try:
     document.parse_document(b"a: '" + b"x" * (8 << 20) + b"'", "x")

@@ -4,15 +4,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ocigpu.actions import AllowDevice, Bind, Link, Node, RefreshLdCache, Tmpfs
 from ocigpu.cdi.draft import HOOK_NAMES, GenerateOptions
 from ocigpu.cdi.edits import DEFAULT_HOOKS, HookOptions, edits_from_actions, enabled_hooks
 from ocigpu.cdi.hook_words import EnableCudaCompat
-from ocigpu.facts import DeviceNode
-from ocigpu.spec import HOOK_ENVIRONMENT
+from ocigpu.core.actions import AllowDevice, Bind, Link, Node, RefreshLdCache, Tmpfs
+from ocigpu.core.config_json import HOOK_ENVIRONMENT
+from ocigpu.core.facts import DeviceNode
 
 if TYPE_CHECKING:
-    from ocigpu.actions import Action
+    from ocigpu.core.actions import Action
 
 OURS = HookOptions("/opt/ocigpu/ocigpu-hook", enabled=HOOK_NAMES, proc_driver="/proc/driver/nvidia")
 THEIRS = OURS._replace(path="/usr/bin/nvidia-cdi-hook")

@@ -12,12 +12,12 @@ from ocigpu.cdi.edits import HookOptions, enabled_hooks
 from ocigpu.cdi.generate import Generated, assemble, coherent_parts, generate, merge_edits, sort_edits
 from ocigpu.cdi.sources import SOURCES, detect_mode
 from ocigpu.cdi.sources.nvidia import draft_feature, draft_gpus, draft_imex, draft_management
-from ocigpu.errors import CdiError, HostError, OcigpuError, RequestError
-from ocigpu.facts import DeviceNode, FeatureNodes, Gpu, HostFacts, HostFile, Library, facts_from_json
-from ocigpu.host.fingerprint import ANNOTATION
-from ocigpu.host.nvml import NvmlAnswer
-from ocigpu.settings import MODES as CONTAINER_MODES
-from ocigpu.settings import Settings
+from ocigpu.core.errors import CdiError, HostError, OcigpuError, RequestError
+from ocigpu.core.facts import DeviceNode, FeatureNodes, Gpu, HostFacts, HostFile, Library, facts_from_json
+from ocigpu.core.settings import MODES as CONTAINER_MODES
+from ocigpu.core.settings import Settings
+from ocigpu.gpus.fingerprint import ANNOTATION
+from ocigpu.gpus.nvidia.nvml import NvmlAnswer
 
 HOSTS = Path(__file__).parents[1] / "bundles/hosts"
 SETTINGS = Settings()

@@ -10,10 +10,10 @@ import pytest
 from support.process import Completed
 from support.product import PROGRAMS
 
-from ocigpu.cdi.hook_command import find_rootfs, is_cdi_call, read_driver_proc, read_hook_facts
-from ocigpu.cdi.hook_plan import DriverProc
 from ocigpu.cdi.hook_words import CreateSymlinks, DisableDeviceNodeModification, UpdateApplicationProfile
-from ocigpu.errors import SpecError
+from ocigpu.core.errors import SpecError
+from ocigpu.entry.cdi_hook import find_rootfs, is_cdi_call, read_driver_proc, read_hook_facts
+from ocigpu.entry.cdi_hook_plan import DriverProc
 
 HOOK = PROGRAMS / "ocigpu-hook"
 

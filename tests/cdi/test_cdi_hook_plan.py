@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 
-from ocigpu.actions import Bind, Link, Mode, Node, Plan, RefreshLdCache, TextFile, Tmpfs
-from ocigpu.cdi.hook_plan import UNUSED, DriverProc, HookFacts, link_target, plan_hooks
 from ocigpu.cdi.hook_words import (
     Chmod,
     CreateSymlinks,
@@ -16,15 +14,17 @@ from ocigpu.cdi.hook_words import (
     UpdateApplicationProfile,
     UpdateLdCache,
 )
-from ocigpu.facts import HostFacts, facts_from_json
-from ocigpu.host.procfs import ProcGpu
-from ocigpu.plan import make_plan
+from ocigpu.core.actions import Bind, Link, Mode, Node, Plan, RefreshLdCache, TextFile, Tmpfs
+from ocigpu.core.facts import HostFacts, facts_from_json
+from ocigpu.core.settings import Settings
+from ocigpu.entry.cdi_hook_plan import UNUSED, DriverProc, HookFacts, link_target, plan_hooks
+from ocigpu.gpus.nvidia.plan import make_plan
+from ocigpu.gpus.nvidia.procfs import ProcGpu
+from ocigpu.gpus.nvidia.request import request_from_variables
+from ocigpu.gpus.nvidia.views import PROC_DRIVER, PROFILE_DIRECTORY
 from ocigpu.provision.compat import CompatLibrary, CompatNote
 from ocigpu.provision.image import ContainerNode
 from ocigpu.provision.loader import COMPAT_CONF, LD_SO_CONF, OWN_CONF, LoaderFacts
-from ocigpu.request import request_from_variables
-from ocigpu.settings import Settings
-from ocigpu.views import PROC_DRIVER, PROFILE_DIRECTORY
 
 HOSTS = Path(__file__).parents[1] / "bundles/hosts"
 SETTINGS = Settings()

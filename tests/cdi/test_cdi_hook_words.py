@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ocigpu.actions import Link, RefreshLdCache, Tmpfs
 from ocigpu.cdi.draft import HOOK_NAMES
 from ocigpu.cdi.edits import HookOptions, edits_from_actions
 from ocigpu.cdi.hook_words import (
@@ -22,8 +21,9 @@ from ocigpu.cdi.hook_words import (
     parse_hook,
     render_hook,
 )
-from ocigpu.errors import CdiError, OcigpuError
-from ocigpu.views import PROC_DRIVER, PROFILE_DIRECTORY
+from ocigpu.core.actions import Link, RefreshLdCache, Tmpfs
+from ocigpu.core.errors import CdiError, OcigpuError
+from ocigpu.gpus.nvidia.views import PROC_DRIVER, PROFILE_DIRECTORY
 
 
 def typed(commands: Any) -> list[tuple[type, Any]]:

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ocigpu.cdi.inject import inject
-from ocigpu.cdi.names import HOOK_STAGES
-from ocigpu.errors import CdiError
-from ocigpu.spec import HOOK_ENVIRONMENT
+from ocigpu.bundle.inject import inject
+from ocigpu.core.cdi_names import HOOK_STAGES
+from ocigpu.core.config_json import HOOK_ENVIRONMENT
+from ocigpu.core.errors import CdiError
 
 Config = dict[str, Any]
 Lstat = Callable[[str], os.stat_result]

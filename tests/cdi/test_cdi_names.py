@@ -4,14 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ocigpu.cdi.names import (
-    DeviceName,
-    check_annotation_name,
-    check_kind,
-    is_qualified,
-    parse_device_name,
-)
-from ocigpu.errors import CdiError
+from ocigpu.core.cdi_names import DeviceName, check_annotation_name, check_kind, is_qualified, parse_device_name
+from ocigpu.core.errors import CdiError
 
 VALID = [
     ("a/b=c", "a/b", "c"),

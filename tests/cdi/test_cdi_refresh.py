@@ -12,15 +12,16 @@ from typing import Any
 import pytest
 import yaml
 
-from ocigpu import cache
 from ocigpu.cdi.draft import GenerateOptions
-from ocigpu.cdi.refresh import Refreshed, refresh
-from ocigpu.errors import OcigpuError
-from ocigpu.host.fingerprint import ANNOTATION
-from ocigpu.settings import Settings, read_settings
+from ocigpu.cdi.refresh import RefreshedSpec, refresh
+from ocigpu.core.errors import OcigpuError
+from ocigpu.core.settings import Settings
+from ocigpu.gpus.fingerprint import ANNOTATION
 from ocigpu.sim.create import create_host
+from ocigpu.system import store as cache
+from ocigpu.system.settings_file import read_settings
 
-Refresh = Callable[[], Refreshed]
+Refresh = Callable[[], RefreshedSpec]
 
 
 @pytest.fixture(autouse=True)
@@ -159,11 +160,11 @@ def test_a_directory_that_cannot_be_opened_is_named(settings: Settings, tmp_path
 
 SCRIPT = """\
 import sys
-import ocigpu.cache
+import ocigpu.system.store
 from ocigpu.cdi.draft import GenerateOptions
 from ocigpu.cdi.refresh import refresh
-from ocigpu.settings import read_settings
-ocigpu.cache.SYSTEM_DIRECTORY = sys.argv[3]
+from ocigpu.system.settings_file import read_settings
+ocigpu.system.store.SYSTEM_DIRECTORY = sys.argv[3]
 print("begin", flush=True)
 refresh(GenerateOptions(), read_settings(sys.argv[1]), sys.argv[2])
 """

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 import ocigpu
-from ocigpu import cache as cache_files
-from ocigpu import rawjson
 from ocigpu.cdi import cache, document, registry
 from ocigpu.cdi.registry import Registry, Resolved, read_registry
-from ocigpu.codes import CODES
-from ocigpu.errors import CdiError
-from ocigpu.settings import Settings
+from ocigpu.core import rawjson
+from ocigpu.core.codes import CODES
+from ocigpu.core.errors import CdiError
+from ocigpu.core.settings import Settings
+from ocigpu.system import store as cache_files
 
 YAML = """\
 cdiVersion: 0.6.0
@@ -349,11 +349,11 @@ def test_in_a_new_process_without_yaml_a_parsed_file_is_still_known(place: Path)
     script = f"""\
 import sys
 sys.path.insert(0, {str(Path(ocigpu.__file__).parents[1])!r})
-import ocigpu.cache, ocigpu.cdi.cache
-ocigpu.cache.SYSTEM_DIRECTORY = {str(place / "cache")!r}
+import ocigpu.system.store, ocigpu.cdi.cache
+ocigpu.system.store.SYSTEM_DIRECTORY = {str(place / "cache")!r}
 ocigpu.cdi.cache.SETTLED_NS = -10**12
 from ocigpu.cdi.registry import read_registry
-from ocigpu.settings import Settings
+from ocigpu.core.settings import Settings
 found = read_registry(Settings(cdi_spec_dirs=({str(place / "0")!r},)))
 print(found.devices(), found.errors, sorted(name for name in sys.modules if name.startswith("ocigpu.cdi.")))
 """

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ocigpu.errors import OcigpuError, RequestError
+from ocigpu.core.errors import OcigpuError, RequestError
+from ocigpu.core.settings import Settings
+from ocigpu.core.tokens import MAX_TOKENS
+from ocigpu.gpus.nvidia.request import MAX_VALUE, Request, check_without_cdi, parse_request
 from ocigpu.hook import run_prestart
-from ocigpu.request import MAX_TOKENS, MAX_VALUE, Request, check_without_cdi, parse_request
-from ocigpu.settings import Settings
 
 DEVICES = "NVIDIA_VISIBLE_DEVICES"
 VENDORS = ("nvidia.com", "amd.com", "x.com", "y.com", "notnvidia.com", "k8s.gpu.nvidia.com", "vendor.com")
@@ -408,7 +409,7 @@ values = st.builds(",".join, words) | st.text(max_size=20)
 def test_any_request_is_understood_or_refused(
     env: dict[str, str], mounts: list[str], annotations: dict[str, Any], settings: Settings
 ) -> None:
-    from ocigpu.cdi.names import is_qualified
+    from ocigpu.core.cdi_names import is_qualified
 
     try:
         request = parse_request(config(env, tuple(mounts), annotations), settings)

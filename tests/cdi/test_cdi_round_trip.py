@@ -18,24 +18,24 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ocigpu.actions import Bind, Link, Node, Plan, RefreshLdCache, Tmpfs
+from ocigpu.bundle.inject import inject
 from ocigpu.cdi.check import check_spec
 from ocigpu.cdi.document import parse_document
 from ocigpu.cdi.draft import NAME_STRATEGIES, GenerateOptions
 from ocigpu.cdi.edits import HookOptions
 from ocigpu.cdi.generate import assemble
-from ocigpu.cdi.hook_plan import DriverProc, HookFacts, plan_hooks
 from ocigpu.cdi.hook_words import parse_hook
-from ocigpu.cdi.inject import inject
 from ocigpu.cdi.sources.nvidia import draft_gpus
 from ocigpu.cdi.write import dump_json, dump_yaml
-from ocigpu.facts import DeviceNode, Gpu, HostFacts, ImageFacts, facts_from_json
-from ocigpu.host.procfs import ProcGpu
-from ocigpu.plan import make_plan
+from ocigpu.core.actions import Bind, Link, Node, Plan, RefreshLdCache, Tmpfs
+from ocigpu.core.facts import DeviceNode, Gpu, HostFacts, ImageFacts, facts_from_json
+from ocigpu.core.settings import CAPABILITIES, Settings
+from ocigpu.entry.cdi_hook_plan import DriverProc, HookFacts, plan_hooks
+from ocigpu.gpus.nvidia.plan import make_plan
+from ocigpu.gpus.nvidia.procfs import ProcGpu
+from ocigpu.gpus.nvidia.request import Request
 from ocigpu.provision.image import ContainerNode
 from ocigpu.provision.loader import LoaderFacts
-from ocigpu.request import Request
-from ocigpu.settings import CAPABILITIES, Settings
 
 RECORDED = Path(__file__).parents[1] / "bundles/hosts"
 HOSTS = {

@@ -14,9 +14,10 @@ from ocigpu.cdi.draft import GenerateOptions
 from ocigpu.cdi.generate import generate
 from ocigpu.cdi.hook_words import CreateSymlinks, UpdateLdCache, parse_hook
 from ocigpu.cdi.write import dump_yaml
-from ocigpu.settings import Settings, read_settings
+from ocigpu.core.settings import Settings
 from ocigpu.sim.create import create_host
 from ocigpu.sim.remove import remove_host
+from ocigpu.system.settings_file import read_settings
 
 pytestmark = pytest.mark.root  # a simulated host with real device nodes
 

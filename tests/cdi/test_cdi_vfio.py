@@ -9,8 +9,8 @@ from support.trees import Tree, pci_function, write_tree
 from ocigpu.cdi.draft import Draft, GenerateOptions
 from ocigpu.cdi.generate import generate
 from ocigpu.cdi.sources.vfio import draft
-from ocigpu.errors import CdiError
-from ocigpu.host.vfio import read_vfio_fingerprint
+from ocigpu.core.errors import CdiError
+from ocigpu.gpus.vfio.facts import read_vfio_fingerprint
 
 H100, AUDIO, SWITCH = "10de:2330", "10de:22bb", "10de:22a3"
 API: Tree = {"/sys/class/misc/vfio/dev": "10:196\n", "/dev/vfio/vfio": ""}

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ocigpu.cdi.write import dump_json, dump_yaml, target_of, write_spec
-from ocigpu.errors import CdiError
+from ocigpu.core.errors import CdiError
 
 SPEC: dict[str, Any] = {
     "kind": "vendor.com/gpu",

@@ -9,8 +9,8 @@ from support.trees import Tree, write_tree
 from ocigpu.cdi.draft import GenerateOptions
 from ocigpu.cdi.generate import generate
 from ocigpu.cdi.sources.wsl import draft
-from ocigpu.errors import CdiError
-from ocigpu.host.wsl import is_wsl, read_wsl_fingerprint
+from ocigpu.core.errors import CdiError
+from ocigpu.gpus.wsl.facts import is_wsl, read_wsl_fingerprint
 
 LIBRARIES = "/usr/lib/wsl/lib"
 STORES = "/usr/lib/wsl/drivers"

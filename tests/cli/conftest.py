@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ocigpu.cli import main
-from ocigpu.facts import DeviceNode, Gpu, HostFacts, HostFile, Library, MigDevice, ProcFile, facts_to_json
+from ocigpu.cli.main import main
+from ocigpu.core.facts import DeviceNode, Gpu, HostFacts, HostFile, Library, MigDevice, ProcFile, facts_to_json
 
 LIBRARY_DIRECTORY = "/usr/lib/x86_64-linux-gnu"
 VERSION = "550.163.01"

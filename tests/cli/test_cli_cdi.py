@@ -15,7 +15,7 @@ import pytest
 import yaml
 from support import requirements
 
-from ocigpu.cli import main
+from ocigpu.cli.main import main
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -47,7 +47,7 @@ def cdi(host: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     for name in list(os.environ):
         if name.startswith("NVIDIA_CTK_"):
             monkeypatch.delenv(name)
-    monkeypatch.setattr("ocigpu.cache.SYSTEM_DIRECTORY", str(tmp_path / "cache"))
+    monkeypatch.setattr("ocigpu.system.store.SYSTEM_DIRECTORY", str(tmp_path / "cache"))
     low, high = tmp_path / "low", tmp_path / "high"
     low.mkdir()
     high.mkdir()
@@ -282,7 +282,7 @@ def test_show_says_that_a_word_is_no_name_and_no_file(cdi: Run) -> None:
 def test_a_full_disk_behind_standard_output_is_an_error(host: Path) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "ocigpu.cli", "cdi", "generate", "--config", host / "config.toml"],
+            [sys.executable, "-m", "ocigpu.cli.main", "cdi", "generate", "--config", host / "config.toml"],
             stdout=full, stderr=subprocess.PIPE, text=True, timeout=60,
         )  # fmt: skip
     assert done.returncode == 1

@@ -9,8 +9,8 @@ import typer
 from typer.testing import CliRunner
 
 from ocigpu.cdi.draft import GenerateOptions
-from ocigpu.commands.cdi_options import GenerateRequest, takes_generate_options
-from ocigpu.settings import Settings
+from ocigpu.cli.cdi_options import GenerateRequest, takes_generate_options
+from ocigpu.core.settings import Settings
 
 Ask = Callable[..., GenerateRequest]
 CDI = "NVIDIA_CTK_CDI_"

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from support import requirements
 
-from ocigpu.cli import main
+from ocigpu.cli.main import main
 
 pytestmark = pytest.mark.root  # nodes, and a library that is loaded below another root
 

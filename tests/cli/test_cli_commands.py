@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from typer.main import get_command
 
 from ocigpu import __version__
-from ocigpu.cli import app, main
-from ocigpu.commands.common import Progress, load_settings, told_when_slow
-from ocigpu.commands.config import toml_value
-from ocigpu.facts import HostFacts, facts_from_json
-from ocigpu.settings import KEYS
+from ocigpu.cli.common import Progress, load_settings, told_when_slow
+from ocigpu.cli.main import app, main
+from ocigpu.cli.toml import toml_value
+from ocigpu.core.facts import HostFacts, facts_from_json
+from ocigpu.core.settings import KEYS
 
 PACKAGE = Path(__file__).resolve().parents[2] / "ocigpu"
 Run = Callable[..., tuple[int, str, str]]
@@ -288,7 +288,7 @@ def test_config_check_makes_the_shim_forget_the_former_settings(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file can be changed and its time set back."""
-    monkeypatch.setattr("ocigpu.cache.SYSTEM_DIRECTORY", str(tmp_path / "ocigpu"))
+    monkeypatch.setattr("ocigpu.system.store.SYSTEM_DIRECTORY", str(tmp_path / "ocigpu"))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     (tmp_path / "ocigpu").mkdir(0o700)
     (tmp_path / "ocigpu/next-0-0").touch(0o600)
@@ -359,7 +359,7 @@ def test_a_value_is_shown_as_toml(value: object) -> None:
 
 
 def test_a_reader_that_stops_early_is_no_error_message(record: Record, facts: HostFacts) -> None:
-    command = [sys.executable, "-m", "ocigpu.cli", "facts", "--json", "--facts", record(facts)]
+    command = [sys.executable, "-m", "ocigpu.cli.main", "facts", "--json", "--facts", record(facts)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stderr is not None
@@ -372,7 +372,7 @@ def run_on_terminal(columns: int, *arguments: str) -> str:
     """Return what ``ocigpu`` writes on a terminal, without its colours and styles."""
     parent, child = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": str(columns)}
-    command = [sys.executable, "-m", "ocigpu.cli", *arguments]
+    command = [sys.executable, "-m", "ocigpu.cli.main", *arguments]
     output = b""
     with subprocess.Popen(command, stdout=child, stderr=child, env=environment) as process:
         os.close(child)
@@ -402,7 +402,7 @@ def test_a_defect_is_one_line_and_a_traceback_only_on_request(monkeypatch: pytes
     def broken(*_arguments: object) -> None:
         raise ZeroDivisionError("a defect")
 
-    monkeypatch.setattr("ocigpu.commands.config.load_settings", broken)
+    monkeypatch.setattr("ocigpu.cli.config.load_settings", broken)
     status, _, err = run("config", "show")
     assert (status, err.splitlines()[0]) == (1, "ocigpu: OCIGPU-INT-1: ZeroDivisionError: a defect")
     monkeypatch.setenv("OCIGPU_DEBUG", "1")
@@ -414,7 +414,7 @@ def test_an_interrupt_is_silent(monkeypatch: pytest.MonkeyPatch, run: Run) -> No
     def interrupted(*_arguments: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("ocigpu.commands.config.load_settings", interrupted)
+    monkeypatch.setattr("ocigpu.cli.config.load_settings", interrupted)
     status, out, err = run("config", "show")
     assert (status, out, err.strip()) == (130, "", "")
 

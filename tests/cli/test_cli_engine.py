@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from ocigpu.cli import main
+from ocigpu.cli.main import main
 from ocigpu.engines import places
-from ocigpu.engines.configure import Link, Options, Plan
+from ocigpu.engines.configure import ConfigureOptions, EngineLink, EnginePlan
 from ocigpu.engines.remaining import remaining_step
 from ocigpu.engines.wanted import Wanted
 
@@ -154,10 +154,10 @@ def test_a_root_that_is_no_directory_is_refused(
 
 def test_dockerd_looks_for_the_hook_when_it_starts() -> None:
     """A reload is enough for a runtime, not for the link; the link alone is a change with a step that remains, too."""
-    plan = Plan("docker", places.DOCKER, ())
-    options = Options("docker", Wanted("ocigpu", "/usr/bin/ocigpu-runtime", False, False))
+    plan = EnginePlan("docker", places.DOCKER, ())
+    options = ConfigureOptions("docker", Wanted("ocigpu", "/usr/bin/ocigpu-runtime", False, False))
     assert remaining_step(options, plan) == "systemctl reload docker"
-    assert remaining_step(options, plan._replace(links=(Link("/x", "y"),))) == "systemctl restart docker"
+    assert remaining_step(options, plan._replace(links=(EngineLink("/x", "y"),))) == "systemctl restart docker"
 
 
 def test_a_link_alone_leaves_a_step_to_be_done(host: Path, capsys: pytest.CaptureFixture[str]) -> None:

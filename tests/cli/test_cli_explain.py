@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import ocigpu
-from ocigpu.codes import CODES
-from ocigpu.commands.explain import AREAS, find_code, render_markdown
-from ocigpu.errors import UsageError
+from ocigpu.cli.explain import AREAS, find_code, render_markdown
+from ocigpu.core.codes import CODES
+from ocigpu.core.errors import UsageError
 
 Run = Callable[..., tuple[int, str, str]]
 PACKAGE = Path(ocigpu.__file__).parent

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
-from ocigpu.cli import app
+from ocigpu.cli.main import app
+from ocigpu.doctor.messages import MESSAGES, Message, find_messages, render_markdown
 from ocigpu.doctor.table import CHECKS
-from ocigpu.messages import MESSAGES, Message, find_messages, render_markdown
 
 Run = Callable[..., tuple[int, str, str]]
 PAGE = Path(__file__).parents[2] / "docs/TROUBLESHOOTING.md"

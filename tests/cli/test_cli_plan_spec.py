@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from support.bundle import base_config
 
-from ocigpu.declare import declare
-from ocigpu.declared import edit_declared
-from ocigpu.facts import HostFacts, ImageFacts
-from ocigpu.plan import make_plan
-from ocigpu.request import request_from_variables
-from ocigpu.settings import Settings
+from ocigpu.bundle.declared import edit_declared
+from ocigpu.bundle.from_plan import declare
+from ocigpu.core.facts import HostFacts, ImageFacts
+from ocigpu.core.settings import Settings
+from ocigpu.gpus.nvidia.plan import make_plan
+from ocigpu.gpus.nvidia.request import request_from_variables
 
 Run = Callable[..., tuple[int, str, str]]
 Record = Callable[[HostFacts], str]

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ocigpu.errors import SettingsError
-from ocigpu.models import SettingsFile, find_problems
-from ocigpu.settings import KEYS, Settings, parse_settings
+from ocigpu.cli.settings_model import SettingsFile, find_problems
+from ocigpu.core.errors import SettingsError
+from ocigpu.core.settings import KEYS, Settings, parse_settings
 
 GOOD = {
     "nothing": "",
@@ -37,7 +37,7 @@ GOOD = {
     "empty tables": "[driver]\n[runtime]\n[hook]\n[features]\n[simulation]",
     "runtimes": '[runtime]\nruntimes = ["crun", "/usr/bin/runc"]',
     "no runtimes": "[runtime]\nruntimes = []",
-    "runtime log": '[runtime]\nlog = "/var/log/ocigpu.log"\nlog-level = "debug"',
+    "runtime log": '[runtime]\nlog = "/var/log/ocigpu.system.log"\nlog-level = "debug"',
     "hook": '[hook]\npath = "/usr/bin/ocigpu-hook"\nlog = "/var/log/hook.log"',
     "features": "[features]\nignore-imex-channel-requests = true",
     "simulation": '[simulation]\nroot = "/tmp/gpus"',

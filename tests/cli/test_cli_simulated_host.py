@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from support import requirements
 
-from ocigpu.cli import main
-from ocigpu.container_cli import main as container_cli_main
+from ocigpu.cli.main import main
+from ocigpu.entry.container_cli.main import main as container_cli_main
 
 Run = Callable[..., tuple[int, str, str]]
 DATA = Path(__file__).parent / "data"
@@ -45,7 +45,7 @@ def test_sim_show_says_what_was_made(host: Path, run: Run) -> None:
 def test_refresh_says_what_is_kept_for_the_next_start(
     host: Path, run_there: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ocigpu.host.cached.SETTLED", -1.0)  # the host was made just now
+    monkeypatch.setattr("ocigpu.gpus.cached.SETTLED", -1.0)  # the host was made just now
     status, out, err = run_there("refresh")
     assert (status, err) == (0, "")
     kept = next((host / "run/ocigpu").glob("facts-*"))
@@ -53,7 +53,7 @@ def test_refresh_says_what_is_kept_for_the_next_start(
     document = json.loads(run_there("refresh", "--json")[1])
     assert (document["kept"], document["path"], document["gpus"]) == (True, str(kept), 8)
     assert document["age_before"] >= 0
-    monkeypatch.setattr("ocigpu.host.cached.open_cache", lambda *_: -1)
+    monkeypatch.setattr("ocigpu.gpus.cached.open_cache", lambda *_: -1)
     status, out, _ = run_there("refresh")
     assert status == 0
     assert "no, every start reads the host anew: there is no cache directory that only this user can write" in out

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from ocigpu.container_cli import main
-from ocigpu.container_cli_list import render_csv, render_info, render_list
-from ocigpu.container_cli_options import make_parser
-from ocigpu.errors import OcigpuError
-from ocigpu.facts import DeviceNode, HostFacts, HostFile, Library
+from ocigpu.core.errors import OcigpuError
+from ocigpu.core.facts import DeviceNode, HostFacts, HostFile, Library
+from ocigpu.entry.container_cli.list import render_csv, render_info, render_list
+from ocigpu.entry.container_cli.main import main
+from ocigpu.entry.container_cli.options import make_parser
 
 DATA = Path(__file__).parent / "data"
 CONTROL = ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset"]

@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from ocigpu.actions import AllowDevice, Node
-from ocigpu.container_cli import main
-from ocigpu.container_cli_configure import (
+from ocigpu.core.actions import AllowDevice, Node
+from ocigpu.core.errors import OcigpuError
+from ocigpu.core.facts import HostFacts, HostFile
+from ocigpu.core.settings import CAPABILITIES, Settings
+from ocigpu.entry.container_cli.configure import (
     adjust_settings,
     find_config,
     full_address,
@@ -15,12 +17,10 @@ from ocigpu.container_cli_configure import (
     without_left_out,
     without_nodes,
 )
-from ocigpu.container_cli_options import parse_options
-from ocigpu.errors import OcigpuError
-from ocigpu.facts import HostFacts, HostFile
-from ocigpu.plan import make_plan
-from ocigpu.request import Request, parse_request
-from ocigpu.settings import CAPABILITIES, Settings
+from ocigpu.entry.container_cli.main import main
+from ocigpu.entry.container_cli.options import parse_options
+from ocigpu.gpus.nvidia.plan import make_plan
+from ocigpu.gpus.nvidia.request import Request, parse_request
 
 UUID = "GPU-4d4f434b-0000-0000-0000-000000000005"
 

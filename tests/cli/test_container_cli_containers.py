@@ -15,7 +15,7 @@ from support.product import PROGRAMS, RUNTIME, SimulatedHost, listed_uuids
 from support.runtimes import container_id, run_container, set_cgroup, start_in_background, view_of
 from support.survey import OWN_RUN, Seen, differences, finished, survey
 
-from ocigpu.settings import CAPABILITIES
+from ocigpu.core.settings import CAPABILITIES
 
 pytestmark = [pytest.mark.root, pytest.mark.engine]
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from support import requirements
 
-from ocigpu.demo import _sections
-from ocigpu.demo_bundle import make_bundle, make_config
+from ocigpu.cli.demo_bundle import make_bundle, make_config
+from ocigpu.cli.demo_run import _sections
 
 Run = Callable[..., tuple[int, str, str]]
-COMMAND = [sys.executable, "-m", "ocigpu.cli", "demo", "--gpus", "3"]
+COMMAND = [sys.executable, "-m", "ocigpu.cli.main", "demo", "--gpus", "3"]
 SHIM = Path(sys.executable).parent / "ocigpu-runtime"
 
 

@@ -12,7 +12,7 @@ from support.process import explain, run
 from support.product import RUNTIME, SimulatedHost
 from support.runtimes import container_id, start_in_background, view_of
 
-from ocigpu.cli import main
+from ocigpu.cli.main import main
 from ocigpu.containers.find import Container, Places, find_container, find_containers
 
 WAITING = ["/probe", "pause"]

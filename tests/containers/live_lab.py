@@ -20,9 +20,10 @@ from support.runtimes import Answers, answers, parts, probe, script
 from ocigpu.containers.live import Live, open_live
 from ocigpu.containers.verify import NodeRow, Verified
 from ocigpu.containers.verify import verify as verify_live
-from ocigpu.facts import HostFacts
-from ocigpu.host.discover import read_host_facts
-from ocigpu.settings import Settings, read_settings
+from ocigpu.core.facts import HostFacts
+from ocigpu.core.settings import Settings
+from ocigpu.gpus.nvidia.discover import read_host_facts
+from ocigpu.system.settings_file import read_settings
 
 HOST_LIBRARY = "/usr/lib/x86_64-linux-gnu/libcuda.so.550.163.01"
 

@@ -30,17 +30,17 @@ from support.fixtures import MakeBundle
 from support.process import run, wait_for
 from support.product import CONTROL_NODES, PROGRAMS, SimulatedHost
 
-from ocigpu.actions import Node
 from ocigpu.containers import attach as attaching
 from ocigpu.containers.attach import attach, detach
 from ocigpu.containers.attached import prune_records
 from ocigpu.containers.inside import remove_inside
 from ocigpu.containers.repair import repair
 from ocigpu.containers.verify import AS_GRANTED
-from ocigpu.errors import ApplyError, OcigpuError, RequestError
-from ocigpu.facts import DeviceNode
-from ocigpu.linux import bpf
-from ocigpu.settings import read_settings
+from ocigpu.core.actions import Node
+from ocigpu.core.errors import ApplyError, OcigpuError, RequestError
+from ocigpu.core.facts import DeviceNode
+from ocigpu.system import bpf
+from ocigpu.system.settings_file import read_settings
 
 pytestmark = [pytest.mark.root, pytest.mark.engine]
 

@@ -22,10 +22,10 @@ from support.process import run, stop, wait_for
 from support.product import PROGRAMS, SimulatedHost
 from support.runtimes import answers, container_id, probe
 
+from ocigpu.bundle.edit import read_config
 from ocigpu.containers.find import find_containers, read_config_of
 from ocigpu.containers.trusted import read_trusted, why_of_containers
-from ocigpu.errors import SpecError
-from ocigpu.spec import read_config
+from ocigpu.core.errors import SpecError
 
 OTHER = 4321
 OUTSIDE = [["mknod", "/tmp/outside", "60", "7"], ["open", "/tmp/outside"]]

@@ -19,10 +19,10 @@ from support.product import SimulatedHost
 
 from ocigpu.containers import live as living
 from ocigpu.containers.attach import attach, detach
-from ocigpu.containers.repair import Keeper
+from ocigpu.containers.repair import GrantKeeper
 from ocigpu.containers.verify import AS_GRANTED
-from ocigpu.errors import OcigpuError
-from ocigpu.settings import read_settings
+from ocigpu.core.errors import OcigpuError
+from ocigpu.system.settings_file import read_settings
 
 pytestmark = [pytest.mark.root, pytest.mark.engine]
 
@@ -100,7 +100,7 @@ def test_the_keeper_goes_on_to_the_next_container(
     settings = read_settings(gpu_3.environment["OCIGPU_CONFIG"])
     with container(make_bundle(WAITING, GPU_3), runtime_environment, host=simulated_host) as other:
         places = gpu_3.places._replace(roots=(*gpu_3.places.roots, *other.places.roots))
-        keeper = Keeper(places, settings, lambda level, text, **_: lines.append(f"{level}: {text}"))
+        keeper = GrantKeeper(places, settings, lambda level, text, **_: lines.append(f"{level}: {text}"))
         keeper.look()
         devices = [cgroup_directory(made, "v1") for made in (gpu_3, other)]
 

@@ -13,16 +13,17 @@ from support.process import run
 from support.product import PROGRAMS, SimulatedHost
 from support.runtimes import run_container
 
-from ocigpu.cdi.inject import inject
-from ocigpu.commands.diff import DIFFERENT
+from ocigpu.bundle.declared import edit_declared
+from ocigpu.bundle.edit import read_config, remove_gpu_hooks
+from ocigpu.bundle.from_plan import declare
+from ocigpu.bundle.inject import inject
+from ocigpu.bundle.policy import owns_device_policy
+from ocigpu.cli.diff import DIFFERENT
 from ocigpu.containers.difference import REPLACED_NOTE, Change, find_original, list_changes
-from ocigpu.declare import declare
-from ocigpu.declared import edit_declared
-from ocigpu.plan import make_plan
-from ocigpu.request import parse_request
-from ocigpu.runtime import owns_device_policy
-from ocigpu.settings import Settings, parse_settings
-from ocigpu.spec import get_list, get_object, get_rules, read_config, remove_gpu_hooks
+from ocigpu.core.config_json import get_list, get_object, get_rules
+from ocigpu.core.settings import Settings, parse_settings
+from ocigpu.gpus.nvidia.plan import make_plan
+from ocigpu.gpus.nvidia.request import parse_request
 
 REPLACED = {
     "docker-device",  # a device of the same path

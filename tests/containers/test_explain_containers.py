@@ -18,7 +18,7 @@ from support.product import SimulatedHost
 from ocigpu.containers import planned
 from ocigpu.containers.asked import ask_child
 from ocigpu.containers.origin import tell_origin
-from ocigpu.request import Request
+from ocigpu.gpus.nvidia.request import Request
 
 pytestmark = [pytest.mark.root, pytest.mark.engine]
 

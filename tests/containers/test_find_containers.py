@@ -23,8 +23,8 @@ from ocigpu.containers.find import (
     find_containers,
     open_process,
 )
-from ocigpu.errors import OcigpuError
-from ocigpu.state import MAX_STATE_BYTES
+from ocigpu.core.errors import OcigpuError
+from ocigpu.entry.state import MAX_STATE_BYTES
 
 OTHER = 4321
 

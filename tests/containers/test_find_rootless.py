@@ -16,8 +16,8 @@ from support.runtimes import container_id, start_in_background
 
 from ocigpu.containers.find import Places, find_containers
 from ocigpu.containers.report import make_reports
-from ocigpu.host.discover import read_host_facts
-from ocigpu.settings import read_settings
+from ocigpu.gpus.nvidia.discover import read_host_facts
+from ocigpu.system.settings_file import read_settings
 
 pytestmark = [pytest.mark.root, pytest.mark.engine]
 

@@ -19,10 +19,10 @@ from support.runtimes import probe
 
 from ocigpu.containers.attach import attach, detach
 from ocigpu.containers.live import read_now
-from ocigpu.containers.repair import Keeper, repair
+from ocigpu.containers.repair import GrantKeeper, repair
 from ocigpu.containers.verify import AS_GRANTED
-from ocigpu.errors import OcigpuError
-from ocigpu.settings import read_settings
+from ocigpu.core.errors import OcigpuError
+from ocigpu.system.settings_file import read_settings
 
 pytestmark = [pytest.mark.root, pytest.mark.engine]
 
@@ -145,7 +145,7 @@ def test_all_containers_are_repaired_whatever_one_of_them_says(
 
 @pytest.mark.parametrize("words", [["verify", "any"], ["repair", "--all"], ["attach", "any", "--gpu", "1"]])
 def test_without_root_nothing_is_called_well(words: list[str], work_directory: Path, tmp_path: Path) -> None:
-    command = [*python_of_nobody(work_directory), "-m", "ocigpu.cli", *words, "--root", tmp_path]
+    command = [*python_of_nobody(work_directory), "-m", "ocigpu.cli.main", *words, "--root", tmp_path]
     result = run(command, check=False)
     assert (result.returncode, result.stdout) == (1, "")
     assert "OCIGPU-CTR-6" in result.stderr
@@ -159,7 +159,7 @@ def test_one_container_or_all_of_them(gpu_3: Made) -> None:
 def test_the_keeper_repairs_what_changed_and_is_silent_else(gpu_3: Made, simulated_host: SimulatedHost) -> None:
     said: list[str] = []
     settings = read_settings(gpu_3.environment["OCIGPU_CONFIG"])
-    keeper = Keeper(gpu_3.places, settings, lambda level, text, **_: said.append(f"{level}: {text}"))
+    keeper = GrantKeeper(gpu_3.places, settings, lambda level, text, **_: said.append(f"{level}: {text}"))
     keeper.look()
     keeper.look()
     assert said == []
@@ -182,7 +182,7 @@ def test_the_keeper_tells_an_error_once_and_forgets_what_has_ended(
     settings = read_settings(gpu_3.environment["OCIGPU_CONFIG"])
     with opened(gpu_3) as live:
         attach(live, ["5"])
-    keeper = Keeper(gpu_3.places, settings, lambda level, _, **__: said.append(level))
+    keeper = GrantKeeper(gpu_3.places, settings, lambda level, _, **__: said.append(level))
     keeper.look()
     (gpu_3.bundle / "config.json").chmod(0o666)
     apply_again(gpu_3, "v1")

@@ -15,8 +15,8 @@ from support.product import PROGRAMS, SimulatedHost
 
 from ocigpu.containers.probe import Answer, is_reached
 from ocigpu.containers.verify import AS_GRANTED, LESS, MORE, judge_node
-from ocigpu.errors import OcigpuError, SpecError
-from ocigpu.facts import DeviceNode
+from ocigpu.core.errors import OcigpuError, SpecError
+from ocigpu.core.facts import DeviceNode
 
 pytestmark = [pytest.mark.root, pytest.mark.engine]
 

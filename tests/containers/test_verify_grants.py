@@ -8,15 +8,15 @@ from live_lab import read_facts
 from support.bundle import base_config
 from support.product import RUNTIME, SimulatedHost
 
-from ocigpu.containers.attached import Record
+from ocigpu.containers.attached import AttachRecord
 from ocigpu.containers.find import Container
 from ocigpu.containers.live import Live, Now, change_grant, numbers_of, plan_for, read_now
-from ocigpu.containers.shown import Mount, Mounts, read_mounts
-from ocigpu.facts import DeviceNode, ImageFacts
+from ocigpu.containers.shown import Mount, ShownMounts, read_mounts
+from ocigpu.core.facts import DeviceNode, ImageFacts
+from ocigpu.gpus.nvidia.views import PROC_DRIVER
 from ocigpu.provision.apply import Caller
 from ocigpu.provision.container import open_container
-from ocigpu.settings import read_settings
-from ocigpu.views import PROC_DRIVER
+from ocigpu.system.settings_file import read_settings
 
 pytestmark = pytest.mark.root
 
@@ -34,7 +34,7 @@ def live_of(host: SimulatedHost, config: dict[str, Any], mounted: bool = True) -
     for gpu in facts.gpus:
         path = f"{PROC_DRIVER}/gpus/{gpu.proc_name}"
         mounts.append(Mount("0:9", path.removeprefix("/proc"), path))
-    table = Mounts(tuple(mounts) if mounted else (), (Mount("8:1", "/", "/"),))
+    table = ShownMounts(tuple(mounts) if mounted else (), (Mount("8:1", "/", "/"),))
     return Live(FOUND, None, config, settings, facts, ImageFacts(), Caller(), (), table)  # type: ignore[arg-type]
 
 
@@ -109,7 +109,7 @@ def test_what_was_detached_is_denied_and_what_was_attached_allowed(simulated_hos
 def test_the_devices_of_a_container_follow_from_its_start_and_its_record(simulated_host: SimulatedHost) -> None:
     started = read_now(live_of(simulated_host, with_hook({"NVIDIA_VISIBLE_DEVICES": "0,1"}))).grant
     gpus = simulated_host.gpus
-    now = Now(started, Record(attached=(gpus[5],), detached=(gpus[0],)), started)
+    now = Now(started, AttachRecord(attached=(gpus[5],), detached=(gpus[0],)), started)
     assert now.devices == (gpus[1], gpus[5])
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support import requirements
 
-from ocigpu.cli import main
+from ocigpu.cli.main import main
 from ocigpu.doctor.host import Host
 from ocigpu.doctor.records import Finding
 from ocigpu.doctor.report import run_checks

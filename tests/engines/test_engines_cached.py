@@ -29,8 +29,8 @@ echo
 exec {python} -I -S -c '
 import sys
 sys.path.append("{library}")
-from ocigpu.host.cached import read_facts
-from ocigpu.settings import Settings
+from ocigpu.gpus.cached import read_facts
+from ocigpu.core.settings import Settings
 facts = read_facts(Settings(simulation_root="{host}"))
 print(*(item.host_path for item in facts.libraries if item.soname == "libcuda.so.1" and item.bits == 64))'
 """

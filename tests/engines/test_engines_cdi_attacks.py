@@ -13,7 +13,7 @@ from support.process import Completed, explain
 from support.product import PROGRAMS
 from support.runtimes import container_id, run_container
 
-from ocigpu.linux import libc
+from ocigpu.system import libc
 
 pytestmark = [pytest.mark.root, pytest.mark.engine]
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from support.podman import Podman, make_podman
 
-from ocigpu import cache
-from ocigpu.cdi.inject import inject
+from ocigpu.bundle.inject import inject
 from ocigpu.cdi.registry import read_registry
-from ocigpu.errors import CdiError
-from ocigpu.settings import Settings
+from ocigpu.core.errors import CdiError
+from ocigpu.core.settings import Settings
+from ocigpu.system import store as cache
 
 pytestmark = [pytest.mark.root, pytest.mark.engine]
 
@@ -114,7 +114,7 @@ def comparable(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def as_we_do(config: dict[str, Any]) -> dict[str, Any]:
-    """Return Podman's configuration with what we do otherwise on purpose, as ocigpu.cdi.inject says.
+    """Return Podman's configuration with what we do otherwise on purpose, as ocigpu.bundle.inject says.
 
     Its library of CDI 0.5.0 does not fill in modes; newer ones do.
     """

@@ -73,7 +73,7 @@ def hurried_copy(session_directory: Path) -> PublicCopy:
     directory = session_directory / "hurried"
     directory.mkdir()
     copy = make_public_copy(directory)
-    path = copy.library / "ocigpu/linux/signals.py"
+    path = copy.library / "ocigpu/system/signals.py"
     text = path.read_text()
     path.write_text(text.replace("SECONDS = 30.0", "SECONDS = 2.0"))
     assert path.read_text() != text
@@ -140,7 +140,7 @@ def test_a_process_for_the_hook_that_is_stopped(
     """The kernel ends it; before it has begun the hook does everything itself, else the start fails with a line."""
     (work_directory / "product").mkdir()
     copy = make_public_copy(work_directory / "product")
-    early = copy.library / "ocigpu/early.py"
+    early = copy.library / "ocigpu/entry/prepared.py"
     text = early.read_text()
     if begun:
         hurried = text.replace("kill_in(SECONDS + 2 * GRACE)", "kill_in(1.0)")
@@ -168,7 +168,7 @@ def test_the_vendors_program_ends_too(
     rootfs = make_bundle(["/probe", "pause"]) / "rootfs"
     env = hurried.environment("hook", work_directory)
     place = hurried.host.directory / silent if silent else rootfs / "etc"
-    program = "import sys; from ocigpu.container_cli import main; sys.exit(main())"
+    program = "import sys; from ocigpu.entry.container_cli.main import main; sys.exit(main())"
     words = ["configure", "--no-cgroups", "--device=all", "--compute", "--utility", rootfs]
     script = 'mount --bind "$1" "$1" && mount -t tmpfs none "$1/dev" && shift && exec "$@"'
     command: list[Any] = ["unshare", "--mount", "sh", "-c", SILENT, "sh", sys.executable, silent_fuse.__file__, place]

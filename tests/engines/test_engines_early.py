@@ -1,4 +1,4 @@
-"""The process that is ready before the hook is called (ocigpu/early.py): one interpreter, and every order of deaths."""
+"""The process that is ready before the hook is called (ocigpu/entry/prepared.py), and every order of deaths."""
 
 import contextlib
 import itertools

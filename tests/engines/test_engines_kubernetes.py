@@ -16,12 +16,12 @@ from support.process import explain
 from support.product import CONTROL_NODES, RUNTIME, SimulatedHost, gpu_names, listed_uuids
 from support.runtimes import answers, container_id, parts, probe, run_container, script
 
-from ocigpu.host.discover import read_host_facts
+from ocigpu.gpus.nvidia.discover import read_host_facts
 from ocigpu.kubernetes.allocate import Response, allocate
 from ocigpu.kubernetes.config import configure
 from ocigpu.kubernetes.devices import Resource, make_inventory
 from ocigpu.kubernetes.schema import parse_config_file
-from ocigpu.settings import read_settings
+from ocigpu.system.settings_file import read_settings
 
 pytestmark = [pytest.mark.root, pytest.mark.engine]
 

@@ -305,7 +305,7 @@ def test_a_bundle_can_be_run_again_and_is_not_edited_twice(
         assert result.returncode == 0, explain(result)
         assert listed_uuids(result.stdout) == [simulated_host.gpus[1], simulated_host.gpus[6]]
         text = (bundle / "config.json").read_bytes()
-        # who is ready for the hook is another process each time: ocigpu/early.py
+        # who is ready for the hook is another process each time: ocigpu/entry/prepared.py
         assert len(re.findall(rb'"--early","/run/ocigpu/early-[0-9]+-[0-9a-f]{16}",', text)) == 1
         configs.append(re.sub(rb"early-[0-9]+-[0-9a-f]{16}", b"", text))
     assert configs[0] == configs[1]

@@ -23,14 +23,14 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "provision"))
 
 from provision_lab import Lab, run_child
 
-from ocigpu.actions import AllowDevice, Plan
-from ocigpu.errors import OcigpuError
-from ocigpu.host.cached import read_facts
-from ocigpu.plan import make_plan
+from ocigpu.core.actions import AllowDevice, Plan
+from ocigpu.core.errors import OcigpuError
+from ocigpu.gpus.cached import read_facts
+from ocigpu.gpus.nvidia.plan import make_plan
+from ocigpu.gpus.nvidia.request import parse_request
 from ocigpu.provision import apply, steps
 from ocigpu.provision.image import read_rootfs_facts
-from ocigpu.request import parse_request
-from ocigpu.settings import read_settings
+from ocigpu.system.settings_file import read_settings
 
 pytestmark = [pytest.mark.root, pytest.mark.engine]
 

@@ -13,11 +13,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ocigpu.demo_bundle import make_bundle
-from ocigpu.errors import OcigpuError
-from ocigpu.facts import HostFacts
-from ocigpu.host.discover import read_host_facts
-from ocigpu.settings import read_settings
+from ocigpu.cli.demo_bundle import make_bundle
+from ocigpu.core.errors import OcigpuError
+from ocigpu.core.facts import HostFacts
+from ocigpu.gpus.nvidia.discover import read_host_facts
+from ocigpu.system.settings_file import read_settings
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parent.parent

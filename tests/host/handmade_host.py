@@ -6,7 +6,7 @@ import stat
 import struct
 from pathlib import Path
 
-from ocigpu.settings import Settings
+from ocigpu.core.settings import Settings
 
 VERSION = "550.163.01"
 TRIPLET = f"{platform.machine()}-linux-gnu"

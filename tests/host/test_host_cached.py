@@ -16,15 +16,16 @@ import pytest
 from handmade_host import TRIPLET
 
 import ocigpu
-from ocigpu import cache
-from ocigpu.cache import seal, unseal
-from ocigpu.errors import HostError
-from ocigpu.facts import HostFacts, facts_to_json
-from ocigpu.host import cached, discover
-from ocigpu.host.cached import read_facts, refresh_facts
-from ocigpu.host.discover import read_host_facts
-from ocigpu.settings import Settings
+from ocigpu.core.errors import HostError
+from ocigpu.core.facts import HostFacts, facts_to_json
+from ocigpu.core.settings import Settings
+from ocigpu.gpus import cached
+from ocigpu.gpus.cached import read_facts, refresh_facts
+from ocigpu.gpus.nvidia import discover
+from ocigpu.gpus.nvidia.discover import read_host_facts
 from ocigpu.sim.create import create_host
+from ocigpu.system import store as cache
+from ocigpu.system.store import seal, unseal
 
 LIBRARIES = f"usr/lib/{TRIPLET}"
 CUDA = f"{LIBRARIES}/libcuda.so.550.163.01"
@@ -393,9 +394,9 @@ def test_a_read_only_cache_is_no_error(kept: Kept, monkeypatch: pytest.MonkeyPat
 READER = """
 import json, sys
 sys.path.append(sys.argv[1])
-from ocigpu.facts import facts_to_json
+from ocigpu.core.facts import facts_to_json
 from ocigpu.host import cached, discover
-from ocigpu.settings import Settings
+from ocigpu.core.settings import Settings
 cached.SETTLED, cached.PATIENCE = -1.0, 60.0
 real = discover.read_host_facts_and_places
 counted = []

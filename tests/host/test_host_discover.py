@@ -10,13 +10,13 @@ import pytest
 from handmade_host import TRIPLET, VERSION, HostTree
 
 import ocigpu
-from ocigpu.errors import HostError
-from ocigpu.facts import Gpu, facts_from_json, facts_to_json
-from ocigpu.host.discover import read_host_facts
-from ocigpu.host.gpus import EXCLUDED, NO_MINOR, NOT_LISTED, gpus_from_procfs, merge_gpus
-from ocigpu.host.procfs import ProcGpu
-from ocigpu.host.tree import Roots
-from ocigpu.settings import Settings
+from ocigpu.core.errors import HostError
+from ocigpu.core.facts import Gpu, facts_from_json, facts_to_json
+from ocigpu.core.settings import Settings
+from ocigpu.gpus.nvidia.discover import read_host_facts
+from ocigpu.gpus.nvidia.gpus import EXCLUDED, NO_MINOR, NOT_LISTED, gpus_from_procfs, merge_gpus
+from ocigpu.gpus.nvidia.procfs import ProcGpu
+from ocigpu.gpus.tree import Roots
 
 NvmlBuilder = Callable[..., Path]
 
@@ -189,7 +189,7 @@ def test_a_driver_root_is_read_where_it_is_and_links_stay_in_it(
     library.rename(driver / f"usr/store/{library.name}")
     library.symlink_to(f"/usr/store/{library.name}")  # absolute: meant below the driver root
     roots = Roots(str(driver), "", f"{host.root}/proc", f"{host.root}/sys", False)
-    monkeypatch.setattr("ocigpu.host.discover.find_roots", lambda _: roots)
+    monkeypatch.setattr("ocigpu.gpus.nvidia.discover.find_roots", lambda _: roots)
     facts = read_host_facts(Settings())
     assert (facts.driver_root, facts.simulated, facts.driver_version) == (str(driver), False, VERSION)
     assert {item.soname: item.host_path for item in facts.libraries}["libcuda.so.1"] == (
@@ -394,7 +394,7 @@ def test_lists_are_merged(nvml: list[Gpu], in_procfs: list[ProcGpu], expected: l
 
 
 def test_only_light_modules_are_imported() -> None:
-    code = "import sys, ocigpu.host.discover; print(' '.join(sys.modules))"
+    code = "import sys, ocigpu.gpus.nvidia.discover; print(' '.join(sys.modules))"
     done = subprocess.run(
         [
             sys.executable,

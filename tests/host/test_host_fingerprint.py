@@ -7,16 +7,11 @@ from pathlib import Path
 import pytest
 from handmade_host import HostTree
 
-from ocigpu.host.fingerprint import (
-    ANNOTATION,
-    explain_changes,
-    fingerprint_text,
-    parse_fingerprint,
-    read_fingerprint,
-    stale_reasons,
-)
-from ocigpu.settings import Settings, read_settings
+from ocigpu.core.settings import Settings
+from ocigpu.gpus.fingerprint import ANNOTATION, explain_changes, fingerprint_text, parse_fingerprint
+from ocigpu.gpus.vendors import read_fingerprint, stale_reasons
 from ocigpu.sim.create import create_host
+from ocigpu.system.settings_file import read_settings
 
 CAPABILITIES = "proc/driver/nvidia/capabilities"
 INFORMATION = "proc/driver/nvidia/gpus/0000:10:00.0/information"

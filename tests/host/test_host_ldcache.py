@@ -7,8 +7,8 @@ from handmade_host import cache_bytes
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ocigpu.host.ldcache import parse_ldcache
-from ocigpu.host.libraries import ARCHITECTURES, native_machine
+from ocigpu.gpus.ldcache import parse_ldcache
+from ocigpu.gpus.nvidia.libraries import ARCHITECTURES, native_machine
 
 FLAGS = (0x0300, 0x0000)
 ENTRIES = [

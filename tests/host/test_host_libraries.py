@@ -1,8 +1,8 @@
 import pytest
 from handmade_host import TRIPLET, VERSION, HostTree, cache_bytes, elf_bytes
 
-from ocigpu.host.discover import SearchPaths, read_host_facts
-from ocigpu.host.libraries import (
+from ocigpu.gpus.nvidia.discover import SearchPaths, read_host_facts
+from ocigpu.gpus.nvidia.libraries import (
     ARCHITECTURES,
     REQUIRED,
     TABLE,
@@ -14,7 +14,7 @@ from ocigpu.host.libraries import (
     read_libraries,
     split_name,
 )
-from ocigpu.host.tree import Tree
+from ocigpu.gpus.tree import Tree
 
 MACHINE = native_machine()
 TRIPLET32 = ARCHITECTURES[MACHINE].triplet32

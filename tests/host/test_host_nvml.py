@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import machine
 
-from ocigpu.host.nvml import BRANDS, UNUSABLE, NvmlAnswer, cuda_version, parse_answer, start_nvml
-from ocigpu.host.tree import Roots
+from ocigpu.gpus.nvidia.nvml import BRANDS, UNUSABLE, NvmlAnswer, cuda_version, parse_answer, start_nvml
+from ocigpu.gpus.tree import Roots
 
 REAL = Roots("", "", "/proc", "/sys", False)
 
@@ -151,7 +151,7 @@ def test_no_descriptor_is_left_open(readable: Callable[..., Path]) -> None:
 def test_the_library_runs_without_privileges(
     readable: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mode: int
 ) -> None:
-    from ocigpu.host import nvml_child
+    from ocigpu.gpus.nvidia import nvml_child
 
     node = tmp_path / "nvidiactl"
     node.touch()
@@ -162,7 +162,7 @@ def test_the_library_runs_without_privileges(
         nvml_child.os, "stat", lambda path, **options: stat(node if path == "/dev/nvidiactl" else path, **options)
     )
     monkeypatch.setenv("HOME", "/root")
-    monkeypatch.setattr("ocigpu.host.nvml.is_version", lambda _: True)
+    monkeypatch.setattr("ocigpu.gpus.nvidia.nvml.is_version", lambda _: True)
     user, group = {0o666: (65534, 65534), 0o660: (65534, 5678), 0o600: (1234, 5678)}[mode]
     assert ask(readable("WHO")).driver_version == f"{user},{group},0000000000000000,1,0"
 

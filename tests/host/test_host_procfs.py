@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ocigpu.host.procfs import (
+from ocigpu.gpus.nvidia.procfs import (
     Permissions,
     ProcGpu,
     is_version,

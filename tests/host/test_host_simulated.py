@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from ocigpu.errors import HostError
-from ocigpu.facts import HostFacts, facts_from_json, facts_to_json
-from ocigpu.host.discover import read_host_facts
-from ocigpu.settings import read_settings
+from ocigpu.core.errors import HostError
+from ocigpu.core.facts import HostFacts, facts_from_json, facts_to_json
+from ocigpu.gpus.nvidia.discover import read_host_facts
 from ocigpu.sim.create import create_host
+from ocigpu.system.settings_file import read_settings
 
 Maker = Callable[..., tuple[Path, Callable[[], HostFacts]]]
 

@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from ocigpu.errors import HostError
-from ocigpu.host.tree import Tree, find_roots, read_text, small_number
-from ocigpu.settings import Settings
+from ocigpu.core.errors import HostError
+from ocigpu.core.settings import Settings
+from ocigpu.gpus.tree import Tree, find_roots, read_text, small_number
 
 
 @pytest.mark.parametrize(

@@ -9,20 +9,21 @@ from pathlib import Path
 import pytest
 from test_host_cached import CHANGES
 
-from ocigpu import hookless, kept, rawjson
-from ocigpu.cache import seal, unseal
-from ocigpu.declare import declare
-from ocigpu.declared import Declared
-from ocigpu.errors import OcigpuError
-from ocigpu.facts import ImageFacts
-from ocigpu.hookless import find_declared
-from ocigpu.host import cached
-from ocigpu.host.discover import read_host_facts
-from ocigpu.plan import make_plan
+from ocigpu.bundle import hookless
+from ocigpu.bundle.declared import Declared
+from ocigpu.bundle.from_plan import declare
+from ocigpu.bundle.hookless import find_declared
+from ocigpu.core import rawjson
+from ocigpu.core.errors import OcigpuError
+from ocigpu.core.facts import ImageFacts
+from ocigpu.core.settings import Settings
+from ocigpu.gpus import cached, kept
+from ocigpu.gpus.nvidia.discover import read_host_facts
+from ocigpu.gpus.nvidia.plan import make_plan
+from ocigpu.gpus.nvidia.request import Request, request_from_variables
 from ocigpu.provision.image import read_layout
-from ocigpu.request import Request, request_from_variables
-from ocigpu.settings import Settings
 from ocigpu.sim.create import create_host
+from ocigpu.system.store import seal, unseal
 
 
 class Starts:

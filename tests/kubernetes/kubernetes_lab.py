@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ocigpu.facts import HostFacts, facts_from_json
+from ocigpu.core.facts import HostFacts, facts_from_json
 from ocigpu.kubernetes.config import Configuration, configure
 from ocigpu.kubernetes.devices import Inventory, make_inventory
 from ocigpu.kubernetes.schema import parse_config_file

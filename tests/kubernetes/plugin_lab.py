@@ -18,7 +18,7 @@ import os, sys
 from ocigpu.kubernetes.health import Rules
 from ocigpu.kubernetes.loading import parse_flags
 from ocigpu.kubernetes.plugin import DevicePlugin, Timing
-from ocigpu.settings import read_settings
+from ocigpu.system.settings_file import read_settings
 timing = Timing(0.1, 0.3, Rules(probes=2, hold=0.3, patience=0.0))
 DevicePlugin(parse_flags(sys.argv[2:], os.environ), os.environ, read_settings(sys.argv[1]), True, timing).run()
 """

@@ -16,10 +16,10 @@ from support.process import run
 from support.product import PROGRAMS
 
 from ocigpu import __version__
-from ocigpu.commands.mps import OPTION_NAMES as MPS_OPTIONS
-from ocigpu.commands.node_labels import OPTION_NAMES as LABEL_OPTIONS
+from ocigpu.cli.mps import OPTION_NAMES as MPS_OPTIONS
+from ocigpu.cli.node_labels import OPTION_NAMES as LABEL_OPTIONS
 from ocigpu.kubernetes import node_installer
-from ocigpu.kubernetes.config import OPTIONS, Options
+from ocigpu.kubernetes.config import OPTIONS, PluginOptions
 from ocigpu.kubernetes.loading import PLUGIN_OPTIONS, Told, parse_flags, read_configuration
 from ocigpu.kubernetes.mps_control import check_size
 from ocigpu.kubernetes.publish import find_place, publish, withdraw
@@ -104,7 +104,9 @@ def test_rights_are_those_that_the_program_uses(tmp_path: Path, target: str, rem
     server = FakeApiServer(tmp_path)
     server.objects = {"/api/v1/nodes/n": {"metadata": {}}, "/api/v1/namespaces/gpu/pods/p": {"metadata": {}}}
     try:
-        place = find_place(Options(), target, {"NODE_NAME": "n", "POD_NAME": "p", "POD_NAMESPACE": "gpu"}, server.place)
+        place = find_place(
+            PluginOptions(), target, {"NODE_NAME": "n", "POD_NAME": "p", "POD_NAMESPACE": "gpu"}, server.place
+        )
         for value in "12":
             publish(place, {"nvidia.com/gpu.count": value})
         if removing:
@@ -468,7 +470,7 @@ def test_node_installer_is_off_unless_asked_for_and_then_chooses_the_nodes_of_po
     assert container["readinessProbe"]["exec"]["command"] == ["test", "-e", ready]
     mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
-    options = node_installer.Options()
+    options = node_installer.InstallerOptions()
     assert volumes[mounts[options.host_root]]["hostPath"]["path"] == "/"
     assert "emptyDir" in volumes[mounts[os.path.dirname(ready)]]
     plugin = of_kind(found, "DaemonSet")["ocigpu-device-plugin"]["spec"]["template"]["spec"]["containers"][0]

@@ -454,7 +454,7 @@ def test_a_port_that_is_taken_is_an_error(tmp_path: Path) -> None:
 
 WITHOUT_GRPC = """import sys
 sys.modules.update(dict.fromkeys(("grpc", "google.protobuf")))
-from ocigpu.cli import main
+from ocigpu.cli.main import main
 sys.exit(main(["exporter", *sys.argv[1:]]))
 """
 

@@ -10,17 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.product import REPOSITORY
 
-from ocigpu.errors import OcigpuError, SettingsError, UsageError
-from ocigpu.host.pci import Function
-from ocigpu.host.vfio import Candidate
+from ocigpu.core.errors import OcigpuError, SettingsError, UsageError
+from ocigpu.gpus.pci import Function
+from ocigpu.gpus.vfio.facts import Candidate
 from ocigpu.kubernetes.exporter.__main__ import document
 from ocigpu.kubernetes.exporter.collectors import DEFAULTS, Collector, parse_collectors, write_collectors
 from ocigpu.kubernetes.exporter.exposition import Picture, render
 from ocigpu.kubernetes.exporter.jobs import read_jobs
 from ocigpu.kubernetes.exporter.metrics import BY_NAME, CLOCK_COUNT, GPM_METRICS, METRICS, XID, XID_COUNT
 from ocigpu.kubernetes.exporter.nvml_readers import LABEL_READERS, READERS
-from ocigpu.kubernetes.exporter.options import Devices, Options, parse_address, parse_devices, parse_options
-from ocigpu.kubernetes.exporter.owners import WHOLE, Claimed, Container, Owner, find_owners, find_vfio_owners
+from ocigpu.kubernetes.exporter.options import Devices, ExporterOptions, parse_address, parse_devices, parse_options
+from ocigpu.kubernetes.exporter.owners import WHOLE, Claimed, Owner, OwningContainer, find_owners, find_vfio_owners
 from ocigpu.kubernetes.exporter.sample import GpuSample, Instance, Sample, parse_sample
 from ocigpu.kubernetes.exporter.xids import XID_MESSAGES
 
@@ -38,8 +38,8 @@ GPUS = (
 ALL = tuple(Collector(metric.name, metric.kind, metric.help) for metric in METRICS)
 
 
-def page_of(picture: Picture, options: Options | None = None) -> str:
-    return render(ALL, picture, options or Options(), "node-1").decode()
+def page_of(picture: Picture, options: ExporterOptions | None = None) -> str:
+    return render(ALL, picture, options or ExporterOptions(), "node-1").decode()
 
 
 def test_every_metric_of_the_table_has_a_reader_and_only_one() -> None:
@@ -123,7 +123,7 @@ def test_a_flag_comes_before_its_variable_and_that_before_the_default() -> None:
     found = parse_options(
         ["--address=:2", "-f", "x.csv", "--no-hostname"], {**variables, "NVIDIA_RESOURCE_NAMES": "a/b, c/d"}
     )
-    assert found == Options(
+    assert found == ExporterOptions(
         address=":2", collect_interval=5.0, kubernetes=True, collectors="x.csv", no_hostname=True,
         nvidia_resource_names=("a/b", "c/d"),
     )  # fmt: skip
@@ -172,7 +172,7 @@ def test_a_value_that_is_refused_is_named(words: list[str], variables: dict[str,
     ],
 )
 def test_refused_options_that_ask_for_nothing_are_accepted(words: list[str], variables: dict[str, str]) -> None:
-    assert parse_options(words, variables) == Options()
+    assert parse_options(words, variables) == ExporterOptions()
 
 
 @pytest.mark.parametrize("words", [["--what"], ["-q"], ["collectors"], ["--address"], ["--web-config-file"]])
@@ -197,8 +197,10 @@ def test_devices_and_addresses() -> None:
 def test_options_that_mean_nothing_here_are_taken() -> None:
     words = ["--disable-startup-validate", "--dump-directory", "/tmp/x", "--dump-retention=24", "--dump-compression"]
     variables = {"DISABLE_STARTUP_VALIDATE": "true", "DCGM_EXPORTER_DUMP_ENABLED": "false"}
-    assert parse_options([*words, "--debug"], variables) == Options(debug=True)
-    assert parse_options(["-rbmn"], {}) == parse_options(["-rb"], {}) == Options(replace_blanks_in_model_name=True)
+    assert parse_options([*words, "--debug"], variables) == ExporterOptions(debug=True)
+    assert (
+        parse_options(["-rbmn"], {}) == parse_options(["-rb"], {}) == ExporterOptions(replace_blanks_in_model_name=True)
+    )
 
 
 def test_every_xid_of_the_catalog_has_its_words() -> None:
@@ -210,8 +212,8 @@ def test_every_xid_of_the_catalog_has_its_words() -> None:
 # --- owners
 
 
-def containers(*ids: str, resource: str = "nvidia.com/gpu", pod: str = "p") -> list[Container]:
-    return [Container(pod, "ns", "c", resource, ids)]
+def containers(*ids: str, resource: str = "nvidia.com/gpu", pod: str = "p") -> list[OwningContainer]:
+    return [OwningContainer(pod, "ns", "c", resource, ids)]
 
 
 @pytest.mark.parametrize(
@@ -327,13 +329,13 @@ def test_labels_have_dcgm_exporters_names_and_order() -> None:
         'modelName="NVIDIA A100",GPU_I_PROFILE="3g.20gb",GPU_I_ID="1",hostname="node-1",'
         'DCGM_FI_DRIVER_VERSION="550.1",pod="p",namespace="ns",container="c"} 22'
     ) in page_of(picture).splitlines()
-    old = Options(use_old_namespace=True, hostname_label="Hostname", replace_blanks_in_model_name=True)
+    old = ExporterOptions(use_old_namespace=True, hostname_label="Hostname", replace_blanks_in_model_name=True)
     assert (
         'DCGM_FI_DEV_FB_USED{gpu="1",uuid="GPU-b",pci_bus_id="00000000:02:00.0",device="nvidia1",'
         'modelName="NVIDIA-A100",GPU_I_PROFILE="3g.20gb",GPU_I_ID="1",Hostname="node-1",'
         'DCGM_FI_DRIVER_VERSION="550.1",pod_name="p",pod_namespace="ns",container_name="c"} 22'
     ) in page_of(picture, old).splitlines()
-    assert "hostname" not in page_of(picture, Options(no_hostname=True))
+    assert "hostname" not in page_of(picture, ExporterOptions(no_hostname=True))
 
 
 def test_an_instance_has_its_own_memory_and_its_gpus_temperature() -> None:
@@ -352,7 +354,7 @@ def test_an_instance_has_its_own_memory_and_its_gpus_temperature() -> None:
     ("devices", "expected"), [("f", "0 1/1 1/7"), ("g", "0 1"), ("g:1", "1"), ("i", "1/1 1/7"), ("g:5", "")]
 )
 def test_what_has_series(devices: str, expected: str) -> None:
-    page = read_page(page_of(Picture(Sample(GPUS)), Options(devices=devices)))
+    page = read_page(page_of(Picture(Sample(GPUS)), ExporterOptions(devices=devices)))
     found = ("/".join(filter(None, (labels["gpu"], labels.get("GPU_I_ID")))) for labels, _ in page.get(USED, []))
     assert " ".join(sorted(found)) == expected
 

@@ -7,9 +7,10 @@ import pytest
 from support.process import is_alive
 from support.product import SimulatedHost
 
+from ocigpu.core.settings import Settings
 from ocigpu.kubernetes.exporter.sample import Sample
 from ocigpu.kubernetes.exporter.sampler import STUCK, Orders, Sampler, find_library
-from ocigpu.settings import Settings, read_settings
+from ocigpu.system.settings_file import read_settings
 
 ORDERS = Orders(("DCGM_FI_DEV_GPU_TEMP",), 0.1, 300, 300)
 

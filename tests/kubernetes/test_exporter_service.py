@@ -6,24 +6,26 @@ from collections.abc import Iterator
 import pytest
 from exporter_lab import read_page, value
 
-from ocigpu.kubernetes.exporter.options import Options
+from ocigpu.core.settings import Settings
+from ocigpu.kubernetes.exporter.options import ExporterOptions
 from ocigpu.kubernetes.exporter.sample import GpuSample, Sample
-from ocigpu.kubernetes.exporter.service import Service
-from ocigpu.settings import Settings
-from ocigpu.watch import Log
+from ocigpu.kubernetes.exporter.service import ExporterService
+from ocigpu.system.service_log import ServiceLog
 
 TEMPERATURE = "DCGM_FI_DEV_GPU_TEMP"
 GPU = GpuSample(0, "GPU-a", "00000000:01:00.0", "A", values={TEMPERATURE: 40})
 
 
 @pytest.fixture
-def service() -> Iterator[Service]:
-    found = Service(Options(address="127.0.0.1:0"), Settings(driver_root="/nonexistent"), Log(False))
+def service() -> Iterator[ExporterService]:
+    found = ExporterService(
+        ExporterOptions(address="127.0.0.1:0"), Settings(driver_root="/nonexistent"), ServiceLog(False)
+    )
     yield found
     found.web.close()
 
 
-def test_values_outlive_a_failure_but_not_for_ever(service: Service) -> None:
+def test_values_outlive_a_failure_but_not_for_ever(service: ExporterService) -> None:
     service._take(Sample((GPU,)))
     service._take(Sample(error="it hangs"))
     assert TEMPERATURE in read_page(service.page.text.decode())
@@ -38,7 +40,7 @@ def test_values_outlive_a_failure_but_not_for_ever(service: Service) -> None:
 
 
 def test_a_defect_is_told_and_the_work_begins_anew(
-    service: Service, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    service: ExporterService, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     calls: list[float] = []
 
@@ -63,7 +65,7 @@ def test_a_defect_is_told_and_the_work_begins_anew(
     ("listed", "expected"), [(("0000:01:00.0",), [("GPU-a", 0.0), ("GPU-b", 1.0)]), ((), [("GPU-b", 1.0)])]
 )
 def test_a_gpu_that_nvml_does_not_know_is_lost_unless_the_driver_gave_it_up(
-    service: Service, listed: tuple[str, ...], expected: list[tuple[str, float]]
+    service: ExporterService, listed: tuple[str, ...], expected: list[tuple[str, float]]
 ) -> None:
     other = GPU._replace(number=1, uuid="GPU-b", bus_id="00000000:02:00.0")
     service._take(Sample((GPU, other)))

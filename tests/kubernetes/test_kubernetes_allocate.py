@@ -5,15 +5,15 @@ from typing import Any
 import pytest
 from kubernetes_lab import configured, host, inventory, shared
 
-from ocigpu.actions import AllowDevice, Node
-from ocigpu.errors import OcigpuError
-from ocigpu.facts import DeviceNode, FeatureNodes, HostFacts
-from ocigpu.kubernetes.allocate import DeviceSpec, Mount, Response, allocate, host_path, usable_channels
-from ocigpu.kubernetes.config import Configuration, Options
-from ocigpu.kubernetes.devices import Device, Resource, make_inventory
-from ocigpu.plan import make_plan
-from ocigpu.request import request_from_variables
-from ocigpu.settings import Settings
+from ocigpu.core.actions import AllowDevice, Node
+from ocigpu.core.errors import OcigpuError
+from ocigpu.core.facts import DeviceNode, FeatureNodes, HostFacts
+from ocigpu.core.settings import Settings
+from ocigpu.gpus.nvidia.plan import make_plan
+from ocigpu.gpus.nvidia.request import request_from_variables
+from ocigpu.kubernetes.allocate import DeviceSpec, PluginMount, Response, allocate, host_path, usable_channels
+from ocigpu.kubernetes.config import Configuration, PluginOptions
+from ocigpu.kubernetes.devices import PluginDevice, Resource, make_inventory
 
 A100 = host("a100-8")
 IMEX = host("h100-4-imex")
@@ -59,7 +59,7 @@ TWO = uuids(2, 0)
 SORTED = ",".join(uuids(0, 2))
 NAMES = tuple(f"{KIND}/gpu={uuid}" for uuid in uuids(0, 2))
 ANNOTATION = {"cdi.k8s.io/nvidia-device-plugin_T": ",".join(NAMES)}
-MOUNTS = tuple(Mount(f"{LIST}/{uuid}", "/dev/null") for uuid in uuids(0, 2))
+MOUNTS = tuple(PluginMount(f"{LIST}/{uuid}", "/dev/null") for uuid in uuids(0, 2))
 
 STRATEGIES: dict[str, Response] = {
     "envvar": Response({"NVIDIA_VISIBLE_DEVICES": SORTED}),
@@ -81,7 +81,7 @@ def test_strategies(strategy: str, expected: Response) -> None:
 def test_devices_by_index() -> None:
     strategies = "envvar,volume-mounts,cdi-cri"
     found = give(TWO, DEVICE_ID_STRATEGY="index", DEVICE_LIST_STRATEGY=strategies)
-    assert found.mounts == (Mount(f"{LIST}/0", "/dev/null"), Mount(f"{LIST}/2", "/dev/null"))
+    assert found.mounts == (PluginMount(f"{LIST}/0", "/dev/null"), PluginMount(f"{LIST}/2", "/dev/null"))
     assert found.cdi_devices == (f"{KIND}/gpu=0", f"{KIND}/gpu=2")
     assert give(TWO, DEVICE_ID_STRATEGY="index").envs == {"NVIDIA_VISIBLE_DEVICES": "0,2"}
 
@@ -181,15 +181,15 @@ def test_a_node_that_is_missing_is_an_error_only_where_it_is_indispensable() -> 
 @pytest.mark.parametrize(
     ("path", "options", "expected"),
     [
-        ("/dev/nvidia0", Options(), "/dev/nvidia0"),
-        ("/driver-root/dev/nvidia0", Options(), "/dev/nvidia0"),
-        ("/driver-root/dev/nvidia0", Options(driver_root="/run/nvidia/driver"), "/run/nvidia/driver/dev/nvidia0"),
-        ("/driver-root/dev/nvidia0", Options(driver_root="/run/nvidia/driver", dev_root="/"), "/dev/nvidia0"),
-        ("/driver-rooted/dev/nvidia0", Options(driver_root="/x"), "/driver-rooted/dev/nvidia0"),
-        ("/d/dev/a", Options(container_driver_root="/d/", driver_root="/h/"), "/h/dev/a"),
+        ("/dev/nvidia0", PluginOptions(), "/dev/nvidia0"),
+        ("/driver-root/dev/nvidia0", PluginOptions(), "/dev/nvidia0"),
+        ("/driver-root/dev/nvidia0", PluginOptions(driver_root="/run/nvidia/driver"), "/run/nvidia/driver/dev/nvidia0"),
+        ("/driver-root/dev/nvidia0", PluginOptions(driver_root="/run/nvidia/driver", dev_root="/"), "/dev/nvidia0"),
+        ("/driver-rooted/dev/nvidia0", PluginOptions(driver_root="/x"), "/driver-rooted/dev/nvidia0"),
+        ("/d/dev/a", PluginOptions(container_driver_root="/d/", driver_root="/h/"), "/h/dev/a"),
     ],
 )
-def test_nodes_are_named_by_where_the_host_has_them(path: str, options: Options, expected: str) -> None:
+def test_nodes_are_named_by_where_the_host_has_them(path: str, options: PluginOptions, expected: str) -> None:
     assert host_path(path, options) == expected
 
 
@@ -211,13 +211,15 @@ def test_imex_channels_are_in_every_way_of_asking() -> None:
     gpu = uuids(0, facts=IMEX)
     found = give(gpu, IMEX, IMEX_CHANNEL_IDS="0", DEVICE_LIST_STRATEGY=every)
     assert found.envs == {**DIRECTORY_ENV, "NVIDIA_IMEX_CHANNELS": "0"}
-    assert found.mounts == (Mount(f"{LIST}/{gpu[0]}", "/dev/null"), Mount(f"{LIST}/imex/0", "/dev/null"))
+    assert found.mounts == (PluginMount(f"{LIST}/{gpu[0]}", "/dev/null"), PluginMount(f"{LIST}/imex/0", "/dev/null"))
     assert found.cdi_devices == (f"{KIND}/gpu={gpu[0]}", f"{KIND}/imex-channel=0")
 
 
 def test_a_missing_imex_channel_is_left_out_unless_it_is_required() -> None:
     assert "NVIDIA_IMEX_CHANNELS" not in give(uuids(0), IMEX_CHANNEL_IDS="0").envs
-    assert usable_channels(A100, Options(imex_channel_ids=(0,)))[1] == ("IMEX channel 0: this host has no node for it",)
+    assert usable_channels(A100, PluginOptions(imex_channel_ids=(0,)))[1] == (
+        "IMEX channel 0: this host has no node for it",
+    )
     message = "IMEX channel 0: this host has no node for it, and imex.required is set"
     assert refusal(uuids(0), IMEX_CHANNEL_IDS="0", IMEX_REQUIRED="1") == message
 
@@ -256,8 +258,8 @@ def test_a_client_of_mps_gets_its_directories(strategy: str) -> None:
     assert found.envs["CUDA_MPS_PIPE_DIRECTORY"] == "/mps/nvidia.com/gpu.shared/pipe"
     base = "/run/nvidia/mps/nvidia.com/gpu.shared"
     assert found.mounts == (
-        Mount("/mps/nvidia.com/gpu.shared/pipe", f"{base}/pipe"),
-        Mount("/dev/shm", f"{base}/shm"),
+        PluginMount("/mps/nvidia.com/gpu.shared/pipe", f"{base}/pipe"),
+        PluginMount("/dev/shm", f"{base}/shm"),
     )
 
 
@@ -283,7 +285,9 @@ def test_refusals_are_one_line_with_the_resource_and_the_device() -> None:
 
 MACHINES = Resource(
     "nvidia.com/GH100.X-1",
-    tuple(Device(key, key, f"0000:{key}:00.0", key, ("/dev/vfio/vfio", f"/dev/vfio/{key}")) for key in ("9", "112")),
+    tuple(
+        PluginDevice(key, key, f"0000:{key}:00.0", key, ("/dev/vfio/vfio", f"/dev/vfio/{key}")) for key in ("9", "112")
+    ),
     "vfio",
 )
 

@@ -4,10 +4,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ocigpu.kubernetes.allocate import DeviceSpec, Mount, Response
+from ocigpu.kubernetes.allocate import DeviceSpec, PluginMount, Response
 from ocigpu.kubernetes.api import deviceplugin_pb2, pluginregistration_pb2, podresources_pb2, services
 from ocigpu.kubernetes.api.messages import container_response, device_list
-from ocigpu.kubernetes.devices import Device
+from ocigpu.kubernetes.devices import PluginDevice
 
 PACKAGE = Path(services.__file__).parent
 
@@ -103,9 +103,9 @@ def test_a_server_and_a_client_speak_over_a_socket(tmp_path: Path) -> None:
 
 def test_records_become_messages() -> None:
     devices = [
-        Device("a::0", "a", "a", "0", numa=1),
-        Device("b", "b", "b", "1", error="lost"),
-        Device("c", "c", "c", "2", numa=0),
+        PluginDevice("a::0", "a", "a", "0", numa=1),
+        PluginDevice("b", "b", "b", "1", error="lost"),
+        PluginDevice("c", "c", "c", "2", numa=0),
     ]
     listed = device_list(devices)
     assert [(each.ID, each.health) for each in listed.devices] == [
@@ -114,7 +114,7 @@ def test_records_become_messages() -> None:
     assert [[node.ID for node in each.topology.nodes] for each in listed.devices] == [[1], [], [0]]
     assert not listed.devices[1].HasField("topology")
     response = Response(
-        {"A": "b"}, (Mount("/c", "/h"),), (DeviceSpec("/dev/c", "/dev/h", "rw"),), {"k": "v"}, ("v/c=n",)
+        {"A": "b"}, (PluginMount("/c", "/h"),), (DeviceSpec("/dev/c", "/dev/h", "rw"),), {"k": "v"}, ("v/c=n",)
     )
     assert container_response(response) == deviceplugin_pb2.ContainerAllocateResponse(
         envs={"A": "b"},

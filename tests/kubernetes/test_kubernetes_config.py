@@ -10,8 +10,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ocigpu.errors import SettingsError
-from ocigpu.kubernetes.config import OPTIONS, Configuration, Options, configure, matches, parse_duration
+from ocigpu.core.errors import SettingsError
+from ocigpu.kubernetes.config import OPTIONS, Configuration, PluginOptions, configure, matches, parse_duration
 from ocigpu.kubernetes.schema import MAX_BYTES, ConfigFile, parse_config_file
 from ocigpu.kubernetes.sharing import Shared, Sharing
 
@@ -80,7 +80,7 @@ imex: {{channelIDs: [0, 7], required: true}}
 def test_every_key_of_the_schema_is_obeyed() -> None:
     found = read(FULL)
     assert found.warnings == ()
-    assert found.options == Options(
+    assert found.options == PluginOptions(
         mig_strategy="mixed", fail_on_init_error=False, mps_root="/run/nvidia/mps", driver_root="/run/nvidia/driver",
         dev_root="/host", gdrcopy_enabled=True, gds_enabled=True, mofed_enabled=True, use_node_feature_api=False,
         device_discovery_strategy="nvml", pass_device_specs=True, device_list_strategy=("envvar", "cdi-cri"),
@@ -106,12 +106,12 @@ def test_the_same_file_in_json_is_the_same() -> None:
 
 
 def test_an_empty_file_gives_the_defaults() -> None:
-    assert read("") == read("{}") == read("# nothing\n") == Configuration(Options())
+    assert read("") == read("{}") == read("# nothing\n") == Configuration(PluginOptions())
 
 
 def test_the_table_names_every_option_and_every_flag_of_the_file() -> None:
-    assert tuple(option.name for option in OPTIONS) == Options._fields
-    assert [option.default for option in OPTIONS] == list(Options())
+    assert tuple(option.name for option in OPTIONS) == PluginOptions._fields
+    assert [option.default for option in OPTIONS] == list(PluginOptions())
     leaves: set[str] = set()
 
     def walk(model: Any, path: str) -> None:

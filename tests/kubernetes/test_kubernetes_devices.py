@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from kubernetes_lab import configured, host, inventory, offered, shared
 
-from ocigpu.facts import DeviceNode, HostFacts, MigDevice
+from ocigpu.core.facts import DeviceNode, HostFacts, MigDevice
 from ocigpu.kubernetes.api.messages import device_list
-from ocigpu.kubernetes.devices import MAX_DEVICES, MAX_ID, Device, Inventory, make_inventory, mig_resource
+from ocigpu.kubernetes.devices import MAX_DEVICES, MAX_ID, Inventory, PluginDevice, make_inventory, mig_resource
 
 A100 = host("a100-8")
 MIG = host("h100-8-mig")
@@ -307,7 +307,7 @@ def test_ids_fit_into_the_kubelets_interface() -> None:
 
 
 def test_more_devices_than_a_kubelet_can_be_told_of_are_left_out() -> None:
-    longest = Device("x" * MAX_ID, "x", "x", "0", numa=1023, error="every one of them")
+    longest = PluginDevice("x" * MAX_ID, "x", "x", "0", numa=1023, error="every one of them")
     assert device_list([longest] * MAX_DEVICES).ByteSize() < 4 << 20
     facts = host("h200-64")
     assert len(inventory(facts, shared({"name": "gpu", "replicas": 765})).resources[0].devices) == 64 * 765

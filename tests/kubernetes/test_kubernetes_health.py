@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ocigpu.kubernetes.devices import Device, Resource
+from ocigpu.kubernetes.devices import PluginDevice, Resource
 from ocigpu.kubernetes.health import (
     APPLICATION_XIDS,
     NO_INSTANCE,
     Event,
+    HealthPolicy,
+    HealthState,
     Observation,
-    Policy,
     Rules,
-    State,
     affected,
     observe,
     parse_policy,
@@ -52,7 +52,7 @@ def test_a_word_without_a_meaning_is_said() -> None:
         'DP_DISABLE_HEALTHCHECKS: "-5" ignored: it is not an XID',
         'DP_ENABLE_HEALTHCHECKS: "xids" ignored: it is not an XID',
     )
-    assert parse_policy("", "") == (Policy(), ())
+    assert parse_policy("", "") == (HealthPolicy(), ())
 
 
 @pytest.mark.parametrize(("disable", "probes"), [("", True), ("xids", True), ("all", False), ("13,ALL", False)])
@@ -60,12 +60,12 @@ def test_only_all_ends_the_probes(disable: str, probes: bool) -> None:
     assert parse_policy(disable, "79")[0].probes is probes
 
 
-def mig(gpu: str, gi: int, ci: int = 0, replica: int | None = None) -> Device:
+def mig(gpu: str, gi: int, ci: int = 0, replica: int | None = None) -> PluginDevice:
     uuid = f"MIG-{gpu}{gi}{ci}"
-    return Device(uuid + ("" if replica is None else f"::{replica}"), uuid, gpu, f"0:{gi}", instance=(gi, ci))
+    return PluginDevice(uuid + ("" if replica is None else f"::{replica}"), uuid, gpu, f"0:{gi}", instance=(gi, ci))
 
 
-A, B = Device("A", "A", "A", "0"), Device("B", "B", "B", "1")
+A, B = PluginDevice("A", "A", "A", "0"), PluginDevice("B", "B", "B", "1")
 REPLICAS = [A._replace(id=f"A::{number}", replicas=2) for number in range(2)]
 SPLIT = [mig("C", 7), mig("C", 8, replica=0), mig("C", 8, replica=1), mig("C", 9, 0), mig("C", 9, 1), B]
 
@@ -88,19 +88,19 @@ SPLIT = [mig("C", 7), mig("C", 8, replica=0), mig("C", 8, replica=1), mig("C", 9
         (Event(79, "A"), [], ()),
     ],
 )
-def test_an_event_is_about_devices(event: Event, devices: list[Device], expected: tuple[str, ...]) -> None:
+def test_an_event_is_about_devices(event: Event, devices: list[PluginDevice], expected: tuple[str, ...]) -> None:
     assert affected(event, devices) == expected
 
 
 RULES = Rules(probes=2, hold=60, longest_hold=200, forget=1000, patience=30)
 
 
-def after(*seen: tuple[float, str], rules: Rules = RULES) -> State:
-    return reduce(lambda state, each: observe(state, Observation(*each, "XID 79"), rules), seen, State())
+def after(*seen: tuple[float, str], rules: Rules = RULES) -> HealthState:
+    return reduce(lambda state, each: observe(state, Observation(*each, "XID 79"), rules), seen, HealthState())
 
 
 def test_a_fault_is_believed_at_once() -> None:
-    assert after((5, "good"), (7, "fault")) == State(False, "XID 79", 7, 7, 60)
+    assert after((5, "good"), (7, "fault")) == HealthState(False, "XID 79", 7, 7, 60)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_a_device_returns_after_good_answers_and_a_while(seen: list[tuple[float,
 
 
 def test_a_device_that_was_healthy_again_has_no_reason() -> None:
-    assert after((0, "fault"), (30, "good"), (60, "good")) == State(True, "", 60, 0, 60, 2)
+    assert after((0, "fault"), (30, "good"), (60, "good")) == HealthState(True, "", 60, 0, 60, 2)
 
 
 def test_a_hung_driver_is_a_reason() -> None:
@@ -133,7 +133,7 @@ def test_a_hung_driver_is_a_reason() -> None:
 
 
 def test_relapses_take_longer_until_they_are_forgotten() -> None:
-    at, state, holds = 0.0, State(), []
+    at, state, holds = 0.0, HealthState(), []
     for _ in range(5):
         state = observe(state, Observation(at, "fault", "x"), RULES)
         holds.append(state.hold)
@@ -149,7 +149,7 @@ def test_relapses_take_longer_until_they_are_forgotten() -> None:
     st.lists(st.tuples(st.floats(0.1, 500), st.sampled_from(["good", "good", "good", "fault", "silent"])), max_size=60)
 )
 def test_a_device_never_returns_early_and_always_in_the_end(steps: list[tuple[float, str]]) -> None:
-    at, state = 0.0, State()
+    at, state = 0.0, HealthState()
     for pause, kind in steps:
         at += pause
         before, state = state, observe(state, Observation(at, kind, "x"), RULES)
@@ -168,10 +168,10 @@ def test_a_device_never_returns_early_and_always_in_the_end(steps: list[tuple[fl
 
 def test_devices_have_the_errors_of_their_states() -> None:
     resource = Resource("nvidia.com/gpu", (*REPLICAS, B, mig("C", 7), mig("D", 7)._replace(error="own")))
-    bad = State(False, "XID 79", 0, 0, 60)
-    found = with_health(resource, {"A": bad, "B": State(), "C": bad, "MIG-D70": bad})
+    bad = HealthState(False, "XID 79", 0, 0, 60)
+    found = with_health(resource, {"A": bad, "B": HealthState(), "C": bad, "MIG-D70": bad})
     assert [device.error for device in found.devices] == ["XID 79", "XID 79", "", "XID 79", "own"]
-    assert with_health(found, {"A": State()}).devices[0].error == "XID 79", "errors of facts are not taken back"
+    assert with_health(found, {"A": HealthState()}).devices[0].error == "XID 79", "errors of facts are not taken back"
     assert with_health(resource, {}) == resource
 
 

@@ -8,8 +8,8 @@ import pytest
 from kubernetes_lab import configured, host, shared
 from support.trees import pci_function, write_tree
 
-from ocigpu.errors import HostError
-from ocigpu.facts import Gpu, HostFacts, MigDevice
+from ocigpu.core.errors import HostError
+from ocigpu.core.facts import Gpu, HostFacts, MigDevice
 from ocigpu.kubernetes.hardware import GpuDetails, Hardware, MigSize
 from ocigpu.kubernetes.labels import Surroundings, family, make_labels, make_machine_labels, render_features, sanitise
 from ocigpu.kubernetes.surroundings import read_surroundings, remove_features, write_features

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from kubernetes_lab import host, inventory, shared
 
-from ocigpu.facts import HostFacts
+from ocigpu.core.facts import HostFacts
 from ocigpu.kubernetes.devices import Resource
 from ocigpu.kubernetes.mps import control_commands, max_clients, mps_directories, mps_problem
 

@@ -7,11 +7,12 @@ from kubernetes_lab import configured, host, inventory, offered, shared
 from support.product import SimulatedHost
 from support.trees import Tree, pci_function, write_tree
 
+from ocigpu.core.settings import Settings
 from ocigpu.kubernetes.allocate import Response, allocate
-from ocigpu.kubernetes.config import Options
+from ocigpu.kubernetes.config import PluginOptions
 from ocigpu.kubernetes.devices import Inventory
 from ocigpu.kubernetes.node import GONE, carry_over, host_settings, read_node
-from ocigpu.settings import Settings, read_settings
+from ocigpu.system.settings_file import read_settings
 
 A100 = host("a100-8")
 MIG = host("h100-8-mig")
@@ -76,9 +77,9 @@ def test_wsl_without_an_answer_of_nvml_is_one_device(tmp_path: Path) -> None:
 
 
 def test_settings_are_those_of_the_options_and_of_the_container(tmp_path: Path) -> None:
-    inside = Options(driver_root="/run/nvidia/driver", container_driver_root=str(tmp_path))
+    inside = PluginOptions(driver_root="/run/nvidia/driver", container_driver_root=str(tmp_path))
     assert host_settings(Settings(), inside) == Settings(driver_root=str(tmp_path))
-    outside = Options(driver_root="/d", dev_root="/e", container_driver_root=f"{tmp_path}/none")
+    outside = PluginOptions(driver_root="/d", dev_root="/e", container_driver_root=f"{tmp_path}/none")
     assert host_settings(Settings(), outside) == Settings(driver_root="/d", driver_dev_root="/e")
     simulated = Settings(simulation_root="/s")
     assert host_settings(simulated, inside) == simulated

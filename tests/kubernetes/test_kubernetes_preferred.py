@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ocigpu.errors import RequestError
-from ocigpu.kubernetes.devices import Device
+from ocigpu.core.errors import RequestError
+from ocigpu.kubernetes.devices import PluginDevice
 from ocigpu.kubernetes.preferred import Scores, prefer
 
 
-def gpus(count: int) -> list[Device]:
-    return [Device(f"G{number}", f"G{number}", f"G{number}", str(number)) for number in range(count)]
+def gpus(count: int) -> list[PluginDevice]:
+    return [PluginDevice(f"G{number}", f"G{number}", f"G{number}", str(number)) for number in range(count)]
 
 
-def replicas(count: int, each: int) -> list[Device]:
+def replicas(count: int, each: int) -> list[PluginDevice]:
     return [
         device._replace(id=f"{device.uuid}::{number}", replicas=each)
         for device in gpus(count)
@@ -24,16 +24,16 @@ def replicas(count: int, each: int) -> list[Device]:
     ]
 
 
-def mig(*counts: int) -> list[Device]:
+def mig(*counts: int) -> list[PluginDevice]:
     """MIG devices "M<gpu><n>", so many on each GPU."""
     return [
-        Device(f"M{gpu}{number}", f"M{gpu}{number}", f"G{gpu}", f"{gpu}:{number}", instance=(number, 0))
+        PluginDevice(f"M{gpu}{number}", f"M{gpu}{number}", f"G{gpu}", f"{gpu}:{number}", instance=(number, 0))
         for gpu, count in enumerate(counts)
         for number in range(count)
     ]
 
 
-def ids(devices: list[Device]) -> list[str]:
+def ids(devices: list[PluginDevice]) -> list[str]:
     return [device.id for device in devices]
 
 
@@ -118,7 +118,7 @@ UNEVEN = ["G0::0", "G0::1", "G1::1"]
     ],
 )
 def test_replicas_and_mig_devices_are_chosen_by_policy(
-    devices: list[Device], free: list[str], required: list[str], size: int, policy: str, expected: dict[str, int]
+    devices: list[PluginDevice], free: list[str], required: list[str], size: int, policy: str, expected: dict[str, int]
 ) -> None:
     found = prefer(devices, free, required, size, {}, policy)
     parents = {device.id: device.gpu for device in devices}

@@ -9,50 +9,51 @@ from kubernetes_lab import host
 from support.process import is_alive, wait_for
 from support.product import SimulatedHost
 
-from ocigpu.host.discover import read_host_facts
+from ocigpu.gpus.nvidia.discover import read_host_facts
 from ocigpu.kubernetes.hardware import GpuDetails, Hardware, MigSize, parse_hardware, read_hardware
-from ocigpu.kubernetes.topology import Place, numa_nodes, pair_scores, path_score, read_place, read_places
-from ocigpu.settings import read_settings
+from ocigpu.kubernetes.topology import GpuPlace, numa_nodes, pair_scores, path_score, read_place, read_places
 from ocigpu.sim.create import create_host
 from ocigpu.sim.models import sim_uuid
+from ocigpu.system.settings_file import read_settings
 
 ROOT = "pci0000:3a"
 SWITCH = (ROOT, "0000:3a:00.0", "0000:3b:00.0")
 
-PATHS: dict[str, tuple[Place, Place, int]] = {
+PATHS: dict[str, tuple[GpuPlace, GpuPlace, int]] = {
     "behind one switch": (
-        Place((*SWITCH, "0000:3c:00.0", "0000:3d:00.0"), 0), Place((*SWITCH, "0000:3c:04.0", "0000:3e:00.0"), 0), 50,
+        GpuPlace((*SWITCH, "0000:3c:00.0", "0000:3d:00.0"), 0), GpuPlace((*SWITCH, "0000:3c:04.0", "0000:3e:00.0"), 0),
+        50,
     ),
-    "two GPUs on a port": (Place((*SWITCH, "0000:3d:00.0"), 0), Place((*SWITCH, "0000:3d:01.0"), 0), 50),
+    "two GPUs on a port": (GpuPlace((*SWITCH, "0000:3d:00.0"), 0), GpuPlace((*SWITCH, "0000:3d:01.0"), 0), 50),
     "switches below a switch": (
-        Place((*SWITCH, "0000:3c:00.0", "0000:40:00.0", "0000:41:00.0", "0000:42:00.0"), 0),
-        Place((*SWITCH, "0000:3c:04.0", "0000:50:00.0", "0000:51:00.0", "0000:52:00.0"), 0),
+        GpuPlace((*SWITCH, "0000:3c:00.0", "0000:40:00.0", "0000:41:00.0", "0000:42:00.0"), 0),
+        GpuPlace((*SWITCH, "0000:3c:04.0", "0000:50:00.0", "0000:51:00.0", "0000:52:00.0"), 0),
         40,
     ),
     "one host bridge": (
-        Place((ROOT, "0000:3a:00.0", "0000:3b:00.0"), 0), Place((ROOT, "0000:3a:01.0", "0000:3f:00.0"), 0), 30,
+        GpuPlace((ROOT, "0000:3a:00.0", "0000:3b:00.0"), 0), GpuPlace((ROOT, "0000:3a:01.0", "0000:3f:00.0"), 0), 30,
     ),
-    "one CPU": (Place((ROOT, "0000:3b:00.0"), 0), Place(("pci0000:5d", "0000:5e:00.0"), 0), 20),
-    "two CPUs": (Place((ROOT, "0000:3b:00.0"), 0), Place(("pci0000:ae", "0000:af:00.0"), 1), 10),
-    "NUMA nodes unknown": (Place((ROOT, "0000:3b:00.0")), Place(("pci0000:ae", "0000:af:00.0")), 10),
-    "nothing known": (Place(), Place(), 10),
-    "only NUMA nodes known": (Place((), 1), Place((), 1), 20),
+    "one CPU": (GpuPlace((ROOT, "0000:3b:00.0"), 0), GpuPlace(("pci0000:5d", "0000:5e:00.0"), 0), 20),
+    "two CPUs": (GpuPlace((ROOT, "0000:3b:00.0"), 0), GpuPlace(("pci0000:ae", "0000:af:00.0"), 1), 10),
+    "NUMA nodes unknown": (GpuPlace((ROOT, "0000:3b:00.0")), GpuPlace(("pci0000:ae", "0000:af:00.0")), 10),
+    "nothing known": (GpuPlace(), GpuPlace(), 10),
+    "only NUMA nodes known": (GpuPlace((), 1), GpuPlace((), 1), 20),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("one", "two", "score"), PATHS.values(), ids=PATHS.keys())
-def test_a_pair_is_scored_by_its_paths(one: Place, two: Place, score: int) -> None:
+def test_a_pair_is_scored_by_its_paths(one: GpuPlace, two: GpuPlace, score: int) -> None:
     assert path_score(one, two) == path_score(two, one) == score
 
 
 @pytest.mark.parametrize(("level", "score"), [(0, 60), (10, 50), (20, 40), (30, 30), (40, 20), (50, 10), (99, 20)])
 def test_nvml_knows_better_than_paths(level: int, score: int) -> None:
     hardware = Hardware(levels={("a", "b"): level, ("b", "a"): level})
-    assert pair_scores({"a": Place((), 0), "b": Place((), 0)}, hardware) == {("a", "b"): score, ("b", "a"): score}
+    assert pair_scores({"a": GpuPlace((), 0), "b": GpuPlace((), 0)}, hardware) == {("a", "b"): score, ("b", "a"): score}
 
 
 def test_nvlinks_count_direct_and_through_switches() -> None:
-    places = dict.fromkeys("abcd", Place())
+    places = dict.fromkeys("abcd", GpuPlace())
     details = {
         "a": GpuDetails("a", "00000000:01:00.0", links={"00000000:02:00.0": 2, "00000000:0F:00.0": 4}),
         "b": GpuDetails("b", "00000000:02:00.0", links={"00000000:01:00.0": 2}),
@@ -79,13 +80,13 @@ def test_places_are_read_from_sysfs(tmp_path: Path) -> None:
     put_function(tmp_path, f"{ROOT}/0000:3a:00.0/0000:3b:00.0", "1")
     put_function(tmp_path, "pci10000:00/10000:00:00.0/10000:01:00.0", "-1")
     sys = f"{tmp_path}/sys"
-    assert read_place(sys, "00000000:3b:00.0") == Place((ROOT, "0000:3a:00.0", "0000:3b:00.0"), 1)
+    assert read_place(sys, "00000000:3b:00.0") == GpuPlace((ROOT, "0000:3a:00.0", "0000:3b:00.0"), 1)
     wide = ("pci10000:00", "10000:00:00.0", "10000:01:00.0")
-    assert read_place(sys, "00000000:99:00.0") == read_place(sys, "") == Place()
+    assert read_place(sys, "00000000:99:00.0") == read_place(sys, "") == GpuPlace()
     gpu = host("t4-1").gpus[0]
     places = read_places(sys, [gpu._replace(uuid="a", bus_id="00000000:3b:00.0"), gpu._replace(uuid="b", bus_id="")])
     assert numa_nodes(places) == {"a": 1}
-    assert read_place(sys, "10000:01:00.0") == Place(wide)
+    assert read_place(sys, "10000:01:00.0") == GpuPlace(wide)
 
 
 def test_what_nvml_said_becomes_records() -> None:
@@ -159,7 +160,8 @@ def test_a_host_whose_nvml_fails_has_a_problem(
 
 def test_a_question_to_nvml_that_hangs_ends_with_the_process_that_asked(mig_host: SimulatedHost) -> None:
     code = (
-        "import sys; from ocigpu.host.discover import read_host_facts; from ocigpu.settings import read_settings\n"
+        "import sys; from ocigpu.gpus.nvidia.discover import read_host_facts\n"
+        "from ocigpu.system.settings_file import read_settings\n"
         "from ocigpu.kubernetes.hardware import read_hardware\n"
         "facts = read_host_facts(read_settings(sys.argv[1])); input(); read_hardware(facts)"
     )

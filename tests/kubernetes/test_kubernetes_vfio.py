@@ -7,13 +7,13 @@ from support.trees import Tree, pci_function, write_tree
 
 from ocigpu.cdi.draft import GenerateOptions
 from ocigpu.cdi.sources.vfio import draft_vfio
-from ocigpu.facts import HostFacts
-from ocigpu.host.tree import Roots
-from ocigpu.host.vfio import VfioFacts, read_vfio_facts
+from ocigpu.core.facts import HostFacts
+from ocigpu.core.settings import Settings
+from ocigpu.gpus.tree import Roots
+from ocigpu.gpus.vfio.facts import VfioFacts, read_vfio_facts
 from ocigpu.kubernetes.allocate import DeviceSpec, Response, allocate
 from ocigpu.kubernetes.config import Configuration
 from ocigpu.kubernetes.vfio import make_vfio_inventory, model_class, read_model_names
-from ocigpu.settings import Settings
 
 API: Tree = {"/sys/class/misc/vfio/dev": "10:196\n", "/dev/vfio/vfio": ""}
 H100, B200, SWITCH = "10de:2330", "10de:2901", "10de:22a3"

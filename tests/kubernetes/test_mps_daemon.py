@@ -15,15 +15,15 @@ from mps_lab import make_mps_host
 from support.process import is_alive, stop, wait_for
 from support.product import PROGRAMS, SimulatedHost
 
-from ocigpu.errors import HostError, UsageError
-from ocigpu.facts import HostFacts
+from ocigpu.core.errors import HostError, UsageError
+from ocigpu.core.facts import HostFacts
 from ocigpu.kubernetes.compute_mode import DEFAULT, EXCLUSIVE_PROCESS, set_compute_mode
 from ocigpu.kubernetes.devices import Inventory, Resource
 from ocigpu.kubernetes.mps_control import ControlDaemon, Job, Times, check_size, find_program, relabel
 from ocigpu.kubernetes.mps_gate import waiting_resources, waits_for_mps
-from ocigpu.kubernetes.mps_supervisor import Keeper, Plan, plan_daemons
+from ocigpu.kubernetes.mps_supervisor import MpsKeeper, MpsPlan, plan_daemons
 from ocigpu.kubernetes.node import read_node
-from ocigpu.settings import read_settings
+from ocigpu.system.settings_file import read_settings
 
 pytestmark = pytest.mark.root
 QUICK = Times(command=10, start=10, poll=0.02, quit=1)
@@ -197,7 +197,7 @@ def test_which_daemons_a_node_needs(mps_host: SimulatedHost) -> None:
     settings = read_settings(str(mps_host.settings))
     plain = configured()
     node = read_node(settings, plain)
-    assert plan_daemons(node, plain, "1g") == Plan()
+    assert plan_daemons(node, plain, "1g") == MpsPlan()
     many = configured(shared({"name": "gpu", "replicas": 49}, strategy="mps"))
     plan = plan_daemons(read_node(settings, many), many, "1g")
     assert plan.jobs == {}
@@ -215,7 +215,7 @@ def test_which_daemons_a_node_needs(mps_host: SimulatedHost) -> None:
     partly = plan_daemons(node._replace(inventory=Inventory((resource,))), many, "1g")
     assert (partly.jobs["nvidia.com/gpu"].gpus, partly.incomplete) == (mps_host.gpus[1:], True)
     gone = plan_daemons(node._replace(inventory=Inventory((resource._replace(devices=(lost,)),))), many, "1g")
-    assert gone == Plan(problems=("nvidia.com/gpu: lost",), incomplete=True)
+    assert gone == MpsPlan(problems=("nvidia.com/gpu: lost",), incomplete=True)
     silent = plan_daemons(node._replace(source=""), many, "1g")
     assert (silent.jobs, silent.silent) == ({}, True)
 
@@ -240,7 +240,7 @@ def test_what_is_no_size(text: str) -> None:
 
 
 def test_a_daemon_is_tried_ever_more_rarely() -> None:
-    keeper = Keeper(None, 0.0)  # type: ignore[arg-type]
+    keeper = MpsKeeper(None, 0.0)  # type: ignore[arg-type]
     delays = []
     for _ in range(8):
         keeper.failed(100.0)

@@ -19,11 +19,11 @@ from support.product import PROGRAMS, REPOSITORY, SimulatedHost, listed_uuids
 from support.runtimes import container_id
 
 from ocigpu import __version__
+from ocigpu.core.errors import HostError
 from ocigpu.engines.places import Daemon
-from ocigpu.errors import HostError
 from ocigpu.kubernetes.host_engine import HostEngine, Running
 from ocigpu.kubernetes.host_files import HostFiles, payload_version
-from ocigpu.kubernetes.node_installer import LABEL, VERSION_LABEL, NodeInstaller, Options, RestartFailedError
+from ocigpu.kubernetes.node_installer import LABEL, VERSION_LABEL, InstallerOptions, NodeInstaller, RestartFailedError
 
 NODE = "/api/v1/nodes/n"
 ENVIRONMENT = {"NODE_NAME": "n"}
@@ -238,7 +238,7 @@ def test_the_installed_program_is_told_which_file_the_engine_reads(tmp_path: Pat
 def test_a_server_that_refuses_labels_is_logged_and_stops_nothing(tmp_path: Path, server: FakeApiServer) -> None:
     server.objects.pop(NODE, None)  # it refuses to make a node
     log = Lines()
-    options = Options(host_root=str(tmp_path), payload=str(tmp_path))
+    options = InstallerOptions(host_root=str(tmp_path), payload=str(tmp_path))
     NodeInstaller(options, ENVIRONMENT, log, server.place).label("installing")  # type: ignore[arg-type]
     assert "OCIGPU-KUBE-5" in log.text
     assert "403" in log.text
@@ -264,7 +264,7 @@ class Place:
     def __init__(self, engine: Containerd, directory: Path, server: FakeApiServer) -> None:
         self.engine, self.directory, self.log = engine, directory, Lines()
         self.config = engine.directory / "config.toml"
-        self.options = Options(
+        self.options = InstallerOptions(
             host_root=str(directory / "host"),
             payload=str(directory / "payload"),
             prefix=str(directory / "opt/ocigpu"),

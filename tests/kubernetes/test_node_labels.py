@@ -15,14 +15,15 @@ from support.process import Completed, run, stop, wait_for
 from support.product import PROGRAMS, SimulatedHost
 from support.trees import pci_function, write_tree
 
-from ocigpu.errors import HostError, SettingsError
+from ocigpu.core.errors import HostError, SettingsError
+from ocigpu.core.settings import Settings
 from ocigpu.kubernetes import labelling
 from ocigpu.kubernetes.api_server import ApiServer, find_api_server, request
-from ocigpu.kubernetes.config import Options
+from ocigpu.kubernetes.config import PluginOptions
 from ocigpu.kubernetes.labelling import Labeller, read_labels
 from ocigpu.kubernetes.loading import Told
-from ocigpu.kubernetes.publish import Place, find_place, publish, withdraw
-from ocigpu.settings import Settings, read_settings
+from ocigpu.kubernetes.publish import LabelPlace, find_place, publish, withdraw
+from ocigpu.system.settings_file import read_settings
 
 Command = Callable[..., Completed]
 POD = {"NODE_NAME": "node-1", "POD_NAME": "labels-x7", "POD_NAMESPACE": "gpu"}
@@ -133,14 +134,14 @@ def test_the_server_is_that_of_the_pod(tmp_path: Path) -> None:
 
 def test_where_labels_go(api: FakeApiServer) -> None:
     owner = {"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "labels", "uid": "2"}
-    place = find_place(Options(), "", POD, api.place)
-    assert place == Place("node-feature", "", api.place, "node-1", "gpu", owner)
+    place = find_place(PluginOptions(), "", POD, api.place)
+    assert place == LabelPlace("node-feature", "", api.place, "node-1", "gpu", owner)
     assert str(place) == "NodeFeature gpu/nvidia-features-for-node-1"
-    alone = find_place(Options(), "", {"NODE_NAME": "node-1"}, api.place)
+    alone = find_place(PluginOptions(), "", {"NODE_NAME": "node-1"}, api.place)
     assert (alone.namespace, alone.owner) == ("gpu", {})
-    assert find_place(Options(use_node_feature_api=False), "", POD, api.place).target == "file"
-    assert find_place(Options(output_file="/f"), "", POD) == Place("file", "/f")
-    assert find_place(Options(), "node", POD, api.place).target == "node"
+    assert find_place(PluginOptions(use_node_feature_api=False), "", POD, api.place).target == "file"
+    assert find_place(PluginOptions(output_file="/f"), "", POD) == LabelPlace("file", "/f")
+    assert find_place(PluginOptions(), "node", POD, api.place).target == "node"
 
 
 @pytest.mark.parametrize(
@@ -152,18 +153,18 @@ def test_where_labels_go(api: FakeApiServer) -> None:
 )
 def test_without_a_pod_only_a_file_is_possible(target: str, environment: dict[str, str], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
-        find_place(Options(), target, environment)
+        find_place(PluginOptions(), target, environment)
 
 
 def test_the_name_of_the_node_must_be_known(api: FakeApiServer) -> None:
     with pytest.raises(SettingsError, match="NODE_NAME is not set"):
-        find_place(Options(), "node", {}, api.place)
+        find_place(PluginOptions(), "node", {}, api.place)
     with pytest.raises(SettingsError, match="no output file"):
-        find_place(Options(output_file=""), "file", {})
+        find_place(PluginOptions(output_file=""), "file", {})
 
 
 def test_a_node_feature_is_made_changed_and_removed(api: FakeApiServer) -> None:
-    place = find_place(Options(), "", POD, api.place)
+    place = find_place(PluginOptions(), "", POD, api.place)
     publish(place, {PRODUCT: "A100", "nvidia.com/gpu.count": "2"})
     found = api.objects[FEATURE]
     assert found["apiVersion"] == "nfd.k8s-sigs.io/v1alpha1"
@@ -178,7 +179,7 @@ def test_a_node_feature_is_made_changed_and_removed(api: FakeApiServer) -> None:
 
 
 def test_labels_of_a_node_leave_those_of_others(api: FakeApiServer) -> None:
-    place = find_place(Options(), "node", POD, api.place)
+    place = find_place(PluginOptions(), "node", POD, api.place)
     publish(place, {PRODUCT: "A100", "nvidia.com/gpu.count": "2"})
     publish(place, {PRODUCT: "H100"})
     assert api.objects[NODE]["metadata"]["labels"] == {"zone": "a", PRODUCT: "H100"}
@@ -191,7 +192,7 @@ def test_labels_of_a_node_leave_those_of_others(api: FakeApiServer) -> None:
 
 def test_a_cluster_without_node_feature_discovery_says_so(api: FakeApiServer) -> None:
     api.types.remove("nodefeatures")
-    place = find_place(Options(), "", POD, api.place)
+    place = find_place(PluginOptions(), "", POD, api.place)
     with pytest.raises(HostError, match=r"is node feature discovery 0\.14 or later installed"):
         publish(place, {PRODUCT: "A100"})
 
@@ -233,7 +234,7 @@ def test_what_has_not_changed_is_neither_stamped_nor_written_again(
     """1,000 nodes that write each minute are 17 writes a second, each an event for everybody who watches."""
     written: list[dict[str, str]] = []
     monkeypatch.setattr(labelling, "publish", lambda _place, found: written.append(dict(found)))
-    monkeypatch.setattr(labelling, "find_place", lambda *_: Place("node", node="node-1"))
+    monkeypatch.setattr(labelling, "find_place", lambda *_: LabelPlace("node", node="node-1"))
     clock = iter(range(1700000000, 1800000000, 60))
     monkeypatch.setattr(labelling, "read_labels", lambda *words: read_labels(*words[:2], next(clock)))
     config = tmp_path / "config.yaml"
@@ -258,7 +259,7 @@ def test_what_has_not_changed_is_neither_stamped_nor_written_again(
 def test_labels_that_were_not_taken_are_written_again(
     simulated_host: SimulatedHost, api: FakeApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = find_place(Options(), "", POD, api.place)
+    place = find_place(PluginOptions(), "", POD, api.place)
     monkeypatch.setattr(labelling, "find_place", lambda *_: place)
     ours = Labeller(read_settings(str(simulated_host.settings)), Told({}, ""), {}, lambda *_, **__: None)
     api.answers = [422]

@@ -15,9 +15,9 @@ from support import requirements
 from support.product import CONTROL_NODES, RUNTIME, SimulatedHost, gpu_names, listed_uuids
 from support.runtimes import container_id, run_container, script
 
-from ocigpu.cdi.inject import inject
+from ocigpu.bundle.inject import inject
 from ocigpu.cdi.registry import read_registry
-from ocigpu.settings import Settings
+from ocigpu.core.settings import Settings
 
 pytestmark = [pytest.mark.root, pytest.mark.engine]
 LOOK = script(["nvidia-smi", "-L"], ["ls", "/dev"])

@@ -13,8 +13,8 @@ from support import requirements
 from support.process import wait_for
 from support.product import SimulatedHost, make_simulated_host
 
-from ocigpu.host.discover import read_host_facts
-from ocigpu.settings import read_settings
+from ocigpu.gpus.nvidia.discover import read_host_facts
+from ocigpu.system.settings_file import read_settings
 
 pytestmark = pytest.mark.root
 

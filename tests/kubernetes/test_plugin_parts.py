@@ -16,22 +16,23 @@ from support.trees import pci_function, write_tree
 
 from ocigpu.cdi.check import check_spec
 from ocigpu.cdi.generate import Generated, Part
-from ocigpu.commands.device_plugin import DEVICE_PLUGIN_EPILOG
-from ocigpu.errors import SettingsError, UsageError
-from ocigpu.facts import DeviceNode, FeatureNodes
+from ocigpu.cli.device_plugin import DEVICE_PLUGIN_EPILOG
+from ocigpu.core.errors import SettingsError, UsageError
+from ocigpu.core.facts import DeviceNode, FeatureNodes
+from ocigpu.core.settings import Settings
 from ocigpu.kubernetes import events, events_child, specifications
 from ocigpu.kubernetes.allocate import CDI_VENDOR
 from ocigpu.kubernetes.config import OPTIONS, Configuration
-from ocigpu.kubernetes.devices import Device, Inventory, Resource
+from ocigpu.kubernetes.devices import Inventory, PluginDevice, Resource
 from ocigpu.kubernetes.health import NO_INSTANCE, Event, Rules
 from ocigpu.kubernetes.loading import LABELS_ONLY, Told, file_state, parse_flags, read_configuration
 from ocigpu.kubernetes.monitor import Monitor
-from ocigpu.kubernetes.node import Node
+from ocigpu.kubernetes.node import KubernetesNode
 from ocigpu.kubernetes.plugin import ENDING, DevicePlugin, Timing
-from ocigpu.kubernetes.reader import NodeReader, read_again
+from ocigpu.kubernetes.reader import HardwareReader, read_again
 from ocigpu.kubernetes.server import socket_name
 from ocigpu.kubernetes.specifications import wanted, write_specifications
-from ocigpu.settings import Settings, read_settings
+from ocigpu.system.settings_file import read_settings
 
 A100, MIG = host("a100-8"), host("h100-8-mig")
 
@@ -265,7 +266,7 @@ def test_gpus_that_report_no_xids_keep_the_process_waiting(
 
 
 def test_a_reader_that_ends_while_nothing_is_asked_wakes_nobody_for_ever() -> None:
-    reader = NodeReader()
+    reader = HardwareReader()
     reader._start()
     assert reader._child is not None
     reader._child.kill()
@@ -286,7 +287,7 @@ def test_specifications_that_strategies_need() -> None:
 
     def kinds(file: dict[str, object] | None = None, **flags: str) -> list[str]:
         configuration = configured(file, **flags)
-        node = Node("nvml", facts, inventory(facts))
+        node = KubernetesNode("nvml", facts, inventory(facts))
         return [f"{options.vendor}/{options.device_class}" for options in wanted(node, configuration)]
 
     assert kinds() == []
@@ -296,8 +297,8 @@ def test_specifications_that_strategies_need() -> None:
 
 
 def test_specifications_of_kata_are_those_of_its_resources() -> None:
-    devices = (Device("9", "9", "0000:3b:00.0", "9"), Device("12", "12", "0000:5e:00.0", "12"))
-    node = Node("vfio", A100, Inventory((Resource(GPU, devices, "vfio"),)))
+    devices = (PluginDevice("9", "9", "0000:3b:00.0", "9"), PluginDevice("12", "12", "0000:5e:00.0", "12"))
+    node = KubernetesNode("vfio", A100, Inventory((Resource(GPU, devices, "vfio"),)))
     (options,) = wanted(node, configured())
     assert (options.mode, options.device_class, options.device_ids) == ("vfio", "gpu", ("9", "12"))
 
@@ -351,16 +352,16 @@ def test_paths_in_the_plugins_container_become_the_hosts(tmp_path: Path, monkeyp
     monkeypatch.setattr(specifications, "generate_all", lambda *_: (Part("", Generated(inside)),))
     configuration = configured(device_list_strategy="cdi-cri", driver_root="/run/nvidia/driver", dev_root="/")
     settings = Settings(driver_root="/driver-root", cdi_spec_dirs=("/etc/cdi", str(tmp_path)))
-    assert write_specifications(Node("nvml", A100, inventory(A100)), configuration, settings) == ()
+    assert write_specifications(KubernetesNode("nvml", A100, inventory(A100)), configuration, settings) == ()
     path = tmp_path / f"{CDI_VENDOR}-gpu.json"
     written = json.loads(path.read_text())
     assert not check_spec(written).errors
     assert written["devices"][0]["containerEdits"]["deviceNodes"] == [{"path": "/dev/x", "hostPath": "/dev/x"}]
     assert written["containerEdits"]["mounts"][0]["hostPath"] == "/run/nvidia/driver/usr/lib/a"
     before = path.stat()
-    assert write_specifications(Node("nvml", A100, inventory(A100)), configuration, settings) == ()
+    assert write_specifications(KubernetesNode("nvml", A100, inventory(A100)), configuration, settings) == ()
     assert path.stat() == before, "an equal file is left alone"
     path.unlink()
     path.mkdir()
-    (problem,) = write_specifications(Node("nvml", A100, inventory(A100)), configuration, settings)
+    (problem,) = write_specifications(KubernetesNode("nvml", A100, inventory(A100)), configuration, settings)
     assert "it is a directory" in problem

@@ -7,8 +7,8 @@ import pytest
 from support import machine
 from support.bpf_programs import detach_device_program, read_instructions, read_program_id
 
-from ocigpu.linux import bpf
 from ocigpu.provision.device_filter import FilterRule, device_program
+from ocigpu.system import bpf
 
 pytestmark = pytest.mark.root
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ocigpu.linux import libc
+from ocigpu.system import libc
 
 HEADERS = {
     "x86_64": Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h"),

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ocigpu.linux import libc, paths
+from ocigpu.system import libc, paths
 
 BOTH_WAYS = pytest.mark.parametrize("walk", [False, True], ids=["openat2", "walk"])
 

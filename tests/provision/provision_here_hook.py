@@ -17,9 +17,9 @@ def main() -> int:
 
     import provision_lab
 
-    from ocigpu.errors import OcigpuError
+    from ocigpu.core.errors import OcigpuError
+    from ocigpu.core.settings import Settings
     from ocigpu.provision import apply
-    from ocigpu.settings import Settings
 
     bundle = json.load(sys.stdin)["bundle"]
     lock_fd = os.open(f"{place}/host.lock", os.O_WRONLY | os.O_CREAT, 0o666)  # every process of the hook inherits it

@@ -16,10 +16,10 @@ def main() -> int:
 
     import provision_lab
 
-    from ocigpu.actions import AllowDevice, Plan, RefreshLdCache
-    from ocigpu.errors import OcigpuError
+    from ocigpu.core.actions import AllowDevice, Plan, RefreshLdCache
+    from ocigpu.core.errors import OcigpuError
+    from ocigpu.core.settings import Settings
     from ocigpu.provision import apply
-    from ocigpu.settings import Settings
 
     state = json.load(sys.stdin)
     bundle = state["bundle"]

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
-from ocigpu.actions import Bind, Link, Mode, Node, Plan, RefreshLdCache, TextFile, Tmpfs
-from ocigpu.errors import OcigpuError
-from ocigpu.facts import DeviceNode
-from ocigpu.linux import libc, paths
+from ocigpu.core.actions import Bind, Link, Mode, Node, Plan, RefreshLdCache, TextFile, Tmpfs
+from ocigpu.core.errors import OcigpuError
+from ocigpu.core.facts import DeviceNode
+from ocigpu.core.settings import Settings
 from ocigpu.provision import apply, journal
-from ocigpu.settings import Settings
+from ocigpu.system import libc, paths
 
 MAPPED = 100000
 LDCONFIG = next(path for path in ("/sbin/ldconfig.real", "/sbin/ldconfig") if os.path.exists(path))

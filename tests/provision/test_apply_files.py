@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from provision_lab import Lab, fail_at, host_mounts, make_rootfs, old_kernel, snapshot
 
-from ocigpu.actions import Bind, Mode, Plan, TextFile
-from ocigpu.linux import libc
+from ocigpu.core.actions import Bind, Mode, Plan, TextFile
 from ocigpu.provision.files import MAX_TEXT
+from ocigpu.system import libc
 
 pytestmark = pytest.mark.root
 

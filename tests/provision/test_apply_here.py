@@ -40,12 +40,12 @@ from provision_lab import (
 from support import machine
 from support.product import PublicCopy
 
-from ocigpu.actions import AllowDevice, Bind, Link, Node, Plan, RefreshLdCache, TextFile, Tmpfs
-from ocigpu.errors import ApplyError
-from ocigpu.facts import DeviceNode
-from ocigpu.linux import libc
+from ocigpu.core.actions import AllowDevice, Bind, Link, Node, Plan, RefreshLdCache, TextFile, Tmpfs
+from ocigpu.core.errors import ApplyError
+from ocigpu.core.facts import DeviceNode
+from ocigpu.core.settings import Settings
 from ocigpu.provision import apply, fence, ldconfig  # noqa: F401 - loaded before a user namespace is entered
-from ocigpu.settings import Settings
+from ocigpu.system import libc
 
 pytestmark = pytest.mark.root
 

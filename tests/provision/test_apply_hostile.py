@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from provision_lab import Lab, host_mounts, make_plan, new_kernel, old_kernel, snapshot
 
-from ocigpu.actions import Bind, Link, Node, Plan, Tmpfs
-from ocigpu.facts import DeviceNode
-from ocigpu.linux import libc
+from ocigpu.core.actions import Bind, Link, Node, Plan, Tmpfs
+from ocigpu.core.facts import DeviceNode
+from ocigpu.system import libc
 
 pytestmark = pytest.mark.root
 

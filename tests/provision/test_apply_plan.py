@@ -26,10 +26,10 @@ from provision_lab import (
 )
 from support import machine
 
-from ocigpu.actions import AllowDevice, Bind, Plan, RefreshLdCache
-from ocigpu.errors import ApplyError
-from ocigpu.linux import libc
+from ocigpu.core.actions import AllowDevice, Bind, Plan, RefreshLdCache
+from ocigpu.core.errors import ApplyError
 from ocigpu.provision import apply, ldconfig
+from ocigpu.system import libc
 
 pytestmark = pytest.mark.root
 
@@ -263,7 +263,7 @@ def test_a_loader_cache_that_cannot_be_put_back_is_left_alone(host: Path, rootfs
 def test_nothing_is_imported_in_the_container() -> None:
     """Not even the codec that shows control characters in a message: it is there before."""
     code = """
-from ocigpu.errors import printable
+from ocigpu.core.errors import printable
 from ocigpu.provision import apply
 apply._stop_imports()
 assert printable("\\x01") == "\\\\x01"

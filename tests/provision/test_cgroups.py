@@ -18,9 +18,9 @@ from support import machine
 from support.bpf_programs import detach_device_program, read_instructions, read_program_id
 from support.runtimes import container_id
 
-from ocigpu.actions import AllowDevice
-from ocigpu.errors import ApplyError
-from ocigpu.linux import bpf, libc
+from ocigpu.core.actions import AllowDevice
+from ocigpu.core.errors import ApplyError
+from ocigpu.core.settings import Settings
 from ocigpu.provision import cgroups
 from ocigpu.provision.cgroups import (
     NO_CGROUPS_NOTE,
@@ -33,7 +33,7 @@ from ocigpu.provision.cgroups import (
     parse_proc_cgroup,
 )
 from ocigpu.provision.device_filter import FilterRule, Policy, access_mask, device_program, effective_rules
-from ocigpu.settings import Settings
+from ocigpu.system import bpf, libc
 
 DENY_ALL = {"allow": False, "access": "rwm"}
 CONFIG = {"linux": {"resources": {"devices": [DENY_ALL]}}}

@@ -9,9 +9,9 @@ import pytest
 from provision_lab import MAPPED, Lab, make_rootfs, run_child
 from support import machine
 
-from ocigpu.errors import ApplyError
-from ocigpu.linux import libc
+from ocigpu.core.errors import ApplyError
 from ocigpu.provision import container
+from ocigpu.system import libc
 
 pytestmark = pytest.mark.root
 

@@ -7,7 +7,7 @@ from bpf_interpreter import run_device_program
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ocigpu.errors import SpecError
+from ocigpu.core.errors import SpecError
 from ocigpu.provision.device_filter import (
     MAX_RULES,
     RUNTIME_DEFAULTS,

@@ -8,9 +8,9 @@ import struct
 
 import pytest
 
-from ocigpu.errors import ApplyError
-from ocigpu.linux import libc
+from ocigpu.core.errors import ApplyError
 from ocigpu.provision import fence
+from ocigpu.system import libc
 
 HEADERS = {"x86_64": "/usr/include/x86_64-linux-gnu/asm/unistd_64.h", "aarch64": "/usr/include/asm-generic/unistd.h"}
 ALLOW, KILL, REFUSE = fence.SECCOMP_RET_ALLOW, fence.SECCOMP_RET_KILL_PROCESS, fence.SECCOMP_RET_ERRNO | errno.EPERM

@@ -13,8 +13,8 @@ from elftools.elf.elffile import ELFFile
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ocigpu.facts import ImageFacts
-from ocigpu.host import elf
+from ocigpu.core.facts import ImageFacts
+from ocigpu.gpus import elf
 from ocigpu.provision import compat, image, inside, loader
 
 TRIPLET = {"x86_64": "x86_64-linux-gnu", "aarch64": "aarch64-linux-gnu"}[os.uname().machine]

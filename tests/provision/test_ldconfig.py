@@ -12,11 +12,11 @@ import time
 import pytest
 from support import machine
 
-from ocigpu.errors import ApplyError
-from ocigpu.linux import libc
+from ocigpu.core.errors import ApplyError
+from ocigpu.core.settings import Settings
 from ocigpu.provision import ldconfig
 from ocigpu.provision.ldconfig import find_ldconfig, open_ldconfig, run_ldconfig
-from ocigpu.settings import Settings
+from ocigpu.system import libc
 
 HOST_LDCONFIG = find_ldconfig(Settings())
 LIBDIR = "/usr/lib64"

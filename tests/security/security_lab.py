@@ -21,7 +21,7 @@ from support.process import Completed, explain, run
 from support.product import PROGRAMS, RUNTIME, SimulatedHost
 from support.runtimes import container_id, run_container, set_cgroup
 
-from ocigpu.settings import CAPABILITIES
+from ocigpu.core.settings import CAPABILITIES
 
 VERSION = "570.133.20"
 LIBRARY_DIR = f"/{MULTIARCH}"

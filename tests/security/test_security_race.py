@@ -27,17 +27,17 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "provision"))
 
 from provision_lab import READ_ONLY, Lab, host_mounts, make_host, make_rootfs, new_kernel, old_kernel, run_child
 
-from ocigpu.actions import Bind, Link, Mode, Plan, TextFile, Tmpfs
-from ocigpu.container_cli import run_command
-from ocigpu.container_cli_options import parse_options
-from ocigpu.errors import OcigpuError
-from ocigpu.linux import libc
-from ocigpu.linux.paths import use_walk
+from ocigpu.bundle.rootfs import NeedsHookError, RootDirectory, find_obstacle, resolve_in_root
+from ocigpu.core.actions import Bind, Link, Mode, Plan, TextFile, Tmpfs
+from ocigpu.core.errors import OcigpuError
+from ocigpu.core.settings import Settings
+from ocigpu.entry.container_cli.main import run_command
+from ocigpu.entry.container_cli.options import parse_options
 from ocigpu.provision import apply
 from ocigpu.provision.compat import read_compat
 from ocigpu.provision.image import read_image_facts
-from ocigpu.rootfs import NeedsHookError, RootDirectory, find_obstacle, resolve_in_root
-from ocigpu.settings import Settings
+from ocigpu.system import libc
+from ocigpu.system.paths import use_walk
 
 pytestmark = [pytest.mark.root, pytest.mark.engine]
 

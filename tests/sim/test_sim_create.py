@@ -10,11 +10,11 @@ from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
 from support.product import PublicCopy
 
-from ocigpu.errors import OcigpuError
-from ocigpu.settings import read_settings
+from ocigpu.core.errors import OcigpuError
 from ocigpu.sim.create import create_host
 from ocigpu.sim.libraries import LIBRARIES, library_triplet
 from ocigpu.sim.show import describe_host
+from ocigpu.system.settings_file import read_settings
 
 VERSION = "550.163.01"
 AS_NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--no-new-privs")

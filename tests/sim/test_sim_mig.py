@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from ocigpu.host.discover import read_host_facts
-from ocigpu.settings import read_settings
+from ocigpu.gpus.nvidia.discover import read_host_facts
 from ocigpu.sim.create import create_host
 from ocigpu.sim.models import MODELS, Model, sim_uuid
 from ocigpu.sim.show import describe_host
+from ocigpu.system.settings_file import read_settings
 
 RunPython = Callable[..., subprocess.CompletedProcess[str]]
 

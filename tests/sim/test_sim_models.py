@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from ocigpu.errors import OcigpuError
+from ocigpu.core.errors import OcigpuError
 from ocigpu.sim.kernel_files import render_mig_minors, render_proc_devices
 from ocigpu.sim.libraries import c_string
 from ocigpu.sim.models import MODELS, cuda_version_of, find_model, make_gpus

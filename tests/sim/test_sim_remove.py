@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ocigpu.errors import OcigpuError
+from ocigpu.core.errors import OcigpuError
 from ocigpu.sim.create import create_host
 from ocigpu.sim.marker import MARKER_NAME
 from ocigpu.sim.remove import find_mounts, remove_host

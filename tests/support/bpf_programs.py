@@ -5,7 +5,7 @@ import errno
 import os
 import struct
 
-from ocigpu.linux import bpf
+from ocigpu.system import bpf
 
 # linux/bpf.h
 BPF_PROG_DETACH = 9

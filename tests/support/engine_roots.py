@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ocigpu.engines.carry_out import carry_out
-from ocigpu.engines.configure import Options, Plan, plan_configuration
+from ocigpu.engines.configure import ConfigureOptions, EnginePlan, plan_configuration
 from ocigpu.engines.files import Root
 from ocigpu.engines.remove import plan_removal
 from ocigpu.engines.wanted import Wanted
@@ -52,20 +52,20 @@ def put(host: Path, path: str, text: str, mode: int = 0o644) -> Path:
     return file
 
 
-def options(host: Path, engine: str, **changes: Any) -> Options:
+def options(host: Path, engine: str, **changes: Any) -> ConfigureOptions:
     wanted = Wanted("ocigpu", RUNTIME, False, False)
     own = {key: changes.pop(key) for key in list(changes) if key in Wanted._fields}
-    return Options(engine, wanted._replace(**own), root=str(host), **changes)
+    return ConfigureOptions(engine, wanted._replace(**own), root=str(host), **changes)
 
 
-def configure(host: Path, engine: str, **changes: Any) -> Plan:
+def configure(host: Path, engine: str, **changes: Any) -> EnginePlan:
     with Root(str(host)) as root:
         plan = plan_configuration(root, options(host, engine, **changes))
         carry_out(root, plan)
     return plan
 
 
-def remove(host: Path, engine: str, **changes: Any) -> Plan:
+def remove(host: Path, engine: str, **changes: Any) -> EnginePlan:
     with Root(str(host)) as root:
         plan = plan_removal(root, options(host, engine, **changes))
         carry_out(root, plan)

@@ -12,7 +12,7 @@ import signal
 import stat
 from pathlib import Path
 
-from ocigpu.linux import libc
+from ocigpu.system import libc
 
 COVERED = {
     "/run/ocigpu": 0o700,

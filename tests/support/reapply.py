@@ -10,8 +10,8 @@ import os
 import sys
 from pathlib import Path
 
-from ocigpu.linux import bpf
 from ocigpu.provision.device_filter import FilterRule, device_program, effective_rules
+from ocigpu.system import bpf
 
 
 def line(rule: FilterRule) -> str:

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 
-from ocigpu.linux import libc
+from ocigpu.system import libc
 
 
 def main(pid: str, path: str) -> None:

@@ -7,7 +7,7 @@ import os
 import struct
 from pathlib import Path
 
-from ocigpu.settings import Settings
+from ocigpu.core.settings import Settings
 
 Tree = dict[str, str | bytes]
 

@@ -6,16 +6,16 @@ from ocigpu.cdi.sources.csv import draft as draft_csv
 from ocigpu.cdi.sources.nvidia import draft as draft_nvidia
 from ocigpu.cdi.sources.vfio import draft as draft_vfio
 from ocigpu.cdi.sources.wsl import draft as draft_wsl
-from ocigpu.host.tegra import ask_nvml, is_tegra
-from ocigpu.host.tree import find_roots
-from ocigpu.host.wsl import is_wsl
+from ocigpu.gpus.tegra.facts import ask_nvml, is_tegra
+from ocigpu.gpus.tree import find_roots
+from ocigpu.gpus.wsl.facts import is_wsl
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ocigpu.cdi.draft import Draft, GenerateOptions
-    from ocigpu.settings import Settings
+    from ocigpu.core.settings import Settings
 
     Source = tuple[str, Callable[[GenerateOptions, Settings], Draft]]
 

@@ -6,21 +6,21 @@ and index, or the unique id as that toolkit and rocm-smi write it ("0xc0ffee"); 
 id have their number added ("0xc0ffee:1").
 """
 
-from ocigpu.actions import Node
 from ocigpu.cdi.draft import Draft, DraftDevice
 from ocigpu.cdi.edits import edits_from_actions
 from ocigpu.cdi.sources.ids import choose_names, select_ids
-from ocigpu.errors import CdiError
-from ocigpu.host.amd import AmdFacts, AmdGpu, read_amd_facts
-from ocigpu.host.tree import find_roots
+from ocigpu.core.actions import Node
+from ocigpu.core.errors import CdiError
+from ocigpu.gpus.amd.facts import AmdFacts, AmdGpu, read_amd_facts
+from ocigpu.gpus.tree import find_roots
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ocigpu.cdi.draft import Edits, GenerateOptions
-    from ocigpu.facts import DeviceNode
-    from ocigpu.settings import Settings
+    from ocigpu.core.facts import DeviceNode
+    from ocigpu.core.settings import Settings
 
 
 def draft(options: "GenerateOptions", settings: "Settings") -> Draft:

@@ -5,32 +5,25 @@ beside the integrated one has two devices.  Written from NVIDIA's documents and 
 systems' files and not on a Tegra system.
 """
 
-from ocigpu.actions import Link, Node, RefreshLdCache
 from ocigpu.cdi.draft import VOID, Draft, DraftDevice
 from ocigpu.cdi.edits import edits_from_actions
 from ocigpu.cdi.hook_words import EnableCudaCompat
 from ocigpu.cdi.sources.files import bind_file, library_folders
 from ocigpu.cdi.sources.ids import choose_names, select_ids
 from ocigpu.cdi.sources.program import hook_options, note_program
-from ocigpu.errors import CdiError
-from ocigpu.host.tegra import (
-    CONTROL_NODES,
-    CSV_FILES,
-    CsvFacts,
-    ask_nvml,
-    read_csv_facts,
-    read_gpu_nodes,
-)
-from ocigpu.host.tree import find_roots, small_number
+from ocigpu.core.actions import Link, Node, RefreshLdCache
+from ocigpu.core.errors import CdiError
+from ocigpu.gpus.tegra.facts import CONTROL_NODES, CSV_FILES, CsvFacts, ask_nvml, read_csv_facts, read_gpu_nodes
+from ocigpu.gpus.tree import find_roots, small_number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ocigpu.actions import Action
     from ocigpu.cdi.draft import Edits, GenerateOptions
     from ocigpu.cdi.edits import HookOptions
-    from ocigpu.facts import DeviceNode, Gpu
-    from ocigpu.host.nvml import NvmlAnswer
-    from ocigpu.settings import Settings
+    from ocigpu.core.actions import Action
+    from ocigpu.core.facts import DeviceNode, Gpu
+    from ocigpu.core.settings import Settings
+    from ocigpu.gpus.nvidia.nvml import NvmlAnswer
 
 SINGLE_FLAG = "disable-multiple-csv-devices"
 INTEGRATED_NAMES = ("(nvgpu)", "NVIDIA Thor")

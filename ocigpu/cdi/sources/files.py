@@ -1,13 +1,13 @@
 """Files of the host as parts of a draft, for sources that have lists of their own instead of a plan."""
 
-from ocigpu.actions import Bind
-from ocigpu.plan import FILE_OPTIONS, SOCKET_OPTIONS
+from ocigpu.core.actions import Bind
+from ocigpu.gpus.nvidia.plan import FILE_OPTIONS, SOCKET_OPTIONS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ocigpu.facts import HostFile
+    from ocigpu.core.facts import HostFile
 
 
 def bind_file(file: "HostFile") -> Bind:

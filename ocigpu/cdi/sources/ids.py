@@ -1,7 +1,7 @@
 """Device ids as the operator wrote them, and names as the operator wants them."""
 
-from ocigpu.cdi.names import check_device
-from ocigpu.errors import CdiError, quoted
+from ocigpu.core.cdi_names import check_device
+from ocigpu.core.errors import CdiError, quoted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

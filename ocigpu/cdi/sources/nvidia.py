@@ -1,34 +1,34 @@
 """NVIDIA's devices: GPUs and MIG devices, all nodes at once (management), and what opt-in variables bring.
 
-Every list of nodes, mounts, links and directories comes from :func:`ocigpu.plan.make_plan` on the same facts that hook
-mode uses; here it is only divided between the edits that every container gets and those of single devices.
+Every list of nodes, mounts, links and directories comes from :func:`ocigpu.gpus.nvidia.plan.make_plan` on the same
+facts that hook mode uses; here it is only divided between the edits that every container gets and those of devices.
 """
 
-from ocigpu.actions import AllowDevice, Bind, Link, Node
 from ocigpu.cdi.draft import VOID, Draft, DraftDevice
 from ocigpu.cdi.edits import edits_from_actions, is_device_link
 from ocigpu.cdi.hook_words import EnableCudaCompat
 from ocigpu.cdi.sources.ids import choose_names
 from ocigpu.cdi.sources.program import hook_options, note_program
-from ocigpu.errors import CdiError, HostError, quoted
-from ocigpu.facts import DeviceNode, ImageFacts, Library
-from ocigpu.host.devices import CONTROL_MINOR, GPU_MAJOR
-from ocigpu.host.discover import SearchPaths, read_feature_facts, read_host_facts
-from ocigpu.host.elf import read_elf
-from ocigpu.host.tree import Tree, small_number
-from ocigpu.plan import REQUIRED_SONAMES, make_plan
-from ocigpu.request import MAX_IMEX_CHANNEL, Request, request_from_variables
-from ocigpu.selection import select_devices
+from ocigpu.core.actions import AllowDevice, Bind, Link, Node
+from ocigpu.core.errors import CdiError, HostError, quoted
+from ocigpu.core.facts import DeviceNode, ImageFacts, Library
+from ocigpu.gpus.elf import read_elf
+from ocigpu.gpus.nvidia.devices import CONTROL_MINOR, GPU_MAJOR
+from ocigpu.gpus.nvidia.discover import SearchPaths, read_feature_facts, read_host_facts
+from ocigpu.gpus.nvidia.plan import REQUIRED_SONAMES, make_plan
+from ocigpu.gpus.nvidia.request import MAX_IMEX_CHANNEL, Request, request_from_variables
+from ocigpu.gpus.nvidia.selection import select_devices
+from ocigpu.gpus.tree import Tree, small_number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ocigpu.actions import Action
     from ocigpu.cdi.draft import Edits, GenerateOptions
     from ocigpu.cdi.edits import HookOptions
-    from ocigpu.facts import Gpu, HostFacts, MigDevice
-    from ocigpu.settings import Settings
+    from ocigpu.core.actions import Action
+    from ocigpu.core.facts import Gpu, HostFacts, MigDevice
+    from ocigpu.core.settings import Settings
 
 FEATURES = ("gds", "mofed", "gdrcopy", "nvswitch")
 KINDS = {

@@ -4,13 +4,13 @@ import os
 import sys
 
 from ocigpu.cdi.edits import HookOptions, enabled_hooks
-from ocigpu.settings import DEFAULT_PATH
-from ocigpu.spec import OUR_HOOK
+from ocigpu.core.config_json import OUR_HOOK
+from ocigpu.core.settings import DEFAULT_PATH
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ocigpu.cdi.draft import Draft, GenerateOptions
-    from ocigpu.settings import Settings
+    from ocigpu.core.settings import Settings
 
 USUAL_DIRECTORIES = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 

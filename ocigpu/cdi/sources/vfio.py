@@ -10,23 +10,23 @@ That plugin writes CDI 0.5.0 for Kata, and so does this source unless another ve
 so such a file does not tell whether it still fits the host.
 """
 
-from ocigpu.actions import AllowDevice, Node
 from ocigpu.cdi.draft import Draft, DraftDevice
 from ocigpu.cdi.edits import edits_from_actions
 from ocigpu.cdi.sources.ids import select_ids
-from ocigpu.errors import CdiError
-from ocigpu.host.tree import find_roots
-from ocigpu.host.vfio import GROUP_DRIVERS, VFIO_DRIVERS, Candidate, Group, VfioFacts, read_vfio_facts
+from ocigpu.core.actions import AllowDevice, Node
+from ocigpu.core.errors import CdiError
+from ocigpu.gpus.tree import find_roots
+from ocigpu.gpus.vfio.facts import GROUP_DRIVERS, VFIO_DRIVERS, Candidate, Group, VfioFacts, read_vfio_facts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NamedTuple
 
     from ocigpu.cdi.draft import GenerateOptions
-    from ocigpu.facts import DeviceNode
-    from ocigpu.settings import Settings
+    from ocigpu.core.facts import DeviceNode
+    from ocigpu.core.settings import Settings
 else:
-    from ocigpu.record import NamedTuple
+    from ocigpu.core.record import NamedTuple
 
 KATA_VERSION = "0.5.0"
 SWITCHES = "nvswitch"

@@ -6,20 +6,20 @@ that of /usr/lib/wsl/lib, which Windows fills from the driver in use.  Written f
 documents, tried on copies of such files and not on WSL.
 """
 
-from ocigpu.actions import Link, Node, RefreshLdCache
 from ocigpu.cdi.draft import VOID, Draft, DraftDevice
 from ocigpu.cdi.edits import edits_from_actions
 from ocigpu.cdi.sources.files import bind_file, library_folders
 from ocigpu.cdi.sources.program import hook_options, note_program
-from ocigpu.errors import CdiError
-from ocigpu.host.wsl import CUDA, DXCORE, LIBRARIES, NAMED, SMI, STORES, Store, WslFacts, read_wsl_facts
+from ocigpu.core.actions import Link, Node, RefreshLdCache
+from ocigpu.core.errors import CdiError
+from ocigpu.gpus.wsl.facts import CUDA, DXCORE, LIBRARIES, NAMED, SMI, STORES, Store, WslFacts, read_wsl_facts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ocigpu.actions import Action
     from ocigpu.cdi.draft import GenerateOptions
     from ocigpu.cdi.edits import HookOptions
-    from ocigpu.settings import Settings
+    from ocigpu.core.actions import Action
+    from ocigpu.core.settings import Settings
 
 
 def draft(options: "GenerateOptions", settings: "Settings") -> Draft:

@@ -22,17 +22,17 @@ class Method(NamedTuple):
     streams: bool = False
 
 
-class Service(NamedTuple):
+class GrpcService(NamedTuple):
     """A service by its full name, with its methods by name."""
 
     name: str
     methods: Mapping[str, Method]
 
 
-REGISTRATION = Service("v1beta1.Registration", {"Register": Method(plugin.RegisterRequest, plugin.Empty)})
+REGISTRATION = GrpcService("v1beta1.Registration", {"Register": Method(plugin.RegisterRequest, plugin.Empty)})
 """Of the kubelet: plugins announce themselves."""
 
-DEVICE_PLUGIN = Service(
+DEVICE_PLUGIN = GrpcService(
     "v1beta1.DevicePlugin",
     {
         "GetDevicePluginOptions": Method(plugin.Empty, plugin.DevicePluginOptions),
@@ -44,7 +44,7 @@ DEVICE_PLUGIN = Service(
 )
 """Of a plugin."""
 
-POD_RESOURCES = Service(
+POD_RESOURCES = GrpcService(
     "v1.PodResourcesLister",
     {
         "List": Method(pods.ListPodResourcesRequest, pods.ListPodResourcesResponse),
@@ -54,7 +54,7 @@ POD_RESOURCES = Service(
 )
 """Of the kubelet: which containers have which devices."""
 
-PLUGIN_WATCHER = Service(
+PLUGIN_WATCHER = GrpcService(
     "pluginregistration.Registration",
     {
         "GetInfo": Method(watcher.InfoRequest, watcher.PluginInfo),
@@ -64,7 +64,7 @@ PLUGIN_WATCHER = Service(
 """Of a plugin that the kubelet's plugin watcher finds."""
 
 
-def serve(service: Service, functions: Mapping[str, Callable[[Any, grpc.ServicerContext], Any]]) -> Any:
+def serve(service: GrpcService, functions: Mapping[str, Callable[[Any, grpc.ServicerContext], Any]]) -> Any:
     """Return a handler for ``grpc.Server.add_generic_rpc_handlers`` that answers every method by its function.
 
     A function takes the request and the context, and returns the response (an iterator of responses for a stream).
@@ -81,7 +81,7 @@ def serve(service: Service, functions: Mapping[str, Callable[[Any, grpc.Servicer
     return grpc.method_handlers_generic_handler(service.name, handlers)
 
 
-def method(channel: grpc.Channel, service: Service, name: str) -> Callable[..., Any]:
+def method(channel: grpc.Channel, service: GrpcService, name: str) -> Callable[..., Any]:
     """Return what calls a method over a channel: ``call(request, timeout=seconds)``; raises KeyError for no method."""
     described = service.methods[name]
     make = channel.unary_stream if described.streams else channel.unary_unary

@@ -6,7 +6,7 @@ import stat
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ocigpu.errors import SettingsError, printable, quoted
+from ocigpu.core.errors import SettingsError, printable, quoted
 from ocigpu.kubernetes.exporter.dcgm_fields import FIELDS
 from ocigpu.kubernetes.exporter.metrics import BY_NAME, METRICS, why_missing
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from ocigpu.kubernetes.exporter.collectors import Collector
 from ocigpu.kubernetes.exporter.metrics import CLOCK_COUNT, XID, XID_COUNT
-from ocigpu.kubernetes.exporter.options import Options, parse_devices
+from ocigpu.kubernetes.exporter.options import ExporterOptions, parse_devices
 from ocigpu.kubernetes.exporter.owners import WHOLE, Key, Owner, VfioDevice
 from ocigpu.kubernetes.exporter.sample import GpuSample, Instance, Sample, Values
 from ocigpu.kubernetes.exporter.xids import XID_MESSAGES
@@ -39,7 +39,7 @@ class _Entity(NamedTuple):
     clocks: "Mapping[str, int]"
 
 
-def render(collectors: Iterable[Collector], picture: Picture, options: Options, hostname: str) -> bytes:
+def render(collectors: Iterable[Collector], picture: Picture, options: ExporterOptions, hostname: str) -> bytes:
     """Return the series of all GPUs, by metric; a metric without any is left out.  ``hostname``: "" for no label."""
     collectors = tuple(collectors)
     labels = [collector.name for collector in collectors if collector.kind == "label"]
@@ -86,11 +86,11 @@ def _number(value: float) -> str:
     return str(int(value)) if value == int(value) else repr(value)
 
 
-def _host_label(options: Options, hostname: str) -> Pairs:
+def _host_label(options: ExporterOptions, hostname: str) -> Pairs:
     return () if options.no_hostname or not hostname else ((options.hostname_label, hostname),)
 
 
-def _gpu_labels(gpu: GpuSample, options: Options) -> Pairs:
+def _gpu_labels(gpu: GpuSample, options: ExporterOptions) -> Pairs:
     model = gpu.name.replace(" ", "-") if options.replace_blanks_in_model_name else gpu.name
     return (
         ("gpu", str(gpu.number)),
@@ -101,7 +101,7 @@ def _gpu_labels(gpu: GpuSample, options: Options) -> Pairs:
     )
 
 
-def _entities(picture: Picture, labels: Sequence[str], options: Options, host: Pairs) -> Iterable[_Entity]:
+def _entities(picture: Picture, labels: Sequence[str], options: ExporterOptions, host: Pairs) -> Iterable[_Entity]:
     devices = parse_devices(options.devices)
     for gpu in picture.sample.gpus:
         if gpu.error or (devices.gpus and gpu.number not in devices.gpus):
@@ -127,7 +127,7 @@ def _of_instance(gpu: GpuSample, instance: Instance) -> Values:
 
 
 def _variants(
-    picture: Picture, gpu: GpuSample, instance: Instance | None, options: Options
+    picture: Picture, gpu: GpuSample, instance: Instance | None, options: ExporterOptions
 ) -> tuple[tuple[str, Values], ...]:
     number = instance.number if instance else WHOLE
     owners = picture.owners.get((gpu.uuid, number), ())
@@ -142,7 +142,7 @@ def _variants(
     return tuple(found)
 
 
-def _owner_labels(owner: Owner, options: Options) -> Pairs:
+def _owner_labels(owner: Owner, options: ExporterOptions) -> Pairs:
     names = ("pod_name", "pod_namespace", "container_name") if options.use_old_namespace else (
         "pod", "namespace", "container"
     )  # fmt: skip
@@ -154,7 +154,7 @@ def _owner_labels(owner: Owner, options: Options) -> Pairs:
     return pairs
 
 
-def _series(name: str, entity: _Entity, options: Options) -> Iterable[str]:
+def _series(name: str, entity: _Entity, options: ExporterOptions) -> Iterable[str]:
     extra: Iterable[tuple[Pairs, float]]
     if name == XID:
         xid = entity.xid
@@ -181,7 +181,7 @@ def _series(name: str, entity: _Entity, options: Options) -> Iterable[str]:
             yield f"{name}{{{','.join(filter(None, (entity.labels, _text(pairs), labels)))}}} {_number(number)}"
 
 
-def _vfio(devices: Sequence[VfioDevice], options: Options, host: Pairs) -> list[str]:
+def _vfio(devices: Sequence[VfioDevice], options: ExporterOptions, host: Pairs) -> list[str]:
     if not devices:
         return []
     lines = _head(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pynvml
 
-from ocigpu.host.nvml import BRANDS
+from ocigpu.gpus.nvidia.nvml import BRANDS
 from ocigpu.kubernetes.exporter.metrics import GPM_METRICS
 
 ALL_LINKS = 0xFFFFFFFF

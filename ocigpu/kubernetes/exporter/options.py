@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ocigpu.errors import SettingsError, UsageError, quoted
+from ocigpu.core.errors import SettingsError, UsageError, quoted
 
 TRUE, FALSE = ("1", "t", "T", "TRUE", "true", "True"), ("0", "f", "F", "FALSE", "false", "False")
 MAX_MILLISECONDS = 24 * 3600 * 1000
@@ -13,7 +13,7 @@ _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _D = "DCGM_EXPORTER_"
 
 
-class Options(NamedTuple):
+class ExporterOptions(NamedTuple):
     """Every option by name; see :data:`OPTIONS`.  Times are in seconds."""
 
     collectors: str = ""
@@ -40,7 +40,7 @@ class Options(NamedTuple):
     debug: bool = False
 
 
-class Option(NamedTuple):
+class ExporterOption(NamedTuple):
     """One option.  ``kind``: bool, text, list, milliseconds or duration ("1s")."""
 
     name: str
@@ -67,8 +67,10 @@ class Refused(NamedTuple):
 ANYTHING = ("*",)
 
 
-def _option(name: str, kind: str, flags: str, variables: str, meaning: str, choices: tuple[str, ...] = ()) -> Option:
-    return Option(name, kind, tuple(flags.split()), tuple(variables.split()), meaning, choices)
+def _option(
+    name: str, kind: str, flags: str, variables: str, meaning: str, choices: tuple[str, ...] = ()
+) -> ExporterOption:
+    return ExporterOption(name, kind, tuple(flags.split()), tuple(variables.split()), meaning, choices)
 
 
 OPTIONS = (
@@ -197,7 +199,7 @@ _BY_FLAG = {flag: option for option in OPTIONS for flag in option.flags}
 _REFUSED_BY_FLAG = {flag: refused for refused in REFUSED for flag in refused.flags}
 
 
-def parse_options(words: Sequence[str], environment: Mapping[str, str]) -> Options:
+def parse_options(words: Sequence[str], environment: Mapping[str, str]) -> ExporterOptions:
     """Return the options: of each the flag, else the variable, else the default; an empty variable counts as not set.
 
     Flags are written "--name=value", "--name value" or, for a bool, "--name"; that of a list adds to it when it is
@@ -225,7 +227,7 @@ def parse_options(words: Sequence[str], environment: Mapping[str, str]) -> Optio
             again = option.kind == "list" and option.name in given
             values[option.name] = values[option.name] + found if again else found
             given.add(option.name)
-    options = Options(**values)
+    options = ExporterOptions(**values)
     parse_devices(options.devices)
     parse_address(options.address)
     return options
@@ -252,7 +254,7 @@ def _check_refused(refused: Refused, value: str, where: str) -> None:
         raise options_error(f"{where} {quoted(value)} is not supported: {refused.why}")
 
 
-def _value(option: Option, text: str, where: str) -> Any:
+def _value(option: ExporterOption, text: str, where: str) -> Any:
     if option.kind == "bool":
         if text not in (*TRUE, *FALSE):
             raise options_error(f"{where}: {quoted(text)} is not true or false")

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from ocigpu.host.vfio import VFIO_DRIVERS, Candidate
+from ocigpu.gpus.vfio.facts import VFIO_DRIVERS, Candidate
 from ocigpu.kubernetes.devices import REPLICA
 from ocigpu.kubernetes.exporter.sample import GpuSample
 
@@ -20,7 +20,7 @@ gpu-<minor>-mig-<number of the profile>-<first memory slice>-<memory slices>."""
 _OLD_MIG = re.compile(r"MIG-(GPU-[0-9a-fA-F-]+)/([0-9]{1,4})/[0-9]{1,4}")
 
 
-class Container(NamedTuple):
+class OwningContainer(NamedTuple):
     """A container of a pod and devices of one resource that it has."""
 
     pod: str
@@ -61,7 +61,7 @@ class Owners(NamedTuple):
 
 
 def find_owners(
-    containers: Iterable[Container],
+    containers: Iterable[OwningContainer],
     gpus: Sequence[GpuSample],
     prefixes: Sequence[str],
     names: Sequence[str] = (),

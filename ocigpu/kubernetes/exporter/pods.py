@@ -4,10 +4,10 @@ from typing import NamedTuple
 
 import grpc
 
-from ocigpu.errors import printable
+from ocigpu.core.errors import printable
 from ocigpu.kubernetes.api import podresources_pb2 as pb
 from ocigpu.kubernetes.api.services import POD_RESOURCES, method
-from ocigpu.kubernetes.exporter.owners import Claimed, Container
+from ocigpu.kubernetes.exporter.owners import Claimed, OwningContainer
 
 DEADLINE = 10.0
 """Seconds for an answer."""
@@ -18,7 +18,7 @@ MAX_TEXT = 253
 class Listing(NamedTuple):
     """``containers`` that have devices; ``claimed``: devices of resource claims; ``problem``: why none, in one line."""
 
-    containers: tuple[Container, ...] = ()
+    containers: tuple[OwningContainer, ...] = ()
     problem: str = ""
     claimed: tuple[Claimed, ...] = ()
 
@@ -36,14 +36,14 @@ def list_containers(socket: str, seconds: float = DEADLINE) -> Listing:
         except grpc.RpcError as error:
             reason = f"{error.code().name}: {error.details()}" if hasattr(error, "code") else str(error)
             return Listing(problem=f"{printable(socket, 300)}: {printable(reason, 300)}")
-    containers: list[Container] = []
+    containers: list[OwningContainer] = []
     claimed: list[Claimed] = []
     for pod in answer.pod_resources:
         place = (printable(pod.name, MAX_TEXT), printable(pod.namespace, MAX_TEXT))
         for container in pod.containers:
             name = printable(container.name, MAX_TEXT)
             containers += [
-                Container(*place, name, devices.resource_name, tuple(devices.device_ids))
+                OwningContainer(*place, name, devices.resource_name, tuple(devices.device_ids))
                 for devices in container.devices
             ]
             claimed += [

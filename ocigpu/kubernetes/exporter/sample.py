@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ocigpu.errors import printable
+from ocigpu.core.errors import printable
 
 MAX_TEXT = 200
 Values = Mapping[str, float]

@@ -9,13 +9,13 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ocigpu.host.libraries import find_libraries, find_nvml, library_versions, native_machine
-from ocigpu.host.nvml import UNUSABLE
-from ocigpu.host.procfs import read_kernel_version
-from ocigpu.host.tree import Tree, find_roots
+from ocigpu.core.settings import Settings
+from ocigpu.gpus.nvidia.libraries import find_libraries, find_nvml, library_versions, native_machine
+from ocigpu.gpus.nvidia.nvml import UNUSABLE
+from ocigpu.gpus.nvidia.procfs import read_kernel_version
+from ocigpu.gpus.tree import Tree, find_roots
 from ocigpu.kubernetes.exporter.sample import Sample, parse_sample
 from ocigpu.kubernetes.nvml_process import REAP, command
-from ocigpu.settings import Settings
 
 DEADLINE = 20.0
 """Seconds that a sample may be late: waking up an idle GPU takes one or two."""

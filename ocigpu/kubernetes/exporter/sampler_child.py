@@ -17,7 +17,7 @@ from typing import Any
 
 import pynvml
 
-from ocigpu.host.nvml_child import FATAL, MAX_GPUS, MAX_MIG_DEVICES, _drop_privileges, _end_with, _identity
+from ocigpu.gpus.nvidia.nvml_child import FATAL, MAX_GPUS, MAX_MIG_DEVICES, _drop_privileges, _end_with, _identity
 from ocigpu.kubernetes.exporter.metrics import (
     CLOCK_COUNT,
     CLOCK_EVENTS,
@@ -62,7 +62,7 @@ def main(library: str, simulation_root: str, parent: str, gpu_directory: str) ->
     except OSError as error:
         print(json.dumps({"error": str(error)}), flush=True, file=sys.stdout)
         return
-    sampler = Sampler(gpu_directory)
+    sampler = NvmlSampler(gpu_directory)
     os.set_blocking(0, False)
     pending = b""
     while True:
@@ -81,7 +81,7 @@ def main(library: str, simulation_root: str, parent: str, gpu_directory: str) ->
             sampler.wait()
 
 
-class Sampler:
+class NvmlSampler:
     """Knows what is wanted, holds NVML open, and remembers events."""
 
     def __init__(self, gpu_directory: str) -> None:

@@ -12,22 +12,22 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from ocigpu import __version__
-from ocigpu.errors import HostError, SettingsError, as_own_error
-from ocigpu.host.procfs import normal_bus_id
-from ocigpu.host.tree import find_roots
-from ocigpu.host.vfio import read_vfio_facts
+from ocigpu.core.errors import HostError, SettingsError, as_own_error
+from ocigpu.core.settings import Settings
+from ocigpu.gpus.nvidia.procfs import normal_bus_id
+from ocigpu.gpus.tree import find_roots
+from ocigpu.gpus.vfio.facts import read_vfio_facts
 from ocigpu.kubernetes.exporter.collectors import Collector, read_collectors
 from ocigpu.kubernetes.exporter.exposition import Picture, render, render_number
 from ocigpu.kubernetes.exporter.jobs import read_jobs
-from ocigpu.kubernetes.exporter.options import Options, parse_address
+from ocigpu.kubernetes.exporter.options import ExporterOptions, parse_address
 from ocigpu.kubernetes.exporter.owners import Owners, VfioDevice, find_owners, find_vfio_owners
 from ocigpu.kubernetes.exporter.sample import GpuSample, Sample
 from ocigpu.kubernetes.exporter.sampler import DEADLINE, Orders, Sampler
 from ocigpu.kubernetes.exporter.shares import find_split, read_pod_uids
 from ocigpu.kubernetes.exporter.web import Page, WebServer, make_page
 from ocigpu.kubernetes.loading import file_state
-from ocigpu.settings import Settings
-from ocigpu.watch import Log
+from ocigpu.system.service_log import ServiceLog
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -58,14 +58,16 @@ class Standing(NamedTuple):
     collectors_problem: str = ""
 
 
-class Service:
+class ExporterService:
     """The exporter; :meth:`run` works until it is told to end.
 
     Raises SettingsError (OCIGPU-KUBE-4) for a list of metrics that cannot be read, and HostError (OCIGPU-KUBE-3) when
     it cannot listen.  ``deadline``: seconds that a sample may be late.
     """
 
-    def __init__(self, options: Options, settings: Settings, log: Log, deadline: float = DEADLINE) -> None:
+    def __init__(
+        self, options: ExporterOptions, settings: Settings, log: ServiceLog, deadline: float = DEADLINE
+    ) -> None:
         self.options = options
         self.settings = settings
         self.log = log

@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 
-from ocigpu.kubernetes.exporter.owners import WHOLE, Container, Key, Owner
+from ocigpu.kubernetes.exporter.owners import WHOLE, Key, Owner, OwningContainer
 from ocigpu.kubernetes.exporter.sample import GpuSample, Values
 
 CHECKPOINT = "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"
@@ -48,7 +48,7 @@ def find_split(
     return found
 
 
-def read_pod_uids(containers: Iterable[Container], path: str = CHECKPOINT) -> dict[Pod, str]:
+def read_pod_uids(containers: Iterable[OwningContainer], path: str = CHECKPOINT) -> dict[Pod, str]:
     """Return the UIDs of the pods of these containers, from the kubelet's checkpoint; {} when it cannot be read.
 
     Both tell which device a container has, and no device is given away twice.

@@ -16,7 +16,7 @@ from email.utils import formatdate
 from http import HTTPStatus
 from typing import NamedTuple
 
-from ocigpu.errors import HostError
+from ocigpu.core.errors import HostError
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 TIMEOUT = 10.0

@@ -1,0 +1,249 @@
+"""Mode ``spec``: a container whose config.json and root directory say all, so that no process of ours runs for it.
+
+Where that is not possible (the image or the engine's configuration forbid it) the caller uses the hook instead.  What
+is declared for a request is kept (:mod:`ocigpu.gpus.kept`).
+"""
+
+import errno
+import os
+from binascii import crc32
+
+from ocigpu.bundle.declared import Declared, edit_declared, why_hook
+from ocigpu.bundle.edit import add_rules, remove_gpu_hooks, write_config
+from ocigpu.bundle.rootfs import NeedsHookError, RootDirectory, resolve_in_root
+from ocigpu.core import rawjson
+from ocigpu.core.config_json import Document, get_list, get_object, get_rules, has_user_namespace, rootfs_path
+from ocigpu.gpus.kept import find_answer
+from ocigpu.provision.image import has_compat, read_layout
+from ocigpu.provision.inside import exists_inside, status_inside
+from ocigpu.system.log import get_trace, mark, traced
+from ocigpu.system.paths import use_walk
+from ocigpu.system.store import is_draft_left, open_cache
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from ocigpu.core.settings import Settings
+    from ocigpu.gpus.nvidia.request import Request
+
+VIEW_PREFIX = "view-"
+MAX_VIEWS = 1024
+"""Directories for graphics that may be made until the next boot: containers choose among subsets of the GPUs."""
+_DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def declare_in_bundle(
+    document: Document, request: "Request", settings: "Settings", bundle: str, owns_policy: bool
+) -> Declared:
+    """Edit a bundle's configuration, on disk too, and its root directory for a request; returns what was declared.
+
+    ``owns_policy``: whether this process may set device rules and make nodes (root of the initial user namespace).
+    Raises NeedsHookError where a hook must do it, OcigpuError for a request that cannot be granted; then nothing is
+    changed but the object in memory, which may lack other GPU hooks.
+    """
+    config = document.config
+    root = rootfs_path(config, bundle)
+    try:
+        root_fd = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:  # the hook names it
+        raise NeedsHookError(f"open rootfs {root}: {error.strerror}") from error
+    directory = RootDirectory(root_fd)
+    bind_nodes = not owns_policy or has_user_namespace(config)
+    declare_rules = owns_policy and not settings.no_cgroups
+    use_walk(True)
+    try:
+        if os.path.samestat(os.fstat(root_fd), os.stat("/")):
+            raise NeedsHookError("its root directory is the host's")
+        declared = traced(
+            ("find-declared", root, "kept from an earlier start, or of a plan made now"),
+            find_declared,
+            *(root_fd, request, settings),
+        )
+        if remove_gpu_hooks(config) and get_rules(config):
+            add_rules(config, (), [rule["major"] for rule in declared.rules])  # those of hook mode go
+        reason = why_hook(declared, config, lambda path: resolve_in_root(root_fd, path), declare_rules, bind_nodes)
+        if declared.simulated_proc and not owns_policy and has_user_namespace(config):
+            reason = reason or "the simulated host's own step cannot enter its user namespace"
+        if has_user_namespace(config):
+            reason = reason or _why_closed(root_fd, config, declared)
+        if reason:
+            raise NeedsHookError(reason)
+        try:
+            views = traced(("views",), make_views, declared, settings)
+            present = [mount for mount in declared.mounts if not _is_missing(mount["source"], declared.optional)]
+            traced(("links", root), directory.make_links, declared.links)
+            if declared.libraries:
+                traced(("loader-cache", root), directory.extend_ld_cache, declared.libraries)
+        except OSError as error:
+            where = f"{error.filename}: " if isinstance(error.filename, str) else ""
+            raise NeedsHookError(f"{root}: {where}{error.strerror}") from error
+        edit_declared(config, declared._replace(mounts=present), root, views, declare_rules, bind_nodes)
+        if declared.groups:  # few hosts have nodes that are closed to others
+            from ocigpu.system.groups import add_groups
+
+            declared = declared._replace(notes=(*declared.notes, *add_groups(config, declared.groups)))
+        if get_trace():
+            _mark_declared(declared, present)
+        traced(("write-config", document.path), write_config, document)
+    except BaseException:
+        traced(("undo-links", root), directory.undo)
+        raise
+    finally:
+        directory.close()
+        os.close(root_fd)
+        use_walk(False)
+    return declared
+
+
+def _why_closed(root_fd: int, config: "dict[str, Any]", declared: Declared) -> str:
+    """Return why the runtime, root of a user namespace there, could not make a mount point in the image; "" if it can.
+
+    It may write to directories of owners that are mapped (capabilities(7), CAP_DAC_OVERRIDE; user_namespaces(7)), and
+    to those that everybody may write to.  What lies below a mount of the engine is not the image's.
+    """
+    covers = [mount.get("destination") for mount in get_list(config, "mounts") if isinstance(mount, dict)]
+    tops = tuple(f"{cover.rstrip('/')}/" for cover in covers if isinstance(cover, str) and cover.startswith("/"))
+    linux = get_object(config, "linux")
+    uids, gids = (get_list(linux, name) for name in ("uidMappings", "gidMappings"))
+    paths = [mount["destination"] for mount in declared.mounts] + [path for path, _, _ in declared.views]
+    for path in paths:
+        if path.startswith(tops) or exists_inside(root_fd, path):
+            continue
+        parent, found = path, None
+        while found is None and parent:
+            parent = parent.rpartition("/")[0]
+            found = status_inside(root_fd, parent or "/")
+        owned = found is not None and _is_mapped(uids, found.st_uid) and _is_mapped(gids, found.st_gid)
+        if found is None or not (owned or found.st_mode & 0o002):
+            return f"root of its user namespace may not make {path} in the image's {parent or '/'}"
+    return ""
+
+
+def _is_mapped(mappings: "list[Any]", number: int) -> bool:
+    """Tell whether linux.uidMappings or gidMappings maps an id of the host; a malformed entry maps none."""
+    for entry in mappings:
+        first, size = (entry.get(name) for name in ("hostID", "size")) if isinstance(entry, dict) else (None, None)
+        if type(first) is int and type(size) is int and first <= number < first + size:
+            return True
+    return False
+
+
+def find_declared(root_fd: int, request: "Request", settings: "Settings") -> Declared:
+    """Return what is declared for a request and an image: made by an earlier start for an equal one, or now.
+
+    Raises OcigpuError for what cannot be granted.
+    """
+    about = (request, *read_layout(root_fd))
+
+    def make() -> "dict[str, Any]":
+        return _make_declared(root_fd, request, settings)._asdict()
+
+    if has_compat(root_fd):  # what compatibility libraries mean is read from them
+        return Declared(**make())
+    try:
+        return Declared(**find_answer("declared", about, settings, make))
+    except TypeError:  # kept by other code of this version
+        return Declared(**make())
+
+
+def _make_declared(root_fd: int, request: "Request", settings: "Settings") -> Declared:
+    from ocigpu.bundle.from_plan import declare
+    from ocigpu.gpus.cached import read_facts
+    from ocigpu.gpus.nvidia.plan import make_plan
+    from ocigpu.provision.image import read_image_facts
+
+    facts = traced(("facts", settings.driver_root), read_facts, settings)
+    image = traced(("image",), read_image_facts, root_fd, facts.driver_version)
+    plan = traced(("plan",), make_plan, facts, request, settings, image, "spec")
+    return declare(plan, facts)
+
+
+def _mark_declared(declared: Declared, mounts: "Sequence[dict[str, Any]]") -> None:
+    for path, *_ in declared.nodes:
+        mark("declare-node", path)
+    for mount in mounts:
+        mark("declare-mount", mount["destination"], f"of {mount['source']}")
+    mark("declare-rules", ", ".join(f"{rule['major']}:{rule['minor']}" for rule in declared.rules))
+
+
+def _is_missing(path: str, optional: "Sequence[str]") -> bool:
+    """Tell whether a socket that need not be there has gone since the facts were read."""
+    return path in optional and not os.path.exists(path)
+
+
+def make_views(declared: Declared, settings: "Settings") -> list[str]:
+    """Make the small directories that are declared, below /run/ocigpu until the next boot; returns their host paths.
+
+    Raises NeedsHookError where there is no such place, and OSError.
+    """
+    if not declared.views:
+        return []
+    cache_fd = open_cache(True, settings.simulation_root)
+    if cache_fd < 0:
+        raise NeedsHookError("there is no directory to keep files for graphics in")
+    try:
+        top = os.readlink(f"/proc/self/fd/{cache_fd}")
+        return [f"{top}/{_make_view(cache_fd, files, links)}" for _, files, links in declared.views]
+    finally:
+        os.close(cache_fd)
+
+
+def _make_view(cache_fd: int, files: "Sequence[tuple[str, int, str]]", links: "Sequence[tuple[str, str]]") -> str:
+    """Make a directory with these files and links unless it is there; returns its name, which its content decides.
+
+    The directory it lies in is closed to everybody else, and it gets its name when it is complete: what has the name
+    has the content.
+    """
+    content = rawjson.dump([files, links]).encode()
+    name = f"{VIEW_PREFIX}{len(content)}-{crc32(content):08x}-{crc32(content[::-1]):08x}"
+    try:
+        os.close(os.open(name, _DIRECTORY_FLAGS, dir_fd=cache_fd))
+    except FileNotFoundError:
+        temporary = f"{name}.{os.urandom(4).hex()}.{os.getpid()}.tmp"
+    else:
+        return name
+    views = [other for other in os.listdir(cache_fd) if other.startswith(VIEW_PREFIX)]
+    for draft in filter(is_draft_left, views):
+        _remove_view(cache_fd, draft)
+    if len(views) >= MAX_VIEWS:
+        raise NeedsHookError(f"there are {MAX_VIEWS} directories with files for graphics already")
+    try:
+        _fill_view(cache_fd, temporary, files, links)
+        os.rename(temporary, name, src_dir_fd=cache_fd, dst_dir_fd=cache_fd)
+    except OSError as error:
+        _remove_view(cache_fd, temporary)
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):  # else another start has made it
+            raise
+    return name
+
+
+def _fill_view(
+    cache_fd: int, name: str, files: "Sequence[tuple[str, int, str]]", links: "Sequence[tuple[str, str]]"
+) -> None:
+    os.mkdir(name, 0o755, dir_fd=cache_fd)
+    fd = os.open(name, _DIRECTORY_FLAGS, dir_fd=cache_fd)
+    try:
+        for path, mode, text in files:
+            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode, dir_fd=fd), "w") as file:
+                file.write(text)
+                os.fchmod(file.fileno(), mode)
+        for path, target in links:
+            os.symlink(target, path, dir_fd=fd)
+        os.fchmod(fd, 0o555)
+    finally:
+        os.close(fd)
+
+
+def _remove_view(cache_fd: int, name: str) -> None:
+    try:
+        fd = os.open(name, _DIRECTORY_FLAGS, dir_fd=cache_fd)
+    except FileNotFoundError:
+        return
+    try:
+        for path in os.listdir(fd):
+            os.unlink(path, dir_fd=fd)
+    finally:
+        os.close(fd)
+    os.rmdir(name, dir_fd=cache_fd)

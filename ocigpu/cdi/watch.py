@@ -1,0 +1,346 @@
+"""``ocigpu watch``: keeps a specification up to date while the host changes.
+
+The kernel's uevents say at once that a module, a PCI function or a DRM device came or went.  MIG devices, IMEX
+channels, nodes, settings and the loader's cache change without one: a cheap look each few seconds finds them.  An event
+only makes it look earlier; what has changed is read from the host.
+"""
+
+import errno
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ocigpu.cdi.draft import GenerateOptions
+from ocigpu.cdi.refresh import DEFAULT_OUTPUT, refresh
+from ocigpu.cdi.write import target_of
+from ocigpu.core.errors import OcigpuError, SettingsError, printable
+from ocigpu.core.settings import DEFAULT_PATH, Settings
+from ocigpu.gpus.fingerprint import explain_changes
+from ocigpu.gpus.tree import find_roots
+from ocigpu.gpus.vendors import READERS, read_fingerprint
+from ocigpu.system.service_log import ServiceLog
+from ocigpu.system.settings_file import read_settings
+
+if TYPE_CHECKING:
+    from ocigpu.gpus.fingerprint import Fingerprint
+
+QUIET = 0.5
+"""Seconds without a further change after which one is acted on."""
+LONGEST_WAIT = 5.0
+"""Seconds after the first of a series of changes at which it is acted on although it goes on."""
+FIRST_RETRY = 1.0
+LONGEST_RETRY = 60.0
+"""Seconds until a failed refresh is tried again: doubling from the first to the longest."""
+
+ACTIONS = ("add", "remove", "change", "bind", "unbind")
+SUBSYSTEMS = ("module", "pci", "drm", "vfio", "kfd")
+_LARGEST_EVENT = 1 << 16
+"""Bytes; the kernel's buffer for the variables of an event is 2 KiB (UEVENT_BUFFER_SIZE, linux/kobject.h)."""
+_MOST_EVENTS_NAMED = 5
+
+
+class Pace:
+    """When to look at the host next, on a clock that the caller reads: ``due`` is in its seconds."""
+
+    def __init__(self, interval: float, now: float) -> None:
+        self.interval = interval
+        self.due = now
+        self._since: float | None = None
+        self._delay = 0.0
+        self._retry_at: float | None = None
+
+    def stir(self, now: float) -> None:
+        """Something has happened: wait until it is quiet, but not for ever."""
+        if self._since is None:
+            self._since = now
+        self.due = min(now + QUIET, self._since + LONGEST_WAIT)
+
+    def must_act(self, now: float) -> bool:
+        """Return whether a series of changes has been waited for long enough."""
+        return self._since is not None and now >= self._since + LONGEST_WAIT
+
+    def may_retry(self, now: float) -> bool:
+        """Return whether nothing forbids a refresh: the last one succeeded, or its back-off is over."""
+        return self._retry_at is None or now >= self._retry_at
+
+    def forget_failures(self) -> None:
+        """The host is another than the one the last refresh failed on: the next one need not wait."""
+        self._delay, self._retry_at = 0.0, None
+
+    def succeeded(self, now: float) -> None:
+        """A refresh was done, or there was nothing to do: look again after the interval."""
+        self.forget_failures()
+        self._rest(now)
+
+    def failed(self, now: float) -> None:
+        """A refresh failed: try it again after the back-off."""
+        self._delay = min(max(2 * self._delay, FIRST_RETRY), LONGEST_RETRY)
+        self._retry_at = now + self._delay
+        self._rest(now)
+
+    def wait(self, now: float) -> None:
+        """The back-off is not over: only look."""
+        self._rest(now)
+
+    def _rest(self, now: float) -> None:
+        self._since = None
+        self.due = now + self.interval if self._retry_at is None else min(now + self.interval, self._retry_at)
+
+
+class Observed(NamedTuple):
+    """What is looked at: fingerprints of all sources, and (inode, size, time) of two files, () for one that is not."""
+
+    fingerprints: "tuple[Fingerprint, ...]"
+    loader_cache: tuple[int, ...]
+    settings_file: tuple[int, ...]
+
+
+def observe(settings: Settings) -> Observed:
+    """Read what a specification depends on; raises HostError when a file of the driver cannot be read.
+
+    The loader's cache is written anew when libraries are installed: the driver's, or others.
+    """
+    return Observed(
+        tuple(read_fingerprint(source, settings) for source in READERS),
+        _file_state(find_roots(settings).driver + settings.driver_ldcache),
+        _file_state(settings.path or DEFAULT_PATH),
+    )
+
+
+def _file_state(path: str) -> tuple[int, ...]:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return ()
+    return (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+def explain(old: Observed, new: Observed) -> tuple[str, ...]:
+    """Return a sentence for each thing that differs."""
+    pairs = zip(old.fingerprints, new.fingerprints, strict=True)
+    sentences = [sentence for before, after in pairs for sentence in explain_changes(before, after)]
+    if old.loader_cache != new.loader_cache:
+        sentences.append("the loader's cache has changed")
+    if old.settings_file != new.settings_file:
+        sentences.append("the settings file has changed")
+    return tuple(dict.fromkeys(sentences))
+
+
+def describe_event(event: dict[str, Any]) -> str:
+    """Return a uevent that may concern GPUs in words, "add module nvidia_uvm"; "" for any other."""
+    action, subsystem = str(event.get("ACTION", "")), str(event.get("SUBSYSTEM", ""))
+    if action not in ACTIONS or not (subsystem in SUBSYSTEMS or subsystem.startswith("nvidia")):
+        return ""
+    return f"{action} {subsystem} {os.path.basename(str(event.get('DEVPATH', '')))}"
+
+
+class Uevents:
+    """The kernel's uevents (netlink(7), NETLINK_KOBJECT_UEVENT); no privilege is needed to receive them.
+
+    A network namespace of another user namespace gets those of its network devices only.  Raises OSError.
+    """
+
+    def __init__(self) -> None:
+        from pyroute2.netlink.uevent import MONITOR_GROUP_KERNEL, UeventSocket  # here: it costs 130 ms
+
+        self._socket = UeventSocket()
+        try:
+            self._socket.bind(groups=MONITOR_GROUP_KERNEL)
+        except OSError:
+            self._socket.close()
+            raise
+
+    def fileno(self) -> int:
+        return int(self._socket.fileno())
+
+    def read(self) -> list[str]:
+        """Return the events that wait, in words, and only those that may concern GPUs."""
+        found: list[str] = []
+        while True:
+            try:
+                # Not get(): it reads ahead into a queue, which select(2) does not see, and ends for good at ENOBUFS.
+                data = self._socket.recv(_LARGEST_EVENT, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return found
+            except OSError as error:
+                if error.errno != errno.ENOBUFS:
+                    raise
+                found.append("events were lost")
+                continue
+            for event in self._socket.marshal.parse(data):
+                text = describe_event(event)
+                if text:
+                    found.append(text)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def notify_service_manager(state: str) -> None:
+    """Tell the service manager our state, e.g. "READY=1", as in sd_notify(3); without one nothing happens."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not (address and state):
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
+        try:
+            sender.sendto(state.encode(), "\0" + address[1:] if address.startswith("@") else address)
+        except OSError as error:  # nobody listens: that is no reason to stop working
+            print(f"warning: NOTIFY_SOCKET {address}: {error.strerror}", flush=True)
+
+
+class Watch:
+    """One specification and what it is made from; :meth:`run` keeps it up to date until SIGTERM or SIGINT."""
+
+    def __init__(
+        self, options: GenerateOptions, settings: Settings, path: str = DEFAULT_OUTPUT, as_json: bool = False
+    ) -> None:
+        self.options = options
+        self.settings = settings
+        self.path = target_of(path)[0]
+        self.log = ServiceLog(as_json)
+        self._overrides = _changed_on_the_command_line(settings)
+        self._events: list[str] = []
+        self._done: Observed | None = None
+        self._seen: Observed | None = None
+        self._warned: tuple[str, ...] = ()
+        self._notes: tuple[str, ...] = ()
+        self._stopping = False
+
+    def run(self, interval: float, also: Callable[[], None] | None = None) -> None:
+        """Refresh now and after each change of the host, looking every ``interval`` seconds.
+
+        ``also``: called as often, whatever comes of the refresh.
+        Changes the process's handling of SIGTERM and SIGINT while it runs.
+        """
+        wakeup, wakeup_writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        numbers = (signal.SIGTERM, signal.SIGINT)
+        before = [signal.signal(number, self._stop) for number in numbers]
+        signal.set_wakeup_fd(wakeup_writer, warn_on_full_buffer=False)
+        uevents = self._open_uevents()
+        try:
+            self._loop(interval, wakeup, uevents, also)
+        finally:
+            notify_service_manager("STOPPING=1")
+            signal.set_wakeup_fd(-1)
+            for number, handler in zip(numbers, before, strict=True):
+                signal.signal(number, handler)
+            os.close(wakeup)
+            os.close(wakeup_writer)
+            if uevents:
+                uevents.close()
+
+    def _stop(self, _number: int, _frame: FrameType | None) -> None:
+        self._stopping = True
+
+    def _open_uevents(self) -> Uevents | None:
+        try:
+            return Uevents()
+        except OSError as error:
+            self.log("warning", f"no kernel events (netlink socket: {error.strerror}): only looking at intervals")
+            return None
+
+    def _loop(
+        self, interval: float, wakeup: int, uevents: Uevents | None, also: Callable[[], None] | None = None
+    ) -> None:
+        pace = Pace(interval, time.monotonic())
+        also_due = pace.due if also else float("inf")
+        descriptors = [wakeup, uevents.fileno()] if uevents else [wakeup]
+        state = "READY=1"
+        while not self._stopping:
+            readable, _, _ = select.select(descriptors, [], [], max(0.0, min(pace.due, also_due) - time.monotonic()))
+            if wakeup in readable:
+                continue
+            now = time.monotonic()
+            events = uevents.read() if uevents and readable else []
+            if events:
+                self._events += events
+                pace.stir(now)
+            if now >= pace.due:
+                self.step(pace, now)
+                notify_service_manager(state)
+                state = ""
+            if also and now >= also_due:
+                also()
+                also_due = now + interval
+
+    def step(self, pace: Pace, now: float) -> None:
+        """Look at the host, and refresh when it has changed and is quiet; tells ``pace`` what came of it."""
+        try:
+            observed = observe(self.settings)
+            if self._seen is not None and observed != self._seen and not pace.must_act(now):
+                self._seen = observed
+                pace.forget_failures()
+                pace.stir(now)
+                return
+            self._seen = observed
+            reasons = explain(self._done, observed) if self._done else ()
+            if self._done and not (reasons or self._warned) and os.path.lexists(self.path):
+                self._events.clear()
+                pace.succeeded(now)
+            elif pace.may_retry(now):
+                self._refresh(observed, reasons)
+                pace.succeeded(now)
+            else:
+                pace.wait(now)
+        except OcigpuError as error:
+            self._warn(f"{error.code}: {error.message}")
+            notify_service_manager(f"STATUS=Failed: {printable(error.message)}")
+            pace.failed(now)
+
+    def _refresh(self, observed: Observed, reasons: tuple[str, ...]) -> None:
+        if self._done and observed.settings_file != self._done.settings_file:
+            self._read_settings_again()
+            observed = observe(self.settings)
+        refreshed = refresh(self.options, self.settings, self.path)
+        self._done = self._seen = observed
+        why = refreshed.reasons or reasons
+        events = tuple(dict.fromkeys(self._events))
+        self._events.clear()
+        self._warned = ()
+        self.log(
+            "info",
+            _sentence(refreshed.path, refreshed.changed, why, events),
+            path=refreshed.path,
+            changed=refreshed.changed,
+            reasons=list(why),
+            events=list(events),
+        )
+        notes = (*refreshed.notes, *refreshed.skipped)
+        for note in notes:
+            if note not in self._notes:
+                self.log("warning", note)
+        self._notes = notes
+        notify_service_manager(f"STATUS={refreshed.path} is up to date")
+
+    def _read_settings_again(self) -> None:
+        path = self.settings.path if self.settings.path != DEFAULT_PATH else ""
+        try:
+            self.settings = read_settings(path)._replace(**self._overrides)
+        except SettingsError as error:
+            self._warn(f"{error.code}: {error.message}; the previous settings stay in force")
+
+    def _warn(self, message: str) -> None:
+        """Log an error once, however often it is met without a success in between."""
+        if message not in self._warned:
+            self._warned = (*self._warned, message)
+            self.log("error", message)
+
+
+def _changed_on_the_command_line(settings: Settings) -> dict[str, Any]:
+    """Return the settings that are not those of their file."""
+    from_file = read_settings(settings.path if settings.path != DEFAULT_PATH else "")._asdict()
+    return {name: value for name, value in settings._asdict().items() if value != from_file[name]}
+
+
+def _sentence(path: str, changed: bool, reasons: tuple[str, ...], events: tuple[str, ...]) -> str:
+    text = f"wrote {path}" if changed else f"{path} is up to date"
+    text += f": {'; '.join(reasons)}" if reasons else ""
+    if not events:
+        return text
+    more = f" and {len(events) - _MOST_EVENTS_NAMED} more" if len(events) > _MOST_EVENTS_NAMED else ""
+    return f"{text} (after: {', '.join(events[:_MOST_EVENTS_NAMED])}{more})"

@@ -1,0 +1,5 @@
+"""``python -m ocigpu.cli.main``."""
+
+from ocigpu.cli.main import main
+
+main()

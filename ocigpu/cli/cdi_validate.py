@@ -1,0 +1,201 @@
+"""``ocigpu cdi validate``: every broken rule in specification files, and what they mean for each other and engines."""
+
+import os
+from collections.abc import Iterable
+from itertools import groupby
+from operator import itemgetter
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+from ocigpu.cdi.cache import LoadedSpec, parse_text, render_text
+from ocigpu.cdi.check import Problem
+from ocigpu.cdi.loader_links import describe_left, left_to_ldconfig, read_host_soname
+from ocigpu.cdi.registry import Registry, read_registry
+from ocigpu.cdi.versions import VERSIONS, engines_that_refuse, is_older, minimum_version, parse_version, requirements
+from ocigpu.cli.cdi_files import (
+    STANDARD_INPUT,
+    Overlap,
+    SpecDirsOption,
+    check_file,
+    file_name,
+    find_overlaps,
+    settings_with_dirs,
+)
+from ocigpu.cli.common import ConfigOption, JsonOption, count, print_json
+from ocigpu.core.errors import CdiError, printable
+from ocigpu.core.settings import Settings
+from ocigpu.gpus.fingerprint import ANNOTATION
+
+VALIDATE_EPILOG = """\
+\b
+Without FILE all files in the directories of specifications are checked; - is standard input.
+Exit status: 0 no file has an error, 1 a file has one, or two files of a directory define the same device.
+
+\b
+Examples:
+  ocigpu cdi validate
+  ocigpu cdi validate /etc/cdi/nvidia.yaml
+  ocigpu cdi generate | ocigpu cdi validate -
+"""
+
+
+class Validated(NamedTuple):
+    """One file: its problems, and its specification, {} when it cannot be used."""
+
+    path: str
+    problems: tuple[Problem, ...]
+    spec: dict[str, Any]
+
+    @property
+    def valid(self) -> bool:
+        return bool(self.spec)
+
+
+def validate_command(
+    files: Annotated[list[str] | None, typer.Argument(metavar="FILE", help="Files to check.")] = None,
+    spec_dirs: SpecDirsOption = None,
+    config: ConfigOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Check specification files against the CDI specification, and name engines that refuse them."""
+    settings = settings_with_dirs(config, spec_dirs)
+    checked = [_validate(path) for path in files] if files else [_validate(*found) for found in _find_files(settings)]
+    overlaps = _find_overlaps(checked, settings.cdi_spec_dirs)
+    failed = not all(file.valid for file in checked) or any(overlap.kind == "conflict" for overlap in overlaps)
+    if json:
+        print_json(
+            {
+                "valid": not failed,
+                "files": [_file_data(file) for file in checked],
+                "overlaps": [overlap._asdict() for overlap in overlaps],
+            }
+        )
+    else:
+        for file in checked:
+            _print_file(file)
+        for overlap in overlaps:
+            print(printable(overlap.describe()))
+        if not checked:
+            print(printable(f"no specification in {', '.join(settings.cdi_spec_dirs)}"))
+    if failed:
+        raise typer.Exit(1)
+
+
+def _find_files(settings: Settings) -> list[tuple[str, str]]:
+    """Return (file, why it is not used although it may be valid) for all files of the directories."""
+    registry = read_registry(settings)
+    reasons = dict(registry.errors)
+    return sorted([*((spec.path, "") for spec in registry.specs), *reasons.items()])
+
+
+def _validate(path: str, reason: str = "") -> Validated:
+    try:
+        checked = check_file(path)
+    except CdiError as error:
+        return _unusable(path, reason or error.message)
+    if reason and not checked.errors:
+        return _unusable(path, reason)
+    if checked.errors:
+        return Validated(path, checked.problems, {})
+    return Validated(path, (*checked.problems, *_left_links(checked.spec)), checked.spec)
+
+
+def _left_links(spec: dict[str, Any]) -> tuple[Problem, ...]:
+    """Return a warning when libraries get their SONAME links from the hook program alone."""
+    left = left_to_ldconfig(spec, read_host_soname)
+    if not left:
+        return ()
+    about = "as files of NVIDIA's toolkit up to 1.17 do; the vendor's program and ocigpu-hook make them"
+    return (Problem("", f"{describe_left(left)}, {about}", "soname-links", "warning"),)
+
+
+def _unusable(path: str, message: str) -> Validated:
+    return Validated(
+        path,
+        (Problem("", message.removeprefix(f"read {printable(file_name(path), 300)}: "), "usable file", "error"),),
+        {},
+    )
+
+
+def _find_overlaps(files: Iterable[Validated], directories: tuple[str, ...]) -> list[Overlap]:
+    """Return which devices of valid files are defined twice; files elsewhere are compared with those beside them."""
+    groups: dict[str, list[LoadedSpec]] = {}
+    ranks = {os.path.abspath(directory): rank for rank, directory in enumerate(directories)}
+    usable = {os.path.abspath(file.path): file for file in files if file.valid and file.path != STANDARD_INPUT}
+    for path, file in usable.items():  # each once, however often it is named
+        directory = os.path.dirname(path)
+        place, priority = ("", ranks[directory]) if directory in ranks else (directory, 0)
+        loaded, _ = parse_text(render_text(file.spec), path, priority)
+        if loaded:
+            groups.setdefault(place, []).append(loaded)
+    registries = (Registry(tuple(sorted(group, key=lambda spec: spec.priority)), ()) for group in groups.values())
+    return [overlap for registry in registries for overlap in find_overlaps(registry)]
+
+
+def _refusals(spec: dict[str, Any]) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
+    """Return the engine releases that refuse a specification for its version, and what needs that version."""
+    version = parse_version(spec["cdiVersion"])
+    engines = engines_that_refuse(version)
+    if not engines:
+        return [], []
+    oldest = min((engine.newest for engine in engines), key=VERSIONS.index)
+    reasons = [need._asdict() for need in requirements(spec) if is_older(oldest, need.version)]
+    return [engine._asdict() for engine in engines], reasons
+
+
+def _file_data(file: Validated) -> dict[str, Any]:
+    engines, reasons = _refusals(file.spec) if file.valid else ([], [])
+    return {
+        "file": file.path,
+        "valid": file.valid,
+        "version": file.spec.get("cdiVersion", ""),
+        "kind": file.spec.get("kind", ""),
+        "devices": len(file.spec.get("devices", ())),
+        "problems": [problem._asdict() for problem in file.problems],
+        "refused_by": engines,
+        "needs": reasons,
+    }
+
+
+def _print_file(file: Validated) -> None:
+    name = file_name(file.path)
+    if file.valid:
+        spec = file.spec
+        about = f"version {spec['cdiVersion']}, {spec['kind']}, {count(len(spec['devices']), 'device')}"
+        print(printable(f"{name}: valid ({about})"))
+    else:
+        print(printable(f"{name}: invalid"))
+    for problem in file.problems:
+        print(printable(f"  {problem.severity}: {problem.text} [{problem.rule}]"))
+    if file.valid:
+        _print_refusals(file.spec)
+
+
+def _print_refusals(spec: dict[str, Any]) -> None:
+    engines, reasons = _refusals(spec)
+    if not engines:
+        return
+    print("  too new for these releases (all later ones take it), by the newest version that they accept:")
+    newest = sorted({engine["newest"] for engine in engines}, key=VERSIONS.index, reverse=True)
+    for version in newest:
+        releases = groupby((engine for engine in engines if engine["newest"] == version), key=itemgetter("name"))
+        names = "; ".join(f"{name} {', '.join(engine['releases'] for engine in group)}" for name, group in releases)
+        print(f"    {version}: {names}")
+    needed = minimum_version(spec)
+    if is_older(needed, parse_version(spec["cdiVersion"])):
+        print(f"  although nothing in it needs more than {needed}")
+    by_reason: dict[tuple[str, str], list[str]] = {}
+    for need in reasons:
+        by_reason.setdefault((need["version"], need["why"]), []).append(need["where"])
+    for (version, why), places in sorted(by_reason.items(), reverse=True):
+        more = f" and {count(len(places) - 1, 'other place')}" if len(places) > 1 else ""
+        where = "" if places == [why] else f": {places[0]}{more}"
+        print(printable(f"  what needs {version}: {why}{where}"))
+    newer = {need["why"] for need in reasons if is_older("0.5.0", need["version"])}
+    if (
+        ANNOTATION in spec.get("annotations", {})
+        and newer <= {"annotations", "additional groups"}
+        and "0.5.0" in newest
+    ):
+        print("  for the engines that accept 0.5.0: ocigpu cdi generate --max-version 0.5.0")

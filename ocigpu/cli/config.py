@@ -1,0 +1,333 @@
+"""``ocigpu config``: check, show and list the settings; a file with the defaults; those of NVIDIA's toolkit."""
+
+import os
+import sys
+import tomllib
+from typing import Annotated, Any
+
+import typer
+
+from ocigpu.cli.common import (
+    ConfigOption,
+    JsonOption,
+    load_settings,
+    print_json,
+    print_notes,
+    print_table,
+    settings_path,
+)
+from ocigpu.cli.toml import toml_value
+from ocigpu.core.errors import OcigpuError, SettingsError, printable
+from ocigpu.core.settings import DEFAULT_PATH, KEYS, Settings
+from ocigpu.entry.pass_through import forget
+from ocigpu.system.settings_file import MAX_BYTES, read_settings
+
+CONFIG_EPILOG = """\
+\b
+Examples:
+  ocigpu config check /etc/ocigpu/config.toml
+  ocigpu config show
+  ocigpu config keys
+  ocigpu config default --output /etc/ocigpu/config.toml
+  ocigpu config import /etc/nvidia-container-runtime/config.toml --dry-run
+"""
+CHECK_EPILOG = """\
+\b
+Exit status: 0 no problem, 1 problems (a line each) or the file cannot be read, 2 the command line could not be
+understood.
+
+\b
+Examples:
+  ocigpu config check
+  ocigpu config check /etc/ocigpu/config.toml
+"""
+SHOW_EPILOG = """\
+\b
+Exit status: 0 shown, 1 the file cannot be read or has problems, 2 the command line could not be understood.
+
+\b
+Examples:
+  ocigpu config show
+  ocigpu config show --config /etc/ocigpu/config.toml --json
+"""
+KEYS_EPILOG = """\
+\b
+Exit status: 0 listed, 2 the command line could not be understood.
+
+\b
+Examples:
+  ocigpu config keys
+  ocigpu config keys --json
+"""
+IMPORT_EPILOG = """\
+\b
+Every key that the file sets is either imported or named with the reason why it has no meaning here.  Comments on a key
+go with it.  The result is checked as "ocigpu config check" does it.  A file that is there is kept without --force.
+
+\b
+Exit status:
+  0  imported (with --dry-run or --output -: printed)
+  1  the file cannot be read, has values of a wrong type, or the result could not be written; nothing was written
+  2  the command line could not be understood
+
+\b
+Examples:
+  ocigpu config import --dry-run
+  ocigpu config import /etc/nvidia-container-runtime/config.toml
+  ocigpu config import old.toml --output - > config.toml
+"""
+DEFAULT_EPILOG = """\
+\b
+Every key is there, with its meaning and commented out: uncomment what is to differ.
+
+\b
+Exit status:
+  0  printed or written
+  1  the file could not be written, or is there already
+  2  the command line could not be understood
+
+\b
+Examples:
+  ocigpu config default
+  ocigpu config default --output /etc/ocigpu/config.toml
+"""
+
+config_app = typer.Typer(help="Check, show, make and import settings.", epilog=CONFIG_EPILOG, rich_markup_mode=None)
+
+
+@config_app.command("check", epilog=CHECK_EPILOG)
+def check_command(
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="Settings file.  [default: $OCIGPU_CONFIG, else the system's]")
+    ] = "",
+) -> None:
+    """Check a settings file and name every problem in it; have the shim read its settings again."""
+    forget()
+    path = settings_path(file)
+    if not path and not os.path.lexists(DEFAULT_PATH):
+        print(f"{DEFAULT_PATH}: not there; the defaults are in force")
+        return
+    path = path or DEFAULT_PATH
+    try:
+        settings = read_settings(path)
+    except SettingsError as error:
+        if error.code != "OCIGPU-SET-2":
+            raise
+        problems = _find_problems(path)
+        for problem in problems[:-1]:
+            typer.echo(f"{path}: {printable(problem)}", err=True)
+        if not problems:
+            raise OcigpuError("OCIGPU-INT-1", f"{path}: the two readers of settings differ: {error.message}") from error
+        raise SettingsError("OCIGPU-SET-2", f"{path}: {problems[-1]}", "all keys: ocigpu config keys") from error
+    problems = _find_problems(path)
+    if problems:
+        raise OcigpuError("OCIGPU-INT-1", f"{path}: the two readers of settings differ: {problems[0]}")
+    changed = sum(1 for row in setting_rows(settings) if row[2] != "default")
+    print(f"{path}: ok ({changed} of {len(KEYS)} keys differ from the defaults)")
+
+
+def _find_problems(path: str) -> list[str]:
+    from ocigpu.cli.settings_model import find_problems
+
+    try:
+        with open(path, "rb") as file:
+            return find_problems(tomllib.load(file))
+    except (OSError, ValueError) as error:
+        raise SettingsError("OCIGPU-SET-1", f"settings {path}: {error}") from error
+
+
+@config_app.command("show", epilog=SHOW_EPILOG)
+def show_command(config: ConfigOption = "", json: JsonOption = False) -> None:
+    """Show the settings in force: each value, and whether it is the default."""
+    settings = load_settings(config)
+    if json:
+        values = {key.name: getattr(settings, key.field) for key in KEYS}
+        print_json({"file": settings.path, "settings": values})
+        return
+    print(f"file  {settings.path or f'none ({DEFAULT_PATH} is not there)'}")
+    print()
+    print_table(("key", "value", "from"), setting_rows(settings))
+
+
+def setting_rows(settings: Settings) -> list[tuple[str, str, str]]:
+    """Return (key, value as TOML, "default" or "file") for every key."""
+    defaults = Settings()
+    rows = []
+    for key in KEYS:
+        value = getattr(settings, key.field)
+        origin = "default" if value == getattr(defaults, key.field) else "file"
+        rows.append((key.name, toml_value(value), origin))
+    return rows
+
+
+@config_app.command("keys", epilog=KEYS_EPILOG)
+def keys_command(json: JsonOption = False) -> None:
+    """List all keys: type, default and meaning."""
+    defaults = Settings()
+    if json:
+        print_json(
+            [
+                {
+                    "key": key.name,
+                    "type": key.kind,
+                    "choices": list(key.choices),
+                    "default": getattr(defaults, key.field),
+                    "meaning": key.meaning,
+                }
+                for key in KEYS
+            ]
+        )
+        return
+    rows = []
+    for key in KEYS:
+        meaning = key.meaning + (f" ({', '.join(key.choices)})" if key.choices else "")
+        rows.append((key.name, key.kind, toml_value(getattr(defaults, key.field)), meaning))
+    print_table(("key", "type", "default", "meaning"), rows)
+
+
+ForceOption = Annotated[bool, typer.Option("--force", help="Replace a file that is there.")]
+
+
+@config_app.command("default", epilog=DEFAULT_EPILOG)
+def default_command(
+    output: Annotated[
+        str, typer.Option("--output", "-o", metavar="FILE", help="Write to this file instead of standard output.")
+    ] = "",
+    force: ForceOption = False,
+) -> None:
+    """Print a settings file with all keys, their meanings and defaults."""
+    text = render_default()
+    if output in ("", "-"):
+        print(text, end="")
+        return
+    print(f"{output}: {'written' if _write(output, text, force) else 'unchanged'}")
+
+
+def render_default() -> str:
+    """Return a settings file that has every key as a comment, with its default: read as it is, it changes nothing."""
+    defaults = Settings()
+    lines = ["# Settings of ocigpu.  What is commented out is the default.  To check changes: ocigpu config check"]
+    table = ""
+    for key in sorted(KEYS, key=lambda key: "." in key.name):  # those of no table come first
+        parent, _, name = key.name.rpartition(".")
+        if parent != table:
+            table = parent
+            lines += ["", f"[{table}]"]
+        lines += ["", f"# {key.meaning}"]
+        if key.choices:
+            lines.append(f"# one of: {', '.join(key.choices)}")
+        lines.append(f"#{name} = {toml_value(getattr(defaults, key.field))}")
+    return "\n".join(lines) + "\n"
+
+
+@config_app.command("import", epilog=IMPORT_EPILOG)
+def import_command(
+    file: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE",
+            help="Settings of NVIDIA's toolkit.  [default: /etc/nvidia-container-runtime/config.toml]",
+        ),
+    ] = "",
+    output: Annotated[
+        str,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Our file; - to print it.  [default: $OCIGPU_CONFIG, else the system's]",
+        ),
+    ] = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be written and write nothing.")] = False,
+    force: ForceOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Make our settings of those of NVIDIA's container toolkit."""
+    from ocigpu.cli.vendor_settings import DEFAULT_PATH as VENDOR_PATH
+    from ocigpu.cli.vendor_settings import import_settings, render_import
+
+    file = file or VENDOR_PATH
+    output = output or settings_path("") or DEFAULT_PATH
+    try:
+        with open(file, "rb") as source:
+            data = source.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise SettingsError("OCIGPU-SET-1", f"read {file}: {error.strerror}", "") from error
+    result = import_settings(data, file)
+    text = render_import(result, file)
+    _check_text(text)
+    written = not dry_run and output != "-" and _write(output, text, force)
+    if json:
+        print_json(
+            {
+                "output": output,
+                "written": written,
+                "imported": [
+                    {"from": item.vendor, "key": item.ours, "value": item.value, "remark": item.remark}
+                    for item in result.imported
+                ],
+                "left_out": [
+                    {"from": item.vendor, "value": str(item.value), "reason": item.reason} for item in result.left_out
+                ],
+                "notes": list(result.notes),
+                "text": text,
+            }
+        )
+        return
+    if output == "-":
+        print(text, end="")
+        for item in result.left_out:
+            print(f"left out: {printable(item.vendor)}: {item.reason}", file=sys.stderr)
+        for text in result.notes:
+            print(f"note: {text}", file=sys.stderr)
+        return
+    rows = [(item.vendor, item.ours, toml_value(_as_tuple(item.value)), item.remark) for item in result.imported]
+    rows += [(item.vendor, "left out", toml_value(_as_tuple(item.value)), item.reason) for item in result.left_out]
+    if rows:
+        print_table(("NVIDIA's key", "our key", "value", "remark"), rows)
+        print()
+    if dry_run:
+        print(f"would be written to {output}:")
+        print()
+        print(text, end="")
+    else:
+        done = "written" if written else "unchanged"
+        print(f"{output}: {done}, {len(result.imported)} keys imported, {len(result.left_out)} left out")
+    print_notes(result.notes)
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _check_text(text: str) -> None:
+    """Raise OcigpuError OCIGPU-INT-1 when what was made is no settings file: it would be a defect of ours."""
+    from ocigpu.cli.settings_model import find_problems
+    from ocigpu.core.settings import parse_settings
+
+    document = tomllib.loads(text)
+    problems = find_problems(document)
+    if problems:
+        raise OcigpuError("OCIGPU-INT-1", f"imported settings: {problems[0]}")
+    parse_settings(document)
+
+
+def _write(path: str, text: str, force: bool) -> bool:
+    """Write a settings file, and return whether it was another before; raises SettingsError OCIGPU-SET-4."""
+    from ocigpu.cdi.write import write_file
+
+    if os.path.lexists(path) and not force:
+        try:
+            with open(path, encoding="utf-8") as file:
+                same = file.read(MAX_BYTES + 1) == text
+        except (OSError, ValueError):
+            same = False
+        if same:
+            return False
+        raise SettingsError("OCIGPU-SET-4", f"write {path}: it is there already", "To replace it: --force")
+    try:
+        write_file(path, text.encode())
+    except OSError as error:
+        raise SettingsError("OCIGPU-SET-4", f"write {path}: {error.strerror}") from error
+    forget()
+    return True

@@ -1,0 +1,338 @@
+"""``ocigpu engine``: make container engines know ocigpu, see what they know, and undo it."""
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ocigpu.cli.common import JsonOption, print_json, print_notes, print_table
+from ocigpu.core.errors import OcigpuError, UsageError, printable
+
+if TYPE_CHECKING:
+    from ocigpu.engines.configure import ConfigureOptions, EnginePlan
+    from ocigpu.engines.files import Root
+
+ENGINE_EPILOG = """\
+\b
+Examples:
+  ocigpu engine status
+  ocigpu engine configure docker --dry-run
+  ocigpu engine configure docker --default --gpus-hook
+  ocigpu engine configure containerd
+  ocigpu engine remove docker
+"""
+CONFIGURE_EPILOG = """\
+\b
+Files:
+  docker      /etc/docker/daemon.json, or that of the daemon that runs; without root ~/.config/docker/daemon.json
+  containerd  /etc/containerd/config.toml, or that of the daemon that runs; from containerd 2.1 on a drop-in
+              conf.d/99-ocigpu.toml beside it; for k3s and RKE2 the template beside their generated file
+  crio        /etc/crio/crio.conf.d/99-ocigpu.conf
+  podman      /etc/containers/containers.conf.d/99-ocigpu.conf, without root below ~/.config
+  FILE.ocigpu-backup is FILE from before, FILE.ocigpu-record what was changed; for a file of a directory "*.d" both
+  are in the directory above. "ocigpu engine remove" needs them and removes them.
+
+\b
+Exit status:
+  0  done, or nothing to do
+  1  nothing was changed; the message has a code for "ocigpu explain"
+  2  the command line could not be understood
+
+\b
+Examples:
+  ocigpu engine configure docker --dry-run
+  ocigpu engine configure docker --default --cdi --gpus-hook
+  ocigpu engine configure containerd --config /var/lib/rancher/k3s/agent/etc/containerd/config.toml
+  ocigpu engine configure crio --root /mnt/image
+"""
+REMOVE_EPILOG = """\
+\b
+Exit status:
+  0  done, or nothing to do
+  1  nothing was changed; the message has a code for "ocigpu explain"
+  2  the command line could not be understood
+
+\b
+Examples:
+  ocigpu engine remove docker --dry-run
+  ocigpu engine remove containerd
+"""
+STATUS_EPILOG = """\
+\b
+Exit status:
+  0  shown, whatever is configured
+  2  the command line could not be understood
+
+\b
+Examples:
+  ocigpu engine status
+  ocigpu engine status docker --json
+  ocigpu engine status --root /mnt/image
+"""
+
+engine_app = typer.Typer(
+    help="Make container engines know ocigpu, and undo it.", epilog=ENGINE_EPILOG, rich_markup_mode=None
+)
+
+
+def _engines() -> list[str]:
+    """Return what the shell completes."""
+    from ocigpu.engines.places import ENGINES
+
+    return list(ENGINES)
+
+
+EngineArgument = Annotated[
+    str, typer.Argument(metavar="ENGINE", help="docker, containerd, crio or podman.", autocompletion=_engines)
+]
+ConfigFileOption = Annotated[
+    str, typer.Option("--config", metavar="FILE", help="The engine's configuration file.  [default: see Files]")
+]
+DropInOption = Annotated[
+    str,
+    typer.Option(
+        "--drop-in", "--drop-in-config", metavar="FILE", help="Drop-in file to write (not for docker).  [see Files]"
+    ),
+]
+RootOption = Annotated[
+    str, typer.Option("--root", metavar="DIR", help="Root directory with the files, such as an image being built.")
+]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show what would change, and write nothing.")]
+
+
+@engine_app.command("configure", epilog=CONFIGURE_EPILOG)
+def configure_command(
+    engine: EngineArgument = "",
+    default: Annotated[
+        bool,
+        typer.Option(
+            "--default", "--set-as-default", "--nvidia-set-as-default", help="Make it the runtime of every container."
+        ),
+    ] = False,
+    cdi: Annotated[
+        bool, typer.Option("--cdi", "--enable-cdi", "--cdi.enabled", help="Switch on CDI devices in the engine.")
+    ] = False,
+    gpus_hook: Annotated[
+        bool, typer.Option("--gpus-hook", help="Docker: link the hook that docker run --gpus looks for.")
+    ] = False,
+    hook_directory: Annotated[
+        str, typer.Option("--hook-dir", metavar="DIR", help="Where that link goes.  [default: a directory of PATH]")
+    ] = "",
+    name: Annotated[
+        str, typer.Option("--name", "--nvidia-runtime-name", help="Name of the runtime in the engine.")
+    ] = "ocigpu",
+    runtime_path: Annotated[
+        str,
+        typer.Option(
+            "--runtime-path", "--nvidia-runtime-path", metavar="FILE", help="ocigpu-runtime.  [default: beside ocigpu]"
+        ),
+    ] = "",
+    config: ConfigFileOption = "",
+    drop_in: DropInOption = "",
+    root: RootOption = "/",
+    dry_run: DryRunOption = False,
+    json: JsonOption = False,
+    runtime: Annotated[str, typer.Option("--runtime", hidden=True)] = "",
+) -> None:
+    """Make an engine know ocigpu as a runtime: show the difference, let the engine check it, write it.
+
+    Only what is needed changes in a file: comments, order and all other settings stay.  A second run finds nothing to
+    do.  No engine is restarted: the step that remains is printed.
+    """
+    from ocigpu.engines.configure import ConfigureOptions, plan_configuration
+    from ocigpu.engines.wanted import Wanted
+
+    engine = _known(engine or runtime)
+    if engine == "docker" and name == "runc":
+        raise UsageError("--name runc: Docker keeps this name for its own")
+    if engine == "docker" and drop_in:
+        raise UsageError("--drop-in: docker has no drop-in files")
+    if engine != "docker" and (gpus_hook or hook_directory):
+        raise UsageError(f"--gpus-hook is for docker, not {engine}")
+    if hook_directory and not gpus_hook:
+        raise UsageError("--hook-dir goes with --gpus-hook")
+    if not name or not all(c.isascii() and (c.isalnum() or c in "-_.") for c in name):
+        raise UsageError("--name takes letters, digits and -_.")
+    root, config, drop_in, hook_directory = _absolute(root, config, drop_in, hook_directory)
+    path, notes = _runtime_program(root, runtime_path)
+    options = ConfigureOptions(
+        engine, Wanted(name, path, default, cdi), gpus_hook, hook_directory, config, drop_in, root
+    )
+    _run(options, plan_configuration, dry_run, json, notes)
+
+
+@engine_app.command("remove", epilog=REMOVE_EPILOG)
+def remove_command(
+    engine: EngineArgument,
+    config: ConfigFileOption = "",
+    drop_in: DropInOption = "",
+    root: RootOption = "/",
+    dry_run: DryRunOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Take ocigpu out of an engine's configuration again.
+
+    A file that nobody else has changed since is then what it was, byte for byte; in one that somebody has changed only
+    our entries are removed.  The former default runtime comes back.  An entry that is not ocigpu's stays.
+    """
+    from ocigpu.engines.configure import ConfigureOptions
+    from ocigpu.engines.remove import plan_removal
+    from ocigpu.engines.wanted import Wanted
+
+    engine = _known(engine)
+    root, config, drop_in = _absolute(root, config, drop_in)
+    options = ConfigureOptions(engine, Wanted("", "", False, False), config=config, drop_in=drop_in, root=root)
+    _run(options, plan_removal, dry_run, json)
+
+
+@engine_app.command("status", epilog=STATUS_EPILOG)
+def status_command(
+    engine: Annotated[str, typer.Argument(metavar="ENGINE", help="Only this engine.", autocompletion=_engines)] = "",
+    root: RootOption = "/",
+    json: JsonOption = False,
+) -> None:
+    """Show what the engines' configuration files say of ocigpu; no daemon is asked."""
+    from ocigpu.engines.status import read_engine_status
+
+    wanted = _known(engine) if engine else ""
+    (root,) = _absolute(root)
+    statuses = [status for status in read_engine_status(root) if wanted in ("", status.engine)]
+    if json:
+        entries = []
+        for status in statuses:
+            runtimes = [entry._asdict() for entry in status.runtimes]
+            extra = {"configured": status.configured, "is_default": status.is_default}
+            entries.append({**status._asdict(), "runtimes": runtimes, **extra})
+        print_json(entries)
+        return
+    rows = []
+    for status in statuses:
+        ours = ", ".join(f"{entry.name} = {entry.path}" for entry in status.runtimes if entry.ours)
+        title = f"{status.engine} ({status.flavour})" if status.flavour else status.engine
+        installed = "running" if status.running else "yes" if status.installed else "no"
+        default = status.default_runtime or "engine's own"
+        rows.append(
+            (title, installed, ours or "not configured", default, status.cdi, ", ".join(status.files) or "none")
+        )
+    print_table(("engine", "installed", "ocigpu", "default runtime", "cdi", "files"), rows)
+    for status in statuses:
+        print_notes(f"{status.engine}: {problem}" for problem in status.problems)
+        if status.engine == "docker" and not status.flavour and status.installed:
+            owner = "ocigpu's" if status.gpus_hook_ours else "not ocigpu's"
+            print(
+                f"docker run --gpus: {f'{status.gpus_hook} ({owner})' if status.gpus_hook else 'no hook on the PATH'}"
+            )
+
+
+def _known(engine: str) -> str:
+    from ocigpu.engines.places import ENGINES
+
+    if engine not in ENGINES:
+        but = f', not "{engine}"' if engine else ""
+        raise UsageError(f"ENGINE is one of {', '.join(ENGINES)}{but}")
+    return engine
+
+
+def _absolute(root: str, *paths: str) -> tuple[str, ...]:
+    """Return the root, and paths as they are below it; raises UsageError for a root that is no directory."""
+    root = os.path.abspath(root)
+    if not os.path.isdir(root):
+        raise UsageError(f"--root {root}: not a directory")
+    return root, *(path and _below(root, path) for path in paths)
+
+
+def _below(root: str, path: str) -> str:
+    return os.path.abspath(path) if root == "/" else os.path.normpath("/" + path.lstrip("/"))
+
+
+def _runtime_program(root: str, given: str) -> tuple[str, list[str]]:
+    """Return the path of the shim for the engine's configuration, and what to say about it.
+
+    Raises OcigpuError OCIGPU-ENG-5 when it is not there; in another root it may still come.
+    """
+    from ocigpu.engines.places import find_program, is_program
+    from ocigpu.engines.status import RUNTIME
+
+    if given:
+        path = _below(root, given)
+    elif root == "/":
+        beside = os.path.join(os.path.dirname(os.path.abspath(sys.argv[0])), RUNTIME)
+        path = beside if is_program("/", beside) else shutil.which(RUNTIME) or find_program("/", RUNTIME) or beside
+    else:
+        path = find_program(root, RUNTIME) or f"/usr/bin/{RUNTIME}"
+    if is_program(root, path):
+        return path, _notes_of_owner(path) if root == "/" and not os.geteuid() else []
+    if root == "/":
+        raise OcigpuError("OCIGPU-ENG-5", f"{path} is not there or not executable", "name it: --runtime-path FILE")
+    return path, [f"{path} is not there yet below {root}"]
+
+
+def _notes_of_owner(path: str) -> list[str]:
+    """Return a note when another user than root can replace a program that an engine will start as root."""
+    real = os.path.realpath(path)
+    for place in (real, os.path.dirname(real)):
+        status = os.stat(place)
+        if status.st_uid or status.st_mode & 0o022:
+            return [f"{place} can be changed by others than root: they become root by a container's start"]
+    return []
+
+
+def _run(
+    options: "ConfigureOptions",
+    make_plan: "Callable[[Root, ConfigureOptions], EnginePlan]",
+    dry_run: bool,
+    json: bool,
+    notes: Sequence[str] = (),
+) -> None:
+    """Plan, show, check and, unless it is a dry run, carry out, with no other run in between."""
+    import contextlib
+
+    from ocigpu.engines.carry_out import carry_out, check_plan, diff
+    from ocigpu.engines.files import Root, locked
+    from ocigpu.engines.remaining import remaining_step
+
+    with contextlib.nullcontext() if dry_run else locked(), Root(options.root) as root:
+        plan = make_plan(root, options)
+        diffs = {edit.file.path: diff(edit) for edit in plan.edits if edit.changed}
+        if not json:
+            for text in diffs.values():
+                _print_diff(text)
+        checked = check_plan(root, plan) if diffs else ""
+        if plan.changed and not dry_run:
+            carry_out(root, plan)
+    step = remaining_step(options, plan) if diffs or plan.links else ""
+    notes = [*notes, *plan.notes]
+    if json:
+        links = [{"path": path, "target": target} for path, target in plan.links]
+        files = [{"path": path, "diff": text} for path, text in diffs.items()]
+        result = {"engine": options.engine, "changed": plan.changed, "dry_run": dry_run, "files": files, "links": links}
+        print_json({**result, "checked_by": checked, "notes": notes, "remaining_step": step})
+        return
+    done = "would be " if dry_run else ""
+    for edit in plan.edits:
+        if edit.changed:
+            how = "removed" if edit.after is None else "written" if edit.file.text is None else "changed"
+            print(printable(f"{edit.file.path}: {done}{how}"))
+        elif edit.forgets:
+            print(printable(f"{edit.file.path}: is as it was; its record {done}removed"))
+    for path, target in plan.links:
+        print(printable(f"{path}: link to {target} {done}made" if target else f"{path}: {done}removed"))
+    if not plan.changed:
+        print(f"{options.engine}: nothing to do")
+    elif checked:
+        print(f"checked by: {checked}")
+    print_notes(notes)
+    if step:
+        print(f"remains to be done: {step}")
+
+
+def _print_diff(text: str) -> None:
+    colours = {"+": "32", "-": "31", "@": "36"}
+    terminal = sys.stdout.isatty()
+    for line in text.split("\n")[:-1]:
+        clean = "\t".join(printable(part) for part in line.rstrip("\r").split("\t"))
+        colour = colours.get(line[:1]) if terminal and not line.startswith(("+++", "---")) else None
+        print(f"\x1b[{colour}m{clean}\x1b[0m" if colour else clean)

@@ -1,0 +1,202 @@
+"""``ocigpu plan``: what would be done for a container, each step with its reason; nothing is changed."""
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from ocigpu.cli.common import (
+    ConfigOption,
+    FactsOption,
+    JsonOption,
+    RootOption,
+    count,
+    driver_line,
+    host_line,
+    load_facts,
+    load_settings,
+    print_fields,
+    print_json,
+    print_notes,
+    print_table,
+)
+from ocigpu.core.actions import Plan, plan_to_json
+from ocigpu.core.errors import UsageError, printable, quoted
+from ocigpu.core.facts import HostFacts, ImageFacts, to_data
+from ocigpu.core.settings import MODES, Settings
+from ocigpu.gpus.nvidia.plan import make_plan
+from ocigpu.gpus.nvidia.request import DEVICES_VARIABLE, Request, parse_request, request_from_variables
+
+PLAN_EPILOG = """\
+\b
+Examples:
+  ocigpu plan --gpus 0,2
+  ocigpu plan --gpus all --capabilities compute,utility,graphics
+  ocigpu plan --env NVIDIA_VISIBLE_DEVICES=0:1 --env NVIDIA_REQUIRE_CUDA="cuda>=12.4"
+  ocigpu plan --bundle /run/containers/mine --json
+  ocigpu plan --gpus nvidia.com/gpu=0
+  ocigpu plan --config /tmp/gpus/config.toml --gpus all
+"""
+
+CAPABILITIES_VARIABLE = "NVIDIA_DRIVER_CAPABILITIES"
+
+
+def plan_command(
+    bundle: Annotated[
+        str, typer.Option("--bundle", "-b", metavar="DIR", help="Plan for the container of this OCI bundle.")
+    ] = "",
+    env: Annotated[
+        list[str] | None,
+        typer.Option("--env", "-e", metavar="NAME=VALUE", help="A variable of the container; can be repeated."),
+    ] = None,
+    gpus: Annotated[str, typer.Option("--gpus", metavar="LIST", help=f"Short for --env {DEVICES_VARIABLE}=LIST.")] = "",
+    capabilities: Annotated[
+        str, typer.Option("--capabilities", metavar="LIST", help=f"Short for --env {CAPABILITIES_VARIABLE}=LIST.")
+    ] = "",
+    privileged: Annotated[
+        bool, typer.Option("--privileged", help="The container has CAP_SYS_ADMIN (a bundle says so itself).")
+    ] = False,
+    root: RootOption = "",
+    facts: FactsOption = "",
+    config: ConfigOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Show what would be done for a container, and why; change nothing.
+
+    The request is read from a bundle's config.json, or from variables on the command line.
+    """
+    settings = load_settings(config, root)
+    variables = _variables(env or [], gpus, capabilities)
+    if bundle and (variables or privileged):
+        raise UsageError("--bundle says everything: it goes with none of --env, --gpus, --capabilities, --privileged")
+    container: dict[str, object] = {}
+    if bundle:
+        from ocigpu.bundle.edit import check_can_have_gpus, read_config
+
+        document = read_config(bundle)
+        container = document.config
+        request = parse_request(container, settings, os.path.dirname(os.path.abspath(document.path)))
+        if request.selection != "nothing":
+            check_can_have_gpus(container, document.path)
+    else:
+        request = request_from_variables(variables, settings, privileged=privileged)
+    if request.selection == "nothing":
+        _print_nothing(request, settings, json)
+        return
+    if request.selection == "cdi":
+        from ocigpu.cli.plan_cdi import show_cdi_plan
+
+        show_cdi_plan(request, container, settings, json, lambda: load_facts(settings, facts))
+        return
+    from ocigpu.containers.planned import image_facts, why_not_spec
+
+    host = load_facts(settings, facts)
+    image = image_facts(bundle, container, host) if bundle else ImageFacts()
+    plan = make_plan(host, request, settings, image, "spec" if MODES[settings.mode] == "spec" else "hook")
+    why_hook = ""
+    if plan.mode == "spec" and bundle:
+        why_hook = why_not_spec(plan, host, container, bundle, settings)
+        plan = make_plan(host, request, settings, image) if why_hook else plan
+    if json:
+        data = {**plan_to_json(plan), "request": to_data(request)}
+        print_json({**data, "why_hook": why_hook} if MODES[settings.mode] == "spec" else data)
+    else:
+        _print_plan(plan, request, host, facts, why_hook)
+
+
+def _variables(pairs: list[str], gpus: str, capabilities: str) -> dict[str, str]:
+    variables: dict[str, str] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise UsageError(f"--env {quoted(pair)} is not NAME=VALUE")
+        variables[name] = value
+    for name, value, option in (
+        (DEVICES_VARIABLE, gpus, "--gpus"),
+        (CAPABILITIES_VARIABLE, capabilities, "--capabilities"),
+    ):
+        if value:
+            if name in variables:
+                raise UsageError(f"{option} and --env {name} say the same thing: give one of them")
+            variables[name] = value
+    return variables
+
+
+def _print_nothing(request: Request, settings: Settings, json: bool) -> None:
+    if json:
+        print_json({**plan_to_json(make_plan(HostFacts(), request, settings)), "request": to_data(request)})
+        return
+    print("nothing is asked for: the container would be left as it is, byte for byte")
+    print_notes(request.notes)
+    if not request.source:
+        print(f"(ask with --gpus LIST, --env {DEVICES_VARIABLE}=LIST or --bundle DIR)")
+
+
+def _print_plan(plan: Plan, request: Request, host: HostFacts, recorded: str, why_hook: str) -> None:
+    print_fields(
+        [
+            ("host", host_line(host, recorded)),
+            ("driver", driver_line(host)),
+            *request_fields(request),
+            *granted_fields(plan, host),
+            ("mode", f"{plan.mode}, not spec: {why_hook}" if why_hook else plan.mode),
+            ("image", image_line(plan.image)),
+        ]
+    )
+    print()
+    rows = [(action.describe(), action.reason) for action in plan.actions]
+    if sys.stdout.isatty():
+        print_table(("action", "reason"), rows)
+    else:  # actions differ much in length: aligned columns would be mostly blanks
+        for action, reason in rows:
+            print(f"{printable(action)}  # {printable(reason)}")
+    print()
+    print_notes(plan.notes)
+    rules = len(plan.device_rules())
+    print(f"{count(len(plan.actions), 'action')}, of them {count(rules, 'device rule')}; nothing was changed")
+
+
+def request_fields(request: Request) -> list[tuple[str, str]]:
+    """Return the lines of the header that say what the container asks for."""
+    fields = [
+        ("request", request.source or request.selection),
+        ("capabilities", ",".join(request.capabilities) or "none"),
+    ]
+    if request.requirements:
+        fields.append(("requires", "; ".join(f"{name}={value}" for name, value in request.requirements)))
+    extras = [
+        *(f"MIG {name} {value}" for name, value in _mig_extras(request)),
+        *(f"IMEX channel {channel}" for channel in request.imex_channels),
+        *request.features,
+    ]
+    if extras:
+        fields.append(("also", ", ".join(extras)))
+    return fields
+
+
+def _mig_extras(request: Request) -> list[tuple[str, str]]:
+    pairs = (("configuration", request.mig_config), ("monitoring", request.mig_monitor))
+    return [(name, value) for name, value in pairs if value]
+
+
+def granted_fields(plan: Plan, host: HostFacts) -> list[tuple[str, str]]:
+    """Return the lines of the header that say which GPUs and MIG devices are granted."""
+    lines = []
+    for gpu in host.gpus:
+        if gpu.uuid in plan.gpus:
+            lines.append(f"GPU {gpu.index}  {gpu.uuid}  {gpu.model}".rstrip())
+        lines += [
+            f"MIG {gpu.index}:{mig.index}  {mig.uuid}  {mig.profile}"
+            for mig in gpu.mig_devices
+            if mig.uuid in plan.mig_devices
+        ]
+    if not lines:
+        lines.append("no GPU: driver files and control nodes only")
+    return [("granted" if number == 0 else "", line) for number, line in enumerate(lines)]
+
+
+def image_line(image: ImageFacts) -> str:
+    """Return one line on the image, e.g. "glibc, driver libraries go to /usr/lib64"."""
+    text = f"{image.libc or 'no loader found'}, driver libraries go to {image.library_dir}"
+    return f"{text}, CUDA compatibility libraries in {image.compat_dir}" if image.compat_dir else text

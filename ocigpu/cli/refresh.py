@@ -1,0 +1,52 @@
+"""``ocigpu refresh``: what the next containers are started with, read anew."""
+
+from ocigpu.cli.common import (
+    ConfigOption,
+    JsonOption,
+    driver_line,
+    host_line,
+    load_settings,
+    print_fields,
+    print_json,
+    print_notes,
+)
+from ocigpu.gpus.cached import refresh_facts
+
+REFRESH_EPILOG = """\
+\b
+Nothing has to be refreshed by hand: a start that finds the host changed reads it anew.  This does it beforehand, for
+instance after boot.
+
+\b
+Examples:
+  ocigpu refresh
+  ocigpu refresh --json
+"""
+
+
+def refresh_command(config: ConfigOption = "", json: JsonOption = False) -> None:
+    """Read the host's facts anew and keep them for the starts to come."""
+    done = refresh_facts(load_settings(config))
+    age = round(done.age, 1) if done.age >= 0 else None
+    if json:
+        print_json(
+            {
+                "kept": not done.problem,
+                "path": done.path,
+                "problem": done.problem,
+                "age_before": age,
+                "driver_version": done.facts.driver_version,
+                "gpus": len(done.facts.gpus),
+                "notes": list(done.facts.notes),
+            }
+        )
+        return
+    print_fields(
+        [
+            ("host", host_line(done.facts)),
+            ("driver", driver_line(done.facts)),
+            ("kept", f"no, every start reads the host anew: {done.problem}" if done.problem else done.path),
+            ("before", "none that still held" if age is None else f"{age} s old"),
+        ]
+    )
+    print_notes(done.facts.notes)

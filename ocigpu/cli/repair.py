@@ -1,0 +1,90 @@
+"""``ocigpu repair``: gives running containers back what they have lost."""
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from ocigpu.cli.common import ConfigOption, JsonOption, load_facts, load_settings, print_json, print_notes
+from ocigpu.cli.ps import RootsOption
+from ocigpu.core.errors import OcigpuError, UsageError, printable
+
+REPAIR_EPILOG = """\
+\b
+A container loses GPUs when its runtime or systemd sets its device rules anew (docker
+update, systemctl daemon-reload) and does not know of them: after Docker's --gpus,
+after ocigpu attach, with the hook in a bundle of others. Put right are device rules,
+nodes, and what attach and detach have changed; never more than was granted. To have
+it done at once: ocigpu watch --repair.
+
+\b
+Exit status:
+  0  everything is in place, or is again
+  1  something could not be put right
+  2  the command line could not be understood
+  3  something is lost, and --dry-run left it so
+
+\b
+Examples:
+  ocigpu repair mine
+  ocigpu repair --all --dry-run
+  ocigpu repair --all --json
+"""
+
+
+def repair_command(
+    container: Annotated[
+        str, typer.Argument(metavar="CONTAINER", help="Its id, the beginning of that, or its name; see ocigpu ps.")
+    ] = "",
+    all_: Annotated[bool, typer.Option("--all", help="All containers that run.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what is lost.")] = False,
+    root: RootsOption = None,
+    config: ConfigOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Give running containers back the GPUs that they have lost."""
+    from ocigpu.containers.find import default_places, find_container, find_containers
+    from ocigpu.containers.live import open_live, require_root
+    from ocigpu.containers.repair import Repaired, repair
+
+    if bool(container) == all_:
+        raise UsageError("name one container, or give --all")
+    require_root("repair")
+    settings = load_settings(config)
+    places = default_places(tuple(root or ()))
+    found, unread = ([find_container(places, container)], []) if container else find_containers(places)
+    facts = load_facts(settings)
+    rows: list[dict[str, Any]] = []
+    failed = False
+    for one in found:
+        if all_ and one.status not in ("created", "running"):
+            continue
+        try:
+            with open_live(one, settings, facts) as live:
+                repaired = repair(live, dry_run)
+        except OcigpuError as error:
+            if not all_:
+                raise
+            failed = True
+            repaired = Repaired()
+            print(f"{printable(one.name)}: {error.code}: {printable(error.message)}", file=sys.stderr)
+        rows.append({"container": one.id, "name": one.name, **repaired._asdict()})
+    if json:
+        print_json(rows)
+    else:
+        for row in rows:
+            _print(row)
+        if not rows:
+            print("no container runs")
+        print_notes(unread)
+    left = any(row["lost"] and not row["done"] for row in rows)
+    raise typer.Exit(1 if failed else 3 if left else 0)
+
+
+def _print(row: dict[str, Any]) -> None:
+    name = printable(row["name"])
+    for text in row["lost"]:
+        print(f"{name}: {'given back' if row['done'] else 'lost'}: {printable(text)}")
+    if row["right"]:
+        print(f"{name}: {'before: ' if row['lost'] else 'nothing is lost: '}{', '.join(row['right'])}")
+    print_notes(row["notes"])

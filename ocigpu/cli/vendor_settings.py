@@ -1,0 +1,395 @@
+"""The settings file of NVIDIA's container toolkit (config.toml), and what of it is a setting here.
+
+Keys, types and meanings are those of the toolkit's documentation and of what ``nvidia-ctk config default`` prints; that
+program ignores keys that it does not know, and refuses values of another type.
+"""
+
+import textwrap
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import tomlkit
+from tomlkit.exceptions import TOMLKitError
+from tomlkit.items import Comment, Table, Whitespace
+
+from ocigpu.core.errors import SettingsError, printable, quoted
+from ocigpu.core.settings import CAPABILITIES, KEYS
+from ocigpu.system.settings_file import MAX_BYTES, parse_toml
+
+DEFAULT_PATH = "/etc/nvidia-container-runtime/config.toml"
+MAX_COMMENT = 8
+"""Lines of a comment above a key that go with it."""
+
+
+class NoValueError(Exception):
+    """Says why a value has no meaning here."""
+
+
+class VendorKey(NamedTuple):
+    """One key: its type there ("bool", "string" or "list"), our key, or the reason why there is none.
+
+    ``convert`` returns our value for one of theirs, or raises NoValueError; ``remark`` says what differs here.
+    """
+
+    name: str
+    kind: str
+    ours: str = ""
+    reason: str = ""
+    convert: Callable[[Any], Any] | None = None
+    remark: str = ""
+
+
+def _path(value: str) -> str:
+    if value and not value.startswith("/"):
+        raise NoValueError("not an absolute path")
+    return value
+
+
+def _log(value: str) -> str:
+    return "" if value == "/dev/null" else _path(value)
+
+
+def _ldconfig(value: str) -> str:
+    if value and not value.startswith("@"):
+        raise NoValueError("a program of the container: nothing of an image is executed; the host's ldconfig is used")
+    return _path(value.removeprefix("@"))
+
+
+def _capabilities(value: str) -> str:
+    names = [name for name in (part.strip() for part in value.split(",")) if name]
+    if "all" in names:
+        return "all"
+    unknown = [name for name in names if name not in CAPABILITIES]
+    if unknown:
+        raise NoValueError(f"{quoted(', '.join(unknown))} is no driver capability; all are permitted until you set it")
+    return ",".join(names)
+
+
+_LEVELS = {"panic": "error", "fatal": "error", "warn": "warning", "trace": "debug"}
+
+
+def _level(value: str) -> str:
+    level = _LEVELS.get(value.lower(), value.lower())
+    if level not in ("error", "warning", "info", "debug"):
+        raise NoValueError("no level of a log")
+    return level
+
+
+def _mode(value: str) -> str:
+    if value == "csv":
+        raise NoValueError("for such a host (Tegra): ocigpu cdi generate --mode csv, then mode = cdi")
+    if value not in ("auto", "legacy", "cdi", "jit-cdi"):
+        raise NoValueError("no mode of NVIDIA's runtime")
+    return value
+
+
+def _compat(value: str) -> str:
+    if value not in ("disabled", "hook", "ldconfig", "mount"):
+        raise NoValueError("none of disabled, hook, ldconfig, mount")
+    return "disabled" if value == "disabled" else "ldconfig"
+
+
+def _names(value: list[str]) -> list[str]:
+    if not all(value):
+        raise NoValueError("has an empty entry")
+    return value
+
+
+def _paths(value: list[str]) -> list[str]:
+    for item in value:
+        if not _path(item):
+            raise NoValueError("has an empty entry")
+    return value
+
+
+_CLI = "nvidia-container-cli"
+_RUNTIME = "nvidia-container-runtime"
+_COMPAT = f"{_RUNTIME}.modes.legacy.cuda-compat-mode"
+_MODE = f"{_RUNTIME}.mode"
+EVERYTHING_NOTE = (
+    "NVIDIA's default mode gives every driver file, whatever NVIDIA_DRIVER_CAPABILITIES says; here a container gets"
+    " what it says, and compute,utility where it is not set: images that draw or encode video need"
+    " NVIDIA_DRIVER_CAPABILITIES=all"
+)
+_NO_COMPAT_HOOK = "features.disable-cuda-compat-lib-hook"
+_NO_CLI = "nvidia-container-cli is not called"
+_NO_GENERATOR = "an option of generating specifications: ocigpu cdi generate --help"
+_OLD = "a key of older toolkits, which those of today ignore"
+
+VENDOR_KEYS = (
+    VendorKey("disable-require", "bool", "disable-require"),
+    VendorKey("swarm-resource", "string", "swarm-resource"),
+    *(
+        VendorKey(name, "bool", name)
+        for name in (
+            "accept-nvidia-visible-devices-envvar-when-unprivileged",
+            "accept-nvidia-visible-devices-as-volume-mounts",
+        )
+    ),
+    VendorKey("supported-driver-capabilities", "string", "supported-driver-capabilities", convert=_capabilities),
+    VendorKey(f"{_CLI}.root", "string", "driver.root", convert=_path),
+    VendorKey(f"{_CLI}.path", "string", reason=_NO_CLI),
+    VendorKey(f"{_CLI}.environment", "list", reason=_NO_CLI),
+    VendorKey(f"{_CLI}.debug", "string", "hook.log", convert=_log),
+    VendorKey(f"{_CLI}.ldcache", "string", "driver.ldcache", convert=_path),
+    VendorKey(
+        f"{_CLI}.load-kmods",
+        "bool",
+        reason="no container's start loads kernel modules; at boot: "
+        "ocigpu system create-device-nodes --load-kernel-modules",
+    ),
+    VendorKey(f"{_CLI}.no-pivot", "bool", reason="a container's files are reached by descriptor: nothing is pivoted"),
+    VendorKey(f"{_CLI}.no-cgroups", "bool", "no-cgroups"),
+    VendorKey(f"{_CLI}.user", "string", reason="the driver is asked by a process that has given up its privileges"),
+    VendorKey(f"{_CLI}.ldconfig", "string", "ldconfig", convert=_ldconfig),
+    VendorKey("nvidia-ctk.path", "string", reason="hooks are ocigpu-hook: setting hook.path, if it was moved"),
+    VendorKey(f"{_RUNTIME}.debug", "string", "runtime.log", convert=_log),
+    VendorKey(f"{_RUNTIME}.log-level", "string", "runtime.log-level", convert=_level),
+    VendorKey(f"{_RUNTIME}.runtimes", "list", "runtime.runtimes", convert=_names),
+    VendorKey(_MODE, "string", "mode", convert=_mode),
+    VendorKey(
+        f"{_RUNTIME}.modes.csv.mount-spec-path", "string", reason="an option here: ocigpu cdi generate --csv.file"
+    ),
+    VendorKey(
+        f"{_RUNTIME}.modes.csv.compat-container-root",
+        "string",
+        reason="an option here: ocigpu cdi generate --csv.compat-container-root",
+    ),
+    VendorKey(f"{_RUNTIME}.modes.cdi.spec-dirs", "list", "cdi.spec-dirs", convert=_paths),
+    VendorKey(f"{_RUNTIME}.modes.cdi.default-kind", "string", "cdi.default-kind"),
+    VendorKey(f"{_RUNTIME}.modes.cdi.annotation-prefixes", "list", "cdi.annotation-prefixes", convert=_names),
+    VendorKey(f"{_RUNTIME}.modes.jit-cdi.nvcdi-feature-flags", "list", reason=_NO_GENERATOR),
+    VendorKey(f"{_RUNTIME}.modes.jit-cdi.nvcdi-disable-hooks", "list", reason=_NO_GENERATOR),
+    VendorKey(
+        _COMPAT,
+        "string",
+        "cuda-compat-mode",
+        convert=_compat,
+        remark="hook and mount mean ldconfig here",
+    ),
+    VendorKey("nvidia-container-runtime-hook.path", "string", reason="that is NVIDIA's hook; ours: setting hook.path"),
+    VendorKey("nvidia-container-runtime-hook.skip-mode-detection", "bool", reason="our hook has no mode to detect"),
+    VendorKey(
+        "features.allow-cuda-compat-libs-from-container", "bool", reason="decided by cuda-compat-mode alone"
+    ),
+    VendorKey(
+        "features.allow-ldconfig-from-container", "bool", reason="nothing of an image is executed: no switch for that"
+    ),
+    VendorKey("features.allow-unknown-oci-spec-fields", "bool", reason="unknown fields of config.json always survive"),
+    VendorKey(
+        _NO_COMPAT_HOOK,
+        "bool",
+        reason="there is no such hook; with cuda-compat-mode = hook it means disabled, and is imported as that",
+    ),
+    VendorKey(
+        "features.disable-imex-channel-creation", "bool", reason="channels are never made on the host by a start"
+    ),
+    VendorKey(
+        "features.ignore-imex-channel-requests", "bool", "features.ignore-imex-channel-requests"
+    ),
+    VendorKey(
+        "features.no-additional-gids-for-device-nodes", "bool", "features.no-additional-gids-for-device-nodes"
+    ),
+    VendorKey(f"{_RUNTIME}.experimental", "bool", reason=_OLD),
+    VendorKey(f"{_RUNTIME}.discover-mode", "string", reason=f"{_OLD}; today: mode"),
+    VendorKey(f"{_CLI}.experimental", "bool", reason=_OLD),
+    *(
+        VendorKey(f"features.{name}", "bool", reason=f"{_OLD}; a container asks by NVIDIA_{name.upper()}=enabled")
+        for name in ("gds", "mofed", "nvswitch", "gdrcopy")
+    ),
+)  # fmt: skip
+
+
+class Imported(NamedTuple):
+    """A key that became one of ours; ``comment``: lines that stood above it."""
+
+    vendor: str
+    ours: str
+    value: Any
+    remark: str
+    comment: tuple[str, ...]
+
+
+class LeftOut(NamedTuple):
+    """A key that did not, with its value and the reason."""
+
+    vendor: str
+    value: Any
+    reason: str
+
+
+class Import(NamedTuple):
+    """What became of a file; ``notes``: what containers will notice, a sentence each."""
+
+    imported: tuple[Imported, ...]
+    left_out: tuple[LeftOut, ...]
+    notes: tuple[str, ...] = ()
+
+
+def import_settings(data: bytes, path: str) -> Import:
+    """Return what of a file of NVIDIA's toolkit is a setting here, and what is not, every key that it sets.
+
+    ``path``: for messages.  Raises SettingsError: OCIGPU-SET-1 for what is not TOML or larger than a settings file may
+    be, OCIGPU-SET-2 for values of a wrong type, all of them in one message.
+    """
+    if len(data) > MAX_BYTES:
+        raise SettingsError("OCIGPU-SET-1", f"{path}: larger than {MAX_BYTES >> 10} KiB", "")
+    try:
+        document = parse_toml(data)
+        comments = read_comments(tomlkit.parse(data.decode()))
+    except (ValueError, RecursionError, TOMLKitError) as error:  # TOMLDecodeError and UnicodeDecodeError are the first
+        raise SettingsError("OCIGPU-SET-1", f"{path}: {error}", "") from error
+    known = {key.name: key for key in VENDOR_KEYS}
+    imported: list[Imported] = []
+    left_out: list[LeftOut] = []
+    wrong: list[str] = []
+    pairs = _flatten(document, set(known))
+    if dict(pairs).get(_NO_COMPAT_HOOK) is True:
+        pairs = [(name, "disabled" if (name, value) == (_COMPAT, "hook") else value) for name, value in pairs]
+    for name, value in pairs:
+        key = known.get(name)
+        if key is None:
+            left_out.append(LeftOut(name, _sayable(value), _unknown(name, known)))
+        elif problem := _check_kind(key.kind, value):
+            wrong.append(f"{name}: {problem}")
+        else:
+            _import_key(key, value, comments.get(name, ()), imported, left_out)
+    if wrong:
+        raise SettingsError(
+            "OCIGPU-SET-2",
+            f"{path}: {'; '.join(wrong)}",
+            "NVIDIA's toolkit refuses this file too; nothing was written.",
+        )
+    by_default = dict(pairs).get(_MODE, "auto") in ("auto", "jit-cdi")
+    return Import(tuple(imported), tuple(left_out), (EVERYTHING_NOTE,) if by_default else ())
+
+
+def _import_key(
+    key: VendorKey, value: Any, comment: Sequence[str], imported: list[Imported], left_out: list[LeftOut]
+) -> None:
+    reason = key.reason
+    if key.ours:
+        try:
+            ours = key.convert(value) if key.convert else value
+            _check_ours(key.ours, ours)
+        except NoValueError as error:
+            reason = str(error)
+        else:
+            imported.append(Imported(key.name, key.ours, ours, key.remark if ours != value else "", tuple(comment)))
+            return
+    left_out.append(LeftOut(key.name, value, reason))
+
+
+def _check_ours(name: str, value: Any) -> None:
+    """Raise NoValueError for a value that our own settings refuse."""
+    from ocigpu.cli.settings_model import find_problems
+
+    table, _, inner = name.rpartition(".")
+    problems = find_problems({table: {inner: value}} if table else {inner: value})
+    if problems:
+        raise NoValueError(problems[0].removeprefix(f"{name}: "))
+
+
+def _flatten(document: dict[str, Any], known: set[str], prefix: str = "") -> list[tuple[str, Any]]:
+    """Return (dotted name, value) of every key; a table where a key should be is a value, and so is an unknown one."""
+    pairs: list[tuple[str, Any]] = []
+    for name, value in document.items():
+        path = prefix + (f'"{name}"' if "." in name else name)
+        if isinstance(value, dict) and path not in known:
+            pairs += _flatten(value, known, f"{path}.") if value else []
+        else:
+            pairs.append((path, value))
+    return pairs
+
+
+def _check_kind(kind: str, value: Any) -> str:
+    if kind == "bool":
+        good = isinstance(value, bool)
+    elif kind == "string":
+        good = isinstance(value, str)
+    else:
+        good = isinstance(value, list) and all(isinstance(item, str) for item in value)
+    wanted = {"bool": "true or false", "string": "a text", "list": "a list of texts"}[kind]
+    return "" if good else f"expected {wanted}, found {quoted(repr(_sayable(value)))}"
+
+
+def _sayable(value: Any) -> Any:
+    """Return a value, or words for one that cannot be written out."""
+    try:
+        repr(value)
+    except (ValueError, RecursionError):  # a number of thousands of digits, which TOML may write in hexadecimal; depth
+        return f"a {type(value).__name__}"
+    return value
+
+
+def _unknown(name: str, known: dict[str, VendorKey]) -> str:
+    import difflib
+
+    if name in {key.name for key in KEYS}:
+        return "a key of ocigpu's own settings, not of NVIDIA's: is this the right file?"
+    near = difflib.get_close_matches(name, known, 1, 0.8)
+    return "no key of NVIDIA's toolkit, which ignores it" + (f": {near[0]} was meant?" if near else "")
+
+
+def read_comments(document: Any, prefix: str = "") -> dict[str, tuple[str, ...]]:
+    """Return the comments of a tomlkit document that belong to keys: above them, and behind them on the line.
+
+    A key that is commented out (``#root = "/x"``) is no comment on the next one.
+    """
+    comments: dict[str, tuple[str, ...]] = {}
+    above: list[str] = []
+    for key, item in (document.value if isinstance(document, Table) else document).body:
+        if isinstance(item, Comment):
+            above.append(_clean(item.as_string()))
+            continue
+        if isinstance(item, Whitespace) or key is None:
+            above = []
+            continue
+        name = prefix + key.key
+        if isinstance(item, Table):
+            comments |= read_comments(item, f"{name}.")
+        else:
+            lines = [line for line in above if not _is_setting(line)][-MAX_COMMENT:]
+            behind = _clean(item.trivia.comment)
+            comments[name] = (*lines, *((behind,) if behind else ()))
+        above = []
+    return comments
+
+
+def _clean(comment: str) -> str:
+    """Return a comment that is shown on terminals: TOML permits some control characters in it."""
+    return printable(comment.strip().expandtabs(4))
+
+
+def _is_setting(comment: str) -> bool:
+    text = comment.lstrip("# ")
+    name, equals, _ = text.partition("=")
+    return text.startswith("[") or bool(equals and " " not in name.strip())
+
+
+def render_import(result: Import, path: str) -> str:
+    """Return our settings file: what was imported, with its comments, and a list of what was left out."""
+    from ocigpu.cli.toml import toml_value
+
+    lines = [f"# Settings of ocigpu, imported from {quoted(path)[1:-1]} of NVIDIA's container toolkit."]
+    for note in result.notes:
+        lines += ["#", *(f"# {line}" for line in textwrap.wrap(f"Note: {note}.", 110))]
+    lines.append("")
+    by_name = {item.ours: item for item in result.imported}
+    table = ""
+    for key in sorted(KEYS, key=lambda key: "." in key.name):  # keys of no table come first
+        item = by_name.get(key.name)
+        if item is None:
+            continue
+        parent, _, name = key.name.rpartition(".")
+        if parent != table:
+            table = parent
+            lines += ["", f"[{table}]"]
+        lines += item.comment
+        if item.vendor != item.ours:
+            lines.append(f"# {item.vendor}" + (f": {item.remark}" if item.remark else ""))
+        lines.append(f"{name} = {toml_value(tuple(item.value) if isinstance(item.value, list) else item.value)}")
+    if result.left_out:
+        lines += ["", "# Left out:"]
+        lines += [f"#   {quoted(item.vendor)[1:-1]}: {item.reason}" for item in result.left_out]
+    return "\n".join(lines) + "\n"

@@ -1,1 +1,0 @@
-"""The commands of ``ocigpu``, a module each; :mod:`ocigpu.cli` puts them together."""

@@ -1,0 +1,230 @@
+"""The vocabulary of a plan: small immutable actions, each with the reason it is there.
+
+A plan is decided in a vendor's folder of :mod:`ocigpu.gpus` and carried out elsewhere: :mod:`ocigpu.bundle` says in
+config.json what can be said there, :mod:`ocigpu.provision` acts inside a container's namespaces, :mod:`ocigpu.cdi`
+writes specifications.  Paths named ``container_path`` are absolute paths inside the container; ``host_path`` are
+absolute, resolved paths on the host.
+"""
+
+from ocigpu.core.facts import DeviceNode, ImageFacts, to_data
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any, NamedTuple, TypeAlias
+else:
+    from ocigpu.core.record import NamedTuple
+
+
+class Node(NamedTuple):
+    """Make a device node (mknod; bind mount of the host's node where mknod is refused)."""
+
+    node: DeviceNode
+    reason: str
+
+    def describe(self) -> str:
+        n = self.node
+        return f"node {n.container_path} c {n.major}:{n.minor} mode={n.mode:04o} uid={n.uid} gid={n.gid}"
+
+
+class AllowDevice(NamedTuple):
+    """Allow a character device in the container's device cgroup; ``access`` of the letters r, w, m."""
+
+    major: int
+    minor: int
+    access: str
+    reason: str
+
+    def describe(self) -> str:
+        return f"allow c {self.major}:{self.minor} {self.access}"
+
+
+class JoinGroup(NamedTuple):
+    """Put the container's process into a group of the host, which alone may open some of its nodes.
+
+    Said in config.json (:mod:`ocigpu.system.groups`): nobody can do it for a process that is there already.
+    """
+
+    gid: int
+    reason: str
+
+    def describe(self) -> str:
+        return f"group {self.gid}"
+
+
+class Bind(NamedTuple):
+    """Bind-mount ``host_path`` on ``container_path``.
+
+    ``options``: of "ro", "nosuid", "nodev", "noexec".  ``kind``: "file", "directory" or "socket" (a socket is mounted
+    on an empty file).  ``optional``: a source that has vanished since the facts were read is skipped with a note.
+    """
+
+    host_path: str
+    container_path: str
+    options: tuple[str, ...]
+    reason: str
+    kind: str = "file"
+    optional: bool = False
+
+    def describe(self) -> str:
+        return f"bind {self.host_path} -> {self.container_path} ({','.join(self.options)})"
+
+
+class Tmpfs(NamedTuple):
+    """Mount a small read-only tmpfs on ``container_path``, holding exactly ``files`` and ``directories``.
+
+    ``files``: (relative path, permission bits, content); ``directories``: relative paths, parents included, made 0555.
+    The target is created (0555) if it does not exist, except below /proc, where it must exist.
+    """
+
+    container_path: str
+    mode: int
+    files: tuple[tuple[str, int, str], ...]
+    directories: tuple[str, ...]
+    reason: str
+
+    def describe(self) -> str:
+        paths = [*(name for name, _, _ in self.files), *self.directories]
+        parents = {path.rpartition("/")[0] for path in paths}
+        names = [path + "/" if path in self.directories else path for path in paths if path not in parents]
+        return f"tmpfs {self.container_path} ({', '.join(names)})"
+
+
+class Link(NamedTuple):
+    """Make the symbolic link ``container_path`` -> ``target``; an existing link with another target is replaced."""
+
+    container_path: str
+    target: str
+    reason: str
+
+    def describe(self) -> str:
+        return f"link {self.container_path} -> {self.target}"
+
+
+class RefreshLdCache(NamedTuple):
+    """Run the host's ldconfig, sandboxed, in the container's root, so that its loader finds ``directories``.
+
+    ``ldconfig``: host path.  ``directories``: container paths given to ldconfig, first one wins.
+    """
+
+    ldconfig: str
+    directories: tuple[str, ...]
+    reason: str
+
+    def describe(self) -> str:
+        return f"ldconfig {' '.join(self.directories)}"
+
+
+class TextFile(NamedTuple):
+    """Write a small regular file; one that has this content already is left alone, another content is replaced.
+
+    Missing directories are made (0755).  ``only_if_missing``: an existing file of any content is left alone.
+    """
+
+    container_path: str
+    mode: int
+    content: str
+    reason: str
+    only_if_missing: bool = False
+
+    def describe(self) -> str:
+        return f"file {self.container_path} mode={self.mode:04o} ({len(self.content)} bytes)"
+
+
+class Mode(NamedTuple):
+    """Set the permission bits of an existing file or directory; one that is missing is left out."""
+
+    container_path: str
+    mode: int
+    reason: str
+
+    def describe(self) -> str:
+        return f"mode {self.container_path} {self.mode:04o}"
+
+
+class ReadOnly(NamedTuple):
+    """Make what is at ``container_path`` read-only, by linux.readonlyPaths: the runtime does it, in procfs too."""
+
+    container_path: str
+    reason: str
+
+    def describe(self) -> str:
+        return f"read-only {self.container_path}"
+
+
+class Mask(NamedTuple):
+    """Hide what is at ``container_path``, by linux.maskedPaths: an empty directory, or /dev/null, is in its place."""
+
+    container_path: str
+    reason: str
+
+    def describe(self) -> str:
+        return f"mask {self.container_path}"
+
+
+if TYPE_CHECKING:
+    Action: TypeAlias = (
+        Node | AllowDevice | JoinGroup | Bind | Tmpfs | Link | TextFile | Mode | RefreshLdCache | ReadOnly | Mask
+    )
+
+KINDS = {
+    Node: "node",
+    AllowDevice: "allow-device",
+    JoinGroup: "group",
+    Bind: "bind",
+    Tmpfs: "tmpfs",
+    Link: "link",
+    TextFile: "file",
+    Mode: "mode",
+    RefreshLdCache: "ldconfig",
+    ReadOnly: "read-only",
+    Mask: "mask",
+}
+
+
+class Plan(NamedTuple):
+    """What will be done for one container, in order.
+
+    ``gpus``/``mig_devices``: UUIDs of what is granted.  ``notes``: warnings, a sentence each.
+    An empty ``actions`` means: the container asked for nothing.
+    """
+
+    actions: "tuple[Action, ...]"
+    gpus: tuple[str, ...] = ()
+    mig_devices: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    driver_version: str = ""
+    simulated: bool = False
+    mode: str = "hook"
+    image: ImageFacts = ImageFacts()
+
+    def device_rules(self) -> tuple[AllowDevice, ...]:
+        """Return the device cgroup rules of the plan."""
+        return tuple(action for action in self.actions if isinstance(action, AllowDevice))
+
+    def groups(self) -> tuple[int, ...]:
+        """Return the groups of the host that the container's process is to be in."""
+        return tuple(action.gid for action in self.actions if isinstance(action, JoinGroup))
+
+
+def join_groups(nodes: "Sequence[DeviceNode]") -> tuple[JoinGroup, ...]:
+    """Return the groups that users other than root must be in to open these nodes, by id.
+
+    As NVIDIA's toolkit has it: those of nodes that are of another group than root's and that not everybody may both
+    read and write.
+    """
+    paths: dict[int, list[str]] = {}
+    for node in nodes:
+        if node.gid != 0 and node.mode & 0o006 != 0o006:
+            paths.setdefault(node.gid, []).append(f"{node.container_path} ({node.mode:04o})")
+    return tuple(
+        JoinGroup(gid, f"not everybody may open {found[0]}" + (f" and {len(found) - 1} more" if found[1:] else ""))
+        for gid, found in sorted(paths.items())
+    )
+
+
+def plan_to_json(plan: Plan) -> "dict[str, Any]":
+    """Return the plan as JSON data; each action has "action" (its kind), its fields and "reason"."""
+    data: dict[str, Any] = to_data(plan)
+    data["actions"] = [{"action": KINDS[type(action)], **to_data(action)} for action in plan.actions]
+    return data

@@ -1,0 +1,296 @@
+"""The one table that says what each error code means.
+
+``ocigpu explain CODE`` and docs/ERRORS.md are generated from it, and a test holds that every code raised anywhere is in
+it.  It is loaded when somebody is told of an error.
+"""
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NamedTuple
+else:
+    from ocigpu.core.record import NamedTuple
+
+
+class Code(NamedTuple):
+    """What one error code means: ``cause`` and ``fix`` are one or two plain sentences each."""
+
+    cause: str
+    fix: str
+
+
+CODES: dict[str, Code] = {
+    # ARG: command line of one of our programs
+    "OCIGPU-ARG-1": Code("The command line could not be understood.", "See the command's --help."),
+    # SET: settings file
+    "OCIGPU-SET-1": Code(
+        "The settings file is missing, unreadable or not TOML.", "Correct the file, or remove it to use the defaults."
+    ),
+    "OCIGPU-SET-2": Code(
+        "The settings file has an unknown key or a value of the wrong type.", "Run: ocigpu config check FILE"
+    ),
+    "OCIGPU-SET-3": Code(
+        "The settings file can be changed by somebody other than the user who runs the runtime.",
+        "Make file and directory owned by root (or that user), and not writable by group or others.",
+    ),
+    "OCIGPU-SET-4": Code(
+        "A settings file could not be written; one that was there before is unchanged.",
+        "See the cause in the message: often a missing right, or a file that is there already.",
+    ),
+    # SPEC: bundle and config.json, OCI state
+    "OCIGPU-SPEC-1": Code(
+        "The bundle's config.json is missing or cannot be read.", "Check --bundle, or run from the bundle's directory."
+    ),
+    "OCIGPU-SPEC-2": Code(
+        "The bundle's config.json is not valid JSON, or programs would read it differently.",
+        "Write the bundle again with the engine.",
+    ),
+    "OCIGPU-SPEC-3": Code(
+        "The bundle's config.json cannot describe a container with GPUs.",
+        "A GPU container needs root.path and, for devices, a linux section with a mount namespace.",
+    ),
+    "OCIGPU-SPEC-4": Code(
+        "The edited config.json could not be written.", "The file on disk is unchanged; see the cause in the message."
+    ),
+    "OCIGPU-SPEC-5": Code(
+        "The hook's standard input is not an OCI state.",
+        "The hook is started by an OCI runtime, with the container's state on standard input.",
+    ),
+    # RT: low-level runtime
+    "OCIGPU-RT-1": Code(
+        "No low-level OCI runtime was found.", "Install runc or crun, or set runtime.runtimes in the settings."
+    ),
+    "OCIGPU-RT-2": Code("The low-level OCI runtime could not be started.", "See the cause in the message."),
+    "OCIGPU-RT-3": Code(
+        "The prestart hook that belongs to the shim is missing.",
+        "Install ocigpu again, or set hook.path in the settings.",
+    ),
+    # REQ: what the container asks for
+    "OCIGPU-REQ-1": Code(
+        "The container's device request cannot be understood.",
+        "NVIDIA_VISIBLE_DEVICES takes all, none, void, or a comma list of indices, UUIDs, PCI bus ids or MIG devices.",
+    ),
+    "OCIGPU-REQ-2": Code(
+        "The container asks for a driver capability that does not exist or is not permitted.",
+        "NVIDIA_DRIVER_CAPABILITIES takes compute, utility, video, graphics, display, ngx, compat32 or all.",
+    ),
+    "OCIGPU-REQ-3": Code(
+        "A NVIDIA_REQUIRE_* condition does not hold on this host.",
+        "Update the driver, use an older image, or set NVIDIA_DISABLE_REQUIRE=1 to start anyway.",
+    ),
+    "OCIGPU-REQ-4": Code(
+        "A NVIDIA_REQUIRE_* condition cannot be understood.",
+        'Write conditions like "cuda>=12.4 brand=tesla,driver>=535"; names are cuda, driver, arch, brand.',
+    ),
+    "OCIGPU-REQ-5": Code(
+        "NVIDIA_MIG_CONFIG_DEVICES or NVIDIA_MIG_MONITOR_DEVICES was set in a container without CAP_SYS_ADMIN.",
+        "Start the container privileged, or remove the variable.",
+    ),
+    "OCIGPU-REQ-6": Code(
+        "NVIDIA_IMEX_CHANNELS is not a list of channel numbers.", "Use a comma list of numbers from 0 to 1048575."
+    ),
+    # HOST: driver and facts
+    "OCIGPU-HOST-1": Code(
+        "No NVIDIA driver was found on this host.",
+        "Install the driver and load it (nvidia-smi must work), or set driver.root for a driver container.",
+    ),
+    "OCIGPU-HOST-2": Code(
+        "The loaded kernel module and the driver libraries are of different versions.",
+        "Reboot, or unload and load the nvidia kernel modules after the update.",
+    ),
+    "OCIGPU-HOST-3": Code("A host file that describes the driver cannot be read.", "See the cause in the message."),
+    "OCIGPU-HOST-4": Code(
+        "A kernel module of the driver could not be loaded.",
+        "See dmesg, and run modprobe for it by hand; often it was not built for the running kernel.",
+    ),
+    # DEV: devices
+    "OCIGPU-DEV-1": Code("The container asks for a GPU that this host does not have.", "Run: ocigpu list"),
+    "OCIGPU-DEV-2": Code(
+        "The requested GPU is there but cannot be given: the driver reports an error for it.",
+        "See dmesg for Xid messages; reset or replace the GPU.",
+    ),
+    "OCIGPU-DEV-3": Code("A device node could neither be created nor bind-mounted.", "See the cause in the message."),
+    "OCIGPU-DEV-4": Code(
+        "The device numbers of a driver component are unknown.",
+        "Load the kernel module that the message names, then start the container again.",
+    ),
+    "OCIGPU-DEV-5": Code(
+        "A device node of the host, or its link in /dev/char, could not be made or put right.",
+        "It needs root outside of user namespaces (CAP_MKNOD), and a /dev that can be written to.",
+    ),
+    # LIB: libraries
+    "OCIGPU-LIB-1": Code(
+        "A driver library that the request cannot do without was not found.",
+        "Check that the driver's user-space libraries are installed and of the kernel module's version.",
+    ),
+    # NS: namespaces and processes
+    "OCIGPU-NS-1": Code(
+        "The container's process is gone, or is not the container.", "The container failed before the hook ran."
+    ),
+    "OCIGPU-NS-2": Code("The container's namespaces could not be entered.", "See the cause in the message."),
+    # MNT: applying
+    "OCIGPU-MNT-1": Code(
+        "A file or directory could not be mounted into the container.", "See the cause in the message."
+    ),
+    "OCIGPU-MNT-2": Code(
+        "A path inside the container cannot be used as a target.",
+        "The image has something unexpected at that path; see the message.",
+    ),
+    "OCIGPU-MNT-3": Code("A link could not be made in the container.", "See the cause in the message."),
+    # CG: device cgroup
+    "OCIGPU-CG-1": Code(
+        "The container's device cgroup could not be found or changed.",
+        "Set no-cgroups = true only if something else controls device access.",
+    ),
+    # LD: ldconfig
+    "OCIGPU-LD-1": Code(
+        "The host's ldconfig could not be run for the container.", "Check the ldconfig setting; see the message."
+    ),
+    # CDI: specifications and devices named by them
+    "OCIGPU-CDI-1": Code(
+        "A CDI device name or CDI annotation cannot be understood.",
+        "A device is named vendor/class=device, for example nvidia.com/gpu=0; several are separated by commas.",
+    ),
+    "OCIGPU-CDI-2": Code(
+        "A CDI specification file cannot be read, or is not one YAML or JSON document within the limits.",
+        "Correct the file, write it again (ocigpu cdi generate --output FILE) or remove it; other files stay usable.",
+    ),
+    "OCIGPU-CDI-3": Code(
+        "A CDI specification breaks a rule of the CDI specification.", "Run: ocigpu cdi validate FILE"
+    ),
+    "OCIGPU-CDI-4": Code(
+        "The container asks for a CDI device that no specification defines.",
+        "See what there is: ocigpu cdi list; write what is missing: ocigpu cdi generate --output /etc/cdi/nvidia.yaml",
+    ),
+    "OCIGPU-CDI-5": Code(
+        "Two CDI specifications of the same directory define the requested device.",
+        "Remove one of the files that the message names, or move it to another directory; see ocigpu cdi validate.",
+    ),
+    "OCIGPU-CDI-6": Code(
+        "A CDI specification asks for something that this host does not have or that cannot be applied.",
+        "Often the specification is older than the host's state: ocigpu cdi refresh --output FILE, for one of ours.",
+    ),
+    "OCIGPU-CDI-7": Code(
+        "No CDI specification could be generated; nothing was written, and a file from before is unchanged.",
+        "See what the host has: ocigpu facts; modes and options: ocigpu cdi generate --help",
+    ),
+    "OCIGPU-CDI-8": Code(
+        "A CDI specification could not be written; a file that was there before is unchanged.",
+        "See the cause in the message: often a missing right, a read-only file system or a full disk.",
+    ),
+    # CTR: containers that exist, found and looked at
+    "OCIGPU-CTR-1": Code(
+        "No container of this host has that id or name.",
+        "See what there is: ocigpu ps --all; for a runtime that keeps its state elsewhere, name it with --root.",
+    ),
+    "OCIGPU-CTR-2": Code("Several containers have that name, or ids that begin like that.", "Give the whole id."),
+    "OCIGPU-CTR-3": Code(
+        "The container does not run, so it cannot be looked into.", "Start it; ocigpu ps --all shows its status."
+    ),
+    "OCIGPU-CTR-4": Code(
+        "It could not be found out what the running container can reach.",
+        "See the cause in the message; a paused container must be resumed, a driver that hangs needs its GPU reset.",
+    ),
+    "OCIGPU-CTR-5": Code(
+        "A GPU could not be given to a running container, or taken from it; everything begun was undone.",
+        "See the cause in the message; what the container has now: ocigpu verify CONTAINER.",
+    ),
+    "OCIGPU-CTR-6": Code(
+        "Changing or entering a running container needs root of the machine.", "Run it as root: sudo ocigpu ..."
+    ),
+    "OCIGPU-CTR-7": Code(
+        "Processes of the container have the GPU open.",
+        "End them first, or use --force: open descriptors keep working, whatever the device cgroup says then.",
+    ),
+    # ENG: configuration of container engines
+    "OCIGPU-ENG-1": Code(
+        "A configuration file of a container engine cannot be read or understood; nothing was changed.",
+        "Correct the file at the line that the message names, then try again.",
+    ),
+    "OCIGPU-ENG-2": Code(
+        "A configuration file of a container engine holds something that forbids the change; nothing was changed.",
+        "See the message: change that setting by hand, or choose another file or name.",
+    ),
+    "OCIGPU-ENG-3": Code(
+        "The container engine's own check refuses the new configuration, or reads it otherwise than meant; nothing was "
+        "changed.",
+        "See the engine's message; often the file was wrong before: run the same check on the file as it is.",
+    ),
+    "OCIGPU-ENG-4": Code(
+        "A configuration file of a container engine could not be written; the file is as it was.",
+        "See the cause in the message: a missing right, a read-only file system, or a directory that others can write.",
+    ),
+    "OCIGPU-ENG-5": Code(
+        "The installed container engine does not have what was asked for, or ocigpu's program for it is missing.",
+        "See the message: install ocigpu or a newer engine, or leave the option out.",
+    ),
+    # KUBE: device plugin
+    "OCIGPU-KUBE-1": Code(
+        "The configuration of the Kubernetes device plugin cannot be read or understood.",
+        "The message names the key, variable or option; the file has the schema of NVIDIA's device plugin.",
+    ),
+    "OCIGPU-KUBE-2": Code(
+        "The kubelet asks for devices that cannot be given to a container.",
+        "See the cause in the message; delete the pod, so that its controller makes another.",
+    ),
+    "OCIGPU-KUBE-3": Code(
+        "The Kubernetes device plugin cannot do its work: its socket, or what it is made of.",
+        "See the cause in the message; it must run as root, with the kubelet's directory of device plugins.",
+    ),
+    "OCIGPU-KUBE-4": Code(
+        "The options or the collectors file of the metrics exporter cannot be read, understood or obeyed.",
+        'The message names the line, option or variable; "ocigpu exporter --print-collectors" prints a good file.',
+    ),
+    "OCIGPU-KUBE-5": Code(
+        "The API server of the cluster cannot be reached, or refuses what the service account asks for.",
+        "See the words in the message: rights are in packaging/kubernetes, 404 means a missing type of resource.",
+    ),
+    "OCIGPU-KUBE-6": Code(
+        "A control daemon of CUDA's Multi-Process Service cannot be run; its resource is not offered meanwhile.",
+        "See the cause in the message; it needs a privileged pod with the driver's programs, and GPUs nobody uses.",
+    ),
+    "OCIGPU-KUBE-7": Code(
+        "The driver gives no answer about GPUs that are on the PCI bus, so the node cannot be labelled.",
+        "Look for the reason on the node: ocigpu doctor; in a pod the runtime must give it the GPUs.",
+    ),
+    "OCIGPU-KUBE-8": Code(
+        "ocigpu could not be installed on this node, or its container engine not told of it.",
+        "See the cause in the message, in the pod's log and in the node's annotation ocigpu/runtime.",
+    ),
+    # SIM: simulated host
+    "OCIGPU-SIM-1": Code("The simulated host could not be made or read.", "See the cause in the message."),
+    # DEMO: ocigpu demo
+    "OCIGPU-DEMO-1": Code(
+        "The demo cannot be run here: something that it needs is missing.",
+        "Run it as root on a machine with runc or crun, and with busybox (package busybox-static).",
+    ),
+    "OCIGPU-DEMO-2": Code(
+        "A step of the demo did not give the expected result.",
+        "The message says what was expected; the container's own output is above it.",
+    ),
+    # TRC: traces
+    "OCIGPU-TRC-1": Code("The trace cannot be read.", "See the cause in the message."),
+    "OCIGPU-TRC-2": Code(
+        "The file has no start of a container, or none of the container that was named.",
+        "Start the container with OCIGPU_TRACE=FILE in the environment of ocigpu-runtime, or with the setting trace.",
+    ),
+    # INT: defects
+    "OCIGPU-INT-1": Code(
+        "An unexpected error inside ocigpu: a defect.", "Set OCIGPU_DEBUG=1 for a traceback and report it."
+    ),
+    "OCIGPU-INT-2": Code(
+        "The process that works inside the container was killed before it was done.",
+        "What it had done was undone; look for the out-of-memory killer in dmesg, then start the container again.",
+    ),
+    "OCIGPU-INT-3": Code(
+        "The Python that ocigpu was installed for, or a part of ocigpu itself, is missing or damaged.",
+        "Install that Python and ocigpu again, the way they were installed: packages, make install or pipx.",
+    ),
+    "OCIGPU-INT-4": Code(
+        "The system refused something that every program needs: a process, memory, an open file or space on a disk.",
+        "Look at the limits (ulimit -a, pids.max and memory.max of the cgroup), disks and dmesg, then start it again.",
+    ),
+    "OCIGPU-INT-5": Code(
+        "Something that a start needs gave no answer in time; the message names the step and its path.",
+        "A file system that hangs, as a rule: look at the path's mount (findmnt --target PATH) and at dmesg.",
+    ),
+}

@@ -1,0 +1,119 @@
+"""config.json as a raw document: names, strict reading of its text, and finding things in it.  Pure."""
+
+import os
+
+from ocigpu.core import rawjson
+from ocigpu.core.errors import SpecError, printable
+
+TYPE_CHECKING = False
+
+if TYPE_CHECKING:
+    from typing import Any, NamedTuple
+
+else:
+    from ocigpu.core.record import NamedTuple
+
+
+MAX_CONFIG_BYTES = 32 << 20
+
+
+GROUPS = "ocigpu/declared-groups"
+"""Annotation that says which of process.user.additionalGids are ours (:mod:`ocigpu.system.groups`)."""
+
+
+VENDOR_HOOKS = ("nvidia-container-runtime-hook", "nvidia-container-toolkit")
+
+
+OUR_HOOK = "ocigpu-hook"
+
+
+DECLARED = "ocigpu/declared"
+"""Annotation that says what of a config.json mode ``spec`` has put there (:mod:`ocigpu.bundle.from_plan`)."""
+
+
+HOOK_ENVIRONMENT = ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C.UTF-8"]
+"""Explicit and complete: a hook with ``env`` gets nothing else (runtime-spec, POSIX platform hooks)."""
+
+
+class Document(NamedTuple):
+    """A config.json: its path, the parsed object, and mode, uid and gid of the file."""
+
+    path: str
+    config: "dict[str, Any]"
+    mode: int
+    uid: int
+    gid: int
+
+
+def parse_json(text: bytes, what: str, code: str = "OCIGPU-SPEC-2") -> "dict[str, Any]":
+    """Return the JSON object of ``text``; ``what`` names it in messages.
+
+    Raises SpecError with ``code`` for anything but one object in UTF-8 without duplicate keys, NaN or infinities:
+    readers differ on those (Go merges duplicate objects, Python keeps the last).
+    """
+    try:
+        value = rawjson.parse(text.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise SpecError(code, f"{what}: not UTF-8 at byte {error.start}") from error
+    except (ValueError, RecursionError) as error:
+        message = printable(str(error), 200)
+        if line := getattr(error, "lineno", 0):  # json.JSONDecodeError, which is not imported for this
+            message = f"line {line} column {error.colno}: {error.msg}"  # type: ignore[union-attr]
+        raise SpecError(code, f"{what}: {message}") from error
+    if not isinstance(value, dict):
+        raise SpecError(code, f"{what}: not a JSON object")
+    return value
+
+
+def get_object(parent: "Any", name: str) -> "dict[str, Any]":
+    """Return the object ``parent[name]``, or an empty one when it is absent or of another type."""
+    value = parent.get(name) if isinstance(parent, dict) else None
+    return value if isinstance(value, dict) else {}
+
+
+def get_list(parent: "Any", name: str) -> "list[Any]":
+    """Return the list ``parent[name]``, or an empty one when it is absent or of another type."""
+    value = parent.get(name) if isinstance(parent, dict) else None
+    return value if isinstance(value, list) else []
+
+
+def has_user_namespace(config: "dict[str, Any]") -> bool:
+    """Tell whether the container gets, or joins, a user namespace."""
+    namespaces = get_list(get_object(config, "linux"), "namespaces")
+    return any(isinstance(item, dict) and item.get("type") == "user" for item in namespaces)
+
+
+def get_rules(config: "dict[str, Any]") -> "list[Any]":
+    """Return linux.resources.devices, or an empty list."""
+    return get_list(get_object(get_object(config, "linux"), "resources"), "devices")
+
+
+def rootfs_path(config: "dict[str, Any]", bundle: str) -> str:
+    """Return the absolute path of the container's root: ``root.path``, relative to the bundle (runtime-spec, root).
+
+    Raises SpecError OCIGPU-SPEC-3 when there is none.
+    """
+    path = get_object(config, "root").get("path")
+    if not isinstance(path, str) or not is_path(path):
+        raise SpecError("OCIGPU-SPEC-3", f"{os.path.join(bundle, 'config.json')}: root.path is missing")
+    return os.path.normpath(os.path.join(os.path.abspath(bundle or "."), path))
+
+
+def is_path(text: str) -> bool:
+    """Tell whether a text of a JSON document can be a path: neither empty, nor with NUL or half a surrogate pair.
+
+    Of such halves Python makes bytes or an error, and Go, which the runtime is written in, another character.
+    """
+    if not text or "\0" in text:
+        return False
+    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def find(parent: "dict[str, Any]", name: str, kind: type, path: str) -> "Any":
+    """Return ``parent[name]``, or an empty one when it is missing or null; another type is OCIGPU-SPEC-3."""
+    value = parent.get(name)
+    if value is None:
+        return kind()
+    if not isinstance(value, kind):
+        raise SpecError("OCIGPU-SPEC-3", f"config.json: {path} is not {'an object' if kind is dict else 'a list'}")
+    return value

@@ -1,0 +1,115 @@
+"""Errors with stable codes.
+
+Shown to a user as two lines at most::
+
+    ocigpu-hook: OCIGPU-DEV-1: no such device "9": GPU indices are 0-7
+    hint: ...
+
+Every code is listed in :data:`ocigpu.core.codes.CODES` with its cause and fix.
+"""
+
+import errno
+import os
+
+
+class OcigpuError(Exception):
+    """An error for a user: ``code`` of :data:`ocigpu.core.codes.CODES`, ``message`` of one line."""
+
+    exit_code = 1
+
+    def __init__(self, code: str, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self._hint = hint
+
+    @property
+    def hint(self) -> str:
+        """What to do about it: what was given with the error, else the code's fix; "" for nothing."""
+        if self._hint is not None:
+            return self._hint
+        from ocigpu.core.codes import CODES
+
+        return CODES[self.code].fix
+
+    def render(self, program: str) -> str:
+        """Return the one or two lines shown on standard error, without a final newline."""
+        line = f"{program}: {self.code}: {printable(self.message)}"
+        return f"{line}\nhint: {self.hint}" if self.hint else line
+
+
+class UsageError(OcigpuError):
+    """A command line of ours that cannot be understood; exit status 2."""
+
+    exit_code = 2
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__("OCIGPU-ARG-1", message, hint)
+
+
+class SettingsError(OcigpuError):
+    """The operator must act: settings."""
+
+
+class SpecError(OcigpuError):
+    """The engine must act: bundle, config.json or OCI state."""
+
+
+class RequestError(OcigpuError):
+    """The image or pod asks for something impossible."""
+
+
+class HostError(OcigpuError):
+    """The host lacks something: driver, node, file."""
+
+
+class CdiError(OcigpuError):
+    """A CDI specification, or a device named by one, cannot be used."""
+
+
+class ApplyError(OcigpuError):
+    """The kernel refused an action; ``errno`` is its number or 0."""
+
+    def __init__(self, code: str, message: str, hint: str | None = None, errno: int = 0) -> None:
+        super().__init__(code, message, hint)
+        self.errno = errno
+
+
+REFUSALS = {
+    errno.EAGAIN: "start a process",
+    errno.ENOMEM: "get memory",
+    errno.EMFILE: "open a file",
+    errno.ENFILE: "open a file",
+    errno.ENOSPC: "write",
+    errno.EDQUOT: "write",
+    errno.EROFS: "write",
+    errno.EIO: "read or write",
+}
+"""What the system refuses with these errors, where nobody was prepared for it."""
+
+
+def as_own_error(error: BaseException) -> OcigpuError:
+    """Return an error that nobody was prepared for as one of ours.
+
+    OCIGPU-INT-4 when the machine is out of something or a disk fails, else OCIGPU-INT-1, a defect.
+    """
+    if isinstance(error, OcigpuError):
+        return error
+    if isinstance(error, MemoryError):
+        error = OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+    if isinstance(error, OSError) and error.errno in REFUSALS:
+        where = f" {error.filename}" if isinstance(error.filename, str) else ""
+        return OcigpuError("OCIGPU-INT-4", f"{REFUSALS[error.errno]}{where}: {error.strerror}")
+    return OcigpuError("OCIGPU-INT-1", f"{type(error).__name__}: {error}")
+
+
+def printable(text: str, limit: int = 2000) -> str:
+    """Return text with control characters escaped and at most ``limit`` characters: text of an image may be hostile."""
+    if len(text) > limit:
+        text = text[:limit] + "..."
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in text)
+
+
+def quoted(text: str, limit: int = 120) -> str:
+    """Return text of foreign origin in double quotes, escaped and shortened, for use inside a message."""
+    return '"' + printable(text, limit) + '"'

@@ -1,0 +1,205 @@
+"""Settings of the hot path: read plainly, with the standard library only.
+
+``/etc/ocigpu/config.toml``, or the file named by ``OCIGPU_CONFIG`` in the environment of the shim or the operator's
+CLI (a hook gets it as an argument, never from its environment).  The same table of keys feeds the pydantic model of
+``ocigpu config check``; a test holds both to the same answers.
+"""
+
+from ocigpu.core.errors import SettingsError, quoted
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NamedTuple
+else:
+    from ocigpu.core.record import NamedTuple
+
+
+DEFAULT_PATH = "/etc/ocigpu/config.toml"
+MODES = {"auto": "hook", "hook": "hook", "legacy": "hook", "spec": "spec", "jit-cdi": "spec", "cdi": "cdi"}
+"""Accepted values of ``mode`` and what they mean.
+
+``auto`` and ``spec`` become ``cdi`` for a container whose devices are all named by fully qualified CDI names.
+"""
+MODES_WITH_CDI = ("auto", "spec", "jit-cdi", "cdi")
+"""Modes in which such names, and annotations, are understood."""
+LOG_LEVELS = ("error", "warning", "info", "debug")
+CAPABILITIES = ("compat32", "compute", "display", "graphics", "ngx", "utility", "video")
+"""Every value of NVIDIA_DRIVER_CAPABILITIES but ``all``, sorted."""
+COMPAT_MODES = ("ldconfig", "disabled")
+
+
+class Settings(NamedTuple):
+    """All settings; field names are the keys below with ``.`` and ``-`` turned into ``_``."""
+
+    mode: str = "auto"
+    disable_require: bool = False
+    swarm_resource: str = ""
+    accept_nvidia_visible_devices_envvar_when_unprivileged: bool = True
+    accept_nvidia_visible_devices_as_volume_mounts: bool = False
+    supported_driver_capabilities: str = ",".join(CAPABILITIES)
+    no_cgroups: bool = False
+    ldconfig: str = ""
+    cuda_compat_mode: str = "ldconfig"
+    driver_root: str = "/"
+    driver_dev_root: str = ""
+    driver_ldcache: str = "/etc/ld.so.cache"
+    runtime_runtimes: tuple[str, ...] = ("runc", "crun")
+    runtime_log: str = ""
+    runtime_log_level: str = "info"
+    hook_path: str = ""
+    hook_log: str = ""
+    features_ignore_imex_channel_requests: bool = False
+    features_no_additional_gids_for_device_nodes: bool = False
+    cdi_spec_dirs: tuple[str, ...] = ("/etc/cdi", "/var/run/cdi")
+    cdi_default_kind: str = "nvidia.com/gpu"
+    cdi_annotation_prefixes: tuple[str, ...] = ("cdi.k8s.io/",)
+    cdi_engine_filters_annotations: bool = False
+    cdi_environment_vendors: tuple[str, ...] = ("nvidia.com", "amd.com", "k8s.device-plugin.nvidia.com")
+    trace: str = ""
+    simulation_root: str = ""
+    path: str = ""
+
+
+class Key(NamedTuple):
+    """One key of the file: dotted ``name``, ``kind`` ("bool", "string", "path", "list", "paths") and what it means."""
+
+    name: str
+    kind: str
+    meaning: str
+    choices: tuple[str, ...] = ()
+
+    @property
+    def field(self) -> str:
+        return self.name.replace(".", "_").replace("-", "_")
+
+
+KEYS = (
+    Key("mode", "string", "how containers get their GPUs", tuple(MODES)),
+    Key("disable-require", "bool", "ignore NVIDIA_REQUIRE_* conditions"),
+    Key("swarm-resource", "string", "comma list of variables that are used instead of NVIDIA_VISIBLE_DEVICES"),
+    Key(
+        "accept-nvidia-visible-devices-envvar-when-unprivileged",
+        "bool",
+        "obey the request variables of containers without CAP_SYS_ADMIN",
+    ),
+    Key(
+        "accept-nvidia-visible-devices-as-volume-mounts",
+        "bool",
+        "obey mounts of /dev/null below /var/run/nvidia-container-devices",
+    ),
+    Key("supported-driver-capabilities", "string", "comma list of driver capabilities that containers may have"),
+    Key("no-cgroups", "bool", "leave device cgroups alone"),
+    Key("ldconfig", "path", "the host's ldconfig; empty: /sbin/ldconfig.real or /sbin/ldconfig"),
+    Key("cuda-compat-mode", "string", "CUDA forward-compatibility libraries of the image", COMPAT_MODES),
+    Key("driver.root", "path", "where the driver's files are; not / for driver containers"),
+    Key("driver.dev-root", "path", "where the driver's device nodes are; empty: driver root if it has nodes, else /"),
+    Key("driver.ldcache", "path", "the loader's cache below the driver root"),
+    Key("runtime.runtimes", "list", "low-level runtimes, first one found wins"),
+    Key("runtime.log", "path", "log file of the shim; empty: only the file the engine names"),
+    Key("runtime.log-level", "string", "least severe level that is logged", LOG_LEVELS),
+    Key("hook.path", "path", "ocigpu-hook; empty: beside ocigpu-runtime"),
+    Key("hook.log", "path", "log file of the hook; empty: none"),
+    Key("features.ignore-imex-channel-requests", "bool", "ignore NVIDIA_IMEX_CHANNELS"),
+    Key(
+        "features.no-additional-gids-for-device-nodes",
+        "bool",
+        "leave users of containers out of the groups that device nodes are open to",
+    ),
+    Key("cdi.spec-dirs", "paths", "directories of CDI specifications, a later one wins"),
+    Key("cdi.default-kind", "string", "CDI kind of devices that are named without one, vendor/class"),
+    Key("cdi.annotation-prefixes", "list", "prefixes of annotations that name CDI devices"),
+    Key(
+        "cdi.engine-filters-annotations",
+        "bool",
+        "no image and no author of a pod can write such annotations: obey them where variables are not obeyed",
+    ),
+    Key(
+        "cdi.environment-vendors",
+        "list",
+        "vendors (of NVIDIA and AMD: their GPUs) and kinds, vendor/class, of CDI devices that a container without"
+        " CAP_SYS_ADMIN may name in variables and annotations, which its image can set",
+    ),
+    Key("trace", "path", "file that gets a line for each step of shim and hook (ocigpu trace FILE); empty: none"),
+    Key("simulation.root", "path", "a simulated host made by ocigpu sim create; empty: the real host"),
+)
+
+
+def parse_settings(document: "dict[str, Any]", path: str = "") -> Settings:
+    """Return the settings of a parsed TOML document laid over the defaults.
+
+    Raises SettingsError (OCIGPU-SET-2) naming ``path`` and the key for an unknown key, a wrong type, or a value
+    outside the key's choices.
+    """
+    known = {key.name: key for key in KEYS}
+    tables = {name.split(".")[0] for name in known if "." in name}
+    values: dict[str, Any] = {}
+    for name, value in _flatten(document, tables, path):
+        key = known.get(name)
+        if key is None:
+            raise _unknown(name, list(known), path)
+        values[key.field] = _value(key, value, path)
+    return Settings(**values, path=path)
+
+
+def _flatten(document: "dict[str, Any]", tables: set[str], path: str) -> "list[tuple[str, Any]]":
+    pairs: list[tuple[str, Any]] = []
+    for name, value in document.items():
+        if name in tables:
+            if not isinstance(value, dict):
+                raise SettingsError("OCIGPU-SET-2", f"{path}: {name} is not a table")
+            pairs.extend((f"{name}.{inner}", inner_value) for inner, inner_value in value.items())
+        else:
+            pairs.append((f'"{name}"' if "." in name else name, value))  # "driver.root" in quotes is not driver.root
+    return pairs
+
+
+def _unknown(name: str, known: list[str], path: str) -> SettingsError:
+    import difflib
+
+    near = difflib.get_close_matches(name, known, 1, 0.5)
+    hint = f"did you mean {near[0]}?" if near else "ocigpu config keys lists all keys"
+    return SettingsError("OCIGPU-SET-2", f"{path}: unknown key {quoted(name)}", hint)
+
+
+def _value(key: Key, value: "Any", path: str) -> "Any":
+    wrong = SettingsError("OCIGPU-SET-2", f"{path}: {key.name}: expected a {key.kind}, found {_shown(value)}", "")
+    if key.kind == "bool":
+        if not isinstance(value, bool):
+            raise wrong
+        return value
+    if key.kind in ("list", "paths"):
+        if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
+            raise wrong
+        for item in value:
+            if key.kind == "paths" and (not item.startswith("/") or "\0" in item):
+                raise SettingsError("OCIGPU-SET-2", f"{path}: {key.name}: {quoted(item)} is not an absolute path", "")
+        return tuple(value)
+    if not isinstance(value, str) or "\0" in value:
+        raise wrong
+    if key.choices and value not in key.choices:
+        raise SettingsError(
+            "OCIGPU-SET-2", f"{path}: {key.name}: {quoted(value)} is not one of {', '.join(key.choices)}", ""
+        )
+    if key.name == "ldconfig":
+        value = value.removeprefix("@")  # the vendor's mark for "a path of the host": here it always is
+    if key.kind == "path" and value and not value.startswith("/"):
+        raise SettingsError("OCIGPU-SET-2", f"{path}: {key.name}: {quoted(value)} is not an absolute path", "")
+    if key.name == "cdi.default-kind":
+        from ocigpu.core.cdi_names import check_kind
+
+        if problem := check_kind(value):
+            raise SettingsError("OCIGPU-SET-2", f"{path}: {key.name}: {quoted(value)}: {problem}", "")
+    if key.name == "supported-driver-capabilities" and value != "all":
+        for item in filter(None, (part.strip() for part in value.split(","))):
+            if item not in CAPABILITIES:
+                raise SettingsError(
+                    "OCIGPU-SET-2", f"{path}: {key.name}: {quoted(item)} is not one of {', '.join(CAPABILITIES)}", ""
+                )
+    return value
+
+
+def _shown(value: "Any") -> str:
+    try:
+        return quoted(repr(value))
+    except (ValueError, RecursionError):  # a number of thousands of digits, which TOML may write in hexadecimal; depth
+        return f"a {type(value).__name__}"

@@ -1,0 +1,178 @@
+"""``ocigpu-hook create-symlinks ...``: the hooks of a CDI specification, in a container that is being created.
+
+An OCI runtime starts them at the createContainer stage, in the container's namespaces, while the host's files are still
+in sight (runtime-spec, config.md, "createContainer Hooks"), with the container's state on standard input.
+"""
+
+import os
+import stat
+
+from ocigpu.bundle.edit import check_can_have_gpus, read_config
+from ocigpu.cdi.hook_words import (
+    OPTIONS,
+    CreateSymlinks,
+    DisableDeviceNodeModification,
+    EnableCudaCompat,
+    UpdateApplicationProfile,
+    UpdateLdCache,
+    parse_hook,
+)
+from ocigpu.core.config_json import rootfs_path
+from ocigpu.core.errors import SpecError, quoted
+from ocigpu.entry.cdi_hook_plan import DriverProc, HookFacts, link_target, plan_hooks
+from ocigpu.entry.state import parse_state, read_state
+from ocigpu.gpus.nvidia.procfs import parse_devices, read_capabilities, read_proc_files, read_proc_gpus
+from ocigpu.gpus.tree import read_text
+from ocigpu.provision.apply import provision_here
+from ocigpu.provision.compat import read_compat
+from ocigpu.provision.image import open_rootfs, read_nvidia_nodes
+from ocigpu.provision.inside import exists_inside, status_inside
+from ocigpu.provision.loader import LoaderFacts, read_loader_facts
+from ocigpu.provision.sonames import SonameLinks, read_soname_links
+from ocigpu.system.log import get_trace, traced
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ocigpu.cdi.hook_words import Command
+    from ocigpu.core.settings import Settings
+
+
+def is_cdi_call(words: list[str]) -> bool:
+    """Tell whether the words after a program's options are a call of CDI hooks.
+
+    Names that we do not know count too when they are spelt as those hooks are, with a hyphen: a specification may be
+    newer than this program.  A misspelt stage of the runtime-spec ("prestrat") has none.
+    """
+    return bool(words) and (words[0] == "hook" or words[0] in OPTIONS or "-" in words[0][1:])
+
+
+def run_cdi_hook(words: list[str], settings: "Settings") -> tuple[str, ...]:
+    """Do what the words ask for in the container of the OCI state; return notes, a sentence each.
+
+    All sub-commands are done or none is: raises OcigpuError after
+    everything begun was undone (OCIGPU-ARG-1, -SPEC-1 to -5, -HOST-3 and what provision_here raises).
+    """
+    call = parse_hook(words)
+    notes = [f"CDI hook {quoted(name)} is not known and was left out" for name in call.unknown]
+    if not call.commands:
+        return (*notes,) or ("no CDI hook was named",)
+    text = read_state(call.state_file)
+    if trace := get_trace():
+        trace.name(text)
+    rootfs = traced(("state",), find_rootfs, text)
+    commands = tuple(_with_real_ldconfig(command) for command in call.commands)
+    root_fd = open_rootfs(rootfs)
+    try:
+        facts = traced(("facts", rootfs), read_hook_facts, root_fd, commands)
+    finally:
+        os.close(root_fd)
+    plan = traced(("plan",), plan_hooks, commands, facts, settings)
+    notes += plan.notes
+    if plan.actions:
+        notes += provision_here(plan, rootfs, settings)
+    return tuple(notes)
+
+
+def find_rootfs(text: bytes) -> str:
+    """Return the path of the container's root directory: of the state (crun says it), else of the bundle's config.json.
+
+    Raises SpecError: OCIGPU-SPEC-5 for what is no state, -1 and -2 for the bundle, -3 when its container has no root
+    or no mount namespace, or when the root is the host's.
+    """
+    state = parse_state(text, wants_pid=False)
+    if state.root:
+        rootfs = os.path.normpath(os.path.join(state.bundle, state.root))
+    else:
+        document = read_config(state.bundle)
+        check_can_have_gpus(document.config, document.path)
+        rootfs = rootfs_path(document.config, state.bundle)
+    try:
+        found = os.stat(rootfs)
+    except OSError as error:
+        raise SpecError("OCIGPU-SPEC-3", f"open rootfs {rootfs}: {error.strerror}") from error
+    if not stat.S_ISDIR(found.st_mode) or os.path.samestat(found, os.stat("/")):
+        raise SpecError("OCIGPU-SPEC-3", f"open rootfs {rootfs}: not a directory below the host's root")
+    return rootfs
+
+
+def _with_real_ldconfig(command: "Command") -> "Command":
+    """Return the command with the program itself where the host has a script under ldconfig's name (Ubuntu)."""
+    if isinstance(command, UpdateLdCache) and command.ldconfig:
+        script = command.ldconfig.removesuffix(".real")
+        real = f"{script}.real"
+        return command._replace(ldconfig=real if os.path.exists(real) else script)
+    return command
+
+
+def read_hook_facts(root_fd: int, commands: "tuple[Command, ...]") -> HookFacts:
+    """Return what the commands need to know of the container below ``root_fd``, and of the host's procfs.
+
+    Raises HostError OCIGPU-HOST-3 when a file of the host's procfs is there and cannot be read.
+    """
+    kinds = {type(command) for command in commands}
+    targets: list[str] = []
+    kept: list[str] = []
+    compat = None
+    proc = DriverProc("")
+    for command in commands:
+        if isinstance(command, CreateSymlinks):
+            targets += [link_target(target, path) for target, path in command.device_links]
+            kept += [path for target, path in command.links if _stays(root_fd, target, path)]
+        elif isinstance(command, EnableCudaCompat):
+            compat = read_compat(root_fd, command.container_root)
+        elif isinstance(command, DisableDeviceNodeModification):
+            proc = read_driver_proc(command.driver_proc)
+    if UpdateApplicationProfile in kinds and DisableDeviceNodeModification not in kinds:
+        proc = read_driver_proc("/proc/driver/nvidia", majors_only=True)
+    wants_nodes = kinds & {DisableDeviceNodeModification, UpdateApplicationProfile}
+    return HookFacts(
+        nodes=read_nvidia_nodes(root_fd) if wants_nodes else (),
+        device_targets=tuple(path for path in dict.fromkeys(targets) if _is_device(root_fd, path)),
+        kept_files=tuple(kept),
+        loader=read_loader_facts(root_fd) if kinds & {EnableCudaCompat, UpdateLdCache} else LoaderFacts(),
+        compat=compat,
+        driver_proc=proc,
+        sonames=_read_sonames(root_fd, commands),
+    )
+
+
+def _read_sonames(root_fd: int, commands: "tuple[Command, ...]") -> SonameLinks:
+    """Return the SONAME links that folders of update-ldcache lack: the vendor's ldconfig would make them."""
+    folders = tuple(f for command in commands if isinstance(command, UpdateLdCache) for f in command.folders)
+    if not folders:
+        return SonameLinks()
+    given = tuple(link for command in commands if isinstance(command, CreateSymlinks) for link in command.links)
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape", newline="\n") as file:
+        return read_soname_links(root_fd, folders, given, file.read())
+
+
+def _stays(root_fd: int, target: str, path: str) -> bool:
+    """Tell whether the image has a regular file at the place of a link, and nothing where the link would lead."""
+    status = status_inside(root_fd, path, os.O_NOFOLLOW)
+    if status is None or not stat.S_ISREG(status.st_mode):
+        return False
+    return not exists_inside(root_fd, os.path.join(os.path.dirname(path), target))
+
+
+def _is_device(root_fd: int, path: str) -> bool:
+    status = status_inside(root_fd, path)
+    return status is not None and stat.S_ISCHR(status.st_mode)
+
+
+def read_driver_proc(directory: str, majors_only: bool = False) -> DriverProc:
+    """Return what the driver's procfs tree of the host says; its majors are in ``devices`` two directories above."""
+    proc, _, below = directory.rstrip("/").rpartition("/driver/")
+    majors = dict(parse_devices(read_text(f"{proc}/devices") or "")) if below == "nvidia" else {}
+    found = DriverProc(
+        "",
+        gpu_major=majors.get("nvidia", majors.get("nvidia-frontend", -1)),
+        caps_major=majors.get("nvidia-caps", -1),
+    )
+    if majors_only or not os.path.isdir(directory):
+        return found
+    return found._replace(
+        directory=directory.rstrip("/"),
+        files=read_proc_files(directory),
+        gpus=read_proc_gpus(directory),
+        capabilities=read_capabilities(directory),
+    )

@@ -1,0 +1,176 @@
+"""AMD GPUs as sysfs shows them: the PCI functions of amdgpu, their DRM nodes, KFD's topology, partitions.
+
+Sources: Documentation/gpu/amdgpu of the kernel, drivers/gpu/drm/amd/amdkfd/kfd_topology.c (files below
+/sys/class/kfd/kfd/topology/nodes) and drivers/gpu/drm/amd/amdxcp (a platform device "amdgpu_xcp..." for each possible
+further partition of a GPU).  A partition slot that is not in use has DRM nodes all the same, but no node in KFD's
+topology.
+"""
+
+from ocigpu.core.facts import DeviceNode
+from ocigpu.core.settings import Settings
+from ocigpu.gpus.fingerprint import digest
+from ocigpu.gpus.nvidia.devices import NodeReader
+from ocigpu.gpus.nvidia.procfs import Permissions, normal_bus_id
+from ocigpu.gpus.pci import Function, bound_addresses, read_drm_directory, read_functions, read_number
+from ocigpu.gpus.tree import Roots, find_roots, list_names, node_tree, read_text
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NamedTuple
+
+    from ocigpu.gpus.fingerprint import Fingerprint
+else:
+    from ocigpu.core.record import NamedTuple
+
+AMD_VENDOR = 0x1002
+DRIVER = "amdgpu"
+GPU_CLASSES = (0x0300, 0x0302, 0x0380, 0x1200)
+"""VGA, 3D and other display controllers; processing accelerators (Instinct)."""
+MAX_TOPOLOGY = 1024
+MAX_PLATFORM = 1024
+
+_CARD = Permissions(0o660)
+
+
+class KfdNode(NamedTuple):
+    """A GPU, or a partition of one, in KFD's topology.
+
+    ``location``: bus << 8 | device << 3 | function on the PCI bus, where KFD writes the number of the partition in
+    place of the function.  ``unique_id``: 0 when the GPU has none.
+    """
+
+    render_minor: int
+    unique_id: int
+    domain: int
+    location: int
+
+
+class AmdGpu(NamedTuple):
+    """One GPU, or one partition of a partitioned GPU.
+
+    ``address``: of the GPU on the PCI bus.  ``partition``: counted from 0, -1 for a GPU that is not partitioned.
+    ``unique_id``: 0 for none.  ``compute``: KFD knows it, so ROCm can use it.
+    """
+
+    address: str
+    partition: int
+    unique_id: int
+    compute: bool
+    nodes: tuple[DeviceNode, ...]
+
+
+class AmdFacts(NamedTuple):
+    """AMD's GPUs that amdgpu drives, in the order of their indices; /dev/kfd; GPUs that have another driver or none.
+
+    The order is that of PCI addresses, partitions of a GPU by render node, which is also how AMD's own container
+    toolkit counts; a GPU that KFD does not know comes after all others (the toolkit leaves it out).
+    """
+
+    gpus: tuple[AmdGpu, ...] = ()
+    kfd: DeviceNode | None = None
+    unbound: tuple[Function, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def read_amd_facts(roots: Roots, all_functions: bool = True) -> AmdFacts:
+    """Return what sysfs and /dev say of AMD's GPUs; needs no privilege.
+
+    ``all_functions``: look for GPUs without amdgpu too, which takes a look at every function of the PCI bus.
+    Raises HostError (OCIGPU-HOST-3) when a file of sysfs is there and cannot be read.
+    """
+    reader = NodeReader(node_tree(roots), (), Permissions(), simulated=roots.simulated)
+    addresses = bound_addresses(roots.sys, DRIVER)
+    topology = read_topology(roots.sys)
+    partitions = _read_partitions(roots.sys, topology)
+    gpus: list[AmdGpu] = []
+    for address in addresses:
+        entries = read_drm_directory(f"{roots.sys}/bus/pci/devices/{address}/drm")
+        known = topology.get(render_minor(entries))
+        others = partitions.get(_slot_of(address), [])
+        members = [(known, entries), *others]
+        for position, (kfd, drm) in enumerate(members):
+            nodes = tuple(_drm_node(reader, *entry) for entry in drm)
+            partition = position if others else -1
+            gpus.append(AmdGpu(address, partition, kfd.unique_id if kfd else 0, kfd is not None, nodes))
+    gpus.sort(key=lambda gpu: not gpu.compute)
+    unbound = tuple(
+        function
+        for function in (read_functions(roots.sys, AMD_VENDOR) if all_functions else ())
+        if function.base_class in GPU_CLASSES and function.address not in addresses
+    )
+    return AmdFacts(tuple(gpus), _read_kfd(roots.sys, reader), unbound, tuple(reader.notes))
+
+
+def read_topology(sys: str) -> dict[int, KfdNode]:
+    """Return the GPUs and partitions of KFD's topology by the minor of their render node; CPUs are not in it."""
+    found: dict[int, KfdNode] = {}
+    directory = f"{sys}/class/kfd/kfd/topology/nodes"
+    for name in list_names(directory)[:MAX_TOPOLOGY]:
+        node = parse_properties(read_text(f"{directory}/{name}/properties") or "")
+        if node is not None:
+            found.setdefault(node.render_minor, node)
+    return found
+
+
+def parse_properties(text: str) -> KfdNode | None:
+    """Return the node of a topology file, lines of "name number"; None for a CPU or without a render node."""
+    values: dict[str, int] = {}
+    for line in text.splitlines():
+        name, _, number = line.partition(" ")
+        if len(number) <= 20 and number.isascii() and number.isdigit():
+            values.setdefault(name, int(number))
+    minor = values.get("drm_render_minor", 0)
+    if not values.get("simd_count") or not minor:
+        return None
+    return KfdNode(minor, values.get("unique_id", 0), values.get("domain", 0), values.get("location_id", 0))
+
+
+def render_minor(entries: tuple[tuple[str, int, int], ...]) -> int:
+    """Return the minor of the render node among (name, major, minor) entries, -1 without one."""
+    return next((minor for name, _, minor in entries if name.startswith("renderD")), -1)
+
+
+_Member = tuple[KfdNode, tuple[tuple[str, int, int], ...]]
+
+
+def _read_partitions(sys: str, topology: dict[int, KfdNode]) -> dict[tuple[int, int], list[_Member]]:
+    """Return the partitions in use that have a platform device, by the PCI slot of their GPU, in order of minors."""
+    found: dict[tuple[int, int], list[_Member]] = {}
+    names = [name for name in list_names(f"{sys}/devices/platform") if name.startswith("amdgpu_xcp")]
+    for name in names[:MAX_PLATFORM]:
+        entries = read_drm_directory(f"{sys}/devices/platform/{name}/drm")
+        node = topology.get(render_minor(entries))
+        if node is not None:
+            found.setdefault((node.domain, node.location >> 3), []).append((node, entries))
+    for members in found.values():
+        members.sort(key=lambda member: member[0].render_minor)
+    return found
+
+
+def _slot_of(address: str) -> tuple[int, int]:
+    """Return (domain, bus << 5 | device) of a PCI address: KFD's location without the function."""
+    bus_id = normal_bus_id(address)
+    if not bus_id:
+        return -1, -1
+    return int(bus_id[:8], 16), int(bus_id[9:11], 16) << 5 | int(bus_id[12:14], 16)
+
+
+def _drm_node(reader: NodeReader, name: str, major: int, minor: int) -> DeviceNode:
+    return reader.read(f"/dev/dri/{name}", major, minor, _CARD if name.startswith("card") else Permissions())
+
+
+def _read_kfd(sys: str, reader: NodeReader) -> DeviceNode | None:
+    number = read_number(f"{sys}/class/kfd/kfd/dev")
+    return reader.read("/dev/kfd", *number) if number else reader.read_existing("/dev/kfd")
+
+
+def read_amd_fingerprint(settings: Settings) -> "Fingerprint":
+    """Return pairs that change when GPUs, their partitions, or their nodes change."""
+    roots = find_roots(settings)
+    facts = read_amd_facts(roots, all_functions=False)
+    nodes = [node for gpu in facts.gpus for node in gpu.nodes] + ([facts.kfd] if facts.kfd else [])
+    return (
+        ("gpus", digest(f"{gpu.address} {gpu.partition} {gpu.compute}" for gpu in facts.gpus)),
+        ("uuids", digest(f"{gpu.unique_id:x}" for gpu in facts.gpus)),
+        ("nodes", digest(f"{node.container_path} {node[1:]}" for node in nodes)),
+    )

@@ -1,0 +1,264 @@
+"""Host facts that were read by an earlier start, as long as nothing that they were read from has changed.
+
+Kept in the cache directory (:mod:`ocigpu.system.store`), one file for each set of settings.  They count while all of
+this is as it was: version of this program, boot, fingerprint (driver, GPUs, MIG devices, nodes), and identity, size and
+times of every file that was looked at; what was not there is still not there.  What only NVML tells, such as a GPU that
+has fallen off the bus, is asked again after :data:`MAX_AGE` seconds.  The small texts of procfs are read each time.
+
+That the fingerprint is the same is seen without computing it, as a rule: what it was made of is read and compared.
+"""
+
+import fcntl
+import os
+import stat
+import time
+from binascii import crc32
+
+from ocigpu import __version__
+from ocigpu.core import rawjson
+from ocigpu.core.errors import HostError
+from ocigpu.core.settings import Settings
+from ocigpu.gpus.tree import find_roots, is_as_noted, note_readings, read_text, settings_digest, stop_noting
+from ocigpu.system.signals import touched
+from ocigpu.system.store import open_cache, prune_cache, read_cached, seal, unseal, write_cached
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NamedTuple
+
+    from ocigpu.core.facts import HostFacts
+else:
+    from ocigpu.core.record import NamedTuple
+
+MAX_AGE = 300.0
+"""Seconds for which NVML's answer is taken to hold when procfs shows no change."""
+SETTLED = 2.0
+"""Seconds after which another change of a file shows in its times, whatever the clock's resolution."""
+PATIENCE = 5.0
+"""Seconds to wait for another start that is reading the same facts."""
+PREFIX = "facts-"
+SPARE = 16
+"""Files for other settings that may stay."""
+UNUSABLE = (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError)
+"""What a file raises that this code did not write."""
+NO_CACHE = "there is no cache directory that only this user can write"
+
+
+class RefreshedFacts(NamedTuple):
+    """The facts as they are now, the file that keeps them or why none does, and the age of what was there before.
+
+    ``age``: seconds; -1 where no facts were kept that still held.
+    """
+
+    facts: "HostFacts"
+    path: str
+    problem: str
+    age: float
+
+
+def read_facts(settings: Settings) -> "HostFacts":
+    """Return the facts of the host that the settings describe, from the cache if they still hold, else anew.
+
+    Raises HostError as :func:`ocigpu.gpus.nvidia.discover.read_host_facts` does.
+    """
+    directory = open_cache(True, settings.simulation_root)
+    if directory < 0:
+        from ocigpu.gpus.nvidia.discover import read_host_facts
+
+        return read_host_facts(settings)
+    try:
+        facts, _ = _load(directory, settings)
+        if facts is None:
+            if not _lock(directory, fcntl.LOCK_EX):
+                _wait_for_other(directory)
+            facts, _ = _load(directory, settings)  # of one that had the lock before
+        return facts or _store(directory, settings)[0]
+    finally:
+        os.close(directory)  # and with it the lock
+
+
+def refresh_facts(settings: Settings) -> RefreshedFacts:
+    """Read the facts anew and keep them for the next start.
+
+    Raises HostError as :func:`ocigpu.gpus.nvidia.discover.read_host_facts` does.
+    """
+    directory = open_cache(True, settings.simulation_root)
+    if directory < 0:
+        from ocigpu.gpus.nvidia.discover import read_host_facts
+
+        return RefreshedFacts(read_host_facts(settings), "", NO_CACHE, -1.0)
+    try:
+        _, age = _load(directory, settings)
+        facts, problem = _store(directory, settings)
+        path = f"{os.readlink(f'/proc/self/fd/{directory}')}/{_name(settings)}"
+        return RefreshedFacts(facts, "" if problem else path, problem, age)
+    finally:
+        os.close(directory)
+
+
+def read_stamp(settings: Settings) -> str:
+    """Return what tells the kept facts from all others, "" when there are none that still hold."""
+    directory = open_cache(False, settings.simulation_root)
+    if directory < 0:
+        return ""
+    try:
+        kept = _read(directory, settings)
+        if kept is None or not _holds(directory, settings, kept):
+            return ""
+        return f"{kept.made!r} {crc32(kept.facts.encode()):08x}"
+    except UNUSABLE:  # written by other code of this version
+        return ""
+    finally:
+        os.close(directory)
+
+
+def _key(settings: Settings) -> str:
+    """Return a line that says for which program, boot and state of the driver facts hold; ends with the settings'."""
+    from ocigpu.gpus.fingerprint import fingerprint_text
+    from ocigpu.gpus.nvidia.files import read_firmware_parameter  # rarely needed: see the notes
+    from ocigpu.gpus.vendors import read_fingerprint
+
+    firmware = read_firmware_parameter(find_roots(settings).sys)
+    return f"{_begin_of_key()} firmware={firmware} {fingerprint_text(read_fingerprint('nvidia', settings))}"
+
+
+def _begin_of_key() -> str:
+    return f"{__version__} {(read_text('/proc/sys/kernel/random/boot_id') or '').strip()}"
+
+
+def _name(settings: Settings) -> str:
+    return PREFIX + settings_digest(settings)
+
+
+class _Kept(NamedTuple):
+    """What is in the file: its key, when it was made, states of places, notes of readings, and the facts as JSON."""
+
+    key: str
+    made: float
+    states: "list[tuple[str, bool, list[int]]]"
+    notes: "dict[str, int]"
+    facts: str
+
+
+def _read(directory: int, settings: Settings) -> _Kept | None:
+    lines = unseal(read_cached(directory, _name(settings))).split(b"\n")
+    if len(lines) != 3:
+        return None
+    try:
+        made, states, notes = rawjson.parse(lines[1].decode())
+        return _Kept(lines[0].decode(), made, states, notes, lines[2].decode())
+    except (ValueError, TypeError, RecursionError):  # written by other code of this version
+        return None
+
+
+def _write(directory: int, settings: Settings, kept: _Kept) -> bool:
+    lines = (kept.key, rawjson.dump((kept.made, kept.states, kept.notes)), kept.facts)
+    return write_cached(directory, _name(settings), seal("\n".join(lines).encode()))
+
+
+def _load(directory: int, settings: Settings) -> "tuple[HostFacts | None, float]":
+    """Return the facts that are kept, if they still hold (else None), and their age in seconds (else -1)."""
+    kept = _read(directory, settings)
+    try:
+        if kept is None or not _holds(directory, settings, kept):
+            return None, -1.0
+        from ocigpu.core.facts import facts_from_json
+        from ocigpu.gpus.nvidia.procfs import read_proc_files
+
+        facts = facts_from_json(rawjson.parse(kept.facts))
+        files = read_proc_files(facts.proc_driver) if facts.proc_driver else ()
+    except UNUSABLE:  # as above
+        return None, -1.0
+    return facts._replace(proc_files=files), _now() - kept.made
+
+
+def _holds(directory: int, settings: Settings, kept: _Kept) -> bool:
+    """Tell whether nothing that facts were read from has changed.
+
+    Where only something has that does not matter (a device of another kind was added to /dev), it is noted anew.
+    """
+    if not 0 <= _now() - kept.made < MAX_AGE or not kept.key.startswith(f"{_begin_of_key()} "):
+        return False
+    if any(_state(path, searched) != was for path, searched, was in kept.states):
+        return False
+    try:
+        if is_as_noted(kept.notes):
+            return True
+    except HostError:  # the long way says what it is
+        return False
+    key, notes = _noted_key(settings)
+    if key != kept.key:
+        return False
+    _write(directory, settings, kept._replace(notes=notes))
+    return True
+
+
+def _noted_key(settings: Settings) -> tuple[str, "dict[str, int]"]:
+    """Return the key, and notes of everything that was read for it."""
+    notes = note_readings()
+    try:
+        return _key(settings), notes
+    finally:
+        stop_noting()
+
+
+def _store(directory: int, settings: Settings) -> "tuple[HostFacts, str]":
+    """Read the facts and keep them; returns them and why they were not kept, "" if they were."""
+    from ocigpu.core.facts import facts_to_json
+    from ocigpu.gpus.nvidia.discover import read_host_facts_and_places
+
+    (key, notes), begin = _noted_key(settings), time.time()
+    facts, places = read_host_facts_and_places(settings)
+    if facts.source != "nvml":
+        return facts, "NVML gave no answer"
+    if any(gpu.error for gpu in facts.gpus):
+        return facts, "a GPU cannot be used"
+    states = [(path, searched, _state(path, searched)) for path, searched in places.items()]
+    # the change time, which nobody can set: what changed since it was read, however long NVML took to answer, is not
+    # what was read, and a change shortly before may have been followed by one that does not show
+    changed = max((was[5] for _, _, was in states if len(was) > 5), default=0) / 1e9
+    if _key(settings) != key or begin - changed <= SETTLED:
+        return facts, "the host has just changed"
+    if not _write(directory, settings, _Kept(key, _now(), states, notes, rawjson.dump(facts_to_json(facts)))):
+        return facts, "the file cannot be written"
+    prune_cache(directory, PREFIX, (_name(settings),), SPARE)
+    return facts, ""
+
+
+def _state(path: str, searched: bool) -> list[int]:
+    """Return what tells a file from another and from itself before a change; [] for nothing.
+
+    Of a directory only whether it is the same one, unless all that it holds counts.
+    """
+    touched[0] = path
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return []
+    identity = [status.st_dev, status.st_ino, status.st_mode]
+    if stat.S_ISDIR(status.st_mode) and not searched:
+        return identity
+    return [*identity, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+
+
+def _now() -> float:
+    """Return seconds since the boot, which no change of the clock disturbs (clock_gettime(2))."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def _lock(directory: int, kind: int) -> bool:
+    """Lock the cache until the descriptor is closed; tells whether that was possible at once."""
+    try:
+        fcntl.flock(directory, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks: then several may read the same
+        return True
+    return True
+
+
+def _wait_for_other(directory: int) -> None:
+    """Wait for the start that reads the facts just now: many at once would ask NVML the same."""
+    end = time.monotonic() + PATIENCE
+    while not _lock(directory, fcntl.LOCK_SH) and time.monotonic() < end:
+        time.sleep(0.002)

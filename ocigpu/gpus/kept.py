@@ -1,0 +1,61 @@
+"""Answers that follow from a request and the host's facts, kept in the cache directory as long as the facts hold.
+
+Most starts then need neither the facts nor what makes a plan of them: only that nothing has changed is looked at.
+"""
+
+import os
+from binascii import crc32
+
+from ocigpu import __version__
+from ocigpu.core import rawjson
+from ocigpu.core.settings import Settings
+from ocigpu.gpus.cached import read_stamp
+from ocigpu.system.store import open_cache, prune_cache, read_cached, seal, unseal, write_cached
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+SPARE = 64
+"""Files of other questions of a kind that may stay."""
+MAX_QUESTION = 8192
+"""Characters of a question whose answer is kept: usual ones have some 1,500, but images decide."""
+
+
+def find_answer(
+    kind: str, about: "tuple[Any, ...]", settings: Settings, make: "Callable[[], dict[str, Any]]"
+) -> "dict[str, Any]":
+    """Return what ``make`` does, or what it did for an equal question while the host's facts were what they are now.
+
+    ``kind``: beginning of the files' names; ``about``: what besides settings and facts the answer depends on, told
+    apart by its repr.  The answer is JSON data; tuples in it come back as lists.  ``make`` reads the facts itself.
+    """
+    question = repr((__version__, about, settings))
+    cache_fd = open_cache(True, settings.simulation_root) if len(question) <= MAX_QUESTION else -1
+    if cache_fd < 0:
+        return make()
+    try:
+        name = f"{kind}-{crc32(question.encode('utf-8', 'surrogateescape')):08x}"
+        stamp = read_stamp(settings)
+        answer = _read(cache_fd, name, question, stamp) if stamp else None
+        if answer is None:
+            answer = make()
+            if stamp and read_stamp(settings) == stamp:  # then it was made of these facts
+                lines = (question, stamp, rawjson.dump(answer))
+                write_cached(cache_fd, name, seal("\n".join(lines).encode("utf-8", "surrogateescape")))
+                prune_cache(cache_fd, f"{kind}-", (name,), SPARE)
+        return answer
+    finally:
+        os.close(cache_fd)
+
+
+def _read(cache_fd: int, name: str, question: str, stamp: str) -> "dict[str, Any] | None":
+    lines = unseal(read_cached(cache_fd, name)).split(b"\n")
+    if len(lines) != 3 or lines[:2] != [question.encode("utf-8", "surrogateescape"), stamp.encode()]:
+        return None
+    try:
+        answer = rawjson.parse(lines[2].decode())
+    except (ValueError, RecursionError):  # written by other code of this version
+        return None
+    return answer if isinstance(answer, dict) else None

@@ -1,0 +1,155 @@
+"""Device nodes of the driver: numbers from /proc/devices, permissions and host paths from the nodes themselves.
+
+Minors are the driver's (README, chapter "Device nodes"): nvidiactl 255 and nvidia-modeset 254 of the GPUs' major,
+nvidia-uvm 0 and nvidia-uvm-tools 1 of their own.
+"""
+
+import os
+import stat
+
+from ocigpu.core.facts import DeviceNode, FeatureNodes, HostFile
+from ocigpu.gpus.nvidia.procfs import Permissions
+from ocigpu.gpus.pci import read_drm_numbers
+from ocigpu.gpus.tree import Tree, small_number
+
+GPU_MAJOR = 195
+"""Registered for the driver in the kernel's list of device numbers."""
+CONTROL_MINOR = 255
+MODESET_MINOR = 254
+IMEX_DRIVER = "nvidia-caps-imex-channels"
+MAX_NODES = 4096
+
+_CARD = Permissions(0o660)
+_UNCHANGED = Permissions()
+
+
+class NodeReader:
+    """Reads nodes below a device root; ``notes`` collects what is odd about them.
+
+    ``loaded``: the kernel module is known to be loaded, whatever /proc/devices says.  ``simulated``: a regular file
+    may stand for a node, where the simulated host was made by somebody who may not make nodes.
+    """
+
+    def __init__(
+        self,
+        tree: Tree,
+        majors: tuple[tuple[str, int], ...],
+        permissions: Permissions,
+        loaded: bool = True,
+        simulated: bool = False,
+    ) -> None:
+        self.tree = tree
+        self.majors = dict(majors)
+        self.permissions = permissions
+        self.simulated = simulated
+        self.notes: list[str] = []
+        self.gpu_major = self.majors.get("nvidia", self.majors.get("nvidia-frontend", GPU_MAJOR))
+        self.loaded = loaded or "nvidia" in self.majors or "nvidia-frontend" in self.majors
+
+    def read(self, path: str, major: int, minor: int, permissions: Permissions = _UNCHANGED) -> DeviceNode:
+        """Return the node that belongs at ``path``; ``host_path`` is "" when there is none with this number."""
+        status = self._status(path)
+        if status is not None and stat.S_ISREG(status.st_mode):
+            return DeviceNode(path, self.tree.find(path), major, minor, *permissions)
+        if status is not None:
+            number = (os.major(status.st_rdev), os.minor(status.st_rdev))
+            if number == (major, minor):
+                return self._existing(path, status)
+            self.notes.append(
+                f"{self.tree.host(path)} is device {number[0]}:{number[1]}, not {major}:{minor}: not used"
+            )
+        return DeviceNode(path, "", major, minor, *permissions)
+
+    def read_existing(self, path: str) -> DeviceNode | None:
+        """Return the character device at ``path`` whatever its number, None when there is none."""
+        status = self._status(path)
+        return self._existing(path, status) if status is not None and stat.S_ISCHR(status.st_mode) else None
+
+    def _status(self, path: str) -> os.stat_result | None:
+        try:
+            status = os.lstat(self.tree.host(path))
+            if stat.S_ISLNK(status.st_mode):
+                status = os.lstat(self.tree.find(path))
+        except OSError:
+            return None
+        usable = stat.S_ISCHR(status.st_mode) or (self.simulated and stat.S_ISREG(status.st_mode))
+        return status if usable else None
+
+    def _existing(self, path: str, status: os.stat_result) -> DeviceNode:
+        return DeviceNode(
+            path,
+            self.tree.find(path),
+            os.major(status.st_rdev),
+            os.minor(status.st_rdev),
+            stat.S_IMODE(status.st_mode) & 0o777,
+            status.st_uid,
+            status.st_gid,
+        )
+
+    def control_nodes(self) -> tuple[DeviceNode, ...]:
+        """Return nvidiactl, nvidia-uvm, nvidia-uvm-tools and nvidia-modeset, those whose driver part is loaded."""
+        control = self.read("/dev/nvidiactl", self.gpu_major, CONTROL_MINOR, self.permissions)
+        nodes = [control] if self.loaded or control.host_path else []
+        uvm = self.majors.get("nvidia-uvm")
+        for name, minor in (("nvidia-uvm", 0), ("nvidia-uvm-tools", 1)):
+            if uvm is not None:
+                nodes.append(self.read(f"/dev/{name}", uvm, minor))
+            elif not self.majors:  # no /proc/devices to tell a loaded driver from a stale node
+                node = self.read_existing(f"/dev/{name}")
+                nodes += [node] if node else []
+        modeset = self.read("/dev/nvidia-modeset", self.gpu_major, MODESET_MINOR, self.permissions)
+        if "nvidia-modeset" in self.majors or modeset.host_path:
+            nodes.append(modeset)
+        return tuple(nodes)
+
+    def gpu_node(self, minor: int) -> DeviceNode | None:
+        """Return the node of the GPU with this minor, None when the minor is unknown."""
+        if not 0 <= minor < MODESET_MINOR:
+            return None
+        return self.read(f"/dev/nvidia{minor}", self.gpu_major, minor, self.permissions)
+
+    def drm_nodes(self, sys: str, bus_id: str) -> tuple[DeviceNode, ...]:
+        """Return the card and render nodes of a GPU."""
+        return tuple(
+            self.read(f"/dev/dri/{name}", major, minor, _CARD if name.startswith("card") else _UNCHANGED)
+            for name, major, minor in read_drm_numbers(sys, bus_id)
+        )
+
+    def cap_node(self, minor: int, mode: int) -> DeviceNode | None:
+        """Return the nvidia-caps node with this minor, None without that driver part."""
+        major = self.majors.get("nvidia-caps")
+        if major is None or minor < 0:
+            return None
+        return self.read(f"/dev/nvidia-caps/nvidia-cap{minor}", major, minor, Permissions(mode))
+
+    def imex_nodes(self) -> tuple[int | None, tuple[DeviceNode, ...]]:
+        """Return the major of the IMEX channels (None without that driver part) and the channels that have a node."""
+        major = self.majors.get(IMEX_DRIVER)
+        if major is None:
+            return None, ()
+        directory = f"/dev/{IMEX_DRIVER}"
+        minors = sorted(small_number(name.removeprefix("channel")) for name in self.tree.names(directory)[:MAX_NODES])
+        nodes = [
+            self.read(f"{directory}/channel{minor}", major, minor, self.permissions) for minor in minors if minor >= 0
+        ]
+        return major, tuple(node for node in nodes if node.host_path)
+
+    def features(self, files: tuple[HostFile, ...]) -> tuple[FeatureNodes, ...]:
+        """Return what the opt-in variables bring: GDS, MOFED, GDRCopy and NVSwitch; ``files`` go with GDS."""
+        names = self.tree.names("/dev")
+        groups = (
+            ("gds", [f"/dev/{name}" for name in names if name.startswith("nvidia-fs")]),
+            ("mofed", self._infiniband() if "infiniband" in names else []),
+            ("gdrcopy", ["/dev/gdrdrv"] if "gdrdrv" in names else []),
+            ("nvswitch", [f"/dev/{name}" for name in names if name.startswith("nvidia-nvswitch")]),
+        )
+        found = []
+        for name, paths in groups:
+            nodes = tuple(node for node in map(self.read_existing, paths[:MAX_NODES]) if node is not None)
+            if nodes:
+                found.append(FeatureNodes(name, nodes, files if name == "gds" else ()))
+        return tuple(found)
+
+    def _infiniband(self) -> list[str]:
+        names = self.tree.names("/dev/infiniband")
+        return [f"/dev/infiniband/{name}" for name in names if name.startswith("uverbs") or name == "rdma_cm"]

@@ -1,0 +1,260 @@
+"""Everything about the host's driver, read once: files, nodes, procfs and NVML become :class:`HostFacts`.
+
+Reads only.  NVML is asked by a child process while this one reads the rest.
+"""
+
+import os
+
+from ocigpu.core.errors import HostError
+from ocigpu.core.facts import HostFacts
+from ocigpu.core.settings import Settings
+from ocigpu.gpus.nvidia.devices import NodeReader
+from ocigpu.gpus.nvidia.files import read_binaries, read_configs, read_firmware, read_gds_files, read_sockets
+from ocigpu.gpus.nvidia.gpus import MigCapabilities, complete_mig, gpus_from_procfs, merge_gpus
+from ocigpu.gpus.nvidia.libraries import (
+    find_libraries,
+    find_nvml,
+    has_version,
+    library_versions,
+    native_machine,
+    read_libraries,
+)
+from ocigpu.gpus.nvidia.nvml import LIB_RM_VERSION_MISMATCH, NvmlAnswer, NvmlChild, start_nvml
+from ocigpu.gpus.nvidia.procfs import (
+    ProcGpu,
+    parse_devices,
+    parse_permissions,
+    read_kernel_version,
+    read_proc_files,
+    read_proc_gpus,
+)
+from ocigpu.gpus.pci import count_gpus
+from ocigpu.gpus.tree import Roots, Tree, find_roots, read_text
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NamedTuple
+
+    from ocigpu.core.facts import DeviceNode
+
+    _GpuNodes = tuple[DeviceNode | None, tuple[DeviceNode, ...]]
+else:
+    from ocigpu.core.record import NamedTuple
+
+MAX_NOTES_ON_PATHS = 3
+CONTROL_NODE = "/dev/nvidiactl"
+"""Where the driver root has this node, it has all of them (:func:`ocigpu.gpus.tree.find_roots`)."""
+FAULTS = "/faults"
+"""What is wrong with a simulated host's GPUs: its NVML reads it."""
+
+
+class SearchPaths(NamedTuple):
+    """Directories of the host that an operator names; () for the usual ones below the driver root.
+
+    ``libraries`` replace the loader's cache and all library directories, for NVML too; ``configs`` replace /etc and
+    /usr/share.  Both are paths of the real "/", whatever the driver root is.
+    """
+
+    libraries: tuple[str, ...] = ()
+    configs: tuple[str, ...] = ()
+
+
+def read_host_facts(settings: Settings, search: SearchPaths | None = None) -> HostFacts:
+    """Return what is true of the host that the settings describe (a simulated one with ``simulation.root``).
+
+    ``search``: where an operator wants files to be looked for instead of the usual places.
+
+    Needs no privilege to read an ordinary host; as root, NVML still runs without privileges.  Raises HostError:
+    OCIGPU-HOST-1 when there is no driver, OCIGPU-HOST-2 when kernel module and libraries differ in version,
+    OCIGPU-HOST-3 when a file of procfs or sysfs is there and cannot be read.  A GPU that cannot be used carries its
+    error and hides no other; what else could not be read is in ``notes``.
+    """
+    return _Discovery(settings, search or SearchPaths()).run()
+
+
+def read_host_facts_and_places(settings: Settings) -> tuple[HostFacts, dict[str, bool]]:
+    """Return the facts as :func:`read_host_facts` does, and the paths of the host that decided what they are.
+
+    A path that was only looked at has False, a directory in which every name counted True.  What the fingerprint
+    (:mod:`ocigpu.gpus.fingerprint`) covers is left out.
+    """
+    discovery = _Discovery(settings, SearchPaths())
+    return discovery.run(), discovery.places()
+
+
+class _Discovery:
+    def __init__(self, settings: Settings, search: SearchPaths) -> None:
+        self.settings = settings
+        self.search = search
+        self.roots: Roots = find_roots(settings)
+        self.root = self.roots.driver or "/"
+        self.machine = native_machine()
+        self.driver = Tree(self.roots.driver)
+        self.libraries = Tree("") if search.libraries else self.driver
+        self.dev = self.driver if self.roots.dev == self.roots.driver else Tree(self.roots.dev)
+        self.trees = _trees_of_daemons(self.driver, self.roots)
+        proc_driver = f"{self.roots.proc}/driver/nvidia"
+        self.proc_driver = proc_driver if os.path.isdir(proc_driver) else ""
+        self.kernel = read_kernel_version(self.roots.proc, self.roots.sys)
+        self.in_procfs: tuple[ProcGpu, ...] = ()
+        self.notes: list[str] = []
+
+    def run(self) -> HostFacts:
+        kernel = self.kernel
+        cache = self.settings.driver_ldcache
+        paths, note = find_libraries(self.libraries, cache, kernel, self.machine, self.search.libraries)
+        self.notes += [note] if note else []
+        versions = library_versions(paths)
+        if not kernel and not self.proc_driver and not versions:
+            raise self._no_driver("")
+        if kernel and versions and not has_version(paths, kernel):
+            raise _mismatch(kernel, ", ".join(versions), self.root)
+        version = kernel or (versions[0] if versions else "")
+        child = self._start_nvml(find_nvml(paths, version, self.libraries, self.machine))
+        try:
+            if self.proc_driver:
+                self.in_procfs = read_proc_gpus(self.proc_driver)
+            facts = self._read_files(paths, version)
+            reader = self._reader(facts)
+            facts = self._read_nodes(facts, reader)
+            nodes = {gpu.bus_id: self._gpu_nodes(reader, gpu.minor, gpu.bus_id) for gpu in self.in_procfs}
+            answer = child.collect() if child else NvmlAnswer(f"NVML: no library of it below {self.root}")
+        finally:
+            if child:
+                child.close()
+        if answer.code == LIB_RM_VERSION_MISMATCH:
+            raise _mismatch(kernel or "another version", version or "of unknown version", self.root, answer.problem)
+        if not kernel and not self.proc_driver and answer.problem:
+            raise self._no_driver(answer.problem)
+        if not kernel and answer.driver_version not in ("", version):
+            facts = self._read_files(paths, answer.driver_version)
+            facts = self._read_nodes(facts, reader)
+        return self._merge(facts, reader, answer, nodes)
+
+    def places(self) -> dict[str, bool]:
+        """Return what the facts were read from, as :func:`read_host_facts_and_places` says."""
+        self.driver.resolve(CONTROL_NODE)
+        if self.roots.simulated:
+            self.driver.resolve(FAULTS)
+        places: dict[str, bool] = {}
+        for tree in (self.dev, *self.trees):  # searched in one, looked at in another: searched
+            for path, searched in tree.places().items():
+                places[path] = searched or places.get(path, False)
+        return places
+
+    def _start_nvml(self, path: str) -> NvmlChild | None:
+        if path and self.search.libraries:
+            if path.startswith(f"{self.roots.driver}/"):
+                return start_nvml(path.removeprefix(self.roots.driver), self.roots)
+            return None if self.roots.simulated else start_nvml(path, self.roots._replace(driver=""))
+        if path:
+            return start_nvml(path, self.roots)
+        if not self.roots.driver and not self.search.libraries:  # the loader may know a directory that we do not
+            return start_nvml("libnvidia-ml.so.1", self.roots)
+        return None
+
+    def _read_files(self, paths: list[str], version: str) -> HostFacts:
+        """Return what files say: everything but nodes and GPUs."""
+        libraries, notes = read_libraries(self.libraries, paths, version, self.machine)
+        return HostFacts(
+            driver_root=self.root,
+            simulated=self.roots.simulated,
+            driver_version=version,
+            majors=parse_devices(read_text(f"{self.roots.proc}/devices") or ""),
+            libraries=libraries,
+            binaries=read_binaries(self.driver),
+            firmware=read_firmware(self.driver, version, self.roots.sys),
+            sockets=read_sockets(self.trees),
+            configs=read_configs(self.driver, version, self.machine, self.search.configs),
+            proc_driver=self.proc_driver,
+            proc_files=read_proc_files(self.proc_driver) if self.proc_driver else (),
+            proc_capabilities=bool(self.proc_driver) and os.path.isdir(f"{self.proc_driver}/capabilities"),
+            notes=tuple(notes),
+        )
+
+    def _reader(self, facts: HostFacts) -> NodeReader:
+        params = next((file.content for file in facts.proc_files if file.name == "params"), "")
+        return NodeReader(self.dev, facts.majors, parse_permissions(params), bool(self.kernel), self.roots.simulated)
+
+    def _read_nodes(self, facts: HostFacts, reader: NodeReader) -> HostFacts:
+        imex_major, imex_nodes = reader.imex_nodes()
+        return facts._replace(
+            control_nodes=reader.control_nodes(),
+            imex_major=imex_major,
+            imex_nodes=imex_nodes,
+            features=reader.features(read_gds_files(self.trees)),
+        )
+
+    def _gpu_nodes(self, reader: NodeReader, minor: int, bus_id: str) -> "_GpuNodes":
+        return reader.gpu_node(minor), reader.drm_nodes(self.roots.sys, bus_id) if bus_id else ()
+
+    def _merge(
+        self, facts: HostFacts, reader: NodeReader, answer: NvmlAnswer, nodes: "dict[str, _GpuNodes]"
+    ) -> HostFacts:
+        """Add the GPUs: what NVML says, what procfs says, and their nodes."""
+        from_procfs = bool(answer.problem)
+        listed = gpus_from_procfs(self.in_procfs) if from_procfs else merge_gpus(answer.gpus, self.in_procfs)
+        capabilities = MigCapabilities(self.roots.proc, self.proc_driver, reader)
+        gpus = []
+        for gpu in listed:
+            node, drm_nodes = nodes.get(gpu.bus_id) or self._gpu_nodes(reader, gpu.minor, gpu.bus_id)
+            if node is None or node.minor != gpu.minor:
+                node = reader.gpu_node(gpu.minor)
+            gpus.append(complete_mig(gpu._replace(node=node, drm_nodes=drm_nodes), capabilities, from_procfs))
+        if any(gpu.mig_capable for gpu in gpus):
+            capabilities.add("config")
+            capabilities.add("monitor")
+        if from_procfs:
+            self.notes.append(f"{answer.problem}; GPUs come from procfs, without their architecture")
+        elif answer.driver_version not in ("", facts.driver_version):
+            self.notes.append(f"NVML says driver {answer.driver_version}, the kernel module {facts.driver_version}")
+        unreadable = [*self.driver.unreadable, *self.dev.unreadable][:MAX_NOTES_ON_PATHS]
+        notes = (*self.notes, *facts.notes, *answer.notes, *reader.notes, *unreadable)
+        return facts._replace(
+            cuda_version=answer.cuda_version,
+            source="procfs" if from_procfs else "nvml",
+            gpus=tuple(gpus),
+            cap_nodes=tuple(sorted(capabilities.nodes.items(), key=lambda item: item[1].minor)),
+            notes=tuple(dict.fromkeys(notes)),
+        )
+
+    def _no_driver(self, problem: str) -> HostError:
+        roots = self.roots
+        count = count_gpus(roots.sys)
+        where = f"no {roots.proc}/driver/nvidia, no {roots.sys}/module/nvidia/version"
+        what = problem or f"no libnvidia-ml.so.1 or libcuda.so.1 below {self.root}"
+        gpus = f"{count} NVIDIA GPU{'s' * (count != 1)} on the PCI bus" if count else "no NVIDIA GPU on the PCI bus"
+        return HostError("OCIGPU-HOST-1", f"no NVIDIA driver: {where}, {what}; {gpus}")
+
+
+def _trees_of_daemons(driver: Tree, roots: Roots) -> tuple[Tree, ...]:
+    """Daemons of the host are found on the host even when the driver's files are elsewhere."""
+    return (driver, Tree("")) if roots.driver and not roots.simulated else (driver,)
+
+
+def read_feature_facts(settings: Settings) -> HostFacts:
+    """Return facts of nothing but features (GDS, MOFED, GDRCopy, NVSwitch) and IMEX channels: no driver is needed.
+
+    Raises HostError OCIGPU-HOST-3 when a file of procfs is there and cannot be read.
+    """
+    roots = find_roots(settings)
+    params = read_text(f"{roots.proc}/driver/nvidia/params") or ""
+    majors = parse_devices(read_text(f"{roots.proc}/devices") or "")
+    reader = NodeReader(Tree(roots.dev), majors, parse_permissions(params), simulated=roots.simulated)
+    imex_major, imex_nodes = reader.imex_nodes()
+    return HostFacts(
+        driver_root=roots.driver or "/",
+        simulated=roots.simulated,
+        majors=majors,
+        imex_major=imex_major,
+        imex_nodes=imex_nodes,
+        features=reader.features(read_gds_files(_trees_of_daemons(Tree(roots.driver), roots))),
+        notes=tuple(reader.notes),
+    )
+
+
+def _mismatch(kernel: str, libraries: str, root: str, problem: str = "") -> HostError:
+    tail = f" ({problem})" if problem else ""
+    return HostError(
+        "OCIGPU-HOST-2", f"kernel module is {kernel}, but the libraries below {root} are {libraries}{tail}"
+    )

@@ -1,0 +1,185 @@
+"""Programs, firmware, sockets and configuration files that come with the driver.
+
+All are looked for at fixed places below the driver root; no search path of the caller's environment is used.
+"""
+
+import os
+
+from ocigpu.core.facts import HostFile
+from ocigpu.gpus.tree import Tree, read_text
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+GRAPHICS = ("graphics", "display")
+
+BINARIES: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("nvidia-smi", ("utility",)),
+    ("nvidia-debugdump", ("utility",)),
+    ("nvidia-persistenced", ("utility",)),
+    ("nv-fabricmanager", ("utility",)),
+    ("nvidia-imex", ("utility",)),
+    ("nvidia-imex-ctl", ("utility",)),
+    ("nvidia-cuda-mps-control", ("compute",)),
+    ("nvidia-cuda-mps-server", ("compute",)),
+    ("nvidia-xconfig", GRAPHICS),
+)
+BINARY_DIRECTORIES = (
+    "/usr/bin",
+    "/usr/sbin",
+    "/bin",
+    "/sbin",
+    "/usr/local/bin",
+    "/run/current-system/sw/bin",  # NixOS
+    "/opt/bin",
+)
+FIRMWARE_DIRECTORIES = (
+    "/lib/firmware/updates/{release}",
+    "/lib/firmware/updates",
+    "/lib/firmware/{release}",
+    "/lib/firmware",
+    "/usr/lib/firmware",
+)
+"""Where the kernel looks, after the directory that its parameter names (its documentation, fw_search_path)."""
+FIRMWARE_PARAMETER = "module/firmware_class/parameters/path"
+SOCKETS: tuple[tuple[str, tuple[str, ...], str], ...] = (
+    ("/run/nvidia-persistenced/socket", ("utility",), "socket"),
+    ("/run/nvidia-fabricmanager/socket", ("utility",), "socket"),
+    ("/tmp/nvidia-mps", ("compute",), "directory"),
+)
+SHARED_CONFIGS = (
+    "glvnd/egl_vendor.d/10_nvidia.json",
+    "egl/egl_external_platform.d/15_nvidia_gbm.json",
+    "egl/egl_external_platform.d/10_nvidia_wayland.json",
+    "egl/egl_external_platform.d/09_nvidia_wayland2.json",
+    "egl/egl_external_platform.d/20_nvidia_xcb.json",
+    "egl/egl_external_platform.d/20_nvidia_xlib.json",
+    "nvidia/nvoptix.bin",
+    "X11/xorg.conf.d/10-nvidia.conf",
+    "X11/xorg.conf.d/nvidia-drm-outputclass.conf",
+)
+"""Given to containers below /usr/share."""
+ETC_CONFIGS = (
+    "OpenCL/vendors/nvidia.icd",
+    "vulkan/icd.d/nvidia_icd.json",
+    "vulkan/icd.d/nvidia_icd.{machine}.json",
+    "vulkan/icd.d/nvidia_layers.json",
+    "vulkan/implicit_layer.d/nvidia_layers.json",
+)
+"""Given to containers below /etc."""
+CONFIG_DIRECTORIES = ("/etc", "/usr/local/share", "/usr/share", "/run/opengl-driver/share")
+XORG_DIRECTORIES = (
+    "/usr/lib/xorg/modules",
+    "/usr/lib64/xorg/modules",
+    "/usr/lib/{machine}-linux-gnu/xorg/modules",
+    "/usr/lib/{machine}-linux-gnu/nvidia/xorg",
+    "/usr/lib/x86_64-linux-gnu/nvidia/current",
+)
+XORG_SUBDIRECTORIES = ("", "/drivers", "/extensions", "/updates/drivers", "/updates/extensions")
+GDS_FILES: tuple[tuple[str, str], ...] = (("/run/udev", "directory"), ("/etc/cufile.json", "file"))
+
+
+def _first(tree: Tree, paths: "Iterable[str]", kind: str = "file") -> str:
+    """Return the resolved host path of the first path that is of this kind, else ""."""
+    for path in paths:
+        found = tree.find(path)
+        if found and tree.kind(found) == kind:
+            return found
+    return ""
+
+
+def read_binaries(tree: Tree) -> tuple[HostFile, ...]:
+    """Return the driver's programs; containers get them in /usr/bin."""
+    found = []
+    for name, capabilities in BINARIES:
+        host_path = _first(tree, (f"{directory}/{name}" for directory in BINARY_DIRECTORIES))
+        if host_path:
+            found.append(HostFile(host_path, f"/usr/bin/{name}", capabilities))
+    return tuple(found)
+
+
+def read_firmware(tree: Tree, version: str, sys: str) -> tuple[HostFile, ...]:
+    """Return the GSP firmware images of this driver version; every container with a GPU gets them.
+
+    They come from the first directory that has some, and containers have them in /lib/firmware.  ``sys``: sysfs.
+    """
+    named = read_firmware_parameter(sys)
+    usual = [directory.format(release=os.uname().release) for directory in FIRMWARE_DIRECTORIES]
+    for directory in [*([named] if named.startswith("/") else []), *usual] if version else ():
+        resolved = tree.resolve(f"{directory}/nvidia/{version}")
+        found = tree.search(resolved) if resolved else []
+        names = [name for name in found if name.startswith("gsp") and name.endswith(".bin")]
+        if names:
+            files = ((name, tree.find(f"{resolved}/{name}")) for name in names)
+            return tuple(
+                HostFile(host_path, f"/lib/firmware/nvidia/{version}/{name}")
+                for name, host_path in files
+                if host_path and tree.kind(host_path) == "file"
+            )
+    return ()
+
+
+def read_firmware_parameter(sys: str) -> str:
+    """Return the directory that the kernel has been told to look for firmware in first, "" for none."""
+    return (read_text(f"{sys}/{FIRMWARE_PARAMETER}") or "").strip()
+
+
+def read_sockets(trees: tuple[Tree, ...]) -> tuple[HostFile, ...]:
+    """Return sockets and pipe directories of the driver's daemons that exist; the first tree that has one wins."""
+    found = []
+    for path, capabilities, kind in SOCKETS:
+        for tree in trees:
+            host_path = _first(tree, (path, f"/var{path}") if path.startswith("/run/") else (path,), kind)
+            if host_path and not _is_planted_link(tree, path):
+                found.append(HostFile(host_path, path, capabilities, kind))
+                break
+    return tuple(found)
+
+
+def _is_planted_link(tree: Tree, path: str) -> bool:
+    """Tell whether a path in /tmp is a symbolic link: anybody can make one there, to have its target given away."""
+    directory, _, name = path.rpartition("/")
+    return directory == "/tmp" and os.path.islink(f"{tree.find(directory)}/{name}")
+
+
+def read_gds_files(trees: tuple[Tree, ...]) -> tuple[HostFile, ...]:
+    """Return what GPUDirect Storage needs beside its nodes."""
+    found = []
+    for path, kind in GDS_FILES:
+        host_path = next(filter(None, (_first(tree, (path,), kind) for tree in trees)), "")
+        if host_path:
+            found.append(HostFile(host_path, path, (), kind))
+    return tuple(found)
+
+
+def read_configs(tree: Tree, version: str, machine: str, directories: tuple[str, ...] = ()) -> tuple[HostFile, ...]:
+    """Return configuration files and X.Org modules for graphics and display.
+
+    ``directories``: directories of the host to look for configuration files in, instead of the tree's usual ones.
+    """
+    found = []
+    shared = Tree("") if directories else tree
+    for target, names in (("/usr/share", SHARED_CONFIGS), ("/etc", ETC_CONFIGS)):
+        for pattern in names:
+            name = pattern.format(machine=machine)
+            host_path = _first(shared, (f"{directory}/{name}" for directory in directories or CONFIG_DIRECTORIES))
+            if host_path:
+                found.append(HostFile(host_path, f"{target}/{name}", GRAPHICS))
+    return (*found, *_xorg_modules(tree, version, machine))
+
+
+def _xorg_modules(tree: Tree, version: str, machine: str) -> tuple[HostFile, ...]:
+    """X looks for its modules where the host's X does: the container gets them at the host's path."""
+    found: dict[str, HostFile] = {}
+    for pattern in XORG_DIRECTORIES:
+        directory = pattern.format(machine=machine)
+        if not tree.resolve(directory):
+            continue
+        for subdirectory in XORG_SUBDIRECTORIES:
+            for name in ("nvidia_drv.so", f"libglxserver_nvidia.so.{version}"):
+                path = f"{directory}{subdirectory}/{name}"
+                host_path = _first(tree, (path,))
+                if host_path:
+                    found.setdefault(host_path, HostFile(host_path, path, GRAPHICS))
+    return tuple(found.values())

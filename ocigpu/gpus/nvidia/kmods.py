@@ -1,0 +1,79 @@
+"""The driver's kernel modules: which are loaded, and modprobe for the others."""
+
+import os
+import subprocess
+
+from ocigpu.core.errors import HostError
+from ocigpu.gpus.pci import count_gpus
+from ocigpu.gpus.tree import Roots, read_text
+
+MODULES = ("nvidia", "nvidia-uvm", "nvidia-modeset")
+"""In the order in which they are loaded."""
+TIMEOUT = 300
+"""Seconds for one module: the driver initializes every GPU, and eight take a while."""
+
+
+def missing_modules(roots: Roots) -> list[str]:
+    """Return which of :data:`MODULES` are to be loaded: a loaded one has an initstate in sysfs (sysfs-module).
+
+    For a simulated host there is nothing to load.  Raises HostError OCIGPU-HOST-1 when the PCI bus has no GPU.
+    """
+    if roots.simulated:
+        return []
+    missing = [name for name in MODULES if not _is_loaded(name, roots)]
+    if missing and not count_gpus(roots.sys):
+        raise HostError(
+            "OCIGPU-HOST-1", f"{roots.sys}/bus/pci/devices: no NVIDIA GPU: there is nothing to load kernel modules for"
+        )
+    return missing
+
+
+def _is_loaded(name: str, roots: Roots) -> bool:
+    return read_text(f"{roots.sys}/module/{name.replace('-', '_')}/initstate") is not None
+
+
+def load_modules(roots: Roots, program: str = "") -> tuple[list[str], list[str]]:
+    """Load what is missing; return the names of what was loaded, and notes, a sentence each.
+
+    With a driver root of its own the modprobe in there is run, in a chroot, since the modules are there too.
+    ``program``: modprobe's path ("": of /proc/sys/kernel/modprobe, as the kernel itself runs it).
+    Needs root.  Raises HostError: OCIGPU-HOST-1 as above, OCIGPU-HOST-4 when nvidia or nvidia-uvm cannot be loaded;
+    without nvidia-modeset a host can do without displays.
+    """
+    program = program or (read_text("/proc/sys/kernel/modprobe") or "").strip() or "/sbin/modprobe"
+    loaded, notes = [], []
+    for name in missing_modules(roots):
+        problem = _modprobe(program, name, roots.driver)
+        if _is_loaded(name, roots):
+            loaded.append(name)
+        elif name == "nvidia-modeset":
+            notes.append(f"{name} could not be loaded ({problem}): only displays need it")
+        else:
+            raise HostError("OCIGPU-HOST-4", f"modprobe {name}: {problem}", f"See dmesg, and run: modprobe -v {name}")
+    return loaded, notes
+
+
+def _modprobe(program: str, name: str, root: str) -> str:
+    """Run modprobe; return what it complained of.  That a module is there afterwards is for sysfs to say."""
+
+    def enter() -> None:
+        os.chroot(root)
+        os.chdir("/")
+
+    try:
+        done = subprocess.run(
+            [program, name],
+            env={"PATH": "/sbin"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            timeout=TIMEOUT,
+            preexec_fn=enter if root else None,  # this program has one thread
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"{program} took more than {TIMEOUT} s"
+    except (OSError, subprocess.SubprocessError) as error:  # the second: chroot failed
+        return f"{root}{program}: {error}"
+    lines = done.stderr.decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else f"{program} ended with status {done.returncode}"

@@ -1,0 +1,343 @@
+"""The host's own device nodes of the NVIDIA driver, and their links in /dev/char: made, or put right.
+
+The driver makes neither: on a host without a desktop a node is missing until the first program that runs as root has
+used the driver, and systemd (before version 240) finds a device's number by its link /dev/char/MAJOR:MINOR alone.
+
+:func:`read_driver` reads what the kernel says, :func:`plan_nodes` says what follows from it (pure),
+:func:`find_changes` compares that with what is there (read-only), :func:`apply_changes` does it.  Numbers and
+permissions are the kernel's, as the driver's README (chapters "Device nodes" and "nvidia-modprobe") describes them:
+majors of /proc/devices, a GPU's minor of its "Device Minor", permissions of params or of a capability's file.
+"""
+
+import errno
+import os
+import stat
+
+from ocigpu.core.errors import HostError
+from ocigpu.gpus.nvidia.devices import CONTROL_MINOR, IMEX_DRIVER, MODESET_MINOR
+from ocigpu.gpus.nvidia.procfs import (
+    MIG_MINORS_LIMIT,
+    Permissions,
+    ProcGpu,
+    list_capabilities,
+    parse_devices,
+    parse_fields,
+    parse_mig_minors,
+    parse_permissions,
+    read_proc_gpus,
+)
+from ocigpu.gpus.tree import Roots, Tree, list_names, read_text, small_number
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from typing import NamedTuple
+else:
+    from ocigpu.core.record import NamedTuple
+
+MAX_NAMES = 4096
+"""Names looked at in one directory of nodes."""
+_DRIVERS = ("nvidia", "nvidia-frontend", "nvidia-uvm", "nvidia-caps", IMEX_DRIVER)
+_CAPS = "/dev/nvidia-caps"
+
+
+class CapabilityNode(NamedTuple):
+    """One file below /proc/driver/nvidia/capabilities: ``name`` is its path there, ``modify`` DeviceFileModify."""
+
+    name: str
+    minor: int
+    mode: int
+    modify: bool
+
+
+class Driver(NamedTuple):
+    """What the kernel says of the driver and its devices.
+
+    ``modify``: whether nodes may be changed (params); ``modeset``: whether nvidia-modeset is loaded, which older
+    drivers do not show in /proc/devices.
+    """
+
+    majors: tuple[tuple[str, int], ...]
+    permissions: Permissions = Permissions()
+    modify: bool = True
+    modeset: bool = False
+    gpus: tuple[ProcGpu, ...] = ()
+    capabilities: tuple[CapabilityNode, ...] = ()
+
+
+class HostNode(NamedTuple):
+    """A node that there should be.  ``modify``: False when the driver leaves nodes of this kind to somebody else."""
+
+    path: str
+    major: int
+    minor: int
+    mode: int = 0o666
+    uid: int = 0
+    gid: int = 0
+    modify: bool = True
+
+
+class NodeChange(NamedTuple):
+    """One difference between what there should be and what there is.
+
+    ``what``: "make", "correct" (permissions), "replace" (it is something else), "remove" (a link with the number of
+    another device), "keep" (it is as it should be) or "leave" (the driver's parameters forbid to touch it).
+    ``path``: on the host; ``cause``: what is there instead.  ``node`` is None and ``target`` set for a link.
+    """
+
+    what: str
+    path: str
+    number: str
+    cause: str = ""
+    node: HostNode | None = None
+    target: str = ""
+
+
+def read_driver(roots: Roots) -> Driver:
+    """Return what procfs says; raises HostError OCIGPU-HOST-1 when no driver is loaded, OCIGPU-HOST-3."""
+    majors = parse_devices(read_text(f"{roots.proc}/devices") or "")
+    if not _gpu_major(dict(majors)):
+        raise HostError(
+            "OCIGPU-HOST-1",
+            f"{roots.proc}/devices: no device number of the NVIDIA driver: it is not loaded",
+            "Install the driver, then: ocigpu system create-device-nodes --load-kernel-modules",
+        )
+    directory = f"{roots.proc}/driver/nvidia"
+    params = read_text(f"{directory}/params") or ""
+    return Driver(
+        majors,
+        parse_permissions(params),
+        parse_fields(params).get("ModifyDeviceFiles", "1") == "1",
+        "nvidia-modeset" in dict(majors) or read_text(f"{roots.sys}/module/nvidia_modeset/initstate") is not None,
+        read_proc_gpus(directory),
+        _read_capabilities(directory, read_text(f"{roots.proc}/driver/nvidia-caps/mig-minors", MIG_MINORS_LIMIT) or ""),
+    )
+
+
+def _gpu_major(majors: dict[str, int]) -> int:
+    return majors.get("nvidia", majors.get("nvidia-frontend", 0))
+
+
+def _read_capabilities(directory: str, mig_minors: str) -> tuple[CapabilityNode, ...]:
+    """Return the MIG capabilities that exist; mig-minors names every one that could, and helps out with its minor."""
+    minors = parse_mig_minors(mig_minors)
+    found = []
+    for name in list_capabilities(directory):
+        text = read_text(f"{directory}/capabilities/{name}")
+        fields = parse_fields(text or "")
+        # "mig/config" and "gpu0/mig/gi1/access" are "config" and "gpu0/gi1/access" in mig-minors
+        minor = small_number(fields.get("DeviceFileMinor", ""), minors.get(name.replace("mig/", ""), -1))
+        if text is not None and minor >= 0:
+            mode = small_number(fields.get("DeviceFileMode", ""), 0o400) & 0o777
+            found.append(CapabilityNode(name, minor, mode, fields.get("DeviceFileModify", "1") == "1"))
+    return tuple(found)
+
+
+def plan_nodes(
+    driver: Driver, imex_channels: "Iterable[int]" = (), control_only: bool = False
+) -> tuple[tuple[HostNode, ...], tuple[str, ...]]:
+    """Return the nodes there should be, and notes on those whose number nobody knows, a sentence each.
+
+    ``imex_channels``: channels to have a node besides.  ``control_only``: neither GPUs nor capabilities.
+    """
+    majors, notes = dict(driver.majors), []
+    permissions = (*driver.permissions, driver.modify)
+    gpu_major = _gpu_major(majors)
+    nodes = [HostNode("/dev/nvidiactl", gpu_major, CONTROL_MINOR, *permissions)]
+    uvm = majors.get("nvidia-uvm")
+    if uvm is None:
+        notes.append("the kernel module nvidia-uvm is not loaded: CUDA needs its nodes")
+    else:
+        nodes += [HostNode("/dev/nvidia-uvm", uvm, 0), HostNode("/dev/nvidia-uvm-tools", uvm, 1)]
+    if driver.modeset:
+        nodes.append(HostNode("/dev/nvidia-modeset", gpu_major, MODESET_MINOR, *permissions))
+    else:
+        notes.append("the kernel module nvidia-modeset is not loaded: only displays need its node")
+    if not control_only:
+        for gpu in driver.gpus:
+            if gpu.excluded:
+                notes.append(f"GPU {gpu.name} is excluded by the driver's configuration: no node")
+            elif not 0 <= gpu.minor < MODESET_MINOR:
+                notes.append(f"GPU {gpu.name} has no usable Device Minor: no node")
+            else:
+                nodes.append(HostNode(f"/dev/nvidia{gpu.minor}", gpu_major, gpu.minor, *permissions))
+        caps = majors.get("nvidia-caps")
+        if caps is not None:
+            nodes += [
+                HostNode(f"{_CAPS}/nvidia-cap{item.minor}", caps, item.minor, item.mode, modify=item.modify)
+                for item in driver.capabilities
+            ]
+    imex = majors.get(IMEX_DRIVER)
+    channels = tuple(imex_channels)
+    if imex is not None:
+        nodes += [HostNode(f"/dev/{IMEX_DRIVER}/channel{number}", imex, number, *permissions) for number in channels]
+    elif channels:
+        notes.append(f"the driver has no {IMEX_DRIVER}: no node for IMEX channels")
+    return tuple(nodes), tuple(notes)
+
+
+def find_changes(nodes: "Sequence[HostNode]", roots: Roots) -> tuple[NodeChange, ...]:
+    """Return what is to be done below ``roots.dev`` so that these nodes are there; changes nothing."""
+    tree = Tree(roots.dev)
+    return tuple(_compare_node(node, tree, roots.simulated) for node in nodes)
+
+
+def _compare_node(node: HostNode, tree: Tree, simulated: bool) -> NodeChange:
+    path, number = tree.host(node.path), f"{node.major}:{node.minor}"
+    found = path
+    try:
+        status = os.lstat(path)
+        if stat.S_ISLNK(status.st_mode):  # as driver containers have them; one that leads astray is replaced
+            found = tree.find(node.path) or path
+            status = os.lstat(found)
+    except FileNotFoundError:
+        return NodeChange("make" if node.modify else "leave", path, number, "" if node.modify else "missing", node)
+    except OSError as error:
+        raise HostError("OCIGPU-DEV-5", f"look at {path}: {error.strerror}") from error
+    cause = ""
+    if simulated and stat.S_ISREG(status.st_mode):  # stands for a node: its maker could make no real one
+        return NodeChange("keep", path, number, "", node)
+    if not stat.S_ISCHR(status.st_mode):
+        cause = "not a character device"
+    elif (os.major(status.st_rdev), os.minor(status.st_rdev)) != (node.major, node.minor):
+        cause = f"has number {os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
+    if cause:
+        return NodeChange("replace" if node.modify else "leave", path, number, cause, node)
+    is_now = (stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid)
+    if is_now == (node.mode, node.uid, node.gid):
+        return NodeChange("keep", path, number, "", node)
+    cause = f"mode {is_now[0]:04o} uid {is_now[1]} gid {is_now[2]}, not {node.mode:04o} {node.uid} {node.gid}"
+    return NodeChange("correct" if node.modify else "leave", found, number, cause, node)
+
+
+def char_directory(roots: Roots) -> str:
+    """Return where systemd looks for links by number: the host's /dev/char, a simulated host's own."""
+    return f"{roots.dev}/dev/char" if roots.simulated else "/dev/char"
+
+
+def find_link_changes(
+    nodes: "Sequence[HostNode]", driver: Driver, roots: Roots, directory: str = ""
+) -> tuple[NodeChange, ...]:
+    """Return what is to be done so that these nodes, and others of the driver that exist, have their links.
+
+    ``directory``: where links are ("": :func:`char_directory`).  Links that lead to one of the nodes from the number of
+    another device are stale, and removed.  Changes nothing.
+    """
+    directory = directory or char_directory(roots)
+    numbers = {node.path: f"{node.major}:{node.minor}" for node in (*_existing_nodes(driver, roots), *nodes)}
+    planned = {node.path for node in nodes}
+    paths = {number: path for path, number in sorted(numbers.items(), key=lambda item: item[0] in planned)}
+    relative = directory == f"{roots.dev}/dev/char"
+    changes = []
+    for number, path in paths.items():
+        target = f"..{path.removeprefix('/dev')}" if relative else f"{roots.dev}{path}"
+        link = f"{directory}/{number}"
+        cause = _link_cause(link, f"{roots.dev}{path}")
+        what = "keep" if not cause else "make" if cause == "missing" else "replace"
+        changes.append(NodeChange(what, link, number, "" if what == "make" else cause, None, target))
+    stale = ((name, _leads_to(directory, name, numbers, roots)) for name in list_names(directory) if name not in paths)
+    changes += [
+        NodeChange("remove", f"{directory}/{name}", name, f"{path} is {numbers[path]}") for name, path in stale if path
+    ]
+    return tuple(changes)
+
+
+def _existing_nodes(driver: Driver, roots: Roots) -> list[HostNode]:
+    """Return the nodes of the loaded driver that are in its directories, by the numbers they have."""
+    majors = {major for name, major in driver.majors}
+    found = []
+    for directory in ("/dev", _CAPS, f"/dev/{IMEX_DRIVER}"):
+        names = [name for name in list_names(roots.dev + directory) if directory != "/dev" or name.startswith("nvidia")]
+        for name in names[:MAX_NAMES]:
+            path = f"{directory}/{name}"
+            try:
+                status = os.lstat(roots.dev + path)
+            except FileNotFoundError:
+                continue
+            if stat.S_ISCHR(status.st_mode) and os.major(status.st_rdev) in majors:
+                found.append(HostNode(path, os.major(status.st_rdev), os.minor(status.st_rdev)))
+    return found
+
+
+def _link_cause(link: str, path: str) -> str:
+    """Return what is wrong with a link to ``path``: "" for nothing, "missing", or what is there instead."""
+    try:
+        found = os.readlink(link)
+    except FileNotFoundError:
+        return "missing"
+    except OSError as error:
+        if error.errno == errno.ENOTDIR:
+            raise HostError("OCIGPU-DEV-5", f"look at {link}: {error.strerror}") from error
+        return "not a link"
+    return "" if os.path.normpath(os.path.join(os.path.dirname(link), found)) == path else f"leads to {found}"
+
+
+def _leads_to(directory: str, name: str, numbers: dict[str, str], roots: Roots) -> str:
+    """Return which of the nodes a link leads to; "" for none, and for what is no link."""
+    try:
+        target = os.readlink(f"{directory}/{name}")
+    except OSError:  # no link, or gone
+        return ""
+    path = os.path.normpath(os.path.join(directory, target))
+    path = path.removeprefix(roots.dev) if roots.dev else path
+    return path if path in numbers else ""
+
+
+def apply_changes(changes: "Iterable[NodeChange]", simulated: bool = False) -> None:
+    """Do what :func:`find_changes` and :func:`find_link_changes` have found.
+
+    Every node and link gets its name when it is complete, so that no program meets it half made; what is replaced is
+    there until then.  ``simulated``: a file may stand for a node where making nodes is not permitted.
+    Raises HostError OCIGPU-DEV-5 at the first that is not possible; those before it stay.  Needs CAP_MKNOD,
+    CAP_CHOWN and CAP_FOWNER.
+    """
+    for change in changes:
+        try:
+            if change.what == "remove":
+                os.unlink(change.path)
+            elif change.what in ("make", "replace", "correct"):
+                _apply(change, simulated)
+        except OSError as error:
+            raise HostError("OCIGPU-DEV-5", f"{change.what} {change.path}: {error.strerror}") from error
+
+
+def _apply(change: NodeChange, simulated: bool) -> None:
+    node = change.node
+    if change.what == "correct" and node:
+        os.chown(change.path, node.uid, node.gid)
+        os.chmod(change.path, node.mode)
+        return
+    directory = os.path.dirname(change.path)
+    if not os.path.isdir(directory):
+        os.makedirs(directory)
+        os.chmod(directory, 0o755)  # whatever the umask
+    temp = f"{directory}/.ocigpu-{os.urandom(8).hex()}"
+    try:
+        if node:
+            _make_node(temp, node, simulated)
+        else:
+            os.symlink(change.target, temp)
+        os.rename(temp, change.path)
+    except BaseException:
+        if os.path.lexists(temp):
+            os.unlink(temp)
+        raise
+
+
+def _make_node(path: str, node: HostNode, simulated: bool) -> None:
+    try:
+        os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(node.major, node.minor))
+    except PermissionError:
+        if not simulated:
+            raise
+        from ocigpu.gpus.nvidia.nodes import STAND_IN
+
+        with open(path, "x", encoding="ascii") as file:
+            file.write(STAND_IN)
+    else:
+        os.chown(path, node.uid, node.gid)
+    os.chmod(path, node.mode)
+
+
+STAND_IN = "ocigpu simulated device\n"
+"""Content of the regular file that stands for a node; the compiled sources look for it (SIM_MAGIC)."""

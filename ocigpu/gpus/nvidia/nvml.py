@@ -1,0 +1,210 @@
+"""NVML, asked by a forked child with no privileges, an empty environment and a deadline.
+
+The answer comes back as JSON over a pipe.  A library that is missing, crashes, hangs or talks nonsense gives an
+answer that says so; it never gives an exception and never a hang.
+"""
+
+import os
+import select
+import time
+
+from ocigpu.core import rawjson
+from ocigpu.core.errors import printable
+from ocigpu.core.facts import Gpu, MigDevice
+from ocigpu.gpus.nvidia.procfs import is_version, normal_bus_id
+from ocigpu.gpus.tree import Roots
+from ocigpu.system import signals
+from ocigpu.system.signals import reap
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NamedTuple
+else:
+    from ocigpu.core.record import NamedTuple
+
+DEADLINE = 10.0
+"""Seconds that NVML may take: loading an idle GPU's state takes one or two each."""
+ANSWER_LIMIT = 1 << 20
+REAP_SECONDS = 0.5
+"""Seconds given to a child to end: one stuck inside the driver does not even when killed, and is left to init."""
+
+LIB_RM_VERSION_MISMATCH = 18
+ADDRESSING_MODE_ATS = 2
+
+UNUSABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
+"""What reading a document raises that our child did not write: the library shares its process."""
+
+BRANDS = (
+    "Unknown",
+    "Quadro",
+    "Tesla",
+    "NVS",
+    "GRID",
+    "GeForce",
+    "TITAN",
+    "VApps",
+    "VPC",
+    "VCS",
+    "VWS",
+    "CloudGaming",
+    "QuadroRTX",
+    "NvidiaRTX",
+    "Nvidia",
+    "GeForceRTX",
+    "TitanRTX",
+)
+"""By nvmlBrandType_t."""
+
+
+class NvmlAnswer(NamedTuple):
+    """What NVML said.  ``problem`` is empty, or one sentence on why there is no answer; ``code`` is nvmlInit's."""
+
+    problem: str = ""
+    code: int = 0
+    driver_version: str = ""
+    cuda_version: str = ""
+    gpus: tuple[Gpu, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class NvmlChild:
+    """A running question to NVML; :meth:`collect` waits for the answer, :meth:`close` gives up on it."""
+
+    def __init__(self, pid: int, pipe: int, deadline: float, seconds: float) -> None:
+        self._pid = pid
+        self._pipe = pipe
+        self._deadline = deadline
+        self._seconds = seconds
+
+    def collect(self) -> NvmlAnswer:
+        """Return the answer; waits at most until the deadline that :func:`start_nvml` set."""
+        return self.collect_all()[0]
+
+    def collect_all(self) -> "tuple[NvmlAnswer, dict[str, Any]]":
+        """Return the answer, and the document it was made of ({} when there is a problem), which says more."""
+        data, problem = self._read()
+        status = self._finish(0 if problem else REAP_SECONDS)  # at the end of its answer the child is ending
+        if problem:
+            return NvmlAnswer(f"NVML {problem}"), {}
+        if status < 0:
+            return NvmlAnswer(f"NVML crashed: the library ended its process by signal {-status}"), {}
+        try:
+            document = rawjson.parse(data.decode())
+            answer = parse_answer(document)
+        except UNUSABLE:
+            return NvmlAnswer("NVML gave no usable answer"), {}
+        return answer, {} if answer.problem else document
+
+    def _read(self) -> tuple[bytes, str]:
+        poller = select.poll()
+        poller.register(self._pipe, select.POLLIN)
+        data = b""
+        while len(data) <= ANSWER_LIMIT:
+            left = self._deadline - time.monotonic()
+            if left <= 0 or not poller.poll(int(left * 1000) + 1):
+                return b"", f"did not answer within {self._seconds:g} s"
+            chunk = os.read(self._pipe, 1 << 16)
+            if not chunk:
+                return data, ""
+            data += chunk
+        return b"", f"answered with more than {ANSWER_LIMIT} bytes"
+
+    def close(self) -> None:
+        """End the child now, if it still runs; does nothing after :meth:`collect`."""
+        self._finish(0)
+
+    def _finish(self, seconds: float) -> int:
+        """Let the child end within the time, then end it; returns its exit status, 0 when we ended it."""
+        if self._pid <= 0:
+            return 0
+        os.close(self._pipe)
+        pid, self._pid = self._pid, 0
+        status = reap(pid, seconds)
+        if status is None:
+            os.kill(pid, signals.SIGKILL)
+            reap(pid, REAP_SECONDS)
+            return 0
+        return status
+
+
+def start_nvml(library: str, roots: Roots, seconds: float = DEADLINE) -> NvmlChild:
+    """Start asking the library at ``library`` (path in the driver root) and return at once.
+
+    With a driver root of its own that also holds the device nodes the child enters it by chroot (as root).  Must be
+    called from a process with one thread.
+    """
+    chroot = roots.driver if roots.driver and not roots.simulated and roots.dev == roots.driver else ""
+    path = library if chroot else roots.driver + library
+    reader, writer = os.pipe2(os.O_CLOEXEC)
+    deadline = time.monotonic() + seconds
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.close(reader)
+            from ocigpu.gpus.nvidia.nvml_child import (  # ctypes costs 4 ms: here they overlap with our own reading
+                run_child,
+            )
+
+            run_child(parent, writer, path, chroot, roots.driver if roots.simulated else "")
+        finally:
+            os._exit(1)
+    os.close(writer)
+    return NvmlChild(pid, reader, deadline, seconds)
+
+
+def parse_answer(data: "Any") -> NvmlAnswer:
+    """Return the records of a child's JSON document.
+
+    Raises one of :data:`UNUSABLE` for anything that the child does not write.
+    """
+    if "load" in data:
+        return NvmlAnswer(f"NVML cannot be loaded: {printable(str(data['load']), 300)}")
+    code = int(data["init"])
+    if code:
+        return NvmlAnswer(f"NVML cannot be initialised: {printable(str(data['text']), 300)}", code)
+    version = str(data["driver"])
+    gpus: list[Gpu] = []
+    notes: list[str] = []
+    for item in data["gpus"]:
+        gpus.append(_gpu(item))
+        notes.extend(f"GPU {gpus[-1].index}: {printable(str(note), 300)}" for note in item.get("notes", ()))
+    return NvmlAnswer(
+        "", 0, version if is_version(version) else "", cuda_version(int(data["cuda"])), tuple(gpus), tuple(notes)
+    )
+
+
+def cuda_version(number: int) -> str:
+    """Return NVML's CUDA version number as text: 12040 is "12.4"; "" for none."""
+    return f"{number // 1000}.{number % 1000 // 10}" if number > 0 else ""
+
+
+def _gpu(item: "dict[str, Any]") -> Gpu:
+    brand = int(item.get("brand", 0))
+    mig = item.get("mig")
+    arch = item.get("arch")
+    return Gpu(
+        index=int(item["index"]),
+        minor=int(item.get("minor", -1)),
+        uuid=printable(str(item.get("uuid", "")), 96),
+        bus_id=normal_bus_id(str(item.get("bus_id", ""))),
+        model=printable(str(item.get("name", "")), 96),
+        brand=BRANDS[brand] if 0 <= brand < len(BRANDS) else BRANDS[0],
+        architecture=f"{int(arch[0])}.{int(arch[1])}" if arch else "",
+        mig_capable=mig is not None,
+        mig_enabled=mig is not None and int(mig[0]) == 1,
+        mig_devices=tuple(
+            MigDevice(
+                int(device["index"]),
+                printable(str(device["uuid"]), 96),
+                printable(str(device["profile"]), 96),
+                int(device["gi"]),
+                int(device["ci"]),
+                -1,
+                -1,
+            )
+            for device in item.get("migs", ())
+        ),
+        coherent=int(item.get("addressing", 0)) == ADDRESSING_MODE_ATS,
+        error=printable(str(item.get("error", "")), 300),
+    )

@@ -1,0 +1,276 @@
+"""What runs in the forked child that asks NVML: the closed library never runs in our own process.
+
+The child gives up every privilege before it loads the library, prints one JSON document into a pipe and exits.
+Function names, structures and numbers: nvml.h of the driver's development kit.
+"""
+
+import ctypes
+import fcntl
+import os
+import resource
+import stat
+import struct
+
+from ocigpu.core import rawjson
+from ocigpu.system import libc, signals
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+OVERFLOW_ID = 65534
+MAX_GPUS = 256
+MAX_MIG_DEVICES = 64
+
+NVML_ERROR_NOT_SUPPORTED = 3
+NVML_ERROR_NOT_FOUND = 6
+NVML_ERROR_FUNCTION_NOT_FOUND = 13
+NVML_ERROR_GPU_IS_LOST = 15
+NVML_ERROR_RESET_REQUIRED = 16
+NVML_ERROR_GPU_NOT_FOUND = 28
+FATAL = (NVML_ERROR_GPU_IS_LOST, NVML_ERROR_RESET_REQUIRED, NVML_ERROR_GPU_NOT_FOUND)
+"""Errors that mean the GPU cannot be used, whatever was asked."""
+
+_TEXT_SIZE = 96
+_PCI_INFO_SIZE = 256  # more than any version of nvmlPciInfo_t
+_ADDRESSING_MODE_VERSION = 1 << 24 | 8  # nvmlDeviceAddressingMode_v1: its number, and its size in bytes
+_PCI_NUMBERS = struct.Struct("<16x3I")  # busIdLegacy, then domain, bus, device: the same in all versions
+
+
+def run_child(parent: int, pipe: int, library: str, chroot: str, simulation_root: str) -> None:
+    """Ask the library at path ``library`` (below ``chroot`` when that is not empty) and write JSON to ``pipe``.
+
+    Never returns, and ends with the process ``parent``.  Gives up root for the ids of :func:`_identity`, all
+    capabilities and the right to gain any.
+    """
+    status = 1
+    try:
+        pipe = _isolate(pipe)
+        user, group = _identity(chroot, simulation_root)
+        if chroot and not _enter(chroot):
+            library = chroot + library
+        _drop_privileges(user, group)
+        _end_with(parent)
+        data = rawjson.dump(_ask(library)).encode()
+        while data:
+            data = data[os.write(pipe, data) :]
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def _isolate(pipe: int) -> int:
+    """Keep nothing of the parent's: no environment, no descriptor but the pipe, no output on the container's streams.
+
+    Returns the pipe's descriptor, which may have been one of the standard three.
+    """
+    os.environ.clear()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    pipe = fcntl.fcntl(pipe, fcntl.F_DUPFD_CLOEXEC, 3)
+    null = os.open("/dev/null", os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(null, descriptor)
+    os.closerange(3, pipe)
+    os.closerange(pipe + 1, 1 << 20)
+    for number in (signals.SIGINT, signals.SIGTERM, signals.SIGHUP, signals.SIGPIPE):
+        signals.signal(number, signals.SIG_DFL)
+    return pipe
+
+
+def _identity(chroot: str, simulation_root: str) -> tuple[int, int]:
+    """Return the user and group that may ask: nobody, or whoever the permissions of /dev/nvidiactl demand.
+
+    A simulated host may lie below directories that only its owner can enter: then it is the owner.
+    """
+    try:
+        if simulation_root:
+            owner = os.stat(simulation_root)
+            return owner.st_uid, owner.st_gid
+        node = os.stat(f"{chroot}/dev/nvidiactl")
+    except OSError:
+        return OVERFLOW_ID, OVERFLOW_ID
+    if node.st_mode & (stat.S_IROTH | stat.S_IWOTH) == stat.S_IROTH | stat.S_IWOTH:
+        return OVERFLOW_ID, OVERFLOW_ID
+    if node.st_mode & (stat.S_IRGRP | stat.S_IWGRP) == stat.S_IRGRP | stat.S_IWGRP:
+        return OVERFLOW_ID, node.st_gid
+    return node.st_uid, node.st_gid
+
+
+def _enter(chroot: str) -> bool:
+    """Make the driver root the root directory; returns False without the privilege for it."""
+    # the C library in use is the host's: what the driver's library links must be of the same build
+    for name in ("libm.so.6", "libdl.so.2", "librt.so.1", "libpthread.so.0", "libgcc_s.so.1"):
+        try:
+            ctypes.CDLL(name)
+        except OSError:
+            continue
+    try:
+        os.chroot(chroot)
+    except OSError:
+        return False
+    os.chdir("/")
+    return True
+
+
+def _drop_privileges(user: int, group: int) -> None:
+    if os.geteuid() == 0:
+        steps: tuple[Callable[[], None], ...] = (
+            lambda: os.setgroups([group]),
+            lambda: os.setresgid(group, group, group),
+            lambda: os.setresuid(user, user, user),
+        )
+        for step in steps:
+            try:
+                step()
+            except OSError:  # EPERM or EINVAL: a user namespace that maps only the caller, who stays unprivileged
+                continue
+    libc.prctl(libc.PR_SET_NO_NEW_PRIVS, 1)
+    libc.capset(libc.Capabilities(0, 0, 0))
+
+
+def _end_with(parent: int) -> None:
+    """Be killed when the parent ends; after the change of ids, which clears the setting (prctl(2))."""
+    libc.prctl(libc.PR_SET_PDEATHSIG, signals.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _ask(library: str) -> "dict[str, Any]":
+    try:
+        nvml = ctypes.CDLL(library)
+    except OSError as error:
+        return {"load": str(error)}
+    client = _Client(nvml)
+    code = client.call("nvmlInit_v2")
+    if code:
+        return {"init": code, "text": client.text(code)}
+    return {
+        "init": 0,
+        "driver": client.string("nvmlSystemGetDriverVersion")[1],
+        "cuda": client.number("nvmlSystemGetCudaDriverVersion_v2", "nvmlSystemGetCudaDriverVersion")[1],
+        "gpus": client.gpus(),
+    }
+
+
+class _Client:
+    """Calls of one loaded library; each answers a code and a value."""
+
+    def __init__(self, nvml: ctypes.CDLL) -> None:
+        self.nvml = nvml
+
+    def call(self, name: str, *arguments: "Any") -> int:
+        try:
+            function = getattr(self.nvml, name)
+        except AttributeError:
+            return NVML_ERROR_FUNCTION_NOT_FOUND
+        return int(function(*arguments))
+
+    def text(self, code: int) -> str:
+        """Return the library's words for a code, e.g. "GPU is lost (NVML 15)"."""
+        try:
+            function = self.nvml.nvmlErrorString
+        except AttributeError:
+            return f"NVML {code}"
+        function.restype = ctypes.c_char_p
+        words = function(code) or b"unknown error"
+        return f"{words[:200].decode('utf-8', 'replace')} (NVML {code})"
+
+    def string(self, name: str, *arguments: "Any") -> tuple[int, str]:
+        buffer = ctypes.create_string_buffer(_TEXT_SIZE)
+        code = self.call(name, *arguments, buffer, ctypes.c_uint(_TEXT_SIZE))
+        return code, buffer.value.decode("utf-8", "replace") if not code else ""
+
+    def number(self, name: str, fallback: str, *arguments: "Any") -> tuple[int, int]:
+        value = ctypes.c_uint()
+        code = self.call(name, *arguments, ctypes.byref(value))
+        if code == NVML_ERROR_FUNCTION_NOT_FOUND and fallback:
+            code = self.call(fallback, *arguments, ctypes.byref(value))
+        return code, value.value if not code else -1
+
+    def pair(self, name: str, device: ctypes.c_void_p) -> tuple[int, list[int]]:
+        first, second = ctypes.c_int(), ctypes.c_int()
+        code = self.call(name, device, ctypes.byref(first), ctypes.byref(second))
+        return code, [first.value, second.value] if not code else []
+
+    def bus_id(self, device: ctypes.c_void_p) -> tuple[int, str]:
+        buffer = ctypes.create_string_buffer(_PCI_INFO_SIZE)
+        code = NVML_ERROR_FUNCTION_NOT_FOUND
+        for name in ("nvmlDeviceGetPciInfo_v3", "nvmlDeviceGetPciInfo_v2", "nvmlDeviceGetPciInfo"):
+            code = self.call(name, device, buffer)
+            if code != NVML_ERROR_FUNCTION_NOT_FOUND:
+                break
+        if code:
+            return code, ""
+        domain, bus, slot = _PCI_NUMBERS.unpack_from(buffer.raw)
+        return 0, f"{domain:08x}:{bus:02x}:{slot:02x}.0"
+
+    def addressing_mode(self, device: ctypes.c_void_p) -> tuple[int, int]:
+        """Return a number of nvmlDeviceAddressingModeType_t; older drivers do not have the function."""
+        version_and_value = (ctypes.c_uint * 2)(_ADDRESSING_MODE_VERSION, 0)
+        code = self.call("nvmlDeviceGetAddressingMode", device, version_and_value)
+        return code, version_and_value[1]
+
+    def gpus(self) -> "list[dict[str, Any]]":
+        code, count = self.number("nvmlDeviceGetCount_v2", "")
+        return [self.gpu(index) for index in range(min(count, MAX_GPUS))] if not code else []
+
+    def gpu(self, index: int) -> "dict[str, Any]":
+        """Return what is known of one GPU; "error" says why it cannot be used."""
+        gpu: dict[str, Any] = {"index": index}
+        device = ctypes.c_void_p()
+        code = self.call("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(device))
+        if code:
+            gpu["error"] = self.text(code)
+            return gpu
+        answers = {
+            "bus_id": self.bus_id(device),
+            "uuid": self.string("nvmlDeviceGetUUID", device),
+            "minor": self.number("nvmlDeviceGetMinorNumber", "", device),
+            "name": self.string("nvmlDeviceGetName", device),
+            "brand": self.number("nvmlDeviceGetBrand", "", device),
+            "arch": self.pair("nvmlDeviceGetCudaComputeCapability", device),
+            "mig": self.pair("nvmlDeviceGetMigMode", device),
+            "addressing": self.addressing_mode(device),
+            "persistence": self.number("nvmlDeviceGetPersistenceMode", "", device),
+        }
+        for key, (code, value) in answers.items():
+            if not code:
+                gpu[key] = value
+            elif "error" not in gpu and (
+                code in FATAL or (key in ("bus_id", "uuid", "minor") and code != NVML_ERROR_NOT_SUPPORTED)
+            ):
+                gpu["error"] = self.text(code)
+        if gpu.get("mig", [0])[0] == 1:
+            gpu["migs"], gpu["notes"] = self.mig_devices(device)
+        return gpu
+
+    def mig_devices(self, device: ctypes.c_void_p) -> "tuple[list[dict[str, Any]], list[str]]":
+        """Return the MIG devices and notes on those that do not answer; indices may have holes."""
+        devices, notes = [], []
+        code, count = self.number("nvmlDeviceGetMaxMigDeviceCount", "", device)
+        if code:
+            return [], [f"MIG devices: {self.text(code)}"]
+        for index in range(min(count, MAX_MIG_DEVICES)):
+            handle = ctypes.c_void_p()
+            code = self.call("nvmlDeviceGetMigDeviceHandleByIndex", device, ctypes.c_uint(index), ctypes.byref(handle))
+            if code == NVML_ERROR_NOT_FOUND:
+                continue
+            uuid = self.string("nvmlDeviceGetUUID", handle) if not code else (code, "")
+            gpu_instance = self.number("nvmlDeviceGetGpuInstanceId", "", handle) if not code else (code, -1)
+            compute_instance = self.number("nvmlDeviceGetComputeInstanceId", "", handle) if not code else (code, -1)
+            failed = code or uuid[0] or gpu_instance[0] or compute_instance[0]
+            if failed:
+                notes.append(f"MIG device {index}: {self.text(failed)}")
+                continue
+            name = self.string("nvmlDeviceGetName", handle)[1]
+            devices.append(
+                {
+                    "index": index,
+                    "uuid": uuid[1],
+                    "gi": gpu_instance[1],
+                    "ci": compute_instance[1],
+                    "profile": name.rpartition(" MIG ")[2] if " MIG " in name else "",
+                }
+            )
+        return devices, notes

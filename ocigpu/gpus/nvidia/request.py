@@ -1,0 +1,521 @@
+"""What a container asks for, read from its OCI configuration: pure, no host access.
+
+The configuration is written by an engine, but its environment by an image: every value is hostile.  Parts of the
+wrong JSON type count as absent; a device list, number or expression that cannot be understood stops the container.
+"""
+
+import os
+
+from ocigpu.core.errors import RequestError, printable, quoted
+from ocigpu.core.gate import (
+    CONDITIONS,
+    Asker,
+    find_bound,
+    is_filtered,
+    is_gpu_of_nvidia,
+    is_of_nvidia,
+    is_plugin_key,
+    permits,
+    permitted_capabilities,
+    why_not,
+)
+from ocigpu.core.settings import CAPABILITIES, MODES_WITH_CDI, Settings
+from ocigpu.core.tokens import MAX_TOKENS, MOUNT_DIRECTORIES, MOUNT_SOURCE, is_number, select_tokens
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NamedTuple, TypeAlias
+else:
+    from ocigpu.core.record import NamedTuple
+
+DEVICES_VARIABLE = "NVIDIA_VISIBLE_DEVICES"
+IMEX_VARIABLE = "NVIDIA_IMEX_CHANNELS"
+FEATURE_VARIABLES = (
+    ("gds", "NVIDIA_GDS"),
+    ("mofed", "NVIDIA_MOFED"),
+    ("gdrcopy", "NVIDIA_GDRCOPY"),
+    ("nvswitch", "NVIDIA_NVSWITCH"),
+)
+OWN_KIND = "runtime.nvidia.com/gpu="
+"""Before a device: it comes from the runtime itself, not from a specification (nvidia-container-runtime)."""
+DEFAULT_CAPABILITIES = ("compute", "utility")
+WORDS = ("all", "none", "void")
+
+MAX_VALUE = 64 * 1024  # characters of one variable
+MAX_TOKEN = 200
+MAX_REQUIREMENTS = 256 * 1024  # characters of all requirements of a container together
+MAX_IMEX_CHANNEL = 1048575  # device numbers have 20 bits for the minor (include/linux/kdev_t.h)
+MAX_SHOWN_ANNOTATIONS = 3
+_SHOWN_VALUE = 120
+_HEX = frozenset("0123456789abcdefABCDEF")
+
+
+class Request(NamedTuple):
+    """What one container asks for.
+
+    ``selection``: "nothing" (unset, empty, void: not a GPU container), "none" (driver files and control nodes, no
+    GPU), "all", "list", or "cdi"; ``devices``: for "list" the tokens in order, stripped, without duplicates.
+    ``cdi_devices``: for "cdi" the fully qualified names in order, without duplicates; what the container gets is then
+    written in specifications.  Of the other fields source, notes and requirements are filled, and ``capabilities``
+    with those beyond which no specification may give anything, () where they decide.
+    ``source``: where the selection comes from, for reasons and messages ("NVIDIA_VISIBLE_DEVICES=0,2",
+    "volume mounts below /var/run/nvidia-container-devices").
+    ``capabilities``: driver capabilities, sorted.  ``requirements``: (variable, expression) pairs, sorted.
+    ``mig_config``/``mig_monitor``: "" or "all".  ``imex_channels``: sorted channel ids.
+    ``features``: opt-in parts, of "gds", "mofed", "gdrcopy", "nvswitch", in that order.
+    ``notes``: warnings, a sentence each ("request of an unprivileged container ignored ...").
+    """
+
+    selection: str = "nothing"
+    devices: tuple[str, ...] = ()
+    source: str = ""
+    capabilities: tuple[str, ...] = ()
+    requirements: tuple[tuple[str, str], ...] = ()
+    mig_config: str = ""
+    mig_monitor: str = ""
+    imex_channels: tuple[int, ...] = ()
+    features: tuple[str, ...] = ()
+    cdi_devices: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+if TYPE_CHECKING:
+    Variables: TypeAlias = dict[str, str]
+
+
+def parse_request(config: "dict[str, Any]", settings: Settings, bundle: str = "") -> Request:
+    """Return what the container of this config.json (a raw document) asks for.
+
+    ``bundle``: its absolute path, by which an engine is known that vouches for annotations (:mod:`ocigpu.core.gate`,
+    which decides of everything here whether it may be asked for).
+    A request for nothing has no other content than notes.  Raises RequestError OCIGPU-REQ-1 to -6 (not -3), each
+    naming the variable and quoting what cannot be understood.  Time grows linearly with the size of the document.
+
+    With mode cdi every device becomes a CDI name; with modes auto and spec a container whose devices are all named by
+    fully qualified CDI names is served from specifications, and a mixture of both is refused.  Devices of the kind
+    "runtime.nvidia.com/gpu" are plain ones in every mode.  Annotations are read in all of these modes
+    and come first, then mounts, then variables (the order of nvidia-container-runtime).
+    """
+    process = _mapping(config, "process")
+    swarm = tuple(filter(None, map(str.strip, settings.swarm_resource.split(","))))
+    variables = _read_variables(process.get("env"), swarm)
+    asker = Asker(settings, is_privileged(config))
+    notes: list[str] = []
+
+    mounted: tuple[str, ...] = ()
+    mounted_imex: tuple[str, ...] = ()
+    if why_not("gpu", "mount", asker) is None:
+        mounted, mounted_imex = _read_mounts(config.get("mounts") if isinstance(config, dict) else None)
+    tokens, where = _requested_by_annotations(config, settings, notes)
+    by, source = "annotation", where
+    if tokens:
+        asker = asker._replace(filtered=is_filtered(config, bundle, settings))
+        if select_tokens(tokens)[0] != "nothing" and not permits("gpu", by, asker, where, notes):
+            tokens = ()
+    if tokens:
+        notes.extend(_overruled_notes(source, mounted, variables, swarm, asker))
+    elif mounted:
+        by, tokens, source, where = "mount", mounted, MOUNT_SOURCE, MOUNT_SOURCE
+    else:
+        by = "variable"
+        tokens, source, where = _requested_by_variables(variables, swarm)
+        if select_tokens(tokens)[0] != "nothing" and not permits("gpu", by, asker, where, notes):
+            return Request(notes=tuple(notes))
+    selection, devices = select_tokens(tokens)
+    if selection == "nothing":
+        return Request(notes=tuple(notes))
+    if any(token.startswith(OWN_KIND) for token in tokens):
+        tokens = _own_devices(tokens, where)
+        selection, devices = select_tokens(tokens)
+        if selection == "nothing":
+            return Request(notes=tuple(notes))
+    elif settings.mode == "cdi" or (
+        settings.mode in MODES_WITH_CDI and (by == "annotation" or any("=" in token for token in tokens))
+    ):
+        # only here: few containers need it
+        from ocigpu.gpus.nvidia.qualified import all_qualified, name_devices, permitted_names
+
+        if settings.mode == "cdi" or all_qualified(tokens, where, by == "annotation"):
+            names = name_devices(tokens, where, settings.cdi_default_kind)
+            names = permitted_names(names, by, asker, where, notes)
+            if any(map(is_of_nvidia, names)):
+                names += _cdi_extras(variables, mounted_imex, asker, notes)
+            if not names:
+                return Request(notes=tuple(notes))
+            request = Request("cdi", source=source, cdi_devices=tuple(dict.fromkeys(names)), notes=tuple(notes))
+            if not any(map(is_gpu_of_nvidia, names)):
+                return request
+            _parse_capabilities(variables, asker)
+            bound = find_bound(by, asker)
+            return request._replace(capabilities=bound, requirements=_parse_requirements(variables, asker))
+    check_tokens(devices, where)
+
+    mig_config = _parse_mig("NVIDIA_MIG_CONFIG_DEVICES", variables, asker)
+    mig_monitor = _parse_mig("NVIDIA_MIG_MONITOR_DEVICES", variables, asker)
+    return Request(
+        selection=selection,
+        devices=devices,
+        source=source,
+        capabilities=_parse_capabilities(variables, asker),
+        requirements=_parse_requirements(variables, asker),
+        mig_config=mig_config,
+        mig_monitor=mig_monitor,
+        imex_channels=_parse_imex(variables, mounted_imex, asker, notes),
+        features=_parse_features(variables, asker, notes),
+        notes=tuple(notes),
+    )
+
+
+def request_from_variables(variables: dict[str, str], settings: Settings, privileged: bool = False) -> Request:
+    """Return what a container with this environment asks for; ``privileged``: it has CAP_SYS_ADMIN.
+
+    Raises the errors of :func:`parse_request`.
+    """
+    bounding = ["CAP_SYS_ADMIN"] if privileged else []
+    env = [f"{name}={value}" for name, value in variables.items()]
+    return parse_request({"process": {"env": env, "capabilities": {"bounding": bounding}}}, settings)
+
+
+def check_without_cdi(request: Request) -> None:
+    """Raise RequestError OCIGPU-REQ-1 for a request that only the shim can grant, from CDI specifications."""
+    if request.selection == "cdi":
+        raise RequestError(
+            "OCIGPU-REQ-1",
+            f"{request.source}: CDI devices are given by ocigpu-runtime, from specifications, and by nothing else",
+            "Use the runtime ocigpu instead of --gpus; what it would give: ocigpu cdi show NAME",
+        )
+
+
+def pci_address(text: str) -> str:
+    """Return a PCI bus id as "00000000:3b:00" (domain of 8 digits, no function), or "" if ``text`` is none.
+
+    Domain (4 or 8 hex digits) and function (one) are optional: "3b:00", "3b:00.0", "0000:3b:00.0".
+    """
+    address, dot, function = text.partition(".")
+    if dot and not (len(function) == 1 and function in _HEX):
+        return ""
+    parts = address.split(":")
+    if len(parts) == 2:
+        parts.insert(0, "0000")
+    if [len(part) for part in parts] not in ([4, 2, 2], [8, 2, 2]) or not all(map(_HEX.issuperset, parts)):
+        return ""
+    return ":".join([parts[0].rjust(8, "0"), parts[1], parts[2]]).lower()
+
+
+def _mapping(value: "Any", name: str) -> "dict[str, Any]":
+    inner = value.get(name) if isinstance(value, dict) else None
+    return inner if isinstance(inner, dict) else {}
+
+
+def _read_variables(env: "Any", swarm: tuple[str, ...]) -> "Variables":
+    """Return the variables that concern us; of a name that occurs twice the last one counts."""
+    prefixes = ("NVIDIA_", "CUDA_VERSION=", *(f"{name}=" for name in swarm))
+    variables: Variables = {}
+    for entry in env if isinstance(env, list) else ():
+        if isinstance(entry, str) and entry.startswith(prefixes):
+            name, equals, value = entry.partition("=")
+            if equals:
+                variables[name] = value
+    return variables
+
+
+def is_privileged(config: "dict[str, Any]") -> bool:
+    """Return whether the bounding set has CAP_SYS_ADMIN: an object of sets, or one list before OCI 1.0.0-rc5."""
+    capabilities = _mapping(config, "process").get("capabilities")
+    bounding = capabilities.get("bounding") if isinstance(capabilities, dict) else capabilities
+    return isinstance(bounding, list) and "CAP_SYS_ADMIN" in bounding
+
+
+def _read_mounts(mounts: "Any") -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return (devices, IMEX channels) asked for by mounts of /dev/null, in order, without duplicates."""
+    devices: dict[str, None] = {}
+    imex: dict[str, None] = {}
+    for mount in mounts if isinstance(mounts, list) else ():
+        if not isinstance(mount, dict):
+            continue
+        if _clean_path(mount.get("source")) != "/dev/null":
+            continue
+        destination = _clean_path(mount.get("destination"))
+        for directory in MOUNT_DIRECTORIES:
+            if destination.startswith(directory + "/"):
+                request = destination[len(directory) + 1 :]
+                if request.startswith("cdi/"):
+                    devices[_cdi_mount(request)] = None
+                elif request.startswith("imex/"):
+                    imex[request.removeprefix("imex/")] = None
+                else:
+                    devices[request] = None
+    return tuple(devices), tuple(imex)
+
+
+def _cdi_mount(request: str) -> str:
+    from ocigpu.gpus.nvidia.qualified import name_of_mount  # only here: few containers need it
+
+    return name_of_mount(request)
+
+
+def _requested_by_annotations(
+    config: "dict[str, Any]", settings: Settings, notes: list[str]
+) -> tuple[tuple[str, ...], str]:
+    """Return (tokens, source): what annotations ask for, by key; nothing in mode hook, where engines obey them.
+
+    Keys of the form that device plugins write count; others are named in ``notes``.
+    """
+    if settings.mode not in MODES_WITH_CDI:
+        return (), ""
+    annotations = _mapping(config, "annotations")
+    keys = sorted(key for key in annotations if key.startswith(settings.cdi_annotation_prefixes))
+    tokens: dict[str, None] = {}
+    named: list[str] = []
+    others: list[str] = []
+    for key in keys:
+        value = annotations[key]
+        where = f"annotation {printable(key, 120)}"
+        if not any(
+            is_plugin_key(key.removeprefix(prefix))
+            for prefix in settings.cdi_annotation_prefixes
+            if key.startswith(prefix)
+        ):
+            if value not in ("", None):
+                others.append(where)
+            continue
+        parts = _split(where, value, "OCIGPU-REQ-1") if isinstance(value, str) else []
+        tokens.update(dict.fromkeys(parts))
+        if parts and len(named) < MAX_SHOWN_ANNOTATIONS:
+            named.append(f"{where}={printable(value, _SHOWN_VALUE)}")
+    if others:
+        shown = ", ".join(others[:MAX_SHOWN_ANNOTATIONS])
+        notes.append(f"{shown} ignored: after its prefix a key must have the form PLUGIN_DEVICE")
+    return tuple(tokens), " ".join(named)
+
+
+def _overruled_notes(
+    source: str, mounted: tuple[str, ...], variables: "Variables", swarm: tuple[str, ...], asker: Asker
+) -> list[str]:
+    """Return notes about the other ways in which the container asks, which annotations come before."""
+    names = [name for name in swarm if name in variables] or [DEVICES_VARIABLE]
+    asking = [MOUNT_SOURCE] if mounted else []
+    if why_not("gpu", "variable", asker) is None:
+        asking += [printable(name, 120) for name in names if variables.get(name, "") not in ("", "void")]
+    return [f"{', '.join(asking)} ignored: {source} comes first"] if asking else []
+
+
+def _parse_features(variables: "Variables", asker: Asker, notes: list[str]) -> tuple[str, ...]:
+    """Return the opt-in parts that variables ask for, and append to ``notes`` what was ignored."""
+    return tuple(
+        name
+        for name, variable in FEATURE_VARIABLES
+        if variables.get(variable) == "enabled" and permits("part", "variable", asker, variable, notes)
+    )
+
+
+def _cdi_extras(variables: "Variables", mounted_imex: tuple[str, ...], asker: Asker, notes: list[str]) -> list[str]:
+    """Return the devices that stand for opt-in parts and IMEX channels, by the kinds of nvidia-ctk cdi generate."""
+    names = [f"nvidia.com/{name}=all" for name in _parse_features(variables, asker, notes)]
+    names += [f"nvidia.com/imex-channel={channel}" for channel in _parse_imex(variables, mounted_imex, asker, notes)]
+    ignored = [name for name in ("NVIDIA_MIG_CONFIG_DEVICES", "NVIDIA_MIG_MONITOR_DEVICES") if variables.get(name)]
+    if ignored:
+        notes.append(f"{', '.join(ignored)} ignored: CDI specifications have no device for it")
+    return names
+
+
+def _clean_path(value: "Any") -> str:
+    """Return the absolute path without "..", "." and doubled slashes, or "" for anything else."""
+    if not isinstance(value, str) or not value.startswith("/") or "\0" in value:
+        return ""
+    return os.path.normpath("/" + value.lstrip("/"))
+
+
+def _requested_by_variables(variables: "Variables", swarm: tuple[str, ...]) -> tuple[tuple[str, ...], str, str]:
+    """Return (tokens, source with its value, source by name): what the environment asks for, before any privilege."""
+    names = [name for name in swarm if name in variables]
+    if not names and DEVICES_VARIABLE in variables:
+        names = [DEVICES_VARIABLE]
+    if not names:
+        if _is_legacy_image(variables):
+            version = printable(variables["CUDA_VERSION"], _SHOWN_VALUE)
+            return ("all",), f"CUDA_VERSION={version} without {DEVICES_VARIABLE}", "CUDA_VERSION"
+        return (), "", ""
+    tokens: dict[str, None] = {}
+    for name in names:
+        tokens.update(dict.fromkeys(_split(name, variables[name], "OCIGPU-REQ-1")))
+    source = " ".join(f"{printable(name, 120)}={printable(variables[name], _SHOWN_VALUE)}" for name in names)
+    return tuple(tokens), source, " ".join(printable(name, 120) for name in names)
+
+
+def _is_legacy_image(variables: "Variables") -> bool:
+    """Return whether the image is of the time before NVIDIA_REQUIRE_CUDA: it means "all" without saying so."""
+    return bool(variables.get("CUDA_VERSION")) and not variables.get("NVIDIA_REQUIRE_CUDA")
+
+
+def _split(variable: str, value: str, code: str) -> list[str]:
+    """Return the elements of a comma list, stripped, without empty ones; a value without end is an error."""
+    if len(value) > MAX_VALUE:
+        raise RequestError(code, f"{printable(variable, 120)}: longer than {MAX_VALUE} characters: {quoted(value, 40)}")
+    return list(filter(None, map(str.strip, value.split(","))))
+
+
+def _own_devices(tokens: tuple[str, ...], where: str) -> tuple[str, ...]:
+    """Return devices of the runtime's own kind as plain ones; raises OCIGPU-REQ-1 for a mixture with others."""
+    for token in tokens:
+        if not token.startswith(OWN_KIND):
+            raise RequestError(
+                "OCIGPU-REQ-1",
+                f"{where}: {quoted(token)} beside a device of {OWN_KIND.removesuffix('=')}: the runtime's own devices"
+                " cannot be mixed with others",
+                f"Name all devices with {OWN_KIND}, or none.",
+            )
+    return tuple(dict.fromkeys(token.removeprefix(OWN_KIND) for token in tokens))
+
+
+def check_tokens(devices: tuple[str, ...], where: str) -> None:
+    """Raise RequestError OCIGPU-REQ-1 for what no host could have; whether this one has it is decided elsewhere."""
+    if len(devices) > MAX_TOKENS:
+        raise RequestError("OCIGPU-REQ-1", f"{where}: more than {MAX_TOKENS} devices")
+    for token in devices:
+        if len(token) > MAX_TOKEN:
+            raise RequestError("OCIGPU-REQ-1", f"{where}: longer than {MAX_TOKEN} characters: {quoted(token, 40)}")
+        vendor, equals, name = token.partition("=")
+        if equals and "/" in vendor and name:
+            raise _cdi_error(where, token)
+        if not _is_device(token):
+            raise RequestError(
+                "OCIGPU-REQ-1", f"{where}: {quoted(token)} is not an index, UUID, PCI bus id or MIG device"
+            )
+
+
+def _is_device(token: str) -> bool:
+    if is_number(token) or pci_address(token):
+        return True
+    kind = token[:4].upper()
+    if kind in ("GPU-", "MIG-"):
+        rest = token[4:]
+        if kind == "MIG-" and rest[:4].upper() == "GPU-":  # MIG-GPU-<uuid>/<GPU instance>/<compute instance>
+            rest, *instances = rest[4:].split("/")
+            if len(instances) != 2 or not all(map(is_number, instances)):
+                return False
+        return bool(rest) and all(c in _HEX or c == "-" for c in rest)
+    gpu, _, mig = token.partition(":")
+    # all, none and void in another case go on, so that the error about them can say what was meant
+    return (is_number(gpu) and is_number(mig)) or token.lower() in WORDS
+
+
+def _cdi_error(where: str, token: str) -> RequestError:
+    return RequestError(
+        "OCIGPU-REQ-1",
+        f"{where}: {quoted(token)} is a CDI device name, and mode hook takes none",
+        "Name the GPU by index, UUID or PCI bus id, set mode = auto, or let the engine inject CDI devices.",
+    )
+
+
+def _parse_mig(variable: str, variables: "Variables", asker: Asker) -> str:
+    value = variables.get(variable, "")
+    if not value:
+        return ""
+    permits("mig", "variable", asker, f"{variable}={printable(value, 40)}", [])
+    if value != "all":
+        raise RequestError(
+            "OCIGPU-REQ-1", f"{variable}: {quoted(value)} is not all", f"Set {variable}=all, or remove it."
+        )
+    return value
+
+
+def _parse_capabilities(variables: "Variables", asker: Asker) -> tuple[str, ...]:
+    variable = "NVIDIA_DRIVER_CAPABILITIES"
+    permitted = permitted_capabilities(asker.settings)
+    if variable not in variables and _is_legacy_image(variables):
+        return tuple(sorted(permitted))
+    wanted = set(_split(variable, variables.get(variable, ""), "OCIGPU-REQ-2"))
+    if "all" in wanted:
+        return tuple(sorted(permitted))
+    if not wanted:
+        return tuple(name for name in DEFAULT_CAPABILITIES if name in permitted)
+    unknown = sorted(wanted.difference(CAPABILITIES))
+    if unknown:
+        more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
+        raise RequestError("OCIGPU-REQ-2", f"{variable}: {quoted(unknown[0])}{more}: no such driver capability")
+    check_permitted(wanted, "variable", asker, variable)
+    return tuple(sorted(wanted))
+
+
+def check_permitted(wanted: set[str], source: str, asker: Asker, where: str) -> None:
+    """Raise RequestError OCIGPU-REQ-2 for driver capabilities that the settings do not permit."""
+    refused = sorted(name for name in wanted if why_not("capability", source, asker, name))
+    if refused:
+        permitted = sorted(permitted_capabilities(asker.settings))
+        raise RequestError(
+            CONDITIONS["C"].code,
+            f"{where}: {', '.join(refused)}: {CONDITIONS['C'].reason}",
+            f"supported-driver-capabilities permits: {', '.join(permitted) or 'nothing'}",
+        )
+
+
+def _parse_requirements(variables: "Variables", asker: Asker) -> tuple[tuple[str, str], ...]:
+    disabled = variables.get("NVIDIA_DISABLE_REQUIRE", "") in ("1", "t", "T", "TRUE", "true", "True")
+    if disabled or why_not("requirement", "variable", asker):
+        return ()
+    requirements = [
+        (name, value)
+        for name, value in variables.items()
+        if value and name.startswith("NVIDIA_REQUIRE_") and not name.startswith("NVIDIA_REQUIRE_JETPACK")
+    ]
+    if sum(len(name) + len(value) for name, value in requirements) > MAX_REQUIREMENTS:
+        raise RequestError("OCIGPU-REQ-4", f"NVIDIA_REQUIRE_*: more than {MAX_REQUIREMENTS} characters together")
+    if _is_legacy_image(variables):
+        requirements.append(("CUDA_VERSION", f"cuda>={_cuda_version(variables['CUDA_VERSION'])}"))
+    if requirements:
+        from ocigpu.gpus.nvidia.require import parse_requirement  # CUDA images have one
+
+        for name, value in requirements:
+            parse_requirement(value, name)
+    return tuple(sorted(requirements))
+
+
+def _cuda_version(text: str) -> str:
+    """Return "MAJOR.MINOR" of a CUDA_VERSION such as "9", "v11.6", "9.0.176-rc1"."""
+    core = text.removeprefix("v")
+    at = min((i for i in (core.find("-"), core.find("+")) if i >= 0), default=len(core))
+    core, suffix = core[:at], core[at:]
+    parts = core.split(".")
+    # 10 digits: as much as a 32-bit number, and far below the length that int() refuses
+    numbers = all(is_number(part) and len(part) <= 10 and int(part) < 1 << 32 for part in parts)
+    known = suffix == "" or (len(suffix) > 1 and all(c.isascii() and (c.isalnum() or c in ".+-") for c in suffix))
+    if len(parts) > 3 or not numbers or not known:
+        raise RequestError(
+            "OCIGPU-REQ-4",
+            f"CUDA_VERSION: {quoted(text)} is not a version",
+            "Set NVIDIA_REQUIRE_CUDA (for example cuda>=12.4) in the image, or NVIDIA_DISABLE_REQUIRE=1.",
+        )
+    return f"{int(parts[0])}.{int(parts[1]) if len(parts) > 1 else 0}"
+
+
+def _parse_imex(variables: "Variables", mounted: tuple[str, ...], asker: Asker, notes: list[str]) -> tuple[int, ...]:
+    """Return the channels asked for, and append to ``notes`` what was ignored."""
+    source, where, tokens = "mount", MOUNT_SOURCE, mounted
+    if not mounted:
+        source, where = "variable", IMEX_VARIABLE
+        if why_not("imex", source, asker) is CONDITIONS["I"]:  # without a look at what it says
+            return ()
+        selection, tokens = select_tokens(tuple(_split(where, variables.get(where, ""), "OCIGPU-REQ-6")))
+        if selection in ("nothing", "none"):
+            return ()
+    elif why_not("imex", source, asker):
+        return ()
+    if not permits("imex", source, asker, where, notes):
+        return ()
+    if not tokens:
+        notes.append(f"{where}=all ignored: channels are given by number only")
+        return ()
+    channels = set()
+    for token in tokens:
+        number = token.removeprefix("channel")  # as its node is called; NVIDIA's runtime takes both
+        # compared as text first: int() of what an image wrote must be short, and 01 is not a name of channel 1
+        plain = is_number(number) and len(number) <= len(str(MAX_IMEX_CHANNEL)) and number == str(int(number))
+        if not plain or int(number) > MAX_IMEX_CHANNEL:
+            raise RequestError(
+                "OCIGPU-REQ-6", f"{where}: {quoted(token)} is not a channel number from 0 to {MAX_IMEX_CHANNEL}"
+            )
+        channels.add(int(number))
+    if len(channels) > MAX_TOKENS:
+        raise RequestError("OCIGPU-REQ-6", f"{where}: more than {MAX_TOKENS} channels")
+    return tuple(sorted(channels))

@@ -1,0 +1,107 @@
+"""GPUs as the PCI bus and the DRM subsystem show them in sysfs (sysfs-bus-pci of the kernel's ABI documents)."""
+
+import os
+
+from ocigpu.gpus.tree import list_names, read_text, small_number
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NamedTuple
+else:
+    from ocigpu.core.record import NamedTuple
+
+NVIDIA_VENDOR = 0x10DE
+DISPLAY_CLASS = 0x03
+
+
+def count_gpus(sys: str) -> int:
+    """Return how many NVIDIA display controllers are on the PCI bus: vendor 0x10de, base class 0x03."""
+    count = 0
+    devices = f"{sys}/bus/pci/devices"
+    for name in list_names(devices):
+        vendor = _hexadecimal(read_text(f"{devices}/{name}/vendor", 64))
+        if vendor == NVIDIA_VENDOR:
+            count += _hexadecimal(read_text(f"{devices}/{name}/class", 64)) >> 16 == DISPLAY_CLASS
+    return count
+
+
+def _hexadecimal(text: str | None) -> int:
+    try:
+        return int((text or "").strip()[:16], 16)
+    except ValueError:
+        return 0
+
+
+def sysfs_names(bus_id: str) -> tuple[str, str]:
+    """Return the names that sysfs may use for a bus id: a domain of four digits, of eight when it needs more."""
+    return bus_id.removeprefix("0000"), bus_id
+
+
+def read_drm_numbers(sys: str, bus_id: str) -> tuple[tuple[str, int, int], ...]:
+    """Return (name, major, minor) of the card and render nodes of a GPU, e.g. ("renderD128", 226, 128)."""
+    for name in sysfs_names(bus_id):
+        directory = f"{sys}/bus/pci/devices/{name}/drm"
+        found = read_drm_directory(directory)
+        if found or os.path.isdir(directory):
+            return found
+    return ()
+
+
+def read_drm_directory(directory: str) -> tuple[tuple[str, int, int], ...]:
+    """Return (name, major, minor) of the card and render nodes in a device's ``drm`` directory of sysfs."""
+    found = []
+    for entry in list_names(directory):
+        number = read_number(f"{directory}/{entry}/dev") if entry.startswith(("card", "renderD")) else None
+        if number is not None:
+            found.append((entry, *number))
+    return tuple(found)
+
+
+def read_number(path: str) -> tuple[int, int] | None:
+    """Return (major, minor) in a ``dev`` file of sysfs, None without one that names a number."""
+    major, _, minor = (read_text(path, 64) or "").strip().partition(":")
+    numbers = small_number(major), small_number(minor)
+    return numbers if numbers[0] > 0 and numbers[1] >= 0 else None
+
+
+class Function(NamedTuple):
+    """One function on the PCI bus: ``address`` as sysfs writes it ("0000:3b:00.0"), numbers of the bus, its driver.
+
+    ``base_class``: the upper 16 bits of the class, e.g. 0x0302.  ``driver``: "" for none.
+    """
+
+    address: str
+    vendor: int
+    device: int
+    base_class: int
+    driver: str
+
+    @property
+    def text(self) -> str:
+        """The function as people write it, "0000:3b:00.0 (10de:2330)"."""
+        return f"{self.address} ({self.vendor:04x}:{self.device:04x})"
+
+
+def read_function(sys: str, address: str, vendor: int = 0) -> Function | None:
+    """Return what sysfs says of the function at an address; None when it is not there or not of this vendor."""
+    directory = f"{sys}/bus/pci/devices/{address}"
+    found = _hexadecimal(read_text(f"{directory}/vendor", 64))
+    if not found or vendor not in (0, found):
+        return None
+    try:
+        driver = os.readlink(f"{directory}/driver").rpartition("/")[2]
+    except OSError:  # no driver is bound
+        driver = ""
+    device = _hexadecimal(read_text(f"{directory}/device", 64))
+    return Function(address, found, device, _hexadecimal(read_text(f"{directory}/class", 64)) >> 8, driver)
+
+
+def read_functions(sys: str, vendor: int) -> tuple[Function, ...]:
+    """Return every function of a vendor on the PCI bus, by address."""
+    addresses = list_names(f"{sys}/bus/pci/devices")
+    return tuple(filter(None, (read_function(sys, address, vendor) for address in addresses)))
+
+
+def bound_addresses(sys: str, driver: str) -> list[str]:
+    """Return the addresses of the functions that a PCI driver has, sorted; cheaper than a look at all functions."""
+    return [name for name in list_names(f"{sys}/bus/pci/drivers/{driver}") if ":" in name and name[:1].isalnum()]

@@ -1,0 +1,254 @@
+"""What a Tegra system's CSV files list: device nodes, directories, libraries and links that containers need.
+
+The files are NVIDIA's (/etc/nvidia-container-runtime/host-files-for-container.d of L4T): a line is "<type>,<path>",
+with the types dev, dir, lib and sym.
+"""
+
+import os
+
+from ocigpu.core.facts import DeviceNode, HostFile
+from ocigpu.core.settings import Settings
+from ocigpu.gpus.elf import read_elf
+from ocigpu.gpus.fingerprint import digest
+from ocigpu.gpus.nvidia.devices import NodeReader
+from ocigpu.gpus.nvidia.nvml import NvmlAnswer, start_nvml
+from ocigpu.gpus.nvidia.procfs import Permissions, parse_devices
+from ocigpu.gpus.patterns import expand, matches_name, matches_path
+from ocigpu.gpus.tree import MAX_LINKS, Roots, Tree, find_roots, read_text
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import NamedTuple
+
+    from ocigpu.core.facts import Gpu
+    from ocigpu.gpus.fingerprint import Fingerprint
+else:
+    from ocigpu.core.record import NamedTuple
+
+CSV_DIRECTORY = "/etc/nvidia-container-runtime/host-files-for-container.d"
+CSV_FILES = tuple(f"{CSV_DIRECTORY}/{name}.csv" for name in ("devices", "drivers", "l4t"))
+RELEASE = "/etc/nv_tegra_release"
+TYPES = ("dev", "dir", "lib", "sym")
+CSV_LIMIT = 1 << 20
+MAX_ENTRIES = 1 << 14
+MAX_NAMED = 5
+CONTROL_NODES = ("nvidia-modeset", "nvidia-uvm-tools", "nvidia-uvm", "nvidiactl")
+NVML_PATHS = tuple(
+    f"{directory}/libnvidia-ml.so.1"
+    for directory in (
+        "/usr/lib/aarch64-linux-gnu/nvidia",
+        "/usr/lib/aarch64-linux-gnu/tegra",
+        "/usr/lib/aarch64-linux-gnu",
+        "/usr/lib64",
+        "/usr/lib/x86_64-linux-gnu",
+    )
+)
+UNVERSIONED = (
+    ("libcuda.so.", "libcuda.so", "libcuda.so.1"),
+    ("libGLX_nvidia.so.", "libGLX_indirect.so.0", ""),
+    ("libnvidia-opticalflow.so.", "libnvidia-opticalflow.so", "libnvidia-opticalflow.so.1"),
+)
+"""Libraries with two numbers after this prefix, a link that they get, and its target ("": the library itself)."""
+
+
+class Entry(NamedTuple):
+    """One line of a CSV file: ``kind`` of :data:`TYPES`."""
+
+    kind: str
+    path: str
+
+
+class CsvFacts(NamedTuple):
+    """What of the lines is on this host.
+
+    ``links``: (target text, path) pairs.  ``control_nodes``: those of the desktop driver that are there;
+    ``second_node``: /dev/nvidia2, which the integrated GPU of such a system has beside /dev/nvidia0.
+    """
+
+    nodes: tuple[DeviceNode, ...] = ()
+    files: tuple[HostFile, ...] = ()
+    links: tuple[tuple[str, str], ...] = ()
+    control_nodes: tuple[DeviceNode, ...] = ()
+    second_node: DeviceNode | None = None
+    notes: tuple[str, ...] = ()
+
+
+def is_tegra(settings: Settings) -> bool:
+    """Return whether the host is a Tegra system: L4T's release file, or a chip family that says so."""
+    roots = find_roots(settings)
+    if Tree(roots.driver).find(RELEASE):
+        return True
+    return (read_text(f"{roots.sys}/devices/soc0/family", 64) or "").lower().startswith("tegra")
+
+
+def parse_csv(text: str) -> tuple[tuple[Entry, ...], int]:
+    """Return the entries of a CSV file and how many of its lines are none; a path may hold commas."""
+    entries: list[Entry] = []
+    bad = 0
+    for line in text.splitlines():
+        kind, comma, path = (part.strip() for part in line.partition(","))
+        if comma and kind in TYPES and path and "\0" not in path and len(entries) < MAX_ENTRIES:
+            entries.append(Entry(kind, path))
+        elif line.strip():
+            bad += 1
+    return tuple(entries), bad
+
+
+def read_csv_facts(
+    roots: Roots, files: "Sequence[str]", ignore: "Sequence[str]" = (), search: "Sequence[str]" = ()
+) -> CsvFacts:
+    """Return what the lines of the files name on this host.
+
+    ``ignore``: patterns of sym lines to leave out ("**/x" is a name, another one the whole path).  ``search``:
+    directories of the host in which libraries and links are looked for after the driver root.  Raises HostError
+    (OCIGPU-HOST-3) for a file that is there and cannot be read.
+    """
+    reader = _Reader(roots, search)
+    for path in files:
+        text = read_text(reader.driver.find(path) or reader.driver.host(path), CSV_LIMIT)
+        entries, bad = parse_csv(text or "")
+        if not entries:
+            reader.notes.append(
+                f"{reader.driver.host(path)}: {'missing' if text is None else 'no entries'}; passed over"
+            )
+        elif bad:
+            reader.notes.append(f"{reader.driver.host(path)}: lines that are not <type>,<path>: {bad}; passed over")
+        for entry in entries:
+            if entry.kind != "sym" or not is_ignored(entry.path, ignore):
+                reader.add(entry)
+    reader.add_release()
+    return reader.facts()
+
+
+def is_ignored(path: str, patterns: "Sequence[str]") -> bool:
+    """Return whether a pattern matches: "**/x" the last part of the path, another one all of it."""
+    name = path.rpartition("/")[2]
+    return any(
+        matches_name(pattern[3:], name) if pattern.startswith("**/") else matches_path(pattern, path)
+        for pattern in patterns
+    )
+
+
+class _Reader:
+    def __init__(self, roots: Roots, search: "Sequence[str]") -> None:
+        self.roots = roots
+        self.driver = Tree(roots.driver)
+        host = self.driver if roots.simulated else Tree("")
+        self.places = [(self.driver, ""), *((host, directory.rstrip("/")) for directory in search), (host, "")]
+        majors = parse_devices(read_text(f"{roots.proc}/devices") or "")
+        self.devices = NodeReader(Tree(roots.dev), majors, Permissions(), simulated=roots.simulated)
+        self.nodes: dict[str, DeviceNode] = {}
+        self.files: dict[str, HostFile] = {}
+        self.links: dict[str, str] = {}
+        self.missing: list[str] = []
+        self.notes: list[str] = []
+
+    def add(self, entry: Entry) -> None:
+        found = {"dev": self._add_nodes, "dir": self._add_directories}.get(entry.kind)
+        if not (found(entry.path) if found else self._add_files(entry)):
+            self.missing.append(entry.path)
+
+    def _add_nodes(self, path: str) -> bool:
+        nodes = [self.devices.read_existing(name) for name in expand(self.devices.tree, path)]
+        self.nodes.update((node.container_path, node) for node in nodes if node)
+        return any(nodes)
+
+    def _add_directories(self, path: str) -> bool:
+        paths = [name for name in expand(self.driver, path) if self.driver.kind(self.driver.find(name)) == "directory"]
+        for name in paths:
+            self.files.setdefault(name, HostFile(self.driver.find(name), name, (), "directory"))
+        return bool(paths)
+
+    def _add_files(self, entry: Entry) -> bool:
+        for tree, directory in self.places:
+            paths = [path for path in expand(tree, f"{directory}/{entry.path.lstrip('/')}") if tree.resolve(path)]
+            for path in paths:
+                self._add_file(tree, path)
+                if entry.kind == "lib":
+                    self._add_library_links(tree, tree.resolve(path))
+                else:
+                    self._add_chain(tree, path)
+            if paths:
+                return True
+        return False
+
+    def _add_file(self, tree: Tree, path: str) -> None:
+        resolved = tree.resolve(path)
+        host_path = tree.host(resolved)
+        kind = tree.kind(host_path)
+        if kind:
+            self.files.setdefault(resolved, HostFile(host_path, resolved, (), kind))
+
+    def _add_chain(self, tree: Tree, path: str) -> None:
+        """Add every link between a path and what it leads to in the end."""
+        for _ in range(MAX_LINKS):
+            directory, _, name = path.rpartition("/")
+            target = tree.link(f"{tree.resolve(directory or '/').rstrip('/')}/{name}")
+            if not target:
+                return
+            self.links.setdefault(path, target)
+            path = "/" + os.path.normpath(os.path.join(directory or "/", target)).lstrip("/")
+
+    def _add_library_links(self, tree: Tree, resolved: str) -> None:
+        """Add the names by which programs and the loader know a library, where the host has them or they are usual."""
+        directory, _, name = resolved.rpartition("/")
+        for prefix, link, target in UNVERSIONED:
+            if matches_name(f"{prefix}*.*", name):
+                self.links.setdefault(f"{directory}/{link}", target or name)
+        if name.count(".") < 2:
+            return
+        elf = read_elf(tree.host(resolved))
+        soname = (elf.soname if elf else "") or name
+        plain = f"{name.partition('.so')[0]}.so"
+        if soname != name and tree.link(f"{directory}/{soname}"):
+            self.links.setdefault(f"{directory}/{soname}", name)
+        if tree.link(f"{directory}/{plain}"):
+            self.links.setdefault(f"{directory}/{plain}", soname)
+
+    def add_release(self) -> None:
+        if self.driver.find(RELEASE):
+            self.files.setdefault(RELEASE, HostFile(self.driver.find(RELEASE), RELEASE))
+
+    def facts(self) -> CsvFacts:
+        notes = [*self.notes, *self.devices.notes]
+        if self.missing:
+            names = ", ".join(self.missing[:MAX_NAMED]) + (", ..." if len(self.missing) > MAX_NAMED else "")
+            notes.append(f"entries of the CSV files that this host does not have: {len(self.missing)} ({names})")
+        control = (self.devices.read_existing(f"/dev/{name}") for name in CONTROL_NODES)
+        # a file of a link's own name would be in the way of it
+        links = tuple((target, path) for path, target in self.links.items() if path not in self.files)
+        return CsvFacts(
+            tuple(self.nodes.values()),
+            tuple(self.files.values()),
+            links,
+            tuple(filter(None, control)),
+            self.devices.read_existing("/dev/nvidia2"),
+            tuple(notes),
+        )
+
+
+def ask_nvml(roots: Roots) -> NvmlAnswer | None:
+    """Return what NVML says, None on a system without it; waits for its answer, at most a few seconds."""
+    tree = Tree(roots.driver)
+    path = next((path for path in map(tree.resolve, NVML_PATHS) if path), "")
+    return start_nvml(path, roots).collect() if path else None
+
+
+def read_gpu_nodes(roots: Roots, gpu: "Gpu") -> tuple[DeviceNode, ...]:
+    """Return the node of a discrete GPU and its DRM nodes."""
+    majors = parse_devices(read_text(f"{roots.proc}/devices") or "")
+    reader = NodeReader(Tree(roots.dev), majors, Permissions(), simulated=roots.simulated)
+    node = reader.gpu_node(gpu.minor)
+    return (*((node,) if node else ()), *(reader.drm_nodes(roots.sys, gpu.bus_id) if gpu.bus_id else ()))
+
+
+def read_csv_fingerprint(settings: Settings) -> "Fingerprint":
+    """Return pairs that change with L4T's release and its CSV files; not with files that an option named instead."""
+    tree = Tree(find_roots(settings).driver)
+    texts = [read_text(tree.find(path), CSV_LIMIT) or "" for path in CSV_FILES]
+    release = read_text(tree.find(RELEASE)) or ""
+    return (
+        ("release", digest(release.splitlines())),
+        ("files", digest(line for text in texts for line in text.splitlines())),
+    )

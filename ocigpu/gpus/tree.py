@@ -1,0 +1,288 @@
+"""Directories that stand for "/" of the driver, and small bounded reads below them.
+
+A driver root (or a simulated host) is trusted, but it is laid out for its own "/": an absolute symbolic link in it is
+meant relative to it.  :class:`Tree` resolves such paths; it is no protection against a hostile tree.
+"""
+
+import errno
+import os
+import stat
+from binascii import crc32
+
+from ocigpu.core.errors import HostError
+from ocigpu.core.settings import Settings
+from ocigpu.system.signals import touched
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NamedTuple
+else:
+    from ocigpu.core.record import NamedTuple
+
+MAX_LINKS = 40
+"""Symbolic links followed for one path, as in the kernel (MAXSYMLINKS, path_resolution(7))."""
+TEXT_LIMIT = 1 << 16
+"""Bytes read of one text file of procfs or sysfs unless the caller says more."""
+ABSENT = (errno.ENOENT, errno.ENOTDIR)
+
+_noted: "dict[str, int] | None" = None
+
+
+def note_readings() -> "dict[str, int]":
+    """Begin to note what is read by the functions of this module, until :func:`stop_noting`; returns the notes.
+
+    They are for :func:`is_as_noted`: whoever reads the same again comes to the same conclusions.
+    """
+    global _noted  # noqa: PLW0603 - reading is spread over many modules, and one process notes one thing at a time
+    _noted = {}
+    return _noted
+
+
+def stop_noting() -> None:
+    """End what :func:`note_readings` began."""
+    global _noted  # noqa: PLW0603
+    _noted = None
+
+
+def is_as_noted(notes: "dict[str, int]") -> bool:
+    """Tell whether everything that was noted would be read the same again.  Raises HostError as the readers do."""
+    for key, checksum in notes.items():
+        kind, _, path = key.partition(" ")
+        if kind == "names":
+            value = "/".join(list_names(path))
+        elif kind == "node":
+            value = read_node(path)
+        elif kind == "link":
+            value = str(_read_link(path))
+        else:
+            value = str(read_text(path, int(kind)))
+        if _checksum(value) != checksum:
+            return False
+    return True
+
+
+def _checksum(text: str) -> int:
+    return crc32(text.encode("utf-8", "surrogateescape"))
+
+
+def _note(kind: str, path: str, value: str) -> None:
+    if _noted is not None:
+        _noted[f"{kind} {path}"] = _checksum(value)
+
+
+class Roots(NamedTuple):
+    """Where to look: ``driver`` and ``dev`` are prefixes of absolute paths ("" for "/"), ``proc`` and ``sys`` paths."""
+
+    driver: str
+    dev: str
+    proc: str
+    sys: str
+    simulated: bool
+
+
+def find_roots(settings: Settings) -> Roots:
+    """Return where the settings say that driver files, device nodes, procfs and sysfs are.
+
+    With ``simulation.root`` everything is below it.  Otherwise procfs and sysfs are the host's own; device nodes are
+    below ``driver.dev-root``, else below the driver root when that has a /dev/nvidiactl, else in the host's /dev.
+    """
+    if settings.simulation_root:
+        prefix = settings.simulation_root.rstrip("/")
+        return Roots(prefix, prefix, f"{prefix}/proc", f"{prefix}/sys", True)
+    driver = settings.driver_root.rstrip("/")
+    if settings.driver_dev_root:
+        dev = settings.driver_dev_root.rstrip("/")
+    else:
+        dev = driver if driver and read_node(f"{driver}/dev/nvidiactl") != "-" else ""
+    return Roots(driver, dev, "/proc", "/sys", False)
+
+
+def settings_digest(settings: Settings) -> str:
+    """Return a checksum of the settings that decide where the host's driver is looked for."""
+    chosen = (settings.driver_root, settings.driver_dev_root, settings.driver_ldcache, settings.simulation_root)
+    return f"{crc32(chr(0).join(chosen).encode()):08x}"
+
+
+class Tree:
+    """A directory that stands for "/": ``prefix`` is its path, "" for the real one.
+
+    Remembers where it has looked: make a new one for every discovery.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        self.prefix = prefix.rstrip("/")
+        self.unreadable: list[str] = []
+        self._links: dict[str, str | None] = {}
+        self._listed: dict[str, bool] = {}
+
+    def resolve(self, path: str) -> str:
+        """Return the absolute path ``path`` with every link resolved inside the tree; "" when there is nothing.
+
+        The result is without the prefix.  A chain of more than 40 links counts as nothing.
+        """
+        pending = path.split("/")[::-1]
+        current = ""
+        links = 0
+        while pending:
+            part = pending.pop()
+            if part in ("", "."):
+                continue
+            if part == "..":
+                current = current.rpartition("/")[0]
+                continue
+            candidate = f"{current}/{part}"
+            target = self._link(candidate)
+            if target is None:
+                return ""
+            if not target:
+                current = candidate
+                continue
+            links += 1
+            if links > MAX_LINKS:
+                return ""
+            if target.startswith("/"):
+                current = ""
+            pending.extend(target.split("/")[::-1])
+        return current or "/"
+
+    def _link(self, path: str) -> str | None:
+        """Return the target of a link, "" for anything else that exists, None for nothing."""
+        if path in self._links:
+            return self._links[path]
+        found = _read_link(self.prefix + path)
+        if isinstance(found, OSError) and found.errno not in ABSENT:
+            self.unreadable.append(f"{self.prefix}{path}: {found.strerror}")
+        self._links[path] = target = found if isinstance(found, str) else None
+        return target
+
+    def link(self, path: str) -> str:
+        """Return the text of the link at ``path``, whose directory has been resolved; "" when there is no link."""
+        return self._link(path) or ""
+
+    def host(self, path: str) -> str:
+        """Return the host's path of a path of the tree."""
+        return self.prefix + path
+
+    def find(self, path: str) -> str:
+        """Return the host's path of ``path``, links resolved inside the tree; "" when there is nothing."""
+        resolved = self.resolve(path)
+        return self.prefix + resolved if resolved else ""
+
+    def names(self, path: str) -> list[str]:
+        """Return the sorted names in a directory of the tree; nothing when there is none or it cannot be read."""
+        found = self.find(path)
+        return list_names(found) if found else []
+
+    def search(self, resolved: str) -> list[str]:
+        """Return the sorted names in a directory with a resolved path, and remember that it matters what it holds."""
+        self._listed[resolved] = True
+        return list_names(self.prefix + resolved)
+
+    def places(self) -> dict[str, bool]:
+        """Return the host's path of everything looked at, found or not, and whether it was searched."""
+        looks = {**dict.fromkeys(self._links, False), **self._listed}
+        return {self.prefix + path: searched for path, searched in looks.items()}
+
+    def kind(self, host_path: str) -> str:
+        """Return "file", "directory" or "socket" for what is at a resolved path of the host, else ""."""
+        try:
+            mode = os.lstat(host_path).st_mode
+        except OSError:
+            return ""
+        if stat.S_ISREG(mode):
+            return "file"
+        if stat.S_ISDIR(mode):
+            return "directory"
+        return "socket" if stat.S_ISSOCK(mode) else ""
+
+
+def node_tree(roots: Roots) -> Tree:
+    """Return where device nodes of other drivers than NVIDIA's are: the host's /dev, or the simulated host's."""
+    return Tree(roots.dev if roots.simulated else "")
+
+
+def _read_link(path: str) -> str | OSError:
+    """Return the target of a link, "" for anything else that exists, the error for what is not there."""
+    target: str | OSError
+    touched[0] = path
+    try:
+        target = os.readlink(path)
+    except OSError as error:
+        target = "" if error.errno == errno.EINVAL else error
+    _note("link", path, str(target))
+    return target
+
+
+def list_names(path: str) -> list[str]:
+    """Return the sorted names in a directory; nothing when there is none or it cannot be read."""
+    touched[0] = path
+    try:
+        names = sorted(os.listdir(path))
+    except OSError:
+        names = []
+    _note("names", path, "/".join(names))
+    return names
+
+
+def read_node(path: str) -> str:
+    """Return type and permissions, owner and number of what is at a path as text, "-" for nothing; follows no link."""
+    touched[0] = path
+    try:
+        status = os.lstat(path)
+        text = f"{status.st_mode:o} {status.st_uid} {status.st_gid} {status.st_rdev:x}"
+    except OSError:
+        text = "-"
+    _note("node", path, text)
+    return text
+
+
+def read_text(path: str, limit: int = TEXT_LIMIT) -> str | None:
+    """Return at most ``limit`` bytes of a text file, None when there is none.
+
+    Raises HostError (OCIGPU-HOST-3) when it is there and cannot be read.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError as error:
+        if error.errno in ABSENT:
+            _note(str(limit), path, "None")
+            return None
+        raise HostError("OCIGPU-HOST-3", f"open {path}: {error.strerror}") from error
+    try:
+        text = _read_all(fd, limit).decode("utf-8", "replace")
+    except OSError as error:
+        raise HostError("OCIGPU-HOST-3", f"read {path}: {error.strerror}") from error
+    finally:
+        os.close(fd)
+    _note(str(limit), path, text)
+    return text
+
+
+def _read_all(fd: int, limit: int) -> bytes:
+    """Read until the end or the limit: procfs hands out a page or so at a time."""
+    data = os.read(fd, limit)
+    if len(data) < limit:
+        chunk = os.read(fd, limit - len(data)) if data else b""
+        while chunk:
+            data += chunk
+            chunk = os.read(fd, limit - len(data)) if len(data) < limit else b""
+    return data
+
+
+def read_bytes(path: str, limit: int) -> bytes | None:
+    """Return at most ``limit`` bytes of a file, None when there is none or it cannot be read."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError:
+        return None
+    try:
+        return _read_all(fd, limit)
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+
+
+def small_number(text: str, default: int = -1) -> int:
+    """Return a decimal number of at most ten digits, else the default."""
+    return int(text) if len(text) <= 10 and text.isascii() and text.isdigit() else default

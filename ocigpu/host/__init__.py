@@ -1,1 +1,0 @@
-"""Readers of what is true of the host: they read, and change nothing."""

@@ -1,0 +1,139 @@
+"""Groups that a container's process is put into, so that users who are not root open the nodes of its GPUs.
+
+A node of mode 0660 and group render or video is open to nobody else in the container.  Which groups there are says the
+plan (:class:`ocigpu.core.actions.JoinGroup`); here they become ``process.user.additionalGids`` of a config.json.
+"""
+
+import os
+
+from ocigpu.core.config_json import GROUPS, find, get_list, get_object, has_user_namespace
+from ocigpu.system.namespaces import in_initial_user_namespace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+KEEP_GROUPS = "run.oci.keep_original_groups"
+"""Annotation with which crun keeps the groups of who starts it, and sets no others (crun(1), extensions)."""
+
+OVERFLOW_GID = "/proc/sys/kernel/overflowgid"
+OWN_PROC = "/proc/self"
+
+
+def add_groups(config: "dict[str, Any]", gids: "Sequence[int]") -> "tuple[str, ...]":
+    """Change ``config`` in place so that its process is in these groups of the host; returns notes on those it is not.
+
+    What is added is named in an annotation, so that :func:`take_back_groups` finds it.
+    Raises SpecError OCIGPU-SPEC-3 for parts of ``config`` of another type than the specification's.
+    """
+    process = find(config, "process", dict, "process")
+    if not process or not gids:  # no process: none of its users opens anything
+        return ()
+    fitting, notes = fit_groups(config, gids)
+    user = find(process, "user", dict, "process.user")
+    groups = find(user, "additionalGids", list, "process.user.additionalGids")
+    annotations = find(config, "annotations", dict, "annotations")
+    if new := [gid for gid in fitting if gid not in groups]:
+        user["additionalGids"] = [*groups, *new]
+        process["user"] = user
+        annotations[GROUPS] = " ".join(map(str, new))
+        config["annotations"] = annotations
+    return notes
+
+
+def take_back_groups(config: "dict[str, Any]") -> None:
+    """Take the groups that an earlier edit has added, as its annotation says, out of ``config`` again.
+
+    The annotation may be of whoever asks an engine for annotations: then the container has a group less.
+    """
+    text = get_object(config, "annotations").pop(GROUPS, None)
+    groups = get_list(get_object(get_object(config, "process"), "user"), "additionalGids")
+    for word in text.split() if isinstance(text, str) else ():
+        places = [place for place, gid in enumerate(groups) if str(gid) == word]
+        if places:
+            del groups[places[-1]]  # ours come after others
+
+
+def missing_groups(config: "dict[str, Any]", gids: "Sequence[int]") -> "tuple[str, ...]":
+    """Return a note on groups of the host that a container's process should be in and is not; () where root runs in it.
+
+    For whoever comes after config.json was read: nobody can put a process that is there already into a group.
+    """
+    user = get_object(get_object(config, "process"), "user")
+    if not user.get("uid"):
+        return ()
+    missing = [
+        gid for gid in fit_groups(config, gids)[0] if gid not in (user.get("gid"), *get_list(user, "additionalGids"))
+    ]
+    if not missing:
+        return ()
+    text = ", ".join(map(str, missing))
+    return (
+        f"user {user['uid']} of the container is not in group {text} and may not open its nodes (--group-add {text})",
+    )
+
+
+def fit_groups(config: "dict[str, Any]", gids: "Sequence[int]") -> "tuple[list[int], tuple[str, ...]]":
+    """Return by which ids a container's process can be in these groups of the host, and notes on those it cannot be in.
+
+    In a user namespace a group has the id by which it is mapped there; of one that is not, setgroups(2) would fail and
+    the container not start.
+    """
+    if reason := _why_none(config):
+        return [], (f"users of the container are not put into groups of device nodes: {reason}",)
+    fitting, left = [], []
+    for gid in gids:
+        inside = _map_inside(config, gid) if _is_known_here(gid) else -1
+        if inside < 0:
+            left.append(str(gid))
+        else:
+            fitting.append(inside)
+    if not left:
+        return fitting, ()
+    text = f"the user namespace has no group {', '.join(left)} of device nodes: only root may be able to open them"
+    return fitting, (text,)
+
+
+def _why_none(config: "dict[str, Any]") -> str:
+    if get_object(config, "annotations").get(KEEP_GROUPS) == "1":
+        return f"annotation {KEEP_GROUPS}"
+    if (
+        os.geteuid() != 0
+    ):  # runc refuses a configuration with any: "cannot set any additional groups in a rootless container"
+        return "the runtime is started by an ordinary user"
+    return ""
+
+
+def _map_inside(config: "dict[str, Any]", gid: int) -> int:
+    """Return the id in the container's user namespace of a group of ours, -1 without one."""
+    if not has_user_namespace(config):
+        return gid
+    for mapping in get_list(get_object(config, "linux"), "gidMappings"):
+        numbers: "list[Any]" = (
+            [mapping.get(name) for name in ("containerID", "hostID", "size")] if isinstance(mapping, dict) else []
+        )
+        if len(numbers) == 3 and all(type(number) is int for number in numbers):
+            first, host_first, size = numbers
+            if 0 <= gid - host_first < size:
+                return int(first + gid - host_first)
+    return -1
+
+
+def _is_known_here(gid: int) -> bool:
+    """Tell whether a group of a node as we see it is one that exists in our own user namespace.
+
+    Groups that are not mapped there are all seen as the overflow id (user_namespaces(7)).
+    """
+    if in_initial_user_namespace():
+        return True
+    try:
+        with open(OVERFLOW_GID, encoding="ascii") as file:
+            overflow = int(file.read())
+        with open(f"{OWN_PROC}/setgroups", encoding="ascii") as file:
+            denied = file.read().strip() == "deny"
+        with open(f"{OWN_PROC}/gid_map", encoding="ascii") as file:
+            ranges = [list(map(int, line.split())) for line in file]
+    except (OSError, ValueError):
+        return False
+    return not denied and gid != overflow and any(0 <= gid - first < size for first, _, size in ranges)

@@ -1,0 +1,385 @@
+"""System calls that ``os`` does not offer: one wrapper each, no policy.
+
+Every wrapper raises ``OSError(errno, strerror, filename)``.  Calls without a symbol in every libc we meet go through
+``syscall(2)`` with the numbers of :data:`NUMBERS`.  Constants keep the kernel's names; the header that has them is
+named beside each group.
+"""
+# ruff: noqa: D402 - "mount(2)" names a page of the manual, it is no signature
+
+import errno
+import os
+import struct
+
+from ocigpu.system import foreign as ctypes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, NamedTuple
+else:
+    from ocigpu.core.record import NamedTuple
+
+# include/uapi/linux/sched.h
+CLONE_NEWNS = 0x00020000
+CLONE_NEWUTS = 0x04000000
+CLONE_NEWIPC = 0x08000000
+CLONE_NEWUSER = 0x10000000
+CLONE_NEWPID = 0x20000000
+CLONE_NEWNET = 0x40000000
+
+# include/uapi/linux/mount.h: mount(2)
+MS_RDONLY = 1
+MS_NOSUID = 2
+MS_NODEV = 4
+MS_NOEXEC = 8
+MS_REMOUNT = 32
+MS_BIND = 4096
+MS_REC = 16384
+MS_PRIVATE = 1 << 18
+MS_SLAVE = 1 << 19
+MS_SHARED = 1 << 20
+MNT_DETACH = 2  # include/linux/fs.h; umount2(2)
+
+# include/uapi/linux/mount.h: the mount calls of Linux 5.2, mount_setattr(2) of 5.12
+OPEN_TREE_CLONE = 1
+OPEN_TREE_CLOEXEC = os.O_CLOEXEC
+MOVE_MOUNT_F_EMPTY_PATH = 0x04
+MOVE_MOUNT_T_EMPTY_PATH = 0x40
+FSOPEN_CLOEXEC = 1
+FSMOUNT_CLOEXEC = 1
+FSCONFIG_SET_STRING = 1
+FSCONFIG_CMD_CREATE = 6
+MOUNT_ATTR_RDONLY = 0x1
+MOUNT_ATTR_NOSUID = 0x2
+MOUNT_ATTR_NODEV = 0x4
+MOUNT_ATTR_NOEXEC = 0x8
+
+# include/uapi/linux/fcntl.h
+AT_FDCWD = -100
+AT_EMPTY_PATH = 0x1000
+AT_RECURSIVE = 0x8000
+
+# include/uapi/linux/openat2.h (Linux 5.6)
+RESOLVE_NO_MAGICLINKS = 0x02
+RESOLVE_IN_ROOT = 0x10
+
+# include/uapi/linux/stat.h (statx: Linux 4.11; the mount id and the mount-root attribute: 5.8)
+STATX_MNT_ID = 0x1000
+STATX_ATTR_MOUNT_ROOT = 0x2000
+_STATX_SIZE = 256
+_STATFS_SIZE = 256  # larger than any struct statfs
+
+# include/uapi/linux/capability.h
+CAP_SYS_ADMIN = 21
+_LINUX_CAPABILITY_VERSION_3 = 0x20080522
+
+CLOCK_MONOTONIC = 1  # include/uapi/linux/time.h
+
+# include/uapi/linux/prctl.h
+PR_SET_PDEATHSIG = 1
+PR_SET_DUMPABLE = 4
+PR_SET_SECCOMP = 22
+PR_CAPBSET_DROP = 24
+PR_SET_NO_NEW_PRIVS = 38
+
+_SAME = {
+    "open_tree": 428,
+    "move_mount": 429,
+    "fsopen": 430,
+    "fsconfig": 431,
+    "fsmount": 432,
+    "openat2": 437,
+    "pidfd_getfd": 438,
+    "mount_setattr": 442,
+}
+NUMBERS: dict[str, dict[str, int]] = {
+    "x86_64": {
+        "pivot_root": 155,
+        "timer_create": 222,
+        "timer_settime": 223,
+        "capget": 125,
+        "capset": 126,
+        "statx": 332,
+        "execveat": 322,
+        **_SAME,
+    },
+    "aarch64": {
+        "pivot_root": 41,
+        "timer_create": 107,
+        "timer_settime": 110,
+        "capget": 90,
+        "capset": 91,
+        "statx": 291,
+        "execveat": 281,
+        **_SAME,
+    },
+}
+"""System call numbers: asm/unistd_64.h of x86 and asm-generic/unistd.h; calls since Linux 5.1 have one number."""
+
+
+class open_how(ctypes.Structure):  # noqa: N801 - the kernel's name, include/uapi/linux/openat2.h
+    _fields_ = [("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64)]
+
+
+class mount_attr(ctypes.Structure):  # noqa: N801 - the kernel's name, include/uapi/linux/mount.h
+    _fields_ = [
+        ("attr_set", ctypes.c_uint64),
+        ("attr_clr", ctypes.c_uint64),
+        ("propagation", ctypes.c_uint64),
+        ("userns_fd", ctypes.c_uint64),
+    ]
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_machine = os.uname().machine if ctypes.sizeof(ctypes.c_void_p) == 8 else "32-bit " + os.uname().machine
+_int, _uint, _long, _ulong = ctypes.c_int, ctypes.c_uint, ctypes.c_long, ctypes.c_ulong
+_text, _pointer, _size = ctypes.c_char_p, ctypes.c_void_p, ctypes.c_size_t
+
+
+def _checked(result: int, path: str | None = None) -> int:
+    """Return ``result``, or raise the OSError of the calling thread's errno when it is -1."""
+    if result == -1:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), path)
+    return result
+
+
+def _function(name: str, *argtypes: "Any") -> "Callable[..., int]":
+    function = _libc[name]
+    function.argtypes = argtypes
+    function.restype = _int
+    call: "Callable[..., int]" = function
+    return call
+
+
+def _system_call(name: str, *argtypes: "Any") -> "Callable[..., int]":
+    number = NUMBERS.get(_machine, {}).get(name)
+    if number is None:
+
+        def missing(*_: "Any") -> int:
+            raise OSError(errno.ENOSYS, f"{name}: no system call number known for {_machine}")
+
+        return missing
+    function = _libc["syscall"]  # subscripting gives a new function object, so the argtypes are this call's own
+    function.argtypes = (_long, *argtypes)
+    function.restype = _long
+
+    def call(*arguments: "Any") -> int:
+        result: int = function(number, *arguments)
+        return result
+
+    return call
+
+
+_setns = _function("setns", _int, _int)
+_unshare = _function("unshare", _int)
+_mount = _function("mount", _text, _text, _text, _ulong, _text)
+_umount2 = _function("umount2", _text, _int)
+_prctl = _function("prctl", _int, _ulong, _ulong, _ulong, _ulong)
+_setfsuid = _function("setfsuid", _uint)
+_setfsgid = _function("setfsgid", _uint)
+_fstatfs = _function("fstatfs", _int, _pointer)
+_pivot_root = _system_call("pivot_root", _text, _text)
+_capget = _system_call("capget", _pointer, _pointer)
+_capset = _system_call("capset", _pointer, _pointer)
+_timer_create = _system_call("timer_create", _int, _pointer, _pointer)
+_timer_settime = _system_call("timer_settime", _int, _int, _pointer, _pointer)
+_statx = _system_call("statx", _int, _text, _int, _uint, _pointer)
+_open_tree = _system_call("open_tree", _int, _text, _uint)
+_move_mount = _system_call("move_mount", _int, _text, _int, _text, _uint)
+_fsopen = _system_call("fsopen", _text, _uint)
+_fsconfig = _system_call("fsconfig", _int, _uint, _text, _text, _int)
+_fsmount = _system_call("fsmount", _int, _uint, _uint)
+_openat2 = _system_call("openat2", _int, _text, _pointer, _size)
+_mount_setattr = _system_call("mount_setattr", _int, _text, _uint, _pointer, _size)
+_pidfd_getfd = _system_call("pidfd_getfd", _int, _int, _uint)
+_execveat = _system_call("execveat", _int, _text, _pointer, _pointer, _int)
+
+
+def setns(fd: int, nstype: int) -> None:
+    """Join the namespace ``fd`` of type ``nstype``, setns(2); needs a single-threaded process for user and mount."""
+    _checked(_setns(fd, nstype))
+
+
+def unshare(flags: int) -> None:
+    """Leave the namespaces named by ``flags`` for new ones, unshare(2)."""
+    _checked(_unshare(flags))
+
+
+def mount(source: str | None, target: str, fstype: str | None, flags: int, data: str | None = None) -> None:
+    """Call mount(2)."""
+    encoded = [None if text is None else os.fsencode(text) for text in (source, target, fstype, data)]
+    _checked(_mount(encoded[0], encoded[1], encoded[2], flags, encoded[3]), target)
+
+
+def umount2(target: str, flags: int) -> None:
+    """Call umount2(2)."""
+    _checked(_umount2(os.fsencode(target), flags), target)
+
+
+def pivot_root(new_root: str, put_old: str) -> None:
+    """Call pivot_root(2)."""
+    _checked(_pivot_root(os.fsencode(new_root), os.fsencode(put_old)), new_root)
+
+
+def openat2(dir_fd: int, path: str, flags: int, mode: int, resolve: int) -> int:
+    """Open ``path`` below ``dir_fd`` under the rules ``resolve`` (RESOLVE_*), openat2(2), Linux 5.6.
+
+    ``mode`` must be 0 without O_CREAT.  O_CLOEXEC is the caller's to give.
+    """
+    how = open_how(flags, mode, resolve)
+    return _checked(_openat2(dir_fd, os.fsencode(path), ctypes.byref(how), ctypes.sizeof(how)), path)
+
+
+def open_tree(dir_fd: int, path: str, flags: int) -> int:
+    """Return a descriptor of a mount, or with OPEN_TREE_CLONE of a detached copy of it, open_tree(2), Linux 5.2."""
+    return _checked(_open_tree(dir_fd, os.fsencode(path), flags), path)
+
+
+def move_mount(from_fd: int, to_fd: int) -> None:
+    """Attach the mount of ``from_fd`` on the object of ``to_fd``, both by descriptor, move_mount(2), Linux 5.2."""
+    _checked(_move_mount(from_fd, b"", to_fd, b"", MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH))
+
+
+def mount_setattr(fd: int, attr_set: int, propagation: int = 0, flags: int = 0) -> None:
+    """Set flags (MOUNT_ATTR_*) and propagation (MS_*) of the mount whose root is ``fd``, mount_setattr(2), Linux 5.12.
+
+    ``flags``: AT_RECURSIVE for the mounts below it too.
+    """
+    attr = mount_attr(attr_set, 0, propagation, 0)
+    _checked(_mount_setattr(fd, b"", AT_EMPTY_PATH | flags, ctypes.byref(attr), ctypes.sizeof(attr)))
+
+
+def has_mount_setattr() -> bool:
+    """Return whether the kernel, and the filters above us, know mount_setattr(2), newest of the mount calls.
+
+    A structure of size 0 is refused with EINVAL before anything else is looked at.
+    """
+    try:
+        _checked(_mount_setattr(-1, b"", AT_EMPTY_PATH, None, 0))
+    except OSError as error:
+        return error.errno == errno.EINVAL
+    return False
+
+
+def fsopen(fstype: str) -> int:
+    """Return the configuration descriptor of a new file system, fsopen(2), Linux 5.2."""
+    return _checked(_fsopen(os.fsencode(fstype), FSOPEN_CLOEXEC), fstype)
+
+
+def fsconfig_string(fs_fd: int, key: str, value: str) -> None:
+    """Set one option of a file system being configured, fsconfig(2)."""
+    _checked(_fsconfig(fs_fd, FSCONFIG_SET_STRING, os.fsencode(key), os.fsencode(value), 0), key)
+
+
+def fsconfig_create(fs_fd: int) -> None:
+    """Create the file system that was configured, fsconfig(2)."""
+    _checked(_fsconfig(fs_fd, FSCONFIG_CMD_CREATE, None, None, 0))
+
+
+def fsmount(fs_fd: int, attributes: int) -> int:
+    """Return a detached mount (an O_PATH descriptor of its root) of the file system, fsmount(2), Linux 5.2."""
+    return _checked(_fsmount(fs_fd, FSMOUNT_CLOEXEC, attributes))
+
+
+def pidfd_getfd(pidfd: int, fd: int) -> int:
+    """Return our own descriptor (close-on-exec) of what another process has as ``fd``, pidfd_getfd(2), Linux 5.6.
+
+    Needs the right to trace that process (ptrace(2), PTRACE_MODE_ATTACH_REALCREDS); EBADF when it has no such one.
+    """
+    return _checked(_pidfd_getfd(pidfd, fd, 0))
+
+
+class MountId(NamedTuple):
+    """Which mount a descriptor is on (its id, as in mountinfo), and whether it is that mount's root."""
+
+    mnt_id: int
+    is_root: bool
+
+
+def read_mount_id(fd: int) -> MountId:
+    """Return the mount of a descriptor, O_PATH ones included, by statx(2); needs Linux 5.8, else OSError(ENOSYS)."""
+    buffer = ctypes.create_string_buffer(_STATX_SIZE)
+    _checked(_statx(fd, b"", AT_EMPTY_PATH, STATX_MNT_ID, buffer))
+    # struct statx: u32 stx_mask @0, u64 stx_attributes @8, u64 stx_attributes_mask @56, u64 stx_mnt_id @144
+    mask, attributes = struct.unpack_from("=I4xQ", buffer, 0)
+    if not mask & STATX_MNT_ID:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    (mnt_id,) = struct.unpack_from("=Q", buffer, 144)
+    return MountId(mnt_id, bool(attributes & STATX_ATTR_MOUNT_ROOT))
+
+
+def read_file_system_type(fd: int) -> int:
+    """Return the magic number of the file system a descriptor is on (f_type of fstatfs(2)), O_PATH ones included."""
+    buffer = ctypes.create_string_buffer(_STATFS_SIZE)
+    _checked(_fstatfs(fd, buffer))
+    kind: int = struct.unpack_from("@l", buffer, 0)[0]
+    return kind
+
+
+def prctl(option: int, argument: int = 0, second: int = 0) -> None:
+    """Call prctl(2) with one argument or two; an address is an argument too."""
+    _checked(_prctl(option, argument, second, 0, 0))
+
+
+def setfsuid(uid: int) -> None:
+    """Set the user id for file access, setfsuid(2); it reports no error, so what came of it is read back."""
+    _setfsuid(uid)
+    if _setfsuid(0xFFFFFFFF) != uid:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM), f"setfsuid {uid}")
+
+
+def setfsgid(gid: int) -> None:
+    """Set the group id for file access, setfsgid(2); read back like :func:`setfsuid`."""
+    _setfsgid(gid)
+    if _setfsgid(0xFFFFFFFF) != gid:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM), f"setfsgid {gid}")
+
+
+class Capabilities(NamedTuple):
+    """The capability sets of a thread as bit masks, bit CAP_X for capability X."""
+
+    effective: int
+    permitted: int
+    inheritable: int
+
+
+def capget() -> Capabilities:
+    """Return our capability sets, capget(2)."""
+    header = struct.pack("=Ii", _LINUX_CAPABILITY_VERSION_3, 0)
+    data = ctypes.create_string_buffer(24)
+    _checked(_capget(header, data))
+    low_e, low_p, low_i, high_e, high_p, high_i = struct.unpack("=6I", data.raw)
+    return Capabilities(low_e | high_e << 32, low_p | high_p << 32, low_i | high_i << 32)
+
+
+def capset(sets: Capabilities) -> None:
+    """Set our capability sets, capset(2)."""
+    header = struct.pack("=Ii", _LINUX_CAPABILITY_VERSION_3, 0)
+    words = [mask >> shift & 0xFFFFFFFF for shift in (0, 32) for mask in sets]
+    _checked(_capset(header, struct.pack("=6I", *words)))
+
+
+def create_timer(signal: int) -> int:
+    """Return a timer that sends this process a signal, timer_create(2); :func:`set_timer` says when."""
+    # struct sigevent, 64 bytes: value, signal, SIGEV_SIGNAL
+    event = ctypes.create_string_buffer(struct.pack("=QiI", 0, signal, 0).ljust(64, b"\0"), 64)
+    timer = ctypes.create_string_buffer(4)
+    _checked(_timer_create(CLOCK_MONOTONIC, event, timer))
+    number: int = struct.unpack("=i", timer.raw)[0]
+    return number
+
+
+def set_timer(timer: int, seconds: float) -> None:
+    """Let a timer end once, so many seconds from now, timer_settime(2)."""
+    # struct itimerspec: interval and value, each seconds and nanoseconds
+    when = ctypes.create_string_buffer(struct.pack("=4q", 0, 0, int(seconds), int(seconds % 1 * 1e9)), 32)
+    _checked(_timer_settime(timer, 0, when, None))
+
+
+def execveat(fd: int, arguments: list[str], environment: dict[str, str]) -> None:
+    """Replace this process by the program of descriptor ``fd``, execveat(2), Linux 3.19; returns only by raising."""
+    argv = (ctypes.c_char_p * (len(arguments) + 1))(*map(os.fsencode, arguments), None)
+    pairs = [os.fsencode(f"{name}={value}") for name, value in environment.items()]
+    envp = (ctypes.c_char_p * (len(pairs) + 1))(*pairs, None)
+    _checked(_execveat(fd, b"", argv, envp, AT_EMPTY_PATH))

@@ -1,0 +1,291 @@
+"""Paths below a root that somebody else controls: everything is resolved by descriptor and never leaves the root.
+
+The kernel does it where openat2(2) is known (Linux 5.6).  Elsewhere a walk over the components does the same with
+O_PATH descriptors: absolute links start again at the root, ``..`` stops there, 40 links at most.  A text that was
+resolved is never used again.
+"""
+
+import errno
+import os
+import stat
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MAX_LINKS = 40
+"""The kernel's own limit of links in one path (path_resolution(7))."""
+_MAX_PATH = 4096
+_MAX_TRIES = 128
+_DRAFT = ".ocigpu-"
+"""Begin of the names of files and links before they are moved into place; the process's number follows."""
+LDCONFIG_DRAFT = "ld.so.cache~"
+_MAX_ENTRIES = 20_000
+"""Entries of an image's directory that are looked at; usual ones have a tenth of that."""
+
+_openat2_usable: bool | None = None
+
+
+def open_in_root(root_fd: int, path: str, flags: int, mode: int = 0, force_fallback: bool = False) -> int:
+    """Return a new descriptor of ``path``, resolved as if ``root_fd`` were the root directory.
+
+    ``flags`` and ``mode`` as for open(2); O_CLOEXEC is added.  Links are followed inside the root, the last component
+    too unless ``flags`` has O_NOFOLLOW; mounts are crossed.  Links of procfs that jump (/proc/1/root) are refused by
+    the kernel and read as text by the walk: neither leaves the root.
+    Raises OSError, also for what is no path; EAGAIN when renames elsewhere disturbed the kernel's walk many times in a
+    row.
+    """
+    flags |= os.O_CLOEXEC
+    _check(path)
+    if force_fallback or not _has_openat2(root_fd):
+        return _walk(root_fd, path, flags, mode)
+    from ocigpu.system import libc  # see use_walk
+
+    for _ in range(_MAX_TRIES):
+        try:
+            return libc.openat2(root_fd, path, flags, mode, libc.RESOLVE_IN_ROOT | libc.RESOLVE_NO_MAGICLINKS)
+        except OSError as error:
+            if error.errno != errno.EAGAIN:
+                raise
+    raise OSError(errno.EAGAIN, "the path is being renamed all the time", path)
+
+
+def _check(path: str) -> None:
+    """Refuse what no path can be as the kernel would: texts of JSON and of images may hold any character."""
+    try:
+        encoded = os.fsencode(path)
+    except UnicodeEncodeError as error:  # half of a surrogate pair
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path) from error
+    if b"\0" in encoded:
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path)
+    if len(encoded) >= _MAX_PATH:
+        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), path)
+
+
+def use_walk(wanted: bool) -> None:
+    """Let this process do without openat2(2), or not: its module costs 2 ms to load, a walk some 0.03 for a path."""
+    global _openat2_usable  # noqa: PLW0603 - a choice of the whole process
+    _openat2_usable = False if wanted else None
+
+
+def _has_openat2(root_fd: int) -> bool:
+    """Try it once: old kernels answer ENOSYS, filters of system calls EPERM."""
+    global _openat2_usable  # noqa: PLW0603 - what the kernel can do does not change while we run
+    if _openat2_usable is None:
+        from ocigpu.system import libc
+
+        try:
+            os.close(libc.openat2(root_fd, ".", os.O_PATH | os.O_CLOEXEC, 0, libc.RESOLVE_IN_ROOT))
+            _openat2_usable = True
+        except OSError as error:
+            if error.errno not in (errno.ENOSYS, errno.EPERM):
+                raise
+            _openat2_usable = False
+    return _openat2_usable
+
+
+def _walk(root_fd: int, path: str, flags: int, mode: int) -> int:
+    """Do what openat2 with RESOLVE_IN_ROOT does, one component at a time.
+
+    ``below`` holds the descriptors of the directories between root and here, so ``..`` goes back the way we came:
+    a directory that is moved out of the root meanwhile leads nowhere else.
+    """
+    below: list[int] = []
+    todo = _parts(path)
+    must_be_directory = path.endswith(("/", "/."))
+    links = 0
+    try:
+        while todo:
+            name = todo.pop()
+            if name == "..":
+                if below:
+                    os.close(below.pop())
+                continue
+            here = below[-1] if below else root_fd
+            last = not todo
+            fd = _open_component(here, name, flags, path) if last else _open_path(here, name, path)
+            if fd is None:  # missing, and to be created
+                return os.open(name, flags | os.O_NOFOLLOW, mode, dir_fd=here)
+            kind = stat.S_IFMT(os.fstat(fd).st_mode)
+            if kind == stat.S_IFLNK and not (last and flags & os.O_NOFOLLOW and not must_be_directory):
+                try:
+                    target = os.readlink("", dir_fd=fd)
+                finally:
+                    os.close(fd)
+                links += 1
+                if links > MAX_LINKS or len(todo) > _MAX_PATH:
+                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+                if target.startswith("/"):
+                    while below:
+                        os.close(below.pop())
+                todo.extend(_parts(target))
+                must_be_directory = must_be_directory or (last and target.endswith(("/", "/.")))
+                continue
+            if kind != stat.S_IFDIR:
+                if must_be_directory or not last:
+                    os.close(fd)
+                    raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+                return _reopen(here, name, fd, flags, path)
+            below.append(fd)
+        here = below[-1] if below else root_fd
+        if flags & os.O_CREAT and flags & os.O_EXCL:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+        return os.open(".", flags & ~os.O_CREAT, dir_fd=here)
+    finally:
+        for fd in below:
+            os.close(fd)
+
+
+def _parts(path: str) -> list[str]:
+    """Return the components of a path, last one first."""
+    if not path:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+    return [part for part in reversed(path.split("/")) if part not in ("", ".")]
+
+
+def _open_path(dir_fd: int, name: str, path: str) -> int:
+    try:
+        return os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from error
+
+
+def _open_component(dir_fd: int, name: str, flags: int, path: str) -> int | None:
+    """Return an O_PATH descriptor of the last component, None when it is missing and ``flags`` has O_CREAT."""
+    try:
+        fd = _open_path(dir_fd, name, path)
+    except FileNotFoundError:
+        if flags & os.O_CREAT:
+            return None
+        raise
+    if flags & os.O_CREAT and flags & os.O_EXCL:
+        os.close(fd)
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+    return fd
+
+
+def _reopen(dir_fd: int, name: str, path_fd: int, flags: int, path: str) -> int:
+    """Return a descriptor with ``flags`` of the last component, of which ``path_fd`` is an O_PATH descriptor."""
+    if flags & os.O_PATH and not flags & os.O_DIRECTORY:
+        return path_fd
+    try:
+        if flags & os.O_DIRECTORY:
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+        return os.open(name, flags & ~os.O_CREAT | os.O_NOFOLLOW, dir_fd=dir_fd)
+    finally:
+        os.close(path_fd)
+
+
+def split(path: str) -> list[str]:
+    """Return the components of an absolute path of a plan; ``..`` has no place in one (ValueError)."""
+    parts = [part for part in path.split("/") if part not in ("", ".")]
+    if not path.startswith("/") or ".." in parts or not parts:
+        raise ValueError(f"not a path of a plan: {path}")
+    return parts
+
+
+def open_parent(root_fd: int, path: str) -> tuple[int, str]:
+    """Return an O_PATH descriptor of the directory that holds ``path``, links in it followed, and the last name."""
+    *parents, name = split(path)
+    directory = "/" + "/".join(parents)
+    return open_in_root(root_fd, directory, os.O_PATH | os.O_DIRECTORY), name
+
+
+def make_directories(
+    root_fd: int,
+    path: str,
+    mode: int,
+    on_create: "Callable[[str], None]",
+    force_fallback: bool = False,
+) -> int:
+    """Return an O_PATH descriptor of the directory ``path``, making what is missing of it with ``mode``.
+
+    ``on_create`` is called with the path of each directory right before it is made.  Existing links in the path
+    (lib -> usr/lib, var/run -> /run) are followed inside the root; one that leads nowhere is an error (ENOENT), as is
+    anything that is not a directory (ENOTDIR).
+    """
+    flags = os.O_PATH | os.O_DIRECTORY
+    parts = [part for part in path.split("/") if part]
+    try:
+        return open_in_root(root_fd, "/" + "/".join(parts), flags, force_fallback=force_fallback)
+    except FileNotFoundError:
+        pass
+    here = os.open(".", flags | os.O_CLOEXEC, dir_fd=root_fd)
+    for depth, name in enumerate(parts, 1):
+        prefix = "/" + "/".join(parts[:depth])
+        try:
+            below = open_in_root(root_fd, prefix, flags, force_fallback=force_fallback)
+        except FileNotFoundError:
+            try:
+                below = _make_directory(here, name, prefix, mode, on_create)
+            finally:
+                os.close(here)
+        except BaseException:
+            os.close(here)
+            raise
+        else:
+            os.close(here)
+        here = below
+    return here
+
+
+def _make_directory(dir_fd: int, name: str, path: str, mode: int, on_create: "Callable[[str], None]") -> int:
+    """Make the directory ``name``, which in-root resolution did not find: missing, or a link that leads nowhere."""
+    try:
+        os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
+    except FileNotFoundError:
+        on_create(path)
+        os.mkdir(name, mode, dir_fd=dir_fd)
+    else:
+        raise FileNotFoundError(errno.ENOENT, "a link that leads nowhere", path)
+    return os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
+
+
+def draft_name() -> str:
+    """Return a name for a file or link before it is moved into place, which says whose it is."""
+    return f"{_DRAFT}{os.getpid()}-{os.urandom(8).hex()}"
+
+
+def remove_drafts(dir_fd: int, proc: str = "/proc") -> None:
+    """Remove the drafts of processes that are gone from a directory; never fails.
+
+    One whose disk was full, or whose cgroup was killed, could not do so.  ``proc``: where our procfs is.
+    """
+    try:
+        fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=dir_fd)
+    except OSError:  # what keeps us from making one, too
+        return
+    try:
+        with os.scandir(fd) as entries:
+            for entry, _ in zip(entries, range(_MAX_ENTRIES), strict=False):
+                if entry.name.startswith(_DRAFT) and _is_left(entry.name.removeprefix(_DRAFT), proc):
+                    os.unlink(entry.name, dir_fd=fd)
+    except OSError:  # a directory of that name, or a read-only file system
+        return
+    finally:
+        os.close(fd)
+
+
+def _is_left(rest: str, proc: str) -> bool:
+    """Tell whether nobody will move a draft of this name into place any more."""
+    pid, hyphen, _ = rest.partition("-")
+    if not hyphen:  # of a version that did not write its number there
+        return len(rest) == 16
+    return pid.isdecimal() and not os.path.exists(f"{proc}/{pid}")
+
+
+def remove_ldconfig_draft(dir_fd: int) -> None:
+    """Remove what an ldconfig that was killed has left beside the loader's cache; never fails.
+
+    It writes to ld.so.cache~ and renames (elf/cache.c of glibc); one that is at work just now fails with a warning.
+    """
+    try:
+        if stat.S_ISREG(os.stat(LDCONFIG_DRAFT, dir_fd=dir_fd, follow_symlinks=False).st_mode):
+            os.unlink(LDCONFIG_DRAFT, dir_fd=dir_fd)
+    except OSError:  # missing, or what keeps us from writing, too
+        return
+
+
+def escape_mount_path(path: str) -> str:
+    """Return a path as mountinfo writes it (mangle of fs/proc_namespace.c)."""
+    return "".join(f"\\{ord(character):03o}" if character in " \t\n\\" else character for character in path)

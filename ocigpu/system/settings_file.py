@@ -1,0 +1,101 @@
+"""The settings file, read by everybody: hot path, operator's commands and services."""
+
+import os
+import stat
+from binascii import crc32
+
+from ocigpu.core.errors import SettingsError
+from ocigpu.core.settings import DEFAULT_PATH, Settings, parse_settings
+from ocigpu.system.store import open_cache, prune_cache, read_cached, seal, unseal, write_cached
+from ocigpu.system.trust import why_replaceable, why_untrusted
+
+TYPE_CHECKING = False
+
+if TYPE_CHECKING:
+    from typing import Any
+else:
+    pass
+
+
+MAX_BYTES = 64 << 10
+
+
+MAX_DOTS = 250
+"""In a line: the parser's time grows with the square of the parts of a key, to a quarter of a minute for 64 KiB."""
+
+
+PREFIX = "settings-"
+
+
+SPARE = 16
+"""Files of other settings that may stay in the cache."""
+
+
+def read_settings(path: str = "", keep: bool = False) -> Settings:
+    """Return the settings of the file ``path``, or of :data:`DEFAULT_PATH` when empty (missing: the defaults).
+
+    A named file must exist.  A file that others than root or the caller could have written or put there is refused
+    (OCIGPU-SET-3): its values decide what root executes.  ``keep``: what the text says is taken from the cache when
+    it has this very text, and kept there for the next start.
+    """
+    named = bool(path)
+    path = path or DEFAULT_PATH
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError as error:
+        if not named:
+            return Settings()
+        hint = "See what names this file: --config, or OCIGPU_CONFIG in the environment."
+        raise SettingsError("OCIGPU-SET-1", f"settings {path}: {error.strerror}", hint) from error
+    except OSError as error:
+        raise SettingsError("OCIGPU-SET-1", f"settings {path}: {error.strerror}") from error
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(fd)
+        raise SettingsError("OCIGPU-SET-1", f"settings {path}: not a regular file")
+    with os.fdopen(fd, "rb") as file:
+        if cause := why_untrusted(status.st_uid, status.st_mode) or why_replaceable(path):
+            raise SettingsError("OCIGPU-SET-3", f"settings {path}: {cause}")
+        data = file.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:  # half of a file could mean anything
+        raise SettingsError("OCIGPU-SET-1", f"settings {path}: larger than {MAX_BYTES >> 10} KiB", "")
+    directory = open_cache(create=True) if keep else -1
+    try:
+        document = parse_toml(data) if directory < 0 else _parse_kept(data, directory)
+    except (ValueError, RecursionError) as error:  # tomllib.TOMLDecodeError and UnicodeDecodeError are ValueErrors
+        raise SettingsError("OCIGPU-SET-1", f"settings {path}: {error}") from error
+    finally:
+        if directory >= 0:
+            os.close(directory)
+    return parse_settings(document, path)
+
+
+def parse_toml(data: bytes) -> "dict[str, Any]":
+    """Return a parsed TOML document; raises ValueError, and RecursionError for one that is nested too deeply."""
+    import tomllib  # only when there is a file that no start has read yet: it costs about 8 ms
+
+    if any(line.count(b".") > MAX_DOTS for line in data.split(b"\n")):
+        raise ValueError(f"a line with more than {MAX_DOTS} dots")
+    return tomllib.loads(data.decode())
+
+
+def _parse_kept(data: bytes, directory: int) -> "dict[str, Any]":
+    """Return what :func:`parse_toml` would, from the cache where that has the same bytes: no date is trusted."""
+    from ocigpu.core import rawjson
+
+    name = f"{PREFIX}{crc32(data):08x}"
+    kept, _, text = unseal(read_cached(directory, name)).partition(b"\n")
+    try:
+        if text == data and kept:
+            document: dict[str, Any] = rawjson.parse(kept.decode())
+            return document
+    except (ValueError, RecursionError):  # written by another version
+        kept = b""
+    document = parse_toml(data)
+    try:
+        kept = rawjson.dump(document).encode()
+    except (ValueError, TypeError, RecursionError):  # a date or a NaN: no setting of ours
+        return document
+    if write_cached(directory, name, seal(kept + b"\n" + data)):
+        prune_cache(directory, PREFIX, (name,), SPARE)
+    return document

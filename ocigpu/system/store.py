@@ -1,0 +1,176 @@
+"""Files that save work from one run to the next: below /run/ocigpu for root, in the user's run directory for others.
+
+What is read back decides what a container gets, so it counts only when nobody but the user this process runs as can
+have written it.  A cache that cannot be used is never an error: the work is done again.
+"""
+
+import os
+import stat
+from binascii import crc32
+
+from ocigpu.system.namespaces import in_initial_user_namespace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Container
+
+SYSTEM_DIRECTORY = "/run/ocigpu"
+MAX_BYTES = 64 << 20
+_DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def open_cache(create: bool = False, simulated: str = "") -> int:
+    """Return a descriptor of the cache directory, or -1 where there is none that can be trusted.
+
+    ``create``: make it (mode 0700) when it is missing.  Root outside of user namespaces has /run/ocigpu, everybody
+    else $XDG_RUNTIME_DIR/ocigpu.  ``simulated``: root of a simulated host; it has a /run of its own, for its owner.
+    """
+    if simulated:
+        return _open_simulated(simulated, create)
+    if os.geteuid() == 0 and in_initial_user_namespace():
+        path = SYSTEM_DIRECTORY
+    else:
+        parent = os.environ.get("XDG_RUNTIME_DIR", "")
+        if not parent.startswith("/"):
+            return -1
+        path = f"{parent}/ocigpu"
+    return _open(path, create)
+
+
+def _open_simulated(root: str, create: bool) -> int:
+    """Only its owner can remove the host again: others leave nothing in it."""
+    try:
+        if os.stat(root).st_uid != os.geteuid():
+            return -1
+        if create:
+            _make_directory(f"{root}/run", 0o755)
+    except OSError:
+        return -1
+    return _open(f"{root}/run/ocigpu", create)
+
+
+def _open(path: str, create: bool) -> int:
+    try:
+        if create:
+            _make_directory(path)
+        fd = os.open(path, _DIRECTORY_FLAGS)
+    except (OSError, ValueError):
+        return -1
+    if not _is_closed(fd):
+        os.close(fd)
+        return -1
+    return fd
+
+
+def _is_closed(directory: int) -> bool:
+    """Tell whether nobody else can have put anything into a directory of ours, and close it to other readers.
+
+    A service manager may have made it for us with the usual mode, 0755.
+    """
+    status = os.fstat(directory)
+    if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        return False
+    if status.st_mode & 0o077:
+        try:
+            os.fchmod(directory, 0o700)
+        except OSError:
+            return False
+    return True
+
+
+def _make_directory(path: str, mode: int = 0o700) -> None:
+    try:
+        os.mkdir(path, mode)
+    except FileExistsError:  # what it is, and whose, is seen when it is opened
+        return
+
+
+def _is_ours(status: os.stat_result) -> bool:
+    """Tell whether only the user this process runs as can have written it."""
+    return status.st_uid == os.geteuid() and not status.st_mode & 0o077
+
+
+def read_cached(directory: int, name: str) -> bytes:
+    """Return the content of a file of the cache; nothing for one that is missing, too large or not to be trusted."""
+    try:
+        fd = os.open(name, _READ_FLAGS, dir_fd=directory)
+    except OSError:
+        return b""
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode) or not _is_ours(status) or status.st_size > MAX_BYTES:
+        os.close(fd)
+        return b""
+    with os.fdopen(fd, "rb") as file:
+        try:
+            return file.read(MAX_BYTES)
+        except OSError:
+            return b""
+
+
+def write_cached(directory: int, name: str, content: bytes, mtime_ns: int | None = None) -> bool:
+    """Put a file (mode 0600) into the cache, whole or not at all; returns whether it is there now.
+
+    ``mtime_ns``: its time of modification; None: now.
+    """
+    temporary = f"{name}.{os.getpid()}.tmp"
+    try:
+        try:
+            fd = os.open(temporary, _WRITE_FLAGS, 0o600, dir_fd=directory)
+        except FileExistsError:  # left by a process of our number that was killed
+            os.unlink(temporary, dir_fd=directory)
+            fd = os.open(temporary, _WRITE_FLAGS, 0o600, dir_fd=directory)
+    except OSError:
+        return False
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(content)
+            if mtime_ns is not None:
+                file.flush()
+                os.utime(file.fileno(), ns=(mtime_ns, mtime_ns))
+        os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
+    except OSError:
+        _remove(directory, temporary)
+        return False
+    return True
+
+
+def seal(body: bytes) -> bytes:
+    """Return what to write so that :func:`unseal` sees whether it is whole."""
+    return body + b"\n%08x" % crc32(body)
+
+
+def unseal(content: bytes) -> bytes:
+    """Return the body that was sealed; nothing when the content is not whole."""
+    body, _, check = content.rpartition(b"\n")
+    return body if check == b"%08x" % crc32(body) else b""
+
+
+def prune_cache(directory: int, prefix: str, wanted: "Container[str]", spare: int) -> None:
+    """Remove files whose names begin with ``prefix`` and are not ``wanted``, once there are more than ``spare``.
+
+    Drafts of processes that were killed go in any case.
+    """
+    try:
+        names = [name for name in os.listdir(directory) if name.startswith(prefix) and name not in wanted]
+    except OSError:
+        return
+    for name in filter(is_draft_left, names):
+        _remove(directory, name)
+    if len(names) > spare:
+        for name in names:
+            _remove(directory, name)
+
+
+def is_draft_left(name: str) -> bool:
+    """Tell whether a name of the cache ends as a draft's does, and the process that wrote it is gone."""
+    pid = name.removesuffix(".tmp").rpartition(".")[2]
+    return name.endswith(".tmp") and pid.isdecimal() and not os.path.exists(f"/proc/{pid}")
+
+
+def _remove(directory: int, name: str) -> None:
+    try:
+        os.unlink(name, dir_fd=directory)
+    except OSError:  # gone already, or not ours to remove: the next one who prunes tries again
+        return

@@ -1,0 +1,89 @@
+"""The rooms of the package: which may import which, and that a public class name has one meaning."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import ocigpu
+
+PACKAGE = Path(ocigpu.__file__).parent
+FLOORS = (
+    ("core",),
+    ("system",),
+    ("gpus", "engines"),
+    ("cdi",),
+    ("provision",),
+    ("bundle",),
+    ("runtime", "hook", "entry", "sim", "kubernetes"),
+    ("containers",),
+    ("doctor",),
+    ("cli",),
+)
+"""Each room imports only from rooms below it: imports inside functions and for types count like others."""
+PROGRAMS = {"runtime", "hook", "entry"}
+"""One room in three places: the mission names the two programs."""
+SOURCES = {
+    ".".join(("ocigpu", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__"): path
+    for path in sorted(PACKAGE.rglob("*.py"))
+    if not path.name.endswith("_pb2.py")
+}
+TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in SOURCES.items()}
+
+
+def imports_of(name: str) -> Iterator[str]:
+    """Yield the modules of ours that a module imports, wherever in its text."""
+    for node in ast.walk(TREES[name]):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in SOURCES)
+        elif isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "ocigpu":
+            inner = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from {module if module in SOURCES else node.module for module in inner}
+
+
+def room_of(name: str) -> str:
+    return [*name.split("."), ""][1]
+
+
+def test_every_module_is_in_a_room() -> None:
+    rooms = {room for floor in FLOORS for room in floor}
+    assert {room_of(name) for name in SOURCES} - {""} == rooms
+    assert len(rooms - {"runtime", "hook"}) <= 13
+    assert len(FLOORS) <= 10
+
+
+def test_a_room_imports_only_from_rooms_below_it() -> None:
+    floor_of = {room: number for number, floor in enumerate(FLOORS) for room in floor}
+    wrong = [
+        f"{name} imports {imported}"
+        for name in SOURCES
+        for imported in imports_of(name)
+        if room_of(imported) and room_of(name) != room_of(imported)
+        if not {room_of(name), room_of(imported)} <= PROGRAMS
+        if floor_of[room_of(imported)] >= floor_of[room_of(name)]
+    ]
+    assert not wrong
+
+
+def test_modules_import_each_other_in_no_circle() -> None:
+    below = {name: sorted(set(imports_of(name)) - {name, "ocigpu"}) for name in SOURCES}
+    below = {name: [other for other in below[name] if room_of(other) != "doctor"] for name in SOURCES}  # TODO
+    done: set[str] = set()
+
+    def walk(name: str, path: tuple[str, ...]) -> None:
+        assert name not in path, " imports ".join((*path[path.index(name) :], name))
+        if name not in done:
+            for imported in below[name]:
+                walk(imported, (*path, name))
+            done.add(name)
+
+    for name in SOURCES:
+        walk(name, ())
+
+
+def test_a_public_class_name_has_one_meaning() -> None:
+    places: dict[str, list[str]] = {}
+    for name, tree in TREES.items():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(name)
+    assert not {name: modules for name, modules in places.items() if len(modules) > 1}
