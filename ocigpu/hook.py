@@ -14,7 +14,7 @@ from ocigpu.core.config_json import rootfs_path
 from ocigpu.core.errors import UsageError, quoted
 from ocigpu.core.settings import Settings
 from ocigpu.entry.state import parse_state, read_state
-from ocigpu.system.log import Log, begin_trace, get_trace, mark, no_answer, report_failure, say, trace_problem, traced
+from ocigpu.system.log import Log, begin_trace, get_trace, mark, no_answer, report_failure, say, step, trace_problem
 from ocigpu.system.settings_file import read_settings
 from ocigpu.system.signals import begin_deadline, end_deadline
 
@@ -210,12 +210,15 @@ def run_prestart(
 
     if trace := get_trace():
         trace.name(state_text)
-    state = traced(("state",), parse_state, state_text)
+    with step("state"):
+        state = parse_state(state_text)
     if state.bundle == "/" and bundle:
         state = state._replace(bundle=bundle)
-    document = traced(("read-config", spec or state.bundle), read_config, state.bundle, spec or "config.json")
+    with step("read-config", spec or state.bundle):
+        document = read_config(state.bundle, spec or "config.json")
     of_bundle = (document.config, settings, os.path.dirname(document.path))
-    request = traced(("request", document.path), parse_request, *of_bundle)
+    with step("request", document.path):
+        request = parse_request(*of_bundle)
     if request.selection == "nothing":
         return ()
     check_without_cdi(request)
@@ -224,11 +227,11 @@ def run_prestart(
     from ocigpu.provision.apply import Caller, provision
     from ocigpu.provision.image import read_rootfs_facts
 
-    if (
-        ready
-        and ready.request == request
-        and ready.image == traced(("image", rootfs), read_rootfs_facts, rootfs, ready.facts.driver_version)
-    ):
+    fits = ready is not None and ready.request == request
+    if ready and fits:
+        with step("image", rootfs):
+            fits = ready.image == read_rootfs_facts(rootfs, ready.facts.driver_version)
+    if ready and fits:
         plan, worker = ready.plan, ready.worker
     else:
         if ready:
@@ -236,9 +239,12 @@ def run_prestart(
         from ocigpu.gpus.cached import read_facts
         from ocigpu.gpus.nvidia.plan import make_plan
 
-        facts = traced(("facts", settings.driver_root), read_facts, settings)
-        image = traced(("image", rootfs), read_rootfs_facts, rootfs, facts.driver_version)
-        plan = traced(("plan",), make_plan, facts, request, settings, image)
+        with step("facts", settings.driver_root):
+            facts = read_facts(settings)
+        with step("image", rootfs):
+            image = read_rootfs_facts(rootfs, facts.driver_version)
+        with step("plan"):
+            plan = make_plan(facts, request, settings, image)
         worker = None
     notes = provision(plan, state.pid, rootfs, document.config, settings, worker, caller or Caller())
     return _summary(plan.notes) + notes

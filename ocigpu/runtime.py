@@ -13,7 +13,7 @@ from ocigpu.core.errors import OcigpuError
 from ocigpu.core.settings import MODES, Settings
 from ocigpu.entry.arguments import Arguments, find_container_id, parse_arguments
 from ocigpu.system import signals
-from ocigpu.system.log import Log, begin_trace, get_trace, mark, no_answer, report_failure, trace_problem, traced
+from ocigpu.system.log import Log, begin_trace, get_trace, mark, no_answer, report_failure, step, trace_problem
 from ocigpu.system.settings_file import read_settings
 from ocigpu.system.signals import begin_deadline, end_deadline
 
@@ -45,14 +45,16 @@ def main(argv: list[str]) -> int:
             begin_deadline(lambda: report_failure(PROGRAM, no_answer(), log))
         wanted = os.environ.get(TRACE_VARIABLE, "") if creates else ""
         problem = _begin_trace(wanted, argv, began) if wanted else ""
-        settings = traced(("settings", "", ""), read_settings, os.environ.get("OCIGPU_CONFIG", ""), True)
+        with step("settings"):
+            settings = read_settings(os.environ.get("OCIGPU_CONFIG", ""), True)
         log = _log(arguments, settings)
         if creates and settings.trace and not wanted:
             problem = _begin_trace(settings.trace, argv, began)
         if problem:
             log.write("warning", problem)
         check_no_loop()
-        runtime = traced(("find-runtime", ", ".join(settings.runtime_runtimes)), find_runtime, settings, argv[0])
+        with step("find-runtime", ", ".join(settings.runtime_runtimes)):
+            runtime = find_runtime(settings, argv[0])
         if creates:
             from ocigpu.entry.pass_through import remember
 
@@ -62,7 +64,8 @@ def main(argv: list[str]) -> int:
                 from ocigpu.entry.prepared import wait_for_hook
 
                 end_deadline()
-                traced(("early", task.path, "a process is ready when the hook is called"), wait_for_hook, task)
+                with step("early", task.path, "a process is ready when the hook is called"):
+                    wait_for_hook(task)
             mark("exec", runtime)
             if problem := trace_problem():
                 log.write("warning", problem)
@@ -123,8 +126,10 @@ def edit_bundle(arguments: Arguments, settings: Settings, stub: str, log: Log) -
     from ocigpu.gpus.nvidia.request import parse_request
 
     where = os.path.join(arguments.bundle, arguments.config)
-    document = traced(("read-config", where), read_config, arguments.bundle, arguments.config)
-    request = traced(("request", where), parse_request, document.config, settings, os.path.dirname(where))
+    with step("read-config", where):
+        document = read_config(arguments.bundle, arguments.config)
+    with step("request", where):
+        request = parse_request(document.config, settings, os.path.dirname(where))
     mark("selection", reason=" ".join((request.selection, *request.cdi_devices)))
     for note in request.notes:
         log.write("warning", note)
@@ -149,7 +154,8 @@ def edit_bundle(arguments: Arguments, settings: Settings, stub: str, log: Log) -
             from ocigpu.system.trace import add_to_hooks
 
             add_to_hooks(document.config, hook_path(settings, stub), trace.path)
-        traced(("write-config", where), write_config, document)
+        with step("write-config", where):
+            write_config(document)
         log.write("info", f"{document.path}: granted {', '.join(request.cdi_devices)}")
         return None
     owns_policy = owns_device_policy()
@@ -158,11 +164,8 @@ def edit_bundle(arguments: Arguments, settings: Settings, stub: str, log: Log) -
         from ocigpu.bundle.rootfs import NeedsHookError
 
         try:
-            declared = traced(
-                ("declare", where, "mode spec"),
-                declare_in_bundle,
-                *(document, request, settings, arguments.bundle, owns_policy),
-            )
+            with step("declare", where, "mode spec"):
+                declared = declare_in_bundle(document, request, settings, arguments.bundle, owns_policy)
         except NeedsHookError as reason:
             log.write("info", f"{document.path}: the hook gives the container its GPUs, because {reason}")
         else:
@@ -172,11 +175,8 @@ def edit_bundle(arguments: Arguments, settings: Settings, stub: str, log: Log) -
     from ocigpu.gpus.kept import find_answer
 
     read: "list[HostFacts]" = []
-    answer = traced(
-        ("rules", "", "kept from an earlier start, or of a plan made now"),
-        find_answer,
-        *("rules", (request,), settings, lambda: _answer(request, settings, read)),
-    )
+    with step("rules", "", "kept from an earlier start, or of a plan made now"):
+        answer = find_answer("rules", (request,), settings, lambda: _answer(request, settings, read))
     # absolute: the hook may be started in another directory than this one
     options = ["--config", os.path.abspath(settings.path)] if settings.path else []
     bundle = os.path.abspath(arguments.bundle or ".")
@@ -195,7 +195,8 @@ def edit_bundle(arguments: Arguments, settings: Settings, stub: str, log: Log) -
         from ocigpu.system.groups import add_groups
 
         notes = add_groups(document.config, answer["groups"])
-    traced(("write-config", where), write_config, document)
+    with step("write-config", where):
+        write_config(document)
     _write_notes(log, document.path, notes, answer["granted"])
     if not early:
         return None
@@ -211,8 +212,10 @@ def _answer(request: "Request", settings: Settings, read: "list[HostFacts]") -> 
     from ocigpu.gpus.cached import read_facts
     from ocigpu.gpus.nvidia.plan import make_plan
 
-    read.append(traced(("facts", settings.driver_root), read_facts, settings))
-    plan = traced(("plan",), make_plan, read[0], request, settings)
+    with step("facts", settings.driver_root):
+        read.append(read_facts(settings))
+    with step("plan"):
+        plan = make_plan(read[0], request, settings)
     return {"rules": rule_entries(plan), "groups": plan.groups(), "granted": (*plan.gpus, *plan.mig_devices)}
 
 
@@ -237,18 +240,23 @@ def inject_devices(config: "dict[str, Any]", request: "Request", settings: Setti
     from ocigpu.gpus.vendors import stale_reasons
 
     names = request.cdi_devices
-    registry = traced(("read-specifications", ", ".join(settings.cdi_spec_dirs)), read_registry, settings)
-    resolved = traced(("resolve", ", ".join(names)), registry.resolve, names)
+    with step("read-specifications", ", ".join(settings.cdi_spec_dirs)):
+        registry = read_registry(settings)
+    with step("resolve", ", ".join(names)):
+        resolved = registry.resolve(names)
     if request.capabilities or request.requirements:
         from ocigpu.cdi.conditions import check_conditions
         from ocigpu.gpus.cached import read_facts
 
-        for note in traced(("conditions",), check_conditions, request, resolved.specs, lambda: read_facts(settings)):
+        with step("conditions"):
+            notes = check_conditions(request, resolved.specs, lambda: read_facts(settings))
+        for note in notes:
             log.write("warning", note)
     stale = []
     for spec in resolved.specs:
         try:
-            reasons = traced(("check-stale", spec.path), stale_reasons, spec.annotations, settings)
+            with step("check-stale", spec.path):
+                reasons = stale_reasons(spec.annotations, settings)
         except HostError as error:
             log.write("warning", f"{spec.path}: cannot tell whether it fits the host: {error.message}")
             continue
@@ -258,16 +266,14 @@ def inject_devices(config: "dict[str, Any]", request: "Request", settings: Setti
     remove_gpu_hooks(config)
     root = owns_device_policy()
     try:
-        notes = traced(
-            ("inject", ", ".join(names)),
-            lambda: inject(
+        with step("inject", ", ".join(names)):
+            notes = inject(
                 config,
                 resolved.edits,
                 declare_rules=root and not settings.no_cgroups,
                 files=resolved.files,
                 rootless=not root,
-            ),
-        )
+            )
     except CdiError as error:
         raise CdiError(error.code, "; ".join((error.message, *stale)), error.hint) from error
     for note in notes:

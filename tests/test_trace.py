@@ -23,7 +23,9 @@ from ocigpu.cli.timeline import Start, find_outcome, find_phases, find_slowest, 
 from ocigpu.core.actions import Bind, Node
 from ocigpu.core.errors import ApplyError
 from ocigpu.core.facts import DeviceNode
+from ocigpu.system import log as log_module
 from ocigpu.system import trace as trace_module
+from ocigpu.system.log import step
 from ocigpu.system.trace import MAX_FILE, Trace, add_to_hooks, open_trace
 
 STEP = {
@@ -33,11 +35,14 @@ STEP = {
 
 
 @pytest.fixture
-def written(tmp_path: Path) -> Callable[[Callable[[Trace], object]], list[dict[str, Any]]]:
-    """Call with a function of a trace: returns the lines that it wrote."""
+def written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Callable[[Trace], object]], list[dict[str, Any]]]:
+    """Call with a function of the process's trace: returns the lines that it wrote."""
 
     def write(use: Callable[[Trace], object]) -> list[dict[str, Any]]:
         trace = open_trace(str(tmp_path / "trace"), "hook", "c")
+        monkeypatch.setattr(log_module, "_trace", trace)
         try:
             use(trace)
         finally:
@@ -53,7 +58,13 @@ Written = Callable[[Callable[[Trace], object]], list[dict[str, Any]]]
 def test_a_plans_action_is_written_with_its_reason(written: Written) -> None:
     node = Node(DeviceNode("/dev/nvidia0", "/dev/nvidia0", 195, 0), "GPU 0 is granted")
     bind = Bind("/usr/bin/nvidia-smi", "/bin/smi", ("ro",), "needed by utility")
-    lines = written(lambda trace: [trace.call(action, lambda: None, ()) for action in (node, bind)])
+
+    def use(_: Trace) -> None:
+        for action in (node, bind):
+            with step(action):
+                pass
+
+    lines = written(use)
     assert [(line["action"], line["path"], line["reason"], line["result"]) for line in lines] == [
         ("node", "/dev/nvidia0", "GPU 0 is granted", "ok"),
         ("bind", "/bin/smi", "needed by utility", "ok"),
@@ -75,12 +86,9 @@ def test_a_plans_action_is_written_with_its_reason(written: Written) -> None:
 def test_a_step_that_fails_is_written_and_raises(
     written: Written, error: BaseException, result: str, message: str
 ) -> None:
-    def fail() -> None:
-        raise error
-
     def use(trace: Trace) -> None:
-        with pytest.raises(type(error)):
-            trace.call(("outer",), lambda: trace.call(("inner", "/p"), fail, ()), ())
+        with pytest.raises(type(error)), step("outer"), step("inner", "/p"):
+            raise error
         trace.write(("after",))
 
     inner, outer, after = written(use)
@@ -94,9 +102,10 @@ def test_hostile_names_neither_end_a_line_nor_make_it_long(written: Written) -> 
     evil = "a\n\x1b[31m\x00\udcff\U0001f600" * 5000
 
     def use(trace: Trace) -> None:
-        with pytest.raises(ApplyError):
-            trace.call(Bind(evil, evil, (), evil), lambda: (_ for _ in ()).throw(ApplyError("OCIGPU-MNT-1", evil)), ())
-        trace.call(evil and ("step", evil, evil), lambda: None, ())
+        with pytest.raises(ApplyError), step(Bind(evil, evil, (), evil)):
+            raise ApplyError("OCIGPU-MNT-1", evil)
+        with step("step", evil, evil):
+            pass
         trace.name(json.dumps({"id": evil}).encode())
 
     lines = written(use)

@@ -16,7 +16,7 @@ from ocigpu.core.config_json import Document, get_list, get_object, get_rules, h
 from ocigpu.gpus.kept import find_answer
 from ocigpu.provision.image import has_compat, read_layout
 from ocigpu.provision.inside import exists_inside, status_inside
-from ocigpu.system.log import get_trace, mark, traced
+from ocigpu.system.log import get_trace, mark, step
 from ocigpu.system.paths import use_walk
 from ocigpu.system.store import is_draft_left, open_cache
 
@@ -56,11 +56,8 @@ def declare_in_bundle(
     try:
         if os.path.samestat(os.fstat(root_fd), os.stat("/")):
             raise NeedsHookError("its root directory is the host's")
-        declared = traced(
-            ("find-declared", root, "kept from an earlier start, or of a plan made now"),
-            find_declared,
-            *(root_fd, request, settings),
-        )
+        with step("find-declared", root, "kept from an earlier start, or of a plan made now"):
+            declared = find_declared(root_fd, request, settings)
         if remove_gpu_hooks(config) and get_rules(config):
             add_rules(config, (), [rule["major"] for rule in declared.rules])  # those of hook mode go
         reason = why_hook(declared, config, lambda path: resolve_in_root(root_fd, path), declare_rules, bind_nodes)
@@ -71,11 +68,14 @@ def declare_in_bundle(
         if reason:
             raise NeedsHookError(reason)
         try:
-            views = traced(("views",), make_views, declared, settings)
+            with step("views"):
+                views = make_views(declared, settings)
             present = [mount for mount in declared.mounts if not _is_missing(mount["source"], declared.optional)]
-            traced(("links", root), directory.make_links, declared.links)
+            with step("links", root):
+                directory.make_links(declared.links)
             if declared.libraries:
-                traced(("loader-cache", root), directory.extend_ld_cache, declared.libraries)
+                with step("loader-cache", root):
+                    directory.extend_ld_cache(declared.libraries)
         except OSError as error:
             where = f"{error.filename}: " if isinstance(error.filename, str) else ""
             raise NeedsHookError(f"{root}: {where}{error.strerror}") from error
@@ -86,9 +86,11 @@ def declare_in_bundle(
             declared = declared._replace(notes=(*declared.notes, *add_groups(config, declared.groups)))
         if get_trace():
             _mark_declared(declared, present)
-        traced(("write-config", document.path), write_config, document)
+        with step("write-config", document.path):
+            write_config(document)
     except BaseException:
-        traced(("undo-links", root), directory.undo)
+        with step("undo-links", root):
+            directory.undo()
         raise
     finally:
         directory.close()
@@ -154,9 +156,12 @@ def _make_declared(root_fd: int, request: "Request", settings: "Settings") -> De
     from ocigpu.gpus.nvidia.plan import make_plan
     from ocigpu.provision.image import read_image_facts
 
-    facts = traced(("facts", settings.driver_root), read_facts, settings)
-    image = traced(("image",), read_image_facts, root_fd, facts.driver_version)
-    plan = traced(("plan",), make_plan, facts, request, settings, image, "spec")
+    with step("facts", settings.driver_root):
+        facts = read_facts(settings)
+    with step("image"):
+        image = read_image_facts(root_fd, facts.driver_version)
+    with step("plan"):
+        plan = make_plan(facts, request, settings, image, "spec")
     return declare(plan, facts)
 
 

@@ -12,7 +12,7 @@ import time
 
 from ocigpu.bundle.declared import LD_CACHE
 from ocigpu.bundle.loader_cache import merge_ld_cache
-from ocigpu.system.log import traced
+from ocigpu.system.log import step
 from ocigpu.system.paths import (
     draft_name,
     make_directories,
@@ -99,7 +99,8 @@ class RootDirectory:
         """
         for path, target in links:
             parent, _, name = path.rpartition("/")
-            traced(("link", path, f"to {target}"), self._make_link, self._parent(parent), name, target, path)
+            with step("link", path, f"to {target}"):
+                self._make_link(self._parent(parent), name, target, path)
 
     def _parent(self, path: str) -> int:
         if path not in self._parents:

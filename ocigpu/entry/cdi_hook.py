@@ -29,7 +29,7 @@ from ocigpu.provision.image import open_rootfs, read_nvidia_nodes
 from ocigpu.provision.inside import exists_inside, status_inside
 from ocigpu.provision.loader import LoaderFacts, read_loader_facts
 from ocigpu.provision.sonames import SonameLinks, read_soname_links
-from ocigpu.system.log import get_trace, traced
+from ocigpu.system.log import get_trace, step
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -59,14 +59,17 @@ def run_cdi_hook(words: list[str], settings: "Settings") -> tuple[str, ...]:
     text = read_state(call.state_file)
     if trace := get_trace():
         trace.name(text)
-    rootfs = traced(("state",), find_rootfs, text)
+    with step("state"):
+        rootfs = find_rootfs(text)
     commands = tuple(_with_real_ldconfig(command) for command in call.commands)
     root_fd = open_rootfs(rootfs)
     try:
-        facts = traced(("facts", rootfs), read_hook_facts, root_fd, commands)
+        with step("facts", rootfs):
+            facts = read_hook_facts(root_fd, commands)
     finally:
         os.close(root_fd)
-    plan = traced(("plan",), plan_hooks, commands, facts, settings)
+    with step("plan"):
+        plan = plan_hooks(commands, facts, settings)
     notes += plan.notes
     if plan.actions:
         notes += provision_here(plan, rootfs, settings)

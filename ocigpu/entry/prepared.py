@@ -22,7 +22,7 @@ import time
 
 from ocigpu.core.config_json import HOOK_ENVIRONMENT
 from ocigpu.system import signals
-from ocigpu.system.log import get_trace, mark, trace_problem, traced
+from ocigpu.system.log import get_trace, mark, step, trace_problem
 from ocigpu.system.signals import GRACE, SECONDS, kill_in
 from ocigpu.system.store import SYSTEM_DIRECTORY, open_cache
 
@@ -136,8 +136,10 @@ def _be_child(task: Task, meeting: _Meeting, parent: int, begin: float) -> "NoRe
         mark("begin", task.path)
         _detach(meeting, parent)
         kill_in(SECONDS)  # stopped, or at a file system that hangs: the hook then does everything itself
-        ready = traced(("prepare", task.bundle), _prepare, task)
-        stub = traced(("wait-for-hook", task.path), _receive, meeting)
+        with step("prepare", task.bundle):
+            ready = _prepare(task)
+        with step("wait-for-hook", task.path):
+            stub = _receive(meeting)
         if stub is not None:
             # from here on there is a worker to undo everything, and nothing of ours to remove
             signals.signal(signals.SIGTERM, signals.SIG_DFL)
@@ -208,11 +210,17 @@ def _prepare(task: Task) -> "Ready | None":
     from ocigpu.provision.image import read_rootfs_facts
 
     try:
-        facts = task.facts or traced(("facts", task.settings.driver_root), read_facts, task.settings)
+        facts = task.facts
+        if facts is None:
+            with step("facts", task.settings.driver_root):
+                facts = read_facts(task.settings)
         rootfs = rootfs_path(task.config, task.bundle)
-        image = traced(("image", rootfs), read_rootfs_facts, rootfs, facts.driver_version)
-        plan = traced(("plan",), make_plan, facts, task.request, task.settings, image)
-        worker = traced(("start-worker", "", "what it needs of the host is taken"), start_worker, plan, task.settings)
+        with step("image", rootfs):
+            image = read_rootfs_facts(rootfs, facts.driver_version)
+        with step("plan"):
+            plan = make_plan(facts, task.request, task.settings, image)
+        with step("start-worker", "", "what it needs of the host is taken"):
+            worker = start_worker(plan, task.settings)
         return Ready(task.request, facts, image, plan, worker)
     except (OcigpuError, OSError):
         return None

@@ -30,7 +30,7 @@ from ocigpu.provision.journal import Journal, new_memory, read_journal, read_ste
 from ocigpu.provision.mounts import Mounts, Source, enter_own_proc, read_host_devices, take_source
 from ocigpu.provision.workplace import Workplace
 from ocigpu.system import libc, signals
-from ocigpu.system.log import current_step, follow_steps, get_trace, mark, traced
+from ocigpu.system.log import current_step, follow_steps, get_trace, mark, step
 from ocigpu.system.namespaces import in_initial_user_namespace
 from ocigpu.system.signals import children, reap, seconds_left
 
@@ -102,7 +102,8 @@ def provision(
         from ocigpu.system.groups import missing_groups
 
         notes = missing_groups(config, plan.groups())
-    container = traced(("open-container", rootfs), open_container, pid, rootfs, caller.pid)
+    with step("open-container", rootfs):
+        container = open_container(pid, rootfs, caller.pid)
     if worker is None:
         return notes + _provision_open(plan, container, config, settings, caller)
     try:
@@ -237,11 +238,8 @@ def _provision(
         note = ""
         if plan.device_rules():
             rules = ", ".join(f"{rule.major}:{rule.minor}" for rule in plan.device_rules()) if get_trace() else ""
-            note, undo_rules = traced(
-                ("device-rules", rules, "what the container's cgroup does not allow yet"),
-                apply_device_rules,
-                *(container.proc_fd, plan.device_rules(), config, settings),
-            )
+            with step("device-rules", rules, "what the container's cgroup does not allow yet"):
+                note, undo_rules = apply_device_rules(container.proc_fd, plan.device_rules(), config, settings)
         report = worker.read_report(caller.pidfd, seconds)
         if report is not None and "done" in report:
             notes = (*report["done"], *((note,) if note else ()))
@@ -280,7 +278,8 @@ def _abandon(
     left: list[str] = []
     if undo_rules is not None:
         try:
-            traced(("undo-device-rules",), undo_rules)
+            with step("undo-device-rules"):
+                undo_rules()
         except (OSError, OcigpuError) as error:
             left.append(f"device rules: {error}")
     report = worker.dismiss(seconds)
@@ -466,7 +465,8 @@ def _work(
         return
     make_nodes = in_initial_user_namespace() and not container.other_user_namespace
     host_devices = read_host_devices()
-    root_fd = traced(("enter", container.rootfs), _enter, container, own_proc_fd)
+    with step("enter", container.rootfs):
+        root_fd = _enter(container, own_proc_fd)
     journal = Journal(memory)
     place = Workplace(
         container=container,
@@ -488,11 +488,13 @@ def _work(
             make_root_writable(place)
         for action in plan.actions:
             if isinstance(action, RefreshLdCache):
-                traced(("start-ldconfig",), steps.start_ldconfig, place, action)
+                with step("start-ldconfig"):
+                    steps.start_ldconfig(place, action)
                 break
         for action in plan.actions:
             if not isinstance(action, (AllowDevice, JoinGroup)):
-                traced(action, steps.apply_action, place, action)
+                with step(action):
+                    steps.apply_action(place, action)
         _write_line(up_fd, {"done": place.notes})
         if os.read(down_fd, 1) == _COMMIT:
             kept = [entry for entry in journal.entries if entry["do"] == "writable"]
@@ -510,9 +512,8 @@ def _work(
 def _recover(container: LiveContainer, memory: "mmap.mmap", backup_fd: int, up_fd: int) -> None:
     """Undo what a killed worker had noted."""
     own_proc_fd, host_devices = _open_own_proc(), read_host_devices()
-    root_fd = traced(
-        ("enter", container.rootfs, "to undo what a killed worker had begun"), _enter, container, own_proc_fd
-    )
+    with step("enter", container.rootfs, "to undo what a killed worker had begun"):
+        root_fd = _enter(container, own_proc_fd)
     _write_line(up_fd, {"left": undo(read_journal(memory), root_fd, backup_fd, host_devices)})
 
 

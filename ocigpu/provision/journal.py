@@ -20,7 +20,7 @@ from ocigpu.core import rawjson
 from ocigpu.provision.mounts import is_own, read_mnt_id, remount
 from ocigpu.provision.neighbours import has_neighbours
 from ocigpu.system import libc
-from ocigpu.system.log import traced
+from ocigpu.system.log import step
 from ocigpu.system.paths import open_in_root, open_parent
 
 TYPE_CHECKING = False
@@ -99,7 +99,8 @@ def undo(
         try:
             if shared and entry["do"] in _LASTING and not _is_private(entry, root_fd, host_devices):
                 continue
-            traced((f"undo-{entry['do']}", entry["path"]), _UNDO[entry["do"]], entry, root_fd, backup_fd)
+            with step(f"undo-{entry['do']}", entry["path"]):
+                _UNDO[entry["do"]](entry, root_fd, backup_fd)
         except FileNotFoundError:  # the effect never came, or is undone already
             pass
         except OSError as error:

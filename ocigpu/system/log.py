@@ -16,11 +16,9 @@ from ocigpu.system.signals import SECONDS, touched
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any, NamedTuple, TypeVar
+    from typing import Any, NamedTuple
 
     from ocigpu.system.trace import Trace
-
-    T = TypeVar("T")
 else:
     from ocigpu.core.record import NamedTuple
 
@@ -91,21 +89,30 @@ def trace_problem() -> str:
     return f"the trace is incomplete: {_trace.problem}" if _trace is not None and _trace.problem else ""
 
 
-def traced(what: "Any", function: "Callable[..., T]", *arguments: "Any") -> "T":
-    """Return what the function does with the arguments; the trace gets a line about it.
+class step:  # noqa: N801 - reads as a statement
+    """What this process does in the block: :func:`current_step` tells it, and the trace gets a line about it.
 
-    ``what``: an action of a plan, or (action, path) or (action, path, reason).  It is also what :func:`current_step`
-    tells until the function returns.
+    ``what``: an action of a plan, or a word that may have a path and a reason.
     """
-    global _step  # noqa: PLW0603 - a process has one
-    before, _step = _step, what
-    touched[0] = ""
-    if _on_step is not None:
-        _on_step()
-    try:
-        return function(*arguments) if _trace is None else _trace.call(what, function, arguments)
-    finally:
-        _step = before
+
+    __slots__ = ("_before", "_began", "_what")
+
+    def __init__(self, what: "Any", path: str = "", reason: str = "") -> None:
+        self._what = (what, path, reason) if type(what) is str else what
+
+    def __enter__(self) -> None:
+        global _step
+        self._before, _step = _step, self._what
+        touched[0] = ""
+        if _on_step is not None:
+            _on_step()
+        self._began = _trace.begin() if _trace is not None else 0
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        global _step  # noqa: PLW0603 - as above
+        _step = self._before
+        if _trace is not None and self._began:
+            _trace.end(self._what, self._began, error)
 
 
 def current_step() -> str:

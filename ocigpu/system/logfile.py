@@ -6,15 +6,6 @@ import stat
 
 from ocigpu.system.trust import why_untrusted
 
-TYPE_CHECKING = False
-
-if TYPE_CHECKING:
-    from typing import TypeVar
-
-    T = TypeVar("T")
-else:
-    pass
-
 
 def open_log_file(path: str, mode: int, strict: bool = False) -> int:
     """Return a descriptor that appends to a file, made with ``mode`` if missing.

@@ -26,10 +26,7 @@ from ocigpu.system.logfile import open_log_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any, TypeVar
-
-    T = TypeVar("T")
+    from typing import Any
 
 MAX_TEXT = 300
 """Characters of a path, a reason or a message: a line has at most some 16 KiB, however an image names its files."""
@@ -53,19 +50,15 @@ class Trace:
         """Go on in a child of another name."""
         self.process, self._depth = process, 0
 
-    def call(self, what: "Any", function: "Callable[..., T]", arguments: "tuple[Any, ...]") -> "T":
-        """Return what the function does, and write a line about it; see :func:`ocigpu.system.log.traced`."""
-        begin = time.monotonic_ns()
+    def begin(self) -> int:
+        """Begin a step; returns when (monotonic ns), for :meth:`end`."""
         self._depth += 1
-        try:
-            value = function(*arguments)
-        except BaseException as error:
-            self._depth -= 1
-            self.write(what, begin, error)
-            raise
+        return time.monotonic_ns()
+
+    def end(self, what: "Any", begin: int, error: BaseException | None) -> None:
+        """Write a line about a step that began then and ends now; see :class:`ocigpu.system.log.step`."""
         self._depth -= 1
-        self.write(what, begin)
-        return value
+        self.write(what, begin, error)
 
     def write(self, what: "Any", begin: int = 0, error: BaseException | None = None) -> None:
         """Write a line: of a step that began at ``begin`` (monotonic ns) and ends now, or (0) of a moment."""

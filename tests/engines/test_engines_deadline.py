@@ -147,7 +147,7 @@ def test_a_process_for_the_hook_that_is_stopped(
         before = "    log, status = open_log("
     else:
         hurried = text.replace("kill_in(SECONDS)", "kill_in(1.0)")
-        before = "        ready = traced("
+        before = '        with step("prepare", '
     indent = before[: -len(before.lstrip())]
     stopped = hurried.replace(before, f"{indent}os.kill(os.getpid(), {signal.SIGSTOP:d})\n{before}")
     assert text != hurried != stopped

@@ -15,7 +15,7 @@ from ocigpu.core.settings import CAPABILITIES, Settings
 from ocigpu.entry.container_cli.list import check_mig_capability
 from ocigpu.entry.container_cli.options import COMPAT_MODES
 from ocigpu.gpus.nvidia.request import MAX_REQUIREMENTS, WORDS, Request, check_permitted, check_tokens, pci_address
-from ocigpu.system.log import traced
+from ocigpu.system.log import step
 from ocigpu.system.trust import why_untrusted
 
 TYPE_CHECKING = False
@@ -75,8 +75,10 @@ def _configure(options: argparse.Namespace, channels: list[int], settings: Setti
     from ocigpu.provision.apply import provision, provision_own
     from ocigpu.provision.image import read_rootfs_facts
 
-    facts = without_left_out(options, traced(("facts", settings.driver_root), read_facts, settings))
-    image = traced(("image", rootfs), read_rootfs_facts, rootfs, facts.driver_version)
+    with step("facts", settings.driver_root):
+        facts = without_left_out(options, read_facts(settings))
+    with step("image", rootfs):
+        image = read_rootfs_facts(rootfs, facts.driver_version)
     plan = make_plan(facts, request, settings, image)
     if options.no_devbind:
         plan = without_nodes(plan)
