@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ocigpu.core.errors import SettingsError, printable, quoted
-from ocigpu.kubernetes.exporter.dcgm_fields import FIELDS
-from ocigpu.kubernetes.exporter.metrics import BY_NAME, METRICS, why_missing
+from ocigpu.kubernetes.exporter.metrics import BY_NAME, DCGM_NAMES, METRICS, why_missing
 
 KINDS = ("gauge", "counter", "label")
 MAX_BYTES = 1 << 20
@@ -49,7 +48,7 @@ def parse_collectors(text: str, where: str) -> tuple[tuple[Collector, ...], tupl
         if known is None:
             why = why_missing(name)
             if not why:
-                near = difflib.get_close_matches(name, [*BY_NAME, *FIELDS], 1, 0.8)
+                near = difflib.get_close_matches(name, [*BY_NAME, *DCGM_NAMES], 1, 0.8)
                 suggestion = f": did you mean {near[0]}?" if near else ""
                 raise collectors_error(place, f"unknown metric {quoted(name)}{suggestion}")
             notes.append(f"{place}: {printable(name, 100)} is left out: {why}")

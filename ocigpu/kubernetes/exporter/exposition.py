@@ -4,11 +4,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ocigpu.kubernetes.exporter.collectors import Collector
-from ocigpu.kubernetes.exporter.metrics import CLOCK_COUNT, XID, XID_COUNT
+from ocigpu.kubernetes.exporter.metrics import CLOCK_COUNT, XID, XID_COUNT, XID_MESSAGES
 from ocigpu.kubernetes.exporter.options import ExporterOptions, parse_devices
 from ocigpu.kubernetes.exporter.owners import WHOLE, Key, Owner, VfioDevice
 from ocigpu.kubernetes.exporter.sample import GpuSample, Instance, Sample, Values
-from ocigpu.kubernetes.exporter.xids import XID_MESSAGES
 
 Pairs = tuple[tuple[str, str], ...]
 CLAIM_LABELS = ("dra_claim_name", "dra_claim_namespace", "dra_driver_name", "dra_pool_name", "dra_device_name")

@@ -338,7 +338,7 @@ class NvmlSampler:
         recent = self.reasons.setdefault(uuid, deque(maxlen=MAX_EVENTS))
         recent.append((time.monotonic(), reasons["DCGM_FI_DEV_CLOCKS_EVENT_REASONS"]))
         _forget(recent, self.orders["clock_window"])
-        gpu["clocks"] = {name: sum(bool(held & bit) for _, held in recent) for bit, name in CLOCK_EVENTS.items()}
+        gpu["clocks"] = {name: sum(bool(held & bit) for _, held in recent) for name, bit in CLOCK_EVENTS.items()}
 
     def _processes(self, handle: Any, uuid: str) -> list[list[int]]:
         """Return pid, MiB of memory and percent of GPU time of each process."""
