@@ -1,8 +1,11 @@
 """The GPU models a simulated host can have, and the MIG layouts they can be cut into."""
 
 import hashlib
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from ocigpu.core.errors import OcigpuError, quoted
 
@@ -18,7 +21,7 @@ MAX_MIG_GPUS = 32
 """The driver has minors for the MIG devices of so many GPUs."""
 
 _CUDA_BY_BRANCH = {535: "12.2", 550: "12.4", 560: "12.6", 565: "12.7", 570: "12.8", 575: "12.9", 580: "13.0"}
-
+"""NVIDIA's CUDA release notes, table of releases and driver branches."""
 _INSTANCE_IDS = {1: (0,), 2: (1, 2), 4: (3, 4, 5, 6), 8: (7, 8, 9, 10, 11, 12, 13, 14)}
 """GPU instance ids that the driver gives out, by how often the profile's memory fits into the GPU's."""
 
@@ -46,13 +49,7 @@ class MigProfile:
 
 @dataclass(frozen=True)
 class Model:
-    """One GPU model.
-
-    ``name`` and ``brand`` are what NVML answers (nvmlDeviceGetName, nvmlBrandType_t), ``architecture`` the compute
-    capability, ``device_id``/``subsystem_id`` PCI's. ``fabric``: sits on NVSwitches, so the host runs a fabric manager.
-    ``imex``: the host has IMEX channels. ``nvlinks``: each GPU has so many, to the switches or, with ``nvlink_group``,
-    to the other GPUs of each group of that size. ``cluster``: part of a fabric of several hosts.
-    """
+    """One GPU model, as models.toml has it and explains it."""
 
     key: str
     name: str
@@ -110,176 +107,19 @@ class SimGpu:
     mig_devices: tuple[MigInstance, ...] = ()
 
 
-def _profiles(family: str, sizes: str) -> tuple[MigProfile, ...]:
-    """Return the profiles of one model.
-
-    Lines of ``family``: enumerator, id, compute slices, memory slices, most, starts (nvml.h, NVIDIA's MIG User Guide).
-    Lines of ``sizes``, in the same order: name, GiB, multiprocessors, engines (``nvidia-smi mig -lgip`` as NVIDIA's
-    guide and users show it; what nobody shows is the fair share).
-    """
-    profiles = []
-    for line, size in zip(family.split("\n")[1:-1], sizes.split("\n")[1:-1], strict=True):
-        enumerator, number, compute, memory, most, *starts = map(int, line.split())
-        name, gib, multiprocessors, *engines = size.split()
-        mib = round(float(gib) * 8) * 128
-        profiles.append(
-            MigProfile(
-                name, enumerator, number, compute, memory, tuple(starts), most,
-                mib, int(multiprocessors), tuple(map(int, engines)),
-            )
-        )  # fmt: skip
-    return tuple(profiles)
+def _read_model(key: str, table: dict[str, Any], slices: dict[str, list[list[Any]]]) -> Model:
+    """Return one model of models.toml, whose first lines say what is in it."""
+    values = {name.replace("-", "_"): value for name, value in table.items()}
+    family, sizes = slices.get(values.pop("slices", ""), []), values.pop("mig", [])
+    profiles = [
+        MigProfile(name, ids[0], ids[1], ids[2], ids[3], tuple(starts), most, round(gib * 8) * 128, count, tuple(media))
+        for (*ids, most, starts), (name, gib, count, media) in zip(family, sizes, strict=True)
+    ]
+    return Model(key, **values, mig_profiles=tuple(profiles))
 
 
-_SEVEN_SLICES = """
-0 19 1 1 7  0 1 2 3 4 5 6
-7 20 1 1 1  0 1 2 3 4 5 6
-9 15 1 2 4  0 2 4 6
-1 14 2 2 3  0 2 4
-2  9 3 4 2  0 4
-3  5 4 4 1  0
-4  0 7 8 1  0
-"""
-_FOUR_SLICES = """
-0 14 1 1 4  0 1 2 3
-7 21 1 1 1  0 1 2 3
-1  5 2 2 2  0 2
-8  6 2 2 1  0 2
-3  0 4 4 1  0
-"""
-_TWELVE_MEMORY_SLICES = """
- 0 14 1  3 4  0 3 6 9
- 7 21 1  3 1  0 3 6 9
-10 47 1  3 4  0 3 6 9
-15 65 1  3 1  0 3 6 9
-13 67 1  3 4  0 3 6 9
- 1  5 2  6 2  0 6
-11 35 2  6 2  0 6
-16 64 2  6 1  0 6
-14 66 2  6 2  0 6
- 3  0 4 12 1  0
-12 32 4 12 1  0
-"""
-_A30 = _profiles(
-    _FOUR_SLICES,
-    """
-1g.6gb      5.81 14  1 0 0 0 0
-1g.6gb+me   5.81 14  1 1 0 1 1
-2g.12gb    11.69 28  2 2 0 0 0
-2g.12gb+me 11.69 28  2 2 0 1 1
-4g.24gb    23.44 56  4 4 0 1 1
-""",
-)
-_A100 = _profiles(
-    _SEVEN_SLICES,
-    """
-1g.5gb     4.75 14  1 0 0 0 0
-1g.5gb+me  4.75 14  1 1 0 1 1
-1g.10gb    9.75 14  1 1 0 0 0
-2g.10gb    9.75 28  2 1 0 0 0
-3g.20gb   19.62 42  3 2 0 0 0
-4g.20gb   19.62 56  4 2 0 0 0
-7g.40gb   39.50 98  7 5 0 1 1
-""",
-)
-_H100 = _profiles(
-    _SEVEN_SLICES,
-    """
-1g.10gb     9.75  16  1 1 0 1 0
-1g.10gb+me  9.75  16  1 1 0 1 1
-1g.20gb    19.62  26  1 1 0 1 0
-2g.20gb    19.62  32  2 2 0 2 0
-3g.40gb    39.50  60  3 3 0 3 0
-4g.40gb    39.50  64  4 4 0 4 0
-7g.80gb    79.25 132  8 7 0 7 1
-""",
-)
-_H200 = _profiles(
-    _SEVEN_SLICES,
-    """
-1g.18gb     16.00  16  1 1 0 1 0
-1g.18gb+me  16.00  16  1 1 0 1 1
-1g.35gb     32.50  26  1 1 0 1 0
-2g.35gb     32.50  32  2 2 0 2 0
-3g.71gb     65.50  60  3 3 0 3 0
-4g.71gb     65.50  64  4 4 0 4 0
-7g.141gb   131.50 132  8 7 0 7 1
-""",
-)
-_B200 = _profiles(
-    _SEVEN_SLICES,
-    """
-1g.23gb     22.12  18   2 1 0 1 0
-1g.23gb+me  22.12  18   2 1 0 1 1
-1g.45gb     44.50  18   2 1 0 1 0
-2g.45gb     44.50  36   3 2 0 2 0
-3g.90gb     89.25  70   6 3 0 3 0
-4g.90gb     89.25  72   8 4 0 4 0
-7g.180gb   178.50 148  16 7 0 7 1
-""",
-)
-_GB200 = _profiles(
-    _SEVEN_SLICES,
-    """
-1g.23gb     22.88  18   2 1 0 1 0
-1g.23gb+me  22.88  18   2 1 0 1 1
-1g.47gb     46.00  18   2 1 0 1 0
-2g.47gb     46.00  36   3 2 0 2 0
-3g.93gb     92.25  70   6 3 0 3 0
-4g.93gb     92.25  72   8 4 0 4 0
-7g.186gb   184.50 152  16 7 0 7 1
-""",
-)
-_RTX_PRO_6000 = _profiles(
-    _TWELVE_MEMORY_SLICES,
-    """
-1g.24gb        23.62  46  1 1 1 1 0
-1g.24gb+me     23.62  46  1 1 1 1 1
-1g.24gb+gfx    23.62  46  1 1 1 1 0
-1g.24gb+me.all 23.62  46  1 4 4 4 1
-1g.24gb-me     23.62  46  1 0 0 0 0
-2g.48gb        47.38  94  2 2 2 2 0
-2g.48gb+gfx    47.38  94  2 2 2 2 0
-2g.48gb+me.all 47.38  94  2 4 4 4 1
-2g.48gb-me     47.38  94  2 0 0 0 0
-4g.96gb        95.00 188  4 4 4 4 1
-4g.96gb+gfx    95.00 188  4 4 4 4 1
-""",
-)
-
-_TESLA, _NVIDIA = 2, 14  # nvmlBrandType_t
-
-MODELS = {
-    model.key: model
-    for model in (
-        Model("t4", "Tesla T4", _TESLA, "7.5", 15360, 0x1EB8, 0x12A2, 40, 70),
-        Model("a10", "NVIDIA A10", _NVIDIA, "8.6", 23028, 0x2236, 0x1482, 72, 150),
-        Model("a30", "NVIDIA A30", _NVIDIA, "8.0", 24576, 0x20B7, 0x1532, 56, 165, _A30, nvlinks=4, nvlink_group=2),
-        Model(
-            "a100", "NVIDIA A100-SXM4-40GB", _NVIDIA, "8.0", 40960, 0x20B0, 0x134F, 108, 400, _A100,
-            nvlinks=12, nvlink_group=4,
-        ),
-        Model("l4", "NVIDIA L4", _NVIDIA, "8.9", 23034, 0x27B8, 0x16CA, 58, 72),
-        Model("l40s", "NVIDIA L40S", _NVIDIA, "8.9", 46068, 0x26B9, 0x1851, 142, 350),
-        Model(
-            "h100", "NVIDIA H100 80GB HBM3", _NVIDIA, "9.0", 81559, 0x2330, 0x16C1, 132, 700, _H100, True, True,
-            nvlinks=18,
-        ),
-        Model("h200", "NVIDIA H200", _NVIDIA, "9.0", 143771, 0x2335, 0x18BE, 132, 700, _H200, True, True, nvlinks=18),
-        Model(
-            "b200", "NVIDIA B200", _NVIDIA, "10.0", 183359, 0x2901, 0x1999, 148, 1000, _B200, True, True, "570.133.20",
-            nvlinks=18,
-        ),
-        Model(
-            "gb200", "NVIDIA GB200", _NVIDIA, "10.0", 189471, 0x2941, 0x2046, 152, 1200, _GB200, False, True,
-            "580.65.06", nvlinks=18, cluster=True,
-        ),
-        Model(
-            "rtxpro6000", "NVIDIA RTX PRO 6000 Blackwell Server Edition", _NVIDIA, "12.0", 97887, 0x2BB5, 0x204E, 188,
-            600, _RTX_PRO_6000, driver_version="580.65.06",
-        ),
-    )
-}  # fmt: skip
+_TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+MODELS = {key: _read_model(key, table, _TABLES["slices"]) for key, table in _TABLES["models"].items()}
 """Every model by the name that ``ocigpu sim create --model`` takes."""
 
 
@@ -297,10 +137,7 @@ def find_model(key: str) -> Model:
 
 
 def cuda_version_of(driver_version: str) -> str:
-    """Return the CUDA version a driver reports, e.g. "12.4" for "550.163.01"; between branches the one below.
-
-    From the table of CUDA releases and driver branches in NVIDIA's CUDA release notes.
-    """
+    """Return the CUDA version a driver reports, e.g. "12.4" for "550.163.01"; between branches the one below."""
     branch = int(driver_version.partition(".")[0])
     known = [number for number in _CUDA_BY_BRANCH if number <= branch]
     return _CUDA_BY_BRANCH[max(known)] if known else "11.8"
