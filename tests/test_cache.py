@@ -93,10 +93,11 @@ def test_a_file_is_written_whole_for_this_user_alone(place: Path, directory: int
 
 
 def test_what_a_killed_process_left_is_in_nobodys_way(place: Path, directory: int) -> None:
-    (place / f"a.{os.getpid()}.tmp").symlink_to("/etc/passwd")
+    (place / f".ocigpu-{os.getpid()}-0").symlink_to("/etc/passwd")
+    (place / "a").symlink_to("/etc/passwd")
     assert write_cached(directory, "a", b"one")
-    assert os.listdir(place) == ["a"]
     assert not (place / "a").is_symlink()
+    assert sorted(os.listdir(place)) == [f".ocigpu-{os.getpid()}-0", "a"]
 
 
 @pytest.mark.parametrize("mode", [0o604, 0o640, 0o620, 0o666])
@@ -143,10 +144,12 @@ def test_what_cannot_be_written_is_not_there(place: Path, directory: int) -> Non
 
 def test_drafts_of_processes_that_are_gone_are_removed(place: Path, directory: int) -> None:
     gone = 1 << 22  # above the greatest number that a process can have: proc(5), pid_max
-    for name in (f"a-1.{gone}.tmp", f"a-1.{os.getpid()}.tmp", f"b-1.{gone}.tmp", "a-1.x.tmp", "a-1.tmp"):
+    stay = [f".ocigpu-{os.getpid()}-0", ".ocigpu-x-0", ".ocigpu-", f"a-1.{gone}"]
+    for name in (f".ocigpu-{gone}-0", f".ocigpu-{gone}-1", *stay):
         (place / name).touch()
+    (place / f".ocigpu-{gone}-2").mkdir()
     prune_cache(directory, "a-", (), 99)
-    assert sorted(os.listdir(place)) == sorted([f"a-1.{os.getpid()}.tmp", f"b-1.{gone}.tmp", "a-1.x.tmp", "a-1.tmp"])
+    assert sorted(os.listdir(place)) == sorted([f".ocigpu-{gone}-2", *stay])
 
 
 def test_files_that_nobody_wants_go_when_there_are_many(place: Path, directory: int) -> None:

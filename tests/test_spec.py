@@ -26,6 +26,7 @@ from ocigpu.core.config_json import (
 )
 from ocigpu.core.errors import SpecError
 from ocigpu.core.facts import DeviceNode
+from ocigpu.system import files
 
 HOOK = "/usr/local/bin/ocigpu-hook"
 PLAN = Plan(
@@ -369,10 +370,11 @@ def test_a_hard_link_to_the_old_file_keeps_the_old_content(tmp_path: Path) -> No
     assert (tmp_path / "link").read_text() == "{}"
 
 
-def test_a_name_laid_in_wait_is_not_followed(tmp_path: Path) -> None:
+def test_a_name_laid_in_wait_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "victim").write_text("untouched")
-    (tmp_path / f"config.json.ocigpu-{os.getpid()}").symlink_to("victim")
+    (tmp_path / ".ocigpu-1-0").symlink_to("victim")
+    monkeypatch.setattr(files, "draft_name", lambda: ".ocigpu-1-0")
     with pytest.raises(SpecError) as caught:
         write_config(read_config(str(tmp_path)))
     assert caught.value.code == "OCIGPU-SPEC-4"

@@ -21,6 +21,7 @@ from ocigpu.core.config_json import (
     parse_json,
 )
 from ocigpu.core.errors import SpecError, quoted
+from ocigpu.system.files import open_regular, read_bounded, remove_drafts, replace_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,9 +31,6 @@ if TYPE_CHECKING:
     from ocigpu.core.actions import Plan
 else:
     pass
-
-_DRAFT = ".ocigpu-"
-"""Between the name of a configuration and the number of the process that is writing it anew, in its draft's name."""
 
 _ANY: "dict[str, Any]" = {}
 _MAPPING = dict.fromkeys(("containerID", "hostID", "size"), _ANY)
@@ -115,20 +113,11 @@ def read_config(bundle: str, name: str = "config.json") -> Document:
     """
     path = os.path.join(bundle, name)
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        with open_regular(path) as file:
+            status = os.fstat(file.fileno())
+            text = read_bounded(file, MAX_CONFIG_BYTES)
     except OSError as error:
         raise SpecError("OCIGPU-SPEC-1", f"read {path}: {error.strerror}") from error
-    status = os.fstat(fd)
-    if not stat.S_ISREG(status.st_mode):
-        os.close(fd)
-        raise SpecError("OCIGPU-SPEC-1", f"read {path}: not a regular file")
-    with os.fdopen(fd, "rb") as file:
-        try:
-            text = file.read(MAX_CONFIG_BYTES + 1)
-        except OSError as error:
-            raise SpecError("OCIGPU-SPEC-1", f"read {path}: {error.strerror}") from error
-    if len(text) > MAX_CONFIG_BYTES:
-        raise SpecError("OCIGPU-SPEC-1", f"read {path}: larger than {MAX_CONFIG_BYTES >> 20} MiB")
     config = parse_config(text, path)
     return Document(path, config, stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid)
 
@@ -251,36 +240,17 @@ def write_config(document: Document) -> None:
 
     Raises SpecError OCIGPU-SPEC-4; then the old file is as it was and no new one is left.
     """
-    _remove_left(document.path)
-    temporary = f"{document.path}{_DRAFT}{os.getpid()}"
     try:
         text = rawjson.dump(document.config).encode() + b"\n"
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    except (OSError, ValueError, RecursionError) as error:
-        raise SpecError("OCIGPU-SPEC-4", f"write {temporary}: {_cause(error)}") from error
+    except (ValueError, RecursionError) as error:
+        raise SpecError("OCIGPU-SPEC-4", f"write {document.path}: {error}") from error
+    directory, name = os.path.split(document.path)
     try:
-        with os.fdopen(fd, "wb") as file:
-            file.write(text)
-            if (os.geteuid(), os.getegid()) != (document.uid, document.gid):
-                os.fchown(file.fileno(), document.uid, document.gid)
-            os.fchmod(file.fileno(), document.mode)
-        os.replace(temporary, document.path)
+        fd = os.open(directory or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            remove_drafts(fd)
+            replace_file(name, text, document.mode, fd, owner=(document.uid, document.gid))
+        finally:
+            os.close(fd)
     except OSError as error:
-        os.unlink(temporary)
-        raise SpecError("OCIGPU-SPEC-4", f"replace {document.path}: {_cause(error)}") from error
-
-
-def _remove_left(path: str) -> None:
-    """Remove what processes that were killed while they replaced the file have left beside it."""
-    directory, name = os.path.split(path)
-    try:
-        for other in os.listdir(directory or "."):
-            pid = other.removeprefix(name + _DRAFT)
-            if pid != other and pid.isdecimal() and not os.path.exists(f"/proc/{pid}"):
-                os.unlink(os.path.join(directory, other))
-    except OSError:  # gone already, or what keeps us from writing, too, which is told then
-        return
-
-
-def _cause(error: BaseException) -> str:
-    return getattr(error, "strerror", None) or str(error)
+        raise SpecError("OCIGPU-SPEC-4", f"replace {document.path}: {error.strerror}") from error

@@ -16,9 +16,10 @@ from ocigpu.core.config_json import Document, get_list, get_object, get_rules, h
 from ocigpu.gpus.kept import find_answer
 from ocigpu.provision.image import has_compat, read_layout
 from ocigpu.provision.inside import exists_inside, status_inside
+from ocigpu.system.files import draft_name, is_draft_left
 from ocigpu.system.log import get_trace, mark, step
 from ocigpu.system.paths import use_walk
-from ocigpu.system.store import is_draft_left, open_cache
+from ocigpu.system.store import open_cache
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -206,19 +207,19 @@ def _make_view(cache_fd: int, files: "Sequence[tuple[str, int, str]]", links: "S
     try:
         os.close(os.open(name, _DIRECTORY_FLAGS, dir_fd=cache_fd))
     except FileNotFoundError:
-        temporary = f"{name}.{os.urandom(4).hex()}.{os.getpid()}.tmp"
+        draft = draft_name()
     else:
         return name
-    views = [other for other in os.listdir(cache_fd) if other.startswith(VIEW_PREFIX)]
-    for draft in filter(is_draft_left, views):
-        _remove_view(cache_fd, draft)
-    if len(views) >= MAX_VIEWS:
+    names = os.listdir(cache_fd)
+    for left in filter(is_draft_left, names):
+        _remove_view(cache_fd, left)
+    if sum(other.startswith(VIEW_PREFIX) for other in names) >= MAX_VIEWS:
         raise NeedsHookError(f"there are {MAX_VIEWS} directories with files for graphics already")
     try:
-        _fill_view(cache_fd, temporary, files, links)
-        os.rename(temporary, name, src_dir_fd=cache_fd, dst_dir_fd=cache_fd)
+        _fill_view(cache_fd, draft, files, links)
+        os.rename(draft, name, src_dir_fd=cache_fd, dst_dir_fd=cache_fd)
     except OSError as error:
-        _remove_view(cache_fd, temporary)
+        _remove_view(cache_fd, draft)
         if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):  # else another start has made it
             raise
     return name
@@ -244,7 +245,7 @@ def _fill_view(
 def _remove_view(cache_fd: int, name: str) -> None:
     try:
         fd = os.open(name, _DIRECTORY_FLAGS, dir_fd=cache_fd)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # a file is the store's
         return
     try:
         for path in os.listdir(fd):

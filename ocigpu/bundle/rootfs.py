@@ -12,15 +12,9 @@ import time
 
 from ocigpu.bundle.declared import LD_CACHE
 from ocigpu.bundle.loader_cache import merge_ld_cache
+from ocigpu.system.files import remove_drafts, remove_ldconfig_draft, replace_file, replace_link
 from ocigpu.system.log import step
-from ocigpu.system.paths import (
-    draft_name,
-    make_directories,
-    open_in_root,
-    open_parent,
-    remove_drafts,
-    remove_ldconfig_draft,
-)
+from ocigpu.system.paths import make_directories, open_in_root, open_parent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,7 +26,6 @@ MAX_LD_CACHE = 8 << 20
 MAX_PATH = 4096
 """PATH_MAX of include/uapi/linux/limits.h."""
 _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class NeedsHookError(Exception):
@@ -148,7 +141,7 @@ class RootDirectory:
                 if time.time_ns() - owner.st_ctime_ns < _YOUNG_NS:
                     _renew(parent_fd, name, target)
                 return
-            _replace(parent_fd, name, target)
+            replace_link(name, target, parent_fd)
         self._links.append((parent_fd, name, target, old, owner))
         self._inodes[parent_fd, name] = os.stat(name, dir_fd=parent_fd, follow_symlinks=False).st_ino
         _give_link(parent_fd, name, os.fstat(parent_fd))
@@ -182,21 +175,10 @@ class RootDirectory:
             return
 
 
-def _replace(parent_fd: int, name: str, target: str) -> None:
-    """Put a link in the place of another one."""
-    temporary = draft_name()
-    os.symlink(target, temporary, dir_fd=parent_fd)
-    try:
-        os.rename(temporary, name, src_dir_fd=parent_fd, dst_dir_fd=parent_fd)
-    except OSError:
-        os.unlink(temporary, dir_fd=parent_fd)
-        raise
-
-
 def _renew(parent_fd: int, name: str, target: str) -> None:
     """Make a link anew that another start has just made: if that one fails, it takes away none but its own."""
     try:
-        _replace(parent_fd, name, target)
+        replace_link(name, target, parent_fd)
         _give_link(parent_fd, name, os.fstat(parent_fd))
     except OSError:  # nobody can write here, to take it away either
         return
@@ -281,20 +263,7 @@ def _read_file(path_fd: int) -> bytes:
 
 def _write_beside(parent_fd: int, name: str, content: bytes, mode: int, owner: os.stat_result) -> tuple[int, int]:
     """Replace a file by a new one, whole or not at all; returns device and inode number of the new one."""
-    temporary = draft_name()
-    fd = os.open(temporary, _WRITE_FLAGS, 0o600, dir_fd=parent_fd)
-    try:
-        with open(fd, "wb") as file:
-            file.write(content)
-            file.flush()
-            if not _is_own(owner):
-                os.fchown(fd, owner.st_uid, owner.st_gid)
-            os.fchmod(fd, mode)
-            written = os.fstat(fd)
-        os.rename(temporary, name, src_dir_fd=parent_fd, dst_dir_fd=parent_fd)
-    except BaseException:
-        os.unlink(temporary, dir_fd=parent_fd)
-        raise
+    written = replace_file(name, content, mode, parent_fd, owner=(owner.st_uid, owner.st_gid))
     return written.st_dev, written.st_ino
 
 

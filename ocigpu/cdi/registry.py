@@ -19,8 +19,8 @@ from ocigpu.core import rawjson
 from ocigpu.core.cdi_names import parse_device_name
 from ocigpu.core.errors import CdiError, printable, quoted
 from ocigpu.core.settings import Settings
+from ocigpu.system.files import why_untrusted
 from ocigpu.system.store import open_cache
-from ocigpu.system.trust import why_untrusted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from ocigpu.containers.trusted import read_trusted
 from ocigpu.core.config_json import MAX_CONFIG_BYTES, Document, get_list, get_object, is_path, parse_json
 from ocigpu.core.errors import OcigpuError, SpecError, quoted
 from ocigpu.entry.state import MAX_STATE_BYTES
-from ocigpu.system.trust import why_replaceable
+from ocigpu.system.files import why_replaceable
 
 MAX_CONTAINERS = 10_000
 """Directories looked at in one place."""

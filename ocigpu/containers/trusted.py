@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ocigpu.core.config_json import is_path
 from ocigpu.core.errors import SpecError, quoted
-from ocigpu.system.trust import why_untrusted
+from ocigpu.system.files import why_untrusted
 
 MAX_LINKS = 40
 """The kernel's own limit of links in one path (path_resolution(7))."""

@@ -15,7 +15,7 @@ from ocigpu.doctor.host import Host
 from ocigpu.doctor.records import Evidence, Finding, error, not_checked, note, ok, warning
 from ocigpu.gpus.fingerprint import ANNOTATION
 from ocigpu.gpus.vendors import stale_reasons
-from ocigpu.system.trust import why_untrusted
+from ocigpu.system.files import why_untrusted
 
 EXTENSIONS = (".json", ".yaml")
 MAX_FILES = 64

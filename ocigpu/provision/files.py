@@ -12,7 +12,8 @@ from ocigpu.core.actions import Mode, TextFile
 from ocigpu.core.errors import ApplyError, quoted
 from ocigpu.provision.journal import has_content, keep_file
 from ocigpu.provision.mounts import kept_flags, read_mnt_id, read_mount_table, remount
-from ocigpu.system.paths import draft_name, open_in_root
+from ocigpu.system.files import draft_name, replace_file
+from ocigpu.system.paths import open_in_root
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -72,12 +73,7 @@ def apply_text(place: "Workplace", action: TextFile) -> None:
         place.clear(parent_fd)
         temp = draft_name()
         place.journal.record("text", path, content=action.content, temp=temp, **kept)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        fd = os.open(temp, flags, 0o600, dir_fd=parent_fd)
-        with open(fd, "wb") as file:
-            file.write(content)
-            os.fchmod(fd, action.mode)
-        os.rename(temp, name, src_dir_fd=parent_fd, dst_dir_fd=parent_fd)
+        replace_file(name, content, action.mode, parent_fd, draft=temp)
     finally:
         os.close(parent_fd)
 

@@ -21,11 +21,8 @@ from ocigpu.provision.mounts import (
     read_mnt_id,
 )
 from ocigpu.provision.workplace import Workplace, _is_in_proc
-from ocigpu.system.paths import (
-    draft_name,
-    open_in_root,
-    remove_ldconfig_draft,
-)
+from ocigpu.system.files import draft_name, remove_ldconfig_draft
+from ocigpu.system.paths import open_in_root
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -14,12 +14,8 @@ from ocigpu.provision.mounts import (
     take_source,
 )
 from ocigpu.system import libc
-from ocigpu.system.paths import (
-    make_directories,
-    open_parent,
-    remove_drafts,
-    split,
-)
+from ocigpu.system.files import remove_drafts
+from ocigpu.system.paths import make_directories, open_parent, split
 
 TYPE_CHECKING = False
 

@@ -4,7 +4,7 @@ import errno
 import os
 import stat
 
-from ocigpu.system.trust import why_untrusted
+from ocigpu.system.files import why_untrusted
 
 
 def open_log_file(path: str, mode: int, strict: bool = False) -> int:

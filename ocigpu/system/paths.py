@@ -17,11 +17,6 @@ MAX_LINKS = 40
 """The kernel's own limit of links in one path (path_resolution(7))."""
 _MAX_PATH = 4096
 _MAX_TRIES = 128
-_DRAFT = ".ocigpu-"
-"""Begin of the names of files and links before they are moved into place; the process's number follows."""
-LDCONFIG_DRAFT = "ld.so.cache~"
-_MAX_ENTRIES = 20_000
-"""Entries of an image's directory that are looked at; usual ones have a tenth of that."""
 
 _openat2_usable: bool | None = None
 
@@ -239,51 +234,6 @@ def _make_directory(dir_fd: int, name: str, path: str, mode: int, on_create: "Ca
     else:
         raise FileNotFoundError(errno.ENOENT, "a link that leads nowhere", path)
     return os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
-
-
-def draft_name() -> str:
-    """Return a name for a file or link before it is moved into place, which says whose it is."""
-    return f"{_DRAFT}{os.getpid()}-{os.urandom(8).hex()}"
-
-
-def remove_drafts(dir_fd: int, proc: str = "/proc") -> None:
-    """Remove the drafts of processes that are gone from a directory; never fails.
-
-    One whose disk was full, or whose cgroup was killed, could not do so.  ``proc``: where our procfs is.
-    """
-    try:
-        fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=dir_fd)
-    except OSError:  # what keeps us from making one, too
-        return
-    try:
-        with os.scandir(fd) as entries:
-            for entry, _ in zip(entries, range(_MAX_ENTRIES), strict=False):
-                if entry.name.startswith(_DRAFT) and _is_left(entry.name.removeprefix(_DRAFT), proc):
-                    os.unlink(entry.name, dir_fd=fd)
-    except OSError:  # a directory of that name, or a read-only file system
-        return
-    finally:
-        os.close(fd)
-
-
-def _is_left(rest: str, proc: str) -> bool:
-    """Tell whether nobody will move a draft of this name into place any more."""
-    pid, hyphen, _ = rest.partition("-")
-    if not hyphen:  # of a version that did not write its number there
-        return len(rest) == 16
-    return pid.isdecimal() and not os.path.exists(f"{proc}/{pid}")
-
-
-def remove_ldconfig_draft(dir_fd: int) -> None:
-    """Remove what an ldconfig that was killed has left beside the loader's cache; never fails.
-
-    It writes to ld.so.cache~ and renames (elf/cache.c of glibc); one that is at work just now fails with a warning.
-    """
-    try:
-        if stat.S_ISREG(os.stat(LDCONFIG_DRAFT, dir_fd=dir_fd, follow_symlinks=False).st_mode):
-            os.unlink(LDCONFIG_DRAFT, dir_fd=dir_fd)
-    except OSError:  # missing, or what keeps us from writing, too
-        return
 
 
 def escape_mount_path(path: str) -> str:

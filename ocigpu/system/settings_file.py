@@ -1,32 +1,23 @@
 """The settings file, read by everybody: hot path, operator's commands and services."""
 
+import errno
 import os
-import stat
 from binascii import crc32
 
 from ocigpu.core.errors import SettingsError
 from ocigpu.core.settings import DEFAULT_PATH, Settings, parse_settings
+from ocigpu.system.files import open_regular, read_bounded, why_replaceable, why_untrusted
 from ocigpu.system.store import open_cache, prune_cache, read_cached, seal, unseal, write_cached
-from ocigpu.system.trust import why_replaceable, why_untrusted
 
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     from typing import Any
-else:
-    pass
-
 
 MAX_BYTES = 64 << 10
-
-
 MAX_DOTS = 250
 """In a line: the parser's time grows with the square of the parts of a key, to a quarter of a minute for 64 KiB."""
-
-
 PREFIX = "settings-"
-
-
 SPARE = 16
 """Files of other settings that may stay in the cache."""
 
@@ -41,24 +32,20 @@ def read_settings(path: str = "", keep: bool = False) -> Settings:
     named = bool(path)
     path = path or DEFAULT_PATH
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        with open_regular(path) as file:
+            status = os.fstat(file.fileno())
+            if cause := why_untrusted(status.st_uid, status.st_mode) or why_replaceable(path):
+                raise SettingsError("OCIGPU-SET-3", f"settings {path}: {cause}")
+            data = read_bounded(file, MAX_BYTES)  # half of a file could mean anything
     except FileNotFoundError as error:
         if not named:
             return Settings()
         hint = "See what names this file: --config, or OCIGPU_CONFIG in the environment."
         raise SettingsError("OCIGPU-SET-1", f"settings {path}: {error.strerror}", hint) from error
     except OSError as error:
-        raise SettingsError("OCIGPU-SET-1", f"settings {path}: {error.strerror}") from error
-    status = os.fstat(fd)
-    if not stat.S_ISREG(status.st_mode):
-        os.close(fd)
-        raise SettingsError("OCIGPU-SET-1", f"settings {path}: not a regular file")
-    with os.fdopen(fd, "rb") as file:
-        if cause := why_untrusted(status.st_uid, status.st_mode) or why_replaceable(path):
-            raise SettingsError("OCIGPU-SET-3", f"settings {path}: {cause}")
-        data = file.read(MAX_BYTES + 1)
-    if len(data) > MAX_BYTES:  # half of a file could mean anything
-        raise SettingsError("OCIGPU-SET-1", f"settings {path}: larger than {MAX_BYTES >> 10} KiB", "")
+        raise SettingsError(
+            "OCIGPU-SET-1", f"settings {path}: {error.strerror}", "" if error.errno == errno.EFBIG else None
+        ) from error
     directory = open_cache(create=True) if keep else -1
     try:
         document = parse_toml(data) if directory < 0 else _parse_kept(data, directory)

@@ -5,9 +5,9 @@ have written it.  A cache that cannot be used is never an error: the work is don
 """
 
 import os
-import stat
 from binascii import crc32
 
+from ocigpu.system.files import open_regular, read_bounded, remove_drafts, remove_if_possible, replace_file
 from ocigpu.system.namespaces import in_initial_user_namespace
 
 TYPE_CHECKING = False
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 SYSTEM_DIRECTORY = "/run/ocigpu"
 MAX_BYTES = 64 << 20
 _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def open_cache(create: bool = False, simulated: str = "") -> int:
@@ -95,18 +93,10 @@ def _is_ours(status: os.stat_result) -> bool:
 def read_cached(directory: int, name: str) -> bytes:
     """Return the content of a file of the cache; nothing for one that is missing, too large or not to be trusted."""
     try:
-        fd = os.open(name, _READ_FLAGS, dir_fd=directory)
+        with open_regular(name, directory, os.O_NOFOLLOW) as file:
+            return read_bounded(file, MAX_BYTES) if _is_ours(os.fstat(file.fileno())) else b""
     except OSError:
         return b""
-    status = os.fstat(fd)
-    if not stat.S_ISREG(status.st_mode) or not _is_ours(status) or status.st_size > MAX_BYTES:
-        os.close(fd)
-        return b""
-    with os.fdopen(fd, "rb") as file:
-        try:
-            return file.read(MAX_BYTES)
-        except OSError:
-            return b""
 
 
 def write_cached(directory: int, name: str, content: bytes, mtime_ns: int | None = None) -> bool:
@@ -114,24 +104,9 @@ def write_cached(directory: int, name: str, content: bytes, mtime_ns: int | None
 
     ``mtime_ns``: its time of modification; None: now.
     """
-    temporary = f"{name}.{os.getpid()}.tmp"
     try:
-        try:
-            fd = os.open(temporary, _WRITE_FLAGS, 0o600, dir_fd=directory)
-        except FileExistsError:  # left by a process of our number that was killed
-            os.unlink(temporary, dir_fd=directory)
-            fd = os.open(temporary, _WRITE_FLAGS, 0o600, dir_fd=directory)
+        replace_file(name, content, 0o600, directory, mtime_ns=mtime_ns)
     except OSError:
-        return False
-    try:
-        with os.fdopen(fd, "wb") as file:
-            file.write(content)
-            if mtime_ns is not None:
-                file.flush()
-                os.utime(file.fileno(), ns=(mtime_ns, mtime_ns))
-        os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
-    except OSError:
-        _remove(directory, temporary)
         return False
     return True
 
@@ -152,25 +127,11 @@ def prune_cache(directory: int, prefix: str, wanted: "Container[str]", spare: in
 
     Drafts of processes that were killed go in any case.
     """
+    remove_drafts(directory)
     try:
         names = [name for name in os.listdir(directory) if name.startswith(prefix) and name not in wanted]
     except OSError:
         return
-    for name in filter(is_draft_left, names):
-        _remove(directory, name)
     if len(names) > spare:
         for name in names:
-            _remove(directory, name)
-
-
-def is_draft_left(name: str) -> bool:
-    """Tell whether a name of the cache ends as a draft's does, and the process that wrote it is gone."""
-    pid = name.removesuffix(".tmp").rpartition(".")[2]
-    return name.endswith(".tmp") and pid.isdecimal() and not os.path.exists(f"/proc/{pid}")
-
-
-def _remove(directory: int, name: str) -> None:
-    try:
-        os.unlink(name, dir_fd=directory)
-    except OSError:  # gone already, or not ours to remove: the next one who prunes tries again
-        return
+            remove_if_possible(directory, name)  # else the next one who prunes tries again

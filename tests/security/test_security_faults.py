@@ -144,7 +144,7 @@ class Lab:
 def leftovers() -> list[str]:
     """Return the names in the cache of what only lives for a while, and whose process is gone."""
     found = {path.name: path.name.split("-")[1] for path in CACHE.glob("early-*")}
-    found |= {path.name: path.name.split(".")[-2] for path in CACHE.glob("*.tmp")}
+    found |= {path.name: path.name.split("-")[1] for path in CACHE.glob(".ocigpu-*")}
     return [name for name, pid in found.items() if not Path(f"/proc/{pid}").exists()]
 
 

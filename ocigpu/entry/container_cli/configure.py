@@ -15,8 +15,8 @@ from ocigpu.core.settings import CAPABILITIES, Settings
 from ocigpu.entry.container_cli.list import check_mig_capability
 from ocigpu.entry.container_cli.options import COMPAT_MODES
 from ocigpu.gpus.nvidia.request import MAX_REQUIREMENTS, WORDS, Request, check_permitted, check_tokens, pci_address
+from ocigpu.system.files import why_untrusted
 from ocigpu.system.log import step
-from ocigpu.system.trust import why_untrusted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

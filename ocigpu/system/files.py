@@ -1,0 +1,234 @@
+"""Files replaced whole or not at all, read with a bound, locked, and trusted or not: each once, for everybody.
+
+Names are taken relative to a directory's descriptor: who holds one decides what it was resolved below.
+"""
+
+import errno
+import fcntl
+import os
+import stat
+import time
+
+from ocigpu.system.namespaces import in_initial_user_namespace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import BinaryIO
+
+DRAFT = ".ocigpu-"
+"""Begin of the names of files and links before they are moved into place; the process's number follows."""
+MAX_ENTRIES = 20_000
+"""Entries of a directory, perhaps an image's, that are looked at for drafts; usual ones have a tenth of that."""
+_LDCONFIG_DRAFT = "ld.so.cache~"
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def open_regular(path: str, dir_fd: int | None = None, flags: int = 0) -> "BinaryIO":
+    """Return a regular file, open for reading without waiting for a FIFO or a device.
+
+    ``path``: below the directory ``dir_fd`` where one is given; ``flags``: of open(2), more.  Raises OSError, EINVAL
+    for what is no regular file.
+    """
+    fd = os.open(path, _READ | flags, dir_fd=dir_fd)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", path)
+    except OSError:
+        os.close(fd)
+        raise
+    return open(fd, "rb")
+
+
+def read_bounded(file: "BinaryIO", limit: int) -> bytes:
+    """Return what is left of a file; raises OSError, EFBIG when that is more than ``limit`` bytes."""
+    data = file.read(limit + 1)
+    if len(data) > limit:
+        size = f"{limit >> 20} MiB" if limit >= 1 << 20 else f"{limit >> 10} KiB"
+        raise OSError(errno.EFBIG, f"larger than {size}")
+    return data
+
+
+def read_regular(path: str, limit: int, dir_fd: int | None = None, flags: int = 0) -> bytes:
+    """Return the content of a regular file of at most ``limit`` bytes; raises OSError, see :func:`open_regular`."""
+    with open_regular(path, dir_fd, flags) as file:
+        return read_bounded(file, limit)
+
+
+def replace_file(
+    name: str,
+    content: bytes,
+    mode: int,
+    dir_fd: int,
+    *,
+    owner: tuple[int, int] = (-1, -1),
+    attributes: "Iterable[tuple[str, bytes]]" = (),
+    mtime_ns: int | None = None,
+    durable: bool = False,
+    draft: str = "",
+    draft_fd: int = -1,
+) -> os.stat_result:
+    """Give ``name`` in a directory this content by a rename: who reads it gets the old file or the new one, whole.
+
+    ``owner``: uid and gid, where they are to be others than ours; ``attributes``: extended ones; ``mtime_ns``: time of
+    modification, None: now; ``durable``: a crash of the machine loses neither; ``draft``: name until then, which says
+    whose it is unless given; ``draft_fd``: directory for it, -1: the same.  Returns the state of the new file.  Raises
+    OSError; then the old file is as it was, and nothing is left.
+    """
+    draft, draft_fd = draft or draft_name(), dir_fd if draft_fd < 0 else draft_fd
+    fd = os.open(draft, _NEW, 0o600, dir_fd=draft_fd)
+    try:
+        with open(fd, "wb") as file:
+            file.write(content)
+            file.flush()
+            if owner not in ((-1, -1), (os.geteuid(), os.getegid())):
+                os.fchown(fd, *owner)
+            os.fchmod(fd, mode)
+            for key, value in attributes:
+                _set_attribute(fd, key, value)
+            if mtime_ns is not None:
+                os.utime(fd, ns=(mtime_ns, mtime_ns))
+            if durable:
+                os.fsync(fd)
+            status = os.fstat(fd)
+        os.rename(draft, name, src_dir_fd=draft_fd, dst_dir_fd=dir_fd)
+    except BaseException:
+        remove_if_possible(draft_fd, draft)
+        raise
+    if durable:
+        os.fsync(dir_fd)
+    return status
+
+
+def _set_attribute(fd: int, key: str, value: bytes) -> None:
+    try:
+        os.setxattr(fd, key, value)
+    except OSError as error:
+        # only root may set labels of security modules: a user's file gets that of its directory, as a new one does
+        if error.errno not in (errno.EPERM, errno.EACCES, errno.ENOTSUP) or not key.startswith("security."):
+            raise
+
+
+def replace_link(name: str, target: str, dir_fd: int) -> None:
+    """Make a symbolic link, in the place of a file or link if there is one; raises OSError."""
+    draft = draft_name()
+    os.symlink(target, draft, dir_fd=dir_fd)
+    try:
+        os.rename(draft, name, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+    except OSError:
+        remove_if_possible(dir_fd, draft)
+        raise
+
+
+def draft_name() -> str:
+    """Return a name for a file or link before it is moved into place, which says whose it is."""
+    return f"{DRAFT}{os.getpid()}-{os.urandom(8).hex()}"
+
+
+def is_draft_left(name: str, proc: str = "/proc") -> bool:
+    """Tell whether a name is that of a draft, and the process that made it is gone.  ``proc``: where our procfs is."""
+    pid, hyphen, _ = name.removeprefix(DRAFT).partition("-")
+    return bool(name.startswith(DRAFT) and hyphen and pid.isdecimal()) and not os.path.exists(f"{proc}/{pid}")
+
+
+def remove_drafts(dir_fd: int, proc: str = "/proc") -> None:
+    """Remove the drafts of processes that are gone from a directory; never fails.
+
+    One whose disk was full, or whose cgroup was killed, could not do so.  ``proc``: as above.
+    """
+    try:
+        fd = os.open(".", _DIRECTORY, dir_fd=dir_fd)
+    except OSError:  # what keeps us from making one, too
+        return
+    try:
+        with os.scandir(fd) as entries:
+            for entry, _ in zip(entries, range(MAX_ENTRIES), strict=False):
+                if is_draft_left(entry.name, proc):
+                    remove_if_possible(fd, entry.name)
+    except OSError:  # the file system fails
+        return
+    finally:
+        os.close(fd)
+
+
+def remove_if_possible(dir_fd: int, name: str) -> None:
+    """Remove a file from a directory; one that is gone, or that is not ours to remove, is no error."""
+    try:
+        os.unlink(name, dir_fd=dir_fd)
+    except OSError:
+        return
+
+
+def remove_ldconfig_draft(dir_fd: int) -> None:
+    """Remove what an ldconfig that was killed has left beside the loader's cache; never fails.
+
+    It writes to ld.so.cache~ and renames (elf/cache.c of glibc); one that is at work just now fails with a warning.
+    """
+    try:
+        if stat.S_ISREG(os.stat(_LDCONFIG_DRAFT, dir_fd=dir_fd, follow_symlinks=False).st_mode):
+            os.unlink(_LDCONFIG_DRAFT, dir_fd=dir_fd)
+    except OSError:  # missing, or what keeps us from writing, too
+        return
+
+
+def lock(fd: int, seconds: float, shared: bool = False, pause: float = 0.05) -> bool:
+    """Lock an open file until its descriptor is closed (flock(2)); returns whether that was possible in time.
+
+    Tries again after every ``pause``.  Raises OSError where a file system has no locks.
+    """
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= end:
+                return False
+            time.sleep(pause)
+        else:
+            return True
+
+
+def _trusted_owners() -> tuple[int, ...]:
+    """Return root, the caller, and in a user namespace the id that stands for everybody outside it.
+
+    There the host's root shows as the overflow id (user_namespaces(7)); so does every other unmapped user, which is
+    why the mode must refuse writing to group and others.
+    """
+    owners = (0, os.geteuid())
+    if in_initial_user_namespace():
+        return owners
+    with open("/proc/sys/kernel/overflowuid", encoding="ascii") as file:
+        return (*owners, int(file.read()))
+
+
+def why_untrusted(uid: int, mode: int) -> str:
+    """Return why a file of this owner and mode must not decide what root does; "" when only root or we may write it.
+
+    In a user namespace the host's root is known as far as :func:`_trusted_owners` says.
+    """
+    if uid in _trusted_owners() and not mode & 0o022:
+        return ""
+    return f"owner {uid}, mode {stat.S_IMODE(mode):04o}: others may write"
+
+
+def why_replaceable(path: str) -> str:
+    """Return why somebody else than root or we could put another file at a path that exists; "" when nobody could.
+
+    By its directory, or by a link; directories further up are their owners' affair.  Raises OSError.
+    """
+    owners = _trusted_owners()
+    paths = [os.path.abspath(path)]
+    status = os.lstat(path)
+    if stat.S_ISLNK(status.st_mode):
+        if status.st_uid not in owners:
+            return f"a link of user {status.st_uid}"
+        paths.append(os.path.realpath(path))
+    for directory in map(os.path.dirname, paths):
+        status = os.stat(directory)
+        mode = stat.S_IMODE(status.st_mode)
+        # where the sticky bit is set, others may add files but not replace ours: inode(7)
+        if status.st_uid not in owners or (mode & 0o022 and not mode & stat.S_ISVTX):
+            return f"directory {directory}: owner {status.st_uid}, mode {mode:04o}: others may replace files"
+    return ""
