@@ -21,7 +21,6 @@ from ocigpu.doctor.logs import read_tail
 from ocigpu.doctor.records import Finding
 from ocigpu.doctor.redact import Redactor
 from ocigpu.doctor.report import to_data
-from ocigpu.doctor.versions import engine_releases
 
 TOP = "ocigpu-doctor"
 LOG_LINES = 1000
@@ -148,7 +147,7 @@ def _versions(host: Host) -> dict[str, Any]:
         "machine": platform.machine(),
         "kernel": host.kernel_release,
         "system": host.system_names,
-        "engines": engine_releases(host),
+        "engines": host.engine_releases,
         "driver": host.driver_version,
         "libraries": host.library_versions,
     }

@@ -1,9 +1,5 @@
 """Checks of Docker: --gpus, CDI, what the running daemon knows, snaps and contexts."""
 
-import json
-import os
-import shutil
-
 from ocigpu.core.errors import printable
 from ocigpu.doctor.engines import (
     NO_DRIVER_ERROR,
@@ -18,33 +14,22 @@ from ocigpu.doctor.engines import (
 )
 from ocigpu.doctor.host import Host
 from ocigpu.doctor.records import Evidence, Finding, error, not_checked, note, ok, warning
-from ocigpu.engines.places import running_daemons
-from ocigpu.engines.status import HOOK, EngineStatus
+from ocigpu.engines.status import EngineStatus
 
 
 def _docker(host: Host) -> EngineStatus | None:
     """Return the configuration of the dockerd that answers, else of the first Docker that is installed."""
     if host.docker is not None and not host.docker.problem:
-        return _running(host)[0]
+        return _running(host)
     return next(iter(installed_engines(host, "docker")), None)
 
 
-def _running(host: Host) -> tuple[EngineStatus | None, int]:
-    """Return the configuration that the dockerd that answers has read, by its command line, and its process id.
-
-    The process id is 0 when it is unknown: systemd may hold the socket.
-    """
-    answer = host.docker
-    if answer is None:
-        return None, 0
-    configs = {daemon.pid: daemon.config for daemon in running_daemons("/") if daemon.engine == "docker"}
-    pid = answer.pid if answer.pid in configs else next((pid for pid, config in configs.items() if not config), 0)
-    wanted = configs.get(pid, "")
-    usual = "rootless" if os.geteuid() else ""
-    for status in host.engines:
-        if status.engine == "docker" and (status.target == wanted if wanted else status.flavour == usual):
-            return status, pid
-    return None, pid
+def _running(host: Host) -> EngineStatus | None:
+    """Return the configuration that the dockerd that answers has read, by its command line."""
+    wanted = host.docker.config if host.docker else ""
+    usual = "rootless" if host.user else ""
+    found = (item for item in host.engines if item.engine == "docker")
+    return next((item for item in found if (item.target == wanted if wanted else item.flavour == usual)), None)
 
 
 def check_gpus_hook(host: Host) -> list[Finding]:
@@ -53,9 +38,8 @@ def check_gpus_hook(host: Host) -> list[Finding]:
     if status is None:
         return [not_checked("Docker is not installed")]
     hook, where = status.gpus_hook, "PATH of dockerd"
-    path = _path_variable(_running(host)[1])
-    if path is not None:
-        hook, where = shutil.which(HOOK, path=path) or "", f"PATH of the running dockerd ({printable(path, 200)})"
+    if host.docker is not None and host.docker.path is not None:
+        hook, where = host.docker.hook, f"PATH of the running dockerd ({printable(host.docker.path, 200)})"
     if hook:
         return [ok("--gpus has its hook", host.evidence(hook, "there"))]
     if not ways_to_gpus(host, status):
@@ -110,7 +94,7 @@ def check_restarted(host: Host) -> list[Finding]:
         return [not_checked("there is no socket of dockerd here")]
     if answer.problem:
         return [not_checked(answer.problem, Evidence(answer.socket, answer.problem, "an answer"))]
-    status, pid = _running(host)
+    status = _running(host)
     if status is None:
         return [not_checked("it is unknown which file the running dockerd has read")]
     known = {name: str(item.get("path", "")) for name, item in dict(answer.info.get("Runtimes") or {}).items()}
@@ -125,10 +109,9 @@ def check_restarted(host: Host) -> list[Finding]:
         differences.append(Evidence(answer.socket, f"default runtime {default}", f"{status.default_runtime} ({file})"))
     if status.cdi == "on" and is_from(answer.release, 25) and not answer.info.get("CDISpecDirs"):
         differences.append(Evidence(answer.socket, "CDI is off", f"on ({file})"))
-    hook = shutil.which(HOOK, path=_path_variable(pid) or "")
-    if hook and os.lstat(hook).st_ctime > _start_time(pid) + 1:
+    if answer.hook_is_new:
         differences.append(
-            Evidence(hook, "made after dockerd was started", "made before: --gpus is set up at its start")
+            Evidence(answer.hook, "made after dockerd was started", "made before: --gpus is set up at its start")
         )
     if not differences:
         found = f"Docker {answer.release}, runtimes {', '.join(sorted(known))}"
@@ -140,25 +123,6 @@ def check_restarted(host: Host) -> list[Finding]:
             restart(host, status),
         )
     ]
-
-
-def _path_variable(pid: int) -> str | None:
-    """Return the PATH of a running process, None when it cannot be seen."""
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            variables = file.read(1 << 20).split(b"\0")
-    except OSError:  # there is none, it has ended, or it is another user's
-        return None
-    return next((os.fsdecode(item[5:]) for item in variables if item.startswith(b"PATH=")), None)
-
-
-def _start_time(pid: int) -> float:
-    """Return when a process was started, seconds since 1970: field 22 of proc_pid_stat(5), btime of proc_stat(5)."""
-    with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-        ticks = int(file.read().rpartition(")")[2].split()[19])
-    with open("/proc/stat", encoding="ascii") as file:
-        boot = next(int(line.split()[1]) for line in file if line.startswith("btime"))
-    return boot + ticks / os.sysconf("SC_CLK_TCK")
 
 
 def check_snap(host: Host) -> list[Finding]:
@@ -186,16 +150,8 @@ def check_context(host: Host) -> list[Finding]:
         return [not_checked("the docker command of this user is looked at on this machine only")]
     if not installed_engines(host, "docker"):
         return [not_checked("Docker is not installed")]
-    path = os.path.join(os.environ.get("DOCKER_CONFIG") or os.path.expanduser("~/.docker"), "config.json")
-    try:
-        with open(path, encoding="utf-8") as file:
-            context = str(json.load(file).get("currentContext", ""))
-    except FileNotFoundError:
-        context = ""
-    except (ValueError, AttributeError):
-        return [not_checked(f"{path} is not JSON")]
-    context = os.environ.get("DOCKER_CONTEXT") or context
-    if os.environ.get("DOCKER_HOST") or context in ("", "default"):
+    path, context, is_elsewhere = host.docker_context
+    if not is_elsewhere:
         return [ok("the docker command uses the default context", Evidence(path, context or "no context"))]
     return [
         note(

@@ -1,10 +1,10 @@
 """Checks of the driver: is there one, do its parts fit, does it answer."""
 
-import os
 import re
 
 from ocigpu.core.errors import HostError, printable
-from ocigpu.doctor.host import LARGE_TEXT, Host
+from ocigpu.doctor.files import LARGE_TEXT
+from ocigpu.doctor.host import Host
 from ocigpu.doctor.records import Evidence, Finding, error, not_checked, note, ok, warning
 from ocigpu.gpus.nvidia.nvml import LIB_RM_VERSION_MISMATCH
 
@@ -29,7 +29,7 @@ def check_gpu(host: Host) -> list[Finding]:
     if host.platform:
         return [not_checked(f"this is {'WSL' if host.platform == 'wsl' else 'a Tegra system'}: no GPU on the PCI bus")]
     directory = f"{host.roots.sys}/bus/pci/devices"
-    if not os.path.isdir(directory):
+    if not host.has_pci:
         return [not_checked(f"{directory} is not there")]
     if host.pci_gpus:
         found = ", ".join(gpu.text for gpu in host.pci_gpus[:4]) + (", ..." if len(host.pci_gpus) > 4 else "")

@@ -8,7 +8,6 @@ from typing import Any
 from ocigpu.core.errors import printable
 from ocigpu.doctor.host import Host
 from ocigpu.doctor.records import Evidence, Finding, error, not_checked, note, ok, warning
-from ocigpu.doctor.versions import engine_releases
 from ocigpu.engines.status import EngineStatus, read_merged
 
 NO_DRIVER_ERROR = 'could not select device driver "" with capabilities: [[gpu]]'
@@ -64,7 +63,7 @@ def file_of(host: Host, status: EngineStatus) -> str:
 def release_of(host: Host, engine: str) -> str:
     if engine == "docker" and host.docker and host.docker.release:
         return host.docker.release
-    return engine_releases(host).get(engine, "")
+    return host.engine_releases.get(engine, "")
 
 
 def is_from(release: str, *wanted: int) -> bool:

@@ -2,40 +2,43 @@
 
 Three ways to name it: this machine; this machine with a simulated host's driver (settings with ``simulation.root``);
 or a directory that stands for the root of another machine (``root``): a simulated host with its /etc, /proc and /sys,
-or a disk that is mounted somewhere.  Daemons and processes are asked on this machine only.
+or a disk that is mounted somewhere.  Daemons and processes are asked on this machine only.  Nothing is read before a
+check asks for it.
 """
 
 import os
 import shlex
+import sys
+from collections.abc import Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING
 
-from ocigpu.core.errors import OcigpuError, SettingsError, UsageError
+from ocigpu.containers.find import Container, default_places, find_containers
+from ocigpu.core.errors import OcigpuError, SettingsError
 from ocigpu.core.settings import DEFAULT_PATH, Settings
-from ocigpu.doctor.records import Evidence
+from ocigpu.doctor.files import RootFiles
+from ocigpu.doctor.live import DockerAnswer, ask_docker, read_context
+from ocigpu.doctor.logs import read_kernel_log
+from ocigpu.doctor.running import MAX_CONTAINERS, Loss, ask_for_losses, ask_for_wishes, find_replaced
+from ocigpu.doctor.spec_files import Specs, read_specs
+from ocigpu.doctor.versions import read_engine_releases
+from ocigpu.engines.status import EngineStatus, read_engine_status
 from ocigpu.gpus.nvidia.libraries import find_libraries, find_nvml, library_versions, native_machine
-from ocigpu.gpus.nvidia.nodes import Driver, NodeChange, find_changes, plan_nodes, read_driver
+from ocigpu.gpus.nvidia.nodes import Driver, NodeChange, find_changes, find_link_changes, plan_nodes, read_driver
 from ocigpu.gpus.nvidia.nvml import NvmlAnswer, start_nvml
 from ocigpu.gpus.nvidia.procfs import ProcGpu, parse_devices, read_kernel_version, read_proc_gpus
 from ocigpu.gpus.pci import NVIDIA_VENDOR, Function, read_functions
-from ocigpu.gpus.tree import TEXT_LIMIT, Roots, Tree, find_roots, list_names, read_text
+from ocigpu.gpus.tree import Roots, Tree, find_roots, list_names, read_text
 from ocigpu.sim.marker import read_marker
 from ocigpu.system.settings_file import read_settings
 
-if TYPE_CHECKING:
-    from ocigpu.doctor.live import DockerAnswer
-    from ocigpu.doctor.specs import Specs
-    from ocigpu.engines.status import EngineStatus
-
+DIRECTORIES = ("/usr/bin", "/usr/local/bin", "/opt/ocigpu/bin")
 NVML_SECONDS = 30.0
 """A GPU that nothing keeps awake takes a second or two, and hosts have sixteen of them."""
-LARGE_TEXT = 64 << 20
-"""Bytes read of a file that may be long: a package database, a list of modules or of users."""
 _DISPLAY = 0x03
 _BRIDGE = 0x0680
 
 
-class Host:
+class Host(RootFiles):
     """What the checks look at.  ``root``: "" for this machine, else the directory that stands for "/".
 
     ``config``: the settings file, "" for the usual one.  ``nvml_seconds``: how long NVML may take.
@@ -47,16 +50,13 @@ class Host:
     def __init__(
         self, root: str = "", config: str = "", nvml_seconds: float = NVML_SECONDS, states: tuple[str, ...] = ()
     ) -> None:
-        self.root = "" if root in ("", "/") else os.path.realpath(root)
-        if self.root and not os.path.isdir(self.root):
-            raise UsageError(f"--root {root}: not a directory")
+        super().__init__(root)
         self.config = config
-        self.live = not self.root
         self.nvml_seconds = nvml_seconds
         self.states = states
-        self.tree = Tree(self.root)
         self.settings_error: OcigpuError | None = None
         self.settings = self._read_settings()
+        self.user = os.geteuid()
         self.roots: Roots = find_roots(self.settings)
 
     def _read_settings(self) -> Settings:
@@ -86,54 +86,10 @@ class Host:
         config = self.config or (f"{self.root}/config.toml" if self.root and self.simulated else "")
         return shlex.join(["ocigpu", *words, *(("--config", config) if config else ())])
 
-    # Files below the root
-
-    def path(self, path: str) -> str:
-        """Return where a path of the host is on this machine."""
-        return self.root + path
-
-    def find(self, path: str) -> str:
-        """Return the path on this machine with links resolved inside the root, "" when there is nothing.
-
-        Raises PermissionError when that cannot be told.
-        """
-        found = self.tree.find(path)
-        if not found:
-            try:
-                os.lstat(self.root + path)
-            except PermissionError:
-                raise
-            except OSError:  # nothing there
-                return ""
-        return found
-
-    def exists(self, path: str) -> bool:
-        return bool(self.find(path))
-
-    def text(self, path: str, limit: int = TEXT_LIMIT) -> str | None:
-        """Return a file's text, None when there is none; raises HostError when it is there and cannot be read.
-
-        Files of /proc/sys are to be read with the usual limit: the kernel allocates as much (ENOMEM).
-        """
-        found = self.find(path)
-        return read_text(found, limit) if found else None
-
-    def names(self, path: str) -> list[str]:
-        """Return the sorted names in a directory; none without one; raises OSError when it cannot be read."""
-        found = self.find(path)
-        return sorted(os.listdir(found)) if found and os.path.isdir(found) else []
-
-    def program(self, *paths: str) -> str:
-        """Return the first of these paths of the host that is a file somebody may execute, "" for none."""
-        for path in paths:
-            found = self.find(path)
-            if found and os.path.isfile(found) and os.stat(found).st_mode & 0o111:
-                return path
-        return ""
-
-    def evidence(self, path: str, found: str, wanted: str = "") -> Evidence:
-        """Return evidence on a path of the host."""
-        return Evidence(self.path(path), found, wanted)
+    @property
+    def program_directories(self) -> list[str]:
+        """Where programs of ocigpu are looked for; of this machine also beside the running one."""
+        return [*([os.path.dirname(os.path.abspath(sys.argv[0]))] if self.live else []), *DIRECTORIES]
 
     # The kernel and the driver
 
@@ -217,6 +173,11 @@ class Host:
             return ()
         return find_changes(plan_nodes(self.driver)[0], self.roots)
 
+    @cached_property
+    def link_changes(self) -> tuple[NodeChange, ...]:
+        """Each link of /dev/char that there should be, and what would have to be done for it."""
+        return find_link_changes(plan_nodes(self.driver)[0], self.driver, self.roots) if self.driver else ()
+
     @property
     def wrong_nodes(self) -> tuple[NodeChange, ...]:
         return tuple(change for change in self.node_changes if change.what != "keep" and change.cause != "")
@@ -234,28 +195,68 @@ class Host:
         answer, document = start_nvml(path, self.roots, self.nvml_seconds).collect_all()
         return answer, document.get("gpus", [])
 
-    # Processes and logs
+    @cached_property
+    def has_pci(self) -> bool:
+        return os.path.isdir(f"{self.roots.sys}/bus/pci/devices")
 
     @cached_property
-    def engines(self) -> "list[EngineStatus]":
-        """Every engine and what its configuration files say."""
-        from ocigpu.engines.status import read_engine_status
+    def mig_instances(self) -> Mapping[int, dict[str, list[str]]]:
+        """By minor of a GPU: the directories of its GPU instances, "gi3", and of their compute instances."""
+        capabilities = f"{self.roots.proc}/driver/nvidia/capabilities"
+        found: dict[int, dict[str, list[str]]] = {}
+        for gpu in self.nvml[0].gpus:
+            directory = f"{capabilities}/gpu{gpu.minor}/mig"
+            names = [name for name in _listed(directory) if name.startswith("gi")]
+            found[gpu.minor] = {
+                name: [item for item in _listed(f"{directory}/{name}") if item.startswith("ci")] for name in names
+            }
+        return found
 
+    # Engines, containers, processes and logs
+
+    @cached_property
+    def engines(self) -> list[EngineStatus]:
+        """Every engine and what its configuration files say."""
         return read_engine_status(self.root or "/")
 
     @cached_property
-    def specs(self) -> "Specs":
-        """The CDI specifications in the directories that the settings and the engines name."""
-        from ocigpu.doctor.specs import read_specs
-
-        return read_specs(self)
+    def engine_releases(self) -> dict[str, str]:
+        """The release of each installed engine, {"podman": "4.3.1"}; an engine of unknown release is left out."""
+        return read_engine_releases(self)
 
     @cached_property
-    def docker(self) -> "DockerAnswer | None":
-        """What the running dockerd says of itself; None where none is to be asked."""
-        from ocigpu.doctor.live import ask_docker
+    def specs(self) -> Specs:
+        """The CDI specifications in the directories that the settings and the engines name."""
+        engines = [path for engine in self.engines for path in engine.cdi_spec_dirs]
+        return read_specs(self, [*self.settings.cdi_spec_dirs, *engines])
 
-        return ask_docker(self)
+    @cached_property
+    def docker(self) -> DockerAnswer | None:
+        """What the running dockerd says of itself; None where none is to be asked."""
+        return ask_docker() if self.live else None
+
+    @cached_property
+    def docker_context(self) -> tuple[str, str, bool]:
+        return read_context()
+
+    @cached_property
+    def containers(self) -> tuple[list[Container], list[str]]:
+        """The containers of this machine, and notes on what could not be read."""
+        return find_containers(default_places(self.states)) if self.live else ([], [])
+
+    @property
+    def running_containers(self) -> list[Container]:
+        return [item for item in self.containers[0] if item.status in ("created", "running")][:MAX_CONTAINERS]
+
+    @cached_property
+    def losses(self) -> list[Loss]:
+        """What running containers have lost; raises OSError, OcigpuError."""
+        return ask_for_losses(self.running_containers, self.settings)
+
+    @cached_property
+    def wishes(self) -> list[tuple[str, str]]:
+        """Running containers whose images use driver files that they were not given; raises OSError, OcigpuError."""
+        return ask_for_wishes([item for item in self.running_containers if item.pid], self.settings)
 
     @cached_property
     def processes(self) -> dict[int, str]:
@@ -271,11 +272,21 @@ class Host:
         return found
 
     @cached_property
+    def replaced_files(self) -> tuple[dict[int, tuple[str, str]], int]:
+        """Processes that hold driver files that were replaced, and how many could not be looked at."""
+        return find_replaced(self.proc, self.processes)
+
+    @cached_property
     def kernel_log(self) -> list[str]:
         """The kernel's messages: of the ring buffer on this machine, else of the log files.
 
         Raises HostError when neither can be read: by default only root may.
         """
-        from ocigpu.doctor.logs import read_kernel_log
-
         return read_kernel_log(self)
+
+
+def _listed(path: str) -> list[str]:
+    try:
+        return sorted(os.listdir(path))
+    except FileNotFoundError:
+        return []

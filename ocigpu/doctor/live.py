@@ -1,4 +1,4 @@
-"""What the running dockerd says of itself, asked by plain HTTP over its socket, with a deadline.
+"""What the running dockerd says of itself, asked by plain HTTP over its socket, with a deadline; and who is asked.
 
 The Engine API (docs.docker.com/reference/api/engine): /info tells runtimes, cgroup driver, version and, from 25 on, the
 directories of CDI specifications.  Only GET is sent.
@@ -7,13 +7,15 @@ directories of CDI specifications.  Only GET is sent.
 import json
 import os
 import select
+import shutil
 import socket
 import struct
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:
-    from ocigpu.doctor.host import Host
+from ocigpu.core.errors import HostError
+from ocigpu.engines.places import running_daemons
+from ocigpu.engines.status import HOOK
 
 SECONDS = 3.0
 MAX_ANSWER = 4 << 20
@@ -21,38 +23,90 @@ SOCKET = "/run/docker.sock"
 
 
 class DockerAnswer(NamedTuple):
-    """``problem``: "" or why there is no answer; ``pid``: of the daemon, 0 if unknown; ``info``: of /info."""
+    """What is known of the dockerd behind a socket.
+
+    ``problem``: "" or why there is no answer.  ``info``: of /info.  ``pid``: of the daemon, 0 if unknown: systemd may
+    hold the socket.  ``config``: the file that its command line names.  ``path``: its PATH, None when that cannot be
+    seen.  ``hook``: the hook of --gpus on that, ``hook_is_new``: made after the daemon was started.
+    """
 
     socket: str
     problem: str = ""
-    pid: int = 0
     info: dict[str, Any] = {}
+    pid: int = 0
+    config: str = ""
+    path: str | None = None
+    hook: str = ""
+    hook_is_new: bool = False
 
     @property
     def release(self) -> str:
         return str(self.info.get("ServerVersion", "")).partition("+")[0]
 
 
-def ask_docker(host: "Host") -> DockerAnswer | None:
-    """Return what dockerd says, None where there is no socket or another machine is examined.
+def ask_docker() -> DockerAnswer | None:
+    """Return what this machine's dockerd says, None where there is no socket.
 
     The socket is that of DOCKER_HOST when it names one, else this user's (rootless), else the system's.
     """
-    path = _find_socket() if host.live else ""
+    path = _find_socket()
     if not path:
         return None
+    pid, problem, info = 0, "", {}
     try:
         pid, body = _get(path, "/info", SECONDS)
         info = json.loads(body)
         if not isinstance(info, dict):
             raise ValueError("not an object")
     except TimeoutError:
-        return DockerAnswer(path, f"dockerd did not answer within {SECONDS:g} s")
+        problem = f"dockerd did not answer within {SECONDS:g} s"
     except OSError as error:
-        return DockerAnswer(path, f"connect {path}: {error.strerror or error}")
+        problem = f"connect {path}: {error.strerror or error}"
     except (ValueError, RecursionError) as error:
-        return DockerAnswer(path, f"{path}: no usable answer: {error}")
-    return DockerAnswer(path, "", pid, info)
+        problem = f"{path}: no usable answer: {error}"
+    configs = {daemon.pid: daemon.config for daemon in running_daemons("/") if daemon.engine == "docker"}
+    if pid not in configs or problem:
+        pid = next((pid for pid, config in configs.items() if not config), 0)
+    variable = _path_variable(pid)
+    hook = shutil.which(HOOK, path=variable or "") or ""
+    is_new = bool(hook) and os.lstat(hook).st_ctime > _start_time(pid) + 1
+    return DockerAnswer(path, problem, {} if problem else info, pid, configs.get(pid, ""), variable, hook, is_new)
+
+
+def read_context() -> tuple[str, str, bool]:
+    """Return the file of this user's docker command, the context in use, and whether that is another machine's.
+
+    Raises OSError, HostError.
+    """
+    path = os.path.join(os.environ.get("DOCKER_CONFIG") or os.path.expanduser("~/.docker"), "config.json")
+    try:
+        with open(path, encoding="utf-8") as file:
+            context = str(json.load(file).get("currentContext", ""))
+    except FileNotFoundError:
+        context = ""
+    except (ValueError, AttributeError):
+        raise HostError("OCIGPU-HOST-3", f"{path} is not JSON") from None
+    context = os.environ.get("DOCKER_CONTEXT") or context
+    return path, context, not os.environ.get("DOCKER_HOST") and context not in ("", "default")
+
+
+def _path_variable(pid: int) -> str | None:
+    """Return the PATH of a running process, None when it cannot be seen."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            variables = file.read(1 << 20).split(b"\0")
+    except OSError:  # there is none, it has ended, or it is another user's
+        return None
+    return next((os.fsdecode(item[5:]) for item in variables if item.startswith(b"PATH=")), None)
+
+
+def _start_time(pid: int) -> float:
+    """Return when a process was started, seconds since 1970: field 22 of proc_pid_stat(5), btime of proc_stat(5)."""
+    with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+        ticks = int(file.read().rpartition(")")[2].split()[19])
+    with open("/proc/stat", encoding="ascii") as file:
+        boot = next(int(line.split()[1]) for line in file if line.startswith("btime"))
+    return boot + ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _find_socket() -> str:

@@ -3,12 +3,9 @@
 import errno
 import os
 import re
-from typing import TYPE_CHECKING
 
 from ocigpu.core.errors import HostError, printable
-
-if TYPE_CHECKING:
-    from ocigpu.doctor.host import Host
+from ocigpu.doctor.files import RootFiles
 
 MAX_LINES = 20_000
 _FILES = ("/var/log/kern.log", "/var/log/messages", "/var/log/syslog", "/var/log/audit/audit.log")
@@ -17,7 +14,7 @@ DENIED = re.compile(r'apparmor="DENIED"|avc: +denied')
 _OURS = re.compile(r"nvidia|ocigpu|/dev/dri", re.IGNORECASE)
 
 
-def read_kernel_log(host: "Host") -> list[str]:
+def read_kernel_log(files: RootFiles) -> list[str]:
     """Return the last messages of the kernel, and of the audit daemon, oldest first.
 
     This machine's ring buffer is /dev/kmsg (a reader takes nothing from others: Documentation/ABI/testing/dev-kmsg),
@@ -25,19 +22,19 @@ def read_kernel_log(host: "Host") -> list[str]:
     Raises HostError when the ring buffer and every log file are unreadable or not there.
     """
     lines, reasons = [], []
-    if host.live:
+    if files.live:
         try:
             lines += _read_kmsg()
         except OSError as error:
             reasons.append(f"/dev/kmsg: {error.strerror}")
     found = False
-    for path in _FILES[3:] if host.live and not reasons else _FILES:
+    for path in _FILES[3:] if files.live and not reasons else _FILES:
         try:
-            lines += read_tail(host.find(path))
-            found = found or host.exists(path)
+            lines += read_tail(files.find(path))
+            found = found or files.exists(path)
         except OSError as error:
             reasons.append(f"{path}: {error.strerror}")
-    if not lines and not found and (reasons or not host.live):
+    if not lines and not found and (reasons or not files.live):
         raise HostError("OCIGPU-HOST-3", f"the kernel's log: {'; '.join(reasons) or 'no log file'}")
     return lines[-MAX_LINES:]
 

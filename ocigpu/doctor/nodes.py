@@ -1,11 +1,9 @@
 """Checks of device nodes, their links in /dev/char, MIG, NVSwitch and persistence."""
 
-import os
-
 from ocigpu.doctor.driver import why_not_ask
 from ocigpu.doctor.host import Host
 from ocigpu.doctor.records import Evidence, Finding, error, not_checked, note, ok, warning
-from ocigpu.gpus.nvidia.nodes import NodeChange, find_link_changes, plan_nodes
+from ocigpu.gpus.nvidia.nodes import NodeChange
 from ocigpu.gpus.tree import Tree
 
 SHOWN = 4
@@ -110,7 +108,7 @@ def check_links(host: Host) -> list[Finding]:
     """Can systemd find the devices by number?"""
     if host.driver is None:
         return _no_driver(host)
-    changes = find_link_changes(plan_nodes(host.driver)[0], host.driver, host.roots)
+    changes = host.link_changes
     absent = {item.number for item in host.missing_nodes}
     bad = [item for item in changes if item.what != "keep" and item.number not in absent]
     if not bad:
@@ -165,10 +163,8 @@ def check_mig_instances(host: Host) -> list[Finding]:
     enabled = [gpu for gpu in host.nvml[0].gpus if gpu.mig_enabled]
     for gpu in enabled:
         directory = f"{host.roots.proc}/driver/nvidia/capabilities/gpu{gpu.minor}/mig"
-        instances = [name for name in _directory(directory) if name.startswith("gi")]
-        empty = [
-            name for name in instances if not any(item.startswith("ci") for item in _directory(f"{directory}/{name}"))
-        ]
+        instances = host.mig_instances[gpu.minor]
+        empty = [name for name, parts in instances.items() if not parts]
         if not gpu.mig_devices and not instances:
             findings.append(
                 warning(
@@ -198,13 +194,6 @@ def check_mig_instances(host: Host) -> list[Finding]:
     return [ok("GPUs in MIG mode have instances", Evidence("NVML", f"{devices} MIG devices on {len(enabled)} GPUs"))]
 
 
-def _directory(path: str) -> list[str]:
-    try:
-        return sorted(os.listdir(path))
-    except FileNotFoundError:
-        return []
-
-
 def check_mig_nodes(host: Host) -> list[Finding]:
     """Have MIG's capabilities their nodes?"""
     if host.driver is None:
@@ -229,7 +218,7 @@ def check_fabric_manager(host: Host) -> list[Finding]:
     switches = len(host.pci_switches) or host.majors.get("nvidia-nvswitch", 0)
     if not switches:
         bus = f"{host.roots.sys}/bus/pci/devices"
-        if not os.path.isdir(bus):
+        if not host.has_pci:
             return [not_checked(f"{bus} is not there")]
         looked = (Evidence(bus, "no NVSwitch"), Evidence(f"{host.roots.proc}/devices", "no nvidia-nvswitch"))
         return [ok("there is no NVSwitch that needs a fabric manager", *looked)]

@@ -1,10 +1,6 @@
 """What a check says: findings, and the evidence they rest on."""
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from ocigpu.doctor.host import Host
+from typing import NamedTuple
 
 SEVERITIES = ("error", "warning", "note", "not-checked", "ok")
 """Worst first.  "not-checked" always says why: nothing is ok that was not looked at."""
@@ -30,19 +26,6 @@ class Finding(NamedTuple):
     evidence: tuple[Evidence, ...] = ()
     fixes: tuple[str, ...] = ()
     name: str = ""
-
-
-class Check(NamedTuple):
-    """One cause that is looked for: a stable name, what is asked, why it matters, and who answers.
-
-    ``run`` returns at least one finding.  It may raise OcigpuError or OSError for what cannot be read: then the check
-    counts as not made, with that reason.
-    """
-
-    name: str
-    title: str
-    meaning: str
-    run: "Callable[[Host], list[Finding]]"
 
 
 def error(text: str, evidence: tuple[Evidence, ...] = (), fixes: tuple[str, ...] = ()) -> Finding:

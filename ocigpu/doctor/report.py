@@ -1,13 +1,14 @@
 """The checks carried out, and their findings as text, as data, and as an exit status."""
 
 from collections.abc import Iterator
+from importlib import import_module
 from typing import Any
 
 from ocigpu import __version__
 from ocigpu.core.errors import OcigpuError, printable
 from ocigpu.doctor.host import Host
-from ocigpu.doctor.records import SEVERITIES, Check, Finding, not_checked
-from ocigpu.doctor.table import CHECKS
+from ocigpu.doctor.records import SEVERITIES, Finding, not_checked
+from ocigpu.doctor.table import CHECKS, Check
 from ocigpu.sim.fault_names import FAULT_NAMES
 
 STATUS = {"error": 4, "warning": 3}
@@ -29,8 +30,10 @@ def run_checks(host: Host) -> list[Finding]:
 
 
 def _run(check: Check, host: Host) -> list[Finding]:
+    module, _, name = check.run.partition(".")
     try:
-        return check.run(host)
+        found: list[Finding] = getattr(import_module(f"ocigpu.doctor.{module}"), name)(host)
+        return found
     except OcigpuError as failure:
         return [not_checked(failure.message)]
     except OSError as failure:

@@ -3,16 +3,15 @@
 import os
 import re
 import shlex
-import shutil
 import tomllib
 
 from ocigpu.core.errors import printable
 from ocigpu.core.settings import DEFAULT_PATH
-from ocigpu.doctor.host import Host
+from ocigpu.doctor.files import PROGRAM_DIRECTORIES
+from ocigpu.doctor.host import DIRECTORIES, Host
 from ocigpu.doctor.records import Evidence, Finding, error, not_checked, ok, warning
 
 STUBS = ("ocigpu-runtime", "ocigpu-hook", "ocigpu", "ocigpu-container-cli")
-DIRECTORIES = ("/usr/bin", "/usr/local/bin", "/opt/ocigpu/bin")
 _INTERPRETER = re.compile(r"\A#!(/\S*python\S*)|\[ -x (/\S+) \]")
 VENDOR_SETTINGS = "/etc/nvidia-container-runtime/config.toml"
 
@@ -39,14 +38,9 @@ def check_settings(host: Host) -> list[Finding]:
 
 
 def _stubs(host: Host) -> dict[str, str]:
-    """Return name and path of ocigpu's programs; of this machine also those beside the running one."""
-    import sys
-
-    directories = list(DIRECTORIES)
-    if host.live:
-        directories.insert(0, os.path.dirname(os.path.abspath(sys.argv[0])))
+    """Return name and path of ocigpu's programs."""
     found: dict[str, str] = {}
-    for directory in directories:
+    for directory in host.program_directories:
         for name in STUBS:
             if host.exists(f"{directory}/{name}"):
                 found.setdefault(name, f"{directory}/{name}")
@@ -93,15 +87,13 @@ def check_programs(host: Host) -> list[Finding]:
 def check_runtime(host: Host) -> list[Finding]:
     """Is there a low-level runtime?"""
     wanted = host.settings.runtime_runtimes
-    directories = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
     for name in wanted:
-        paths = (name,) if "/" in name else tuple(f"{directory}/{name}" for directory in directories)
-        found = host.program(*paths) or (host.live and "/" not in name and shutil.which(name)) or ""
+        found = host.command_path(name)
         if found:
             return [ok(f"{name} is the low-level runtime", host.evidence(found, "there"))]
     if not host.has_system:
         return [not_checked("the simulated host has no low-level runtime")]
-    evidence = Evidence(", ".join(directories), f"none of {', '.join(wanted)}", "one of them")
+    evidence = Evidence(", ".join(PROGRAM_DIRECTORIES), f"none of {', '.join(wanted)}", "one of them")
     fixes = ("apt-get install runc  # or crun, or your system's package", f"# or runtime.runtimes in {DEFAULT_PATH}")
     return [error("no low-level runtime was found (OCIGPU-RT-1)", (evidence,), fixes)]
 

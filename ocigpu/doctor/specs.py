@@ -3,96 +3,20 @@
 import os
 import re
 import shlex
-from typing import Any, NamedTuple
+from typing import Any
 
-from ocigpu.cdi.check import check_spec
-from ocigpu.cdi.document import read_document
 from ocigpu.cdi.loader_links import describe_left, left_to_ldconfig, read_host_soname
 from ocigpu.cdi.versions import ENGINES, is_older, parse_version, requirements
-from ocigpu.core.errors import CdiError, printable
+from ocigpu.core.errors import printable
 from ocigpu.core.settings import MODES
 from ocigpu.doctor.host import Host
 from ocigpu.doctor.records import Evidence, Finding, error, not_checked, note, ok, warning
-from ocigpu.gpus.fingerprint import ANNOTATION
+from ocigpu.doctor.spec_files import SpecFile
 from ocigpu.gpus.vendors import stale_reasons
-from ocigpu.system.files import why_untrusted
 
-EXTENSIONS = (".json", ".yaml")
-MAX_FILES = 64
 SHOWN = 4
 _GPU_NODE = re.compile(r"/dev/(nvidia[0-9]+|dxg|nvidia-caps/nvidia-cap[0-9]+|nvhost-|nvmap|dri/)")
 _VERSIONED = re.compile(r"\.so\.([0-9]{3,}\.[0-9.]+[0-9])$")
-
-
-class SpecFile(NamedTuple):
-    """One specification: ``path`` on the host, ``directory`` its place in the list; ``problem`` "" when readable."""
-
-    path: str
-    directory: int
-    spec: dict[str, Any]
-    problem: str = ""
-
-    @property
-    def kind(self) -> str:
-        return str(self.spec.get("kind", ""))
-
-    @property
-    def is_gpu(self) -> bool:
-        """Whether its devices are NVIDIA GPUs."""
-        return self.kind == "nvidia.com/gpu"
-
-    @property
-    def is_ours(self) -> bool:
-        return ANNOTATION in self.spec.get("annotations", {})
-
-
-class Specs(NamedTuple):
-    """Directories that are searched, lowest priority first, and the specifications in them."""
-
-    directories: tuple[str, ...]
-    files: tuple[SpecFile, ...]
-
-    @property
-    def usable(self) -> tuple[SpecFile, ...]:
-        return tuple(file for file in self.files if not file.problem)
-
-    @property
-    def gpus(self) -> tuple[SpecFile, ...]:
-        return tuple(file for file in self.usable if file.is_gpu)
-
-
-def read_specs(host: Host) -> Specs:
-    """Return the specifications of the settings' directories and of those that engines name besides.
-
-    /var/run is a link to /run: a directory that was named twice counts once.  Raises OSError for a directory that
-    cannot be read.
-    """
-    named = [*host.settings.cdi_spec_dirs]
-    named += [path for engine in host.engines for path in engine.cdi_spec_dirs]
-    directories: dict[str, str] = {}
-    for directory in named:
-        directories.setdefault(host.find(directory) or directory, directory)
-    files = []
-    for number, directory in enumerate(directories.values()):
-        names = [name for name in host.names(directory) if name.endswith(EXTENSIONS)]
-        files += [_read(host, f"{directory}/{name}", number) for name in names[:MAX_FILES]]
-    return Specs(tuple(directories.values()), tuple(files))
-
-
-def _read(host: Host, path: str, directory: int) -> SpecFile:
-    found = host.find(path)
-    if not found:
-        return SpecFile(path, directory, {}, "a link to nothing")
-    try:
-        data, state = read_document(found)
-    except CdiError as failure:
-        return SpecFile(path, directory, {}, failure.message.removeprefix(f"read {printable(found, 300)}: "))
-    if problem := why_untrusted(state.uid, state.mode):
-        return SpecFile(path, directory, {}, problem)
-    checked = check_spec(data)
-    if checked.errors:
-        return SpecFile(path, directory, {}, checked.errors[0].text)
-    return SpecFile(path, directory, checked.spec)
 
 
 def _none(host: Host) -> list[Finding]:
@@ -382,12 +306,10 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 def check_too_new(host: Host) -> list[Finding]:
     """Can the installed engines read the specifications?"""
-    from ocigpu.doctor.versions import engine_releases
-
     if not host.specs.usable:
         return [not_checked("there is no specification", *_looked(host))]
     users = {engine.engine for engine in host.engines if engine.installed and engine.cdi != "off"}
-    releases = {name: release for name, release in engine_releases(host).items() if name in users}
+    releases = {name: release for name, release in host.engine_releases.items() if name in users}
     known = {name: (release, newest_version(name, release)) for name, release in releases.items()}
     findings = []
     for file in host.specs.usable:

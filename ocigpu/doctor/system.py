@@ -1,11 +1,11 @@
 """Checks of the kernel, of security modules, and of what rootless containers need."""
 
-import os
 import re
 import shlex
 
 from ocigpu.core.errors import printable
-from ocigpu.doctor.host import LARGE_TEXT, Host
+from ocigpu.doctor.files import LARGE_TEXT
+from ocigpu.doctor.host import Host
 from ocigpu.doctor.logs import denials
 from ocigpu.doctor.records import Evidence, Finding, error, not_checked, note, ok, warning
 from ocigpu.provision.ldconfig import CANDIDATES
@@ -27,9 +27,6 @@ FEATURES = (
     ((5, 6), "openat2 with RESOLVE_IN_ROOT", "paths in a container's root are walked step by step", False),
 )
 """(first kernel, feature, what happens without it, whether that matters on cgroup v2 only and is an error there)."""
-_DELETED = re.compile(r"\S*(libcuda|libnvidia|libnvcuvid|nvidia-smi)\S*")
-MAX_PROCESSES = 20_000
-MAX_MAPS = 4 << 20
 NOBODY = 65534
 CONTROLLERS = ("cpu", "memory", "pids")
 
@@ -62,7 +59,7 @@ def check_ldconfig(host: Host) -> list[Finding]:
         return [not_checked("the simulated host has no programs of a system")]
     paths = (named,) if named else CANDIDATES
     found = host.program(*paths)
-    usable = [path for path in paths if host.program(path) and not _is_script(host.find(path))]
+    usable = [path for path in paths if host.program(path) and host.text(path, 2) != "#!"]
     if usable:
         return [ok("there is an ldconfig to run for containers", host.evidence(usable[0], "a program"))]
     cause = f"{found} is a script" if found else "none"
@@ -81,11 +78,6 @@ def check_ldconfig(host: Host) -> list[Finding]:
             ),
         )
     ]
-
-
-def _is_script(path: str) -> bool:
-    with open(path, "rb") as file:
-        return file.read(2) == b"#!"
 
 
 # Security modules
@@ -165,7 +157,7 @@ def rootless_users(host: Host) -> list[tuple[str, int]]:
             continue
         uid, home = int(fields[2]), fields[5]
         stores = (f"{home}/.local/share/containers/storage", f"{home}/.local/share/docker")
-        if (host.live and uid == os.geteuid()) or any(host.exists(path) for path in stores):
+        if (host.live and uid == host.user) or any(host.exists(path) for path in stores):
             users.append((fields[0], uid))
     return users
 
@@ -257,18 +249,7 @@ def check_delegation(host: Host) -> list[Finding]:
 
 def check_deleted(host: Host) -> list[Finding]:
     """Do running programs hold driver files that have been replaced?"""
-    held: dict[int, tuple[str, str]] = {}
-    unread = 0
-    for pid, name in list(host.processes.items())[:MAX_PROCESSES]:
-        try:
-            paths = _deleted_files(f"{host.proc}/{pid}")
-        except PermissionError:
-            unread += 1
-            continue
-        except OSError:  # it has ended since
-            continue
-        if paths:
-            held[pid] = (name, paths[0])
+    held, unread = host.replaced_files
     if held:
         containers = _containers(host, list(held))
         text = (
@@ -303,11 +284,7 @@ def _containers(host: Host, pids: list[int]) -> dict[int, tuple[str, str]]:
 
     A container's cgroup, with runc and crun, has its id in its name.
     """
-    if not host.live:
-        return {}
-    from ocigpu.containers.find import default_places, find_containers
-
-    containers = find_containers(default_places())[0]
+    containers = host.containers[0]
     found = {}
     for pid in pids:
         cgroup = host.text(f"/proc/{pid}/cgroup") or ""
@@ -316,22 +293,6 @@ def _containers(host: Host, pids: list[int]) -> dict[int, tuple[str, str]]:
                 found[pid] = (container.engine, container.name)
                 break
     return found
-
-
-def _deleted_files(directory: str) -> list[str]:
-    """Return the driver's files that are deleted and that a process has mapped or mounted.
-
-    proc_pid_maps(5) ends such a line with " (deleted)", proc_pid_mountinfo(5) such a root with "//deleted".
-    """
-    found: dict[str, None] = {}
-    for name, mark in (("maps", b" (deleted)"), ("mountinfo", b"//deleted ")):
-        with open(f"{directory}/{name}", "rb") as file:
-            text = file.read(MAX_MAPS)
-        for line in text.split(b"\n") if mark in text else ():
-            match = _DELETED.search(line.decode("utf-8", "replace")) if mark in line + b" " else None
-            if match:
-                found[printable(match[0].removesuffix("//deleted"), 300)] = None
-    return list(found)
 
 
 def check_simulated(host: Host) -> list[Finding]:

@@ -3,7 +3,7 @@
 import re
 import subprocess
 
-from ocigpu.doctor.host import LARGE_TEXT, Host
+from ocigpu.doctor.files import LARGE_TEXT, RootFiles
 
 PACKAGES = {
     "docker": ("docker-ce", "docker.io", "moby-engine"),
@@ -21,23 +21,23 @@ SECONDS = 5
 _VERSION = re.compile(r"(?:version |v|containerd )(\d+\.\d+(?:\.\d+)?)")
 
 
-def engine_releases(host: Host) -> dict[str, str]:
+def read_engine_releases(files: RootFiles) -> dict[str, str]:
     """Return the release of each installed engine, {"podman": "4.3.1"}; an engine of unknown release is left out."""
-    packages = _dpkg_versions(host)
+    packages = _dpkg_versions(files)
     found = {}
     for engine, names in PACKAGES.items():
         release = next((packages[name] for name in names if name in packages), "")
-        release = release or (_ask(host, PROGRAMS[engine]) if host.live else "")
+        release = release or (_ask(files, PROGRAMS[engine]) if files.live else "")
         if release:
             found[engine] = release
     return found
 
 
-def _dpkg_versions(host: Host) -> dict[str, str]:
+def _dpkg_versions(files: RootFiles) -> dict[str, str]:
     """Return the upstream versions of the engines' packages that dpkg has installed (deb-version(7))."""
     wanted = {name for names in PACKAGES.values() for name in names}
     found = {}
-    for paragraph in (host.text("/var/lib/dpkg/status", LARGE_TEXT) or "").split("\n\n"):
+    for paragraph in (files.text("/var/lib/dpkg/status", LARGE_TEXT) or "").split("\n\n"):
         name = paragraph.partition("\n")[0].removeprefix("Package: ")
         if name in wanted and "\nStatus: install ok installed" in paragraph:
             version = next((line[9:] for line in paragraph.splitlines() if line.startswith("Version: ")), "")
@@ -47,9 +47,9 @@ def _dpkg_versions(host: Host) -> dict[str, str]:
     return found
 
 
-def _ask(host: Host, paths: tuple[str, ...]) -> str:
+def _ask(files: RootFiles, paths: tuple[str, ...]) -> str:
     """Return the version that a program of this machine tells, "" for none or one that does not answer in time."""
-    path = host.program(*paths)
+    path = files.program(*paths)
     if not path:
         return ""
     try:

@@ -92,7 +92,8 @@ def test_what_was_asked_for_and_not_given_is_said(plain: Made, simulated_host: S
     with opened(plain) as live:
         attach(live, ["2"])
     assert "not given" not in ocigpu(plain, "ps").stdout
-    assert [item.severity for item in check_lost_gpus(host)] == ["ok"]
+    again = Host(config=host.config, states=host.states)
+    assert [item.severity for item in check_lost_gpus(again)] == ["ok"]
 
 
 @pytest.mark.root

@@ -12,9 +12,10 @@ from support.fixtures import MakeBundle
 from support.product import SimulatedHost
 from test_repair_containers import GPU_3, hook_by_hand
 
-from ocigpu.doctor import containers
+from ocigpu.doctor import running
 from ocigpu.doctor.containers import check_driver_capabilities, check_lost_gpus
 from ocigpu.doctor.host import Host
+from ocigpu.doctor.records import Finding
 
 
 @pytest.mark.root
@@ -26,16 +27,19 @@ def test_a_container_that_has_lost_its_gpu_is_found_and_repaired(
     settings = environment["OCIGPU_CONFIG"]
     bundle = make_bundle(WAITING, GPU_3, edit=lambda config: hook_by_hand(config, settings))
     with container(bundle, environment) as made:
-        host = Host(config=settings, states=(str(made.state),))
-        assert [item.severity for item in check_lost_gpus(host)] == ["ok"]
+
+        def look() -> list[Finding]:
+            return check_lost_gpus(Host(config=settings, states=(str(made.state),)))
+
+        assert [item.severity for item in look()] == ["ok"]
         apply_again(made, "v1")
         for _ in range(2):  # looking changes nothing
-            (found,) = check_lost_gpus(host)
+            (found,) = look()
             assert found.severity == "error"
             assert any("195:3" in entry.found for entry in found.evidence)
         assert found.fixes[0] == f"ocigpu repair {made.name}"
         ocigpu(made, "repair", made.name)
-        assert [item.severity for item in check_lost_gpus(host)] == ["ok"]
+        assert [item.severity for item in look()] == ["ok"]
 
 
 @pytest.mark.root
@@ -48,8 +52,8 @@ def test_containers_that_cannot_be_looked_into_are_not_called_well(
     monkeypatch: pytest.MonkeyPatch,
     ask: Callable[..., None],
 ) -> None:
-    monkeypatch.setattr(containers, "_ask", ask)
-    monkeypatch.setattr(containers, "SECONDS", 0.1)
+    monkeypatch.setattr(running, "_ask", ask)
+    monkeypatch.setattr(running, "SECONDS", 0.1)
     with container(make_bundle(WAITING, GPU_3), runtime_environment, host=simulated_host) as made:
         host = Host(config=made.environment["OCIGPU_CONFIG"], states=(str(made.state),))
         assert [item.severity for item in check_lost_gpus(host)] == ["not-checked"]

@@ -1,0 +1,117 @@
+"""What runs on this machine and may have lost its GPUs: asked by a child with a deadline, a container may be stuck."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from ocigpu.bundle.edit import has_gpu_hook
+from ocigpu.containers.asked import ask_child
+from ocigpu.containers.find import Container, read_config_of
+from ocigpu.containers.live import open_live
+from ocigpu.containers.repair import repair
+from ocigpu.containers.report import read_mode, read_unanswered
+from ocigpu.containers.target import open_root
+from ocigpu.containers.wants import describe_users, find_users
+from ocigpu.core.config_json import get_list, get_object
+from ocigpu.core.errors import OcigpuError, printable
+from ocigpu.core.settings import Settings
+from ocigpu.gpus.nvidia.discover import read_host_facts
+from ocigpu.gpus.nvidia.request import Request, parse_request
+
+SECONDS = 15.0
+MAX_CONTAINERS = 200
+MAX_PROCESSES = 20_000
+MAX_MAPS = 4 << 20
+_DELETED = re.compile(r"\S*(libcuda|libnvidia|libnvcuvid|nvidia-smi)\S*")
+
+
+class Loss(NamedTuple):
+    """What a container has ``lost``, the named devices that it ``asked`` for in vain, or why it is unknown."""
+
+    name: str
+    lost: list[str] = []
+    asked: str = ""
+    problem: str = ""
+
+
+def ask_for_losses(containers: Sequence[Container], settings: Settings) -> list[Loss]:
+    """Return what each container has lost; nothing is changed.  Raises OSError, OcigpuError."""
+    return [Loss(*answer) for answer in ask_child(lambda: _ask(containers, settings), SECONDS)]
+
+
+def _ask(containers: Sequence[Container], settings: Settings) -> list[Loss]:
+    """A request for all GPUs is every CUDA image's and says nothing."""
+    facts = read_host_facts(settings)
+    rows = []
+    for container in containers:
+        name = printable(container.name, 200)
+        try:
+            with open_live(container, settings, facts) as live:
+                repaired = repair(live, dry_run=True)
+                request = Request()
+                if not repaired.devices and not repaired.lost and not has_gpu_hook(live.config):
+                    request = read_unanswered(live.config, container.bundle, settings, [])
+                asked = "" if request.selection == "all" else printable(request.source, 300)
+                rows.append(Loss(name, [printable(text, 300) for text in repaired.lost], asked))
+        except OcigpuError as failure:
+            rows.append(Loss(name, problem=printable(failure.message, 300)))
+    return rows
+
+
+def ask_for_wishes(containers: Sequence[Container], settings: Settings) -> list[tuple[str, str]]:
+    """Return names of containers and what their images could want of the driver that they were not given.
+
+    Raises OSError, OcigpuError.
+    """
+
+    def look() -> list[tuple[str, str]]:
+        return [(item.name, wish) for item in containers if (wish := _wish(item, settings))]
+
+    return [(name, wish) for name, wish in ask_child(look, SECONDS)]
+
+
+def _wish(container: Container, settings: Settings) -> str:
+    try:
+        config = read_config_of(container).config
+        if read_mode(config) not in ("hook", "spec"):
+            return ""
+        request = parse_request(config, settings, container.bundle)
+    except OcigpuError:
+        return ""
+    if request.selection in ("nothing", "cdi"):
+        return ""
+    with open_root(container) as root:
+        users = find_users(root, request.capabilities) if root else {}
+    return describe_users(users, get_list(get_object(config, "process"), "env"))
+
+
+def find_replaced(proc: str, processes: Mapping[int, str]) -> tuple[dict[int, tuple[str, str]], int]:
+    """Return name and file of each process that holds deleted files of the driver, and how many could not be read."""
+    held: dict[int, tuple[str, str]] = {}
+    unread = 0
+    for pid, name in list(processes.items())[:MAX_PROCESSES]:
+        try:
+            path = _deleted_file(f"{proc}/{pid}")
+        except PermissionError:
+            unread += 1
+            continue
+        except OSError:  # it has ended since
+            continue
+        if path:
+            held[pid] = (name, path)
+    return held, unread
+
+
+def _deleted_file(directory: str) -> str:
+    """Return a file of the driver that is deleted and that a process has mapped or mounted, "" for none.
+
+    proc_pid_maps(5) ends such a line with " (deleted)", proc_pid_mountinfo(5) such a root with "//deleted".
+    """
+    for name, mark in (("maps", b" (deleted)"), ("mountinfo", b"//deleted ")):
+        with open(f"{directory}/{name}", "rb") as file:
+            text = file.read(MAX_MAPS)
+        for line in text.split(b"\n") if mark in text else ():
+            match = _DELETED.search(line.decode("utf-8", "replace")) if mark in line + b" " else None
+            if match:
+                return printable(match[0].removesuffix("//deleted"), 300)
+    return ""
