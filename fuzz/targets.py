@@ -10,7 +10,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ from ocigpu.cdi import check, hook_words, yaml_child
 from ocigpu.cdi.write import dump_json, dump_yaml
 from ocigpu.core import rawjson, settings
 from ocigpu.core.cdi_names import is_qualified
+from ocigpu.core.config_json import rootfs_path
 from ocigpu.core.errors import OcigpuError
 from ocigpu.core.facts import HostFacts, facts_from_json, facts_to_json, to_data
 from ocigpu.entry import state
@@ -37,8 +38,10 @@ from ocigpu.gpus.nvidia.plan import make_plan
 from ocigpu.gpus.nvidia.request import parse_request
 from ocigpu.gpus.tegra import facts as tegra
 from ocigpu.hook import check_command, split_options
-from ocigpu.provision import cgroups, compat, loader, mounts
+from ocigpu.provision import cgroups, compat, loader
+from ocigpu.system import proc
 from ocigpu.system import store as cache
+from ocigpu.system.settings_file import read_settings
 
 ROOT = Path(__file__).parent.parent
 MAX_LINE = 4000
@@ -158,7 +161,7 @@ def fuzz_config(data: bytes) -> None:
     for one in SETTINGS:
         _request(config, one)
     attempt(spec.check_can_have_gpus, config, "config.json")
-    root = attempt(spec.rootfs_path, config, "/bundle")
+    root = attempt(rootfs_path, config, "/bundle")
     assert root is None or os.fsencode(root).startswith(b"/")
     reason = why_hook(DECLARED, config, lambda path: path, True, False)
     assert len(reason) <= MAX_LINE
@@ -254,7 +257,7 @@ def fuzz_hook_words(data: bytes) -> None:
 def fuzz_settings(data: bytes) -> None:
     """The settings file; with what it says, a request is read."""
     with as_file(data) as path:
-        found = attempt(settings.read_settings, path)
+        found = attempt(read_settings, path)
     if found is not None:
         repr(found).encode("utf-8")
         find_words(found)
@@ -433,15 +436,15 @@ def fuzz_mounts(data: bytes) -> None:
     """Texts of /proc/<pid>/mountinfo and cgroup, and of a device cgroup's devices.list."""
     text = data.decode("utf-8", "surrogateescape")
     try:
-        table = mounts.parse_mount_table(text)
+        proc.parse_mounts(text)
     except OSError:
-        table = {}
-    for fields in table.values():
-        assert fields.index("-", 6) + 1 < len(fields)
+        proc.parse_mounts(text, strict=False)
+    with suppress(OSError):
+        proc.parse_stat(text)
     for mount in cgroups.parse_cgroup_mounts(text):
         assert mount.version in (1, 2)
         os.fsencode(mount.mountpoint)
-    cgroups.parse_proc_cgroup(text)
+    proc.parse_cgroup(text)
     cgroups.Policy(cgroups.parse_devices_list(text)).allowed("c", 195, 0)
 
 

@@ -29,6 +29,7 @@ from ocigpu.gpus.nvidia.discover import read_host_facts
 from ocigpu.gpus.nvidia.plan import make_plan
 from ocigpu.gpus.nvidia.request import Request, parse_request
 from ocigpu.provision.image import read_rootfs_facts
+from ocigpu.system.proc import read_mounts
 from ocigpu.system.settings_file import read_settings
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -166,9 +167,7 @@ def _remove_directory(directory: str) -> None:
 
 
 def _mounts_below(directory: str) -> list[str]:
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape", newline="\n") as file:
-        targets = [line.split(" ")[4] for line in file]
-    return [target for target in targets if target.startswith(directory + "/")]
+    return [mount.point for mount in read_mounts().values() if mount.point.startswith(directory + "/")]
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from ocigpu.containers.find import Container
 from ocigpu.core.errors import OcigpuError
 from ocigpu.core.settings import Settings
+from ocigpu.system.proc import is_running
 from ocigpu.system.store import open_cache, read_cached, write_cached
 
 DIRECTORY = "attached"
@@ -111,18 +112,8 @@ def _prune(directory: int) -> None:
     for name in os.listdir(directory):
         pid, _, rest = name.partition("-")
         start = rest.partition("-")[0]
-        if not (pid.isdecimal() and start.isdecimal() and is_running(int(pid), int(start))):
+        if not (pid.isdecimal() and start.isdecimal() and is_running(int(start), f"/proc/{pid}/stat")):
             _remove(directory, name)
-
-
-def is_running(pid: int, start_time: int) -> bool:
-    """Tell whether a process runs and started then (clock ticks since boot: field 22 of proc_pid_stat(5))."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return fields[0] not in (b"Z", b"X") and int(fields[19]) == start_time
 
 
 def _remove(directory: int, name: str) -> None:

@@ -22,12 +22,12 @@ from ocigpu.core.config_json import MAX_CONFIG_BYTES, Document, get_list, get_ob
 from ocigpu.core.errors import OcigpuError, SpecError, quoted
 from ocigpu.entry.state import MAX_STATE_BYTES
 from ocigpu.system.files import why_replaceable
+from ocigpu.system.proc import is_running, parse_cgroup
 
 MAX_CONTAINERS = 10_000
 """Directories looked at in one place."""
 RUNTIME_FILES = {"state.json": "runc", "status": "crun"}
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_START_TIME = 19  # field 22 of proc_pid_stat(5), counted from the state, which is field 3
 
 
 class Container(NamedTuple):
@@ -135,7 +135,7 @@ def open_process(container: Container) -> int:
         raise ended from None
     except OSError as error:
         raise OcigpuError("OCIGPU-CTR-3", f"container {container.name}: {error.strerror}") from error
-    if not _is_alive(fd, container.start_time):
+    if not is_running(container.start_time, dir_fd=fd):
         os.close(fd)
         raise ended
     return fd
@@ -361,21 +361,9 @@ def _runs(pid: int, start_time: int) -> bool:
     except OSError:  # it has ended; with hidepid (proc(5)) another user's process is as good as none, too
         return False
     try:
-        return _is_alive(fd, start_time)
+        return is_running(start_time, dir_fd=fd)
     finally:
         os.close(fd)
-
-
-def _is_alive(proc_fd: int, start_time: int) -> bool:
-    """Tell whether a process runs and started then; the name in its stat may contain anything (proc_pid_stat(5))."""
-    try:
-        fd = os.open("stat", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc_fd)
-        with os.fdopen(fd, "rb") as file:
-            text = file.read(4096)
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    fields = text[text.rindex(b")") + 2 :].split()
-    return fields[0] not in (b"Z", b"X") and int(fields[_START_TIME]) == start_time
 
 
 class _FrozenCgroups:
@@ -387,14 +375,10 @@ class _FrozenCgroups:
         self._mounts = parse_cgroup_mounts(read_text("/proc/self/mountinfo"))
 
     def contains(self, pid: int) -> bool:
-        for line in read_text(f"/proc/{pid}/cgroup").splitlines():
-            number, _, rest = line.partition(":")
-            controllers, _, path = rest.partition(":")
-            if "freezer" in controllers.split(","):
-                version, name, answer = 1, "freezer.state", "FROZEN"
-            elif number == "0" and not controllers:
-                version, name, answer = 2, "cgroup.freeze", "1"
-            else:
+        cgroup = parse_cgroup(read_text(f"/proc/{pid}/cgroup"), "freezer")
+        rows = ((1, cgroup.v1, "freezer.state", "FROZEN"), (2, cgroup.v2, "cgroup.freeze", "1"))
+        for version, path, name, answer in rows:
+            if path is None:
                 continue
             for mount in self._mounts:
                 if mount.version != version or (version == 1 and "freezer" not in mount.controllers):

@@ -14,7 +14,7 @@ from ocigpu.containers.asked import ask_child
 from ocigpu.containers.find import Container, open_process, read_state_of
 from ocigpu.core.config_json import get_list, get_object, get_rules
 from ocigpu.core.errors import OcigpuError, SpecError
-from ocigpu.provision.cgroups import CgroupMount, parse_cgroup_mounts, parse_proc_cgroup, recorded_part
+from ocigpu.provision.cgroups import CgroupMount, parse_cgroup_mounts, recorded_part
 from ocigpu.provision.device_filter import (
     ACCESS_BITS,
     MAX_MAJOR,
@@ -25,6 +25,7 @@ from ocigpu.provision.device_filter import (
     effective_rules,
 )
 from ocigpu.system import libc
+from ocigpu.system.proc import parse_cgroup, read_cgroup, read_proc
 
 Number = tuple[int, int]
 """Major and minor of a character device."""
@@ -144,11 +145,8 @@ def cgroup_directories(text: str, recorded: str = "") -> list[tuple[CgroupMount,
     ``text``: its /proc/<pid>/cgroup.  ``recorded``: as for :func:`ocigpu.provision.cgroups.open_device_cgroup`, for v1:
     of v2 a cgroup with others below takes no process.  Raises OSError for a cgroup that no mount here shows.
     """
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-        mounts = parse_cgroup_mounts(file.read(4 << 20))
-    with open("/proc/self/cgroup", encoding="utf-8", errors="surrogateescape") as file:
-        ours = parse_proc_cgroup(file.read(1 << 20))
-    theirs = parse_proc_cgroup(text)
+    mounts = parse_cgroup_mounts(read_proc("/proc/self/mountinfo"))
+    ours, theirs = read_cgroup("/proc/self/cgroup"), parse_cgroup(text)
     found = []
     v1 = theirs.v1 and recorded_part(theirs.v1, recorded)
     for path, own, version in ((v1, ours.v1, 1), (theirs.v2, ours.v2, 2)):

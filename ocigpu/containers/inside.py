@@ -15,9 +15,10 @@ from ocigpu.core.actions import Link, Node
 from ocigpu.core.errors import OcigpuError
 from ocigpu.gpus.nvidia.views import PROC_DRIVER
 from ocigpu.provision.container import LiveContainer, join, open_root, use_owner_ids
-from ocigpu.provision.mounts import enter_own_proc, parse_mount_table, read_mnt_id, read_mount_table
+from ocigpu.provision.mounts import enter_own_proc, read_mnt_id
 from ocigpu.system import libc
 from ocigpu.system.paths import open_in_root, open_parent
+from ocigpu.system.proc import read_mounts
 
 if TYPE_CHECKING:
     from ocigpu.core.actions import Action
@@ -37,8 +38,7 @@ def remove_inside(container: LiveContainer, actions: "Sequence[Action]") -> list
 
 
 def _remove(container: LiveContainer, actions: Sequence[Node | Link]) -> list[str]:
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-        of_host = {fields[2] for fields in parse_mount_table(file.read()).values()}
+    of_host = {mount.device for mount in read_mounts().values()}
     root_fd = _enter(container)
     notes = []
     for action in actions:
@@ -68,11 +68,11 @@ def _is_own(root_fd: int, directory_fd: int, of_host: set[str]) -> bool:
 
     A volume may be the host's own /dev.  Which one it is says the mount table: st_dev is another for btrfs.
     """
-    mount = read_mnt_id(directory_fd)
-    if mount == read_mnt_id(root_fd):
+    mnt_id = read_mnt_id(directory_fd)
+    if mnt_id == read_mnt_id(root_fd):
         return True
-    fields = read_mount_table().get(mount)
-    return fields is not None and fields[2] not in of_host
+    mount = read_mounts("mountinfo").get(mnt_id)
+    return mount is not None and mount.device not in of_host
 
 
 def _is_mounted(parent_fd: int, name: str) -> bool:

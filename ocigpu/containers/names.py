@@ -10,6 +10,7 @@ from typing import Any
 from ocigpu.containers.trusted import read_trusted
 from ocigpu.core.config_json import get_list, get_object, parse_json
 from ocigpu.core.errors import SpecError
+from ocigpu.system.proc import read_stat
 
 MAX_ENGINE_FILE = 32 << 20
 """Bytes read of a file of an engine: Podman lists all its containers in one."""
@@ -85,8 +86,10 @@ def _docker_name(identity: str, mounts: list[Any]) -> str:
 
 def _conmon_name(identity: str, pid: int) -> str:
     """Return the name that conmon, the parent of a container's first process, was given (conmon(8), --name, --cid)."""
-    fields = read_text(f"/proc/{pid}/stat").rpartition(")")[2].split() if pid else []
-    words = read_text(f"/proc/{fields[1]}/cmdline").split("\0") if fields else []
+    try:
+        words = read_text(f"/proc/{read_stat(f'/proc/{pid}/stat').parent}/cmdline").split("\0") if pid else []
+    except OSError:  # it is not there any more
+        words = []
     options = dict(pairwise(words))
     if os.path.basename(words[0] if words else "") != "conmon" or options.get("-c") != identity:
         return ""

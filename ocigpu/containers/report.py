@@ -16,8 +16,8 @@ from ocigpu.core.facts import DeviceNode, HostFacts
 from ocigpu.core.gate import is_gpu_of_nvidia
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.nvidia.request import Request, parse_request
-from ocigpu.provision.cgroups import parse_proc_cgroup
 from ocigpu.provision.image import read_device
+from ocigpu.system.proc import read_cgroup
 
 VENDOR_CDI_HOOKS = ("nvidia-ctk", "nvidia-cdi-hook")
 MAX_DESCRIPTORS = 65536
@@ -340,8 +340,7 @@ class _Place(NamedTuple):
 
 def _place(pid: int) -> _Place | None:
     try:
-        with open(f"/proc/{pid}/cgroup", encoding="utf-8", errors="surrogateescape") as file:
-            cgroup = parse_proc_cgroup(file.read(1 << 20))
+        cgroup = read_cgroup(f"/proc/{pid}/cgroup")
         return _Place(cgroup.v1, cgroup.v2, os.stat(f"/proc/{pid}/ns/pid").st_ino)
     except OSError:  # it has ended, or is not ours to look at
         return None

@@ -22,23 +22,14 @@ from ocigpu.core.settings import Settings
 from ocigpu.gpus.nvidia.plan import make_plan
 from ocigpu.gpus.nvidia.request import Request, parse_request
 from ocigpu.gpus.nvidia.views import PROC_DRIVER
-from ocigpu.provision.cgroups import decode_field
 from ocigpu.provision.container import LiveContainer
 from ocigpu.provision.device_filter import Policy, access_mask
-from ocigpu.provision.mounts import parse_mount_table
+from ocigpu.system import proc
+from ocigpu.system.proc import Mount
 from ocigpu.system.settings_file import read_settings
 
 _READ_WRITE = access_mask("rw")
-_MAX_TABLE = 16 << 20
 _NS_GET_USERNS, _NS_GET_PARENT = 0xB701, 0xB702  # linux/nsfs.h
-
-
-class Mount(NamedTuple):
-    """A line of mountinfo: the file system's number, which part of it, and where that is."""
-
-    device: str
-    root: str
-    point: str
 
 
 class ShownMounts(NamedTuple):
@@ -62,11 +53,9 @@ class Shown(NamedTuple):
 
 def read_mounts(inside: LiveContainer, config: dict[str, Any]) -> ShownMounts:
     """Return the mounts of a container's first process, and ours; raises OSError."""
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-        host = _parse(file.read(_MAX_TABLE))
-    fd = os.open("mountinfo", os.O_RDONLY | os.O_CLOEXEC, dir_fd=inside.proc_fd)
-    with open(fd, encoding="utf-8", errors="surrogateescape") as file:
-        return ShownMounts(_parse(file.read(_MAX_TABLE)), host, _is_of_runtime(inside, has_user_namespace(config)))
+    theirs, ours = proc.read_mounts("mountinfo", inside.proc_fd), proc.read_mounts()
+    of_runtime = _is_of_runtime(inside, has_user_namespace(config))
+    return ShownMounts(tuple(theirs.values()), tuple(ours.values()), of_runtime)
 
 
 def _is_of_runtime(inside: LiveContainer, with_users: bool) -> bool:
@@ -85,13 +74,6 @@ def _is_of_runtime(inside: LiveContainer, with_users: bool) -> bool:
     finally:
         for fd in opened:
             os.close(fd)
-
-
-def _parse(text: str) -> tuple[Mount, ...]:
-    return tuple(
-        Mount(fields[2], decode_field(fields[3]), decode_field(fields[4]))
-        for fields in parse_mount_table(text).values()
-    )
 
 
 def plan_shown(

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from ocigpu.core.errors import HostError
 from ocigpu.engines.places import running_daemons
 from ocigpu.engines.status import HOOK
+from ocigpu.system.proc import read_stat
 
 SECONDS = 3.0
 MAX_ANSWER = 4 << 20
@@ -102,11 +103,9 @@ def _path_variable(pid: int) -> str | None:
 
 def _start_time(pid: int) -> float:
     """Return when a process was started, seconds since 1970: field 22 of proc_pid_stat(5), btime of proc_stat(5)."""
-    with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-        ticks = int(file.read().rpartition(")")[2].split()[19])
     with open("/proc/stat", encoding="ascii") as file:
         boot = next(int(line.split()[1]) for line in file if line.startswith("btime"))
-    return boot + ticks / os.sysconf("SC_CLK_TCK")
+    return boot + read_stat(f"/proc/{pid}/stat").start / os.sysconf("SC_CLK_TCK")
 
 
 def _find_socket() -> str:

@@ -30,6 +30,7 @@ from ocigpu.provision.inside import exists_inside, status_inside
 from ocigpu.provision.loader import LoaderFacts, read_loader_facts
 from ocigpu.provision.sonames import SonameLinks, read_soname_links
 from ocigpu.system.log import get_trace, step
+from ocigpu.system.proc import read_mounts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -145,8 +146,7 @@ def _read_sonames(root_fd: int, commands: "tuple[Command, ...]") -> SonameLinks:
     if not folders:
         return SonameLinks()
     given = tuple(link for command in commands if isinstance(command, CreateSymlinks) for link in command.links)
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape", newline="\n") as file:
-        return read_soname_links(root_fd, folders, given, file.read())
+    return read_soname_links(root_fd, folders, given, tuple(mount.point for mount in read_mounts().values()))
 
 
 def _stays(root_fd: int, target: str, path: str) -> bool:

@@ -17,6 +17,7 @@ from ocigpu.core import rawjson
 from ocigpu.core.errors import HostError, OcigpuError, printable
 from ocigpu.engines.places import DAEMON_PATH, Daemon, expand, read_file, running_daemons
 from ocigpu.engines.status import RUNTIME, read_engine_status
+from ocigpu.system.proc import parse_stat
 
 ENGINES = ("containerd", "crio")
 RESTARTS = ("auto", "systemd", "signal", "none")
@@ -74,12 +75,11 @@ class HostEngine:
             status = read_file(self.host_root, f"{process}/stat") or ""
             cgroups = read_file(self.host_root, f"{process}/cgroup") or ""
             sockets = self._listening(daemon.pid)
+            started = parse_stat(status).start
         except (OcigpuError, OSError):  # it ended meanwhile
             return None
-        if ")" not in status:
-            return None
         units = re.findall(r"[^/\n]+\.service(?=[/\n]|$)", cgroups)
-        return Running(daemon, int(status.rpartition(")")[2].split()[19]), units[-1] if units else "", sockets)
+        return Running(daemon, started, units[-1] if units else "", sockets)
 
     def _listening(self, pid: int) -> frozenset[str]:
         """Return the paths of sockets on which a process listens."""

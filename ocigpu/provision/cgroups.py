@@ -20,6 +20,7 @@ from ocigpu.provision.device_filter import (
 )
 from ocigpu.system import bpf
 from ocigpu.system.namespaces import in_initial_user_namespace
+from ocigpu.system.proc import parse_cgroup, parse_mounts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -155,7 +156,7 @@ def open_device_cgroup(container_proc_fd: int, recorded: str = "") -> Cgroup:
     first process may have gone on into one below (systemd does), and rules stay where the runtime has put them.
     Must run in the host's mount namespace.  Raises ApplyError OCIGPU-CG-1, also for the root cgroup.
     """
-    paths = parse_proc_cgroup(_read_at(container_proc_fd, "cgroup", "cgroup of the container's process"))
+    paths = parse_cgroup(_read_at(container_proc_fd, "cgroup", "cgroup of the container's process"))
     mounts = parse_cgroup_mounts(_read_at(-1, "/proc/self/mountinfo", "mount table"))
     v1_mounts = [mount for mount in mounts if mount.version == 1 and "devices" in mount.controllers]
     if paths.v1 is not None and v1_mounts:
@@ -176,7 +177,7 @@ def open_device_cgroup(container_proc_fd: int, recorded: str = "") -> Cgroup:
             continue
         # The process was in this cgroup a moment ago; a directory of the same name made since would be another one.
         try:
-            again = parse_proc_cgroup(_read_at(container_proc_fd, "cgroup", "cgroup of the container's process"))
+            again = parse_cgroup(_read_at(container_proc_fd, "cgroup", "cgroup of the container's process"))
             if again != paths:
                 raise _failed("find device cgroup", quoted(path), "the container's process has just moved elsewhere")
         except ApplyError:
@@ -196,70 +197,20 @@ def recorded_part(path: str, recorded: str) -> str:
     return path
 
 
-class ProcCgroup(NamedTuple):
-    """Cgroup paths of a process in the v1 hierarchy that has "devices", and in the v2 one; None where it has none."""
-
-    v1: str | None
-    v2: str | None
-
-
-def parse_proc_cgroup(text: str) -> ProcCgroup:
-    """Return the cgroup paths that matter for devices in the text of /proc/<pid>/cgroup.
-
-    Lines are "hierarchy:controllers:path" (cgroups(7)), e.g. "5:devices,freezer:/docker/1f..." or "0::/user.slice";
-    the path may hold colons.
-    """
-    v1: str | None = None
-    v2: str | None = None
-    for line in text.split("\n"):
-        number, _, rest = line.partition(":")
-        controllers, colon, path = rest.partition(":")
-        if colon and "devices" in controllers.split(","):
-            v1 = path
-        elif colon and number == "0" and not controllers:
-            v2 = path
-    return ProcCgroup(v1, v2)
-
-
 def parse_cgroup_mounts(text: str) -> list[CgroupMount]:
-    """Return the cgroup mounts in the text of /proc/<pid>/mountinfo, last mounted first.
+    """Return the cgroup mounts in the text of /proc/<pid>/mountinfo, last mounted first; other lines are passed over.
 
-    Fields are separated by single spaces; a variable number of optional ones ends at "-"; space, tab, newline and
-    backslash are written in octal (proc_pid_mountinfo(5)).  For v1 the controllers are among the superblock options.
+    For v1 the controllers are among the superblock options.
     """
-    mounts: list[CgroupMount] = []
-    for line in text.split("\n"):
-        fields = line.split(" ")
-        try:
-            dash = fields.index("-", 6)
-            kind, options = fields[dash + 1], fields[dash + 3]
-            major, _, minor = fields[2].partition(":")
+    found = []
+    for mount in parse_mounts(text, strict=False).values():
+        if mount.type in ("cgroup", "cgroup2"):
+            version, controllers = (1, mount.super_options) if mount.type == "cgroup" else (2, ())
+            major, _, minor = mount.device.partition(":")
             device = (int(major), int(minor))
-        except (ValueError, IndexError):
-            continue
-        if kind not in ("cgroup", "cgroup2"):
-            continue
-        controllers = frozenset(options.split(",")) if kind == "cgroup" else frozenset[str]()
-        root, mountpoint = decode_field(fields[3]), decode_field(fields[4])
-        mounts.append(CgroupMount(1 if kind == "cgroup" else 2, controllers, root, mountpoint, device))
-    mounts.reverse()
-    return mounts
-
-
-def decode_field(field: str) -> str:
-    r"""Return a field of mountinfo with its octal escapes (\040) decoded."""
-    if "\\" not in field:
-        return field
-    raw = os.fsencode(field)
-    parts = raw.split(b"\\")
-    out = parts[:1]
-    for part in parts[1:]:
-        digits = part[:3]
-        if len(digits) == 3 and all(48 <= digit <= 55 for digit in digits) and int(digits, 8) < 256:
-            out += [bytes((int(digits, 8),)), part[3:]]
-        else:
-            out += [b"\\", part]
-    return os.fsdecode(b"".join(out))
+            found.append(CgroupMount(version, frozenset(controllers), mount.root, mount.point, device))
+    found.reverse()
+    return found
 
 
 def _below(path: str, root: str) -> str:

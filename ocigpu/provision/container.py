@@ -12,17 +12,16 @@ import errno
 import os
 
 from ocigpu.core.errors import ApplyError
+from ocigpu.provision.mounts import read_mnt_id
 from ocigpu.system import libc
 from ocigpu.system.namespaces import in_initial_user_namespace
+from ocigpu.system.proc import read_mounts, read_proc, read_stat
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NamedTuple
 else:
     from ocigpu.core.record import NamedTuple
-
-_STAT_STATE = 0
-_STAT_START_TIME = 19  # field 22 of proc(5), counted from the state, which is field 3
 
 
 class LiveContainer(NamedTuple):
@@ -197,9 +196,9 @@ def _require_own_mounts(rootfs: str) -> None:
     procfs may be mounted with hidepid: then root of the machine cannot tell and is refused, and any other user
     namespace is taken for the container's or its engine's.
     """
-    own = _mount_ids("/proc/self/mountinfo")
+    own = read_mounts()
     try:
-        shared = own & _mount_ids("/proc/1/mountinfo")
+        shared = own.keys() & read_mounts("/proc/1/mountinfo").keys()
     except OSError as error:
         if error.errno not in (errno.ENOENT, errno.EACCES, errno.EPERM):
             raise
@@ -224,19 +223,9 @@ def _is_mount_point(fd: int) -> bool:
     """
     parent_fd = os.open("..", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd)
     try:
-        return _mount_id(fd) != _mount_id(parent_fd)
+        return read_mnt_id(fd, "/proc/self") != read_mnt_id(parent_fd, "/proc/self")
     finally:
         os.close(parent_fd)
-
-
-def _mount_id(fd: int) -> bytes:
-    with open(f"/proc/self/fdinfo/{fd}", "rb") as file:
-        return next(line for line in file if line.startswith(b"mnt_id:"))
-
-
-def _mount_ids(path: str) -> set[int]:
-    with open(path, "rb") as file:
-        return {int(line.split(b" ", 1)[0]) for line in file}
 
 
 def join(container: LiveContainer) -> None:
@@ -301,30 +290,11 @@ def use_owner_ids(container: LiveContainer) -> None:
 
 
 def _check_process(proc_fd: int, what: str, hook_pid: int) -> None:
-    fields = _stat_fields(proc_fd)
-    if fields[_STAT_STATE] in ("Z", "X"):
+    process = read_stat(dir_fd=proc_fd)
+    if process.ended:
         raise ApplyError("OCIGPU-NS-1", f"{what}: it has ended")
-    hook_fd = os.open(f"/proc/{hook_pid or 'self'}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        hook = _stat_fields(hook_fd)
-    finally:
-        os.close(hook_fd)
-    if int(fields[_STAT_START_TIME]) > int(hook[_STAT_START_TIME]):
+    if process.start > read_stat(f"/proc/{hook_pid or 'self'}/stat").start:
         raise ApplyError("OCIGPU-NS-1", f"{what}: it started after this hook, so it is not the container")
-
-
-def _stat_fields(proc_fd: int) -> list[str]:
-    """Return the fields of <proc_fd>/stat from the state on; the name before them may contain anything (proc(5))."""
-    text = _read(proc_fd, "stat")
-    return text[text.rindex(")") + 2 :].split()
-
-
-def _read(dir_fd: int, name: str) -> str:
-    fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)
-    try:
-        return os.read(fd, 1 << 16).decode("utf-8", "surrogateescape")
-    finally:
-        os.close(fd)
 
 
 def _same(fd: int, path: str) -> bool:
@@ -334,7 +304,7 @@ def _same(fd: int, path: str) -> bool:
 
 def _mapped_root(proc_fd: int, name: str) -> int:
     """Return our id of the container's id 0: lines "inside outside count" of user_namespaces(7)."""
-    for line in _read(proc_fd, name).splitlines():
+    for line in read_proc(name, proc_fd).splitlines():
         inside, outside, _ = (int(word) for word in line.split())
         if inside == 0:
             return outside

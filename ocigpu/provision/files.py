@@ -11,9 +11,10 @@ import stat
 from ocigpu.core.actions import Mode, TextFile
 from ocigpu.core.errors import ApplyError, quoted
 from ocigpu.provision.journal import has_content, keep_file
-from ocigpu.provision.mounts import kept_flags, read_mnt_id, read_mount_table, remount
+from ocigpu.provision.mounts import kept_flags, read_mnt_id, remount
 from ocigpu.system.files import draft_name, replace_file
 from ocigpu.system.paths import open_in_root
+from ocigpu.system.proc import read_mounts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,10 +34,10 @@ def make_root_writable(place: "Workplace") -> None:
     flags = kept_flags(place.root_fd)
     if not flags & os.ST_RDONLY:
         return
-    table = read_mount_table()
+    table = read_mounts("mountinfo")
     mount = table.get(read_mnt_id(place.root_fd))
-    below = table.get(int(mount[1])) if mount is not None else None
-    if mount is None or below is None or mount[2] != below[2] or "ro" in below[5].split(","):
+    below = table.get(mount.parent) if mount is not None else None
+    if mount is None or below is None or mount.device != below.device or "ro" in below.options:
         return
     place.journal.record("writable", "/", flags=flags)
     try:

@@ -12,6 +12,7 @@ import stat
 from ocigpu.core.errors import ApplyError
 from ocigpu.provision.tmpfs import fill, holds, tmpfs_options
 from ocigpu.system import libc
+from ocigpu.system.proc import read_mounts, read_proc
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -81,16 +82,11 @@ def read_mnt_id(fd: int, own_proc: str = ".") -> int:
 
 
 def _fdinfo_mnt_id(fd: int, own_proc: str = ".") -> int:
-    for line in _read(f"{own_proc}/fdinfo/{fd}").splitlines():
+    for line in read_proc(f"{own_proc}/fdinfo/{fd}").splitlines():
         key, _, value = line.partition(":")
         if key == "mnt_id":
             return int(value)
     raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), f"fdinfo/{fd}")
-
-
-def _read(name: str) -> str:
-    with open(name, "rb") as file:
-        return file.read().decode("utf-8", "surrogateescape")
 
 
 def take_source(
@@ -157,8 +153,8 @@ def is_equal_tmpfs(action: "Tmpfs", uid: int, gid: int, target: MountTarget) -> 
     flags = _attributes((*_PRIVATE_TMPFS, "ro"))
     if not _is_mount(target) or os.fstatvfs(target.fd).f_flag & flags != flags:
         return False
-    fields = read_mount_table().get(read_mnt_id(target.fd))
-    if fields is None or fields[3] != "/" or fields[fields.index("-", 6) + 1] != "tmpfs":
+    mount = read_mounts("mountinfo").get(read_mnt_id(target.fd))
+    if mount is None or (mount.root, mount.type) != ("/", "tmpfs"):
         return False
     try:
         return holds(target.fd, action, uid, gid)
@@ -175,8 +171,8 @@ def is_own(fd: int, root_fd: int, host_devices: "AbstractSet[int]") -> bool:
     mnt_id = read_mnt_id(fd)
     if mnt_id == read_mnt_id(root_fd) or os.fstat(fd).st_dev in host_devices:
         return False
-    fields = read_mount_table().get(mnt_id)
-    return fields is not None and fields[3] == "/" and fields[fields.index("-", 6) + 1] == "tmpfs"
+    mount = read_mounts("mountinfo").get(mnt_id)
+    return mount is not None and (mount.root, mount.type) == ("/", "tmpfs")
 
 
 def read_host_devices() -> "AbstractSet[int]":
@@ -326,37 +322,10 @@ def kept_flags(fd: int) -> int:
     return flags
 
 
-def read_mount_table() -> dict[int, list[str]]:
-    """Return the mounts of our namespace by id, with their fields: see :func:`parse_mount_table`.  Raises OSError."""
-    return parse_mount_table(_read("mountinfo"))
-
-
-def parse_mount_table(text: str) -> dict[int, list[str]]:
-    """Return the lines of mountinfo by mount id: "id parent dev root point options [fields] - type source options".
-
-    Lines end at a newline and nowhere else: of what breaks lines, the kernel writes only that in octal
-    (proc_pid_mountinfo(5)), and a mount point may have any other in its name.  Raises OSError EPROTO for other text.
-    """
-    table = {}
-    for line in text.removesuffix("\n").split("\n") if text else ():
-        fields = line.split(" ")
-        if len(fields) < 10 or not all(_is_number(field) for field in fields[:2]) or "-" not in fields[6:-3]:
-            raise OSError(errno.EPROTO, os.strerror(errno.EPROTO), "mountinfo")
-        table[int(fields[0])] = fields
-    return table
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) < 20
-
-
 def _shared_mounts() -> set[int]:
     """Return the ids of the shared mounts of our namespace."""
-    return {
-        mnt_id
-        for mnt_id, fields in read_mount_table().items()
-        if any(field.startswith("shared:") for field in fields[6 : fields.index("-", 6)])
-    }
+    mounts = read_mounts("mountinfo").values()
+    return {mount.mnt_id for mount in mounts if any(tag.startswith("shared:") for tag in mount.tags)}
 
 
 def _mount_root(target: MountTarget, mnt_id: int) -> int:

@@ -7,14 +7,14 @@ processes that we may look at.  Read only when something is to be undone.
 
 import os
 
-from ocigpu.provision.mounts import parse_mount_table, read_mnt_id
-from ocigpu.system.paths import escape_mount_path
+from ocigpu.provision.mounts import read_mnt_id
+from ocigpu.system.proc import read_mounts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_MAX_TABLE = 64 << 20
+    from ocigpu.system.proc import Mount
 
 
 def has_neighbours(root_fd: int, own_proc: str = ".") -> bool:
@@ -39,30 +39,28 @@ def has_neighbours(root_fd: int, own_proc: str = ".") -> bool:
 
 def _find_place(root_fd: int, own_proc: str) -> tuple[str, str]:
     """Return device and path of a directory in its file system, as mountinfo writes both."""
-    table = parse_mount_table(_read(f"{own_proc}/mountinfo"))
-    _, _, device, top, point, *_ = table[read_mnt_id(root_fd, own_proc)]
-    path = escape_mount_path(os.readlink(f"{own_proc}/fd/{root_fd}"))
-    rest = path.removeprefix(point.rstrip("/"))
-    return device, f"{top.rstrip('/')}{rest}".rstrip("/") or "/"
+    mount = read_mounts(f"{own_proc}/mountinfo")[read_mnt_id(root_fd, own_proc)]
+    rest = os.readlink(f"{own_proc}/fd/{root_fd}").removeprefix(mount.point.rstrip("/"))
+    return mount.device, f"{mount.root.rstrip('/')}{rest}".rstrip("/") or "/"
 
 
-def _tables(proc: str, pids: set[str], seen: set[int]) -> "Iterator[dict[int, list[str]]]":
+def _tables(proc: str, pids: set[str], seen: set[int]) -> "Iterator[dict[int, Mount]]":
     """Yield the mounts of each namespace that these processes live in and that was not ``seen``."""
     for pid in pids:
         try:
             namespace = os.stat(f"{proc}/{pid}/ns/mnt").st_ino
             if namespace in seen:
                 continue
-            table = parse_mount_table(_read(f"{proc}/{pid}/mountinfo"))
+            table = read_mounts(f"{proc}/{pid}/mountinfo")
         except OSError:  # it has ended, or is not ours to look at
             continue
         seen.add(namespace)
         yield table
 
 
-def _is_used(table: dict[int, list[str]], place: tuple[str, str]) -> bool:
-    roots = {fields[0] for fields in table.values() if (fields[2], fields[3].rstrip("/") or "/") == place}
-    return bool(roots) and any(fields[1] in roots and fields[0] not in roots for fields in table.values())
+def _is_used(table: "dict[int, Mount]", place: tuple[str, str]) -> bool:
+    roots = {mount.mnt_id for mount in table.values() if (mount.device, mount.root.rstrip("/") or "/") == place}
+    return bool(roots) and any(mount.parent in roots and mount.mnt_id not in roots for mount in table.values())
 
 
 def _list(path: str) -> list[str]:
@@ -70,8 +68,3 @@ def _list(path: str) -> list[str]:
         return os.listdir(path)
     except OSError:
         return []
-
-
-def _read(path: str) -> str:
-    with open(path, "rb") as file:
-        return file.read(_MAX_TABLE).decode("utf-8", "surrogateescape")

@@ -24,8 +24,6 @@ MAX_NAMES = 1 << 16
 MAX_READ = 4096
 """Libraries of one folder that are compared by name and opened, those that were mounted first."""
 MAX_LINKS = 1024
-_ESCAPES = (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\"))
-"""Of mountinfo (fs/proc_namespace.c, mangle); the backslash itself last."""
 
 
 class SonameLinks(NamedTuple):
@@ -36,14 +34,13 @@ class SonameLinks(NamedTuple):
 
 
 def read_soname_links(
-    root_fd: int, folders: tuple[str, ...], given: tuple[tuple[str, str], ...], mount_table: str
+    root_fd: int, folders: tuple[str, ...], given: tuple[tuple[str, str], ...], points: tuple[str, ...]
 ) -> SonameLinks:
     """Return the links that are missing in folders of the image below ``root_fd``; needs procfs on /proc.
 
-    ``given``: links that are made anyway, as (target, path).  ``mount_table``: of the namespace that ``root_fd`` is of,
-    as in mountinfo.  Never raises for what an image contains.
+    ``given``: links that are made anyway, as (target, path).  ``points``: where something is mounted in the namespace
+    of ``root_fd``.  Never raises for what an image contains.
     """
-    points = _mount_points(mount_table)
     links: dict[str, str] = {}
     left: list[tuple[str, str]] = []
     for folder in dict.fromkeys(map(os.path.normpath, folders)):
@@ -65,15 +62,6 @@ def read_soname_links(
         else:
             links.update((f"{folder.rstrip('/')}/{soname}", name) for soname, name in found.items())
     return SonameLinks(tuple((name, path) for path, name in links.items())[:MAX_LINKS], tuple(left))
-
-
-def _mount_points(mount_table: str) -> tuple[str, ...]:
-    """Return the mount points of a text as in proc_pid_mountinfo(5)."""
-    lines = (line.split(" ", 5) for line in mount_table.split("\n"))
-    points = [fields[4] for fields in lines if len(fields) == 6]
-    for escape, letter in _ESCAPES:
-        points = [point.replace(escape, letter) for point in points]
-    return tuple(points)
 
 
 class _Folder:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ocigpu.sim.marker import MARKER_NAME, read_marker
 from ocigpu.sim.models import sim_error
+from ocigpu.system.proc import read_mounts
 
 
 def remove_host(directory: str) -> None:
@@ -39,12 +40,5 @@ def remove_host(directory: str) -> None:
 
 def find_mounts(root: str, mountinfo: str = "/proc/self/mountinfo") -> list[str]:
     """Return the mount points at or below ``root`` (proc_pid_mountinfo(5): fields have octal escapes)."""
-    # a mount point's name may have a carriage return, which is no end of a line here
-    with open(mountinfo, encoding="utf-8", errors="surrogateescape", newline="\n") as file:
-        points = [_unescape(line.split(" ")[4]) for line in file]
+    points = [mount.point for mount in read_mounts(mountinfo).values()]
     return [point for point in points if point == root or point.startswith(root + "/")]
-
-
-def _unescape(text: str) -> str:
-    parts = text.split("\\")
-    return parts[0] + "".join(chr(int(part[:3], 8)) + part[3:] for part in parts[1:])

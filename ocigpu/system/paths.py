@@ -234,8 +234,3 @@ def _make_directory(dir_fd: int, name: str, path: str, mode: int, on_create: "Ca
     else:
         raise FileNotFoundError(errno.ENOENT, "a link that leads nowhere", path)
     return os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
-
-
-def escape_mount_path(path: str) -> str:
-    """Return a path as mountinfo writes it (mangle of fs/proc_namespace.c)."""
-    return "".join(f"\\{ord(character):03o}" if character in " \t\n\\" else character for character in path)

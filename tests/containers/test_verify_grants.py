@@ -25,16 +25,20 @@ HOOK = {"prestart": [{"path": str(RUNTIME.with_name("ocigpu-hook")), "args": ["o
 ALL = {"NVIDIA_VISIBLE_DEVICES": "all"}
 
 
+def made(device: str, root: str, point: str) -> Mount:
+    return Mount(1, 0, device, root, point, ("rw",), (), "ext4", "none", ("rw",))
+
+
 def live_of(host: SimulatedHost, config: dict[str, Any], mounted: bool = True) -> Live:
     """A container of this configuration, with the mounts that a hook makes for all GPUs or without."""
     settings = read_settings(str(host.settings))
     facts = read_facts(settings)
     places = [*(library.host_path for library in facts.libraries), *(file.host_path for file in facts.binaries)]
-    mounts = [Mount("8:1", path, f"/inside{path}") for path in places]
+    mounts = [made("8:1", path, f"/inside{path}") for path in places]
     for gpu in facts.gpus:
         path = f"{PROC_DRIVER}/gpus/{gpu.proc_name}"
-        mounts.append(Mount("0:9", path.removeprefix("/proc"), path))
-    table = ShownMounts(tuple(mounts) if mounted else (), (Mount("8:1", "/", "/"),))
+        mounts.append(made("0:9", path.removeprefix("/proc"), path))
+    table = ShownMounts(tuple(mounts) if mounted else (), (made("8:1", "/", "/"),))
     return Live(FOUND, None, config, settings, facts, ImageFacts(), Caller(), (), table)  # type: ignore[arg-type]
 
 

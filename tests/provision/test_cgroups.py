@@ -26,14 +26,13 @@ from ocigpu.provision.cgroups import (
     NO_CGROUPS_NOTE,
     ROOTLESS_NOTE,
     CgroupMount,
-    ProcCgroup,
     apply_device_rules,
     parse_cgroup_mounts,
     parse_devices_list,
-    parse_proc_cgroup,
 )
 from ocigpu.provision.device_filter import FilterRule, Policy, access_mask, device_program, effective_rules
 from ocigpu.system import bpf, libc
+from ocigpu.system.proc import ProcCgroup, parse_cgroup
 
 DENY_ALL = {"allow": False, "access": "rwm"}
 CONFIG = {"linux": {"resources": {"devices": [DENY_ALL]}}}
@@ -57,7 +56,7 @@ PROC_CGROUP = [
 
 @pytest.mark.parametrize(("text", "expected"), [row[1:] for row in PROC_CGROUP], ids=[row[0] for row in PROC_CGROUP])
 def test_the_cgroup_paths_of_a_process_are_read(text, expected):
-    assert parse_proc_cgroup(text) == expected
+    assert parse_cgroup(text) == expected
 
 
 def test_cgroup_mounts_are_read_with_optional_fields_octal_escapes_and_roots():

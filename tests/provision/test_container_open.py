@@ -11,7 +11,7 @@ from support import machine
 
 from ocigpu.core.errors import ApplyError
 from ocigpu.provision import container
-from ocigpu.system import libc
+from ocigpu.system import libc, proc
 
 pytestmark = pytest.mark.root
 
@@ -115,16 +115,11 @@ def test_a_process_that_is_gone_is_no_container(rootfs: Path) -> None:
 
 
 def test_a_younger_process_has_only_got_the_containers_number(rootfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = container._stat_fields
-    own = os.stat("/proc/self").st_ino
+    def read(path: str = "stat", dir_fd: int | None = None) -> proc.ProcessStat:
+        found = proc.read_stat(path, dir_fd)
+        return found if dir_fd is None else found._replace(start=found.start + 1_000_000)
 
-    def fields(proc_fd: int) -> list[str]:
-        found = read(proc_fd)
-        if os.fstat(proc_fd).st_ino != own:
-            found[container._STAT_START_TIME] = str(int(found[container._STAT_START_TIME]) + 1_000_000)
-        return found
-
-    monkeypatch.setattr(container, "_stat_fields", fields)
+    monkeypatch.setattr(container, "read_stat", read)
     with Lab(rootfs) as lab, pytest.raises(ApplyError) as caught:
         container.open_container(lab.pid, str(rootfs))
     assert caught.value.code == "OCIGPU-NS-1"

@@ -9,6 +9,7 @@ import pytest
 
 from ocigpu.provision import sonames
 from ocigpu.provision.sonames import read_soname_links
+from ocigpu.system.proc import parse_mounts
 
 LIB = "/usr/lib64"
 
@@ -33,8 +34,9 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], bytes
 Library = Callable[[str], bytes]
 
 
-def table(root: Path, *mounted: str) -> str:
-    return "".join(f"40 30 8:1 / {root}{path} ro - ext4 /dev/sda1 rw\n" for path in mounted)
+def points(root: Path, *mounted: str) -> tuple[str, ...]:
+    lines = (f"{40 + number} 30 8:1 / {root}{path} ro - ext4 /dev/sda1 rw\n" for number, path in enumerate(mounted))
+    return tuple(mount.point for mount in parse_mounts("".join(lines)).values())
 
 
 def missing(
@@ -42,7 +44,7 @@ def missing(
 ) -> tuple[dict[str, str], tuple[tuple[str, str], ...]]:
     fd = os.open(root, os.O_PATH | os.O_DIRECTORY)
     try:
-        found = read_soname_links(fd, folders or (LIB,), given, table(root, *mounted))
+        found = read_soname_links(fd, folders or (LIB,), given, points(root, *mounted))
     finally:
         os.close(fd)
     return {path: target for target, path in found.links}, found.left
