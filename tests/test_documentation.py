@@ -1,0 +1,59 @@
+"""The documentation is true of the code: links and paths lead somewhere, and its tables are the tests' own."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[1]
+PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
+DECISIONS = REPOSITORY / "docs/decisions"
+IDS = [str(page.relative_to(REPOSITORY)) for page in PAGES]
+MADE = {"fuzz/findings/"}
+OUTSIDE = ("http://", "https://", "#", "mailto:")
+
+
+def anchors_of(page: Path) -> set[str]:
+    """Return what GitHub makes of a page's headings."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_links_lead_to_files_of_the_project(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    for target in [*re.findall(r"\]\(([^)\s]+)\)", text), *re.findall(r'(?:src|srcset|href)="([^"]+)"', text)]:
+        if not target.startswith(OUTSIDE):
+            path, _, anchor = target.partition("#")
+            assert (page.parent / path).exists(), target
+            assert not anchor or anchor in anchors_of(page.parent / path), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_paths_in_the_text_are_there(page: Path) -> None:
+    found = re.findall(r"`((?:ocigpu|tests|packaging|bench|fuzz|docs)/[\w./*-]*(?:/|\.\w+))`", page.read_text())
+    assert not [path for path in {*found} - MADE if not any(REPOSITORY.glob(path.rstrip("/")))]
+
+
+def test_the_page_of_the_rooms_has_the_floors_of_the_test() -> None:
+    tree = ast.parse((REPOSITORY / "tests/test_architecture.py").read_text())
+    assigned = {ast.unparse(node.targets[0]): node.value for node in tree.body if isinstance(node, ast.Assign)}
+    floors = ast.literal_eval(assigned["FLOORS"])
+    rows = re.findall(r"^\| (\d+) \| ([^|]+) \|", (REPOSITORY / "docs/ARCHITECTURE.md").read_text(), re.MULTILINE)
+    said: list[set[str]] = [set() for _ in floors]
+    for floor, rooms in rows:
+        said[int(floor) - 1] |= {re.sub(r"\.py$|/$", "", room) for room in re.findall(r"`([^`]+)`", rooms)}
+    assert said == [set(floor) for floor in floors]
+
+
+def test_every_decision_is_dated_listed_and_short() -> None:
+    pages = sorted(path.name for path in DECISIONS.glob("2*.md"))
+    index = (DECISIONS / "README.md").read_text()
+    assert re.findall(r"\]\((2[^)]+)\)", index) == pages
+    for name in pages:
+        assert re.fullmatch(r"\d{4}-\d{2}-\d{2}-[a-z0-9-]+\.md", name)
+        text = (DECISIONS / name).read_text()
+        titles = re.findall(r"^## (.*)$", text, re.MULTILINE)
+        assert titles == ["Context", "Decision", "Rejected", "Consequences"], name
+        assert len(text.splitlines()) <= 48, name
