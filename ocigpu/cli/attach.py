@@ -15,50 +15,6 @@ if TYPE_CHECKING:
     from ocigpu.containers.attach import Changed
     from ocigpu.containers.live import Live
 
-ATTACH_EPILOG = """\
-\b
-The container gets the device rules, the nodes (MIG devices: their capabilities too)
-and the GPU's part of /proc/driver/nvidia; one that was started without a GPU also
-the driver files that its variables ask for (NVIDIA_DRIVER_CAPABILITIES, by default
-compute and utility). If any of it is not possible, all is undone.
-
-\b
-The runtime is not told: when it sets the device rules anew (runc update, docker
-update, systemctl daemon-reload), the GPU is lost until ocigpu repair, or at once
-given back by ocigpu watch --repair. A restarted container begins without it.
-A program that is running already may have to be started again to see the GPU.
-Nodes keep the host's owner, group and mode, and a running process cannot be given a
-group: what it may not open is said. The kubelet is not told either: it counts a GPU
-that was attached to a pod as free.
-
-\b
-Exit status: 0 it has the GPU (or had it before), 1 failed and nothing was changed,
-2 the command line could not be understood.
-
-\b
-Examples:
-  ocigpu attach mine --gpu 3
-  ocigpu attach mine --gpu GPU-4d4f434b --gpu 1:0
-  ocigpu attach mine --gpu 0000:3b:00.0 --json
-"""
-
-DETACH_EPILOG = """\
-\b
-The device cgroup denies the GPU from then on, whatever node is opened; its nodes and
-its part of /proc/driver/nvidia go. Driver files stay. What a process has open stays
-usable for it, so without --force nothing is done while one has.
-With cgroup v1 a GPU cannot be taken out of a rule for many devices (--privileged
-containers excepted, whose rules begin with everything).
-
-\b
-Exit status: 0 it has the GPU no more (or had it never), 1 failed and nothing was
-changed, 2 the command line could not be understood.
-
-\b
-Examples:
-  ocigpu detach mine --gpu 3
-  ocigpu detach mine --gpu 3 --force
-"""
 
 GpuOption = Annotated[
     list[str],
@@ -73,7 +29,7 @@ def attach_command(
     config: ConfigOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Give a running container one more GPU."""
+
     from ocigpu.containers.attach import attach
 
     with _open(container, root, config) as (live, facts):
@@ -84,12 +40,12 @@ def attach_command(
 def detach_command(
     container: ContainerArgument,
     gpu: GpuOption,
-    force: Annotated[bool, typer.Option("--force", help="Although processes have it open.")] = False,
+    force: bool = False,
     root: RootsOption = None,
     config: ConfigOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Take a GPU away from a running container."""
+
     from ocigpu.containers.attach import detach
 
     with _open(container, root, config) as (live, facts):

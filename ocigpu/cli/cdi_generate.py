@@ -1,7 +1,6 @@
 """``ocigpu cdi generate``, ``diff`` and ``refresh``: what the host would give, and what is in the file."""
 
 import os
-from typing import Annotated
 
 import typer
 
@@ -25,50 +24,17 @@ from ocigpu.cli.common import JsonOption, count, print_json, told_when_slow
 from ocigpu.core.errors import CdiError, printable
 from ocigpu.core.settings import Settings
 
-GENERATE_EPILOG = """\
-\b
-A list can be given by repeating the option, or with commas. Options go before environment variables.
-The specification goes to standard output or to the file, everything else to standard error.
-
-\b
-Examples:
-  ocigpu cdi generate --output /etc/cdi/nvidia.yaml
-  ocigpu cdi generate --device-name-strategy type-index --json
-  ocigpu cdi generate --max-version 0.5.0 --output /etc/cdi/nvidia.yaml
-  ocigpu cdi generate --mode vfio --output /var/run/cdi/vfio.yaml
-  ocigpu cdi generate --vendor amd --output /etc/cdi/amd.yaml
-"""
-DIFF_EPILOG = """\
-\b
-A specification does not record with which options it was generated: give the same ones. In the output a line begins
-with + for what the host has and the file lacks, - for what only the file has, ~ for what is not alike.
-Exit status: 0 no difference, 1 there are differences or the command failed.
-
-\b
-Examples:
-  ocigpu cdi diff
-  ocigpu cdi diff /var/run/cdi/nvidia.yaml --mode nvml
-"""
-REFRESH_EPILOG = """\
-\b
-Examples:
-  ocigpu cdi refresh
-  ocigpu cdi refresh --output /var/run/cdi/nvidia.yaml
-"""
-
 
 @takes_generate_options
 def generate_command(
     request: GenerateRequest,
     output: OutputOption = "",
     output_format: FormatOption = "",
-    json: Annotated[bool, typer.Option("--json", help="Short for --format json.")] = False,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Fail, and write nothing, when a device had to be left out.")
-    ] = False,
+    json: bool = False,
+    strict: bool = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Generate the CDI specification of this host's devices."""
+
     from ocigpu.cdi.generate import generate_all
 
     path, format_name, notes = output_file(output, output_format, json)
@@ -101,10 +67,10 @@ def _collisions(path: str, settings: Settings) -> list[str]:
 @takes_generate_options
 def diff_command(
     request: GenerateRequest,
-    file: Annotated[str, typer.Argument(metavar="FILE", help="The specification on disk.")] = DEFAULT_OUTPUT,
+    file: str = DEFAULT_OUTPUT,
     json: JsonOption = False,
 ) -> None:
-    """Compare a specification on disk with what this host would give now, and say why they differ."""
+
     from ocigpu.cdi.generate import generate
     from ocigpu.gpus.vendors import stale_reasons
 
@@ -143,22 +109,11 @@ def _print_differences(file: str, differences: tuple[Difference, ...], reasons: 
 @takes_generate_options
 def refresh_command(
     request: GenerateRequest,
-    output: Annotated[
-        str,
-        typer.Option(
-            "--output",
-            metavar="FILE",
-            envvar="NVIDIA_CTK_CDI_OUTPUT_FILE_PATH",
-            help="The specification on disk.",
-        ),
-    ] = "",
+    output: str = "",
     json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Bring a specification on disk up to date; leave it alone when nothing has changed.
 
-    A specification does not record with which options it was generated: give the same ones each time.
-    """
     check_output(output)
     with told_when_slow("still reading this host's devices: NVML can take a while to answer"):
         done = refresh(request.options, request.settings, output or DEFAULT_OUTPUT)

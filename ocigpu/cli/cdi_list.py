@@ -1,7 +1,7 @@
 """``ocigpu cdi list``: the devices that engines find, and whether they are still right."""
 
 import sys
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import typer
 
@@ -10,21 +10,6 @@ from ocigpu.cli.cdi_files import SpecDirsOption, SpecState, file_state, settings
 from ocigpu.cli.cdi_output import QuietOption, say
 from ocigpu.cli.common import ConfigOption, JsonOption, count, print_json, print_table
 from ocigpu.core.errors import printable
-
-LIST_EPILOG = """\
-\b
-In a pipe: the names of usable devices, one a line. On a terminal: a table of all definitions with their state:
-  fresh      the host is as it was when the specification was written
-  stale      it is not; a line for each file says why
-  unknown    the specification is not ours, or carries no fingerprint
-  shadowed   another directory's specification is used instead
-  conflict   two specifications of a directory define the device: no engine can use it
-
-\b
-Examples:
-  ocigpu cdi list
-  ocigpu cdi list --spec-dir /etc/cdi --json
-"""
 
 
 class Row(NamedTuple):
@@ -41,10 +26,10 @@ def list_command(
     spec_dirs: SpecDirsOption = None,
     config: ConfigOption = "",
     json: JsonOption = False,
-    strict: Annotated[bool, typer.Option("--strict", help="Fail when a file cannot be used.")] = False,
+    strict: bool = False,
     quiet: QuietOption = False,
 ) -> None:
-    """List the CDI devices of all specifications."""
+
     settings = settings_with_dirs(config, spec_dirs)
     registry = read_registry(settings)
     states = {spec.path: file_state(spec.annotations, settings) for spec in registry.specs}

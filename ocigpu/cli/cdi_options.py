@@ -8,13 +8,12 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Iterable, Sequence
-from typing import Annotated, Any, NamedTuple
-
-import typer
+from typing import Any, NamedTuple
 
 from ocigpu.cdi.draft import FEATURE_FLAGS, HOOK_NAMES, MODES, NAME_STRATEGIES, GenerateOptions
 from ocigpu.cdi.versions import EARLIEST, VERSIONS, parse_version
 from ocigpu.cli.common import ConfigOption, load_settings
+from ocigpu.cli.manual import read_page, with_words
 from ocigpu.core.cdi_names import check_class, check_vendor
 from ocigpu.core.errors import UsageError, quoted
 from ocigpu.core.settings import Settings
@@ -31,173 +30,34 @@ class GenerateRequest(NamedTuple):
 
 
 def read_generate_request(
-    mode: Annotated[
-        str,
-        typer.Option(
-            "--mode",
-            "--discovery-mode",
-            metavar="MODE",
-            envvar=f"{VARIABLE}MODE",
-            help=f"Kind of devices: {', '.join(MODES)}.",
-        ),
-    ] = "auto",
-    device_name_strategies: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--device-name-strategy",
-            metavar="LIST",
-            help=f"Names of devices, of {', '.join(NAME_STRATEGIES)}.  [env var: {VARIABLE}DEVICE_NAME_STRATEGIES; "
-            "default: index,uuid]",
-        ),
-    ] = None,
-    device_ids: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--device-id",
-            "--device-ids",
-            "--device",
-            "--devices",
-            metavar="LIST",
-            help=f"Only these devices: index, GPU:MIG, UUID, all or none.  [env var: {VARIABLE}DEVICE_IDS; default: "
-            "all]",
-        ),
-    ] = None,
-    no_all_device: Annotated[
-        bool, typer.Option("--no-all-device", envvar=f"{VARIABLE}NO_ALL_DEVICE", help='Do not add the device "all".')
-    ] = False,
-    vendor: Annotated[
-        str,
-        typer.Option(
-            "--vendor",
-            "--cdi-vendor",
-            metavar="NAME",
-            envvar=f"{VARIABLE}VENDOR",
-            help='Vendor part of the kind, or "amd" for AMD\'s GPUs.  [default: nvidia.com]',
-        ),
-    ] = "",
-    device_class: Annotated[
-        str,
-        typer.Option(
-            "--class",
-            "--cdi-class",
-            metavar="NAME",
-            envvar=f"{VARIABLE}CLASS",
-            help="Class part of the kind.  [default: by the mode, e.g. gpu, gds, imex-channel]",
-        ),
-    ] = "",
-    driver_root: Annotated[
-        str,
-        typer.Option(
-            "--driver-root", metavar="DIR", envvar="NVIDIA_CTK_DRIVER_ROOT", help="Where the driver's files are."
-        ),
-    ] = "",
-    dev_root: Annotated[
-        str, typer.Option("--dev-root", metavar="DIR", envvar="NVIDIA_CTK_DEV_ROOT", help="Parent of the host's dev/.")
-    ] = "",
-    library_search_paths: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--library-search-path",
-            metavar="DIRS",
-            help="Look for driver libraries in these directories only, separated by commas or colons.  "
-            f"[env var: {VARIABLE}LIBRARY_SEARCH_PATHS]",
-        ),
-    ] = None,
-    config_search_paths: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--config-search-path",
-            metavar="DIRS",
-            help="Look for the driver's configuration files in these directories only.  "
-            f"[env var: {VARIABLE}CONFIG_SEARCH_PATHS]",
-        ),
-    ] = None,
-    hook_path: Annotated[
-        str,
-        typer.Option(
-            "--nvidia-cdi-hook-path",
-            "--nvidia-ctk-path",
-            metavar="PATH",
-            envvar="NVIDIA_CTK_CDI_HOOK_PATH",
-            help="Program of the hooks; one not named ocigpu-hook gets the vendor's separate hooks.  "
-            "[default: ocigpu-hook as installed]",
-        ),
-    ] = "",
-    ldconfig_path: Annotated[
-        str,
-        typer.Option(
-            "--ldconfig-path",
-            metavar="PATH",
-            envvar=f"{VARIABLE}LDCONFIG_PATH",
-            help="The host's ldconfig, for the hook update-ldcache.",
-        ),
-    ] = "",
-    disabled_hooks: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--disable-hook",
-            "--disable-hooks",
-            metavar="LIST",
-            help=f"Hooks to leave out, of all, {', '.join(HOOK_NAMES)}.  [env var: {VARIABLE}DISABLED_HOOKS]",
-        ),
-    ] = None,
-    enabled_hooks: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--enable-hook",
-            "--enable-hooks",
-            metavar="LIST",
-            help=f"Hooks to have although they are disabled.  [env var: {VARIABLE}ENABLED_HOOKS]",
-        ),
-    ] = None,
-    feature_flags: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--feature-flag",
-            "--feature-flags",
-            metavar="LIST",
-            help=f"Of {', '.join(flag for flag in FEATURE_FLAGS if flag != 'disable-nvsandbox-utils')}.  "
-            f"[env var: {VARIABLE}FEATURE_FLAGS]",
-        ),
-    ] = None,
-    csv_files: Annotated[
-        list[str] | None,
-        typer.Option("--csv.file", metavar="LIST", help=f"Mode csv: its files.  [env var: {VARIABLE}CSV_FILES]"),
-    ] = None,
-    csv_ignore_patterns: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--csv.ignore-pattern",
-            metavar="LIST",
-            help=f"Mode csv: links to leave out.  [env var: {VARIABLE}CSV_IGNORE_PATTERNS]",
-        ),
-    ] = None,
-    csv_compat_container_root: Annotated[
-        str,
-        typer.Option(
-            "--csv.compat-container-root",
-            metavar="DIR",
-            envvar=f"{VARIABLE}CSV_CONTAINER_COMPAT_ROOT",
-            help="Mode csv: the container's CUDA compatibility libraries.  [default: /usr/local/cuda/compat_orin]",
-        ),
-    ] = "",
-    max_version: Annotated[
-        str,
-        typer.Option(
-            "--max-version",
-            metavar="VERSION",
-            help="Newest CDI version that the result may need, e.g. 0.5.0 for Podman 4.3.",
-        ),
-    ] = "",
+    mode: str = "auto",
+    device_name_strategy: list[str] | None = None,
+    device_id: list[str] | None = None,
+    no_all_device: bool = False,
+    vendor: str = "",
+    class_: str = "",
+    driver_root: str = "",
+    dev_root: str = "",
+    library_search_path: list[str] | None = None,
+    config_search_path: list[str] | None = None,
+    nvidia_cdi_hook_path: str = "",
+    ldconfig_path: str = "",
+    disable_hook: list[str] | None = None,
+    enable_hook: list[str] | None = None,
+    feature_flag: list[str] | None = None,
+    csv_file: list[str] | None = None,
+    csv_ignore_pattern: list[str] | None = None,
+    csv_compat_container_root: str = "",
+    max_version: str = "",
     config: ConfigOption = "",
 ) -> GenerateRequest:
     """Return what the options say, checked; raises UsageError that names the option, or SettingsError."""
     defaults = GenerateOptions()
-    strategies = _list(device_name_strategies, "DEVICE_NAME_STRATEGIES") or defaults.name_strategies
-    ids = _list(device_ids, "DEVICE_IDS") or defaults.device_ids
-    disabled = _list(disabled_hooks, "DISABLED_HOOKS")
-    enabled = _list(enabled_hooks, "ENABLED_HOOKS")
-    flags = _list(feature_flags, "FEATURE_FLAGS")
+    strategies = _list(device_name_strategy, "DEVICE_NAME_STRATEGIES") or defaults.name_strategies
+    ids = _list(device_id, "DEVICE_IDS") or defaults.device_ids
+    disabled = _list(disable_hook, "DISABLED_HOOKS")
+    enabled = _list(enable_hook, "ENABLED_HOOKS")
+    flags = _list(feature_flag, "FEATURE_FLAGS")
     _check("--mode", "discovery mode", (mode,), MODES)
     _check("--device-name-strategy", "device name strategy", strategies, NAME_STRATEGIES)
     _check("--disable-hook", "hook", disabled, (*HOOK_NAMES, "all"))
@@ -209,23 +69,23 @@ def read_generate_request(
         _check("--max-version", "CDI version", (parse_version(max_version) or max_version,), ACCEPTED_VERSIONS)
     if vendor and (problem := check_vendor(vendor)):
         raise UsageError(f"--vendor: invalid CDI vendor name: {problem}")
-    if device_class and (problem := check_class(device_class)):
+    if class_ and (problem := check_class(class_)):
         raise UsageError(f"--class: invalid CDI class name: {problem}")
     options = GenerateOptions(
         mode=mode,
         vendor=vendor,
-        device_class=device_class,
+        device_class=class_,
         name_strategies=strategies,
         device_ids=ids,
         all_device=not no_all_device,
-        hook_path=hook_path,
+        hook_path=nvidia_cdi_hook_path,
         disabled_hooks=disabled,
         enabled_hooks=enabled,
         feature_flags=flags,
-        library_search_paths=_directories(library_search_paths, "LIBRARY_SEARCH_PATHS"),
-        config_search_paths=_directories(config_search_paths, "CONFIG_SEARCH_PATHS"),
-        csv_files=_list(csv_files, "CSV_FILES"),
-        csv_ignore_patterns=_list(csv_ignore_patterns, "CSV_IGNORE_PATTERNS"),
+        library_search_paths=_directories(library_search_path, "LIBRARY_SEARCH_PATHS"),
+        config_search_paths=_directories(config_search_path, "CONFIG_SEARCH_PATHS"),
+        csv_files=_list(csv_file, "CSV_FILES"),
+        csv_ignore_patterns=_list(csv_ignore_pattern, "CSV_IGNORE_PATTERNS"),
         csv_compat_container_root=csv_compat_container_root or defaults.csv_compat_container_root,
         max_version=parse_version(max_version),
     )
@@ -265,7 +125,7 @@ def takes_generate_options(command: Callable[..., None]) -> Callable[..., None]:
 
     The command is called with the request in the place of its first parameter.
     """
-    shared = inspect.signature(read_generate_request).parameters
+    shared = inspect.signature(with_words(read_generate_request, read_page("cdi generate"))).parameters
     own = list(inspect.signature(command).parameters.values())[1:]
 
     @functools.wraps(command)

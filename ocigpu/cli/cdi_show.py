@@ -3,9 +3,6 @@
 import os
 from itertools import chain, repeat
 from textwrap import wrap
-from typing import Annotated
-
-import typer
 
 from ocigpu.cdi.compare import edit_rows
 from ocigpu.cdi.generate import merge_edits
@@ -20,34 +17,14 @@ from ocigpu.core.cdi_names import is_qualified
 from ocigpu.core.errors import CdiError, UsageError, quoted
 from ocigpu.core.settings import Settings
 
-SHOW_EPILOG = """\
-\b
-Examples:
-  ocigpu cdi show nvidia.com/gpu=0
-  ocigpu cdi show nvidia.com/gpu=all --json
-  ocigpu cdi show /etc/cdi/nvidia.yaml
-"""
-TRANSFORM_EPILOG = """\
-\b
-Examples:
-  ocigpu cdi transform root --from /driver-root --to / --input a.yaml --output /etc/cdi/nvidia.yaml
-"""
-
-transform_app = typer.Typer(
-    help="Change a specification that was generated somewhere else.", epilog=TRANSFORM_EPILOG, rich_markup_mode=None
-)
-
 
 def show_command(
-    what: Annotated[str, typer.Argument(metavar="NAME|FILE", help="A qualified device name, or a file.")],
+    what: str,
     spec_dirs: SpecDirsOption = None,
     config: ConfigOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Show what a container gets with a device and from which file, or what a file holds.
 
-    A name is vendor/class=device; anything else is the path of a file.
-    """
     settings = settings_with_dirs(config, spec_dirs)
     if not is_qualified(what):
         if "/" not in what and what != STANDARD_INPUT and not os.path.lexists(what):
@@ -102,26 +79,21 @@ def _show_file(path: str, settings: Settings, json: bool) -> None:
         print_table(("edit", "details"), rows)
 
 
-@transform_app.command("root", epilog=TRANSFORM_EPILOG)
 def transform_root_command(
-    from_root: Annotated[str, typer.Option("--from", metavar="DIR", help="Root to replace.")] = "/",
-    to_root: Annotated[str, typer.Option("--to", metavar="DIR", help="Root to have instead.")] = "/",
-    source: Annotated[str, typer.Option("--input", metavar="FILE", help="Specification to read; - is stdin.")] = "-",
-    side: Annotated[
-        str, typer.Option("--relative-to", metavar="SIDE", help="Change paths of the host or of the container.")
-    ] = "host",
-    output: Annotated[
-        str, typer.Option("--output", metavar="FILE", help="File to write; without it, or with -, standard output.")
-    ] = "",
+    from_: str = "/",
+    to: str = "/",
+    input_: str = "-",
+    relative_to: str = "host",
+    output: str = "",
     output_format: FormatOption = "",
 ) -> None:
-    """Replace the root of a specification's paths on the host, or in the container."""
-    if side not in SIDES:
-        raise invalid_value("--relative-to", "value", side, SIDES)
-    for option, root in (("--from", from_root), ("--to", to_root)):
+
+    if relative_to not in SIDES:
+        raise invalid_value("--relative-to", "value", relative_to, SIDES)
+    for option, root in (("--from", from_), ("--to", to)):
         if root and not root.startswith("/"):
             raise UsageError(f"{option}: {quoted(root)} is not an absolute path", "")
     path, format_name, notes = output_file(output, output_format)
-    spec = read_valid_spec(source)
-    write_output(transform_root(spec, from_root, to_root, side), path, format_name)
+    spec = read_valid_spec(input_)
+    write_output(transform_root(spec, from_, to, relative_to), path, format_name)
     say(f"note: {text}" for text in notes)

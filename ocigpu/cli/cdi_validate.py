@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterable
 from itertools import groupby
 from operator import itemgetter
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import typer
 
@@ -27,18 +27,6 @@ from ocigpu.core.errors import CdiError, printable
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.fingerprint import ANNOTATION
 
-VALIDATE_EPILOG = """\
-\b
-Without FILE all files in the directories of specifications are checked; - is standard input.
-Exit status: 0 no file has an error, 1 a file has one, or two files of a directory define the same device.
-
-\b
-Examples:
-  ocigpu cdi validate
-  ocigpu cdi validate /etc/cdi/nvidia.yaml
-  ocigpu cdi generate | ocigpu cdi validate -
-"""
-
 
 class Validated(NamedTuple):
     """One file: its problems, and its specification, {} when it cannot be used."""
@@ -53,12 +41,12 @@ class Validated(NamedTuple):
 
 
 def validate_command(
-    files: Annotated[list[str] | None, typer.Argument(metavar="FILE", help="Files to check.")] = None,
+    files: list[str] | None = None,
     spec_dirs: SpecDirsOption = None,
     config: ConfigOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Check specification files against the CDI specification, and name engines that refuse them."""
+
     settings = settings_with_dirs(config, spec_dirs)
     checked = [_validate(path) for path in files] if files else [_validate(*found) for found in _find_files(settings)]
     overlaps = _find_overlaps(checked, settings.cdi_spec_dirs)

@@ -22,86 +22,11 @@ from ocigpu.core.settings import DEFAULT_PATH, KEYS, Settings
 from ocigpu.entry.pass_through import forget
 from ocigpu.system.settings_file import MAX_BYTES, read_settings
 
-CONFIG_EPILOG = """\
-\b
-Examples:
-  ocigpu config check /etc/ocigpu/config.toml
-  ocigpu config show
-  ocigpu config keys
-  ocigpu config default --output /etc/ocigpu/config.toml
-  ocigpu config import /etc/nvidia-container-runtime/config.toml --dry-run
-"""
-CHECK_EPILOG = """\
-\b
-Exit status: 0 no problem, 1 problems (a line each) or the file cannot be read, 2 the command line could not be
-understood.
 
-\b
-Examples:
-  ocigpu config check
-  ocigpu config check /etc/ocigpu/config.toml
-"""
-SHOW_EPILOG = """\
-\b
-Exit status: 0 shown, 1 the file cannot be read or has problems, 2 the command line could not be understood.
-
-\b
-Examples:
-  ocigpu config show
-  ocigpu config show --config /etc/ocigpu/config.toml --json
-"""
-KEYS_EPILOG = """\
-\b
-Exit status: 0 listed, 2 the command line could not be understood.
-
-\b
-Examples:
-  ocigpu config keys
-  ocigpu config keys --json
-"""
-IMPORT_EPILOG = """\
-\b
-Every key that the file sets is either imported or named with the reason why it has no meaning here.  Comments on a key
-go with it.  The result is checked as "ocigpu config check" does it.  A file that is there is kept without --force.
-
-\b
-Exit status:
-  0  imported (with --dry-run or --output -: printed)
-  1  the file cannot be read, has values of a wrong type, or the result could not be written; nothing was written
-  2  the command line could not be understood
-
-\b
-Examples:
-  ocigpu config import --dry-run
-  ocigpu config import /etc/nvidia-container-runtime/config.toml
-  ocigpu config import old.toml --output - > config.toml
-"""
-DEFAULT_EPILOG = """\
-\b
-Every key is there, with its meaning and commented out: uncomment what is to differ.
-
-\b
-Exit status:
-  0  printed or written
-  1  the file could not be written, or is there already
-  2  the command line could not be understood
-
-\b
-Examples:
-  ocigpu config default
-  ocigpu config default --output /etc/ocigpu/config.toml
-"""
-
-config_app = typer.Typer(help="Check, show, make and import settings.", epilog=CONFIG_EPILOG, rich_markup_mode=None)
-
-
-@config_app.command("check", epilog=CHECK_EPILOG)
 def check_command(
-    file: Annotated[
-        str, typer.Argument(metavar="FILE", help="Settings file.  [default: $OCIGPU_CONFIG, else the system's]")
-    ] = "",
+    file: str = "",
 ) -> None:
-    """Check a settings file and name every problem in it; have the shim read its settings again."""
+
     forget()
     path = settings_path(file)
     if not path and not os.path.lexists(DEFAULT_PATH):
@@ -136,9 +61,8 @@ def _find_problems(path: str) -> list[str]:
         raise SettingsError("OCIGPU-SET-1", f"settings {path}: {error}") from error
 
 
-@config_app.command("show", epilog=SHOW_EPILOG)
 def show_command(config: ConfigOption = "", json: JsonOption = False) -> None:
-    """Show the settings in force: each value, and whether it is the default."""
+
     settings = load_settings(config)
     if json:
         values = {key.name: getattr(settings, key.field) for key in KEYS}
@@ -160,9 +84,8 @@ def setting_rows(settings: Settings) -> list[tuple[str, str, str]]:
     return rows
 
 
-@config_app.command("keys", epilog=KEYS_EPILOG)
 def keys_command(json: JsonOption = False) -> None:
-    """List all keys: type, default and meaning."""
+
     defaults = Settings()
     if json:
         print_json(
@@ -188,14 +111,11 @@ def keys_command(json: JsonOption = False) -> None:
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace a file that is there.")]
 
 
-@config_app.command("default", epilog=DEFAULT_EPILOG)
 def default_command(
-    output: Annotated[
-        str, typer.Option("--output", "-o", metavar="FILE", help="Write to this file instead of standard output.")
-    ] = "",
+    output: str = "",
     force: ForceOption = False,
 ) -> None:
-    """Print a settings file with all keys, their meanings and defaults."""
+
     text = render_default()
     if output in ("", "-"):
         print(text, end="")
@@ -220,29 +140,14 @@ def render_default() -> str:
     return "\n".join(lines) + "\n"
 
 
-@config_app.command("import", epilog=IMPORT_EPILOG)
 def import_command(
-    file: Annotated[
-        str,
-        typer.Argument(
-            metavar="FILE",
-            help="Settings of NVIDIA's toolkit.  [default: /etc/nvidia-container-runtime/config.toml]",
-        ),
-    ] = "",
-    output: Annotated[
-        str,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="Our file; - to print it.  [default: $OCIGPU_CONFIG, else the system's]",
-        ),
-    ] = "",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be written and write nothing.")] = False,
+    file: str = "",
+    output: str = "",
+    dry_run: bool = False,
     force: ForceOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Make our settings of those of NVIDIA's container toolkit."""
+
     from ocigpu.cli.vendor_settings import DEFAULT_PATH as VENDOR_PATH
     from ocigpu.cli.vendor_settings import import_settings, render_import
 

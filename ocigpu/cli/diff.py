@@ -3,7 +3,7 @@
 import json as json_module
 import sys
 from collections.abc import Iterable
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -15,40 +15,16 @@ from ocigpu.core.settings import MODES, Settings
 DIFFERENT = 3
 """Exit status of --exit-code when there is a difference: 1 means that the command failed."""
 
-DIFF_EPILOG = """\
-\b
-A config.json that ocigpu-runtime has edited is compared with the original, found by taking the edit back; one that it
-has not edited with what it would write.  Nothing is written.
-
-\b
---json prints a list of changes: "op" (add, remove, replace), "path" (a JSON pointer, RFC 6901; in a list the place in
-the original of what was removed, and in the edited one of what was added), "old" and "new".
-
-\b
-Exit status: 0 compared, 1 failed, 2 the command line could not be understood; with --exit-code 3 for a difference.
-
-\b
-Examples:
-  ocigpu diff web
-  ocigpu diff /run/containers/mine
-  ocigpu diff web --mode spec
-  ocigpu diff . --json --exit-code
-"""
-
 
 def diff_command(
-    target: Annotated[str, typer.Argument(metavar="BUNDLE|CONTAINER", help="A bundle's directory, or a container.")],
-    mode: Annotated[
-        str, typer.Option("--mode", metavar="MODE", help="Compare with what this mode would write: hook, spec or cdi.")
-    ] = "",
-    exit_code: Annotated[
-        bool, typer.Option("--exit-code", help=f"Exit with status {DIFFERENT} if there is a difference.")
-    ] = False,
+    target: str,
+    mode: str = "",
+    exit_code: bool = False,
     root: RootsOption = None,
     config: ConfigOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Show the original config.json of a container against the edited one."""
+
     from ocigpu.containers.difference import find_original, list_changes
     from ocigpu.containers.planned import edit_copy, plan_bundle
     from ocigpu.containers.target import find_target, open_root

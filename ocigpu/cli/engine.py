@@ -15,68 +15,6 @@ if TYPE_CHECKING:
     from ocigpu.engines.configure import ConfigureOptions, EnginePlan
     from ocigpu.engines.files import Root
 
-ENGINE_EPILOG = """\
-\b
-Examples:
-  ocigpu engine status
-  ocigpu engine configure docker --dry-run
-  ocigpu engine configure docker --default --gpus-hook
-  ocigpu engine configure containerd
-  ocigpu engine remove docker
-"""
-CONFIGURE_EPILOG = """\
-\b
-Files:
-  docker      /etc/docker/daemon.json, or that of the daemon that runs; without root ~/.config/docker/daemon.json
-  containerd  /etc/containerd/config.toml, or that of the daemon that runs; from containerd 2.1 on a drop-in
-              conf.d/99-ocigpu.toml beside it; for k3s and RKE2 the template beside their generated file
-  crio        /etc/crio/crio.conf.d/99-ocigpu.conf
-  podman      /etc/containers/containers.conf.d/99-ocigpu.conf, without root below ~/.config
-  FILE.ocigpu-backup is FILE from before, FILE.ocigpu-record what was changed; for a file of a directory "*.d" both
-  are in the directory above. "ocigpu engine remove" needs them and removes them.
-
-\b
-Exit status:
-  0  done, or nothing to do
-  1  nothing was changed; the message has a code for "ocigpu explain"
-  2  the command line could not be understood
-
-\b
-Examples:
-  ocigpu engine configure docker --dry-run
-  ocigpu engine configure docker --default --cdi --gpus-hook
-  ocigpu engine configure containerd --config /var/lib/rancher/k3s/agent/etc/containerd/config.toml
-  ocigpu engine configure crio --root /mnt/image
-"""
-REMOVE_EPILOG = """\
-\b
-Exit status:
-  0  done, or nothing to do
-  1  nothing was changed; the message has a code for "ocigpu explain"
-  2  the command line could not be understood
-
-\b
-Examples:
-  ocigpu engine remove docker --dry-run
-  ocigpu engine remove containerd
-"""
-STATUS_EPILOG = """\
-\b
-Exit status:
-  0  shown, whatever is configured
-  2  the command line could not be understood
-
-\b
-Examples:
-  ocigpu engine status
-  ocigpu engine status docker --json
-  ocigpu engine status --root /mnt/image
-"""
-
-engine_app = typer.Typer(
-    help="Make container engines know ocigpu, and undo it.", epilog=ENGINE_EPILOG, rich_markup_mode=None
-)
-
 
 def _engines() -> list[str]:
     """Return what the shell completes."""
@@ -103,33 +41,14 @@ RootOption = Annotated[
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show what would change, and write nothing.")]
 
 
-@engine_app.command("configure", epilog=CONFIGURE_EPILOG)
 def configure_command(
     engine: EngineArgument = "",
-    default: Annotated[
-        bool,
-        typer.Option(
-            "--default", "--set-as-default", "--nvidia-set-as-default", help="Make it the runtime of every container."
-        ),
-    ] = False,
-    cdi: Annotated[
-        bool, typer.Option("--cdi", "--enable-cdi", "--cdi.enabled", help="Switch on CDI devices in the engine.")
-    ] = False,
-    gpus_hook: Annotated[
-        bool, typer.Option("--gpus-hook", help="Docker: link the hook that docker run --gpus looks for.")
-    ] = False,
-    hook_directory: Annotated[
-        str, typer.Option("--hook-dir", metavar="DIR", help="Where that link goes.  [default: a directory of PATH]")
-    ] = "",
-    name: Annotated[
-        str, typer.Option("--name", "--nvidia-runtime-name", help="Name of the runtime in the engine.")
-    ] = "ocigpu",
-    runtime_path: Annotated[
-        str,
-        typer.Option(
-            "--runtime-path", "--nvidia-runtime-path", metavar="FILE", help="ocigpu-runtime.  [default: beside ocigpu]"
-        ),
-    ] = "",
+    default: bool = False,
+    cdi: bool = False,
+    gpus_hook: bool = False,
+    hook_dir: str = "",
+    name: str = "ocigpu",
+    runtime_path: str = "",
     config: ConfigFileOption = "",
     drop_in: DropInOption = "",
     root: RootOption = "/",
@@ -137,11 +56,7 @@ def configure_command(
     json: JsonOption = False,
     runtime: Annotated[str, typer.Option("--runtime", hidden=True)] = "",
 ) -> None:
-    """Make an engine know ocigpu as a runtime: show the difference, let the engine check it, write it.
 
-    Only what is needed changes in a file: comments, order and all other settings stay.  A second run finds nothing to
-    do.  No engine is restarted: the step that remains is printed.
-    """
     from ocigpu.engines.configure import ConfigureOptions, plan_configuration
     from ocigpu.engines.wanted import Wanted
 
@@ -150,21 +65,18 @@ def configure_command(
         raise UsageError("--name runc: Docker keeps this name for its own")
     if engine == "docker" and drop_in:
         raise UsageError("--drop-in: docker has no drop-in files")
-    if engine != "docker" and (gpus_hook or hook_directory):
+    if engine != "docker" and (gpus_hook or hook_dir):
         raise UsageError(f"--gpus-hook is for docker, not {engine}")
-    if hook_directory and not gpus_hook:
+    if hook_dir and not gpus_hook:
         raise UsageError("--hook-dir goes with --gpus-hook")
     if not name or not all(c.isascii() and (c.isalnum() or c in "-_.") for c in name):
         raise UsageError("--name takes letters, digits and -_.")
-    root, config, drop_in, hook_directory = _absolute(root, config, drop_in, hook_directory)
+    root, config, drop_in, hook_dir = _absolute(root, config, drop_in, hook_dir)
     path, notes = _runtime_program(root, runtime_path)
-    options = ConfigureOptions(
-        engine, Wanted(name, path, default, cdi), gpus_hook, hook_directory, config, drop_in, root
-    )
+    options = ConfigureOptions(engine, Wanted(name, path, default, cdi), gpus_hook, hook_dir, config, drop_in, root)
     _run(options, plan_configuration, dry_run, json, notes)
 
 
-@engine_app.command("remove", epilog=REMOVE_EPILOG)
 def remove_command(
     engine: EngineArgument,
     config: ConfigFileOption = "",
@@ -173,11 +85,7 @@ def remove_command(
     dry_run: DryRunOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Take ocigpu out of an engine's configuration again.
 
-    A file that nobody else has changed since is then what it was, byte for byte; in one that somebody has changed only
-    our entries are removed.  The former default runtime comes back.  An entry that is not ocigpu's stays.
-    """
     from ocigpu.engines.configure import ConfigureOptions
     from ocigpu.engines.remove import plan_removal
     from ocigpu.engines.wanted import Wanted
@@ -188,13 +96,12 @@ def remove_command(
     _run(options, plan_removal, dry_run, json)
 
 
-@engine_app.command("status", epilog=STATUS_EPILOG)
 def status_command(
-    engine: Annotated[str, typer.Argument(metavar="ENGINE", help="Only this engine.", autocompletion=_engines)] = "",
+    engine: Annotated[str, typer.Argument(autocompletion=_engines)] = "",
     root: RootOption = "/",
     json: JsonOption = False,
 ) -> None:
-    """Show what the engines' configuration files say of ocigpu; no daemon is asked."""
+
     from ocigpu.engines.status import read_engine_status
 
     wanted = _known(engine) if engine else ""

@@ -1,36 +1,12 @@
 """``ocigpu explain``: codes and messages (docs/ERRORS.md, TROUBLESHOOTING.md), and why a container has what it has."""
 
 import os
-from typing import Annotated
-
-import typer
 
 from ocigpu.cli.common import ConfigOption, JsonOption, print_fields, print_json, print_table
 from ocigpu.cli.ps import RootsOption, places_of
 from ocigpu.core.codes import CODES
 from ocigpu.core.errors import UsageError, quoted
 from ocigpu.doctor.messages import render_markdown as render_messages
-
-EXPLAIN_EPILOG = """\
-\b
-What is named: an error code, a finding of "ocigpu doctor", a message of another program or part of a log (anything with
-a space), else a bundle (a directory with a config.json, or any path with a slash), else a container by id, beginning of
-an id, or name.  For a container the plan is made once more from its config.json and the host as it is now, and what is
-there of it is looked at; nothing is opened or changed.
-
-\b
-Exit status: 0 explained, 1 failed, 2 the command line could not be understood.
-
-\b
-Examples:
-  ocigpu explain OCIGPU-DEV-1
-  ocigpu explain dev-1
-  ocigpu explain "Failed to initialize NVML: Unknown Error"
-  ocigpu explain dev-char-links
-  ocigpu explain web
-  ocigpu explain /run/containers/mine --json
-  ocigpu explain
-"""
 
 AREAS = {
     "ARG": "Command line",
@@ -58,23 +34,14 @@ AREAS = {
 
 
 def explain_command(
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="CODE|FINDING|MESSAGE|CONTAINER|BUNDLE",
-            help="What to explain, see below; without it all codes.",
-        ),
-    ] = "",
+    target: str = "",
     root: RootsOption = None,
     config: ConfigOption = "",
     json: JsonOption = False,
-    messages: Annotated[bool, typer.Option("--messages", help="All messages of other programs, not codes.")] = False,
-    markdown: Annotated[
-        bool,
-        typer.Option("--markdown", help="Print docs/ERRORS.md, or with --messages docs/TROUBLESHOOTING.md."),
-    ] = False,
+    messages: bool = False,
+    markdown: bool = False,
 ) -> None:
-    """Explain a code, a message, or why a container has the GPUs and files that it has."""
+
     if markdown or messages:
         if target or (markdown and json):
             raise UsageError(

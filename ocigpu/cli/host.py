@@ -17,26 +17,11 @@ from ocigpu.cli.common import (
 )
 from ocigpu.core.facts import Gpu, HostFacts, MigDevice, facts_to_json, to_data
 
-LIST_EPILOG = """\
-\b
-Examples:
-  ocigpu list
-  ocigpu list --config /tmp/gpus/config.toml
-  ocigpu list --json
-"""
-FACTS_EPILOG = """\
-\b
-Examples:
-  ocigpu facts
-  ocigpu facts --json > host.json
-  ocigpu plan --facts host.json --gpus 0
-"""
-
 
 def list_command(
     config: ConfigOption = "", root: RootOption = "", facts: FactsOption = "", json: JsonOption = False
 ) -> None:
-    """List the host's GPUs and MIG devices."""
+
     host = load_facts(load_settings(config, root), facts)
     if json:
         print_json(
@@ -91,10 +76,7 @@ def _mig_row(gpu: Gpu, mig: MigDevice) -> tuple[str, ...]:
 def facts_command(
     config: ConfigOption = "", root: RootOption = "", facts: FactsOption = "", json: JsonOption = False
 ) -> None:
-    """Print everything that is known of the host's driver.
 
-    With --json the output is complete and can be given to the --facts option of other commands, on another machine.
-    """
     host = load_facts(load_settings(config, root), facts)
     if json:
         print_json(facts_to_json(host))

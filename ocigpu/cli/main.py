@@ -5,118 +5,93 @@ Exit status: 0 done, 1 the command failed, 2 the command line could not be under
 
 import os
 import sys
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
 
 import typer
 from typer.main import get_command
 
 from ocigpu import __version__
-from ocigpu.cli.attach import ATTACH_EPILOG, DETACH_EPILOG, attach_command, detach_command
-from ocigpu.cli.cdi import cdi_app
-from ocigpu.cli.config import config_app
-from ocigpu.cli.demo import DEMO_EPILOG, demo_command
-from ocigpu.cli.device_plugin import DEVICE_PLUGIN_EPILOG, device_plugin_command
-from ocigpu.cli.diff import DIFF_EPILOG, diff_command
-from ocigpu.cli.doctor import DOCTOR_EPILOG, doctor_command
-from ocigpu.cli.engine import engine_app
-from ocigpu.cli.explain import EXPLAIN_EPILOG, explain_command
-from ocigpu.cli.exporter import EXPORTER_EPILOG, exporter_command
-from ocigpu.cli.host import FACTS_EPILOG, LIST_EPILOG, facts_command, list_command
-from ocigpu.cli.mps import MPS_EPILOG, mps_command
-from ocigpu.cli.node_installer import NODE_INSTALLER_EPILOG, node_installer_command
-from ocigpu.cli.node_labels import NODE_LABELS_EPILOG, node_labels_command
-from ocigpu.cli.plan import PLAN_EPILOG, plan_command
-from ocigpu.cli.ps import PS_EPILOG, ps_command
-from ocigpu.cli.refresh import REFRESH_EPILOG, refresh_command
-from ocigpu.cli.repair import REPAIR_EPILOG, repair_command
-from ocigpu.cli.sim import sim_app
-from ocigpu.cli.system import system_app
-from ocigpu.cli.trace import TRACE_EPILOG, trace_command
-from ocigpu.cli.verify import VERIFY_EPILOG, verify_command
-from ocigpu.cli.watch import WATCH_EPILOG, watch_command
+from ocigpu.cli import config, engine, sim, system
+from ocigpu.cli.attach import attach_command, detach_command
+from ocigpu.cli.cdi_generate import diff_command as cdi_diff_command
+from ocigpu.cli.cdi_generate import generate_command
+from ocigpu.cli.cdi_generate import refresh_command as cdi_refresh_command
+from ocigpu.cli.cdi_list import list_command as cdi_list_command
+from ocigpu.cli.cdi_show import show_command as cdi_show_command
+from ocigpu.cli.cdi_show import transform_root_command
+from ocigpu.cli.cdi_validate import validate_command
+from ocigpu.cli.demo import demo_command
+from ocigpu.cli.device_plugin import device_plugin_command
+from ocigpu.cli.diff import diff_command
+from ocigpu.cli.doctor import doctor_command
+from ocigpu.cli.explain import explain_command
+from ocigpu.cli.exporter import exporter_command
+from ocigpu.cli.host import facts_command, list_command
+from ocigpu.cli.manual import make_app
+from ocigpu.cli.mps import mps_command
+from ocigpu.cli.node_installer import node_installer_command
+from ocigpu.cli.node_labels import node_labels_command
+from ocigpu.cli.plan import plan_command
+from ocigpu.cli.ps import ps_command
+from ocigpu.cli.refresh import refresh_command
+from ocigpu.cli.repair import repair_command
+from ocigpu.cli.trace import trace_command
+from ocigpu.cli.verify import verify_command
+from ocigpu.cli.watch import watch_command
 from ocigpu.core.errors import OcigpuError, UsageError, as_own_error
 
 PROGRAM = "ocigpu"
-
-EPILOG = """\
-\b
-Exit status of every command; what else there is, its own --help says:
-  0  done
-  1  the command failed; the message has a code for "ocigpu explain"
-  2  the command line could not be understood
-
-\b
-Environment:
-  OCIGPU_CONFIG  settings file when --config is not given
-  OCIGPU_DEBUG   1: show a traceback with an error
-
-\b
-Examples:
-  ocigpu list
-  ocigpu plan --gpus 0,2
-  ocigpu plan --bundle /run/containers/mine --json
-  ocigpu sim create /tmp/gpus --gpus 8 --model h100
-  ocigpu plan --config /tmp/gpus/config.toml --gpus all
-  ocigpu cdi generate --output /etc/cdi/nvidia.yaml
-  ocigpu explain OCIGPU-DEV-1
-"""
-
-PASSED_ON = {"ignore_unknown_options": True, "allow_extra_args": True}
+COMMANDS: dict[str, Callable[..., Any]] = {
+    "plan": plan_command,
+    "list": list_command,
+    "facts": facts_command,
+    "refresh": refresh_command,
+    "ps": ps_command,
+    "doctor": doctor_command,
+    "explain": explain_command,
+    "diff": diff_command,
+    "demo": demo_command,
+    "verify": verify_command,
+    "attach": attach_command,
+    "detach": detach_command,
+    "repair": repair_command,
+    "cdi generate": generate_command,
+    "cdi list": cdi_list_command,
+    "cdi show": cdi_show_command,
+    "cdi validate": validate_command,
+    "cdi diff": cdi_diff_command,
+    "cdi refresh": cdi_refresh_command,
+    "cdi transform root": transform_root_command,
+    "watch": watch_command,
+    "device-plugin": device_plugin_command,
+    "exporter": exporter_command,
+    "config check": config.check_command,
+    "config show": config.show_command,
+    "config keys": config.keys_command,
+    "config default": config.default_command,
+    "config import": config.import_command,
+    "engine configure": engine.configure_command,
+    "engine remove": engine.remove_command,
+    "engine status": engine.status_command,
+    "trace": trace_command,
+    "system create-device-nodes": system.nodes_command,
+    "system create-dev-char-symlinks": system.links_command,
+    "node-labels": node_labels_command,
+    "node-installer": node_installer_command,
+    "mps-control-daemon": mps_command,
+    "sim create": sim.create_command,
+    "sim show": sim.show_command,
+    "sim remove": sim.remove_command,
+}
+UNKNOWN_OPTIONS = {"ignore_unknown_options": True}
+SETTINGS = {
+    "device-plugin": UNKNOWN_OPTIONS,
+    "exporter": UNKNOWN_OPTIONS,
+    "node-labels": {**UNKNOWN_OPTIONS, "allow_extra_args": True},
+    "mps-control-daemon": {**UNKNOWN_OPTIONS, "allow_extra_args": True},
+}
 """Of commands that read the vendor's options themselves: they are written in more ways than typer knows."""
-
-app = typer.Typer(
-    name=PROGRAM,
-    help="Gives containers their NVIDIA GPUs, and shows its work.",
-    epilog=EPILOG,
-    add_completion=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command("plan", epilog=PLAN_EPILOG)(plan_command)
-app.command("list", epilog=LIST_EPILOG)(list_command)
-app.command("facts", epilog=FACTS_EPILOG)(facts_command)
-app.command("refresh", epilog=REFRESH_EPILOG)(refresh_command)
-app.command("ps", epilog=PS_EPILOG)(ps_command)
-app.command("doctor", short_help="Find out why containers do not get their GPUs.", epilog=DOCTOR_EPILOG)(doctor_command)
-app.command("explain", epilog=EXPLAIN_EPILOG)(explain_command)
-app.command("diff", epilog=DIFF_EPILOG)(diff_command)
-app.command("demo", short_help="Run real containers with GPUs and check what they see.", epilog=DEMO_EPILOG)(
-    demo_command
-)
-app.command("verify", short_help="Try from inside what a container can reach.", epilog=VERIFY_EPILOG)(verify_command)
-app.command("attach", epilog=ATTACH_EPILOG)(attach_command)
-app.command("detach", epilog=DETACH_EPILOG)(detach_command)
-app.command("repair", epilog=REPAIR_EPILOG)(repair_command)
-app.add_typer(cdi_app, name="cdi", short_help="Write, list, check and compare CDI specifications.")
-app.command("watch", short_help="Keep a CDI specification up to date.", epilog=WATCH_EPILOG)(watch_command)
-app.command(
-    "device-plugin",
-    short_help="Offer this node's GPUs to Kubernetes.",
-    epilog=DEVICE_PLUGIN_EPILOG,
-    context_settings={"ignore_unknown_options": True},
-)(device_plugin_command)
-app.command(
-    "exporter",
-    short_help="Export the GPUs' metrics for Prometheus.",
-    epilog=EXPORTER_EPILOG,
-    context_settings={"ignore_unknown_options": True},
-)(exporter_command)
-app.add_typer(config_app, name="config")
-app.add_typer(engine_app, name="engine", short_help="Make container engines know ocigpu, and undo it.")
-app.command("trace", epilog=TRACE_EPILOG)(trace_command)
-app.add_typer(system_app, name="system", short_help="Make the host's device nodes and their links.")
-app.command(
-    "node-labels", short_help="Label a Kubernetes node.", epilog=NODE_LABELS_EPILOG, context_settings=PASSED_ON
-)(node_labels_command)
-app.command("node-installer", short_help="Install ocigpu on a Kubernetes node.", epilog=NODE_INSTALLER_EPILOG)(
-    node_installer_command
-)
-app.command("mps-control-daemon", short_help="Share GPUs by MPS.", epilog=MPS_EPILOG, context_settings=PASSED_ON)(
-    mps_command
-)
-app.add_typer(sim_app, name="sim", short_help="Make, show and remove simulated GPU hosts.")
 
 
 def _print_version(wanted: bool) -> None:
@@ -125,17 +100,19 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(invoke_without_command=True)
 def root_command(
     context: typer.Context,
     _version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Gives containers their NVIDIA GPUs, and shows its work."""
     if context.invoked_subcommand is None:
         print(context.get_help())
         raise typer.Exit(2)
+
+
+app = make_app(PROGRAM, COMMANDS, SETTINGS, {"faults": sim.FAULTS})
+app.callback(invoke_without_command=True)(root_command)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -2,9 +2,6 @@
 
 import os
 import sys
-from typing import Annotated
-
-import typer
 
 from ocigpu.cli.common import (
     ConfigOption,
@@ -28,44 +25,21 @@ from ocigpu.core.settings import MODES, Settings
 from ocigpu.gpus.nvidia.plan import make_plan
 from ocigpu.gpus.nvidia.request import DEVICES_VARIABLE, Request, parse_request, request_from_variables
 
-PLAN_EPILOG = """\
-\b
-Examples:
-  ocigpu plan --gpus 0,2
-  ocigpu plan --gpus all --capabilities compute,utility,graphics
-  ocigpu plan --env NVIDIA_VISIBLE_DEVICES=0:1 --env NVIDIA_REQUIRE_CUDA="cuda>=12.4"
-  ocigpu plan --bundle /run/containers/mine --json
-  ocigpu plan --gpus nvidia.com/gpu=0
-  ocigpu plan --config /tmp/gpus/config.toml --gpus all
-"""
-
 CAPABILITIES_VARIABLE = "NVIDIA_DRIVER_CAPABILITIES"
 
 
 def plan_command(
-    bundle: Annotated[
-        str, typer.Option("--bundle", "-b", metavar="DIR", help="Plan for the container of this OCI bundle.")
-    ] = "",
-    env: Annotated[
-        list[str] | None,
-        typer.Option("--env", "-e", metavar="NAME=VALUE", help="A variable of the container; can be repeated."),
-    ] = None,
-    gpus: Annotated[str, typer.Option("--gpus", metavar="LIST", help=f"Short for --env {DEVICES_VARIABLE}=LIST.")] = "",
-    capabilities: Annotated[
-        str, typer.Option("--capabilities", metavar="LIST", help=f"Short for --env {CAPABILITIES_VARIABLE}=LIST.")
-    ] = "",
-    privileged: Annotated[
-        bool, typer.Option("--privileged", help="The container has CAP_SYS_ADMIN (a bundle says so itself).")
-    ] = False,
+    bundle: str = "",
+    env: list[str] | None = None,
+    gpus: str = "",
+    capabilities: str = "",
+    privileged: bool = False,
     root: RootOption = "",
     facts: FactsOption = "",
     config: ConfigOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Show what would be done for a container, and why; change nothing.
 
-    The request is read from a bundle's config.json, or from variables on the command line.
-    """
     settings = load_settings(config, root)
     variables = _variables(env or [], gpus, capabilities)
     if bundle and (variables or privileged):

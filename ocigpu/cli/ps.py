@@ -24,40 +24,6 @@ if TYPE_CHECKING:
     from ocigpu.containers.find import Container, Places
     from ocigpu.containers.report import Report
 
-PS_EPILOG = """\
-\b
-Containers of runc and crun are found by their state files, so those of Docker, containerd, Podman and CRI-O too; no
-engine is asked.  Containers of the vendor's toolkit are listed as well.  Engines have a runtime forget a container that
-has stopped: such a one is not listed.
-
-\b
-Mode, how the container was given its GPUs:
-  spec, hook  by ocigpu
-  vendor      by the vendor's hook
-  cdi         by CDI devices
-  -           by its engine (--device, --privileged), or it has none
-
-\b
-State of a GPU:
-  ok          its node is in the container, and the device cgroup allows it
-  lost        it was granted, and the device cgroup refuses it now: ocigpu repair
-  detached    it was taken away by ocigpu detach
-  denied      the node is there, and was never allowed
-  no node     it is allowed, and its node is not where it should be
-  -           not known: the container does not run, or its cgroup cannot be asked
-  asked, not given
-              it asks for GPUs (a variable of its image, the device plugin), and was
-              started without a runtime or hook that gives them
-
-\b
-Exit status: 0 listed, 1 failed, 2 the command line could not be understood.
-
-\b
-Examples:
-  ocigpu ps
-  ocigpu ps --all --json
-  ocigpu ps --root /run/user/1000/crun
-"""
 
 HOW_TO_ASK = "GPUs come with the runtime ocigpu (a pod's runtimeClassName, docker run --runtime, podman --runtime)"
 
@@ -72,18 +38,12 @@ RootsOption = Annotated[
 
 
 def ps_command(
-    all_: Annotated[
-        bool, typer.Option("--all", "-a", help="Also containers that are stopped, or have no GPU and ask for none.")
-    ] = False,
+    all_: bool = False,
     root: RootsOption = None,
     config: ConfigOption = "",
     json: JsonOption = False,
 ) -> None:
-    """List containers with their GPUs, and the processes in them that hold GPUs open.
 
-    Nothing is opened or changed in a container.  What its device cgroup allows is asked by a process that is in that
-    cgroup for a moment.  Without root only containers of the calling user are seen.
-    """
     from ocigpu.containers.find import find_containers
     from ocigpu.containers.report import make_reports
 

@@ -12,20 +12,9 @@ from ocigpu.cli.common import (
 )
 from ocigpu.gpus.cached import refresh_facts
 
-REFRESH_EPILOG = """\
-\b
-Nothing has to be refreshed by hand: a start that finds the host changed reads it anew.  This does it beforehand, for
-instance after boot.
-
-\b
-Examples:
-  ocigpu refresh
-  ocigpu refresh --json
-"""
-
 
 def refresh_command(config: ConfigOption = "", json: JsonOption = False) -> None:
-    """Read the host's facts anew and keep them for the starts to come."""
+
     done = refresh_facts(load_settings(config))
     age = round(done.age, 1) if done.age >= 0 else None
     if json:

@@ -1,7 +1,7 @@
 """``ocigpu repair``: gives running containers back what they have lost."""
 
 import sys
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -9,40 +9,16 @@ from ocigpu.cli.common import ConfigOption, JsonOption, load_facts, load_setting
 from ocigpu.cli.ps import RootsOption
 from ocigpu.core.errors import OcigpuError, UsageError, printable
 
-REPAIR_EPILOG = """\
-\b
-A container loses GPUs when its runtime or systemd sets its device rules anew (docker
-update, systemctl daemon-reload) and does not know of them: after Docker's --gpus,
-after ocigpu attach, with the hook in a bundle of others. Put right are device rules,
-nodes, and what attach and detach have changed; never more than was granted. To have
-it done at once: ocigpu watch --repair.
-
-\b
-Exit status:
-  0  everything is in place, or is again
-  1  something could not be put right
-  2  the command line could not be understood
-  3  something is lost, and --dry-run left it so
-
-\b
-Examples:
-  ocigpu repair mine
-  ocigpu repair --all --dry-run
-  ocigpu repair --all --json
-"""
-
 
 def repair_command(
-    container: Annotated[
-        str, typer.Argument(metavar="CONTAINER", help="Its id, the beginning of that, or its name; see ocigpu ps.")
-    ] = "",
-    all_: Annotated[bool, typer.Option("--all", help="All containers that run.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what is lost.")] = False,
+    container: str = "",
+    all_: bool = False,
+    dry_run: bool = False,
     root: RootsOption = None,
     config: ConfigOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Give running containers back the GPUs that they have lost."""
+
     from ocigpu.containers.find import default_places, find_container, find_containers
     from ocigpu.containers.live import open_live, require_root
     from ocigpu.containers.repair import Repaired, repair

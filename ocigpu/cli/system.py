@@ -18,55 +18,6 @@ from ocigpu.gpus.nvidia.nodes import (
 )
 from ocigpu.gpus.tree import Roots, find_roots
 
-SYSTEM_EPILOG = """\
-\b
-Examples:
-  ocigpu system create-device-nodes --load-kernel-modules
-  ocigpu system create-device-nodes --dry-run
-  ocigpu system create-dev-char-symlinks
-"""
-NODES_EPILOG = """\
-\b
-Node by node: one that is as it should be is kept, wrong permissions are corrected, and a node with another number (of
-a driver that was loaded before) is replaced.  Numbers come from /proc/devices and /proc/driver/nvidia, permissions
-from the driver's parameters (NVreg_DeviceFileMode and its relatives).  A second call changes nothing.
-Needs root.  For a simulated host everything happens below its directory.
-
-\b
-Exit status:
-  0  every node there should be is there (with --dry-run: is known); notes name kernel modules that are not loaded
-  1  no driver is loaded, or something could not be done; what was done before stays
-  2  the command line could not be understood
-
-\b
-Examples:
-  ocigpu system create-device-nodes --load-kernel-modules
-  ocigpu system create-device-nodes --dry-run --json
-  ocigpu system create-device-nodes --dev-root /run/nvidia/driver
-"""
-LINKS_EPILOG = """\
-\b
-systemd before version 240 finds a device by its link in /dev/char, and nobody makes these for NVIDIA's nodes: without
-them containers lose their GPUs when systemd writes device rules anew (systemctl daemon-reload).
-Links that are missing are made, wrong ones replaced, stale ones removed.  Needs root.
-
-\b
-Exit status:
-  0  every link is there
-  1  no driver is loaded, or a link could not be made
-  2  the command line could not be understood
-
-\b
-Examples:
-  ocigpu system create-dev-char-symlinks
-  ocigpu system create-dev-char-symlinks --create-device-nodes --load-kernel-modules
-  ocigpu system create-dev-char-symlinks --dry-run
-"""
-
-system_app = typer.Typer(
-    help="Make the host's device nodes and their links.", epilog=SYSTEM_EPILOG, rich_markup_mode=None
-)
-
 RootOption = Annotated[
     str,
     typer.Option("--root", "--driver-root", metavar="DIR", help="Driver root instead of the settings' driver.root."),
@@ -81,11 +32,8 @@ LoadOption = Annotated[
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show what would be done and change nothing.")]
 
 
-@system_app.command("create-device-nodes", epilog=NODES_EPILOG)
 def nodes_command(
-    control_devices: Annotated[
-        bool, typer.Option("--control-devices", help="Only nvidiactl, nvidia-uvm, nvidia-uvm-tools, nvidia-modeset.")
-    ] = False,
+    control_devices: bool = False,
     load_kernel_modules: LoadOption = False,
     root: RootOption = "",
     dev_root: DevRootOption = "",
@@ -93,20 +41,15 @@ def nodes_command(
     dry_run: DryRunOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Make the device nodes of all GPUs, of the driver's parts and of MIG, and their links in /dev/char."""
+
     roots = _roots(config, root, dev_root)
     _run(roots, json, dry_run, load_kernel_modules, True, "", control_devices)
 
 
-@system_app.command("create-dev-char-symlinks", epilog=LINKS_EPILOG)
 def links_command(
-    create_device_nodes: Annotated[
-        bool, typer.Option("--create-device-nodes", help="Make the nodes first, as create-device-nodes does.")
-    ] = False,
+    create_device_nodes: bool = False,
     create_all: Annotated[bool, typer.Option("--create-all", hidden=True)] = False,  # noqa: ARG001 - always so here
-    dev_char_path: Annotated[
-        str, typer.Option("--dev-char-path", metavar="DIR", help="Where the links are.  [default: /dev/char]")
-    ] = "",
+    dev_char_path: str = "",
     load_kernel_modules: LoadOption = False,
     root: RootOption = "",
     dev_root: DevRootOption = "",
@@ -114,7 +57,7 @@ def links_command(
     dry_run: DryRunOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Make the links /dev/char/MAJOR:MINOR of all NVIDIA device nodes."""
+
     roots = _roots(config, root, dev_root)
     _run(roots, json, dry_run, load_kernel_modules, create_device_nodes, dev_char_path)
 

@@ -1,9 +1,7 @@
 """``ocigpu trace``: what shim and hook did for a container, when, and how long each step took."""
 
 import sys
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from ocigpu.cli.common import JsonOption, count, print_json, print_notes, print_table
 from ocigpu.cli.timeline import (
@@ -18,39 +16,16 @@ from ocigpu.cli.timeline import (
 )
 from ocigpu.core.errors import OcigpuError, printable, quoted
 
-TRACE_EPILOG = """\
-\b
-A trace is written when OCIGPU_TRACE in the environment of ocigpu-runtime, or the setting trace, names a file (the
-setting also for a hook that is called without the shim).  Each step is one line of JSON: "action" and "path" with the
-"reason" a plan has for it, "time", "took" (ns), "process", "container", "result" ("ok", an error code, or an errno).
-Several containers can share a file.  The file must not be a link or writable by others; a trace that cannot be written
-is noted in the log and stops no container.
-
-\b
-Without --container and with more than one start in the file, all starts are listed and the last one is shown.
-
-\b
-Exit status:
-  0  shown
-  1  the file cannot be read, or has no start (of that container)
-  2  the command line could not be understood
-
-\b
-Examples:
-  OCIGPU_TRACE=/run/trace.jsonl ocigpu-runtime run --bundle /run/mine mine
-  ocigpu trace /run/trace.jsonl
-  ocigpu trace /run/trace.jsonl --container 4f2a --json
-"""
 BAR = 24
 """Columns of a bar on a terminal."""
 
 
 def trace_command(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="File with a trace.")],
-    container: Annotated[str, typer.Option("--container", metavar="ID", help="Only starts of this container.")] = "",
+    file: str,
+    container: str = "",
     json: JsonOption = False,
 ) -> None:
-    """Show a trace as a timeline: phases, steps, and the slowest of them."""
+
     starts, unreadable = read_starts(file, container)
     if not starts:
         what = f"no start of container {quoted(container)}" if container else "no start of a container"

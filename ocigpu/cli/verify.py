@@ -20,33 +20,6 @@ from ocigpu.cli.ps import RootsOption
 if TYPE_CHECKING:
     from ocigpu.containers.verify import Verified
 
-VERIFY_EPILOG = """\
-\b
-A process enters the container's cgroup and namespaces as its root user and tries
-every device of the host's driver twice: it opens what the container has at the
-node's path, and it makes a node of the number where nobody sees it and opens
-that, as a process with CAP_MKNOD could. Devices are opened for reading and closed
-at once; a GPU that sleeps wakes. Nothing of the container is executed, and
-nothing is left in it.
-
-\b
-Answers: ok or the name of an errno. ENXIO: the device was reached, and there is no
-driver behind it (simulated hosts). EPERM: the device cgroup denies it.
-Granted: node (it has one, and may open it), rules (it may open it), no.
-
-\b
-Exit status:
-  0  everything is as it was granted
-  1  it could not be tried
-  2  the command line could not be understood
-  3  less: something that was granted cannot be reached (see ocigpu repair)
-  4  more: something can be reached that was not granted
-
-\b
-Examples:
-  ocigpu verify mine
-  ocigpu verify 3f2a --json
-"""
 
 _STATUS = {"as granted": 0, "less": 3, "more": 4}
 
@@ -61,7 +34,7 @@ def verify_command(
     config: ConfigOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Try every GPU, device and driver library from inside a running container, and compare with what was granted."""
+
     from ocigpu.containers.find import default_places, find_container
     from ocigpu.containers.live import open_live, require_root
     from ocigpu.containers.verify import to_json, verify

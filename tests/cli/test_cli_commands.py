@@ -443,7 +443,8 @@ def test_progress_of_a_quick_operation_says_nothing(capsys: pytest.CaptureFixtur
 
 def test_every_command_that_a_hint_of_the_hot_path_names_exists() -> None:
     names = {command.name for command in app.registered_commands} | {group.name for group in app.registered_groups}
-    sources = [*PACKAGE.glob("*.py"), *PACKAGE.glob("host/*.py"), *PACKAGE.glob("provision/*.py")]
+    rooms = ("core", "system", "gpus", "cdi", "bundle", "provision", "entry")
+    sources = [*PACKAGE.glob("*.py"), *(path for room in rooms for path in (PACKAGE / room).rglob("*.py"))]
     # only what a sentence introduces as a command: "see: ocigpu list", "run: ocigpu config check"
     named = {
         (path.name, word)

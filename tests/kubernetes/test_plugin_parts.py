@@ -16,7 +16,7 @@ from support.trees import pci_function, write_tree
 
 from ocigpu.cdi.check import check_spec
 from ocigpu.cdi.generate import Generated, Part
-from ocigpu.cli.device_plugin import DEVICE_PLUGIN_EPILOG
+from ocigpu.cli.manual import read_page
 from ocigpu.core.errors import SettingsError, UsageError
 from ocigpu.core.facts import DeviceNode, FeatureNodes
 from ocigpu.core.settings import Settings
@@ -72,7 +72,7 @@ def test_the_flag_for_the_file_comes_before_its_variable() -> None:
 
 def test_every_option_is_in_the_help() -> None:
     flags = {f"--{flag}" for option in OPTIONS if option.name not in LABELS_ONLY for flag in option.flags}
-    words = DEVICE_PLUGIN_EPILOG.replace(",", " ").split()
+    words = read_page("device-plugin").epilog.replace(",", " ").split()
     named = {word.partition("=")[0] for word in words if word.startswith("--")}
     assert named == flags | {"--config-file", "--log-format"}
 
