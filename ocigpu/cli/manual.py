@@ -16,7 +16,7 @@ from typer.models import ArgumentInfo, OptionInfo
 DIRECTORY = os.path.join(os.path.dirname(__file__), "help")
 
 
-class Entry(NamedTuple):
+class Word(NamedTuple):
     """An argument (without ``flags``) or option, and what stands for its value in the help."""
 
     flags: tuple[str, ...]
@@ -30,8 +30,8 @@ class Page(NamedTuple):
     short: str | None
     help: str
     epilog: str
-    arguments: tuple[Entry, ...]
-    options: dict[str, Entry]
+    arguments: tuple[Word, ...]
+    options: dict[str, Word]
 
 
 def read_page(command: str, texts: dict[str, str] | None = None) -> Page:
@@ -49,12 +49,12 @@ def read_page(command: str, texts: dict[str, str] | None = None) -> Page:
     return Page(title.partition(": ")[2] or None, about.strip(), epilog, arguments, options)
 
 
-def _entries(body: str) -> Iterable[Entry]:
+def _entries(body: str) -> Iterable[Word]:
     for item in re.findall(r"^- (.+(?:\n  .+)*)", body, re.MULTILINE):
         names, _, text = item.replace("\n ", "").partition("`: ")
         words = names.replace("`", "").replace(", ", " ").split(" ")
         flags = tuple(word for word in words if word.startswith("-"))
-        yield Entry(flags, " ".join(words[len(flags) :]) or None, text)
+        yield Word(flags, " ".join(words[len(flags) :]) or None, text)
 
 
 def _for_terminals(title: str, body: str) -> str:
@@ -123,7 +123,7 @@ def _is_annotated(parameter: inspect.Parameter) -> bool:
     return get_origin(parameter.annotation) is Annotated
 
 
-def _describe(entry: Entry, kind: Any, info: ArgumentInfo | OptionInfo | None) -> ArgumentInfo | OptionInfo:
+def _describe(entry: Word, kind: Any, info: ArgumentInfo | OptionInfo | None) -> ArgumentInfo | OptionInfo:
     """Return what typer is to know of a parameter; ``info``: what the code says of it, a range."""
     made: ArgumentInfo | OptionInfo = info or (typer.Option() if entry.flags else typer.Argument())
     made.param_decls, made.metavar, made.help = entry.flags, entry.metavar, entry.help

@@ -10,7 +10,7 @@ from typer.main import get_command
 from ocigpu.cdi.draft import FEATURE_FLAGS, HOOK_NAMES, MODES, NAME_STRATEGIES
 from ocigpu.cli import manual
 from ocigpu.cli.main import PROGRAM, app
-from ocigpu.cli.manual import Entry, read_page
+from ocigpu.cli.manual import Word, read_page
 
 
 def walk(name: str, command: Any) -> Iterator[tuple[str, Any]]:
@@ -48,10 +48,10 @@ def test_a_page_becomes_help(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     )
     page = read_page("a b", {"list": "of things"})
     assert (page.short, page.help) == ("Do it.", "Do it\nwell.")
-    assert page.arguments == (Entry((), "X|Y", "What.  [default: all]"),)
+    assert page.arguments == (Word((), "X|Y", "What.  [default: all]"),)
     assert page.options == {
-        "--long": Entry(("--long", "-l"), "N", "How long."),
-        "--dotted-name": Entry(("--dotted.name",), None, "Yes."),
+        "--long": Word(("--long", "-l"), "N", "How long."),
+        "--dotted-name": Word(("--dotted.name",), None, "Yes."),
     }
     assert page.epilog == "\b\nOne:\n  of things\nTwo.\n\n\b\nThree.\n\n\b\nExamples:\n  a b\n    c"
 
