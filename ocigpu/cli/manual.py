@@ -24,7 +24,7 @@ class Word(NamedTuple):
     help: str
 
 
-class Page(NamedTuple):
+class Manual(NamedTuple):
     """A file's words; ``short``: for lists, None for the help's beginning; ``epilog``: what is below the options."""
 
     short: str | None
@@ -34,7 +34,7 @@ class Page(NamedTuple):
     options: dict[str, Word]
 
 
-def read_page(command: str, texts: dict[str, str] | None = None) -> Page:
+def read_page(command: str, texts: dict[str, str] | None = None) -> Manual:
     """Return the words of a command, "cdi diff" say; ``texts`` stand where its file has their names in braces."""
     with open(os.path.join(DIRECTORY, f"{command.replace(' ', '-')}.md"), encoding="utf-8") as file:
         text = file.read()
@@ -46,7 +46,7 @@ def read_page(command: str, texts: dict[str, str] | None = None) -> Page:
     arguments = tuple(_entries(found.pop("Arguments", "")))
     options = {entry.flags[0].replace(".", "-"): entry for entry in _entries(found.pop("Options", ""))}
     epilog = "\n\n".join(_for_terminals(name, body.strip("\n")) for name, body in found.items())
-    return Page(title.partition(": ")[2] or None, about.strip(), epilog, arguments, options)
+    return Manual(title.partition(": ")[2] or None, about.strip(), epilog, arguments, options)
 
 
 def _entries(body: str) -> Iterable[Word]:
@@ -101,7 +101,7 @@ def _find_group(groups: dict[str, typer.Typer], name: str) -> typer.Typer:
     return groups[name]
 
 
-def with_words(function: Callable[..., Any], page: Page) -> Callable[..., Any]:
+def with_words(function: Callable[..., Any], page: Manual) -> Callable[..., Any]:
     """Give the parameters of a function that have no help the page's: arguments in their order, options by name."""
     arguments = iter(page.arguments)
     signature = inspect.signature(function, eval_str=True)
