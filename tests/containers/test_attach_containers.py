@@ -383,7 +383,7 @@ def read_stamp(made: Made) -> tuple[int, ...]:
 
 KILLED = """
 import os, signal, sys
-from ocigpu import cli
+from ocigpu.cli import main as cli
 from ocigpu.containers import attach
 from ocigpu.provision.journal import Journal
 name, *words = sys.argv[1:]
