@@ -1,12 +1,32 @@
 """``ocigpu explain``: codes and messages (docs/ERRORS.md, TROUBLESHOOTING.md), and why a container has what it has."""
 
 import os
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-from ocigpu.cli.common import ConfigOption, JsonOption, print_fields, print_json, print_table
-from ocigpu.cli.ps import RootsOption, places_of
+from ocigpu.cli.common import (
+    ConfigOption,
+    JsonOption,
+    count,
+    driver_line,
+    host_line,
+    load_settings,
+    print_fields,
+    print_json,
+    print_notes,
+    print_table,
+)
+from ocigpu.cli.plan import granted_fields, image_line, request_fields
+from ocigpu.cli.ps import RootsOption, facts_or_note, places_of, report_to_json, shown_name
+from ocigpu.core.actions import Plan
 from ocigpu.core.codes import CODES
-from ocigpu.core.errors import UsageError, quoted
-from ocigpu.doctor.messages import render_markdown as render_messages
+from ocigpu.core.errors import UsageError, printable, quoted
+from ocigpu.core.facts import HostFacts, to_data
+
+if TYPE_CHECKING:
+    from ocigpu.containers.explain import Explanation
+    from ocigpu.containers.find import Places
 
 AREAS = {
     "ARG": "Command line",
@@ -41,45 +61,43 @@ def explain_command(
     messages: bool = False,
     markdown: bool = False,
 ) -> None:
+    from ocigpu.doctor.messages import MESSAGES
+    from ocigpu.doctor.messages import render_markdown as render_messages
+    from ocigpu.doctor.table import CHECKS
 
-    if markdown or messages:
-        if target or (markdown and json):
-            raise UsageError(
-                "--markdown and --messages print all there is: they take no argument, --markdown no --json"
-            )
-        if markdown:
-            print(render_messages() if messages else render_markdown(), end="")
-        else:
-            from ocigpu.cli.explain_message import list_messages
-
-            list_messages(json)
+    if (markdown or messages) and (target or (markdown and json)):
+        raise UsageError("--markdown and --messages print all there is: they take no argument, --markdown no --json")
+    checks = {check.name: check for check in CHECKS}
+    if markdown:
+        print(render_messages() if messages else render_markdown(), end="")
+    elif messages:
+        rows = [(text, entry.title) for entry in MESSAGES for text in entry.texts]
+        _print([entry._asdict() for entry in MESSAGES], json, lambda: print_table(("message", "what"), rows))
     elif not target:
-        if json:
-            print_json([{"code": name, "cause": entry.cause, "fix": entry.fix} for name, entry in CODES.items()])
-        else:
-            print_table(("code", "cause"), [(name, entry.cause) for name, entry in CODES.items()])
+        causes = [(name, entry.cause) for name, entry in CODES.items()]
+        _print([_code_data(name) for name in CODES], json, lambda: print_table(("code", "cause"), causes))
     elif _looks_like_code(target) and not _names_container(target, root):
-        name = find_code(target)
-        entry = CODES[name]
-        if json:
-            print_json({"code": name, "cause": entry.cause, "fix": entry.fix})
-        else:
-            print_fields([("code", name), ("cause", entry.cause), ("fix", entry.fix)])
-    else:
-        _explain_other(target, root, config, json)
-
-
-def _explain_other(target: str, root: list[str] | None, config: str, json: bool) -> None:
-    from ocigpu.cli import explain_message
-
-    if explain_message.is_finding(target):
-        explain_message.explain_finding(target, json)
+        data = _code_data(find_code(target))
+        _print(data, json, lambda: print_fields(data.items()))
+    elif check := checks.get(target):
+        fields = {"finding": check.name, "finds": check.title, "meaning": check.meaning, "look": "ocigpu doctor"}
+        data = {"finding": check.name, "title": check.title, "meaning": check.meaning}
+        _print(data, json, lambda: print_fields(fields.items()))
     elif len(target.split()) > 1 and "/config.json" not in target and not os.path.isdir(target):
-        explain_message.explain_message(target, json)
+        _explain_message(target, json)
     else:
-        from ocigpu.cli.explain_container import explain_container
+        _explain_container(target, places_of(root), config, json)
 
-        explain_container(target, places_of(root), config, json)
+
+def _print(data: Any, json: bool, show: Callable[[], None]) -> None:
+    if json:
+        print_json(data)
+    else:
+        show()
+
+
+def _code_data(name: str) -> dict[str, str]:
+    return {"code": name, "cause": CODES[name].cause, "fix": CODES[name].fix}
 
 
 def _names_container(text: str, root: list[str] | None) -> bool:
@@ -129,3 +147,157 @@ def render_markdown() -> str:
             lines += ["", f"## {area}: {AREAS[area]}", "", "| code | cause | what to do |", "|---|---|---|"]
         lines.append(f"| `{name}` | {entry.cause} | {entry.fix} |".replace("*", "\\*"))
     return "\n".join(lines) + "\n"
+
+
+def _explain_message(text: str, json: bool) -> None:
+    """Print what is known of a message, or of part of a log, our codes in it first; raises UsageError for neither."""
+    from ocigpu.doctor.messages import find_messages
+
+    found = find_messages(text)
+    codes = [code for code in dict.fromkeys(re.findall(r"OCIGPU-[A-Z]+-[0-9]+", text)) if code in CODES]
+    if not found and not codes:
+        hint = "known messages: ocigpu explain --messages; or: ocigpu doctor"
+        raise UsageError(f"nothing is known of the message {quoted(text)}", hint)
+    if json:
+        print_json([*map(_code_data, codes), *(entry._asdict() for entry in found)])
+        return
+    for code in codes:
+        print_fields(_code_data(code).items())
+    for number, entry in enumerate(found):
+        if number or codes:
+            print()
+        fields = [("message", entry.texts[0]), ("meaning", entry.meaning)]
+        fields += [("" if place else "what to do", step) for place, step in enumerate(entry.steps)]
+        fields += [("" if place else "doctor", name) for place, name in enumerate(entry.findings)]
+        print_fields(fields)
+
+
+MODES = {
+    "hook": "hook: a prestart hook of ocigpu",
+    "spec": "spec: declared in its config.json by ocigpu",
+    "cdi": "cdi: CDI devices, in its config.json",
+    "vendor": "vendor: the hook of the vendor's toolkit",
+    "": "none: ocigpu has not edited its config.json",
+}
+SHOWN_ABSENT = 4
+
+
+def _explain_container(text: str, places: "Places", config: str, json: bool) -> None:
+    """Print everything that can be told of a container or bundle; raises OcigpuError when there is none."""
+    from ocigpu.containers.explain import explain_bundle
+    from ocigpu.containers.target import find_target
+
+    settings = load_settings(config)
+    facts, notes = facts_or_note(config)
+    explained = explain_bundle(find_target(text, places), settings, facts)
+    explained = explained._replace(notes=(*notes, *explained.notes))
+    if json:
+        print_json(_to_json(explained, facts))
+        return
+    _print_head(explained, facts)
+    _print_steps(explained)
+    _print_inside(explained)
+    if explained.capabilities:
+        print("\ndriver capabilities")
+        print_table(("capability", "asked for", "libraries", "not on this host"), _capability_rows(explained))
+    _print_missing(explained)
+    if explained.notes:
+        print()
+        print_notes(explained.notes)
+
+
+def _to_json(explained: "Explanation", facts: HostFacts) -> dict[str, Any]:
+    data: dict[str, Any] = to_data(explained)
+    data["report"] = report_to_json(explained.report) if explained.report is not None else None
+    return {"simulated": facts.simulated, "driver_version": facts.driver_version, **data}
+
+
+def _print_head(explained: "Explanation", facts: HostFacts) -> None:
+    container, request = explained.container, explained.request
+    fields = []
+    if container is not None:
+        process = f", process {container.pid}" if container.pid else ""
+        engine = f"{container.engine}, {container.runtime}" if container.engine else container.runtime
+        fields.append(("container", f"{shown_name(container)} ({engine}; {container.status}{process})"))
+    fields += [
+        ("bundle", explained.bundle),
+        ("host", host_line(facts)),
+        ("driver", driver_line(facts)),
+        ("given by", MODES.get(explained.mode, explained.mode)),
+    ]
+    if request.selection == "nothing" and not explained.error:
+        fields.append(("request", "none: it asks for no GPU"))
+    elif request.source:
+        fields += request_fields(request) if request.selection != "cdi" else [("request", request.source)]
+        fields.append(("asked by", explained.asked_by))
+    if explained.error:
+        runs = container is not None and container.pid
+        fields.append(("granted", f"{'cannot be told now' if runs else 'nothing'}: {explained.error}"))
+        fields += [("", f"hint: {explained.hint}")] if explained.hint else []
+    elif request.selection == "cdi":
+        fields += [("granted" if number == 0 else "", name) for number, name in enumerate(explained.gpus)]
+    elif explained.image is not None:
+        plan = Plan((), gpus=explained.gpus, mig_devices=explained.gpus)
+        label = "granted" if explained.mode else "would get"
+        fields += [(name and label, value) for name, value in granted_fields(plan, facts)]
+        fields.append(("image", image_line(explained.image)))
+        fields.append(("CUDA compat", explained.compat or "the image brings no CUDA compatibility libraries"))
+    if explained.spec:
+        fields.append(("mode spec", explained.spec))
+    print_fields(fields)
+
+
+def _print_steps(explained: "Explanation") -> None:
+    """Print the steps below their reasons; the directory on the host is left out where the container's is the same."""
+    if not explained.steps:
+        return
+    got = "what it got" if explained.mode in ("hook", "spec", "cdi") else "what ocigpu would give it"
+    print(f"\n{got}, and why ({count(len(explained.steps), 'step')})")
+    width = max(len(step.now) for step in explained.steps)
+    heading = ""
+    for step in explained.steps:
+        kind, _, path = step.what.partition(" ")
+        directory = os.path.dirname(step.source)
+        where = "" if kind == "link" or directory in ("", os.path.dirname(path)) else f", from {directory}"
+        if heading != step.reason + where:
+            heading = step.reason + where
+            print(printable(heading))
+        target = f" -> {step.source}" if kind == "link" else ""
+        now = f"{step.now or '-':<{width}}  " if width else ""
+        print(f"    {now}{printable(step.what + target)}")
+
+
+def _print_inside(explained: "Explanation") -> None:
+    report = explained.report
+    if report is None or not report.gpus:
+        return
+    print("\nGPUs in it now" if report.container.pid else "\nGPUs in its configuration")
+    print_table(
+        ("gpu", "uuid", "model", "state"),
+        [(gpu.mig or str(gpu.index), gpu.uuid, gpu.model, gpu.state or "-") for gpu in report.gpus],
+    )
+    if report.processes:
+        print("\nprocesses that hold devices open")
+        rows = [(str(process.pid), process.command, ", ".join(process.devices)) for process in report.processes]
+        print_table(("pid", "command", "devices"), rows)
+
+
+def _capability_rows(explained: "Explanation") -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    for capability in explained.capabilities:
+        absent = ", ".join(capability.absent[:SHOWN_ABSENT])
+        if len(capability.absent) > SHOWN_ABSENT:
+            absent += f" and {len(capability.absent) - SHOWN_ABSENT} more"
+        rows.append((capability.name, "yes" if capability.asked else "no", str(capability.found), absent or "-"))
+    return rows
+
+
+def _print_missing(explained: "Explanation") -> None:
+    if explained.container is None or not explained.container.pid or not explained.steps:
+        return
+    print("\nmissing")
+    for line in explained.missing:
+        print(f"  {printable(line)}")
+    if not explained.missing:
+        looked = any(step.now for step in explained.steps)
+        print("  nothing" if looked else "  no GPU; what else CDI devices bring is not looked at (see ocigpu verify)")
