@@ -27,16 +27,17 @@ def make_bundle(bundle: str, script: str, variables: dict[str, str], programs: t
     one. ``programs``: host paths of programs whose loader and libraries (not the programs) the root gets, so that
     they run when they are mounted into the container.  Raises OcigpuError OCIGPU-DEMO-1 without busybox.
     """
+    busybox = shutil.which("busybox", path=COMMAND_PATH)
+    if busybox is None:
+        cause = "busybox was not found: the demo's container is made of it"
+        raise OcigpuError("OCIGPU-DEMO-1", cause, "install busybox-static")
     rootfs = Path(bundle, "rootfs")
     for name in DIRECTORIES:
         (rootfs / name).mkdir(parents=True, exist_ok=True)
-    busybox = _find_busybox()
     shutil.copy(busybox, rootfs / "bin/busybox")
-    for applet in subprocess.run(
-        [busybox, "--list"], check=True, capture_output=True, text=True, timeout=30
-    ).stdout.split():
-        if applet != "busybox":
-            (rootfs / "bin" / applet).symlink_to("busybox")
+    listed = subprocess.run([busybox, "--list"], check=True, capture_output=True, text=True, timeout=30)
+    for applet in set(listed.stdout.split()) - {"busybox"}:
+        (rootfs / "bin" / applet).symlink_to("busybox")
     loaded = shutil.which("true", path="/usr/bin:/bin")
     if loaded:
         shutil.copy(loaded, rootfs / "usr/bin/true")
@@ -46,15 +47,6 @@ def make_bundle(bundle: str, script: str, variables: dict[str, str], programs: t
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(library, target)
     Path(bundle, "config.json").write_text(json.dumps(make_config(script, variables), indent=1), encoding="utf-8")
-
-
-def _find_busybox() -> str:
-    path = shutil.which("busybox", path=COMMAND_PATH)
-    if path is None:
-        raise OcigpuError(
-            "OCIGPU-DEMO-1", "busybox was not found: the demo's container is made of it", "install busybox-static"
-        )
-    return path
 
 
 def _needed_files(program: str) -> list[str]:
@@ -75,37 +67,9 @@ def _needed_files(program: str) -> list[str]:
 
 def make_config(script: str, variables: dict[str, str]) -> dict[str, Any]:
     """Return a config.json as an engine writes it for an ordinary container: no host device, default capabilities."""
-    env = [f"PATH={COMMAND_PATH}", *(f"{name}={value}" for name, value in variables.items())]
-    return {
-        "ociVersion": "1.0.2",
-        "process": {
-            "terminal": False,
-            "user": {"uid": 0, "gid": 0},
-            "args": ["/bin/sh", "-c", script],
-            "env": env,
-            "cwd": "/",
-            "capabilities": {kind: list(CAPABILITIES) for kind in ("bounding", "effective", "permitted")},
-            "noNewPrivileges": True,
-        },
-        "root": {"path": "rootfs", "readonly": False},
-        "hostname": "demo",
-        "mounts": [
-            {"destination": "/proc", "type": "proc", "source": "proc", "options": ["nosuid", "noexec", "nodev"]},
-            {
-                "destination": "/dev",
-                "type": "tmpfs",
-                "source": "tmpfs",
-                "options": ["nosuid", "strictatime", "mode=755", "size=65536k"],
-            },
-            {
-                "destination": "/sys",
-                "type": "sysfs",
-                "source": "sysfs",
-                "options": ["nosuid", "noexec", "nodev", "ro"],
-            },
-        ],
-        "linux": {
-            "namespaces": [{"type": kind} for kind in ("mount", "pid", "ipc", "uts", "network")],
-            "resources": {"devices": [{"allow": False, "access": "rwm"}]},
-        },
-    }
+    config: dict[str, Any] = json.loads(Path(__file__).with_name("demo.json").read_text(encoding="utf-8"))
+    process = config["process"]
+    process["args"][-1] = script
+    process["env"] += [f"{name}={value}" for name, value in variables.items()]
+    process["capabilities"] = {kind: list(CAPABILITIES) for kind in ("bounding", "effective", "permitted")}
+    return config

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from support import requirements
 
+from ocigpu.cli.demo import _sections
 from ocigpu.cli.demo_bundle import make_bundle, make_config
-from ocigpu.cli.demo_run import _sections
 
 Run = Callable[..., tuple[int, str, str]]
 COMMAND = [sys.executable, "-m", "ocigpu.cli.main", "demo", "--gpus", "3"]
