@@ -183,8 +183,11 @@ KINDS = {
 
 
 class Plan(NamedTuple):
-    """What will be done for one container, in order.
+    """What will be done for one container, in order: ``actions`` are the :attr:`base` and all ``parts`` together.
 
+    ``parts``: what each device brings, by its UUID (``NAME`` of an opt-in part, ``imex-channel=N``); actions that two
+    devices share, as the node of two MIG devices' GPU, are in both parts.  A specification has the base as its
+    containerEdits and each part as a device; attached to a container are the parts of the devices that it gets.
     ``gpus``/``mig_devices``: UUIDs of what is granted.  ``notes``: warnings, a sentence each.
     An empty ``actions`` means: the container asked for nothing.
     """
@@ -197,6 +200,19 @@ class Plan(NamedTuple):
     simulated: bool = False
     mode: str = "hook"
     image: ImageFacts = ImageFacts()
+    parts: "dict[str, tuple[Action, ...]]" = {}
+
+    @property
+    def base(self) -> "tuple[Action, ...]":
+        """What the container gets whatever its devices are, and views that show all of them."""
+        brought = {action for part in self.parts.values() for action in part}
+        return tuple(action for action in self.actions if action not in brought)
+
+    def brought_by(self, devices: "Sequence[str]", had: "Sequence[str]" = ()) -> "list[Action]":
+        """Return the parts of these devices, less what devices that a container ``had`` have brought it."""
+        there = {action for device in had for action in self.parts.get(device, ())}
+        new = dict.fromkeys(action for device in devices for action in self.parts.get(device, ()))
+        return [action for action in new if action not in there]
 
     def device_rules(self) -> tuple[AllowDevice, ...]:
         """Return the device cgroup rules of the plan."""
@@ -226,5 +242,6 @@ def join_groups(nodes: "Sequence[DeviceNode]") -> tuple[JoinGroup, ...]:
 def plan_to_json(plan: Plan) -> "dict[str, Any]":
     """Return the plan as JSON data; each action has "action" (its kind), its fields and "reason"."""
     data: dict[str, Any] = to_data(plan)
+    del data["parts"]
     data["actions"] = [{"action": KINDS[type(action)], **to_data(action)} for action in plan.actions]
     return data

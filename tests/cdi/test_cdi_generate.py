@@ -585,7 +585,7 @@ def test_management_without_a_loaded_driver_says_what_programs_look_for() -> Non
 
 def feature(mode: str, facts: HostFacts) -> Generated:
     options = GenerateOptions(mode=mode)
-    return assemble(draft_feature(facts, options, SETTINGS), options, "source=nvidia")
+    return assemble(draft_feature(facts, options), options, "source=nvidia")
 
 
 def char(path: str) -> DeviceNode:
@@ -624,7 +624,7 @@ def test_a_feature_that_the_host_lacks_keeps_the_text_that_programs_look_for(mod
 
 def imex(*ids: str) -> dict[str, Any]:
     options = GenerateOptions(mode="imex", device_ids=ids)
-    return assemble(draft_imex(IMEX, options, SETTINGS), options, "source=nvidia").spec
+    return assemble(draft_imex(IMEX, options), options, "source=nvidia").spec
 
 
 def test_imex_channels_are_devices_named_by_number() -> None:

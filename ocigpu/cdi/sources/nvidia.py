@@ -1,7 +1,7 @@
 """NVIDIA's devices: GPUs and MIG devices, all nodes at once (management), and what opt-in variables bring.
 
-Every list of nodes, mounts, links and directories comes from :func:`ocigpu.gpus.nvidia.plan.make_plan` on the same
-facts that hook mode uses; here it is only divided between the edits that every container gets and those of devices.
+Every list of nodes, mounts, links and directories comes from :mod:`ocigpu.gpus.nvidia.plan` on the same facts that hook
+mode uses: the plan's base is what every container gets, and each of its parts a device.
 """
 
 from ocigpu.cdi.draft import VOID, Draft, DraftDevice
@@ -11,18 +11,27 @@ from ocigpu.cdi.sources.ids import choose_names
 from ocigpu.cdi.sources.program import hook_options, note_program
 from ocigpu.core.actions import AllowDevice, Bind, Link, Node
 from ocigpu.core.errors import CdiError, HostError, quoted
-from ocigpu.core.facts import DeviceNode, ImageFacts, Library
+from ocigpu.core.facts import ImageFacts, Library
+from ocigpu.core.gate import permitted_capabilities
 from ocigpu.gpus.elf import read_elf
-from ocigpu.gpus.nvidia.devices import CONTROL_MINOR, GPU_MAJOR
 from ocigpu.gpus.nvidia.discover import SearchPaths, read_feature_facts, read_host_facts
-from ocigpu.gpus.nvidia.plan import REQUIRED_SONAMES, make_plan
-from ocigpu.gpus.nvidia.request import MAX_IMEX_CHANNEL, Request, request_from_variables
-from ocigpu.gpus.nvidia.selection import select_devices
+from ocigpu.gpus.nvidia.plan import (
+    CONTROL_CAPABILITIES,
+    REQUIRED_SONAMES,
+    feature_files,
+    gpu_node,
+    mig_nodes,
+    node_actions,
+    part_name,
+    plan_selection,
+)
+from ocigpu.gpus.nvidia.request import MAX_IMEX_CHANNEL, Request
+from ocigpu.gpus.nvidia.selection import Selection, select_devices
 from ocigpu.gpus.tree import Tree, small_number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from ocigpu.cdi.draft import Edits, GenerateOptions
     from ocigpu.cdi.edits import HookOptions
@@ -56,9 +65,9 @@ def draft(options: "GenerateOptions", settings: "Settings") -> Draft:
     CdiError OCIGPU-CDI-7.
     """
     if options.mode in FEATURES:
-        return draft_feature(read_feature_facts(settings), options, settings)
+        return draft_feature(read_feature_facts(settings), options)
     if options.mode == "imex":
-        return draft_imex(read_feature_facts(settings), options, settings)
+        return draft_imex(read_feature_facts(settings), options)
     hook = hook_options(options, settings)
     search = SearchPaths(options.library_search_paths, options.config_search_paths)
     if options.mode == "management":
@@ -79,65 +88,72 @@ def draft(options: "GenerateOptions", settings: "Settings") -> Draft:
 def draft_gpus(facts: "HostFacts", options: "GenerateOptions", settings: "Settings", hook: "HookOptions") -> Draft:
     """Return the GPUs and MIG devices of these facts as devices; raises as :func:`draft` does.  Pure."""
     facts, request, image, notes = _prepare(facts, options, settings)
-    common = make_plan(facts, request, settings, image)
-    known = frozenset(common.actions)
     word = next((name for name in options.device_ids if name in ("all", "none")), "")
-    targets, skipped, more_notes = _targets(facts, request, options.device_ids, word)
-    notes += [*common.notes, *more_notes]
+    targets, skipped, more_notes = _targets(facts, request, options, word)
+    selection = Selection(
+        tuple(gpu for gpu, mig in targets if mig is None), tuple((gpu, mig) for gpu, mig in targets if mig is not None)
+    )
+    plan = plan_selection(facts, request, selection, settings, image)
     devices: list[DraftDevice] = []
-    granted: list[Action] = []
     for gpu, mig in targets:
-        one = facts._replace(gpus=(gpu,), notes=())
-        wanted = request._replace(selection="list", devices=(_token(gpu, mig),))
-        try:
-            plan = make_plan(one, wanted, settings, image)
-        except HostError as error:
-            if not word:
-                raise
-            skipped.append(error.message)
-            continue
-        own = [action for action in plan.actions if action not in known]
-        names = _names(gpu, mig, options.name_strategies)
-        if not names:
-            what = "MIG device" if mig else "GPU"
-            skipped.append(f"{what} {_token(gpu, mig)}: it has no name that a CDI device may have")
-            continue
-        granted += own
-        edits = _device_edits(own, options, hook)
+        edits = _device_edits(plan.parts[part_name(gpu, mig)], options, hook)
         coherent = gpu.coherent if facts.source == "nvml" and mig is None else None
-        devices += [DraftDevice(name, edits, coherent) for name in names]
+        devices += [DraftDevice(name, edits, coherent) for name in _names(gpu, mig, options.name_strategies)]
     if word == "none":
         devices = [DraftDevice("none", {"env": ["NVCT_EMPTY_DEVICE="]})]
     hook = hook._replace(proc_driver=facts.proc_driver, compat=_compat(facts, request, settings))
-    shared = [*common.actions, *(granted if hook.merged else _views(granted))]
+    shared = plan.actions if hook.merged else [action for action in plan.actions if not _is_device_link(action)]
     return Draft(
         source="nvidia",
         vendor="nvidia.com",
         device_class="gpu",
         devices=tuple(devices),
-        common=_common_edits(common.actions, shared, facts, image, options, hook),
+        common=_common_edits(plan.base, shared, facts, image, options, hook),
         all_device=word != "none",
-        notes=tuple(dict.fromkeys(notes)),
+        notes=tuple(dict.fromkeys([*notes, *plan.notes, *more_notes])),
         skipped=tuple(skipped),
     )
 
 
 def _targets(
-    facts: "HostFacts", request: Request, ids: tuple[str, ...], word: str
+    facts: "HostFacts", request: Request, options: "GenerateOptions", word: str
 ) -> "tuple[list[tuple[Gpu, MigDevice | None]], list[str], tuple[str, ...]]":
     """Return the devices to describe, what was left out of "all", and notes: selection as for any container."""
     if word == "none":
         return [], [], ()
     try:
-        selection = select_devices(request._replace(selection=word or "list", devices=ids), facts)
+        selection = select_devices(request._replace(selection=word or "list", devices=options.device_ids), facts)
     except HostError as error:
         if not word:
             raise
         return [], [error.message], ()
-    targets: list[tuple[Gpu, MigDevice | None]] = [(gpu, None) for gpu in selection.gpus]
-    targets.extend(selection.mig_devices)
-    targets.sort(key=lambda target: (target[0].index, target[1].index if target[1] else -1))
-    return targets, list(selection.notes) if word else [], () if word else selection.notes
+    found: list[tuple[Gpu, MigDevice | None]] = [(gpu, None) for gpu in selection.gpus]
+    found.extend(selection.mig_devices)
+    found.sort(key=lambda target: (target[0].index, target[1].index if target[1] else -1))
+    targets: list[tuple[Gpu, MigDevice | None]] = []
+    skipped = list(selection.notes) if word else []
+    for gpu, mig in found:
+        try:
+            _check_target(facts, request, gpu, mig)
+        except HostError as error:
+            if not word:
+                raise
+            skipped.append(error.message)
+            continue
+        if _names(gpu, mig, options.name_strategies):
+            targets.append((gpu, mig))
+        else:
+            what = "MIG device" if mig else "GPU"
+            skipped.append(f"{what} {_token(gpu, mig)}: it has no name that a CDI device may have")
+    return targets, skipped, () if word else selection.notes
+
+
+def _check_target(facts: "HostFacts", request: Request, gpu: "Gpu", mig: "MigDevice | None") -> None:
+    """Raise HostError for a device that could not be given by its index, by which specifications name it."""
+    select_devices(request._replace(selection="list", devices=(_token(gpu, mig),)), facts._replace(gpus=(gpu,)))
+    gpu_node(gpu)
+    if mig is not None:
+        mig_nodes(facts, gpu, mig)
 
 
 def _token(gpu: "Gpu", mig: "MigDevice | None") -> str:
@@ -161,10 +177,6 @@ def _device_edits(own: "Sequence[Action]", options: "GenerateOptions", hook: "Ho
 
 def _is_device_link(action: "Action") -> bool:
     return isinstance(action, Link) and is_device_link(action)
-
-
-def _views(actions: "Iterable[Action]") -> "list[Action]":
-    return [action for action in actions if not _is_device_link(action)]
 
 
 def _common_edits(
@@ -197,9 +209,7 @@ def _prepare(
     """
     if "disable-ipc-discoverer" in options.feature_flags:
         facts = facts._replace(sockets=())
-    variables = {"NVIDIA_VISIBLE_DEVICES": "none", "NVIDIA_DRIVER_CAPABILITIES": "all"}
-    plain = settings._replace(swarm_resource="", mode="hook")  # in mode cdi the names of devices would be CDI names
-    request = request_from_variables(variables, plain, privileged=True)._replace(source=SOURCE)
+    request = Request("none", source=SOURCE, capabilities=tuple(sorted(permitted_capabilities(settings))))
     notes = []
     sonames = {library.soname for library in facts.libraries if library.bits == 64}
     for capability, soname in REQUIRED_SONAMES.items() if sonames else ():
@@ -255,25 +265,27 @@ def draft_management(
     facts = facts._replace(libraries=tuple(_for_everybody(library, facts) for library in facts.libraries))
     graphics = ("graphics", "display")
     request = request._replace(capabilities=tuple(x for x in request.capabilities if x not in graphics))
-    gpus = tuple(gpu._replace(error="", model="") for gpu in facts.gpus if gpu.node)  # nothing to be left out for
+    gpus = [gpu._replace(drm_nodes=()) for gpu in facts.gpus if gpu.node]
     configurable = {name for name, _ in facts.cap_nodes}
-    everything = request._replace(
-        selection="all" if gpus else "none",
-        capabilities=(*request.capabilities, "display"),
+    request = request._replace(
         mig_config="all" if "config" in configurable else "",
         mig_monitor="all" if "monitor" in configurable else "",
         imex_channels=tuple(node.minor for node in facts.imex_nodes),
     )
-    bare = facts._replace(gpus=tuple(gpu._replace(drm_nodes=()) for gpu in gpus), notes=())
+    selection = Selection(
+        tuple(gpu for gpu in gpus if not gpu.mig_devices), tuple((gpu, mig) for gpu in gpus for mig in gpu.mig_devices)
+    )
     try:
-        common = make_plan(facts, request, settings, image)
-        nodes = [a for a in make_plan(bare, everything, settings, image).actions if isinstance(a, (Node, AllowDevice))]
+        plan = plan_selection(facts, request, selection, settings, image)
     except HostError as error:
         raise CdiError("OCIGPU-CDI-7", f"no NVIDIA device nodes found: {error.message}", error.hint) from error
     # the container manages nodes and MIG devices: both need the host's view
     asked = "disable-device-node-modification" in options.enabled_hooks
     hook = hook._replace(proc_driver=facts.proc_driver if asked else "", compat=_compat(facts, request, settings))
-    files = [action for action in common.actions if not isinstance(action, (Node, AllowDevice))]
+    nodes = [action for action in plan.actions if isinstance(action, (Node, AllowDevice))]
+    for node in facts.control_nodes:
+        nodes += node_actions(node) if "display" in CONTROL_CAPABILITIES.get(node.container_path, ()) else []
+    files = [action for action in plan.base if not isinstance(action, (Node, AllowDevice))]
     vendor, device_class = KINDS["management"]
     return Draft(
         source="nvidia",
@@ -282,7 +294,7 @@ def draft_management(
         devices=(DraftDevice("all", edits_from_actions(nodes, None, options.additional_gids)),),
         common=_common_edits(files, [*files, *nodes], facts, image, options, hook),
         all_device=False,
-        notes=tuple(dict.fromkeys([*notes, *common.notes])),
+        notes=tuple(dict.fromkeys([*notes, *plan.notes])),
     )
 
 
@@ -294,27 +306,28 @@ def _for_everybody(library: Library, facts: "HostFacts") -> Library:
 # without a driver
 
 
-def draft_feature(facts: "HostFacts", options: "GenerateOptions", settings: "Settings") -> Draft:
+def draft_feature(facts: "HostFacts", options: "GenerateOptions") -> Draft:
     """Return one device "all" with what GDS, MOFED, GDRCopy or NVSwitch brings; empty without nodes.  Pure."""
-    request = Request(selection="none", source=f"mode {options.mode}", features=(options.mode,))
-    edits = edits_from_actions(_beyond_none(facts, request, settings), None, options.additional_gids)
+    found = [feature for feature in facts.features if feature.name == options.mode and feature.nodes]
+    actions = [action for feature in found for node in feature.nodes for action in node_actions(node)]
+    actions += [action for feature in found for action in feature_files(feature)]
+    edits = edits_from_actions(actions, None, options.additional_gids)
     skipped = () if edits else (f"this host has no device for {options.mode}",)
     made = _draft_without_driver(facts, options.mode, (DraftDevice("all", edits),), all_device=False)
     return made._replace(skipped=skipped)
 
 
-def draft_imex(facts: "HostFacts", options: "GenerateOptions", settings: "Settings") -> Draft:
+def draft_imex(facts: "HostFacts", options: "GenerateOptions") -> Draft:
     """Return each IMEX channel that has a node as a device named by its number.  Pure.
 
     Raises CdiError OCIGPU-CDI-7 for an id that is no channel of this host.
     """
-    present = {node.minor for node in facts.imex_nodes}
+    nodes = {node.minor: node for node in facts.imex_nodes}
     ids = options.device_ids
-    channels = sorted(present) if "all" in ids else sorted({_channel(text, present) for text in ids})
+    channels = sorted(nodes) if "all" in ids else sorted({_channel(text, set(nodes)) for text in ids})
     devices = []
     for channel in channels:
-        request = Request(selection="none", source="mode imex", imex_channels=(channel,))
-        edits = edits_from_actions(_beyond_none(facts, request, settings), None, options.additional_gids)
+        edits = edits_from_actions(node_actions(nodes[channel]), None, options.additional_gids)
         devices.append(DraftDevice(str(channel), edits))
     return _draft_without_driver(facts, "imex", tuple(devices), all_device=True)
 
@@ -335,17 +348,6 @@ def _channel(text: str, present: set[int]) -> int:
 def _channels(present: set[int]) -> str:
     shown = ", ".join(map(str, sorted(present)[:16])) + (", ..." if len(present) > 16 else "")
     return f"This host has IMEX channels {shown}." if present else "This host has no IMEX channel."
-
-
-def _beyond_none(facts: "HostFacts", request: Request, settings: "Settings") -> "list[Action]":
-    """Return what a request brings beyond a container with driver files only.
-
-    A plan insists on a loaded driver; these parts can be there without one, so it gets a control node that is then
-    taken away again with all else that every container has.
-    """
-    facts = facts._replace(control_nodes=(DeviceNode("/dev/nvidiactl", "", GPU_MAJOR, CONTROL_MINOR),))
-    without = make_plan(facts, request._replace(features=(), imex_channels=()), settings)
-    return [action for action in make_plan(facts, request, settings).actions if action not in without.actions]
 
 
 def _draft_without_driver(facts: "HostFacts", mode: str, devices: tuple[DraftDevice, ...], all_device: bool) -> Draft:

@@ -6,16 +6,30 @@ here, each action with its reason, and carried out elsewhere.
 
 from ocigpu.core.actions import AllowDevice, Bind, Link, Node, Plan, RefreshLdCache, join_groups
 from ocigpu.core.errors import HostError
-from ocigpu.core.facts import DeviceNode, Gpu, HostFacts, HostFile, ImageFacts, Library, mig_capability_paths
+from ocigpu.core.facts import (
+    DeviceNode,
+    FeatureNodes,
+    Gpu,
+    HostFacts,
+    HostFile,
+    ImageFacts,
+    Library,
+    MigDevice,
+    mig_capability_paths,
+)
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.nvidia.request import Request
 from ocigpu.gpus.nvidia.require import check_requirements
 from ocigpu.gpus.nvidia.selection import Selection, select_devices
-from ocigpu.gpus.nvidia.views import application_profile, proc_view, proc_view_by_masks
+from ocigpu.gpus.nvidia.views import PROC_DRIVER, application_profile, proc_view, proc_view_by_masks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from ocigpu.core.actions import Action
+
+    _Given = tuple[DeviceNode, str, Sequence[str]]
 
 FILE_OPTIONS = ("ro", "nosuid", "nodev")
 """Mount options of driver files."""
@@ -53,27 +67,36 @@ def make_plan(
     image = image or ImageFacts()
     if request.selection == "nothing":
         return Plan((), notes=request.notes, mode=mode, image=image)
-    selection = select_devices(request, facts)
+    return plan_selection(facts, request, select_devices(request, facts), settings, image, mode)
+
+
+def plan_selection(
+    facts: HostFacts, request: Request, selection: Selection, settings: Settings, image: ImageFacts, mode: str = "hook"
+) -> Plan:
+    """Return the plan of a request whose devices are selected; raises as :func:`make_plan`."""
     gpus = tuple(sorted(selection.every_gpu(), key=lambda gpu: gpu.index))
     check_requirements(request.requirements, facts, gpus)
     notes = [*request.notes, *facts.notes, *selection.notes]
     libraries = _libraries(facts, request)
-    nodes = _nodes(facts, request, selection, gpus, notes)
-    groups = () if settings.features_no_additional_gids_for_device_nodes else join_groups([node for node, _ in nodes])
-    actions: list[Action] = [
-        *(_mask_actions if mode == "spec" else _proc_actions)(facts, request, selection, gpus, notes),
-        *_node_actions(nodes),
-        *groups,
-        *_file_actions(facts, request),
-        *_library_actions(libraries, image),
-        *_link_actions(libraries, request, image),
-        *_module_links(facts, request),
-        *_drm_links(request, selection, gpus),
-        *_profile_actions(request, gpus),
-        *_ldcache_actions(libraries, request, settings, image),
-    ]
+    plan = _Draft(selection)
+    nodes = _collect_nodes(facts, request, selection, gpus, notes)
+    (_add_masks if mode == "spec" else _add_proc)(plan, facts, request, gpus, notes)
+    _add_nodes(plan, nodes)
+    if not settings.features_no_additional_gids_for_device_nodes:
+        plan.add(join_groups([node for node, _, _ in nodes]))
+    _add_files(plan, facts, request)
+    plan.add(
+        [
+            *_library_actions(libraries, image),
+            *_link_actions(libraries, request, image),
+            *_module_links(facts, request),
+        ]
+    )
+    _add_drm_links(plan, request, gpus)
+    plan.add(_profile_actions(request, gpus))
+    plan.add(_ldcache_actions(libraries, request, settings, image))
     return Plan(
-        tuple(actions),
+        tuple(plan.actions),
         gpus=tuple(gpu.uuid for gpu in selection.gpus),
         mig_devices=tuple(mig.uuid for _, mig in selection.mig_devices),
         notes=tuple(notes),
@@ -81,7 +104,41 @@ def make_plan(
         simulated=facts.simulated,
         mode=mode,
         image=image,
+        parts={name: tuple(part) for name, part in plan.parts.items()},
     )
+
+
+def part_name(gpu: Gpu, mig: "MigDevice | None" = None) -> str:
+    """Return the name of a device's part of a plan: its UUID; without one, as of procfs, its index."""
+    if mig is None:
+        return gpu.uuid or str(gpu.index)
+    return mig.uuid or f"{gpu.index}:{mig.index}"
+
+
+class _Draft:
+    """A plan in the making: actions in order, and which of them each device brings."""
+
+    def __init__(self, selection: Selection) -> None:
+        self.selection = selection
+        self.actions: list[Action] = []
+        self.parts: dict[str, list[Action]] = {}
+        for gpu in selection.gpus:
+            self.parts[part_name(gpu)] = []
+        for gpu, mig in selection.mig_devices:
+            self.parts[part_name(gpu, mig)] = []
+
+    def add(self, actions: "Iterable[Action]", names: "Iterable[str]" = ()) -> None:
+        """Add actions: the parts of these names', else the base's."""
+        actions = list(actions)
+        self.actions += actions
+        for name in names:
+            self.parts.setdefault(name, []).extend(actions)
+
+
+def _parts_of(gpu: Gpu, selection: Selection) -> list[str]:
+    """Return the parts of a GPU: its own, or those of its MIG devices."""
+    own = [part_name(gpu)] if gpu in selection.gpus else []
+    return own + [part_name(parent, mig) for parent, mig in selection.mig_devices if parent == gpu]
 
 
 def _wanted(capabilities: tuple[str, ...], request: Request) -> bool:
@@ -96,40 +153,39 @@ def _because(capabilities: tuple[str, ...], request: Request) -> str:
 # /proc/driver/nvidia
 
 
-def _proc_actions(
-    facts: HostFacts, request: Request, selection: Selection, gpus: tuple[Gpu, ...], notes: list[str]
-) -> "list[Action]":
+def _add_proc(plan: _Draft, facts: HostFacts, request: Request, gpus: tuple[Gpu, ...], notes: list[str]) -> None:
     """A private /proc/driver/nvidia: rewritten params, and only the GPUs and MIG capabilities that are granted."""
     if not facts.proc_driver:
         notes.append("the host has no /proc/driver/nvidia: the container gets none")
-        return []
+        return
     directories = [(f"gpus/{gpu.proc_name}", f"GPU {gpu.index} is granted") for gpu in gpus if gpu.proc_name]
+    owners = {f"gpus/{gpu.proc_name}": _parts_of(gpu, plan.selection) for gpu in gpus}
     files: list[tuple[str, str]] = []
     if request.mig_config or request.mig_monitor:
         if facts.proc_capabilities:
             directories.append(("capabilities", "NVIDIA_MIG_CONFIG_DEVICES or NVIDIA_MIG_MONITOR_DEVICES is all"))
     else:
-        for gpu, mig in selection.mig_devices:
-            reason = f"MIG device {gpu.index}:{mig.index} is granted"
-            files += [(f"capabilities/{name}", reason) for name in mig_capability_paths(gpu.minor, mig)]
-    return proc_view(facts.proc_driver, facts.proc_files, facts.simulated, directories, files)
+        for gpu, mig in plan.selection.mig_devices:
+            for path in mig_capability_paths(gpu.minor, mig):
+                files.append((f"capabilities/{path}", f"MIG device {gpu.index}:{mig.index} is granted"))
+                owners.setdefault(f"capabilities/{path}", []).append(part_name(gpu, mig))
+    for action in proc_view(facts.proc_driver, facts.proc_files, facts.simulated, directories, files):
+        plan.add([action], owners.get(action.container_path.removeprefix(f"{PROC_DRIVER}/"), ()))
 
 
-def _mask_actions(
-    facts: HostFacts, request: Request, selection: Selection, gpus: tuple[Gpu, ...], notes: list[str]
-) -> "list[Action]":
+def _add_masks(plan: _Draft, facts: HostFacts, request: Request, gpus: tuple[Gpu, ...], notes: list[str]) -> None:
     """The procfs's own /proc/driver/nvidia, read-only, without the GPUs and MIG capabilities that are not granted."""
     if not facts.proc_driver:
         notes.append("the host has no /proc/driver/nvidia: the container gets none")
-        return []
+        return
     hidden = [
         (f"gpus/{gpu.proc_name}", f"GPU {gpu.index} is not granted")
         for gpu in facts.gpus
         if gpu.proc_name and gpu not in gpus
     ]
     if facts.proc_capabilities and not request.mig_config and not request.mig_monitor:
-        hidden += _hidden_capabilities(facts, selection)
-    return proc_view_by_masks(facts.proc_driver, facts.simulated, hidden)
+        hidden += _hidden_capabilities(facts, plan.selection)
+    plan.add(proc_view_by_masks(facts.proc_driver, facts.simulated, hidden))
 
 
 def _hidden_capabilities(facts: HostFacts, selection: Selection) -> list[tuple[str, str]]:
@@ -152,33 +208,57 @@ def _hidden_capabilities(facts: HostFacts, selection: Selection) -> list[tuple[s
 # device nodes
 
 
-def _nodes(
+def _collect_nodes(
     facts: HostFacts, request: Request, selection: Selection, gpus: tuple[Gpu, ...], notes: list[str]
-) -> list[tuple[DeviceNode, str]]:
-    """Return each node with its reason, without duplicates, in the order in which they are made."""
-    nodes: list[tuple[DeviceNode, str]] = []
+) -> "list[_Given]":
+    """Return each node with its reason and its parts, in the order in which they are made; some more than once."""
+    nodes: list[_Given] = []
     for node in facts.control_nodes:
         capabilities = CONTROL_CAPABILITIES.get(node.container_path, ())
         if _wanted(capabilities, request):
-            nodes.append((node, f"control node, {_because(capabilities, request)}"))
+            nodes.append((node, f"control node, {_because(capabilities, request)}", ()))
     present = {node.container_path for node in facts.control_nodes}
     if "/dev/nvidiactl" not in present:
         raise HostError("OCIGPU-DEV-4", "device major of nvidia is unknown: the kernel module is not loaded")
     if "/dev/nvidia-uvm" not in present and _wanted(CONTROL_CAPABILITIES["/dev/nvidia-uvm"], request):
         notes.append("module nvidia_uvm is not loaded: CUDA will not work (modprobe nvidia-uvm)")
     for gpu in gpus:
-        if gpu.node is None:
-            raise HostError("OCIGPU-DEV-4", f"GPU {gpu.index} ({gpu.uuid}): its device number is unknown")
-        nodes.append((gpu.node, _gpu_reason(gpu, selection, request)))
-        if _has_graphics(gpu, selection, request):
-            nodes.extend((node, f"DRM node of GPU {gpu.index}, for graphics or display") for node in gpu.drm_nodes)
+        nodes.append((gpu_node(gpu), _gpu_reason(gpu, selection, request), _parts_of(gpu, selection)))
+        reason = f"DRM node of GPU {gpu.index}, for graphics or display"
+        if names := _with_graphics(gpu, selection, request):
+            nodes.extend((node, reason, names) for node in gpu.drm_nodes)
+    for gpu, mig in selection.mig_devices:
+        for node, what in mig_nodes(facts, gpu, mig):
+            reason = f"{what} of MIG device {gpu.index}:{mig.index} ({mig.uuid})"
+            nodes.append((node, reason, (part_name(gpu, mig),)))
     nodes.extend(_capability_nodes(facts, request, selection, gpus))
     nodes.extend(_imex_nodes(facts, request))
-    nodes.extend(_feature_nodes(facts, request, notes))
-    unique: dict[str, tuple[DeviceNode, str]] = {}
-    for node, reason in nodes:
-        unique.setdefault(node.container_path, (node, reason))
-    return list(unique.values())
+    by_name = {feature.name: feature for feature in facts.features}
+    for name in request.features:
+        feature = by_name.get(name)
+        if feature is None or not feature.nodes:
+            notes.append(f"NVIDIA_{name.upper()}=enabled, but the host has no device for it")
+        else:
+            nodes.extend((node, f"NVIDIA_{name.upper()}=enabled", (name,)) for node in feature.nodes)
+    return nodes
+
+
+def gpu_node(gpu: Gpu) -> DeviceNode:
+    """Return the node of a GPU; raises HostError OCIGPU-DEV-4 where its number is unknown."""
+    if gpu.node is None:
+        raise HostError("OCIGPU-DEV-4", f"GPU {gpu.index} ({gpu.uuid}): its device number is unknown")
+    return gpu.node
+
+
+def mig_nodes(facts: HostFacts, gpu: Gpu, mig: MigDevice) -> list[tuple[DeviceNode, str]]:
+    """Return the nodes of a MIG device's two capabilities, with what each is; raises HostError OCIGPU-DEV-4."""
+    by_minor = {node.minor: node for _, node in facts.cap_nodes}
+    found = []
+    for minor, what in ((mig.gi_minor, "GPU instance"), (mig.ci_minor, "compute instance")):
+        if minor not in by_minor:
+            raise HostError("OCIGPU-DEV-4", f"MIG device {gpu.index}:{mig.index}: the device of its {what} is unknown")
+        found.append((by_minor[minor], what))
+    return found
 
 
 def _gpu_reason(gpu: Gpu, selection: Selection, request: Request) -> str:
@@ -190,31 +270,27 @@ def _gpu_reason(gpu: Gpu, selection: Selection, request: Request) -> str:
 
 def _capability_nodes(
     facts: HostFacts, request: Request, selection: Selection, gpus: tuple[Gpu, ...]
-) -> list[tuple[DeviceNode, str]]:
-    nodes: list[tuple[DeviceNode, str]] = []
-    by_minor = {node.minor: node for _, node in facts.cap_nodes}
-    for gpu, mig in selection.mig_devices:
-        for minor, what in ((mig.gi_minor, "GPU instance"), (mig.ci_minor, "compute instance")):
-            node = by_minor.get(minor)
-            if node is None:
-                raise HostError(
-                    "OCIGPU-DEV-4", f"MIG device {gpu.index}:{mig.index}: the device of its {what} is unknown"
-                )
-            nodes.append((node, f"{what} of MIG device {gpu.index}:{mig.index} ({mig.uuid})"))
+) -> "list[_Given]":
+    """Return what configures and monitors MIG: of each GPU its own, and what is for all."""
+    nodes: list[_Given] = []
+    capable = {f"gpu{gpu.minor}": _parts_of(gpu, selection) for gpu in gpus if gpu.mig_capable}
     for name, value in (("config", request.mig_config), ("monitor", request.mig_monitor)):
         if not value:
             continue
-        prefixes = tuple(f"gpu{gpu.minor}/" for gpu in gpus if gpu.mig_capable)
-        variable = f"NVIDIA_MIG_{name.upper()}_DEVICES"
-        found = [node for path, node in facts.cap_nodes if path == name or path.startswith(prefixes)]
+        reason = f"NVIDIA_MIG_{name.upper()}_DEVICES={value}"
+        found: list[_Given] = []
+        for path, node in facts.cap_nodes:
+            top, slash, _ = path.partition("/")
+            if path == name or (slash and top in capable):
+                found.append((node, reason, () if path == name else capable[top]))
         if not found:
-            raise HostError("OCIGPU-DEV-4", f"{variable}={value}: the host has no MIG {name} capability")
-        nodes.extend((node, f"{variable}={value}") for node in found)
+            raise HostError("OCIGPU-DEV-4", f"{reason}: the host has no MIG {name} capability")
+        nodes += found
     return nodes
 
 
-def _imex_nodes(facts: HostFacts, request: Request) -> list[tuple[DeviceNode, str]]:
-    nodes = []
+def _imex_nodes(facts: HostFacts, request: Request) -> "list[_Given]":
+    nodes: list[_Given] = []
     by_minor = {node.minor: node for node in facts.imex_nodes}
     for channel in request.imex_channels:
         if facts.imex_major is None:
@@ -227,55 +303,57 @@ def _imex_nodes(facts: HostFacts, request: Request) -> list[tuple[DeviceNode, st
                 f"IMEX channel {channel}: the host has no node /dev/nvidia-caps-imex-channels/channel{channel}",
                 f"This host has IMEX channels {present}." if present else "This host has no IMEX channel.",
             )
-        nodes.append((node, f"IMEX channel {channel}, asked for by NVIDIA_IMEX_CHANNELS"))
+        reason = f"IMEX channel {channel}, asked for by NVIDIA_IMEX_CHANNELS"
+        nodes.append((node, reason, (f"imex-channel={channel}",)))
     return nodes
 
 
-def _feature_nodes(facts: HostFacts, request: Request, notes: list[str]) -> list[tuple[DeviceNode, str]]:
-    nodes: list[tuple[DeviceNode, str]] = []
-    by_name = {feature.name: feature for feature in facts.features}
-    for name in request.features:
-        feature = by_name.get(name)
-        if feature is None or not feature.nodes:
-            notes.append(f"NVIDIA_{name.upper()}=enabled, but the host has no device for it")
-            continue
-        nodes.extend((node, f"NVIDIA_{name.upper()}=enabled") for node in feature.nodes)
-    return nodes
+def _add_nodes(plan: _Draft, nodes: "list[_Given]") -> None:
+    """Add each node once, with its first reason, to the parts of all who bring it."""
+    known: dict[str, list[Action]] = {}
+    for node, reason, names in nodes:
+        pair = known.get(node.container_path)
+        if pair is None:
+            pair = known[node.container_path] = node_actions(node, reason)
+            plan.add(pair)
+        for name in names:
+            part = plan.parts.setdefault(name, [])
+            part += [action for action in pair if action not in part]
 
 
-def _node_actions(nodes: list[tuple[DeviceNode, str]]) -> "list[Action]":
-    actions: list[Action] = []
-    for node, reason in nodes:
-        actions.append(Node(node, reason))
-        actions.append(AllowDevice(node.major, node.minor, "rw", reason))
-    return actions
+def node_actions(node: DeviceNode, reason: str = "") -> "list[Action]":
+    """Return what gives a container a device node: the node, and the right to read and write."""
+    return [Node(node, reason), AllowDevice(node.major, node.minor, "rw", reason)]
 
 
-def _has_graphics(gpu: Gpu, selection: Selection, request: Request) -> bool:
-    """DRM nodes are those of a whole GPU: of MIG devices only one with graphics in its profile (+gfx) can use them."""
+def _with_graphics(gpu: Gpu, selection: Selection, request: Request) -> list[str]:
+    """Return the parts that the DRM nodes of a GPU are in, for graphics or display.
+
+    They are those of a whole GPU: of MIG devices only one with graphics in its profile (+gfx) can use them.
+    """
     if not _graphics(request):
-        return False
-    profiles = (mig.profile for parent, mig in selection.mig_devices if parent == gpu)
-    return gpu in selection.gpus or any("gfx" in profile for profile in profiles)
+        return []
+    own = [part_name(gpu)] if gpu in selection.gpus else []
+    return own + [
+        part_name(gpu, mig) for parent, mig in selection.mig_devices if parent == gpu and "gfx" in mig.profile
+    ]
 
 
-def _drm_links(request: Request, selection: Selection, gpus: tuple[Gpu, ...]) -> "list[Action]":
+def _add_drm_links(plan: _Draft, request: Request, gpus: tuple[Gpu, ...]) -> None:
     """The names by PCI address of the granted GPUs' DRM nodes, as udev makes them."""
-    links: list[Action] = []
     for gpu in gpus:
-        for node in gpu.drm_nodes if _has_graphics(gpu, selection, request) else ():
+        names = _with_graphics(gpu, plan.selection, request)
+        for node in gpu.drm_nodes if names else ():
             name = node.container_path.rpartition("/")[2]
             kind = "card" if name.startswith("card") else "render"
             path = f"/dev/dri/by-path/pci-{gpu.bus_id[4:]}-{kind}"
-            links.append(Link(path, f"../{name}", f"DRM node of GPU {gpu.index} by PCI address"))
-    return links
+            plan.add([Link(path, f"../{name}", f"DRM node of GPU {gpu.index} by PCI address")], names)
 
 
 # files
 
 
-def _file_actions(facts: HostFacts, request: Request) -> "list[Action]":
-    actions: list[Action] = []
+def _add_files(plan: _Draft, facts: HostFacts, request: Request) -> None:
     groups: tuple[tuple[str, tuple[HostFile, ...], tuple[str, ...]], ...] = (
         ("driver program", facts.binaries, FILE_OPTIONS),
         ("firmware", facts.firmware, FILE_OPTIONS),
@@ -283,7 +361,7 @@ def _file_actions(facts: HostFacts, request: Request) -> "list[Action]":
         ("socket of a driver daemon", facts.sockets, SOCKET_OPTIONS),
     )
     for what, files, options in groups:
-        actions.extend(
+        plan.add(
             Bind(
                 item.host_path,
                 item.container_path,
@@ -297,12 +375,15 @@ def _file_actions(facts: HostFacts, request: Request) -> "list[Action]":
         )
     for feature in facts.features:
         if feature.name in request.features and feature.nodes:
-            reason = f"NVIDIA_{feature.name.upper()}=enabled"
-            actions.extend(
-                Bind(item.host_path, item.container_path, FILE_OPTIONS, reason, item.kind, optional=True)
-                for item in feature.files
-            )
-    return actions
+            plan.add(feature_files(feature, f"NVIDIA_{feature.name.upper()}=enabled"), (feature.name,))
+
+
+def feature_files(feature: FeatureNodes, reason: str = "") -> "list[Action]":
+    """Return the mounts of the files of an opt-in part."""
+    return [
+        Bind(item.host_path, item.container_path, FILE_OPTIONS, reason, item.kind, optional=True)
+        for item in feature.files
+    ]
 
 
 def _libraries(facts: HostFacts, request: Request) -> tuple[tuple[Library, str], ...]:

@@ -24,18 +24,18 @@ def proc_view(
     simulated: bool,
     directories: "Iterable[tuple[str, str]]",
     files: "Iterable[tuple[str, str]]",
-) -> "list[Action]":
+) -> "list[Bind | Tmpfs]":
     """Return what makes a private /proc/driver/nvidia with rewritten params and a part of the host's.
 
     ``proc_driver``: the host's, whose ``proc_files`` are shown to everybody.  ``directories`` and ``files``: the rest
     of it that the container may see, pairs of (path below it, reason).
     """
-    actions: list[Action] = [_simulated_proc(proc_driver)] if simulated else []
+    actions: list[Bind | Tmpfs] = [_simulated_proc(proc_driver)] if simulated else []
     texts = [
         (item.name, item.mode, _rewritten_params(item.content) if item.name == "params" else item.content)
         for item in proc_files
     ]
-    binds: list[Action] = []
+    binds: list[Bind | Tmpfs] = []
     shown = []
     for name, reason in directories:
         shown.append(name)
