@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.asking import request_from_variables
 from support.jsondiff import render_exactly
 
 from ocigpu.bundle import declared as declared_module
@@ -30,7 +31,6 @@ from ocigpu.core.errors import SpecError
 from ocigpu.core.facts import HostFacts, ImageFacts, facts_from_json
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.nvidia.plan import make_plan
-from ocigpu.gpus.nvidia.request import request_from_variables
 
 BUNDLES = Path(__file__).parent / "bundles"
 HOSTS = sorted(path.stem for path in (BUNDLES / "hosts").glob("*.json"))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.asking import request_from_variables
 from support.jsondiff import render_exactly
 
 from ocigpu.bundle.edit import edit_config, read_config, rule_entries
@@ -16,7 +17,7 @@ from ocigpu.core.config_json import GROUPS
 from ocigpu.core.facts import DeviceNode, HostFacts, facts_from_json
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.nvidia.plan import make_plan
-from ocigpu.gpus.nvidia.request import parse_request, request_from_variables
+from ocigpu.gpus.nvidia.request import parse_request
 from ocigpu.system import groups
 from ocigpu.system.groups import KEEP_GROUPS, add_groups, fit_groups, missing_groups, take_back_groups
 

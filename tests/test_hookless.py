@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.asking import request_from_variables
 from support.bundle import base_config
 
 from ocigpu.bundle import hookless
@@ -20,7 +21,6 @@ from ocigpu.bundle.hookless import declare_in_bundle, make_views
 from ocigpu.bundle.rootfs import NeedsHookError
 from ocigpu.core.errors import OcigpuError
 from ocigpu.core.settings import Settings
-from ocigpu.gpus.nvidia.request import request_from_variables
 from ocigpu.sim.create import create_host
 from ocigpu.system import paths
 

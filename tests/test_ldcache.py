@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support import requirements
+from support.asking import request_from_variables
 from support.process import run
 
 from ocigpu.bundle.loader_cache import FOOTER, MAX_CACHE, cache_entries, merge_ld_cache
@@ -21,7 +22,6 @@ from ocigpu.core.facts import ImageFacts, Library
 from ocigpu.core.settings import CAPABILITIES, Settings
 from ocigpu.gpus.nvidia.discover import read_host_facts
 from ocigpu.gpus.nvidia.plan import make_plan
-from ocigpu.gpus.nvidia.request import request_from_variables
 from ocigpu.provision.ldconfig import find_ldconfig
 from ocigpu.sim.create import create_host
 from ocigpu.system.settings_file import read_settings

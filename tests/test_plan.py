@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.asking import request_from_variables
 from support.jsondiff import render_exactly
 
 from ocigpu.core.actions import AllowDevice, Bind, Link, Node, Plan, RefreshLdCache, Tmpfs, plan_to_json
@@ -16,7 +17,7 @@ from ocigpu.core.errors import HostError, OcigpuError, RequestError
 from ocigpu.core.facts import DeviceNode, HostFacts, ImageFacts, facts_from_json
 from ocigpu.core.settings import CAPABILITIES, Settings
 from ocigpu.gpus.nvidia.plan import make_plan
-from ocigpu.gpus.nvidia.request import Request, request_from_variables
+from ocigpu.gpus.nvidia.request import Request
 
 HOSTS = Path(__file__).parent / "bundles/hosts"
 NAMES = sorted(path.stem for path in HOSTS.glob("*.json"))

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.asking import request_from_variables
 
 from ocigpu.core.actions import Bind, Node, Plan
 from ocigpu.core.facts import facts_from_json
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.nvidia.plan import make_plan
-from ocigpu.gpus.nvidia.request import request_from_variables
 
 TESTS = Path(__file__).parent
 RECORDED: dict[str, dict[str, list[str]]] = json.loads((TESTS / "recorded/vendor-default.json").read_text())

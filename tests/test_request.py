@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.asking import request_from_variables
 
 from ocigpu.core.codes import CODES
 from ocigpu.core.errors import OcigpuError, RequestError
@@ -16,7 +17,6 @@ from ocigpu.gpus.nvidia.request import (
     Request,
     parse_request,
     pci_address,
-    request_from_variables,
 )
 
 ALL_CAPABILITIES = ("compat32", "compute", "display", "graphics", "ngx", "utility", "video")

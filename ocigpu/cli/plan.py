@@ -23,7 +23,7 @@ from ocigpu.core.errors import UsageError, printable, quoted
 from ocigpu.core.facts import HostFacts, ImageFacts, to_data
 from ocigpu.core.settings import MODES, Settings
 from ocigpu.gpus.nvidia.plan import make_plan
-from ocigpu.gpus.nvidia.request import DEVICES_VARIABLE, Request, parse_request, request_from_variables
+from ocigpu.gpus.nvidia.request import DEVICES_VARIABLE, Request, parse_request
 
 CAPABILITIES_VARIABLE = "NVIDIA_DRIVER_CAPABILITIES"
 
@@ -54,7 +54,9 @@ def plan_command(
         if request.selection != "nothing":
             check_can_have_gpus(container, document.path)
     else:
-        request = request_from_variables(variables, settings, privileged=privileged)
+        env = [f"{name}={value}" for name, value in variables.items()]
+        bounding = ["CAP_SYS_ADMIN"] if privileged else []
+        request = parse_request({"process": {"env": env, "capabilities": {"bounding": bounding}}}, settings)
     if request.selection == "nothing":
         _print_nothing(request, settings, json)
         return

@@ -26,7 +26,7 @@ from ocigpu.containers.live import (
 )
 from ocigpu.containers.names import is_of_pod
 from ocigpu.containers.report import Process, find_holders
-from ocigpu.core.actions import AllowDevice, Bind, Link, Node, Plan, RefreshLdCache, Tmpfs
+from ocigpu.core.actions import AllowDevice, Bind, Link, Node, Plan, Tmpfs
 from ocigpu.core.errors import OcigpuError, RequestError, quoted
 from ocigpu.gpus.nvidia.request import Request
 from ocigpu.gpus.nvidia.selection import select_devices
@@ -67,8 +67,10 @@ def attach(live: Live, names: Sequence[str]) -> Changed:
     first = not (now.started.is_set_up or now.record.files)
     after = plan_for(live, devices)
     view = view_of(after)
-    added = list(after.actions) if first else _not_in(after, plan_for(live, now.devices))
-    actions = [action for action in added if action not in view and (first or not isinstance(action, RefreshLdCache))]
+    actions = [action for action in after.actions if action not in view]
+    if not first:
+        profile = [action for action in after.base if isinstance(action, Tmpfs) and action not in view]
+        actions = [*(action for action in after.brought_by(new, now.devices) if action not in view), *profile]
     again = numbers_of(live.facts, new)  # of one that was detached: all that it had
     actions += [Node(node, "") for node in now.started.nodes.values() if (node.major, node.minor) in again]
     numbers = {(action.node.major, action.node.minor) for action in actions if isinstance(action, Node)}
@@ -155,7 +157,7 @@ def settle(live: Live) -> Now:
 def _made_for(live: Live, started: Grant, devices: Sequence[str], others: Sequence[str]) -> "list[Node | Link]":
     """Return the nodes and links that a container has for ``others`` and not for its ``devices``."""
     numbers = numbers_of(live.facts, others) - numbers_of(live.facts, devices)
-    added = _not_in(plan_for(live, (*devices, *others)), plan_for(live, devices))
+    added = plan_for(live, (*devices, *others)).brought_by(others, devices)
     nodes = [*started.nodes.values(), *(action.node for action in added if isinstance(action, Node))]
     links = [action for action in added if isinstance(action, Link)]
     return [*(Node(node, "") for node in nodes if (node.major, node.minor) in numbers), *links]
@@ -280,16 +282,6 @@ def view_of(plan: Plan) -> "tuple[Action, ...]":
         if isinstance(action, Bind | Tmpfs)
         and (action.container_path in tops or action.container_path.startswith(f"{PROC_DRIVER}/"))
     )
-
-
-def _not_in(plan: Plan, other: Plan) -> "list[Action]":
-    """Return the actions of a plan that another does not have, whatever their reasons."""
-    there = {_key(action) for action in other.actions}
-    return [action for action in plan.actions if _key(action) not in there]
-
-
-def _key(action: "Action") -> tuple[object, ...]:
-    return (type(action), *action._replace(reason=""))
 
 
 def _rules(numbers: set[Number]) -> list[AllowDevice]:

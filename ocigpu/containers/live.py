@@ -7,7 +7,6 @@ as that shows (:mod:`ocigpu.containers.shown`).  A request alone grants nothing:
 without a hook nobody has answered.
 """
 
-import copy
 import fcntl
 import os
 import time
@@ -25,10 +24,9 @@ from ocigpu.core.actions import AllowDevice, Bind, Node, Plan
 from ocigpu.core.config_json import get_list, get_object
 from ocigpu.core.errors import OcigpuError, SpecError
 from ocigpu.core.facts import DeviceNode, HostFacts, ImageFacts
-from ocigpu.core.gate import Asker, why_not
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.nvidia.plan import make_plan
-from ocigpu.gpus.nvidia.request import DEVICES_VARIABLE, is_privileged, parse_request
+from ocigpu.gpus.nvidia.request import request_devices
 from ocigpu.provision.apply import Caller
 from ocigpu.provision.container import LiveContainer, open_container
 from ocigpu.provision.device_filter import FilterRule, Policy, access_mask
@@ -40,8 +38,6 @@ Number = tuple[int, int]
 READ_WRITE = access_mask("rw")
 SECONDS = 30.0
 """Longest wait for another command of ours to be through with a container, and for the files of one that runs."""
-NO_DEVICES = "none"
-"""Value of the variable for driver files without a GPU."""
 
 
 class Live(NamedTuple):
@@ -269,24 +265,7 @@ def plan_for(live: Live, devices: Sequence[str]) -> Plan:
     Raises OcigpuError for a device that cannot be given, and for a container that can have none.
     """
     check_can_have_gpus(live.config, f"{live.found.bundle}/config.json")
-    config = copy.copy(live.config)
-    process = dict(get_object(config, "process"))
-    env = [text for text in get_list(process, "env") if isinstance(text, str)]
-    process["env"] = [*env, f"{DEVICES_VARIABLE}={','.join(devices) or NO_DEVICES}"]
-    config["process"] = process
-    settings = live.settings._replace(
-        mode="hook",
-        swarm_resource="",
-        accept_nvidia_visible_devices_envvar_when_unprivileged=True,
-        accept_nvidia_visible_devices_as_volume_mounts=False,
-    )
-    request = parse_request(config, settings)
-    image = Asker(live.settings, is_privileged(config))  # the GPUs are their giver's choice, its variables are not
-    if why_not("part", "variable", image):
-        request = request._replace(features=())
-    if why_not("imex", "variable", image):
-        request = request._replace(imex_channels=())
-    return make_plan(live.facts, request, settings, live.image)
+    return make_plan(live.facts, request_devices(live.config, devices, live.settings), live.settings, live.image)
 
 
 def _nodes(plan: Plan) -> list[Node]:

@@ -120,7 +120,7 @@ def _is_of(major: int, known: int) -> bool:
     return known < 0 or major == known
 
 
-def _plan_proc_view(command: DisableDeviceNodeModification, facts: HookFacts, notes: list[str]) -> "list[Action]":
+def _plan_proc_view(command: DisableDeviceNodeModification, facts: HookFacts, notes: list[str]) -> "Sequence[Action]":
     proc = facts.driver_proc
     if not proc.directory:
         notes.append(f"the host has no {command.driver_proc}: the container gets none")

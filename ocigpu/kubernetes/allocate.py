@@ -12,10 +12,11 @@ from typing import NamedTuple
 from ocigpu.core.actions import AllowDevice, Node
 from ocigpu.core.errors import HostError, OcigpuError, RequestError, quoted
 from ocigpu.core.facts import HostFacts
+from ocigpu.core.gate import PARTS
 from ocigpu.core.settings import Settings
 from ocigpu.core.tokens import MOUNT_DIRECTORIES
 from ocigpu.gpus.nvidia.plan import make_plan
-from ocigpu.gpus.nvidia.request import DEVICES_VARIABLE, IMEX_VARIABLE, request_from_variables
+from ocigpu.gpus.nvidia.request import DEVICES_VARIABLE, IMEX_VARIABLE, Request, default_capabilities
 from ocigpu.kubernetes.config import CDI_STRATEGIES, Configuration, PluginOptions
 from ocigpu.kubernetes.devices import PluginDevice, Resource
 from ocigpu.kubernetes.mps import CONTAINER_ROOT, PIPE_VARIABLE, mps_directories
@@ -137,13 +138,13 @@ def _for_containers(
     options = configuration.options
     strategies = options.device_list_strategy
     names = [device.ordinal if options.device_id_strategy == "index" else device.uuid for device in devices]
-    channels = [str(channel) for channel in usable_channels(facts, options)[0]]
+    channels = usable_channels(facts, options)[0]
     envs: dict[str, str] = {}
     mounts: list[PluginMount] = []
     if "envvar" in strategies:
         envs[DEVICES_VARIABLE] = ",".join(names) or "void"
         if channels:
-            envs[IMEX_VARIABLE] = ",".join(channels)
+            envs[IMEX_VARIABLE] = ",".join(map(str, channels))
     if "volume-mounts" in strategies and names:
         directory = MOUNT_DIRECTORIES[0]
         envs[DEVICES_VARIABLE] = directory
@@ -165,7 +166,7 @@ def _for_containers(
     )
 
 
-def _cdi_names(names: Sequence[str], channels: Sequence[str], facts: HostFacts, options: PluginOptions) -> list[str]:
+def _cdi_names(names: Sequence[str], channels: Sequence[int], facts: HostFacts, options: PluginOptions) -> list[str]:
     """Return the qualified names; a part that the host has no device of has no specification either."""
     parts = {feature.name for feature in facts.features if feature.nodes}
     return [
@@ -188,7 +189,7 @@ def _annotation(qualified: Sequence[str], options: PluginOptions, token: str) ->
 def _device_specs(
     resource: Resource,
     devices: Sequence[PluginDevice],
-    channels: Sequence[str],
+    channels: tuple[int, ...],
     facts: HostFacts,
     options: PluginOptions,
     settings: Settings,
@@ -202,13 +203,17 @@ def _device_specs(
     if resource.kind == "wsl":
         paths = dict.fromkeys(path for device in devices for path in device.paths)
         return tuple(DeviceSpec(path, path, "rw") for path in paths)
-    variables = {
-        DEVICES_VARIABLE: ",".join(device.uuid for device in devices),
-        IMEX_VARIABLE: ",".join(channels),
-        **{variable: "enabled" for option, variable, _ in FEATURES if getattr(options, option)},
-    }
-    plain = settings._replace(mode="hook", accept_nvidia_visible_devices_envvar_when_unprivileged=True)
-    plan = make_plan(facts, request_from_variables(variables, plain), plain)
+    uuids = tuple(device.uuid for device in devices)
+    enabled = [name for option, _, name in FEATURES if getattr(options, option)]
+    request = Request(
+        "list",
+        uuids,
+        f"{DEVICES_VARIABLE}={','.join(uuids)}",
+        default_capabilities(settings),
+        imex_channels=() if settings.features_ignore_imex_channel_requests else channels,
+        features=tuple(name for name in PARTS if name in enabled),
+    )
+    plan = make_plan(facts, request, settings)
     access = {(rule.major, rule.minor): rule.access for rule in plan.actions if isinstance(rule, AllowDevice)}
     nodes = [action.node for action in plan.actions if isinstance(action, Node)]
     indispensable = {path for device in devices for path in device.paths}

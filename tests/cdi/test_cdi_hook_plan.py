@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.asking import request_from_variables
 
 from ocigpu.cdi.hook_words import (
     Chmod,
@@ -20,7 +21,6 @@ from ocigpu.core.settings import Settings
 from ocigpu.entry.cdi_hook_plan import UNUSED, DriverProc, HookFacts, link_target, plan_hooks
 from ocigpu.gpus.nvidia.plan import make_plan
 from ocigpu.gpus.nvidia.procfs import ProcGpu
-from ocigpu.gpus.nvidia.request import request_from_variables
 from ocigpu.gpus.nvidia.views import PROC_DRIVER, PROFILE_DIRECTORY
 from ocigpu.provision.compat import CompatLibrary, CompatNote
 from ocigpu.provision.image import ContainerNode

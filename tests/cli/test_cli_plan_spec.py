@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.asking import request_from_variables
 from support.bundle import base_config
 
 from ocigpu.bundle.declared import edit_declared
@@ -14,7 +15,6 @@ from ocigpu.bundle.from_plan import declare
 from ocigpu.core.facts import HostFacts, ImageFacts
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.nvidia.plan import make_plan
-from ocigpu.gpus.nvidia.request import request_from_variables
 
 Run = Callable[..., tuple[int, str, str]]
 Record = Callable[[HostFacts], str]

@@ -309,7 +309,7 @@ def _for_everybody(library: Library, facts: "HostFacts") -> Library:
 def draft_feature(facts: "HostFacts", options: "GenerateOptions") -> Draft:
     """Return one device "all" with what GDS, MOFED, GDRCopy or NVSwitch brings; empty without nodes.  Pure."""
     found = [feature for feature in facts.features if feature.name == options.mode and feature.nodes]
-    actions = [action for feature in found for node in feature.nodes for action in node_actions(node)]
+    actions: list[Action] = [action for feature in found for node in feature.nodes for action in node_actions(node)]
     actions += [action for feature in found for action in feature_files(feature)]
     edits = edits_from_actions(actions, None, options.additional_gids)
     skipped = () if edits else (f"this host has no device for {options.mode}",)

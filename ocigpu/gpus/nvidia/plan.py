@@ -310,7 +310,7 @@ def _imex_nodes(facts: HostFacts, request: Request) -> "list[_Given]":
 
 def _add_nodes(plan: _Draft, nodes: "list[_Given]") -> None:
     """Add each node once, with its first reason, to the parts of all who bring it."""
-    known: dict[str, list[Action]] = {}
+    known: dict[str, list[Node | AllowDevice]] = {}
     for node, reason, names in nodes:
         pair = known.get(node.container_path)
         if pair is None:
@@ -321,7 +321,7 @@ def _add_nodes(plan: _Draft, nodes: "list[_Given]") -> None:
             part += [action for action in pair if action not in part]
 
 
-def node_actions(node: DeviceNode, reason: str = "") -> "list[Action]":
+def node_actions(node: DeviceNode, reason: str = "") -> "list[Node | AllowDevice]":
     """Return what gives a container a device node: the node, and the right to read and write."""
     return [Node(node, reason), AllowDevice(node.major, node.minor, "rw", reason)]
 

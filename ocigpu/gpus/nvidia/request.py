@@ -24,6 +24,7 @@ from ocigpu.core.tokens import MAX_TOKENS, MOUNT_DIRECTORIES, MOUNT_SOURCE, is_n
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any, NamedTuple, TypeAlias
 else:
     from ocigpu.core.record import NamedTuple
@@ -149,13 +150,27 @@ def parse_request(config: "dict[str, Any]", settings: Settings, bundle: str = ""
             bound = find_bound(by, asker)
             return request._replace(capabilities=bound, requirements=_parse_requirements(variables, asker))
     check_tokens(devices, where)
+    return _with_all_else(Request(selection, devices, source, notes=tuple(notes)), variables, mounted_imex, asker)
 
+
+def request_devices(config: "dict[str, Any]", devices: "Sequence[str]", settings: Settings) -> Request:
+    """Return a request for these devices, by UUID, and for all else that the variables of a config.json ask for.
+
+    The devices are the choice of somebody else than the container: nothing of it says which.  Raises RequestError as
+    :func:`parse_request`.
+    """
+    variables = _read_variables(_mapping(config, "process").get("env"), ())
+    source = f"{DEVICES_VARIABLE}={printable(','.join(devices) or 'none', _SHOWN_VALUE)}"
+    request = Request("list" if devices else "none", tuple(dict.fromkeys(devices)), source)
+    return _with_all_else(request, variables, (), Asker(settings, is_privileged(config)))
+
+
+def _with_all_else(request: Request, variables: "Variables", mounted_imex: tuple[str, ...], asker: Asker) -> Request:
+    """Return a request for devices with everything that variables (and mounts, for IMEX) ask for beside them."""
+    notes = list(request.notes)
     mig_config = _parse_mig("NVIDIA_MIG_CONFIG_DEVICES", variables, asker)
     mig_monitor = _parse_mig("NVIDIA_MIG_MONITOR_DEVICES", variables, asker)
-    return Request(
-        selection=selection,
-        devices=devices,
-        source=source,
+    return request._replace(
         capabilities=_parse_capabilities(variables, asker),
         requirements=_parse_requirements(variables, asker),
         mig_config=mig_config,
@@ -166,14 +181,10 @@ def parse_request(config: "dict[str, Any]", settings: Settings, bundle: str = ""
     )
 
 
-def request_from_variables(variables: dict[str, str], settings: Settings, privileged: bool = False) -> Request:
-    """Return what a container with this environment asks for; ``privileged``: it has CAP_SYS_ADMIN.
-
-    Raises the errors of :func:`parse_request`.
-    """
-    bounding = ["CAP_SYS_ADMIN"] if privileged else []
-    env = [f"{name}={value}" for name, value in variables.items()]
-    return parse_request({"process": {"env": env, "capabilities": {"bounding": bounding}}}, settings)
+def default_capabilities(settings: Settings) -> tuple[str, ...]:
+    """Return the driver capabilities of a container that asks for none, as far as the settings permit them."""
+    permitted = permitted_capabilities(settings)
+    return tuple(name for name in DEFAULT_CAPABILITIES if name in permitted)
 
 
 def check_without_cdi(request: Request) -> None:
@@ -429,7 +440,7 @@ def _parse_capabilities(variables: "Variables", asker: Asker) -> tuple[str, ...]
     if "all" in wanted:
         return tuple(sorted(permitted))
     if not wanted:
-        return tuple(name for name in DEFAULT_CAPABILITIES if name in permitted)
+        return default_capabilities(asker.settings)
     unknown = sorted(wanted.difference(CAPABILITIES))
     if unknown:
         more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
