@@ -19,6 +19,7 @@ HOT_DIRECTORIES = ("core", "system", "gpus", "cdi", "provision", "bundle", "entr
 NOT_HOT = (
     "ocigpu.cdi.yaml_child",
     "ocigpu.cdi.watch",
+    "ocigpu.system.programs",
     "ocigpu.system.service_log",
     "ocigpu.entry.container_cli",
     "ocigpu.gpus.nvidia.kmods",

@@ -6,14 +6,12 @@ not JSON; everything else is YAML.
 
 import json
 import os
-import select
-import stat
-import time
 
 from ocigpu.cdi.values import MAX_BYTES, MAX_NODES
 from ocigpu.core.config_json import parse_json
 from ocigpu.core.errors import CdiError, SpecError, printable
-from ocigpu.system import signals
+from ocigpu.system.child import Child
+from ocigpu.system.files import open_regular
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -58,7 +56,9 @@ def read_document(path: str) -> "tuple[Any, FileState]":
     16 MiB with one document in it.  Must be called from a process with one thread: YAML is read by a forked child.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)  # never waits for a FIFO or device
+        with open_regular(path) as file:
+            status = os.fstat(file.fileno())
+            text = file.read(MAX_BYTES + 1)
     except FileNotFoundError as error:
         hint = "Check the path, or write it: ocigpu cdi generate --output FILE"
         raise _cannot_read(path, str(error.strerror), hint) from error
@@ -66,16 +66,6 @@ def read_document(path: str) -> "tuple[Any, FileState]":
         raise _cannot_read(path, str(error.strerror)) from error
     except ValueError as error:  # a NUL character in the path
         raise _cannot_read(path, "not a path") from error
-    try:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            raise _cannot_read(path, "not a regular file")
-        with open(fd, "rb", closefd=False) as file:
-            text = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise _cannot_read(path, str(error.strerror)) from error
-    finally:
-        os.close(fd)
     return parse_document(text, path), file_state(status)
 
 
@@ -109,23 +99,18 @@ def _cannot_read(what: str, cause: str, hint: str | None = None) -> CdiError:
 
 
 def _parse_yaml(text: bytes, what: str) -> "Any":
-    reader, writer = os.pipe2(os.O_CLOEXEC)
-    pid = os.fork()
-    if pid == 0:
-        try:
-            from ocigpu.cdi.yaml_child import run_child  # only the child pays for it
+    def work(pipe: int) -> bytes:
+        from ocigpu.cdi.yaml_child import answer_in_child  # only the child pays for it
 
-            run_child(writer, text, DEADLINE)
-        finally:
-            os._exit(1)
-    os.close(writer)
+        return answer_in_child(parent, pipe, text, DEADLINE)
+
+    parent = os.getpid()
     try:
-        answer, problem = _read_answer(reader)
-    finally:
-        os.close(reader)
-        status = _end(pid)
-    if problem:
-        raise _cannot_read(what, problem)
+        answer, status = Child(work, DEADLINE).collect(MAX_ANSWER)
+    except TimeoutError as error:
+        raise _cannot_read(what, f"not understood within {DEADLINE:g} s: too large or too involved") from error
+    except OverflowError as error:
+        raise _cannot_read(what, f"more than {MAX_ANSWER >> 20} MiB of data") from error
     try:
         result = json.loads(answer)
     except (ValueError, RecursionError) as error:
@@ -139,31 +124,3 @@ def _parse_yaml(text: bytes, what: str) -> "Any":
     if result["data"] is None:
         raise _cannot_read(what, "no data")
     return result["data"]
-
-
-def _read_answer(pipe: int) -> tuple[bytes, str]:
-    """Return what the child writes until it ends, or a problem."""
-    poller = select.poll()
-    poller.register(pipe, select.POLLIN)
-    deadline = time.monotonic() + DEADLINE
-    parts: list[bytes] = []
-    size = 0
-    while size <= MAX_ANSWER:
-        left = deadline - time.monotonic()
-        if left <= 0 or not poller.poll(int(left * 1000) + 1):
-            return b"", f"not understood within {DEADLINE:g} s: too large or too involved"
-        part = os.read(pipe, 1 << 20)
-        if not part:
-            return b"".join(parts), ""
-        parts.append(part)
-        size += len(part)
-    return b"", f"more than {MAX_ANSWER >> 20} MiB of data"
-
-
-def _end(pid: int) -> int:
-    """End the child and return its exit status: minus the signal that ended it before we did."""
-    try:
-        os.kill(pid, signals.SIGKILL)  # for one that is ending already this changes nothing
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    except (ChildProcessError, ProcessLookupError):  # SIGCHLD is ignored in the caller: the kernel reaps
-        return 0

@@ -6,19 +6,17 @@ no dates, no numbers of base 60).
 """
 
 import json
-import os
 import re
 import resource
 
 from ocigpu.cdi.values import MAX_BYTES, MAX_DEPTH, MAX_NODES
 from ocigpu.core.errors import quoted
-from ocigpu.system import signals
+from ocigpu.system.child import OVERFLOW_ID, drop_rights, end_with, isolate
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-OVERFLOW_ID = 65534
 MEMORY = 1 << 30
 """Bytes that the child may use on top of what it has when it starts."""
 
@@ -62,46 +60,26 @@ class _Frame:
         self.merged: list[dict[str, Any]] | None = None
 
 
-def run_child(pipe: int, text: bytes, seconds: float) -> None:
-    """Write {"data": ...}, {"error": sentence} or {"missing": why yaml cannot be imported} to ``pipe``; never returns.
+def answer_in_child(parent: int, pipe: int, text: bytes, seconds: float) -> bytes:
+    """Return, as JSON, {"data": ...}, {"error": sentence} or {"missing": why yaml cannot be imported}.
 
-    Gives up root, and takes at most ``seconds`` of processor time and 1 GiB of memory.
+    Gives up root, ends with ``parent``, and takes at most ``seconds`` of processor time and 1 GiB of memory.
     """
-    status = 1
+    isolate(pipe)
     try:
-        pipe = _isolate(pipe)
-        try:
-            import yaml
-        except ImportError as error:
-            answer: dict[str, Any] = {"missing": str(error)}
-        else:
-            _restrict(seconds)
-            answer = _answer(yaml, text)
-        data = memoryview(_dump(answer))
-        while data:
-            data = data[os.write(pipe, data) :]
-        status = 0
-    finally:
-        os._exit(status)
-
-
-def _isolate(pipe: int) -> int:
-    """Keep no descriptor of the parent's but the pipe and no handler of signals; returns the pipe's descriptor."""
-    os.dup2(pipe, 3, inheritable=False)
-    null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
-    for descriptor in (0, 1, 2):
-        os.dup2(null, descriptor)
-    os.closerange(4, 1 << 20)
-    for number in (signals.SIGINT, signals.SIGTERM, signals.SIGHUP, signals.SIGPIPE, signals.SIGALRM):
-        signals.signal(number, signals.SIG_DFL)
-    return 3
+        import yaml
+    except ImportError as error:
+        return _dump({"missing": str(error)})
+    _restrict(seconds)
+    drop_rights(OVERFLOW_ID, OVERFLOW_ID)
+    end_with(parent)
+    return _dump(_answer(yaml, text))
 
 
 def _restrict(seconds: float) -> None:
     with open("/proc/self/statm", "rb") as file:
         used = int(file.read().split()[0]) * resource.getpagesize()
     for kind, limit in (
-        (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_FSIZE, 0),
         (resource.RLIMIT_CPU, int(seconds) + 1),
         (resource.RLIMIT_AS, used + MEMORY),
@@ -109,13 +87,6 @@ def _restrict(seconds: float) -> None:
         hard = resource.getrlimit(kind)[1]
         lowest = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
         resource.setrlimit(kind, (lowest, lowest))
-    if os.geteuid() == 0:
-        try:
-            os.setgroups([])
-            os.setresgid(OVERFLOW_ID, OVERFLOW_ID, OVERFLOW_ID)
-            os.setresuid(OVERFLOW_ID, OVERFLOW_ID, OVERFLOW_ID)
-        except OSError:  # EPERM or EINVAL: a user namespace that maps only the caller, who has no more than the user
-            return
 
 
 def _answer(yaml: "Any", text: bytes) -> "dict[str, Any]":

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 from ocigpu.core.errors import printable
 from ocigpu.core.facts import HostFacts
-from ocigpu.gpus.nvidia.nvml_child import _drop_privileges, _end_with, _enter, _identity
+from ocigpu.gpus.nvidia.nvml_child import enter_root, find_identity
+from ocigpu.system.child import drop_rights, end_with
 
 REAP = 0.5
 """Seconds given to a killed process to end: one that is stuck in the driver does not, and is left to init."""
@@ -101,11 +102,11 @@ def load(parent: str, place: DriverPlace, *, as_root: bool = False) -> None:
     import pynvml
 
     library, chroot, simulation = place
-    identity = _identity(chroot, simulation)
-    if chroot and not _enter(chroot):
+    identity = find_identity(chroot, simulation)
+    if chroot and not enter_root(chroot):
         library = chroot + library
     if not as_root:
-        _drop_privileges(*identity)
-    _end_with(int(parent))
+        drop_rights(*identity)
+    end_with(int(parent))
     pynvml.nvmlLib = ctypes.CDLL(library)
     pynvml.nvmlInit()

@@ -431,7 +431,7 @@ def test_the_child_is_nobody_and_has_nothing_open_but_the_standard_streams_and_i
 
     monkeypatch.setattr(yaml_child, "build", look)
     with VENDOR.open():
-        assert parse_document(b"a: 1", "x") == [[65534] * 3, [65534] * 3, [], 4]
+        assert parse_document(b"a: 1", "x") == [[65534] * 3, [65534] * 3, [65534], 4]
 
 
 def test_the_caller_may_ignore_the_end_of_its_children() -> None:

@@ -5,16 +5,13 @@ answer that says so; it never gives an exception and never a hang.
 """
 
 import os
-import select
-import time
 
 from ocigpu.core import rawjson
 from ocigpu.core.errors import printable
 from ocigpu.core.facts import Gpu, MigDevice
 from ocigpu.gpus.nvidia.procfs import is_version, normal_bus_id
 from ocigpu.gpus.tree import Roots
-from ocigpu.system import signals
-from ocigpu.system.signals import reap
+from ocigpu.system.child import Child
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,8 +22,6 @@ else:
 DEADLINE = 10.0
 """Seconds that NVML may take: loading an idle GPU's state takes one or two each."""
 ANSWER_LIMIT = 1 << 20
-REAP_SECONDS = 0.5
-"""Seconds given to a child to end: one stuck inside the driver does not even when killed, and is left to init."""
 
 LIB_RM_VERSION_MISMATCH = 18
 ADDRESSING_MODE_ATS = 2
@@ -70,11 +65,9 @@ class NvmlAnswer(NamedTuple):
 class NvmlChild:
     """A running question to NVML; :meth:`collect` waits for the answer, :meth:`close` gives up on it."""
 
-    def __init__(self, pid: int, pipe: int, deadline: float, seconds: float) -> None:
-        self._pid = pid
-        self._pipe = pipe
-        self._deadline = deadline
-        self._seconds = seconds
+    def __init__(self, child: Child) -> None:
+        self._child = child
+        self.close = child.close
 
     def collect(self) -> NvmlAnswer:
         """Return the answer; waits at most until the deadline that :func:`start_nvml` set."""
@@ -82,10 +75,12 @@ class NvmlChild:
 
     def collect_all(self) -> "tuple[NvmlAnswer, dict[str, Any]]":
         """Return the answer, and the document it was made of ({} when there is a problem), which says more."""
-        data, problem = self._read()
-        status = self._finish(0 if problem else REAP_SECONDS)  # at the end of its answer the child is ending
-        if problem:
-            return NvmlAnswer(f"NVML {problem}"), {}
+        try:
+            data, status = self._child.collect(ANSWER_LIMIT)
+        except TimeoutError:
+            return NvmlAnswer(f"NVML did not answer within {self._child.seconds:g} s"), {}
+        except OverflowError:
+            return NvmlAnswer(f"NVML answered with more than {ANSWER_LIMIT} bytes"), {}
         if status < 0:
             return NvmlAnswer(f"NVML crashed: the library ended its process by signal {-status}"), {}
         try:
@@ -94,37 +89,6 @@ class NvmlChild:
         except UNUSABLE:
             return NvmlAnswer("NVML gave no usable answer"), {}
         return answer, {} if answer.problem else document
-
-    def _read(self) -> tuple[bytes, str]:
-        poller = select.poll()
-        poller.register(self._pipe, select.POLLIN)
-        data = b""
-        while len(data) <= ANSWER_LIMIT:
-            left = self._deadline - time.monotonic()
-            if left <= 0 or not poller.poll(int(left * 1000) + 1):
-                return b"", f"did not answer within {self._seconds:g} s"
-            chunk = os.read(self._pipe, 1 << 16)
-            if not chunk:
-                return data, ""
-            data += chunk
-        return b"", f"answered with more than {ANSWER_LIMIT} bytes"
-
-    def close(self) -> None:
-        """End the child now, if it still runs; does nothing after :meth:`collect`."""
-        self._finish(0)
-
-    def _finish(self, seconds: float) -> int:
-        """Let the child end within the time, then end it; returns its exit status, 0 when we ended it."""
-        if self._pid <= 0:
-            return 0
-        os.close(self._pipe)
-        pid, self._pid = self._pid, 0
-        status = reap(pid, seconds)
-        if status is None:
-            os.kill(pid, signals.SIGKILL)
-            reap(pid, REAP_SECONDS)
-            return 0
-        return status
 
 
 def start_nvml(library: str, roots: Roots, seconds: float = DEADLINE) -> NvmlChild:
@@ -135,22 +99,16 @@ def start_nvml(library: str, roots: Roots, seconds: float = DEADLINE) -> NvmlChi
     """
     chroot = roots.driver if roots.driver and not roots.simulated and roots.dev == roots.driver else ""
     path = library if chroot else roots.driver + library
-    reader, writer = os.pipe2(os.O_CLOEXEC)
-    deadline = time.monotonic() + seconds
     parent = os.getpid()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.close(reader)
-            from ocigpu.gpus.nvidia.nvml_child import (  # ctypes costs 4 ms: here they overlap with our own reading
-                run_child,
-            )
 
-            run_child(parent, writer, path, chroot, roots.driver if roots.simulated else "")
-        finally:
-            os._exit(1)
-    os.close(writer)
-    return NvmlChild(pid, reader, deadline, seconds)
+    def work(pipe: int) -> bytes:
+        from ocigpu.gpus.nvidia.nvml_child import (  # ctypes costs 4 ms: here they overlap with our own reading
+            answer_in_child,
+        )
+
+        return answer_in_child(parent, pipe, path, chroot, roots.driver if roots.simulated else "")
+
+    return NvmlChild(Child(work, seconds))
 
 
 def parse_answer(data: "Any") -> NvmlAnswer:

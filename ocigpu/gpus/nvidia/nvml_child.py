@@ -5,21 +5,17 @@ Function names, structures and numbers: nvml.h of the driver's development kit.
 """
 
 import ctypes
-import fcntl
 import os
-import resource
 import stat
 import struct
 
 from ocigpu.core import rawjson
-from ocigpu.system import libc, signals
+from ocigpu.system.child import OVERFLOW_ID, drop_rights, end_with, isolate
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any
 
-OVERFLOW_ID = 65534
 MAX_GPUS = 256
 MAX_MIG_DEVICES = 64
 
@@ -38,47 +34,22 @@ _ADDRESSING_MODE_VERSION = 1 << 24 | 8  # nvmlDeviceAddressingMode_v1: its numbe
 _PCI_NUMBERS = struct.Struct("<16x3I")  # busIdLegacy, then domain, bus, device: the same in all versions
 
 
-def run_child(parent: int, pipe: int, library: str, chroot: str, simulation_root: str) -> None:
-    """Ask the library at path ``library`` (below ``chroot`` when that is not empty) and write JSON to ``pipe``.
+def answer_in_child(parent: int, pipe: int, library: str, chroot: str, simulation_root: str) -> bytes:
+    """Ask the library at path ``library`` (below ``chroot`` when that is not empty); returns JSON.
 
-    Never returns, and ends with the process ``parent``.  Gives up root for the ids of :func:`_identity`, all
-    capabilities and the right to gain any.
+    Ends with the process ``parent``.  Gives up root for the ids of :func:`find_identity`, all capabilities and the
+    right to gain any.
     """
-    status = 1
-    try:
-        pipe = _isolate(pipe)
-        user, group = _identity(chroot, simulation_root)
-        if chroot and not _enter(chroot):
-            library = chroot + library
-        _drop_privileges(user, group)
-        _end_with(parent)
-        data = rawjson.dump(_ask(library)).encode()
-        while data:
-            data = data[os.write(pipe, data) :]
-        status = 0
-    finally:
-        os._exit(status)
+    isolate(pipe)
+    identity = find_identity(chroot, simulation_root)
+    if chroot and not enter_root(chroot):
+        library = chroot + library
+    drop_rights(*identity)
+    end_with(parent)
+    return rawjson.dump(_ask(library)).encode()
 
 
-def _isolate(pipe: int) -> int:
-    """Keep nothing of the parent's: no environment, no descriptor but the pipe, no output on the container's streams.
-
-    Returns the pipe's descriptor, which may have been one of the standard three.
-    """
-    os.environ.clear()
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    pipe = fcntl.fcntl(pipe, fcntl.F_DUPFD_CLOEXEC, 3)
-    null = os.open("/dev/null", os.O_RDWR)
-    for descriptor in (0, 1, 2):
-        os.dup2(null, descriptor)
-    os.closerange(3, pipe)
-    os.closerange(pipe + 1, 1 << 20)
-    for number in (signals.SIGINT, signals.SIGTERM, signals.SIGHUP, signals.SIGPIPE):
-        signals.signal(number, signals.SIG_DFL)
-    return pipe
-
-
-def _identity(chroot: str, simulation_root: str) -> tuple[int, int]:
+def find_identity(chroot: str, simulation_root: str) -> tuple[int, int]:
     """Return the user and group that may ask: nobody, or whoever the permissions of /dev/nvidiactl demand.
 
     A simulated host may lie below directories that only its owner can enter: then it is the owner.
@@ -97,7 +68,7 @@ def _identity(chroot: str, simulation_root: str) -> tuple[int, int]:
     return node.st_uid, node.st_gid
 
 
-def _enter(chroot: str) -> bool:
+def enter_root(chroot: str) -> bool:
     """Make the driver root the root directory; returns False without the privilege for it."""
     # the C library in use is the host's: what the driver's library links must be of the same build
     for name in ("libm.so.6", "libdl.so.2", "librt.so.1", "libpthread.so.0", "libgcc_s.so.1"):
@@ -111,29 +82,6 @@ def _enter(chroot: str) -> bool:
         return False
     os.chdir("/")
     return True
-
-
-def _drop_privileges(user: int, group: int) -> None:
-    if os.geteuid() == 0:
-        steps: tuple[Callable[[], None], ...] = (
-            lambda: os.setgroups([group]),
-            lambda: os.setresgid(group, group, group),
-            lambda: os.setresuid(user, user, user),
-        )
-        for step in steps:
-            try:
-                step()
-            except OSError:  # EPERM or EINVAL: a user namespace that maps only the caller, who stays unprivileged
-                continue
-    libc.prctl(libc.PR_SET_NO_NEW_PRIVS, 1)
-    libc.capset(libc.Capabilities(0, 0, 0))
-
-
-def _end_with(parent: int) -> None:
-    """Be killed when the parent ends; after the change of ids, which clears the setting (prctl(2))."""
-    libc.prctl(libc.PR_SET_PDEATHSIG, signals.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 def _ask(library: str) -> "dict[str, Any]":

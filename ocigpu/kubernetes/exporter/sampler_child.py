@@ -17,7 +17,7 @@ from typing import Any
 
 import pynvml
 
-from ocigpu.gpus.nvidia.nvml_child import FATAL, MAX_GPUS, MAX_MIG_DEVICES, _drop_privileges, _end_with, _identity
+from ocigpu.gpus.nvidia.nvml_child import FATAL, MAX_GPUS, MAX_MIG_DEVICES, find_identity
 from ocigpu.kubernetes.exporter.metrics import (
     CLOCK_COUNT,
     CLOCK_EVENTS,
@@ -38,6 +38,7 @@ from ocigpu.kubernetes.exporter.nvml_readers import (
     read_pcie_rates,
     try_,
 )
+from ocigpu.system.child import drop_rights, end_with
 
 WAIT = 0.5
 """Seconds between looks at standard input."""
@@ -55,8 +56,8 @@ def main(library: str, simulation_root: str, parent: str, gpu_directory: str) ->
 
     Gives up root first, and ends with the process ``parent``.  ``gpu_directory``: where the driver lists its GPUs.
     """
-    _drop_privileges(*_identity("", simulation_root))
-    _end_with(int(parent))
+    drop_rights(*find_identity("", simulation_root))
+    end_with(int(parent))
     try:
         pynvml.nvmlLib = ctypes.CDLL(library)
     except OSError as error:
