@@ -11,12 +11,13 @@ from typing import Any
 
 import ocigpu
 from ocigpu.core.errors import OcigpuError, quoted
-from ocigpu.sim.kernel_files import write_file, write_proc, write_sys
+from ocigpu.sim.files import write_file, write_files
+from ocigpu.sim.kernel_files import write_kernel
 from ocigpu.sim.libraries import Built, build, library_triplet
 from ocigpu.sim.marker import read_marker, write_marker
 from ocigpu.sim.models import SimGpu, cuda_version_of, find_model, make_gpus, sim_error
 from ocigpu.sim.nodes import Majors, choose_first_card, choose_majors, link_dri_by_path, make_nodes, plan_nodes
-from ocigpu.sim.user_files import make_sockets, write_firmware, write_ldcache, write_settings
+from ocigpu.sim.user_files import make_sockets, write_firmware, write_ldcache
 
 _VERSION = re.compile(r"[1-9][0-9]{2}\.[0-9]{1,3}(\.[0-9]{1,2})?")
 
@@ -144,11 +145,10 @@ def _make_host(
     real = make_nodes(root, node_list, real=parts.nodes)
     if parts.dri:
         link_dri_by_path(root, gpus, first_card)
-    write_proc(root, gpus, majors, version)
-    write_sys(root, gpus, version, first_card, dri=parts.dri)
+    write_kernel(root, gpus, majors, version, first_card, dri=parts.dri)
     say("writing firmware, sockets and settings")
     write_firmware(root, version)
-    write_settings(root, version)
+    write_files(root, "driver", {"version": version, "triplet": library_triplet()})
     (root / "run").mkdir()
     socket_names = make_sockets(root, gpus[0].model) if parts.sockets else []
     (root / "var").mkdir(exist_ok=True)

@@ -1,62 +1,32 @@
-"""A whole system around a simulated driver: engines, users, cgroups and logs, as a healthy host has them.
+"""A whole system around a simulated driver, as a healthy host has it: the part "system" of files.toml, and more.
 
 None of its programs can be run: they are there to be looked at.
 """
 
 import json
 from pathlib import Path
+from typing import Any
 
 from ocigpu.core.errors import CdiError
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.nvidia.nodes import apply_changes, find_link_changes, plan_nodes, read_driver
-from ocigpu.sim.kernel_files import write_file
+from ocigpu.sim.files import write_file, write_files
 
-KERNEL = "6.8.0-45-generic"
-USER = 1000
+VALUES = {"kernel": "6.8.0-45-generic", "container": "4242"}
+"""What paths and texts are filled in with; the container is the process id of one that uses the driver."""
 SPEC = "var/run/cdi/nvidia.yaml"
-PROGRAMS = ("usr/bin/dockerd", "usr/bin/docker", "usr/bin/podman", "usr/sbin/runc", "usr/bin/python3")
-CGROUP = f"sys/fs/cgroup/user.slice/user-{USER}.slice/user@{USER}.service/cgroup.controllers"
-STUB = '#!/bin/sh\n[ -x /usr/bin/python3 ] || exit 127\nexec /usr/bin/python3 -I -c "a program of a simulated host"\n'
 ENGINES = {"docker-ce": "5:28.5.1-1~debian.12~bookworm", "podman": "5.4.2+ds1-1"}
 DOCKER = {
     "default-runtime": "ocigpu",
     "features": {"cdi": True},
     "runtimes": {"ocigpu": {"path": "/usr/bin/ocigpu-runtime"}},
 }
-CONTAINER = 4242
-"""The process id of a container that uses the driver."""
 
 
 def write_system(root: Path) -> None:
     """Write the files of a healthy system below ``root``, where a simulated host is complete and in its place."""
-    files = {
-        "proc/sys/kernel/osrelease": f"{KERNEL}\n",
-        "proc/cmdline": "BOOT_IMAGE=/boot/vmlinuz root=/dev/sda1 ro quiet\n",
-        f"lib/modules/{KERNEL}/modules.dep": "updates/dkms/nvidia.ko:\n",
-        "etc/os-release": 'PRETTY_NAME="Debian GNU/Linux 12 (bookworm)"\nID=debian\n',
-        "etc/passwd": f"root:x:0:0:root:/root:/bin/sh\ngpu:x:{USER}:{USER}::/home/gpu:/bin/sh\n",
-        "etc/subuid": "gpu:100000:65536\n",
-        "etc/subgid": "gpu:100000:65536\n",
-        "home/gpu/.local/share/containers/storage/storage.lock": "",
-        "sys/fs/cgroup/cgroup.controllers": "cpuset cpu io memory pids\n",
-        CGROUP: "cpu memory pids\n",
-        "sys/module/apparmor/parameters/enabled": "Y\n",
-        "var/log/kern.log": f"kernel: Linux version {KERNEL}\nkernel: nvidia: module license taints kernel.\n",
-        "proc/1/comm": "systemd\n",
-        "proc/1/maps": "",
-        "proc/1/mountinfo": "",
-        f"proc/{CONTAINER}/comm": "train\n",
-        f"proc/{CONTAINER}/maps": "7f0000000000-7f0000001000 r-xp 00000000 08:01 17 /usr/lib/libcuda.so.1\n",
-        f"proc/{CONTAINER}/mountinfo": "36 35 8:1 /usr/bin/nvidia-smi /usr/bin/nvidia-smi ro - ext4 /dev/sda1 rw\n",
-        "etc/docker/daemon.json": json.dumps(DOCKER, indent=4) + "\n",
-    }
-    for name, text in files.items():
-        write_file(root / name, text)
-    for name in PROGRAMS:
-        write_file(root / name, "a program of a simulated host\n", 0o755)
-    write_file(root / "sbin/ldconfig", b"\x7fELF of a simulated host\n", 0o755)
-    for name in ("ocigpu-runtime", "ocigpu-hook", "ocigpu"):
-        write_file(root / "usr/bin" / name, STUB, 0o755)
+    write_files(root, "system", VALUES)
+    write_docker(root, DOCKER)
     (root / "usr/bin/nvidia-container-runtime-hook").symlink_to("ocigpu-hook")
     (root / "run/systemd/system").mkdir(parents=True)
     write_packages(root, ENGINES)
@@ -66,6 +36,11 @@ def write_system(root: Path) -> None:
         write_spec_file(root)
     except CdiError:  # nothing to describe: all GPUs are in MIG mode and not cut
         return
+
+
+def write_docker(root: Path, settings: dict[str, Any]) -> None:
+    """Write Docker's settings."""
+    write_file(root / "etc/docker/daemon.json", json.dumps(settings, indent=4) + "\n")
 
 
 def write_packages(root: Path, versions: dict[str, str]) -> None:

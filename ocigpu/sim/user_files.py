@@ -1,6 +1,5 @@
-"""The files of a simulated host's driver that are neither libraries nor the kernel's: firmware, sockets, settings."""
+"""What a simulated host's driver has that files.toml cannot say: firmware, sockets, the loader's cache."""
 
-import json
 import os
 import shutil
 import socket
@@ -9,8 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ocigpu.core.errors import printable
-from ocigpu.sim.kernel_files import write_file
-from ocigpu.sim.libraries import library_triplet
+from ocigpu.sim.files import write_file
 from ocigpu.sim.models import Model, sim_error
 
 _LDCONFIG = ("/sbin/ldconfig.real", "/sbin/ldconfig", "/usr/sbin/ldconfig")
@@ -22,48 +20,6 @@ def write_firmware(root: Path, driver_version: str) -> None:
     directory = root / "lib/firmware/nvidia" / driver_version
     for name in ("gsp_ga10x.bin", "gsp_tu10x.bin"):
         write_file(directory / name, f"{name} of a simulated host\n".encode().ljust(8192, b"\0"), 0o444)
-
-
-def write_settings(root: Path, driver_version: str) -> None:
-    """Write the driver's files below /etc and /usr/share, and the loader's configuration."""
-
-    def icd(library: str, **more: str) -> str:
-        return json.dumps({"file_format_version": "1.0.0", "ICD": {"library_path": library, **more}}, indent=4) + "\n"
-
-    profiles = "usr/share/nvidia/nvidia-application-profiles"
-    layer = {
-        "name": "VK_LAYER_NV_optimus",
-        "type": "INSTANCE",
-        "library_path": "libGLX_nvidia.so.0",
-        "api_version": "1.3.277",
-        "implementation_version": "1",
-        "description": "NVIDIA Optimus layer",
-    }
-    files = {
-        "etc/ld.so.conf": "\n".join(["/lib", "/usr/lib", *_library_directories()]) + "\n",
-        "etc/OpenCL/vendors/nvidia.icd": "libnvidia-opencl.so.1\n",
-        "etc/vulkan/icd.d/nvidia_icd.json": icd("libGLX_nvidia.so.0", api_version="1.3.277"),
-        "etc/vulkan/implicit_layer.d/nvidia_layers.json": json.dumps(
-            {"file_format_version": "1.0.0", "layer": layer}, indent=4
-        )
-        + "\n",
-        "usr/share/glvnd/egl_vendor.d/10_nvidia.json": icd("libEGL_nvidia.so.0"),
-        "usr/share/egl/egl_external_platform.d/10_nvidia_wayland.json": icd("libnvidia-egl-wayland.so.1"),
-        "usr/share/egl/egl_external_platform.d/15_nvidia_gbm.json": icd("libnvidia-egl-gbm.so.1"),
-        "usr/share/X11/xorg.conf.d/nvidia-drm-outputclass.conf": (
-            'Section "OutputClass"\n    Identifier "nvidia"\n    MatchDriver "nvidia-drm"\n'
-            '    Driver "nvidia"\nEndSection\n'
-        ),
-        "usr/share/nvidia/nvoptix.bin": "nvoptix.bin of a simulated host\n",
-        f"{profiles}-{driver_version}-rc": '{"rules": [], "profiles": []}\n',
-        f"{profiles}-{driver_version}-key-documentation": "simulated host: no keys\n",
-    }
-    for name, content in files.items():
-        write_file(root / name, content)
-
-
-def _library_directories() -> tuple[str, ...]:
-    return (f"/usr/lib/{library_triplet()}", "/usr/lib/i386-linux-gnu")
 
 
 def make_sockets(root: Path, model: Model) -> list[str]:
