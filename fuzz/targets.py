@@ -16,15 +16,17 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from ocigpu.bundle import edit as spec
+from ocigpu.bundle import document as spec
+from ocigpu.bundle import edit
 from ocigpu.bundle import loader_cache as ldcache
-from ocigpu.bundle.declared import Declared, edit_declared, take_back, why_hook
+from ocigpu.bundle.declared import Declared, edit_declared, why_hook
+from ocigpu.bundle.edit import take_back
 from ocigpu.bundle.inject import inject
 from ocigpu.cdi import check, hook_words, yaml_child
 from ocigpu.cdi.write import dump_json, dump_yaml
 from ocigpu.core import rawjson, settings
 from ocigpu.core.cdi_names import is_qualified
-from ocigpu.core.config_json import rootfs_path
+from ocigpu.core.config_json import parse_json, rootfs_path
 from ocigpu.core.errors import OcigpuError
 from ocigpu.core.facts import HostFacts, facts_from_json, facts_to_json, to_data
 from ocigpu.entry import state
@@ -172,9 +174,9 @@ def fuzz_config(data: bytes) -> None:
 
 def _edit(config: dict[str, Any]) -> None:
     options = ["--config", "/etc/ocigpu/config.toml"]
-    spec.edit_config(config, RULES, "/usr/bin/ocigpu-hook", options)
+    edit.edit_config(config, RULES, "/usr/bin/ocigpu-hook", options)
     once = rawjson.dump(config)
-    spec.edit_config(config, RULES, "/usr/bin/ocigpu-hook", options)
+    edit.edit_config(config, RULES, "/usr/bin/ocigpu-hook", options)
     assert rawjson.dump(config) == once, "editing twice is not editing once"
     assert rawjson.parse(once) == config
 
@@ -266,7 +268,7 @@ def fuzz_settings(data: bytes) -> None:
 
 def fuzz_cdi_json(data: bytes) -> None:
     """A CDI specification in JSON."""
-    value = attempt(spec.parse_json, data, "read x.json", "OCIGPU-CDI-2")
+    value = attempt(parse_json, data, "read x.json", "OCIGPU-CDI-2")
     if value is not None:
         _check_cdi(value)
 

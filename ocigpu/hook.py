@@ -9,7 +9,7 @@ The hooks of CDI specifications have the vendor's names and run at another stage
 
 import os
 
-from ocigpu.bundle.edit import check_can_have_gpus, read_config
+from ocigpu.bundle.document import check_can_have_gpus, read_config
 from ocigpu.core.config_json import rootfs_path
 from ocigpu.core.errors import UsageError, quoted
 from ocigpu.core.settings import Settings

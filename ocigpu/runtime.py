@@ -117,12 +117,13 @@ def _log(arguments: Arguments, settings: Settings) -> Log:
 def edit_bundle(arguments: Arguments, settings: Settings, stub: str, log: Log) -> "Task | None":
     """Edit the config.json of the bundle if its container asks for GPUs; otherwise touch nothing, not even the host.
 
-    What an earlier edit in mode spec has declared, and groups of device nodes, are taken back in any case.
+    What an earlier edit has noted in its annotation is taken back in any case.
     Returns what can be prepared for the hook, if there is one.
     Raises OcigpuError, with the file unchanged, for a request that cannot be granted.
     """
-    from ocigpu.bundle.edit import check_can_have_gpus, edit_config, read_config, write_config
-    from ocigpu.core.config_json import DECLARED, GROUPS, get_object
+    from ocigpu.bundle.document import check_can_have_gpus, read_config, write_config
+    from ocigpu.bundle.edit import edit_config, take_back
+    from ocigpu.core.config_json import DECLARED, get_object
     from ocigpu.gpus.nvidia.request import parse_request
 
     where = os.path.join(arguments.bundle, arguments.config)
@@ -134,15 +135,9 @@ def edit_bundle(arguments: Arguments, settings: Settings, stub: str, log: Log) -
     for note in request.notes:
         log.write("warning", note)
     annotations = get_object(document.config, "annotations")
-    edited_before = DECLARED in annotations or GROUPS in annotations
-    if DECLARED in annotations:
-        from ocigpu.bundle.declared import take_back
-
+    edited_before = DECLARED in annotations
+    if edited_before:
         take_back(document.config)
-    if GROUPS in annotations:
-        from ocigpu.system.groups import take_back_groups
-
-        take_back_groups(document.config)
     if request.selection == "nothing":
         if edited_before:
             write_config(document)
@@ -189,12 +184,8 @@ def edit_bundle(arguments: Arguments, settings: Settings, stub: str, log: Log) -
     early = choose_path() if owns_policy else ""
     options = ["--early", early, *options] if early else options
     declare_rules = owns_policy and not settings.no_cgroups
-    edit_config(document.config, answer["rules"], hook_path(settings, stub), options, declare_rules)
-    notes: tuple[str, ...] = ()
-    if answer["groups"]:  # few hosts have nodes that are closed to others
-        from ocigpu.system.groups import add_groups
-
-        notes = add_groups(document.config, answer["groups"])
+    program = hook_path(settings, stub)
+    notes = edit_config(document.config, answer["rules"], program, options, declare_rules, answer["groups"])
     with step("write-config", where):
         write_config(document)
     _write_notes(log, document.path, notes, answer["granted"])
@@ -233,7 +224,6 @@ def inject_devices(config: "dict[str, Any]", request: "Request", settings: Setti
     Raises CdiError OCIGPU-CDI-4 to -6; that the specification is stale is then part of the message.  Raises what
     :func:`ocigpu.cdi.conditions.check_conditions` does.
     """
-    from ocigpu.bundle.edit import remove_gpu_hooks
     from ocigpu.bundle.inject import inject
     from ocigpu.cdi.registry import read_registry
     from ocigpu.core.errors import CdiError, HostError
@@ -263,7 +253,6 @@ def inject_devices(config: "dict[str, Any]", request: "Request", settings: Setti
         if reasons:
             stale.append(f"{spec.path} is stale: {'; '.join(reasons)}")
             log.write("warning", stale[-1])
-    remove_gpu_hooks(config)
     root = owns_device_policy()
     try:
         with step("inject", ", ".join(names)):

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 from support.jsondiff import difference, patched, render_exactly, render_for_review
 
-from ocigpu.bundle.edit import check_can_have_gpus, edit_config, read_config, rule_entries
+from ocigpu.bundle.document import check_can_have_gpus, read_config
+from ocigpu.bundle.edit import edit_config, rule_entries
 from ocigpu.core.actions import Plan, plan_to_json
 from ocigpu.core.errors import OcigpuError
 from ocigpu.core.facts import HostFacts, ImageFacts, facts_from_json, facts_to_json
@@ -23,7 +24,6 @@ from ocigpu.entry.arguments import Arguments
 from ocigpu.gpus.nvidia.plan import make_plan
 from ocigpu.gpus.nvidia.request import parse_request
 from ocigpu.runtime import edit_bundle
-from ocigpu.system.groups import add_groups
 from ocigpu.system.log import Log
 
 BUNDLES = Path(__file__).parent / "bundles"
@@ -56,8 +56,7 @@ def process(config: dict[str, Any], case: dict[str, Any], path: str) -> tuple[Pl
         check_can_have_gpus(config, path)
     plan = make_plan(read_host(case["host"]), request, settings, ImageFacts(**case.get("image", {})))
     if request.selection != "nothing":
-        edit_config(edited, rule_entries(plan), HOOK, [], not case.get("rootless", False))
-        add_groups(edited, plan.groups())
+        edit_config(edited, rule_entries(plan), HOOK, [], not case.get("rootless", False), plan.groups())
     return plan, edited
 
 

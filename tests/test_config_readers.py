@@ -16,7 +16,7 @@ from support import go_json
 from support.bundle import base_config, write_bundle
 from support.runtimes import container_id, run_container, set_cgroup
 
-from ocigpu.bundle.edit import KEYS, fold_key, parse_config
+from ocigpu.bundle.document import KEYS, fold_key, parse_config
 from ocigpu.core.config_json import get_list, get_object, get_rules
 from ocigpu.core.errors import OcigpuError, SpecError
 from ocigpu.core.settings import Settings

@@ -13,17 +13,8 @@ from hypothesis import strategies as st
 from support.asking import request_from_variables
 from support.jsondiff import render_exactly
 
-from ocigpu.bundle import declared as declared_module
-from ocigpu.bundle.declared import (
-    OWN_OPTIONS,
-    PROC_DRIVER,
-    SIMULATED_PROC,
-    Declared,
-    edit_declared,
-    take_back,
-    why_hook,
-)
-from ocigpu.bundle.edit import edit_config, rule_entries
+from ocigpu.bundle.declared import Declared, edit_declared, why_hook
+from ocigpu.bundle.edit import OWN_OPTIONS, SIMULATED_PROC, _digest, edit_config, rule_entries, take_back
 from ocigpu.bundle.from_plan import declare
 from ocigpu.core import rawjson
 from ocigpu.core.config_json import DECLARED, get_object
@@ -369,28 +360,10 @@ def test_the_annotation_is_short(host: str, devices: str, most: int) -> None:
     assert len(json.dumps(config["annotations"][DECLARED])) < most
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("options", [{}, {"bind_nodes": True}, {"declare_rules": False}], ids=str)
-def test_what_an_earlier_version_has_listed_is_taken_back_too(name: str, options: dict[str, bool]) -> None:
-    declared = declared_for("all", "all", "l4-2-drm")
-    config = read_bundle(name)
-    new = edited(config, declared, **options)
-    old = copy.deepcopy(new)
-    linux = old["linux"]
-    paths = {part: [path for path in linux[part] if PROC_DRIVER in path] for part in ("maskedPaths", "readonlyPaths")}
-    rules = [[rule["major"], rule["minor"]] for rule in declared.rules] if options.get("declare_rules", True) else []
-    mounts = old["mounts"][len(config["mounts"]) :]
-    old["annotations"][DECLARED] = json.dumps(
-        {
-            "devices": [entry["path"] for entry in linux["devices"][len(config["linux"].get("devices") or ()) :]],
-            "rules": rules,
-            "mounts": [[entry["destination"], entry["source"]] for entry in mounts],
-            **paths,
-        }
-    )
-    take_back(new)
-    take_back(old)
-    assert render_exactly(old) == render_exactly(new)
+def annotation(listed: Any) -> str:
+    """Return the annotation of an edit that put these there: lists of keys by kind."""
+    keys = [(kind, key) for kind, keys in listed.items() if isinstance(keys, list) for key in keys]
+    return " ".join(_digest(kind, key if isinstance(key, list) else [key]) for kind, key in keys)
 
 
 def test_digests_of_what_the_engine_has_put_there_take_nothing_away() -> None:
@@ -404,7 +377,7 @@ def test_digests_of_what_the_engine_has_put_there_take_nothing_away() -> None:
         ),
         *((part, (path,)) for part in ("maskedPaths", "readonlyPaths") for path in config["linux"][part]),
     ]
-    config["annotations"] = {DECLARED: " ".join(declared_module._digest(kind, key) for kind, key in keys)}
+    config["annotations"] = {DECLARED: " ".join(_digest(kind, key) for kind, key in keys)}
     take_back(config)
     assert config == {**before, "annotations": {}}
 
@@ -419,15 +392,16 @@ FORGED = {
 }
 
 
-@pytest.mark.parametrize("text", [*map(json.dumps, FORGED.values()), "", "[]", "null", "{", "[" * 5000], ids=range(11))
-def test_an_annotation_that_is_not_ours_takes_nothing_away(text: str) -> None:
+@pytest.mark.parametrize("forged", [*FORGED.values(), "", "[]", "0 " * 5000, "\0"], ids=range(10))
+def test_an_annotation_that_is_not_ours_takes_nothing_away(forged: Any) -> None:
     """Users may ask an engine for annotations."""
     config = read_bundle("docker-0-2")
     source = next(mount["source"] for mount in config["mounts"] if mount["destination"] == "/etc/hosts")
+    text = forged if isinstance(forged, str) else annotation(json.loads(json.dumps(forged).replace("SOURCE", source)))
     denial = {**GPU_1, "allow": False, "access": "rw"}
     config["linux"]["resources"]["devices"].append(denial)
     before = copy.deepcopy(config)
-    config["annotations"] = {"mine": "1", DECLARED: text.replace("SOURCE", source)}
+    config["annotations"] = {"mine": "1", DECLARED: text}
     take_back(config)
     assert config == {**before, "annotations": {"mine": "1"}}
 
@@ -439,7 +413,7 @@ def test_a_long_annotation_and_a_long_list_do_not_multiply() -> None:
         {"destination": f"/{n}", "type": "bind", "source": f"/{n}", "options": OWN_OPTIONS[0]} for n in range(20_000)
     ]
     listed = [[f"/{n}", f"/{n}"] for n in range(10_000, 30_000)]
-    config: Config = {"mounts": entries, "annotations": {DECLARED: json.dumps({"mounts": listed})}}
+    config: Config = {"mounts": entries, "annotations": {DECLARED: annotation({"mounts": listed})}}
     take_back(config)
     assert [entry["destination"] for entry in config["mounts"]] == [f"/{n}" for n in range(10_000)]
 
@@ -518,7 +492,7 @@ JSON = st.recursive(
 @given(st.dictionaries(st.sampled_from(["devices", "rules", "mounts", "maskedPaths", "readonlyPaths"]), JSON), JSON)
 def test_no_annotation_and_no_config_makes_taking_back_fail(listed: dict[str, Any], odd: Any) -> None:
     config = read_bundle("docker-0-2")
-    config["annotations"] = {DECLARED: json.dumps(listed)}
+    config["annotations"] = {DECLARED: annotation(listed)}
     config["mounts"].append(odd)
     config["linux"]["resources"]["devices"].append(odd)
     config["linux"]["maskedPaths"].append(odd)

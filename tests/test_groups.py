@@ -9,17 +9,18 @@ import pytest
 from support.asking import request_from_variables
 from support.jsondiff import render_exactly
 
-from ocigpu.bundle.edit import edit_config, read_config, rule_entries
+from ocigpu.bundle.document import read_config
+from ocigpu.bundle.edit import ConfigEdit, edit_config, fitting_groups, put, rule_entries, take_back
 from ocigpu.bundle.inject import inject
 from ocigpu.containers.difference import find_original
 from ocigpu.core.actions import JoinGroup, join_groups, plan_to_json
-from ocigpu.core.config_json import GROUPS
+from ocigpu.core.config_json import DECLARED
 from ocigpu.core.facts import DeviceNode, HostFacts, facts_from_json
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.nvidia.plan import make_plan
 from ocigpu.gpus.nvidia.request import parse_request
 from ocigpu.system import groups
-from ocigpu.system.groups import KEEP_GROUPS, add_groups, fit_groups, missing_groups, take_back_groups
+from ocigpu.system.groups import KEEP_GROUPS, fit_groups, missing_groups
 
 Config = dict[str, Any]
 
@@ -36,6 +37,13 @@ def host() -> HostFacts:
 def planned(capabilities: str, settings: Settings = Settings()) -> tuple[int, ...]:  # noqa: B008 - immutable
     variables = {"NVIDIA_VISIBLE_DEVICES": "0", "NVIDIA_DRIVER_CAPABILITIES": capabilities}
     return make_plan(host(), request_from_variables(variables, settings), settings).groups()
+
+
+def add_groups(config: Config, gids: tuple[int, ...]) -> tuple[str, ...]:
+    """Put groups of the host into a configuration, as every mode does."""
+    fitting, notes = fitting_groups(config, gids)
+    put(config, ConfigEdit(groups=fitting, noted=("groups",)))
+    return notes
 
 
 def mapping(inside: Any, outside: Any, size: Any) -> Config:
@@ -83,12 +91,12 @@ def test_groups_are_added_once_and_taken_back(user: Config, expected: list[int])
     assert add_groups(config, (44, 105)) == ()
     assert config["process"]["user"] == {**USER, "additionalGids": expected}
     once = render_exactly(config)
-    take_back_groups(config)
+    take_back(config)
     assert (config["process"]["user"]["additionalGids"] or None) == (user.get("additionalGids") or None)
     assert config["annotations"] == {}
     add_groups(config, (44, 105))
     assert render_exactly(config) == once
-    take_back_groups(config)
+    take_back(config)
     add_groups(config, (7,))
     assert 44 not in config["process"]["user"]["additionalGids"]
     assert before["process"]["user"] == {**USER, **user}
@@ -96,8 +104,8 @@ def test_groups_are_added_once_and_taken_back(user: Config, expected: list[int])
 
 @pytest.mark.parametrize("text", [7, None, "", "x 44x", "0 1000 99999999999999999999", "-1"])
 def test_an_annotation_that_is_not_ours_removes_no_other_group(text: Any) -> None:
-    config: Config = {"process": {"user": {"additionalGids": [44, 105, "44", None]}}, "annotations": {GROUPS: text}}
-    take_back_groups(config)
+    config: Config = {"process": {"user": {"additionalGids": [44, 105, "44", None]}}, "annotations": {DECLARED: text}}
+    take_back(config)
     assert config["process"]["user"]["additionalGids"] == [44, 105, "44", None]
 
 
@@ -163,8 +171,7 @@ def test_the_original_of_an_edited_configuration_is_found_again() -> None:
     original = read_config(str(HOST.parents[1] / "groups-of-device-nodes")).config
     config = copy.deepcopy(original)
     plan = make_plan(host(), parse_request(config, Settings()), Settings())
-    edit_config(config, rule_entries(plan), "/usr/local/bin/ocigpu-hook", [])
-    add_groups(config, plan.groups())
+    edit_config(config, rule_entries(plan), "/usr/local/bin/ocigpu-hook", [], True, plan.groups())
     assert config["process"]["user"]["additionalGids"] == [44, 105]
     assert find_original(config, Settings()).config == original
 

@@ -15,8 +15,9 @@ from support.asking import request_from_variables
 from support.bundle import base_config
 
 from ocigpu.bundle import hookless
-from ocigpu.bundle.declared import Declared, take_back
-from ocigpu.bundle.edit import read_config
+from ocigpu.bundle.declared import Declared
+from ocigpu.bundle.document import read_config
+from ocigpu.bundle.edit import take_back
 from ocigpu.bundle.hookless import declare_in_bundle, make_views
 from ocigpu.bundle.rootfs import NeedsHookError
 from ocigpu.core.errors import OcigpuError

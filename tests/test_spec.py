@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ocigpu.bundle.edit import check_can_have_gpus, edit_config, read_config, rule_entries, write_config
+from ocigpu.bundle.document import check_can_have_gpus, read_config, write_config
+from ocigpu.bundle.edit import edit_config, rule_entries
 from ocigpu.core.actions import AllowDevice, Node, Plan
 from ocigpu.core.config_json import (
     HOOK_ENVIRONMENT,

@@ -1,49 +1,20 @@
-"""What mode ``spec`` says in a config.json: found to be enough or not, put there, and taken back.  Pure.
+"""What mode ``spec`` says in a config.json: found to be enough or not, and put there.  Pure.
 
 Kept apart from what makes it of a plan (:mod:`ocigpu.bundle.from_plan`), because most starts find it made already.
 """
 
-import os
-from binascii import crc32
-
-from ocigpu.bundle.edit import add_rules
-from ocigpu.core import rawjson
-from ocigpu.core.config_json import (
-    DECLARED,
-    HOOK_ENVIRONMENT,
-    find,
-    get_list,
-    get_object,
-    get_rules,
-    has_user_namespace,
-)
+from ocigpu.bundle.edit import BIND_OPTIONS, NODE_OPTIONS, SIMULATED_PROC, ConfigEdit, cleaned, fitting_groups, put
+from ocigpu.core.config_json import HOOK_ENVIRONMENT, get_list, get_object, get_rules, has_user_namespace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from typing import Any, NamedTuple, TypeAlias
-
-    Key: TypeAlias = tuple[int | str, ...]
+    from typing import Any, NamedTuple
 else:
     from ocigpu.core.record import NamedTuple
 
-BIND_OPTIONS = ("rbind", "rprivate")
-NODE_OPTIONS = ("bind", "rprivate", "nosuid", "noexec")
-OWN_OPTIONS = (
-    [*BIND_OPTIONS, "ro", "nosuid", "nodev"],
-    [*BIND_OPTIONS, "nosuid", "nodev", "noexec"],
-    list(NODE_OPTIONS),
-)
-"""Options of all mounts that are declared: of files, of sockets, of nodes."""
-PROC_DRIVER = "/proc/driver/nvidia"
-SIMULATED_PROC = """\
-while IFS= read -r line || [ "$line" ]; do state=$state$line line=; done
-state=${state#*'"pid"'} state=${state#*:} state=${state# } pid=${state%%[!0-9]*}
-exec nsenter --target "$pid" --mount mount -o bind,ro,nosuid,nodev,noexec "$1" "$2"
-"""
-"""What the hook of simulated hosts does, and no other host's: a real procfs has the tree of the kernel module."""
 LD_CACHE = "/etc/ld.so.cache"
-RULE_FIELDS = ["allow", "type", "major", "minor", "access"]
+NOTED = ("devices", "rules", "mounts", "maskedPaths", "readonlyPaths", "groups")
 
 
 class Declared(NamedTuple):
@@ -141,7 +112,7 @@ def _why_covered(declared: Declared, config: "dict[str, Any]", resolve: "Callabl
             continue
         options = get_list(mount, "options")
         bound = mount.get("type") == "bind" or "bind" in options or "rbind" in options
-        path = os.path.normpath("/" + path.lstrip("/"))  # normpath keeps two slashes at the beginning
+        path = cleaned(path)
         top = path.split("/", 2)[1]
         if top in ("proc", "sys") or (top == "dev" and not bound):
             continue
@@ -173,136 +144,39 @@ def edit_declared(
     view_paths: "Sequence[str]",
     declare_rules: bool,
     bind_nodes: bool,
-) -> None:
-    """Change ``config`` in place so that the container gets everything that is declared.
+) -> tuple[str, ...]:
+    """Change ``config`` in place so that the container gets everything that is declared; return notes on groups.
 
     ``root``: host path of its root directory; ``view_paths``: host paths of the views, in their order.
     ``declare_rules``: as for :func:`ocigpu.bundle.edit.edit_config`.  ``bind_nodes``: the runtime binds the host's
-    node of the same path instead of making one, as in user namespaces.  Doing it twice equals doing it once.
-    Raises SpecError OCIGPU-SPEC-3 for parts of ``config`` of another type than the specification's.
+    node of the same path instead of making one, as in user namespaces.  Raises as :func:`ocigpu.bundle.edit.put`.
     """
-    linux = find(config, "linux", dict, "linux")
-    mounts = find(config, "mounts", list, "mounts")
-    devices = find(linux, "devices", list, "linux.devices")
-    masked = find(linux, "maskedPaths", list, "linux.maskedPaths")
-    read_only = find(linux, "readonlyPaths", list, "linux.readonlyPaths")
-    annotations = find(config, "annotations", dict, "annotations")
-    hooks = find(config, "hooks", dict, "hooks")
-    nodes, bound = [], []
+    nodes: "dict[str, dict[str, Any] | None]" = {}
+    mounts = []
     for path, host_path, major, minor, mode, uid, gid in declared.nodes:
+        node = {"path": path, "type": "c", "major": major, "minor": minor, "fileMode": mode, "uid": uid, "gid": gid}
+        nodes[path] = node
         if bind_nodes and host_path != path:
-            bound.append({"destination": path, "type": "bind", "source": host_path, "options": list(NODE_OPTIONS)})
-        else:
-            entry = {"path": path, "type": "c", "major": major, "minor": minor, "fileMode": mode}
-            nodes.append({**entry, "uid": uid, "gid": gid})
-    views = [
-        {"destination": path, "type": "bind", "source": source, "options": [*BIND_OPTIONS, "ro", "nosuid", "nodev"]}
-        for (path, _, _), source in zip(declared.views, view_paths, strict=True)
-    ]
-    added = [*bound, *declared.mounts, *views]
-    paths = {node[0] for node in declared.nodes}
-    devices[:] = [entry for entry in devices if not isinstance(entry, dict) or entry.get("path") not in paths] + nodes
-    mounts += added
-    new_masked = [path for path in declared.masked if path not in masked]
-    new_read_only = [path for path in declared.read_only if path not in read_only]
-    masked += new_masked
-    read_only += new_read_only
-    linux.update(devices=devices, maskedPaths=masked, readonlyPaths=read_only)
-    config.update(linux=linux, mounts=mounts, annotations=annotations)
-    if declare_rules:
-        add_rules(config, declared.rules)
+            nodes[path] = None
+            mounts.append({"destination": path, "type": "bind", "source": host_path, "options": list(NODE_OPTIONS)})
+    mounts += declared.mounts
+    for (path, _, _), source in zip(declared.views, view_paths, strict=True):
+        options = [*BIND_OPTIONS, "ro", "nosuid", "nodev"]
+        mounts.append({"destination": path, "type": "bind", "source": source, "options": options})
+    hooks = []
     if declared.simulated_proc:
         words = ["sh", "-c", SIMULATED_PROC, "sh", declared.simulated_proc, f"{root}/proc/driver"]
-        entry = {"path": "/bin/sh", "args": words, "env": list(HOOK_ENVIRONMENT)}
-        hooks["prestart"] = [*find(hooks, "prestart", list, "hooks.prestart"), entry]
-        config["hooks"] = hooks
-    ours: list[tuple[str, Key]] = [
-        *(("devices", (str(entry["path"]),)) for entry in nodes),
-        *(("rules", (rule["major"], rule["minor"])) for rule in declared.rules if declare_rules),
-        *(("mounts", (entry["destination"], entry["source"])) for entry in added),
-        *(("maskedPaths", (path,)) for path in new_masked),
-        *(("readonlyPaths", (path,)) for path in new_read_only),
-    ]
-    annotations[DECLARED] = " ".join(_digest(kind, key) for kind, key in ours)
-
-
-def _digest(kind: str, key: "Key") -> str:
-    """Return what stands in the annotation for an entry of a list: every hook gets all annotations, so it is short."""
-    return f"{crc32(rawjson.dump([kind, *key]).encode()):08x}"
-
-
-def take_back(config: "dict[str, Any]") -> None:
-    """Take what an earlier edit has declared out of ``config`` again, as its annotation says; what cannot be, stays.
-
-    The annotation may be of whoever asks an engine for annotations, so nothing goes that is not of a form that only
-    edits of ours have: above all no path stays unhidden that an engine hides.
-    What had been replaced is not put back: an engine writes a new configuration for another container.
-    """
-    annotations = get_object(config, "annotations")
-    left = _read_annotation(annotations.pop(DECLARED, None))
-    linux = get_object(config, "linux")
-    _remove(get_list(linux, "devices"), "devices", left, _node_key)
-    _remove(get_rules(config), "rules", left, _rule_key)
-    _remove(get_list(config, "mounts"), "mounts", left, _mount_key)
-    for name in ("maskedPaths", "readonlyPaths"):
-        _remove(get_list(linux, name), name, left, _path_key)
-    hooks = get_list(get_object(config, "hooks"), "prestart")
-    hooks[:] = [entry for entry in hooks if SIMULATED_PROC not in get_list(entry, "args")]
-
-
-def _read_annotation(text: "Any") -> "dict[str, int]":
-    """Return how often each digest stands in the annotation; one of an earlier version has the entries themselves."""
-    words: list[str] = []
-    if isinstance(text, str) and text.startswith("{"):
-        try:
-            listed = rawjson.parse(text)
-        except (ValueError, RecursionError):  # not written by us
-            listed = {}
-        for kind in ("devices", "rules", "mounts", "maskedPaths", "readonlyPaths"):
-            keys = [_key(*item) if isinstance(item, list) else _key(item) for item in get_list(listed, kind)]
-            words += [_digest(kind, key) for key in keys if key]
-    elif isinstance(text, str):
-        words = text.split()
-    left: dict[str, int] = {}
-    for word in words:
-        left[word] = left.get(word, 0) + 1
-    return left
-
-
-def _remove(entries: "list[Any]", kind: str, left: "dict[str, int]", key_of: "Callable[[Any], Key]") -> None:
-    """Remove one entry for each digest that is ``left``, the last one that has it: ours come after others.
-
-    Time grows with the lengths of both lists, not with their product: who writes one need not be who writes the other.
-    """
-    kept = []
-    for entry in reversed(entries):
-        key = key_of(entry)
-        digest = _digest(kind, key) if key and left else ""
-        if left.get(digest):
-            left[digest] -= 1
-        else:
-            kept.append(entry)
-    entries[:] = reversed(kept)
-
-
-def _key(*values: "Any") -> "Key":
-    """Return what an entry is known by, () for what none of ours is."""
-    return values if len(values) <= 2 and all(type(value) in (int, str) for value in values) else ()
-
-
-def _node_key(entry: "Any") -> "Key":
-    return _key(entry.get("path")) if isinstance(entry, dict) else ()
-
-
-def _rule_key(entry: "Any") -> "Key":
-    ours = isinstance(entry, dict) and list(entry) == RULE_FIELDS and entry["allow"] is True and entry["access"] == "rw"
-    return _key(entry["major"], entry["minor"]) if ours else ()
-
-
-def _mount_key(entry: "Any") -> "Key":
-    ours = isinstance(entry, dict) and entry.get("type") == "bind" and entry.get("options") in OWN_OPTIONS
-    return _key(entry.get("destination"), entry.get("source")) if ours else ()
-
-
-def _path_key(entry: "Any") -> "Key":
-    return (entry,) if isinstance(entry, str) and f"{entry}/".startswith(f"{PROC_DRIVER}/") else ()
+        hooks.append(("prestart", {"path": "/bin/sh", "args": words, "env": list(HOOK_ENVIRONMENT)}))
+    groups, notes = fitting_groups(config, declared.groups)
+    edit = ConfigEdit(
+        nodes=nodes,
+        rules=declared.rules if declare_rules else (),
+        mounts=mounts,
+        masked=declared.masked,
+        read_only=declared.read_only,
+        hooks=hooks,
+        groups=groups,
+        noted=NOTED,
+    )
+    put(config, edit)
+    return notes

@@ -1,169 +1,230 @@
-"""config.json as a raw document: read, find things in it, edit it, replace it atomically.
+"""The one editor of config.json: what any mode puts there, and how an earlier edit of ours is taken out again.  Pure.
 
-Unknown fields survive and order stays: nothing is modelled that is not ours.  Reading is strict where two readers
-could disagree (duplicate keys, NaN), because the low-level runtime reads the same file after us.
+Unknown fields survive and order stays.  A configuration is changed as a whole or not at all, and editing twice equals
+editing once.
 """
 
 import os
-import stat
+from binascii import crc32
 
 from ocigpu.core import rawjson
 from ocigpu.core.config_json import (
+    DECLARED,
     HOOK_ENVIRONMENT,
-    MAX_CONFIG_BYTES,
     OUR_HOOK,
     VENDOR_HOOKS,
-    Document,
     find,
     get_list,
     get_object,
     get_rules,
-    parse_json,
 )
-from ocigpu.core.errors import SpecError, quoted
-from ocigpu.system.files import open_regular, read_bounded, remove_drafts, replace_file
+from ocigpu.core.errors import SpecError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from typing import Any, NamedTuple, TypeAlias
 
     from ocigpu.core.actions import Plan
+
+    Entry: TypeAlias = dict[str, Any]
+    Key: TypeAlias = tuple[int | str, ...]
 else:
-    pass
+    from ocigpu.core.record import NamedTuple
 
-_ANY: "dict[str, Any]" = {}
-_MAPPING = dict.fromkeys(("containerID", "hostID", "size"), _ANY)
-_HOOK = dict.fromkeys(("path", "args", "env", "timeout"), _ANY)
-KEYS: "dict[str, Any]" = {
-    **dict.fromkeys(("ociVersion", "hostname", "domainname", "annotations", "solaris", "windows", "vm", "zos"), _ANY),
-    "process": {
-        **dict.fromkeys(("terminal", "consoleSize", "args", "commandLine", "env", "cwd", "rlimits", "scheduler"), _ANY),
-        **dict.fromkeys(("noNewPrivileges", "apparmorProfile", "oomScoreAdj", "selinuxLabel", "ioPriority"), _ANY),
-        "user": dict.fromkeys(("uid", "gid", "umask", "additionalGids", "username"), _ANY),
-        "capabilities": dict.fromkeys(("bounding", "effective", "inheritable", "permitted", "ambient"), _ANY),
-    },
-    "root": dict.fromkeys(("path", "readonly"), _ANY),
-    "mounts": {
-        **dict.fromkeys(("destination", "type", "source", "options"), _ANY),
-        **dict.fromkeys(("uidMappings", "gidMappings"), _MAPPING),
-    },
-    "hooks": dict.fromkeys(
-        ("prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop"), _HOOK
-    ),
-    "linux": {
-        **dict.fromkeys(
-            ("sysctl", "cgroupsPath", "seccomp", "rootfsPropagation", "maskedPaths", "readonlyPaths"), _ANY
-        ),
-        **dict.fromkeys(("netDevices", "mountLabel", "intelRdt", "personality", "timeOffsets"), _ANY),
-        **dict.fromkeys(("uidMappings", "gidMappings"), _MAPPING),
-        "namespaces": dict.fromkeys(("type", "path"), _ANY),
-        "devices": dict.fromkeys(("path", "type", "major", "minor", "fileMode", "uid", "gid"), _ANY),
-        "resources": {
-            **dict.fromkeys(("memory", "cpu", "pids", "blockIO", "hugepageLimits", "network", "rdma", "unified"), _ANY),
-            "devices": dict.fromkeys(("allow", "type", "major", "minor", "access"), _ANY),
-        },
-    },
-}
-"""The keys of runtime-spec (config.md, config-linux.md) in all objects that we look into, lists of objects left out."""
+RULE_FIELDS = ["allow", "type", "major", "minor", "access"]
+BIND_OPTIONS = ("rbind", "rprivate")
+NODE_OPTIONS = ("bind", "rprivate", "nosuid", "noexec")
+OWN_OPTIONS = (
+    [*BIND_OPTIONS, "ro", "nosuid", "nodev"],
+    [*BIND_OPTIONS, "nosuid", "nodev", "noexec"],
+    list(NODE_OPTIONS),
+)
+"""Options of all mounts that are declared: of files, of sockets, of nodes."""
+PROC_DRIVER = "/proc/driver/nvidia"
+SIMULATED_PROC = """\
+while IFS= read -r line || [ "$line" ]; do state=$state$line line=; done
+state=${state#*'"pid"'} state=${state#*:} state=${state# } pid=${state%%[!0-9]*}
+exec nsenter --target "$pid" --mount mount -o bind,ro,nosuid,nodev,noexec "$1" "$2"
+"""
+"""What the hook of simulated hosts does, and no other host's: a real procfs has the tree of the kernel module."""
+GPU_STAGES = ("prestart", "createRuntime")
+"""Stages of hooks that give GPUs: the same one by its older and its newer name."""
+_NONE: "Entry" = {}
 
 
-def parse_config(text: bytes, path: str) -> "dict[str, Any]":
-    """Return the object of a config.json, read as every low-level runtime reads it.
+class ConfigEdit(NamedTuple):
+    """What is to be put into a config.json, in any mode; entries are those of the runtime-spec.
 
-    Raises SpecError OCIGPU-SPEC-2 as :func:`parse_json` does, and for a known key in another spelling: runtimes written
-    in Go take ``"Process"`` for ``"process"``, crun and we do not; for crun, written in C, a key ends at a NUL.
+    ``env``: NAME=value.  ``nodes``: of linux.devices, by path; None for a path whose entry goes because a mount takes
+    its place.  ``rules``: of linux.resources.devices, to come last: none before takes them back.  ``in_order``: a mount
+    takes the place of those of its destination, and all are made from the root down, as the CDI library has it.
+    ``hooks``: pairs of (stage, entry).  ``groups``: by the ids that they have in the container.
+    ``noted``: which of these (named as in ``_KEYS``) an annotation tells, so that :func:`take_back` finds them.
     """
-    config = parse_json(text, path)
-    _check_spelling(config, KEYS, path, "")
-    return config
+
+    env: "Sequence[str]" = ()
+    nodes: "Mapping[str, Entry | None]" = _NONE
+    rules: "Sequence[Entry]" = ()
+    net_devices: "Entry" = _NONE
+    mounts: "Sequence[Entry]" = ()
+    in_order: bool = False
+    masked: "Sequence[str]" = ()
+    read_only: "Sequence[str]" = ()
+    hooks: "Sequence[tuple[str, Entry]]" = ()
+    rdt: "Entry | None" = None
+    groups: "Sequence[int]" = ()
+    noted: "Sequence[str]" = ()
 
 
-def _check_spelling(value: "Any", known: "dict[str, Any]", path: str, place: str) -> None:
-    for item in value if isinstance(value, list) else (value,):
-        if not isinstance(item, dict):
+def put(config: "Entry", edit: ConfigEdit) -> None:
+    """Change ``config`` in place so that the container gets what the edit has; hooks that gave it GPUs before go.
+
+    Of the rules of an earlier edit in mode hook those for the same drivers go.  Raises SpecError OCIGPU-SPEC-3, with
+    ``config`` unchanged, for parts of another type than the specification's.
+    """
+    draft = dict(config)
+    edited_before = remove_gpu_hooks(draft)
+    if edit.env:
+        _put_variables(_own(draft, "process.env"), edit.env)
+    if edit.nodes:
+        _replace(draft, "linux.devices", "path", edit.nodes)
+    if edit.rules:
+        _put_rules(_own(draft, "linux.resources.devices"), edit.rules, edited_before)
+    if edit.net_devices:
+        _own(draft, "linux.netDevices", dict).update(edit.net_devices)
+    if edit.mounts and edit.in_order:
+        _replace(draft, "mounts", "destination", {mount["destination"]: mount for mount in edit.mounts})
+        draft["mounts"].sort(key=_depth)
+    elif edit.mounts:
+        _own(draft, "mounts").extend(edit.mounts)
+    new: "dict[str, Sequence[Any]]" = {"devices": [*filter(None, edit.nodes.values())], "rules": edit.rules}
+    new["mounts"] = edit.mounts
+    for kind, path, values in (
+        ("maskedPaths", "linux.maskedPaths", edit.masked),
+        ("readonlyPaths", "linux.readonlyPaths", edit.read_only),
+        ("groups", "process.user.additionalGids", edit.groups),
+    ):
+        if values:
+            new[kind] = _add_missing(_own(draft, path), values)
+    for stage in dict.fromkeys(stage for stage, _ in edit.hooks):
+        _add_hooks(_own(draft, f"hooks.{stage}"), [entry for other, entry in edit.hooks if other == stage])
+    if edit.rdt is not None:
+        _own(draft, "linux", dict)["intelRdt"] = edit.rdt
+    words = [_digest(kind, _KEYS[kind](entry)) for kind in edit.noted for entry in new.get(kind, ())]
+    if words or "devices" in edit.noted:
+        _own(draft, "annotations", dict)[DECLARED] = " ".join(words)
+    config.clear()
+    config.update(draft)
+
+
+def _own(draft: "Entry", path: str, kind: type = list) -> "Any":
+    """Put a copy of what is at a path in its place and return it, so that the original stays; empty for nothing."""
+    names = path.split(".")
+    for depth, name in enumerate(names, 1):
+        of = kind if depth == len(names) else dict
+        draft[name] = of(find(draft, name, of, ".".join(names[:depth])))
+        draft = draft[name]
+    return draft
+
+
+def _put_variables(env: "list[Any]", entries: "Sequence[str]") -> None:
+    """Replace variables in place, every one of a name that occurs several times, and append new ones."""
+    positions: dict[str, list[int]] = {}
+    for position, entry in enumerate(env):
+        if isinstance(entry, str):
+            positions.setdefault(entry.partition("=")[0], []).append(position)
+    for entry in entries:
+        name = entry.partition("=")[0]
+        for position in positions.get(name, ()):
+            env[position] = entry
+        if name not in positions:
+            positions[name] = [len(env)]
+            env.append(entry)
+
+
+def _replace(draft: "Entry", path: str, key: str, entries: "Mapping[str, Entry | None]") -> None:
+    """Take the entries whose ``key`` is one of the new ones' out of a list, and append those that are not None."""
+    present = _own(draft, path)
+    for position, entry in enumerate(present):
+        if not isinstance(entry, dict):
+            raise SpecError("OCIGPU-SPEC-3", f"config.json: {path}[{position}] is not an object")
+        if not isinstance(entry.get(key), str):
+            raise SpecError("OCIGPU-SPEC-3", f"config.json: {path}[{position}].{key} is not a text")
+    present[:] = [entry for entry in present if entry[key] not in entries]
+    present.extend(filter(None, entries.values()))
+
+
+def _depth(mount: "Entry") -> int:
+    """Return how many slashes a mount's cleaned path has."""
+    path: str = mount["destination"]
+    return (cleaned(path) if path.startswith("/") else os.path.normpath(path)).count("/")
+
+
+def cleaned(path: str) -> str:
+    """Return an absolute path without ``..`` and double slashes, of which normpath keeps two at the beginning."""
+    return os.path.normpath("/" + path.lstrip("/"))
+
+
+def _put_rules(present: "list[Any]", rules: "Sequence[Entry]", edited_before: bool) -> None:
+    """Put rules at the end of a list, each of them once.
+
+    Rules of our form for the same drivers are left of an earlier edit, and go.  Without one they are others': these
+    get another order of fields, so that the next edit does not take them for ours.
+    """
+    wanted = {_rule(entry): entry for entry in rules}
+    majors = {entry["major"] for entry in rules}
+    kept = []
+    for entry in present:
+        ours = is_own_rule(entry) and entry["major"] in majors
+        if _rule(entry) in wanted or (ours and edited_before):
             continue
-        for name, inner in item.items():
-            if name not in known:
-                meant = fold_key(name.partition("\0")[0])
-                for key in known:
-                    if key.lower() == meant:
-                        raise SpecError(
-                            "OCIGPU-SPEC-2",
-                            f"{path}: {place}{quoted(name)} is not {key}, but some runtimes take it for that",
-                        )
-            elif known[name]:
-                _check_spelling(inner, known[name], path, f"{place}{name}.")
+        kept.append({name: entry[name] for name in (*RULE_FIELDS[1:], "allow")} if ours else entry)
+    present[:] = [*kept, *wanted.values()]
 
 
-def fold_key(name: str) -> str:
-    """Return a text that a key shares with all its other spellings, as Go's encoding/json compares them.
-
-    That is by simple case folding (unicode.SimpleFold): of what is not ASCII only U+017F is a letter of ASCII there,
-    "s", and U+212A, "k", which lower() knows.
-    """
-    return name.replace("\u017f", "s").lower()
+def take_back_rules(config: "Entry", rules: "Sequence[Entry]") -> None:
+    """Take rules of an edit in mode hook out of ``config``: those of our form for the drivers of ``rules``."""
+    majors = {entry["major"] for entry in rules}
+    present = get_rules(config)
+    present[:] = [entry for entry in present if not (is_own_rule(entry) and entry["major"] in majors)]
 
 
-def read_config(bundle: str, name: str = "config.json") -> Document:
-    """Return the config.json of a bundle directory ("" is the current directory).
-
-    Raises SpecError OCIGPU-SPEC-1 (missing, unreadable, not a regular file, over 32 MiB) or OCIGPU-SPEC-2 (not JSON, or
-    read differently by others).
-    """
-    path = os.path.join(bundle, name)
-    try:
-        with open_regular(path) as file:
-            status = os.fstat(file.fileno())
-            text = read_bounded(file, MAX_CONFIG_BYTES)
-    except OSError as error:
-        raise SpecError("OCIGPU-SPEC-1", f"read {path}: {error.strerror}") from error
-    config = parse_config(text, path)
-    return Document(path, config, stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid)
+def _rule(entry: "Any") -> "tuple[Any, ...]":
+    """Return what equal rules share, whatever the order of their fields; () for what has others than those five."""
+    if not isinstance(entry, dict) or entry.keys() != set(RULE_FIELDS):
+        return ()
+    values = tuple(entry[name] for name in RULE_FIELDS)
+    return values if all(isinstance(value, (bool, int, str)) for value in values) else ()
 
 
-def check_can_have_gpus(config: "dict[str, Any]", path: str) -> None:
-    """Raise SpecError OCIGPU-SPEC-3 unless the container gets a mount namespace.
-
-    Without one its mounts would be the host's.
-    """
-    namespaces = get_list(get_object(config, "linux"), "namespaces")
-    if not any(isinstance(item, dict) and item.get("type") == "mount" for item in namespaces):
-        raise SpecError(
-            "OCIGPU-SPEC-3", f"{path}: linux.namespaces has no mount namespace: GPUs would appear on the host"
-        )
+def is_own_rule(entry: "Any") -> bool:
+    """Tell whether a device rule has the form that edits for plans write."""
+    if not isinstance(entry, dict) or list(entry) != RULE_FIELDS:
+        return False
+    plain = entry["allow"] is True and type(entry["major"]) is int
+    return plain and (entry["type"], entry["access"]) == ("c", "rw")
 
 
-def edit_config(
-    config: "dict[str, Any]",
-    rules: "Sequence[dict[str, Any]]",
-    hook_path: str,
-    hook_options: list[str],
-    declare_rules: bool = True,
-) -> None:
-    """Change ``config`` in place so that the container gets its GPUs: one prestart hook, and its device rules.
-
-    ``rules``: of :func:`rule_entries`.  ``hook_options``: options of ocigpu-hook before its command.
-    ``declare_rules``: also put the rules into linux.resources.devices, so that the runtime owns the device policy (not
-    for rootless containers, which have none).  A container without any device rule gets none: for crun it has no device
-    policy, and a first rule would bring one that takes other devices away; where the runtime has a policy all the same,
-    the hook widens it.
-    Doing it twice equals doing it once; for another plan than before, the rules of the former one go.
-    """
-    hooks = find(config, "hooks", dict, "hooks")
-    prestart = find(hooks, "prestart", list, "hooks.prestart")
-    edited_before = remove_gpu_hooks(config)
-    prestart.append({"path": hook_path, "args": [OUR_HOOK, *hook_options, "prestart"], "env": list(HOOK_ENVIRONMENT)})
-    hooks["prestart"] = prestart
-    config["hooks"] = hooks
-    resources = find(find(config, "linux", dict, "linux"), "resources", dict, "linux.resources")
-    if declare_rules and find(resources, "devices", list, "linux.resources.devices"):
-        if not edited_before:
-            _set_apart(config, [rule["major"] for rule in rules])
-        add_rules(config, rules, [rule["major"] for rule in rules] if edited_before else [])
+def _add_missing(present: "list[Any]", values: "Sequence[Any]") -> "list[Any]":
+    """Append the values that a list has not yet; return these."""
+    known = {value for value in present if isinstance(value, (int, str))}
+    new = [value for value in dict.fromkeys(values) if value not in known]
+    present += new
+    return new
 
 
-def rule_entries(plan: "Plan") -> "list[dict[str, Any]]":
+def _add_hooks(present: "list[Any]", entries: "Iterable[Entry]") -> None:
+    """Append hooks, each of them unless an equal one is there, whatever the order of its fields."""
+    seen = {repr(sorted(entry.items())) for entry in present if isinstance(entry, dict)}
+    for entry in entries:
+        text = repr(sorted(entry.items()))
+        if text not in seen:
+            seen.add(text)
+            present.append(entry)
+
+
+def rule_entries(plan: "Plan") -> "list[Entry]":
     """Return the entries of linux.resources.devices for the plan's device rules."""
     return [
         {"allow": True, "type": "c", "major": rule.major, "minor": rule.minor, "access": rule.access}
@@ -171,38 +232,59 @@ def rule_entries(plan: "Plan") -> "list[dict[str, Any]]":
     ]
 
 
-def add_rules(config: "dict[str, Any]", rules: "Sequence[dict[str, Any]]", old_majors: "Sequence[int]" = ()) -> None:
-    """Put device rules at the end of linux.resources.devices, each of them once.
+def fitting_groups(config: "Entry", gids: "Sequence[int]") -> "tuple[Sequence[int], tuple[str, ...]]":
+    """Return by which ids the container's process can be in groups of the host, and notes on those it cannot be in."""
+    if not gids or not find(config, "process", dict, "process"):  # no process: none of its users opens anything
+        return (), ()
+    from ocigpu.system.groups import fit_groups  # few hosts have nodes that are closed to others
 
-    ``old_majors``: rules of our making for these drivers' devices are left of a former edit, and go.
+    return fit_groups(config, gids)
+
+
+def edit_config(
+    config: "Entry",
+    rules: "Sequence[Entry]",
+    hook_path: str,
+    hook_options: list[str],
+    declare_rules: bool = True,
+    groups: "Sequence[int]" = (),
+) -> tuple[str, ...]:
+    """Change ``config`` in place so that the container gets its GPUs from a prestart hook; return notes on groups.
+
+    ``rules``: of :func:`rule_entries`.  ``hook_options``: options of ocigpu-hook before its command.
+    ``declare_rules``: also put the rules into linux.resources.devices, so that the runtime owns the device policy (not
+    for rootless containers, which have none).  A container without any device rule gets none: for crun it has no device
+    policy, and a first rule would bring one that takes other devices away; where the runtime has a policy all the same,
+    the hook widens it.  ``groups``: of the host, of device nodes.  Raises as :func:`put`.
     """
-    linux = find(config, "linux", dict, "linux")
-    resources = find(linux, "resources", dict, "linux.resources")
-    devices = find(resources, "devices", list, "linux.resources.devices")
-    kept = [entry for entry in devices if entry not in rules and not _is_old_rule(entry, old_majors)]
-    resources["devices"] = [*kept, *rules]
-    linux["resources"] = resources
-    config["linux"] = linux
+    hook = {"path": hook_path, "args": [OUR_HOOK, *hook_options, "prestart"], "env": list(HOOK_ENVIRONMENT)}
+    resources = find(find(config, "linux", dict, "linux"), "resources", dict, "linux.resources")
+    if not declare_rules or not find(resources, "devices", list, "linux.resources.devices"):
+        rules = ()
+    fitting, notes = fitting_groups(config, groups)
+    put(config, ConfigEdit(rules=rules, hooks=[("prestart", hook)], groups=fitting, noted=("groups",)))
+    return notes
 
 
-def remove_gpu_hooks(config: "dict[str, Any]") -> bool:
+def remove_gpu_hooks(config: "Entry") -> bool:
     """Take the hooks that give GPUs, ours and the vendor's, out of ``config``; returns whether ours was among them.
 
-    They are prestart hooks, or createRuntime hooks: the same stage by its newer name.  CDI hooks belong to others.
+    CDI hooks belong to others.
     """
-    hooks = get_object(config, "hooks")
     edited_before = False
-    for stage in ("prestart", "createRuntime"):
-        entries = get_list(hooks, stage)
-        edited_before = edited_before or any(_is_our_hook(entry) for entry in entries)
-        entries[:] = [entry for entry in entries if not _is_gpu_hook(entry)]
+    for stage in GPU_STAGES:
+        entries = get_list(get_object(config, "hooks"), stage)
+        edited_before = edited_before or any(map(_is_our_hook, entries))
+        left = [entry for entry in entries if not _is_gpu_hook(entry)]
+        if len(left) < len(entries):
+            config["hooks"] = {**config["hooks"], stage: left}
     return edited_before
 
 
-def has_gpu_hook(config: "dict[str, Any]") -> bool:
+def has_gpu_hook(config: "Entry") -> bool:
     """Tell whether a hook gives the container its GPUs, ours or the vendor's: see :func:`remove_gpu_hooks`."""
     hooks = get_object(config, "hooks")
-    return any(_is_gpu_hook(entry) for stage in ("prestart", "createRuntime") for entry in get_list(hooks, stage))
+    return any(_is_gpu_hook(entry) for stage in GPU_STAGES for entry in get_list(hooks, stage))
 
 
 def _is_gpu_hook(entry: "Any") -> bool:
@@ -220,37 +302,83 @@ def _program(entry: "Any") -> str:
     return os.path.basename(path) if isinstance(path, str) else ""
 
 
-def _set_apart(config: "dict[str, Any]", majors: "Sequence[int]") -> None:
-    """Give others' rules that look like ours another order of fields: the next edit must not take them for ours."""
-    devices = get_rules(config)
-    for index, entry in enumerate(devices):
-        if _is_old_rule(entry, majors):
-            devices[index] = {name: entry[name] for name in ("type", "major", "minor", "access", "allow")}
+# what an earlier edit has noted
 
 
-def _is_old_rule(entry: "Any", majors: "Sequence[int]") -> bool:
-    """Tell whether a rule is one that we write, for a device of these drivers: left by an edit for another request."""
-    if not isinstance(entry, dict) or list(entry) != ["allow", "type", "major", "minor", "access"]:
-        return False
-    return (entry["allow"], entry["type"], entry["access"]) == (True, "c", "rw") and entry["major"] in majors
+def take_back(config: "Entry") -> None:
+    """Take what an earlier edit has put there out of ``config`` again, as its annotation says; what cannot be, stays.
 
-
-def write_config(document: Document) -> None:
-    """Replace the file on disk by the document's object: a new file, same mode and owner, renamed over the old.
-
-    Raises SpecError OCIGPU-SPEC-4; then the old file is as it was and no new one is left.
+    The annotation may be of whoever asks an engine for annotations, so nothing goes that is not of a form that only
+    edits of ours have, or that narrows what the container may do: above all no path stays unhidden that an engine
+    hides.  What had been replaced is not put back: an engine writes a new configuration for another container.
     """
-    try:
-        text = rawjson.dump(document.config).encode() + b"\n"
-    except (ValueError, RecursionError) as error:
-        raise SpecError("OCIGPU-SPEC-4", f"write {document.path}: {error}") from error
-    directory, name = os.path.split(document.path)
-    try:
-        fd = os.open(directory or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            remove_drafts(fd)
-            replace_file(name, text, document.mode, fd, owner=(document.uid, document.gid))
-        finally:
-            os.close(fd)
-    except OSError as error:
-        raise SpecError("OCIGPU-SPEC-4", f"replace {document.path}: {error.strerror}") from error
+    text = get_object(config, "annotations").pop(DECLARED, None)
+    left: dict[str, int] = {}
+    for word in text.split() if isinstance(text, str) else ():
+        left[word] = left.get(word, 0) + 1
+    linux = get_object(config, "linux")
+    user = get_object(get_object(config, "process"), "user")
+    for kind, entries in (
+        ("devices", get_list(linux, "devices")),
+        ("rules", get_rules(config)),
+        ("mounts", get_list(config, "mounts")),
+        ("maskedPaths", get_list(linux, "maskedPaths")),
+        ("readonlyPaths", get_list(linux, "readonlyPaths")),
+        ("groups", get_list(user, "additionalGids")),
+    ):
+        _remove(entries, kind, left)
+    hooks = get_list(get_object(config, "hooks"), "prestart")
+    hooks[:] = [entry for entry in hooks if SIMULATED_PROC not in get_list(entry, "args")]
+
+
+def _remove(entries: "list[Any]", kind: str, left: "dict[str, int]") -> None:
+    """Remove one entry for each digest that is ``left``, the last one that has it: ours come after others.
+
+    Time grows with the lengths of both lists, not with their product: who writes one need not be who writes the other.
+    """
+    kept = []
+    for entry in reversed(entries):
+        key = _KEYS[kind](entry) if left else ()
+        digest = _digest(kind, key) if key else ""
+        if left.get(digest):
+            left[digest] -= 1
+        else:
+            kept.append(entry)
+    entries[:] = reversed(kept)
+
+
+def _digest(kind: str, key: "Key") -> str:
+    """Return what stands in the annotation for an entry of a list: every hook gets all annotations, so it is short."""
+    return f"{crc32(rawjson.dump([kind, *key]).encode()):08x}"
+
+
+def _key(*values: "Any") -> "Key":
+    """Return what an entry is known by, () for what none of ours is."""
+    return values if all(type(value) in (int, str) for value in values) else ()
+
+
+def _node_key(entry: "Any") -> "Key":
+    return _key(entry.get("path")) if isinstance(entry, dict) else ()
+
+
+def _rule_key(entry: "Any") -> "Key":
+    return _key(entry["major"], entry["minor"]) if is_own_rule(entry) else ()
+
+
+def _mount_key(entry: "Any") -> "Key":
+    ours = isinstance(entry, dict) and entry.get("type") == "bind" and entry.get("options") in OWN_OPTIONS
+    return _key(entry.get("destination"), entry.get("source")) if ours else ()
+
+
+def _path_key(entry: "Any") -> "Key":
+    return (entry,) if isinstance(entry, str) and f"{entry}/".startswith(f"{PROC_DRIVER}/") else ()
+
+
+_KEYS: "dict[str, Callable[[Any], Key]]" = {
+    "devices": _node_key,
+    "rules": _rule_key,
+    "mounts": _mount_key,
+    "maskedPaths": _path_key,
+    "readonlyPaths": _path_key,
+    "groups": _key,
+}

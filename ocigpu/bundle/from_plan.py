@@ -4,8 +4,8 @@ What is left is two kinds of small things that :mod:`ocigpu.bundle.rootfs` makes
 links in the container's root file system, and its loader cache.
 """
 
-from ocigpu.bundle.declared import BIND_OPTIONS, Declared
-from ocigpu.bundle.edit import rule_entries
+from ocigpu.bundle.declared import Declared
+from ocigpu.bundle.edit import BIND_OPTIONS, rule_entries
 from ocigpu.bundle.loader_cache import cache_entries
 from ocigpu.core.actions import AllowDevice, Bind, JoinGroup, Link, Mask, Node, ReadOnly, RefreshLdCache, Tmpfs
 

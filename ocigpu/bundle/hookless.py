@@ -9,10 +9,11 @@ import os
 from binascii import crc32
 
 from ocigpu.bundle.declared import Declared, edit_declared, why_hook
-from ocigpu.bundle.edit import add_rules, remove_gpu_hooks, write_config
+from ocigpu.bundle.document import write_config
+from ocigpu.bundle.edit import remove_gpu_hooks, take_back_rules
 from ocigpu.bundle.rootfs import NeedsHookError, RootDirectory, resolve_in_root
 from ocigpu.core import rawjson
-from ocigpu.core.config_json import Document, get_list, get_object, get_rules, has_user_namespace, rootfs_path
+from ocigpu.core.config_json import Document, get_list, get_object, has_user_namespace, rootfs_path
 from ocigpu.gpus.kept import find_answer
 from ocigpu.provision.image import has_compat, read_layout
 from ocigpu.provision.inside import exists_inside, status_inside
@@ -59,8 +60,8 @@ def declare_in_bundle(
             raise NeedsHookError("its root directory is the host's")
         with step("find-declared", root, "kept from an earlier start, or of a plan made now"):
             declared = find_declared(root_fd, request, settings)
-        if remove_gpu_hooks(config) and get_rules(config):
-            add_rules(config, (), [rule["major"] for rule in declared.rules])  # those of hook mode go
+        if remove_gpu_hooks(config):
+            take_back_rules(config, declared.rules)
         reason = why_hook(declared, config, lambda path: resolve_in_root(root_fd, path), declare_rules, bind_nodes)
         if declared.simulated_proc and not owns_policy and has_user_namespace(config):
             reason = reason or "the simulated host's own step cannot enter its user namespace"
@@ -80,13 +81,11 @@ def declare_in_bundle(
         except OSError as error:
             where = f"{error.filename}: " if isinstance(error.filename, str) else ""
             raise NeedsHookError(f"{root}: {where}{error.strerror}") from error
-        edit_declared(config, declared._replace(mounts=present), root, views, declare_rules, bind_nodes)
-        if declared.groups:  # few hosts have nodes that are closed to others
-            from ocigpu.system.groups import add_groups
-
-            declared = declared._replace(notes=(*declared.notes, *add_groups(config, declared.groups)))
+        declared = declared._replace(mounts=present)
+        notes = edit_declared(config, declared, root, views, declare_rules, bind_nodes)
+        declared = declared._replace(notes=(*declared.notes, *notes))
         if get_trace():
-            _mark_declared(declared, present)
+            _mark_declared(declared)
         with step("write-config", document.path):
             write_config(document)
     except BaseException:
@@ -166,10 +165,10 @@ def _make_declared(root_fd: int, request: "Request", settings: "Settings") -> De
     return declare(plan, facts)
 
 
-def _mark_declared(declared: Declared, mounts: "Sequence[dict[str, Any]]") -> None:
+def _mark_declared(declared: Declared) -> None:
     for path, *_ in declared.nodes:
         mark("declare-node", path)
-    for mount in mounts:
+    for mount in declared.mounts:
         mark("declare-mount", mount["destination"], f"of {mount['source']}")
     mark("declare-rules", ", ".join(f"{rule['major']}:{rule['minor']}" for rule in declared.rules))
 

@@ -46,7 +46,7 @@ def plan_command(
         raise UsageError("--bundle says everything: it goes with none of --env, --gpus, --capabilities, --privileged")
     container: dict[str, object] = {}
     if bundle:
-        from ocigpu.bundle.edit import check_can_have_gpus, read_config
+        from ocigpu.bundle.document import check_can_have_gpus, read_config
 
         document = read_config(bundle)
         container = document.config

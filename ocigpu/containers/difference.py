@@ -9,7 +9,7 @@ import copy
 import json
 from typing import Any, NamedTuple
 
-from ocigpu.bundle.declared import RULE_FIELDS, take_back
+from ocigpu.bundle.edit import is_own_rule, take_back
 from ocigpu.bundle.inject import inject
 from ocigpu.bundle.policy import owns_device_policy
 from ocigpu.cdi.registry import read_registry
@@ -18,7 +18,6 @@ from ocigpu.core.config_json import OUR_HOOK, get_list, get_object, get_rules
 from ocigpu.core.errors import OcigpuError, SpecError
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.nvidia.request import parse_request
-from ocigpu.system.groups import take_back_groups
 
 REPLACED_NOTE = (
     "the original is found by taking back what was added; what the edit had replaced (another hook for GPUs,"
@@ -66,10 +65,8 @@ def find_original(config: dict[str, Any], settings: Settings, bundle: str = "") 
     ):  # of a vendor whose specifications leave no other trace
         original = _without_devices(copy.deepcopy(found), settings, bundle)
         return original if original.mode and original.notes == (REPLACED_NOTE,) else Original(found, "")
-    take_back_groups(found)
-    if mode == "spec":
-        take_back(found)
-    elif not _take_back_hook(found):
+    take_back(found)
+    if mode != "spec" and not _take_back_hook(found):
         return Original(found, "")
     _drop_empty(found)
     return Original(found, mode, (REPLACED_NOTE,))
@@ -93,15 +90,9 @@ def _take_back_hook(config: dict[str, Any]) -> bool:
         return False
     entries[:] = others
     rules = get_rules(config)
-    while rules and _is_our_rule(rules[-1]):
+    while rules and is_own_rule(rules[-1]):
         rules.pop()
     return True
-
-
-def _is_our_rule(rule: object) -> bool:
-    if not isinstance(rule, dict) or list(rule) != RULE_FIELDS:
-        return False
-    return (rule["allow"], rule["type"], rule["access"]) == (True, "c", "rw")
 
 
 def _drop_empty(config: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from ocigpu.bundle.edit import parse_config
+from ocigpu.bundle.document import parse_config
 from ocigpu.containers.names import find_engine, find_name, read_annotations, read_text
 from ocigpu.containers.trusted import read_trusted
 from ocigpu.core.config_json import MAX_CONFIG_BYTES, Document, get_list, get_object, is_path, parse_json

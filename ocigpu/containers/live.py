@@ -14,7 +14,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
-from ocigpu.bundle.edit import check_can_have_gpus, has_gpu_hook
+from ocigpu.bundle.document import check_can_have_gpus
+from ocigpu.bundle.edit import has_gpu_hook
 from ocigpu.containers.asked import ask_child
 from ocigpu.containers.attached import AttachRecord, read_record
 from ocigpu.containers.find import Container, open_process, read_config_of, read_state_of

@@ -10,8 +10,9 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ocigpu.bundle.declared import edit_declared, take_back, why_hook
-from ocigpu.bundle.edit import check_can_have_gpus, edit_config, remove_gpu_hooks, rule_entries
+from ocigpu.bundle.declared import edit_declared, why_hook
+from ocigpu.bundle.document import check_can_have_gpus
+from ocigpu.bundle.edit import edit_config, rule_entries, take_back
 from ocigpu.bundle.from_plan import declare
 from ocigpu.bundle.hookless import VIEW_PREFIX
 from ocigpu.bundle.inject import inject
@@ -29,7 +30,6 @@ from ocigpu.entry.prepared import PREFIX as EARLY_PREFIX
 from ocigpu.gpus.nvidia.plan import make_plan
 from ocigpu.gpus.nvidia.request import Request, parse_request
 from ocigpu.provision.image import read_image_facts
-from ocigpu.system.groups import add_groups
 from ocigpu.system.store import SYSTEM_DIRECTORY
 
 NAMED_AT_START = "NAMED-AT-START"
@@ -141,10 +141,8 @@ def edit_copy(original: dict[str, Any], bundle: str, settings: Settings, planned
     root = owns_device_policy()
     declare_rules = root and not settings.no_cgroups
     if planned.cdi is not None:
-        remove_gpu_hooks(config)
         inject(config, planned.cdi.edits, declare_rules=declare_rules, files=planned.cdi.files, rootless=not root)
     elif planned.plan is not None and planned.mode == "spec":
-        remove_gpu_hooks(config)
         declared = declare(planned.plan, planned.host)
         gone = [path for path in declared.optional if not os.path.exists(path)]
         present = [mount for mount in declared.mounts if mount["source"] not in gone]
@@ -157,7 +155,5 @@ def edit_copy(original: dict[str, Any], bundle: str, settings: Settings, planned
         options += ["--bundle", os.path.abspath(bundle)]
         options = ["--early", f"{SYSTEM_DIRECTORY}/{EARLY_PREFIX}{NAMED_AT_START}", *options] if root else options
         program = hook_path(settings, shutil.which("ocigpu-runtime") or sys.argv[0])
-        edit_config(config, rule_entries(planned.plan), program, options, declare_rules)
-    if planned.plan is not None:
-        add_groups(config, planned.plan.groups())
+        edit_config(config, rule_entries(planned.plan), program, options, declare_rules, planned.plan.groups())
     return config

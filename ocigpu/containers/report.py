@@ -5,7 +5,7 @@ import stat
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from ocigpu.bundle.declared import PROC_DRIVER
+from ocigpu.bundle.edit import PROC_DRIVER
 from ocigpu.containers.asked import ask_child
 from ocigpu.containers.attached import AttachRecord, read_record
 from ocigpu.containers.find import Container, open_process, read_config_of
@@ -95,13 +95,13 @@ def read_mode(config: dict[str, Any]) -> str:
     "spec", "hook": by this project; "vendor": by the vendor's hook; "cdi": by CDI devices with a hook or an annotation,
     whoever injected them; "": none of these: what it has is in its configuration (``--device``, ``--privileged``).
     """
-    if DECLARED in get_object(config, "annotations"):
-        return "spec"
     hooks = get_object(config, "hooks")
     early = [_program(entry) for stage in ("prestart", "createRuntime") for entry in get_list(hooks, stage)]
     late = [_program(entry) for stage in ("createContainer", "startContainer") for entry in get_list(hooks, stage)]
     if any(map(_is_ours, early)):
         return "hook"
+    if DECLARED in get_object(config, "annotations"):
+        return "spec"
     if any(os.path.basename(path) in VENDOR_HOOKS for path, _ in early):
         return "vendor"
     if any(_is_ours(hook) or os.path.basename(hook[0]) in VENDOR_CDI_HOOKS for hook in late):

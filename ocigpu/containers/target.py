@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from ocigpu.bundle.edit import read_config
+from ocigpu.bundle.document import read_config
 from ocigpu.containers.find import Container, Places, find_container, find_containers, open_process, read_config_of
 from ocigpu.core.config_json import Document
 from ocigpu.core.errors import OcigpuError

@@ -17,10 +17,6 @@ else:
 MAX_CONFIG_BYTES = 32 << 20
 
 
-GROUPS = "ocigpu/declared-groups"
-"""Annotation that says which of process.user.additionalGids are ours (:mod:`ocigpu.system.groups`)."""
-
-
 VENDOR_HOOKS = ("nvidia-container-runtime-hook", "nvidia-container-toolkit")
 
 
@@ -28,7 +24,7 @@ OUR_HOOK = "ocigpu-hook"
 
 
 DECLARED = "ocigpu/declared"
-"""Annotation that says what of a config.json mode ``spec`` has put there (:mod:`ocigpu.bundle.from_plan`)."""
+"""Annotation that says what of a config.json an edit has put there (:mod:`ocigpu.bundle.edit`)."""
 
 
 HOOK_ENVIRONMENT = ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C.UTF-8"]

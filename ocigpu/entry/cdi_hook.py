@@ -7,7 +7,7 @@ in sight (runtime-spec, config.md, "createContainer Hooks"), with the container'
 import os
 import stat
 
-from ocigpu.bundle.edit import check_can_have_gpus, read_config
+from ocigpu.bundle.document import check_can_have_gpus, read_config
 from ocigpu.cdi.hook_words import (
     OPTIONS,
     CreateSymlinks,

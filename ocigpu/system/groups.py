@@ -1,12 +1,12 @@
 """Groups that a container's process is put into, so that users who are not root open the nodes of its GPUs.
 
 A node of mode 0660 and group render or video is open to nobody else in the container.  Which groups there are says the
-plan (:class:`ocigpu.core.actions.JoinGroup`); here they become ``process.user.additionalGids`` of a config.json.
+plan (:class:`ocigpu.core.actions.JoinGroup`); :mod:`ocigpu.bundle.edit` puts them into a config.json.
 """
 
 import os
 
-from ocigpu.core.config_json import GROUPS, find, get_list, get_object, has_user_namespace
+from ocigpu.core.config_json import get_list, get_object, has_user_namespace
 from ocigpu.system.namespaces import in_initial_user_namespace
 
 TYPE_CHECKING = False
@@ -19,40 +19,6 @@ KEEP_GROUPS = "run.oci.keep_original_groups"
 
 OVERFLOW_GID = "/proc/sys/kernel/overflowgid"
 OWN_PROC = "/proc/self"
-
-
-def add_groups(config: "dict[str, Any]", gids: "Sequence[int]") -> "tuple[str, ...]":
-    """Change ``config`` in place so that its process is in these groups of the host; returns notes on those it is not.
-
-    What is added is named in an annotation, so that :func:`take_back_groups` finds it.
-    Raises SpecError OCIGPU-SPEC-3 for parts of ``config`` of another type than the specification's.
-    """
-    process = find(config, "process", dict, "process")
-    if not process or not gids:  # no process: none of its users opens anything
-        return ()
-    fitting, notes = fit_groups(config, gids)
-    user = find(process, "user", dict, "process.user")
-    groups = find(user, "additionalGids", list, "process.user.additionalGids")
-    annotations = find(config, "annotations", dict, "annotations")
-    if new := [gid for gid in fitting if gid not in groups]:
-        user["additionalGids"] = [*groups, *new]
-        process["user"] = user
-        annotations[GROUPS] = " ".join(map(str, new))
-        config["annotations"] = annotations
-    return notes
-
-
-def take_back_groups(config: "dict[str, Any]") -> None:
-    """Take the groups that an earlier edit has added, as its annotation says, out of ``config`` again.
-
-    The annotation may be of whoever asks an engine for annotations: then the container has a group less.
-    """
-    text = get_object(config, "annotations").pop(GROUPS, None)
-    groups = get_list(get_object(get_object(config, "process"), "user"), "additionalGids")
-    for word in text.split() if isinstance(text, str) else ():
-        places = [place for place, gid in enumerate(groups) if str(gid) == word]
-        if places:
-            del groups[places[-1]]  # ours come after others
 
 
 def missing_groups(config: "dict[str, Any]", gids: "Sequence[int]") -> "tuple[str, ...]":

@@ -22,7 +22,7 @@ from support.process import run, stop, wait_for
 from support.product import PROGRAMS, SimulatedHost
 from support.runtimes import answers, container_id, probe
 
-from ocigpu.bundle.edit import read_config
+from ocigpu.bundle.document import read_config
 from ocigpu.containers.find import find_containers, read_config_of
 from ocigpu.containers.trusted import read_trusted, why_of_containers
 from ocigpu.core.errors import SpecError

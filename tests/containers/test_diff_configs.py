@@ -14,7 +14,8 @@ from support.product import PROGRAMS, SimulatedHost
 from support.runtimes import run_container
 
 from ocigpu.bundle.declared import edit_declared
-from ocigpu.bundle.edit import read_config, remove_gpu_hooks
+from ocigpu.bundle.document import read_config
+from ocigpu.bundle.edit import remove_gpu_hooks
 from ocigpu.bundle.from_plan import declare
 from ocigpu.bundle.inject import inject
 from ocigpu.bundle.policy import owns_device_policy

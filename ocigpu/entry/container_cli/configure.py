@@ -202,7 +202,7 @@ def find_config(rootfs: str) -> "dict[str, Any] | None":
     It is looked for in the working directory, which for hooks is the bundle, and beside the root directory.  What is
     inside the image, or could have been written by others than root or us, is not taken for it.
     """
-    from ocigpu.bundle.edit import read_config
+    from ocigpu.bundle.document import read_config
     from ocigpu.core.config_json import rootfs_path
 
     real = os.path.realpath(rootfs)
