@@ -29,7 +29,6 @@ def attach_command(
     config: ConfigOption = "",
     json: JsonOption = False,
 ) -> None:
-
     from ocigpu.containers.attach import attach
 
     with _open(container, root, config) as (live, facts):
@@ -45,7 +44,6 @@ def detach_command(
     config: ConfigOption = "",
     json: JsonOption = False,
 ) -> None:
-
     from ocigpu.containers.attach import detach
 
     with _open(container, root, config) as (live, facts):

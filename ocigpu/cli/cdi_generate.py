@@ -1,40 +1,165 @@
-"""``ocigpu cdi generate``, ``diff`` and ``refresh``: what the host would give, and what is in the file."""
+"""``ocigpu cdi generate``, ``diff`` and ``refresh``: what the host would give, and what is in the file.
 
+Names, aliases and variables of the options, which ``ocigpu watch`` has too, are those of ``nvidia-ctk cdi generate``;
+``--max-version`` and the mode vfio are ours.
+"""
+
+import functools
+import inspect
 import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import typer
 
 from ocigpu.cdi.compare import Difference, compare_specs
+from ocigpu.cdi.draft import FEATURE_FLAGS, HOOK_NAMES, MODES, NAME_STRATEGIES, GenerateOptions
 from ocigpu.cdi.refresh import DEFAULT_OUTPUT, refresh
 from ocigpu.cdi.registry import read_registry
+from ocigpu.cdi.versions import EARLIEST, VERSIONS, parse_version
 from ocigpu.cdi.write import with_suffix
-from ocigpu.cli.cdi_files import find_overlaps, read_valid_spec
-from ocigpu.cli.cdi_options import GenerateRequest, takes_generate_options
-from ocigpu.cli.cdi_output import (
+from ocigpu.cli.cdi import (
     FormatOption,
-    OutputOption,
     QuietOption,
     check_output,
+    find_overlaps,
+    invalid_value,
     output_file,
+    read_valid_spec,
     say,
     say_skipped,
     write_output,
 )
-from ocigpu.cli.common import JsonOption, count, print_json, told_when_slow
-from ocigpu.core.errors import CdiError, printable
+from ocigpu.cli.common import ConfigOption, JsonOption, count, load_settings, print_json, told_when_slow
+from ocigpu.cli.manual import read_page, with_words
+from ocigpu.core.cdi_names import check_class, check_vendor
+from ocigpu.core.errors import CdiError, UsageError, printable
 from ocigpu.core.settings import Settings
+
+ACCEPTED_VERSIONS = VERSIONS[VERSIONS.index(EARLIEST) :]
+VARIABLE = "NVIDIA_CTK_CDI_GENERATE_"
+
+
+class GenerateRequest(NamedTuple):
+    """What is to be generated, and the settings with the command line's roots and ldconfig in them."""
+
+    options: GenerateOptions
+    settings: Settings
+
+
+def read_generate_request(
+    mode: str = "auto",
+    device_name_strategy: list[str] | None = None,
+    device_id: list[str] | None = None,
+    no_all_device: bool = False,
+    vendor: str = "",
+    class_: str = "",
+    driver_root: str = "",
+    dev_root: str = "",
+    library_search_path: list[str] | None = None,
+    config_search_path: list[str] | None = None,
+    nvidia_cdi_hook_path: str = "",
+    ldconfig_path: str = "",
+    disable_hook: list[str] | None = None,
+    enable_hook: list[str] | None = None,
+    feature_flag: list[str] | None = None,
+    csv_file: list[str] | None = None,
+    csv_ignore_pattern: list[str] | None = None,
+    csv_compat_container_root: str = "",
+    max_version: str = "",
+    config: ConfigOption = "",
+) -> GenerateRequest:
+    """Return what the options say, checked; raises UsageError that names the option, or SettingsError."""
+    defaults = GenerateOptions()
+    strategies = _list(device_name_strategy, "DEVICE_NAME_STRATEGIES") or defaults.name_strategies
+    ids = _list(device_id, "DEVICE_IDS") or defaults.device_ids
+    disabled = _list(disable_hook, "DISABLED_HOOKS")
+    enabled = _list(enable_hook, "ENABLED_HOOKS")
+    flags = _list(feature_flag, "FEATURE_FLAGS")
+    _check("--mode", "discovery mode", (mode,), MODES)
+    _check("--device-name-strategy", "device name strategy", strategies, NAME_STRATEGIES)
+    _check("--disable-hook", "hook", disabled, (*HOOK_NAMES, "all"))
+    if "all" in enabled:
+        raise UsageError("--enable-hook: enabling all hooks is not supported", f"hooks: {', '.join(HOOK_NAMES)}")
+    _check("--enable-hook", "hook", enabled, HOOK_NAMES)
+    _check("--feature-flag", "feature flag", flags, FEATURE_FLAGS)
+    if max_version:
+        _check("--max-version", "CDI version", (parse_version(max_version) or max_version,), ACCEPTED_VERSIONS)
+    if vendor and (problem := check_vendor(vendor)):
+        raise UsageError(f"--vendor: invalid CDI vendor name: {problem}")
+    if class_ and (problem := check_class(class_)):
+        raise UsageError(f"--class: invalid CDI class name: {problem}")
+    options = GenerateOptions(
+        mode=mode,
+        vendor=vendor,
+        device_class=class_,
+        name_strategies=strategies,
+        device_ids=ids,
+        all_device=not no_all_device,
+        hook_path=nvidia_cdi_hook_path,
+        disabled_hooks=disabled,
+        enabled_hooks=enabled,
+        feature_flags=flags,
+        library_search_paths=_directories(library_search_path, "LIBRARY_SEARCH_PATHS"),
+        config_search_paths=_directories(config_search_path, "CONFIG_SEARCH_PATHS"),
+        csv_files=_list(csv_file, "CSV_FILES"),
+        csv_ignore_patterns=_list(csv_ignore_pattern, "CSV_IGNORE_PATTERNS"),
+        csv_compat_container_root=csv_compat_container_root or defaults.csv_compat_container_root,
+        max_version=parse_version(max_version),
+    )
+    settings = load_settings(config, driver_root)
+    if dev_root:
+        settings = settings._replace(driver_dev_root=os.path.abspath(dev_root))
+    if ldconfig_path:
+        settings = settings._replace(ldconfig=ldconfig_path)
+    return GenerateRequest(options, settings)
+
+
+def _list(given: Sequence[str] | None, variable: str) -> tuple[str, ...]:
+    """Return the values of an option that is repeated, separated by commas or both; if not given, of its variable."""
+    texts = given if given is not None else [os.environ.get(VARIABLE + variable, "")]
+    return tuple(part for text in texts for part in text.split(",") if part)
+
+
+def _directories(given: Sequence[str] | None, variable: str) -> tuple[str, ...]:
+    return tuple(part for text in _list(given, variable) for part in text.split(":") if part)
+
+
+def _check(option: str, what: str, values: Iterable[str], valid: Sequence[str]) -> None:
+    for value in values:
+        if value not in valid:
+            raise invalid_value(option, what, value, valid)
+
+
+def takes_generate_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command with the options of :func:`read_generate_request` after its own.
+
+    The command is called with the request in the place of its first parameter.
+    """
+    shared = inspect.signature(with_words(read_generate_request, read_page("cdi generate"))).parameters
+    own = list(inspect.signature(command).parameters.values())[1:]
+
+    @functools.wraps(command)
+    def with_options(**values: Any) -> None:
+        request = read_generate_request(**{name: values.pop(name) for name in shared})
+        command(request, **values)
+
+    parameters = [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in (*own, *shared.values())]
+    # typer reads a command's options from these two.
+    with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    with_options.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return with_options
 
 
 @takes_generate_options
 def generate_command(
     request: GenerateRequest,
-    output: OutputOption = "",
+    output: str = "",
     output_format: FormatOption = "",
     json: bool = False,
     strict: bool = False,
     quiet: QuietOption = False,
 ) -> None:
-
     from ocigpu.cdi.generate import generate_all
 
     path, format_name, notes = output_file(output, output_format, json)
@@ -70,7 +195,6 @@ def diff_command(
     file: str = DEFAULT_OUTPUT,
     json: JsonOption = False,
 ) -> None:
-
     from ocigpu.cdi.generate import generate
     from ocigpu.gpus.vendors import stale_reasons
 
@@ -113,7 +237,6 @@ def refresh_command(
     json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-
     check_output(output)
     with told_when_slow("still reading this host's devices: NVML can take a while to answer"):
         done = refresh(request.options, request.settings, output or DEFAULT_OUTPUT)

@@ -13,7 +13,7 @@ from ocigpu.cdi.check import Problem
 from ocigpu.cdi.loader_links import describe_left, left_to_ldconfig, read_host_soname
 from ocigpu.cdi.registry import Registry, read_registry
 from ocigpu.cdi.versions import VERSIONS, engines_that_refuse, is_older, minimum_version, parse_version, requirements
-from ocigpu.cli.cdi_files import (
+from ocigpu.cli.cdi import (
     STANDARD_INPUT,
     Overlap,
     SpecDirsOption,
@@ -46,7 +46,6 @@ def validate_command(
     config: ConfigOption = "",
     json: JsonOption = False,
 ) -> None:
-
     settings = settings_with_dirs(config, spec_dirs)
     checked = [_validate(path) for path in files] if files else [_validate(*found) for found in _find_files(settings)]
     overlaps = _find_overlaps(checked, settings.cdi_spec_dirs)

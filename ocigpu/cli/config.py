@@ -26,7 +26,6 @@ from ocigpu.system.settings_file import MAX_BYTES, read_settings
 def check_command(
     file: str = "",
 ) -> None:
-
     forget()
     path = settings_path(file)
     if not path and not os.path.lexists(DEFAULT_PATH):
@@ -62,7 +61,6 @@ def _find_problems(path: str) -> list[str]:
 
 
 def show_command(config: ConfigOption = "", json: JsonOption = False) -> None:
-
     settings = load_settings(config)
     if json:
         values = {key.name: getattr(settings, key.field) for key in KEYS}
@@ -85,7 +83,6 @@ def setting_rows(settings: Settings) -> list[tuple[str, str, str]]:
 
 
 def keys_command(json: JsonOption = False) -> None:
-
     defaults = Settings()
     if json:
         print_json(
@@ -115,7 +112,6 @@ def default_command(
     output: str = "",
     force: ForceOption = False,
 ) -> None:
-
     text = render_default()
     if output in ("", "-"):
         print(text, end="")
@@ -147,7 +143,6 @@ def import_command(
     force: ForceOption = False,
     json: JsonOption = False,
 ) -> None:
-
     from ocigpu.cli.vendor_settings import DEFAULT_PATH as VENDOR_PATH
     from ocigpu.cli.vendor_settings import import_settings, render_import
 

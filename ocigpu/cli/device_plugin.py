@@ -16,7 +16,6 @@ def device_plugin_command(
     config: ConfigOption = "",
     log_format: str = "text",
 ) -> None:
-
     if log_format not in ("text", "json"):
         raise UsageError(f'--log-format: "{log_format}" is not one of text, json', "see: ocigpu device-plugin --help")
     try:

@@ -24,7 +24,6 @@ def diff_command(
     config: ConfigOption = "",
     json: JsonOption = False,
 ) -> None:
-
     from ocigpu.containers.difference import find_original, list_changes
     from ocigpu.containers.planned import edit_copy, plan_bundle
     from ocigpu.containers.target import find_target, open_root

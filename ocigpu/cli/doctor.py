@@ -13,7 +13,6 @@ def doctor_command(
     list_: bool = False,
     markdown: bool = False,
 ) -> int:
-
     from ocigpu.doctor.report import exit_status, render, render_markdown, run_checks, to_data
     from ocigpu.doctor.table import CHECKS
 

@@ -56,7 +56,6 @@ def configure_command(
     json: JsonOption = False,
     runtime: Annotated[str, typer.Option("--runtime", hidden=True)] = "",
 ) -> None:
-
     from ocigpu.engines.configure import ConfigureOptions, plan_configuration
     from ocigpu.engines.wanted import Wanted
 
@@ -85,7 +84,6 @@ def remove_command(
     dry_run: DryRunOption = False,
     json: JsonOption = False,
 ) -> None:
-
     from ocigpu.engines.configure import ConfigureOptions
     from ocigpu.engines.remove import plan_removal
     from ocigpu.engines.wanted import Wanted
@@ -101,7 +99,6 @@ def status_command(
     root: RootOption = "/",
     json: JsonOption = False,
 ) -> None:
-
     from ocigpu.engines.status import read_engine_status
 
     wanted = _known(engine) if engine else ""

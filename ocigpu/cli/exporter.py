@@ -13,7 +13,6 @@ def exporter_command(
     driver_root: str = "",
     print_collectors: bool = False,
 ) -> None:
-
     from ocigpu.kubernetes.exporter.collectors import DEFAULTS, write_collectors
     from ocigpu.kubernetes.exporter.options import parse_options
 

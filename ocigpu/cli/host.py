@@ -21,7 +21,6 @@ from ocigpu.core.facts import Gpu, HostFacts, MigDevice, facts_to_json, to_data
 def list_command(
     config: ConfigOption = "", root: RootOption = "", facts: FactsOption = "", json: JsonOption = False
 ) -> None:
-
     host = load_facts(load_settings(config, root), facts)
     if json:
         print_json(
@@ -76,7 +75,6 @@ def _mig_row(gpu: Gpu, mig: MigDevice) -> tuple[str, ...]:
 def facts_command(
     config: ConfigOption = "", root: RootOption = "", facts: FactsOption = "", json: JsonOption = False
 ) -> None:
-
     host = load_facts(load_settings(config, root), facts)
     if json:
         print_json(facts_to_json(host))

@@ -12,15 +12,8 @@ import typer
 from typer.main import get_command
 
 from ocigpu import __version__
-from ocigpu.cli import config, engine, sim, system
+from ocigpu.cli import cdi, cdi_generate, cdi_validate, config, engine, sim, system
 from ocigpu.cli.attach import attach_command, detach_command
-from ocigpu.cli.cdi_generate import diff_command as cdi_diff_command
-from ocigpu.cli.cdi_generate import generate_command
-from ocigpu.cli.cdi_generate import refresh_command as cdi_refresh_command
-from ocigpu.cli.cdi_list import list_command as cdi_list_command
-from ocigpu.cli.cdi_show import show_command as cdi_show_command
-from ocigpu.cli.cdi_show import transform_root_command
-from ocigpu.cli.cdi_validate import validate_command
 from ocigpu.cli.demo import demo_command
 from ocigpu.cli.device_plugin import device_plugin_command
 from ocigpu.cli.diff import diff_command
@@ -56,13 +49,13 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "attach": attach_command,
     "detach": detach_command,
     "repair": repair_command,
-    "cdi generate": generate_command,
-    "cdi list": cdi_list_command,
-    "cdi show": cdi_show_command,
-    "cdi validate": validate_command,
-    "cdi diff": cdi_diff_command,
-    "cdi refresh": cdi_refresh_command,
-    "cdi transform root": transform_root_command,
+    "cdi generate": cdi_generate.generate_command,
+    "cdi list": cdi.list_command,
+    "cdi show": cdi.show_command,
+    "cdi validate": cdi_validate.validate_command,
+    "cdi diff": cdi_generate.diff_command,
+    "cdi refresh": cdi_generate.refresh_command,
+    "cdi transform root": cdi.transform_root_command,
     "watch": watch_command,
     "device-plugin": device_plugin_command,
     "exporter": exporter_command,

@@ -23,7 +23,6 @@ def mps_command(
     config: ConfigOption = "",
     json: bool = False,
 ) -> None:
-
     from ocigpu.kubernetes.config import OPTIONS
     from ocigpu.kubernetes.loading import parse_flags
     from ocigpu.kubernetes.mps_control import check_size

@@ -24,7 +24,6 @@ def node_installer_command(
     once: bool = False,
     json: bool = False,
 ) -> None:
-
     import os
 
     from ocigpu.kubernetes.host_engine import ENGINES, RESTARTS

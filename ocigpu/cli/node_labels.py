@@ -39,7 +39,6 @@ def node_labels_command(
     config: ConfigOption = "",
     json: bool = False,
 ) -> None:
-
     import time
 
     from ocigpu.cli.common import print_json

@@ -43,7 +43,6 @@ def ps_command(
     config: ConfigOption = "",
     json: JsonOption = False,
 ) -> None:
-
     from ocigpu.containers.find import find_containers
     from ocigpu.containers.report import make_reports
 

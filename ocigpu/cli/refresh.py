@@ -14,7 +14,6 @@ from ocigpu.gpus.cached import refresh_facts
 
 
 def refresh_command(config: ConfigOption = "", json: JsonOption = False) -> None:
-
     done = refresh_facts(load_settings(config))
     age = round(done.age, 1) if done.age >= 0 else None
     if json:

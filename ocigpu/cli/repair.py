@@ -18,7 +18,6 @@ def repair_command(
     config: ConfigOption = "",
     json: JsonOption = False,
 ) -> None:
-
     from ocigpu.containers.find import default_places, find_container, find_containers
     from ocigpu.containers.live import open_live, require_root
     from ocigpu.containers.repair import Repaired, repair

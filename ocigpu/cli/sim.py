@@ -21,7 +21,6 @@ def create_command(
     driver_version: str = "",
     fault: list[str] | None = None,
 ) -> None:
-
     from ocigpu.sim.create import create_host
     from ocigpu.sim.show import describe_host
 
@@ -39,7 +38,6 @@ def create_command(
 
 
 def show_command(directory: DirectoryArgument, json: JsonOption = False) -> None:
-
     from ocigpu.sim.show import describe_host
 
     host = describe_host(directory)
@@ -75,7 +73,6 @@ def _gpu_rows(gpus: list[dict[str, Any]]) -> list[tuple[str, ...]]:
 
 
 def remove_command(directory: DirectoryArgument) -> None:
-
     from ocigpu.sim.remove import remove_host
 
     remove_host(directory)

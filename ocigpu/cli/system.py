@@ -41,7 +41,6 @@ def nodes_command(
     dry_run: DryRunOption = False,
     json: JsonOption = False,
 ) -> None:
-
     roots = _roots(config, root, dev_root)
     _run(roots, json, dry_run, load_kernel_modules, True, "", control_devices)
 
@@ -57,7 +56,6 @@ def links_command(
     dry_run: DryRunOption = False,
     json: JsonOption = False,
 ) -> None:
-
     roots = _roots(config, root, dev_root)
     _run(roots, json, dry_run, load_kernel_modules, create_device_nodes, dev_char_path)
 

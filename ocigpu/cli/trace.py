@@ -25,7 +25,6 @@ def trace_command(
     container: str = "",
     json: JsonOption = False,
 ) -> None:
-
     starts, unreadable = read_starts(file, container)
     if not starts:
         what = f"no start of container {quoted(container)}" if container else "no start of a container"

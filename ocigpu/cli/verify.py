@@ -34,7 +34,6 @@ def verify_command(
     config: ConfigOption = "",
     json: JsonOption = False,
 ) -> None:
-
     from ocigpu.containers.find import default_places, find_container
     from ocigpu.containers.live import open_live, require_root
     from ocigpu.containers.verify import to_json, verify

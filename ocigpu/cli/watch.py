@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ocigpu.cdi.refresh import DEFAULT_OUTPUT
-from ocigpu.cli.cdi_options import GenerateRequest, takes_generate_options
-from ocigpu.cli.cdi_output import check_output
+from ocigpu.cli.cdi import check_output
+from ocigpu.cli.cdi_generate import GenerateRequest, takes_generate_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +22,6 @@ def watch_command(
     repair: bool = False,
     json: bool = False,
 ) -> None:
-
     from ocigpu.cdi.watch import Watch
 
     check_output(output)

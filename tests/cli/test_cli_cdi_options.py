@@ -9,7 +9,7 @@ import typer
 from typer.testing import CliRunner
 
 from ocigpu.cdi.draft import GenerateOptions
-from ocigpu.cli.cdi_options import GenerateRequest, takes_generate_options
+from ocigpu.cli.cdi_generate import GenerateRequest, takes_generate_options
 from ocigpu.core.settings import Settings
 
 Ask = Callable[..., GenerateRequest]
