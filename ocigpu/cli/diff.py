@@ -25,8 +25,8 @@ def diff_command(
     json: JsonOption = False,
 ) -> None:
     from ocigpu.containers.difference import find_original, list_changes
+    from ocigpu.containers.find import find_target, open_root
     from ocigpu.containers.planned import edit_copy, plan_bundle
-    from ocigpu.containers.target import find_target, open_root
 
     settings = _settings(config, mode)
     bundle, document, container = find_target(target, places_of(root))

@@ -185,7 +185,7 @@ SHOWN_ABSENT = 4
 def _explain_container(text: str, places: "Places", config: str, json: bool) -> None:
     """Print everything that can be told of a container or bundle; raises OcigpuError when there is none."""
     from ocigpu.containers.explain import explain_bundle
-    from ocigpu.containers.target import find_target
+    from ocigpu.containers.find import find_target
 
     settings = load_settings(config)
     facts, notes = facts_or_note(config)

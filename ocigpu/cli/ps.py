@@ -21,7 +21,8 @@ from ocigpu.core.errors import HostError
 from ocigpu.core.facts import HostFacts, to_data
 
 if TYPE_CHECKING:
-    from ocigpu.containers.find import Container, Places
+    from ocigpu.containers.believed import Container
+    from ocigpu.containers.find import Places
     from ocigpu.containers.report import Report
 
 

@@ -2,30 +2,19 @@
 
 Attached are the device rules, the nodes, the view of /proc/driver/nvidia, and for a container that had no GPU all that
 a hook would have given it.  Everything or nothing: what is mounted and made is undone by the journal of
-:mod:`ocigpu.provision`, the rules by :mod:`ocigpu.containers.guard`.
+:mod:`ocigpu.provision`, the rules by :mod:`ocigpu.containers.rules`.
 """
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ocigpu.containers.attached import AttachRecord, write_record
-from ocigpu.containers.granted import read_allowed
-from ocigpu.containers.guard import changed_rules
+from ocigpu.containers.believed import read_cgroup
+from ocigpu.containers.find import is_of_pod
 from ocigpu.containers.inside import drop_view, read_view, remove_inside
-from ocigpu.containers.live import (
-    Grant,
-    Live,
-    Now,
-    Number,
-    change_grant,
-    host_nodes,
-    numbers_of,
-    plan_for,
-    read_cgroup,
-    read_now,
-)
-from ocigpu.containers.names import is_of_pod
+from ocigpu.containers.live import Grant, Live, Now, change_grant, host_nodes, numbers_of, plan_for, read_now
 from ocigpu.containers.report import Process, find_holders
+from ocigpu.containers.rules import Number, changed_rules, read_allowed
 from ocigpu.core.actions import AllowDevice, Bind, Link, Node, Plan, Tmpfs
 from ocigpu.core.errors import OcigpuError, RequestError, quoted
 from ocigpu.gpus.nvidia.request import Request

@@ -10,7 +10,7 @@ import os
 from contextlib import suppress
 from typing import NamedTuple
 
-from ocigpu.containers.find import Container
+from ocigpu.containers.believed import Container
 from ocigpu.core.errors import OcigpuError
 from ocigpu.core.settings import Settings
 from ocigpu.system.proc import is_running

@@ -9,13 +9,13 @@ from ocigpu.bundle.rootfs import MAX_LD_CACHE
 from ocigpu.cdi.compare import edit_rows
 from ocigpu.cdi.registry import read_registry
 from ocigpu.containers.asked import ask_child
+from ocigpu.containers.believed import Container, open_process
 from ocigpu.containers.difference import REPLACED_NOTE, find_original
-from ocigpu.containers.find import Container, open_process
-from ocigpu.containers.granted import read_allowed
+from ocigpu.containers.find import Target, open_root
 from ocigpu.containers.origin import tell_origin
 from ocigpu.containers.planned import Planned, look_below, plan_bundle
 from ocigpu.containers.report import Report, detached_paths, make_reports
-from ocigpu.containers.target import Target, open_root
+from ocigpu.containers.rules import read_allowed
 from ocigpu.containers.wants import describe_users, find_users
 from ocigpu.core.actions import AllowDevice, Bind, JoinGroup, Link, Node, Plan, RefreshLdCache, Tmpfs
 from ocigpu.core.config_json import get_list, get_object, rootfs_path

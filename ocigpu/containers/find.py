@@ -1,55 +1,27 @@
-"""The containers of this host, read from the state files of runc and crun; no daemon is asked.
+"""The containers of this host: states of runc and crun, with the names that engines gave them; no daemon is asked.
 
-Every engine here has runc or crun (or a shim that becomes one of them, such as ours) make its containers, and those
-keep one directory for each: runc a ``state.json`` (libcontainer, ``State``), crun a ``status`` (libcrun/status.c) and
-a copy of config.json.  Only states count that nobody but root and the calling user can write or replace: others would
-let their writer name any process and any bundle.  What images and pods may write into a state, annotations, names
-neither.
+Names are to show and to choose by; nothing else follows from them.
 """
 
-import errno
 import glob
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import pairwise
 from typing import Any, NamedTuple
 
-from ocigpu.bundle.document import parse_config
-from ocigpu.containers.names import find_engine, find_name, read_annotations, read_text
-from ocigpu.containers.trusted import read_trusted
-from ocigpu.core.config_json import MAX_CONFIG_BYTES, Document, get_list, get_object, is_path, parse_json
+from ocigpu.bundle.document import read_config
+from ocigpu.containers import believed
+from ocigpu.containers.believed import Container, open_process, read_config_of, read_engine_file
+from ocigpu.containers.rules import find_cgroup
+from ocigpu.core.config_json import Document, get_list, get_object
 from ocigpu.core.errors import OcigpuError, SpecError, quoted
-from ocigpu.entry.state import MAX_STATE_BYTES
-from ocigpu.system.files import why_replaceable
-from ocigpu.system.proc import is_running, parse_cgroup
+from ocigpu.provision.cgroups import CgroupMount, parse_cgroup_mounts
+from ocigpu.system.proc import parse_cgroup, read_proc, read_stat
 
 MAX_CONTAINERS = 10_000
 """Directories looked at in one place."""
-RUNTIME_FILES = {"state.json": "runc", "status": "crun"}
-_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-
-
-class Container(NamedTuple):
-    """A container that runc or crun knows.
-
-    ``id``: of the runtime.  ``name``: of the engine ("namespace/pod/container" for Kubernetes), else the id.
-    ``engine``: docker, podman, containerd, cri-o, or "" (started by hand).  ``runtime``: runc or crun.
-    ``status``: created, running, paused or stopped.  ``pid``: its first process, 0 when that has ended: a process
-    counts only if it started when the state says, ``start_time`` (clock ticks since boot).  ``bundle``, ``rootfs``,
-    ``state_file``: absolute host paths.
-    """
-
-    id: str
-    name: str
-    engine: str
-    runtime: str
-    status: str
-    pid: int
-    bundle: str
-    rootfs: str
-    state_file: str
-    start_time: int = 0
 
 
 class Places(NamedTuple):
@@ -81,13 +53,13 @@ def find_containers(places: Places) -> tuple[list[Container], list[str]]:
     """
     found: list[Container] = []
     notes: list[str] = []
-    frozen = _FrozenCgroups()
+    mounts = parse_cgroup_mounts(read_proc("/proc/self/mountinfo"))
     for root in dict.fromkeys(path for pattern in places.roots for path in sorted(glob.glob(pattern))):
         others: set[int] = set()
         for name in _names(root, notes):
             try:
-                container = _read_container(os.path.join(root, name), frozen)
-            except _NotTrustedError as error:
+                container = _read_container(os.path.join(root, name), mounts)
+            except believed.NotTrustedError as error:
                 others.add(error.uid)
                 continue
             except SpecError as error:
@@ -95,7 +67,7 @@ def find_containers(places: Places) -> tuple[list[Container], list[str]]:
                 continue
             if container is None:
                 continue
-            if cause := _why_replaceable(container.state_file):
+            if cause := believed.why_state_replaceable(container.state_file):
                 notes.append(f"{root}: its states are not trusted: {cause}")
                 break
             found.append(container)
@@ -121,47 +93,6 @@ def find_container(places: Places, text: str) -> Container:
     return found[0]
 
 
-def open_process(container: Container) -> int:
-    """Return a descriptor of /proc/<pid> of the container's first process, which never means another process.
-
-    Raises OcigpuError OCIGPU-CTR-3 when it has ended (or its number is another process's now), or cannot be opened.
-    """
-    ended = OcigpuError("OCIGPU-CTR-3", f"container {container.name}: its first process has ended")
-    if not container.pid:
-        raise ended
-    try:
-        fd = os.open(f"/proc/{container.pid}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        raise ended from None
-    except OSError as error:
-        raise OcigpuError("OCIGPU-CTR-3", f"container {container.name}: {error.strerror}") from error
-    if not is_running(container.start_time, dir_fd=fd):
-        os.close(fd)
-        raise ended
-    return fd
-
-
-class _NotTrustedError(Exception):
-    """Somebody else may write this state."""
-
-    def __init__(self, uid: int) -> None:
-        super().__init__(uid)
-        self.uid = uid
-
-
-def _why_replaceable(path: str) -> str:
-    """Return why somebody else could have put a state, or a directory above it, in its place; "" if nobody could."""
-    path = os.path.dirname(path)
-    try:
-        while path != "/":
-            if cause := why_replaceable(path):
-                return cause
-            path = os.path.dirname(path)
-    except OSError as error:
-        return f"{path}: {error.strerror}"
-    return ""
-
-
 def _names(root: str, notes: list[str]) -> list[str]:
     try:
         names = sorted(os.listdir(root))
@@ -175,56 +106,26 @@ def _names(root: str, notes: list[str]) -> list[str]:
     return names[:MAX_CONTAINERS]
 
 
-def _read_container(directory: str, frozen: "_FrozenCgroups") -> Container | None:
+def _read_container(directory: str, mounts: list[CgroupMount]) -> Container | None:
     """Return the container of a runtime's directory, None for another directory or one that has just gone."""
-    try:
-        fd = os.open(directory, _FLAGS)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        if error.errno == errno.ELOOP:  # a link is none of the runtime's making
+    with believed.open_state(directory) as (dir_fd, path, state):
+        if not path:
             return None
-        raise SpecError("OCIGPU-SPEC-5", f"{directory}: {error.strerror}", "") from error
-    try:
-        for name in RUNTIME_FILES:
-            path = f"{directory}/{name}"
-            text = _read_trusted(fd, name, path, MAX_STATE_BYTES)
-            if text is not None:
-                state = parse_json(text, path, "OCIGPU-SPEC-5")
-                return _make_container(state, path, fd, frozen)
-    finally:
-        os.close(fd)
-    return None
-
-
-def _read_trusted(dir_fd: int, name: str, path: str, limit: int) -> bytes | None:
-    """Return the content of a file of a runtime's directory, None if there is none.
-
-    Raises _NotTrustedError and SpecError.
-    """
-    try:
-        fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise SpecError("OCIGPU-SPEC-5", f"{path}: {error.strerror}", "") from error
-    try:
-        for status in (os.fstat(dir_fd), os.fstat(fd)):
-            if status.st_uid not in (0, os.geteuid()):
-                raise _NotTrustedError(status.st_uid)
-            if status.st_mode & 0o022 and not stat.S_ISLNK(status.st_mode):
-                raise SpecError("OCIGPU-SPEC-5", f"{path}: others than its owner may write it: not read", "")
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise SpecError("OCIGPU-SPEC-5", f"{path}: not a regular file", "")
-        with open(f"/proc/self/fd/{fd}", "rb") as file:  # only now: opening a device or a FIFO does something
-            text = file.read(limit + 1)
-    except OSError as error:
-        raise SpecError("OCIGPU-SPEC-5", f"{path}: {error.strerror}", "") from error
-    finally:
-        os.close(fd)
-    if len(text) > limit:
-        raise SpecError("OCIGPU-SPEC-5", f"{path}: larger than {limit >> 20} MiB", "")
-    return text
+        own = believed.read_own_state(state, path)
+        pid = own.pid if believed.runs(own.pid, own.start_time) else 0
+        status = "stopped"
+        if pid:
+            status = "created" if _is_waiting(dir_fd) else "paused" if _is_frozen(pid, mounts) else "running"
+        try:
+            config = believed.read_config(own, path, dir_fd).config
+        except SpecError:  # it may be gone already, and only a name to show is lost
+            config = {}
+    identity = os.path.basename(directory)
+    engine = find_engine(own.bundle, read_annotations(config))
+    name = find_name(engine, identity, pid, own.bundle, config)
+    runtime = believed.RUNTIME_FILES[os.path.basename(path)]
+    start_time = own.start_time if pid else 0
+    return Container(identity, name or identity, engine, runtime, status, pid, own.bundle, own.rootfs, path, start_time)
 
 
 def _is_waiting(dir_fd: int) -> bool:
@@ -235,156 +136,162 @@ def _is_waiting(dir_fd: int) -> bool:
         return False
 
 
-def _read_own_state(state: dict[str, Any], path: str) -> "_Own":
-    """Return what a runtime itself has put into a state; raises SpecError for what cannot be of a container.
-
-    runc: ``labels`` are annotations, "NAME=VALUE" in any order, and last of all its own "bundle=PATH" (libcontainer,
-    specconv, CreateLibcontainerConfig): an annotation may be called "bundle", too.
-    """
-    if os.path.basename(path) == "status":
-        bundle, rootfs, labels = state.get("bundle"), state.get("rootfs"), None
-        pid, start_time = state.get("pid"), state.get("process-start-time")
-    else:
-        config = get_object(state, "config")
-        labels = get_list(config, "labels")
-        last = labels[-1] if labels else None
-        bundle = last.removeprefix("bundle=") if isinstance(last, str) and last.startswith("bundle=") else None
-        rootfs, labels = config.get("rootfs"), labels[:-1]
-        pid, start_time = state.get("init_process_pid"), state.get("init_process_start")
-    if not isinstance(bundle, str) or not is_path(bundle) or not bundle.startswith("/"):
-        raise SpecError("OCIGPU-SPEC-5", f"{path}: it names no bundle", "")
-    if not isinstance(rootfs, str) or not is_path(rootfs):
-        raise SpecError("OCIGPU-SPEC-5", f"{path}: it names no root directory", "")
-    if type(pid) is not int or type(start_time) is not int or not 0 <= pid < 1 << 31:
-        raise SpecError("OCIGPU-SPEC-5", f"{path}: it names no process", "")
-    return _Own(bundle, os.path.normpath(os.path.join(bundle, rootfs)), labels, pid, start_time)
+def _is_frozen(pid: int, mounts: list[CgroupMount]) -> bool:
+    """Tell whether a process is in a frozen cgroup (cgroup v1 freezer, or cgroup.freeze of v2)."""
+    cgroup = parse_cgroup(_text(f"/proc/{pid}/cgroup"), "freezer")
+    for version, path, name, answer in (
+        (1, cgroup.v1, "freezer.state", "FROZEN"),
+        (2, cgroup.v2, "cgroup.freeze", "1"),
+    ):
+        found = find_cgroup(mounts, path, version, "freezer") if path is not None else None
+        if found and _text(f"{found[1]}/{name}").strip() == answer:
+            return True
+    return False
 
 
-class _Own(NamedTuple):
-    """``rootfs``: absolute; ``labels``: runc's, without its own, None for crun."""
+def _text(path: str) -> str:
+    with suppress(OSError):  # it is not there any more
+        return read_proc(path)
+    return ""
+
+
+# what a command line means
+
+
+class Target(NamedTuple):
+    """A bundle's directory, its config.json, and the container that was made of it, if there is one."""
 
     bundle: str
-    rootfs: str
-    labels: list[Any] | None
-    pid: int
-    start_time: int
+    document: Document
+    container: Container | None
 
 
-def _make_container(state: dict[str, Any], path: str, dir_fd: int, frozen: "_FrozenCgroups") -> Container:
-    """Return the container that a state describes; raises SpecError for what cannot be one."""
-    own = _read_own_state(state, path)
-    pid = own.pid if _runs(own.pid, own.start_time) else 0
-    status = "stopped"
-    if pid:
-        status = "created" if _is_waiting(dir_fd) else "paused" if frozen.contains(pid) else "running"
-    try:
-        config = _read_config(own, path, dir_fd).config
-    except SpecError:  # it may be gone already, and only a name to show is lost
-        config = {}
-    identity = os.path.basename(os.path.dirname(path))
-    engine = find_engine(own.bundle, read_annotations(config))
-    name = find_name(engine, identity, pid, own.bundle, config)
-    runtime = RUNTIME_FILES[os.path.basename(path)]
-    start_time = own.start_time if pid else 0
-    return Container(identity, name or identity, engine, runtime, status, pid, own.bundle, own.rootfs, path, start_time)
+def find_target(text: str, places: Places) -> Target:
+    """Return what ``text`` names: a directory with a config.json is a bundle, else the container of this name or id,
+    else a path is a bundle.
 
-
-def read_state_of(container: Container) -> dict[str, Any]:
-    """Return a container's state as its runtime keeps it; raises SpecError, also when it is gone."""
-    with _open_directory(container) as dir_fd:
-        return _read_state(container, dir_fd)
-
-
-def read_config_of(container: Container) -> Document:
-    """Return the config.json that a container was started with.
-
-    Raises SpecError for one that somebody else could have written (:func:`read_trusted`), or that the container was
-    not started with by what its runtime has kept: then it does not say what was granted.
+    Raises OcigpuError OCIGPU-CTR-1 or -2, SpecError for a configuration that cannot be read, or for a container's that
+    is not believed.
     """
-    with _open_directory(container) as dir_fd:
-        own = _read_own_state(_read_state(container, dir_fd), container.state_file)
-        return _read_config(own, container.state_file, dir_fd)
+    is_file = os.path.isfile(os.path.join(text, "config.json"))
+    containers = find_containers(places)[0]
+    named = not is_file and not text.startswith(("/", "./", "../")) and any(one.name == text for one in containers)
+    if is_file or (not named and ("/" in text or text in (".", ".."))):
+        bundle = os.path.abspath(text)
+        document = read_config(bundle)
+        made = [one for one in containers if os.path.realpath(one.bundle) == os.path.realpath(bundle)]
+        return Target(bundle, document, made[0] if len(made) == 1 else None)
+    container = find_container(places, text)
+    return Target(container.bundle, read_config_of(container), container)
 
 
 @contextmanager
-def _open_directory(container: Container) -> Iterator[int]:
-    directory = os.path.dirname(container.state_file)
+def open_root(container: Container | None) -> Iterator[str]:
+    """Give a path of the root directory as the container's first process sees it, "" when there is no such process.
+
+    Engines mount a root directory where nobody else sees it.  The path never means another process's.
+    """
     try:
-        fd = os.open(directory, _FLAGS)
-    except OSError as error:
-        raise SpecError("OCIGPU-SPEC-5", f"{directory}: {error.strerror}", "") from error
+        proc_fd = open_process(container) if container is not None and container.pid else -1
+    except OcigpuError:  # it has just ended
+        proc_fd = -1
+    if proc_fd < 0:
+        yield ""
+        return
     try:
-        yield fd
-    except _NotTrustedError as error:  # of its owner when it was found
-        raise SpecError("OCIGPU-SPEC-5", f"{directory}: it is of user {error.uid} now", "") from error
+        yield f"/proc/self/fd/{proc_fd}/root"
     finally:
-        os.close(fd)
+        os.close(proc_fd)
 
 
-def _read_state(container: Container, dir_fd: int) -> dict[str, Any]:
-    path = container.state_file
-    text = _read_trusted(dir_fd, os.path.basename(path), path, MAX_STATE_BYTES)
-    if text is None:
-        raise SpecError("OCIGPU-SPEC-5", f"{path}: {os.strerror(errno.ENOENT)}", "")
-    return parse_json(text, path, "OCIGPU-SPEC-5")
+# engines and names
 
 
-def _read_config(own: _Own, state_file: str, dir_fd: int) -> Document:
-    path = os.path.join(os.path.dirname(state_file), "config.json")
-    text = None
-    if own.labels is None:  # crun keeps a copy (container.c, libcrun_copy_config_file)
-        text = _read_trusted(dir_fd, "config.json", path, MAX_CONFIG_BYTES)
-        document = Document(path, {}, 0o600, os.geteuid(), os.getegid())
-    if text is None:
-        path = os.path.join(own.bundle, "config.json")
-        file = read_trusted(path, MAX_CONFIG_BYTES, own.rootfs)
-        text, document = file.text, Document(path, {}, file.mode, file.uid, file.gid)
-    config = parse_config(text, path)
-    root = get_object(config, "root").get("path")
-    rootfs = os.path.normpath(os.path.join(own.bundle, root)) if isinstance(root, str) and is_path(root) else ""
-    if rootfs != own.rootfs and os.path.realpath(rootfs) != os.path.realpath(own.rootfs):
-        raise _another(path, "another root directory")
-    annotations = get_object(config, "annotations")
-    if own.labels is not None and sorted(map(str, own.labels)) != sorted(f"{k}={v}" for k, v in annotations.items()):
-        raise _another(path, "other annotations")
-    return document._replace(config=config)
+def find_name(engine: str, identity: str, pid: int, bundle: str, config: dict[str, Any]) -> str:
+    """Return the engine's name for a container, "" when it has none; ``pid``: its first process, or 0."""
+    if engine == "docker":
+        return _docker_name(identity, get_list(config, "mounts"))
+    if engine == "podman":
+        return _conmon_name(identity, pid) or _podman_name(identity, bundle)
+    return _annotated_name(read_annotations(config))
 
 
-def _another(path: str, what: str) -> SpecError:
-    hint = "It was changed after the start, or another one has its place."
-    return SpecError("OCIGPU-SPEC-1", f"read {path}: the container was started with {what} than it says", hint)
+def read_annotations(config: dict[str, Any]) -> dict[str, str]:
+    """Return the annotations of a config.json that are text."""
+    pairs = get_object(config, "annotations").items()
+    return {name: value for name, value in pairs if isinstance(value, str)}
 
 
-def _runs(pid: int, start_time: int) -> bool:
+def find_engine(bundle: str, annotations: dict[str, str]) -> str:
+    """Return the engine that made a bundle, by where it lies and by annotations that engines put there."""
+    parts = bundle.split("/")
+    for number, part in enumerate(parts):
+        if part.startswith("io.containerd.runtime.") and len(parts) > number + 1:
+            return "docker" if parts[number + 1] in ("moby", "plugins.moby") else "containerd"
+    manager = annotations.get("io.container.manager", "")
+    if manager == "libpod" or "io.podman.annotations.autoremove" in annotations:
+        return "podman"
+    if manager == "cri-o" or "io.kubernetes.cri-o.ContainerID" in annotations:
+        return "cri-o"
+    return "podman" if bundle.endswith("/userdata") and "overlay-containers" in parts else ""
+
+
+def _annotated_name(annotations: dict[str, str]) -> str:
+    parts = [annotations.get(f"io.kubernetes.cri.{name}", "") for name in _CRI_NAMES]
+    if not any(parts):
+        parts = [annotations.get(f"io.kubernetes.{name}", "") for name in _KUBELET_NAMES]
+    return "/".join(part for part in parts if part) or annotations.get("nerdctl/name", "")
+
+
+_CRI_NAMES = ("sandbox-namespace", "sandbox-name", "container-name")
+"""Annotations of containerd's CRI (pkg/cri/annotations)."""
+_KUBELET_NAMES = ("pod.namespace", "pod.name", "container.name")
+"""Labels of the kubelet that CRI-O makes annotations of."""
+
+
+def is_of_pod(config: dict[str, Any]) -> bool:
+    """Tell whether a container is of a pod of Kubernetes, by annotations of containerd's CRI and of CRI-O."""
+    return any(
+        f"io.kubernetes.{name}" in read_annotations(config) for name in ("cri.sandbox-id", "pod.uid", "pod.name")
+    )
+
+
+def docker_directory(identity: str, mounts: list[Any]) -> str:
+    """Return the directory of Docker's own files on a container, "" if it cannot be told.
+
+    Its /etc/hostname (or that of the container whose network it shares) is mounted from DATA-ROOT/containers/ID.
+    """
+    for mount in mounts:
+        source = mount.get("source") if isinstance(mount, dict) else None
+        directory, found, rest = source.rpartition("/containers/") if isinstance(source, str) else ("", "", "")
+        file = rest.partition("/")[2]
+        if found and file in ("hostname", "hosts", "resolv.conf") and mount.get("destination") == f"/etc/{file}":
+            return f"{directory}/containers/{identity}"
+    return ""
+
+
+def _docker_name(identity: str, mounts: list[Any]) -> str:
+    name = read_engine_file(f"{docker_directory(identity, mounts)}/config.v2.json").get("Name")
+    return name.lstrip("/") if isinstance(name, str) else ""
+
+
+def _conmon_name(identity: str, pid: int) -> str:
+    """Return the name that conmon, the parent of a container's first process, was given (conmon(8), --name, --cid)."""
     try:
-        fd = os.open(f"/proc/{pid}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError:  # it has ended; with hidepid (proc(5)) another user's process is as good as none, too
-        return False
-    try:
-        return is_running(start_time, dir_fd=fd)
-    finally:
-        os.close(fd)
+        words = _text(f"/proc/{read_stat(f'/proc/{pid}/stat').parent}/cmdline").split("\0") if pid else []
+    except OSError:  # it is not there any more
+        words = []
+    options = dict(pairwise(words))
+    if os.path.basename(words[0] if words else "") != "conmon" or options.get("-c") != identity:
+        return ""
+    return options.get("-n", "")
 
 
-class _FrozenCgroups:
-    """Tells which processes are in a frozen cgroup (cgroup v1 freezer, or cgroup.freeze of v2)."""
-
-    def __init__(self) -> None:
-        from ocigpu.provision.cgroups import parse_cgroup_mounts
-
-        self._mounts = parse_cgroup_mounts(read_text("/proc/self/mountinfo"))
-
-    def contains(self, pid: int) -> bool:
-        cgroup = parse_cgroup(read_text(f"/proc/{pid}/cgroup"), "freezer")
-        rows = ((1, cgroup.v1, "freezer.state", "FROZEN"), (2, cgroup.v2, "cgroup.freeze", "1"))
-        for version, path, name, answer in rows:
-            if path is None:
-                continue
-            for mount in self._mounts:
-                if mount.version != version or (version == 1 and "freezer" not in mount.controllers):
-                    continue
-                prefix = mount.root.rstrip("/")
-                file = f"{mount.mountpoint}{path.removeprefix(prefix)}/{name}"
-                if path.startswith(f"{prefix}/") and read_text(file).strip() == answer:
-                    return True
-        return False
+def _podman_name(identity: str, bundle: str) -> str:
+    """Return the name in the list of containers of Podman's storage, which the bundle lies in: NAME/userdata."""
+    listed = read_engine_file(f"{os.path.dirname(os.path.dirname(bundle))}/containers.json", "containers")
+    for entry in get_list(listed, "containers"):
+        names = get_list(entry, "names")
+        if isinstance(entry, dict) and entry.get("id") == identity and names and isinstance(names[0], str):
+            return names[0]
+    return ""

@@ -7,9 +7,7 @@ as that shows (:mod:`ocigpu.containers.shown`).  A request alone grants nothing:
 without a hook nobody has answered.
 """
 
-import fcntl
 import os
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
@@ -18,25 +16,24 @@ from ocigpu.bundle.document import check_can_have_gpus
 from ocigpu.bundle.edit import has_gpu_hook
 from ocigpu.containers.asked import ask_child
 from ocigpu.containers.attached import AttachRecord, read_record
-from ocigpu.containers.find import Container, open_process, read_config_of, read_state_of
-from ocigpu.containers.granted import listed_nodes, read_recorded_rules
+from ocigpu.containers.believed import Container, open_process, read_config_of, read_recorded_rules
+from ocigpu.containers.rules import Number, listed_nodes, may_open
 from ocigpu.containers.shown import ShownMounts, plan_shown, read_mounts
 from ocigpu.core.actions import AllowDevice, Bind, Node, Plan
-from ocigpu.core.config_json import get_list, get_object
-from ocigpu.core.errors import OcigpuError, SpecError
+from ocigpu.core.config_json import get_list
+from ocigpu.core.errors import OcigpuError
 from ocigpu.core.facts import DeviceNode, HostFacts, ImageFacts
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.nvidia.plan import make_plan
 from ocigpu.gpus.nvidia.request import request_devices
 from ocigpu.provision.apply import Caller
 from ocigpu.provision.container import LiveContainer, open_container
-from ocigpu.provision.device_filter import FilterRule, Policy, access_mask
+from ocigpu.provision.device_filter import FilterRule, Policy
 from ocigpu.provision.image import read_image_facts
 from ocigpu.system import libc
+from ocigpu.system.files import lock
 from ocigpu.system.namespaces import in_initial_user_namespace
 
-Number = tuple[int, int]
-READ_WRITE = access_mask("rw")
 SECONDS = 30.0
 """Longest wait for another command of ours to be through with a container, and for the files of one that runs."""
 
@@ -97,7 +94,9 @@ def open_live(found: Container, settings: Settings, facts: HostFacts) -> Iterato
         try:
             lock_fd = os.open(os.path.dirname(found.state_file), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             stack.callback(os.close, lock_fd)
-            _lock(lock_fd, found)
+            if not lock(lock_fd, SECONDS):
+                text = f"container {found.name}: another command of ocigpu has been at work on it for {SECONDS:g} s"
+                raise OcigpuError("OCIGPU-CTR-4", text)
             pidfd = os.pidfd_open(found.pid)
             stack.callback(os.close, pidfd)
         except OSError as error:
@@ -109,18 +108,6 @@ def open_live(found: Container, settings: Settings, facts: HostFacts) -> Iterato
         rules = tuple(read_recorded_rules(found, config))
         mounts = _read_mounts(found, inside, config)
         yield Live(found, inside, config, settings, facts, image, Caller(found.pid, pidfd, SECONDS), rules, mounts)
-
-
-def _lock(fd: int, found: Container) -> None:
-    end = time.monotonic() + SECONDS
-    while True:
-        try:
-            return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            if time.monotonic() > end:
-                text = f"container {found.name}: another command of ocigpu has been at work on it for {SECONDS:g} s"
-                raise OcigpuError("OCIGPU-CTR-4", text) from error
-        time.sleep(0.05)
 
 
 def _read_image(found: Container, inside: LiveContainer, facts: HostFacts) -> ImageFacts:
@@ -146,20 +133,6 @@ def require_root(what: str) -> None:
     if not libc.capget().effective >> libc.CAP_SYS_ADMIN & 1:
         hint = "A service that systemd confines has not (CapabilityBoundingSet=): see ocigpu-repair.service."
         raise OcigpuError("OCIGPU-CTR-6", f"{what}: it needs CAP_SYS_ADMIN", hint)
-
-
-def read_cgroup(found: Container) -> str:
-    """Return the path of a container's device cgroup as its runtime keeps it, "" if there is none.
-
-    runc: ``cgroup_paths`` of state.json, by controller of v1, "" for v2; crun: ``cgroup-path`` of status.
-    """
-    try:
-        state = read_state_of(found)
-    except SpecError:  # it has just ended
-        return ""
-    paths = get_object(state, "cgroup_paths")
-    path = paths.get("devices") or paths.get("") or state.get("cgroup-path")
-    return path if isinstance(path, str) else ""
 
 
 def host_nodes(facts: HostFacts) -> dict[Number, tuple[str, DeviceNode]]:
@@ -299,9 +272,7 @@ def _grant(
     live: Live, nodes: dict[str, DeviceNode], rules: list[FilterRule], libraries: dict[str, str], by: str
 ) -> Grant:
     policy = Policy(rules)
-    numbers = frozenset(
-        number for number in host_nodes(live.facts) if policy.allowed("c", *number) & READ_WRITE == READ_WRITE
-    )
+    numbers = frozenset(number for number in host_nodes(live.facts) if may_open(policy, number))
     usable = {(node.major, node.minor) for node in nodes.values()} & numbers
     return Grant(nodes, rules, _devices(live.facts, usable), libraries, numbers, by)
 

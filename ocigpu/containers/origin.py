@@ -5,8 +5,8 @@ A config.json has the variables of image and command line together.  Docker keep
 
 from typing import Any
 
-from ocigpu.containers.find import Container
-from ocigpu.containers.names import docker_directory, read_engine_file
+from ocigpu.containers.believed import Container, read_engine_file
+from ocigpu.containers.find import docker_directory
 from ocigpu.core.config_json import get_list, get_object
 from ocigpu.core.tokens import MOUNT_SOURCE
 from ocigpu.gpus.nvidia.request import DEVICES_VARIABLE, Request

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from ocigpu.bundle.edit import has_gpu_hook
 from ocigpu.containers.attach import allowed_now, give, settle, take, view_of
 from ocigpu.containers.attached import AttachRecord, prune_records
-from ocigpu.containers.find import Container, Places, find_containers, open_process
-from ocigpu.containers.live import Grant, Live, open_live, plan_for, read_cgroup, read_now
-from ocigpu.containers.probe import look_inside
+from ocigpu.containers.believed import Container, open_process, read_cgroup
+from ocigpu.containers.find import Places, find_containers
+from ocigpu.containers.inside import look_inside
+from ocigpu.containers.live import Grant, Live, open_live, plan_for, read_now
 from ocigpu.core.actions import Node
 from ocigpu.core.errors import OcigpuError
 from ocigpu.core.settings import Settings

@@ -12,8 +12,9 @@ import os
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from ocigpu.containers.probe import look_inside
+from ocigpu.containers.inside import look_inside
 from ocigpu.containers.report import read_mode
+from ocigpu.containers.rules import may_open
 from ocigpu.core.actions import Plan
 from ocigpu.core.config_json import get_list, get_object, has_user_namespace
 from ocigpu.core.errors import OcigpuError
@@ -23,12 +24,11 @@ from ocigpu.gpus.nvidia.plan import make_plan
 from ocigpu.gpus.nvidia.request import Request, parse_request
 from ocigpu.gpus.nvidia.views import PROC_DRIVER
 from ocigpu.provision.container import LiveContainer
-from ocigpu.provision.device_filter import Policy, access_mask
+from ocigpu.provision.device_filter import Policy
 from ocigpu.system import proc
 from ocigpu.system.proc import Mount
 from ocigpu.system.settings_file import read_settings
 
-_READ_WRITE = access_mask("rw")
 _NS_GET_USERNS, _NS_GET_PARENT = 0xB701, 0xB702  # linux/nsfs.h
 
 
@@ -195,9 +195,7 @@ class _Look:
     def _are_nodes(self, nodes: Iterable[DeviceNode]) -> bool:
         """Tell whether there are nodes, and all show: by a rule, a mount, or a node that others must have made."""
         wanted = list(nodes)
-        left = [
-            node for node in wanted if self._rules.allowed("c", node.major, node.minor) & _READ_WRITE != _READ_WRITE
-        ]
+        left = [node for node in wanted if not may_open(self._rules, (node.major, node.minor))]
         left = [node for node in left if not (node.host_path and self._is_file(node.host_path))]
         if left and self._nodes_tell:
             seen = look_inside(self._inside, (), [node.container_path for node in left]).files

@@ -3,8 +3,8 @@
 import os
 from typing import Any, NamedTuple
 
+from ocigpu.containers.inside import Answer, ProbedFile, is_reached, look_inside
 from ocigpu.containers.live import Grant, Live, host_nodes, read_now
-from ocigpu.containers.probe import Answer, ProbedFile, is_reached, look_inside
 from ocigpu.containers.report import read_unanswered
 from ocigpu.core.facts import DeviceNode, Library
 from ocigpu.gpus.nvidia.plan import library_path
@@ -16,7 +16,7 @@ _HOST_FILE, _OTHER_FILE, _NOTHING = "the host's file", "another file", "nothing"
 class NodeRow(NamedTuple):
     """One device of the host: ``granted``: "node", "rules" (it may be opened, without a node of its own) or "no".
 
-    ``inside``, ``opened``, ``made``: as :class:`ocigpu.containers.probe.Answer` has them.  ``verdict``: one of
+    ``inside``, ``opened``, ``made``: as :class:`ocigpu.containers.inside.Answer` has them.  ``verdict``: one of
     :data:`AS_GRANTED`, :data:`LESS`, :data:`MORE`; ``why``: what is not as granted, in words.
     """
 

@@ -12,7 +12,8 @@ import sys
 from collections.abc import Mapping
 from functools import cached_property
 
-from ocigpu.containers.find import Container, default_places, find_containers
+from ocigpu.containers.believed import Container
+from ocigpu.containers.find import default_places, find_containers
 from ocigpu.core.errors import OcigpuError, SettingsError
 from ocigpu.core.settings import DEFAULT_PATH, Settings
 from ocigpu.doctor.files import RootFiles

@@ -13,7 +13,8 @@ from support.product import RUNTIME, SimulatedHost
 from support.runtimes import container_id, start_in_background, view_of
 
 from ocigpu.cli.main import main
-from ocigpu.containers.find import Container, Places, find_container, find_containers
+from ocigpu.containers.believed import Container
+from ocigpu.containers.find import Places, find_container, find_containers
 
 WAITING = ["/probe", "pause"]
 VIEWS = [("runc", "v1"), ("runc", "v2"), ("crun", "v2")]

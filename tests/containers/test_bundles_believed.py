@@ -23,8 +23,8 @@ from support.product import PROGRAMS, SimulatedHost
 from support.runtimes import answers, container_id, probe
 
 from ocigpu.bundle.document import read_config
-from ocigpu.containers.find import find_containers, read_config_of
-from ocigpu.containers.trusted import read_trusted, why_of_containers
+from ocigpu.containers.believed import read_config_of, read_trusted, why_of_containers
+from ocigpu.containers.find import find_containers
 from ocigpu.core.errors import SpecError
 
 OTHER = 4321

@@ -13,8 +13,7 @@ from support.product import CONTROL_NODES, SimulatedHost
 from test_find_containers import runc_state
 
 from ocigpu.containers.attach import attach, detach
-from ocigpu.containers.find import Places
-from ocigpu.containers.target import find_target
+from ocigpu.containers.find import Places, find_target
 from ocigpu.core.errors import SpecError
 from ocigpu.doctor.containers import check_lost_gpus
 from ocigpu.doctor.host import Host

@@ -15,14 +15,8 @@ from support.fixtures import MakeBundle
 from support.process import wait_for
 from support.runtimes import container_id
 
-from ocigpu.containers.find import (
-    MAX_CONTAINERS,
-    Places,
-    default_places,
-    find_container,
-    find_containers,
-    open_process,
-)
+from ocigpu.containers.believed import open_process
+from ocigpu.containers.find import MAX_CONTAINERS, Places, default_places, find_container, find_containers
 from ocigpu.core.errors import OcigpuError
 from ocigpu.entry.state import MAX_STATE_BYTES
 

@@ -16,8 +16,8 @@ from support.product import SimulatedHost
 from support.runtimes import set_cgroup, view_of
 
 from ocigpu.containers.asked import ask_child
-from ocigpu.containers.granted import read_allowed, read_granted
 from ocigpu.containers.report import find_holders, read_mode
+from ocigpu.containers.rules import read_allowed, read_granted
 from ocigpu.core.errors import OcigpuError, SpecError
 
 pytestmark = [pytest.mark.root, pytest.mark.engine]

@@ -13,7 +13,7 @@ from support.fixtures import MakeBundle
 from support.process import run, wait_for
 from support.product import PROGRAMS, SimulatedHost
 
-from ocigpu.containers.probe import Answer, is_reached
+from ocigpu.containers.inside import Answer, is_reached
 from ocigpu.containers.verify import AS_GRANTED, LESS, MORE, judge_node
 from ocigpu.core.errors import OcigpuError, SpecError
 from ocigpu.core.facts import DeviceNode

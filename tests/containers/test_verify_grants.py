@@ -9,7 +9,7 @@ from support.bundle import base_config
 from support.product import RUNTIME, SimulatedHost
 
 from ocigpu.containers.attached import AttachRecord
-from ocigpu.containers.find import Container
+from ocigpu.containers.believed import Container
 from ocigpu.containers.live import Live, Now, change_grant, numbers_of, plan_for, read_now
 from ocigpu.containers.shown import Mount, ShownMounts, read_mounts
 from ocigpu.core.facts import DeviceNode, ImageFacts
