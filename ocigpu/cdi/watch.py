@@ -6,13 +6,12 @@ only makes it look earlier; what has changed is read from the host.
 """
 
 import errno
+import math
 import os
-import select
 import signal
 import socket
 import time
 from collections.abc import Callable
-from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ocigpu.cdi.draft import GenerateOptions
@@ -23,7 +22,7 @@ from ocigpu.core.settings import DEFAULT_PATH, Settings
 from ocigpu.gpus.fingerprint import explain_changes
 from ocigpu.gpus.tree import find_roots
 from ocigpu.gpus.vendors import READERS, read_fingerprint
-from ocigpu.system.service_log import ServiceLog
+from ocigpu.system.service import Backoff, ServiceLog, Signals, file_state, notify_service_manager
 from ocigpu.system.settings_file import read_settings
 
 if TYPE_CHECKING:
@@ -51,8 +50,9 @@ class Pace:
         self.interval = interval
         self.due = now
         self._since: float | None = None
-        self._delay = 0.0
-        self._retry_at: float | None = None
+        self._backoff = Backoff(FIRST_RETRY, LONGEST_RETRY)
+        self.forget_failures = self._backoff.reset
+        """The host is another than the one the last refresh failed on: the next one need not wait."""
 
     def stir(self, now: float) -> None:
         """Something has happened: wait until it is quiet, but not for ever."""
@@ -66,30 +66,22 @@ class Pace:
 
     def may_retry(self, now: float) -> bool:
         """Return whether nothing forbids a refresh: the last one succeeded, or its back-off is over."""
-        return self._retry_at is None or now >= self._retry_at
-
-    def forget_failures(self) -> None:
-        """The host is another than the one the last refresh failed on: the next one need not wait."""
-        self._delay, self._retry_at = 0.0, None
+        return now >= self._backoff.due
 
     def succeeded(self, now: float) -> None:
         """A refresh was done, or there was nothing to do: look again after the interval."""
         self.forget_failures()
-        self._rest(now)
+        self.wait(now)
 
     def failed(self, now: float) -> None:
         """A refresh failed: try it again after the back-off."""
-        self._delay = min(max(2 * self._delay, FIRST_RETRY), LONGEST_RETRY)
-        self._retry_at = now + self._delay
-        self._rest(now)
+        self._backoff.failed(now)
+        self.wait(now)
 
     def wait(self, now: float) -> None:
-        """The back-off is not over: only look."""
-        self._rest(now)
-
-    def _rest(self, now: float) -> None:
+        """Look again after the interval, or at the end of a back-off."""
         self._since = None
-        self.due = now + self.interval if self._retry_at is None else min(now + self.interval, self._retry_at)
+        self.due = min(now + self.interval, self._backoff.due if self._backoff.delay else math.inf)
 
 
 class Observed(NamedTuple):
@@ -107,17 +99,9 @@ def observe(settings: Settings) -> Observed:
     """
     return Observed(
         tuple(read_fingerprint(source, settings) for source in READERS),
-        _file_state(find_roots(settings).driver + settings.driver_ldcache),
-        _file_state(settings.path or DEFAULT_PATH),
+        file_state(find_roots(settings).driver + settings.driver_ldcache),
+        file_state(settings.path or DEFAULT_PATH),
     )
-
-
-def _file_state(path: str) -> tuple[int, ...]:
-    try:
-        status = os.stat(path)
-    except OSError:
-        return ()
-    return (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 def explain(old: Observed, new: Observed) -> tuple[str, ...]:
@@ -181,18 +165,6 @@ class Uevents:
         self._socket.close()
 
 
-def notify_service_manager(state: str) -> None:
-    """Tell the service manager our state, e.g. "READY=1", as in sd_notify(3); without one nothing happens."""
-    address = os.environ.get("NOTIFY_SOCKET", "")
-    if not (address and state):
-        return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
-        try:
-            sender.sendto(state.encode(), "\0" + address[1:] if address.startswith("@") else address)
-        except OSError as error:  # nobody listens: that is no reason to stop working
-            print(f"warning: NOTIFY_SOCKET {address}: {error.strerror}", flush=True)
-
-
 class Watch:
     """One specification and what it is made from; :meth:`run` keeps it up to date until SIGTERM or SIGINT."""
 
@@ -208,8 +180,6 @@ class Watch:
         self._done: Observed | None = None
         self._seen: Observed | None = None
         self._warned: tuple[str, ...] = ()
-        self._notes: tuple[str, ...] = ()
-        self._stopping = False
 
     def run(self, interval: float, also: Callable[[], None] | None = None) -> None:
         """Refresh now and after each change of the host, looking every ``interval`` seconds.
@@ -217,25 +187,14 @@ class Watch:
         ``also``: called as often, whatever comes of the refresh.
         Changes the process's handling of SIGTERM and SIGINT while it runs.
         """
-        wakeup, wakeup_writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        numbers = (signal.SIGTERM, signal.SIGINT)
-        before = [signal.signal(number, self._stop) for number in numbers]
-        signal.set_wakeup_fd(wakeup_writer, warn_on_full_buffer=False)
-        uevents = self._open_uevents()
-        try:
-            self._loop(interval, wakeup, uevents, also)
-        finally:
-            notify_service_manager("STOPPING=1")
-            signal.set_wakeup_fd(-1)
-            for number, handler in zip(numbers, before, strict=True):
-                signal.signal(number, handler)
-            os.close(wakeup)
-            os.close(wakeup_writer)
-            if uevents:
-                uevents.close()
-
-    def _stop(self, _number: int, _frame: FrameType | None) -> None:
-        self._stopping = True
+        with Signals((signal.SIGTERM, signal.SIGINT), hangup=False) as signals:
+            uevents = self._open_uevents()
+            try:
+                self._loop(interval, signals, uevents, also)
+            finally:
+                notify_service_manager("STOPPING=1")
+                if uevents:
+                    uevents.close()
 
     def _open_uevents(self) -> Uevents | None:
         try:
@@ -245,16 +204,16 @@ class Watch:
             return None
 
     def _loop(
-        self, interval: float, wakeup: int, uevents: Uevents | None, also: Callable[[], None] | None = None
+        self, interval: float, signals: Signals, uevents: Uevents | None, also: Callable[[], None] | None
     ) -> None:
         pace = Pace(interval, time.monotonic())
-        also_due = pace.due if also else float("inf")
-        descriptors = [wakeup, uevents.fileno()] if uevents else [wakeup]
+        also_due = pace.due if also else math.inf
         state = "READY=1"
-        while not self._stopping:
-            readable, _, _ = select.select(descriptors, [], [], max(0.0, min(pace.due, also_due) - time.monotonic()))
-            if wakeup in readable:
-                continue
+        while True:
+            left = min(pace.due, also_due) - time.monotonic()
+            readable = signals.wait(left, *([uevents.fileno()] if uevents else []))
+            if signals.stopping:
+                return
             now = time.monotonic()
             events = uevents.read() if uevents and readable else []
             if events:
@@ -310,11 +269,7 @@ class Watch:
             reasons=list(why),
             events=list(events),
         )
-        notes = (*refreshed.notes, *refreshed.skipped)
-        for note in notes:
-            if note not in self._notes:
-                self.log("warning", note)
-        self._notes = notes
+        self.log.new("notes", "warning", (*refreshed.notes, *refreshed.skipped))
         notify_service_manager(f"STATUS={refreshed.path} is up to date")
 
     def _read_settings_again(self) -> None:

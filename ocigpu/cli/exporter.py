@@ -27,6 +27,6 @@ def exporter_command(
             cause = f"--kubernetes needs grpcio and protobuf: {error}"
             raise HostError("OCIGPU-KUBE-3", cause, INSTALL) from error
     from ocigpu.kubernetes.exporter.service import ExporterService
-    from ocigpu.system.service_log import ServiceLog
+    from ocigpu.system.service import ServiceLog
 
     ExporterService(options, load_settings(config, driver_root), ServiceLog(options.log_format == "json")).run()

@@ -27,7 +27,7 @@ def mps_command(
     from ocigpu.kubernetes.loading import parse_flags
     from ocigpu.kubernetes.mps_control import check_size
     from ocigpu.kubernetes.mps_supervisor import Supervisor
-    from ocigpu.system.service_log import ServiceLog
+    from ocigpu.system.service import ServiceLog
 
     check_size(shm_size)
     options = [option for option in OPTIONS if option.name in OPTION_NAMES]

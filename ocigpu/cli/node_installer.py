@@ -28,7 +28,7 @@ def node_installer_command(
 
     from ocigpu.kubernetes.host_engine import ENGINES, RESTARTS
     from ocigpu.kubernetes.node_installer import InstallerOptions, NodeInstaller
-    from ocigpu.system.service_log import ServiceLog
+    from ocigpu.system.service import ServiceLog
 
     if engine and engine not in ENGINES:
         raise UsageError(f"--engine {engine!r} is not one of {', '.join(ENGINES)}")

@@ -47,7 +47,7 @@ def node_labels_command(
     from ocigpu.kubernetes.labels import render_features
     from ocigpu.kubernetes.loading import CONFIG_VARIABLE, parse_flags, read_configuration
     from ocigpu.kubernetes.publish import TARGETS, find_place, withdraw
-    from ocigpu.system.service_log import ServiceLog
+    from ocigpu.system.service import ServiceLog
 
     if kubeconfig:
         raise UsageError("--kubeconfig is refused: only the service account of a pod is used", "Or use --to file.")

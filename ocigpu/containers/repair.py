@@ -7,7 +7,6 @@ is given that was not granted before; a GPU that was detached and came back by s
 
 import os
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from ocigpu.bundle.edit import has_gpu_hook
@@ -23,6 +22,7 @@ from ocigpu.core.settings import Settings
 from ocigpu.gpus.nvidia.views import PROC_DRIVER
 from ocigpu.provision.cgroups import open_device_cgroup
 from ocigpu.system import bpf
+from ocigpu.system.service import ServiceLog
 
 if TYPE_CHECKING:
     from ocigpu.core.actions import Action
@@ -101,16 +101,14 @@ def _view_paths(live: Live, grant: Grant, record: AttachRecord) -> list[str]:
 class GrantKeeper:
     """Looks at the device rules of all running containers again and again, and repairs those that have changed.
 
-    ``log``: called with a level, a message and fields.  What is compared is cheap to read: the list of rules of cgroup
-    v1, the numbers of the programs of v2.
+    What is compared is cheap to read: the list of rules of cgroup v1, the numbers of the programs of v2.
     """
 
-    def __init__(self, places: Places, settings: Settings, log: Callable[..., None]) -> None:
+    def __init__(self, places: Places, settings: Settings, log: ServiceLog) -> None:
         self._places = places
         self._settings = settings
         self._log = log
         self._seen: dict[tuple[str, int, int], str] = {}
-        self._told: set[tuple[str, str]] = set()
         self._again: dict[tuple[str, int, int], float] = {}
 
     def look(self) -> None:
@@ -131,10 +129,7 @@ class GrantKeeper:
                     self._seen[key] = stamp
             except (OcigpuError, OSError) as error:
                 self._again[key] = time.monotonic() + RETRY
-                text = f"repair {container.name}: {error}"
-                if (container.id, text) not in self._told:
-                    self._told.add((container.id, text))
-                    self._log("error", text, container=container.id)
+                self._log.once(container.id, "error", f"repair {container.name}: {error}", container=container.id)
 
     def _repair(self, container: Container) -> bool:
         """Repair a container; returns whether it had lost anything."""

@@ -14,20 +14,17 @@ from ocigpu.gpus.tree import find_roots, read_bytes
 from ocigpu.kubernetes.config import Configuration
 from ocigpu.kubernetes.labels import TIMESTAMP, Surroundings, make_labels, make_machine_labels, render_features
 from ocigpu.kubernetes.loading import Told, read_configuration
-from ocigpu.kubernetes.mps_control import Log
 from ocigpu.kubernetes.node import KubernetesNode, host_settings, read_node
 from ocigpu.kubernetes.publish import LabelPlace, find_place, publish, withdraw
 from ocigpu.kubernetes.surroundings import read_surroundings
 from ocigpu.kubernetes.vfio import read_model_names
-from ocigpu.kubernetes.waiting import Waiting
+from ocigpu.system.service import Backoff, ServiceLog, Signals
 
 HEARTBEAT = 3600.0
 """Seconds until labels that have not changed are written again, in case that somebody has taken them away."""
 FIRST_RETRY = 5.0
 """Seconds until a labelling that failed is tried again, doubling up to the interval."""
 MAX_FILE = 1 << 20
-MAX_SAID = 100
-"""Lines that are remembered so as not to be repeated: an API server may put a number into each of its refusals."""
 
 
 class Labels(NamedTuple):
@@ -72,7 +69,7 @@ class Labeller:
         settings: Settings,
         told: Told,
         environment: Mapping[str, str],
-        log: Log,
+        log: ServiceLog,
         target: str = "",
     ) -> None:
         self._settings = settings
@@ -81,7 +78,6 @@ class Labeller:
         self._log = log
         self._target = target
         self._place: LabelPlace | None = None
-        self._said: set[str] = set()
         self._published: dict[str, str] | None = None
         self._written: tuple[LabelPlace, float] | None = None
         self._configuration = read_configuration(told, environment)
@@ -97,23 +93,23 @@ class Labeller:
         if self._configuration.options.oneshot:
             self.once()
             return
-        delay = 0.0
-        with Waiting() as waiting:
-            while not waiting.stopping:
-                asked = waiting.take_again()
+        retry = Backoff(FIRST_RETRY)
+        with Signals() as signals:
+            while not signals.stopping:
+                asked = signals.take_again()
                 try:
                     self.once(anyway=asked)
-                    if delay:
-                        self._said.clear()  # the next failure is news again
+                    if retry.delay:
+                        self._log.forget_all()  # the next failure is news again
                         self._log("info", "labelling works again")
-                    delay = 0.0
+                    retry.reset()
                 except HostError as error:
                     if self._configuration.options.fail_on_init_error and self._published is None:
                         raise
                     self._say("error", f"{error.code}: {error.message}")
-                    delay = max(2 * delay, FIRST_RETRY)
+                    retry.failed(0.0)
                 interval = self._configuration.options.sleep_interval
-                waiting.wait(min(delay, interval) if delay else interval)
+                signals.wait(min(retry.delay or interval, interval))
         if remove_on_exit:
             place = self._find_place()
             withdraw(place)
@@ -143,7 +139,7 @@ class Labeller:
         self._written = place, now
         if labels != before:
             self._published = labels
-            self._said.clear()
+            self._log.forget_all()
             self._log("info", f"{len(labels)} labels: {place}", labels=labels)
 
     def _is_there(self, place: LabelPlace, labels: Mapping[str, str], now: float) -> bool:
@@ -166,8 +162,4 @@ class Labeller:
 
     def _say(self, level: str, text: str) -> None:
         """Log a line unless it was logged since the labels last changed, or since labelling last failed."""
-        if text not in self._said:
-            if len(self._said) >= MAX_SAID:
-                self._said.clear()
-            self._said.add(text)
-            self._log(level, text)
+        self._log.once(text, level, text)

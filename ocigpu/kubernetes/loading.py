@@ -102,12 +102,3 @@ def _read(path: str) -> str:
         raise config_error(path, str(error.strerror)) from error
     except UnicodeDecodeError as error:
         raise config_error(path, "it is not UTF-8 text") from error
-
-
-def file_state(path: str) -> tuple[int, ...]:
-    """Return what changes with a file: also behind links, as the kubelet's for a ConfigMap (..data); () for none."""
-    try:
-        status = os.stat(path)
-    except OSError:
-        return ()
-    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)

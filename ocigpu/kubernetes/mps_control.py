@@ -28,8 +28,6 @@ _SHM = "/dev/shm"
 _LABEL = "security.selinux"
 _SIZE = re.compile(r"[1-9][0-9]{0,15}[kKmMgG]?|[1-9][0-9]?%|100%")
 
-Log = Callable[..., None]
-
 
 class Times(NamedTuple):
     """Seconds: for one command, until the daemon answers at all, between tries, and from quit to the kill."""
@@ -69,7 +67,7 @@ def find_program(facts: HostFacts) -> str:
 class ControlDaemon:
     """A daemon that runs between :meth:`start` and :meth:`stop`; of a process with one thread."""
 
-    def __init__(self, job: Job, log: Log, times: Times | None = None) -> None:
+    def __init__(self, job: Job, log: Callable[..., None], times: Times | None = None) -> None:
         self.job = job
         self._log = log
         self._times = times or Times()

@@ -15,15 +15,17 @@ from ocigpu.core.facts import HostFacts
 from ocigpu.core.settings import Settings
 from ocigpu.kubernetes.config import Configuration
 from ocigpu.kubernetes.devices import Resource
-from ocigpu.kubernetes.loading import Told, file_state, read_configuration
+from ocigpu.kubernetes.loading import Told, read_configuration
 from ocigpu.kubernetes.mps import control_commands, mps_directories, mps_problem
-from ocigpu.kubernetes.mps_control import ControlDaemon, Job, Log, Times, find_program
+from ocigpu.kubernetes.mps_control import ControlDaemon, Job, Times, find_program
 from ocigpu.kubernetes.mps_gate import mps_root
 from ocigpu.kubernetes.node import KubernetesNode, host_settings, read_node
 from ocigpu.kubernetes.sharing import DOMAIN
-from ocigpu.kubernetes.waiting import Waiting
+from ocigpu.system.service import Backoff, FollowedFile, ServiceLog, Signals
 
 FIRST_RETRY, LONGEST_RETRY = 1.0, 60.0
+FIRST_QUESTION = 5.0
+"""Seconds until a host that gave no answer is asked again, doubling up to the longest."""
 STEADY = 60.0
 """Seconds after which a daemon that ends is no longer taken for one that cannot start."""
 LOST_LOOK = 30.0
@@ -39,16 +41,14 @@ class MpsKeeper:
 
     def __init__(self, daemon: ControlDaemon, now: float) -> None:
         self.daemon = daemon
-        self.due = now
-        self.delay = 0.0
+        self.retry = Backoff(FIRST_RETRY, LONGEST_RETRY, now)
         self.since: float | None = None
 
     def failed(self, now: float) -> None:
         """It is not running: try again after the back-off."""
         if self.since is not None and now - self.since > STEADY:
-            self.delay = 0.0
-        self.delay = min(max(2 * self.delay, FIRST_RETRY), LONGEST_RETRY)
-        self.due = now + self.delay
+            self.retry.reset()
+        self.retry.failed(now)
         self.since = None
 
 
@@ -108,7 +108,7 @@ class Supervisor:
         told: Told,
         environment: Mapping[str, str],
         shm_size: str,
-        log: Log,
+        log: ServiceLog,
         times: Times | None = None,
     ) -> None:
         self._settings = settings
@@ -118,44 +118,41 @@ class Supervisor:
         self._log = log
         self._times = times or Times()
         self._keepers: dict[str, MpsKeeper] = {}
-        self._said: dict[str, str] = {}
-        self._file: tuple[int, ...] = ()
+        self._file = FollowedFile(told.file)
         self._root = ""
         self._ask_at: float | None = None
-        self._delay = 0.0
+        self._silence = Backoff(FIRST_QUESTION, LONGEST_RETRY)
 
     def run(self) -> None:
         """Work until told to end; raises SettingsError for a configuration that is wrong from the start."""
-        with Waiting() as waiting:
-            self._file = file_state(self._told.file)
+        with Signals() as signals:
             configuration = read_configuration(self._told, self._environment)
             for warning in configuration.warnings:
                 self._log("warning", warning)
             try:
                 self._follow(configuration)
-                while not waiting.stopping:
-                    if waiting.take_again() or file_state(self._told.file) != self._file:
+                while not signals.stopping:
+                    if self._file.has_changed() | signals.take_again():
                         configuration = self._read_again(configuration)
                         self._follow(configuration)
                     elif self._ask_at is not None and time.monotonic() >= self._ask_at:
                         self._follow(configuration, again=True)
                     for resource, keeper in self._keepers.items():
-                        if not waiting.stopping:
-                            self._keep(resource, keeper, waiting)
+                        if not signals.stopping:
+                            self._keep(resource, keeper, signals)
                     self._tell_readiness()
-                    waiting.wait(LOOK)
+                    signals.wait(LOOK)
             finally:
                 self._log("info", "ending")
                 self._close()
 
     def _read_again(self, before: Configuration) -> Configuration:
-        self._file = file_state(self._told.file)
         try:
             found = read_configuration(self._told, self._environment)
         except OcigpuError as error:
-            self._say("configuration", "error", f"{error.message}; the previous configuration stays in force")
+            self._log.once("configuration", "error", f"{error.message}; the previous configuration stays in force")
             return before
-        self._said.pop("configuration", None)
+        self._log.forget("configuration")
         return found
 
     def _follow(self, configuration: Configuration, again: bool = False) -> None:
@@ -166,21 +163,21 @@ class Supervisor:
         node = read_node(host_settings(self._settings, configuration.options), configuration)
         plan = plan_daemons(node, configuration, self._shm_size)
         if plan.problems:
-            self._say("plan", "warning", "; ".join(plan.problems))
+            self._log.once("plan", "warning", "; ".join(plan.problems))
         now = time.monotonic()
         if plan.silent:  # what runs goes on
             if configuration.options.fail_on_init_error and not again:
                 raise HostError("OCIGPU-KUBE-6", f"MPS: {plan.problems[0]}")
-            self._delay = min(max(2 * self._delay, 5.0), LONGEST_RETRY)
-            self._ask_at = now + self._delay
+            self._ask_at = now + self._silence.failed(now)
             return
-        self._ask_at, self._delay = (now + LOST_LOOK if plan.incomplete else None), 0.0
+        self._silence.reset()
+        self._ask_at = now + LOST_LOOK if plan.incomplete else None
         first = not self._root
         self._root = mps_root(configuration)
         if first:
             self._take_back(plan.jobs, node.facts)
         if not plan.jobs and not plan.problems:
-            self._say("plan", "info", "nothing on this node is shared by MPS: waiting for another configuration")
+            self._log.once("plan", "info", "nothing on this node is shared by MPS: waiting for another configuration")
         for name, keeper in list(self._keepers.items()):
             job = plan.jobs.get(name)
             if again and keeper.since is not None:
@@ -190,10 +187,9 @@ class Supervisor:
                 self._keepers.pop(name).daemon.stop()
             elif job._replace(facts=HostFacts()) != keeper.daemon.job._replace(facts=HostFacts()):
                 keeper.daemon.stop(keep=again)
-                self._keepers[name] = MpsKeeper(
-                    ControlDaemon(job, self._log, self._times), keeper.due if again else now
-                )
-                self._keepers[name].delay = keeper.delay if again else 0.0
+                self._keepers[name] = MpsKeeper(ControlDaemon(job, self._log, self._times), now)
+                if again:
+                    self._keepers[name].retry = keeper.retry
         for name, job in plan.jobs.items():
             if name not in self._keepers:
                 self._keepers[name] = MpsKeeper(ControlDaemon(job, self._log, self._times), now)
@@ -217,29 +213,29 @@ class Supervisor:
         try:
             added = keeper.daemon.extend(job)
         except HostError as error:
-            self._say(f"{job.resource} more", "error", f"{error.code}: {job.resource}: {error.message}")
+            self._log.once(f"{job.resource} more", "error", f"{error.code}: {job.resource}: {error.message}")
             return
         if added:
             self._log("info", f"{job.resource}: MPS also has {', '.join(added)}", resource=job.resource)
 
-    def _keep(self, resource: str, keeper: MpsKeeper, waiting: Waiting) -> None:
+    def _keep(self, resource: str, keeper: MpsKeeper, signals: Signals) -> None:
         now = time.monotonic()
         if keeper.since is not None:
             if keeper.daemon.is_running():
                 return
             keeper.daemon.stop(keep=True)
             keeper.failed(now)
-            self._say(resource, "error", f"{resource}: the control daemon ended; it is started again")
-        elif now >= keeper.due:
+            self._log.once(resource, "error", f"{resource}: the control daemon ended; it is started again")
+        elif now >= keeper.retry.due:
             try:
-                keeper.daemon.start(lambda: waiting.stopping)
+                keeper.daemon.start(lambda: signals.stopping)
             except HostError as error:
                 keeper.failed(time.monotonic())
-                self._ask_at = keeper.due - LOOK  # a GPU that was lost must not keep the others waiting
-                self._say(resource, "error", f"{error.code}: {resource}: {error.message}; it is tried again")
+                self._ask_at = keeper.retry.due - LOOK  # a GPU that was lost must not keep the others waiting
+                self._log.once(resource, "error", f"{error.code}: {resource}: {error.message}; it is tried again")
                 return
             keeper.since = time.monotonic()
-            self._said.pop(resource, None)
+            self._log.forget(resource)
             limits = "; ".join(keeper.daemon.job.commands)
             self._log("info", f"{resource}: MPS is ready: {limits}", resource=resource)
 
@@ -255,16 +251,10 @@ class Supervisor:
             elif not ready and os.path.lexists(path):
                 os.unlink(path)
         except OSError as error:
-            self._say("ready", "warning", f"{path}: {error.strerror}")
+            self._log.once("ready", "warning", f"{path}: {error.strerror}")
 
     def _close(self) -> None:
         for keeper in self._keepers.values():
             keeper.daemon.stop()
         if self._root and os.path.lexists(f"{self._root}/{READY}"):
             os.unlink(f"{self._root}/{READY}")
-
-    def _say(self, what: str, level: str, text: str) -> None:
-        """Log a line about something unless it was the last one about it."""
-        if self._said.get(what) != text:
-            self._said[what] = text
-            self._log(level, text)

@@ -6,6 +6,7 @@ again, or all is taken back.  What came of it is a label of the node.
 """
 
 import contextlib
+import math
 import os
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -14,8 +15,7 @@ from ocigpu.core.errors import HostError, OcigpuError, printable
 from ocigpu.kubernetes.api_server import ApiServer, apply, find_api_server
 from ocigpu.kubernetes.host_engine import HostEngine, Running, runtime_path
 from ocigpu.kubernetes.host_files import HostFiles, payload_version
-from ocigpu.kubernetes.waiting import Waiting
-from ocigpu.system.service_log import ServiceLog
+from ocigpu.system.service import Backoff, ServiceLog, Signals
 
 LABEL = "ocigpu/runtime"
 """``ready``; ``installing``, ``failed.CODE``, ``removing`` otherwise; not there where nothing was installed."""
@@ -172,10 +172,10 @@ class NodeInstaller:
 
         After an engine that did not come back nothing is tried until SIGHUP or the pod's replacement.
         """
-        delay = 0.0
-        with Waiting() as waiting:
-            while not waiting.stopping:
-                waiting.take_again()
+        retry = Backoff(FIRST_RETRY, LAST_RETRY)
+        with Signals() as signals:
+            while not signals.stopping:
+                signals.take_again()
                 pause, done = INTERVAL, False
                 try:
                     if not removing:
@@ -183,15 +183,15 @@ class NodeInstaller:
                         done = True
                     elif not (done := self.remove()):
                         pause = USERS_INTERVAL
-                    delay = 0.0
+                    retry.reset()
                 except RestartFailedError as error:
                     self._fail(error)
-                    pause = 10 * 365 * 86400.0
+                    pause = math.inf
                 except OcigpuError as error:
                     self._fail(error)
-                    pause = delay = min(max(2 * delay, FIRST_RETRY), LAST_RETRY)
+                    pause = retry.failed(0.0)
                 self._show_ready(done)
-                waiting.wait(pause)
+                signals.wait(pause)
             if remove_on_exit and not removing and not self.remove():
                 self._log("warning", "files of ocigpu stay on the node: containers need them")
 

@@ -5,15 +5,10 @@ gRPC answers the kubelet in threads of its own (:mod:`~ocigpu.kubernetes.server`
 (:mod:`~ocigpu.kubernetes.reader`, :mod:`~ocigpu.kubernetes.events`).  What goes wrong is logged and tried again.
 """
 
-import contextlib
 import os
-import select
-import signal
-import threading
 import time
 from collections.abc import Mapping
-from types import FrameType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ocigpu.core.errors import HostError, OcigpuError, as_own_error
 from ocigpu.core.settings import Settings
@@ -22,16 +17,14 @@ from ocigpu.kubernetes.config import Configuration, PluginOptions
 from ocigpu.kubernetes.devices import Inventory, Resource
 from ocigpu.kubernetes.events import EventWatcher
 from ocigpu.kubernetes.health import RULES, Rules
-from ocigpu.kubernetes.loading import Told, configured, file_state, read_configuration
+from ocigpu.kubernetes.loading import Told, configured, read_configuration
 from ocigpu.kubernetes.monitor import Monitor
 from ocigpu.kubernetes.mps import mps_problem
 from ocigpu.kubernetes.mps_gate import waiting_resources, waits_for_mps
 from ocigpu.kubernetes.node import KubernetesNode, carry_over, host_settings
 from ocigpu.kubernetes.reader import HardwareReader, Reading
 from ocigpu.kubernetes.server import FIRST_RETRY, LONGEST_RETRY, Offer, Registration, ResourceServer, identity
-from ocigpu.system.service_log import ServiceLog
-
-ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
+from ocigpu.system.service import Backoff, FollowedFile, ServiceLog, Signals
 
 
 class Timing(NamedTuple):
@@ -42,26 +35,12 @@ class Timing(NamedTuple):
     rules: Rules = RULES
 
 
-class SharedLog(ServiceLog):
-    """The log of a program with several threads: a line is written in one piece, and lost where nobody takes it."""
-
-    def __init__(self, as_json: bool) -> None:
-        super().__init__(as_json)
-        self._lock = threading.Lock()
-
-    def __call__(self, level: str, message: str, **fields: Any) -> None:
-        with self._lock, contextlib.suppress(OSError):  # EPIPE, ENOSPC: pods need devices all the same
-            super().__call__(level, message, **fields)
-
-
-class Served:
+class Served(NamedTuple):
     """A resource's server, its registration, and when a failed start is tried again."""
 
-    def __init__(self, server: ResourceServer, registration: Registration) -> None:
-        self.server = server
-        self.registration = registration
-        self.due = 0.0
-        self.delay = 0.0
+    server: ResourceServer
+    registration: Registration
+    retry: Backoff
 
 
 class DevicePlugin:
@@ -82,7 +61,7 @@ class DevicePlugin:
         self.told = told
         self.environment = environment
         self.given_settings = settings
-        self.log = SharedLog(as_json)
+        self.log = ServiceLog(as_json, lossy=True)  # pods need devices all the same
         self.timing = timing or Timing()
         fixed = configured(told.flags, environment).options
         self.kubelet = fixed.kubelet_socket
@@ -97,14 +76,11 @@ class DevicePlugin:
         self.node: KubernetesNode | None = None
         self.inventory = Inventory()
         self.served: dict[str, Served] = {}
-        self._file: tuple[int, ...] = ()
+        self._file = FollowedFile(told.file)
         self._read_due = 0.0
         self._first = True
-        self._told: dict[str, str] = {}
-        self._last: dict[str, tuple[str, ...]] = {}
         self._sick: dict[str, str] = {}
-        self._stopping = self._hangup = False
-        self._wakeup, self._waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self.signals = Signals()
 
     # life
 
@@ -114,40 +90,21 @@ class DevicePlugin:
         Needs the right to make sockets beside the kubelet's: root.  Raises HostError when there is no driver and it was
         told to end then (failOnInitError).
         """
-        for number in ENDING:
-            signal.signal(number, self._stop)
-        signal.signal(signal.SIGHUP, self._hang_up)
-        signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
-        self._file = file_state(self.told.file)
-        self._configure()
-        try:
-            while not self._stopping:
-                self._try_step()
-                self._wait()
-            self.log("info", "ending")
-        finally:
-            for name in list(self.served):
-                self._end(name)
-            self.watcher.close()
-            self.reader.close()
+        with self.signals as signals:
+            self._configure()
+            try:
+                while not signals.stopping:
+                    self._try_step()
+                    signals.wait(self.timing.poll, *self._sources())
+                self.log("info", "ending")
+            finally:
+                for name in list(self.served):
+                    self._end(name)
+                self.watcher.close()
+                self.reader.close()
 
-    def _stop(self, _number: int, _frame: FrameType | None) -> None:
-        self._stopping = True
-
-    def _hang_up(self, _number: int, _frame: FrameType | None) -> None:
-        self._hangup = True
-
-    def _wake(self) -> None:
-        try:
-            os.write(self._waker, b"\0")
-        except BlockingIOError:  # it has been woken often enough
-            return
-
-    def _wait(self) -> None:
-        descriptors = [fd for fd in (self._wakeup, self.reader.fileno(), self.watcher.fileno()) if fd >= 0]
-        readable = select.select(descriptors, [], [], self.timing.poll)[0]
-        if self._wakeup in readable:
-            os.read(self._wakeup, 4096)
+    def _sources(self) -> list[int]:
+        return [fd for fd in (self.reader.fileno(), self.watcher.fileno()) if fd >= 0]
 
     def _try_step(self) -> None:
         """Take a step; a defect of ours is told of, and ends nothing that works."""
@@ -157,7 +114,7 @@ class DevicePlugin:
             raise
         except Exception as error:  # noqa: BLE001 - a program that ends is started again, and again
             own = as_own_error(error)
-            self._once("defect", "error", f"{own.code}: {own.message}")
+            self.log.once("defect", "error", f"{own.code}: {own.message}")
 
     def _step(self, now: float) -> None:
         self._look_at_file()
@@ -172,34 +129,17 @@ class DevicePlugin:
         for served in self.served.values():
             self._keep(served, now)
 
-    def _once(self, what: str, level: str, text: str) -> None:
-        """Log a line about something unless it was the last one about it."""
-        if self._told.get(what) != text:
-            self._told[what] = text
-            if text:
-                self.log(level, text)
-
-    def _new(self, what: str, level: str, texts: tuple[str, ...]) -> None:
-        """Log those lines about something that were not there last time."""
-        for text in texts:
-            if text not in self._last.get(what, ()):
-                self.log(level, text)
-        self._last[what] = texts
-
     # configuration
 
     def _look_at_file(self) -> None:
-        state = file_state(self.told.file) if self.told.file else ()
-        if self._hangup:
-            self._hangup = False
+        changed = self._file.has_changed()
+        if self.signals.take_again():
             self.log("info", "SIGHUP: everything is read anew")
-            self._file = state
             if self._configure():
                 for served in self.served.values():
                     served.server.stop()
-                    served.due = served.delay = 0.0
-        elif state != self._file:
-            self._file = state
+                    served.retry.reset()
+        elif changed:
             self.log("info", f"{self.told.file} has changed")
             self._configure()
 
@@ -233,12 +173,12 @@ class DevicePlugin:
             self.reader.ask(self.settings, self.configuration, now)
         except OSError as error:
             self._read_due = now + self.timing.probe
-            self._once("reader", "error", f"no process to read the host: {error.strerror}")
+            self.log.once("reader", "error", f"no process to read the host: {error.strerror}")
 
     def _has_read(self, reading: Reading, now: float) -> None:
         assert self.configuration is not None
-        self._once("silent", "warning", reading.silent)
-        self._new("specifications", "error", reading.problems)
+        self.log.once("silent", "warning", reading.silent)
+        self.log.new("specifications", "error", reading.problems)
         if reading.node is None:
             self.monitor.is_silent(self.inventory, reading.silent, now)
         else:
@@ -247,12 +187,12 @@ class DevicePlugin:
             self.monitor.has_read(self.inventory, now)
             options = self.configuration.options._replace(imex_required=False)
             missing = usable_channels(reading.node.facts, options)[1]
-            self._new("notes", "warning", (*reading.node.inventory.notes, *missing))
+            self.log.new("notes", "warning", (*reading.node.inventory.notes, *missing))
         if self._first and self.configuration.options.fail_on_init_error and not self.inventory.resources:
             raise HostError("OCIGPU-HOST-1", f"{self.inventory.reason or reading.silent} (failOnInitError is set)")
         self._first = False
         why = "" if self.inventory.resources else self.inventory.reason or reading.silent
-        self._once("nothing", "warning", f"no devices to offer: {why}; waiting for some" if why else "")
+        self.log.once("nothing", "warning", f"no devices to offer: {why}; waiting for some" if why else "")
         self._offer()
 
     def _watch(self, now: float) -> None:
@@ -287,8 +227,8 @@ class DevicePlugin:
             served = self.served.get(resource.name)
             if served is None:
                 server = ResourceServer(offer, self.directory, self.log)
-                registration = Registration(self.kubelet, resource.name, self._wake, self.log)
-                self.served[resource.name] = Served(server, registration)
+                registration = Registration(self.kubelet, resource.name, self.signals.wake, self.log)
+                self.served[resource.name] = Served(server, registration, Backoff(FIRST_RETRY, LONGEST_RETRY))
                 self.log("info", f"{resource.name}: {_count(resource)}", resource=resource.name)
             elif served.server.update(offer):
                 self.log("info", f"{resource.name}: now {_count(resource)}", resource=resource.name)
@@ -320,13 +260,13 @@ class DevicePlugin:
             taken = bool(identity(server.path))
             self.log("warning", f"{server.path} was {'taken by another program' if taken else 'removed'}: serving anew")
             server.stop()
-            served.due = now + LONGEST_RETRY if taken else now
+            served.retry.due = now + LONGEST_RETRY if taken else now
         if not server.running:
             served.registration.again()
             if not os.path.isdir(self.directory):
-                self._once(self.directory, "warning", f"there is no directory {self.directory}: waiting")
+                self.log.once(self.directory, "warning", f"there is no directory {self.directory}: waiting")
                 return
-            if now < served.due or not self._start(served, now):
+            if now < served.retry.due or not self._start(served, now):
                 return
         if self.kubelet:
             served.registration.step(now, identity(self.kubelet))
@@ -335,13 +275,12 @@ class DevicePlugin:
         try:
             served.server.start()
         except OcigpuError as error:
-            served.delay = min(max(2 * served.delay, FIRST_RETRY), LONGEST_RETRY)
-            served.due = now + served.delay
-            self._once(served.server.path, "error", f"{error.code}: {error.message}")
+            served.retry.failed(now)
+            self.log.once(served.server.path, "error", f"{error.code}: {error.message}")
             return False
-        served.delay = 0.0
-        self._told.pop(served.server.path, None)
-        self._told.pop(self.directory, None)
+        served.retry.reset()
+        self.log.forget(served.server.path)
+        self.log.forget(self.directory)
         return True
 
     def _end(self, name: str, gone: bool = False) -> None:

@@ -23,8 +23,7 @@ from ocigpu.kubernetes.config import Configuration
 from ocigpu.kubernetes.devices import Resource
 from ocigpu.kubernetes.node import KubernetesNode
 from ocigpu.kubernetes.preferred import prefer
-
-Log = Callable[..., None]
+from ocigpu.system.service import Backoff, ServiceLog
 
 MAX_STREAMS = 8
 """Open streams of one kubelet and its predecessors; each has a thread."""
@@ -73,7 +72,7 @@ def identity(path: str) -> tuple[int, ...]:
 class ResourceServer:
     """Serves one resource on its own socket beside the kubelet's."""
 
-    def __init__(self, offer: Offer, directory: str, log: Log) -> None:
+    def __init__(self, offer: Offer, directory: str, log: ServiceLog) -> None:
         self.offer = offer
         self.name = offer.resource.name
         self.path = os.path.join(directory, socket_name(self.name))
@@ -272,7 +271,7 @@ class Registration:
     ``wake``: called from another thread when there is an answer.
     """
 
-    def __init__(self, kubelet: str, resource: str, wake: Callable[[], None], log: Log) -> None:
+    def __init__(self, kubelet: str, resource: str, wake: Callable[[], None], log: ServiceLog) -> None:
         self._kubelet = kubelet
         self._resource = resource
         self._wake = wake
@@ -281,9 +280,7 @@ class Registration:
         self._asked: tuple[int, ...] = ()
         self._channel: Any = None
         self._call: Any = None
-        self._due = 0.0
-        self._delay = 0.0
-        self._told = ""
+        self._retry = Backoff(FIRST_RETRY, LONGEST_RETRY)
 
     @property
     def done(self) -> bool:
@@ -293,7 +290,8 @@ class Registration:
     def again(self) -> None:
         """Register once more, now: the kubelet is another, or the server is."""
         self.cancel()
-        self._with, self._due, self._delay = (), 0.0, 0.0
+        self._with = ()
+        self._retry.reset()
 
     def step(self, now: float, kubelet: tuple[int, ...]) -> None:
         """Do what is due; ``kubelet``: identity of its socket, () while there is none."""
@@ -303,8 +301,9 @@ class Registration:
             self._finish(now)
         if not kubelet:
             self._say("info", f"{self._resource}: waiting for the kubelet: there is no {self._kubelet}")
-            self._with, self._due, self._delay = (), 0.0, 0.0
-        elif self._with != kubelet and (now >= self._due or self._asked != kubelet):
+            self._with = ()
+            self._retry.reset()
+        elif self._with != kubelet and (now >= self._retry.due or self._asked != kubelet):
             self._begin(kubelet)
 
     def _begin(self, kubelet: tuple[int, ...]) -> None:
@@ -323,22 +322,20 @@ class Registration:
     def _finish(self, now: float) -> None:
         error = self._call.exception()
         if error is None:
-            self._with, self._delay = self._asked, 0.0
-            self._told = ""
+            self._with = self._asked
+            self._retry.reset()
+            self._log.forget(f"registration of {self._resource}")
             self._say("info", f"{self._resource}: registered with the kubelet")
         else:
             self._with = ()
-            self._delay = min(max(2 * self._delay, FIRST_RETRY), LONGEST_RETRY)
-            self._due = now + self._delay
+            self._retry.failed(now)
             text = printable(_reason(error), 300)
             self._say("warning", f"{self._resource}: the kubelet at {self._kubelet} did not take it: {text}")
         self.cancel()
 
     def _say(self, level: str, text: str) -> None:
         """Log a line unless it was the last one."""
-        if text != self._told:
-            self._told = text
-            self._log(level, text, resource=self._resource)
+        self._log.once(f"registration of {self._resource}", level, text, resource=self._resource)
 
     def cancel(self) -> None:
         """Give up on what is under way."""

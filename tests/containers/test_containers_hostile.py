@@ -14,6 +14,7 @@ from containers_lab import WAITING, Made, cgroup_directory, container
 from live_lab import opened, verified
 from support import requirements, silent_fuse
 from support.fixtures import MakeBundle
+from support.lines import Lines
 from support.process import run, wait_for
 from support.product import SimulatedHost
 
@@ -96,11 +97,11 @@ def _children() -> set[str]:
 def test_the_keeper_goes_on_to_the_next_container(
     gpu_3: Made, make_bundle: MakeBundle, runtime_environment: dict[str, str], simulated_host: SimulatedHost
 ) -> None:
-    lines: list[str] = []
+    log = Lines()
     settings = read_settings(gpu_3.environment["OCIGPU_CONFIG"])
     with container(make_bundle(WAITING, GPU_3), runtime_environment, host=simulated_host) as other:
         places = gpu_3.places._replace(roots=(*gpu_3.places.roots, *other.places.roots))
-        keeper = GrantKeeper(places, settings, lambda level, text, **_: lines.append(f"{level}: {text}"))
+        keeper = GrantKeeper(places, settings, log)
         keeper.look()
         devices = [cgroup_directory(made, "v1") for made in (gpu_3, other)]
 
@@ -114,7 +115,7 @@ def test_the_keeper_goes_on_to_the_next_container(
             # a machine that stops for a while may take the other's time away, which the next look makes good
             wait_for("the other's rule", is_repaired)
         assert "195:3" not in (devices[0] / "devices.list").read_text()
-    assert {line.split(":")[0] for line in lines} == {"error", "info"}
+    assert {line.split(":")[0] for line in log.lines} == {"error", "info"}
 
 
 def test_a_command_that_does_not_end_keeps_others_waiting_only_for_a_while(gpu_3: Made) -> None:

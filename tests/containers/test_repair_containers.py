@@ -13,6 +13,7 @@ import pytest
 from containers_lab import WAITING, Made, cgroup_directory, container, settings_with
 from live_lab import apply_again, execute, mounts, ocigpu, opened, opens, records, see, shell, verified, verify
 from support.fixtures import MakeBundle
+from support.lines import Lines
 from support.process import run, wait_for
 from support.product import PROGRAMS, REPOSITORY, RUNTIME, SimulatedHost, python_of_nobody
 from support.runtimes import probe
@@ -157,9 +158,10 @@ def test_one_container_or_all_of_them(gpu_3: Made) -> None:
 
 
 def test_the_keeper_repairs_what_changed_and_is_silent_else(gpu_3: Made, simulated_host: SimulatedHost) -> None:
-    said: list[str] = []
+    log = Lines()
+    said = log.lines
     settings = read_settings(gpu_3.environment["OCIGPU_CONFIG"])
-    keeper = GrantKeeper(gpu_3.places, settings, lambda level, text, **_: said.append(f"{level}: {text}"))
+    keeper = GrantKeeper(gpu_3.places, settings, log)
     keeper.look()
     keeper.look()
     assert said == []
@@ -178,21 +180,22 @@ def test_the_keeper_tells_an_error_once_and_forgets_what_has_ended(
     gpu_3: Made, simulated_host: SimulatedHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ocigpu.containers.repair.RETRY", 0.0)
-    said: list[str] = []
+    log = Lines()
     settings = read_settings(gpu_3.environment["OCIGPU_CONFIG"])
     with opened(gpu_3) as live:
         attach(live, ["5"])
-    keeper = GrantKeeper(gpu_3.places, settings, lambda level, _, **__: said.append(level))
+    keeper = GrantKeeper(gpu_3.places, settings, log)
     keeper.look()
     (gpu_3.bundle / "config.json").chmod(0o666)
     apply_again(gpu_3, "v1")
     keeper.look()
     keeper.look()
-    assert said == ["error"]
+    (said,) = log.lines
+    assert said.startswith("error: ")
     os.kill(gpu_3.found().pid, signal.SIGKILL)
     wait_for("the container to end", lambda: gpu_3.found().pid == 0)
     keeper.look()
-    assert (said, records(gpu_3, simulated_host)) == (["error"], [])
+    assert (log.lines, records(gpu_3, simulated_host)) == ([said], [])
 
 
 PRIVATE_RUN = 'mount -t tmpfs none /run && mkdir /run/runc && mount --bind "$0" /run/runc && exec "$@"'

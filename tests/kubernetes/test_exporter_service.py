@@ -10,7 +10,7 @@ from ocigpu.core.settings import Settings
 from ocigpu.kubernetes.exporter.options import ExporterOptions
 from ocigpu.kubernetes.exporter.sample import GpuSample, Sample
 from ocigpu.kubernetes.exporter.service import ExporterService
-from ocigpu.system.service_log import ServiceLog
+from ocigpu.system.service import ServiceLog
 
 TEMPERATURE = "DCGM_FI_DEV_GPU_TEMP"
 GPU = GpuSample(0, "GPU-a", "00000000:01:00.0", "A", values={TEMPERATURE: 40})

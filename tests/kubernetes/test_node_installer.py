@@ -14,6 +14,7 @@ from support import requirements
 from support.api_server import FakeApiServer, make_account
 from support.engines import Containerd, start_containerd
 from support.fixtures import IMAGE
+from support.lines import Lines
 from support.process import run, wait_for
 from support.product import PROGRAMS, REPOSITORY, SimulatedHost, listed_uuids
 from support.runtimes import container_id
@@ -56,22 +57,6 @@ def node(server: FakeApiServer) -> Callable[[], dict[str, str]]:
         return {key: value for key, value in found.items() if key.startswith("ocigpu/")}
 
     return labels
-
-
-class Lines:
-    """A log that is kept; ``seen`` is called with each message."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-        self.seen: Callable[[str], object] = bool
-
-    def __call__(self, level: str, message: str, **_: Any) -> None:
-        self.lines.append(f"{level}: {message}")
-        self.seen(message)
-
-    @property
-    def text(self) -> str:
-        return "\n".join(self.lines)
 
 
 # files
@@ -239,11 +224,11 @@ def test_a_server_that_refuses_labels_is_logged_and_stops_nothing(tmp_path: Path
     server.objects.pop(NODE, None)  # it refuses to make a node
     log = Lines()
     options = InstallerOptions(host_root=str(tmp_path), payload=str(tmp_path))
-    NodeInstaller(options, ENVIRONMENT, log, server.place).label("installing")  # type: ignore[arg-type]
+    NodeInstaller(options, ENVIRONMENT, log, server.place).label("installing")
     assert "OCIGPU-KUBE-5" in log.text
     assert "403" in log.text
     requests = len(server.requests)
-    NodeInstaller(options, {}, log, server.place).label("installing")  # type: ignore[arg-type]
+    NodeInstaller(options, {}, log, server.place).label("installing")
     assert len(server.requests) == requests
 
 
@@ -272,7 +257,7 @@ class Place:
             config=str(self.config),
             restart="signal",
         )
-        self.installer = NodeInstaller(self.options, ENVIRONMENT, self.log, server.place)  # type: ignore[arg-type]
+        self.installer = NodeInstaller(self.options, ENVIRONMENT, self.log, server.place)
 
     def pid(self) -> int:
         found = self.installer._engine.require()
@@ -405,7 +390,7 @@ def test_a_node_is_made_ready_used_and_set_back(
 @pytest.mark.engine
 def test_a_name_that_another_program_has_is_left_alone(place: Place, node: Callable[[], dict[str, str]]) -> None:
     options = place.options._replace(name="runc")
-    installer = NodeInstaller(options, ENVIRONMENT, place.log, place.installer._server)  # type: ignore[arg-type]
+    installer = NodeInstaller(options, ENVIRONMENT, place.log, place.installer._server)
     before = place.config.read_bytes()
     with pytest.raises(HostError, match="containerd has runc = "):
         installer.install()

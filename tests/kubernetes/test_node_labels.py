@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from kubernetes_lab import configured
 from support.api_server import TOKEN, FakeApiServer, make_account
+from support.lines import Lines
 from support.process import Completed, run, stop, wait_for
 from support.product import PROGRAMS, SimulatedHost
 from support.trees import pci_function, write_tree
@@ -23,6 +24,7 @@ from ocigpu.kubernetes.config import PluginOptions
 from ocigpu.kubernetes.labelling import Labeller, read_labels
 from ocigpu.kubernetes.loading import Told
 from ocigpu.kubernetes.publish import LabelPlace, find_place, publish, withdraw
+from ocigpu.system.service import MAX_TOPICS
 from ocigpu.system.settings_file import read_settings
 
 Command = Callable[..., Completed]
@@ -200,15 +202,15 @@ def test_a_cluster_without_node_feature_discovery_says_so(api: FakeApiServer) ->
 # --- labelling
 
 
-def labeller(host: SimulatedHost, lines: list[str], file: Path) -> Labeller:
+def labeller(host: SimulatedHost, log: Lines, file: Path) -> Labeller:
     told = Told({"output_file": str(file), "no_timestamp": "true"}, "")
-    return Labeller(read_settings(str(host.settings)), told, {}, lambda _level, text, **_: lines.append(text), "file")
+    return Labeller(read_settings(str(host.settings)), told, {}, log, "file")
 
 
 def test_labels_stay_while_the_driver_gives_no_answer(simulated_host: SimulatedHost, tmp_path: Path) -> None:
-    lines: list[str] = []
+    log = Lines()
     file = tmp_path / "features.d/gfd"
-    ours = labeller(simulated_host, lines, file)
+    ours = labeller(simulated_host, log, file)
     ours.once()
     before = file.read_text()
     assert "nvidia.com/gpu.count=8\n" in before
@@ -222,7 +224,7 @@ def test_labels_stay_while_the_driver_gives_no_answer(simulated_host: SimulatedH
     assert caught.value.code == "OCIGPU-KUBE-7"
     assert file.read_text() == before
     ours.once()
-    assert lines == [f"{len(before.splitlines())} labels: {file}"]
+    assert log.lines == [f"info: {len(before.splitlines())} labels: {file}"]
 
 
 STAMP = "nvidia.com/gfd.timestamp"
@@ -239,7 +241,7 @@ def test_what_has_not_changed_is_neither_stamped_nor_written_again(
     monkeypatch.setattr(labelling, "read_labels", lambda *words: read_labels(*words[:2], next(clock)))
     config = tmp_path / "config.yaml"
     config.write_text("version: v1\n")
-    ours = Labeller(read_settings(str(simulated_host.settings)), Told({}, str(config)), {}, lambda *_, **__: None)
+    ours = Labeller(read_settings(str(simulated_host.settings)), Told({}, str(config)), {}, Lines())
     for _ in range(5):
         ours.once()
     assert [each[STAMP] for each in written] == ["1700000000"]
@@ -261,7 +263,7 @@ def test_labels_that_were_not_taken_are_written_again(
 ) -> None:
     place = find_place(PluginOptions(), "", POD, api.place)
     monkeypatch.setattr(labelling, "find_place", lambda *_: place)
-    ours = Labeller(read_settings(str(simulated_host.settings)), Told({}, ""), {}, lambda *_, **__: None)
+    ours = Labeller(read_settings(str(simulated_host.settings)), Told({}, ""), {}, Lines())
     api.answers = [422]
     with pytest.raises(HostError, match="422"):
         ours.once()
@@ -274,7 +276,7 @@ def test_labels_that_were_not_taken_are_written_again(
 
 def test_a_file_is_written_again_only_when_it_is_another(simulated_host: SimulatedHost, tmp_path: Path) -> None:
     file = tmp_path / "features.d/gfd"
-    ours = labeller(simulated_host, [], file)
+    ours = labeller(simulated_host, Lines(), file)
     ours.once()
     before = file.stat()
     ours.once()
@@ -461,10 +463,10 @@ def test_each_failure_of_labelling_is_told_and_its_end(simulated_host: Simulated
 
 
 def test_refusals_that_differ_each_time_are_not_all_remembered(simulated_host: SimulatedHost, tmp_path: Path) -> None:
-    lines: list[str] = []
-    ours = labeller(simulated_host, lines, tmp_path / "gfd")
-    for number in range(1000):
-        ours._say("error", f"request {number} timed out")
-        ours._say("error", f"request {number} timed out")
-    assert len(lines) == 1000
-    assert len(ours._said) <= 100
+    log = Lines()
+    ours = labeller(simulated_host, log, tmp_path / "gfd")
+    for number in range(3000):
+        for _ in range(2):
+            ours._say("error", f"request {number} timed out")
+    assert len(log.lines) == 3000
+    assert len(log._last) <= MAX_TOPICS

@@ -2,10 +2,8 @@
 
 import json
 import select
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,10 +23,10 @@ from ocigpu.kubernetes.allocate import CDI_VENDOR
 from ocigpu.kubernetes.config import OPTIONS, Configuration
 from ocigpu.kubernetes.devices import Inventory, PluginDevice, Resource
 from ocigpu.kubernetes.health import NO_INSTANCE, Event, Rules
-from ocigpu.kubernetes.loading import LABELS_ONLY, Told, file_state, parse_flags, read_configuration
+from ocigpu.kubernetes.loading import LABELS_ONLY, Told, parse_flags, read_configuration
 from ocigpu.kubernetes.monitor import Monitor
 from ocigpu.kubernetes.node import KubernetesNode
-from ocigpu.kubernetes.plugin import ENDING, DevicePlugin, Timing
+from ocigpu.kubernetes.plugin import DevicePlugin, Timing
 from ocigpu.kubernetes.reader import HardwareReader, read_again
 from ocigpu.kubernetes.server import socket_name
 from ocigpu.kubernetes.specifications import wanted, write_specifications
@@ -123,7 +121,6 @@ def test_files_that_cannot_be_read(tmp_path: Path, kind: str) -> None:
     with pytest.raises(SettingsError) as raised:
         read_configuration(Told({}, str(path)), {})
     assert raised.value.code == "OCIGPU-KUBE-1"
-    assert file_state(str(tmp_path / "none")) == ()
 
 
 def test_names_of_sockets() -> None:
@@ -131,19 +128,8 @@ def test_names_of_sockets() -> None:
     assert socket_name("nvidia.com/mig-1g.5gb") == "nvidia-mig-1g.5gb.sock"
 
 
-@pytest.fixture
-def handlers() -> Iterator[None]:
-    """Signals as they were, after a run in this process."""
-    numbers = (*ENDING, signal.SIGHUP)
-    before = [signal.getsignal(number) for number in numbers]
-    yield
-    signal.set_wakeup_fd(-1)
-    for number, handler in zip(numbers, before, strict=True):
-        signal.signal(number, handler)
-
-
 def test_a_defect_does_not_end_what_works(
-    handlers: None, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = Told({"kubelet_socket": str(tmp_path / "kubelet.sock")}, "")
     plugin = DevicePlugin(told, {}, Settings(), timing=Timing(poll=0.0))
@@ -152,7 +138,7 @@ def test_a_defect_does_not_end_what_works(
     def step(now: float) -> None:
         steps.append(now)
         if len(steps) == 4:
-            plugin._stop(15, None)
+            plugin.signals.stopping = True
         raise ValueError("a defect")
 
     monkeypatch.setattr(plugin, "_step", step)
@@ -162,7 +148,7 @@ def test_a_defect_does_not_end_what_works(
 
 
 def test_a_log_that_nobody_takes_is_no_reason_to_end() -> None:
-    code = "from ocigpu.kubernetes.plugin import SharedLog; SharedLog(True)('info', 'x'); import os; os._exit(7)"
+    code = "import os; from ocigpu.system.service import ServiceLog; ServiceLog(True, True)('info', 'x'); os._exit(7)"
     with Path("/dev/full").open("w") as full:
         assert subprocess.run([sys.executable, "-c", code], stdout=full, timeout=60).returncode == 7
 

@@ -4,8 +4,8 @@ One thread collects, and nothing that hangs there delays a page: NVML is another
 Pages are answered in threads of their own, signals are waited for by the first thread.
 """
 
+import math
 import os
-import signal
 import threading
 import time
 from collections.abc import Iterable
@@ -26,14 +26,12 @@ from ocigpu.kubernetes.exporter.sample import GpuSample, Sample
 from ocigpu.kubernetes.exporter.sampler import DEADLINE, Orders, Sampler
 from ocigpu.kubernetes.exporter.shares import find_split, read_pod_uids
 from ocigpu.kubernetes.exporter.web import Page, WebServer, make_page
-from ocigpu.kubernetes.loading import file_state
-from ocigpu.system.service_log import ServiceLog
+from ocigpu.system.service import FollowedFile, ServiceLog, Signals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ocigpu.kubernetes.exporter.pods import Listing
 
-ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 LOOK = 0.5
 """Seconds between looks at the list of metrics."""
 PAUSE = 10.0
@@ -76,23 +74,24 @@ class ExporterService:
         self.standing = Standing()
         self.reloading = False
         self._reload = threading.Event()
-        self._told: dict[str, str] = {}
         self._known: dict[int, GpuSample] = {}
         self._seen: dict[str, GpuSample] = {}
         self._sampler = Sampler(settings, deadline)
-        self._file = file_state(options.collectors) if options.collectors else ()
+        self._file = FollowedFile(options.collectors)
         self.collectors = self._read_collectors()
         host, port = parse_address(options.address)
         self.web = WebServer(host, port, lambda: self.page, self.own_metrics, lambda: self.reloading)
 
     def run(self) -> None:
         """Collect and serve until SIGTERM, SIGINT or SIGQUIT; SIGHUP reads the list of metrics again."""
-        signal.pthread_sigmask(signal.SIG_BLOCK, (*ENDING, signal.SIGHUP))
-        for work in (self.web.serve_forever, self._collect):
-            threading.Thread(target=work, daemon=True).start()
-        self.log("info", f"listening on port {self.web.server_port}", port=self.web.server_port)
-        while signal.sigwait((*ENDING, signal.SIGHUP)) == signal.SIGHUP:
-            self._reload.set()
+        with Signals() as signals:
+            for work in (self.web.serve_forever, self._collect):
+                threading.Thread(target=work, daemon=True).start()
+            self.log("info", f"listening on port {self.web.server_port}", port=self.web.server_port)
+            while not signals.stopping:
+                signals.wait(math.inf)
+                if signals.take_again():
+                    self._reload.set()
         self.log("info", "ending")
         self._sampler.kill()
 
@@ -104,17 +103,15 @@ class ExporterService:
                 self._collect_on()
             except Exception as error:  # noqa: BLE001 - a defect of ours is told, and the work begins anew
                 problem = as_own_error(error).message
-                self._say("defect", "error", problem)
+                self.log.once("defect", "error", problem)
                 self.standing = self.standing._replace(failed=self.standing.failed + 1, problem=problem)
                 time.sleep(PAUSE)
 
     def _collect_on(self) -> None:
         self._order()
         while True:
-            state = file_state(self.options.collectors) if self.options.collectors else ()
-            if self._reload.is_set() or state != self._file:
+            if self._file.has_changed() | self._reload.is_set():
                 self._reload.clear()
-                self._file = state
                 self._read_again()
             samples = self._sampler.wait(LOOK)
             good = [sample for sample in samples if not sample.error]
@@ -147,10 +144,11 @@ class ExporterService:
         try:
             self.collectors = self._read_collectors()
         except SettingsError as error:
-            self._say("collectors", "error", f"{error.message}; the previous list stays in force")
+            self.log.once("collectors", "error", f"{error.message}; the previous list stays in force")
             self.standing = self.standing._replace(collectors_problem=error.message)
         else:
-            self._say("collectors", "info", f"the list of metrics was read again: {len(self.collectors)}", always=True)
+            self.log.forget("collectors")
+            self.log("info", f"the list of metrics was read again: {len(self.collectors)}")
             self.standing = self.standing._replace(collectors_problem="")
             self._order()
         finally:
@@ -161,15 +159,15 @@ class ExporterService:
         now = time.monotonic()
         standing = self.standing
         if sample.error:
-            self._say("nvml", "error", f"no metrics of GPUs: {sample.error}")
+            self.log.once("nvml", "error", f"no metrics of GPUs: {sample.error}")
             self.standing = standing._replace(failed=standing.failed + 1, problem=sample.error)
             limit = max(STALE_SECONDS, STALE_INTERVALS * self.options.collect_interval)
             if not standing.done or now - standing.sampled > limit:
                 self._publish(Sample())
             return
         if standing.problem and standing.done:
-            self._say("nvml", "info", "NVML answers again")
-        self._told.pop("nvml", None)
+            self.log.once("nvml", "info", "NVML answers again")
+        self.log.forget("nvml")
         gpus = tuple(map(self._remember, sample.gpus))
         sample = sample._replace(gpus=(*gpus, *self._find_gone(gpus, sample.listed)))
         if self.options.debug:
@@ -180,11 +178,11 @@ class ExporterService:
     def _remember(self, gpu: GpuSample) -> GpuSample:
         """Return the GPU with the names that it had: a lost one does not tell them."""
         if not gpu.error:
-            if self._told.pop(f"gpu{gpu.number}", ""):
+            if self.log.forget(f"gpu{gpu.number}"):
                 self.log("info", f"GPU {gpu.number} answers again", gpu=gpu.number)
             self._known[gpu.number] = self._seen[normal_bus_id(gpu.bus_id)] = gpu
             return gpu
-        self._say(f"gpu{gpu.number}", "error", f"GPU {gpu.number}: {gpu.error}")
+        self.log.once(f"gpu{gpu.number}", "error", f"GPU {gpu.number}: {gpu.error}")
         known = self._known.get(gpu.number, gpu)
         return gpu._replace(uuid=gpu.uuid or known.uuid, bus_id=gpu.bus_id or known.bus_id, name=gpu.name or known.name)
 
@@ -213,7 +211,7 @@ class ExporterService:
             try:
                 facts = read_vfio_facts(find_roots(self.settings))
             except HostError as error:
-                self._say("vfio", "warning", error.message)
+                self.log.once("vfio", "warning", error.message)
             else:
                 vfio = find_vfio_owners(facts.candidates, owners.others)
         jobs = read_jobs(self.options.hpc_job_mapping_dir)
@@ -226,19 +224,13 @@ class ExporterService:
         begin = time.monotonic()
         listing = list_containers(self.options.pod_resources_kubelet_socket)
         if listing.problem:
-            self._say("pods", "error", f"no labels of pods: {listing.problem}")
-        elif self._told.pop("pods", ""):
+            self.log.once("pods", "error", f"no labels of pods: {listing.problem}")
+        elif self.log.forget("pods"):
             self.log("info", "the kubelet answers again")
         self.standing = self.standing._replace(
             pods_problem=listing.problem, pods_seconds=round(time.monotonic() - begin, 6)
         )
         return listing
-
-    def _say(self, topic: str, level: str, text: str, always: bool = False) -> None:
-        """Log a line unless it was the last one of its topic."""
-        if always or self._told.get(topic) != text:
-            self._told[topic] = text
-            self.log(level, text)
 
     # about itself
 
