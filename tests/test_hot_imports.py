@@ -23,6 +23,8 @@ NOT_HOT = (
     "ocigpu.system.service",
     "ocigpu.entry.container_cli",
     "ocigpu.gpus.nvidia.kmods",
+    "ocigpu.gpus.nvidia.nvml_process",
+    "ocigpu.gpus.nvidia.nvml_verbs",
 )
 """Modules and packages of these directories that need more: only other processes load them."""
 HOT_MODULES = ("ocigpu.runtime", "ocigpu.hook")

@@ -5,12 +5,13 @@ A sign of life comes every few seconds; a process without one is replaced.
 
 import json
 import os
-import subprocess
 from typing import Any, NamedTuple
 
 from ocigpu.core.facts import HostFacts
+from ocigpu.gpus.nvidia.nvml_child import DriverPlace
+from ocigpu.gpus.nvidia.nvml_process import VERBS, NvmlStream, command, nvml_place
 from ocigpu.kubernetes.health import NO_INSTANCE, Event
-from ocigpu.kubernetes.nvml_process import DriverPlace, command, nvml_place, reap
+from ocigpu.system.service import Backoff
 
 SILENCE = 60.0
 """Seconds without a sign of life: initialising NVML wakes up all GPUs, one or two seconds each."""
@@ -18,7 +19,6 @@ FIRST_RETRY, LONGEST_RETRY = 2.0, 300.0
 SETTLED = 60.0
 """Seconds after which a process works: one that ends sooner is started again ever more rarely."""
 MAX_LINE = 1 << 16
-CHILD = "ocigpu.kubernetes.events_child"
 
 
 class News(NamedTuple):
@@ -33,17 +33,13 @@ class EventWatcher:
     """Watches the GPUs of a host for XIDs; :meth:`step` is called now and then and never waits."""
 
     def __init__(self) -> None:
-        self._child: subprocess.Popen[bytes] | None = None
-        self._pending = b""
+        self._stream = NvmlStream()
+        self.fileno = self._stream.fileno
+        """Returns what becomes readable with news, -1 while nothing is watched."""
         self._key: tuple[str, ...] = ()
         self._place = DriverPlace("")
         self._started = self._heard = 0.0
-        self._due = 0.0
-        self._delay = 0.0
-
-    def fileno(self) -> int:
-        """Return what becomes readable with news, -1 while nothing is watched."""
-        return self._child.stdout.fileno() if self._child and self._child.stdout else -1
+        self._retry = Backoff(FIRST_RETRY, LONGEST_RETRY)
 
     def watch(self, facts: HostFacts, now: float) -> None:
         """Watch the GPUs of these facts from now on; none without NVML.  The same GPUs are watched on."""
@@ -53,69 +49,42 @@ class EventWatcher:
         if key != self._key:
             self.close()
             self._key, self._place = key, place
-            self._due, self._delay = now, 0.0
+            self._retry.reset(now)
 
     def step(self, now: float) -> News:
         """Start, replace and read the process."""
-        if self._child is None:
-            return self._start(now) if self._key and now >= self._due else News()
-        data, ended = self._read()
-        if data:
+        if self._stream.child is None:
+            return self._start(now) if self._key and now >= self._retry.due else News()
+        lines, ended = self._stream.read()
+        if lines:
             self._heard = now
-        *lines, self._pending = (self._pending + data).split(b"\n")
         news = _parse(lines)
         problem = ""
-        if news.nonsense or len(self._pending) > MAX_LINE:
+        if news.nonsense or len(self._stream.unfinished) > MAX_LINE:
             problem = "says what means nothing"
         elif ended:
             problem = "ended"
         elif now - self._heard > SILENCE:
             problem = f"gave no sign for {SILENCE:g} s"
-        elif data and now - self._started > SETTLED:
-            self._delay = 0.0
-        return news._replace(warnings=(*news.warnings, self._retry(now, problem))) if problem else news
+        elif lines and now - self._started > SETTLED:
+            self._retry.reset()
+        return news._replace(warnings=(*news.warnings, self._fail(now, problem))) if problem else news
 
     def _start(self, now: float) -> News:
         try:
-            self._child = subprocess.Popen(
-                command(CHILD, str(os.getpid()), *self._place),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env={},
-                cwd="/",
-                process_group=0,
-            )
+            self._stream.start(command(VERBS, "watch-events", str(os.getpid()), *self._place))
         except OSError as error:
-            return News(warnings=(self._retry(now, f"cannot be started: {error.strerror}"),))
-        self._started, self._heard, self._pending = now, now, b""
-        os.set_blocking(self.fileno(), False)
+            return News(warnings=(self._fail(now, f"cannot be started: {error.strerror}"),))
+        self._started = self._heard = now
         return News()
 
-    def _read(self) -> tuple[bytes, bool]:
-        try:
-            data = os.read(self.fileno(), MAX_LINE)
-        except BlockingIOError:
-            return b"", False
-        return data, not data
-
-    def _retry(self, now: float, what: str) -> str:
-        self._end()
-        self._delay = min(max(2 * self._delay, FIRST_RETRY), LONGEST_RETRY)
-        self._due = now + self._delay
-        return f"the process that waits for XIDs {what}: it is started again in {self._delay:g} s"
-
-    def _end(self) -> None:
-        if self._child is not None:
-            self._child.kill()
-            if self._child.stdout:
-                self._child.stdout.close()
-            reap(self._child)
-        self._child = None
+    def _fail(self, now: float, what: str) -> str:
+        self._stream.close()
+        return f"the process that waits for XIDs {what}: it is started again in {self._retry.failed(now):g} s"
 
     def close(self) -> None:
         """Watch nothing any more."""
-        self._end()
+        self._stream.close()
         self._key = ()
 
 

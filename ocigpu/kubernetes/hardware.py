@@ -8,11 +8,10 @@ from typing import Any, NamedTuple
 
 from ocigpu.core.errors import printable
 from ocigpu.core.facts import HostFacts
-from ocigpu.kubernetes.nvml_process import NvmlError, ask
+from ocigpu.gpus.nvidia.nvml_process import NvmlError, ask
 
 DEADLINE = 20.0
 """Seconds: each idle GPU takes one or two to wake up."""
-DETAILS = "ocigpu.kubernetes.nvml_details"
 
 
 class MigSize(NamedTuple):
@@ -55,7 +54,7 @@ class Hardware(NamedTuple):
 def read_hardware(facts: HostFacts, seconds: float = DEADLINE) -> Hardware:
     """Return what the host's NVML says; waits no longer than ``seconds``.  Never raises for what NVML does."""
     try:
-        return parse_hardware(ask(DETAILS, facts, seconds))
+        return parse_hardware(ask("details", facts, seconds))
     except NvmlError as error:
         return Hardware(problem=str(error))
     except (ValueError, TypeError, KeyError, AttributeError):
@@ -63,7 +62,7 @@ def read_hardware(facts: HostFacts, seconds: float = DEADLINE) -> Hardware:
 
 
 def parse_hardware(data: Any) -> Hardware:
-    """Return the records of the document that :mod:`~ocigpu.kubernetes.nvml_details` prints.
+    """Return the records of the document that :mod:`~ocigpu.gpus.nvidia.nvml_verbs` prints for ``details``.
 
     Raises ValueError, TypeError, KeyError or AttributeError for anything else.
     """

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from ocigpu.core.errors import HostError, OcigpuError, UsageError, printable, quoted
 from ocigpu.core.facts import HostFacts
-from ocigpu.kubernetes.compute_mode import DEFAULT, EXCLUSIVE_PROCESS, set_compute_mode
+from ocigpu.gpus.nvidia.nvml_process import DEFAULT, EXCLUSIVE_PROCESS, set_compute_mode
 from ocigpu.kubernetes.mps import LOG_VARIABLE, PIPE_VARIABLE, Directories
 from ocigpu.system import libc
 

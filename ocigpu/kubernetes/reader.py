@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 from ocigpu.core.errors import HostError, OcigpuError, as_own_error
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.nvidia.discover import read_host_facts
+from ocigpu.gpus.nvidia.nvml_process import command
 from ocigpu.gpus.wsl.facts import is_wsl
 from ocigpu.kubernetes.config import Configuration
 from ocigpu.kubernetes.node import KubernetesNode, read_node
-from ocigpu.kubernetes.nvml_process import command, reap
 from ocigpu.kubernetes.specifications import write_specifications
+from ocigpu.system.programs import end_program
 
 DEADLINE = 90.0
 """Seconds for one reading: NVML is asked up to four times, each time with a deadline of its own."""
@@ -149,6 +150,5 @@ class HardwareReader:
         if self._connection is not None:
             self._connection.close()
         if self._child is not None:
-            self._child.kill()
-            reap(self._child)
+            end_program(self._child)
         self._child = self._connection = self._asked = None

@@ -1,5 +1,6 @@
 """The process that asks NVML, seen from its parent: it hangs, it is replaced, it follows orders."""
 
+import subprocess
 import time
 from collections.abc import Iterator
 
@@ -10,6 +11,7 @@ from support.product import SimulatedHost
 from ocigpu.core.settings import Settings
 from ocigpu.kubernetes.exporter.sample import Sample
 from ocigpu.kubernetes.exporter.sampler import STUCK, Orders, Sampler, find_library
+from ocigpu.system.service import Backoff
 from ocigpu.system.settings_file import read_settings
 
 ORDERS = Orders(("DCGM_FI_DEV_GPU_TEMP",), 0.1, 300, 300)
@@ -34,7 +36,7 @@ def test_samples_come_until_the_end_of_the_process_that_wants_them(sampler: Samp
     sampler.order(ORDERS)
     found = wait_for_sample(sampler)
     assert [gpu.values for gpu in found.gpus] == [{"DCGM_FI_DEV_GPU_TEMP": 30}] * 8
-    child = sampler._child
+    child = sampler._stream.child
     assert child
     sampler.close()
     assert not is_alive(child.pid)
@@ -50,7 +52,7 @@ def test_other_orders_are_followed_at_once(sampler: Sampler) -> None:
 def test_nvml_that_hangs_is_replaced_and_answers_again(sampler: Sampler, simulated_host: SimulatedHost) -> None:
     sampler.order(ORDERS)
     wait_for_sample(sampler)
-    child = sampler._child
+    child = sampler._stream.child
     assert child
     faults = simulated_host.directory / "faults"
     faults.write_text("hang\n")
@@ -65,7 +67,11 @@ def test_nvml_that_hangs_is_replaced_and_answers_again(sampler: Sampler, simulat
     sampler._deadline = 60.0
     while wait_for_sample(sampler).error:
         pass
-    assert sampler._child is not child
+    assert sampler._stream.child is not child
+
+
+def never_ends(seconds: float) -> None:
+    raise subprocess.TimeoutExpired("nvml", seconds)
 
 
 def test_no_second_process_is_started_beside_one_that_does_not_end(
@@ -73,28 +79,26 @@ def test_no_second_process_is_started_beside_one_that_does_not_end(
 ) -> None:
     sampler.order(ORDERS)
     wait_for_sample(sampler)
-    child = sampler._child
+    child = sampler._stream.child
     assert child
-    monkeypatch.setattr("ocigpu.kubernetes.exporter.sampler._reap", lambda _child: None)  # stuck in the driver
+    monkeypatch.setattr(child, "wait", never_ends)  # stuck in the driver
     monkeypatch.setattr(child, "poll", lambda: None)
-    for name in ("FIRST_RETRY", "LONGEST_RETRY"):
-        monkeypatch.setattr(f"ocigpu.kubernetes.exporter.sampler.{name}", 3600.0)
+    sampler._retry = Backoff(3600.0)
     sampler.close()
     assert [sample.error for sample in sampler.wait(0.1)] == [STUCK]
     assert sampler.wait(0.1) == [], "it is told at intervals"
-    sampler._due = 0.0
+    sampler._retry.due = 0.0
     assert wait_for_sample(sampler).error == STUCK
-    assert sampler._child is None
+    assert sampler._stream.child is None
     monkeypatch.undo()
     child.wait()
-    sampler._due = 0.0
+    sampler._retry.due = 0.0
     assert not wait_for_sample(sampler).error
 
 
-def test_a_host_without_a_driver_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("FIRST_RETRY", "LONGEST_RETRY"):
-        monkeypatch.setattr(f"ocigpu.kubernetes.exporter.sampler.{name}", 3600.0)
+def test_a_host_without_a_driver_has_a_reason() -> None:
     sampler = Sampler(Settings(driver_root="/nonexistent"))
+    sampler._retry = Backoff(3600.0)
     sampler.order(ORDERS)
     assert wait_for_sample(sampler).error == "there is no NVML library below /nonexistent"
     assert sampler.wait(0.01) == [], "it waits before it looks again"

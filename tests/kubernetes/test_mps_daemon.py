@@ -17,7 +17,7 @@ from support.product import PROGRAMS, SimulatedHost
 
 from ocigpu.core.errors import HostError, UsageError
 from ocigpu.core.facts import HostFacts
-from ocigpu.kubernetes.compute_mode import DEFAULT, EXCLUSIVE_PROCESS, set_compute_mode
+from ocigpu.gpus.nvidia.nvml_process import DEFAULT, EXCLUSIVE_PROCESS, set_compute_mode
 from ocigpu.kubernetes.devices import Inventory, Resource
 from ocigpu.kubernetes.mps_control import ControlDaemon, Job, Times, check_size, find_program, relabel
 from ocigpu.kubernetes.mps_gate import waiting_resources, waits_for_mps
@@ -244,11 +244,11 @@ def test_a_daemon_is_tried_ever_more_rarely() -> None:
     delays = []
     for _ in range(8):
         keeper.failed(100.0)
-        delays.append(keeper.due - 100)
+        delays.append(keeper.retry.due - 100)
     assert delays == [1, 2, 4, 8, 16, 32, 60, 60]
     keeper.since = 100.0
     keeper.failed(161.0)
-    assert keeper.due == 162.0
+    assert keeper.retry.due == 162.0
 
 
 # --- the command

@@ -92,7 +92,7 @@ def watching(lab: Lab) -> int:
 
     def look() -> bool:
         children = Path(f"/proc/{lab.plugin.child.pid}/task/{lab.plugin.child.pid}/children").read_text().split()
-        found[:] = [int(pid) for pid in children if b"events_child" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        found[:] = [int(pid) for pid in children if b"watch-events" in Path(f"/proc/{pid}/cmdline").read_bytes()]
         return any("libnvidia-ml" in Path(f"/proc/{pid}/maps").read_text() for pid in found)
 
     wait_for("the process that waits for events", look)

@@ -18,7 +18,8 @@ from ocigpu.cli.manual import read_page
 from ocigpu.core.errors import SettingsError, UsageError
 from ocigpu.core.facts import DeviceNode, FeatureNodes
 from ocigpu.core.settings import Settings
-from ocigpu.kubernetes import events, events_child, specifications
+from ocigpu.gpus.nvidia import nvml_verbs
+from ocigpu.kubernetes import events, specifications
 from ocigpu.kubernetes.allocate import CDI_VENDOR
 from ocigpu.kubernetes.config import OPTIONS, Configuration
 from ocigpu.kubernetes.devices import Inventory, PluginDevice, Resource
@@ -239,12 +240,11 @@ def test_gpus_that_report_no_xids_keep_the_process_waiting(
         "nvmlDeviceGetSupportedEventTypes": 0,
     }
     for name, value in calls.items():
-        monkeypatch.setattr(events_child.pynvml, name, lambda *_, value=value: value)
-    monkeypatch.setattr(events_child, "load", lambda *_: None)
+        monkeypatch.setattr(nvml_verbs.pynvml, name, lambda *_, value=value: value)
     waits = iter([None, None])
-    monkeypatch.setattr(events_child.time, "sleep", lambda _: next(waits))
+    monkeypatch.setattr(nvml_verbs.time, "sleep", lambda _: next(waits))
     with pytest.raises(StopIteration):
-        events_child.main("0", "")
+        nvml_verbs.watch_events()
     assert capsys.readouterr().out.splitlines() == [
         '{"watched": [], "unwatched": {"GPU-1": "it reports no XIDs"}}',
         *["{}"] * 2,

@@ -99,14 +99,14 @@ def start_nvml(library: str, roots: Roots, seconds: float = DEADLINE) -> NvmlChi
     """
     chroot = roots.driver if roots.driver and not roots.simulated and roots.dev == roots.driver else ""
     path = library if chroot else roots.driver + library
+    simulation = roots.driver if roots.simulated else ""
     parent = os.getpid()
 
     def work(pipe: int) -> bytes:
-        from ocigpu.gpus.nvidia.nvml_child import (  # ctypes costs 4 ms: here they overlap with our own reading
-            answer_in_child,
-        )
+        # ctypes costs 4 ms: here they overlap with our own reading
+        from ocigpu.gpus.nvidia.nvml_child import DriverPlace, answer_in_child
 
-        return answer_in_child(parent, pipe, path, chroot, roots.driver if roots.simulated else "")
+        return answer_in_child(parent, pipe, DriverPlace(path, chroot, simulation))
 
     return NvmlChild(Child(work, seconds))
 

@@ -1,6 +1,7 @@
-"""What runs in the forked child that asks NVML: the closed library never runs in our own process.
+"""What runs in a process that asks NVML: the closed library never runs in our own process.
 
-The child gives up every privilege before it loads the library, prints one JSON document into a pipe and exits.
+:func:`enter` gives up every privilege before the library is loaded.  The facts of a host are asked for here, in a
+forked child of programs that have no time for more than ctypes; other questions are in :mod:`~.nvml_verbs`.
 Function names, structures and numbers: nvml.h of the driver's development kit.
 """
 
@@ -10,11 +11,14 @@ import stat
 import struct
 
 from ocigpu.core import rawjson
+from ocigpu.system import libc  # noqa: F401 - which dropping rights loads, and below another root cannot
 from ocigpu.system.child import OVERFLOW_ID, drop_rights, end_with, isolate
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, NamedTuple
+else:
+    from ocigpu.core.record import NamedTuple
 
 MAX_GPUS = 256
 MAX_MIG_DEVICES = 64
@@ -34,22 +38,40 @@ _ADDRESSING_MODE_VERSION = 1 << 24 | 8  # nvmlDeviceAddressingMode_v1: its numbe
 _PCI_NUMBERS = struct.Struct("<16x3I")  # busIdLegacy, then domain, bus, device: the same in all versions
 
 
-def answer_in_child(parent: int, pipe: int, library: str, chroot: str, simulation_root: str) -> bytes:
-    """Ask the library at path ``library`` (below ``chroot`` when that is not empty); returns JSON.
+class DriverPlace(NamedTuple):
+    """``library``: path of NVML, "" for none, below the driver root ``chroot`` when that is to be entered for it.
 
-    Ends with the process ``parent``.  Gives up root for the ids of :func:`find_identity`, all capabilities and the
-    right to gain any.
+    ``simulation``: root of a simulated host, "" for a real one.
     """
-    isolate(pipe)
-    identity = find_identity(chroot, simulation_root)
-    if chroot and not enter_root(chroot):
+
+    library: str
+    chroot: str = ""
+    simulation: str = ""
+
+
+def enter(parent: int, place: DriverPlace, as_root: bool = False) -> str:
+    """Make this process one that may load NVML; returns the library's path.
+
+    It ends with the process ``parent`` from now on.  Gives up root for the ids of :func:`_find_identity`, all
+    capabilities and the right to gain any, unless it is to stay ``as_root``.
+    """
+    library, chroot, simulation = place
+    identity = _find_identity(chroot, simulation)
+    if chroot and not _enter_root(chroot):
         library = chroot + library
-    drop_rights(*identity)
+    if not as_root:
+        drop_rights(*identity)
     end_with(parent)
-    return rawjson.dump(_ask(library)).encode()
+    return library
 
 
-def find_identity(chroot: str, simulation_root: str) -> tuple[int, int]:
+def answer_in_child(parent: int, pipe: int, place: DriverPlace) -> bytes:
+    """Return the facts that NVML knows, as JSON; of a forked child, which ends with the process ``parent``."""
+    isolate(pipe)
+    return rawjson.dump(_ask(enter(parent, place))).encode()
+
+
+def _find_identity(chroot: str, simulation_root: str) -> tuple[int, int]:
     """Return the user and group that may ask: nobody, or whoever the permissions of /dev/nvidiactl demand.
 
     A simulated host may lie below directories that only its owner can enter: then it is the owner.
@@ -68,7 +90,7 @@ def find_identity(chroot: str, simulation_root: str) -> tuple[int, int]:
     return node.st_uid, node.st_gid
 
 
-def enter_root(chroot: str) -> bool:
+def _enter_root(chroot: str) -> bool:
     """Make the driver root the root directory; returns False without the privilege for it."""
     # the C library in use is the host's: what the driver's library links must be of the same build
     for name in ("libm.so.6", "libdl.so.2", "librt.so.1", "libpthread.so.0", "libgcc_s.so.1"):

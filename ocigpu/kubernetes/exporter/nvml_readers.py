@@ -9,20 +9,13 @@ from typing import Any
 import pynvml
 
 from ocigpu.gpus.nvidia.nvml import BRANDS
+from ocigpu.gpus.nvidia.nvml_verbs import try_
 from ocigpu.kubernetes.exporter.metrics import GPM_METRICS
 
 ALL_LINKS = 0xFFFFFFFF
 MIB = 1 << 20
 Values = dict[str, Any]
 _DEV, _PROF = "DCGM_FI_DEV_", "DCGM_FI_PROF_"
-
-
-def try_(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return the answer, None for any error."""
-    try:
-        return function(*arguments)
-    except pynvml.NVMLError:
-        return None
 
 
 def _clocks(handle: Any) -> Values:

@@ -3,8 +3,6 @@
 import json
 import os
 import select
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,14 +10,17 @@ from typing import NamedTuple
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.nvidia.libraries import find_libraries, find_nvml, library_versions, native_machine
 from ocigpu.gpus.nvidia.nvml import UNUSABLE
+from ocigpu.gpus.nvidia.nvml_child import DriverPlace
+from ocigpu.gpus.nvidia.nvml_process import NvmlStream, command
 from ocigpu.gpus.nvidia.procfs import read_kernel_version
 from ocigpu.gpus.tree import Tree, find_roots
 from ocigpu.kubernetes.exporter.sample import Sample, parse_sample
-from ocigpu.kubernetes.nvml_process import REAP, command
+from ocigpu.system.service import Backoff
 
 DEADLINE = 20.0
 """Seconds that a sample may be late: waking up an idle GPU takes one or two."""
 FIRST_RETRY, LONGEST_RETRY = 1.0, 60.0
+CHILD = "ocigpu.kubernetes.exporter.sampler_child"
 STUCK = "the process that asks NVML was killed and does not end: it is stuck in the driver"
 MAX_LINE = 16 << 20
 
@@ -42,115 +43,77 @@ class Sampler:
         self._settings = settings
         self._deadline = deadline
         self._orders: Orders | None = None
-        self._child: subprocess.Popen[bytes] | None = None
-        self._stuck: subprocess.Popen[bytes] | None = None
-        self._pending = b""
+        self._stream = NvmlStream()
         self._heard = 0.0
-        self._due = 0.0
-        self._delay = 0.0
+        self._retry = Backoff(FIRST_RETRY, LONGEST_RETRY)
 
     def order(self, orders: Orders) -> None:
         """Sample as these say from now on."""
         self._orders = orders
-        if self._child:
-            self._send(orders)
+        if self._stream.child:
+            self._stream.send(orders._asdict())
 
     def wait(self, seconds: float) -> Sequence[Sample]:
         """Wait so long for samples; return those that came, and one with an error when something is wrong."""
-        if self._child is None:
+        if self._stream.child is None:
             problem = self._start()
-            if problem or self._child is None:
+            if problem or self._stream.child is None:
                 time.sleep(seconds)
                 return [Sample(error=problem)] if problem else []
-        assert self._child.stdout
         assert self._orders
         now = time.monotonic()
-        if not select.select([self._child.stdout], [], [], seconds)[0]:
+        if not select.select([self._stream], [], [], seconds)[0]:
             if now - self._heard > self._orders.interval + self._deadline:
                 return [self._replace(f"NVML did not answer within {self._orders.interval + self._deadline:g} s")]
             return []
-        data = os.read(self._child.stdout.fileno(), 1 << 20)
-        *lines, self._pending = (self._pending + data).split(b"\n")
+        lines, ended = self._stream.read()
         samples = [self._parse(line) for line in lines]
         if lines:
             self._heard = time.monotonic()
         if any(not sample.error for sample in samples):
-            self._delay = 0.0
-        if not data:
-            self._child.kill()
-            status = _reap(self._child)
+            self._retry.reset()
+        if ended:
+            status = self._stream.close()
             samples.append(self._replace(f"the process that asks NVML ended (status {status})"))
-        elif len(self._pending) > MAX_LINE:
+        elif len(self._stream.unfinished) > MAX_LINE:
             samples.append(self._replace(f"the process that asks NVML wrote a line of more than {MAX_LINE} bytes"))
         return samples
 
     def kill(self) -> None:
         """Kill the process when this one is about to end; may be called from another thread."""
-        child = self._child
+        child = self._stream.child
         if child is not None:
             child.kill()
 
     def close(self) -> None:
         """End the process, without waiting for one that is stuck in the driver."""
-        if self._child is None:
-            return
-        self._child.kill()
-        for stream in (self._child.stdin, self._child.stdout):
-            if stream:
-                stream.close()
-        if _reap(self._child) is None:
-            self._stuck = self._child
-        self._child, self._pending = None, b""
+        self._stream.close()
 
     def _replace(self, problem: str) -> Sample:
-        self.close()
-        self._delay = min(max(2 * self._delay, FIRST_RETRY), LONGEST_RETRY)
-        self._due = time.monotonic() + self._delay
+        self._stream.close()
+        self._retry.failed(time.monotonic())
         return Sample(error=problem)
 
     def _start(self) -> str:
         """Start the process if it is time; returns why it cannot be started, "" if nothing is wrong."""
-        if self._stuck is not None and self._stuck.poll() is not None:
-            self._stuck = None
-        if self._orders is None or time.monotonic() < self._due:
+        stuck = self._stream.is_stuck()
+        if self._orders is None or time.monotonic() < self._retry.due:
             return ""
-        if self._stuck is not None:  # told again and again, so that old values are dropped in the end
+        if stuck:  # told again and again, so that old values are dropped in the end
             return self._replace(STUCK).error
         roots = find_roots(self._settings)
         library = find_library(self._settings)
         if not library:
             return self._replace(f"there is no NVML library below {roots.driver or '/'}").error
-        words = command(
-            "ocigpu.kubernetes.exporter.sampler_child",
-            library,
-            self._settings.simulation_root,
-            str(os.getpid()),
-            f"{roots.proc}/driver/nvidia/gpus",
-        )
+        place = DriverPlace(library, "", self._settings.simulation_root)
+        words = command(CHILD, str(os.getpid()), *place, f"{roots.proc}/driver/nvidia/gpus")
         try:
-            self._child = subprocess.Popen(
-                words,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env={},
-                cwd="/",
-                process_group=0,
-                bufsize=0,
-            )
+            self._stream.start(words, takes_orders=True)
         except OSError as error:
-            return self._replace(f"{sys.executable}: {error.strerror}").error
+            return self._replace(f"{words[0]}: {error.strerror}").error
         self._heard = time.monotonic()
-        self._send(self._orders)
+        self._stream.send(self._orders._asdict())
         return ""
-
-    def _send(self, orders: Orders) -> None:
-        assert self._child
-        assert self._child.stdin
-        try:
-            self._child.stdin.write(json.dumps(orders._asdict()).encode() + b"\n")
-        except BrokenPipeError:  # it has ended: the next look finds that out
-            return
 
     def _parse(self, line: bytes) -> Sample:
         try:
@@ -168,11 +131,3 @@ def find_library(settings: Settings) -> str:
     versions = library_versions(paths)
     found = find_nvml(paths, kernel or (versions[0] if versions else ""), tree, machine)
     return tree.host(found) if found else ""
-
-
-def _reap(child: "subprocess.Popen[bytes]") -> int | None:
-    """Return the status of a killed child, None for one that does not end: it is stuck in the kernel."""
-    try:
-        return child.wait(REAP)
-    except subprocess.TimeoutExpired:
-        return None

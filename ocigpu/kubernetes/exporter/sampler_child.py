@@ -6,18 +6,17 @@ between looks at which GPUs are there, 0: only with each sample).  Prints a samp
 input.  What a GPU does not answer is left out, whatever the reason: one lost GPU hides no other.
 """
 
-import ctypes
 import json
 import os
 import select
-import sys
 import time
 from collections import deque
 from typing import Any
 
 import pynvml
 
-from ocigpu.gpus.nvidia.nvml_child import FATAL, MAX_GPUS, MAX_MIG_DEVICES, find_identity
+from ocigpu.gpus.nvidia.nvml_child import FATAL, MAX_GPUS, DriverPlace
+from ocigpu.gpus.nvidia.nvml_verbs import XIDS, load, mig_devices, say, try_
 from ocigpu.kubernetes.exporter.metrics import (
     CLOCK_COUNT,
     CLOCK_EVENTS,
@@ -36,9 +35,8 @@ from ocigpu.kubernetes.exporter.nvml_readers import (
     read_clock_reasons,
     read_memory,
     read_pcie_rates,
-    try_,
 )
-from ocigpu.system.child import drop_rights, end_with
+from ocigpu.system.service import Backoff
 
 WAIT = 0.5
 """Seconds between looks at standard input."""
@@ -48,20 +46,17 @@ MAX_EVENTS = 10000
 """Events of a GPU that are remembered for a window."""
 WHOLE_GPU = 0xFFFFFFFF
 """Instance number of an event that concerns no GPU instance (nvml.h)."""
-_XIDS = pynvml.nvmlEventTypeXidCriticalError
 
 
-def main(library: str, simulation_root: str, parent: str, gpu_directory: str) -> None:
-    """Load the library at this path and print samples, or why it cannot be loaded.
+def main(parent: str, library: str, chroot: str, simulation: str, gpu_directory: str) -> None:
+    """Load the library of this place and print samples, or why it cannot be loaded.
 
     Gives up root first, and ends with the process ``parent``.  ``gpu_directory``: where the driver lists its GPUs.
     """
-    drop_rights(*find_identity("", simulation_root))
-    end_with(int(parent))
     try:
-        pynvml.nvmlLib = ctypes.CDLL(library)
+        load(parent, DriverPlace(library, chroot, simulation))
     except OSError as error:
-        print(json.dumps({"error": str(error)}), flush=True, file=sys.stdout)
+        say({"error": str(error)})
         return
     sampler = NvmlSampler(gpu_directory)
     os.set_blocking(0, False)
@@ -77,7 +72,7 @@ def main(library: str, simulation_root: str, parent: str, gpu_directory: str) ->
         for line in lines:
             sampler.order(json.loads(line))
         if sampler.due():
-            print(json.dumps(sampler.sample()), flush=True, file=sys.stdout)
+            say(sampler.sample())
         else:
             sampler.wait()
 
@@ -90,7 +85,7 @@ class NvmlSampler:
         self.orders: dict[str, Any] = {}
         self.ready = False
         self.again = False
-        self.retry = self.patience = 0.0
+        self.retry = Backoff(1.0, LONGEST_PATIENCE)
         self.next = 0.0
         self.looked = 0.0
         self.listed: list[str] = []
@@ -161,12 +156,12 @@ class NvmlSampler:
         if listed != self.listed:
             return True
         if not self.again:
-            self.patience = 0.0
+            self.retry.reset(self.retry.due)
             return False
-        if now < self.retry:
+        if now < self.retry.due:
             return False
-        self.patience = min(max(2 * self.patience, self.orders["interval"]), LONGEST_PATIENCE)
-        self.retry = now + self.patience
+        self.retry.first = self.orders["interval"]
+        self.retry.failed(now)
         return True
 
     def sample(self) -> dict[str, Any]:
@@ -246,14 +241,10 @@ class NvmlSampler:
 
     def _migs(self, handle: Any, uuid: str, wanted: frozenset[str]) -> list[dict[str, Any]]:
         """Return the GPU instances, each with the UUIDs of its MIG devices."""
-        if (try_(pynvml.nvmlDeviceGetMigMode, handle) or (0,))[0] != 1:
-            return []
         instances: dict[int, dict[str, Any]] = {}
-        for index in range(min(try_(pynvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0, MAX_MIG_DEVICES)):
-            device = try_(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, index)
-            instance = try_(pynvml.nvmlDeviceGetGpuInstanceId, device) if device else None
-            mig_uuid = try_(pynvml.nvmlDeviceGetUUID, device) if device else None
-            if instance is None or not mig_uuid:
+        for device, mig_uuid in mig_devices(handle):
+            instance = try_(pynvml.nvmlDeviceGetGpuInstanceId, device)
+            if instance is None:
                 continue
             known = instances.get(instance)
             if known:
@@ -298,8 +289,8 @@ class NvmlSampler:
         if self.events is None or uuid in self.watched or self.orders["wanted"].isdisjoint({XID, XID_COUNT}):
             return
         try:
-            if pynvml.nvmlDeviceGetSupportedEventTypes(handle) & _XIDS:
-                pynvml.nvmlDeviceRegisterEvents(handle, _XIDS, self.events)
+            if pynvml.nvmlDeviceGetSupportedEventTypes(handle) & XIDS:
+                pynvml.nvmlDeviceRegisterEvents(handle, XIDS, self.events)
                 self.watched.add(uuid)
         except pynvml.NVMLError:  # then there is no series of them for this GPU
             return
@@ -314,7 +305,7 @@ class NvmlSampler:
 
     def _note(self, event: Any) -> None:
         uuid = try_(pynvml.nvmlDeviceGetUUID, event.device)
-        if event.eventType != _XIDS or uuid is None:
+        if event.eventType != XIDS or uuid is None:
             return
         key = (uuid, event.gpuInstanceId)
         self.last_xid[key] = event.eventData
