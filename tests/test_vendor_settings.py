@@ -203,8 +203,8 @@ def test_any_other_key_is_named_with_the_reason(name: str, value: Any, reason: s
 
 def test_every_key_of_the_toolkit_is_in_these_tables() -> None:
     tested = {row[0] for row in (*IMPORTED.values(), *LEFT_OUT.values())}
-    assert {key.name for key in VENDOR_KEYS} <= tested
-    assert {key.name for key in VENDOR_KEYS if key.ours} <= {row[0] for row in IMPORTED.values()}
+    assert set(VENDOR_KEYS) <= tested
+    assert {key.name for key in VENDOR_KEYS.values() if key.ours} <= {row[0] for row in IMPORTED.values()}
 
 
 def test_the_toolkits_default_file_changes_none_of_our_defaults_but_ldconfig() -> None:

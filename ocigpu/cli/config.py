@@ -3,7 +3,7 @@
 import os
 import sys
 import tomllib
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -16,9 +16,9 @@ from ocigpu.cli.common import (
     print_table,
     settings_path,
 )
-from ocigpu.cli.toml import toml_value
+from ocigpu.cli.toml import render_settings, toml_value
 from ocigpu.core.errors import OcigpuError, SettingsError, printable
-from ocigpu.core.settings import DEFAULT_PATH, KEYS, Settings
+from ocigpu.core.settings import DEFAULT_PATH, KEYS, Key, Settings, parse_settings
 from ocigpu.entry.pass_through import forget
 from ocigpu.system.settings_file import MAX_BYTES, read_settings
 
@@ -73,35 +73,19 @@ def show_command(config: ConfigOption = "", json: JsonOption = False) -> None:
 
 def setting_rows(settings: Settings) -> list[tuple[str, str, str]]:
     """Return (key, value as TOML, "default" or "file") for every key."""
-    defaults = Settings()
-    rows = []
-    for key in KEYS:
-        value = getattr(settings, key.field)
-        origin = "default" if value == getattr(defaults, key.field) else "file"
-        rows.append((key.name, toml_value(value), origin))
-    return rows
+    values = [(key, getattr(settings, key.field)) for key in KEYS]
+    return [(key.name, toml_value(value), "default" if value == key.default else "file") for key, value in values]
 
 
 def keys_command(json: JsonOption = False) -> None:
-    defaults = Settings()
     if json:
-        print_json(
-            [
-                {
-                    "key": key.name,
-                    "type": key.kind,
-                    "choices": list(key.choices),
-                    "default": getattr(defaults, key.field),
-                    "meaning": key.meaning,
-                }
-                for key in KEYS
-            ]
-        )
+        shown = (key._asdict() | {"key": key.name, "type": key.kind, "default": key.default} for key in KEYS)
+        print_json([{name: key[name] for name in ("key", "type", "choices", "default", "meaning")} for key in shown])
         return
     rows = []
     for key in KEYS:
         meaning = key.meaning + (f" ({', '.join(key.choices)})" if key.choices else "")
-        rows.append((key.name, key.kind, toml_value(getattr(defaults, key.field)), meaning))
+        rows.append((key.name, key.kind, toml_value(key.default), meaning))
     print_table(("key", "type", "default", "meaning"), rows)
 
 
@@ -121,19 +105,13 @@ def default_command(
 
 def render_default() -> str:
     """Return a settings file that has every key as a comment, with its default: read as it is, it changes nothing."""
-    defaults = Settings()
-    lines = ["# Settings of ocigpu.  What is commented out is the default.  To check changes: ocigpu config check"]
-    table = ""
-    for key in sorted(KEYS, key=lambda key: "." in key.name):  # those of no table come first
-        parent, _, name = key.name.rpartition(".")
-        if parent != table:
-            table = parent
-            lines += ["", f"[{table}]"]
-        lines += ["", f"# {key.meaning}"]
-        if key.choices:
-            lines.append(f"# one of: {', '.join(key.choices)}")
-        lines.append(f"#{name} = {toml_value(getattr(defaults, key.field))}")
-    return "\n".join(lines) + "\n"
+
+    def lines_of(key: Key, name: str) -> list[str]:
+        choices = [f"# one of: {', '.join(key.choices)}"] if key.choices else []
+        return ["", f"# {key.meaning}", *choices, f"#{name} = {toml_value(key.default)}"]
+
+    head = "# Settings of ocigpu.  What is commented out is the default.  To check changes: ocigpu config check"
+    return "\n".join([head, *render_settings(lines_of)]) + "\n"
 
 
 def import_command(
@@ -143,6 +121,7 @@ def import_command(
     force: ForceOption = False,
     json: JsonOption = False,
 ) -> None:
+    from ocigpu.cli.settings_model import find_problems
     from ocigpu.cli.vendor_settings import DEFAULT_PATH as VENDOR_PATH
     from ocigpu.cli.vendor_settings import import_settings, render_import
 
@@ -155,7 +134,9 @@ def import_command(
         raise SettingsError("OCIGPU-SET-1", f"read {file}: {error.strerror}", "") from error
     result = import_settings(data, file)
     text = render_import(result, file)
-    _check_text(text)
+    if problems := find_problems(tomllib.loads(text)):  # it would be a defect of ours
+        raise OcigpuError("OCIGPU-INT-1", f"imported settings: {problems[0]}")
+    parse_settings(tomllib.loads(text))
     written = not dry_run and output != "-" and _write(output, text, force)
     if json:
         print_json(
@@ -169,7 +150,7 @@ def import_command(
                 "left_out": [
                     {"from": item.vendor, "value": str(item.value), "reason": item.reason} for item in result.left_out
                 ],
-                "notes": list(result.notes),
+                "notes": result.notes,
                 "text": text,
             }
         )
@@ -181,8 +162,8 @@ def import_command(
         for text in result.notes:
             print(f"note: {text}", file=sys.stderr)
         return
-    rows = [(item.vendor, item.ours, toml_value(_as_tuple(item.value)), item.remark) for item in result.imported]
-    rows += [(item.vendor, "left out", toml_value(_as_tuple(item.value)), item.reason) for item in result.left_out]
+    rows = [(item.vendor, item.ours, toml_value(item.value), item.remark) for item in result.imported]
+    rows += [(item.vendor, "left out", toml_value(item.value), item.reason) for item in result.left_out]
     if rows:
         print_table(("NVIDIA's key", "our key", "value", "remark"), rows)
         print()
@@ -194,22 +175,6 @@ def import_command(
         done = "written" if written else "unchanged"
         print(f"{output}: {done}, {len(result.imported)} keys imported, {len(result.left_out)} left out")
     print_notes(result.notes)
-
-
-def _as_tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _check_text(text: str) -> None:
-    """Raise OcigpuError OCIGPU-INT-1 when what was made is no settings file: it would be a defect of ours."""
-    from ocigpu.cli.settings_model import find_problems
-    from ocigpu.core.settings import parse_settings
-
-    document = tomllib.loads(text)
-    problems = find_problems(document)
-    if problems:
-        raise OcigpuError("OCIGPU-INT-1", f"imported settings: {problems[0]}")
-    parse_settings(document)
 
 
 def _write(path: str, text: str, force: bool) -> bool:

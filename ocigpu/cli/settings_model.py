@@ -7,7 +7,7 @@ needs the standard library only.  A test holds both to the same answers.
 import difflib
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, StrictStr, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, StrictBool, StrictStr, ValidationError, create_model
 
 from ocigpu.core.cdi_names import check_kind
 from ocigpu.core.errors import quoted
@@ -54,90 +54,40 @@ def _not_empty(value: str) -> str:
 
 Text = Annotated[StrictStr, AfterValidator(_no_nul)]
 AbsolutePath = Annotated[Text, AfterValidator(_absolute)]
-HostPath = Annotated[Text, AfterValidator(_host_path)]
-Capabilities = Annotated[Text, AfterValidator(_capability_list)]
 Name = Annotated[StrictStr, AfterValidator(_not_empty)]
 DirectoryPath = Annotated[Name, AfterValidator(_no_nul), AfterValidator(_absolute)]
-Kind = Annotated[Text, AfterValidator(_kind)]
-
-
-def _kebab(name: str) -> str:
-    return name.replace("_", "-")
+KINDS = {"bool": StrictBool, "string": Text, "path": AbsolutePath, "list": list[Name], "paths": list[DirectoryPath]}
+SPECIAL = {
+    "ldconfig": Annotated[Text, AfterValidator(_host_path)],
+    "supported-driver-capabilities": Annotated[Text, AfterValidator(_capability_list)],
+    "cdi.default-kind": Annotated[Text, AfterValidator(_kind)],
+}
 
 
 class Table(BaseModel):
     """A table of the file: keys in kebab case, nothing unknown, nothing converted."""
 
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True, strict=True, alias_generator=_kebab)
-
-
-class DriverTable(Table):
-    """``[driver]``: where the driver's files are."""
-
-    root: AbsolutePath = "/"
-    dev_root: AbsolutePath = ""
-    ldcache: AbsolutePath = "/etc/ld.so.cache"
-
-
-class RuntimeTable(Table):
-    """``[runtime]``: the shim."""
-
-    runtimes: list[Name] = Field(default_factory=lambda: ["runc", "crun"])
-    log: AbsolutePath = ""
-    log_level: Literal["error", "warning", "info", "debug"] = "info"
-
-
-class HookTable(Table):
-    """``[hook]``: the prestart hook."""
-
-    path: AbsolutePath = ""
-    log: AbsolutePath = ""
-
-
-class FeaturesTable(Table):
-    """``[features]``: switches."""
-
-    ignore_imex_channel_requests: StrictBool = False
-    no_additional_gids_for_device_nodes: StrictBool = False
-
-
-class CdiTable(Table):
-    """``[cdi]``: CDI specifications."""
-
-    spec_dirs: list[DirectoryPath] = Field(default_factory=lambda: ["/etc/cdi", "/var/run/cdi"])
-    default_kind: Kind = "nvidia.com/gpu"
-    annotation_prefixes: list[Name] = Field(default_factory=lambda: ["cdi.k8s.io/"])
-    engine_filters_annotations: StrictBool = False
-    environment_vendors: list[Name] = Field(
-        default_factory=lambda: ["nvidia.com", "amd.com", "k8s.device-plugin.nvidia.com"]
+    model_config: ClassVar[ConfigDict] = ConfigDict(
+        extra="forbid", frozen=True, strict=True, alias_generator=lambda name: name.replace("_", "-")
     )
 
 
-class SimulationTable(Table):
-    """``[simulation]``: only in the settings of a simulated host."""
+def _make_model() -> type[Table]:
+    """Return the model of the whole file, made of the table of keys."""
+    tables: dict[str, dict[str, Any]] = {"": {}}
+    for key in KEYS:
+        kind: Any = Literal[key.choices] if key.choices else SPECIAL.get(key.name, KINDS[key.kind])
+        table, _, name = key.name.rpartition(".")
+        fields = tables.setdefault(table, {})
+        fields[name.replace("-", "_")] = (kind, list(key.default) if isinstance(key.default, tuple) else key.default)
+    whole = tables.pop("")
+    for name, fields in tables.items():
+        model = create_model(f"{name.title()}Table", __base__=Table, **fields)
+        whole[name] = (model, model())
+    return create_model("SettingsFile", __base__=Table, **whole)
 
-    root: AbsolutePath = ""
 
-
-class SettingsFile(Table):
-    """The whole settings file."""
-
-    mode: Literal["auto", "hook", "legacy", "spec", "jit-cdi", "cdi"] = "auto"
-    disable_require: StrictBool = False
-    swarm_resource: Text = ""
-    accept_nvidia_visible_devices_envvar_when_unprivileged: StrictBool = True
-    accept_nvidia_visible_devices_as_volume_mounts: StrictBool = False
-    supported_driver_capabilities: Capabilities = ",".join(CAPABILITIES)
-    no_cgroups: StrictBool = False
-    ldconfig: HostPath = ""
-    cuda_compat_mode: Literal["ldconfig", "disabled"] = "ldconfig"
-    trace: AbsolutePath = ""
-    driver: DriverTable = DriverTable()
-    runtime: RuntimeTable = RuntimeTable()
-    hook: HookTable = HookTable()
-    features: FeaturesTable = FeaturesTable()
-    cdi: CdiTable = CdiTable()
-    simulation: SimulationTable = SimulationTable()
+SettingsFile = _make_model()
 
 
 def find_problems(document: dict[str, Any]) -> list[str]:

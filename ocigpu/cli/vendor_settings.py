@@ -5,15 +5,18 @@ program ignores keys that it does not know, and refuses values of another type.
 """
 
 import textwrap
+import tomllib
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
 from tomlkit.items import Comment, Table, Whitespace
 
+from ocigpu.cli.toml import render_settings, toml_value
 from ocigpu.core.errors import SettingsError, printable, quoted
-from ocigpu.core.settings import CAPABILITIES, KEYS
+from ocigpu.core.settings import CAPABILITIES, KEYS, LOG_LEVELS, Key
 from ocigpu.system.settings_file import MAX_BYTES, parse_toml
 
 DEFAULT_PATH = "/etc/nvidia-container-runtime/config.toml"
@@ -28,14 +31,14 @@ class NoValueError(Exception):
 class VendorKey(NamedTuple):
     """One key: its type there ("bool", "string" or "list"), our key, or the reason why there is none.
 
-    ``convert`` returns our value for one of theirs, or raises NoValueError; ``remark`` says what differs here.
+    ``convert``: name of what returns our value for one of theirs (:data:`CONVERTERS`); ``remark``: what differs here.
     """
 
     name: str
     kind: str
     ours: str = ""
     reason: str = ""
-    convert: Callable[[Any], Any] | None = None
+    convert: str = ""
     remark: str = ""
 
 
@@ -70,7 +73,7 @@ _LEVELS = {"panic": "error", "fatal": "error", "warn": "warning", "trace": "debu
 
 def _level(value: str) -> str:
     level = _LEVELS.get(value.lower(), value.lower())
-    if level not in ("error", "warning", "info", "debug"):
+    if level not in LOG_LEVELS:
         raise NoValueError("no level of a log")
     return level
 
@@ -96,108 +99,33 @@ def _names(value: list[str]) -> list[str]:
 
 
 def _paths(value: list[str]) -> list[str]:
-    for item in value:
-        if not _path(item):
-            raise NoValueError("has an empty entry")
-    return value
+    return [_path(item) for item in _names(value)]
 
 
-_CLI = "nvidia-container-cli"
-_RUNTIME = "nvidia-container-runtime"
-_COMPAT = f"{_RUNTIME}.modes.legacy.cuda-compat-mode"
-_MODE = f"{_RUNTIME}.mode"
+CONVERTERS: dict[str, Callable[[Any], Any]] = {
+    "": lambda value: value,
+    "path": _path,
+    "log": _log,
+    "ldconfig": _ldconfig,
+    "capabilities": _capabilities,
+    "level": _level,
+    "mode": _mode,
+    "compat": _compat,
+    "names": _names,
+    "paths": _paths,
+}
+_COMPAT = "nvidia-container-runtime.modes.legacy.cuda-compat-mode"
+_MODE = "nvidia-container-runtime.mode"
+_NO_COMPAT_HOOK = "features.disable-cuda-compat-lib-hook"
 EVERYTHING_NOTE = (
     "NVIDIA's default mode gives every driver file, whatever NVIDIA_DRIVER_CAPABILITIES says; here a container gets"
     " what it says, and compute,utility where it is not set: images that draw or encode video need"
     " NVIDIA_DRIVER_CAPABILITIES=all"
 )
-_NO_COMPAT_HOOK = "features.disable-cuda-compat-lib-hook"
-_NO_CLI = "nvidia-container-cli is not called"
-_NO_GENERATOR = "an option of generating specifications: ocigpu cdi generate --help"
-_OLD = "a key of older toolkits, which those of today ignore"
-
-VENDOR_KEYS = (
-    VendorKey("disable-require", "bool", "disable-require"),
-    VendorKey("swarm-resource", "string", "swarm-resource"),
-    *(
-        VendorKey(name, "bool", name)
-        for name in (
-            "accept-nvidia-visible-devices-envvar-when-unprivileged",
-            "accept-nvidia-visible-devices-as-volume-mounts",
-        )
-    ),
-    VendorKey("supported-driver-capabilities", "string", "supported-driver-capabilities", convert=_capabilities),
-    VendorKey(f"{_CLI}.root", "string", "driver.root", convert=_path),
-    VendorKey(f"{_CLI}.path", "string", reason=_NO_CLI),
-    VendorKey(f"{_CLI}.environment", "list", reason=_NO_CLI),
-    VendorKey(f"{_CLI}.debug", "string", "hook.log", convert=_log),
-    VendorKey(f"{_CLI}.ldcache", "string", "driver.ldcache", convert=_path),
-    VendorKey(
-        f"{_CLI}.load-kmods",
-        "bool",
-        reason="no container's start loads kernel modules; at boot: "
-        "ocigpu system create-device-nodes --load-kernel-modules",
-    ),
-    VendorKey(f"{_CLI}.no-pivot", "bool", reason="a container's files are reached by descriptor: nothing is pivoted"),
-    VendorKey(f"{_CLI}.no-cgroups", "bool", "no-cgroups"),
-    VendorKey(f"{_CLI}.user", "string", reason="the driver is asked by a process that has given up its privileges"),
-    VendorKey(f"{_CLI}.ldconfig", "string", "ldconfig", convert=_ldconfig),
-    VendorKey("nvidia-ctk.path", "string", reason="hooks are ocigpu-hook: setting hook.path, if it was moved"),
-    VendorKey(f"{_RUNTIME}.debug", "string", "runtime.log", convert=_log),
-    VendorKey(f"{_RUNTIME}.log-level", "string", "runtime.log-level", convert=_level),
-    VendorKey(f"{_RUNTIME}.runtimes", "list", "runtime.runtimes", convert=_names),
-    VendorKey(_MODE, "string", "mode", convert=_mode),
-    VendorKey(
-        f"{_RUNTIME}.modes.csv.mount-spec-path", "string", reason="an option here: ocigpu cdi generate --csv.file"
-    ),
-    VendorKey(
-        f"{_RUNTIME}.modes.csv.compat-container-root",
-        "string",
-        reason="an option here: ocigpu cdi generate --csv.compat-container-root",
-    ),
-    VendorKey(f"{_RUNTIME}.modes.cdi.spec-dirs", "list", "cdi.spec-dirs", convert=_paths),
-    VendorKey(f"{_RUNTIME}.modes.cdi.default-kind", "string", "cdi.default-kind"),
-    VendorKey(f"{_RUNTIME}.modes.cdi.annotation-prefixes", "list", "cdi.annotation-prefixes", convert=_names),
-    VendorKey(f"{_RUNTIME}.modes.jit-cdi.nvcdi-feature-flags", "list", reason=_NO_GENERATOR),
-    VendorKey(f"{_RUNTIME}.modes.jit-cdi.nvcdi-disable-hooks", "list", reason=_NO_GENERATOR),
-    VendorKey(
-        _COMPAT,
-        "string",
-        "cuda-compat-mode",
-        convert=_compat,
-        remark="hook and mount mean ldconfig here",
-    ),
-    VendorKey("nvidia-container-runtime-hook.path", "string", reason="that is NVIDIA's hook; ours: setting hook.path"),
-    VendorKey("nvidia-container-runtime-hook.skip-mode-detection", "bool", reason="our hook has no mode to detect"),
-    VendorKey(
-        "features.allow-cuda-compat-libs-from-container", "bool", reason="decided by cuda-compat-mode alone"
-    ),
-    VendorKey(
-        "features.allow-ldconfig-from-container", "bool", reason="nothing of an image is executed: no switch for that"
-    ),
-    VendorKey("features.allow-unknown-oci-spec-fields", "bool", reason="unknown fields of config.json always survive"),
-    VendorKey(
-        _NO_COMPAT_HOOK,
-        "bool",
-        reason="there is no such hook; with cuda-compat-mode = hook it means disabled, and is imported as that",
-    ),
-    VendorKey(
-        "features.disable-imex-channel-creation", "bool", reason="channels are never made on the host by a start"
-    ),
-    VendorKey(
-        "features.ignore-imex-channel-requests", "bool", "features.ignore-imex-channel-requests"
-    ),
-    VendorKey(
-        "features.no-additional-gids-for-device-nodes", "bool", "features.no-additional-gids-for-device-nodes"
-    ),
-    VendorKey(f"{_RUNTIME}.experimental", "bool", reason=_OLD),
-    VendorKey(f"{_RUNTIME}.discover-mode", "string", reason=f"{_OLD}; today: mode"),
-    VendorKey(f"{_CLI}.experimental", "bool", reason=_OLD),
-    *(
-        VendorKey(f"features.{name}", "bool", reason=f"{_OLD}; a container asks by NVIDIA_{name.upper()}=enabled")
-        for name in ("gds", "mofed", "nvswitch", "gdrcopy")
-    ),
-)  # fmt: skip
+VENDOR_KEYS = {
+    name: VendorKey(name, **entry)
+    for name, entry in tomllib.loads(Path(__file__).with_name("vendor_settings.toml").read_text("utf-8")).items()
+}
 
 
 class Imported(NamedTuple):
@@ -239,17 +167,16 @@ def import_settings(data: bytes, path: str) -> Import:
         comments = read_comments(tomlkit.parse(data.decode()))
     except (ValueError, RecursionError, TOMLKitError) as error:  # TOMLDecodeError and UnicodeDecodeError are the first
         raise SettingsError("OCIGPU-SET-1", f"{path}: {error}", "") from error
-    known = {key.name: key for key in VENDOR_KEYS}
     imported: list[Imported] = []
     left_out: list[LeftOut] = []
     wrong: list[str] = []
-    pairs = _flatten(document, set(known))
+    pairs = _flatten(document)
     if dict(pairs).get(_NO_COMPAT_HOOK) is True:
         pairs = [(name, "disabled" if (name, value) == (_COMPAT, "hook") else value) for name, value in pairs]
     for name, value in pairs:
-        key = known.get(name)
+        key = VENDOR_KEYS.get(name)
         if key is None:
-            left_out.append(LeftOut(name, _sayable(value), _unknown(name, known)))
+            left_out.append(LeftOut(name, _sayable(value), _unknown(name)))
         elif problem := _check_kind(key.kind, value):
             wrong.append(f"{name}: {problem}")
         else:
@@ -270,7 +197,7 @@ def _import_key(
     reason = key.reason
     if key.ours:
         try:
-            ours = key.convert(value) if key.convert else value
+            ours = CONVERTERS[key.convert](value)
             _check_ours(key.ours, ours)
         except NoValueError as error:
             reason = str(error)
@@ -290,13 +217,13 @@ def _check_ours(name: str, value: Any) -> None:
         raise NoValueError(problems[0].removeprefix(f"{name}: "))
 
 
-def _flatten(document: dict[str, Any], known: set[str], prefix: str = "") -> list[tuple[str, Any]]:
+def _flatten(document: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     """Return (dotted name, value) of every key; a table where a key should be is a value, and so is an unknown one."""
     pairs: list[tuple[str, Any]] = []
     for name, value in document.items():
         path = prefix + (f'"{name}"' if "." in name else name)
-        if isinstance(value, dict) and path not in known:
-            pairs += _flatten(value, known, f"{path}.") if value else []
+        if isinstance(value, dict) and path not in VENDOR_KEYS:
+            pairs += _flatten(value, f"{path}.") if value else []
         else:
             pairs.append((path, value))
     return pairs
@@ -322,12 +249,12 @@ def _sayable(value: Any) -> Any:
     return value
 
 
-def _unknown(name: str, known: dict[str, VendorKey]) -> str:
+def _unknown(name: str) -> str:
     import difflib
 
     if name in {key.name for key in KEYS}:
         return "a key of ocigpu's own settings, not of NVIDIA's: is this the right file?"
-    near = difflib.get_close_matches(name, known, 1, 0.8)
+    near = difflib.get_close_matches(name, VENDOR_KEYS, 1, 0.8)
     return "no key of NVIDIA's toolkit, which ignores it" + (f": {near[0]} was meant?" if near else "")
 
 
@@ -369,26 +296,19 @@ def _is_setting(comment: str) -> bool:
 
 def render_import(result: Import, path: str) -> str:
     """Return our settings file: what was imported, with its comments, and a list of what was left out."""
-    from ocigpu.cli.toml import toml_value
-
     lines = [f"# Settings of ocigpu, imported from {quoted(path)[1:-1]} of NVIDIA's container toolkit."]
     for note in result.notes:
         lines += ["#", *(f"# {line}" for line in textwrap.wrap(f"Note: {note}.", 110))]
     lines.append("")
     by_name = {item.ours: item for item in result.imported}
-    table = ""
-    for key in sorted(KEYS, key=lambda key: "." in key.name):  # keys of no table come first
-        item = by_name.get(key.name)
-        if item is None:
-            continue
-        parent, _, name = key.name.rpartition(".")
-        if parent != table:
-            table = parent
-            lines += ["", f"[{table}]"]
-        lines += item.comment
-        if item.vendor != item.ours:
-            lines.append(f"# {item.vendor}" + (f": {item.remark}" if item.remark else ""))
-        lines.append(f"{name} = {toml_value(tuple(item.value) if isinstance(item.value, list) else item.value)}")
+
+    def lines_of(key: Key, name: str) -> list[str]:
+        if (item := by_name.get(key.name)) is None:
+            return []
+        origin = [f"# {item.vendor}" + (f": {item.remark}" if item.remark else "")] if item.vendor != item.ours else []
+        return [*item.comment, *origin, f"{name} = {toml_value(item.value)}"]
+
+    lines += render_settings(lines_of)
     if result.left_out:
         lines += ["", "# Left out:"]
         lines += [f"#   {quoted(item.vendor)[1:-1]}: {item.reason}" for item in result.left_out]

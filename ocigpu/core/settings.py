@@ -72,6 +72,10 @@ class Key(NamedTuple):
     def field(self) -> str:
         return self.name.replace(".", "_").replace("-", "_")
 
+    @property
+    def default(self) -> "Any":
+        return getattr(Settings(), self.field)
+
 
 KEYS = (
     Key("mode", "string", "how containers get their GPUs", tuple(MODES)),

@@ -94,7 +94,7 @@ BAD = {
 }
 
 
-def to_settings(model: SettingsFile, path: str = "") -> Settings:
+def to_settings(model: Any, path: str = "") -> Settings:
     values: dict[str, Any] = {}
     for key in KEYS:
         owner: Any = model
