@@ -27,7 +27,7 @@ GENERATION = """
 import sys, time
 sys.path.insert(0, {library!r})
 begin = time.perf_counter()
-from ocigpu.cdi.draft import GenerateOptions
+from ocigpu.gpus.offer import GenerateOptions
 from ocigpu.cdi.generate import generate
 from ocigpu.cdi.write import dump_yaml
 from ocigpu.system.settings_file import read_settings

@@ -17,9 +17,9 @@ from support import requirements
 from support.product import PROGRAMS
 
 from ocigpu.cdi import watch
-from ocigpu.cdi.draft import GenerateOptions
 from ocigpu.cdi.watch import FIRST_RETRY, LONGEST_RETRY, LONGEST_WAIT, QUIET, Pace, Uevents, Watch, describe_event
 from ocigpu.core.settings import Settings
+from ocigpu.gpus.offer import GenerateOptions
 from ocigpu.sim.create import create_host
 from ocigpu.system import store as cache
 from ocigpu.system.settings_file import read_settings

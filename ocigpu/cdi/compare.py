@@ -1,7 +1,6 @@
 """What differs between two CDI specifications of the same devices, in plain words: pure."""
 
-from ocigpu.cdi.draft import HOOK_NAMES
-from ocigpu.cdi.hook_words import SEPARATOR
+from ocigpu.cdi.hook_words import HOOK_NAMES, SEPARATOR
 from ocigpu.gpus.fingerprint import ANNOTATION as FINGERPRINT_ANNOTATION
 
 TYPE_CHECKING = False

@@ -10,8 +10,12 @@ Intended differences to what NVIDIA's generator writes for the same host:
 * What lies below /proc/driver/nvidia is made by the hook from the nodes that the container has; it is no mount.
 """
 
-from ocigpu.cdi.draft import HOOK_NAMES
+import os
+import sys
+
 from ocigpu.cdi.hook_words import (
+    COMPAT_ROOT,
+    HOOK_NAMES,
     Chmod,
     CreateSymlinks,
     DisableDeviceNodeModification,
@@ -22,6 +26,7 @@ from ocigpu.cdi.hook_words import (
 )
 from ocigpu.core.actions import AllowDevice, Bind, Link, Node, RefreshLdCache, Tmpfs, join_groups
 from ocigpu.core.config_json import HOOK_ENVIRONMENT, OUR_HOOK
+from ocigpu.core.settings import DEFAULT_PATH
 from ocigpu.gpus.nvidia.views import PROC_DRIVER, PROFILE_DIRECTORY
 
 TYPE_CHECKING = False
@@ -29,10 +34,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from typing import Any, NamedTuple
 
-    from ocigpu.cdi.draft import Edits, GenerateOptions
     from ocigpu.cdi.hook_words import Command
     from ocigpu.core.actions import Action
     from ocigpu.core.facts import DeviceNode
+    from ocigpu.core.settings import Settings
+    from ocigpu.gpus.offer import DeviceOffer, GenerateOptions
+
+    Edits = dict[str, Any]
 else:
     from ocigpu.core.record import NamedTuple
 
@@ -41,6 +49,9 @@ MOUNT_OPTIONS = ("rbind", "rprivate")
 DEFAULT_HOOKS = tuple(name for name in HOOK_NAMES if name != "chmod")
 """Hooks that are written when nobody says otherwise: chmod is of use only to old runtimes."""
 FOREIGN_ENVIRONMENT = ("NVIDIA_CTK_DEBUG=false",)
+
+
+USUAL_DIRECTORIES = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 
 
 class HookOptions(NamedTuple):
@@ -115,7 +126,7 @@ def hook_commands(actions: "Sequence[Action]", hook: HookOptions) -> "tuple[Comm
     links: dict[bool, list[tuple[str, str]]] = {False: [], True: []}
     for action in actions:
         if isinstance(action, Link):
-            links[hook.merged and is_device_link(action)].append((action.target, action.container_path))
+            links[hook.merged and _is_device_link(action)].append((action.target, action.container_path))
     if links[False] or links[True]:
         commands["create-symlinks"] = CreateSymlinks(_unique(links[False]), _unique(links[True]))
     caches = [action for action in actions if isinstance(action, RefreshLdCache)]
@@ -138,11 +149,6 @@ def hook_commands(actions: "Sequence[Action]", hook: HookOptions) -> "tuple[Comm
 
 def _unique(items: "list[tuple[str, str]]") -> "tuple[tuple[str, str], ...]":
     return tuple(dict.fromkeys(items))
-
-
-def is_device_link(link: Link) -> bool:
-    """Return whether a link leads to a device node: it is of use only to a container that has that node."""
-    return link.container_path.startswith("/dev/")
 
 
 def hook_entries(commands: "Sequence[Command]", hook: HookOptions) -> "list[dict[str, Any]]":
@@ -173,3 +179,96 @@ def enabled_hooks(options: "GenerateOptions") -> tuple[str, ...]:
         for name in HOOK_NAMES
         if name in options.enabled_hooks or (name in allowed and name not in options.disabled_hooks)
     )
+
+
+def hook_options(options: "GenerateOptions", settings: "Settings") -> HookOptions:
+    """Return how hooks are written.
+
+    An absolute path of the options is taken as it is; a name is searched in PATH and the usual directories.  Without
+    one it is hook.path of the settings, else ocigpu-hook beside the running program, else in those directories.
+    """
+    path = options.hook_path or settings.hook_path or _beside() or OUR_HOOK
+    if not path.startswith("/"):
+        path = _search(path) or f"/usr/bin/{os.path.basename(path)}"
+    merged = path.rpartition("/")[2] == OUR_HOOK
+    named = settings.path and settings.path != DEFAULT_PATH and merged
+    config = os.path.abspath(settings.path) if named else ""
+    return HookOptions(path, config, enabled_hooks(options), ldconfig=settings.ldconfig)
+
+
+def _beside() -> str:
+    for program in (sys.argv[0], sys.executable):
+        path = os.path.join(os.path.dirname(program), OUR_HOOK)
+        if program.startswith("/") and os.access(path, os.X_OK):  # never what lies in the working directory
+            return path
+    return ""
+
+
+def _search(name: str) -> str:
+    directories = [*os.environ.get("PATH", "").split(":"), *USUAL_DIRECTORIES]
+    paths = (f"{directory}/{name}" for directory in directories if directory.startswith("/"))
+    return next((path for path in paths if os.path.isfile(path) and os.access(path, os.X_OK)), "")
+
+
+class DraftDevice(NamedTuple):
+    """A device of an offer with its containerEdits."""
+
+    name: str
+    edits: "Edits"
+    coherent: bool | None = None
+
+
+class Draft(NamedTuple):
+    """An offer in the words of specifications; fields as there.  ``common``: containerEdits of every container."""
+
+    source: str
+    vendor: str
+    device_class: str
+    devices: tuple[DraftDevice, ...]
+    common: "Edits"
+    all_device: bool = True
+    notes: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
+    max_version: str = ""
+
+
+def make_draft(offer: "DeviceOffer", options: "GenerateOptions", hook: HookOptions) -> Draft:
+    """Return an offer with edits for actions, and a note if its hooks start a program that is not there."""
+    gids = offer.groups and options.additional_gids
+    if offer.compat:
+        driver, cuda, root = offer.compat
+        hook = hook._replace(compat=EnableCudaCompat(driver, cuda, root or COMPAT_ROOT))
+    hook = hook._replace(proc_driver=offer.proc_driver)
+    known: dict[int, Edits] = {}  # the names of one device share their edits
+    devices = []
+    for device in offer.devices:
+        edits = known.get(id(device.actions))
+        if edits is None or device.env:
+            edits = _device_edits(device.actions, gids, hook)
+            known[id(device.actions)] = edits = {"env": list(device.env), **edits} if device.env else edits
+        devices.append(DraftDevice(device.name, edits, device.coherent))
+    hooked = [action for action in offer.hooked if hook.merged or not _is_device_link(action)]
+    common = {
+        "env": list(offer.env),
+        **edits_from_actions(offer.base, None, gids),
+        "hooks": hook_entries(hook_commands(hooked, hook), hook),
+    }
+    common = {name: value for name, value in common.items() if value}
+    notes = offer.notes
+    if common.get("hooks") and not os.access(hook.path, os.X_OK):
+        notes += (f"hook {hook.path}: missing or not executable here: containers will not start without it",)
+    head = (offer.source, offer.vendor, offer.device_class)
+    return Draft(*head, tuple(devices), common, offer.all_device, notes, offer.skipped, offer.max_version)
+
+
+def _device_edits(actions: "Sequence[Action]", gids: bool, hook: HookOptions) -> "Edits":
+    """Return the edits of one device: nodes and mounts, and links to nodes when no hook of ours decides about those."""
+    links = () if hook.merged else tuple(action for action in actions if _is_device_link(action))
+    kept = [action for action in actions if isinstance(action, (Node, AllowDevice, Bind))]
+    only_links = hook._replace(enabled=tuple(name for name in ("create-symlinks",) if name in hook.enabled))
+    return edits_from_actions([*kept, *links], only_links if links else None, gids)
+
+
+def _is_device_link(action: "Action") -> bool:
+    """Return whether an action is a link to a device node: of use only to a container that has that node."""
+    return isinstance(action, Link) and action.container_path.startswith("/dev/")

@@ -4,26 +4,26 @@ import json
 import posixpath
 
 from ocigpu.cdi.check import check_spec
-from ocigpu.cdi.sources import SOURCES, detect_mode
+from ocigpu.cdi.edits import hook_options, make_draft
 from ocigpu.cdi.versions import is_older, minimum_version, requirements
 from ocigpu.core.errors import CdiError, printable
 from ocigpu.core.gate import CAPABILITIES_ANNOTATION, permitted_capabilities
 from ocigpu.core.settings import CAPABILITIES
 from ocigpu.gpus.fingerprint import ANNOTATION, fingerprint_text
-from ocigpu.gpus.vendors import read_fingerprint
+from ocigpu.gpus.vendors import find_mode, read_fingerprint
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any, NamedTuple
 
-    from ocigpu.cdi.draft import Draft, Edits, GenerateOptions
+    from ocigpu.cdi.edits import Draft, Edits
     from ocigpu.core.settings import Settings
+    from ocigpu.gpus.offer import GenerateOptions
 else:
     from ocigpu.core.record import NamedTuple
 
 ALL = "all"
-AMD_VENDORS = ("amd", "amd.com")
 COHERENT_FLAG = "enable-coherent-annotations"
 EMPTY_DEVICE = "invalid device, empty device edits"
 """The CDI library's text for a device without content; programs look for it to learn that there is nothing to give."""
@@ -66,21 +66,17 @@ def generate_all(options: "GenerateOptions", settings: "Settings") -> tuple[Part
     Reads the host only.  Raises CdiError OCIGPU-CDI-7 when there is nothing to describe or the options cannot be met,
     and what the source raises: HostError without a driver, RequestError for a device that is not there.
     """
-    mode = options.mode
-    if options.vendor.lower() in AMD_VENDORS:
-        mode = "amd"
+    mode, vendor = find_mode(options.mode, options.vendor, settings)
+    if options.vendor.lower() in vendor.kinds:
         options = options._replace(vendor="")
-    elif mode == "auto":
-        mode = detect_mode(settings)
-    source, draft = SOURCES[mode]
     # read first: what changes while the devices are read makes the specification old, not wrong for ever
-    fingerprint = fingerprint_text(read_fingerprint(source, settings))
-    made = draft(options._replace(mode=mode), settings)
+    fingerprint = fingerprint_text(read_fingerprint(vendor.name, settings))
+    made = make_draft(vendor.offer(options._replace(mode=mode), settings), options, hook_options(options, settings))
     parts = [Part("", assemble(made, options, fingerprint))]
     if COHERENT_FLAG in options.feature_flags and mode == "nvml":
         parts += coherent_parts(made, options, fingerprint)
     permitted = permitted_capabilities(settings)
-    for part in parts if source == "nvidia" and permitted != set(CAPABILITIES) else ():
+    for part in parts if vendor.name == "nvidia" and permitted != set(CAPABILITIES) else ():
         if "annotations" in part.generated.spec:  # containers may have no others: see ocigpu.cdi.conditions
             part.generated.spec["annotations"][CAPABILITIES_ANNOTATION] = ",".join(sorted(permitted))
     return tuple(parts)

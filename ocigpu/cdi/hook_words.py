@@ -34,7 +34,8 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "update-application-profile": (),
     "chmod": ("mode", "path"),
 }
-"""Sub-commands and their options."""
+"""Sub-commands and their options, in the order in which they run."""
+HOOK_NAMES = tuple(OPTIONS)
 IGNORED = ("debug", "d", "quiet")
 """Switches of the vendor's program that change what it says."""
 SWITCHES = ("simulated",)

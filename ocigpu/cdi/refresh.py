@@ -5,11 +5,11 @@ import json
 import os
 
 from ocigpu.cdi.document import read_document
-from ocigpu.cdi.draft import GenerateOptions
 from ocigpu.cdi.generate import Generated, generate_all
 from ocigpu.cdi.write import target_of, with_suffix, write_spec
 from ocigpu.core.errors import CdiError, OcigpuError
 from ocigpu.core.settings import Settings
+from ocigpu.gpus.offer import GenerateOptions
 from ocigpu.gpus.vendors import stale_reasons
 from ocigpu.system.store import open_cache
 

@@ -14,14 +14,14 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ocigpu.cdi.draft import GenerateOptions
 from ocigpu.cdi.refresh import DEFAULT_OUTPUT, refresh
 from ocigpu.cdi.write import target_of
 from ocigpu.core.errors import OcigpuError, SettingsError, printable
 from ocigpu.core.settings import DEFAULT_PATH, Settings
 from ocigpu.gpus.fingerprint import explain_changes
+from ocigpu.gpus.offer import GenerateOptions
 from ocigpu.gpus.tree import find_roots
-from ocigpu.gpus.vendors import READERS, read_fingerprint
+from ocigpu.gpus.vendors import VENDORS, read_fingerprint
 from ocigpu.system.service import Backoff, ServiceLog, Signals, file_state, notify_service_manager
 from ocigpu.system.settings_file import read_settings
 
@@ -98,7 +98,7 @@ def observe(settings: Settings) -> Observed:
     The loader's cache is written anew when libraries are installed: the driver's, or others.
     """
     return Observed(
-        tuple(read_fingerprint(source, settings) for source in READERS),
+        tuple(read_fingerprint(source, settings) for source in VENDORS),
         file_state(find_roots(settings).driver + settings.driver_ldcache),
         file_state(settings.path or DEFAULT_PATH),
     )

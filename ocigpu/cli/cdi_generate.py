@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import typer
 
 from ocigpu.cdi.compare import Difference, compare_specs
-from ocigpu.cdi.draft import FEATURE_FLAGS, HOOK_NAMES, MODES, NAME_STRATEGIES, GenerateOptions
+from ocigpu.cdi.hook_words import HOOK_NAMES
 from ocigpu.cdi.refresh import DEFAULT_OUTPUT, refresh
 from ocigpu.cdi.registry import read_registry
 from ocigpu.cdi.versions import EARLIEST, VERSIONS, parse_version
@@ -35,6 +35,7 @@ from ocigpu.cli.manual import read_page, with_words
 from ocigpu.core.cdi_names import check_class, check_vendor
 from ocigpu.core.errors import CdiError, UsageError, printable
 from ocigpu.core.settings import Settings
+from ocigpu.gpus.offer import FEATURE_FLAGS, MODES, NAME_STRATEGIES, GenerateOptions
 
 ACCEPTED_VERSIONS = VERSIONS[VERSIONS.index(EARLIEST) :]
 VARIABLE = "NVIDIA_CTK_CDI_GENERATE_"

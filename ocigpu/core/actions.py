@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 else:
     from ocigpu.core.record import NamedTuple
 
+FILE_OPTIONS = ("ro", "nosuid", "nodev")
+"""Mount options of driver files."""
+SOCKET_OPTIONS = ("nosuid", "nodev", "noexec")
+"""Mount options of sockets and pipe directories: connecting needs write access."""
+
 
 class Node(NamedTuple):
     """Make a device node (mknod; bind mount of the host's node where mknod is refused)."""
@@ -221,6 +226,11 @@ class Plan(NamedTuple):
     def groups(self) -> tuple[int, ...]:
         """Return the groups of the host that the container's process is to be in."""
         return tuple(action.gid for action in self.actions if isinstance(action, JoinGroup))
+
+
+def node_actions(node: DeviceNode, reason: str = "") -> "list[Node | AllowDevice]":
+    """Return what gives a container a device node: the node, and the right to read and write."""
+    return [Node(node, reason), AllowDevice(node.major, node.minor, "rw", reason)]
 
 
 def join_groups(nodes: "Sequence[DeviceNode]") -> tuple[JoinGroup, ...]:

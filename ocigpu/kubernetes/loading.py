@@ -5,8 +5,9 @@ import stat
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ocigpu.cdi.draft import FEATURE_FLAGS, HOOK_NAMES
+from ocigpu.cdi.hook_words import HOOK_NAMES
 from ocigpu.core.errors import UsageError, quoted
+from ocigpu.gpus.offer import FEATURE_FLAGS
 from ocigpu.kubernetes.config import OPTIONS, Configuration, PluginOption, configure
 from ocigpu.kubernetes.schema import MAX_BYTES, ConfigFile, config_error, parse_config_file
 

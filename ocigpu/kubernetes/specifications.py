@@ -8,12 +8,12 @@ import json
 import os
 from typing import Any
 
-from ocigpu.cdi.draft import GenerateOptions
 from ocigpu.cdi.generate import generate_all
 from ocigpu.cdi.transform import transform_root
 from ocigpu.cdi.write import write_spec
 from ocigpu.core.errors import CdiError, OcigpuError
 from ocigpu.core.settings import Settings
+from ocigpu.gpus.offer import GenerateOptions
 from ocigpu.kubernetes.allocate import CDI_VENDOR, FEATURES, usable_channels
 from ocigpu.kubernetes.config import CDI_STRATEGIES, Configuration
 from ocigpu.kubernetes.node import KubernetesNode

@@ -8,11 +8,12 @@ import os
 import re
 from collections.abc import Mapping
 
-from ocigpu.cdi.draft import DraftDevice, GenerateOptions
-from ocigpu.cdi.sources.vfio import SWITCHES, draft_vfio
+from ocigpu.core.actions import Node
 from ocigpu.core.errors import CdiError
+from ocigpu.gpus.offer import GenerateOptions, OfferedDevice
 from ocigpu.gpus.pci import NVIDIA_VENDOR
 from ocigpu.gpus.vfio.facts import Candidate, VfioFacts
+from ocigpu.gpus.vfio.offers import SWITCHES, offer_functions
 from ocigpu.kubernetes.devices import Inventory, PluginDevice, Resource
 from ocigpu.kubernetes.sharing import DOMAIN, MAX_NAME
 
@@ -33,12 +34,12 @@ def make_vfio_inventory(
     resources = []
     for name, part in _parts(facts, resource, names or {}).items():
         try:
-            drafted = draft_vfio(part, GenerateOptions(mode="vfio", device_class=name))
+            offered = offer_functions(part, GenerateOptions(mode="vfio", device_class=name))
         except CdiError as error:
             notes[error.message] = None
             continue
-        notes.update(dict.fromkeys((*drafted.notes, *drafted.skipped)))
-        devices = tuple(_device(device, part, numa or {}) for device in drafted.devices)
+        notes.update(dict.fromkeys((*offered.notes, *offered.skipped)))
+        devices = tuple(_device(device, part, numa or {}) for device in offered.devices)
         resources.append(Resource(f"{DOMAIN}{name}", devices, "vfio"))
     reason = "" if resources else "; ".join(notes) or "there is no GPU on the PCI bus"
     return Inventory(tuple(resources), tuple(notes), reason)
@@ -93,8 +94,8 @@ def _parts(facts: VfioFacts, resource: str, names: Mapping[int, str]) -> dict[st
     return found | ({SWITCHES: facts} if switches else {})
 
 
-def _device(device: DraftDevice, facts: VfioFacts, numa: Mapping[str, int]) -> PluginDevice:
-    paths = tuple(str(node["path"]) for node in device.edits.get("deviceNodes", ()))
+def _device(device: OfferedDevice, facts: VfioFacts, numa: Mapping[str, int]) -> PluginDevice:
+    paths = tuple(action.node.container_path for action in device.actions if isinstance(action, Node))
     single = paths[-1].startswith("/dev/vfio/devices/")
     members = [item for item in facts.candidates if str(item.cdev if single else item.group) == device.name]
     nodes = {numa.get(item.function.address, -1) for item in members}

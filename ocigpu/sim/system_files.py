@@ -62,9 +62,9 @@ def write_links(root: Path) -> None:
 
 def write_spec_file(root: Path, path: str = SPEC, max_version: str = "") -> None:
     """Write the CDI specification of the host's GPUs, as ``ocigpu cdi generate`` does."""
-    from ocigpu.cdi.draft import GenerateOptions
     from ocigpu.cdi.generate import generate
     from ocigpu.cdi.write import write_spec
+    from ocigpu.gpus.offer import GenerateOptions
 
     options = GenerateOptions(mode="nvml", hook_path="/usr/bin/ocigpu-hook", max_version=max_version)
     generated = generate(options, Settings(simulation_root=str(root)))

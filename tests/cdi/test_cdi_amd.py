@@ -8,15 +8,16 @@ import os
 from pathlib import Path
 
 import pytest
-from support.drafts import spec_of
+from support.drafts import draft_from, draft_of, spec_of
 from support.trees import Tree, drm_entries, pci_function, write_tree
 
-from ocigpu.cdi.draft import Draft, GenerateOptions
+from ocigpu.cdi.edits import Draft
 from ocigpu.cdi.generate import generate
-from ocigpu.cdi.sources.amd import draft, draft_amd
 from ocigpu.core.errors import CdiError
 from ocigpu.core.facts import DeviceNode
 from ocigpu.gpus.amd.facts import AmdFacts, AmdGpu, parse_properties, read_amd_facts, read_amd_fingerprint
+from ocigpu.gpus.amd.offers import offer_gpus
+from ocigpu.gpus.offer import GenerateOptions
 from ocigpu.gpus.tree import find_roots
 
 ONE = 7843934696581995200
@@ -125,7 +126,7 @@ CASES: dict[str, tuple[Tree, GenerateOptions, dict[str, list[str]]]] = {
 def test_gpus_become_devices(
     tmp_path: Path, tree: Tree, options: GenerateOptions, expected: dict[str, list[str]]
 ) -> None:
-    result = draft(options, write_tree(tmp_path, tree))
+    result = draft_from("amd", options, write_tree(tmp_path, tree))
     assert devices(result) == expected
     assert (result.source, result.vendor, result.device_class) == ("amd", "amd.com", "gpu")
     assert [node["path"] for node in result.common["deviceNodes"]] == ["/dev/kfd"]
@@ -134,7 +135,9 @@ def test_gpus_become_devices(
 
 
 def test_vendor_and_class_can_be_chosen(tmp_path: Path) -> None:
-    result = draft(GenerateOptions(vendor="example.com", device_class="accelerator"), write_tree(tmp_path, TWO_GPUS))
+    result = draft_from(
+        "amd", GenerateOptions(vendor="example.com", device_class="accelerator"), write_tree(tmp_path, TWO_GPUS)
+    )
     assert (result.vendor, result.device_class) == ("example.com", "accelerator")
 
 
@@ -146,7 +149,7 @@ def test_a_gpu_without_amdgpu_is_left_out_with_the_reason(tmp_path: Path) -> Non
         **pci_function("0000:44:00.1", "1002:ab30", "0403", "snd_hda_intel"),
         **pci_function("0000:45:00.0", "10de:2330", "0302", "nvidia"),
     }
-    result = draft(GenerateOptions(), write_tree(tmp_path, tree))
+    result = draft_from("amd", GenerateOptions(), write_tree(tmp_path, tree))
     assert result.skipped == (
         "GPU 0000:43:00.0 (1002:744c) is not bound to amdgpu, but to vfio-pci",
         "GPU 0000:44:00.0 (1002:744c) is not bound to amdgpu, but to no driver",
@@ -155,7 +158,7 @@ def test_a_gpu_without_amdgpu_is_left_out_with_the_reason(tmp_path: Path) -> Non
 
 def test_a_gpu_that_kfd_does_not_know_comes_last_and_is_named(tmp_path: Path) -> None:
     tree = {**KFD, **CPU, **gpu("0000:01:00.0", 1), **gpu("0000:02:00.0", 0), **topology(1, 128, ONE, 512)}
-    result = draft(GenerateOptions(), write_tree(tmp_path, tree))
+    result = draft_from("amd", GenerateOptions(), write_tree(tmp_path, tree))
     assert devices(result) == {
         "0": ["card0", "renderD128"],
         f"0x{ONE:x}": ["card0", "renderD128"],
@@ -166,7 +169,7 @@ def test_a_gpu_that_kfd_does_not_know_comes_last_and_is_named(tmp_path: Path) ->
 
 def test_without_kfd_there_is_a_note_and_graphics_still_work(tmp_path: Path) -> None:
     tree = {path: text for path, text in TWO_GPUS.items() if not path.endswith(("/kfd", "/kfd/dev"))}
-    result = draft(GenerateOptions(), write_tree(tmp_path, tree))
+    result = draft_from("amd", GenerateOptions(), write_tree(tmp_path, tree))
     assert result.common == {}
     assert result.notes == ("the host has no /dev/kfd: ROCm will not work in containers",)
 
@@ -190,7 +193,7 @@ REFUSED: dict[str, tuple[Tree, tuple[str, ...], str]] = {
 @pytest.mark.parametrize(("tree", "ids", "message"), REFUSED.values(), ids=REFUSED.keys())
 def test_nothing_to_give_is_an_error(tmp_path: Path, tree: Tree, ids: tuple[str, ...], message: str) -> None:
     with pytest.raises(CdiError) as caught:
-        draft(GenerateOptions(device_ids=ids), write_tree(tmp_path, tree))
+        draft_from("amd", GenerateOptions(device_ids=ids), write_tree(tmp_path, tree))
     assert caught.value.code == "OCIGPU-CDI-7"
     assert message in str(caught.value)
 
@@ -206,7 +209,7 @@ FACTS = AmdFacts(
 
 
 def test_groups_of_nodes_are_given_where_others_may_not_open_them() -> None:
-    result = draft_amd(FACTS, GenerateOptions())
+    result = draft_of(offer_gpus(FACTS, GenerateOptions()), GenerateOptions())
     assert [device.name for device in result.devices] == ["0"]  # no unique id: no second name
     assert result.devices[0].edits == {
         "deviceNodes": [
@@ -216,18 +219,23 @@ def test_groups_of_nodes_are_given_where_others_may_not_open_them() -> None:
         "additionalGids": [44, 105],
     }
     assert result.common == {"deviceNodes": [{"path": "/dev/kfd", "fileMode": 0o666, "permissions": "rw", "gid": 105}]}
-    plain = draft_amd(FACTS, GenerateOptions(feature_flags=("no-additional-gids-for-device-nodes",)))
+    plain = draft_of(
+        offer_gpus(FACTS, GenerateOptions(feature_flags=("no-additional-gids-for-device-nodes",))),
+        GenerateOptions(feature_flags=("no-additional-gids-for-device-nodes",)),
+    )
     assert "additionalGids" not in plain.devices[0].edits
 
 
 def test_a_gpu_without_unique_id_cannot_be_named_by_it() -> None:
     with pytest.raises(CdiError, match="has no unique id to be named by"):
-        draft_amd(FACTS, GenerateOptions(name_strategies=("uuid",)))
+        draft_of(
+            offer_gpus(FACTS, GenerateOptions(name_strategies=("uuid",))), GenerateOptions(name_strategies=("uuid",))
+        )
 
 
 def test_gpus_with_equal_unique_ids_get_no_name_by_them() -> None:
     twins = tuple(FACTS.gpus[0]._replace(address=f"0000:0{number}:00.0", unique_id=1) for number in (2, 3))
-    result = draft_amd(FACTS._replace(gpus=twins), GenerateOptions())
+    result = draft_of(offer_gpus(FACTS._replace(gpus=twins), GenerateOptions()), GenerateOptions())
     assert [device.name for device in result.devices] == ["0", "1"]
 
 

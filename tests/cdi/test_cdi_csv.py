@@ -5,18 +5,16 @@ import stat
 from pathlib import Path
 
 import pytest
-from support.drafts import spec_of
+from support.drafts import draft_from, draft_of, spec_of
 from support.trees import Tree, shared_object, write_tree
 
-from ocigpu.cdi.draft import Draft, GenerateOptions
-from ocigpu.cdi.edits import DEFAULT_HOOKS, HookOptions
+from ocigpu.cdi.edits import DEFAULT_HOOKS, Draft, HookOptions
 from ocigpu.cdi.generate import generate
-from ocigpu.cdi.sources.csv import draft, draft_csv, is_integrated
-from ocigpu.cdi.sources.files import is_library
 from ocigpu.core.errors import CdiError
 from ocigpu.core.facts import DeviceNode, Gpu, HostFile
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.nvidia.nvml import NvmlAnswer
+from ocigpu.gpus.offer import GenerateOptions, is_library
 from ocigpu.gpus.patterns import expand, matches_name, matches_path
 from ocigpu.gpus.tegra.facts import (
     CSV_DIRECTORY,
@@ -28,6 +26,7 @@ from ocigpu.gpus.tegra.facts import (
     read_csv_facts,
     read_csv_fingerprint,
 )
+from ocigpu.gpus.tegra.offers import is_integrated, offer_listed
 from ocigpu.gpus.tree import Tree as HostTree
 from ocigpu.gpus.tree import find_roots
 
@@ -192,7 +191,7 @@ def test_nodes_are_character_devices_that_patterns_match(tmp_path: Path) -> None
     assert [(node.container_path, node.gid) for node in facts.nodes] == [("/dev/nvhost-a", 0), ("/dev/nvhost-b", 44)]
     assert [node.container_path for node in facts.control_nodes] == ["/dev/nvidiactl"]
     assert facts.second_node is not None
-    result = draft(GenerateOptions(hook_path="/usr/bin/true"), settings)
+    result = draft_from("csv", GenerateOptions(hook_path="/usr/bin/true"), settings)
     assert [device.name for device in result.devices] == ["0"]
     assert any("NVML cannot be loaded" in text for text in result.notes)
     spec_of(result)
@@ -268,15 +267,15 @@ SETS: dict[str, tuple[NvmlAnswer | None, GenerateOptions, dict[str, tuple[list[s
 def test_gpus_become_devices(
     answer: NvmlAnswer | None, options: GenerateOptions, expected: dict[str, tuple[list[str], list[int]]]
 ) -> None:
-    result = draft_csv(FACTS, answer, (node("/dev/nvidia1"),), options, HOOK)
+    result = draft_of(offer_listed(FACTS, answer, (node("/dev/nvidia1"),), options, HOOK.ldconfig), options, HOOK)
     assert devices(result) == expected
-    assert (result.source, result.vendor, result.device_class, result.notes) == ("csv", "nvidia.com", "gpu", ())
+    assert (result.source, result.vendor, result.device_class) == ("csv", "nvidia.com", "gpu")
     spec_of(result)
 
 
 def test_another_order_of_gpus_gives_one_device_and_a_note() -> None:
     answer = NvmlAnswer(gpus=(DISCRETE._replace(index=0), THOR_GPU._replace(index=1)))
-    result = draft_csv(FACTS, answer, (), GenerateOptions(), HOOK)
+    result = draft_of(offer_listed(FACTS, answer, (), GenerateOptions(), HOOK.ldconfig), GenerateOptions(), HOOK)
     assert devices(result) == {"0": ALL_NODES}
     assert "NVIDIA RTX A6000, NVIDIA Thor" in result.notes[0]
 
@@ -286,13 +285,13 @@ def test_another_order_of_gpus_gives_one_device_and_a_note() -> None:
 )
 def test_an_id_that_no_gpu_has_is_an_error(answer: NvmlAnswer | None, ids: tuple[str, ...]) -> None:
     with pytest.raises(CdiError, match="no such GPU; there are: 0") as caught:
-        draft_csv(FACTS, answer, (), GenerateOptions(device_ids=ids), HOOK)
+        offer_listed(FACTS, answer, (), GenerateOptions(device_ids=ids), HOOK.ldconfig)
     assert caught.value.code == "OCIGPU-CDI-7"
 
 
 def test_files_without_nodes_are_an_error_that_says_why(tmp_path: Path) -> None:
     with pytest.raises(CdiError, match=r"the CSV files give no device node of this host: .*l4t.csv: missing$"):
-        draft(GenerateOptions(), write_tree(tmp_path, {"/etc/nv_tegra_release": ""}))
+        draft_from("csv", GenerateOptions(), write_tree(tmp_path, {"/etc/nv_tegra_release": ""}))
 
 
 HOOKS: dict[str, tuple[NvmlAnswer | None, GenerateOptions, HookOptions, list[list[str]]]] = {
@@ -352,13 +351,14 @@ HOOKS: dict[str, tuple[NvmlAnswer | None, GenerateOptions, HookOptions, list[lis
 def test_hooks_are_written(
     answer: NvmlAnswer | None, options: GenerateOptions, hook: HookOptions, expected: list[list[str]]
 ) -> None:
-    result = draft_csv(FACTS, answer, (), options, hook)
+    result = draft_of(offer_listed(FACTS, answer, (), options, hook.ldconfig), options, hook)
     assert [entry["args"] for entry in result.common["hooks"]] == expected
     assert result.common["env"] == ["NVIDIA_VISIBLE_DEVICES=void"]
 
 
 def test_files_are_mounted_read_only() -> None:
-    mounts = draft_csv(FACTS, None, (), GenerateOptions(), HOOK).common["mounts"]
+    offered = offer_listed(FACTS, None, (), GenerateOptions(), HOOK.ldconfig)
+    mounts = draft_of(offered, GenerateOptions(), HOOK).common["mounts"]
     assert [mount["containerPath"] for mount in mounts] == [file.container_path for file in FACTS.files]
     assert {tuple(mount["options"]) for mount in mounts} == {("ro", "nosuid", "nodev", "rbind", "rprivate")}
 

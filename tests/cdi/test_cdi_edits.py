@@ -4,12 +4,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ocigpu.cdi.draft import HOOK_NAMES, GenerateOptions
 from ocigpu.cdi.edits import DEFAULT_HOOKS, HookOptions, edits_from_actions, enabled_hooks
-from ocigpu.cdi.hook_words import EnableCudaCompat
+from ocigpu.cdi.hook_words import HOOK_NAMES, EnableCudaCompat
 from ocigpu.core.actions import AllowDevice, Bind, Link, Node, RefreshLdCache, Tmpfs
 from ocigpu.core.config_json import HOOK_ENVIRONMENT
 from ocigpu.core.facts import DeviceNode
+from ocigpu.gpus.offer import GenerateOptions
 
 if TYPE_CHECKING:
     from ocigpu.core.actions import Action

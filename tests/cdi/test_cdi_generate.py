@@ -5,19 +5,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.drafts import draft_of
 
 from ocigpu.cdi.check import check_spec
-from ocigpu.cdi.draft import MODES, Draft, DraftDevice, GenerateOptions
-from ocigpu.cdi.edits import HookOptions, enabled_hooks
+from ocigpu.cdi.edits import Draft, DraftDevice, HookOptions, enabled_hooks
 from ocigpu.cdi.generate import Generated, assemble, coherent_parts, generate, merge_edits, sort_edits
-from ocigpu.cdi.sources import SOURCES, detect_mode
-from ocigpu.cdi.sources.nvidia import draft_feature, draft_gpus, draft_imex, draft_management
 from ocigpu.core.errors import CdiError, HostError, OcigpuError, RequestError
 from ocigpu.core.facts import DeviceNode, FeatureNodes, Gpu, HostFacts, HostFile, Library, facts_from_json
 from ocigpu.core.settings import MODES as CONTAINER_MODES
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.fingerprint import ANNOTATION
 from ocigpu.gpus.nvidia.nvml import NvmlAnswer
+from ocigpu.gpus.nvidia.offers import offer_feature, offer_gpus, offer_imex, offer_management
+from ocigpu.gpus.offer import MODES, GenerateOptions
+from ocigpu.gpus.vendors import all_vendors, find_mode
 
 HOSTS = Path(__file__).parents[1] / "bundles/hosts"
 SETTINGS = Settings()
@@ -39,7 +40,7 @@ IMEX = host("h100-4-imex")
 def made(facts: HostFacts, hook_path: str = OURS, settings: Settings = SETTINGS, **changes: Any) -> Generated:
     options = GenerateOptions(**changes)
     hook = HookOptions(hook_path, "", enabled_hooks(options))
-    return assemble(draft_gpus(facts, options, settings, hook), options, "source=nvidia")
+    return assemble(draft_of(offer_gpus(facts, options, settings), options, hook), options, "source=nvidia")
 
 
 def names(spec: dict[str, Any]) -> list[str]:
@@ -460,7 +461,7 @@ def test_sockets_can_be_left_out_by_a_feature_flag() -> None:
 def coherent(facts: HostFacts, **changes: Any) -> dict[str, tuple[str, str, list[str]]]:
     """Return version, kind and devices of the specifications for GPUs with coherent memory and for those without."""
     options = GenerateOptions(name_strategies=("index",), **changes)
-    made = draft_gpus(facts, options, SETTINGS, HookOptions(OURS))
+    made = draft_of(offer_gpus(facts, options, SETTINGS), options, HookOptions(OURS))
     parts = coherent_parts(made, options, "source=nvidia")
     specs = [(part.suffix, part.generated.spec) for part in parts]
     return {suffix: (spec["cdiVersion"], spec["kind"], names(spec)) for suffix, spec in specs}
@@ -524,7 +525,7 @@ def test_the_ldconfig_that_was_named_is_told_to_the_hook() -> None:
 def management(facts: HostFacts, **changes: Any) -> dict[str, Any]:
     options = GenerateOptions(mode="management", **changes)
     hook = HookOptions(OURS, "", enabled_hooks(options))
-    return assemble(draft_management(facts, options, SETTINGS, hook), options, "source=nvidia").spec
+    return assemble(draft_of(offer_management(facts, options, SETTINGS), options, hook), options, "source=nvidia").spec
 
 
 def test_management_is_one_device_with_every_node() -> None:
@@ -585,7 +586,7 @@ def test_management_without_a_loaded_driver_says_what_programs_look_for() -> Non
 
 def feature(mode: str, facts: HostFacts) -> Generated:
     options = GenerateOptions(mode=mode)
-    return assemble(draft_feature(facts, options), options, "source=nvidia")
+    return assemble(draft_of(offer_feature(facts, options), options), options, "source=nvidia")
 
 
 def char(path: str) -> DeviceNode:
@@ -624,7 +625,7 @@ def test_a_feature_that_the_host_lacks_keeps_the_text_that_programs_look_for(mod
 
 def imex(*ids: str) -> dict[str, Any]:
     options = GenerateOptions(mode="imex", device_ids=ids)
-    return assemble(draft_imex(IMEX, options), options, "source=nvidia").spec
+    return assemble(draft_of(offer_imex(IMEX, options), options), options, "source=nvidia").spec
 
 
 def test_imex_channels_are_devices_named_by_number() -> None:
@@ -670,13 +671,13 @@ def test_a_mode_without_a_driver_reads_only_what_it_needs(tmp_path: Path) -> Non
 
 def test_the_platform_decides_the_mode(tmp_path: Path) -> None:
     settings = tree_settings(tmp_path)
-    assert detect_mode(settings) == "nvml"
+    assert find_mode("auto", "", settings)[0] == "nvml"
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/nv_tegra_release").write_text("# R36")
-    assert detect_mode(settings) == "csv"
+    assert find_mode("auto", "", settings)[0] == "csv"
     (tmp_path / "usr/lib/wsl/lib").mkdir(parents=True)
     (tmp_path / "usr/lib/wsl/lib/libdxcore.so").touch()
-    assert detect_mode(settings) == "wsl"
+    assert find_mode("auto", "", settings)[0] == "wsl"
 
 
 def answer(*models: str) -> NvmlAnswer:
@@ -697,10 +698,10 @@ def answer(*models: str) -> NvmlAnswer:
 def test_a_tegra_system_with_discrete_gpus_alone_is_like_any_other_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: NvmlAnswer | None, expected: str
 ) -> None:
-    monkeypatch.setattr("ocigpu.cdi.sources.ask_nvml", lambda _: said)
+    monkeypatch.setattr("ocigpu.gpus.tegra.facts.ask_nvml", lambda _: said)
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/nv_tegra_release").write_text("# R36")
-    assert detect_mode(tree_settings(tmp_path)) == expected
+    assert find_mode("auto", "", tree_settings(tmp_path))[0] == expected
 
 
 @pytest.mark.parametrize("vendor", ["amd", "amd.com", "AMD"])
@@ -711,7 +712,7 @@ def test_the_vendor_amd_is_another_source(vendor: str, tmp_path: Path) -> None:
 
 
 def test_every_mode_has_a_source() -> None:
-    assert {*MODES, "amd"} - {"auto"} == set(SOURCES)
+    assert {*MODES, "amd"} - {"auto"} == {mode for vendor in all_vendors() for mode in vendor.modes}
 
 
 def test_what_is_generated_is_valid_without_a_warning() -> None:

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ocigpu.cdi.draft import HOOK_NAMES
 from ocigpu.cdi.edits import HookOptions, edits_from_actions
 from ocigpu.cdi.hook_words import (
     COMPAT_ROOT,
+    HOOK_NAMES,
     OPTIONS,
     Chmod,
     CreateSymlinks,

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import yaml
 
-from ocigpu.cdi.draft import GenerateOptions
 from ocigpu.cdi.refresh import RefreshedSpec, refresh
 from ocigpu.core.errors import OcigpuError
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.fingerprint import ANNOTATION
+from ocigpu.gpus.offer import GenerateOptions
 from ocigpu.sim.create import create_host
 from ocigpu.system import store as cache
 from ocigpu.system.settings_file import read_settings
@@ -161,7 +161,7 @@ def test_a_directory_that_cannot_be_opened_is_named(settings: Settings, tmp_path
 SCRIPT = """\
 import sys
 import ocigpu.system.store
-from ocigpu.cdi.draft import GenerateOptions
+from ocigpu.gpus.offer import GenerateOptions
 from ocigpu.cdi.refresh import refresh
 from ocigpu.system.settings_file import read_settings
 ocigpu.system.store.SYSTEM_DIRECTORY = sys.argv[3]

@@ -17,23 +17,24 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from support.drafts import draft_of
 
 from ocigpu.bundle.inject import inject
 from ocigpu.cdi.check import check_spec
 from ocigpu.cdi.document import parse_document
-from ocigpu.cdi.draft import NAME_STRATEGIES, GenerateOptions
 from ocigpu.cdi.edits import HookOptions
 from ocigpu.cdi.generate import assemble
 from ocigpu.cdi.hook_words import parse_hook
-from ocigpu.cdi.sources.nvidia import draft_gpus
 from ocigpu.cdi.write import dump_json, dump_yaml
 from ocigpu.core.actions import Bind, Link, Node, Plan, RefreshLdCache, Tmpfs
 from ocigpu.core.facts import DeviceNode, Gpu, HostFacts, ImageFacts, facts_from_json
 from ocigpu.core.settings import CAPABILITIES, Settings
 from ocigpu.entry.cdi_hook_plan import DriverProc, HookFacts, plan_hooks
+from ocigpu.gpus.nvidia.offers import offer_gpus
 from ocigpu.gpus.nvidia.plan import make_plan
 from ocigpu.gpus.nvidia.procfs import ProcGpu
 from ocigpu.gpus.nvidia.request import Request
+from ocigpu.gpus.offer import NAME_STRATEGIES, GenerateOptions
 from ocigpu.provision.image import ContainerNode
 from ocigpu.provision.loader import LoaderFacts
 
@@ -166,7 +167,7 @@ def lstat_of(facts: HostFacts) -> Callable[[str], os.stat_result]:
 
 
 def spec_of(facts: HostFacts, options: GenerateOptions, settings: Settings) -> dict[str, Any]:
-    return assemble(draft_gpus(facts, options, settings, HOOK), options, "source=nvidia").spec
+    return assemble(draft_of(offer_gpus(facts, options, settings), options, HOOK), options, "source=nvidia").spec
 
 
 def token(name: str) -> str:

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import yaml
 
-from ocigpu.cdi.draft import GenerateOptions
 from ocigpu.cdi.generate import generate
 from ocigpu.cdi.hook_words import CreateSymlinks, UpdateLdCache, parse_hook
 from ocigpu.cdi.write import dump_yaml
 from ocigpu.core.settings import Settings
+from ocigpu.gpus.offer import GenerateOptions
 from ocigpu.sim.create import create_host
 from ocigpu.sim.remove import remove_host
 from ocigpu.system.settings_file import read_settings

@@ -3,13 +3,13 @@
 from pathlib import Path
 
 import pytest
-from support.drafts import spec_of
+from support.drafts import draft_from, spec_of
 from support.trees import Tree, pci_function, write_tree
 
-from ocigpu.cdi.draft import Draft, GenerateOptions
+from ocigpu.cdi.edits import Draft
 from ocigpu.cdi.generate import generate
-from ocigpu.cdi.sources.vfio import draft
 from ocigpu.core.errors import CdiError
+from ocigpu.gpus.offer import GenerateOptions
 from ocigpu.gpus.vfio.facts import read_vfio_fingerprint
 
 H100, AUDIO, SWITCH = "10de:2330", "10de:22bb", "10de:22a3"
@@ -104,7 +104,7 @@ CASES: dict[str, tuple[Tree, GenerateOptions, dict[str, list[str]]]] = {
 def test_functions_of_vfio_become_devices(
     tmp_path: Path, tree: Tree, options: GenerateOptions, expected: dict[str, list[str]]
 ) -> None:
-    result = draft(options, write_tree(tmp_path, tree))
+    result = draft_from("vfio", options, write_tree(tmp_path, tree))
     assert devices(result) == expected
     assert (result.source, result.vendor, result.device_class) == (
         "vfio",
@@ -117,7 +117,7 @@ def test_functions_of_vfio_become_devices(
 
 
 def test_a_node_has_the_access_that_the_device_plugin_gives(tmp_path: Path) -> None:
-    result = draft(GenerateOptions(), write_tree(tmp_path, {**API, **gpu("0000:3b:00.0", 7)}))
+    result = draft_from("vfio", GenerateOptions(), write_tree(tmp_path, {**API, **gpu("0000:3b:00.0", 7)}))
     assert [
         (node["path"], node["permissions"], node["hostPath"]) for node in result.devices[0].edits["deviceNodes"]
     ] == [
@@ -157,29 +157,29 @@ SKIPPED: dict[str, tuple[Tree, str]] = {
 
 @pytest.mark.parametrize(("tree", "reason"), SKIPPED.values(), ids=SKIPPED.keys())
 def test_what_cannot_be_given_is_left_out_with_the_reason(tmp_path: Path, tree: Tree, reason: str) -> None:
-    result = draft(GenerateOptions(), write_tree(tmp_path / "with", {**TWO, **tree}))
+    result = draft_from("vfio", GenerateOptions(), write_tree(tmp_path / "with", {**TWO, **tree}))
     assert list(devices(result)) == ["9", "112"]
     assert result.skipped == (reason,)
     with pytest.raises(CdiError) as caught:  # and alone it is an error that says the same
-        draft(GenerateOptions(), write_tree(tmp_path / "alone", {**API, **tree}))
+        draft_from("vfio", GenerateOptions(), write_tree(tmp_path / "alone", {**API, **tree}))
     assert caught.value.code == "OCIGPU-CDI-7"
     assert str(caught.value) == f"no GPU for virtual machines: {reason}"
 
 
 def test_an_id_that_no_device_has_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(CdiError, match='device id "0": no such VFIO device; there are: 9, 112'):
-        draft(GenerateOptions(device_ids=("0",)), write_tree(tmp_path, TWO))
+        draft_from("vfio", GenerateOptions(device_ids=("0",)), write_tree(tmp_path, TWO))
 
 
 def test_a_host_without_gpus_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(CdiError, match="no NVSwitch for virtual machines: there is no NVSwitch on the PCI bus"):
-        draft(GenerateOptions(device_class="nvswitch"), write_tree(tmp_path, TWO))
+        draft_from("vfio", GenerateOptions(device_class="nvswitch"), write_tree(tmp_path, TWO))
 
 
 def test_a_note_says_which_gpu_a_device_is(tmp_path: Path) -> None:
     tree = {**TWO, **gpu("0000:3c:00.0", 112), **switch("0000:c1:00.0", 30)}
     names = [f"0000:{bus}:00.0 (10de:2330)" for bus in ("19", "3b", "3c")]
-    assert draft(GenerateOptions(), write_tree(tmp_path, tree)).notes == (
+    assert draft_from("vfio", GenerateOptions(), write_tree(tmp_path, tree)).notes == (
         f"devices are named by IOMMU group: 9 is {names[0]}; 112 is {names[1]} and {names[2]}",
         "NVSwitches that are bound to VFIO too: 1; --class nvswitch gives them",
     )
@@ -187,15 +187,15 @@ def test_a_note_says_which_gpu_a_device_is(tmp_path: Path) -> None:
 
 def test_functions_of_one_group_go_to_one_machine_only(tmp_path: Path) -> None:
     tree = {**TWO_SINGLE, **gpu("0000:3c:00.0", 112), **cdev("0000:3c:00.0", 12)}
-    assert draft(GenerateOptions(), write_tree(tmp_path, tree)).notes[1:] == (
+    assert draft_from("vfio", GenerateOptions(), write_tree(tmp_path, tree)).notes[1:] == (
         "devices 0, 12 share IOMMU group 112: they can only go to the same virtual machine",
     )
 
 
 def test_a_switch_in_the_group_of_a_gpu_goes_with_the_gpu(tmp_path: Path) -> None:
     settings = write_tree(tmp_path, {**TWO, **switch("0000:c1:00.0", 9), **switch("0000:c2:00.0", 31)})
-    assert list(devices(draft(GenerateOptions(), settings))) == ["9", "112"]
-    result = draft(GenerateOptions(device_class="nvswitch"), settings)
+    assert list(devices(draft_from("vfio", GenerateOptions(), settings))) == ["9", "112"]
+    result = draft_from("vfio", GenerateOptions(device_class="nvswitch"), settings)
     assert list(devices(result)) == ["31"]
     assert result.skipped == (
         "NVSwitch 0000:c1:00.0 (10de:22a3) is given with the GPU 0000:19:00.0 (10de:2330), by IOMMU group 9",

@@ -3,13 +3,12 @@
 from pathlib import Path
 
 import pytest
-from support.drafts import spec_of
+from support.drafts import draft_from, spec_of
 from support.trees import Tree, write_tree
 
-from ocigpu.cdi.draft import GenerateOptions
 from ocigpu.cdi.generate import generate
-from ocigpu.cdi.sources.wsl import draft
 from ocigpu.core.errors import CdiError
+from ocigpu.gpus.offer import GenerateOptions
 from ocigpu.gpus.wsl.facts import is_wsl, read_wsl_fingerprint
 
 LIBRARIES = "/usr/lib/wsl/lib"
@@ -38,7 +37,7 @@ TWO: Tree = {**ONE, **store(OLDER, "470")}
 
 
 def test_the_driver_store_is_mounted_in_the_usual_order(tmp_path: Path) -> None:
-    result = draft(OPTIONS, write_tree(tmp_path, ONE))
+    result = draft_from("wsl", OPTIONS, write_tree(tmp_path, ONE))
     assert [device.name for device in result.devices] == ["all"]
     assert [node["path"] for node in result.devices[0].edits["deviceNodes"]] == ["/dev/dxg"]
     assert [mount["containerPath"] for mount in result.common["mounts"]] == [
@@ -64,7 +63,7 @@ def test_the_driver_store_is_mounted_in_the_usual_order(tmp_path: Path) -> None:
 
 
 def test_hooks_link_the_program_and_register_the_libraries(tmp_path: Path) -> None:
-    common = draft(OPTIONS, write_tree(tmp_path, ONE)).common
+    common = draft_from("wsl", OPTIONS, write_tree(tmp_path, ONE)).common
     assert [entry["args"][1:] for entry in common["hooks"]] == [
         ["create-symlinks", "--link", f"{NVIDIA}/nvidia-smi::/usr/bin/nvidia-smi"],
         ["update-ldcache", "--folder", LIBRARIES, "--folder", NVIDIA],
@@ -73,7 +72,7 @@ def test_hooks_link_the_program_and_register_the_libraries(tmp_path: Path) -> No
 
 
 def test_of_several_stores_the_one_whose_program_windows_offers_is_used(tmp_path: Path) -> None:
-    result = draft(OPTIONS, write_tree(tmp_path, TWO))
+    result = draft_from("wsl", OPTIONS, write_tree(tmp_path, TWO))
     assert all(OLDER not in mount["containerPath"] for mount in result.common["mounts"])
     assert result.notes[0] == (
         f"several NVIDIA drivers ({OLDER}, {NVIDIA}): {NVIDIA} has the nvidia-smi of {LIBRARIES}"
@@ -82,13 +81,13 @@ def test_of_several_stores_the_one_whose_program_windows_offers_is_used(tmp_path
 
 def test_a_store_can_be_named(tmp_path: Path) -> None:
     options = OPTIONS._replace(library_search_paths=(f"{OLDER}/",))
-    mounts = draft(options, write_tree(tmp_path, TWO)).common["mounts"]
+    mounts = draft_from("wsl", options, write_tree(tmp_path, TWO)).common["mounts"]
     assert mounts[1]["containerPath"] == f"{OLDER}/libcuda.so.1.1"
 
 
 def test_a_store_without_the_program_gets_no_link_to_it(tmp_path: Path) -> None:
     tree = {path: text for path, text in ONE.items() if not path.endswith("/nvidia-smi")}
-    hooks = draft(OPTIONS, write_tree(tmp_path, tree)).common["hooks"]
+    hooks = draft_from("wsl", OPTIONS, write_tree(tmp_path, tree)).common["hooks"]
     assert [entry["args"][1] for entry in hooks] == ["update-ldcache"]
 
 
@@ -116,7 +115,7 @@ REFUSED: dict[str, tuple[Tree, str]] = {
 @pytest.mark.parametrize(("tree", "message"), REFUSED.values(), ids=REFUSED.keys())
 def test_what_is_missing_or_unclear_is_an_error(tmp_path: Path, tree: Tree, message: str) -> None:
     with pytest.raises(CdiError) as caught:
-        draft(OPTIONS, write_tree(tmp_path, tree))
+        draft_from("wsl", OPTIONS, write_tree(tmp_path, tree))
     assert caught.value.code == "OCIGPU-CDI-7"
     assert message in str(caught.value)
 

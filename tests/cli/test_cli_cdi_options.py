@@ -8,9 +8,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from ocigpu.cdi.draft import GenerateOptions
 from ocigpu.cli.cdi_generate import GenerateRequest, takes_generate_options
 from ocigpu.core.settings import Settings
+from ocigpu.gpus.offer import GenerateOptions
 
 Ask = Callable[..., GenerateRequest]
 CDI = "NVIDIA_CTK_CDI_"

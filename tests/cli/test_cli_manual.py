@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from ocigpu.cdi.draft import FEATURE_FLAGS, HOOK_NAMES, MODES, NAME_STRATEGIES
+from ocigpu.cdi.hook_words import HOOK_NAMES
 from ocigpu.cli import manual
 from ocigpu.cli.main import PROGRAM, app
 from ocigpu.cli.manual import Word, read_page
+from ocigpu.gpus.offer import FEATURE_FLAGS, MODES, NAME_STRATEGIES
 
 
 def walk(name: str, command: Any) -> Iterator[tuple[str, Any]]:

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 from support.trees import Tree, pci_function, write_tree
 
-from ocigpu.cdi.draft import GenerateOptions
-from ocigpu.cdi.sources.vfio import draft_vfio
 from ocigpu.core.facts import HostFacts
 from ocigpu.core.settings import Settings
+from ocigpu.gpus.offer import GenerateOptions
 from ocigpu.gpus.tree import Roots
 from ocigpu.gpus.vfio.facts import VfioFacts, read_vfio_facts
+from ocigpu.gpus.vfio.offers import offer_functions
 from ocigpu.kubernetes.allocate import DeviceSpec, Response, allocate
 from ocigpu.kubernetes.config import Configuration
 from ocigpu.kubernetes.vfio import make_vfio_inventory, model_class, read_model_names
@@ -85,7 +85,7 @@ def test_resources(tmp_path: Path, tree: Tree, resource: str, expected: dict[str
 
 def test_a_device_is_called_as_in_the_specification_that_cdi_generate_makes(tmp_path: Path) -> None:
     read = facts(tmp_path, SINGLE)
-    drafted = draft_vfio(read, GenerateOptions(mode="vfio", device_class="gpu"))
+    drafted = offer_functions(read, GenerateOptions(mode="vfio", device_class="gpu"))
     (resource,) = make_vfio_inventory(read, "gpu").resources
     assert resource.name == f"{drafted.vendor}/{drafted.device_class}"
     assert [device.id for device in resource.devices] == [device.name for device in drafted.devices]

@@ -4,7 +4,18 @@ Same input, same plan.  What is granted, where each file goes, with which mount 
 here, each action with its reason, and carried out elsewhere.
 """
 
-from ocigpu.core.actions import AllowDevice, Bind, Link, Node, Plan, RefreshLdCache, join_groups
+from ocigpu.core.actions import (
+    FILE_OPTIONS,
+    SOCKET_OPTIONS,
+    AllowDevice,
+    Bind,
+    Link,
+    Node,
+    Plan,
+    RefreshLdCache,
+    join_groups,
+    node_actions,
+)
 from ocigpu.core.errors import HostError
 from ocigpu.core.facts import (
     DeviceNode,
@@ -30,11 +41,6 @@ if TYPE_CHECKING:
     from ocigpu.core.actions import Action
 
     _Given = tuple[DeviceNode, str, Sequence[str]]
-
-FILE_OPTIONS = ("ro", "nosuid", "nodev")
-"""Mount options of driver files."""
-SOCKET_OPTIONS = ("nosuid", "nodev", "noexec")
-"""Mount options of sockets and pipe directories: connecting needs write access."""
 
 CONTROL_CAPABILITIES = {
     "/dev/nvidia-uvm": ("compute", "video"),
@@ -319,11 +325,6 @@ def _add_nodes(plan: _Draft, nodes: "list[_Given]") -> None:
         for name in names:
             part = plan.parts.setdefault(name, [])
             part += [action for action in pair if action not in part]
-
-
-def node_actions(node: DeviceNode, reason: str = "") -> "list[Node | AllowDevice]":
-    """Return what gives a container a device node: the node, and the right to read and write."""
-    return [Node(node, reason), AllowDevice(node.major, node.minor, "rw", reason)]
 
 
 def _with_graphics(gpu: Gpu, selection: Selection, request: Request) -> list[str]:

@@ -52,6 +52,9 @@ UNVERSIONED = (
 """Libraries with two numbers after this prefix, a link that they get, and its target ("": the library itself)."""
 
 
+INTEGRATED_NAMES = ("(nvgpu)", "NVIDIA Thor")
+
+
 class Entry(NamedTuple):
     """One line of a CSV file: ``kind`` of :data:`TYPES`."""
 
@@ -80,6 +83,20 @@ def is_tegra(settings: Settings) -> bool:
     if Tree(roots.driver).find(RELEASE):
         return True
     return (read_text(f"{roots.sys}/devices/soc0/family", 64) or "").lower().startswith("tegra")
+
+
+def needs_csv(settings: Settings) -> bool:
+    """Return whether what containers need is in CSV files: on a Tegra system without NVML or with its integrated GPU.
+
+    One with discrete GPUs alone is like any other host.  Integrated GPUs are parts of Tegra chips, so NVML, which takes
+    its time, is asked there only.
+    """
+    if not is_tegra(settings):
+        return False
+    answer = ask_nvml(find_roots(settings))
+    if answer is None or answer.problem:
+        return True
+    return any(name in gpu.model for gpu in answer.gpus for name in INTEGRATED_NAMES)
 
 
 def parse_csv(text: str) -> tuple[tuple[Entry, ...], int]:

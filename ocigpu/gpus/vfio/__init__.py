@@ -1,0 +1,10 @@
+"""GPUs for virtual machines."""
+
+from ocigpu.gpus.vendor import Vendor, late
+
+VENDOR = Vendor(
+    "vfio",
+    modes=("vfio",),
+    read_fingerprint=late("vfio.facts:read_vfio_fingerprint"),
+    offer=late("vfio.offers:offer"),
+)

@@ -6,33 +6,24 @@ that of /usr/lib/wsl/lib, which Windows fills from the driver in use.  Written f
 documents, tried on copies of such files and not on WSL.
 """
 
-from ocigpu.cdi.draft import VOID, Draft, DraftDevice
-from ocigpu.cdi.edits import edits_from_actions
-from ocigpu.cdi.sources.files import bind_file, library_folders
-from ocigpu.cdi.sources.program import hook_options, note_program
-from ocigpu.core.actions import Link, Node, RefreshLdCache
+from ocigpu.core.actions import Link, RefreshLdCache, node_actions
 from ocigpu.core.errors import CdiError
-from ocigpu.gpus.wsl.facts import CUDA, DXCORE, LIBRARIES, NAMED, SMI, STORES, Store, WslFacts, read_wsl_facts
+from ocigpu.gpus.offer import VOID, DeviceOffer, OfferedDevice, bind_file, library_folders
+from ocigpu.gpus.wsl.facts import CUDA, DXCORE, LIBRARIES, NAMED, SMI, STORES, Store, read_wsl_facts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ocigpu.cdi.draft import GenerateOptions
-    from ocigpu.cdi.edits import HookOptions
     from ocigpu.core.actions import Action
     from ocigpu.core.settings import Settings
+    from ocigpu.gpus.offer import GenerateOptions
 
 
-def draft(options: "GenerateOptions", settings: "Settings") -> Draft:
+def offer(options: "GenerateOptions", settings: "Settings") -> DeviceOffer:
     """Return the device of a WSL system; raises CdiError (OCIGPU-CDI-7) when parts of it are not there.
 
     A driver store can be chosen by --library-search-path.
     """
-    hook = hook_options(options, settings)
-    return note_program(draft_wsl(read_wsl_facts(settings, options.library_search_paths), options, hook), hook)
-
-
-def draft_wsl(facts: WslFacts, options: "GenerateOptions", hook: "HookOptions") -> Draft:
-    """Return the draft for these facts; raises CdiError (OCIGPU-CDI-7) as :func:`draft` does.  Pure."""
+    facts = read_wsl_facts(settings, options.library_search_paths)
     if facts.node is None:
         raise CdiError("OCIGPU-CDI-7", "no GPU on this WSL system: it has no /dev/dxg", "Update WSL: wsl --update")
     if facts.dxcore is None:
@@ -43,15 +34,15 @@ def draft_wsl(facts: WslFacts, options: "GenerateOptions", hook: "HookOptions") 
     actions: list[Action] = [bind_file(file) for file in (facts.dxcore, *store.files)]
     if any(file.container_path == f"{store.path}/{SMI}" for file in named):
         actions.append(Link(f"/usr/bin/{SMI}", f"{store.path}/{SMI}", ""))
-    actions.append(RefreshLdCache(hook.ldconfig, library_folders((facts.dxcore, *named)), ""))
-    return Draft(
+    actions.append(RefreshLdCache(settings.ldconfig, library_folders((facts.dxcore, *named)), ""))
+    return DeviceOffer(
         source="wsl",
         vendor=options.vendor or "nvidia.com",
         device_class=options.device_class or "gpu",
-        devices=(
-            DraftDevice("all", edits_from_actions([Node(facts.node, "")], additional_gids=options.additional_gids)),
-        ),
-        common={"env": [VOID], **edits_from_actions(actions, hook)},
+        devices=(OfferedDevice("all", tuple(node_actions(facts.node))),),
+        base=tuple(actions),
+        env=(VOID,),
+        hooked=tuple(actions),
         all_device=False,
         notes=notes,
     )

@@ -6,41 +6,36 @@ and index, or the unique id as that toolkit and rocm-smi write it ("0xc0ffee"); 
 id have their number added ("0xc0ffee:1").
 """
 
-from ocigpu.cdi.draft import Draft, DraftDevice
-from ocigpu.cdi.edits import edits_from_actions
-from ocigpu.cdi.sources.ids import choose_names, select_ids
-from ocigpu.core.actions import Node
+from ocigpu.core.actions import node_actions
 from ocigpu.core.errors import CdiError
 from ocigpu.gpus.amd.facts import AmdFacts, AmdGpu, read_amd_facts
+from ocigpu.gpus.offer import DeviceOffer, OfferedDevice, choose_names, select_ids
 from ocigpu.gpus.tree import find_roots
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ocigpu.cdi.draft import Edits, GenerateOptions
-    from ocigpu.core.facts import DeviceNode
     from ocigpu.core.settings import Settings
+    from ocigpu.gpus.offer import GenerateOptions
 
 
-def draft(options: "GenerateOptions", settings: "Settings") -> Draft:
+def offer(options: "GenerateOptions", settings: "Settings") -> DeviceOffer:
     """Return the host's AMD GPUs as devices.
 
     Raises CdiError (OCIGPU-CDI-7) when there is none that can be given, or for a device id that none has, and HostError
     (OCIGPU-HOST-3) for a file of sysfs that cannot be read.
     """
-    return draft_amd(read_amd_facts(find_roots(settings)), options)
+    return offer_gpus(read_amd_facts(find_roots(settings)), options)
 
 
-def draft_amd(facts: AmdFacts, options: "GenerateOptions") -> Draft:
-    """Return the draft for these facts; raises CdiError (OCIGPU-CDI-7) as :func:`draft` does.  Pure."""
+def offer_gpus(facts: AmdFacts, options: "GenerateOptions") -> DeviceOffer:
+    """Return the offer of these facts; raises CdiError (OCIGPU-CDI-7) as :func:`offer` does.  Pure."""
     skipped = [
         f"GPU {function.text} is not bound to amdgpu, but to {function.driver or 'no driver'}"
         for function in facts.unbound
     ]
     names = [_names(index, gpu, facts.gpus, options.name_strategies) for index, gpu in enumerate(facts.gpus)]
     ids = [_ids(index, gpu, facts.gpus) for index, gpu in enumerate(facts.gpus)]
-    devices: list[DraftDevice] = []
+    devices: list[OfferedDevice] = []
     notes = list(facts.notes)
     for index in select_ids(options.device_ids, ids, "AMD GPU"):
         gpu = facts.gpus[index]
@@ -49,8 +44,8 @@ def draft_amd(facts: AmdFacts, options: "GenerateOptions") -> Draft:
         elif not names[index]:
             skipped.append(f"GPU {index} ({gpu.address}) has no unique id to be named by")
         else:
-            edits = _edits(gpu.nodes, options.additional_gids)
-            devices += [DraftDevice(name, edits) for name in names[index]]
+            actions = tuple(action for node in gpu.nodes for action in node_actions(node))
+            devices += [OfferedDevice(name, actions) for name in names[index]]
             if not gpu.compute:
                 notes.append(f"GPU {index} ({gpu.address}) is not in KFD's topology: ROCm cannot use it")
     if not devices:
@@ -58,19 +53,15 @@ def draft_amd(facts: AmdFacts, options: "GenerateOptions") -> Draft:
         raise CdiError("OCIGPU-CDI-7", f"no AMD GPU: {why}", "Load the driver: modprobe amdgpu")
     if facts.kfd is None:
         notes.append("the host has no /dev/kfd: ROCm will not work in containers")
-    return Draft(
+    return DeviceOffer(
         source="amd",
         vendor=options.vendor or "amd.com",
         device_class=options.device_class or "gpu",
         devices=tuple(devices),
-        common=_edits((facts.kfd,), options.additional_gids) if facts.kfd else {},
+        base=tuple(node_actions(facts.kfd)) if facts.kfd else (),
         notes=tuple(notes),
         skipped=tuple(skipped),
     )
-
-
-def _edits(nodes: "Sequence[DeviceNode]", additional_gids: bool) -> "Edits":
-    return edits_from_actions([Node(node, "") for node in nodes], additional_gids=additional_gids)
 
 
 def _unique_name(gpu: AmdGpu, gpus: tuple[AmdGpu, ...]) -> str:

@@ -4,12 +4,7 @@ Every list of nodes, mounts, links and directories comes from :mod:`ocigpu.gpus.
 mode uses: the plan's base is what every container gets, and each of its parts a device.
 """
 
-from ocigpu.cdi.draft import VOID, Draft, DraftDevice
-from ocigpu.cdi.edits import edits_from_actions, is_device_link
-from ocigpu.cdi.hook_words import EnableCudaCompat
-from ocigpu.cdi.sources.ids import choose_names
-from ocigpu.cdi.sources.program import hook_options, note_program
-from ocigpu.core.actions import AllowDevice, Bind, Link, Node
+from ocigpu.core.actions import AllowDevice, Node, node_actions
 from ocigpu.core.errors import CdiError, HostError, quoted
 from ocigpu.core.facts import ImageFacts, Library
 from ocigpu.core.gate import permitted_capabilities
@@ -21,23 +16,20 @@ from ocigpu.gpus.nvidia.plan import (
     feature_files,
     gpu_node,
     mig_nodes,
-    node_actions,
     part_name,
     plan_selection,
 )
 from ocigpu.gpus.nvidia.request import MAX_IMEX_CHANNEL, Request
 from ocigpu.gpus.nvidia.selection import Selection, select_devices
+from ocigpu.gpus.offer import VOID, CompatTerms, DeviceOffer, OfferedDevice, choose_names
 from ocigpu.gpus.tree import Tree, small_number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ocigpu.cdi.draft import Edits, GenerateOptions
-    from ocigpu.cdi.edits import HookOptions
     from ocigpu.core.actions import Action
     from ocigpu.core.facts import Gpu, HostFacts, MigDevice
     from ocigpu.core.settings import Settings
+    from ocigpu.gpus.offer import GenerateOptions
 
 FEATURES = ("gds", "mofed", "gdrcopy", "nvswitch")
 KINDS = {
@@ -57,7 +49,7 @@ EXPLICIT_LIBRARIES = (
 """What enable-explicit-driver-libraries adds: vendor-neutral libraries beside the driver's."""
 
 
-def draft(options: "GenerateOptions", settings: "Settings") -> Draft:
+def offer(options: "GenerateOptions", settings: "Settings") -> DeviceOffer:
     """Return the devices of the options' mode ("auto" is "nvml").
 
     A GPU or MIG device that cannot be given is left out and named in ``skipped``, unless it was asked for by its id.
@@ -65,28 +57,27 @@ def draft(options: "GenerateOptions", settings: "Settings") -> Draft:
     CdiError OCIGPU-CDI-7.
     """
     if options.mode in FEATURES:
-        return draft_feature(read_feature_facts(settings), options)
+        return offer_feature(read_feature_facts(settings), options)
     if options.mode == "imex":
-        return draft_imex(read_feature_facts(settings), options)
-    hook = hook_options(options, settings)
+        return offer_imex(read_feature_facts(settings), options)
     search = SearchPaths(options.library_search_paths, options.config_search_paths)
     if options.mode == "management":
         try:
             facts = read_host_facts(settings, search)
         except HostError as error:
             raise CdiError("OCIGPU-CDI-7", f"no NVIDIA device nodes found: {error.message}", error.hint) from error
-        return note_program(draft_management(facts, options, settings, hook), hook)
+        return offer_management(facts, options, settings)
     facts = read_host_facts(settings, search)
     if "enable-explicit-driver-libraries" in options.feature_flags:
         facts = _add_explicit_libraries(facts)
-    return note_program(draft_gpus(facts, options, settings, hook), hook)
+    return offer_gpus(facts, options, settings)
 
 
 # GPUs and MIG devices
 
 
-def draft_gpus(facts: "HostFacts", options: "GenerateOptions", settings: "Settings", hook: "HookOptions") -> Draft:
-    """Return the GPUs and MIG devices of these facts as devices; raises as :func:`draft` does.  Pure."""
+def offer_gpus(facts: "HostFacts", options: "GenerateOptions", settings: "Settings") -> DeviceOffer:
+    """Return the GPUs and MIG devices of these facts as devices; raises as :func:`offer` does.  Pure."""
     facts, request, image, notes = _prepare(facts, options, settings)
     word = next((name for name in options.device_ids if name in ("all", "none")), "")
     targets, skipped, more_notes = _targets(facts, request, options, word)
@@ -94,21 +85,23 @@ def draft_gpus(facts: "HostFacts", options: "GenerateOptions", settings: "Settin
         tuple(gpu for gpu, mig in targets if mig is None), tuple((gpu, mig) for gpu, mig in targets if mig is not None)
     )
     plan = plan_selection(facts, request, selection, settings, image)
-    devices: list[DraftDevice] = []
+    devices: list[OfferedDevice] = []
     for gpu, mig in targets:
-        edits = _device_edits(plan.parts[part_name(gpu, mig)], options, hook)
+        part = plan.parts[part_name(gpu, mig)]
         coherent = gpu.coherent if facts.source == "nvml" and mig is None else None
-        devices += [DraftDevice(name, edits, coherent) for name in _names(gpu, mig, options.name_strategies)]
+        devices += [OfferedDevice(name, part, (), coherent) for name in _names(gpu, mig, options.name_strategies)]
     if word == "none":
-        devices = [DraftDevice("none", {"env": ["NVCT_EMPTY_DEVICE="]})]
-    hook = hook._replace(proc_driver=facts.proc_driver, compat=_compat(facts, request, settings))
-    shared = plan.actions if hook.merged else [action for action in plan.actions if not _is_device_link(action)]
-    return Draft(
+        devices = [OfferedDevice("none", (), ("NVCT_EMPTY_DEVICE=",))]
+    return DeviceOffer(
         source="nvidia",
         vendor="nvidia.com",
         device_class="gpu",
         devices=tuple(devices),
-        common=_common_edits(plan.base, shared, facts, image, options, hook),
+        base=plan.base,
+        env=_variables(facts, image),
+        hooked=plan.actions,
+        compat=_compat(facts, request, settings),
+        proc_driver=facts.proc_driver,
         all_device=word != "none",
         notes=tuple(dict.fromkeys([*notes, *plan.notes, *more_notes])),
         skipped=tuple(skipped),
@@ -167,37 +160,13 @@ def _names(gpu: "Gpu", mig: "MigDevice | None", strategies: tuple[str, ...]) -> 
     return choose_names(strategies, token, f"gpu{token}", gpu.uuid)
 
 
-def _device_edits(own: "Sequence[Action]", options: "GenerateOptions", hook: "HookOptions") -> "Edits":
-    """Return the edits of one device: nodes and mounts, and links to nodes when no hook of ours decides about those."""
-    links = () if hook.merged else tuple(action for action in own if _is_device_link(action))
-    kept = [action for action in own if isinstance(action, (Node, AllowDevice, Bind))]
-    only_links = hook._replace(enabled=tuple(name for name in ("create-symlinks",) if name in hook.enabled))
-    return edits_from_actions([*kept, *links], only_links if links else None, options.additional_gids)
+def _variables(facts: "HostFacts", image: ImageFacts) -> tuple[str, ...]:
+    return (*([f"NVIDIA_CTK_LIBCUDA_DIR={image.library_dir}"] if facts.libraries else []), VOID)
 
 
-def _is_device_link(action: "Action") -> bool:
-    return isinstance(action, Link) and is_device_link(action)
-
-
-def _common_edits(
-    actions: "Sequence[Action]",
-    shared: "Sequence[Action]",
-    facts: "HostFacts",
-    image: ImageFacts,
-    options: "GenerateOptions",
-    hook: "HookOptions",
-) -> "Edits":
-    """Return the edits of every container: ``actions`` as they are, and the hook for all the ``shared`` ones."""
-    edits: Edits = {"env": [f"NVIDIA_CTK_LIBCUDA_DIR={image.library_dir}"] if facts.libraries else []}
-    edits["env"].append(VOID)
-    edits.update(edits_from_actions(actions, None, options.additional_gids))
-    hooks = edits_from_actions(shared, hook).get("hooks")
-    return {**edits, "hooks": hooks} if hooks else edits
-
-
-def _compat(facts: "HostFacts", request: Request, settings: "Settings") -> EnableCudaCompat | None:
+def _compat(facts: "HostFacts", request: Request, settings: "Settings") -> CompatTerms | None:
     wanted = settings.cuda_compat_mode == "ldconfig" and "compute" in request.capabilities and facts.driver_version
-    return EnableCudaCompat(host_driver_version=facts.driver_version) if wanted else None
+    return CompatTerms(facts.driver_version) if wanted else None
 
 
 def _prepare(
@@ -252,9 +221,7 @@ def _add_explicit_libraries(facts: "HostFacts") -> "HostFacts":
 # all nodes at once
 
 
-def draft_management(
-    facts: "HostFacts", options: "GenerateOptions", settings: "Settings", hook: "HookOptions"
-) -> Draft:
+def offer_management(facts: "HostFacts", options: "GenerateOptions", settings: "Settings") -> DeviceOffer:
     """Return one device "all" with every node of the driver, and every library of its version.  Pure.
 
     GPUs with errors are among them: a container that manages GPUs may be what repairs them.  The container sees the
@@ -281,18 +248,21 @@ def draft_management(
         raise CdiError("OCIGPU-CDI-7", f"no NVIDIA device nodes found: {error.message}", error.hint) from error
     # the container manages nodes and MIG devices: both need the host's view
     asked = "disable-device-node-modification" in options.enabled_hooks
-    hook = hook._replace(proc_driver=facts.proc_driver if asked else "", compat=_compat(facts, request, settings))
     nodes = [action for action in plan.actions if isinstance(action, (Node, AllowDevice))]
     for node in facts.control_nodes:
         nodes += node_actions(node) if "display" in CONTROL_CAPABILITIES.get(node.container_path, ()) else []
     files = [action for action in plan.base if not isinstance(action, (Node, AllowDevice))]
     vendor, device_class = KINDS["management"]
-    return Draft(
+    return DeviceOffer(
         source="nvidia",
         vendor=vendor,
         device_class=device_class,
-        devices=(DraftDevice("all", edits_from_actions(nodes, None, options.additional_gids)),),
-        common=_common_edits(files, [*files, *nodes], facts, image, options, hook),
+        devices=(OfferedDevice("all", tuple(nodes)),),
+        base=tuple(files),
+        env=_variables(facts, image),
+        hooked=(*files, *nodes),
+        compat=_compat(facts, request, settings),
+        proc_driver=facts.proc_driver if asked else "",
         all_device=False,
         notes=tuple(dict.fromkeys([*notes, *plan.notes])),
     )
@@ -306,18 +276,17 @@ def _for_everybody(library: Library, facts: "HostFacts") -> Library:
 # without a driver
 
 
-def draft_feature(facts: "HostFacts", options: "GenerateOptions") -> Draft:
+def offer_feature(facts: "HostFacts", options: "GenerateOptions") -> DeviceOffer:
     """Return one device "all" with what GDS, MOFED, GDRCopy or NVSwitch brings; empty without nodes.  Pure."""
     found = [feature for feature in facts.features if feature.name == options.mode and feature.nodes]
     actions: list[Action] = [action for feature in found for node in feature.nodes for action in node_actions(node)]
     actions += [action for feature in found for action in feature_files(feature)]
-    edits = edits_from_actions(actions, None, options.additional_gids)
-    skipped = () if edits else (f"this host has no device for {options.mode}",)
-    made = _draft_without_driver(facts, options.mode, (DraftDevice("all", edits),), all_device=False)
+    skipped = () if actions else (f"this host has no device for {options.mode}",)
+    made = _without_driver(facts, options.mode, (OfferedDevice("all", tuple(actions)),), all_device=False)
     return made._replace(skipped=skipped)
 
 
-def draft_imex(facts: "HostFacts", options: "GenerateOptions") -> Draft:
+def offer_imex(facts: "HostFacts", options: "GenerateOptions") -> DeviceOffer:
     """Return each IMEX channel that has a node as a device named by its number.  Pure.
 
     Raises CdiError OCIGPU-CDI-7 for an id that is no channel of this host.
@@ -325,11 +294,8 @@ def draft_imex(facts: "HostFacts", options: "GenerateOptions") -> Draft:
     nodes = {node.minor: node for node in facts.imex_nodes}
     ids = options.device_ids
     channels = sorted(nodes) if "all" in ids else sorted({_channel(text, set(nodes)) for text in ids})
-    devices = []
-    for channel in channels:
-        edits = edits_from_actions(node_actions(nodes[channel]), None, options.additional_gids)
-        devices.append(DraftDevice(str(channel), edits))
-    return _draft_without_driver(facts, "imex", tuple(devices), all_device=True)
+    devices = [OfferedDevice(str(channel), tuple(node_actions(nodes[channel]))) for channel in channels]
+    return _without_driver(facts, "imex", tuple(devices), all_device=True)
 
 
 def _channel(text: str, present: set[int]) -> int:
@@ -350,6 +316,6 @@ def _channels(present: set[int]) -> str:
     return f"This host has IMEX channels {shown}." if present else "This host has no IMEX channel."
 
 
-def _draft_without_driver(facts: "HostFacts", mode: str, devices: tuple[DraftDevice, ...], all_device: bool) -> Draft:
+def _without_driver(facts: "HostFacts", mode: str, devices: tuple[OfferedDevice, ...], all_device: bool) -> DeviceOffer:
     vendor, device_class = KINDS[mode]
-    return Draft("nvidia", vendor, device_class, devices, {"env": [VOID]}, all_device, facts.notes)
+    return DeviceOffer("nvidia", vendor, device_class, devices, env=(VOID,), all_device=all_device, notes=facts.notes)

@@ -10,11 +10,9 @@ That plugin writes CDI 0.5.0 for Kata, and so does this source unless another ve
 so such a file does not tell whether it still fits the host.
 """
 
-from ocigpu.cdi.draft import Draft, DraftDevice
-from ocigpu.cdi.edits import edits_from_actions
-from ocigpu.cdi.sources.ids import select_ids
 from ocigpu.core.actions import AllowDevice, Node
 from ocigpu.core.errors import CdiError
+from ocigpu.gpus.offer import DeviceOffer, OfferedDevice, select_ids
 from ocigpu.gpus.tree import find_roots
 from ocigpu.gpus.vfio.facts import GROUP_DRIVERS, VFIO_DRIVERS, Candidate, Group, VfioFacts, read_vfio_facts
 
@@ -22,9 +20,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NamedTuple
 
-    from ocigpu.cdi.draft import GenerateOptions
+    from ocigpu.core.actions import Action
     from ocigpu.core.facts import DeviceNode
     from ocigpu.core.settings import Settings
+    from ocigpu.gpus.offer import GenerateOptions
 else:
     from ocigpu.core.record import NamedTuple
 
@@ -41,17 +40,17 @@ class _Given(NamedTuple):
     functions: "tuple[Candidate, ...]"
 
 
-def draft(options: "GenerateOptions", settings: "Settings") -> Draft:
+def offer(options: "GenerateOptions", settings: "Settings") -> DeviceOffer:
     """Return the GPUs (or NVSwitches) of the host that VFIO drivers have.
 
     Raises CdiError (OCIGPU-CDI-7) when there is none that can be given, or for a device id that none has, and HostError
     (OCIGPU-HOST-3) for a file of sysfs that cannot be read.
     """
-    return draft_vfio(read_vfio_facts(find_roots(settings)), options)
+    return offer_functions(read_vfio_facts(find_roots(settings)), options)
 
 
-def draft_vfio(facts: VfioFacts, options: "GenerateOptions") -> Draft:
-    """Return the draft for these facts; raises CdiError (OCIGPU-CDI-7) as :func:`draft` does.  Pure."""
+def offer_functions(facts: VfioFacts, options: "GenerateOptions") -> DeviceOffer:
+    """Return the offer of these facts; raises CdiError (OCIGPU-CDI-7) as :func:`offer` does.  Pure."""
     device_class = options.device_class or "pgpu"
     switches = device_class == SWITCHES
     what = "NVSwitch" if switches else "GPU"
@@ -77,12 +76,12 @@ def draft_vfio(facts: VfioFacts, options: "GenerateOptions") -> Draft:
         raise CdiError("OCIGPU-CDI-7", f"no {what} for virtual machines: {why}", hint)
     # both are written into each device, as NVIDIA's plugin does: some readers look at devices only
     api = () if single or facts.container_node is None else (facts.container_node,)
-    return Draft(
+    return DeviceOffer(
         source="vfio",
         vendor=options.vendor or "nvidia.com",
         device_class=device_class,
         devices=tuple(_device(device, api) for device in given),
-        common={},
+        groups=False,
         notes=(*facts.notes, *_notes(facts, given, single, switches)),
         skipped=tuple(skipped),
         max_version=KATA_VERSION,
@@ -131,11 +130,11 @@ def _whole_groups(
     return given
 
 
-def _device(device: _Given, api: "tuple[DeviceNode, ...]") -> DraftDevice:
+def _device(device: _Given, api: "tuple[DeviceNode, ...]") -> OfferedDevice:
     nodes = (*api, device.node)
-    actions = [Node(node, "") for node in nodes]
-    rules = [AllowDevice(node.major, node.minor, "rwm", "") for node in nodes]
-    return DraftDevice(str(device.number), edits_from_actions([*actions, *rules], additional_gids=False))
+    actions: list[Action] = [Node(node, "") for node in nodes]
+    actions += [AllowDevice(node.major, node.minor, "rwm", "") for node in nodes]
+    return OfferedDevice(str(device.number), tuple(actions))
 
 
 def _notes(facts: VfioFacts, given: list[_Given], single: bool, switches: bool) -> list[str]:

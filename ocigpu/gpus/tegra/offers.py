@@ -5,40 +5,51 @@ beside the integrated one has two devices.  Written from NVIDIA's documents and 
 systems' files and not on a Tegra system.
 """
 
-from ocigpu.cdi.draft import VOID, Draft, DraftDevice
-from ocigpu.cdi.edits import edits_from_actions
-from ocigpu.cdi.hook_words import EnableCudaCompat
-from ocigpu.cdi.sources.files import bind_file, library_folders
-from ocigpu.cdi.sources.ids import choose_names, select_ids
-from ocigpu.cdi.sources.program import hook_options, note_program
-from ocigpu.core.actions import Link, Node, RefreshLdCache
+from ocigpu.core.actions import Link, RefreshLdCache, node_actions
 from ocigpu.core.errors import CdiError
-from ocigpu.gpus.tegra.facts import CONTROL_NODES, CSV_FILES, CsvFacts, ask_nvml, read_csv_facts, read_gpu_nodes
+from ocigpu.gpus.offer import (
+    VOID,
+    CompatTerms,
+    DeviceOffer,
+    OfferedDevice,
+    bind_file,
+    choose_names,
+    library_folders,
+    select_ids,
+)
+from ocigpu.gpus.tegra.facts import (
+    CONTROL_NODES,
+    CSV_FILES,
+    INTEGRATED_NAMES,
+    CsvFacts,
+    ask_nvml,
+    read_csv_facts,
+    read_gpu_nodes,
+)
 from ocigpu.gpus.tree import find_roots, small_number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ocigpu.cdi.draft import Edits, GenerateOptions
-    from ocigpu.cdi.edits import HookOptions
+    from collections.abc import Iterable
+
     from ocigpu.core.actions import Action
     from ocigpu.core.facts import DeviceNode, Gpu
     from ocigpu.core.settings import Settings
     from ocigpu.gpus.nvidia.nvml import NvmlAnswer
+    from ocigpu.gpus.offer import GenerateOptions
 
 SINGLE_FLAG = "disable-multiple-csv-devices"
-INTEGRATED_NAMES = ("(nvgpu)", "NVIDIA Thor")
 INTEGRATED_BUS_ID = "00000000:01:00.0"
 ORIN = "Orin (nvgpu)"
 
 
-def draft(options: "GenerateOptions", settings: "Settings") -> Draft:
+def offer(options: "GenerateOptions", settings: "Settings") -> DeviceOffer:
     """Return the devices of a Tegra system.
 
     Raises CdiError (OCIGPU-CDI-7) when its CSV files give no device node, or for a device id that it has not, and
     HostError (OCIGPU-HOST-3) for a file that cannot be read.
     """
     roots = find_roots(settings)
-    hook = hook_options(options, settings)
     files = options.csv_files or CSV_FILES
     facts = read_csv_facts(roots, files, options.csv_ignore_patterns, options.library_search_paths)
     answer = ask_nvml(roots)
@@ -47,20 +58,20 @@ def draft(options: "GenerateOptions", settings: "Settings") -> Draft:
         notes = (f"{answer.problem}: one device, without CUDA forward compatibility",)
         answer = None
     discrete = next((gpu for gpu in answer.gpus if not is_integrated(gpu)), None) if answer else None
-    made = draft_csv(facts, answer, read_gpu_nodes(roots, discrete) if discrete else (), options, hook)
-    return note_program(made._replace(notes=(*made.notes, *notes)), hook)
+    made = offer_listed(facts, answer, read_gpu_nodes(roots, discrete) if discrete else (), options, settings.ldconfig)
+    return made._replace(notes=(*made.notes, *notes))
 
 
-def draft_csv(
+def offer_listed(
     facts: CsvFacts,
     answer: "NvmlAnswer | None",
     discrete_nodes: "tuple[DeviceNode, ...]",
     options: "GenerateOptions",
-    hook: "HookOptions",
-) -> Draft:
-    """Return the draft for these facts; ``discrete_nodes`` are those of the GPU that is not integrated, if any.  Pure.
+    ldconfig: str,
+) -> DeviceOffer:
+    """Return the offer of these facts; ``discrete_nodes`` are those of the GPU that is not integrated, if any.  Pure.
 
-    ``answer``: what NVML says, None without it.  Raises CdiError (OCIGPU-CDI-7) as :func:`draft` does.
+    ``answer``: what NVML says, None without it.  Raises CdiError (OCIGPU-CDI-7) as :func:`offer` does.
     """
     if not facts.nodes:
         reasons = "; ".join(note.removesuffix("; passed over") for note in facts.notes)
@@ -77,24 +88,26 @@ def draft_csv(
         notes.append(f"GPUs are not an integrated one and then a discrete one ({names}): all nodes are in one device")
         several = False
     if several:
-        sets = [
-            edits_from_actions([Node(node, "") for node in nodes], additional_gids=options.additional_gids)
-            for nodes in (_integrated_nodes(facts), _discrete_nodes(facts, discrete_nodes))
-        ]
+        sets = [_all_of(_integrated_nodes(facts)), _all_of(_discrete_nodes(facts, discrete_nodes))]
         chosen = select_ids(options.device_ids, [_ids(gpu) for gpu in gpus], "GPU")
         devices = [
-            DraftDevice(name, sets[index]) for index in chosen for name in _names(gpus[index], options.name_strategies)
+            OfferedDevice(name, sets[index])
+            for index in chosen
+            for name in _names(gpus[index], options.name_strategies)
         ]
     else:
         select_ids(options.device_ids, [("0",)], "GPU")
-        edits = edits_from_actions([Node(node, "") for node in facts.nodes], additional_gids=options.additional_gids)
-        devices = [DraftDevice("0", edits)]
-    return Draft(
+        devices = [OfferedDevice("0", _all_of(facts.nodes))]
+    actions = _common(facts, ldconfig)
+    return DeviceOffer(
         source="csv",
         vendor=options.vendor or "nvidia.com",
         device_class=options.device_class or "gpu",
         devices=tuple(devices),
-        common=_common(facts, answer, options, hook),
+        base=actions,
+        env=(VOID,),
+        hooked=actions,
+        compat=_compat(answer, options),
         notes=tuple(notes),
     )
 
@@ -133,15 +146,19 @@ def _names(gpu: "Gpu", strategies: tuple[str, ...]) -> tuple[str, ...]:
     return choose_names(strategies, str(gpu.index), f"gpu{gpu.index}", gpu.uuid)
 
 
-def _common(facts: CsvFacts, answer: "NvmlAnswer | None", options: "GenerateOptions", hook: "HookOptions") -> "Edits":
+def _all_of(nodes: "Iterable[DeviceNode]") -> "tuple[Action, ...]":
+    return tuple(action for node in nodes for action in node_actions(node))
+
+
+def _common(facts: CsvFacts, ldconfig: str) -> "tuple[Action, ...]":
     actions: list[Action] = [bind_file(file) for file in facts.files]
     actions += [Link(path, target, "") for target, path in facts.links]
     folders = library_folders(facts.files)
-    if folders:
-        actions.append(RefreshLdCache(hook.ldconfig, folders, ""))
-    if answer is not None and answer.cuda_version:
-        compat = EnableCudaCompat(host_cuda_version=answer.cuda_version)
-        if any(ORIN in gpu.model for gpu in answer.gpus):
-            compat = compat._replace(container_root=options.csv_compat_container_root)
-        hook = hook._replace(compat=compat)
-    return {"env": [VOID], **edits_from_actions(actions, hook)}
+    return (*actions, RefreshLdCache(ldconfig, folders, "")) if folders else tuple(actions)
+
+
+def _compat(answer: "NvmlAnswer | None", options: "GenerateOptions") -> CompatTerms | None:
+    if answer is None or not answer.cuda_version:
+        return None
+    orin = any(ORIN in gpu.model for gpu in answer.gpus)
+    return CompatTerms("", answer.cuda_version, options.csv_compat_container_root if orin else "")
