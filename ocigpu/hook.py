@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from ocigpu.core.actions import Plan
     from ocigpu.core.facts import HostFacts, ImageFacts
     from ocigpu.gpus.nvidia.request import Request
-    from ocigpu.provision.apply import Caller, Worker
+    from ocigpu.provision.apply import Caller
+    from ocigpu.provision.worker import Worker
 else:
     from ocigpu.core.record import NamedTuple
 

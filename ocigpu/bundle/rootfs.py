@@ -74,7 +74,7 @@ class RootDirectory:
                 continue
         for path in reversed(self._made):
             try:
-                parent_fd, name = open_parent(self.root_fd, path)
+                parent_fd, name, _ = open_parent(self.root_fd, path)
             except OSError:
                 continue
             try:
@@ -105,7 +105,7 @@ class RootDirectory:
 
     def _give_directory(self, path: str) -> None:
         """Give a directory that was made the owner of its parent, and the mode that the umask may have narrowed."""
-        parent_fd, name = open_parent(self.root_fd, path)
+        parent_fd, name, _ = open_parent(self.root_fd, path)
         try:
             owner = os.fstat(parent_fd)
             fd = os.open(name, _DIRECTORY_FLAGS, dir_fd=parent_fd)

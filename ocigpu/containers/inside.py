@@ -200,7 +200,7 @@ def _remove(container: LiveContainer, actions: Sequence[Node | Link]) -> list[st
     for action in actions:
         path = action.node.container_path if isinstance(action, Node) else action.container_path
         try:
-            parent_fd, name = open_parent(root_fd, path)
+            parent_fd, name, _ = open_parent(root_fd, path)
             try:
                 if not _is_own(root_fd, parent_fd, of_host) and not _is_mounted(parent_fd, name):
                     notes.append(f"{path} stays, in a directory that may be shared; it cannot be opened")

@@ -103,6 +103,15 @@ def as_own_error(error: BaseException) -> OcigpuError:
     return OcigpuError("OCIGPU-INT-1", f"{type(error).__name__}: {error}")
 
 
+def cause(error: OSError) -> str:
+    """Return what failed and why: "open_tree /usr/lib/libcuda.so.1: Operation not permitted".
+
+    Wrappers of system calls have put the call's name before the path (:mod:`ocigpu.system.libc`).
+    """
+    text = error.strerror or str(error)
+    return f"{error.filename}: {text}" if isinstance(error.filename, str) and error.filename else text
+
+
 def printable(text: str, limit: int = 2000) -> str:
     """Return text with control characters escaped and at most ``limit`` characters: text of an image may be hostile."""
     if len(text) > limit:

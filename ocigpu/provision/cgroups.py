@@ -9,7 +9,7 @@ detached first: a cgroup without a program allows everything.
 import errno
 import os
 
-from ocigpu.core.errors import ApplyError, printable, quoted
+from ocigpu.core.errors import ApplyError, cause, printable, quoted
 from ocigpu.provision.device_filter import (
     ACCESS_BITS,
     FilterRule,
@@ -20,6 +20,7 @@ from ocigpu.provision.device_filter import (
 )
 from ocigpu.system import bpf
 from ocigpu.system.namespaces import in_initial_user_namespace
+from ocigpu.system.paths import At, named
 from ocigpu.system.proc import parse_cgroup, parse_mounts
 
 TYPE_CHECKING = False
@@ -139,11 +140,10 @@ def _covers(allowed: int, rule: "AllowDevice") -> bool:
     return allowed & mask == mask
 
 
-def _failed(operation: str, path: str, cause: "OSError | str") -> ApplyError:
-    if isinstance(cause, OSError):
-        text = cause.strerror or str(cause)
-        return ApplyError("OCIGPU-CG-1", f"{operation} {path}: {printable(text)}", None, cause.errno or 0)
-    return ApplyError("OCIGPU-CG-1", f"{operation} {path}: {cause}")
+def _failed(operation: str, path: str, why: "OSError | str") -> ApplyError:
+    if isinstance(why, OSError):
+        return ApplyError("OCIGPU-CG-1", f"{operation} {path}: {printable(cause(why))}", None, why.errno or 0)
+    return ApplyError("OCIGPU-CG-1", f"{operation} {path}: {why}")
 
 
 # -- finding the cgroup ------------------------------------------------------------------------------------------
@@ -224,7 +224,8 @@ def _open_directory(mount: CgroupMount, relative: str) -> int | None:
     path = f"{mount.mountpoint}/{relative}"
     try:
         # A cgroup file system has no symbolic links, and cgroups are only made by those who may change them.
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with named("openat", path):
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
@@ -245,6 +246,7 @@ def _read_at(directory_fd: int, name: str, what: str) -> str:
         with os.fdopen(fd, "rb") as file:
             data = file.read(MAX_FILE + 1)
     except OSError as error:
+        error.filename = None  # known to a user as what it is
         raise _failed("read", what, error) from error
     if len(data) > MAX_FILE:
         raise _failed("read", what, f"more than {MAX_FILE} bytes")
@@ -315,7 +317,7 @@ def parse_devices_list(text: str) -> list[FilterRule]:
 def _write_v1(cgroup: Cgroup, name: str, line: str) -> None:
     """Write one rule: the kernel takes exactly one per write (Documentation/admin-guide/cgroup-v1/devices.rst)."""
     try:
-        fd = os.open(name, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=cgroup.fd)
+        fd = At(cgroup.fd, name, f"{cgroup.path}/{name}").open(os.O_WRONLY)
         try:
             os.write(fd, line.encode())
         finally:
@@ -403,9 +405,9 @@ def _exchange(cgroup_fd: int, new_fd: int, old_fd: int, flags: int) -> None:
 
 def _explained(error: OSError) -> "OSError | str":
     if error.errno == errno.EINVAL:
-        return f"{error.strerror} (needs Linux 5.5)"
+        return f"{cause(error)} (needs Linux 5.5)"
     if error.errno == errno.ENOENT:
-        return f"{error.strerror} (something else has just changed it, or it is attached by a link)"
+        return f"{cause(error)} (something else has just changed it, or it is attached by a link)"
     return error
 
 
@@ -422,7 +424,7 @@ def _ancestor_note(cgroup: Cgroup) -> str:
             finally:
                 os.close(fd)
         except OSError as error:
-            return f"device programs of {path} could not be read: {error.strerror}"
+            return f"device programs of {path} could not be read: {cause(error)}"
         if programs:
             return f"{path} has a device filter of its own; the container gets no device that it denies"
     return ""

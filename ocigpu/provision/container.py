@@ -11,10 +11,11 @@ At the createContainer stage the hook itself runs in the container's namespaces,
 import errno
 import os
 
-from ocigpu.core.errors import ApplyError
+from ocigpu.core.errors import ApplyError, cause
 from ocigpu.provision.mounts import read_mnt_id
 from ocigpu.system import libc
 from ocigpu.system.namespaces import in_initial_user_namespace
+from ocigpu.system.paths import named
 from ocigpu.system.proc import read_mounts, read_proc, read_stat
 
 TYPE_CHECKING = False
@@ -65,8 +66,9 @@ def open_container(pid: int, rootfs: str, hook_pid: int = 0) -> LiveContainer:
         raise ApplyError("OCIGPU-NS-1", f"{what}, root {rootfs!r}: not a process and a path")
     opened: list[int] = []
 
-    def keep(path: str, flags: int, dir_fd: int | None = None) -> int:
-        opened.append(os.open(path, flags | os.O_CLOEXEC, dir_fd=dir_fd))
+    def keep(name: str, flags: int, dir_fd: int | None = None) -> int:
+        with named("openat", name if dir_fd is None else f"/proc/{pid}/{name}"):
+            opened.append(os.open(name, flags | os.O_CLOEXEC, dir_fd=dir_fd))
         return opened[-1]
 
     try:
@@ -101,7 +103,7 @@ def open_container(pid: int, rootfs: str, hook_pid: int = 0) -> LiveContainer:
         gone = error.errno in (errno.ENOENT, errno.ESRCH)
         raise ApplyError(
             "OCIGPU-NS-1" if gone else "OCIGPU-NS-2",
-            f"{what}: {'it is gone' if gone else f'{error.filename}: {error.strerror}'}",
+            f"{what}: {'it is gone' if gone else cause(error)}",
             # crun makes its process unreadable (PR_SET_DUMPABLE), which leaves an ordinary user no way in: proc(5)
             "The runtime hides its process from ordinary users: run it as root, inside a user namespace, or use runc."
             if error.errno == errno.EACCES
@@ -150,7 +152,7 @@ def open_here(rootfs: str) -> LiveContainer:
         except OSError as error:
             raise ApplyError(
                 "OCIGPU-NS-2",
-                f"container root {rootfs}: {error.filename}: {error.strerror}",
+                f"container root {rootfs}: {cause(error)}",
                 "The hook needs the procfs of the host on /proc.",
                 errno=error.errno or 0,
             ) from error
@@ -205,7 +207,7 @@ def _require_own_mounts(rootfs: str) -> None:
         if not in_initial_user_namespace():
             return
         raise ApplyError(
-            "OCIGPU-NS-1", f"container root {rootfs}: cannot tell the host's mounts: {error.filename}: {error.strerror}"
+            "OCIGPU-NS-1", f"container root {rootfs}: cannot tell the host's mounts: {cause(error)}"
         ) from error
     if shared:
         raise ApplyError(
@@ -250,7 +252,7 @@ def join(container: LiveContainer) -> None:
     except OSError as error:
         raise ApplyError(
             "OCIGPU-NS-2",
-            f"join {step} namespace of process {container.pid}: {error.strerror}",
+            f"join {step} namespace of process {container.pid}: {cause(error)}",
             errno=error.errno or 0,
         ) from error
 

@@ -1,139 +1,117 @@
-"""Small files of a container: what an action writes or changes in the root file system itself, and that it can.
+"""Small files of an image that a step replaces: what they were, kept to be put back."""
 
-A path of an image may be anything.  What is written has a new name first and is then renamed over the old one, so a
-link at that place is replaced and never followed.
-"""
-
-import errno
 import os
 import stat
 
-from ocigpu.core.actions import Mode, TextFile
 from ocigpu.core.errors import ApplyError, quoted
-from ocigpu.provision.journal import has_content, keep_file
-from ocigpu.provision.mounts import kept_flags, read_mnt_id, remount
-from ocigpu.system.files import draft_name, replace_file
-from ocigpu.system.paths import open_in_root
-from ocigpu.system.proc import read_mounts
+from ocigpu.system.files import replace_file
+from ocigpu.system.paths import At, named
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ocigpu.provision.workplace import Workplace
+    from typing import Any, TypeAlias
 
-MAX_TEXT = 256 << 10
-"""Bytes of a text file, ours or the image's that it replaces."""
+    Entry: TypeAlias = dict[str, Any]
 
 
-def make_root_writable(place: "Workplace") -> None:
-    """Let the container's root be written to until the journal's entry "writable" is undone, which the caller does.
+def keep_file(at: At, backup_fd: int, limit: int) -> "Entry | None":
+    """Add the content of a file to ``backup_fd``; return what an entry needs to put it back, None if it cannot be kept.
 
-    A container with a read-only root has one already when crun starts hooks inside it (createContainer); runc makes
-    it one after them.  Both have mounted the root directory over itself: where what is below is read-only too, the
-    host wants it so and nothing is changed, which the actions will meet.  Raises OSError.
+    "kind" is "none" when there is no such file, "link" for a symbolic link, "file" for a regular file of at most
+    ``limit`` bytes, whose content begins at "offset".  Raises OSError.
     """
-    flags = kept_flags(place.root_fd)
-    if not flags & os.ST_RDONLY:
-        return
-    table = read_mounts("mountinfo")
-    mount = table.get(read_mnt_id(place.root_fd))
-    below = table.get(mount.parent) if mount is not None else None
-    if mount is None or below is None or mount.device != below.device or "ro" in below.options:
-        return
-    place.journal.record("writable", "/", flags=flags)
+    found = at.find()
+    if found is None:
+        return {"kind": "none"}
+    if stat.S_ISLNK(found.st_mode):
+        return {"kind": "link", "old": read_old_link(at)}
+    fd = _open_regular(at)
+    if fd < 0:
+        return None
     try:
-        remount(place.root_fd, flags & ~os.ST_RDONLY)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.EPERM, errno.EROFS, errno.EACCES):  # no mount, or a locked flag
-            raise
-
-
-def apply_text(place: "Workplace", action: TextFile) -> None:
-    """Write the file of the action.  Raises OSError, ApplyError OCIGPU-MNT-2 when something unfit is in its place."""
-    path, content = action.container_path, action.content.encode()
-    if len(content) > MAX_TEXT:
-        raise ApplyError("OCIGPU-MNT-2", f"{action.describe()}: larger than {MAX_TEXT >> 10} KiB")
-    parent_fd, name = place.parent(path)
-    try:
-        try:
-            found = os.stat(name, dir_fd=parent_fd, follow_symlinks=False)
-        except FileNotFoundError:
-            pass
-        else:
-            if not stat.S_ISREG(found.st_mode) and not stat.S_ISLNK(found.st_mode):
-                raise unusable(action.describe(), path, found)
-            if action.only_if_missing and _leads_to_file(place.root_fd, path):
-                return
-            if has_content(parent_fd, name, content):
-                return
-        kept = keep_file(parent_fd, name, place.backup_fd, MAX_TEXT)
-        if kept is None:
-            raise ApplyError(
-                "OCIGPU-MNT-2",
-                f"{action.describe()}: the container has no file of at most {MAX_TEXT >> 10} KiB at {quoted(path)}",
-            )
-        place.clear(parent_fd)
-        temp = draft_name()
-        place.journal.record("text", path, content=action.content, temp=temp, **kept)
-        replace_file(name, content, action.mode, parent_fd, draft=temp)
+        status = os.fstat(fd)
+        if status.st_size > limit:
+            return None
+        offset, size = os.lseek(backup_fd, 0, os.SEEK_END), 0
+        with named("sendfile", at.path):
+            while size < status.st_size and (sent := os.sendfile(backup_fd, fd, None, status.st_size - size)):
+                size += sent
     finally:
-        os.close(parent_fd)
+        os.close(fd)
+    mode, uid, gid = stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid
+    same = [status.st_ino, status.st_mtime_ns]
+    return {"kind": "file", "offset": offset, "size": size, "mode": mode, "uid": uid, "gid": gid, "same": same}
 
 
-def _leads_to_file(root_fd: int, path: str) -> bool:
+def put_back(entry: "Entry", at: At, backup_fd: int) -> None:
+    """Replace a file by the link or file that :func:`keep_file` has kept.  Raises OSError."""
+    draft = at.beside(entry["temp"])
+    remove_if_there(draft)  # of an undoing that was killed
+    if entry["kind"] == "link":
+        make_old_link(draft, entry["old"])
+        draft.rename(at.name)
+        return
+    content = os.pread(backup_fd, entry["size"], entry["offset"])
+    owner, mtime = (entry["uid"], entry["gid"]), entry["same"][1]
+    with named("write", at.path):
+        replace_file(at.name, content, entry["mode"], at.fd, owner=owner, mtime_ns=mtime, draft=draft.name)
+
+
+def _open_regular(at: At) -> int:
+    """Return a descriptor to read a file, -1 if it is no regular one: nothing else is ever opened for reading."""
+    path_fd = at.open()
     try:
-        fd = open_in_root(root_fd, path, os.O_PATH)
-    except OSError as error:
-        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES):  # a link to nothing
-            raise
+        if not stat.S_ISREG(os.fstat(path_fd).st_mode):
+            return -1
+        with named("open", at.path):
+            return os.open(f"fd/{path_fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    finally:
+        os.close(path_fd)
+
+
+def has_content(at: At, content: bytes) -> bool:
+    """Tell whether it is a regular file, no link, of exactly this content.  Raises OSError."""
+    fd = _open_regular(at)
+    if fd < 0:
         return False
-    try:
-        return stat.S_ISREG(os.fstat(fd).st_mode)
-    finally:
-        os.close(fd)
+    with named("read", at.path), open(fd, "rb") as file:
+        return os.fstat(fd).st_size == len(content) and file.read(len(content) + 1) == content
 
 
-def apply_mode(place: "Workplace", action: Mode) -> None:
-    """Set permission bits, on the root file system and on /dev only: a volume, or a mounted file, is the host's.
-
-    What may not be changed, or is no file or directory, is left with a note.  Raises OSError.
-    """
-    path = action.container_path
-    try:
-        fd = open_in_root(place.root_fd, path, os.O_PATH)
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    try:
-        found = os.fstat(fd)
-        old = stat.S_IMODE(found.st_mode)
-        if old == action.mode:
-            return
-        reason = ""
-        if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
-            reason = "it is no file or directory"
-        elif read_mnt_id(fd) not in _own_mounts(place.root_fd):
-            reason = "it is mounted from elsewhere"
-        else:
-            place.journal.record("mode", path, old=old, mode=action.mode, ino=found.st_ino)
-            try:
-                os.chmod(f"fd/{fd}", action.mode)
-            except PermissionError:
-                reason = "not permitted"
-        if reason:
-            place.notes.append(f"{path} keeps its mode {old:04o}: {reason}")
-    finally:
-        os.close(fd)
+def is_same(at: At, same: list[int]) -> bool:
+    """Tell whether it is still the file that :func:`keep_file` has seen."""
+    status = at.find()
+    return status is not None and [status.st_ino, status.st_mtime_ns] == same
 
 
-def _own_mounts(root_fd: int) -> set[int]:
-    mounts = {read_mnt_id(root_fd)}
+def read_link(at: At) -> str | None:
+    """Return the target of a symbolic link, None for anything else."""
     try:
-        fd = open_in_root(root_fd, "/dev", os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except (FileNotFoundError, NotADirectoryError):
-        return mounts
-    try:
-        return mounts | {read_mnt_id(fd)}
-    finally:
-        os.close(fd)
+        return at.readlink()
+    except OSError:  # missing (ENOENT) or no link (EINVAL)
+        return None
+
+
+def read_old_link(at: At) -> "list[Any]":
+    """Return [target, uid, gid] of a symbolic link, as entries keep it; raises OSError."""
+    status = at.stat()
+    return [at.readlink(), status.st_uid, status.st_gid]
+
+
+def make_old_link(at: At, old: "list[Any]") -> None:
+    """Make a link as :func:`read_old_link` has found it; raises OSError."""
+    target, uid, gid = old
+    at.symlink(target)
+    status = at.stat()
+    if (status.st_uid, status.st_gid) != (uid, gid):
+        with named("chown", at.path):
+            os.chown(at.name, uid, gid, dir_fd=at.fd, follow_symlinks=False)
+
+
+def remove_if_there(at: At) -> None:
+    """Remove a file; raises OSError, but not for one that is missing."""
+    if at.find() is not None:  # asked first: a read-only root answers EROFS, missing or not
+        at.unlink()
 
 
 def unusable(what: str, path: str, found: os.stat_result, code: str = "OCIGPU-MNT-2") -> ApplyError:

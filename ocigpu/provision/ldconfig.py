@@ -14,9 +14,10 @@ import stat
 import struct
 import time
 
-from ocigpu.core.errors import ApplyError, printable
+from ocigpu.core.errors import ApplyError, cause, printable
 from ocigpu.provision import fence
 from ocigpu.system import libc, signals
+from ocigpu.system.paths import named
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def open_ldconfig(path: str) -> int:
     try:
         copy = _sealed_copy(path)
     except OSError as error:
-        raise ApplyError("OCIGPU-LD-1", f"copy {path}: {error.strerror}", None, error.errno or 0) from error
+        raise ApplyError("OCIGPU-LD-1", f"copy {path}: {cause(error)}", None, error.errno or 0) from error
     problem = _elf_problem(os.pread(copy, 1 << 16, 0))
     if problem:
         os.close(copy)
@@ -72,7 +73,8 @@ def open_ldconfig(path: str) -> int:
 
 
 def _sealed_copy(path: str) -> int:
-    source = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    with named("openat", path):
+        source = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         status = os.fstat(source)
         if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_PROGRAM:
@@ -86,11 +88,12 @@ def _sealed_copy(path: str) -> int:
             copy = os.memfd_create("ldconfig", flags)
         try:
             at = 0
-            while at < status.st_size:
-                count = os.sendfile(copy, source, at, status.st_size - at)
-                if not count:
-                    raise OSError(errno.EIO, "the file became shorter while it was read")
-                at += count
+            with named("sendfile", path):
+                while at < status.st_size:
+                    count = os.sendfile(copy, source, at, status.st_size - at)
+                    if not count:
+                        raise OSError(errno.EIO, "the file became shorter while it was read")
+                    at += count
             os.fchmod(copy, 0o555)  # for all: the container's root user, who runs it, may be any user of the host
             fcntl.fcntl(copy, fcntl.F_ADD_SEALS, _SEALS)
         except OSError:
@@ -275,7 +278,7 @@ class _Sandbox:
         """Take a private copy of the container's mounts, while their namespace is ours."""
         try:
             flags = libc.OPEN_TREE_CLONE | libc.OPEN_TREE_CLOEXEC | libc.AT_EMPTY_PATH | libc.AT_RECURSIVE
-            self.tree_fd = libc.open_tree(self.root_fd, "", flags)
+            self.tree_fd = libc.open_tree(self.root_fd, "", flags, "/")
         except OSError as error:
             if error.errno not in (errno.ENOSYS, errno.EPERM):
                 raise
@@ -355,7 +358,7 @@ class _Sandbox:
         """Make the container's root ours and drop everything else from sight."""
         if self.tree_fd >= 0:
             top = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-            libc.move_mount(self.tree_fd, top)
+            libc.move_mount(self.tree_fd, top, "/")
             os.close(top)
             os.fchdir(self.tree_fd)
             os.close(self.tree_fd)
@@ -375,8 +378,8 @@ class _Sandbox:
         os.write(self.status_fd, text.encode("utf-8", "backslashreplace") + b"\n")
 
     def _fail(self, error: BaseException) -> None:
-        cause = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+        why = cause(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
         try:
-            self._tell(f"error {self.step}: {cause}")
+            self._tell(f"error {self.step}: {why}")
         finally:  # nobody may listen any more
             os._exit(127)

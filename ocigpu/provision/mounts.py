@@ -12,12 +12,13 @@ import stat
 from ocigpu.core.errors import ApplyError
 from ocigpu.provision.tmpfs import fill, holds, tmpfs_options
 from ocigpu.system import libc
+from ocigpu.system.paths import At, named
 from ocigpu.system.proc import read_mounts, read_proc
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
-    from typing import NamedTuple
+    from typing import NamedTuple, Self
 
     from ocigpu.core.actions import Tmpfs
 else:
@@ -55,12 +56,16 @@ class Source(NamedTuple):
 
 
 class MountTarget(NamedTuple):
-    """Where to mount: an O_PATH descriptor, and its directory and name; ``path`` is only for messages."""
+    """Where to mount: a name in its directory, and an O_PATH descriptor of what has it, closed by a ``with``."""
 
-    path: str
-    parent_fd: int
-    name: str
+    at: At
     fd: int
+
+    def __enter__(self) -> "Self":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.fd)
 
 
 def enter_own_proc(own_proc_fd: int) -> None:
@@ -98,7 +103,8 @@ def take_source(
     file is as good as a node.  Must run in a mount namespace that shows the host.  Raises OSError when it cannot be
     opened, ApplyError OCIGPU-MNT-1 (OCIGPU-DEV-3 for nodes) when it is something else.
     """
-    fd = os.open(host_path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with named("openat", host_path):
+        fd = os.open(host_path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         status = os.fstat(fd)
         fits = stat.S_IFMT(status.st_mode) in _KINDS[kind] and (kind != "node" or status.st_rdev == rdev)
@@ -107,25 +113,26 @@ def take_source(
             wanted = f"node {os.major(rdev)}:{os.minor(rdev)}" if kind == "node" else kind
             code = "OCIGPU-DEV-3" if kind == "node" else "OCIGPU-MNT-1"
             raise ApplyError(code, f"take {host_path} of the host: expected a {wanted}, found {found}")
-        tree_fd = _clone(fd, options, kind == "directory") if new_calls else -1
+        tree_fd = clone(fd, options, host_path, kind == "directory") if new_calls else -1
     finally:
         os.close(fd)
     return Source(host_path, tree_fd, options, status)
 
 
-def _clone(fd: int, options: tuple[str, ...], directory: bool) -> int:
+def clone(fd: int, options: tuple[str, ...], shown: str, directory: bool = False) -> int:
+    """Return a detached, private mount of what ``fd`` refers to, with these flags; Linux 5.12.  Raises OSError."""
     flags = libc.OPEN_TREE_CLONE | libc.OPEN_TREE_CLOEXEC | libc.AT_EMPTY_PATH
     recursive = 0
     try:
-        tree_fd = libc.open_tree(fd, "", flags)
+        tree_fd = libc.open_tree(fd, "", flags, shown)
     except OSError as error:
         # In a user namespace mounts below a directory that hide parts of the host are locked on it.
         if error.errno != errno.EINVAL or not directory:
             raise
         recursive = libc.AT_RECURSIVE
-        tree_fd = libc.open_tree(fd, "", flags | recursive)
+        tree_fd = libc.open_tree(fd, "", flags | recursive, shown)
     try:
-        libc.mount_setattr(tree_fd, _attributes(options), libc.MS_PRIVATE, recursive)
+        libc.mount_setattr(tree_fd, _attributes(options), libc.MS_PRIVATE, recursive, shown)
     except BaseException:
         os.close(tree_fd)
         raise
@@ -138,8 +145,7 @@ def _attributes(options: tuple[str, ...]) -> int:
 
 def is_bound(source: Source, target: MountTarget) -> bool:
     """Tell whether ``target`` is a mount of ``source`` with its flags already."""
-    found = os.fstat(target.fd)
-    if (found.st_dev, found.st_ino) != (source.status.st_dev, source.status.st_ino):
+    if not os.path.samestat(os.fstat(target.fd), source.status):
         return False
     wanted = _attributes(source.options)
     return _is_mount(target) and os.fstatvfs(target.fd).f_flag & wanted == wanted
@@ -188,127 +194,93 @@ def read_host_devices() -> "AbstractSet[int]":
 
 def _is_mount(target: MountTarget) -> bool:
     """Tell whether ``target`` is the root of a mount: it is on another than its directory."""
-    return read_mnt_id(target.fd) != read_mnt_id(target.parent_fd)
+    return read_mnt_id(target.fd) != read_mnt_id(target.at.fd)
 
 
-class Mounts:
-    """The mounts made in one mount namespace; ``new_calls``: use the calls of Linux 5.2 and 5.12."""
+def stop_sharing(target: MountTarget, mnt_id: int, new_calls: bool) -> None:
+    """Make sure that a mount on ``target``, which is on mount ``mnt_id``, reaches no other namespace.
 
-    def __init__(self, new_calls: bool) -> None:
-        self.new_calls = new_calls
-        self._contained: set[int] = set()
-
-    def contain(self, target: MountTarget) -> int:
-        """Make sure that a mount on ``target`` reaches no other namespace; return the id of the mount it is on.
-
-        The mount that holds the target may be shared with the host (rootfsPropagation, an rshared volume, a rootfs on
-        a shared mount): it is made a slave, so it still receives what the host mounts and gives nothing back.
-        """
-        mnt_id = read_mnt_id(target.fd)
-        if mnt_id not in self._contained:
-            if mnt_id in _shared_mounts():
-                self._make_slave(target, mnt_id)
-            self._contained.add(mnt_id)
-        return mnt_id
-
-    def _make_slave(self, target: MountTarget, mnt_id: int) -> None:
-        fd = _mount_root(target, mnt_id)
-        try:
-            if self.new_calls:
-                libc.mount_setattr(fd, 0, libc.MS_SLAVE)
-            else:
-                libc.mount(None, f"fd/{fd}", None, libc.MS_SLAVE)
-        finally:
-            os.close(fd)
-
-    def attach(self, source: Source, target: MountTarget) -> None:
-        """Mount ``source`` on ``target``, which was contained before.  Raises OSError, ApplyError OCIGPU-MNT-1."""
-        if self.new_calls:
-            self._contained.add(read_mnt_id(source.tree_fd))
-            libc.move_mount(source.tree_fd, target.fd)
-            return
-        fd = os.open(source.host_path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            self._mount_by_name(fd, source, target)
-        finally:
-            os.close(fd)
-
-    def attach_copy(self, fd: int, options: tuple[str, ...], target: MountTarget) -> None:
-        """Mount what ``fd``, an O_PATH descriptor in this namespace, refers to on ``target`` too."""
-        source = Source(target.path, _clone(fd, options, False) if self.new_calls else -1, options, os.fstat(fd))
-        if self.new_calls:
-            try:
-                self.attach(source, target)
-            finally:
-                os.close(source.tree_fd)
+    The mount that holds the target may be shared with the host (rootfsPropagation, an rshared volume, a rootfs on a
+    shared mount): it is made a slave, so it still receives what the host mounts and gives nothing back.
+    """
+    mount = read_mounts("mountinfo").get(mnt_id)  # a table that is read while mounts change may lack one
+    if mount is not None and not any(tag.startswith("shared:") for tag in mount.tags):
+        return
+    fd = _mount_root(target, mnt_id)
+    try:
+        if new_calls:
+            libc.mount_setattr(fd, 0, libc.MS_SLAVE, shown=target.at.path)
         else:
-            self._mount_by_name(fd, source, target)
-
-    def _mount_by_name(self, fd: int, source: Source, target: MountTarget) -> None:
-        """Bind with mount(2), then set the flags on what we find there, once it is sure to be that mount."""
-        under = read_mnt_id(target.fd)
-        libc.mount(f"fd/{fd}", f"fd/{target.fd}", None, libc.MS_BIND)
-        mounted_fd = self._open_mounted(target, under)
-        try:
-            status = os.fstat(mounted_fd)
-            if (status.st_dev, status.st_ino) != (source.status.st_dev, source.status.st_ino):
-                raise ApplyError("OCIGPU-MNT-1", f"bind {source.host_path} -> {target.path}: something else is there")
-            libc.mount(None, f"fd/{mounted_fd}", None, libc.MS_PRIVATE)
-            remount(mounted_fd, _attributes(source.options) | kept_flags(mounted_fd))
-        finally:
-            os.close(mounted_fd)
-
-    def _open_mounted(self, target: MountTarget, under: int) -> int:
-        """Return a descriptor of the root of the mount that was just made on ``target``."""
-        fd = os.open(target.name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=target.parent_fd)
-        mnt_id = read_mnt_id(fd)
-        if mnt_id == under:
-            os.close(fd)
-            raise ApplyError("OCIGPU-MNT-1", f"mount on {target.path}: the path was exchanged meanwhile")
-        self._contained.add(mnt_id)
-        return fd
-
-    def new_tmpfs(self, action: "Tmpfs", uid: int, gid: int) -> int:
-        """Return the detached, filled, read-only tmpfs of ``action``, owned by ``uid``:``gid``; the new calls only."""
-        fs_fd = libc.fsopen("tmpfs")
-        try:
-            for key, value in tmpfs_options(action, uid, gid):
-                libc.fsconfig_string(fs_fd, key, value)
-            libc.fsconfig_create(fs_fd)
-            tree_fd = libc.fsmount(fs_fd, _attributes(_PRIVATE_TMPFS))
-        finally:
-            os.close(fs_fd)
-        try:
-            fill(tree_fd, action)
-            libc.mount_setattr(tree_fd, libc.MOUNT_ATTR_RDONLY, libc.MS_PRIVATE)
-        except BaseException:
-            os.close(tree_fd)
-            raise
-        return tree_fd
-
-    def attach_tmpfs(self, tree_fd: int, target: MountTarget) -> None:
-        """Mount what :meth:`new_tmpfs` returned on ``target``."""
-        self._contained.add(read_mnt_id(tree_fd))
-        libc.move_mount(tree_fd, target.fd)
-
-    def mount_tmpfs(self, action: "Tmpfs", uid: int, gid: int, target: MountTarget) -> None:
-        """Do with mount(2) what :meth:`new_tmpfs` and :meth:`attach_tmpfs` do."""
-        under = read_mnt_id(target.fd)
-        options = ",".join(f"{key}={value}" for key, value in tmpfs_options(action, uid, gid))
-        flags = _attributes(_PRIVATE_TMPFS)
-        libc.mount("tmpfs", f"fd/{target.fd}", "tmpfs", flags, options)
-        fd = self._open_mounted(target, under)
-        try:
-            libc.mount(None, f"fd/{fd}", None, libc.MS_PRIVATE)
-            fill(fd, action)
-            remount(fd, flags | libc.MS_RDONLY | kept_flags(fd))
-        finally:
-            os.close(fd)
+            libc.mount(None, f"fd/{fd}", None, libc.MS_SLAVE, shown=target.at.path)
+    finally:
+        os.close(fd)
 
 
-def remount(fd: int, flags: int) -> None:
+def bind_by_name(fd: int, source: Source, target: MountTarget) -> None:
+    """Bind what ``fd`` refers to with mount(2), then set the flags on what is there, once it is sure to be that mount.
+
+    Raises OSError, ApplyError OCIGPU-MNT-1 when the path was exchanged meanwhile.
+    """
+    under = read_mnt_id(target.fd)
+    libc.mount(f"fd/{fd}", f"fd/{target.fd}", None, libc.MS_BIND, shown=target.at.path)
+    mounted_fd = _open_mounted(target, under)
+    try:
+        if not os.path.samestat(os.fstat(mounted_fd), source.status):
+            raise ApplyError("OCIGPU-MNT-1", f"bind {source.host_path} -> {target.at.path}: something else is there")
+        _set_flags(mounted_fd, _attributes(source.options), target)
+    finally:
+        os.close(mounted_fd)
+
+
+def _open_mounted(target: MountTarget, under: int) -> int:
+    """Return a descriptor of the root of the mount that was just made on ``target``."""
+    fd = target.at.open()
+    if read_mnt_id(fd) == under:
+        os.close(fd)
+        raise ApplyError("OCIGPU-MNT-1", f"mount on {target.at.path}: the path was exchanged meanwhile")
+    return fd
+
+
+def _set_flags(fd: int, flags: int, target: MountTarget) -> None:
+    libc.mount(None, f"fd/{fd}", None, libc.MS_PRIVATE, shown=target.at.path)
+    remount(fd, flags | kept_flags(fd), target.at.path)
+
+
+def new_tmpfs(action: "Tmpfs", uid: int, gid: int) -> int:
+    """Return the detached, filled, read-only tmpfs of ``action``, owned by ``uid``:``gid``; Linux 5.12."""
+    fs_fd, path = libc.fsopen("tmpfs"), action.container_path
+    try:
+        for key, value in tmpfs_options(action, uid, gid):
+            libc.fsconfig_string(fs_fd, key, value)
+        libc.fsconfig_create(fs_fd, path)
+        tree_fd = libc.fsmount(fs_fd, _attributes(_PRIVATE_TMPFS), path)
+    finally:
+        os.close(fs_fd)
+    try:
+        fill(tree_fd, action)
+        libc.mount_setattr(tree_fd, libc.MOUNT_ATTR_RDONLY, libc.MS_PRIVATE, shown=path)
+    except BaseException:
+        os.close(tree_fd)
+        raise
+    return tree_fd
+
+
+def tmpfs_by_name(action: "Tmpfs", uid: int, gid: int, target: MountTarget) -> None:
+    """Make the tmpfs of :func:`new_tmpfs` on ``target`` with mount(2)."""
+    under, flags = read_mnt_id(target.fd), _attributes(_PRIVATE_TMPFS)
+    options = ",".join(f"{key}={value}" for key, value in tmpfs_options(action, uid, gid))
+    libc.mount("tmpfs", f"fd/{target.fd}", "tmpfs", flags, options, action.container_path)
+    fd = _open_mounted(target, under)
+    try:
+        fill(fd, action)
+        _set_flags(fd, flags | libc.MS_RDONLY, target)
+    finally:
+        os.close(fd)
+
+
+def remount(fd: int, flags: int, shown: str) -> None:
     """Give the mount whose root is ``fd`` the flags MS_* ``flags``, by mount(2).  Raises OSError."""
-    libc.mount(None, f"fd/{fd}", None, libc.MS_REMOUNT | libc.MS_BIND | flags)
+    libc.mount(None, f"fd/{fd}", None, libc.MS_REMOUNT | libc.MS_BIND | flags, shown=shown)
 
 
 def kept_flags(fd: int) -> int:
@@ -322,27 +294,20 @@ def kept_flags(fd: int) -> int:
     return flags
 
 
-def _shared_mounts() -> set[int]:
-    """Return the ids of the shared mounts of our namespace."""
-    mounts = read_mounts("mountinfo").values()
-    return {mount.mnt_id for mount in mounts if any(tag.startswith("shared:") for tag in mount.tags)}
-
-
 def _mount_root(target: MountTarget, mnt_id: int) -> int:
     """Return a descriptor of the root of the mount that ``target`` is on: upwards until the mount or the tree ends."""
     if not stat.S_ISDIR(os.fstat(target.fd).st_mode):
-        if read_mnt_id(target.parent_fd) != mnt_id:
+        if read_mnt_id(target.at.fd) != mnt_id:
             return os.dup(target.fd)  # a file that is a mount of its own
-        fd = os.dup(target.parent_fd)
+        fd = os.dup(target.at.fd)
     else:
         fd = os.dup(target.fd)
     for _ in range(_MAX_DEPTH):
         above = os.open("..", os.O_PATH | os.O_CLOEXEC, dir_fd=fd)
-        here, there = os.fstat(fd), os.fstat(above)
-        if read_mnt_id(above) != mnt_id or (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino):
+        if read_mnt_id(above) != mnt_id or os.path.samestat(os.fstat(fd), os.fstat(above)):
             os.close(above)
             return fd
         os.close(fd)
         fd = above
     os.close(fd)
-    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), target.path)
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), target.at.path)

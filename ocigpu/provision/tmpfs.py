@@ -3,6 +3,8 @@
 import os
 import stat
 
+from ocigpu.system.paths import At, named
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ocigpu.core.actions import Tmpfs
@@ -25,17 +27,18 @@ def tmpfs_options(action: "Tmpfs", uid: int, gid: int) -> list[tuple[str, str]]:
 
 def fill(fd: int, action: "Tmpfs") -> None:
     """Write the directories and files of the action into the empty file system whose root is ``fd``."""
-    directories = _directories(action)
+    directories, top = _directories(action), action.container_path
     for name in directories:
-        os.mkdir(name, 0o755, dir_fd=fd)
+        At(fd, name, f"{top}/{name}").mkdir(0o755)
     for name, mode, content in action.files:
-        file_fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=fd)
-        with open(file_fd, "wb") as file:
+        file_fd = At(fd, name, f"{top}/{name}").open(os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with named("write", f"{top}/{name}"), open(file_fd, "wb") as file:
             file.write(content.encode())
             os.fchmod(file_fd, mode)
-    for name in reversed(directories):
-        os.chmod(name, 0o555, dir_fd=fd)
-    os.chmod(".", action.mode, dir_fd=fd)
+    with named("chmod", top):
+        for name in reversed(directories):
+            os.chmod(name, 0o555, dir_fd=fd)
+        os.chmod(".", action.mode, dir_fd=fd)
 
 
 def holds(top_fd: int, action: "Tmpfs", uid: int, gid: int) -> bool:

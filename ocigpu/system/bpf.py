@@ -25,6 +25,7 @@ BPF_PROG_LOAD = 5
 BPF_PROG_ATTACH = 8
 BPF_PROG_GET_FD_BY_ID = 13
 BPF_PROG_QUERY = 16
+_COMMANDS = {value: name for name, value in globals().items() if name.startswith("BPF_PROG_")}
 
 BPF_PROG_TYPE_CGROUP_DEVICE = 15
 BPF_CGROUP_DEVICE = 6
@@ -59,7 +60,7 @@ _syscall.restype = ctypes.c_long
 def _bpf(command: int, attr: "ctypes.Buffer") -> int:
     number = BPF_NUMBER.get(os.uname().machine)
     if number is None:
-        raise OSError(errno.ENOSYS, f"bpf(2) is not supported on {os.uname().machine}")
+        raise OSError(errno.ENOSYS, f"not supported on {os.uname().machine}", "bpf")
     result: int = _syscall(
         ctypes.c_long(number),
         ctypes.c_long(command),
@@ -68,7 +69,7 @@ def _bpf(command: int, attr: "ctypes.Buffer") -> int:
     )
     if result < 0:
         number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+        raise OSError(number, os.strerror(number), f"bpf {_COMMANDS[command]}")
     return result
 
 
@@ -98,7 +99,7 @@ def load_device_program(instructions: bytes) -> int:
         except OSError:
             text = log.value.decode("utf-8", "backslashreplace").strip()
             tail = " | ".join(text.splitlines()[-3:])[-500:]
-            raise OSError(error.errno, f"{error.strerror}{': ' + tail if tail else ''}") from error
+            raise OSError(error.errno, f"{error.strerror}{': ' + tail if tail else ''}", error.filename) from error
 
 
 def _load(instructions: bytes, log: "ctypes.Buffer | None" = None) -> int:

@@ -83,7 +83,8 @@ def replace_file(
         with open(fd, "wb") as file:
             file.write(content)
             file.flush()
-            if owner not in ((-1, -1), (os.geteuid(), os.getegid())):
+            made = os.fstat(fd)
+            if owner not in ((-1, -1), (made.st_uid, made.st_gid)):
                 os.fchown(fd, *owner)
             os.fchmod(fd, mode)
             for key, value in attributes:

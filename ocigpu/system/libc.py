@@ -1,6 +1,8 @@
 """System calls that ``os`` does not offer: one wrapper each, no policy.
 
-Every wrapper raises ``OSError(errno, strerror, filename)``.  Calls without a symbol in every libc we meet go through
+Every wrapper raises an OSError whose ``filename`` names the call, what it was about, and its flags where they matter:
+"open_tree /usr/lib/libcuda.so.1", "mount /usr/lib (MS_REMOUNT|MS_BIND|MS_RDONLY)".  For what is given by descriptor
+callers say in ``shown`` the path that a user knows it by.  Calls without a symbol in every libc we meet go through
 ``syscall(2)`` with the numbers of :data:`NUMBERS`.  Constants keep the kernel's names; the header that has them is
 named beside each group.
 """
@@ -81,6 +83,7 @@ PR_SET_DUMPABLE = 4
 PR_SET_SECCOMP = 22
 PR_CAPBSET_DROP = 24
 PR_SET_NO_NEW_PRIVS = 38
+_PRCTL_NAMES = {value: name for name, value in globals().items() if name.startswith("PR_")}
 
 _SAME = {
     "open_tree": 428,
@@ -136,12 +139,22 @@ _int, _uint, _long, _ulong = ctypes.c_int, ctypes.c_uint, ctypes.c_long, ctypes.
 _text, _pointer, _size = ctypes.c_char_p, ctypes.c_void_p, ctypes.c_size_t
 
 
-def _checked(result: int, path: str | None = None) -> int:
-    """Return ``result``, or raise the OSError of the calling thread's errno when it is -1."""
+def _checked(result: int, call: str, shown: str = "", *flags: tuple[str, int]) -> int:
+    """Return ``result``, or raise the calling thread's errno when it is -1; ``flags``: as for :func:`name_flags`."""
     if result == -1:
         number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), path)
+        names = [name_flags(*pair) for pair in flags if pair[1]]
+        words = [call, shown, f"({' '.join(names)})" if names else ""]
+        raise OSError(number, os.strerror(number), " ".join(filter(None, words)))
     return result
+
+
+def name_flags(prefix: str, flags: int) -> str:
+    """Return flags by the names of the constants here that have a prefix: "MS_RDONLY|MS_BIND", unknown ones in hex."""
+    known = {value: name for name, value in globals().items() if name.startswith(prefix) and type(value) is int}
+    names = [name for value, name in known.items() if flags & value == value]
+    rest = flags & ~sum(value for value in known if flags & value == value)
+    return "|".join([*names, *([hex(rest)] if rest or not flags else [])])
 
 
 def _function(name: str, *argtypes: "Any") -> "Callable[..., int]":
@@ -157,7 +170,7 @@ def _system_call(name: str, *argtypes: "Any") -> "Callable[..., int]":
     if number is None:
 
         def missing(*_: "Any") -> int:
-            raise OSError(errno.ENOSYS, f"{name}: no system call number known for {_machine}")
+            raise OSError(errno.ENOSYS, f"no system call number known for {_machine}", name)
 
         return missing
     function = _libc["syscall"]  # subscripting gives a new function object, so the argtypes are this call's own
@@ -198,28 +211,31 @@ _execveat = _system_call("execveat", _int, _text, _pointer, _pointer, _int)
 
 def setns(fd: int, nstype: int) -> None:
     """Join the namespace ``fd`` of type ``nstype``, setns(2); needs a single-threaded process for user and mount."""
-    _checked(_setns(fd, nstype))
+    _checked(_setns(fd, nstype), "setns", "", ("CLONE_", nstype))
 
 
 def unshare(flags: int) -> None:
     """Leave the namespaces named by ``flags`` for new ones, unshare(2)."""
-    _checked(_unshare(flags))
+    _checked(_unshare(flags), "unshare", "", ("CLONE_", flags))
 
 
-def mount(source: str | None, target: str, fstype: str | None, flags: int, data: str | None = None) -> None:
+def mount(
+    source: str | None, target: str, fstype: str | None, flags: int, data: str | None = None, shown: str = ""
+) -> None:
     """Call mount(2)."""
     encoded = [None if text is None else os.fsencode(text) for text in (source, target, fstype, data)]
-    _checked(_mount(encoded[0], encoded[1], encoded[2], flags, encoded[3]), target)
+    result = _mount(encoded[0], encoded[1], encoded[2], flags, encoded[3])
+    _checked(result, "mount", shown or target, ("MS_", flags))
 
 
-def umount2(target: str, flags: int) -> None:
+def umount2(target: str, flags: int, shown: str = "") -> None:
     """Call umount2(2)."""
-    _checked(_umount2(os.fsencode(target), flags), target)
+    _checked(_umount2(os.fsencode(target), flags), "umount2", shown or target)
 
 
 def pivot_root(new_root: str, put_old: str) -> None:
     """Call pivot_root(2)."""
-    _checked(_pivot_root(os.fsencode(new_root), os.fsencode(put_old)), new_root)
+    _checked(_pivot_root(os.fsencode(new_root), os.fsencode(put_old)), "pivot_root", new_root)
 
 
 def openat2(dir_fd: int, path: str, flags: int, mode: int, resolve: int) -> int:
@@ -228,26 +244,28 @@ def openat2(dir_fd: int, path: str, flags: int, mode: int, resolve: int) -> int:
     ``mode`` must be 0 without O_CREAT.  O_CLOEXEC is the caller's to give.
     """
     how = open_how(flags, mode, resolve)
-    return _checked(_openat2(dir_fd, os.fsencode(path), ctypes.byref(how), ctypes.sizeof(how)), path)
+    return _checked(_openat2(dir_fd, os.fsencode(path), ctypes.byref(how), ctypes.sizeof(how)), "openat2", path)
 
 
-def open_tree(dir_fd: int, path: str, flags: int) -> int:
+def open_tree(dir_fd: int, path: str, flags: int, shown: str = "") -> int:
     """Return a descriptor of a mount, or with OPEN_TREE_CLONE of a detached copy of it, open_tree(2), Linux 5.2."""
-    return _checked(_open_tree(dir_fd, os.fsencode(path), flags), path)
+    return _checked(_open_tree(dir_fd, os.fsencode(path), flags), "open_tree", shown or path)
 
 
-def move_mount(from_fd: int, to_fd: int) -> None:
+def move_mount(from_fd: int, to_fd: int, shown: str = "") -> None:
     """Attach the mount of ``from_fd`` on the object of ``to_fd``, both by descriptor, move_mount(2), Linux 5.2."""
-    _checked(_move_mount(from_fd, b"", to_fd, b"", MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH))
+    result = _move_mount(from_fd, b"", to_fd, b"", MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH)
+    _checked(result, "move_mount", f"to {shown}" if shown else "")
 
 
-def mount_setattr(fd: int, attr_set: int, propagation: int = 0, flags: int = 0) -> None:
+def mount_setattr(fd: int, attr_set: int, propagation: int = 0, flags: int = 0, shown: str = "") -> None:
     """Set flags (MOUNT_ATTR_*) and propagation (MS_*) of the mount whose root is ``fd``, mount_setattr(2), Linux 5.12.
 
     ``flags``: AT_RECURSIVE for the mounts below it too.
     """
     attr = mount_attr(attr_set, 0, propagation, 0)
-    _checked(_mount_setattr(fd, b"", AT_EMPTY_PATH | flags, ctypes.byref(attr), ctypes.sizeof(attr)))
+    result = _mount_setattr(fd, b"", AT_EMPTY_PATH | flags, ctypes.byref(attr), ctypes.sizeof(attr))
+    _checked(result, "mount_setattr", shown, ("MOUNT_ATTR_", attr_set), ("MS_", propagation))
 
 
 def has_mount_setattr() -> bool:
@@ -256,7 +274,7 @@ def has_mount_setattr() -> bool:
     A structure of size 0 is refused with EINVAL before anything else is looked at.
     """
     try:
-        _checked(_mount_setattr(-1, b"", AT_EMPTY_PATH, None, 0))
+        _checked(_mount_setattr(-1, b"", AT_EMPTY_PATH, None, 0), "mount_setattr")
     except OSError as error:
         return error.errno == errno.EINVAL
     return False
@@ -264,22 +282,27 @@ def has_mount_setattr() -> bool:
 
 def fsopen(fstype: str) -> int:
     """Return the configuration descriptor of a new file system, fsopen(2), Linux 5.2."""
-    return _checked(_fsopen(os.fsencode(fstype), FSOPEN_CLOEXEC), fstype)
+    return _checked(_fsopen(os.fsencode(fstype), FSOPEN_CLOEXEC), "fsopen", fstype)
 
 
 def fsconfig_string(fs_fd: int, key: str, value: str) -> None:
     """Set one option of a file system being configured, fsconfig(2)."""
-    _checked(_fsconfig(fs_fd, FSCONFIG_SET_STRING, os.fsencode(key), os.fsencode(value), 0), key)
+    _checked(
+        _fsconfig(fs_fd, FSCONFIG_SET_STRING, os.fsencode(key), os.fsencode(value), 0), "fsconfig", f"{key}={value}"
+    )
 
 
-def fsconfig_create(fs_fd: int) -> None:
+def fsconfig_create(fs_fd: int, shown: str = "") -> None:
     """Create the file system that was configured, fsconfig(2)."""
-    _checked(_fsconfig(fs_fd, FSCONFIG_CMD_CREATE, None, None, 0))
+    _checked(
+        _fsconfig(fs_fd, FSCONFIG_CMD_CREATE, None, None, 0), "fsconfig", shown, ("FSCONFIG_CMD", FSCONFIG_CMD_CREATE)
+    )
 
 
-def fsmount(fs_fd: int, attributes: int) -> int:
+def fsmount(fs_fd: int, attributes: int, shown: str = "") -> int:
     """Return a detached mount (an O_PATH descriptor of its root) of the file system, fsmount(2), Linux 5.2."""
-    return _checked(_fsmount(fs_fd, FSMOUNT_CLOEXEC, attributes))
+    result = _fsmount(fs_fd, FSMOUNT_CLOEXEC, attributes)
+    return _checked(result, "fsmount", shown, ("MOUNT_ATTR_", attributes))
 
 
 def pidfd_getfd(pidfd: int, fd: int) -> int:
@@ -287,7 +310,7 @@ def pidfd_getfd(pidfd: int, fd: int) -> int:
 
     Needs the right to trace that process (ptrace(2), PTRACE_MODE_ATTACH_REALCREDS); EBADF when it has no such one.
     """
-    return _checked(_pidfd_getfd(pidfd, fd, 0))
+    return _checked(_pidfd_getfd(pidfd, fd, 0), "pidfd_getfd")
 
 
 class MountId(NamedTuple):
@@ -300,7 +323,7 @@ class MountId(NamedTuple):
 def read_mount_id(fd: int) -> MountId:
     """Return the mount of a descriptor, O_PATH ones included, by statx(2); needs Linux 5.8, else OSError(ENOSYS)."""
     buffer = ctypes.create_string_buffer(_STATX_SIZE)
-    _checked(_statx(fd, b"", AT_EMPTY_PATH, STATX_MNT_ID, buffer))
+    _checked(_statx(fd, b"", AT_EMPTY_PATH, STATX_MNT_ID, buffer), "statx")
     # struct statx: u32 stx_mask @0, u64 stx_attributes @8, u64 stx_attributes_mask @56, u64 stx_mnt_id @144
     mask, attributes = struct.unpack_from("=I4xQ", buffer, 0)
     if not mask & STATX_MNT_ID:
@@ -312,14 +335,14 @@ def read_mount_id(fd: int) -> MountId:
 def read_file_system_type(fd: int) -> int:
     """Return the magic number of the file system a descriptor is on (f_type of fstatfs(2)), O_PATH ones included."""
     buffer = ctypes.create_string_buffer(_STATFS_SIZE)
-    _checked(_fstatfs(fd, buffer))
+    _checked(_fstatfs(fd, buffer), "fstatfs")
     kind: int = struct.unpack_from("@l", buffer, 0)[0]
     return kind
 
 
 def prctl(option: int, argument: int = 0, second: int = 0) -> None:
     """Call prctl(2) with one argument or two; an address is an argument too."""
-    _checked(_prctl(option, argument, second, 0, 0))
+    _checked(_prctl(option, argument, second, 0, 0), "prctl", _PRCTL_NAMES.get(option, str(option)))
 
 
 def setfsuid(uid: int) -> None:
@@ -348,7 +371,7 @@ def capget() -> Capabilities:
     """Return our capability sets, capget(2)."""
     header = struct.pack("=Ii", _LINUX_CAPABILITY_VERSION_3, 0)
     data = ctypes.create_string_buffer(24)
-    _checked(_capget(header, data))
+    _checked(_capget(header, data), "capget")
     low_e, low_p, low_i, high_e, high_p, high_i = struct.unpack("=6I", data.raw)
     return Capabilities(low_e | high_e << 32, low_p | high_p << 32, low_i | high_i << 32)
 
@@ -357,7 +380,7 @@ def capset(sets: Capabilities) -> None:
     """Set our capability sets, capset(2)."""
     header = struct.pack("=Ii", _LINUX_CAPABILITY_VERSION_3, 0)
     words = [mask >> shift & 0xFFFFFFFF for shift in (0, 32) for mask in sets]
-    _checked(_capset(header, struct.pack("=6I", *words)))
+    _checked(_capset(header, struct.pack("=6I", *words)), "capset")
 
 
 def create_timer(signal: int) -> int:
@@ -365,7 +388,7 @@ def create_timer(signal: int) -> int:
     # struct sigevent, 64 bytes: value, signal, SIGEV_SIGNAL
     event = ctypes.create_string_buffer(struct.pack("=QiI", 0, signal, 0).ljust(64, b"\0"), 64)
     timer = ctypes.create_string_buffer(4)
-    _checked(_timer_create(CLOCK_MONOTONIC, event, timer))
+    _checked(_timer_create(CLOCK_MONOTONIC, event, timer), "timer_create")
     number: int = struct.unpack("=i", timer.raw)[0]
     return number
 
@@ -374,7 +397,7 @@ def set_timer(timer: int, seconds: float) -> None:
     """Let a timer end once, so many seconds from now, timer_settime(2)."""
     # struct itimerspec: interval and value, each seconds and nanoseconds
     when = ctypes.create_string_buffer(struct.pack("=4q", 0, 0, int(seconds), int(seconds % 1 * 1e9)), 32)
-    _checked(_timer_settime(timer, 0, when, None))
+    _checked(_timer_settime(timer, 0, when, None), "timer_settime")
 
 
 def execveat(fd: int, arguments: list[str], environment: dict[str, str]) -> None:
@@ -382,4 +405,4 @@ def execveat(fd: int, arguments: list[str], environment: dict[str, str]) -> None
     argv = (ctypes.c_char_p * (len(arguments) + 1))(*map(os.fsencode, arguments), None)
     pairs = [os.fsencode(f"{name}={value}") for name, value in environment.items()]
     envp = (ctypes.c_char_p * (len(pairs) + 1))(*pairs, None)
-    _checked(_execveat(fd, b"", argv, envp, AT_EMPTY_PATH))
+    _checked(_execveat(fd, b"", argv, envp, AT_EMPTY_PATH), "execveat", arguments[0])

@@ -12,6 +12,9 @@ import stat
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import NamedTuple, Self
+else:
+    from ocigpu.core.record import NamedTuple
 
 MAX_LINKS = 40
 """The kernel's own limit of links in one path (path_resolution(7))."""
@@ -19,6 +22,92 @@ _MAX_PATH = 4096
 _MAX_TRIES = 128
 
 _openat2_usable: bool | None = None
+
+
+class named:  # noqa: N801 - reads as a statement
+    """In the block, an OSError gets the call and the path as users know it: "mkdir /usr/lib", in place of a name."""
+
+    __slots__ = ("_what",)
+
+    def __init__(self, call: str, path: str) -> None:
+        self._what = f"{call} {path}"
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        if isinstance(error, OSError):
+            error.filename, error.filename2 = self._what, None
+
+
+class At(NamedTuple):
+    """A name in an open directory, as mkdirat(2) and its kin take it; ``path``: what a user knows it by.
+
+    In a ``with`` statement the directory is closed at its end.  Errors name the call and the path.  Nothing here
+    follows a link.
+    """
+
+    fd: int
+    name: str
+    path: str
+
+    def __enter__(self) -> "Self":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.fd)
+
+    def stat(self) -> os.stat_result:
+        with named("stat", self.path):
+            return os.stat(self.name, dir_fd=self.fd, follow_symlinks=False)
+
+    def find(self) -> os.stat_result | None:
+        """Return :meth:`stat`, None if nothing has the name."""
+        try:
+            return self.stat()
+        except FileNotFoundError:
+            return None
+
+    def open(self, flags: int = os.O_PATH, mode: int = 0) -> int:
+        with named("openat", self.path):
+            return os.open(self.name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=self.fd)
+
+    def mkdir(self, mode: int) -> None:
+        with named("mkdir", self.path):
+            os.mkdir(self.name, mode, dir_fd=self.fd)
+
+    def mknod(self, mode: int, rdev: int) -> None:
+        with named("mknod", self.path):
+            os.mknod(self.name, mode, rdev, dir_fd=self.fd)
+
+    def create(self, mode: int) -> None:
+        """Make an empty file; raises FileExistsError."""
+        os.close(self.open(os.O_CREAT | os.O_EXCL, mode))
+
+    def readlink(self) -> str:
+        with named("readlink", self.path):
+            return os.readlink(self.name, dir_fd=self.fd)
+
+    def symlink(self, target: str) -> None:
+        with named("symlink", self.path):
+            os.symlink(target, self.name, dir_fd=self.fd)
+
+    def rename(self, name: str) -> None:
+        """Move it to another name in its directory, in place of what has that."""
+        with named("rename", self.path):
+            os.rename(self.name, name, src_dir_fd=self.fd, dst_dir_fd=self.fd)
+
+    def unlink(self) -> None:
+        with named("unlink", self.path):
+            os.unlink(self.name, dir_fd=self.fd)
+
+    def rmdir(self) -> None:
+        with named("rmdir", self.path):
+            os.rmdir(self.name, dir_fd=self.fd)
+
+    def beside(self, name: str) -> "At":
+        """Return another name in this directory, which stays this one's to close; users know it by the same path."""
+        return At(self.fd, name, self.path)
 
 
 def open_in_root(root_fd: int, path: str, flags: int, mode: int = 0, force_fallback: bool = False) -> int:
@@ -31,9 +120,11 @@ def open_in_root(root_fd: int, path: str, flags: int, mode: int = 0, force_fallb
     row.
     """
     flags |= os.O_CLOEXEC
-    _check(path)
+    with named("openat", path):
+        _check(path)
     if force_fallback or not _has_openat2(root_fd):
-        return _walk(root_fd, path, flags, mode)
+        with named("openat", path):
+            return _walk(root_fd, path, flags, mode)
     from ocigpu.system import libc  # see use_walk
 
     for _ in range(_MAX_TRIES):
@@ -42,7 +133,7 @@ def open_in_root(root_fd: int, path: str, flags: int, mode: int = 0, force_fallb
         except OSError as error:
             if error.errno != errno.EAGAIN:
                 raise
-    raise OSError(errno.EAGAIN, "the path is being renamed all the time", path)
+    raise OSError(errno.EAGAIN, "the path is being renamed all the time", f"openat2 {path}")
 
 
 def _check(path: str) -> None:
@@ -50,11 +141,11 @@ def _check(path: str) -> None:
     try:
         encoded = os.fsencode(path)
     except UnicodeEncodeError as error:  # half of a surrogate pair
-        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path) from error
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL)) from error
     if b"\0" in encoded:
-        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path)
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
     if len(encoded) >= _MAX_PATH:
-        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), path)
+        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
 
 
 def use_walk(wanted: bool) -> None:
@@ -98,7 +189,7 @@ def _walk(root_fd: int, path: str, flags: int, mode: int) -> int:
                 continue
             here = below[-1] if below else root_fd
             last = not todo
-            fd = _open_component(here, name, flags, path) if last else _open_path(here, name, path)
+            fd = _open_component(here, name, flags) if last else _open_path(here, name)
             if fd is None:  # missing, and to be created
                 return os.open(name, flags | os.O_NOFOLLOW, mode, dir_fd=here)
             kind = stat.S_IFMT(os.fstat(fd).st_mode)
@@ -109,7 +200,7 @@ def _walk(root_fd: int, path: str, flags: int, mode: int) -> int:
                     os.close(fd)
                 links += 1
                 if links > MAX_LINKS or len(todo) > _MAX_PATH:
-                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
                 if target.startswith("/"):
                     while below:
                         os.close(below.pop())
@@ -119,12 +210,12 @@ def _walk(root_fd: int, path: str, flags: int, mode: int) -> int:
             if kind != stat.S_IFDIR:
                 if must_be_directory or not last:
                     os.close(fd)
-                    raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
-                return _reopen(here, name, fd, flags, path)
+                    raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+                return _reopen(here, name, fd, flags)
             below.append(fd)
         here = below[-1] if below else root_fd
         if flags & os.O_CREAT and flags & os.O_EXCL:
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+            raise OSError(errno.EEXIST, os.strerror(errno.EEXIST))
         return os.open(".", flags & ~os.O_CREAT, dir_fd=here)
     finally:
         for fd in below:
@@ -134,38 +225,35 @@ def _walk(root_fd: int, path: str, flags: int, mode: int) -> int:
 def _parts(path: str) -> list[str]:
     """Return the components of a path, last one first."""
     if not path:
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
     return [part for part in reversed(path.split("/")) if part not in ("", ".")]
 
 
-def _open_path(dir_fd: int, name: str, path: str) -> int:
-    try:
-        return os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, path) from error
+def _open_path(dir_fd: int, name: str) -> int:
+    return os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
 
 
-def _open_component(dir_fd: int, name: str, flags: int, path: str) -> int | None:
+def _open_component(dir_fd: int, name: str, flags: int) -> int | None:
     """Return an O_PATH descriptor of the last component, None when it is missing and ``flags`` has O_CREAT."""
     try:
-        fd = _open_path(dir_fd, name, path)
+        fd = _open_path(dir_fd, name)
     except FileNotFoundError:
         if flags & os.O_CREAT:
             return None
         raise
     if flags & os.O_CREAT and flags & os.O_EXCL:
         os.close(fd)
-        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+        raise OSError(errno.EEXIST, os.strerror(errno.EEXIST))
     return fd
 
 
-def _reopen(dir_fd: int, name: str, path_fd: int, flags: int, path: str) -> int:
+def _reopen(dir_fd: int, name: str, path_fd: int, flags: int) -> int:
     """Return a descriptor with ``flags`` of the last component, of which ``path_fd`` is an O_PATH descriptor."""
     if flags & os.O_PATH and not flags & os.O_DIRECTORY:
         return path_fd
     try:
         if flags & os.O_DIRECTORY:
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+            raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
         return os.open(name, flags & ~os.O_CREAT | os.O_NOFOLLOW, dir_fd=dir_fd)
     finally:
         os.close(path_fd)
@@ -179,11 +267,10 @@ def split(path: str) -> list[str]:
     return parts
 
 
-def open_parent(root_fd: int, path: str) -> tuple[int, str]:
-    """Return an O_PATH descriptor of the directory that holds ``path``, links in it followed, and the last name."""
+def open_parent(root_fd: int, path: str) -> At:
+    """Return ``path`` as a name in the directory that holds it, links on the way there followed inside the root."""
     *parents, name = split(path)
-    directory = "/" + "/".join(parents)
-    return open_in_root(root_fd, directory, os.O_PATH | os.O_DIRECTORY), name
+    return At(open_in_root(root_fd, "/" + "/".join(parents), os.O_PATH | os.O_DIRECTORY), name, path)
 
 
 def make_directories(
@@ -226,11 +313,9 @@ def make_directories(
 
 def _make_directory(dir_fd: int, name: str, path: str, mode: int, on_create: "Callable[[str], None]") -> int:
     """Make the directory ``name``, which in-root resolution did not find: missing, or a link that leads nowhere."""
-    try:
-        os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
-    except FileNotFoundError:
-        on_create(path)
-        os.mkdir(name, mode, dir_fd=dir_fd)
-    else:
-        raise FileNotFoundError(errno.ENOENT, "a link that leads nowhere", path)
-    return os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
+    at = At(dir_fd, name, path)
+    if at.find() is not None:
+        raise FileNotFoundError(errno.ENOENT, "a link that leads nowhere", f"openat {path}")
+    on_create(path)
+    at.mkdir(mode)
+    return at.open(os.O_PATH | os.O_DIRECTORY)

@@ -28,7 +28,7 @@ from ocigpu.core.errors import OcigpuError
 from ocigpu.gpus.cached import read_facts
 from ocigpu.gpus.nvidia.plan import make_plan
 from ocigpu.gpus.nvidia.request import parse_request
-from ocigpu.provision import apply, steps
+from ocigpu.provision import apply, operations
 from ocigpu.provision.image import read_rootfs_facts
 from ocigpu.system.settings_file import read_settings
 
@@ -56,7 +56,8 @@ def provision_and_fail(lab: Lab, plan: Plan, how: str, ready_fd: int, go_fd: int
         os.kill(os.getppid() if how == "kill parent" else os.getpid(), signal.SIGKILL)
 
     def work() -> str:
-        steps._APPLY[type(plan.actions[-1])] = fail
+        kind = type(plan.actions[-1])
+        operations.OPERATIONS[kind] = operations.OPERATIONS[kind]._replace(do=fail)
         try:
             apply.provision(plan, lab.pid, str(lab.rootfs), {}, read_settings())
         except OcigpuError as error:

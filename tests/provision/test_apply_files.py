@@ -11,7 +11,7 @@ import pytest
 from provision_lab import Lab, fail_at, host_mounts, make_rootfs, old_kernel, snapshot
 
 from ocigpu.core.actions import Bind, Mode, Plan, TextFile
-from ocigpu.provision.files import MAX_TEXT
+from ocigpu.provision.operations import MAX_TEXT
 from ocigpu.system import libc
 
 pytestmark = pytest.mark.root

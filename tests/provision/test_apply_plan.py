@@ -28,7 +28,7 @@ from support import machine
 
 from ocigpu.core.actions import AllowDevice, Bind, Plan, RefreshLdCache
 from ocigpu.core.errors import ApplyError
-from ocigpu.provision import apply, ldconfig
+from ocigpu.provision import apply, ldconfig, worker
 from ocigpu.system import libc
 
 pytestmark = pytest.mark.root
@@ -289,13 +289,13 @@ def test_an_interrupted_parent_leaves_nothing(host: Path, rootfs: Path) -> None:
     tree = snapshot(rootfs)
 
     def prepare() -> None:
-        read = apply._Child.read_report
+        read = worker.Worker.read_report
 
         def interrupted(*_: Any) -> Any:
-            apply._Child.read_report = read  # type: ignore[method-assign]
+            worker.Worker.read_report = read  # type: ignore[method-assign]
             raise KeyboardInterrupt
 
-        apply._Child.read_report = interrupted  # type: ignore[method-assign]
+        worker.Worker.read_report = interrupted  # type: ignore[method-assign]
 
     with Lab(rootfs) as lab:
         mounts = lab.mounts()

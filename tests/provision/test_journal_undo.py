@@ -8,21 +8,21 @@ import pytest
 from provision_lab import Tree, snapshot
 
 from ocigpu.provision import journal
-from ocigpu.provision.journal import Journal, new_memory, read_journal, undo
+from ocigpu.provision.journal import Journal
+from ocigpu.provision.operations import Supplies, Transaction
 
 Entry = dict[str, Any]
 
 
 def test_entries_are_read_back_by_another_process() -> None:
-    memory = new_memory()
+    noted = Journal()
     pid = os.fork()
     if pid == 0:
-        noted = Journal(memory)
         noted.record("mkdir", "/a\n\0ü")
         noted.record("link", "/b", target="x", old=["y", 1, 2], temp="t")
         os.kill(os.getpid(), 9)
     os.waitpid(pid, 0)
-    assert read_journal(memory) == [
+    assert noted.read() == [
         {"do": "mkdir", "path": "/a\n\0ü"},
         {"do": "link", "path": "/b", "target": "x", "old": ["y", 1, 2], "temp": "t"},
     ]
@@ -30,18 +30,17 @@ def test_entries_are_read_back_by_another_process() -> None:
 
 def test_half_a_line_is_no_entry() -> None:
     """Its effect has not come: the writer was killed while it wrote."""
-    memory = new_memory()
-    assert read_journal(memory) == []
-    noted = Journal(memory)
+    noted = Journal()
+    assert noted.read() == []
     noted.record("mkdir", "/a")
-    end = memory.find(b"\0")
-    memory[end : end + 8] = b'{"do": "'
-    assert read_journal(memory) == [{"do": "mkdir", "path": "/a"}]
+    end = noted.memory.find(b"\0")
+    noted.memory[end : end + 8] = b'{"do": "'
+    assert noted.read() == [{"do": "mkdir", "path": "/a"}]
 
 
 def test_a_full_journal_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal, "_MEMORY", 4096)
-    noted = Journal(new_memory())
+    noted = Journal()
     noted.record("mkdir", "/" + "x" * 3000)
     with pytest.raises(OSError, match="the journal is full"):
         noted.record("mkdir", "/" + "x" * 1500)
@@ -59,10 +58,11 @@ def root(tmp_path: Path) -> Path:
 def undo_twice(entries: list[Entry], root: Path) -> Tree:
     """Undo, check that undoing again changes nothing, return the tree."""
     fd, backup_fd = os.open(root, os.O_PATH), os.memfd_create("backup")
+    transaction = Transaction(fd, Journal(), Supplies(True, {}, backup_fd=backup_fd))
     try:
-        assert undo(entries, fd, backup_fd) == []
+        assert transaction.undo(entries) == []
         tree = snapshot(root)
-        assert undo(entries, fd, backup_fd) == []
+        assert transaction.undo(entries) == []
         assert snapshot(root) == tree
         return tree
     finally:
@@ -126,7 +126,7 @@ def test_what_cannot_be_undone_is_told_and_the_rest_is_undone(root: Path) -> Non
     entries: list[Entry] = [{"do": "mkdir", "path": "/made"}, {"do": "mkdir", "path": "/kept"}]
     fd = os.open(root, os.O_PATH)
     try:
-        assert undo(entries, fd, -1) == ["mkdir /kept: Directory not empty"]
+        assert Transaction(fd, Journal(), Supplies(True, {})).undo(entries) == ["rmdir /kept: Directory not empty"]
     finally:
         os.close(fd)
     assert not (root / "made").exists()

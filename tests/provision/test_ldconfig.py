@@ -156,7 +156,7 @@ def test_what_is_no_file_of_a_programs_size_is_refused(tmp_path, kind):
             file.truncate(17 << 20)
     with pytest.raises(ApplyError) as caught:
         open_ldconfig(str(path))
-    cause = "No such file or directory" if kind == "missing" else "not a regular file of at most 16 MiB"
+    cause = f"openat {path}: No such file or directory" if kind == "missing" else "not a regular file of at most 16 MiB"
     assert caught.value.message == f"copy {path}: {cause}"
 
 

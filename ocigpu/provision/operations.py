@@ -1,0 +1,718 @@
+"""What is done inside a container's namespaces, and how each thing is undone: :data:`OPERATIONS`.
+
+Nothing is decided here; each function does what its action says or raises.  Each effect is noted in the journal right
+before it comes.  Undoing therefore copes with an effect that never came, and removes only what looks like ours: an
+empty file, an empty directory, a node of that number, a link with that target, a file with that content, a mount that
+was not there before.  Undoing twice is like undoing once.
+
+Another container on the same root directory may rely on what was made there: on files that it has mounted something
+on, on links, on the loader's cache.  Where there is one (:mod:`ocigpu.provision.neighbours`), all this stays, as it
+stays of a container that ran; what is this container's alone is undone, above all its mounts.
+
+Names of an image may be anything: what is at one is looked at by descriptor, and a file or link that is written has a
+new name first and is then renamed over the old one, so a link at that place is replaced and never followed.
+"""
+
+import errno
+import os
+import stat
+
+from ocigpu.core.actions import Bind, Link, Mode, Node, RefreshLdCache, TextFile, Tmpfs
+from ocigpu.core.errors import ApplyError, cause, quoted
+from ocigpu.provision.files import (
+    has_content,
+    is_same,
+    keep_file,
+    make_old_link,
+    put_back,
+    read_link,
+    read_old_link,
+    remove_if_there,
+    unusable,
+)
+from ocigpu.provision.inside import is_of_kernel
+from ocigpu.provision.mounts import (
+    MountTarget,
+    Source,
+    bind_by_name,
+    clone,
+    enter_own_proc,
+    is_bound,
+    is_equal_tmpfs,
+    is_own,
+    kept_flags,
+    new_tmpfs,
+    read_mnt_id,
+    remount,
+    stop_sharing,
+    take_source,
+    tmpfs_by_name,
+)
+from ocigpu.provision.neighbours import has_neighbours
+from ocigpu.system import libc
+from ocigpu.system.files import draft_name, remove_drafts, remove_ldconfig_draft, replace_file
+from ocigpu.system.log import step
+from ocigpu.system.paths import At, make_directories, named, open_in_root, open_parent, split
+from ocigpu.system.proc import read_mounts
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from collections.abc import Set as AbstractSet
+    from typing import Any, NamedTuple, TypeAlias
+
+    from ocigpu.provision.container import LiveContainer
+    from ocigpu.provision.files import Entry
+    from ocigpu.provision.journal import Journal
+    from ocigpu.provision.ldconfig import Started
+
+    Sources: TypeAlias = dict[tuple[str, str, tuple[str, ...]], Source]
+else:
+    from ocigpu.core.record import NamedTuple
+
+MAX_TEXT = 256 << 10
+"""Bytes of a text file, ours or the image's that it replaces."""
+MAX_LD_CACHE = 16 << 20
+"""A loader cache of an image above this many bytes is not kept, and so not changed."""
+LD_CACHE = "/etc/ld.so.cache"
+LD_CACHE_DRAFT = "/etc/ld.so.cache~"
+"""Where ldconfig writes before it renames; one that is killed leaves it there."""
+_NODE_OPTIONS = ("ro", "nosuid", "noexec")
+"""Flags of a bind-mounted node.  Reading and writing the device is not "ro"'s business; changing its mode is."""
+_COVER_OPTIONS = ("ro", "nosuid", "nodev")
+_SPARE_NODES = ("/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
+"""For profilers and for graphics: CUDA works without."""
+
+
+class Supplies(NamedTuple):
+    """What a worker has of the host.
+
+    ``new_calls``: whether mounts are made by the calls of Linux 5.2 and 5.12; ``sources``: what is mounted;
+    ``ldconfig_fd``: a copy of ldconfig, ``backup_fd``: a place for what is replaced (-1: not needed).
+    """
+
+    new_calls: bool
+    sources: "Sources"
+    ldconfig_fd: int = -1
+    backup_fd: int = -1
+
+    def close(self) -> None:
+        """Close all descriptors."""
+        for fd in (*(source.tree_fd for source in self.sources.values()), self.ldconfig_fd, self.backup_fd):
+            if fd >= 0:
+                os.close(fd)
+
+
+class Transaction:
+    """What one worker does in a container, all of it or nothing.
+
+    It works in the container's mount namespace with /proc/self as working directory.  ``container``: None only for
+    undoing.  ``host_devices``: as for :func:`ocigpu.provision.mounts.is_own`.  ``host_mnt_fd``: the host's mount
+    namespace.  ``make_nodes``: nodes that are made here can be opened.  ``stand_in``: as for take_source.
+    ``notes``: what a user should know, a sentence each.
+    """
+
+    def __init__(
+        self,
+        root_fd: int,
+        journal: "Journal",
+        supplies: Supplies,
+        host_devices: "AbstractSet[int]" = frozenset(),
+        container: "LiveContainer | None" = None,
+        own_proc_fd: int = -1,
+        host_mnt_fd: int = -1,
+        make_nodes: bool = False,
+        stand_in: bool = False,
+    ) -> None:
+        self.root_fd, self.supplies, self.host_devices = root_fd, supplies, host_devices
+        self.container, self._own_proc_fd, self._host_mnt_fd = container, own_proc_fd, host_mnt_fd
+        self.make_nodes, self.stand_in = make_nodes, stand_in
+        self.journal, self.note = journal, journal.record
+        self.ldconfig: "Started | None" = None
+        self.notes: list[str] = []
+        self._cleared: set[tuple[int, int]] = set()
+        self._private: set[int] = set()
+        # inside its own user namespace the container's root user is 0; elsewhere it is who the map says
+        inside = container is None or container.join_user
+        self.uid, self.gid = (0, 0) if container is None or inside else (container.uid, container.gid)
+
+    def do(self, action: "Any") -> None:
+        """Carry out one action.  Raises ApplyError naming the action, the call that failed, and the cause."""
+        operation = OPERATIONS[type(action)]
+        assert operation.do is not None, "an action of a plan"
+        with step(action):
+            try:
+                operation.do(self, action)
+            except OSError as error:
+                message, number = f"{action.describe()}: {cause(error)}", error.errno or 0
+                raise ApplyError(operation.code, message, _hint(error, action), errno=number) from error
+
+    def undo(self, entries: "list[Entry]") -> list[str]:
+        """Undo what was noted, last entry first; return a line about each that could not be undone."""
+        left = []
+        lasting = [entry for entry in entries if _UNDO[entry["do"]].lasting]
+        shared = bool(lasting) and has_neighbours(self.root_fd)
+        for entry in reversed(entries):
+            try:
+                if shared and _UNDO[entry["do"]].lasting and not self._is_private(entry):
+                    continue
+                with step(f"undo-{entry['do']}", entry["path"]):
+                    _UNDO[entry["do"]].undo(self, entry)
+            except FileNotFoundError:  # the effect never came, or is undone already
+                pass
+            except OSError as error:
+                left.append(cause(error) if error.filename else f"{entry['do']} {entry['path']}: {cause(error)}")
+        return left
+
+    def _is_private(self, entry: "Entry") -> bool:
+        """Tell whether an entry is about a directory that only this container has; raises OSError."""
+        with open_parent(self.root_fd, entry["path"]) as at:
+            return is_own(at.fd, self.root_fd, self.host_devices)
+
+    def at(self, path: str) -> At:
+        """Return a path of the container as a name in its directory, which is made if missing (never below /proc)."""
+        if _is_in_proc(path):
+            return open_parent(self.root_fd, path)
+        *parents, name = split(path)
+
+        def on_create(made: str) -> None:
+            self.note("mkdir", made)
+
+        return At(make_directories(self.root_fd, "/" + "/".join(parents), 0o755, on_create), name, path)
+
+    def clear(self, at: At) -> None:
+        """Remove what starts that were killed have left in a directory; once."""
+        status = os.fstat(at.fd)
+        if (key := (status.st_dev, status.st_ino)) not in self._cleared:
+            self._cleared.add(key)
+            remove_drafts(at.fd, "..")  # the working directory is our /proc/self
+
+    def source(self, host_path: str, kind: str, options: tuple[str, ...], rdev: int = 0) -> Source:
+        """Return something of the host: taken before the namespace was joined, or now."""
+        found = self.supplies.sources.pop((host_path, kind, options), None)
+        if found is not None:
+            return found
+        container = self.container
+        away = container is not None and not container.join_user and not container.here
+        if away:
+            libc.setns(self._host_mnt_fd, libc.CLONE_NEWNS)
+        try:
+            return take_source(host_path, kind, options, self.supplies.new_calls, rdev, self.stand_in)
+        finally:
+            if away and container is not None:
+                libc.setns(container.mnt_fd, libc.CLONE_NEWNS)
+                enter_own_proc(self._own_proc_fd)
+
+    def mount(self, target: MountTarget, tree_fd: int, by_name: "Callable[[], None]") -> None:
+        """Mount a detached tree, closed here; without one (-1) let ``by_name`` do it.  It reaches nobody else."""
+        try:
+            under = read_mnt_id(target.fd)
+            if under not in self._private:
+                stop_sharing(target, under, self.supplies.new_calls)
+                self._private.add(under)
+            mounted = read_mnt_id(tree_fd) if tree_fd >= 0 else 0
+            self.note("mount", target.at.path, under=under, mount=mounted)
+            if tree_fd >= 0:
+                self._private.add(mounted)
+                libc.move_mount(tree_fd, target.fd, target.at.path)
+            else:
+                by_name()
+        finally:
+            if tree_fd >= 0:
+                os.close(tree_fd)
+
+
+def _hint(error: OSError, action: "Any") -> str | None:
+    path = getattr(action, "container_path", "")
+    if error.errno == errno.EROFS:
+        return f"The container's root is read-only already: let the image contain {path}, or use a writable root."
+    if error.errno == errno.ENOENT and path.startswith("/proc/driver"):
+        return "The container's /proc shows no NVIDIA driver: mount a procfs there and do not mask /proc/driver."
+    return None
+
+
+def _is_in_proc(path: str) -> bool:
+    return split(path)[0] == "proc"
+
+
+# -- device nodes ------------------------------------------------------------------------------------------------
+
+
+def make_node(transaction: Transaction, action: Node) -> None:
+    """Make a device node; where that is not possible, mount the host's."""
+    node, rdev = action.node, os.makedev(action.node.major, action.node.minor)
+    with transaction.at(node.container_path) as at:
+        found = at.find()
+        if found is not None and stat.S_ISCHR(found.st_mode) and found.st_rdev == rdev:
+            return  # the runtime made it, or the image has it
+        if found is not None and (not stat.S_ISREG(found.st_mode) or found.st_size):
+            raise unusable(action.describe(), node.container_path, found)
+        if found is None:
+            root_fd = transaction.root_fd
+            if read_mnt_id(at.fd) != read_mnt_id(root_fd) and not is_own(at.fd, root_fd, transaction.host_devices):
+                _leave_to_host(transaction, action)
+                return
+            if transaction.make_nodes and not os.fstatvfs(at.fd).f_flag & os.ST_NODEV:
+                transaction.note("node", node.container_path, rdev=rdev)
+                try:
+                    at.mknod(stat.S_IFCHR | node.mode, rdev)
+                except PermissionError:  # mounted, then
+                    pass
+                else:
+                    _set_owner(action, at, rdev)
+                    return
+        if not node.host_path:
+            raise ApplyError(
+                "OCIGPU-DEV-3",
+                f"{action.describe()}: mknod is not possible for this container and the host has no node to mount",
+                f"Create the node on the host (nvidia-modprobe): {node.container_path}",
+            )
+        if found is None:
+            transaction.note("file", node.container_path)
+            at.create(0o444)
+        _mount_on_file(transaction, transaction.source(node.host_path, "node", _NODE_OPTIONS, rdev), at)
+
+
+def _set_owner(action: Node, at: At, rdev: int) -> None:
+    """Give a node that was just made exactly the owner and mode of the plan."""
+    node, fd = action.node, at.open()
+    try:
+        made = os.fstat(fd)
+        if not stat.S_ISCHR(made.st_mode) or made.st_rdev != rdev:
+            raise unusable(action.describe(), node.container_path, made)
+        # by the descriptor's own name: the path may have been exchanged by somebody who shares the directory
+        if (made.st_uid, made.st_gid) != (node.uid, node.gid):
+            with named("chown", at.path):
+                os.chown(f"fd/{fd}", node.uid, node.gid)
+        if stat.S_IMODE(made.st_mode) != node.mode or made.st_uid != node.uid:
+            with named("chmod", at.path):
+                os.chmod(f"fd/{fd}", node.mode)
+    finally:
+        os.close(fd)
+
+
+def _leave_to_host(transaction: Transaction, action: Node) -> None:
+    """Make nothing in a volume, which would have it for ever: what the container can do without is a note."""
+    path = action.node.container_path
+    if path in _SPARE_NODES:
+        transaction.notes.append(f"{path} was left out: its directory is the host's, which has no such node")
+        return
+    raise ApplyError(
+        "OCIGPU-DEV-3",
+        f"{action.describe()}: its directory is a volume of the host, which has no such node",
+        "Make it on the host (ocigpu system create-device-nodes), or give the container a /dev of its own.",
+    )
+
+
+def remove_made(transaction: Transaction, entry: "Entry") -> None:
+    """Remove a node, an empty file or directory, or a draft."""
+    with open_parent(transaction.root_fd, entry["path"]) as at:
+        status, do = at.stat(), entry["do"]
+        if do == "mkdir" and stat.S_ISDIR(status.st_mode):
+            at.rmdir()
+        elif (
+            (do == "file" and stat.S_ISREG(status.st_mode) and status.st_size == 0)
+            or (do == "node" and stat.S_ISCHR(status.st_mode) and status.st_rdev == entry["rdev"])
+            or (do == "draft" and (stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)))
+        ):
+            at.unlink()
+
+
+# -- mounts ------------------------------------------------------------------------------------------------------
+
+
+def bind(transaction: Transaction, action: Bind) -> None:
+    """Mount a file, directory or socket of the host; an optional one that has vanished is a note."""
+    try:
+        source = transaction.source(action.host_path, action.kind, action.options)
+    except FileNotFoundError:
+        if not action.optional:
+            raise
+        transaction.notes.append(f"{action.host_path} has vanished from the host and was left out")
+        return
+    try:
+        with transaction.at(action.container_path) as at:
+            _bind_at(transaction, action, source, at)
+    except OSError as error:
+        if error.errno != errno.EROFS or not action.optional:
+            raise
+        transaction.notes.append(f"{action.container_path} was left out: the container's root is read-only")
+
+
+def _bind_at(transaction: Transaction, action: Bind, source: Source, at: At) -> None:
+    directory = action.kind == "directory"
+    found = at.find()
+    if found is not None and stat.S_ISLNK(found.st_mode):
+        transaction.note("unlink", at.path, old=read_old_link(at))
+        at.unlink()
+        found = None
+    if found is None:
+        if _is_in_proc(at.path):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), f"stat {at.path}")
+        transaction.note("mkdir" if directory else "file", at.path)
+        if directory:
+            at.mkdir(0o755)
+        else:
+            at.create(0o555 if source.status.st_mode & 0o111 and action.kind == "file" else 0o444)
+    if not directory:
+        _mount_on_file(transaction, source, at)
+        return
+    try:
+        fd = at.open(os.O_PATH | os.O_DIRECTORY)
+    except NotADirectoryError as error:
+        raise unusable(action.describe(), at.path, at.stat()) from error
+    _mount(transaction, source, MountTarget(at, fd))
+
+
+def _mount_on_file(transaction: Transaction, source: Source, at: At) -> None:
+    """Mount a file, socket or node on a regular file or socket; anything else there is refused."""
+    target = MountTarget(at, at.open())
+    found = os.fstat(target.fd)
+    if not stat.S_ISREG(found.st_mode) and not stat.S_ISSOCK(found.st_mode):
+        os.close(target.fd)
+        raise unusable(f"bind {source.host_path} -> {at.path}", at.path, found)
+    _mount(transaction, source, target)
+
+
+def _mount(transaction: Transaction, source: Source, target: MountTarget) -> None:
+    """Mount and close both; nothing is done if it is there, as a hook that runs twice finds it."""
+
+    def by_name() -> None:
+        with named("openat", source.host_path):
+            fd = os.open(source.host_path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            bind_by_name(fd, source, target)
+        finally:
+            os.close(fd)
+
+    with target:
+        if not is_bound(source, target):
+            transaction.mount(target, source.tree_fd, by_name)
+        elif source.tree_fd >= 0:
+            os.close(source.tree_fd)
+
+
+def cover_with_tmpfs(transaction: Transaction, action: Tmpfs) -> None:
+    """Mount a small read-only file system of our own."""
+    uid, gid = transaction.uid, transaction.gid
+    with transaction.at(action.container_path) as at:
+        found = at.find()
+        if found is None:
+            if _is_in_proc(at.path):
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), f"stat {at.path}")
+            transaction.note("mkdir", at.path)
+            at.mkdir(0o555)
+        elif not stat.S_ISDIR(found.st_mode):
+            raise unusable(action.describe(), at.path, found)
+        with MountTarget(at, at.open(os.O_PATH | os.O_DIRECTORY)) as target:
+            if not is_equal_tmpfs(action, uid, gid, target):
+                tree_fd = new_tmpfs(action, uid, gid) if transaction.supplies.new_calls else -1
+                transaction.mount(target, tree_fd, lambda: tmpfs_by_name(action, uid, gid, target))
+
+
+def unmount(transaction: Transaction, entry: "Entry") -> None:
+    """Take away a mount that was not there before."""
+    fd = open_in_root(transaction.root_fd, entry["path"], os.O_PATH | os.O_NOFOLLOW)
+    try:
+        mnt_id = read_mnt_id(fd)
+        if mnt_id != entry["under"] and entry["mount"] in (0, mnt_id):
+            libc.umount2(f"fd/{fd}", libc.MNT_DETACH, entry["path"])
+    finally:
+        os.close(fd)
+
+
+def restore_link(transaction: Transaction, entry: "Entry") -> None:
+    """Put back a link of the image that was in the way of a mount."""
+    with open_parent(transaction.root_fd, entry["path"]) as at:
+        try:
+            make_old_link(at, entry["old"])
+        except FileExistsError:  # it was never taken away
+            return
+
+
+# -- links -------------------------------------------------------------------------------------------------------
+
+
+def make_link(transaction: Transaction, action: Link) -> None:
+    """Make a symbolic link, in place of another one; a file of the image is covered with what it would lead to."""
+    with transaction.at(action.container_path) as at:
+        found, old = at.find(), None
+        if found is not None:
+            if stat.S_ISREG(found.st_mode):
+                _cover_with_target(transaction, action, at)
+                return
+            if not stat.S_ISLNK(found.st_mode):
+                raise unusable(action.describe(), at.path, found, "OCIGPU-MNT-3")
+            transaction.clear(at)
+            old = read_old_link(at)
+            if old[0] == action.target:
+                return
+        draft = at.beside(draft_name())
+        transaction.note("draft", f"{at.path.rpartition('/')[0]}/{draft.name}")
+        draft.symlink(action.target)
+        inode = draft.stat().st_ino
+        transaction.note("link", at.path, target=action.target, old=old, temp=draft.name, ino=inode)
+        draft.rename(at.name)
+
+
+def _cover_with_target(transaction: Transaction, action: Link, at: At) -> None:
+    """Mount what the link would lead to, inside the container, over the image's own file of that name.
+
+    That file would win otherwise; it is not removed, because what is removed could not be put back if we are killed.
+    """
+    where = os.path.join(at.path[: at.path.rindex("/") + 1], action.target)
+    fd = open_in_root(transaction.root_fd, where, os.O_PATH)
+    try:
+        source = Source(at.path, -1, _COVER_OPTIONS, os.fstat(fd))
+        if not stat.S_ISREG(source.status.st_mode):
+            raise unusable(action.describe(), where, source.status, "OCIGPU-MNT-3")
+        if is_of_kernel(fd):
+            raise ApplyError("OCIGPU-MNT-3", f"{action.describe()}: {quoted(where)} leads to a file of the kernel")
+        with MountTarget(at, at.open()) as target:
+            if os.path.samestat(os.fstat(target.fd), source.status):
+                return  # covered by a hook before this one, or the same file by a second name
+            tree_fd = clone(fd, _COVER_OPTIONS, where) if transaction.supplies.new_calls else -1
+            transaction.mount(target, tree_fd, lambda: bind_by_name(fd, source, target))
+    finally:
+        os.close(fd)
+
+
+def remove_link(transaction: Transaction, entry: "Entry") -> None:
+    """Take our link away, or put the image's back.
+
+    "temp" is the name ours had before it was moved into place, "ino" its number: another start may have made it anew.
+    """
+    with open_parent(transaction.root_fd, entry["path"]) as at:
+        draft = at.beside(entry["temp"])
+        if read_link(draft) == entry["target"]:
+            draft.unlink()
+        if entry.get("ino") not in (None, at.stat().st_ino) or read_link(at) != entry["target"]:
+            return
+        if entry["old"] is None:
+            at.unlink()
+        else:
+            make_old_link(draft, entry["old"])
+            draft.rename(at.name)
+
+
+# -- files -------------------------------------------------------------------------------------------------------
+
+
+def write_text(transaction: Transaction, action: TextFile) -> None:
+    """Write a small file; raises ApplyError OCIGPU-MNT-2 when something unfit is in its place."""
+    content = action.content.encode()
+    if len(content) > MAX_TEXT:
+        raise ApplyError("OCIGPU-MNT-2", f"{action.describe()}: larger than {MAX_TEXT >> 10} KiB")
+    with transaction.at(action.container_path) as at:
+        found = at.find()
+        if found is not None:
+            if not stat.S_ISREG(found.st_mode) and not stat.S_ISLNK(found.st_mode):
+                raise unusable(action.describe(), at.path, found)
+            if action.only_if_missing and _leads_to_file(transaction.root_fd, at.path):
+                return
+            if has_content(at, content):
+                return
+        kept = keep_file(at, transaction.supplies.backup_fd, MAX_TEXT)
+        if kept is None:
+            raise ApplyError(
+                "OCIGPU-MNT-2",
+                f"{action.describe()}: the container has no file of at most {MAX_TEXT >> 10} KiB at {quoted(at.path)}",
+            )
+        transaction.clear(at)
+        draft = draft_name()
+        transaction.note("text", at.path, content=action.content, temp=draft, **kept)
+        with named("write", at.path):
+            replace_file(at.name, content, action.mode, at.fd, draft=draft)
+
+
+def _leads_to_file(root_fd: int, path: str) -> bool:
+    try:
+        fd = open_in_root(root_fd, path, os.O_PATH)
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES):  # a link to nothing
+            raise
+        return False
+    try:
+        return stat.S_ISREG(os.fstat(fd).st_mode)
+    finally:
+        os.close(fd)
+
+
+def restore_text(transaction: Transaction, entry: "Entry") -> None:
+    """Take our file away, or put the image's back; "temp" is the name ours had before it was moved into place."""
+    with open_parent(transaction.root_fd, entry["path"]) as at:
+        remove_if_there(at.beside(entry["temp"]))
+        if not has_content(at, entry["content"].encode()):
+            return
+        if entry["kind"] == "none":
+            at.unlink()
+        else:
+            put_back(entry, at, transaction.supplies.backup_fd)
+
+
+def set_mode(transaction: Transaction, action: Mode) -> None:
+    """Set permission bits, on the root file system and on /dev only: a volume, or a mounted file, is the host's.
+
+    What may not be changed, or is no file or directory, is left with a note.
+    """
+    path = action.container_path
+    try:
+        fd = open_in_root(transaction.root_fd, path, os.O_PATH)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    try:
+        found = os.fstat(fd)
+        old, reason = stat.S_IMODE(found.st_mode), ""
+        if old == action.mode:
+            return
+        if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
+            reason = "it is no file or directory"
+        elif read_mnt_id(fd) not in _own_mounts(transaction.root_fd):
+            reason = "it is mounted from elsewhere"
+        else:
+            transaction.note("mode", path, old=old, mode=action.mode, ino=found.st_ino)
+            try:
+                with named("chmod", path):
+                    os.chmod(f"fd/{fd}", action.mode)
+            except PermissionError:
+                reason = "not permitted"
+        if reason:
+            transaction.notes.append(f"{path} keeps its mode {old:04o}: {reason}")
+    finally:
+        os.close(fd)
+
+
+def _own_mounts(root_fd: int) -> set[int]:
+    mounts = {read_mnt_id(root_fd)}
+    try:
+        fd = open_in_root(root_fd, "/dev", os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except (FileNotFoundError, NotADirectoryError):
+        return mounts
+    try:
+        return mounts | {read_mnt_id(fd)}
+    finally:
+        os.close(fd)
+
+
+def restore_mode(transaction: Transaction, entry: "Entry") -> None:
+    """Give a file that still has our mode its own again."""
+    fd = open_in_root(transaction.root_fd, entry["path"], os.O_PATH)
+    try:
+        status = os.fstat(fd)
+        if status.st_ino == entry["ino"] and stat.S_IMODE(status.st_mode) == entry["mode"]:
+            with named("chmod", entry["path"]):
+                os.chmod(f"fd/{fd}", entry["old"])
+    finally:
+        os.close(fd)
+
+
+def make_root_writable(transaction: Transaction) -> None:
+    """Let the container's root be written to until that is undone, which the caller does.
+
+    A container with a read-only root has one already when crun starts hooks inside it (createContainer); runc makes
+    it one after them.  Both have mounted the root directory over itself: where what is below is read-only too, the
+    host wants it so and nothing is changed, which the actions will meet.  Raises OSError.
+    """
+    flags = kept_flags(transaction.root_fd)
+    if not flags & os.ST_RDONLY:
+        return
+    table = read_mounts("mountinfo")
+    mount = table.get(read_mnt_id(transaction.root_fd))
+    below = table.get(mount.parent) if mount is not None else None
+    if mount is None or below is None or mount.device != below.device or "ro" in below.options:
+        return
+    transaction.note("writable", "/", flags=flags)
+    try:
+        remount(transaction.root_fd, flags & ~os.ST_RDONLY, "/")
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EPERM, errno.EROFS, errno.EACCES):  # no mount, or a locked flag
+            raise
+
+
+def make_root_read_only(transaction: Transaction, entry: "Entry") -> None:
+    """Give the container's root the flags that it had."""
+    remount(transaction.root_fd, entry["flags"], "/")
+
+
+# -- the loader's cache ------------------------------------------------------------------------------------------
+
+
+def start_ldconfig(transaction: Transaction, action: RefreshLdCache) -> None:
+    """Make ready what the next refresh of the loader's cache will run in: that takes a while, on another core."""
+    from ocigpu.provision import ldconfig  # loaded by the parent: nothing is imported in here
+
+    fd = transaction.supplies.ldconfig_fd
+    if fd >= 0:
+        uid, gid = transaction.uid, transaction.gid
+        transaction.ldconfig = ldconfig.start_ldconfig(fd, transaction.root_fd, action.directories, uid, gid)
+
+
+def refresh_ld_cache(transaction: Transaction, action: RefreshLdCache) -> None:
+    """Have the host's ldconfig write the loader's cache."""
+    if transaction.supplies.ldconfig_fd < 0:
+        text = "this host has no ldconfig: the container's loader finds libraries by their links alone"
+        transaction.notes.append(text)
+        return
+    with transaction.at(LD_CACHE) as at:
+        kept = keep_file(at, transaction.supplies.backup_fd, MAX_LD_CACHE)
+        if kept is None:
+            size = f"{MAX_LD_CACHE >> 20} MiB"
+            text = f"{LD_CACHE} of the image is no regular file of at most {size} and was left alone"
+            transaction.notes.append(text)
+            return
+        transaction.clear(at)
+        remove_ldconfig_draft(at.fd)
+    transaction.note("draft", LD_CACHE_DRAFT)
+    transaction.note("cache", LD_CACHE, temp=draft_name(), **kept)
+    if transaction.ldconfig is None:
+        start_ldconfig(transaction, action)
+    started, transaction.ldconfig = transaction.ldconfig, None
+    warning = started.finish() if started else ""
+    if warning:
+        transaction.notes.append(warning)
+
+
+def restore_ld_cache(transaction: Transaction, entry: "Entry") -> None:
+    """Put the image's own cache back, unless ldconfig never came to replace it."""
+    backup_fd = transaction.supplies.backup_fd
+    with open_parent(transaction.root_fd, entry["path"]) as at:
+        if entry["kind"] == "none":
+            if stat.S_ISREG(at.stat().st_mode):
+                at.unlink()
+        elif entry["kind"] == "link":
+            if read_link(at) != entry["old"][0]:
+                put_back(entry, at, backup_fd)
+        elif not is_same(at, entry["same"]):
+            put_back(entry, at, backup_fd)
+
+
+class Operation(NamedTuple):
+    """How something is done, and undone.
+
+    ``word``: its name in the journal.  ``do``: None for what others are made of.  ``code``: of what goes wrong.
+    ``lasting``: it stays where another container has the same root directory.
+    """
+
+    word: str
+    do: "Callable[[Transaction, Any], None] | None"
+    undo: "Callable[[Transaction, Entry], None]"
+    code: str = "OCIGPU-MNT-1"
+    lasting: bool = True
+
+
+OPERATIONS: "dict[Any, Operation]" = {
+    Node: Operation("node", make_node, remove_made, "OCIGPU-DEV-3"),
+    Bind: Operation("mount", bind, unmount, lasting=False),
+    Tmpfs: Operation("mount", cover_with_tmpfs, unmount, lasting=False),
+    Link: Operation("link", make_link, remove_link, "OCIGPU-MNT-3"),
+    TextFile: Operation("text", write_text, restore_text),
+    Mode: Operation("mode", set_mode, restore_mode),
+    RefreshLdCache: Operation("cache", refresh_ld_cache, restore_ld_cache, "OCIGPU-LD-1"),
+    "directory": Operation("mkdir", None, remove_made),
+    "file": Operation("file", None, remove_made),
+    "draft": Operation("draft", None, remove_made, lasting=False),
+    "link in the way": Operation("unlink", None, restore_link),
+    "root": Operation("writable", None, make_root_read_only, lasting=False),
+}
+"""By the actions of a plan, and what these are made of."""
+_UNDO = {operation.word: operation for operation in OPERATIONS.values()}
