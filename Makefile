@@ -56,6 +56,9 @@ rpm: ## build the packages for Fedora and its relatives, in build/packages
 uninstall: ## remove what make install put into PREFIX
 	@packaging/install.sh --prefix '$(PREFIX)' --uninstall
 
+docs: ## write the pages of docs/ that are made of the program: COMMANDS, SETTINGS, ERRORS, TROUBLESHOOTING, DOCTOR
+	@.venv/bin/python packaging/documents.py docs
+
 format: ## format and fix the sources
 	@.venv/bin/ruff format -q . && .venv/bin/ruff check -q --fix .
 
@@ -63,4 +66,4 @@ clean: ## remove what the targets above made in this directory
 	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help demo test test-all bench load fuzz security gpu-test install deb rpm uninstall format clean
+.PHONY: help demo test test-all bench load fuzz security gpu-test install deb rpm uninstall docs format clean

@@ -1,7 +1,8 @@
 """documents.py SHARE LIBRARY...: writes man pages and shell completion of the commands below SHARE.
+documents.py docs: writes the pages of docs/ that are made of the program.
 
 LIBRARY: directories in which ocigpu and what it imports are found.  Everything comes from the commands themselves:
-their parsers, help texts and usage texts.  Only SHARE is changed.
+their parsers, help and usage texts, and tables.  Only SHARE, or docs/, is changed.
 """
 
 import contextlib
@@ -15,11 +16,7 @@ MARK = "written by packaging/install.sh"
 
 
 def main(share: str) -> None:
-    from typer.main import get_command
-
-    from ocigpu.cli.main import app
-
-    pages = dict(make_pages(get_command(app), "ocigpu", None))
+    pages = {path.replace(" ", "-"): make_page(path, *found) for path, *found in walk()}
     pages["ocigpu-runtime"] = page_of_runtime()
     pages["ocigpu-hook"] = page_of_hook()
     pages["ocigpu-container-cli"] = page_of_container_cli()
@@ -37,6 +34,102 @@ def write(path: str, text: str) -> None:
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with open(path, "w", encoding="utf-8") as file:
         file.write(text.rstrip("\n") + "\n")
+
+
+def walk(command=None, path: str = "ocigpu", parent=None) -> Iterator[tuple]:
+    """Yield path, command of typer and its context of every command, and its words."""
+    import typer
+    from typer.main import get_command
+
+    from ocigpu.cli.main import TEXTS, app
+    from ocigpu.cli.manual import read_page
+
+    command = command or get_command(app)
+    context = typer.Context(command, info_name=path.rpartition(" ")[2], parent=parent, **command.context_settings)
+    yield path, command, context, read_page(path.removeprefix("ocigpu ") if parent else path, TEXTS)
+    for name, child in commands_of(command).items():
+        yield from walk(child, f"{path} {name}", context)
+
+
+def commands_of(command) -> dict:
+    return {name: child for name, child in getattr(command, "commands", {}).items() if not child.hidden}
+
+
+def tables_of(command, context) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    """Yield "Arguments" and "Options" with (term, text) of each."""
+    shown = [parameter for parameter in command.get_params(context) if not getattr(parameter, "hidden", False)]
+    for kind in ("argument", "option"):
+        rows = [describe(parameter) for parameter in shown if parameter.param_type_name == kind]
+        if rows:
+            yield f"{kind.title()}s", rows
+
+
+def describe(parameter) -> tuple[str, str]:
+    """Return how an argument or option is written, and its help: not by typer, whose releases differ in details."""
+    names = (
+        sorted(parameter.opts, key=lambda name: name.startswith("--")) if parameter.opts[0] != parameter.name else []
+    )
+    value = parameter.metavar or ("" if getattr(parameter, "is_flag", False) else parameter.name.upper())
+    more = [f"env var: {parameter.envvar}"] if parameter.envvar else []
+    more += [f"default: {parameter.default}"] if parameter.default and not callable(parameter.default) else []
+    more += ["required"] if parameter.required else []
+    term = " ".join(filter(None, (", ".join(names), value)))
+    return term, parameter.help + (f"  [{'; '.join(more)}]" if more else "")
+
+
+# The pages of docs/
+
+
+def make_docs() -> dict[str, str]:
+    """Return the text of each page of docs/ that is made of the program, by its name."""
+    from ocigpu.cli import explain
+    from ocigpu.doctor import messages, report
+
+    return {
+        "COMMANDS.md": render_commands(),
+        "SETTINGS.md": render_settings(),
+        "ERRORS.md": explain.render_markdown(),
+        "TROUBLESHOOTING.md": messages.render_markdown(),
+        "DOCTOR.md": report.render_markdown(),
+    }
+
+
+def render_commands() -> str:
+    pages = list(walk())
+    lines = ["# Commands", "", "Every command with its `--help`. This page is generated: `make docs`.", ""]
+    for path, command, _, _ in pages[1:]:
+        indent = "  " * (path.count(" ") - 1)
+        lines.append(f"{indent}- [{path}](#{path.replace(' ', '-')}): {command.get_short_help_str(200)}")
+    for path, command, context, page in pages:
+        usage = " ".join(command.collect_usage_pieces(context))
+        lines += ["", f"## {path}", "", page.help, "", f"    {path} {usage}"]
+        for title, rows in tables_of(command, context):
+            lines += ["", f"### {title}", "", *(f"- `{term}`: {text}" for term, text in rows)]
+        for title, body in page.sections.items():
+            lines += ["", f"### {title}", "", body]
+    return "\n".join(lines) + "\n"
+
+
+def render_settings() -> str:
+    from ocigpu.cli.toml import toml_value
+    from ocigpu.core.settings import KEYS
+
+    lines = [
+        "# Settings",
+        "",
+        "The keys of `/etc/ocigpu/config.toml`, or of the file that `--config` or `OCIGPU_CONFIG` names. A key with a",
+        "dot is in a table: `driver.root` is `root` in `[driver]`. `ocigpu config check` finds mistakes in a file,",
+        "`ocigpu config default` prints one with all keys, `ocigpu config import` makes one of NVIDIA's. This page is",
+        "generated: `make docs`.",
+        "",
+        "| key | type | default | meaning |",
+        "|---|---|---|---|",
+    ]
+    for key in KEYS:
+        choices = f" ({', '.join(f'`{word}`' for word in key.choices)})" if key.choices else ""
+        meaning = f"{key.meaning}{choices}".replace("*", "\\*")
+        lines.append(f"| `{key.name}` | {key.kind} | `{toml_value(key.default)}` | {meaning} |")
+    return "\n".join(lines) + "\n"
 
 
 # Completion
@@ -57,36 +150,23 @@ def make_completion(shell: str) -> str:
 # Man pages (man-pages(7), groff_man(7))
 
 
-def make_pages(command, path: str, parent) -> Iterator[tuple[str, str]]:
-    """Yield name and text of the page of a command of typer and of all commands below it."""
-    import typer
-
-    context = typer.Context(command, info_name=path.rpartition(" ")[2], parent=parent, **command.context_settings)
+def make_page(path: str, command, context, page) -> str:
+    """Return the man page of a command."""
     name = path.replace(" ", "-")
-    visible = {key: child for key, child in getattr(command, "commands", {}).items() if not child.hidden}
-    pieces = " ".join(command.collect_usage_pieces(context))
+    usage = " ".join(command.collect_usage_pieces(context))
     parts = [
         header(name, command.get_short_help_str(200)),
-        f".SH SYNOPSIS\n\\fB{roff(path)}\\fR {roff(pieces)}",
-        ".SH DESCRIPTION\n" + paragraphs(command.help or ""),
+        f".SH SYNOPSIS\n\\fB{roff(path)}\\fR {roff(usage)}",
+        f".SH DESCRIPTION\n{blocks(page.help)}",
     ]
-    records = [
-        (parameter.param_type_name, parameter.get_help_record(context))
-        for parameter in command.get_params(context)
-        if not getattr(parameter, "hidden", False)
-    ]
-    for kind, title in (("argument", "ARGUMENTS"), ("option", "OPTIONS")):
-        rows = [record for found, record in records if found == kind and record]
-        if rows:
-            parts.append(f".SH {title}\n" + "\n".join(f".TP\n{bold(term)}\n{roff(text)}" for term, text in rows))
-    if visible:
-        rows = [(f"{name}-{key}", child.get_short_help_str(200)) for key, child in visible.items()]
+    for title, rows in tables_of(command, context):
+        parts.append(f".SH {title.upper()}\n" + "\n".join(f".TP\n{bold(term)}\n{roff(text)}" for term, text in rows))
+    rows = [(f"{name}-{key}", child.get_short_help_str(200)) for key, child in commands_of(command).items()]
+    if rows:
         parts.append(".SH COMMANDS\n" + "\n".join(f".TP\n\\fB{roff(page)}\\fR(1)\n{roff(text)}" for page, text in rows))
-    parts.append(sections(command.epilog or ""))
-    parts.append(see_also([path.rpartition(" ")[0].replace(" ", "-")] if parent else list(OTHERS)))
-    yield name, "\n".join(filter(None, parts))
-    for key, child in visible.items():
-        yield from make_pages(child, f"{path} {key}", context)
+    parts += [f".SH {roff(title).upper()}\n{blocks(body)}" for title, body in page.sections.items()]
+    parts.append(see_also([path.rpartition(" ")[0].replace(" ", "-")] if context.parent else list(OTHERS)))
+    return "\n".join(parts)
 
 
 OTHERS = ("ocigpu-runtime", "ocigpu-hook", "ocigpu-container-cli")
@@ -100,7 +180,7 @@ def page_of_runtime() -> str:
         [
             header("ocigpu-runtime", "an OCI runtime that gives containers their NVIDIA GPUs"),
             f".SH SYNOPSIS\n{bold(synopsis)}",
-            ".SH DESCRIPTION\n" + paragraphs((runtime.__doc__ or "").strip()),
+            ".SH DESCRIPTION\n" + prose((runtime.__doc__ or "").strip()),
             see_also(["ocigpu", "ocigpu-config-keys", "ocigpu-hook"]),
         ]
     )
@@ -150,28 +230,15 @@ def see_also(names: list[str]) -> str:
     return ".SH SEE ALSO\n" + ",\n".join(f"\\fB{roff(name)}\\fR(1)" for name in names)
 
 
-def sections(epilog: str) -> str:
-    """Return an epilog's paragraphs: one that begins with a line "Title:" becomes a section."""
-    parts = []
-    for paragraph in split(epilog):
-        title, colon, rest = paragraph.lstrip("\b\n").partition(":\n")
-        if colon and "\n" not in title:
-            parts.append(f".SH {roff(title).upper()}\n{verbatim(rest)}")
-        else:
-            parts.append(paragraphs(paragraph) if parts else f".SH NOTES\n{paragraphs(paragraph)}")
-    return "\n".join(parts)
+def blocks(text: str) -> str:
+    """Return Markdown: what is indented by four is shown as it is."""
+    parts = re.split(r"((?:^    .*\n?)+)", text, flags=re.MULTILINE)
+    shown = [verbatim(part.replace("\n    ", "\n")[4:]) if part.startswith("    ") else prose(part) for part in parts]
+    return "\n.PP\n".join(part for part in shown if part)
 
 
-def split(text: str) -> list[str]:
-    return [paragraph for paragraph in re.split(r"\n[ \t]*\n", text.strip("\n")) if paragraph.strip("\b\n ")]
-
-
-def paragraphs(text: str) -> str:
-    """Return help text; a paragraph that begins with a backspace keeps its lines, as in typer's help."""
-    return "\n.PP\n".join(
-        verbatim(paragraph.lstrip("\b\n")) if paragraph.startswith("\b") else roff(paragraph)
-        for paragraph in split(text)
-    )
+def prose(text: str) -> str:
+    return "\n.PP\n".join(roff(paragraph) for paragraph in re.split(r"\n\n+", text.strip("\n")) if paragraph)
 
 
 def verbatim(text: str) -> str:
@@ -184,10 +251,14 @@ def bold(text: str) -> str:
 
 def roff(text: str) -> str:
     """Return text in which nothing means anything to roff."""
-    text = text.replace("\\", "\\e").replace("-", "\\-").replace("\b", "")
+    text = text.replace("\\", "\\e").replace("-", "\\-")
     return re.sub(r"^([.'])", r"\\&\1", text, flags=re.MULTILINE)
 
 
 if __name__ == "__main__":
-    sys.path += sys.argv[2:]
-    main(sys.argv[1])
+    if sys.argv[1:] == ["docs"]:
+        for page, text in make_docs().items():
+            write(f"docs/{page}", text)
+    else:
+        sys.path += sys.argv[2:]
+        main(sys.argv[1])

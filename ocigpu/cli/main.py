@@ -104,7 +104,8 @@ def root_command(
         raise typer.Exit(2)
 
 
-app = make_app(PROGRAM, COMMANDS, SETTINGS, {"faults": sim.FAULTS})
+TEXTS = {"faults": sim.FAULTS}
+app = make_app(PROGRAM, COMMANDS, SETTINGS, TEXTS)
 app.callback(invoke_without_command=True)(root_command)
 
 

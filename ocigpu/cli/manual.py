@@ -25,13 +25,18 @@ class Word(NamedTuple):
 
 
 class Manual(NamedTuple):
-    """A file's words; ``short``: for lists, None for the help's beginning; ``epilog``: what is below the options."""
+    """A file's words; ``short``: for lists, None for the help's beginning; ``sections``: the others, as Markdown."""
 
     short: str | None
     help: str
-    epilog: str
+    sections: dict[str, str]
     arguments: tuple[Word, ...]
     options: dict[str, Word]
+
+    @property
+    def epilog(self) -> str:
+        """What --help shows below the options."""
+        return "\n\n".join(_for_terminals(title, body) for title, body in self.sections.items())
 
 
 def read_page(command: str, texts: dict[str, str] | None = None) -> Manual:
@@ -42,11 +47,10 @@ def read_page(command: str, texts: dict[str, str] | None = None) -> Manual:
         text = text.replace(f"{{{name}}}", value)
     head, *sections = re.split(r"^## ", text, flags=re.MULTILINE)
     title, _, about = head.partition("\n")
-    found = {name: body for name, _, body in (section.partition("\n") for section in sections)}
+    found = {name: body.strip("\n") for name, _, body in (section.partition("\n") for section in sections)}
     arguments = tuple(_entries(found.pop("Arguments", "")))
     options = {entry.flags[0].replace(".", "-"): entry for entry in _entries(found.pop("Options", ""))}
-    epilog = "\n\n".join(_for_terminals(name, body.strip("\n")) for name, body in found.items())
-    return Manual(title.partition(": ")[2] or None, about.strip(), epilog, arguments, options)
+    return Manual(title.partition(": ")[2] or None, about.strip(), found, arguments, options)
 
 
 def _entries(body: str) -> Iterable[Word]:
