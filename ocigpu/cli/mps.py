@@ -6,16 +6,6 @@ import typer
 
 from ocigpu.cli.common import ConfigOption, load_settings
 
-OPTION_NAMES = (
-    "mps_root",
-    "mig_strategy",
-    "driver_root",
-    "dev_root",
-    "container_driver_root",
-    "fail_on_init_error",
-    "device_discovery_strategy",
-)
-
 
 def mps_command(
     context: typer.Context,
@@ -23,13 +13,11 @@ def mps_command(
     config: ConfigOption = "",
     json: bool = False,
 ) -> None:
-    from ocigpu.kubernetes.config import OPTIONS
     from ocigpu.kubernetes.loading import parse_flags
     from ocigpu.kubernetes.mps_control import check_size
     from ocigpu.kubernetes.mps_supervisor import Supervisor
     from ocigpu.system.service import ServiceLog
 
     check_size(shm_size)
-    options = [option for option in OPTIONS if option.name in OPTION_NAMES]
-    told = parse_flags(context.args, os.environ, options, "mps-control-daemon")
+    told = parse_flags(context.args, os.environ, "mps-control-daemon")
     Supervisor(load_settings(config), told, os.environ, shm_size, ServiceLog(json)).run()

@@ -8,21 +8,6 @@ import typer
 from ocigpu.cli.common import ConfigOption, load_settings
 from ocigpu.core.errors import UsageError
 
-OPTION_NAMES = (
-    "oneshot",
-    "sleep_interval",
-    "no_timestamp",
-    "output_file",
-    "machine_type_file",
-    "use_node_feature_api",
-    "mig_strategy",
-    "device_discovery_strategy",
-    "fail_on_init_error",
-    "driver_root",
-    "dev_root",
-    "container_driver_root",
-)
-
 
 def node_labels_command(
     context: typer.Context,
@@ -42,10 +27,9 @@ def node_labels_command(
     import time
 
     from ocigpu.cli.common import print_json
-    from ocigpu.kubernetes.config import OPTIONS
     from ocigpu.kubernetes.labelling import Labeller, read_labels
     from ocigpu.kubernetes.labels import render_features
-    from ocigpu.kubernetes.loading import CONFIG_VARIABLE, parse_flags, read_configuration
+    from ocigpu.kubernetes.loading import parse_flags, read_configuration
     from ocigpu.kubernetes.publish import TARGETS, find_place, withdraw
     from ocigpu.system.service import ServiceLog
 
@@ -53,10 +37,9 @@ def node_labels_command(
         raise UsageError("--kubeconfig is refused: only the service account of a pod is used", "Or use --to file.")
     if to and to not in TARGETS:
         raise UsageError(f"--to {to!r} is not one of {', '.join(TARGETS)}")
-    options = [option for option in OPTIONS if option.name in OPTION_NAMES]
     given = {"NODE_NAME": node_name, "POD_NAMESPACE": namespace, "POD_NAME": pod_name}
     environment = {**os.environ, **{name: text for name, text in given.items() if text}}
-    told = parse_flags(context.args, environment, options, "node-labels", ("GFD_CONFIG_FILE", CONFIG_VARIABLE))
+    told = parse_flags(context.args, environment, "node-labels")
     settings = load_settings(config)
     if show:
         found = read_labels(settings, read_configuration(told, environment), time.time())

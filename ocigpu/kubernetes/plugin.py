@@ -13,11 +13,11 @@ from typing import NamedTuple
 from ocigpu.core.errors import HostError, OcigpuError, as_own_error
 from ocigpu.core.settings import Settings
 from ocigpu.kubernetes.allocate import usable_channels
-from ocigpu.kubernetes.config import Configuration, PluginOptions
+from ocigpu.kubernetes.config import Configuration, PluginOptions, configure
 from ocigpu.kubernetes.devices import Inventory, Resource
 from ocigpu.kubernetes.events import EventWatcher
 from ocigpu.kubernetes.health import RULES, Rules
-from ocigpu.kubernetes.loading import Told, configured, read_configuration
+from ocigpu.kubernetes.loading import Told, read_configuration
 from ocigpu.kubernetes.monitor import Monitor
 from ocigpu.kubernetes.mps import mps_problem
 from ocigpu.kubernetes.mps_gate import waiting_resources, waits_for_mps
@@ -63,7 +63,7 @@ class DevicePlugin:
         self.given_settings = settings
         self.log = ServiceLog(as_json, lossy=True)  # pods need devices all the same
         self.timing = timing or Timing()
-        fixed = configured(told.flags, environment).options
+        fixed = configure(told.flags, environment).options
         self.kubelet = fixed.kubelet_socket
         self.directory = os.path.dirname(self.kubelet or PluginOptions().kubelet_socket)
         self.configuration: Configuration | None = None

@@ -12,7 +12,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, StrictBool, StrictInt, StrictStr, ValidationError
 from pydantic.alias_generators import to_camel
 
-from ocigpu.core.errors import SettingsError, printable, quoted
+from ocigpu.core.errors import printable, quoted
+from ocigpu.kubernetes.options import option_error, shown
 
 MAX_BYTES = 1 << 20
 """As much as a ConfigMap may hold."""
@@ -138,7 +139,7 @@ def parse_config_file(text: str, where: str) -> tuple[ConfigFile, tuple[str, ...
     if data is None:
         data = {}
     if not isinstance(data, dict):
-        raise config_error(where, "the document is not a mapping of keys")
+        raise option_error(where, "the document is not a mapping of keys")
     known = _keys(ConfigFile)
     foreign = [key for key in data if key not in known]
     warnings = tuple(f"{where}: unknown key {quoted(str(key))} ignored{_suggestion(str(key), '')}" for key in foreign)
@@ -149,19 +150,7 @@ def parse_config_file(text: str, where: str) -> tuple[ConfigFile, tuple[str, ...
     except ValidationError as error:
         problems = list(dict.fromkeys(_problem(details) for details in error.errors(include_url=False)))
     more = f"; and {len(problems) - MAX_SHOWN} more" if len(problems) > MAX_SHOWN else ""
-    raise config_error(where, "; ".join(problems[:MAX_SHOWN]) + more)
-
-
-def config_error(where: str, message: str, hint: str | None = None) -> SettingsError:
-    """Return the error of a configuration: ``where`` is a file, variable or flag."""
-    return SettingsError("OCIGPU-KUBE-1", f"{printable(where, 300)}: {message}", hint)
-
-
-def shown(value: Any) -> str:
-    """Return a value for a message; a list or mapping by its kind."""
-    if isinstance(value, (list, dict)):
-        return "a list" if isinstance(value, list) else "a mapping"
-    return quoted(str(value), 60)
+    raise option_error(where, "; ".join(problems[:MAX_SHOWN]) + more)
 
 
 def _keys(model: type[SchemaPart]) -> list[str]:
@@ -231,7 +220,7 @@ def _check_size(data: Any, where: str) -> None:
         value = pending.pop()
         count += 1
         if count > MAX_VALUES:
-            raise config_error(where, f"more than {MAX_VALUES} values")
+            raise option_error(where, f"more than {MAX_VALUES} values")
         if isinstance(value, (list, dict)):
             pending.extend(value if isinstance(value, list) else value.values())
 
@@ -276,19 +265,19 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _parse(text: str, where: str) -> Any:
     if len(text) > MAX_BYTES:
-        raise config_error(where, f"more than {MAX_BYTES} characters")
+        raise option_error(where, f"more than {MAX_BYTES} characters")
     if text.lstrip().startswith("{"):
         try:
             return json.loads(text, object_pairs_hook=_unique)
         except json.JSONDecodeError:
             pass  # YAML may begin like this too
         except (ValueError, RecursionError) as error:
-            raise config_error(where, printable(str(error), 300)) from error
+            raise option_error(where, printable(str(error), 300)) from error
     try:
         return yaml.load(text, _Loader)  # noqa: S506 - a safe loader
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         place = f"line {mark.line + 1} column {mark.column + 1}: " if mark else ""
-        raise config_error(where, f"not YAML: {place}{printable(error.problem or 'unreadable', 300)}") from error
+        raise option_error(where, f"not YAML: {place}{printable(error.problem or 'unreadable', 300)}") from error
     except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise config_error(where, f"not YAML: {printable(str(error), 300)}") from error
+        raise option_error(where, f"not YAML: {printable(str(error), 300)}") from error

@@ -4,7 +4,8 @@ import re
 from typing import Any, NamedTuple
 
 from ocigpu.core.errors import quoted
-from ocigpu.kubernetes.schema import SharedResource, SharingBlock, SharingPart, config_error, shown
+from ocigpu.kubernetes.options import option_error, shown
+from ocigpu.kubernetes.schema import SharedResource, SharingBlock, SharingPart
 
 DOMAIN = "nvidia.com/"
 MAX_NAME = 63
@@ -61,7 +62,7 @@ def _parse_block(block: SharingBlock | None, where: str) -> tuple[Shared, ...] |
     if block is None:
         return None
     if not block.resources:
-        raise config_error(where, "no resources specified")
+        raise option_error(where, "no resources specified")
     entries = tuple(
         _parse_entry(entry, block.rename_by_default, f"{where}.resources[{position}]")
         for position, entry in enumerate(block.resources)
@@ -69,18 +70,18 @@ def _parse_block(block: SharingBlock | None, where: str) -> tuple[Shared, ...] |
     whole = [entry.name for entry in entries if not isinstance(entry.devices, tuple)]
     for name in whole:
         if sum(entry.name == name for entry in entries) > 1:
-            raise config_error(where, f"several entries for {name}: each of them needs a list of devices")
+            raise option_error(where, f"several entries for {name}: each of them needs a list of devices")
     return entries
 
 
 def _parse_entry(entry: SharedResource, rename_by_default: bool, where: str) -> Shared:
     if not entry.name:
-        raise config_error(where, "no resource name specified")
+        raise option_error(where, "no resource name specified")
     name = resource_name(entry.name, f"{where}.name")
     if entry.replicas is None:
-        raise config_error(where, "no replicas specified")
+        raise option_error(where, "no replicas specified")
     if not 2 <= entry.replicas <= MAX_REPLICAS:
-        raise config_error(f"{where}.replicas", f"{entry.replicas}: number of replicas must be >= 2, <= {MAX_REPLICAS}")
+        raise option_error(f"{where}.replicas", f"{entry.replicas}: number of replicas must be >= 2, <= {MAX_REPLICAS}")
     offered_as = f"{name}.shared" if rename_by_default else name
     offered_as = resource_name(entry.rename or offered_as, f"{where}.rename")
     return Shared(name, offered_as, entry.replicas, _parse_devices(entry.devices, f"{where}.devices"))
@@ -96,17 +97,17 @@ def _parse_devices(raw: Any, where: str) -> "str | int | tuple[str, ...]":
         wrong = [item for item in references if not _REFERENCE.fullmatch(item)]
         if not wrong and len(references) == len(raw):
             return tuple(dict.fromkeys(references))
-        raise config_error(where, f"{shown(wrong[0] if wrong else raw)} is not an index or UUID of a GPU or MIG device")
-    raise config_error(where, f"{shown(raw)} is not all, a count above 0, or a list of devices")
+        raise option_error(where, f"{shown(wrong[0] if wrong else raw)} is not an index or UUID of a GPU or MIG device")
+    raise option_error(where, f"{shown(raw)} is not all, a count above 0, or a list of devices")
 
 
 def resource_name(text: str, where: str) -> str:
     """Return a resource's name with its domain: "gpu" is nvidia.com/gpu; raises SettingsError for what is none."""
     name = text if text.startswith(DOMAIN) else DOMAIN + text
     if len(name) > MAX_NAME:
-        raise config_error(where, f"{quoted(name)} is longer than {MAX_NAME} characters")
+        raise option_error(where, f"{quoted(name)} is longer than {MAX_NAME} characters")
     if not _SUBDOMAIN.fullmatch(name.removeprefix(DOMAIN)):
-        raise config_error(
+        raise option_error(
             where, f"{quoted(text)} is not a resource name of {DOMAIN.rstrip('/')}: letters a-z, digits, - and ."
         )
     return name

@@ -16,11 +16,9 @@ from support.process import run
 from support.product import PROGRAMS
 
 from ocigpu import __version__
-from ocigpu.cli.mps import OPTION_NAMES as MPS_OPTIONS
-from ocigpu.cli.node_labels import OPTION_NAMES as LABEL_OPTIONS
 from ocigpu.kubernetes import node_installer
-from ocigpu.kubernetes.config import OPTIONS, PluginOptions
-from ocigpu.kubernetes.loading import PLUGIN_OPTIONS, Told, parse_flags, read_configuration
+from ocigpu.kubernetes.config import PluginOptions
+from ocigpu.kubernetes.loading import Told, parse_flags, read_configuration
 from ocigpu.kubernetes.mps_control import check_size
 from ocigpu.kubernetes.publish import find_place, publish, withdraw
 from ocigpu.kubernetes.schema import parse_config_file
@@ -127,13 +125,12 @@ def flags_of(container: Object, environment: dict[str, str]) -> Told | None:
     """Return what a container's program is told by its words that are options of the device plugin's family."""
     program, *words = container["args"]
     if program == "device-plugin":
-        return parse_flags([word for word in words if word != "--log-format=json"], environment, PLUGIN_OPTIONS)
-    names = {"node-labels": LABEL_OPTIONS, "mps-control-daemon": MPS_OPTIONS}.get(program)
-    if names is None:
+        return parse_flags([word for word in words if word != "--log-format=json"], environment)
+    if program not in ("node-labels", "mps-control-daemon"):
         return None
     own = ("--json", "--to=", "--shm-size=", "--remove-on-exit")
     words = [word for word in words if not word.startswith(own)]
-    return parse_flags(words, environment, [option for option in OPTIONS if option.name in names], program)
+    return parse_flags(words, environment, program)
 
 
 @every_case

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ocigpu.core.errors import SettingsError
-from ocigpu.kubernetes.config import OPTIONS, Configuration, PluginOptions, configure, matches, parse_duration
+from ocigpu.kubernetes.config import OPTIONS, Configuration, PluginOptions, configure, matches
+from ocigpu.kubernetes.options import parse_duration
 from ocigpu.kubernetes.schema import MAX_BYTES, ConfigFile, parse_config_file
 from ocigpu.kubernetes.sharing import Shared, Sharing
 

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from ocigpu.kubernetes.exporter.metrics import METRICS, NOT_FROM_NVML
-from ocigpu.kubernetes.exporter.options import ANYTHING, OPTIONS, REFUSED
+from ocigpu.kubernetes.exporter.options import OPTIONS, REFUSED
+from ocigpu.kubernetes.options import ANYTHING
 
 
 def document() -> str:
@@ -12,7 +13,7 @@ def document() -> str:
     ignored: list[tuple[str, ...]] = []
     for each in REFUSED:
         rows = ignored if each.harmless == ANYTHING else refused
-        rows.append((_flags(each.flags), _code(each.variables), each.why))
+        rows.append((_flags(each.flags), _code(each.variables), each.refused))
     tables: dict[str, list[tuple[str, ...]]] = {
         "metrics": [(f"`{each.name}`", each.kind, each.source, "yes" * each.default) for each in METRICS],
         "missing": [(f"`{prefix}*`", why) for prefix, why in NOT_FROM_NVML],

@@ -1,13 +1,12 @@
 """Which metrics are exported: dcgm-exporter's file of three columns, ``name, type, help``."""
 
 import difflib
-import os
-import stat
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from ocigpu.core.errors import SettingsError, printable, quoted
 from ocigpu.kubernetes.exporter.metrics import BY_NAME, DCGM_NAMES, METRICS, why_missing
+from ocigpu.kubernetes.options import read_text
 
 KINDS = ("gauge", "counter", "label")
 MAX_BYTES = 1 << 20
@@ -63,18 +62,7 @@ def read_collectors(path: str) -> tuple[tuple[Collector, ...], tuple[str, ...]]:
     """Return the collectors of a file, see :func:`parse_collectors`; those of the table without a path."""
     if not path:
         return DEFAULTS, ()
-    try:
-        with open(path, encoding="utf-8", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise collectors_error(path, "it is not a file")
-            text = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise collectors_error(path, str(error.strerror)) from error
-    except UnicodeDecodeError as error:
-        raise collectors_error(path, "it is not UTF-8 text") from error
-    if len(text) > MAX_BYTES:
-        raise collectors_error(path, f"more than {MAX_BYTES} characters")
-    return parse_collectors(text, path)
+    return parse_collectors(read_text(path, MAX_BYTES, collectors_error), path)
 
 
 def write_collectors(collectors: Sequence[Collector]) -> str:

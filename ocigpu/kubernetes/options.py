@@ -1,0 +1,199 @@
+"""Options of programs that take those of NVIDIA's: one form of tables, one way to read words and values."""
+
+import errno
+import math
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ocigpu.core.errors import SettingsError, UsageError, printable, quoted
+from ocigpu.core.tokens import is_number
+from ocigpu.gpus.nvidia.request import MAX_IMEX_CHANNEL
+from ocigpu.system.files import read_regular
+
+INFINITE = "infinite"
+ANYTHING = ("*",)
+MAX_MILLISECONDS = 24 * 3600 * 1000
+MAX_SECONDS = 1e9
+_TRUE, _FALSE = ("1", "t", "T", "TRUE", "true", "True"), ("0", "f", "F", "FALSE", "false", "False")
+_SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ns|us|µs|ms|s|m|h)")
+
+
+class Option(NamedTuple):
+    """One option: ``name`` is its field in the record of all.
+
+    ``kind``: "bool", "text", "path", "list", "numbers", "duration" (text such as "1m30s" or "infinite", a value in
+    seconds), "interval" (also below a second) or "milliseconds" (a value in seconds).
+    ``flags`` and ``variables``: its names; an earlier one wins.  ``key``: its path in a file, "" for none.
+    ``programs``: those that have it as a flag.  ``refused``: why it is not obeyed, unless its value is ``harmless``.
+    """
+
+    name: str
+    kind: str
+    flags: tuple[str, ...]
+    variables: tuple[str, ...]
+    meaning: str
+    default: Any = None
+    choices: tuple[str, ...] = ()
+    key: str = ""
+    programs: tuple[str, ...] = ()
+    refused: str = ""
+    harmless: tuple[str, ...] = ()
+
+
+def read_table(path: Path, defaults: Mapping[str, Any]) -> tuple[Option, ...]:
+    """Return the options of a table, with the defaults of their record."""
+    rows = tomllib.loads(path.read_text(encoding="utf-8"))["options"]
+    return tuple(
+        Option(
+            row["name"],
+            row["kind"],
+            tuple(row.get("flags", row["name"].replace("_", "-")).split()),
+            tuple(row["variables"].split()),
+            row.get("meaning", ""),
+            defaults.get(row["name"]),
+            tuple(row.get("choices", ())),
+            row.get("key", ""),
+            tuple(row.get("programs", "").split()),
+            row.get("refused", ""),
+            tuple(row.get("harmless", _FALSE if row["kind"] == "bool" else ())),
+        )
+        for row in rows
+    )
+
+
+def option_error(where: str, message: str, hint: str | None = None, code: str = "OCIGPU-KUBE-1") -> SettingsError:
+    """Return the error of a configuration: ``where`` is a file, variable or flag."""
+    return SettingsError(code, f"{printable(where, 300)}: {message}", hint)
+
+
+def read_text(path: str, limit: int, error: Callable[[str, str], SettingsError]) -> str:
+    """Return the text of a regular file of at most so many bytes; raises what ``error`` makes of path and cause."""
+    try:
+        return read_regular(path, limit).decode()
+    except UnicodeDecodeError as wrong:
+        raise error(path, "it is not UTF-8 text") from wrong
+    except OSError as wrong:
+        causes = {errno.EINVAL: "it is not a file", errno.EFBIG: f"more than {limit} characters"}
+        raise error(path, causes.get(wrong.errno or 0, str(wrong.strerror))) from wrong
+
+
+def split_words(words: Sequence[str], options: Sequence[Option], command: str) -> Iterator[tuple[Option, str, str]]:
+    """Yield option, flag and value of words such as "--name=value", "--name value", and "--name" for a bool.
+
+    Raises UsageError for words that it does not know.
+    """
+    known = {flag: option for option in options for flag in option.flags}
+    see = f"see: ocigpu {command} --help"
+    left = list(words)
+    while left:
+        word = left.pop(0)
+        flag, equals, value = word.removeprefix("-").removeprefix("-").partition("=")
+        option = known.get(flag)
+        if option is None or not word.startswith("-"):
+            raise UsageError(f"no such option: {quoted(word)}", see)
+        if not equals and option.kind == "bool":
+            value = "true"
+        elif not equals and not left:
+            raise UsageError(f"--{flag} needs a value", see)
+        elif not equals:
+            value = left.pop(0)
+        yield option, flag, value
+
+
+def add_word(flags: dict[str, str], option: Option, value: str) -> None:
+    """Note a flag's value: one of a list that is given again adds to it, of others the last one counts."""
+    again = option.name in flags and option.kind in ("list", "numbers")
+    flags[option.name] = f"{flags[option.name]},{value}" if again else value
+
+
+def find_value(
+    option: Option, flags: Mapping[str, str], environment: Mapping[str, str], code: str = "OCIGPU-KUBE-1"
+) -> Any:
+    """Return the value of an option by its flag, else by its variable, None for neither; an empty variable is not set.
+
+    Raises SettingsError that names the flag or variable.
+    """
+    if option.name in flags:
+        return read_value(option, flags[option.name], f"--{option.flags[0]}", code)
+    variable = next((name for name in option.variables if environment.get(name)), "")
+    return read_value(option, environment[variable], variable, code) if variable else None
+
+
+def read_value(option: Option, raw: Any, where: str, code: str = "OCIGPU-KUBE-1") -> Any:
+    """Return what was written, text or data of a file, as the option's value; raises SettingsError."""
+    if option.kind == "bool":
+        if raw is True or raw in _TRUE:
+            return True
+        if raw is False or raw in _FALSE:
+            return False
+        raise option_error(where, f"{shown(raw)} is neither true nor false", code=code)
+    if option.kind == "milliseconds":
+        if not (is_number(raw) and 0 < int(raw[:12]) <= MAX_MILLISECONDS):
+            cause = f"{quoted(raw)} is not a number of milliseconds, 1 to {MAX_MILLISECONDS}"
+            raise option_error(where, cause, code=code)
+        return int(raw) / 1000
+    if option.kind in ("duration", "interval"):
+        if option.kind == "duration" and raw == INFINITE:
+            return math.inf
+        return parse_duration(raw, where, 1.0 if option.kind == "duration" else 1e-3, code)
+    if option.kind in ("list", "numbers"):
+        return _list(option, raw, where, code)
+    if option.kind == "path" and raw and not str(raw).startswith("/"):
+        raise option_error(where, f"{shown(raw)} is not an absolute path", code=code)
+    return _chosen(option, raw, where, code)
+
+
+def _list(option: Option, raw: Any, where: str, code: str) -> tuple[Any, ...]:
+    parts = raw.split(",") if isinstance(raw, str) else raw
+    if not isinstance(parts, list) or any(isinstance(part, (list, dict)) for part in parts):
+        raise option_error(where, f"{shown(raw)} is neither text nor a list of it", code=code)
+    stripped = [part.strip() if isinstance(part, str) else part for part in parts]
+    unique = dict.fromkeys(part for part in stripped if part != "")
+    if option.kind == "numbers":
+        return tuple(_channel(part, where, code) for part in unique)
+    values = tuple(_chosen(option, part, where, code) for part in unique)
+    if not values and option.choices:
+        raise option_error(where, "is empty", code=code)
+    return values
+
+
+def _chosen(option: Option, raw: Any, where: str, code: str) -> str:
+    if not isinstance(raw, str):
+        raise option_error(where, f"{shown(raw)} is not text", code=code)
+    if option.choices and raw not in option.choices:
+        raise option_error(where, f"{quoted(raw)} is not one of {', '.join(option.choices)}", code=code)
+    return raw
+
+
+def _channel(raw: Any, where: str, code: str) -> int:
+    if not is_number(str(raw)) or len(str(raw)) > 7 or int(raw) > MAX_IMEX_CHANNEL:
+        raise option_error(where, f"{shown(raw)} is not a channel number from 0 to {MAX_IMEX_CHANNEL}", code=code)
+    return int(raw)
+
+
+def parse_duration(raw: Any, where: str, least: float = 1.0, code: str = "OCIGPU-KUBE-1") -> float:
+    """Return the seconds of a duration such as "60s" or "1m30s".
+
+    A bare number is refused: NVIDIA's program takes it for nanoseconds, which nobody means.
+    """
+    parts = _DURATION.findall(raw) if isinstance(raw, str) else []
+    if not parts or "".join(number + unit for number, unit in parts) != raw:
+        bare = isinstance(raw, (str, int)) and is_number(str(raw))
+        hint = f'Write a unit: "{raw}s" for seconds.' if bare else 'Durations are written "60s", "1m30s".'
+        raise option_error(where, f"{shown(raw)} is not a duration", hint, code)
+    seconds = sum(float(number) * _SECONDS[unit] for number, unit in parts)
+    if not least <= seconds <= MAX_SECONDS:
+        limit = "a second" if least == 1 else "a millisecond"
+        raise option_error(where, f"{quoted(raw)} is not a duration of {limit} or more", code=code)
+    return seconds
+
+
+def shown(value: Any) -> str:
+    """Return a value for a message; a list or mapping by its kind."""
+    if isinstance(value, (list, dict)):
+        return "a list" if isinstance(value, list) else "a mapping"
+    return quoted(str(value), 60)
