@@ -10,6 +10,20 @@ EXPORT const char ocigpu_simulated[] = "This is a library of a simulated GPU hos
 static struct sim_view view;
 static int initialized;
 
+/* A function that is asked after cuInit, of a device that there is, and has somewhere to write its answer. */
+#define ANSWER(name, parameters, is_device, valid, answer)                                      \
+    EXPORT int name parameters                                                                  \
+    {                                                                                           \
+        int failure = !initialized ? NOT_INITIALIZED : !(is_device) ? INVALID_DEVICE : SUCCESS; \
+                                                                                                \
+        if (failure || !(valid))                                                                \
+            return failure ? failure : INVALID_VALUE;                                           \
+        answer;                                                                                 \
+        return SUCCESS;                                                                         \
+    }
+
+static int is_device(int device) { return device >= 0 && device < view.gpus; }
+
 EXPORT int cuInit(unsigned int flags)
 {
     if (flags)
@@ -28,59 +42,17 @@ EXPORT int cuDriverGetVersion(int *version)
     return SUCCESS;
 }
 
-EXPORT int cuDeviceGetCount(int *count)
-{
-    if (!initialized)
-        return NOT_INITIALIZED;
-    if (!count)
-        return INVALID_VALUE;
-    *count = view.gpus;
-    return SUCCESS;
-}
-
-EXPORT int cuDeviceGet(int *device, int ordinal)
-{
-    if (!initialized)
-        return NOT_INITIALIZED;
-    if (!device)
-        return INVALID_VALUE;
-    if (ordinal < 0 || ordinal >= view.gpus)
-        return INVALID_DEVICE;
-    *device = ordinal;
-    return SUCCESS;
-}
-
-EXPORT int cuDeviceGetName(char *name, int length, int device)
-{
-    if (!initialized)
-        return NOT_INITIALIZED;
-    if (device < 0 || device >= view.gpus)
-        return INVALID_DEVICE;
-    if (!name || length <= 0)
-        return INVALID_VALUE;
-    snprintf(name, (size_t)length, "%s", sim_gpus[view.gpu[device]].name);
-    return SUCCESS;
-}
-
-EXPORT int cuDeviceTotalMem_v2(size_t *bytes, int device)
-{
-    if (!initialized)
-        return NOT_INITIALIZED;
-    if (device < 0 || device >= view.gpus)
-        return INVALID_DEVICE;
-    if (!bytes)
-        return INVALID_VALUE;
-    *bytes = (size_t)sim_gpus[view.gpu[device]].memory;
-    return SUCCESS;
-}
-
 EXPORT int cuCtxCreate_v2(void **context, unsigned int flags, int device)
 {
-    (void)context;
-    (void)flags;
-    (void)device;
     return initialized ? NOT_SUPPORTED : NOT_INITIALIZED;
 }
+
+ANSWER(cuDeviceGetCount, (int *count), 1, count, *count = view.gpus)
+ANSWER(cuDeviceGet, (int *device, int ordinal), !device || is_device(ordinal), device, *device = ordinal)
+ANSWER(cuDeviceGetName, (char *name, int length, int device), is_device(device), name && length > 0,
+       snprintf(name, (size_t)length, "%s", sim_gpus[view.gpu[device]].name))
+ANSWER(cuDeviceTotalMem_v2, (size_t *bytes, int device), is_device(device), bytes,
+       *bytes = (size_t)sim_gpus[view.gpu[device]].memory)
 
 EXPORT int cuGetErrorString(int error, const char **text)
 {

@@ -3,9 +3,9 @@
  * Struct layouts, return codes and versioned names are those of NVIDIA's NVML API reference and nvml.h.
  *
  * Faults for tests: OCIGPU_SIM_NVML_FAIL=<code> makes nvmlInit return that code, and a file SIM_DIRECTORY/faults, read
- * by nvmlInit and nvmlDeviceGetCount, has lines "init <code>", "lost <gpu>", "mig-pending <gpu>" (its MIG mode changes with the next reset),
- * "no-persistence" or "hang".  "xid <gpu> <number>" [<gpu instance> <compute instance>] is an event for whoever waits
- * for one while the line is added.
+ * by nvmlInit and nvmlDeviceGetCount, has lines "init <code>", "lost <gpu>", "mig-pending <gpu>" (its MIG mode changes
+ * with the next reset), "no-persistence" or "hang".  "xid <gpu> <number>" [<gpu instance> <compute instance>] is an
+ * event for whoever waits for one while the line is added.
  */
 #include "simhost.h"
 
@@ -37,6 +37,7 @@ struct handle {
     unsigned int index;        /* NVML's index */
     const struct sim_instance *mig;
 };
+typedef const struct handle *device_t;
 
 EXPORT const char ocigpu_simulated[] = "This is a library of a simulated GPU host: there is no GPU behind it.";
 
@@ -46,63 +47,69 @@ static struct handle instances[SIM_GPUS][SIM_GIS][1 + SIM_CIS]; /* first the GPU
 static int references;
 static int lost[SIM_GPUS], mig_pending[SIM_GPUS], no_persistence;
 
-static int number(const char *text)
-{
-    int value = 0;
-
-    while (*text == ' ')
-        text++;
-    for (; *text >= '0' && *text <= '9' && value < 100000; text++)
-        value = value * 10 + (*text - '0');
-    return value;
-}
-
-/* Read a small file, at most size - 1 bytes of it, and return whether there is one. */
-static int read_text(const char *path, char *text, size_t size)
+/* Read a small file, at most size - 1 bytes of it; return its text, NULL when there is none. */
+static char *read_text(const char *path, char *text, size_t size)
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     ssize_t got;
 
     if (fd < 0)
-        return 0;
+        return NULL;
     got = read(fd, text, size - 1);
     close(fd);
     text[got > 0 ? got : 0] = 0;
-    return 1;
+    return text;
+}
+
+/* Return what is behind a word at the start of the next line that has it, NULL for none; *text is then behind that
+ * line, NULL behind one without an end. */
+static const char *next_line(char **text, const char *word)
+{
+    while (*text && **text) {
+        char *line = *text, *end = strchr(line, '\n');
+
+        if (end)
+            *end = 0;
+        *text = end ? end + 1 : NULL;
+        if (strncmp(line, word, strlen(word)) == 0)
+            return line + strlen(word);
+    }
+    return NULL;
+}
+
+#define EACH_LINE(path, word, rest)             \
+    for (char lines[4096], *text = read_text(SIM_DIRECTORY path, lines, sizeof lines); (rest = next_line(&text, word));)
+
+/* Fill what the lines of the file of faults that have a word say of GPUs. */
+static void read_marks(const char *word, int *marks)
+{
+    const char *rest;
+
+    memset(marks, 0, SIM_GPUS * sizeof *marks);
+    EACH_LINE("/faults", word, rest) {
+        unsigned int gpu = (unsigned int)sim_number(&rest);
+
+        if (gpu < SIM_GPUS)
+            marks[gpu] = 1;
+    }
 }
 
 /* Read SIM_DIRECTORY/faults and return the code that nvmlInit fails with, 0 for none. */
 static int read_faults(void)
 {
-    char text[4096], *line, *end;
-    int gpu, code = 0;
+    const char *rest;
+    int code = 0;
 
-    memset(lost, 0, sizeof lost);
-    memset(mig_pending, 0, sizeof mig_pending);
+    EACH_LINE("/faults", "hang", rest)
+        while (!*rest)
+            pause();
+    read_marks("lost ", lost);
+    read_marks("mig-pending ", mig_pending);
     no_persistence = 0;
-    if (!read_text(SIM_DIRECTORY "/faults", text, sizeof text))
-        return 0;
-    for (line = text; line; line = end ? end + 1 : NULL) {
-        end = strchr(line, '\n');
-        if (end)
-            *end = 0;
-        if (strcmp(line, "hang") == 0) {
-            for (;;)
-                pause();
-        } else if (strncmp(line, "init ", 5) == 0) {
-            code = number(line + 5);
-        } else if (strncmp(line, "lost ", 5) == 0) {
-            gpu = number(line + 5);
-            if (gpu < SIM_GPUS)
-                lost[gpu] = 1;
-        } else if (strncmp(line, "mig-pending ", 12) == 0) {
-            gpu = number(line + 12);
-            if (gpu < SIM_GPUS)
-                mig_pending[gpu] = 1;
-        } else if (strcmp(line, "no-persistence") == 0) {
-            no_persistence = 1;
-        }
-    }
+    EACH_LINE("/faults", "no-persistence", rest)
+        no_persistence |= !*rest;
+    EACH_LINE("/faults", "init ", rest)
+        code = sim_number(&rest);
     return code;
 }
 
@@ -143,17 +150,14 @@ static nvml_return initialize(void)
         return SUCCESS;
     }
     if (failure && *failure)
-        return number(failure);
+        return sim_number(&failure);
     code = read_faults();
     if (code)
         return code;
     if (!sim_look(&view))
         return DRIVER_NOT_LOADED;
-    for (i = 0; i < view.gpus; i++) {
-        devices[i].gpu = view.gpu[i];
-        devices[i].index = (unsigned int)i;
-        devices[i].mig = NULL;
-    }
+    for (i = 0; i < view.gpus; i++)
+        devices[i] = (struct handle){view.gpu[i], (unsigned int)i, NULL};
     sim_load();
     find_instances();
     references = 1;
@@ -162,12 +166,7 @@ static nvml_return initialize(void)
 
 EXPORT nvml_return nvmlInit_v2(void) { return initialize(); }
 EXPORT nvml_return nvmlInit(void) { return initialize(); }
-
-EXPORT nvml_return nvmlInitWithFlags(unsigned int flags)
-{
-    (void)flags;
-    return initialize();
-}
+EXPORT nvml_return nvmlInitWithFlags(unsigned int flags) { return initialize(); }
 
 EXPORT nvml_return nvmlShutdown(void)
 {
@@ -206,73 +205,77 @@ static nvml_return give(char *buffer, unsigned int length, const char *text)
 {
     size_t size = strlen(text) + 1;
 
-    if (!buffer)
-        return INVALID_ARGUMENT;
-    if (size > length)
-        return INSUFFICIENT_SIZE;
+    if (!buffer || size > length)
+        return buffer ? INSUFFICIENT_SIZE : INVALID_ARGUMENT;
     memcpy(buffer, text, size);
     return SUCCESS;
 }
 
 /* Return whether a handle is an instance's: a GPU instance's for the first of its row. */
-static int is_instance(const struct handle *handle, int of_gpu)
+static int is_instance(device_t handle, int of_gpu)
 {
     size_t at = (size_t)((const char *)handle - (const char *)instances);
 
     return at < sizeof instances && at % sizeof *handle == 0 && handle->mig && (handle->mig->ci < 0) == of_gpu;
 }
 
-/* Check that a handle is one we gave out and that its GPU answers. */
-static nvml_return check(const struct handle *device)
-{
-    int i, known;
+/* Check that there is somebody to ask, and what is asked. */
+static nvml_return ask(int valid) { return !references ? UNINITIALIZED : valid ? SUCCESS : INVALID_ARGUMENT; }
 
-    if (!references)
-        return UNINITIALIZED;
-    known = is_instance(device, 0);
+#define REQUIRE(call)                  \
+    do {                               \
+        nvml_return required = (call); \
+        if (required != SUCCESS)       \
+            return required;           \
+    } while (0)
+
+/* Check that a handle is one we gave out, that its GPU answers, and that the other arguments are valid. */
+static nvml_return ask_any(device_t device, int valid)
+{
+    int i, known = is_instance(device, 0);
+
     for (i = 0; i < view.gpus; i++)
         known |= device == &devices[i];
-    if (!known)
-        return INVALID_ARGUMENT;
-    return lost[device->gpu] ? GPU_IS_LOST : SUCCESS;
+    REQUIRE(ask(known));
+    return lost[device->gpu] ? GPU_IS_LOST : valid ? SUCCESS : INVALID_ARGUMENT;
 }
 
-/* As check, and refuse MIG devices: the query is about a whole GPU. */
-static nvml_return check_gpu(const struct handle *device)
+/* As ask_any, about a whole GPU. */
+static nvml_return ask_gpu(device_t device, int valid)
 {
-    nvml_return result = check(device);
-
-    return result == SUCCESS && device->mig ? NOT_SUPPORTED : result;
+    REQUIRE(ask_any(device, 1));
+    return device->mig ? NOT_SUPPORTED : valid ? SUCCESS : INVALID_ARGUMENT;
 }
 
-#define REQUIRE(call)                      \
-    do {                                   \
-        nvml_return required = (call);     \
-        if (required != SUCCESS)           \
-            return required;               \
-    } while (0)
+/* As ask_any, about a MIG device. */
+static nvml_return ask_mig(device_t device, int valid)
+{
+    REQUIRE(ask_any(device, 1));
+    return device->mig && valid ? SUCCESS : INVALID_ARGUMENT;
+}
 
 #define GPU(device) (&sim_gpus[(device)->gpu])
 #define PROFILE(device) (&sim_profiles[(device)->mig->profile])
 #define MIG_MODE(device) (sim_mig_mode[(device)->gpu])
 
+/* As ask_gpu, for what only some GPUs answer; a macro, because what is asked of the device counts once it is known. */
+#define ASK_IF(supported, device, valid) (ask_gpu(device, valid) ?: (supported) ? SUCCESS : NOT_SUPPORTED)
+
 /* The same function under an earlier name. */
 #define ALIAS(name, function) extern EXPORT __typeof__(function) name __attribute__((alias(#function)));
 
-/* A function that answers with one number about a whole GPU. */
-#define NUMBER(name, answer)                                                   \
-    EXPORT nvml_return name(const struct handle *device, unsigned int *result) \
-    {                                                                          \
-        REQUIRE(check_gpu(device));                                            \
-        if (!result)                                                           \
-            return INVALID_ARGUMENT;                                           \
-        *result = (unsigned int)(answer);                                      \
-        return SUCCESS;                                                        \
+/* A function that checks its parameters and then answers with one value. */
+#define ANSWER(name, parameters, check, value) \
+    EXPORT nvml_return name parameters         \
+    {                                          \
+        REQUIRE(check);                        \
+        *result = (value);                     \
+        return SUCCESS;                        \
     }
+/* One that answers with a number about a whole GPU. */
+#define NUMBER(name, value) ANSWER(name, (device_t device, unsigned int *result), ask_gpu(device, !!result), value)
 
-static unsigned int load_of(int gpu);
-static unsigned int watts(const struct handle *device);
-static nvml_return give_processes(const struct handle *device, unsigned int *count, void *list);
+#include "nvml_metrics.c"
 
 EXPORT nvml_return nvmlSystemGetDriverVersion(char *version, unsigned int length)
 {
@@ -285,22 +288,12 @@ EXPORT nvml_return nvmlSystemGetNVMLVersion(char *version, unsigned int length)
 }
 
 /* The two answer without nvmlInit, as the real ones do. */
-EXPORT nvml_return nvmlSystemGetCudaDriverVersion(int *version)
-{
-    if (!version)
-        return INVALID_ARGUMENT;
-    *version = SIM_CUDA_VERSION;
-    return SUCCESS;
-}
-
+ANSWER(nvmlSystemGetCudaDriverVersion, (int *result), result ? SUCCESS : INVALID_ARGUMENT, SIM_CUDA_VERSION)
 ALIAS(nvmlSystemGetCudaDriverVersion_v2, nvmlSystemGetCudaDriverVersion)
 
 EXPORT nvml_return nvmlDeviceGetCount_v2(unsigned int *count)
 {
-    if (!references)
-        return UNINITIALIZED;
-    if (!count)
-        return INVALID_ARGUMENT;
+    REQUIRE(ask(!!count));
     read_faults(); /* whoever watches the GPUs for long sees them come and go */
     *count = (unsigned int)view.gpus;
     return SUCCESS;
@@ -310,17 +303,14 @@ ALIAS(nvmlDeviceGetCount, nvmlDeviceGetCount_v2)
 
 static nvml_return give_handle(struct handle *device, struct handle **result)
 {
-    REQUIRE(check(device));
+    REQUIRE(ask_any(device, 1));
     *result = device;
     return SUCCESS;
 }
 
 EXPORT nvml_return nvmlDeviceGetHandleByIndex_v2(unsigned int index, struct handle **device)
 {
-    if (!references)
-        return UNINITIALIZED;
-    if (!device || index >= (unsigned int)view.gpus)
-        return INVALID_ARGUMENT;
+    REQUIRE(ask(device && index < (unsigned int)view.gpus));
     return give_handle(&devices[index], device);
 }
 
@@ -330,10 +320,7 @@ EXPORT nvml_return nvmlDeviceGetHandleByUUID(const char *uuid, struct handle **d
 {
     int i;
 
-    if (!references)
-        return UNINITIALIZED;
-    if (!uuid || !device)
-        return INVALID_ARGUMENT;
+    REQUIRE(ask(uuid && device));
     for (i = 0; i < view.gpus; i++)
         if (strcmp(GPU(&devices[i])->uuid, uuid) == 0)
             return give_handle(&devices[i], device);
@@ -368,43 +355,32 @@ static int parse_bus(const char *text)
 
 EXPORT nvml_return nvmlDeviceGetHandleByPciBusId_v2(const char *bus_id, struct handle **device)
 {
-    int i, bus;
+    int i;
 
-    if (!references)
-        return UNINITIALIZED;
-    if (!bus_id || !device)
-        return INVALID_ARGUMENT;
-    bus = parse_bus(bus_id);
+    REQUIRE(ask(bus_id && device));
     for (i = 0; i < view.gpus; i++)
-        if ((int)GPU(&devices[i])->bus == bus)
+        if ((int)GPU(&devices[i])->bus == parse_bus(bus_id))
             return give_handle(&devices[i], device);
     return NOT_FOUND;
 }
 
 ALIAS(nvmlDeviceGetHandleByPciBusId, nvmlDeviceGetHandleByPciBusId_v2)
 
-EXPORT nvml_return nvmlDeviceGetIndex(const struct handle *device, unsigned int *index)
-{
-    REQUIRE(check(device));
-    if (!index)
-        return INVALID_ARGUMENT;
-    *index = device->index;
-    return SUCCESS;
-}
-
+ANSWER(nvmlDeviceGetIndex, (device_t device, unsigned int *result), ask_any(device, !!result), device->index)
 NUMBER(nvmlDeviceGetMinorNumber, device->gpu)
+NUMBER(nvmlDeviceGetBrand, GPU(device)->brand)
 
-EXPORT nvml_return nvmlDeviceGetUUID(const struct handle *device, char *uuid, unsigned int length)
+EXPORT nvml_return nvmlDeviceGetUUID(device_t device, char *uuid, unsigned int length)
 {
-    REQUIRE(check(device));
+    REQUIRE(ask_any(device, 1));
     return give(uuid, length, device->mig ? device->mig->uuid : GPU(device)->uuid);
 }
 
-EXPORT nvml_return nvmlDeviceGetName(const struct handle *device, char *name, unsigned int length)
+EXPORT nvml_return nvmlDeviceGetName(device_t device, char *name, unsigned int length)
 {
     char profile[48], text[96];
 
-    REQUIRE(check(device));
+    REQUIRE(ask_any(device, 1));
     if (!device->mig)
         return give(name, length, GPU(device)->name);
     sim_mig_name(device->mig, profile, sizeof profile);
@@ -412,21 +388,14 @@ EXPORT nvml_return nvmlDeviceGetName(const struct handle *device, char *name, un
     return give(name, length, text);
 }
 
-NUMBER(nvmlDeviceGetBrand, GPU(device)->brand)
-
-EXPORT nvml_return nvmlDeviceGetSerial(const struct handle *device, char *serial, unsigned int length)
+EXPORT nvml_return nvmlDeviceGetSerial(device_t device, char *serial, unsigned int length)
 {
-    (void)serial;
-    (void)length;
-    REQUIRE(check_gpu(device));
-    return NOT_SUPPORTED;
+    return ASK_IF(0, device, 1);
 }
 
-EXPORT nvml_return nvmlDeviceGetCudaComputeCapability(const struct handle *device, int *major, int *minor)
+EXPORT nvml_return nvmlDeviceGetCudaComputeCapability(device_t device, int *major, int *minor)
 {
-    REQUIRE(check(device));
-    if (!major || !minor)
-        return INVALID_ARGUMENT;
+    REQUIRE(ask_any(device, major && minor));
     *major = (int)GPU(device)->major;
     *minor = (int)GPU(device)->minor;
     return SUCCESS;
@@ -452,32 +421,19 @@ static void fill_pci(const struct sim_gpu *gpu, struct pci_info *info)
 }
 
 /* Copies only the first `size` bytes: callers of the old names have a shorter struct. */
-static nvml_return give_pci(const struct handle *device, void *result, size_t size)
-{
-    struct pci_info info;
-
-    REQUIRE(check_gpu(device));
-    if (!result)
-        return INVALID_ARGUMENT;
-    fill_pci(GPU(device), &info);
-    memcpy(result, &info, size);
-    return SUCCESS;
-}
-
-EXPORT nvml_return nvmlDeviceGetPciInfo_v3(const struct handle *device, struct pci_info *info)
-{
-    return give_pci(device, info, sizeof *info);
-}
-
-EXPORT nvml_return nvmlDeviceGetPciInfo_v2(const struct handle *device, struct pci_info *info)
-{
-    return give_pci(device, info, OLD_PCI_INFO);
-}
-
-EXPORT nvml_return nvmlDeviceGetPciInfo(const struct handle *device, struct pci_info *info)
-{
-    return give_pci(device, info, 32);
-}
+#define PCI_INFO(name, size)                                 \
+    EXPORT nvml_return name(device_t device, void *result)   \
+    {                                                        \
+        struct pci_info info;                                \
+                                                             \
+        REQUIRE(ask_gpu(device, !!result));                  \
+        fill_pci(GPU(device), &info);                        \
+        memcpy(result, &info, size);                         \
+        return SUCCESS;                                      \
+    }
+PCI_INFO(nvmlDeviceGetPciInfo_v3, sizeof info)
+PCI_INFO(nvmlDeviceGetPciInfo_v2, OLD_PCI_INFO)
+PCI_INFO(nvmlDeviceGetPciInfo, 32)
 
 struct memory {
     unsigned long long total, free, used;
@@ -488,38 +444,25 @@ struct memory_v2 {
     unsigned long long total, reserved, free, used;
 };
 
-static unsigned long long total_memory(const struct handle *device)
+static struct memory memory_of(device_t device)
 {
-    return device->mig ? PROFILE(device)->memory_mib << 20 : GPU(device)->memory;
+    unsigned long long total = device->mig ? PROFILE(device)->memory_mib << 20 : GPU(device)->memory;
+    unsigned long long used = (total >> 20) * load_of(device->gpu) / 100 << 20;
+
+    return (struct memory){total, total - used, used};
 }
 
-static unsigned long long used_memory(const struct handle *device)
-{
-    return (total_memory(device) >> 20) * load_of(device->gpu) / 100 << 20;
-}
+ANSWER(nvmlDeviceGetMemoryInfo, (device_t device, struct memory *result), ask_any(device, !!result), memory_of(device))
 
-EXPORT nvml_return nvmlDeviceGetMemoryInfo(const struct handle *device, struct memory *memory)
+EXPORT nvml_return nvmlDeviceGetMemoryInfo_v2(device_t device, struct memory_v2 *memory)
 {
-    REQUIRE(check(device));
-    if (!memory)
-        return INVALID_ARGUMENT;
-    memory->total = total_memory(device);
-    memory->used = used_memory(device);
-    memory->free = memory->total - memory->used;
-    return SUCCESS;
-}
+    struct memory plain;
 
-EXPORT nvml_return nvmlDeviceGetMemoryInfo_v2(const struct handle *device, struct memory_v2 *memory)
-{
-    REQUIRE(check(device));
-    if (!memory)
-        return INVALID_ARGUMENT;
+    REQUIRE(ask_any(device, !!memory));
     if (memory->version != (sizeof *memory | 2u << 24))
         return VERSION_MISMATCH;
-    memory->total = total_memory(device);
-    memory->reserved = 0;
-    memory->used = used_memory(device);
-    memory->free = memory->total - memory->used;
+    plain = memory_of(device);
+    *memory = (struct memory_v2){memory->version, plain.total, 0, plain.free, plain.used};
     return SUCCESS;
 }
 
@@ -527,34 +470,11 @@ struct utilization {
     unsigned int gpu, memory;
 };
 
-EXPORT nvml_return nvmlDeviceGetUtilizationRates(const struct handle *device, struct utilization *rates)
-{
-    REQUIRE(check_gpu(device));
-    if (!rates)
-        return INVALID_ARGUMENT;
-    if (MIG_MODE(device))
-        return NOT_SUPPORTED;
-    rates->gpu = rates->memory = load_of(device->gpu);
-    return SUCCESS;
-}
-
-static nvml_return give_number(const struct handle *device, unsigned int *result, unsigned int value)
-{
-    REQUIRE(check_gpu(device));
-    if (!result)
-        return INVALID_ARGUMENT;
-    *result = value;
-    return SUCCESS;
-}
-
+ANSWER(nvmlDeviceGetUtilizationRates, (device_t device, struct utilization *result),
+       ASK_IF(!MIG_MODE(device), device, !!result), ((struct utilization){load_of(device->gpu), load_of(device->gpu)}))
 NUMBER(nvmlDeviceGetPersistenceMode, !no_persistence)
-
-EXPORT nvml_return nvmlDeviceGetTemperature(const struct handle *device, unsigned int sensor, unsigned int *celsius)
-{
-    REQUIRE(check_gpu(device));
-    return sensor ? INVALID_ARGUMENT : give_number(device, celsius, 30 + load_of(device->gpu) / 2);
-}
-
+ANSWER(nvmlDeviceGetTemperature, (device_t device, unsigned int sensor, unsigned int *result),
+       ask_gpu(device, !sensor && result), 30 + load_of(device->gpu) / 2)
 NUMBER(nvmlDeviceGetPowerUsage, watts(device) * 1000) /* a tenth of the limit: idle */
 NUMBER(nvmlDeviceGetPowerManagementLimit, GPU(device)->power_watts * 1000)
 NUMBER(nvmlDeviceGetPowerManagementDefaultLimit, GPU(device)->power_watts * 1000)
@@ -562,7 +482,7 @@ NUMBER(nvmlDeviceGetEnforcedPowerLimit, GPU(device)->power_watts * 1000)
 NUMBER(nvmlDeviceGetPerformanceState, 0)
 
 /* A GPU's compute mode is the one digit of SIM_DIRECTORY/compute-mode.<gpu>, 0 without that file. */
-static int open_compute_mode(const struct handle *device, int flags)
+static int open_compute_mode(device_t device, int flags)
 {
     char path[sizeof SIM_DIRECTORY + 32];
 
@@ -570,29 +490,27 @@ static int open_compute_mode(const struct handle *device, int flags)
     return open(path, flags | O_CLOEXEC, 0644);
 }
 
-EXPORT nvml_return nvmlDeviceGetComputeMode(const struct handle *device, unsigned int *mode)
+static unsigned int read_compute_mode(device_t device)
 {
+    int fd = open_compute_mode(device, O_RDONLY);
     char digit = '0';
-    int fd;
 
-    REQUIRE(check_gpu(device));
-    fd = open_compute_mode(device, O_RDONLY);
     if (fd >= 0) {
         if (read(fd, &digit, 1) != 1)
             digit = '0';
         close(fd);
     }
-    return give_number(device, mode, (unsigned int)(digit - '0'));
+    return (unsigned int)(digit - '0');
 }
 
-EXPORT nvml_return nvmlDeviceSetComputeMode(const struct handle *device, unsigned int mode)
+NUMBER(nvmlDeviceGetComputeMode, read_compute_mode(device))
+
+EXPORT nvml_return nvmlDeviceSetComputeMode(device_t device, unsigned int mode)
 {
     char digit = (char)('0' + mode);
     int fd, written;
 
-    REQUIRE(check_gpu(device));
-    if (mode > 3)
-        return INVALID_ARGUMENT;
+    REQUIRE(ask_gpu(device, mode <= 3));
     fd = open_compute_mode(device, O_WRONLY | O_CREAT | O_TRUNC);
     if (fd < 0)
         return NO_PERMISSION;
@@ -601,38 +519,23 @@ EXPORT nvml_return nvmlDeviceSetComputeMode(const struct handle *device, unsigne
     return written ? SUCCESS : UNKNOWN;
 }
 
-static nvml_return no_processes(const struct handle *device, unsigned int *count)
+EXPORT nvml_return nvmlDeviceGetComputeRunningProcesses_v3(device_t device, unsigned int *count, struct process *list)
 {
-    REQUIRE(check(device));
-    if (!count)
-        return INVALID_ARGUMENT;
-    *count = 0;
-    return SUCCESS;
-}
+    unsigned int room = list && count ? *count : 0;
 
-EXPORT nvml_return nvmlDeviceGetComputeRunningProcesses_v3(const struct handle *device, unsigned int *count, void *list)
-{
-    REQUIRE(check(device));
-    return count ? give_processes(device, count, list) : INVALID_ARGUMENT;
+    REQUIRE(ask_any(device, !!count));
+    *count = list_processes(device->gpu, room, list, NULL);
+    return *count > room ? INSUFFICIENT_SIZE : SUCCESS;
 }
 
 ALIAS(nvmlDeviceGetComputeRunningProcesses_v2, nvmlDeviceGetComputeRunningProcesses_v3)
-
-EXPORT nvml_return nvmlDeviceGetGraphicsRunningProcesses_v3(const struct handle *device, unsigned int *count, void *list)
-{
-    (void)list;
-    return no_processes(device, count);
-}
-
+ANSWER(nvmlDeviceGetGraphicsRunningProcesses_v3, (device_t device, unsigned int *result, void *list),
+       ask_any(device, !!result), 0)
 ALIAS(nvmlDeviceGetGraphicsRunningProcesses_v2, nvmlDeviceGetGraphicsRunningProcesses_v3)
 
-EXPORT nvml_return nvmlDeviceGetMigMode(const struct handle *device, unsigned int *current, unsigned int *pending)
+EXPORT nvml_return nvmlDeviceGetMigMode(device_t device, unsigned int *current, unsigned int *pending)
 {
-    REQUIRE(check_gpu(device));
-    if (!current || !pending)
-        return INVALID_ARGUMENT;
-    if (!SIM_PROFILES)
-        return NOT_SUPPORTED;
+    REQUIRE(ASK_IF(SIM_PROFILES, device, current && pending));
     refresh();
     *current = *pending = (unsigned int)MIG_MODE(device);
     if (mig_pending[device->gpu])
@@ -641,25 +544,14 @@ EXPORT nvml_return nvmlDeviceGetMigMode(const struct handle *device, unsigned in
 }
 
 NUMBER(nvmlDeviceGetMaxMigDeviceCount, SIM_PROFILES ? sim_profiles[0].most : 0)
+ANSWER(nvmlDeviceIsMigDeviceHandle, (device_t device, unsigned int *result), ask_any(device, !!result),
+       device->mig != NULL)
 
-EXPORT nvml_return nvmlDeviceIsMigDeviceHandle(const struct handle *device, unsigned int *is_mig)
-{
-    REQUIRE(check(device));
-    if (!is_mig)
-        return INVALID_ARGUMENT;
-    *is_mig = device->mig != NULL;
-    return SUCCESS;
-}
-
-EXPORT nvml_return nvmlDeviceGetMigDeviceHandleByIndex(const struct handle *device, unsigned int index, struct handle **mig)
+EXPORT nvml_return nvmlDeviceGetMigDeviceHandleByIndex(device_t device, unsigned int index, struct handle **mig)
 {
     int i;
 
-    REQUIRE(check_gpu(device));
-    if (!mig)
-        return INVALID_ARGUMENT;
-    if (!SIM_PROFILES)
-        return NOT_SUPPORTED;
+    REQUIRE(ASK_IF(SIM_PROFILES, device, !!mig));
     refresh();
     for (i = 0; i < sim_count; i++) {
         struct handle *found = slot(&sim_instances[i]);
@@ -672,42 +564,13 @@ EXPORT nvml_return nvmlDeviceGetMigDeviceHandleByIndex(const struct handle *devi
     return NOT_FOUND;
 }
 
-EXPORT nvml_return nvmlDeviceGetDeviceHandleFromMigDeviceHandle(const struct handle *mig, struct handle **device)
+static struct handle *parent(device_t instance)
 {
-    int i;
+    struct handle *device = devices;
 
-    REQUIRE(check(mig));
-    if (!device || !mig->mig)
-        return INVALID_ARGUMENT;
-    for (i = 0; i < view.gpus; i++)
-        if (devices[i].gpu == mig->gpu)
-            *device = &devices[i];
-    return SUCCESS;
-}
-
-static nvml_return check_mig(const struct handle *device)
-{
-    nvml_return result = check(device);
-
-    return result == SUCCESS && !device->mig ? INVALID_ARGUMENT : result;
-}
-
-EXPORT nvml_return nvmlDeviceGetGpuInstanceId(const struct handle *device, unsigned int *id)
-{
-    REQUIRE(check_mig(device));
-    if (!id)
-        return INVALID_ARGUMENT;
-    *id = (unsigned int)device->mig->gi;
-    return SUCCESS;
-}
-
-EXPORT nvml_return nvmlDeviceGetComputeInstanceId(const struct handle *device, unsigned int *id)
-{
-    REQUIRE(check_mig(device));
-    if (!id)
-        return INVALID_ARGUMENT;
-    *id = (unsigned int)device->mig->ci;
-    return SUCCESS;
+    while (device->gpu != instance->gpu)
+        device++;
+    return device;
 }
 
 static unsigned int multiprocessors(const struct sim_profile *profile, int slices)
@@ -715,19 +578,23 @@ static unsigned int multiprocessors(const struct sim_profile *profile, int slice
     return profile->multiprocessors * (unsigned int)slices / profile->slices;
 }
 
+ANSWER(nvmlDeviceGetDeviceHandleFromMigDeviceHandle, (device_t device, struct handle **result),
+       ask_mig(device, !!result), parent(device))
+ANSWER(nvmlDeviceGetGpuInstanceId, (device_t device, unsigned int *result), ask_mig(device, !!result), device->mig->gi)
+ANSWER(nvmlDeviceGetComputeInstanceId, (device_t device, unsigned int *result), ask_mig(device, !!result),
+       device->mig->ci)
+
 /* nvmlDeviceAttributes_t */
 struct attributes {
-    unsigned int multiprocessors, copy_engines, decoders, encoders, jpegs, ofas, gi_slices, ci_slices;
+    unsigned int multiprocessors, engines[5], gi_slices, ci_slices;
     unsigned long long memory_mib;
 };
 
-EXPORT nvml_return nvmlDeviceGetAttributes_v2(const struct handle *device, struct attributes *attributes)
+EXPORT nvml_return nvmlDeviceGetAttributes_v2(device_t device, struct attributes *attributes)
 {
-    REQUIRE(check_mig(device));
-    if (!attributes)
-        return INVALID_ARGUMENT;
+    REQUIRE(ask_mig(device, !!attributes));
     attributes->multiprocessors = multiprocessors(PROFILE(device), device->mig->ci_slices);
-    memcpy(&attributes->copy_engines, PROFILE(device)->engines, sizeof PROFILE(device)->engines);
+    memcpy(attributes->engines, PROFILE(device)->engines, sizeof attributes->engines);
     attributes->gi_slices = PROFILE(device)->slices;
     attributes->ci_slices = (unsigned int)device->mig->ci_slices;
     attributes->memory_mib = PROFILE(device)->memory_mib;
@@ -758,30 +625,26 @@ static int is_event_set(const struct event_set *set)
     return at < sizeof event_sets && at % sizeof *set == 0 && set->used;
 }
 
-static unsigned int instance(char *text, char **end)
+static unsigned int instance(const char **text)
 {
-    unsigned long value = strtoul(text, end, 10);
+    const char *start = *text;
+    int value = sim_number(text);
 
-    return *end == text ? 0xFFFFFFFFU : (unsigned int)value;
+    return *text == start ? 0xFFFFFFFFU : (unsigned int)value;
 }
 
-/* Find the line "xid" of this number, counted from 0, and return whether there is one. */
-static int find_xid(int wanted, int *gpu, struct event_data *event)
+/* Find the line "xid" of this number, counted from 0, and return whether there is one that is complete. */
+static int find_xid(int wanted, unsigned int *gpu, struct event_data *event)
 {
-    char text[4096], *line;
+    const char *rest;
 
-    if (!read_text(SIM_DIRECTORY "/faults", text, sizeof text))
-        return 0;
-    for (line = text; line && *line; line = strchr(line, '\n') ? strchr(line, '\n') + 1 : NULL) {
-        char *rest = line + 4;
-
-        if (strncmp(line, "xid ", 4) != 0 || wanted-- > 0 || !strchr(line, '\n'))
+    EACH_LINE("/faults", "xid ", rest) {
+        if (wanted-- > 0 || !text)
             continue;
-        *strchr(line, '\n') = 0;
-        *gpu = (int)instance(rest, &rest);
-        event->data = instance(rest, &rest);
-        event->gpu_instance = instance(rest, &rest);
-        event->compute_instance = instance(rest, &rest);
+        *gpu = instance(&rest);
+        event->data = instance(&rest);
+        event->gpu_instance = instance(&rest);
+        event->compute_instance = instance(&rest);
         return 1;
     }
     return 0;
@@ -791,10 +654,9 @@ EXPORT nvml_return nvmlEventSetCreate(struct event_set **result)
 {
     struct event_set *set = event_sets;
     struct event_data event;
-    int gpu;
+    unsigned int gpu;
 
-    if (!references)
-        return UNINITIALIZED;
+    REQUIRE(ask(1));
     while (set->used)
         if (++set == event_sets + sizeof event_sets / sizeof *set)
             return INSUFFICIENT_RESOURCES;
@@ -813,36 +675,27 @@ EXPORT nvml_return nvmlEventSetFree(struct event_set *set)
     return SUCCESS;
 }
 
-EXPORT nvml_return nvmlDeviceGetSupportedEventTypes(struct handle *device, unsigned long long *types)
-{
-    REQUIRE(check_gpu(device));
-    *types = XID_CRITICAL;
-    return SUCCESS;
-}
+ANSWER(nvmlDeviceGetSupportedEventTypes, (device_t device, unsigned long long *result), ask_gpu(device, 1),
+       XID_CRITICAL)
 
-EXPORT nvml_return nvmlDeviceRegisterEvents(struct handle *device, unsigned long long types, struct event_set *set)
+EXPORT nvml_return nvmlDeviceRegisterEvents(device_t device, unsigned long long types, struct event_set *set)
 {
-    REQUIRE(check_gpu(device));
-    if (!is_event_set(set) || types != XID_CRITICAL)
-        return INVALID_ARGUMENT;
+    REQUIRE(ask_gpu(device, is_event_set(set) && types == XID_CRITICAL));
     set->watched[device->gpu] = 1;
     return SUCCESS;
 }
 
 EXPORT nvml_return nvmlEventSetWait_v2(struct event_set *set, struct event_data *event, unsigned int milliseconds)
 {
-    unsigned int waited;
-    int gpu, i;
+    unsigned int waited, gpu;
 
     if (!is_event_set(set))
         return INVALID_ARGUMENT;
     for (waited = 0;; waited += 50) {
         while (find_xid(set->seen, &gpu, event)) {
             set->seen++;
-            for (i = 0; i < view.gpus; i++) {
-                if ((unsigned int)gpu != devices[i].index || !set->watched[devices[i].gpu])
-                    continue;
-                event->device = &devices[i];
+            if (gpu < (unsigned int)view.gpus && set->watched[devices[gpu].gpu]) {
+                event->device = &devices[gpu];
                 event->type = XID_CRITICAL;
                 return SUCCESS;
             }
@@ -855,7 +708,6 @@ EXPORT nvml_return nvmlEventSetWait_v2(struct event_set *set, struct event_data 
 
 ALIAS(nvmlEventSetWait, nvmlEventSetWait_v2)
 
-#include "nvml_metrics.c"
 #include "nvml_mig.c"
 #include "nvml_topology.c"
 

@@ -18,25 +18,23 @@ static const unsigned int ci_sizes[] = {1, 2, 3, 4, 7}; /* compute slices, by en
 
 enum { CI_SIZES = sizeof ci_sizes / sizeof *ci_sizes };
 
-static nvml_return check_gi(const struct handle *gi)
+static nvml_return ask_gi(device_t gi, int valid)
 {
-    if (!references)
-        return UNINITIALIZED;
+    REQUIRE(ask(1));
     refresh();
-    return !is_instance(gi, 1) ? INVALID_ARGUMENT : lost[gi->gpu] ? GPU_IS_LOST : SUCCESS;
+    return !is_instance(gi, 1) ? INVALID_ARGUMENT : lost[gi->gpu] ? GPU_IS_LOST : valid ? SUCCESS : INVALID_ARGUMENT;
 }
 
-static nvml_return check_ci(const struct handle *ci)
+static nvml_return ask_ci(device_t ci, int valid)
 {
     refresh();
-    REQUIRE(check(ci));
-    return ci->mig ? SUCCESS : INVALID_ARGUMENT;
+    return ask_mig(ci, valid);
 }
 
 /* Find the profile with this id (of_id) or enumerator on a GPU in whatever mode. */
-static nvml_return find_profile(const struct handle *device, unsigned int wanted, int of_id, int *found)
+static nvml_return find_profile(device_t device, unsigned int wanted, int of_id, int *found)
 {
-    REQUIRE(check_gpu(device));
+    REQUIRE(ask_gpu(device, 1));
     for (*found = 0; *found < SIM_PROFILES; ++*found)
         if ((of_id ? sim_profiles[*found].id : sim_profiles[*found].enumerator) == wanted)
             return SUCCESS;
@@ -44,7 +42,7 @@ static nvml_return find_profile(const struct handle *device, unsigned int wanted
 }
 
 /* As find_profile by id, of a GPU in MIG mode. */
-static nvml_return find_usable(const struct handle *device, unsigned int id, const void *result, int *found)
+static nvml_return find_usable(device_t device, unsigned int id, const void *result, int *found)
 {
     REQUIRE(find_profile(device, id, 1, found));
     refresh();
@@ -52,11 +50,9 @@ static nvml_return find_usable(const struct handle *device, unsigned int id, con
 }
 
 /* Find a size of compute instances that the GPU instance can have: a 4g is not cut into three. */
-static nvml_return find_size(const struct handle *gi, unsigned int number, const void *result, unsigned int *size)
+static nvml_return find_size(device_t gi, unsigned int number, const void *result, unsigned int *size)
 {
-    REQUIRE(check_gi(gi));
-    if (!result || number >= CI_PROFILES)
-        return INVALID_ARGUMENT;
+    REQUIRE(ask_gi(gi, result && number < CI_PROFILES));
     if (number >= CI_SIZES || ci_sizes[number] > PROFILE(gi)->slices || (number == 2 && PROFILE(gi)->slices == 4))
         return NOT_SUPPORTED;
     *size = ci_sizes[number];
@@ -120,37 +116,35 @@ struct gi_profile_v3 {
     unsigned int capabilities;
 };
 
-static void fill_gi_profile(int number, struct gi_profile *info)
+static struct gi_profile describe_gi(int number)
 {
     const struct sim_profile *profile = &sim_profiles[number];
-    unsigned int numbers[] = {profile->id, 0, profile->slices, profile->most, profile->multiprocessors};
+    struct gi_profile info = {
+        {profile->id, 0, profile->slices, profile->most, profile->multiprocessors}, profile->memory_mib};
 
-    memcpy(info->numbers, numbers, sizeof numbers);
-    memcpy(info->numbers + 5, profile->engines, sizeof profile->engines);
-    info->memory_mib = profile->memory_mib;
+    memcpy(info.numbers + 5, profile->engines, sizeof profile->engines);
+    return info;
 }
 
-EXPORT nvml_return nvmlDeviceGetGpuInstanceProfileInfo(const struct handle *device, unsigned int profile,
-                                                       struct gi_profile *info)
+EXPORT nvml_return nvmlDeviceGetGpuInstanceProfileInfo(device_t device, unsigned int profile, struct gi_profile *info)
 {
     int number;
 
     REQUIRE(find_profile(device, profile, 0, &number));
     if (!info)
         return INVALID_ARGUMENT;
-    fill_gi_profile(number, info);
+    *info = describe_gi(number);
     return SUCCESS;
 }
 
 static nvml_return give_gi_profile(int number, void *result)
 {
-    struct gi_profile plain;
+    struct gi_profile plain = describe_gi(number);
     struct gi_profile_v2 *two = result;
     struct gi_profile_v3 *three = result;
 
     if (!result)
         return INVALID_ARGUMENT;
-    fill_gi_profile(number, &plain);
     if (two->version == (sizeof *two | 2u << 24)) {
         memcpy(two->numbers, plain.numbers, sizeof plain.numbers);
         two->memory_mib = plain.memory_mib;
@@ -168,32 +162,38 @@ static nvml_return give_gi_profile(int number, void *result)
 }
 
 /* A function that describes a profile, named by its enumerator or (of_id) by its id. */
-#define GI_PROFILE(name, of_id)                                                                 \
-    EXPORT nvml_return name(const struct handle *device, unsigned int profile, void *info)      \
-    {                                                                                           \
-        int number;                                                                             \
-                                                                                                \
-        REQUIRE(find_profile(device, profile, of_id, &number));                                 \
-        return give_gi_profile(number, info);                                                   \
+#define GI_PROFILE(name, of_id)                                                 \
+    EXPORT nvml_return name(device_t device, unsigned int profile, void *info)  \
+    {                                                                           \
+        int number;                                                             \
+                                                                                \
+        REQUIRE(find_profile(device, profile, of_id, &number));                 \
+        return give_gi_profile(number, info);                                   \
     }
-
 GI_PROFILE(nvmlDeviceGetGpuInstanceProfileInfoV, 0)
 GI_PROFILE(nvmlDeviceGetGpuInstanceProfileInfoByIdV, 1)
 
-EXPORT nvml_return nvmlDeviceGetGpuInstancePossiblePlacements_v2(const struct handle *device, unsigned int id,
-                                                                 struct placement *list, unsigned int *count)
+/* Fill a list with the places of this size that start at one of these slices, a bit each. */
+static nvml_return give_places(unsigned int starts, unsigned int size, struct placement *list, unsigned int *count)
 {
     unsigned int start, found = 0;
-    int number;
 
-    REQUIRE(find_usable(device, id, count, &number));
-    for (start = 0; start < SIM_MEMORY_SLICES; start++)
-        if (sim_profiles[number].starts >> start & 1 && found++ < *count && list)
-            list[found - 1] = (struct placement){start, sim_profiles[number].size};
+    for (start = 0; start < 32; start++)
+        if (starts >> start & 1 && found++ < *count && list)
+            list[found - 1] = (struct placement){start, size};
     if (list && found > *count)
         return INSUFFICIENT_SIZE;
     *count = found;
     return SUCCESS;
+}
+
+EXPORT nvml_return nvmlDeviceGetGpuInstancePossiblePlacements_v2(device_t device, unsigned int id,
+                                                                 struct placement *list, unsigned int *count)
+{
+    int number;
+
+    REQUIRE(find_usable(device, id, count, &number));
+    return give_places(sim_profiles[number].starts, sim_profiles[number].size, list, count);
 }
 
 ALIAS(nvmlDeviceGetGpuInstancePossiblePlacements, nvmlDeviceGetGpuInstancePossiblePlacements_v2)
@@ -208,7 +208,7 @@ static int free_start(unsigned int starts, unsigned int size, unsigned int taken
     return start;
 }
 
-EXPORT nvml_return nvmlDeviceGetGpuInstanceRemainingCapacity(const struct handle *device, unsigned int id,
+EXPORT nvml_return nvmlDeviceGetGpuInstanceRemainingCapacity(device_t device, unsigned int id,
                                                              unsigned int *result)
 {
     unsigned int taken, count;
@@ -253,7 +253,7 @@ static int write_text(const char *path, mode_t mode, const char *text, size_t si
 
 static nvml_return store(void)
 {
-    static char text[SIM_MOST * 80 + 4096];
+    static char text[sizeof sim_last];
     const char *draft = SIM_DIRECTORY SIM_STATE ".new";
     size_t at = 0;
     int i;
@@ -326,7 +326,7 @@ static nvml_return add(struct sim_instance *mig, struct handle **result)
     return SUCCESS;
 }
 
-static nvml_return take_away(const struct handle *handle)
+static nvml_return take_away(device_t handle)
 {
     struct sim_instance gone = *handle->mig;
 
@@ -349,7 +349,7 @@ static nvml_return take_away(const struct handle *handle)
         return done;                                          \
     } while (0)
 
-static nvml_return set_mode(const struct handle *device, unsigned int mode)
+static nvml_return set_mode(device_t device, unsigned int mode)
 {
     int i;
 
@@ -361,13 +361,9 @@ static nvml_return set_mode(const struct handle *device, unsigned int mode)
 }
 
 /* The real one resets the GPU where that is needed. */
-EXPORT nvml_return nvmlDeviceSetMigMode(const struct handle *device, unsigned int mode, unsigned int *activation)
+EXPORT nvml_return nvmlDeviceSetMigMode(device_t device, unsigned int mode, unsigned int *activation)
 {
-    REQUIRE(check_gpu(device));
-    if (!activation || mode > 1)
-        return INVALID_ARGUMENT;
-    if (!SIM_PROFILES || device->gpu >= SIM_MIG_GPUS)
-        return NOT_SUPPORTED;
+    REQUIRE(ASK_IF(SIM_PROFILES && device->gpu < SIM_MIG_GPUS, device, activation && mode <= 1));
     *activation = SUCCESS;
     LOCKED(set_mode(device, mode));
 }
@@ -391,7 +387,7 @@ static nvml_return make_gi(int gpu, int number, const struct placement *place, s
     return add(&mig, result);
 }
 
-EXPORT nvml_return nvmlDeviceCreateGpuInstanceWithPlacement(const struct handle *device, unsigned int id,
+EXPORT nvml_return nvmlDeviceCreateGpuInstanceWithPlacement(device_t device, unsigned int id,
                                                             const struct placement *place, struct handle **gi)
 {
     int number;
@@ -400,22 +396,22 @@ EXPORT nvml_return nvmlDeviceCreateGpuInstanceWithPlacement(const struct handle 
     LOCKED(make_gi(device->gpu, number, place, gi));
 }
 
-EXPORT nvml_return nvmlDeviceCreateGpuInstance(const struct handle *device, unsigned int id, struct handle **gi)
+EXPORT nvml_return nvmlDeviceCreateGpuInstance(device_t device, unsigned int id, struct handle **gi)
 {
     return nvmlDeviceCreateGpuInstanceWithPlacement(device, id, NULL, gi);
 }
 
-static nvml_return remove_gi(const struct handle *gi)
+static nvml_return remove_gi(device_t gi)
 {
     unsigned int count;
 
-    REQUIRE(check_gi(gi));
+    REQUIRE(ask_gi(gi, 1));
     return used(gi->gpu, gi->mig->gi, 0, &count, NULL) ? IN_USE : take_away(gi);
 }
 
-EXPORT nvml_return nvmlGpuInstanceDestroy(const struct handle *gi)
+EXPORT nvml_return nvmlGpuInstanceDestroy(device_t gi)
 {
-    REQUIRE(check_gi(gi));
+    REQUIRE(ask_gi(gi, 1));
     LOCKED(remove_gi(gi));
 }
 
@@ -435,7 +431,7 @@ static nvml_return list_instances(int gpu, int gi, int kind, unsigned int *count
     return SUCCESS;
 }
 
-EXPORT nvml_return nvmlDeviceGetGpuInstances(const struct handle *device, unsigned int id, struct handle **list,
+EXPORT nvml_return nvmlDeviceGetGpuInstances(device_t device, unsigned int id, struct handle **list,
                                              unsigned int *count)
 {
     int number;
@@ -444,13 +440,9 @@ EXPORT nvml_return nvmlDeviceGetGpuInstances(const struct handle *device, unsign
     return count ? list_instances(device->gpu, -1, number, count, list) : INVALID_ARGUMENT;
 }
 
-EXPORT nvml_return nvmlDeviceGetGpuInstanceById(const struct handle *device, unsigned int id, struct handle **gi)
+EXPORT nvml_return nvmlDeviceGetGpuInstanceById(device_t device, unsigned int id, struct handle **gi)
 {
-    REQUIRE(check_gpu(device));
-    if (!gi)
-        return INVALID_ARGUMENT;
-    if (!SIM_PROFILES)
-        return NOT_SUPPORTED;
+    REQUIRE(ASK_IF(SIM_PROFILES, device, !!gi));
     refresh();
     if (id >= SIM_GIS || !instances[device->gpu][id][0].mig)
         return NOT_FOUND;
@@ -464,24 +456,8 @@ struct gi_info {
     struct placement place;
 };
 
-static struct handle *parent(const struct handle *instance)
-{
-    struct handle *device = devices;
-
-    while (device->gpu != instance->gpu)
-        device++;
-    return device;
-}
-
-EXPORT nvml_return nvmlGpuInstanceGetInfo(const struct handle *gi, struct gi_info *info)
-{
-    REQUIRE(check_gi(gi));
-    if (!info)
-        return INVALID_ARGUMENT;
-    *info = (struct gi_info){
-        parent(gi), (unsigned int)gi->mig->gi, PROFILE(gi)->id, {(unsigned int)gi->mig->start, PROFILE(gi)->size}};
-    return SUCCESS;
-}
+ANSWER(nvmlGpuInstanceGetInfo, (device_t gi, struct gi_info *result), ask_gi(gi, !!result),
+       ((struct gi_info){parent(gi), gi->mig->gi, PROFILE(gi)->id, {gi->mig->start, PROFILE(gi)->size}}))
 
 struct ci_profile {
     unsigned int numbers[9];
@@ -493,7 +469,7 @@ struct ci_profile_v2 {
     unsigned int capabilities; /* of version 3 */
 };
 
-EXPORT nvml_return nvmlGpuInstanceGetComputeInstanceProfileInfo(const struct handle *gi, unsigned int profile,
+EXPORT nvml_return nvmlGpuInstanceGetComputeInstanceProfileInfo(device_t gi, unsigned int profile,
                                                                 unsigned int engines, struct ci_profile *info)
 {
     unsigned int size;
@@ -506,7 +482,7 @@ EXPORT nvml_return nvmlGpuInstanceGetComputeInstanceProfileInfo(const struct han
     return SUCCESS;
 }
 
-EXPORT nvml_return nvmlGpuInstanceGetComputeInstanceProfileInfoV(const struct handle *gi, unsigned int profile,
+EXPORT nvml_return nvmlGpuInstanceGetComputeInstanceProfileInfoV(device_t gi, unsigned int profile,
                                                                  unsigned int engines, struct ci_profile_v2 *info)
 {
     unsigned int version = info ? info->version >> 24 : 0, size;
@@ -528,7 +504,7 @@ EXPORT nvml_return nvmlGpuInstanceGetComputeInstanceProfileInfoV(const struct ha
     return SUCCESS;
 }
 
-EXPORT nvml_return nvmlGpuInstanceGetComputeInstanceRemainingCapacity(const struct handle *gi, unsigned int id,
+EXPORT nvml_return nvmlGpuInstanceGetComputeInstanceRemainingCapacity(device_t gi, unsigned int id,
                                                                       unsigned int *result)
 {
     unsigned int size, start, taken, count;
@@ -544,19 +520,13 @@ EXPORT nvml_return nvmlGpuInstanceGetComputeInstanceRemainingCapacity(const stru
     return SUCCESS;
 }
 
-EXPORT nvml_return nvmlGpuInstanceGetComputeInstancePossiblePlacements(const struct handle *gi, unsigned int id,
+EXPORT nvml_return nvmlGpuInstanceGetComputeInstancePossiblePlacements(device_t gi, unsigned int id,
                                                                        struct placement *list, unsigned int *count)
 {
-    unsigned int size, start, found = 0;
+    unsigned int size;
 
     REQUIRE(find_size(gi, id, count, &size));
-    for (start = 0; start + size <= PROFILE(gi)->slices; start++)
-        if (found++ < *count && list)
-            list[found - 1] = (struct placement){start, size};
-    if (list && found > *count)
-        return INSUFFICIENT_SIZE;
-    *count = found;
-    return SUCCESS;
+    return give_places(bits(0, PROFILE(gi)->slices - size + 1), size, list, count);
 }
 
 /* Write a UUID that says which instance it is of: the same one gets the same again. */
@@ -578,7 +548,7 @@ static void write_uuid(struct sim_instance *mig)
              (unsigned int)(halves[1] >> 52), halves[1] & 0xFFFFFFFFFFFFull);
 }
 
-static nvml_return make_ci(const struct handle *gi, unsigned int size, const struct placement *place,
+static nvml_return make_ci(device_t gi, unsigned int size, const struct placement *place,
                            struct handle **result)
 {
     struct sim_instance mig = *gi->mig;
@@ -600,7 +570,7 @@ static nvml_return make_ci(const struct handle *gi, unsigned int size, const str
     return add(&mig, result);
 }
 
-EXPORT nvml_return nvmlGpuInstanceCreateComputeInstanceWithPlacement(const struct handle *gi, unsigned int id,
+EXPORT nvml_return nvmlGpuInstanceCreateComputeInstanceWithPlacement(device_t gi, unsigned int id,
                                                                      const struct placement *place, struct handle **ci)
 {
     unsigned int size;
@@ -609,18 +579,18 @@ EXPORT nvml_return nvmlGpuInstanceCreateComputeInstanceWithPlacement(const struc
     LOCKED(is_instance(gi, 1) ? make_ci(gi, size, place, ci) : INVALID_ARGUMENT);
 }
 
-EXPORT nvml_return nvmlGpuInstanceCreateComputeInstance(const struct handle *gi, unsigned int id, struct handle **ci)
+EXPORT nvml_return nvmlGpuInstanceCreateComputeInstance(device_t gi, unsigned int id, struct handle **ci)
 {
     return nvmlGpuInstanceCreateComputeInstanceWithPlacement(gi, id, NULL, ci);
 }
 
-EXPORT nvml_return nvmlComputeInstanceDestroy(const struct handle *ci)
+EXPORT nvml_return nvmlComputeInstanceDestroy(device_t ci)
 {
-    REQUIRE(check_ci(ci));
+    REQUIRE(ask_ci(ci, 1));
     LOCKED(is_instance(ci, 0) ? take_away(ci) : INVALID_ARGUMENT);
 }
 
-EXPORT nvml_return nvmlGpuInstanceGetComputeInstances(const struct handle *gi, unsigned int id, struct handle **list,
+EXPORT nvml_return nvmlGpuInstanceGetComputeInstances(device_t gi, unsigned int id, struct handle **list,
                                                       unsigned int *count)
 {
     unsigned int size;
@@ -629,11 +599,9 @@ EXPORT nvml_return nvmlGpuInstanceGetComputeInstances(const struct handle *gi, u
     return count ? list_instances(gi->gpu, gi->mig->gi, (int)size, count, list) : INVALID_ARGUMENT;
 }
 
-EXPORT nvml_return nvmlGpuInstanceGetComputeInstanceById(const struct handle *gi, unsigned int id, struct handle **ci)
+EXPORT nvml_return nvmlGpuInstanceGetComputeInstanceById(device_t gi, unsigned int id, struct handle **ci)
 {
-    REQUIRE(check_gi(gi));
-    if (!ci)
-        return INVALID_ARGUMENT;
+    REQUIRE(ask_gi(gi, !!ci));
     if (id >= SIM_CIS || !instances[gi->gpu][gi->mig->gi][1 + id].mig)
         return NOT_FOUND;
     *ci = &instances[gi->gpu][gi->mig->gi][1 + id];
@@ -646,18 +614,16 @@ struct ci_info {
     struct placement place;
 };
 
-EXPORT nvml_return nvmlComputeInstanceGetInfo_v2(const struct handle *ci, struct ci_info *info)
+static unsigned int profile_of(const struct sim_instance *ci)
 {
     unsigned int id = 0;
 
-    REQUIRE(check_ci(ci));
-    if (!info)
-        return INVALID_ARGUMENT;
-    while (ci_sizes[id] != (unsigned int)ci->mig->ci_slices)
+    while (ci_sizes[id] != (unsigned int)ci->ci_slices)
         id++;
-    *info = (struct ci_info){parent(ci), &instances[ci->gpu][ci->mig->gi][0], (unsigned int)ci->mig->ci, id,
-                             {(unsigned int)ci->mig->ci_start, (unsigned int)ci->mig->ci_slices}};
-    return SUCCESS;
+    return id;
 }
 
+ANSWER(nvmlComputeInstanceGetInfo_v2, (device_t ci, struct ci_info *result), ask_ci(ci, !!result),
+       ((struct ci_info){parent(ci), &instances[ci->gpu][ci->mig->gi][0], ci->mig->ci, profile_of(ci->mig),
+                         {ci->mig->ci_start, ci->mig->ci_slices}}))
 ALIAS(nvmlComputeInstanceGetInfo, nvmlComputeInstanceGetInfo_v2)

@@ -21,81 +21,59 @@ static unsigned int common_ancestor(int one, int two)
     return one / 2 == two / 2 ? 10 : 40; /* SINGLE, NODE */
 }
 
-EXPORT nvml_return nvmlDeviceGetTopologyCommonAncestor(const struct handle *one, const struct handle *two,
-                                                       unsigned int *level)
-{
-    REQUIRE(check_gpu(one));
-    REQUIRE(check_gpu(two));
-    if (!level)
-        return INVALID_ARGUMENT;
-    *level = common_ancestor(one->gpu, two->gpu);
-    return SUCCESS;
-}
+ANSWER(nvmlDeviceGetTopologyCommonAncestor, (device_t one, device_t two, unsigned int *result),
+       ask_gpu(one, 1) ?: ask_gpu(two, !!result), common_ancestor(one->gpu, two->gpu))
 
-EXPORT nvml_return nvmlDeviceGetTopologyNearestGpus(const struct handle *device, unsigned int level,
-                                                    unsigned int *count, struct handle **list)
-{
-    unsigned int found = 0;
-    int i;
+/* Fill a list with the GPUs for which `wanted` holds, of `device`. */
+#define LIST_GPUS(wanted)                                  \
+    do {                                                   \
+        unsigned int found = 0;                            \
+                                                           \
+        for (device_t device = devices; device < devices + view.gpus; device++) \
+            if ((wanted) && found++ < *count && list)      \
+                list[found - 1] = (struct handle *)device; \
+        *count = found;                                    \
+        return SUCCESS;                                    \
+    } while (0)
 
-    REQUIRE(check_gpu(device));
-    if (!count)
-        return INVALID_ARGUMENT;
-    for (i = 0; i < view.gpus; i++)
-        if (device != &devices[i] && common_ancestor(device->gpu, devices[i].gpu) <= level && found++ < *count && list)
-            list[found - 1] = &devices[i];
-    *count = found;
-    return SUCCESS;
+EXPORT nvml_return nvmlDeviceGetTopologyNearestGpus(device_t of, unsigned int level, unsigned int *count,
+                                                    struct handle **list)
+{
+    REQUIRE(ask_gpu(of, !!count));
+    LIST_GPUS(device != of && common_ancestor(of->gpu, device->gpu) <= level);
 }
 
 EXPORT nvml_return nvmlSystemGetTopologyGpuSet(unsigned int cpu, unsigned int *count, struct handle **list)
 {
-    unsigned int found = 0;
-    int i;
-
-    if (!references)
-        return UNINITIALIZED;
-    if (!count)
-        return INVALID_ARGUMENT;
-    for (i = 0; i < view.gpus; i++)
-        if (GPU(&devices[i])->numa == cpu / SIM_CPUS_OF_NODE && found++ < *count && list)
-            list[found - 1] = &devices[i];
-    *count = found;
-    return SUCCESS;
+    REQUIRE(ask(!!count));
+    LIST_GPUS(GPU(device)->numa == cpu / SIM_CPUS_OF_NODE);
 }
 
-/* Set the bits of what is near a GPU: all CPUs of its socket, or its NUMA node. */
-static nvml_return give_set(const struct handle *device, unsigned int size, unsigned long *set, int cpus)
+/* Set the bits of what is near a GPU: `each` bits for its socket, all its CPUs or its NUMA node. */
+static nvml_return give_set(device_t device, unsigned int size, unsigned long *set, unsigned int each)
 {
-    unsigned int node, each = 8 * sizeof *set, bit, last;
+    unsigned int width = 8 * sizeof *set, bit, last;
 
-    REQUIRE(check_gpu(device));
-    if (!size || !set)
-        return INVALID_ARGUMENT;
+    REQUIRE(ask_gpu(device, size && set));
     memset(set, 0, size * sizeof *set);
-    node = GPU(device)->numa;
-    last = cpus ? (node + 1) * SIM_CPUS_OF_NODE : node + 1;
-    for (bit = cpus ? node * SIM_CPUS_OF_NODE : node; bit < last && bit < size * each; bit++)
-        set[bit / each] |= 1UL << bit % each;
+    last = (GPU(device)->numa + 1) * each;
+    for (bit = GPU(device)->numa * each; bit < last && bit < size * width; bit++)
+        set[bit / width] |= 1UL << bit % width;
     return SUCCESS;
 }
 
-EXPORT nvml_return nvmlDeviceGetCpuAffinity(const struct handle *device, unsigned int size, unsigned long *set)
+EXPORT nvml_return nvmlDeviceGetCpuAffinity(device_t device, unsigned int size, unsigned long *set)
 {
-    return give_set(device, size, set, 1);
+    return give_set(device, size, set, SIM_CPUS_OF_NODE);
 }
 
-EXPORT nvml_return nvmlDeviceGetCpuAffinityWithinScope(const struct handle *device, unsigned int size,
-                                                       unsigned long *set, unsigned int scope)
-{
-    return scope > 1 ? INVALID_ARGUMENT : give_set(device, size, set, 1);
-}
-
-EXPORT nvml_return nvmlDeviceGetMemoryAffinity(const struct handle *device, unsigned int size, unsigned long *set,
-                                               unsigned int scope)
-{
-    return scope > 1 ? INVALID_ARGUMENT : give_set(device, size, set, 0);
-}
+#define AFFINITY(name, each)                                                                                     \
+    EXPORT nvml_return name(device_t device, unsigned int size, unsigned long *set, unsigned int scope)         \
+    {                                                                                                            \
+        return scope > 1 ? INVALID_ARGUMENT : give_set(device, size, set, each);                                 \
+    }
+AFFINITY(nvmlDeviceGetCpuAffinityWithinScope, SIM_CPUS_OF_NODE)
+AFFINITY(nvmlDeviceGetMemoryAffinity, 1)
 
 /* Return the GPU at the other end of a direct NVLink, -1 when there is none. */
 static int linked_gpu(int gpu, unsigned int link)
@@ -110,86 +88,58 @@ static int linked_gpu(int gpu, unsigned int link)
     return other < SIM_GPUS ? other : -1;
 }
 
-static nvml_return check_link(const struct handle *device, unsigned int link, const void *result)
+static nvml_return ask_link(device_t device, unsigned int link, const void *result)
 {
-    REQUIRE(check_gpu(device));
-    if (!SIM_NVLINKS)
-        return NOT_SUPPORTED;
-    return !result || link >= SIM_NVLINKS ? INVALID_ARGUMENT : SUCCESS;
+    return ASK_IF(SIM_NVLINKS, device, 1) ?: result && link < SIM_NVLINKS ? SUCCESS : INVALID_ARGUMENT;
 }
 
-static unsigned int is_active(const struct handle *device, unsigned int link)
+static unsigned int is_active(device_t device, unsigned int link)
 {
     return !SIM_NVLINK_GROUP || linked_gpu(device->gpu, link) >= 0;
 }
 
 /* A function that answers with one number about an NVLink. */
-#define LINK_NUMBER(name, type, answer)                                                     \
-    EXPORT nvml_return name(const struct handle *device, unsigned int link, type *result)   \
-    {                                                                                       \
-        REQUIRE(check_link(device, link, result));                                          \
-        *result = (answer);                                                                 \
-        return SUCCESS;                                                                     \
-    }
+#define LINK_NUMBER(name, value) \
+    ANSWER(name, (device_t device, unsigned int link, unsigned int *result), ask_link(device, link, result), value)
 
-LINK_NUMBER(nvmlDeviceGetNvLinkState, unsigned int, is_active(device, link))
-LINK_NUMBER(nvmlDeviceGetNvLinkVersion, unsigned int, GPU(device)->major >= 10 ? 7 : HOPPER(device) ? 6 : 4)
-LINK_NUMBER(nvmlDeviceGetNvLinkRemoteDeviceType, unsigned int, SIM_NVLINK_GROUP ? 0 : 2) /* a GPU, a switch */
+LINK_NUMBER(nvmlDeviceGetNvLinkState, is_active(device, link))
+LINK_NUMBER(nvmlDeviceGetNvLinkVersion, GPU(device)->major >= 10 ? 7 : HOPPER(device) ? 6 : 4)
+LINK_NUMBER(nvmlDeviceGetNvLinkRemoteDeviceType, SIM_NVLINK_GROUP ? 0 : 2) /* a GPU, a switch */
+ANSWER(nvmlDeviceGetNvLinkCapability,
+       (device_t device, unsigned int link, unsigned int capability, unsigned int *result),
+       ask_link(device, link, result), capability < 5) /* all but SLI */
+ANSWER(nvmlDeviceGetNvLinkErrorCounter,
+       (device_t device, unsigned int link, unsigned int counter, unsigned long long *result),
+       ask_link(device, link, result), 0)
 
-EXPORT nvml_return nvmlDeviceGetNvLinkCapability(const struct handle *device, unsigned int link,
-                                                 unsigned int capability, unsigned int *result)
+EXPORT nvml_return nvmlDeviceGetNvLinkRemotePciInfo_v2(device_t device, unsigned int link, struct pci_info *info)
 {
-    REQUIRE(check_link(device, link, result));
-    *result = capability < 5; /* all but SLI */
-    return SUCCESS;
-}
+    struct sim_gpu at_switch = {.bus = FIRST_SWITCH_BUS + link % SWITCHES, .pci_device = 0x22A310DE};
 
-EXPORT nvml_return nvmlDeviceGetNvLinkErrorCounter(const struct handle *device, unsigned int link, unsigned int counter,
-                                                   unsigned long long *result)
-{
-    (void)counter;
-    REQUIRE(check_link(device, link, result));
-    *result = 0;
-    return SUCCESS;
-}
-
-EXPORT nvml_return nvmlDeviceGetNvLinkRemotePciInfo_v2(const struct handle *device, unsigned int link,
-                                                       struct pci_info *info)
-{
-    int other;
-
-    REQUIRE(check_link(device, link, info));
+    REQUIRE(ask_link(device, link, info));
     if (!is_active(device, link))
         return NOT_SUPPORTED;
-    other = linked_gpu(device->gpu, link);
-    if (other >= 0) {
-        fill_pci(&sim_gpus[other], info);
-    } else {
-        fill_pci(&(struct sim_gpu){.bus = FIRST_SWITCH_BUS + link % SWITCHES, .pci_device = 0x22A310DE}, info);
-    }
+    fill_pci(SIM_NVLINK_GROUP ? &sim_gpus[linked_gpu(device->gpu, link)] : &at_switch, info);
     return SUCCESS;
 }
 
-EXPORT nvml_return nvmlDeviceGetNvLinkRemotePciInfo(const struct handle *device, unsigned int link, void *result)
+EXPORT nvml_return nvmlDeviceGetNvLinkRemotePciInfo(device_t device, unsigned int link, void *result)
 {
     struct pci_info info;
 
-    REQUIRE(check_link(device, link, result));
+    REQUIRE(ask_link(device, link, result));
     REQUIRE(nvmlDeviceGetNvLinkRemotePciInfo_v2(device, link, &info));
     memcpy(result, &info, OLD_PCI_INFO);
     return SUCCESS;
 }
 
-EXPORT nvml_return nvmlDeviceGetP2PStatus(const struct handle *one, const struct handle *two, unsigned int capability,
-                                          unsigned int *status)
+EXPORT nvml_return nvmlDeviceGetP2PStatus(device_t one, device_t two, unsigned int capability, unsigned int *status)
 {
     enum { NVLINK = 2, CAPABILITIES = 5, NOT_SUPPORTED_STATUS = 5 };
     unsigned int link;
 
-    REQUIRE(check_gpu(one));
-    REQUIRE(check_gpu(two));
-    if (!status || capability >= CAPABILITIES || one == two)
-        return INVALID_ARGUMENT;
+    REQUIRE(ask_gpu(one, 1));
+    REQUIRE(ask_gpu(two, status && capability < CAPABILITIES && one != two));
     *status = capability == NVLINK ? NOT_SUPPORTED_STATUS : 0;
     for (link = 0; link < SIM_NVLINKS; link++)
         if (!SIM_NVLINK_GROUP || linked_gpu(one->gpu, link) == two->gpu)
@@ -210,16 +160,12 @@ struct fabric_v {
     unsigned char summary; /* of version 3 */
 };
 
-EXPORT nvml_return nvmlDeviceGetGpuFabricInfo(const struct handle *device, struct fabric *fabric)
+EXPORT nvml_return nvmlDeviceGetGpuFabricInfo(device_t device, struct fabric *fabric)
 {
     const char *digit = SIM_CLUSTER;
     unsigned int at = 0;
 
-    REQUIRE(check_gpu(device));
-    if (!fabric)
-        return INVALID_ARGUMENT;
-    if (!HOPPER(device) || !SIM_NVLINKS)
-        return NOT_SUPPORTED;
+    REQUIRE(ASK_IF(HOPPER(device) && SIM_NVLINKS, device, !!fabric));
     memset(fabric, 0, sizeof *fabric);
     for (; *digit && at < 2 * sizeof fabric->cluster; digit++) {
         if (hex(*digit) >= 0) {
@@ -232,14 +178,12 @@ EXPORT nvml_return nvmlDeviceGetGpuFabricInfo(const struct handle *device, struc
     return SUCCESS;
 }
 
-EXPORT nvml_return nvmlDeviceGetGpuFabricInfoV(const struct handle *device, struct fabric_v *fabric)
+EXPORT nvml_return nvmlDeviceGetGpuFabricInfoV(device_t device, struct fabric_v *fabric)
 {
     unsigned int version = fabric ? fabric->version >> 24 : 0;
     unsigned int size = version == 2 ? offsetof(struct fabric_v, summary) : sizeof *fabric;
 
-    REQUIRE(check_gpu(device));
-    if (!fabric)
-        return INVALID_ARGUMENT;
+    REQUIRE(ask_gpu(device, !!fabric));
     if ((version != 2 && version != 3) || fabric->version != (size | version << 24))
         return VERSION_MISMATCH;
     REQUIRE(nvmlDeviceGetGpuFabricInfo(device, &fabric->info));

@@ -27,27 +27,24 @@ static int usage(const char *format, const char *text)
     return INVALID;
 }
 
-static int is_mig_device(const struct sim_instance *mig, int gpu)
-{
-    return mig->gpu == gpu && mig->ci >= 0 && sim_visible(&view, mig);
-}
+/* Every GPU that is shown, and the MIG devices of one. */
+#define EACH_GPU(i) for (i = 0; i < view.gpus; i++) if (only < 0 || only == i)
+#define EACH_MIG_DEVICE(mig, of) \
+    for (mig = sim_instances; mig < sim_instances + sim_count; mig++) \
+        if (mig->gpu == (of) && mig->ci >= 0 && sim_visible(&view, mig))
 
 static int list_gpus(int only)
 {
+    const struct sim_instance *mig;
     char name[64];
-    int i, j, shown;
+    int i, shown;
 
-    for (i = 0; i < view.gpus; i++) {
-        const struct sim_gpu *gpu = &sim_gpus[view.gpu[i]];
-
-        if (only >= 0 && only != i)
-            continue;
-        printf("GPU %d: %s (UUID: %s)\n", i, gpu->name, gpu->uuid);
-        for (j = shown = 0; j < sim_count; j++) {
-            if (!is_mig_device(&sim_instances[j], view.gpu[i]))
-                continue;
-            sim_mig_name(&sim_instances[j], name, sizeof name);
-            printf("  MIG %-11s Device %2d: (UUID: %s)\n", name, shown++, sim_instances[j].uuid);
+    EACH_GPU(i) {
+        printf("GPU %d: %s (UUID: %s)\n", i, sim_gpus[view.gpu[i]].name, sim_gpus[view.gpu[i]].uuid);
+        shown = 0;
+        EACH_MIG_DEVICE(mig, view.gpu[i]) {
+            sim_mig_name(mig, name, sizeof name);
+            printf("  MIG %-11s Device %2d: (UUID: %s)\n", name, shown++, mig->uuid);
         }
     }
     say_simulated();
@@ -77,8 +74,9 @@ static void row(const char *format, ...)
 
 static int show_table(int only)
 {
+    const struct sim_instance *mig;
     char name[64];
-    int i, j, shown;
+    int i, shown;
 
     rule('-');
     row("NVIDIA-SMI %s (simulated host, no real GPU)", SIM_DRIVER_VERSION);
@@ -87,17 +85,12 @@ static int show_table(int only)
     rule('-');
     row("%-4s %-40s %-18s %s", "GPU", "Name", "Bus-Id", "Memory-Usage");
     rule('=');
-    for (i = 0; i < view.gpus; i++) {
+    EACH_GPU(i) {
         const struct sim_gpu *gpu = &sim_gpus[view.gpu[i]];
 
-        if (only >= 0 && only != i)
-            continue;
         row("%3d  %-40s 00000000:%02X:00.0   0MiB / %lluMiB", i, gpu->name, gpu->bus, gpu->memory >> 20);
-        for (j = shown = 0; j < sim_count; j++) {
-            const struct sim_instance *mig = &sim_instances[j];
-
-            if (!is_mig_device(mig, view.gpu[i]))
-                continue;
+        shown = 0;
+        EACH_MIG_DEVICE(mig, view.gpu[i]) {
             sim_mig_name(mig, name, sizeof name);
             row("       MIG %d: %-12s GI %d  CI %d  %lluMiB", shown++, name, mig->gi, mig->ci,
                 sim_profiles[mig->profile].memory_mib);
@@ -109,11 +102,9 @@ static int show_table(int only)
     return OK;
 }
 
-struct field {
+static const struct field {
     const char *name, *alias, *unit;
-};
-
-static const struct field fields[] = {
+} fields[] = {
     {"index", "", ""},
     {"name", "gpu_name", ""},
     {"uuid", "gpu_uuid", ""},
@@ -179,9 +170,7 @@ static int query(char *names, const char *format, int only)
     }
     if (header)
         putchar('\n');
-    for (i = 0; i < view.gpus; i++) {
-        if (only >= 0 && only != i)
-            continue;
+    EACH_GPU(i) {
         for (j = 0; j < count; j++) {
             printf("%s", j ? ", " : "");
             print_field(wanted[j], i);
@@ -246,18 +235,12 @@ static int nvidia_smi(int argc, char **argv)
         return NO_DRIVER;
     }
     sim_load();
-    if (!view.gpus) {
+    if (selected)
+        only = find_gpu(selected);
+    if (!view.gpus || (selected && only < 0)) {
         printf("No devices were found\n");
         say_simulated();
         return NO_DEVICES;
-    }
-    if (selected) {
-        only = find_gpu(selected);
-        if (only < 0) {
-            printf("No devices were found\n");
-            say_simulated();
-            return NO_DEVICES;
-        }
     }
     if (names)
         return query(names, format, only);
@@ -269,9 +252,7 @@ int main(int argc, char **argv)
     const char *name = argc > 0 ? strrchr(argv[0], '/') : NULL;
 
     name = name ? name + 1 : argc > 0 ? argv[0] : "nvidia-smi";
-    if (strcmp(name, "nvidia-debugdump") == 0 || strcmp(name, "nvidia-persistenced") == 0 ||
-        strcmp(name, "nvidia-cuda-mps-control") == 0 || strcmp(name, "nvidia-cuda-mps-server") == 0 ||
-        strcmp(name, "nv-fabricmanager") == 0) {
+    if (strncmp(name, "nvidia-smi", 10) != 0 && (strncmp(name, "nvidia-", 7) == 0 || strncmp(name, "nv-", 3) == 0)) {
         printf("%s %s (simulated: does nothing)\n", name, SIM_DRIVER_VERSION);
         return OK;
     }
