@@ -5,7 +5,8 @@ import shlex
 from ocigpu.containers.wants import VARIABLE as CAPABILITIES_VARIABLE
 from ocigpu.core.errors import OcigpuError, printable
 from ocigpu.doctor.host import Host
-from ocigpu.doctor.records import Evidence, Finding, error, not_checked, note, ok, warning
+from ocigpu.doctor.records import Evidence, Finding, not_checked, ok
+from ocigpu.doctor.table import say
 
 
 def check_lost_gpus(host: Host) -> list[Finding]:
@@ -24,8 +25,16 @@ def check_lost_gpus(host: Host) -> list[Finding]:
         answers = host.losses
     except (OSError, OcigpuError) as failure:
         return [not_checked(f"containers could not be looked into: {failure}")]
-    findings = [_lost(item.name, item.lost) for item in answers if item.lost]
-    findings += [_not_given(item.name, item.asked) for item in answers if item.asked]
+    findings = []
+    for item in answers:
+        if item.lost:
+            seen = [Evidence(f"container {item.name}", text, "as it was given") for text in item.lost[:4]]
+            again = shlex.join(["ocigpu", "repair", item.name])
+            findings.append(say("container-lost-gpu.lost", *seen, name=item.name, repair=again))
+    for item in answers:
+        if item.asked:
+            asked = Evidence(f"container {item.name}", item.asked, "answered by ocigpu-runtime or a GPU hook")
+            findings.append(say("container-lost-gpu.not-given", asked, name=item.name))
     findings += [not_checked(f"container {item.name}: {item.problem}") for item in answers if item.problem]
     well = [name for name, *wrong in answers if not any(wrong)]
     if well:
@@ -44,33 +53,11 @@ def check_driver_capabilities(host: Host) -> list[Finding]:
         wishes = host.wishes
     except (OSError, OcigpuError) as failure:
         return [not_checked(f"containers could not be looked into: {failure}")]
-    findings = [
-        note(
-            f"container {printable(name, 200)}: {text}",
-            (Evidence(f"container {printable(name, 200)}", CAPABILITIES_VARIABLE, "as NVIDIA's default mode gives"),),
-            (f"docker run -e {CAPABILITIES_VARIABLE}=all ...  # or in the image",),
-        )
-        for name, text in wishes
-    ]
+    findings = []
+    for container, wish in wishes:
+        name = printable(container, 200)
+        seen = Evidence(f"container {name}", CAPABILITIES_VARIABLE, "as NVIDIA's default mode gives")
+        findings.append(say("driver-capabilities.wish", seen, name=name, wish=wish, variable=CAPABILITIES_VARIABLE))
     number = sum(bool(item.pid) for item in host.running_containers)
-    seen = Evidence("images", f"those of {number} running containers")
-    return findings or [ok("no image uses driver files that its container has not", seen)]
-
-
-def _lost(name: str, lost: list[str]) -> Finding:
-    return error(
-        f'container {name} has lost what it was given: its programs see "Failed to initialize NVML" or EPERM',
-        tuple(Evidence(f"container {name}", text, "as it was given") for text in lost[:4]),
-        (shlex.join(["ocigpu", "repair", name]), "ocigpu watch --repair  # does so by itself from now on"),
-    )
-
-
-def _not_given(name: str, asked: str) -> Finding:
-    return warning(
-        f"container {name} was to have GPUs and was started without a runtime that gives them",
-        (Evidence(f"container {name}", asked, "answered by ocigpu-runtime or a GPU hook"),),
-        (
-            "# in Kubernetes: runtimeClassName of the pod; see docs/KUBERNETES.md",
-            "# elsewhere: docker run --runtime ocigpu, podman --runtime ocigpu-runtime",
-        ),
-    )
+    images = Evidence("images", f"those of {number} running containers")
+    return findings or [ok("no image uses driver files that its container has not", images)]

@@ -2,7 +2,6 @@
 
 from ocigpu.core.errors import printable
 from ocigpu.doctor.engines import (
-    NO_DRIVER_ERROR,
     configure,
     docker_reads_cdi,
     file_of,
@@ -13,7 +12,8 @@ from ocigpu.doctor.engines import (
     ways_to_gpus,
 )
 from ocigpu.doctor.host import Host
-from ocigpu.doctor.records import Evidence, Finding, error, not_checked, note, ok, warning
+from ocigpu.doctor.records import Evidence, Finding, not_checked, ok
+from ocigpu.doctor.table import say
 from ocigpu.engines.status import EngineStatus
 
 
@@ -44,23 +44,13 @@ def check_gpus_hook(host: Host) -> list[Finding]:
         return [ok("--gpus has its hook", host.evidence(hook, "there"))]
     if not ways_to_gpus(host, status):
         return [not_checked("Docker is told of no GPUs at all: see engine-not-configured")]
-    evidence = (Evidence(where, "no nvidia-container-runtime-hook", "one"),)
     if is_from(release_of(host, "docker"), 29) and docker_reads_cdi(host, status) and host.specs.gpus:
         found = host.program("/usr/bin/nvidia-cdi-hook", "/usr/local/bin/nvidia-cdi-hook")
         if found:
             return [ok("--gpus is served by CDI", host.evidence(found, "there"))]
-    if status.is_default:
-        return [
-            note(
-                f'"docker run --gpus" fails with: {NO_DRIVER_ERROR}; ocigpu is the default runtime, so -e '
-                "NVIDIA_VISIBLE_DEVICES=all does without",
-                evidence,
-                configure(host, status, "--gpus-hook"),
-            )
-        ]
-    return [
-        warning(f'"docker run --gpus" fails with: {NO_DRIVER_ERROR}', evidence, configure(host, status, "--gpus-hook"))
-    ]
+    what = "default" if status.is_default else "none"
+    seen = Evidence(where, "no nvidia-container-runtime-hook", "one")
+    return [say(f"docker-gpus-hook.{what}", seen, configure=configure(host, status, "--gpus-hook"))]
 
 
 def check_docker_cdi(host: Host) -> list[Finding]:
@@ -79,10 +69,9 @@ def check_docker_cdi(host: Host) -> list[Finding]:
     if reads is None:
         return [not_checked(f"{found}, and Docker's release is unknown: from 28.2 on that means on", *evidence)]
     if release and not is_from(release, 25):
-        return [note(f"Docker {release} knows no CDI: --device nvidia.com/gpu=all fails", evidence)]
-    severity = warning if host.specs.gpus else note
-    text = "Docker's CDI is switched off: --device nvidia.com/gpu=all fails"
-    return [severity(text, evidence, configure(host, status, "--cdi"))]
+        return [say("docker-cdi-off.old", *evidence, release=release)]
+    severity = "warning" if host.specs.gpus else "note"
+    return [say("docker-cdi-off.off", *evidence, severity=severity, configure=configure(host, status, "--cdi"))]
 
 
 def check_restarted(host: Host) -> list[Finding]:
@@ -110,19 +99,12 @@ def check_restarted(host: Host) -> list[Finding]:
     if status.cdi == "on" and is_from(answer.release, 25) and not answer.info.get("CDISpecDirs"):
         differences.append(Evidence(answer.socket, "CDI is off", f"on ({file})"))
     if answer.hook_is_new:
-        differences.append(
-            Evidence(answer.hook, "made after dockerd was started", "made before: --gpus is set up at its start")
-        )
+        wanted = "made before: --gpus is set up at its start"
+        differences.append(Evidence(answer.hook, "made after dockerd was started", wanted))
     if not differences:
         found = f"Docker {answer.release}, runtimes {', '.join(sorted(known))}"
         return [ok("the running dockerd knows what its file says", Evidence(answer.socket, found))]
-    return [
-        error(
-            "dockerd was started before its configuration was changed, and does not know it",
-            tuple(differences),
-            restart(host, status),
-        )
-    ]
+    return [say("docker-not-restarted.changed", *differences, restart=restart(host, status))]
 
 
 def check_snap(host: Host) -> list[Finding]:
@@ -131,17 +113,7 @@ def check_snap(host: Host) -> list[Finding]:
     found = [path for path in places if host.exists(path)]
     if not found:
         return [ok("no Docker from a snap", *(host.evidence(path, "none") for path in places[:2]))]
-    return [
-        warning(
-            "Docker is installed from a snap: it cannot see the host's driver files, programs or /etc/docker",
-            tuple(host.evidence(path, "there", "none") for path in found),
-            (
-                "snap remove docker",
-                "# install Docker from its own or the distribution's packages, then:",
-                "ocigpu engine configure docker --default",
-            ),
-        )
-    ]
+    return [say("docker-snap.snap", *(host.evidence(path, "there", "none") for path in found))]
 
 
 def check_context(host: Host) -> list[Finding]:
@@ -153,10 +125,4 @@ def check_context(host: Host) -> list[Finding]:
     path, context, is_elsewhere = host.docker_context
     if not is_elsewhere:
         return [ok("the docker command uses the default context", Evidence(path, context or "no context"))]
-    return [
-        note(
-            f'the docker command uses context "{printable(context, 100)}": another machine, or Docker Desktop',
-            (Evidence(path, context, "default"),),
-            ("docker context use default",),
-        )
-    ]
+    return [say("docker-context.other", Evidence(path, context, "default"), context=printable(context, 100))]

@@ -5,14 +5,10 @@ import re
 from ocigpu.core.errors import HostError, printable
 from ocigpu.doctor.files import LARGE_TEXT
 from ocigpu.doctor.host import Host
-from ocigpu.doctor.records import Evidence, Finding, error, not_checked, note, ok, warning
+from ocigpu.doctor.records import Evidence, Finding, not_checked, ok
+from ocigpu.doctor.table import say
 from ocigpu.gpus.nvidia.nvml import LIB_RM_VERSION_MISMATCH
 
-RELOAD = (
-    "reboot",
-    "# or, with no program on the GPUs (fuser -v /dev/nvidia* shows them): unload the module and load the new one",
-    "rmmod nvidia_drm nvidia_modeset nvidia_uvm nvidia && modprobe nvidia && modprobe nvidia-uvm",
-)
 INSTALL = {
     "debian": "apt-get install nvidia-driver  # from non-free; with the kernel's headers",
     "ubuntu": "ubuntu-drivers install",
@@ -34,16 +30,7 @@ def check_gpu(host: Host) -> list[Finding]:
     if host.pci_gpus:
         found = ", ".join(gpu.text for gpu in host.pci_gpus[:4]) + (", ..." if len(host.pci_gpus) > 4 else "")
         return [ok(f"{len(host.pci_gpus)} NVIDIA GPUs on the PCI bus", Evidence(directory, found))]
-    return [
-        warning(
-            "there is no NVIDIA GPU on the PCI bus",
-            (Evidence(directory, "no display controller of vendor 10de", "one or more"),),
-            (
-                "lspci -d 10de:  # a card that is not listed is not seated, not powered, or not passed to this machine",
-                "ocigpu sim create /tmp/gpus --gpus 8 --model h100  # to try containers without a GPU",
-            ),
-        )
-    ]
+    return [say("no-gpu.none", Evidence(directory, "no display controller of vendor 10de", "one or more"))]
 
 
 def check_driver(host: Host) -> list[Finding]:
@@ -55,29 +42,24 @@ def check_driver(host: Host) -> list[Finding]:
         return [ok(f"driver {host.driver_version} is loaded", Evidence(version_file, host.driver_version))]
     if not host.pci_gpus:
         return [not_checked("there is no GPU that needs one", Evidence(version_file, "none"))]
-    if _nouveau_has_gpus(host):
+    if any(gpu.driver == "nouveau" for gpu in host.pci_gpus):
         return [not_checked("nouveau has the GPUs: see nouveau-loaded")]
     release = host.kernel_release
     evidence = [Evidence(version_file, "none", "the version of the loaded module")]
     if host.library_versions:
-        evidence.append(
-            Evidence(f"{host.roots.driver or '/'}", f"libraries of driver {', '.join(host.library_versions)}")
-        )
+        libraries = f"libraries of driver {', '.join(host.library_versions)}"
+        evidence.append(Evidence(f"{host.roots.driver or '/'}", libraries))
     modules = f"/lib/modules/{release}/modules.dep"
     listed = host.text(modules, LARGE_TEXT) if release else None
-    check_again = "ocigpu doctor"
     if listed is not None and re.search(r"/nvidia(-current)?\.ko", listed):
-        evidence.append(host.evidence(modules, "has the module nvidia"))
-        fixes: tuple[str, ...] = ("modprobe nvidia && modprobe nvidia-uvm", "journalctl -k -g NVRM  # when that fails")
-        return [error("the driver is installed for this kernel and not loaded", tuple(evidence), (*fixes, check_again))]
+        return [say("no-driver.not-loaded", *evidence, host.evidence(modules, "has the module nvidia"))]
     if release:
         evidence.append(host.evidence(modules, "no module nvidia" if listed is not None else "no such file"))
     sources = [name for name in host.names("/usr/src") if name.startswith("nvidia-")]
     if sources:
         evidence.append(host.evidence("/usr/src", ", ".join(sources)))
-        fixes = (f"dkms autoinstall -k {release or '$(uname -r)'}", "modprobe nvidia && modprobe nvidia-uvm")
-        return [error("the driver is installed, but not built for this kernel", tuple(evidence), fixes)]
-    return [error("there is a GPU and no driver", tuple(evidence), (_install_command(host), "reboot", check_again))]
+        return [say("no-driver.not-built", *evidence, release=release or "$(uname -r)")]
+    return [say("no-driver.none", *evidence, install=_install_command(host))]
 
 
 def _install_command(host: Host) -> str:
@@ -86,10 +68,6 @@ def _install_command(host: Host) -> str:
         if name in INSTALL:
             return INSTALL[name]
     return "# install the driver: https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/"
-
-
-def _nouveau_has_gpus(host: Host) -> bool:
-    return any(gpu.driver == "nouveau" for gpu in host.pci_gpus)
 
 
 def check_nouveau(host: Host) -> list[Finding]:
@@ -103,19 +81,13 @@ def check_nouveau(host: Host) -> list[Finding]:
     loaded = host.exists("/sys/module/nouveau")
     if not taken and not loaded:
         return [ok("nouveau is not loaded", Evidence(directory, "none"))]
-    evidence = (
+    evidence = [
         Evidence(directory, "loaded" if loaded else "none", "none"),
         *(Evidence(f"{host.roots.sys}/bus/pci/devices/{gpu.address}/driver", "nouveau", "nvidia") for gpu in taken[:4]),
-    )
+    ]
     tool = "dracut --force" if host.program("/usr/bin/dracut", "/sbin/dracut") else "update-initramfs -u"
-    fixes = (
-        "printf 'blacklist nouveau\\noptions nouveau modeset=0\\n' > /etc/modprobe.d/ocigpu-nouveau.conf",
-        tool,
-        "reboot",
-    )
-    if taken or not host.driver_version:
-        return [error("the driver nouveau is loaded: NVIDIA's cannot have the GPUs", evidence, fixes)]
-    return [note("the driver nouveau is loaded beside NVIDIA's, and has no GPU", evidence, fixes)]
+    what = "loaded" if taken or not host.driver_version else "beside"
+    return [say(f"nouveau-loaded.{what}", *evidence, tool=tool)]
 
 
 def check_binding(host: Host) -> list[Finding]:
@@ -127,16 +99,12 @@ def check_binding(host: Host) -> list[Finding]:
     if not others:
         return [ok("the driver has every GPU", Evidence(directory, f"{len(host.pci_gpus)} GPUs bound to nvidia"))]
     return [
-        note(
-            f"GPU {gpu.text} belongs to the driver {gpu.driver}: containers cannot have it as a GPU"
-            if gpu.driver
-            else f"GPU {gpu.text} has no driver",
-            (Evidence(f"{directory}/{gpu.address}/driver", gpu.driver or "none", "nvidia"),),
-            (
-                *((f"echo {gpu.address} > /sys/bus/pci/drivers/{gpu.driver}/unbind",) if gpu.driver else ()),
-                f"echo > /sys/bus/pci/devices/{gpu.address}/driver_override",
-                f"echo {gpu.address} > /sys/bus/pci/drivers/nvidia/bind",
-            ),
+        say(
+            f"gpu-other-driver.{'other' if gpu.driver else 'none'}",
+            Evidence(f"{directory}/{gpu.address}/driver", gpu.driver or "none", "nvidia"),
+            gpu=gpu.text,
+            driver=gpu.driver,
+            address=gpu.address,
         )
         for gpu in others
     ]
@@ -144,22 +112,14 @@ def check_binding(host: Host) -> list[Finding]:
 
 def check_libraries(host: Host) -> list[Finding]:
     """Are the driver's libraries there?"""
-    root = host.roots.driver or "/"
+    root, version = host.roots.driver or "/", host.driver_version
     if host.library_versions:
         return [ok("libcuda and libnvidia-ml are there", Evidence(root, f"version {', '.join(host.library_versions)}"))]
-    if not host.driver_version:
+    if not version:
         return [not_checked("no driver is loaded", Evidence(root, "no libcuda and no libnvidia-ml"))]
-    return [
-        error(
-            "the kernel module is loaded, and its libraries were not found",
-            (Evidence(root, "no libcuda.so.* and no libnvidia-ml.so.*", f"those of {host.driver_version}"),),
-            (
-                f"# install the user-space part of driver {host.driver_version}; then",
-                "ldconfig",
-                f"# or say where it is: driver.root in {host.settings.path or '/etc/ocigpu/config.toml'}",
-            ),
-        )
-    ]
+    seen = Evidence(root, "no libcuda.so.* and no libnvidia-ml.so.*", f"those of {version}")
+    settings = host.settings.path or "/etc/ocigpu/config.toml"
+    return [say("driver-libraries.none", seen, version=version, settings=settings)]
 
 
 def check_versions(host: Host) -> list[Finding]:
@@ -174,21 +134,9 @@ def check_versions(host: Host) -> list[Finding]:
     if libraries == [kernel]:
         return [ok(f"kernel module and libraries are both {kernel}", *evidence)]
     if kernel in libraries:
-        return [
-            warning(
-                f"besides the driver's libraries there are some of {', '.join(v for v in libraries if v != kernel)}",
-                evidence,
-                ("ldconfig -p | grep -e libcuda -e libnvidia-ml  # remove what the driver's package does not own",),
-            )
-        ]
-    return [
-        error(
-            f"the kernel module is {kernel} and the libraries are {', '.join(libraries)}: "
-            "the driver was updated and the old module still runs",
-            evidence,
-            RELOAD,
-        )
-    ]
+        others = ", ".join(version for version in libraries if version != kernel)
+        return [say("driver-library-mismatch.others", *evidence, others=others)]
+    return [say("driver-library-mismatch.updated", *evidence, kernel=kernel, libraries=", ".join(libraries))]
 
 
 def check_nvml(host: Host) -> list[Finding]:
@@ -196,23 +144,16 @@ def check_nvml(host: Host) -> list[Finding]:
     if reason := why_not_ask(host):
         return [not_checked(reason)]
     answer, _ = host.nvml
-    evidence = (Evidence("NVML", answer.problem or f"driver {answer.driver_version}", "an answer"),)
+    evidence = Evidence("NVML", answer.problem or f"driver {answer.driver_version}", "an answer")
     if not answer.problem:
-        return [ok(f"NVML answers, with {len(answer.gpus)} GPUs", *evidence)]
-    if "did not answer" in answer.problem:
-        fixes: tuple[str, ...] = (
-            "nvidia-smi --query-gpu=pci.bus_id,persistence_mode --format=csv  # hangs as well",
-            "journalctl -k -g 'NVRM|Xid'",
-            "reboot",
-        )
-    elif answer.code == LIB_RM_VERSION_MISMATCH:
-        fixes = RELOAD
-    else:
-        fixes = ("nvidia-smi  # says the same", "journalctl -k -g 'NVRM|Xid'", "reboot")
-    return [error(answer.problem, evidence, fixes)]
+        return [ok(f"NVML answers, with {len(answer.gpus)} GPUs", evidence)]
+    what = "mismatch" if answer.code == LIB_RM_VERSION_MISMATCH else "failed"
+    what = "silent" if "did not answer" in answer.problem else what
+    return [say(f"nvml-failed.{what}", evidence, problem=answer.problem)]
 
 
 def why_not_ask(host: Host) -> str:
+    """Return why NVML cannot be asked, "" if it can."""
     if not host.driver_version:
         return "no driver is loaded"
     if not host.library_versions or host.driver_version not in host.library_versions:
@@ -232,8 +173,8 @@ def check_lost(host: Host) -> list[Finding]:
     findings = []
     for gpu in answer.gpus:
         if gpu.error:
-            where = gpu.bus_id or f"number {gpu.index}"
-            findings.append(_lost(f"GPU {where} cannot be used: {gpu.error}", Evidence("NVML", gpu.error), gpu.index))
+            where, seen = gpu.bus_id or f"number {gpu.index}", Evidence("NVML", gpu.error)
+            findings.append(say("gpu-lost.unusable", seen, where=where, error=gpu.error, index=gpu.index))
     listed = {gpu.bus_id for gpu in answer.gpus}
     bad_nodes = {change.path.rpartition("/")[2] for change in (*host.missing_nodes, *host.wrong_nodes)}
     silent = [gpu for gpu in host.proc_gpus if gpu.bus_id not in listed and not gpu.excluded]
@@ -241,20 +182,10 @@ def check_lost(host: Host) -> list[Finding]:
     for unlisted in silent[nameless:]:
         if f"nvidia{unlisted.minor}" not in bad_nodes:
             path = f"{host.roots.proc}/driver/nvidia/gpus/{unlisted.name}"
-            seen = (Evidence(path, "there"), Evidence("NVML", "not listed", "listed"))
-            findings.append(error(f"GPU {unlisted.bus_id} is not listed by NVML", seen, _lost_fixes(unlisted.minor)))
-    if findings:
-        return findings
-    past = _xids(host)
-    return past or [ok(f"all {len(answer.gpus)} GPUs answer", Evidence("NVML", f"{len(answer.gpus)} without an error"))]
-
-
-def _lost(text: str, evidence: Evidence, index: int) -> Finding:
-    return error(text, (evidence,), _lost_fixes(index))
-
-
-def _lost_fixes(index: int) -> tuple[str, ...]:
-    return ("journalctl -k -g 'NVRM|Xid'", f"nvidia-smi --gpu-reset -i {index}", "reboot  # when the reset is refused")
+            both = (Evidence(path, "there"), Evidence("NVML", "not listed", "listed"))
+            findings.append(say("gpu-lost.unlisted", *both, where=unlisted.bus_id, index=unlisted.minor))
+    well = ok(f"all {len(answer.gpus)} GPUs answer", Evidence("NVML", f"{len(answer.gpus)} without an error"))
+    return findings or _xids(host) or [well]
 
 
 def _xids(host: Host) -> list[Finding]:
@@ -265,10 +196,5 @@ def _xids(host: Host) -> list[Finding]:
         return []
     lost = {match[1]: match[0] for match in found if match and match[2] in _LOST_XIDS}
     return [
-        note(
-            f"GPU {bus} was lost before, and answers now",
-            (Evidence("kernel log", printable(line, 200)),),
-            ("journalctl -k -g 'NVRM|Xid'  # often power, cooling or a riser card",),
-        )
-        for bus, line in lost.items()
+        say("gpu-lost.before", Evidence("kernel log", printable(line, 200)), where=bus) for bus, line in lost.items()
     ]

@@ -7,12 +7,19 @@ from typing import Any
 
 from ocigpu.core.errors import printable
 from ocigpu.doctor.host import Host
-from ocigpu.doctor.records import Evidence, Finding, error, not_checked, note, ok, warning
+from ocigpu.doctor.records import Evidence, Finding, not_checked, ok
+from ocigpu.doctor.table import say
 from ocigpu.engines.status import EngineStatus, read_merged
 
-NO_DRIVER_ERROR = 'could not select device driver "" with capabilities: [[gpu]]'
 VENDOR = ("nvidia-container-runtime", "nvidia-container-runtime.cdi", "nvidia-container-runtime.legacy")
+UNITS = ("/etc/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system")
 SERVICES = {"docker": "docker", "containerd": "containerd", "crio": "crio"}
+CHECKERS = {
+    "docker": "dockerd --validate --config-file={path}",
+    "containerd": "containerd --config {path} config dump",
+    "crio": "crio config --default > /dev/null  # its messages name the file",
+    "podman": "podman info",
+}
 NAMES = {"docker": "Docker", "containerd": "containerd", "crio": "CRI-O", "podman": "Podman"}
 
 
@@ -31,12 +38,12 @@ def label(status: EngineStatus) -> str:
     return NAMES[status.engine] + (f" ({status.flavour})" if status.flavour else "")
 
 
-def configure(host: Host, status: EngineStatus, *more: str) -> tuple[str, ...]:
-    """Return the commands that tell an engine of ocigpu and have it read that."""
+def configure(host: Host, status: EngineStatus, *more: str) -> str:
+    """Return the commands that tell an engine of ocigpu and have it read that, one on a line."""
     program = host.program("/usr/bin/ocigpu-runtime", "/usr/local/bin/ocigpu-runtime") if host.root else ""
     runtime = ["--runtime-path", program] if program else []
     words = ["ocigpu", "engine", "configure", status.engine, *more, *_where(host, status), *runtime]
-    return (shlex.join(words), *restart(host, status))
+    return f"{shlex.join(words)}\n{restart(host, status)}"
 
 
 def _where(host: Host, status: EngineStatus) -> list[str]:
@@ -45,9 +52,10 @@ def _where(host: Host, status: EngineStatus) -> list[str]:
     return [*config, *(["--root", host.root] if host.root else [])]
 
 
-def restart(host: Host, status: EngineStatus) -> tuple[str, ...]:
+def restart(host: Host, status: EngineStatus) -> str:
+    """Return the command that has an engine read its configuration again, "" for none."""
     service = SERVICES.get(status.engine)
-    return (f"systemctl restart {_service(status, service)}",) if service and not host.root else ()
+    return f"systemctl restart {_service(status, service)}" if service and not host.root else ""
 
 
 def _service(status: EngineStatus, service: str) -> str:
@@ -106,19 +114,17 @@ def check_configured(host: Host) -> list[Finding]:
         if status.engine == "containerd" and any(item.engine == "containerd" and able[id(item)] for item in engines):
             findings.append(not_checked("another containerd is configured: see containerd-two-configs"))
             continue
-        text = f"{label(status)} is installed and knows nothing of GPUs"
-        if status.engine == "docker":
-            text += f': "docker run --gpus all" fails with: {NO_DRIVER_ERROR}'
-        evidence = (
-            Evidence(
-                file_of(host, status),
-                "no runtime of ocigpu" if status.files else "no such file",
-                "one that runs ocigpu-runtime",
-            ),
-        )
+        found = "no runtime of ocigpu" if status.files else "no such file"
         quiet = some or (status.engine == "containerd" and any(item.engine == "docker" for item in engines))
-        severity = note if quiet else error if host.driver_version else warning
-        findings.append(severity(text, evidence, configure(host, status)))
+        findings.append(
+            say(
+                f"engine-not-configured.{'docker' if status.engine == 'docker' else 'nothing'}",
+                Evidence(file_of(host, status), found, "one that runs ocigpu-runtime"),
+                severity="note" if quiet else "error" if host.driver_version else "warning",
+                engine=label(status),
+                configure=configure(host, status),
+            )
+        )
     return findings
 
 
@@ -144,24 +150,16 @@ def check_problems(host: Host) -> list[Finding]:
             return [not_checked("no engine has a configuration file")]
         return [ok("configuration files of engines can be read", *files)]
     return [
-        error(
-            f"{label(status)}: {text}: the engine does not start with this file",
-            (Evidence(file_of(host, status), printable(text, 300), "a valid file"),),
-            _checker(host, status),
+        say(
+            "engine-config-broken.broken",
+            Evidence(file_of(host, status), printable(text, 300), "a valid file"),
+            engine=label(status),
+            problem=text,
+            path=host.path(status.target),
+            checker=CHECKERS[status.engine].format(path=shlex.quote(status.target)),
         )
         for status, text in bad
     ]
-
-
-def _checker(host: Host, status: EngineStatus) -> tuple[str, ...]:
-    path = status.target
-    checkers = {
-        "docker": f"dockerd --validate --config-file={shlex.quote(path)}",
-        "containerd": f"containerd --config {shlex.quote(path)} config dump",
-        "crio": "crio config --default > /dev/null  # its messages name the file",
-        "podman": "podman info",
-    }
-    return (f"# correct {host.path(path)}; this says what is wrong:", checkers[status.engine])
 
 
 def check_runtimes(host: Host) -> list[Finding]:
@@ -181,26 +179,20 @@ def check_runtimes(host: Host) -> list[Finding]:
         ]
     findings = []
     for status, entry in bad:
-        default = entry.name == status.default_runtime
-        text = f'{label(status)} is told of runtime "{entry.name}" = {printable(entry.path, 200)}, which is not there'
-        text += ": no container starts, for it is the default" if default else f": --runtime={entry.name} fails"
-        remove = (
-            shlex.join(["ocigpu", "engine", "remove", status.engine, *_where(host, status)])
-            if entry.ours
-            else f"# remove it from {file_of(host, status)}"
-        )
+        what = "default" if entry.name == status.default_runtime else "other"
+        fixes = [f"# install it again\n# remove it from {file_of(host, status)}"]
+        if entry.ours:
+            remove = shlex.join(["ocigpu", "engine", "remove", status.engine, *_where(host, status)])
+            fixes = [f"# install it again (ocigpu: make install, or the package)\n# or: {remove}"]
         findings.append(
-            error(
-                text,
-                (
-                    Evidence(file_of(host, status), entry.path, "a program"),
-                    host.evidence(entry.path, "none", "a program"),
-                ),
-                (
-                    "# install it again (ocigpu: make install, or the package)" if entry.ours else "# install it again",
-                    f"# or: {remove}" if entry.ours else remove,
-                    *restart(host, status),
-                ),
+            say(
+                f"engine-runtime-missing.{what}",
+                Evidence(file_of(host, status), entry.path, "a program"),
+                host.evidence(entry.path, "none", "a program"),
+                engine=label(status),
+                name=entry.name,
+                path=printable(entry.path, 200),
+                fixes="\n".join([*fixes, restart(host, status)]),
             )
         )
     return findings
@@ -237,21 +229,14 @@ def check_systemd_cgroups(host: Host) -> list[Finding]:
         if driver != "systemd":
             fine.append(Evidence(file_of(host, status), f"cgroup driver {driver or 'unknown'}"))
             continue
+        found = f"cgroup driver systemd, default runtime {status.default_runtime or 'runc'}"
         findings.append(
-            warning(
-                f"{label(status)} leaves cgroups to systemd, and {_hooked(status)} changes them behind its back: "
-                'after "systemctl daemon-reload" running containers lose their GPUs ("Failed to initialize NVML")',
-                (
-                    Evidence(
-                        file_of(host, status),
-                        f"cgroup driver systemd, default runtime {status.default_runtime or 'runc'}",
-                        "ocigpu's runtime, which declares the devices",
-                    ),
-                ),
-                (
-                    "# start containers with --runtime=ocigpu or CDI devices; for all containers:",
-                    *configure(host, status, "--default"),
-                ),
+            say(
+                "systemd-cgroup-loses-devices.hooked",
+                Evidence(file_of(host, status), found, "ocigpu's runtime, which declares the devices"),
+                engine=label(status),
+                hooked=_hooked(status),
+                configure=configure(host, status, "--default"),
             )
         )
     return findings or [ok("device cgroups are not systemd's where a hook changes them", *fine)]
@@ -281,9 +266,9 @@ def check_two_containerds(host: Host) -> list[Finding]:
         return [ok("there is one configuration of containerd", *evidence)]
     if told and len(told) < len(found):
         others = [status for status in found if status not in told]
-        fixes = tuple(line for status in others for line in configure(host, status))
-        return [warning("containerd has several configurations, and only some name ocigpu", evidence, fixes)]
-    return [note("containerd has several configurations: each daemon reads its own", evidence)]
+        commands = "\n".join(configure(host, status) for status in others)
+        return [say("containerd-two-configs.some", *evidence, configure=commands)]
+    return [say("containerd-two-configs.several", *evidence)]
 
 
 def check_vendor(host: Host) -> list[Finding]:
@@ -292,38 +277,15 @@ def check_vendor(host: Host) -> list[Finding]:
     paths = (host.program(f"/usr/bin/{name}", f"/usr/local/bin/{name}") for name in programs)
     # ocigpu's programs may have the vendor's names, as links
     found = [path for path in paths if path and not os.path.basename(host.find(path)).startswith("ocigpu")]
-    refreshers = [
-        path
-        for path in (
-            "/etc/systemd/system/nvidia-cdi-refresh.service",
-            "/usr/lib/systemd/system/nvidia-cdi-refresh.service",
-            "/lib/systemd/system/nvidia-cdi-refresh.service",
-        )
-        if host.exists(path)
-    ]
-    ours = [
-        path
-        for path in (
-            "/etc/systemd/system/ocigpu-cdi-refresh.service",
-            "/usr/lib/systemd/system/ocigpu-cdi-refresh.service",
-            "/lib/systemd/system/ocigpu-cdi-refresh.service",
-        )
-        if host.exists(path)
-    ]
+    refreshers, ours = (
+        [path for path in (f"{directory}/{name}-cdi-refresh.service" for directory in UNITS) if host.exists(path)]
+        for name in ("nvidia", "ocigpu")
+    )
     if not found:
-        return [
-            ok(
-                "the vendor's toolkit is not installed",
-                *(host.evidence(f"/usr/bin/{name}", "none") for name in programs),
-            )
-        ]
+        seen = (host.evidence(f"/usr/bin/{name}", "none") for name in programs)
+        return [ok("the vendor's toolkit is not installed", *seen)]
     evidence = tuple(host.evidence(path, "there") for path in (*found, *refreshers))
     if refreshers and ours:
-        return [
-            warning(
-                "two services write /var/run/cdi/nvidia.yaml, the vendor's and ocigpu's",
-                (*evidence, *(host.evidence(path, "there") for path in ours)),
-                ("systemctl disable --now nvidia-cdi-refresh.path nvidia-cdi-refresh.service",),
-            )
-        ]
-    return [note("the vendor's toolkit is installed too; both can be used, each under its own runtime name", evidence)]
+        own = (host.evidence(path, "there") for path in ours)
+        return [say("vendor-toolkit.two-services", *evidence, *own)]
+    return [say("vendor-toolkit.both", *evidence)]

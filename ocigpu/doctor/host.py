@@ -88,6 +88,11 @@ class Host(RootFiles):
         return shlex.join(["ocigpu", *words, *(("--config", config) if config else ())])
 
     @property
+    def make_nodes(self) -> str:
+        """The command that makes missing device nodes."""
+        return self.command("system", "create-device-nodes")
+
+    @property
     def program_directories(self) -> list[str]:
         """Where programs of ocigpu are looked for; of this machine also beside the running one."""
         return [*([os.path.dirname(os.path.abspath(sys.argv[0]))] if self.live else []), *DIRECTORIES]

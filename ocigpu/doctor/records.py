@@ -3,7 +3,11 @@
 from typing import NamedTuple
 
 SEVERITIES = ("error", "warning", "note", "not-checked", "ok")
-"""Worst first.  "not-checked" always says why: nothing is ok that was not looked at."""
+"""Worst first.
+
+error: containers do not get their GPUs, or lose them; warning: some do not get what they ask for, or will not after the
+next event; note: nothing fails.  "not-checked" always says why: nothing is ok that was not looked at.
+"""
 
 
 class Evidence(NamedTuple):
@@ -26,21 +30,6 @@ class Finding(NamedTuple):
     evidence: tuple[Evidence, ...] = ()
     fixes: tuple[str, ...] = ()
     name: str = ""
-
-
-def error(text: str, evidence: tuple[Evidence, ...] = (), fixes: tuple[str, ...] = ()) -> Finding:
-    """Containers do not get their GPUs, or lose them."""
-    return Finding("error", text, evidence, fixes)
-
-
-def warning(text: str, evidence: tuple[Evidence, ...] = (), fixes: tuple[str, ...] = ()) -> Finding:
-    """Some containers do not get what they ask for, or will not after the next event."""
-    return Finding("warning", text, evidence, fixes)
-
-
-def note(text: str, evidence: tuple[Evidence, ...] = (), fixes: tuple[str, ...] = ()) -> Finding:
-    """Worth knowing; nothing fails."""
-    return Finding("note", text, evidence, fixes)
 
 
 def ok(text: str, *evidence: Evidence) -> Finding:

@@ -9,7 +9,8 @@ from ocigpu.core.errors import printable
 from ocigpu.core.settings import DEFAULT_PATH
 from ocigpu.doctor.files import PROGRAM_DIRECTORIES
 from ocigpu.doctor.host import DIRECTORIES, Host
-from ocigpu.doctor.records import Evidence, Finding, error, not_checked, ok, warning
+from ocigpu.doctor.records import Evidence, Finding, not_checked, ok
+from ocigpu.doctor.table import say
 
 STUBS = ("ocigpu-runtime", "ocigpu-hook", "ocigpu", "ocigpu-container-cli")
 _INTERPRETER = re.compile(r"\A#!(/\S*python\S*)|\[ -x (/\S+) \]")
@@ -23,18 +24,16 @@ def check_settings(host: Host) -> list[Finding]:
     if failure is None:
         found = "read" if host.settings.path else "not there: the defaults hold"
         return [ok("the settings can be used", Evidence(host.settings.path or path, found))]
-    fixes: tuple[str, ...] = (f"ocigpu config check {shlex.quote(path)}",)
+    owner = without = ""
     if failure.code == "OCIGPU-SET-3":
-        fixes = (
-            f"chown root:root {shlex.join([path, os.path.dirname(path)])}",
-            f"chmod go-w {shlex.join([path, os.path.dirname(path)])}",
-            *fixes,
-        )
+        both = shlex.join([path, os.path.dirname(path)])
+        owner = f"chown root:root {both}\nchmod go-w {both}"
     elif failure.code == "OCIGPU-SET-1":
-        fixes = (*fixes, f"# correct the file, or do without: mv {shlex.quote(path)} {shlex.quote(path)}.bad")
+        without = f"# correct the file, or do without: mv {shlex.quote(path)} {shlex.quote(path)}.bad"
     cause = failure.message.removeprefix("settings ").removeprefix(f"{path}: ")
-    text = f"the settings cannot be used, and no container with GPUs starts ({failure.code}): {cause}"
-    return [error(text, (Evidence(path, printable(cause, 300), failure.hint or "usable settings"),), fixes)]
+    seen = Evidence(path, printable(cause, 300), failure.hint or "usable settings")
+    values = {"owner": owner, "without": without, "path": shlex.quote(path)}
+    return [say("settings-unusable.unusable", seen, code=failure.code, cause=cause, **values)]
 
 
 def _stubs(host: Host) -> dict[str, str]:
@@ -56,31 +55,23 @@ def check_programs(host: Host) -> list[Finding]:
     for path in stubs.values():
         match = _INTERPRETER.search(host.text(path, 8192) or "")
         interpreter = (match[1] or match[2]) if match else ""
+        found = host.evidence(path, f"runs {interpreter}" if interpreter else "there")
         if interpreter and not host.program(interpreter):
-            findings.append(
-                error(
-                    f"{path} needs {interpreter}, which is gone: no container starts that uses it",
-                    (host.evidence(path, f"runs {interpreter}"), host.evidence(interpreter, "none", "a program")),
-                    ("make install  # in ocigpu's directory; or install its package again",),
-                )
-            )
+            gone = host.evidence(interpreter, "none", "a program")
+            findings.append(say("programs-broken.interpreter", found, gone, path=path, interpreter=interpreter))
         else:
-            fine.append(host.evidence(path, f"runs {interpreter}" if interpreter else "there"))
-    hook = host.settings.hook_path
+            fine.append(found)
+    hook, settings = host.settings.hook_path, host.settings.path
     if hook and not host.program(hook):
-        findings.append(
-            error(
-                f"the settings name the hook {hook}, which is not there (OCIGPU-RT-3)",
-                (Evidence(host.settings.path, f"hook.path = {hook}", "a program"), host.evidence(hook, "none")),
-                (f"# remove hook.path from {host.settings.path}, or install ocigpu again",),
-            )
-        )
+        named = Evidence(settings, f"hook.path = {hook}", "a program")
+        findings.append(say("programs-broken.hook", named, host.evidence(hook, "none"), hook=hook, path=settings))
     if findings:
         return findings
-    absent = [name for name in ("ocigpu-runtime", "ocigpu-hook") if name not in stubs]
+    absent = " and ".join(name for name in ("ocigpu-runtime", "ocigpu-hook") if name not in stubs)
     if absent:
-        wanted = Evidence(", ".join(DIRECTORIES), f"no {' and no '.join(absent)}", "the programs that engines run")
-        return [warning(f"ocigpu is here, and {' and '.join(absent)} is not", (wanted, *fine), ("make install",))]
+        gaps = f"no {absent.replace(' and ', ' and no ')}"
+        wanted = Evidence(", ".join(DIRECTORIES), gaps, "the programs that engines run")
+        return [say("programs-broken.absent", wanted, *fine, names=absent)]
     return [ok("ocigpu's programs and their Python are there", *fine)]
 
 
@@ -94,8 +85,7 @@ def check_runtime(host: Host) -> list[Finding]:
     if not host.has_system:
         return [not_checked("the simulated host has no low-level runtime")]
     evidence = Evidence(", ".join(PROGRAM_DIRECTORIES), f"none of {', '.join(wanted)}", "one of them")
-    fixes = ("apt-get install runc  # or crun, or your system's package", f"# or runtime.runtimes in {DEFAULT_PATH}")
-    return [error("no low-level runtime was found (OCIGPU-RT-1)", (evidence,), fixes)]
+    return [say("runtime-missing.none", evidence, path=DEFAULT_PATH)]
 
 
 def check_no_cgroups(host: Host) -> list[Finding]:
@@ -106,35 +96,18 @@ def check_no_cgroups(host: Host) -> list[Finding]:
     path = host.settings.path or host.path(DEFAULT_PATH)
     fine.append(Evidence(path, f"no-cgroups = {str(host.settings.no_cgroups).lower()}", "false"))
     if host.settings.no_cgroups:
-        findings.append(
-            warning(
-                "the settings say no-cgroups = true: containers of root get device nodes and no permission to open "
-                "them (EPERM); ocigpu finds out by itself when a container is rootless",
-                (Evidence(path, "no-cgroups = true", "false"),),
-                (f"sed -i 's/^no-cgroups *= *true/no-cgroups = false/' {shlex.quote(path)}",),
-            )
-        )
+        seen = Evidence(path, "no-cgroups = true", "false")
+        findings.append(say("no-cgroups-mismatch.ours", seen, path=shlex.quote(path)))
     vendors = _vendor_no_cgroups(host)
     uses = any("nvidia-container-runtime" in entry.path for item in installed for entry in item.runtimes)
     if uses and vendors is not None:
         only_rootless = bool(installed) and not rootful
-        found = f"no-cgroups = {str(vendors).lower()}"
+        seen = host.evidence(VENDOR_SETTINGS, f"no-cgroups = {str(vendors).lower()}", str(only_rootless).lower())
         if vendors != only_rootless:
-            who = "rootless engines need it true" if only_rootless else "engines of root need it false"
-            findings.append(
-                warning(
-                    f"the vendor's settings say {found}, and {who}",
-                    (host.evidence(VENDOR_SETTINGS, found, str(only_rootless).lower()),),
-                    (
-                        (
-                            f"nvidia-ctk config --in-place --config {VENDOR_SETTINGS} "
-                            f"--set nvidia-container-cli.no-cgroups={str(only_rootless).lower()}"
-                        ),
-                    ),
-                )
-            )
+            what = "rootless" if only_rootless else "root"
+            findings.append(say(f"no-cgroups-mismatch.{what}", seen, path=VENDOR_SETTINGS))
         else:
-            fine.append(host.evidence(VENDOR_SETTINGS, found))
+            fine.append(seen._replace(wanted=""))
     if not installed and not findings:
         return [not_checked("no container engine is installed", *fine)]
     return findings or [ok("no-cgroups fits the engines", *fine)]

@@ -10,8 +10,9 @@ from ocigpu.cdi.versions import ENGINES, is_older, parse_version, requirements
 from ocigpu.core.errors import printable
 from ocigpu.core.settings import MODES
 from ocigpu.doctor.host import Host
-from ocigpu.doctor.records import Evidence, Finding, error, not_checked, note, ok, warning
+from ocigpu.doctor.records import Evidence, Finding, not_checked, ok
 from ocigpu.doctor.spec_files import SpecFile
+from ocigpu.doctor.table import say
 from ocigpu.gpus.vendors import stale_reasons
 
 SHOWN = 4
@@ -43,14 +44,12 @@ def check_missing(host: Host) -> list[Finding]:
     if not host.driver_version:
         return [not_checked("no driver is loaded: there is nothing to describe")]
     target = host.path("/var/run/cdi/nvidia.yaml")
-    fix = (host.command("cdi", "refresh", "--output", target),)
+    write = host.command("cdi", "refresh", "--output", target)
     if MODES[host.settings.mode] == "cdi":
-        text = "the settings say mode cdi, and no specification of NVIDIA GPUs is there: no container gets a GPU"
-        return [error(text, _looked(host), fix)]
-    users = [engine.engine for engine in host.engines if engine.installed and engine.cdi == "on"]
+        return [say("cdi-missing.mode", *_looked(host), write=write)]
+    users = dict.fromkeys(engine.engine for engine in host.engines if engine.installed and engine.cdi == "on")
     if users:
-        text = f"{' and '.join(dict.fromkeys(users))} can use CDI devices, and there is no specification of NVIDIA GPUs"
-        return [note(text, _looked(host), fix)]
+        return [say("cdi-missing.users", *_looked(host), users=" and ".join(users), write=write)]
     return [not_checked("there is no specification, and nothing here is set up to use one", *_looked(host))]
 
 
@@ -62,13 +61,12 @@ def check_unreadable(host: Host) -> list[Finding]:
             return [not_checked("there is no specification", *_looked(host))]
         return [ok("every specification can be read", *_looked(host))]
     return [
-        error(
-            f"a CDI specification cannot be used: {file.problem}",
-            (host.evidence(file.path, printable(file.problem, 300), "a valid specification"),),
-            (
-                host.command("cdi", "validate", host.path(file.path)),
-                _write_command(host, file) if "nvidia" in file.path else f"rm {shlex.quote(host.path(file.path))}",
-            ),
+        say(
+            "cdi-unreadable.unusable",
+            host.evidence(file.path, printable(file.problem, 300), "a valid specification"),
+            problem=file.problem,
+            validate=host.command("cdi", "validate", host.path(file.path)),
+            write=_write_command(host, file) if "nvidia" in file.path else f"rm {shlex.quote(host.path(file.path))}",
         )
         for file in bad
     ]
@@ -84,9 +82,8 @@ def check_stale(host: Host) -> list[Finding]:
     for file in host.specs.gpus:
         reasons = _stale_reasons(host, file)
         if reasons:
-            shown = tuple(host.evidence(file.path, reason) for reason in reasons[:SHOWN])
-            fix = _refresh_command(host, file)
-            findings.append(error(f"a CDI specification is stale: {reasons[0]}", shown, fix))
+            shown = (host.evidence(file.path, reason) for reason in reasons[:SHOWN])
+            findings.append(say("cdi-stale.stale", *shown, reason=reasons[0], write=_refresh_command(host, file)))
     if findings:
         return findings
     unknown = [file for file in host.specs.gpus if not file.is_ours]
@@ -111,16 +108,14 @@ def _cause_elsewhere(host: Host) -> str:
     return ""
 
 
-def _refresh_command(host: Host, file: SpecFile) -> tuple[str, ...]:
+def _refresh_command(host: Host, file: SpecFile) -> str:
     names = _device_names(file)
     if any(item.directory > file.directory and names <= _device_names(item) for item in host.specs.gpus):
-        return (f"rm {shlex.quote(host.path(file.path))}  # a later directory defines all its devices",)
+        return f"rm {shlex.quote(host.path(file.path))}  # a later directory defines all its devices"
     if file.is_ours:
-        return (host.command("cdi", "refresh", "--output", host.path(file.path)),)
-    return (
-        _write_command(host, file),
-        f"# or with the vendor's tool: nvidia-ctk cdi generate --output={shlex.quote(file.path)}",
-    )
+        return host.command("cdi", "refresh", "--output", host.path(file.path))
+    other = f"# or with the vendor's tool: nvidia-ctk cdi generate --output={shlex.quote(file.path)}"
+    return f"{_write_command(host, file)}\n{other}"
 
 
 def _device_names(file: SpecFile) -> set[str]:
@@ -167,24 +162,15 @@ def check_partial(host: Host) -> list[Finding]:
         return _none(host)
     findings = []
     for file in host.specs.gpus:
-        if not _has_gpu_node(file.spec.get("containerEdits", {})):
-            empty = [d["name"] for d in file.spec["devices"] if not _has_gpu_node(d.get("containerEdits", {}))]
-            if empty:
-                shown = ", ".join(empty[:SHOWN]) + (", ..." if len(empty) > SHOWN else "")
-                findings.append(
-                    error(
-                        "a CDI specification gives libraries and no GPU: "
-                        f"{len(empty)} of {len(file.spec['devices'])} devices have no node of one",
-                        (host.evidence(file.path, f"no GPU's node in device {shown}", "/dev/nvidia0 or the like"),),
-                        (host.command("system", "create-device-nodes"), _write_command(host, file)),
-                    )
-                )
-    return findings or [
-        ok(
-            "every device of every specification has a GPU's node",
-            *(host.evidence(f.path, "ok") for f in host.specs.gpus),
-        )
-    ]
+        names = [d["name"] for d in file.spec["devices"] if not _has_gpu_node(d.get("containerEdits", {}))]
+        if names and not _has_gpu_node(file.spec.get("containerEdits", {})):
+            shown = ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
+            seen = host.evidence(file.path, f"no GPU's node in device {shown}", "/dev/nvidia0 or the like")
+            numbers = {"empty": len(names), "devices": len(file.spec["devices"])}
+            write = _write_command(host, file)
+            findings.append(say("cdi-partial.no-node", seen, **numbers, make=host.make_nodes, write=write))
+    fine = (host.evidence(file.path, "ok") for file in host.specs.gpus)
+    return findings or [ok("every device of every specification has a GPU's node", *fine)]
 
 
 def _has_gpu_node(edits: dict[str, Any]) -> bool:
@@ -210,20 +196,12 @@ def check_duplicate(host: Host) -> list[Finding]:
     for names_of_files, names in paths.items():
         files = [by_path[path] for path in names_of_files]
         winner = files[-1]
-        evidence = tuple(
-            host.evidence(file.path, f"defines {names[0]}{' and others' if len(names) > 1 else ''}") for file in files
-        )
-        same = [file for file in files if file.directory == winner.directory]
-        older = [file for file in files if file is not winner]
-        fixes = tuple(f"rm {shlex.quote(host.path(file.path))}" for file in older)
-        if len(same) > 1:
-            text = f"{len(names)} CDI devices are defined twice in one directory: engines refuse them ({names[0]})"
-            findings.append(error(text, evidence, fixes))
-        else:
-            text = (
-                f"{len(names)} CDI devices are defined in two directories: {winner.path} wins, the other may be stale"
-            )
-            findings.append(warning(text, evidence, fixes))
+        defines = f"defines {names[0]}{' and others' if len(names) > 1 else ''}"
+        evidence = [host.evidence(file.path, defines) for file in files]
+        remove = "\n".join(f"rm {shlex.quote(host.path(file.path))}" for file in files if file is not winner)
+        values = {"number": len(names), "name": names[0], "winner": winner.path, "remove": remove}
+        same = sum(file.directory == winner.directory for file in files) > 1
+        findings.append(say(f"cdi-duplicate.{'one-directory' if same else 'two-directories'}", *evidence, **values))
     return findings
 
 
@@ -240,13 +218,9 @@ def check_hooks(host: Host) -> list[Finding]:
     for (path, program), file in seen.items():
         here = host.simulated or program.startswith(f"{host.root}/")  # a simulated host is used by our own programs
         if not (host.program(program) or (here and os.access(program, os.X_OK))):
-            findings.append(
-                error(
-                    f"a CDI specification has the hook {printable(program, 200)} run, which is not there",
-                    (host.evidence(path, f"hook {printable(program, 200)}", "a program"),),
-                    (_write_command(host, file),),
-                )
-            )
+            shown = printable(program, 200)
+            evidence = host.evidence(path, f"hook {shown}", "a program")
+            findings.append(say("cdi-hook-missing.none", evidence, program=shown, write=_write_command(host, file)))
     found = f"{len(seen)} hook programs" if seen else "no hook"
     findings += _relying(host)
     return findings or [ok("programs of specifications are there", Evidence(", ".join(host.specs.directories), found))]
@@ -262,12 +236,12 @@ def _relying(host: Host) -> list[Finding]:
     findings = []
     for file in host.specs.usable:
         if left := left_to_ldconfig(file.spec, read_soname):
-            text = f"a CDI specification relies on its hook program: {describe_left(left)}"
             why = (
                 f"no link {left[0]}; NVIDIA's toolkit up to 1.17 writes such files, its program and ours make the links"
             )
-            fix = _write_command(host, file)
-            findings.append(note(text, (host.evidence(file.path, why, "links by create-symlinks"),), (fix,)))
+            evidence = host.evidence(file.path, why, "links by create-symlinks")
+            links, write = describe_left(left), _write_command(host, file)
+            findings.append(say("cdi-hook-missing.relying", evidence, links=links, write=write))
     return findings
 
 
@@ -318,13 +292,10 @@ def check_too_new(host: Host) -> list[Finding]:
             if newest and is_older(newest, version):
                 needs = [need for need in requirements(file.spec) if is_older(newest, need.version)]
                 why = f" (for {needs[0].why})" if needs else ""
-                findings.append(
-                    error(
-                        f"{engine} {release} reads CDI specifications up to {newest}, and this one is {version}{why}",
-                        (host.evidence(file.path, f"cdiVersion {version}", f"{newest} or older"),),
-                        (_write_command(host, file, "--max-version", newest),),
-                    )
-                )
+                evidence = host.evidence(file.path, f"cdiVersion {version}", f"{newest} or older")
+                values = {"engine": f"{engine} {release}", "newest": newest, "version": version, "why": why}
+                write = _write_command(host, file, "--max-version", newest)
+                findings.append(say("cdi-too-new.version", evidence, **values, write=write))
     if findings:
         return findings
     judged = {name: pair for name, pair in known.items() if pair[1]}

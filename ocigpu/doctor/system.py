@@ -7,7 +7,8 @@ from ocigpu.core.errors import printable
 from ocigpu.doctor.files import LARGE_TEXT
 from ocigpu.doctor.host import Host
 from ocigpu.doctor.logs import denials
-from ocigpu.doctor.records import Evidence, Finding, error, not_checked, note, ok, warning
+from ocigpu.doctor.records import Evidence, Finding, not_checked, ok
+from ocigpu.doctor.table import say
 from ocigpu.provision.ldconfig import CANDIDATES
 
 FEATURES = (
@@ -44,11 +45,10 @@ def check_kernel(host: Host) -> list[Finding]:
     for first, feature, without, needs_v2 in FEATURES:
         if version >= first or (needs_v2 and not v2):
             continue
-        evidence = (Evidence(path, release, f"{first[0]}.{first[1]} or later, for {feature}"),)
-        text = f"kernel {release} lacks {feature}: {without}"
-        findings.append(
-            error(text, evidence, ("# install a newer kernel, then: reboot",)) if needs_v2 else note(text, evidence)
-        )
+        evidence = Evidence(path, release, f"{first[0]}.{first[1]} or later, for {feature}")
+        what = "needed" if needs_v2 else "slower"
+        values = {"release": release, "feature": feature, "without": without}
+        findings.append(say(f"kernel-too-old.{what}", evidence, **values))
     return findings or [ok(f"kernel {release} has what is used", Evidence(path, release, "5.6 or later"))]
 
 
@@ -64,20 +64,9 @@ def check_ldconfig(host: Host) -> list[Finding]:
         return [ok("there is an ldconfig to run for containers", host.evidence(usable[0], "a program"))]
     cause = f"{found} is a script" if found else "none"
     where = host.settings.path or "/etc/ocigpu/config.toml"
-    return [
-        error(
-            "there is no usable ldconfig: containers of glibc images do not find the driver's libraries (OCIGPU-LD-1)",
-            tuple(
-                host.evidence(path, cause if path == found else "none", "a program, no script") for path in paths[:3]
-            ),
-            (
-                f"sed -i '/^ldconfig *=/d' {shlex.quote(where)}"
-                if named
-                else "apt-get install --reinstall libc-bin  # or your system's",
-                f'# or name it in {where}: ldconfig = "/path/of/ldconfig"',
-            ),
-        )
-    ]
+    evidence = (host.evidence(path, cause if path == found else "none", "a program, no script") for path in paths[:3])
+    what = "named" if named else "none"
+    return [say(f"ldconfig-missing.{what}", *evidence, where=where, quoted=shlex.quote(where))]
 
 
 # Security modules
@@ -104,14 +93,7 @@ def check_selinux(host: Host) -> list[Finding]:
         evidence += (Evidence("kernel log", denied[-1]),)
     if not value and not denied:
         return [not_checked("SELinux enforces, and its policy has no container_use_devices to look at", *evidence)]
-    text = "SELinux refuses GPUs to containers" if denied else "SELinux enforces and containers may not use devices"
-    return [
-        warning(
-            f'{text}: "Permission denied" or "Insufficient Permissions" although the nodes are there',
-            evidence,
-            ("setsebool -P container_use_devices on", "# or for one container: --security-opt label=disable"),
-        )
-    ]
+    return [say(f"selinux-denies.{'denied' if denied else 'off'}", *evidence)]
 
 
 def _denied(host: Host, kind: str) -> list[str]:
@@ -133,16 +115,7 @@ def check_apparmor(host: Host) -> list[Finding]:
         return [ok("AppArmor is on and refused nothing of the driver", seen)]
     profile = re.search(r'profile="([^"]{1,200})"', denied[-1])
     name = profile[1] if profile else "PROFILE"
-    return [
-        warning(
-            f'AppArmor refused something of the driver: profile "{name}"',
-            (Evidence("kernel log", denied[-1]),),
-            (
-                f"aa-complain {shlex.quote(name)}  # it logs from then on, and refuses nothing",
-                "# or for one container: --security-opt apparmor=unconfined",
-            ),
-        )
-    ]
+    return [say("apparmor-denies.denied", Evidence("kernel log", denied[-1]), name=name, quoted=shlex.quote(name))]
 
 
 # Rootless
@@ -175,19 +148,9 @@ def check_subordinate_ids(host: Host) -> list[Finding]:
             if name not in owners and str(uid) not in owners:
                 absent.append(path)
         if absent:
-            findings.append(
-                error(
-                    f"user {printable(name, 64)} has no subordinate ids: rootless containers do not start",
-                    tuple(
-                        host.evidence(path, f"no line of {printable(name, 64)}", f"{name}:100000:65536")
-                        for path in absent
-                    ),
-                    (
-                        f"usermod --add-subuids 100000-165535 --add-subgids 100000-165535 {shlex.quote(name)}",
-                        f"# as {printable(name, 64)}: podman system migrate",
-                    ),
-                )
-            )
+            user = printable(name, 64)
+            seen = (host.evidence(path, f"no line of {user}", f"{name}:100000:65536") for path in absent)
+            findings.append(say("rootless-no-ids.none", *seen, user=user, quoted=shlex.quote(name)))
     if findings:
         return findings
     return [
@@ -201,13 +164,8 @@ def check_delegation(host: Host) -> list[Finding]:
     if not users:
         return [not_checked("no user here has rootless containers")]
     if not host.exists("/sys/fs/cgroup/cgroup.controllers"):
-        return [
-            warning(
-                "cgroups are version 1: rootless containers have no cgroups of their own, and no limits",
-                (host.evidence("/sys/fs/cgroup/cgroup.controllers", "not there", "cgroup version 2"),),
-                ("# boot with: systemd.unified_cgroup_hierarchy=1",),
-            )
-        ]
+        seen = host.evidence("/sys/fs/cgroup/cgroup.controllers", "not there", "cgroup version 2")
+        return [say("rootless-no-delegation.v1", seen)]
     findings, fine, away = [], [], []
     for name, uid in users:
         path = f"/sys/fs/cgroup/user.slice/user-{uid}.slice/user@{uid}.service/cgroup.controllers"
@@ -219,22 +177,9 @@ def check_delegation(host: Host) -> list[Finding]:
         if not absent:
             fine.append(host.evidence(path, text.strip()))
             continue
-        findings.append(
-            warning(
-                f"user {printable(name, 64)} has no cgroup controller {' and no '.join(absent)}: rootless engines "
-                "cannot make cgroups as containers ask for them",
-                (host.evidence(path, text.strip() or "none", " ".join(CONTROLLERS)),),
-                (
-                    "mkdir -p /etc/systemd/system/user@.service.d",
-                    (
-                        r"printf '[Service]\nDelegate=cpu cpuset io memory pids\n' "
-                        "> /etc/systemd/system/user@.service.d/delegate.conf"
-                    ),
-                    "systemctl daemon-reload",
-                    f"# {printable(name, 64)} logs out and in again",
-                ),
-            )
-        )
+        seen = host.evidence(path, text.strip() or "none", " ".join(CONTROLLERS))
+        values = {"user": printable(name, 64), "absent": " and no ".join(absent)}
+        findings.append(say("rootless-no-delegation.absent", seen, **values))
     if fine:
         findings.append(ok("cgroups are delegated to users of rootless containers", *fine))
     if away:
@@ -252,10 +197,6 @@ def check_deleted(host: Host) -> list[Finding]:
     held, unread = host.replaced_files
     if held:
         containers = _containers(host, list(held))
-        text = (
-            f"{len(held)} running program{'s' * (len(held) != 1)} (perhaps in containers) had driver files that were "
-            'replaced since: they fail with "Driver/library version mismatch" until they start anew'
-        )
         evidence = tuple(
             Evidence(
                 f"{name} ({pid}){f', container {containers[pid][1]}' if pid in containers else ''}", f"{path} (deleted)"
@@ -269,7 +210,9 @@ def check_deleted(host: Host) -> list[Finding]:
             for engine, container in containers.values()
         )
         others = ("# start these programs anew: " + ", ".join(str(pid) for pid in held if pid not in containers),)
-        return [error(text, evidence, (*restarts, *(others if len(containers) < len(held) else ())))]
+        lines = "\n".join((*restarts, *(others if len(containers) < len(held) else ())))
+        values = {"number": len(held), "many": "s" * (len(held) != 1), "restarts": lines}
+        return [say("deleted-driver-files.held", *evidence, **values)]
     if not host.processes:
         return [not_checked(f"no process is seen in {host.proc}")]
     if unread:
@@ -303,16 +246,8 @@ def check_simulated(host: Host) -> list[Finding]:
         ]
     if not host.simulated:
         return [not_checked("another machine's root is examined, which is no simulated host of ours")]
-    where = host.settings.simulation_root
-    return [
-        warning(
-            f"this is a SIMULATED host: {len(_gpus(host))} GPUs of model {host.marker.get('model')} that do not exist",
-            (Evidence(f"{where}/.ocigpu-sim.json", f"made by ocigpu {host.marker.get('version')}", "no simulation"),),
-            ("# for real GPUs: leave out --config, OCIGPU_CONFIG and simulation.root in the settings",),
-        )
-    ]
-
-
-def _gpus(host: Host) -> list[object]:
+    seen = f"made by ocigpu {host.marker.get('version')}"
+    evidence = Evidence(f"{host.settings.simulation_root}/.ocigpu-sim.json", seen, "no simulation")
     gpus = host.marker.get("gpus")
-    return gpus if isinstance(gpus, list) else []
+    number = len(gpus) if isinstance(gpus, list) else 0
+    return [say("simulated-host.made", evidence, number=number, model=host.marker.get("model"))]

@@ -1,8 +1,13 @@
-"""Every check, in the order in which causes come before their effects.  docs/DOCTOR.md is generated from it."""
+"""Every check and what it may say, in the order in which causes come before their effects: checks.toml.
+
+docs/DOCTOR.md is generated from it.
+"""
 
 import tomllib
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from ocigpu.doctor.records import Evidence, Finding
 
 
 class Check(NamedTuple):
@@ -10,15 +15,30 @@ class Check(NamedTuple):
 
     ``run``: "module.function" of this package; the function takes a Host and returns at least one finding.  It may
     raise OcigpuError or OSError for what cannot be read: then the check counts as not made, with that reason.
+    ``says``: severity, text and fixes of its findings by name, with places for values as of str.format.
     """
 
     name: str
     title: str
     meaning: str
     run: str
+    says: dict[str, dict[str, Any]] = {}
 
 
 CHECKS = tuple(
     Check(name, **entry)
     for name, entry in tomllib.loads(Path(__file__).with_name("checks.toml").read_text(encoding="utf-8")).items()
 )
+_SAYS = {f"{check.name}.{name}": entry for check in CHECKS for name, entry in check.says.items()}
+
+
+def say(what: str, /, *evidence: Evidence, **values: object) -> Finding:
+    """Return a finding of the table by the names of its check and its own, "no-gpu.none", with these values.
+
+    ``severity`` among them goes before the table's.  A value of several lines makes several fixes.
+    """
+    entry = _SAYS[what]
+    fixes = [line for fix in entry.get("fixes", ()) for line in fix.format(**values).split("\n") if line]
+    return Finding(
+        str(values.get("severity", entry["severity"])), entry["text"].format(**values), evidence, tuple(fixes)
+    )

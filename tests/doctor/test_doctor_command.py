@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from doctor.conftest import Broken, Run, bad, examine
 from support.process import run
 from support.product import python_of_nobody
 
+from ocigpu.doctor import table
 from ocigpu.doctor.host import Host
 from ocigpu.doctor.records import SEVERITIES, Finding
 from ocigpu.doctor.report import exit_status, run_checks
@@ -170,3 +172,13 @@ def test_nothing_below_the_root_is_changed(broken: Broken) -> None:
     before = look()
     examine(root)
     assert look() == before
+
+
+def test_every_sentence_of_the_table_is_one_that_a_check_says() -> None:
+    places = {place for check in CHECKS for entry in check.says.values() for place in str(entry).split("{")[1:]}
+    assert all(place.partition("}")[0].isidentifier() for place in places)
+    sources = "".join(path.read_text() for path in Path(table.__file__).parent.glob("*.py"))
+    used = {name.partition("{")[0] for name in re.findall(r'say\w*\(\s*(?:host, )?f?"([^"]+)"', sources)}
+    said = {f"{check.name}.{name}" for check in CHECKS for name in check.says}
+    assert not [name for name in said if name not in used and f"{name.partition('.')[0]}." not in used]
+    assert not [name for name in used if not name.endswith(".") and name not in said]
