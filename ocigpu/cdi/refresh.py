@@ -1,6 +1,5 @@
 """A specification on disk brought up to date with the host: written only when its content would be another."""
 
-import fcntl
 import json
 import os
 
@@ -11,7 +10,8 @@ from ocigpu.core.errors import CdiError, OcigpuError
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.offer import GenerateOptions
 from ocigpu.gpus.vendors import stale_reasons
-from ocigpu.system.store import open_cache
+from ocigpu.system.files import lock
+from ocigpu.system.store import open_lock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -69,19 +69,14 @@ def _take_lock() -> int:
 
     It is in our own directory: everybody who may read a directory of specifications could hold a lock on that one.
     """
-    directory = open_cache(create=True)
-    if directory < 0:
-        return -1
+    fd = -1
     try:
-        fd = os.open(_LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=directory)
-    except OSError:  # a full or read-only file system: then each of two may write, whole files still
-        return -1
-    finally:
-        os.close(directory)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-    except OSError:  # a file system without locks
-        os.close(fd)
+        fd = open_lock(_LOCK)
+        if fd >= 0:
+            lock(fd)
+    except OSError:  # a file system that is full, read-only or without locks: then each of two may write, whole files
+        if fd >= 0:
+            os.close(fd)
         return -1
     return fd
 

@@ -9,6 +9,7 @@ import json
 import os
 
 from ocigpu.core.errors import CdiError
+from ocigpu.system.files import remove_drafts, replace_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -165,7 +166,12 @@ def write_file(path: str, content: bytes) -> None:
         _make_directories(directory)
     if os.path.isdir(path):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-    _replace(directory or ".", name, content)
+    fd = os.open(directory or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        remove_drafts(fd)
+        replace_file(name, content, 0o644, fd, durable=True)
+    finally:
+        os.close(fd)
 
 
 def _make_directories(directory: str) -> None:
@@ -181,25 +187,3 @@ def _make_directories(directory: str) -> None:
         except FileExistsError:  # by somebody else in this moment, or it is no directory: the write will say so
             continue
         os.chmod(path, 0o755)
-
-
-def _replace(directory: str, name: str, text: bytes) -> None:
-    """Give ``name`` in the directory this content by a rename that survives a crash of the machine."""
-    directory_fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        temporary = f"spec.{os.getpid()}-{os.urandom(4).hex()}.tmp"  # ends in neither .json nor .yaml
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        fd = os.open(temporary, flags, 0o600, dir_fd=directory_fd)
-        try:
-            with os.fdopen(fd, "wb") as file:
-                file.write(text)
-                file.flush()
-                os.fchmod(file.fileno(), 0o644)
-                os.fsync(file.fileno())
-            os.replace(temporary, name, src_dir_fd=directory_fd, dst_dir_fd=directory_fd)
-        except BaseException:
-            os.unlink(temporary, dir_fd=directory_fd)
-            raise
-        os.fsync(directory_fd)
-    finally:
-        os.close(directory_fd)

@@ -1,9 +1,9 @@
 """Versions of what is installed: from the package database below the root, else as this machine's programs say."""
 
 import re
-import subprocess
 
 from ocigpu.doctor.files import LARGE_TEXT, RootFiles
+from ocigpu.system.programs import run_program
 
 PACKAGES = {
     "docker": ("docker-ce", "docker.io", "moby-engine"),
@@ -53,10 +53,8 @@ def _ask(files: RootFiles, paths: tuple[str, ...]) -> str:
     if not path:
         return ""
     try:
-        done = subprocess.run(
-            [path, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SECONDS, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        done = run_program([path, "--version"], SECONDS)
+    except OSError:
         return ""
-    match = _VERSION.search(done.stdout)
+    match = _VERSION.search(done.output)
     return match[1] if match else ""

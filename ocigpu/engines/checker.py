@@ -2,7 +2,6 @@
 
 import os
 import re
-import subprocess
 import tempfile
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,6 +11,7 @@ from ocigpu.core.errors import OcigpuError
 from ocigpu.engines import places
 from ocigpu.engines.document import ValueChange, apply_changes, is_template, look_up, name_of
 from ocigpu.engines.status import CRI_PLUGINS, import_paths
+from ocigpu.system.programs import Finished, run_program
 
 _SECONDS = 60
 
@@ -21,7 +21,7 @@ def program_version(root: str, engine: str) -> tuple[int, int] | None:
     program = places.find_program(root, places.PROGRAMS[engine]) if root == "/" else ""
     if not program:
         return None
-    found = re.search(r"\bv?(\d+)\.(\d+)\.", _run([program, "--version"]).stdout)
+    found = re.search(r"\bv?(\d+)\.(\d+)\.", _run([program, "--version"]).output)
     return (int(found[1]), int(found[2])) if found else None
 
 
@@ -51,20 +51,20 @@ def check(engine: str, main: str, texts: Mapping[str, str | None], meant: Meant)
 
 def _check_docker(program: str, directory: str, main: str, texts: Mapping[str, str | None]) -> str:
     text = texts.get(main)
-    if text is None or "--validate" not in _run([program, "--help"]).stdout:  # Docker before 23
+    if text is None or "--validate" not in _run([program, "--help"]).output:  # Docker before 23
         return ""
-    _require(_run([program, "--validate", "--config-file", _write(directory, "daemon.json", text)]), main)
+    _require(program, _run([program, "--validate", "--config-file", _write(directory, "daemon.json", text)]), main)
     return "dockerd --validate"
 
 
 def _check_containerd(program: str, directory: str, main: str, texts: Mapping[str, str | None], meant: Meant) -> str:
     """Compare what containerd makes of the files before and after: nothing but what we meant may differ."""
     result = _dump(program, directory, "after", main, texts)
-    _require(result, main)
-    after = tomllib.loads(result.stdout)
+    _require(program, result, main)
+    after = tomllib.loads(result.output)
     result = _dump(program, directory, "before", main, {})
-    if result.returncode == 0:
-        old, new = dict(_leaves(tomllib.loads(result.stdout))), dict(_leaves(after))
+    if result.status == 0:
+        old, new = dict(_leaves(tomllib.loads(result.output))), dict(_leaves(after))
         for keys in sorted({*old, *new}):
             if old.get(keys) != new.get(keys) and not _is_meant(keys, meant):
                 name = name_of(keys)
@@ -88,9 +88,7 @@ def _require_entry(main: str, data: dict[str, Any], meant: Meant) -> None:
         raise OcigpuError("OCIGPU-ENG-3", f'{main}: a file of its imports sets another default than "{meant.name}"')
 
 
-def _dump(
-    program: str, directory: str, name: str, main: str, texts: Mapping[str, str | None]
-) -> subprocess.CompletedProcess[str]:
+def _dump(program: str, directory: str, name: str, main: str, texts: Mapping[str, str | None]) -> Finished:
     """Run "containerd config dump" on copies; files that do not change are imported from where they are."""
     text = texts[main] if main in texts else places.read_file("/", main)
     data = places.parse_config(main, text or "version = 2\n")
@@ -139,7 +137,7 @@ def _check_podman(program: str, directory: str, main: str, texts: Mapping[str, s
         return ""
     path = _write(directory, "containers.conf", text)
     result = _run([program, "--version"], CONTAINERS_CONF=path)
-    _require(result, main)
+    _require(program, result, main)
     return "podman --version"
 
 
@@ -149,7 +147,7 @@ def _check_crio(program: str, directory: str, main: str, texts: Mapping[str, str
         text = texts[path] if path in texts else places.read_file("/", path)
         if text is not None:
             _write(directory, os.path.basename(path), text)
-    _require(_run([program, "--config-dir", directory, "config"]), main)
+    _require(program, _run([program, "--config-dir", directory, "config"]), main)
     return "crio config"
 
 
@@ -163,26 +161,15 @@ def _write(directory: str, name: str, text: str) -> str:
     return path
 
 
-def _run(command: Sequence[str], **variables: str) -> subprocess.CompletedProcess[str]:
+def _run(command: Sequence[str], **variables: str) -> Finished:
     environment = {"PATH": ":".join(places.DAEMON_PATH), "HOME": os.path.expanduser("~"), **variables}
     try:
-        return subprocess.run(
-            command,
-            check=False,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=_SECONDS,
-            env=environment,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
+        return run_program(command, _SECONDS, env=environment)
+    except OSError as error:
         raise OcigpuError("OCIGPU-ENG-3", f"{command[0]}: {error}") from error
 
 
-def _require(result: subprocess.CompletedProcess[str], path: str) -> None:
+def _require(program: str, result: Finished, path: str) -> None:
     """Raise OcigpuError with the last line of what a checker says, unless it is content."""
-    if result.returncode:
-        lines = [line for line in (result.stderr or result.stdout).splitlines() if line.strip()]
-        said = lines[-1].strip() if lines else f"exit status {result.returncode}"
-        raise OcigpuError("OCIGPU-ENG-3", f"{path}: {os.path.basename(result.args[0])} refuses it: {said}")
+    if result.status:
+        raise OcigpuError("OCIGPU-ENG-3", f"{path}: {os.path.basename(program)} refuses it: {result.last_line}")

@@ -2,20 +2,18 @@
 
 import contextlib
 import errno
-import fcntl
 import os
 import stat
-import time
 from collections.abc import Iterator
 from typing import NamedTuple, Self
 
 from ocigpu.core.errors import OcigpuError
 from ocigpu.engines.places import MAX_CONFIG, NOT_THERE, decode, file_mode
+from ocigpu.system.files import lock, open_regular, read_bounded, remove_drafts, replace_file
 from ocigpu.system.paths import MAX_LINKS, make_directories, open_in_root
-from ocigpu.system.store import open_cache
+from ocigpu.system.store import open_lock
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _LOCK_SECONDS = 30
 _PLAIN_MODE = 0o644
 
@@ -60,21 +58,16 @@ class Root:
                 return EngineFile(path, None)
             raise _failed("read", path, error, "OCIGPU-ENG-1") from error
         try:
-            fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
-            with open(fd, "rb") as file:
-                status = os.fstat(fd)
-                if not stat.S_ISREG(status.st_mode):
-                    raise OcigpuError("OCIGPU-ENG-1", f"read {path}: not a regular file", "")
-                content = file.read(MAX_CONFIG + 1)
-                attributes = _attributes(fd)
+            with open_regular(name, directory, os.O_NOFOLLOW) as file:
+                status = os.fstat(file.fileno())
+                content = read_bounded(file, MAX_CONFIG)
+                attributes = _attributes(file.fileno())
         except OSError as error:
             if error.errno in NOT_THERE:
                 return EngineFile(real, None)
             raise _failed("read", path, error, "OCIGPU-ENG-1") from error
         finally:
             os.close(directory)
-        if len(content) > MAX_CONFIG:
-            raise OcigpuError("OCIGPU-ENG-1", f"read {path}: more than {MAX_CONFIG >> 20} MiB", "")
         mode = stat.S_IMODE(status.st_mode)
         return EngineFile(real, decode(path, content), mode, (status.st_uid, status.st_gid), attributes)
 
@@ -111,25 +104,15 @@ class Root:
 
     def _replace(self, target: int, name: str, file: EngineFile, content: bytes) -> None:
         """Write beside the directory where an engine might read every file of it, then rename into place."""
-        directory = open_in_root(self._fd, aside(file.path, ""), _DIRECTORY)
-        temporary = f".{name}.{os.getpid()}-{os.urandom(4).hex()}.tmp"
+        draft_fd = open_in_root(self._fd, aside(file.path, ""), _DIRECTORY)
         try:
-            fd = os.open(temporary, _NEW, 0o600, dir_fd=directory)
-            try:
-                with os.fdopen(fd, "wb") as output:
-                    output.write(content)
-                    output.flush()
-                    os.fchown(fd, *file.owner)
-                    os.fchmod(fd, file.mode)
-                    _set_attributes(fd, file.attributes)
-                    os.fsync(fd)
-                os.replace(temporary, name, src_dir_fd=directory, dst_dir_fd=target)
-            except BaseException:
-                os.unlink(temporary, dir_fd=directory)
-                raise
-            os.fsync(target)
+            remove_drafts(draft_fd)
+            replace_file(
+                name, content, file.mode, target,
+                owner=file.owner, attributes=file.attributes, durable=True, draft_fd=draft_fd,
+            )  # fmt: skip
         finally:
-            os.close(directory)
+            os.close(draft_fd)
 
     def remove(self, path: str) -> None:
         """Remove a file or link, if it is there; raises OcigpuError OCIGPU-ENG-4."""
@@ -222,16 +205,6 @@ def _attributes(fd: int) -> tuple[tuple[str, bytes], ...]:
         raise
 
 
-def _set_attributes(fd: int, attributes: tuple[tuple[str, bytes], ...]) -> None:
-    for key, value in attributes:
-        try:
-            os.setxattr(fd, key, value)
-        except OSError as error:
-            # only root may set labels of security modules: a user's file gets that of its directory, as a new one does
-            if error.errno not in (errno.EPERM, errno.EACCES, errno.ENOTSUP) or not key.startswith("security."):
-                raise
-
-
 def _failed(action: str, path: str, error: OSError, code: str) -> OcigpuError:
     hint = "" if code == "OCIGPU-ENG-1" else None
     if error.errno in (errno.EACCES, errno.EPERM) and os.geteuid():
@@ -266,30 +239,16 @@ def locked() -> Iterator[None]:
 
     The lock lies where no other user can take it.
     """
+    fd = -1
     try:
-        fd = _open_lock()
+        fd = open_lock("engine.lock")
+        if fd < 0:
+            fd = os.open(os.path.expanduser("~"), _DIRECTORY | os.O_CLOEXEC)
+        if not lock(fd, _LOCK_SECONDS):
+            raise OcigpuError("OCIGPU-ENG-4", "another ocigpu is changing engine configurations")
+        yield
     except OSError as error:
         raise OcigpuError("OCIGPU-ENG-4", f"lock: {error.strerror}") from error
-    try:
-        deadline = time.monotonic() + _LOCK_SECONDS
-        while True:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError as error:
-                if time.monotonic() > deadline:
-                    raise OcigpuError("OCIGPU-ENG-4", "another ocigpu is changing engine configurations") from error
-            time.sleep(0.1)
-        yield
     finally:
-        os.close(fd)
-
-
-def _open_lock() -> int:
-    directory = open_cache(create=True)
-    if directory < 0:
-        return os.open(os.path.expanduser("~"), _DIRECTORY | os.O_CLOEXEC)
-    try:
-        return os.open("engine.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600, dir_fd=directory)
-    finally:
-        os.close(directory)
+        if fd >= 0:
+            os.close(fd)

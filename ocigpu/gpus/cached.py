@@ -8,7 +8,6 @@ has fallen off the bus, is asked again after :data:`MAX_AGE` seconds.  The small
 That the fingerprint is the same is seen without computing it, as a rule: what it was made of is read and compared.
 """
 
-import fcntl
 import os
 import stat
 import time
@@ -19,6 +18,7 @@ from ocigpu.core import rawjson
 from ocigpu.core.errors import HostError
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.tree import find_roots, is_as_noted, note_readings, read_text, settings_digest, stop_noting
+from ocigpu.system.files import lock
 from ocigpu.system.signals import touched
 from ocigpu.system.store import open_cache, prune_cache, read_cached, seal, unseal, write_cached
 
@@ -69,8 +69,8 @@ def read_facts(settings: Settings) -> "HostFacts":
     try:
         facts, _ = _load(directory, settings)
         if facts is None:
-            if not _lock(directory, fcntl.LOCK_EX):
-                _wait_for_other(directory)
+            if not _lock(directory, 0):
+                _lock(directory, PATIENCE, shared=True)  # many at once would ask NVML the same
             facts, _ = _load(directory, settings)  # of one that had the lock before
         return facts or _store(directory, settings)[0]
     finally:
@@ -246,19 +246,9 @@ def _now() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def _lock(directory: int, kind: int) -> bool:
-    """Lock the cache until the descriptor is closed; tells whether that was possible at once."""
+def _lock(directory: int, seconds: float, shared: bool = False) -> bool:
+    """Lock the cache until the descriptor is closed; tells whether that was possible in time."""
     try:
-        fcntl.flock(directory, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
+        return lock(directory, seconds, shared, 0.002)
     except OSError:  # a file system without locks: then several may read the same
         return True
-    return True
-
-
-def _wait_for_other(directory: int) -> None:
-    """Wait for the start that reads the facts just now: many at once would ask NVML the same."""
-    end = time.monotonic() + PATIENCE
-    while not _lock(directory, fcntl.LOCK_SH) and time.monotonic() < end:
-        time.sleep(0.002)

@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -18,6 +17,7 @@ from ocigpu.core.errors import HostError, OcigpuError, printable
 from ocigpu.engines.places import DAEMON_PATH, Daemon, expand, read_file, running_daemons
 from ocigpu.engines.status import RUNTIME, read_engine_status
 from ocigpu.system.proc import parse_stat
+from ocigpu.system.programs import Finished, run_program
 
 ENGINES = ("containerd", "crio")
 RESTARTS = ("auto", "systemd", "signal", "none")
@@ -116,31 +116,22 @@ class HostEngine:
         config = running.daemon.config if running.daemon.engine == "containerd" else ""
         more = ["--config", config] if config else []
         done = self.on_host([program, "engine", verb, running.daemon.engine, "--json", *more, *words])
-        if done.returncode:
-            lines = [line for line in done.stderr.splitlines() if line.strip()] or [f"exit status {done.returncode}"]
+        if done.status:
+            lines = [line for line in done.complaint.splitlines() if line.strip()] or [f"exit status {done.status}"]
             hint = next((printable(line[6:], 300) for line in lines if line.startswith("hint: ")), None)
             cause = printable(lines[0].removeprefix("ocigpu: "), 500)
             raise HostError("OCIGPU-KUBE-8", f"ocigpu engine {verb}: {cause}", hint)
-        answer: dict[str, Any] = rawjson.parse(done.stdout)
+        answer: dict[str, Any] = rawjson.parse(done.output)
         return answer
 
-    def on_host(self, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    def on_host(self, command: Sequence[str]) -> Finished:
         """Run a command in the host's root, with the search path of a service; raises HostError OCIGPU-KUBE-8."""
         away = ["chroot", self.host_root] if self.host_root != "/" else []
         # systemctl(1) does nothing where it takes the host's root for a chroot
         environment = {"PATH": ":".join(DAEMON_PATH), "HOME": "/root", "LC_ALL": "C", "SYSTEMD_IGNORE_CHROOT": "1"}
         try:
-            return subprocess.run(
-                [*away, *command],
-                check=False,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                encoding="utf-8",
-                errors="replace",
-                timeout=_SECONDS,
-                env=environment,
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
+            return run_program([*away, *command], _SECONDS, env=environment)
+        except OSError as error:
             raise HostError("OCIGPU-KUBE-8", f"{command[0]}: {error}") from error
 
     def plan_restart(self, running: Running, how: str) -> str:
@@ -156,8 +147,8 @@ class HostEngine:
                 )
             if running.daemon.engine == "containerd":  # its shims live in its own cgroup, conmon's containers do not
                 shown = self.on_host(["systemctl", "show", "--property=KillMode", "--value", running.unit])
-                mode = shown.stdout.strip()
-                if shown.returncode or mode != _SAFE_KILL_MODE:
+                mode = shown.output.strip()
+                if shown.status or mode != _SAFE_KILL_MODE:
                     cause = f"KillMode={mode or 'unknown'} of {running.unit} would end the containers with it"
                     raise HostError("OCIGPU-KUBE-8", f"restart {running.unit}: {cause}", "Set KillMode=process.")
         return how
@@ -166,8 +157,8 @@ class HostEngine:
         """Restart the engine and wait until it listens again where it did; raises HostError OCIGPU-KUBE-8."""
         if how == "systemd":
             done = self.on_host(["systemctl", "restart", running.unit])
-            if done.returncode:
-                words = printable((done.stderr or done.stdout).strip(), 300)
+            if done.status:
+                words = printable((done.complaint or done.output).strip(), 300)
                 raise HostError("OCIGPU-KUBE-8", f"systemctl restart {running.unit}: {words}")
         elif self._look(running.daemon) is not None:
             os.kill(running.daemon.pid, signal.SIGTERM)

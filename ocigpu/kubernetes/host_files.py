@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Callable, Iterator
 
 from ocigpu.core.errors import HostError
+from ocigpu.system.files import replace_link
 from ocigpu.system.paths import make_directories, open_in_root
 
 VERSIONS = "versions"
@@ -65,7 +66,7 @@ class HostFiles:
                     return ""
                 try_out(f"{self.prefix}/{VERSIONS}/{name}")
                 with self._open("") as top:
-                    _exchange_link(top, f"{VERSIONS}/{name}")
+                    replace_link(CURRENT, f"{VERSIONS}/{name}", top)
                 self._forget_caches()
                 for entry in os.listdir(fd):
                     if entry not in (name, before):
@@ -157,11 +158,3 @@ def _read_link(fd: int) -> str:
         return os.readlink(CURRENT, dir_fd=fd)
     except OSError:  # not there, or no link: then it is replaced
         return ""
-
-
-def _exchange_link(fd: int, target: str) -> None:
-    new = f".{CURRENT}-new"
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(new, dir_fd=fd)
-    os.symlink(target, new, dir_fd=fd)
-    os.rename(new, CURRENT, src_dir_fd=fd, dst_dir_fd=fd)

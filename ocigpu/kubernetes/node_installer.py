@@ -90,8 +90,8 @@ class NodeInstaller:
     def _try_out(self, version: str) -> None:
         """Raise HostError unless the programs of a version start on this host, with the interpreter they bring."""
         done = self._engine.on_host([f"{version}/bin/ocigpu", "--version"])
-        if done.returncode:
-            cause = printable(done.stderr.strip() or f"exit status {done.returncode}", 300)
+        if done.status:
+            cause = printable(done.complaint.strip() or f"exit status {done.status}", 300)
             raise HostError(
                 "OCIGPU-KUBE-8", f"{version}/bin/ocigpu --version: {cause}", "Is the image of this machine?"
             )

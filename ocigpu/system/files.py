@@ -174,15 +174,20 @@ def remove_ldconfig_draft(dir_fd: int) -> None:
         return
 
 
-def lock(fd: int, seconds: float, shared: bool = False, pause: float = 0.05) -> bool:
+def lock(fd: int, seconds: float | None = None, shared: bool = False, pause: float = 0.05) -> bool:
     """Lock an open file until its descriptor is closed (flock(2)); returns whether that was possible in time.
 
-    Tries again after every ``pause``.  Raises OSError where a file system has no locks.
+    ``seconds``: None waits for ever; else it is tried again after every ``pause``.  Raises OSError where a file system
+    has no locks.
     """
+    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+    if seconds is None:
+        fcntl.flock(fd, kind)
+        return True
     end = time.monotonic() + seconds
     while True:
         try:
-            fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+            fcntl.flock(fd, kind | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() >= end:
                 return False

@@ -37,6 +37,20 @@ def open_cache(create: bool = False, simulated: str = "") -> int:
     return _open(path, create)
 
 
+def open_lock(name: str) -> int:
+    """Return a descriptor of a file in the cache directory, to be locked where no other user can lock it.
+
+    -1 where there is no such directory.  Raises OSError.
+    """
+    directory = open_cache(create=True)
+    if directory < 0:
+        return -1
+    try:
+        return os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600, dir_fd=directory)
+    finally:
+        os.close(directory)
+
+
 def _open_simulated(root: str, create: bool) -> int:
     """Only its owner can remove the host again: others leave nothing in it."""
     try:

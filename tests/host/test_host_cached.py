@@ -395,8 +395,9 @@ READER = """
 import json, sys
 sys.path.append(sys.argv[1])
 from ocigpu.core.facts import facts_to_json
-from ocigpu.host import cached, discover
 from ocigpu.core.settings import Settings
+from ocigpu.gpus import cached
+from ocigpu.gpus.nvidia import discover
 cached.SETTLED, cached.PATIENCE = -1.0, 60.0
 real = discover.read_host_facts_and_places
 counted = []
@@ -421,6 +422,6 @@ def test_nobody_waits_for_ever_for_another_start(kept: Kept, monkeypatch: pytest
     monkeypatch.setattr(cached, "PATIENCE", 0.01)
     kept.files[0].unlink()
     directory = cache.open_cache(True, str(kept.root))
-    assert cached._lock(directory, cached.fcntl.LOCK_EX)
+    assert cached._lock(directory, 0)
     assert not kept.is_used()
     os.close(directory)

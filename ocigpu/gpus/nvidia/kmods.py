@@ -6,6 +6,7 @@ import subprocess
 from ocigpu.core.errors import HostError
 from ocigpu.gpus.pci import count_gpus
 from ocigpu.gpus.tree import Roots, read_text
+from ocigpu.system.programs import run_program
 
 MODULES = ("nvidia", "nvidia-uvm", "nvidia-modeset")
 """In the order in which they are loaded."""
@@ -61,19 +62,10 @@ def _modprobe(program: str, name: str, root: str) -> str:
         os.chdir("/")
 
     try:
-        done = subprocess.run(
-            [program, name],
-            env={"PATH": "/sbin"},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            timeout=TIMEOUT,
-            preexec_fn=enter if root else None,  # this program has one thread
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
+        done = run_program([program, name], TIMEOUT, env={"PATH": "/sbin"}, prepare=enter if root else None)
+    except TimeoutError:
         return f"{program} took more than {TIMEOUT} s"
     except (OSError, subprocess.SubprocessError) as error:  # the second: chroot failed
         return f"{root}{program}: {error}"
-    lines = done.stderr.decode(errors="replace").strip().splitlines()
-    return lines[-1] if lines else f"{program} ended with status {done.returncode}"
+    lines = done.complaint.strip().splitlines()
+    return lines[-1] if lines else f"{program} ended with status {done.status}"

@@ -27,6 +27,7 @@ from ocigpu.gpus.nvidia.procfs import (
     read_proc_gpus,
 )
 from ocigpu.gpus.tree import Roots, Tree, list_names, read_text, small_number
+from ocigpu.system.files import draft_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -311,7 +312,7 @@ def _apply(change: NodeChange, simulated: bool) -> None:
     if not os.path.isdir(directory):
         os.makedirs(directory)
         os.chmod(directory, 0o755)  # whatever the umask
-    temp = f"{directory}/.ocigpu-{os.urandom(8).hex()}"
+    temp = f"{directory}/{draft_name()}"
     try:
         if node:
             _make_node(temp, node, simulated)
