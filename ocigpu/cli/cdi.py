@@ -19,7 +19,8 @@ from ocigpu.cdi.transform import SIDES, transform_root
 from ocigpu.cdi.values import MAX_BYTES
 from ocigpu.cdi.versions import minimum_version
 from ocigpu.cdi.write import FORMATS, dump, target_of, write_spec
-from ocigpu.cli.common import ConfigOption, JsonOption, count, load_settings, print_fields, print_json, print_table
+from ocigpu.cli import show
+from ocigpu.cli.common import ConfigOption, JsonOption, load_settings
 from ocigpu.core.cdi_names import is_qualified
 from ocigpu.core.errors import CdiError, OcigpuError, UsageError, printable, quoted
 from ocigpu.core.settings import Settings
@@ -70,7 +71,7 @@ class Overlap(NamedTuple):
     devices: tuple[str, ...]
 
     def describe(self) -> str:
-        more = f" and {count(len(self.devices) - 1, 'other')}" if len(self.devices) > 1 else ""
+        more = f" and {show.count(len(self.devices) - 1, 'other')}" if len(self.devices) > 1 else ""
         names = f"{self.devices[0]}{more}"
         if self.kind == "conflict":
             return f"conflict: {self.file} and {self.by} define {names}: no engine can use those"
@@ -107,7 +108,7 @@ def read_valid_spec(path: str) -> dict[str, Any]:
     """Return the specification of a file ("-": standard input) without errors; raises CdiError OCIGPU-CDI-2 or 3."""
     checked = check_file(path)
     if checked.errors:
-        more = f" (and {count(len(checked.errors) - 1, 'problem')} more)" if len(checked.errors) > 1 else ""
+        more = f" (and {show.count(len(checked.errors) - 1, 'problem')} more)" if len(checked.errors) > 1 else ""
         hint = "all of them: ocigpu cdi validate FILE" if more else ""
         raise CdiError("OCIGPU-CDI-3", f"{file_name(path)}: {checked.errors[0].text}{more}", hint)
     return checked.spec
@@ -224,7 +225,7 @@ def list_command(
     rows = device_rows(registry, states)
     names = [row.device for row in rows if row.usable]
     if json:
-        print_json(
+        show.data(
             {
                 "devices": [_row_data(row) for row in rows],
                 "errors": [{"file": path, "message": message} for path, message in registry.errors],
@@ -237,14 +238,14 @@ def list_command(
                 (row.device, row.file, row.version, "stale" if row.state.word == "stale" else row.state.describe())
                 for row in rows
             ]
-            print_table(("device", "file", "version", "state"), table, fold=False)
+            show.table(("device", "file", "version", "state"), table, fold=False)
     else:
         for name in names:
             print(printable(name))
     if not json:
         say(f"{path}: {message}" for path, message in registry.errors)
     if not quiet and not json:
-        say([f"Found {count(len(names), 'CDI device')}"])
+        say([f"Found {show.count(len(names), 'CDI device')}"])
         if not (registry.specs or registry.errors):
             where = ", ".join(settings.cdi_spec_dirs)
             say([f"no specification in {where}; to write one: ocigpu cdi generate --output /etc/cdi/nvidia.yaml"])
@@ -295,11 +296,11 @@ def show_command(
     files = [spec.path for spec in resolved.specs]
     edits = merge_edits(resolved.edits)
     if json:
-        print_json({"device": what, "files": files, "containerEdits": edits})
+        show.data({"device": what, "files": files, "containerEdits": edits})
         return
-    print_fields([("device", what), *(("file", file) for file in files)])
+    show.fields([("device", what), *(("file", file) for file in files)])
     print()
-    print_table(("edit", "details"), edit_rows(edits))
+    show.table(("edit", "details"), edit_rows(edits))
 
 
 def _show_file(path: str, settings: Settings, json: bool) -> None:
@@ -309,7 +310,7 @@ def _show_file(path: str, settings: Settings, json: bool) -> None:
     names = [device["name"] for device in spec["devices"]]
     lines = wrap(f"{len(names)}: {', '.join(names)}", 100, break_long_words=False, break_on_hyphens=False)
     if json:
-        print_json(
+        show.data(
             {
                 "file": path,
                 "kind": spec["kind"],
@@ -322,7 +323,7 @@ def _show_file(path: str, settings: Settings, json: bool) -> None:
             }
         )
         return
-    print_fields(
+    show.fields(
         [
             ("file", path),
             ("kind", spec["kind"]),
@@ -335,7 +336,7 @@ def _show_file(path: str, settings: Settings, json: bool) -> None:
     if rows:
         print()
         print("with any of its devices:")
-        print_table(("edit", "details"), rows)
+        show.table(("edit", "details"), rows)
 
 
 def transform_root_command(

@@ -18,6 +18,7 @@ from ocigpu.cdi.refresh import DEFAULT_OUTPUT, refresh
 from ocigpu.cdi.registry import read_registry
 from ocigpu.cdi.versions import EARLIEST, VERSIONS, parse_version
 from ocigpu.cdi.write import with_suffix
+from ocigpu.cli import show
 from ocigpu.cli.cdi import (
     FormatOption,
     QuietOption,
@@ -30,7 +31,7 @@ from ocigpu.cli.cdi import (
     say_skipped,
     write_output,
 )
-from ocigpu.cli.common import ConfigOption, JsonOption, count, load_settings, print_json, told_when_slow
+from ocigpu.cli.common import ConfigOption, JsonOption, load_settings
 from ocigpu.cli.manual import read_page, with_words
 from ocigpu.core.cdi_names import check_class, check_vendor
 from ocigpu.core.errors import CdiError, UsageError, printable
@@ -164,12 +165,12 @@ def generate_command(
     from ocigpu.cdi.generate import generate_all
 
     path, format_name, notes = output_file(output, output_format, json)
-    with told_when_slow("still reading this host's devices: NVML can take a while to answer"):
+    with show.told_when_slow("still reading this host's devices: NVML can take a while to answer"):
         parts = generate_all(request.options, request.settings)
     made = parts[0].generated
     if strict and made.skipped:
         say_skipped(made.skipped)
-        raise CdiError("OCIGPU-CDI-7", f"generate: {count(len(made.skipped), 'device')} would be left out", "")
+        raise CdiError("OCIGPU-CDI-7", f"generate: {show.count(len(made.skipped), 'device')} would be left out", "")
     for suffix, part in parts:
         write_output(part.spec, with_suffix(path, suffix), format_name)
     if not quiet:
@@ -177,7 +178,7 @@ def generate_command(
         say_skipped(made.skipped)
         for suffix, part in parts:
             where = f" to {with_suffix(path, suffix)}" if path else ""
-            devices = count(len(part.spec["devices"]), "device")
+            devices = show.count(len(part.spec["devices"]), "device")
             version = part.spec["cdiVersion"]
             say([f"Generated CDI specification with version {version}{where}: {part.spec['kind']}, {devices}"])
 
@@ -200,12 +201,12 @@ def diff_command(
     from ocigpu.gpus.vendors import stale_reasons
 
     old = read_valid_spec(file)
-    with told_when_slow("still reading this host's devices: NVML can take a while to answer"):
+    with show.told_when_slow("still reading this host's devices: NVML can take a while to answer"):
         made = generate(request.options, request.settings)
     differences = compare_specs(old, made.spec)
     reasons = stale_reasons(old.get("annotations") or {}, request.settings)
     if json:
-        print_json(
+        show.data(
             {
                 "file": file,
                 "equal": not differences,
@@ -227,7 +228,7 @@ def _print_differences(file: str, differences: tuple[Difference, ...], reasons: 
         print(printable(difference.describe()))
     for reason in reasons:
         print(printable(f"why: {reason}"))
-    summary = count(len(differences), "difference") if differences else "as this host would give it now"
+    summary = show.count(len(differences), "difference") if differences else "as this host would give it now"
     print(printable(f"{file}: {summary}"))
 
 
@@ -239,10 +240,10 @@ def refresh_command(
     quiet: QuietOption = False,
 ) -> None:
     check_output(output)
-    with told_when_slow("still reading this host's devices: NVML can take a while to answer"):
+    with show.told_when_slow("still reading this host's devices: NVML can take a while to answer"):
         done = refresh(request.options, request.settings, output or DEFAULT_OUTPUT)
     if json:
-        print_json(done._asdict())
+        show.data(done._asdict())
         return
     if not quiet:
         say(f"note: {text}" for text in done.notes)

@@ -13,6 +13,7 @@ from ocigpu.cdi.check import Problem
 from ocigpu.cdi.loader_links import describe_left, left_to_ldconfig, read_host_soname
 from ocigpu.cdi.registry import Registry, read_registry
 from ocigpu.cdi.versions import VERSIONS, engines_that_refuse, is_older, minimum_version, parse_version, requirements
+from ocigpu.cli import show
 from ocigpu.cli.cdi import (
     STANDARD_INPUT,
     Overlap,
@@ -22,7 +23,7 @@ from ocigpu.cli.cdi import (
     find_overlaps,
     settings_with_dirs,
 )
-from ocigpu.cli.common import ConfigOption, JsonOption, count, print_json
+from ocigpu.cli.common import ConfigOption, JsonOption
 from ocigpu.core.errors import CdiError, printable
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.fingerprint import ANNOTATION
@@ -51,7 +52,7 @@ def validate_command(
     overlaps = _find_overlaps(checked, settings.cdi_spec_dirs)
     failed = not all(file.valid for file in checked) or any(overlap.kind == "conflict" for overlap in overlaps)
     if json:
-        print_json(
+        show.data(
             {
                 "valid": not failed,
                 "files": [_file_data(file) for file in checked],
@@ -149,7 +150,7 @@ def _print_file(file: Validated) -> None:
     name = file_name(file.path)
     if file.valid:
         spec = file.spec
-        about = f"version {spec['cdiVersion']}, {spec['kind']}, {count(len(spec['devices']), 'device')}"
+        about = f"version {spec['cdiVersion']}, {spec['kind']}, {show.count(len(spec['devices']), 'device')}"
         print(printable(f"{name}: valid ({about})"))
     else:
         print(printable(f"{name}: invalid"))
@@ -176,7 +177,7 @@ def _print_refusals(spec: dict[str, Any]) -> None:
     for need in reasons:
         by_reason.setdefault((need["version"], need["why"]), []).append(need["where"])
     for (version, why), places in sorted(by_reason.items(), reverse=True):
-        more = f" and {count(len(places) - 1, 'other place')}" if len(places) > 1 else ""
+        more = f" and {show.count(len(places) - 1, 'other place')}" if len(places) > 1 else ""
         where = "" if places == [why] else f": {places[0]}{more}"
         print(printable(f"  what needs {version}: {why}{where}"))
     newer = {need["why"] for need in reasons if is_older("0.5.0", need["version"])}

@@ -7,15 +7,8 @@ from typing import Annotated
 
 import typer
 
-from ocigpu.cli.common import (
-    ConfigOption,
-    JsonOption,
-    load_settings,
-    print_json,
-    print_notes,
-    print_table,
-    settings_path,
-)
+from ocigpu.cli import show
+from ocigpu.cli.common import ConfigOption, JsonOption, load_settings, settings_path
 from ocigpu.cli.toml import render_settings, toml_value
 from ocigpu.core.errors import OcigpuError, SettingsError, printable
 from ocigpu.core.settings import DEFAULT_PATH, KEYS, Key, Settings, parse_settings
@@ -64,11 +57,11 @@ def show_command(config: ConfigOption = "", json: JsonOption = False) -> None:
     settings = load_settings(config)
     if json:
         values = {key.name: getattr(settings, key.field) for key in KEYS}
-        print_json({"file": settings.path, "settings": values})
+        show.data({"file": settings.path, "settings": values})
         return
     print(f"file  {settings.path or f'none ({DEFAULT_PATH} is not there)'}")
     print()
-    print_table(("key", "value", "from"), setting_rows(settings))
+    show.table(("key", "value", "from"), setting_rows(settings))
 
 
 def setting_rows(settings: Settings) -> list[tuple[str, str, str]]:
@@ -80,13 +73,13 @@ def setting_rows(settings: Settings) -> list[tuple[str, str, str]]:
 def keys_command(json: JsonOption = False) -> None:
     if json:
         shown = (key._asdict() | {"key": key.name, "type": key.kind, "default": key.default} for key in KEYS)
-        print_json([{name: key[name] for name in ("key", "type", "choices", "default", "meaning")} for key in shown])
+        show.data([{name: key[name] for name in ("key", "type", "choices", "default", "meaning")} for key in shown])
         return
     rows = []
     for key in KEYS:
         meaning = key.meaning + (f" ({', '.join(key.choices)})" if key.choices else "")
         rows.append((key.name, key.kind, toml_value(key.default), meaning))
-    print_table(("key", "type", "default", "meaning"), rows)
+    show.table(("key", "type", "default", "meaning"), rows)
 
 
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace a file that is there.")]
@@ -139,7 +132,7 @@ def import_command(
     parse_settings(tomllib.loads(text))
     written = not dry_run and output != "-" and _write(output, text, force)
     if json:
-        print_json(
+        show.data(
             {
                 "output": output,
                 "written": written,
@@ -165,7 +158,7 @@ def import_command(
     rows = [(item.vendor, item.ours, toml_value(item.value), item.remark) for item in result.imported]
     rows += [(item.vendor, "left out", toml_value(item.value), item.reason) for item in result.left_out]
     if rows:
-        print_table(("NVIDIA's key", "our key", "value", "remark"), rows)
+        show.table(("NVIDIA's key", "our key", "value", "remark"), rows)
         print()
     if dry_run:
         print(f"would be written to {output}:")
@@ -174,7 +167,7 @@ def import_command(
     else:
         done = "written" if written else "unchanged"
         print(f"{output}: {done}, {len(result.imported)} keys imported, {len(result.left_out)} left out")
-    print_notes(result.notes)
+    show.notes(result.notes)
 
 
 def _write(path: str, text: str, force: bool) -> bool:

@@ -19,7 +19,7 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from ocigpu.cli.common import Progress, driver_line, host_line
+from ocigpu.cli import show
 from ocigpu.cli.demo_bundle import COMMAND_PATH, make_bundle, make_config
 from ocigpu.cli.plan import granted_fields
 from ocigpu.core.actions import KINDS, Node, Plan, RefreshLdCache
@@ -96,7 +96,7 @@ def demo_command(
         facts = read_host_facts(settings)
         if not facts.gpus:
             raise HostError("OCIGPU-HOST-1", "the driver is there, but it shows no GPU", "")
-        _say(f"{host_line(facts)}\ndriver {driver_line(facts)}\nruntime {low_level} behind {shim}")
+        _say(f"{show.host_line(facts)}\ndriver {show.driver_line(facts)}\nruntime {low_level} behind {shim}")
         environment = {**os.environ, **({"OCIGPU_CONFIG": config} if config else {})}
         demo = Demo(directory, shim, environment, settings, facts, cleanup)
         _show_granted(demo, devices or ("0,2" if len(facts.gpus) > 2 else "0"))
@@ -193,7 +193,7 @@ def _create_host(root: str, gpus: int, model: str) -> str:
     from ocigpu.sim.create import create_host
     from ocigpu.sim.show import describe_host
 
-    with Progress() as progress:
+    with show.Progress() as progress:
         config = create_host(root, gpus, model, progress=progress)
     if describe_host(root)["nodes"] != "real":
         raise OcigpuError("OCIGPU-DEMO-1", "mknod is not permitted here: there are no device nodes to give")

@@ -1,6 +1,7 @@
 """``ocigpu doctor``: what is wrong with this host's GPU containers, and the commands that put it right."""
 
-from ocigpu.cli.common import ConfigOption, JsonOption, print_json, print_table, settings_path, told_when_slow
+from ocigpu.cli import show
+from ocigpu.cli.common import ConfigOption, JsonOption, settings_path
 from ocigpu.core.errors import UsageError, printable
 
 
@@ -22,17 +23,17 @@ def doctor_command(
         if markdown:
             print(render_markdown(), end="")
         elif json:
-            print_json([{"name": item.name, "title": item.title, "meaning": item.meaning} for item in CHECKS])
+            show.data([{"name": item.name, "title": item.title, "meaning": item.meaning} for item in CHECKS])
         else:
-            print_table(("name", "finds"), [(item.name, item.title) for item in CHECKS], fold=False)
+            show.table(("name", "finds"), [(item.name, item.title) for item in CHECKS], fold=False)
         return 0
     from ocigpu.doctor.host import Host
 
     host = Host(root, config if root else settings_path(config))
-    with told_when_slow("still checking: a GPU that nothing keeps awake, or a daemon, takes its time"):
+    with show.told_when_slow("still checking: a GPU that nothing keeps awake, or a daemon, takes its time"):
         findings = run_checks(host)
     if json:
-        print_json(to_data(host, findings))
+        show.data(to_data(host, findings))
     else:
         for line in render(host, findings, all_):
             print(line)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ocigpu.cli.common import JsonOption, print_json, print_notes, print_table
+from ocigpu.cli import show
+from ocigpu.cli.common import JsonOption
 from ocigpu.core.errors import OcigpuError, UsageError, printable
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ def status_command(
             runtimes = [entry._asdict() for entry in status.runtimes]
             extra = {"configured": status.configured, "is_default": status.is_default}
             entries.append({**status._asdict(), "runtimes": runtimes, **extra})
-        print_json(entries)
+        show.data(entries)
         return
     rows = []
     for status in statuses:
@@ -121,9 +122,9 @@ def status_command(
         rows.append(
             (title, installed, ours or "not configured", default, status.cdi, ", ".join(status.files) or "none")
         )
-    print_table(("engine", "installed", "ocigpu", "default runtime", "cdi", "files"), rows)
+    show.table(("engine", "installed", "ocigpu", "default runtime", "cdi", "files"), rows)
     for status in statuses:
-        print_notes(f"{status.engine}: {problem}" for problem in status.problems)
+        show.notes(f"{status.engine}: {problem}" for problem in status.problems)
         if status.engine == "docker" and not status.flavour and status.installed:
             owner = "ocigpu's" if status.gpus_hook_ours else "not ocigpu's"
             print(
@@ -213,7 +214,7 @@ def _run(
         links = [{"path": path, "target": target} for path, target in plan.links]
         files = [{"path": path, "diff": text} for path, text in diffs.items()]
         result = {"engine": options.engine, "changed": plan.changed, "dry_run": dry_run, "files": files, "links": links}
-        print_json({**result, "checked_by": checked, "notes": notes, "remaining_step": step})
+        show.data({**result, "checked_by": checked, "notes": notes, "remaining_step": step})
         return
     done = "would be " if dry_run else ""
     for edit in plan.edits:
@@ -228,7 +229,7 @@ def _run(
         print(f"{options.engine}: nothing to do")
     elif checked:
         print(f"checked by: {checked}")
-    print_notes(notes)
+    show.notes(notes)
     if step:
         print(f"remains to be done: {step}")
 

@@ -5,20 +5,10 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ocigpu.cli.common import (
-    ConfigOption,
-    JsonOption,
-    count,
-    driver_line,
-    host_line,
-    load_settings,
-    print_fields,
-    print_json,
-    print_notes,
-    print_table,
-)
+from ocigpu.cli import show
+from ocigpu.cli.common import ConfigOption, JsonOption, load_settings
+from ocigpu.cli.containers import RootsOption, facts_or_note, places_of, report_to_json, shown_name
 from ocigpu.cli.plan import granted_fields, image_line, request_fields
-from ocigpu.cli.ps import RootsOption, facts_or_note, places_of, report_to_json, shown_name
 from ocigpu.core.actions import Plan
 from ocigpu.core.codes import CODES
 from ocigpu.core.errors import UsageError, printable, quoted
@@ -72,28 +62,28 @@ def explain_command(
         print(render_messages() if messages else render_markdown(), end="")
     elif messages:
         rows = [(text, entry.title) for entry in MESSAGES for text in entry.texts]
-        _print([entry._asdict() for entry in MESSAGES], json, lambda: print_table(("message", "what"), rows))
+        _print([entry._asdict() for entry in MESSAGES], json, lambda: show.table(("message", "what"), rows))
     elif not target:
         causes = [(name, entry.cause) for name, entry in CODES.items()]
-        _print([_code_data(name) for name in CODES], json, lambda: print_table(("code", "cause"), causes))
+        _print([_code_data(name) for name in CODES], json, lambda: show.table(("code", "cause"), causes))
     elif _looks_like_code(target) and not _names_container(target, root):
         data = _code_data(find_code(target))
-        _print(data, json, lambda: print_fields(data.items()))
+        _print(data, json, lambda: show.fields(data.items()))
     elif check := checks.get(target):
         fields = {"finding": check.name, "finds": check.title, "meaning": check.meaning, "look": "ocigpu doctor"}
         data = {"finding": check.name, "title": check.title, "meaning": check.meaning}
-        _print(data, json, lambda: print_fields(fields.items()))
+        _print(data, json, lambda: show.fields(fields.items()))
     elif len(target.split()) > 1 and "/config.json" not in target and not os.path.isdir(target):
         _explain_message(target, json)
     else:
         _explain_container(target, places_of(root), config, json)
 
 
-def _print(data: Any, json: bool, show: Callable[[], None]) -> None:
+def _print(data: Any, json: bool, in_words: Callable[[], None]) -> None:
     if json:
-        print_json(data)
+        show.data(data)
     else:
-        show()
+        in_words()
 
 
 def _code_data(name: str) -> dict[str, str]:
@@ -159,17 +149,17 @@ def _explain_message(text: str, json: bool) -> None:
         hint = "known messages: ocigpu explain --messages; or: ocigpu doctor"
         raise UsageError(f"nothing is known of the message {quoted(text)}", hint)
     if json:
-        print_json([*map(_code_data, codes), *(entry._asdict() for entry in found)])
+        show.data([*map(_code_data, codes), *(entry._asdict() for entry in found)])
         return
     for code in codes:
-        print_fields(_code_data(code).items())
+        show.fields(_code_data(code).items())
     for number, entry in enumerate(found):
         if number or codes:
             print()
         fields = [("message", entry.texts[0]), ("meaning", entry.meaning)]
         fields += [("" if place else "what to do", step) for place, step in enumerate(entry.steps)]
         fields += [("" if place else "doctor", name) for place, name in enumerate(entry.findings)]
-        print_fields(fields)
+        show.fields(fields)
 
 
 MODES = {
@@ -192,18 +182,18 @@ def _explain_container(text: str, places: "Places", config: str, json: bool) -> 
     explained = explain_bundle(find_target(text, places), settings, facts)
     explained = explained._replace(notes=(*notes, *explained.notes))
     if json:
-        print_json(_to_json(explained, facts))
+        show.data(_to_json(explained, facts))
         return
     _print_head(explained, facts)
     _print_steps(explained)
     _print_inside(explained)
     if explained.capabilities:
         print("\ndriver capabilities")
-        print_table(("capability", "asked for", "libraries", "not on this host"), _capability_rows(explained))
+        show.table(("capability", "asked for", "libraries", "not on this host"), _capability_rows(explained))
     _print_missing(explained)
     if explained.notes:
         print()
-        print_notes(explained.notes)
+        show.notes(explained.notes)
 
 
 def _to_json(explained: "Explanation", facts: HostFacts) -> dict[str, Any]:
@@ -221,8 +211,8 @@ def _print_head(explained: "Explanation", facts: HostFacts) -> None:
         fields.append(("container", f"{shown_name(container)} ({engine}; {container.status}{process})"))
     fields += [
         ("bundle", explained.bundle),
-        ("host", host_line(facts)),
-        ("driver", driver_line(facts)),
+        ("host", show.host_line(facts)),
+        ("driver", show.driver_line(facts)),
         ("given by", MODES.get(explained.mode, explained.mode)),
     ]
     if request.selection == "nothing" and not explained.error:
@@ -244,7 +234,7 @@ def _print_head(explained: "Explanation", facts: HostFacts) -> None:
         fields.append(("CUDA compat", explained.compat or "the image brings no CUDA compatibility libraries"))
     if explained.spec:
         fields.append(("mode spec", explained.spec))
-    print_fields(fields)
+    show.fields(fields)
 
 
 def _print_steps(explained: "Explanation") -> None:
@@ -252,7 +242,7 @@ def _print_steps(explained: "Explanation") -> None:
     if not explained.steps:
         return
     got = "what it got" if explained.mode in ("hook", "spec", "cdi") else "what ocigpu would give it"
-    print(f"\n{got}, and why ({count(len(explained.steps), 'step')})")
+    print(f"\n{got}, and why ({show.count(len(explained.steps), 'step')})")
     width = max(len(step.now) for step in explained.steps)
     heading = ""
     for step in explained.steps:
@@ -272,14 +262,14 @@ def _print_inside(explained: "Explanation") -> None:
     if report is None or not report.gpus:
         return
     print("\nGPUs in it now" if report.container.pid else "\nGPUs in its configuration")
-    print_table(
+    show.table(
         ("gpu", "uuid", "model", "state"),
         [(gpu.mig or str(gpu.index), gpu.uuid, gpu.model, gpu.state or "-") for gpu in report.gpus],
     )
     if report.processes:
         print("\nprocesses that hold devices open")
         rows = [(str(process.pid), process.command, ", ".join(process.devices)) for process in report.processes]
-        print_table(("pid", "command", "devices"), rows)
+        show.table(("pid", "command", "devices"), rows)
 
 
 def _capability_rows(explained: "Explanation") -> list[tuple[str, ...]]:

@@ -1,20 +1,7 @@
 """``ocigpu list`` and ``ocigpu facts``: what this host has."""
 
-from ocigpu.cli.common import (
-    ConfigOption,
-    FactsOption,
-    JsonOption,
-    RootOption,
-    count,
-    driver_line,
-    host_line,
-    load_facts,
-    load_settings,
-    print_fields,
-    print_json,
-    print_notes,
-    print_table,
-)
+from ocigpu.cli import show
+from ocigpu.cli.common import ConfigOption, FactsOption, JsonOption, RootOption, load_facts, load_settings
 from ocigpu.core.facts import Gpu, HostFacts, MigDevice, facts_to_json, to_data
 
 
@@ -23,7 +10,7 @@ def list_command(
 ) -> None:
     host = load_facts(load_settings(config, root), facts)
     if json:
-        print_json(
+        show.data(
             {
                 "simulated": host.simulated,
                 "driver_root": host.driver_root,
@@ -35,15 +22,13 @@ def list_command(
             }
         )
         return
-    print_fields([("host", host_line(host, facts)), ("driver", driver_line(host))])
+    show.fields([("host", show.host_line(host, facts)), ("driver", show.driver_line(host))])
     if host.gpus:
         print()
-        print_table(
-            ("gpu", "minor", "uuid", "bus id", "model", "arch", "mig", "state"), gpu_rows(host.gpus), fold=False
-        )
+        show.table(("gpu", "minor", "uuid", "bus id", "model", "arch", "mig", "state"), gpu_rows(host.gpus), fold=False)
     if host.notes:
         print()
-        print_notes(host.notes)
+        show.notes(host.notes)
 
 
 def gpu_rows(gpus: tuple[Gpu, ...]) -> list[tuple[str, ...]]:
@@ -77,23 +62,26 @@ def facts_command(
 ) -> None:
     host = load_facts(load_settings(config, root), facts)
     if json:
-        print_json(facts_to_json(host))
+        show.data(facts_to_json(host))
         return
-    print_fields([("host", host_line(host, facts)), ("driver", driver_line(host)), *_fact_fields(host)])
+    show.fields([("host", show.host_line(host, facts)), ("driver", show.driver_line(host)), *_fact_fields(host)])
     for title, rows in _fact_tables(host):
         if rows:
             print()
-            print_table(title, rows)
+            show.table(title, rows)
     if host.notes:
         print()
-        print_notes(host.notes)
+        show.notes(host.notes)
 
 
 def _fact_fields(host: HostFacts) -> list[tuple[str, str]]:
     return [
         ("majors", ", ".join(f"{name} {major}" for name, major in host.majors) or "none"),
-        ("MIG", f"{count(len(host.cap_nodes), 'capability node')}"),
-        ("IMEX", f"major {host.imex_major}, {count(len(host.imex_nodes), 'channel')}" if host.imex_major else "none"),
+        ("MIG", f"{show.count(len(host.cap_nodes), 'capability node')}"),
+        (
+            "IMEX",
+            f"major {host.imex_major}, {show.count(len(host.imex_nodes), 'channel')}" if host.imex_major else "none",
+        ),
         ("features", ", ".join(feature.name for feature in host.features) or "none"),
         ("proc", f"{host.proc_driver or 'none'} ({', '.join(file.name for file in host.proc_files)})"),
     ]

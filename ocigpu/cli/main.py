@@ -12,25 +12,15 @@ import typer
 from typer.main import get_command
 
 from ocigpu import __version__
-from ocigpu.cli import cdi, cdi_generate, cdi_validate, config, engine, sim, system
-from ocigpu.cli.attach import attach_command, detach_command
+from ocigpu.cli import cdi, cdi_generate, cdi_validate, config, containers, engine, kubernetes, sim, system
 from ocigpu.cli.demo import demo_command
-from ocigpu.cli.device_plugin import device_plugin_command
-from ocigpu.cli.diff import diff_command
 from ocigpu.cli.doctor import doctor_command
 from ocigpu.cli.explain import explain_command
-from ocigpu.cli.exporter import exporter_command
 from ocigpu.cli.host import facts_command, list_command
 from ocigpu.cli.manual import make_app
-from ocigpu.cli.mps import mps_command
-from ocigpu.cli.node_installer import node_installer_command
-from ocigpu.cli.node_labels import node_labels_command
 from ocigpu.cli.plan import plan_command
-from ocigpu.cli.ps import ps_command
 from ocigpu.cli.refresh import refresh_command
-from ocigpu.cli.repair import repair_command
 from ocigpu.cli.trace import trace_command
-from ocigpu.cli.verify import verify_command
 from ocigpu.cli.watch import watch_command
 from ocigpu.core.errors import OcigpuError, UsageError, as_own_error
 
@@ -40,15 +30,15 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "list": list_command,
     "facts": facts_command,
     "refresh": refresh_command,
-    "ps": ps_command,
+    "ps": containers.ps_command,
     "doctor": doctor_command,
     "explain": explain_command,
-    "diff": diff_command,
+    "diff": containers.diff_command,
     "demo": demo_command,
-    "verify": verify_command,
-    "attach": attach_command,
-    "detach": detach_command,
-    "repair": repair_command,
+    "verify": containers.verify_command,
+    "attach": containers.attach_command,
+    "detach": containers.detach_command,
+    "repair": containers.repair_command,
     "cdi generate": cdi_generate.generate_command,
     "cdi list": cdi.list_command,
     "cdi show": cdi.show_command,
@@ -57,8 +47,8 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "cdi refresh": cdi_generate.refresh_command,
     "cdi transform root": cdi.transform_root_command,
     "watch": watch_command,
-    "device-plugin": device_plugin_command,
-    "exporter": exporter_command,
+    "device-plugin": kubernetes.device_plugin_command,
+    "exporter": kubernetes.exporter_command,
     "config check": config.check_command,
     "config show": config.show_command,
     "config keys": config.keys_command,
@@ -70,9 +60,9 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "trace": trace_command,
     "system create-device-nodes": system.nodes_command,
     "system create-dev-char-symlinks": system.links_command,
-    "node-labels": node_labels_command,
-    "node-installer": node_installer_command,
-    "mps-control-daemon": mps_command,
+    "node-labels": kubernetes.node_labels_command,
+    "node-installer": kubernetes.node_installer_command,
+    "mps-control-daemon": kubernetes.mps_command,
     "sim create": sim.create_command,
     "sim show": sim.show_command,
     "sim remove": sim.remove_command,

@@ -12,22 +12,9 @@ from ocigpu.cdi.compare import edit_rows
 from ocigpu.cdi.conditions import check_conditions
 from ocigpu.cdi.generate import merge_edits
 from ocigpu.cdi.registry import read_registry
+from ocigpu.cli import show
 from ocigpu.cli.cdi import file_state
-from ocigpu.cli.common import (
-    ConfigOption,
-    FactsOption,
-    JsonOption,
-    RootOption,
-    count,
-    driver_line,
-    host_line,
-    load_facts,
-    load_settings,
-    print_fields,
-    print_json,
-    print_notes,
-    print_table,
-)
+from ocigpu.cli.common import ConfigOption, FactsOption, JsonOption, RootOption, load_facts, load_settings
 from ocigpu.core.actions import Plan, plan_to_json
 from ocigpu.core.errors import UsageError, printable, quoted
 from ocigpu.core.facts import HostFacts, ImageFacts, to_data
@@ -83,7 +70,7 @@ def plan_command(
         plan = make_plan(host, request, settings, image) if why_hook else plan
     if json:
         data = {**plan_to_json(plan), "request": to_data(request)}
-        print_json({**data, "why_hook": why_hook} if MODES[settings.mode] == "spec" else data)
+        show.data({**data, "why_hook": why_hook} if MODES[settings.mode] == "spec" else data)
     else:
         _print_plan(plan, request, host, facts, why_hook)
 
@@ -108,19 +95,19 @@ def _variables(pairs: list[str], gpus: str, capabilities: str) -> dict[str, str]
 
 def _print_nothing(request: Request, settings: Settings, json: bool) -> None:
     if json:
-        print_json({**plan_to_json(make_plan(HostFacts(), request, settings)), "request": to_data(request)})
+        show.data({**plan_to_json(make_plan(HostFacts(), request, settings)), "request": to_data(request)})
         return
     print("nothing is asked for: the container would be left as it is, byte for byte")
-    print_notes(request.notes)
+    show.notes(request.notes)
     if not request.source:
         print(f"(ask with --gpus LIST, --env {DEVICES_VARIABLE}=LIST or --bundle DIR)")
 
 
 def _print_plan(plan: Plan, request: Request, host: HostFacts, recorded: str, why_hook: str) -> None:
-    print_fields(
+    show.fields(
         [
-            ("host", host_line(host, recorded)),
-            ("driver", driver_line(host)),
+            ("host", show.host_line(host, recorded)),
+            ("driver", show.driver_line(host)),
             *request_fields(request),
             *granted_fields(plan, host),
             ("mode", f"{plan.mode}, not spec: {why_hook}" if why_hook else plan.mode),
@@ -130,14 +117,14 @@ def _print_plan(plan: Plan, request: Request, host: HostFacts, recorded: str, wh
     print()
     rows = [(action.describe(), action.reason) for action in plan.actions]
     if sys.stdout.isatty():
-        print_table(("action", "reason"), rows)
+        show.table(("action", "reason"), rows)
     else:  # actions differ much in length: aligned columns would be mostly blanks
         for action, reason in rows:
             print(f"{printable(action)}  # {printable(reason)}")
     print()
-    print_notes(plan.notes)
+    show.notes(plan.notes)
     rules = len(plan.device_rules())
-    print(f"{count(len(plan.actions), 'action')}, of them {count(rules, 'device rule')}; nothing was changed")
+    print(f"{show.count(len(plan.actions), 'action')}, of them {show.count(rules, 'device rule')}; nothing was changed")
 
 
 def request_fields(request: Request) -> list[tuple[str, str]]:
@@ -207,7 +194,7 @@ def _show_cdi_plan(
     files = [(spec.path, file_state(spec.annotations, settings)) for spec in resolved.specs]
     edits = merge_edits(resolved.edits)
     if json:
-        print_json(
+        show.data(
             {
                 "mode": "cdi",
                 "devices": list(request.cdi_devices),
@@ -218,7 +205,7 @@ def _show_cdi_plan(
             }
         )
         return
-    print_fields(
+    show.fields(
         [
             ("request", request.source),
             *(("devices" if number == 0 else "", name) for number, name in enumerate(request.cdi_devices)),
@@ -228,7 +215,7 @@ def _show_cdi_plan(
     )
     print()
     rows = edit_rows(edits)
-    print_table(("edit", "details"), rows)
+    show.table(("edit", "details"), rows)
     print()
-    print_notes(notes)
-    print(f"{count(len(rows), 'edit')} from {count(len(files), 'CDI specification')}; nothing was changed")
+    show.notes(notes)
+    print(f"{show.count(len(rows), 'edit')} from {show.count(len(files), 'CDI specification')}; nothing was changed")

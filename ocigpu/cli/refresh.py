@@ -1,15 +1,7 @@
 """``ocigpu refresh``: what the next containers are started with, read anew."""
 
-from ocigpu.cli.common import (
-    ConfigOption,
-    JsonOption,
-    driver_line,
-    host_line,
-    load_settings,
-    print_fields,
-    print_json,
-    print_notes,
-)
+from ocigpu.cli import show
+from ocigpu.cli.common import ConfigOption, JsonOption, load_settings
 from ocigpu.gpus.cached import refresh_facts
 
 
@@ -17,7 +9,7 @@ def refresh_command(config: ConfigOption = "", json: JsonOption = False) -> None
     done = refresh_facts(load_settings(config))
     age = round(done.age, 1) if done.age >= 0 else None
     if json:
-        print_json(
+        show.data(
             {
                 "kept": not done.problem,
                 "path": done.path,
@@ -29,12 +21,12 @@ def refresh_command(config: ConfigOption = "", json: JsonOption = False) -> None
             }
         )
         return
-    print_fields(
+    show.fields(
         [
-            ("host", host_line(done.facts)),
-            ("driver", driver_line(done.facts)),
+            ("host", show.host_line(done.facts)),
+            ("driver", show.driver_line(done.facts)),
             ("kept", f"no, every start reads the host anew: {done.problem}" if done.problem else done.path),
             ("before", "none that still held" if age is None else f"{age} s old"),
         ]
     )
-    print_notes(done.facts.notes)
+    show.notes(done.facts.notes)

@@ -5,7 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ocigpu.cli.common import JsonOption, Progress, count, print_fields, print_json, print_notes, print_table
+from ocigpu.cli import show
+from ocigpu.cli.common import JsonOption
 from ocigpu.core.errors import printable
 from ocigpu.sim.fault_names import FAULT_NAMES
 
@@ -24,13 +25,12 @@ def create_command(
     from ocigpu.sim.create import create_host
     from ocigpu.sim.show import describe_host
 
-    with Progress() as progress:
+    with show.Progress() as progress:
         path = create_host(directory, gpus, model, mig or [], driver_version, faults=fault or (), progress=progress)
     made = describe_host(directory)
-    print(
-        f"made a SIMULATED host in {printable(made['directory'])}: {count(len(made['gpus']), 'GPU')}, {made['product']}"
-    )
-    print_notes(made["notes"])
+    gpu_count = show.count(len(made["gpus"]), "GPU")
+    print(f"made a SIMULATED host in {printable(made['directory'])}: {gpu_count}, {made['product']}")
+    show.notes(made["notes"])
     if fault:
         print(f"look at:   ocigpu doctor --root {shlex.quote(directory)}")
     print(f"use it:    ocigpu plan --config {shlex.quote(path)} --gpus all")
@@ -42,9 +42,9 @@ def show_command(directory: DirectoryArgument, json: JsonOption = False) -> None
 
     host = describe_host(directory)
     if json:
-        print_json(host)
+        show.data(host)
         return
-    print_fields(
+    show.fields(
         [
             ("host", f"SIMULATED host {host['directory']}: no real GPU"),
             ("settings", host["config"]),
@@ -56,10 +56,10 @@ def show_command(directory: DirectoryArgument, json: JsonOption = False) -> None
         ]
     )
     print()
-    print_table(("gpu", "uuid", "bus id", "model"), _gpu_rows(host["gpus"]), fold=False)
+    show.table(("gpu", "uuid", "bus id", "model"), _gpu_rows(host["gpus"]), fold=False)
     if host["notes"]:
         print()
-        print_notes(host["notes"])
+        show.notes(host["notes"])
 
 
 def _gpu_rows(gpus: list[dict[str, Any]]) -> list[tuple[str, ...]]:

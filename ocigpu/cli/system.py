@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from ocigpu.cli.common import ConfigOption, JsonOption, load_settings, print_json, print_notes, print_table
+from ocigpu.cli import show
+from ocigpu.cli.common import ConfigOption, JsonOption, load_settings
 from ocigpu.core.errors import HostError
 from ocigpu.gpus.nvidia.nodes import (
     NodeChange,
@@ -107,7 +108,7 @@ def _show(
 ) -> None:
     done = [change for change in changes if change.what != "keep"]
     if json:
-        print_json(
+        show.data(
             {
                 "simulated": roots.simulated,
                 "dry_run": dry_run,
@@ -120,14 +121,14 @@ def _show(
     for name in modules:
         print(f"{'would load' if dry_run else 'loaded'} kernel module {name}")
     if done:
-        print_table(
+        show.table(
             ("change", "path", "number", "detail"),
             [(change.what, change.path, change.number, _detail(change)) for change in done],
             fold=False,
         )
     made = sum(change.what != "leave" for change in done)
     print(f"{'to do' if dry_run else 'done'}: {made}; as they should be: {len(changes) - len(done)}")
-    print_notes(notes)
+    show.notes(notes)
 
 
 def _detail(change: NodeChange) -> str:

@@ -3,7 +3,8 @@
 import sys
 from typing import Any
 
-from ocigpu.cli.common import JsonOption, count, print_json, print_notes, print_table
+from ocigpu.cli import show
+from ocigpu.cli.common import JsonOption
 from ocigpu.cli.timeline import (
     Phase,
     Start,
@@ -30,7 +31,7 @@ def trace_command(
         what = f"no start of container {quoted(container)}" if container else "no start of a container"
         raise OcigpuError("OCIGPU-TRC-2", f"trace {file}: {what}")
     if json:
-        print_json({"file": file, "unreadable": unreadable, "starts": [_start_data(start) for start in starts]})
+        show.data({"file": file, "unreadable": unreadable, "starts": [_start_data(start) for start in starts]})
         return
     shown = starts if container else starts[-1:]
     if len(starts) > len(shown):
@@ -42,7 +43,7 @@ def trace_command(
         _show_start(start)
     if unreadable:
         print()
-        print_notes([f"{count(unreadable, 'line')} could not be read"])
+        show.notes([f"{show.count(unreadable, 'line')} could not be read"])
 
 
 def _show_list(starts: list[Start]) -> None:
@@ -50,21 +51,21 @@ def _show_list(starts: list[Start]) -> None:
         (start.container, start.steps[0].time, _ms(start.took), str(len(start.steps)), find_outcome(start)[0])
         for start in starts
     ]
-    print_table(("container", "time", "ms", "steps", "result"), rows, fold=False)
+    show.table(("container", "time", "ms", "steps", "result"), rows, fold=False)
 
 
 def _show_start(start: Start) -> None:
     outcome, message = find_outcome(start)
     print(f"container {printable(start.container) or '(unknown)'}, {printable(start.steps[0].time)}")
-    print(f"{count(len(start.steps), 'step')} in {_ms(start.took)} ms: {printable(outcome)}")
+    print(f"{show.count(len(start.steps), 'step')} in {_ms(start.took)} ms: {printable(outcome)}")
     if message:
         print(f"  {printable(message)}")
     print()
     bars, total = sys.stdout.isatty(), start.took
     phases = [(phase.name, _ms(phase.at), _ms(phase.took), *_bar(bars, phase, total)) for phase in find_phases(start)]
-    print_table(("phase", "at ms", "took ms", *(("",) if bars else ())), phases)
+    show.table(("phase", "at ms", "took ms", *(("",) if bars else ())), phases)
     print()
-    print_table(
+    show.table(
         ("at ms", "took ms", "process", "step", "what", "result", *(("",) if bars else ())),
         [_step_row(step, start.begin, total, bars) for step in start.steps],
     )
@@ -72,7 +73,7 @@ def _show_start(start: Start) -> None:
     if slowest:
         print()
         rows = [(_ms(step.took), step.process, step.action, _what(step)) for step in slowest]
-        print_table(("slowest ms", "process", "step", "what"), rows)
+        show.table(("slowest ms", "process", "step", "what"), rows)
 
 
 def _step_row(step: TracedStep, begin: int, total: int, bars: bool) -> tuple[str, ...]:

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from typer.main import get_command
 
 from ocigpu import __version__
-from ocigpu.cli.common import Progress, load_settings, told_when_slow
+from ocigpu.cli.common import load_settings
 from ocigpu.cli.main import app, main
+from ocigpu.cli.show import Progress, told_when_slow
 from ocigpu.cli.toml import toml_value
 from ocigpu.core.facts import HostFacts, facts_from_json
 from ocigpu.core.settings import KEYS

@@ -1,0 +1,375 @@
+"""Commands about containers that exist: ``ocigpu ps``, ``verify``, ``attach``, ``detach``, ``repair``, ``diff``."""
+
+import json as json_module
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ocigpu.cli import show
+from ocigpu.cli.common import ConfigOption, JsonOption, load_facts, load_settings
+from ocigpu.core.errors import HostError, OcigpuError, UsageError, printable, quoted
+from ocigpu.core.facts import HostFacts, to_data
+from ocigpu.core.settings import MODES
+
+if TYPE_CHECKING:
+    from ocigpu.containers.attach import Changed
+    from ocigpu.containers.believed import Container
+    from ocigpu.containers.find import Places
+    from ocigpu.containers.live import Live
+    from ocigpu.containers.report import Report
+    from ocigpu.containers.verify import Verified
+
+HOW_TO_ASK = "GPUs come with the runtime ocigpu (a pod's runtimeClassName, docker run --runtime, podman --runtime)"
+
+RootsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--root",
+        metavar="DIR",
+        help="State directory of runc or crun to look in instead of the usual ones; can be repeated.",
+    ),
+]
+ContainerArgument = Annotated[
+    str, typer.Argument(metavar="CONTAINER", help="Its id, the beginning of that, or its name; see ocigpu ps.")
+]
+GpuOption = Annotated[
+    list[str],
+    typer.Option("--gpu", metavar="GPU", help="Index, UUID, PCI bus id or MIG device (GPU:MIG); can be repeated."),
+]
+STATUS = {"as granted": 0, "less": 3, "more": 4}
+"""Exit status of ``ocigpu verify``."""
+DIFFERENT = 3
+"""Exit status of ``ocigpu diff --exit-code`` when there is a difference: 1 means that the command failed."""
+
+
+def ps_command(
+    all_: bool = False,
+    root: RootsOption = None,
+    config: ConfigOption = "",
+    json: JsonOption = False,
+) -> None:
+    from ocigpu.containers.find import find_containers
+    from ocigpu.containers.report import make_reports
+
+    facts, notes = facts_or_note(config)
+    containers, unreadable = find_containers(places_of(root))
+    if os.geteuid():
+        notes.append("not root: containers of other users are not seen")
+    chosen = [container for container in containers if all_ or container.pid]
+    reports = make_reports(chosen, facts, load_settings(config))
+    reports = [report for report in reports if all_ or report.gpus or report.unanswered]
+    if json:
+        data = [report_to_json(report) for report in reports]
+        show.data({"simulated": facts.simulated, "containers": data, "notes": [*notes, *unreadable]})
+        return
+    if facts.simulated:
+        print(f"host: {show.host_line(facts)}")
+    if reports:
+        show.table(
+            ("container", "engine", "status", "pid", "mode", "gpu", "uuid", "model", "state"),
+            [row for report in reports for row in _rows(report)],
+            fold=False,
+        )
+    else:
+        what = "container" if all_ else "running container with a GPU"
+        print(f"no {what}, of {show.count(len(containers), 'container')}")
+    processes = [
+        (shown_name(report.container), str(process.pid), process.command, ", ".join(process.devices))
+        for report in reports
+        for process in report.processes
+    ]
+    if processes:
+        print()
+        show.table(("container", "pid", "command", "holds open"), processes)
+    notes += [f"{shown_name(report.container)}: {note}" for report in reports for note in report_notes(report)]
+    if notes or unreadable:
+        print()
+        show.notes([*notes, *unreadable])
+
+
+def places_of(roots: "Sequence[str] | None") -> "Places":
+    """Return where to look for containers, for a command's --root options."""
+    from ocigpu.containers.find import default_places
+
+    return default_places(tuple(roots or ()))
+
+
+def facts_or_note(config: str) -> tuple[HostFacts, list[str]]:
+    """Return the facts of the host; without a driver empty ones, and a note that says so."""
+    try:
+        return load_facts(load_settings(config)), []
+    except HostError as error:
+        return HostFacts(), [f"{error.message}: which devices are GPUs is not known"]
+
+
+def shown_name(container: "Container") -> str:
+    """Return a container's name, with the beginning of an engine's long id."""
+    short = container.id[:12]
+    return container.name if container.name == container.id else f"{short} {container.name}"
+
+
+def report_notes(report: "Report") -> list[str]:
+    """Return what to say of a container beside its GPUs."""
+    notes = list(report.notes)
+    if report.lost:
+        notes.insert(0, f"lost: the device cgroup refuses {', '.join(report.lost)} (ocigpu repair)")
+    if report.unanswered:
+        notes.append(f"asked, not given: {report.unanswered}; {HOW_TO_ASK}")
+    if report.attached:
+        notes.append(f"attached after its start: {', '.join(report.attached)}")
+    if report.beyond:
+        notes.append(f"its device cgroup allows more than it was granted: {', '.join(report.beyond)}")
+    return notes
+
+
+def report_to_json(report: "Report") -> dict[str, object]:
+    """Return a report as JSON data: the fields of the container, then those of the report."""
+    data: dict[str, object] = to_data(report)
+    return {**to_data(data.pop("container")), **data}
+
+
+def _rows(report: "Report") -> list[tuple[str, ...]]:
+    container = report.container
+    head = (
+        shown_name(container),
+        container.engine or container.runtime,
+        container.status,
+        str(container.pid or "-"),
+        report.mode or "-",
+    )
+    gpus = [(gpu.mig or str(gpu.index), gpu.uuid, gpu.model, gpu.state or "-") for gpu in report.gpus]
+    first, *more = gpus or [("-", "", "", "asked, not given" if report.unanswered else "")]
+    return [(*head, *first), *(("", "", "", "", "", *gpu) for gpu in more)]
+
+
+@contextmanager
+def _open(what: str, container: str, root: list[str] | None, config: str) -> "Iterator[tuple[Live, HostFacts]]":
+    """Open a running container for a command that needs root."""
+    from ocigpu.containers.find import find_container
+    from ocigpu.containers.live import open_live, require_root
+
+    require_root(what)
+    settings = load_settings(config)
+    found = find_container(places_of(root), container)
+    facts = load_facts(settings)
+    with open_live(found, settings, facts) as live:
+        yield live, facts
+
+
+def verify_command(
+    container: ContainerArgument,
+    root: RootsOption = None,
+    config: ConfigOption = "",
+    json: JsonOption = False,
+) -> None:
+    from ocigpu.containers.verify import to_json, verify
+
+    with _open("verify", container, root, config) as (live, facts):
+        verified = verify(live)
+    found = live.found
+    if json:
+        show.data({"container": found.id, "name": found.name, **to_json(verified)})
+    else:
+        show.fields(
+            [
+                ("container", f"{found.name} ({found.id})" if found.name != found.id else found.id),
+                ("host", show.host_line(facts)),
+                ("granted", ", ".join(verified.grant.devices) or "no GPU"),
+                ("by", verified.grant.by),
+                *([("asked, not given", verified.unanswered)] if verified.unanswered else []),
+            ]
+        )
+        print()
+        _print_rows(verified)
+    raise typer.Exit(STATUS[verified.verdict])
+
+
+def _print_rows(verified: "Verified") -> None:
+    rows = [row for row in verified.nodes if not row.is_dull or row.what.startswith(("GPU", "control"))]
+    headers = ("device", "node", "number", "granted", "inside", "opened", "made and opened", "verdict")
+    fields = ("what", "path", "number", "granted", "inside", "opened", "made", "verdict")
+    show.table(headers, [[getattr(row, name) or "-" for name in fields] for row in rows])
+    hidden = len(verified.nodes) - len(rows)
+    if hidden:
+        what = f"{show.count(hidden, 'device')} (MIG capabilities, IMEX channels and the like)"
+        print(f"and {what}: not granted, not reached")
+    print()
+    granted = [row for row in verified.libraries if row.granted]
+    right = sum(row.verdict == "as granted" for row in granted)
+    if granted:
+        total = f"{right} of {show.count(len(granted), 'granted library')}".replace("librarys", "libraries")
+        print(f"{total} are the host's files, of driver {verified.version}")
+    wrong = [row for row in verified.nodes if row.why]
+    problems = [f"{row.what} ({row.number}): {row.why}" for row in wrong]
+    problems += [f"{row.name}: {row.why}" for row in verified.libraries if row.why]
+    for text in problems:
+        print(f"not as granted: {text}")
+    print(f"verdict: {verified.verdict}")
+
+
+def attach_command(
+    container: ContainerArgument,
+    gpu: GpuOption,
+    root: RootsOption = None,
+    config: ConfigOption = "",
+    json: JsonOption = False,
+) -> None:
+    from ocigpu.containers.attach import attach
+
+    with _open("attach and detach", container, root, config) as (live, facts):
+        changed = attach(live, gpu)
+    _show_changed(live, facts, changed, json, "attached", "already there")
+
+
+def detach_command(
+    container: ContainerArgument,
+    gpu: GpuOption,
+    force: bool = False,
+    root: RootsOption = None,
+    config: ConfigOption = "",
+    json: JsonOption = False,
+) -> None:
+    from ocigpu.containers.attach import detach
+
+    with _open("attach and detach", container, root, config) as (live, facts):
+        changed = detach(live, gpu, force)
+    _show_changed(live, facts, changed, json, "detached", "not there")
+
+
+def _show_changed(live: "Live", facts: HostFacts, changed: "Changed", json: bool, done: str, before: str) -> None:
+    from ocigpu.containers.attach import describe_holders
+
+    notes = list(changed.notes)
+    if changed.held:
+        notes.append(f"{describe_holders(changed.held)}: that stays usable until it is closed")
+    if json:
+        data = to_data(changed)
+        show.data({"container": live.found.id, done: data.pop("changed"), **data, "notes": notes})
+        return
+    names = device_names(facts)
+    for uuid in changed.changed:
+        print(f"{live.found.name}: {names[uuid]} {done}")
+    for uuid in changed.already:
+        print(f"{live.found.name}: {names[uuid]} is {before}: nothing was changed")
+    show.notes(notes)
+
+
+def device_names(facts: HostFacts) -> dict[str, str]:
+    """Return what to call GPUs and MIG devices, by UUID: "GPU 3 (GPU-...)"."""
+    names = {gpu.uuid: f"GPU {gpu.index} ({gpu.uuid})" for gpu in facts.gpus}
+    migs = ((gpu, mig) for gpu in facts.gpus for mig in gpu.mig_devices)
+    return names | {mig.uuid: f"MIG {gpu.index}:{mig.index} ({mig.uuid})" for gpu, mig in migs}
+
+
+def repair_command(
+    container: str = "",
+    all_: bool = False,
+    dry_run: bool = False,
+    root: RootsOption = None,
+    config: ConfigOption = "",
+    json: JsonOption = False,
+) -> None:
+    from ocigpu.containers.find import find_container, find_containers
+    from ocigpu.containers.live import open_live, require_root
+    from ocigpu.containers.repair import Repaired, repair
+
+    if bool(container) == all_:
+        raise UsageError("name one container, or give --all")
+    require_root("repair")
+    settings = load_settings(config)
+    places = places_of(root)
+    found, unread = ([find_container(places, container)], []) if container else find_containers(places)
+    facts = load_facts(settings)
+    rows: list[dict[str, Any]] = []
+    failed = False
+    for one in found:
+        if all_ and one.status not in ("created", "running"):
+            continue
+        try:
+            with open_live(one, settings, facts) as live:
+                repaired = repair(live, dry_run)
+        except OcigpuError as error:
+            if not all_:
+                raise
+            failed = True
+            repaired = Repaired()
+            print(f"{printable(one.name)}: {error.code}: {printable(error.message)}", file=sys.stderr)
+        rows.append({"container": one.id, "name": one.name, **repaired._asdict()})
+    if json:
+        show.data(rows)
+    else:
+        for row in rows:
+            _print_repaired(row)
+        if not rows:
+            print("no container runs")
+        show.notes(unread)
+    left = any(row["lost"] and not row["done"] for row in rows)
+    raise typer.Exit(1 if failed else 3 if left else 0)
+
+
+def _print_repaired(row: dict[str, Any]) -> None:
+    name = printable(row["name"])
+    for text in row["lost"]:
+        print(f"{name}: {'given back' if row['done'] else 'lost'}: {printable(text)}")
+    if row["right"]:
+        print(f"{name}: {'before: ' if row['lost'] else 'nothing is lost: '}{', '.join(row['right'])}")
+    show.notes(row["notes"])
+
+
+def diff_command(
+    target: str,
+    mode: str = "",
+    exit_code: bool = False,
+    root: RootsOption = None,
+    config: ConfigOption = "",
+    json: JsonOption = False,
+) -> None:
+    from ocigpu.containers.difference import find_original, list_changes
+    from ocigpu.containers.find import find_target, open_root
+    from ocigpu.containers.planned import edit_copy, plan_bundle
+
+    if mode and mode not in MODES:
+        raise UsageError(f"--mode {quoted(mode)}: modes are {', '.join(sorted(set(MODES.values())))}")
+    settings = load_settings(config)
+    settings = settings._replace(mode=mode) if mode else settings
+    bundle, document, container = find_target(target, places_of(root))
+    original = find_original(document.config, settings, bundle)
+    edited, how, notes = document.config, original.mode, list(original.notes)
+    would_be = bool(mode) or not original.mode
+    if would_be:
+        with open_root(container) as place:
+            planned = plan_bundle(original.config, bundle, settings, lambda: load_facts(settings), place)
+        edited, how = edit_copy(original.config, bundle, settings, planned), planned.mode
+        notes += planned.request.notes
+        notes += [f"mode hook, not spec: {planned.why_hook}"] if planned.why_hook else []
+        notes += [] if planned.mode else ["the container asks for nothing: its config.json stays as it is"]
+    if json:
+        unused = {"add": "old", "remove": "new", "replace": ""}
+        changes = [
+            {name: value for name, value in change._asdict().items() if name != unused[change.op]}
+            for change in list_changes(original.config, edited)
+        ]
+        show.data({"file": document.path, "mode": how, "edited": not would_be, "changes": changes, "notes": notes})
+    else:
+        name = f"{document.path} ({'would be ' if would_be else ''}edited, mode {how})"
+        _print_diff(original.config, edited, (f"{document.path} (original)", name))
+        for note in notes:
+            print(f"note: {printable(note)}", file=sys.stderr)
+    if exit_code and original.config != edited:
+        raise typer.Exit(DIFFERENT)
+
+
+def _print_diff(old: dict[str, Any], new: dict[str, Any], names: tuple[str, str]) -> None:
+    """Print a unified diff, in colours on a terminal."""
+    import difflib
+
+    before, after = (json_module.dumps(config, indent=2).splitlines() for config in (old, new))
+    old_name, new_name = map(printable, names)
+    colours = {"+": typer.colors.GREEN, "-": typer.colors.RED, "@": typer.colors.CYAN} if sys.stdout.isatty() else {}
+    for line in difflib.unified_diff(before, after, old_name, new_name, lineterm=""):
+        colour = colours.get(line[:1])
+        print(typer.style(line, fg=colour) if colour else line)

@@ -1,0 +1,158 @@
+"""The programs for Kubernetes: device plugin, exporter, MPS, node labels, node installer."""
+
+import os
+from typing import Annotated
+
+import typer
+
+from ocigpu.cli.common import ConfigOption, load_settings
+from ocigpu.cli.show import data as print_json
+from ocigpu.core.errors import HostError, UsageError
+
+INSTALL = (
+    "Install it into a virtual environment: pip install 'ocigpu[kubernetes]'; the deb and rpm packages are without it,"
+    " packaging/kubernetes/Containerfile makes an image that has it"
+)
+
+
+def device_plugin_command(
+    words: list[str] | None = None,
+    config: ConfigOption = "",
+    log_format: str = "text",
+) -> None:
+    if log_format not in ("text", "json"):
+        raise UsageError(f'--log-format: "{log_format}" is not one of text, json', "see: ocigpu device-plugin --help")
+    try:
+        import grpc  # noqa: F401
+
+        from ocigpu.kubernetes.loading import parse_flags
+        from ocigpu.kubernetes.plugin import DevicePlugin
+    except ImportError as error:
+        cause = f"the device plugin needs grpcio and protobuf: {error}"
+        raise HostError("OCIGPU-KUBE-3", cause, INSTALL) from error
+    told = parse_flags(words or [], os.environ)
+    DevicePlugin(told, os.environ, load_settings(config), log_format == "json").run()
+
+
+def exporter_command(
+    words: list[str] | None = None,
+    config: ConfigOption = "",
+    driver_root: str = "",
+    print_collectors: bool = False,
+) -> None:
+    from ocigpu.kubernetes.exporter.collectors import DEFAULTS, write_collectors
+    from ocigpu.kubernetes.exporter.options import parse_options
+
+    if print_collectors:
+        print(write_collectors(DEFAULTS), end="")
+        return
+    options = parse_options(words or [], os.environ)
+    if options.kubernetes:
+        try:
+            import ocigpu.kubernetes.exporter.pods  # noqa: F401 - whether it can be
+        except ImportError as error:
+            cause = f"--kubernetes needs grpcio and protobuf: {error}"
+            raise HostError("OCIGPU-KUBE-3", cause, INSTALL) from error
+    from ocigpu.kubernetes.exporter.service import ExporterService
+    from ocigpu.system.service import ServiceLog
+
+    ExporterService(options, load_settings(config, driver_root), ServiceLog(options.log_format == "json")).run()
+
+
+def mps_command(
+    context: typer.Context,
+    shm_size: str = "50%",
+    config: ConfigOption = "",
+    json: bool = False,
+) -> None:
+    from ocigpu.kubernetes.loading import parse_flags
+    from ocigpu.kubernetes.mps_control import check_size
+    from ocigpu.kubernetes.mps_supervisor import Supervisor
+    from ocigpu.system.service import ServiceLog
+
+    check_size(shm_size)
+    told = parse_flags(context.args, os.environ, "mps-control-daemon")
+    Supervisor(load_settings(config), told, os.environ, shm_size, ServiceLog(json)).run()
+
+
+def node_labels_command(
+    context: typer.Context,
+    to: str = "",
+    show: bool = False,
+    remove: bool = False,
+    remove_on_exit: bool = False,
+    kube_api_qps: Annotated[float, typer.Option("--kube-api-qps", hidden=True)] = 5,  # noqa: ARG001
+    kube_api_burst: Annotated[int, typer.Option("--kube-api-burst", hidden=True)] = 10,  # noqa: ARG001
+    kubeconfig: Annotated[str, typer.Option("--kubeconfig", hidden=True)] = "",
+    node_name: Annotated[str, typer.Option("--node-name", hidden=True)] = "",
+    namespace: Annotated[str, typer.Option("--namespace", hidden=True)] = "",
+    pod_name: Annotated[str, typer.Option("--pod-name", hidden=True)] = "",
+    config: ConfigOption = "",
+    json: bool = False,
+) -> None:
+    import time
+
+    from ocigpu.kubernetes.labelling import Labeller, read_labels
+    from ocigpu.kubernetes.labels import render_features
+    from ocigpu.kubernetes.loading import parse_flags, read_configuration
+    from ocigpu.kubernetes.publish import TARGETS, find_place, withdraw
+    from ocigpu.system.service import ServiceLog
+
+    if kubeconfig:
+        raise UsageError("--kubeconfig is refused: only the service account of a pod is used", "Or use --to file.")
+    if to and to not in TARGETS:
+        raise UsageError(f"--to {to!r} is not one of {', '.join(TARGETS)}")
+    given = {"NODE_NAME": node_name, "POD_NAMESPACE": namespace, "POD_NAME": pod_name}
+    environment = {**os.environ, **{name: text for name, text in given.items() if text}}
+    told = parse_flags(context.args, environment, "node-labels")
+    settings = load_settings(config)
+    if show:
+        found = read_labels(settings, read_configuration(told, environment), time.time())
+        if json:
+            print_json({"labels": found.labels, "notes": found.notes, "problem": found.silent})
+        else:
+            print(render_features(found.labels), end="")
+    elif remove:
+        withdraw(find_place(read_configuration(told, environment).options, to, environment))
+    else:
+        Labeller(settings, told, environment, ServiceLog(json), to).run(remove_on_exit)
+
+
+def node_installer_command(
+    host_root: str = "/host",
+    payload: str = "/opt/ocigpu-node",
+    prefix: str = "/opt/ocigpu",
+    engine: str = "",
+    engine_config: str = "",
+    name: str = "ocigpu",
+    default: bool = False,
+    cdi: bool = False,
+    restart: str = "auto",
+    restart_seconds: Annotated[float, typer.Option(min=1)] = 120.0,
+    remove: bool = False,
+    remove_on_exit: bool = False,
+    ready_file: str = "",
+    once: bool = False,
+    json: bool = False,
+) -> None:
+    from ocigpu.kubernetes.host_engine import ENGINES, RESTARTS
+    from ocigpu.kubernetes.node_installer import InstallerOptions, NodeInstaller
+    from ocigpu.system.service import ServiceLog
+
+    if engine and engine not in ENGINES:
+        raise UsageError(f"--engine {engine!r} is not one of {', '.join(ENGINES)}")
+    if restart not in RESTARTS:
+        raise UsageError(f"--restart {restart!r} is not one of {', '.join(RESTARTS)}")
+    prefix = os.path.normpath(prefix)
+    if not prefix.startswith("/") or prefix.count("/") < 2:
+        raise UsageError(f"--prefix {prefix!r} is not the absolute path of a directory below another one")
+    options = InstallerOptions(
+        host_root, payload, prefix, engine, engine_config, name, default, cdi, restart, restart_seconds, ready_file
+    )
+    installer = NodeInstaller(options, os.environ, ServiceLog(json))
+    if not once:
+        installer.run(remove, remove_on_exit)
+    elif not remove:
+        installer.install()
+    elif not installer.remove():
+        raise typer.Exit(1)

@@ -1,0 +1,153 @@
+"""Output of the commands, for terminals, pipes and programs."""
+
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, Self
+
+from ocigpu.core.errors import printable
+from ocigpu.core.facts import HostFacts
+
+
+def data(value: Any) -> None:
+    """Print a value as indented JSON."""
+    print(json.dumps(value, indent=2))
+
+
+def fields(rows: Iterable[tuple[str, str]]) -> None:
+    """Print (name, value) pairs as aligned lines; an empty name continues the value above it."""
+    pairs = list(rows)
+    width = max((len(name) for name, _ in pairs), default=0)
+    for name, value in pairs:
+        print(f"{name:<{width}}  {printable(value)}".rstrip())
+
+
+def table(headers: Sequence[str], rows: Sequence[Sequence[str]], fold: bool = True) -> None:
+    """Print rows: folded to the terminal's width on a terminal, one aligned line a row anywhere else.
+
+    ``fold`` is False for rows that hold names to copy: they stay in one piece, however narrow the terminal.
+    """
+    clean = [[printable(cell) for cell in row] for row in rows]
+    widths = [max(len(row[column]) for row in [headers, *clean]) for column in range(len(headers))]
+    total = sum(widths) + 3 * len(widths)
+    if sys.stdout.isatty() and (fold or total <= shutil.get_terminal_size().columns):
+        _print_rich_table(headers, clean)
+        return
+    for row in [[header.upper() for header in headers], *clean]:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _print_rich_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for header in headers:
+        table.add_column(header, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))  # Text: a name in brackets is not markup
+    Console().print(table)
+
+
+def notes(texts: Iterable[str]) -> None:
+    """Print warnings, a line each."""
+    for note in texts:
+        print(f"note: {printable(note)}")
+
+
+def host_line(facts: HostFacts, recorded: str = "") -> str:
+    """Return one line that says what host this is: a simulated one is never taken for a real one."""
+    if facts.simulated:
+        text = f"SIMULATED host {facts.driver_root}: no real GPU"
+    elif facts.driver_root != "/":
+        text = f"this host, driver root {facts.driver_root}"
+    else:
+        text = "this host"
+    return f"{text} (recorded in {recorded})" if recorded else text
+
+
+def driver_line(facts: HostFacts) -> str:
+    """Return one line on the driver, e.g. "550.163.01, CUDA 12.4, 8 GPUs (from nvml)"."""
+    parts = [facts.driver_version or "unknown version"]
+    if facts.cuda_version:
+        parts.append(f"CUDA {facts.cuda_version}")
+    parts.append(count(len(facts.gpus), "GPU"))
+    return ", ".join(parts) + (f" (from {facts.source})" if facts.source else "")
+
+
+def count(number: int, noun: str) -> str:
+    """Return e.g. "1 GPU", "2 GPUs"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+@contextmanager
+def told_when_slow(text: str, delay: float = 2.0) -> Iterator[None]:
+    """Print ``text`` on standard error when the block takes longer than ``delay`` seconds.
+
+    By SIGALRM, without a thread: what is read in the block may fork.
+    """
+
+    def tell(_number: int, _frame: FrameType | None) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    before = signal.signal(signal.SIGALRM, tell)
+    signal.setitimer(signal.ITIMER_REAL, delay)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+class Progress:
+    """Says what a long operation is at, on standard error, once it has taken ``delay`` seconds.
+
+    On a terminal one line is rewritten and removed at the end; elsewhere each text is a line of its own.
+    """
+
+    def __init__(self, delay: float = 2.0) -> None:
+        self._timer = threading.Timer(delay, self._begin)
+        self._timer.daemon = True
+        self._lock = threading.Lock()
+        self._begun = False
+        self._text = ""
+        self._terminal = sys.stderr.isatty()
+        self._shown = False
+
+    def __call__(self, text: str) -> None:
+        with self._lock:
+            self._text = text
+            if self._begun:
+                self._show(text)
+
+    def _begin(self) -> None:
+        with self._lock:
+            self._begun = True
+            if self._text:
+                self._show(self._text)
+
+    def _show(self, text: str) -> None:
+        if self._terminal:
+            columns = os.get_terminal_size(sys.stderr.fileno()).columns or 80
+            print(f"\r\x1b[K{printable(text)[: columns - 1]}", end="", file=sys.stderr, flush=True)
+            self._shown = True
+        else:
+            print(printable(text), file=sys.stderr, flush=True)
+
+    def __enter__(self) -> Self:
+        self._timer.start()
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self._timer.cancel()
+        self._timer.join()
+        if self._shown:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
