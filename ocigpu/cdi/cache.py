@@ -10,7 +10,7 @@ from binascii import crc32
 
 from ocigpu import __version__
 from ocigpu.core import rawjson
-from ocigpu.system.store import prune_cache, read_cached, write_cached
+from ocigpu.system.store import read_kept, write_kept
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 else:
     from ocigpu.core.record import NamedTuple
 
-FORMAT = f"ocigpu {__version__} cdi 1 ".encode()
+FORMAT = f"ocigpu {__version__} cdi 2 ".encode()
 """The number is another one with every change of the text's form, or of what ocigpu.cdi.check accepts."""
 PREFIX = "cdi-"
 SPARE_FILES = 64
@@ -94,23 +94,15 @@ def cache_name(path: str) -> str:
 
 def _head(path: str, status: os.stat_result) -> bytes:
     state = [path, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
-    return FORMAT + rawjson.dump(state).encode() + b"\n"
+    return FORMAT + rawjson.dump(state).encode()
 
 
 def read_cached_text(directory: int, path: str, status: os.stat_result) -> bytes:
     """Return the text that was made of the file in this state, or nothing when there is none or it is damaged."""
     if directory < 0:
         return b""
-    content = read_cached(directory, cache_name(path))
-    head = _head(path, status)
-    if not content.startswith(head):
-        return b""
-    text = content[len(head) + 9 :]
-    return text if content[len(head) : len(head) + 9] == _sum(text) else b""
-
-
-def _sum(text: bytes) -> bytes:
-    return b"%08x\n" % crc32(text)
+    kept = read_kept(directory, cache_name(path), 2)
+    return kept[1] if kept and kept[0] == _head(path, status) else b""
 
 
 def write_cached_text(directory: int, path: str, status: os.stat_result, text: bytes, wanted: "Container[str]") -> None:
@@ -118,7 +110,5 @@ def write_cached_text(directory: int, path: str, status: os.stat_result, text: b
 
     ``wanted``: names in the cache that stay when there are too many.
     """
-    if directory < 0 or time.time_ns() - status.st_ctime_ns < SETTLED_NS:
-        return
-    if write_cached(directory, cache_name(path), _head(path, status) + _sum(text) + text):
-        prune_cache(directory, PREFIX, wanted, SPARE_FILES)
+    if directory >= 0 and time.time_ns() - status.st_ctime_ns >= SETTLED_NS:
+        write_kept(directory, cache_name(path), (_head(path, status), text), PREFIX, SPARE_FILES, wanted)

@@ -20,7 +20,7 @@ from ocigpu.core.settings import Settings
 from ocigpu.gpus.tree import find_roots, is_as_noted, note_readings, read_text, settings_digest, stop_noting
 from ocigpu.system.files import lock
 from ocigpu.system.signals import touched
-from ocigpu.system.store import open_cache, prune_cache, read_cached, seal, unseal, write_cached
+from ocigpu.system.store import open_cache, read_kept, write_kept
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -141,8 +141,8 @@ class _Kept(NamedTuple):
 
 
 def _read(directory: int, settings: Settings) -> _Kept | None:
-    lines = unseal(read_cached(directory, _name(settings))).split(b"\n")
-    if len(lines) != 3:
+    lines = read_kept(directory, _name(settings), 3)
+    if not lines:
         return None
     try:
         made, states, notes = rawjson.parse(lines[1].decode())
@@ -153,7 +153,7 @@ def _read(directory: int, settings: Settings) -> _Kept | None:
 
 def _write(directory: int, settings: Settings, kept: _Kept) -> bool:
     lines = (kept.key, rawjson.dump((kept.made, kept.states, kept.notes)), kept.facts)
-    return write_cached(directory, _name(settings), seal("\n".join(lines).encode()))
+    return write_kept(directory, _name(settings), [line.encode() for line in lines], PREFIX, SPARE)
 
 
 def _load(directory: int, settings: Settings) -> "tuple[HostFacts | None, float]":
@@ -221,7 +221,6 @@ def _store(directory: int, settings: Settings) -> "tuple[HostFacts, str]":
         return facts, "the host has just changed"
     if not _write(directory, settings, _Kept(key, _now(), states, notes, rawjson.dump(facts_to_json(facts)))):
         return facts, "the file cannot be written"
-    prune_cache(directory, PREFIX, (_name(settings),), SPARE)
     return facts, ""
 
 

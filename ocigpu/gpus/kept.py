@@ -10,7 +10,7 @@ from ocigpu import __version__
 from ocigpu.core import rawjson
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.cached import read_stamp
-from ocigpu.system.store import open_cache, prune_cache, read_cached, seal, unseal, write_cached
+from ocigpu.system.store import open_cache, read_kept, write_kept
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,26 +36,29 @@ def find_answer(
     if cache_fd < 0:
         return make()
     try:
-        name = f"{kind}-{crc32(question.encode('utf-8', 'surrogateescape')):08x}"
+        name = f"{kind}-{crc32(_encode(question)):08x}"
         stamp = read_stamp(settings)
         answer = _read(cache_fd, name, question, stamp) if stamp else None
         if answer is None:
             answer = make()
             if stamp and read_stamp(settings) == stamp:  # then it was made of these facts
-                lines = (question, stamp, rawjson.dump(answer))
-                write_cached(cache_fd, name, seal("\n".join(lines).encode("utf-8", "surrogateescape")))
-                prune_cache(cache_fd, f"{kind}-", (name,), SPARE)
+                parts = [_encode(part) for part in (question, stamp, rawjson.dump(answer))]
+                write_kept(cache_fd, name, parts, f"{kind}-", SPARE)
         return answer
     finally:
         os.close(cache_fd)
 
 
+def _encode(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
 def _read(cache_fd: int, name: str, question: str, stamp: str) -> "dict[str, Any] | None":
-    lines = unseal(read_cached(cache_fd, name)).split(b"\n")
-    if len(lines) != 3 or lines[:2] != [question.encode("utf-8", "surrogateescape"), stamp.encode()]:
+    parts = read_kept(cache_fd, name, 3)
+    if parts[:2] != [_encode(question), _encode(stamp)]:
         return None
     try:
-        answer = rawjson.parse(lines[2].decode())
+        answer = rawjson.parse(parts[2].decode())
     except (ValueError, RecursionError):  # written by other code of this version
         return None
     return answer if isinstance(answer, dict) else None

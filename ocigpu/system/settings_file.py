@@ -7,7 +7,7 @@ from binascii import crc32
 from ocigpu.core.errors import SettingsError
 from ocigpu.core.settings import DEFAULT_PATH, Settings, parse_settings
 from ocigpu.system.files import open_regular, read_bounded, why_replaceable, why_untrusted
-from ocigpu.system.store import open_cache, prune_cache, read_cached, seal, unseal, write_cached
+from ocigpu.system.store import open_cache, read_kept, write_kept
 
 TYPE_CHECKING = False
 
@@ -71,18 +71,17 @@ def _parse_kept(data: bytes, directory: int) -> "dict[str, Any]":
     from ocigpu.core import rawjson
 
     name = f"{PREFIX}{crc32(data):08x}"
-    kept, _, text = unseal(read_cached(directory, name)).partition(b"\n")
+    kept = read_kept(directory, name, 2)
     try:
-        if text == data and kept:
-            document: dict[str, Any] = rawjson.parse(kept.decode())
+        if kept and kept[1] == data:
+            document: dict[str, Any] = rawjson.parse(kept[0].decode())
             return document
     except (ValueError, RecursionError):  # written by another version
-        kept = b""
+        pass
     document = parse_toml(data)
     try:
-        kept = rawjson.dump(document).encode()
+        text = rawjson.dump(document).encode()
     except (ValueError, TypeError, RecursionError):  # a date or a NaN: no setting of ours
         return document
-    if write_cached(directory, name, seal(kept + b"\n" + data)):
-        prune_cache(directory, PREFIX, (name,), SPARE)
+    write_kept(directory, name, (text, data), PREFIX, SPARE)
     return document

@@ -12,7 +12,7 @@ from ocigpu.system.namespaces import in_initial_user_namespace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Container, Sequence
 
 SYSTEM_DIRECTORY = "/run/ocigpu"
 MAX_BYTES = 64 << 20
@@ -122,6 +122,25 @@ def write_cached(directory: int, name: str, content: bytes, mtime_ns: int | None
         replace_file(name, content, 0o600, directory, mtime_ns=mtime_ns)
     except OSError:
         return False
+    return True
+
+
+def read_kept(directory: int, name: str, count: int) -> list[bytes]:
+    """Return the parts that :func:`write_kept` has put into a file; [] unless it is whole and has so many."""
+    parts = unseal(read_cached(directory, name)).split(b"\n", count - 1)
+    return parts if len(parts) == count else []
+
+
+def write_kept(
+    directory: int, name: str, parts: "Sequence[bytes]", prefix: str, spare: int, wanted: "Container[str]" = ()
+) -> bool:
+    """Put parts, each but the last of one line, into a file that :func:`read_kept` reads; tell whether it is there.
+
+    Of others whose names begin with ``prefix`` only ``spare`` stay, and those that are ``wanted``.
+    """
+    if not write_cached(directory, name, seal(b"\n".join(parts))):
+        return False
+    prune_cache(directory, prefix, wanted or (name,), spare)
     return True
 
 

@@ -386,7 +386,7 @@ def test_refresh_says_what_it_replaces(kept: Kept) -> None:
 
 def test_a_read_only_cache_is_no_error(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     kept.files[0].unlink()
-    monkeypatch.setattr(cached, "write_cached", lambda *_: False)
+    monkeypatch.setattr(cached, "write_kept", lambda *_: False)
     assert not kept.is_used()
     assert refresh_facts(kept.settings).problem == "the file cannot be written"
 
