@@ -7,7 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import ocigpu
 from ocigpu.core.errors import OcigpuError, quoted
@@ -15,7 +15,7 @@ from ocigpu.sim.files import write_file, write_files
 from ocigpu.sim.kernel_files import write_kernel
 from ocigpu.sim.libraries import Built, build, library_triplet
 from ocigpu.sim.marker import read_marker, write_marker
-from ocigpu.sim.models import SimGpu, cuda_version_of, find_model, make_gpus, sim_error
+from ocigpu.sim.models import SimGpu, cuda_version_of, describe_mig, find_model, make_gpus, sim_error
 from ocigpu.sim.nodes import Majors, choose_first_card, choose_majors, link_dri_by_path, make_nodes, plan_nodes
 from ocigpu.sim.user_files import make_sockets, write_firmware, write_ldcache
 
@@ -61,38 +61,28 @@ def create_host(
     say = progress or (lambda _line: None)
     old_umask = os.umask(0o022)  # an ordinary user must be able to read it all, whatever the caller's umask
     try:
-        with_parts = _Parts(dri, nodes, sockets, compat32, ldcache)
-        _make_beside(target, machines, version, with_parts, say)
+        _make_beside(target, machines, version, _Parts(dri, nodes, sockets, compat32, ldcache), say)
+        if faults:
+            from ocigpu.sim.faults import apply_faults
+
+            say("making a system around the driver, and its faults")
+            apply_faults(str(target), faults)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         raise sim_error(f"make {target}: {where}{error.strerror}") from error
     finally:
         os.umask(old_umask)
-    if faults:
-        say("making a system around the driver, and its faults")
-        _make_faults(str(target), faults)
     return str(target / "config.toml")
 
 
-def _make_faults(directory: str, faults: Sequence[str]) -> None:
-    from ocigpu.sim.faults import apply_faults  # here: most hosts have none
-
-    old_umask = os.umask(0o022)
-    try:
-        apply_faults(directory, faults)
-    finally:
-        os.umask(old_umask)
-
-
-class _Parts:
+class _Parts(NamedTuple):
     """Which optional parts to make; see create_host."""
 
-    def __init__(self, dri: bool, nodes: bool | None, sockets: bool, compat32: bool, ldcache: bool) -> None:
-        self.dri = dri
-        self.nodes = nodes
-        self.sockets = sockets
-        self.compat32 = compat32
-        self.ldcache = ldcache
+    dri: bool
+    nodes: bool | None
+    sockets: bool
+    compat32: bool
+    ldcache: bool
 
 
 def _check_target(directory: str) -> Path:
@@ -220,15 +210,7 @@ def _describe_gpu(gpu: SimGpu) -> dict[str, Any]:
         "memory_mib": gpu.model.memory_mib,
         "mig_enabled": gpu.mig_enabled,
         "mig_devices": [
-            {
-                "index": number,
-                "uuid": mig.uuid,
-                "profile": mig.profile.name,
-                "gpu_instance": mig.gpu_instance,
-                "compute_instance": mig.compute_instance,
-                "gi_minor": mig.gi_minor,
-                "ci_minor": mig.ci_minor,
-            }
+            describe_mig(number, mig.uuid, mig.profile.name, mig.gpu_instance, mig.compute_instance, mig.gi_minor)
             for number, mig in enumerate(gpu.mig_devices)
         ],
     }

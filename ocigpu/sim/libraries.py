@@ -8,10 +8,11 @@ import shutil
 import subprocess
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ocigpu.core.errors import OcigpuError, printable
+from ocigpu.sim.files import fill_in, read_tables
 from ocigpu.sim.models import (
     CPUS_OF_NODE,
     FIRST_INSTANCE_MINOR,
@@ -37,89 +38,26 @@ _LIBRARY_FLAGS = [*_FLAGS, "-fPIC", "-fno-stack-protector", "-fvisibility=hidden
 
 @dataclass(frozen=True)
 class LibrarySource:
-    """One library to make: ``directory`` below the library directory, ``soname`` with ``{v}`` for the driver version.
-
-    The file is ``file`` or, when that is empty, NAME.so.<driver version>; ``links`` are made beside it besides the
-    SONAME's, as (name, target).
-    """
+    """One library to make, as the table ``built`` of files.toml has it and explains it."""
 
     name: str
-    soname: str
-    links: tuple[tuple[str, str], ...] = ()
+    soname: int | str = "$version"
+    links: dict[str, str] = field(default_factory=dict)
     file: str = ""
     directory: str = ""
     source: str = "blank"
-    fabric_only: bool = False
+    fabric: bool = False
+    bits32: bool = False
+
+    def names(self, version: str) -> tuple[str, dict[str, str]]:
+        """Return the library's file, and the links beside it by name: the first is its SONAME."""
+        soname = self.soname if "." in str(self.soname) else f"{self.name}.so.{self.soname}"
+        file, values = self.file or f"{self.name}.so.{version}", {"version": version}
+        links = {fill_in(str(soname), values): file}
+        return file, links | {name: fill_in(target, values) for name, target in self.links.items()}
 
 
-def _numbered(name: str, number: int = 1) -> LibrarySource:
-    return LibrarySource(name, f"{name}.so.{number}")
-
-
-def _versioned(name: str) -> LibrarySource:
-    return LibrarySource(name, name + ".so.{v}")
-
-
-LIBRARIES = (
-    LibrarySource("libnvidia-ml", "libnvidia-ml.so.1", (("libnvidia-ml.so", "libnvidia-ml.so.1"),), source="nvml"),
-    _numbered("libnvidia-cfg"),
-    LibrarySource("libnvidia-nscq", "libnvidia-nscq.so.2", fabric_only=True),
-    LibrarySource("libcuda", "libcuda.so.1", (("libcuda.so", "libcuda.so.1"),), source="cuda"),
-    _numbered("libcudadebugger"),
-    _numbered("libnvidia-opencl"),
-    _versioned("libnvidia-gpucomp"),
-    _numbered("libnvidia-ptxjitcompiler"),
-    _numbered("libnvidia-allocator"),
-    _versioned("libnvidia-pkcs11"),
-    _versioned("libnvidia-pkcs11-openssl3"),
-    _numbered("libnvidia-nvvm", 4),
-    _numbered("libnvidia-ngx"),
-    _numbered("libnvidia-encode"),
-    _numbered("libnvidia-opticalflow"),
-    _numbered("libnvcuvid"),
-    _versioned("libnvidia-eglcore"),
-    _versioned("libnvidia-glcore"),
-    LibrarySource("libnvidia-tls", "libnvidia-tls.so.{v}", source="tls"),
-    _versioned("libnvidia-glsi"),
-    _numbered("libnvidia-fbc"),
-    _versioned("libnvidia-rtcore"),
-    _numbered("libnvoptix"),
-    LibrarySource("libGLX_nvidia", "libGLX_nvidia.so.0", (("libGLX_indirect.so.0", "libGLX_nvidia.so.{v}"),)),
-    _numbered("libEGL_nvidia", 0),
-    _numbered("libGLESv2_nvidia", 2),
-    _numbered("libGLESv1_CM_nvidia"),
-    _versioned("libnvidia-glvkspirv"),
-    _versioned("libnvidia-gtk3"),
-    _versioned("libnvidia-wayland-client"),
-    LibrarySource("libnvidia-egl-gbm", "libnvidia-egl-gbm.so.1", file="libnvidia-egl-gbm.so.1.1.1"),
-    LibrarySource("libnvidia-egl-wayland", "libnvidia-egl-wayland.so.1", file="libnvidia-egl-wayland.so.1.1.13"),
-    LibrarySource("libvdpau_nvidia", "libvdpau_nvidia.so.1", directory="vdpau"),
-    LibrarySource("libglxserver_nvidia", "libglxserver_nvidia.so", directory="nvidia/xorg"),
-    LibrarySource("nvidia_drv", "nvidia_drv.so", file="nvidia_drv.so", directory="nvidia/xorg"),
-)
-"""The libraries of driver 550 as distributions package it, in the order of the vendor's list of capabilities."""
-
-_NAMES_32 = (
-    "libnvidia-ml",
-    "libcuda",
-    "libnvidia-opencl",
-    "libnvidia-ptxjitcompiler",
-    "libnvidia-eglcore",
-    "libnvidia-glcore",
-    "libnvidia-tls",
-    "libnvidia-glsi",
-    "libGLX_nvidia",
-    "libEGL_nvidia",
-)
-
-BINARIES = (
-    "nvidia-smi",
-    "nvidia-debugdump",
-    "nvidia-persistenced",
-    "nvidia-cuda-mps-control",
-    "nvidia-cuda-mps-server",
-)
-FABRIC_BINARY = "nv-fabricmanager"
+LIBRARIES = tuple(LibrarySource(**table) for table in read_tables()["built"]["libraries"])
 
 
 def library_triplet() -> str:
@@ -200,7 +138,7 @@ def build(
     (scratch / "table.h").write_text(render_table(directory, gpus, driver_version, caps_major))
     (scratch / "unsupported.h").write_text(render_unsupported())
     fabric = gpus[0].model.fabric
-    wanted = [library for library in LIBRARIES if fabric or not library.fabric_only]
+    wanted = [library for library in LIBRARIES if fabric or not library.fabric]
     notes: list[str] = []
     with ThreadPoolExecutor(_WORKERS) as pool:
         programs = pool.submit(_build_programs, compiler, root, fabric, notes)
@@ -245,15 +183,13 @@ def _link(
 ) -> str:
     directory = target / library.directory
     directory.mkdir(parents=True, exist_ok=True)
-    soname = library.soname.format(v=version)
-    file = library.file or f"{library.name}.so.{version}"
-    failure = compiler.link(directory / file, soname, item, *extra)
+    file, links = library.names(version)
+    failure = compiler.link(directory / file, next(iter(links)), item, *extra)
     if failure:
         return f"{file}: {failure}"
     (directory / file).chmod(0o755)
-    for name, link_target in ((soname, file), *library.links):
-        if name != file:
-            (directory / name).symlink_to(link_target.format(v=version))
+    for name in links.keys() - {file}:
+        (directory / name).symlink_to(links[name])
     return ""
 
 
@@ -269,7 +205,7 @@ def _build_32(compiler: _Compiler, root: Path, version: str, notes: list[str]) -
         notes.append(f"no 32-bit libraries: {failure}")
         return 0
     target = root / "usr/lib/i386-linux-gnu"
-    libraries = [library for library in LIBRARIES if library.name in _NAMES_32]
+    libraries = [library for library in LIBRARIES if library.bits32]
     try:
         stub = _libc_stub(compiler, item, "libc32", "-m32")
     except OcigpuError as error:  # what the linker lacks for -m32 costs only these libraries
@@ -289,13 +225,14 @@ def _build_programs(compiler: _Compiler, root: Path, fabric: bool, notes: list[s
     """Compile nvidia-smi, statically where possible, and give it its other names."""
     directory = root / "usr/bin"
     directory.mkdir(parents=True, exist_ok=True)
-    program = directory / BINARIES[0]
+    built = read_tables()["built"]
+    names = (*built["programs"], *(built["fabric-programs"] if fabric else ()))
+    program = directory / names[0]
     arguments: list[str | Path] = [*_FLAGS, "-s", f"-I{compiler.scratch}", SOURCES / "smi.c", "-o", program]
     if compiler.run("-static", *arguments):
         compiler.must("smi.c", *arguments)
         notes.append("nvidia-smi is linked dynamically: there is no static libc, so it needs a glibc image")
     program.chmod(0o755)
-    names = (*BINARIES, FABRIC_BINARY) if fabric else BINARIES
     for name in names[1:]:
         (directory / name).hardlink_to(program)
     return names

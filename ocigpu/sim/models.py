@@ -265,6 +265,19 @@ def gi_minor(gpu: int, instance: int) -> int:
     return FIRST_INSTANCE_MINOR + gpu * MINORS_PER_GPU + instance * MINORS_PER_INSTANCE
 
 
+def describe_mig(index: int, uuid: str, profile: str, instance: int, compute: int, minor: int) -> dict[str, Any]:
+    """Return what the marker says of a MIG device; ``minor``: of its GPU instance."""
+    return {
+        "index": index,
+        "uuid": uuid,
+        "profile": profile,
+        "gpu_instance": instance,
+        "compute_instance": compute,
+        "gi_minor": minor,
+        "ci_minor": minor + 1 + compute,
+    }
+
+
 def numa_node(index: int, count: int) -> int:
     """Return the NUMA node of one of ``count`` GPUs: a host with several has two, with half of them each."""
     return 0 if count == 1 or index < count // 2 else 1

@@ -90,20 +90,17 @@ def plan_nodes(gpus: Sequence[SimGpu], majors: Majors, first_card: int, *, dri: 
         SimNode("dev/nvidia-uvm", majors.uvm, 0),
         SimNode("dev/nvidia-uvm-tools", majors.uvm, 1),
         _cap(majors, CONFIG_MINOR, 0o400),
-        _cap(majors, MONITOR_MINOR, 0o444),
+        _cap(majors, MONITOR_MINOR),
     ]
     for gpu in gpus:
         for mig in gpu.mig_devices:
-            nodes += [_cap(majors, mig.gi_minor, 0o444), _cap(majors, mig.ci_minor, 0o444)]
+            nodes += [_cap(majors, mig.gi_minor), _cap(majors, mig.ci_minor)]
         number = drm_number(gpu, first_card)
         if dri and number is not None:
             nodes.append(SimNode(f"dev/dri/card{number}", DRM_MAJOR, number))
             nodes.append(SimNode(f"dev/dri/renderD{128 + number}", DRM_MAJOR, 128 + number))
-    if majors.imex:
-        nodes += [
-            SimNode(f"dev/nvidia-caps-imex-channels/channel{number}", majors.imex, number)
-            for number in range(IMEX_CHANNELS)
-        ]
+    channels = IMEX_CHANNELS if majors.imex else 0
+    nodes += [SimNode(f"dev/nvidia-caps-imex-channels/channel{n}", majors.imex, n) for n in range(channels)]
     if majors.nvswitch:
         nodes.append(SimNode("dev/nvidia-nvlink", majors.nvlink, 0))
         nodes.append(SimNode("dev/nvidia-nvswitchctl", majors.nvswitch, 255))
@@ -111,7 +108,7 @@ def plan_nodes(gpus: Sequence[SimGpu], majors: Majors, first_card: int, *, dri: 
     return nodes
 
 
-def _cap(majors: Majors, minor: int, mode: int) -> SimNode:
+def _cap(majors: Majors, minor: int, mode: int = 0o444) -> SimNode:
     return SimNode(f"dev/nvidia-caps/nvidia-cap{minor}", majors.caps, minor, mode)
 
 

@@ -4,7 +4,7 @@ import os
 from typing import Any
 
 from ocigpu.sim.marker import read_marker
-from ocigpu.sim.models import find_model, gi_minor
+from ocigpu.sim.models import describe_mig, find_model, gi_minor
 
 _STAND_IN_NOTE = (
     "device nodes are stand-in files: mknod was not permitted, so access by containers cannot be tested with them"
@@ -52,17 +52,9 @@ def _follow_mig(directory: str, data: dict[str, Any]) -> None:
                 continue
             whole, minor = profiles[int(profile)], gi_minor(gpu["index"], int(instance))
             part = "" if int(slices) == whole.compute_slices else f"{slices}c."
-            gpu["mig_devices"].append(
-                {
-                    "index": len(gpu["mig_devices"]),
-                    "uuid": uuid,
-                    "profile": part + whole.name,
-                    "gpu_instance": int(instance),
-                    "compute_instance": int(ci),
-                    "gi_minor": minor,
-                    "ci_minor": minor + 1 + int(ci),
-                }
-            )
+            name = part + whole.name
+            mig = describe_mig(len(gpu["mig_devices"]), uuid, name, int(instance), int(ci), minor)
+            gpu["mig_devices"].append(mig)
 
 
 def read_faults(directory: str) -> list[str]:
