@@ -20,13 +20,13 @@ from ocigpu.provision.device_filter import (
 )
 from ocigpu.system import bpf
 from ocigpu.system.namespaces import in_initial_user_namespace
-from ocigpu.system.paths import At, named
-from ocigpu.system.proc import parse_cgroup, parse_mounts
+from ocigpu.system.paths import At, opened
+from ocigpu.system.proc import parse_cgroup, parse_mounts, read_proc
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any, NamedTuple
+    from typing import Any, NamedTuple, Self
 
     from ocigpu.core.actions import AllowDevice
     from ocigpu.core.settings import Settings
@@ -35,8 +35,7 @@ else:
 
 NO_CGROUPS_NOTE = "no-cgroups is set: device cgroup left alone"
 ROOTLESS_NOTE = "rootless: device cgroup left alone; access is what the outer manager allows"
-MAX_FILE = 4 << 20
-"""Bytes read at most of a file below /proc or of devices.list; the mount table of a big node has some 100 KiB."""
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class CgroupMount(NamedTuple):
@@ -85,21 +84,13 @@ def apply_device_rules(
     if os.geteuid() != 0 or not in_initial_user_namespace():
         return ROOTLESS_NOTE, _nothing
     cgroup = open_device_cgroup(container_proc_fd)
-    keep = False
-    try:
+    with _Undo(cgroup.fd) as undo:
         if cgroup.version == 1:
-            undo = _allow_v1(cgroup, rules)
-            keep = True
+            _change_v1(cgroup, _missing_v1(cgroup, rules), undo)
             return "", undo
         wanted = [FilterRule(True, "c", rule.major, rule.minor, rule.access) for rule in rules]
-        replaced = _replace_v2(cgroup, None if config is None else declared + wanted)
-        if replaced is None:
-            return "", _nothing
-        keep = True
-        return _ancestor_note(cgroup), replaced
-    finally:
-        if not keep:
-            os.close(cgroup.fd)
+        replaced = _replace_v2(cgroup, None if config is None else declared + wanted, undo)
+        return _ancestor_note(cgroup) if replaced else "", undo
 
 
 def change_device_rules(
@@ -118,21 +109,47 @@ def change_device_rules(
     mount namespace.  Raises ApplyError OCIGPU-CG-1 with nothing changed.
     """
     cgroup = open_device_cgroup(container_proc_fd, recorded)
-    try:
+    with _Undo(cgroup.fd) as undo:
         if cgroup.version == 1:
             changes = [("devices.allow", rule) for rule in allow] + [("devices.deny", rule) for rule in deny]
-            return _change_v1(cgroup, [(name, f"c {rule.major}:{rule.minor} {rule.access}") for name, rule in changes])
-        undo = _replace_v2(cgroup, policy)
-        if undo is None:
+            lines = [(name, f"c {rule.major}:{rule.minor} {rule.access}") for name, rule in changes]
+            _change_v1(cgroup, lines, undo)
+        elif not _replace_v2(cgroup, policy, undo):
             raise _failed("replace device program of", cgroup.path, "it has none of its own")
         return undo
-    except ApplyError:
-        os.close(cgroup.fd)
-        raise
 
 
 def _nothing() -> None:
     """Undo of nothing."""
+
+
+class _Undo:
+    """What takes changes of a cgroup back, last one first, and closes it: called once, or by a block that fails."""
+
+    def __init__(self, cgroup_fd: int) -> None:
+        self.fds = [cgroup_fd]
+        self.steps: "list[Callable[[], None]]" = []
+
+    def __call__(self) -> None:
+        try:
+            while self.steps:
+                try:
+                    self.steps.pop()()
+                except ApplyError as error:
+                    # Gone: the cgroup itself, or our program because the runtime has set its own anew.
+                    if error.errno not in (errno.ENOENT, errno.ENODEV):
+                        raise
+        finally:
+            for fd in self.fds:
+                os.close(fd)
+            self.fds.clear()
+
+    def __enter__(self) -> "Self":
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is not None:
+            self()
 
 
 def _covers(allowed: int, rule: "AllowDevice") -> bool:
@@ -141,9 +158,23 @@ def _covers(allowed: int, rule: "AllowDevice") -> bool:
 
 
 def _failed(operation: str, path: str, why: "OSError | str") -> ApplyError:
-    if isinstance(why, OSError):
-        return ApplyError("OCIGPU-CG-1", f"{operation} {path}: {printable(cause(why))}", None, why.errno or 0)
-    return ApplyError("OCIGPU-CG-1", f"{operation} {path}: {why}")
+    number = why.errno or 0 if isinstance(why, OSError) else 0
+    text = why if isinstance(why, str) else printable(cause(why))
+    return ApplyError("OCIGPU-CG-1", f"{operation} {path}: {text}", None, number)
+
+
+class _failing:  # noqa: N801 - reads as a statement
+    """In the block, an OSError becomes the ApplyError that this operation on this path has failed."""
+
+    def __init__(self, operation: str, path: str) -> None:
+        self._operation, self._path = operation, path
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        if isinstance(error, OSError):
+            raise _failed(self._operation, self._path, error) from error
 
 
 # -- finding the cgroup ------------------------------------------------------------------------------------------
@@ -222,14 +253,12 @@ def _below(path: str, root: str) -> str:
 def _open_directory(mount: CgroupMount, relative: str) -> int | None:
     """Return a descriptor of a cgroup directory, None if this mount does not show it (hidden by another one)."""
     path = f"{mount.mountpoint}/{relative}"
-    try:
-        # A cgroup file system has no symbolic links, and cgroups are only made by those who may change them.
-        with named("openat", path):
-            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        raise _failed("open device cgroup", path, error) from error
+    with _failing("open device cgroup", path):
+        try:
+            # A cgroup file system has no symbolic links, and cgroups are only made by those who may change them.
+            fd = os.open(path, _DIRECTORY)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
     device = os.fstat(fd).st_dev
     if (os.major(device), os.minor(device)) != mount.device:
         os.close(fd)
@@ -238,26 +267,20 @@ def _open_directory(mount: CgroupMount, relative: str) -> int | None:
 
 
 def _read_at(directory_fd: int, name: str, what: str) -> str:
-    """Return the text of a file below /proc; ``directory_fd`` of -1: ``name`` is an absolute path."""
-    try:
-        fd = os.open(
-            name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=directory_fd if directory_fd >= 0 else None
-        )
-        with os.fdopen(fd, "rb") as file:
-            data = file.read(MAX_FILE + 1)
-    except OSError as error:
-        error.filename = None  # known to a user as what it is
-        raise _failed("read", what, error) from error
-    if len(data) > MAX_FILE:
-        raise _failed("read", what, f"more than {MAX_FILE} bytes")
-    return os.fsdecode(data)
+    """Return the text of a file of a pseudo file system; ``directory_fd`` of -1: ``name`` is an absolute path."""
+    with _failing("read", what):
+        try:
+            return read_proc(name, directory_fd if directory_fd >= 0 else None)
+        except OSError as error:
+            error.filename = None  # known to a user as what it is
+            raise
 
 
 # -- cgroup v1 ---------------------------------------------------------------------------------------------------
 
 
-def _allow_v1(cgroup: Cgroup, rules: "tuple[AllowDevice, ...]") -> "Callable[[], None]":
-    """Add the rules that devices.list lacks to a v1 cgroup; return the undo, which takes back what was added."""
+def _missing_v1(cgroup: Cgroup, rules: "tuple[AllowDevice, ...]") -> "list[tuple[str, str]]":
+    """Return the rules that devices.list of a v1 cgroup lacks, as pairs of (file, rule)."""
     listed = Policy(parse_devices_list(_read_at(cgroup.fd, "devices.list", f"{cgroup.path}/devices.list")))
     changes: list[tuple[str, str]] = []
     for rule in rules:
@@ -265,39 +288,24 @@ def _allow_v1(cgroup: Cgroup, rules: "tuple[AllowDevice, ...]") -> "Callable[[],
         if missing:
             letters = "".join(letter for letter in "rwm" if ACCESS_BITS[letter] & missing)
             changes.append(("devices.allow", f"c {rule.major}:{rule.minor} {letters}"))
-    return _change_v1(cgroup, changes)
+    return changes
 
 
 _OPPOSITE = {"devices.allow": "devices.deny", "devices.deny": "devices.allow"}
 
 
-def _change_v1(cgroup: Cgroup, changes: "list[tuple[str, str]]") -> "Callable[[], None]":
-    """Write rules into files of a v1 cgroup, pairs of (file, rule); return the undo, which also closes the cgroup."""
-    done: list[tuple[str, str]] = []
+def _change_v1(cgroup: Cgroup, changes: "list[tuple[str, str]]", undo: _Undo) -> None:
+    """Write rules into files of a v1 cgroup, pairs of (file, rule)."""
+    for name, line in changes:
+        _write_v1(cgroup, name, line)
+        undo.steps.append(lambda name=name, line=line: _write_v1(cgroup, _OPPOSITE[name], line))  # type: ignore[misc]
 
-    def take_back() -> None:
-        for name, line in reversed(done):
-            try:
-                _write_v1(cgroup, _OPPOSITE[name], line)
-            except ApplyError as error:
-                if error.errno not in (errno.ENOENT, errno.ENODEV):  # the cgroup is gone, and with it the rules
-                    raise
 
-    try:
-        for name, line in changes:
-            _write_v1(cgroup, name, line)
-            done.append((name, line))
-    except ApplyError:
-        take_back()
-        raise
-
-    def undo() -> None:
-        try:
-            take_back()
-        finally:
-            os.close(cgroup.fd)
-
-    return undo
+def _write_v1(cgroup: Cgroup, name: str, line: str) -> None:
+    """Write one rule: the kernel takes exactly one per write (Documentation/admin-guide/cgroup-v1/devices.rst)."""
+    at = At(cgroup.fd, name, f"{cgroup.path}/{name}")
+    with _failing(f'write "{line}" to', at.path), opened(at.open(os.O_WRONLY)) as fd:
+        os.write(fd, line.encode())
 
 
 def parse_devices_list(text: str) -> list[FilterRule]:
@@ -314,85 +322,42 @@ def parse_devices_list(text: str) -> list[FilterRule]:
     return rules
 
 
-def _write_v1(cgroup: Cgroup, name: str, line: str) -> None:
-    """Write one rule: the kernel takes exactly one per write (Documentation/admin-guide/cgroup-v1/devices.rst)."""
-    try:
-        fd = At(cgroup.fd, name, f"{cgroup.path}/{name}").open(os.O_WRONLY)
-        try:
-            os.write(fd, line.encode())
-        finally:
-            os.close(fd)
-    except OSError as error:
-        raise _failed(f'write "{line}" to', f"{cgroup.path}/{name}", error) from error
-
-
 # -- cgroup v2 ---------------------------------------------------------------------------------------------------
 
 
-def _replace_v2(cgroup: Cgroup, rules: "list[FilterRule] | None") -> "Callable[[], None] | None":
+def _replace_v2(cgroup: Cgroup, rules: "list[FilterRule] | None", undo: _Undo) -> bool:
     """Exchange every device program of a v2 cgroup for one that enforces ``rules`` (None: they are not known).
 
-    Returns the undo, which puts the old programs back, or None if there is no program: then everything is allowed
-    and there is nothing to widen.
+    Returns False if there is no program: then everything is allowed and there is nothing to widen.
     """
-    try:
+    with _failing("query device programs of", cgroup.path):
         attached = bpf.query_device_programs(cgroup.fd)
-    except OSError as error:
-        raise _failed("query device programs of", cgroup.path, error) from error
     if not attached.ids:
-        return None
+        return False
     if rules is None:
         raise _failed("widen device program of", cgroup.path, "the container's config.json was not found")
     program = device_program(rules)
     pairs: list[tuple[int, int]] = []  # (old, new) descriptors
-    exchanged: list[tuple[int, int]] = []
+    # A cgroup refuses the same program twice, so each of the old ones gets a copy of the new one.  All are loaded
+    # before the first is exchanged.
+    for program_id in attached.ids:
+        with _failing(f"read device program {program_id} of", cgroup.path):
+            undo.fds.append(bpf.open_program(program_id))
+        with _failing("load device program for", cgroup.path):
+            undo.fds.append(bpf.load_device_program(program))
+        pairs.append((undo.fds[-2], undo.fds[-1]))
 
-    def put_back() -> None:
-        for old, new in reversed(exchanged):
-            try:
-                _exchange(cgroup.fd, old, new, attached.flags)
-            except OSError as error:
-                # Gone: the cgroup itself, or our program because the runtime has set its own anew.
-                if error.errno not in (errno.ENOENT, errno.ENODEV):
-                    raise _failed("put back device program of", cgroup.path, error) from error
+    def put_back(old: int, new: int) -> None:
+        with _failing("put back device program of", cgroup.path):
+            _exchange(cgroup.fd, old, new, attached.flags)
 
-    def close_all() -> None:
-        for pair in pairs:
-            for fd in pair:
-                os.close(fd)
-
-    try:
-        # A cgroup refuses the same program twice, so each of the old ones gets a copy of the new one.  All are loaded
-        # before the first is exchanged.
-        for program_id in attached.ids:
-            try:
-                old = bpf.open_program(program_id)
-            except OSError as error:
-                raise _failed(f"read device program {program_id} of", cgroup.path, error) from error
-            try:
-                pairs.append((old, bpf.load_device_program(program)))
-            except OSError as error:
-                os.close(old)
-                raise _failed("load device program for", cgroup.path, error) from error
-        for old, new in pairs:
-            try:
-                _exchange(cgroup.fd, new, old, attached.flags)
-            except OSError as error:
-                raise _failed("replace device program of", cgroup.path, _explained(error)) from error
-            exchanged.append((old, new))
-    except ApplyError:
-        put_back()
-        close_all()
-        raise
-
-    def undo() -> None:
+    for old, new in pairs:
         try:
-            put_back()
-        finally:
-            close_all()
-            os.close(cgroup.fd)
-
-    return undo
+            _exchange(cgroup.fd, new, old, attached.flags)
+        except OSError as error:
+            raise _failed("replace device program of", cgroup.path, _explained(error)) from error
+        undo.steps.append(lambda old=old, new=new: put_back(old, new))  # type: ignore[misc]
+    return True
 
 
 def _exchange(cgroup_fd: int, new_fd: int, old_fd: int, flags: int) -> None:
@@ -404,11 +369,11 @@ def _exchange(cgroup_fd: int, new_fd: int, old_fd: int, flags: int) -> None:
 
 
 def _explained(error: OSError) -> "OSError | str":
-    if error.errno == errno.EINVAL:
-        return f"{cause(error)} (needs Linux 5.5)"
-    if error.errno == errno.ENOENT:
-        return f"{cause(error)} (something else has just changed it, or it is attached by a link)"
-    return error
+    words = {
+        errno.EINVAL: "needs Linux 5.5",
+        errno.ENOENT: "something else has just changed it, or it is attached by a link",
+    }
+    return f"{cause(error)} ({words[error.errno]})" if error.errno in words else error
 
 
 def _ancestor_note(cgroup: Cgroup) -> str:
@@ -418,11 +383,8 @@ def _ancestor_note(cgroup: Cgroup) -> str:
         parent = parent.rpartition("/")[0]
         path = f"{cgroup.mountpoint}/{parent}"
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
+            with opened(os.open(path, _DIRECTORY)) as fd:
                 programs = bpf.query_device_programs(fd).ids
-            finally:
-                os.close(fd)
         except OSError as error:
             return f"device programs of {path} could not be read: {cause(error)}"
         if programs:

@@ -15,12 +15,12 @@ from ocigpu.core.errors import ApplyError, cause
 from ocigpu.provision.mounts import read_mnt_id
 from ocigpu.system import libc
 from ocigpu.system.namespaces import in_initial_user_namespace
-from ocigpu.system.paths import named
+from ocigpu.system.paths import named, opened
 from ocigpu.system.proc import read_mounts, read_proc, read_stat
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import NamedTuple
+    from typing import NamedTuple, Self
 else:
     from ocigpu.core.record import NamedTuple
 
@@ -54,6 +54,30 @@ class LiveContainer(NamedTuple):
             os.close(fd)
 
 
+class _Opened:
+    """Descriptors that are closed if the block fails.  ``what``: for messages."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self._fds: list[int] = []
+
+    def __enter__(self) -> "Self":
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        for fd in self._fds if kind else ():
+            os.close(fd)
+
+    def open(self, name: str, flags: int = os.O_RDONLY, dir_fd: int | None = None, directory: str = "") -> int:
+        with named("openat", directory + name):
+            self._fds.append(os.open(name, flags | os.O_CLOEXEC, dir_fd=dir_fd))
+        return self._fds[-1]
+
+    def failed(self, number: int, why: str, hint: str | None = None, errno: int = 0) -> ApplyError:
+        """Return the error OCIGPU-NS-``number``."""
+        return ApplyError(f"OCIGPU-NS-{number}", f"{self.what}: {why}", hint, errno)
+
+
 def open_container(pid: int, rootfs: str, hook_pid: int = 0) -> LiveContainer:
     """Return the container whose first process is ``pid`` and whose root directory is ``rootfs`` (a host path).
 
@@ -64,70 +88,49 @@ def open_container(pid: int, rootfs: str, hook_pid: int = 0) -> LiveContainer:
     what = f"container process {pid}"
     if pid <= 0 or not rootfs.startswith("/"):
         raise ApplyError("OCIGPU-NS-1", f"{what}, root {rootfs!r}: not a process and a path")
-    opened: list[int] = []
+    with _Opened(what) as place:
+        try:
+            return _open_process(place, pid, rootfs, hook_pid)
+        except OSError as error:
+            number = error.errno or 0
+            if number in (errno.ENOENT, errno.ESRCH):
+                raise place.failed(1, "it is gone", errno=number) from error
+            hint = None
+            if number == errno.EACCES:
+                # crun makes its process unreadable (PR_SET_DUMPABLE), which leaves an ordinary user no way in: proc(5)
+                hint = "The runtime hides its process from ordinary users: "
+                hint += "run it as root, inside a user namespace, or use runc."
+            raise place.failed(2, cause(error), hint, number) from error
 
-    def keep(name: str, flags: int, dir_fd: int | None = None) -> int:
-        with named("openat", name if dir_fd is None else f"/proc/{pid}/{name}"):
-            opened.append(os.open(name, flags | os.O_CLOEXEC, dir_fd=dir_fd))
-        return opened[-1]
 
-    try:
-        proc_fd = keep(f"/proc/{pid}", os.O_RDONLY | os.O_DIRECTORY)
-        _check_process(proc_fd, what, hook_pid)
-        mnt_fd = keep("ns/mnt", os.O_RDONLY, proc_fd)
-        user_fd = keep("ns/user", os.O_RDONLY, proc_fd)
-        init_root_fd = keep("root", os.O_PATH | os.O_DIRECTORY, proc_fd)
-        if _same(mnt_fd, "/proc/self/ns/mnt"):
-            raise ApplyError("OCIGPU-NS-1", f"{what}: it has no mount namespace of its own")
-        other_user = not _same(user_fd, "/proc/self/ns/user")
-        privileged = bool(libc.capget().effective >> libc.CAP_SYS_ADMIN & 1)
-        if not privileged and not other_user:
-            raise ApplyError(
-                "OCIGPU-NS-2",
-                f"{what}: joining its mount namespace needs CAP_SYS_ADMIN",
-                "Run the runtime as root, or rootless with a user namespace for the container.",
-            )
-        host = os.stat("/")
-        init_root = os.fstat(init_root_fd)
-        pivoted = (init_root.st_dev, init_root.st_ino) != (host.st_dev, host.st_ino)
-        if pivoted and not privileged:
-            raise ApplyError(
-                "OCIGPU-NS-2",
-                f"{what}: the host's files are out of reach: its root is in place already and we are not root",
-                "Use the prestart hook.",
-            )
-        uid, gid = (_mapped_root(proc_fd, name) if other_user else 0 for name in ("uid_map", "gid_map"))
-    except OSError as error:
-        for fd in opened:
-            os.close(fd)
-        gone = error.errno in (errno.ENOENT, errno.ESRCH)
-        raise ApplyError(
-            "OCIGPU-NS-1" if gone else "OCIGPU-NS-2",
-            f"{what}: {'it is gone' if gone else cause(error)}",
-            # crun makes its process unreadable (PR_SET_DUMPABLE), which leaves an ordinary user no way in: proc(5)
-            "The runtime hides its process from ordinary users: run it as root, inside a user namespace, or use runc."
-            if error.errno == errno.EACCES
-            else None,
-            errno=error.errno or 0,
-        ) from error
-    except ApplyError:
-        for fd in opened:
-            os.close(fd)
-        raise
+def _open_process(place: _Opened, pid: int, rootfs: str, hook_pid: int) -> LiveContainer:
+    directory = f"/proc/{pid}"
+    proc_fd = place.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    process = read_stat(dir_fd=proc_fd)
+    if process.ended:
+        raise place.failed(1, "it has ended")
+    if process.start > read_stat(f"/proc/{hook_pid or 'self'}/stat").start:
+        raise place.failed(1, "it started after this hook, so it is not the container")
+    mnt_fd = place.open("ns/mnt", os.O_RDONLY, proc_fd, f"{directory}/")
+    user_fd = place.open("ns/user", os.O_RDONLY, proc_fd, f"{directory}/")
+    init_root_fd = place.open("root", os.O_PATH | os.O_DIRECTORY, proc_fd, f"{directory}/")
+    if os.path.samestat(os.fstat(mnt_fd), os.stat("/proc/self/ns/mnt")):
+        raise place.failed(1, "it has no mount namespace of its own")
+    other_user = not os.path.samestat(os.fstat(user_fd), os.stat("/proc/self/ns/user"))
+    privileged = bool(libc.capget().effective >> libc.CAP_SYS_ADMIN & 1)
+    if not privileged and not other_user:
+        hint = "Run the runtime as root, or rootless with a user namespace for the container."
+        raise place.failed(2, "joining its mount namespace needs CAP_SYS_ADMIN", hint)
+    host = os.stat("/")
+    pivoted = not os.path.samestat(os.fstat(init_root_fd), host)
+    if pivoted and not privileged:
+        why = "the host's files are out of reach: its root is in place already and we are not root"
+        raise place.failed(2, why, "Use the prestart hook.")
+    uid, gid = (_mapped_root(proc_fd, name) if other_user else 0 for name in ("uid_map", "gid_map"))
     return LiveContainer(
-        pid=pid,
-        rootfs=rootfs,
-        proc_fd=proc_fd,
-        mnt_fd=mnt_fd,
-        user_fd=user_fd,
-        init_root_fd=init_root_fd,
-        uid=uid,
-        gid=gid,
-        other_user_namespace=other_user,
-        join_user=not privileged,
-        pivoted=pivoted,
-        host_root=(host.st_dev, host.st_ino),
-    )
+        pid, rootfs, proc_fd, mnt_fd, user_fd, init_root_fd, uid, gid, other_user,
+        join_user=not privileged, pivoted=pivoted, host_root=(host.st_dev, host.st_ino),
+    )  # fmt: skip
 
 
 def open_here(rootfs: str) -> LiveContainer:
@@ -137,60 +140,31 @@ def open_here(rootfs: str) -> LiveContainer:
     namespace it is in.  Raises ApplyError OCIGPU-NS-1 when ``rootfs`` is no directory that is mounted, or is the host's
     ``/``, or when this mount namespace is the host's; OCIGPU-NS-2 when procfs is not mounted on /proc.
     """
-    opened: list[int] = []
-
-    def keep(path: str, flags: int) -> int:
-        opened.append(os.open(path, flags | os.O_CLOEXEC))
-        return opened[-1]
-
-    try:
+    with _Opened(f"container root {rootfs}") as place:
         try:
-            _require_own_mounts(rootfs)
-            mnt_fd = keep("/proc/self/ns/mnt", os.O_RDONLY)
-            user_fd = keep("/proc/self/ns/user", os.O_RDONLY)
-            proc_fd = keep("/proc/self", os.O_RDONLY | os.O_DIRECTORY)
+            _require_own_mounts(place)
+            mnt_fd, user_fd = place.open("/proc/self/ns/mnt"), place.open("/proc/self/ns/user")
+            proc_fd = place.open("/proc/self", os.O_RDONLY | os.O_DIRECTORY)
         except OSError as error:
-            raise ApplyError(
-                "OCIGPU-NS-2",
-                f"container root {rootfs}: {cause(error)}",
-                "The hook needs the procfs of the host on /proc.",
-                errno=error.errno or 0,
-            ) from error
+            hint = "The hook needs the procfs of the host on /proc."
+            raise place.failed(2, cause(error), hint, error.errno or 0) from error
         try:
-            root_fd = keep(rootfs, os.O_PATH | os.O_DIRECTORY)
+            root_fd = place.open(rootfs, os.O_PATH | os.O_DIRECTORY)
         except OSError as error:
-            raise ApplyError(
-                "OCIGPU-NS-1", f"open container root {rootfs}: {error.strerror}", errno=error.errno or 0
-            ) from error
-        host, root = os.stat("/"), os.fstat(root_fd)
-        if not rootfs.startswith("/") or (root.st_dev, root.st_ino) == (host.st_dev, host.st_ino):
-            raise ApplyError("OCIGPU-NS-1", f"container root {rootfs}: it is the host's own root directory")
+            message = f"open container root {rootfs}: {error.strerror}"
+            raise ApplyError("OCIGPU-NS-1", message, errno=error.errno or 0) from error
+        host = os.stat("/")
+        if not rootfs.startswith("/") or os.path.samestat(os.fstat(root_fd), host):
+            raise place.failed(1, "it is the host's own root directory")
         if not _is_mount_point(root_fd):
-            raise ApplyError(
-                "OCIGPU-NS-1", f"container root {rootfs}: it is a directory of the host and no mount of a container"
-            )
-    except ApplyError:
-        for fd in opened:
-            os.close(fd)
-        raise
-    return LiveContainer(
-        pid=os.getpid(),
-        rootfs=rootfs,
-        proc_fd=proc_fd,
-        mnt_fd=mnt_fd,
-        user_fd=user_fd,
-        init_root_fd=root_fd,
-        uid=os.geteuid(),
-        gid=os.getegid(),
-        other_user_namespace=False,
-        join_user=False,
-        pivoted=True,
-        host_root=(host.st_dev, host.st_ino),
-        here=True,
-    )
+            raise place.failed(1, "it is a directory of the host and no mount of a container")
+        return LiveContainer(
+            os.getpid(), rootfs, proc_fd, mnt_fd, user_fd, root_fd, os.geteuid(), os.getegid(), False,
+            join_user=False, pivoted=True, host_root=(host.st_dev, host.st_ino), here=True,
+        )  # fmt: skip
 
 
-def _require_own_mounts(rootfs: str) -> None:
+def _require_own_mounts(place: _Opened) -> None:
     """Refuse to work in the mount namespace of the first process that the visible procfs shows, which is the host's.
 
     Two namespaces never have a mount in common, and its id means one mount of the whole machine (fs/namespace.c), so
@@ -206,15 +180,10 @@ def _require_own_mounts(rootfs: str) -> None:
             raise
         if not in_initial_user_namespace():
             return
-        raise ApplyError(
-            "OCIGPU-NS-1", f"container root {rootfs}: cannot tell the host's mounts: {cause(error)}"
-        ) from error
+        raise place.failed(1, f"cannot tell the host's mounts: {cause(error)}") from error
     if shared:
-        raise ApplyError(
-            "OCIGPU-NS-1",
-            f"container root {rootfs}: this process is in the host's mount namespace, not in a container's",
-            "The hook works at the stage createContainer only, and for containers with a mount namespace.",
-        )
+        hint = "The hook works at the stage createContainer only, and for containers with a mount namespace."
+        raise place.failed(1, "this process is in the host's mount namespace, not in a container's", hint)
 
 
 def _is_mount_point(fd: int) -> bool:
@@ -223,11 +192,8 @@ def _is_mount_point(fd: int) -> bool:
     Services have mount namespaces of their own too (systemd.exec(5), PrivateTmp=), with the host's directories in it.
     It is one if the directory above it is on another mount (a reading of mountinfo may miss lines while mounts change).
     """
-    parent_fd = os.open("..", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd)
-    try:
+    with opened(os.open("..", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd)) as parent_fd:
         return read_mnt_id(fd, "/proc/self") != read_mnt_id(parent_fd, "/proc/self")
-    finally:
-        os.close(parent_fd)
 
 
 def join(container: LiveContainer) -> None:
@@ -250,11 +216,8 @@ def join(container: LiveContainer) -> None:
         step = "mount"
         libc.setns(container.mnt_fd, libc.CLONE_NEWNS)
     except OSError as error:
-        raise ApplyError(
-            "OCIGPU-NS-2",
-            f"join {step} namespace of process {container.pid}: {cause(error)}",
-            errno=error.errno or 0,
-        ) from error
+        message = f"join {step} namespace of process {container.pid}: {cause(error)}"
+        raise ApplyError("OCIGPU-NS-2", message, errno=error.errno or 0) from error
 
 
 def open_root(container: LiveContainer) -> int:
@@ -289,19 +252,6 @@ def use_owner_ids(container: LiveContainer) -> None:
     libc.setfsgid(container.gid)
     libc.setfsuid(container.uid)
     libc.capset(sets)
-
-
-def _check_process(proc_fd: int, what: str, hook_pid: int) -> None:
-    process = read_stat(dir_fd=proc_fd)
-    if process.ended:
-        raise ApplyError("OCIGPU-NS-1", f"{what}: it has ended")
-    if process.start > read_stat(f"/proc/{hook_pid or 'self'}/stat").start:
-        raise ApplyError("OCIGPU-NS-1", f"{what}: it started after this hook, so it is not the container")
-
-
-def _same(fd: int, path: str) -> bool:
-    ours, theirs = os.stat(path), os.fstat(fd)
-    return (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino)
 
 
 def _mapped_root(proc_fd: int, name: str) -> int:

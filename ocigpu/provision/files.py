@@ -5,7 +5,7 @@ import stat
 
 from ocigpu.core.errors import ApplyError, quoted
 from ocigpu.system.files import replace_file
-from ocigpu.system.paths import At, named
+from ocigpu.system.paths import At, named, opened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -59,14 +59,11 @@ def put_back(entry: "Entry", at: At, backup_fd: int) -> None:
 
 def _open_regular(at: At) -> int:
     """Return a descriptor to read a file, -1 if it is no regular one: nothing else is ever opened for reading."""
-    path_fd = at.open()
-    try:
+    with opened(at.open()) as path_fd:
         if not stat.S_ISREG(os.fstat(path_fd).st_mode):
             return -1
         with named("open", at.path):
             return os.open(f"fd/{path_fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    finally:
-        os.close(path_fd)
 
 
 def has_content(at: At, content: bytes) -> bool:

@@ -8,6 +8,7 @@ import stat
 
 from ocigpu.core.errors import SpecError
 from ocigpu.provision.inside import exists_inside, list_inside, status_inside
+from ocigpu.system.paths import opened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,11 +42,8 @@ def read_rootfs_facts(rootfs: str, driver_version: str) -> "ImageFacts":
 
     Raises SpecError OCIGPU-SPEC-3, with the OSError as its cause, when there is no such directory.
     """
-    root_fd = open_rootfs(rootfs)
-    try:
+    with opened(open_rootfs(rootfs)) as root_fd:
         return read_image_facts(root_fd, driver_version)
-    finally:
-        os.close(root_fd)
 
 
 def open_rootfs(rootfs: str) -> int:

@@ -12,7 +12,7 @@ import stat
 from ocigpu.core.errors import ApplyError
 from ocigpu.provision.tmpfs import fill, holds, tmpfs_options
 from ocigpu.system import libc
-from ocigpu.system.paths import At, named
+from ocigpu.system.paths import At, named, opened
 from ocigpu.system.proc import read_mounts, read_proc
 
 TYPE_CHECKING = False
@@ -206,14 +206,11 @@ def stop_sharing(target: MountTarget, mnt_id: int, new_calls: bool) -> None:
     mount = read_mounts("mountinfo").get(mnt_id)  # a table that is read while mounts change may lack one
     if mount is not None and not any(tag.startswith("shared:") for tag in mount.tags):
         return
-    fd = _mount_root(target, mnt_id)
-    try:
+    with opened(_mount_root(target, mnt_id)) as fd:
         if new_calls:
             libc.mount_setattr(fd, 0, libc.MS_SLAVE, shown=target.at.path)
         else:
             libc.mount(None, f"fd/{fd}", None, libc.MS_SLAVE, shown=target.at.path)
-    finally:
-        os.close(fd)
 
 
 def bind_by_name(fd: int, source: Source, target: MountTarget) -> None:
@@ -223,13 +220,10 @@ def bind_by_name(fd: int, source: Source, target: MountTarget) -> None:
     """
     under = read_mnt_id(target.fd)
     libc.mount(f"fd/{fd}", f"fd/{target.fd}", None, libc.MS_BIND, shown=target.at.path)
-    mounted_fd = _open_mounted(target, under)
-    try:
+    with opened(_open_mounted(target, under)) as mounted_fd:
         if not os.path.samestat(os.fstat(mounted_fd), source.status):
             raise ApplyError("OCIGPU-MNT-1", f"bind {source.host_path} -> {target.at.path}: something else is there")
         _set_flags(mounted_fd, _attributes(source.options), target)
-    finally:
-        os.close(mounted_fd)
 
 
 def _open_mounted(target: MountTarget, under: int) -> int:
@@ -270,12 +264,9 @@ def tmpfs_by_name(action: "Tmpfs", uid: int, gid: int, target: MountTarget) -> N
     under, flags = read_mnt_id(target.fd), _attributes(_PRIVATE_TMPFS)
     options = ",".join(f"{key}={value}" for key, value in tmpfs_options(action, uid, gid))
     libc.mount("tmpfs", f"fd/{target.fd}", "tmpfs", flags, options, action.container_path)
-    fd = _open_mounted(target, under)
-    try:
+    with opened(_open_mounted(target, under)) as fd:
         fill(fd, action)
         _set_flags(fd, flags | libc.MS_RDONLY, target)
-    finally:
-        os.close(fd)
 
 
 def remount(fd: int, flags: int, shown: str) -> None:

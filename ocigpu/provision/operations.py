@@ -52,7 +52,7 @@ from ocigpu.provision.neighbours import has_neighbours
 from ocigpu.system import libc
 from ocigpu.system.files import draft_name, remove_drafts, remove_ldconfig_draft, replace_file
 from ocigpu.system.log import step
-from ocigpu.system.paths import At, make_directories, named, open_in_root, open_parent, split
+from ocigpu.system.paths import At, make_directories, named, open_in_root, open_parent, opened, split
 from ocigpu.system.proc import read_mounts
 
 TYPE_CHECKING = False
@@ -412,13 +412,10 @@ def cover_with_tmpfs(transaction: Transaction, action: Tmpfs) -> None:
 
 def unmount(transaction: Transaction, entry: "Entry") -> None:
     """Take away a mount that was not there before."""
-    fd = open_in_root(transaction.root_fd, entry["path"], os.O_PATH | os.O_NOFOLLOW)
-    try:
+    with opened(open_in_root(transaction.root_fd, entry["path"], os.O_PATH | os.O_NOFOLLOW)) as fd:
         mnt_id = read_mnt_id(fd)
         if mnt_id != entry["under"] and entry["mount"] in (0, mnt_id):
             libc.umount2(f"fd/{fd}", libc.MNT_DETACH, entry["path"])
-    finally:
-        os.close(fd)
 
 
 def restore_link(transaction: Transaction, entry: "Entry") -> None:
@@ -461,8 +458,7 @@ def _cover_with_target(transaction: Transaction, action: Link, at: At) -> None:
     That file would win otherwise; it is not removed, because what is removed could not be put back if we are killed.
     """
     where = os.path.join(at.path[: at.path.rindex("/") + 1], action.target)
-    fd = open_in_root(transaction.root_fd, where, os.O_PATH)
-    try:
+    with opened(open_in_root(transaction.root_fd, where, os.O_PATH)) as fd:
         source = Source(at.path, -1, _COVER_OPTIONS, os.fstat(fd))
         if not stat.S_ISREG(source.status.st_mode):
             raise unusable(action.describe(), where, source.status, "OCIGPU-MNT-3")
@@ -473,8 +469,6 @@ def _cover_with_target(transaction: Transaction, action: Link, at: At) -> None:
                 return  # covered by a hook before this one, or the same file by a second name
             tree_fd = clone(fd, _COVER_OPTIONS, where) if transaction.supplies.new_calls else -1
             transaction.mount(target, tree_fd, lambda: bind_by_name(fd, source, target))
-    finally:
-        os.close(fd)
 
 
 def remove_link(transaction: Transaction, entry: "Entry") -> None:
@@ -596,14 +590,11 @@ def _own_mounts(root_fd: int) -> set[int]:
 
 def restore_mode(transaction: Transaction, entry: "Entry") -> None:
     """Give a file that still has our mode its own again."""
-    fd = open_in_root(transaction.root_fd, entry["path"], os.O_PATH)
-    try:
+    with opened(open_in_root(transaction.root_fd, entry["path"], os.O_PATH)) as fd:
         status = os.fstat(fd)
         if status.st_ino == entry["ino"] and stat.S_IMODE(status.st_mode) == entry["mode"]:
             with named("chmod", entry["path"]):
                 os.chmod(f"fd/{fd}", entry["old"])
-    finally:
-        os.close(fd)
 
 
 def make_root_writable(transaction: Transaction) -> None:

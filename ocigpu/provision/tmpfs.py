@@ -3,7 +3,7 @@
 import os
 import stat
 
-from ocigpu.system.paths import At, named
+from ocigpu.system.paths import At, named, opened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -49,8 +49,9 @@ def holds(top_fd: int, action: "Tmpfs", uid: int, gid: int) -> bool:
     device = os.fstat(top_fd).st_dev
     directories = _directories(action)
     for directory in ("", *directories):
-        fd = os.open(directory or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=top_fd)
-        try:
+        with opened(
+            os.open(directory or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=top_fd)
+        ) as fd:
             wanted = {
                 name for name in (*directories, *(file[0] for file in action.files)) if _parent(name) == directory
             }
@@ -61,8 +62,6 @@ def holds(top_fd: int, action: "Tmpfs", uid: int, gid: int) -> bool:
                 return False
             if stat.S_IMODE(found.st_mode) != (0o555 if directory else action.mode) or not _has_names(fd, wanted):
                 return False
-        finally:
-            os.close(fd)
     return all(_is_file_of(top_fd, device, *file) for file in action.files)
 
 
@@ -78,8 +77,7 @@ def _has_names(fd: int, wanted: set[str]) -> bool:
 
 
 def _is_file_of(top_fd: int, device: int, name: str, mode: int, content: str) -> bool:
-    fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=top_fd)
-    try:
+    with opened(At(top_fd, name, name).open()) as fd:
         found, data = os.fstat(fd), content.encode()
         if not stat.S_ISREG(found.st_mode) or (found.st_dev, found.st_size) != (device, len(data)):
             return False
@@ -87,8 +85,6 @@ def _is_file_of(top_fd: int, device: int, name: str, mode: int, content: str) ->
             return False
         with open(f"fd/{fd}", "rb") as file:
             return file.read(len(data) + 1) == data
-    finally:
-        os.close(fd)
 
 
 def _directories(action: "Tmpfs") -> list[str]:

@@ -40,6 +40,21 @@ class named:  # noqa: N801 - reads as a statement
             error.filename, error.filename2 = self._what, None
 
 
+class opened:  # noqa: N801 - reads as a statement
+    """A descriptor that is closed at the end of the block."""
+
+    __slots__ = ("fd",)
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def __enter__(self) -> int:
+        return self.fd
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.fd)
+
+
 class At(NamedTuple):
     """A name in an open directory, as mkdirat(2) and its kin take it; ``path``: what a user knows it by.
 
