@@ -36,7 +36,7 @@ _MAX_NUMBER = 400
 """Characters of a number; longer ones are text, as those out of range are."""
 
 
-class _RefusedError(Exception):
+class RefusedError(Exception):
     """The document is not accepted; the text says where and why."""
 
     def __init__(self, mark: "Any", cause: str) -> None:
@@ -92,10 +92,10 @@ def _restrict(seconds: float) -> None:
 def _answer(yaml: "Any", text: bytes) -> "dict[str, Any]":
     try:
         return {"data": build(yaml, text)}
-    except _RefusedError as error:
+    except RefusedError as error:
         return {"error": str(error)}
     except yaml.MarkedYAMLError as error:
-        return {"error": str(_RefusedError(error.problem_mark, str(error.problem)))}
+        return {"error": str(RefusedError(error.problem_mark, str(error.problem)))}
     except yaml.YAMLError as error:
         return {"error": " ".join(str(error).split())}
     except (MemoryError, RecursionError):
@@ -109,10 +109,10 @@ def _dump(answer: "dict[str, Any]") -> bytes:
         return b'{"error":"it needs too much memory"}'
 
 
-def build(yaml: "Any", text: bytes) -> "Any":
+def build(yaml: "Any", text: bytes, may_be_empty: bool = False) -> "Any":
     """Return the data of one YAML document, from the events of libyaml's parser or else of PyYAML's own.
 
-    Raises _RefusedError, yaml.YAMLError or MemoryError.
+    None for no document, where it ``may_be_empty``.  Raises RefusedError, yaml.YAMLError or MemoryError.
     """
     parser = (yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader)(text)
     events = yaml.events
@@ -130,8 +130,8 @@ def build(yaml: "Any", text: bytes) -> "Any":
         handler = handlers.get(type(event))
         if handler is not None:
             handler(builder, event)
-    if not builder.documents:
-        raise _RefusedError(None, "no data")
+    if not (builder.documents or may_be_empty):
+        raise RefusedError(None, "no data")
     return builder.result
 
 
@@ -149,7 +149,7 @@ class _Builder:
     def start_document(self, event: "Any") -> None:
         self.documents += 1
         if self.documents > 1:
-            raise _RefusedError(event.start_mark, "a second document, and a specification is one")
+            raise RefusedError(event.start_mark, "a second document, and a specification is one")
 
     def scalar(self, event: "Any") -> None:
         self._count(event, 1, len(event.value))
@@ -163,7 +163,7 @@ class _Builder:
 
     def alias(self, event: "Any") -> None:
         if event.anchor not in self._anchors:
-            raise _RefusedError(event.start_mark, f"alias {quoted(event.anchor)} of nothing before it")
+            raise RefusedError(event.start_mark, f"alias {quoted(event.anchor)} of nothing before it")
         value, nodes, size = self._anchors[event.anchor]
         self._count(event, nodes, size)
         self._put(event, value)
@@ -176,11 +176,11 @@ class _Builder:
 
     def _start(self, event: "Any", container: "Any", tag: str) -> None:
         if event.tag not in (None, "!", _TAG + tag):
-            raise _RefusedError(event.start_mark, f"tag {quoted(event.tag)} is not supported")
+            raise RefusedError(event.start_mark, f"tag {quoted(event.tag)} is not supported")
         if len(self._stack) >= MAX_DEPTH:
-            raise _RefusedError(event.start_mark, f"nested deeper than {MAX_DEPTH}")
+            raise RefusedError(event.start_mark, f"nested deeper than {MAX_DEPTH}")
         if self._wants_key():
-            raise _RefusedError(event.start_mark, "a key that is not text")
+            raise RefusedError(event.start_mark, "a key that is not text")
         self._stack.append(_Frame(container, event.anchor, self._nodes, self._size))
         self._count(event, 1, 0)
 
@@ -200,9 +200,9 @@ class _Builder:
         self._nodes += nodes
         self._size += size
         if self._nodes > MAX_NODES:
-            raise _RefusedError(event.start_mark, f"more than {MAX_NODES} values, counting each alias in full")
+            raise RefusedError(event.start_mark, f"more than {MAX_NODES} values, counting each alias in full")
         if self._size > MAX_BYTES:
-            raise _RefusedError(event.start_mark, f"more than {MAX_BYTES >> 20} MiB of text, counting each alias")
+            raise RefusedError(event.start_mark, f"more than {MAX_BYTES >> 20} MiB of text, counting each alias")
 
     def _put(self, event: "Any", value: "Any") -> None:
         if not self._stack:
@@ -214,16 +214,16 @@ class _Builder:
         elif frame.key is None:
             frame.key = _key(event, value)
             if frame.key in frame.container:
-                raise _RefusedError(event.start_mark, f"duplicate key {quoted(str(frame.key))}")
+                raise RefusedError(event.start_mark, f"duplicate key {quoted(str(frame.key))}")
         elif isinstance(frame.key, str):
             frame.container[frame.key] = value
             frame.key = None
         else:
             if frame.merged is not None:
-                raise _RefusedError(event.start_mark, 'duplicate key "<<"')
+                raise RefusedError(event.start_mark, 'duplicate key "<<"')
             frame.merged = value if isinstance(value, list) else [value]
             if not all(isinstance(item, dict) for item in frame.merged):
-                raise _RefusedError(event.start_mark, 'the value of "<<" is not an object or a list of objects')
+                raise RefusedError(event.start_mark, 'the value of "<<" is not an object or a list of objects')
             frame.key = None
 
 
@@ -234,7 +234,7 @@ def _key(event: "Any", value: "Any") -> str:
         return "true" if value else "false"
     if isinstance(value, int):
         return str(value)
-    raise _RefusedError(event.start_mark, "a key that is not text")
+    raise RefusedError(event.start_mark, "a key that is not text")
 
 
 def _scalar(event: "Any") -> "Any":
@@ -249,18 +249,18 @@ def _scalar(event: "Any") -> "Any":
         return float(value)
     kinds = {"int": int, "float": float, "bool": bool, "null": type(None)}
     if kinds.get(name) is not type(value):
-        raise _RefusedError(event.start_mark, f"tag {quoted(tag)} is not supported, or not for {quoted(text)}")
+        raise RefusedError(event.start_mark, f"tag {quoted(tag)} is not supported, or not for {quoted(text)}")
     return value
 
 
 def resolve(event: "Any", text: str) -> "Any":
-    """Return what a plain scalar means; raises _RefusedError for infinities and what is not a number."""
+    """Return what a plain scalar means; raises RefusedError for infinities and what is not a number."""
     if text and text[0] not in _FIRST:
         return text
     if text in _WORDS:
         return _WORDS[text]
     if _NOT_FINITE.fullmatch(text):
-        raise _RefusedError(event.start_mark, f"{text} is not a number of JSON")
+        raise RefusedError(event.start_mark, f"{text} is not a number of JSON")
     if len(text) > _MAX_NUMBER or text[0] not in "+-.0123456789":
         return text
     plain = text if text[0] == "." else text.replace("_", "")

@@ -7,14 +7,13 @@ obeyed or refused with a reason, none is read and forgotten.  Pure.
 import fnmatch
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from ocigpu.cdi.hook_words import HOOK_NAMES
 from ocigpu.core.errors import quoted
 from ocigpu.gpus.offer import FEATURE_FLAGS
 from ocigpu.kubernetes.options import Option, find_value, option_error, read_table, read_value
-from ocigpu.kubernetes.schema import ConfigFile, NamePattern
+from ocigpu.kubernetes.schema import FILE, TABLE, ConfigFile, NamePattern
 from ocigpu.kubernetes.sharing import Sharing, parse_sharing, resource_name
 
 CDI_STRATEGIES = ("cdi-annotations", "cdi-cri")
@@ -69,12 +68,16 @@ class Configuration(NamedTuple):
     warnings: tuple[str, ...] = ()
 
 
-OPTIONS = read_table(Path(__file__).with_name("options.toml"), PluginOptions._field_defaults)
+OPTIONS = read_table(TABLE, PluginOptions._field_defaults)
 """Every option, in the order of the help."""
 
 
 def configure(
-    flags: Mapping[str, str], environment: Mapping[str, str], file: ConfigFile | None = None, where: str = ""
+    flags: Mapping[str, str],
+    environment: Mapping[str, str],
+    file: ConfigFile | None = None,
+    where: str = "",
+    defaults: PluginOptions = PluginOptions(),  # noqa: B008 - it cannot be changed
 ) -> Configuration:
     """Return the configuration: of each option the flag, else the variable, else the file's key, else the default.
 
@@ -82,9 +85,10 @@ def configure(
     not set.  ``where``: the file's name, for messages.  Raises SettingsError (OCIGPU-KUBE-1) that names the flag,
     variable or key.
     """
-    file = file or ConfigFile()
+    file = file or FILE()
     document = file.model_dump(by_alias=True)
-    options = PluginOptions(**{option.name: _choose(option, flags, environment, document, where) for option in OPTIONS})
+    told = {option.name: _choose(option, flags, environment, document, where) for option in OPTIONS}
+    options = defaults._replace(**{name: value for name, value in told.items() if value is not None})
     sharing, warnings = parse_sharing(file.sharing, where)
     warnings += _check(options, sharing, where)
     return Configuration(
@@ -103,7 +107,7 @@ def _choose(option: Option, flags: Mapping[str, str], environment: Mapping[str, 
     value = document if option.key else None
     for part in option.key.split(".") if option.key else ():
         value = value.get(part) if value is not None else None
-    return option.default if value is None else read_value(option, value, f"{where}: {option.key}")
+    return None if value is None else read_value(option, value, f"{where}: {option.key}")
 
 
 def _patterns(entries: list[NamePattern] | None, where: str) -> tuple[tuple[str, str], ...]:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ocigpu.kubernetes.config import OPTIONS, Configuration, configure
+from ocigpu.kubernetes.config import OPTIONS, Configuration, PluginOptions, configure
 from ocigpu.kubernetes.options import Option, add_word, option_error, read_text, split_words
 from ocigpu.kubernetes.schema import MAX_BYTES, parse_config_file
 
@@ -41,9 +41,5 @@ def read_configuration(told: Told, environment: Mapping[str, str]) -> Configurat
     """
     text = read_text(told.file, MAX_BYTES, option_error) if told.file else ""
     file, warnings = parse_config_file(text, told.file)
-    flags = dict(told.flags)
-    variables = next(option.variables for option in OPTIONS if option.name == "fail_on_init_error")
-    if file.flags.fail_on_init_error is None and not any(environment.get(name) for name in variables):
-        flags.setdefault("fail_on_init_error", "false")
-    found = configure(flags, environment, file, told.file)
+    found = configure(told.flags, environment, file, told.file, PluginOptions(fail_on_init_error=False))
     return found._replace(warnings=(*warnings, *found.warnings))

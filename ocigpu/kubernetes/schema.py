@@ -6,21 +6,22 @@ Only shape is checked here: types and names of keys.  What values mean is :mod:`
 import difflib
 import json
 import re
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, StrictBool, StrictInt, StrictStr, ValidationError
+from pydantic import BaseModel, ConfigDict, StrictBool, StrictInt, StrictStr, ValidationError, create_model
 from pydantic.alias_generators import to_camel
 
+from ocigpu.cdi.yaml_child import RefusedError, build
+from ocigpu.core import rawjson
 from ocigpu.core.errors import printable, quoted
-from ocigpu.kubernetes.options import option_error, shown
+from ocigpu.kubernetes.options import option_error, read_table, shown
 
 MAX_BYTES = 1 << 20
 """As much as a ConfigMap may hold."""
-MAX_VALUES = 100_000
-"""Counted as often as aliases repeat them."""
 MAX_SHOWN = 4
-_BY_HAND = {"device_id_strategy": "deviceIDStrategy", "nvidia_ctk_path": "nvidiaCTKPath", "channel_ids": "channelIDs"}
+TABLE = Path(__file__).with_name("options.toml")
 
 
 class SchemaPart(BaseModel):
@@ -30,47 +31,8 @@ class SchemaPart(BaseModel):
         extra="forbid",
         frozen=True,
         strict=True,
-        alias_generator=lambda name: _BY_HAND.get(name) or to_camel(name).replace("Api", "API"),
+        alias_generator=lambda name: to_camel(name) if "_" in name else name,
     )
-
-
-class PluginFlags(SchemaPart):
-    """``flags.plugin``."""
-
-    pass_device_specs: StrictBool | None = None
-    device_list_strategy: Any = None
-    device_id_strategy: StrictStr | None = None
-    cdi_annotation_prefix: StrictStr | None = None
-    nvidia_ctk_path: StrictStr | None = None
-    container_driver_root: StrictStr | None = None
-    shared_devices_allocation_policy: StrictStr | None = None
-
-
-class GfdFlags(SchemaPart):
-    """``flags.gfd``: node labels."""
-
-    oneshot: StrictBool | None = None
-    no_timestamp: StrictBool | None = None
-    sleep_interval: Any = None
-    output_file: StrictStr | None = None
-    machine_type_file: StrictStr | None = None
-
-
-class Flags(SchemaPart):
-    """``flags``."""
-
-    mig_strategy: StrictStr | None = None
-    fail_on_init_error: StrictBool | None = None
-    mps_root: StrictStr | None = None
-    nvidia_driver_root: StrictStr | None = None
-    nvidia_dev_root: StrictStr | None = None
-    gdrcopy_enabled: StrictBool | None = None
-    gds_enabled: StrictBool | None = None
-    mofed_enabled: StrictBool | None = None
-    use_node_feature_api: StrictBool | None = None
-    device_discovery_strategy: StrictStr | None = None
-    plugin: PluginFlags | None = None
-    gfd: GfdFlags | None = None
 
 
 class NamePattern(SchemaPart):
@@ -111,21 +73,43 @@ class SharingPart(SchemaPart):
     mps: SharingBlock | None = None
 
 
-class ImexPart(SchemaPart):
-    """``imex``."""
-
-    channel_ids: list[StrictInt] | None = None
-    required: StrictBool | None = None
-
-
 class ConfigFile(SchemaPart):
-    """The whole file."""
+    """The whole file; what :data:`FILE` validates also has ``flags`` and ``imex``."""
 
     version: Literal["v1"] = "v1"
-    flags: Flags = Flags()
     resources: Resources = Resources()
     sharing: SharingPart = SharingPart()
-    imex: ImexPart = ImexPart()
+
+
+_MEMBERS: dict[str, type[SchemaPart]] = {
+    "resources": Resources,
+    "resources.gpus[]": NamePattern,
+    "resources.mig[]": NamePattern,
+    "sharing": SharingPart,
+    "sharing.timeSlicing": SharingBlock,
+    "sharing.mps": SharingBlock,
+    "sharing.timeSlicing.resources[]": SharedResource,
+    "sharing.mps.resources[]": SharedResource,
+}
+"""What may stand where, for suggestions; [] stands for an entry of a list."""
+_KINDS: dict[str, Any] = {"bool": StrictBool, "text": StrictStr, "path": StrictStr, "numbers": list[StrictInt]}
+
+
+def _part_of_options(path: str) -> Any:
+    """Return the field of a part whose keys are those of the table of options."""
+    fields: dict[str, Any] = {}
+    for option in read_table(TABLE, {}):
+        if option.key.startswith(f"{path}."):
+            name, inner, _ = option.key.removeprefix(f"{path}.").partition(".")
+            fields[name] = (_KINDS.get(option.kind, Any) | None, None)
+            if inner:
+                fields[name] = (_part_of_options(f"{path}.{name}")[0] | None, None)
+    _MEMBERS[path] = model = create_model(path, __base__=SchemaPart, **fields)
+    return model, model()
+
+
+FILE = create_model("FILE", __base__=ConfigFile, flags=_part_of_options("flags"), imex=_part_of_options("imex"))
+_MEMBERS[""] = FILE
 
 
 def parse_config_file(text: str, where: str) -> tuple[ConfigFile, tuple[str, ...]]:
@@ -135,18 +119,17 @@ def parse_config_file(text: str, where: str) -> tuple[ConfigFile, tuple[str, ...
     a key below a known one that is not known itself was meant to change something.
     """
     data = _parse(text, where)
-    _check_size(data, where)
     if data is None:
         data = {}
     if not isinstance(data, dict):
         raise option_error(where, "the document is not a mapping of keys")
-    known = _keys(ConfigFile)
+    known = _keys(FILE)
     foreign = [key for key in data if key not in known]
     warnings = tuple(f"{where}: unknown key {quoted(str(key))} ignored{_suggestion(str(key), '')}" for key in foreign)
     # null stands for a part that is not given
     kept = {key: value for key, value in data.items() if key in known and value is not None}
     try:
-        return ConfigFile.model_validate(kept), warnings
+        return FILE.model_validate(kept), warnings
     except ValidationError as error:
         problems = list(dict.fromkeys(_problem(details) for details in error.errors(include_url=False)))
     more = f"; and {len(problems) - MAX_SHOWN} more" if len(problems) > MAX_SHOWN else ""
@@ -155,24 +138,6 @@ def parse_config_file(text: str, where: str) -> tuple[ConfigFile, tuple[str, ...
 
 def _keys(model: type[SchemaPart]) -> list[str]:
     return [field.alias or name for name, field in model.model_fields.items()]
-
-
-_MEMBERS: dict[str, type[SchemaPart]] = {
-    "": ConfigFile,
-    "flags": Flags,
-    "flags.plugin": PluginFlags,
-    "flags.gfd": GfdFlags,
-    "resources": Resources,
-    "resources.gpus[]": NamePattern,
-    "resources.mig[]": NamePattern,
-    "sharing": SharingPart,
-    "sharing.timeSlicing": SharingBlock,
-    "sharing.mps": SharingBlock,
-    "sharing.timeSlicing.resources[]": SharedResource,
-    "sharing.mps.resources[]": SharedResource,
-    "imex": ImexPart,
-}
-"""What may stand where, for suggestions; [] stands for an entry of a list."""
 
 
 def _problem(details: Any) -> str:
@@ -213,71 +178,19 @@ def _suggestion(key: str, parent: str) -> str:
     return f": did you mean {found[0]}?" if found else ""
 
 
-def _check_size(data: Any, where: str) -> None:
-    """Raise SettingsError for a document that aliases make larger than anybody could mean."""
-    pending, count = [data], 0
-    while pending:
-        value = pending.pop()
-        count += 1
-        if count > MAX_VALUES:
-            raise option_error(where, f"more than {MAX_VALUES} values")
-        if isinstance(value, (list, dict)):
-            pending.extend(value if isinstance(value, list) else value.values())
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML without numbers of base 60 ("0:1" is a MIG device), dates, merged mappings, and keys that occur twice."""
-
-
-_Loader.yaml_implicit_resolvers = {
-    first: [pair for pair in pairs if pair[0].rpartition(":")[2] in ("null", "bool")]
-    for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"[-+]?(0|[1-9][0-9]*)$"), list("-+0123456789"))
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?$"), list("-+.0123456789")
-)
-
-
-def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
-    seen: dict[Any, Any] = {}
-    for key_node, value_node in node.value:
-        key = loader.construct_object(key_node, deep=True)
-        if not isinstance(key, str):
-            raise yaml.constructor.ConstructorError(None, None, "a key that is no text", key_node.start_mark)
-        if key in seen:
-            raise yaml.constructor.ConstructorError(None, None, f"the key {key} occurs twice", key_node.start_mark)
-        seen[key] = loader.construct_object(value_node, deep=True)
-    return seen
-
-
-_Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise ValueError(f"the key {key} occurs twice")
-        found[key] = value
-    return found
-
-
 def _parse(text: str, where: str) -> Any:
     if len(text) > MAX_BYTES:
         raise option_error(where, f"more than {MAX_BYTES} characters")
     if text.lstrip().startswith("{"):
         try:
-            return json.loads(text, object_pairs_hook=_unique)
+            return rawjson.parse(text)
         except json.JSONDecodeError:
             pass  # YAML may begin like this too
         except (ValueError, RecursionError) as error:
             raise option_error(where, printable(str(error), 300)) from error
     try:
-        return yaml.load(text, _Loader)  # noqa: S506 - a safe loader
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        place = f"line {mark.line + 1} column {mark.column + 1}: " if mark else ""
-        raise option_error(where, f"not YAML: {place}{printable(error.problem or 'unreadable', 300)}") from error
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        return build(yaml, text.encode(), may_be_empty=True)
+    except (RefusedError, yaml.YAMLError, MemoryError) as error:
+        if isinstance(error, yaml.MarkedYAMLError):
+            error = RefusedError(error.problem_mark, error.problem or "unreadable")
         raise option_error(where, f"not YAML: {printable(str(error), 300)}") from error
