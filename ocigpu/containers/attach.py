@@ -104,15 +104,15 @@ def give(
             hint = "A cgroup above the container's has rules of its own (its engine's, or a unit's of systemd)."
             raise _failed(live, f"its device cgroup still denies {_listed(refused)}", hint)
         viewed = any(isinstance(action, Tmpfs) and action.container_path == PROC_DRIVER for action in actions)
-        dropped = viewed and _drop_view(live, now.record)
+        dropped = viewed and drop_view(live.inside, now.record.view)
         begun = now.record
         if new:
-            begun = begun._replace(unsure=new, under=_read_view(live) if viewed else 0)
+            begun = begun._replace(unsure=new, under=read_view(live.inside) if viewed else 0)
             write_record(live.found, live.settings, begun)
         try:
             notes = _carry_out(live, [action for action in actions if not isinstance(action, AllowDevice)])
             if viewed:
-                record = record._replace(view=_read_view(live))
+                record = record._replace(view=read_view(live.inside))
             if record != begun:
                 write_record(live.found, live.settings, record)
         except OcigpuError:
@@ -135,9 +135,9 @@ def settle(live: Live) -> Now:
     known = {uuid for gpu in live.facts.gpus for uuid in (gpu.uuid, *(mig.uuid for mig in gpu.mig_devices))}
     left = [uuid for uuid in now.record.unsure if uuid in known and uuid not in now.devices]
     remove_inside(live.inside, _made_for(live, now.started, now.devices, left))
-    top = _read_view(live) if now.record.under else 0
+    top = read_view(live.inside) if now.record.under else 0
     if top != now.record.under:
-        _drop_view(live, record._replace(view=top))
+        drop_view(live.inside, top)
     record = show(live, now.started, now.devices, record)
     write_record(live.found, live.settings, record)
     return now._replace(record=record)
@@ -193,31 +193,17 @@ def show(live: Live, started: Grant, devices: Sequence[str], record: AttachRecor
 
     What it was started with is under all that came later.  Raises OcigpuError.
     """
-    _drop_view(live, record)
+    drop_view(live.inside, record.view)
     if started.is_set_up and set(devices) == set(started.devices):
         return record._replace(view=0)
     view = view_of(plan_for(live, devices))
     _carry_out(live, view)
-    return record._replace(view=_read_view(live) if view else 0)
+    return record._replace(view=read_view(live.inside) if view else 0)
 
 
 def _carry_out(live: Live, actions: "Sequence[Action]") -> tuple[str, ...]:
     plan = Plan(tuple(actions), simulated=live.facts.simulated, image=live.image)
     return provision(plan, live.found.pid, live.found.rootfs, live.config, live.settings, caller=live.caller)
-
-
-def _drop_view(live: Live, record: AttachRecord) -> bool:
-    try:
-        return record.view != 0 and drop_view(live.inside, record.view)
-    except OSError as error:
-        raise OcigpuError("OCIGPU-CTR-5", f"unmount {PROC_DRIVER}: {error.strerror or error}") from error
-
-
-def _read_view(live: Live) -> int:
-    try:
-        return read_view(live.inside)
-    except OSError as error:
-        raise OcigpuError("OCIGPU-CTR-5", f"look at {PROC_DRIVER}: {error.strerror or error}") from error
 
 
 def take(live: Live, grant: Grant, numbers: set[Number], record: AttachRecord | None) -> None:

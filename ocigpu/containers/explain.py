@@ -8,15 +8,14 @@ from ocigpu.bundle.declared import LD_CACHE
 from ocigpu.bundle.rootfs import MAX_LD_CACHE
 from ocigpu.cdi.compare import edit_rows
 from ocigpu.cdi.registry import read_registry
-from ocigpu.containers.asked import ask_child
+from ocigpu.containers.asked import describe_users, find_users, tell_origin
 from ocigpu.containers.believed import Container, open_process
+from ocigpu.containers.child import ask_child, look_below
 from ocigpu.containers.difference import REPLACED_NOTE, find_original
 from ocigpu.containers.find import Target, open_root
-from ocigpu.containers.origin import tell_origin
-from ocigpu.containers.planned import Planned, look_below, plan_bundle
+from ocigpu.containers.planned import Planned, plan_bundle
 from ocigpu.containers.report import Report, detached_paths, make_reports
 from ocigpu.containers.rules import read_allowed
-from ocigpu.containers.wants import describe_users, find_users
 from ocigpu.core.actions import AllowDevice, Bind, JoinGroup, Link, Node, Plan, RefreshLdCache, Tmpfs
 from ocigpu.core.config_json import get_list, get_object, rootfs_path
 from ocigpu.core.errors import OcigpuError

@@ -9,10 +9,10 @@ import errno
 import os
 import stat
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ocigpu.containers.asked import ask_child
+from ocigpu.containers.child import ask_child
 from ocigpu.containers.rules import cgroup_directories, join_cgroups
 from ocigpu.core.actions import Link, Node
 from ocigpu.core.errors import OcigpuError
@@ -257,37 +257,39 @@ def _remove_node(parent_fd: int, name: str, rdev: int) -> None:
 
 
 def read_view(container: LiveContainer) -> int:
-    """Return the id of the mount that shows a container its /proc/driver/nvidia, 0 for none; raises OSError."""
-    found: int = ask_child(lambda: _read_view(container))
+    """Return the id of the mount that shows a container its /proc/driver/nvidia, 0 for none.
+
+    Raises OcigpuError OCIGPU-CTR-5.
+    """
+
+    def look() -> int:
+        try:
+            return read_mnt_id(open_in_root(_enter(container), PROC_DRIVER, os.O_PATH))
+        except FileNotFoundError:
+            return 0
+
+    found: int = _ask_for_view("look at", look)
     return found
-
-
-def _read_view(container: LiveContainer) -> int:
-    try:
-        fd = open_in_root(_enter(container), PROC_DRIVER, os.O_PATH)
-    except FileNotFoundError:
-        return 0
-    try:
-        return read_mnt_id(fd)
-    finally:
-        os.close(fd)
 
 
 def drop_view(container: LiveContainer, mount: int) -> bool:
     """Unmount the view of /proc/driver/nvidia that is on top, if it is this mount; returns whether it was.
 
-    Raises OSError.
+    Raises OcigpuError OCIGPU-CTR-5.
     """
-    found: bool = ask_child(lambda: _drop_view(container, mount))
-    return found
 
-
-def _drop_view(container: LiveContainer, mount: int) -> bool:
-    fd = open_in_root(_enter(container), PROC_DRIVER, os.O_PATH)
-    try:
+    def drop() -> bool:
+        fd = open_in_root(_enter(container), PROC_DRIVER, os.O_PATH)
         if read_mnt_id(fd) != mount:
             return False
         libc.umount2(f"fd/{fd}", libc.MNT_DETACH)  # with the GPUs' directories that are mounted in it
         return True
-    finally:
-        os.close(fd)
+
+    return mount != 0 and bool(_ask_for_view("unmount", drop))
+
+
+def _ask_for_view(what: str, look: Callable[[], int]) -> Any:
+    try:
+        return ask_child(look)
+    except OSError as error:
+        raise OcigpuError("OCIGPU-CTR-5", f"{what} {PROC_DRIVER}: {error.strerror or error}") from error

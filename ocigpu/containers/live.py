@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 from ocigpu.bundle.document import check_can_have_gpus
 from ocigpu.bundle.edit import has_gpu_hook
-from ocigpu.containers.asked import ask_child
 from ocigpu.containers.attached import AttachRecord, read_record
 from ocigpu.containers.believed import Container, open_process, read_config_of, read_recorded_rules
+from ocigpu.containers.child import ask_child
 from ocigpu.containers.rules import Number, listed_nodes, may_open
 from ocigpu.containers.shown import ShownMounts, plan_shown, read_mounts
 from ocigpu.core.actions import AllowDevice, Bind, Node, Plan

@@ -20,7 +20,7 @@ from ocigpu.bundle.policy import hook_path, owns_device_policy
 from ocigpu.bundle.rootfs import find_obstacle, resolve_in_root
 from ocigpu.cdi.conditions import check_conditions
 from ocigpu.cdi.registry import Resolved, read_registry
-from ocigpu.containers.asked import ask_child
+from ocigpu.containers.child import look_below
 from ocigpu.core.actions import Plan
 from ocigpu.core.config_json import has_user_namespace, rootfs_path
 from ocigpu.core.errors import SpecError
@@ -52,18 +52,6 @@ def image_facts(bundle: str, container: dict[str, Any], host: HostFacts, root: s
         raise SpecError("OCIGPU-SPEC-3", f"open rootfs {path}: {error.strerror or error}", hint) from error
     except OSError as error:
         raise SpecError("OCIGPU-SPEC-3", f"open rootfs {path}: {error.strerror or error}") from error
-
-
-def look_below(root: str, look: Callable[[int], Any]) -> Any:
-    """Return what ``look`` finds with a descriptor of a root directory, as :func:`ask_child` does.
-
-    The directory may be of a file system that never answers.
-    """
-
-    def look_there() -> Any:
-        return look(os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
-
-    return ask_child(look_there)
 
 
 def why_not_spec(

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from ocigpu.bundle.edit import PROC_DRIVER
-from ocigpu.containers.asked import ask_child
 from ocigpu.containers.attached import AttachRecord, read_record
 from ocigpu.containers.believed import Container, open_process, read_config_of
+from ocigpu.containers.child import ask_child
 from ocigpu.containers.rules import Allowed, Number, listed_nodes, read_allowed, read_granted
 from ocigpu.core.config_json import DECLARED, OUR_HOOK, VENDOR_HOOKS, get_list, get_object, is_path
 from ocigpu.core.errors import OcigpuError, SpecError

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, NoReturn
 
-from ocigpu.containers.asked import ask_child
 from ocigpu.containers.believed import Container, open_process
+from ocigpu.containers.child import ask_child
 from ocigpu.core.actions import AllowDevice
 from ocigpu.core.config_json import get_list, get_object, get_rules
 from ocigpu.core.errors import ApplyError, OcigpuError, SpecError

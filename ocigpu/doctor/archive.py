@@ -10,6 +10,7 @@ import tarfile
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from ocigpu import __version__
@@ -21,26 +22,12 @@ from ocigpu.doctor.logs import read_tail
 from ocigpu.doctor.records import Finding
 from ocigpu.doctor.redact import Redactor
 from ocigpu.doctor.report import to_data
+from ocigpu.engines.places import parse_config, read_file
+from ocigpu.gpus.nvidia.discover import read_host_facts
 
 TOP = "ocigpu-doctor"
 LOG_LINES = 1000
 _LOG = re.compile(r"nvidia|nvrm|xid|ocigpu|nouveau|apparmor|avc:|selinux|cgroup|oom-kill|out of memory", re.IGNORECASE)
-_README = """\
-What "ocigpu doctor --bundle" has collected on a host, for somebody who helps with it.
-
-report.json    findings of ocigpu doctor
-facts.json     what ocigpu knows of the driver, its devices and files
-settings.json  ocigpu's settings in force
-engines/       configuration of Docker, containerd, CRI-O and Podman, as JSON
-cdi/           CDI specifications, as JSON
-versions.json  versions of programs, kernel and system
-kernel.json    command line of the kernel, cgroups, security modules
-logs/          lines of the kernel's log, and of ocigpu's logs, that concern GPUs
-left-out.txt   what was removed from these files, and what could not be read
-
-Passwords, tokens, credentials of proxies and registries, headers, and the values of environment variables are removed.
-Names of hosts, users, files, containers and serial numbers (UUIDs) of GPUs are not: look before you pass it on.
-"""
 
 
 def write_archive(path: str, host: Host, findings: list[Finding]) -> list[str]:
@@ -70,7 +57,7 @@ def write_archive(path: str, host: Host, findings: list[Finding]) -> list[str]:
 def collect(host: Host, findings: list[Finding]) -> tuple[dict[str, str], list[str]]:
     """Return the archive's files by name, without secrets, and a line for everything that is not in them."""
     redactor = Redactor()
-    members: dict[str, str] = {"README.txt": _README}
+    members: dict[str, str] = {"README.txt": Path(__file__).with_name("archive.txt").read_text(encoding="utf-8")}
     missing: list[str] = []
 
     def add(name: str, read: Callable[[], Any]) -> None:
@@ -128,15 +115,11 @@ def _flat(path: str) -> str:
 
 
 def _facts(host: Host) -> Any:
-    from ocigpu.gpus.nvidia.discover import read_host_facts
-
     return facts_to_json(read_host_facts(host.settings))
 
 
 def _engine_file(host: Host, path: str) -> Any:
     """Return the data of a configuration file: as data its secrets can be told apart; raises for what is not."""
-    from ocigpu.engines.places import parse_config, read_file
-
     return parse_config(path, read_file(host.root or "/", path) or "")
 
 

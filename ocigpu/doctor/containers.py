@@ -2,7 +2,7 @@
 
 import shlex
 
-from ocigpu.containers.wants import VARIABLE as CAPABILITIES_VARIABLE
+from ocigpu.containers.asked import CAPABILITIES_VARIABLE
 from ocigpu.core.errors import OcigpuError, printable
 from ocigpu.doctor.host import Host
 from ocigpu.doctor.records import Evidence, Finding, not_checked, ok

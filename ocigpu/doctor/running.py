@@ -5,13 +5,13 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ocigpu.bundle.edit import has_gpu_hook
-from ocigpu.containers.asked import ask_child
+from ocigpu.containers.asked import describe_users, find_users
 from ocigpu.containers.believed import Container, read_config_of
+from ocigpu.containers.child import ask_child
 from ocigpu.containers.find import open_root
 from ocigpu.containers.live import open_live
 from ocigpu.containers.repair import repair
 from ocigpu.containers.report import read_mode, read_unanswered
-from ocigpu.containers.wants import describe_users, find_users
 from ocigpu.core.config_json import get_list, get_object
 from ocigpu.core.errors import OcigpuError, printable
 from ocigpu.core.settings import Settings

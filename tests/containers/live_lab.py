@@ -126,8 +126,7 @@ def mounts(made: Made) -> list[str]:
 
 def records(made: Made, host: SimulatedHost) -> list[str]:
     """Return the names of what is recorded of a container."""
-    directory = host.directory / "run/ocigpu/attached"
-    return [name for name in os.listdir(directory) if name.endswith(f"-{made.name}")] if directory.exists() else []
+    return [path.name for path in (host.directory / "run/ocigpu").glob(f"attached-*-{made.name}")]
 
 
 def apply_again(made: Made, cgroup: str) -> None:

@@ -59,7 +59,7 @@ def hurried() -> Iterator[None]:
     """Nobody waits long for what never comes, but long enough for what does."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(living, "SECONDS", 2.0)
-        patch.setattr("ocigpu.containers.asked.ask_child.__defaults__", (2.0,))
+        patch.setattr("ocigpu.containers.child.ask_child.__defaults__", (2.0,))
         yield
 
 

@@ -16,8 +16,8 @@ from support.fixtures import MakeBundle
 from support.product import SimulatedHost
 
 from ocigpu.containers import planned
-from ocigpu.containers.asked import ask_child
-from ocigpu.containers.origin import tell_origin
+from ocigpu.containers.asked import tell_origin
+from ocigpu.containers.child import ask_child
 from ocigpu.gpus.nvidia.request import Request
 
 pytestmark = [pytest.mark.root, pytest.mark.engine]

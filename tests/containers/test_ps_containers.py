@@ -15,7 +15,7 @@ from support.process import run
 from support.product import SimulatedHost
 from support.runtimes import set_cgroup, view_of
 
-from ocigpu.containers.asked import ask_child
+from ocigpu.containers.child import ask_child
 from ocigpu.containers.report import find_holders, read_mode
 from ocigpu.containers.rules import read_allowed, read_granted
 from ocigpu.core.errors import OcigpuError, SpecError

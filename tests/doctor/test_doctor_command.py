@@ -4,6 +4,7 @@ import json
 import os
 import re
 from pathlib import Path
+from string import Formatter
 
 import pytest
 from doctor.conftest import Broken, Run, bad, examine
@@ -175,8 +176,11 @@ def test_nothing_below_the_root_is_changed(broken: Broken) -> None:
 
 
 def test_every_sentence_of_the_table_is_one_that_a_check_says() -> None:
-    places = {place for check in CHECKS for entry in check.says.values() for place in str(entry).split("{")[1:]}
-    assert all(place.partition("}")[0].isidentifier() for place in places)
+    texts = [
+        text for check in CHECKS for entry in check.says.values() for text in (entry["text"], *entry.get("fixes", ()))
+    ]
+    places = {place for text in texts for _, place, *_ in Formatter().parse(text) if place is not None}
+    assert all(place.isidentifier() for place in places)
     sources = "".join(path.read_text() for path in Path(table.__file__).parent.glob("*.py"))
     used = {name.partition("{")[0] for name in re.findall(r'say\w*\(\s*(?:host, )?f?"([^"]+)"', sources)}
     said = {f"{check.name}.{name}" for check in CHECKS for name in check.says}
