@@ -15,7 +15,7 @@ from support import requirements
 from support.fixtures import MakeBundle
 from support.product import SimulatedHost
 
-from ocigpu.containers import planned
+from ocigpu.containers import child
 from ocigpu.containers.asked import tell_origin
 from ocigpu.containers.child import ask_child
 from ocigpu.gpus.nvidia.request import Request
@@ -219,7 +219,7 @@ def never_answering(path: Path) -> Iterator[None]:
 def test_a_root_directory_that_never_answers_is_said(
     make_bundle: MakeBundle, simulated_host: SimulatedHost, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
-    monkeypatch.setattr(planned, "ask_child", partial(ask_child, seconds=0.2))
+    monkeypatch.setattr(child, "ask_child", partial(ask_child, seconds=0.2))
     bundle = make_bundle(WAITING, {"NVIDIA_VISIBLE_DEVICES": "0"}, layout="busybox")
     settings = settings_with(simulated_host, "runc", bundle.with_name("settings.toml"), mode)
     with never_answering(bundle / "rootfs"):
