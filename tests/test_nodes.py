@@ -100,7 +100,7 @@ def roots(tmp_path: Path) -> Roots:
         "Character devices:\n195 nvidia-frontend\n507 nvidia-uvm\n236 nvidia-caps\n\nBlock devices:\n  8 sd\n"
     )
     (tmp_path / "dev").mkdir()
-    return Roots(str(tmp_path), str(tmp_path), str(tmp_path / "proc"), str(tmp_path / "sys"), simulated=False)
+    return Roots(str(tmp_path), str(tmp_path), str(tmp_path / "proc"), str(tmp_path / "sys"), stand_in=False)
 
 
 def test_the_driver_is_read_from_procfs(roots: Roots) -> None:
@@ -290,4 +290,4 @@ def test_without_a_gpu_no_module_is_loaded(roots: Roots) -> None:
     with pytest.raises(HostError, match="no NVIDIA GPU") as caught:
         load_modules(roots)
     assert caught.value.code == "OCIGPU-HOST-1"
-    assert load_modules(roots._replace(simulated=True)) == ([], [])
+    assert load_modules(roots._replace(stand_in=True)) == ([], [])

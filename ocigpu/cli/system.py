@@ -80,7 +80,7 @@ def _run(
     from ocigpu.gpus.nvidia.kmods import load_modules, missing_modules
 
     modules, notes = (missing_modules(roots), []) if load and dry_run else load_modules(roots) if load else ([], [])
-    if roots.simulated:
+    if roots.stand_in:
         notes = ["simulated host: nothing outside its directory is touched", *notes]
     changes: list[NodeChange] = []
     try:
@@ -95,7 +95,7 @@ def _run(
         if make_nodes:
             changes += find_changes(nodes, roots)
             if not dry_run:
-                apply_changes(changes, roots.simulated)
+                apply_changes(changes)
         links = find_link_changes(nodes, driver, roots, directory or char_directory(roots))
         if not dry_run:
             apply_changes(links)
@@ -110,7 +110,7 @@ def _show(
     if json:
         show.data(
             {
-                "simulated": roots.simulated,
+                "simulated": roots.stand_in,
                 "dry_run": dry_run,
                 "modules": modules,
                 "changes": [_change_data(change) for change in changes],

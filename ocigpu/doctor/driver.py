@@ -73,7 +73,7 @@ def _install_command(host: Host) -> str:
 def check_nouveau(host: Host) -> list[Finding]:
     """Does the kernel's own driver hold the GPUs?"""
     directory = f"{host.roots.sys}/module/nouveau"
-    if host.roots.simulated and not host.root:
+    if host.roots.stand_in and not host.root:
         return [not_checked("the driver of a simulated host is examined, not this machine's kernel")]
     if not host.exists("/sys/module"):
         return [not_checked(f"{host.sys}/module is not there")]

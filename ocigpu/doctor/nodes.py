@@ -168,7 +168,7 @@ def check_fabric_manager(host: Host) -> list[Finding]:
         looked = (Evidence(bus, "no NVSwitch"), Evidence(f"{host.roots.proc}/devices", "no nvidia-nvswitch"))
         return [ok("there is no NVSwitch that needs a fabric manager", *looked)]
     running = "nv-fabricmanage" in host.processes.values()  # comm has 15 characters (proc_pid_comm(5))
-    if host.roots.simulated:
+    if host.roots.stand_in:
         running = bool(Tree(host.roots.driver).find("/run/nvidia-fabricmanager/socket"))
     evidence = Evidence("processes", "nv-fabricmanager" if running else "no nv-fabricmanager", "nv-fabricmanager")
     if running:

@@ -52,7 +52,7 @@ def describe_host(host: Host) -> str:
     """Return one line that says what was examined."""
     if host.root:
         what = f"the host below {host.root}"
-    elif host.roots.simulated:
+    elif host.roots.stand_in:
         what = f"this machine, with the driver of {host.settings.simulation_root}"
     else:
         what = "this machine"

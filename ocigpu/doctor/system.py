@@ -240,7 +240,7 @@ def _containers(host: Host, pids: list[int]) -> dict[int, tuple[str, str]]:
 
 def check_simulated(host: Host) -> list[Finding]:
     """Are the GPUs real?"""
-    if not host.roots.simulated:
+    if not host.roots.stand_in:
         return [
             ok("the settings name no simulated host", Evidence(host.settings.path or "settings", "no simulation.root"))
         ]

@@ -71,13 +71,21 @@ def _note(kind: str, path: str, value: str) -> None:
 
 
 class Roots(NamedTuple):
-    """Where to look: ``driver`` and ``dev`` are prefixes of absolute paths ("" for "/"), ``proc`` and ``sys`` paths."""
+    """Where to look: ``driver`` and ``dev`` are prefixes of absolute paths ("" for "/"), ``proc`` and ``sys`` paths.
+
+    ``stand_in``: a simulated host stands for this one, and regular files may stand for its nodes.
+    """
 
     driver: str
     dev: str
     proc: str
     sys: str
-    simulated: bool
+    stand_in: bool
+
+    @property
+    def host(self) -> str:
+        """The prefix of what is the machine's and not the driver's: its /dev, sockets of daemons."""
+        return self.driver if self.stand_in else ""
 
 
 def find_roots(settings: Settings) -> Roots:
@@ -106,11 +114,12 @@ def settings_digest(settings: Settings) -> str:
 class Tree:
     """A directory that stands for "/": ``prefix`` is its path, "" for the real one.
 
-    Remembers where it has looked: make a new one for every discovery.
+    Remembers where it has looked: make a new one for every discovery.  ``stand_in``: as of :class:`Roots`.
     """
 
-    def __init__(self, prefix: str) -> None:
+    def __init__(self, prefix: str, stand_in: bool = False) -> None:
         self.prefix = prefix.rstrip("/")
+        self.stand_in = stand_in
         self.unreadable: list[str] = []
         self._links: dict[str, str | None] = {}
         self._listed: dict[str, bool] = {}
@@ -198,7 +207,7 @@ class Tree:
 
 def node_tree(roots: Roots) -> Tree:
     """Return where device nodes of other drivers than NVIDIA's are: the host's /dev, or the simulated host's."""
-    return Tree(roots.dev if roots.simulated else "")
+    return Tree(roots.host, roots.stand_in)
 
 
 def _read_link(path: str) -> str | OSError:

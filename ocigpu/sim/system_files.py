@@ -57,7 +57,7 @@ def write_links(root: Path) -> None:
 
     roots = find_roots(Settings(simulation_root=str(root)))
     driver = read_driver(roots)
-    apply_changes(find_link_changes(plan_nodes(driver)[0], driver, roots), simulated=True)
+    apply_changes(find_link_changes(plan_nodes(driver)[0], driver, roots))
 
 
 def write_spec_file(root: Path, path: str = SPEC, max_version: str = "") -> None:

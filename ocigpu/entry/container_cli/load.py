@@ -29,7 +29,7 @@ def load_driver(settings: Settings, channels: list[int]) -> list[str]:
         nodes, missing = plan_nodes(driver, channels)
         done += [f"--load-kmods: {note}" for note in missing]
         for changes in (find_changes(nodes, roots), find_link_changes(nodes, driver, roots)):
-            apply_changes(changes, roots.simulated)
+            apply_changes(changes)
             done += [f"--load-kmods: {change.what} {change.path}" for change in changes if change.what != "keep"]
     except HostError as error:
         done.append(f"--load-kmods: {error.code}: {error.message}")

@@ -78,7 +78,7 @@ def read_amd_facts(roots: Roots, all_functions: bool = True) -> AmdFacts:
     ``all_functions``: look for GPUs without amdgpu too, which takes a look at every function of the PCI bus.
     Raises HostError (OCIGPU-HOST-3) when a file of sysfs is there and cannot be read.
     """
-    reader = NodeReader(node_tree(roots), (), Permissions(), simulated=roots.simulated)
+    reader = NodeReader(node_tree(roots), (), Permissions())
     addresses = bound_addresses(roots.sys, DRIVER)
     topology = read_topology(roots.sys)
     partitions = _read_partitions(roots.sys, topology)

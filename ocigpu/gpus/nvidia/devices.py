@@ -26,8 +26,7 @@ _UNCHANGED = Permissions()
 class NodeReader:
     """Reads nodes below a device root; ``notes`` collects what is odd about them.
 
-    ``loaded``: the kernel module is known to be loaded, whatever /proc/devices says.  ``simulated``: a regular file
-    may stand for a node, where the simulated host was made by somebody who may not make nodes.
+    ``loaded``: the kernel module is known to be loaded, whatever /proc/devices says.
     """
 
     def __init__(
@@ -36,12 +35,10 @@ class NodeReader:
         majors: tuple[tuple[str, int], ...],
         permissions: Permissions,
         loaded: bool = True,
-        simulated: bool = False,
     ) -> None:
         self.tree = tree
         self.majors = dict(majors)
         self.permissions = permissions
-        self.simulated = simulated
         self.notes: list[str] = []
         self.gpu_major = self.majors.get("nvidia", self.majors.get("nvidia-frontend", GPU_MAJOR))
         self.loaded = loaded or "nvidia" in self.majors or "nvidia-frontend" in self.majors
@@ -72,7 +69,7 @@ class NodeReader:
                 status = os.lstat(self.tree.find(path))
         except OSError:
             return None
-        usable = stat.S_ISCHR(status.st_mode) or (self.simulated and stat.S_ISREG(status.st_mode))
+        usable = stat.S_ISCHR(status.st_mode) or (self.tree.stand_in and stat.S_ISREG(status.st_mode))
         return status if usable else None
 
     def _existing(self, path: str, status: os.stat_result) -> DeviceNode:

@@ -89,9 +89,9 @@ class _Discovery:
         self.roots: Roots = find_roots(settings)
         self.root = self.roots.driver or "/"
         self.machine = native_machine()
-        self.driver = Tree(self.roots.driver)
+        self.driver = Tree(self.roots.driver, self.roots.stand_in)
         self.libraries = Tree("") if search.libraries else self.driver
-        self.dev = self.driver if self.roots.dev == self.roots.driver else Tree(self.roots.dev)
+        self.dev = self.driver if self.roots.dev == self.roots.driver else Tree(self.roots.dev, self.roots.stand_in)
         self.trees = _trees_of_daemons(self.driver, self.roots)
         proc_driver = f"{self.roots.proc}/driver/nvidia"
         self.proc_driver = proc_driver if os.path.isdir(proc_driver) else ""
@@ -134,7 +134,7 @@ class _Discovery:
     def places(self) -> dict[str, bool]:
         """Return what the facts were read from, as :func:`read_host_facts_and_places` says."""
         self.driver.resolve(CONTROL_NODE)
-        if self.roots.simulated:
+        if self.roots.stand_in:
             self.driver.resolve(FAULTS)
         places: dict[str, bool] = {}
         for tree in (self.dev, *self.trees):  # searched in one, looked at in another: searched
@@ -146,7 +146,7 @@ class _Discovery:
         if path and self.search.libraries:
             if path.startswith(f"{self.roots.driver}/"):
                 return start_nvml(path.removeprefix(self.roots.driver), self.roots)
-            return None if self.roots.simulated else start_nvml(path, self.roots._replace(driver=""))
+            return None if self.roots.stand_in else start_nvml(path, self.roots._replace(driver=""))
         if path:
             return start_nvml(path, self.roots)
         if not self.roots.driver and not self.search.libraries:  # the loader may know a directory that we do not
@@ -158,7 +158,7 @@ class _Discovery:
         libraries, notes = read_libraries(self.libraries, paths, version, self.machine)
         return HostFacts(
             driver_root=self.root,
-            simulated=self.roots.simulated,
+            simulated=self.roots.stand_in,
             driver_version=version,
             majors=parse_devices(read_text(f"{self.roots.proc}/devices") or ""),
             libraries=libraries,
@@ -174,7 +174,7 @@ class _Discovery:
 
     def _reader(self, facts: HostFacts) -> NodeReader:
         params = next((file.content for file in facts.proc_files if file.name == "params"), "")
-        return NodeReader(self.dev, facts.majors, parse_permissions(params), bool(self.kernel), self.roots.simulated)
+        return NodeReader(self.dev, facts.majors, parse_permissions(params), bool(self.kernel))
 
     def _read_nodes(self, facts: HostFacts, reader: NodeReader) -> HostFacts:
         imex_major, imex_nodes = reader.imex_nodes()
@@ -229,7 +229,7 @@ class _Discovery:
 
 def _trees_of_daemons(driver: Tree, roots: Roots) -> tuple[Tree, ...]:
     """Daemons of the host are found on the host even when the driver's files are elsewhere."""
-    return (driver, Tree("")) if roots.driver and not roots.simulated else (driver,)
+    return (driver, Tree(roots.host)) if roots.driver != roots.host else (driver,)
 
 
 def read_feature_facts(settings: Settings) -> HostFacts:
@@ -240,11 +240,11 @@ def read_feature_facts(settings: Settings) -> HostFacts:
     roots = find_roots(settings)
     params = read_text(f"{roots.proc}/driver/nvidia/params") or ""
     majors = parse_devices(read_text(f"{roots.proc}/devices") or "")
-    reader = NodeReader(Tree(roots.dev), majors, parse_permissions(params), simulated=roots.simulated)
+    reader = NodeReader(Tree(roots.dev, roots.stand_in), majors, parse_permissions(params))
     imex_major, imex_nodes = reader.imex_nodes()
     return HostFacts(
         driver_root=roots.driver or "/",
-        simulated=roots.simulated,
+        simulated=roots.stand_in,
         majors=majors,
         imex_major=imex_major,
         imex_nodes=imex_nodes,

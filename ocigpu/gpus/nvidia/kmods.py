@@ -19,7 +19,7 @@ def missing_modules(roots: Roots) -> list[str]:
 
     For a simulated host there is nothing to load.  Raises HostError OCIGPU-HOST-1 when the PCI bus has no GPU.
     """
-    if roots.simulated:
+    if roots.stand_in:
         return []
     missing = [name for name in MODULES if not _is_loaded(name, roots)]
     if missing and not count_gpus(roots.sys):

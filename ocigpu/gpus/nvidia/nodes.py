@@ -84,6 +84,7 @@ class NodeChange(NamedTuple):
     ``what``: "make", "correct" (permissions), "replace" (it is something else), "remove" (a link with the number of
     another device), "keep" (it is as it should be) or "leave" (the driver's parameters forbid to touch it).
     ``path``: on the host; ``cause``: what is there instead.  ``node`` is None and ``target`` set for a link.
+    ``stand_in``: a file may stand for the node where making nodes is not permitted.
     """
 
     what: str
@@ -92,6 +93,7 @@ class NodeChange(NamedTuple):
     cause: str = ""
     node: HostNode | None = None
     target: str = ""
+    stand_in: bool = False
 
 
 def read_driver(roots: Roots) -> Driver:
@@ -179,11 +181,11 @@ def plan_nodes(
 
 def find_changes(nodes: "Sequence[HostNode]", roots: Roots) -> tuple[NodeChange, ...]:
     """Return what is to be done below ``roots.dev`` so that these nodes are there; changes nothing."""
-    tree = Tree(roots.dev)
-    return tuple(_compare_node(node, tree, roots.simulated) for node in nodes)
+    tree = Tree(roots.dev, roots.stand_in)
+    return tuple(_compare_node(node, tree)._replace(stand_in=roots.stand_in) for node in nodes)
 
 
-def _compare_node(node: HostNode, tree: Tree, simulated: bool) -> NodeChange:
+def _compare_node(node: HostNode, tree: Tree) -> NodeChange:
     path, number = tree.host(node.path), f"{node.major}:{node.minor}"
     found = path
     try:
@@ -196,7 +198,7 @@ def _compare_node(node: HostNode, tree: Tree, simulated: bool) -> NodeChange:
     except OSError as error:
         raise HostError("OCIGPU-DEV-5", f"look at {path}: {error.strerror}") from error
     cause = ""
-    if simulated and stat.S_ISREG(status.st_mode):  # stands for a node: its maker could make no real one
+    if tree.stand_in and stat.S_ISREG(status.st_mode):  # stands for a node: its maker could make no real one
         return NodeChange("keep", path, number, "", node)
     if not stat.S_ISCHR(status.st_mode):
         cause = "not a character device"
@@ -213,7 +215,7 @@ def _compare_node(node: HostNode, tree: Tree, simulated: bool) -> NodeChange:
 
 def char_directory(roots: Roots) -> str:
     """Return where systemd looks for links by number: the host's /dev/char, a simulated host's own."""
-    return f"{roots.dev}/dev/char" if roots.simulated else "/dev/char"
+    return f"{roots.host}/dev/char"
 
 
 def find_link_changes(
@@ -284,25 +286,24 @@ def _leads_to(directory: str, name: str, numbers: dict[str, str], roots: Roots) 
     return path if path in numbers else ""
 
 
-def apply_changes(changes: "Iterable[NodeChange]", simulated: bool = False) -> None:
+def apply_changes(changes: "Iterable[NodeChange]") -> None:
     """Do what :func:`find_changes` and :func:`find_link_changes` have found.
 
     Every node and link gets its name when it is complete, so that no program meets it half made; what is replaced is
-    there until then.  ``simulated``: a file may stand for a node where making nodes is not permitted.
-    Raises HostError OCIGPU-DEV-5 at the first that is not possible; those before it stay.  Needs CAP_MKNOD,
-    CAP_CHOWN and CAP_FOWNER.
+    there until then.  Raises HostError OCIGPU-DEV-5 at the first that is not possible; those before it stay.  Needs
+    CAP_MKNOD, CAP_CHOWN and CAP_FOWNER.
     """
     for change in changes:
         try:
             if change.what == "remove":
                 os.unlink(change.path)
             elif change.what in ("make", "replace", "correct"):
-                _apply(change, simulated)
+                _apply(change)
         except OSError as error:
             raise HostError("OCIGPU-DEV-5", f"{change.what} {change.path}: {error.strerror}") from error
 
 
-def _apply(change: NodeChange, simulated: bool) -> None:
+def _apply(change: NodeChange) -> None:
     node = change.node
     if change.what == "correct" and node:
         os.chown(change.path, node.uid, node.gid)
@@ -315,7 +316,7 @@ def _apply(change: NodeChange, simulated: bool) -> None:
     temp = f"{directory}/{draft_name()}"
     try:
         if node:
-            _make_node(temp, node, simulated)
+            _make_node(temp, node, change.stand_in)
         else:
             os.symlink(change.target, temp)
         os.rename(temp, change.path)
@@ -325,14 +326,12 @@ def _apply(change: NodeChange, simulated: bool) -> None:
         raise
 
 
-def _make_node(path: str, node: HostNode, simulated: bool) -> None:
+def _make_node(path: str, node: HostNode, stand_in: bool) -> None:
     try:
         os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(node.major, node.minor))
     except PermissionError:
-        if not simulated:
+        if not stand_in:
             raise
-        from ocigpu.gpus.nvidia.nodes import STAND_IN
-
         with open(path, "x", encoding="ascii") as file:
             file.write(STAND_IN)
     else:

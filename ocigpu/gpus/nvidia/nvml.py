@@ -97,16 +97,15 @@ def start_nvml(library: str, roots: Roots, seconds: float = DEADLINE) -> NvmlChi
     With a driver root of its own that also holds the device nodes the child enters it by chroot (as root).  Must be
     called from a process with one thread.
     """
-    chroot = roots.driver if roots.driver and not roots.simulated and roots.dev == roots.driver else ""
+    chroot = roots.driver if roots.driver != roots.host and roots.dev == roots.driver else ""
     path = library if chroot else roots.driver + library
-    simulation = roots.driver if roots.simulated else ""
     parent = os.getpid()
 
     def work(pipe: int) -> bytes:
         # ctypes costs 4 ms: here they overlap with our own reading
         from ocigpu.gpus.nvidia.nvml_child import DriverPlace, answer_in_child
 
-        return answer_in_child(parent, pipe, DriverPlace(path, chroot, simulation))
+        return answer_in_child(parent, pipe, DriverPlace(path, chroot, roots.host))
 
     return NvmlChild(Child(work, seconds))
 

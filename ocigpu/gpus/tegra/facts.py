@@ -151,10 +151,10 @@ class _Reader:
     def __init__(self, roots: Roots, search: "Sequence[str]") -> None:
         self.roots = roots
         self.driver = Tree(roots.driver)
-        host = self.driver if roots.simulated else Tree("")
+        host = self.driver if roots.host == roots.driver else Tree(roots.host)
         self.places = [(self.driver, ""), *((host, directory.rstrip("/")) for directory in search), (host, "")]
         majors = parse_devices(read_text(f"{roots.proc}/devices") or "")
-        self.devices = NodeReader(Tree(roots.dev), majors, Permissions(), simulated=roots.simulated)
+        self.devices = NodeReader(Tree(roots.dev, roots.stand_in), majors, Permissions())
         self.nodes: dict[str, DeviceNode] = {}
         self.files: dict[str, HostFile] = {}
         self.links: dict[str, str] = {}
@@ -255,7 +255,7 @@ def ask_nvml(roots: Roots) -> NvmlAnswer | None:
 def read_gpu_nodes(roots: Roots, gpu: "Gpu") -> tuple[DeviceNode, ...]:
     """Return the node of a discrete GPU and its DRM nodes."""
     majors = parse_devices(read_text(f"{roots.proc}/devices") or "")
-    reader = NodeReader(Tree(roots.dev), majors, Permissions(), simulated=roots.simulated)
+    reader = NodeReader(Tree(roots.dev, roots.stand_in), majors, Permissions())
     node = reader.gpu_node(gpu.minor)
     return (*((node,) if node else ()), *(reader.drm_nodes(roots.sys, gpu.bus_id) if gpu.bus_id else ()))
 

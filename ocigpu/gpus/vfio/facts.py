@@ -83,7 +83,7 @@ def read_vfio_facts(roots: Roots) -> VfioFacts:
 
 def _read(roots: Roots, functions: list[Function]) -> VfioFacts:
     tree = node_tree(roots)
-    reader = NodeReader(tree, (), Permissions(), simulated=roots.simulated)
+    reader = NodeReader(tree, (), Permissions())
     candidates = tuple(_read_candidate(roots.sys, function, reader) for function in functions)
     numbers = {item.group for item in candidates if item.group >= 0 and item.function.driver in VFIO_DRIVERS}
     groups = tuple(_read_group(roots.sys, number, reader) for number in sorted(numbers))

@@ -65,7 +65,7 @@ def read_wsl_facts(settings: Settings, chosen: "Sequence[str]") -> WslFacts:
     """Return what WSL has of the driver; ``chosen``: look at these stores only.  Needs no privilege."""
     roots = find_roots(settings)
     tree = Tree(roots.driver)
-    reader = NodeReader(node_tree(roots), (), Permissions(), simulated=roots.simulated)
+    reader = NodeReader(node_tree(roots), (), Permissions())
     number = read_number(f"{roots.sys}/class/misc/dxg/dev")
     node = reader.read("/dev/dxg", *number) if number else reader.read_existing("/dev/dxg")
     smi = tree.find(f"{LIBRARIES}/{SMI}")
