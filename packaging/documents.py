@@ -41,12 +41,12 @@ def walk(command=None, path: str = "ocigpu", parent=None) -> Iterator[tuple]:
     import typer
     from typer.main import get_command
 
-    from ocigpu.cli.main import TEXTS, app
+    from ocigpu.cli.main import app
     from ocigpu.cli.manual import read_page
 
     command = command or get_command(app)
     context = typer.Context(command, info_name=path.rpartition(" ")[2], parent=parent, **command.context_settings)
-    yield path, command, context, read_page(path.removeprefix("ocigpu ") if parent else path, TEXTS)
+    yield path, command, context, read_page(path.removeprefix("ocigpu ") if parent else path)
     for name, child in commands_of(command).items():
         yield from walk(child, f"{path} {name}", context)
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from itertools import chain, groupby, pairwise, repeat
 from textwrap import wrap
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import typer
 
@@ -20,7 +20,7 @@ from ocigpu.cdi.values import MAX_BYTES
 from ocigpu.cdi.versions import minimum_version
 from ocigpu.cdi.write import FORMATS, dump, target_of, write_spec
 from ocigpu.cli import show
-from ocigpu.cli.common import ConfigOption, JsonOption, load_settings
+from ocigpu.cli.common import load_settings
 from ocigpu.core.cdi_names import is_qualified
 from ocigpu.core.errors import CdiError, OcigpuError, UsageError, printable, quoted
 from ocigpu.core.settings import Settings
@@ -28,28 +28,6 @@ from ocigpu.gpus.fingerprint import ANNOTATION
 from ocigpu.gpus.vendors import stale_reasons
 
 STANDARD_INPUT = "-"
-
-SpecDirsOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--spec-dir",
-        metavar="DIRS",
-        help="Directories of specifications, a later one wins; repeatable, or with commas.  [env var: "
-        "NVIDIA_CTK_CDI_SPEC_DIRS; default: settings' cdi.spec-dirs]",
-    ),
-]
-FormatOption = Annotated[
-    str,
-    typer.Option(
-        "--format",
-        metavar="FORMAT",
-        envvar="NVIDIA_CTK_CDI_GENERATE_OUTPUT_FORMAT",
-        help="json or yaml.  [default: by the file's name, else yaml]",
-    ),
-]
-QuietOption = Annotated[
-    bool, typer.Option("--quiet", "-q", envvar="NVIDIA_CTK_QUIET", help="Print errors only, no notes.")
-]
 
 
 class SpecState(NamedTuple):
@@ -213,13 +191,13 @@ class Row(NamedTuple):
 
 
 def list_command(
-    spec_dirs: SpecDirsOption = None,
-    config: ConfigOption = "",
-    json: JsonOption = False,
+    spec_dir: list[str] | None = None,
+    config: str = "",
+    json: bool = False,
     strict: bool = False,
-    quiet: QuietOption = False,
+    quiet: bool = False,
 ) -> None:
-    settings = settings_with_dirs(config, spec_dirs)
+    settings = settings_with_dirs(config, spec_dir)
     registry = read_registry(settings)
     states = {spec.path: file_state(spec.annotations, settings) for spec in registry.specs}
     rows = device_rows(registry, states)
@@ -279,13 +257,8 @@ def _row_data(row: Row) -> dict[str, object]:
     return {"device": row.device, "file": row.file, "version": row.version, "usable": row.usable, **state}
 
 
-def show_command(
-    what: str,
-    spec_dirs: SpecDirsOption = None,
-    config: ConfigOption = "",
-    json: JsonOption = False,
-) -> None:
-    settings = settings_with_dirs(config, spec_dirs)
+def show_command(what: str, spec_dir: list[str] | None = None, config: str = "", json: bool = False) -> None:
+    settings = settings_with_dirs(config, spec_dir)
     if not is_qualified(what):
         if "/" not in what and what != STANDARD_INPUT and not os.path.lexists(what):
             message = f"{quoted(what)} is neither a device name, vendor/class=device, nor a file"
@@ -345,14 +318,14 @@ def transform_root_command(
     input_: str = "-",
     relative_to: str = "host",
     output: str = "",
-    output_format: FormatOption = "",
+    format_: str = "",
 ) -> None:
     if relative_to not in SIDES:
         raise invalid_value("--relative-to", "value", relative_to, SIDES)
     for option, root in (("--from", from_), ("--to", to)):
         if root and not root.startswith("/"):
             raise UsageError(f"{option}: {quoted(root)} is not an absolute path", "")
-    path, format_name, notes = output_file(output, output_format)
+    path, format_name, notes = output_file(output, format_)
     spec = read_valid_spec(input_)
     write_output(transform_root(spec, from_, to, relative_to), path, format_name)
     say(f"note: {text}" for text in notes)

@@ -20,8 +20,6 @@ from ocigpu.cdi.versions import EARLIEST, VERSIONS, parse_version
 from ocigpu.cdi.write import with_suffix
 from ocigpu.cli import show
 from ocigpu.cli.cdi import (
-    FormatOption,
-    QuietOption,
     check_output,
     find_overlaps,
     invalid_value,
@@ -31,7 +29,7 @@ from ocigpu.cli.cdi import (
     say_skipped,
     write_output,
 )
-from ocigpu.cli.common import ConfigOption, JsonOption, load_settings
+from ocigpu.cli.common import load_settings
 from ocigpu.cli.manual import read_page, with_words
 from ocigpu.core.cdi_names import check_class, check_vendor
 from ocigpu.core.errors import CdiError, UsageError, printable
@@ -69,7 +67,7 @@ def read_generate_request(
     csv_ignore_pattern: list[str] | None = None,
     csv_compat_container_root: str = "",
     max_version: str = "",
-    config: ConfigOption = "",
+    config: str = "",
 ) -> GenerateRequest:
     """Return what the options say, checked; raises UsageError that names the option, or SettingsError."""
     defaults = GenerateOptions()
@@ -157,14 +155,14 @@ def takes_generate_options(command: Callable[..., None]) -> Callable[..., None]:
 def generate_command(
     request: GenerateRequest,
     output: str = "",
-    output_format: FormatOption = "",
+    format_: str = "",
     json: bool = False,
     strict: bool = False,
-    quiet: QuietOption = False,
+    quiet: bool = False,
 ) -> None:
     from ocigpu.cdi.generate import generate_all
 
-    path, format_name, notes = output_file(output, output_format, json)
+    path, format_name, notes = output_file(output, format_, json)
     with show.told_when_slow("still reading this host's devices: NVML can take a while to answer"):
         parts = generate_all(request.options, request.settings)
     made = parts[0].generated
@@ -192,11 +190,7 @@ def _collisions(path: str, settings: Settings) -> list[str]:
 
 
 @takes_generate_options
-def diff_command(
-    request: GenerateRequest,
-    file: str = DEFAULT_OUTPUT,
-    json: JsonOption = False,
-) -> None:
+def diff_command(request: GenerateRequest, file: str = DEFAULT_OUTPUT, json: bool = False) -> None:
     from ocigpu.cdi.generate import generate
     from ocigpu.gpus.vendors import stale_reasons
 
@@ -233,12 +227,7 @@ def _print_differences(file: str, differences: tuple[Difference, ...], reasons: 
 
 
 @takes_generate_options
-def refresh_command(
-    request: GenerateRequest,
-    output: str = "",
-    json: JsonOption = False,
-    quiet: QuietOption = False,
-) -> None:
+def refresh_command(request: GenerateRequest, output: str = "", json: bool = False, quiet: bool = False) -> None:
     check_output(output)
     with show.told_when_slow("still reading this host's devices: NVML can take a while to answer"):
         done = refresh(request.options, request.settings, output or DEFAULT_OUTPUT)

@@ -17,13 +17,11 @@ from ocigpu.cli import show
 from ocigpu.cli.cdi import (
     STANDARD_INPUT,
     Overlap,
-    SpecDirsOption,
     check_file,
     file_name,
     find_overlaps,
     settings_with_dirs,
 )
-from ocigpu.cli.common import ConfigOption, JsonOption
 from ocigpu.core.errors import CdiError, printable
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.fingerprint import ANNOTATION
@@ -43,11 +41,11 @@ class Validated(NamedTuple):
 
 def validate_command(
     files: list[str] | None = None,
-    spec_dirs: SpecDirsOption = None,
-    config: ConfigOption = "",
-    json: JsonOption = False,
+    spec_dir: list[str] | None = None,
+    config: str = "",
+    json: bool = False,
 ) -> None:
-    settings = settings_with_dirs(config, spec_dirs)
+    settings = settings_with_dirs(config, spec_dir)
     checked = [_validate(path) for path in files] if files else [_validate(*found) for found in _find_files(settings)]
     overlaps = _find_overlaps(checked, settings.cdi_spec_dirs)
     failed = not all(file.valid for file in checked) or any(overlap.kind == "conflict" for overlap in overlaps)

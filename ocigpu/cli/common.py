@@ -2,9 +2,6 @@
 
 import json
 import os
-from typing import Annotated
-
-import typer
 
 from ocigpu.core.errors import HostError
 from ocigpu.core.facts import HostFacts, facts_from_json
@@ -12,20 +9,6 @@ from ocigpu.core.settings import Settings
 from ocigpu.system.settings_file import read_settings
 
 CONFIG_VARIABLE = "OCIGPU_CONFIG"
-
-ConfigOption = Annotated[
-    str,
-    typer.Option(
-        "--config", metavar="FILE", help="Settings file.  [default: $OCIGPU_CONFIG, else /etc/ocigpu/config.toml]"
-    ),
-]
-RootOption = Annotated[
-    str, typer.Option("--root", metavar="DIR", help="Driver root to use instead of the settings' driver.root.")
-]
-FactsOption = Annotated[
-    str, typer.Option("--facts", metavar="FILE", help='Use recorded facts ("ocigpu facts --json") instead of the host.')
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def settings_path(config: str) -> str:

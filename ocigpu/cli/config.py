@@ -3,12 +3,11 @@
 import os
 import sys
 import tomllib
-from typing import Annotated
 
 import typer
 
 from ocigpu.cli import show
-from ocigpu.cli.common import ConfigOption, JsonOption, load_settings, settings_path
+from ocigpu.cli.common import load_settings, settings_path
 from ocigpu.cli.toml import render_settings, toml_value
 from ocigpu.core.errors import OcigpuError, SettingsError, printable
 from ocigpu.core.settings import DEFAULT_PATH, KEYS, Key, Settings, parse_settings
@@ -16,9 +15,7 @@ from ocigpu.entry.pass_through import forget
 from ocigpu.system.settings_file import MAX_BYTES, read_settings
 
 
-def check_command(
-    file: str = "",
-) -> None:
+def check_command(file: str = "") -> None:
     forget()
     path = settings_path(file)
     if not path and not os.path.lexists(DEFAULT_PATH):
@@ -53,7 +50,7 @@ def _find_problems(path: str) -> list[str]:
         raise SettingsError("OCIGPU-SET-1", f"settings {path}: {error}") from error
 
 
-def show_command(config: ConfigOption = "", json: JsonOption = False) -> None:
+def show_command(config: str = "", json: bool = False) -> None:
     settings = load_settings(config)
     if json:
         values = {key.name: getattr(settings, key.field) for key in KEYS}
@@ -70,7 +67,7 @@ def setting_rows(settings: Settings) -> list[tuple[str, str, str]]:
     return [(key.name, toml_value(value), "default" if value == key.default else "file") for key, value in values]
 
 
-def keys_command(json: JsonOption = False) -> None:
+def keys_command(json: bool = False) -> None:
     if json:
         shown = (key._asdict() | {"key": key.name, "type": key.kind, "default": key.default} for key in KEYS)
         show.data([{name: key[name] for name in ("key", "type", "choices", "default", "meaning")} for key in shown])
@@ -82,13 +79,7 @@ def keys_command(json: JsonOption = False) -> None:
     show.table(("key", "type", "default", "meaning"), rows)
 
 
-ForceOption = Annotated[bool, typer.Option("--force", help="Replace a file that is there.")]
-
-
-def default_command(
-    output: str = "",
-    force: ForceOption = False,
-) -> None:
+def default_command(output: str = "", force: bool = False) -> None:
     text = render_default()
     if output in ("", "-"):
         print(text, end="")
@@ -108,11 +99,7 @@ def render_default() -> str:
 
 
 def import_command(
-    file: str = "",
-    output: str = "",
-    dry_run: bool = False,
-    force: ForceOption = False,
-    json: JsonOption = False,
+    file: str = "", output: str = "", dry_run: bool = False, force: bool = False, json: bool = False
 ) -> None:
     from ocigpu.cli.settings_model import find_problems
     from ocigpu.cli.vendor_settings import DEFAULT_PATH as VENDOR_PATH

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ocigpu.cli import show
-from ocigpu.cli.common import ConfigOption, JsonOption, load_facts, load_settings
+from ocigpu.cli.common import load_facts, load_settings
 from ocigpu.core.errors import HostError, OcigpuError, UsageError, printable, quoted
 from ocigpu.core.facts import HostFacts, to_data
 from ocigpu.core.settings import MODES
@@ -36,22 +36,13 @@ RootsOption = Annotated[
 ContainerArgument = Annotated[
     str, typer.Argument(metavar="CONTAINER", help="Its id, the beginning of that, or its name; see ocigpu ps.")
 ]
-GpuOption = Annotated[
-    list[str],
-    typer.Option("--gpu", metavar="GPU", help="Index, UUID, PCI bus id or MIG device (GPU:MIG); can be repeated."),
-]
 STATUS = {"as granted": 0, "less": 3, "more": 4}
 """Exit status of ``ocigpu verify``."""
 DIFFERENT = 3
 """Exit status of ``ocigpu diff --exit-code`` when there is a difference: 1 means that the command failed."""
 
 
-def ps_command(
-    all_: bool = False,
-    root: RootsOption = None,
-    config: ConfigOption = "",
-    json: JsonOption = False,
-) -> None:
+def ps_command(all_: bool = False, root: RootsOption = None, config: str = "", json: bool = False) -> None:
     from ocigpu.containers.find import find_containers
     from ocigpu.containers.report import make_reports
 
@@ -161,10 +152,7 @@ def _open(what: str, container: str, root: list[str] | None, config: str) -> "It
 
 
 def verify_command(
-    container: ContainerArgument,
-    root: RootsOption = None,
-    config: ConfigOption = "",
-    json: JsonOption = False,
+    container: ContainerArgument, root: RootsOption = None, config: str = "", json: bool = False
 ) -> None:
     from ocigpu.containers.verify import to_json, verify
 
@@ -213,10 +201,10 @@ def _print_rows(verified: "Verified") -> None:
 
 def attach_command(
     container: ContainerArgument,
-    gpu: GpuOption,
+    gpu: list[str],
     root: RootsOption = None,
-    config: ConfigOption = "",
-    json: JsonOption = False,
+    config: str = "",
+    json: bool = False,
 ) -> None:
     from ocigpu.containers.attach import attach
 
@@ -227,11 +215,11 @@ def attach_command(
 
 def detach_command(
     container: ContainerArgument,
-    gpu: GpuOption,
+    gpu: list[str],
     force: bool = False,
     root: RootsOption = None,
-    config: ConfigOption = "",
-    json: JsonOption = False,
+    config: str = "",
+    json: bool = False,
 ) -> None:
     from ocigpu.containers.attach import detach
 
@@ -270,8 +258,8 @@ def repair_command(
     all_: bool = False,
     dry_run: bool = False,
     root: RootsOption = None,
-    config: ConfigOption = "",
-    json: JsonOption = False,
+    config: str = "",
+    json: bool = False,
 ) -> None:
     from ocigpu.containers.find import find_container, find_containers
     from ocigpu.containers.live import open_live, require_root
@@ -325,8 +313,8 @@ def diff_command(
     mode: str = "",
     exit_code: bool = False,
     root: RootsOption = None,
-    config: ConfigOption = "",
-    json: JsonOption = False,
+    config: str = "",
+    json: bool = False,
 ) -> None:
     from ocigpu.containers.difference import find_original, list_changes
     from ocigpu.containers.find import find_target, open_root

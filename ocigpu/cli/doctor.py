@@ -1,7 +1,7 @@
 """``ocigpu doctor``: what is wrong with this host's GPU containers, and the commands that put it right."""
 
 from ocigpu.cli import show
-from ocigpu.cli.common import ConfigOption, JsonOption, settings_path
+from ocigpu.cli.common import settings_path
 from ocigpu.core.errors import UsageError, printable
 
 
@@ -9,8 +9,8 @@ def doctor_command(
     all_: bool = False,
     root: str = "",
     bundle: str = "",
-    config: ConfigOption = "",
-    json: JsonOption = False,
+    config: str = "",
+    json: bool = False,
     list_: bool = False,
     markdown: bool = False,
 ) -> int:

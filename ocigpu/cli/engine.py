@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ocigpu.cli import show
-from ocigpu.cli.common import JsonOption
 from ocigpu.core.errors import OcigpuError, UsageError, printable
 
 if TYPE_CHECKING:
@@ -24,22 +23,7 @@ def _engines() -> list[str]:
     return list(ENGINES)
 
 
-EngineArgument = Annotated[
-    str, typer.Argument(metavar="ENGINE", help="docker, containerd, crio or podman.", autocompletion=_engines)
-]
-ConfigFileOption = Annotated[
-    str, typer.Option("--config", metavar="FILE", help="The engine's configuration file.  [default: see Files]")
-]
-DropInOption = Annotated[
-    str,
-    typer.Option(
-        "--drop-in", "--drop-in-config", metavar="FILE", help="Drop-in file to write (not for docker).  [see Files]"
-    ),
-]
-RootOption = Annotated[
-    str, typer.Option("--root", metavar="DIR", help="Root directory with the files, such as an image being built.")
-]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show what would change, and write nothing.")]
+EngineArgument = Annotated[str, typer.Argument(autocompletion=_engines)]
 
 
 def configure_command(
@@ -50,11 +34,11 @@ def configure_command(
     hook_dir: str = "",
     name: str = "ocigpu",
     runtime_path: str = "",
-    config: ConfigFileOption = "",
-    drop_in: DropInOption = "",
-    root: RootOption = "/",
-    dry_run: DryRunOption = False,
-    json: JsonOption = False,
+    config: str = "",
+    drop_in: str = "",
+    root: str = "/",
+    dry_run: bool = False,
+    json: bool = False,
     runtime: Annotated[str, typer.Option("--runtime", hidden=True)] = "",
 ) -> None:
     from ocigpu.engines.configure import ConfigureOptions, plan_configuration
@@ -79,11 +63,11 @@ def configure_command(
 
 def remove_command(
     engine: EngineArgument,
-    config: ConfigFileOption = "",
-    drop_in: DropInOption = "",
-    root: RootOption = "/",
-    dry_run: DryRunOption = False,
-    json: JsonOption = False,
+    config: str = "",
+    drop_in: str = "",
+    root: str = "/",
+    dry_run: bool = False,
+    json: bool = False,
 ) -> None:
     from ocigpu.engines.configure import ConfigureOptions
     from ocigpu.engines.remove import plan_removal
@@ -96,9 +80,9 @@ def remove_command(
 
 
 def status_command(
-    engine: Annotated[str, typer.Argument(autocompletion=_engines)] = "",
-    root: RootOption = "/",
-    json: JsonOption = False,
+    engine: EngineArgument = "",
+    root: str = "/",
+    json: bool = False,
 ) -> None:
     from ocigpu.engines.status import read_engine_status
 

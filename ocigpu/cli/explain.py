@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ocigpu.cli import show
-from ocigpu.cli.common import ConfigOption, JsonOption, load_settings
+from ocigpu.cli.common import load_settings
 from ocigpu.cli.containers import RootsOption, facts_or_note, places_of, report_to_json, shown_name
 from ocigpu.cli.plan import granted_fields, image_line, request_fields
 from ocigpu.core.actions import Plan
@@ -46,8 +46,8 @@ AREAS = {
 def explain_command(
     target: str = "",
     root: RootsOption = None,
-    config: ConfigOption = "",
-    json: JsonOption = False,
+    config: str = "",
+    json: bool = False,
     messages: bool = False,
     markdown: bool = False,
 ) -> None:

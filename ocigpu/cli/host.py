@@ -1,13 +1,11 @@
 """``ocigpu list`` and ``ocigpu facts``: what this host has."""
 
 from ocigpu.cli import show
-from ocigpu.cli.common import ConfigOption, FactsOption, JsonOption, RootOption, load_facts, load_settings
+from ocigpu.cli.common import load_facts, load_settings
 from ocigpu.core.facts import Gpu, HostFacts, MigDevice, facts_to_json, to_data
 
 
-def list_command(
-    config: ConfigOption = "", root: RootOption = "", facts: FactsOption = "", json: JsonOption = False
-) -> None:
+def list_command(config: str = "", root: str = "", facts: str = "", json: bool = False) -> None:
     host = load_facts(load_settings(config, root), facts)
     if json:
         show.data(
@@ -57,9 +55,7 @@ def _mig_row(gpu: Gpu, mig: MigDevice) -> tuple[str, ...]:
     return (f"{gpu.index}:{mig.index}", "", mig.uuid, "", f"MIG {mig.profile}", "", instances, gpu.error or "ok")
 
 
-def facts_command(
-    config: ConfigOption = "", root: RootOption = "", facts: FactsOption = "", json: JsonOption = False
-) -> None:
+def facts_command(config: str = "", root: str = "", facts: str = "", json: bool = False) -> None:
     host = load_facts(load_settings(config, root), facts)
     if json:
         show.data(facts_to_json(host))

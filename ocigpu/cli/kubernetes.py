@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from ocigpu.cli.common import ConfigOption, load_settings
+from ocigpu.cli.common import load_settings
 from ocigpu.cli.show import data as print_json
 from ocigpu.core.errors import HostError, UsageError
 
@@ -15,11 +15,7 @@ INSTALL = (
 )
 
 
-def device_plugin_command(
-    words: list[str] | None = None,
-    config: ConfigOption = "",
-    log_format: str = "text",
-) -> None:
+def device_plugin_command(words: list[str] | None = None, config: str = "", log_format: str = "text") -> None:
     if log_format not in ("text", "json"):
         raise UsageError(f'--log-format: "{log_format}" is not one of text, json', "see: ocigpu device-plugin --help")
     try:
@@ -35,10 +31,7 @@ def device_plugin_command(
 
 
 def exporter_command(
-    words: list[str] | None = None,
-    config: ConfigOption = "",
-    driver_root: str = "",
-    print_collectors: bool = False,
+    words: list[str] | None = None, config: str = "", driver_root: str = "", print_collectors: bool = False
 ) -> None:
     from ocigpu.kubernetes.exporter.collectors import DEFAULTS, write_collectors
     from ocigpu.kubernetes.exporter.options import parse_options
@@ -59,12 +52,7 @@ def exporter_command(
     ExporterService(options, load_settings(config, driver_root), ServiceLog(options.log_format == "json")).run()
 
 
-def mps_command(
-    context: typer.Context,
-    shm_size: str = "50%",
-    config: ConfigOption = "",
-    json: bool = False,
-) -> None:
+def mps_command(context: typer.Context, shm_size: str = "50%", config: str = "", json: bool = False) -> None:
     from ocigpu.kubernetes.loading import parse_flags
     from ocigpu.kubernetes.mps_control import check_size
     from ocigpu.kubernetes.mps_supervisor import Supervisor
@@ -87,7 +75,7 @@ def node_labels_command(
     node_name: Annotated[str, typer.Option("--node-name", hidden=True)] = "",
     namespace: Annotated[str, typer.Option("--namespace", hidden=True)] = "",
     pod_name: Annotated[str, typer.Option("--pod-name", hidden=True)] = "",
-    config: ConfigOption = "",
+    config: str = "",
     json: bool = False,
 ) -> None:
     import time

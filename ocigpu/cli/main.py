@@ -17,6 +17,7 @@ from ocigpu.cli.demo import demo_command
 from ocigpu.cli.doctor import doctor_command
 from ocigpu.cli.explain import explain_command
 from ocigpu.cli.host import facts_command, list_command
+from ocigpu.cli.manual import ROOT as PROGRAM
 from ocigpu.cli.manual import make_app
 from ocigpu.cli.plan import plan_command
 from ocigpu.cli.refresh import refresh_command
@@ -24,7 +25,6 @@ from ocigpu.cli.trace import trace_command
 from ocigpu.cli.watch import watch_command
 from ocigpu.core.errors import OcigpuError, UsageError, as_own_error
 
-PROGRAM = "ocigpu"
 COMMANDS: dict[str, Callable[..., Any]] = {
     "plan": plan_command,
     "list": list_command,
@@ -94,8 +94,7 @@ def root_command(
         raise typer.Exit(2)
 
 
-TEXTS = {"faults": sim.FAULTS}
-app = make_app(PROGRAM, COMMANDS, SETTINGS, TEXTS)
+app = make_app(COMMANDS, SETTINGS)
 app.callback(invoke_without_command=True)(root_command)
 
 

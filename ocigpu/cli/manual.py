@@ -1,18 +1,24 @@
 """The words of the commands: a Markdown file for each, ``help/NAME.md``, with its help, arguments and options.
 
-``--help`` shows them, and the man pages and docs/COMMANDS.md are made of them.  The code has types and defaults; the
-options that several commands have are in :mod:`ocigpu.cli.common`.
+``--help`` shows them, and the man pages and docs/COMMANDS.md are made of them.  The code has types and defaults.
+Options that several commands have are in the page of the command above them.
 """
 
+import functools
 import inspect
 import os
 import re
 from collections.abc import Callable, Iterable
+from copy import copy
 from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
 import typer
 from typer.models import ArgumentInfo, OptionInfo
 
+from ocigpu.sim.fault_names import FAULT_NAMES
+
+ROOT = "ocigpu"
+FAULTS = "\n".join(f"    {name:<20} {fault.text}" for name, fault in FAULT_NAMES.items())
 DIRECTORY = os.path.join(os.path.dirname(__file__), "help")
 
 
@@ -25,7 +31,11 @@ class Word(NamedTuple):
 
 
 class Manual(NamedTuple):
-    """A file's words; ``short``: for lists, None for the help's beginning; ``sections``: the others, as Markdown."""
+    """A file's words.
+
+    ``short``: for lists, None for the beginning of the help.  ``options``: by the first name, with those that the
+    commands above say for all of theirs.  ``sections``: the others, as Markdown.
+    """
 
     short: str | None
     help: str
@@ -39,17 +49,18 @@ class Manual(NamedTuple):
         return "\n\n".join(_for_terminals(title, body) for title, body in self.sections.items())
 
 
-def read_page(command: str, texts: dict[str, str] | None = None) -> Manual:
-    """Return the words of a command, "cdi diff" say; ``texts`` stand where its file has their names in braces."""
+@functools.cache
+def read_page(command: str) -> Manual:
+    """Return the words of a command, "cdi diff" say."""
     with open(os.path.join(DIRECTORY, f"{command.replace(' ', '-')}.md"), encoding="utf-8") as file:
-        text = file.read()
-    for name, value in (texts or {}).items():
-        text = text.replace(f"{{{name}}}", value)
+        text = file.read().replace("{faults}", FAULTS)
     head, *sections = re.split(r"^## ", text, flags=re.MULTILINE)
     title, _, about = head.partition("\n")
     found = {name: body.strip("\n") for name, _, body in (section.partition("\n") for section in sections)}
     arguments = tuple(_entries(found.pop("Arguments", "")))
-    options = {entry.flags[0].replace(".", "-"): entry for entry in _entries(found.pop("Options", ""))}
+    options = dict(read_page(command.rpartition(" ")[0] or ROOT).options) if command != ROOT else {}
+    for word in _entries(found.pop("Options of its commands", "") + "\n" + found.pop("Options", "")):
+        options[word.flags[0].replace(".", "-")] = word
     return Manual(title.partition(": ")[2] or None, about.strip(), found, arguments, options)
 
 
@@ -68,16 +79,14 @@ def _for_terminals(title: str, body: str) -> str:
     return "\n\n".join(f"\b\n{paragraph}" for paragraph in text.split("\n\n"))
 
 
-def make_app(
-    program: str, commands: dict[str, Callable[..., Any]], settings: dict[str, dict[str, Any]], texts: dict[str, str]
-) -> typer.Typer:
+def make_app(commands: dict[str, Callable[..., Any]], settings: dict[str, dict[str, Any]]) -> typer.Typer:
     """Return typer's tree of the commands, by their names ("cdi diff"), with their pages' words.
 
-    ``settings``: context settings of some; ``texts``: see :func:`read_page`.
+    ``settings``: context settings of some.
     """
-    page = read_page(program)
+    page = read_page(ROOT)
     root = typer.Typer(
-        name=program,
+        name=ROOT,
         help=page.help,
         epilog=page.epilog,
         rich_markup_mode=None,
@@ -86,7 +95,7 @@ def make_app(
     )
     groups = {"": root}
     for name, function in commands.items():
-        page = read_page(name, texts)
+        page = read_page(name)
         parent, _, last = name.rpartition(" ")
         add = _find_group(groups, parent).command(
             last, help=page.help, short_help=page.short, epilog=page.epilog, context_settings=settings.get(name)
@@ -129,7 +138,7 @@ def _is_annotated(parameter: inspect.Parameter) -> bool:
 
 def _describe(entry: Word, kind: Any, info: ArgumentInfo | OptionInfo | None) -> ArgumentInfo | OptionInfo:
     """Return what typer is to know of a parameter; ``info``: what the code says of it, a range."""
-    made: ArgumentInfo | OptionInfo = info or (typer.Option() if entry.flags else typer.Argument())
+    made: ArgumentInfo | OptionInfo = copy(info) or (typer.Option() if entry.flags else typer.Argument())
     made.param_decls, made.metavar, made.help = entry.flags, entry.metavar, entry.help
     variable = re.fullmatch(r"(.*\S) \[env var: (\w+)\]", entry.help)
     if variable and kind in (str, bool):  # a list of typer's would be split at white space

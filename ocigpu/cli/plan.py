@@ -14,7 +14,7 @@ from ocigpu.cdi.generate import merge_edits
 from ocigpu.cdi.registry import read_registry
 from ocigpu.cli import show
 from ocigpu.cli.cdi import file_state
-from ocigpu.cli.common import ConfigOption, FactsOption, JsonOption, RootOption, load_facts, load_settings
+from ocigpu.cli.common import load_facts, load_settings
 from ocigpu.core.actions import Plan, plan_to_json
 from ocigpu.core.errors import UsageError, printable, quoted
 from ocigpu.core.facts import HostFacts, ImageFacts, to_data
@@ -31,10 +31,10 @@ def plan_command(
     gpus: str = "",
     capabilities: str = "",
     privileged: bool = False,
-    root: RootOption = "",
-    facts: FactsOption = "",
-    config: ConfigOption = "",
-    json: JsonOption = False,
+    root: str = "",
+    facts: str = "",
+    config: str = "",
+    json: bool = False,
 ) -> None:
     settings = load_settings(config, root)
     variables = _variables(env or [], gpus, capabilities)

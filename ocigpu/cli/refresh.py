@@ -1,11 +1,11 @@
 """``ocigpu refresh``: what the next containers are started with, read anew."""
 
 from ocigpu.cli import show
-from ocigpu.cli.common import ConfigOption, JsonOption, load_settings
+from ocigpu.cli.common import load_settings
 from ocigpu.gpus.cached import refresh_facts
 
 
-def refresh_command(config: ConfigOption = "", json: JsonOption = False) -> None:
+def refresh_command(config: str = "", json: bool = False) -> None:
     done = refresh_facts(load_settings(config))
     age = round(done.age, 1) if done.age >= 0 else None
     if json:

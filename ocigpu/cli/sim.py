@@ -6,12 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from ocigpu.cli import show
-from ocigpu.cli.common import JsonOption
 from ocigpu.core.errors import printable
-from ocigpu.sim.fault_names import FAULT_NAMES
-
-FAULTS = "\n".join(f"    {name:<20} {fault.text}" for name, fault in FAULT_NAMES.items())
-DirectoryArgument = Annotated[str, typer.Argument(metavar="DIR", help="The simulated host's directory.")]
 
 
 def create_command(
@@ -37,7 +32,7 @@ def create_command(
     print(f"remove it: ocigpu sim remove {shlex.quote(directory)}")
 
 
-def show_command(directory: DirectoryArgument, json: JsonOption = False) -> None:
+def show_command(directory: str, json: bool = False) -> None:
     from ocigpu.sim.show import describe_host
 
     host = describe_host(directory)
@@ -72,7 +67,7 @@ def _gpu_rows(gpus: list[dict[str, Any]]) -> list[tuple[str, ...]]:
     return rows
 
 
-def remove_command(directory: DirectoryArgument) -> None:
+def remove_command(directory: str) -> None:
     from ocigpu.sim.remove import remove_host
 
     remove_host(directory)

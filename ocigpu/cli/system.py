@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from ocigpu.cli import show
-from ocigpu.cli.common import ConfigOption, JsonOption, load_settings
+from ocigpu.cli.common import load_settings
 from ocigpu.core.errors import HostError
 from ocigpu.gpus.nvidia.nodes import (
     NodeChange,
@@ -19,28 +19,15 @@ from ocigpu.gpus.nvidia.nodes import (
 )
 from ocigpu.gpus.tree import Roots, find_roots
 
-RootOption = Annotated[
-    str,
-    typer.Option("--root", "--driver-root", metavar="DIR", help="Driver root instead of the settings' driver.root."),
-]
-DevRootOption = Annotated[
-    str, typer.Option("--dev-root", metavar="DIR", help="Parent of dev/ instead of the settings' driver.dev-root.")
-]
-LoadOption = Annotated[
-    bool,
-    typer.Option("--load-kernel-modules", help="Load nvidia, nvidia-uvm and nvidia-modeset first, where missing."),
-]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show what would be done and change nothing.")]
-
 
 def nodes_command(
     control_devices: bool = False,
-    load_kernel_modules: LoadOption = False,
-    root: RootOption = "",
-    dev_root: DevRootOption = "",
-    config: ConfigOption = "",
-    dry_run: DryRunOption = False,
-    json: JsonOption = False,
+    load_kernel_modules: bool = False,
+    root: str = "",
+    dev_root: str = "",
+    config: str = "",
+    dry_run: bool = False,
+    json: bool = False,
 ) -> None:
     roots = _roots(config, root, dev_root)
     _run(roots, json, dry_run, load_kernel_modules, True, "", control_devices)
@@ -50,12 +37,12 @@ def links_command(
     create_device_nodes: bool = False,
     create_all: Annotated[bool, typer.Option("--create-all", hidden=True)] = False,  # noqa: ARG001 - always so here
     dev_char_path: str = "",
-    load_kernel_modules: LoadOption = False,
-    root: RootOption = "",
-    dev_root: DevRootOption = "",
-    config: ConfigOption = "",
-    dry_run: DryRunOption = False,
-    json: JsonOption = False,
+    load_kernel_modules: bool = False,
+    root: str = "",
+    dev_root: str = "",
+    config: str = "",
+    dry_run: bool = False,
+    json: bool = False,
 ) -> None:
     roots = _roots(config, root, dev_root)
     _run(roots, json, dry_run, load_kernel_modules, create_device_nodes, dev_char_path)
@@ -69,13 +56,7 @@ def _roots(config: str, root: str, dev_root: str) -> Roots:
 
 
 def _run(
-    roots: Roots,
-    json: bool,
-    dry_run: bool,
-    load: bool,
-    make_nodes: bool,
-    directory: str,
-    control_only: bool = False,
+    roots: Roots, json: bool, dry_run: bool, load: bool, make_nodes: bool, directory: str, control_only: bool = False
 ) -> None:
     from ocigpu.gpus.nvidia.kmods import load_modules, missing_modules
 

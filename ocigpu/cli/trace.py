@@ -4,7 +4,6 @@ import sys
 from typing import Any
 
 from ocigpu.cli import show
-from ocigpu.cli.common import JsonOption
 from ocigpu.cli.timeline import (
     Phase,
     Start,
@@ -21,11 +20,7 @@ BAR = 24
 """Columns of a bar on a terminal."""
 
 
-def trace_command(
-    file: str,
-    container: str = "",
-    json: JsonOption = False,
-) -> None:
+def trace_command(file: str, container: str = "", json: bool = False) -> None:
     starts, unreadable = read_starts(file, container)
     if not starts:
         what = f"no start of container {quoted(container)}" if container else "no start of a container"

@@ -32,8 +32,10 @@ def test_every_command_has_a_page_and_every_page_a_command() -> None:
 def test_what_a_page_describes_is_there(name: str) -> None:
     page = read_page(name)
     parameters = COMMANDS[name].params
-    flags = {parameter.opts[0] for parameter in parameters if parameter.param_type_name == "option"}
-    assert {entry.flags[0] for entry in page.options.values()} <= flags
+    below = [command for path, command in COMMANDS.items() if path.startswith(f"{name} ") or name == PROGRAM]
+    flags = {part.opts[0] for command in (COMMANDS[name], *below) for part in command.params}
+    above = read_page(name.rpartition(" ")[0] or PROGRAM).options if name != PROGRAM else {}
+    assert {word.flags[0] for word in page.options.values() if word not in above.values()} <= flags
     texts = [parameter.help for parameter in parameters if parameter.param_type_name == "argument"]
     assert [entry.help for entry in page.arguments if entry.help not in texts] == []
     assert page.help
@@ -42,15 +44,20 @@ def test_what_a_page_describes_is_there(name: str) -> None:
 
 def test_a_page_becomes_help(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(manual, "DIRECTORY", str(tmp_path))
+    (tmp_path / "ocigpu.md").write_text("# ocigpu\n\n## Options of its commands\n\n- `--json`: JSON.\n")
+    (tmp_path / "a.md").write_text("# ocigpu a\n")
     (tmp_path / "a-b.md").write_text(
         "# ocigpu a b: Do it.\n\nDo it\nwell.\n\n## Arguments\n\n- `X|Y`: What.  [default: all]\n\n## Options\n\n"
-        "- `--long`, `-l` `N`: How\n  long.\n- `--dotted.name`: Yes.\n\n## Notes\n\nOne:\n\n    {list}\nTwo.\n\n"
+        "- `--long`, `-l` `N`: How\n  long.\n- `--dotted.name`: Yes.\n\n## Notes\n\nOne:\n\n    of things\nTwo.\n\n"
         "Three.\n\n## Examples\n\n    a b\n      c\n"
     )
-    page = read_page("a b", {"list": "of things"})
+    read_page.cache_clear()
+    page = read_page("a b")
+    read_page.cache_clear()
     assert (page.short, page.help) == ("Do it.", "Do it\nwell.")
     assert page.arguments == (Word((), "X|Y", "What.  [default: all]"),)
     assert page.options == {
+        "--json": Word(("--json",), None, "JSON."),
         "--long": Word(("--long", "-l"), "N", "How long."),
         "--dotted-name": Word(("--dotted.name",), None, "Yes."),
     }
