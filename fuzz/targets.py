@@ -37,8 +37,8 @@ from ocigpu.gpus.amd import facts as amd
 from ocigpu.gpus.ldcache import parse_ldcache
 from ocigpu.gpus.nvidia import gpus, nvml, procfs, require
 from ocigpu.gpus.nvidia.plan import make_plan
-from ocigpu.gpus.nvidia.request import parse_request
 from ocigpu.gpus.tegra import facts as tegra
+from ocigpu.gpus.vendors import parse_request
 from ocigpu.hook import check_command, split_options
 from ocigpu.provision import cgroups, compat, loader
 from ocigpu.system import proc

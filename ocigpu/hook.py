@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from ocigpu.core.actions import Plan
     from ocigpu.core.facts import HostFacts, ImageFacts
-    from ocigpu.gpus.nvidia.request import Request
+    from ocigpu.gpus.request import Request
     from ocigpu.provision.apply import Caller
     from ocigpu.provision.worker import Worker
 else:
@@ -207,7 +207,8 @@ def run_prestart(
     is the same.  ``caller``: the hook's process, if it is another than this one.
     Raises OcigpuError after everything begun was undone.
     """
-    from ocigpu.gpus.nvidia.request import check_without_cdi, parse_request
+    from ocigpu.gpus.request import check_without_cdi
+    from ocigpu.gpus.vendors import parse_request
 
     if trace := get_trace():
         trace.name(state_text)
@@ -237,11 +238,10 @@ def run_prestart(
     else:
         if ready:
             ready.worker.dismiss()
-        from ocigpu.gpus.cached import read_facts
-        from ocigpu.gpus.nvidia.plan import make_plan
+        from ocigpu.gpus.vendors import make_plan, read_facts
 
         with step("facts", settings.driver_root):
-            facts = read_facts(settings)
+            facts = read_facts(settings, request.vendor)
         with step("image", rootfs):
             image = read_rootfs_facts(rootfs, facts.driver_version)
         with step("plan"):

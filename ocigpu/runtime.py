@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from ocigpu.core.facts import HostFacts
     from ocigpu.entry.prepared import Task
-    from ocigpu.gpus.nvidia.request import Request
+    from ocigpu.gpus.request import Request
 
 LOOP_VARIABLE = "OCIGPU_RUNTIME_PID"
 TRACE_VARIABLE = "OCIGPU_TRACE"
@@ -124,7 +124,7 @@ def edit_bundle(arguments: Arguments, settings: Settings, stub: str, log: Log) -
     from ocigpu.bundle.document import check_can_have_gpus, read_config, write_config
     from ocigpu.bundle.edit import edit_config, take_back
     from ocigpu.core.config_json import DECLARED, get_object
-    from ocigpu.gpus.nvidia.request import parse_request
+    from ocigpu.gpus.vendors import parse_request
 
     where = os.path.join(arguments.bundle, arguments.config)
     with step("read-config", where):
@@ -200,11 +200,10 @@ def _answer(request: "Request", settings: Settings, read: "list[HostFacts]") -> 
     The facts that were read for it are put into ``read``.
     """
     from ocigpu.bundle.edit import rule_entries
-    from ocigpu.gpus.cached import read_facts
-    from ocigpu.gpus.nvidia.plan import make_plan
+    from ocigpu.gpus.vendors import make_plan, read_facts
 
     with step("facts", settings.driver_root):
-        read.append(read_facts(settings))
+        read.append(read_facts(settings, request.vendor))
     with step("plan"):
         plan = make_plan(read[0], request, settings)
     return {"rules": rule_entries(plan), "groups": plan.groups(), "granted": (*plan.gpus, *plan.mig_devices)}
@@ -227,7 +226,7 @@ def inject_devices(config: "dict[str, Any]", request: "Request", settings: Setti
     from ocigpu.bundle.inject import inject
     from ocigpu.cdi.registry import read_registry
     from ocigpu.core.errors import CdiError, HostError
-    from ocigpu.gpus.vendors import stale_reasons
+    from ocigpu.gpus.fingerprint import stale_reasons
 
     names = request.cdi_devices
     with step("read-specifications", ", ".join(settings.cdi_spec_dirs)):
@@ -236,10 +235,10 @@ def inject_devices(config: "dict[str, Any]", request: "Request", settings: Setti
         resolved = registry.resolve(names)
     if request.capabilities or request.requirements:
         from ocigpu.cdi.conditions import check_conditions
-        from ocigpu.gpus.cached import read_facts
+        from ocigpu.gpus.vendors import read_facts
 
         with step("conditions"):
-            notes = check_conditions(request, resolved.specs, lambda: read_facts(settings))
+            notes = check_conditions(request, resolved.specs, lambda: read_facts(settings, request.vendor))
         for note in notes:
             log.write("warning", note)
     stale = []

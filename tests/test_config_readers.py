@@ -20,7 +20,8 @@ from ocigpu.bundle.document import KEYS, fold_key, parse_config
 from ocigpu.core.config_json import get_list, get_object, get_rules
 from ocigpu.core.errors import OcigpuError, SpecError
 from ocigpu.core.settings import Settings
-from ocigpu.gpus.nvidia.request import Request, parse_request
+from ocigpu.gpus.request import Request
+from ocigpu.gpus.vendors import parse_request
 
 DOCUMENTS = 8_000
 SETTINGS = Settings(

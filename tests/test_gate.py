@@ -14,7 +14,8 @@ from ocigpu.core.actions import Node
 from ocigpu.core.errors import RequestError
 from ocigpu.core.facts import ImageFacts, facts_from_json
 from ocigpu.core.settings import Settings
-from ocigpu.gpus.nvidia.request import Request, parse_request
+from ocigpu.gpus.request import Request
+from ocigpu.gpus.vendors import parse_request
 
 DEVICES = "NVIDIA_VISIBLE_DEVICES"
 KEY = "cdi.k8s.io/plugin_0"

@@ -18,7 +18,7 @@ from ocigpu.core.config_json import DECLARED
 from ocigpu.core.facts import DeviceNode, HostFacts, facts_from_json
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.nvidia.plan import make_plan
-from ocigpu.gpus.nvidia.request import parse_request
+from ocigpu.gpus.vendors import parse_request
 from ocigpu.system import groups
 from ocigpu.system.groups import KEEP_GROUPS, fit_groups, missing_groups
 

@@ -20,7 +20,7 @@ from ocigpu.core.errors import OcigpuError
 from ocigpu.core.settings import Settings
 from ocigpu.core.tokens import MOUNT_DIRECTORIES
 from ocigpu.entry import pass_through as passing
-from ocigpu.gpus.nvidia.request import parse_request
+from ocigpu.gpus.vendors import parse_request
 from ocigpu.system import store as cache
 from ocigpu.system.settings_file import read_settings
 

@@ -17,7 +17,7 @@ from ocigpu.core.errors import HostError, OcigpuError, RequestError
 from ocigpu.core.facts import DeviceNode, HostFacts, ImageFacts, facts_from_json
 from ocigpu.core.settings import CAPABILITIES, Settings
 from ocigpu.gpus.nvidia.plan import make_plan
-from ocigpu.gpus.nvidia.request import Request
+from ocigpu.gpus.request import Request
 
 HOSTS = Path(__file__).parent / "bundles/hosts"
 NAMES = sorted(path.stem for path in HOSTS.glob("*.json"))

@@ -12,9 +12,9 @@ import pytest
 from ocigpu.core.errors import RequestError
 from ocigpu.core.facts import Gpu, HostFacts
 from ocigpu.core.settings import Settings
-from ocigpu.gpus.nvidia.request import parse_request
 from ocigpu.gpus.nvidia.require import check_requirements, parse_requirement
 from ocigpu.gpus.nvidia.selection import select_devices
+from ocigpu.gpus.vendors import parse_request
 
 PAGE = Path(__file__).parents[1] / "docs/VENDOR.md"
 DEVICES = "NVIDIA_VISIBLE_DEVICES"

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ocigpu.core.settings import Settings
-    from ocigpu.gpus.nvidia.request import Request
+    from ocigpu.gpus.request import Request
 
 VIEW_PREFIX = "view-"
 MAX_VIEWS = 1024
@@ -152,12 +152,11 @@ def find_declared(root_fd: int, request: "Request", settings: "Settings") -> Dec
 
 def _make_declared(root_fd: int, request: "Request", settings: "Settings") -> Declared:
     from ocigpu.bundle.from_plan import declare
-    from ocigpu.gpus.cached import read_facts
-    from ocigpu.gpus.nvidia.plan import make_plan
+    from ocigpu.gpus.vendors import make_plan, read_facts
     from ocigpu.provision.image import read_image_facts
 
     with step("facts", settings.driver_root):
-        facts = read_facts(settings)
+        facts = read_facts(settings, request.vendor)
     with step("image"):
         image = read_image_facts(root_fd, facts.driver_version)
     with step("plan"):

@@ -2,7 +2,7 @@
 
 from ocigpu.core.errors import HostError, OcigpuError, RequestError, printable, quoted
 from ocigpu.core.gate import CAPABILITIES_ANNOTATION, is_gpu_of_nvidia
-from ocigpu.gpus.nvidia.request import Request
+from ocigpu.gpus.request import Request
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

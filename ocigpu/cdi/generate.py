@@ -9,8 +9,8 @@ from ocigpu.cdi.versions import is_older, minimum_version, requirements
 from ocigpu.core.errors import CdiError, printable
 from ocigpu.core.gate import CAPABILITIES_ANNOTATION, permitted_capabilities
 from ocigpu.core.settings import CAPABILITIES
-from ocigpu.gpus.fingerprint import ANNOTATION, fingerprint_text
-from ocigpu.gpus.vendors import find_mode, read_fingerprint
+from ocigpu.gpus.fingerprint import ANNOTATION, fingerprint_text, read_fingerprint
+from ocigpu.gpus.vendors import find_mode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from ocigpu.cdi.generate import Generated, generate_all
 from ocigpu.cdi.write import target_of, with_suffix, write_spec
 from ocigpu.core.errors import CdiError, OcigpuError
 from ocigpu.core.settings import Settings
+from ocigpu.gpus.fingerprint import stale_reasons
 from ocigpu.gpus.offer import GenerateOptions
-from ocigpu.gpus.vendors import stale_reasons
 from ocigpu.system.files import lock
 from ocigpu.system.store import open_lock
 

@@ -18,10 +18,10 @@ from ocigpu.cdi.refresh import DEFAULT_OUTPUT, refresh
 from ocigpu.cdi.write import target_of
 from ocigpu.core.errors import OcigpuError, SettingsError, printable
 from ocigpu.core.settings import DEFAULT_PATH, Settings
-from ocigpu.gpus.fingerprint import explain_changes
+from ocigpu.gpus.fingerprint import explain_changes, read_fingerprint
 from ocigpu.gpus.offer import GenerateOptions
 from ocigpu.gpus.tree import find_roots
-from ocigpu.gpus.vendors import VENDORS, read_fingerprint
+from ocigpu.gpus.vendors import VENDORS
 from ocigpu.system.service import Backoff, ServiceLog, Signals, file_state, notify_service_manager
 from ocigpu.system.settings_file import read_settings
 

@@ -24,8 +24,7 @@ from ocigpu.cli.common import load_settings
 from ocigpu.core.cdi_names import is_qualified
 from ocigpu.core.errors import CdiError, OcigpuError, UsageError, printable, quoted
 from ocigpu.core.settings import Settings
-from ocigpu.gpus.fingerprint import ANNOTATION
-from ocigpu.gpus.vendors import stale_reasons
+from ocigpu.gpus.fingerprint import ANNOTATION, stale_reasons
 
 STANDARD_INPUT = "-"
 

@@ -192,7 +192,7 @@ def _collisions(path: str, settings: Settings) -> list[str]:
 @takes_generate_options
 def diff_command(request: GenerateRequest, file: str = DEFAULT_OUTPUT, json: bool = False) -> None:
     from ocigpu.cdi.generate import generate
-    from ocigpu.gpus.vendors import stale_reasons
+    from ocigpu.gpus.fingerprint import stale_reasons
 
     old = read_valid_spec(file)
     with show.told_when_slow("still reading this host's devices: NVML can take a while to answer"):

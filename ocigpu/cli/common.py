@@ -22,13 +22,16 @@ def load_settings(config: str, root: str = "") -> Settings:
     return settings._replace(driver_root=os.path.abspath(root), simulation_root="") if root else settings
 
 
-def load_facts(settings: Settings, recorded: str = "") -> HostFacts:
-    """Return the facts of the host, or those of the file ``recorded``; raises HostError."""
+def load_facts(settings: Settings, recorded: str = "", vendor: str = "") -> HostFacts:
+    """Return the facts of the host, or those of the file ``recorded``; raises HostError.
+
+    ``vendor``: whose devices they are about, "" for the first whose driver is here.
+    """
     if recorded:
         return _read_recorded_facts(recorded)
-    from ocigpu.gpus.nvidia.discover import read_host_facts
+    from ocigpu.gpus.vendors import load_vendor, read_host_facts
 
-    return read_host_facts(settings)
+    return load_vendor(vendor).read_now(settings) if vendor else read_host_facts(settings)
 
 
 def _read_recorded_facts(path: str) -> HostFacts:

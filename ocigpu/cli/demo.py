@@ -29,7 +29,8 @@ from ocigpu.core.settings import Settings
 from ocigpu.gpus.nvidia.devices import GPU_MAJOR
 from ocigpu.gpus.nvidia.discover import read_host_facts
 from ocigpu.gpus.nvidia.plan import make_plan
-from ocigpu.gpus.nvidia.request import Request, parse_request
+from ocigpu.gpus.request import Request
+from ocigpu.gpus.vendors import parse_request
 from ocigpu.provision.image import read_rootfs_facts
 from ocigpu.system.proc import read_mounts
 from ocigpu.system.settings_file import read_settings

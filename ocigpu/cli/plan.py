@@ -19,8 +19,9 @@ from ocigpu.core.actions import Plan, plan_to_json
 from ocigpu.core.errors import UsageError, printable, quoted
 from ocigpu.core.facts import HostFacts, ImageFacts, to_data
 from ocigpu.core.settings import MODES, Settings
-from ocigpu.gpus.nvidia.plan import make_plan
-from ocigpu.gpus.nvidia.request import DEVICES_VARIABLE, Request, parse_request
+from ocigpu.gpus.nvidia.request import DEVICES_VARIABLE
+from ocigpu.gpus.request import Request
+from ocigpu.gpus.vendors import make_plan, parse_request
 
 CAPABILITIES_VARIABLE = "NVIDIA_DRIVER_CAPABILITIES"
 
@@ -61,7 +62,7 @@ def plan_command(
         return
     from ocigpu.containers.planned import image_facts, why_not_spec
 
-    host = load_facts(settings, facts)
+    host = load_facts(settings, facts, request.vendor)
     image = image_facts(bundle, container, host) if bundle else ImageFacts()
     plan = make_plan(host, request, settings, image, "spec" if MODES[settings.mode] == "spec" else "hook")
     why_hook = ""

@@ -14,7 +14,8 @@ from ocigpu.containers.find import docker_directory
 from ocigpu.core.config_json import get_list, get_object
 from ocigpu.core.errors import OcigpuError
 from ocigpu.core.tokens import MOUNT_SOURCE
-from ocigpu.gpus.nvidia.request import DEVICES_VARIABLE, Request
+from ocigpu.gpus.nvidia.request import DEVICES_VARIABLE
+from ocigpu.gpus.request import Request
 from ocigpu.system.paths import open_in_root
 
 UNKNOWN = {

@@ -17,9 +17,9 @@ from ocigpu.containers.report import Process, find_holders
 from ocigpu.containers.rules import Number, changed_rules, read_allowed
 from ocigpu.core.actions import AllowDevice, Bind, Link, Node, Plan, Tmpfs
 from ocigpu.core.errors import OcigpuError, RequestError, quoted
-from ocigpu.gpus.nvidia.request import Request
-from ocigpu.gpus.nvidia.selection import select_devices
 from ocigpu.gpus.nvidia.views import PROC_DRIVER
+from ocigpu.gpus.request import Request
+from ocigpu.gpus.vendors import load_vendor
 from ocigpu.provision.apply import provision
 from ocigpu.provision.device_filter import FilterRule
 
@@ -244,7 +244,8 @@ def find_devices(live: Live, names: Sequence[str]) -> tuple[str, ...]:
     for name in names:
         if name in ("all", "none", "void", "") or "," in name:
             raise RequestError("OCIGPU-DEV-1", f"--gpu {quoted(name)}: name one GPU; several: --gpu A --gpu B")
-    selection = select_devices(Request(selection="list", devices=tuple(names), source="--gpu"), live.facts)
+    request = Request(selection="list", devices=tuple(names), source="--gpu")
+    selection = load_vendor(live.facts.vendor).select_devices(request, live.facts)
     return (*(gpu.uuid for gpu in selection.gpus), *(mig.uuid for _, mig in selection.mig_devices))
 
 

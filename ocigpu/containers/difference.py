@@ -17,7 +17,7 @@ from ocigpu.containers.report import read_mode
 from ocigpu.core.config_json import OUR_HOOK, get_list, get_object, get_rules
 from ocigpu.core.errors import OcigpuError, SpecError
 from ocigpu.core.settings import Settings
-from ocigpu.gpus.nvidia.request import parse_request
+from ocigpu.gpus.vendors import parse_request
 
 REPLACED_NOTE = (
     "the original is found by taking back what was added; what the edit had replaced (another hook for GPUs,"

@@ -23,7 +23,8 @@ from ocigpu.core.facts import HostFacts, ImageFacts
 from ocigpu.core.settings import CAPABILITIES, MODES, Settings
 from ocigpu.gpus.nvidia.libraries import TABLE
 from ocigpu.gpus.nvidia.plan import REQUIRED_SONAMES
-from ocigpu.gpus.nvidia.request import Request, parse_request
+from ocigpu.gpus.request import Request
+from ocigpu.gpus.vendors import parse_request
 from ocigpu.provision.image import COMPAT_DIR, has_compat, read_device
 from ocigpu.provision.inside import read_inside, status_inside
 from ocigpu.system.paths import open_in_root

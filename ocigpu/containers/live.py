@@ -24,8 +24,7 @@ from ocigpu.core.config_json import get_list
 from ocigpu.core.errors import OcigpuError
 from ocigpu.core.facts import DeviceNode, HostFacts, ImageFacts
 from ocigpu.core.settings import Settings
-from ocigpu.gpus.nvidia.plan import make_plan
-from ocigpu.gpus.nvidia.request import request_devices
+from ocigpu.gpus.vendors import load_vendor, make_plan
 from ocigpu.provision.apply import Caller
 from ocigpu.provision.container import LiveContainer, open_container
 from ocigpu.provision.device_filter import FilterRule, Policy
@@ -239,7 +238,8 @@ def plan_for(live: Live, devices: Sequence[str]) -> Plan:
     Raises OcigpuError for a device that cannot be given, and for a container that can have none.
     """
     check_can_have_gpus(live.config, f"{live.found.bundle}/config.json")
-    return make_plan(live.facts, request_devices(live.config, devices, live.settings), live.settings, live.image)
+    request = load_vendor(live.facts.vendor).request_devices(live.config, devices, live.settings)
+    return make_plan(live.facts, request, live.settings, live.image)
 
 
 def _nodes(plan: Plan) -> list[Node]:

@@ -27,8 +27,8 @@ from ocigpu.core.errors import SpecError
 from ocigpu.core.facts import HostFacts, ImageFacts
 from ocigpu.core.settings import MODES, Settings
 from ocigpu.entry.prepared import PREFIX as EARLY_PREFIX
-from ocigpu.gpus.nvidia.plan import make_plan
-from ocigpu.gpus.nvidia.request import Request, parse_request
+from ocigpu.gpus.request import Request
+from ocigpu.gpus.vendors import make_plan, parse_request
 from ocigpu.provision.image import read_image_facts
 from ocigpu.system.store import SYSTEM_DIRECTORY
 

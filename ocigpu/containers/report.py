@@ -15,7 +15,8 @@ from ocigpu.core.errors import OcigpuError, SpecError
 from ocigpu.core.facts import DeviceNode, HostFacts
 from ocigpu.core.gate import is_gpu_of_nvidia
 from ocigpu.core.settings import Settings
-from ocigpu.gpus.nvidia.request import Request, parse_request
+from ocigpu.gpus.request import Request
+from ocigpu.gpus.vendors import parse_request
 from ocigpu.provision.image import read_device
 from ocigpu.system.proc import read_cgroup
 

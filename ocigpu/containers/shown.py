@@ -20,9 +20,9 @@ from ocigpu.core.config_json import get_list, get_object, has_user_namespace
 from ocigpu.core.errors import OcigpuError
 from ocigpu.core.facts import DeviceNode, HostFacts, ImageFacts, MigDevice, mig_capability_paths
 from ocigpu.core.settings import Settings
-from ocigpu.gpus.nvidia.plan import make_plan
-from ocigpu.gpus.nvidia.request import Request, parse_request
 from ocigpu.gpus.nvidia.views import PROC_DRIVER
+from ocigpu.gpus.request import Request
+from ocigpu.gpus.vendors import make_plan, parse_request
 from ocigpu.provision.container import LiveContainer
 from ocigpu.provision.device_filter import Policy
 from ocigpu.system import proc
@@ -94,7 +94,7 @@ def plan_shown(
     own = read_mode(config) == "hook"
     settings = _settings_of_hook(config, settings) if own else settings
     request = parse_request(config, settings, bundle)
-    if request.selection in ("nothing", "cdi"):
+    if request.selection in ("nothing", "cdi") or request.vendor != facts.vendor:
         return None
     plan = make_plan(facts, request, settings, image)
     narrowed = _Look(inside, config, facts, rules, mounts, own).narrow(request, plan)

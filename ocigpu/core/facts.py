@@ -156,6 +156,11 @@ class HostFacts(NamedTuple):
     proc_capabilities: bool = False
     notes: tuple[str, ...] = ()
 
+    @property
+    def vendor(self) -> str:
+        """The vendor whose driver this is, by its name in :mod:`ocigpu.gpus.vendors`."""
+        return "nvidia"
+
 
 class ImageFacts(NamedTuple):
     """What decides where things go in a container: read from its root by :mod:`ocigpu.provision.image`.

@@ -16,7 +16,8 @@ from ocigpu.core.config_json import get_list, get_object
 from ocigpu.core.errors import OcigpuError, printable
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.nvidia.discover import read_host_facts
-from ocigpu.gpus.nvidia.request import Request, parse_request
+from ocigpu.gpus.request import Request
+from ocigpu.gpus.vendors import parse_request
 
 SECONDS = 15.0
 MAX_CONTAINERS = 200

@@ -13,7 +13,7 @@ from ocigpu.doctor.host import Host
 from ocigpu.doctor.records import Evidence, Finding, not_checked, ok
 from ocigpu.doctor.spec_files import SpecFile
 from ocigpu.doctor.table import say
-from ocigpu.gpus.vendors import stale_reasons
+from ocigpu.gpus.fingerprint import stale_reasons
 
 SHOWN = 4
 _GPU_NODE = re.compile(r"/dev/(nvidia[0-9]+|dxg|nvidia-caps/nvidia-cap[0-9]+|nvhost-|nvmap|dri/)")

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from ocigpu.core.facts import HostFacts
     from ocigpu.core.settings import Settings
-    from ocigpu.gpus.nvidia.request import Request
+    from ocigpu.gpus.request import Request
     from ocigpu.hook import Ready
     from ocigpu.provision.apply import Caller
 else:
@@ -203,8 +203,7 @@ def _prepare(task: Task) -> "Ready | None":
         os.environ[name] = value
     from ocigpu.core.config_json import rootfs_path
     from ocigpu.core.errors import OcigpuError
-    from ocigpu.gpus.cached import read_facts
-    from ocigpu.gpus.nvidia.plan import make_plan
+    from ocigpu.gpus.vendors import make_plan, read_facts
     from ocigpu.hook import Ready
     from ocigpu.provision.apply import start_worker
     from ocigpu.provision.image import read_rootfs_facts
@@ -213,7 +212,7 @@ def _prepare(task: Task) -> "Ready | None":
         facts = task.facts
         if facts is None:
             with step("facts", task.settings.driver_root):
-                facts = read_facts(task.settings)
+                facts = read_facts(task.settings, task.request.vendor)
         rootfs = rootfs_path(task.config, task.bundle)
         with step("image", rootfs):
             image = read_rootfs_facts(rootfs, facts.driver_version)

@@ -114,9 +114,8 @@ def read_stamp(settings: Settings) -> str:
 
 def _key(settings: Settings) -> str:
     """Return a line that says for which program, boot and state of the driver facts hold; ends with the settings'."""
-    from ocigpu.gpus.fingerprint import fingerprint_text
+    from ocigpu.gpus.fingerprint import fingerprint_text, read_fingerprint
     from ocigpu.gpus.nvidia.files import read_firmware_parameter  # rarely needed: see the notes
-    from ocigpu.gpus.vendors import read_fingerprint
 
     firmware = read_firmware_parameter(find_roots(settings).sys)
     return f"{_begin_of_key()} firmware={firmware} {fingerprint_text(read_fingerprint('nvidia', settings))}"

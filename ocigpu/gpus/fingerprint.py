@@ -6,9 +6,16 @@ wake a GPU.  The boot id is not part of it: what was true before a reboot is tru
 
 from binascii import crc32
 
+from ocigpu.core.errors import quoted
+from ocigpu.gpus.tree import settings_digest
+from ocigpu.gpus.vendors import VENDORS, load_vendor
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
+    from typing import Any
+
+    from ocigpu.core.settings import Settings
 
     Fingerprint = tuple[tuple[str, str], ...]
 
@@ -71,3 +78,33 @@ def _explain(key: str, old: str, new: str) -> str:
 
 def _count(value: str) -> str:
     return value.partition("-")[0] or "none"
+
+
+def read_fingerprint(source: str, settings: "Settings") -> "Fingerprint":
+    """Return (key, value) pairs that change when what this source of devices tells may have changed.
+
+    The first pair is ("source", source), the last one stands for the settings.  Values are "" where there is nothing
+    (an absent driver is no error) and never hold white space.  A source that there is not has these two pairs only.
+    Raises HostError (OCIGPU-HOST-3) when a file of the driver is there and cannot be read.
+    """
+    pairs = load_vendor(source).read_fingerprint(settings) if source in VENDORS else ()
+    return (("source", source), *pairs, ("settings", settings_digest(settings)))
+
+
+def stale_reasons(annotations: "Mapping[str, Any]", settings: "Settings") -> tuple[str, ...]:
+    """Return why a specification with these annotations no longer fits the host; () when it does.
+
+    One without our annotation is not ours: ().  One that was made with other settings is only said to be that: what
+    else differs was read from somewhere else.  Raises HostError as :func:`read_fingerprint` does.
+    """
+    text = annotations.get(ANNOTATION)
+    if text is None:
+        return ()
+    old = parse_fingerprint(text) if isinstance(text, str) else ()
+    if not old:
+        return (f"its annotation {ANNOTATION} cannot be understood: {quoted(str(text))}",)
+    source = old[0][1]
+    if source not in VENDORS:
+        return (f"its devices are of a source that this version does not know: {quoted(source)}",)
+    changes = explain_changes(old, read_fingerprint(source, settings))
+    return (_SENTENCES["settings"],) if _SENTENCES["settings"] in changes else changes

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+KEPT = "nvidia"
+"""The vendor of whose devices facts are kept; of others they are read in a moment."""
 SPARE = 64
 """Files of other questions of a kind that may stay."""
 MAX_QUESTION = 8192
@@ -28,9 +30,11 @@ def find_answer(
 ) -> "dict[str, Any]":
     """Return what ``make`` does, or what it did for an equal question while the host's facts were what they are now.
 
-    ``kind``: beginning of the files' names; ``about``: what besides settings and facts the answer depends on, told
-    apart by its repr.  The answer is JSON data; tuples in it come back as lists.  ``make`` reads the facts itself.
+    ``kind``: beginning of the files' names; ``about``: the request, and what besides settings and facts the answer
+    depends on, told apart by its repr.  The answer is JSON data; tuples in it come back as lists.  ``make`` reads the facts itself.
     """
+    if about[0].vendor != KEPT:
+        return make()
     question = repr((__version__, about, settings))
     cache_fd = open_cache(True, settings.simulation_root) if len(question) <= MAX_QUESTION else -1
     if cache_fd < 0:

@@ -1,79 +1,98 @@
-"""Every source of devices: its folder, and what its specifications and cached facts depend on."""
+"""Every source of devices: its folder; and what a container's request, facts and plan are, whoever's devices it wants.
 
-from ocigpu.core.errors import quoted
-from ocigpu.core.settings import Settings
-from ocigpu.gpus.fingerprint import _SENTENCES, ANNOTATION, explain_changes, parse_fingerprint
-from ocigpu.gpus.tree import settings_digest
+Light: every start of a container loads it.
+"""
+
+from ocigpu.core.errors import HostError
 
 TYPE_CHECKING = False
-
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from typing import Any
 
-    from ocigpu.gpus.fingerprint import Fingerprint
+    from ocigpu.core.actions import Plan
+    from ocigpu.core.facts import HostFacts, ImageFacts
+    from ocigpu.core.settings import Settings
+    from ocigpu.gpus.request import Request
     from ocigpu.gpus.vendor import Vendor
 
 VENDORS = {
-    "nvidia": "nvidia",
-    "amd": "amd",
-    "vfio": "vfio",
-    "csv": "tegra",
-    "wsl": "wsl",
+    "nvidia": ("nvidia", "NVIDIA_VISIBLE_DEVICES"),
+    "amd": ("amd", "AMD_VISIBLE_DEVICES"),
+    "vfio": ("vfio", ""),
+    "csv": ("tegra", ""),
+    "wsl": ("wsl", ""),
 }
-"""The folder of each source of devices."""
+"""The folder of each source of devices, and the variable by which containers ask for its devices."""
+FIRST = "nvidia"
+"""Whose variables are always read: old images ask without the variable, and mounts and annotations are in its form."""
 
 
 def load_vendor(name: str) -> "Vendor":
     """Return a source of devices by its name; raises KeyError for one that there is not."""
-    vendor: Vendor = __import__(f"ocigpu.gpus.{VENDORS[name]}", None, None, ("VENDOR",)).VENDOR
+    vendor: Vendor = __import__(f"ocigpu.gpus.{VENDORS[name][0]}", None, None, ("VENDOR",)).VENDOR
     return vendor
 
 
-def all_vendors() -> "list[Vendor]":
-    """Return every source of devices."""
-    return [load_vendor(name) for name in VENDORS]
+def parse_request(config: "dict[str, Any]", settings: "Settings", bundle: str = "") -> "Request":
+    """Return what the container of this config.json (a raw document) asks for; of one vendor, the first in the table.
+
+    Raises RequestError for what cannot be understood or is refused; see the parse_request of each vendor's folder.
+    """
+    request = load_vendor(FIRST).parse_request(config, settings, bundle)
+    process = config.get("process") if isinstance(config, dict) else None
+    env = process.get("env") if isinstance(process, dict) else None
+    texts = [text for text in env if isinstance(text, str)] if isinstance(env, list) else []
+    for name, (_, variable) in VENDORS.items():
+        if not variable or name == FIRST or not any(text.startswith(f"{variable}=") for text in texts):
+            continue
+        if request.selection == "nothing":
+            other = load_vendor(name).parse_request(config, settings, bundle)
+            request = other._replace(notes=(*request.notes, *other.notes))
+        else:
+            request = request._replace(notes=(*request.notes, f"{variable} ignored: {request.source} comes first"))
+    return request
 
 
-def find_mode(mode: str, kind_vendor: str, settings: Settings) -> "tuple[str, Vendor]":
+def read_facts(settings: "Settings", vendor: str) -> "HostFacts":
+    """Return the facts of the host about a vendor's devices; raises HostError."""
+    return load_vendor(vendor).read_facts(settings)
+
+
+def read_host_facts(settings: "Settings") -> "HostFacts":
+    """Return the facts of the host about the first vendor whose driver it has; raises HostError without any."""
+    others = [load_vendor(name) for name, (_, variable) in VENDORS.items() if variable and name != FIRST]
+    try:
+        return load_vendor(FIRST).read_now(settings)
+    except HostError:
+        for vendor in others:
+            if vendor.has_driver(settings):
+                return vendor.read_now(settings)
+        raise
+
+
+def make_plan(
+    facts: "HostFacts",
+    request: "Request",
+    settings: "Settings",
+    image: "ImageFacts | None" = None,
+    mode: str = "hook",
+) -> "Plan":
+    """Return what must be done for a container that makes this request on this host.
+
+    Raises RequestError and HostError; see the make_plan of each vendor's folder.
+    """
+    return load_vendor(request.vendor).make_plan(facts, request, settings, image, mode)
+
+
+def find_mode(mode: str, kind_vendor: str, settings: "Settings") -> "tuple[str, Vendor]":
     """Return the mode of a specification, with its source: "auto" is what suits this host's platform.
 
     ``kind_vendor``: vendor part of the kind that was asked for; that of another vendor's devices decides.
     """
-    vendors = all_vendors()
+    vendors = [load_vendor(name) for name in VENDORS]
     for vendor in vendors:
         if kind_vendor.lower() in vendor.kinds:
             return vendor.modes[0], vendor
     if mode == "auto":
         mode = next((vendor.modes[0] for vendor in reversed(vendors) if vendor.is_here(settings)), "nvml")
     return mode, next(vendor for vendor in vendors if mode in vendor.modes)
-
-
-def read_fingerprint(source: str, settings: Settings) -> "Fingerprint":
-    """Return (key, value) pairs that change when what this source of devices tells may have changed.
-
-    The first pair is ("source", source), the last one stands for the settings.  Values are "" where there is nothing
-    (an absent driver is no error) and never hold white space.  A source that there is not has these two pairs only.
-    Raises HostError (OCIGPU-HOST-3) when a file of the driver is there and cannot be read.
-    """
-    pairs = load_vendor(source).read_fingerprint(settings) if source in VENDORS else ()
-    return (("source", source), *pairs, ("settings", settings_digest(settings)))
-
-
-def stale_reasons(annotations: "Mapping[str, Any]", settings: Settings) -> tuple[str, ...]:
-    """Return why a specification with these annotations no longer fits the host; () when it does.
-
-    One without our annotation is not ours: ().  One that was made with other settings is only said to be that: what
-    else differs was read from somewhere else.  Raises HostError as :func:`read_fingerprint` does.
-    """
-    text = annotations.get(ANNOTATION)
-    if text is None:
-        return ()
-    old = parse_fingerprint(text) if isinstance(text, str) else ()
-    if not old:
-        return (f"its annotation {ANNOTATION} cannot be understood: {quoted(str(text))}",)
-    source = old[0][1]
-    if source not in VENDORS:
-        return (f"its devices are of a source that this version does not know: {quoted(source)}",)
-    changes = explain_changes(old, read_fingerprint(source, settings))
-    return (_SENTENCES["settings"],) if _SENTENCES["settings"] in changes else changes

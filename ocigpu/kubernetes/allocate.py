@@ -16,7 +16,8 @@ from ocigpu.core.gate import PARTS
 from ocigpu.core.settings import Settings
 from ocigpu.core.tokens import MOUNT_DIRECTORIES
 from ocigpu.gpus.nvidia.plan import make_plan
-from ocigpu.gpus.nvidia.request import DEVICES_VARIABLE, IMEX_VARIABLE, Request, default_capabilities
+from ocigpu.gpus.nvidia.request import DEVICES_VARIABLE, IMEX_VARIABLE, default_capabilities
+from ocigpu.gpus.request import Request
 from ocigpu.kubernetes.config import CDI_STRATEGIES, Configuration, PluginOptions
 from ocigpu.kubernetes.devices import PluginDevice, Resource
 from ocigpu.kubernetes.mps import CONTAINER_ROOT, PIPE_VARIABLE, mps_directories

@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 
 import ocigpu
 from ocigpu.core.errors import OcigpuError, quoted
+from ocigpu.gpus.vendors import load_vendor
 from ocigpu.sim.files import write_file, write_files
 from ocigpu.sim.kernel_files import write_kernel
 from ocigpu.sim.libraries import Built, build, library_triplet
 from ocigpu.sim.marker import read_marker, write_marker
 from ocigpu.sim.models import SimGpu, cuda_version_of, describe_mig, find_model, make_gpus, sim_error
-from ocigpu.sim.nodes import Majors, choose_first_card, choose_majors, link_dri_by_path, make_nodes, plan_nodes
+from ocigpu.sim.nodes import Majors, SimNode, choose_first_card, choose_majors, link_dri_by_path, make_nodes, plan_nodes
 from ocigpu.sim.user_files import make_sockets, write_firmware, write_ldcache
 
 _VERSION = re.compile(r"[1-9][0-9]{2}\.[0-9]{1,3}(\.[0-9]{1,2})?")
@@ -54,7 +55,9 @@ def create_host(
         check_names(faults)
     chosen = find_model(model)
     version = driver_version or chosen.driver_version
-    if not _VERSION.fullmatch(version):
+    if chosen.vendor != "nvidia" and (faults or mig or version != chosen.driver_version):
+        raise sim_error(f"model {chosen.key}: only nodes and sysfs are simulated: no MIG devices, faults and versions")
+    if chosen.vendor == "nvidia" and not _VERSION.fullmatch(version):
         raise sim_error(f"driver version {quoted(version)}: not like {chosen.driver_version}")
     machines = make_gpus(chosen, gpus, mig)
     target = _check_target(directory)
@@ -128,6 +131,11 @@ def _make_host(
 ) -> None:
     majors = choose_majors(gpus[0])
     first_card = choose_first_card()
+    if gpus[0].model.vendor != "nvidia":
+        say("making device nodes and /sys")
+        write_marker(root, _make_other(root, gpus, majors.uvm, first_card, parts))
+        write_file(root / "config.toml", render_config(str(target)))
+        return
     say("compiling the driver's libraries and programs")
     built = build(root, str(target), gpus, version, majors.caps, compat32=parts.compat32)
     say("making device nodes, /proc and /sys")
@@ -149,6 +157,36 @@ def _make_host(
         write_ldcache(root)
     write_file(root / "config.toml", render_config(str(target)))
     write_marker(root, _describe(gpus, version, majors, built, parts, real, socket_names))
+
+
+def _make_other(root: Path, gpus: tuple[SimGpu, ...], major: int, first_card: int, parts: _Parts) -> dict[str, Any]:
+    """Make what the driver of another vendor shows of its GPUs; returns the marker's content."""
+    model = gpus[0].model
+    made = load_vendor(model.vendor).simulate(len(gpus), model.device_id, first_card, major)
+    for path, text in made.files.items():
+        write_file(root / path, text)
+    for path, target in made.links.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).symlink_to(target)
+    real = make_nodes(root, [SimNode(*node) for node in made.nodes], real=parts.nodes)
+    for path, gid in made.groups.items() if real else ():
+        os.chown(root / path, 0, gid)
+    for name in ("run", "tmp", "proc", "etc"):
+        (root / name).mkdir()
+    return {
+        "simulated": True,
+        "version": ocigpu.__version__,
+        "model": model.key,
+        "product": model.name,
+        "driver_version": model.driver_version,
+        "cuda_version": "",
+        "nodes": "real" if real else "stand-in",
+        "majors": {path.rpartition("/")[2]: number for path, number, *_ in made.nodes[:1]},
+        "libraries": [],
+        "binaries": [],
+        "gpus": [{**gpu, "name": model.name, "mig_enabled": False, "mig_devices": []} for gpu in made.gpus],
+        "notes": [],
+    }
 
 
 def render_config(directory: str) -> str:

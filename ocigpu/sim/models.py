@@ -67,6 +67,7 @@ class Model:
     nvlinks: int = 0
     nvlink_group: int = 0
     cluster: bool = False
+    vendor: str = "nvidia"
 
     @property
     def compute_slices(self) -> int:

@@ -16,7 +16,7 @@ from ocigpu.cdi.conditions import check_conditions, find_gpus
 from ocigpu.core.errors import HostError, RequestError
 from ocigpu.core.facts import HostFacts, facts_from_json
 from ocigpu.core.gate import CAPABILITIES_ANNOTATION
-from ocigpu.gpus.nvidia.request import Request
+from ocigpu.gpus.request import Request
 
 HOSTS = Path(__file__).parents[1] / "bundles/hosts"
 A100 = facts_from_json(json.loads((HOSTS / "a100-8.json").read_text()))

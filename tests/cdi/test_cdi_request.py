@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from ocigpu.core.errors import OcigpuError, RequestError
 from ocigpu.core.settings import Settings
 from ocigpu.core.tokens import MAX_TOKENS
-from ocigpu.gpus.nvidia.request import MAX_VALUE, Request, check_without_cdi, parse_request
+from ocigpu.gpus.nvidia.request import MAX_VALUE
+from ocigpu.gpus.request import Request, check_without_cdi
+from ocigpu.gpus.vendors import parse_request
 from ocigpu.hook import run_prestart
 
 DEVICES = "NVIDIA_VISIBLE_DEVICES"

@@ -33,8 +33,8 @@ from ocigpu.entry.cdi_hook_plan import DriverProc, HookFacts, plan_hooks
 from ocigpu.gpus.nvidia.offers import offer_gpus
 from ocigpu.gpus.nvidia.plan import make_plan
 from ocigpu.gpus.nvidia.procfs import ProcGpu
-from ocigpu.gpus.nvidia.request import Request
 from ocigpu.gpus.offer import NAME_STRATEGIES, GenerateOptions
+from ocigpu.gpus.request import Request
 from ocigpu.provision.image import ContainerNode
 from ocigpu.provision.loader import LoaderFacts
 

@@ -20,7 +20,8 @@ from ocigpu.entry.container_cli.configure import (
 from ocigpu.entry.container_cli.main import main
 from ocigpu.entry.container_cli.options import parse_options
 from ocigpu.gpus.nvidia.plan import make_plan
-from ocigpu.gpus.nvidia.request import Request, parse_request
+from ocigpu.gpus.request import Request
+from ocigpu.gpus.vendors import parse_request
 
 UUID = "GPU-4d4f434b-0000-0000-0000-000000000005"
 

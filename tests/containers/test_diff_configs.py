@@ -24,7 +24,7 @@ from ocigpu.containers.difference import REPLACED_NOTE, Change, find_original, l
 from ocigpu.core.config_json import get_list, get_object, get_rules
 from ocigpu.core.settings import Settings, parse_settings
 from ocigpu.gpus.nvidia.plan import make_plan
-from ocigpu.gpus.nvidia.request import parse_request
+from ocigpu.gpus.vendors import parse_request
 
 REPLACED = {
     "docker-device",  # a device of the same path

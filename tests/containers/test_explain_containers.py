@@ -18,7 +18,7 @@ from support.product import SimulatedHost
 from ocigpu.containers import child
 from ocigpu.containers.asked import tell_origin
 from ocigpu.containers.child import ask_child
-from ocigpu.gpus.nvidia.request import Request
+from ocigpu.gpus.request import Request
 
 pytestmark = [pytest.mark.root, pytest.mark.engine]
 

@@ -27,7 +27,7 @@ from ocigpu.core.actions import AllowDevice, Plan
 from ocigpu.core.errors import OcigpuError
 from ocigpu.gpus.cached import read_facts
 from ocigpu.gpus.nvidia.plan import make_plan
-from ocigpu.gpus.nvidia.request import parse_request
+from ocigpu.gpus.vendors import parse_request
 from ocigpu.provision import apply, operations
 from ocigpu.provision.image import read_rootfs_facts
 from ocigpu.system.settings_file import read_settings

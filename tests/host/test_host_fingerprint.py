@@ -8,8 +8,14 @@ import pytest
 from handmade_host import HostTree
 
 from ocigpu.core.settings import Settings
-from ocigpu.gpus.fingerprint import ANNOTATION, explain_changes, fingerprint_text, parse_fingerprint
-from ocigpu.gpus.vendors import read_fingerprint, stale_reasons
+from ocigpu.gpus.fingerprint import (
+    ANNOTATION,
+    explain_changes,
+    fingerprint_text,
+    parse_fingerprint,
+    read_fingerprint,
+    stale_reasons,
+)
 from ocigpu.sim.create import create_host
 from ocigpu.system.settings_file import read_settings
 

@@ -21,7 +21,7 @@ from ocigpu.core.settings import Settings
 from ocigpu.gpus import cached, kept
 from ocigpu.gpus.nvidia.discover import read_host_facts
 from ocigpu.gpus.nvidia.plan import make_plan
-from ocigpu.gpus.nvidia.request import Request
+from ocigpu.gpus.request import Request
 from ocigpu.provision.image import read_layout
 from ocigpu.sim.create import create_host
 from ocigpu.system.store import seal, unseal

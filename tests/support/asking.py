@@ -1,7 +1,8 @@
 """Requests as containers make them."""
 
 from ocigpu.core.settings import Settings
-from ocigpu.gpus.nvidia.request import Request, parse_request
+from ocigpu.gpus.request import Request
+from ocigpu.gpus.vendors import parse_request
 
 
 def request_from_variables(variables: dict[str, str], settings: Settings, privileged: bool = False) -> Request:

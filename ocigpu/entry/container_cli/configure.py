@@ -14,7 +14,8 @@ from ocigpu.core.gate import Asker, why_not
 from ocigpu.core.settings import CAPABILITIES, Settings
 from ocigpu.entry.container_cli.list import check_mig_capability
 from ocigpu.entry.container_cli.options import COMPAT_MODES
-from ocigpu.gpus.nvidia.request import MAX_REQUIREMENTS, WORDS, Request, check_permitted, check_tokens, pci_address
+from ocigpu.gpus.nvidia.request import MAX_REQUIREMENTS, WORDS, check_permitted, check_tokens, pci_address
+from ocigpu.gpus.request import Request
 from ocigpu.system.files import why_untrusted
 from ocigpu.system.log import step
 

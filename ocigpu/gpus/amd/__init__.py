@@ -8,4 +8,12 @@ VENDOR = Vendor(
     read_fingerprint=late("amd.facts:read_amd_fingerprint"),
     offer=late("amd.offers:offer"),
     kinds=("amd", "amd.com"),
+    has_driver=late("amd.facts:has_driver"),
+    parse_request=late("amd.request:parse_request"),
+    request_devices=late("amd.request:request_devices"),
+    select_devices=late("amd.plan:select_devices"),
+    read_facts=late("amd.facts:read_facts"),
+    read_now=late("amd.facts:read_facts"),
+    make_plan=late("amd.plan:make_plan"),
+    simulate=late("amd.simulated:simulate"),
 )

@@ -6,7 +6,8 @@ further partition of a GPU).  A partition slot that is not in use has DRM nodes 
 topology.
 """
 
-from ocigpu.core.facts import DeviceNode
+from ocigpu.core.errors import HostError
+from ocigpu.core.facts import DeviceNode, Gpu, HostFacts
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.fingerprint import digest
 from ocigpu.gpus.nvidia.devices import NodeReader
@@ -101,6 +102,56 @@ def read_amd_facts(roots: Roots, all_functions: bool = True) -> AmdFacts:
     return AmdFacts(tuple(gpus), _read_kfd(roots.sys, reader), unbound, tuple(reader.notes))
 
 
+class AmdHost(HostFacts):
+    """The facts as a plan, and whoever looks at a container, takes them; see :func:`describe_host`."""
+
+    __slots__ = ()
+
+    @property
+    def vendor(self) -> str:
+        return "amd"
+
+
+def has_driver(settings: Settings) -> bool:
+    """Return whether amdgpu is loaded."""
+    return bool(bound_addresses(find_roots(settings).sys, DRIVER))
+
+
+def read_facts(settings: Settings) -> HostFacts:
+    """Return the facts of the host for plans; raises HostError without amdgpu."""
+    roots = find_roots(settings)
+    facts = read_amd_facts(roots, all_functions=False)
+    if not facts.gpus:
+        raise HostError("OCIGPU-HOST-1", "amdgpu drives no PCI device", "Load the driver: modprobe amdgpu")
+    version = (read_text(f"{roots.sys}/module/{DRIVER}/version") or "").strip()  # of AMD's own package only
+    return describe_host(facts)._replace(
+        driver_root=roots.driver or "/", simulated=roots.simulated, driver_version=version
+    )
+
+
+def describe_host(facts: AmdFacts) -> HostFacts:
+    """Return the facts in the form that plans are made of.
+
+    A GPU's ``uuid`` is its unique id as in specifications, else its address; ``node`` its render node, ``minor`` that
+    node's.  ``proc_name`` is empty: nothing of procfs shows it.
+    """
+    gpus = []
+    for index, gpu in enumerate(facts.gpus):
+        render = next((node for node in gpu.nodes if node.container_path.startswith("/dev/dri/renderD")), None)
+        others = tuple(node for node in gpu.nodes if node is not render)
+        name = unique_name(gpu, facts.gpus) or gpu.address
+        error = "" if gpu.nodes else "it has no nodes below /dev/dri"
+        minor = render.minor if render else -1
+        gpus.append(Gpu(index, minor, name, normal_bus_id(gpu.address), node=render, drm_nodes=others, error=error))
+    control = (facts.kfd,) if facts.kfd else ()
+    return AmdHost(source="sysfs", gpus=tuple(gpus), control_nodes=control, notes=facts.notes)
+
+
+def nodes_of(gpu: Gpu) -> tuple[DeviceNode, ...]:
+    """Return the nodes of a GPU: card and render node."""
+    return (*gpu.drm_nodes, gpu.node) if gpu.node else gpu.drm_nodes
+
+
 def read_topology(sys: str) -> dict[int, KfdNode]:
     """Return the GPUs and partitions of KFD's topology by the minor of their render node; CPUs are not in it."""
     found: dict[int, KfdNode] = {}
@@ -174,3 +225,15 @@ def read_amd_fingerprint(settings: Settings) -> "Fingerprint":
         ("uuids", digest(f"{gpu.unique_id:x}" for gpu in facts.gpus)),
         ("nodes", digest(f"{node.container_path} {node[1:]}" for node in nodes)),
     )
+
+
+def unique_name(gpu: AmdGpu, gpus: tuple[AmdGpu, ...]) -> str:
+    """Return the GPU's unique id as a name, "" without one; no two GPUs get the same."""
+    if not gpu.unique_id:
+        return ""
+    name = f"0x{gpu.unique_id:x}"
+    sharing = [other for other in gpus if other.unique_id == gpu.unique_id]
+    if len(sharing) == 1:
+        return name
+    # partitions of one GPU; boards whose unique ids are equal are told apart by nothing but their address
+    return f"{name}:{gpu.partition}" if len({other.address for other in sharing}) == 1 else ""

@@ -8,7 +8,7 @@ id have their number added ("0xc0ffee:1").
 
 from ocigpu.core.actions import node_actions
 from ocigpu.core.errors import CdiError
-from ocigpu.gpus.amd.facts import AmdFacts, AmdGpu, read_amd_facts
+from ocigpu.gpus.amd.facts import AmdFacts, AmdGpu, read_amd_facts, unique_name
 from ocigpu.gpus.offer import DeviceOffer, OfferedDevice, choose_names, select_ids
 from ocigpu.gpus.tree import find_roots
 
@@ -64,23 +64,11 @@ def offer_gpus(facts: AmdFacts, options: "GenerateOptions") -> DeviceOffer:
     )
 
 
-def _unique_name(gpu: AmdGpu, gpus: tuple[AmdGpu, ...]) -> str:
-    """Return the GPU's unique id as a name, "" without one; no two GPUs get the same."""
-    if not gpu.unique_id:
-        return ""
-    name = f"0x{gpu.unique_id:x}"
-    sharing = [other for other in gpus if other.unique_id == gpu.unique_id]
-    if len(sharing) == 1:
-        return name
-    # partitions of one GPU; boards whose unique ids are equal are told apart by nothing but their address
-    return f"{name}:{gpu.partition}" if len({other.address for other in sharing}) == 1 else ""
-
-
 def _names(index: int, gpu: AmdGpu, gpus: tuple[AmdGpu, ...], strategies: tuple[str, ...]) -> tuple[str, ...]:
-    return choose_names(strategies, str(index), f"gpu{index}", _unique_name(gpu, gpus))
+    return choose_names(strategies, str(index), f"gpu{index}", unique_name(gpu, gpus))
 
 
 def _ids(index: int, gpu: AmdGpu, gpus: tuple[AmdGpu, ...]) -> tuple[str, ...]:
     """Return what an operator may call a GPU: index, unique id, PCI address (all partitions of that GPU)."""
-    unique = (f"0x{gpu.unique_id:x}", _unique_name(gpu, gpus)) if gpu.unique_id else ()
+    unique = (f"0x{gpu.unique_id:x}", unique_name(gpu, gpus)) if gpu.unique_id else ()
     return (str(index), gpu.address, *filter(None, unique))

@@ -7,4 +7,10 @@ VENDOR = Vendor(
     modes=("nvml", "management", "gds", "mofed", "gdrcopy", "nvswitch", "imex"),
     read_fingerprint=late("nvidia.fingerprint:read_nvidia"),
     offer=late("nvidia.offers:offer"),
+    parse_request=late("nvidia.request:parse_request"),
+    request_devices=late("nvidia.request:request_devices"),
+    select_devices=late("nvidia.selection:select_devices"),
+    read_facts=late("cached:read_facts"),
+    read_now=late("nvidia.discover:read_host_facts"),
+    make_plan=late("nvidia.plan:make_plan"),
 )

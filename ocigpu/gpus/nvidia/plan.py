@@ -29,10 +29,10 @@ from ocigpu.core.facts import (
     mig_capability_paths,
 )
 from ocigpu.core.settings import Settings
-from ocigpu.gpus.nvidia.request import Request
 from ocigpu.gpus.nvidia.require import check_requirements
 from ocigpu.gpus.nvidia.selection import Selection, select_devices
 from ocigpu.gpus.nvidia.views import PROC_DRIVER, application_profile, proc_view, proc_view_by_masks
+from ocigpu.gpus.request import Request
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -21,13 +21,12 @@ from ocigpu.core.gate import (
 )
 from ocigpu.core.settings import CAPABILITIES, MODES_WITH_CDI, Settings
 from ocigpu.core.tokens import MAX_TOKENS, MOUNT_DIRECTORIES, MOUNT_SOURCE, is_number, select_tokens
+from ocigpu.gpus.request import Request
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Any, NamedTuple, TypeAlias
-else:
-    from ocigpu.core.record import NamedTuple
+    from typing import Any, TypeAlias
 
 DEVICES_VARIABLE = "NVIDIA_VISIBLE_DEVICES"
 IMEX_VARIABLE = "NVIDIA_IMEX_CHANNELS"
@@ -49,35 +48,6 @@ MAX_IMEX_CHANNEL = 1048575  # device numbers have 20 bits for the minor (include
 MAX_SHOWN_ANNOTATIONS = 3
 _SHOWN_VALUE = 120
 _HEX = frozenset("0123456789abcdefABCDEF")
-
-
-class Request(NamedTuple):
-    """What one container asks for.
-
-    ``selection``: "nothing" (unset, empty, void: not a GPU container), "none" (driver files and control nodes, no
-    GPU), "all", "list", or "cdi"; ``devices``: for "list" the tokens in order, stripped, without duplicates.
-    ``cdi_devices``: for "cdi" the fully qualified names in order, without duplicates; what the container gets is then
-    written in specifications.  Of the other fields source, notes and requirements are filled, and ``capabilities``
-    with those beyond which no specification may give anything, () where they decide.
-    ``source``: where the selection comes from, for reasons and messages ("NVIDIA_VISIBLE_DEVICES=0,2",
-    "volume mounts below /var/run/nvidia-container-devices").
-    ``capabilities``: driver capabilities, sorted.  ``requirements``: (variable, expression) pairs, sorted.
-    ``mig_config``/``mig_monitor``: "" or "all".  ``imex_channels``: sorted channel ids.
-    ``features``: opt-in parts, of "gds", "mofed", "gdrcopy", "nvswitch", in that order.
-    ``notes``: warnings, a sentence each ("request of an unprivileged container ignored ...").
-    """
-
-    selection: str = "nothing"
-    devices: tuple[str, ...] = ()
-    source: str = ""
-    capabilities: tuple[str, ...] = ()
-    requirements: tuple[tuple[str, str], ...] = ()
-    mig_config: str = ""
-    mig_monitor: str = ""
-    imex_channels: tuple[int, ...] = ()
-    features: tuple[str, ...] = ()
-    cdi_devices: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
 
 
 if TYPE_CHECKING:
@@ -185,16 +155,6 @@ def default_capabilities(settings: Settings) -> tuple[str, ...]:
     """Return the driver capabilities of a container that asks for none, as far as the settings permit them."""
     permitted = permitted_capabilities(settings)
     return tuple(name for name in DEFAULT_CAPABILITIES if name in permitted)
-
-
-def check_without_cdi(request: Request) -> None:
-    """Raise RequestError OCIGPU-REQ-1 for a request that only the shim can grant, from CDI specifications."""
-    if request.selection == "cdi":
-        raise RequestError(
-            "OCIGPU-REQ-1",
-            f"{request.source}: CDI devices are given by ocigpu-runtime, from specifications, and by nothing else",
-            "Use the runtime ocigpu instead of --gpus; what it would give: ocigpu cdi show NAME",
-        )
 
 
 def pci_address(text: str) -> str:

@@ -2,7 +2,8 @@
 
 from ocigpu.core.errors import HostError, RequestError, printable, quoted
 from ocigpu.core.facts import Gpu, HostFacts, MigDevice
-from ocigpu.gpus.nvidia.request import WORDS, Request, check_without_cdi, pci_address
+from ocigpu.gpus.nvidia.request import WORDS, pci_address
+from ocigpu.gpus.request import Request, check_without_cdi
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -1,0 +1,119 @@
+"""What a container asks for by AMD_VISIBLE_DEVICES.  Pure.
+
+As AMD's container toolkit has it (ROCm/container-toolkit, internal/gpu-tracker: parseGPUsList): a list of indices,
+ranges of indices and unique ids, or "all".  "none", "void" and nothing ask for nothing.
+"""
+
+from ocigpu.core.errors import RequestError, printable, quoted
+from ocigpu.core.gate import Asker, permits
+from ocigpu.core.settings import Settings
+from ocigpu.core.tokens import MAX_TOKENS, is_number
+from ocigpu.gpus.request import Request
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+VARIABLE = "AMD_VISIBLE_DEVICES"
+KIND = "amd.com/gpu"
+NONE = "none"
+MAX_INDEX = 4  # digits
+MAX_VALUE = 64 * 1024
+_HEX = frozenset("0123456789abcdef")
+
+
+class AmdRequest(Request):
+    """A request for AMD's devices: selection, devices, source, cdi_devices and notes are filled."""
+
+    __slots__ = ()
+
+    @property
+    def vendor(self) -> str:
+        return "amd"
+
+
+def parse_request(config: "dict[str, Any]", settings: Settings, _bundle: str = "") -> AmdRequest:
+    """Return what the container of this config.json asks for; whether it may is decided by :mod:`ocigpu.core.gate`.
+
+    With mode cdi the devices are named as ``ocigpu cdi generate --vendor amd`` names them.  Raises RequestError
+    OCIGPU-REQ-1 for a list that cannot be understood.
+    """
+    value = _read_variable(config)
+    devices = _parse_list(value)
+    if not devices:
+        return AmdRequest()
+    asker = Asker(settings, _is_privileged(config))
+    source = f"{VARIABLE}={printable(value, 120)}"
+    notes: list[str] = []
+    if settings.mode == "cdi":
+        names = [f"{KIND}={device}" for device in devices]
+        names = [name for name in names if permits("cdi-gpu", "variable", asker, VARIABLE, notes, name)]
+        if not names:
+            return AmdRequest(notes=tuple(notes))
+        return AmdRequest("cdi", source=source, cdi_devices=tuple(names), notes=tuple(notes))
+    if not permits("gpu", "variable", asker, VARIABLE, notes):
+        return AmdRequest(notes=tuple(notes))
+    if devices == ("all",):
+        return AmdRequest("all", source=source)
+    return AmdRequest("list", devices, source)
+
+
+def request_devices(_config: "dict[str, Any]", devices: "Sequence[str]", _settings: Settings) -> AmdRequest:
+    """Return a request for these devices, which somebody else than the container has chosen."""
+    source = f"{VARIABLE}={printable(','.join(devices) or 'none', 120)}"
+    return AmdRequest("list" if devices else "none", tuple(devices), source)
+
+
+def _read_variable(config: "dict[str, Any]") -> str:
+    """Return the variable's value; of one that occurs twice the last counts."""
+    process = config.get("process")
+    env = process.get("env") if isinstance(process, dict) else None
+    texts = [text for text in env if isinstance(text, str)] if isinstance(env, list) else []
+    return next((text[len(VARIABLE) + 1 :] for text in reversed(texts) if text.startswith(f"{VARIABLE}=")), "")
+
+
+def _is_privileged(config: "dict[str, Any]") -> bool:
+    process = config.get("process")
+    capabilities = process.get("capabilities") if isinstance(process, dict) else None
+    bounding = capabilities.get("bounding") if isinstance(capabilities, dict) else None
+    return isinstance(bounding, list) and "CAP_SYS_ADMIN" in bounding
+
+
+def _parse_list(value: str) -> tuple[str, ...]:
+    """Return the devices: ("all",), or indices and unique ids ("0x..."), each once; () for nothing."""
+    if len(value) > MAX_VALUE:
+        raise RequestError("OCIGPU-REQ-1", f"{VARIABLE}: longer than {MAX_VALUE} characters: {quoted(value, 40)}")
+    tokens = [token.strip() for token in value.split(",")]
+    if "void" in tokens:
+        return ()
+    found: dict[str, None] = {}
+    for token in filter(None, tokens):
+        if token.lower() == "all":
+            return ("all",)
+        if token != NONE:
+            found.update(dict.fromkeys(_parse_token(token)))
+        if len(found) > MAX_TOKENS:
+            raise RequestError("OCIGPU-REQ-1", f"{VARIABLE}: more than {MAX_TOKENS} devices")
+    return tuple(found)
+
+
+def _parse_token(token: str) -> list[str]:
+    first, dash, last = token.partition("-")
+    plain = token.lower()
+    if _is_index(token):
+        return [str(int(token))]
+    if dash and _is_index(first) and _is_index(last) and int(first) <= int(last):
+        return [str(index) for index in range(int(first), int(last) + 1)]
+    digits, colon, partition = plain.removeprefix("0x").partition(":")
+    # without 0x a unique id has more digits than an index could
+    known = plain.startswith("0x") or len(digits) > 8
+    if known and 0 < len(digits) <= 16 and _HEX.issuperset(digits) and (_is_index(partition) or not colon):
+        return [f"0x{digits.lstrip('0') or '0'}{colon}{partition}"]
+    raise RequestError(
+        "OCIGPU-REQ-1", f"{VARIABLE}: {quoted(token)} is not an index, a range of indices or a unique id"
+    )
+
+
+def _is_index(text: str) -> bool:
+    return is_number(text) and len(text) <= MAX_INDEX

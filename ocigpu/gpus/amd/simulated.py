@@ -1,0 +1,50 @@
+"""What amdgpu shows of its GPUs, for a simulated host; sources as in :mod:`ocigpu.gpus.amd.facts`."""
+
+import hashlib
+
+from ocigpu.gpus.vendor import Simulated
+
+RENDER = 128
+DRM_MAJOR = 226
+VIDEO, RENDER_GROUP = 44, 109
+"""Groups of card and render nodes, with numbers of Debian's; amdgpu's are mode 0660 by udev's rules."""
+
+
+def simulate(count: int, device_id: int, first_card: int, kfd_major: int) -> Simulated:
+    """Return the files, links and nodes of a host with so many GPUs of this PCI device id, and what the GPUs are."""
+    files = {"sys/class/kfd/kfd/dev": f"{kfd_major}:0\n", "sys/module/amdgpu/version": "6.12.12\n"}
+    files["sys/class/kfd/kfd/topology/nodes/0/properties"] = _properties(cpu_cores_count=96, simd_count=0)
+    links = {}
+    nodes = [("dev/kfd", kfd_major, 0, 0o660)]
+    groups = {"dev/kfd": RENDER_GROUP}
+    gpus = []
+    for index in range(count):
+        bus, card = 5 + 16 * index if count <= 15 else 1 + index, first_card + index
+        address = f"0000:{bus:02x}:00.0"
+        directory = f"sys/bus/pci/devices/{address}"
+        unique_id = int(hashlib.sha256(f"ocigpu-sim/amd/{index}".encode()).hexdigest()[:16], 16)
+        files |= {
+            f"{directory}/vendor": "0x1002\n",
+            f"{directory}/device": f"0x{device_id:04x}\n",
+            f"{directory}/class": "0x120000\n",
+            f"{directory}/drm/card{card}/dev": f"{DRM_MAJOR}:{card}\n",
+            f"{directory}/drm/renderD{RENDER + card}/dev": f"{DRM_MAJOR}:{RENDER + card}\n",
+            f"sys/class/kfd/kfd/topology/nodes/{index + 1}/properties": _properties(
+                simd_count=1216,
+                location_id=bus << 8,
+                domain=0,
+                drm_render_minor=RENDER + card,
+                unique_id=unique_id,
+            ),
+        }
+        links[f"{directory}/driver"] = "../../drivers/amdgpu"
+        links[f"sys/bus/pci/drivers/amdgpu/{address}"] = f"../../devices/{address}"
+        nodes.append((f"dev/dri/card{card}", DRM_MAJOR, card, 0o660))
+        nodes.append((f"dev/dri/renderD{RENDER + card}", DRM_MAJOR, RENDER + card, 0o660))
+        groups |= {nodes[-2][0]: VIDEO, nodes[-1][0]: RENDER_GROUP}
+        gpus.append({"index": index, "uuid": f"0x{unique_id:x}", "bus_id": address})
+    return Simulated(files, links, tuple(nodes), tuple(gpus), groups)
+
+
+def _properties(**values: int) -> str:
+    return "".join(f"{name} {value}\n" for name, value in values.items())

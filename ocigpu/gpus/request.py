@@ -1,0 +1,53 @@
+"""What one container asks for, as every vendor's folder reads it from config.json."""
+
+from ocigpu.core.errors import RequestError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NamedTuple
+else:
+    from ocigpu.core.record import NamedTuple
+
+
+class Request(NamedTuple):
+    """What one container asks for.
+
+    ``selection``: "nothing" (unset, empty, void: not a GPU container), "none" (driver files and control nodes, no
+    GPU), "all", "list", or "cdi"; ``devices``: for "list" the tokens in order, stripped, without duplicates.
+    ``cdi_devices``: for "cdi" the fully qualified names in order, without duplicates; what the container gets is then
+    written in specifications.  Of the other fields source, notes and requirements are filled, and ``capabilities``
+    with those beyond which no specification may give anything, () where they decide.
+    ``source``: where the selection comes from, for reasons and messages ("NVIDIA_VISIBLE_DEVICES=0,2",
+    "volume mounts below /var/run/nvidia-container-devices").
+    ``capabilities``: driver capabilities, sorted.  ``requirements``: (variable, expression) pairs, sorted.
+    ``mig_config``/``mig_monitor``: "" or "all".  ``imex_channels``: sorted channel ids.
+    ``features``: opt-in parts, of "gds", "mofed", "gdrcopy", "nvswitch", in that order.
+    ``notes``: warnings, a sentence each ("request of an unprivileged container ignored ...").
+    """
+
+    selection: str = "nothing"
+    devices: tuple[str, ...] = ()
+    source: str = ""
+    capabilities: tuple[str, ...] = ()
+    requirements: tuple[tuple[str, str], ...] = ()
+    mig_config: str = ""
+    mig_monitor: str = ""
+    imex_channels: tuple[int, ...] = ()
+    features: tuple[str, ...] = ()
+    cdi_devices: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def vendor(self) -> str:
+        """The vendor whose devices are asked for, by its name in :mod:`ocigpu.gpus.vendors`."""
+        return "nvidia"
+
+
+def check_without_cdi(request: Request) -> None:
+    """Raise RequestError OCIGPU-REQ-1 for a request that only the shim can grant, from CDI specifications."""
+    if request.selection == "cdi":
+        raise RequestError(
+            "OCIGPU-REQ-1",
+            f"{request.source}: CDI devices are given by ocigpu-runtime, from specifications, and by nothing else",
+            "Use the runtime ocigpu instead of --gpus; what it would give: ocigpu cdi show NAME",
+        )
