@@ -21,7 +21,7 @@ from ocigpu.core.facts import HostFacts, ImageFacts, to_data
 from ocigpu.core.settings import MODES, Settings
 from ocigpu.gpus.nvidia.request import DEVICES_VARIABLE
 from ocigpu.gpus.request import Request
-from ocigpu.gpus.vendors import make_plan, parse_request
+from ocigpu.gpus.vendors import VENDORS, find_vendor, make_plan, parse_request
 
 CAPABILITIES_VARIABLE = "NVIDIA_DRIVER_CAPABILITIES"
 
@@ -38,7 +38,7 @@ def plan_command(
     json: bool = False,
 ) -> None:
     settings = load_settings(config, root)
-    variables = _variables(env or [], gpus, capabilities)
+    variables = _variables(env or [], gpus, capabilities, VENDORS[find_vendor(settings)][1] if gpus else "")
     if bundle and (variables or privileged):
         raise UsageError("--bundle says everything: it goes with none of --env, --gpus, --capabilities, --privileged")
     container: dict[str, object] = {}
@@ -76,7 +76,7 @@ def plan_command(
         _print_plan(plan, request, host, facts, why_hook)
 
 
-def _variables(pairs: list[str], gpus: str, capabilities: str) -> dict[str, str]:
+def _variables(pairs: list[str], gpus: str, capabilities: str, devices_variable: str) -> dict[str, str]:
     variables: dict[str, str] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
@@ -84,7 +84,7 @@ def _variables(pairs: list[str], gpus: str, capabilities: str) -> dict[str, str]
             raise UsageError(f"--env {quoted(pair)} is not NAME=VALUE")
         variables[name] = value
     for name, value, option in (
-        (DEVICES_VARIABLE, gpus, "--gpus"),
+        (devices_variable, gpus, "--gpus"),
         (CAPABILITIES_VARIABLE, capabilities, "--capabilities"),
     ):
         if value:

@@ -31,7 +31,8 @@ def find_answer(
     """Return what ``make`` does, or what it did for an equal question while the host's facts were what they are now.
 
     ``kind``: beginning of the files' names; ``about``: the request, and what besides settings and facts the answer
-    depends on, told apart by its repr.  The answer is JSON data; tuples in it come back as lists.  ``make`` reads the facts itself.
+    depends on, told apart by its repr.  The answer is JSON data; tuples in it come back as lists.  ``make`` reads the
+    facts itself.
     """
     if about[0].vendor != KEPT:
         return make()

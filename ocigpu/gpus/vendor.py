@@ -36,7 +36,7 @@ def _never(_: "Settings") -> bool:
 
 
 class Simulated(NamedTuple):
-    """What a driver shows of simulated GPUs, by path below the host: texts, links, nodes (path, major, minor, mode), GPUs.
+    """What a driver shows of simulated GPUs, by path below the host; nodes are (path, major, minor, mode).
 
     ``groups``: of nodes that are not of root's group.
     """

@@ -3,8 +3,6 @@
 Light: every start of a container loads it.
 """
 
-from ocigpu.core.errors import HostError
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -58,16 +56,15 @@ def read_facts(settings: "Settings", vendor: str) -> "HostFacts":
     return load_vendor(vendor).read_facts(settings)
 
 
+def find_vendor(settings: "Settings") -> str:
+    """Return the name of the first vendor whose driver the host has and whose devices containers ask for; or FIRST."""
+    names = [name for name, (_, variable) in VENDORS.items() if variable]
+    return next((name for name in names if load_vendor(name).has_driver(settings)), FIRST)
+
+
 def read_host_facts(settings: "Settings") -> "HostFacts":
-    """Return the facts of the host about the first vendor whose driver it has; raises HostError without any."""
-    others = [load_vendor(name) for name, (_, variable) in VENDORS.items() if variable and name != FIRST]
-    try:
-        return load_vendor(FIRST).read_now(settings)
-    except HostError:
-        for vendor in others:
-            if vendor.has_driver(settings):
-                return vendor.read_now(settings)
-        raise
+    """Return the facts of the host, as it is, about the vendor of :func:`find_vendor`; raises HostError."""
+    return load_vendor(find_vendor(settings)).read_now(settings)
 
 
 def make_plan(

@@ -184,6 +184,10 @@ def _make_other(root: Path, gpus: tuple[SimGpu, ...], major: int, first_card: in
         "majors": {path.rpartition("/")[2]: number for path, number, *_ in made.nodes[:1]},
         "libraries": [],
         "binaries": [],
+        "sockets": [],
+        "library_directory": "",
+        "dri": True,
+        "ldcache": False,
         "gpus": [{**gpu, "name": model.name, "mig_enabled": False, "mig_devices": []} for gpu in made.gpus],
         "notes": [],
     }

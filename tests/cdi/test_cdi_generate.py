@@ -18,7 +18,7 @@ from ocigpu.gpus.fingerprint import ANNOTATION
 from ocigpu.gpus.nvidia.nvml import NvmlAnswer
 from ocigpu.gpus.nvidia.offers import offer_feature, offer_gpus, offer_imex, offer_management
 from ocigpu.gpus.offer import MODES, GenerateOptions
-from ocigpu.gpus.vendors import all_vendors, find_mode
+from ocigpu.gpus.vendors import VENDORS, find_mode, load_vendor
 
 HOSTS = Path(__file__).parents[1] / "bundles/hosts"
 SETTINGS = Settings()
@@ -712,7 +712,7 @@ def test_the_vendor_amd_is_another_source(vendor: str, tmp_path: Path) -> None:
 
 
 def test_every_mode_has_a_source() -> None:
-    assert {*MODES, "amd"} - {"auto"} == {mode for vendor in all_vendors() for mode in vendor.modes}
+    assert {*MODES, "amd"} - {"auto"} == {mode for name in VENDORS for mode in load_vendor(name).modes}
 
 
 def test_what_is_generated_is_valid_without_a_warning() -> None:

@@ -1,10 +1,10 @@
 """What amdgpu shows of its GPUs, for a simulated host; sources as in :mod:`ocigpu.gpus.amd.facts`."""
 
-import hashlib
-
 from ocigpu.gpus.vendor import Simulated
 
 RENDER = 128
+SPREAD = 0x9E37_79B9_7F4A_7C15
+"""Its multiples are unlike each other (2**64 by the golden ratio)."""
 DRM_MAJOR = 226
 VIDEO, RENDER_GROUP = 44, 109
 """Groups of card and render nodes, with numbers of Debian's; amdgpu's are mode 0660 by udev's rules."""
@@ -22,7 +22,7 @@ def simulate(count: int, device_id: int, first_card: int, kfd_major: int) -> Sim
         bus, card = 5 + 16 * index if count <= 15 else 1 + index, first_card + index
         address = f"0000:{bus:02x}:00.0"
         directory = f"sys/bus/pci/devices/{address}"
-        unique_id = int(hashlib.sha256(f"ocigpu-sim/amd/{index}".encode()).hexdigest()[:16], 16)
+        unique_id = (index + 1) * SPREAD & 0xFFFF_FFFF_FFFF_FFFF
         files |= {
             f"{directory}/vendor": "0x1002\n",
             f"{directory}/device": f"0x{device_id:04x}\n",

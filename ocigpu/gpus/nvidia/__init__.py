@@ -7,6 +7,7 @@ VENDOR = Vendor(
     modes=("nvml", "management", "gds", "mofed", "gdrcopy", "nvswitch", "imex"),
     read_fingerprint=late("nvidia.fingerprint:read_nvidia"),
     offer=late("nvidia.offers:offer"),
+    has_driver=late("nvidia.fingerprint:has_driver"),
     parse_request=late("nvidia.request:parse_request"),
     request_devices=late("nvidia.request:request_devices"),
     select_devices=late("nvidia.selection:select_devices"),

@@ -45,6 +45,12 @@ def read_nvidia(settings: Settings) -> "Fingerprint":
     )
 
 
+def has_driver(settings: Settings) -> bool:
+    """Return whether the NVIDIA driver is loaded."""
+    roots = find_roots(settings)
+    return bool(read_kernel_version(roots.proc, roots.sys))
+
+
 def _mig_devices(roots: Roots, tree: Tree, gpus: tuple[ProcGpu, ...]) -> list[str]:
     """Return a line for each compute instance, and for each GPU instance that has none.
 
