@@ -125,7 +125,7 @@ def read_facts(settings: Settings) -> HostFacts:
         raise HostError("OCIGPU-HOST-1", "amdgpu drives no PCI device", "Load the driver: modprobe amdgpu")
     version = (read_text(f"{roots.sys}/module/{DRIVER}/version") or "").strip()  # of AMD's own package only
     return describe_host(facts)._replace(
-        driver_root=roots.driver or "/", simulated=roots.simulated, driver_version=version
+        driver_root=roots.driver or "/", simulated=roots.stand_in, driver_version=version
     )
 
 
