@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from bench.output import Output, milliseconds
@@ -69,6 +70,10 @@ class Running:
         self.process.wait(20)
 
 
+def _make(picture: Picture) -> object:
+    return make_page(render(DEFAULTS, picture, ExporterOptions(), "node"))
+
+
 def peak(pid: int) -> float:
     status = Path(f"/proc/{pid}/status").read_text()
     return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) / 1024
@@ -103,16 +108,13 @@ def measure(work: Path, rounds: int, out: Output) -> dict[str, float]:
                     (gpu.uuid, WHOLE): [Owner(f"pod-{number}", "default", "main") for number in range(SHARED_BY)]
                     for gpu in first.gpus
                 }
-                for what, function in {
+                functions: dict[str, Callable[[], object]] = {
                     "page": each.scrape,
-                    "page gzip": lambda each=each: each.scrape("gzip"),
-                    "render": lambda first=first: make_page(
-                        render(DEFAULTS, Picture(first), ExporterOptions(), "node")
-                    ),
-                    "render shared": lambda first=first, shared=shared: make_page(
-                        render(DEFAULTS, Picture(first, shared), ExporterOptions(), "node")
-                    ),
-                }.items():
+                    "page gzip": partial(each.scrape, "gzip"),
+                    "render": partial(_make, Picture(first)),
+                    "render shared": partial(_make, Picture(first, shared)),
+                }
+                for what, function in functions.items():
                     times.setdefault(f"{what} {name}", []).append(timed(function))
                 times.setdefault(f"sample {name}", []).append(take_sample(sampler).seconds * 1000)
         for each in running:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from ocigpu.core.actions import Bind, Link, Node
 from ocigpu.gpus.nvidia.discover import read_host_facts
 from ocigpu.gpus.nvidia.plan import make_plan
-from ocigpu.gpus.nvidia.request import request_from_variables
+from ocigpu.gpus.nvidia.request import parse_request
 from ocigpu.sim.create import create_host
 from ocigpu.system import libc
 from ocigpu.system.settings_file import read_settings
@@ -189,7 +189,8 @@ def write_generated_specification(work: Path) -> Path:
     directory.mkdir()
     text = (host / "config.toml").read_text()
     settings = read_settings(str(host / "config.toml"))
-    plan = make_plan(read_host_facts(settings), request_from_variables(VARIABLES, settings), settings)
+    env = [f"{name}={value}" for name, value in VARIABLES.items()]
+    plan = make_plan(read_host_facts(settings), parse_request({"process": {"env": env}}, settings), settings)
     kept = {action.host_path for action in plan.actions if isinstance(action, Bind)}
     nodes = {action.node.container_path for action in plan.actions if isinstance(action, Node)}
     links = {action.container_path for action in plan.actions if isinstance(action, Link)}

@@ -104,7 +104,7 @@ def _start(name: str, seconds: int, scratch: str) -> Run:
     command = [
         sys.executable, "-m", "fuzz.one", name, f"-max_total_time={seconds}", f"-max_len={target.max_len}",
         f"-timeout={TIMEOUT}", f"-rss_limit_mb={MEMORY}", f"-dict={words}", f"-artifact_prefix={FINDINGS}/{name}-",
-        "-len_control=20", "-print_final_stats=1", corpus, SEEDS / name,
+        "-len_control=20", "-print_final_stats=1", str(corpus), str(SEEDS / name),
     ]  # fmt: skip
     log = (WORK / f"{name}.log").open("wb")
     environment = {**os.environ, "TMPDIR": scratch, "PYTHONDONTWRITEBYTECODE": "1"}

@@ -40,7 +40,7 @@ from ocigpu.gpus.nvidia.plan import make_plan
 from ocigpu.gpus.tegra import facts as tegra
 from ocigpu.gpus.vendors import parse_request
 from ocigpu.hook import check_command, split_options
-from ocigpu.provision import cgroups, compat, loader
+from ocigpu.provision import cgroups, compat, device_filter, loader
 from ocigpu.system import proc
 from ocigpu.system import store as cache
 from ocigpu.system.settings_file import read_settings
@@ -297,6 +297,7 @@ def _check_cdi(value: Any) -> None:
         assert yaml_child.build(yaml, dump_yaml(checked.spec).encode()) == checked.spec
     edits = [checked.spec.get("containerEdits", {})]
     edits += [device.get("containerEdits", {}) for device in checked.spec["devices"][:4]]
+    config: dict[str, Any]
     for config in ({}, rawjson.parse(SAMPLE.decode())):
         if attempt(inject, config, edits, True, _device) is not None:
             once = rawjson.dump(config)
@@ -447,7 +448,7 @@ def fuzz_mounts(data: bytes) -> None:
         assert mount.version in (1, 2)
         os.fsencode(mount.mountpoint)
     proc.parse_cgroup(text)
-    cgroups.Policy(cgroups.parse_devices_list(text)).allowed("c", 195, 0)
+    device_filter.Policy(cgroups.parse_devices_list(text)).allowed("c", 195, 0)
 
 
 def fuzz_nvml(data: bytes) -> None:
@@ -474,7 +475,7 @@ def fuzz_kept(data: bytes) -> None:
     try:
         name = cached._name(SETTINGS[0])  # noqa: SLF001
         cache.write_cached(fd, name, cache.seal(data))
-        holds, cached._holds = cached._holds, lambda *_: True  # type: ignore[assignment]  # noqa: SLF001
+        holds, cached._holds = cached._holds, lambda *_: True  # noqa: SLF001
         try:
             facts, _ = cached._load(fd, SETTINGS[0])  # noqa: SLF001
         finally:
