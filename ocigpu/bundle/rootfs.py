@@ -55,7 +55,7 @@ class RootDirectory:
 
         All of it stays where another container has this root directory.
         """
-        from ocigpu.provision.neighbours import has_neighbours
+        from ocigpu.provision.mounts import has_neighbours
 
         if has_neighbours(self.root_fd, "/proc/self"):
             return

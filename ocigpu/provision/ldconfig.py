@@ -53,7 +53,7 @@ def find_ldconfig(settings: "Settings") -> str:
 
 
 def open_ldconfig(path: str) -> int:
-    """Return a descriptor of a sealed copy of the host's ldconfig, for :func:`run_ldconfig`.
+    """Return a descriptor of a sealed copy of the host's ldconfig, for :func:`start_ldconfig`.
 
     ``path``: host path.  Call it while the host's files are in sight, before any namespace is
     entered: what the sandbox needs of the host is fetched here.  The copy can be changed by nobody, so that the host's
@@ -121,18 +121,6 @@ def _elf_problem(head: bytes) -> str:
     return ""
 
 
-def run_ldconfig(fd: int, root_fd: int, directories: "tuple[str, ...]", uid: int, gid: int) -> str:
-    """Write /etc/ld.so.cache of a container, with ``directories`` in it; return "" or a warning of one line.
-
-    See :func:`start_ldconfig` and :meth:`Started.finish`.
-    """
-    started = start_ldconfig(fd, root_fd, directories, uid, gid)
-    try:
-        return started.finish()
-    finally:
-        os.waitpid(started.pid, 0)
-
-
 def start_ldconfig(fd: int, root_fd: int, directories: "tuple[str, ...]", uid: int, gid: int) -> "Started":
     """Make the processes and namespaces in which ldconfig will run once :meth:`Started.finish` is called.
 
@@ -152,7 +140,7 @@ def start_ldconfig(fd: int, root_fd: int, directories: "tuple[str, ...]", uid: i
     child = os.fork()
     if child == 0:
         os.close(go_write)
-        _Sandbox(fd, root_fd, arguments, uid, gid, code, go_read, status_write, output_write).guard()
+        _Sandbox(fd, root_fd, arguments, uid, gid, code).guard(go_read, status_write, output_write)
     for end in (go_read, status_write, output_write):
         os.close(end)
     return Started(child, go_write, status_read, output_read)
@@ -219,11 +207,8 @@ def _collect(child: int, status_fd: int, output_fd: int) -> tuple[str, str, bool
             if not data or (fd == status_fd and kept[fd].endswith(b"\n")):
                 poll.unregister(fd)
                 waiting.discard(fd)
-    return (
-        kept[status_fd].decode("utf-8", "backslashreplace"),
-        kept[output_fd].decode("utf-8", "backslashreplace"),
-        in_time,
-    )
+    status, output = (kept[fd].decode("utf-8", "backslashreplace") for fd in (status_fd, output_fd))
+    return status, output, in_time
 
 
 class _Sandbox:
@@ -232,26 +217,15 @@ class _Sandbox:
     Both leave by os._exit or exec.  Nothing may be imported here: the namespace's files are the image's.
     """
 
-    def __init__(
-        self,
-        fd: int,
-        root_fd: int,
-        arguments: list[str],
-        uid: int,
-        gid: int,
-        code: bytes,
-        go_fd: int,
-        status_fd: int,
-        output_fd: int,
-    ) -> None:
+    def __init__(self, fd: int, root_fd: int, arguments: list[str], uid: int, gid: int, code: bytes) -> None:
         self.fd, self.root_fd, self.arguments = fd, root_fd, arguments
         self.uid, self.gid, self.code = uid, gid, code
-        self.go_fd, self.status_fd, self.output_fd = go_fd, status_fd, output_fd
+        self.go_fd = self.status_fd = self.output_fd = self.tree_fd = -1
         self.step = "start"
-        self.tree_fd = -1
 
-    def guard(self) -> None:
+    def guard(self, go_fd: int, status_fd: int, output_fd: int) -> None:
         """Make the namespaces, start the inner process, pass on how it ended; never returns."""
+        self.go_fd, self.status_fd, self.output_fd = go_fd, status_fd, output_fd
         try:
             parent = os.getppid()
             fence.die_with_parent()
@@ -265,11 +239,8 @@ class _Sandbox:
                 self._inner()
             os.close(self.go_fd)
             os.close(self.output_fd)
-            _, status = os.waitpid(inner, 0)
-            if os.WIFSIGNALED(status):
-                self._tell(f"signal {os.WTERMSIG(status)}")
-            else:
-                self._tell(f"exit {os.WEXITSTATUS(status)}")
+            code = os.waitstatus_to_exitcode(os.waitpid(inner, 0)[1])
+            self._tell(f"signal {-code}" if code < 0 else f"exit {code}")
             os._exit(0)
         except BaseException as error:  # noqa: BLE001 - the only way out of a forked child is _exit
             self._fail(error)
@@ -287,22 +258,18 @@ class _Sandbox:
             os.fchdir(self.root_fd)
 
     def _unshare(self) -> None:
-        flags = libc.CLONE_NEWPID
-        for optional in _OPTIONAL_NAMESPACES:
-            flags |= optional
         try:
-            libc.unshare(flags)
+            libc.unshare(libc.CLONE_NEWPID | sum(_OPTIONAL_NAMESPACES))
         except OSError as error:
             if error.errno not in (errno.EINVAL, errno.ENOSPC):
                 raise
             # A kernel without one of them (EINVAL) or a limit on their number (ENOSPC, namespaces(7)).  The filter
             # lets no socket and no System V call through in any case; mount and pid namespaces are a must.
-            libc.unshare(libc.CLONE_NEWPID)
-            for optional in _OPTIONAL_NAMESPACES:
+            for flag in (libc.CLONE_NEWPID, *_OPTIONAL_NAMESPACES):
                 try:
-                    libc.unshare(optional)
+                    libc.unshare(flag)
                 except OSError as reason:
-                    if reason.errno not in (errno.EINVAL, errno.ENOSPC):
+                    if flag == libc.CLONE_NEWPID or reason.errno not in (errno.EINVAL, errno.ENOSPC):
                         raise
 
     def _inner(self) -> None:

@@ -6,7 +6,7 @@ empty file, an empty directory, a node of that number, a link with that target, 
 was not there before.  Undoing twice is like undoing once.
 
 Another container on the same root directory may rely on what was made there: on files that it has mounted something
-on, on links, on the loader's cache.  Where there is one (:mod:`ocigpu.provision.neighbours`), all this stays, as it
+on, on links, on the loader's cache.  Where there is one (:mod:`ocigpu.provision.mounts`), all this stays, as it
 stays of a container that ran; what is this container's alone is undone, above all its mounts.
 
 Names of an image may be anything: what is at one is looked at by descriptor, and a file or link that is written has a
@@ -37,6 +37,7 @@ from ocigpu.provision.mounts import (
     bind_by_name,
     clone,
     enter_own_proc,
+    has_neighbours,
     is_bound,
     is_equal_tmpfs,
     is_own,
@@ -48,7 +49,6 @@ from ocigpu.provision.mounts import (
     take_source,
     tmpfs_by_name,
 )
-from ocigpu.provision.neighbours import has_neighbours
 from ocigpu.system import libc
 from ocigpu.system.files import draft_name, remove_drafts, remove_ldconfig_draft, replace_file
 from ocigpu.system.log import step

@@ -4,27 +4,12 @@ Names and meanings are those of ``ctypes``.  Where ``_ctypes``, which is private
 ``ctypes`` does the work.
 """
 
+# ruff: noqa: F403 - what is taken is in __all__
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import ctypes
-    from ctypes import (
-        CDLL,
-        Structure,
-        addressof,
-        byref,
-        c_char_p,
-        c_int,
-        c_long,
-        c_size_t,
-        c_uint,
-        c_uint32,
-        c_uint64,
-        c_ulong,
-        c_void_p,
-        create_string_buffer,
-        get_errno,
-        sizeof,
-    )
+    from ctypes import *
 
     Buffer = ctypes.Array[ctypes.c_char]
 else:
@@ -41,52 +26,18 @@ else:
             dlsym,
             get_errno,
             sizeof,
-        )
+        )  # fmt: skip
     except ImportError:  # another Python than CPython
-        from ctypes import (
-            CDLL,
-            Structure,
-            addressof,
-            byref,
-            c_char_p,
-            c_int,
-            c_long,
-            c_size_t,
-            c_uint,
-            c_uint32,
-            c_uint64,
-            c_ulong,
-            c_void_p,
-            create_string_buffer,
-            get_errno,
-            sizeof,
-        )
+        from ctypes import *
     else:
-        # the letters are those of the module struct, but for "z" and "P", pointers
-        class c_char(_SimpleCData):  # noqa: N801
-            _type_ = "c"
 
-        class c_int(_SimpleCData):  # noqa: N801
-            _type_ = "i"
+        def _simple(name, letter):
+            """Return a simple type; the letters are those of the module struct, but for "z" and "P", pointers."""
+            return type(_SimpleCData)(name, (_SimpleCData,), {"_type_": letter})
 
-        class c_uint(_SimpleCData):  # noqa: N801
-            _type_ = "I"
-
-        class c_long(_SimpleCData):  # noqa: N801
-            _type_ = "l"
-
-        class c_ulong(_SimpleCData):  # noqa: N801
-            _type_ = "L"
-
-        class c_uint64(_SimpleCData):  # noqa: N801
-            _type_ = "Q"
-
-        class c_char_p(_SimpleCData):  # noqa: N801
-            _type_ = "z"
-
-        class c_void_p(_SimpleCData):  # noqa: N801
-            _type_ = "P"
-
+        c_char, c_int, c_uint = _simple("c_char", "c"), _simple("c_int", "i"), _simple("c_uint", "I")
+        c_long, c_ulong, c_uint64 = _simple("c_long", "l"), _simple("c_ulong", "L"), _simple("c_uint64", "Q")
+        c_char_p, c_void_p = _simple("c_char_p", "z"), _simple("c_void_p", "P")
         c_uint32, c_size_t = c_uint, c_ulong
 
         class _Function(CFuncPtr):

@@ -85,39 +85,19 @@ PR_CAPBSET_DROP = 24
 PR_SET_NO_NEW_PRIVS = 38
 _PRCTL_NAMES = {value: name for name, value in globals().items() if name.startswith("PR_")}
 
-_SAME = {
-    "open_tree": 428,
-    "move_mount": 429,
-    "fsopen": 430,
-    "fsconfig": 431,
-    "fsmount": 432,
-    "openat2": 437,
-    "pidfd_getfd": 438,
-    "mount_setattr": 442,
-}
-NUMBERS: dict[str, dict[str, int]] = {
-    "x86_64": {
-        "pivot_root": 155,
-        "timer_create": 222,
-        "timer_settime": 223,
-        "capget": 125,
-        "capset": 126,
-        "statx": 332,
-        "execveat": 322,
-        **_SAME,
+NUMBERS: dict[str, tuple[int, int]] = {
+    "capget": (125, 90), "capset": (126, 91), "execveat": (322, 281), "pivot_root": (155, 41), "statx": (332, 291),
+    "timer_create": (222, 107), "timer_settime": (223, 110),
+    **{
+        name: (number, number)
+        for name, number in (
+            ("open_tree", 428), ("move_mount", 429), ("fsopen", 430), ("fsconfig", 431), ("fsmount", 432),
+            ("openat2", 437), ("pidfd_getfd", 438), ("mount_setattr", 442),
+        )
     },
-    "aarch64": {
-        "pivot_root": 41,
-        "timer_create": 107,
-        "timer_settime": 110,
-        "capget": 90,
-        "capset": 91,
-        "statx": 291,
-        "execveat": 281,
-        **_SAME,
-    },
-}
-"""System call numbers: asm/unistd_64.h of x86 and asm-generic/unistd.h; calls since Linux 5.1 have one number."""
+}  # fmt: skip
+"""System call numbers of :data:`MACHINES`: asm/unistd_64.h of x86 and asm-generic/unistd.h; since Linux 5.1 equal."""
+MACHINES = ("x86_64", "aarch64")
 
 
 class open_how(ctypes.Structure):  # noqa: N801 - the kernel's name, include/uapi/linux/openat2.h
@@ -166,13 +146,13 @@ def _function(name: str, *argtypes: "Any") -> "Callable[..., int]":
 
 
 def _system_call(name: str, *argtypes: "Any") -> "Callable[..., int]":
-    number = NUMBERS.get(_machine, {}).get(name)
-    if number is None:
+    if _machine not in MACHINES:
 
         def missing(*_: "Any") -> int:
             raise OSError(errno.ENOSYS, f"no system call number known for {_machine}", name)
 
         return missing
+    number = NUMBERS[name][MACHINES.index(_machine)]
     function = _libc["syscall"]  # subscripting gives a new function object, so the argtypes are this call's own
     function.argtypes = (_long, *argtypes)
     function.restype = _long

@@ -12,43 +12,17 @@ A wait that not even SIGKILL ends (FUSE whose program has read the request) keep
 too.
 """
 
+# ruff: noqa: F403, F405 - what is taken is in __all__
+
 import os
 import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from signal import (
-        SIG_DFL,
-        SIG_IGN,
-        SIG_SETMASK,
-        SIGALRM,
-        SIGCHLD,
-        SIGHUP,
-        SIGINT,
-        SIGKILL,
-        SIGPIPE,
-        SIGTERM,
-        SIGXFSZ,
-        pthread_sigmask,
-        signal,
-    )
+    from signal import *
 else:
-    from _signal import (
-        SIG_DFL,
-        SIG_IGN,
-        SIG_SETMASK,
-        SIGALRM,
-        SIGCHLD,
-        SIGHUP,
-        SIGINT,
-        SIGKILL,
-        SIGPIPE,
-        SIGTERM,
-        SIGXFSZ,
-        pthread_sigmask,
-        signal,
-    )
+    from _signal import *
 
 __all__ = [
     "GRACE", "SECONDS", "SIGALRM", "SIGCHLD", "SIGHUP", "SIGINT", "SIGKILL", "SIGPIPE", "SIGTERM", "SIGXFSZ", "SIG_DFL",

@@ -15,10 +15,21 @@ from support import machine
 from ocigpu.core.errors import ApplyError
 from ocigpu.core.settings import Settings
 from ocigpu.provision import ldconfig
-from ocigpu.provision.ldconfig import find_ldconfig, open_ldconfig, run_ldconfig
+from ocigpu.provision.ldconfig import find_ldconfig, open_ldconfig, start_ldconfig
 from ocigpu.system import libc
 
 HOST_LDCONFIG = find_ldconfig(Settings())
+
+
+def run_ldconfig(fd, root_fd, directories, uid, gid):
+    """Have the cache written; return "" or a warning of one line."""
+    started = start_ldconfig(fd, root_fd, directories, uid, gid)
+    try:
+        return started.finish()
+    finally:
+        os.waitpid(started.pid, 0)
+
+
 LIBDIR = "/usr/lib64"
 HERE = os.path.dirname(__file__)
 
