@@ -77,9 +77,7 @@ def ps_command(all_: bool = False, root: RootsOption = None, config: str = "", j
         print()
         show.table(("container", "pid", "command", "holds open"), processes)
     notes += [f"{shown_name(report.container)}: {note}" for report in reports for note in report_notes(report)]
-    if notes or unreadable:
-        print()
-        show.notes([*notes, *unreadable])
+    show.notes([*notes, *unreadable], apart=True)
 
 
 def places_of(roots: "Sequence[str] | None") -> "Places":
@@ -316,6 +314,8 @@ def diff_command(
     config: str = "",
     json: bool = False,
 ) -> None:
+    import difflib
+
     from ocigpu.containers.difference import find_original, list_changes
     from ocigpu.containers.find import find_target, open_root
     from ocigpu.containers.planned import edit_copy, plan_bundle
@@ -344,20 +344,9 @@ def diff_command(
         show.data({"file": document.path, "mode": how, "edited": not would_be, "changes": changes, "notes": notes})
     else:
         name = f"{document.path} ({'would be ' if would_be else ''}edited, mode {how})"
-        _print_diff(original.config, edited, (f"{document.path} (original)", name))
+        before, after = (json_module.dumps(config, indent=2).splitlines() for config in (original.config, edited))
+        show.diff(difflib.unified_diff(before, after, f"{document.path} (original)", name, lineterm=""))
         for note in notes:
             print(f"note: {printable(note)}", file=sys.stderr)
     if exit_code and original.config != edited:
         raise typer.Exit(DIFFERENT)
-
-
-def _print_diff(old: dict[str, Any], new: dict[str, Any], names: tuple[str, str]) -> None:
-    """Print a unified diff, in colours on a terminal."""
-    import difflib
-
-    before, after = (json_module.dumps(config, indent=2).splitlines() for config in (old, new))
-    old_name, new_name = map(printable, names)
-    colours = {"+": typer.colors.GREEN, "-": typer.colors.RED, "@": typer.colors.CYAN} if sys.stdout.isatty() else {}
-    for line in difflib.unified_diff(before, after, old_name, new_name, lineterm=""):
-        colour = colours.get(line[:1])
-        print(typer.style(line, fg=colour) if colour else line)

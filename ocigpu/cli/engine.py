@@ -10,6 +10,7 @@ import typer
 
 from ocigpu.cli import show
 from ocigpu.core.errors import OcigpuError, UsageError, printable
+from ocigpu.core.facts import to_data
 
 if TYPE_CHECKING:
     from ocigpu.engines.configure import ConfigureOptions, EnginePlan
@@ -79,41 +80,30 @@ def remove_command(
     _run(options, plan_removal, dry_run, json)
 
 
-def status_command(
-    engine: EngineArgument = "",
-    root: str = "/",
-    json: bool = False,
-) -> None:
+def status_command(engine: EngineArgument = "", root: str = "/", json: bool = False) -> None:
     from ocigpu.engines.status import read_engine_status
 
     wanted = _known(engine) if engine else ""
     (root,) = _absolute(root)
     statuses = [status for status in read_engine_status(root) if wanted in ("", status.engine)]
     if json:
-        entries = []
-        for status in statuses:
-            runtimes = [entry._asdict() for entry in status.runtimes]
-            extra = {"configured": status.configured, "is_default": status.is_default}
-            entries.append({**status._asdict(), "runtimes": runtimes, **extra})
-        show.data(entries)
+        more = ({"configured": status.configured, "is_default": status.is_default} for status in statuses)
+        show.data([to_data(status) | extra for status, extra in zip(statuses, more, strict=True)])
         return
     rows = []
     for status in statuses:
         ours = ", ".join(f"{entry.name} = {entry.path}" for entry in status.runtimes if entry.ours)
         title = f"{status.engine} ({status.flavour})" if status.flavour else status.engine
         installed = "running" if status.running else "yes" if status.installed else "no"
-        default = status.default_runtime or "engine's own"
-        rows.append(
-            (title, installed, ours or "not configured", default, status.cdi, ", ".join(status.files) or "none")
-        )
+        default, files = status.default_runtime or "engine's own", ", ".join(status.files) or "none"
+        rows.append((title, installed, ours or "not configured", default, status.cdi, files))
     show.table(("engine", "installed", "ocigpu", "default runtime", "cdi", "files"), rows)
     for status in statuses:
         show.notes(f"{status.engine}: {problem}" for problem in status.problems)
         if status.engine == "docker" and not status.flavour and status.installed:
             owner = "ocigpu's" if status.gpus_hook_ours else "not ocigpu's"
-            print(
-                f"docker run --gpus: {f'{status.gpus_hook} ({owner})' if status.gpus_hook else 'no hook on the PATH'}"
-            )
+            hook = f"{status.gpus_hook} ({owner})" if status.gpus_hook else "no hook on the PATH"
+            print(f"docker run --gpus: {hook}")
 
 
 def _known(engine: str) -> str:
@@ -188,7 +178,7 @@ def _run(
         diffs = {edit.file.path: diff(edit) for edit in plan.edits if edit.changed}
         if not json:
             for text in diffs.values():
-                _print_diff(text)
+                show.diff(text.split("\n")[:-1])
         checked = check_plan(root, plan) if diffs else ""
         if plan.changed and not dry_run:
             carry_out(root, plan)
@@ -216,12 +206,3 @@ def _run(
     show.notes(notes)
     if step:
         print(f"remains to be done: {step}")
-
-
-def _print_diff(text: str) -> None:
-    colours = {"+": "32", "-": "31", "@": "36"}
-    terminal = sys.stdout.isatty()
-    for line in text.split("\n")[:-1]:
-        clean = "\t".join(printable(part) for part in line.rstrip("\r").split("\t"))
-        colour = colours.get(line[:1]) if terminal and not line.startswith(("+++", "---")) else None
-        print(f"\x1b[{colour}m{clean}\x1b[0m" if colour else clean)

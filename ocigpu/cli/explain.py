@@ -191,9 +191,7 @@ def _explain_container(text: str, places: "Places", config: str, json: bool) -> 
         print("\ndriver capabilities")
         show.table(("capability", "asked for", "libraries", "not on this host"), _capability_rows(explained))
     _print_missing(explained)
-    if explained.notes:
-        print()
-        show.notes(explained.notes)
+    show.notes(explained.notes, apart=True)
 
 
 def _to_json(explained: "Explanation", facts: HostFacts) -> dict[str, Any]:

@@ -16,11 +16,10 @@ from ocigpu.cli import cdi, cdi_generate, cdi_validate, config, containers, engi
 from ocigpu.cli.demo import demo_command
 from ocigpu.cli.doctor import doctor_command
 from ocigpu.cli.explain import explain_command
-from ocigpu.cli.host import facts_command, list_command
+from ocigpu.cli.host import facts_command, list_command, refresh_command
 from ocigpu.cli.manual import ROOT as PROGRAM
 from ocigpu.cli.manual import make_app
 from ocigpu.cli.plan import plan_command
-from ocigpu.cli.refresh import refresh_command
 from ocigpu.cli.trace import trace_command
 from ocigpu.cli.watch import watch_command
 from ocigpu.core.errors import OcigpuError, UsageError, as_own_error

@@ -57,10 +57,21 @@ def _print_rich_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> 
     Console().print(table)
 
 
-def notes(texts: Iterable[str]) -> None:
-    """Print warnings, a line each."""
-    for note in texts:
+def notes(texts: Iterable[str], apart: bool = False) -> None:
+    """Print warnings, a line each; ``apart``: below an empty line."""
+    for number, note in enumerate(texts):
+        if apart and not number:
+            print()
         print(f"note: {printable(note)}")
+
+
+def diff(lines: Iterable[str]) -> None:
+    """Print the lines of a unified diff, in colours on a terminal."""
+    colours = {"+": "32", "-": "31", "@": "36"} if sys.stdout.isatty() else {}
+    for line in lines:
+        clean = "\t".join(printable(part) for part in line.rstrip("\r").split("\t"))
+        colour = "" if line.startswith(("+++", "---")) else colours.get(line[:1])
+        print(f"\x1b[{colour}m{clean}\x1b[0m" if colour else clean)
 
 
 def host_line(facts: HostFacts, recorded: str = "") -> str:

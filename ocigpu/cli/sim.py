@@ -52,9 +52,7 @@ def show_command(directory: str, json: bool = False) -> None:
     )
     print()
     show.table(("gpu", "uuid", "bus id", "model"), _gpu_rows(host["gpus"]), fold=False)
-    if host["notes"]:
-        print()
-        show.notes(host["notes"])
+    show.notes(host["notes"], apart=True)
 
 
 def _gpu_rows(gpus: list[dict[str, Any]]) -> list[tuple[str, ...]]:

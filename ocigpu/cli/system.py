@@ -29,8 +29,7 @@ def nodes_command(
     dry_run: bool = False,
     json: bool = False,
 ) -> None:
-    roots = _roots(config, root, dev_root)
-    _run(roots, json, dry_run, load_kernel_modules, True, "", control_devices)
+    _run(_roots(config, root, dev_root), json, dry_run, load_kernel_modules, True, "", control_devices)
 
 
 def links_command(
@@ -44,8 +43,7 @@ def links_command(
     dry_run: bool = False,
     json: bool = False,
 ) -> None:
-    roots = _roots(config, root, dev_root)
-    _run(roots, json, dry_run, load_kernel_modules, create_device_nodes, dev_char_path)
+    _run(_roots(config, root, dev_root), json, dry_run, load_kernel_modules, create_device_nodes, dev_char_path)
 
 
 def _roots(config: str, root: str, dev_root: str) -> Roots:
@@ -124,11 +122,12 @@ def _detail(change: NodeChange) -> str:
 
 
 def _change_data(change: NodeChange) -> dict[str, object]:
-    data: dict[str, object] = {"change": change.what, "path": change.path, "number": change.number}
-    if change.cause:
-        data["was"] = change.cause
-    if change.node:
-        data.update(mode=f"{change.node.mode:04o}", uid=change.node.uid, gid=change.node.gid)
-    if change.target:
-        data["target"] = change.target
-    return data
+    node = change.node
+    return {
+        "change": change.what,
+        "path": change.path,
+        "number": change.number,
+        **({"was": change.cause} if change.cause else {}),
+        **({"mode": f"{node.mode:04o}", "uid": node.uid, "gid": node.gid} if node else {}),
+        **({"target": change.target} if change.target else {}),
+    }
