@@ -34,29 +34,18 @@ class Validated(NamedTuple):
     problems: tuple[Problem, ...]
     spec: dict[str, Any]
 
-    @property
-    def valid(self) -> bool:
-        return bool(self.spec)
-
 
 def validate_command(
-    files: list[str] | None = None,
-    spec_dir: list[str] | None = None,
-    config: str = "",
-    json: bool = False,
+    files: list[str] | None = None, spec_dir: list[str] | None = None, config: str = "", json: bool = False
 ) -> None:
     settings = settings_with_dirs(config, spec_dir)
-    checked = [_validate(path) for path in files] if files else [_validate(*found) for found in _find_files(settings)]
+    found = [(path, "") for path in files] if files else _find_files(settings)
+    checked = [_validate(*file) for file in found]
     overlaps = _find_overlaps(checked, settings.cdi_spec_dirs)
-    failed = not all(file.valid for file in checked) or any(overlap.kind == "conflict" for overlap in overlaps)
+    failed = not all(file.spec for file in checked) or any(overlap.kind == "conflict" for overlap in overlaps)
     if json:
-        show.data(
-            {
-                "valid": not failed,
-                "files": [_file_data(file) for file in checked],
-                "overlaps": [overlap._asdict() for overlap in overlaps],
-            }
-        )
+        data = [_file_data(file) for file in checked]
+        show.data({"valid": not failed, "files": data, "overlaps": [overlap._asdict() for overlap in overlaps]})
     else:
         for file in checked:
             _print_file(file)
@@ -79,12 +68,15 @@ def _validate(path: str, reason: str = "") -> Validated:
     try:
         checked = check_file(path)
     except CdiError as error:
-        return _unusable(path, reason or error.message)
-    if reason and not checked.errors:
-        return _unusable(path, reason)
-    if checked.errors:
-        return Validated(path, checked.problems, {})
-    return Validated(path, (*checked.problems, *_left_links(checked.spec)), checked.spec)
+        unusable = reason or error.message
+    else:
+        if checked.errors:
+            return Validated(path, checked.problems, {})
+        if not reason:
+            return Validated(path, (*checked.problems, *_left_links(checked.spec)), checked.spec)
+        unusable = reason
+    text = unusable.removeprefix(f"read {printable(file_name(path), 300)}: ")
+    return Validated(path, (Problem("", text, "usable file", "error"),), {})
 
 
 def _left_links(spec: dict[str, Any]) -> tuple[Problem, ...]:
@@ -96,19 +88,11 @@ def _left_links(spec: dict[str, Any]) -> tuple[Problem, ...]:
     return (Problem("", f"{describe_left(left)}, {about}", "soname-links", "warning"),)
 
 
-def _unusable(path: str, message: str) -> Validated:
-    return Validated(
-        path,
-        (Problem("", message.removeprefix(f"read {printable(file_name(path), 300)}: "), "usable file", "error"),),
-        {},
-    )
-
-
 def _find_overlaps(files: Iterable[Validated], directories: tuple[str, ...]) -> list[Overlap]:
     """Return which devices of valid files are defined twice; files elsewhere are compared with those beside them."""
     groups: dict[str, list[LoadedSpec]] = {}
     ranks = {os.path.abspath(directory): rank for rank, directory in enumerate(directories)}
-    usable = {os.path.abspath(file.path): file for file in files if file.valid and file.path != STANDARD_INPUT}
+    usable = {os.path.abspath(file.path): file for file in files if file.spec and file.path != STANDARD_INPUT}
     for path, file in usable.items():  # each once, however often it is named
         directory = os.path.dirname(path)
         place, priority = ("", ranks[directory]) if directory in ranks else (directory, 0)
@@ -131,10 +115,10 @@ def _refusals(spec: dict[str, Any]) -> tuple[list[dict[str, str]], list[dict[str
 
 
 def _file_data(file: Validated) -> dict[str, Any]:
-    engines, reasons = _refusals(file.spec) if file.valid else ([], [])
+    engines, reasons = _refusals(file.spec) if file.spec else ([], [])
     return {
         "file": file.path,
-        "valid": file.valid,
+        "valid": bool(file.spec),
         "version": file.spec.get("cdiVersion", ""),
         "kind": file.spec.get("kind", ""),
         "devices": len(file.spec.get("devices", ())),
@@ -146,7 +130,7 @@ def _file_data(file: Validated) -> dict[str, Any]:
 
 def _print_file(file: Validated) -> None:
     name = file_name(file.path)
-    if file.valid:
+    if file.spec:
         spec = file.spec
         about = f"version {spec['cdiVersion']}, {spec['kind']}, {show.count(len(spec['devices']), 'device')}"
         print(printable(f"{name}: valid ({about})"))
@@ -154,7 +138,7 @@ def _print_file(file: Validated) -> None:
         print(printable(f"{name}: invalid"))
     for problem in file.problems:
         print(printable(f"  {problem.severity}: {problem.text} [{problem.rule}]"))
-    if file.valid:
+    if file.spec:
         _print_refusals(file.spec)
 
 
