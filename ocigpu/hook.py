@@ -33,36 +33,6 @@ else:
 PROGRAM = "ocigpu-hook"
 VENDOR_CDI_PROGRAMS = ("nvidia-cdi-hook", "nvidia-ctk")
 STAGES = ("prestart", "createRuntime", "poststart", "poststop")
-USAGE = """\
-usage: ocigpu-hook [--config FILE] COMMAND
-
-Commands, given by an OCI runtime with the container's state on standard input:
-  prestart, createRuntime   give the container its GPUs
-  poststart, poststop       nothing to do
-  CDI-HOOK [+ CDI-HOOK]...  hooks of a CDI specification, for stage createContainer, all done or none:
-    create-symlinks --link TARGET::PATH ... [--device-link TARGET::PATH ...]
-    enable-cuda-compat [--host-driver-version=V] [--host-cuda-version=V] [--cuda-compat-container-root=DIR]
-    update-ldcache --folder DIR ... [--ldconfig-path FILE]
-    disable-device-node-modification [--driver-proc DIR] [--simulated]
-    update-application-profile
-    chmod --mode OCTAL --path PATH ...
-
-Options:
-  --config FILE   settings (default: /etc/ocigpu/config.toml if it exists)
-  --bundle DIR    the container's bundle, for runtimes whose state says "/" (default: of the state)
-  --spec FILE     the container's configuration (default: config.json of the bundle)
-  --early DIR     first of all options: a process that the shim has prepared for this container; done without it if it
-                  is gone
-  --trace FILE    write a line for each step to this file (default: setting trace; "" for none)
-  --version       print the version
-  --help          print this text
-
-Exit status: 0 everything is in place (or the container asks for no GPU), 1 failure, 2 usage.
-A CDI hook that is not known is left out with a note; a wrong option of one that is known is a failure.
-
-Example, replaying a hook by hand on a container created by runc:
-  runc state ID | ocigpu-hook --config /etc/ocigpu/config.toml prestart
-"""
 
 
 def main(argv: list[str]) -> int:
@@ -84,7 +54,9 @@ def main(argv: list[str]) -> int:
         trace = options.get("trace", settings.trace)
         problem = begin_trace(trace, "hook") if trace else ""
         if cdi:
-            notes = _run_cdi(words, settings)
+            from ocigpu.entry.cdi_hook import run_cdi_hook
+
+            notes = _summary(run_cdi_hook(words, settings))
         else:
             notes = run_prestart(read_state(), settings, options.get("spec", ""), options.get("bundle", ""))
         mark("end")
@@ -121,7 +93,8 @@ def open_log(settings: Settings) -> Log:
 def print_about(command: str, stub: str) -> None:
     """Print the help text or the version on standard output; ``stub``: path by which the hook was called."""
     if command == "help":
-        print(USAGE, end="")
+        with open(f"{os.path.dirname(__file__)}/entry/hook_usage.txt", encoding="utf-8") as file:
+            print(file.read(), end="")
     else:
         from ocigpu import version_line
 
@@ -168,12 +141,6 @@ def _is_cdi_call(program: str, words: list[str]) -> bool:
     from ocigpu.entry.cdi_hook import is_cdi_call
 
     return is_cdi_call(words)
-
-
-def _run_cdi(words: list[str], settings: Settings) -> tuple[str, ...]:
-    from ocigpu.entry.cdi_hook import run_cdi_hook
-
-    return _summary(run_cdi_hook(words, settings))
 
 
 def _summary(notes: tuple[str, ...]) -> tuple[str, ...]:

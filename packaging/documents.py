@@ -187,13 +187,14 @@ def page_of_runtime() -> str:
 
 
 def page_of_hook() -> str:
-    from ocigpu.hook import USAGE
+    from importlib.resources import files
 
+    usage = files("ocigpu.entry").joinpath("hook_usage.txt").read_text(encoding="utf-8")
     return "\n".join(
         [
             header("ocigpu-hook", "an OCI hook that gives a container its NVIDIA GPUs"),
-            ".SH SYNOPSIS\n" + verbatim(USAGE.partition("\n\n")[0].removeprefix("usage: ")),
-            ".SH DESCRIPTION\n" + verbatim(USAGE.partition("\n\n")[2]),
+            ".SH SYNOPSIS\n" + verbatim(usage.partition("\n\n")[0].removeprefix("usage: ")),
+            ".SH DESCRIPTION\n" + verbatim(usage.partition("\n\n")[2]),
             see_also(["ocigpu", "ocigpu-runtime"]),
         ]
     )

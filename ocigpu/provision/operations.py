@@ -275,8 +275,8 @@ def make_node(transaction: Transaction, action: Node) -> None:
 
 def _set_owner(action: Node, at: At, rdev: int) -> None:
     """Give a node that was just made exactly the owner and mode of the plan."""
-    node, fd = action.node, at.open()
-    try:
+    node = action.node
+    with opened(at.open()) as fd:
         made = os.fstat(fd)
         if not stat.S_ISCHR(made.st_mode) or made.st_rdev != rdev:
             raise unusable(action.describe(), node.container_path, made)
@@ -287,8 +287,6 @@ def _set_owner(action: Node, at: At, rdev: int) -> None:
         if stat.S_IMODE(made.st_mode) != node.mode or made.st_uid != node.uid:
             with named("chmod", at.path):
                 os.chmod(f"fd/{fd}", node.mode)
-    finally:
-        os.close(fd)
 
 
 def _leave_to_host(transaction: Transaction, action: Node) -> None:
@@ -521,15 +519,12 @@ def write_text(transaction: Transaction, action: TextFile) -> None:
 
 def _leads_to_file(root_fd: int, path: str) -> bool:
     try:
-        fd = open_in_root(root_fd, path, os.O_PATH)
+        with opened(open_in_root(root_fd, path, os.O_PATH)) as fd:
+            return stat.S_ISREG(os.fstat(fd).st_mode)
     except OSError as error:
         if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES):  # a link to nothing
             raise
         return False
-    try:
-        return stat.S_ISREG(os.fstat(fd).st_mode)
-    finally:
-        os.close(fd)
 
 
 def restore_text(transaction: Transaction, entry: "Entry") -> None:
@@ -554,9 +549,9 @@ def set_mode(transaction: Transaction, action: Mode) -> None:
         fd = open_in_root(transaction.root_fd, path, os.O_PATH)
     except (FileNotFoundError, NotADirectoryError):
         return
-    try:
+    with opened(fd):
         found = os.fstat(fd)
-        old, reason = stat.S_IMODE(found.st_mode), ""
+        old = stat.S_IMODE(found.st_mode)
         if old == action.mode:
             return
         if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
@@ -570,22 +565,17 @@ def set_mode(transaction: Transaction, action: Mode) -> None:
                     os.chmod(f"fd/{fd}", action.mode)
             except PermissionError:
                 reason = "not permitted"
-        if reason:
-            transaction.notes.append(f"{path} keeps its mode {old:04o}: {reason}")
-    finally:
-        os.close(fd)
+            else:
+                return
+    transaction.notes.append(f"{path} keeps its mode {old:04o}: {reason}")
 
 
 def _own_mounts(root_fd: int) -> set[int]:
-    mounts = {read_mnt_id(root_fd)}
     try:
-        fd = open_in_root(root_fd, "/dev", os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
+        with opened(open_in_root(root_fd, "/dev", os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)) as fd:
+            return {read_mnt_id(root_fd), read_mnt_id(fd)}
     except (FileNotFoundError, NotADirectoryError):
-        return mounts
-    try:
-        return mounts | {read_mnt_id(fd)}
-    finally:
-        os.close(fd)
+        return {read_mnt_id(root_fd)}
 
 
 def restore_mode(transaction: Transaction, entry: "Entry") -> None:
