@@ -5,7 +5,8 @@ a hook would have given it.  Everything or nothing: what is mounted and made is 
 :mod:`ocigpu.provision`, the rules by :mod:`ocigpu.containers.rules`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 from ocigpu.containers.attached import AttachRecord, write_record
@@ -97,12 +98,7 @@ def give(
     foreign = numbers - set(host_nodes(live.facts))
     if foreign:  # whatever a configuration says
         raise OcigpuError("OCIGPU-INT-2", f"container {live.found.name}: {_listed(foreign)} are not the driver's")
-    allow = [] if live.settings.no_cgroups else _rules(numbers - allowed_now(live, numbers))
-    with changed_rules(live.inside.proc_fd, allow, (), _policy(live, grant, allow), read_cgroup(live.found)):
-        refused = numbers - allowed_now(live, numbers)
-        if refused:
-            hint = "A cgroup above the container's has rules of its own (its engine's, or a unit's of systemd)."
-            raise _failed(live, f"its device cgroup still denies {_listed(refused)}", hint)
+    with _rules_for(live, grant, numbers, allow=True):
         viewed = any(isinstance(action, Tmpfs) and action.container_path == PROC_DRIVER for action in actions)
         dropped = viewed and drop_view(live.inside, now.record.view)
         begun = now.record
@@ -211,14 +207,35 @@ def take(live: Live, grant: Grant, numbers: set[Number], record: AttachRecord | 
 
     Raises OcigpuError with nothing changed.
     """
-    deny = [] if live.settings.no_cgroups else _rules(numbers & allowed_now(live, numbers))
-    with changed_rules(live.inside.proc_fd, (), deny, _policy(live, grant, deny, denied=True), read_cgroup(live.found)):
-        left = numbers & allowed_now(live, numbers)
-        if left:
-            hint = "A rule for many devices (as c 195:*) allows it, and cgroup v1 cannot take one device out of that."
-            raise _failed(live, f"its device cgroup still allows {_listed(left)}", hint)
+    with _rules_for(live, grant, numbers, allow=False):
         if record is not None:
             write_record(live.found, live.settings, record)
+
+
+@contextmanager
+def _rules_for(live: Live, grant: Grant, numbers: set[Number], allow: bool) -> Iterator[None]:
+    """Have the device cgroup allow or deny ``numbers`` while the block runs, and for good if it ends well.
+
+    Raises OcigpuError OCIGPU-CTR-5 where that cannot be.
+    """
+    allowed = allowed_now(live, numbers)
+    wrong = numbers - allowed if allow else numbers & allowed
+    change = [] if live.settings.no_cgroups else [AllowDevice(*number, "rw", "") for number in sorted(wrong)]
+    policy = _policy(live, grant, change, denied=not allow)
+    changes: list[Sequence[AllowDevice]] = [change, ()] if allow else [(), change]
+    with changed_rules(live.inside.proc_fd, changes[0], changes[1], policy, read_cgroup(live.found)):
+        allowed = allowed_now(live, numbers)
+        if wrong := numbers - allowed if allow else numbers & allowed:
+            hint = "A cgroup above the container's has rules of its own (its engine's, or a unit's of systemd)."
+            if not allow:
+                hint = (
+                    "A rule for many devices (as c 195:*) allows it, and cgroup v1 cannot take one device out of that."
+                )
+            if live.settings.no_cgroups:
+                hint = "The setting no-cgroups leaves device cgroups alone."
+            cause = f"its device cgroup still {'denies' if allow else 'allows'} {_listed(wrong)}"
+            raise OcigpuError("OCIGPU-CTR-5", f"container {live.found.name}: {cause}", hint)
+        yield
 
 
 def _policy(live: Live, grant: Grant, change: Sequence[AllowDevice], denied: bool = False) -> list[FilterRule]:
@@ -231,12 +248,6 @@ def _policy(live: Live, grant: Grant, change: Sequence[AllowDevice], denied: boo
     kept = allowed_now(live, set(host_nodes(live.facts)))
     changed = [FilterRule(not denied, "c", rule.major, rule.minor, rule.access) for rule in change]
     return [*grant.rules, *(FilterRule(True, "c", *number, "rw") for number in sorted(kept)), *changed]
-
-
-def _failed(live: Live, cause: str, hint: str) -> OcigpuError:
-    if live.settings.no_cgroups:
-        hint = "The setting no-cgroups leaves device cgroups alone."
-    return OcigpuError("OCIGPU-CTR-5", f"container {live.found.name}: {cause}", hint)
 
 
 def find_devices(live: Live, names: Sequence[str]) -> tuple[str, ...]:
@@ -258,10 +269,6 @@ def view_of(plan: Plan) -> "tuple[Action, ...]":
         if isinstance(action, Bind | Tmpfs)
         and (action.container_path in tops or action.container_path.startswith(f"{PROC_DRIVER}/"))
     )
-
-
-def _rules(numbers: set[Number]) -> list[AllowDevice]:
-    return [AllowDevice(major, minor, "rw", "") for major, minor in sorted(numbers)]
 
 
 def _listed(numbers: set[Number]) -> str:

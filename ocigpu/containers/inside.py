@@ -59,6 +59,10 @@ class ProbedFile(NamedTuple):
     device: int = 0
     inode: int = 0
 
+    def is_device(self, node: DeviceNode) -> bool:
+        """Tell whether it is a node of this number."""
+        return self.kind == f"c {node.major}:{node.minor}"
+
 
 class Seen(NamedTuple):
     """What :func:`look_inside` saw, in the order of what it was asked."""

@@ -71,6 +71,11 @@ class Grant(NamedTuple):
     by: str
 
     @property
+    def usable(self) -> dict[str, DeviceNode]:
+        """The nodes, by path, that it may open."""
+        return {path: node for path, node in self.nodes.items() if (node.major, node.minor) in self.numbers}
+
+    @property
     def is_set_up(self) -> bool:
         """Whether the container has what every container with a GPU has, driver files and control nodes."""
         return "/dev/nvidiactl" in self.nodes

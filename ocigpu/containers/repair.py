@@ -15,7 +15,8 @@ from ocigpu.containers.attached import AttachRecord, prune_records
 from ocigpu.containers.believed import Container, open_process, read_cgroup
 from ocigpu.containers.find import Places, find_containers
 from ocigpu.containers.inside import look_inside
-from ocigpu.containers.live import Grant, Live, open_live, plan_for, read_now
+from ocigpu.containers.live import Live, open_live, plan_for, read_now
+from ocigpu.containers.rules import Number
 from ocigpu.core.actions import Node
 from ocigpu.core.errors import OcigpuError
 from ocigpu.core.settings import Settings
@@ -54,16 +55,16 @@ def repair(live: Live, dry_run: bool = False) -> Repaired:
         left = (f"{what} is to be removed" if dry_run else f"{what} was removed",)
         now = now if dry_run else settle(live)
     grant, record = now.grant, now.record
-    granted = {(node.major, node.minor) for node in grant.nodes.values()} & grant.numbers
+    nodes = grant.usable
+    granted = {(node.major, node.minor) for node in nodes.values()}
     detached = {(node.major, node.minor) for node in now.started.nodes.values()} - granted if record.detached else set()
     if not granted and not detached:
         return Repaired(right=("it was granted nothing",), notes=left)
     allowed = allowed_now(live, granted | detached)
     denied, returned = granted - allowed, detached & allowed
-    nodes = {path: node for path, node in grant.nodes.items() if (node.major, node.minor) in granted}
-    views = _view_paths(live, grant, record)
+    views = _view_paths(live, granted, record)
     seen = dict(zip((*nodes, *views), look_inside(live.inside, (), (*nodes, *views)).files, strict=True))
-    missing = [node for path, node in nodes.items() if seen[path].kind != f"c {node.major}:{node.minor}"]
+    missing = [node for path, node in nodes.items() if not seen[path].is_device(node)]
     unseen = [path for path in views if seen[path].kind != "directory"]
     lost = (
         *(f"device rule c {major}:{minor} rw" for major, minor in sorted(denied)),
@@ -86,15 +87,14 @@ def repair(live: Live, dry_run: bool = False) -> Repaired:
     return Repaired(lost, right, grant.devices, True, (*left, *notes))
 
 
-def _view_paths(live: Live, grant: Grant, record: AttachRecord) -> list[str]:
+def _view_paths(live: Live, granted: set[Number], record: AttachRecord) -> list[str]:
     """Return the directories of the granted GPUs below /proc/driver/nvidia, where it was us who put them there."""
     if not (has_gpu_hook(live.config) or record.attached) or not live.facts.proc_driver:
         return []
-    numbers = {(node.major, node.minor) for node in grant.nodes.values()} & grant.numbers
     return [
         f"{PROC_DRIVER}/gpus/{gpu.proc_name}"
         for gpu in live.facts.gpus
-        if gpu.node and gpu.proc_name and (gpu.node.major, gpu.node.minor) in numbers
+        if gpu.node and gpu.proc_name and (gpu.node.major, gpu.node.minor) in granted
     ]
 
 

@@ -200,7 +200,7 @@ class _Look:
         if left and self._nodes_tell:
             seen = look_inside(self._inside, (), [node.container_path for node in left]).files
             pairs = zip(left, seen, strict=True)
-            left = [node for node, file in pairs if file.kind != f"c {node.major}:{node.minor}"]
+            left = [node for node, file in pairs if not file.is_device(node)]
         return bool(wanted) and not left
 
 

@@ -5,16 +5,10 @@ import re
 from ocigpu.core.errors import HostError, printable
 from ocigpu.doctor.files import LARGE_TEXT
 from ocigpu.doctor.host import Host
-from ocigpu.doctor.records import Evidence, Finding, not_checked, ok
+from ocigpu.doctor.records import KNOWN, Evidence, Finding, not_checked, ok
 from ocigpu.doctor.table import say
 from ocigpu.gpus.nvidia.nvml import LIB_RM_VERSION_MISMATCH
 
-INSTALL = {
-    "debian": "apt-get install nvidia-driver  # from non-free; with the kernel's headers",
-    "ubuntu": "ubuntu-drivers install",
-    "fedora": "dnf install akmod-nvidia  # from RPM Fusion",
-    "arch": "pacman -S nvidia-open",
-}
 _XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
 _LOST_XIDS = ("79", "119", "120")
 """79: fallen off the bus; 119 and 120: the GPU's own processor (GSP) does not answer (NVIDIA, "XID Errors")."""
@@ -64,10 +58,9 @@ def check_driver(host: Host) -> list[Finding]:
 
 def _install_command(host: Host) -> str:
     names = host.system_names
-    for name in (names.get("ID", ""), *names.get("ID_LIKE", "").split()):
-        if name in INSTALL:
-            return INSTALL[name]
-    return "# install the driver: https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/"
+    known = [name for name in (names.get("ID", ""), *names.get("ID_LIKE", "").split()) if name in KNOWN["install"]]
+    other = "# install the driver: https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/"
+    return str(KNOWN["install"][known[0]]) if known else other
 
 
 def check_nouveau(host: Host) -> list[Finding]:

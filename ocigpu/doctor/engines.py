@@ -7,20 +7,12 @@ from typing import Any
 
 from ocigpu.core.errors import printable
 from ocigpu.doctor.host import Host
-from ocigpu.doctor.records import Evidence, Finding, not_checked, ok
+from ocigpu.doctor.records import KNOWN, Evidence, Finding, not_checked, ok
 from ocigpu.doctor.table import say
 from ocigpu.engines.status import EngineStatus, read_merged
 
 VENDOR = ("nvidia-container-runtime", "nvidia-container-runtime.cdi", "nvidia-container-runtime.legacy")
 UNITS = ("/etc/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system")
-SERVICES = {"docker": "docker", "containerd": "containerd", "crio": "crio"}
-CHECKERS = {
-    "docker": "dockerd --validate --config-file={path}",
-    "containerd": "containerd --config {path} config dump",
-    "crio": "crio config --default > /dev/null  # its messages name the file",
-    "podman": "podman info",
-}
-NAMES = {"docker": "Docker", "containerd": "containerd", "crio": "CRI-O", "podman": "Podman"}
 
 
 def installed_engines(host: Host, engine: str = "") -> list[EngineStatus]:
@@ -35,7 +27,7 @@ def _is_vendors(path: str) -> bool:
 
 
 def label(status: EngineStatus) -> str:
-    return NAMES[status.engine] + (f" ({status.flavour})" if status.flavour else "")
+    return str(KNOWN["engines"][status.engine]["name"]) + (f" ({status.flavour})" if status.flavour else "")
 
 
 def configure(host: Host, status: EngineStatus, *more: str) -> str:
@@ -54,7 +46,7 @@ def _where(host: Host, status: EngineStatus) -> list[str]:
 
 def restart(host: Host, status: EngineStatus) -> str:
     """Return the command that has an engine read its configuration again, "" for none."""
-    service = SERVICES.get(status.engine)
+    service = KNOWN["engines"][status.engine]["service"]
     return f"systemctl restart {_service(status, service)}" if service and not host.root else ""
 
 
@@ -156,7 +148,7 @@ def check_problems(host: Host) -> list[Finding]:
             engine=label(status),
             problem=text,
             path=host.path(status.target),
-            checker=CHECKERS[status.engine].format(path=shlex.quote(status.target)),
+            checker=KNOWN["engines"][status.engine]["checker"].format(path=shlex.quote(status.target)),
         )
         for status, text in bad
     ]

@@ -1,6 +1,8 @@
 """What a check says: findings, and the evidence they rest on."""
 
-from typing import NamedTuple
+import tomllib
+from pathlib import Path
+from typing import Any, NamedTuple
 
 SEVERITIES = ("error", "warning", "note", "not-checked", "ok")
 """Worst first.
@@ -8,6 +10,14 @@ SEVERITIES = ("error", "warning", "note", "not-checked", "ok")
 error: containers do not get their GPUs, or lose them; warning: some do not get what they ask for, or will not after the
 next event; note: nothing fails.  "not-checked" always says why: nothing is ok that was not looked at.
 """
+
+
+def read_table(name: str) -> dict[str, Any]:
+    """Return the data of a file beside this one."""
+    return tomllib.loads(Path(__file__).with_name(name).read_text(encoding="utf-8"))
+
+
+KNOWN = read_table("known.toml")
 
 
 class Evidence(NamedTuple):

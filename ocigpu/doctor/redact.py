@@ -1,12 +1,12 @@
 """Secrets taken out of what goes into a support archive: better one value too many than one too few."""
 
 import re
-import tomllib
-from pathlib import Path
 from typing import Any
 
+from ocigpu.doctor.records import read_table
+
 REMOVED = "[removed]"
-_TABLE = tomllib.loads(Path(__file__).with_name("redact.toml").read_text(encoding="utf-8"))
+_TABLE = read_table("redact.toml")
 _SECRET_KEY = re.compile(_TABLE["NAMES"], re.IGNORECASE)
 _ENVIRONMENT = frozenset({"env", "environment", "envs", "default_env", "default-env", "runtime_env"})
 _WHOLE = frozenset(_TABLE["WHOLE"])

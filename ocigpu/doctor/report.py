@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from ocigpu import __version__
@@ -131,34 +132,13 @@ def _render_finding(item: Finding) -> Iterator[str]:
 
 def render_markdown() -> str:
     """Return docs/DOCTOR.md: every check, what it finds and why that matters."""
-    lines = [
-        "# What ocigpu doctor checks",
-        "",
-        "`ocigpu doctor` reads this host and changes nothing. Each finding has a name, which stays the same from",
-        "release to release, what was looked at, and the commands that put it right. What could not be looked at is",
-        "said to be not checked, with the reason. This page is generated: `ocigpu doctor --markdown > docs/DOCTOR.md`.",
-        "",
-        "Exit status: 0 nothing, or notes; 1 the command failed; 2 the command line could not be understood;",
-        "3 warnings; 4 errors.",
-        "",
-        "Most faults can be looked at on a simulated host: `ocigpu sim create /tmp/gpus --fault NAME`, then",
-        "`ocigpu doctor --root /tmp/gpus`.",
-        "",
-        "| name | finds | why it matters |",
-        "|---|---|---|",
-    ]
-    lines += [f"| `{check.name}` | {check.title} | {_cell(check.meaning)} |" for check in CHECKS]
-    lines += [
-        "",
-        "## Faults of simulated hosts",
-        "",
-        "| `--fault` | makes | found as |",
-        "|---|---|---|",
-    ]
+    checks = [f"| `{check.name}` | {check.title} | {_cell(check.meaning)} |" for check in CHECKS]
+    faults = []
     for name, fault in FAULT_NAMES.items():
         found = ", ".join(f"`{finding}`" for finding in fault.findings) or "nothing"
-        lines.append(f"| `{name}` | {_cell(fault.text)} | {found} |")
-    return "\n".join(lines) + "\n"
+        faults.append(f"| `{name}` | {_cell(fault.text)} | {found} |")
+    page = Path(__file__).with_name("page.md").read_text(encoding="utf-8")
+    return page.format(checks="\n".join(checks), faults="\n".join(faults))
 
 
 def _cell(text: str) -> str:

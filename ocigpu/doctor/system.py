@@ -7,27 +7,10 @@ from ocigpu.core.errors import printable
 from ocigpu.doctor.files import LARGE_TEXT
 from ocigpu.doctor.host import Host
 from ocigpu.doctor.logs import denials
-from ocigpu.doctor.records import Evidence, Finding, not_checked, ok
+from ocigpu.doctor.records import KNOWN, Evidence, Finding, not_checked, ok
 from ocigpu.doctor.table import say
 from ocigpu.provision.ldconfig import CANDIDATES
 
-FEATURES = (
-    ((4, 15), "device rules of cgroup v2", "containers cannot be given devices on cgroup v2", True),
-    (
-        (5, 2),
-        "mount calls with descriptors (fsopen, move_mount)",
-        "mounts are made by path, checked before and after",
-        False,
-    ),
-    (
-        (5, 5),
-        "replacing a device program of cgroup v2 (BPF_F_REPLACE)",
-        "OCIGPU-CG-1 when a hook must add a device",
-        True,
-    ),
-    ((5, 6), "openat2 with RESOLVE_IN_ROOT", "paths in a container's root are walked step by step", False),
-)
-"""(first kernel, feature, what happens without it, whether that matters on cgroup v2 only and is an error there)."""
 NOBODY = 65534
 CONTROLLERS = ("cpu", "memory", "pids")
 
@@ -42,13 +25,13 @@ def check_kernel(host: Host) -> list[Finding]:
     path = f"{host.proc}/sys/kernel/osrelease"
     v2 = host.exists("/sys/fs/cgroup/cgroup.controllers")
     findings = []
-    for first, feature, without, needs_v2 in FEATURES:
+    for known in KNOWN["kernel"]:
+        first, feature, needs_v2 = tuple(known["since"]), known["feature"], known["cgroup2"]
         if version >= first or (needs_v2 and not v2):
             continue
         evidence = Evidence(path, release, f"{first[0]}.{first[1]} or later, for {feature}")
-        what = "needed" if needs_v2 else "slower"
-        values = {"release": release, "feature": feature, "without": without}
-        findings.append(say(f"kernel-too-old.{what}", evidence, **values))
+        what, values = "needed" if needs_v2 else "slower", {"feature": feature, "without": known["without"]}
+        findings.append(say(f"kernel-too-old.{what}", evidence, release=release, **values))
     return findings or [ok(f"kernel {release} has what is used", Evidence(path, release, "5.6 or later"))]
 
 

@@ -3,11 +3,9 @@
 docs/DOCTOR.md is generated from it.
 """
 
-import tomllib
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from ocigpu.doctor.records import Evidence, Finding
+from ocigpu.doctor.records import Evidence, Finding, read_table
 
 
 class Check(NamedTuple):
@@ -25,10 +23,7 @@ class Check(NamedTuple):
     says: dict[str, dict[str, Any]] = {}
 
 
-CHECKS = tuple(
-    Check(name, **entry)
-    for name, entry in tomllib.loads(Path(__file__).with_name("checks.toml").read_text(encoding="utf-8")).items()
-)
+CHECKS = tuple(Check(name, **entry) for name, entry in read_table("checks.toml").items())
 _SAYS = {f"{check.name}.{name}": entry for check in CHECKS for name, entry in check.says.items()}
 
 

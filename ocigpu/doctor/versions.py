@@ -3,20 +3,9 @@
 import re
 
 from ocigpu.doctor.files import LARGE_TEXT, RootFiles
+from ocigpu.doctor.records import KNOWN
 from ocigpu.system.programs import run_program
 
-PACKAGES = {
-    "docker": ("docker-ce", "docker.io", "moby-engine"),
-    "containerd": ("containerd.io", "containerd"),
-    "podman": ("podman",),
-    "crio": ("cri-o",),
-}
-PROGRAMS = {
-    "docker": ("/usr/bin/dockerd", "/usr/sbin/dockerd", "/usr/local/bin/dockerd"),
-    "containerd": ("/usr/bin/containerd", "/usr/local/bin/containerd"),
-    "podman": ("/usr/bin/podman", "/usr/local/bin/podman"),
-    "crio": ("/usr/bin/crio", "/usr/local/bin/crio"),
-}
 SECONDS = 5
 _VERSION = re.compile(r"(?:version |v|containerd )(\d+\.\d+(?:\.\d+)?)")
 
@@ -25,9 +14,9 @@ def read_engine_releases(files: RootFiles) -> dict[str, str]:
     """Return the release of each installed engine, {"podman": "4.3.1"}; an engine of unknown release is left out."""
     packages = _dpkg_versions(files)
     found = {}
-    for engine, names in PACKAGES.items():
-        release = next((packages[name] for name in names if name in packages), "")
-        release = release or (_ask(files, PROGRAMS[engine]) if files.live else "")
+    for engine, known in KNOWN["engines"].items():
+        release = next((packages[name] for name in known["packages"] if name in packages), "")
+        release = release or (_ask(files, known["programs"]) if files.live else "")
         if release:
             found[engine] = release
     return found
@@ -35,7 +24,7 @@ def read_engine_releases(files: RootFiles) -> dict[str, str]:
 
 def _dpkg_versions(files: RootFiles) -> dict[str, str]:
     """Return the upstream versions of the engines' packages that dpkg has installed (deb-version(7))."""
-    wanted = {name for names in PACKAGES.values() for name in names}
+    wanted = {name for known in KNOWN["engines"].values() for name in known["packages"]}
     found = {}
     for paragraph in (files.text("/var/lib/dpkg/status", LARGE_TEXT) or "").split("\n\n"):
         name = paragraph.partition("\n")[0].removeprefix("Package: ")
@@ -47,7 +36,7 @@ def _dpkg_versions(files: RootFiles) -> dict[str, str]:
     return found
 
 
-def _ask(files: RootFiles, paths: tuple[str, ...]) -> str:
+def _ask(files: RootFiles, paths: list[str]) -> str:
     """Return the version that a program of this machine tells, "" for none or one that does not answer in time."""
     path = files.program(*paths)
     if not path:
