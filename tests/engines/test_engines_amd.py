@@ -107,7 +107,7 @@ def test_the_cgroup_denies_a_node_that_the_container_makes_itself(amd: AmdContai
 def test_a_gpu_that_is_not_there_stops_the_container(amd: AmdContainers, mode: str) -> None:
     done = amd.run(amd.environment(mode), "7")
     assert done.returncode != 0
-    assert ("amd.com/gpu=7" if mode == "cdi" else "no such device '7'") in done.stderr, explain(done)
+    assert ("amd.com/gpu=7" if mode == "cdi" else 'no such device "7"') in done.stderr, explain(done)
 
 
 def test_the_gate_applies_as_for_every_vendor(amd: AmdContainers) -> None:
