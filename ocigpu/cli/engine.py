@@ -169,9 +169,8 @@ def _run(
     """Plan, show, check and, unless it is a dry run, carry out, with no other run in between."""
     import contextlib
 
-    from ocigpu.engines.carry_out import carry_out, check_plan, diff
+    from ocigpu.engines.carry_out import carry_out, check_plan, diff, remaining_step
     from ocigpu.engines.files import Root, locked
-    from ocigpu.engines.remaining import remaining_step
 
     with contextlib.nullcontext() if dry_run else locked(), Root(options.root) as root:
         plan = make_plan(root, options)

@@ -5,14 +5,14 @@ import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from ocigpu.core.config_json import OUR_HOOK
 from ocigpu.core.errors import OcigpuError
 from ocigpu.engines import places
 from ocigpu.engines.checker import Meant, program_version
 from ocigpu.engines.document import ValueChange, apply_changes, is_template, look_up, revert_changes, table_at
 from ocigpu.engines.files import EngineFile, Root
-from ocigpu.engines.hook_link import plan_hook_link
 from ocigpu.engines.record import EngineRecord, backup_path, digest, parse_record, record_path
-from ocigpu.engines.status import CRI_PLUGINS, cri_plugin, import_paths, read_merged
+from ocigpu.engines.status import CRI_PLUGINS, HOOK, cri_plugin, import_paths, is_our_hook, read_merged
 from ocigpu.engines.template import BASE
 from ocigpu.engines.wanted import Wanted, containerd_changes, crio_changes, docker_changes, podman_changes, version_of
 
@@ -229,8 +229,8 @@ def is_blank(path: str, text: str, created: str) -> bool:
 
 def _plan_docker(root: Root, options: ConfigureOptions) -> EnginePlan:
     path = main_config(options)
-    link = plan_hook_link(root, options.wanted.path, options.hook_directory) if options.gpus_hook else None
-    links = (EngineLink(*link),) if link else ()
+    link = _plan_hook_link(root, options.wanted.path, options.hook_directory) if options.gpus_hook else None
+    links = (link,) if link else ()
     notes = tuple(
         f"dockerd must have {directory} on its PATH"
         for directory in (os.path.dirname(link.path) for link in links)
@@ -240,6 +240,36 @@ def _plan_docker(root: Root, options: ConfigureOptions) -> EnginePlan:
     if not places.is_json(edit.file.path, edit.after or ""):
         raise OcigpuError("OCIGPU-ENG-2", f"{path}: is empty and not called *.json", "put {} into it")
     return EnginePlan("docker", path, (edit,), links, notes)
+
+
+def _plan_hook_link(root: Root, runtime_path: str, directory: str) -> EngineLink | None:
+    """Return the link by which Docker's --gpus finds our hook, None where dockerd finds it already.
+
+    ``directory``: where; "" for that of the shim when it is on a service's PATH, else /usr/local/bin.
+    Raises OcigpuError OCIGPU-ENG-5 without our hook, OCIGPU-ENG-2 for a hook of somebody else.
+    """
+    home = os.path.dirname(runtime_path)
+    hook = f"{home}/{OUR_HOOK}"
+    if not places.is_program(root.path, hook):
+        raise OcigpuError("OCIGPU-ENG-5", f"--gpus-hook: {hook} is not there or not executable")
+    found = places.find_program(root.path, HOOK)
+    if found and not is_our_hook(root.path, found):
+        raise _foreign_hook(found)
+    if found and not directory:
+        return None
+    directory = directory or (home if home in places.DAEMON_PATH else places.DAEMON_PATH[1])
+    path = f"{directory}/{HOOK}"
+    target = OUR_HOOK if directory == home else hook
+    present = root.read_link(path)
+    if present == target:
+        return None
+    if present is not None:
+        raise _foreign_hook(path)
+    return EngineLink(path, target)
+
+
+def _foreign_hook(path: str) -> OcigpuError:
+    return OcigpuError("OCIGPU-ENG-2", f"--gpus-hook: {path} is not ocigpu's", "remove the other toolkit first")
 
 
 def _plan_containerd(root: Root, options: ConfigureOptions, program: tuple[int, int] | None) -> EnginePlan:

@@ -4,7 +4,7 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import NamedTuple, Self
 
 from ocigpu.core.errors import OcigpuError
@@ -51,23 +51,18 @@ class Root:
         Raises OcigpuError OCIGPU-ENG-1, and OCIGPU-ENG-4 when somebody else could put another file in its place: it
         lies, or a link to it does, in a directory that is neither ours nor root's, or that everybody can write.
         """
-        try:
-            directory, name, real = self._find(path)
-        except OSError as error:
-            if error.errno in NOT_THERE:
-                return EngineFile(path, None)
-            raise _failed("read", path, error, "OCIGPU-ENG-1") from error
-        try:
-            with open_regular(name, directory, os.O_NOFOLLOW) as file:
-                status = os.fstat(file.fileno())
-                content = read_bounded(file, MAX_CONFIG)
-                attributes = _attributes(file.fileno())
-        except OSError as error:
-            if error.errno in NOT_THERE:
-                return EngineFile(real, None)
-            raise _failed("read", path, error, "OCIGPU-ENG-1") from error
-        finally:
-            os.close(directory)
+        real = path
+        with _failing("read", path, "OCIGPU-ENG-1"):
+            try:
+                directory, name, real = self._find(path)
+                with _closing(directory), open_regular(name, directory, os.O_NOFOLLOW) as file:
+                    status = os.fstat(file.fileno())
+                    content = read_bounded(file, MAX_CONFIG)
+                    attributes = _attributes(file.fileno())
+            except OSError as error:
+                if error.errno in NOT_THERE:
+                    return EngineFile(real, None)
+                raise
         mode = stat.S_IMODE(status.st_mode)
         return EngineFile(real, decode(path, content), mode, (status.st_uid, status.st_gid), attributes)
 
@@ -83,6 +78,7 @@ class Root:
     def write(self, file: EngineFile, text: str) -> None:
         """Give a file this text by a rename that survives a crash; missing directories are made.
 
+        The draft lies beside the directory where an engine might read every file of it.
         Raises OcigpuError OCIGPU-ENG-4; then the file is as it was.
         """
         made: list[str] = []
@@ -90,10 +86,12 @@ class Root:
         try:
             os.close(make_directories(self._fd, os.path.dirname(file.path), 0o755, made.append))
             target, name, _ = self._find(file.path)
-            try:
-                self._replace(target, name, file, text.encode())
-            finally:
-                os.close(target)
+            with _closing(target), self._directory(aside(file.path, "")) as draft_fd:
+                remove_drafts(draft_fd)
+                replace_file(
+                    name, text.encode(), file.mode, target,
+                    owner=file.owner, attributes=file.attributes, durable=True, draft_fd=draft_fd,
+                )  # fmt: skip
         except (OSError, ValueError) as error:
             self.remove_directories(made)
             if isinstance(error, OSError):
@@ -102,73 +100,41 @@ class Root:
         finally:
             os.umask(before)
 
-    def _replace(self, target: int, name: str, file: EngineFile, content: bytes) -> None:
-        """Write beside the directory where an engine might read every file of it, then rename into place."""
-        draft_fd = open_in_root(self._fd, aside(file.path, ""), _DIRECTORY)
-        try:
-            remove_drafts(draft_fd)
-            replace_file(
-                name, content, file.mode, target,
-                owner=file.owner, attributes=file.attributes, durable=True, draft_fd=draft_fd,
-            )  # fmt: skip
-        finally:
-            os.close(draft_fd)
-
     def remove(self, path: str) -> None:
         """Remove a file or link, if it is there; raises OcigpuError OCIGPU-ENG-4."""
-        try:
-            directory = open_in_root(self._fd, os.path.dirname(path), _DIRECTORY)
-            try:
-                os.unlink(os.path.basename(path), dir_fd=directory)
-            finally:
-                os.close(directory)
-        except OSError as error:
-            if error.errno not in NOT_THERE:
-                raise _failed("remove", path, error, "OCIGPU-ENG-4") from error
+        with _failing("remove", path, "OCIGPU-ENG-4", NOT_THERE), self._directory(os.path.dirname(path)) as directory:
+            os.unlink(os.path.basename(path), dir_fd=directory)
 
     def remove_directories(self, paths: list[str]) -> None:
         """Remove directories, the last one first; those that hold something by now stay."""
+        ignored = (*NOT_THERE, errno.ENOTEMPTY, errno.EBUSY)
         for path in reversed(paths):
-            try:
-                directory = open_in_root(self._fd, os.path.dirname(path), _DIRECTORY)
-                try:
-                    os.rmdir(os.path.basename(path), dir_fd=directory)
-                finally:
-                    os.close(directory)
-            except OSError as error:
-                if error.errno not in (*NOT_THERE, errno.ENOTEMPTY, errno.EBUSY):
-                    raise _failed("remove", path, error, "OCIGPU-ENG-4") from error
+            with _failing("remove", path, "OCIGPU-ENG-4", ignored), self._directory(os.path.dirname(path)) as directory:
+                os.rmdir(os.path.basename(path), dir_fd=directory)
 
     def read_link(self, path: str) -> str | None:
         """Return what a link names, "" for something that is no link, None for nothing."""
-        try:
-            directory = open_in_root(self._fd, os.path.dirname(path), _DIRECTORY)
-        except OSError as error:
-            if error.errno in NOT_THERE:
-                return None
-            raise _failed("read", path, error, "OCIGPU-ENG-1") from error
-        try:
-            return os.readlink(os.path.basename(path), dir_fd=directory)
-        except OSError as error:
-            if error.errno in NOT_THERE:
-                return None
-            if error.errno == errno.EINVAL:
-                return ""
-            raise _failed("read", path, error, "OCIGPU-ENG-1") from error
-        finally:
-            os.close(directory)
+        found = None
+        with _failing("read", path, "OCIGPU-ENG-1", NOT_THERE), self._directory(os.path.dirname(path)) as directory:
+            try:
+                found = os.readlink(os.path.basename(path), dir_fd=directory)
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+                found = ""
+        return found
 
     def link(self, path: str, target: str) -> None:
         """Make a link where nothing is; raises OcigpuError OCIGPU-ENG-4."""
-        try:
-            directory = open_in_root(self._fd, os.path.dirname(path), _DIRECTORY)
-            try:
-                _require_safe(directory, path)
-                os.symlink(target, os.path.basename(path), dir_fd=directory)
-            finally:
-                os.close(directory)
-        except OSError as error:
-            raise _failed("link", path, error, "OCIGPU-ENG-4") from error
+        with _failing("link", path, "OCIGPU-ENG-4"), self._directory(os.path.dirname(path)) as directory:
+            _require_safe(directory, path)
+            os.symlink(target, os.path.basename(path), dir_fd=directory)
+
+    @contextlib.contextmanager
+    def _directory(self, path: str) -> Iterator[int]:
+        """Yield a descriptor of a directory below the root."""
+        with _closing(open_in_root(self._fd, path, _DIRECTORY)) as fd:
+            yield fd
 
     def _find(self, path: str) -> tuple[int, str, str]:
         """Return the directory (a descriptor), name and path of the file that ``path`` leads to, there or not."""
@@ -203,6 +169,24 @@ def _attributes(fd: int) -> tuple[tuple[str, bytes], ...]:
         if error.errno == errno.ENOTSUP:  # by this file system
             return ()
         raise
+
+
+@contextlib.contextmanager
+def _closing(fd: int) -> Iterator[int]:
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def _failing(action: str, path: str, code: str, ignored: Container[int | None] = ()) -> Iterator[None]:
+    """Raise OcigpuError for what the system refuses, but for the numbers that are ``ignored``."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in ignored:
+            raise _failed(action, path, error, code) from error
 
 
 def _failed(action: str, path: str, error: OSError, code: str) -> OcigpuError:

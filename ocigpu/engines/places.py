@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from ocigpu.core.errors import OcigpuError
 from ocigpu.core.rawjson import parse
+from ocigpu.system.files import read_bounded
 from ocigpu.system.paths import open_in_root
 
 ENGINES = ("docker", "containerd", "crio", "podman")
@@ -47,28 +48,27 @@ def home_config(root: str, name: str) -> str:
     return os.path.join(directory, name)
 
 
+def open_below(root: str, path: str, flags: int) -> int:
+    """Return a descriptor of a path below ``root``, links followed inside it; raises OSError."""
+    root_fd = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return open_in_root(root_fd, path, flags)
+    finally:
+        os.close(root_fd)
+
+
 def read_file(root: str, path: str) -> str | None:
     """Return the text of a file below ``root``, links followed inside it; None when there is none.
 
     Raises OcigpuError OCIGPU-ENG-1 for one that cannot be read, is too large or not UTF-8.
     """
     try:
-        root_fd = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        with open(open_below(root, path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            return decode(path, read_bounded(file, MAX_CONFIG))
     except OSError as error:
-        raise OcigpuError("OCIGPU-ENG-1", f"open {root}: {error.strerror}") from error
-    try:
-        fd = open_in_root(root_fd, path, os.O_RDONLY | os.O_NONBLOCK)
-        with open(fd, "rb") as file:
-            content = file.read(MAX_CONFIG + 1)
-    except OSError as error:
-        if error.errno in NOT_THERE:
+        if error.errno in NOT_THERE and os.path.isdir(root):
             return None
         raise OcigpuError("OCIGPU-ENG-1", f"read {path}: {error.strerror}") from error
-    finally:
-        os.close(root_fd)
-    if len(content) > MAX_CONFIG:
-        raise OcigpuError("OCIGPU-ENG-1", f"read {path}: more than {MAX_CONFIG >> 20} MiB")
-    return decode(path, content)
 
 
 def decode(path: str, content: bytes) -> str:
@@ -133,15 +133,9 @@ def is_program(root: str, path: str) -> bool:
 def file_mode(root: str, path: str) -> int | None:
     """Return the type and mode of a file below ``root``, links followed inside it; None when it is not there."""
     try:
-        root_fd = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        fd = open_below(root, path, os.O_PATH)
     except OSError:
         return None
-    try:
-        fd = open_in_root(root_fd, path, os.O_PATH)
-    except OSError:
-        return None
-    finally:
-        os.close(root_fd)
     try:
         return os.fstat(fd).st_mode
     finally:

@@ -2,8 +2,8 @@
 
 import os
 from collections.abc import Sequence
-from typing import Any
 
+from ocigpu.core.config_json import OUR_HOOK
 from ocigpu.core.errors import OcigpuError
 from ocigpu.engines import places
 from ocigpu.engines.checker import Meant
@@ -19,9 +19,8 @@ from ocigpu.engines.configure import (
 )
 from ocigpu.engines.document import Applied, ValueChange, is_template, look_up, name_of, revert_changes
 from ocigpu.engines.files import EngineFile, Root
-from ocigpu.engines.hook_link import OUR_HOOK
 from ocigpu.engines.record import EngineRecord, backup_path, digest, record_path
-from ocigpu.engines.status import cri_plugin, is_ours, read_merged
+from ocigpu.engines.status import is_ours, programs_of, read_merged, runtime_keys
 
 
 def plan_removal(root: Root, options: ConfigureOptions) -> EnginePlan:
@@ -103,39 +102,17 @@ def _evidence(engine: str, path: str, text: str) -> list[Applied]:
         return [Applied(ValueChange((), None), 0, None, "")]
     data = places.parse_config(path, text)
     found = []
-    table, default = _tables(engine, path, data)
+    try:
+        table, default = runtime_keys(engine, data)
+    except ValueError as error:
+        raise OcigpuError("OCIGPU-ENG-1", f"{path}: {error}") from error
     runtimes = look_up(data, table)
     for name, entry in (runtimes if isinstance(runtimes, dict) else {}).items():
-        if is_ours(_program_of(engine, entry)):
+        if is_ours(next(iter(programs_of(engine, entry)), "")):
             if look_up(data, default) == name:
                 found.append(Applied(ValueChange(default, name), len(default) - 1, None, ""))
             found.append(Applied(ValueChange((*table, name), entry), len(table), None, ""))
     return found
-
-
-def _tables(engine: str, path: str, data: dict[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the keys of an engine's table of runtimes and of its default."""
-    if engine == "docker":
-        return ("runtimes",), ("default-runtime",)
-    if engine == "podman":
-        return ("engine", "runtimes"), ("engine", "runtime")
-    if engine == "crio":
-        return ("crio", "runtime", "runtimes"), ("crio", "runtime", "default_runtime")
-    try:
-        plugin = (*cri_plugin(data), "containerd")
-    except ValueError as error:
-        raise OcigpuError("OCIGPU-ENG-1", f"{path}: {error}") from error
-    return (*plugin, "runtimes"), (*plugin, "default_runtime_name")
-
-
-def _program_of(engine: str, entry: Any) -> str:
-    if engine == "podman":
-        return str(next(iter(entry), "")) if isinstance(entry, list) else ""
-    if engine == "docker":
-        return str(look_up(entry, ("path",)) or "")
-    if engine == "crio":
-        return str(look_up(entry, ("runtime_path",)) or "")
-    return str(look_up(entry, ("options", "BinaryName")) or look_up(entry, ("options", "Runtime")) or "")
 
 
 def _links_of(root: Root, record: EngineRecord, notes: list[str]) -> list[EngineLink]:

@@ -1,13 +1,13 @@
 """What the configuration files of the engines say of ocigpu; no daemon is asked, nothing is written."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ocigpu.core.errors import OcigpuError
 from ocigpu.engines import places
-from ocigpu.engines.document import table_at
+from ocigpu.engines.document import look_up, table_at
 
 RUNTIME = "ocigpu-runtime"
 HOOK = "nvidia-container-runtime-hook"
@@ -107,7 +107,7 @@ def _read(root: str, engine: str, flavour: str, path: str, running: bool) -> Eng
         tuple(files),
     )
     try:
-        status = _READERS[engine](root, status, data)
+        status = _read_values(root, status, data)
     except OcigpuError as error:
         problems.append(f"{path}: {error.message}")
     except (TypeError, ValueError) as error:
@@ -183,12 +183,6 @@ def _merge(data: dict[str, Any], more: dict[str, Any]) -> None:
             data[key] = value
 
 
-def _entries(root: str, runtimes: dict[str, str]) -> tuple[RuntimeEntry, ...]:
-    return tuple(
-        RuntimeEntry(name, path, _is_there(root, path), is_ours(path)) for name, path in sorted(runtimes.items())
-    )
-
-
 def is_ours(path: str) -> bool:
     """Whether the path of a runtime's program is that of ocigpu's shim."""
     return os.path.basename(path) == RUNTIME
@@ -198,22 +192,6 @@ def _is_there(root: str, path: str) -> bool:
     if "/" not in path:
         return bool(path and places.find_program(root, path))
     return places.is_program(root, path)
-
-
-def _switch(value: object) -> str:
-    return "unknown" if value is None else "on" if value is True else "off"
-
-
-def _read_docker(root: str, status: EngineStatus, data: dict[str, Any]) -> EngineStatus:
-    hook = places.find_program(root, HOOK)
-    return status._replace(
-        runtimes=_entries(root, _programs(data, ("runtimes",), "path")),
-        default_runtime=str(data.get("default-runtime", "")),
-        cdi=_switch(table_at(data, ("features",)).get("cdi")),
-        cdi_spec_dirs=tuple(data.get("cdi-spec-dirs", ())),
-        gpus_hook=hook,
-        gpus_hook_ours=bool(hook) and is_our_hook(root, hook),
-    )
 
 
 def is_our_hook(root: str, path: str) -> bool:
@@ -244,55 +222,65 @@ def cri_plugin(data: dict[str, Any]) -> tuple[str, ...]:
     return ("plugins", *CRI_PLUGINS[min(config_version(data), 3)])
 
 
-def _programs(data: dict[str, Any], keys: tuple[str, ...], *names: str) -> dict[str, str]:
-    """Return the programs of a table of runtimes by name; ``names``: the keys that may hold one, in an entry."""
-    programs = {}
-    for name in table_at(data, keys):
-        entry = table_at(data, (*keys, name))
-        path = next((entry[key] for key in names if entry.get(key)), "")
-        if path:
-            programs[name] = str(path)
-    return programs
+def runtime_keys(engine: str, data: dict[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the keys of an engine's table of runtimes and of its default; raises ValueError, see config_version."""
+    if engine == "docker":
+        return ("runtimes",), ("default-runtime",)
+    if engine == "podman":
+        return ("engine", "runtimes"), ("engine", "runtime")
+    if engine == "crio":
+        return ("crio", "runtime", "runtimes"), ("crio", "runtime", "default_runtime")
+    plugin = (*cri_plugin(data), "containerd")
+    return (*plugin, "runtimes"), (*plugin, "default_runtime_name")
 
 
-def _read_containerd(root: str, status: EngineStatus, data: dict[str, Any]) -> EngineStatus:
-    keys = cri_plugin(data)
-    plugin = table_at(data, keys)
-    engine = table_at(plugin, ("containerd",))
-    options = {name: table_at(engine, ("runtimes", name, "options")) for name in table_at(engine, ("runtimes",))}
-    cdi = plugin.get("enable_cdi")
-    if cdi is None and config_version(data) >= 3:  # only containerd 2, where it is on by default
-        cdi = True
+def programs_of(engine: str, entry: Any) -> list[str]:
+    """Return the programs that an entry of the table of runtimes names: Podman takes the first that is there."""
+    if engine == "podman":
+        return list(map(str, entry)) if isinstance(entry, list) else []
+    found = [look_up(entry, keys) for keys in _PROGRAM_KEYS[engine]]
+    return [str(path) for path in found if path][:1]
+
+
+_PROGRAM_KEYS = {
+    "docker": (("path",),),
+    "crio": (("runtime_path",),),
+    "containerd": (("options", "BinaryName"), ("options", "Runtime")),
+}
+
+
+def _read_values(root: str, status: EngineStatus, data: dict[str, Any]) -> EngineStatus:
+    engine = status.engine
+    table, default = runtime_keys(engine, data)
+    entries = []
+    for name in sorted(table_at(data, table)):
+        entry = table_at(data, table)[name] if engine == "podman" else table_at(data, (*table, name))
+        paths = programs_of(engine, entry)
+        if path := next((path for path in paths if _is_there(root, path)), next(iter(paths), "")):
+            entries.append(RuntimeEntry(name, path, _is_there(root, path), is_ours(path)))
+    switch, directories = _read_cdi(engine, data)
+    hook = places.find_program(root, HOOK) if engine == "docker" else ""
     return status._replace(
-        runtimes=_entries(root, _programs({"options": options}, ("options",), "BinaryName", "Runtime")),
-        default_runtime=str(engine.get("default_runtime_name", "")),
-        cdi=_switch(cdi),
-        cdi_spec_dirs=tuple(plugin.get("cdi_spec_dirs", ())),
+        runtimes=tuple(entries),
+        default_runtime=str(table_at(data, default[:-1]).get(default[-1], "")),
+        cdi=switch,
+        cdi_spec_dirs=tuple(directories),
+        gpus_hook=hook,
+        gpus_hook_ours=bool(hook) and is_our_hook(root, hook),
     )
 
 
-def _read_crio(root: str, status: EngineStatus, data: dict[str, Any]) -> EngineStatus:
-    runtime = table_at(data, ("crio", "runtime"))
-    return status._replace(
-        runtimes=_entries(root, _programs(runtime, ("runtimes",), "runtime_path")),
-        default_runtime=str(runtime.get("default_runtime", "")),
-        cdi="on",  # CRI-O 1.23 and later, no switch
-        cdi_spec_dirs=tuple(runtime.get("cdi_spec_dirs", ())),
-    )
-
-
-def _read_podman(root: str, status: EngineStatus, data: dict[str, Any]) -> EngineStatus:
-    engine = table_at(data, ("engine",))
-    runtimes = {}
-    for name, paths in table_at(engine, ("runtimes",)).items():
-        present = [path for path in paths if _is_there(root, path)]
-        runtimes[name] = next(iter([*present, *paths]), "")  # Podman takes the first that is there
-    return status._replace(
-        runtimes=_entries(root, {name: path for name, path in runtimes.items() if path}),
-        default_runtime=str(engine.get("runtime", "")),
-        cdi="on",  # Podman 4.1 and later, no switch
-        cdi_spec_dirs=tuple(engine.get("cdi_spec_dirs", ())),
-    )
-
-
-_READERS = {"docker": _read_docker, "containerd": _read_containerd, "crio": _read_crio, "podman": _read_podman}
+def _read_cdi(engine: str, data: dict[str, Any]) -> tuple[str, Sequence[str]]:
+    """Return whether CDI is switched on, and its directories."""
+    if engine == "podman":
+        return "on", table_at(data, ("engine",)).get("cdi_spec_dirs", ())  # Podman 4.1 and later, no switch
+    if engine == "crio":
+        return "on", table_at(data, ("crio", "runtime")).get("cdi_spec_dirs", ())  # CRI-O 1.23 and later, no switch
+    if engine == "docker":
+        value, directories = table_at(data, ("features",)).get("cdi"), data.get("cdi-spec-dirs", ())
+    else:
+        plugin = table_at(data, cri_plugin(data))
+        value, directories = plugin.get("enable_cdi"), plugin.get("cdi_spec_dirs", ())
+        if value is None and config_version(data) >= 3:  # only containerd 2, where it is on by default
+            value = True
+    return "unknown" if value is None else "on" if value is True else "off", directories

@@ -9,8 +9,8 @@ import pytest
 
 from ocigpu.cli.main import main
 from ocigpu.engines import places
+from ocigpu.engines.carry_out import remaining_step
 from ocigpu.engines.configure import ConfigureOptions, EngineLink, EnginePlan
-from ocigpu.engines.remaining import remaining_step
 from ocigpu.engines.wanted import Wanted
 
 DAEMON = '{\n  "debug": true\n}\n'
