@@ -255,6 +255,8 @@ def _read_values(root: str, status: EngineStatus, data: dict[str, Any]) -> Engin
     entries = []
     for name in sorted(table_at(data, table)):
         entry = table_at(data, table)[name] if engine == "podman" else table_at(data, (*table, name))
+        if engine == "podman" and not isinstance(entry, list):
+            raise TypeError(f"{name}: {type(entry).__name__}")
         paths = programs_of(engine, entry)
         if path := next((path for path in paths if _is_there(root, path)), next(iter(paths), "")):
             entries.append(RuntimeEntry(name, path, _is_there(root, path), is_ours(path)))

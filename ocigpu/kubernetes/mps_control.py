@@ -19,6 +19,7 @@ from ocigpu.core.facts import HostFacts
 from ocigpu.gpus.nvidia.nvml_process import DEFAULT, EXCLUSIVE_PROCESS, set_compute_mode
 from ocigpu.kubernetes.mps import LOG_VARIABLE, PIPE_VARIABLE, Directories
 from ocigpu.system import libc
+from ocigpu.system.programs import run_program
 
 PROGRAM = "nvidia-cuda-mps-control"
 MAX_LINES = 50
@@ -220,23 +221,16 @@ class ControlDaemon:
     def _tell(self, command: str) -> str:
         """Give the daemon a command and return what it says."""
         try:
-            done = subprocess.run(
-                [self.job.program],
-                input=f"{command}\n".encode(),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                timeout=self._times.command,
-                env=self._environment(),
-                cwd="/",
-                check=False,
+            done = run_program(
+                [self.job.program], self._times.command, env=self._environment(), cwd="/", words=f"{command}\n"
             )
-        except subprocess.TimeoutExpired as error:
-            raise _error(f"{command}: no answer within {self._times.command:g} s") from error
+        except TimeoutError as error:
+            raise _error(f"{command}: {error}") from error
         except OSError as error:
             raise _error(f"{self.job.program}: {error.strerror}") from error
-        said = done.stdout.decode(errors="replace").strip()
-        if done.returncode:
-            raise _error(f"{command}: {printable(said, 200) or f'status {done.returncode}'}")
+        said = (done.output + done.complaint).strip()
+        if done.status:
+            raise _error(f"{command}: {printable(said, 200) or f'status {done.status}'}")
         return said
 
     def _end(self, child: "subprocess.Popen[bytes]") -> None:

@@ -5,7 +5,6 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -24,8 +23,10 @@ from ocigpu.sim.models import (
     sim_error,
     sim_uuid,
 )
+from ocigpu.system.programs import run_program
 
 SOURCES = Path(__file__).parent
+COMPILE_SECONDS = 600
 COMPILER_HINT = "apt-get install gcc libc6-dev"
 _WORKERS = 2
 _CALLED = re.compile(r'FunctionPointer\("(nvml\w+)"')
@@ -90,20 +91,12 @@ class _Compiler:
         try:
             # The language of messages is fixed, and variables such as CPATH or LIBRARY_PATH of the caller are kept:
             # they say where this machine's compiler finds its headers.
-            done = subprocess.run(
-                [self.path, *map(str, arguments)],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                env={**os.environ, "LC_ALL": "C"},
-                check=False,
-            )
+            done = run_program([self.path, *map(str, arguments)], COMPILE_SECONDS, env={**os.environ, "LC_ALL": "C"})
         except OSError as error:
-            return f"{error.strerror}"
-        if done.returncode == 0:
+            return f"{error.strerror or error}"
+        if done.status == 0:
             return ""
-        lines = done.stderr.splitlines() or [f"exit status {done.returncode}"]
+        lines = done.complaint.splitlines() or [f"exit status {done.status}"]
         return printable(next((line for line in lines if "error" in line), lines[-1]), 300)
 
     def must(self, what: str, *arguments: str | Path) -> None:

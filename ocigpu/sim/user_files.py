@@ -3,13 +3,13 @@
 import os
 import shutil
 import socket
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 from ocigpu.core.errors import printable
 from ocigpu.sim.files import write_file
 from ocigpu.sim.models import Model, sim_error
+from ocigpu.system.programs import run_program
 
 _LDCONFIG = ("/sbin/ldconfig.real", "/sbin/ldconfig", "/usr/sbin/ldconfig")
 """Ubuntu's /sbin/ldconfig is a script around ldconfig.real."""
@@ -52,18 +52,14 @@ def write_ldcache(root: Path) -> None:
         raise sim_error(
             "no ldconfig on this machine", "the loader's cache needs a glibc system; or leave the cache out"
         )
-    done = subprocess.run(
-        [program, "-r", str(root), "-X", "-i"],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"},
-        check=False,
-    )
+    environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
+    try:
+        done = run_program([program, "-r", str(root), "-X", "-i"], 300, env=environment)
+    except OSError as error:
+        raise sim_error(f"{program} -r {root}: {error}") from error
     cache = root / "etc/ld.so.cache"
-    if done.returncode or not cache.is_file():
-        lines: Sequence[str] = done.stderr.splitlines() or ["no cache was written"]
+    if done.status or not cache.is_file():
+        lines: Sequence[str] = done.complaint.splitlines() or ["no cache was written"]
         raise sim_error(f"{program} -r {root}: {printable(lines[-1], 300)}")
     cache.chmod(0o644)
     shutil.rmtree(root / "var/cache", ignore_errors=True)  # ldconfig's own notes
