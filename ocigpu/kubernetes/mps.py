@@ -1,13 +1,18 @@
-"""CUDA's Multi-Process Service: where its directories are, and what each client may use.  Pure.
+"""CUDA's Multi-Process Service: where its directories are, what each client may use, and whether pods may come.
 
 A control daemon for each resource has its directories below the host directory ``mpsRoot``.  Clients share the pipe
 directory and /dev/shm with it; both are of the resource, so that pods of different resources share nothing.
+Before the limits are set a pod would run without any, and after a daemon has died none can start: the devices are
+unhealthy meanwhile, so the kubelet gives them to nobody.
 Sources: NVIDIA's MPS documentation (environment variables, limits by compute capability, control commands).
 """
 
+import os
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from ocigpu.core.facts import HostFacts
+from ocigpu.kubernetes.config import Configuration
 from ocigpu.kubernetes.devices import Resource
 
 CONTAINER_ROOT = "/mps"
@@ -64,3 +69,21 @@ def control_commands(resource: Resource, memory_mib: dict[str, int]) -> tuple[st
     ]
     percentage = 100 // max((device.replicas for device in shared.values()), default=1)
     return (*limits, f"set_default_active_thread_percentage {percentage}")
+
+
+def mps_root(configuration: Configuration) -> str:
+    """Return where the directories are: in a container where the host's directory was mounted."""
+    return CONTAINER_ROOT if os.path.isdir(CONTAINER_ROOT) else configuration.options.mps_root
+
+
+def waits_for_mps(resource: Resource, configuration: Configuration) -> str:
+    """Return why pods must not have devices of this resource yet, "" when they may or it is not shared by MPS."""
+    if resource.sharing != "mps":
+        return ""
+    ready = mps_directories(mps_root(configuration), resource.name).ready
+    return "" if os.path.exists(ready) else f"MPS: no control daemon is ready: there is no {ready}"
+
+
+def waiting_resources(resources: Sequence[Resource], configuration: Configuration) -> frozenset[str]:
+    """Return the names of those that wait."""
+    return frozenset(each.name for each in resources if waits_for_mps(each, configuration))

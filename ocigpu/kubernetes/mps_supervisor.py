@@ -16,9 +16,8 @@ from ocigpu.core.settings import Settings
 from ocigpu.kubernetes.config import Configuration
 from ocigpu.kubernetes.devices import Resource
 from ocigpu.kubernetes.loading import Told, read_configuration
-from ocigpu.kubernetes.mps import control_commands, mps_directories, mps_problem
+from ocigpu.kubernetes.mps import control_commands, mps_directories, mps_problem, mps_root
 from ocigpu.kubernetes.mps_control import ControlDaemon, Job, Times, find_program
-from ocigpu.kubernetes.mps_gate import mps_root
 from ocigpu.kubernetes.node import KubernetesNode, host_settings, read_node
 from ocigpu.kubernetes.sharing import DOMAIN
 from ocigpu.system.service import Backoff, FollowedFile, ServiceLog, Signals

@@ -19,8 +19,7 @@ from ocigpu.kubernetes.events import EventWatcher
 from ocigpu.kubernetes.health import RULES, Rules
 from ocigpu.kubernetes.loading import Told, read_configuration
 from ocigpu.kubernetes.monitor import Monitor
-from ocigpu.kubernetes.mps import mps_problem
-from ocigpu.kubernetes.mps_gate import waiting_resources, waits_for_mps
+from ocigpu.kubernetes.mps import mps_problem, waiting_resources, waits_for_mps
 from ocigpu.kubernetes.node import KubernetesNode, carry_over, host_settings
 from ocigpu.kubernetes.reader import HardwareReader, Reading
 from ocigpu.kubernetes.server import FIRST_RETRY, LONGEST_RETRY, Offer, Registration, ResourceServer, identity

@@ -18,7 +18,7 @@ from ocigpu.core.settings import Settings
 from ocigpu.kubernetes.allocate import allocate
 from ocigpu.kubernetes.api import deviceplugin_pb2 as pb
 from ocigpu.kubernetes.api.messages import VERSION, container_response, device_list
-from ocigpu.kubernetes.api.services import DEVICE_PLUGIN, REGISTRATION, method, serve
+from ocigpu.kubernetes.api.services import DEVICE_PLUGIN, REGISTRATION, method, open_channel, serve
 from ocigpu.kubernetes.config import Configuration
 from ocigpu.kubernetes.devices import Resource
 from ocigpu.kubernetes.node import KubernetesNode
@@ -52,12 +52,6 @@ class Offer(NamedTuple):
 def socket_name(resource: str) -> str:
     """Return the name of a resource's socket: nvidia.com/mig-1g.5gb is nvidia-mig-1g.5gb.sock."""
     return f"nvidia-{resource.rpartition('/')[2]}.sock"
-
-
-def open_channel(path: str) -> grpc.Channel:
-    """Return a new connection to a socket: none of an earlier attempt, with its back-off, is used again."""
-    options = [("grpc.default_authority", "localhost"), ("grpc.use_local_subchannel_pool", 1)]
-    return grpc.insecure_channel(f"unix:{path}", options)
 
 
 def identity(path: str) -> tuple[int, ...]:

@@ -44,7 +44,7 @@ def main(path: str, file: str) -> None:
 
     server = grpc.server(ThreadPoolExecutor(4))
     server.add_generic_rpc_handlers(
-        (serve(POD_RESOURCES, dict.fromkeys(POD_RESOURCES.methods, refuse) | {"List": list_}),)
+        (serve(POD_RESOURCES, dict.fromkeys(POD_RESOURCES.methods_by_name, refuse) | {"List": list_}),)
     )
     server.add_insecure_port(f"unix:{path}")
     server.start()

@@ -6,7 +6,7 @@ import grpc
 
 from ocigpu.core.errors import printable
 from ocigpu.kubernetes.api import podresources_pb2 as pb
-from ocigpu.kubernetes.api.services import POD_RESOURCES, method
+from ocigpu.kubernetes.api.services import POD_RESOURCES, method, open_channel
 from ocigpu.kubernetes.exporter.owners import Claimed, OwningContainer
 
 DEADLINE = 10.0
@@ -25,12 +25,7 @@ class Listing(NamedTuple):
 
 def list_containers(socket: str, seconds: float = DEADLINE) -> Listing:
     """Ask the kubelet on this socket; waits at most so long, and never raises for what the kubelet does."""
-    options = [
-        ("grpc.max_receive_message_length", MAX_ANSWER),
-        ("grpc.default_authority", "localhost"),
-        ("grpc.use_local_subchannel_pool", 1),
-    ]
-    with grpc.insecure_channel(f"unix:{socket}", options) as channel:
+    with open_channel(socket, ("grpc.max_receive_message_length", MAX_ANSWER)) as channel:
         try:
             answer = method(channel, POD_RESOURCES, "List")(pb.ListPodResourcesRequest(), timeout=seconds)
         except grpc.RpcError as error:

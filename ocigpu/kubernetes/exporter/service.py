@@ -237,39 +237,26 @@ class ExporterService:
     def own_metrics(self) -> bytes:
         """Return what the exporter says of itself, now."""
         now = self.standing
+        age = round(time.monotonic() - now.sampled, 3)
+        asked = now.pods_seconds >= 0
+        rows: list[tuple[str, str, float | None]] = [
+            ("ocigpu_exporter_collectors_up", "Whether the list of metrics in force is the latest.",
+             not now.collectors_problem),
+            ("ocigpu_exporter_sample_age_seconds", "Age of the GPUs' values.", age if now.done else None),
+            ("ocigpu_exporter_sample_duration_seconds", "How long NVML took.", now.seconds if now.done else None),
+            ("ocigpu_exporter_pod_resources_up", "Whether the kubelet answered when it was asked last.",
+             not now.pods_problem if asked else None),
+            ("ocigpu_exporter_pod_resources_duration_seconds", "How long the kubelet took.",
+             now.pods_seconds if asked else None),
+        ]  # fmt: skip
+        results = ((("result", "ok"),), now.done), ((("result", "failed"),), now.failed)
+        version = (("version", __version__),)
         lines = [
-            render_number(
-                "ocigpu_exporter_info", "gauge", "The exporter's version.", ((("version", __version__),), 1)
-            ),
+            render_number("ocigpu_exporter_info", "gauge", "The exporter's version.", (version, 1)),
             render_number(
                 "ocigpu_exporter_up", "gauge", "Whether NVML answered when it was asked last.", ((), not now.problem)
             ),
-            render_number(
-                "ocigpu_exporter_samples_total", "counter", "How often NVML was asked.",
-                ((("result", "ok"),), now.done), ((("result", "failed"),), now.failed),
-            ),
-            render_number(
-                "ocigpu_exporter_collectors_up", "gauge", "Whether the list of metrics in force is the latest.",
-                ((), not now.collectors_problem),
-            ),
-        ]  # fmt: skip
-        if now.done:
-            age = round(time.monotonic() - now.sampled, 3)
-            lines += [
-                render_number("ocigpu_exporter_sample_age_seconds", "gauge", "Age of the GPUs' values.", ((), age)),
-                render_number(
-                    "ocigpu_exporter_sample_duration_seconds", "gauge", "How long NVML took.", ((), now.seconds)
-                ),
-            ]
-        if now.pods_seconds >= 0:
-            lines += [
-                render_number(
-                    "ocigpu_exporter_pod_resources_up", "gauge", "Whether the kubelet answered when it was asked last.",
-                    ((), not now.pods_problem),
-                ),
-                render_number(
-                    "ocigpu_exporter_pod_resources_duration_seconds", "gauge", "How long the kubelet took.",
-                    ((), now.pods_seconds),
-                ),
-            ]  # fmt: skip
+            render_number("ocigpu_exporter_samples_total", "counter", "How often NVML was asked.", *results),
+            *(render_number(name, "gauge", text, ((), value)) for name, text, value in rows if value is not None),
+        ]
         return "".join(lines).encode()
