@@ -4,7 +4,9 @@ It is asked once at start and when devices change, in a process of its own with 
 process, never the plugin.
 """
 
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import BeforeValidator, TypeAdapter
 
 from ocigpu.core.errors import printable
 from ocigpu.core.facts import HostFacts
@@ -12,6 +14,10 @@ from ocigpu.gpus.nvidia.nvml_process import NvmlError, ask
 
 DEADLINE = 20.0
 """Seconds: each idle GPU takes one or two to wake up."""
+
+
+Text = Annotated[str, BeforeValidator(lambda value: printable(str(value), 96))]
+"""What closed code says."""
 
 
 class MigSize(NamedTuple):
@@ -34,13 +40,16 @@ class GpuDetails(NamedTuple):
     ``links``: NVLinks to other GPUs by their bus ids; ``switch_links``: those to NVSwitches.  ``migs``: by UUID.
     """
 
-    uuid: str
-    bus_id: str = ""
+    uuid: Text
+    bus_id: Text = ""
     memory_mib: int = 0
-    clique: str = ""
+    clique: Text = ""
     switch_links: int = 0
     links: "dict[str, int]" = {}
     migs: "dict[str, MigSize]" = {}
+
+
+_GPUS = TypeAdapter(list[GpuDetails])
 
 
 class Hardware(NamedTuple):
@@ -66,21 +75,7 @@ def parse_hardware(data: Any) -> Hardware:
 
     Raises ValueError, TypeError, KeyError or AttributeError for anything else.
     """
-    gpus = [
-        GpuDetails(
-            printable(str(item["uuid"]), 96),
-            printable(str(item["bus_id"]), 96),
-            int(item["memory_mib"]),
-            printable(str(item["clique"]), 96),
-            int(item["switch_links"]),
-            {str(bus_id): int(count) for bus_id, count in item["links"].items()},
-            {
-                str(uuid): MigSize(**{name: int(value) for name, value in size.items()})
-                for uuid, size in item["migs"].items()
-            },
-        )
-        for item in data["gpus"]
-    ]
+    gpus = _GPUS.validate_python(data["gpus"])
     levels = {}
     for one, two, level in data["levels"]:
         levels[one, two] = levels[two, one] = int(level)

@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ocigpu.core import rawjson
-from ocigpu.core.errors import HostError, OcigpuError, printable
+from ocigpu.core.errors import OcigpuError, printable
 from ocigpu.engines.places import DAEMON_PATH, Daemon, expand, read_file, running_daemons
 from ocigpu.engines.status import RUNTIME, read_engine_status
+from ocigpu.kubernetes.host_files import install_error
 from ocigpu.system.proc import parse_stat
 from ocigpu.system.programs import Finished, run_program
 
@@ -54,9 +55,7 @@ class HostEngine:
         ]
         if len(found) > 1:
             shown = ", ".join(f"{daemon.engine} {daemon.config}".strip() for daemon in found)
-            raise HostError(
-                "OCIGPU-KUBE-8", f"{len(found)} engines run on this node: {shown}", "Say which: --engine, --config"
-            )
+            raise install_error(f"{len(found)} engines run on this node: {shown}", "Say which: --engine, --config")
         return self._look(found[0]) if found else None
 
     def require(self) -> Running:
@@ -64,9 +63,7 @@ class HostEngine:
         found = self.find()
         if found is None:
             what = self.name or "containerd or CRI-O"
-            raise HostError(
-                "OCIGPU-KUBE-8", f"no {what} runs on this node", "The pod needs the host's process ids (hostPID)."
-            )
+            raise install_error(f"no {what} runs on this node", "The pod needs the host's process ids (hostPID).")
         return found
 
     def _look(self, daemon: Daemon) -> Running | None:
@@ -105,11 +102,11 @@ class HostEngine:
             if status.engine != running.daemon.engine or not status.running:
                 continue
             if broken := [problem for problem in status.problems if not problem.startswith("runtime ")]:
-                raise HostError("OCIGPU-KUBE-8", f"{status.engine}: {broken[0]}", "Mend the engine's configuration.")
+                raise install_error(f"{status.engine}: {broken[0]}", "Mend the engine's configuration.")
             for entry in status.runtimes:
                 if entry.name == name and entry.path not in ("", runtime):
                     hint = f"Remove it first (ocigpu engine remove {status.engine}), or give another name: --name NAME"
-                    raise HostError("OCIGPU-KUBE-8", f"{status.engine} has {name} = {entry.path} already", hint)
+                    raise install_error(f"{status.engine} has {name} = {entry.path} already", hint)
 
     def run(self, program: str, verb: str, running: Running, *words: str) -> dict[str, Any]:
         """Run ``ocigpu engine VERB`` on the host; return what it says as JSON.  Raises HostError OCIGPU-KUBE-8."""
@@ -120,7 +117,7 @@ class HostEngine:
             lines = [line for line in done.complaint.splitlines() if line.strip()] or [f"exit status {done.status}"]
             hint = next((printable(line[6:], 300) for line in lines if line.startswith("hint: ")), None)
             cause = printable(lines[0].removeprefix("ocigpu: "), 500)
-            raise HostError("OCIGPU-KUBE-8", f"ocigpu engine {verb}: {cause}", hint)
+            raise install_error(f"ocigpu engine {verb}: {cause}", hint)
         answer: dict[str, Any] = rawjson.parse(done.output)
         return answer
 
@@ -132,7 +129,7 @@ class HostEngine:
         try:
             return run_program([*away, *command], _SECONDS, env=environment)
         except OSError as error:
-            raise HostError("OCIGPU-KUBE-8", f"{command[0]}: {error}") from error
+            raise install_error(f"{command[0]}: {error}") from error
 
     def plan_restart(self, running: Running, how: str) -> str:
         """Return how the engine is restarted, a word of RESTARTS; raises HostError when containers would end by it."""
@@ -140,8 +137,7 @@ class HostEngine:
             how = "systemd" if os.path.isdir(f"{self.host_root}/run/systemd/system") else "signal"
         if how == "systemd":
             if not running.unit:
-                raise HostError(
-                    "OCIGPU-KUBE-8",
+                raise install_error(
                     f"no systemd unit has {running.daemon.engine}'s process",
                     "Give --restart signal (chart: nodeInstaller.args).",
                 )
@@ -150,7 +146,7 @@ class HostEngine:
                 mode = shown.output.strip()
                 if shown.status or mode != _SAFE_KILL_MODE:
                     cause = f"KillMode={mode or 'unknown'} of {running.unit} would end the containers with it"
-                    raise HostError("OCIGPU-KUBE-8", f"restart {running.unit}: {cause}", "Set KillMode=process.")
+                    raise install_error(f"restart {running.unit}: {cause}", "Set KillMode=process.")
         return how
 
     def restart(self, running: Running, how: str) -> None:
@@ -159,14 +155,13 @@ class HostEngine:
             done = self.on_host(["systemctl", "restart", running.unit])
             if done.status:
                 words = printable((done.complaint or done.output).strip(), 300)
-                raise HostError("OCIGPU-KUBE-8", f"systemctl restart {running.unit}: {words}")
+                raise install_error(f"systemctl restart {running.unit}: {words}")
         elif self._look(running.daemon) is not None:
             os.kill(running.daemon.pid, signal.SIGTERM)
         end = time.monotonic() + self.seconds
         while not self._is_back(running):
             if time.monotonic() > end:
-                raise HostError(
-                    "OCIGPU-KUBE-8",
+                raise install_error(
                     f"{running.daemon.engine} was not back {self.seconds:.0f} s after its restart",
                     "Look at its log on the node: journalctl -u " + (running.unit or running.daemon.engine),
                 )

@@ -22,14 +22,19 @@ PENDING = "restart-pending"
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
 
 
+def install_error(cause: str, hint: str | None = None) -> HostError:
+    """Return the error of what cannot be installed on this node."""
+    return HostError("OCIGPU-KUBE-8", cause, hint)
+
+
 def payload_version(payload: str) -> str:
     """Return the name of the one version that an image brings; raises HostError OCIGPU-KUBE-8."""
     try:
         names = sorted(entry.name for entry in os.scandir(payload) if entry.is_dir())
     except OSError as error:
-        raise HostError("OCIGPU-KUBE-8", f"read {payload}: {error.strerror}", "Use the image of the chart.") from error
+        raise install_error(f"read {payload}: {error.strerror}", "Use the image of the chart.") from error
     if len(names) != 1:
-        raise HostError("OCIGPU-KUBE-8", f"{payload}: holds {len(names)} versions, not one", "Build the image again.")
+        raise install_error(f"{payload}: holds {len(names)} versions, not one", "Build the image again.")
     return names[0]
 
 
@@ -150,7 +155,7 @@ class HostFiles:
             yield
         except (OSError, shutil.Error) as error:
             cause = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-            raise HostError("OCIGPU-KUBE-8", f"{action} below {self.host_root}: {cause}") from error
+            raise install_error(f"{action} below {self.host_root}: {cause}") from error
 
 
 def _read_link(fd: int) -> str:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from ocigpu.core.errors import HostError, OcigpuError, printable
 from ocigpu.kubernetes.api_server import ApiServer, apply, find_api_server
 from ocigpu.kubernetes.host_engine import HostEngine, Running, runtime_path
-from ocigpu.kubernetes.host_files import HostFiles, payload_version
+from ocigpu.kubernetes.host_files import HostFiles, install_error, payload_version
 from ocigpu.system.service import Backoff, ServiceLog, Signals
 
 LABEL = "ocigpu/runtime"
@@ -92,9 +92,7 @@ class NodeInstaller:
         done = self._engine.on_host([f"{version}/bin/ocigpu", "--version"])
         if done.status:
             cause = printable(done.complaint.strip() or f"exit status {done.status}", 300)
-            raise HostError(
-                "OCIGPU-KUBE-8", f"{version}/bin/ocigpu --version: {cause}", "Is the image of this machine?"
-            )
+            raise install_error(f"{version}/bin/ocigpu --version: {cause}", "Is the image of this machine?")
 
     def _restart(self, running: Running, how: str) -> None:
         if how == "none":

@@ -251,11 +251,10 @@ class ExporterService:
         ]  # fmt: skip
         results = ((("result", "ok"),), now.done), ((("result", "failed"),), now.failed)
         version = (("version", __version__),)
+        up = ((), not now.problem)
         lines = [
             render_number("ocigpu_exporter_info", "gauge", "The exporter's version.", (version, 1)),
-            render_number(
-                "ocigpu_exporter_up", "gauge", "Whether NVML answered when it was asked last.", ((), not now.problem)
-            ),
+            render_number("ocigpu_exporter_up", "gauge", "Whether NVML answered when it was asked last.", up),
             render_number("ocigpu_exporter_samples_total", "counter", "How often NVML was asked.", *results),
             *(render_number(name, "gauge", text, ((), value)) for name, text, value in rows if value is not None),
         ]

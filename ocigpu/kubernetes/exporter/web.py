@@ -81,7 +81,8 @@ class WebServer:
         try:
             self._socket = _listen(host, port)
         except OSError as error:
-            raise HostError("OCIGPU-KUBE-3", f"listen on {host or '*'}:{port}: {error.strerror}") from error
+            cause = str(error.strerror).partition(" (while ")[0]  # attempting to bind on address ...
+            raise HostError("OCIGPU-KUBE-3", f"listen on {host or '*'}:{port}: {cause}") from error
         self.server_port = int(self._socket.getsockname()[1])
 
     def serve_forever(self) -> None:
@@ -183,34 +184,10 @@ def _drop_slowest(clients: "dict[asyncio.Task[None], float]", most: int) -> None
 
 def _listen(host: str, port: int) -> socket.socket:
     """Return a socket that listens on an address; without a host on IPv6 and IPv4, where there is IPv6."""
-    try:
-        return _bind(socket.AF_INET6 if ":" in (host or "::") else socket.AF_INET, host or "::", port, both=not host)
-    except OSError:
-        if host or _has_ipv6():
-            raise
-        return _bind(socket.AF_INET, "0.0.0.0", port, both=False)
-
-
-def _has_ipv6() -> bool:
-    try:
-        with _bind(socket.AF_INET6, "::", 0, both=True):
-            return True
-    except OSError:  # a kernel without IPv6
-        return False
-
-
-def _bind(family: socket.AddressFamily, host: str, port: int, *, both: bool) -> socket.socket:
-    made = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        if family == socket.AF_INET6:
-            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(not both and host != "::"))
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind((host, port))
-        made.listen(_BACKLOG)
-        made.setblocking(False)
-    except OSError:
-        made.close()
-        raise
+    both = host in ("", "::") and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both or ":" in host else socket.AF_INET
+    made = socket.create_server((host, port), family=family, backlog=_BACKLOG, dualstack_ipv6=both)
+    made.setblocking(False)
     return made
 
 
