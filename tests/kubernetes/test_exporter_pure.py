@@ -415,8 +415,8 @@ def _families(text: str) -> list[object]:
     "data",
     [
         [], "x", 1, None, {}, {"gpus": 1}, {"gpus": [{}]},
-        {"gpus": [{"index": "x"}], "labels": {}, "seconds": 0, "listed": []},
-        {"gpus": [{"index": 0}], "labels": {}, "seconds": 0}, {"gpus": [], "labels": [], "seconds": 0},
+        {"gpus": [{"number": "x"}], "labels": {}, "seconds": 0, "listed": []},
+        {"gpus": [{"number": 0}], "labels": {}, "seconds": 0}, {"gpus": [], "labels": [], "seconds": 0},
     ],
     ids=str,
 )  # fmt: skip
@@ -427,11 +427,11 @@ def test_a_document_that_is_no_sample_is_refused(data: object) -> None:
 
 def test_values_that_are_no_numbers_are_left_out() -> None:
     gpu = {
-        "index": 0,
+        "number": 0,
         "labels": {},
         "xid": None,
         "xids": {},
-        "migs": [],
+        "instances": [],
         "minor": 0,
         "values": {"a": "x", "b": float("inf"), "c": 1.5, "d": None},
     }

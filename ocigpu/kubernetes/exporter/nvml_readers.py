@@ -18,24 +18,33 @@ Values = dict[str, Any]
 _DEV, _PROF = "DCGM_FI_DEV_", "DCGM_FI_PROF_"
 
 
+READERS: list[tuple[tuple[str, ...], Callable[[Any], Values]]] = []
+"""The metrics that each function gives."""
+
+
+def _gives(*names: str, prefix: str = _DEV) -> Callable[[Callable[[Any], Values]], Callable[[Any], Values]]:
+    """Note that a function gives these metrics."""
+
+    def note(function: Callable[[Any], Values]) -> Callable[[Any], Values]:
+        READERS.append((tuple(prefix + name for name in names), function))
+        return function
+
+    return note
+
+
+@_gives("SM_CLOCK", "MEM_CLOCK", "VIDEO_CLOCK")
 def _clocks(handle: Any) -> Values:
     domains = ((1, "SM_CLOCK"), (2, "MEM_CLOCK"), (3, "VIDEO_CLOCK"))
     return {_DEV + name: try_(pynvml.nvmlDeviceGetClockInfo, handle, domain) for domain, name in domains}
 
 
-def _temperatures(handle: Any) -> Values:
-    return {_DEV + "GPU_TEMP": pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)}
-
-
-def _watts(function: Callable[[Any], int]) -> Callable[[Any], float]:
-    return lambda handle: function(handle) / 1000
-
-
+@_gives("GPU_UTIL", "MEM_COPY_UTIL")
 def _utilization(handle: Any) -> Values:
     rates = pynvml.nvmlDeviceGetUtilizationRates(handle)
     return {_DEV + "GPU_UTIL": rates.gpu, _DEV + "MEM_COPY_UTIL": rates.memory}
 
 
+@_gives("FB_TOTAL", "FB_FREE", "FB_USED", "FB_RESERVED", "FB_USED_PERCENT")
 def read_memory(handle: Any) -> Values:
     try:
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
@@ -53,6 +62,7 @@ def read_memory(handle: Any) -> Values:
     }
 
 
+@_gives("CLOCK_THROTTLE_REASONS", "CLOCKS_EVENT_REASONS")
 def read_clock_reasons(handle: Any) -> Values:
     try:
         reasons = pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
@@ -61,19 +71,16 @@ def read_clock_reasons(handle: Any) -> Values:
     return {_DEV + "CLOCK_THROTTLE_REASONS": reasons, _DEV + "CLOCKS_EVENT_REASONS": reasons}
 
 
+_POLICIES = ("POWER", "THERMAL", "SYNC_BOOST", "BOARD_LIMIT", "LOW_UTIL", "RELIABILITY")  # NVML_PERF_POLICY_*: 0 to 5
+
+
+@_gives(*(f"{name}_VIOLATION" for name in _POLICIES))
 def _violations(handle: Any) -> Values:
-    policies = (
-        "POWER",
-        "THERMAL",
-        "SYNC_BOOST",
-        "BOARD_LIMIT",
-        "LOW_UTIL",
-        "RELIABILITY",
-    )  # NVML_PERF_POLICY_*: 0 to 5
-    found = ((name, try_(pynvml.nvmlDeviceGetViolationStatus, handle, policy)) for policy, name in enumerate(policies))
+    found = ((name, try_(pynvml.nvmlDeviceGetViolationStatus, handle, policy)) for policy, name in enumerate(_POLICIES))
     return {f"{_DEV}{name}_VIOLATION": status.violationTime if status else None for name, status in found}
 
 
+@_gives("ECC_SBE_VOL_TOTAL", "ECC_DBE_VOL_TOTAL", "ECC_SBE_AGG_TOTAL", "ECC_DBE_AGG_TOTAL")
 def _ecc(handle: Any) -> Values:
     kinds = (("SBE", 0), ("DBE", 1))  # NVML_MEMORY_ERROR_TYPE_CORRECTED, _UNCORRECTED
     counters = (("VOL", 0), ("AGG", 1))
@@ -84,6 +91,7 @@ def _ecc(handle: Any) -> Values:
     }
 
 
+@_gives("RETIRED_SBE", "RETIRED_DBE", "RETIRED_PENDING")
 def _retired(handle: Any) -> Values:
     causes = ((0, "SBE"), (1, "DBE"))  # NVML_PAGE_RETIREMENT_CAUSE_*
     pages = {name: try_(pynvml.nvmlDeviceGetRetiredPages, handle, cause) for cause, name in causes}
@@ -92,6 +100,7 @@ def _retired(handle: Any) -> Values:
     return found
 
 
+@_gives("CORRECTABLE_REMAPPED_ROWS", "UNCORRECTABLE_REMAPPED_ROWS", "ROW_REMAP_PENDING", "ROW_REMAP_FAILURE")
 def _rows(handle: Any) -> Values:
     correctable, uncorrectable, pending, failed = pynvml.nvmlDeviceGetRemappedRows(handle)
     return {
@@ -105,6 +114,7 @@ def _rows(handle: Any) -> Values:
 _ERROR_FIELDS = {"CRC_FLIT": 38, "CRC_DATA": 45, "REPLAY": 52, "RECOVERY": 59}
 
 
+@_gives("MEMORY_TEMP", "NVLINK_BANDWIDTH_TOTAL", *(f"NVLINK_{name}_ERROR_COUNT_TOTAL" for name in _ERROR_FIELDS))
 def _fields(handle: Any) -> Values:
     wanted = [(82, 0), *((field, 0) for field in _ERROR_FIELDS.values()), (138, ALL_LINKS), (139, ALL_LINKS)]
     answers = [_field(value) for value in pynvml.nvmlDeviceGetFieldValues(handle, wanted)]
@@ -124,6 +134,7 @@ def _field(value: Any) -> float | None:
     return number
 
 
+@_gives("VGPU_LICENSE_STATUS")
 def _license(handle: Any) -> Values:
     features = pynvml.nvmlDeviceGetGridLicensableFeatures(handle)
     if not features.isGridLicenseSupported or not features.licensableFeaturesCount:
@@ -133,6 +144,7 @@ def _license(handle: Any) -> Values:
     return {_DEV + "VGPU_LICENSE_STATUS": int(any(states))}
 
 
+@_gives("PCIE_TX_BYTES", "PCIE_RX_BYTES", prefix=_PROF)
 def read_pcie_rates(handle: Any) -> Values:
     """Each takes 20 ms: NVML counts for that long."""
     sent = pynvml.nvmlDeviceGetPcieThroughput(handle, pynvml.NVML_PCIE_UTIL_TX_BYTES)
@@ -140,56 +152,30 @@ def read_pcie_rates(handle: Any) -> Values:
     return {_PROF + "PCIE_TX_BYTES": sent * 1000, _PROF + "PCIE_RX_BYTES": received * 1000}
 
 
-def _one(name: str, function: Callable[[Any], Any]) -> tuple[tuple[str, ...], Callable[[Any], Values]]:
-    return (_DEV + name,), lambda handle: {_DEV + name: function(handle)}
+_PLAIN = {
+    "TOTAL_ENERGY_CONSUMPTION": pynvml.nvmlDeviceGetTotalEnergyConsumption,
+    "PSTATE": pynvml.nvmlDeviceGetPerformanceState,
+    "FAN_SPEED": pynvml.nvmlDeviceGetFanSpeed,
+    "PCIE_REPLAY_COUNTER": pynvml.nvmlDeviceGetPcieReplayCounter,
+    "PCIE_LINK_GEN": pynvml.nvmlDeviceGetCurrPcieLinkGeneration,
+    "PCIE_LINK_WIDTH": pynvml.nvmlDeviceGetCurrPcieLinkWidth,
+    "PCIE_MAX_LINK_GEN": pynvml.nvmlDeviceGetMaxPcieLinkGeneration,
+    "PCIE_MAX_LINK_WIDTH": pynvml.nvmlDeviceGetMaxPcieLinkWidth,
+    "POWER_USAGE": lambda handle: pynvml.nvmlDeviceGetPowerUsage(handle) / 1000,
+    "POWER_MGMT_LIMIT": lambda handle: pynvml.nvmlDeviceGetPowerManagementLimit(handle) / 1000,
+    "ENFORCED_POWER_LIMIT": lambda handle: pynvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000,
+    "GPU_TEMP": lambda handle: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU),
+    "ENC_UTIL": lambda handle: pynvml.nvmlDeviceGetEncoderUtilization(handle)[0],
+    "DEC_UTIL": lambda handle: pynvml.nvmlDeviceGetDecoderUtilization(handle)[0],
+}
 
 
-def _named(prefix: str, names: str, function: Callable[[Any], Values]) -> Any:
-    return tuple(prefix + name for name in names.split()), function
+def _plain(name: str, function: Callable[[Any], Any]) -> Callable[[Any], Values]:
+    return lambda handle: {name: function(handle)}
 
 
-READERS: tuple[tuple[tuple[str, ...], Callable[[Any], Values]], ...] = (
-    _named(_DEV, "SM_CLOCK MEM_CLOCK VIDEO_CLOCK", _clocks),
-    _named(_DEV, "GPU_TEMP", _temperatures),
-    _one("POWER_USAGE", _watts(pynvml.nvmlDeviceGetPowerUsage)),
-    _one("POWER_MGMT_LIMIT", _watts(pynvml.nvmlDeviceGetPowerManagementLimit)),
-    _one("ENFORCED_POWER_LIMIT", _watts(pynvml.nvmlDeviceGetEnforcedPowerLimit)),
-    _one("TOTAL_ENERGY_CONSUMPTION", pynvml.nvmlDeviceGetTotalEnergyConsumption),
-    _one("PSTATE", pynvml.nvmlDeviceGetPerformanceState),
-    _one("FAN_SPEED", pynvml.nvmlDeviceGetFanSpeed),
-    _one("PCIE_REPLAY_COUNTER", pynvml.nvmlDeviceGetPcieReplayCounter),
-    _one("PCIE_LINK_GEN", pynvml.nvmlDeviceGetCurrPcieLinkGeneration),
-    _one("PCIE_LINK_WIDTH", pynvml.nvmlDeviceGetCurrPcieLinkWidth),
-    _one("PCIE_MAX_LINK_GEN", pynvml.nvmlDeviceGetMaxPcieLinkGeneration),
-    _one("PCIE_MAX_LINK_WIDTH", pynvml.nvmlDeviceGetMaxPcieLinkWidth),
-    _named(_DEV, "GPU_UTIL MEM_COPY_UTIL", _utilization),
-    _one("ENC_UTIL", lambda handle: pynvml.nvmlDeviceGetEncoderUtilization(handle)[0]),
-    _one("DEC_UTIL", lambda handle: pynvml.nvmlDeviceGetDecoderUtilization(handle)[0]),
-    _named(_DEV, "FB_TOTAL FB_FREE FB_USED FB_RESERVED FB_USED_PERCENT", read_memory),
-    _named(_DEV, "CLOCK_THROTTLE_REASONS CLOCKS_EVENT_REASONS", read_clock_reasons),
-    _named(
-        _DEV,
-        "POWER_VIOLATION THERMAL_VIOLATION SYNC_BOOST_VIOLATION BOARD_LIMIT_VIOLATION LOW_UTIL_VIOLATION "
-        "RELIABILITY_VIOLATION",
-        _violations,
-    ),
-    _named(_DEV, "ECC_SBE_VOL_TOTAL ECC_DBE_VOL_TOTAL ECC_SBE_AGG_TOTAL ECC_DBE_AGG_TOTAL", _ecc),
-    _named(_DEV, "RETIRED_SBE RETIRED_DBE RETIRED_PENDING", _retired),
-    _named(
-        _DEV,
-        "CORRECTABLE_REMAPPED_ROWS UNCORRECTABLE_REMAPPED_ROWS ROW_REMAP_PENDING ROW_REMAP_FAILURE",
-        _rows,
-    ),
-    _named(
-        _DEV,
-        "MEMORY_TEMP NVLINK_BANDWIDTH_TOTAL NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL NVLINK_CRC_DATA_ERROR_COUNT_TOTAL "
-        "NVLINK_REPLAY_ERROR_COUNT_TOTAL NVLINK_RECOVERY_ERROR_COUNT_TOTAL",
-        _fields,
-    ),
-    _named(_DEV, "VGPU_LICENSE_STATUS", _license),
-    _named(_PROF, "PCIE_TX_BYTES PCIE_RX_BYTES", read_pcie_rates),
-)
-"""The metrics that each function gives."""
+for _name, _function in _PLAIN.items():
+    _gives(_name)(_plain(_DEV + _name, _function))
 
 LABEL_READERS: dict[str, Callable[[Any], str]] = {
     _DEV + "BRAND": lambda handle: dict(enumerate(BRANDS)).get(pynvml.nvmlDeviceGetBrand(handle), "Unknown"),

@@ -2,12 +2,27 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import BeforeValidator, PlainValidator, TypeAdapter
 
 from ocigpu.core.errors import printable
 
 MAX_TEXT = 200
 Values = Mapping[str, float]
+
+
+def _text(value: Any) -> str:
+    return printable(str(value), MAX_TEXT)
+
+
+def _finite(items: Any) -> dict[str, float]:
+    numbers = {str(name): value for name, value in items.items() if isinstance(value, (int, float))}
+    return {name: value for name, value in numbers.items() if math.isfinite(value)}
+
+
+Text = Annotated[str, BeforeValidator(_text)]
+Numbers = Annotated[Values, PlainValidator(_finite)]
 
 
 class Instance(NamedTuple):
@@ -18,9 +33,9 @@ class Instance(NamedTuple):
     """
 
     number: int
-    uuids: tuple[str, ...]
-    profile: str
-    values: Values
+    uuids: tuple[Text, ...]
+    profile: Text
+    values: Numbers
     xid: int | None = None
     xids: "Mapping[int, int]" = {}
     start: int = -1
@@ -34,15 +49,15 @@ class GpuSample(NamedTuple):
     """
 
     number: int
-    uuid: str = ""
-    bus_id: str = ""
-    name: str = ""
-    error: str = ""
-    labels: "Mapping[str, str]" = {}
-    values: Values = {}
+    uuid: Text = ""
+    bus_id: Text = ""
+    name: Text = ""
+    error: Text = ""
+    labels: "Mapping[str, Text]" = {}
+    values: Numbers = {}
     xid: int | None = None
     xids: "Mapping[int, int]" = {}
-    clocks: "Mapping[str, int]" = {}
+    clocks: "Mapping[Text, int]" = {}
     instances: tuple[Instance, ...] = ()
     processes: tuple[tuple[int, int, int], ...] = ()
     minor: int = -1
@@ -55,75 +70,17 @@ class Sample(NamedTuple):
     """
 
     gpus: tuple[GpuSample, ...] = ()
-    labels: "Mapping[str, str]" = {}
+    labels: "Mapping[str, Text]" = {}
     seconds: float = 0.0
     error: str = ""
-    listed: tuple[str, ...] = ()
+    listed: tuple[Text, ...] = ()
+
+
+_SAMPLE = TypeAdapter(Sample)
 
 
 def parse_sample(data: Any) -> Sample:
     """Return the sample in a document; raises ValueError, TypeError, KeyError or AttributeError for anything else."""
     if "error" in data:
         return Sample(error=_text(data["error"]))
-    return Sample(
-        tuple(map(_gpu, data["gpus"])),
-        _texts(data["labels"]),
-        float(data["seconds"]),
-        listed=tuple(map(_text, data["listed"])),
-    )
-
-
-def _gpu(item: Any) -> GpuSample:
-    gpu = GpuSample(
-        int(item["index"]),
-        _text(item.get("uuid", "")),
-        _text(item.get("bus_id", "")),
-        _text(item.get("name", "")),
-        _text(item.get("error", "")),
-    )
-    if gpu.error:
-        return gpu
-    return gpu._replace(
-        labels=_texts(item["labels"]),
-        values=_values(item["values"]),
-        xid=_number(item["xid"]),
-        xids=_counts(item["xids"]),
-        clocks={_text(name): int(count) for name, count in item.get("clocks", {}).items()},
-        instances=tuple(map(_instance, item["migs"])),
-        processes=tuple((int(pid), int(memory), int(share)) for pid, memory, share in item.get("processes", ())),
-        minor=int(item["minor"]),
-    )
-
-
-def _instance(item: Any) -> Instance:
-    return Instance(
-        int(item["gi"]),
-        tuple(map(_text, item["uuids"])),
-        _text(item["profile"]),
-        _values(item["values"]),
-        _number(item["xid"]),
-        _counts(item["xids"]),
-        int(item["start"]),
-    )
-
-
-def _text(value: Any) -> str:
-    return printable(str(value), MAX_TEXT)
-
-
-def _texts(items: Any) -> dict[str, str]:
-    return {str(name): _text(text) for name, text in items.items()}
-
-
-def _number(value: Any) -> int | None:
-    return None if value is None else int(value)
-
-
-def _counts(items: Any) -> dict[int, int]:
-    return {int(number): int(count) for number, count in items.items()}
-
-
-def _values(items: Any) -> dict[str, float]:
-    return {
-        str(name): value for name, value in items.items() if isinstance(value, (int, float)) and math.isfinite(value)
-    }
+    return _SAMPLE.validate_python({name: data[name] for name in ("gpus", "labels", "seconds", "listed")})

@@ -192,7 +192,7 @@ class NvmlSampler:
         return {"gpus": gpus, "labels": wanted, "listed": listed, "seconds": round(time.monotonic() - begin, 6)}
 
     def _gpu(self, index: int) -> dict[str, Any]:
-        gpu: dict[str, Any] = {"index": index}
+        gpu: dict[str, Any] = {"number": index}
         try:
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
             gpu["uuid"] = uuid = pynvml.nvmlDeviceGetUUID(handle)
@@ -219,7 +219,7 @@ class NvmlSampler:
         }
         gpu["values"] = {name: value for name, value in values.items() if value is not None and name in wanted}
         gpu["xid"], gpu["xids"] = self._xids(uuid, WHOLE_GPU)
-        gpu["migs"] = migs
+        gpu["instances"] = migs
         minor = try_(pynvml.nvmlDeviceGetMinorNumber, handle)
         gpu["minor"] = -1 if minor is None else minor
         if self.orders.get("processes") and not migs:
@@ -256,7 +256,7 @@ class NvmlSampler:
             xid, xids = self._xids(uuid, instance)
             xid_of_all, xids_of_all = self._xids(uuid, WHOLE_GPU)
             instances[instance] = {
-                "gi": instance,
+                "number": instance,
                 "uuids": [mig_uuid],
                 "profile": profile.rpartition("c.")[2],  # "1c.2g.10gb" is part of the instance 2g.10gb
                 "values": {name: value for name, value in values.items() if name in wanted},
