@@ -106,48 +106,38 @@ class HostFiles:
                 with self._open("", above=True) as parent:
                     os.rmdir(os.path.basename(self.prefix), dir_fd=parent)
 
+    def _root(self) -> contextlib.AbstractContextManager[int]:
+        return _closing(os.open(self.host_root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+
     def _make(self, path: str) -> None:
-        root_fd = os.open(self.host_root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
+        with self._root() as root_fd:
             os.close(make_directories(root_fd, path, 0o755, lambda _: None))
-        finally:
-            os.close(root_fd)
 
     def _forget_caches(self) -> None:
         """Remove what stubs of the former version know (see ocigpu/entry/pass_through.py); programs write it anew."""
-        root_fd = os.open(self.host_root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            fd = open_in_root(root_fd, "/run/ocigpu", _DIRECTORY)
+            with self._root() as root_fd:
+                fd = open_in_root(root_fd, "/run/ocigpu", _DIRECTORY)
         except OSError:  # nothing has run yet
             return
-        finally:
-            os.close(root_fd)
-        try:
+        with _closing(fd):
             for name in os.listdir(fd):
                 if name.startswith("next-"):
                     os.unlink(name, dir_fd=fd)
-        finally:
-            os.close(fd)
 
     @contextlib.contextmanager
     def _open(self, below: str, missing_ok: bool = False, above: bool = False) -> Iterator[int]:
         """Yield a descriptor of a directory below the prefix (or of the one above it), -1 if it may be missing."""
         path = os.path.dirname(self.prefix) if above else f"{self.prefix}{below}"
-        with self._failing(f"open {path}"):
-            root_fd = os.open(self.host_root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        with self._failing(f"open {path}"), self._root() as root_fd:
             try:
                 fd = open_in_root(root_fd, path, _DIRECTORY)
             except FileNotFoundError:
                 if not missing_ok:
                     raise
                 fd = -1
-            finally:
-                os.close(root_fd)
-        try:
+        with _closing(fd):
             yield fd
-        finally:
-            if fd >= 0:
-                os.close(fd)
 
     @contextlib.contextmanager
     def _failing(self, action: str) -> Iterator[None]:
@@ -156,6 +146,15 @@ class HostFiles:
         except (OSError, shutil.Error) as error:
             cause = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             raise install_error(f"{action} below {self.host_root}: {cause}") from error
+
+
+@contextlib.contextmanager
+def _closing(fd: int) -> Iterator[int]:
+    try:
+        yield fd
+    finally:
+        if fd >= 0:
+            os.close(fd)
 
 
 def _read_link(fd: int) -> str:
