@@ -21,7 +21,7 @@ def device_plugin_command(words: list[str] | None = None, config: str = "", log_
     try:
         import grpc  # noqa: F401
 
-        from ocigpu.kubernetes.loading import parse_flags
+        from ocigpu.kubernetes.config import parse_flags
         from ocigpu.kubernetes.plugin import DevicePlugin
     except ImportError as error:
         cause = f"the device plugin needs grpcio and protobuf: {error}"
@@ -53,7 +53,7 @@ def exporter_command(
 
 
 def mps_command(context: typer.Context, shm_size: str = "50%", config: str = "", json: bool = False) -> None:
-    from ocigpu.kubernetes.loading import parse_flags
+    from ocigpu.kubernetes.config import parse_flags
     from ocigpu.kubernetes.mps_control import check_size
     from ocigpu.kubernetes.mps_supervisor import Supervisor
     from ocigpu.system.service import ServiceLog
@@ -80,9 +80,9 @@ def node_labels_command(
 ) -> None:
     import time
 
+    from ocigpu.kubernetes.config import parse_flags, read_configuration
     from ocigpu.kubernetes.labelling import Labeller, read_labels
     from ocigpu.kubernetes.labels import render_features
-    from ocigpu.kubernetes.loading import parse_flags, read_configuration
     from ocigpu.kubernetes.publish import TARGETS, find_place, withdraw
     from ocigpu.system.service import ServiceLog
 

@@ -4,6 +4,6 @@ Pure: options of all these programs (:mod:`~.options` and its tables), configura
 :mod:`~.sharing`), resources and their devices (:mod:`~.devices`, :mod:`~.vfio`), which devices go well together
 (:mod:`~.preferred`), what a container of a pod is given (:mod:`~.allocate`, :mod:`~.mps`), health (:mod:`~.health`) and
 node labels (:mod:`~.labels`).
-Reading the host: :mod:`~.node` with :mod:`~.hardware` and :mod:`~.topology`, :mod:`~.surroundings`.
+Reading the host: :mod:`~.node` with :mod:`~.hardware` and :mod:`~.topology`.
 :mod:`~.api` holds the kubelet's interfaces.
 """

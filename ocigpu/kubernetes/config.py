@@ -1,19 +1,28 @@
 """What the device plugin is told: command line, environment, configuration file and defaults become one record.
 
 The names, variables, keys and defaults are those of NVIDIA's device plugin and GPU feature discovery; every key is
-obeyed or refused with a reason, none is read and forgotten.  Pure.
+obeyed or refused with a reason, none is read and forgotten.  Only :func:`read_configuration` reads a file.
 """
 
 import fnmatch
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ocigpu.cdi.hook_words import HOOK_NAMES
 from ocigpu.core.errors import quoted
 from ocigpu.gpus.offer import FEATURE_FLAGS
-from ocigpu.kubernetes.options import Option, find_value, option_error, read_table, read_value
-from ocigpu.kubernetes.schema import FILE, TABLE, ConfigFile, NamePattern
+from ocigpu.kubernetes.options import (
+    Option,
+    add_word,
+    find_value,
+    option_error,
+    read_table,
+    read_text,
+    read_value,
+    split_words,
+)
+from ocigpu.kubernetes.schema import FILE, MAX_BYTES, TABLE, ConfigFile, NamePattern, parse_config_file
 from ocigpu.kubernetes.sharing import Sharing, parse_sharing, resource_name
 
 CDI_STRATEGIES = ("cdi-annotations", "cdi-cri")
@@ -150,3 +159,43 @@ def _check(options: PluginOptions, sharing: Sharing, where: str) -> list[str]:
     if options.pass_device_specs and set(options.device_list_strategy) <= set(CDI_STRATEGIES):
         warnings.append("passDeviceSpecs has no effect: with CDI strategies only, specifications hold the device nodes")
     return warnings
+
+
+# the command line and the file
+
+CONFIG_VARIABLES = {"node-labels": ("GFD_CONFIG_FILE", "CONFIG_FILE")}
+"""What names the file to a program; to others CONFIG_FILE."""
+
+
+class Told(NamedTuple):
+    """``flags``: text by option name; ``file``: path of the configuration file, "" for none."""
+
+    flags: "dict[str, str]"
+    file: str
+
+
+def parse_flags(words: Sequence[str], environment: Mapping[str, str], program: str = "device-plugin") -> Told:
+    """Return what the command line of one of our programs says; raises UsageError for words that it does not know."""
+    variables = CONFIG_VARIABLES.get(program, ("CONFIG_FILE",))
+    config = Option("config_file", "text", ("config-file",), variables, "")
+    flags: dict[str, str] = {}
+    file = next((environment[name] for name in variables if environment.get(name)), "")
+    options = (config, *(option for option in OPTIONS if program in option.programs))
+    for option, _, value in split_words(words, options, program):
+        if option is config:
+            file = value
+        else:
+            add_word(flags, option, value)
+    return Told(flags, file)
+
+
+def read_configuration(told: Told, environment: Mapping[str, str]) -> Configuration:
+    """Return the configuration in force; raises SettingsError (OCIGPU-KUBE-1).
+
+    Unlike NVIDIA's plugin, one that was not told whether to end without a driver waits for it: a program that ends is
+    started again and again.
+    """
+    text = read_text(told.file, MAX_BYTES, option_error) if told.file else ""
+    file, warnings = parse_config_file(text, told.file)
+    found = configure(told.flags, environment, file, told.file, PluginOptions(fail_on_init_error=False))
+    return found._replace(warnings=(*warnings, *found.warnings))

@@ -10,14 +10,15 @@ from typing import NamedTuple
 
 from ocigpu.core.errors import HostError, OcigpuError
 from ocigpu.core.settings import Settings
+from ocigpu.gpus.pci import NVIDIA_VENDOR, read_functions
 from ocigpu.gpus.tree import find_roots, read_bytes
-from ocigpu.kubernetes.config import Configuration
+from ocigpu.gpus.vfio.facts import GPU_CLASSES
+from ocigpu.kubernetes.config import Configuration, Told, read_configuration
 from ocigpu.kubernetes.labels import TIMESTAMP, Surroundings, make_labels, make_machine_labels, render_features
-from ocigpu.kubernetes.loading import Told, read_configuration
 from ocigpu.kubernetes.node import KubernetesNode, host_settings, read_node
 from ocigpu.kubernetes.publish import LabelPlace, find_place, publish, withdraw
-from ocigpu.kubernetes.surroundings import read_surroundings
 from ocigpu.kubernetes.vfio import read_model_names
+from ocigpu.kubernetes.vgpu import SPACE, parse_vgpu
 from ocigpu.system.service import Backoff, ServiceLog, Signals
 
 HEARTBEAT = 3600.0
@@ -51,6 +52,15 @@ def read_labels(settings: Settings, configuration: Configuration, now: float) ->
     else:
         labels, notes = make_labels(node.facts, configuration, node.hardware, around)
     return Labels(labels, notes, _silence(node, around))
+
+
+def read_surroundings(sys: str, machine_type_file: str, timestamp: int | None) -> Surroundings:
+    """Return the machine's name and what the PCI bus says of its GPUs; needs no privilege."""
+    functions = [each for each in read_functions(sys, NVIDIA_VENDOR) if each.base_class in GPU_CLASSES]
+    spaces = (read_bytes(f"{sys}/bus/pci/devices/{each.address}/config", SPACE) or b"" for each in functions)
+    vgpus = (vgpu for vgpu in map(parse_vgpu, spaces) if vgpu is not None)
+    machine = (read_bytes(machine_type_file, 4096) or b"").decode(errors="replace").strip()
+    return Surroundings(machine, frozenset(each.base_class for each in functions), next(vgpus, None), timestamp)
 
 
 def _silence(node: KubernetesNode, around: Surroundings) -> str:

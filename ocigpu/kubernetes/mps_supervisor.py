@@ -13,9 +13,8 @@ from typing import NamedTuple
 from ocigpu.core.errors import HostError, OcigpuError
 from ocigpu.core.facts import HostFacts
 from ocigpu.core.settings import Settings
-from ocigpu.kubernetes.config import Configuration
+from ocigpu.kubernetes.config import Configuration, Told, read_configuration
 from ocigpu.kubernetes.devices import Resource
-from ocigpu.kubernetes.loading import Told, read_configuration
 from ocigpu.kubernetes.mps import control_commands, mps_directories, mps_problem, mps_root
 from ocigpu.kubernetes.mps_control import ControlDaemon, Job, Times, find_program
 from ocigpu.kubernetes.node import KubernetesNode, host_settings, read_node

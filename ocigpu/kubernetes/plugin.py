@@ -13,12 +13,10 @@ from typing import NamedTuple
 from ocigpu.core.errors import HostError, OcigpuError, as_own_error
 from ocigpu.core.settings import Settings
 from ocigpu.kubernetes.allocate import usable_channels
-from ocigpu.kubernetes.config import Configuration, PluginOptions, configure
+from ocigpu.kubernetes.config import Configuration, PluginOptions, Told, configure, read_configuration
 from ocigpu.kubernetes.devices import Inventory, Resource
 from ocigpu.kubernetes.events import EventWatcher
-from ocigpu.kubernetes.health import RULES, Rules
-from ocigpu.kubernetes.loading import Told, read_configuration
-from ocigpu.kubernetes.monitor import Monitor
+from ocigpu.kubernetes.health import RULES, Monitor, Rules
 from ocigpu.kubernetes.mps import mps_problem, waiting_resources, waits_for_mps
 from ocigpu.kubernetes.node import KubernetesNode, carry_over, host_settings
 from ocigpu.kubernetes.reader import HardwareReader, Reading

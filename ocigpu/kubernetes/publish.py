@@ -5,18 +5,24 @@ DaemonSet.  Rights of the service account: pods get and nodefeatures patch, crea
 namespace; for the node itself nodes patch, which Kubernetes cannot narrow to one node.
 """
 
+import os
+import shutil
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from ocigpu.cdi.write import write_file
 from ocigpu.core.errors import HostError, SettingsError
 from ocigpu.kubernetes.api_server import ApiServer, apply, find_api_server, read_namespace, request
 from ocigpu.kubernetes.config import PluginOptions
 from ocigpu.kubernetes.labels import render_features
-from ocigpu.kubernetes.surroundings import remove_features, write_features
 
 TARGETS = ("node-feature", "node", "file")
 FEATURE_API = "nfd.k8s-sigs.io/v1alpha1"
 FEATURE_NODE = "nfd.node.kubernetes.io/node-name"
+
+
+_STAGING = ".ocigpu"
+"""Directory beside the file: node feature discovery reads every file of features.d, also one half written."""
 
 
 class LabelPlace(NamedTuple):
@@ -128,3 +134,29 @@ def _find_owner(server: ApiServer, namespace: str, pod: str) -> "dict[str, Any]"
     fields = ("apiVersion", "kind", "name", "uid")
     controllers = ({name: each[name] for name in fields} for each in references if each.get("controller"))
     return next(controllers, {})
+
+
+def write_features(path: str, text: str) -> None:
+    """Write a file of features.d, mode 0644, or leave what was there; missing directories are made.
+
+    Raises HostError (OCIGPU-HOST-3) when it cannot be written.
+    """
+    directory, name = os.path.split(path)
+    staging = os.path.join(directory, _STAGING)
+    try:
+        write_file(os.path.join(staging, name), text.encode())
+        os.replace(os.path.join(staging, name), path)
+        os.rmdir(staging)
+    except OSError as error:
+        shutil.rmtree(staging, ignore_errors=True)
+        raise HostError("OCIGPU-HOST-3", f"write {path}: {error.strerror}", "") from error
+
+
+def remove_features(path: str) -> None:
+    """Remove the file of features.d; one that is not there is no error."""
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise HostError("OCIGPU-HOST-3", f"remove {path}: {error.strerror}", "") from error

@@ -16,7 +16,7 @@ GPU = "nvidia.com/gpu"
 _QUICK = """
 import os, sys
 from ocigpu.kubernetes.health import Rules
-from ocigpu.kubernetes.loading import parse_flags
+from ocigpu.kubernetes.config import parse_flags
 from ocigpu.kubernetes.plugin import DevicePlugin, Timing
 from ocigpu.system.settings_file import read_settings
 timing = Timing(0.1, 0.3, Rules(probes=2, hold=0.3, patience=0.0))

@@ -17,8 +17,7 @@ from support.product import PROGRAMS
 
 from ocigpu import __version__
 from ocigpu.kubernetes import node_installer
-from ocigpu.kubernetes.config import PluginOptions
-from ocigpu.kubernetes.loading import Told, parse_flags, read_configuration
+from ocigpu.kubernetes.config import PluginOptions, Told, parse_flags, read_configuration
 from ocigpu.kubernetes.mps_control import check_size
 from ocigpu.kubernetes.publish import find_place, publish, withdraw
 from ocigpu.kubernetes.schema import parse_config_file

@@ -20,9 +20,8 @@ from ocigpu.core.errors import HostError, SettingsError
 from ocigpu.core.settings import Settings
 from ocigpu.kubernetes import labelling
 from ocigpu.kubernetes.api_server import ApiServer, find_api_server, request
-from ocigpu.kubernetes.config import PluginOptions
+from ocigpu.kubernetes.config import PluginOptions, Told
 from ocigpu.kubernetes.labelling import Labeller, read_labels
-from ocigpu.kubernetes.loading import Told
 from ocigpu.kubernetes.publish import LabelPlace, find_place, publish, withdraw
 from ocigpu.system.service import MAX_TOPICS
 from ocigpu.system.settings_file import read_settings

@@ -21,11 +21,9 @@ from ocigpu.core.settings import Settings
 from ocigpu.gpus.nvidia import nvml_verbs
 from ocigpu.kubernetes import events, specifications
 from ocigpu.kubernetes.allocate import CDI_VENDOR
-from ocigpu.kubernetes.config import OPTIONS, Configuration
+from ocigpu.kubernetes.config import OPTIONS, Configuration, Told, parse_flags, read_configuration
 from ocigpu.kubernetes.devices import Inventory, PluginDevice, Resource
-from ocigpu.kubernetes.health import NO_INSTANCE, Event, Rules
-from ocigpu.kubernetes.loading import Told, parse_flags, read_configuration
-from ocigpu.kubernetes.monitor import Monitor
+from ocigpu.kubernetes.health import NO_INSTANCE, Event, Monitor, Rules
 from ocigpu.kubernetes.node import KubernetesNode
 from ocigpu.kubernetes.plugin import DevicePlugin, Timing
 from ocigpu.kubernetes.reader import HardwareReader, read_again
