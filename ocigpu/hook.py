@@ -9,8 +9,8 @@ The hooks of CDI specifications have the vendor's names and run at another stage
 
 import os
 
-from ocigpu.bundle.document import check_can_have_gpus, read_config
-from ocigpu.core.config_json import rootfs_path
+from ocigpu.bundle.document import check_can_have_gpus, identify, read_config
+from ocigpu.core.config_json import Document, rootfs_path
 from ocigpu.core.errors import UsageError, quoted
 from ocigpu.core.settings import Settings
 from ocigpu.entry.state import parse_state, read_state
@@ -149,9 +149,14 @@ def _summary(notes: tuple[str, ...]) -> tuple[str, ...]:
 
 
 class Ready(NamedTuple):
-    """What was prepared for a container before its hook was called: the plan, what it was made of, a worker for it."""
+    """What was prepared for a container before its hook was called: the plan, what it was made of, a worker for it.
+
+    ``document``: its configuration, as long as :func:`ocigpu.bundle.document.identify` of the file is ``written``.
+    """
 
     request: "Request"
+    document: Document
+    written: tuple[int, ...]
     facts: "HostFacts"
     image: "ImageFacts"
     plan: "Plan"
@@ -183,15 +188,16 @@ def run_prestart(
         state = parse_state(state_text)
     if state.bundle == "/" and bundle:
         state = state._replace(bundle=bundle)
+    path = os.path.join(state.bundle, spec or "config.json")
     with step("read-config", spec or state.bundle):
-        document = read_config(state.bundle, spec or "config.json")
-    of_bundle = (document.config, settings, os.path.dirname(document.path))
-    with step("request", document.path):
-        request = parse_request(*of_bundle)
+        known = ready if ready and ready.written and ready.written == identify(path) else None
+        document = known.document if known else read_config(state.bundle, spec or "config.json")
+    with step("request", path):
+        request = known.request if known else parse_request(document.config, settings, os.path.dirname(path))
     if request.selection == "nothing":
         return ()
     check_without_cdi(request)
-    check_can_have_gpus(document.config, document.path)
+    check_can_have_gpus(document.config, path)
     rootfs = rootfs_path(document.config, state.bundle)
     from ocigpu.provision.apply import Caller, provision
     from ocigpu.provision.image import read_rootfs_facts

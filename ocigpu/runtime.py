@@ -8,7 +8,7 @@ import os
 import stat
 import time
 
-from ocigpu.bundle.policy import DEFAULT_PATH, hook_path, owns_device_policy
+from ocigpu.bundle.policy import DEFAULT_PATH, find_hook, hook_path, owns_device_policy
 from ocigpu.core.errors import OcigpuError
 from ocigpu.core.settings import MODES, Settings
 from ocigpu.entry.arguments import Arguments, find_container_id, parse_arguments
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
+    from ocigpu.core.config_json import Document
     from ocigpu.core.facts import HostFacts
     from ocigpu.entry.prepared import Task
     from ocigpu.gpus.request import Request
@@ -123,7 +124,7 @@ def edit_bundle(arguments: Arguments, settings: Settings, stub: str, log: Log) -
     """
     from ocigpu.bundle.document import check_can_have_gpus, read_config, write_config
     from ocigpu.bundle.edit import edit_config, take_back
-    from ocigpu.core.config_json import DECLARED, get_object
+    from ocigpu.core.config_json import CDI_DEVICES, DECLARED, get_object
     from ocigpu.gpus.vendors import parse_request
 
     where = os.path.join(arguments.bundle, arguments.config)
@@ -135,6 +136,8 @@ def edit_bundle(arguments: Arguments, settings: Settings, stub: str, log: Log) -
     for note in request.notes:
         log.write("warning", note)
     annotations = get_object(document.config, "annotations")
+    if request.selection == "nothing" and CDI_DEVICES in annotations:
+        return None  # specifications overwrite the variable that asked
     edited_before = DECLARED in annotations
     if edited_before:
         take_back(document.config)
@@ -144,13 +147,7 @@ def edit_bundle(arguments: Arguments, settings: Settings, stub: str, log: Log) -
         return None
     check_can_have_gpus(document.config, document.path)
     if request.selection == "cdi":
-        inject_devices(document.config, request, settings, log)
-        if trace := get_trace():
-            from ocigpu.system.trace import add_to_hooks
-
-            add_to_hooks(document.config, hook_path(settings, stub), trace.path)
-        with step("write-config", where):
-            write_config(document)
+        inject_devices(document, request, settings, arguments.bundle, stub, log)
         log.write("info", f"{document.path}: granted {', '.join(request.cdi_devices)}")
         return None
     owns_policy = owns_device_policy()
@@ -187,11 +184,11 @@ def edit_bundle(arguments: Arguments, settings: Settings, stub: str, log: Log) -
     program = hook_path(settings, stub)
     notes = edit_config(document.config, answer["rules"], program, options, declare_rules, answer["groups"])
     with step("write-config", where):
-        write_config(document)
+        written = write_config(document)
     _write_notes(log, document.path, notes, answer["granted"])
     if not early:
         return None
-    return Task(early, settings, request, document.config, bundle, spec, read[0] if read else None)
+    return Task(early, settings, request, document, written, bundle, spec, read[0] if read else None)
 
 
 def _answer(request: "Request", settings: Settings, read: "list[HostFacts]") -> "dict[str, Any]":
@@ -216,17 +213,23 @@ def _write_notes(log: Log, path: str, notes: "Sequence[str]", granted: "Sequence
     log.write("info", f"{path}: granted {', '.join(granted) or 'driver files only'}")
 
 
-def inject_devices(config: "dict[str, Any]", request: "Request", settings: Settings, log: Log) -> None:
-    """Change ``config`` so that the container gets its CDI devices; hooks that give GPUs otherwise are taken out.
+def inject_devices(
+    document: "Document", request: "Request", settings: Settings, bundle: str, stub: str, log: Log
+) -> None:
+    """Edit a configuration, on disk too, so that the container gets its CDI devices.
 
+    What our own hooks of specifications would do is done now, where mode spec could; hooks that give GPUs otherwise are
+    taken out.
     A specification of ours that the host has changed under is used all the same, with a warning in the log.
     Raises CdiError OCIGPU-CDI-4 to -6; that the specification is stale is then part of the message.  Raises what
     :func:`ocigpu.cdi.conditions.check_conditions` does.
     """
-    from ocigpu.bundle.inject import inject
+    from ocigpu.bundle.document import write_config
+    from ocigpu.bundle.inject import edit_of_devices, put_devices
+    from ocigpu.bundle.rootfs import NeedsHookError
     from ocigpu.cdi.registry import read_registry
     from ocigpu.core.errors import CdiError, HostError
-    from ocigpu.gpus.fingerprint import stale_reasons
+    from ocigpu.gpus.fingerprint import ANNOTATION, stale_reasons
 
     names = request.cdi_devices
     with step("read-specifications", ", ".join(settings.cdi_spec_dirs)):
@@ -241,7 +244,8 @@ def inject_devices(config: "dict[str, Any]", request: "Request", settings: Setti
             notes = check_conditions(request, resolved.specs, lambda: read_facts(settings, request.vendor))
         for note in notes:
             log.write("warning", note)
-    stale = []
+    stale: list[str] = []
+    fresh: list[str] = []
     for spec in resolved.specs:
         try:
             with step("check-stale", spec.path):
@@ -252,20 +256,39 @@ def inject_devices(config: "dict[str, Any]", request: "Request", settings: Setti
         if reasons:
             stale.append(f"{spec.path} is stale: {'; '.join(reasons)}")
             log.write("warning", stale[-1])
-    root = owns_device_policy()
+        elif ANNOTATION in spec.annotations:
+            fresh.append(spec.annotations[ANNOTATION])
+    stamp = " ".join(fresh) if len(fresh) == len(resolved.specs) else ""
+
+    owns_policy = owns_device_policy()
+    others, own = resolved.edits, None
+    if any("hooks" in item for item in resolved.edits):
+        from ocigpu.entry.own_hooks import carry_out, split_hooks
+
+        others, own = split_hooks(resolved.edits, find_hook(settings, stub))
+    options = (owns_policy and not settings.no_cgroups, os.lstat, resolved.files, not owns_policy)
     try:
         with step("inject", ", ".join(names)):
-            notes = inject(
-                config,
-                resolved.edits,
-                declare_rules=root and not settings.no_cgroups,
-                files=resolved.files,
-                rootless=not root,
-            )
+            edit, notes = edit_of_devices(document.config, others, *options)
+        for note in notes:
+            log.write("warning", note)
+        if own:
+            try:
+                carry_out(document, edit._replace(devices=names), own, resolved, settings, bundle, owns_policy, stamp)
+            except NeedsHookError as reason:
+                log.write("info", f"{document.path}: hooks of CDI specifications stay hooks, because {reason}")
+                edit, _ = edit_of_devices(document.config, resolved.edits, *options)
+            else:
+                return
+        put_devices(document.config, edit)
     except CdiError as error:
         raise CdiError(error.code, "; ".join((error.message, *stale)), error.hint) from error
-    for note in notes:
-        log.write("warning", note)
+    if trace := get_trace():
+        from ocigpu.system.trace import add_to_hooks
+
+        add_to_hooks(document.config, hook_path(settings, stub), trace.path)
+    with step("write-config", document.path):
+        write_config(document)
 
 
 def check_no_loop() -> None:

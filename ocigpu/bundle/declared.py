@@ -28,6 +28,7 @@ class Declared(NamedTuple):
     directories, a file being (name, mode, content), a link (name, target).
     ``denied``: (major, minor) of the host's GPUs that are not granted.  ``needs_hook``: why all this is not enough.
     ``granted``: names for the log; ``notes``: the plan's.  ``groups``: those of the host that its process is to be in.
+    ``files``: (container path, mode, content, whether only if it is missing) of files in the root file system.
     """
 
     nodes: "Sequence[tuple[str, str, int, int, int, int, int]]"
@@ -45,6 +46,7 @@ class Declared(NamedTuple):
     granted: "Sequence[str]"
     notes: "Sequence[str]"
     groups: "Sequence[int]" = ()
+    files: "Sequence[tuple[str, int, str, bool]]" = ()
 
 
 def why_hook(
@@ -121,6 +123,7 @@ def _why_covered(declared: Declared, config: "dict[str, Any]", resolve: "Callabl
         return ""
     parents: dict[str, str] = {}
     in_root = [path for path, _ in declared.links] + [LD_CACHE] * bool(declared.libraries)
+    in_root += [file[0] for file in declared.files]
     mounted = [node[0] for node in declared.nodes] + [path for path, _, _ in declared.views] + list(own)
     for paths, volumes in (
         (in_root, [path for path, _ in covers]),
@@ -147,9 +150,20 @@ def edit_declared(
 ) -> tuple[str, ...]:
     """Change ``config`` in place so that the container gets everything that is declared; return notes on groups.
 
+    ``declare_rules``: as for :func:`ocigpu.bundle.edit.edit_config`; the rest as for :func:`edit_of`.  Raises as
+    :func:`ocigpu.bundle.edit.put`.
+    """
+    groups, notes = fitting_groups(config, declared.groups)
+    edit = edit_of(declared, root, view_paths, bind_nodes)
+    put(config, edit._replace(rules=declared.rules if declare_rules else (), groups=groups))
+    return notes
+
+
+def edit_of(declared: Declared, root: str, view_paths: "Sequence[str]", bind_nodes: bool) -> ConfigEdit:
+    """Return what is to be put into a config.json, but for device rules and groups.
+
     ``root``: host path of its root directory; ``view_paths``: host paths of the views, in their order.
-    ``declare_rules``: as for :func:`ocigpu.bundle.edit.edit_config`.  ``bind_nodes``: the runtime binds the host's
-    node of the same path instead of making one, as in user namespaces.  Raises as :func:`ocigpu.bundle.edit.put`.
+    ``bind_nodes``: the runtime binds the host's node of the same path instead of making one, as in user namespaces.
     """
     nodes: "dict[str, dict[str, Any] | None]" = {}
     mounts = []
@@ -167,16 +181,6 @@ def edit_declared(
     if declared.simulated_proc:
         words = ["sh", "-c", SIMULATED_PROC, "sh", declared.simulated_proc, f"{root}/proc/driver"]
         hooks.append(("prestart", {"path": "/bin/sh", "args": words, "env": list(HOOK_ENVIRONMENT)}))
-    groups, notes = fitting_groups(config, declared.groups)
-    edit = ConfigEdit(
-        nodes=nodes,
-        rules=declared.rules if declare_rules else (),
-        mounts=mounts,
-        masked=declared.masked,
-        read_only=declared.read_only,
-        hooks=hooks,
-        groups=groups,
-        noted=NOTED,
+    return ConfigEdit(
+        nodes=nodes, mounts=mounts, masked=declared.masked, read_only=declared.read_only, hooks=hooks, noted=NOTED
     )
-    put(config, edit)
-    return notes

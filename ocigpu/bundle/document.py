@@ -118,9 +118,19 @@ def check_can_have_gpus(config: "dict[str, Any]", path: str) -> None:
         )
 
 
-def write_config(document: Document) -> None:
+def identify(path: str) -> tuple[int, ...]:
+    """Return what tells a file from another, and from itself after a change; () for none."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return ()
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def write_config(document: Document) -> tuple[int, ...]:
     """Replace the file on disk by the document's object: a new file, same mode and owner, renamed over the old.
 
+    Returns :func:`identify` of the new file, () if it has been replaced already.
     Raises SpecError OCIGPU-SPEC-4; then the old file is as it was and no new one is left.
     """
     try:
@@ -132,8 +142,10 @@ def write_config(document: Document) -> None:
         fd = os.open(directory or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             remove_drafts(fd)
-            replace_file(name, text, document.mode, fd, owner=(document.uid, document.gid))
+            made = replace_file(name, text, document.mode, fd, owner=(document.uid, document.gid))
         finally:
             os.close(fd)
     except OSError as error:
         raise SpecError("OCIGPU-SPEC-4", f"replace {document.path}: {error.strerror}") from error
+    found = identify(document.path)
+    return found if found[:4] == (made.st_dev, made.st_ino, made.st_size, made.st_mtime_ns) else ()

@@ -9,6 +9,7 @@ from binascii import crc32
 
 from ocigpu.core import rawjson
 from ocigpu.core.config_json import (
+    CDI_DEVICES,
     DECLARED,
     HOOK_ENVIRONMENT,
     OUR_HOOK,
@@ -61,6 +62,7 @@ class ConfigEdit(NamedTuple):
     takes the place of those of its destination, and all are made from the root down, as the CDI library has it.
     ``hooks``: pairs of (stage, entry).  ``groups``: by the ids that they have in the container.
     ``noted``: which of these (named as in ``_KEYS``) an annotation tells, so that :func:`take_back` finds them.
+    ``devices``: names of CDI devices, for an annotation of their own.
     """
 
     env: "Sequence[str]" = ()
@@ -75,6 +77,7 @@ class ConfigEdit(NamedTuple):
     rdt: "Entry | None" = None
     groups: "Sequence[int]" = ()
     noted: "Sequence[str]" = ()
+    devices: "Sequence[str]" = ()
 
 
 def put(config: "Entry", edit: ConfigEdit) -> None:
@@ -111,9 +114,12 @@ def put(config: "Entry", edit: ConfigEdit) -> None:
         _add_hooks(_own(draft, f"hooks.{stage}"), [entry for other, entry in edit.hooks if other == stage])
     if edit.rdt is not None:
         _own(draft, "linux", dict)["intelRdt"] = edit.rdt
-    words = [_digest(kind, _KEYS[kind](entry)) for kind in edit.noted for entry in new.get(kind, ())]
+    keys = [(kind, _KEYS[kind](entry)) for kind in edit.noted for entry in new.get(kind, ())]
+    words = [_digest(kind, key) for kind, key in keys if key]
     if words or "devices" in edit.noted:
         _own(draft, "annotations", dict)[DECLARED] = " ".join(words)
+    if edit.devices:
+        _own(draft, "annotations", dict)[CDI_DEVICES] = ",".join(edit.devices)
     config.clear()
     config.update(draft)
 
@@ -312,7 +318,9 @@ def take_back(config: "Entry") -> None:
     edits of ours have, or that narrows what the container may do: above all no path stays unhidden that an engine
     hides.  What had been replaced is not put back: an engine writes a new configuration for another container.
     """
-    text = get_object(config, "annotations").pop(DECLARED, None)
+    annotations = get_object(config, "annotations")
+    annotations.pop(CDI_DEVICES, None)
+    text = annotations.pop(DECLARED, None)
     left: dict[str, int] = {}
     for word in text.split() if isinstance(text, str) else ():
         left[word] = left.get(word, 0) + 1

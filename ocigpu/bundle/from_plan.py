@@ -7,7 +7,18 @@ links in the container's root file system, and its loader cache.
 from ocigpu.bundle.declared import Declared
 from ocigpu.bundle.edit import BIND_OPTIONS, rule_entries
 from ocigpu.bundle.loader_cache import cache_entries
-from ocigpu.core.actions import AllowDevice, Bind, JoinGroup, Link, Mask, Node, ReadOnly, RefreshLdCache, Tmpfs
+from ocigpu.core.actions import (
+    AllowDevice,
+    Bind,
+    JoinGroup,
+    Link,
+    Mask,
+    Node,
+    ReadOnly,
+    RefreshLdCache,
+    TextFile,
+    Tmpfs,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,6 +29,7 @@ if TYPE_CHECKING:
 def declare(plan: "Plan", facts: "HostFacts") -> Declared:
     """Return what a config.json can say of a plan for mode ``spec``, made of these facts."""
     mounts, optional, simulated_proc = [], [], ""
+    files: list[tuple[str, int, str, bool]] = []
     root_links: list[tuple[str, str]] = []
     views: "dict[str, tuple[list[tuple[str, int, str]], list[tuple[str, str]]]]" = {}
     needs_hook = ""
@@ -38,6 +50,8 @@ def declare(plan: "Plan", facts: "HostFacts") -> Declared:
             views.setdefault(directory, ([], []))[1].append((name, action.target))
         elif isinstance(action, Link):
             root_links.append((action.container_path, action.target))
+        elif isinstance(action, TextFile):
+            files.append((action.container_path, action.mode, action.content, action.only_if_missing))
         elif isinstance(action, RefreshLdCache):
             if plan.image.compat_dir in action.directories:
                 needs_hook = f"the image has CUDA compatibility libraries in {plan.image.compat_dir}"
@@ -58,6 +72,7 @@ def declare(plan: "Plan", facts: "HostFacts") -> Declared:
         read_only=[action.container_path for action in plan.actions if isinstance(action, ReadOnly)],
         simulated_proc=simulated_proc,
         links=root_links,
+        files=files,
         libraries=cache_entries(plan.actions, facts.libraries),
         views=[(path, files, links) for path, (files, links) in views.items()],
         denied=[(node.major, node.minor) for node in nodes if (node.major, node.minor) not in granted],

@@ -24,7 +24,7 @@ from ocigpu.system.store import open_cache
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     from ocigpu.core.settings import Settings
@@ -46,57 +46,95 @@ def declare_in_bundle(
     changed but the object in memory, which may lack other GPU hooks.
     """
     config = document.config
-    root = rootfs_path(config, bundle)
-    try:
-        root_fd = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:  # the hook names it
-        raise NeedsHookError(f"open rootfs {root}: {error.strerror}") from error
-    directory = RootDirectory(root_fd)
-    bind_nodes = not owns_policy or has_user_namespace(config)
+    root = BundleRoot(rootfs_path(config, bundle), owns_policy)
     declare_rules = owns_policy and not settings.no_cgroups
-    use_walk(True)
     try:
-        if os.path.samestat(os.fstat(root_fd), os.stat("/")):
-            raise NeedsHookError("its root directory is the host's")
-        with step("find-declared", root, "kept from an earlier start, or of a plan made now"):
-            declared = find_declared(root_fd, request, settings)
+        with step("find-declared", root.path, "kept from an earlier start, or of a plan made now"):
+            declared = find_declared(root.fd, request, settings)
         if remove_gpu_hooks(config):
             take_back_rules(config, declared.rules)
-        reason = why_hook(declared, config, lambda path: resolve_in_root(root_fd, path), declare_rules, bind_nodes)
-        if declared.simulated_proc and not owns_policy and has_user_namespace(config):
+        root.check(declared, config, declare_rules)
+        present = [mount for mount in declared.mounts if not _is_missing(mount["source"], declared.optional)]
+        declared = declared._replace(mounts=present)
+        notes: list[str] = []
+
+        def edit(views: list[str]) -> None:
+            bind_nodes = not owns_policy or has_user_namespace(config)
+            notes.extend(edit_declared(config, declared, root.path, views, declare_rules, bind_nodes))
+            if get_trace():
+                _mark_declared(declared)
+
+        root.write(document, declared, settings, edit)
+        return declared._replace(notes=(*declared.notes, *notes))
+    finally:
+        root.close()
+
+
+class BundleRoot:
+    """The root directory of a bundle, open, while something is declared for its container.
+
+    Raises NeedsHookError for one that cannot be opened, which the hook names, or is the host's.
+    """
+
+    def __init__(self, path: str, owns_policy: bool) -> None:
+        self.path = path
+        self.owns_policy = owns_policy
+        try:
+            self.fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise NeedsHookError(f"open rootfs {path}: {error.strerror}") from error
+        use_walk(True)
+        if os.path.samestat(os.fstat(self.fd), os.stat("/")):
+            self.close()
+            raise NeedsHookError("its root directory is the host's")
+
+    def close(self) -> None:
+        """Close the directory."""
+        os.close(self.fd)
+        use_walk(False)
+
+    def check(self, declared: Declared, config: "dict[str, Any]", declare_rules: bool) -> None:
+        """Raise NeedsHookError unless config.json and root directory can say all of it."""
+        of_users = has_user_namespace(config)
+        bind_nodes = not self.owns_policy or of_users
+        reason = why_hook(declared, config, lambda path: resolve_in_root(self.fd, path), declare_rules, bind_nodes)
+        if declared.simulated_proc and not self.owns_policy and of_users:
             reason = reason or "the simulated host's own step cannot enter its user namespace"
-        if has_user_namespace(config):
-            reason = reason or _why_closed(root_fd, config, declared)
+        if of_users:
+            reason = reason or _why_closed(self.fd, config, declared)
         if reason:
             raise NeedsHookError(reason)
+
+    def write(
+        self, document: Document, declared: Declared, settings: "Settings", edit: "Callable[[list[str]], None]"
+    ) -> None:
+        """Make views, links and the loader's cache, and write the configuration after ``edit``, called with the views.
+
+        All of it is undone if anything fails.  Raises NeedsHookError, and what ``edit`` and write_config raise.
+        """
+        directory = RootDirectory(self.fd)
         try:
-            with step("views"):
-                views = make_views(declared, settings)
-            present = [mount for mount in declared.mounts if not _is_missing(mount["source"], declared.optional)]
-            with step("links", root):
-                directory.make_links(declared.links)
-            if declared.libraries:
-                with step("loader-cache", root):
-                    directory.extend_ld_cache(declared.libraries)
-        except OSError as error:
-            where = f"{error.filename}: " if isinstance(error.filename, str) else ""
-            raise NeedsHookError(f"{root}: {where}{error.strerror}") from error
-        declared = declared._replace(mounts=present)
-        notes = edit_declared(config, declared, root, views, declare_rules, bind_nodes)
-        declared = declared._replace(notes=(*declared.notes, *notes))
-        if get_trace():
-            _mark_declared(declared)
-        with step("write-config", document.path):
-            write_config(document)
-    except BaseException:
-        with step("undo-links", root):
-            directory.undo()
-        raise
-    finally:
-        directory.close()
-        os.close(root_fd)
-        use_walk(False)
-    return declared
+            try:
+                with step("views"):
+                    views = make_views(declared, settings)
+                with step("links", self.path):
+                    directory.make_links(declared.links)
+                    directory.write_files(declared.files)
+                if declared.libraries:
+                    with step("loader-cache", self.path):
+                        directory.extend_ld_cache(declared.libraries)
+            except OSError as error:
+                where = f"{error.filename}: " if isinstance(error.filename, str) else ""
+                raise NeedsHookError(f"{self.path}: {where}{error.strerror}") from error
+            edit(views)
+            with step("write-config", document.path):
+                write_config(document)
+        except BaseException:
+            with step("undo-links", self.path):
+                directory.undo()
+            raise
+        finally:
+            directory.close()
 
 
 def _why_closed(root_fd: int, config: "dict[str, Any]", declared: Declared) -> str:

@@ -29,13 +29,35 @@ def inject(
     files: "Sequence[str]" = (),
     rootless: bool = False,
 ) -> "tuple[str, ...]":
-    """Change ``config`` in place so that the container gets ``edits`` (checked containerEdits, in order).
+    """Change ``config`` in place as :func:`edit_of_devices` says, and return its warnings; raises as that does."""
+    edit, notes = edit_of_devices(config, edits, declare_rules, lstat, files, rootless)
+    put_devices(config, edit)
+    return notes
+
+
+def put_devices(config: "dict[str, Any]", edit: ConfigEdit) -> None:
+    """Put it there; raises CdiError OCIGPU-CDI-6, with ``config`` unchanged, for parts of the wrong JSON type."""
+    try:
+        put(config, edit)
+    except SpecError as error:
+        raise CdiError("OCIGPU-CDI-6", error.message, ENGINE_HINT) from error
+
+
+def edit_of_devices(
+    config: "dict[str, Any]",
+    edits: "Sequence[Edits]",
+    declare_rules: bool = True,
+    lstat: "Callable[[str], os.stat_result]" = os.lstat,
+    files: "Sequence[str]" = (),
+    rootless: bool = False,
+) -> "tuple[ConfigEdit, tuple[str, ...]]":
+    """Return what gives the container of ``config`` these checked containerEdits, and warnings.
 
     ``declare_rules``: also put a device rule for each node into linux.resources.devices.  ``files``: where each of
     ``edits`` comes from, for messages.  ``rootless``: this process is in a user namespace of its own, so that the
-    runtime can neither make ID-mapped mounts nor device nodes.  Returns warnings.
-    Raises CdiError OCIGPU-CDI-6, with ``config`` unchanged, for a node or mount source that the host does not have, a
-    node of another type than the host's, and parts of ``config`` of the wrong JSON type.
+    runtime can neither make ID-mapped mounts nor device nodes.
+    Raises CdiError OCIGPU-CDI-6 for a node or mount source that the host does not have, a node of another type than
+    the host's, and parts of ``config`` of the wrong JSON type.
 
     The order is the library's: env, deviceNodes, netDevices, mounts, hooks, intelRdt, additionalGids; each of them
     for all edits.  What differs from the library:
@@ -81,10 +103,9 @@ def inject(
             rdt=next((dict(item["intelRdt"]) for item in reversed(edits) if item.get("intelRdt") is not None), None),
             groups=gids,
         )
-        put(config, edit)
     except SpecError as error:
         raise CdiError("OCIGPU-CDI-6", error.message, ENGINE_HINT) from error
-    return tuple(draft.notes)
+    return edit, tuple(draft.notes)
 
 
 def _all(edits: "Sequence[Edits]", name: str) -> "Iterator[Any]":

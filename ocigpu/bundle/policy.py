@@ -6,12 +6,6 @@ from ocigpu.core.errors import OcigpuError
 from ocigpu.core.settings import Settings
 from ocigpu.system.namespaces import in_initial_user_namespace
 
-TYPE_CHECKING = False
-
-if TYPE_CHECKING:
-    pass
-
-
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -23,9 +17,14 @@ def owns_device_policy() -> bool:
     return os.geteuid() == 0 and in_initial_user_namespace()
 
 
-def hook_path(settings: Settings, stub: str) -> str:
+def find_hook(settings: Settings, stub: str) -> str:
     """Return the absolute path of ocigpu-hook: from the settings, else beside the stub of the shim."""
-    path = settings.hook_path or os.path.join(os.path.dirname(os.path.realpath(stub)), "ocigpu-hook")
+    return settings.hook_path or os.path.join(os.path.dirname(os.path.realpath(stub)), "ocigpu-hook")
+
+
+def hook_path(settings: Settings, stub: str) -> str:
+    """Return the absolute path of ocigpu-hook, found as below; raises OcigpuError OCIGPU-RT-3 if it is not there."""
+    path = find_hook(settings, stub)
     if not os.access(path, os.X_OK):
         raise OcigpuError("OCIGPU-RT-3", f"hook {path}: missing or not executable")
     return path

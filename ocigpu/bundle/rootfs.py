@@ -42,7 +42,7 @@ class RootDirectory:
         self._links: list[tuple[int, str, str, str, os.stat_result | None]] = []
         self._inodes: dict[tuple[int, str], int] = {}
         self._cleared: set[int] = set()
-        self._cache: tuple[bytes, os.stat_result | None, tuple[int, int]] | None = None
+        self._files: list[tuple[int, str, bytes, os.stat_result | None, tuple[int, int]]] = []
 
     def close(self) -> None:
         """Close the descriptors but the root's; nothing can be undone any more."""
@@ -59,8 +59,8 @@ class RootDirectory:
 
         if has_neighbours(self.root_fd, "/proc/self"):
             return
-        if self._cache is not None:
-            self._undo_cache(*self._cache)
+        for file in reversed(self._files):
+            _undo_file(*file)
         for parent_fd, name, target, old, owner in reversed(self._links):
             try:
                 found = os.stat(name, dir_fd=parent_fd, follow_symlinks=False).st_ino
@@ -157,22 +157,41 @@ class RootDirectory:
         self._clear(parent_fd)
         remove_ldconfig_draft(parent_fd)
         if merged != data:
-            owner, mode = (status, stat.S_IMODE(status.st_mode)) if status else (os.fstat(parent_fd), 0o644)
-            self._cache = (data, status, _write_beside(parent_fd, name, merged, mode, owner))
+            mode = stat.S_IMODE(status.st_mode) if status else 0o644
+            self._write(parent_fd, name, data, status, merged, mode)
 
-    def _undo_cache(self, content: bytes, status: "os.stat_result | None", written: tuple[int, int]) -> None:
-        parent, _, name = LD_CACHE.rpartition("/")
-        try:
+    def write_files(self, files: "Sequence[tuple[str, int, str, bool]]") -> None:
+        """Write files, as (container path, mode, content, only if it is missing); equal ones are left alone.
+
+        Raises NeedsHookError for something else in the place of one, and OSError.
+        """
+        for path, mode, text, only_if_missing in files:
+            parent, _, name = path.rpartition("/")
             parent_fd = self._parent(parent)
-            now = os.stat(name, dir_fd=parent_fd, follow_symlinks=False)
-            if (now.st_dev, now.st_ino) != written:
-                return
-            if status is None:
-                os.unlink(name, dir_fd=parent_fd)
-            else:
-                _write_beside(parent_fd, name, content, stat.S_IMODE(status.st_mode), status)
-        except OSError:  # the file system fails: another try starts from what is there
+            data, status = _read_old(parent_fd, name, path)
+            self._clear(parent_fd)
+            content = text.encode("utf-8", "surrogateescape")
+            if status is None or (data != content and not only_if_missing):
+                self._write(parent_fd, name, data, status, content, mode)
+
+    def _write(
+        self, parent_fd: int, name: str, old: bytes, status: os.stat_result | None, content: bytes, mode: int
+    ) -> None:
+        written = _write_beside(parent_fd, name, content, mode, status or os.fstat(parent_fd))
+        self._files.append((parent_fd, name, old, status, written))
+
+
+def _undo_file(parent_fd: int, name: str, old: bytes, status: os.stat_result | None, written: tuple[int, int]) -> None:
+    try:
+        now = os.stat(name, dir_fd=parent_fd, follow_symlinks=False)
+        if (now.st_dev, now.st_ino) != written:
             return
+        if status is None:
+            os.unlink(name, dir_fd=parent_fd)
+        else:
+            _write_beside(parent_fd, name, old, stat.S_IMODE(status.st_mode), status)
+    except OSError:  # the file system fails: another try starts from what is there
+        return
 
 
 def _renew(parent_fd: int, name: str, target: str) -> None:
@@ -222,24 +241,26 @@ def _extended(
 
     Raises NeedsHookError for a cache that cannot be read or extended, and OSError.
     """
-    status = None
-    data = b""
-    try:
-        fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent_fd)
-    except FileNotFoundError:
-        pass
-    else:
-        try:
-            status = os.fstat(fd)
-            if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_LD_CACHE:
-                raise NeedsHookError(f"{LD_CACHE} of the image is no regular file of at most {MAX_LD_CACHE >> 20} MiB")
-            data = _read_file(fd)
-        finally:
-            os.close(fd)
+    data, status = _read_old(parent_fd, name, LD_CACHE)
     merged = merge_ld_cache(data, [(one, path, bits) for one, path, bits in libraries], os.uname().machine)
     if merged is None:
         raise NeedsHookError(f"{LD_CACHE} of the image cannot be extended")
     return data, merged, status
+
+
+def _read_old(parent_fd: int, name: str, path: str) -> "tuple[bytes, os.stat_result | None]":
+    """Return content and status of a regular file, b"" and None where there is nothing; NeedsHookError for the rest."""
+    try:
+        fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent_fd)
+    except FileNotFoundError:
+        return b"", None
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_LD_CACHE:
+            raise NeedsHookError(f"{path} of the image is no regular file of at most {MAX_LD_CACHE >> 20} MiB")
+        return _read_file(fd), status
+    finally:
+        os.close(fd)
 
 
 def _is_own(owner: os.stat_result) -> bool:

@@ -13,6 +13,8 @@ the next word or after ``=``.  The vendor's program splits values of ``--link``,
 which breaks names with commas: here a value is split only if every piece is a complete value by itself.
 """
 
+import os
+
 from ocigpu.core.errors import CdiError, OcigpuError, quoted
 
 TYPE_CHECKING = False
@@ -92,6 +94,11 @@ if TYPE_CHECKING:
         | UpdateApplicationProfile
         | Chmod
     )
+
+
+def link_target(target: str, path: str) -> str:
+    """Return the path in the container that a link at ``path`` leads to by its text; its directory may be missing."""
+    return os.path.normpath(os.path.join(os.path.dirname(path), target))
 
 
 class HookCall(NamedTuple):

@@ -7,16 +7,19 @@ path) is gone from the file and cannot be found again.
 
 import copy
 import json
+import shutil
+import sys
 from typing import Any, NamedTuple
 
 from ocigpu.bundle.edit import is_own_rule, take_back
 from ocigpu.bundle.inject import inject
-from ocigpu.bundle.policy import owns_device_policy
+from ocigpu.bundle.policy import find_hook, owns_device_policy
 from ocigpu.cdi.registry import read_registry
 from ocigpu.containers.report import read_mode
-from ocigpu.core.config_json import OUR_HOOK, get_list, get_object, get_rules
+from ocigpu.core.config_json import CDI_DEVICES, OUR_HOOK, get_list, get_object, get_rules
 from ocigpu.core.errors import OcigpuError, SpecError
 from ocigpu.core.settings import Settings
+from ocigpu.entry.own_hooks import split_hooks
 from ocigpu.gpus.vendors import parse_request
 
 REPLACED_NOTE = (
@@ -59,7 +62,10 @@ def find_original(config: dict[str, Any], settings: Settings, bundle: str = "") 
     except RecursionError as error:
         raise SpecError("OCIGPU-SPEC-2", "config.json: nested too deeply") from error
     if mode == "cdi":
-        return _without_devices(found, settings, bundle)
+        carried_out = CDI_DEVICES in get_object(found, "annotations")
+        if carried_out:
+            take_back(found)
+        return _without_devices(found, settings, bundle, carried_out)
     if not mode and _asks_for_devices(
         config, settings, bundle
     ):  # of a vendor whose specifications leave no other trace
@@ -110,8 +116,11 @@ def _drop_empty(config: dict[str, Any]) -> None:
                 del parent[name]
 
 
-def _without_devices(config: dict[str, Any], settings: Settings, bundle: str) -> Original:
-    """Return a config.json (which may be changed) without what its CDI devices bring by the specifications now."""
+def _without_devices(config: dict[str, Any], settings: Settings, bundle: str, carried_out: bool = False) -> Original:
+    """Return a config.json (which may be changed) without what its CDI devices bring by the specifications now.
+
+    ``carried_out``: our own hooks are not in it.
+    """
     try:
         devices = find_devices(config, settings, bundle)
         resolved = read_registry(settings).resolve(devices)
@@ -121,7 +130,9 @@ def _without_devices(config: dict[str, Any], settings: Settings, bundle: str) ->
         namespaces = get_list(get_object(config, "linux"), "namespaces")
         alone: dict[str, Any] = {"process": {"user": user}, "linux": {"namespaces": namespaces}}
         declare_rules = root and not settings.no_cgroups
-        inject(alone, resolved.edits, declare_rules=declare_rules, files=resolved.files, rootless=not root)
+        program = find_hook(settings, shutil.which("ocigpu-runtime") or sys.argv[0])
+        edits = split_hooks(resolved.edits, program)[0] if carried_out else resolved.edits
+        inject(alone, edits, declare_rules=declare_rules, files=resolved.files, rootless=not root)
     except OcigpuError as error:
         note = f"what its CDI devices brought cannot be told: {error.code}: {error.message}"
         return Original(config, "", (note,))

@@ -10,22 +10,23 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ocigpu.bundle.declared import edit_declared, why_hook
+from ocigpu.bundle.declared import Declared, edit_declared, why_hook
 from ocigpu.bundle.document import check_can_have_gpus
 from ocigpu.bundle.edit import edit_config, rule_entries, take_back
 from ocigpu.bundle.from_plan import declare
 from ocigpu.bundle.hookless import VIEW_PREFIX
-from ocigpu.bundle.inject import inject
-from ocigpu.bundle.policy import hook_path, owns_device_policy
+from ocigpu.bundle.inject import edit_of_devices, put_devices
+from ocigpu.bundle.policy import find_hook, hook_path, owns_device_policy
 from ocigpu.bundle.rootfs import find_obstacle, resolve_in_root
 from ocigpu.cdi.conditions import check_conditions
 from ocigpu.cdi.registry import Resolved, read_registry
-from ocigpu.containers.child import look_below
+from ocigpu.containers.child import ask_child, look_below
 from ocigpu.core.actions import Plan
 from ocigpu.core.config_json import has_user_namespace, rootfs_path
 from ocigpu.core.errors import SpecError
 from ocigpu.core.facts import HostFacts, ImageFacts
 from ocigpu.core.settings import MODES, Settings
+from ocigpu.entry.own_hooks import look, split_hooks, with_hooks
 from ocigpu.entry.prepared import PREFIX as EARLY_PREFIX
 from ocigpu.gpus.request import Request
 from ocigpu.gpus.vendors import make_plan, parse_request
@@ -128,15 +129,15 @@ def edit_copy(original: dict[str, Any], bundle: str, settings: Settings, planned
     config = copy.deepcopy(original)
     root = owns_device_policy()
     declare_rules = root and not settings.no_cgroups
+    program = find_hook(settings, shutil.which("ocigpu-runtime") or sys.argv[0])
     if planned.cdi is not None:
-        inject(config, planned.cdi.edits, declare_rules=declare_rules, files=planned.cdi.files, rootless=not root)
+        _edit_for_devices(config, bundle, planned, settings, program)
     elif planned.plan is not None and planned.mode == "spec":
         declared = declare(planned.plan, planned.host)
         gone = [path for path in declared.optional if not os.path.exists(path)]
         present = [mount for mount in declared.mounts if mount["source"] not in gone]
-        views = [f"{SYSTEM_DIRECTORY}/{VIEW_PREFIX}{NAMED_AT_START}" for _ in declared.views]
         bind_nodes = not root or has_user_namespace(config)
-        place = rootfs_path(config, bundle)
+        place, views = rootfs_path(config, bundle), _view_paths(declared)
         edit_declared(config, declared._replace(mounts=present), place, views, declare_rules, bind_nodes)
     elif planned.plan is not None:
         options = ["--config", os.path.abspath(settings.path)] if settings.path else []
@@ -145,3 +146,32 @@ def edit_copy(original: dict[str, Any], bundle: str, settings: Settings, planned
         program = hook_path(settings, shutil.which("ocigpu-runtime") or sys.argv[0])
         edit_config(config, rule_entries(planned.plan), program, options, declare_rules, planned.plan.groups())
     return config
+
+
+def _edit_for_devices(config: dict[str, Any], bundle: str, planned: Planned, settings: Settings, program: str) -> None:
+    """Edit for CDI devices; our own hooks are carried out where nothing that can be seen speaks against it."""
+    root = owns_device_policy()
+    cdi = planned.cdi
+    assert cdi is not None
+    options = (root and not settings.no_cgroups, os.lstat, cdi.files, not root)
+    others, own = split_hooks(cdi.edits, program)
+    edit, _ = edit_of_devices(config, others, *options)
+    place, fields = rootfs_path(config, bundle), None
+    if own:
+        wanted = own
+        try:
+            fields = ask_child(lambda: look(config, edit, wanted, cdi, settings, place, root))
+        except OSError:  # there is no such directory yet
+            fields = None
+        if fields is None:
+            edit, _ = edit_of_devices(config, cdi.edits, *options)
+        else:
+            declared = Declared(**fields)
+            edit = with_hooks(
+                edit._replace(devices=planned.request.cdi_devices), declared, place, _view_paths(declared)
+            )
+    put_devices(config, edit)
+
+
+def _view_paths(declared: Declared) -> list[str]:
+    return [f"{SYSTEM_DIRECTORY}/{VIEW_PREFIX}{NAMED_AT_START}" for _ in declared.views]

@@ -10,7 +10,7 @@ from ocigpu.containers.attached import AttachRecord, read_record
 from ocigpu.containers.believed import Container, open_process, read_config_of
 from ocigpu.containers.child import ask_child
 from ocigpu.containers.rules import Allowed, Number, listed_nodes, read_allowed, read_granted
-from ocigpu.core.config_json import DECLARED, OUR_HOOK, VENDOR_HOOKS, get_list, get_object, is_path
+from ocigpu.core.config_json import CDI_DEVICES, DECLARED, OUR_HOOK, VENDOR_HOOKS, get_list, get_object, is_path
 from ocigpu.core.errors import OcigpuError, SpecError
 from ocigpu.core.facts import DeviceNode, HostFacts
 from ocigpu.core.gate import is_gpu_of_nvidia
@@ -101,8 +101,9 @@ def read_mode(config: dict[str, Any]) -> str:
     late = [_program(entry) for stage in ("createContainer", "startContainer") for entry in get_list(hooks, stage)]
     if any(map(_is_ours, early)):
         return "hook"
-    if DECLARED in get_object(config, "annotations"):
-        return "spec"
+    for name, mode in ((CDI_DEVICES, "cdi"), (DECLARED, "spec")):
+        if name in get_object(config, "annotations"):
+            return mode
     if any(os.path.basename(path) in VENDOR_HOOKS for path, _ in early):
         return "vendor"
     if any(_is_ours(hook) or os.path.basename(hook[0]) in VENDOR_CDI_HOOKS for hook in late):

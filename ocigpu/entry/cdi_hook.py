@@ -15,11 +15,12 @@ from ocigpu.cdi.hook_words import (
     EnableCudaCompat,
     UpdateApplicationProfile,
     UpdateLdCache,
+    link_target,
     parse_hook,
 )
 from ocigpu.core.config_json import rootfs_path
 from ocigpu.core.errors import SpecError, quoted
-from ocigpu.entry.cdi_hook_plan import DriverProc, HookFacts, link_target, plan_hooks
+from ocigpu.entry.cdi_hook_plan import DriverProc, HookFacts, plan_hooks
 from ocigpu.entry.state import parse_state, read_state
 from ocigpu.gpus.nvidia.procfs import parse_devices, read_capabilities, read_proc_files, read_proc_gpus
 from ocigpu.gpus.tree import read_text

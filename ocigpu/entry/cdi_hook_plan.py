@@ -19,9 +19,10 @@ from ocigpu.cdi.hook_words import (
     EnableCudaCompat,
     UpdateApplicationProfile,
     UpdateLdCache,
+    link_target,
 )
 from ocigpu.core.actions import Link, Mode, Plan, RefreshLdCache, TextFile
-from ocigpu.gpus.nvidia.views import application_profile, proc_view
+from ocigpu.gpus.nvidia.views import application_profile, proc_view, proc_view_by_masks
 from ocigpu.provision.compat import suits_driver
 from ocigpu.provision.loader import COMPAT_CONF, CONF_DIRECTORY, LD_SO_CONF, OWN_CONF, LoaderFacts
 from ocigpu.provision.sonames import SonameLinks
@@ -77,22 +78,18 @@ class HookFacts(NamedTuple):
     sonames: SonameLinks = SonameLinks()
 
 
-def link_target(target: str, path: str) -> str:
-    """Return the path in the container that a link at ``path`` leads to by its text; its directory may be missing."""
-    return os.path.normpath(os.path.join(os.path.dirname(path), target))
-
-
-def plan_hooks(commands: "Sequence[Command]", facts: HookFacts, settings: "Settings") -> Plan:
+def plan_hooks(commands: "Sequence[Command]", facts: HookFacts, settings: "Settings", masks: bool = False) -> Plan:
     """Return the plan for all commands of one hook; the order of the commands does not matter.
 
+    ``masks``: the procfs of the container stays, without what is not its own, as in mode spec.
     Of commands that differ only in what cannot be had twice (two roots of CUDA libraries) the last one counts.
     """
     notes: list[str] = []
     actions: "list[Action]" = []
     views = [command for command in commands if isinstance(command, DisableDeviceNodeModification)][-1:]
     for view in views:
-        actions += _plan_proc_view(view, facts, notes)
-    minors = sorted(_gpu_minors(facts))
+        actions += _plan_proc_view(view, facts, notes, masks)
+    minors = sorted(gpu_minors(facts))
     if minors and any(isinstance(command, UpdateApplicationProfile) for command in commands):
         actions.append(application_profile(minors))
     actions += [Link(path, target, "the loader looks for the SONAME") for target, path in facts.sonames.links]
@@ -110,7 +107,7 @@ def plan_hooks(commands: "Sequence[Command]", facts: HookFacts, settings: "Setti
     return Plan(unique, notes=tuple(notes), simulated=simulated, mode="cdi")
 
 
-def _gpu_minors(facts: HookFacts) -> set[int]:
+def gpu_minors(facts: HookFacts) -> set[int]:
     """Return the minors of the container's /dev/nvidia<N>; what has another driver's number is no GPU."""
     major = facts.driver_proc.gpu_major
     return {node.minor for node in facts.nodes if "/nvidia-caps/" not in node.path and _is_of(node.major, major)}
@@ -120,12 +117,22 @@ def _is_of(major: int, known: int) -> bool:
     return known < 0 or major == known
 
 
-def _plan_proc_view(command: DisableDeviceNodeModification, facts: HookFacts, notes: list[str]) -> "Sequence[Action]":
+def _plan_proc_view(
+    command: DisableDeviceNodeModification, facts: HookFacts, notes: list[str], masks: bool
+) -> "Sequence[Action]":
     proc = facts.driver_proc
     if not proc.directory:
         notes.append(f"the host has no {command.driver_proc}: the container gets none")
         return []
-    minors = _gpu_minors(facts)
+    minors = gpu_minors(facts)
+    if masks:
+        hidden = [
+            (f"gpus/{gpu.name}", f"the container has no /dev/nvidia{gpu.minor}")
+            for gpu in proc.gpus
+            if gpu.minor not in minors
+        ]
+        hidden += [("capabilities", "the container has no MIG device")] if proc.capabilities else []
+        return proc_view_by_masks(proc.directory, command.simulated, hidden)
     directories = [
         (f"gpus/{gpu.name}", f"the container has /dev/nvidia{gpu.minor}") for gpu in proc.gpus if gpu.minor in minors
     ]

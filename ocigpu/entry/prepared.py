@@ -28,8 +28,9 @@ from ocigpu.system.store import SYSTEM_DIRECTORY, open_cache
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, NamedTuple, NoReturn
+    from typing import NamedTuple, NoReturn
 
+    from ocigpu.core.config_json import Document
     from ocigpu.core.facts import HostFacts
     from ocigpu.core.settings import Settings
     from ocigpu.gpus.request import Request
@@ -52,6 +53,7 @@ _NAMESPACES = ("mnt", "pid", "user")
 class Task(NamedTuple):
     """The container to prepare for, and the directory where its hook will come: of :func:`choose_path`.
 
+    ``document``: its configuration, ``written``: by which the file is known that has it.
     ``bundle``: its directory, absolute; ``spec``: absolute path of its configuration, "" for the bundle's config.json.
     ``facts``: of the host, if they were read just now: those of a driver that hangs are not in the cache.
     """
@@ -59,7 +61,8 @@ class Task(NamedTuple):
     path: str
     settings: "Settings"
     request: "Request"
-    config: "dict[str, Any]"
+    document: "Document"
+    written: tuple[int, ...]
     bundle: str
     spec: str
     facts: "HostFacts | None" = None
@@ -213,14 +216,14 @@ def _prepare(task: Task) -> "Ready | None":
         if facts is None:
             with step("facts", task.settings.driver_root):
                 facts = read_facts(task.settings, task.request.vendor)
-        rootfs = rootfs_path(task.config, task.bundle)
+        rootfs = rootfs_path(task.document.config, task.bundle)
         with step("image", rootfs):
             image = read_rootfs_facts(rootfs, facts.driver_version)
         with step("plan"):
             plan = make_plan(facts, task.request, task.settings, image)
         with step("start-worker", "", "what it needs of the host is taken"):
             worker = start_worker(plan, task.settings)
-        return Ready(task.request, facts, image, plan, worker)
+        return Ready(task.request, task.document, task.written, facts, image, plan, worker)
     except (OcigpuError, OSError):
         return None
 

@@ -26,15 +26,20 @@ MAX_QUESTION = 8192
 
 
 def find_answer(
-    kind: str, about: "tuple[Any, ...]", settings: Settings, make: "Callable[[], dict[str, Any]]"
+    kind: str,
+    about: "tuple[Any, ...]",
+    settings: Settings,
+    make: "Callable[[], dict[str, Any]]",
+    known_stamp: str = "",
 ) -> "dict[str, Any]":
     """Return what ``make`` does, or what it did for an equal question while the host's facts were what they are now.
 
     ``kind``: beginning of the files' names; ``about``: the request, and what besides settings and facts the answer
     depends on, told apart by its repr.  The answer is JSON data; tuples in it come back as lists.  ``make`` reads the
-    facts itself.
+    facts itself.  ``known_stamp``: what tells the host's state, where it was read just now; the facts need not be kept,
+    then.
     """
-    if about[0].vendor != KEPT:
+    if not known_stamp and about[0].vendor != KEPT:
         return make()
     question = repr((__version__, about, settings))
     cache_fd = open_cache(True, settings.simulation_root) if len(question) <= MAX_QUESTION else -1
@@ -42,11 +47,11 @@ def find_answer(
         return make()
     try:
         name = f"{kind}-{crc32(_encode(question)):08x}"
-        stamp = read_stamp(settings)
+        stamp = known_stamp or read_stamp(settings)
         answer = _read(cache_fd, name, question, stamp) if stamp else None
         if answer is None:
             answer = make()
-            if stamp and read_stamp(settings) == stamp:  # then it was made of these facts
+            if stamp and (known_stamp or read_stamp(settings) == stamp):  # then it was made of these facts
                 parts = [_encode(part) for part in (question, stamp, rawjson.dump(answer))]
                 write_kept(cache_fd, name, parts, f"{kind}-", SPARE)
         return answer

@@ -87,7 +87,9 @@ def open_file_inside(root_fd: int, path: str, flags: int = 0) -> int:
     except OSError:  # missing, or a link that leads nowhere
         return -1
     try:
-        if not stat.S_ISREG(os.fstat(path_fd).st_mode) or is_of_kernel(path_fd):
+        status = os.fstat(path_fd)
+        own = status.st_dev == os.fstat(root_fd).st_dev  # the image's own file system, which is none of the kernel's
+        if not stat.S_ISREG(status.st_mode) or (not own and is_of_kernel(path_fd)):
             return -1
         return os.open(f"/proc/self/fd/{path_fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:  # not readable for us

@@ -14,11 +14,12 @@ from ocigpu.cdi.hook_words import (
     EnableCudaCompat,
     UpdateApplicationProfile,
     UpdateLdCache,
+    link_target,
 )
 from ocigpu.core.actions import Bind, Link, Mode, Node, Plan, RefreshLdCache, TextFile, Tmpfs
 from ocigpu.core.facts import HostFacts, facts_from_json
 from ocigpu.core.settings import Settings
-from ocigpu.entry.cdi_hook_plan import UNUSED, DriverProc, HookFacts, link_target, plan_hooks
+from ocigpu.entry.cdi_hook_plan import UNUSED, DriverProc, HookFacts, plan_hooks
 from ocigpu.gpus.nvidia.plan import make_plan
 from ocigpu.gpus.nvidia.procfs import ProcGpu
 from ocigpu.gpus.nvidia.views import PROC_DRIVER, PROFILE_DIRECTORY

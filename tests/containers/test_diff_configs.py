@@ -177,7 +177,8 @@ def test_a_bundle_is_compared_before_and_after_its_start(
             assert found == expected
     original = find_original(read_config(str(bundle)).config, Settings())
     if mode == "cdi":  # the variable that asked is overwritten by what the devices bring
-        assert {change["path"].split("/")[1] for change in done["changes"]} == {"process", "linux", "mounts", "hooks"}
+        parts = {change["path"].split("/")[1] for change in done["changes"]}
+        assert parts == {"process", "linux", "mounts", "hooks", "annotations"}
         added = [change for change in done["changes"] if change["path"].startswith("/linux/devices")]
         wanted = [change for change in planned["changes"] if change["path"].startswith("/linux/devices")]
         assert added == wanted

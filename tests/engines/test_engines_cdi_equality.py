@@ -18,7 +18,7 @@ from support.podman import Podman, make_podman
 from support.process import run
 from support.product import PROGRAMS, RUNTIME, SimulatedHost, listed_uuids
 from support.runtimes import container_id, run_container, set_cgroup
-from support.survey import OWN_RUN, Seen, beyond, differences, finished, survey, without_directories
+from support.survey import OWN_RUN, Seen, beyond, differences, finished, may_differ, survey, without_directories
 
 pytestmark = [pytest.mark.root, pytest.mark.engine]
 
@@ -56,6 +56,15 @@ def make_host(directory: Path, environment: dict[str, str], host: SimulatedHost)
     run([*generate, directory / "cdi/nvidia.yaml"])
     run([*generate, podman.cdi / "nvidia.yaml", "--max-version", "0.5.0"])
     return Host(host, directory / "cdi", podman, environment)
+
+
+@pytest.fixture(scope="module")
+def image(session_directory: Path, rootfs: Callable[[str], Path]) -> Path:
+    """A Debian-like image whose loader cache is up to date, as distributions ship it."""
+    path = session_directory / "equal-image"
+    shutil.copytree(rootfs("glibc"), path, symlinks=True)
+    run(["ldconfig", "-r", path])
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -129,12 +138,19 @@ CDI_ONLY = {
 """What mode cdi leaves in a container and hook mode does not."""
 
 
+def odd(one: Seen, other: Seen, by_hooks: bool = False) -> dict[str, tuple[str, str]]:
+    """Return differences for which there is no reason: the shim carries out our hooks, for which no process runs."""
+    found = differences(one, other)
+    return {key: found[key] for key in found if by_hooks or not may_differ(key)}
+
+
 def assert_same(ways: Ways, names: str, change: Callable[[Seen], Seen] = dict) -> Seen:
     """Compare the ways and return what hook mode gives; ``change`` is made to what both modes of the shim give."""
     hook, cdi, podman = ways.by_hook(names), ways.by_cdi(names), ways.by_podman(names)
-    assert differences(cdi, podman) == {}
     assert set(CDI_ONLY) <= set(cdi)
-    assert differences(change(hook), change({key: cdi[key] for key in cdi if key not in CDI_ONLY})) == {}
+    assert odd(cdi, podman) == {}
+    assert odd(change(hook), change({key: cdi[key] for key in cdi if key not in CDI_ONLY})) == {}
+    assert odd(change(hook), change({key: podman[key] for key in podman if key not in CDI_ONLY}), by_hooks=True) == {}
     assert {cdi[key] for key in cdi if key.startswith("library")} == {"ok"}
     return hook
 
@@ -142,9 +158,9 @@ def assert_same(ways: Ways, names: str, change: Callable[[Seen], Seen] = dict) -
 @RUNTIMES
 @pytest.mark.parametrize("names", ["3", "0,5", "all"])
 def test_gpus_are_the_same_in_every_way(
-    gpus: Host, rootfs: Callable[[str], Path], work_directory: Path, runtime: str, names: str
+    gpus: Host, image: Path, work_directory: Path, runtime: str, names: str
 ) -> None:
-    seen = assert_same(Ways(gpus, runtime, rootfs("glibc"), work_directory), names)
+    seen = assert_same(Ways(gpus, runtime, image, work_directory), names)
     indices = range(8) if names == "all" else map(int, names.split(","))
     assert listed_uuids(seen["listing"]) == [gpus.host.gpus[index] for index in indices]
 
@@ -168,9 +184,9 @@ def test_an_image_with_libraries_elsewhere_gets_the_same_in_every_way_but_for_th
 @RUNTIMES
 @pytest.mark.parametrize("names", ["0:1", "all"])
 def test_mig_devices_are_the_same_in_every_way(
-    mig: Host, rootfs: Callable[[str], Path], work_directory: Path, runtime: str, names: str
+    mig: Host, image: Path, work_directory: Path, runtime: str, names: str
 ) -> None:
-    seen = assert_same(Ways(mig, runtime, rootfs("glibc"), work_directory), names)
+    seen = assert_same(Ways(mig, runtime, image, work_directory), names)
     assert mig.host.mig_devices[1][0] in seen["listing"]
 
 
@@ -219,9 +235,10 @@ def vendor_specs(gpus: Host, session_directory: Path) -> Path:
 
 @RUNTIMES
 def test_an_existing_specification_of_nvidias_gives_the_same_with_our_program_for_its_hooks(
-    gpus: Host, vendor_specs: Path, rootfs: Callable[[str], Path], work_directory: Path, runtime: str
+    gpus: Host, vendor_specs: Path, image: Path, work_directory: Path, runtime: str
 ) -> None:
-    ways = Ways(gpus, runtime, rootfs("glibc"), work_directory)
+    ways = Ways(gpus, runtime, image, work_directory)
     found = differences(ways.by_hook("0,5"), ways.by_cdi("0,5", vendor_specs))
-    assert {key: value for key, value in found.items() if not any(part in key for part in VENDOR)} == {}
+    unknown = {key: found[key] for key in found if not any(part in key for part in VENDOR) and not may_differ(key)}
+    assert unknown == {}
     assert [part for part in VENDOR if not any(part in key for key in found)] == []

@@ -11,7 +11,7 @@ from support.bundle import base_config, write_bundle
 from support.process import Completed, run
 from support.product import RUNTIME, SimulatedHost, listed_uuids
 from support.runtimes import container_id, run_container, set_cgroup
-from support.survey import OWN_RUN, Seen, beyond, differences, finished, survey
+from support.survey import OWN_RUN, Seen, beyond, differences, finished, may_differ, survey
 
 pytestmark = [pytest.mark.root, pytest.mark.engine]
 
@@ -84,24 +84,6 @@ def asks(devices: str, capabilities: str = "all") -> dict[str, str]:
 
 
 # --- the same from inside
-
-VIEWS = ("/etc/nvidia/nvidia-application-profiles-rc.d", "/dev/dri/by-path")
-ONLY = {
-    "mount /proc/driver/nvidia": "runtimes refuse mounts below /proc: what is not granted is masked instead",
-    "proc /proc/driver/nvidia": "as above: the directories of other GPUs are there, and empty; modes are the driver's",
-    "content /proc/driver/nvidia/params": "ModifyDeviceFiles stays: nodes that are not granted cannot be opened anyway",
-    **{f"mount {path}": "a directory below /run/ocigpu is bound, where the hook makes a tmpfs" for path in VIEWS},
-    f"file {VIEWS[0]}/": "as above: find -xdev does not look into the hook's tmpfs",
-    "node stat /dev/dri/by-path": "as above",
-    "node stat /dev/dri": "made by the runtime, with the mode that it gives directories",
-    "cache ": "only the image's own: its cache is kept, where the hook's ldconfig prefers the directory it is given",
-}
-"""Keys in which the two may differ, also with more of a path or a name behind them, and why."""
-
-
-def may_differ(key: str) -> bool:
-    own = key in ONLY or key.startswith(tuple(f"{start.rstrip('/')}/" for start in ONLY if "stat" not in start))
-    return own or key.startswith("cache ")
 
 
 def assert_same(machine: Machine, image: Path, devices: str, capabilities: str) -> Seen:

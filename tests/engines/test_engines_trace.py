@@ -157,20 +157,30 @@ def test_spec_mode_is_all_the_shims(traced: Traced) -> None:
     assert [phase.name for phase in find_phases(start)] == ["shim"]
 
 
-def test_cdi_mode_has_the_specifications_and_the_hook(traced: Traced) -> None:
+@pytest.mark.parametrize("carried_out", [True, False], ids=["by the shim", "by the hook"])
+def test_cdi_mode_has_the_specifications_and_what_our_hooks_do(traced: Traced, carried_out: bool) -> None:
     specs = traced.directory / "specs"
     specs.mkdir()
     environment = traced.environment("cdi", more=f'cdi.spec-dirs = ["{specs}"]')
     command = [PROGRAMS / "ocigpu", "cdi", "generate", "--quiet", "--output", specs / "nvidia.json"]
     run([*command, "--nvidia-cdi-hook-path", PROGRAMS / "ocigpu-hook"], env=environment)
+    if not carried_out:  # a sub-command of a release to come
+        spec = json.loads((specs / "nvidia.json").read_text())
+        spec["containerEdits"]["hooks"][0]["args"] += ["+", "from-the-future"]
+        (specs / "nvidia.json").write_text(json.dumps(spec))
+    inner = ["read-specifications", "resolve", "check-stale", "inject"]
     for _ in range(2):
         bundle = traced.bundle(TWO)
         done = run_container([RUNTIME], bundle, traced.name, env=environment)
         assert done.returncode == 0, explain(done)
         start = traced.start()
         check_order(start)
-        inner = ["read-specifications", "resolve", "check-stale", "inject", "write-config", "exec"]
-        assert actions(start, "shim") == [*SHIM, *inner]
+        taken = [action for action in actions(start, "shim") if action not in ("link", "facts")]
+        if carried_out:
+            assert taken == [*SHIM, *inner, "carry-out", "views", "links", "loader-cache", "write-config", "exec"]
+            assert [phase.name for phase in find_phases(start)] == ["shim"]
+            continue
+        assert taken == [*SHIM, *inner, "write-config", "exec"]
         assert actions(start, "hook") == ["begin", "state", "facts", "plan", "end"]
         assert actions(start, "worker")[0] == "enter"
         assert actions(start, "worker")[-1] == "commit"

@@ -99,3 +99,23 @@ def finished(result: Completed) -> Seen:
     assert result.returncode == 0, explain(result)
     assert len(parts(result.stdout)) == 11, explain(result)
     return read_survey(result.stdout)
+
+
+VIEWS = ("/etc/nvidia/nvidia-application-profiles-rc.d", "/dev/dri/by-path")
+WITHOUT_A_PROCESS = {
+    "mount /proc/driver/nvidia": "runtimes refuse mounts below /proc: what is not granted is masked instead",
+    "proc /proc/driver/nvidia": "as above: the directories of other GPUs are there, and empty; modes are the driver's",
+    "content /proc/driver/nvidia/params": "ModifyDeviceFiles stays: nodes that are not granted cannot be opened anyway",
+    **{f"mount {path}": "a directory below /run/ocigpu is bound, where the hook makes a tmpfs" for path in VIEWS},
+    f"file {VIEWS[0]}/": "as above: find -xdev does not look into the hook's tmpfs",
+    "node stat /dev/dri/by-path": "as above",
+    "node stat /dev/dri": "made by the runtime, with the mode that it gives directories",
+    "cache ": "only the image's own: its cache is kept, where the hook's ldconfig prefers the directory it is given",
+}
+"""Keys in which a container may differ where no process of ours has run for it, also with more behind them, and why."""
+
+
+def may_differ(key: str) -> bool:
+    """Tell whether a key may differ between a container that the hook has provisioned and one that it has not."""
+    starts = tuple(f"{start.rstrip('/')}/" for start in WITHOUT_A_PROCESS if "stat" not in start)
+    return key in WITHOUT_A_PROCESS or key.startswith(("cache ", *starts))

@@ -1,0 +1,317 @@
+"""Our own hooks of CDI specifications, carried out by the shim before the low-level runtime starts.
+
+What they would do in a process of their own (:mod:`ocigpu.entry.cdi_hook`) is said in config.json and made in the root
+directory, as in mode spec.  What needs a process stays a hook: then all of them do.
+"""
+
+import os
+
+from ocigpu.bundle.declared import Declared, edit_of
+from ocigpu.bundle.hookless import BundleRoot
+from ocigpu.bundle.inject import put_devices
+from ocigpu.bundle.rootfs import NeedsHookError, find_obstacle
+from ocigpu.cdi.hook_words import (
+    CreateSymlinks,
+    DisableDeviceNodeModification,
+    EnableCudaCompat,
+    UpdateLdCache,
+    link_target,
+    parse_hook,
+)
+from ocigpu.core.config_json import get_list, get_object, rootfs_path
+from ocigpu.core.errors import HostError, OcigpuError
+from ocigpu.gpus.kept import find_answer
+from ocigpu.hook import split_options
+from ocigpu.provision.inside import exists_inside
+from ocigpu.provision.loader import COMPAT_CONF, read_loader_facts
+from ocigpu.system.log import step
+from ocigpu.system.settings_file import read_settings
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from typing import Any, NamedTuple
+
+    from ocigpu.bundle.edit import ConfigEdit
+    from ocigpu.cdi.hook_words import Command
+    from ocigpu.cdi.registry import Resolved
+    from ocigpu.core.config_json import Document
+    from ocigpu.core.facts import Library
+    from ocigpu.core.settings import Settings
+    from ocigpu.provision.loader import LoaderFacts
+
+    Edits = dict[str, Any]
+else:
+    from ocigpu.core.record import NamedTuple
+
+VIEWS = ("mounts", "maskedPaths", "readonlyPaths")
+"""What is noted in the annotation: the rest is known from the specifications."""
+
+
+class OwnHooks(NamedTuple):
+    """The hooks of containerEdits that are ours: what they ask for, and the settings file that they name or ""."""
+
+    commands: "tuple[Command, ...]"
+    settings: str
+
+
+def split_hooks(edits: "Sequence[Edits]", program: str) -> "tuple[tuple[Edits, ...], OwnHooks | None]":
+    """Return containerEdits without the hooks that are our program, and what these ask for.
+
+    ``program``: path of ocigpu-hook; other names of it (nvidia-cdi-hook) count too.  None, and all of the edits, where
+    there is none, or one that only the program itself understands, or refuses.
+    """
+    own = os.path.realpath(program)
+    commands: "list[Command]" = []
+    settings: set[str] = set()
+    left: "list[Edits]" = []
+    for item in edits:
+        others = []
+        for hook in item.get("hooks", ()):
+            if hook["hookName"] != "createContainer" or os.path.realpath(hook["path"]) != own:
+                others.append(hook)
+                continue
+            try:
+                options, words = split_options(hook.get("args", [])[1:])
+                call = parse_hook(words)
+            except OcigpuError:
+                return tuple(edits), None
+            if options.keys() - {"config"} or call.unknown or not call.commands or call.state_file != "-":
+                return tuple(edits), None
+            commands += call.commands
+            settings.add(options.get("config", ""))
+        left.append({**item, "hooks": others} if "hooks" in item else item)
+    if len(settings) != 1:  # none; or of several drivers, each with its own
+        return tuple(edits), None
+    return tuple(left), OwnHooks(tuple(commands), settings.pop())
+
+
+def carry_out(
+    document: "Document",
+    edit: "ConfigEdit",
+    own: OwnHooks,
+    resolved: "Resolved",
+    settings: "Settings",
+    bundle: str,
+    owns_policy: bool,
+    stamp: str,
+) -> None:
+    """Edit a bundle's configuration, on disk too, and its root directory: CDI devices, and what our hooks would do.
+
+    ``edit``: for the devices, without our hooks.  ``settings``: unless the hooks name others.  ``stamp``: by which the
+    host's state is known, "" if it is not: what is declared is kept as long.
+    Raises NeedsHookError where a process must do it, with nothing changed; CdiError OCIGPU-CDI-6; SpecError
+    OCIGPU-SPEC-4.
+    """
+    config = document.config
+    root = BundleRoot(rootfs_path(config, bundle), owns_policy)
+    try:
+        settings = read_settings(own.settings, keep=True) if own.settings else settings
+        declared = _declare_checked(root, config, edit, own, resolved, settings, stamp)
+        with step("carry-out", root.path, "our hooks of CDI specifications"):
+
+            def put_both(views: list[str]) -> None:
+                put_devices(config, with_hooks(edit, declared, root.path, views))
+
+            root.write(document, declared, settings, put_both)
+    finally:
+        root.close()
+
+
+def look(
+    config: "dict[str, Any]",
+    edit: "ConfigEdit",
+    own: OwnHooks,
+    resolved: "Resolved",
+    settings: "Settings",
+    path: str,
+    owns_policy: bool,
+) -> "dict[str, Any] | None":
+    """Return the fields of what would be declared in the root directory at a path, None where hooks stay hooks."""
+    try:
+        root = BundleRoot(path, owns_policy)
+        try:
+            settings = read_settings(own.settings) if own.settings else settings
+            declared = _declare_checked(root, config, edit, own, resolved, settings, None)
+            return None if find_obstacle(root.fd, declared.links, declared.libraries) else declared._asdict()
+        finally:
+            root.close()
+    except NeedsHookError:
+        return None
+
+
+def _declare_checked(
+    root: BundleRoot,
+    config: "dict[str, Any]",
+    edit: "ConfigEdit",
+    own: OwnHooks,
+    resolved: "Resolved",
+    settings: "Settings",
+    stamp: "str | None",
+) -> Declared:
+    """Return what stands for our hooks; raises NeedsHookError where it is not enough."""
+    declared = _find_declared(root.fd, config, edit, own, resolved, settings, stamp)
+    injected = dict(config)
+    put_devices(injected, edit)
+    root.check(declared, injected, False)
+    return declared
+
+
+def with_hooks(edit: "ConfigEdit", declared: Declared, root: str, views: "Sequence[str]") -> "ConfigEdit":
+    """Return the edit with what our hooks would do."""
+    more = edit_of(declared._replace(mounts=()), root, views, False)
+    return edit._replace(
+        mounts=[*edit.mounts, *more.mounts],
+        masked=more.masked,
+        read_only=more.read_only,
+        hooks=[*edit.hooks, *more.hooks],
+        noted=VIEWS,
+    )
+
+
+def _find_declared(
+    root_fd: int,
+    config: "dict[str, Any]",
+    edit: "ConfigEdit",
+    own: OwnHooks,
+    resolved: "Resolved",
+    settings: "Settings",
+    stamp: "str | None",
+) -> Declared:
+    """Return what stands for our hooks, made now, or by an earlier start while the host had this ``stamp``.
+
+    "": that of the facts that are kept; None: neither kept nor looked for.
+    Raises NeedsHookError for MIG devices and nodes that are mounted, and HostError OCIGPU-HOST-3.
+    """
+    if None in edit.nodes.values():
+        raise NeedsHookError("its nodes are mounted")
+    nodes: dict[str, Any] = {}
+    for entry in (*get_list(get_object(config, "linux"), "devices"), *edit.nodes.values()):
+        if isinstance(entry, dict) and isinstance(entry.get("path"), str):
+            nodes[entry["path"]] = entry
+    if any(path.startswith("/dev/nvidia-caps/") for path in nodes):
+        raise NeedsHookError("which MIG devices it may see is told by files")
+    gpus = tuple((path, node.get("major", 0), node.get("minor", 0)) for path, node in nodes.items() if _is_gpu(path))
+    targets = tuple(path for path in _device_targets(own) if path in nodes)
+    loader = read_loader_facts(root_fd)
+    compat = [command.container_root for command in own.commands if isinstance(command, EnableCudaCompat)]
+    has_compat = any(exists_inside(root_fd, path) for path in compat)
+    files = tuple((spec.path, *_version(spec.path)) for spec in resolved.specs)
+
+    def make() -> "dict[str, Any]":
+        return _declare(root_fd, gpus, targets, loader, edit, own, settings)._asdict()
+
+    stamp = _kept_stamp(settings) if stamp == "" else stamp
+    if has_compat or not stamp:  # what compatibility libraries mean is read from them
+        return Declared(**make())
+    try:
+        about = (edit.devices, own.settings, files, gpus, targets, loader)
+        return Declared(**find_answer("hooks", about, settings, make, stamp))
+    except TypeError:  # kept by other code of this version
+        return Declared(**make())
+
+
+def _kept_stamp(settings: "Settings") -> str:
+    from ocigpu.gpus.cached import read_facts, read_stamp
+
+    stamp = read_stamp(settings)
+    if not stamp:
+        try:
+            read_facts(settings)
+            stamp = read_stamp(settings)
+        except HostError:  # where the specification comes from: nothing is kept
+            return ""
+    return stamp
+
+
+def _device_targets(own: OwnHooks) -> list[str]:
+    commands = [command for command in own.commands if isinstance(command, CreateSymlinks)]
+    return [link_target(target, path) for command in commands for target, path in command.device_links]
+
+
+def _version(path: str) -> tuple[int, ...]:
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        raise NeedsHookError(f"{path}: {error.strerror}") from error
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def _declare(
+    root_fd: int,
+    gpus: "Sequence[tuple[str, int, int]]",
+    targets: tuple[str, ...],
+    loader: "LoaderFacts",
+    edit: "ConfigEdit",
+    own: OwnHooks,
+    settings: "Settings",
+) -> Declared:
+    from ocigpu.bundle.from_plan import declare
+    from ocigpu.core.actions import Bind, TextFile
+    from ocigpu.core.facts import HostFacts
+    from ocigpu.entry.cdi_hook import read_driver_proc
+    from ocigpu.entry.cdi_hook_plan import HookFacts, gpu_minors, plan_hooks
+    from ocigpu.provision.compat import read_compat
+    from ocigpu.provision.image import ContainerNode
+    from ocigpu.provision.sonames import SonameLinks
+
+    links = [link for command in own.commands if isinstance(command, CreateSymlinks) for link in command.links]
+    folders = [path for command in own.commands if isinstance(command, UpdateLdCache) for path in command.folders]
+    compat = [command.container_root for command in own.commands if isinstance(command, EnableCudaCompat)]
+    views = [command.driver_proc for command in own.commands if isinstance(command, DisableDeviceNodeModification)]
+    libraries = _read_libraries(edit, folders)
+    proc = read_driver_proc(views[-1]) if views else read_driver_proc("/proc/driver/nvidia", majors_only=True)
+    facts = HookFacts(
+        nodes=tuple(ContainerNode(*gpu) for gpu in gpus),
+        device_targets=targets,
+        loader=loader,
+        compat=read_compat(root_fd, compat[-1]) if compat else None,
+        driver_proc=proc,
+        sonames=SonameLinks(tuple(_missing_links(edit, libraries, {path for _, path in links}))),
+    )
+    plan = plan_hooks(own.commands, facts, settings, masks=True)
+    if any(isinstance(action, TextFile) and action.container_path == COMPAT_CONF for action in plan.actions):
+        raise NeedsHookError("the image has CUDA compatibility libraries")
+    binds = [Bind(item["source"], item["destination"], (), "") for item in edit.mounts]
+    declared = declare(plan._replace(actions=(*binds, *plan.actions)), HostFacts(libraries=tuple(libraries)))
+    minors = gpu_minors(facts)
+    denied = [(proc.gpu_major, gpu.minor) for gpu in proc.gpus if gpu.minor not in minors and proc.gpu_major >= 0]
+    return declared._replace(denied=denied)
+
+
+def _is_gpu(path: str) -> bool:
+    digits = path.removeprefix("/dev/nvidia")
+    return digits != path and digits.isascii() and digits.isdigit()
+
+
+def _read_libraries(edit: "ConfigEdit", folders: "Sequence[str]") -> "list[Library]":
+    """Return the libraries that are mounted right in the folders, as ELF files of the host."""
+    from ocigpu.core.facts import Library
+    from ocigpu.gpus.elf import read_elf
+
+    found = []
+    for mount in edit.mounts:
+        directory, _, name = mount["destination"].rpartition("/")
+        if directory in folders and name.startswith("lib") and ".so" in name and (elf := read_elf(mount["source"])):
+            found.append(Library(mount["source"], name, elf.soname, (), elf.bits))
+    return found
+
+
+def _missing_links(edit: "ConfigEdit", libraries: "Sequence[Library]", made: "set[str]") -> "Iterator[tuple[str, str]]":
+    """Yield the links (target, path) by which SONAMEs of mounted libraries are found and that nobody makes.
+
+    Raises NeedsHookError where two libraries have one: which is newer is told by looking into the container.
+    """
+    by_source = {library.host_path: library for library in libraries}
+    taken = {mount["destination"] for mount in edit.mounts} | made
+    for mount in edit.mounts:
+        library = by_source.get(mount["source"])
+        directory, _, name = mount["destination"].rpartition("/")
+        if library is None or not library.soname or library.soname == name:
+            continue
+        path = f"{directory}/{library.soname}"
+        if path not in taken:
+            yield name, path
+            taken.add(path)
+        elif path not in made and path not in {item["destination"] for item in edit.mounts}:
+            raise NeedsHookError(f"several libraries are {path}")
