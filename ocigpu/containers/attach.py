@@ -73,13 +73,10 @@ def attach(live: Live, names: Sequence[str]) -> Changed:
     )
     grant = change_grant(live, now.started, devices)
     notes = give(live, now, grant, numbers, [*view, *actions], record, new)
-    return Changed(new, already, devices, (*notes, *_tell_kubelet(live, new)))
-
-
-def _tell_kubelet(live: Live, new: Sequence[str]) -> list[str]:
-    if not is_of_pod(live.config):
-        return []
-    return [f"the kubelet is not told: it counts {', '.join(new)} as free, and may give the same to another pod"]
+    if is_of_pod(live.config):
+        listed = ", ".join(new)
+        notes += (f"the kubelet is not told: it counts {listed} as free, and may give the same to another pod",)
+    return Changed(new, already, devices, notes)
 
 
 def give(

@@ -78,6 +78,16 @@ def open_process(container: Container) -> int:
     return fd
 
 
+@contextmanager
+def process_of(container: Container) -> Iterator[int]:
+    """Give the descriptor of :func:`open_process` for a while."""
+    fd = open_process(container)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
 def runs(pid: int, start_time: int) -> bool:
     """Tell whether a process runs that started then (clock ticks since boot)."""
     try:

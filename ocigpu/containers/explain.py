@@ -9,7 +9,7 @@ from ocigpu.bundle.rootfs import MAX_LD_CACHE
 from ocigpu.cdi.compare import edit_rows
 from ocigpu.cdi.registry import read_registry
 from ocigpu.containers.asked import describe_users, find_users, tell_origin
-from ocigpu.containers.believed import Container, open_process
+from ocigpu.containers.believed import Container, process_of
 from ocigpu.containers.child import ask_child, look_below
 from ocigpu.containers.difference import REPLACED_NOTE, find_original
 from ocigpu.containers.find import Target, open_root
@@ -184,12 +184,8 @@ def _look_at_steps(plan: Plan, container: Container) -> tuple[list[Step], list[s
     """Return the steps with their states in the running container, and notes on what could not be looked at."""
     allowed = read_allowed(container, [(rule.major, rule.minor) for rule in plan.device_rules()])
     notes = [allowed.unknown] if allowed.unknown else []
-    try:
-        proc_fd = open_process(container)
-    except OcigpuError as error:
-        return _plan_steps(plan, {}), [*notes, error.message]
 
-    def look() -> list[str]:
+    def look(proc_fd: int) -> list[str]:
         root_fd = os.open("root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc_fd)
         groups = _read_groups(proc_fd)
         return [
@@ -200,11 +196,12 @@ def _look_at_steps(plan: Plan, container: Container) -> tuple[list[Step], list[s
         ]
 
     try:
-        states: list[str] = ask_child(look)
+        with process_of(container) as proc_fd:
+            states: list[str] = ask_child(lambda: look(proc_fd))
+    except OcigpuError as error:
+        return _plan_steps(plan, {}), [*notes, error.message]
     except OSError as error:
         return _plan_steps(plan, {}), [*notes, f"its files cannot be looked at: {error.strerror or error}"]
-    finally:
-        os.close(proc_fd)
     now = dict(enumerate(states))
     for place, action in enumerate(plan.actions if not allowed.unknown else ()):
         number = (action.node.major, action.node.minor) if isinstance(action, Node) else ()

@@ -141,26 +141,18 @@ def require_root(what: str) -> None:
 
 def host_nodes(facts: HostFacts) -> dict[Number, tuple[str, DeviceNode]]:
     """Return every device node of the host's driver by number, each with what it is, "GPU 0", "control node"."""
+    rows: list[tuple[str, DeviceNode | None]] = [
+        *((f"GPU {gpu.index}", gpu.node) for gpu in facts.gpus),
+        *(("control node", node) for node in facts.control_nodes),
+        *((f"MIG capability {path}", node) for path, node in facts.cap_nodes),
+        *((f"IMEX channel {node.minor}", node) for node in facts.imex_nodes),
+        *((f"DRM node of GPU {gpu.index}", node) for gpu in facts.gpus for node in gpu.drm_nodes),
+        *((feature.name, node) for feature in facts.features for node in feature.nodes),
+    ]
     found: dict[Number, tuple[str, DeviceNode]] = {}
-
-    def add(what: str, node: DeviceNode | None) -> None:
+    for what, node in rows:
         if node is not None:
             found.setdefault((node.major, node.minor), (what, node))
-
-    for gpu in facts.gpus:
-        add(f"GPU {gpu.index}", gpu.node)
-    for node in facts.control_nodes:
-        add("control node", node)
-    for path, node in facts.cap_nodes:
-        add(f"MIG capability {path}", node)
-    for node in facts.imex_nodes:
-        add(f"IMEX channel {node.minor}", node)
-    for gpu in facts.gpus:
-        for node in gpu.drm_nodes:
-            add(f"DRM node of GPU {gpu.index}", node)
-    for feature in facts.features:
-        for node in feature.nodes:
-            add(feature.name, node)
     return found
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ocigpu.bundle.edit import has_gpu_hook
 from ocigpu.containers.attach import allowed_now, give, settle, take, view_of
 from ocigpu.containers.attached import AttachRecord, prune_records
-from ocigpu.containers.believed import Container, open_process, read_cgroup
+from ocigpu.containers.believed import Container, process_of, read_cgroup
 from ocigpu.containers.find import Places, find_containers
 from ocigpu.containers.inside import look_inside
 from ocigpu.containers.live import Live, open_live, plan_for, read_now
@@ -147,8 +147,7 @@ class GrantKeeper:
 
 def read_stamp(container: Container) -> str:
     """Return a text that changes when the device rules of a running container are set anew; raises OcigpuError."""
-    proc_fd = open_process(container)
-    try:
+    with process_of(container) as proc_fd:
         cgroup = open_device_cgroup(proc_fd, read_cgroup(container))
         try:
             if cgroup.version == 2:
@@ -159,5 +158,3 @@ def read_stamp(container: Container) -> str:
             raise OcigpuError("OCIGPU-CG-1", f"read device rules of {cgroup.path}: {error.strerror}") from error
         finally:
             os.close(cgroup.fd)
-    finally:
-        os.close(proc_fd)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from ocigpu.bundle.edit import PROC_DRIVER
 from ocigpu.containers.attached import AttachRecord, read_record
-from ocigpu.containers.believed import Container, open_process, read_config_of
+from ocigpu.containers.believed import Container, process_of, read_config_of
 from ocigpu.containers.child import ask_child
 from ocigpu.containers.rules import Allowed, Number, listed_nodes, read_allowed, read_granted
 from ocigpu.core.config_json import CDI_DEVICES, DECLARED, OUR_HOOK, VENDOR_HOOKS, get_list, get_object, is_path
@@ -18,7 +18,7 @@ from ocigpu.core.settings import Settings
 from ocigpu.gpus.request import Request
 from ocigpu.gpus.vendors import parse_request
 from ocigpu.provision.image import read_device
-from ocigpu.system.proc import read_cgroup
+from ocigpu.system.proc import ProcCgroup, read_cgroup
 
 VENDOR_CDI_HOOKS = ("nvidia-ctk", "nvidia-cdi-hook")
 MAX_DESCRIPTORS = 65536
@@ -150,12 +150,11 @@ def make_reports(containers: Sequence[Container], facts: HostFacts, settings: Se
     reports = [_make_report(container, facts, settings) for container in containers]
     members = _find_members([report.container for report in reports if report.gpus and report.container.pid])
     names = {(node.major, node.minor): name for node, name in host_nodes(facts).items()}
-    return [
-        _with_processes(report, members[report.container.state_file], names)
-        if report.container.state_file in members
-        else report
-        for report in reports
-    ]
+    for place, report in enumerate(reports):
+        if report.container.state_file in members:
+            processes, notes = _find_holders(members[report.container.state_file], names)
+            reports[place] = report._replace(processes=processes, notes=(*report.notes, *notes))
+    return reports
 
 
 def _make_report(container: Container, facts: HostFacts, settings: Settings) -> Report:
@@ -291,13 +290,8 @@ def _state(devices: Sequence[Device], lost: tuple[str, ...], detached: frozenset
 
 def _look_for_nodes(container: Container, nodes: Sequence[DeviceNode], notes: list[str]) -> list[str]:
     """Return the container paths at which it has these nodes: below its root as its first process sees it."""
-    try:
-        proc_fd = open_process(container)
-    except OcigpuError as error:
-        notes.append(error.message)
-        return []
 
-    def look() -> list[str]:
+    def look(proc_fd: int) -> list[str]:
         root_fd = os.open("root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc_fd)
         found = ((node, read_device(root_fd, node.container_path)) for node in nodes)
         return [
@@ -307,13 +301,13 @@ def _look_for_nodes(container: Container, nodes: Sequence[DeviceNode], notes: li
         ]
 
     try:
-        paths: list[str] = ask_child(look)
+        with process_of(container) as proc_fd:
+            return list(ask_child(lambda: look(proc_fd)))
+    except OcigpuError as error:
+        notes.append(error.message)
     except OSError as error:
         notes.append(f"its files cannot be looked at: {error.strerror or error}")
-        return []
-    finally:
-        os.close(proc_fd)
-    return paths
+    return []
 
 
 # processes
@@ -334,31 +328,19 @@ def _find_members(containers: Sequence[Container]) -> dict[str, list[int]]:
     return members
 
 
-class _Place(NamedTuple):
-    v1: str | None
-    v2: str | None
-    pid_namespace: int
-
-
-def _place(pid: int) -> _Place | None:
+def _place(pid: int) -> tuple[ProcCgroup, int] | None:
+    """Return the cgroups of a process, and the number of its pid namespace."""
     try:
-        cgroup = read_cgroup(f"/proc/{pid}/cgroup")
-        return _Place(cgroup.v1, cgroup.v2, os.stat(f"/proc/{pid}/ns/pid").st_ino)
+        return read_cgroup(f"/proc/{pid}/cgroup"), os.stat(f"/proc/{pid}/ns/pid").st_ino
     except OSError:  # it has ended, or is not ours to look at
         return None
 
 
-def _is_member(place: _Place, container: _Place, ours: _Place) -> bool:
-    for path, top, own in ((place.v1, container.v1, ours.v1), (place.v2, container.v2, ours.v2)):
+def _is_member(place: tuple[ProcCgroup, int], container: tuple[ProcCgroup, int], ours: tuple[ProcCgroup, int]) -> bool:
+    for path, top, own in zip(place[0], container[0], ours[0], strict=True):
         if top not in (None, "/", own):
             return path is not None and f"{path}/".startswith(f"{top}/")
-    return container.pid_namespace not in (ours.pid_namespace, 0) and place.pid_namespace == container.pid_namespace
-
-
-def _with_processes(report: Report, pids: Sequence[int], names: dict[Number, str]) -> Report:
-    """Add the processes of a container that hold NVIDIA devices open."""
-    processes, notes = _find_holders(pids, names)
-    return report._replace(processes=processes, notes=(*report.notes, *notes))
+    return container[1] not in (ours[1], 0) and place[1] == container[1]
 
 
 def find_holders(container: Container, names: dict[Number, str]) -> tuple[tuple[Process, ...], tuple[str, ...]]:

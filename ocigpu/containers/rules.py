@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, NoReturn
 
-from ocigpu.containers.believed import Container, open_process
+from ocigpu.containers.believed import Container, process_of
 from ocigpu.containers.child import ask_child
 from ocigpu.core.actions import AllowDevice
 from ocigpu.core.config_json import get_list, get_object, get_rules
@@ -72,19 +72,16 @@ def read_allowed(container: Container, numbers: Iterable[Number], recorded: str 
         return Allowed(unknown="the container does not run")
     wanted = sorted(set(numbers))
     try:
-        proc_fd = open_process(container)
+        with process_of(container) as proc_fd:
+            directories = cgroup_directories(proc_fd, recorded)
+            if container.status == "paused" and any(mount.version == 2 for mount, _ in directories):
+                return Allowed(unknown="the container is paused: a process in its cgroup would be, too")
+            found = ask_child(lambda: _try_in_cgroups([path for _, path in directories], wanted))
     except OcigpuError as error:
         return Allowed(unknown=error.message)
-    try:
-        directories = cgroup_directories(proc_fd, recorded)
-        if container.status == "paused" and any(mount.version == 2 for mount, _ in directories):
-            return Allowed(unknown="the container is paused: a process in its cgroup would be, too")
-        found = ask_child(lambda: _try_in_cgroups([path for _, path in directories], wanted))
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         return Allowed(unknown=f"its device cgroup cannot be asked: {where}{error.strerror or error}")
-    finally:
-        os.close(proc_fd)
     return Allowed(frozenset((major, minor) for major, minor in found))
 
 

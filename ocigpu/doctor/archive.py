@@ -17,9 +17,9 @@ from ocigpu import __version__
 from ocigpu.core.errors import OcigpuError, UsageError, printable
 from ocigpu.core.facts import facts_to_json
 from ocigpu.core.facts import to_data as settings_data
+from ocigpu.doctor.findings import Finding
 from ocigpu.doctor.host import Host
 from ocigpu.doctor.logs import read_tail
-from ocigpu.doctor.records import Finding
 from ocigpu.doctor.redact import Redactor
 from ocigpu.doctor.report import to_data
 from ocigpu.engines.places import parse_config, read_file

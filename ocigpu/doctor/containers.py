@@ -4,8 +4,8 @@ import shlex
 
 from ocigpu.containers.asked import CAPABILITIES_VARIABLE
 from ocigpu.core.errors import OcigpuError, printable
+from ocigpu.doctor.findings import Evidence, Finding, not_checked, ok
 from ocigpu.doctor.host import Host
-from ocigpu.doctor.records import Evidence, Finding, not_checked, ok
 from ocigpu.doctor.table import say
 
 

@@ -11,8 +11,8 @@ from ocigpu.doctor.engines import (
     restart,
     ways_to_gpus,
 )
+from ocigpu.doctor.findings import Evidence, Finding, not_checked, ok
 from ocigpu.doctor.host import Host
-from ocigpu.doctor.records import Evidence, Finding, not_checked, ok
 from ocigpu.doctor.table import say
 from ocigpu.engines.status import EngineStatus
 

@@ -4,8 +4,8 @@ import re
 
 from ocigpu.core.errors import HostError, printable
 from ocigpu.doctor.files import LARGE_TEXT
+from ocigpu.doctor.findings import KNOWN, Evidence, Finding, not_checked, ok
 from ocigpu.doctor.host import Host
-from ocigpu.doctor.records import KNOWN, Evidence, Finding, not_checked, ok
 from ocigpu.doctor.table import say
 from ocigpu.gpus.nvidia.nvml import LIB_RM_VERSION_MISMATCH
 

@@ -6,8 +6,8 @@ import shlex
 from typing import Any
 
 from ocigpu.core.errors import printable
+from ocigpu.doctor.findings import KNOWN, Evidence, Finding, not_checked, ok
 from ocigpu.doctor.host import Host
-from ocigpu.doctor.records import KNOWN, Evidence, Finding, not_checked, ok
 from ocigpu.doctor.table import say
 from ocigpu.engines.status import EngineStatus, read_merged
 

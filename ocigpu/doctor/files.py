@@ -4,7 +4,7 @@ import os
 import shutil
 
 from ocigpu.core.errors import UsageError
-from ocigpu.doctor.records import Evidence
+from ocigpu.doctor.findings import Evidence
 from ocigpu.gpus.tree import TEXT_LIMIT, Tree, read_text
 
 LARGE_TEXT = 64 << 20

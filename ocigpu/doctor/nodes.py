@@ -1,8 +1,8 @@
 """Checks of device nodes, their links in /dev/char, MIG, NVSwitch and persistence."""
 
 from ocigpu.doctor.driver import why_not_ask
+from ocigpu.doctor.findings import Evidence, Finding, not_checked, ok
 from ocigpu.doctor.host import Host
-from ocigpu.doctor.records import Evidence, Finding, not_checked, ok
 from ocigpu.doctor.table import say
 from ocigpu.gpus.nvidia.nodes import NodeChange
 from ocigpu.gpus.tree import Tree

@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from ocigpu.doctor.records import read_table
+from ocigpu.doctor.findings import read_table
 
 REMOVED = "[removed]"
 _TABLE = read_table("redact.toml")

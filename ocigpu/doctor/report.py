@@ -7,8 +7,8 @@ from typing import Any
 
 from ocigpu import __version__
 from ocigpu.core.errors import OcigpuError, printable
+from ocigpu.doctor.findings import SEVERITIES, Finding, not_checked
 from ocigpu.doctor.host import Host
-from ocigpu.doctor.records import SEVERITIES, Finding, not_checked
 from ocigpu.doctor.table import CHECKS, Check
 from ocigpu.sim.fault_names import FAULT_NAMES
 

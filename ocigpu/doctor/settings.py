@@ -8,8 +8,8 @@ import tomllib
 from ocigpu.core.errors import printable
 from ocigpu.core.settings import DEFAULT_PATH
 from ocigpu.doctor.files import PROGRAM_DIRECTORIES
+from ocigpu.doctor.findings import Evidence, Finding, not_checked, ok
 from ocigpu.doctor.host import DIRECTORIES, Host
-from ocigpu.doctor.records import Evidence, Finding, not_checked, ok
 from ocigpu.doctor.table import say
 
 STUBS = ("ocigpu-runtime", "ocigpu-hook", "ocigpu", "ocigpu-container-cli")

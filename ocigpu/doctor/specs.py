@@ -9,8 +9,8 @@ from ocigpu.cdi.loader_links import describe_left, left_to_ldconfig, read_host_s
 from ocigpu.cdi.versions import ENGINES, is_older, parse_version, requirements
 from ocigpu.core.errors import printable
 from ocigpu.core.settings import MODES
+from ocigpu.doctor.findings import Evidence, Finding, not_checked, ok
 from ocigpu.doctor.host import Host
-from ocigpu.doctor.records import Evidence, Finding, not_checked, ok
 from ocigpu.doctor.spec_files import SpecFile
 from ocigpu.doctor.table import say
 from ocigpu.gpus.fingerprint import stale_reasons

@@ -5,9 +5,9 @@ import shlex
 
 from ocigpu.core.errors import printable
 from ocigpu.doctor.files import LARGE_TEXT
+from ocigpu.doctor.findings import KNOWN, Evidence, Finding, not_checked, ok
 from ocigpu.doctor.host import Host
 from ocigpu.doctor.logs import denials
-from ocigpu.doctor.records import KNOWN, Evidence, Finding, not_checked, ok
 from ocigpu.doctor.table import say
 from ocigpu.provision.ldconfig import CANDIDATES
 

@@ -5,7 +5,7 @@ docs/DOCTOR.md is generated from it.
 
 from typing import Any, NamedTuple
 
-from ocigpu.doctor.records import Evidence, Finding, read_table
+from ocigpu.doctor.findings import Evidence, Finding, read_table
 
 
 class Check(NamedTuple):

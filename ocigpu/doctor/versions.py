@@ -3,7 +3,7 @@
 import re
 
 from ocigpu.doctor.files import LARGE_TEXT, RootFiles
-from ocigpu.doctor.records import KNOWN
+from ocigpu.doctor.findings import KNOWN
 from ocigpu.system.programs import run_program
 
 SECONDS = 5

@@ -14,8 +14,8 @@ from test_repair_containers import GPU_3, hook_by_hand
 
 from ocigpu.doctor import running
 from ocigpu.doctor.containers import check_driver_capabilities, check_lost_gpus
+from ocigpu.doctor.findings import Finding
 from ocigpu.doctor.host import Host
-from ocigpu.doctor.records import Finding
 
 
 @pytest.mark.root

@@ -9,8 +9,8 @@ import pytest
 from support import requirements
 
 from ocigpu.cli.main import main
+from ocigpu.doctor.findings import Finding
 from ocigpu.doctor.host import Host
-from ocigpu.doctor.records import Finding
 from ocigpu.doctor.report import run_checks
 from ocigpu.sim.create import create_host
 from ocigpu.sim.faults import make_faults

@@ -12,8 +12,8 @@ from support.process import run
 from support.product import python_of_nobody
 
 from ocigpu.doctor import table
+from ocigpu.doctor.findings import SEVERITIES, Finding
 from ocigpu.doctor.host import Host
-from ocigpu.doctor.records import SEVERITIES, Finding
 from ocigpu.doctor.report import exit_status, run_checks
 from ocigpu.doctor.specs import newest_version
 from ocigpu.doctor.table import CHECKS

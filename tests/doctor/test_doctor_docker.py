@@ -13,9 +13,9 @@ from support.engines import SYSTEM_PATH, Docker, start_docker
 from support.product import RUNTIME, SimulatedHost, install_vendor_names
 from support.runtimes import view_of
 
+from ocigpu.doctor.findings import Finding
 from ocigpu.doctor.host import Host
 from ocigpu.doctor.live import SECONDS
-from ocigpu.doctor.records import Finding
 from ocigpu.doctor.report import run_checks
 
 
