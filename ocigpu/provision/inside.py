@@ -6,7 +6,7 @@ Nothing here raises for what an image contains: what cannot be read is not there
 import os
 import stat
 
-from ocigpu.system.paths import open_in_root
+from ocigpu.system.paths import open_in_root, opened
 
 MAX_ENTRIES = 4096
 """Names read of one directory."""
@@ -36,29 +36,21 @@ _KERNEL_FILE_SYSTEMS = frozenset(
 
 def list_inside(root_fd: int, path: str) -> list[str]:
     """Return at most :data:`MAX_ENTRIES` names of a directory of the image, sorted; none if it cannot be listed."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK
     try:
-        fd = open_in_root(root_fd, path, os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK)
-    except OSError:  # missing, a link to nowhere, not a directory: no names
-        return []
-    try:
-        with os.scandir(fd) as entries:
+        with opened(open_in_root(root_fd, path, flags)) as fd, os.scandir(fd) as entries:
             return sorted(entry.name for entry, _ in zip(entries, range(MAX_ENTRIES), strict=False))
-    except OSError:  # a directory that cannot be read, on a broken file system
+    except OSError:  # missing, a link to nowhere, not a directory; or it cannot be read, on a broken file system
         return []
-    finally:
-        os.close(fd)
 
 
 def status_inside(root_fd: int, path: str, flags: int = 0) -> os.stat_result | None:
     """Return the status of what ``path`` leads to inside the image, None if there is nothing; flags as of open(2)."""
     try:
-        fd = open_in_root(root_fd, path, os.O_PATH | flags)
+        with opened(open_in_root(root_fd, path, os.O_PATH | flags)) as fd:
+            return os.fstat(fd)
     except OSError:  # missing, or a link that leads nowhere
         return None
-    try:
-        return os.fstat(fd)
-    finally:
-        os.close(fd)
 
 
 def exists_inside(root_fd: int, path: str) -> bool:
@@ -83,19 +75,16 @@ def open_file_inside(root_fd: int, path: str, flags: int = 0) -> int:
     What it is is looked at first: a FIFO would block, and opening a device or a file of the kernel may act on it.
     """
     try:
-        path_fd = open_in_root(root_fd, path, os.O_PATH | flags)
-    except OSError:  # missing, or a link that leads nowhere
+        with opened(open_in_root(root_fd, path, os.O_PATH | flags)) as path_fd:
+            status = os.fstat(path_fd)
+            own = (
+                status.st_dev == os.fstat(root_fd).st_dev
+            )  # the image's own file system, which is none of the kernel's
+            if not stat.S_ISREG(status.st_mode) or (not own and is_of_kernel(path_fd)):
+                return -1
+            return os.open(f"/proc/self/fd/{path_fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:  # missing, a link that leads nowhere, or not readable for us
         return -1
-    try:
-        status = os.fstat(path_fd)
-        own = status.st_dev == os.fstat(root_fd).st_dev  # the image's own file system, which is none of the kernel's
-        if not stat.S_ISREG(status.st_mode) or (not own and is_of_kernel(path_fd)):
-            return -1
-        return os.open(f"/proc/self/fd/{path_fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:  # not readable for us
-        return -1
-    finally:
-        os.close(path_fd)
 
 
 def read_inside(root_fd: int, path: str, limit: int, flags: int = 0) -> bytes | None:
@@ -119,14 +108,9 @@ def resolve_inside(root_fd: int, path: str) -> str:
     The text is for the image's own use, such as its loader's configuration: nothing is opened by it.
     """
     try:
-        fd = open_in_root(root_fd, path, os.O_PATH)
-    except OSError:  # missing, or a link that leads nowhere
+        with opened(open_in_root(root_fd, path, os.O_PATH)) as fd:
+            top, found = (os.readlink(f"/proc/self/fd/{number}") for number in (root_fd, fd))
+    except OSError:  # missing, a link that leads nowhere; or there is no procfs
         return ""
-    try:
-        top, found = (os.readlink(f"/proc/self/fd/{number}") for number in (root_fd, fd))
-    except OSError:  # no procfs
-        return ""
-    finally:
-        os.close(fd)
     inner = found.removeprefix(top.rstrip("/"))
     return inner if found.startswith(top.rstrip("/") + "/") and inner.isprintable() else ""

@@ -19,36 +19,9 @@ import stat
 
 from ocigpu.core.actions import Bind, Link, Mode, Node, RefreshLdCache, TextFile, Tmpfs
 from ocigpu.core.errors import ApplyError, cause, quoted
-from ocigpu.provision.files import (
-    has_content,
-    is_same,
-    keep_file,
-    make_old_link,
-    put_back,
-    read_link,
-    read_old_link,
-    remove_if_there,
-    unusable,
-)
+from ocigpu.provision import files, mounts
 from ocigpu.provision.inside import is_of_kernel
-from ocigpu.provision.mounts import (
-    MountTarget,
-    Source,
-    bind_by_name,
-    clone,
-    enter_own_proc,
-    has_neighbours,
-    is_bound,
-    is_equal_tmpfs,
-    is_own,
-    kept_flags,
-    new_tmpfs,
-    read_mnt_id,
-    remount,
-    stop_sharing,
-    take_source,
-    tmpfs_by_name,
-)
+from ocigpu.provision.mounts import MountTarget, Source, is_own, read_mnt_id
 from ocigpu.system import libc
 from ocigpu.system.files import draft_name, remove_drafts, remove_ldconfig_draft, replace_file
 from ocigpu.system.log import step
@@ -151,7 +124,7 @@ class Transaction:
         """Undo what was noted, last entry first; return a line about each that could not be undone."""
         left = []
         lasting = [entry for entry in entries if _UNDO[entry["do"]].lasting]
-        shared = bool(lasting) and has_neighbours(self.root_fd)
+        shared = bool(lasting) and mounts.has_neighbours(self.root_fd)
         for entry in reversed(entries):
             try:
                 if shared and _UNDO[entry["do"]].lasting and not self._is_private(entry):
@@ -197,18 +170,18 @@ class Transaction:
         if away:
             libc.setns(self._host_mnt_fd, libc.CLONE_NEWNS)
         try:
-            return take_source(host_path, kind, options, self.supplies.new_calls, rdev, self.stand_in)
+            return mounts.take_source(host_path, kind, options, self.supplies.new_calls, rdev, self.stand_in)
         finally:
             if away and container is not None:
                 libc.setns(container.mnt_fd, libc.CLONE_NEWNS)
-                enter_own_proc(self._own_proc_fd)
+                mounts.enter_own_proc(self._own_proc_fd)
 
     def mount(self, target: MountTarget, tree_fd: int, by_name: "Callable[[], None]") -> None:
         """Mount a detached tree, closed here; without one (-1) let ``by_name`` do it.  It reaches nobody else."""
         try:
             under = read_mnt_id(target.fd)
             if under not in self._private:
-                stop_sharing(target, under, self.supplies.new_calls)
+                mounts.stop_sharing(target, under, self.supplies.new_calls)
                 self._private.add(under)
             mounted = read_mnt_id(tree_fd) if tree_fd >= 0 else 0
             self.note("mount", target.at.path, under=under, mount=mounted)
@@ -246,7 +219,7 @@ def make_node(transaction: Transaction, action: Node) -> None:
         if found is not None and stat.S_ISCHR(found.st_mode) and found.st_rdev == rdev:
             return  # the runtime made it, or the image has it
         if found is not None and (not stat.S_ISREG(found.st_mode) or found.st_size):
-            raise unusable(action.describe(), node.container_path, found)
+            raise files.unusable(action.describe(), node.container_path, found)
         if found is None:
             root_fd = transaction.root_fd
             if read_mnt_id(at.fd) != read_mnt_id(root_fd) and not is_own(at.fd, root_fd, transaction.host_devices):
@@ -279,7 +252,7 @@ def _set_owner(action: Node, at: At, rdev: int) -> None:
     with opened(at.open()) as fd:
         made = os.fstat(fd)
         if not stat.S_ISCHR(made.st_mode) or made.st_rdev != rdev:
-            raise unusable(action.describe(), node.container_path, made)
+            raise files.unusable(action.describe(), node.container_path, made)
         # by the descriptor's own name: the path may have been exchanged by somebody who shares the directory
         if (made.st_uid, made.st_gid) != (node.uid, node.gid):
             with named("chown", at.path):
@@ -341,7 +314,7 @@ def _bind_at(transaction: Transaction, action: Bind, source: Source, at: At) -> 
     directory = action.kind == "directory"
     found = at.find()
     if found is not None and stat.S_ISLNK(found.st_mode):
-        transaction.note("unlink", at.path, old=read_old_link(at))
+        transaction.note("unlink", at.path, old=files.read_old_link(at))
         at.unlink()
         found = None
     if found is None:
@@ -358,7 +331,7 @@ def _bind_at(transaction: Transaction, action: Bind, source: Source, at: At) -> 
     try:
         fd = at.open(os.O_PATH | os.O_DIRECTORY)
     except NotADirectoryError as error:
-        raise unusable(action.describe(), at.path, at.stat()) from error
+        raise files.unusable(action.describe(), at.path, at.stat()) from error
     _mount(transaction, source, MountTarget(at, fd))
 
 
@@ -368,7 +341,7 @@ def _mount_on_file(transaction: Transaction, source: Source, at: At) -> None:
     found = os.fstat(target.fd)
     if not stat.S_ISREG(found.st_mode) and not stat.S_ISSOCK(found.st_mode):
         os.close(target.fd)
-        raise unusable(f"bind {source.host_path} -> {at.path}", at.path, found)
+        raise files.unusable(f"bind {source.host_path} -> {at.path}", at.path, found)
     _mount(transaction, source, target)
 
 
@@ -379,12 +352,12 @@ def _mount(transaction: Transaction, source: Source, target: MountTarget) -> Non
         with named("openat", source.host_path):
             fd = os.open(source.host_path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            bind_by_name(fd, source, target)
+            mounts.bind_by_name(fd, source, target)
         finally:
             os.close(fd)
 
     with target:
-        if not is_bound(source, target):
+        if not mounts.is_bound(source, target):
             transaction.mount(target, source.tree_fd, by_name)
         elif source.tree_fd >= 0:
             os.close(source.tree_fd)
@@ -401,11 +374,11 @@ def cover_with_tmpfs(transaction: Transaction, action: Tmpfs) -> None:
             transaction.note("mkdir", at.path)
             at.mkdir(0o555)
         elif not stat.S_ISDIR(found.st_mode):
-            raise unusable(action.describe(), at.path, found)
+            raise files.unusable(action.describe(), at.path, found)
         with MountTarget(at, at.open(os.O_PATH | os.O_DIRECTORY)) as target:
-            if not is_equal_tmpfs(action, uid, gid, target):
-                tree_fd = new_tmpfs(action, uid, gid) if transaction.supplies.new_calls else -1
-                transaction.mount(target, tree_fd, lambda: tmpfs_by_name(action, uid, gid, target))
+            if not mounts.is_equal_tmpfs(action, uid, gid, target):
+                tree_fd = mounts.new_tmpfs(action, uid, gid) if transaction.supplies.new_calls else -1
+                transaction.mount(target, tree_fd, lambda: mounts.tmpfs_by_name(action, uid, gid, target))
 
 
 def unmount(transaction: Transaction, entry: "Entry") -> None:
@@ -420,7 +393,7 @@ def restore_link(transaction: Transaction, entry: "Entry") -> None:
     """Put back a link of the image that was in the way of a mount."""
     with open_parent(transaction.root_fd, entry["path"]) as at:
         try:
-            make_old_link(at, entry["old"])
+            files.make_old_link(at, entry["old"])
         except FileExistsError:  # it was never taken away
             return
 
@@ -437,9 +410,9 @@ def make_link(transaction: Transaction, action: Link) -> None:
                 _cover_with_target(transaction, action, at)
                 return
             if not stat.S_ISLNK(found.st_mode):
-                raise unusable(action.describe(), at.path, found, "OCIGPU-MNT-3")
+                raise files.unusable(action.describe(), at.path, found, "OCIGPU-MNT-3")
             transaction.clear(at)
-            old = read_old_link(at)
+            old = files.read_old_link(at)
             if old[0] == action.target:
                 return
         draft = at.beside(draft_name())
@@ -459,14 +432,14 @@ def _cover_with_target(transaction: Transaction, action: Link, at: At) -> None:
     with opened(open_in_root(transaction.root_fd, where, os.O_PATH)) as fd:
         source = Source(at.path, -1, _COVER_OPTIONS, os.fstat(fd))
         if not stat.S_ISREG(source.status.st_mode):
-            raise unusable(action.describe(), where, source.status, "OCIGPU-MNT-3")
+            raise files.unusable(action.describe(), where, source.status, "OCIGPU-MNT-3")
         if is_of_kernel(fd):
             raise ApplyError("OCIGPU-MNT-3", f"{action.describe()}: {quoted(where)} leads to a file of the kernel")
         with MountTarget(at, at.open()) as target:
             if os.path.samestat(os.fstat(target.fd), source.status):
                 return  # covered by a hook before this one, or the same file by a second name
-            tree_fd = clone(fd, _COVER_OPTIONS, where) if transaction.supplies.new_calls else -1
-            transaction.mount(target, tree_fd, lambda: bind_by_name(fd, source, target))
+            tree_fd = mounts.clone(fd, _COVER_OPTIONS, where) if transaction.supplies.new_calls else -1
+            transaction.mount(target, tree_fd, lambda: mounts.bind_by_name(fd, source, target))
 
 
 def remove_link(transaction: Transaction, entry: "Entry") -> None:
@@ -476,14 +449,14 @@ def remove_link(transaction: Transaction, entry: "Entry") -> None:
     """
     with open_parent(transaction.root_fd, entry["path"]) as at:
         draft = at.beside(entry["temp"])
-        if read_link(draft) == entry["target"]:
+        if files.read_link(draft) == entry["target"]:
             draft.unlink()
-        if entry.get("ino") not in (None, at.stat().st_ino) or read_link(at) != entry["target"]:
+        if entry.get("ino") not in (None, at.stat().st_ino) or files.read_link(at) != entry["target"]:
             return
         if entry["old"] is None:
             at.unlink()
         else:
-            make_old_link(draft, entry["old"])
+            files.make_old_link(draft, entry["old"])
             draft.rename(at.name)
 
 
@@ -499,12 +472,12 @@ def write_text(transaction: Transaction, action: TextFile) -> None:
         found = at.find()
         if found is not None:
             if not stat.S_ISREG(found.st_mode) and not stat.S_ISLNK(found.st_mode):
-                raise unusable(action.describe(), at.path, found)
+                raise files.unusable(action.describe(), at.path, found)
             if action.only_if_missing and _leads_to_file(transaction.root_fd, at.path):
                 return
-            if has_content(at, content):
+            if files.has_content(at, content):
                 return
-        kept = keep_file(at, transaction.supplies.backup_fd, MAX_TEXT)
+        kept = files.keep_file(at, transaction.supplies.backup_fd, MAX_TEXT)
         if kept is None:
             raise ApplyError(
                 "OCIGPU-MNT-2",
@@ -530,13 +503,13 @@ def _leads_to_file(root_fd: int, path: str) -> bool:
 def restore_text(transaction: Transaction, entry: "Entry") -> None:
     """Take our file away, or put the image's back; "temp" is the name ours had before it was moved into place."""
     with open_parent(transaction.root_fd, entry["path"]) as at:
-        remove_if_there(at.beside(entry["temp"]))
-        if not has_content(at, entry["content"].encode()):
+        files.remove_if_there(at.beside(entry["temp"]))
+        if not files.has_content(at, entry["content"].encode()):
             return
         if entry["kind"] == "none":
             at.unlink()
         else:
-            put_back(entry, at, transaction.supplies.backup_fd)
+            files.put_back(entry, at, transaction.supplies.backup_fd)
 
 
 def set_mode(transaction: Transaction, action: Mode) -> None:
@@ -594,7 +567,7 @@ def make_root_writable(transaction: Transaction) -> None:
     it one after them.  Both have mounted the root directory over itself: where what is below is read-only too, the
     host wants it so and nothing is changed, which the actions will meet.  Raises OSError.
     """
-    flags = kept_flags(transaction.root_fd)
+    flags = mounts.kept_flags(transaction.root_fd)
     if not flags & os.ST_RDONLY:
         return
     table = read_mounts("mountinfo")
@@ -604,7 +577,7 @@ def make_root_writable(transaction: Transaction) -> None:
         return
     transaction.note("writable", "/", flags=flags)
     try:
-        remount(transaction.root_fd, flags & ~os.ST_RDONLY, "/")
+        mounts.remount(transaction.root_fd, flags & ~os.ST_RDONLY, "/")
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.EPERM, errno.EROFS, errno.EACCES):  # no mount, or a locked flag
             raise
@@ -612,7 +585,7 @@ def make_root_writable(transaction: Transaction) -> None:
 
 def make_root_read_only(transaction: Transaction, entry: "Entry") -> None:
     """Give the container's root the flags that it had."""
-    remount(transaction.root_fd, entry["flags"], "/")
+    mounts.remount(transaction.root_fd, entry["flags"], "/")
 
 
 # -- the loader's cache ------------------------------------------------------------------------------------------
@@ -635,7 +608,7 @@ def refresh_ld_cache(transaction: Transaction, action: RefreshLdCache) -> None:
         transaction.notes.append(text)
         return
     with transaction.at(LD_CACHE) as at:
-        kept = keep_file(at, transaction.supplies.backup_fd, MAX_LD_CACHE)
+        kept = files.keep_file(at, transaction.supplies.backup_fd, MAX_LD_CACHE)
         if kept is None:
             size = f"{MAX_LD_CACHE >> 20} MiB"
             text = f"{LD_CACHE} of the image is no regular file of at most {size} and was left alone"
@@ -661,10 +634,10 @@ def restore_ld_cache(transaction: Transaction, entry: "Entry") -> None:
             if stat.S_ISREG(at.stat().st_mode):
                 at.unlink()
         elif entry["kind"] == "link":
-            if read_link(at) != entry["old"][0]:
-                put_back(entry, at, backup_fd)
-        elif not is_same(at, entry["same"]):
-            put_back(entry, at, backup_fd)
+            if files.read_link(at) != entry["old"][0]:
+                files.put_back(entry, at, backup_fd)
+        elif not files.is_same(at, entry["same"]):
+            files.put_back(entry, at, backup_fd)
 
 
 class Operation(NamedTuple):

@@ -11,7 +11,7 @@ import os
 
 from ocigpu.gpus.elf import read_open_elf
 from ocigpu.provision.inside import exists_inside, open_file_inside
-from ocigpu.system.paths import open_in_root
+from ocigpu.system.paths import open_in_root, opened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -45,17 +45,12 @@ def read_soname_links(
     left: list[tuple[str, str]] = []
     for folder in dict.fromkeys(map(os.path.normpath, folders)):
         try:
-            fd = open_in_root(root_fd, folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK)
-        except OSError:  # missing, a link to nowhere, not a directory
+            with opened(open_in_root(root_fd, folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK)) as fd:
+                top, where = (os.readlink(f"/proc/self/fd/{number}") for number in (root_fd, fd))
+                mounted = {path.rpartition("/")[2] for path in points if path.rpartition("/")[0] == where.rstrip("/")}
+                found = _Folder(root_fd, folder, fd, mounted).missing(given)
+        except OSError:  # missing, a link to nowhere, not a directory; or it cannot be listed, on a broken file system
             continue
-        try:
-            top, where = (os.readlink(f"/proc/self/fd/{number}") for number in (root_fd, fd))
-            mounted = {path.rpartition("/")[2] for path in points if path.rpartition("/")[0] == where.rstrip("/")}
-            found = _Folder(root_fd, folder, fd, mounted).missing(given)
-        except OSError:  # cannot be listed, on a broken file system
-            continue
-        finally:
-            os.close(fd)
         below = f"{top.rstrip('/')}/"
         if any(path.startswith(below) and f"{where}/".startswith(f"{path}/") for path in points):
             left += [(folder, soname) for soname in found]  # a volume, or a directory of the host: it stays as it is
@@ -113,10 +108,8 @@ class _Folder:
         fd = open_file_inside(self.root_fd, f"{self.path}/{name}", os.O_NOFOLLOW)
         if fd < 0:
             return ""
-        try:
+        with opened(fd):
             library = read_open_elf(fd)
-        finally:
-            os.close(fd)
         soname = library.soname if library else ""
         return soname if soname.startswith("lib") and ".so" in soname and soname.isprintable() else ""
 

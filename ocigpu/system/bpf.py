@@ -11,15 +11,13 @@ import resource
 import struct
 
 from ocigpu.system import foreign as ctypes
+from ocigpu.system import libc
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NamedTuple
 else:
     from ocigpu.core.record import NamedTuple
-
-BPF_NUMBER = {"x86_64": 321, "aarch64": 280}
-"""System call number of bpf(2); it is older than the numbers all architectures share."""
 
 BPF_PROG_LOAD = 5
 BPF_PROG_ATTACH = 8
@@ -52,25 +50,8 @@ class Attached(NamedTuple):
     flags: int
 
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_syscall = _libc["syscall"]
-_syscall.restype = ctypes.c_long
-
-
 def _bpf(command: int, attr: "ctypes.Buffer") -> int:
-    number = BPF_NUMBER.get(os.uname().machine)
-    if number is None:
-        raise OSError(errno.ENOSYS, f"not supported on {os.uname().machine}", "bpf")
-    result: int = _syscall(
-        ctypes.c_long(number),
-        ctypes.c_long(command),
-        ctypes.c_void_p(ctypes.addressof(attr)),
-        ctypes.c_ulong(ctypes.sizeof(attr)),
-    )
-    if result < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), f"bpf {_COMMANDS[command]}")
-    return result
+    return libc.bpf(command, attr, _COMMANDS.get(command, str(command)))
 
 
 def _attr(layout: str, *values: int) -> "ctypes.Buffer":

@@ -86,8 +86,8 @@ PR_SET_NO_NEW_PRIVS = 38
 _PRCTL_NAMES = {value: name for name, value in globals().items() if name.startswith("PR_")}
 
 NUMBERS: dict[str, tuple[int, int]] = {
-    "capget": (125, 90), "capset": (126, 91), "execveat": (322, 281), "pivot_root": (155, 41), "statx": (332, 291),
-    "timer_create": (222, 107), "timer_settime": (223, 110),
+    "bpf": (321, 280), "capget": (125, 90), "capset": (126, 91), "execveat": (322, 281), "pivot_root": (155, 41),
+    "statx": (332, 291), "timer_create": (222, 107), "timer_settime": (223, 110),
     **{
         name: (number, number)
         for name, number in (
@@ -177,6 +177,7 @@ _capget = _system_call("capget", _pointer, _pointer)
 _capset = _system_call("capset", _pointer, _pointer)
 _timer_create = _system_call("timer_create", _int, _pointer, _pointer)
 _timer_settime = _system_call("timer_settime", _int, _int, _pointer, _pointer)
+_bpf = _system_call("bpf", _int, _pointer, _uint)
 _statx = _system_call("statx", _int, _text, _int, _uint, _pointer)
 _open_tree = _system_call("open_tree", _int, _text, _uint)
 _move_mount = _system_call("move_mount", _int, _text, _int, _text, _uint)
@@ -187,6 +188,11 @@ _openat2 = _system_call("openat2", _int, _text, _pointer, _size)
 _mount_setattr = _system_call("mount_setattr", _int, _text, _uint, _pointer, _size)
 _pidfd_getfd = _system_call("pidfd_getfd", _int, _int, _uint)
 _execveat = _system_call("execveat", _int, _text, _pointer, _pointer, _int)
+
+
+def bpf(command: int, attributes: "ctypes.Buffer", shown: str) -> int:
+    """Call bpf(2) with the attributes of a command, known as ``shown``."""
+    return _checked(_bpf(command, ctypes.addressof(attributes), ctypes.sizeof(attributes)), "bpf", shown)
 
 
 def setns(fd: int, nstype: int) -> None:

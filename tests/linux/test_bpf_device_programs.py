@@ -8,7 +8,7 @@ from support import machine
 from support.bpf_programs import detach_device_program, read_instructions, read_program_id
 
 from ocigpu.provision.device_filter import FilterRule, device_program
-from ocigpu.system import bpf
+from ocigpu.system import bpf, libc
 
 pytestmark = pytest.mark.root
 
@@ -85,6 +85,7 @@ def test_a_program_that_is_gone_cannot_be_opened():
 
 
 def test_an_architecture_without_a_known_number_is_refused_with_its_name(monkeypatch):
-    monkeypatch.setattr(bpf, "BPF_NUMBER", {})
-    with pytest.raises(OSError, match=os.uname().machine):
+    monkeypatch.setattr(libc, "_machine", "sparc64")
+    monkeypatch.setattr(libc, "_bpf", libc._system_call("bpf"))
+    with pytest.raises(OSError, match="no system call number known for sparc64: 'bpf'"):
         bpf.load_device_program(DENY_ALL)
