@@ -163,7 +163,7 @@ def generate_command(
     from ocigpu.cdi.generate import generate_all
 
     path, format_name, notes = output_file(output, format_, json)
-    with show.told_when_slow("still reading this host's devices: NVML can take a while to answer"):
+    with show.Progress("still reading this host's devices: NVML can take a while to answer"):
         parts = generate_all(request.options, request.settings)
     made = parts[0].generated
     if strict and made.skipped:
@@ -195,7 +195,7 @@ def diff_command(request: GenerateRequest, file: str = DEFAULT_OUTPUT, json: boo
     from ocigpu.gpus.fingerprint import stale_reasons
 
     old = read_valid_spec(file)
-    with show.told_when_slow("still reading this host's devices: NVML can take a while to answer"):
+    with show.Progress("still reading this host's devices: NVML can take a while to answer"):
         made = generate(request.options, request.settings)
     differences = compare_specs(old, made.spec)
     reasons = stale_reasons(old.get("annotations") or {}, request.settings)
@@ -229,7 +229,7 @@ def _print_differences(file: str, differences: tuple[Difference, ...], reasons: 
 @takes_generate_options
 def refresh_command(request: GenerateRequest, output: str = "", json: bool = False, quiet: bool = False) -> None:
     check_output(output)
-    with show.told_when_slow("still reading this host's devices: NVML can take a while to answer"):
+    with show.Progress("still reading this host's devices: NVML can take a while to answer"):
         done = refresh(request.options, request.settings, output or DEFAULT_OUTPUT)
     if json:
         show.data(done._asdict())

@@ -30,7 +30,7 @@ def doctor_command(
     from ocigpu.doctor.host import Host
 
     host = Host(root, config if root else settings_path(config))
-    with show.told_when_slow("still checking: a GPU that nothing keeps awake, or a daemon, takes its time"):
+    with show.Progress("still checking: a GPU that nothing keeps awake, or a daemon, takes its time"):
         findings = run_checks(host)
     if json:
         show.data(to_data(host, findings))

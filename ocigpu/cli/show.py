@@ -5,10 +5,7 @@ import os
 import shutil
 import signal
 import sys
-import threading
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Iterable, Sequence
 from typing import Any, Self
 
 from ocigpu.core.errors import printable
@@ -99,66 +96,47 @@ def count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-@contextmanager
-def told_when_slow(text: str, delay: float = 2.0) -> Iterator[None]:
-    """Print ``text`` on standard error when the block takes longer than ``delay`` seconds.
-
-    By SIGALRM, without a thread: what is read in the block may fork.
-    """
-
-    def tell(_number: int, _frame: FrameType | None) -> None:
-        print(text, file=sys.stderr, flush=True)
-
-    before = signal.signal(signal.SIGALRM, tell)
-    signal.setitimer(signal.ITIMER_REAL, delay)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
 class Progress:
     """Says what a long operation is at, on standard error, once it has taken ``delay`` seconds.
 
-    On a terminal one line is rewritten and removed at the end; elsewhere each text is a line of its own.
+    On a terminal one line is rewritten and removed at the end; elsewhere each text is a line of its own.  By SIGALRM,
+    without a thread: what is done meanwhile may fork.
     """
 
-    def __init__(self, delay: float = 2.0) -> None:
-        self._timer = threading.Timer(delay, self._begin)
-        self._timer.daemon = True
-        self._lock = threading.Lock()
+    def __init__(self, text: str = "", delay: float = 2.0) -> None:
+        self._text = text
+        self._delay = delay
         self._begun = False
-        self._text = ""
+        self._last = ""
         self._terminal = sys.stderr.isatty()
-        self._shown = False
-
-    def __call__(self, text: str) -> None:
-        with self._lock:
-            self._text = text
-            if self._begun:
-                self._show(text)
-
-    def _begin(self) -> None:
-        with self._lock:
-            self._begun = True
-            if self._text:
-                self._show(self._text)
-
-    def _show(self, text: str) -> None:
-        if self._terminal:
-            columns = os.get_terminal_size(sys.stderr.fileno()).columns or 80
-            print(f"\r\x1b[K{printable(text)[: columns - 1]}", end="", file=sys.stderr, flush=True)
-            self._shown = True
-        else:
-            print(printable(text), file=sys.stderr, flush=True)
 
     def __enter__(self) -> Self:
-        self._timer.start()
+        self._before = signal.signal(signal.SIGALRM, self._begin)
+        signal.setitimer(signal.ITIMER_REAL, self._delay)
         return self
 
+    def __call__(self, text: str) -> None:
+        self._text = text
+        if self._begun:
+            self._show()
+
+    def _begin(self, *_signal: object) -> None:
+        self._begun = True
+        self._show()
+
+    def _show(self) -> None:
+        text = printable(self._text)
+        if text == self._last:  # nothing yet; or the signal came when this was about to be shown
+            return
+        self._last = text
+        if self._terminal:
+            columns = os.get_terminal_size(sys.stderr.fileno()).columns or 80
+            print(f"\r\x1b[K{text[: columns - 1]}", end="", file=sys.stderr, flush=True)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
     def __exit__(self, *_exception: object) -> None:
-        self._timer.cancel()
-        self._timer.join()
-        if self._shown:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, self._before)
+        if self._terminal and self._last:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)

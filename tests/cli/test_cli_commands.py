@@ -19,7 +19,7 @@ from typer.main import get_command
 from ocigpu import __version__
 from ocigpu.cli.common import load_settings
 from ocigpu.cli.main import app, main
-from ocigpu.cli.show import Progress, told_when_slow
+from ocigpu.cli.show import Progress
 from ocigpu.cli.toml import toml_value
 from ocigpu.core.facts import HostFacts, facts_from_json
 from ocigpu.core.settings import KEYS
@@ -421,8 +421,8 @@ def test_an_interrupt_is_silent(monkeypatch: pytest.MonkeyPatch, run: Run) -> No
 
 
 def test_progress_is_plain_lines_outside_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    with Progress(delay=0) as progress:
-        progress._timer.join()
+    with Progress(delay=1000) as progress:
+        progress._begin()
         progress("compiling libcuda.so.1")
         progress("making device nodes")
     assert capsys.readouterr().err == "compiling libcuda.so.1\nmaking device nodes\n"
@@ -458,7 +458,7 @@ def test_every_command_that_a_hint_of_the_hot_path_names_exists() -> None:
 
 def test_what_is_slow_says_so_and_leaves_the_alarm_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
     before = signal.getsignal(signal.SIGALRM)
-    with told_when_slow("still at it", delay=0.001):
+    with Progress("still at it", delay=0.001):
         while not (told := capsys.readouterr().err):
             signal.sigtimedwait((), 0.001)
     assert told == "still at it\n"
