@@ -31,7 +31,7 @@ from ocigpu.cli.cdi import (
 )
 from ocigpu.cli.common import load_settings
 from ocigpu.cli.manual import read_page, with_words
-from ocigpu.core.cdi_names import check_class, check_vendor
+from ocigpu.core.cdi_names import check_part
 from ocigpu.core.errors import CdiError, UsageError, printable
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.offer import FEATURE_FLAGS, MODES, NAME_STRATEGIES, GenerateOptions
@@ -85,9 +85,9 @@ def read_generate_request(
     _check("--feature-flag", "feature flag", flags, FEATURE_FLAGS)
     if max_version:
         _check("--max-version", "CDI version", (parse_version(max_version) or max_version,), ACCEPTED_VERSIONS)
-    if vendor and (problem := check_vendor(vendor)):
+    if vendor and (problem := check_part("vendor", vendor)):
         raise UsageError(f"--vendor: invalid CDI vendor name: {problem}")
-    if class_ and (problem := check_class(class_)):
+    if class_ and (problem := check_part("class", class_)):
         raise UsageError(f"--class: invalid CDI class name: {problem}")
     options = GenerateOptions(
         mode=mode,

@@ -9,41 +9,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, StrictBool, StrictStr, ValidationError, create_model
 
-from ocigpu.core.cdi_names import check_kind
 from ocigpu.core.errors import quoted
-from ocigpu.core.settings import CAPABILITIES, KEYS
-
-
-def _no_nul(value: str) -> str:
-    if "\0" in value:
-        raise ValueError("has a NUL character")
-    return value
-
-
-def _absolute(value: str) -> str:
-    if value and not value.startswith("/"):
-        raise ValueError(f"{quoted(value)} is not an absolute path")
-    return value
-
-
-def _host_path(value: str) -> str:
-    # "@" is the vendor's mark for "a path of the host", which it always is here.
-    return _absolute(value.removeprefix("@"))
-
-
-def _capability_list(value: str) -> str:
-    if value != "all":
-        for item in filter(None, (part.strip() for part in value.split(","))):
-            if item not in CAPABILITIES:
-                raise ValueError(f"{quoted(item)} is not one of {', '.join(CAPABILITIES)}")
-    return value
-
-
-def _kind(value: str) -> str:
-    problem = check_kind(value)
-    if problem:
-        raise ValueError(f"{quoted(value)}: {problem}")
-    return value
+from ocigpu.core.settings import KEYS, Key, find_problem
 
 
 def _not_empty(value: str) -> str:
@@ -52,16 +19,27 @@ def _not_empty(value: str) -> str:
     return value
 
 
-Text = Annotated[StrictStr, AfterValidator(_no_nul)]
-AbsolutePath = Annotated[Text, AfterValidator(_absolute)]
-Name = Annotated[StrictStr, AfterValidator(_not_empty)]
-DirectoryPath = Annotated[Name, AfterValidator(_no_nul), AfterValidator(_absolute)]
-KINDS = {"bool": StrictBool, "string": Text, "path": AbsolutePath, "list": list[Name], "paths": list[DirectoryPath]}
-SPECIAL = {
-    "ldconfig": Annotated[Text, AfterValidator(_host_path)],
-    "supported-driver-capabilities": Annotated[Text, AfterValidator(_capability_list)],
-    "cdi.default-kind": Annotated[Text, AfterValidator(_kind)],
-}
+def _type_of(key: Key) -> Any:
+    """Return the type of a key's value; what its texts may be is for :func:`ocigpu.core.settings.find_problem`."""
+
+    def check(value: str) -> str:
+        if "\0" in value:
+            raise ValueError("has a NUL character")
+        # "@" is the vendor's mark for "a path of the host", which it always is here.
+        value = value.removeprefix("@") if key.name == "ldconfig" else value
+        if problem := find_problem(key, value):
+            raise ValueError(problem)
+        return value
+
+    if key.kind == "bool":
+        return StrictBool
+    if key.choices:
+        return Literal[key.choices]
+    if key.kind == "list":
+        return list[Annotated[StrictStr, AfterValidator(_not_empty)]]
+    if key.kind == "paths":
+        return list[Annotated[StrictStr, AfterValidator(_not_empty), AfterValidator(check)]]
+    return Annotated[StrictStr, AfterValidator(check)]
 
 
 class Table(BaseModel):
@@ -76,10 +54,12 @@ def _make_model() -> type[Table]:
     """Return the model of the whole file, made of the table of keys."""
     tables: dict[str, dict[str, Any]] = {"": {}}
     for key in KEYS:
-        kind: Any = Literal[key.choices] if key.choices else SPECIAL.get(key.name, KINDS[key.kind])
         table, _, name = key.name.rpartition(".")
         fields = tables.setdefault(table, {})
-        fields[name.replace("-", "_")] = (kind, list(key.default) if isinstance(key.default, tuple) else key.default)
+        fields[name.replace("-", "_")] = (
+            _type_of(key),
+            list(key.default) if isinstance(key.default, tuple) else key.default,
+        )
     whole = tables.pop("")
     for name, fields in tables.items():
         model = create_model(f"{name.title()}Table", __base__=Table, **fields)

@@ -34,20 +34,11 @@ def check_kind(kind: str) -> str:
     vendor, slash, device_class = kind.partition("/")
     if not slash:
         return "a kind is written vendor/class"
-    return check_vendor(vendor) or check_class(device_class)
+    return check_part("vendor", vendor) or check_part("class", device_class)
 
 
-def check_vendor(vendor: str) -> str:
-    """Return what is wrong with a vendor name, "" if nothing is."""
-    return _check_part("vendor", vendor)
-
-
-def check_class(device_class: str) -> str:
-    """Return what is wrong with a class name, "" if nothing is."""
-    return _check_part("class", device_class)
-
-
-def _check_part(what: str, name: str) -> str:
+def check_part(what: str, name: str) -> str:
+    """Return what is wrong with the name of a "vendor" or "class", "" if nothing is."""
     if not name:
         return f"the {what} is empty"
     if name[0] not in _LETTERS:

@@ -6,31 +6,18 @@ from ocigpu.core import rawjson
 from ocigpu.core.errors import SpecError, printable
 
 TYPE_CHECKING = False
-
 if TYPE_CHECKING:
     from typing import Any, NamedTuple
-
 else:
     from ocigpu.core.record import NamedTuple
 
-
 MAX_CONFIG_BYTES = 32 << 20
-
-
 VENDOR_HOOKS = ("nvidia-container-runtime-hook", "nvidia-container-toolkit")
-
-
 OUR_HOOK = "ocigpu-hook"
-
-
 DECLARED = "ocigpu/declared"
 """Annotation that says what of a config.json an edit has put there (:mod:`ocigpu.bundle.edit`)."""
-
-
 CDI_DEVICES = "ocigpu/cdi"
 """Annotation with the CDI devices whose hooks the shim has carried out: no hook is left to tell."""
-
-
 HOOK_ENVIRONMENT = ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C.UTF-8"]
 """Explicit and complete: a hook with ``env`` gets nothing else (runtime-spec, POSIX platform hooks)."""
 

@@ -174,32 +174,34 @@ def _value(key: Key, value: "Any", path: str) -> "Any":
     if key.kind in ("list", "paths"):
         if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
             raise wrong
-        for item in value:
-            if key.kind == "paths" and (not item.startswith("/") or "\0" in item):
-                raise SettingsError("OCIGPU-SET-2", f"{path}: {key.name}: {quoted(item)} is not an absolute path", "")
+        for item in value if key.kind == "paths" else ():
+            if problem := find_problem(key, item):
+                raise SettingsError("OCIGPU-SET-2", f"{path}: {key.name}: {problem}", "")
         return tuple(value)
     if not isinstance(value, str) or "\0" in value:
         raise wrong
-    if key.choices and value not in key.choices:
-        raise SettingsError(
-            "OCIGPU-SET-2", f"{path}: {key.name}: {quoted(value)} is not one of {', '.join(key.choices)}", ""
-        )
     if key.name == "ldconfig":
         value = value.removeprefix("@")  # the vendor's mark for "a path of the host": here it always is
-    if key.kind == "path" and value and not value.startswith("/"):
-        raise SettingsError("OCIGPU-SET-2", f"{path}: {key.name}: {quoted(value)} is not an absolute path", "")
+    if problem := find_problem(key, value):
+        raise SettingsError("OCIGPU-SET-2", f"{path}: {key.name}: {problem}", "")
+    return value
+
+
+def find_problem(key: Key, text: str) -> str:
+    """Return what is wrong with a text that is the value of a key, or one of its values; "" if nothing is."""
+    problem, items, choices = "", [text], key.choices
+    if key.name == "supported-driver-capabilities" and text != "all":
+        items, choices = [item for item in map(str.strip, text.split(",")) if item], CAPABILITIES
+    for item in items if choices else ():
+        if item not in choices:
+            return f"{quoted(item)} is not one of {', '.join(choices)}"
+    if key.kind in ("path", "paths") and text and (not text.startswith("/") or "\0" in text):
+        return f"{quoted(text)} is not an absolute path"
     if key.name == "cdi.default-kind":
         from ocigpu.core.cdi_names import check_kind
 
-        if problem := check_kind(value):
-            raise SettingsError("OCIGPU-SET-2", f"{path}: {key.name}: {quoted(value)}: {problem}", "")
-    if key.name == "supported-driver-capabilities" and value != "all":
-        for item in filter(None, (part.strip() for part in value.split(","))):
-            if item not in CAPABILITIES:
-                raise SettingsError(
-                    "OCIGPU-SET-2", f"{path}: {key.name}: {quoted(item)} is not one of {', '.join(CAPABILITIES)}", ""
-                )
-    return value
+        problem = check_kind(text)
+    return problem and f"{quoted(text)}: {problem}"
 
 
 def _shown(value: "Any") -> str:

@@ -1,22 +1,13 @@
 """Lists of devices as containers write them: tokens, and the words that stand alone."""
 
 TYPE_CHECKING = False
-
 if TYPE_CHECKING:
     from typing import TypeAlias
-else:
-    pass
 
-if TYPE_CHECKING:
     Variables: TypeAlias = dict[str, str]
 
-
 MOUNT_DIRECTORIES = ("/var/run/nvidia-container-devices", "/run/nvidia-container-devices")
-
-
 MOUNT_SOURCE = f"volume mounts below {MOUNT_DIRECTORIES[0]}"
-
-
 MAX_TOKENS = 4096
 
 

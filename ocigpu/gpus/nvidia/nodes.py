@@ -38,7 +38,6 @@ else:
 
 MAX_NAMES = 4096
 """Names looked at in one directory of nodes."""
-_DRIVERS = ("nvidia", "nvidia-frontend", "nvidia-uvm", "nvidia-caps", IMEX_DRIVER)
 _CAPS = "/dev/nvidia-caps"
 
 
