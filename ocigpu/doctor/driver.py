@@ -8,6 +8,7 @@ from ocigpu.doctor.findings import KNOWN, Evidence, Finding, not_checked, ok
 from ocigpu.doctor.host import Host
 from ocigpu.doctor.table import say
 from ocigpu.gpus.nvidia.nvml import LIB_RM_VERSION_MISMATCH
+from ocigpu.gpus.vendors import load_vendor
 
 _XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
 _LOST_XIDS = ("79", "119", "120")
@@ -24,7 +25,23 @@ def check_gpu(host: Host) -> list[Finding]:
     if host.pci_gpus:
         found = ", ".join(gpu.text for gpu in host.pci_gpus[:4]) + (", ..." if len(host.pci_gpus) > 4 else "")
         return [ok(f"{len(host.pci_gpus)} NVIDIA GPUs on the PCI bus", Evidence(directory, found))]
+    if host.other_vendor:
+        return [
+            ok(f"the GPUs of this host are those of source {host.other_vendor}", Evidence(directory, "no NVIDIA GPU"))
+        ]
     return [say("no-gpu.none", Evidence(directory, "no display controller of vendor 10de", "one or more"))]
+
+
+def check_vendor(host: Host) -> list[Finding]:
+    """Can containers have the GPUs of another vendor, if there are any?"""
+    if not host.other_vendor:
+        return [not_checked("no other vendor's driver is loaded")]
+    troubles = load_vendor(host.other_vendor).check(host.settings)
+    findings = [
+        say(f"vendor-devices.{one.severity}", Evidence(one.place, one.seen, one.wanted), text=one.text, fix=one.fix)
+        for one in troubles
+    ]
+    return findings or [ok(f"{host.other_vendor}: every GPU can be given to containers")]
 
 
 def check_driver(host: Host) -> list[Finding]:

@@ -29,6 +29,7 @@ from ocigpu.gpus.nvidia.nvml import NvmlAnswer, start_nvml
 from ocigpu.gpus.nvidia.procfs import ProcGpu, parse_devices, read_kernel_version, read_proc_gpus
 from ocigpu.gpus.pci import NVIDIA_VENDOR, Function, read_functions
 from ocigpu.gpus.tree import Roots, Tree, find_roots, list_names, read_text
+from ocigpu.gpus.vendors import FIRST, find_vendor
 from ocigpu.sim.marker import read_marker
 from ocigpu.system.settings_file import read_settings
 
@@ -77,6 +78,12 @@ class Host(RootFiles):
             return read_marker(self.settings.simulation_root) if self.settings.simulation_root else {}
         except OcigpuError:
             return {}
+
+    @cached_property
+    def other_vendor(self) -> str:
+        """The vendor whose driver is loaded, by its name in gpus/vendors.py, "" where NVIDIA's is or none."""
+        name = find_vendor(self.settings)
+        return name if name != FIRST else ""
 
     @property
     def simulated(self) -> bool:

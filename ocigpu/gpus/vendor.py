@@ -48,13 +48,25 @@ class Simulated(NamedTuple):
     groups: "dict[str, int]"
 
 
+class Trouble(NamedTuple):
+    """What keeps containers from a vendor's GPUs: "error" or "warning", in words; what was seen where, and the fix."""
+
+    severity: str
+    text: str
+    place: str
+    seen: str
+    wanted: str
+    fix: str
+
+
 class Vendor(NamedTuple):
     """A source of devices; the functions after ``is_here`` only where containers can ask for them by a variable.
 
     ``name``: in fingerprints and drafts.  ``kinds``: vendors of CDI kinds that are its own.  ``modes``: of ``ocigpu cdi
     generate``.  ``offer``: what specifications get.  ``is_here``: whether the host is of this platform and no other.
     ``has_driver``: whether the vendor's driver is loaded.  ``read_facts``: perhaps of an earlier start; ``read_now``:
-    as the host is.  ``request_devices``: what a container asks for, but for the devices.  ``simulate``: see sim.
+    as the host is.  ``request_devices``: what a container asks for, but for the devices.  ``simulate``: for sim;
+    ``check``: for the doctor.
     """
 
     name: str
@@ -71,3 +83,4 @@ class Vendor(NamedTuple):
     read_now: "Callable[[Settings], HostFacts]" = _missing
     make_plan: "Callable[[HostFacts, Request, Settings, ImageFacts | None, str], Plan]" = _missing
     simulate: "Callable[[int, int, int, int], Simulated]" = _missing
+    check: "Callable[[Settings], tuple[Trouble, ...]]" = _missing

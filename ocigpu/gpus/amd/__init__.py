@@ -15,5 +15,6 @@ VENDOR = Vendor(
     read_facts=late("amd.facts:read_facts"),
     read_now=late("amd.facts:read_facts"),
     make_plan=late("amd.plan:make_plan"),
+    check=late("amd.checks:check"),
     simulate=late("amd.simulated:simulate"),
 )
