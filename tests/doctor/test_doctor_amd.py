@@ -34,7 +34,9 @@ def test_nodes_that_are_missing_are_found(directory: Path) -> None:
         ("error", "/dev/kfd is missing: ROCm cannot be used"),
         ("error", f"GPU 0 (0000:05:00.0): nodes are missing: /dev/dri/{card.name}"),
     ]
-    assert [one.severity for one in check_vendor(Host(str(directory)))] == ["error", "error"]
+    found = check_vendor(Host(str(directory)))
+    assert [one.severity for one in found] == ["error", "error"]
+    assert all(one.fixes and one.evidence for one in found)
 
 
 def test_gpus_without_kfd_or_driver_are_found(directory: Path) -> None:
