@@ -23,6 +23,7 @@ from ocigpu.kubernetes import events, specifications
 from ocigpu.kubernetes.allocate import CDI_VENDOR
 from ocigpu.kubernetes.config import OPTIONS, Configuration, Told, parse_flags, read_configuration
 from ocigpu.kubernetes.devices import Inventory, PluginDevice, Resource
+from ocigpu.kubernetes.exporter.options import OPTIONS as EXPORTER_OPTIONS
 from ocigpu.kubernetes.health import NO_INSTANCE, Event, Monitor, Rules
 from ocigpu.kubernetes.node import KubernetesNode
 from ocigpu.kubernetes.plugin import DevicePlugin, Timing
@@ -67,11 +68,21 @@ def test_the_flag_for_the_file_comes_before_its_variable() -> None:
     assert parse_flags(["--config-file=/b"], {"CONFIG_FILE": "/a"}).file == "/b"
 
 
+def named_in_help(program: str) -> set[str]:
+    words = read_page(program).epilog.replace(",", " ").split()
+    return {word.partition("=")[0] for word in words if word.startswith("--")}
+
+
 def test_every_option_is_in_the_help() -> None:
     flags = {f"--{flag}" for option in OPTIONS if "device-plugin" in option.programs for flag in option.flags}
-    words = read_page("device-plugin").epilog.replace(",", " ").split()
-    named = {word.partition("=")[0] for word in words if word.startswith("--")}
-    assert named == flags | {"--config-file", "--log-format"}
+    assert named_in_help("device-plugin") == flags | {"--config-file", "--log-format"}
+
+
+@pytest.mark.parametrize("program", ["node-labels", "mps-control-daemon", "exporter"])
+def test_every_option_of_the_other_programs_is_in_their_help(program: str) -> None:
+    options = EXPORTER_OPTIONS if program == "exporter" else [each for each in OPTIONS if program in each.programs]
+    assert options
+    assert {f"--{option.flags[0]}" for option in options} <= named_in_help(program)
 
 
 @pytest.mark.parametrize("option", ["cdi_disable_hooks", "cdi_feature_flags"])
