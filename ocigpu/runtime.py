@@ -123,7 +123,7 @@ def edit_bundle(arguments: Arguments, settings: Settings, stub: str, log: Log) -
     Raises OcigpuError, with the file unchanged, for a request that cannot be granted.
     """
     from ocigpu.bundle.document import check_can_have_gpus, read_config, write_config
-    from ocigpu.bundle.edit import edit_config, take_back
+    from ocigpu.bundle.edit import take_back
     from ocigpu.core.config_json import CDI_DEVICES, DECLARED, get_object
     from ocigpu.gpus.vendors import parse_request
 
@@ -150,19 +150,32 @@ def edit_bundle(arguments: Arguments, settings: Settings, stub: str, log: Log) -
         inject_devices(document, request, settings, arguments.bundle, stub, log)
         log.write("info", f"{document.path}: granted {', '.join(request.cdi_devices)}")
         return None
-    owns_policy = owns_device_policy()
-    if MODES[settings.mode] == "spec":
-        from ocigpu.bundle.hookless import declare_in_bundle
-        from ocigpu.bundle.rootfs import NeedsHookError
+    if MODES[settings.mode] == "spec" and _declare(document, request, settings, arguments.bundle, log):
+        return None
+    return _add_hook(document, request, settings, arguments, stub, log)
 
-        try:
-            with step("declare", where, "mode spec"):
-                declared = declare_in_bundle(document, request, settings, arguments.bundle, owns_policy)
-        except NeedsHookError as reason:
-            log.write("info", f"{document.path}: the hook gives the container its GPUs, because {reason}")
-        else:
-            _write_notes(log, document.path, declared.notes, declared.granted)
-            return None
+
+def _declare(document: "Document", request: "Request", settings: Settings, bundle: str, log: Log) -> bool:
+    """Say all of the request in config.json and root directory, as mode spec; returns False if the hook must do it."""
+    from ocigpu.bundle.hookless import declare_in_bundle
+    from ocigpu.bundle.rootfs import NeedsHookError
+
+    try:
+        with step("declare", document.path, "mode spec"):
+            declared = declare_in_bundle(document, request, settings, bundle, owns_device_policy())
+    except NeedsHookError as reason:
+        log.write("info", f"{document.path}: the hook gives the container its GPUs, because {reason}")
+        return False
+    _write_notes(log, document.path, declared.notes, declared.granted)
+    return True
+
+
+def _add_hook(
+    document: "Document", request: "Request", settings: Settings, arguments: Arguments, stub: str, log: Log
+) -> "Task | None":
+    """Add the hook and device rules to config.json, on disk too; returns what can be prepared for the hook."""
+    from ocigpu.bundle.document import write_config
+    from ocigpu.bundle.edit import edit_config
     from ocigpu.entry.prepared import Task, choose_path
     from ocigpu.gpus.kept import find_answer
 
@@ -178,12 +191,13 @@ def edit_bundle(arguments: Arguments, settings: Settings, stub: str, log: Log) -
     trace = get_trace()
     if trace or settings.trace:  # one that cannot be written is not tried again
         options += ["--trace", trace.path if trace else ""]
+    owns_policy = owns_device_policy()
     early = choose_path() if owns_policy else ""
     options = ["--early", early, *options] if early else options
     declare_rules = owns_policy and not settings.no_cgroups
     program = hook_path(settings, stub)
     notes = edit_config(document.config, answer["rules"], program, options, declare_rules, answer["groups"])
-    with step("write-config", where):
+    with step("write-config", document.path):
         written = write_config(document)
     _write_notes(log, document.path, notes, answer["granted"])
     if not early:

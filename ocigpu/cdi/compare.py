@@ -205,36 +205,23 @@ def _describe_variable(variable: str) -> "Described":
     return f"variable {name}", {"value": value}
 
 
-def _describe_node(node: "Entry") -> "Described":
-    return f"node {node['path']}", _without(node, "path")
-
-
-def _describe_net_device(device: "Entry") -> "Described":
-    return f"network-device {device['hostInterfaceName']}", _without(device, "hostInterfaceName")
-
-
 def _describe_hook(part: "HookPart") -> "Described":
     name, text, fields = part
     return f"{name} {text}".rstrip(), fields
-
-
-def _describe_mount(mount: "Entry") -> "Described":
-    return f"mount {mount['containerPath']}", _without(mount, "containerPath")
-
-
-def _describe_group(group: int) -> "Described":
-    return f"group {group}", {}
 
 
 _NOTHING: "tuple[Any, ...]" = ("", [], None)
 """What an absent field and an empty one have in common."""
 _DESCRIBERS: "tuple[tuple[str, Callable[[Any], Described]], ...]" = (
     ("env", _describe_variable),
-    ("deviceNodes", _describe_node),
-    ("netDevices", _describe_net_device),
+    ("deviceNodes", lambda node: (f"node {node['path']}", _without(node, "path"))),
+    (
+        "netDevices",
+        lambda device: (f"network-device {device['hostInterfaceName']}", _without(device, "hostInterfaceName")),
+    ),
     ("hooks", _describe_hook),
-    ("mounts", _describe_mount),
-    ("additionalGids", _describe_group),
+    ("mounts", lambda mount: (f"mount {mount['containerPath']}", _without(mount, "containerPath"))),
+    ("additionalGids", lambda group: (f"group {group}", {})),
 )
 
 

@@ -37,15 +37,15 @@ def transform_root(spec: "dict[str, Any]", from_root: str, to_root: str, side: s
     def moved(path: str) -> str:
         return move_path(path, from_root, to_root)
 
-    transform_edits = _host_edits if side == "host" else _container_edits
+    host = side == "host"
     result = dict(spec)
     if spec.get("containerEdits"):
-        result["containerEdits"] = transform_edits(spec["containerEdits"], moved)
+        result["containerEdits"] = _move_edits(spec["containerEdits"], moved, host)
     result["devices"] = [
-        {**device, "containerEdits": transform_edits(device.get("containerEdits") or {}, moved)}
+        {**device, "containerEdits": _move_edits(device.get("containerEdits") or {}, moved, host)}
         for device in spec.get("devices", ())
     ]
-    if side == "host" and from_root != to_root and FINGERPRINT_ANNOTATION in spec.get("annotations", ()):
+    if host and from_root != to_root and FINGERPRINT_ANNOTATION in spec.get("annotations", ()):
         result["annotations"] = {k: v for k, v in spec["annotations"].items() if k != FINGERPRINT_ANNOTATION}
         if not result["annotations"]:
             del result["annotations"]
@@ -73,65 +73,42 @@ def _clean(path: str) -> str:
     return "/" + os.path.normpath(path).lstrip("/")
 
 
-def _host_edits(edits: "Edits", moved: "Transform") -> "Edits":
+def _move_edits(edits: "Edits", moved: "Transform", host: bool) -> "Edits":
+    """Return containerEdits with the paths of the host moved, or else those of the container."""
     result = dict(edits)
+    path = "hostPath" if host else "containerPath"
     if edits.get("mounts"):
-        result["mounts"] = [{**mount, "hostPath": moved(mount["hostPath"])} for mount in edits["mounts"]]
+        result["mounts"] = [{**mount, path: moved(mount[path])} for mount in edits["mounts"]]
     if edits.get("deviceNodes"):
-        result["deviceNodes"] = [_host_node(node, moved) for node in edits["deviceNodes"]]
+        result["deviceNodes"] = [_move_node(node, moved, host) for node in edits["deviceNodes"]]
     if edits.get("hooks"):
-        result["hooks"] = [_host_hook(hook, moved) for hook in edits["hooks"]]
+        result["hooks"] = [_move_hook(hook, moved, host) for hook in edits["hooks"]]
     return result
 
 
-def _host_node(node: "dict[str, Any]", moved: "Transform") -> "dict[str, Any]":
-    before = node.get("hostPath") or node["path"]
-    after = moved(before)
+def _move_node(node: "dict[str, Any]", moved: "Transform", host: bool) -> "dict[str, Any]":
+    # Without a hostPath the node's path is the host's as well.
+    before = (node["path"], node.get("hostPath") or node["path"])
+    after = (before[0], moved(before[1])) if host else (moved(before[0]), before[1])
     if after == before:
         return node
     # The order of a node's fields is that of the CDI library's own files.
-    return {"path": node["path"], "hostPath": after, **{k: v for k, v in node.items() if k not in ("path", "hostPath")}}
+    rest = {name: value for name, value in node.items() if name not in ("path", "hostPath")}
+    return {"path": after[0], "hostPath": after[1], **rest}
 
 
-def _host_hook(hook: "dict[str, Any]", moved: "Transform") -> "dict[str, Any]":
+def _move_hook(hook: "dict[str, Any]", moved: "Transform", host: bool) -> "dict[str, Any]":
+    def halves(argument: str) -> str:
+        return _move_halves(argument, moved)
+
     result = dict(hook)
     name = hook["hookName"]
-    if name != "startContainer":  # its program is a file of the container
+    if host != (name == "startContainer"):  # whose program is a file of the container
         result["path"] = moved(hook["path"])
-    if hook.get("args"):
-        # A hook outside the container names the host's files alone.
-        other = str if name in _CONTAINER_HOOKS else lambda text: _move_halves(text, moved)
-        result["args"] = _map_arguments(hook["args"], host=moved, container=other)
-    return result
-
-
-def _container_edits(edits: "Edits", moved: "Transform") -> "Edits":
-    result = dict(edits)
-    if edits.get("mounts"):
-        result["mounts"] = [{**mount, "containerPath": moved(mount["containerPath"])} for mount in edits["mounts"]]
-    if edits.get("deviceNodes"):
-        result["deviceNodes"] = [_container_node(node, moved) for node in edits["deviceNodes"]]
-    if edits.get("hooks"):
-        result["hooks"] = [_container_hook(hook, moved) for hook in edits["hooks"]]
-    return result
-
-
-def _container_node(node: "dict[str, Any]", moved: "Transform") -> "dict[str, Any]":
-    after = moved(node["path"])
-    if after == node["path"]:
-        return node
-    # Without a hostPath the node's path is the host's as well, and that one stays.
-    host_path = node.get("hostPath") or node["path"]
-    return {"path": after, "hostPath": host_path, **{k: v for k, v in node.items() if k not in ("path", "hostPath")}}
-
-
-def _container_hook(hook: "dict[str, Any]", moved: "Transform") -> "dict[str, Any]":
-    name = hook["hookName"]
-    result = dict(hook)
-    if name == "startContainer":
-        result["path"] = moved(hook["path"])
-    if name in _CONTAINER_HOOKS and hook.get("args"):
-        result["args"] = _map_arguments(hook["args"], host=str, container=lambda text: _move_halves(text, moved))
+    if hook.get("args") and host:  # a hook outside the container names the host's files alone
+        result["args"] = _map_arguments(hook["args"], moved, str if name in _CONTAINER_HOOKS else halves)
+    elif hook.get("args") and name in _CONTAINER_HOOKS:
+        result["args"] = _map_arguments(hook["args"], str, halves)
     return result
 
 

@@ -33,45 +33,6 @@ class Engine(NamedTuple):
     newest: str
 
 
-# The table of versions in the CDI library that each release vendors (vendor/.../container-device-interface, files
-# pkg/cdi/version.go, pkg/cdi/spec.go and specs-go), read at the release tags of github.com/containerd/containerd,
-# moby/moby, moby/buildkit, containers/podman, cri-o/cri-o and containerd/nerdctl.
-ENGINES = (
-    Engine("containerd", "1.7.0 to 1.7.11", "0.5.0"),
-    Engine("containerd", "1.7.12 to 1.7.15", "0.6.0"),
-    Engine("containerd", "1.7.16 to 1.7.26", "0.7.0"),
-    Engine("containerd", "1.7.27 and later 1.7", "0.8.0"),
-    Engine("containerd", "2.0.0 to 2.0.4", "0.8.0"),
-    Engine("containerd", "2.0.5 to 2.2.0", "1.0.0"),
-    Engine("containerd", "2.2.1 and later", "1.1.0"),
-    Engine("CRI-O", "1.24", "0.3.0"),
-    Engine("CRI-O", "1.25 to 1.27", "0.5.0"),
-    Engine("CRI-O", "1.28 to 1.29", "0.6.0"),
-    Engine("CRI-O", "1.30", "0.7.0"),
-    Engine("CRI-O", "1.31 to 1.32", "0.8.0"),
-    Engine("CRI-O", "1.33 to 1.34", "1.0.0"),
-    Engine("CRI-O", "1.35 and later", "1.1.0"),
-    Engine("Podman", "4.1 to 4.2", "0.4.0"),
-    Engine("Podman", "4.3 to 4.6", "0.5.0"),
-    Engine("Podman", "4.7 to 5.0", "0.6.0"),
-    Engine("Podman", "5.1", "0.7.0"),
-    Engine("Podman", "5.2 to 5.4", "0.8.0"),
-    Engine("Podman", "5.5 to 5.8", "1.0.0"),
-    Engine("Docker", "25.0.0 to 25.0.16", "0.6.0"),
-    Engine("Docker", "25.0.17 and later 25.0", "0.8.0"),
-    Engine("Docker", "26.0", "0.6.0"),
-    Engine("Docker", "26.1 to 27.3", "0.7.0"),
-    Engine("Docker", "27.4 to 28.0", "0.8.0"),
-    Engine("Docker", "28.1 to 29.1", "1.0.0"),
-    Engine("Docker", "29.2 and later", "1.1.0"),
-    Engine("BuildKit", "0.19 to 0.20", "0.8.0"),
-    Engine("BuildKit", "0.21 to 0.26", "1.0.0"),
-    Engine("BuildKit", "0.27 and later", "1.1.0"),
-    Engine("nerdctl", "2.1.0 to 2.2.0", "1.0.0"),
-    Engine("nerdctl", "2.2.1 and later", "1.1.0"),
-)
-
-
 def parse_version(text: str) -> str:
     """Return the version that ``text`` names ("0.6.0", also for "v0.6.0"), "" if it names none that is known."""
     version = text.removeprefix("v")
@@ -99,9 +60,19 @@ def requirements(spec: "dict[str, Any]") -> "tuple[Requirement, ...]":
     return tuple(_requirements(spec))
 
 
+def read_engines() -> "tuple[Engine, ...]":
+    """Return which releases of which engines accept what: engines.toml."""
+    import os
+    import tomllib
+
+    with open(os.path.join(os.path.dirname(__file__), "engines.toml"), "rb") as file:
+        table = tomllib.load(file)
+    return tuple(Engine(name, *row) for name, rows in table.items() for row in rows)
+
+
 def engines_that_refuse(version: str) -> "tuple[Engine, ...]":
     """Return the releases of engines that accept only specifications older than ``version``."""
-    return tuple(engine for engine in ENGINES if is_older(engine.newest, version))
+    return tuple(engine for engine in read_engines() if is_older(engine.newest, version))
 
 
 def _requirements(spec: "dict[str, Any]") -> "Iterator[Requirement]":

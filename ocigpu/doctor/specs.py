@@ -6,7 +6,7 @@ import shlex
 from typing import Any
 
 from ocigpu.cdi.loader_links import describe_left, left_to_ldconfig, read_host_soname
-from ocigpu.cdi.versions import ENGINES, is_older, parse_version, requirements
+from ocigpu.cdi.versions import is_older, parse_version, read_engines, requirements
 from ocigpu.core.errors import printable
 from ocigpu.core.settings import MODES
 from ocigpu.doctor.findings import Evidence, Finding, not_checked, ok
@@ -254,7 +254,7 @@ def newest_version(engine: str, release: str) -> str | None:
     "" for one from before CDI, None when this program does not know.  ``release``: e.g. "4.3.1", "27.3.1".
     """
     version = _numbers(release)
-    entries = [entry for entry in ENGINES if entry.name.lower().replace("-", "") == engine]
+    entries = [entry for entry in read_engines() if entry.name.lower().replace("-", "") == engine]
     if not version or not entries:
         return None
     for entry in entries:
