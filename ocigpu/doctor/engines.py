@@ -30,12 +30,12 @@ def label(status: EngineStatus) -> str:
     return str(KNOWN["engines"][status.engine]["name"]) + (f" ({status.flavour})" if status.flavour else "")
 
 
-def configure(host: Host, status: EngineStatus, *more: str) -> str:
-    """Return the commands that tell an engine of ocigpu and have it read that, one on a line."""
+def configure(host: Host, status: EngineStatus, *more: str) -> tuple[str, ...]:
+    """Return the commands that tell an engine of ocigpu and have it read that."""
     program = host.program("/usr/bin/ocigpu-runtime", "/usr/local/bin/ocigpu-runtime") if host.root else ""
     runtime = ["--runtime-path", program] if program else []
     words = ["ocigpu", "engine", "configure", status.engine, *more, *_where(host, status), *runtime]
-    return f"{shlex.join(words)}\n{restart(host, status)}"
+    return shlex.join(words), restart(host, status)
 
 
 def _where(host: Host, status: EngineStatus) -> list[str]:
@@ -172,10 +172,10 @@ def check_runtimes(host: Host) -> list[Finding]:
     findings = []
     for status, entry in bad:
         what = "default" if entry.name == status.default_runtime else "other"
-        fixes = [f"# install it again\n# remove it from {file_of(host, status)}"]
+        fixes: tuple[str, ...] = ("# install it again", f"# remove it from {file_of(host, status)}")
         if entry.ours:
             remove = shlex.join(["ocigpu", "engine", "remove", status.engine, *_where(host, status)])
-            fixes = [f"# install it again (ocigpu: make install, or the package)\n# or: {remove}"]
+            fixes = ("# install it again (ocigpu: make install, or the package)", f"# or: {remove}")
         findings.append(
             say(
                 f"engine-runtime-missing.{what}",
@@ -184,7 +184,7 @@ def check_runtimes(host: Host) -> list[Finding]:
                 engine=label(status),
                 name=entry.name,
                 path=printable(entry.path, 200),
-                fixes="\n".join([*fixes, restart(host, status)]),
+                fixes=(*fixes, restart(host, status)),
             )
         )
     return findings
@@ -258,7 +258,7 @@ def check_two_containerds(host: Host) -> list[Finding]:
         return [ok("there is one configuration of containerd", *evidence)]
     if told and len(told) < len(found):
         others = [status for status in found if status not in told]
-        commands = "\n".join(configure(host, status) for status in others)
+        commands = tuple(line for status in others for line in configure(host, status))
         return [say("containerd-two-configs.some", *evidence, configure=commands)]
     return [say("containerd-two-configs.several", *evidence)]
 

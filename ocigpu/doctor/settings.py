@@ -24,16 +24,17 @@ def check_settings(host: Host) -> list[Finding]:
     if failure is None:
         found = "read" if host.settings.path else "not there: the defaults hold"
         return [ok("the settings can be used", Evidence(host.settings.path or path, found))]
-    owner = without = ""
+    owner: tuple[str, ...] = ()
+    without = ""
     if failure.code == "OCIGPU-SET-3":
         both = shlex.join([path, os.path.dirname(path)])
-        owner = f"chown root:root {both}\nchmod go-w {both}"
+        owner = (f"chown root:root {both}", f"chmod go-w {both}")
     elif failure.code == "OCIGPU-SET-1":
         without = f"# correct the file, or do without: mv {shlex.quote(path)} {shlex.quote(path)}.bad"
     cause = failure.message.removeprefix("settings ").removeprefix(f"{path}: ")
     seen = Evidence(path, printable(cause, 300), failure.hint or "usable settings")
-    values = {"owner": owner, "without": without, "path": shlex.quote(path)}
-    return [say("settings-unusable.unusable", seen, code=failure.code, cause=cause, **values)]
+    values = {"owner": owner, "without": without, "path": shlex.quote(path), "code": failure.code, "cause": cause}
+    return [say("settings-unusable.unusable", seen, **values)]
 
 
 def _stubs(host: Host) -> dict[str, str]:

@@ -193,7 +193,7 @@ def check_deleted(host: Host) -> list[Finding]:
             for engine, container in containers.values()
         )
         others = ("# start these programs anew: " + ", ".join(str(pid) for pid in held if pid not in containers),)
-        lines = "\n".join((*restarts, *(others if len(containers) < len(held) else ())))
+        lines = (*restarts, *(others if len(containers) < len(held) else ()))
         values = {"number": len(held), "many": "s" * (len(held) != 1), "restarts": lines}
         return [say("deleted-driver-files.held", *evidence, **values)]
     if not host.processes:

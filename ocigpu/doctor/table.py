@@ -30,10 +30,13 @@ _SAYS = {f"{check.name}.{name}": entry for check in CHECKS for name, entry in ch
 def say(what: str, /, *evidence: Evidence, **values: object) -> Finding:
     """Return a finding of the table by the names of its check and its own, "no-gpu.none", with these values.
 
-    ``severity`` among them goes before the table's.  A value of several lines makes several fixes.
+    ``severity`` among them goes before the table's.  A fix that is nothing but the place of a tuple is as many fixes:
+    text is never taken apart, it may be a name on another machine's disk.
     """
     entry = _SAYS[what]
-    fixes = [line for fix in entry.get("fixes", ()) for line in fix.format(**values).split("\n") if line]
-    return Finding(
-        str(values.get("severity", entry["severity"])), entry["text"].format(**values), evidence, tuple(fixes)
-    )
+    fixes: list[str] = []
+    for fix in entry.get("fixes", ()):
+        value = values.get(fix.strip("{}"))
+        fixes += value if isinstance(value, tuple) else [fix.format(**values)]
+    severity = str(values.get("severity", entry["severity"]))
+    return Finding(severity, entry["text"].format(**values), evidence, tuple(filter(None, fixes)))

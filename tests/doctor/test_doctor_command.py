@@ -186,3 +186,9 @@ def test_every_sentence_of_the_table_is_one_that_a_check_says() -> None:
     said = {f"{check.name}.{name}" for check in CHECKS for name in check.says}
     assert not [name for name in said if name not in used and f"{name.partition('.')[0]}." not in used]
     assert not [name for name in used if not name.endswith(".") and name not in said]
+
+
+def test_a_name_of_several_lines_is_never_several_commands() -> None:
+    found = table.say("cdi-duplicate.one-directory", number=1, name="a", remove=("rm 'x\nreboot'", "rm y"))
+    assert found.fixes == ("rm 'x\nreboot'", "rm y")
+    assert table.say("container-lost-gpu.lost", name="a", repair="ocigpu repair 'a\nb'").fixes[0].endswith("'a\nb'")
