@@ -252,7 +252,7 @@ def _remove_node(parent_fd: int, name: str, rdev: int) -> None:
             return
         mounted = _is_mounted(parent_fd, name)
         if mounted:
-            libc.umount2(f"fd/{fd}", libc.MNT_DETACH)
+            libc.umount2(f"fd/{fd}", libc.MNT_DETACH, name)
     finally:
         os.close(fd)
     under = os.stat(name, dir_fd=parent_fd, follow_symlinks=False)
@@ -286,7 +286,7 @@ def drop_view(container: LiveContainer, mount: int) -> bool:
         fd = open_in_root(_enter(container), PROC_DRIVER, os.O_PATH)
         if read_mnt_id(fd) != mount:
             return False
-        libc.umount2(f"fd/{fd}", libc.MNT_DETACH)  # with the GPUs' directories that are mounted in it
+        libc.umount2(f"fd/{fd}", libc.MNT_DETACH, PROC_DRIVER)  # with the GPUs' directories that are mounted in it
         return True
 
     return mount != 0 and bool(_ask_for_view("unmount", drop))

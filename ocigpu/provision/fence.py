@@ -14,6 +14,7 @@ import sys
 from ocigpu.core.errors import ApplyError
 from ocigpu.system import foreign as ctypes
 from ocigpu.system import libc, signals
+from ocigpu.system.paths import named
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -116,9 +117,8 @@ def load_prctl() -> None:
     try:
         import prctl  # noqa: F401
     except ImportError as error:
-        raise ApplyError(
-            "OCIGPU-LD-1", f"ldconfig sandbox: {error}", "Install the Python module python-prctl."
-        ) from error
+        hint = "Install the Python module python-prctl."
+        raise ApplyError("OCIGPU-LD-1", f"ldconfig sandbox: {error}", hint) from error
 
 
 def _prctl() -> "Any":
@@ -162,14 +162,17 @@ def drop_privileges(uid: int, gid: int) -> None:
     prctl.set_securebits(prctl.SECBIT_NOROOT | prctl.SECBIT_NOROOT_LOCKED | prctl.SECBIT_KEEP_CAPS_LOCKED)
     may_set_groups = libc.capget().effective >> CAP_SETGID & 1
     try:
-        os.setgroups([])
+        with named("setgroups", "to none"):
+            os.setgroups([])
     except PermissionError:
         # With the capability that is a user namespace that denies setgroups (user_namespaces(7)): its groups were the
         # caller's all along, and cannot be dropped.
         if not may_set_groups:
             raise
-    os.setresgid(gid, gid, gid)
-    os.setresuid(uid, uid, uid)
+    with named("setresgid", str(gid)):
+        os.setresgid(gid, gid, gid)
+    with named("setresuid", str(uid)):
+        os.setresuid(uid, uid, uid)
     libc.capset(libc.Capabilities(0, 0, 0))
     prctl.set_no_new_privs(1)
     die_with_parent()
