@@ -47,6 +47,17 @@ def test_the_page_of_the_rooms_has_the_floors_of_the_test() -> None:
     assert said == [set(floor) for floor in floors]
 
 
+def test_the_hops_are_lines_of_the_code() -> None:
+    text = (REPOSITORY / "docs/ARCHITECTURE.md").read_text()
+    block = text.split("```text\nocigpu/hook.py\n")[1].split("```")[0]
+    source = (REPOSITORY / "ocigpu/hook.py").read_text()
+    for line in block.splitlines():
+        if line.startswith("ocigpu/"):
+            source = (REPOSITORY / line).read_text()
+        else:
+            assert line.strip() in [found.strip() for found in source.splitlines()], line
+
+
 def test_every_decision_is_dated_listed_and_short() -> None:
     pages = sorted(path.name for path in DECISIONS.glob("2*.md"))
     index = (DECISIONS / "README.md").read_text()

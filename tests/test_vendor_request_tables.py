@@ -30,30 +30,30 @@ NOTHING = "nothing"
 
 DIFFERENCES = {
     "capabilities": "NVIDIA's default mode ignores `NVIDIA_DRIVER_CAPABILITIES` and gives every driver file.",
-    "requirements": "NVIDIA's default and CDI modes do not look at `NVIDIA_REQUIRE_*`.",
-    "mig": "NVIDIA's default mode does not look at `NVIDIA_MIG_CONFIG_DEVICES` and `NVIDIA_MIG_MONITOR_DEVICES`.",
-    "repeated": "A device that is named twice counts once; there `0,0` becomes another list.",
+    "requirements": "NVIDIA's default and CDI modes ignore `NVIDIA_REQUIRE_*`.",
+    "mig": "NVIDIA's default mode ignores `NVIDIA_MIG_CONFIG_DEVICES` and `NVIDIA_MIG_MONITOR_DEVICES`.",
+    "repeated": "A device that is named twice counts once; in NVIDIA's, `0,0` becomes another list.",
     "names": "PCI addresses and beginnings of UUIDs name GPUs in modes `auto` and `spec`, too.",
     "zeros": "`NVIDIA_VISIBLE_DEVICES=01` is refused: an index has no leading zeros.",
-    "keys": "Annotations count whose keys are as device plugins write them, `cdi.k8s.io/PLUGIN_DEVICE`;"
+    "keys": "Annotations count if their keys have the form that device plugins write, `cdi.k8s.io/PLUGIN_DEVICE`;"
     " `cdi.k8s.io/x` is ignored with a warning.",
-    "half": "A list of which only some devices are CDI names, and an annotation with a plain name outside of mode cdi,"
-    " stop the container.",
-    "unobeyed": "Where variables are not obeyed, annotations and opt-in variables (`NVIDIA_GDS` and the like) are not"
-    " either ([SECURITY.md](SECURITY.md)).",
-    "vendors": "Variables and annotations name devices of `cdi.environment-vendors` only, of NVIDIA its GPUs: not"
-    " `nvidia.com/pgpu`, not another vendor's disk.",
-    "run": "Volume mounts below `/run/nvidia-container-devices` count as those below `/var/run`, and names that only"
-    " begin alike do not.",
-    "void": "`void` in a volume mount is nothing, as in a variable.",
-    "malformed": "A volume mount that names no device stops the container; there it is skipped.",
+    "half": "A list that mixes CDI names with others stops the container, and so does an annotation with a plain"
+    " name outside of mode cdi.",
+    "unobeyed": "Where variables are ignored, annotations and opt-in variables (`NVIDIA_GDS` and the like) are"
+    " ignored too ([SECURITY.md](SECURITY.md)).",
+    "vendors": "Variables and annotations name devices of `cdi.environment-vendors` only, and of NVIDIA only GPUs:"
+    " neither `nvidia.com/pgpu` nor another vendor's disk.",
+    "run": "Volume mounts below `/run/nvidia-container-devices` count like those below `/var/run`; names that only"
+    " begin with it do not.",
+    "void": "`void` in a volume mount means no device, as in a variable.",
+    "malformed": "A volume mount that names no device stops the container; NVIDIA's skips it.",
     "parts": "`NVIDIA_GDS` and the like, and IMEX channels, are obeyed in mode cdi, too.",
-    "imex-none": "`NVIDIA_IMEX_CHANNELS=none` is no channel; there it is all of them.",
+    "imex-none": "`NVIDIA_IMEX_CHANNELS=none` means no channel; in NVIDIA's it means all of them.",
     "imex-all": "A volume mount `imex/all` is refused: channels are given by number.",
-    "unknown": "A requirement of another name than cuda, driver, arch and brand stops the container in every mode;"
-    " there Tegra's mode leaves it out.",
-    "spaces": "Driver capabilities are read the same everywhere; there `compute, graphics` with a space brings no"
-    " graphics files in legacy mode.",
+    "unknown": "A requirement with a name other than cuda, driver, arch and brand stops the container in every mode;"
+    " NVIDIA's Tegra mode leaves it out.",
+    "spaces": "Driver capabilities are read the same in every mode; in NVIDIA's legacy mode `compute, graphics` with"
+    " a space brings no graphics files.",
 }  # fmt: skip
 
 
