@@ -1,9 +1,9 @@
 """``make load``: thousands of containers, one after another and many at once, and what is left of them.
 
-In each mode it starts 2,000 containers one after another, then 64 that exist at the same time. It uses cgroup version 2
-alone where possible, so that device policies are BPF programs. Before and after, it counts everything that could remain:
-mounts, BPF programs, cgroups, files below /run/ocigpu, open files of the machine, processes. It fails if a container
-fails, or if anything remains.
+In each mode it starts 2,000 containers one after another, then 64 that exist at the same time. It uses cgroup version
+2 alone where possible, so that device policies are BPF programs. Before and after, it counts everything that could
+remain: mounts, BPF programs, cgroups, files below /run/ocigpu, open files of the machine, processes. It fails if a
+container fails, or if anything remains.
 """
 
 import argparse
