@@ -22,20 +22,21 @@ def check_command(file: str = "") -> None:
         print(f"{DEFAULT_PATH}: not there; the defaults are in force")
         return
     path = path or DEFAULT_PATH
+    refused, settings = None, Settings()
     try:
         settings = read_settings(path)
     except SettingsError as error:
         if error.code != "OCIGPU-SET-2":
             raise
-        problems = _find_problems(path)
-        for problem in problems[:-1]:
-            typer.echo(f"{path}: {printable(problem)}", err=True)
-        if not problems:
-            raise OcigpuError("OCIGPU-INT-1", f"{path}: the two readers of settings differ: {error.message}") from error
-        raise SettingsError("OCIGPU-SET-2", f"{path}: {problems[-1]}", "all keys: ocigpu config keys") from error
+        refused = error
     problems = _find_problems(path)
+    if bool(problems) != bool(refused):
+        cause = refused.message if refused else problems[0]
+        raise OcigpuError("OCIGPU-INT-1", f"{path}: the two readers of settings differ: {cause}") from refused
+    for problem in problems[:-1]:
+        typer.echo(f"{path}: {printable(problem)}", err=True)
     if problems:
-        raise OcigpuError("OCIGPU-INT-1", f"{path}: the two readers of settings differ: {problems[0]}")
+        raise SettingsError("OCIGPU-SET-2", f"{path}: {problems[-1]}", "all keys: ocigpu config keys") from refused
     changed = sum(1 for row in setting_rows(settings) if row[2] != "default")
     print(f"{path}: ok ({changed} of {len(KEYS)} keys differ from the defaults)")
 
