@@ -138,6 +138,7 @@ else
   interpreter=$("$venv/bin/python" -I -c 'import os, sys; print(os.path.realpath(sys.executable))')
   start="$venv/bin/python -I -c 'import sys"
 fi
+[ ! -w "$stage$library/ocigpu" ] || "$interpreter" -I -S -B "$here/byte_code.py" "$stage$library" ${stage:+"$library"}
 encodings=$("$interpreter" -I -c 'import encodings; print(encodings.__file__)') # what Python cannot start without
 grep=$(command -v grep)
 version=$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' "$here/../ocigpu/__init__.py")

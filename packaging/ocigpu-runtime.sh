@@ -10,7 +10,11 @@ full() { # Python decides
     echo "hint: install that Python again, or ocigpu for the one that is there" >&2
     exit 127
   }
-  exec @interpreter@ -I -S -c 'import gc, sys; gc.disable(); sys.path += ["@library@", "@site@"]
+  exec @interpreter@ -I -S -c 'import gc, marshal, sys; gc.disable(); sys.path += ["@library@", "@site@"]
+try:
+ image = open(f"{sys.path[-2]}/ocigpu/__pycache__/hot.{sys.implementation.cache_tag}", "rb")
+ exec(marshal.load(image)); use_image(image, marshal.load, sys.path[-2] + "/")
+except Exception: pass # not there, or of another version: from the files
 try: from ocigpu.runtime import main
 except Exception as error: sys.exit(f"{sys.argv[1]}: OCIGPU-INT-3: {type(error).__name__}: {error}")
 sys.exit(main(sys.argv[1:]))' "$0" "$@"

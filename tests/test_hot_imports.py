@@ -52,6 +52,7 @@ LATE = {
     "difflib": "only to say what an unknown key was meant to be",
     "_thread": "part of every interpreter; only for the deadline of a start",
     "prctl": "only in the sandboxed child that runs ldconfig",
+    **dict.fromkeys(("_frozen_importlib", "marshal", "posix"), "part of every interpreter; loads our modules"),
 }
 """What functions of hot modules may import when they need it."""
 ALLOWED = JSON | LIGHT

@@ -23,13 +23,12 @@ pytestmark = [pytest.mark.root, pytest.mark.engine]
 
 ALL = {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
 """Eight GPUs."""
-OPENED = {"hook": 111, "spec": 136, "cdi": 251}
-"""Files and directories that a warm shim opens by mode, without what an empty interpreter opens: most are modules.
+OPENED = {"hook": 69, "spec": 85, "cdi": 181}
+"""Files and directories that a warm shim opens by mode, without what an empty interpreter opens.
 
-Each room of the package is two, itself and its __init__.  In mode cdi the directories of all links and mounts are
-looked at.  One is the bundle, where a
-killed start may have left its draft of config.json; in mode spec the loader's cache is opened to be looked at first,
-and then to be read.
+All our modules are one of them (ocigpu/entry/image.py).  In mode cdi the directories of all links and mounts are looked
+at.  One is the bundle, where a killed start may have left its draft of config.json; in mode spec the loader's cache is
+opened to be looked at first, and then to be read.
 """
 MOUNTS = {"hook": 29, "spec": 22, "cdi": 63}
 """Mounts that a container with all GPUs has by mode, beyond those of one without; /proc/driver is the simulation's."""

@@ -36,6 +36,7 @@ def make_public_copy(directory: Path) -> PublicCopy:
     library, programs = directory / "lib", directory / "bin"
     shutil.copytree(REPOSITORY / "ocigpu", library / "ocigpu", ignore=shutil.ignore_patterns("__pycache__"))
     modules = [Path(str(module.__file__)) for module in (prctl, _prctl)]
+    run([sys.executable, "-I", "-S", REPOSITORY / "packaging/byte_code.py", library])
     programs.mkdir()
     for module in modules:
         shutil.copy(module, library)

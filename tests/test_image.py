@@ -1,0 +1,71 @@
+"""The modules of the hot path in one file: they come from there, or from their sources where these are others."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.product import REPOSITORY, PublicCopy, make_public_copy
+
+SHOW = """
+from ocigpu import runtime
+from ocigpu.core import settings
+print(type(settings.__spec__.loader).__name__, settings.__file__, settings.DEFAULT_PATH)
+"""
+
+
+@pytest.fixture
+def product(tmp_path: Path) -> PublicCopy:
+    return make_public_copy(tmp_path / "product")
+
+
+def image_of(product: PublicCopy) -> Path:
+    (found,) = (product.library / "ocigpu/__pycache__").glob("hot.*")
+    return found
+
+
+def loaded(product: PublicCopy, stub: str = "ocigpu-runtime") -> list[str]:
+    """Return by what a module is loaded when a stub's interpreter begins, its file, and a value of it."""
+    text = product.runtime.with_name(stub).read_text()
+    begin = re.search(r"-c '(import gc.*?)^try: from", text, re.DOTALL | re.MULTILINE)
+    assert begin
+    command = [sys.executable, "-I", "-S", "-B", "-c", begin[1] + SHOW]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr.splitlines()[-1]
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize("stub", ["ocigpu-runtime", "ocigpu-hook"])
+def test_modules_come_from_the_image(product: PublicCopy, stub: str) -> None:
+    source = product.library / "ocigpu/core/settings.py"
+    assert loaded(product, stub) == ["ModuleImage", str(source), "/etc/ocigpu/config.toml"]
+
+
+def test_a_source_that_has_changed_counts(product: PublicCopy) -> None:
+    source = product.library / "ocigpu/core/settings.py"
+    source.write_text(source.read_text().replace('"/etc/ocigpu/config.toml"', '"/etc/another.toml"'))
+    assert loaded(product) == ["SourceFileLoader", str(source), "/etc/another.toml"]
+
+
+def test_a_module_without_its_source_is_not_loaded(product: PublicCopy) -> None:
+    (product.library / "ocigpu/core/settings.py").unlink()
+    with pytest.raises(AssertionError, match="ModuleNotFoundError"):
+        loaded(product)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\0" * 100, b"half"])
+def test_without_a_readable_image_modules_come_from_their_sources(product: PublicCopy, content: bytes | None) -> None:
+    image = image_of(product)
+    if content is None:
+        image.unlink()
+    else:
+        image.write_bytes(image.read_bytes()[:5000] if content == b"half" else content)
+    assert loaded(product)[0] == "SourceFileLoader"
+
+
+def test_files_of_a_package_manager_have_its_times(product: PublicCopy) -> None:
+    command = [sys.executable, "-I", "-S", REPOSITORY / "packaging/byte_code.py", product.library, product.library]
+    subprocess.run(command, check=True, timeout=60)
+    (product.library / "ocigpu/core/settings.py").touch()
+    assert loaded(product)[0] == "ModuleImage"
