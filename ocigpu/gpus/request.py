@@ -4,7 +4,7 @@ from ocigpu.core.errors import RequestError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import NamedTuple
+    from typing import Any, NamedTuple
 else:
     from ocigpu.core.record import NamedTuple
 
@@ -51,3 +51,16 @@ def check_without_cdi(request: Request) -> None:
             f"{request.source}: CDI devices are given by ocigpu-runtime, from specifications, and by nothing else",
             "Use the runtime ocigpu instead of --gpus; what it would give: ocigpu cdi show NAME",
         )
+
+
+def get_mapping(value: "Any", name: str) -> "dict[str, Any]":
+    """Return the object of this name in a raw document; {} for anything else."""
+    inner = value.get(name) if isinstance(value, dict) else None
+    return inner if isinstance(inner, dict) else {}
+
+
+def is_privileged(config: "dict[str, Any]") -> bool:
+    """Return whether the bounding set has CAP_SYS_ADMIN: an object of sets, or one list before OCI 1.0.0-rc5."""
+    capabilities = get_mapping(config, "process").get("capabilities")
+    bounding = capabilities.get("bounding") if isinstance(capabilities, dict) else capabilities
+    return isinstance(bounding, list) and "CAP_SYS_ADMIN" in bounding

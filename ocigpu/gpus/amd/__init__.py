@@ -1,6 +1,6 @@
 """AMD's GPUs and their partitions."""
 
-from ocigpu.gpus.vendor import Vendor, late
+from ocigpu.gpus.vendors import Vendor, late
 
 VENDOR = Vendor(
     "amd",

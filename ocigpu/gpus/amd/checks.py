@@ -3,7 +3,7 @@
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.amd.facts import read_amd_facts
 from ocigpu.gpus.tree import find_roots
-from ocigpu.gpus.vendor import Trouble
+from ocigpu.gpus.vendors import Trouble
 
 MAKE_NODES = "udevadm trigger --subsystem-match=drm --subsystem-match=kfd  # makes the nodes again"
 

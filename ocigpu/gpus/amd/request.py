@@ -8,7 +8,7 @@ from ocigpu.core.errors import RequestError, printable, quoted
 from ocigpu.core.gate import Asker, permits
 from ocigpu.core.settings import Settings
 from ocigpu.core.tokens import MAX_TOKENS, is_number
-from ocigpu.gpus.request import Request
+from ocigpu.gpus.request import Request, get_mapping, is_privileged
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def parse_request(config: "dict[str, Any]", settings: Settings, _bundle: str = "
     devices = _parse_list(value)
     if not devices:
         return AmdRequest()
-    asker = Asker(settings, _is_privileged(config))
+    asker = Asker(settings, is_privileged(config))
     source = f"{VARIABLE}={printable(value, 120)}"
     notes: list[str] = []
     if settings.mode == "cdi":
@@ -67,17 +67,9 @@ def request_devices(_config: "dict[str, Any]", devices: "Sequence[str]", _settin
 
 def _read_variable(config: "dict[str, Any]") -> str:
     """Return the variable's value; of one that occurs twice the last counts."""
-    process = config.get("process")
-    env = process.get("env") if isinstance(process, dict) else None
+    env = get_mapping(config, "process").get("env")
     texts = [text for text in env if isinstance(text, str)] if isinstance(env, list) else []
     return next((text[len(VARIABLE) + 1 :] for text in reversed(texts) if text.startswith(f"{VARIABLE}=")), "")
-
-
-def _is_privileged(config: "dict[str, Any]") -> bool:
-    process = config.get("process")
-    capabilities = process.get("capabilities") if isinstance(process, dict) else None
-    bounding = capabilities.get("bounding") if isinstance(capabilities, dict) else None
-    return isinstance(bounding, list) and "CAP_SYS_ADMIN" in bounding
 
 
 def _parse_list(value: str) -> tuple[str, ...]:

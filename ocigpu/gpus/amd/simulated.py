@@ -1,6 +1,6 @@
 """What amdgpu shows of its GPUs, for a simulated host; sources as in :mod:`ocigpu.gpus.amd.facts`."""
 
-from ocigpu.gpus.vendor import Simulated
+from ocigpu.gpus.vendors import Simulated
 
 RENDER = 128
 SPREAD = 0x9E37_79B9_7F4A_7C15

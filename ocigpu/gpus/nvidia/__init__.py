@@ -1,6 +1,6 @@
 """NVIDIA's GPUs, MIG devices, and what opt-in variables bring."""
 
-from ocigpu.gpus.vendor import Vendor, late
+from ocigpu.gpus.vendors import Vendor, late
 
 VENDOR = Vendor(
     "nvidia",

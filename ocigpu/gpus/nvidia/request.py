@@ -21,7 +21,7 @@ from ocigpu.core.gate import (
 )
 from ocigpu.core.settings import CAPABILITIES, MODES_WITH_CDI, Settings
 from ocigpu.core.tokens import MAX_TOKENS, MOUNT_DIRECTORIES, MOUNT_SOURCE, is_number, select_tokens
-from ocigpu.gpus.request import Request
+from ocigpu.gpus.request import Request, get_mapping, is_privileged
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def parse_request(config: "dict[str, Any]", settings: Settings, bundle: str = ""
     "runtime.nvidia.com/gpu" are plain ones in every mode.  Annotations are read in all of these modes
     and come first, then mounts, then variables (the order of nvidia-container-runtime).
     """
-    process = _mapping(config, "process")
+    process = get_mapping(config, "process")
     swarm = tuple(filter(None, map(str.strip, settings.swarm_resource.split(","))))
     variables = _read_variables(process.get("env"), swarm)
     asker = Asker(settings, is_privileged(config))
@@ -129,7 +129,7 @@ def request_devices(config: "dict[str, Any]", devices: "Sequence[str]", settings
     The devices are the choice of somebody else than the container: nothing of it says which.  Raises RequestError as
     :func:`parse_request`.
     """
-    variables = _read_variables(_mapping(config, "process").get("env"), ())
+    variables = _read_variables(get_mapping(config, "process").get("env"), ())
     source = f"{DEVICES_VARIABLE}={printable(','.join(devices) or 'none', _SHOWN_VALUE)}"
     request = Request("list" if devices else "none", tuple(dict.fromkeys(devices)), source)
     return _with_all_else(request, variables, (), Asker(settings, is_privileged(config)))
@@ -173,11 +173,6 @@ def pci_address(text: str) -> str:
     return ":".join([parts[0].rjust(8, "0"), parts[1], parts[2]]).lower()
 
 
-def _mapping(value: "Any", name: str) -> "dict[str, Any]":
-    inner = value.get(name) if isinstance(value, dict) else None
-    return inner if isinstance(inner, dict) else {}
-
-
 def _read_variables(env: "Any", swarm: tuple[str, ...]) -> "Variables":
     """Return the variables that concern us; of a name that occurs twice the last one counts."""
     prefixes = ("NVIDIA_", "CUDA_VERSION=", *(f"{name}=" for name in swarm))
@@ -188,13 +183,6 @@ def _read_variables(env: "Any", swarm: tuple[str, ...]) -> "Variables":
             if equals:
                 variables[name] = value
     return variables
-
-
-def is_privileged(config: "dict[str, Any]") -> bool:
-    """Return whether the bounding set has CAP_SYS_ADMIN: an object of sets, or one list before OCI 1.0.0-rc5."""
-    capabilities = _mapping(config, "process").get("capabilities")
-    bounding = capabilities.get("bounding") if isinstance(capabilities, dict) else capabilities
-    return isinstance(bounding, list) and "CAP_SYS_ADMIN" in bounding
 
 
 def _read_mounts(mounts: "Any") -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -234,7 +222,7 @@ def _requested_by_annotations(
     """
     if settings.mode not in MODES_WITH_CDI:
         return (), ""
-    annotations = _mapping(config, "annotations")
+    annotations = get_mapping(config, "annotations")
     keys = sorted(key for key in annotations if key.startswith(settings.cdi_annotation_prefixes))
     tokens: dict[str, None] = {}
     named: list[str] = []

@@ -1,6 +1,6 @@
 """Tegra systems (Jetson, Thor)."""
 
-from ocigpu.gpus.vendor import Vendor, late
+from ocigpu.gpus.vendors import Vendor, late
 
 VENDOR = Vendor(
     "csv",

@@ -1,6 +1,6 @@
 """GPUs for virtual machines."""
 
-from ocigpu.gpus.vendor import Vendor, late
+from ocigpu.gpus.vendors import Vendor, late
 
 VENDOR = Vendor(
     "vfio",

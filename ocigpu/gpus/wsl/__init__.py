@@ -1,6 +1,6 @@
 """WSL 2, where GPUs are Windows' own."""
 
-from ocigpu.gpus.vendor import Vendor, late
+from ocigpu.gpus.vendors import Vendor, late
 
 VENDOR = Vendor(
     "wsl",
