@@ -24,8 +24,7 @@ static int initialized;
 
 static int is_device(int device) { return device >= 0 && device < view.gpus; }
 
-EXPORT int cuInit(unsigned int flags)
-{
+EXPORT int cuInit(unsigned int flags) {
     if (flags)
         return INVALID_VALUE;
     if (!sim_look(&view) || !view.gpus)
@@ -34,16 +33,14 @@ EXPORT int cuInit(unsigned int flags)
     return SUCCESS;
 }
 
-EXPORT int cuDriverGetVersion(int *version)
-{
+EXPORT int cuDriverGetVersion(int *version) {
     if (!version)
         return INVALID_VALUE;
     *version = SIM_CUDA_VERSION;
     return SUCCESS;
 }
 
-EXPORT int cuCtxCreate_v2(void **context, unsigned int flags, int device)
-{
+EXPORT int cuCtxCreate_v2(void **context, unsigned int flags, int device) {
     return initialized ? NOT_SUPPORTED : NOT_INITIALIZED;
 }
 
@@ -54,8 +51,7 @@ ANSWER(cuDeviceGetName, (char *name, int length, int device), is_device(device),
 ANSWER(cuDeviceTotalMem_v2, (size_t *bytes, int device), is_device(device), bytes,
        *bytes = (size_t)sim_gpus[view.gpu[device]].memory)
 
-EXPORT int cuGetErrorString(int error, const char **text)
-{
+EXPORT int cuGetErrorString(int error, const char **text) {
     if (!text)
         return INVALID_VALUE;
     switch (error) {

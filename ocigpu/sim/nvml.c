@@ -11,22 +11,33 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-enum {
-    SUCCESS = 0,
-    UNINITIALIZED = 1,
-    INVALID_ARGUMENT = 2,
-    NOT_SUPPORTED = 3,
-    NO_PERMISSION = 4,
-    NOT_FOUND = 6,
-    INSUFFICIENT_SIZE = 7,
-    DRIVER_NOT_LOADED = 9,
-    TIMEOUT = 10,
-    GPU_IS_LOST = 15,
-    IN_USE = 19,
-    INSUFFICIENT_RESOURCES = 23,
-    VERSION_MISMATCH = 25, /* NVML_ERROR_ARGUMENT_VERSION_MISMATCH */
-    UNKNOWN = 999,
-};
+/* nvmlReturn_t, and what nvmlErrorString says. */
+#define CODES(X)                                                                                                \
+    X(SUCCESS, 0, "Success")                                                                                    \
+    X(UNINITIALIZED, 1, "Uninitialized")                                                                        \
+    X(INVALID_ARGUMENT, 2, "Invalid Argument")                                                                  \
+    X(NOT_SUPPORTED, 3, "Not Supported")                                                                        \
+    X(NO_PERMISSION, 4, "Insufficient Permissions")                                                             \
+    X(NOT_FOUND, 6, "Not Found")                                                                                \
+    X(INSUFFICIENT_SIZE, 7, "Insufficient Size")                                                                \
+    X(DRIVER_NOT_LOADED, 9, "Driver Not Loaded")                                                                \
+    X(TIMEOUT, 10, "Timeout")                                                                                   \
+    X(LIBRARY_NOT_FOUND, 12, "NVML Shared Library Not Found")                                                   \
+    X(FUNCTION_NOT_FOUND, 13, "Function Not Found")                                                             \
+    X(GPU_IS_LOST, 15, "GPU is lost")                                                                           \
+    X(OPERATING_SYSTEM, 17, "The operating system has blocked the request.")                                    \
+    X(LIB_RM_VERSION_MISMATCH, 18, "Driver/library version mismatch")                                           \
+    X(IN_USE, 19, "In use by another client")                                                                   \
+    X(MEMORY, 20, "Unknown Error")                                                                              \
+    X(INSUFFICIENT_RESOURCES, 23, "Insufficient Resources")                                                     \
+    X(VERSION_MISMATCH, 25, "Argument version mismatch") /* NVML_ERROR_ARGUMENT_VERSION_MISMATCH */             \
+    X(UNKNOWN, 999, "Unknown Error")
+#define NUMBERED(name, number, text) name = number,
+#define WORDED(name, number, text) \
+    if (code == number)            \
+        return text;
+
+enum { CODES(NUMBERED) };
 
 typedef int nvml_return;
 
@@ -48,8 +59,7 @@ static int references;
 static int lost[SIM_GPUS], mig_pending[SIM_GPUS], no_persistence;
 
 /* Read a small file, at most size - 1 bytes of it; return its text, NULL when there is none. */
-static char *read_text(const char *path, char *text, size_t size)
-{
+static char *read_text(const char *path, char *text, size_t size) {
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     ssize_t got;
 
@@ -63,8 +73,7 @@ static char *read_text(const char *path, char *text, size_t size)
 
 /* Return what is behind a word at the start of the next line that has it, NULL for none; *text is then behind that
  * line, NULL behind one without an end. */
-static const char *next_line(char **text, const char *word)
-{
+static const char *next_line(char **text, const char *word) {
     while (*text && **text) {
         char *line = *text, *end = strchr(line, '\n');
 
@@ -81,8 +90,7 @@ static const char *next_line(char **text, const char *word)
     for (char lines[4096], *text = read_text(SIM_DIRECTORY path, lines, sizeof lines); (rest = next_line(&text, word));)
 
 /* Fill what the lines of the file of faults that have a word say of GPUs. */
-static void read_marks(const char *word, int *marks)
-{
+static void read_marks(const char *word, int *marks) {
     const char *rest;
 
     memset(marks, 0, SIM_GPUS * sizeof *marks);
@@ -95,8 +103,7 @@ static void read_marks(const char *word, int *marks)
 }
 
 /* Read SIM_DIRECTORY/faults and return the code that nvmlInit fails with, 0 for none. */
-static int read_faults(void)
-{
+static int read_faults(void) {
     const char *rest;
     int code = 0;
 
@@ -116,8 +123,7 @@ static int read_faults(void)
 static struct handle *slot(const struct sim_instance *mig) { return &instances[mig->gpu][mig->gi][1 + mig->ci]; }
 
 /* Fill the handles of the instances that this process may use. */
-static void find_instances(void)
-{
+static void find_instances(void) {
     unsigned int counts[SIM_GPUS] = {0};
     int i, j;
 
@@ -134,14 +140,12 @@ static void find_instances(void)
 }
 
 /* See instances that came and went since, by whatever process. */
-static void refresh(void)
-{
+static void refresh(void) {
     if (sim_load())
         find_instances();
 }
 
-static nvml_return initialize(void)
-{
+static nvml_return initialize(void) {
     const char *failure = getenv("OCIGPU_SIM_NVML_FAIL");
     int code, i;
 
@@ -168,41 +172,20 @@ EXPORT nvml_return nvmlInit_v2(void) { return initialize(); }
 EXPORT nvml_return nvmlInit(void) { return initialize(); }
 EXPORT nvml_return nvmlInitWithFlags(unsigned int flags) { return initialize(); }
 
-EXPORT nvml_return nvmlShutdown(void)
-{
+EXPORT nvml_return nvmlShutdown(void) {
     if (!references)
         return UNINITIALIZED;
     references--;
     return SUCCESS;
 }
 
-EXPORT const char *nvmlErrorString(nvml_return code)
-{
-    switch (code) {
-    case SUCCESS: return "Success";
-    case UNINITIALIZED: return "Uninitialized";
-    case INVALID_ARGUMENT: return "Invalid Argument";
-    case NOT_SUPPORTED: return "Not Supported";
-    case NO_PERMISSION: return "Insufficient Permissions";
-    case NOT_FOUND: return "Not Found";
-    case INSUFFICIENT_SIZE: return "Insufficient Size";
-    case DRIVER_NOT_LOADED: return "Driver Not Loaded";
-    case TIMEOUT: return "Timeout";
-    case 12: return "NVML Shared Library Not Found";
-    case 13: return "Function Not Found";
-    case GPU_IS_LOST: return "GPU is lost";
-    case IN_USE: return "In use by another client";
-    case INSUFFICIENT_RESOURCES: return "Insufficient Resources";
-    case 17: return "The operating system has blocked the request.";
-    case 18: return "Driver/library version mismatch";
-    case VERSION_MISMATCH: return "Argument version mismatch";
-    default: return "Unknown Error";
-    }
+EXPORT const char *nvmlErrorString(nvml_return code) {
+    CODES(WORDED)
+    return "Unknown Error";
 }
 
 /* Copy text with its final NUL; INSUFFICIENT_SIZE when it does not fit. */
-static nvml_return give(char *buffer, unsigned int length, const char *text)
-{
+static nvml_return give(char *buffer, unsigned int length, const char *text) {
     size_t size = strlen(text) + 1;
 
     if (!buffer || size > length)
@@ -212,8 +195,7 @@ static nvml_return give(char *buffer, unsigned int length, const char *text)
 }
 
 /* Return whether a handle is an instance's: a GPU instance's for the first of its row. */
-static int is_instance(device_t handle, int of_gpu)
-{
+static int is_instance(device_t handle, int of_gpu) {
     size_t at = (size_t)((const char *)handle - (const char *)instances);
 
     return at < sizeof instances && at % sizeof *handle == 0 && handle->mig && (handle->mig->ci < 0) == of_gpu;
@@ -230,8 +212,7 @@ static nvml_return ask(int valid) { return !references ? UNINITIALIZED : valid ?
     } while (0)
 
 /* Check that a handle is one we gave out, that its GPU answers, and that the other arguments are valid. */
-static nvml_return ask_any(device_t device, int valid)
-{
+static nvml_return ask_any(device_t device, int valid) {
     int i, known = is_instance(device, 0);
 
     for (i = 0; i < view.gpus; i++)
@@ -241,15 +222,13 @@ static nvml_return ask_any(device_t device, int valid)
 }
 
 /* As ask_any, about a whole GPU. */
-static nvml_return ask_gpu(device_t device, int valid)
-{
+static nvml_return ask_gpu(device_t device, int valid) {
     REQUIRE(ask_any(device, 1));
     return device->mig ? NOT_SUPPORTED : valid ? SUCCESS : INVALID_ARGUMENT;
 }
 
 /* As ask_any, about a MIG device. */
-static nvml_return ask_mig(device_t device, int valid)
-{
+static nvml_return ask_mig(device_t device, int valid) {
     REQUIRE(ask_any(device, 1));
     return device->mig && valid ? SUCCESS : INVALID_ARGUMENT;
 }
@@ -277,13 +256,11 @@ static nvml_return ask_mig(device_t device, int valid)
 
 #include "nvml_metrics.c"
 
-EXPORT nvml_return nvmlSystemGetDriverVersion(char *version, unsigned int length)
-{
+EXPORT nvml_return nvmlSystemGetDriverVersion(char *version, unsigned int length) {
     return references ? give(version, length, SIM_DRIVER_VERSION) : UNINITIALIZED;
 }
 
-EXPORT nvml_return nvmlSystemGetNVMLVersion(char *version, unsigned int length)
-{
+EXPORT nvml_return nvmlSystemGetNVMLVersion(char *version, unsigned int length) {
     return references ? give(version, length, SIM_NVML_VERSION) : UNINITIALIZED;
 }
 
@@ -291,8 +268,7 @@ EXPORT nvml_return nvmlSystemGetNVMLVersion(char *version, unsigned int length)
 ANSWER(nvmlSystemGetCudaDriverVersion, (int *result), result ? SUCCESS : INVALID_ARGUMENT, SIM_CUDA_VERSION)
 ALIAS(nvmlSystemGetCudaDriverVersion_v2, nvmlSystemGetCudaDriverVersion)
 
-EXPORT nvml_return nvmlDeviceGetCount_v2(unsigned int *count)
-{
+EXPORT nvml_return nvmlDeviceGetCount_v2(unsigned int *count) {
     REQUIRE(ask(!!count));
     read_faults(); /* whoever watches the GPUs for long sees them come and go */
     *count = (unsigned int)view.gpus;
@@ -301,23 +277,20 @@ EXPORT nvml_return nvmlDeviceGetCount_v2(unsigned int *count)
 
 ALIAS(nvmlDeviceGetCount, nvmlDeviceGetCount_v2)
 
-static nvml_return give_handle(struct handle *device, struct handle **result)
-{
+static nvml_return give_handle(struct handle *device, struct handle **result) {
     REQUIRE(ask_any(device, 1));
     *result = device;
     return SUCCESS;
 }
 
-EXPORT nvml_return nvmlDeviceGetHandleByIndex_v2(unsigned int index, struct handle **device)
-{
+EXPORT nvml_return nvmlDeviceGetHandleByIndex_v2(unsigned int index, struct handle **device) {
     REQUIRE(ask(device && index < (unsigned int)view.gpus));
     return give_handle(&devices[index], device);
 }
 
 ALIAS(nvmlDeviceGetHandleByIndex, nvmlDeviceGetHandleByIndex_v2)
 
-EXPORT nvml_return nvmlDeviceGetHandleByUUID(const char *uuid, struct handle **device)
-{
+EXPORT nvml_return nvmlDeviceGetHandleByUUID(const char *uuid, struct handle **device) {
     int i;
 
     REQUIRE(ask(uuid && device));
@@ -331,8 +304,7 @@ EXPORT nvml_return nvmlDeviceGetHandleByUUID(const char *uuid, struct handle **d
     return NOT_FOUND;
 }
 
-static int hex(char c)
-{
+static int hex(char c) {
     if (c >= '0' && c <= '9')
         return c - '0';
     c |= 0x20;
@@ -340,8 +312,7 @@ static int hex(char c)
 }
 
 /* Return the bus number of "0000:01:00.0", "00000000:01:00.0" or "01:00.0", -1 for anything else. */
-static int parse_bus(const char *text)
-{
+static int parse_bus(const char *text) {
     size_t length = strlen(text), i;
 
     if (length < 7 || strcmp(text + length - 5, ":00.0") != 0)
@@ -353,8 +324,7 @@ static int parse_bus(const char *text)
     return hex(text[0]) < 0 || hex(text[1]) < 0 ? -1 : hex(text[0]) * 16 + hex(text[1]);
 }
 
-EXPORT nvml_return nvmlDeviceGetHandleByPciBusId_v2(const char *bus_id, struct handle **device)
-{
+EXPORT nvml_return nvmlDeviceGetHandleByPciBusId_v2(const char *bus_id, struct handle **device) {
     int i;
 
     REQUIRE(ask(bus_id && device));
@@ -370,14 +340,12 @@ ANSWER(nvmlDeviceGetIndex, (device_t device, unsigned int *result), ask_any(devi
 NUMBER(nvmlDeviceGetMinorNumber, device->gpu)
 NUMBER(nvmlDeviceGetBrand, GPU(device)->brand)
 
-EXPORT nvml_return nvmlDeviceGetUUID(device_t device, char *uuid, unsigned int length)
-{
+EXPORT nvml_return nvmlDeviceGetUUID(device_t device, char *uuid, unsigned int length) {
     REQUIRE(ask_any(device, 1));
     return give(uuid, length, device->mig ? device->mig->uuid : GPU(device)->uuid);
 }
 
-EXPORT nvml_return nvmlDeviceGetName(device_t device, char *name, unsigned int length)
-{
+EXPORT nvml_return nvmlDeviceGetName(device_t device, char *name, unsigned int length) {
     char profile[48], text[96];
 
     REQUIRE(ask_any(device, 1));
@@ -388,13 +356,11 @@ EXPORT nvml_return nvmlDeviceGetName(device_t device, char *name, unsigned int l
     return give(name, length, text);
 }
 
-EXPORT nvml_return nvmlDeviceGetSerial(device_t device, char *serial, unsigned int length)
-{
+EXPORT nvml_return nvmlDeviceGetSerial(device_t device, char *serial, unsigned int length) {
     return ASK_IF(0, device, 1);
 }
 
-EXPORT nvml_return nvmlDeviceGetCudaComputeCapability(device_t device, int *major, int *minor)
-{
+EXPORT nvml_return nvmlDeviceGetCudaComputeCapability(device_t device, int *major, int *minor) {
     REQUIRE(ask_any(device, major && minor));
     *major = (int)GPU(device)->major;
     *minor = (int)GPU(device)->minor;
@@ -410,8 +376,7 @@ struct pci_info {
 
 enum { OLD_PCI_INFO = 36 }; /* the size that nvmlPciInfo_v2_t has */
 
-static void fill_pci(const struct sim_gpu *gpu, struct pci_info *info)
-{
+static void fill_pci(const struct sim_gpu *gpu, struct pci_info *info) {
     memset(info, 0, sizeof *info);
     snprintf(info->bus_id_short, sizeof info->bus_id_short, "0000:%02X:00.0", gpu->bus);
     snprintf(info->bus_id, sizeof info->bus_id, "00000000:%02X:00.0", gpu->bus);
@@ -444,8 +409,7 @@ struct memory_v2 {
     unsigned long long total, reserved, free, used;
 };
 
-static struct memory memory_of(device_t device)
-{
+static struct memory memory_of(device_t device) {
     unsigned long long total = device->mig ? PROFILE(device)->memory_mib << 20 : GPU(device)->memory;
     unsigned long long used = (total >> 20) * load_of(device->gpu) / 100 << 20;
 
@@ -454,8 +418,7 @@ static struct memory memory_of(device_t device)
 
 ANSWER(nvmlDeviceGetMemoryInfo, (device_t device, struct memory *result), ask_any(device, !!result), memory_of(device))
 
-EXPORT nvml_return nvmlDeviceGetMemoryInfo_v2(device_t device, struct memory_v2 *memory)
-{
+EXPORT nvml_return nvmlDeviceGetMemoryInfo_v2(device_t device, struct memory_v2 *memory) {
     struct memory plain;
 
     REQUIRE(ask_any(device, !!memory));
@@ -482,16 +445,14 @@ NUMBER(nvmlDeviceGetEnforcedPowerLimit, GPU(device)->power_watts * 1000)
 NUMBER(nvmlDeviceGetPerformanceState, 0)
 
 /* A GPU's compute mode is the one digit of SIM_DIRECTORY/compute-mode.<gpu>, 0 without that file. */
-static int open_compute_mode(device_t device, int flags)
-{
+static int open_compute_mode(device_t device, int flags) {
     char path[sizeof SIM_DIRECTORY + 32];
 
     snprintf(path, sizeof path, SIM_DIRECTORY "/compute-mode.%d", device->gpu);
     return open(path, flags | O_CLOEXEC, 0644);
 }
 
-static unsigned int read_compute_mode(device_t device)
-{
+static unsigned int read_compute_mode(device_t device) {
     int fd = open_compute_mode(device, O_RDONLY);
     char digit = '0';
 
@@ -505,8 +466,7 @@ static unsigned int read_compute_mode(device_t device)
 
 NUMBER(nvmlDeviceGetComputeMode, read_compute_mode(device))
 
-EXPORT nvml_return nvmlDeviceSetComputeMode(device_t device, unsigned int mode)
-{
+EXPORT nvml_return nvmlDeviceSetComputeMode(device_t device, unsigned int mode) {
     char digit = (char)('0' + mode);
     int fd, written;
 
@@ -519,8 +479,7 @@ EXPORT nvml_return nvmlDeviceSetComputeMode(device_t device, unsigned int mode)
     return written ? SUCCESS : UNKNOWN;
 }
 
-EXPORT nvml_return nvmlDeviceGetComputeRunningProcesses_v3(device_t device, unsigned int *count, struct process *list)
-{
+EXPORT nvml_return nvmlDeviceGetComputeRunningProcesses_v3(device_t device, unsigned int *count, struct process *list) {
     unsigned int room = list && count ? *count : 0;
 
     REQUIRE(ask_any(device, !!count));
@@ -533,8 +492,7 @@ ANSWER(nvmlDeviceGetGraphicsRunningProcesses_v3, (device_t device, unsigned int 
        ask_any(device, !!result), 0)
 ALIAS(nvmlDeviceGetGraphicsRunningProcesses_v2, nvmlDeviceGetGraphicsRunningProcesses_v3)
 
-EXPORT nvml_return nvmlDeviceGetMigMode(device_t device, unsigned int *current, unsigned int *pending)
-{
+EXPORT nvml_return nvmlDeviceGetMigMode(device_t device, unsigned int *current, unsigned int *pending) {
     REQUIRE(ASK_IF(SIM_PROFILES, device, current && pending));
     refresh();
     *current = *pending = (unsigned int)MIG_MODE(device);
@@ -547,8 +505,7 @@ NUMBER(nvmlDeviceGetMaxMigDeviceCount, SIM_PROFILES ? sim_profiles[0].most : 0)
 ANSWER(nvmlDeviceIsMigDeviceHandle, (device_t device, unsigned int *result), ask_any(device, !!result),
        device->mig != NULL)
 
-EXPORT nvml_return nvmlDeviceGetMigDeviceHandleByIndex(device_t device, unsigned int index, struct handle **mig)
-{
+EXPORT nvml_return nvmlDeviceGetMigDeviceHandleByIndex(device_t device, unsigned int index, struct handle **mig) {
     int i;
 
     REQUIRE(ASK_IF(SIM_PROFILES, device, !!mig));
@@ -564,8 +521,7 @@ EXPORT nvml_return nvmlDeviceGetMigDeviceHandleByIndex(device_t device, unsigned
     return NOT_FOUND;
 }
 
-static struct handle *parent(device_t instance)
-{
+static struct handle *parent(device_t instance) {
     struct handle *device = devices;
 
     while (device->gpu != instance->gpu)
@@ -573,8 +529,7 @@ static struct handle *parent(device_t instance)
     return device;
 }
 
-static unsigned int multiprocessors(const struct sim_profile *profile, int slices)
-{
+static unsigned int multiprocessors(const struct sim_profile *profile, int slices) {
     return profile->multiprocessors * (unsigned int)slices / profile->slices;
 }
 
@@ -590,8 +545,7 @@ struct attributes {
     unsigned long long memory_mib;
 };
 
-EXPORT nvml_return nvmlDeviceGetAttributes_v2(device_t device, struct attributes *attributes)
-{
+EXPORT nvml_return nvmlDeviceGetAttributes_v2(device_t device, struct attributes *attributes) {
     REQUIRE(ask_mig(device, !!attributes));
     attributes->multiprocessors = multiprocessors(PROFILE(device), device->mig->ci_slices);
     memcpy(attributes->engines, PROFILE(device)->engines, sizeof attributes->engines);
@@ -618,15 +572,13 @@ static struct event_set {
     char watched[SIM_GPUS];
 } event_sets[32];
 
-static int is_event_set(const struct event_set *set)
-{
+static int is_event_set(const struct event_set *set) {
     size_t at = (size_t)((const char *)set - (const char *)event_sets);
 
     return at < sizeof event_sets && at % sizeof *set == 0 && set->used;
 }
 
-static unsigned int instance(const char **text)
-{
+static unsigned int instance(const char **text) {
     const char *start = *text;
     int value = sim_number(text);
 
@@ -634,8 +586,7 @@ static unsigned int instance(const char **text)
 }
 
 /* Find the line "xid" of this number, counted from 0, and return whether there is one that is complete. */
-static int find_xid(int wanted, unsigned int *gpu, struct event_data *event)
-{
+static int find_xid(int wanted, unsigned int *gpu, struct event_data *event) {
     const char *rest;
 
     EACH_LINE("/faults", "xid ", rest) {
@@ -650,8 +601,7 @@ static int find_xid(int wanted, unsigned int *gpu, struct event_data *event)
     return 0;
 }
 
-EXPORT nvml_return nvmlEventSetCreate(struct event_set **result)
-{
+EXPORT nvml_return nvmlEventSetCreate(struct event_set **result) {
     struct event_set *set = event_sets;
     struct event_data event;
     unsigned int gpu;
@@ -667,8 +617,7 @@ EXPORT nvml_return nvmlEventSetCreate(struct event_set **result)
     return SUCCESS;
 }
 
-EXPORT nvml_return nvmlEventSetFree(struct event_set *set)
-{
+EXPORT nvml_return nvmlEventSetFree(struct event_set *set) {
     if (!is_event_set(set))
         return INVALID_ARGUMENT;
     set->used = 0;
@@ -678,15 +627,13 @@ EXPORT nvml_return nvmlEventSetFree(struct event_set *set)
 ANSWER(nvmlDeviceGetSupportedEventTypes, (device_t device, unsigned long long *result), ask_gpu(device, 1),
        XID_CRITICAL)
 
-EXPORT nvml_return nvmlDeviceRegisterEvents(device_t device, unsigned long long types, struct event_set *set)
-{
+EXPORT nvml_return nvmlDeviceRegisterEvents(device_t device, unsigned long long types, struct event_set *set) {
     REQUIRE(ask_gpu(device, is_event_set(set) && types == XID_CRITICAL));
     set->watched[device->gpu] = 1;
     return SUCCESS;
 }
 
-EXPORT nvml_return nvmlEventSetWait_v2(struct event_set *set, struct event_data *event, unsigned int milliseconds)
-{
+EXPORT nvml_return nvmlEventSetWait_v2(struct event_set *set, struct event_data *event, unsigned int milliseconds) {
     unsigned int waited, gpu;
 
     if (!is_event_set(set))

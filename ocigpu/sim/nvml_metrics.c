@@ -7,8 +7,7 @@
 #include <sys/time.h>
 
 /* Return how busy a GPU is, in percent; read again each time. */
-static unsigned int load_of(int gpu)
-{
+static unsigned int load_of(int gpu) {
     const char *rest;
     int load = 0;
 
@@ -22,15 +21,13 @@ static unsigned int load_of(int gpu)
 #define AMPERE(device) (GPU(device)->major >= 8)
 #define HOPPER(device) (GPU(device)->major >= 9)
 
-static unsigned int watts(device_t device)
-{
+static unsigned int watts(device_t device) {
     unsigned int limit = GPU(device)->power_watts;
 
     return limit / 10 + limit * 9 / 10 * LOAD(device) / 100;
 }
 
-static unsigned long long milliseconds(void)
-{
+static unsigned long long milliseconds(void) {
     struct timeval now;
 
     gettimeofday(&now, NULL);
@@ -52,8 +49,7 @@ struct process_time { /* nvmlProcessUtilizationSample_t */
 };
 
 /* Fill at most `most` records of the list that is given with a GPU's processes, and return how many processes it has. */
-static unsigned int list_processes(int gpu, unsigned int most, struct process *list, struct process_time *times)
-{
+static unsigned int list_processes(int gpu, unsigned int most, struct process *list, struct process_time *times) {
     unsigned int found = 0;
     const char *rest;
 
@@ -75,8 +71,7 @@ static unsigned int list_processes(int gpu, unsigned int most, struct process *l
 }
 
 EXPORT nvml_return nvmlDeviceGetProcessUtilization(device_t device, struct process_time *times, unsigned int *count,
-                                                   unsigned long long since)
-{
+                                                   unsigned long long since) {
     unsigned int room = times ? *count : 0;
 
     REQUIRE(ask_gpu(device, 1));
@@ -127,8 +122,7 @@ ANSWER(nvmlDeviceGetRemappedRows,
        ASK_IF(AMPERE(device), device, result && uncorrectable && pending && failed),
        *uncorrectable = *pending = *failed = 0)
 
-EXPORT nvml_return nvmlDeviceGetVbiosVersion(device_t device, char *version, unsigned int length)
-{
+EXPORT nvml_return nvmlDeviceGetVbiosVersion(device_t device, char *version, unsigned int length) {
     REQUIRE(ask_gpu(device, 1));
     return give(version, length, "00.00.00.00.00");
 }
@@ -145,8 +139,7 @@ struct field_value {
 
 enum { FIELD_UNSIGNED_INT = 1, FIELD_UNSIGNED_LONG_LONG = 3 };
 
-static void give_field(device_t device, struct field_value *field)
-{
+static void give_field(device_t device, struct field_value *field) {
     field->result = SIM_NVLINKS ? SUCCESS : NOT_SUPPORTED;
     field->type = FIELD_UNSIGNED_LONG_LONG;
     field->value.counter = 0;
@@ -165,8 +158,7 @@ static void give_field(device_t device, struct field_value *field)
     }
 }
 
-EXPORT nvml_return nvmlDeviceGetFieldValues(device_t device, int count, struct field_value *fields)
-{
+EXPORT nvml_return nvmlDeviceGetFieldValues(device_t device, int count, struct field_value *fields) {
     REQUIRE(ask_gpu(device, count >= 1 && fields));
     while (count--)
         give_field(device, fields++);
@@ -195,21 +187,18 @@ struct gpm_metrics {
     struct gpm_metric metrics[];
 };
 
-EXPORT nvml_return nvmlGpmQueryDeviceSupport(device_t device, struct gpm_support *support)
-{
+EXPORT nvml_return nvmlGpmQueryDeviceSupport(device_t device, struct gpm_support *support) {
     REQUIRE(ask_gpu(device, 1));
     support->supported = HOPPER(device);
     return SUCCESS;
 }
 
-EXPORT nvml_return nvmlGpmSampleAlloc(struct gpm_sample **sample)
-{
+EXPORT nvml_return nvmlGpmSampleAlloc(struct gpm_sample **sample) {
     *sample = calloc(1, sizeof **sample);
-    return *sample ? SUCCESS : 20; /* NVML_ERROR_MEMORY */
+    return *sample ? SUCCESS : MEMORY;
 }
 
-EXPORT nvml_return nvmlGpmSampleFree(struct gpm_sample *sample)
-{
+EXPORT nvml_return nvmlGpmSampleFree(struct gpm_sample *sample) {
     free(sample);
     return SUCCESS;
 }
@@ -222,8 +211,7 @@ ANSWER(nvmlGpmMigSampleGet, (device_t device, unsigned int instance, struct gpm_
                                                 : INVALID_ARGUMENT,
        ((struct gpm_sample){device->gpu, 0}))
 
-EXPORT nvml_return nvmlGpmMetricsGet(struct gpm_metrics *metrics)
-{
+EXPORT nvml_return nvmlGpmMetricsGet(struct gpm_metrics *metrics) {
     unsigned int i, load;
 
     REQUIRE(ask(1));

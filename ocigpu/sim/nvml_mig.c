@@ -18,22 +18,19 @@ static const unsigned int ci_sizes[] = {1, 2, 3, 4, 7}; /* compute slices, by en
 
 enum { CI_SIZES = sizeof ci_sizes / sizeof *ci_sizes };
 
-static nvml_return ask_gi(device_t gi, int valid)
-{
+static nvml_return ask_gi(device_t gi, int valid) {
     REQUIRE(ask(1));
     refresh();
     return !is_instance(gi, 1) ? INVALID_ARGUMENT : lost[gi->gpu] ? GPU_IS_LOST : valid ? SUCCESS : INVALID_ARGUMENT;
 }
 
-static nvml_return ask_ci(device_t ci, int valid)
-{
+static nvml_return ask_ci(device_t ci, int valid) {
     refresh();
     return ask_mig(ci, valid);
 }
 
 /* Find the profile with this id (of_id) or enumerator on a GPU in whatever mode. */
-static nvml_return find_profile(device_t device, unsigned int wanted, int of_id, int *found)
-{
+static nvml_return find_profile(device_t device, unsigned int wanted, int of_id, unsigned int *found) {
     REQUIRE(ask_gpu(device, 1));
     for (*found = 0; *found < SIM_PROFILES; ++*found)
         if ((of_id ? sim_profiles[*found].id : sim_profiles[*found].enumerator) == wanted)
@@ -42,16 +39,14 @@ static nvml_return find_profile(device_t device, unsigned int wanted, int of_id,
 }
 
 /* As find_profile by id, of a GPU in MIG mode. */
-static nvml_return find_usable(device_t device, unsigned int id, const void *result, int *found)
-{
+static nvml_return find_usable(device_t device, unsigned int id, const void *result, unsigned int *found) {
     REQUIRE(find_profile(device, id, 1, found));
     refresh();
     return !result ? INVALID_ARGUMENT : MIG_MODE(device) ? SUCCESS : NOT_SUPPORTED;
 }
 
 /* Find a size of compute instances that the GPU instance can have: a 4g is not cut into three. */
-static nvml_return find_size(device_t gi, unsigned int number, const void *result, unsigned int *size)
-{
+static nvml_return find_size(device_t gi, unsigned int number, const void *result, unsigned int *size) {
     REQUIRE(ask_gi(gi, result && number < CI_PROFILES));
     if (number >= CI_SIZES || ci_sizes[number] > PROFILE(gi)->slices || (number == 2 && PROFILE(gi)->slices == 4))
         return NOT_SUPPORTED;
@@ -63,8 +58,7 @@ static unsigned int bits(unsigned int start, unsigned int size) { return ((1u <<
 
 /* Return the memory slices of a GPU that are in use, or the compute slices of a GPU instance; fill how many instances
  * of one kind there are, and the engines that they all have. */
-static unsigned int used(int gpu, int gi, int profile, unsigned int *count, unsigned int *engines)
-{
+static unsigned int used(int gpu, int gi, int profile, unsigned int *count, unsigned int *engines) {
     unsigned int taken = 0, engine;
     int i;
 
@@ -84,8 +78,7 @@ static unsigned int used(int gpu, int gi, int profile, unsigned int *count, unsi
 }
 
 /* Return whether the GPU has what one more instance of this profile needs besides memory slices. */
-static int has_engines(int gpu, int profile)
-{
+static int has_engines(int gpu, int profile) {
     const struct sim_profile *whole = sim_profiles, *one = &sim_profiles[profile];
     unsigned int there[5] = {0}, count, i;
 
@@ -116,8 +109,7 @@ struct gi_profile_v3 {
     unsigned int capabilities;
 };
 
-static struct gi_profile describe_gi(int number)
-{
+static struct gi_profile describe_gi(int number) {
     const struct sim_profile *profile = &sim_profiles[number];
     struct gi_profile info = {
         {profile->id, 0, profile->slices, profile->most, profile->multiprocessors}, profile->memory_mib};
@@ -126,9 +118,8 @@ static struct gi_profile describe_gi(int number)
     return info;
 }
 
-EXPORT nvml_return nvmlDeviceGetGpuInstanceProfileInfo(device_t device, unsigned int profile, struct gi_profile *info)
-{
-    int number;
+EXPORT nvml_return nvmlDeviceGetGpuInstanceProfileInfo(device_t device, unsigned int profile, struct gi_profile *info) {
+    unsigned int number;
 
     REQUIRE(find_profile(device, profile, 0, &number));
     if (!info)
@@ -137,8 +128,7 @@ EXPORT nvml_return nvmlDeviceGetGpuInstanceProfileInfo(device_t device, unsigned
     return SUCCESS;
 }
 
-static nvml_return give_gi_profile(int number, void *result)
-{
+static nvml_return give_gi_profile(int number, void *result) {
     struct gi_profile plain = describe_gi(number);
     struct gi_profile_v2 *two = result;
     struct gi_profile_v3 *three = result;
@@ -161,21 +151,23 @@ static nvml_return give_gi_profile(int number, void *result)
     return SUCCESS;
 }
 
-/* A function that describes a profile, named by its enumerator or (of_id) by its id. */
-#define GI_PROFILE(name, of_id)                                                 \
-    EXPORT nvml_return name(device_t device, unsigned int profile, void *info)  \
-    {                                                                           \
-        int number;                                                             \
-                                                                                \
-        REQUIRE(find_profile(device, profile, of_id, &number));                 \
-        return give_gi_profile(number, info);                                   \
+/* A function that finds the profile, or the size, by which it is asked. */
+#define BY_NUMBER(name, parameters, find, answer) \
+    EXPORT nvml_return name parameters            \
+    {                                             \
+        unsigned int number;                      \
+                                                  \
+        REQUIRE(find);                            \
+        return answer;                            \
     }
-GI_PROFILE(nvmlDeviceGetGpuInstanceProfileInfoV, 0)
-GI_PROFILE(nvmlDeviceGetGpuInstanceProfileInfoByIdV, 1)
+/* named by its enumerator, and by its id */
+BY_NUMBER(nvmlDeviceGetGpuInstanceProfileInfoV, (device_t device, unsigned int profile, void *info),
+          find_profile(device, profile, 0, &number), give_gi_profile(number, info))
+BY_NUMBER(nvmlDeviceGetGpuInstanceProfileInfoByIdV, (device_t device, unsigned int profile, void *info),
+          find_profile(device, profile, 1, &number), give_gi_profile(number, info))
 
 /* Fill a list with the places of this size that start at one of these slices, a bit each. */
-static nvml_return give_places(unsigned int starts, unsigned int size, struct placement *list, unsigned int *count)
-{
+static nvml_return give_places(unsigned int starts, unsigned int size, struct placement *list, unsigned int *count) {
     unsigned int start, found = 0;
 
     for (start = 0; start < 32; start++)
@@ -187,20 +179,15 @@ static nvml_return give_places(unsigned int starts, unsigned int size, struct pl
     return SUCCESS;
 }
 
-EXPORT nvml_return nvmlDeviceGetGpuInstancePossiblePlacements_v2(device_t device, unsigned int id,
-                                                                 struct placement *list, unsigned int *count)
-{
-    int number;
-
-    REQUIRE(find_usable(device, id, count, &number));
-    return give_places(sim_profiles[number].starts, sim_profiles[number].size, list, count);
-}
+BY_NUMBER(nvmlDeviceGetGpuInstancePossiblePlacements_v2,
+          (device_t device, unsigned int id, struct placement *list, unsigned int *count),
+          find_usable(device, id, count, &number),
+          give_places(sim_profiles[number].starts, sim_profiles[number].size, list, count))
 
 ALIAS(nvmlDeviceGetGpuInstancePossiblePlacements, nvmlDeviceGetGpuInstancePossiblePlacements_v2)
 
 /* Return the highest slice that an instance can start at, as the driver does, -1 for none. */
-static int free_start(unsigned int starts, unsigned int size, unsigned int taken)
-{
+static int free_start(unsigned int starts, unsigned int size, unsigned int taken) {
     int start;
 
     for (start = 31; start >= 0 && !(starts >> start & 1 && !(bits((unsigned int)start, size) & taken)); start--)
@@ -209,10 +196,10 @@ static int free_start(unsigned int starts, unsigned int size, unsigned int taken
 }
 
 EXPORT nvml_return nvmlDeviceGetGpuInstanceRemainingCapacity(device_t device, unsigned int id,
-                                                             unsigned int *result)
-{
+                                                             unsigned int *result) {
     unsigned int taken, count;
-    int number, start;
+    unsigned int number;
+    int start;
 
     REQUIRE(find_usable(device, id, result, &number));
     taken = used(device->gpu, -1, number, &count, NULL);
@@ -229,8 +216,7 @@ EXPORT nvml_return nvmlDeviceGetGpuInstanceRemainingCapacity(device_t device, un
 /* What changes */
 
 /* Lock the host's state and read it; return the lock or -1 when this process may not change it. */
-static int lock_state(void)
-{
+static int lock_state(void) {
     int lock = open(SIM_DIRECTORY "/proc/driver", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 
     if (lock >= 0 && (access(SIM_DIRECTORY "/proc/driver", W_OK) || flock(lock, LOCK_EX))) {
@@ -241,8 +227,7 @@ static int lock_state(void)
     return lock;
 }
 
-static int write_text(const char *path, mode_t mode, const char *text, size_t size)
-{
+static int write_text(const char *path, mode_t mode, const char *text, size_t size) {
     int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, mode), written;
 
     if (fd < 0)
@@ -251,8 +236,7 @@ static int write_text(const char *path, mode_t mode, const char *text, size_t si
     return close(fd) == 0 && written;
 }
 
-static nvml_return store(void)
-{
+static nvml_return store(void) {
     static char text[sizeof sim_last];
     const char *draft = SIM_DIRECTORY SIM_STATE ".new";
     size_t at = 0;
@@ -273,8 +257,7 @@ static nvml_return store(void)
 }
 
 /* Make (or remove) what the kernel module shows of an instance, and its node. */
-static void show(const struct sim_instance *mig, int make)
-{
+static void show(const struct sim_instance *mig, int make) {
     const char *devices[] = {SIM_DIRECTORY "/dev", view.directory}, *magic = SIM_MAGIC "\n";
     int minor = sim_minor(mig->gpu, mig->gi, mig->ci), i, size;
     unsigned int number = SIM_CAPS_MAJOR << 8 | (minor & 0xFF) | (minor & ~0xFF) << 12; /* as the kernel takes it */
@@ -310,8 +293,7 @@ static void show(const struct sim_instance *mig, int make)
     }
 }
 
-static nvml_return add(struct sim_instance *mig, struct handle **result)
-{
+static nvml_return add(struct sim_instance *mig, struct handle **result) {
     struct handle *made = slot(mig);
 
     if (sim_count == SIM_MOST)
@@ -326,8 +308,7 @@ static nvml_return add(struct sim_instance *mig, struct handle **result)
     return SUCCESS;
 }
 
-static nvml_return take_away(device_t handle)
-{
+static nvml_return take_away(device_t handle) {
     struct sim_instance gone = *handle->mig;
 
     sim_count--;
@@ -338,19 +319,18 @@ static nvml_return take_away(device_t handle)
     return SUCCESS;
 }
 
-/* Do something under the lock. */
+/* The result of something that is done under the lock. */
 #define LOCKED(what)                                          \
-    do {                                                      \
+    ({                                                        \
         int lock = lock_state();                              \
         nvml_return done = lock < 0 ? NO_PERMISSION : (what); \
                                                               \
         if (lock >= 0)                                        \
             close(lock);                                      \
-        return done;                                          \
-    } while (0)
+        done;                                                 \
+    })
 
-static nvml_return set_mode(device_t device, unsigned int mode)
-{
+static nvml_return set_mode(device_t device, unsigned int mode) {
     int i;
 
     for (i = 0; i < sim_count; i++)
@@ -361,17 +341,15 @@ static nvml_return set_mode(device_t device, unsigned int mode)
 }
 
 /* The real one resets the GPU where that is needed. */
-EXPORT nvml_return nvmlDeviceSetMigMode(device_t device, unsigned int mode, unsigned int *activation)
-{
+EXPORT nvml_return nvmlDeviceSetMigMode(device_t device, unsigned int mode, unsigned int *activation) {
     REQUIRE(ASK_IF(SIM_PROFILES && device->gpu < SIM_MIG_GPUS, device, activation && mode <= 1));
     *activation = SUCCESS;
-    LOCKED(set_mode(device, mode));
+    return LOCKED(set_mode(device, mode));
 }
 
 /* Make a GPU instance, at the highest free place without a given one. Ids are given by size: the whole GPU has 0, its
  * halves have 1 and 2, and so on. */
-static nvml_return make_gi(int gpu, int number, const struct placement *place, struct handle **result)
-{
+static nvml_return make_gi(int gpu, int number, const struct placement *place, struct handle **result) {
     const struct sim_profile *profile = &sim_profiles[number];
     int share = SIM_MEMORY_SLICES / (int)(profile->size ? profile->size : 1);
     unsigned int count, taken = used(gpu, -1, number, &count, NULL);
@@ -387,37 +365,28 @@ static nvml_return make_gi(int gpu, int number, const struct placement *place, s
     return add(&mig, result);
 }
 
-EXPORT nvml_return nvmlDeviceCreateGpuInstanceWithPlacement(device_t device, unsigned int id,
-                                                            const struct placement *place, struct handle **gi)
-{
-    int number;
+BY_NUMBER(nvmlDeviceCreateGpuInstanceWithPlacement,
+          (device_t device, unsigned int id, const struct placement *place, struct handle **gi),
+          find_usable(device, id, gi, &number), LOCKED(make_gi(device->gpu, number, place, gi)))
 
-    REQUIRE(find_usable(device, id, gi, &number));
-    LOCKED(make_gi(device->gpu, number, place, gi));
-}
-
-EXPORT nvml_return nvmlDeviceCreateGpuInstance(device_t device, unsigned int id, struct handle **gi)
-{
+EXPORT nvml_return nvmlDeviceCreateGpuInstance(device_t device, unsigned int id, struct handle **gi) {
     return nvmlDeviceCreateGpuInstanceWithPlacement(device, id, NULL, gi);
 }
 
-static nvml_return remove_gi(device_t gi)
-{
+static nvml_return remove_gi(device_t gi) {
     unsigned int count;
 
     REQUIRE(ask_gi(gi, 1));
     return used(gi->gpu, gi->mig->gi, 0, &count, NULL) ? IN_USE : take_away(gi);
 }
 
-EXPORT nvml_return nvmlGpuInstanceDestroy(device_t gi)
-{
+EXPORT nvml_return nvmlGpuInstanceDestroy(device_t gi) {
     REQUIRE(ask_gi(gi, 1));
-    LOCKED(remove_gi(gi));
+    return LOCKED(remove_gi(gi));
 }
 
 /* Fill a list with handles: of GPU instances of one profile on a GPU, or of compute instances of one size. */
-static nvml_return list_instances(int gpu, int gi, int kind, unsigned int *count, struct handle **list)
-{
+static nvml_return list_instances(int gpu, int gi, int kind, unsigned int *count, struct handle **list) {
     int i;
 
     *count = 0;
@@ -431,17 +400,11 @@ static nvml_return list_instances(int gpu, int gi, int kind, unsigned int *count
     return SUCCESS;
 }
 
-EXPORT nvml_return nvmlDeviceGetGpuInstances(device_t device, unsigned int id, struct handle **list,
-                                             unsigned int *count)
-{
-    int number;
+BY_NUMBER(nvmlDeviceGetGpuInstances, (device_t device, unsigned int id, struct handle **list, unsigned int *count),
+          find_usable(device, id, list, &number),
+          count ? list_instances(device->gpu, -1, number, count, list) : INVALID_ARGUMENT)
 
-    REQUIRE(find_usable(device, id, list, &number));
-    return count ? list_instances(device->gpu, -1, number, count, list) : INVALID_ARGUMENT;
-}
-
-EXPORT nvml_return nvmlDeviceGetGpuInstanceById(device_t device, unsigned int id, struct handle **gi)
-{
+EXPORT nvml_return nvmlDeviceGetGpuInstanceById(device_t device, unsigned int id, struct handle **gi) {
     REQUIRE(ASK_IF(SIM_PROFILES, device, !!gi));
     refresh();
     if (id >= SIM_GIS || !instances[device->gpu][id][0].mig)
@@ -470,8 +433,7 @@ struct ci_profile_v2 {
 };
 
 EXPORT nvml_return nvmlGpuInstanceGetComputeInstanceProfileInfo(device_t gi, unsigned int profile,
-                                                                unsigned int engines, struct ci_profile *info)
-{
+                                                                unsigned int engines, struct ci_profile *info) {
     unsigned int size;
 
     REQUIRE(find_size(gi, profile, info, &size));
@@ -483,8 +445,7 @@ EXPORT nvml_return nvmlGpuInstanceGetComputeInstanceProfileInfo(device_t gi, uns
 }
 
 EXPORT nvml_return nvmlGpuInstanceGetComputeInstanceProfileInfoV(device_t gi, unsigned int profile,
-                                                                 unsigned int engines, struct ci_profile_v2 *info)
-{
+                                                                 unsigned int engines, struct ci_profile_v2 *info) {
     unsigned int version = info ? info->version >> 24 : 0, size;
     struct ci_profile plain;
     struct sim_instance named;
@@ -505,8 +466,7 @@ EXPORT nvml_return nvmlGpuInstanceGetComputeInstanceProfileInfoV(device_t gi, un
 }
 
 EXPORT nvml_return nvmlGpuInstanceGetComputeInstanceRemainingCapacity(device_t gi, unsigned int id,
-                                                                      unsigned int *result)
-{
+                                                                      unsigned int *result) {
     unsigned int size, start, taken, count;
 
     REQUIRE(find_size(gi, id, result, &size));
@@ -520,18 +480,13 @@ EXPORT nvml_return nvmlGpuInstanceGetComputeInstanceRemainingCapacity(device_t g
     return SUCCESS;
 }
 
-EXPORT nvml_return nvmlGpuInstanceGetComputeInstancePossiblePlacements(device_t gi, unsigned int id,
-                                                                       struct placement *list, unsigned int *count)
-{
-    unsigned int size;
-
-    REQUIRE(find_size(gi, id, count, &size));
-    return give_places(bits(0, PROFILE(gi)->slices - size + 1), size, list, count);
-}
+BY_NUMBER(nvmlGpuInstanceGetComputeInstancePossiblePlacements,
+          (device_t gi, unsigned int id, struct placement *list, unsigned int *count),
+          find_size(gi, id, count, &number),
+          give_places(bits(0, PROFILE(gi)->slices - number + 1), number, list, count))
 
 /* Write a UUID that says which instance it is of: the same one gets the same again. */
-static void write_uuid(struct sim_instance *mig)
-{
+static void write_uuid(struct sim_instance *mig) {
     unsigned long long halves[2];
     char text[128], *c;
     int i;
@@ -549,8 +504,7 @@ static void write_uuid(struct sim_instance *mig)
 }
 
 static nvml_return make_ci(device_t gi, unsigned int size, const struct placement *place,
-                           struct handle **result)
-{
+                           struct handle **result) {
     struct sim_instance mig = *gi->mig;
     unsigned int count, start, taken = used(mig.gpu, mig.gi, 0, &count, NULL);
 
@@ -570,37 +524,25 @@ static nvml_return make_ci(device_t gi, unsigned int size, const struct placemen
     return add(&mig, result);
 }
 
-EXPORT nvml_return nvmlGpuInstanceCreateComputeInstanceWithPlacement(device_t gi, unsigned int id,
-                                                                     const struct placement *place, struct handle **ci)
-{
-    unsigned int size;
+BY_NUMBER(nvmlGpuInstanceCreateComputeInstanceWithPlacement,
+          (device_t gi, unsigned int id, const struct placement *place, struct handle **ci),
+          find_size(gi, id, ci, &number),
+          LOCKED(is_instance(gi, 1) ? make_ci(gi, number, place, ci) : INVALID_ARGUMENT))
 
-    REQUIRE(find_size(gi, id, ci, &size));
-    LOCKED(is_instance(gi, 1) ? make_ci(gi, size, place, ci) : INVALID_ARGUMENT);
-}
-
-EXPORT nvml_return nvmlGpuInstanceCreateComputeInstance(device_t gi, unsigned int id, struct handle **ci)
-{
+EXPORT nvml_return nvmlGpuInstanceCreateComputeInstance(device_t gi, unsigned int id, struct handle **ci) {
     return nvmlGpuInstanceCreateComputeInstanceWithPlacement(gi, id, NULL, ci);
 }
 
-EXPORT nvml_return nvmlComputeInstanceDestroy(device_t ci)
-{
+EXPORT nvml_return nvmlComputeInstanceDestroy(device_t ci) {
     REQUIRE(ask_ci(ci, 1));
-    LOCKED(is_instance(ci, 0) ? take_away(ci) : INVALID_ARGUMENT);
+    return LOCKED(is_instance(ci, 0) ? take_away(ci) : INVALID_ARGUMENT);
 }
 
-EXPORT nvml_return nvmlGpuInstanceGetComputeInstances(device_t gi, unsigned int id, struct handle **list,
-                                                      unsigned int *count)
-{
-    unsigned int size;
+BY_NUMBER(nvmlGpuInstanceGetComputeInstances, (device_t gi, unsigned int id, struct handle **list, unsigned int *count),
+          find_size(gi, id, list, &number),
+          count ? list_instances(gi->gpu, gi->mig->gi, (int)number, count, list) : INVALID_ARGUMENT)
 
-    REQUIRE(find_size(gi, id, list, &size));
-    return count ? list_instances(gi->gpu, gi->mig->gi, (int)size, count, list) : INVALID_ARGUMENT;
-}
-
-EXPORT nvml_return nvmlGpuInstanceGetComputeInstanceById(device_t gi, unsigned int id, struct handle **ci)
-{
+EXPORT nvml_return nvmlGpuInstanceGetComputeInstanceById(device_t gi, unsigned int id, struct handle **ci) {
     REQUIRE(ask_gi(gi, !!ci));
     if (id >= SIM_CIS || !instances[gi->gpu][gi->mig->gi][1 + id].mig)
         return NOT_FOUND;
@@ -614,8 +556,7 @@ struct ci_info {
     struct placement place;
 };
 
-static unsigned int profile_of(const struct sim_instance *ci)
-{
+static unsigned int profile_of(const struct sim_instance *ci) {
     unsigned int id = 0;
 
     while (ci_sizes[id] != (unsigned int)ci->ci_slices)

@@ -12,8 +12,7 @@ NUMBER(nvmlDeviceGetMultiGpuBoard, 0)
 NUMBER(nvmlDeviceGetArchitecture, /* NVML_DEVICE_ARCH_TURING 6, AMPERE 7, ADA 8, HOPPER 9, BLACKWELL 10 */
        GPU(device)->major >= 10 ? 10 : HOPPER(device) ? 9 : AMPERE(device) ? GPU(device)->minor == 9 ? 8 : 7 : 6)
 
-static unsigned int common_ancestor(int one, int two)
-{
+static unsigned int common_ancestor(int one, int two) {
     if (one == two)
         return 0; /* NVML_TOPOLOGY_INTERNAL */
     if (sim_gpus[one].numa != sim_gpus[two].numa)
@@ -37,21 +36,18 @@ ANSWER(nvmlDeviceGetTopologyCommonAncestor, (device_t one, device_t two, unsigne
     } while (0)
 
 EXPORT nvml_return nvmlDeviceGetTopologyNearestGpus(device_t of, unsigned int level, unsigned int *count,
-                                                    struct handle **list)
-{
+                                                    struct handle **list) {
     REQUIRE(ask_gpu(of, !!count));
     LIST_GPUS(device != of && common_ancestor(of->gpu, device->gpu) <= level);
 }
 
-EXPORT nvml_return nvmlSystemGetTopologyGpuSet(unsigned int cpu, unsigned int *count, struct handle **list)
-{
+EXPORT nvml_return nvmlSystemGetTopologyGpuSet(unsigned int cpu, unsigned int *count, struct handle **list) {
     REQUIRE(ask(!!count));
     LIST_GPUS(GPU(device)->numa == cpu / SIM_CPUS_OF_NODE);
 }
 
 /* Set the bits of what is near a GPU: `each` bits for its socket, all its CPUs or its NUMA node. */
-static nvml_return give_set(device_t device, unsigned int size, unsigned long *set, unsigned int each)
-{
+static nvml_return give_set(device_t device, unsigned int size, unsigned long *set, unsigned int each) {
     unsigned int width = 8 * sizeof *set, bit, last;
 
     REQUIRE(ask_gpu(device, size && set));
@@ -62,8 +58,7 @@ static nvml_return give_set(device_t device, unsigned int size, unsigned long *s
     return SUCCESS;
 }
 
-EXPORT nvml_return nvmlDeviceGetCpuAffinity(device_t device, unsigned int size, unsigned long *set)
-{
+EXPORT nvml_return nvmlDeviceGetCpuAffinity(device_t device, unsigned int size, unsigned long *set) {
     return give_set(device, size, set, SIM_CPUS_OF_NODE);
 }
 
@@ -76,8 +71,7 @@ AFFINITY(nvmlDeviceGetCpuAffinityWithinScope, SIM_CPUS_OF_NODE)
 AFFINITY(nvmlDeviceGetMemoryAffinity, 1)
 
 /* Return the GPU at the other end of a direct NVLink, -1 when there is none. */
-static int linked_gpu(int gpu, unsigned int link)
-{
+static int linked_gpu(int gpu, unsigned int link) {
     int first, other;
 
     if (!SIM_NVLINK_GROUP)
@@ -88,13 +82,11 @@ static int linked_gpu(int gpu, unsigned int link)
     return other < SIM_GPUS ? other : -1;
 }
 
-static nvml_return ask_link(device_t device, unsigned int link, const void *result)
-{
+static nvml_return ask_link(device_t device, unsigned int link, const void *result) {
     return ASK_IF(SIM_NVLINKS, device, 1) ?: result && link < SIM_NVLINKS ? SUCCESS : INVALID_ARGUMENT;
 }
 
-static unsigned int is_active(device_t device, unsigned int link)
-{
+static unsigned int is_active(device_t device, unsigned int link) {
     return !SIM_NVLINK_GROUP || linked_gpu(device->gpu, link) >= 0;
 }
 
@@ -112,8 +104,7 @@ ANSWER(nvmlDeviceGetNvLinkErrorCounter,
        (device_t device, unsigned int link, unsigned int counter, unsigned long long *result),
        ask_link(device, link, result), 0)
 
-EXPORT nvml_return nvmlDeviceGetNvLinkRemotePciInfo_v2(device_t device, unsigned int link, struct pci_info *info)
-{
+EXPORT nvml_return nvmlDeviceGetNvLinkRemotePciInfo_v2(device_t device, unsigned int link, struct pci_info *info) {
     struct sim_gpu at_switch = {.bus = FIRST_SWITCH_BUS + link % SWITCHES, .pci_device = 0x22A310DE};
 
     REQUIRE(ask_link(device, link, info));
@@ -123,8 +114,7 @@ EXPORT nvml_return nvmlDeviceGetNvLinkRemotePciInfo_v2(device_t device, unsigned
     return SUCCESS;
 }
 
-EXPORT nvml_return nvmlDeviceGetNvLinkRemotePciInfo(device_t device, unsigned int link, void *result)
-{
+EXPORT nvml_return nvmlDeviceGetNvLinkRemotePciInfo(device_t device, unsigned int link, void *result) {
     struct pci_info info;
 
     REQUIRE(ask_link(device, link, result));
@@ -133,8 +123,7 @@ EXPORT nvml_return nvmlDeviceGetNvLinkRemotePciInfo(device_t device, unsigned in
     return SUCCESS;
 }
 
-EXPORT nvml_return nvmlDeviceGetP2PStatus(device_t one, device_t two, unsigned int capability, unsigned int *status)
-{
+EXPORT nvml_return nvmlDeviceGetP2PStatus(device_t one, device_t two, unsigned int capability, unsigned int *status) {
     enum { NVLINK = 2, CAPABILITIES = 5, NOT_SUPPORTED_STATUS = 5 };
     unsigned int link;
 
@@ -160,8 +149,7 @@ struct fabric_v {
     unsigned char summary; /* of version 3 */
 };
 
-EXPORT nvml_return nvmlDeviceGetGpuFabricInfo(device_t device, struct fabric *fabric)
-{
+EXPORT nvml_return nvmlDeviceGetGpuFabricInfo(device_t device, struct fabric *fabric) {
     const char *digit = SIM_CLUSTER;
     unsigned int at = 0;
 
@@ -178,8 +166,7 @@ EXPORT nvml_return nvmlDeviceGetGpuFabricInfo(device_t device, struct fabric *fa
     return SUCCESS;
 }
 
-EXPORT nvml_return nvmlDeviceGetGpuFabricInfoV(device_t device, struct fabric_v *fabric)
-{
+EXPORT nvml_return nvmlDeviceGetGpuFabricInfoV(device_t device, struct fabric_v *fabric) {
     unsigned int version = fabric ? fabric->version >> 24 : 0;
     unsigned int size = version == 2 ? offsetof(struct fabric_v, summary) : sizeof *fabric;
 

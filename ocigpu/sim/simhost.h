@@ -50,8 +50,7 @@ static char sim_last[SIM_MOST * 80 + 4096]; /* what they were read from */
 #define SIM_STATE "/proc/driver/ocigpu-mig" /* below SIM_DIRECTORY, and in containers, which have its /proc/driver */
 
 /* Return the decimal number that a text starts with, and let the text start behind it and a blank. */
-static int sim_number(const char **text)
-{
+static int sim_number(const char **text) {
     int value = 0, sign = **text == '-';
 
     for (*text += sign; **text >= '0' && **text <= '9' && value < 100000000; (*text)++)
@@ -62,8 +61,7 @@ static int sim_number(const char **text)
 
 /* Read how the GPUs are cut, and return whether that has changed: lines "mode GPU 0|1" and "mig" with the numbers of
  * struct sim_instance and a UUID. */
-static int sim_load(void)
-{
+static int sim_load(void) {
     static char text[sizeof sim_last];
     const char *line;
     ssize_t size = 0, got;
@@ -106,8 +104,7 @@ static int sim_load(void)
 }
 
 /* Write a compute instance's name, such as "1g.10gb" or "1c.3g.40gb" of a part of a GPU instance. */
-static void sim_mig_name(const struct sim_instance *mig, char *name, size_t size)
-{
+static void sim_mig_name(const struct sim_instance *mig, char *name, size_t size) {
     const struct sim_profile *profile = &sim_profiles[mig->profile];
 
     if (mig->ci_slices == (int)profile->slices)
@@ -117,8 +114,7 @@ static void sim_mig_name(const struct sim_instance *mig, char *name, size_t size
 }
 
 /* Return the minor of an instance's node: that of a GPU instance for -1. */
-static int sim_minor(int gpu, int gi, int ci)
-{
+static int sim_minor(int gpu, int gi, int ci) {
     return SIM_FIRST_MINOR + (gpu * SIM_GIS + gi) * (1 + SIM_CIS) + 1 + ci;
 }
 
@@ -129,8 +125,7 @@ enum sim_node { SIM_ABSENT, SIM_SIMULATED, SIM_REAL };
 /* Say what is behind a device node. No driver answers for a simulated one, so opening it gives ENXIO once the node's
  * mode and the device cgroup allow it; a stand-in file starts with SIM_MAGIC. On a file system mounted nodev the open
  * gives EACCES whatever the mode, which only counts on the host itself (on_host). */
-static enum sim_node sim_probe(const char *directory, const char *name, int on_host)
-{
+static enum sim_node sim_probe(const char *directory, const char *name, int on_host) {
     char path[4200];
     char start[sizeof SIM_MAGIC - 1];
     int fd;
@@ -163,8 +158,7 @@ struct sim_view {
  *
  * A container has its nodes in /dev. On the host they are in SIM_DIRECTORY/dev, and a nvidiactl of /dev with a driver
  * behind it belongs to a real GPU: it is only ours to use where the simulated host's directory cannot be seen. */
-static int sim_look(struct sim_view *view)
-{
+static int sim_look(struct sim_view *view) {
     const char *given = getenv("OCIGPU_SIM_DEV");
     enum sim_node control, own;
     char name[32];
@@ -200,8 +194,7 @@ static int sim_look(struct sim_view *view)
 
 /* Return whether an instance can be used: its capability node must open, and for a compute instance that of the GPU
  * instance too, as with the real driver. */
-static int sim_visible(const struct sim_view *view, const struct sim_instance *mig)
-{
+static int sim_visible(const struct sim_view *view, const struct sim_instance *mig) {
     char name[64];
 
     snprintf(name, sizeof name, "nvidia-caps/nvidia-cap%d", sim_minor(mig->gpu, mig->gi, -1));

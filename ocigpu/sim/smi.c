@@ -12,14 +12,12 @@ enum { OK = 0, INVALID = 2, NO_DEVICES = 6, NO_DRIVER = 9 }; /* exit statuses of
 
 static struct sim_view view;
 
-static void say_simulated(void)
-{
+static void say_simulated(void) {
     fflush(stdout);
     fprintf(stderr, "nvidia-smi: SIMULATED host, no real GPU\n");
 }
 
-static int usage(const char *format, const char *text)
-{
+static int usage(const char *format, const char *text) {
     fprintf(stderr, "nvidia-smi (simulated): ");
     fprintf(stderr, format, text);
     fprintf(stderr, "\nusage: nvidia-smi [-L] [-i INDEX|UUID|BUS-ID] [--version]\n"
@@ -33,8 +31,7 @@ static int usage(const char *format, const char *text)
     for (mig = sim_instances; mig < sim_instances + sim_count; mig++) \
         if (mig->gpu == (of) && mig->ci >= 0 && sim_visible(&view, mig))
 
-static int list_gpus(int only)
-{
+static int list_gpus(int only) {
     const struct sim_instance *mig;
     char name[64];
     int i, shown;
@@ -51,8 +48,7 @@ static int list_gpus(int only)
     return OK;
 }
 
-static void rule(char line)
-{
+static void rule(char line) {
     int i;
 
     putchar('+');
@@ -61,8 +57,7 @@ static void rule(char line)
     puts("+");
 }
 
-static void row(const char *format, ...)
-{
+static void row(const char *format, ...) {
     char text[256];
     va_list arguments;
 
@@ -72,8 +67,7 @@ static void row(const char *format, ...)
     printf("| %-86.86s |\n", text);
 }
 
-static int show_table(int only)
-{
+static int show_table(int only) {
     const struct sim_instance *mig;
     char name[64];
     int i, shown;
@@ -122,8 +116,7 @@ static const struct field {
 
 enum { FIELDS = sizeof fields / sizeof fields[0], MOST = 64 };
 
-static void print_field(int field, int i)
-{
+static void print_field(int field, int i) {
     const struct sim_gpu *gpu = &sim_gpus[view.gpu[i]];
 
     switch (field) {
@@ -142,8 +135,7 @@ static void print_field(int field, int i)
     }
 }
 
-static int query(char *names, const char *format, int only)
-{
+static int query(char *names, const char *format, int only) {
     int wanted[MOST], count = 0, i, j, header, units;
     char *name, *rest = names;
 
@@ -184,8 +176,7 @@ static int query(char *names, const char *format, int only)
 }
 
 /* Return the index of the GPU named by index, UUID or bus id, -1 when there is none. */
-static int find_gpu(const char *text)
-{
+static int find_gpu(const char *text) {
     char name[32];
     int i;
 
@@ -202,8 +193,7 @@ static int find_gpu(const char *text)
     return -1;
 }
 
-static int nvidia_smi(int argc, char **argv)
-{
+static int nvidia_smi(int argc, char **argv) {
     int i, only = -1, list = 0;
     char *names = NULL;
     const char *format = "", *selected = NULL;
@@ -247,8 +237,7 @@ static int nvidia_smi(int argc, char **argv)
     return list ? list_gpus(only) : show_table(only);
 }
 
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
     const char *name = argc > 0 ? strrchr(argv[0], '/') : NULL;
 
     name = name ? name + 1 : argc > 0 ? argv[0] : "nvidia-smi";
