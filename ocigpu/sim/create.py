@@ -14,10 +14,10 @@ from ocigpu.core.errors import OcigpuError, quoted
 from ocigpu.gpus.vendors import load_vendor
 from ocigpu.sim.files import write_file, write_files
 from ocigpu.sim.kernel_files import write_kernel
-from ocigpu.sim.libraries import Built, build, library_triplet
+from ocigpu.sim.libraries import build, library_triplet
 from ocigpu.sim.marker import read_marker, write_marker
-from ocigpu.sim.models import SimGpu, cuda_version_of, describe_mig, find_model, make_gpus, sim_error
-from ocigpu.sim.nodes import Majors, SimNode, choose_first_card, choose_majors, link_dri_by_path, make_nodes, plan_nodes
+from ocigpu.sim.models import Model, SimGpu, cuda_version_of, describe_mig, find_model, make_gpus, sim_error
+from ocigpu.sim.nodes import SimNode, choose_first_card, choose_majors, link_dri_by_path, make_nodes, plan_nodes
 from ocigpu.sim.user_files import make_sockets, write_firmware, write_ldcache
 
 _VERSION = re.compile(r"[1-9][0-9]{2}\.[0-9]{1,3}(\.[0-9]{1,2})?")
@@ -156,7 +156,20 @@ def _make_host(
     if parts.ldcache:
         write_ldcache(root)
     write_file(root / "config.toml", render_config(str(target)))
-    write_marker(root, _describe(gpus, version, majors, built, parts, real, socket_names))
+    marker = {
+        **_describe(gpus[0].model, version, cuda_version_of(version), real),
+        "majors": majors.by_name(),
+        "library_directory": f"usr/lib/{library_triplet()}",
+        "libraries": built.libraries,
+        "libraries_32": built.libraries_32,
+        "binaries": list(built.binaries),
+        "sockets": socket_names,
+        "dri": parts.dri,
+        "ldcache": parts.ldcache,
+        "gpus": [_describe_gpu(gpu) for gpu in gpus],
+        "notes": list(built.notes),
+    }
+    write_marker(root, marker)
 
 
 def _make_other(root: Path, gpus: tuple[SimGpu, ...], major: int, first_card: int, parts: _Parts) -> dict[str, Any]:
@@ -174,13 +187,7 @@ def _make_other(root: Path, gpus: tuple[SimGpu, ...], major: int, first_card: in
     for name in ("run", "tmp", "proc", "etc"):
         (root / name).mkdir()
     return {
-        "simulated": True,
-        "version": ocigpu.__version__,
-        "model": model.key,
-        "product": model.name,
-        "driver_version": model.driver_version,
-        "cuda_version": "",
-        "nodes": "real" if real else "stand-in",
+        **_describe(model, model.driver_version, "", real),
         "majors": {path.rpartition("/")[2]: number for path, number, *_ in made.nodes[:1]},
         "libraries": [],
         "binaries": [],
@@ -193,6 +200,19 @@ def _make_other(root: Path, gpus: tuple[SimGpu, ...], major: int, first_card: in
     }
 
 
+def _describe(model: Model, version: str, cuda_version: str, real: bool) -> dict[str, Any]:
+    """Return how the marker begins, which says what was made."""
+    return {
+        "simulated": True,
+        "version": ocigpu.__version__,
+        "model": model.key,
+        "product": model.name,
+        "driver_version": version,
+        "cuda_version": cuda_version,
+        "nodes": "real" if real else "stand-in",
+    }
+
+
 def render_config(directory: str) -> str:
     """Return the settings file that makes ocigpu use the simulated host."""
     return (
@@ -200,45 +220,6 @@ def render_config(directory: str) -> str:
         "# Made by ocigpu sim create; remove it with ocigpu sim remove.\n"
         f"[simulation]\nroot = {json.dumps(directory, ensure_ascii=False)}\n"
     )
-
-
-def _describe(
-    gpus: tuple[SimGpu, ...],
-    version: str,
-    majors: Majors,
-    built: Built,
-    parts: _Parts,
-    real: bool,
-    socket_names: list[str],
-) -> dict[str, Any]:
-    """Return the marker's content: what was made."""
-    model = gpus[0].model
-    return {
-        "simulated": True,
-        "version": ocigpu.__version__,
-        "model": model.key,
-        "product": model.name,
-        "driver_version": version,
-        "cuda_version": cuda_version_of(version),
-        "nodes": "real" if real else "stand-in",
-        "majors": {
-            "nvidia": 195,
-            "nvidia-uvm": majors.uvm,
-            "nvidia-caps": majors.caps,
-            "nvidia-nvlink": majors.nvlink,
-            "nvidia-caps-imex-channels": majors.imex or None,
-            "nvidia-nvswitch": majors.nvswitch or None,
-        },
-        "library_directory": f"usr/lib/{library_triplet()}",
-        "libraries": built.libraries,
-        "libraries_32": built.libraries_32,
-        "binaries": list(built.binaries),
-        "sockets": socket_names,
-        "dri": parts.dri,
-        "ldcache": parts.ldcache,
-        "gpus": [_describe_gpu(gpu) for gpu in gpus],
-        "notes": list(built.notes),
-    }
 
 
 def _describe_gpu(gpu: SimGpu) -> dict[str, Any]:

@@ -69,16 +69,9 @@ def _describe(gpu: SimGpu, count: int) -> dict[str, object]:
 def render_proc_devices(majors: Majors) -> str:
     """Return the text of /proc/devices (proc_devices(5)) of a host with the driver."""
     table = read_tables()["majors"]
-    ours = [(NVIDIA_MAJOR, name) for name in ("nvidia", "nvidia-modeset", "nvidiactl")]
-    ours += [
-        (DRM_MAJOR, "drm"),
-        (majors.uvm, "nvidia-uvm"),
-        (majors.caps, "nvidia-caps"),
-        (majors.nvlink, "nvidia-nvlink"),
-        (majors.imex, "nvidia-caps-imex-channels"),
-        (majors.nvswitch, "nvidia-nvswitch"),
-    ]
-    characters = sorted([*table["character"], *(entry for entry in ours if entry[0])], key=lambda entry: entry[0])
+    ours = [(NVIDIA_MAJOR, "nvidia-modeset"), (NVIDIA_MAJOR, "nvidiactl"), (DRM_MAJOR, "drm")]
+    ours = [*((number, name) for name, number in majors.by_name().items() if number), *ours]
+    characters = sorted([*table["character"], *ours], key=lambda entry: entry[0])
     lines = ["Character devices:", *(f"{major:3d} {name}" for major, name in characters)]
     lines += ["", "Block devices:", *(f"{major:3d} {name}" for major, name in table["block"])]
     return "\n".join(lines) + "\n"

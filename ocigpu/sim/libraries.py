@@ -102,8 +102,7 @@ class _Compiler:
     def must(self, what: str, *arguments: str | Path) -> None:
         """Run the compiler; raises OcigpuError when it fails."""
         failure = self.run(*arguments)
-        if failure:
-            raise sim_error(f"compile {what}: {failure}", COMPILER_HINT)
+        _succeed(failure and f"compile {what}: {failure}")
 
     def object(self, name: str, source: str, *flags: str) -> Path:
         """Compile one source file to an object for shared libraries."""
@@ -166,8 +165,7 @@ def _libc_stub(compiler: _Compiler, item: Path, name: str, *flags: str) -> list[
     stub = compiler.scratch / name / "libc.so.6"
     stub.parent.mkdir()
     failure = compiler.link(stub, "libc.so.6", item, *flags)
-    if failure:
-        raise sim_error(f"link {stub.name}: {failure}", COMPILER_HINT)
+    _succeed(failure and f"link {stub.name}: {failure}")
     return ["-Wl,--no-as-needed", stub, *flags]
 
 
@@ -188,30 +186,28 @@ def _link(
 
 def _build_32(compiler: _Compiler, root: Path, version: str, notes: list[str]) -> int:
     """Make the 32-bit libraries: blank ones, as nothing runs them; returns their number, 0 where -m32 does not work."""
-    if platform.machine() != "x86_64":
-        notes.append(f"no 32-bit libraries: not on {platform.machine()}")
-        return 0
-    item = compiler.scratch / "blank32.o"
-    flags: list[str | Path] = [*_LIBRARY_FLAGS, "-m32", "-c", SOURCES / "blank.c", "-o"]
-    failure = compiler.run(*flags, item) or compiler.run("-DWITH_ABI_NOTE", *flags, compiler.scratch / "tls32.o")
-    if failure:
-        notes.append(f"no 32-bit libraries: {failure}")
-        return 0
     target = root / "usr/lib/i386-linux-gnu"
     libraries = [library for library in LIBRARIES if library.bits32]
+    items = {"blank": compiler.scratch / "blank32.o", "tls": compiler.scratch / "tls32.o"}
     try:
-        stub = _libc_stub(compiler, item, "libc32", "-m32")
-    except OcigpuError as error:  # what the linker lacks for -m32 costs only these libraries
-        notes.append(f"no 32-bit libraries: {error}")
+        if platform.machine() != "x86_64":
+            raise sim_error(f"not on {platform.machine()}")
+        for name, flags in (("blank", ()), ("tls", ("-DWITH_ABI_NOTE",))):
+            _succeed(compiler.run(*_LIBRARY_FLAGS, *flags, "-m32", "-c", SOURCES / "blank.c", "-o", items[name]))
+        stub = _libc_stub(compiler, items["blank"], "libc32", "-m32")
+        for library in libraries:
+            item = items["tls" if library.source == "tls" else "blank"]
+            _succeed(_link(compiler, target, library, version, item, stub))
+    except OcigpuError as error:  # what compiler or linker lack for -m32 costs only these libraries
+        shutil.rmtree(target, ignore_errors=True)
+        notes.append(f"no 32-bit libraries: {error.message}")
         return 0
-    for library in libraries:
-        source = compiler.scratch / "tls32.o" if library.source == "tls" else item
-        failure = _link(compiler, target, library, version, source, stub)
-        if failure:
-            shutil.rmtree(target)
-            notes.append(f"no 32-bit libraries: {failure}")
-            return 0
     return len(libraries)
+
+
+def _succeed(failure: str) -> None:
+    if failure:
+        raise sim_error(failure, COMPILER_HINT)
 
 
 def _build_programs(compiler: _Compiler, root: Path, fabric: bool, notes: list[str]) -> tuple[str, ...]:

@@ -38,6 +38,17 @@ class Majors:
     imex: int
     nvswitch: int
 
+    def by_name(self) -> dict[str, int | None]:
+        """Return them by the names in /proc/devices; None: the host does not have that part."""
+        return {
+            "nvidia": NVIDIA_MAJOR,
+            "nvidia-uvm": self.uvm,
+            "nvidia-caps": self.caps,
+            "nvidia-nvlink": self.nvlink,
+            "nvidia-caps-imex-channels": self.imex or None,
+            "nvidia-nvswitch": self.nvswitch or None,
+        }
+
 
 @dataclass(frozen=True)
 class SimNode:
