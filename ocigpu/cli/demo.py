@@ -192,7 +192,7 @@ def _cleaning_up() -> Iterator[ExitStack]:
 def _create_host(root: str, gpus: int, model: str) -> str:
     """Make a simulated host and return the path of its settings."""
     from ocigpu.sim.create import create_host
-    from ocigpu.sim.show import describe_host
+    from ocigpu.sim.made import describe_host
 
     with show.Progress() as progress:
         config = create_host(root, gpus, model, progress=progress)
@@ -202,7 +202,7 @@ def _create_host(root: str, gpus: int, model: str) -> str:
 
 
 def _remove_host(root: str) -> None:
-    from ocigpu.sim.remove import remove_host
+    from ocigpu.sim.made import remove_host
 
     if os.path.isdir(root):
         remove_host(root)

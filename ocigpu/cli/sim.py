@@ -18,7 +18,7 @@ def create_command(
     fault: list[str] | None = None,
 ) -> None:
     from ocigpu.sim.create import create_host
-    from ocigpu.sim.show import describe_host
+    from ocigpu.sim.made import describe_host
 
     with show.Progress() as progress:
         path = create_host(directory, gpus, model, mig or [], driver_version, faults=fault or (), progress=progress)
@@ -33,7 +33,7 @@ def create_command(
 
 
 def show_command(directory: str, json: bool = False) -> None:
-    from ocigpu.sim.show import describe_host
+    from ocigpu.sim.made import describe_host
 
     host = describe_host(directory)
     if json:
@@ -66,7 +66,7 @@ def _gpu_rows(gpus: list[dict[str, Any]]) -> list[tuple[str, ...]]:
 
 
 def remove_command(directory: str) -> None:
-    from ocigpu.sim.remove import remove_host
+    from ocigpu.sim.made import remove_host
 
     remove_host(directory)
     print(f"removed {printable(directory)}")

@@ -30,7 +30,7 @@ from ocigpu.gpus.nvidia.procfs import ProcGpu, parse_devices, read_kernel_versio
 from ocigpu.gpus.pci import NVIDIA_VENDOR, Function, read_functions
 from ocigpu.gpus.tree import Roots, Tree, find_roots, list_names, read_text
 from ocigpu.gpus.vendors import FIRST, find_vendor
-from ocigpu.sim.marker import read_marker
+from ocigpu.sim.made import read_marker
 from ocigpu.system.settings_file import read_settings
 
 DIRECTORIES = ("/usr/bin", "/usr/local/bin", "/opt/ocigpu/bin")

@@ -15,7 +15,7 @@ from ocigpu.gpus.vendors import load_vendor
 from ocigpu.sim.files import write_file, write_files
 from ocigpu.sim.kernel_files import write_kernel
 from ocigpu.sim.libraries import build, library_triplet
-from ocigpu.sim.marker import read_marker, write_marker
+from ocigpu.sim.made import read_marker, write_marker
 from ocigpu.sim.models import Model, SimGpu, cuda_version_of, describe_mig, find_model, make_gpus, sim_error
 from ocigpu.sim.nodes import SimNode, choose_first_card, choose_majors, link_dri_by_path, make_nodes, plan_nodes
 from ocigpu.sim.user_files import make_sockets, write_firmware, write_ldcache

@@ -11,16 +11,26 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ocigpu.core.errors import OcigpuError, quoted
+from ocigpu.core.errors import CdiError, OcigpuError, quoted
+from ocigpu.core.settings import Settings
+from ocigpu.gpus.nvidia.nodes import apply_changes, find_link_changes, plan_nodes, read_driver
+from ocigpu.gpus.tree import find_roots
 from ocigpu.sim.fault_names import FAULT_NAMES
-from ocigpu.sim.files import fill_in, write_file
-from ocigpu.sim.marker import read_marker
+from ocigpu.sim.files import fill_in, write_file, write_files
+from ocigpu.sim.made import read_marker, remove_host
 from ocigpu.sim.models import sim_error
-from ocigpu.sim.remove import remove_host
-from ocigpu.sim.system_files import DOCKER, SPEC, VALUES, write_docker, write_packages, write_spec_file, write_system
 
 OLD_DRIVER = "535.54.03"
 DEVICES = "sys/bus/pci/devices"
+VALUES = {"kernel": "6.8.0-45-generic", "container": "4242"}
+"""What paths and texts are filled in with; the container is the process id of one that uses the driver."""
+SPEC = "var/run/cdi/nvidia.yaml"
+ENGINES = {"docker-ce": "5:28.5.1-1~debian.12~bookworm", "podman": "5.4.2+ds1-1"}
+DOCKER = {
+    "default-runtime": "ocigpu",
+    "features": {"cdi": True},
+    "runtimes": {"ocigpu": {"path": "/usr/bin/ocigpu-runtime"}},
+}
 
 
 def apply_faults(directory: str, names: Sequence[str]) -> None:
@@ -29,7 +39,7 @@ def apply_faults(directory: str, names: Sequence[str]) -> None:
     Raises OcigpuError (OCIGPU-SIM-1) for a fault that this host cannot have; the host is removed then.
     """
     try:
-        write_system(Path(directory))
+        _write_system(Path(directory))
         make_faults(directory, names)
     except OSError as error:
         remove_host(directory)
@@ -66,9 +76,9 @@ def _make(root: Path, steps: dict[str, Any], values: dict[str, str]) -> None:
             with open(root / path, "a", encoding="utf-8") as file:
                 file.write(f"{steps[key]}\n")
     if "docker" in steps:
-        write_docker(root, {name: value for name, value in {**DOCKER, **steps["docker"]}.items() if value != ""})
+        _write_docker(root, {name: value for name, value in {**DOCKER, **steps["docker"]}.items() if value != ""})
     if "packages" in steps:
-        write_packages(root, steps["packages"])
+        _write_packages(root, steps["packages"])
 
 
 def _remove(root: Path, *paths: str) -> None:
@@ -83,6 +93,55 @@ def _remove(root: Path, *paths: str) -> None:
 def _drop_lines(path: Path, word: str) -> None:
     lines = path.read_text().splitlines(keepends=True)
     write_file(path, "".join(line for line in lines if word not in line), 0o444)
+
+
+# The system
+
+
+def _write_system(root: Path) -> None:
+    """Write the files of a healthy system below ``root``, where a simulated host is complete and in its place."""
+    write_files(root, "system", VALUES)
+    _write_docker(root, DOCKER)
+    (root / "usr/bin/nvidia-container-runtime-hook").symlink_to("ocigpu-hook")
+    (root / "run/systemd/system").mkdir(parents=True)
+    _write_packages(root, ENGINES)
+    (root / "usr/local/bin").mkdir(parents=True)
+    _write_links(root)
+    try:
+        _write_spec_file(root)
+    except CdiError:  # nothing to describe: all GPUs are in MIG mode and not cut
+        return
+
+
+def _write_docker(root: Path, settings: dict[str, Any]) -> None:
+    """Write Docker's settings."""
+    write_file(root / "etc/docker/daemon.json", json.dumps(settings, indent=4) + "\n")
+
+
+def _write_packages(root: Path, versions: dict[str, str]) -> None:
+    """Write dpkg's list of installed packages."""
+    entries = (
+        f"Package: {name}\nStatus: install ok installed\nVersion: {version}\n" for name, version in versions.items()
+    )
+    write_file(root / "var/lib/dpkg/status", "\n".join(entries))
+
+
+def _write_links(root: Path) -> None:
+    """Make the links in /dev/char of the driver's nodes."""
+    roots = find_roots(Settings(simulation_root=str(root)))
+    driver = read_driver(roots)
+    apply_changes(find_link_changes(plan_nodes(driver)[0], driver, roots))
+
+
+def _write_spec_file(root: Path) -> None:
+    """Write the CDI specification of the host's GPUs, as ``ocigpu cdi generate`` does."""
+    from ocigpu.cdi.generate import generate
+    from ocigpu.cdi.write import write_spec
+    from ocigpu.gpus.offer import GenerateOptions
+
+    options = GenerateOptions(mode="nvml", hook_path="/usr/bin/ocigpu-hook")
+    generated = generate(options, Settings(simulation_root=str(root)))
+    write_spec(generated.spec, str(root / SPEC), "yaml")
 
 
 # The driver
@@ -168,7 +227,7 @@ def _need_mig(root: Path) -> None:
 def _remove_compute_instances(root: Path) -> None:
     for instance in (root / "proc/driver/nvidia/capabilities").glob("gpu*/mig/gi*/ci*"):
         shutil.rmtree(instance)
-    write_spec_file(root)
+    _write_spec_file(root)
 
 
 # CDI

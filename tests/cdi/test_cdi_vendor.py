@@ -16,7 +16,7 @@ from ocigpu.cdi.write import dump_yaml
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.offer import GenerateOptions
 from ocigpu.sim.create import create_host
-from ocigpu.sim.remove import remove_host
+from ocigpu.sim.made import remove_host
 from ocigpu.system.settings_file import read_settings
 
 pytestmark = pytest.mark.root  # a simulated host with real device nodes

@@ -15,7 +15,7 @@ from support.runtimes import container_id
 
 from ocigpu.cli.demo_bundle import make_bundle
 from ocigpu.sim.create import create_host
-from ocigpu.sim.remove import remove_host
+from ocigpu.sim.made import remove_host
 
 pytestmark = [pytest.mark.root, pytest.mark.engine]
 

@@ -13,7 +13,7 @@ from support.product import PublicCopy
 from ocigpu.core.errors import OcigpuError
 from ocigpu.sim.create import create_host
 from ocigpu.sim.libraries import LIBRARIES, library_triplet
-from ocigpu.sim.show import describe_host
+from ocigpu.sim.made import describe_host
 from ocigpu.system.settings_file import read_settings
 
 VERSION = "550.163.01"

@@ -10,8 +10,8 @@ import pytest
 
 from ocigpu.gpus.nvidia.discover import read_host_facts
 from ocigpu.sim.create import create_host
+from ocigpu.sim.made import describe_host
 from ocigpu.sim.models import MODELS, Model, sim_uuid
-from ocigpu.sim.show import describe_host
 from ocigpu.system.settings_file import read_settings
 
 RunPython = Callable[..., subprocess.CompletedProcess[str]]

@@ -8,11 +8,9 @@ import pytest
 
 from ocigpu.core.errors import OcigpuError
 from ocigpu.sim.create import create_host
-from ocigpu.sim.marker import MARKER_NAME
-from ocigpu.sim.remove import find_mounts, remove_host
-from ocigpu.sim.show import describe_host
+from ocigpu.sim.made import MARKER_NAME, describe_host, find_mounts, remove_host
 
-REMOVE = "import sys; from ocigpu.sim.remove import remove_host; remove_host(sys.argv[1])"
+REMOVE = "import sys; from ocigpu.sim.made import remove_host; remove_host(sys.argv[1])"
 
 
 @pytest.fixture
