@@ -291,14 +291,12 @@ EXPORT nvml_return nvmlDeviceGetHandleByIndex_v2(unsigned int index, struct hand
 ALIAS(nvmlDeviceGetHandleByIndex, nvmlDeviceGetHandleByIndex_v2)
 
 EXPORT nvml_return nvmlDeviceGetHandleByUUID(const char *uuid, struct handle **device) {
-    int i;
-
     REQUIRE(ask(uuid && device));
-    for (i = 0; i < view.gpus; i++)
+    for (int i = 0; i < view.gpus; i++)
         if (strcmp(GPU(&devices[i])->uuid, uuid) == 0)
             return give_handle(&devices[i], device);
     refresh();
-    for (i = 0; i < sim_count; i++)
+    for (int i = 0; i < sim_count; i++)
         if (strcmp(sim_instances[i].uuid, uuid) == 0 && slot(&sim_instances[i])->mig)
             return give_handle(slot(&sim_instances[i]), device);
     return NOT_FOUND;
@@ -325,10 +323,8 @@ static int parse_bus(const char *text) {
 }
 
 EXPORT nvml_return nvmlDeviceGetHandleByPciBusId_v2(const char *bus_id, struct handle **device) {
-    int i;
-
     REQUIRE(ask(bus_id && device));
-    for (i = 0; i < view.gpus; i++)
+    for (int i = 0; i < view.gpus; i++)
         if ((int)GPU(&devices[i])->bus == parse_bus(bus_id))
             return give_handle(&devices[i], device);
     return NOT_FOUND;
@@ -506,11 +502,9 @@ ANSWER(nvmlDeviceIsMigDeviceHandle, (device_t device, unsigned int *result), ask
        device->mig != NULL)
 
 EXPORT nvml_return nvmlDeviceGetMigDeviceHandleByIndex(device_t device, unsigned int index, struct handle **mig) {
-    int i;
-
     REQUIRE(ASK_IF(SIM_PROFILES, device, !!mig));
     refresh();
-    for (i = 0; i < sim_count; i++) {
+    for (int i = 0; i < sim_count; i++) {
         struct handle *found = slot(&sim_instances[i]);
 
         if (is_instance(found, 0) && found->gpu == device->gpu && found->index == index) {

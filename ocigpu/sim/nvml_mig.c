@@ -60,10 +60,9 @@ static unsigned int bits(unsigned int start, unsigned int size) { return ((1u <<
  * of one kind there are, and the engines that they all have. */
 static unsigned int used(int gpu, int gi, int profile, unsigned int *count, unsigned int *engines) {
     unsigned int taken = 0, engine;
-    int i;
 
     *count = 0;
-    for (i = 0; i < sim_count; i++) {
+    for (int i = 0; i < sim_count; i++) {
         const struct sim_instance *mig = &sim_instances[i];
 
         if (mig->gpu != gpu || (gi < 0 ? mig->ci >= 0 : mig->gi != gi || mig->ci < 0))
@@ -331,9 +330,7 @@ static nvml_return take_away(device_t handle) {
     })
 
 static nvml_return set_mode(device_t device, unsigned int mode) {
-    int i;
-
-    for (i = 0; i < sim_count; i++)
+    for (int i = 0; i < sim_count; i++)
         if (!mode && sim_instances[i].gpu == device->gpu)
             return IN_USE;
     sim_mig_mode[device->gpu] = (int)mode;
@@ -387,10 +384,8 @@ EXPORT nvml_return nvmlGpuInstanceDestroy(device_t gi) {
 
 /* Fill a list with handles: of GPU instances of one profile on a GPU, or of compute instances of one size. */
 static nvml_return list_instances(int gpu, int gi, int kind, unsigned int *count, struct handle **list) {
-    int i;
-
     *count = 0;
-    for (i = 0; i < sim_count; i++) {
+    for (int i = 0; i < sim_count; i++) {
         const struct sim_instance *mig = &sim_instances[i];
 
         if (mig->gpu == gpu && slot(mig)->mig &&
@@ -489,11 +484,10 @@ BY_NUMBER(nvmlGpuInstanceGetComputeInstancePossiblePlacements,
 static void write_uuid(struct sim_instance *mig) {
     unsigned long long halves[2];
     char text[128], *c;
-    int i;
 
     snprintf(text, sizeof text, "%s/%d/%d/%d/%d", sim_gpus[mig->gpu].uuid, mig->gi, mig->ci, mig->profile,
              mig->ci_slices);
-    for (i = 0; i < 2; i++) { /* FNV-1a with two offsets */
+    for (int i = 0; i < 2; i++) { /* FNV-1a with two offsets */
         halves[i] = 14695981039346656037ull + (unsigned int)i;
         for (c = text; *c; c++)
             halves[i] = (halves[i] ^ (unsigned char)*c) * 1099511628211ull;

@@ -125,12 +125,11 @@ EXPORT nvml_return nvmlDeviceGetNvLinkRemotePciInfo(device_t device, unsigned in
 
 EXPORT nvml_return nvmlDeviceGetP2PStatus(device_t one, device_t two, unsigned int capability, unsigned int *status) {
     enum { NVLINK = 2, CAPABILITIES = 5, NOT_SUPPORTED_STATUS = 5 };
-    unsigned int link;
 
     REQUIRE(ask_gpu(one, 1));
     REQUIRE(ask_gpu(two, status && capability < CAPABILITIES && one != two));
     *status = capability == NVLINK ? NOT_SUPPORTED_STATUS : 0;
-    for (link = 0; link < SIM_NVLINKS; link++)
+    for (unsigned int link = 0; link < SIM_NVLINKS; link++)
         if (!SIM_NVLINK_GROUP || linked_gpu(one->gpu, link) == two->gpu)
             *status = 0;
     return SUCCESS;

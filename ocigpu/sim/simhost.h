@@ -162,7 +162,6 @@ static int sim_look(struct sim_view *view) {
     const char *given = getenv("OCIGPU_SIM_DEV");
     enum sim_node control, own;
     char name[32];
-    int i;
 
     view->gpus = 0;
     view->on_host = 0;
@@ -184,7 +183,7 @@ static int sim_look(struct sim_view *view) {
             }
         }
     }
-    for (i = 0; i < SIM_GPUS; i++) {
+    for (int i = 0; i < SIM_GPUS; i++) {
         snprintf(name, sizeof name, "nvidia%d", i);
         if (sim_probe(view->directory, name, view->on_host) != SIM_ABSENT)
             view->gpu[view->gpus++] = i;

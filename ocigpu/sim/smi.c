@@ -49,10 +49,8 @@ static int list_gpus(int only) {
 }
 
 static void rule(char line) {
-    int i;
-
     putchar('+');
-    for (i = 0; i < 88; i++)
+    for (int i = 0; i < 88; i++)
         putchar(line);
     puts("+");
 }
@@ -178,9 +176,8 @@ static int query(char *names, const char *format, int only) {
 /* Return the index of the GPU named by index, UUID or bus id, -1 when there is none. */
 static int find_gpu(const char *text) {
     char name[32];
-    int i;
 
-    for (i = 0; i < view.gpus; i++) {
+    for (int i = 0; i < view.gpus; i++) {
         const struct sim_gpu *gpu = &sim_gpus[view.gpu[i]];
 
         snprintf(name, sizeof name, "%d", i);
