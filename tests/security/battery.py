@@ -171,7 +171,7 @@ BATTERY: dict[int, Row] = {
         ),
     ),
     15: Row(
-        "say requirements that take for ever to read, or forge lines of a log",
+        "say requirements that take forever to read, or forge lines of a log",
         (),
         GIVERS,
         here("requests", "test_requirements_are_read_within_bounds_and_told_in_one_line"),
@@ -184,7 +184,7 @@ BATTERY: dict[int, Row] = {
         "the host's facts are the same in every mode",
     ),
     17: Row(
-        "(no attack) lose the GPU, or gain another, when limits are changed or rules applied anew",
+        "(no attack) lose the GPU, or gain another, when limits are changed or rules applied again",
         (),
         MODES,
         (("engines/test_engines_update.py", "test_a_container_keeps_its_gpus_and_gets_no_others"),),
