@@ -9,7 +9,7 @@ every module where there is no such file.
 import sys
 from _frozen_importlib import ModuleSpec
 from marshal import loads
-from posix import pread, stat
+from posix import O_CLOEXEC, O_RDONLY, fstat, open, pread, stat  # noqa: A004
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,15 +20,18 @@ if TYPE_CHECKING:
 class ModuleImage:
     """Finder and loader (importlib.abc) of the modules of an image.
 
-    ``base``: the directory in which the package is, with a slash.  ``modules``: by name, the path of the source below
-    it, its size and its time in whole seconds, 0 where that does not count, and where in the file its code begins and
-    how long it is.
+    ``base``: the directory in which the package is, with a slash.  ``file``: the open image.  ``modules``: by name, the
+    path of the source below ``base``, its size and its time in whole seconds, 0 where that does not count, and where in
+    the file its code begins and how long it is.
     """
 
     def __init__(self, base: str, file: "Any", modules: "dict[str, tuple[str, int, int, int, int]]") -> None:
         self.base = base
-        self.file = file
+        self.path = file.name
         self.modules = modules
+        self.fd = -1
+        status = fstat(file.fileno())
+        self.identity = status.st_dev, status.st_ino
 
     def find_spec(self, name: str, _path: "Any" = None, _target: "Any" = None) -> "Any":
         """Return how a module is loaded from here; None for one that is not here, or not as it is now."""
@@ -37,13 +40,17 @@ class ModuleImage:
             return None
         path, size, seconds, _, _ = found
         path = self.base + path
-        if seconds:
-            try:
+        try:
+            if seconds:
                 status = stat(path)
-            except OSError:
-                return None
-            if (status.st_size, int(status.st_mtime)) != (size, seconds):
-                return None
+                if (status.st_size, int(status.st_mtime)) != (size, seconds):
+                    return None
+            if not self._is_open():
+                self.fd = open(self.path, O_RDONLY | O_CLOEXEC)
+                if not self._is_open():
+                    return None
+        except OSError:
+            return None
         is_package = path.endswith("/__init__.py")
         spec = ModuleSpec(name, self, origin=path, is_package=is_package)  # type: ignore[arg-type]
         spec.has_location = True
@@ -51,13 +58,21 @@ class ModuleImage:
             spec.submodule_search_locations = [path[: -len("/__init__.py")]]
         return spec
 
+    def _is_open(self) -> bool:
+        """Tell whether the descriptor is still the image's: some processes close what they have inherited."""
+        try:
+            status = fstat(self.fd)
+        except OSError:
+            return False
+        return (status.st_dev, status.st_ino) == self.identity
+
     def create_module(self, _spec: "Any") -> None:
         """Leave the making of the module to the import system."""
 
     def exec_module(self, module: "ModuleType") -> None:
         """Execute a module's code in its namespace."""
         _, _, _, begin, length = self.modules[module.__name__]
-        exec(loads(pread(self.file.fileno(), length, begin)), module.__dict__)  # noqa: S102, S302
+        exec(loads(pread(self.fd, length, begin)), module.__dict__)  # noqa: S102, S302
 
 
 def use_image(file: "Any", load: "Any", base: str) -> None:

@@ -23,10 +23,10 @@ pytestmark = [pytest.mark.root, pytest.mark.engine]
 
 ALL = {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
 """Eight GPUs."""
-OPENED = {"hook": 69, "spec": 85, "cdi": 181}
+OPENED = {"hook": 70, "spec": 86, "cdi": 182}
 """Files and directories that a warm shim opens by mode, without what an empty interpreter opens.
 
-All our modules are one of them (ocigpu/entry/image.py).  In mode cdi the directories of all links and mounts are looked
+All our modules are in one of them (ocigpu/entry/image.py), which is opened twice.  In mode cdi the directories of all links and mounts are looked
 at.  One is the bundle, where a killed start may have left its draft of config.json; in mode spec the loader's cache is
 opened to be looked at first, and then to be read.
 """
