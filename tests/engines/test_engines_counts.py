@@ -26,9 +26,9 @@ ALL = {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,u
 OPENED = {"hook": 70, "spec": 86, "cdi": 182}
 """Files and directories that a warm shim opens by mode, without what an empty interpreter opens.
 
-All our modules are in one of them (ocigpu/entry/image.py), which is opened twice.  In mode cdi the directories of all links and mounts are looked
-at.  One is the bundle, where a killed start may have left its draft of config.json; in mode spec the loader's cache is
-opened to be looked at first, and then to be read.
+All our modules are in one of them (ocigpu/entry/image.py), which is opened twice.  In mode cdi the directories of all
+links and mounts are looked at.  One is the bundle, where a killed start may have left its draft of config.json; in mode
+spec the loader's cache is opened to be looked at first, and then to be read.
 """
 MOUNTS = {"hook": 29, "spec": 22, "cdi": 63}
 """Mounts that a container with all GPUs has by mode, beyond those of one without; /proc/driver is the simulation's."""
