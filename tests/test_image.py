@@ -69,3 +69,11 @@ def test_files_of_a_package_manager_have_its_times(product: PublicCopy) -> None:
     subprocess.run(command, check=True, timeout=60)
     (product.library / "ocigpu/core/settings.py").touch()
     assert loaded(product)[0] == "ModuleImage"
+
+
+def test_the_image_never_takes_the_place_of_a_standard_stream(product: PublicCopy) -> None:
+    hook = product.runtime.with_name("ocigpu-hook")
+    for closed in ("<&-", ">&-", "2>&-", "<&- >&- 2>&-"):
+        shown = "" if "2>" in closed else "OCIGPU-SPEC-5"
+        done = subprocess.run(["sh", "-c", f'"$0" prestart {closed}', hook], capture_output=True, text=True, timeout=60)
+        assert (done.returncode, shown in done.stderr) == (1, True), done.stderr

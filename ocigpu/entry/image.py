@@ -9,7 +9,7 @@ every module where there is no such file.
 import sys
 from _frozen_importlib import ModuleSpec
 from marshal import loads
-from posix import O_CLOEXEC, O_RDONLY, fstat, open, pread, stat  # noqa: A004
+from posix import O_CLOEXEC, O_RDONLY, close, fstat, open, pread, stat  # noqa: A004
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -45,10 +45,8 @@ class ModuleImage:
                 status = stat(path)
                 if (status.st_size, int(status.st_mtime)) != (size, seconds):
                     return None
-            if not self._is_open():
-                self.fd = open(self.path, O_RDONLY | O_CLOEXEC)
-                if not self._is_open():
-                    return None
+            if not self._is_open() and not self._open():
+                return None
         except OSError:
             return None
         is_package = path.endswith("/__init__.py")
@@ -65,6 +63,15 @@ class ModuleImage:
         except OSError:
             return False
         return (status.st_dev, status.st_ino) == self.identity
+
+    def _open(self) -> bool:
+        """Open the image; returns False when it is another file now, or took the place of a closed standard stream."""
+        self.fd = open(self.path, O_RDONLY | O_CLOEXEC)
+        if self.fd > 2 and self._is_open():
+            return True
+        close(self.fd)
+        self.modules = {}
+        return False
 
     def create_module(self, _spec: "Any") -> None:
         """Leave the making of the module to the import system."""
