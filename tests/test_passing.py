@@ -48,7 +48,8 @@ NAMES = st.text(
     st.sampled_from(["A", "b", "_", "-", ".", "/", "=", '"', "\\", "é", " ", "\n", "\U0001f600"]), max_size=6
 )
 VARIABLES = st.one_of(
-    st.sampled_from(["NVIDIA_VISIBLE_DEVICES", "NVIDIA_IMEX_CHANNELS", "CUDA_VERSION", "PATH", "x"]), NAMES
+    st.sampled_from(["NVIDIA_VISIBLE_DEVICES", "NVIDIA_IMEX_CHANNELS", "AMD_VISIBLE_DEVICES", "CUDA_VERSION", "PATH"]),
+    NAMES,
 )
 VALUES = st.one_of(st.sampled_from(["all", "none", "void", "", "0", "nvidia.com/gpu=0", "9.0", "?"]), NAMES)
 
@@ -127,7 +128,8 @@ def test_every_request_contains_a_word_however_it_is_written(
     ],
 )
 def test_words_follow_the_settings(settings: dict[str, Any], more: set[str]) -> None:
-    expected = {"NVIDIA_", "CUDA_VERSION", "ocigpu/declared", "nvidia-container-devices", *passing.ESCAPES} | more
+    usual = {"NVIDIA_", "AMD_VISIBLE_DEVICES", "CUDA_VERSION", "ocigpu/declared", "nvidia-container-devices"}
+    expected = usual | {*passing.ESCAPES} | more
     assert set(passing.find_words(Settings(**settings))) == expected
 
 

@@ -9,7 +9,7 @@ import json
 import os
 
 from ocigpu.core.errors import CdiError
-from ocigpu.system.files import remove_drafts, replace_file
+from ocigpu.system.files import replace_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -168,7 +168,6 @@ def write_file(path: str, content: bytes) -> None:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     fd = os.open(directory or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        remove_drafts(fd)
         replace_file(name, content, 0o644, fd, durable=True)
     finally:
         os.close(fd)

@@ -5,6 +5,7 @@ directory, as in mode spec.  What needs a process stays a hook: then all of them
 """
 
 import os
+from binascii import crc32
 
 from ocigpu.bundle.declared import Declared, edit_of
 from ocigpu.bundle.hookless import BundleRoot
@@ -196,7 +197,8 @@ def _find_declared(
     loader = read_loader_facts(root_fd)
     compat = [command.container_root for command in own.commands if isinstance(command, EnableCudaCompat)]
     has_compat = any(exists_inside(root_fd, path) for path in compat)
-    files = tuple((spec.path, *_version(spec.path)) for spec in resolved.specs)
+    files = tuple((spec.path, crc32(spec.body), crc32(repr(spec.edits).encode())) for spec in resolved.specs)
+    words = crc32(repr((own.commands, edit.mounts)).encode())
 
     def make() -> "dict[str, Any]":
         return _declare(root_fd, gpus, targets, loader, edit, own, settings)._asdict()
@@ -205,7 +207,7 @@ def _find_declared(
     if has_compat or not stamp:  # what compatibility libraries mean is read from them
         return Declared(**make())
     try:
-        about = (edit.devices, own.settings, files, gpus, targets, loader)
+        about = (edit.devices, own.settings, files, words, gpus, targets, loader)
         return Declared(**find_answer("hooks", about, settings, make, stamp))
     except TypeError:  # kept by other code of this version
         return Declared(**make())
@@ -229,14 +231,6 @@ def _device_targets(own: OwnHooks) -> list[str]:
     return [link_target(target, path) for command in commands for target, path in command.device_links]
 
 
-def _version(path: str) -> tuple[int, ...]:
-    try:
-        status = os.stat(path)
-    except OSError as error:
-        raise NeedsHookError(f"{path}: {error.strerror}") from error
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
-
-
 def _declare(
     root_fd: int,
     gpus: "Sequence[tuple[str, int, int]]",
@@ -247,7 +241,7 @@ def _declare(
     settings: "Settings",
 ) -> Declared:
     from ocigpu.bundle.from_plan import declare
-    from ocigpu.core.actions import Bind, TextFile
+    from ocigpu.core.actions import Bind, Link, TextFile
     from ocigpu.core.facts import HostFacts
     from ocigpu.entry.cdi_hook import read_driver_proc
     from ocigpu.entry.cdi_hook_plan import HookFacts, gpu_minors, plan_hooks
@@ -272,7 +266,15 @@ def _declare(
     plan = plan_hooks(own.commands, facts, settings, masks=True)
     if any(isinstance(action, TextFile) and action.container_path == COMPAT_CONF for action in plan.actions):
         raise NeedsHookError("the image has CUDA compatibility libraries")
-    binds = [Bind(item["source"], item["destination"], (), "") for item in edit.mounts]
+    for action in plan.actions:
+        directory = action.container_path.rpartition("/")[0] if isinstance(action, Link) else ""
+        if directory == "/dev" or any(path.startswith(f"{directory}/") for path in edit.nodes if directory):
+            raise NeedsHookError(f"a link is beside nodes in {directory}")
+    binds = [
+        Bind(item["source"], item["destination"], (), "")
+        for item in edit.mounts
+        if not item["destination"].startswith("/proc/")  # a simulated host's own is the only one that is meant there
+    ]
     declared = declare(plan._replace(actions=(*binds, *plan.actions)), HostFacts(libraries=tuple(libraries)))
     minors = gpu_minors(facts)
     denied = [(proc.gpu_major, gpu.minor) for gpu in proc.gpus if gpu.minor not in minors and proc.gpu_major >= 0]

@@ -209,6 +209,27 @@ def test_what_mode_spec_could_not_do_stays_a_hook(
     assert not (machine.rootfs / "etc/ld.so.cache").exists()
 
 
+def test_a_link_beside_nodes_stays_a_hook(machine: Machine, program: Path) -> None:
+    """A view of their directory would cover them."""
+    spec = json.loads(machine.spec.read_text())
+    words = ["--config", f"{machine.settings.simulation_root}/config.toml", "create-symlinks"]
+    spec["containerEdits"]["hooks"].append(hook(program, *words, "--link", "nvidia0::/dev/again"))
+    machine.spec.write_text(json.dumps(spec))
+    machine.write("0")
+    assert own_hooks(machine.start())
+    assert "a link is beside nodes in /dev" in machine.log.read_text()
+
+
+def test_a_mount_below_proc_is_not_taken_for_a_simulated_hosts(machine: Machine, tmp_path: Path) -> None:
+    (tmp_path / "cpuinfo").touch()
+    spec = json.loads(machine.spec.read_text())
+    mount = {"hostPath": str(tmp_path / "cpuinfo"), "containerPath": "/proc/cpuinfo", "options": ["ro", "bind"]}
+    spec["containerEdits"]["mounts"].append(mount)
+    machine.spec.write_text(json.dumps(spec))
+    machine.write("0")
+    assert "cpuinfo" not in json.dumps(machine.start()["hooks"])
+
+
 @pytest.mark.parametrize("name", [f"{LIBRARIES}/libcuda.so.1", "etc/ld.so.cache"])
 def test_an_image_with_something_else_in_the_place_needs_the_hook(machine: Machine, name: str) -> None:
     (machine.rootfs / name).write_text("the image's")
