@@ -43,7 +43,7 @@ def show_command(directory: str, json: bool = False) -> None:
         [
             ("host", f"SIMULATED host {host['directory']}: no real GPU"),
             ("settings", host["config"]),
-            ("driver", f"{host['driver_version']}, CUDA {host['cuda_version']}"),
+            ("driver", ", CUDA ".join(filter(None, (host["driver_version"], host["cuda_version"])))),
             ("nodes", host["nodes"]),
             ("majors", ", ".join(f"{name} {major}" for name, major in host["majors"].items() if major)),
             ("sockets", ", ".join(host["sockets"]) or "none"),
