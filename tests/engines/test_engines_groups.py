@@ -11,7 +11,7 @@ from support import requirements
 from support.bundle import give_to
 from support.fixtures import MakeBundle
 from support.process import Completed, explain, run
-from support.product import PROGRAMS, RUNTIME, SimulatedHost, make_simulated_host
+from support.product import PROGRAMS, PublicCopy, SimulatedHost, make_simulated_host
 from support.runtimes import answers, container_id, probe, run_container
 
 pytestmark = [pytest.mark.root, pytest.mark.engine]
@@ -25,8 +25,10 @@ MODES = pytest.mark.parametrize("mode", ["hook", "spec", "cdi"])
 class Groups:
     """Runs containers of user 1000 on a host whose nodes are of groups."""
 
-    def __init__(self, host: SimulatedHost, environment: dict[str, str], make: MakeBundle, directory: Path) -> None:
-        self.host, self.base, self.make, self.directory = host, environment, make, directory
+    def __init__(
+        self, host: SimulatedHost, environment: dict[str, str], make: MakeBundle, directory: Path, copy: PublicCopy
+    ) -> None:
+        self.host, self.base, self.make, self.directory, self.copy = host, environment, make, directory, copy
         names = os.listdir(host.directory / "dev/dri")
         card, render = (sorted(name for name in names if name.startswith(kind))[0] for kind in ("card", "renderD"))
         self.nodes = ["/dev/nvidiactl", "/dev/nvidia0", f"/dev/dri/{card}", f"/dev/dri/{render}"]
@@ -40,11 +42,12 @@ class Groups:
         if mode == "cdi":
             (self.directory / "specs").mkdir()
             command = [PROGRAMS / "ocigpu", "cdi", "generate", "--quiet", "--config", self.host.settings]
+            command += ["--nvidia-cdi-hook-path", self.copy.runtime.with_name("ocigpu-hook")]  # users start it, too
             run([*command, "--output", self.directory / "specs/nvidia.json"])
         return {**environment, "OCIGPU_CONFIG": str(settings)}
 
     def start(
-        self, env: dict[str, str], edit: Callable[[dict[str, Any]], None] | None = None, runtime: Path = RUNTIME
+        self, env: dict[str, str], edit: Callable[[dict[str, Any]], None] | None = None, runtime: Path | str = ""
     ) -> Completed:
         def as_user(config: dict[str, Any]) -> None:
             config["process"]["user"] = {"uid": 1000, "gid": 1000}
@@ -55,7 +58,7 @@ class Groups:
         mappings = json.loads((bundle / "config.json").read_text())["linux"].get("uidMappings")
         if mappings:
             give_to(bundle / "rootfs", mappings[0]["hostID"], mappings[0]["hostID"])
-        return run_container([runtime], bundle, container_id(), env=env, cgroup="v2")
+        return run_container([runtime or self.copy.runtime], bundle, container_id(), env=env, cgroup="v2")
 
     def opened(self, *arguments: Any, **more: Any) -> list[str]:
         """Return what opening each node says: ENXIO where it is allowed, since no driver is behind it."""
@@ -78,9 +81,13 @@ def host_of_groups(session_directory: Path) -> SimulatedHost:
 
 @pytest.fixture
 def groups(
-    host_of_groups: SimulatedHost, runtime_environment: dict[str, str], make_bundle: MakeBundle, work_directory: Path
+    host_of_groups: SimulatedHost,
+    runtime_environment: dict[str, str],
+    make_bundle: MakeBundle,
+    work_directory: Path,
+    public_copy: PublicCopy,
 ) -> Groups:
-    return Groups(host_of_groups, runtime_environment, make_bundle, work_directory)
+    return Groups(host_of_groups, runtime_environment, make_bundle, work_directory, public_copy)
 
 
 @RUNTIMES

@@ -7,9 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.product import python_of_nobody
 
 from ocigpu.gpus.nvidia.discover import read_host_facts
 from ocigpu.sim.create import create_host
+from ocigpu.sim.libraries import library_triplet
 from ocigpu.sim.made import describe_host
 from ocigpu.sim.models import MODELS, Model, sim_uuid
 from ocigpu.system.settings_file import read_settings
@@ -273,7 +275,7 @@ print(ask(n.nvmlGpmQueryIfStreamingEnabled, gpus[0]))
 
 
 @pytest.mark.root
-def test_nobody_but_the_owner_of_the_host_changes_it(run_python: RunPython, sim_host: Path) -> None:
+def test_nobody_but_the_owner_of_the_host_changes_it(sim_host: Path, work_directory: Path) -> None:
     script = """
 instance = gi_by_id(gpus[0], 1)
 part = n.nvmlGpuInstanceGetComputeInstanceById(instance, 0)
@@ -282,8 +284,10 @@ for call in ((n.nvmlDeviceSetMigMode, gpus[0], 1), (make_gi, gpus[0], 19),
     print(ask(*call))
 print(migs(gpus[0]))
 """
-    prefix = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
-    done = run_python(BEGIN + script, prefix=prefix)
+    (work_directory / "clone").mkdir()
+    command = [*python_of_nobody(work_directory / "clone"), "-c", BEGIN + script]
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(sim_host / "usr/lib" / library_triplet())}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert done.stderr == ""
     assert done.stdout.splitlines() == [*["Insufficient Permissions"] * 4, "['1g.10gb', '1g.10gb', '3g.40gb']"]
 
