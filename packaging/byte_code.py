@@ -10,14 +10,13 @@ import os
 import sys
 
 ROOMS = ("core", "system", "gpus", "cdi", "provision", "bundle", "entry")
-Modules = dict[str, tuple[str, int, int, int, int]]
 PROGRAMS = ("__init__.py", "runtime.py", "hook.py")
 
 
 def main(directory: str, installed: str = "") -> None:
     """Write the file, as a whole; one that is there is replaced."""
     package = f"{directory}/ocigpu"
-    modules: Modules = {}
+    modules: dict[str, tuple[str, int, int, int, int]] = {}
     codes: list[bytes] = []
     at = 0
     for path in sources(package):
@@ -34,18 +33,10 @@ def main(directory: str, installed: str = "") -> None:
     with open(f"{package}/entry/image.py", "rb") as file:
         first = compile(file.read(), "image", "exec", dont_inherit=True)
     os.makedirs(f"{package}/__pycache__", exist_ok=True)
-    head = marshal.dumps(first)
-    begin = len(head) + len(marshal.dumps(shifted(modules, 1 << 28)))  # numbers of 32 bits are equally long
     target = f"{package}/__pycache__/hot.{sys.implementation.cache_tag}"
     with open(f"{target}.{os.getpid()}", "wb") as file:
-        file.write(head + marshal.dumps(shifted(modules, begin)) + b"".join(codes))
+        file.write(marshal.dumps(first) + marshal.dumps(modules) + b"".join(codes))
     os.replace(file.name, target)
-
-
-def shifted(modules: Modules, begin: int) -> Modules:
-    return {
-        name: (path, size, seconds, begin + at, length) for name, (path, size, seconds, at, length) in modules.items()
-    }
 
 
 def without_docstrings(tree: ast.Module) -> ast.Module:

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 class ModuleImage:
     """Finder and loader (importlib.abc) of the modules of an image.
 
-    ``base``: the directory in which the package is, with a slash.  ``file``: the open image.  ``modules``: by name, the
-    path of the source below ``base``, its size and its time in whole seconds, 0 where that does not count, and where in
-    the file its code begins and how long it is.
+    ``base``: the directory in which the package is, with a slash.  ``file``: the open image, read up to where the codes
+    begin.  ``modules``: by name, the path of the source below ``base``, its size and its time in whole seconds, 0 where
+    that does not count, and where among the codes its own begins and how long it is.
     """
 
     def __init__(self, base: str, file: "Any", modules: "dict[str, tuple[str, int, int, int, int]]") -> None:
@@ -30,6 +30,7 @@ class ModuleImage:
         self.path = file.name
         self.modules = modules
         self.fd = -1
+        self.codes = file.tell()
         status = fstat(file.fileno())
         self.identity = status.st_dev, status.st_ino
 
@@ -79,7 +80,7 @@ class ModuleImage:
     def exec_module(self, module: "ModuleType") -> None:
         """Execute a module's code in its namespace."""
         _, _, _, begin, length = self.modules[module.__name__]
-        exec(loads(pread(self.fd, length, begin)), module.__dict__)  # noqa: S102, S302
+        exec(loads(pread(self.fd, length, self.codes + begin)), module.__dict__)  # noqa: S102, S302
 
 
 def use_image(file: "Any", load: "Any", base: str) -> None:

@@ -37,7 +37,7 @@ GOOD = {
     "empty tables": "[driver]\n[runtime]\n[hook]\n[features]\n[simulation]",
     "runtimes": '[runtime]\nruntimes = ["crun", "/usr/bin/runc"]',
     "no runtimes": "[runtime]\nruntimes = []",
-    "runtime log": '[runtime]\nlog = "/var/log/ocigpu.system.log"\nlog-level = "debug"',
+    "runtime log": '[runtime]\nlog = "/var/log/ocigpu.log"\nlog-level = "debug"',
     "hook": '[hook]\npath = "/usr/bin/ocigpu-hook"\nlog = "/var/log/hook.log"',
     "features": "[features]\nignore-imex-channel-requests = true",
     "simulation": '[simulation]\nroot = "/tmp/gpus"',

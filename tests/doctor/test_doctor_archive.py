@@ -65,8 +65,8 @@ def archive(broken: Broken, run: Run, tmp_path: Path) -> dict[str, str]:
         file.write(LOG)
     (root / "proc/cmdline").write_text(CMDLINE)
     (root / "etc/ocigpu").mkdir()
-    (root / "etc/ocigpu/config.toml").write_text('[runtime]\nlog = "/var/log/ocigpu.system.log"\n')
-    (root / "var/log/ocigpu.system.log").write_text(f'{{"msg": "args", "env": "SECRET_KEY={SECRET}"}}\n')
+    (root / "etc/ocigpu/config.toml").write_text('[runtime]\nlog = "/var/log/ocigpu.log"\n')
+    (root / "var/log/ocigpu.log").write_text(f'{{"msg": "args", "env": "SECRET_KEY={SECRET}"}}\n')
     path = tmp_path / "support.tar.gz"
     code, out, err = run("doctor", "--root", root, "--bundle", path)
     assert (code, err) == (4, "")
