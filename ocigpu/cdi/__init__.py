@@ -2,10 +2,10 @@
 
 A specification is handled as plain JSON data with canonical field names ("spec" in names of variables).
 
-* read: ``document`` (``yaml_child``), then ``check`` (``values``, ``names``, ``versions``);
-* given to containers: ``request``, ``registry`` (``cache``), ``inject``;
-* generated: ``sources`` make a ``draft`` with ``edits``, ``generate`` a specification of it, ``write`` a file;
-  ``refresh`` keeps that up to date;
-* for people: ``compare``, ``transform``;
-* hooks of specifications: ``hook_words``, ``hook_plan``, ``hook_command``.
+* read: ``document`` (``yaml_child``), then ``check`` (``values``, ``versions``);
+* resolved for containers: ``registry`` (``cache``), ``conditions``; :mod:`ocigpu.bundle.inject` gives them;
+* generated: ``edits`` of what a vendor's folder offers, ``generate`` a specification of it, ``write`` a file;
+  ``refresh`` and ``watch`` keep that up to date;
+* for people: ``compare``, ``transform``, ``loader_links``;
+* hooks of specifications: ``hook_words``; :mod:`ocigpu.entry` carries them out.
 """

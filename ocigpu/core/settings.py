@@ -166,25 +166,26 @@ def _unknown(name: str, known: list[str], path: str) -> SettingsError:
 
 
 def _value(key: Key, value: "Any", path: str) -> "Any":
-    wrong = SettingsError("OCIGPU-SET-2", f"{path}: {key.name}: expected a {key.kind}, found {_shown(value)}", "")
-    if key.kind == "bool":
-        if not isinstance(value, bool):
-            raise wrong
-        return value
-    if key.kind in ("list", "paths"):
-        if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
-            raise wrong
-        for item in value if key.kind == "paths" else ():
-            if problem := find_problem(key, item):
-                raise SettingsError("OCIGPU-SET-2", f"{path}: {key.name}: {problem}", "")
-        return tuple(value)
-    if not isinstance(value, str) or "\0" in value:
-        raise wrong
-    if key.name == "ldconfig":
-        value = value.removeprefix("@")  # the vendor's mark for "a path of the host": here it always is
-    if problem := find_problem(key, value):
+    problem = ""
+    if not _is_of_kind(key.kind, value):
+        problem = f"expected a {key.kind}, found {_shown(value)}"
+    elif key.kind == "paths":
+        problem = next(filter(None, (find_problem(key, item) for item in value)), "")
+    elif isinstance(value, str):
+        if key.name == "ldconfig":
+            value = value.removeprefix("@")  # the vendor's mark for "a path of the host": here it always is
+        problem = find_problem(key, value)
+    if problem:
         raise SettingsError("OCIGPU-SET-2", f"{path}: {key.name}: {problem}", "")
-    return value
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _is_of_kind(kind: str, value: "Any") -> bool:
+    if kind == "bool":
+        return isinstance(value, bool)
+    if kind in ("list", "paths"):
+        return isinstance(value, list) and all(isinstance(item, str) and item for item in value)
+    return isinstance(value, str) and "\0" not in value
 
 
 def find_problem(key: Key, text: str) -> str:
