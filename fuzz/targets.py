@@ -32,7 +32,7 @@ from ocigpu.core.facts import HostFacts, facts_from_json, facts_to_json, to_data
 from ocigpu.entry import state
 from ocigpu.entry.arguments import parse_arguments
 from ocigpu.entry.pass_through import find_words
-from ocigpu.gpus import cached, elf, fingerprint, kept, patterns, pci
+from ocigpu.gpus import cached, elf, fingerprint, kept, patterns, pci, tree
 from ocigpu.gpus.amd import facts as amd
 from ocigpu.gpus.ldcache import parse_ldcache
 from ocigpu.gpus.nvidia import gpus, nvml, procfs, require
@@ -409,7 +409,7 @@ def fuzz_proc(data: bytes) -> None:
     assert procfs.parse_capability(text)[1] <= 0o777
     gpu = procfs.parse_information(text, text[:40])
     if gpu is not None:
-        assert procfs.normal_bus_id(gpu.bus_id) == gpu.bus_id
+        assert tree.normal_bus_id(gpu.bus_id) == gpu.bus_id
         rawjson.dump(facts_to_json(HOST._replace(gpus=gpus.gpus_from_procfs((gpu,)))))
     amd.parse_properties(text)
     entries, _ = tegra.parse_csv(text)

@@ -9,6 +9,7 @@ import pytest
 from support import requirements
 
 from ocigpu.core.errors import HostError
+from ocigpu.core.facts import Permissions
 from ocigpu.gpus.nvidia.kmods import load_modules, missing_modules
 from ocigpu.gpus.nvidia.nodes import (
     CapabilityNode,
@@ -20,7 +21,7 @@ from ocigpu.gpus.nvidia.nodes import (
     plan_nodes,
     read_driver,
 )
-from ocigpu.gpus.nvidia.procfs import Permissions, ProcGpu
+from ocigpu.gpus.nvidia.procfs import ProcGpu
 from ocigpu.gpus.tree import Roots
 
 MAJORS = (("nvidia", 195), ("nvidia-uvm", 507), ("nvidia-caps", 236))

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from ocigpu.core.errors import HostError, OcigpuError, RequestError
 from ocigpu.core.facts import Gpu, HostFacts, MigDevice
-from ocigpu.gpus.nvidia.selection import Selection, select_devices
-from ocigpu.gpus.request import Request
+from ocigpu.gpus.nvidia.selection import select_devices
+from ocigpu.gpus.request import Request, Selection
 
 
 def gpu(index: int, *, mig: int = 0, mig_enabled: bool = False, error: str = "") -> Gpu:

@@ -30,6 +30,14 @@ class DeviceNode(NamedTuple):
     gid: int = 0
 
 
+class Permissions(NamedTuple):
+    """Permissions that a driver gives its nodes; ``mode`` holds permission bits."""
+
+    mode: int = 0o666
+    uid: int = 0
+    gid: int = 0
+
+
 class MigDevice(NamedTuple):
     """One MIG device: a compute instance of a GPU instance. ``gi_minor``/``ci_minor``: minors of nvidia-caps."""
 

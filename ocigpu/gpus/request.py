@@ -5,6 +5,8 @@ from ocigpu.core.errors import RequestError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, NamedTuple
+
+    from ocigpu.core.facts import Gpu, MigDevice
 else:
     from ocigpu.core.record import NamedTuple
 
@@ -41,6 +43,24 @@ class Request(NamedTuple):
     def vendor(self) -> str:
         """The vendor whose devices are asked for, by its name in :mod:`ocigpu.gpus.vendors`."""
         return "nvidia"
+
+
+class Selection(NamedTuple):
+    """What is given: whole ``gpus``, and ``mig_devices`` each with its parent, which is not in ``gpus`` for that.
+
+    ``notes``: warnings, a sentence each, about GPUs that were left out or given in parts.
+    """
+
+    gpus: "tuple[Gpu, ...]" = ()
+    mig_devices: "tuple[tuple[Gpu, MigDevice], ...]" = ()
+    notes: tuple[str, ...] = ()
+
+    def every_gpu(self) -> "tuple[Gpu, ...]":
+        """Return the whole GPUs, then the parents of the MIG devices, each once: what requirements apply to."""
+        distinct = {gpu.index: gpu for gpu in self.gpus}
+        for gpu, _ in self.mig_devices:
+            distinct.setdefault(gpu.index, gpu)
+        return tuple(distinct.values())
 
 
 def check_without_cdi(request: Request) -> None:

@@ -292,6 +292,26 @@ def read_bytes(path: str, limit: int) -> bytes | None:
         os.close(fd)
 
 
+def normal_bus_id(text: str) -> str:
+    """Return a PCI address as "00000000:3b:00.0": domain of 8 digits, lower case; "" for anything else."""
+    domain, _, rest = text.strip().lower().partition(":")
+    bus, _, slot = rest.partition(":")
+    device, _, function = slot.partition(".")
+    try:
+        numbers = [int(part, 16) for part in (domain, bus, device, function or "0")]
+    except ValueError:
+        return ""
+    if (
+        any(number < 0 for number in numbers)
+        or numbers[0] >> 32
+        or numbers[1] >> 8
+        or numbers[2] >> 5
+        or numbers[3] >> 3
+    ):
+        return ""
+    return f"{numbers[0]:08x}:{numbers[1]:02x}:{numbers[2]:02x}.{numbers[3]:x}"
+
+
 def small_number(text: str, default: int = -1) -> int:
     """Return a decimal number of at most ten digits, else the default."""
     return int(text) if len(text) <= 10 and text.isascii() and text.isdigit() else default

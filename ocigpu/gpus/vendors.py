@@ -11,9 +11,8 @@ if TYPE_CHECKING:
     from ocigpu.core.actions import Plan
     from ocigpu.core.facts import HostFacts, ImageFacts
     from ocigpu.core.settings import Settings
-    from ocigpu.gpus.nvidia.selection import Selection
     from ocigpu.gpus.offer import DeviceOffer, GenerateOptions
-    from ocigpu.gpus.request import Request
+    from ocigpu.gpus.request import Request, Selection
 
     Fingerprint = tuple[tuple[str, str], ...]
 else:

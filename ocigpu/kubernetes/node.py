@@ -10,9 +10,8 @@ from ocigpu.core.errors import HostError
 from ocigpu.core.facts import HostFacts
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.nvidia.discover import read_host_facts
-from ocigpu.gpus.nvidia.procfs import normal_bus_id
 from ocigpu.gpus.pci import NVIDIA_VENDOR, Function, read_functions
-from ocigpu.gpus.tree import find_roots
+from ocigpu.gpus.tree import find_roots, normal_bus_id
 from ocigpu.gpus.vfio.facts import GPU_CLASSES, VFIO_DRIVERS, read_vfio_facts
 from ocigpu.gpus.wsl.facts import is_wsl, read_wsl_facts
 from ocigpu.kubernetes.config import Configuration, PluginOptions

@@ -10,9 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ocigpu.core.facts import Gpu
-from ocigpu.gpus.nvidia.procfs import normal_bus_id
 from ocigpu.gpus.pci import sysfs_names
-from ocigpu.gpus.tree import read_text
+from ocigpu.gpus.tree import normal_bus_id, read_text
 from ocigpu.kubernetes.hardware import Hardware
 
 BOARD, SWITCH, SWITCHES, HOST_BRIDGE, SAME_CPU, OTHER_CPU = 60, 50, 40, 30, 20, 10

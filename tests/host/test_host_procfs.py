@@ -4,11 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ocigpu.core.facts import Permissions
 from ocigpu.gpus.nvidia.procfs import (
-    Permissions,
     ProcGpu,
     is_version,
-    normal_bus_id,
     parse_capability,
     parse_devices,
     parse_driver_version,
@@ -20,6 +19,7 @@ from ocigpu.gpus.nvidia.procfs import (
     read_proc_files,
     read_proc_gpus,
 )
+from ocigpu.gpus.tree import normal_bus_id
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,9 @@ from ocigpu.core.errors import HostError
 from ocigpu.core.facts import DeviceNode, Gpu, HostFacts
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.fingerprint import digest
-from ocigpu.gpus.nvidia.devices import NodeReader
-from ocigpu.gpus.nvidia.procfs import Permissions, normal_bus_id
+from ocigpu.gpus.nodes import NodeReader
 from ocigpu.gpus.pci import Function, bound_addresses, read_drm_directory, read_functions, read_number
-from ocigpu.gpus.tree import Roots, find_roots, list_names, node_tree, read_text
+from ocigpu.gpus.tree import Roots, find_roots, list_names, node_tree, normal_bus_id, read_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,8 +28,6 @@ GPU_CLASSES = (0x0300, 0x0302, 0x0380, 0x1200)
 """VGA, 3D and other display controllers; processing accelerators (Instinct)."""
 MAX_TOPOLOGY = 1024
 MAX_PLATFORM = 1024
-
-_CARD = Permissions(0o660)
 
 
 class KfdNode(NamedTuple):
@@ -79,7 +76,7 @@ def read_amd_facts(roots: Roots, all_functions: bool = True) -> AmdFacts:
     ``all_functions``: look for GPUs without amdgpu too, which takes a look at every function of the PCI bus.
     Raises HostError (OCIGPU-HOST-3) when a file of sysfs is there and cannot be read.
     """
-    reader = NodeReader(node_tree(roots), (), Permissions())
+    reader = NodeReader(node_tree(roots))
     addresses = bound_addresses(roots.sys, DRIVER)
     topology = read_topology(roots.sys)
     partitions = _read_partitions(roots.sys, topology)
@@ -90,9 +87,8 @@ def read_amd_facts(roots: Roots, all_functions: bool = True) -> AmdFacts:
         others = partitions.get(_slot_of(address), [])
         members = [(known, entries), *others]
         for position, (kfd, drm) in enumerate(members):
-            nodes = tuple(_drm_node(reader, *entry) for entry in drm)
             partition = position if others else -1
-            gpus.append(AmdGpu(address, partition, kfd.unique_id if kfd else 0, kfd is not None, nodes))
+            gpus.append(AmdGpu(address, partition, kfd.unique_id if kfd else 0, kfd is not None, reader.read_drm(drm)))
     gpus.sort(key=lambda gpu: not gpu.compute)
     unbound = tuple(
         function
@@ -204,10 +200,6 @@ def _slot_of(address: str) -> tuple[int, int]:
     if not bus_id:
         return -1, -1
     return int(bus_id[:8], 16), int(bus_id[9:11], 16) << 5 | int(bus_id[12:14], 16)
-
-
-def _drm_node(reader: NodeReader, name: str, major: int, minor: int) -> DeviceNode:
-    return reader.read(f"/dev/dri/{name}", major, minor, _CARD if name.startswith("card") else Permissions())
 
 
 def _read_kfd(sys: str, reader: NodeReader) -> DeviceNode | None:

@@ -8,8 +8,7 @@ from ocigpu.core.errors import HostError, RequestError, quoted
 from ocigpu.core.facts import Gpu, HostFacts, ImageFacts
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.amd.facts import nodes_of
-from ocigpu.gpus.nvidia.selection import Selection
-from ocigpu.gpus.request import Request, check_without_cdi
+from ocigpu.gpus.request import Request, Selection, check_without_cdi
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

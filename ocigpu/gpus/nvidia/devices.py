@@ -4,11 +4,8 @@ Minors are the driver's (README, chapter "Device nodes"): nvidiactl 255 and nvid
 nvidia-uvm 0 and nvidia-uvm-tools 1 of their own.
 """
 
-import os
-import stat
-
-from ocigpu.core.facts import DeviceNode, FeatureNodes, HostFile
-from ocigpu.gpus.nvidia.procfs import Permissions
+from ocigpu.core.facts import DeviceNode, FeatureNodes, HostFile, Permissions
+from ocigpu.gpus.nodes import NodeReader
 from ocigpu.gpus.pci import read_drm_numbers
 from ocigpu.gpus.tree import Tree, small_number
 
@@ -19,69 +16,21 @@ MODESET_MINOR = 254
 IMEX_DRIVER = "nvidia-caps-imex-channels"
 MAX_NODES = 4096
 
-_CARD = Permissions(0o660)
-_UNCHANGED = Permissions()
 
-
-class NodeReader:
-    """Reads nodes below a device root; ``notes`` collects what is odd about them.
+class DriverNodes(NodeReader):
+    """The nodes of NVIDIA's driver.
 
     ``loaded``: the kernel module is known to be loaded, whatever /proc/devices says.
     """
 
     def __init__(
-        self,
-        tree: Tree,
-        majors: tuple[tuple[str, int], ...],
-        permissions: Permissions,
-        loaded: bool = True,
+        self, tree: Tree, majors: tuple[tuple[str, int], ...], permissions: Permissions, loaded: bool = True
     ) -> None:
-        self.tree = tree
+        super().__init__(tree)
         self.majors = dict(majors)
         self.permissions = permissions
-        self.notes: list[str] = []
         self.gpu_major = self.majors.get("nvidia", self.majors.get("nvidia-frontend", GPU_MAJOR))
         self.loaded = loaded or "nvidia" in self.majors or "nvidia-frontend" in self.majors
-
-    def read(self, path: str, major: int, minor: int, permissions: Permissions = _UNCHANGED) -> DeviceNode:
-        """Return the node that belongs at ``path``; ``host_path`` is "" when there is none with this number."""
-        status = self._status(path)
-        if status is not None and stat.S_ISREG(status.st_mode):
-            return DeviceNode(path, self.tree.find(path), major, minor, *permissions)
-        if status is not None:
-            number = (os.major(status.st_rdev), os.minor(status.st_rdev))
-            if number == (major, minor):
-                return self._existing(path, status)
-            self.notes.append(
-                f"{self.tree.host(path)} is device {number[0]}:{number[1]}, not {major}:{minor}: not used"
-            )
-        return DeviceNode(path, "", major, minor, *permissions)
-
-    def read_existing(self, path: str) -> DeviceNode | None:
-        """Return the character device at ``path`` whatever its number, None when there is none."""
-        status = self._status(path)
-        return self._existing(path, status) if status is not None and stat.S_ISCHR(status.st_mode) else None
-
-    def _status(self, path: str) -> os.stat_result | None:
-        try:
-            status = os.lstat(self.tree.host(path))
-            if stat.S_ISLNK(status.st_mode):
-                status = os.lstat(self.tree.find(path))
-        except OSError:
-            return None
-        usable = stat.S_ISCHR(status.st_mode) or (self.tree.stand_in and stat.S_ISREG(status.st_mode))
-        return status if usable else None
-
-    def _existing(self, path: str, status: os.stat_result) -> DeviceNode:
-        return DeviceNode(
-            path,
-            self.tree.find(path),
-            os.major(status.st_rdev),
-            os.minor(status.st_rdev),
-            stat.S_IMODE(status.st_mode) & 0o777,
-            status.st_uid,
-            status.st_gid,
-        )
 
     def control_nodes(self) -> tuple[DeviceNode, ...]:
         """Return nvidiactl, nvidia-uvm, nvidia-uvm-tools and nvidia-modeset, those whose driver part is loaded."""
@@ -107,10 +56,7 @@ class NodeReader:
 
     def drm_nodes(self, sys: str, bus_id: str) -> tuple[DeviceNode, ...]:
         """Return the card and render nodes of a GPU."""
-        return tuple(
-            self.read(f"/dev/dri/{name}", major, minor, _CARD if name.startswith("card") else _UNCHANGED)
-            for name, major, minor in read_drm_numbers(sys, bus_id)
-        )
+        return self.read_drm(read_drm_numbers(sys, bus_id))
 
     def cap_node(self, minor: int, mode: int) -> DeviceNode | None:
         """Return the nvidia-caps node with this minor, None without that driver part."""

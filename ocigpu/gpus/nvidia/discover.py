@@ -8,7 +8,7 @@ import os
 from ocigpu.core.errors import HostError
 from ocigpu.core.facts import HostFacts
 from ocigpu.core.settings import Settings
-from ocigpu.gpus.nvidia.devices import NodeReader
+from ocigpu.gpus.nvidia.devices import DriverNodes
 from ocigpu.gpus.nvidia.files import read_binaries, read_configs, read_firmware, read_gds_files, read_sockets
 from ocigpu.gpus.nvidia.gpus import MigCapabilities, complete_mig, gpus_from_procfs, merge_gpus
 from ocigpu.gpus.nvidia.libraries import (
@@ -172,11 +172,11 @@ class _Discovery:
             notes=tuple(notes),
         )
 
-    def _reader(self, facts: HostFacts) -> NodeReader:
+    def _reader(self, facts: HostFacts) -> DriverNodes:
         params = next((file.content for file in facts.proc_files if file.name == "params"), "")
-        return NodeReader(self.dev, facts.majors, parse_permissions(params), bool(self.kernel))
+        return DriverNodes(self.dev, facts.majors, parse_permissions(params), bool(self.kernel))
 
-    def _read_nodes(self, facts: HostFacts, reader: NodeReader) -> HostFacts:
+    def _read_nodes(self, facts: HostFacts, reader: DriverNodes) -> HostFacts:
         imex_major, imex_nodes = reader.imex_nodes()
         return facts._replace(
             control_nodes=reader.control_nodes(),
@@ -185,11 +185,11 @@ class _Discovery:
             features=reader.features(read_gds_files(self.trees)),
         )
 
-    def _gpu_nodes(self, reader: NodeReader, minor: int, bus_id: str) -> "_GpuNodes":
+    def _gpu_nodes(self, reader: DriverNodes, minor: int, bus_id: str) -> "_GpuNodes":
         return reader.gpu_node(minor), reader.drm_nodes(self.roots.sys, bus_id) if bus_id else ()
 
     def _merge(
-        self, facts: HostFacts, reader: NodeReader, answer: NvmlAnswer, nodes: "dict[str, _GpuNodes]"
+        self, facts: HostFacts, reader: DriverNodes, answer: NvmlAnswer, nodes: "dict[str, _GpuNodes]"
     ) -> HostFacts:
         """Add the GPUs: what NVML says, what procfs says, and their nodes."""
         from_procfs = bool(answer.problem)
@@ -240,7 +240,7 @@ def read_feature_facts(settings: Settings) -> HostFacts:
     roots = find_roots(settings)
     params = read_text(f"{roots.proc}/driver/nvidia/params") or ""
     majors = parse_devices(read_text(f"{roots.proc}/devices") or "")
-    reader = NodeReader(Tree(roots.dev, roots.stand_in), majors, parse_permissions(params))
+    reader = DriverNodes(Tree(roots.dev, roots.stand_in), majors, parse_permissions(params))
     imex_major, imex_nodes = reader.imex_nodes()
     return HostFacts(
         driver_root=roots.driver or "/",

@@ -1,11 +1,11 @@
 """What facts and specifications of the NVIDIA driver depend on."""
 
+from ocigpu.core.facts import Permissions
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.fingerprint import digest
-from ocigpu.gpus.nvidia.devices import IMEX_DRIVER, MAX_NODES, NodeReader
+from ocigpu.gpus.nvidia.devices import IMEX_DRIVER, MAX_NODES, DriverNodes
 from ocigpu.gpus.nvidia.gpus import MigCapabilities
 from ocigpu.gpus.nvidia.procfs import (
-    Permissions,
     ProcGpu,
     parse_devices,
     parse_permissions,
@@ -56,7 +56,7 @@ def _mig_devices(roots: Roots, tree: Tree, gpus: tuple[ProcGpu, ...]) -> list[st
 
     The driver makes their capability directories with the instances.  Their minors follow from their ids.
     """
-    capabilities = MigCapabilities(roots.proc, f"{roots.proc}/driver/nvidia", NodeReader(tree, (), Permissions()))
+    capabilities = MigCapabilities(roots.proc, f"{roots.proc}/driver/nvidia", DriverNodes(tree, (), Permissions()))
     found = []
     for gpu in gpus:
         for gpu_instance in capabilities.gpu_instances(gpu.minor):

@@ -1,7 +1,7 @@
 """One list of GPUs out of what NVML and procfs say, and the MIG devices' capabilities."""
 
 from ocigpu.core.facts import DeviceNode, Gpu, MigDevice
-from ocigpu.gpus.nvidia.devices import NodeReader
+from ocigpu.gpus.nvidia.devices import DriverNodes
 from ocigpu.gpus.nvidia.procfs import MIG_MINORS_LIMIT, ProcGpu, parse_capability, parse_mig_minors
 from ocigpu.gpus.tree import list_names, read_text, small_number
 
@@ -76,7 +76,7 @@ class MigCapabilities:
     "gpu0/mig/gi1/access", and "config" is "mig/config".
     """
 
-    def __init__(self, proc: str, proc_driver: str, reader: NodeReader) -> None:
+    def __init__(self, proc: str, proc_driver: str, reader: DriverNodes) -> None:
         self.nodes: dict[str, DeviceNode] = {}
         self._reader = reader
         self._directory = f"{proc_driver}/capabilities"

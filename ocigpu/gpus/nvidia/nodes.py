@@ -14,10 +14,10 @@ import os
 import stat
 
 from ocigpu.core.errors import HostError
+from ocigpu.core.facts import Permissions
 from ocigpu.gpus.nvidia.devices import CONTROL_MINOR, IMEX_DRIVER, MODESET_MINOR
 from ocigpu.gpus.nvidia.procfs import (
     MIG_MINORS_LIMIT,
-    Permissions,
     ProcGpu,
     list_capabilities,
     parse_devices,

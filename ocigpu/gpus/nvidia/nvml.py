@@ -9,8 +9,8 @@ import os
 from ocigpu.core import rawjson
 from ocigpu.core.errors import printable
 from ocigpu.core.facts import Gpu, MigDevice
-from ocigpu.gpus.nvidia.procfs import is_version, normal_bus_id
-from ocigpu.gpus.tree import Roots
+from ocigpu.gpus.nvidia.procfs import is_version
+from ocigpu.gpus.tree import Roots, normal_bus_id
 from ocigpu.system.child import Child
 
 TYPE_CHECKING = False

@@ -20,9 +20,9 @@ from ocigpu.gpus.nvidia.plan import (
     plan_selection,
 )
 from ocigpu.gpus.nvidia.request import MAX_IMEX_CHANNEL
-from ocigpu.gpus.nvidia.selection import Selection, select_devices
+from ocigpu.gpus.nvidia.selection import select_devices
 from ocigpu.gpus.offer import VOID, CompatTerms, DeviceOffer, OfferedDevice, choose_names
-from ocigpu.gpus.request import Request
+from ocigpu.gpus.request import Request, Selection
 from ocigpu.gpus.tree import Tree, small_number
 
 TYPE_CHECKING = False

@@ -30,9 +30,9 @@ from ocigpu.core.facts import (
 )
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.nvidia.require import check_requirements
-from ocigpu.gpus.nvidia.selection import Selection, select_devices
+from ocigpu.gpus.nvidia.selection import select_devices
 from ocigpu.gpus.nvidia.views import PROC_DRIVER, application_profile, proc_view, proc_view_by_masks
-from ocigpu.gpus.request import Request
+from ocigpu.gpus.request import Request, Selection
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ Text that does not parse is passed over; a file that is there and cannot be read
 import os
 import stat
 
-from ocigpu.core.facts import ProcFile
-from ocigpu.gpus.tree import TEXT_LIMIT, list_names, read_text, small_number
+from ocigpu.core.facts import Permissions, ProcFile
+from ocigpu.gpus.tree import TEXT_LIMIT, list_names, normal_bus_id, read_text, small_number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,14 +19,6 @@ else:
 MIG_MINORS_LIMIT = 1 << 20
 """Bytes read of mig-minors: it lists every possible instance of 32 GPUs, about 100 KiB."""
 MAX_GPUS = 256
-
-
-class Permissions(NamedTuple):
-    """Permissions that the driver gives its nodes; ``mode`` holds permission bits."""
-
-    mode: int = 0o666
-    uid: int = 0
-    gid: int = 0
 
 
 class ProcGpu(NamedTuple):
@@ -113,26 +105,6 @@ def parse_capability(text: str) -> tuple[int, int]:
     return small_number(fields.get("DeviceFileMinor", "")), small_number(
         fields.get("DeviceFileMode", ""), 0o400
     ) & 0o777
-
-
-def normal_bus_id(text: str) -> str:
-    """Return a PCI address as "00000000:3b:00.0": domain of 8 digits, lower case; "" for anything else."""
-    domain, _, rest = text.strip().lower().partition(":")
-    bus, _, slot = rest.partition(":")
-    device, _, function = slot.partition(".")
-    try:
-        numbers = [int(part, 16) for part in (domain, bus, device, function or "0")]
-    except ValueError:
-        return ""
-    if (
-        any(number < 0 for number in numbers)
-        or numbers[0] >> 32
-        or numbers[1] >> 8
-        or numbers[2] >> 5
-        or numbers[3] >> 3
-    ):
-        return ""
-    return f"{numbers[0]:08x}:{numbers[1]:02x}:{numbers[2]:02x}.{numbers[3]:x}"
 
 
 def parse_information(text: str, name: str) -> ProcGpu | None:

@@ -3,13 +3,11 @@
 from ocigpu.core.errors import HostError, RequestError, printable, quoted
 from ocigpu.core.facts import Gpu, HostFacts, MigDevice
 from ocigpu.gpus.nvidia.request import WORDS, pci_address
-from ocigpu.gpus.request import Request, check_without_cdi
+from ocigpu.gpus.request import Request, Selection, check_without_cdi
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import NamedTuple, TypeAlias
-else:
-    from ocigpu.core.record import NamedTuple
+    from typing import TypeAlias
 
 MIN_PREFIX = 4
 """Hex digits that a shortened UUID must have at least."""
@@ -18,25 +16,6 @@ DISPLAY_ONLY = ("DGX Display", "NVIDIA DGX Display")
 """Models that drive the monitor of a workstation and compute nothing: not among "all", as with NVIDIA's tools."""
 
 _SHOWN = 8  # devices listed in one message
-
-
-class Selection(NamedTuple):
-    """What is given: whole ``gpus``, and ``mig_devices`` each with its parent, which is not in ``gpus`` for that.
-
-    ``notes``: warnings, a sentence each, about GPUs that were left out or given in parts.
-    """
-
-    gpus: tuple[Gpu, ...] = ()
-    mig_devices: tuple[tuple[Gpu, MigDevice], ...] = ()
-    notes: tuple[str, ...] = ()
-
-    def every_gpu(self) -> tuple[Gpu, ...]:
-        """Return the whole GPUs, then the parents of the MIG devices, each once: what requirements apply to."""
-        distinct = {gpu.index: gpu for gpu in self.gpus}
-        for gpu, _ in self.mig_devices:
-            distinct.setdefault(gpu.index, gpu)
-        return tuple(distinct.values())
-
 
 if TYPE_CHECKING:
     Target: TypeAlias = tuple[Gpu, MigDevice | None]

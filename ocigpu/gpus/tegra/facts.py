@@ -6,13 +6,13 @@ with the types dev, dir, lib and sym.
 
 import os
 
-from ocigpu.core.facts import DeviceNode, HostFile
+from ocigpu.core.facts import DeviceNode, HostFile, Permissions
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.elf import read_elf
 from ocigpu.gpus.fingerprint import digest
-from ocigpu.gpus.nvidia.devices import NodeReader
+from ocigpu.gpus.nvidia.devices import DriverNodes
 from ocigpu.gpus.nvidia.nvml import NvmlAnswer, start_nvml
-from ocigpu.gpus.nvidia.procfs import Permissions, parse_devices
+from ocigpu.gpus.nvidia.procfs import parse_devices
 from ocigpu.gpus.patterns import expand, matches_name, matches_path
 from ocigpu.gpus.tree import MAX_LINKS, Roots, Tree, find_roots, read_text
 
@@ -154,7 +154,7 @@ class _Reader:
         host = self.driver if roots.host == roots.driver else Tree(roots.host)
         self.places = [(self.driver, ""), *((host, directory.rstrip("/")) for directory in search), (host, "")]
         majors = parse_devices(read_text(f"{roots.proc}/devices") or "")
-        self.devices = NodeReader(Tree(roots.dev, roots.stand_in), majors, Permissions())
+        self.devices = DriverNodes(Tree(roots.dev, roots.stand_in), majors, Permissions())
         self.nodes: dict[str, DeviceNode] = {}
         self.files: dict[str, HostFile] = {}
         self.links: dict[str, str] = {}
@@ -255,7 +255,7 @@ def ask_nvml(roots: Roots) -> NvmlAnswer | None:
 def read_gpu_nodes(roots: Roots, gpu: "Gpu") -> tuple[DeviceNode, ...]:
     """Return the node of a discrete GPU and its DRM nodes."""
     majors = parse_devices(read_text(f"{roots.proc}/devices") or "")
-    reader = NodeReader(Tree(roots.dev, roots.stand_in), majors, Permissions())
+    reader = DriverNodes(Tree(roots.dev, roots.stand_in), majors, Permissions())
     node = reader.gpu_node(gpu.minor)
     return (*((node,) if node else ()), *(reader.drm_nodes(roots.sys, gpu.bus_id) if gpu.bus_id else ()))
 

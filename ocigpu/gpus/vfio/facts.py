@@ -7,11 +7,10 @@ that a VFIO driver has when the kernel makes character devices for single functi
 
 import os
 
-from ocigpu.core.facts import DeviceNode
+from ocigpu.core.facts import DeviceNode, Permissions
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.fingerprint import digest
-from ocigpu.gpus.nvidia.devices import NodeReader
-from ocigpu.gpus.nvidia.procfs import Permissions
+from ocigpu.gpus.nodes import NodeReader
 from ocigpu.gpus.pci import NVIDIA_VENDOR, Function, bound_addresses, read_function, read_functions, read_number
 from ocigpu.gpus.tree import Roots, find_roots, list_names, node_tree, small_number
 
@@ -83,7 +82,7 @@ def read_vfio_facts(roots: Roots) -> VfioFacts:
 
 def _read(roots: Roots, functions: list[Function]) -> VfioFacts:
     tree = node_tree(roots)
-    reader = NodeReader(tree, (), Permissions())
+    reader = NodeReader(tree)
     candidates = tuple(_read_candidate(roots.sys, function, reader) for function in functions)
     numbers = {item.group for item in candidates if item.group >= 0 and item.function.driver in VFIO_DRIVERS}
     groups = tuple(_read_group(roots.sys, number, reader) for number in sorted(numbers))

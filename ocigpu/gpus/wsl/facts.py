@@ -5,8 +5,7 @@ import os
 from ocigpu.core.facts import DeviceNode, HostFile
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.fingerprint import digest
-from ocigpu.gpus.nvidia.devices import NodeReader
-from ocigpu.gpus.nvidia.procfs import Permissions
+from ocigpu.gpus.nodes import NodeReader
 from ocigpu.gpus.pci import read_number
 from ocigpu.gpus.tree import Tree, find_roots, node_tree, read_bytes
 
@@ -65,7 +64,7 @@ def read_wsl_facts(settings: Settings, chosen: "Sequence[str]") -> WslFacts:
     """Return what WSL has of the driver; ``chosen``: look at these stores only.  Needs no privilege."""
     roots = find_roots(settings)
     tree = Tree(roots.driver)
-    reader = NodeReader(node_tree(roots), (), Permissions())
+    reader = NodeReader(node_tree(roots))
     number = read_number(f"{roots.sys}/class/misc/dxg/dev")
     node = reader.read("/dev/dxg", *number) if number else reader.read_existing("/dev/dxg")
     smi = tree.find(f"{LIBRARIES}/{SMI}")

@@ -14,8 +14,7 @@ from typing import NamedTuple
 from ocigpu import __version__
 from ocigpu.core.errors import HostError, SettingsError, as_own_error
 from ocigpu.core.settings import Settings
-from ocigpu.gpus.nvidia.procfs import normal_bus_id
-from ocigpu.gpus.tree import find_roots
+from ocigpu.gpus.tree import find_roots, normal_bus_id
 from ocigpu.gpus.vfio.facts import read_vfio_facts
 from ocigpu.kubernetes.exporter.collectors import Collector, read_collectors
 from ocigpu.kubernetes.exporter.exposition import Picture, render, render_number
