@@ -7,20 +7,18 @@ obeyed or refused with a reason, none is read and forgotten.  Only :func:`read_c
 import fnmatch
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ocigpu.cdi.hook_words import HOOK_NAMES
 from ocigpu.core.errors import quoted
 from ocigpu.gpus.offer import FEATURE_FLAGS
 from ocigpu.kubernetes.options import (
     Option,
-    add_word,
-    find_value,
+    find_values,
     option_error,
+    read_flags,
     read_table,
     read_text,
-    read_value,
-    split_words,
 )
 from ocigpu.kubernetes.schema import FILE, MAX_BYTES, TABLE, ConfigFile, NamePattern, parse_config_file
 from ocigpu.kubernetes.sharing import Sharing, parse_sharing, resource_name
@@ -95,9 +93,7 @@ def configure(
     variable or key.
     """
     file = file or FILE()
-    document = file.model_dump(by_alias=True)
-    told = {option.name: _choose(option, flags, environment, document, where) for option in OPTIONS}
-    options = defaults._replace(**{name: value for name, value in told.items() if value is not None})
+    options = defaults._replace(**find_values(OPTIONS, flags, environment, file.model_dump(by_alias=True), where))
     sharing, warnings = parse_sharing(file.sharing, where)
     warnings += _check(options, sharing, where)
     return Configuration(
@@ -107,16 +103,6 @@ def configure(
         _patterns(file.resources.mig, f"{where}: resources.mig"),
         tuple(warnings),
     )
-
-
-def _choose(option: Option, flags: Mapping[str, str], environment: Mapping[str, str], document: Any, where: str) -> Any:
-    found = find_value(option, flags, environment)
-    if found is not None:
-        return found
-    value = document if option.key else None
-    for part in option.key.split(".") if option.key else ():
-        value = value.get(part) if value is not None else None
-    return None if value is None else read_value(option, value, f"{where}: {option.key}")
 
 
 def _patterns(entries: list[NamePattern] | None, where: str) -> tuple[tuple[str, str], ...]:
@@ -178,14 +164,9 @@ def parse_flags(words: Sequence[str], environment: Mapping[str, str], program: s
     """Return what the command line of one of our programs says; raises UsageError for words that it does not know."""
     variables = CONFIG_VARIABLES.get(program, ("CONFIG_FILE",))
     config = Option("config_file", "text", ("config-file",), variables, "")
-    flags: dict[str, str] = {}
-    file = next((environment[name] for name in variables if environment.get(name)), "")
-    options = (config, *(option for option in OPTIONS if program in option.programs))
-    for option, _, value in split_words(words, options, program):
-        if option is config:
-            file = value
-        else:
-            add_word(flags, option, value)
+    flags = read_flags(words, (config, *(option for option in OPTIONS if program in option.programs)), program)
+    default = next((environment[name] for name in variables if environment.get(name)), "")
+    file = flags.pop(config.name, default)
     return Told(flags, file)
 
 

@@ -4,7 +4,7 @@ import errno
 import math
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -65,9 +65,9 @@ def read_table(path: Path, defaults: Mapping[str, Any]) -> tuple[Option, ...]:
     )
 
 
-def option_error(where: str, message: str, hint: str | None = None, code: str = "OCIGPU-KUBE-1") -> SettingsError:
+def option_error(where: str, message: str, hint: str | None = None) -> SettingsError:
     """Return the error of a configuration: ``where`` is a file, variable or flag."""
-    return SettingsError(code, f"{printable(where, 300)}: {message}", hint)
+    return SettingsError("OCIGPU-KUBE-1", f"{printable(where, 300)}: {message}", hint)
 
 
 def read_text(path: str, limit: int, error: Callable[[str, str], SettingsError]) -> str:
@@ -81,13 +81,15 @@ def read_text(path: str, limit: int, error: Callable[[str, str], SettingsError])
         raise error(path, causes.get(wrong.errno or 0, str(wrong.strerror))) from wrong
 
 
-def split_words(words: Sequence[str], options: Sequence[Option], command: str) -> Iterator[tuple[Option, str, str]]:
-    """Yield option, flag and value of words such as "--name=value", "--name value", and "--name" for a bool.
+def read_flags(words: Sequence[str], options: Sequence[Option], command: str) -> dict[str, str]:
+    """Return the values of words such as "--name=value", "--name value", and "--name" for a bool, by option name.
 
-    Raises UsageError for words that it does not know.
+    One of a list that is given again adds to it, of others the last one counts.  Raises UsageError for words that it
+    does not know, SettingsError for a refused option.
     """
     known = {flag: option for option in options for flag in option.flags}
     see = f"see: ocigpu {command} --help"
+    found: dict[str, str] = {}
     left = list(words)
     while left:
         word = left.pop(0)
@@ -101,81 +103,99 @@ def split_words(words: Sequence[str], options: Sequence[Option], command: str) -
             raise UsageError(f"--{flag} needs a value", see)
         elif not equals:
             value = left.pop(0)
-        yield option, flag, value
+        _check_refused(option, value, f"--{flag}")
+        again = option.name in found and option.kind in ("list", "numbers")
+        found[option.name] = f"{found[option.name]},{value}" if again else value
+    return found
 
 
-def add_word(flags: dict[str, str], option: Option, value: str) -> None:
-    """Note a flag's value: one of a list that is given again adds to it, of others the last one counts."""
-    again = option.name in flags and option.kind in ("list", "numbers")
-    flags[option.name] = f"{flags[option.name]},{value}" if again else value
+def find_values(
+    options: Sequence[Option],
+    flags: Mapping[str, str],
+    environment: Mapping[str, str],
+    document: Mapping[str, Any] | None = None,
+    where: str = "",
+) -> dict[str, Any]:
+    """Return the values of the options that are told, by name: the flag, else the variable, else the file's key.
 
-
-def find_value(
-    option: Option, flags: Mapping[str, str], environment: Mapping[str, str], code: str = "OCIGPU-KUBE-1"
-) -> Any:
-    """Return the value of an option by its flag, else by its variable, None for neither; an empty variable is not set.
-
-    Raises SettingsError that names the flag or variable.
+    ``document``: the content of the file ``where``.  An empty variable is not set.  Raises SettingsError that names the
+    flag, variable or key.
     """
-    if option.name in flags:
-        return read_value(option, flags[option.name], f"--{option.flags[0]}", code)
-    variable = next((name for name in option.variables if environment.get(name)), "")
-    return read_value(option, environment[variable], variable, code) if variable else None
+    found = {}
+    for option in options:
+        variables = [name for name in option.variables if environment.get(name)]
+        for name in variables:
+            _check_refused(option, environment[name], name)
+        raw: Any = document if option.key else None
+        for part in option.key.split("."):
+            raw = raw.get(part) if raw is not None else None
+        place = f"{where}: {option.key}"
+        if option.name in flags:
+            raw, place = flags[option.name], f"--{option.flags[0]}"
+        elif variables:
+            raw, place = environment[variables[0]], variables[0]
+        if raw is not None and not option.refused:
+            found[option.name] = read_value(option, raw, place)
+    return found
 
 
-def read_value(option: Option, raw: Any, where: str, code: str = "OCIGPU-KUBE-1") -> Any:
+def _check_refused(option: Option, value: str, where: str) -> None:
+    if option.refused and value and value not in option.harmless and option.harmless != ANYTHING:
+        raise SettingsError("OCIGPU-KUBE-1", f"{where} {quoted(value)} is not supported: {option.refused}")
+
+
+def read_value(option: Option, raw: Any, where: str) -> Any:
     """Return what was written, text or data of a file, as the option's value; raises SettingsError."""
     if option.kind == "bool":
         if raw is True or raw in _TRUE:
             return True
         if raw is False or raw in _FALSE:
             return False
-        raise option_error(where, f"{shown(raw)} is neither true nor false", code=code)
+        raise option_error(where, f"{shown(raw)} is neither true nor false")
     if option.kind == "milliseconds":
         if not (is_number(raw) and 0 < int(raw[:12]) <= MAX_MILLISECONDS):
-            cause = f"{quoted(raw)} is not a number of milliseconds, 1 to {MAX_MILLISECONDS}"
-            raise option_error(where, cause, code=code)
+            raise option_error(where, f"{quoted(raw)} is not a number of milliseconds, 1 to {MAX_MILLISECONDS}")
         return int(raw) / 1000
     if option.kind in ("duration", "interval"):
         if option.kind == "duration" and raw == INFINITE:
             return math.inf
-        return parse_duration(raw, where, 1.0 if option.kind == "duration" else 1e-3, code)
+        return parse_duration(raw, where, 1.0 if option.kind == "duration" else 1e-3)
     if option.kind in ("list", "numbers"):
-        return _list(option, raw, where, code)
+        return _list(option, raw, where)
     if option.kind == "path" and raw and not str(raw).startswith("/"):
-        raise option_error(where, f"{shown(raw)} is not an absolute path", code=code)
-    return _chosen(option, raw, where, code)
+        raise option_error(where, f"{shown(raw)} is not an absolute path")
+    return _chosen(option, raw, where)
 
 
-def _list(option: Option, raw: Any, where: str, code: str) -> tuple[Any, ...]:
+def _list(option: Option, raw: Any, where: str) -> tuple[Any, ...]:
     parts = raw.split(",") if isinstance(raw, str) else raw
     if not isinstance(parts, list) or any(isinstance(part, (list, dict)) for part in parts):
-        raise option_error(where, f"{shown(raw)} is neither text nor a list of it", code=code)
+        raise option_error(where, f"{shown(raw)} is neither text nor a list of it")
     stripped = [part.strip() if isinstance(part, str) else part for part in parts]
     unique = dict.fromkeys(part for part in stripped if part != "")
     if option.kind == "numbers":
-        return tuple(_channel(part, where, code) for part in unique)
-    values = tuple(_chosen(option, part, where, code) for part in unique)
+        return tuple(_channel(part, where) for part in unique)
+    values = tuple(_chosen(option, part, where) for part in unique)
     if not values and option.choices:
-        raise option_error(where, "is empty", code=code)
+        raise option_error(where, "is empty")
     return values
 
 
-def _chosen(option: Option, raw: Any, where: str, code: str) -> str:
+def _chosen(option: Option, raw: Any, where: str) -> str:
     if not isinstance(raw, str):
-        raise option_error(where, f"{shown(raw)} is not text", code=code)
+        raise option_error(where, f"{shown(raw)} is not text")
     if option.choices and raw not in option.choices:
-        raise option_error(where, f"{quoted(raw)} is not one of {', '.join(option.choices)}", code=code)
+        raise option_error(where, f"{quoted(raw)} is not one of {', '.join(option.choices)}")
     return raw
 
 
-def _channel(raw: Any, where: str, code: str) -> int:
+def _channel(raw: Any, where: str) -> int:
     if not is_number(str(raw)) or len(str(raw)) > 7 or int(raw) > MAX_IMEX_CHANNEL:
-        raise option_error(where, f"{shown(raw)} is not a channel number from 0 to {MAX_IMEX_CHANNEL}", code=code)
+        raise option_error(where, f"{shown(raw)} is not a channel number from 0 to {MAX_IMEX_CHANNEL}")
     return int(raw)
 
 
-def parse_duration(raw: Any, where: str, least: float = 1.0, code: str = "OCIGPU-KUBE-1") -> float:
+def parse_duration(raw: Any, where: str, least: float = 1.0) -> float:
     """Return the seconds of a duration such as "60s" or "1m30s".
 
     A bare number is refused: NVIDIA's program takes it for nanoseconds, which nobody means.
@@ -184,11 +204,11 @@ def parse_duration(raw: Any, where: str, least: float = 1.0, code: str = "OCIGPU
     if not parts or "".join(number + unit for number, unit in parts) != raw:
         bare = isinstance(raw, (str, int)) and is_number(str(raw))
         hint = f'Write a unit: "{raw}s" for seconds.' if bare else 'Durations are written "60s", "1m30s".'
-        raise option_error(where, f"{shown(raw)} is not a duration", hint, code)
+        raise option_error(where, f"{shown(raw)} is not a duration", hint)
     seconds = sum(float(number) * _SECONDS[unit] for number, unit in parts)
     if not least <= seconds <= MAX_SECONDS:
         limit = "a second" if least == 1 else "a millisecond"
-        raise option_error(where, f"{quoted(raw)} is not a duration of {limit} or more", code=code)
+        raise option_error(where, f"{quoted(raw)} is not a duration of {limit} or more")
     return seconds
 
 

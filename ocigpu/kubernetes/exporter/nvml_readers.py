@@ -3,7 +3,7 @@
 Sources of numbers and units: nvml.h and NVIDIA's NVML API reference.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pynvml
@@ -15,37 +15,41 @@ from ocigpu.kubernetes.exporter.metrics import GPM_METRICS
 ALL_LINKS = 0xFFFFFFFF
 MIB = 1 << 20
 Values = dict[str, Any]
+Reader = Callable[[Any], Values]
 _DEV, _PROF = "DCGM_FI_DEV_", "DCGM_FI_PROF_"
 
 
-READERS: list[tuple[tuple[str, ...], Callable[[Any], Values]]] = []
+READERS: list[tuple[tuple[str, ...], Reader]] = []
 """The metrics that each function gives."""
 
 
-def _gives(*names: str, prefix: str = _DEV) -> Callable[[Callable[[Any], Values]], Callable[[Any], Values]]:
-    """Note that a function gives these metrics."""
+def _gives(*names: str, prefix: str = _DEV) -> Callable[[Callable[[Any], Sequence[Any]]], Reader]:
+    """Make a function that returns values in this order, None for what is unknown, one that returns them by metric."""
+    metrics = tuple(prefix + name for name in names)
 
-    def note(function: Callable[[Any], Values]) -> Callable[[Any], Values]:
-        READERS.append((tuple(prefix + name for name in names), function))
-        return function
+    def make(function: Callable[[Any], Sequence[Any]]) -> Reader:
+        def read(handle: Any) -> Values:
+            return dict(zip(metrics, function(handle), strict=True))
 
-    return note
+        READERS.append((metrics, read))
+        return read
+
+    return make
 
 
 @_gives("SM_CLOCK", "MEM_CLOCK", "VIDEO_CLOCK")
-def _clocks(handle: Any) -> Values:
-    domains = ((1, "SM_CLOCK"), (2, "MEM_CLOCK"), (3, "VIDEO_CLOCK"))
-    return {_DEV + name: try_(pynvml.nvmlDeviceGetClockInfo, handle, domain) for domain, name in domains}
+def _clocks(handle: Any) -> Sequence[Any]:
+    return [try_(pynvml.nvmlDeviceGetClockInfo, handle, domain) for domain in (1, 2, 3)]  # NVML_CLOCK_SM, MEM, VIDEO
 
 
 @_gives("GPU_UTIL", "MEM_COPY_UTIL")
-def _utilization(handle: Any) -> Values:
+def _utilization(handle: Any) -> Sequence[Any]:
     rates = pynvml.nvmlDeviceGetUtilizationRates(handle)
-    return {_DEV + "GPU_UTIL": rates.gpu, _DEV + "MEM_COPY_UTIL": rates.memory}
+    return rates.gpu, rates.memory
 
 
 @_gives("FB_TOTAL", "FB_FREE", "FB_USED", "FB_RESERVED", "FB_USED_PERCENT")
-def read_memory(handle: Any) -> Values:
+def read_memory(handle: Any) -> Sequence[Any]:
     try:
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
         reserved: int | None = memory.reserved
@@ -53,76 +57,56 @@ def read_memory(handle: Any) -> Values:
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
         reserved = None
     usable = memory.total - (reserved or 0)
-    return {
-        _DEV + "FB_TOTAL": memory.total // MIB,
-        _DEV + "FB_FREE": memory.free // MIB,
-        _DEV + "FB_USED": memory.used // MIB,
-        _DEV + "FB_RESERVED": reserved // MIB if reserved is not None else None,
-        _DEV + "FB_USED_PERCENT": round(memory.used / usable, 4) if usable else None,
-    }
+    share = round(memory.used / usable, 4) if usable else None
+    sizes = (memory.total, memory.free, memory.used, reserved)
+    return *(None if size is None else size // MIB for size in sizes), share
 
 
 @_gives("CLOCK_THROTTLE_REASONS", "CLOCKS_EVENT_REASONS")
-def read_clock_reasons(handle: Any) -> Values:
+def read_clock_reasons(handle: Any) -> Sequence[Any]:
     try:
         reasons = pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
     except pynvml.NVMLError:  # its name before driver 535
         reasons = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
-    return {_DEV + "CLOCK_THROTTLE_REASONS": reasons, _DEV + "CLOCKS_EVENT_REASONS": reasons}
+    return reasons, reasons
 
 
 _POLICIES = ("POWER", "THERMAL", "SYNC_BOOST", "BOARD_LIMIT", "LOW_UTIL", "RELIABILITY")  # NVML_PERF_POLICY_*: 0 to 5
 
 
 @_gives(*(f"{name}_VIOLATION" for name in _POLICIES))
-def _violations(handle: Any) -> Values:
-    found = ((name, try_(pynvml.nvmlDeviceGetViolationStatus, handle, policy)) for policy, name in enumerate(_POLICIES))
-    return {f"{_DEV}{name}_VIOLATION": status.violationTime if status else None for name, status in found}
+def _violations(handle: Any) -> Sequence[Any]:
+    found = [try_(pynvml.nvmlDeviceGetViolationStatus, handle, policy) for policy in range(len(_POLICIES))]
+    return [status.violationTime if status else None for status in found]
 
 
 @_gives("ECC_SBE_VOL_TOTAL", "ECC_DBE_VOL_TOTAL", "ECC_SBE_AGG_TOTAL", "ECC_DBE_AGG_TOTAL")
-def _ecc(handle: Any) -> Values:
-    kinds = (("SBE", 0), ("DBE", 1))  # NVML_MEMORY_ERROR_TYPE_CORRECTED, _UNCORRECTED
-    counters = (("VOL", 0), ("AGG", 1))
-    return {
-        f"{_DEV}ECC_{kind}_{counter}_TOTAL": try_(pynvml.nvmlDeviceGetTotalEccErrors, handle, number, which)
-        for kind, number in kinds
-        for counter, which in counters
-    }
+def _ecc(handle: Any) -> Sequence[Any]:
+    places = [(kind, counter) for counter in (0, 1) for kind in (0, 1)]  # NVML_MEMORY_ERROR_TYPE_CORRECTED is 0
+    return [try_(pynvml.nvmlDeviceGetTotalEccErrors, handle, *place) for place in places]
 
 
 @_gives("RETIRED_SBE", "RETIRED_DBE", "RETIRED_PENDING")
-def _retired(handle: Any) -> Values:
-    causes = ((0, "SBE"), (1, "DBE"))  # NVML_PAGE_RETIREMENT_CAUSE_*
-    pages = {name: try_(pynvml.nvmlDeviceGetRetiredPages, handle, cause) for cause, name in causes}
-    found: Values = {f"{_DEV}RETIRED_{name}": None if list_ is None else len(list_) for name, list_ in pages.items()}
-    found[_DEV + "RETIRED_PENDING"] = try_(pynvml.nvmlDeviceGetRetiredPagesPendingStatus, handle)
-    return found
+def _retired(handle: Any) -> Sequence[Any]:
+    pages = [try_(pynvml.nvmlDeviceGetRetiredPages, handle, cause) for cause in (0, 1)]  # NVML_PAGE_RETIREMENT_CAUSE_*
+    pending = try_(pynvml.nvmlDeviceGetRetiredPagesPendingStatus, handle)
+    return *(None if list_ is None else len(list_) for list_ in pages), pending
 
 
 @_gives("CORRECTABLE_REMAPPED_ROWS", "UNCORRECTABLE_REMAPPED_ROWS", "ROW_REMAP_PENDING", "ROW_REMAP_FAILURE")
-def _rows(handle: Any) -> Values:
-    correctable, uncorrectable, pending, failed = pynvml.nvmlDeviceGetRemappedRows(handle)
-    return {
-        _DEV + "CORRECTABLE_REMAPPED_ROWS": correctable,
-        _DEV + "UNCORRECTABLE_REMAPPED_ROWS": uncorrectable,
-        _DEV + "ROW_REMAP_PENDING": pending,
-        _DEV + "ROW_REMAP_FAILURE": failed,
-    }
+def _rows(handle: Any) -> Sequence[Any]:
+    rows: Sequence[Any] = pynvml.nvmlDeviceGetRemappedRows(handle)
+    return rows
 
 
 _ERROR_FIELDS = {"CRC_FLIT": 38, "CRC_DATA": 45, "REPLAY": 52, "RECOVERY": 59}
 
 
-@_gives("MEMORY_TEMP", "NVLINK_BANDWIDTH_TOTAL", *(f"NVLINK_{name}_ERROR_COUNT_TOTAL" for name in _ERROR_FIELDS))
-def _fields(handle: Any) -> Values:
+@_gives("MEMORY_TEMP", *(f"NVLINK_{name}_ERROR_COUNT_TOTAL" for name in _ERROR_FIELDS), "NVLINK_BANDWIDTH_TOTAL")
+def _fields(handle: Any) -> Sequence[Any]:
     wanted = [(82, 0), *((field, 0) for field in _ERROR_FIELDS.values()), (138, ALL_LINKS), (139, ALL_LINKS)]
-    answers = [_field(value) for value in pynvml.nvmlDeviceGetFieldValues(handle, wanted)]
-    memory, *errors, sent, received = answers
-    found = {f"{_DEV}NVLINK_{name}_ERROR_COUNT_TOTAL": value for name, value in zip(_ERROR_FIELDS, errors, strict=True)}
-    found[_DEV + "MEMORY_TEMP"] = memory
-    found[_DEV + "NVLINK_BANDWIDTH_TOTAL"] = None if sent is None or received is None else sent + received
-    return found
+    *counts, sent, received = (_field(value) for value in pynvml.nvmlDeviceGetFieldValues(handle, wanted))
+    return *counts, None if sent is None or received is None else sent + received
 
 
 def _field(value: Any) -> float | None:
@@ -135,21 +119,18 @@ def _field(value: Any) -> float | None:
 
 
 @_gives("VGPU_LICENSE_STATUS")
-def _license(handle: Any) -> Values:
+def _license(handle: Any) -> Sequence[Any]:
     features = pynvml.nvmlDeviceGetGridLicensableFeatures(handle)
-    if not features.isGridLicenseSupported or not features.licensableFeaturesCount:
-        return {}
     count = min(features.licensableFeaturesCount, len(features.gridLicensableFeatures))
     states = [features.gridLicensableFeatures[index].featureState for index in range(count)]
-    return {_DEV + "VGPU_LICENSE_STATUS": int(any(states))}
+    return (int(any(states)) if features.isGridLicenseSupported and states else None,)
 
 
 @_gives("PCIE_TX_BYTES", "PCIE_RX_BYTES", prefix=_PROF)
-def read_pcie_rates(handle: Any) -> Values:
+def read_pcie_rates(handle: Any) -> Sequence[Any]:
     """Each takes 20 ms: NVML counts for that long."""
-    sent = pynvml.nvmlDeviceGetPcieThroughput(handle, pynvml.NVML_PCIE_UTIL_TX_BYTES)
-    received = pynvml.nvmlDeviceGetPcieThroughput(handle, pynvml.NVML_PCIE_UTIL_RX_BYTES)
-    return {_PROF + "PCIE_TX_BYTES": sent * 1000, _PROF + "PCIE_RX_BYTES": received * 1000}
+    directions = (pynvml.NVML_PCIE_UTIL_TX_BYTES, pynvml.NVML_PCIE_UTIL_RX_BYTES)
+    return [pynvml.nvmlDeviceGetPcieThroughput(handle, direction) * 1000 for direction in directions]
 
 
 _PLAIN = {
@@ -170,12 +151,12 @@ _PLAIN = {
 }
 
 
-def _plain(name: str, function: Callable[[Any], Any]) -> Callable[[Any], Values]:
-    return lambda handle: {name: function(handle)}
+def _plain(function: Callable[[Any], Any]) -> Callable[[Any], Sequence[Any]]:
+    return lambda handle: (function(handle),)
 
 
 for _name, _function in _PLAIN.items():
-    _gives(_name)(_plain(_DEV + _name, _function))
+    _gives(_name)(_plain(_function))
 
 LABEL_READERS: dict[str, Callable[[Any], str]] = {
     _DEV + "BRAND": lambda handle: dict(enumerate(BRANDS)).get(pynvml.nvmlDeviceGetBrand(handle), "Unknown"),

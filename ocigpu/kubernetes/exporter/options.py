@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from ocigpu.core.errors import SettingsError, quoted
 from ocigpu.core.tokens import is_number
-from ocigpu.kubernetes.options import ANYTHING, Option, add_word, find_value, read_table, split_words
+from ocigpu.kubernetes.options import find_values, read_flags, read_table
 
 CODE = "OCIGPU-KUBE-4"
 
@@ -50,25 +50,14 @@ def parse_options(words: Sequence[str], environment: Mapping[str, str]) -> Expor
     Raises UsageError for what is no flag, and SettingsError (OCIGPU-KUBE-4) that names the flag or variable whose value
     is refused.
     """
-    for option in REFUSED:
-        for name in option.variables:
-            _check_refused(option, environment.get(name, ""), name)
-    flags: dict[str, str] = {}
-    for option, flag, value in split_words(words, _TABLE, "exporter"):
-        if option.refused:
-            _check_refused(option, value, f"--{flag}")
-        else:
-            add_word(flags, option, value)
-    found = {option.name: find_value(option, flags, environment, CODE) for option in OPTIONS}
-    options = ExporterOptions(**{name: value for name, value in found.items() if value is not None})
+    try:
+        options = ExporterOptions(**find_values(_TABLE, read_flags(words, _TABLE, "exporter"), environment))
+    except SettingsError as error:
+        error.code = CODE
+        raise
     parse_devices(options.devices)
     parse_address(options.address)
     return options
-
-
-def _check_refused(option: Option, value: str, where: str) -> None:
-    if value and value not in option.harmless and option.harmless != ANYTHING:
-        raise options_error(f"{where} {quoted(value)} is not supported: {option.refused}")
 
 
 class Devices(NamedTuple):
