@@ -5,7 +5,7 @@ ever: a device returns once it has answered well for a while, and each relapse m
 XID: NVIDIA's numbers for errors that the driver reports, in the kernel's log and as NVML events.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from ocigpu.core.errors import quoted
@@ -69,11 +69,6 @@ class Event(NamedTuple):
     gpu_instance: int = NO_INSTANCE
     compute_instance: int = NO_INSTANCE
 
-    @property
-    def reason(self) -> str:
-        """Why a device that is affected is unhealthy."""
-        return f"XID {self.xid}"
-
 
 def affected(event: Event, devices: Iterable[PluginDevice]) -> tuple[str, ...]:
     """Return the UUIDs of the GPUs and MIG devices that an event is about, in order, each once.
@@ -113,16 +108,8 @@ class Rules(NamedTuple):
 RULES = Rules()
 
 
-class Observation(NamedTuple):
-    """What was seen of a device.  ``kind``: "good" (it answered well), "fault" or "silent" (no answer yet)."""
-
-    at: float
-    kind: str
-    reason: str = ""
-
-
 class HealthState(NamedTuple):
-    """How a device is.  ``reason``: why it is unhealthy; ``since``: when ``healthy`` last changed.
+    """How a device is.  ``reason``: why it is unhealthy.
 
     ``fault_at``: of the latest fault; ``hold``: seconds that must pass after it; ``good``: good answers since;
     ``silent_since``: when answers stopped.  None for never.
@@ -130,50 +117,31 @@ class HealthState(NamedTuple):
 
     healthy: bool = True
     reason: str = ""
-    since: float | None = None
     fault_at: float | None = None
     hold: float = 0.0
     good: int = 0
     silent_since: float | None = None
 
+    def failed(self, at: float, reason: str, rules: Rules) -> "HealthState":
+        """Return the state after a fault."""
+        recent = self.fault_at is not None and at - self.fault_at < rules.forget
+        longer = min(self.hold * 2, rules.longest_hold) if recent else rules.hold
+        return HealthState(False, reason, at, longer if self.healthy else self.hold)
 
-def observe(state: HealthState, seen: Observation, rules: Rules = RULES) -> HealthState:
-    """Return the state after an observation."""
-    if seen.kind == "fault":
-        return _failed(state._replace(silent_since=None), seen.at, seen.reason, rules)
-    if seen.kind == "silent":
-        begin = seen.at if state.silent_since is None else state.silent_since
-        state = state._replace(silent_since=begin, good=0)
-        if state.healthy and seen.at - begin >= rules.patience:
-            return _failed(state, seen.at, f"no answer for {rules.patience:g} s", rules)
-        return state
-    state = state._replace(silent_since=None)
-    if state.healthy:
-        return state
-    state = state._replace(good=state.good + 1)
-    quiet = seen.at - (state.fault_at if state.fault_at is not None else seen.at)
-    if state.good >= rules.probes and quiet >= state.hold:
-        return state._replace(healthy=True, reason="", since=seen.at)
-    return state
+    def answered(self, at: float, rules: Rules) -> "HealthState":
+        """Return the state after a good answer."""
+        if self.healthy:
+            return self._replace(silent_since=None)
+        good = self.good + 1
+        well = good >= rules.probes and at - (self.fault_at or 0.0) >= self.hold
+        return HealthState(well, "" if well else self.reason, self.fault_at, self.hold, good)
 
-
-def _failed(state: HealthState, at: float, reason: str, rules: Rules) -> HealthState:
-    if not state.healthy:
-        return state._replace(reason=reason, fault_at=at, good=0)
-    recent = state.fault_at is not None and at - state.fault_at < rules.forget
-    hold = min(state.hold * 2, rules.longest_hold) if recent else rules.hold
-    return state._replace(healthy=False, reason=reason, since=at, fault_at=at, hold=hold, good=0)
-
-
-def with_health(resource: Resource, states: Mapping[str, HealthState]) -> Resource:
-    """Return the resource with the errors of these states, by UUID; a MIG device also has those of its GPU."""
-    return resource._replace(devices=tuple(_with_error(device, states) for device in resource.devices))
-
-
-def _with_error(device: PluginDevice, states: Mapping[str, HealthState]) -> PluginDevice:
-    found = (states[name].reason for name in (device.uuid, device.gpu) if name in states and not states[name].healthy)
-    error = device.error or next(found, "")
-    return device._replace(error=error) if error != device.error else device
+    def silent(self, at: float, rules: Rules) -> "HealthState":
+        """Return the state while there is no answer."""
+        begin = at if self.silent_since is None else self.silent_since
+        hung = self.healthy and at - begin >= rules.patience
+        after = self.failed(at, f"no answer for {rules.patience:g} s", rules) if hung else self
+        return after._replace(silent_since=begin, good=0)
 
 
 class Monitor:
@@ -187,33 +155,31 @@ class Monitor:
 
     def has_read(self, inventory: Inventory, now: float) -> None:
         """The node was read: a device with an error has a fault, every other one has answered well."""
-        if not self.policy.probes:
-            return
-        for device in _devices(inventory):
-            kind = "fault" if device.error else "good"
-            self._observe(device.uuid, Observation(now, kind, device.error))
+        for device in _devices(inventory) if self.policy.probes else ():
+            state = self.states.get(device.uuid, HealthState())
+            error = device.error
+            self.states[device.uuid] = (
+                state.failed(now, error, self._rules) if error else state.answered(now, self._rules)
+            )
 
-    def is_silent(self, inventory: Inventory, reason: str, now: float) -> None:
+    def is_silent(self, inventory: Inventory, now: float) -> None:
         """The node could not be read: nobody knows how its devices are."""
-        if self.policy.probes:
-            for device in _devices(inventory):
-                self._observe(device.uuid, Observation(now, "silent", reason))
+        for device in _devices(inventory) if self.policy.probes else ():
+            self.states[device.uuid] = self.states.get(device.uuid, HealthState()).silent(now, self._rules)
 
     def happened(self, event: Event, inventory: Inventory, now: float) -> tuple[str, ...]:
         """Take in an event; returns the UUIDs of the devices that it makes unhealthy."""
-        if not self.policy.counts(event.xid):
-            return ()
-        found = affected(event, list(_devices(inventory)))
+        found = affected(event, list(_devices(inventory))) if self.policy.counts(event.xid) else ()
         for uuid in found:
-            self._observe(uuid, Observation(now, "fault", event.reason))
+            self.states[uuid] = self.states.get(uuid, HealthState()).failed(now, f"XID {event.xid}", self._rules)
         return found
 
     def judged(self, resource: Resource) -> Resource:
-        """Return the resource with the errors of its devices."""
-        return with_health(resource, self.states)
-
-    def _observe(self, uuid: str, seen: Observation) -> None:
-        self.states[uuid] = observe(self.states.get(uuid, HealthState()), seen, self._rules)
+        """Return the resource with the errors of its devices; a MIG device also has those of its GPU."""
+        sick = {uuid: state.reason for uuid, state in self.states.items() if not state.healthy}
+        errors = (each.error or sick.get(each.uuid) or sick.get(each.gpu, "") for each in resource.devices)
+        pairs = zip(resource.devices, errors, strict=True)
+        return resource._replace(devices=tuple(device._replace(error=error) for device, error in pairs))
 
 
 def _devices(inventory: Inventory) -> Iterable[PluginDevice]:

@@ -177,7 +177,7 @@ class DevicePlugin:
         self.log.once("silent", "warning", reading.silent)
         self.log.new("specifications", "error", reading.problems)
         if reading.node is None:
-            self.monitor.is_silent(self.inventory, reading.silent, now)
+            self.monitor.is_silent(self.inventory, now)
         else:
             self.node = reading.node
             self.inventory = carry_over(self.inventory, reading.node.inventory)

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ocigpu.kubernetes.config import Configuration
 from ocigpu.kubernetes.devices import PluginDevice, Resource
 from ocigpu.kubernetes.health import (
     APPLICATION_XIDS,
@@ -13,12 +14,10 @@ from ocigpu.kubernetes.health import (
     Event,
     HealthPolicy,
     HealthState,
-    Observation,
+    Monitor,
     Rules,
     affected,
-    observe,
     parse_policy,
-    with_health,
 )
 
 
@@ -95,12 +94,19 @@ def test_an_event_is_about_devices(event: Event, devices: list[PluginDevice], ex
 RULES = Rules(probes=2, hold=60, longest_hold=200, forget=1000, patience=30)
 
 
-def after(*seen: tuple[float, str], rules: Rules = RULES) -> HealthState:
-    return reduce(lambda state, each: observe(state, Observation(*each, "XID 79"), rules), seen, HealthState())
+def observe(state: HealthState, seen: tuple[float, str]) -> HealthState:
+    at, kind = seen
+    if kind == "fault":
+        return state.failed(at, "XID 79", RULES)
+    return state.silent(at, RULES) if kind == "silent" else state.answered(at, RULES)
+
+
+def after(*seen: tuple[float, str]) -> HealthState:
+    return reduce(observe, seen, HealthState())
 
 
 def test_a_fault_is_believed_at_once() -> None:
-    assert after((5, "good"), (7, "fault")) == HealthState(False, "XID 79", 7, 7, 60)
+    assert after((5, "good"), (7, "fault")) == HealthState(False, "XID 79", 7, 60)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +131,7 @@ def test_a_device_returns_after_good_answers_and_a_while(seen: list[tuple[float,
 
 
 def test_a_device_that_was_healthy_again_has_no_reason() -> None:
-    assert after((0, "fault"), (30, "good"), (60, "good")) == HealthState(True, "", 60, 0, 60, 2)
+    assert after((0, "fault"), (30, "good"), (60, "good")) == HealthState(True, "", 0, 60, 2)
 
 
 def test_a_hung_driver_is_a_reason() -> None:
@@ -135,14 +141,14 @@ def test_a_hung_driver_is_a_reason() -> None:
 def test_relapses_take_longer_until_they_are_forgotten() -> None:
     at, state, holds = 0.0, HealthState(), []
     for _ in range(5):
-        state = observe(state, Observation(at, "fault", "x"), RULES)
+        state = observe(state, (at, "fault"))
         holds.append(state.hold)
         while not state.healthy:
             at += 20
-            state = observe(state, Observation(at, "good"), RULES)
+            state = observe(state, (at, "good"))
         at += 1
     assert holds == [60, 120, 200, 200, 200]
-    assert observe(state, Observation(at + 1000, "fault", "x"), RULES).hold == 60
+    assert observe(state, (at + 1000, "fault")).hold == 60
 
 
 @given(
@@ -152,7 +158,7 @@ def test_a_device_never_returns_early_and_always_in_the_end(steps: list[tuple[fl
     at, state = 0.0, HealthState()
     for pause, kind in steps:
         at += pause
-        before, state = state, observe(state, Observation(at, kind, "x"), RULES)
+        before, state = state, observe(state, (at, kind))
         assert bool(state.reason) is not state.healthy
         if state.healthy and not before.healthy:
             assert kind == "good"
@@ -162,17 +168,20 @@ def test_a_device_never_returns_early_and_always_in_the_end(steps: list[tuple[fl
             assert not state.healthy
     for _ in range(2):
         at += RULES.longest_hold
-        state = observe(state, Observation(at, "good"), RULES)
+        state = observe(state, (at, "good"))
     assert state.healthy
 
 
 def test_devices_have_the_errors_of_their_states() -> None:
     resource = Resource("nvidia.com/gpu", (*REPLICAS, B, mig("C", 7), mig("D", 7)._replace(error="own")))
-    bad = HealthState(False, "XID 79", 0, 0, 60)
-    found = with_health(resource, {"A": bad, "B": HealthState(), "C": bad, "MIG-D70": bad})
+    bad = HealthState(False, "XID 79", 0, 60)
+    monitor = Monitor(Configuration())
+    assert monitor.judged(resource) == resource
+    monitor.states = {"A": bad, "B": HealthState(), "C": bad, "MIG-D70": bad}
+    found = monitor.judged(resource)
     assert [device.error for device in found.devices] == ["XID 79", "XID 79", "", "XID 79", "own"]
-    assert with_health(found, {"A": HealthState()}).devices[0].error == "XID 79", "errors of facts are not taken back"
-    assert with_health(resource, {}) == resource
+    monitor.states = {"A": HealthState()}
+    assert monitor.judged(found).devices[0].error == "XID 79", "errors of facts are not taken back"
 
 
 def test_faults_of_programs_are_the_published_ones() -> None:

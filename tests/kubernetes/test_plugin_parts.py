@@ -192,12 +192,12 @@ def test_events_are_about_all_replicas() -> None:
 def test_silence_counts_after_a_while_and_not_without_probes() -> None:
     offered = inventory(A100)
     monitor = Monitor(Configuration(), Rules(patience=30.0))
-    monitor.is_silent(offered, "NVML hangs", 0.0)
+    monitor.is_silent(offered, 0.0)
     assert set(errors(monitor, offered)) == {""}
-    monitor.is_silent(offered, "NVML hangs", 30.0)
+    monitor.is_silent(offered, 30.0)
     assert set(errors(monitor, offered)) == {"no answer for 30 s"}
     unwatched = Monitor(configured(None, {"DP_DISABLE_HEALTHCHECKS": "all"}), Rules(patience=0.0))
-    unwatched.is_silent(offered, "NVML hangs", 0.0)
+    unwatched.is_silent(offered, 0.0)
     assert set(errors(unwatched, offered)) == {""}
 
 
