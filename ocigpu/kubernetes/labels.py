@@ -24,6 +24,7 @@ FAMILIES = {1: "tesla", 2: "fermi", 3: "kepler", 5: "maxwell", 6: "pascal", 9: "
 """Families by the major number of the compute capability, where that is enough."""
 TIMESTAMP = f"{DOMAIN}gfd.timestamp"
 GRAPHICS_CLASS, COMPUTE_CLASS = 0x0300, 0x0302
+ENGINES = ("copy", "decoder", "encoder", "jpeg", "ofa")
 _VERSION = re.compile(r"[0-9]+\.[0-9]+(\.[0-9]+)?")
 
 
@@ -42,24 +43,17 @@ def make_labels(
     """Return the labels by name, sorted, and notes on what could not be labelled."""
     labels: dict[str, str] = {}
     notes: list[str] = []
-    if around.timestamp is not None and not configuration.options.no_timestamp:
-        labels["gfd.timestamp"] = str(around.timestamp)
-    labels["vgpu.present"] = _bool(around.vgpu is not None)
     if around.vgpu:
         labels["vgpu.host-driver-version"] = around.vgpu.host_driver_version
         labels["vgpu.host-driver-branch"] = around.vgpu.host_driver_branch
     gpus = [gpu for gpu in facts.gpus if gpu.model not in DISPLAY_ONLY]
     if gpus:
         healthy = [gpu for gpu in gpus if not gpu.error] or gpus
-        labels["gpu.machine"] = _value(sanitise(around.machine)) or "unknown"
-        labels["gpu.mode"] = _mode(around.pci_classes)
+        labels |= _machine(around)
         labels["mig.capable"] = _bool(any(gpu.mig_capable for gpu in healthy))
         labels |= _versions(facts, notes) | _clique(healthy, hardware)
         labels |= _resources(facts, healthy, configuration, hardware, notes)
-    long = [name for name in labels if len(name) > MAX_VALUE]
-    notes += [f"no label {DOMAIN}{name}: its name is longer than {MAX_VALUE} characters" for name in long]
-    valid = {DOMAIN + name: _value(labels[name]) for name in sorted(labels.keys() - long)}
-    return {name: value for name, value in valid.items() if value}, tuple(notes)
+    return _finish(labels, configuration, around, notes)
 
 
 def make_machine_labels(
@@ -69,20 +63,33 @@ def make_machine_labels(
 
     Nobody on the host can ask such a GPU for more than the PCI bus tells.
     """
-    labels = {"vgpu.present": "false", "mps.capable": "false", "mig.capable": "false"}
-    if around.timestamp is not None and not configuration.options.no_timestamp:
-        labels["gfd.timestamp"] = str(around.timestamp)
     counts = Counter(models)
-    labels |= {
-        "gpu.machine": _value(sanitise(around.machine)) or "unknown",
-        "gpu.mode": _mode(around.pci_classes),
+    labels = {
+        "mps.capable": "false",
+        "mig.capable": "false",
         "gpu.count": str(len(models)),
         "gpu.replicas": "1",
         "gpu.sharing-strategy": "none",
         "gpu.product": sanitise(counts.most_common(1)[0][0]),
     }
-    found = {DOMAIN + name: _value(labels[name]) for name in sorted(labels)}
-    return {name: value for name, value in found.items() if value}, _of_several(counts)
+    return _finish(labels | _machine(around), configuration, around._replace(vgpu=None), _of_several(counts))
+
+
+def _machine(around: Surroundings) -> dict[str, str]:
+    return {"gpu.machine": _value(sanitise(around.machine)) or "unknown", "gpu.mode": _mode(around.pci_classes)}
+
+
+def _finish(
+    labels: dict[str, str], configuration: Configuration, around: Surroundings, notes: Sequence[str]
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return the labels that Kubernetes takes, with those of every node, and the notes with one for each other."""
+    labels["vgpu.present"] = _bool(around.vgpu is not None)
+    if around.timestamp is not None and not configuration.options.no_timestamp:
+        labels["gfd.timestamp"] = str(around.timestamp)
+    long = [name for name in labels if len(name) > MAX_VALUE]
+    unfit = (f"no label {DOMAIN}{name}: its name is longer than {MAX_VALUE} characters" for name in long)
+    valid = {DOMAIN + name: _value(labels[name]) for name in sorted(labels.keys() - long)}
+    return {name: value for name, value in valid.items() if value}, (*notes, *unfit)
 
 
 def sanitise(text: str) -> str:
@@ -118,21 +125,17 @@ def _bool(value: bool) -> str:
 
 def _versions(facts: HostFacts, notes: list[str]) -> dict[str, str]:
     labels: dict[str, str] = {}
-    if _VERSION.fullmatch(facts.driver_version):
-        major, minor, *rest = facts.driver_version.split(".")
-        for prefix, names in (
-            ("cuda.driver.", ("major", "minor", "rev")),
-            ("cuda.driver-version.", ("major", "minor", "revision")),
-        ):
-            labels |= {prefix + name: part for name, part in zip(names, (major, minor, *rest), strict=False)}
-        labels["cuda.driver-version.full"] = facts.driver_version
-    else:
-        notes.append(f"no labels for driver version {facts.driver_version or 'unknown'}: it is not X.Y or X.Y.Z")
-    if _VERSION.fullmatch(facts.cuda_version):
-        major, minor, *_ = facts.cuda_version.split(".")
-        for prefix in ("cuda.runtime.", "cuda.runtime-version."):
-            labels |= {f"{prefix}major": major, f"{prefix}minor": minor}
-        labels["cuda.runtime-version.full"] = facts.cuda_version
+    for what, version, old, new in (
+        ("driver", facts.driver_version, ("major", "minor", "rev"), ("major", "minor", "revision")),
+        ("runtime", facts.cuda_version, ("major", "minor"), ("major", "minor")),
+    ):
+        if _VERSION.fullmatch(version):
+            parts = version.split(".")
+            labels |= {f"cuda.{what}.{name}": part for name, part in zip(old, parts, strict=False)}
+            labels |= {f"cuda.{what}-version.{name}": part for name, part in zip(new, parts, strict=False)}
+            labels[f"cuda.{what}-version.full"] = version
+        elif what == "driver":
+            notes.append(f"no labels for driver version {version or 'unknown'}: it is not X.Y or X.Y.Z")
     return labels
 
 
@@ -235,16 +238,9 @@ def _mig_resource(
         "memory": _positive(size.memory_mib),
     }
     if size != MigSize():
-        labels |= {
-            "multiprocessors": str(size.multiprocessors),
-            "slices.gi": str(size.gi_slices),
-            "slices.ci": str(size.ci_slices),
-            "engines.copy": str(size.copy),
-            "engines.decoder": str(size.decoder),
-            "engines.encoder": str(size.encoder),
-            "engines.jpeg": str(size.jpeg),
-            "engines.ofa": str(size.ofa),
-        }
+        labels["multiprocessors"] = str(size.multiprocessors)
+        labels |= {f"slices.{part}": str(getattr(size, f"{part}_slices")) for part in ("gi", "ci")}
+        labels |= {f"engines.{kind}": str(getattr(size, kind)) for kind in ENGINES}
     return {f"{prefix}.{name}": value for name, value in labels.items()}
 
 
