@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import yaml
 
 HERE = Path(__file__).parent
@@ -31,47 +32,43 @@ class ChartError(Exception):
     """What is wrong with a template, or what it says with fail."""
 
 
-class Node:
-    """A piece of a template: text, an action, or a block with branches of (condition, nodes)."""
-
-    def __init__(self, kind: str, text: str = "") -> None:
-        self.kind = kind
-        self.text = text
-        self.branches: list[tuple[str, list[Node]]] = []
+Node = str | tuple[str, Any]
+"""A piece of a template: its text, or ("action", expression), or "if" or "range" with branches (condition, nodes)."""
 
 
 def parse(source: str, defined: dict[str, list[Node]]) -> list[Node]:
     """Return the nodes of a template and add the templates that it defines."""
-    root: list[Node] = []
-    stack: list[tuple[Node | None, list[Node]]] = [(None, root)]
-    for kind, text in _pieces(source):
-        nodes = stack[-1][1]
-        word, _, rest = text.partition(" ")
+    nodes, stop = _parse(_pieces(source), defined)
+    if stop:
+        raise ChartError(f"unexpected: {stop}")
+    return nodes
+
+
+def _parse(pieces: Iterator[tuple[str, str]], defined: dict[str, list[Node]]) -> tuple[list[Node], str]:
+    """Return the nodes up to the end of a block or its "else", and that action."""
+    nodes: list[Node] = []
+    for kind, text in pieces:
+        word, _, condition = text.partition(" ")
         if kind == "text":
-            nodes.append(Node("text", text))
-        elif text.startswith("/*"):
-            continue
+            nodes.append(text)
+        elif word in ("end", "else"):
+            return nodes, text
         elif word in ("if", "range", "define"):
-            block = Node(word)
-            block.branches.append((rest, []))
+            branches = []
+            stop = "else"
+            while stop.startswith("else") and (word == "if" or not branches):
+                body, stop = _parse(pieces, defined)
+                branches.append((condition, body))
+                condition = stop.removeprefix("else").strip().removeprefix("if ") or "true"
+            if stop != "end":
+                raise ChartError(f"a block without its end: {text}")
             if word == "define":
-                defined[json.loads(rest)] = block.branches[0][1]
+                defined[json.loads(branches[0][0])] = branches[0][1]
             else:
-                nodes.append(block)
-            stack.append((block, block.branches[0][1]))
-        elif word == "else":
-            owner = stack.pop()[0]
-            if owner is None or owner.kind != "if" or (rest and not rest.startswith("if ")):
-                raise ChartError(f"unexpected: {text}")
-            owner.branches.append((rest.removeprefix("if ") or "true", []))
-            stack.append((owner, owner.branches[-1][1]))
-        elif word == "end":
-            stack.pop()
-        else:
-            nodes.append(Node("action", text))
-    if len(stack) != 1:
-        raise ChartError("a block without its end")
-    return root
+                nodes.append((word, branches))
+        elif not text.startswith("/*"):
+            nodes.append(("action", text))
+    return nodes, ""
 
 
 def _pieces(source: str) -> Iterator[tuple[str, str]]:
@@ -119,25 +116,26 @@ class Renderer:
         """Return the text; ``variables`` by name, "." among them."""
         out = []
         for node in nodes:
-            if node.kind == "text":
-                out.append(node.text)
-            elif node.kind == "if":
-                chosen = (body for condition, body in node.branches if self.value(condition, variables))
+            if isinstance(node, str):
+                out.append(node)
+                continue
+            kind, content = node
+            if kind == "if":
+                chosen = (body for condition, body in content if self.value(condition, variables))
                 out.append(self.run(next(chosen, []), dict(variables)))
-            elif node.kind == "range":
-                out += self._range(node, variables)
-            elif ":=" in node.text:
-                name, _, expression = node.text.partition(":=")
+            elif kind == "range":
+                out += self._range(*content[0], variables)
+            elif ":=" in content:
+                name, _, expression = content.partition(":=")
                 variables[name.strip()] = self.value(expression, variables)
             else:
-                out.append(_text(self.value(node.text, variables)))
+                value = self.value(content, variables)
+                out.append(str(value).lower() if isinstance(value, bool) else "" if value is None else str(value))
         return "".join(out)
 
-    def _range(self, node: Node, variables: dict[str, Any]) -> Iterator[str]:
-        header, body = node.branches[0]
-        left, assigned, expression = header.partition(":=")
+    def _range(self, header: str, body: list[Node], variables: dict[str, Any]) -> Iterator[str]:
+        left, assigned, expression = header.rpartition(":=")
         names = [name.strip() for name in left.split(",")] if assigned else []
-        expression = expression if assigned else header
         items = self.value(expression, variables)
         pairs = sorted(items.items()) if isinstance(items, dict) else enumerate(items)
         for key, value in pairs:
@@ -153,21 +151,21 @@ class Renderer:
         return result
 
     def _pipeline(self, tokens: list[str], variables: dict[str, Any]) -> Any:
-        result = self._command(tokens, variables, [])
-        while tokens and tokens[0] == "|":
+        """Return the value of commands, of which each has the one before as its last argument."""
+        last: list[Any] = []
+        while True:
+            name = tokens[0]
+            if name in self.functions:
+                tokens.pop(0)
+                arguments = []
+                while tokens and tokens[0] not in ("|", ")"):
+                    arguments.append(self._operand(tokens, variables))
+                last = [self.functions[name](*arguments, *last)]
+            else:
+                last = [self._operand(tokens, variables)]
+            if not tokens or tokens[0] != "|":
+                return last[0]
             tokens.pop(0)
-            result = self._command(tokens, variables, [result])
-        return result
-
-    def _command(self, tokens: list[str], variables: dict[str, Any], last: list[Any]) -> Any:
-        name = tokens[0]
-        if name not in self.functions:
-            return self._operand(tokens, variables)
-        tokens.pop(0)
-        arguments = []
-        while tokens and tokens[0] not in ("|", ")"):
-            arguments.append(self._operand(tokens, variables))
-        return self.functions[name](*arguments, *last)
 
     def _operand(self, tokens: list[str], variables: dict[str, Any]) -> Any:
         word = tokens.pop(0)
@@ -192,12 +190,6 @@ class Renderer:
         return value
 
 
-def _text(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return "" if value is None else str(value)
-
-
 def merge(base: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     """Return values with others over them, as Helm merges: mappings key by key, null removes."""
     found = dict(base)
@@ -211,56 +203,18 @@ def merge(base: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-_KINDS: dict[str, type] = {"object": dict, "array": list, "string": str, "boolean": bool, "integer": int}
-_LIMITS: dict[str, Callable[[Any, Any], bool]] = {
-    "enum": lambda value, allowed: value in allowed,
-    "pattern": lambda value, form: re.search(form, value) is not None,
-    "minimum": lambda value, least: value >= least,
-    "maximum": lambda value, most: value <= most,
-    "minLength": lambda value, least: len(value) >= least,
-    "minItems": lambda value, least: len(value) >= least,
-    "minProperties": lambda value, least: len(value) >= least,
-}
-_ANNOTATIONS = ("$schema", "description")
-
-
-def check(value: Any, schema: dict[str, Any], where: str = "values") -> None:
-    """Raise ChartError for what the schema refuses; a keyword of JSON Schema that is not known here is refused too."""
-    kind = schema.get("type")
-    if kind and (not isinstance(value, _KINDS[kind]) or (kind == "integer" and isinstance(value, bool))):
-        raise ChartError(f"{where}: {json.dumps(value, default=str)} is not of type {kind}")
-    known = schema.get("properties", {})
-    for keyword, wanted in schema.items():
-        if keyword in _LIMITS:
-            if not _LIMITS[keyword](value, wanted):
-                raise ChartError(f"{where}: {json.dumps(value, default=str)}: {keyword} is {json.dumps(wanted)}")
-        elif keyword == "required":
-            for name in wanted:
-                if name not in value:
-                    raise ChartError(f"{where}: {json.dumps(name)} is missing")
-        elif keyword == "items":
-            for number, item in enumerate(value):
-                check(item, wanted, f"{where}[{number}]")
-        elif keyword == "propertyNames":
-            for name in value:
-                check(name, wanted, f"{where}: key {json.dumps(name)}")
-        elif keyword == "properties":
-            for name in value.keys() & known.keys():
-                check(value[name], known[name], f"{where}.{name}")
-        elif keyword == "additionalProperties":
-            for name in sorted(value.keys() - known.keys()):
-                if wanted is False:
-                    raise ChartError(f"{where}: unknown value {json.dumps(name)}")
-                check(value[name], wanted, f"{where}.{name}")
-        elif keyword not in ("type", *_ANNOTATIONS):
-            raise ChartError(f"values.schema.json: {keyword} is not known to render.py")
+def check(values: dict[str, Any]) -> None:
+    """Raise ChartError for values that the chart's schema refuses."""
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    for error in jsonschema.Draft7Validator(schema).iter_errors(values):
+        raise ChartError(f"values{error.json_path[1:]}: {error.message}")
 
 
 def render(values: dict[str, Any], namespace: str = "ocigpu", release: str = "ocigpu", service: str = "Helm") -> str:
     """Return all objects of the chart as YAML documents; raises ChartError."""
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     merged = merge(yaml.safe_load((CHART / "values.yaml").read_text()), values)
-    check(merged, json.loads((CHART / "values.schema.json").read_text()))
+    check(merged)
     top = {
         "Values": merged,
         "Chart": {"Name": chart["name"], "Version": chart["version"], "AppVersion": chart["appVersion"]},
