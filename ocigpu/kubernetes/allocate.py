@@ -1,4 +1,4 @@
-"""What a container is given for the devices that the kubelet chose: the answer to Allocate, as plain data.  Pure.
+"""What a container is given for the devices that the kubelet chose: the answer to Allocate.  Pure.
 
 Device nodes come from the plan that the shim makes for the same request, so that a container of a pod has what one of
 Docker has.
@@ -7,7 +7,6 @@ Docker has.
 import re
 import uuid
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from ocigpu.core.actions import AllowDevice, Node
 from ocigpu.core.errors import HostError, OcigpuError, RequestError, quoted
@@ -18,6 +17,7 @@ from ocigpu.core.tokens import MOUNT_DIRECTORIES
 from ocigpu.gpus.nvidia.plan import make_plan
 from ocigpu.gpus.nvidia.request import DEVICES_VARIABLE, IMEX_VARIABLE, default_capabilities
 from ocigpu.gpus.request import Request
+from ocigpu.kubernetes.api import deviceplugin_pb2 as pb
 from ocigpu.kubernetes.config import CDI_STRATEGIES, Configuration, PluginOptions
 from ocigpu.kubernetes.devices import PluginDevice, Resource
 from ocigpu.kubernetes.mps import CONTAINER_ROOT, PIPE_VARIABLE, mps_directories
@@ -32,32 +32,6 @@ FEATURES = (
 KUBEVIRT_PREFIX = "PCI_RESOURCE_"
 
 
-class PluginMount(NamedTuple):
-    """A bind mount."""
-
-    container_path: str
-    host_path: str
-    read_only: bool = False
-
-
-class DeviceSpec(NamedTuple):
-    """A device node; ``permissions`` of the letters r, w, m."""
-
-    container_path: str
-    host_path: str
-    permissions: str
-
-
-class Response(NamedTuple):
-    """What the kubelet hands to the container runtime; the fields are those of ContainerAllocateResponse."""
-
-    envs: "dict[str, str]" = {}
-    mounts: tuple[PluginMount, ...] = ()
-    devices: tuple[DeviceSpec, ...] = ()
-    annotations: "dict[str, str]" = {}
-    cdi_devices: tuple[str, ...] = ()
-
-
 def allocate(
     resource: Resource,
     ids: Sequence[str],
@@ -65,7 +39,7 @@ def allocate(
     configuration: Configuration,
     settings: Settings,
     token: str = "",
-) -> Response:
+) -> pb.ContainerAllocateResponse:
     """Return what a container with these devices of a resource is given.
 
     Several replicas of one GPU are that GPU, once.  ``token``: makes the annotation's name unique, default a new UUID.
@@ -115,7 +89,9 @@ def _chosen(resource: Resource, ids: Sequence[str]) -> list[PluginDevice]:
     )
 
 
-def _for_machines(resource: Resource, devices: Sequence[PluginDevice], options: PluginOptions) -> Response:
+def _for_machines(
+    resource: Resource, devices: Sequence[PluginDevice], options: PluginOptions
+) -> pb.ContainerAllocateResponse:
     """Nodes for a virtual machine; with a CDI strategy the names by which Kata's specification has them.
 
     KubeVirt reads the PCI addresses from a variable that has the resource's name, of each device one (KubeVirt,
@@ -123,9 +99,10 @@ def _for_machines(resource: Resource, devices: Sequence[PluginDevice], options: 
     """
     envs = {KUBEVIRT_PREFIX + re.sub("[/.]", "_", resource.name.upper()): ",".join(device.gpu for device in devices)}
     if "cdi-cri" in options.device_list_strategy:
-        return Response(envs, cdi_devices=tuple(f"{resource.name}={device.id}" for device in devices))
+        names = [pb.CDIDevice(name=f"{resource.name}={device.id}") for device in devices]
+        return pb.ContainerAllocateResponse(envs=envs, cdi_devices=names)
     paths = dict.fromkeys(path for device in devices for path in device.paths)
-    return Response(envs, devices=tuple(DeviceSpec(path, path, "mrw") for path in paths))
+    return pb.ContainerAllocateResponse(envs=envs, devices=[_spec(path, path, "mrw") for path in paths])
 
 
 def _for_containers(
@@ -135,13 +112,13 @@ def _for_containers(
     configuration: Configuration,
     settings: Settings,
     token: str,
-) -> Response:
+) -> pb.ContainerAllocateResponse:
     options = configuration.options
     strategies = options.device_list_strategy
     names = [device.ordinal if options.device_id_strategy == "index" else device.uuid for device in devices]
     channels = usable_channels(facts, options)[0]
     envs: dict[str, str] = {}
-    mounts: list[PluginMount] = []
+    mounts: list[tuple[str, str]] = []
     if "envvar" in strategies:
         envs[DEVICES_VARIABLE] = ",".join(names) or "void"
         if channels:
@@ -150,20 +127,22 @@ def _for_containers(
         directory = MOUNT_DIRECTORIES[0]
         envs[DEVICES_VARIABLE] = directory
         wanted = [*names, *(f"imex/{channel}" for channel in channels)]
-        mounts += [PluginMount(f"{directory}/{name}", "/dev/null") for name in wanted]
+        mounts += [(f"{directory}/{name}", "/dev/null") for name in wanted]
     envs |= {variable: "enabled" for option, variable, _ in FEATURES if getattr(options, option) and names}
     if resource.sharing == "mps" and any(device.is_replica for device in devices):
         inside = mps_directories(CONTAINER_ROOT, resource.name)
         outside = mps_directories(options.mps_root, resource.name)
         envs[PIPE_VARIABLE] = inside.pipe
-        mounts += [PluginMount(inside.pipe, outside.pipe), PluginMount("/dev/shm", outside.shm)]
+        mounts += [(inside.pipe, outside.pipe), ("/dev/shm", outside.shm)]
     qualified = _cdi_names(names, channels, facts, options)
-    return Response(
-        envs,
-        tuple(mounts),
-        _device_specs(resource, devices, channels, facts, options, settings),
-        _annotation(qualified, options, token),
-        tuple(qualified) if "cdi-cri" in strategies else (),
+    annotated = qualified if "cdi-annotations" in strategies else []
+    annotation = f"{options.cdi_annotation_prefix}nvidia-device-plugin_{token}"
+    return pb.ContainerAllocateResponse(
+        envs=envs,
+        mounts=[pb.Mount(container_path=inside, host_path=outside) for inside, outside in mounts],
+        devices=_device_specs(resource, devices, channels, facts, options, settings),
+        annotations={annotation: ",".join(annotated)} if annotated else {},
+        cdi_devices=[pb.CDIDevice(name=name) for name in qualified] if "cdi-cri" in strategies else [],
     )
 
 
@@ -181,12 +160,6 @@ def _cdi_names(names: Sequence[str], channels: Sequence[int], facts: HostFacts, 
     ]
 
 
-def _annotation(qualified: Sequence[str], options: PluginOptions, token: str) -> dict[str, str]:
-    if "cdi-annotations" not in options.device_list_strategy or not qualified:
-        return {}
-    return {f"{options.cdi_annotation_prefix}nvidia-device-plugin_{token}": ",".join(qualified)}
-
-
 def _device_specs(
     resource: Resource,
     devices: Sequence[PluginDevice],
@@ -194,16 +167,16 @@ def _device_specs(
     facts: HostFacts,
     options: PluginOptions,
     settings: Settings,
-) -> tuple[DeviceSpec, ...]:
+) -> list[pb.DeviceSpec]:
     """Return the nodes that the shim would make for these devices, as far as the host has them.
 
     With CDI strategies only, the nodes are in the specifications.
     """
     if not options.pass_device_specs or set(options.device_list_strategy) <= set(CDI_STRATEGIES) or not devices:
-        return ()
+        return []
     if resource.kind == "wsl":
         paths = dict.fromkeys(path for device in devices for path in device.paths)
-        return tuple(DeviceSpec(path, path, "rw") for path in paths)
+        return [_spec(path, path, "rw") for path in paths]
     uuids = tuple(device.uuid for device in devices)
     enabled = [name for option, _, name in FEATURES if getattr(options, option)]
     request = Request(
@@ -221,11 +194,15 @@ def _device_specs(
     missing = [node.container_path for node in nodes if not node.host_path and node.container_path in indispensable]
     if missing:
         raise HostError("OCIGPU-DEV-4", f"the host has no device node {missing[0]}", "Make it: nvidia-modprobe -c 0 -u")
-    return tuple(
-        DeviceSpec(node.container_path, host_path(node.host_path, options), access[node.major, node.minor])
+    return [
+        _spec(node.container_path, host_path(node.host_path, options), access[node.major, node.minor])
         for node in nodes
         if node.host_path
-    )
+    ]
+
+
+def _spec(container_path: str, path: str, permissions: str) -> pb.DeviceSpec:
+    return pb.DeviceSpec(container_path=container_path, host_path=path, permissions=permissions)
 
 
 def host_path(path: str, options: PluginOptions) -> str:

@@ -17,7 +17,7 @@ from ocigpu.core.errors import HostError, OcigpuError, RequestError, as_own_erro
 from ocigpu.core.settings import Settings
 from ocigpu.kubernetes.allocate import allocate
 from ocigpu.kubernetes.api import deviceplugin_pb2 as pb
-from ocigpu.kubernetes.api.messages import VERSION, container_response, device_list
+from ocigpu.kubernetes.api.messages import VERSION, device_list
 from ocigpu.kubernetes.api.services import DEVICE_PLUGIN, REGISTRATION, method, open_channel, serve
 from ocigpu.kubernetes.config import Configuration
 from ocigpu.kubernetes.devices import Resource
@@ -226,8 +226,7 @@ class ResourceServer:
         responses = []
         for wanted in request.container_requests:
             ids = list(wanted.devices_ids)
-            given = allocate(offer.resource, ids, offer.node.facts, offer.configuration, offer.settings)
-            responses.append(container_response(given))
+            responses.append(allocate(offer.resource, ids, offer.node.facts, offer.configuration, offer.settings))
             self._log("info", f"{self.name}: given to a container: {', '.join(ids)}", resource=self.name, devices=ids)
         return pb.AllocateResponse(container_responses=responses)
 

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.allocation import Response, allocate
 from support.fixtures import MakeBundle
 from support.process import explain
 from support.product import CONTROL_NODES, RUNTIME, SimulatedHost, gpu_names, listed_uuids
 from support.runtimes import answers, container_id, parts, probe, run_container, script
 
 from ocigpu.gpus.nvidia.discover import read_host_facts
-from ocigpu.kubernetes.allocate import Response, allocate
 from ocigpu.kubernetes.config import configure
 from ocigpu.kubernetes.devices import Resource, make_inventory
 from ocigpu.kubernetes.schema import parse_config_file

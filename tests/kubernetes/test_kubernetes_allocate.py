@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from kubernetes_lab import configured, host, inventory, shared
+from support.allocation import DeviceSpec, PluginMount, Response, allocate
 from support.asking import request_from_variables
 
 from ocigpu.core.actions import AllowDevice, Node
@@ -11,7 +12,7 @@ from ocigpu.core.errors import OcigpuError
 from ocigpu.core.facts import DeviceNode, FeatureNodes, HostFacts
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.nvidia.plan import make_plan
-from ocigpu.kubernetes.allocate import DeviceSpec, PluginMount, Response, allocate, host_path, usable_channels
+from ocigpu.kubernetes.allocate import host_path, usable_channels
 from ocigpu.kubernetes.config import Configuration, PluginOptions
 from ocigpu.kubernetes.devices import PluginDevice, Resource, make_inventory
 

@@ -4,9 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ocigpu.kubernetes.allocate import DeviceSpec, PluginMount, Response
 from ocigpu.kubernetes.api import deviceplugin_pb2, services
-from ocigpu.kubernetes.api.messages import container_response, device_list
+from ocigpu.kubernetes.api.messages import device_list
 from ocigpu.kubernetes.devices import PluginDevice
 
 PACKAGE = Path(services.__file__).parent
@@ -111,13 +110,3 @@ def test_records_become_messages() -> None:
     ]  # fmt: skip
     assert [[node.ID for node in each.topology.nodes] for each in listed.devices] == [[1], [], [0]]
     assert not listed.devices[1].HasField("topology")
-    response = Response(
-        {"A": "b"}, (PluginMount("/c", "/h"),), (DeviceSpec("/dev/c", "/dev/h", "rw"),), {"k": "v"}, ("v/c=n",)
-    )
-    assert container_response(response) == deviceplugin_pb2.ContainerAllocateResponse(
-        envs={"A": "b"},
-        mounts=[{"container_path": "/c", "host_path": "/h"}],
-        devices=[{"container_path": "/dev/c", "host_path": "/dev/h", "permissions": "rw"}],
-        annotations={"k": "v"},
-        cdi_devices=[{"name": "v/c=n"}],
-    )

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 from kubernetes_lab import configured, host, inventory, offered, shared
+from support.allocation import Response, allocate
 from support.product import SimulatedHost
 from support.trees import Tree, pci_function, write_tree
 
 from ocigpu.core.settings import Settings
-from ocigpu.kubernetes.allocate import Response, allocate
 from ocigpu.kubernetes.config import PluginOptions
 from ocigpu.kubernetes.devices import Inventory
 from ocigpu.kubernetes.node import GONE, carry_over, host_settings, read_node

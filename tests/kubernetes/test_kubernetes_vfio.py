@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from support.allocation import DeviceSpec, Response, allocate
 from support.trees import Tree, pci_function, write_tree
 
 from ocigpu.core.facts import HostFacts
@@ -11,7 +12,6 @@ from ocigpu.gpus.offer import GenerateOptions
 from ocigpu.gpus.tree import Roots
 from ocigpu.gpus.vfio.facts import VfioFacts, read_vfio_facts
 from ocigpu.gpus.vfio.offers import offer_functions
-from ocigpu.kubernetes.allocate import DeviceSpec, Response, allocate
 from ocigpu.kubernetes.config import Configuration
 from ocigpu.kubernetes.vfio import make_vfio_inventory, model_class, read_model_names
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 
-from ocigpu.kubernetes.allocate import Response
 from ocigpu.kubernetes.api import deviceplugin_pb2 as pb
 from ocigpu.kubernetes.devices import PluginDevice
 
@@ -19,14 +18,3 @@ def _device(device: PluginDevice) -> pb.Device:
     nodes = [pb.NUMANode(ID=device.numa)] if device.numa >= 0 else []
     topology = pb.TopologyInfo(nodes=nodes) if nodes else None
     return pb.Device(ID=device.id, health=UNHEALTHY if device.error else HEALTHY, topology=topology)
-
-
-def container_response(response: Response) -> pb.ContainerAllocateResponse:
-    """Return the message for one container."""
-    return pb.ContainerAllocateResponse(
-        envs=response.envs,
-        mounts=[pb.Mount(**mount._asdict()) for mount in response.mounts],
-        devices=[pb.DeviceSpec(**spec._asdict()) for spec in response.devices],
-        annotations=response.annotations,
-        cdi_devices=[pb.CDIDevice(name=name) for name in response.cdi_devices],
-    )
