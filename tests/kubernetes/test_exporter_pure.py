@@ -20,7 +20,7 @@ from ocigpu.kubernetes.exporter.jobs import read_jobs
 from ocigpu.kubernetes.exporter.metrics import BY_NAME, CLOCK_COUNT, GPM_METRICS, METRICS, XID, XID_COUNT, XID_MESSAGES
 from ocigpu.kubernetes.exporter.nvml_readers import LABEL_READERS, READERS
 from ocigpu.kubernetes.exporter.options import Devices, ExporterOptions, parse_address, parse_devices, parse_options
-from ocigpu.kubernetes.exporter.owners import WHOLE, Claimed, Owner, OwningContainer, find_owners, find_vfio_owners
+from ocigpu.kubernetes.exporter.owners import WHOLE, Claim, Held, Owner, find_owners, find_vfio_owners
 from ocigpu.kubernetes.exporter.sample import GpuSample, Instance, Sample, parse_sample
 
 UTIL, USED = "DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_FB_USED"
@@ -211,8 +211,8 @@ def test_every_xid_of_the_catalog_has_its_words() -> None:
 # --- owners
 
 
-def containers(*ids: str, resource: str = "nvidia.com/gpu", pod: str = "p") -> list[OwningContainer]:
-    return [OwningContainer(pod, "ns", "c", resource, ids)]
+def containers(*ids: str, resource: str = "nvidia.com/gpu", pod: str = "p") -> list[Held]:
+    return [Held(Owner(pod, "ns", "c"), resource, device_id) for device_id in ids]
 
 
 @pytest.mark.parametrize(
@@ -294,12 +294,14 @@ def test_devices_of_claims_are_found_by_their_names(device: str, keys: set[tuple
             GPUS[1].instances[0]._replace(start=4), GPUS[1].instances[1], Instance(4, ("MIG-4",), "1g.5gb+me", {}),
         ),
     )  # fmt: skip
-    claim = Claimed("p", "ns", "c", "claim", "ns", "gpu.nvidia.com", "node-1", device)
+    claim = Claim("claim", "ns", "gpu.nvidia.com", "node-1", device)
+    owner = Owner("p", "ns", "c", claim=claim)
     gpus = (GPUS[0]._replace(minor=5), mig)
-    found = find_owners([], gpus, ["nvidia.com/"], claimed=[claim, claim])
-    assert found.gpus == dict.fromkeys(keys, (Owner("p", "ns", "c", claim=claim),))
+    found = find_owners([], gpus, ["nvidia.com/"], claimed=[owner, owner])
+    assert found.gpus == dict.fromkeys(keys, (owner,))
     assert found.others == {}
-    assert find_owners([], gpus, [""], claimed=[claim._replace(driver="gpu.example.com")]).gpus == {}
+    foreign = owner._replace(claim=claim._replace(driver="gpu.example.com"))
+    assert find_owners([], gpus, [""], claimed=[foreign]).gpus == {}
 
 
 def test_gpus_that_vfio_has_not_are_none_for_virtual_machines() -> None:
@@ -380,7 +382,6 @@ def test_jobs_are_read_from_files_by_gpu_and_instance(tmp_path: Path) -> None:
         (0, WHOLE): ("job-1", "job-2"),
         (1, 7): ("job-3",),
         (2, WHOLE): (),
-        (3, WHOLE): (),
     }
     assert read_jobs("") == read_jobs(str(tmp_path / "none")) == {}
 

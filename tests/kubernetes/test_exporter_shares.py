@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from support.product import SimulatedHost
 
-from ocigpu.kubernetes.exporter.owners import WHOLE, Owner, OwningContainer, find_owners
+from ocigpu.kubernetes.exporter.owners import WHOLE, Held, Owner, find_owners
 from ocigpu.kubernetes.exporter.sample import GpuSample
 from ocigpu.kubernetes.exporter.sampler import Orders, Sampler
 from ocigpu.kubernetes.exporter.shares import USED, UTILIZATION, find_split, pod_uid, read_pod_uids
@@ -45,7 +45,7 @@ def checkpoint(path: Path, **uids: list[str]) -> str:
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"Data": {"PodDeviceEntries": [{"PodUID": 1}]}}', "x", "[" * 100000])
 def test_a_checkpoint_that_is_none_tells_nothing(tmp_path: Path, text: str) -> None:
     (tmp_path / "checkpoint").write_text(text)
-    containers = [OwningContainer("p", "n", "c", SHARED, ("GPU-a::0",))]
+    containers = [Held(Owner("p", "n", "c"), SHARED, "GPU-a::0")]
     assert read_pod_uids(containers, str(tmp_path / "checkpoint")) == {}
     assert read_pod_uids(containers, str(tmp_path / "none")) == {}
 
@@ -60,8 +60,7 @@ def test_processes_of_nvml_are_those_of_pods(simulated_host: SimulatedHost, tmp_
         **{ONE.replace("-", "_"): [f"{uuid}::0"], TWO.replace("-", "_"): [f"{uuid}::1"]},
     )
     containers = [
-        OwningContainer(name, "n", "c", SHARED, (f"{uuid}::{number}",))
-        for number, name in enumerate(("one", "two", "new"))
+        Held(Owner(name, "n", "c"), SHARED, f"{uuid}::{number}") for number, name in enumerate(("one", "two", "new"))
     ]
     load = simulated_host.directory / "load"
     load.write_text("".join(f"process 2 {pid} 100 {pid - 91}\n" for pid in range(101, 106)))

@@ -27,15 +27,14 @@ class Picture(NamedTuple):
 class _Entity(NamedTuple):
     """What a series is of, a GPU or a GPU instance.
 
-    ``labels``: those of every series, as text; ``variants``: of each owner and job, with the owner's own values.
+    ``labels``: those of every series, as text; ``variants``: of each owner and job, with the owner's own values;
+    ``counts``: of metrics that have labels of their own, and maybe several values.
     """
 
     values: Values
     labels: str
     variants: tuple[tuple[str, Values], ...]
-    xid: int | None
-    xids: "Mapping[int, int]"
-    clocks: "Mapping[str, int]"
+    counts: "Mapping[str, Sequence[tuple[Pairs, float]]]"
 
 
 def render(collectors: Iterable[Collector], picture: Picture, options: ExporterOptions, hostname: str) -> bytes:
@@ -48,7 +47,7 @@ def render(collectors: Iterable[Collector], picture: Picture, options: ExporterO
     for collector in collectors:
         if collector.kind == "label":
             continue
-        series = [line for entity in entities for line in _series(collector.name, entity, options)]
+        series = [line for entity in entities for line in _series(collector.name, entity)]
         if series:
             lines += _head(collector.name, collector.kind, collector.help)
             lines += series
@@ -110,13 +109,13 @@ def _entities(picture: Picture, labels: Sequence[str], options: ExporterOptions,
         if devices.kind == "g" or (devices.kind == "f" and not gpu.instances):
             variants = _variants(picture, gpu, None, options)
             names = _text((*_gpu_labels(gpu, options), *host, *fields))
-            yield _Entity(gpu.values, names, variants, gpu.xid, gpu.xids, gpu.clocks)
+            yield _Entity(gpu.values, names, variants, _counts(gpu, gpu, options))
             continue
         for instance in gpu.instances:
             mig = (("GPU_I_PROFILE", instance.profile), ("GPU_I_ID", str(instance.number)))
             names = _text((*_gpu_labels(gpu, options), *mig, *host, *fields))
             variants = _variants(picture, gpu, instance, options)
-            yield _Entity(_of_instance(gpu, instance), names, variants, instance.xid, instance.xids, gpu.clocks)
+            yield _Entity(_of_instance(gpu, instance), names, variants, _counts(gpu, instance, options))
 
 
 def _of_instance(gpu: GpuSample, instance: Instance) -> Values:
@@ -149,35 +148,38 @@ def _owner_labels(owner: Owner, options: ExporterOptions) -> Pairs:
     if owner.vgpu:
         pairs = (*pairs, ("vgpu", owner.vgpu))
     if owner.claim and options.kubernetes_enable_dra:
-        pairs += tuple(zip(CLAIM_LABELS, owner.claim[3:], strict=True))
+        pairs += tuple(zip(CLAIM_LABELS, owner.claim, strict=True))
     return pairs
 
 
-def _series(name: str, entity: _Entity, options: ExporterOptions) -> Iterable[str]:
-    extra: Iterable[tuple[Pairs, float]]
-    if name == XID:
-        xid = entity.xid
-        message = XID_MESSAGES.get(xid or 0, "Unknown Error")
-        extra = [((("err_code", str(xid)), ("err_msg", message)), xid)] if xid is not None else []
-    elif name == XID_COUNT:
-        window = f"{options.xid_count_window_size * 1000:.0f}"
-        extra = [((("window_size_in_ms", window), ("xid", str(xid))), count) for xid, count in entity.xids.items()]
-    elif name == CLOCK_COUNT:
-        window = f"{options.clock_events_count_window_size * 1000:.0f}"
-        extra = [
-            ((("clock_event", event), ("window_size_in_ms", window)), count) for event, count in entity.clocks.items()
-        ]
+def _counts(
+    gpu: GpuSample, part: GpuSample | Instance, options: ExporterOptions
+) -> dict[str, list[tuple[Pairs, float]]]:
+    xid, message = part.xid, XID_MESSAGES.get(part.xid or 0, "Unknown Error")
+    xid_window = f"{options.xid_count_window_size * 1000:.0f}"
+    clock_window = f"{options.clock_events_count_window_size * 1000:.0f}"
+    return {
+        XID: [((("err_code", str(xid)), ("err_msg", message)), xid)] if xid is not None else [],
+        XID_COUNT: [
+            ((("window_size_in_ms", xid_window), ("xid", str(number))), count) for number, count in part.xids.items()
+        ],
+        CLOCK_COUNT: [
+            ((("clock_event", event), ("window_size_in_ms", clock_window)), count)
+            for event, count in gpu.clocks.items()
+        ],
+    }
+
+
+def _series(name: str, entity: _Entity) -> Iterable[str]:
+    if name in entity.counts:
+        rows = entity.counts[name]
     else:
-        value = entity.values.get(name)
-        if value is None:
-            return
+        rows = [((), entity.values[name])] if name in entity.values else []
+    for pairs, value in rows:
+        known = f"{entity.labels},{_text(pairs)}" if pairs else entity.labels
         for labels, own in entity.variants:
             separator = "," if labels else ""
-            yield f"{name}{{{entity.labels}{separator}{labels}}} {_number(own.get(name, value))}"
-        return
-    for pairs, number in extra:
-        for labels, _ in entity.variants:
-            yield f"{name}{{{','.join(filter(None, (entity.labels, _text(pairs), labels)))}}} {_number(number)}"
+            yield f"{name}{{{known}{separator}{labels}}} {_number(own.get(name, value))}"
 
 
 def _vfio(devices: Sequence[VfioDevice], options: ExporterOptions, host: Pairs) -> list[str]:

@@ -4,6 +4,7 @@ import os
 import re
 
 from ocigpu.kubernetes.exporter.owners import WHOLE
+from ocigpu.system.files import open_regular
 
 MAX_FILE, MAX_JOBS = 1 << 16, 64
 _NAME = re.compile(r"([0-9]{1,4})(?:\.([0-9]{1,4}))?")
@@ -21,11 +22,8 @@ def read_jobs(directory: str) -> dict[tuple[int, int], tuple[str, ...]]:
         if not parts:
             continue
         try:
-            with open(
-                os.path.join(directory, name), encoding="utf-8", errors="replace",
-                opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK),
-            ) as file:  # fmt: skip
-                words = file.read(MAX_FILE).split()
+            with open_regular(os.path.join(directory, name)) as file:
+                words = file.read(MAX_FILE).decode(errors="replace").split()
         except OSError:  # the job has ended just now
             continue
         jobs = tuple(dict.fromkeys(words))[:MAX_JOBS]

@@ -20,24 +20,11 @@ gpu-<minor>-mig-<number of the profile>-<first memory slice>-<memory slices>."""
 _OLD_MIG = re.compile(r"MIG-(GPU-[0-9a-fA-F-]+)/([0-9]{1,4})/[0-9]{1,4}")
 
 
-class OwningContainer(NamedTuple):
-    """A container of a pod and devices of one resource that it has."""
+class Claim(NamedTuple):
+    """A device of a resource claim (dynamic resource allocation)."""
 
-    pod: str
-    namespace: str
     name: str
-    resource: str
-    device_ids: tuple[str, ...]
-
-
-class Claimed(NamedTuple):
-    """A container of a pod and a device of a resource claim (dynamic resource allocation) that it has."""
-
-    pod: str
     namespace: str
-    name: str
-    claim: str
-    claim_namespace: str
     driver: str
     pool: str
     device: str
@@ -50,7 +37,15 @@ class Owner(NamedTuple):
     namespace: str
     container: str
     vgpu: str = ""
-    claim: Claimed | None = None
+    claim: Claim | None = None
+
+
+class Held(NamedTuple):
+    """A container and a device of a resource that it has."""
+
+    owner: Owner
+    resource: str
+    device_id: str
 
 
 class Owners(NamedTuple):
@@ -61,12 +56,12 @@ class Owners(NamedTuple):
 
 
 def find_owners(
-    containers: Iterable[OwningContainer],
+    held: Iterable[Held],
     gpus: Sequence[GpuSample],
     prefixes: Sequence[str],
     names: Sequence[str] = (),
     virtual: bool = False,
-    claimed: Iterable[Claimed] = (),
+    claimed: Iterable[Owner] = (),
 ) -> Owners:
     """Return the owners of everything in resources with these prefixes or names, and of claims of NVIDIA's driver.
 
@@ -77,19 +72,16 @@ def find_owners(
     found: dict[Key, dict[Owner, None]] = {}
     others: dict[tuple[str, str], dict[Owner, None]] = {}
     finder = _Finder(gpus)
-    for container in containers:
-        if not (container.resource in names or container.resource.startswith(tuple(prefixes))):
-            continue
-        for device_id in container.device_ids:
+    for owner, resource, device_id in held:
+        if resource in names or resource.startswith(tuple(prefixes)):
             keys, replica = finder.find(device_id)
-            owner = Owner(container.pod, container.namespace, container.name, replica if virtual else "")
             for key in keys:
-                found.setdefault(key, {})[owner] = None
+                found.setdefault(key, {})[owner._replace(vgpu=replica if virtual else "")] = None
             if not keys:
-                others.setdefault((container.resource, device_id), {})[owner] = None
-    for claim in claimed:
-        for key in finder.find_claimed(claim.device) if claim.driver == DRA_DRIVER else ():
-            found.setdefault(key, {})[Owner(claim.pod, claim.namespace, claim.name, claim=claim)] = None
+                others.setdefault((resource, device_id), {})[owner] = None
+    for owner in claimed:
+        for key in finder.find_claimed(owner.claim.device) if owner.claim and owner.claim.driver == DRA_DRIVER else ():
+            found.setdefault(key, {})[owner] = None
     return Owners({key: tuple(all_) for key, all_ in found.items()}, {key: tuple(all_) for key, all_ in others.items()})
 
 

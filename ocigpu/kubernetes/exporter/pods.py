@@ -7,7 +7,7 @@ import grpc
 from ocigpu.core.errors import printable
 from ocigpu.kubernetes.api import podresources_pb2 as pb
 from ocigpu.kubernetes.api.services import POD_RESOURCES, method, open_channel
-from ocigpu.kubernetes.exporter.owners import Claimed, OwningContainer
+from ocigpu.kubernetes.exporter.owners import Claim, Held, Owner
 
 DEADLINE = 10.0
 """Seconds for an answer."""
@@ -16,11 +16,11 @@ MAX_TEXT = 253
 
 
 class Listing(NamedTuple):
-    """``containers`` that have devices; ``claimed``: devices of resource claims; ``problem``: why none, in one line."""
+    """``held``: devices of containers; ``claimed``: by resource claims; ``problem``: why none, in one line."""
 
-    containers: tuple[OwningContainer, ...] = ()
+    held: tuple[Held, ...] = ()
     problem: str = ""
-    claimed: tuple[Claimed, ...] = ()
+    claimed: tuple[Owner, ...] = ()
 
 
 def list_containers(socket: str, seconds: float = DEADLINE) -> Listing:
@@ -31,22 +31,18 @@ def list_containers(socket: str, seconds: float = DEADLINE) -> Listing:
         except grpc.RpcError as error:
             reason = f"{error.code().name}: {error.details()}" if hasattr(error, "code") else str(error)
             return Listing(problem=f"{printable(socket, 300)}: {printable(reason, 300)}")
-    containers: list[OwningContainer] = []
-    claimed: list[Claimed] = []
+    held: list[Held] = []
+    claimed: list[Owner] = []
     for pod in answer.pod_resources:
-        place = (printable(pod.name, MAX_TEXT), printable(pod.namespace, MAX_TEXT))
         for container in pod.containers:
-            name = printable(container.name, MAX_TEXT)
-            containers += [
-                OwningContainer(*place, name, devices.resource_name, tuple(devices.device_ids))
-                for devices in container.devices
-            ]
-            claimed += [
-                Claimed(
-                    *place, name, printable(claim.claim_name, MAX_TEXT), printable(claim.claim_namespace, MAX_TEXT),
-                    device.driver_name, printable(device.pool_name, MAX_TEXT), printable(device.device_name, MAX_TEXT),
-                )
-                for claim in container.dynamic_resources
-                for device in claim.claim_resources  # by its name: newer kubelets have both CDI names under one device
-            ]  # fmt: skip
-    return Listing(tuple(containers), claimed=tuple(claimed))
+            name, namespace, inside = (printable(text, MAX_TEXT) for text in (pod.name, pod.namespace, container.name))
+            owner = Owner(name, namespace, inside)
+            for devices in container.devices:
+                held += [Held(owner, devices.resource_name, device_id) for device_id in devices.device_ids]
+            for claim in container.dynamic_resources:
+                # devices by their names: newer kubelets have both CDI names under one device
+                for device in claim.claim_resources:
+                    names = (claim.claim_name, claim.claim_namespace, device.driver_name)
+                    words = (printable(text, MAX_TEXT) for text in (*names, device.pool_name, device.device_name))
+                    claimed.append(owner._replace(claim=Claim(*words)))
+    return Listing(tuple(held), claimed=tuple(claimed))

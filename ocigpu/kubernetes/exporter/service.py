@@ -198,7 +198,7 @@ class ExporterService:
         if self.options.kubernetes:
             listing = self._list_containers()
             owners = find_owners(
-                listing.containers,
+                listing.held,
                 sample.gpus,
                 self.options.resource_prefixes,
                 self.options.nvidia_resource_names,
@@ -206,7 +206,7 @@ class ExporterService:
                 listing.claimed,
             )
             if self.options.kubernetes_virtual_gpus:
-                split = find_split(sample.gpus, owners.gpus, read_pod_uids(listing.containers))
+                split = find_split(sample.gpus, owners.gpus, read_pod_uids(listing.held))
             try:
                 facts = read_vfio_facts(find_roots(self.settings))
             except HostError as error:

@@ -5,12 +5,12 @@ kubelet's checkpoint tells, because its pod-resources interface has no UIDs.  Ne
 """
 
 import json
-import os
 import re
 from collections.abc import Iterable, Mapping
 
-from ocigpu.kubernetes.exporter.owners import WHOLE, Key, Owner, OwningContainer
+from ocigpu.kubernetes.exporter.owners import WHOLE, Held, Key, Owner
 from ocigpu.kubernetes.exporter.sample import GpuSample, Values
+from ocigpu.system.files import read_regular
 
 CHECKPOINT = "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"
 UTILIZATION, USED = "DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_FB_USED"
@@ -48,14 +48,13 @@ def find_split(
     return found
 
 
-def read_pod_uids(containers: Iterable[OwningContainer], path: str = CHECKPOINT) -> dict[Pod, str]:
-    """Return the UIDs of the pods of these containers, from the kubelet's checkpoint; {} when it cannot be read.
+def read_pod_uids(held: Iterable[Held], path: str = CHECKPOINT) -> dict[Pod, str]:
+    """Return the UIDs of the pods that have these devices, from the kubelet's checkpoint; {} when it cannot be read.
 
     Both tell which device a container has, and no device is given away twice.
     """
     try:
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-            document = json.loads(file.read(MAX_CHECKPOINT))
+        document = json.loads(read_regular(path, MAX_CHECKPOINT))
         by_device = {
             (str(entry["ResourceName"]), str(device_id)): str(entry["PodUID"])
             for entry in document["Data"]["PodDeviceEntries"] or ()
@@ -65,10 +64,9 @@ def read_pod_uids(containers: Iterable[OwningContainer], path: str = CHECKPOINT)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}
     return {
-        (container.namespace, container.pod): by_device[container.resource, device_id]
-        for container in containers
-        for device_id in container.device_ids
-        if (container.resource, device_id) in by_device
+        (each.owner.namespace, each.owner.pod): by_device[each.resource, each.device_id]
+        for each in held
+        if (each.resource, each.device_id) in by_device
     }
 
 
