@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import math
 import os
 import shutil
 import signal
@@ -17,8 +18,21 @@ from support import requirements
 from support.product import PROGRAMS
 
 from ocigpu.cdi import watch
-from ocigpu.cdi.watch import FIRST_RETRY, LONGEST_RETRY, LONGEST_WAIT, QUIET, Pace, Uevents, Watch, describe_event
+from ocigpu.cdi.watch import (
+    FIRST_RETRY,
+    LONGEST_RETRY,
+    LONGEST_WAIT,
+    QUIET,
+    RENEWAL,
+    SETTLING,
+    Pace,
+    Uevents,
+    Watch,
+    describe_event,
+)
 from ocigpu.core.settings import Settings
+from ocigpu.gpus import cached
+from ocigpu.gpus.cached import read_stamp
 from ocigpu.gpus.offer import GenerateOptions
 from ocigpu.sim.create import create_host
 from ocigpu.system import store as cache
@@ -128,6 +142,39 @@ def test_without_kernel_events_it_says_so_and_only_looks(
     assert signal.getsignal(signal.SIGTERM) is before
     (line,) = capsys.readouterr().out.splitlines()
     assert line == "warning: no kernel events (netlink socket: Operation not permitted): only looking at intervals"
+
+
+def test_facts_are_read_again_before_they_are_too_old(
+    host: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cached, "SETTLED", -1.0)  # the host was made just now
+    settings = read_settings(str(host / "config.toml"))
+    watcher = Watch(GenerateOptions(), settings, str(target))
+    watcher.step(Pace(5.0, 0.0), 0.0)
+    assert watcher.facts_due == SETTLING  # the specification was written
+    assert not read_stamp(settings)
+    watcher.renew_facts(SETTLING)
+    stamp = read_stamp(settings)
+    assert stamp
+    assert watcher.facts_due == SETTLING + RENEWAL
+    assert 0 < RENEWAL < cached.MAX_AGE - SETTLING
+    watcher.renew_facts(SETTLING + RENEWAL)
+    assert read_stamp(settings) not in ("", stamp)
+
+
+def test_no_gpu_is_woken_for_facts(host: Path, target: Path) -> None:
+    (host / "run/nvidia-persistenced/socket").unlink()
+    watcher = Watch(GenerateOptions(), read_settings(str(host / "config.toml")), str(target))
+    watcher.renew_facts(0.0)
+    assert watcher.facts_due == math.inf
+
+
+def test_a_host_without_a_driver_has_no_facts_to_read(host: Path, target: Path) -> None:
+    for name in ("proc", "sys", "usr"):
+        shutil.rmtree(host / name)
+    watcher = Watch(GenerateOptions(), read_settings(str(host / "config.toml")), str(target))
+    watcher.renew_facts(0.0)
+    assert watcher.facts_due == math.inf
 
 
 # Kernel events.

@@ -5,6 +5,7 @@ channels, nodes, settings and the loader's cache change without one: a cheap loo
 only makes it look earlier; what has changed is read from the host.
 """
 
+import contextlib
 import errno
 import math
 import os
@@ -18,6 +19,7 @@ from ocigpu.cdi.refresh import DEFAULT_OUTPUT, refresh
 from ocigpu.cdi.write import target_of
 from ocigpu.core.errors import OcigpuError, SettingsError, printable
 from ocigpu.core.settings import DEFAULT_PATH, Settings
+from ocigpu.gpus.cached import MAX_AGE, refresh_facts
 from ocigpu.gpus.fingerprint import explain_changes, read_fingerprint
 from ocigpu.gpus.offer import GenerateOptions
 from ocigpu.gpus.tree import find_roots
@@ -35,6 +37,12 @@ LONGEST_WAIT = 5.0
 FIRST_RETRY = 1.0
 LONGEST_RETRY = 60.0
 """Seconds until a failed refresh is tried again: doubling from the first to the longest."""
+SETTLING = 5.0
+"""Seconds after a change of the host at which its facts are read for the next start: younger changes are not kept."""
+RENEWAL = MAX_AGE - 60.0
+"""Seconds after which facts are read again, so that no start finds them too old."""
+AWAKE = "/run/nvidia-persistenced/socket"
+"""Of the daemon that keeps GPUs initialized: without it NVML wakes them."""
 
 ACTIONS = ("add", "remove", "change", "bind", "unbind")
 SUBSYSTEMS = ("module", "pci", "drm", "vfio", "kfd")
@@ -180,6 +188,8 @@ class Watch:
         self._done: Observed | None = None
         self._seen: Observed | None = None
         self._warned: tuple[str, ...] = ()
+        self.facts_due = math.inf
+        """When the facts for the next starts are read, as :class:`Pace` has it."""
 
     def run(self, interval: float, also: Callable[[], None] | None = None) -> None:
         """Refresh now and after each change of the host, looking every ``interval`` seconds.
@@ -210,7 +220,7 @@ class Watch:
         also_due = pace.due if also else math.inf
         state = "READY=1"
         while True:
-            left = min(pace.due, also_due) - time.monotonic()
+            left = min(pace.due, also_due, self.facts_due) - time.monotonic()
             readable = signals.wait(left, *([uevents.fileno()] if uevents else []))
             if signals.stopping:
                 return
@@ -223,9 +233,19 @@ class Watch:
                 self.step(pace, now)
                 notify_service_manager(state)
                 state = ""
+            if now >= self.facts_due:
+                self.renew_facts(now)
             if also and now >= also_due:
                 also()
                 also_due = now + interval
+
+    def renew_facts(self, now: float) -> None:
+        """Read the facts for the next starts, and again before they end by age if no GPU has to wake up for that."""
+        self.facts_due = math.inf
+        with contextlib.suppress(OcigpuError):  # a start says it
+            facts = refresh_facts(self.settings).facts
+            if any(file.container_path == AWAKE for file in facts.sockets):
+                self.facts_due = now + RENEWAL
 
     def step(self, pace: Pace, now: float) -> None:
         """Look at the host, and refresh when it has changed and is quiet; tells ``pace`` what came of it."""
@@ -243,6 +263,7 @@ class Watch:
                 pace.succeeded(now)
             elif pace.may_retry(now):
                 self._refresh(observed, reasons)
+                self.facts_due = now + SETTLING
                 pace.succeeded(now)
             else:
                 pace.wait(now)

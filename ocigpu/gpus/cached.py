@@ -5,7 +5,9 @@ this is as it was: version of this program, boot, fingerprint (driver, GPUs, MIG
 times of every file that was looked at; what was not there is still not there.  What only NVML tells, such as a GPU that
 has fallen off the bus, is asked again after :data:`MAX_AGE` seconds.  The small texts of procfs are read each time.
 
-That the fingerprint is the same is seen without computing it, as a rule: what it was made of is read and compared.
+Most starts see that with half of the work.  That the fingerprint is the same is seen without computing it: what it was
+made of is read and compared.  That links lead where they led, and that what was not there is not, is seen by the times
+of their directories (:func:`_shorten`).
 """
 
 import os
@@ -24,9 +26,13 @@ from ocigpu.system.store import open_cache, read_kept, write_kept
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from typing import NamedTuple
 
     from ocigpu.core.facts import HostFacts
+
+    Notes = dict[str, int]
+    Places = list[tuple[str, bool]]
 else:
     from ocigpu.core.record import NamedTuple
 
@@ -39,6 +45,8 @@ PATIENCE = 5.0
 PREFIX = "facts-"
 SPARE = 16
 """Files for other settings that may stay."""
+MODE, CTIME = 2, 5
+"""Where a state has the mode, and the time of the last change."""
 UNUSABLE = (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError)
 """What a file raises that this code did not write."""
 NO_CACHE = "there is no cache directory that only this user can write"
@@ -130,28 +138,35 @@ def _name(settings: Settings) -> str:
 
 
 class _Kept(NamedTuple):
-    """What is in the file: its key, when it was made, states of places, notes of readings, and the facts as JSON."""
+    """What is in the file: its key, when it was made, what shows that it holds, and the facts as JSON.
+
+    ``made``: seconds since the boot; ``begun``: when reading began, by the clock that files have their times of.
+    ``notes``: readings that the key was made of.  ``brief``: places that are enough as a rule, (path, whether what a
+    directory holds counts), and the checksum of their states; ``states``: the same of all places, as JSON.
+    """
 
     key: str
     made: float
-    states: "list[tuple[str, bool, list[int]]]"
-    notes: "dict[str, int]"
+    begun: float
+    notes: "Notes"
+    brief: "tuple[Places, int]"
+    states: str
     facts: str
 
 
 def _read(directory: int, settings: Settings) -> _Kept | None:
-    lines = read_kept(directory, _name(settings), 3)
+    lines = read_kept(directory, _name(settings), 4)
     if not lines:
         return None
     try:
-        made, states, notes = rawjson.parse(lines[1].decode())
-        return _Kept(lines[0].decode(), made, states, notes, lines[2].decode())
+        made, begun, notes, brief = rawjson.parse(lines[1].decode())
+        return _Kept(lines[0].decode(), made, begun, notes, brief, lines[2].decode(), lines[3].decode())
     except (ValueError, TypeError, RecursionError):  # written by other code of this version
         return None
 
 
 def _write(directory: int, settings: Settings, kept: _Kept) -> bool:
-    lines = (kept.key, rawjson.dump((kept.made, kept.states, kept.notes)), kept.facts)
+    lines = (kept.key, rawjson.dump((kept.made, kept.begun, kept.notes, kept.brief)), kept.states, kept.facts)
     return write_kept(directory, _name(settings), [line.encode() for line in lines], PREFIX, SPARE)
 
 
@@ -174,25 +189,32 @@ def _load(directory: int, settings: Settings) -> "tuple[HostFacts | None, float]
 def _holds(directory: int, settings: Settings, kept: _Kept) -> bool:
     """Tell whether nothing that facts were read from has changed.
 
-    Where only something has that does not matter (a device of another kind was added to /dev), it is noted anew.
+    Where only something has that does not matter (a device of another kind was added to /dev, a file of somebody else
+    to a directory), it is noted anew.
     """
     if not 0 <= _now() - kept.made < MAX_AGE or not kept.key.startswith(f"{_begin_of_key()} "):
         return False
-    if any(_state(path, searched) != was for path, searched, was in kept.states):
-        return False
+    brief, notes = kept.brief, kept.notes
+    if _checksum(_states(brief[0])) != brief[1]:
+        places, checksum = rawjson.parse(kept.states)
+        states = _states(places)
+        if _checksum(states) != checksum:
+            return False
+        brief = _shorten(places, states, kept.begun)
     try:
-        if is_as_noted(kept.notes):
-            return True
+        as_noted = is_as_noted(notes)
     except HostError:  # the long way says what it is
         return False
-    key, notes = _noted_key(settings)
-    if key != kept.key:
-        return False
-    _write(directory, settings, kept._replace(notes=notes))
+    if not as_noted:
+        key, notes = _noted_key(settings)
+        if key != kept.key:
+            return False
+    if not as_noted or brief is not kept.brief:
+        _write(directory, settings, kept._replace(notes=notes, brief=brief))
     return True
 
 
-def _noted_key(settings: Settings) -> tuple[str, "dict[str, int]"]:
+def _noted_key(settings: Settings) -> "tuple[str, Notes]":
     """Return the key, and notes of everything that was read for it."""
     notes = note_readings()
     try:
@@ -206,21 +228,58 @@ def _store(directory: int, settings: Settings) -> "tuple[HostFacts, str]":
     from ocigpu.core.facts import facts_to_json
     from ocigpu.gpus.nvidia.discover import read_host_facts_and_places
 
-    (key, notes), begin = _noted_key(settings), time.time()
-    facts, places = read_host_facts_and_places(settings)
+    (key, notes), begun = _noted_key(settings), time.time()
+    facts, looked = read_host_facts_and_places(settings)
     if facts.source != "nvml":
         return facts, "NVML gave no answer"
     if any(gpu.error for gpu in facts.gpus):
         return facts, "a GPU cannot be used"
-    states = [(path, searched, _state(path, searched)) for path, searched in places.items()]
+    places = [item for item in looked.items() if f"node {item[0]}" not in notes or os.path.islink(item[0])]
+    states = _states(places)
     # the change time, which nobody can set: what changed since it was read, however long NVML took to answer, is not
     # what was read, and a change shortly before may have been followed by one that does not show
-    changed = max((was[5] for _, _, was in states if len(was) > 5), default=0) / 1e9
-    if _key(settings) != key or begin - changed <= SETTLED:
+    changed = max((was[CTIME] for was in states if len(was) > CTIME), default=0) / 1e9
+    if not is_as_noted(notes) or begun - changed <= SETTLED:
         return facts, "the host has just changed"
-    if not _write(directory, settings, _Kept(key, _now(), states, notes, rawjson.dump(facts_to_json(facts)))):
+    brief = _shorten(places, states, begun)
+    kept = rawjson.dump((places, _checksum(states))), rawjson.dump(facts_to_json(facts))
+    if not _write(directory, settings, _Kept(key, _now(), begun, notes, brief, *kept)):
         return facts, "the file cannot be written"
     return facts, ""
+
+
+def _shorten(places: "Places", states: list[list[int]], begun: float) -> "tuple[Places, int]":
+    """Return places that are enough as long as no directory changes, and the checksum of their states.
+
+    A link and a name that is not there are left to the times of their directory: every name that is made, removed or
+    replaced changes them (inode(7)).  A file can be written in place and mounted on, a directory mounted on: they are
+    looked at themselves.  So is all in a directory that has changed since ``begun`` or shortly before: it will do so
+    again, or has done so already without showing it.
+    """
+    brief: dict[str, tuple[bool, list[int]]] = {}
+    directories: dict[str, list[int]] = {}
+    for (path, searched), state in zip(places, states, strict=True):
+        if not state or stat.S_ISLNK(state[MODE]):
+            directory = os.path.dirname(path)
+            if directory not in directories:
+                whole = _state(directory, True)
+                quiet = bool(whole) and stat.S_ISDIR(whole[MODE]) and begun - whole[CTIME] / 1e9 > SETTLED
+                directories[directory] = whole if quiet else []
+            if directories[directory]:
+                brief[directory] = True, directories[directory]
+                continue
+        brief.setdefault(path, (searched, state))
+    return [(path, searched) for path, (searched, _) in brief.items()], _checksum(
+        [state for _, state in brief.values()]
+    )
+
+
+def _states(places: "Iterable[tuple[str, bool]]") -> list[list[int]]:
+    return [_state(path, searched) for path, searched in places]
+
+
+def _checksum(states: list[list[int]]) -> int:
+    return crc32(repr(states).encode())
 
 
 def _state(path: str, searched: bool) -> list[int]:
@@ -234,7 +293,7 @@ def _state(path: str, searched: bool) -> list[int]:
     except OSError:
         return []
     identity = [status.st_dev, status.st_ino, status.st_mode]
-    if stat.S_ISDIR(status.st_mode) and not searched:
+    if not searched and stat.S_ISDIR(status.st_mode):
         return identity
     return [*identity, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
 

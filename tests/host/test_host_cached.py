@@ -231,6 +231,28 @@ def test_what_is_nobodys_business_changes_nothing(kept: Kept) -> None:
     assert kept.is_used()
 
 
+def test_a_start_looks_at_directories_instead_of_what_they_hold(kept: Kept) -> None:
+    proof = json.loads(unseal(kept.files[0].read_bytes()).split(b"\n")[1])
+    paths = {path.removeprefix(str(kept.root)): searched for path, searched in proof[3][0]}
+    assert paths[f"/{LIBRARIES}"]
+    assert f"/{LIBRARIES}/libcuda.so.1" not in paths  # a link
+    assert "/usr/sbin" not in paths  # not there
+    assert "/dev/nvidia0" not in paths  # among the readings for the key
+    assert f"/{CUDA}" in paths  # can be written in place
+
+
+def test_a_directory_that_has_changed_is_no_longer_relied_on(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cached, "SETTLED", 0.0)
+    write_new(kept.root / LIBRARIES / "libother.so.1")
+    assert kept.is_used()
+    noted = kept.files[0].read_bytes()
+    write_new(kept.root / LIBRARIES / "libother.so.2")
+    assert kept.is_used()
+    assert kept.files[0].read_bytes() == noted
+    repoint(kept.root / LIBRARIES / "libcuda.so.1", "libnvidia-ml.so.1")
+    assert not kept.is_used()
+
+
 def test_settings_have_facts_of_their_own(kept: Kept) -> None:
     shutil.copy(kept.root / "etc/ld.so.cache", kept.root / "etc/other.cache")
     kept.settings = kept.settings._replace(driver_ldcache="/etc/other.cache")
@@ -266,16 +288,23 @@ def make_link(path: Path) -> None:
 
 
 def grow_old(path: Path) -> None:
-    key, states, facts = unseal(path.read_bytes()).split(b"\n")
-    made, *rest = json.loads(states)
-    path.write_bytes(seal(b"\n".join((key, json.dumps([made - cached.MAX_AGE, *rest]).encode(), facts))))
+    key, proof, states, facts = unseal(path.read_bytes()).split(b"\n")
+    made, *rest = json.loads(proof)
+    path.write_bytes(seal(b"\n".join((key, json.dumps([made - cached.MAX_AGE, *rest]).encode(), states, facts))))
 
 
 def edit_lines(path: Path, edit: Callable[[Any, Any], object]) -> None:
-    key, states, facts = unseal(path.read_bytes()).split(b"\n")
-    one, two = json.loads(states), json.loads(facts)
+    key, proof, states, facts = unseal(path.read_bytes()).split(b"\n")
+    one, two = json.loads(proof), json.loads(facts)
     edit(one, two)
-    path.write_bytes(seal(b"\n".join((key, json.dumps(one).encode(), json.dumps(two).encode()))))
+    path.write_bytes(seal(b"\n".join((key, json.dumps(one).encode(), states, json.dumps(two).encode()))))
+
+
+def spoil_states(path: Path) -> None:
+    """Let the quick look fail, and what the long one compares be no JSON."""
+    edit_lines(path, lambda proof, _: proof[3].__setitem__(1, 0))
+    key, proof, _, facts = unseal(path.read_bytes()).split(b"\n")
+    path.write_bytes(seal(b"\n".join((key, proof, b"{", facts))))
 
 
 SPOILED: dict[str, Callable[[Path], object]] = {
@@ -286,12 +315,15 @@ SPOILED: dict[str, Callable[[Path], object]] = {
     "truncated in its key": cut(20),
     "truncated in its facts": cut(6000),
     "a flipped bit": flip,
-    "no JSON": lambda path: write_lines(path, b"{", b"{"),
-    "other JSON": lambda path: write_lines(path, b"[0,[]]", b"{}"),
-    "JSON of another form": lambda path: write_lines(path, b"[1]", b"[]"),
-    "strange paths": lambda path: write_lines(path, rb'[0,[[1,2,3],["a\u0000b",0,[]]]]', b"{}"),
+    "no JSON": lambda path: write_lines(path, b"{", b"{", b"{"),
+    "other JSON": lambda path: write_lines(path, b"[0,[]]", b"[]", b"{}"),
+    "JSON of another form": lambda path: write_lines(path, b"[1]", b"[]", b"[]"),
+    "of the form of an earlier version": lambda path: write_lines(path, b"[0,[],{}]", b"{}"),
+    "strange paths": lambda path: edit_lines(path, lambda proof, _: proof[3][0].append(["a\0b", False])),
+    "states that are none": spoil_states,
+    "places of another form": lambda path: edit_lines(path, lambda proof, _: proof[3][0].append([1, 2, 3])),
     "a note of a number without end": lambda path: edit_lines(
-        path, lambda states, _: states[2].update({f"{10**30} /proc/version": 1})
+        path, lambda proof, _: proof[2].update({f"{10**30} /proc/version": 1})
     ),
     "procfs at what is no path": lambda path: edit_lines(path, lambda _, facts: facts.update(proc_driver="/a\0b")),
     "deep": lambda path: write_lines(path, b"[" * 100000, b"{}"),

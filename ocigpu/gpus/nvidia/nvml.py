@@ -102,7 +102,7 @@ def start_nvml(library: str, roots: Roots, seconds: float = DEADLINE) -> NvmlChi
     parent = os.getpid()
 
     def work(pipe: int) -> bytes:
-        # ctypes costs 4 ms: here they overlap with our own reading
+        # here it overlaps with our own reading
         from ocigpu.gpus.nvidia.nvml_child import DriverPlace, answer_in_child
 
         return answer_in_child(parent, pipe, DriverPlace(path, chroot, roots.host))

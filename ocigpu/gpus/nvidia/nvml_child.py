@@ -1,16 +1,16 @@
 """What runs in a process that asks NVML: the closed library never runs in our own process.
 
 :func:`enter` gives up every privilege before the library is loaded.  The facts of a host are asked for here, in a
-forked child of programs that have no time for more than ctypes; other questions are in :mod:`~.nvml_verbs`.
+forked child of programs that have no time for ctypes; other questions are in :mod:`~.nvml_verbs`.
 Function names, structures and numbers: nvml.h of the driver's development kit.
 """
 
-import ctypes
 import os
 import stat
 import struct
 
 from ocigpu.core import rawjson
+from ocigpu.system import foreign as ctypes
 from ocigpu.system import libc  # noqa: F401 - which dropping rights loads, and below another root cannot
 from ocigpu.system.child import OVERFLOW_ID, drop_rights, end_with, isolate
 
@@ -31,6 +31,9 @@ NVML_ERROR_RESET_REQUIRED = 16
 NVML_ERROR_GPU_NOT_FOUND = 28
 FATAL = (NVML_ERROR_GPU_IS_LOST, NVML_ERROR_RESET_REQUIRED, NVML_ERROR_GPU_NOT_FOUND)
 """Errors that mean the GPU cannot be used, whatever was asked."""
+
+MISSING = (AttributeError, OSError)
+"""What a library raises that has no such function."""
 
 _TEXT_SIZE = 96
 _PCI_INFO_SIZE = 256  # more than any version of nvmlPciInfo_t
@@ -95,7 +98,7 @@ def _enter_root(chroot: str) -> bool:
     # the C library in use is the host's: what the driver's library links must be of the same build
     for name in ("libm.so.6", "libdl.so.2", "librt.so.1", "libpthread.so.0", "libgcc_s.so.1"):
         try:
-            ctypes.CDLL(name)
+            ctypes.CDLL(name, use_errno=True)
         except OSError:
             continue
     try:
@@ -108,7 +111,7 @@ def _enter_root(chroot: str) -> bool:
 
 def _ask(library: str) -> "dict[str, Any]":
     try:
-        nvml = ctypes.CDLL(library)
+        nvml = ctypes.CDLL(library, use_errno=True)
     except OSError as error:
         return {"load": str(error)}
     client = _Client(nvml)
@@ -131,16 +134,16 @@ class _Client:
 
     def call(self, name: str, *arguments: "Any") -> int:
         try:
-            function = getattr(self.nvml, name)
-        except AttributeError:
+            function = self.nvml[name]
+        except MISSING:
             return NVML_ERROR_FUNCTION_NOT_FOUND
         return int(function(*arguments))
 
     def text(self, code: int) -> str:
         """Return the library's words for a code, e.g. "GPU is lost (NVML 15)"."""
         try:
-            function = self.nvml.nvmlErrorString
-        except AttributeError:
+            function = self.nvml["nvmlErrorString"]
+        except MISSING:
             return f"NVML {code}"
         function.restype = ctypes.c_char_p
         words = function(code) or b"unknown error"
