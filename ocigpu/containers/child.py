@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from ocigpu.containers.believed import Container, process_of
 from ocigpu.core.errors import OcigpuError
 from ocigpu.system.child import Child
 
@@ -55,3 +56,17 @@ def look_below(root: str, look: Callable[[int], Any]) -> Any:
         return look(os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
 
     return ask_child(look_there)
+
+
+def look_into(container: Container, look: Callable[[int], Any]) -> tuple[Any, str]:
+    """Return what ``look`` finds with a descriptor of /proc/<pid> of a container's first process, as its directory.
+
+    None, and why nothing was found, for whatever goes wrong.
+    """
+    try:
+        with process_of(container) as proc_fd:
+            return ask_child(lambda: look(proc_fd)), ""
+    except OcigpuError as error:
+        return None, error.message
+    except OSError as error:
+        return None, f"its files cannot be looked at: {error.strerror or error}"

@@ -9,6 +9,7 @@ import copy
 import json
 import shutil
 import sys
+from collections import Counter
 from typing import Any, NamedTuple
 
 from ocigpu.bundle.edit import is_own_rule, take_back
@@ -247,13 +248,10 @@ def _list_changes(old: list[Any], new: list[Any], path: str) -> list[Change]:
 
 def _missing(entries: list[str], others: list[str]) -> list[int]:
     """Return the places of entries that the other list has not, or not so often."""
-    left: dict[str, int] = {}
-    for entry in others:
-        left[entry] = left.get(entry, 0) + 1
+    left = Counter(others)
     places = []
     for place, entry in enumerate(entries):
-        if left.get(entry, 0):
-            left[entry] -= 1
-        else:
+        left[entry] -= 1
+        if left[entry] < 0:
             places.append(place)
     return places

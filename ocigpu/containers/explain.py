@@ -9,8 +9,8 @@ from ocigpu.bundle.rootfs import MAX_LD_CACHE
 from ocigpu.cdi.compare import edit_rows
 from ocigpu.cdi.registry import read_registry
 from ocigpu.containers.asked import describe_users, find_users, tell_origin
-from ocigpu.containers.believed import Container, process_of
-from ocigpu.containers.child import ask_child, look_below
+from ocigpu.containers.believed import Container
+from ocigpu.containers.child import look_below, look_into
 from ocigpu.containers.difference import REPLACED_NOTE, find_original
 from ocigpu.containers.find import Target, open_root
 from ocigpu.containers.planned import Planned, plan_bundle
@@ -195,13 +195,9 @@ def _look_at_steps(plan: Plan, container: Container) -> tuple[list[Step], list[s
             for action in plan.actions
         ]
 
-    try:
-        with process_of(container) as proc_fd:
-            states: list[str] = ask_child(lambda: look(proc_fd))
-    except OcigpuError as error:
-        return _plan_steps(plan, {}), [*notes, error.message]
-    except OSError as error:
-        return _plan_steps(plan, {}), [*notes, f"its files cannot be looked at: {error.strerror or error}"]
+    states, problem = look_into(container, look)
+    if problem:
+        return _plan_steps(plan, {}), [*notes, problem]
     now = dict(enumerate(states))
     for place, action in enumerate(plan.actions if not allowed.unknown else ()):
         number = (action.node.major, action.node.minor) if isinstance(action, Node) else ()

@@ -133,12 +133,8 @@ def _try_path(root_fd: int, node: DeviceNode) -> tuple[str, str]:
     except OSError as error:
         return "", _name(error)
     try:
-        status = os.fstat(fd)
-        if not stat.S_ISCHR(status.st_mode):
-            return _FILE_KINDS.get(stat.S_IFMT(status.st_mode), "file"), ""
-        if status.st_rdev != os.makedev(node.major, node.minor):
-            return _number(status), ""
-        return _number(status), _open(f"fd/{fd}")
+        found = ProbedFile(_kind(os.fstat(fd)))
+        return found.kind, _open(f"fd/{fd}") if found.is_device(node) else ""
     finally:
         os.close(fd)
 
@@ -168,13 +164,13 @@ def _look_at(root_fd: int, path: str) -> ProbedFile:
         status = os.fstat(fd)
     finally:
         os.close(fd)
+    return ProbedFile(_kind(status), status.st_dev, status.st_ino)
+
+
+def _kind(status: os.stat_result) -> str:
     if stat.S_ISCHR(status.st_mode):
-        return ProbedFile(_number(status), status.st_dev, status.st_ino)
-    return ProbedFile(_FILE_KINDS.get(stat.S_IFMT(status.st_mode), "file"), status.st_dev, status.st_ino)
-
-
-def _number(status: os.stat_result) -> str:
-    return f"c {os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
+        return f"c {os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
+    return _FILE_KINDS.get(stat.S_IFMT(status.st_mode), "file")
 
 
 def _name(error: OSError) -> str:

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from ocigpu.bundle.edit import PROC_DRIVER
 from ocigpu.containers.attached import AttachRecord, read_record
-from ocigpu.containers.believed import Container, process_of, read_config_of
-from ocigpu.containers.child import ask_child
+from ocigpu.containers.believed import Container, read_config_of
+from ocigpu.containers.child import ask_child, look_into
 from ocigpu.containers.rules import Allowed, Number, listed_nodes, read_allowed, read_granted
 from ocigpu.core.config_json import CDI_DEVICES, DECLARED, OUR_HOOK, VENDOR_HOOKS, get_list, get_object, is_path
 from ocigpu.core.errors import OcigpuError, SpecError
@@ -300,14 +300,10 @@ def _look_for_nodes(container: Container, nodes: Sequence[DeviceNode], notes: li
             if present is not None and (present.major, present.minor) == (node.major, node.minor)
         ]
 
-    try:
-        with process_of(container) as proc_fd:
-            return list(ask_child(lambda: look(proc_fd)))
-    except OcigpuError as error:
-        notes.append(error.message)
-    except OSError as error:
-        notes.append(f"its files cannot be looked at: {error.strerror or error}")
-    return []
+    found, problem = look_into(container, look)
+    if problem:
+        notes.append(problem)
+    return found or []
 
 
 # processes
