@@ -59,6 +59,9 @@ uninstall: ## remove what make install put into PREFIX
 docs: ## write the pages of docs/ that are made of the program: COMMANDS, SETTINGS, ERRORS, TROUBLESHOOTING, DOCTOR
 	@.venv/bin/python packaging/documents.py docs
 
+protocols: ## generate the modules of the kubelet's interfaces from ocigpu/kubernetes/api/*.proto
+	@.venv/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. ocigpu/kubernetes/api/*.proto
+
 format: ## format and fix the sources
 	@.venv/bin/ruff format -q . && .venv/bin/ruff check -q --fix .
 
@@ -66,4 +69,4 @@ clean: ## remove what the targets above made in this directory
 	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help demo test test-all bench load fuzz security gpu-test install deb rpm uninstall docs format clean
+.PHONY: help demo test test-all bench load fuzz security gpu-test install deb rpm uninstall docs protocols format clean

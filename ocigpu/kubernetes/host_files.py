@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 from ocigpu.core.errors import HostError
 from ocigpu.system.files import replace_link
-from ocigpu.system.paths import make_directories, open_in_root
+from ocigpu.system.paths import make_directories, open_in_root, opened
 
 VERSIONS = "versions"
 CURRENT = "current"
@@ -106,8 +106,8 @@ class HostFiles:
                 with self._open("", above=True) as parent:
                     os.rmdir(os.path.basename(self.prefix), dir_fd=parent)
 
-    def _root(self) -> contextlib.AbstractContextManager[int]:
-        return _closing(os.open(self.host_root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+    def _root(self) -> opened:
+        return opened(os.open(self.host_root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
 
     def _make(self, path: str) -> None:
         with self._root() as root_fd:
@@ -120,7 +120,7 @@ class HostFiles:
                 fd = open_in_root(root_fd, "/run/ocigpu", _DIRECTORY)
         except OSError:  # nothing has run yet
             return
-        with _closing(fd):
+        with opened(fd):
             for name in os.listdir(fd):
                 if name.startswith("next-"):
                     os.unlink(name, dir_fd=fd)
@@ -136,7 +136,7 @@ class HostFiles:
                 if not missing_ok:
                     raise
                 fd = -1
-        with _closing(fd):
+        with opened(fd) if fd >= 0 else contextlib.nullcontext(fd):
             yield fd
 
     @contextlib.contextmanager
@@ -146,15 +146,6 @@ class HostFiles:
         except (OSError, shutil.Error) as error:
             cause = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             raise install_error(f"{action} below {self.host_root}: {cause}") from error
-
-
-@contextlib.contextmanager
-def _closing(fd: int) -> Iterator[int]:
-    try:
-        yield fd
-    finally:
-        if fd >= 0:
-            os.close(fd)
 
 
 def _read_link(fd: int) -> str:

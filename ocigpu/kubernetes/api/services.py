@@ -10,7 +10,7 @@ import grpc
 from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
-from ocigpu.kubernetes.api import deviceplugin_pb2, pluginregistration_pb2, podresources_pb2
+from ocigpu.kubernetes.api import deviceplugin_pb2, podresources_pb2
 
 REGISTRATION = deviceplugin_pb2.DESCRIPTOR.services_by_name["Registration"]
 """Of the kubelet: plugins announce themselves."""
@@ -18,8 +18,6 @@ DEVICE_PLUGIN = deviceplugin_pb2.DESCRIPTOR.services_by_name["DevicePlugin"]
 """Of a plugin."""
 POD_RESOURCES = podresources_pb2.DESCRIPTOR.services_by_name["PodResourcesLister"]
 """Of the kubelet: which containers have which devices."""
-PLUGIN_WATCHER = pluginregistration_pb2.DESCRIPTOR.services_by_name["Registration"]
-"""Of a plugin that the kubelet's plugin watcher finds."""
 
 
 def serve(service: ServiceDescriptor, functions: Mapping[str, Callable[[Any, grpc.ServicerContext], Any]]) -> Any:

@@ -10,7 +10,7 @@ import json
 import os
 import select
 import time
-from collections import deque
+from collections import Counter, defaultdict, deque
 from typing import Any
 
 import pynvml
@@ -77,6 +77,23 @@ def main(parent: str, library: str, chroot: str, simulation: str, gpu_directory:
             sampler.wait()
 
 
+class Window:
+    """What has happened lately, and when."""
+
+    def __init__(self) -> None:
+        self._events: deque[tuple[float, int]] = deque(maxlen=MAX_EVENTS)
+
+    def note(self, event: int) -> None:
+        self._events.append((time.monotonic(), event))
+
+    def last(self, seconds: float) -> list[int]:
+        """Return the events of these seconds, and forget the older ones."""
+        limit = time.monotonic() - seconds
+        while self._events and self._events[0][0] < limit:
+            self._events.popleft()
+        return [event for _, event in self._events]
+
+
 class NvmlSampler:
     """Knows what is wanted, holds NVML open, and remembers events."""
 
@@ -93,8 +110,8 @@ class NvmlSampler:
         self.watched: set[str] = set()
         self.gpm: dict[tuple[str, int | None], Gpm | None] = {}
         self.last_xid: dict[tuple[str, int], int] = {}
-        self.recent: dict[tuple[str, int], deque[tuple[float, int]]] = {}
-        self.reasons: dict[str, deque[tuple[float, int]]] = {}
+        self.recent: defaultdict[tuple[str, int], Window] = defaultdict(Window)
+        self.reasons: defaultdict[str, Window] = defaultdict(Window)
         self.process_time: dict[str, int] = {}
 
     def order(self, orders: dict[str, Any]) -> None:
@@ -261,7 +278,7 @@ class NvmlSampler:
                 "profile": profile.rpartition("c.")[2],  # "1c.2g.10gb" is part of the instance 2g.10gb
                 "values": {name: value for name, value in values.items() if name in wanted},
                 "xid": xid or xid_of_all,
-                "xids": {key: xids.get(key, 0) + xids_of_all.get(key, 0) for key in {**xids, **xids_of_all}},
+                "xids": xids + xids_of_all,
                 "start": _start(handle, instance),
             }
         return list(instances.values())
@@ -309,17 +326,13 @@ class NvmlSampler:
             return
         key = (uuid, event.gpuInstanceId)
         self.last_xid[key] = event.eventData
-        self.recent.setdefault(key, deque(maxlen=MAX_EVENTS)).append((time.monotonic(), event.eventData))
+        self.recent[key].note(event.eventData)
 
-    def _xids(self, uuid: str, instance: int) -> tuple[int | None, dict[int, int]]:
+    def _xids(self, uuid: str, instance: int) -> tuple[int | None, "Counter[int]"]:
         """Return the last XID, 0 for none yet and None where none is reported, and how many there were of each."""
         if uuid not in self.watched and (uuid, instance) not in self.last_xid:
-            return None, {}
-        recent = self.recent.get((uuid, instance), deque())
-        _forget(recent, self.orders["window"])
-        counts: dict[int, int] = {}
-        for _, number in recent:
-            counts[number] = counts.get(number, 0) + 1
+            return None, Counter()
+        counts = Counter(self.recent[uuid, instance].last(self.orders["window"]))
         return self.last_xid.get((uuid, instance), 0), counts
 
     def _count_clocks(self, handle: Any, uuid: str, gpu: dict[str, Any], wanted: frozenset[str]) -> None:
@@ -327,10 +340,9 @@ class NvmlSampler:
         reasons = try_(read_clock_reasons, handle) if CLOCK_COUNT in wanted else None
         if not reasons:
             return
-        recent = self.reasons.setdefault(uuid, deque(maxlen=MAX_EVENTS))
-        recent.append((time.monotonic(), reasons["DCGM_FI_DEV_CLOCKS_EVENT_REASONS"]))
-        _forget(recent, self.orders["clock_window"])
-        gpu["clocks"] = {name: sum(bool(held & bit) for _, held in recent) for name, bit in CLOCK_EVENTS.items()}
+        self.reasons[uuid].note(reasons["DCGM_FI_DEV_CLOCKS_EVENT_REASONS"])
+        held = self.reasons[uuid].last(self.orders["clock_window"])
+        gpu["clocks"] = {name: sum(bool(each & bit) for each in held) for name, bit in CLOCK_EVENTS.items()}
 
     def _processes(self, handle: Any, uuid: str) -> list[list[int]]:
         """Return pid, MiB of memory and percent of GPU time of each process."""
@@ -354,12 +366,6 @@ def _start(handle: Any, instance: int) -> int:
     found = try_(pynvml.nvmlDeviceGetGpuInstanceById, handle, instance)
     info = try_(pynvml.nvmlGpuInstanceGetInfo, found) if found is not None else None
     return -1 if info is None else int(info.placement.start)
-
-
-def _forget(recent: deque[tuple[float, int]], window: float) -> None:
-    limit = time.monotonic() - window
-    while recent and recent[0][0] < limit:
-        recent.popleft()
 
 
 def _list(directory: str) -> list[str]:
