@@ -7,7 +7,7 @@ obeyed or refused with a reason, none is read and forgotten.  Only :func:`read_c
 import fnmatch
 import re
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ocigpu.cdi.hook_words import HOOK_NAMES
 from ocigpu.core.errors import quoted
@@ -20,7 +20,7 @@ from ocigpu.kubernetes.options import (
     read_table,
     read_text,
 )
-from ocigpu.kubernetes.schema import FILE, MAX_BYTES, TABLE, ConfigFile, NamePattern, parse_config_file
+from ocigpu.kubernetes.schema import MAX_BYTES, TABLE, parse_config_file
 from ocigpu.kubernetes.sharing import Sharing, parse_sharing, resource_name
 
 CDI_STRATEGIES = ("cdi-annotations", "cdi-cri")
@@ -82,7 +82,7 @@ OPTIONS = read_table(TABLE, PluginOptions._field_defaults)
 def configure(
     flags: Mapping[str, str],
     environment: Mapping[str, str],
-    file: ConfigFile | None = None,
+    file: Mapping[str, Any] | None = None,
     where: str = "",
     defaults: PluginOptions = PluginOptions(),  # noqa: B008 - it cannot be changed
 ) -> Configuration:
@@ -92,23 +92,24 @@ def configure(
     not set.  ``where``: the file's name, for messages.  Raises SettingsError (OCIGPU-KUBE-1) that names the flag,
     variable or key.
     """
-    file = file or FILE()
-    options = defaults._replace(**find_values(OPTIONS, flags, environment, file.model_dump(by_alias=True), where))
-    sharing, warnings = parse_sharing(file.sharing, where)
+    file = file or {}
+    options = defaults._replace(**find_values(OPTIONS, flags, environment, file, where))
+    sharing, warnings = parse_sharing(file.get("sharing") or {}, where)
     warnings += _check(options, sharing, where)
     return Configuration(
         options,
         sharing,
-        _patterns(file.resources.gpus, f"{where}: resources.gpus"),
-        _patterns(file.resources.mig, f"{where}: resources.mig"),
+        _patterns(file, "gpus", where),
+        _patterns(file, "mig", where),
         tuple(warnings),
     )
 
 
-def _patterns(entries: list[NamePattern] | None, where: str) -> tuple[tuple[str, str], ...]:
+def _patterns(file: Mapping[str, Any], kind: str, where: str) -> tuple[tuple[str, str], ...]:
+    entries = (file.get("resources") or {}).get(kind) or ()
     return tuple(
-        (entry.pattern, resource_name(entry.name, f"{where}[{position}].name"))
-        for position, entry in enumerate(entries or ())
+        (entry["pattern"], resource_name(entry["name"], f"{where}: resources.{kind}[{position}].name"))
+        for position, entry in enumerate(entries)
     )
 
 

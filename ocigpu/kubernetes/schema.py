@@ -6,12 +6,11 @@ Only shape is checked here: types and names of keys.  What values mean is :mod:`
 import difflib
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, StrictBool, StrictInt, StrictStr, ValidationError, create_model
-from pydantic.alias_generators import to_camel
 
 from ocigpu.cdi.yaml_child import RefusedError, build
 from ocigpu.core import rawjson
@@ -24,140 +23,100 @@ MAX_SHOWN = 4
 TABLE = Path(__file__).with_name("options.toml")
 
 
-class SchemaPart(BaseModel):
-    """A mapping of the file: keys in camel case, nothing unknown, nothing converted; None for what is not given."""
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(
-        extra="forbid",
-        frozen=True,
-        strict=True,
-        alias_generator=lambda name: to_camel(name) if "_" in name else name,
-    )
-
-
-class NamePattern(SchemaPart):
-    """An entry of ``resources``: devices whose model or profile matches ``pattern`` are of resource ``name``."""
-
-    pattern: StrictStr
-    name: StrictStr
-
-
-class Resources(SchemaPart):
-    """``resources``."""
-
-    gpus: list[NamePattern] | None = None
-    mig: list[NamePattern] | None = None
-
-
-class SharedResource(SchemaPart):
-    """An entry of ``sharing.timeSlicing.resources`` or ``sharing.mps.resources``."""
-
-    name: StrictStr | None = None
-    rename: StrictStr | None = None
-    devices: Any = None
-    replicas: StrictInt | None = None
-
-
-class SharingBlock(SchemaPart):
-    """``sharing.timeSlicing`` or ``sharing.mps``."""
-
-    rename_by_default: StrictBool = False
-    fail_requests_greater_than_one: StrictBool | None = None
-    resources: list[SharedResource] | None = None
-
-
-class SharingPart(SchemaPart):
-    """``sharing``."""
-
-    time_slicing: SharingBlock | None = None
-    mps: SharingBlock | None = None
-
-
-class ConfigFile(SchemaPart):
-    """The whole file; what :data:`FILE` validates also has ``flags`` and ``imex``."""
-
-    version: Literal["v1"] = "v1"
-    resources: Resources = Resources()
-    sharing: SharingPart = SharingPart()
-
-
-_MEMBERS: dict[str, type[SchemaPart]] = {
-    "resources": Resources,
-    "resources.gpus[]": NamePattern,
-    "resources.mig[]": NamePattern,
-    "sharing": SharingPart,
-    "sharing.timeSlicing": SharingBlock,
-    "sharing.mps": SharingBlock,
-    "sharing.timeSlicing.resources[]": SharedResource,
-    "sharing.mps.resources[]": SharedResource,
+Shape = str | dict[str, Any] | list[Any]
+"""What a value may be: a word of :data:`_TYPES` or "anything", a mapping of these keys, or a list of such entries."""
+_TYPES = {"true or false": bool, "a number": int, "text": str}
+_KINDS: dict[str, Shape] = {"bool": "true or false", "text": "text", "path": "text", "numbers": ["a number"]}
+_NAME: Shape = {"pattern": "text", "name": "text"}
+"""Devices whose model or profile matches the pattern are of the resource of that name; both are needed."""
+_SHARED: Shape = {"name": "text", "rename": "text", "devices": "anything", "replicas": "a number"}
+_SHARING: Shape = {
+    "renameByDefault": "true or false",
+    "failRequestsGreaterThanOne": "true or false",
+    "resources": [_SHARED],
 }
-"""What may stand where, for suggestions; [] stands for an entry of a list."""
-_KINDS: dict[str, Any] = {"bool": StrictBool, "text": StrictStr, "path": StrictStr, "numbers": list[StrictInt]}
 
 
-def _part_of_options(path: str) -> Any:
-    """Return the field of a part whose keys are those of the table of options."""
-    fields: dict[str, Any] = {}
+def _shape() -> dict[str, Any]:
+    """Return the shape of the whole file, with the keys of the table of options."""
+    shape: dict[str, Any] = {
+        "version": "anything",
+        "resources": {"gpus": [_NAME], "mig": [_NAME]},
+        "sharing": {"timeSlicing": _SHARING, "mps": _SHARING},
+    }
     for option in read_table(TABLE, {}):
-        if option.key.startswith(f"{path}."):
-            name, inner, _ = option.key.removeprefix(f"{path}.").partition(".")
-            fields[name] = (_KINDS.get(option.kind, Any) | None, None)
-            if inner:
-                fields[name] = (_part_of_options(f"{path}.{name}")[0] | None, None)
-    _MEMBERS[path] = model = create_model(path, __base__=SchemaPart, **fields)
-    return model, model()
+        if option.key:
+            *above, last = option.key.split(".")
+            part = shape
+            for name in above:
+                part = part.setdefault(name, {})
+            part[last] = _KINDS.get(option.kind, "anything")
+    return shape
 
 
-FILE = create_model("FILE", __base__=ConfigFile, flags=_part_of_options("flags"), imex=_part_of_options("imex"))
-_MEMBERS[""] = FILE
+SHAPE = _shape()
 
 
-def parse_config_file(text: str, where: str) -> tuple[ConfigFile, tuple[str, ...]]:
+def _mappings(shape: Shape, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield every mapping of a shape with its path; [] stands for an entry of a list."""
+    if isinstance(shape, list):
+        yield from _mappings(shape[0], f"{path}[]")
+    elif isinstance(shape, dict):
+        yield path, shape
+        for name, inner in shape.items():
+            yield from _mappings(inner, f"{path}.{name}".removeprefix("."))
+
+
+_MEMBERS = dict(_mappings(SHAPE))
+
+
+def parse_config_file(text: str, where: str) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return the file's content and warnings about top-level keys that mean nothing, a sentence each.
 
-    An empty file is one without keys.  Raises SettingsError (OCIGPU-KUBE-1), which names every wrong key by its path:
-    a key below a known one that is not known itself was meant to change something.
+    An empty file is one without keys, null stands for a value that is not given.  Raises SettingsError
+    (OCIGPU-KUBE-1), which names every wrong key by its path: a key below a known one that is not known itself was meant
+    to change something.
     """
     data = _parse(text, where)
     if data is None:
         data = {}
     if not isinstance(data, dict):
         raise option_error(where, "the document is not a mapping of keys")
-    known = _keys(FILE)
-    foreign = [key for key in data if key not in known]
+    foreign = [key for key in data if key not in SHAPE]
     warnings = tuple(f"{where}: unknown key {quoted(str(key))} ignored{_suggestion(str(key), '')}" for key in foreign)
-    # null stands for a part that is not given
-    kept = {key: value for key, value in data.items() if key in known and value is not None}
-    try:
-        return FILE.model_validate(kept), warnings
-    except ValidationError as error:
-        problems = list(dict.fromkeys(_problem(details) for details in error.errors(include_url=False)))
+    kept = {key: value for key, value in data.items() if key in SHAPE}
+    problems = list(dict.fromkeys(_problems(kept, SHAPE, "")))
+    version = kept.get("version")
+    if version not in (None, "v1"):
+        problems.insert(0, f"version: unknown version {shown(version)}: only v1 is known")
+    if not problems:
+        return kept, warnings
     more = f"; and {len(problems) - MAX_SHOWN} more" if len(problems) > MAX_SHOWN else ""
     raise option_error(where, "; ".join(problems[:MAX_SHOWN]) + more)
 
 
-def _keys(model: type[SchemaPart]) -> list[str]:
-    return [field.alias or name for name, field in model.model_fields.items()]
-
-
-def _problem(details: Any) -> str:
-    *above, last = details["loc"]
-    if details["type"] == "extra_forbidden":
-        parent = _path(above)
-        return f"{parent}: unknown key {quoted(str(last))}{_suggestion(str(last), parent)}"
-    path = _path(details["loc"])
-    if path == "version":
-        return f"version: unknown version {shown(details['input'])}: only v1 is known"
-    if details["type"] == "missing":
-        return f"{path}: is missing"
-    kinds = {"model_type": "a mapping", "list_type": "a list", "bool_type": "true or false", "int_type": "a number"}
-    wanted = kinds.get(details["type"], "text")
-    return f"{path}: {shown(details['input'])} is not {wanted}"
-
-
-def _path(parts: Any) -> str:
-    """Return a path as people write it: sharing.timeSlicing.resources[0].name."""
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).removeprefix(".")
+def _problems(value: Any, shape: Shape, path: str) -> Iterator[str]:
+    """Yield what of a value is not of its shape, a clause each that begins with its path."""
+    if isinstance(shape, list):
+        if not isinstance(value, list):
+            yield f"{path}: {shown(value)} is not a list"
+            return
+        for position, entry in enumerate(value):
+            yield from _problems(entry, shape[0], f"{path}[{position}]")
+    elif isinstance(shape, dict):
+        if not isinstance(value, dict):
+            yield f"{path}: {shown(value)} is not a mapping"
+            return
+        for name, inner in value.items():
+            if name not in shape:
+                yield f"{path}: unknown key {quoted(str(name))}{_suggestion(str(name), path)}"
+            elif inner is not None:
+                yield from _problems(inner, shape[name], f"{path}.{name}".removeprefix("."))
+        for name in _NAME if shape is _NAME else ():
+            if value.get(name) is None:
+                yield f"{path}.{name}: is missing"
+    elif shape != "anything" and type(value) is not _TYPES[shape]:
+        yield f"{path}: {shown(value)} is not {shape}"
 
 
 def _suggestion(key: str, parent: str) -> str:
@@ -166,15 +125,14 @@ def _suggestion(key: str, parent: str) -> str:
     Of several parts that is the one below this one, or else beside it.
     """
     here = re.sub(r"\[[0-9]+\]", "[]", parent)
-    homes = [path for path, model in _MEMBERS.items() if key in _keys(model)]
+    homes = [path for path, members in _MEMBERS.items() if key in members]
     below = [path for path in homes if path.startswith(here)]
     best = (below or homes)[:1] if below or len(homes) == 1 else []
     if best:
         part, entries, _ = best[0].partition("[]")
         place = f"an entry of {part}" if entries else part or "the top"
         return f": it belongs into {place}" if part else f": it belongs to {place}"
-    model = _MEMBERS.get(here)
-    found = difflib.get_close_matches(key, _keys(model) if model else [], 1, 0.6)
+    found = difflib.get_close_matches(key, _MEMBERS.get(here, {}), 1, 0.6)
     return f": did you mean {found[0]}?" if found else ""
 
 

@@ -1,11 +1,11 @@
 """``sharing`` of the device plugin's configuration: which devices are offered several times, and under which name."""
 
 import re
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ocigpu.core.errors import quoted
 from ocigpu.kubernetes.options import option_error, shown
-from ocigpu.kubernetes.schema import SharedResource, SharingBlock, SharingPart
 
 DOMAIN = "nvidia.com/"
 MAX_NAME = 63
@@ -41,31 +41,29 @@ class Sharing(NamedTuple):
     one_each: bool = False
 
 
-def parse_sharing(part: SharingPart, where: str) -> tuple[Sharing, list[str]]:
+def parse_sharing(part: Mapping[str, Any], where: str) -> tuple[Sharing, list[str]]:
     """Return how devices are shared, and warnings: MPS comes before time-slicing, as with NVIDIA's plugin.
 
-    A name that is given under ``rename`` is used; renameByDefault only names what has none.  Raises SettingsError.
+    A name that is given under ``rename`` is used; renameByDefault only names what has none.  ``part``: of the shape
+    that :mod:`~ocigpu.kubernetes.schema` has checked.  Raises SettingsError.
     """
-    mps = _parse_block(part.mps, f"{where}: sharing.mps")
-    slicing = _parse_block(part.time_slicing, f"{where}: sharing.timeSlicing")
-    if mps is not None:
-        asked = part.mps.fail_requests_greater_than_one if part.mps else None
-        warnings = ["sharing.timeSlicing has no effect beside sharing.mps"] if slicing is not None else []
-        return Sharing("mps", mps, one_each=asked is not False), warnings
-    if slicing is not None:
-        asked = part.time_slicing.fail_requests_greater_than_one if part.time_slicing else None
-        return Sharing("time-slicing", slicing, one_each=asked is True), []
-    return Sharing(), []
+    found = {}
+    for strategy, key, one_each in (("mps", "mps", True), ("time-slicing", "timeSlicing", False)):
+        block = part.get(key)
+        if block is not None:
+            asked = block.get("failRequestsGreaterThanOne")
+            resources = _parse_block(block, f"{where}: sharing.{key}")
+            found[key] = Sharing(strategy, resources, one_each if asked is None else asked)
+    warnings = ["sharing.timeSlicing has no effect beside sharing.mps"] if len(found) > 1 else []
+    return next(iter(found.values()), Sharing()), warnings
 
 
-def _parse_block(block: SharingBlock | None, where: str) -> tuple[Shared, ...] | None:
-    if block is None:
-        return None
-    if not block.resources:
+def _parse_block(block: Mapping[str, Any], where: str) -> tuple[Shared, ...]:
+    if not block.get("resources"):
         raise option_error(where, "no resources specified")
     entries = tuple(
-        _parse_entry(entry, block.rename_by_default, f"{where}.resources[{position}]")
-        for position, entry in enumerate(block.resources)
+        _parse_entry(entry, bool(block.get("renameByDefault")), f"{where}.resources[{position}]")
+        for position, entry in enumerate(block["resources"])
     )
     whole = [entry.name for entry in entries if not isinstance(entry.devices, tuple)]
     for name in whole:
@@ -74,17 +72,18 @@ def _parse_block(block: SharingBlock | None, where: str) -> tuple[Shared, ...] |
     return entries
 
 
-def _parse_entry(entry: SharedResource, rename_by_default: bool, where: str) -> Shared:
-    if not entry.name:
+def _parse_entry(entry: Mapping[str, Any], rename_by_default: bool, where: str) -> Shared:
+    if not entry.get("name"):
         raise option_error(where, "no resource name specified")
-    name = resource_name(entry.name, f"{where}.name")
-    if entry.replicas is None:
+    name = resource_name(entry["name"], f"{where}.name")
+    replicas = entry.get("replicas")
+    if replicas is None:
         raise option_error(where, "no replicas specified")
-    if not 2 <= entry.replicas <= MAX_REPLICAS:
-        raise option_error(f"{where}.replicas", f"{entry.replicas}: number of replicas must be >= 2, <= {MAX_REPLICAS}")
+    if not 2 <= replicas <= MAX_REPLICAS:
+        raise option_error(f"{where}.replicas", f"{replicas}: number of replicas must be >= 2, <= {MAX_REPLICAS}")
     offered_as = f"{name}.shared" if rename_by_default else name
-    offered_as = resource_name(entry.rename or offered_as, f"{where}.rename")
-    return Shared(name, offered_as, entry.replicas, _parse_devices(entry.devices, f"{where}.devices"))
+    offered_as = resource_name(entry.get("rename") or offered_as, f"{where}.rename")
+    return Shared(name, offered_as, replicas, _parse_devices(entry.get("devices"), f"{where}.devices"))
 
 
 def _parse_devices(raw: Any, where: str) -> "str | int | tuple[str, ...]":
