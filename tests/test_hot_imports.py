@@ -49,6 +49,7 @@ LIGHT = {
 """What hot modules may import themselves, with what those import."""
 LATE = {
     "tomllib": "only when there is a settings file",
+    "fnmatch": "only for the patterns in CSV files of Tegra systems",
     "difflib": "only to say what an unknown key was meant to be",
     "_thread": "part of every interpreter; only for the deadline of a start",
     "prctl": "only in the sandboxed child that runs ldconfig",

@@ -16,7 +16,7 @@ import pytest
 
 from ocigpu.bundle.loader_cache import ENTRY, FLAGS
 from ocigpu.bundle.rootfs import MAX_LD_CACHE, NeedsHookError, RootDirectory, resolve_in_root
-from ocigpu.gpus.loader_table import HEADER, NEW_MAGIC
+from ocigpu.gpus.ldcache import HEADER, NEW_MAGIC
 from ocigpu.system import paths
 from ocigpu.system.paths import make_directories
 

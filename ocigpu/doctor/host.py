@@ -205,7 +205,8 @@ class Host(RootFiles):
         path = find_nvml(self.libraries, self.driver_version, Tree(self.roots.driver), native_machine())
         if not path:
             return NvmlAnswer("there is no libnvidia-ml.so of the driver's version"), []
-        answer, document = start_nvml(path, self.roots, self.nvml_seconds).collect_all()
+        child = start_nvml(path, self.roots, self.nvml_seconds)
+        answer, document = child.collect(), child.document
         return answer, document.get("gpus", [])
 
     @cached_property

@@ -9,7 +9,7 @@ from ocigpu.core.config_json import OUR_HOOK
 from ocigpu.core.errors import OcigpuError
 from ocigpu.engines import places
 from ocigpu.engines.checker import Meant, program_version
-from ocigpu.engines.document import ValueChange, apply_changes, is_template, look_up, revert_changes, table_at
+from ocigpu.engines.document import Applied, ValueChange, apply_changes, is_template, look_up, revert_changes, table_at
 from ocigpu.engines.files import EngineFile, Root
 from ocigpu.engines.record import EngineRecord, backup_path, digest, parse_record, record_path
 from ocigpu.engines.status import CRI_PLUGINS, HOOK, cri_plugin, import_paths, is_our_hook, read_merged
@@ -207,20 +207,35 @@ def _before(root: Root, file: EngineFile, record: EngineRecord | None) -> tuple[
     """Return the text of a file without our changes, None for no file, and those of our changes that are in force."""
     if record is None or file.text is None:
         return file.text, []
+    text, left = without_changes(root, file, record, record.applied)
     changes = [entry.change for entry in record.applied]
-    if digest(file.text) == record.digest:
-        backup = root.read(backup_path(file.path)).text if record.created is None else None
-        if record.created is not None or backup is not None:
-            return backup, changes
-    text, left = revert_changes(file.path, file.text, record.applied)
-    if record.created is not None and is_blank(file.path, text, record.created):
-        return None, changes
-    data = {} if is_template(file.path) else places.parse_config(file.path, file.text)
-    here = [change for change in changes if is_template(file.path) or look_up(data, change.keys) is not None]
-    return text, [change for change in here if change not in left]
+    if text is None or is_template(file.path):
+        return text, changes
+    data = places.parse_config(file.path, file.text)
+    return text, [change for change in changes if look_up(data, change.keys) is not None and change not in left]
 
 
-def is_blank(path: str, text: str, created: str) -> bool:
+def without_changes(
+    root: Root, file: EngineFile, record: EngineRecord | None, applied: Sequence[Applied]
+) -> tuple[str | None, list[ValueChange]]:
+    """Return the text of a file without what was applied, None for no file, and changes that others have changed since.
+
+    One that nobody has changed since it was recorded is what it was before, byte for byte.
+    """
+    if file.text is None:
+        return None, []
+    created = record is not None and record.created is not None
+    if record and digest(file.text) == record.digest:
+        backup = None if created else root.read(backup_path(file.path)).text
+        if created or backup is not None:
+            return backup, []
+    text, left = revert_changes(file.path, file.text, applied)
+    if record and record.created is not None and _is_blank(file.path, text, record.created):
+        return None, left
+    return text, left
+
+
+def _is_blank(path: str, text: str, created: str) -> bool:
     """Whether the text of a file that we created holds nothing of anybody else."""
     if places.is_json(path, text):
         return places.parse_config(path, text) == {}

@@ -1,7 +1,6 @@
 """What "ocigpu engine remove" takes away: what the records say, else entries that name ocigpu's program."""
 
 import os
-from collections.abc import Sequence
 
 from ocigpu.core.config_json import OUR_HOOK
 from ocigpu.core.errors import OcigpuError
@@ -13,13 +12,13 @@ from ocigpu.engines.configure import (
     EngineLink,
     EnginePlan,
     default_drop_in,
-    is_blank,
     main_config,
     read_record,
+    without_changes,
 )
-from ocigpu.engines.document import Applied, ValueChange, is_template, look_up, name_of, revert_changes
-from ocigpu.engines.files import EngineFile, Root
-from ocigpu.engines.record import EngineRecord, backup_path, digest, record_path
+from ocigpu.engines.document import Applied, ValueChange, is_template, look_up, name_of
+from ocigpu.engines.files import Root
+from ocigpu.engines.record import EngineRecord, record_path
 from ocigpu.engines.status import is_ours, programs_of, read_merged, runtime_keys
 
 
@@ -48,7 +47,8 @@ def plan_removal(root: Root, options: ConfigureOptions) -> EnginePlan:
             paths += record.others
             links += _links_of(root, record, notes)
         applied = record.applied if record else _evidence(options.engine, file.path, file.text or "")
-        edit, left = _restore(root, file, record, applied)
+        after, left = without_changes(root, file, record, applied)
+        edit = Edit(file, after, None, None, record.directories if record and after is None else ())
         notes += [
             f"{file.path}: {name_of(change.keys)} was changed by somebody since: left as it is" for change in left
         ]
@@ -74,26 +74,6 @@ def _candidates(options: ConfigureOptions) -> tuple[str, list[str]]:
         paths += [default_drop_in(options, main)]
         paths += [f"{directory}/{name}" for name in ("config.toml.tmpl", "config-v3.toml.tmpl")]
     return main, paths
-
-
-def _restore(
-    root: Root, file: EngineFile, record: EngineRecord | None, applied: Sequence[Applied]
-) -> tuple[Edit, list[ValueChange]]:
-    """Return how a file becomes what it was, and the changes that are left to whoever has changed them again."""
-    directories = record.directories if record else ()
-    gone = Edit(file, None, None, None, directories)
-    if file.text is None:
-        return gone, []
-    if record is None:
-        return Edit(file, revert_changes(file.path, file.text, applied)[0], None, None), []
-    if digest(file.text) == record.digest:
-        before = root.read(backup_path(file.path)).text
-        if record.created is not None or before is not None:
-            return Edit(file, None if record.created is not None else before, None, None, directories), []
-    after, left = revert_changes(file.path, file.text, applied)
-    if record.created is not None and is_blank(file.path, after, record.created):
-        return gone, left
-    return Edit(file, after, None, None), left
 
 
 def _evidence(engine: str, path: str, text: str) -> list[Applied]:

@@ -1,12 +1,12 @@
-"""The dynamic loader's cache, searched for the driver's libraries and nothing else.
+"""The dynamic loader's cache (ld.so.cache), searched for the driver's libraries and nothing else.
 
 Layout: see :mod:`ocigpu.bundle.loader_cache`.  A cache is trusted to name files, not to be well formed.
 """
 
 import struct
 
-from ocigpu.gpus.loader_table import HEADER, NEW_MAGIC, find_table
-
+OLD_MAGIC, OLD_HEADER, OLD_ENTRY = b"ld.so-1.7.0", 16, 12
+NEW_MAGIC, HEADER = b"glibc-ld.so.cache1.1", 48
 MAX_CACHE = 1 << 24
 """Bytes of a cache that are looked at; one of 2,000 entries has about 150 KiB."""
 MAX_STRING = 4096
@@ -18,6 +18,17 @@ FLAG_ARCHITECTURE = 0xFF00
 
 _ENTRY = struct.Struct("<iIIIQ")
 _COUNT = struct.Struct("<I")
+
+
+def find_table(data: bytes) -> int:
+    """Return where the header of the new layout starts, -1 when there is none."""
+    start = 0
+    if data.startswith(OLD_MAGIC) and len(data) >= OLD_HEADER:
+        count = int.from_bytes(data[12:16], "little")
+        start = (OLD_HEADER + count * OLD_ENTRY + 7) & ~7
+    if len(data) < start + HEADER or not data.startswith(NEW_MAGIC, start):
+        return -1
+    return start
 
 
 def parse_ldcache(

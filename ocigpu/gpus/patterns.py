@@ -12,58 +12,10 @@ def is_pattern(text: str) -> bool:
 
 
 def matches_name(pattern: str, name: str) -> bool:
-    """Return whether a pattern matches a whole name; time grows with the product of their lengths."""
-    items = _parse(pattern)
-    at = position = 0
-    star, resume = -1, 0
-    while position < len(name):
-        item = items[at] if at < len(items) else None
-        if item == "*":
-            star, resume = at, position
-            at += 1
-        elif item is not None and _matches_one(item, name[position]):
-            at += 1
-            position += 1
-        elif star >= 0:
-            resume += 1
-            at, position = star + 1, resume
-        else:
-            return False
-    return all(item == "*" for item in items[at:])
+    """Return whether a pattern matches a whole name."""
+    from fnmatch import fnmatchcase  # only for CSV files
 
-
-def _parse(pattern: str) -> list[str]:
-    """Return the parts of a pattern: "*", "?", a bracket expression without its end ("[a-z"), or "=" and a letter."""
-    items = []
-    position = 0
-    while position < len(pattern):
-        letter = pattern[position]
-        end = pattern.find("]", position + 2 + pattern.startswith(("[!", "[^"), position)) if letter == "[" else -1
-        if end > 0:
-            items.append(pattern[position:end])
-            position = end
-        else:
-            items.append(letter if letter in "*?" else f"={letter}")
-        position += 1
-    return items
-
-
-def _matches_one(item: str, letter: str) -> bool:
-    if item == "?":
-        return True
-    if item[0] == "=":
-        return item[1] == letter
-    negated = item[1] in "!^"
-    members = item[2 if negated else 1 :]
-    found = False
-    while members:
-        if len(members) >= 3 and members[1] == "-":
-            found = found or members[0] <= letter <= members[2]
-            members = members[3:]
-        else:
-            found = found or members[0] == letter
-            members = members[1:]
-    return found != negated
+    return fnmatchcase(name, pattern.replace("[^", "[!"))
 
 
 def matches_path(pattern: str, path: str) -> bool:

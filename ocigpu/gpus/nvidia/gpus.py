@@ -2,8 +2,8 @@
 
 from ocigpu.core.facts import DeviceNode, Gpu, MigDevice
 from ocigpu.gpus.nvidia.devices import DriverNodes
-from ocigpu.gpus.nvidia.procfs import MIG_MINORS_LIMIT, ProcGpu, parse_capability, parse_mig_minors
-from ocigpu.gpus.tree import list_names, read_text, small_number
+from ocigpu.gpus.nvidia.procfs import MIG_MINORS_LIMIT, ProcGpu, numbered, parse_capability, parse_mig_minors
+from ocigpu.gpus.tree import list_names, read_text
 
 EXCLUDED = "excluded by the driver's configuration (GPU Excluded: Yes)"
 NOT_LISTED = "not listed by NVML (lost, in reset, or not accessible)"
@@ -113,16 +113,11 @@ class MigCapabilities:
 
     def gpu_instances(self, minor: int) -> list[int]:
         """Return the ids of the GPU instances that exist on a GPU."""
-        return _ids(f"{self._directory}/gpu{minor}/mig", "gi")
+        return numbered(f"{self._directory}/gpu{minor}/mig", "gi")
 
     def compute_instances(self, minor: int, gpu_instance: int) -> list[int]:
         """Return the ids of the compute instances that exist in a GPU instance."""
-        return _ids(f"{self._directory}/gpu{minor}/mig/gi{gpu_instance}", "ci")
-
-
-def _ids(directory: str, prefix: str) -> list[int]:
-    numbers = (small_number(name.removeprefix(prefix)) for name in list_names(directory) if name.startswith(prefix))
-    return sorted(number for number in numbers if number >= 0)
+        return numbered(f"{self._directory}/gpu{minor}/mig/gi{gpu_instance}", "ci")
 
 
 def complete_mig(gpu: Gpu, capabilities: MigCapabilities, from_procfs: bool) -> Gpu:

@@ -35,79 +35,35 @@ ARCHITECTURES = {
 }
 """By ``uname -m``; flags from glibc's sysdeps/generic/ldconfig.h."""
 
-UTILITY = ("utility",)
-COMPUTE = ("compute", "video")
-NGX = ("ngx",)
-VIDEO = ("video",)
-GRAPHICS = ("graphics", "display")
-
-_GROUPS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
-    (UTILITY, ("libnvidia-ml", "libnvidia-cfg", "libnvidia-nscq", "libnvidia-sandboxutils")),
-    (COMPUTE, ("libcuda", "libcudadebugger", "libnvidia-opencl")),
-    ((*COMPUTE, *GRAPHICS), ("libnvidia-gpucomp",)),
-    (COMPUTE, ("libnvidia-ptxjitcompiler", "libnvidia-fatbinaryloader")),
-    ((*COMPUTE, *GRAPHICS), ("libnvidia-allocator",)),
-    (
-        COMPUTE,
-        (
-            "libnvidia-compiler",
-            "libnvidia-pkcs11",
-            "libnvidia-pkcs11-openssl3",
-            "libnvidia-nvvm",
-            "libnvidia-nvvm70",
-            "libnvidia-tileiras",
-        ),
-    ),
-    (NGX, ("libnvidia-ngx",)),
-    (VIDEO, ("libvdpau_nvidia", "libnvidia-encode", "libnvidia-opticalflow", "libnvcuvid")),
-    (
-        GRAPHICS,
-        (
-            "libnvidia-eglcore",
-            "libnvidia-glcore",
-            "libnvidia-tls",
-            "libnvidia-glsi",
-            "libnvidia-fbc",
-            "libnvidia-ifr",
-            "libnvidia-rtcore",
-            "libnvoptix",
-            "libnvidia-egl-gbm",
-            "libnvidia-egl-wayland",
-            "libnvidia-egl-wayland2",
-            "libnvidia-egl-xcb",
-            "libnvidia-egl-xlib",
-            "libnvidia-vulkan-producer",
-        ),
-    ),
-    (
-        GRAPHICS,
-        (
-            "libGLX_nvidia",
-            "libEGL_nvidia",
-            "libGLESv2_nvidia",
-            "libGLESv1_CM_nvidia",
-            "libnvidia-glvkspirv",
-            "libnvidia-cbl",
-        ),
-    ),
+_COMPUTE = "compute video"
+_GRAPHICS = "graphics display"
+_GROUPS = (
+    ("utility", "libnvidia-ml libnvidia-cfg libnvidia-nscq libnvidia-sandboxutils"),
+    (_COMPUTE, "libcuda libcudadebugger libnvidia-opencl"),
+    (f"{_COMPUTE} {_GRAPHICS}", "libnvidia-gpucomp"),
+    (_COMPUTE, "libnvidia-ptxjitcompiler libnvidia-fatbinaryloader"),
+    (f"{_COMPUTE} {_GRAPHICS}", "libnvidia-allocator"),
+    (_COMPUTE, "libnvidia-compiler libnvidia-pkcs11 libnvidia-pkcs11-openssl3 libnvidia-nvvm libnvidia-nvvm70"),
+    (_COMPUTE, "libnvidia-tileiras"),
+    ("ngx", "libnvidia-ngx"),
+    ("video", "libvdpau_nvidia libnvidia-encode libnvidia-opticalflow libnvcuvid"),
+    (_GRAPHICS, "libnvidia-eglcore libnvidia-glcore libnvidia-tls libnvidia-glsi libnvidia-fbc libnvidia-ifr"),
+    (_GRAPHICS, "libnvidia-rtcore libnvoptix libnvidia-egl-gbm libnvidia-egl-wayland libnvidia-egl-wayland2"),
+    (_GRAPHICS, "libnvidia-egl-xcb libnvidia-egl-xlib libnvidia-vulkan-producer"),
+    (_GRAPHICS, "libGLX_nvidia libEGL_nvidia libGLESv2_nvidia libGLESv1_CM_nvidia libnvidia-glvkspirv libnvidia-cbl"),
 )
+"""Capabilities, and the libraries that any of them brings."""
 
 TABLE: dict[str, tuple[int, tuple[str, ...]]] = {
-    name: (order, capabilities)
-    for order, (name, capabilities) in enumerate((name, group) for group, names in _GROUPS for name in names)
+    name: (order, tuple(capabilities.split()))
+    for order, (name, capabilities) in enumerate((name, group) for group, names in _GROUPS for name in names.split())
 }
 """Library name before ".so" to its place in the output and the capabilities that bring it."""
 
-OWN_VERSION = frozenset(
-    {
-        "libnvidia-egl-gbm",
-        "libnvidia-egl-wayland",
-        "libnvidia-egl-wayland2",
-        "libnvidia-egl-xcb",
-        "libnvidia-egl-xlib",
-        "libnvidia-nvvm70",
-    }
-)
+OWN_VERSION = frozenset({
+    "libnvidia-egl-gbm", "libnvidia-egl-wayland", "libnvidia-egl-wayland2", "libnvidia-egl-xcb", "libnvidia-egl-xlib",
+    "libnvidia-nvvm70",
+})  # fmt: skip
 """Libraries that the driver ships with a version of their own."""
 
 REQUIRED = ("libcuda", "libnvidia-ml")

@@ -30,24 +30,9 @@ UNUSABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError,
 """What reading a document raises that our child did not write: the library shares its process."""
 
 BRANDS = (
-    "Unknown",
-    "Quadro",
-    "Tesla",
-    "NVS",
-    "GRID",
-    "GeForce",
-    "TITAN",
-    "VApps",
-    "VPC",
-    "VCS",
-    "VWS",
-    "CloudGaming",
-    "QuadroRTX",
-    "NvidiaRTX",
-    "Nvidia",
-    "GeForceRTX",
-    "TitanRTX",
-)
+    "Unknown", "Quadro", "Tesla", "NVS", "GRID", "GeForce", "TITAN", "VApps", "VPC", "VCS", "VWS", "CloudGaming",
+    "QuadroRTX", "NvidiaRTX", "Nvidia", "GeForceRTX", "TitanRTX",
+)  # fmt: skip
 """By nvmlBrandType_t."""
 
 
@@ -68,27 +53,26 @@ class NvmlChild:
     def __init__(self, child: Child) -> None:
         self._child = child
         self.close = child.close
+        self.document: dict[str, Any] = {}
+        """What the answer was made of, which says more; {} where there is none."""
 
     def collect(self) -> NvmlAnswer:
         """Return the answer; waits at most until the deadline that :func:`start_nvml` set."""
-        return self.collect_all()[0]
-
-    def collect_all(self) -> "tuple[NvmlAnswer, dict[str, Any]]":
-        """Return the answer, and the document it was made of ({} when there is a problem), which says more."""
         try:
             data, status = self._child.collect(ANSWER_LIMIT)
         except TimeoutError:
-            return NvmlAnswer(f"NVML did not answer within {self._child.seconds:g} s"), {}
+            return NvmlAnswer(f"NVML did not answer within {self._child.seconds:g} s")
         except OverflowError:
-            return NvmlAnswer(f"NVML answered with more than {ANSWER_LIMIT} bytes"), {}
+            return NvmlAnswer(f"NVML answered with more than {ANSWER_LIMIT} bytes")
         if status < 0:
-            return NvmlAnswer(f"NVML crashed: the library ended its process by signal {-status}"), {}
+            return NvmlAnswer(f"NVML crashed: the library ended its process by signal {-status}")
         try:
             document = rawjson.parse(data.decode())
             answer = parse_answer(document)
         except UNUSABLE:
-            return NvmlAnswer("NVML gave no usable answer"), {}
-        return answer, {} if answer.problem else document
+            return NvmlAnswer("NVML gave no usable answer")
+        self.document = {} if answer.problem else document
+        return answer
 
 
 def start_nvml(library: str, roots: Roots, seconds: float = DEADLINE) -> NvmlChild:

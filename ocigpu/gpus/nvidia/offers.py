@@ -15,6 +15,7 @@ from ocigpu.gpus.nvidia.plan import (
     REQUIRED_SONAMES,
     feature_files,
     gpu_node,
+    imex_hint,
     mig_nodes,
     part_name,
     plan_selection,
@@ -302,19 +303,14 @@ def offer_imex(facts: "HostFacts", options: "GenerateOptions") -> DeviceOffer:
 def _channel(text: str, present: set[int]) -> int:
     number = small_number(text.removeprefix("channel"))
     if number < 0:
-        raise CdiError("OCIGPU-CDI-7", f"invalid channel ID {quoted(text)}: not a number", _channels(present))
+        raise CdiError("OCIGPU-CDI-7", f"invalid channel ID {quoted(text)}: not a number", imex_hint(present))
     if number > MAX_IMEX_CHANNEL:
         message = f"invalid channel ID {number}: must be in the range [0, {MAX_IMEX_CHANNEL}]"
-        raise CdiError("OCIGPU-CDI-7", message, _channels(present))
+        raise CdiError("OCIGPU-CDI-7", message, imex_hint(present))
     if number not in present:
         path = f"/dev/nvidia-caps-imex-channels/channel{number}"
-        raise CdiError("OCIGPU-CDI-7", f"IMEX channel {number} not found at {path}", _channels(present))
+        raise CdiError("OCIGPU-CDI-7", f"IMEX channel {number} not found at {path}", imex_hint(present))
     return number
-
-
-def _channels(present: set[int]) -> str:
-    shown = ", ".join(map(str, sorted(present)[:16])) + (", ..." if len(present) > 16 else "")
-    return f"This host has IMEX channels {shown}." if present else "This host has no IMEX channel."
 
 
 def _without_driver(facts: "HostFacts", mode: str, devices: tuple[OfferedDevice, ...], all_device: bool) -> DeviceOffer:

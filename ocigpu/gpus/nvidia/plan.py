@@ -303,15 +303,18 @@ def _imex_nodes(facts: HostFacts, request: Request) -> "list[_Given]":
             raise HostError("OCIGPU-DEV-4", f"IMEX channel {channel}: this driver or GPU has no IMEX channels")
         node = by_minor.get(channel)
         if node is None:  # who makes a channel on the host decides which there are, not an image
-            present = ", ".join(map(str, sorted(by_minor)[:16])) + (", ..." if len(by_minor) > 16 else "")
-            raise HostError(
-                "OCIGPU-DEV-4",
-                f"IMEX channel {channel}: the host has no node /dev/nvidia-caps-imex-channels/channel{channel}",
-                f"This host has IMEX channels {present}." if present else "This host has no IMEX channel.",
-            )
+            path = f"/dev/nvidia-caps-imex-channels/channel{channel}"
+            raise HostError("OCIGPU-DEV-4", f"IMEX channel {channel}: the host has no node {path}", imex_hint(by_minor))
         reason = f"IMEX channel {channel}, asked for by NVIDIA_IMEX_CHANNELS"
         nodes.append((node, reason, (f"imex-channel={channel}",)))
     return nodes
+
+
+def imex_hint(present: "Iterable[int]") -> str:
+    """Return which IMEX channels the host has, as a sentence."""
+    channels = sorted(present)
+    shown = ", ".join(map(str, channels[:16])) + (", ..." if len(channels) > 16 else "")
+    return f"This host has IMEX channels {shown}." if shown else "This host has no IMEX channel."
 
 
 def _add_nodes(plan: _Draft, nodes: "list[_Given]") -> None:

@@ -172,11 +172,11 @@ def list_capabilities(proc_driver: str) -> list[str]:
     """
     top = f"{proc_driver}/capabilities"
     paths = ["mig/config", "mig/monitor"]
-    for gpu in _numbered(top, "gpu"):
-        for instance in _numbered(f"{top}/{gpu}/mig", "gi"):
-            directory = f"{gpu}/mig/{instance}"
+    for gpu in numbered(top, "gpu"):
+        for instance in numbered(f"{top}/gpu{gpu}/mig", "gi"):
+            directory = f"gpu{gpu}/mig/gi{instance}"
             paths.append(f"{directory}/access")
-            paths += [f"{directory}/{compute}/access" for compute in _numbered(f"{top}/{directory}", "ci")]
+            paths += [f"{directory}/ci{compute}/access" for compute in numbered(f"{top}/{directory}", "ci")]
     return paths
 
 
@@ -190,7 +190,7 @@ def read_capabilities(proc_driver: str) -> tuple[tuple[str, int], ...]:
     return tuple((path, minor) for path, minor in found if minor >= 0)
 
 
-def _numbered(directory: str, prefix: str) -> list[str]:
-    """Return the names "<prefix><number>" in a directory, by number."""
+def numbered(directory: str, prefix: str) -> list[int]:
+    """Return the numbers of the names "<prefix><number>" in a directory, sorted."""
     numbers = (small_number(name.removeprefix(prefix)) for name in list_names(directory) if name.startswith(prefix))
-    return [f"{prefix}{number}" for number in sorted(number for number in numbers if number >= 0)]
+    return sorted(number for number in numbers if number >= 0)
