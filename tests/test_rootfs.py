@@ -8,13 +8,16 @@ import stat
 import struct
 import subprocess
 import sys
+from binascii import crc32
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ocigpu.bundle import rootfs
 from ocigpu.bundle.loader_cache import ENTRY, FLAGS
+from ocigpu.bundle.record import MAX_LEFT
 from ocigpu.bundle.rootfs import MAX_LD_CACHE, NeedsHookError, RootDirectory, resolve_in_root
 from ocigpu.gpus.ldcache import HEADER, NEW_MAGIC
 from ocigpu.system import paths
@@ -84,10 +87,13 @@ def open_root(root: Path) -> int:
     return os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
-def work(root: Path, undo: bool = False) -> str:
-    """Make links and cache as a start in mode spec does; returns why it could not.  ``undo``: in any case."""
+def work(root: Path, undo: bool = False, simulated: str | None = None) -> str:
+    """Make links and cache as a start in mode spec does; returns why it could not.  ``undo``: in any case.
+
+    ``simulated``: root of a simulated host, which has the records of starts.
+    """
     fd = open_root(root)
-    directory = RootDirectory(fd)
+    directory = RootDirectory(fd, simulated)
     try:
         directory.make_links(LINKS)
         directory.extend_ld_cache(LIBRARIES)
@@ -123,12 +129,40 @@ def test_links_and_cache_are_made(root: Path) -> None:
 
 def test_a_second_time_changes_nothing(root: Path) -> None:
     assert work(root) == ""
-    before, inode = look(root), (root / "etc/ld.so.cache").stat().st_ino
+    before = look(root)
     assert work(root) == ""
     assert look(root) == before
-    assert (root / "etc/ld.so.cache").stat().st_ino == inode
     assert work(root, undo=True) == ""
     assert look(root) == before, "what was there before stays"
+
+
+@pytest.mark.parametrize("with_cache", [True, False])
+def test_a_start_that_fails_takes_nothing_from_one_that_found_it_made(root: Path, with_cache: bool) -> None:
+    """The second one finds links, cache and files as it needs them, and its container is yet to be made."""
+    if not with_cache:
+        (root / "etc/ld.so.cache").unlink()
+    files = [("/etc/nvidia/profile", 0o444, "{}\n", False), ("/etc/nvidia/other", 0o644, "x", True)]
+    fd = open_root(root)
+    first, second = RootDirectory(fd), RootDirectory(fd)
+    for directory in (first, second):
+        directory.make_links(LINKS)
+        directory.write_files(files)
+        directory.extend_ld_cache(LIBRARIES)
+    made = look(root)
+    first.undo()
+    assert look(root) == made
+    for directory in (first, second):
+        directory.close()
+    os.close(fd)
+
+
+def test_what_has_long_been_there_is_not_made_anew(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert work(root) == ""
+    paths_made = [root / "etc/ld.so.cache", root / "usr/lib64/libcuda.so.1"]
+    inodes = [path.lstat().st_ino for path in paths_made]
+    monkeypatch.setattr(rootfs, "_YOUNG_NS", 0)
+    assert work(root) == ""
+    assert [path.lstat().st_ino for path in paths_made] == inodes
 
 
 def test_an_image_without_any_directory_gets_them(tmp_path: Path) -> None:
@@ -450,11 +484,11 @@ def test_what_another_has_written_since_is_not_undone(root: Path) -> None:
 # --- every step may fail
 
 
-STEPS = ("open", "mkdir", "symlink", "readlink", "rename", "chown", "fchown", "fchmod", "stat")
+STEPS = ("open", "mkdir", "symlink", "readlink", "rename", "chown", "fchown", "fchmod", "stat", "pwrite")
 
 
 class Failing:
-    """Lets the n-th step that changes or looks at something fail; counts them."""
+    """Lets the n-th step that changes or looks at something fail, or end the process (error 0); counts them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, number: int, error: int) -> None:
         self.count, self.number, self.error = 0, number, error
@@ -464,6 +498,8 @@ class Failing:
     def step(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **named: Any) -> Any:
             self.count += 1
+            if self.count == self.number and not self.error:
+                os._exit(0)
             if self.count == self.number:
                 raise OSError(self.error, os.strerror(self.error), name)
             return real(*arguments, **named)
@@ -497,6 +533,84 @@ def test_undo_after_each_failing_step_leaves_everything_as_it_was(
         else:
             clean(root, before)
         assert open_descriptors() == descriptors, f"step {number} of {steps}: {found}"
+
+
+@pytest.mark.parametrize("with_cache", [True, False])
+def test_what_a_start_that_was_killed_at_any_step_has_left_is_undone_by_the_next(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_cache: bool
+) -> None:
+    """SIGKILL, or the end of its time (os._exit): nobody of it is left to undo anything."""
+    (root / "usr/lib64/libcuda.so").symlink_to("libcuda.so.525")
+    if not with_cache:
+        (root / "etc/ld.so.cache").unlink()
+    host = tmp_path / "host"
+    host.mkdir()
+    before, left = look(root), 0
+    for number in range(2, 200):
+        pid = os.fork()
+        if pid == 0:
+            Failing(monkeypatch, number, 0)
+            work(root, simulated=str(host))
+            os._exit(1)
+        ended = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        left += bool(list(host.glob("run/ocigpu/undo-*")))
+        assert work(root, undo=True, simulated=str(host)) == ""
+        assert not list(host.glob("run/ocigpu/*"))
+        if ended:
+            break
+        assert look(root) == before, f"step {number}"
+    assert ended == 1, "a start has more steps than thought"
+    assert left > 10
+
+
+def test_what_a_killed_start_has_left_stays_where_another_start_has_made_it_anew(root: Path, tmp_path: Path) -> None:
+    host = tmp_path / "host"
+    host.mkdir()
+    made_fd, told_fd = os.pipe()
+    go_fd, say_fd = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        killed = RootDirectory(open_root(root), str(host))
+        killed.make_links(LINKS)
+        killed.extend_ld_cache(LIBRARIES)
+        os.write(told_fd, b"made")
+        os.read(go_fd, 1)
+        os._exit(0)
+    os.read(made_fd, 4)
+    assert work(root, simulated=str(host)) == ""
+    os.write(say_fd, b"g")
+    os.waitpid(pid, 0)
+    assert list(host.glob("run/ocigpu/undo-*"))
+    made = look(root)
+    assert work(root, undo=True, simulated=str(host)) == ""
+    assert look(root) == made
+    assert not list(host.glob("run/ocigpu/undo-*"))
+    for fd in (made_fd, told_fd, go_fd, say_fd):
+        os.close(fd)
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"{}\n", b"[\n", b'{"do": "root", "path": "/", "dev": 1, "ino": 2}\n', b"\xff\n"]
+)
+def test_a_record_that_makes_no_sense_is_removed(root: Path, tmp_path: Path, text: bytes) -> None:
+    host, gone = tmp_path / "host", 1 << 22
+    (host / "run/ocigpu").mkdir(parents=True, mode=0o700)
+    name = f"undo-{gone}-{crc32(os.fsencode(root.resolve())):08x}"
+    (host / "run/ocigpu" / name).write_bytes(text)
+    assert work(root, simulated=str(host)) == ""
+    assert not list((host / "run/ocigpu").iterdir())
+    assert os.readlink(root / "usr/lib64/libcuda.so.1") == LINKS[0][1]
+
+
+def test_records_of_other_root_directories_stay_until_there_are_many(root: Path, tmp_path: Path) -> None:
+    host, gone = tmp_path / "host", 1 << 22
+    (host / "run/ocigpu").mkdir(parents=True, mode=0o700)
+    for number in range(MAX_LEFT + 1):
+        assert work(root, simulated=str(host)) == ""
+        assert len(list((host / "run/ocigpu").iterdir())) == number
+        (host / f"run/ocigpu/undo-{gone + number}-00000000").touch()
+    assert work(root, simulated=str(host)) == ""
+    assert not list((host / "run/ocigpu").iterdir())
 
 
 def clean(root: Path, before: Tree) -> None:

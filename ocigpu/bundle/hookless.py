@@ -20,6 +20,7 @@ from ocigpu.provision.inside import exists_inside, status_inside
 from ocigpu.system.files import draft_name, is_draft_left
 from ocigpu.system.log import get_trace, mark, step
 from ocigpu.system.paths import use_walk
+from ocigpu.system.signals import ended_by_signals
 from ocigpu.system.store import open_cache
 
 TYPE_CHECKING = False
@@ -112,7 +113,13 @@ class BundleRoot:
 
         All of it is undone if anything fails.  Raises NeedsHookError, and what ``edit`` and write_config raise.
         """
-        directory = RootDirectory(self.fd)
+        with ended_by_signals():
+            self._write(document, declared, settings, edit)
+
+    def _write(
+        self, document: Document, declared: Declared, settings: "Settings", edit: "Callable[[list[str]], None]"
+    ) -> None:
+        directory = RootDirectory(self.fd, settings.simulation_root)
         try:
             try:
                 with step("views"):

@@ -1,8 +1,8 @@
 """What mode ``spec`` makes in a container's root directory before the low-level runtime starts: links, loader cache.
 
-Everything goes by descriptor below the root directory, which is hostile (:mod:`ocigpu.system.paths`).  What stays when
-this process is killed in between, or when the runtime fails later, is like the empty files that the runtime itself
-makes to mount on: in the container's own layer, and not in the way of another try.
+Everything goes by descriptor below the root directory, which is hostile (:mod:`ocigpu.system.paths`), and is recorded
+before it is made (:mod:`ocigpu.bundle.record`).  What stays when the runtime fails later is like the empty files that
+the runtime itself makes to mount on: in the container's own layer, and not in the way of another try.
 """
 
 import errno
@@ -12,7 +12,8 @@ import time
 
 from ocigpu.bundle.declared import LD_CACHE
 from ocigpu.bundle.loader_cache import merge_ld_cache
-from ocigpu.system.files import remove_drafts, remove_ldconfig_draft, replace_file, replace_link
+from ocigpu.bundle.record import Record
+from ocigpu.system.files import draft_name, remove_drafts, remove_ldconfig_draft, replace_file, replace_link
 from ocigpu.system.log import step
 from ocigpu.system.paths import make_directories, open_in_root, open_parent
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _YOUNG_NS = 120_000_000_000
-"""A link that is younger may be of a start that has yet to fail, and to take it away again."""
+"""A link or file that is younger may be of a start that has yet to fail, and to take it away again."""
 MAX_LD_CACHE = 8 << 20
 MAX_PATH = 4096
 """PATH_MAX of include/uapi/linux/limits.h."""
@@ -33,56 +34,24 @@ class NeedsHookError(Exception):
 
 
 class RootDirectory:
-    """A container's root directory while links and the loader's cache are made in it; all of it can be undone."""
+    """A container's root directory while links and the loader's cache are made in it; all of it can be undone.
 
-    def __init__(self, root_fd: int) -> None:
+    ``simulated``: as for :class:`ocigpu.bundle.record.Record`.
+    """
+
+    def __init__(self, root_fd: int, simulated: str | None = None) -> None:
         self.root_fd = root_fd
+        self._record = Record(root_fd, simulated)
+        self.undo = self._record.undo
         self._parents: dict[str, int] = {}
-        self._made: list[str] = []
-        self._links: list[tuple[int, str, str, str, os.stat_result | None]] = []
-        self._inodes: dict[tuple[int, str], int] = {}
         self._cleared: set[int] = set()
-        self._files: list[tuple[int, str, bytes, os.stat_result | None, tuple[int, int]]] = []
 
     def close(self) -> None:
         """Close the descriptors but the root's; nothing can be undone any more."""
         for fd in self._parents.values():
             os.close(fd)
         self._parents.clear()
-
-    def undo(self) -> None:
-        """Put everything back as it was, the last change first; what somebody else has changed since stays.
-
-        All of it stays where another container has this root directory.
-        """
-        from ocigpu.provision.mounts import has_neighbours
-
-        if has_neighbours(self.root_fd, "/proc/self"):
-            return
-        for file in reversed(self._files):
-            _undo_file(*file)
-        for parent_fd, name, target, old, owner in reversed(self._links):
-            try:
-                found = os.stat(name, dir_fd=parent_fd, follow_symlinks=False).st_ino
-                same = self._inodes.get((parent_fd, name), found) == found  # else another start has made it anew
-                if same and os.readlink(name, dir_fd=parent_fd) == target:
-                    os.unlink(name, dir_fd=parent_fd)
-                    if owner is not None:
-                        os.symlink(old, name, dir_fd=parent_fd)
-                        _give_link(parent_fd, name, owner)
-            except OSError:  # changed since, or the file system fails: another try starts from what is there
-                continue
-        for path in reversed(self._made):
-            try:
-                parent_fd, name, _ = open_parent(self.root_fd, path)
-            except OSError:
-                continue
-            try:
-                os.rmdir(name, dir_fd=parent_fd)
-            except OSError:  # no longer empty
-                continue
-            finally:
-                os.close(parent_fd)
+        self._record.close()
 
     def make_links(self, links: "Sequence[tuple[str, str]]") -> None:
         """Make symbolic links, pairs of (container path, target); one with another target is replaced.
@@ -97,9 +66,14 @@ class RootDirectory:
 
     def _parent(self, path: str) -> int:
         if path not in self._parents:
-            made = len(self._made)
-            self._parents[path] = make_directories(self.root_fd, path, 0o755, self._made.append)
-            for one in self._made[made:]:
+            made: list[str] = []
+
+            def on_create(one: str) -> None:
+                made.append(one)
+                self._record.note("mkdir", one)
+
+            self._parents[path] = make_directories(self.root_fd, path, 0o755, on_create)
+            for one in made:
                 self._give_directory(one)
         return self._parents[path]
 
@@ -125,26 +99,30 @@ class RootDirectory:
             remove_drafts(parent_fd)
 
     def _make_link(self, parent_fd: int, name: str, target: str, path: str) -> None:
-        old, owner = "", None
+        old, owner = None, os.fstat(parent_fd)
         try:
-            os.symlink(target, name, dir_fd=parent_fd)
-        except FileExistsError:
+            found = os.readlink(name, dir_fd=parent_fd)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            raise NeedsHookError(f"the image has something else than a link at {path}") from error
+        else:
             self._clear(parent_fd)
-            try:
-                old = os.readlink(name, dir_fd=parent_fd)
-                owner = os.stat(name, dir_fd=parent_fd, follow_symlinks=False)
-            except OSError as error:
-                if error.errno != errno.EINVAL:
-                    raise
-                raise NeedsHookError(f"the image has something else than a link at {path}") from error
-            if old == target:
-                if time.time_ns() - owner.st_ctime_ns < _YOUNG_NS:
-                    _renew(parent_fd, name, target)
+            status = os.stat(name, dir_fd=parent_fd, follow_symlinks=False)
+            if found == target:
+                if _is_young(status):
+                    _renew_link(parent_fd, name, target, owner)
                 return
-            replace_link(name, target, parent_fd)
-        self._links.append((parent_fd, name, target, old, owner))
-        self._inodes[parent_fd, name] = os.stat(name, dir_fd=parent_fd, follow_symlinks=False).st_ino
-        _give_link(parent_fd, name, os.fstat(parent_fd))
+            old = (found, status.st_uid, status.st_gid)
+        draft = draft_name()
+        self._record.note("draft", f"{path.rpartition('/')[0]}/{draft}")
+
+        def note(number: int) -> None:
+            self._record.note("link", path, target=target, old=old, temp=draft, ino=number)
+
+        replace_link(name, target, parent_fd, owner=(owner.st_uid, owner.st_gid), draft=draft, note=note)
 
     def extend_ld_cache(self, libraries: "Sequence[tuple[str, str, int]]") -> None:
         """Let the container's loader find libraries, as (name, container path, bits), besides what its cache has.
@@ -158,7 +136,9 @@ class RootDirectory:
         remove_ldconfig_draft(parent_fd)
         if merged != data:
             mode = stat.S_IMODE(status.st_mode) if status else 0o644
-            self._write(parent_fd, name, data, status, merged, mode)
+            self._write(parent_fd, LD_CACHE, data, status, merged, mode)
+        elif status:
+            _renew_file(parent_fd, name, data, status)
 
     def write_files(self, files: "Sequence[tuple[str, int, str, bool]]") -> None:
         """Write files, as (container path, mode, content, only if it is missing); equal ones are left alone.
@@ -172,34 +152,43 @@ class RootDirectory:
             self._clear(parent_fd)
             content = text.encode("utf-8", "surrogateescape")
             if status is None or (data != content and not only_if_missing):
-                self._write(parent_fd, name, data, status, content, mode)
+                self._write(parent_fd, path, data, status, content, mode)
+            else:
+                _renew_file(parent_fd, name, data, status)
 
     def _write(
-        self, parent_fd: int, name: str, old: bytes, status: os.stat_result | None, content: bytes, mode: int
+        self, parent_fd: int, path: str, old: bytes, status: os.stat_result | None, content: bytes, mode: int
     ) -> None:
-        written = _write_beside(parent_fd, name, content, mode, status or os.fstat(parent_fd))
-        self._files.append((parent_fd, name, old, status, written))
+        """Replace a file by a new one, whole or not at all."""
+        directory, _, name = path.rpartition("/")
+        kept, draft, owner = self._record.keep(old, status), draft_name(), status or os.fstat(parent_fd)
+        self._record.note("draft", f"{directory}/{draft}")
+
+        def note(number: int) -> None:
+            self._record.note("cache", path, temp=draft, ino=number, **kept)
+
+        replace_file(name, content, mode, parent_fd, owner=(owner.st_uid, owner.st_gid), draft=draft, note=note)
 
 
-def _undo_file(parent_fd: int, name: str, old: bytes, status: os.stat_result | None, written: tuple[int, int]) -> None:
+def _is_young(status: os.stat_result) -> bool:
+    return time.time_ns() - status.st_ctime_ns < _YOUNG_NS
+
+
+def _renew_link(parent_fd: int, name: str, target: str, owner: os.stat_result) -> None:
+    """Make a link anew that another start has just made: if that one fails, it takes away none but its own."""
     try:
-        now = os.stat(name, dir_fd=parent_fd, follow_symlinks=False)
-        if (now.st_dev, now.st_ino) != written:
-            return
-        if status is None:
-            os.unlink(name, dir_fd=parent_fd)
-        else:
-            _write_beside(parent_fd, name, old, stat.S_IMODE(status.st_mode), status)
-    except OSError:  # the file system fails: another try starts from what is there
+        replace_link(name, target, parent_fd, owner=(owner.st_uid, owner.st_gid))
+    except OSError:  # nobody can write here, to take it away either
         return
 
 
-def _renew(parent_fd: int, name: str, target: str) -> None:
-    """Make a link anew that another start has just made: if that one fails, it takes away none but its own."""
+def _renew_file(parent_fd: int, name: str, content: bytes, status: os.stat_result) -> None:
+    """Do the same for a file, if it is young."""
+    owner, mode = (status.st_uid, status.st_gid), stat.S_IMODE(status.st_mode)
     try:
-        replace_link(name, target, parent_fd)
-        _give_link(parent_fd, name, os.fstat(parent_fd))
-    except OSError:  # nobody can write here, to take it away either
+        if _is_young(status):
+            replace_file(name, content, mode, parent_fd, owner=owner, mtime_ns=status.st_mtime_ns)
+    except OSError:  # as above
         return
 
 
@@ -268,11 +257,6 @@ def _is_own(owner: os.stat_result) -> bool:
     return (owner.st_uid, owner.st_gid) == (os.geteuid(), os.getegid())
 
 
-def _give_link(parent_fd: int, name: str, owner: os.stat_result) -> None:
-    if not _is_own(owner):
-        os.chown(name, owner.st_uid, owner.st_gid, dir_fd=parent_fd, follow_symlinks=False)
-
-
 def _read_file(path_fd: int) -> bytes:
     """Return the content of a regular file, given by a descriptor that only names it.
 
@@ -280,12 +264,6 @@ def _read_file(path_fd: int) -> bytes:
     """
     with open(os.open(f"/proc/self/fd/{path_fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         return file.read(MAX_LD_CACHE + 1)
-
-
-def _write_beside(parent_fd: int, name: str, content: bytes, mode: int, owner: os.stat_result) -> tuple[int, int]:
-    """Replace a file by a new one, whole or not at all; returns device and inode number of the new one."""
-    written = replace_file(name, content, mode, parent_fd, owner=(owner.st_uid, owner.st_gid))
-    return written.st_dev, written.st_ino
 
 
 def resolve_in_root(root_fd: int, path: str) -> str:

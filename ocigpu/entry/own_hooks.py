@@ -287,15 +287,24 @@ def _is_gpu(path: str) -> bool:
 
 
 def _read_libraries(edit: "ConfigEdit", folders: "Sequence[str]") -> "list[Library]":
-    """Return the libraries that are mounted right in the folders, as ELF files of the host."""
+    """Return the libraries that are mounted right in the folders, as ELF files of the host.
+
+    Raises NeedsHookError for one that cannot be read: nothing is kept of what is not known.
+    """
     from ocigpu.core.facts import Library
-    from ocigpu.gpus.elf import read_elf
+    from ocigpu.gpus.elf import read_elf_strictly
 
     found = []
     for mount in edit.mounts:
-        directory, _, name = mount["destination"].rpartition("/")
-        if directory in folders and name.startswith("lib") and ".so" in name and (elf := read_elf(mount["source"])):
-            found.append(Library(mount["source"], name, elf.soname, (), elf.bits))
+        source, (directory, _, name) = mount["source"], mount["destination"].rpartition("/")
+        if directory not in folders or not name.startswith("lib") or ".so" not in name:
+            continue
+        try:
+            elf = read_elf_strictly(source)
+        except OSError as error:
+            raise NeedsHookError(f"{source}: {error.strerror}") from error
+        if elf:
+            found.append(Library(source, name, elf.soname, (), elf.bits))
     return found
 
 

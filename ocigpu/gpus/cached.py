@@ -104,11 +104,19 @@ def refresh_facts(settings: Settings) -> RefreshedFacts:
         os.close(directory)
 
 
-def read_stamp(settings: Settings) -> str:
-    """Return what tells the kept facts from all others, "" when there are none that still hold."""
-    directory = open_cache(False, settings.simulation_root)
+def read_stamp(settings: Settings, directory: int = -1) -> str:
+    """Return what tells the kept facts from all others, "" when there are none that still hold.
+
+    ``directory``: of the cache, where it is open already.
+    """
     if directory < 0:
-        return ""
+        directory = open_cache(False, settings.simulation_root)
+        if directory < 0:
+            return ""
+        try:
+            return read_stamp(settings, directory)
+        finally:
+            os.close(directory)
     try:
         kept = _read(directory, settings)
         if kept is None or not _holds(directory, settings, kept):
@@ -116,8 +124,6 @@ def read_stamp(settings: Settings) -> str:
         return f"{kept.made!r} {crc32(kept.facts.encode()):08x}"
     except UNUSABLE:  # written by other code of this version
         return ""
-    finally:
-        os.close(directory)
 
 
 def _key(settings: Settings) -> str:

@@ -63,11 +63,16 @@ _SECTIONS = {
 def read_elf(path: str) -> Elf | None:
     """Return what the file says of itself, None when it is no shared object or cannot be read."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+        return read_elf_strictly(path)
     except OSError:
         return None
+
+
+def read_elf_strictly(path: str) -> Elf | None:
+    """Return the same for a file that must be readable; raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     try:
-        return read_open_elf(fd)
+        return _read(fd)
     finally:
         os.close(fd)
 

@@ -47,11 +47,11 @@ def find_answer(
         return make()
     try:
         name = f"{kind}-{crc32(_encode(question)):08x}"
-        stamp = known_stamp or read_stamp(settings)
+        stamp = known_stamp or read_stamp(settings, cache_fd)
         answer = _read(cache_fd, name, question, stamp) if stamp else None
         if answer is None:
             answer = make()
-            if stamp and (known_stamp or read_stamp(settings) == stamp):  # then it was made of these facts
+            if stamp and (known_stamp or read_stamp(settings, cache_fd) == stamp):  # then it was made of these facts
                 parts = [_encode(part) for part in (question, stamp, rawjson.dump(answer))]
                 write_kept(cache_fd, name, parts, f"{kind}-", SPARE)
         return answer

@@ -42,8 +42,7 @@ class Journal:
 
     def read(self) -> "list[Entry]":
         """Return the entries that another process, now ended, has noted."""
-        *lines, _ = self.memory[: self.memory.find(b"\0")].split(b"\n")
-        return [rawjson.parse(line.decode()) for line in lines]
+        return parse_entries(self.memory[: self.memory.find(b"\0")])
 
     def write_step(self, text: str) -> None:
         """Let the other process know what this one is about to do."""
@@ -54,3 +53,9 @@ class Journal:
     def read_step(self) -> str:
         """Return what the worker was last about to do, "" for nothing yet."""
         return self.memory[len(self.memory) - _STEP :].partition(b"\0")[0].decode("utf-8", "replace")
+
+
+def parse_entries(lines: bytes) -> "list[Entry]":
+    """Return the entries in these lines; one without its end is none, its effect has not come."""
+    *whole, _ = lines.split(b"\n")
+    return [rawjson.parse(line.decode()) for line in whole]

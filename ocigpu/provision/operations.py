@@ -627,9 +627,14 @@ def refresh_ld_cache(transaction: Transaction, action: RefreshLdCache) -> None:
 
 
 def restore_ld_cache(transaction: Transaction, entry: "Entry") -> None:
-    """Put the image's own cache back, unless ldconfig never came to replace it."""
+    """Put the image's own cache back, unless ldconfig never came to replace it.
+
+    "ino" is the number of a file that mode spec has put there: another start may have made it anew.
+    """
     backup_fd = transaction.supplies.backup_fd
     with open_parent(transaction.root_fd, entry["path"]) as at:
+        if entry.get("ino") not in (None, at.stat().st_ino):
+            return
         if entry["kind"] == "none":
             if stat.S_ISREG(at.stat().st_mode):
                 at.unlink()

@@ -13,7 +13,7 @@ from ocigpu.system.namespaces import in_initial_user_namespace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from typing import BinaryIO
 
 DRAFT = ".ocigpu-"
@@ -69,13 +69,15 @@ def replace_file(
     durable: bool = False,
     draft: str = "",
     draft_fd: int = -1,
+    note: "Callable[[int], None] | None" = None,
 ) -> os.stat_result:
     """Give ``name`` in a directory this content by a rename: who reads it gets the old file or the new one, whole.
 
     ``owner``: uid and gid, where they are to be others than ours; ``attributes``: extended ones; ``mtime_ns``: time of
     modification, None: now; ``durable``: a crash of the machine loses neither; ``draft``: name until then, which says
-    whose it is unless given; ``draft_fd``: directory for it, -1: the same.  Returns the state of the new file.  Raises
-    OSError; then the old file is as it was, and nothing is left.
+    whose it is unless given; ``draft_fd``: directory for it, -1: the same; ``note``: called with the new file's number
+    (st_ino) right before the rename.  Returns the state of the new file.  Raises OSError; then the old file is as it
+    was, and nothing is left.
     """
     draft, draft_fd = draft or draft_name(), dir_fd if draft_fd < 0 else draft_fd
     fd = os.open(draft, _NEW, 0o600, dir_fd=draft_fd)
@@ -94,6 +96,8 @@ def replace_file(
             if durable:
                 os.fsync(fd)
             status = os.fstat(fd)
+        if note:
+            note(status.st_ino)
         os.rename(draft, name, src_dir_fd=draft_fd, dst_dir_fd=dir_fd)
     except BaseException:
         remove_if_possible(draft_fd, draft)
@@ -112,13 +116,26 @@ def _set_attribute(fd: int, key: str, value: bytes) -> None:
             raise
 
 
-def replace_link(name: str, target: str, dir_fd: int) -> None:
-    """Make a symbolic link, in the place of a file or link if there is one; raises OSError."""
-    draft = draft_name()
+def replace_link(
+    name: str,
+    target: str,
+    dir_fd: int,
+    *,
+    owner: tuple[int, int] = (-1, -1),
+    draft: str = "",
+    note: "Callable[[int], None] | None" = None,
+) -> None:
+    """Make a symbolic link, in the place of a file or link if there is one; the rest as for :func:`replace_file`."""
+    draft = draft or draft_name()
     os.symlink(target, draft, dir_fd=dir_fd)
     try:
+        made = os.stat(draft, dir_fd=dir_fd, follow_symlinks=False) if note or owner != (-1, -1) else None
+        if made and owner not in ((-1, -1), (made.st_uid, made.st_gid)):
+            os.chown(draft, *owner, dir_fd=dir_fd, follow_symlinks=False)
+        if made and note:
+            note(made.st_ino)
         os.rename(draft, name, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
-    except OSError:
+    except BaseException:
         remove_if_possible(dir_fd, draft)
         raise
 
@@ -128,10 +145,13 @@ def draft_name() -> str:
     return f"{DRAFT}{os.getpid()}-{os.urandom(8).hex()}"
 
 
-def is_draft_left(name: str, proc: str = "/proc") -> bool:
-    """Tell whether a name is that of a draft, and the process that made it is gone.  ``proc``: where our procfs is."""
-    pid, hyphen, _ = name.removeprefix(DRAFT).partition("-")
-    return bool(name.startswith(DRAFT) and hyphen and pid.isdecimal()) and not os.path.exists(f"{proc}/{pid}")
+def is_draft_left(name: str, proc: str = "/proc", prefix: str = DRAFT) -> bool:
+    """Tell whether a name is that of a draft, and the process that made it is gone.  ``proc``: where our procfs is.
+
+    ``prefix``: of other names that a process's number and a hyphen follow.
+    """
+    pid, hyphen, _ = name.removeprefix(prefix).partition("-")
+    return bool(name.startswith(prefix) and hyphen and pid.isdecimal()) and not os.path.exists(f"{proc}/{pid}")
 
 
 def remove_drafts(dir_fd: int, proc: str = "/proc") -> None:
@@ -139,19 +159,22 @@ def remove_drafts(dir_fd: int, proc: str = "/proc") -> None:
 
     One whose disk was full, or whose cgroup was killed, could not do so.  ``proc``: as above.
     """
+    fd = -1
     try:
-        fd = os.open(".", _DIRECTORY, dir_fd=dir_fd)
-    except OSError:  # what keeps us from making one, too
-        return
-    try:
-        with os.scandir(fd) as entries:
+        try:
+            entries = os.scandir(dir_fd)
+        except OSError:  # opened with O_PATH
+            fd = os.open(".", _DIRECTORY, dir_fd=dir_fd)
+            entries = os.scandir(fd)
+        with entries:
             for entry, _ in zip(entries, range(MAX_ENTRIES), strict=False):
                 if is_draft_left(entry.name, proc):
-                    remove_if_possible(fd, entry.name)
-    except OSError:  # the file system fails
+                    remove_if_possible(dir_fd, entry.name)
+    except OSError:  # the file system fails; or what keeps us from making drafts, too
         return
     finally:
-        os.close(fd)
+        if fd >= 0:
+            os.close(fd)
 
 
 def remove_if_possible(dir_fd: int, name: str) -> None:

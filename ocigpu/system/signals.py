@@ -26,8 +26,8 @@ else:
 
 __all__ = [
     "GRACE", "SECONDS", "SIGALRM", "SIGCHLD", "SIGHUP", "SIGINT", "SIGKILL", "SIGPIPE", "SIGTERM", "SIGXFSZ", "SIG_DFL",
-    "SIG_IGN", "SIG_SETMASK", "Deadline", "begin_deadline", "children", "end_deadline", "kill_in", "pthread_sigmask",
-    "reap", "seconds_left", "signal", "touched",
+    "SIG_IGN", "SIG_SETMASK", "Deadline", "begin_deadline", "children", "end_deadline", "ended_by_signals", "kill_in",
+    "pthread_sigmask", "reap", "seconds_left", "signal", "touched",
 ]  # fmt: skip
 
 SECONDS = 30.0
@@ -99,6 +99,24 @@ def end_deadline() -> None:
 def seconds_left() -> float:
     """Return how long a worker may take: until the deadline of this process, SECONDS where it has none."""
     return _deadline.left() if _deadline is not None else SECONDS
+
+
+class ended_by_signals:  # noqa: N801 - reads as a statement
+    """In the block SIGTERM and SIGHUP raise SystemExit, as SIGINT does KeyboardInterrupt: what was begun is undone."""
+
+    def __enter__(self) -> None:
+        self._old = [(number, signal(number, _end)) for number in (SIGTERM, SIGHUP)]
+        for number, old in self._old:
+            if old == SIG_IGN:  # whoever started us wants it so
+                signal(number, old)
+
+    def __exit__(self, *_: object) -> None:
+        for number, old in self._old:
+            signal(number, old)
+
+
+def _end(number: int, _frame: object) -> None:
+    raise SystemExit(128 + number)
 
 
 def kill_in(seconds: float) -> None:

@@ -1,6 +1,7 @@
 """Our own hooks of CDI specifications, carried out by the shim: which, where, and when they stay hooks."""
 
 import copy
+import errno
 import json
 import os
 from collections.abc import Callable
@@ -249,3 +250,22 @@ def test_links_of_an_image_lead_nowhere(machine: Machine, tmp_path: Path) -> Non
     machine.write("0")
     machine.start()
     assert list(outside.iterdir()) == []
+
+
+def test_nothing_is_kept_of_a_library_that_could_not_be_read(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.open
+
+    def busy(path: Any, flags: int, *rest: Any, **more: Any) -> int:
+        if str(path).endswith("/libcuda.so.550.163.01"):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
+        return real(path, flags, *rest, **more)
+
+    machine.write("0")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", busy)
+        config = machine.start()
+    assert len(own_hooks(config)) == 1
+    assert "libcuda.so.550.163.01: Too many open files" in machine.log.read_text()
+    machine.write("0")
+    assert own_hooks(machine.start()) == []
+    assert b"libcuda.so.1\0" in (machine.rootfs / "etc/ld.so.cache").read_bytes()

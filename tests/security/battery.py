@@ -145,7 +145,7 @@ BATTERY: dict[int, Row] = {
     13: Row(
         "find what a start that failed half-way has left",
         (),
-        (*MODES[:2], "configure", *ALL_HOOKS),
+        (*GIVERS, *ALL_HOOKS),
         (
             *here(
                 "faults",

@@ -12,6 +12,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import sys
 import time
 from collections import defaultdict
@@ -29,6 +30,8 @@ from support.trace import life, trace
 
 pytestmark = [pytest.mark.root, pytest.mark.engine]
 
+ENDS = {"SIGKILL": 0, "SIGTERM": -signal.SIGTERM}
+"""What the stopper takes for them."""
 ERRORS = (errno.ENOSPC, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENOMEM)
 ASKS = {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "utility"}
 HOOK = PROGRAMS / "ocigpu-hook"
@@ -100,6 +103,12 @@ class Lab:
             return run([*words, "run", "--bundle", bundle, name], env=self.env, check=False)
         finally:
             run(["runc", "--root", self.state, "delete", "--force", name], env=self.env, check=False)
+
+    def fail_to_start(self, bundle: Path) -> None:
+        """Let a start of the bundle fail when all is made but the configuration, which cannot be written."""
+        script = 'mount --bind $0 $0; mount --bind $0/rootfs $0/rootfs; mount -o remount,bind,ro $0; exec "$@"'
+        result = self.start(bundle, "unshare", "--mount", "dash", "-ec", script, bundle)
+        assert "OCIGPU-SPEC-4" in result.stderr, explain(result)
 
     def assert_starts(self, bundle: Path, *before: str | Path) -> None:
         result = self.start(bundle, *before)
@@ -212,21 +221,22 @@ def make_lab(
 
 
 @pytest.mark.parametrize("mode", ["hook", "spec", "cdi"])
-@pytest.mark.parametrize("fault", ["SIGKILL", "errors"])
+@pytest.mark.parametrize("fault", ["SIGKILL", "SIGTERM", "errors"])
 def test_a_start_that_ends_at_any_step_leaves_nothing(
     stopper: Path, make_lab: Callable[[str], Lab], mode: str, fault: str, share: Callable[..., list[Step]]
 ) -> None:
+    """What a killed shim has left in modes spec and cdi is undone by the next start, even by one that fails."""
     lab = make_lab(mode)
-    hook = mode == "hook"
-    part = (2 if fault == "SIGKILL" else 4) if hook else 1
+    hook, ended = mode == "hook", fault != "errors"
+    part = (2 if ended else 4) if hook else 1
     start = {0, 1, 2, 3} if hook else {0}
     steps = list_steps(stopper, lab, lambda words: lab.start(lab.bundle(), *words), start, part)
-    steps = share(steps, 2, fault == "SIGKILL")
+    steps = share(steps, 2, ended)
     complete = machine.tree(lab.complete / "rootfs")
     log = lab.directory / "log"
     problems = []
     for index, step in enumerate(steps):
-        error = 0 if fault == "SIGKILL" else ERRORS[index % len(ERRORS)]
+        error = ENDS[fault] if ended else ERRORS[index % len(ERRORS)]
         bundle = lab.bundle()
         before, tree = (bundle / "config.json").read_bytes(), machine.tree(bundle / "rootfs")
         result = lab.start(bundle, *words_for(stopper, log, "change", step, error))
@@ -234,18 +244,25 @@ def test_a_start_that_ends_at_any_step_leaves_nothing(
             assert_whole(bundle, before)
             if result.returncode == 0:
                 assert listed_uuids(result.stdout) == list(lab.host.gpus)
-            elif error and step.name not in ("execve", "vfork"):  # the interpreter could not be started
+            elif not ended and step.name not in ("execve", "vfork"):  # the interpreter could not be started
                 assert_one_line(result)
-            if result.returncode and hook and not is_untold(step, result, bundle, complete):
+            if result.returncode and not is_untold(step, result, bundle, complete) and not is_made(bundle, before):
+                if fault == "SIGKILL" and not hook:
+                    lab.fail_to_start(bundle)
                 assert_undone(bundle, tree)
             lab.assert_starts(bundle)
             lab.assert_nothing_left(bundle)
             extra = machine.tree(bundle / "rootfs").keys() - complete.keys()
             assert not extra, extra
         except AssertionError as problem:
-            name = errno.errorcode[error] if error else "SIGKILL"
-            problems.append(f"{name} at {step}, now {log.read_text()!r}: {problem}\n{explain(result)}")
+            problems.append(f"{fault} {error} at {step}, now {log.read_text()!r}: {problem}\n{explain(result)}")
     assert not problems, "\n\n".join([f"{len(problems)} of {len(steps)} steps", *problems])
+
+
+def is_made(bundle: Path, before: bytes) -> bool:
+    """Whether modes spec and cdi had made all before the shim ended, and only the runtime was to come."""
+    text = (bundle / "config.json").read_bytes()
+    return text != before and "ocigpu-hook" not in str(json.loads(text).get("hooks"))
 
 
 def is_untold(step: Step, result: Completed, bundle: Path, complete: Tree) -> bool:

@@ -2,8 +2,8 @@
  *
  * Runs a program and interferes with one system call of it, or of a process it forks: of all calls of a class that
  * processes of a depth make (0: the program, 1: its children, ...), the NUMBERth is not made.  ERRNO 0: the process is
- * killed instead; else the call fails with that error.  NUMBER 0: nothing is done, LOG gets a line "DEPTH CALL" for
- * each call of the class.
+ * killed instead; else the call fails with that error; below 0: the call is made, and the process gets that signal.
+ * NUMBER 0: nothing is done, LOG gets a line "DEPTH CALL" for each call of the class.
  *
  * CLASS change: calls that change something others can see.  CLASS open: calls that need a new descriptor.
  * Shells and Python are followed; a process that executes another program is left alone from then on.
@@ -37,6 +37,7 @@ static const struct call calls[] = {
 	{SYS_openat, "openat", 1, 1}, /* change: only where it writes */
 	{SYS_openat2, "openat2", 0, 1},
 	{SYS_write, "write", 1, 0},
+	{SYS_pwrite64, "pwrite64", 1, 0},
 	{SYS_ftruncate, "ftruncate", 1, 0},
 	{SYS_renameat, "renameat", 1, 0},
 	{SYS_renameat2, "renameat2", 1, 0},
@@ -245,7 +246,9 @@ int main(int argc, char **argv)
 						fprintf(log, "%d %s\n", process->depth, call->name);
 					if (process->depth == depth && ++seen == number) {
 						fprintf(log, "%d %s\n", process->depth, call->name);
-						if (error) {
+						if (error < 0) {
+							kill(pid, -error);
+						} else if (error) {
 							drop_call(pid);
 							process->fail = 1;
 						} else {
