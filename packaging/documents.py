@@ -36,45 +36,37 @@ def write(path: str, text: str) -> None:
         file.write(text.rstrip("\n") + "\n")
 
 
-def walk(command=None, path: str = "ocigpu", parent=None) -> Iterator[tuple]:
-    """Yield path, command of typer and its context of every command, and its words."""
-    import typer
-    from typer.main import get_command
+def walk() -> Iterator[tuple]:
+    """Yield (path, page, names below) of the program, its groups and its commands, each after the one above it."""
+    from ocigpu.cli.main import COMMANDS
+    from ocigpu.cli.manual import ROOT, read_page
 
-    from ocigpu.cli.main import app
-    from ocigpu.cli.manual import read_page
+    below: dict[str, list[str]] = {"": []}
+    for name in COMMANDS:
+        words = name.split()
+        for depth in range(len(words)):
+            parent, child = " ".join(words[:depth]), " ".join(words[: depth + 1])
+            if child not in below:
+                below[parent].append(child)
+                below[child] = []
 
-    command = command or get_command(app)
-    context = typer.Context(command, info_name=path.rpartition(" ")[2], parent=parent, **command.context_settings)
-    yield path, command, context, read_page(path.removeprefix("ocigpu ") if parent else path)
-    for name, child in commands_of(command).items():
-        yield from walk(child, f"{path} {name}", context)
+    def those(name: str) -> Iterator[tuple]:
+        yield f"{ROOT} {name}".rstrip(), read_page(name or ROOT), [f"{ROOT} {child}" for child in below[name]]
+        for child in below[name]:
+            yield from those(child)
+
+    yield from those("")
 
 
-def commands_of(command) -> dict:
-    return {name: child for name, child in getattr(command, "commands", {}).items() if not child.hidden}
+def usage_of(page, below: list[str]) -> str:
+    return "[OPTIONS] COMMAND [ARGUMENT]..." if below else page.usage
 
 
-def tables_of(command, context) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+def tables_of(page) -> Iterator[tuple[str, list[tuple[str, str]]]]:
     """Yield "Arguments" and "Options" with (term, text) of each."""
-    shown = [parameter for parameter in command.get_params(context) if not getattr(parameter, "hidden", False)]
-    for kind in ("argument", "option"):
-        rows = [describe(parameter) for parameter in shown if parameter.param_type_name == kind]
-        if rows:
-            yield f"{kind.title()}s", rows
-
-
-def describe(parameter) -> tuple[str, str]:
-    """Return how an argument or option is written, and its help: not by typer, whose releases differ in details."""
-    names = (
-        sorted(parameter.opts, key=lambda name: name.startswith("--")) if parameter.opts[0] != parameter.name else []
-    )
-    value = parameter.metavar or ("" if getattr(parameter, "is_flag", False) else parameter.name.upper())
-    more = [f"env var: {parameter.envvar}"] if parameter.envvar else []
-    more += [f"default: {parameter.default}"] if parameter.default and not callable(parameter.default) else []
-    more += ["required"] if parameter.required else []
-    term = " ".join(filter(None, (", ".join(names), value)))
-    return term, parameter.help + (f"  [{'; '.join(more)}]" if more else "")
+    for title, words in (("Arguments", page.arguments), ("Options", page.options.values())):
+        if words:
+            yield title, [(word.term, word.help) for word in words]
 
 
 # The pages of docs/
@@ -97,13 +89,12 @@ def make_docs() -> dict[str, str]:
 def render_commands() -> str:
     pages = list(walk())
     lines = ["# Commands", "", "Every command with its `--help`. This page is generated: `make docs`.", ""]
-    for path, command, _, _ in pages[1:]:
+    for path, page, _ in pages[1:]:
         indent = "  " * (path.count(" ") - 1)
-        lines.append(f"{indent}- [{path}](#{path.replace(' ', '-')}): {command.get_short_help_str(200)}")
-    for path, command, context, page in pages:
-        usage = " ".join(command.collect_usage_pieces(context))
-        lines += ["", f"## {path}", "", page.help, "", f"    {path} {usage}"]
-        for title, rows in tables_of(command, context):
+        lines.append(f"{indent}- [{path}](#{path.replace(' ', '-')}): {page.short}")
+    for path, page, below in pages:
+        lines += ["", f"## {path}", "", page.help, "", f"    {path} {usage_of(page, below)}"]
+        for title, rows in tables_of(page):
             lines += ["", f"### {title}", "", *(f"- `{term}`: {text}" for term, text in rows)]
         for title, body in page.sections.items():
             lines += ["", f"### {title}", "", body]
@@ -136,36 +127,34 @@ def render_settings() -> str:
 
 
 def make_completion(shell: str) -> str:
-    """Return typer's script for a shell; it asks the command itself for what can follow."""
-    from typer._completion_shared import get_completion_script
+    """Return the script of a shell, marked; "#compdef" has to be the first line."""
+    from ocigpu.cli.complete import render_script
 
-    script = get_completion_script(prog_name="ocigpu", complete_var="_OCIGPU_COMPLETE", shell=shell)
-    if shell != "zsh":
-        return f"# {MARK}\n{script}"
-    # "#compdef" has to be the first line.  When zsh loads the file it runs it, for the first completion too.
-    first, _, rest = script.partition("\n")
-    return f'{first}\n# {MARK}\n{rest}\n[[ $zsh_eval_context[-1] != loadautofunc ]] || _ocigpu_completion "$@"\n'
+    first, newline, rest = render_script(shell).partition("\n")
+    mark = f"# {MARK}\n"
+    return first + newline + mark + rest if first.startswith("#") else mark + first + newline + rest
 
 
 # Man pages (man-pages(7), groff_man(7))
 
 
-def make_page(path: str, command, context, page) -> str:
+def make_page(path: str, page, below: list[str]) -> str:
     """Return the man page of a command."""
     name = path.replace(" ", "-")
-    usage = " ".join(command.collect_usage_pieces(context))
     parts = [
-        header(name, command.get_short_help_str(200)),
-        f".SH SYNOPSIS\n\\fB{roff(path)}\\fR {roff(usage)}",
+        header(name, page.short),
+        f".SH SYNOPSIS\n\\fB{roff(path)}\\fR {roff(usage_of(page, below))}",
         f".SH DESCRIPTION\n{blocks(page.help)}",
     ]
-    for title, rows in tables_of(command, context):
+    for title, rows in tables_of(page):
         parts.append(f".SH {title.upper()}\n" + "\n".join(f".TP\n{bold(term)}\n{roff(text)}" for term, text in rows))
-    rows = [(f"{name}-{key}", child.get_short_help_str(200)) for key, child in commands_of(command).items()]
+    from ocigpu.cli.manual import read_page
+
+    rows = [(child.replace(" ", "-"), read_page(child.partition(" ")[2]).short) for child in below]
     if rows:
         parts.append(".SH COMMANDS\n" + "\n".join(f".TP\n\\fB{roff(page)}\\fR(1)\n{roff(text)}" for page, text in rows))
     parts += [f".SH {roff(title).upper()}\n{blocks(body)}" for title, body in page.sections.items()]
-    parts.append(see_also([path.rpartition(" ")[0].replace(" ", "-")] if context.parent else list(OTHERS)))
+    parts.append(see_also([path.rpartition(" ")[0].replace(" ", "-")] if " " in path else list(OTHERS)))
     return "\n".join(parts)
 
 

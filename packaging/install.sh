@@ -108,7 +108,6 @@ if [ -n "$stage" ]; then
   # Byte code is part of the package, for the Python it depends on.  unchecked: the files change together, and their
   # times are the package manager's.
   "$python" -I -m compileall -q -s "$stage" -p / --invalidation-mode unchecked-hash "$stage$venv/ocigpu"
-  start="$interpreter -I -S -c 'import sys; sys.path += [\"$library\", \"$site\"]"
 else
   if [ -n "$prefix" ]; then
     if [ -d "$venv" ] && [ ! -e "$marker" ]; then die "$venv exists and was not made by this script"; fi
@@ -136,7 +135,6 @@ else
   library=$("$venv/bin/python" -I -c 'import ocigpu, os; print(os.path.dirname(os.path.dirname(ocigpu.__file__)))')
   site=$("$venv/bin/python" -I -c 'import prctl, os; print(os.path.dirname(prctl.__file__))')
   interpreter=$("$venv/bin/python" -I -c 'import os, sys; print(os.path.realpath(sys.executable))')
-  start="$venv/bin/python -I -c 'import sys"
 fi
 [ ! -w "$stage$library/ocigpu" ] || "$interpreter" -I -S -B "$here/byte_code.py" "$stage$library" ${stage:+"$library"}
 encodings=$("$interpreter" -I -c 'import encodings; print(encodings.__file__)') # what Python cannot start without
@@ -162,15 +160,14 @@ printf '%s\n' "$text" | write ocigpu-runtime
 text=$(sed -e "s|@interpreter@|$interpreter|g; s|@encodings@|$encodings|; s|@library@|$library|; s|@site@|$site|" \
   -e "s|@config@|${config:+--config $config }|" "$here/ocigpu-hook.sh")
 printf '%s\n' "$text" | write ocigpu-hook
-# ocigpu-container-cli is started for each container by enroot and others: as lean as the hook.
-lean="$interpreter -I -S -c 'import gc, sys; gc.disable(); sys.path += [\"$library\", \"$site\"]"
+# No collection of garbage while modules are imported; ocigpu-container-cli, which is started for each container, has none.
 for name in ocigpu:cli.main ocigpu-container-cli:entry.container_cli.main; do
-  case $name in ocigpu:*) begin=$start ;; *) begin=$lean ;; esac
   write "${name%%:*}" <<END
 #!/bin/sh
 # ${name%%:*}: written by packaging/install.sh
 ${config:+export OCIGPU_CONFIG="\${OCIGPU_CONFIG:-$config}"
-}exec $begin; sys.argv[0] = "$bin/${name%%:*}"; from ocigpu.${name##*:} import main; sys.exit(main())' "\$@"
+}exec $interpreter -I -S -c 'import gc, sys; gc.disable(); sys.path += ["$library", "$site"]; sys.argv[0] = "$bin/${name%%:*}"
+from ocigpu.${name##*:} import main; sys.exit(main())' "\$@"
 END
 done
 for link in ${vendor:+$links}; do ln -sfn "${link#*:}" "$stage$bin/${link%:*}"; done

@@ -86,3 +86,11 @@ def test_a_public_class_name_has_one_meaning() -> None:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places.setdefault(node.name, []).append(name)
     assert not {name: modules for name, modules in places.items() if len(modules) > 1}
+
+
+def test_one_module_imports_typer() -> None:
+    """It costs more than most commands do; types and words of options are those of functions and help pages."""
+    users = {name for name, tree in TREES.items() for node in ast.walk(tree)
+             if (isinstance(node, ast.Import) and any(alias.name.split(".")[0] == "typer" for alias in node.names))
+             or (isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] == "typer")}  # fmt: skip
+    assert users == {"ocigpu.cli.described"}

@@ -8,8 +8,6 @@ from itertools import chain, groupby, pairwise, repeat
 from textwrap import wrap
 from typing import Any, NamedTuple
 
-import typer
-
 from ocigpu.cdi.check import Checked, check_spec
 from ocigpu.cdi.compare import edit_rows
 from ocigpu.cdi.document import parse_document, read_document
@@ -195,7 +193,7 @@ def list_command(
     json: bool = False,
     strict: bool = False,
     quiet: bool = False,
-) -> None:
+) -> int:
     settings = settings_with_dirs(config, spec_dir)
     registry = read_registry(settings)
     states = {spec.path: file_state(spec.annotations, settings) for spec in registry.specs}
@@ -227,8 +225,7 @@ def list_command(
             where = ", ".join(settings.cdi_spec_dirs)
             say([f"no specification in {where}; to write one: ocigpu cdi generate --output /etc/cdi/nvidia.yaml"])
         say(f"{path}: {state.describe()}" for path, state in states.items() if state.word == "stale")
-    if strict and registry.errors:
-        raise typer.Exit(1)
+    return 1 if strict and registry.errors else 0
 
 
 def device_rows(registry: Registry, states: dict[str, SpecState]) -> list[Row]:

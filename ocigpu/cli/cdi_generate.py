@@ -4,13 +4,9 @@ Names, aliases and variables of the options, which ``ocigpu watch`` has too, are
 ``--max-version`` and the mode vfio are ours.
 """
 
-import functools
-import inspect
 import os
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
-
-import typer
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from ocigpu.cdi.compare import Difference, compare_specs
 from ocigpu.cdi.hook_words import HOOK_NAMES
@@ -19,6 +15,7 @@ from ocigpu.cdi.registry import read_registry
 from ocigpu.cdi.versions import EARLIEST, VERSIONS, parse_version
 from ocigpu.cdi.write import with_suffix
 from ocigpu.cli import show
+from ocigpu.cli.arguments import takes
 from ocigpu.cli.cdi import (
     check_output,
     find_overlaps,
@@ -30,7 +27,6 @@ from ocigpu.cli.cdi import (
     write_output,
 )
 from ocigpu.cli.common import load_settings
-from ocigpu.cli.manual import read_page, with_words
 from ocigpu.core.cdi_names import check_part
 from ocigpu.core.errors import CdiError, UsageError, printable
 from ocigpu.core.settings import Settings
@@ -131,27 +127,7 @@ def _check(option: str, what: str, values: Iterable[str], valid: Sequence[str]) 
             raise invalid_value(option, what, value, valid)
 
 
-def takes_generate_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Return a command with the options of :func:`read_generate_request` after its own.
-
-    The command is called with the request in the place of its first parameter.
-    """
-    shared = inspect.signature(with_words(read_generate_request, read_page("cdi generate"))).parameters
-    own = list(inspect.signature(command).parameters.values())[1:]
-
-    @functools.wraps(command)
-    def with_options(**values: Any) -> None:
-        request = read_generate_request(**{name: values.pop(name) for name in shared})
-        command(request, **values)
-
-    parameters = [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in (*own, *shared.values())]
-    # typer reads a command's options from these two.
-    with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    with_options.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return with_options
-
-
-@takes_generate_options
+@takes(read_generate_request)
 def generate_command(
     request: GenerateRequest,
     output: str = "",
@@ -189,8 +165,8 @@ def _collisions(path: str, settings: Settings) -> list[str]:
     return [overlap.describe() for overlap in overlaps if path in (overlap.file, overlap.by)]
 
 
-@takes_generate_options
-def diff_command(request: GenerateRequest, file: str = DEFAULT_OUTPUT, json: bool = False) -> None:
+@takes(read_generate_request)
+def diff_command(request: GenerateRequest, file: str = DEFAULT_OUTPUT, json: bool = False) -> int:
     from ocigpu.cdi.generate import generate
     from ocigpu.gpus.fingerprint import stale_reasons
 
@@ -213,8 +189,7 @@ def diff_command(request: GenerateRequest, file: str = DEFAULT_OUTPUT, json: boo
     else:
         _print_differences(file, differences, reasons)
         say_skipped(made.skipped)
-    if differences:
-        raise typer.Exit(1)
+    return 1 if differences else 0
 
 
 def _print_differences(file: str, differences: tuple[Difference, ...], reasons: tuple[str, ...]) -> None:
@@ -226,7 +201,7 @@ def _print_differences(file: str, differences: tuple[Difference, ...], reasons: 
     print(printable(f"{file}: {summary}"))
 
 
-@takes_generate_options
+@takes(read_generate_request)
 def refresh_command(request: GenerateRequest, output: str = "", json: bool = False, quiet: bool = False) -> None:
     check_output(output)
     with show.Progress("still reading this host's devices: NVML can take a while to answer"):

@@ -6,8 +6,6 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-import typer
-
 from ocigpu.cdi.cache import LoadedSpec, parse_text, render_text
 from ocigpu.cdi.check import Problem
 from ocigpu.cdi.loader_links import describe_left, left_to_ldconfig, read_host_soname
@@ -37,7 +35,7 @@ class Validated(NamedTuple):
 
 def validate_command(
     files: list[str] | None = None, spec_dir: list[str] | None = None, config: str = "", json: bool = False
-) -> None:
+) -> int:
     settings = settings_with_dirs(config, spec_dir)
     found = [(path, "") for path in files] if files else _find_files(settings)
     checked = [_validate(*file) for file in found]
@@ -53,8 +51,7 @@ def validate_command(
             print(printable(overlap.describe()))
         if not checked:
             print(printable(f"no specification in {', '.join(settings.cdi_spec_dirs)}"))
-    if failed:
-        raise typer.Exit(1)
+    return 1 if failed else 0
 
 
 def _find_files(settings: Settings) -> list[tuple[str, str]]:

@@ -4,8 +4,6 @@ import os
 import sys
 import tomllib
 
-import typer
-
 from ocigpu.cli import show
 from ocigpu.cli.common import load_settings, settings_path
 from ocigpu.cli.toml import render_settings, toml_value
@@ -34,7 +32,7 @@ def check_command(file: str = "") -> None:
         cause = refused.message if refused else problems[0]
         raise OcigpuError("OCIGPU-INT-1", f"{path}: the two readers of settings differ: {cause}") from refused
     for problem in problems[:-1]:
-        typer.echo(f"{path}: {printable(problem)}", err=True)
+        print(f"{path}: {printable(problem)}", file=sys.stderr)
     if problems:
         raise SettingsError("OCIGPU-SET-2", f"{path}: {problems[-1]}", "all keys: ocigpu config keys") from refused
     changed = sum(1 for row in setting_rows(settings) if row[2] != "default")

@@ -5,9 +5,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from ocigpu.cli import show
 from ocigpu.cli.common import load_facts, load_settings
@@ -25,24 +23,13 @@ if TYPE_CHECKING:
 
 HOW_TO_ASK = "GPUs come with the runtime ocigpu (a pod's runtimeClassName, docker run --runtime, podman --runtime)"
 
-RootsOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--root",
-        metavar="DIR",
-        help="State directory of runc or crun to look in instead of the usual ones; can be repeated.",
-    ),
-]
-ContainerArgument = Annotated[
-    str, typer.Argument(metavar="CONTAINER", help="Its id, the beginning of that, or its name; see ocigpu ps.")
-]
 STATUS = {"as granted": 0, "less": 3, "more": 4}
 """Exit status of ``ocigpu verify``."""
 DIFFERENT = 3
 """Exit status of ``ocigpu diff --exit-code`` when there is a difference: 1 means that the command failed."""
 
 
-def ps_command(all_: bool = False, root: RootsOption = None, config: str = "", json: bool = False) -> None:
+def ps_command(all_: bool = False, root: list[str] | None = None, config: str = "", json: bool = False) -> None:
     from ocigpu.containers.find import find_containers
     from ocigpu.containers.report import make_reports
 
@@ -149,9 +136,7 @@ def _open(what: str, container: str, root: list[str] | None, config: str) -> "It
         yield live, facts
 
 
-def verify_command(
-    container: ContainerArgument, root: RootsOption = None, config: str = "", json: bool = False
-) -> None:
+def verify_command(container: str, root: list[str] | None = None, config: str = "", json: bool = False) -> int:
     from ocigpu.containers.verify import to_json, verify
 
     with _open("verify", container, root, config) as (live, facts):
@@ -171,7 +156,7 @@ def verify_command(
         )
         print()
         _print_rows(verified)
-    raise typer.Exit(STATUS[verified.verdict])
+    return STATUS[verified.verdict]
 
 
 def _print_rows(verified: "Verified") -> None:
@@ -198,9 +183,9 @@ def _print_rows(verified: "Verified") -> None:
 
 
 def attach_command(
-    container: ContainerArgument,
+    container: str,
     gpu: list[str],
-    root: RootsOption = None,
+    root: list[str] | None = None,
     config: str = "",
     json: bool = False,
 ) -> None:
@@ -212,10 +197,10 @@ def attach_command(
 
 
 def detach_command(
-    container: ContainerArgument,
+    container: str,
     gpu: list[str],
     force: bool = False,
-    root: RootsOption = None,
+    root: list[str] | None = None,
     config: str = "",
     json: bool = False,
 ) -> None:
@@ -255,10 +240,10 @@ def repair_command(
     container: str = "",
     all_: bool = False,
     dry_run: bool = False,
-    root: RootsOption = None,
+    root: list[str] | None = None,
     config: str = "",
     json: bool = False,
-) -> None:
+) -> int:
     from ocigpu.containers.find import find_container, find_containers
     from ocigpu.containers.live import open_live, require_root
     from ocigpu.containers.repair import Repaired, repair
@@ -294,7 +279,7 @@ def repair_command(
             print("no container runs")
         show.notes(unread)
     left = any(row["lost"] and not row["done"] for row in rows)
-    raise typer.Exit(1 if failed else 3 if left else 0)
+    return 1 if failed else 3 if left else 0
 
 
 def _print_repaired(row: dict[str, Any]) -> None:
@@ -310,10 +295,10 @@ def diff_command(
     target: str,
     mode: str = "",
     exit_code: bool = False,
-    root: RootsOption = None,
+    root: list[str] | None = None,
     config: str = "",
     json: bool = False,
-) -> None:
+) -> int:
     import difflib
 
     from ocigpu.containers.difference import find_original, list_changes
@@ -348,5 +333,4 @@ def diff_command(
         show.diff(difflib.unified_diff(before, after, f"{document.path} (original)", name, lineterm=""))
         for note in notes:
             print(f"note: {printable(note)}", file=sys.stderr)
-    if exit_code and original.config != edited:
-        raise typer.Exit(DIFFERENT)
+    return DIFFERENT if exit_code and original.config != edited else 0

@@ -17,9 +17,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Annotated, NamedTuple
 
-import typer
-
 from ocigpu.cli import show
+from ocigpu.cli.arguments import Range
 from ocigpu.cli.demo_bundle import COMMAND_PATH, make_bundle, make_config
 from ocigpu.cli.plan import granted_fields
 from ocigpu.core.actions import KINDS, Node, Plan, RefreshLdCache
@@ -69,7 +68,7 @@ class Demo(NamedTuple):
 
 
 def demo_command(
-    gpus: Annotated[int, typer.Option(min=1, max=64)] = 8,
+    gpus: Annotated[int, Range(1, 64)] = 8,
     model: str = "h100",
     devices: str = "",
     runtime: str = "",

@@ -4,9 +4,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from ocigpu.cli import show
 from ocigpu.core.errors import OcigpuError, UsageError, printable
@@ -17,18 +15,8 @@ if TYPE_CHECKING:
     from ocigpu.engines.files import Root
 
 
-def _engines() -> list[str]:
-    """Return what the shell completes."""
-    from ocigpu.engines.places import ENGINES
-
-    return list(ENGINES)
-
-
-EngineArgument = Annotated[str, typer.Argument(autocompletion=_engines)]
-
-
 def configure_command(
-    engine: EngineArgument = "",
+    engine: str = "",
     default: bool = False,
     cdi: bool = False,
     gpus_hook: bool = False,
@@ -40,7 +28,7 @@ def configure_command(
     root: str = "/",
     dry_run: bool = False,
     json: bool = False,
-    runtime: Annotated[str, typer.Option("--runtime", hidden=True)] = "",
+    runtime: str = "",
 ) -> None:
     from ocigpu.engines.configure import ConfigureOptions, plan_configuration
     from ocigpu.engines.wanted import Wanted
@@ -63,7 +51,7 @@ def configure_command(
 
 
 def remove_command(
-    engine: EngineArgument,
+    engine: str,
     config: str = "",
     drop_in: str = "",
     root: str = "/",
@@ -80,7 +68,7 @@ def remove_command(
     _run(options, plan_removal, dry_run, json)
 
 
-def status_command(engine: EngineArgument = "", root: str = "/", json: bool = False) -> None:
+def status_command(engine: str = "", root: str = "/", json: bool = False) -> None:
     from ocigpu.engines.status import read_engine_status
 
     wanted = _known(engine) if engine else ""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ocigpu.cli import show
 from ocigpu.cli.common import load_settings
-from ocigpu.cli.containers import RootsOption, facts_or_note, places_of, report_to_json, shown_name
+from ocigpu.cli.containers import facts_or_note, places_of, report_to_json, shown_name
 from ocigpu.cli.plan import granted_fields, image_line, request_fields
 from ocigpu.core.actions import Plan
 from ocigpu.core.codes import CODES
@@ -45,7 +45,7 @@ AREAS = {
 
 def explain_command(
     target: str = "",
-    root: RootsOption = None,
+    root: list[str] | None = None,
     config: str = "",
     json: bool = False,
     messages: bool = False,

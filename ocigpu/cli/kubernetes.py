@@ -3,8 +3,7 @@
 import os
 from typing import Annotated
 
-import typer
-
+from ocigpu.cli.arguments import Range
 from ocigpu.cli.common import load_settings
 from ocigpu.cli.show import data as print_json
 from ocigpu.core.errors import HostError, UsageError
@@ -52,29 +51,29 @@ def exporter_command(
     ExporterService(options, load_settings(config, driver_root), ServiceLog(options.log_format == "json")).run()
 
 
-def mps_command(context: typer.Context, shm_size: str = "50%", config: str = "", json: bool = False) -> None:
+def mps_command(words: list[str] | None = None, shm_size: str = "50%", config: str = "", json: bool = False) -> None:
     from ocigpu.kubernetes.config import parse_flags
     from ocigpu.kubernetes.mps_control import check_size
     from ocigpu.kubernetes.mps_supervisor import Supervisor
     from ocigpu.system.service import ServiceLog
 
     check_size(shm_size)
-    told = parse_flags(context.args, os.environ, "mps-control-daemon")
+    told = parse_flags(words or [], os.environ, "mps-control-daemon")
     Supervisor(load_settings(config), told, os.environ, shm_size, ServiceLog(json)).run()
 
 
 def node_labels_command(
-    context: typer.Context,
+    words: list[str] | None = None,
     to: str = "",
     show: bool = False,
     remove: bool = False,
     remove_on_exit: bool = False,
-    kube_api_qps: Annotated[float, typer.Option("--kube-api-qps", hidden=True)] = 5,  # noqa: ARG001
-    kube_api_burst: Annotated[int, typer.Option("--kube-api-burst", hidden=True)] = 10,  # noqa: ARG001
-    kubeconfig: Annotated[str, typer.Option("--kubeconfig", hidden=True)] = "",
-    node_name: Annotated[str, typer.Option("--node-name", hidden=True)] = "",
-    namespace: Annotated[str, typer.Option("--namespace", hidden=True)] = "",
-    pod_name: Annotated[str, typer.Option("--pod-name", hidden=True)] = "",
+    kube_api_qps: float = 5,  # noqa: ARG001
+    kube_api_burst: int = 10,  # noqa: ARG001
+    kubeconfig: str = "",
+    node_name: str = "",
+    namespace: str = "",
+    pod_name: str = "",
     config: str = "",
     json: bool = False,
 ) -> None:
@@ -92,7 +91,7 @@ def node_labels_command(
         raise UsageError(f"--to {to!r} is not one of {', '.join(TARGETS)}")
     given = {"NODE_NAME": node_name, "POD_NAMESPACE": namespace, "POD_NAME": pod_name}
     environment = {**os.environ, **{name: text for name, text in given.items() if text}}
-    told = parse_flags(context.args, environment, "node-labels")
+    told = parse_flags(words or [], environment, "node-labels")
     settings = load_settings(config)
     if show:
         found = read_labels(settings, read_configuration(told, environment), time.time())
@@ -116,13 +115,13 @@ def node_installer_command(
     default: bool = False,
     cdi: bool = False,
     restart: str = "auto",
-    restart_seconds: Annotated[float, typer.Option(min=1)] = 120.0,
+    restart_seconds: Annotated[float, Range(1)] = 120.0,
     remove: bool = False,
     remove_on_exit: bool = False,
     ready_file: str = "",
     once: bool = False,
     json: bool = False,
-) -> None:
+) -> int:
     from ocigpu.kubernetes.host_engine import ENGINES, RESTARTS
     from ocigpu.kubernetes.node_installer import InstallerOptions, NodeInstaller
     from ocigpu.system.service import ServiceLog
@@ -143,4 +142,5 @@ def node_installer_command(
     elif not remove:
         installer.install()
     elif not installer.remove():
-        raise typer.Exit(1)
+        return 1
+    return 0

@@ -1,115 +1,108 @@
 """``ocigpu``, the operator's command line: what would be done for a container, and why.
 
 Exit status: 0 done, 1 the command failed, 2 the command line could not be understood, 130 interrupted.
+
+A command line is understood, and help shown, without importing more than the one command.
 """
 
+import gc
 import os
 import sys
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any
-
-import typer
-from typer.main import get_command
 
 from ocigpu import __version__
-from ocigpu.cli import cdi, cdi_generate, cdi_validate, config, containers, engine, kubernetes, sim, system
-from ocigpu.cli.demo import demo_command
-from ocigpu.cli.doctor import doctor_command
-from ocigpu.cli.explain import explain_command
-from ocigpu.cli.host import facts_command, list_command, refresh_command
+from ocigpu.cli import manual
+from ocigpu.cli.arguments import HELP, HelpWanted, call, options_of, parameters_of, parse
 from ocigpu.cli.manual import ROOT as PROGRAM
-from ocigpu.cli.manual import make_app
-from ocigpu.cli.plan import plan_command
-from ocigpu.cli.trace import trace_command
-from ocigpu.cli.watch import watch_command
 from ocigpu.core.errors import OcigpuError, UsageError, as_own_error
 
-COMMANDS: dict[str, Callable[..., Any]] = {
-    "plan": plan_command,
-    "list": list_command,
-    "facts": facts_command,
-    "refresh": refresh_command,
-    "ps": containers.ps_command,
-    "doctor": doctor_command,
-    "explain": explain_command,
-    "diff": containers.diff_command,
-    "demo": demo_command,
-    "verify": containers.verify_command,
-    "attach": containers.attach_command,
-    "detach": containers.detach_command,
-    "repair": containers.repair_command,
-    "cdi generate": cdi_generate.generate_command,
-    "cdi list": cdi.list_command,
-    "cdi show": cdi.show_command,
-    "cdi validate": cdi_validate.validate_command,
-    "cdi diff": cdi_generate.diff_command,
-    "cdi refresh": cdi_generate.refresh_command,
-    "cdi transform root": cdi.transform_root_command,
-    "watch": watch_command,
-    "device-plugin": kubernetes.device_plugin_command,
-    "exporter": kubernetes.exporter_command,
-    "config check": config.check_command,
-    "config show": config.show_command,
-    "config keys": config.keys_command,
-    "config default": config.default_command,
-    "config import": config.import_command,
-    "engine configure": engine.configure_command,
-    "engine remove": engine.remove_command,
-    "engine status": engine.status_command,
-    "trace": trace_command,
-    "system create-device-nodes": system.nodes_command,
-    "system create-dev-char-symlinks": system.links_command,
-    "node-labels": kubernetes.node_labels_command,
-    "node-installer": kubernetes.node_installer_command,
-    "mps-control-daemon": kubernetes.mps_command,
-    "sim create": sim.create_command,
-    "sim show": sim.show_command,
-    "sim remove": sim.remove_command,
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+COMMANDS = {
+    "plan": "plan:plan_command",
+    "list": "host:list_command",
+    "facts": "host:facts_command",
+    "refresh": "host:refresh_command",
+    "ps": "containers:ps_command",
+    "doctor": "doctor:doctor_command",
+    "explain": "explain:explain_command",
+    "diff": "containers:diff_command",
+    "demo": "demo:demo_command",
+    "verify": "containers:verify_command",
+    "attach": "containers:attach_command",
+    "detach": "containers:detach_command",
+    "repair": "containers:repair_command",
+    "cdi generate": "cdi_generate:generate_command",
+    "cdi list": "cdi:list_command",
+    "cdi show": "cdi:show_command",
+    "cdi validate": "cdi_validate:validate_command",
+    "cdi diff": "cdi_generate:diff_command",
+    "cdi refresh": "cdi_generate:refresh_command",
+    "cdi transform root": "cdi:transform_root_command",
+    "watch": "watch:watch_command",
+    "device-plugin": "kubernetes:device_plugin_command",
+    "exporter": "kubernetes:exporter_command",
+    "config check": "config:check_command",
+    "config show": "config:show_command",
+    "config keys": "config:keys_command",
+    "config default": "config:default_command",
+    "config import": "config:import_command",
+    "engine configure": "engine:configure_command",
+    "engine remove": "engine:remove_command",
+    "engine status": "engine:status_command",
+    "trace": "trace:trace_command",
+    "system create-device-nodes": "system:nodes_command",
+    "system create-dev-char-symlinks": "system:links_command",
+    "node-labels": "kubernetes:node_labels_command",
+    "node-installer": "kubernetes:node_installer_command",
+    "mps-control-daemon": "kubernetes:mps_command",
+    "sim create": "sim:create_command",
+    "sim show": "sim:show_command",
+    "sim remove": "sim:remove_command",
+    "completion": "complete:completion_command",
 }
-UNKNOWN_OPTIONS = {"ignore_unknown_options": True}
-SETTINGS = {
-    "device-plugin": UNKNOWN_OPTIONS,
-    "exporter": UNKNOWN_OPTIONS,
-    "node-labels": {**UNKNOWN_OPTIONS, "allow_extra_args": True},
-    "mps-control-daemon": {**UNKNOWN_OPTIONS, "allow_extra_args": True},
-}
-"""Of commands that read the vendor's options themselves: they are written in more ways than typer knows."""
+"""Every command, with the module of this room and the function that it is."""
+LENIENT = ("device-plugin", "exporter", "node-labels", "mps-control-daemon")
+"""Commands that read the vendor's options themselves: they are written in more ways than typer knows."""
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        print(f"{PROGRAM} {__version__}")
-        raise typer.Exit
+def load_command(name: str) -> "Callable[..., Any]":
+    """Return the function of a command; imports its module."""
+    module, _, function = COMMANDS[name].partition(":")
+    # __import__: importlib is more than the smallest commands
+    loaded: Callable[..., Any] = getattr(__import__(f"ocigpu.cli.{module}", fromlist=[function]), function)
+    return loaded
 
 
-def root_command(
-    context: typer.Context,
-    _version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
-    if context.invoked_subcommand is None:
-        print(context.get_help())
-        raise typer.Exit(2)
+def find_command(words: "Sequence[str]") -> "tuple[str, Sequence[str]]":
+    """Return the name of the command or group that the first words are, "" for none, and the words after it."""
+    name = ""
+    for number, word in enumerate(words):
+        longer = f"{name} {word}".lstrip()
+        if longer not in COMMANDS and not any(command.startswith(f"{longer} ") for command in COMMANDS):
+            return name, words[number:]
+        name = longer
+    return name, ()
 
 
-app = make_app(COMMANDS, SETTINGS)
-app.callback(invoke_without_command=True)(root_command)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: "Sequence[str] | None" = None) -> int:
     """Run the command line (default: of this process) and return its exit status; errors go to standard error."""
     debug = os.environ.get("OCIGPU_DEBUG") == "1"
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if "_OCIGPU_COMPLETE" in os.environ:
+        from ocigpu.cli.complete import print_candidates
+
+        return print_candidates(words, COMMANDS, find_command)
     try:
-        status = get_command(app).main(
-            args=list(sys.argv[1:] if arguments is None else arguments), prog_name=PROGRAM, standalone_mode=False
-        )
+        status = _run(words)
         sys.stdout.flush()
     except OcigpuError as error:
         if debug:
             raise
         return _report(error)
-    except (KeyboardInterrupt, typer.Abort):
+    except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
         # The reader (head, a closed pager) has seen enough.  Python flushes standard output once more at exit.
@@ -123,6 +116,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         return _report(as_own_error(error))
     return status if isinstance(status, int) else 0
+
+
+def _run(words: list[str]) -> "Any":
+    if not words:
+        print(manual.render_help("", COMMANDS))
+        return 2
+    if words[0] in ("--version", "version"):
+        print(f"{PROGRAM} {__version__}")
+        return 0
+    if words[0] == "help":
+        words = [*words[1:], HELP[0]]
+    name, rest = find_command(words)
+    try:
+        if (rest and rest[0] in HELP) or (name in LENIENT and any(word in HELP for word in rest)):
+            raise HelpWanted
+        if name in COMMANDS and name not in LENIENT:
+            if any(word in HELP for word in rest):  # the page says enough
+                parse(rest, options_of(manual.read_page(name)))
+            function = load_command(name)
+            values = parse(rest, parameters_of(function, manual.read_page(name)))
+            if values is not None:
+                gc.enable()  # the program's entry has it off while modules are imported
+                return call(function, values)
+    except HelpWanted:
+        print(manual.render_help(name, COMMANDS))
+        return 0
+    from ocigpu.cli.described import make_app, run
+
+    gc.enable()
+    return run(make_app({other: load_command(other) if other == name else None for other in COMMANDS}, LENIENT), words)
 
 
 def _usage_error(error: Exception) -> UsageError | None:

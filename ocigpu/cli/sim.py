@@ -3,15 +3,14 @@
 import shlex
 from typing import Annotated, Any
 
-import typer
-
 from ocigpu.cli import show
+from ocigpu.cli.arguments import Range
 from ocigpu.core.errors import printable
 
 
 def create_command(
     directory: str,
-    gpus: Annotated[int, typer.Option(min=1, max=64)] = 8,
+    gpus: Annotated[int, Range(1, 64)] = 8,
     model: str = "h100",
     mig: list[str] | None = None,
     driver_version: str = "",

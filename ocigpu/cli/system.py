@@ -1,9 +1,6 @@
 """``ocigpu system``: the host's own device nodes of the driver, and what systemd needs to find them."""
 
 import os
-from typing import Annotated
-
-import typer
 
 from ocigpu.cli import show
 from ocigpu.cli.common import load_settings
@@ -34,7 +31,7 @@ def nodes_command(
 
 def links_command(
     create_device_nodes: bool = False,
-    create_all: Annotated[bool, typer.Option("--create-all", hidden=True)] = False,  # noqa: ARG001 - always so here
+    create_all: bool = False,  # noqa: ARG001 - always so here
     dev_char_path: str = "",
     load_kernel_modules: bool = False,
     root: str = "",

@@ -2,11 +2,10 @@
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from ocigpu.cdi.refresh import DEFAULT_OUTPUT
+from ocigpu.cli.arguments import Range, takes
 from ocigpu.cli.cdi import check_output
-from ocigpu.cli.cdi_generate import GenerateRequest, takes_generate_options
+from ocigpu.cli.cdi_generate import GenerateRequest, read_generate_request
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -14,11 +13,11 @@ if TYPE_CHECKING:
     from ocigpu.cdi.watch import Watch
 
 
-@takes_generate_options
+@takes(read_generate_request)
 def watch_command(
     request: GenerateRequest,
     output: str = DEFAULT_OUTPUT,
-    interval: Annotated[float, typer.Option(min=0.1, max=86400.0)] = 5.0,
+    interval: Annotated[float, Range(0.1, 86400.0)] = 5.0,
     repair: bool = False,
     json: bool = False,
 ) -> None:

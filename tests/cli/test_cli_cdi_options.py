@@ -5,10 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
-from ocigpu.cli.cdi_generate import GenerateRequest, takes_generate_options
+from ocigpu.cli.arguments import call as call_command
+from ocigpu.cli.arguments import parameters_of, parse, takes
+from ocigpu.cli.cdi_generate import GenerateRequest, read_generate_request
+from ocigpu.cli.manual import read_page
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.offer import GenerateOptions
 
@@ -29,17 +30,18 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ask:
     monkeypatch.setenv("OCIGPU_CONFIG", str(settings))
 
     def call(*arguments: str, **variables: str) -> GenerateRequest:
-        found: list[GenerateRequest] = []
+        @takes(read_generate_request)
+        def command(request: GenerateRequest) -> GenerateRequest:
+            return request
 
-        @takes_generate_options
-        def command(request: GenerateRequest) -> None:
-            found.append(request)
-
-        app = typer.Typer()
-        app.command()(command)
-        result = CliRunner().invoke(app, arguments, env=variables, catch_exceptions=False)
-        assert result.exit_code == 0, result.output
-        (request,) = found
+        for name, text in variables.items():
+            monkeypatch.setenv(name, text)
+        values = parse(arguments, parameters_of(command, read_page("cdi generate")))
+        assert values is not None
+        request = call_command(command, values)
+        for name in variables:
+            monkeypatch.delenv(name)
+        assert isinstance(request, GenerateRequest)
         return request._replace(settings=request.settings._replace(path=""))
 
     return call

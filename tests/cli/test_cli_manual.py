@@ -1,45 +1,72 @@
 """The words of the commands, help/NAME.md."""
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.main import get_command
 
 from ocigpu.cdi.hook_words import HOOK_NAMES
 from ocigpu.cli import manual
-from ocigpu.cli.main import PROGRAM, app
-from ocigpu.cli.manual import Word, read_page
+from ocigpu.cli.arguments import REQUIRED, Parameter, parameters_of
+from ocigpu.cli.main import COMMANDS, PROGRAM, load_command
+from ocigpu.cli.manual import Word, read_page, render_help
 from ocigpu.gpus.offer import FEATURE_FLAGS, MODES, NAME_STRATEGIES
 
+ALL = {" ".join(name.split()[:depth]) for name in COMMANDS for depth in range(4)}
+HIDDEN = {
+    "engine configure": {"--runtime"},
+    "system create-dev-char-symlinks": {"--create-all"},
+    "node-labels": {
+        "--kube-api-qps", "--kube-api-burst", "--kubeconfig", "--node-name", "--namespace", "--pod-name",
+    },
+}  # fmt: skip
+"""Options that the pages do not list; for those of node-labels see its notes."""
 
-def walk(name: str, command: Any) -> Iterator[tuple[str, Any]]:
-    yield name or PROGRAM, command
-    for word, part in getattr(command, "commands", {}).items():
-        yield from walk(f"{name} {word}".strip(), part)
 
-
-COMMANDS = dict(walk("", get_command(app)))
+def parameters(name: str) -> list[Parameter]:
+    return parameters_of(load_command(name), read_page(name))
 
 
 def test_every_command_has_a_page_and_every_page_a_command() -> None:
     pages = {path.stem for path in Path(manual.DIRECTORY).iterdir()}
-    assert pages == {name.replace(" ", "-") for name in COMMANDS}
+    assert pages == {name.replace(" ", "-") or PROGRAM for name in ALL}
+    assert [name for name in ALL if not read_page(name or PROGRAM).help] == []
+
+
+def test_the_list_of_commands_groups_each_once() -> None:
+    listed = [name for names in read_page(PROGRAM).groups.values() for name in names]
+    assert sorted(listed) == sorted({name.split()[0] for name in COMMANDS})
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_what_a_page_describes_is_there(name: str) -> None:
-    page = read_page(name)
-    parameters = COMMANDS[name].params
-    below = [command for path, command in COMMANDS.items() if path.startswith(f"{name} ") or name == PROGRAM]
-    flags = {part.opts[0] for command in (COMMANDS[name], *below) for part in command.params}
-    above = read_page(name.rpartition(" ")[0] or PROGRAM).options if name != PROGRAM else {}
-    assert {word.flags[0] for word in page.options.values() if word not in above.values()} <= flags
-    texts = [parameter.help for parameter in parameters if parameter.param_type_name == "argument"]
-    assert [entry.help for entry in page.arguments if entry.help not in texts] == []
-    assert page.help
-    assert Path(manual.DIRECTORY, f"{name.replace(' ', '-')}.md").read_text().startswith(f"# {PROGRAM}")
+def test_page_and_function_of_a_command_agree(name: str) -> None:
+    page, found = read_page(name), parameters(name)
+    assert {parameter.flags[0] for parameter in found if parameter.hidden} == HIDDEN.get(name, set())
+    assert [parameter.flags for parameter in found if parameter.flags and not parameter.hidden] != [()]
+    shown = {parameter.flags[0]: parameter for parameter in found if parameter.flags and not parameter.hidden}
+    assert shown.keys() == page.options.keys()
+    for flag, word in page.options.items():
+        assert (shown[flag].kind is bool) == (word.metavar is None), flag
+        assert (shown[flag].default is REQUIRED) == ("[required]" in word.help), flag
+        if shown[flag].default and shown[flag].default is not REQUIRED:
+            text = f"{shown[flag].default:g}" if isinstance(shown[flag].default, float) else str(shown[flag].default)
+            assert f"[default: {text}]" in word.help, flag
+    for word, parameter in zip(page.arguments, [one for one in found if not one.flags], strict=True):
+        assert (parameter.default is REQUIRED) == (not str(word.metavar).startswith("["))
+        assert (parameter.kind is list) == str(word.metavar).endswith("...")
+
+
+def test_options_of_commands_above_are_used() -> None:
+    used = {(flag, word) for name in COMMANDS for flag, word in read_page(name).options.items()}
+    unused = {(name, flag) for name in ALL for flag, word in read_page(name or PROGRAM).below.items()
+              if not any((flag, word) == pair for pair in used)}  # fmt: skip
+    assert unused == set()
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_help_fits_its_width_but_for_long_words(width: int) -> None:
+    for name in ALL:
+        for line in render_help(name, COMMANDS, width).splitlines():
+            assert len(line) <= width or len(line.split()) <= 2, (name, line)
 
 
 def test_a_page_becomes_help(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,20 +75,43 @@ def test_a_page_becomes_help(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     (tmp_path / "a.md").write_text("# ocigpu a\n")
     (tmp_path / "a-b.md").write_text(
         "# ocigpu a b: Do it.\n\nDo it\nwell.\n\n## Arguments\n\n- `X|Y`: What.  [default: all]\n\n## Options\n\n"
-        "- `--long`, `-l` `N`: How\n  long.\n- `--dotted.name`: Yes.\n\n## Notes\n\nOne:\n\n    of things\nTwo.\n\n"
-        "Three.\n\n## Examples\n\n    a b\n      c\n"
+        "- `--long`, `-l` `N`: How\n  long.\n- `--dotted.name`: Yes.\n\nShared: `--json`\n\n"
+        "## Notes\n\nOne:\n\n    of  things\n        seen\nTwo.\n\nThree.\n\n## Examples\n\n    a b\n      c\n"
     )
-    read_page.cache_clear()
     page = read_page("a b")
-    read_page.cache_clear()
     assert (page.short, page.help) == ("Do it.", "Do it\nwell.")
     assert page.arguments == (Word((), "X|Y", "What.  [default: all]"),)
     assert page.options == {
-        "--json": Word(("--json",), None, "JSON."),
         "--long": Word(("--long", "-l"), "N", "How long."),
-        "--dotted-name": Word(("--dotted.name",), None, "Yes."),
+        "--dotted.name": Word(("--dotted.name",), None, "Yes."),
+        "--json": Word(("--json",), None, "JSON."),
     }
-    assert page.epilog == "\b\nOne:\n  of things\nTwo.\n\n\b\nThree.\n\n\b\nExamples:\n  a b\n    c"
+    assert render_help("a b", ["a b"], 40).splitlines() == [
+        "Usage: ocigpu a b [OPTIONS] X|Y",
+        "",
+        "  Do it well.",
+        "",
+        "Arguments:",
+        "  X|Y  What.  [default: all]",
+        "",
+        "Options:",
+        "  -l, --long N   How long.",
+        "  --dotted.name  Yes.",
+        "  --json         JSON.",
+        "  -h, --help     Show this message and",
+        "                 exit.",
+        "",
+        "  One:",
+        "",
+        "    of  things seen",
+        "  Two.",
+        "",
+        "  Three.",
+        "",
+        "Examples:",
+        "    a b",
+        "      c",
+    ]
 
 
 @pytest.mark.parametrize(

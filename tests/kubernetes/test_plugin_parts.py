@@ -69,7 +69,7 @@ def test_the_flag_for_the_file_comes_before_its_variable() -> None:
 
 
 def named_in_help(program: str) -> set[str]:
-    words = read_page(program).epilog.replace(",", " ").split()
+    words = "\n".join(read_page(program).sections.values()).replace(",", " ").split()
     return {word.partition("=")[0] for word in words if word.startswith("--")}
 
 

@@ -1,0 +1,182 @@
+"""The command line of one command, from its function and its page (:mod:`ocigpu.cli.manual`), without typer.
+
+A parameter of the function is an argument or option: types and defaults are the function's, names the page's.  What is
+not in the page is hidden.  Only a command line that can be understood is read here; of any other
+:mod:`ocigpu.cli.described` says what is wrong with it.
+"""
+
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from typing import Any, NamedTuple
+
+    from ocigpu.cli.manual import Manual
+else:
+    from ocigpu.core.record import NamedTuple
+
+HELP = ("--help", "-h")
+REQUIRED = object()
+"""The default of what has to be given."""
+WORDS_OF_BOOLS = {
+    **dict.fromkeys(("1", "true", "t", "yes", "y", "on"), True),
+    **dict.fromkeys(("0", "false", "f", "no", "n", "off"), False),
+}
+
+
+class Range(NamedTuple):
+    """Annotates a number: ``Annotated[int, Range(1, 64)]``; None: no limit."""
+
+    low: float | None = None
+    high: float | None = None
+
+
+class Parameter(NamedTuple):
+    """An argument (without ``flags``) or option of a command.  ``kind``: str, bool, int, float, or list of str."""
+
+    name: str
+    flags: tuple[str, ...]
+    kind: type
+    default: "Any"
+    limits: Range = Range()
+    metavar: str | None = None
+    variable: str = ""
+    hidden: bool = False
+
+
+class HelpWanted(Exception):  # noqa: N818 - nothing is wrong
+    """The command line asks for help."""
+
+
+def takes(maker: "Callable[..., Any]") -> "Callable[[Callable[..., Any]], Callable[..., Any]]":
+    """Give a command the options of another function, whose result it gets as its first parameter."""
+
+    def mark(command: "Callable[..., Any]") -> "Callable[..., Any]":
+        command.takes = maker  # type: ignore[attr-defined]
+        return command
+
+    return mark
+
+
+def parameters_of(function: "Callable[..., Any]", page: "Manual") -> list[Parameter]:
+    """Return the parameters of a command; those of the function that it takes come last."""
+    maker = getattr(function, "takes", None)
+    declared = list(_declared(function))
+    declared = [*declared[1:], *_declared(maker)] if maker else declared
+    options = {word.flags[0].lstrip("-").replace(".", "-").replace("-", "_"): word for word in page.options.values()}
+    found = []
+    for position, (name, annotation, default) in enumerate(declared):
+        limits = annotation.__metadata__[0] if hasattr(annotation, "__metadata__") else Range()
+        kind = getattr(annotation, "__origin__", annotation)  # of Annotated, and of list[str]
+        kind = kind if kind in (str, bool, int, float) else list
+        if position < len(page.arguments):
+            found.append(Parameter(name, (), kind, default, limits, page.arguments[position].metavar))
+        elif word := options.get(name.rstrip("_")):
+            variable = word.help.rpartition("[env var: ")[2].partition("]")[0] if "[env var: " in word.help else ""
+            # a list is split otherwise by its command
+            variable = variable if kind is not list and variable.isidentifier() else ""
+            found.append(Parameter(name, word.flags, kind, default, limits, word.metavar, variable))
+        else:
+            flags = (f"--{name.replace('_', '-')}",)
+            found.append(Parameter(name, flags, kind, default, limits, hidden=True))
+    return found
+
+
+def options_of(page: "Manual") -> list[Parameter]:
+    """Return what a page alone tells of a command's options: enough to see whether help is asked for."""
+    return [
+        Parameter(word.flags[0], word.flags, str if word.metavar else bool, None, metavar=word.metavar)
+        for word in page.options.values()
+    ]
+
+
+def _declared(function: "Callable[..., Any]") -> "Iterator[tuple[str, Any, Any]]":
+    """Yield name, annotation and default of a function's parameters, without the price of ``inspect``."""
+    code, defaults = function.__code__, function.__defaults__ or ()
+    names = code.co_varnames[: code.co_argcount]
+    required = len(names) - len(defaults)
+    for number, name in enumerate(names):
+        yield name, function.__annotations__[name], REQUIRED if number < required else defaults[number - required]
+
+
+def call(function: "Callable[..., Any]", values: "dict[str, Any]") -> "Any":
+    """Call a command with the values of its parameters."""
+    maker = getattr(function, "takes", None)
+    if not maker:
+        return function(**values)
+    made = maker(**{name: values.pop(name) for name, _, _ in _declared(maker)})
+    return function(made, **values)
+
+
+def parse(words: "Sequence[str]", parameters: list[Parameter]) -> "dict[str, Any] | None":
+    """Return the value of each parameter, None for a command line that has something wrong or unusual about it.
+
+    Raises HelpWanted.  It understands what typer understands, in the same way, and less.
+    """
+    flags = {flag: parameter for parameter in parameters for flag in parameter.flags}
+    given: dict[str, list[Any]] = {}
+    positional: list[str] = []
+    rest = list(words)
+    help_wanted = False
+    while rest:
+        word = rest.pop(0)
+        if word == "--":
+            positional += rest
+            break
+        if word in HELP:
+            help_wanted = True
+        elif word[:1] != "-" or word == "-":
+            positional.append(word)
+        elif word[:2] != "--" and len(word) > 2:  # short ones in one word
+            option = flags.get(word[:2])
+            if (option is None and word[:2] not in HELP) or word[2] == "-":
+                return None
+            takes_value = option is not None and option.kind is not bool
+            rest = [word[:2], word[2:] if takes_value else f"-{word[2:]}", *rest]
+        else:
+            name, equals, text = word.partition("=")
+            option = flags.get(name)
+            if option is None or (option.kind is bool and equals) or not (option.kind is bool or equals or rest):
+                return None
+            value = True if option.kind is bool else text if equals else rest.pop(0)
+            given.setdefault(option.name, []).append(value)
+    if help_wanted:
+        raise HelpWanted
+    values: dict[str, Any] = {}
+    for parameter in parameters:
+        if not parameter.flags:
+            texts = positional if parameter.kind is list else positional[:1]
+            positional = positional[len(texts) :]
+        else:
+            texts = given.get(parameter.name) or _from_environment(parameter)
+        if not texts and parameter.default is REQUIRED:
+            return None
+        try:
+            values[parameter.name] = _convert(texts, parameter) if texts else parameter.default
+        except ValueError:
+            return None
+    return None if positional else values
+
+
+def _from_environment(parameter: Parameter) -> "list[Any]":
+    text = os.environ.get(parameter.variable, "") if parameter.variable else ""
+    return [text] if text else []
+
+
+def _convert(texts: "list[Any]", parameter: Parameter) -> "Any":
+    """Return a parameter's value; raises ValueError for one that typer is to judge."""
+    if parameter.kind is list:
+        return texts
+    text = texts[-1]
+    if parameter.kind is str or text is True:
+        return text
+    if parameter.kind is bool:
+        if text.strip().lower() not in WORDS_OF_BOOLS:
+            raise ValueError
+        return WORDS_OF_BOOLS[text.strip().lower()]
+    number = parameter.kind(text)
+    low, high = parameter.limits
+    if not (low is None or number >= low) or not (high is None or number <= high):
+        raise ValueError
+    return number

@@ -1,0 +1,347 @@
+"""The front of ``ocigpu``: what it reads of a command line is what typer reads, and what it imports is little."""
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+import ocigpu
+from ocigpu.cli.arguments import HelpWanted, Parameter, parameters_of, parse
+from ocigpu.cli.described import make_app
+from ocigpu.cli.described import run as run_typer
+from ocigpu.cli.main import COMMANDS, LENIENT, load_command
+from ocigpu.cli.manual import read_page
+from ocigpu.core.facts import HostFacts
+
+PACKAGE = Path(ocigpu.__file__).parent
+Run = Callable[..., tuple[int, str, str]]
+READ = [name for name in COMMANDS if name not in LENIENT]
+
+
+def read_by_typer(name: str, words: list[str], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return the values that typer gives the command, or None for those of a command line that it refuses."""
+    given: list[dict[str, Any]] = []
+    monkeypatch.setattr("ocigpu.cli.described.call", lambda _, values: given.append(values))
+    # one command alone would have no name
+    app = make_app({"list": None, "facts": None, name: load_command(name)}, LENIENT)
+    with contextlib.redirect_stdout(None), contextlib.suppress(Exception):
+        run_typer(app, [*name.split(), *words])
+    return given[0] if given else None
+
+
+def read_by_us(parameters: list[Parameter], words: list[str]) -> Any:
+    try:
+        return parse(words, parameters)
+    except HelpWanted:
+        return None
+
+
+VALUES = (
+    "",
+    "x",
+    "0",
+    "7",
+    "64",
+    "65",
+    "-1",
+    "0.05",
+    "2.5",
+    "inf",
+    "nan",
+    "1_0",
+    " 3 ",
+    "a,b",
+    "-",
+    "--",
+    "-q",
+    "--json",
+    "ü\udc80",
+)
+
+
+@st.composite
+def command_lines(draw: st.DrawFn) -> tuple[str, list[str], dict[str, str]]:
+    name = draw(st.sampled_from(READ))
+    parameters = parameters_of(load_command(name), read_page(name))
+    flags = [(flag, parameter) for parameter in parameters for flag in parameter.flags]
+    words: list[str] = []
+    for _ in range(draw(st.integers(0, 5))):
+        value = draw(st.sampled_from(VALUES))
+        kind = draw(st.sampled_from(("option", "option", "option", "joined", "value", "odd")))
+        if not flags or kind == "value":
+            words.append(value)
+        elif kind == "odd":
+            words.append(draw(st.sampled_from(("--", "-", "--nope", "-x", "--no-json", "-qf", "--help", "-h", "-qh"))))
+        else:
+            flag, parameter = draw(st.sampled_from(flags))
+            if kind == "joined":
+                words.append(f"{flag}{'=' if flag.startswith('--') else ''}{value}")
+            else:
+                words += [flag] if parameter.kind is bool else [flag, value]
+    variables = [parameter.variable for parameter in parameters if parameter.variable]
+    chosen = draw(st.lists(st.sampled_from(variables), max_size=2)) if variables else []
+    values = st.sampled_from(("", "x", "1", "true", "no", "maybe", " on "))
+    return name, words, {variable: draw(values) for variable in chosen}
+
+
+@settings(max_examples=300, deadline=None)
+@given(command_lines())
+@example(("sim create", ["/x", "--gpus", "64"], {}))
+@example(("plan", ["-e", "A=1", "-eB=2", "--env=C=3"], {}))
+@example(("cdi validate", ["a", "--", "--json"], {}))
+@example(("cdi generate", ["--csv.file", "a", "--devices=0,1"], {"NVIDIA_CTK_QUIET": "yes"}))
+def test_what_is_read_is_what_typer_reads(line: tuple[str, list[str], dict[str, str]]) -> None:
+    name, words, variables = line
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        for variable in [name for name in os.environ if name.startswith(("NVIDIA_", "OCIGPU_"))]:
+            monkeypatch.delenv(variable)
+        for variable, text in variables.items():
+            monkeypatch.setenv(variable, text)
+        ours = read_by_us(parameters_of(load_command(name), read_page(name)), words)
+        if ours is not None:
+            assert repr(ours) == repr(read_by_typer(name, words, monkeypatch))
+
+
+@pytest.mark.parametrize("name", READ)
+def test_a_full_command_line_is_read_without_typer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every option once, by its first name and by its last, with a value in its range."""
+    parameters = parameters_of(load_command(name), read_page(name))
+    words = ["2" for parameter in parameters if not parameter.flags]
+    for parameter in parameters:
+        words += [word for flag in parameter.flags for word in ((flag,) if parameter.kind is bool else (flag, "2"))]
+    ours = read_by_us(parameters, words)
+    assert ours is not None
+    assert ours == read_by_typer(name, words, monkeypatch)
+    assert all(ours[parameter.name] != parameter.default for parameter in parameters)
+
+
+def test_values_of_a_variable_of_each_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    parameters = parameters_of(load_command("cdi generate"), read_page("cdi generate"))
+    for word, value in (("1", True), ("off", False), ("maybe", None)):
+        monkeypatch.setenv("NVIDIA_CTK_QUIET", word)
+        ours = parse([], parameters)
+        assert (ours and ours["quiet"]) == value
+
+
+# what is wrong is typer's to say
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["pln"], "did you mean 'plan'"),
+        (["cdi", "lst"], "did you mean 'list'"),
+        (["cdi"], "missing command"),
+        (["list", "--jsn"], "--json"),
+        (["list", "extra"], "extra"),
+        (["attach"], "missing argument"),
+        (["attach", "c"], "missing option"),
+        (["plan", "--env"], "--env"),
+        (["sim", "create", "/x", "--gpus", "99"], "--gpus"),
+        (["sim", "create", "/x", "--gpus", "many"], "--gpus"),
+        (["--nope"], "--nope"),
+        (["cdi", "generate", "--quiet=1"], "--quiet"),
+    ],
+)
+def test_a_mistake_is_two_lines_and_status_2(run: Run, words: list[str], message: str) -> None:
+    status, output, error = run(*words)
+    assert (status, output) == (2, "")
+    first, second = error.splitlines()
+    assert first.startswith("ocigpu: OCIGPU-ARG-1: ")
+    assert message.lower() in first.lower()
+    assert second.startswith("hint: ")
+
+
+@pytest.mark.parametrize("name", LENIENT)
+def test_options_of_the_vendors_reach_a_command(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["-x", "--vendors-own=1", "--vendors-other", "2"]
+    assert read_by_typer(name, words, monkeypatch)["words"] == words
+
+
+# help
+
+
+def test_help_is_the_same_by_every_way(run: Run) -> None:
+    for words in (["cdi"], ["cdi", "diff"], ["plan"], ["exporter"]):
+        help_text = run("help", *words)
+        assert help_text[0] == 0
+        assert help_text == run(*words, "--help") == run(*words, "-h")
+    assert run("help") == run("--help") == (0, run()[1], "")
+    assert run("version") == run("--version")
+    assert run("exporter", "--kubernetes", "--help") == run("help", "exporter")
+
+
+def test_help_is_asked_for_where_an_option_can_be(run: Run) -> None:
+    assert run("plan", "--gpus", "0", "--help")[1].startswith("Usage: ocigpu plan")
+    assert run("plan", "--nope", "--help")[0] == 2
+    assert run("explain", "--", "--help")[0] == 1
+
+
+def test_help_follows_the_terminal(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    narrow = run("plan", "--help")[1].partition("Examples")[0]
+    monkeypatch.setenv("COLUMNS", "100")
+    wide = run("plan", "--help")[1].partition("Examples")[0]
+    assert [max(map(len, text.splitlines())) <= width for text, width in ((narrow, 60), (wide, 100))] == [True, True]
+    assert narrow.split() == wide.split()
+
+
+# what is imported
+
+SCRIPT = """\
+import sys
+before = set(sys.modules)
+sys.path += sys.argv[1:3]
+from ocigpu.cli.main import main
+main(sys.argv[3:])
+sys.stdout.flush()
+print("", *sorted(set(sys.modules) - before), sep="\\n@", file=sys.stderr)
+"""
+FRONT = {"ocigpu", "ocigpu.cli", "ocigpu.cli.main", "ocigpu.cli.manual", "ocigpu.cli.arguments"}
+FRONT |= {"ocigpu.core", "ocigpu.core.errors", "ocigpu.core.record"}
+LIGHT = {
+    "os",
+    "stat",
+    "_stat",
+    "posixpath",
+    "genericpath",
+    "os.path",
+    "_collections_abc",
+    "errno",
+    "_collections",
+    "gc",
+}
+HEAVY = {
+    "asyncio", "ast", "click", "concurrent", "dataclasses", "email", "http", "importlib.metadata", "importlib.util",
+    "inspect", "logging", "multiprocessing", "pathlib", "prctl", "pydantic", "pydantic_core", "pynvml", "pyroute2",
+    "rich", "shutil", "socket", "ssl", "subprocess", "tempfile", "tomlkit", "typer", "urllib", "yaml",
+}  # fmt: skip
+"""Modules that cost many milliseconds, and no command of every day needs."""
+
+
+def imported_by(*words: str, environment: dict[str, str] | None = None) -> tuple[set[str], str]:
+    """Return the modules that a command has loaded at its end, and its output."""
+    site = os.path.dirname(os.path.dirname(pytest.__file__))
+    done = subprocess.run(
+        [os.path.realpath(sys.executable), "-I", "-S", "-c", SCRIPT, str(PACKAGE.parent), site, *words],
+        capture_output=True, text=True, timeout=60, env={"PATH": os.environ["PATH"], **(environment or {})},
+    )  # fmt: skip
+    assert "Traceback" not in done.stderr, done.stderr
+    return {line[1:] for line in done.stderr.splitlines() if line.startswith("@") and line[1:]}, done.stdout
+
+
+HELP_LINES = [["--version"], ["--help"], ["plan", "--help"], ["cdi", "generate", "--help"], ["cdi", "-h"]]
+
+
+@pytest.mark.parametrize("words", HELP_LINES)
+def test_version_and_help_import_nothing_but_the_front(words: list[str]) -> None:
+    loaded, output = imported_by(*words)
+    assert output
+    assert loaded <= FRONT | LIGHT
+
+
+COMPLETED = [
+    ([""], "plan"),
+    (["p"], "plan"),
+    (["cdi", ""], "generate"),
+    (["plan", "--"], "--gpus"),
+    (["plan", "--gpus", "0", "--j"], "--json"),
+]
+
+
+@pytest.mark.parametrize(("words", "expected"), COMPLETED)
+def test_tab_imports_nothing_but_the_front(words: list[str], expected: str) -> None:
+    loaded, output = imported_by(*words, environment={"_OCIGPU_COMPLETE": "words"})
+    assert expected in [line.partition("\t")[0] for line in output.splitlines()]
+    assert loaded <= FRONT | LIGHT | {"ocigpu.cli.complete"}
+
+
+# TAB
+
+
+UUID = "GPU-4d4f434b-0000-0000-0000-00000000000"
+
+
+def complete(run: Run, monkeypatch: pytest.MonkeyPatch, *words: str) -> list[str]:
+    monkeypatch.setenv("_OCIGPU_COMPLETE", "words")
+    status, output, error = run(*words)
+    monkeypatch.delenv("_OCIGPU_COMPLETE")
+    assert (status, error) == (0, "")
+    return [line.partition("\t")[0] for line in output.splitlines()]
+
+
+def test_tab_completes_every_command_and_option(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in COMMANDS:
+        *above, last = name.split()
+        assert last in complete(run, monkeypatch, *above, "")
+        flags = {flag for word in read_page(name).options.values() for flag in word.flags if flag.startswith("--")}
+        assert set(complete(run, monkeypatch, *name.split(), "--")) == flags | {"--help"}
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["plan", "--gpus", ""], ["0", "1", "1:0", "1:1", "2", "3", "4", "5", "6", "7", "all"]),
+        (["plan", "--gpus", "0,"], ["0,0", "0,1", "0,1:0", "0,1:1", "0,2", "0,3", "0,4", "0,5", "0,6", "0,7"]),
+        (["attach", "web", "--gpu", f"{UUID}7"], [f"{UUID}7"]),
+        (["explain", "OCIGPU-DEMO-"], ["OCIGPU-DEMO-1", "OCIGPU-DEMO-2"]),
+        (["explain", "uvm-"], ["uvm-missing"]),
+        (["explain", "we"], ["web"]),
+        (["verify", ""], ["web"]),
+        (["attach", "--json", "w"], ["web"]),
+        (["attach", "--gpu", "0", "w"], ["web"]),
+        (["verify", "web", ""], []),
+        (["sim", "create", "/x", "--model", "h1"], ["h100"]),
+        (["demo", "--model", "l4"], ["l4", "l40s"]),
+        (["sim", "create", "/x", "--fault", "xid"], ["xid-79"]),
+        (["engine", "configure", "po"], ["podman"]),
+        (["device-plugin", "--log-format", ""], ["text", "json"]),
+        (["completion", "z"], ["zsh"]),
+        (["list", "--config", ""], []),
+        (["nope", ""], []),
+    ],
+)
+def test_tab_completes_values(
+    run: Run, monkeypatch: pytest.MonkeyPatch, mig_facts: HostFacts, words: list[str], expected: list[str]
+) -> None:
+    from ocigpu.containers.believed import Container
+
+    web = Container("4f2a" * 16, "web", "docker", "runc", "running", 7, 1, "/b", "/b/rootfs", "/s")
+    hostile = web._replace(id="$(id)", name="web $(reboot)")
+    monkeypatch.setattr("ocigpu.gpus.vendors.read_facts", lambda *_: mig_facts)
+    monkeypatch.setattr("ocigpu.containers.find.find_containers", lambda _: ([web, hostile], []))
+    assert complete(run, monkeypatch, *words) == expected
+
+
+def test_an_error_while_completing_is_silent(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert complete(run, monkeypatch, "plan", "--config", "/nonexistent", "--gpus", "") == []
+
+
+def test_bash_completes_by_the_script(tmp_path: Path) -> None:
+    """A real bash: words up to the cursor go to the program, what it prints becomes the replies."""
+    program = tmp_path / "ocigpu"
+    code = (
+        f"import sys; sys.path.insert(0, {str(PACKAGE.parent)!r}); from ocigpu.cli.main import main; sys.exit(main())"
+    )
+    program.write_text(f"#!{os.path.realpath(sys.executable)} -IS\n{code}\n")
+    program.chmod(0o755)
+    script = """
+        eval "$("$1" completion bash)"; COMP_WORDS=("$1" cdi g ); COMP_CWORD=2; _ocigpu "$1"; echo "${COMPREPLY[@]}"
+        COMP_WORDS=("$1" "" x); COMP_CWORD=1; _ocigpu "$1"; echo "${#COMPREPLY[@]}"
+        COMP_WORDS=("$1" list --config ""); COMP_CWORD=3; _ocigpu "$1"; echo "${#COMPREPLY[@]}"; complete -p ocigpu
+    """
+    done = subprocess.run(["bash", "-c", script, "bash", program], capture_output=True, text=True, timeout=60)
+    groups = {name.split()[0] for name in COMMANDS}
+    assert done.stdout.splitlines() == ["generate", str(len(groups)), "0", "complete -o default -F _ocigpu ocigpu"]
+    assert done.stderr == ""
+
+
+def test_another_shell_is_named(run: Run) -> None:
+    assert run("completion", "tcsh")[2].splitlines()[0].endswith('SHELL is one of bash, zsh, fish, not "tcsh"')
