@@ -159,21 +159,18 @@ def remove_drafts(dir_fd: int, proc: str = "/proc") -> None:
 
     One whose disk was full, or whose cgroup was killed, could not do so.  ``proc``: as above.
     """
-    fd = -1
+    fd = dir_fd
     try:
-        try:
-            entries = os.scandir(dir_fd)
-        except OSError:  # opened with O_PATH
+        if fcntl.fcntl(dir_fd, fcntl.F_GETFL) & os.O_PATH:
             fd = os.open(".", _DIRECTORY, dir_fd=dir_fd)
-            entries = os.scandir(fd)
-        with entries:
+        with os.scandir(fd) as entries:
             for entry, _ in zip(entries, range(MAX_ENTRIES), strict=False):
                 if is_draft_left(entry.name, proc):
-                    remove_if_possible(dir_fd, entry.name)
+                    remove_if_possible(fd, entry.name)
     except OSError:  # the file system fails; or what keeps us from making drafts, too
         return
     finally:
-        if fd >= 0:
+        if fd != dir_fd:
             os.close(fd)
 
 
