@@ -2,11 +2,12 @@
 
 import os
 import re
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ocigpu.cli import show
-from ocigpu.cli.common import load_settings
+from ocigpu.cli.common import load_settings, settings_path
 from ocigpu.cli.containers import facts_or_note, places_of, report_to_json, shown_name
 from ocigpu.cli.plan import granted_fields, image_line, request_fields
 from ocigpu.core.actions import Plan
@@ -17,6 +18,8 @@ from ocigpu.core.facts import HostFacts, to_data
 if TYPE_CHECKING:
     from ocigpu.containers.explain import Explanation
     from ocigpu.containers.find import Places
+    from ocigpu.doctor.findings import Finding
+    from ocigpu.doctor.messages import MessageAt
 
 AREAS = {
     "ARG": "Command line",
@@ -50,8 +53,9 @@ def explain_command(
     json: bool = False,
     messages: bool = False,
     markdown: bool = False,
+    no_checks: bool = False,
 ) -> None:
-    from ocigpu.doctor.messages import MESSAGES
+    from ocigpu.doctor.messages import MESSAGES, find_messages
     from ocigpu.doctor.messages import render_markdown as render_messages
     from ocigpu.doctor.table import CHECKS
 
@@ -73,10 +77,18 @@ def explain_command(
         fields = {"finding": check.name, "finds": check.title, "meaning": check.meaning, "look": "ocigpu doctor"}
         data = {"finding": check.name, "title": check.title, "meaning": check.meaning}
         _print(data, json, lambda: show.fields(fields.items()))
-    elif len(target.split()) > 1 and "/config.json" not in target and not os.path.isdir(target):
-        _explain_message(target, json)
+    elif target == "-":
+        _explain_message(sys.stdin.buffer.read(MAX_LOG).decode("utf-8", "replace"), config, json, not no_checks, True)
+    elif _looks_like_message(target) or (
+        find_messages(target, log=True) and not os.path.exists(target) and not _names_container(target, root)
+    ):
+        _explain_message(target, config, json, not no_checks)
     else:
         _explain_container(target, places_of(root), config, json)
+
+
+def _looks_like_message(text: str) -> bool:
+    return len(text.split()) > 1 and "/config.json" not in text and not os.path.isdir(text)
 
 
 def _print(data: Any, json: bool, in_words: Callable[[], None]) -> None:
@@ -139,29 +151,78 @@ def render_markdown() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _explain_message(text: str, json: bool) -> None:
-    """Print what is known of a message, or of part of a log, our codes in it first; raises UsageError for neither."""
+def _explain_message(text: str, config: str, json: bool, checks: bool, log: bool = False) -> None:
+    """Print what is known of a message, or of each in a ``log``, our codes in it first; raises UsageError for neither.
+
+    ``checks``: run those that the messages name, to say which cause holds on this host.
+    """
     from ocigpu.doctor.messages import find_messages
 
-    found = find_messages(text)
+    found = find_messages(text, log)
     codes = [code for code in dict.fromkeys(re.findall(r"OCIGPU-[A-Z]+-[0-9]+", text)) if code in CODES]
     if not found and not codes:
         hint = "known messages: ocigpu explain --messages; or: ocigpu doctor"
-        raise UsageError(f"nothing is known of the message {quoted(text)}", hint)
+        what = "no known message in it" if log else f"nothing is known of the message {quoted(text)}"
+        raise UsageError(what, hint)
+    here = _look_here([name for one in found for name in one.message.findings], config) if checks else {}
     if json:
-        show.data([*map(_code_data, codes), *(entry._asdict() for entry in found)])
+        entries = [
+            {**one.message._asdict(), "line": one.line, "here": [_finding_data(item) for item in _of(one, here)]}
+            for one in found
+        ]
+        show.data([*map(_code_data, codes), *entries])
         return
     for code in codes:
         show.fields(_code_data(code).items())
-    for number, entry in enumerate(found):
+    for number, one in enumerate(found):
         if number or codes:
             print()
-        fields = [("message", entry.texts[0]), ("meaning", entry.meaning)]
+        entry = one.message
+        fields = [("line", str(one.line))] if log else []
+        fields += [("message", entry.title), ("meaning", entry.meaning)]
         fields += [("" if place else "what to do", step) for place, step in enumerate(entry.steps)]
-        fields += [("" if place else "doctor", name) for place, name in enumerate(entry.findings)]
-        show.fields(fields)
+        fields += _fields_here(_of(one, here)) if checks else [("doctor", ", ".join(entry.findings) or "-")]
+        show.fields([*fields, ("source", entry.source)])
 
 
+def _look_here(names: list[str], config: str) -> "dict[str, list[Finding]]":
+    """Run the named checks on this host, and return their findings by name."""
+    from ocigpu.doctor.host import Host
+    from ocigpu.doctor.report import run_checks
+
+    found: dict[str, list[Finding]] = {}
+    with show.Progress("looking for the causes on this host"):
+        for item in run_checks(Host("", settings_path(config)), names) if names else ():
+            found.setdefault(item.name, []).append(item)
+    return found
+
+
+def _of(one: "MessageAt", here: "dict[str, list[Finding]]") -> "list[Finding]":
+    """Return what was found of the causes of a message, what holds first."""
+    items = [item for name in one.message.findings for item in here.get(name, ())]
+    return sorted(items, key=lambda item: item.severity in ("ok", "not-checked"))
+
+
+def _finding_data(item: "Finding") -> dict[str, Any]:
+    return {"name": item.name, "severity": item.severity, "text": item.text, "fixes": list(item.fixes)}
+
+
+def _fields_here(items: "list[Finding]") -> list[tuple[str, str]]:
+    """Return the lines on this host: each cause that holds, with its fixes, then those that do not."""
+    fields: list[tuple[str, str]] = []
+    holds = [item for item in items if item.severity not in ("ok", "not-checked")]
+    for item in holds:
+        fields.append(("" if fields else "on this host", f"{item.name}: {item.text}"))
+        fields += [("", f"    {fix}") for fix in item.fixes]
+    shown = {item.name for item in holds}
+    for severity, label in (("ok", "not the cause here"), ("not-checked", "not checked")):
+        names = dict.fromkeys(item.name for item in items if item.severity == severity and item.name not in shown)
+        fields += [(label, ", ".join(names))] if names else []
+    return fields
+
+
+MAX_LOG = 64 << 20
+"""How much of a log is read."""
 MODES = {
     "hook": "hook: a prestart hook of ocigpu",
     "spec": "spec: declared in its config.json by ocigpu",

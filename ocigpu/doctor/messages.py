@@ -3,17 +3,23 @@
 For ``ocigpu explain "MESSAGE"`` and for docs/TROUBLESHOOTING.md; the messages are in messages.toml.
 """
 
+import re
 import textwrap
 import tomllib
+from bisect import bisect_right
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 
 class Message(NamedTuple):
-    """What programs say, in literal parts, and what it means.
+    """What programs say, and what it means.
 
+    ``texts``: how they say it, with "..." for whatever may stand there.  ``numbers``: of CUDA errors.
     ``findings``: names of the doctor's checks that look for the cause.  ``steps``: what to do, a sentence or a command
-    each.
+    each.  ``source``: where it was reported or is described.  ``general``: it only wraps a cause, and counts where
+    nothing else is found.
     """
 
     title: str
@@ -21,36 +27,119 @@ class Message(NamedTuple):
     meaning: str
     findings: tuple[str, ...]
     steps: tuple[str, ...]
+    source: str
+    general: bool = False
+    numbers: tuple[int, ...] = ()
+
+    def wordings(self) -> Iterator[str]:
+        """Yield all texts to look for."""
+        yield from self.texts
+        for number in self.numbers:
+            yield from (form.format(number) for form in NUMBERS[number < CLEAR :])
+
+
+class MessageAt(NamedTuple):
+    """A message that a text has: in which of its lines it begins, counted from 1."""
+
+    line: int
+    message: Message
 
 
 def _read() -> tuple[Message, ...]:
     table = tomllib.loads(Path(__file__).with_name("messages.toml").read_text(encoding="utf-8"))
-    lists = ("texts", "findings", "steps")
-    return tuple(Message(**entry | {name: tuple(entry[name]) for name in lists}) for entry in table["message"])
+    lists = ("texts", "findings", "steps", "numbers")
+    return tuple(Message(**entry | {name: tuple(entry.get(name, ())) for name in lists}) for entry in table["message"])
 
 
+NUMBERS = (
+    "error {}",
+    "CUDA error {}",
+    "CUDA error: {}",
+    "CUDA error code {}",
+    "CUDA error ({}",
+    "CUDA failure {}",
+    "cuInit ... error {}",
+    "cuInit err: {}",
+    "cudaGetDeviceCount returned {}",
+    "CUDA initialization failure with error: {}",
+    "({} vs. 0)",
+    "init failure: {}",
+    "device context {}",
+)
+"""How programs name a CUDA error by its number; the first only numbers that are nobody else's, from CLEAR on."""
+CLEAR = 200
 MESSAGES = _read()
-PROGRAMS = {"ocigpu", "systemctl", "modprobe", "dmesg", "nvidia-smi", "setsebool", "podman", "kubectl"}
+PROGRAMS = {"ocigpu", "systemctl", "modprobe", "journalctl", "nvidia-smi", "setsebool", "podman", "kubectl", "docker"}
 """A step that begins with one of these is a command."""
-
-
-def find_messages(text: str) -> list[Message]:
-    """Return the entries of which ``text`` (part of a log, say) has a literal, or that have ``text`` in one.
-
-    Letter case and runs of white space do not count; what is shorter than eight characters is found in nothing.
-    """
-    wanted = _plain(text)
-    if len(wanted) < 8:
-        return []
-    return [
-        entry
-        for entry in MESSAGES
-        if any(_plain(literal) in wanted or wanted in _plain(literal) for literal in entry.texts)
-    ]
+SHORTEST = 8
+_GAP = 120
+_COLOUR = re.compile(r"(?:\x1b|\\u001b|\\x1b|\\033|\^\[)\[[0-9;?]*[A-Za-z]")
+_NOISE = re.compile(r"""\\+[nrt]|[\s\\'"`\u2018-\u201f\u2500-\u257f]""")
+"""What differs between two prints of one message: white space, quotes and their escapes, lines of boxes."""
 
 
 def _plain(text: str) -> str:
-    return " ".join(text.replace('\\"', '"').lower().split())
+    return _NOISE.sub("", text.lower()).replace("nvidia-container-cli.real", "nvidia-container-cli")
+
+
+class _Text:
+    """A text as it is searched: without noise, at once and line by line."""
+
+    def __init__(self, text: str) -> None:
+        self.lines = [_plain(line) for line in _COLOUR.sub("", text).split("\n")]
+        self.starts: list[int] = []
+        self.joined = ""
+        position = 0
+        for line in self.lines:
+            self.starts.append(position)
+            position += len(line)
+        self.joined = "".join(self.lines)
+
+    def spans(self, text: str) -> Iterator[tuple[int, int]]:
+        """Yield where a text of the table begins and ends in the joined lines; one with a gap is in one line."""
+        literals, pattern = _compile(text)
+        if len(literals) == 1:
+            yield from (match.span() for match in pattern.finditer(self.joined) if literals[0] in self.joined)
+        elif all(literal in self.joined for literal in literals):
+            for start, line in zip(self.starts, self.lines, strict=True):
+                yield from ((start + match.start(), start + match.end()) for match in pattern.finditer(line))
+            if len(self.lines) <= MAX_PASTED:
+                yield from (match.span() for match in pattern.finditer(self.joined))
+
+
+MAX_PASTED = 8
+"""A text of so many lines is one message that was wrapped, not a log."""
+
+
+@cache
+def _compile(text: str) -> tuple[list[str], re.Pattern[str]]:
+    """Return the parts of a text between its gaps, and what matches it: a number at its end is a whole one."""
+    literals = [_plain(part) for part in text.split("...")]
+    end = r"(?![0-9])" if literals[-1][-1:].isdecimal() else ""
+    return literals, re.compile(f".{{0,{_GAP}}}?".join(map(re.escape, literals)) + end)
+
+
+def find_messages(text: str, log: bool = False) -> list[MessageAt]:
+    """Return the entries that a text has, once each, those of earlier lines first.
+
+    Letter case, white space, quotes, colours and line wraps do not count.  Of two that claim the same words the
+    earlier of the table counts.  Part of a message is enough, of eight characters or more, unless it is a ``log``.
+    """
+    given = _Text(text)
+    found: list[MessageAt] = []
+    claimed: list[tuple[int, int]] = []
+    for entry in MESSAGES:
+        own = {span for wording in entry.wordings() for span in given.spans(wording)}
+        free = [(start, end) for start, end in own if not any(start < last and first < end for first, last in claimed)]
+        claimed += own
+        if free:
+            found.append(MessageAt(bisect_right(given.starts, min(free)[0]), entry))
+    exact = [one for one in found if not one.message.general]
+    found = exact or found[:1]
+    if not found and not log and len(given.joined) >= SHORTEST:
+        parts = (entry for entry in MESSAGES if any(given.joined in _plain(literal) for literal in entry.texts))
+        found = [MessageAt(1, entry) for entry in parts]
+    return sorted(found, key=lambda one: one.line)
 
 
 def render_markdown() -> str:
@@ -58,10 +147,12 @@ def render_markdown() -> str:
     lines = [
         "# Troubleshooting, by what the program says",
         "",
-        "Search this page for the message, or let the program do it, with any part of a log:",
+        "Search this page for the message, or let the program do it, with any part of a log, or a whole one:",
         "",
         '    ocigpu explain "Failed to initialize NVML: Unknown Error"',
+        "    docker logs CONTAINER 2>&1 | ocigpu explain -",
         "",
+        "It runs the checks of `ocigpu doctor` that the message names, and says which cause holds on this host.",
         "`ocigpu doctor` looks for all of these causes at once, and prints the command that mends what it finds",
         "([its checks](DOCTOR.md)). Messages that begin with `OCIGPU-` are in [ERRORS.md](ERRORS.md). This page is",
         "generated: `ocigpu explain --messages --markdown > docs/TROUBLESHOOTING.md`.",
@@ -71,6 +162,6 @@ def render_markdown() -> str:
         lines += [f"    {literal}" for literal in entry.texts]
         lines += ["", *textwrap.wrap(entry.meaning, 120), ""]
         lines += [f"- `{step}`" if step.partition(" ")[0] in PROGRAMS else f"- {step}" for step in entry.steps]
-        if entry.findings:
-            lines += ["", f"Findings of `ocigpu doctor`: {', '.join(f'`{name}`' for name in entry.findings)}."]
+        named = f"Findings of `ocigpu doctor`: {', '.join(f'`{name}`' for name in entry.findings)}. "
+        lines += ["", f"{named if entry.findings else ''}[Source]({entry.source})"]
     return "\n".join(lines) + "\n"
