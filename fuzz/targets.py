@@ -32,7 +32,7 @@ from ocigpu.core.facts import HostFacts, facts_from_json, facts_to_json, to_data
 from ocigpu.entry import state
 from ocigpu.entry.arguments import parse_arguments
 from ocigpu.entry.pass_through import find_words
-from ocigpu.gpus import cached, elf, fingerprint, kept, patterns, pci, tree
+from ocigpu.gpus import cached, elf, fingerprint, patterns, pci, tree
 from ocigpu.gpus.amd import facts as amd
 from ocigpu.gpus.ldcache import parse_ldcache
 from ocigpu.gpus.nvidia import gpus, nvml, procfs, require
@@ -481,7 +481,7 @@ def fuzz_kept(data: bytes) -> None:
         finally:
             cached._holds = holds  # noqa: SLF001
         assert facts is None or isinstance(facts.gpus, tuple)
-        answer = kept._read(fd, name, "question", "stamp")  # noqa: SLF001
+        answer = cached._read_answer(fd, name, "question", "stamp")  # noqa: SLF001
         assert answer is None or isinstance(answer, dict)
     finally:
         os.close(fd)

@@ -177,7 +177,7 @@ def _add_hook(
     from ocigpu.bundle.document import write_config
     from ocigpu.bundle.edit import edit_config
     from ocigpu.entry.prepared import Task, choose_path
-    from ocigpu.gpus.kept import find_answer
+    from ocigpu.gpus.cached import find_answer
 
     read: "list[HostFacts]" = []
     with step("rules", "", "kept from an earlier start, or of a plan made now"):

@@ -1,7 +1,7 @@
 """Mode ``spec``: a container whose config.json and root directory say all, so that no process of ours runs for it.
 
 Where that is not possible (the image or the engine's configuration forbid it) the caller uses the hook instead.  What
-is declared for a request is kept (:mod:`ocigpu.gpus.kept`).
+is declared for a request is kept (:mod:`ocigpu.gpus.cached`).
 """
 
 import errno
@@ -14,7 +14,7 @@ from ocigpu.bundle.edit import remove_gpu_hooks, take_back_rules
 from ocigpu.bundle.rootfs import NeedsHookError, RootDirectory, resolve_in_root
 from ocigpu.core import rawjson
 from ocigpu.core.config_json import Document, get_list, get_object, has_user_namespace, rootfs_path
-from ocigpu.gpus.kept import find_answer
+from ocigpu.gpus.cached import find_answer
 from ocigpu.provision.image import has_compat, read_layout
 from ocigpu.provision.inside import exists_inside, status_inside
 from ocigpu.system.files import draft_name, is_draft_left

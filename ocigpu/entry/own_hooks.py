@@ -21,7 +21,7 @@ from ocigpu.cdi.hook_words import (
 )
 from ocigpu.core.config_json import get_list, get_object, rootfs_path
 from ocigpu.core.errors import HostError, OcigpuError
-from ocigpu.gpus.kept import find_answer
+from ocigpu.gpus.cached import find_answer
 from ocigpu.hook import split_options
 from ocigpu.provision.inside import exists_inside
 from ocigpu.provision.loader import COMPAT_CONF, read_loader_facts

@@ -1,4 +1,4 @@
-"""Host facts that were read by an earlier start, as long as nothing that they were read from has changed.
+"""Host facts of an earlier start, and answers that follow from them, while nothing they were read from has changed.
 
 Kept in the cache directory (:mod:`ocigpu.system.store`), one file for each set of settings.  They count while all of
 this is as it was: version of this program, boot, fingerprint (driver, GPUs, MIG devices, nodes), and identity, size and
@@ -7,7 +7,8 @@ has fallen off the bus, is asked again after :data:`MAX_AGE` seconds.  The small
 
 Most starts see that with half of the work.  That the fingerprint is the same is seen without computing it: what it was
 made of is read and compared.  That links lead where they led, and that what was not there is not, is seen by the times
-of their directories (:func:`_shorten`).
+of their directories (:func:`_shorten`).  And most need neither the facts nor what makes a plan of them
+(:func:`find_answer`): only that nothing has changed is looked at.
 """
 
 import os
@@ -26,8 +27,8 @@ from ocigpu.system.store import open_cache, read_kept, write_kept
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from typing import NamedTuple
+    from collections.abc import Callable, Iterable
+    from typing import Any, NamedTuple
 
     from ocigpu.core.facts import HostFacts
 
@@ -47,6 +48,12 @@ SPARE = 16
 """Files for other settings that may stay."""
 MODE, CTIME = 2, 5
 """Where a state has the mode, and the time of the last change."""
+SPARE_ANSWERS = 64
+"""Files of other questions of a kind that may stay."""
+MAX_QUESTION = 8192
+"""Characters of a question whose answer is kept: usual ones have some 1,500, but images decide."""
+KEPT = "nvidia"
+"""The vendor of whose devices facts are kept; of others they are read in a moment."""
 UNUSABLE = (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError)
 """What a file raises that this code did not write."""
 NO_CACHE = "there is no cache directory that only this user can write"
@@ -124,6 +131,55 @@ def read_stamp(settings: Settings, directory: int = -1) -> str:
         return f"{kept.made!r} {crc32(kept.facts.encode()):08x}"
     except UNUSABLE:  # written by other code of this version
         return ""
+
+
+def find_answer(
+    kind: str,
+    about: "tuple[Any, ...]",
+    settings: Settings,
+    make: "Callable[[], dict[str, Any]]",
+    known_stamp: str = "",
+) -> "dict[str, Any]":
+    """Return what ``make`` does, or what it did for an equal question while the host's facts were what they are now.
+
+    ``kind``: beginning of the files' names; ``about``: the request, and what besides settings and facts the answer
+    depends on, told apart by its repr.  The answer is JSON data; tuples in it come back as lists.  ``make`` reads the
+    facts itself.  ``known_stamp``: what tells the host's state, where it was read just now; the facts need not be kept,
+    then.
+    """
+    if not known_stamp and about[0].vendor != KEPT:
+        return make()
+    question = repr((__version__, about, settings))
+    cache_fd = open_cache(True, settings.simulation_root) if len(question) <= MAX_QUESTION else -1
+    if cache_fd < 0:
+        return make()
+    try:
+        name = f"{kind}-{crc32(_encode(question)):08x}"
+        stamp = known_stamp or read_stamp(settings, cache_fd)
+        answer = _read_answer(cache_fd, name, question, stamp) if stamp else None
+        if answer is None:
+            answer = make()
+            if stamp and (known_stamp or read_stamp(settings, cache_fd) == stamp):  # then it was made of these facts
+                parts = [_encode(part) for part in (question, stamp, rawjson.dump(answer))]
+                write_kept(cache_fd, name, parts, f"{kind}-", SPARE_ANSWERS)
+        return answer
+    finally:
+        os.close(cache_fd)
+
+
+def _encode(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _read_answer(cache_fd: int, name: str, question: str, stamp: str) -> "dict[str, Any] | None":
+    parts = read_kept(cache_fd, name, 3)
+    if parts[:2] != [_encode(question), _encode(stamp)]:
+        return None
+    try:
+        answer = rawjson.parse(parts[2].decode())
+    except (ValueError, RecursionError):  # written by other code of this version
+        return None
+    return answer if isinstance(answer, dict) else None
 
 
 def _key(settings: Settings) -> str:

@@ -18,7 +18,7 @@ from ocigpu.core import rawjson
 from ocigpu.core.errors import OcigpuError
 from ocigpu.core.facts import ImageFacts
 from ocigpu.core.settings import Settings
-from ocigpu.gpus import cached, kept
+from ocigpu.gpus import cached
 from ocigpu.gpus.nvidia.discover import read_host_facts
 from ocigpu.gpus.nvidia.plan import make_plan
 from ocigpu.gpus.request import Request
@@ -297,9 +297,9 @@ def test_without_a_place_to_keep_anything_it_is_made_each_time(starts: Starts) -
 
 
 def test_the_number_of_files_is_bounded(starts: Starts) -> None:
-    for number in range(kept.SPARE + 10):
+    for number in range(cached.SPARE_ANSWERS + 10):
         starts.start(starts.request(**{f"NVIDIA_REQUIRE_{number}": "cuda>=11.0"}))
-        assert len(starts.files) <= kept.SPARE + 1
+        assert len(starts.files) <= cached.SPARE_ANSWERS + 1
     assert len(starts.files) > 1
 
 

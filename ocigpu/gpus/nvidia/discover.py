@@ -9,7 +9,7 @@ from ocigpu.core.errors import HostError
 from ocigpu.core.facts import HostFacts
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.nvidia.devices import DriverNodes
-from ocigpu.gpus.nvidia.files import read_binaries, read_configs, read_firmware, read_gds_files, read_sockets
+from ocigpu.gpus.nvidia.files import GDS_FILES, read_binaries, read_configs, read_daemon_files, read_firmware
 from ocigpu.gpus.nvidia.gpus import MigCapabilities, complete_mig, gpus_from_procfs, merge_gpus
 from ocigpu.gpus.nvidia.libraries import (
     find_libraries,
@@ -164,7 +164,7 @@ class _Discovery:
             libraries=libraries,
             binaries=read_binaries(self.driver),
             firmware=read_firmware(self.driver, version, self.roots.sys),
-            sockets=read_sockets(self.trees),
+            sockets=read_daemon_files(self.trees),
             configs=read_configs(self.driver, version, self.machine, self.search.configs),
             proc_driver=self.proc_driver,
             proc_files=read_proc_files(self.proc_driver) if self.proc_driver else (),
@@ -182,7 +182,7 @@ class _Discovery:
             control_nodes=reader.control_nodes(),
             imex_major=imex_major,
             imex_nodes=imex_nodes,
-            features=reader.features(read_gds_files(self.trees)),
+            features=reader.features(read_daemon_files(self.trees, GDS_FILES)),
         )
 
     def _gpu_nodes(self, reader: DriverNodes, minor: int, bus_id: str) -> "_GpuNodes":
@@ -248,7 +248,7 @@ def read_feature_facts(settings: Settings) -> HostFacts:
         majors=majors,
         imex_major=imex_major,
         imex_nodes=imex_nodes,
-        features=reader.features(read_gds_files(_trees_of_daemons(Tree(roots.driver), roots))),
+        features=reader.features(read_daemon_files(_trees_of_daemons(Tree(roots.driver), roots), GDS_FILES)),
         notes=tuple(reader.notes),
     )
 

@@ -12,6 +12,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    DaemonFile = tuple[str, tuple[str, ...], str]
+
 GRAPHICS = ("graphics", "display")
 
 BINARIES: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -43,7 +45,7 @@ FIRMWARE_DIRECTORIES = (
 )
 """Where the kernel looks, after the directory that its parameter names (its documentation, fw_search_path)."""
 FIRMWARE_PARAMETER = "module/firmware_class/parameters/path"
-SOCKETS: tuple[tuple[str, tuple[str, ...], str], ...] = (
+SOCKETS: "tuple[DaemonFile, ...]" = (
     ("/run/nvidia-persistenced/socket", ("utility",), "socket"),
     ("/run/nvidia-fabricmanager/socket", ("utility",), "socket"),
     ("/tmp/nvidia-mps", ("compute",), "directory"),
@@ -77,7 +79,8 @@ XORG_DIRECTORIES = (
     "/usr/lib/x86_64-linux-gnu/nvidia/current",
 )
 XORG_SUBDIRECTORIES = ("", "/drivers", "/extensions", "/updates/drivers", "/updates/extensions")
-GDS_FILES: tuple[tuple[str, str], ...] = (("/run/udev", "directory"), ("/etc/cufile.json", "file"))
+GDS_FILES: "tuple[DaemonFile, ...]" = (("/run/udev", (), "directory"), ("/etc/cufile.json", (), "file"))
+"""What GPUDirect Storage needs beside its nodes."""
 
 
 def _first(tree: Tree, paths: "Iterable[str]", kind: str = "file") -> str:
@@ -125,10 +128,10 @@ def read_firmware_parameter(sys: str) -> str:
     return (read_text(f"{sys}/{FIRMWARE_PARAMETER}") or "").strip()
 
 
-def read_sockets(trees: tuple[Tree, ...]) -> tuple[HostFile, ...]:
-    """Return sockets and pipe directories of the driver's daemons that exist; the first tree that has one wins."""
+def read_daemon_files(trees: tuple[Tree, ...], wanted: "Iterable[DaemonFile]" = SOCKETS) -> tuple[HostFile, ...]:
+    """Return sockets and directories of daemons that exist; the first tree that has one wins."""
     found = []
-    for path, capabilities, kind in SOCKETS:
+    for path, capabilities, kind in wanted:
         for tree in trees:
             host_path = _first(tree, (path, f"/var{path}") if path.startswith("/run/") else (path,), kind)
             if host_path and not _is_planted_link(tree, path):
@@ -141,16 +144,6 @@ def _is_planted_link(tree: Tree, path: str) -> bool:
     """Tell whether a path in /tmp is a symbolic link: anybody can make one there, to have its target given away."""
     directory, _, name = path.rpartition("/")
     return directory == "/tmp" and os.path.islink(f"{tree.find(directory)}/{name}")
-
-
-def read_gds_files(trees: tuple[Tree, ...]) -> tuple[HostFile, ...]:
-    """Return what GPUDirect Storage needs beside its nodes."""
-    found = []
-    for path, kind in GDS_FILES:
-        host_path = next(filter(None, (_first(tree, (path,), kind) for tree in trees)), "")
-        if host_path:
-            found.append(HostFile(host_path, path, (), kind))
-    return tuple(found)
 
 
 def read_configs(tree: Tree, version: str, machine: str, directories: tuple[str, ...] = ()) -> tuple[HostFile, ...]:

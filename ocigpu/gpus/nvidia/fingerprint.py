@@ -1,12 +1,11 @@
 """What facts and specifications of the NVIDIA driver depend on."""
 
-from ocigpu.core.facts import Permissions
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.fingerprint import digest
-from ocigpu.gpus.nvidia.devices import IMEX_DRIVER, MAX_NODES, DriverNodes
-from ocigpu.gpus.nvidia.gpus import MigCapabilities
+from ocigpu.gpus.nvidia.devices import IMEX_DRIVER, MAX_NODES
 from ocigpu.gpus.nvidia.procfs import (
     ProcGpu,
+    numbered,
     parse_devices,
     parse_permissions,
     read_kernel_version,
@@ -16,10 +15,8 @@ from ocigpu.gpus.pci import read_drm_numbers
 from ocigpu.gpus.tree import Roots, Tree, find_roots, read_node, read_text
 
 TYPE_CHECKING = False
-
 if TYPE_CHECKING:
     Fingerprint = tuple[tuple[str, str], ...]
-
 
 _DIRECTORIES = ("nvidia-caps", IMEX_DRIVER)
 """Directories of nodes in /dev; what is in them counts, not that they are there."""
@@ -39,7 +36,7 @@ def read_nvidia(settings: Settings) -> "Fingerprint":
         ("driver", read_kernel_version(roots.proc, roots.sys)),
         ("gpus", digest(f"{gpu.bus_id} {gpu.minor} {gpu.excluded}" for gpu in gpus)),
         ("uuids", digest(gpu.uuid for gpu in gpus) if known else ""),
-        ("mig", digest(_mig_devices(roots, tree, gpus))),
+        ("mig", digest(_mig_devices(roots, gpus))),
         ("nodes", digest(_numbers_and_nodes(roots, tree, gpus))),
         ("imex", digest(tree.names(f"/dev/{IMEX_DRIVER}"))),
     )
@@ -51,16 +48,16 @@ def has_driver(settings: Settings) -> bool:
     return bool(read_kernel_version(roots.proc, roots.sys))
 
 
-def _mig_devices(roots: Roots, tree: Tree, gpus: tuple[ProcGpu, ...]) -> list[str]:
+def _mig_devices(roots: Roots, gpus: tuple[ProcGpu, ...]) -> list[str]:
     """Return a line for each compute instance, and for each GPU instance that has none.
 
     The driver makes their capability directories with the instances.  Their minors follow from their ids.
     """
-    capabilities = MigCapabilities(roots.proc, f"{roots.proc}/driver/nvidia", DriverNodes(tree, (), Permissions()))
     found = []
     for gpu in gpus:
-        for gpu_instance in capabilities.gpu_instances(gpu.minor):
-            instances = capabilities.compute_instances(gpu.minor, gpu_instance) or [-1]
+        directory = f"{roots.proc}/driver/nvidia/capabilities/gpu{gpu.minor}/mig"
+        for gpu_instance in numbered(directory, "gi"):
+            instances = numbered(f"{directory}/gi{gpu_instance}", "ci") or [-1]
             found += [f"{gpu.minor} {gpu_instance} {instance}" for instance in instances]
     return found
 

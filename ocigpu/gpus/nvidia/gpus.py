@@ -79,7 +79,7 @@ class MigCapabilities:
     def __init__(self, proc: str, proc_driver: str, reader: DriverNodes) -> None:
         self.nodes: dict[str, DeviceNode] = {}
         self._reader = reader
-        self._directory = f"{proc_driver}/capabilities"
+        self.directory = f"{proc_driver}/capabilities"
         self._minors_path = f"{proc}/driver/nvidia-caps/mig-minors"
         self._minors: dict[str, int] | None = None
 
@@ -104,32 +104,21 @@ class MigCapabilities:
     def _from_file(self, path: str) -> tuple[int, int]:
         gpu, slash, rest = path.partition("/")
         name = f"{gpu}/mig/{rest}" if slash else f"mig/{path}"
-        text = read_text(f"{self._directory}/{name}")
+        text = read_text(f"{self.directory}/{name}")
         return parse_capability(text) if text is not None else (-1, 0o400)
-
-    def has_gpu(self, minor: int) -> bool:
-        """Return whether the GPU with this minor has MIG capabilities."""
-        return "mig" in list_names(f"{self._directory}/gpu{minor}")
-
-    def gpu_instances(self, minor: int) -> list[int]:
-        """Return the ids of the GPU instances that exist on a GPU."""
-        return numbered(f"{self._directory}/gpu{minor}/mig", "gi")
-
-    def compute_instances(self, minor: int, gpu_instance: int) -> list[int]:
-        """Return the ids of the compute instances that exist in a GPU instance."""
-        return numbered(f"{self._directory}/gpu{minor}/mig/gi{gpu_instance}", "ci")
 
 
 def complete_mig(gpu: Gpu, capabilities: MigCapabilities, from_procfs: bool) -> Gpu:
     """Return the GPU with the minors of its MIG devices; with ``from_procfs`` the devices come from there, unnamed."""
-    if from_procfs and capabilities.has_gpu(gpu.minor):
+    directory = f"{capabilities.directory}/gpu{gpu.minor}"
+    if from_procfs and "mig" in list_names(directory):
         gpu = gpu._replace(mig_capable=True)
     if gpu.minor < 0 or not (gpu.mig_enabled or (from_procfs and gpu.mig_capable)):
         return gpu
     devices = gpu.mig_devices
-    instances = capabilities.gpu_instances(gpu.minor)
+    instances = numbered(f"{directory}/mig", "gi")
     if from_procfs:
-        pairs = [(gi, ci) for gi in instances for ci in capabilities.compute_instances(gpu.minor, gi)]
+        pairs = [(gi, ci) for gi in instances for ci in numbered(f"{directory}/mig/gi{gi}", "ci")]
         devices = tuple(MigDevice(index, "", "", gi, ci, -1, -1) for index, (gi, ci) in enumerate(pairs))
     for gpu_instance in instances:  # also those without a compute instance: they can still be configured
         capabilities.add(f"gpu{gpu.minor}/gi{gpu_instance}/access")
