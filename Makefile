@@ -56,7 +56,7 @@ rpm: ## build the packages for Fedora and its relatives, in build/packages
 uninstall: ## remove what make install put into PREFIX
 	@packaging/install.sh --prefix '$(PREFIX)' --uninstall
 
-docs: ## write the pages of docs/ that are made of the program: COMMANDS, SETTINGS, ERRORS, TROUBLESHOOTING, DOCTOR
+docs: ## write the pages of docs/ that are made of the program: COMMANDS, SETTINGS, METRICS, ERRORS, TROUBLESHOOTING, DOCTOR
 	@.venv/bin/python packaging/documents.py docs
 
 protocols: ## generate the modules of the kubelet's interfaces from ocigpu/kubernetes/api/*.proto

@@ -80,6 +80,7 @@ def make_docs() -> dict[str, str]:
     return {
         "COMMANDS.md": render_commands(),
         "SETTINGS.md": render_settings(),
+        "METRICS.md": render_metrics(),
         "ERRORS.md": explain.render_markdown(),
         "TROUBLESHOOTING.md": messages.render_markdown(),
         "DOCTOR.md": report.render_markdown(),
@@ -123,6 +124,31 @@ def render_settings() -> str:
     return "\n".join(lines) + "\n"
 
 
+def render_metrics() -> str:
+    """Return the text beside the exporter's modules, filled in with the tables."""
+    from importlib.resources import files
+
+    from ocigpu.kubernetes.exporter.metrics import METRICS, NOT_FROM_NVML
+    from ocigpu.kubernetes.exporter.options import OPTIONS, REFUSED
+    from ocigpu.kubernetes.options import ANYTHING
+
+    def row(option, text: str) -> tuple[str, ...]:
+        flags = ", ".join(f"`{'-' if len(name) < 3 else '--'}{name}`" for name in option.flags)
+        return flags, ", ".join(f"`{name}`" for name in option.variables), text
+
+    tables = {
+        "metrics": [(f"`{each.name}`", each.kind, each.source, "yes" * each.default) for each in METRICS],
+        "missing": [(f"`{prefix}*`", why) for prefix, why in NOT_FROM_NVML],
+        "obeyed": [row(option, option.meaning) for option in OPTIONS],
+        "refused": [row(option, option.refused) for option in REFUSED if option.harmless != ANYTHING],
+        "ignored": [row(option, option.refused) for option in REFUSED if option.harmless == ANYTHING],
+    }
+    text = files("ocigpu.kubernetes.exporter").joinpath("metrics.md").read_text(encoding="utf-8")
+    for name, rows in tables.items():
+        text = text.replace(f"{{{name}}}", "\n".join(f"| {' | '.join(cells)} |" for cells in rows))
+    return text
+
+
 # Completion
 
 
@@ -161,32 +187,25 @@ def make_page(path: str, page, below: list[str]) -> str:
 OTHERS = ("ocigpu-runtime", "ocigpu-hook", "ocigpu-container-cli")
 
 
+def page_of(name: str, summary: str, parts: list[str], *others: str) -> str:
+    return "\n".join([header(name, summary), *parts, see_also(["ocigpu", *others])])
+
+
 def page_of_runtime() -> str:
     from ocigpu import runtime
 
     synopsis = "ocigpu-runtime [OPTIONS OF THE LOW-LEVEL RUNTIME] COMMAND [ARGUMENTS]"
-    return "\n".join(
-        [
-            header("ocigpu-runtime", "an OCI runtime that gives containers their NVIDIA GPUs"),
-            f".SH SYNOPSIS\n{bold(synopsis)}",
-            ".SH DESCRIPTION\n" + prose((runtime.__doc__ or "").strip()),
-            see_also(["ocigpu", "ocigpu-config-keys", "ocigpu-hook"]),
-        ]
-    )
+    parts = [f".SH SYNOPSIS\n{bold(synopsis)}", ".SH DESCRIPTION\n" + prose((runtime.__doc__ or "").strip())]
+    summary = "an OCI runtime that gives containers their NVIDIA GPUs"
+    return page_of("ocigpu-runtime", summary, parts, "ocigpu-config-keys", "ocigpu-hook")
 
 
 def page_of_hook() -> str:
     from importlib.resources import files
 
-    usage = files("ocigpu.entry").joinpath("hook_usage.txt").read_text(encoding="utf-8")
-    return "\n".join(
-        [
-            header("ocigpu-hook", "an OCI hook that gives a container its NVIDIA GPUs"),
-            ".SH SYNOPSIS\n" + verbatim(usage.partition("\n\n")[0].removeprefix("usage: ")),
-            ".SH DESCRIPTION\n" + verbatim(usage.partition("\n\n")[2]),
-            see_also(["ocigpu", "ocigpu-runtime"]),
-        ]
-    )
+    usage, _, text = files("ocigpu.entry").joinpath("hook_usage.txt").read_text(encoding="utf-8").partition("\n\n")
+    parts = [".SH SYNOPSIS\n" + verbatim(usage.removeprefix("usage: ")), ".SH DESCRIPTION\n" + verbatim(text)]
+    return page_of("ocigpu-hook", "an OCI hook that gives a container its NVIDIA GPUs", parts, "ocigpu-runtime")
 
 
 def page_of_container_cli() -> str:
@@ -200,12 +219,10 @@ def page_of_container_cli() -> str:
         return output.getvalue()
 
     commands = re.findall(r"^    ([a-z]+)  ", help_of(), re.MULTILINE)
-    parts = [
-        header("ocigpu-container-cli", "reports GPUs and driver files with the options of nvidia-container-cli"),
-        ".SH DESCRIPTION\n" + verbatim(help_of()),
-    ]
+    parts = [".SH DESCRIPTION\n" + verbatim(help_of())]
     parts += [f".SH {name.upper()}\n{verbatim(text)}" for name in commands if (text := help_of(name))]
-    return "\n".join([*parts, see_also(["ocigpu"])])
+    summary = "reports GPUs and driver files with the options of nvidia-container-cli"
+    return page_of("ocigpu-container-cli", summary, parts)
 
 
 def header(name: str, summary: str) -> str:
