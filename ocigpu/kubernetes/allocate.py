@@ -32,6 +32,11 @@ FEATURES = (
 KUBEVIRT_PREFIX = "PCI_RESOURCE_"
 
 
+def wanted_parts(options: PluginOptions) -> dict[str, str]:
+    """Return the variables of the opt-in parts that containers get, by the names of the parts."""
+    return {name: variable for option, variable, name in FEATURES if getattr(options, option)}
+
+
 def allocate(
     resource: Resource,
     ids: Sequence[str],
@@ -128,7 +133,7 @@ def _for_containers(
         envs[DEVICES_VARIABLE] = directory
         wanted = [*names, *(f"imex/{channel}" for channel in channels)]
         mounts += [(f"{directory}/{name}", "/dev/null") for name in wanted]
-    envs |= {variable: "enabled" for option, variable, _ in FEATURES if getattr(options, option) and names}
+    envs |= dict.fromkeys(wanted_parts(options).values() if names else (), "enabled")
     if resource.sharing == "mps" and any(device.is_replica for device in devices):
         inside = mps_directories(CONTAINER_ROOT, resource.name)
         outside = mps_directories(options.mps_root, resource.name)
@@ -152,11 +157,7 @@ def _cdi_names(names: Sequence[str], channels: Sequence[int], facts: HostFacts, 
     return [
         *(f"{CDI_VENDOR}/gpu={name}" for name in names),
         *(f"{CDI_VENDOR}/imex-channel={channel}" for channel in channels),
-        *(
-            f"{CDI_VENDOR}/{name}=all"
-            for option, _, name in FEATURES
-            if getattr(options, option) and names and name in parts
-        ),
+        *(f"{CDI_VENDOR}/{name}=all" for name in wanted_parts(options) if names and name in parts),
     ]
 
 
@@ -178,7 +179,7 @@ def _device_specs(
         paths = dict.fromkeys(path for device in devices for path in device.paths)
         return [_spec(path, path, "rw") for path in paths]
     uuids = tuple(device.uuid for device in devices)
-    enabled = [name for option, _, name in FEATURES if getattr(options, option)]
+    enabled = wanted_parts(options)
     request = Request(
         "list",
         uuids,

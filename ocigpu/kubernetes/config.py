@@ -75,7 +75,7 @@ class Configuration(NamedTuple):
     warnings: tuple[str, ...] = ()
 
 
-OPTIONS = read_table(TABLE, PluginOptions._field_defaults)
+OPTIONS = read_table(TABLE)
 """Every option, in the order of the help."""
 
 
@@ -164,7 +164,7 @@ class Told(NamedTuple):
 def parse_flags(words: Sequence[str], environment: Mapping[str, str], program: str = "device-plugin") -> Told:
     """Return what the command line of one of our programs says; raises UsageError for words that it does not know."""
     variables = CONFIG_VARIABLES.get(program, ("CONFIG_FILE",))
-    config = Option("config_file", "text", ("config-file",), variables, "")
+    config = Option("config_file", "text", ("config-file",), variables)
     flags = read_flags(words, (config, *(option for option in OPTIONS if program in option.programs)), program)
     default = next((environment[name] for name in variables if environment.get(name)), "")
     file = flags.pop(config.name, default)

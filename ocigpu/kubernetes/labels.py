@@ -180,15 +180,10 @@ def _whole_gpus(
     notes += _of_several(models)
     first = next(gpu for gpu in gpus if gpu.model == models.most_common(1)[0][0])
     shared = any(not gpu.mig_enabled for gpu in gpus if gpu.model == first.model)
-    strategy, replicas, shown = _shared(GPU_RESOURCE, configuration) if shared else _UNSHARED
+    sharing = _shared(GPU_RESOURCE, configuration) if shared else _UNSHARED
+    memory = hardware.gpus[first.uuid].memory_mib if first.uuid in hardware.gpus else 0
+    labels = _offered("gpu", sanitise(first.model), len([gpu for gpu in gpus if not gpu.error]), sharing, memory)
     major, _, minor = first.architecture.partition(".")
-    labels = {
-        "gpu.count": str(len([gpu for gpu in gpus if not gpu.error])),
-        "gpu.replicas": str(replicas),
-        "gpu.sharing-strategy": strategy,
-        "gpu.product": sanitise(first.model) + shown,
-        "gpu.memory": _positive(hardware.gpus[first.uuid].memory_mib if first.uuid in hardware.gpus else 0),
-    }
     if major and minor:
         labels |= {"gpu.family": family(first.architecture), "gpu.compute.major": major, "gpu.compute.minor": minor}
     return labels
@@ -227,21 +222,26 @@ def _mig_resource(
     resource: str,
 ) -> dict[str, str]:
     gpu, mig = devices[0]
-    strategy, replicas, shown = _shared(resource, configuration)
     details = hardware.gpus.get(gpu.uuid)
     size = details.migs.get(mig.uuid, MigSize()) if details else MigSize()
-    labels = {
-        "product": f"{sanitise(gpu.model)}-MIG-{sanitise(mig.profile.replace('+', '.'))}{shown}",
-        "count": str(len(devices)),
-        "replicas": str(replicas),
-        "sharing-strategy": strategy,
-        "memory": _positive(size.memory_mib),
-    }
+    product = f"{sanitise(gpu.model)}-MIG-{sanitise(mig.profile.replace('+', '.'))}"
+    labels = _offered(prefix, product, len(devices), _shared(resource, configuration), size.memory_mib)
     if size != MigSize():
-        labels["multiprocessors"] = str(size.multiprocessors)
-        labels |= {f"slices.{part}": str(getattr(size, f"{part}_slices")) for part in ("gi", "ci")}
-        labels |= {f"engines.{kind}": str(getattr(size, kind)) for kind in ENGINES}
-    return {f"{prefix}.{name}": value for name, value in labels.items()}
+        labels[f"{prefix}.multiprocessors"] = str(size.multiprocessors)
+        labels |= {f"{prefix}.slices.{part}": str(getattr(size, f"{part}_slices")) for part in ("gi", "ci")}
+        labels |= {f"{prefix}.engines.{kind}": str(getattr(size, kind)) for kind in ENGINES}
+    return labels
+
+
+def _offered(prefix: str, product: str, count: int, sharing: tuple[str, int, str], memory_mib: int) -> dict[str, str]:
+    strategy, replicas, shown = sharing
+    return {
+        f"{prefix}.product": product + shown,
+        f"{prefix}.count": str(count),
+        f"{prefix}.replicas": str(replicas),
+        f"{prefix}.sharing-strategy": strategy,
+        f"{prefix}.memory": str(memory_mib) if memory_mib > 0 else "",
+    }
 
 
 _UNSHARED = ("none", 0, "")
@@ -256,7 +256,3 @@ def _shared(resource: str, configuration: Configuration) -> tuple[str, int, str]
     replicas = max(entry.replicas for entry in entries)
     renamed = all(entry.offered_as != resource for entry in entries)
     return configuration.sharing.strategy, replicas, "" if renamed else "-SHARED"
-
-
-def _positive(number: int) -> str:
-    return str(number) if number > 0 else ""

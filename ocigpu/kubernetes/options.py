@@ -35,34 +35,23 @@ class Option(NamedTuple):
     kind: str
     flags: tuple[str, ...]
     variables: tuple[str, ...]
-    meaning: str
-    default: Any = None
-    choices: tuple[str, ...] = ()
+    meaning: str = ""
+    choices: Sequence[str] = ()
     key: str = ""
     programs: tuple[str, ...] = ()
     refused: str = ""
     harmless: tuple[str, ...] = ()
 
 
-def read_table(path: Path, defaults: Mapping[str, Any]) -> tuple[Option, ...]:
-    """Return the options of a table, with the defaults of their record."""
-    rows = tomllib.loads(path.read_text(encoding="utf-8"))["options"]
-    return tuple(
-        Option(
-            row["name"],
-            row["kind"],
-            tuple(row.get("flags", row["name"].replace("_", "-")).split()),
-            tuple(row["variables"].split()),
-            row.get("meaning", ""),
-            defaults.get(row["name"]),
-            tuple(row.get("choices", ())),
-            row.get("key", ""),
-            tuple(row.get("programs", "").split()),
-            row.get("refused", ""),
-            tuple(row.get("harmless", _FALSE if row["kind"] == "bool" else ())),
-        )
-        for row in rows
-    )
+def read_table(path: Path) -> tuple[Option, ...]:
+    """Return the options of a table."""
+    found = []
+    for row in tomllib.loads(path.read_text(encoding="utf-8"))["options"]:
+        row.setdefault("flags", row["name"].replace("_", "-"))
+        row.setdefault("harmless", _FALSE if row["kind"] == "bool" else ())
+        lists = {name: tuple(row.get(name, "").split()) for name in ("flags", "variables", "programs")}
+        found.append(Option(**{**row, **lists, "harmless": tuple(row["harmless"])}))
+    return tuple(found)
 
 
 def option_error(where: str, message: str, hint: str | None = None) -> SettingsError:

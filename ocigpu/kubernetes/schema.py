@@ -44,7 +44,7 @@ def _shape() -> dict[str, Any]:
         "resources": {"gpus": [_NAME], "mig": [_NAME]},
         "sharing": {"timeSlicing": _SHARING, "mps": _SHARING},
     }
-    for option in read_table(TABLE, {}):
+    for option in read_table(TABLE):
         if option.key:
             *above, last = option.key.split(".")
             part = shape

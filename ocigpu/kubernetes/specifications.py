@@ -14,7 +14,7 @@ from ocigpu.cdi.write import write_spec
 from ocigpu.core.errors import CdiError, OcigpuError
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.offer import GenerateOptions
-from ocigpu.kubernetes.allocate import CDI_VENDOR, FEATURES, usable_channels
+from ocigpu.kubernetes.allocate import CDI_VENDOR, usable_channels, wanted_parts
 from ocigpu.kubernetes.config import CDI_STRATEGIES, Configuration
 from ocigpu.kubernetes.node import KubernetesNode
 
@@ -54,7 +54,7 @@ def wanted(node: KubernetesNode, configuration: Configuration) -> tuple[Generate
         return ()
     present = {feature.name for feature in node.facts.features if feature.nodes}
     parts = [("gpu", "wsl" if node.source == "wsl" else "nvml")]
-    parts += [(name, name) for option, _, name in FEATURES if getattr(options, option) and name in present]
+    parts += [(name, name) for name in wanted_parts(options) if name in present]
     if usable_channels(node.facts, options._replace(imex_required=False))[0]:
         parts.append(("imex-channel", "imex"))
     return tuple(

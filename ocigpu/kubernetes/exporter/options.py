@@ -38,7 +38,7 @@ class ExporterOptions(NamedTuple):
     debug: bool = False
 
 
-_TABLE = read_table(Path(__file__).with_name("options.toml"), ExporterOptions._field_defaults)
+_TABLE = read_table(Path(__file__).with_name("options.toml"))
 OPTIONS = tuple(option for option in _TABLE if not option.refused)
 """Every option that is obeyed, in the order of the help."""
 REFUSED = tuple(option for option in _TABLE if option.refused)
