@@ -20,6 +20,7 @@ def configure_command(
     default: bool = False,
     cdi: bool = False,
     gpus_hook: bool = False,
+    no_gpus_hook: bool = False,
     hook_dir: str = "",
     name: str = "ocigpu",
     runtime_path: str = "",
@@ -38,15 +39,16 @@ def configure_command(
         raise UsageError("--name runc: Docker keeps this name for its own")
     if engine == "docker" and drop_in:
         raise UsageError("--drop-in: docker has no drop-in files")
-    if engine != "docker" and (gpus_hook or hook_dir):
+    if engine != "docker" and (gpus_hook or no_gpus_hook or hook_dir):
         raise UsageError(f"--gpus-hook is for docker, not {engine}")
-    if hook_dir and not gpus_hook:
-        raise UsageError("--hook-dir goes with --gpus-hook")
+    if no_gpus_hook and (gpus_hook or hook_dir):
+        raise UsageError("--no-gpus-hook excludes --gpus-hook and --hook-dir")
     if not name or not all(c.isascii() and (c.isalnum() or c in "-_.") for c in name):
         raise UsageError("--name takes letters, digits and -_.")
     root, config, drop_in, hook_dir = _absolute(root, config, drop_in, hook_dir)
     path, notes = _runtime_program(root, runtime_path)
-    options = ConfigureOptions(engine, Wanted(name, path, default, cdi), gpus_hook, hook_dir, config, drop_in, root)
+    hook = False if no_gpus_hook else True if gpus_hook or hook_dir else None
+    options = ConfigureOptions(engine, Wanted(name, path, default, cdi), hook, hook_dir, config, drop_in, root)
     _run(options, plan_configuration, dry_run, json, notes)
 
 

@@ -14,7 +14,8 @@ from ocigpu.doctor.engines import (
 from ocigpu.doctor.findings import Evidence, Finding, not_checked, ok
 from ocigpu.doctor.host import Host
 from ocigpu.doctor.table import say
-from ocigpu.engines.status import EngineStatus
+from ocigpu.engines.places import DOCKER, DOCKER_OPTIONS, running_daemons
+from ocigpu.engines.status import EngineStatus, read_merged
 
 
 def _docker(host: Host) -> EngineStatus | None:
@@ -105,6 +106,30 @@ def check_restarted(host: Host) -> list[Finding]:
         found = f"Docker {answer.release}, runtimes {', '.join(sorted(known))}"
         return [ok("the running dockerd knows what its file says", Evidence(answer.socket, found))]
     return [say("docker-not-restarted.changed", *differences, restart=restart(host, status))]
+
+
+def check_options(host: Host) -> list[Finding]:
+    """Would the dockerd that runs start again with its file?"""
+    daemons = [daemon for daemon in running_daemons(host.root or "/") if daemon.engine == "docker"]
+    if not daemons:
+        return [not_checked("dockerd does not run here")]
+    findings = []
+    for daemon in daemons:
+        file = daemon.config or DOCKER
+        keys = read_merged(host.root or "/", "docker", file, [])[1]
+        findings += [
+            say(
+                "docker-options.both",
+                Evidence(f"process {daemon.pid}", f"--{option}"),
+                host.evidence(file, option, "one of both"),
+                option=option,
+                file=host.path(file),
+            )
+            for option in DOCKER_OPTIONS
+            if option in daemon.options and option in keys
+        ]
+    seen = Evidence("command line of dockerd", ", ".join(f"process {daemon.pid}" for daemon in daemons))
+    return findings or [ok("no option of dockerd contradicts its file", seen)]
 
 
 def check_snap(host: Host) -> list[Finding]:

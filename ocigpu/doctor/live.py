@@ -14,7 +14,7 @@ import time
 from typing import Any, NamedTuple
 
 from ocigpu.core.errors import HostError
-from ocigpu.engines.places import running_daemons
+from ocigpu.engines.places import path_variable, running_daemons
 from ocigpu.engines.status import HOOK
 from ocigpu.system.proc import read_stat
 
@@ -68,7 +68,7 @@ def ask_docker() -> DockerAnswer | None:
     configs = {daemon.pid: daemon.config for daemon in running_daemons("/") if daemon.engine == "docker"}
     if pid not in configs or problem:
         pid = next((pid for pid, config in configs.items() if not config), 0)
-    variable = _path_variable(pid)
+    variable = path_variable(pid)
     hook = shutil.which(HOOK, path=variable or "") or ""
     is_new = bool(hook) and os.lstat(hook).st_ctime > _start_time(pid) + 1
     return DockerAnswer(path, problem, {} if problem else info, pid, configs.get(pid, ""), variable, hook, is_new)
@@ -89,16 +89,6 @@ def read_context() -> tuple[str, str, bool]:
         raise HostError("OCIGPU-HOST-3", f"{path} is not JSON") from None
     context = os.environ.get("DOCKER_CONTEXT") or context
     return path, context, not os.environ.get("DOCKER_HOST") and context not in ("", "default")
-
-
-def _path_variable(pid: int) -> str | None:
-    """Return the PATH of a running process, None when it cannot be seen."""
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            variables = file.read(1 << 20).split(b"\0")
-    except OSError:  # there is none, it has ended, or it is another user's
-        return None
-    return next((os.fsdecode(item[5:]) for item in variables if item.startswith(b"PATH=")), None)
 
 
 def _start_time(pid: int) -> float:

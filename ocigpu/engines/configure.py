@@ -24,11 +24,14 @@ _GENERATED = "DO NOT EDIT"
 
 
 class ConfigureOptions(NamedTuple):
-    """What the command line asks for; "" where it says nothing.  Paths are those below ``root``."""
+    """What the command line asks for; "" where it says nothing.  Paths are those below ``root``.
+
+    ``gpus_hook``: whether Docker's --gpus gets its hook; None: if that can be.
+    """
 
     engine: str
     wanted: Wanted
-    gpus_hook: bool = False
+    gpus_hook: bool | None = False
     hook_directory: str = ""
     config: str = ""
     drop_in: str = ""
@@ -244,35 +247,78 @@ def _is_blank(path: str, text: str, created: str) -> bool:
 
 def _plan_docker(root: Root, options: ConfigureOptions) -> EnginePlan:
     path = main_config(options)
-    link = _plan_hook_link(root, options.wanted.path, options.hook_directory) if options.gpus_hook else None
-    links = (link,) if link else ()
-    notes = tuple(
-        f"dockerd must have {directory} on its PATH"
-        for directory in (os.path.dirname(link.path) for link in links)
-        if directory not in places.DAEMON_PATH
-    )
-    edit = edit_file(root, path, docker_changes(options.wanted), "{}\n", links=tuple(link.path for link in links))
+    changes = docker_changes(options.wanted)
+    _require_no_options(options, path, changes)
+    links, notes = _plan_hook(root, options, path)
+    edit = edit_file(root, path, changes, "{}\n", links=tuple(link.path for link in links))
     if not places.is_json(edit.file.path, edit.after or ""):
         raise OcigpuError("OCIGPU-ENG-2", f"{path}: is empty and not called *.json", "put {} into it")
     return EnginePlan("docker", path, (edit,), links, notes)
 
 
-def _plan_hook_link(root: Root, runtime_path: str, directory: str) -> EngineLink | None:
+def _require_no_options(options: ConfigureOptions, path: str, changes: Sequence[ValueChange]) -> None:
+    """Raise OcigpuError OCIGPU-ENG-2 for a key that an option of the running dockerd sets too.
+
+    dockerd does not start with both (moby, daemon/config: findConfigurationConflicts).
+    """
+    keys = {change.keys[0] for change in changes}
+    given = {option for daemon in _dockerds(options, path) for option in daemon.options}
+    for option in places.DOCKER_OPTIONS:
+        if option in given & keys:
+            raise OcigpuError(
+                "OCIGPU-ENG-2",
+                f"dockerd is started with --{option}: with that key in {path}, too, it would not start again",
+                "take the option out of its unit (systemctl cat docker), restart dockerd, and try again",
+            )
+
+
+def _dockerds(options: ConfigureOptions, path: str) -> list[places.Daemon]:
+    """Return the running daemons that have read this file."""
+    daemons = places.running_daemons(options.root)
+    return [one for one in daemons if one.engine == "docker" and (one.config or places.DOCKER) == path]
+
+
+def _plan_hook(root: Root, options: ConfigureOptions, path: str) -> tuple[tuple[EngineLink, ...], tuple[str, ...]]:
+    """Return the link for Docker's --gpus, unless it is there or not wanted, and what is to be said about it."""
+    record = read_record(root, root.read(path))
+    if options.gpus_hook is False or (
+        options.gpus_hook is None and any(root.read_link(link) for link in (record.links if record else ()))
+    ):
+        return (), ()
+    search: tuple[str, ...] = places.DAEMON_PATH
+    for daemon in _dockerds(options, path) if options.root == "/" else ():
+        search = tuple(filter(os.path.isabs, (places.path_variable(daemon.pid) or "").split(":"))) or search
+    try:
+        link = _plan_hook_link(root, options.wanted.path, options.hook_directory, search)
+    except OcigpuError as error:
+        if options.gpus_hook:
+            raise
+        return (), (f"docker run --gpus stays as it is: {error.message}",)
+    if link is None:
+        return (), ()
+    directory = os.path.dirname(link.path)
+    if options.gpus_hook is None and options.root == "/" and not os.access(directory, os.W_OK):
+        return (), (f"docker run --gpus stays as it is: its hook in {directory} takes root",)
+    far = directory not in search
+    return (link,), (f"dockerd must have {directory} on its PATH",) if far else ()
+
+
+def _plan_hook_link(root: Root, runtime_path: str, directory: str, search: Sequence[str]) -> EngineLink | None:
     """Return the link by which Docker's --gpus finds our hook, None where dockerd finds it already.
 
-    ``directory``: where; "" for that of the shim when it is on a service's PATH, else /usr/local/bin.
+    ``search``: dockerd's PATH.  ``directory``: where; "" for that of the shim when it is on that, else /usr/local/bin.
     Raises OcigpuError OCIGPU-ENG-5 without our hook, OCIGPU-ENG-2 for a hook of somebody else.
     """
     home = os.path.dirname(runtime_path)
     hook = f"{home}/{OUR_HOOK}"
     if not places.is_program(root.path, hook):
-        raise OcigpuError("OCIGPU-ENG-5", f"--gpus-hook: {hook} is not there or not executable")
-    found = places.find_program(root.path, HOOK)
+        raise OcigpuError("OCIGPU-ENG-5", f"{hook} is not there or not executable")
+    found = next((path for path in (f"{one}/{HOOK}" for one in search) if places.is_program(root.path, path)), "")
     if found and not is_our_hook(root.path, found):
         raise _foreign_hook(found)
     if found and not directory:
         return None
-    directory = directory or (home if home in places.DAEMON_PATH else places.DAEMON_PATH[1])
+    directory = directory or next(one for one in (home, places.DAEMON_PATH[1], *search) if one in search)
     path = f"{directory}/{HOOK}"
     target = OUR_HOOK if directory == home else hook
     present = root.read_link(path)
@@ -284,7 +330,7 @@ def _plan_hook_link(root: Root, runtime_path: str, directory: str) -> EngineLink
 
 
 def _foreign_hook(path: str) -> OcigpuError:
-    return OcigpuError("OCIGPU-ENG-2", f"--gpus-hook: {path} is not ocigpu's", "remove the other toolkit first")
+    return OcigpuError("OCIGPU-ENG-2", f"{path} is not ocigpu's", "remove the other toolkit first")
 
 
 def _plan_containerd(root: Root, options: ConfigureOptions, program: tuple[int, int] | None) -> EnginePlan:

@@ -20,6 +20,8 @@ PROGRAMS = {"docker": "dockerd", "containerd": "containerd", "crio": "crio", "po
 MAX_CONFIG = 4 << 20
 
 DOCKER = "/etc/docker/daemon.json"
+DOCKER_OPTIONS = ("default-runtime",)
+"""Options of dockerd that exclude the key of that name in its file, of those keys that we write."""
 DOCKER_SNAP = "/var/snap/docker/current/config/daemon.json"
 CONTAINERD = "/etc/containerd/config.toml"
 KUBERNETES = {name: f"/var/lib/rancher/{name}/agent/etc/containerd/config.toml" for name in ("k3s", "rke2")}
@@ -31,11 +33,15 @@ NOT_THERE = (errno.ENOENT, errno.ENOTDIR)
 
 
 class Daemon(NamedTuple):
-    """A running daemon of an engine, and the configuration file that its command line names ("" for its default)."""
+    """A running daemon of an engine, and the configuration file that its command line names ("" for its default).
+
+    ``options``: names of the options of its command line, without dashes.
+    """
 
     engine: str
     pid: int
     config: str
+    options: tuple[str, ...] = ()
 
 
 def home_config(root: str, name: str) -> str:
@@ -160,8 +166,19 @@ def running_daemons(root: str) -> list[Daemon]:
         if engine and not _is_foreign(root, os.path.dirname(path)):
             config = _config_of(words)
             if not config.endswith("/containerd/containerd.toml"):
-                found.append(Daemon(engine, int(path.split("/")[2]), config))
+                options = tuple(word[2:].partition("=")[0] for word in words if word.startswith("--"))
+                found.append(Daemon(engine, int(path.split("/")[2]), config, options))
     return found
+
+
+def path_variable(pid: int) -> str | None:
+    """Return the PATH of a running process of this machine, None when it cannot be seen."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            variables = file.read(1 << 20).split(b"\0")
+    except OSError:  # there is none, it has ended, or it is another user's
+        return None
+    return next((os.fsdecode(item[5:]) for item in variables if item.startswith(b"PATH=")), None)
 
 
 def _is_foreign(root: str, process: str) -> bool:

@@ -50,6 +50,7 @@ def test_configure_shows_the_difference_and_says_what_remains(host: Path, capsys
 +  }
  }
 /etc/docker/daemon.json: changed
+/usr/local/bin/nvidia-container-runtime-hook: link to ocigpu-hook made
 """
         f"remains to be done: restart docker where the system in {host} runs, if it does\n"
     )
@@ -78,7 +79,7 @@ def test_a_dry_run_writes_nothing(host: Path, engine: str, capsys: pytest.Captur
 
 
 def test_json_says_everything_that_was_done(host: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["engine", "configure", "docker", "--root", str(host), "--gpus-hook", "--json"]
+    words = ["engine", "configure", "docker", "--root", str(host), "--json"]
     assert main(words) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["links"] == [{"path": "/usr/local/bin/nvidia-container-runtime-hook", "target": "ocigpu-hook"}]
@@ -128,7 +129,9 @@ def test_status_lists_every_engine_and_its_problems(host: Path, capsys: pytest.C
         pytest.param(["status", "lxc"], "ENGINE is one of", id="unknown engine to show"),
         pytest.param(["configure", "docker", "--drop-in", "/x"], "no drop-in files", id="drop-in of docker"),
         pytest.param(["configure", "podman", "--gpus-hook"], "is for docker", id="hook of podman"),
-        pytest.param(["configure", "docker", "--hook-dir", "/x"], "goes with --gpus-hook", id="directory without hook"),
+        pytest.param(
+            ["configure", "docker", "--hook-dir", "/x", "--no-gpus-hook"], "excludes", id="directory without hook"
+        ),
         pytest.param(["configure", "docker", "--name", ""], "--name takes", id="empty name"),
         pytest.param(["configure", "docker", "--name", "runc"], "keeps this name", id="name of Docker's own"),
         pytest.param(["configure", "docker", "--name", "a b"], "--name takes", id="name with a space"),
@@ -161,9 +164,9 @@ def test_dockerd_looks_for_the_hook_when_it_starts() -> None:
 
 
 def test_a_link_alone_leaves_a_step_to_be_done(host: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["engine", "configure", "docker", "--root", str(host)]) == 0
+    assert main(["engine", "configure", "docker", "--no-gpus-hook", "--root", str(host)]) == 0
     capsys.readouterr()
-    assert main(["engine", "configure", "docker", "--gpus-hook", "--root", str(host)]) == 0
+    assert main(["engine", "configure", "docker", "--root", str(host)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines == [
         "/usr/local/bin/nvidia-container-runtime-hook: link to ocigpu-hook made",
@@ -272,7 +275,7 @@ def test_crio_checks_all_its_drop_ins_with_the_new_one(
 
 @pytest.mark.parametrize("there", [True, False], ids=["as it was", "gone"])
 def test_a_record_without_changes_is_removed(host: Path, capsys: pytest.CaptureFixture[str], there: bool) -> None:
-    assert main(["engine", "configure", "docker", "--root", str(host)]) == 0
+    assert main(["engine", "configure", "docker", "--no-gpus-hook", "--root", str(host)]) == 0
     file = host / "etc/docker/daemon.json"
     file.write_text(DAEMON)
     if not there:

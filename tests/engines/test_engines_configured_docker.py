@@ -18,6 +18,7 @@ from ocigpu.engines.checker import program_version
 
 pytestmark = [pytest.mark.root, pytest.mark.engine]
 
+CONFIGURE = (PROGRAMS / "ocigpu", "engine", "configure", "docker", "--no-gpus-hook", "--runtime-path", RUNTIME)
 RUN = ("run", "--rm", "--network=none")
 ASK = ("--env=NVIDIA_VISIBLE_DEVICES=1,3", IMAGE, "nvidia-smi", "-L")
 
@@ -48,7 +49,7 @@ def docker(
 
     def prepare(file: Path) -> None:
         originals.append(file.read_bytes())
-        words = ("--runtime-path", hooks / "ocigpu-runtime", "--gpus-hook", "--hook-dir", hooks / "path")
+        words = ("--runtime-path", hooks / "ocigpu-runtime", "--hook-dir", hooks / "path")
         output = engine("configure", "docker", "--config", file, *words)
         assert '+    "ocigpu"' in output
         assert "remains to be done: systemctl restart docker" in output  # it looks for the hook only then
@@ -87,14 +88,14 @@ def test_the_default_runtime_comes_with_a_reload_and_goes_from_the_file(
     assert listed_uuids(listing) == [simulated_host.gpus[1], simulated_host.gpus[3]]
     assert "remains to be done: systemctl restart docker" in engine("remove", "docker", "--config", file)
     assert b"ocigpu-runtime" not in file.read_bytes()
-    engine("configure", "docker", *words, "--gpus-hook", "--hook-dir", hooks / "path")
+    engine("configure", "docker", *words, "--hook-dir", hooks / "path")
     assert file.read_bytes() == before
 
 
 def test_cdi_is_switched_on_where_docker_has_it(docker: tuple[Docker, Path], tmp_path: Path) -> None:
     file = tmp_path / "daemon.json"
     file.write_text('{"features": {"containerd-snapshotter": false}}\n')
-    words = [PROGRAMS / "ocigpu", "engine", "configure", "docker", "--cdi", "--runtime-path", RUNTIME, "--config", file]
+    words = [*CONFIGURE, "--cdi", "--config", file]
     result = run(words, check=False)
     version = program_version("/", "docker")
     if version and version < (25, 0):
@@ -109,7 +110,7 @@ def test_cdi_is_switched_on_where_docker_has_it(docker: tuple[Docker, Path], tmp
 def test_what_dockerd_refuses_is_not_written(tmp_path: Path) -> None:
     file = tmp_path / "daemon.json"
     file.write_text('{"no-such-option": 1}\n')
-    words = [PROGRAMS / "ocigpu", "engine", "configure", "docker", "--runtime-path", RUNTIME, "--config", file]
+    words = [*CONFIGURE, "--config", file]
     result = run(words, check=False)
     version = program_version("/", "docker")
     if version and version < (23, 0):  # no --validate

@@ -75,6 +75,7 @@ def start_docker(
     *,
     view: Sequence[str] = (),
     prepare: Callable[[Path], object] = bool,
+    options: Sequence[str] = (),
 ) -> Iterator[Docker]:
     """Start dockerd with an image and further runtimes (name -> program); ``view`` goes before its command.
 
@@ -100,7 +101,7 @@ def start_docker(
     prepare(file)
     environment = {"PATH": SYSTEM_PATH, "HOME": str(directory), **env}
     docker = Docker(directory / "docker.sock", directory / "log")
-    command = [*view, _program("dockerd"), "--config-file", str(file)]
+    command = [*view, _program("dockerd"), "--config-file", str(file), *options]
     ready = [_program("docker"), "--host", f"unix://{docker.socket}", "version"]
     try:
         with _daemon(directory, command, environment, ready):
