@@ -90,7 +90,13 @@ def test_a_public_class_name_has_one_meaning() -> None:
 
 def test_one_module_imports_typer() -> None:
     """It costs more than most commands do; types and words of options are those of functions and help pages."""
-    users = {name for name, tree in TREES.items() for node in ast.walk(tree)
-             if (isinstance(node, ast.Import) and any(alias.name.split(".")[0] == "typer" for alias in node.names))
-             or (isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] == "typer")}  # fmt: skip
-    assert users == {"ocigpu.cli.described"}
+    users = [(name, module) for name, tree in TREES.items() for module in modules_named(tree) & {"typer", "rich"}]
+    assert users == [("ocigpu.cli.described", "typer")]
+
+
+def modules_named(tree: ast.Module) -> set[str]:
+    """Return the first words of the modules that a text imports."""
+    nodes = list(ast.walk(tree))
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)]
+    return {name.partition(".")[0] for name in names}

@@ -1,11 +1,9 @@
 """``ocigpu cdi list``, ``show`` and ``transform``, and what all commands about CDI specifications share."""
 
-import difflib
 import os
 import sys
 from collections.abc import Iterable, Sequence
 from itertools import chain, groupby, pairwise, repeat
-from textwrap import wrap
 from typing import Any, NamedTuple
 
 from ocigpu.cdi.check import Checked, check_spec
@@ -107,6 +105,8 @@ def find_overlaps(registry: Registry) -> list[Overlap]:
 
 def invalid_value(option: str, what: str, value: str, valid: Sequence[str]) -> UsageError:
     """Return the error for a value that is not one of the valid ones; its hint names those, and the nearest one."""
+    import difflib
+
     near = difflib.get_close_matches(value, valid, 1, 0.5)
     hint = f"valid: {', '.join(valid)}"
     return UsageError(f"{option}: invalid {what}: {quoted(value)}", f"did you mean {near[0]}? {hint}" if near else hint)
@@ -273,6 +273,8 @@ def show_command(what: str, spec_dir: list[str] | None = None, config: str = "",
 
 
 def _show_file(path: str, settings: Settings, json: bool) -> None:
+    from textwrap import wrap
+
     spec = read_valid_spec(path)
     annotations = spec.get("annotations") or {}
     state = file_state(annotations, settings)

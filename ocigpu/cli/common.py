@@ -1,6 +1,5 @@
 """What the commands share: the options that name settings and hosts, and what they mean."""
 
-import json
 import os
 
 from ocigpu.core.errors import HostError
@@ -35,6 +34,8 @@ def load_facts(settings: Settings, recorded: str = "", vendor: str = "") -> Host
 
 
 def _read_recorded_facts(path: str) -> HostFacts:
+    import json
+
     try:
         with open(path, encoding="utf-8") as file:
             return facts_from_json(json.load(file))

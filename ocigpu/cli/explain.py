@@ -11,7 +11,7 @@ from ocigpu.cli.common import load_settings, settings_path
 from ocigpu.cli.containers import facts_or_note, places_of, report_to_json, shown_name
 from ocigpu.cli.plan import granted_fields, image_line, request_fields
 from ocigpu.core.actions import Plan
-from ocigpu.core.codes import CODES
+from ocigpu.core.codes import AREAS, CODES
 from ocigpu.core.errors import UsageError, printable, quoted
 from ocigpu.core.facts import HostFacts, to_data
 
@@ -20,30 +20,6 @@ if TYPE_CHECKING:
     from ocigpu.containers.find import Places
     from ocigpu.doctor.findings import Finding
     from ocigpu.doctor.messages import MessageAt
-
-AREAS = {
-    "ARG": "Command line",
-    "SET": "Settings",
-    "SPEC": "Bundle and OCI configuration",
-    "RT": "Low-level runtime",
-    "REQ": "Requests of containers",
-    "HOST": "Driver and host",
-    "DEV": "Devices",
-    "LIB": "Driver libraries",
-    "NS": "Namespaces and processes",
-    "MNT": "Mounts, files and links in containers",
-    "CG": "Device cgroup",
-    "LD": "Loader cache",
-    "CDI": "CDI specifications and devices named by them",
-    "CTR": "Containers that exist",
-    "ENG": "Configuration of container engines",
-    "KUBE": "Kubernetes device plugin",
-    "SIM": "Simulated host",
-    "DEMO": "Demo",
-    "TRC": "Traces",
-    "INT": "Defects",
-}
-"""Titles of the groups of codes, by the second part of a code."""
 
 
 def explain_command(

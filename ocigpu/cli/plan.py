@@ -1,19 +1,11 @@
 """``ocigpu plan``: what would be done for a container, each step with its reason; nothing is changed."""
 
-import copy
 import os
 import sys
 from collections.abc import Callable
 from typing import Any
 
-from ocigpu.bundle.inject import inject
-from ocigpu.bundle.policy import owns_device_policy
-from ocigpu.cdi.compare import edit_rows
-from ocigpu.cdi.conditions import check_conditions
-from ocigpu.cdi.generate import merge_edits
-from ocigpu.cdi.registry import read_registry
 from ocigpu.cli import show
-from ocigpu.cli.cdi import file_state
 from ocigpu.cli.common import load_facts, load_settings
 from ocigpu.core.actions import Plan, plan_to_json
 from ocigpu.core.errors import UsageError, printable, quoted
@@ -60,10 +52,12 @@ def plan_command(
     if request.selection == "cdi":
         _show_cdi_plan(request, container, settings, json, lambda: load_facts(settings, facts))
         return
-    from ocigpu.containers.planned import image_facts, why_not_spec
-
     host = load_facts(settings, facts, request.vendor)
-    image = image_facts(bundle, container, host) if bundle else ImageFacts()
+    image = ImageFacts()
+    if bundle:
+        from ocigpu.containers.planned import image_facts, why_not_spec
+
+        image = image_facts(bundle, container, host)
     plan = make_plan(host, request, settings, image, "spec" if MODES[settings.mode] == "spec" else "hook")
     why_hook = ""
     if plan.mode == "spec" and bundle:
@@ -181,6 +175,16 @@ def _show_cdi_plan(
     The edits are made to a copy of ``container`` (a config.json, or {}), so that what the shim would refuse is an error
     here too: raises CdiError OCIGPU-CDI-4 to -6, and RequestError OCIGPU-REQ-2 to -4.
     """
+    import copy
+
+    from ocigpu.bundle.inject import inject
+    from ocigpu.bundle.policy import owns_device_policy
+    from ocigpu.cdi.compare import edit_rows
+    from ocigpu.cdi.conditions import check_conditions
+    from ocigpu.cdi.generate import merge_edits
+    from ocigpu.cdi.registry import read_registry
+    from ocigpu.cli.cdi import file_state
+
     resolved = read_registry(settings).resolve(request.cdi_devices)
     unseen = check_conditions(request, resolved.specs, read_host)
     root = owns_device_policy()

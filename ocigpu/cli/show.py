@@ -1,19 +1,25 @@
 """Output of the commands, for terminals, pipes and programs."""
 
-import json
 import os
-import shutil
 import signal
 import sys
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 from typing import Any, Self
 
+from ocigpu.cli import manual
+from ocigpu.cli.manual import columns
 from ocigpu.core.errors import printable
 from ocigpu.core.facts import HostFacts
+
+NARROW = 12
+"""Columns of a table's column that is not folded further."""
 
 
 def data(value: Any) -> None:
     """Print a value as indented JSON."""
+    import json
+
     print(json.dumps(value, indent=2))
 
 
@@ -30,28 +36,27 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]], fold: bool = Tr
 
     ``fold`` is False for rows that hold names to copy: they stay in one piece, however narrow the terminal.
     """
-    clean = [[printable(cell) for cell in row] for row in rows]
-    widths = [max(len(row[column]) for row in [headers, *clean]) for column in range(len(headers))]
-    total = sum(widths) + 3 * len(widths)
-    if sys.stdout.isatty() and (fold or total <= shutil.get_terminal_size().columns):
-        _print_rich_table(headers, clean)
-        return
-    for row in [[header.upper() for header in headers], *clean]:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    terminal = sys.stdout.isatty()
+    clean = [[header.upper() for header in headers], *([printable(cell) for cell in row] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*clean, strict=True)]
+    while fold and terminal and sum(widths) + 2 * (len(widths) - 1) > columns() and max(widths) > NARROW:
+        widths[widths.index(max(widths))] -= 1
+    for number, row in enumerate(clean):
+        cells = (_pieces(cell, width) for cell, width in zip(row, widths, strict=True))
+        for parts in zip_longest(*cells, fillvalue=""):
+            line = "  ".join(part.ljust(width) for part, width in zip(parts, widths, strict=True)).rstrip()
+            print(_styled(line, "" if number else "1"))
 
 
-def _print_rich_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+def _styled(line: str, style: str | None) -> str:
+    """Return a line in a style of a terminal (ECMA-48's SGR), if there is one and nobody objects (no-color.org)."""
+    wanted = style and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    return f"\x1b[{style}m{line}\x1b[0m" if wanted else line
 
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for header in headers:
-        table.add_column(header, overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))  # Text: a name in brackets is not markup
-    Console().print(table)
+
+def _pieces(text: str, width: int) -> list[str]:
+    lines = manual.fold(text, width, 0)
+    return [line[at : at + width] for line in lines for at in range(0, len(line), width)] or [""]
 
 
 def notes(texts: Iterable[str], apart: bool = False) -> None:
@@ -64,11 +69,10 @@ def notes(texts: Iterable[str], apart: bool = False) -> None:
 
 def diff(lines: Iterable[str]) -> None:
     """Print the lines of a unified diff, in colours on a terminal."""
-    colours = {"+": "32", "-": "31", "@": "36"} if sys.stdout.isatty() else {}
+    colours = {"+": "32", "-": "31", "@": "36"}
     for line in lines:
         clean = "\t".join(printable(part) for part in line.rstrip("\r").split("\t"))
-        colour = "" if line.startswith(("+++", "---")) else colours.get(line[:1])
-        print(f"\x1b[{colour}m{clean}\x1b[0m" if colour else clean)
+        print(_styled(clean, None if line.startswith(("+++", "---")) else colours.get(line[:1])))
 
 
 def host_line(facts: HostFacts, recorded: str = "") -> str:
@@ -130,8 +134,8 @@ class Progress:
             return
         self._last = text
         if self._terminal:
-            columns = os.get_terminal_size(sys.stderr.fileno()).columns or 80
-            print(f"\r\x1b[K{text[: columns - 1]}", end="", file=sys.stderr, flush=True)
+            width = columns(sys.stderr.fileno())
+            print(f"\r\x1b[K{text[: width - 1]}", end="", file=sys.stderr, flush=True)
         else:
             print(text, file=sys.stderr, flush=True)
 

@@ -3,6 +3,7 @@
 import os
 
 from ocigpu.cli import show
+from ocigpu.cli.arguments import takes
 from ocigpu.cli.common import load_settings
 from ocigpu.core.errors import HostError
 from ocigpu.gpus.nvidia.nodes import (
@@ -16,45 +17,44 @@ from ocigpu.gpus.nvidia.nodes import (
 )
 from ocigpu.gpus.tree import Roots, find_roots
 
+Making = tuple[Roots, bool, bool, bool]
+"""What both commands are told: of which driver, whether to load modules, only to show it, to print JSON."""
 
-def nodes_command(
-    control_devices: bool = False,
+
+def read_making(
     load_kernel_modules: bool = False,
     root: str = "",
     dev_root: str = "",
     config: str = "",
     dry_run: bool = False,
     json: bool = False,
-) -> None:
-    _run(_roots(config, root, dev_root), json, dry_run, load_kernel_modules, True, "", control_devices)
-
-
-def links_command(
-    create_device_nodes: bool = False,
-    create_all: bool = False,  # noqa: ARG001 - always so here
-    dev_char_path: str = "",
-    load_kernel_modules: bool = False,
-    root: str = "",
-    dev_root: str = "",
-    config: str = "",
-    dry_run: bool = False,
-    json: bool = False,
-) -> None:
-    _run(_roots(config, root, dev_root), json, dry_run, load_kernel_modules, create_device_nodes, dev_char_path)
-
-
-def _roots(config: str, root: str, dev_root: str) -> Roots:
+) -> Making:
+    """Return what the options say; raises SettingsError."""
     settings = load_settings(config, root)
     if dev_root:
         settings = settings._replace(driver_dev_root=os.path.abspath(dev_root), simulation_root="")
-    return find_roots(settings)
+    return find_roots(settings), load_kernel_modules, dry_run, json
 
 
-def _run(
-    roots: Roots, json: bool, dry_run: bool, load: bool, make_nodes: bool, directory: str, control_only: bool = False
+@takes(read_making)
+def nodes_command(making: Making, control_devices: bool = False) -> None:
+    _run(making, True, "", control_devices)
+
+
+@takes(read_making)
+def links_command(
+    making: Making,
+    create_device_nodes: bool = False,
+    create_all: bool = False,  # noqa: ARG001 - always so here
+    dev_char_path: str = "",
 ) -> None:
+    _run(making, create_device_nodes, dev_char_path)
+
+
+def _run(making: Making, make_nodes: bool, directory: str, control_only: bool = False) -> None:
     from ocigpu.gpus.nvidia.kmods import load_modules, missing_modules
 
+    roots, load, dry_run, json = making
     modules, notes = (missing_modules(roots), []) if load and dry_run else load_modules(roots) if load else ([], [])
     if roots.stand_in:
         notes = ["simulated host: nothing outside its directory is touched", *notes]

@@ -294,3 +294,27 @@ CODES: dict[str, Code] = {
         "A file system that hangs, as a rule: look at the path's mount (findmnt --target PATH) and at dmesg.",
     ),
 }
+
+AREAS = {
+    "ARG": "Command line",
+    "SET": "Settings",
+    "SPEC": "Bundle and OCI configuration",
+    "RT": "Low-level runtime",
+    "REQ": "Requests of containers",
+    "HOST": "Driver and host",
+    "DEV": "Devices",
+    "LIB": "Driver libraries",
+    "NS": "Namespaces and processes",
+    "MNT": "Mounts, files and links in containers",
+    "CG": "Device cgroup",
+    "LD": "Loader cache",
+    "CDI": "CDI specifications and devices named by them",
+    "CTR": "Containers that exist",
+    "ENG": "Configuration of container engines",
+    "KUBE": "Kubernetes device plugin",
+    "SIM": "Simulated host",
+    "DEMO": "Demo",
+    "TRC": "Traces",
+    "INT": "Defects",
+}
+"""Titles of the groups of codes, by the second part of a code."""

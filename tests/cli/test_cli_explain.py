@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import ocigpu
-from ocigpu.cli.explain import AREAS, find_code, render_markdown
-from ocigpu.core.codes import CODES
+from ocigpu.cli.explain import find_code, render_markdown
+from ocigpu.core.codes import AREAS, CODES
 from ocigpu.core.errors import UsageError
 
 Run = Callable[..., tuple[int, str, str]]

@@ -4,19 +4,20 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from support import requirements
 
 import ocigpu
 from ocigpu.cli.arguments import HelpWanted, Parameter, parameters_of, parse
 from ocigpu.cli.described import make_app
 from ocigpu.cli.described import run as run_typer
-from ocigpu.cli.main import COMMANDS, LENIENT, load_command
+from ocigpu.cli.main import COMMANDS, LENIENT, find_command, load_command, main
 from ocigpu.cli.manual import read_page
 from ocigpu.core.facts import HostFacts
 
@@ -245,6 +246,28 @@ def test_version_and_help_import_nothing_but_the_front(words: list[str]) -> None
     loaded, output = imported_by(*words)
     assert output
     assert loaded <= FRONT | LIGHT
+
+
+@pytest.fixture(scope="module")
+def simulated(session_directory: Path) -> Iterator[Path]:
+    requirements.require(requirements.compiler())
+    directory = session_directory / "front-host"
+    assert main(["sim", "create", str(directory), "--gpus", "2"]) == 0
+    yield directory
+    assert main(["sim", "remove", str(directory)]) == 0
+
+
+@pytest.mark.parametrize("words", [["list"], ["ps"], ["plan", "--gpus", "all"], ["cdi", "generate"]])
+@pytest.mark.parametrize("in_json", [False, True])
+def test_a_command_of_every_day_imports_nothing_heavy(simulated: Path, words: list[str], in_json: bool) -> None:
+    environment = {"OCIGPU_CONFIG": str(simulated / "config.toml")}
+    loaded, output = imported_by(*words, *(["--json"] if in_json else []), environment=environment)
+    assert output
+    assert not loaded & HEAVY
+    assert not loaded & {"ocigpu.cli.described", "ocigpu.doctor", "ocigpu.sim", "ocigpu.kubernetes", "ocigpu.runtime"}
+    commands = {f"ocigpu.cli.{target.partition(':')[0]}" for target in COMMANDS.values()}
+    own, _, _ = COMMANDS[find_command(words)[0]].partition(":")
+    assert loaded & commands <= {f"ocigpu.cli.{own}", "ocigpu.cli.cdi"}  # cdi.py has what its commands share
 
 
 COMPLETED = [
