@@ -163,6 +163,25 @@ class Ready(NamedTuple):
     worker: "Worker"
 
 
+def find_plan(
+    request: "Request", settings: Settings, rootfs: str, facts: "HostFacts | None" = None
+) -> "tuple[HostFacts, ImageFacts, Plan]":
+    """Return the host's facts, read unless they are given, those of the image below ``rootfs``, and the plan of both.
+
+    Raises OcigpuError for a request that cannot be granted.
+    """
+    from ocigpu.gpus.vendors import make_plan, read_facts
+    from ocigpu.provision.image import read_rootfs_facts
+
+    if facts is None:
+        with step("facts", settings.driver_root):
+            facts = read_facts(settings, request.vendor)
+    with step("image", rootfs):
+        image = read_rootfs_facts(rootfs, facts.driver_version)
+    with step("plan"):
+        return facts, image, make_plan(facts, request, settings, image)
+
+
 def run_prestart(
     state_text: bytes,
     settings: Settings,
@@ -211,14 +230,7 @@ def run_prestart(
     else:
         if ready:
             ready.worker.dismiss()
-        from ocigpu.gpus.vendors import make_plan, read_facts
-
-        with step("facts", settings.driver_root):
-            facts = read_facts(settings, request.vendor)
-        with step("image", rootfs):
-            image = read_rootfs_facts(rootfs, facts.driver_version)
-        with step("plan"):
-            plan = make_plan(facts, request, settings, image)
+        _, _, plan = find_plan(request, settings, rootfs)
         worker = None
     notes = provision(plan, state.pid, rootfs, document.config, settings, worker, caller or Caller())
     return _summary(plan.notes) + notes

@@ -298,9 +298,9 @@ def inject_devices(
     except CdiError as error:
         raise CdiError(error.code, "; ".join((error.message, *stale)), error.hint) from error
     if trace := get_trace():
-        from ocigpu.system.trace import add_to_hooks
+        from ocigpu.entry.own_hooks import add_trace
 
-        add_to_hooks(document.config, hook_path(settings, stub), trace.path)
+        add_trace(document.config, hook_path(settings, stub), trace.path)
     with step("write-config", document.path):
         write_config(document)
 

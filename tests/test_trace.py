@@ -23,10 +23,11 @@ from ocigpu.cli.timeline import Start, find_outcome, find_phases, find_slowest, 
 from ocigpu.core.actions import Bind, Node
 from ocigpu.core.errors import ApplyError
 from ocigpu.core.facts import DeviceNode
+from ocigpu.entry.own_hooks import add_trace
 from ocigpu.system import log as log_module
 from ocigpu.system import trace as trace_module
 from ocigpu.system.log import step
-from ocigpu.system.trace import MAX_FILE, Trace, add_to_hooks, open_trace
+from ocigpu.system.trace import MAX_FILE, Trace, open_trace
 
 STEP = {
     "time": "2026-11-21T18:00:00.000000Z", "ns": 1000, "took": 0, "process": "shim", "pid": 7, "container": "c",
@@ -194,7 +195,7 @@ def test_only_our_hooks_of_a_specification_are_told_of_the_trace(tmp_path: Path)
         }
     }
     for _ in range(2):
-        add_to_hooks(config, str(ours), "/t")
+        add_trace(config, str(ours), "/t")
     first, second, third = config["hooks"]["createContainer"]
     assert first["args"] == ["h", "--trace", "/t", "chmod"]
     assert second["args"] == ["o", "chmod"]
@@ -204,7 +205,7 @@ def test_only_our_hooks_of_a_specification_are_told_of_the_trace(tmp_path: Path)
         {"hooks": None},
         {"hooks": {"createContainer": [None, {"path": 1, "args": ["h"]}, {"args": 3}, {"path": "\0", "args": ["h"]}]}},
     ):
-        add_to_hooks(odd, str(ours), "/t")
+        add_trace(odd, str(ours), "/t")
 
 
 def line(**fields: object) -> bytes:

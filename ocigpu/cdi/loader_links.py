@@ -4,13 +4,16 @@ NVIDIA's toolkit up to 1.17 writes such files: they work with hook programs that
 ours do, and with another one, or none, a container has no libcuda.so.1 and nothing says so.
 """
 
+import os
+
 from ocigpu.cdi.hook_words import OPTIONS, CreateSymlinks, UpdateLdCache, parse_hook
 from ocigpu.core.errors import OcigpuError
 from ocigpu.gpus.elf import read_elf
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
+    from collections.abc import Set as AbstractSet
     from typing import Any
 
     from ocigpu.cdi.hook_words import Command
@@ -34,14 +37,24 @@ def left_to_ldconfig(spec: "dict[str, Any]", read_soname: "Callable[[str], str]"
         _clean(m.get("containerPath", "")): m.get("hostPath", "") for edit in edits for m in edit.get("mounts", ())
     }
     given |= mounts.keys()
-    found: dict[str, None] = {}
+    sonames: dict[str, str] = {}
     for path, host_path in mounts.items():
         folder, _, name = path.rpartition("/")
         if folder in folders and name.startswith("lib") and ".so." in name:
-            soname = read_soname(host_path) or USUAL.get(name.partition(".so")[0], "")
-            if soname and f"{folder}/{soname}" not in given:
-                found[soname] = None
-    return tuple(found)
+            sonames[path] = read_soname(host_path) or USUAL.get(name.partition(".so")[0], "")
+    return tuple(dict.fromkeys(os.path.basename(path) for _, path in missing_links(sonames, given)))
+
+
+def missing_links(sonames: "Mapping[str, str]", given: "AbstractSet[str]") -> "list[tuple[str, str]]":
+    """Return the links (target, path) by which libraries are found and which are not given.
+
+    ``sonames``: SONAMEs, or "", by container path; ``given``: paths that somebody makes.  A path is there for each
+    library that needs it.
+    """
+    links = [
+        (os.path.basename(path), f"{os.path.dirname(path)}/{soname}") for path, soname in sonames.items() if soname
+    ]
+    return [(name, path) for name, path in links if path not in given]
 
 
 def _commands(arguments: list[str]) -> "tuple[Command, ...]":

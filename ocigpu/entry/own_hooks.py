@@ -19,7 +19,7 @@ from ocigpu.cdi.hook_words import (
     link_target,
     parse_hook,
 )
-from ocigpu.core.config_json import get_list, get_object, rootfs_path
+from ocigpu.core.config_json import get_list, get_object, is_path, rootfs_path
 from ocigpu.core.errors import HostError, OcigpuError
 from ocigpu.gpus.cached import find_answer
 from ocigpu.hook import split_options
@@ -30,7 +30,7 @@ from ocigpu.system.settings_file import read_settings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from typing import Any, NamedTuple
 
     from ocigpu.bundle.edit import ConfigEdit
@@ -69,7 +69,7 @@ def split_hooks(edits: "Sequence[Edits]", program: str) -> "tuple[tuple[Edits, .
     for item in edits:
         others = []
         for hook in item.get("hooks", ()):
-            if hook["hookName"] != "createContainer" or os.path.realpath(hook["path"]) != own:
+            if hook["hookName"] != "createContainer" or not _is_of(own, hook["path"]):
                 others.append(hook)
                 continue
             try:
@@ -85,6 +85,22 @@ def split_hooks(edits: "Sequence[Edits]", program: str) -> "tuple[tuple[Edits, .
     if len(settings) != 1:  # none; or of several drivers, each with its own
         return tuple(edits), None
     return tuple(left), OwnHooks(tuple(commands), settings.pop())
+
+
+def _is_of(program: str, path: "Any") -> bool:
+    """Tell whether a hook's path leads to a program, given as it really is."""
+    return isinstance(path, str) and is_path(path) and os.path.realpath(path) == program
+
+
+def add_trace(config: "dict[str, Any]", program: str, trace: str) -> None:
+    """Have the hooks of a configuration that are our program, at the stage of CDI's, write to the trace too."""
+    own = os.path.realpath(program)
+    for hook in get_list(get_object(config, "hooks"), "createContainer"):
+        arguments = get_list(hook, "args")
+        if arguments and _is_of(own, hook.get("path")):
+            if arguments[1:2] == ["--trace"]:  # of an edit before
+                del arguments[1:3]
+            arguments[1:1] = ["--trace", trace]
 
 
 def carry_out(
@@ -241,6 +257,7 @@ def _declare(
     settings: "Settings",
 ) -> Declared:
     from ocigpu.bundle.from_plan import declare
+    from ocigpu.cdi.loader_links import missing_links
     from ocigpu.core.actions import Bind, Link, TextFile
     from ocigpu.core.facts import HostFacts
     from ocigpu.entry.cdi_hook import read_driver_proc
@@ -254,6 +271,10 @@ def _declare(
     compat = [command.container_root for command in own.commands if isinstance(command, EnableCudaCompat)]
     views = [command.driver_proc for command in own.commands if isinstance(command, DisableDeviceNodeModification)]
     libraries = _read_libraries(edit, folders)
+    given = {mount["destination"] for mount in edit.mounts} | {path for _, path in links}
+    missing = missing_links({path: library.soname for path, library in libraries.items()}, given)
+    if len({path for _, path in missing}) < len(missing):  # which is newer is told by looking into the container
+        raise NeedsHookError("several libraries have one SONAME")
     proc = read_driver_proc(views[-1]) if views else read_driver_proc("/proc/driver/nvidia", majors_only=True)
     facts = HookFacts(
         nodes=tuple(ContainerNode(*gpu) for gpu in gpus),
@@ -261,7 +282,7 @@ def _declare(
         loader=loader,
         compat=read_compat(root_fd, compat[-1]) if compat else None,
         driver_proc=proc,
-        sonames=SonameLinks(tuple(_missing_links(edit, libraries, {path for _, path in links}))),
+        sonames=SonameLinks(tuple(missing)),
     )
     plan = plan_hooks(own.commands, facts, settings, masks=True)
     if any(isinstance(action, TextFile) and action.container_path == COMPAT_CONF for action in plan.actions):
@@ -275,7 +296,7 @@ def _declare(
         for item in edit.mounts
         if not item["destination"].startswith("/proc/")  # a simulated host's own is the only one that is meant there
     ]
-    declared = declare(plan._replace(actions=(*binds, *plan.actions)), HostFacts(libraries=tuple(libraries)))
+    declared = declare(plan._replace(actions=(*binds, *plan.actions)), HostFacts(libraries=tuple(libraries.values())))
     minors = gpu_minors(facts)
     denied = [(proc.gpu_major, gpu.minor) for gpu in proc.gpus if gpu.minor not in minors and proc.gpu_major >= 0]
     return declared._replace(denied=denied)
@@ -286,15 +307,15 @@ def _is_gpu(path: str) -> bool:
     return digits != path and digits.isascii() and digits.isdigit()
 
 
-def _read_libraries(edit: "ConfigEdit", folders: "Sequence[str]") -> "list[Library]":
-    """Return the libraries that are mounted right in the folders, as ELF files of the host.
+def _read_libraries(edit: "ConfigEdit", folders: "Sequence[str]") -> "dict[str, Library]":
+    """Return the libraries that are mounted right in the folders, as ELF files of the host, by container path.
 
     Raises NeedsHookError for one that cannot be read: nothing is kept of what is not known.
     """
     from ocigpu.core.facts import Library
     from ocigpu.gpus.elf import read_elf_strictly
 
-    found = []
+    found = {}
     for mount in edit.mounts:
         source, (directory, _, name) = mount["source"], mount["destination"].rpartition("/")
         if directory not in folders or not name.startswith("lib") or ".so" not in name:
@@ -304,25 +325,5 @@ def _read_libraries(edit: "ConfigEdit", folders: "Sequence[str]") -> "list[Libra
         except OSError as error:
             raise NeedsHookError(f"{source}: {error.strerror}") from error
         if elf:
-            found.append(Library(source, name, elf.soname, (), elf.bits))
+            found[mount["destination"]] = Library(source, name, elf.soname, (), elf.bits)
     return found
-
-
-def _missing_links(edit: "ConfigEdit", libraries: "Sequence[Library]", made: "set[str]") -> "Iterator[tuple[str, str]]":
-    """Yield the links (target, path) by which SONAMEs of mounted libraries are found and that nobody makes.
-
-    Raises NeedsHookError where two libraries have one: which is newer is told by looking into the container.
-    """
-    by_source = {library.host_path: library for library in libraries}
-    taken = {mount["destination"] for mount in edit.mounts} | made
-    for mount in edit.mounts:
-        library = by_source.get(mount["source"])
-        directory, _, name = mount["destination"].rpartition("/")
-        if library is None or not library.soname or library.soname == name:
-            continue
-        path = f"{directory}/{library.soname}"
-        if path not in taken:
-            yield name, path
-            taken.add(path)
-        elif path not in made and path not in {item["destination"] for item in edit.mounts}:
-            raise NeedsHookError(f"several libraries are {path}")

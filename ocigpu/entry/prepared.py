@@ -206,21 +206,12 @@ def _prepare(task: Task) -> "Ready | None":
         os.environ[name] = value
     from ocigpu.core.config_json import rootfs_path
     from ocigpu.core.errors import OcigpuError
-    from ocigpu.gpus.vendors import make_plan, read_facts
-    from ocigpu.hook import Ready
+    from ocigpu.hook import Ready, find_plan
     from ocigpu.provision.apply import start_worker
-    from ocigpu.provision.image import read_rootfs_facts
 
     try:
-        facts = task.facts
-        if facts is None:
-            with step("facts", task.settings.driver_root):
-                facts = read_facts(task.settings, task.request.vendor)
         rootfs = rootfs_path(task.document.config, task.bundle)
-        with step("image", rootfs):
-            image = read_rootfs_facts(rootfs, facts.driver_version)
-        with step("plan"):
-            plan = make_plan(facts, task.request, task.settings, image)
+        facts, image, plan = find_plan(task.request, task.settings, rootfs, task.facts)
         with step("start-worker", "", "what it needs of the host is taken"):
             worker = start_worker(plan, task.settings)
         return Ready(task.request, task.document, task.written, facts, image, plan, worker)

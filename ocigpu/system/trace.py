@@ -20,7 +20,6 @@ import stat
 import time
 
 from ocigpu.core import rawjson
-from ocigpu.core.config_json import get_list, get_object, is_path
 from ocigpu.core.errors import OcigpuError, printable
 from ocigpu.system.logfile import open_log_file
 
@@ -145,15 +144,3 @@ def _result(error: BaseException | None) -> "dict[str, str]":
     if isinstance(error, OSError) and error.errno:
         return {"result": errno.errorcode.get(error.errno, str(error.errno)), "message": _text(error)}
     return {"result": type(error).__name__, "message": _text(error)}
-
-
-def add_to_hooks(config: "dict[str, Any]", hook_path: str, trace: str) -> None:
-    """Have the hooks of a CDI specification that are our hook's write to the trace too."""
-    hook = os.path.realpath(hook_path)
-    for entry in get_list(get_object(config, "hooks"), "createContainer"):
-        arguments = get_list(entry, "args")
-        path = entry.get("path") if arguments else None
-        if isinstance(path, str) and is_path(path) and os.path.realpath(path) == hook:
-            if arguments[1:2] == ["--trace"]:  # of an edit before
-                del arguments[1:3]
-            arguments[1:1] = ["--trace", trace]
