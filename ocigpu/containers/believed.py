@@ -91,13 +91,9 @@ def process_of(container: Container) -> Iterator[int]:
 def runs(pid: int, start_time: int) -> bool:
     """Tell whether a process runs that started then (clock ticks since boot)."""
     try:
-        fd = os.open(f"/proc/{pid}", _DIRECTORY)
-    except OSError:  # it has ended; with hidepid (proc(5)) another user's process is as good as none, too
+        return is_running(start_time, f"/proc/{pid}/stat")
+    except OSError:  # with hidepid (proc(5)) another user's process is as good as none
         return False
-    try:
-        return is_running(start_time, dir_fd=fd)
-    finally:
-        os.close(fd)
 
 
 # what its runtime keeps

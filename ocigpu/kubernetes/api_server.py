@@ -86,6 +86,12 @@ def apply(server: ApiServer, path: str, document: "dict[str, Any]", manager: str
     return request(server, "PATCH", f"{path}?fieldManager={manager}&force=true", document)
 
 
+def apply_to_node(server: ApiServer, node: str, metadata: "dict[str, Any]", manager: str = MANAGER) -> ApiAnswer:
+    """Give a node these labels and annotations in place of those that this manager gave it; see :func:`request`."""
+    document = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": node, **metadata}}
+    return apply(server, f"/api/v1/nodes/{node}", document, manager)
+
+
 def _send(server: ApiServer, method: str, path: str, body: Any) -> ApiAnswer:
     authority = _read(f"{server.account}/ca.crt")
     if not authority:  # the system's authorities would take its place, and might vouch for another server

@@ -17,7 +17,7 @@ from ocigpu.core.errors import OcigpuError, printable
 from ocigpu.engines.places import DAEMON_PATH, Daemon, expand, read_file, running_daemons
 from ocigpu.engines.status import RUNTIME, read_engine_status
 from ocigpu.kubernetes.host_files import install_error
-from ocigpu.system.proc import parse_stat
+from ocigpu.system.proc import read_stat
 from ocigpu.system.programs import Finished, run_program
 
 ENGINES = ("containerd", "crio")
@@ -69,13 +69,11 @@ class HostEngine:
     def _look(self, daemon: Daemon) -> Running | None:
         process = f"/proc/{daemon.pid}"
         try:
-            status = read_file(self.host_root, f"{process}/stat") or ""
-            cgroups = read_file(self.host_root, f"{process}/cgroup") or ""
             sockets = self._listening(daemon.pid)
-            started = parse_stat(status).start
+            started = read_stat(f"{self.host_root}{process}/stat").start
         except (OcigpuError, OSError):  # it ended meanwhile
             return None
-        units = re.findall(r"[^/\n]+\.service(?=[/\n]|$)", cgroups)
+        units = re.findall(r"[^/\n]+\.service(?=[/\n]|$)", self._text(f"{process}/cgroup"))
         return Running(daemon, started, units[-1] if units else "", sockets)
 
     def _listening(self, pid: int) -> frozenset[str]:

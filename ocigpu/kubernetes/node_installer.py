@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from ocigpu.core.errors import HostError, OcigpuError, printable
-from ocigpu.kubernetes.api_server import ApiServer, apply, find_api_server
+from ocigpu.kubernetes.api_server import ApiServer, apply_to_node, find_api_server
 from ocigpu.kubernetes.host_engine import HostEngine, Running, runtime_path
 from ocigpu.kubernetes.host_files import HostFiles, install_error, payload_version
 from ocigpu.system.service import Backoff, ServiceLog, Signals
@@ -154,12 +154,9 @@ class NodeInstaller:
         labels = {LABEL: state} if state else {}
         if state == "ready":
             labels[VERSION_LABEL] = payload_version(self._options.payload)
-        metadata: dict[str, object] = {"name": self._node, "labels": labels}
-        if message:
-            metadata["annotations"] = {LABEL: message[:1000]}
-        document = {"apiVersion": "v1", "kind": "Node", "metadata": metadata}
+        annotations = {"annotations": {LABEL: message[:1000]}} if message else {}
         try:
-            apply(self._server, f"/api/v1/nodes/{self._node}", document, MANAGER)
+            apply_to_node(self._server, self._node, {"labels": labels, **annotations}, MANAGER)
         except HostError as error:
             self._log("error", f"{error.code}: {error.message}")
 

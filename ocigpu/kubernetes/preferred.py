@@ -145,12 +145,9 @@ def _grown(matrix: Sequence[Sequence[int]], count: int, fixed: Sequence[int], wa
             row = matrix[best]
             gains = [gain + row[position] for position, gain in enumerate(gains)]
         grown.add(tuple(sorted(chosen)))
-    ranked = sorted(grown, key=lambda each: (-_score(matrix, base, each), each))
+    total = [0] * count  # what a choice tears does not matter yet
+    ranked = sorted(grown, key=lambda each: (-_worth(matrix, total, each, fixed)[0], each))
     return [_exchanged(matrix, base, each) for each in ranked[:MAX_IMPROVED]] + ranked
-
-
-def _score(matrix: Sequence[Sequence[int]], base: Sequence[int], chosen: Sequence[int]) -> int:
-    return sum(base[one] for one in chosen) + sum(matrix[one][two] for one, two in itertools.combinations(chosen, 2))
 
 
 def _exchanged(matrix: Sequence[Sequence[int]], base: Sequence[int], chosen: Sequence[int]) -> tuple[int, ...]:

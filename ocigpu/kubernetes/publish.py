@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from ocigpu.cdi.write import write_file
 from ocigpu.core.errors import HostError, SettingsError
-from ocigpu.kubernetes.api_server import ApiServer, apply, find_api_server, read_namespace, request
+from ocigpu.kubernetes.api_server import ApiServer, apply, apply_to_node, find_api_server, read_namespace, request
 from ocigpu.kubernetes.config import PluginOptions
 from ocigpu.kubernetes.labels import render_features
 
@@ -85,8 +85,7 @@ def publish(place: LabelPlace, labels: Mapping[str, str]) -> None:
         return
     assert place.server is not None
     if place.target == "node":
-        metadata = {"name": place.node, "labels": dict(labels)}
-        answer = apply(place.server, f"/api/v1/nodes/{place.node}", _document("v1", "Node", metadata))
+        answer = apply_to_node(place.server, place.node, {"labels": dict(labels)})
         missing = f"no node {place.node}"
     else:
         answer = apply(place.server, _feature_path(place), _feature(place, labels))
@@ -110,19 +109,12 @@ def _feature_path(place: LabelPlace) -> str:
 
 
 def _feature(place: LabelPlace, labels: Mapping[str, str]) -> "dict[str, Any]":
-    metadata: dict[str, Any] = {
-        "name": feature_name(place.node),
-        "namespace": place.namespace,
-        "labels": {FEATURE_NODE: place.node},
-    }
-    if place.owner:
-        metadata["ownerReferences"] = [place.owner]
+    name, node = feature_name(place.node), {FEATURE_NODE: place.node}
+    owners = {"ownerReferences": [place.owner]} if place.owner else {}
+    metadata = {"name": name, "namespace": place.namespace, "labels": node, **owners}
     features: dict[str, Any] = {"flags": {}, "attributes": {}, "instances": {}}
-    return _document(FEATURE_API, "NodeFeature", metadata, spec={"features": features, "labels": dict(labels)})
-
-
-def _document(api: str, kind: str, metadata: "dict[str, Any]", **rest: Any) -> "dict[str, Any]":
-    return {"apiVersion": api, "kind": kind, "metadata": metadata, **rest}
+    spec = {"features": features, "labels": dict(labels)}
+    return {"apiVersion": FEATURE_API, "kind": "NodeFeature", "metadata": metadata, "spec": spec}
 
 
 def _find_owner(server: ApiServer, namespace: str, pod: str) -> "dict[str, Any]":

@@ -275,11 +275,6 @@ class Registration:
         self._call: Any = None
         self._retry = Backoff(FIRST_RETRY, LONGEST_RETRY)
 
-    @property
-    def done(self) -> bool:
-        """Whether the kubelet that was there last has accepted it."""
-        return bool(self._with)
-
     def again(self) -> None:
         """Register once more, now: the kubelet is another, or the server is."""
         self.cancel()
@@ -293,7 +288,7 @@ class Registration:
                 return
             self._finish(now)
         if not kubelet:
-            self._say("info", f"{self._resource}: waiting for the kubelet: there is no {self._kubelet}")
+            self._say("info", f"waiting for the kubelet: there is no {self._kubelet}")
             self._with = ()
             self._retry.reset()
         elif self._with != kubelet and (now >= self._retry.due or self._asked != kubelet):
@@ -318,17 +313,17 @@ class Registration:
             self._with = self._asked
             self._retry.reset()
             self._log.forget(f"registration of {self._resource}")
-            self._say("info", f"{self._resource}: registered with the kubelet")
+            self._say("info", "registered with the kubelet")
         else:
             self._with = ()
             self._retry.failed(now)
-            text = printable(_reason(error), 300)
-            self._say("warning", f"{self._resource}: the kubelet at {self._kubelet} did not take it: {text}")
+            self._say("warning", f"the kubelet at {self._kubelet} did not take it: {printable(_reason(error), 300)}")
         self.cancel()
 
     def _say(self, level: str, text: str) -> None:
         """Log a line unless it was the last one."""
-        self._log.once(f"registration of {self._resource}", level, text, resource=self._resource)
+        topic = f"registration of {self._resource}"
+        self._log.once(topic, level, f"{self._resource}: {text}", resource=self._resource)
 
     def cancel(self) -> None:
         """Give up on what is under way."""
