@@ -109,10 +109,11 @@ def call(function: "Callable[..., Any]", values: "dict[str, Any]") -> "Any":
     return function(made, **values)
 
 
-def parse(words: "Sequence[str]", parameters: list[Parameter]) -> "dict[str, Any] | None":
+def parse(words: "Sequence[str]", parameters: list[Parameter], lenient: bool = False) -> "dict[str, Any] | None":
     """Return the value of each parameter, None for a command line that has something wrong or unusual about it.
 
-    Raises HelpWanted.  It understands what typer understands, in the same way, and less.
+    ``lenient``: unknown options are arguments.  Raises HelpWanted.  It understands what typer understands, in the same
+    way, and less.
     """
     flags = {flag: parameter for parameter in parameters for flag in parameter.flags}
     given: dict[str, list[Any]] = {}
@@ -137,6 +138,9 @@ def parse(words: "Sequence[str]", parameters: list[Parameter]) -> "dict[str, Any
         else:
             name, equals, text = word.partition("=")
             option = flags.get(name)
+            if option is None and lenient:
+                positional.append(word)
+                continue
             if option is None or (option.kind is bool and equals) or not (option.kind is bool or equals or rest):
                 return None
             value = True if option.kind is bool else text if equals else rest.pop(0)

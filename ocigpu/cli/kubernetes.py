@@ -68,7 +68,7 @@ def node_labels_command(
     show: bool = False,
     remove: bool = False,
     remove_on_exit: bool = False,
-    kube_api_qps: float = 5,  # noqa: ARG001
+    kube_api_qps: float = 5.0,  # noqa: ARG001
     kube_api_burst: int = 10,  # noqa: ARG001
     kubeconfig: str = "",
     node_name: str = "",

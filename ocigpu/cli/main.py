@@ -109,7 +109,7 @@ def main(arguments: "Sequence[str] | None" = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:  # the last line of defence: a user sees a sentence, not a traceback
-        usage = _usage_error(error)
+        usage = _usage_error(error, find_command(words)[0])
         if usage is not None:
             return _report(usage)
         if debug:
@@ -129,13 +129,14 @@ def _run(words: list[str]) -> "Any":
         words = [*words[1:], HELP[0]]
     name, rest = find_command(words)
     try:
-        if (rest and rest[0] in HELP) or (name in LENIENT and any(word in HELP for word in rest)):
+        if name not in COMMANDS and rest and rest[0] in HELP:
             raise HelpWanted
-        if name in COMMANDS and name not in LENIENT:
+        if name in COMMANDS:
+            page, lenient = manual.read_page(name), name in LENIENT
             if any(word in HELP for word in rest):  # the page says enough
-                parse(rest, options_of(manual.read_page(name)))
+                parse(rest, options_of(page), lenient)
             function = load_command(name)
-            values = parse(rest, parameters_of(function, manual.read_page(name)))
+            values = parse(rest, parameters_of(function, page), lenient)
             if values is not None:
                 gc.enable()  # the program's entry has it off while modules are imported
                 return call(function, values)
@@ -148,7 +149,7 @@ def _run(words: list[str]) -> "Any":
     return run(make_app({other: load_command(other) if other == name else None for other in COMMANDS}, LENIENT), words)
 
 
-def _usage_error(error: Exception) -> UsageError | None:
+def _usage_error(error: Exception, command: str) -> UsageError | None:
     """Return the command line parser's error as one of ours, or None if it is something else.
 
     typer's own parser and click's (which older versions of typer use) have no public base class in common.
@@ -156,10 +157,8 @@ def _usage_error(error: Exception) -> UsageError | None:
     format_message = getattr(error, "format_message", None)
     if format_message is None or getattr(error, "exit_code", None) != 2:
         return None
-    context = getattr(error, "ctx", None)
-    command = context.command_path if context is not None else PROGRAM
     message = " ".join(str(format_message()).split()).rstrip(".")
-    return UsageError(message[:1].lower() + message[1:], f"see: {command} --help")
+    return UsageError(message[:1].lower() + message[1:], f"see: {PROGRAM} {command} --help".replace("  ", " "))
 
 
 def _report(error: OcigpuError) -> int:
