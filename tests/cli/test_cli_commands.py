@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ocigpu import __version__
+from ocigpu.cli import show
 from ocigpu.cli.common import load_settings
 from ocigpu.cli.main import COMMANDS, main
 from ocigpu.cli.show import Progress
@@ -392,6 +393,17 @@ def test_on_a_terminal_a_plan_is_folded_to_its_width(record: Record, facts: Host
 def test_on_a_terminal_names_of_gpus_stay_in_one_piece(record: Record, facts: HostFacts, columns: int) -> None:
     output = run_on_terminal(columns, "list", "--facts", record(facts))
     assert all(gpu.uuid in output for gpu in facts.gpus)
+
+
+def test_colour_is_for_terminals_where_nobody_objects(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bold = "\x1b[1mNAME\x1b[0m\nvalue\n"
+    for terminal, variable, expected in ((True, "", bold), (True, "1", "NAME\nvalue\n"), (False, "", "NAME\nvalue\n")):
+        monkeypatch.setattr("sys.stdout.isatty", lambda terminal=terminal: terminal)
+        monkeypatch.setenv("NO_COLOR", variable)
+        show.table(("name",), [("value",)])
+        assert capsys.readouterr().out == expected
 
 
 def test_a_defect_is_one_line_and_a_traceback_only_on_request(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
