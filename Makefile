@@ -2,7 +2,8 @@
 PREFIX ?= /usr/local
 .DEFAULT_GOAL := help
 PYTEST_OPTIONS ?=
-WORKERS ?= logical
+# tests wait as much as they compute: three workers for two processors
+WORKERS ?= $(shell echo $$(( ($$(nproc) * 3 + 1) / 2 )))
 FUZZ_SECONDS ?= 600
 
 help: ## print this list
@@ -36,7 +37,7 @@ fuzz: ## fuzz every reader of foreign data, two at a time (TARGET=NAME: one; FUZ
 
 security: ## the battery of hostile images in full: every way in all surroundings, 10,000 races of each kind
 	@packaging/bootstrap.sh test
-	@OCIGPU_SECURITY=full .venv/bin/python -m pytest tests/security -n $(WORKERS) --rows all --timeout=1800 $(PYTEST_OPTIONS)
+	@OCIGPU_SECURITY=full .venv/bin/python -m pytest tests/security -n logical --rows all --timeout=1800 $(PYTEST_OPTIONS)
 
 gpu-test: ## on a machine with an NVIDIA driver: run real GPU work in containers, write docs/REAL-GPU.md
 	@packaging/gpu-test.sh

@@ -1,5 +1,6 @@
 """Ten thousand allocations through one plugin: nothing is given twice, nothing grows."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,15 +16,17 @@ def resident(pid: int) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
 
 
-def test_ten_thousand_allocations(simulated_host: SimulatedHost, work_directory: Path) -> None:
-    directory = work_directory / "dp"
+def test_ten_thousand_allocations(
+    simulated_host: SimulatedHost, work_directory: Path, times: Callable[[int], int]
+) -> None:
+    directory, pods = work_directory / "dp", times(10_000)
     with kubelet(directory) as kubelets, plugin(simulated_host.settings, directory) as running:
         kubelets.expect(gpu=(8, 8))
         kubelets.soak(GPU, 500, [1, 2, 4, 3])
         descriptors = len(list(Path(f"/proc/{running.child.pid}/fd").iterdir()))
         threads = len(list(Path(f"/proc/{running.child.pid}/task").iterdir()))
         memory = resident(running.child.pid)
-        assert kubelets.soak(GPU, 10_000, [1, 2, 1, 4, 3, 8, 1, 2])["pods"] == 10_000
+        assert kubelets.soak(GPU, pods, [1, 2, 1, 4, 3, 8, 1, 2])["pods"] == pods
         assert len(list(Path(f"/proc/{running.child.pid}/fd").iterdir())) <= descriptors + 8
         assert len(list(Path(f"/proc/{running.child.pid}/task").iterdir())) <= threads + 16
         assert resident(running.child.pid) < memory + 32 * 1024

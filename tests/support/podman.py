@@ -73,7 +73,7 @@ class Podman(NamedTuple):
         words = ["run", "--rm", "--name", name, f"--cgroup-parent=/{name}", *options]
         words += [f"--device={device}" for device in devices]
         try:
-            return self._run(runtime, *words, "--rootfs", copy, *arguments)
+            return self._run_logged(runtime, name, words, "--rootfs", copy, *arguments)
         finally:
             shutil.rmtree(copy)
             machine.remove_cgroups(name)
@@ -97,7 +97,7 @@ class Podman(NamedTuple):
         name = container_id()
         try:
             words = ["run", "--rm", "--pull=never", "--name", name, f"--cgroup-parent=/{name}", *options]
-            return self._run(runtime, *words, image, *arguments)
+            return self._run_logged(runtime, name, words, image, *arguments)
         finally:
             machine.remove_cgroups(name)
 
@@ -140,6 +140,20 @@ class Podman(NamedTuple):
         del config["annotations"]["io.kubernetes.cri-o.Created"]
         return config
 
+    def _run_logged(
+        self, runtime: str, name: str, words: Sequence[str], *container: str | os.PathLike[str]
+    ) -> Completed:
+        """Run a container; what it wrote is read from its log.
+
+        On a busy machine Podman may end before it has read all that a short-lived container wrote; conmon's log has it.
+        """
+        log = self.directory / f"{name}.log"
+        completed = self._run(runtime, *words, "--log-driver=k8s-file", f"--log-opt=path={log}", *container)
+        if log.exists():
+            completed.stdout = read_log(log.read_text())
+            log.unlink()
+        return completed
+
     def _run(self, runtime: str, *words: str | os.PathLike[str]) -> Completed:
         command, environment = self._command(runtime, *words)
         return run(command, check=False, env=environment)
@@ -157,6 +171,12 @@ class Podman(NamedTuple):
         chosen = ["--runtime", runtime] if runtime else []
         command = [os.fspath(word) for word in (*view, *private, "podman", *places, *chosen, *words)]
         return command, environment
+
+
+def read_log(text: str) -> str:
+    """Return what a container wrote to stdout, of conmon log: TIME STREAM F-or-P TEXT, P for a part of a line."""
+    lines = [line.split(" ", 3) for line in text.splitlines()]
+    return "".join(line[3] + ("\n" if line[2] == "F" else "") for line in lines if line[1] == "stdout")
 
 
 def make_podman(directory: Path, preload: str) -> Podman:
