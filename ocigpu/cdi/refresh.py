@@ -4,7 +4,8 @@ import json
 import os
 
 from ocigpu.cdi.document import read_document
-from ocigpu.cdi.generate import Generated, generate_all
+from ocigpu.cdi.generate import Generated, Part, generate_all
+from ocigpu.cdi.versions import is_older, parse_version
 from ocigpu.cdi.write import target_of, with_suffix, write_spec
 from ocigpu.core.errors import CdiError, OcigpuError
 from ocigpu.core.settings import Settings
@@ -21,6 +22,8 @@ else:
 
 DEFAULT_OUTPUT = "/var/run/cdi/nvidia.yaml"
 """Below /run, as with the vendor's service: after a reboot no engine finds the specification of before."""
+ANNOTATED, LOWEST = "0.6.0", "0.5.0"
+"""Our files need the first, for their annotation; without it the second (generate.py)."""
 _LOCK = "refresh.lock"
 
 
@@ -34,11 +37,14 @@ class RefreshedSpec(NamedTuple):
     skipped: tuple[str, ...] = ()
 
 
-def refresh(options: GenerateOptions, settings: Settings, path: str = DEFAULT_OUTPUT) -> RefreshedSpec:
+def refresh(
+    options: GenerateOptions, settings: Settings, path: str = DEFAULT_OUTPUT, newest: str = ""
+) -> RefreshedSpec:
     """Generate the specification and write it to ``path`` (mode 0644) unless the file says the same already.
 
     What is compared is the parsed content, so an equal file is left alone whoever formatted it, and nobody who watches
-    it is woken.  One refresh works at a time.  Needs the right to write there.  Raises the generator's
+    it is woken.  Where the options name no newest version it is the file's, if that was lowered, else ``newest``, what
+    the engines read.  One refresh works at a time.  Needs the right to write there.  Raises the generator's
     error when there is nothing to write: the file stays, and the message says whether it is stale.  Raises CdiError
     OCIGPU-CDI-8 when it cannot be written.  What else the options ask for is written beside it.
     """
@@ -47,7 +53,7 @@ def refresh(options: GenerateOptions, settings: Settings, path: str = DEFAULT_OU
     try:
         before, reasons = _read_before(target, settings)
         try:
-            (_, generated), *others = generate_all(options, settings)
+            (_, generated), *others = generate_for(before, options, settings, newest)
         except OcigpuError as error:
             raise _keep_file(error, target, reasons) from error
         changed = before != _as_read(generated)
@@ -91,6 +97,28 @@ def _read_before(path: str, settings: Settings) -> "tuple[Any, tuple[str, ...]]"
         return None, (f"the file could not be used: {error.message}",)
     annotations = data.get("annotations") if isinstance(data, dict) else None
     return data, stale_reasons(annotations, settings) if isinstance(annotations, dict) else ()
+
+
+def generate_for(before: "Any", options: GenerateOptions, settings: Settings, newest: str) -> tuple[Part, ...]:
+    """Generate for a file with this content (None: there is none) and engines that read ``newest`` ("": unknown).
+
+    Devices that need more are not given up for that: only a version that the options name is a limit.
+    """
+    limit = "" if options.max_version else _lower(before, newest)
+    try:
+        return generate_all(options._replace(max_version=options.max_version or limit), settings)
+    except CdiError:
+        if not limit:
+            raise
+        return generate_all(options, settings)
+
+
+def _lower(before: "Any", newest: str) -> str:
+    """Return the newest version for a file: that of the file from before if it was lowered, else ``newest``."""
+    version = parse_version(str(before.get("cdiVersion"))) if isinstance(before, dict) else ""
+    if not version or not is_older(version, ANNOTATED) or (newest and is_older(newest, version)):
+        return newest
+    return version if is_older(LOWEST, version) else LOWEST
 
 
 def _as_read(generated: Generated) -> "Any":

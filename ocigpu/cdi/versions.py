@@ -75,6 +75,36 @@ def engines_that_refuse(version: str) -> "tuple[Engine, ...]":
     return tuple(engine for engine in read_engines() if is_older(engine.newest, version))
 
 
+def newest_version(engine: str, release: str) -> "str | None":
+    """Return the newest version of a specification that a release of an engine reads.
+
+    "" for one from before CDI, None when this program does not know.  ``release``: e.g. "4.3.1", "27.3.1".
+    """
+    version = _numbers(release)
+    entries = [entry for entry in read_engines() if entry.name.lower().replace("-", "") == engine]
+    if not version or not entries:
+        return None
+    for entry in entries:
+        first, _, rest = entry.releases.partition(" ")
+        low = _numbers(first)
+        if rest.startswith("to "):
+            high = _numbers(rest[3:])
+            if low <= version[: len(low)] and version[: len(high)] <= high:
+                return entry.newest
+        elif rest.startswith("and later"):
+            series = _numbers(rest.removeprefix("and later").strip())
+            if low <= version[: len(low)] and version[: len(series)] == series:
+                return entry.newest
+        elif version[: len(low)] == low:
+            return entry.newest
+    return "" if version < _numbers(entries[0].releases.partition(" ")[0]) else None
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    parts = "".join(character if character in _DIGITS else " " for character in text.partition("-")[0]).split()
+    return tuple(map(int, parts)) if text[:1] in _DIGITS else ()
+
+
 def _requirements(spec: "dict[str, Any]") -> "Iterator[Requirement]":
     if "." in spec.get("kind", "").partition("/")[2]:
         yield Requirement("0.6.0", "kind", 'a class with "."')

@@ -177,9 +177,15 @@ class Watch:
     """One specification and what it is made from; :meth:`run` keeps it up to date until SIGTERM or SIGINT."""
 
     def __init__(
-        self, options: GenerateOptions, settings: Settings, path: str = DEFAULT_OUTPUT, as_json: bool = False
+        self,
+        options: GenerateOptions,
+        settings: Settings,
+        path: str = DEFAULT_OUTPUT,
+        as_json: bool = False,
+        newest: str = "",
     ) -> None:
         self.options = options
+        self.newest = newest
         self.settings = settings
         self.path = target_of(path)[0]
         self.log = ServiceLog(as_json)
@@ -276,7 +282,7 @@ class Watch:
         if self._done and observed.settings_file != self._done.settings_file:
             self._read_settings_again()
             observed = observe(self.settings)
-        refreshed = refresh(self.options, self.settings, self.path)
+        refreshed = refresh(self.options, self.settings, self.path, self.newest)
         self._done = self._seen = observed
         why = refreshed.reasons or reasons
         events = tuple(dict.fromkeys(self._events))

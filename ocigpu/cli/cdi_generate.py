@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ocigpu.cdi.compare import Difference, compare_specs
 from ocigpu.cdi.hook_words import HOOK_NAMES
-from ocigpu.cdi.refresh import DEFAULT_OUTPUT, refresh
+from ocigpu.cdi.refresh import DEFAULT_OUTPUT, generate_for, refresh
 from ocigpu.cdi.registry import read_registry
 from ocigpu.cdi.versions import EARLIEST, VERSIONS, parse_version
 from ocigpu.cdi.write import with_suffix
@@ -28,7 +28,7 @@ from ocigpu.cli.cdi import (
 )
 from ocigpu.cli.common import load_settings
 from ocigpu.core.cdi_names import check_part
-from ocigpu.core.errors import CdiError, UsageError, printable
+from ocigpu.core.errors import CdiError, OcigpuError, UsageError, printable
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.offer import FEATURE_FLAGS, MODES, NAME_STRATEGIES, GenerateOptions
 
@@ -167,12 +167,12 @@ def _collisions(path: str, settings: Settings) -> list[str]:
 
 @takes(read_generate_request)
 def diff_command(request: GenerateRequest, file: str = DEFAULT_OUTPUT, json: bool = False) -> int:
-    from ocigpu.cdi.generate import generate
     from ocigpu.gpus.fingerprint import stale_reasons
 
     old = read_valid_spec(file)
     with show.Progress("still reading this host's devices: NVML can take a while to answer"):
-        made = generate(request.options, request.settings)
+        newest = newest_for_engines(file, request.settings)
+        made = generate_for(old, request.options, request.settings, newest)[0].generated
     differences = compare_specs(old, made.spec)
     reasons = stale_reasons(old.get("annotations") or {}, request.settings)
     if json:
@@ -201,11 +201,31 @@ def _print_differences(file: str, differences: tuple[Difference, ...], reasons: 
     print(printable(f"{file}: {summary}"))
 
 
+def newest_for_engines(path: str, settings: Settings) -> str:
+    """Return the newest version of a file that all engines read which are installed, "" where none is known.
+
+    The engines are this machine's, for a file of a simulated host those of that.
+    """
+    from ocigpu.cdi.versions import VERSIONS, newest_version
+    from ocigpu.doctor.files import RootFiles
+    from ocigpu.doctor.versions import read_engine_releases
+
+    root = settings.simulation_root
+    root = root if root and os.path.abspath(path).startswith(f"{os.path.abspath(root)}/") else ""
+    try:
+        releases = read_engine_releases(RootFiles(root))
+    except (OcigpuError, OSError):  # a package database that cannot be read
+        return ""
+    found = {newest_version(engine, release) or "" for engine, release in releases.items()} - {""}
+    return min(found, key=VERSIONS.index, default="")
+
+
 @takes(read_generate_request)
 def refresh_command(request: GenerateRequest, output: str = "", json: bool = False, quiet: bool = False) -> None:
     check_output(output)
     with show.Progress("still reading this host's devices: NVML can take a while to answer"):
-        done = refresh(request.options, request.settings, output or DEFAULT_OUTPUT)
+        target = output or DEFAULT_OUTPUT
+        done = refresh(request.options, request.settings, target, newest_for_engines(target, request.settings))
     if json:
         show.data(done._asdict())
         return

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 from ocigpu.cdi.refresh import DEFAULT_OUTPUT
 from ocigpu.cli.arguments import Range, takes
 from ocigpu.cli.cdi import check_output
-from ocigpu.cli.cdi_generate import GenerateRequest, read_generate_request
+from ocigpu.cli.cdi_generate import GenerateRequest, newest_for_engines, read_generate_request
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +24,7 @@ def watch_command(
     from ocigpu.cdi.watch import Watch
 
     check_output(output)
-    watch = Watch(request.options, request.settings, output, json)
+    watch = Watch(request.options, request.settings, output, json, newest_for_engines(output, request.settings))
     watch.run(interval, _keeper(watch) if repair else None)
 
 

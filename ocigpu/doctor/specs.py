@@ -6,7 +6,7 @@ import shlex
 from typing import Any
 
 from ocigpu.cdi.loader_links import describe_left, left_to_ldconfig, read_host_soname
-from ocigpu.cdi.versions import is_older, parse_version, read_engines, requirements
+from ocigpu.cdi.versions import is_older, newest_version, parse_version, requirements
 from ocigpu.core.errors import printable
 from ocigpu.core.settings import MODES
 from ocigpu.doctor.findings import Evidence, Finding, not_checked, ok
@@ -243,39 +243,6 @@ def _relying(host: Host) -> list[Finding]:
             links, write = describe_left(left), _write_command(host, file)
             findings.append(say("cdi-hook-missing.relying", evidence, links=links, write=write))
     return findings
-
-
-# Versions of engines
-
-
-def newest_version(engine: str, release: str) -> str | None:
-    """Return the newest version of a specification that a release of an engine reads.
-
-    "" for one from before CDI, None when this program does not know.  ``release``: e.g. "4.3.1", "27.3.1".
-    """
-    version = _numbers(release)
-    entries = [entry for entry in read_engines() if entry.name.lower().replace("-", "") == engine]
-    if not version or not entries:
-        return None
-    for entry in entries:
-        first, _, rest = entry.releases.partition(" ")
-        low = _numbers(first)
-        if rest.startswith("to "):
-            high = _numbers(rest[3:])
-            if low <= version[: len(low)] and version[: len(high)] <= high:
-                return entry.newest
-        elif rest.startswith("and later"):
-            series = _numbers(rest.removeprefix("and later").strip())
-            if low <= version[: len(low)] and version[: len(series)] == series:
-                return entry.newest
-        elif version[: len(low)] == low:
-            return entry.newest
-    return "" if version < _numbers(entries[0].releases.partition(" ")[0]) else None
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    match = re.match(r"\d+(\.\d+)*", text)
-    return tuple(int(part) for part in match[0].split(".")) if match else ()
 
 
 def check_too_new(host: Host) -> list[Finding]:

@@ -207,3 +207,29 @@ def test_without_a_place_for_the_lock_the_file_is_written_all_the_same(
     cache_directory.write_text("")
     run()
     assert target.exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "newest", "asked", "written"),
+    [
+        ("", "", "", "0.6.0"),
+        ("", "0.5.0", "", "0.5.0"),
+        ("", "1.0.0", "", "0.6.0"),
+        ("", "0.5.0", "1.0.0", "0.6.0"),
+        ("0.5.0", "", "", "0.5.0"),
+        ("0.5.0", "1.0.0", "", "0.5.0"),
+        ("0.5.0", "", "0.6.0", "0.6.0"),
+        ("0.6.0", "0.5.0", "", "0.5.0"),
+        ("0.3.0", "1.0.0", "", "0.5.0"),
+    ],
+)
+def test_the_version_is_what_engines_read_and_a_lowered_file_stays_low(
+    settings: Settings, target: Path, file: str, newest: str, asked: str, written: str
+) -> None:
+    if file:
+        refresh(GenerateOptions(max_version=max(file, "0.5.0")), settings, str(target))
+        if file < "0.5.0":
+            edit(target, "cdiVersion: 0.5.0", f"cdiVersion: {file}")
+    refresh(GenerateOptions(max_version=asked), settings, str(target), newest)
+    assert yaml.safe_load(target.read_text())["cdiVersion"] == written
+    assert not refresh(GenerateOptions(max_version=asked), settings, str(target), newest).changed

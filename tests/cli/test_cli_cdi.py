@@ -47,6 +47,7 @@ def cdi(host: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     for name in list(os.environ):
         if name.startswith("NVIDIA_CTK_"):
             monkeypatch.delenv(name)
+    monkeypatch.setenv("OCIGPU_CDI_MAX_VERSION", "1.1.0")  # whatever engines this machine has
     monkeypatch.setattr("ocigpu.system.store.SYSTEM_DIRECTORY", str(tmp_path / "cache"))
     low, high = tmp_path / "low", tmp_path / "high"
     low.mkdir()

@@ -11,11 +11,11 @@ from doctor.conftest import Broken, Run, bad, examine
 from support.process import run
 from support.product import python_of_nobody
 
+from ocigpu.cdi.versions import newest_version
 from ocigpu.doctor import table
 from ocigpu.doctor.findings import SEVERITIES, Finding
 from ocigpu.doctor.host import Host
 from ocigpu.doctor.report import exit_status, run_checks
-from ocigpu.doctor.specs import newest_version
 from ocigpu.doctor.table import CHECKS
 
 DOCS = Path(__file__).parents[2] / "docs/DOCTOR.md"

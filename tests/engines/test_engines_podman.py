@@ -147,3 +147,22 @@ def test_a_device_that_is_not_there_stops_the_container(podman: Podman, rootfs: 
     assert result.returncode != 0
     assert "unresolvable CDI devices nvidia.com/gpu=8" in result.stderr
     assert "started" not in result.stdout
+
+
+@RUNTIMES
+def test_what_refresh_writes_this_podman_reads(
+    session_directory: Path,
+    runtime_environment: dict[str, str],
+    simulated_host: SimulatedHost,
+    rootfs: Callable[[str], Path],
+    runtime: str,
+) -> None:
+    """The enabled unit's own command: its file is of a version that the engines of this machine read."""
+    podman = make_podman(session_directory / f"pod-{runtime}", runtime_environment.get("LD_PRELOAD", ""))
+    refresh = [PROGRAMS / "ocigpu", "cdi", "refresh", "--config", simulated_host.settings]
+    output = podman.cdi / "nvidia.yaml"
+    run([*refresh, "--output", output])
+    for _ in range(2):  # as it was written, and once it has been refreshed
+        result = podman.run_rootfs(runtime, ["nvidia.com/gpu=2"], rootfs("debian"), ["nvidia-smi", "-L"])
+        assert listed_uuids(result.stdout) == [simulated_host.gpus[2]], explain(result)
+        assert "up to date" in run([*refresh, "--output", output]).stdout
