@@ -21,9 +21,9 @@ test-all: ## pass the suite with every row of every product, of which make test 
 	@packaging/bootstrap.sh test
 	@.venv/bin/python -m pytest -n $(WORKERS) --rows all $(PYTEST_OPTIONS)
 
-bench: ## measure bare runc against ocigpu (PEER_RUNTIME=/path: another shim beside it; REPORT=FILE writes a report)
+bench: ## measure ocigpu against bare runc (PEER_DIR=DIR: NVIDIA's programs beside; WRITE=1: bench/RESULTS.md, README)
 	@packaging/bootstrap.sh demo
-	@.venv/bin/python -m bench $(if $(REPORT),--report '$(REPORT)') $(BENCH_OPTIONS)
+	@$(if $(PEER_DIR),PEER_DIR='$(PEER_DIR)') .venv/bin/python -m bench $(if $(WRITE),--write) $(BENCH_OPTIONS)
 
 load: ## 2,000 containers in sequence and 64 at once in each mode; nothing may fail or be left (REPORT=FILE)
 	@packaging/bootstrap.sh demo

@@ -1,17 +1,13 @@
-"""``make bench``: what ocigpu costs on top of the low-level runtime.
+"""``make bench``: what ocigpu costs on top of the low-level runtime, and the vendor's toolkit beside it.
 
-Prints medians of paired runs (default 30): one container's life by phase for 0, 1, 8 and 64 GPUs on an image like a
-real one, crun, pass-through, discovery, generation of a CDI specification, a CDI device among 10,000, peak memory,
-500 containers at once, and a profile of a warm start; then the targets.
+The rows are one table, bench/rows.py.  Each is measured in paired rounds with others of its group; printed are medians,
+and medians of the differences and ratios of each round.  "bare + step" is bare runc with the hook that stands for a
+real host's procfs: spec, edited and the vendor's rows have it too.  "edited" is bare runc on the bundle as mode spec
+leaves it: what runc itself must pay.
 
-Rows: ``hook``, ``spec`` and ``cdi`` are our modes, cdi with a specification that was generated before and cut down to
-the same capabilities.  ``edited`` is bare runc on the bundle as mode spec leaves it: what runc itself must pay.
-``bare + step`` is bare runc with the hook that stands for a real host's procfs, which spec and edited have too.
-A plain directory that was used before is what the vendor's figures were measured on: in an overlay each new file is
-dearer, and containers with GPUs have some forty of them.
-
-``PEER_RUNTIME=/path`` measures another shim in the same rounds.  Times move from machine to machine; the ratio to
-bare runc in the same run is the message.
+``PEER_DIR=DIR`` names a directory with the vendor's programs (see bench/vendor.py): without it nothing is said of them.
+``PROGRAMS=DIR`` measures ocigpu's programs as they are installed there.  Times move from machine to machine: ratios of
+one run are the message.
 """
 
 import argparse
@@ -23,166 +19,137 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
-from bench.containers import Bench, measure_containers, measure_crun, measure_memory, measure_pass_through
-from bench.hosts import (
-    ENTRIES,
-    GPUS,
-    count_entries,
-    make_host,
-    make_host_with_entries,
-    make_image,
-    own_mounts,
-    remove_mount,
-    write_generated_specification,
-)
-from bench.output import Output
+from bench.hosts import PYTHON, REPOSITORY, TINY, AbsentError, Bench, Size, own_mounts, remove_mount
+from bench.measure import Figures, Group, Sample, Take, find_figures, take_rounds
 from bench.profile import measure_profile
-from bench.reading import (
-    measure_cdi,
-    measure_discovery,
-    measure_generation,
-    python_and_packages,
-    write_large_specification,
-)
-from bench.targets import show_targets
-from bench.throughput import measure_throughput
+from bench.report import costs, replace_costs, show_group
+from bench.rows import GROUPS, MANY
 from ocigpu.core.errors import OcigpuError
+from ocigpu.system import libc
 
-SETTLED = 3
-"""Seconds after which what was made counts as unchanged: nothing is kept of what may change once more unseen."""
-
-
-def parts(bench: Bench, cdi_settings: Path) -> dict[str, Callable[[], None]]:
-    """Return all measurements by name, in order."""
-
-    def containers(gpus: int, plain: bool = False) -> Callable[[], None]:
-        return lambda: measure_containers(bench, gpus, cdi_settings, plain)
-
-    return {
-        **{f"container-{gpus}": containers(gpus) for gpus in (0, *GPUS)},
-        **{f"plain-{gpus}": containers(gpus, plain=True) for gpus in (0, 8)},
-        "pass-through": lambda: measure_pass_through(bench),
-        "discovery": lambda: measure_discovery(bench),
-        "generation": lambda: measure_generation(bench),
-        "cdi": lambda: measure_cdi(bench),
-        "memory": lambda: measure_memory(bench),
-        "throughput": lambda: measure_throughput(bench),
-        "profile": lambda: measure_profile(bench, cdi_settings),
-        "crun": lambda: measure_crun(bench),  # the last: it changes the mounts of cgroups
-    }
-
-
-NAMES = (*(f"container-{gpus}" for gpus in (0, *GPUS)), "plain-0", "plain-8", "pass-through", "discovery")
-NAMES += ("generation", "cdi", "memory", "throughput", "profile", "crun")
+ROUNDS = 60
+ROUNDS_OF_MANY = 3
 
 
 def main() -> int:
     """Run the measurements and print them."""
     parser = argparse.ArgumentParser(prog="bench", description=(__doc__ or "").split("\n\n", maxsplit=1)[0])
-    parser.add_argument("--rounds", type=int, default=30, help="paired runs of each (default 30)")
-    parser.add_argument("--only", metavar="NAME,...", default="", help=f"only these: {', '.join(NAMES)}")
-    parser.add_argument("--json", metavar="FILE", help="also write all figures to FILE, every sample among them")
-    parser.add_argument("--report", metavar="FILE", help="also write what is printed to FILE, in Markdown")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"paired runs of each row (default {ROUNDS})")
+    parser.add_argument("--only", metavar="TEXT", default="", help="only groups and rows whose names begin with this")
+    parser.add_argument("--list", action="store_true", help="print the names of all rows, and measure nothing")
+    parser.add_argument(
+        "--tiny", action="store_true", help="with little of everything: to try the rows, not to measure"
+    )
+    parser.add_argument("--profile", action="store_true", help="show where a start spends its time, and nothing else")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="also write all figures to FILE, every sample")
+    parser.add_argument("--write", action="store_true", help="write bench/RESULTS.md and the README's table")
     options = parser.parse_args()
+    if options.list:
+        print(*(row.name for group in (*GROUPS, *MANY) for row in group.rows), sep="\n")
+        return 0
     if os.geteuid() != 0:
         print("bench: needs root: it runs containers", file=sys.stderr)
         return 1
     if options.rounds < 1:
         parser.error("--rounds: at least 1")
-    only = tuple(filter(None, options.only.split(","))) or NAMES
-    if unknown := [name for name in only if name not in NAMES]:
-        parser.error(f"--only: {unknown[0]}: not one of {', '.join(NAMES)}")
-    runc, named_peer = shutil.which(os.environ.get("RUNC", "runc")), os.environ.get("PEER_RUNTIME", "")
+    if options.write and (options.only or options.tiny or options.profile):
+        parser.error("--write: only of a whole run")
+    runc, peer = shutil.which(os.environ.get("RUNC", "runc")), os.environ.get("PEER_DIR", "")
     if not runc:
         print("bench: runc not found (RUNC=/path names another)", file=sys.stderr)
         return 1
-    peer = shutil.which(named_peer) if named_peer else ""
-    if peer is None:
-        print(f"bench: PEER_RUNTIME={named_peer}: no such program", file=sys.stderr)
-        return 1
-    if "profile" in only and not shutil.which("strace"):
-        print("bench: strace not found: the profile needs it (--only leaves parts out)", file=sys.stderr)
-        return 1
-    report, figures = (Path(name).resolve() if name else None for name in (options.report, options.json))
-    try:
-        measure(runc, peer, options.rounds, only, report, figures)
-    except (RuntimeError, OSError, subprocess.CalledProcessError, OcigpuError) as error:
-        print(f"bench: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
+    own_mounts()
+    if shutil.which("crun") and os.path.ismount("/sys/fs/cgroup/unified"):  # crun refuses machines with both versions
+        libc.umount2("/sys/fs/cgroup/unified", libc.MNT_DETACH)
+    with tempfile.TemporaryDirectory(prefix="ocigpu-bench-") as name:
+        size = TINY if options.tiny else Size()
+        bench = Bench(Path(name), runc, size, Path(peer).resolve() if peer else None)
+        try:
+            if options.profile:
+                measure_profile(bench)
+            else:
+                measure(bench, options)
+        except (RuntimeError, OSError, subprocess.SubprocessError, OcigpuError) as error:
+            print(f"bench: {error}", file=sys.stderr)
+            return 1
+        except KeyboardInterrupt:
+            return 130
+        finally:
+            bench.out.clear()
+            for undo in reversed(bench.at_end):
+                undo()
+            for target in bench.work.glob("*/rootfs"):
+                remove_mount(target)
     return 0
 
 
-def measure(
-    runc: str, peer: str, rounds: int, only: tuple[str, ...], report: Path | None, figures: Path | None
-) -> None:
-    """Measure, print, and write report and figures to the files that are named."""
-    out = Output()
-    own_mounts()
-    with tempfile.TemporaryDirectory(prefix="ocigpu-bench-", ignore_cleanup_errors=False) as name:
-        work = Path(name)
-        bench = Bench(work, runc, peer, rounds, out, {"rounds": rounds, "time": time.strftime("%Y-%m-%d")}, {})
+def measure(bench: Bench, options: argparse.Namespace) -> None:
+    """Measure all rows, print them, and write what the options name."""
+    head = describe_machine(bench)
+    samples: dict[str, list[Sample]] = {}
+    figures: dict[str, Figures] = {}
+    absent: dict[str, str] = {}
+    # groups of many containers one by one, each on what the one before has left running
+    for groups in (GROUPS, *((group,) for group in MANY)):
+        takes = list(filter(None, (make_takes(bench, group, options.only, absent) for group in groups)))
+        if not takes:
+            continue
+        time.sleep(bench.size.settle)
+        warm, rounds = (
+            (bench.size.warm, options.rounds) if groups is GROUPS else (0, min(options.rounds, ROUNDS_OF_MANY))
+        )
+        samples |= take_rounds(takes, rounds, warm, bench.out)
+        for group in groups:
+            figures |= find_figures(group.rows, samples)
+    bench.out.say(f"Medians of {options.rounds} paired rounds; the rows are explained in bench/rows.py.")
+    for reason in sorted(set(absent.values())):
+        names = ", ".join(name for name, why in absent.items() if why == reason)
+        bench.out.say("", f"Not measured, {reason}: {names}.")
+    for group in (*GROUPS, *MANY):
+        if any(row.name in figures for row in group.rows):
+            show_group(bench.out, group, figures)
+    if options.json:
+        rows = {name: found._asdict() for name, found in figures.items()}
+        options.json.write_text(
+            json.dumps({"machine": head, "rows": rows, "absent": absent, "samples": samples}) + "\n"
+        )
+    if options.write:
+        told = f"Medians of {options.rounds} paired rounds, {'; '.join(head[:3])}. `make bench` measures yours."
+        table = costs(GROUPS, figures, told)
+        made = "Generated by `make bench WRITE=1`, with the README's table; do not edit."
+        lines = [made, "", "# What ocigpu costs", "", table, *(f"- {line}" for line in head), ""]
+        bench.out.write(REPOSITORY / "bench/RESULTS.md", lines)
+        replace_costs(REPOSITORY / "README.md", table)
+
+
+def make_takes(bench: Bench, group: Group, only: str, absent: dict[str, str]) -> dict[str, Take]:
+    """Return what runs the rows of a group once, without those that are not asked for or cannot be measured here."""
+    takes = {}
+    for row in group.rows:
+        if only and not row.name.startswith(only) and not group.title.startswith(only):
+            continue
         try:
-            head = describe_machine(runc)
-            cdi_settings = prepare(bench, only)
-            out.say(f"Medians of {rounds} paired runs; the rows are explained in bench/__main__.py.")
-            for part, run_part in parts(bench, cdi_settings).items():
-                if part in only:
-                    run_part()
-            show_targets(out, bench.results)
-        finally:
-            out.clear()
-            for target in work.glob("*/rootfs"):
-                remove_mount(target)
-    bench.results["machine"] = head
-    if figures:
-        figures.write_text(json.dumps({**bench.results, "samples": bench.samples}, indent=1) + "\n")
-    if report:
-        made = f"Generated by `make bench REPORT={os.path.relpath(report)}`; do not edit."
-        out.write(report, [made, "", "# What ocigpu costs", "", *(f"- {line}" for line in head), ""])
+            takes[row.name] = row.make(bench)
+        except AbsentError as error:
+            absent[row.name] = str(error)
+    return takes
 
 
-def prepare(bench: Bench, only: tuple[str, ...]) -> Path:
-    """Make the image, the hosts and the specifications; returns the settings of mode cdi."""
-    write_large_specification(bench.work / "large")
-    bench.out.progress("making an image")
-    make_image(bench.work / "image")
-    for count in GPUS:
-        bench.out.progress(f"making a simulated host with {count} GPUs")
-        make_host(bench.work, count)
-    if "discovery" in only:
-        sizes = []
-        for entries in ENTRIES:
-            bench.out.progress(f"making a simulated host with {entries} libraries")
-            sizes.append(make_host_with_entries(bench.work, entries))
-        bench.results["ldcache-sizes"] = sizes
-    cdi_settings = write_generated_specification(bench.work)
-    bench.results["image-libraries"] = count_entries(bench.work / "image")
-    time.sleep(SETTLED)
-    return cdi_settings
-
-
-def describe_machine(runc: str) -> list[str]:
+def describe_machine(bench: Bench) -> list[str]:
     """Return lines that describe this machine and the programs that are measured."""
     cpu = Path("/proc/cpuinfo").read_text()
     model = next((line.partition(":")[2].strip() for line in cpu.splitlines() if line.startswith("model name")), "?")
-    virtual = "virtual" if "hypervisor" in cpu else "not virtual, as far as it says"
     memory = int(Path("/proc/meminfo").read_text().split()[1]) / (1 << 20)
-    versions = [_first_line([runc, "--version"])]
-    if crun := shutil.which("crun"):
-        versions.append(_first_line([crun, "--version"]))
-    versions.append(_first_line([python_and_packages()[0], "-I", "-S", "--version"]))
-    commit = _first_line(["git", "rev-parse", "--short", "HEAD"])
+    versions = [_first_line([program, "--version"]) for program in (bench.runc, "crun", PYTHON)]
+    if bench.peer:
+        versions.append(_first_line([str(bench.peer / "nvidia-container-runtime"), "--version"]))
     return [
-        f"{time.strftime('%Y-%m-%d')}, commit {commit}",
-        f"{model}, {os.cpu_count()} CPUs, {memory:.1f} GiB, {virtual}",
-        f"{platform.system()} {platform.release()}, load {os.getloadavg()[0]:.1f} when it began",
+        f"{time.strftime('%Y-%m-%d')}, commit {_first_line(['git', 'rev-parse', '--short', 'HEAD'])}",
+        f"{model}, {os.cpu_count()} CPUs, {memory:.1f} GiB, {platform.system()} {platform.release()}",
         ", ".join(versions),
-        "simulated GPUs (H100); containers have unused overlays over a Debian-like image, where nothing else is said",
+        f"load {os.getloadavg()[0]:.1f} when it began; simulated GPUs (H100, without DRM nodes)",
     ]
 
 

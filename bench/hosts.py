@@ -1,37 +1,68 @@
-"""What is measured on: simulated hosts, an image like a real one, bundles of containers from that image."""
+"""What is measured on: simulated hosts, images, bundles, and the programs that run them; made when first asked for."""
 
 import json
 import os
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ocigpu.core.actions import Bind, Link, Node
-from ocigpu.gpus.nvidia.discover import read_host_facts
-from ocigpu.gpus.nvidia.plan import make_plan
-from ocigpu.gpus.nvidia.request import parse_request
+from bench.measure import life_cycle, run
+from bench.output import Output
+from ocigpu.core.settings import Settings
 from ocigpu.sim.create import create_host
 from ocigpu.system import libc
-from ocigpu.system.settings_file import read_settings
 
 REPOSITORY = Path(__file__).parent.parent
-SHIM = str(REPOSITORY / ".venv/bin/ocigpu-runtime")
-HOOK = str(REPOSITORY / ".venv/bin/ocigpu-hook")
-OCIGPU = str(REPOSITORY / ".venv/bin/ocigpu")
-GPUS = (1, 8, 64)
-"""Sizes of the simulated hosts."""
-MODES = ("hook", "spec")
-CDI_GPUS = 8
-"""Of the host whose containers are measured in mode cdi too."""
-ENTRIES = (40, 613, 2000)
-"""Entries of the loader's caches that discovery is measured with."""
-VARIABLES = {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
+PROGRAMS = os.environ.get("PROGRAMS") or str(REPOSITORY / ".venv/bin")
+SHIM, HOOK, OCIGPU = (f"{PROGRAMS}/{name}" for name in ("ocigpu-runtime", "ocigpu-hook", "ocigpu"))
+PYTHON = str(REPOSITORY / ".venv/bin/python")
+MODES = {
+    "hook": 'mode = "hook"',
+    "merge": 'mode = "hook"\nloader-cache = "merge"',
+    "spec": 'mode = "spec"',
+    "cdi": 'mode = "cdi"',
+}
+"""Settings by name: lines before those of a simulated host."""
+DEVICE = """\
+- name: "{0}"
+  containerEdits:
+    env: [DEVICE={0}]
+    deviceNodes: [{{path: /dev/null, permissions: rw}}]
+    mounts: [{{hostPath: /etc, containerPath: /opt/{0}, options: [ro, rbind]}}]
+"""
+ASKS = {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
 LIBRARIES = 100
 """Libraries of the image."""
 _LIBRARY_DIRECTORY = "usr/lib/x86_64-linux-gnu"
 _LARGE = 1 << 20
+
+
+class AbsentError(Exception):
+    """A row cannot be measured here, and why."""
+
+
+class Size(NamedTuple):
+    """How much of everything, from the least to the most.
+
+    ``entries``: of the loader's cache.  ``warm``: turns that do not count; ``settle``: seconds after which what was
+    made counts as unchanged: nothing is kept of what may change once more unseen.
+    """
+
+    gpus: tuple[int, int, int] = (1, 8, 64)
+    entries: tuple[int, int, int] = (40, 600, 2000)
+    devices: tuple[int, int, int] = (10, 100, 10_000)
+    creates: tuple[int, int, int] = (20, 50, 200)
+    running: tuple[int, int, int] = (100, 300, 1000)
+    megabytes: int = 300
+    warm: int = 2
+    settle: float = 3.0
+
+
+TINY = Size((2, 2, 2), (40, 60, 60), (2, 4, 4), (2, 2, 3), (2, 2, 3), 2, 0, 0.0)
+"""For tests: every row runs, and nothing is measured."""
 
 
 class Bundle(NamedTuple):
@@ -44,14 +75,14 @@ class Bundle(NamedTuple):
     directory: Path
     image: Path
     config: dict[str, Any]
-    plain: bool = False
+    plain: bool
 
-    def make_fresh(self, config: dict[str, Any] | None = None) -> None:
-        """Give the bundle an unused root file system and its unedited config.json, or ``config``: as engines do.
+    def make_fresh(self) -> None:
+        """Give the bundle an unused root file system and its unedited config.json, as engines do.
 
         A plain one only gets the image's loader cache again.
         """
-        (self.directory / "config.json").write_text(json.dumps(self.config if config is None else config))
+        (self.directory / "config.json").write_text(json.dumps(self.config))
         target = self.directory / "rootfs"
         if self.plain:
             if not target.exists():
@@ -71,6 +102,125 @@ class Bundle(NamedTuple):
 def remove_mount(target: Path) -> None:
     if target.is_mount():
         libc.umount2(str(target), libc.MNT_DETACH)
+
+
+class Bench:
+    """A directory to work in, the programs, and what has been made there."""
+
+    def __init__(self, work: Path, runc: str, size: Size, peer: Path | None = None) -> None:
+        self.work, self.runc, self.size, self.peer = work, runc, size, peer
+        self.out = Output()
+        self.state = work / "state"
+        self.at_end: list[Callable[[], object]] = []
+        """What takes away what was made outside of ``work``, the last first."""
+        self.crowd: list[Bundle] = []
+        self.running: list[str] = []
+        self.crun_needs: dict[str, str] | None = None
+        self._bundles = 0
+
+    @property
+    def usual(self) -> Path:
+        """The simulated host of most rows."""
+        return self.host(self.size.gpus[1])
+
+    def host(self, gpus: int, entries: int = 0) -> Path:
+        """Return a simulated host; ``entries``: of its loader's cache, about so many."""
+        host = self.work / f"host-{gpus}-{entries}"
+        if not host.exists():
+            self.out.progress(f"making a simulated host with {gpus} GPUs")
+            create_host(str(host), gpus, "h100", dri=False, compat32=not entries)
+            if entries:
+                add_entries(host, entries)
+        return host
+
+    def settings(self, mode: str, host: Path, runtime: str = "", specs: Path | None = None) -> dict[str, str]:
+        """Return the environment that makes our programs use a host in a mode: above that runtime, or our own choice.
+
+        ``specs``: directory of the CDI specifications, by default that of the host's generated one.
+        """
+        if mode == "merge" and "loader_cache" not in Settings._fields:
+            raise AbsentError("there is no setting loader-cache")
+        lines = [MODES[mode]]
+        if mode == "cdi":
+            specs = specs or self.specification(host)
+            lines.append(f'cdi.spec-dirs = ["{specs}"]')
+        if runtime:
+            lines.append(f'runtime.runtimes = ["{runtime}"]')
+        file = host / f"bench-{mode}-{os.path.basename(runtime)}-{specs.name if specs else ''}.toml"
+        if not file.exists():
+            file.write_text("\n".join((*lines, (host / "config.toml").read_text())))
+        return {**os.environ, "OCIGPU_CONFIG": str(file)}
+
+    def specification(self, host: Path) -> Path:
+        """Return a directory with the CDI specification of a host, as it is generated."""
+        directory = host.with_name(f"{host.name}-generated")
+        if not directory.exists():
+            directory.mkdir()
+            command = [OCIGPU, "cdi", "generate", "--quiet", "--config", str(host / "config.toml")]
+            command += ["--nvidia-cdi-hook-path", HOOK, "--output", str(directory / "nvidia.yaml")]
+            run(command, dict(os.environ))
+        return directory
+
+    def devices(self, count: int) -> Path:
+        """Return a directory with a specification of that many CDI devices, each a node, a variable and a mount."""
+        directory = self.work / f"devices-{count}"
+        if not directory.exists():
+            directory.mkdir()
+            with (directory / "large.yaml").open("w") as file:
+                file.write("cdiVersion: 0.6.0\nkind: nvidia.com/gpu\ncontainerEdits:\n  env: [COMMON=1]\ndevices:\n")
+                file.writelines(DEVICE.format(number) for number in range(count))
+        return directory
+
+    def image(self, megabytes: int = 0) -> Path:
+        """Return a root file system like Debian's, with files up to that size."""
+        image = self.work / f"image-{megabytes}"
+        if not image.exists():
+            self.out.progress("making an image")
+            make_image(image)
+            (image / "usr/share").mkdir()
+            for number in range(megabytes):
+                (image / f"usr/share/{number}").write_bytes(os.urandom(1 << 20))
+        return image
+
+    def bundle(self, asks: dict[str, str], megabytes: int = 0, plain: bool = True) -> Bundle:
+        """Return a new bundle whose process ends at once; ``asks``: its variables."""
+        self._bundles += 1
+        directory = self.work / f"bundle-{self._bundles}"
+        directory.mkdir()
+        subprocess.run([self.runc, "spec"], cwd=directory, check=True)
+        config: dict[str, Any] = json.loads((directory / "config.json").read_text())
+        config["process"].update(terminal=False, args=["/bin/true"])
+        config["process"].pop("rlimits", None)  # raising them needs a capability that machines for tests lack
+        config["process"]["env"] += [f"{name}={value}" for name, value in asks.items()]
+        config["root"]["readonly"] = False
+        bundle = Bundle(directory, self.image(megabytes), config, plain)
+        bundle.make_fresh()
+        return bundle
+
+    def crun(self) -> tuple[str, dict[str, str]]:
+        """Return crun, and the variables that it needs on this machine.
+
+        crun refuses machines that mount both versions of cgroups: version 2 is taken out of our own mounts, for good.
+        On machines whose root may not raise limits it needs a library that says so and goes on.
+        """
+        crun = shutil.which("crun")
+        if not crun:
+            raise AbsentError("crun is not installed")
+        if self.crun_needs is None:
+            preload = self.work / "memlock.so"
+            source = REPOSITORY / "tests/support/memlock.c"
+            subprocess.run(["gcc", "-O1", "-shared", "-fPIC", "-o", preload, source], check=True)
+            bundle = self.bundle({})
+            for needs in ({}, {"LD_PRELOAD": str(preload)}):
+                self.crun_needs = needs
+                try:
+                    life_cycle(crun, self.state, bundle.directory, {**os.environ, **needs})
+                    break
+                except RuntimeError as error:
+                    problem = str(error)
+            else:
+                raise AbsentError(f"crun does not work here: {problem}")
+        return crun, self.crun_needs
 
 
 def own_mounts() -> None:
@@ -122,38 +272,8 @@ def count_entries(root: Path) -> int:
     return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[0])
 
 
-def make_bundle(directory: Path, image: Path, runc: str, asks: bool, plain: bool = False) -> Bundle:
-    """Make a bundle whose process ends at once; ``asks``: for all GPUs of the host; ``plain``: see Bundle."""
-    directory.mkdir()
-    subprocess.run([runc, "spec"], cwd=directory, check=True)
-    config: dict[str, Any] = json.loads((directory / "config.json").read_text())
-    config["process"].update(terminal=False, args=["/bin/true"])
-    config["process"].pop("rlimits", None)  # raising them needs a capability that machines for tests lack
-    if asks:
-        config["process"]["env"] += [f"{name}={value}" for name, value in VARIABLES.items()]
-    config["root"]["readonly"] = False
-    bundle = Bundle(directory, image, config, plain)
-    bundle.make_fresh()
-    return bundle
-
-
-def make_host(work: Path, count: int) -> None:
-    """Make a simulated host, and settings of each mode for it: MODE.toml in its directory."""
-    host = work / f"host{count}"
-    create_host(str(host), gpus=count, model="h100")
-    text = (host / "config.toml").read_text()
-    for mode in MODES:
-        (host / f"{mode}.toml").write_text(f'mode = "{mode}"\n{text}')
-        (host / f"{mode}-alone.toml").write_text(f'mode = "{mode}"\nruntime.runtimes = ["/bin/true"]\n{text}')
-        crun = shutil.which("crun")
-        if crun:
-            (host / f"{mode}-crun.toml").write_text(f'mode = "{mode}"\nruntime.runtimes = ["{crun}"]\n{text}')
-
-
-def make_host_with_entries(work: Path, entries: int) -> int:
-    """Make a host of 8 GPUs whose loader's cache has about that many entries; returns how many it has."""
-    host = work / f"entries{entries}"
-    create_host(str(host), gpus=8, model="h100", compat32=entries > ENTRIES[0])
+def add_entries(host: Path, entries: int) -> None:
+    """Add libraries to a host until its loader's cache has that many entries."""
     have = count_entries(host)
     directory = next(path for path in (host / "usr/lib").glob("*-linux-gnu") if not path.name.startswith("i386"))
     model = directory / "libfiller0000.so.1"
@@ -176,46 +296,3 @@ def make_host_with_entries(work: Path, entries: int) -> int:
             (directory / name).write_bytes(code.replace(b"libfiller0000", name.encode()[:13]))
         subprocess.run([_ldconfig(), "-r", str(host), "-X", "-i"], check=True, capture_output=True)
         shutil.rmtree(host / "var/cache", ignore_errors=True)
-    return count_entries(host)
-
-
-def write_generated_specification(work: Path) -> Path:
-    """Write the specification of the host with 8 GPUs, and settings of mode cdi with its directory alone.
-
-    It gives all that the driver has; only what the hook would give for the capabilities of the other rows is left.
-    Returns the settings.
-    """
-    host, directory = work / f"host{CDI_GPUS}", work / "generated"
-    directory.mkdir()
-    text = (host / "config.toml").read_text()
-    settings = read_settings(str(host / "config.toml"))
-    env = [f"{name}={value}" for name, value in VARIABLES.items()]
-    plan = make_plan(read_host_facts(settings), parse_request({"process": {"env": env}}, settings), settings)
-    kept = {action.host_path for action in plan.actions if isinstance(action, Bind)}
-    nodes = {action.node.container_path for action in plan.actions if isinstance(action, Node)}
-    links = {action.container_path for action in plan.actions if isinstance(action, Link)}
-    command = [OCIGPU, "cdi", "generate", "--quiet", "--config", str(host / "config.toml"), "--json"]
-    command += ["--nvidia-cdi-hook-path", HOOK]
-    spec = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    for edits in (spec["containerEdits"], *(device["containerEdits"] for device in spec["devices"])):
-        edits["mounts"] = [mount for mount in edits.get("mounts", []) if mount["hostPath"] in kept]
-        edits["deviceNodes"] = [node for node in edits.get("deviceNodes", []) if node["path"] in nodes]
-        for hook in edits.get("hooks", []):
-            hook["args"] = _without_links(hook["args"], links)
-        for key in [key for key, value in edits.items() if not value]:
-            del edits[key]
-    (directory / "nvidia.json").write_text(json.dumps(spec, indent=1))
-    file = directory / "settings.toml"
-    file.write_text(f'mode = "cdi"\ncdi.spec-dirs = ["{directory}"]\n{text}')
-    return file
-
-
-def _without_links(words: list[str], kept: set[str]) -> list[str]:
-    """Leave out the options "--link TARGET::PATH" and "--device-link" of links that are not in ``kept``."""
-    result: list[str] = []
-    for word in words:
-        if "::" in word and result[-1] in ("--link", "--device-link") and word.rpartition("::")[2] not in kept:
-            result.pop()
-            continue
-        result.append(word)
-    return result

@@ -4,14 +4,13 @@ import json
 import os
 import re
 import subprocess
+import time
 from collections import Counter
 from pathlib import Path
 
-from bench.containers import Bench, settings_of
-from bench.hosts import CDI_GPUS, HOOK, MODES, SHIM, Bundle, make_bundle
+from bench.hosts import ASKS, HOOK, SHIM, Bench, Bundle
 from bench.measure import PREFIX, run
 from bench.output import milliseconds
-from bench.reading import python_and_packages
 from tests.support.trace import Program, life, trace
 
 _IMPORT = re.compile(r"import time: +(\d+) \| +\d+ \| +(\S+)")
@@ -20,15 +19,13 @@ LAST_WARM = 2
 """Lives before the one that is looked at: the caches are filled, and the stub knows what it may pass."""
 
 
-def measure_profile(bench: Bench, cdi_settings: Path) -> None:
+def measure_profile(bench: Bench) -> None:
     """Show the parts of a warm start, by mode."""
     bench.out.progress("profile")
-    image = bench.work / "image"
-    bundle = make_bundle(bench.work / "bundle-profile", image, bench.runc, asks=True)
-    idle = make_bundle(bench.work / "bundle-profile0", image, bench.runc, asks=False)
-    environments = {"no GPU": settings_of(bench, CDI_GPUS, "hook"), "hook": settings_of(bench, CDI_GPUS, "hook")}
-    environments["spec"] = settings_of(bench, CDI_GPUS, "spec")
-    environments["cdi"] = {**os.environ, "OCIGPU_CONFIG": str(cdi_settings)}
+    bundle, idle = bench.bundle(ASKS, plain=False), bench.bundle({}, plain=False)
+    environments = {"no GPU": bench.settings("hook", bench.usual)}
+    environments |= {mode: bench.settings(mode, bench.usual) for mode in ("hook", "spec", "cdi")}
+    time.sleep(bench.size.settle)
     lives: dict[str, list[Program]] = {}
     for mode, env in environments.items():
         bench.out.progress(f"profile: {mode}")
@@ -45,7 +42,7 @@ def measure_profile(bench: Bench, cdi_settings: Path) -> None:
 
 
 def _show_processes(bench: Bench, lives: dict[str, list[Program]]) -> None:
-    python, _ = python_and_packages()
+    python = python_of_stubs()
     empty = trace([python, "-I", "-S", "-c", "pass"])
     base = sum(len(program.opened) for program in empty)
     rows = []
@@ -54,7 +51,6 @@ def _show_processes(bench: Bench, lives: dict[str, list[Program]]) -> None:
         shim = next((program for program in programs if program.kind == "python"), None)
         opened = len(shim.opened) if shim else 0
         row = {kind: kinds[kind] for kind in ("shim", "hook", "grep", "python", "fork of python", "ldconfig")}
-        bench.results[f"processes-{mode}"] = {**row, "opened by the shim": opened}
         rows.append([mode, *map(str, row.values()), str(opened), str(max(opened - base, 0))])
     columns = [
         "",
@@ -82,12 +78,16 @@ def _show_calls(bench: Bench, lives: dict[str, list[Program]]) -> None:
                 rest += program.calls
             if rest:
                 parts[f"others, {mode}"] = rest
-    bench.results["calls"] = parts
     rows = []
     for name, calls in parts.items():
         words = ", ".join(f"{call} {count}" for call, count in calls.most_common(CALLS_SHOWN))
         rows.append(f"- {name}: {calls.total()} calls: {words}")
     bench.out.say("", "### system calls by process (interpreter and imports included)", "", *rows)
+
+
+def python_of_stubs() -> str:
+    """Return the interpreter that the stubs start."""
+    return next(word for word in Path(SHIM).read_text().split() if word.startswith("/") and "python" in word)
 
 
 def _program_of(stub: str) -> str:
@@ -99,14 +99,14 @@ def _program_of(stub: str) -> str:
 
 
 def _show_imports(bench: Bench, bundle: Bundle) -> None:
-    python, _ = python_and_packages()
+    python = python_of_stubs()
     interpreter = set(_import_times([python, "-X", "importtime", "-I", "-S", "-c", "pass"], {}))
     rows = []
-    for mode in MODES:
+    for mode in ("hook", "spec"):
         bundle.make_fresh()
         command = [python, "-X", "importtime", "-I", "-S", "-c", _program_of(SHIM), SHIM, "create", "--bundle"]
-        env = settings_of(bench, CDI_GPUS, f"{mode}-alone")
-        rows.append(_import_row(bench, f"shim, {mode}", [*command, str(bundle.directory), "x"], env, interpreter))
+        env = bench.settings(mode, bench.usual, "/bin/true")
+        rows.append(_import_row(f"shim, {mode}", [*command, str(bundle.directory), "x"], env, interpreter))
     bundle.make_fresh()
     name = f"{PREFIX}imports"
     base = [bench.runc, "--root", str(bench.state)]
@@ -115,8 +115,8 @@ def _show_imports(bench: Bench, bundle: Bundle) -> None:
         pid = json.loads(subprocess.check_output([*base, "state", name]))["pid"]
         state = json.dumps({"ociVersion": "1.0.2", "id": name, "pid": pid, "bundle": str(bundle.directory)})
         command = [python, "-X", "importtime", "-I", "-S", "-c", _program_of(HOOK), HOOK, "--config"]
-        command += [str(bench.work / f"host{CDI_GPUS}/hook.toml"), "prestart"]
-        rows.append(_import_row(bench, "hook, alone", command, dict(os.environ), interpreter, state))
+        command += [bench.settings("hook", bench.usual)["OCIGPU_CONFIG"], "prestart"]
+        rows.append(_import_row("hook, alone", command, dict(os.environ), interpreter, state))
     finally:
         run([*base, "delete", "--force", name], dict(os.environ))
     columns = ["ms", "interpreter", "standard library", "ours", "modules of ours"]
@@ -124,7 +124,7 @@ def _show_imports(bench: Bench, bundle: Bundle) -> None:
 
 
 def _import_row(
-    bench: Bench, name: str, command: list[str], env: dict[str, str], interpreter: set[str], stdin: str = ""
+    name: str, command: list[str], env: dict[str, str], interpreter: set[str], stdin: str = ""
 ) -> list[str]:
     times = _import_times(command, env, stdin)
     ours = {module: time for module, time in times.items() if module.partition(".")[0] == "ocigpu"}
@@ -133,7 +133,6 @@ def _import_row(
         sum(time for module, time in times.items() if module not in interpreter and module not in ours),
         sum(ours.values()),
     ]
-    bench.results[f"imports-{name}"] = times
     return [name, *(milliseconds(part) for part in parts), str(len(ours))]
 
 
