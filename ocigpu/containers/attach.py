@@ -163,7 +163,7 @@ def detach(live: Live, names: Sequence[str], force: bool = False) -> Changed:
     made = _made_for(live, now.started, devices, gone)
     nodes = [action.node for action in made if isinstance(action, Node)]
     names_of = {(node.major, node.minor): node.container_path for node in nodes}
-    held, unknown = find_holders(live.found, names_of)
+    held, unknown = find_holders([live.found], names_of)[live.found.state_file]
     if (held or unknown) and not force:
         raise OcigpuError("OCIGPU-CTR-7", f"container {live.found.name}: {describe_holders(held) or unknown[0]}")
     record = now.record._replace(
@@ -172,7 +172,7 @@ def detach(live: Live, names: Sequence[str], force: bool = False) -> Changed:
         numbers=tuple(number for number in now.record.numbers if number not in numbers),
     )
     take(live, change_grant(live, now.started, devices), numbers, record._replace(unsure=gone))
-    held, unknown = find_holders(live.found, names_of)
+    held, unknown = find_holders([live.found], names_of)[live.found.state_file]
     notes = [*unknown, *remove_inside(live.inside, made)]
     try:
         write_record(live.found, live.settings, show(live, now.started, devices, record))
@@ -274,7 +274,7 @@ def _listed(numbers: set[Number]) -> str:
 
 def allowed_now(live: Live, numbers: set[Number]) -> frozenset[Number]:
     """Return which of these devices the container's device cgroup allows; raises OcigpuError OCIGPU-CTR-4."""
-    allowed = read_allowed(live.found, numbers, read_cgroup(live.found))
+    (allowed,) = read_allowed([live.found], numbers, read_cgroup(live.found))
     if allowed.unknown:
         raise OcigpuError("OCIGPU-CTR-4", f"container {live.found.name}: {allowed.unknown}")
     return allowed.numbers

@@ -5,7 +5,8 @@ A container decides what its file systems are: looking at a file of one in user 
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from ocigpu.containers.believed import Container, process_of
@@ -29,6 +30,26 @@ def ask_child(look: Callable[[], Any], seconds: float = SECONDS) -> Any:
         raise TimeoutError("it took too long") from error
     except (ValueError, OverflowError) as error:
         raise OSError("the process that looked was killed") from error
+    return _result(answer)
+
+
+def ask_each(looks: Iterable[Callable[[], Any]]) -> list[Callable[[], Any]]:
+    """Return for each of ``looks`` what returns its result, or raises, as :func:`ask_child` does.
+
+    One child looks at all of them, one after another.  If that comes too late or is killed, each gets a child of its
+    own when it is called.
+    """
+    looks = list(looks)
+    try:
+        answers = ask_child(lambda: [_answer(look) for look in looks]) if len(looks) > 1 else None
+    except OSError:
+        answers = None
+    if answers is None:
+        return [partial(ask_child, look) for look in looks]
+    return [partial(_result, answer) for answer in answers]
+
+
+def _result(answer: dict[str, Any]) -> Any:
     if "found" in answer:
         return answer["found"]
     if "code" in answer:
@@ -58,15 +79,22 @@ def look_below(root: str, look: Callable[[int], Any]) -> Any:
     return ask_child(look_there)
 
 
-def look_into(container: Container, look: Callable[[int], Any]) -> tuple[Any, str]:
-    """Return what ``look`` finds with a descriptor of /proc/<pid> of a container's first process, as its directory.
+def look_into(containers: Sequence[Container], look: Callable[[int], Any]) -> list[tuple[Any, str]]:
+    """Return what ``look`` finds with a descriptor of /proc/<pid> of each container's first process, as its directory.
 
     None, and why nothing was found, for whatever goes wrong.
     """
-    try:
+
+    def look_there(container: Container) -> Any:
         with process_of(container) as proc_fd:
-            return ask_child(lambda: look(proc_fd)), ""
-    except OcigpuError as error:
-        return None, error.message
-    except OSError as error:
-        return None, f"its files cannot be looked at: {error.strerror or error}"
+            return look(proc_fd)
+
+    def result(ask: Callable[[], Any]) -> tuple[Any, str]:
+        try:
+            return ask(), ""
+        except OcigpuError as error:
+            return None, error.message
+        except OSError as error:
+            return None, f"its files cannot be looked at: {error.strerror or error}"
+
+    return [result(ask) for ask in ask_each(partial(look_there, container) for container in containers)]

@@ -182,7 +182,7 @@ def _shown(action: "Action") -> tuple[str, str]:
 
 def _look_at_steps(plan: Plan, container: Container) -> tuple[list[Step], list[str]]:
     """Return the steps with their states in the running container, and notes on what could not be looked at."""
-    allowed = read_allowed(container, [(rule.major, rule.minor) for rule in plan.device_rules()])
+    (allowed,) = read_allowed([container], [(rule.major, rule.minor) for rule in plan.device_rules()])
     notes = [allowed.unknown] if allowed.unknown else []
 
     def look(proc_fd: int) -> list[str]:
@@ -195,7 +195,7 @@ def _look_at_steps(plan: Plan, container: Container) -> tuple[list[Step], list[s
             for action in plan.actions
         ]
 
-    states, problem = look_into(container, look)
+    ((states, problem),) = look_into([container], look)
     if problem:
         return _plan_steps(plan, {}), [*notes, problem]
     now = dict(enumerate(states))

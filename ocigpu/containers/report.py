@@ -2,14 +2,15 @@
 
 import os
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from ocigpu.bundle.edit import PROC_DRIVER
 from ocigpu.containers.attached import AttachRecord, read_record
 from ocigpu.containers.believed import Container, read_config_of
-from ocigpu.containers.child import ask_child, look_into
-from ocigpu.containers.rules import Allowed, Number, listed_nodes, read_allowed, read_granted
+from ocigpu.containers.child import ask_each, look_into
+from ocigpu.containers.rules import Allowed, Granted, Number, listed_nodes, read_allowed, read_granted
 from ocigpu.core.config_json import CDI_DEVICES, DECLARED, OUR_HOOK, VENDOR_HOOKS, get_list, get_object, is_path
 from ocigpu.core.errors import OcigpuError, SpecError
 from ocigpu.core.facts import DeviceNode, HostFacts
@@ -147,39 +148,76 @@ def _is_our_program(path: str) -> bool:
 
 def make_reports(containers: Sequence[Container], facts: HostFacts, settings: Settings) -> list[Report]:
     """Return what each container has; nothing is opened or changed in it.  Needs root for containers of root."""
-    reports = [_make_report(container, facts, settings) for container in containers]
-    members = _find_members([report.container for report in reports if report.gpus and report.container.pid])
-    names = {(node.major, node.minor): name for node, name in host_nodes(facts).items()}
-    for place, report in enumerate(reports):
-        if report.container.state_file in members:
-            processes, notes = _find_holders(members[report.container.state_file], names)
-            reports[place] = report._replace(processes=processes, notes=(*report.notes, *notes))
-    return reports
+    nodes = host_nodes(facts)
+    numbers = [(node.major, node.minor) for node in nodes]
+    running = [container for container in containers if container.pid]
+    looks = dict(zip(running, look_into(running, partial(_look_for_nodes, list(nodes))), strict=True))
+    drafts = [_read(container, looks.get(container), nodes, facts, settings) for container in containers]
+    given = [draft.container for draft in drafts if draft.container.pid and (draft.inside or draft.narrow)]
+    allowed = dict(zip(given, read_allowed(given, numbers), strict=True))
+    reports = [_make_report(draft, allowed.get(draft.container, Allowed()), nodes, facts) for draft in drafts]
+    names = {(node.major, node.minor): name for node, name in nodes.items()}
+    held = find_holders([report.container for report in reports if report.gpus and report.container.pid], names)
+    return [
+        report._replace(processes=processes, notes=(*report.notes, *notes))
+        for report in reports
+        for processes, notes in (held.get(report.container.state_file, ((), ())),)
+    ]
 
 
-def _make_report(container: Container, facts: HostFacts, settings: Settings) -> Report:
+class _Draft(NamedTuple):
+    """What is known of a container before its cgroup is asked: ``inside``, paths of nodes that it has."""
+
+    container: Container
+    mode: str
+    granted: Granted
+    record: AttachRecord
+    detached: frozenset[Number]
+    inside: frozenset[str]
+    unanswered: Request
+    why_unanswered: list[str]
+    notes: list[str]
+
+    @property
+    def narrow(self) -> frozenset[Number]:
+        """The devices that it was given by number, or that were taken from it."""
+        granted = frozenset[Number]() if self.granted.everything else self.granted.numbers
+        return granted | frozenset(self.record.numbers) | self.detached
+
+
+def _read(
+    container: Container,
+    look: tuple[list[str] | None, str] | None,
+    nodes: dict[DeviceNode, str],
+    facts: HostFacts,
+    settings: Settings,
+) -> _Draft:
+    """Return what a container's files say; ``look``: paths of nodes in one that runs, or why they are not known."""
     notes: list[str] = []
     try:
         config = read_config_of(container).config
     except SpecError as error:
         config = {}
         notes.append(error.message)
-    nodes = host_nodes(facts)
-    numbers = [(node.major, node.minor) for node in nodes]
-    mode, granted = read_mode(config), read_granted(config, numbers)
+    granted = read_granted(config, [(node.major, node.minor) for node in nodes])
+    if look is None:  # it has ended: what it would get again
+        listed = listed_nodes(config)
+        inside, problem = [node.container_path for node in nodes if node.container_path in listed], ""
+    else:
+        inside, problem = look[0] or [], look[1]
+    notes += [problem] if problem else []
     record = read_record(container, settings) if container.pid else AttachRecord()
     detached = _numbers_of(facts, record.detached)
-    attached = frozenset(record.numbers)
-    inside = frozenset(_look_for_nodes(container, list(nodes), notes)) if container.pid else frozenset[str]()
-    if not container.pid:  # what it would get again
-        listed = listed_nodes(config)
-        inside = frozenset(node.container_path for node in nodes if node.container_path in listed)
-    narrow = (frozenset() if granted.everything else granted.numbers) | attached | detached
-    allowed = Allowed()
-    if container.pid and (inside or narrow):
-        allowed = read_allowed(container, numbers)
-        if allowed.unknown:
-            notes.append(allowed.unknown)
+    why: list[str] = []
+    request = read_unanswered(config, container.bundle, settings, why) if container.pid else Request()
+    return _Draft(container, read_mode(config), granted, record, detached, frozenset(inside), request, why, notes)
+
+
+def _make_report(draft: _Draft, allowed: Allowed, nodes: dict[DeviceNode, str], facts: HostFacts) -> Report:
+    container, mode, granted, record, detached, inside, unanswered, why_unanswered, notes = draft
+    narrow, attached = draft.narrow, frozenset(record.numbers)
+    if allowed.unknown:
+        notes.append(allowed.unknown)
     unknown = not container.pid or bool(allowed.unknown)
     devices = {
         number: Device(
@@ -190,7 +228,8 @@ def _make_report(container: Container, facts: HostFacts, settings: Settings) -> 
             node.container_path in inside,
             None if unknown else number in allowed.numbers,
         )
-        for number, (node, name) in zip(numbers, nodes.items(), strict=True)
+        for node, name in nodes.items()
+        for number in ((node.major, node.minor),)
     }
     had = {number: device for number, device in devices.items() if device.inside or number in narrow}
     hooked = mode in ("hook", "vendor") or not granted.has_rules  # hooks change cgroups without a word in config.json
@@ -205,7 +244,6 @@ def _make_report(container: Container, facts: HostFacts, settings: Settings) -> 
         if device.allowed and not device.granted and (number in detached or not (hooked or granted.everything))
     )
     gpus = tuple(_gpu_states(facts, had, lost, detached))
-    request = Request() if gpus or not container.pid else read_unanswered(config, container.bundle, settings, notes)
     return Report(
         container=container,
         mode=mode,
@@ -216,8 +254,8 @@ def _make_report(container: Container, facts: HostFacts, settings: Settings) -> 
         beyond=beyond,
         attached=record.attached,
         detached=record.detached,
-        notes=tuple(notes),
-        unanswered=request.source,
+        notes=(*notes, *(() if gpus else why_unanswered)),
+        unanswered="" if gpus else unanswered.source,
     )
 
 
@@ -288,39 +326,37 @@ def _state(devices: Sequence[Device], lost: tuple[str, ...], detached: frozenset
     return "ok" if all(device.inside for device in devices) else "no node"
 
 
-def _look_for_nodes(container: Container, nodes: Sequence[DeviceNode], notes: list[str]) -> list[str]:
+def _look_for_nodes(nodes: Sequence[DeviceNode], proc_fd: int) -> list[str]:
     """Return the container paths at which it has these nodes: below its root as its first process sees it."""
-
-    def look(proc_fd: int) -> list[str]:
-        root_fd = os.open("root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc_fd)
+    root_fd = os.open("root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc_fd)
+    try:
         found = ((node, read_device(root_fd, node.container_path)) for node in nodes)
         return [
             node.container_path
             for node, present in found
             if present is not None and (present.major, present.minor) == (node.major, node.minor)
         ]
-
-    found, problem = look_into(container, look)
-    if problem:
-        notes.append(problem)
-    return found or []
+    finally:
+        os.close(root_fd)
 
 
 # processes
 
 
-def _find_members(containers: Sequence[Container]) -> dict[str, list[int]]:
+def _find_members(containers: Sequence[Container]) -> dict[str, set[int]]:
     """Return the processes of containers by their state files: those in its cgroups, else in its pid namespace."""
-    ours = _place(os.getpid())
-    places = {container.state_file: _place(container.pid) for container in containers}
-    members: dict[str, list[int]] = {container.state_file: [container.pid] for container in containers}
-    for name in os.listdir("/proc") if containers else ():
-        place = _place(int(name)) if name.isdigit() else None
-        if place is None or ours is None:
-            continue
-        for state_file, own in places.items():
-            if own is not None and int(name) not in members[state_file] and _is_member(place, own, ours):
-                members[state_file].append(int(name))
+    members = {container.state_file: {container.pid} for container in containers}
+    ours = _place(os.getpid()) if containers else None
+    if ours is None:
+        return members
+    owners: dict[tuple[int, str | int], list[str]] = {}
+    for container in containers:
+        if (place := _place(container.pid)) is not None:
+            owners.setdefault(_sign(place, ours), []).append(container.state_file)
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        for sign in _signs(_place(int(name))):
+            for state_file in owners.get(sign, ()):
+                members[state_file].add(int(name))
     return members
 
 
@@ -332,24 +368,43 @@ def _place(pid: int) -> tuple[ProcCgroup, int] | None:
         return None
 
 
-def _is_member(place: tuple[ProcCgroup, int], container: tuple[ProcCgroup, int], ours: tuple[ProcCgroup, int]) -> bool:
-    for path, top, own in zip(place[0], container[0], ours[0], strict=True):
-        if top not in (None, "/", own):
-            return path is not None and f"{path}/".startswith(f"{top}/")
-    return container[1] not in (ours[1], 0) and place[1] == container[1]
+def _sign(place: tuple[ProcCgroup, int], ours: tuple[ProcCgroup, int]) -> tuple[int, str | int]:
+    """Return what only a container's processes have: a cgroup, by its hierarchy, or a pid namespace; (0, 0) if none."""
+    for hierarchy, (path, own) in enumerate(zip(place[0], ours[0], strict=True)):
+        if path not in (None, "/", own):
+            return hierarchy, path or ""
+    return (-1, place[1]) if place[1] != ours[1] else (0, 0)
 
 
-def find_holders(container: Container, names: dict[Number, str]) -> tuple[tuple[Process, ...], tuple[str, ...]]:
-    """Return the processes of a running container that have one of these devices open, and notes."""
-    return _find_holders(_find_members([container])[container.state_file], names)
+def _signs(place: tuple[ProcCgroup, int] | None) -> Iterator[tuple[int, str | int]]:
+    """Yield everything by which a process may be a container's: its cgroups with all above them, its pid namespace."""
+    if place is not None:
+        yield -1, place[1]
+        for hierarchy, path in enumerate(place[0]):
+            parts = (path or "").split("/")
+            yield from ((hierarchy, "/".join(parts[:end])) for end in range(2, len(parts) + 1))
 
 
-def _find_holders(pids: Sequence[int], names: dict[Number, str]) -> tuple[tuple[Process, ...], tuple[str, ...]]:
+Holders = tuple[tuple[Process, ...], tuple[str, ...]]
+"""Processes that have devices open, and notes."""
+
+
+def find_holders(containers: Sequence[Container], names: dict[Number, str]) -> dict[str, Holders]:
+    """Return, by state file, which processes of running containers have one of these devices open."""
+    members = _find_members(containers)
+    asks = ask_each(partial(_look_for_holders, sorted(pids), names) for pids in members.values())
+    return {state_file: _holders(ask) for state_file, ask in zip(members, asks, strict=True)}
+
+
+def _holders(ask: Callable[[], Any]) -> Holders:
     try:
-        found = ask_child(lambda: [holder for pid in sorted(pids) if (holder := _holder(pid, names))])
+        return tuple(Process(pid, command, tuple(devices)) for pid, command, devices in ask()), ()
     except OSError as error:
         return (), (f"its processes cannot be looked at: {error.strerror or error}",)
-    return tuple(Process(pid, command, tuple(devices)) for pid, command, devices in found), ()
+
+
+def _look_for_holders(pids: Sequence[int], names: dict[Number, str]) -> list[tuple[int, str, list[str]]]:
+    return [holder for pid in pids if (holder := _holder(pid, names))]
 
 
 def _holder(pid: int, names: dict[Number, str]) -> tuple[int, str, list[str]] | None:

@@ -11,10 +11,11 @@ import signal
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 from ocigpu.containers.believed import Container, process_of
-from ocigpu.containers.child import ask_child
+from ocigpu.containers.child import ask_each
 from ocigpu.core.actions import AllowDevice
 from ocigpu.core.config_json import get_list, get_object, get_rules
 from ocigpu.core.errors import ApplyError, OcigpuError, SpecError
@@ -61,28 +62,53 @@ class Granted(NamedTuple):
     has_rules: bool
 
 
-def read_allowed(container: Container, numbers: Iterable[Number], recorded: str = "") -> Allowed:
-    """Return which of these character devices the container's device cgroup allows now; none are opened.
+def read_allowed(containers: Sequence[Container], numbers: Iterable[Number], recorded: str = "") -> list[Allowed]:
+    """Return which of these character devices each container's device cgroup allows now; none are opened.
 
     ``recorded``: as for :func:`cgroup_directories`.
     Needs root of the initial user namespace and Linux 5.2.  A child of ours is in the container's cgroups for a moment
     (of cgroup v1 only in the one for devices); nothing else is changed.
     """
+    trial = _Trial(sorted(set(numbers)))
+    found: dict[int, Allowed] = {}
+    # a child goes from cgroup to cgroup of the same hierarchies: it never stays in one of another container
+    asked: dict[tuple[str, ...], dict[int, Callable[[], Any]]] = {}
+    for place, container in enumerate(containers):
+        try:
+            directories = _directories_to_ask(container, recorded)
+        except OcigpuError as error:
+            found[place] = Allowed(unknown=error.message)
+        except OSError as error:
+            found[place] = _unasked(error)
+        else:
+            hierarchies = asked.setdefault(tuple(mount.mountpoint for mount, _ in directories), {})
+            hierarchies[place] = partial(trial.try_in, [path for _, path in directories])
+    for looks in asked.values():
+        found |= zip(looks, map(_allowed, ask_each(looks.values())), strict=True)
+    return [found[place] for place in range(len(containers))]
+
+
+def _directories_to_ask(container: Container, recorded: str) -> list[tuple[CgroupMount, str]]:
+    """Return the cgroups in which a container's devices can be tried; raises OcigpuError, OSError."""
     if not container.pid:
-        return Allowed(unknown="the container does not run")
-    wanted = sorted(set(numbers))
+        raise OcigpuError("OCIGPU-CTR-3", "the container does not run")
+    with process_of(container) as proc_fd:
+        directories = cgroup_directories(proc_fd, recorded)
+    if container.status == "paused" and any(mount.version == 2 for mount, _ in directories):
+        raise OcigpuError("OCIGPU-CTR-4", "the container is paused: a process in its cgroup would be, too")
+    return directories
+
+
+def _allowed(ask: Callable[[], Any]) -> Allowed:
     try:
-        with process_of(container) as proc_fd:
-            directories = cgroup_directories(proc_fd, recorded)
-            if container.status == "paused" and any(mount.version == 2 for mount, _ in directories):
-                return Allowed(unknown="the container is paused: a process in its cgroup would be, too")
-            found = ask_child(lambda: _try_in_cgroups([path for _, path in directories], wanted))
-    except OcigpuError as error:
-        return Allowed(unknown=error.message)
+        return Allowed(frozenset((major, minor) for major, minor in ask()))
     except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        return Allowed(unknown=f"its device cgroup cannot be asked: {where}{error.strerror or error}")
-    return Allowed(frozenset((major, minor) for major, minor in found))
+        return _unasked(error)
+
+
+def _unasked(error: OSError) -> Allowed:
+    where = f"{error.filename}: " if error.filename else ""
+    return Allowed(unknown=f"its device cgroup cannot be asked: {where}{error.strerror or error}")
 
 
 def read_granted(config: dict[str, Any], numbers: Iterable[Number]) -> Granted:
@@ -155,21 +181,28 @@ def join_cgroups(directories: Sequence[str]) -> None:
             file.write(b"0")
 
 
-def _try_in_cgroups(directories: Sequence[str], numbers: Sequence[Number]) -> list[Number]:
-    """Return the devices that processes of these cgroups may open; for a child that ends with this.
+class _Trial:
+    """What a child tries in cgroups, one after another, and ends with.
 
     The nodes are made before, where everything is allowed, in a file system that nobody else sees.
     """
-    fs_fd = libc.fsopen("tmpfs")
-    libc.fsconfig_create(fs_fd)
-    nodes_fd = libc.fsmount(fs_fd, 0)
-    names = [f"{major}:{minor}" for major, minor in numbers]
-    for name, number in zip(names, numbers, strict=True):
-        os.mknod(name, stat.S_IFCHR | 0o666, os.makedev(*number), dir_fd=nodes_fd)
-    join_cgroups(directories)
-    # no more than this in there: what a process needs of memory is charged to its cgroup
-    answers = [os.access(name, os.R_OK | os.W_OK, dir_fd=nodes_fd) for name in names]
-    return [number for number, answer in zip(numbers, answers, strict=True) if answer]
+
+    def __init__(self, numbers: Sequence[Number]) -> None:
+        self._numbers = {f"{major}:{minor}": (major, minor) for major, minor in numbers}
+        self._nodes_fd = -1
+
+    def try_in(self, directories: Sequence[str]) -> list[Number]:
+        """Return the devices that processes of these cgroups may open."""
+        if self._nodes_fd < 0:
+            fs_fd = libc.fsopen("tmpfs")
+            libc.fsconfig_create(fs_fd)
+            self._nodes_fd = libc.fsmount(fs_fd, 0)
+            for name, number in self._numbers.items():
+                os.mknod(name, stat.S_IFCHR | 0o666, os.makedev(*number), dir_fd=self._nodes_fd)
+        join_cgroups(directories)
+        # no more than this in there: what a process needs of memory is charged to its cgroup
+        answers = [os.access(name, os.R_OK | os.W_OK, dir_fd=self._nodes_fd) for name in self._numbers]
+        return [number for number, answer in zip(self._numbers.values(), answers, strict=True) if answer]
 
 
 # changes

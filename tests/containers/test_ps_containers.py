@@ -250,7 +250,7 @@ def test_what_a_cgroup_allows_is_told_for_any_number(
     for low_level, cgroup in VIEWS:
         set_cgroup(bundle, f"{bundle.parent.parent.name}-{low_level}-{cgroup}")
         with container(bundle, runtime_environment, low_level, cgroup) as made:
-            allowed = read_allowed(made.found(), numbers)
+            (allowed,) = read_allowed([made.found()], numbers)
             assert (allowed.numbers, allowed.unknown) == ({(1, 3)}, "")
     config = json.loads((bundle / "config.json").read_text())
     assert read_granted(config, numbers) == (frozenset({(1, 3)}), False, True)
@@ -265,7 +265,7 @@ def test_processes_that_hold_a_device_are_found_by_what_their_descriptors_are(
     with container(bundle, runtime_environment, "runc", "v1") as made:
         commands = {}
         while len(commands) < 2:
-            (held, notes) = find_holders(made.found(), {(1, 8): "GPU 0", (1, 5): "GPU 1"})
+            ((held, notes),) = find_holders([made.found()], {(1, 8): "GPU 0", (1, 5): "GPU 1"}).values()
             assert notes == ()
             commands = {
                 tuple(sorted(process.devices)): Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0")[1:2]
