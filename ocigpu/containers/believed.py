@@ -257,6 +257,21 @@ def read_config(own: OwnState, state_file: str, dir_fd: int) -> Document:
     return document._replace(config=config)
 
 
+def read_shown(own: OwnState, state: dict[str, Any], state_file: str, dir_fd: int) -> dict[str, Any]:
+    """Return annotations and mounts of a container as in a config.json: they tell its engine and its name.
+
+    runc has both in its state, as they were when it was created; crun in its copy of config.json.
+    """
+    if own.labels is not None:
+        pairs = [label.partition("=") for label in own.labels if isinstance(label, str)]
+        mounts = get_list(get_object(state, "config"), "mounts")
+        return {"annotations": {name: value for name, _, value in pairs}, "mounts": mounts}
+    try:
+        return read_config(own, state_file, dir_fd).config
+    except SpecError:  # it may be gone already, and only a name to show is lost
+        return {}
+
+
 def _another(path: str, what: str) -> SpecError:
     hint = "It was changed after the start, or another one has its place."
     return SpecError("OCIGPU-SPEC-1", f"read {path}: the container was started with {what} than it says", hint)

@@ -116,10 +116,7 @@ def _read_container(directory: str, mounts: list[CgroupMount]) -> Container | No
         status = "stopped"
         if pid:
             status = "created" if _is_waiting(dir_fd) else "paused" if _is_frozen(pid, mounts) else "running"
-        try:
-            config = believed.read_config(own, path, dir_fd).config
-        except SpecError:  # it may be gone already, and only a name to show is lost
-            config = {}
+        config = believed.read_shown(own, state, path, dir_fd)
     identity = os.path.basename(directory)
     engine = find_engine(own.bundle, read_annotations(config))
     name = find_name(engine, identity, pid, own.bundle, config)

@@ -177,16 +177,29 @@ def read_now(live: Live) -> Now:
     return now if record == AttachRecord() else now._replace(grant=change_grant(live, started, now.devices))
 
 
-def _started_with(live: Live) -> Grant:
-    """Return what a container was started with; raises OcigpuError for a request that this host cannot grant."""
-    config, facts = live.config, live.facts
-    rules = list(live.rules)
+def given_nodes(config: dict[str, Any], facts: HostFacts) -> dict[str, DeviceNode]:
+    """Return the nodes of the host's driver that a configuration lists or mounts, by their path in the container."""
     known = host_nodes(facts)
     listed = listed_nodes(config).items()
     nodes = {path: known[number][1]._replace(container_path=path) for path, number in listed if number in known}
     by_source = {node.host_path: node for _, node in known.values() if node.host_path}
     bound = _mounted(config, by_source)
-    nodes.update({path: by_source[source]._replace(container_path=path) for source, path in bound.items()})
+    return nodes | {path: by_source[source]._replace(container_path=path) for source, path in bound.items()}
+
+
+def may_have_devices(found: Container, config: dict[str, Any], settings: Settings, facts: HostFacts) -> bool:
+    """Tell whether a container was given a device: by its configuration, perhaps by a GPU hook, or after its start.
+
+    For all others there is no need to open them.
+    """
+    return has_gpu_hook(config) or read_record(found, settings) != AttachRecord() or bool(given_nodes(config, facts))
+
+
+def _started_with(live: Live) -> Grant:
+    """Return what a container was started with; raises OcigpuError for a request that this host cannot grant."""
+    config, facts = live.config, live.facts
+    rules = list(live.rules)
+    nodes = given_nodes(config, facts)
     libraries = _mounted(config, [library.host_path for library in facts.libraries])
     by = "its config.json" if nodes else "nothing"
     if has_gpu_hook(config):

@@ -5,21 +5,23 @@ Lost are device rules that an update by the runtime or systemd's daemon-reload h
 is given that was not granted before; a GPU that was detached and came back by such an update is taken away again.
 """
 
+import functools
 import os
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from ocigpu.bundle.edit import has_gpu_hook
 from ocigpu.containers.attach import allowed_now, give, settle, take, view_of
-from ocigpu.containers.attached import AttachRecord, prune_records
-from ocigpu.containers.believed import Container, process_of, read_cgroup
+from ocigpu.containers.attached import AttachRecord, prune_records, read_record
+from ocigpu.containers.believed import Container, process_of, read_cgroup, read_config_of
 from ocigpu.containers.find import Places, find_containers
 from ocigpu.containers.inside import look_inside
-from ocigpu.containers.live import Live, open_live, plan_for, read_now
+from ocigpu.containers.live import Live, may_have_devices, open_live, plan_for, read_now
 from ocigpu.containers.rules import Number
 from ocigpu.core.actions import Node
 from ocigpu.core.errors import OcigpuError
 from ocigpu.core.settings import Settings
+from ocigpu.gpus.cached import read_facts
 from ocigpu.gpus.nvidia.views import PROC_DRIVER
 from ocigpu.provision.cgroups import open_device_cgroup
 from ocigpu.system import bpf
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from ocigpu.core.actions import Action
 
 
+NOTHING = "nothing"
+"""Stamp of a container that has no device: there is nothing to compare."""
 RETRY = 60.0
 """Seconds until a container that could not be looked at is tried again: it must not delay the others."""
 
@@ -108,6 +112,8 @@ class GrantKeeper:
         self._places = places
         self._settings = settings
         self._log = log
+        self._facts = functools.cache(lambda: read_facts(settings))
+        """The facts of this round: read once, and only when they are needed."""
         self._seen: dict[tuple[str, int, int], str] = {}
         self._again: dict[tuple[str, int, int], float] = {}
 
@@ -119,10 +125,14 @@ class GrantKeeper:
             self._seen = {key: stamp for key, stamp in self._seen.items() if key in keys}
             self._again = {key: due for key, due in self._again.items() if key in keys}
             prune_records(self._settings)
+        self._facts.cache_clear()
         for key, container in keys.items():
             if time.monotonic() < self._again.get(key, 0.0):
                 continue
             try:
+                if self._has_nothing(container, self._seen.get(key)):
+                    self._seen[key] = NOTHING
+                    continue
                 stamp = read_stamp(container)
                 # what was repaired is looked at once more: it may have changed again before its new stamp is read
                 if stamp != self._seen.get(key) and not self._repair(container):
@@ -131,11 +141,16 @@ class GrantKeeper:
                 self._again[key] = time.monotonic() + RETRY
                 self._log.once(container.id, "error", f"repair {container.name}: {error}", container=container.id)
 
+    def _has_nothing(self, container: Container, seen: str | None) -> bool:
+        """Tell whether a container has no device that it could lose; ``seen``: its stamp of the round before."""
+        if seen is None:
+            config = read_config_of(container).config
+            return not may_have_devices(container, config, self._settings, self._facts())
+        return seen == NOTHING and read_record(container, self._settings) == AttachRecord()
+
     def _repair(self, container: Container) -> bool:
         """Repair a container; returns whether it had lost anything."""
-        from ocigpu.gpus.cached import read_facts
-
-        with open_live(container, self._settings, read_facts(self._settings)) as live:
+        with open_live(container, self._settings, self._facts()) as live:
             repaired = repair(live)
         if repaired.lost:
             text = f"repaired {container.name}: it had lost {', '.join(repaired.lost)}"

@@ -9,8 +9,8 @@ from ocigpu.containers.asked import describe_users, find_users
 from ocigpu.containers.believed import Container, read_config_of
 from ocigpu.containers.child import ask_child
 from ocigpu.containers.find import open_root
-from ocigpu.containers.live import open_live
-from ocigpu.containers.repair import repair
+from ocigpu.containers.live import may_have_devices, open_live
+from ocigpu.containers.repair import Repaired, repair
 from ocigpu.containers.report import read_mode, read_unanswered
 from ocigpu.core.config_json import get_list, get_object
 from ocigpu.core.errors import OcigpuError, printable
@@ -47,13 +47,15 @@ def _ask(containers: Sequence[Container], settings: Settings) -> list[Loss]:
     for container in containers:
         name = printable(container.name, 200)
         try:
-            with open_live(container, settings, facts) as live:
-                repaired = repair(live, dry_run=True)
-                request = Request()
-                if not repaired.devices and not repaired.lost and not has_gpu_hook(live.config):
-                    request = read_unanswered(live.config, container.bundle, settings, [])
-                asked = "" if request.selection == "all" else printable(request.source, 300)
-                rows.append(Loss(name, [printable(text, 300) for text in repaired.lost], asked))
+            config = read_config_of(container).config
+            repaired, request = Repaired(), Request()
+            if may_have_devices(container, config, settings, facts):
+                with open_live(container, settings, facts) as live:
+                    repaired = repair(live, dry_run=True)
+            if not repaired.devices and not repaired.lost and not has_gpu_hook(config):
+                request = read_unanswered(config, container.bundle, settings, [])
+            asked = "" if request.selection == "all" else printable(request.source, 300)
+            rows.append(Loss(name, [printable(text, 300) for text in repaired.lost], asked))
         except OcigpuError as failure:
             rows.append(Loss(name, problem=printable(failure.message, 300)))
     return rows

@@ -216,25 +216,26 @@ def lock(fd: int, seconds: float | None = None, shared: bool = False, pause: flo
             return True
 
 
-def _trusted_owners() -> tuple[int, ...]:
-    """Return root, the caller, and in a user namespace the id that stands for everybody outside it.
+def _is_trusted(uid: int) -> bool:
+    """Tell whether this is root, the caller, or in a user namespace the id that stands for everybody outside it.
 
     There the host's root shows as the overflow id (user_namespaces(7)); so does every other unmapped user, which is
     why the mode must refuse writing to group and others.
     """
-    owners = (0, os.geteuid())
+    if uid in (0, os.geteuid()):
+        return True
     if in_initial_user_namespace():
-        return owners
+        return False
     with open("/proc/sys/kernel/overflowuid", encoding="ascii") as file:
-        return (*owners, int(file.read()))
+        return uid == int(file.read())
 
 
 def why_untrusted(uid: int, mode: int) -> str:
     """Return why a file of this owner and mode must not decide what root does; "" when only root or we may write it.
 
-    In a user namespace the host's root is known as far as :func:`_trusted_owners` says.
+    In a user namespace the host's root is known as far as :func:`_is_trusted` says.
     """
-    if uid in _trusted_owners() and not mode & 0o022:
+    if not mode & 0o022 and _is_trusted(uid):
         return ""
     return f"owner {uid}, mode {stat.S_IMODE(mode):04o}: others may write"
 
@@ -244,17 +245,16 @@ def why_replaceable(path: str) -> str:
 
     By its directory, or by a link; directories further up are their owners' affair.  Raises OSError.
     """
-    owners = _trusted_owners()
     paths = [os.path.abspath(path)]
     status = os.lstat(path)
     if stat.S_ISLNK(status.st_mode):
-        if status.st_uid not in owners:
+        if not _is_trusted(status.st_uid):
             return f"a link of user {status.st_uid}"
         paths.append(os.path.realpath(path))
     for directory in map(os.path.dirname, paths):
         status = os.stat(directory)
         mode = stat.S_IMODE(status.st_mode)
         # where the sticky bit is set, others may add files but not replace ours: inode(7)
-        if status.st_uid not in owners or (mode & 0o022 and not mode & stat.S_ISVTX):
+        if not _is_trusted(status.st_uid) or (mode & 0o022 and not mode & stat.S_ISVTX):
             return f"directory {directory}: owner {status.st_uid}, mode {mode:04o}: others may replace files"
     return ""

@@ -270,21 +270,28 @@ ANNOTATED = {
         "default/pod/main",
     ),
     "Podman that keeps no name": ({"io.container.manager": "libpod"}, "podman", "x"),
-    "annotations of other types": ({"nerdctl/name": ["web"], "io.container.manager": 1}, "", "x"),
 }
 
 
 @pytest.mark.parametrize(("annotations", "engine", "name"), ANNOTATED.values(), ids=ANNOTATED.keys())
-def test_engine_and_name_are_told_by_the_bundle(
+def test_engine_and_name_are_told_by_what_the_runtime_keeps(
     tmp_path: Path, annotations: dict[str, Any], engine: str, name: str
 ) -> None:
-    bundle = tmp_path / "bundle"
-    bundle.mkdir()
-    config = {"annotations": annotations, "root": {"path": "/nowhere/rootfs"}}
-    (bundle / "config.json").write_text(json.dumps(config))
-    write_state(tmp_path / "states", "x", runc_state(bundle=str(bundle), annotations=annotations))
-    (found,) = find_containers(Places((str(tmp_path / "states"),)))[0]
-    assert (found.engine, found.name) == (engine, name)
+    write_state(tmp_path / "runc", "x", runc_state(annotations=annotations))
+    write_state(tmp_path / "crun", "x", crun_state(), "status")
+    config = {"annotations": annotations, "root": {"path": "rootfs"}}
+    (tmp_path / "crun/x/config.json").write_text(json.dumps(config))
+    for runtime in ("runc", "crun"):
+        (found,) = find_containers(Places((str(tmp_path / runtime),)))[0]
+        assert (found.engine, found.name) == (engine, name)
+
+
+def test_annotations_of_other_types_tell_no_name(tmp_path: Path) -> None:
+    write_state(tmp_path, "x", crun_state(), "status")
+    config = {"annotations": {"nerdctl/name": ["web"], "io.container.manager": 1}, "root": {"path": "rootfs"}}
+    (tmp_path / "x/config.json").write_text(json.dumps(config))
+    (found,) = find_containers(Places((str(tmp_path),)))[0]
+    assert (found.engine, found.name) == ("", "x")
 
 
 @pytest.mark.parametrize(
