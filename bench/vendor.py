@@ -13,6 +13,8 @@ from bench.measure import run
 from ocigpu.system import libc
 
 CONFIG = """\
+[features]
+allow-cuda-compat-libs-from-container = true
 [nvidia-container-cli]
 root = "{host}"
 path = "{peer}/nvidia-container-cli"
@@ -21,6 +23,8 @@ load-kmods = false
 [nvidia-container-runtime]
 mode = "{mode}"
 runtimes = ["{runtime}"]
+[nvidia-container-runtime.modes.legacy]
+cuda-compat-mode = ""
 [nvidia-container-runtime.modes.cdi]
 spec-dirs = ["{specs}"]
 [nvidia-container-runtime-hook]
@@ -28,6 +32,7 @@ path = "{peer}/nvidia-container-runtime-hook"
 [nvidia-ctk]
 path = "{peer}/nvidia-ctk"
 """
+"""What is said of CUDA's compatibility libraries keeps an option from the CLI that older ones do not know."""
 MODES = {"default": "auto", "legacy": "legacy", "cdi": "cdi", "hookless cdi": "cdi"}
 LEGACY = ("nvidia-container-runtime-hook", "nvidia-container-cli")
 
