@@ -12,7 +12,7 @@ from bench.measure import PREFIX, Sample, Take, run, spend
 
 STATES = "/run/runc"
 """Where commands look for containers by themselves; /run is our own."""
-EACH_WITH_GPUS = 10
+EACH_WITH_GPUS = 50
 """One of so many running containers has GPUs."""
 WATCH = """
 import json, sys, time

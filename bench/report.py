@@ -94,6 +94,8 @@ def read_costs(text: str) -> str:
 
 
 def replace_costs(page: Path, made: str) -> None:
-    """Put the table into a page, in the place of the one that is there."""
+    """Put the table into a page, in the place of the one that is there; raises ValueError where there is none."""
     text = page.read_text()
-    page.write_text(text.replace(read_costs(text), made))
+    if not (there := read_costs(text)):
+        raise ValueError(f"{page}: no table between its marks")
+    page.write_text(text.replace(there, made))
