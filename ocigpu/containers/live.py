@@ -108,26 +108,21 @@ def open_live(found: Container, settings: Settings, facts: HostFacts) -> Iterato
         inside = open_container(found.pid, found.rootfs, found.pid)
         stack.callback(inside.close)
         os.close(open_process(found))  # still the same one: now all descriptors are of it
-        image = _read_image(found, inside, facts)
+        with _failing(found, "look at its files"):  # by a child: a file system of the container may never answer
+            image = ImageFacts(*ask_child(lambda: read_image_facts(inside.init_root_fd, facts.driver_version)))
         rules = tuple(read_recorded_rules(found, config))
-        mounts = _read_mounts(found, inside, config)
+        with _failing(found, "read its mounts"):
+            mounts = read_mounts(inside, config)
         yield Live(found, inside, config, settings, facts, image, Caller(found.pid, pidfd, SECONDS), rules, mounts)
 
 
-def _read_image(found: Container, inside: LiveContainer, facts: HostFacts) -> ImageFacts:
-    """Return what the container's root decides, looked at by a child: a file system of it may never answer."""
+@contextmanager
+def _failing(found: Container, what: str) -> Iterator[None]:
     try:
-        return ImageFacts(*ask_child(lambda: read_image_facts(inside.init_root_fd, facts.driver_version)))
+        yield
     except OSError as error:
-        text = f"container {found.name}: look at its files: {error.strerror or error}"
+        text = f"container {found.name}: {what}: {error.strerror or error}"
         raise OcigpuError("OCIGPU-CTR-4", text) from error
-
-
-def _read_mounts(found: Container, inside: LiveContainer, config: dict[str, Any]) -> ShownMounts:
-    try:
-        return read_mounts(inside, config)
-    except OSError as error:
-        raise OcigpuError("OCIGPU-CTR-4", f"container {found.name}: read its mounts: {error.strerror}") from error
 
 
 def require_root(what: str) -> None:
