@@ -28,13 +28,14 @@ class _Entity(NamedTuple):
     """What a series is of, a GPU or a GPU instance.
 
     ``labels``: those of every series, as text; ``variants``: of each owner and job, with the owner's own values;
-    ``counts``: of metrics that have labels of their own, and maybe several values.
+    ``part``: what has the XIDs.
     """
 
     values: Values
     labels: str
     variants: tuple[tuple[str, Values], ...]
-    counts: "Mapping[str, Sequence[tuple[Pairs, float]]]"
+    part: GpuSample | Instance
+    clocks: "Mapping[str, int]"
 
 
 def render(collectors: Iterable[Collector], picture: Picture, options: ExporterOptions, hostname: str) -> bytes:
@@ -47,7 +48,7 @@ def render(collectors: Iterable[Collector], picture: Picture, options: ExporterO
     for collector in collectors:
         if collector.kind == "label":
             continue
-        series = [line for entity in entities for line in _series(collector.name, entity)]
+        series = [line for entity in entities for line in _series(collector.name, entity, options)]
         if series:
             lines += _head(collector.name, collector.kind, collector.help)
             lines += series
@@ -109,13 +110,13 @@ def _entities(picture: Picture, labels: Sequence[str], options: ExporterOptions,
         if devices.kind == "g" or (devices.kind == "f" and not gpu.instances):
             variants = _variants(picture, gpu, None, options)
             names = _text((*_gpu_labels(gpu, options), *host, *fields))
-            yield _Entity(gpu.values, names, variants, _counts(gpu, gpu, options))
+            yield _Entity(gpu.values, names, variants, gpu, gpu.clocks)
             continue
         for instance in gpu.instances:
             mig = (("GPU_I_PROFILE", instance.profile), ("GPU_I_ID", str(instance.number)))
             names = _text((*_gpu_labels(gpu, options), *mig, *host, *fields))
             variants = _variants(picture, gpu, instance, options)
-            yield _Entity(_of_instance(gpu, instance), names, variants, _counts(gpu, instance, options))
+            yield _Entity(_of_instance(gpu, instance), names, variants, instance, gpu.clocks)
 
 
 def _of_instance(gpu: GpuSample, instance: Instance) -> Values:
@@ -152,34 +153,27 @@ def _owner_labels(owner: Owner, options: ExporterOptions) -> Pairs:
     return pairs
 
 
-def _counts(
-    gpu: GpuSample, part: GpuSample | Instance, options: ExporterOptions
-) -> dict[str, list[tuple[Pairs, float]]]:
-    xid, message = part.xid, XID_MESSAGES.get(part.xid or 0, "Unknown Error")
-    xid_window = f"{options.xid_count_window_size * 1000:.0f}"
-    clock_window = f"{options.clock_events_count_window_size * 1000:.0f}"
-    return {
-        XID: [((("err_code", str(xid)), ("err_msg", message)), xid)] if xid is not None else [],
-        XID_COUNT: [
-            ((("window_size_in_ms", xid_window), ("xid", str(number))), count) for number, count in part.xids.items()
-        ],
-        CLOCK_COUNT: [
-            ((("clock_event", event), ("window_size_in_ms", clock_window)), count)
-            for event, count in gpu.clocks.items()
-        ],
-    }
+def _counts(name: str, entity: _Entity, options: ExporterOptions) -> Sequence[tuple[Pairs, float]]:
+    """Return the values of a metric that has labels of its own, with these."""
+    xid = entity.part.xid
+    if name == XID and xid is not None:
+        return [((("err_code", str(xid)), ("err_msg", XID_MESSAGES.get(xid, "Unknown Error"))), xid)]
+    if name == XID_COUNT:
+        window = ("window_size_in_ms", f"{options.xid_count_window_size * 1000:.0f}")
+        return [((window, ("xid", str(number))), count) for number, count in entity.part.xids.items()]
+    if name == CLOCK_COUNT:
+        window = ("window_size_in_ms", f"{options.clock_events_count_window_size * 1000:.0f}")
+        return [((("clock_event", event), window), count) for event, count in entity.clocks.items()]
+    return []
 
 
-def _series(name: str, entity: _Entity) -> Iterable[str]:
-    if name in entity.counts:
-        rows = entity.counts[name]
-    else:
-        rows = [((), entity.values[name])] if name in entity.values else []
-    for pairs, value in rows:
+def _series(name: str, entity: _Entity, options: ExporterOptions) -> Iterable[str]:
+    value = entity.values.get(name)
+    for pairs, number in _counts(name, entity, options) if value is None else (((), value),):
         known = f"{entity.labels},{_text(pairs)}" if pairs else entity.labels
         for labels, own in entity.variants:
             separator = "," if labels else ""
-            yield f"{name}{{{known}{separator}{labels}}} {_number(own.get(name, value))}"
+            yield f"{name}{{{known}{separator}{labels}}} {_number(own.get(name, number))}"
 
 
 def _vfio(devices: Sequence[VfioDevice], options: ExporterOptions, host: Pairs) -> list[str]:
