@@ -4,6 +4,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -54,8 +55,8 @@ def _show_processes(bench: Bench, lives: dict[str, list[Program]]) -> None:
         rows.append([mode, *map(str, row.values()), str(opened), str(max(opened - base, 0))])
     columns = [
         "",
-        "sh: shim",
-        "sh: hook",
+        "stub of shim",
+        "stub of hook",
         "grep",
         "python",
         "its forks",
@@ -87,15 +88,15 @@ def _show_calls(bench: Bench, lives: dict[str, list[Program]]) -> None:
 
 def python_of_stubs() -> str:
     """Return the interpreter that the stubs start."""
-    return next(word for word in Path(SHIM).read_text().split() if word.startswith("/") and "python" in word)
+    return os.path.realpath(sys.executable)
 
 
 def _program_of(stub: str) -> str:
-    """Return the Python program in a stub."""
-    found = re.search(r"-c '([^']*)'", Path(stub).read_text())
+    """Return the Python program in a stub, whether that is compiled or a script."""
+    found = re.search(rb"import gc.*?main\(sys\.argv\[1:\]\)\)", Path(stub).read_bytes(), re.DOTALL)
     if not found:
         raise RuntimeError(f"{stub}: no program in it")
-    return found[1]
+    return found[0].decode()
 
 
 def _show_imports(bench: Bench, bundle: Bundle) -> None:

@@ -349,10 +349,10 @@ def _is_shim(path: str) -> bool:
     """Tell whether a program is another copy of this shim: executing it would loop for ever."""
     try:
         with open(path, "rb") as file:
-            head = file.read(512)
+            head = file.read(4096)  # of the compiled stub, too: packaging/stub.h
     except OSError:
         return False  # execute-only binaries exist; a script could not run unreadable
-    return head.startswith(b"#!") and b"ocigpu.runtime" in head
+    return head.startswith((b"#!", b"\x7fELF")) and b"ocigpu.runtime" in head
 
 
 def become(runtime: str, arguments: list[str]) -> None:

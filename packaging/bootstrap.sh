@@ -22,6 +22,7 @@ need "$(header)" python3-dev python3-devel
 need /usr/include/sys/capability.h libcap-dev libcap-devel
 case $purpose in deb | test) need dpkg-shlibdeps dpkg-dev dpkg-dev ;; esac
 case $purpose in rpm | test) need rpmbuild rpm rpm-build ;; esac
+case $purpose in deb | rpm) need musl-gcc musl-tools musl-gcc ;; esac # the stubs start quicker with it: packaging/stub.sh
 case $purpose in install | deb | rpm) only_install=1 ;; *) only_install='' ;; esac
 if [ -z "$only_install" ]; then
   need runc runc runc
@@ -64,7 +65,7 @@ python=$(packaging/find-python.sh)
 [ -z "$only_install" ] || exit 0
 # The virtual environment is made again when the interpreter or the dependencies change.
 stamp=.venv/.ocigpu-ready
-want="$python $("$python" -I -V) $(cksum pyproject.toml ocigpu/__init__.py packaging/install.sh packaging/byte_code.py ocigpu/entry/image.py packaging/ocigpu-runtime.sh packaging/ocigpu-hook.sh packaging/wheel/* | tr '\n' ' ')$PWD"
+want="$python $("$python" -I -V) $(cksum pyproject.toml ocigpu/__init__.py packaging/install.sh packaging/byte_code.py ocigpu/entry/image.py packaging/stub.* packaging/ocigpu-runtime.* packaging/ocigpu-hook.* packaging/wheel/* | tr '\n' ' ')$PWD"
 if [ "$(cat "$stamp" 2>/dev/null)" != "$want" ]; then
   echo "making .venv with $python (about half a minute)"
   "$python" -m venv --clear .venv

@@ -17,6 +17,11 @@ TAIL = """\
 python-prctl is licensed under the GNU General Public License, version 3 or later
 (https://www.gnu.org/licenses/gpl-3.0.txt; on Debian /usr/share/common-licenses/GPL-3).
 Its complete source is in /usr/share/doc/ocigpu/source.
+
+/usr/bin/ocigpu-runtime and /usr/bin/ocigpu-hook are linked with musl (https://musl.libc.org, MIT), or, in a package
+built without it, with the GNU C library, which is licensed under the GNU Lesser General Public License, version 2.1 or
+later (https://www.gnu.org/licenses/lgpl-2.1.txt; on Debian /usr/share/common-licenses/LGPL-2.1).  What they are made of
+is in /usr/share/doc/ocigpu/source, too.
 """
 
 

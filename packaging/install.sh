@@ -1,10 +1,10 @@
 #!/bin/sh
 # install.sh: puts the four commands into place.
 #
-#   install.sh --prefix DIR [--config FILE] [--vendor-names] [--systemd]
+#   install.sh --prefix DIR [--config FILE] [--vendor-names] [--shell-stubs] [--systemd]
 #                                            library, commands, man pages and shell completion below DIR (DIR/lib/ocigpu,
 #                                            DIR/bin, DIR/share)
-#   install.sh --bin DIR --venv DIR [--config FILE] [--vendor-names]
+#   install.sh --bin DIR --venv DIR [--config FILE] [--vendor-names] [--shell-stubs]
 #                                            commands only, for an existing virtual environment
 #   install.sh --prefix DIR --uninstall      removes what the first form made
 #   install.sh --prefix DIR --stage TREE --vendored DIR [--vendor-names] [--systemd]
@@ -17,11 +17,12 @@
 #                  name it) and nvidia-container-cli (other tools start it)
 # --systemd        also puts units below DIR/lib/systemd/system and a udev rule below DIR/lib/udev/rules.d, where both are
 #                  looked for when DIR is /usr/local or /usr; nothing is enabled or started
+# --shell-stubs    what is in front of shim and hook is a script, as where there is no C compiler (packaging/stub.sh)
 # --python FILE    the interpreter (default: found by packaging/find-python.sh)
 set -eu
 umask 022 # other users run the shim too (rootless containers)
 here=$(cd "$(dirname "$0")" && pwd)
-prefix='' bin='' venv='' stage='' vendored='' config='' vendor='' python='' systemd='' uninstall=''
+prefix='' bin='' venv='' stage='' vendored='' config='' vendor='' python='' systemd='' uninstall='' stubs=compiled
 die() { echo "install.sh: $1" >&2; exit 2; }
 while [ $# -gt 0 ]; do
   case $1 in
@@ -33,6 +34,7 @@ while [ $# -gt 0 ]; do
       shift 2
       ;;
     --vendor-names) vendor=1; shift ;;
+    --shell-stubs) stubs=sh; shift ;;
     --systemd) systemd=1; shift ;;
     --uninstall) uninstall=1; shift ;;
     *) die "unknown option $1" ;;
@@ -139,8 +141,6 @@ fi
 [ ! -w "$stage$library/ocigpu" ] || "$interpreter" -I -S -B "$here/byte_code.py" "$stage$library" ${stage:+"$library"}
 encodings=$("$interpreter" -I -c 'import encodings; print(encodings.__file__)') # what Python cannot start without
 grep=$(command -v grep)
-version=$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' "$here/../ocigpu/__init__.py")
-spec=$(sed -n 's/^RUNTIME_SPEC = "\(.*\)"$/\1/p' "$here/../ocigpu/__init__.py")
 for path in "$library" "$site" "$interpreter" "$encodings" "$grep"; do
   case $path in [!/]* | *[!A-Za-z0-9_./+@%:,=-]*) die "$path: only letters, digits and _./+@%:,=- can stand in this path" ;; esac
 done
@@ -153,13 +153,18 @@ write() { # NAME [DIRECTORY MODE], then the text on standard input
   mv -f "$directory/.$1.new" "$directory/$1"
 }
 # -I: no PYTHON* variables, no current directory, no user site. -S: no site scan; the two paths are all that is needed.
-text=$(sed -e "s|@interpreter@|$interpreter|g; s|@encodings@|$encodings|; s|@library@|$library|; s|@site@|$site|; s|@grep@|$grep|" \
-  -e "s|@version@|$version|g; s|@spec@|$spec|; ${config:+s|@config@|$config|}" -e '/@config@/d' "$here/ocigpu-runtime.sh")
-printf '%s\n' "$text" | write ocigpu-runtime
+# A package has them compiled; an installation has scripts where there is no compiler.
+for name in ocigpu-runtime ocigpu-hook; do
+  set -- "$name" "$stage$bin/.$name.new" config="$config" encodings="$encodings" grep="$grep" interpreter="$interpreter" \
+    library="$library" site="$site"
+  mkdir -p "$stage$bin"
+  if [ $stubs = sh ] || ! "$here/stub.sh" compiled "$@" 2>/dev/null; then
+    [ $stubs = sh ] || [ -z "$stage" ] || die "$name.c: no C compiler (CC, else cc) makes a program of it"
+    "$here/stub.sh" sh "$@"
+  fi
+  mv -f "$2" "$stage$bin/$name"
+done
 [ -n "$stage" ] || [ ! -w /run/ocigpu ] || rm -f /run/ocigpu/next-* # what the former one knew
-text=$(sed -e "s|@interpreter@|$interpreter|g; s|@encodings@|$encodings|; s|@library@|$library|; s|@site@|$site|" \
-  -e "s|@config@|${config:+--config $config }|" "$here/ocigpu-hook.sh")
-printf '%s\n' "$text" | write ocigpu-hook
 # No collection of garbage while modules are imported; ocigpu-container-cli, which is started for each container, has none.
 for name in ocigpu:cli.main ocigpu-container-cli:entry.container_cli.main; do
   write "${name%%:*}" <<END

@@ -23,15 +23,18 @@ sys.exit(main(sys.argv[1:]))' "$0" "$@"
 # left which runtime that is ($runtime), and the words ($words) of which every request for a device contains one.
 [ -z "${at+x}${bundle+x}${cache+x}${create+x}${next+x}${odd+x}${runtime+x}${value+x}${word+x}${words+x}" ] ||
   full "$@" # the environment has a variable of a name used here: it must arrive as it is
-cache=
-if [ -O / ]; then
-  cache=/run/ocigpu # root
-elif [ -O "${XDG_RUNTIME_DIR:-}" ]; then
-  case $XDG_RUNTIME_DIR in /*) cache=$XDG_RUNTIME_DIR/ocigpu ;; esac
-fi
+if [ -O / ]; then cache=@run@; else cache=${XDG_RUNTIME_DIR:-}; fi # root's, or the user's
+case $cache in /*) [ -O "$cache" ] || full "$@" ;; *) full "$@" ;; esac
+cache=$cache/ocigpu
 next=$cache/next-${#OCIGPU_CONFIG}-${#PATH} # engines differ in these; what is in the file compares the whole
-[ -n "$cache" ] && [ -O "$cache" ] && [ ! -h "$cache" ] && [ -f "$next" ] && [ -O "$next" ] &&
-  [ ! -h "$next" ] && [ -z "${OCIGPU_RUNTIME_PID:-}" ] && command . "$next" 2>/dev/null && [ -n "$runtime" ] || full "$@"
+same() { [ "$1" = "$OCIGPU_CONFIG" ] && [ "$2" = "$PATH" ]; }
+is() { # whether a file has the time that it had; older ones are put back, and clocks set
+  if [ "$2" = none ]; then [ ! -e "$1" ]; else
+    [ -e "$1" ] && [ -e "$cache/$2" ] && [ ! "$1" -nt "$cache/$2" ] && [ ! "$1" -ot "$cache/$2" ]
+  fi
+}
+[ -O "$cache" ] && [ ! -h "$cache" ] && [ -f "$next" ] && [ -O "$next" ] && [ ! -h "$next" ] &&
+  [ -z "${OCIGPU_RUNTIME_PID:-}" ] && command . "$next" 2>/dev/null && [ -x "$runtime" ] || full "$@"
 # The options as in ocigpu/entry/arguments.py; what is not in the usual form is odd.
 at=global bundle= create= odd= value=
 for word; do

@@ -51,6 +51,7 @@ packaging/install.sh --prefix /usr --stage "$tree" --vendored "$vendored" --pyth
 mkdir -p "$names/usr/bin" "$tree/usr/share/doc/ocigpu"
 mv "$tree"/usr/bin/nvidia-* "$names/usr/bin"
 mv "$tree/usr/lib/ocigpu/vendor/source" "$tree/usr/share/doc/ocigpu/source"
+cp packaging/stub.* packaging/ocigpu-runtime.* packaging/ocigpu-hook.* "$tree/usr/share/doc/ocigpu/source"
 find "$tree/usr/share/man" -type f -exec gzip -9n {} +
 gzip -9nc CHANGELOG.md >"$tree/usr/share/doc/ocigpu/changelog.gz"
 "$python" -I packaging/copyright.py "$tree/usr/lib/ocigpu/vendor" /usr/lib/ocigpu/vendor >"$tree/usr/share/doc/ocigpu/copyright"

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.product import REPOSITORY, PublicCopy, make_public_copy
+from support.product import REPOSITORY, STUBS, PublicCopy, make_public_copy
 
 SHOW = """
 from ocigpu import runtime
@@ -15,9 +15,9 @@ print(type(settings.__spec__.loader).__name__, settings.__file__, settings.DEFAU
 """
 
 
-@pytest.fixture
-def product(tmp_path: Path) -> PublicCopy:
-    return make_public_copy(tmp_path / "product")
+@pytest.fixture(params=["sh"])
+def product(tmp_path: Path, request: pytest.FixtureRequest) -> PublicCopy:
+    return make_public_copy(tmp_path / "product", request.param)
 
 
 def image_of(product: PublicCopy) -> Path:
@@ -27,15 +27,16 @@ def image_of(product: PublicCopy) -> Path:
 
 def loaded(product: PublicCopy, stub: str = "ocigpu-runtime") -> list[str]:
     """Return by what a module is loaded when a stub's interpreter begins, its file, and a value of it."""
-    text = product.runtime.with_name(stub).read_text()
-    begin = re.search(r"-c '(import gc.*?)^try: from", text, re.DOTALL | re.MULTILINE)
+    text = product.runtime.with_name(stub).read_bytes()
+    begin = re.search(rb"(import gc.*?)^try: from", text, re.DOTALL | re.MULTILINE)
     assert begin
-    command = [sys.executable, "-I", "-S", "-B", "-c", begin[1] + SHOW]
+    command = [sys.executable, "-I", "-S", "-B", "-c", begin[1].decode() + SHOW]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr.splitlines()[-1]
     return done.stdout.split()
 
 
+@pytest.mark.parametrize("product", STUBS, indirect=True)
 @pytest.mark.parametrize("stub", ["ocigpu-runtime", "ocigpu-hook"])
 def test_modules_come_from_the_image(product: PublicCopy, stub: str) -> None:
     source = product.library / "ocigpu/core/settings.py"

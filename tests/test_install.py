@@ -3,9 +3,11 @@
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from support.product import STUBS, write_stub
 
 from ocigpu import __version__
 
@@ -59,9 +61,9 @@ def test_the_installed_commands_run_without_the_source_tree(prefix: Path) -> Non
         assert done.returncode == 0, done.stderr
         assert done.stdout.startswith(name)
     for name in ("ocigpu-runtime", "ocigpu-hook", "ocigpu-container-cli"):
-        stub = (prefix / "bin" / name).read_text()
-        assert str(REPOSITORY) not in stub
-        assert " -I -S " in stub
+        stub = (prefix / "bin" / name).read_bytes()
+        assert str(REPOSITORY).encode() not in stub
+        assert b" -I -S " in stub or {b"-I", b"-S"} <= {*stub.split(b"\0")}
 
 
 def test_the_installed_shim_becomes_the_low_level_runtime(prefix: Path, tmp_path: Path) -> None:
@@ -144,53 +146,62 @@ def test_the_hooks_of_a_specification_start_the_installed_hook(prefix: Path) -> 
     assert f'sys.argv[0] = "{prefix}/bin/ocigpu"' in stub
 
 
-def starts_with(prefix: Path, name: str) -> tuple[str, str]:
-    """Return the interpreter of a stub and the file of the standard library that it looks for."""
-    words = (prefix / "bin" / name).read_text().split()
-    return words[words.index("-x") + 1], words[words.index("-e") + 1]
+@pytest.mark.parametrize("compiler", ["", "/nonexistent/cc"], ids=["compiler", "no compiler"])
+@pytest.mark.parametrize("options", [[], ["--shell-stubs"]], ids=" ".join)
+def test_shim_and_hook_are_compiled_where_there_is_a_compiler(
+    tmp_path: Path, options: list[str], compiler: str
+) -> None:
+    words = ["--bin", str(tmp_path), "--venv", str(REPOSITORY / ".venv")]
+    done = run(INSTALL, *words, *options, **({"CC": compiler} if compiler else {}))
+    assert (done.returncode, done.stderr) == (0, "")
+    compiled = not options and not compiler
+    for name in ("ocigpu-runtime", "ocigpu-hook"):
+        assert (tmp_path / name).read_bytes()[:4] == (b"\x7fELF" if compiled else b"#!/b")
+        assert (tmp_path / name).stat().st_mode & 0o7777 == 0o755
+        done = run(str(tmp_path / name), "--version", OCIGPU_CONFIG="")
+        assert name in done.stdout or "no low-level runtime" in done.stderr
 
 
+@pytest.mark.parametrize("kind", STUBS)
 @pytest.mark.parametrize("name", ["ocigpu-runtime", "ocigpu-hook"])
-@pytest.mark.parametrize("missing", ["interpreter", "library"])
-def test_a_command_whose_python_was_removed_says_so(prefix: Path, tmp_path: Path, name: str, missing: str) -> None:
-    interpreter, encodings = starts_with(prefix, name)
-    assert Path(encodings).exists()
-    gone = interpreter if missing == "interpreter" else encodings
-    stub = tmp_path / name
-    stub.write_text((prefix / "bin" / name).read_text().replace(gone, "/nonexistent/python3"))
-    stub.chmod(0o755)
+@pytest.mark.parametrize("missing", ["interpreter", "encodings"])
+def test_a_command_whose_python_was_removed_says_so(tmp_path: Path, kind: str, name: str, missing: str) -> None:
+    stub = write_stub(tmp_path / name, kind, **{missing: "/nonexistent/python3"})
     done = run(str(stub), "state", "x", OCIGPU_CONFIG="/nonexistent")
+    interpreter = "/nonexistent/python3" if missing == "interpreter" else os.path.realpath(sys.executable)
     assert done.returncode == 127
     assert done.stderr.splitlines() == [
-        f"{stub}: OCIGPU-INT-3: {interpreter.replace(gone, '/nonexistent/python3')} or its library is missing",
+        f"{stub}: OCIGPU-INT-3: {interpreter} or its library is missing",
         "hint: install that Python again, or ocigpu for the one that is there",
     ]
 
 
+@pytest.mark.parametrize("kind", STUBS)
 @pytest.mark.parametrize("name", ["ocigpu-runtime", "ocigpu-hook"])
-def test_a_command_whose_package_is_damaged_says_so_in_one_line(prefix: Path, tmp_path: Path, name: str) -> None:
+def test_a_command_whose_package_is_damaged_says_so_in_one_line(tmp_path: Path, kind: str, name: str) -> None:
     (tmp_path / "ocigpu").mkdir()
     (tmp_path / "ocigpu/__init__.py").write_text("def broken(:\n")
-    package = next(prefix.glob("lib/ocigpu/lib/python*/site-packages"))
-    stub = tmp_path / name
-    stub.write_text((prefix / "bin" / name).read_text().replace(f'"{package}"', f'"{tmp_path}"'))
-    stub.chmod(0o755)
+    stub = write_stub(tmp_path / name, kind, library=tmp_path)
     done = run(str(stub), "state", "x", OCIGPU_CONFIG="/nonexistent")
     assert done.returncode == 1
     assert done.stderr.startswith(f"{stub}: OCIGPU-INT-3: SyntaxError: ")
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_settings_can_be_baked_into_the_commands(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [[], ["--shell-stubs"]], ids=" ".join)
+def test_settings_can_be_baked_into_the_commands(tmp_path: Path, options: list[str]) -> None:
     settings = tmp_path / "baked.toml"
     settings.write_text('[runtime]\nruntimes = ["/bin/echo"]\n')
     settings.chmod(0o644)
     virtual = REPOSITORY / ".venv"
-    done = run(INSTALL, "--bin", str(tmp_path / "bin"), "--venv", str(virtual), "--config", str(settings))
+    words = ["--bin", str(tmp_path / "bin"), "--venv", str(virtual), "--config", str(settings)]
+    done = run(INSTALL, *words, *options)
     assert done.returncode == 0, done.stderr
     done = run(str(tmp_path / "bin/ocigpu-runtime"), "kill", "x")
     assert done.stdout == "kill x\n", done.stderr
-    assert f"--config {settings}" in (tmp_path / "bin/ocigpu-hook").read_text()
+    settings.write_text("unknown = 1\n")
+    done = run(str(tmp_path / "bin/ocigpu-hook"), "prestart")
+    assert f'{settings}: unknown key "unknown"' in done.stderr
 
 
 @pytest.mark.root

@@ -109,7 +109,9 @@ def test_both_kinds_of_package_have_the_same_files(packages: Path) -> None:
 def test_byte_code_is_part_of_the_package_for_the_python_it_depends_on(debian: ScratchMachine, packages: Path) -> None:
     depends = run(["dpkg-deb", "--field", find(packages, "deb")[0], "Depends"]).stdout
     python = depends.split(",")[0]
-    assert f"/usr/bin/{python} -I -S " in (debian.root / "usr/bin/ocigpu-runtime").read_text()
+    for name in ("ocigpu-runtime", "ocigpu-hook"):
+        words = (debian.root / "usr/bin" / name).read_bytes().split(b"\0")
+        assert {f"/usr/bin/{python}".encode(), b"-I", b"-S"} <= {*words}, "compiled, for that Python"
     library = debian.root / "usr/lib/ocigpu"
     sources = [path for path in library.rglob("*.py") if path.stat().st_size]
     tag = f"cpython-{python.removeprefix('python').replace('.', '')}"

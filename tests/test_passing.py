@@ -1,34 +1,42 @@
 """What the stub of ocigpu-runtime passes on without Python: never a request, and all else as Python would."""
 
+import functools
+import itertools
 import json
 import os
 import shutil
 import subprocess
+import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import requirements
 from support.process import wait_for
-from support.product import PublicCopy
+from support.product import STUBS, PublicCopy, write_stub
 
 from ocigpu import RUNTIME_SPEC, __version__
 from ocigpu.core.errors import OcigpuError
 from ocigpu.core.settings import Settings
 from ocigpu.core.tokens import MOUNT_DIRECTORIES
+from ocigpu.entry import arguments
 from ocigpu.entry import pass_through as passing
 from ocigpu.gpus.vendors import parse_request
 from ocigpu.system import store as cache
 from ocigpu.system.settings_file import read_settings
 
-REPOSITORY = Path(__file__).resolve().parents[1]
-STUB = REPOSITORY / ".venv/bin/ocigpu-runtime"
 SHELLS = pytest.mark.parametrize(
-    "shell", [["dash"], ["bash", "--posix"], ["busybox", "sh"]], ids=lambda words: words[0]
+    "place",
+    [(), ("dash",), ("bash", "--posix"), ("busybox", "sh")],
+    ids=lambda words: (*words, "compiled")[0],
+    indirect=True,
 )
+"""What the stub is run by: no shell runs the compiled one.  Without this mark a test has that and /bin/sh."""
+SH = pytest.mark.parametrize("place", [("/bin/sh",)], ids=["sh"], indirect=True)
 PYTHON_DECIDES = 127
 """The status of a stub whose interpreter is gone."""
 RECORDER = """#!/bin/sh
@@ -40,6 +48,8 @@ RECORDER = """#!/bin/sh
 }} >"{0}" 2>/dev/null
 exit 7
 """
+ANY_RUN = "/run-of-any-place" + "/" * 200
+"""What stands in a stub for the directory of its cache directory: of a length that every path can be brought to."""
 
 
 # --- words
@@ -135,6 +145,7 @@ def test_words_follow_the_settings(settings: dict[str, Any], more: set[str]) -> 
 
 # --- the stub
 
+REPOSITORY = Path(__file__).resolve().parents[1]
 WRITTEN = {
     "escaped": '{"process": {"env": ["NVI\\u0044IA\\u005fVISIBLE_DEVICES=0"]}}',
     "annotated": '{"annotations": {"cdi.k8s.io\\/x": "nvidia.com\\/gpu=0"}}',
@@ -148,12 +159,25 @@ def newer_than(path: Path, time_ns: int) -> bool:
     return path.stat().st_ctime_ns > time_ns
 
 
-class Place:
-    """A stub with a cache directory of its own, a recording runtime behind it, and bundles."""
+@functools.cache
+def stub_text(kind: str, **values: str | Path) -> bytes:
+    """Return a stub's file for any place: one is compiled once."""
+    with tempfile.TemporaryDirectory() as directory:
+        return write_stub(Path(directory, "stub"), kind, "ocigpu-runtime", run=ANY_RUN, **values).read_bytes()
 
-    def __init__(self, directory: Path) -> None:
+
+class Place:
+    """A stub with a cache directory of its own, a recording runtime behind it, and bundles.
+
+    ``shell``: what runs the stub, if it is not compiled.
+    """
+
+    def __init__(self, directory: Path, shell: tuple[str, ...] = ()) -> None:
         self.directory = directory
-        self.cache = directory / "cache"
+        self.shell = shell
+        self.kind = "sh" if shell else "compiled"
+        self.cache = directory / "run/ocigpu"
+        self.cache.parent.mkdir()
         self.programs = directory / "programs"
         self.programs.mkdir()
         self.record = directory / "record"
@@ -183,25 +207,20 @@ class Place:
             "PATH": f"{self.programs}:/usr/bin:/bin", "OCIGPU_CONFIG": str(self.settings), "A": "b c", "E": ""
         }  # fmt: skip
         self.settle()
-        self.stubs = {"full": self.write_stub("full"), "short": self.write_stub("short", python="/nonexistent/python3")}
+        self.stubs = {"full": self.write_stub("full"), "short": self.write_stub("short")}
 
     @property
     def next(self) -> Path:
         config, search = self.environment["OCIGPU_CONFIG"], os.fsencode(self.environment["PATH"])
         return self.cache / f"next-{len(config)}-{len(search)}"
 
-    def write_stub(self, name: str, python: str = "", grep: str = "") -> Path:
-        text = STUB.read_text().replace("/run/ocigpu", str(self.cache))
-        used = next(word for word in text.split() if "python3" in word)
-        if python:
-            text = text.replace(used, python)
-        elif name == "full":
-            text = text.replace("command . ", "false && command . ")  # as if nothing was remembered
-        if grep:
-            text = text.replace("/usr/bin/grep", grep)
-            assert grep in text
-        path = self.directory / name
-        path.write_text(text)
+    def write_stub(self, name: str, **values: str | Path) -> Path:
+        """Write a stub that remembers nothing ("full"), or one that lacks its interpreter."""
+        run, path = self.cache.parent if name == "short" else self.directory / "forgotten", self.directory / name
+        values |= {} if name == "full" else {"interpreter": "/nonexistent/python3"}
+        path.write_bytes(
+            stub_text(self.kind, **values).replace(ANY_RUN.encode(), str(run).ljust(len(ANY_RUN), "/").encode())
+        )
         path.chmod(0o755)
         return path
 
@@ -217,14 +236,20 @@ class Place:
             monkeypatch.setenv(name, self.environment[name])
         passing.remember(str(self.runtime), settings or read_settings(str(self.settings)), time.time_ns())
 
-    def run(self, stub: str, *words: str, shell: tuple[str, ...] = ("/bin/sh",), **options: Any) -> tuple[int, str]:
-        """Return the status, and what the low-level runtime saw ("" when it did not start)."""
+    def run(self, stub: str, *words: str, redirected: str = "", **options: Any) -> tuple[int, str]:
+        """Return the status, and what the low-level runtime saw ("" when it did not start).
+
+        ``redirected``: redirections of a shell.
+        """
         self.record.unlink(missing_ok=True)
         options.setdefault("cwd", self.bundles / "plain")
         env = {**self.environment, **options.pop("env", {})}
+        command = [*self.shell, str(self.stubs.get(stub, stub)), *words]
+        if redirected:
+            command = ["/bin/sh", "-c", f'"$@" {redirected}', "sh", *command]
         with (self.directory / "full").open() as given:
             done = subprocess.run(
-                [*shell, str(self.stubs.get(stub, stub)), *words], stdin=given, stdout=given.fileno(),
+                command, stdin=given, stdout=given.fileno(),
                 stderr=subprocess.DEVNULL, env=env, timeout=60, **options,
             )  # fmt: skip
         return done.returncode, self.record.read_text() if self.record.exists() else ""
@@ -235,10 +260,10 @@ class Place:
         return bool(seen)
 
 
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+@pytest.fixture(params=[(), ("/bin/sh",)], ids=STUBS)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Place:
     requirements.require(requirements.root())
-    place = Place(tmp_path)
+    place = Place(tmp_path, request.param)
     place.remember(monkeypatch)
     assert place.next.stat().st_mode & 0o777 == 0o600
     return place
@@ -296,17 +321,17 @@ NOT_PASSED = [
 
 @SHELLS
 @pytest.mark.parametrize("words", PASSED, ids=" ".join)
-def test_what_passes_arrives_as_from_python(place: Place, shell: tuple[str, ...], words: list[str]) -> None:
-    status, seen = place.run("full", *words, shell=shell)
+def test_what_passes_arrives_as_from_python(place: Place, words: list[str]) -> None:
+    status, seen = place.run("full", *words)
     assert seen.splitlines()[:1] == [str(len(words))]
-    assert place.run("short", *words, shell=shell) == (status, seen)
+    assert place.run("short", *words) == (status, seen)
     assert status == 7
 
 
 @SHELLS
 @pytest.mark.parametrize("words", NOT_PASSED, ids=" ".join)
-def test_python_decides_about_everything_else(place: Place, shell: tuple[str, ...], words: list[str]) -> None:
-    assert not place.passes(*words, shell=shell)
+def test_python_decides_about_everything_else(place: Place, words: list[str]) -> None:
+    assert not place.passes(*words)
 
 
 @SHELLS
@@ -318,33 +343,29 @@ def test_python_decides_about_everything_else(place: Place, shell: tuple[str, ..
     ],
 )
 @pytest.mark.parametrize("words", [["--version"], ["--root", "/r", "-version"], ["-v"]], ids=" ".join)
-def test_our_version_comes_before_the_low_level_runtimes(
-    place: Place, shell: tuple[str, ...], name: str, line: str, words: list[str]
-) -> None:
+def test_our_version_comes_before_the_low_level_runtimes(place: Place, name: str, line: str, words: list[str]) -> None:
     """By the name by which the program is called, which other tools look for; from Python and without it."""
     for kind, stub in place.stubs.items():
         link = place.directory / f"named-{kind}" / name
         link.parent.mkdir()
         link.symlink_to(stub)
-        done = subprocess.run([*shell, str(link), *words], env=place.environment, capture_output=True, text=True)
+        done = subprocess.run([*place.shell, str(link), *words], env=place.environment, capture_output=True, text=True)
         assert (done.returncode, done.stdout, done.stderr) == (7, f"{line}\nspec: {RUNTIME_SPEC}\n\n", "")
 
 
 @SHELLS
-def test_a_program_of_a_container_prints_its_own_version(place: Place, shell: tuple[str, ...]) -> None:
+def test_a_program_of_a_container_prints_its_own_version(place: Place) -> None:
     for stub in place.stubs.values():
-        command = [*shell, str(stub), "exec", "c1", "python", "--version"]
+        command = [*place.shell, str(stub), "exec", "c1", "python", "--version"]
         done = subprocess.run(command, env=place.environment, capture_output=True, text=True)
         assert (done.returncode, done.stdout, done.stderr) == (7, "", "")
 
 
 @SHELLS
-def test_closed_streams_stay_closed(place: Place, shell: tuple[str, ...]) -> None:
+def test_closed_streams_stay_closed(place: Place) -> None:
     for closing in ("<&- >&- 2>&-", "<&-", "2>&-", "3<&0 <&-"):
         for words in (("state", "c1"), ("create", "c1")):
-            seen = [
-                place.run("-c", f'"$@" {closing}', "sh", *shell, str(place.stubs[stub]), *words) for stub in place.stubs
-            ]
+            seen = [place.run(stub, *words, redirected=closing) for stub in place.stubs]
             assert seen[0] == seen[1]
             assert seen[0][0] == 7
 
@@ -352,53 +373,57 @@ def test_closed_streams_stay_closed(place: Place, shell: tuple[str, ...]) -> Non
 @SHELLS
 @pytest.mark.parametrize(
     "env",
-    [
-        {"OCIGPU_RUNTIME_PID": "1"},
-        {"PATH": "/usr/bin:/bin"},
-        {"OCIGPU_CONFIG": "/nonexistent"},
-        {"OCIGPU_CONFIG": ""},
-        *(
-            {name: value}
-            for name in ("at", "bundle", "cache", "create", "next", "odd", "runtime", "value", "word", "words")
-            for value in ("", "x")
-        ),
-    ],
+    [{"OCIGPU_RUNTIME_PID": "1"}, {"PATH": "/usr/bin:/bin"}, {"OCIGPU_CONFIG": "/nonexistent"}, {"OCIGPU_CONFIG": ""}],
     ids=str,
 )
-def test_another_environment_is_for_python(place: Place, shell: tuple[str, ...], env: dict[str, str]) -> None:
-    assert not place.passes(shell=shell, env=env)
+def test_another_environment_is_for_python(place: Place, env: dict[str, str]) -> None:
+    assert not place.passes(env=env)
 
 
 @SHELLS
-def test_a_hostile_environment_changes_nothing(place: Place, shell: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("value", ["", "x"])
+@pytest.mark.parametrize(
+    "name", ["at", "bundle", "cache", "create", "next", "odd", "runtime", "value", "word", "words"]
+)
+def test_a_variable_that_a_shell_would_change_arrives_as_it_is(place: Place, name: str, value: str) -> None:
+    env = {name: value}
+    assert place.run("full", "state", "c1", env=env)[1].count(f"{name}={value}\n") == 1
+    assert place.passes(env=env) == (place.kind == "compiled"), "a shell leaves it to Python"
+    if place.kind == "compiled":
+        assert place.run("full", "state", "c1", env=env) == place.run("short", "state", "c1", env=env)
+
+
+@SHELLS
+def test_a_hostile_environment_changes_nothing(place: Place) -> None:
     script = place.directory / "env.sh"
     script.write_text("echo evil; exit 0\n")
     env = {
         "ENV": str(script), "BASH_ENV": str(script), "IFS": "/o", "CDPATH": "/", "GREP_OPTIONS": "-v", "LC_ALL": "x",
         "POSIXLY_CORRECT": "1", "XDG_RUNTIME_DIR": str(place.directory), "PS4": "$(exit 1)",
     }  # fmt: skip
-    assert place.passes(shell=shell, env=env)
-    assert place.passes("create", "c1", shell=shell, env=env)
-    assert not place.passes("create", "--bundle", "../asking", "c1", shell=shell, env=env)
+    assert place.passes(env=env)
+    assert place.passes("create", "c1", env=env)
+    assert not place.passes("create", "--bundle", "../asking", "c1", env=env)
 
 
 @SHELLS
-def test_options_of_the_shell_from_the_environment_change_nothing(place: Place, shell: tuple[str, ...]) -> None:
+def test_options_of_the_shell_from_the_environment_change_nothing(place: Place) -> None:
     """Which bash takes from there."""
     env = {"SHELLOPTS": "allexport:errexit:nounset"}
     for words in (("state", "c1"), ("create", "c1")):
-        seen = [place.run(stub, *words, shell=shell, env=env) for stub in place.stubs]
+        seen = [place.run(stub, *words, env=env) for stub in place.stubs]
         assert seen[0] == seen[1]
         assert seen[0][0] == 7
-    assert not place.passes("create", "--bundle", "../asking", "c1", shell=shell, env=env)
+    assert not place.passes("create", "--bundle", "../asking", "c1", env=env)
 
 
+@SH
 @pytest.mark.parametrize("grep", ["/nonexistent/grep", "GREP"])
 def test_a_broken_grep_is_for_python(place: Place, grep: str) -> None:
     broken = place.directory / "grep"
     broken.write_text("#!/bin/sh\nexit 2\n")
     broken.chmod(0o755)
-    place.stubs["short"] = place.write_stub("short", "/nonexistent/python3", grep.replace("GREP", str(broken)))
+    place.stubs["short"] = place.write_stub("short", grep=grep.replace("GREP", str(broken)))
     assert place.passes("state", "c1")
     assert not place.passes("create", "c1")
 
@@ -412,9 +437,10 @@ def test_a_grep_that_comes_first_in_path_is_not_asked(place: Place, monkeypatch:
     assert not place.passes("create", "--bundle", "../asking", "c1")
 
 
+@SH
 def test_the_grep_of_busybox_finds_the_same(place: Place) -> None:
     (place.directory / "grep").symlink_to(str(shutil.which("busybox")))
-    place.stubs["short"] = place.write_stub("short", "/nonexistent/python3", str(place.directory / "grep"))
+    place.stubs["short"] = place.write_stub("short", grep=place.directory / "grep")
     names = sorted(path.name for path in place.bundles.iterdir() if path.is_dir())
     passed = [name for name in names if place.passes("create", "--bundle", f"../{name}", "c1")]
     assert passed == ["-dash", "a \n b", "ampersand", "plain"]
@@ -466,10 +492,10 @@ CHANGES = {
 
 @SHELLS
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
-def test_what_has_changed_is_for_python(place: Place, shell: tuple[str, ...], change: Any) -> None:
-    assert place.passes(shell=shell)
+def test_what_has_changed_is_for_python(place: Place, change: Any) -> None:
+    assert place.passes()
     change(place)
-    status, seen = place.run("short", "state", "c1", shell=shell)
+    status, seen = place.run("short", "state", "c1")
     assert (status not in (0, 7), seen) == (True, "")
 
 
@@ -487,12 +513,12 @@ def test_older_settings_behind_a_link_are_for_python(place: Place, monkeypatch: 
 
 
 @SHELLS
-def test_without_words_every_container_is_for_python(place: Place, shell: tuple[str, ...]) -> None:
+def test_without_words_every_container_is_for_python(place: Place) -> None:
     content = place.next.read_text()
     place.next.write_text(content[: content.index("words='")] + "words=''\n")
     os.utime(place.next)
-    assert place.passes(shell=shell)
-    assert not place.passes("create", "c1", shell=shell)
+    assert place.passes()
+    assert not place.passes("create", "c1")
 
 
 def test_settings_that_appear_are_for_python(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -526,15 +552,13 @@ def test_what_is_known_is_not_written_again(place: Place, monkeypatch: pytest.Mo
 
 
 @SHELLS
-def test_a_path_that_appears_with_an_old_time_is_for_python(
-    place: Place, monkeypatch: pytest.MonkeyPatch, shell: tuple[str, ...]
-) -> None:
+def test_a_path_that_appears_with_an_old_time_is_for_python(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     place.environment["PATH"] = f"{place.directory}/later:{place.environment['PATH']}"
     place.remember(monkeypatch)
-    assert place.passes(shell=shell)
+    assert place.passes()
     shutil.copytree(place.programs, place.directory / "later")
     os.utime(place.directory / "later", (0, 0))
-    assert not place.passes(shell=shell)
+    assert not place.passes()
 
 
 def test_settings_of_a_whole_second_are_for_python(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -616,6 +640,159 @@ def test_forgetting(place: Place) -> None:
     passing.forget()
 
 
+# --- both forms of the stub
+
+OPTIONS = (
+    *arguments.GLOBAL_WITH_VALUE,
+    *arguments.GLOBAL_FLAGS,
+    *arguments.CREATE_WITH_VALUE,
+    "detach",
+    "no-pivot",
+    "",
+)
+OPTION_WORDS = st.builds(
+    "".join,
+    st.tuples(
+        st.sampled_from(["--", "--", "-"]), st.sampled_from(OPTIONS), st.sampled_from(["", "", "=", "=x", "=../asking"])
+    ),
+)
+KINDS_OF_BUNDLES = ("generated", "generated", "plain", "asking", "pipe", "linked", "directory", "to-bundle", "nothing")
+COMMAND_WORDS = st.one_of(
+    OPTION_WORDS,
+    st.sampled_from(["create", "run", "c1", "", *arguments.SUBCOMMANDS]),
+    st.sampled_from(KINDS_OF_BUNDLES).map("--bundle=../{}".format),
+    st.sampled_from(KINDS_OF_BUNDLES).map("../{}".format),
+    NAMES.filter(lambda name: name.isprintable()),
+)
+USUAL = st.tuples(
+    st.sampled_from([[], ["--root", "/r"], ["--log=l", "--systemd-cgroup"]]),
+    st.sampled_from(["create", "run"]).map(lambda word: [word]),
+    st.sampled_from(KINDS_OF_BUNDLES).map(lambda name: ["--bundle", f"../{name}"]),
+    st.lists(COMMAND_WORDS, max_size=2),
+    st.just(["c1"]),
+).map(lambda parts: list(itertools.chain(*parts)))
+VARIED = st.fixed_dictionaries(
+    {},
+    optional={
+        "OCIGPU_RUNTIME_PID": st.sampled_from(["", "1"]),
+        "PATH": st.sampled_from(["", "/usr/bin:/bin"]),
+        "OCIGPU_CONFIG": st.just(""),
+        "XDG_RUNTIME_DIR": st.just("/nonexistent"),
+        "odd-name": st.just("x"),
+    },
+)
+
+
+def without_a_line(text: str, number: int) -> str:
+    lines = text.splitlines(keepends=True)
+    return "".join(lines[: number % len(lines)] + lines[number % len(lines) + 1 :])
+
+
+CHANGES_OF_WHAT_IS_KEPT = st.sampled_from(
+    [
+        *[lambda text, _: text] * 7,
+        without_a_line,
+        lambda text, number: text[: -1 - number % len(text)],
+        lambda text, number: text[: number % len(text)] + text[number % len(text) + 1 :],
+        lambda text, _: text.replace("mark-1", "mark-2", 1),
+        lambda text, _: text.replace("' mark-", "' none mark-", 1),
+        lambda text, _: f"{text}\n",
+        lambda *_: "",
+    ]
+)
+
+
+@pytest.fixture(scope="module")
+def twins(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    """A place with both forms of the stub, and bundles of all kinds."""
+    requirements.require(requirements.root())
+    place = Place(tmp_path_factory.mktemp("twins"))
+    place.runtime.write_text(f"#!/bin/sh\nprintf '<%s>' $# \"$@\" >{place.record}\nexit 7\n")
+    bundles = place.bundles
+    for name in ("generated", "linked", "directory/config.json"):
+        (bundles / name).mkdir(parents=True)
+    (bundles / "generated/config.json").touch()
+    (bundles / "linked/config.json").symlink_to(bundles / "generated/config.json")
+    (bundles / "to-bundle").symlink_to("generated")
+    place.settle()
+    for place.kind in STUBS:
+        place.stubs[place.kind] = place.write_stub("short").rename(place.directory / place.kind)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        place.remember(monkeypatch)
+    return place
+
+
+@settings(max_examples=300)
+@given(
+    st.one_of(USUAL, st.lists(COMMAND_WORDS, max_size=5)),
+    requests(),
+    st.one_of(st.just(0), st.integers(65_400, 65_600), st.integers(131_000, 131_100)),
+    st.sampled_from([None, "N", "d", "_"]),
+    VARIED,
+    CHANGES_OF_WHAT_IS_KEPT,
+    st.integers(0, 4096),
+)
+def test_both_forms_of_the_stub_decide_the_same(
+    twins: Place,
+    words: list[str],
+    case: tuple[dict[str, Any], Settings],
+    padding: int,
+    escaped: str | None,
+    varied: dict[str, str],
+    change: Callable[[str, int], str],
+    number: int,
+) -> None:
+    """In front of a configuration there are so many blanks that a word may lie on the edge of what is read at once."""
+    config, settings = case
+    text = json.dumps(config)
+    text = text.replace(escaped, f"\\u{ord(escaped):04x}") if escaped else text
+    (twins.bundles / "generated/config.json").write_text(" " * padding + text)
+    usual = twins.next.read_text()
+    kept = usual[: usual.index("words='")] + "words='" + "\n".join(passing.find_words(settings)) + "'\n"
+    try:
+        twins.next.write_text(change(kept, number))
+        results = {kind: twins.run(kind, *words, env=varied) for kind in STUBS}
+    finally:
+        twins.next.write_text(usual)
+    if results["compiled"][1] or change(kept, number) == kept:
+        assert results["compiled"] == results["sh"], "a shell may understand more of a file that is damaged"
+    if any(word in ("create", "run") for word in words) and results["compiled"][1]:
+        bundles = [word for word in words if "generated" in word or "linked" in word or "to-bundle" in word]
+        assert len(bundles) != 1 or f"--bundle {bundles[0]}" not in " ".join(words) or not asks(config, settings)
+
+
+@pytest.mark.parametrize("place", [()], ids=["compiled"], indirect=True)
+@pytest.mark.parametrize("name", ["", "next"])
+def test_what_others_may_write_is_for_python(place: Place, name: str) -> None:
+    """A shell does not see modes."""
+    assert place.passes()
+    (place.next if name else place.cache).chmod(0o722)
+    assert not place.passes()
+
+
+@pytest.mark.parametrize("place", [()], ids=["compiled"], indirect=True)
+def test_what_the_kernel_cannot_execute_is_for_python(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which then says so, as if nothing had been remembered; a shell would read it as a script."""
+    place.runtime.write_text("exit 0\n")
+    place.settle()
+    place.remember(monkeypatch)
+    assert place.run("short", "state", "c1") == (PYTHON_DECIDES, "")
+
+
+def test_a_stub_that_is_compiled_has_neither_a_time_nor_a_place_in_it(tmp_path: Path) -> None:
+    found = set()
+    for place in (tmp_path, tmp_path / "other"):
+        (place / "ocigpu").mkdir(parents=True)
+        shutil.copy(REPOSITORY / "ocigpu/__init__.py", place / "ocigpu")
+        shutil.copytree(REPOSITORY / "packaging", place / "packaging")
+        for name in ("ocigpu-runtime", "ocigpu-hook"):
+            words = ["interpreter=/p", "encodings=/e", "library=/l", "site=/s", "config=/c"]
+            subprocess.run([place / "packaging/stub.sh", "compiled", name, place / name, *words], check=True, cwd=place)
+            found.add((place / name).read_bytes())
+    assert len(found) == 2
+    assert not any(str(tmp_path).encode() in text for text in found)
+
+
 # --- the whole of it
 
 SESSION = """
@@ -628,16 +805,17 @@ strace -f -qq -e trace=execve -o "$4" "$1" state c1 || [ $? = 7 ]
 """
 
 
-def settled_copy(public_copy: PublicCopy) -> str:
+def settled_copy(public_copy: PublicCopy, kind: str) -> str:
     subprocess.run([public_copy.runtime, "--version"], capture_output=True)  # makes __pycache__
     os.utime(public_copy.library / "ocigpu", (time.time() - 60, time.time() - 60))
-    return str(public_copy.runtime)
+    stub = public_copy.runtime.parent / f"ocigpu-runtime-{kind}"
+    return str(write_stub(stub, kind, "ocigpu-runtime", library=public_copy.library, site=public_copy.library))
 
 
 @pytest.mark.root
 def test_the_second_container_starts_without_python(place: Place, public_copy: PublicCopy, tmp_path: Path) -> None:
     requirements.require(requirements.programs("strace", "unshare"))
-    stub = settled_copy(public_copy)
+    stub = settled_copy(public_copy, place.kind)
     place.runtime.write_text("#!/bin/true\n")
     place.settle()
     config = (place.bundles / "plain/config.json").read_bytes()
@@ -648,19 +826,22 @@ def test_the_second_container_starts_without_python(place: Place, public_copy: P
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     started = [[line.split('"')[1] for line in trace.read_text().splitlines() if "execve(" in line] for trace in traces]
-    assert started == [[stub, shutil.which("grep"), str(place.runtime)], [stub, str(place.runtime)]]
+    grep = [shutil.which("grep")] if place.kind == "sh" else []
+    assert started == [[stub, *grep, str(place.runtime)], [stub, str(place.runtime)]]
     assert (place.bundles / "plain/config.json").read_bytes() == config
 
 
 @pytest.mark.root
-def test_a_user_has_a_cache_of_his_own(public_copy: PublicCopy, session_directory: Path) -> None:
+@pytest.mark.parametrize("kind", STUBS)
+def test_a_user_has_a_cache_of_his_own(public_copy: PublicCopy, session_directory: Path, kind: str) -> None:
     """Neither root's nor that of another user, whatever XDG_RUNTIME_DIR says."""
-    stub = settled_copy(public_copy)
-    (session_directory / "passing").mkdir()
-    place = Place(session_directory / "passing")
+    stub = settled_copy(public_copy, kind)
+    directory = session_directory / f"passing-{kind}"
+    directory.mkdir()
+    place = Place(directory, () if kind == "compiled" else ("/bin/sh",))
     place.runtime.write_text("#!/bin/true\n")
     short = place.directory / "short"
-    run_directory = place.directory / "run"
+    run_directory = place.directory / "user"
     run_directory.mkdir()
     os.chown(run_directory, 1234, 1234)
     place.settle()

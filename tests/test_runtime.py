@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.product import PublicCopy
+from support.product import STUBS, PublicCopy, write_stub
 
 from ocigpu.bundle.policy import hook_path, owns_device_policy
 from ocigpu.core.errors import OcigpuError
@@ -113,26 +113,26 @@ def test_what_is_no_program_is_not_taken(tmp_path: Path, no_path: None, make: An
     )
 
 
-def copy_of_stub(path: Path) -> None:
-    shutil.copy(STUB, path)
+@pytest.fixture(params=STUBS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.mark.parametrize(
     "make",
     [
-        pytest.param(lambda path, own: path.symlink_to(own), id="link"),
-        pytest.param(lambda path, own: os.link(own, path), id="hard link"),
-        pytest.param(lambda path, own: shutil.copy(own, path), id="copy"),
+        pytest.param(lambda path, own, _: path.symlink_to(own), id="link"),
+        pytest.param(lambda path, own, _: os.link(own, path), id="hard link"),
+        pytest.param(lambda path, own, _: shutil.copy(own, path), id="copy"),
         pytest.param(
-            lambda path, own: program(path, own.read_text().replace(str(REPOSITORY), "/opt/another/prefix")),
+            lambda path, _, kind: write_stub(path, kind, "ocigpu-runtime", library="/opt/another/prefix"),
             id="another installation",
         ),
     ],
 )
-def test_the_shim_never_becomes_itself(tmp_path: Path, no_path: None, make: Any) -> None:
-    own = tmp_path / "ocigpu-runtime"
-    copy_of_stub(own)
-    make(tmp_path / "runc", own)
+def test_the_shim_never_becomes_itself(tmp_path: Path, no_path: None, make: Any, kind: str) -> None:
+    own = write_stub(tmp_path / "ocigpu-runtime", kind)
+    make(tmp_path / "runc", own, kind)
     other = program(tmp_path / "crun")
     (tmp_path / "link").symlink_to(own)
     for started_as in (own, tmp_path / "link"):
@@ -143,15 +143,30 @@ def test_the_shim_never_becomes_itself(tmp_path: Path, no_path: None, make: Any)
 
 
 def test_the_shim_in_place_of_runc_finds_the_real_one_behind_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_path: None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """People install shims as /usr/local/bin/runc."""
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
-        copy_of_stub(tmp_path / name / "runc")
+        write_stub(tmp_path / name / "runc", kind, "ocigpu-runtime")
     real = program(tmp_path / "third/runc")
+    monkeypatch.setattr("ocigpu.runtime.DEFAULT_PATH", "")
     monkeypatch.setenv("PATH", f"{tmp_path}/first:{tmp_path}/second:{tmp_path}/third")
     assert find_runtime(settings_for("runc"), f"{tmp_path}/first/runc") == real
+
+
+def test_a_shim_in_place_of_runc_starts_the_real_one(tmp_path: Path, kind: str) -> None:
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        write_stub(tmp_path / name / "runc", kind, "ocigpu-runtime")
+    program(tmp_path / "third/runc", "#!/bin/sh\necho real\n")
+    settings = tmp_path / "config.toml"
+    settings.write_text('[runtime]\nruntimes = ["runc"]\n')
+    search = f"{tmp_path}/first:{tmp_path}/second:{tmp_path}/third:/usr/bin:/bin"
+    for words in (["create", "--bundle", "/nonexistent", "x"], ["state", "x"]):
+        env = {"PATH": search, "OCIGPU_CONFIG": str(settings)}
+        done = subprocess.run([tmp_path / "first/runc", *words], env=env, capture_output=True, text=True, timeout=60)
+        assert (done.stdout == "real\n") == (words[0] == "state"), done.stderr
 
 
 def test_other_scripts_are_runtimes(tmp_path: Path, no_path: None) -> None:

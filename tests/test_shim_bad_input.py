@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -272,8 +273,7 @@ def test_settings_that_name_only_the_shim_do_not_loop(setting: Setting) -> None:
     link = setting.directory / "runc"
     link.symlink_to(SHIM)
     copy = setting.directory / "copy"
-    copy.write_text(Path(SHIM).read_text())
-    copy.chmod(0o755)
+    shutil.copy(SHIM, copy)
     setting.write_settings(f'[runtime]\nruntimes = ["{SHIM}", "{link}", "{copy}"]\n')
     setting.assert_refused(setting.run("state", "c1"), "OCIGPU-RT-1", f"looked for {SHIM}, {link}, {copy}")
 

@@ -1,8 +1,17 @@
 """What lets the stub of ocigpu-runtime pass a command on without starting Python.
 
-Files of the cache directory are read by the stub's shell (packaging/ocigpu-runtime.sh): one for each settings file and
-PATH, named by the lengths of both.  It tells the low-level runtime and the words of which every request for a device
-contains one, on conditions: just this settings file and PATH, and nothing changed that the answer came from.
+Files of the cache directory are read by the stub: one for each settings file and PATH, named by the lengths of both.
+Each tells the low-level runtime, and the words of which every request for a device contains one, on conditions: just
+this settings file and PATH, and nothing changed that the answer came from::
+
+    same 'SETTINGS' 'PATH' &&
+    is 'FILE' mark-TIME &&    the file has the time of this file beside the answer, which has it in its name, too
+    is 'FILE' none &&         there is none
+    runtime='FILE' words='WORD
+    WORD'
+
+To a shell (packaging/ocigpu-runtime.sh) that is a command; the compiled stub (packaging/ocigpu-runtime.c) compares it,
+byte for byte.
 """
 
 import os
@@ -73,10 +82,11 @@ def _remember(runtime: str, settings: "Settings", begin_ns: int) -> None:
             return
     if (found := times[path]) and found[0] % 1_000_000_000 == 0:
         return
+    if bool(settings.path) != bool(found):
+        return
     conditions = [
-        f"""[ "${{OCIGPU_CONFIG:-}}" = '{named}' ] && [ "$PATH" = '{search}' ] && [ -x '{runtime}' ] &&""",
-        f"[ {'-e' if settings.path else '! -e'} '{path}' ] &&",
-        *(_condition(name, found) for name, found in times.items()),
+        f"same '{named}' '{search}' &&",
+        *(f"is '{name}' {f'{MARK}{found[0]}' if found else 'none'} &&" for name, found in times.items()),
     ]
     words = "\n".join(find_words(settings))
     content = os.fsencode("\n".join([*conditions, f"runtime='{runtime}' words='{words}'", ""]))
@@ -106,14 +116,6 @@ def _times(path: str) -> tuple[int, int] | None:
     except OSError:
         return None
     return status.st_mtime_ns, status.st_ctime_ns
-
-
-def _condition(name: str, found: tuple[int, int] | None) -> str:
-    """Return shell words that hold while a file has the time that it had: older ones are put back, and clocks set."""
-    if not found:
-        return f"[ ! -e '{name}' ] &&"
-    mark = f'"$cache/{MARK}{found[0]}"'
-    return f"[ -e '{name}' ] && [ -e {mark} ] && [ ! '{name}' -nt {mark} ] && [ ! '{name}' -ot {mark} ] &&"
 
 
 def _is_marked(directory: int, mark: str, changed: int) -> bool:

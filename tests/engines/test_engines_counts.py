@@ -13,7 +13,7 @@ import pytest
 from support import requirements
 from support.bundle import base_config, write_bundle
 from support.process import explain, run, wait_for
-from support.product import PROGRAMS, PublicCopy, SimulatedHost
+from support.product import PROGRAMS, STUBS, PublicCopy, SimulatedHost, write_stub
 from support.runtimes import container_id, run_container, set_cgroup, start_in_background
 from support.trace import Program, life, trace
 
@@ -102,16 +102,25 @@ def image(session_directory: Path, rootfs: Callable[[str], Path]) -> Path:
     return path
 
 
-@pytest.fixture
+@pytest.fixture(params=["compiled"])
 def lives(
     simulated_host: SimulatedHost,
     runtime_environment: dict[str, str],
     image: Path,
     work_directory: Path,
     public_copy: PublicCopy,
+    request: pytest.FixtureRequest,
 ) -> Lives:
+    """By default with the compiled stubs."""
     requirements.require(requirements.programs("runc", "strace"))
-    return Lives(simulated_host, runtime_environment, image, work_directory, public_copy.runtime)
+    programs = work_directory / "bin"
+    programs.mkdir()
+    for name in ("ocigpu-runtime", "ocigpu-hook"):
+        write_stub(programs / name, request.param, library=public_copy.library, site=public_copy.library)
+    return Lives(simulated_host, runtime_environment, image, work_directory, programs / "ocigpu-runtime")
+
+
+WITH_BOTH = pytest.mark.parametrize("lives", STUBS, indirect=True)
 
 
 def counted(programs: list[Program]) -> dict[str, int]:
@@ -124,19 +133,21 @@ def listed(programs: list[Program]) -> str:
 
 
 PROCESSES = {
-    "nothing asked for": ("hook", {}, {"shim": 3, "grep": 1}),
-    "hook": ("hook", ALL, {"shim": 3, "grep": 1, "python": 1, "hook": 1, "fork of python": 3, "ldconfig": 1}),
-    "spec": ("spec", ALL, {"shim": 3, "grep": 1, "python": 1}),
-    "cdi": ("cdi", ALL, {"shim": 3, "grep": 1, "python": 1}),
+    "nothing asked for": ("hook", {}, {"shim": 3}),
+    "hook": ("hook", ALL, {"shim": 3, "python": 1, "hook": 1, "fork of python": 3, "ldconfig": 1}),
+    "spec": ("spec", ALL, {"shim": 3, "python": 1}),
+    "cdi": ("cdi", ALL, {"shim": 3, "python": 1}),
 }
-"""Mode, variables, and what starts in create, start and delete: a stub for each, and what reads the bundle."""
+"""Mode, variables, and what starts in create, start and delete: a stub for each; one of sh has grep read the bundle."""
 
 
+@WITH_BOTH
 @pytest.mark.parametrize(("mode", "variables", "expected"), PROCESSES.values(), ids=PROCESSES)
 def test_a_container_starts_this_many_processes_of_ours(
     lives: Lives, mode: str, variables: dict[str, str], expected: dict[str, int]
 ) -> None:
     programs: list[Program] = []
+    expected = {**expected, **({"grep": 1} if lives.runtime.read_bytes().startswith(b"#!") else {})}
 
     def started() -> bool:
         programs[:] = lives.traced(mode, variables)
@@ -146,6 +157,7 @@ def test_a_container_starts_this_many_processes_of_ours(
     wait_for("a start with as many processes", started, on_failure=lambda: listed(programs))
 
 
+@WITH_BOTH
 def test_commands_other_than_create_become_the_runtime_without_another_process(lives: Lives) -> None:
     environment = lives.fill_caches("hook")
     name = container_id()

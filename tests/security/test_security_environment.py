@@ -16,7 +16,7 @@ import pytest
 from support import requirements
 from support.fixtures import MakeBundle
 from support.process import Completed, explain, run
-from support.product import PROGRAMS, RUNTIME, SimulatedHost, listed_uuids
+from support.product import PROGRAMS, RUNTIME, STUBS, SimulatedHost, listed_uuids, write_stub
 from support.runtimes import container_id, run_container, start_in_background
 
 pytestmark = [pytest.mark.root, pytest.mark.engine]
@@ -263,7 +263,7 @@ def test_what_prepares_a_container_early_gives_the_loaders_variables_to_nobody(
     runtime_environment: dict[str, str],
     work_directory: Path,
 ) -> None:
-    """Stub, interpreter and runtime of a start have loaded them; programs that are started for the hook have not."""
+    """Interpreter and runtime of a start have loaded them; programs that are started for the hook have not."""
     env = {**environment(simulated_host, runtime_environment, work_directory), **trap.loader, **trap.variables}
     env |= {"PATH": f"{trap.programs}:.", "OCIGPU_CONFIG": str(work_directory / "hook.toml")}
     del env["LD_LIBRARY_PATH"]  # the interpreter would not start
@@ -286,18 +286,19 @@ def test_a_shell_takes_neither_functions_nor_options_from_the_environment(
     requirements.require(requirements.programs("bash"))
     shell = work_directory / "sh"
     shell.symlink_to(str(shutil.which("bash", path="/usr/bin:/bin")))
+    runtime, hook = (write_stub(work_directory / name, "sh") for name in ("ocigpu-runtime", "ocigpu-hook"))
     env = environment(simulated_host, runtime_environment, work_directory)
     hostile = {f"BASH_FUNC_{name}%%": f"() {{ builtin echo evil {name} >>{trap.mark}; }}" for name in FUNCTIONS}
     hostile |= {"SHELLOPTS": options} if options else {}
-    for stub in (RUNTIME, HOOK):
+    for stub in (runtime, hook):
         for _ in range(2):
             result = run([shell, stub, "--version"], env={**env, **hostile}, check=False)
             assert result.returncode == 0, explain(result)
             assert result.stdout == run([stub, "--version"], env=env).stdout
     for words, status in ((["state", "nobody"], 1), (["create", "--bundle", work_directory, "nobody"], 1)):
-        assert run([shell, RUNTIME, *words], env={**env, **hostile}, check=False).returncode == status
+        assert run([shell, runtime, *words], env={**env, **hostile}, check=False).returncode == status
     words = ["--early", str(trap.directory), "prestart"]
-    result = run([shell, HOOK, *words], env={**env, **hostile}, check=False)
+    result = run([shell, hook, *words], env={**env, **hostile}, check=False)
     assert "OCIGPU-SPEC-5" in result.stderr, explain(result)
     trap.assert_unused()
 
@@ -314,6 +315,7 @@ HOSTILE_CACHES = {
 }
 
 
+@pytest.mark.parametrize("kind", STUBS)
 @pytest.mark.parametrize("spoil", HOSTILE_CACHES.values(), ids=HOSTILE_CACHES.keys())
 def test_a_shim_executes_nothing_that_others_have_put_into_its_cache(
     trap: Trap,
@@ -321,23 +323,25 @@ def test_a_shim_executes_nothing_that_others_have_put_into_its_cache(
     runtime_environment: dict[str, str],
     work_directory: Path,
     spoil: str,
+    kind: str,
 ) -> None:
-    """In a mount namespace with a /run of its own: what the stub reads there is shell."""
+    """In a mount namespace with a /run of its own: what the stub reads there names the runtime."""
     env = environment(simulated_host, runtime_environment, work_directory)
     bundle = work_directory / "plain"
     bundle.mkdir()
     (bundle / "config.json").write_text("{}")
+    stub = write_stub(work_directory / "ocigpu-runtime", kind)
+    program = trap.program(trap.directory / "evil-program")
     evil = trap.directory / "evil"
-    evil.write_text(f"echo evil >>{trap.mark}; runtime=/bin/echo words=NVIDIA\n")
-    os.utime(evil, (2**31, 2**31))  # newer than anything that the stub compares it with
+    evil.write_text(f"same '{env['OCIGPU_CONFIG']}' '{env['PATH']}' &&\nruntime='{program}' words='NVIDIA'\n")
     script = f"""
         mount -t tmpfs none /run && mkdir -m 700 /run/ocigpu || exit 99
         next=/run/ocigpu/next-${{#OCIGPU_CONFIG}}-${{#PATH}}
         cp {evil} "$next"
-        {RUNTIME} state nobody >/dev/null 2>&1; [ -e {trap.mark} ] || exit 98
+        {stub} state nobody >/dev/null 2>&1; [ -e {trap.mark} ] || exit 98
         rm {trap.mark}
         {spoil.format(evil=evil)}
-        {RUNTIME} --version
+        {stub} --version
     """
     result = run(["unshare", "--mount", "dash", "-c", script], env=env, check=False)
     assert result.returncode == 0, explain(result)

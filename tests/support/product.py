@@ -1,5 +1,6 @@
 """The programs under test, and the simulated hosts they give GPUs from."""
 
+import encodings
 import os
 import shutil
 import stat
@@ -31,8 +32,27 @@ class PublicCopy(NamedTuple):
     python: str
 
 
-def make_public_copy(directory: Path) -> PublicCopy:
-    """Copy the package, what it needs outside the standard library, and the stubs of shim and hook."""
+STUBS = ("compiled", "sh")
+"""What is in front of shim and hook: packages have the first, an installation without a C compiler has the second."""
+
+
+def write_stub(path: Path, kind: str = "compiled", name: str = "", **values: str | Path) -> Path:
+    """Write a stub of ocigpu-runtime or ocigpu-hook (``name``; by default that of the file) as installation does it.
+
+    ``values``: of packaging/stub.sh; by default those of this machine's interpreter and of the repository.
+    """
+    usual = {
+        "interpreter": os.path.realpath(sys.executable), "encodings": encodings.__file__, "library": REPOSITORY,
+        "site": os.path.dirname(str(prctl.__file__)),
+    }  # fmt: skip
+    words = [f"{key}={value}" for key, value in {**usual, **values}.items()]
+    command = [REPOSITORY / "packaging/stub.sh", kind, name or path.name, path, *words]
+    run(command, env={"PATH": "/usr/local/bin:/usr/bin:/bin"})
+    return path
+
+
+def make_public_copy(directory: Path, stubs: str = "compiled") -> PublicCopy:
+    """Copy the package and what it needs outside the standard library, and make stubs of shim and hook."""
     library, programs = directory / "lib", directory / "bin"
     shutil.copytree(REPOSITORY / "ocigpu", library / "ocigpu", ignore=shutil.ignore_patterns("__pycache__"))
     modules = [Path(str(module.__file__)) for module in (prctl, _prctl)]
@@ -41,11 +61,7 @@ def make_public_copy(directory: Path) -> PublicCopy:
     for module in modules:
         shutil.copy(module, library)
     for name in ("ocigpu-runtime", "ocigpu-hook"):
-        text = (PROGRAMS / name).read_text()
-        for closed in (str(modules[0].parent), str(REPOSITORY)):
-            text = text.replace(f'"{closed}"', f'"{library}"')
-        (programs / name).write_text(text)
-        (programs / name).chmod(0o755)
+        write_stub(programs / name, stubs, library=library, site=library)
     for path in (directory, *directory.rglob("*")):
         path.chmod(0o755 if path.is_dir() or path.parent == programs else 0o644)
     return PublicCopy(library, programs / "ocigpu-runtime", os.path.realpath(sys.executable))

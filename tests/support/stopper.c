@@ -6,7 +6,7 @@
  * NUMBER 0: nothing is done, LOG gets a line "DEPTH CALL" for each call of the class.
  *
  * CLASS change: calls that change something others can see.  CLASS open: calls that need a new descriptor.
- * Shells and Python are followed; a process that executes another program is left alone from then on.
+ * Shells, our stubs and Python are followed; a process that executes another program is left alone from then on.
  */
 #define _GNU_SOURCE
 #include <elf.h>
@@ -178,7 +178,8 @@ static int is_followed(pid_t pid)
 	target[size] = 0;
 	const char *name = strrchr(target, '/');
 	name = name ? name + 1 : target;
-	return !strncmp(name, "python", 6) || !strcmp(name, "dash") || !strcmp(name, "bash");
+	return !strncmp(name, "python", 6) || !strcmp(name, "dash") || !strcmp(name, "bash") ||
+	       !strncmp(name, "ocigpu-", 7);
 }
 
 int main(int argc, char **argv)

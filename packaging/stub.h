@@ -1,0 +1,35 @@
+/* What the compiled stubs have in common.  What they do, and why, is said in ocigpu-runtime.sh and ocigpu-hook.sh: tests
+ * hold both forms to the same answers.  In any doubt Python decides. */
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/auxv.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* Among the first bytes of the program: by it ocigpu/runtime.py knows a shim, and install.sh what it has written. */
+static const struct { unsigned owner_size, mark_size, type; char owner[8], mark[sizeof MARK]; }
+note __attribute__((used, aligned(4), section(".note.ocigpu"))) = {8, sizeof MARK, 1, "ocigpu", MARK};
+
+static _Noreturn void python(int count, char **words)
+{
+	char *start[] = {INTERPRETER, "-I", "-S", "-c", START, *words, FIRST_WORDS};
+	char **line = calloc((size_t)count + sizeof start / sizeof *start, sizeof *line);
+	if (line && !access(INTERPRETER, X_OK) && !access(ENCODINGS, F_OK)) {
+		memcpy(mempcpy(line, start, sizeof start), words + 1, (size_t)count * sizeof *words);
+		execve(INTERPRETER, line, environ);
+	}
+	dprintf(2, "%s: OCIGPU-INT-3: " INTERPRETER " or its library is missing\n"
+		"hint: install that Python again, or ocigpu for the one that is there\n", *words);
+	exit(127);
+}
+
+/* Return a descriptor of a file of this type that nobody else can write, or -1; no link is followed, nothing waits. */
+static int open_own(int directory, const char *name, int flags, mode_t type)
+{
+	int fd = openat(directory, name, flags | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+	struct stat found;
+	return fd >= 0 && !fstat(fd, &found) && (found.st_mode & S_IFMT) == type && found.st_uid == geteuid() &&
+		!(found.st_mode & (S_IWGRP | S_IWOTH)) ? fd : -1;
+}
