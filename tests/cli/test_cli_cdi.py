@@ -471,7 +471,7 @@ def test_list_names_the_state_of_every_definition(cdi: Run, tmp_path: Path, monk
     monkeypatch.setenv("COLUMNS", "300")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     lines = re.sub(r"\x1b\[[0-9;]*m", "", cdi("list")[1]).splitlines()
-    assert lines[0].split() == ["device", "file", "version", "state"]
+    assert lines[0].split() == ["DEVICE", "FILE", "VERSION", "STATE"]
     row = next(line for line in lines if line.startswith("old.com/gpu=0 "))
     assert row.split()[1:4] == [f"{tmp_path}/low/stale.yaml", "0.6.0", "stale"]
     assert any(f"shadowed: {tmp_path}/high/two.json is used" in line for line in lines)
