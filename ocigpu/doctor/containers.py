@@ -22,7 +22,7 @@ def check_lost_gpus(host: Host) -> list[Finding]:
     if host.user:
         return [not_checked(f"only root can ask what the cgroups of {len(running)} running containers allow")]
     try:
-        answers = host.losses
+        answers = host.lacks
     except (OSError, OcigpuError) as failure:
         return [not_checked(f"containers could not be looked into: {failure}")]
     findings = []
@@ -36,7 +36,7 @@ def check_lost_gpus(host: Host) -> list[Finding]:
             asked = Evidence(f"container {item.name}", item.asked, "answered by ocigpu-runtime or a GPU hook")
             findings.append(say("container-lost-gpu.not-given", asked, name=item.name))
     findings += [not_checked(f"container {item.name}: {item.problem}") for item in answers if item.problem]
-    well = [name for name, *wrong in answers if not any(wrong)]
+    well = [item.name for item in answers if not (item.lost or item.asked or item.problem)]
     if well:
         shown = printable(", ".join(well), 300)
         findings.append(ok("running containers have what they were given", Evidence("device cgroups", shown)))
@@ -49,15 +49,17 @@ def check_driver_capabilities(host: Host) -> list[Finding]:
         return [not_checked("containers are looked at on this machine only")]
     if host.user:
         return [not_checked("only root can look into images of containers")]
+    if not host.driver_version:
+        return [not_checked("no driver is loaded: no container has its files")]
     try:
-        wishes = host.wishes
+        answers = host.lacks
     except (OSError, OcigpuError) as failure:
         return [not_checked(f"containers could not be looked into: {failure}")]
     findings = []
-    for container, wish in wishes:
-        name = printable(container, 200)
-        seen = Evidence(f"container {name}", CAPABILITIES_VARIABLE, "as NVIDIA's default mode gives")
-        findings.append(say("driver-capabilities.wish", seen, name=name, wish=wish, variable=CAPABILITIES_VARIABLE))
-    number = sum(bool(item.pid) for item in host.running_containers)
-    images = Evidence("images", f"those of {number} running containers")
+    for item in answers:
+        if item.wish:
+            name, variable = item.name, CAPABILITIES_VARIABLE
+            seen = Evidence(f"container {name}", variable, "as NVIDIA's default mode gives")
+            findings.append(say("driver-capabilities.wish", seen, name=name, wish=item.wish, variable=variable))
+    images = Evidence("images", f"those of {len(answers)} running containers")
     return findings or [ok("no image uses driver files that its container has not", images)]

@@ -19,7 +19,7 @@ from ocigpu.core.settings import DEFAULT_PATH, Settings
 from ocigpu.doctor.files import RootFiles
 from ocigpu.doctor.live import DockerAnswer, ask_docker, read_context
 from ocigpu.doctor.logs import read_kernel_log
-from ocigpu.doctor.running import MAX_CONTAINERS, Loss, ask_for_losses, ask_for_wishes, find_replaced
+from ocigpu.doctor.running import Lack, ask_for_lacks, find_replaced
 from ocigpu.doctor.spec_files import Specs, read_specs
 from ocigpu.doctor.versions import read_engine_releases
 from ocigpu.engines.status import EngineStatus, read_engine_status
@@ -260,17 +260,12 @@ class Host(RootFiles):
 
     @property
     def running_containers(self) -> list[Container]:
-        return [item for item in self.containers[0] if item.status in ("created", "running")][:MAX_CONTAINERS]
+        return [item for item in self.containers[0] if item.status in ("created", "running")]
 
     @cached_property
-    def losses(self) -> list[Loss]:
-        """What running containers have lost; raises OSError, OcigpuError."""
-        return ask_for_losses(self.running_containers, self.settings)
-
-    @cached_property
-    def wishes(self) -> list[tuple[str, str]]:
-        """Running containers whose images use driver files that they were not given; raises OSError, OcigpuError."""
-        return ask_for_wishes([item for item in self.running_containers if item.pid], self.settings)
+    def lacks(self) -> list[Lack]:
+        """What running containers lack of the driver; raises OSError, OcigpuError."""
+        return ask_for_lacks(self.running_containers, self.settings)
 
     @cached_property
     def processes(self) -> dict[int, str]:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ocigpu.bundle.edit import has_gpu_hook
 from ocigpu.containers.asked import describe_users, find_users
@@ -20,64 +20,55 @@ from ocigpu.gpus.request import Request
 from ocigpu.gpus.vendors import parse_request
 
 SECONDS = 15.0
-MAX_CONTAINERS = 200
 MAX_PROCESSES = 20_000
 MAX_MAPS = 4 << 20
 _DELETED = re.compile(r"\S*(libcuda|libnvidia|libnvcuvid|nvidia-smi)\S*")
 
 
-class Loss(NamedTuple):
-    """What a container has ``lost``, the named devices that it ``asked`` for in vain, or why it is unknown."""
+class Lack(NamedTuple):
+    """What a container has ``lost``, the named devices that it ``asked`` for in vain, or why it is unknown.
+
+    ``wish``: what its image could want of the driver that it was not given.
+    """
 
     name: str
     lost: list[str] = []
     asked: str = ""
     problem: str = ""
+    wish: str = ""
 
 
-def ask_for_losses(containers: Sequence[Container], settings: Settings) -> list[Loss]:
-    """Return what each container has lost; nothing is changed.  Raises OSError, OcigpuError."""
-    return [Loss(*answer) for answer in ask_child(lambda: _ask(containers, settings), SECONDS)]
+def ask_for_lacks(containers: Sequence[Container], settings: Settings) -> list[Lack]:
+    """Return what each container lacks; nothing is changed.  Raises OSError, OcigpuError."""
+    return [Lack(*answer) for answer in ask_child(lambda: _ask(containers, settings), SECONDS)]
 
 
-def _ask(containers: Sequence[Container], settings: Settings) -> list[Loss]:
+def _ask(containers: Sequence[Container], settings: Settings) -> list[Lack]:
     """A request for all GPUs is every CUDA image's and says nothing."""
     facts = read_host_facts(settings)
     rows = []
     for container in containers:
-        name = printable(container.name, 200)
+        name, wish = printable(container.name, 200), ""
         try:
             config = read_config_of(container).config
             repaired, request = Repaired(), Request()
+            wish = _wish(container, config, settings)
             if may_have_devices(container, config, settings, facts):
                 with open_live(container, settings, facts) as live:
                     repaired = repair(live, dry_run=True)
             if not repaired.devices and not repaired.lost and not has_gpu_hook(config):
                 request = read_unanswered(config, container.bundle, settings, [])
             asked = "" if request.selection == "all" else printable(request.source, 300)
-            rows.append(Loss(name, [printable(text, 300) for text in repaired.lost], asked))
+            rows.append(Lack(name, [printable(text, 300) for text in repaired.lost], asked, wish=wish))
         except OcigpuError as failure:
-            rows.append(Loss(name, problem=printable(failure.message, 300)))
+            rows.append(Lack(name, problem=printable(failure.message, 300), wish=wish))
     return rows
 
 
-def ask_for_wishes(containers: Sequence[Container], settings: Settings) -> list[tuple[str, str]]:
-    """Return names of containers and what their images could want of the driver that they were not given.
-
-    Raises OSError, OcigpuError.
-    """
-
-    def look() -> list[tuple[str, str]]:
-        return [(item.name, wish) for item in containers if (wish := _wish(item, settings))]
-
-    return [(name, wish) for name, wish in ask_child(look, SECONDS)]
-
-
-def _wish(container: Container, settings: Settings) -> str:
+def _wish(container: Container, config: dict[str, Any], settings: Settings) -> str:
+    if read_mode(config) not in ("hook", "spec"):
+        return ""
     try:
-        config = read_config_of(container).config
-        if read_mode(config) not in ("hook", "spec"):
-            return ""
         request = parse_request(config, settings, container.bundle)
     except OcigpuError:
         return ""

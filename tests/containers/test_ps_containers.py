@@ -3,7 +3,10 @@
 import json
 import os
 import stat
+import subprocess
 import sys
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +18,13 @@ from support.process import run
 from support.product import SimulatedHost
 from support.runtimes import set_cgroup, view_of
 
-from ocigpu.containers.child import ask_child
-from ocigpu.containers.report import find_holders, read_mode
+from ocigpu.containers.child import ask_child, ask_each
+from ocigpu.containers.report import find_holders, make_reports, read_mode
 from ocigpu.containers.rules import read_allowed, read_granted
 from ocigpu.core.errors import OcigpuError, SpecError
+from ocigpu.gpus.nvidia.discover import read_host_facts
+from ocigpu.system.proc import read_stat
+from ocigpu.system.settings_file import read_settings
 
 pytestmark = [pytest.mark.root, pytest.mark.engine]
 
@@ -314,6 +320,68 @@ def test_a_look_that_never_ends_is_given_up(tmp_path: Path) -> None:
         ask_child(refuse)
     assert (refused.value.code, refused.value.message, refused.value.hint) == ("OCIGPU-SPEC-3", "no root", "look")
     assert ask_child(lambda: stat.S_ISDIR(os.stat("/").st_mode)) is True
+
+
+def test_one_child_looks_for_many_and_what_ends_it_is_asked_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    forked: list[int] = []
+    fork = os.fork
+
+    def count() -> int:
+        forked.append(1)
+        return fork()
+
+    monkeypatch.setattr(os, "fork", count)
+
+    def fail() -> None:
+        raise FileNotFoundError(2, "gone", "/x")
+
+    numbers = [partial(int, str(number)) for number in range(20)]
+    asks = ask_each([*numbers, fail])
+    assert [ask() for ask in asks[:20]] == [*range(20)]
+    with pytest.raises(FileNotFoundError):
+        asks[20]()
+    assert len(forked) == 1
+    asks = ask_each([*numbers, lambda: os.kill(os.getpid(), 9)])
+    assert [ask() for ask in asks[:20]] == [*range(20)]
+    with pytest.raises(OSError, match="killed"):
+        asks[20]()
+    assert ask_each([]) == []
+
+
+def test_containers_are_asked_by_a_handful_of_children(
+    make_bundle: MakeBundle,
+    simulated_host: SimulatedHost,
+    runtime_environment: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One that shares the cgroup of this process is asked where it is, not in the cgroup of the one before it."""
+    environment = simulated_host.environment(runtime_environment, "runc")
+    settings = read_settings(environment["OCIGPU_CONFIG"])
+    facts = read_host_facts(settings)
+    with ExitStack() as stack:
+        made = []
+        for gpu in ("0", "1", "0,1"):
+            bundle = make_bundle(WAITING, {"NVIDIA_VISIBLE_DEVICES": gpu}, layout="busybox")
+            made.append(stack.enter_context(container(bundle, environment, "runc", "v1", simulated_host)))
+        found = [one.found() for one in made]
+        sleeping = stack.enter_context(subprocess.Popen(["sleep", "1000"]))
+        stack.callback(sleeping.kill)
+        start = read_stat(f"/proc/{sleeping.pid}/stat").start
+        found.insert(1, found[0]._replace(pid=sleeping.pid, start_time=start, state_file="/nowhere/state.json"))
+        forked: list[int] = []
+        fork = os.fork
+
+        def count() -> int:
+            forked.append(1)
+            return fork()
+
+        monkeypatch.setattr(os, "fork", count)
+        reports = make_reports([found[0], *found[2:]], facts, settings)
+        gpus = [{gpu.index: gpu.state for gpu in report.gpus} for report in reports]
+        assert gpus == [{0: "ok"}, {1: "ok"}, {0: "ok", 1: "ok"}]
+        assert len(forked) <= 4
+        allowed = read_allowed(found, [(195, 0), (195, 1)])
+        assert [len(one.numbers) for one in allowed] == [1, 2, 1, 2]
 
 
 def test_a_hook_under_the_vendors_name_is_told_by_its_program(tmp_path: Path) -> None:

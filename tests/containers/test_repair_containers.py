@@ -19,7 +19,7 @@ from support.product import PROGRAMS, REPOSITORY, RUNTIME, SimulatedHost, python
 from support.runtimes import probe
 
 from ocigpu.containers.attach import attach, detach
-from ocigpu.containers.live import read_now
+from ocigpu.containers.live import open_live, read_now
 from ocigpu.containers.repair import GrantKeeper, repair
 from ocigpu.containers.verify import AS_GRANTED
 from ocigpu.core.errors import OcigpuError
@@ -174,6 +174,30 @@ def test_the_keeper_repairs_what_changed_and_is_silent_else(gpu_3: Made, simulat
     keeper.look()
     assert said == [f"info: repaired {gpu_3.name}: it had lost device rule c 195:5 rw"]
     assert opens(gpu_3, simulated_host, "nvidia5") == REACHED
+
+
+def test_the_keeper_opens_a_container_without_devices_only_when_it_was_attached_one(
+    make_bundle: MakeBundle,
+    runtime_environment: dict[str, str],
+    simulated_host: SimulatedHost,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    opened_ones: list[str] = []
+    monkeypatch.setattr(
+        "ocigpu.containers.repair.open_live", lambda found, *_: opened_ones.append(found.name) or open_live(found, *_)
+    )
+    with container(make_bundle(WAITING, layout="debian"), runtime_environment, host=simulated_host) as made:
+        keeper = GrantKeeper(made.places, read_settings(made.environment["OCIGPU_CONFIG"]), Lines())
+        keeper.look()
+        keeper.look()
+        assert opened_ones == []
+        with opened(made) as live:
+            attach(live, ["5"])
+        keeper.look()
+        assert opened_ones == [made.name]
+        apply_again(made, "v1")
+        keeper.look()
+        assert opens(made, simulated_host, "nvidia5") == REACHED
 
 
 def test_the_keeper_tells_an_error_once_and_forgets_what_has_ended(
