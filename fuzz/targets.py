@@ -477,7 +477,7 @@ def fuzz_kept(data: bytes) -> None:
         cache.write_cached(fd, name, cache.seal(data))
         holds, cached._holds = cached._holds, lambda *_: True  # noqa: SLF001
         try:
-            facts, _ = cached._load(fd, SETTINGS[0])  # noqa: SLF001
+            facts = cached._load(cached._find(fd, SETTINGS[0]))  # noqa: SLF001
         finally:
             cached._holds = holds  # noqa: SLF001
         assert facts is None or isinstance(facts.gpus, tuple)

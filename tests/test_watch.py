@@ -26,6 +26,7 @@ from ocigpu.cdi.watch import (
     QUIET,
     RENEWAL,
     SETTLING,
+    YOUNG,
     Pace,
     Uevents,
     Watch,
@@ -159,9 +160,15 @@ def test_facts_are_read_again_before_they_are_too_old(
     stamp = read_stamp(settings)
     assert stamp
     assert watcher.facts_due == SETTLING + RENEWAL
-    assert 0 < RENEWAL < cached.MAX_AGE - SETTLING
+    assert RENEWAL + YOUNG + SETTLING < cached.MAX_AGE
+    (kept,) = (host / "run/ocigpu").glob("facts-*")
+    before = kept.read_bytes()
     watcher.renew_facts(SETTLING + RENEWAL)
-    assert read_stamp(settings) not in ("", stamp)
+    assert kept.read_bytes() == before
+    monkeypatch.setattr(watch, "YOUNG", 0.0)
+    watcher.renew_facts(SETTLING + RENEWAL)
+    assert kept.read_bytes() != before
+    assert read_stamp(settings) == stamp
 
 
 def test_no_gpu_is_woken_for_facts(host: Path, target: Path) -> None:

@@ -19,7 +19,7 @@ from ocigpu.cdi.refresh import DEFAULT_OUTPUT, refresh
 from ocigpu.cdi.write import target_of
 from ocigpu.core.errors import OcigpuError, SettingsError, printable
 from ocigpu.core.settings import DEFAULT_PATH, Settings
-from ocigpu.gpus.cached import MAX_AGE, refresh_facts
+from ocigpu.gpus.cached import read_facts
 from ocigpu.gpus.fingerprint import explain_changes, read_fingerprint
 from ocigpu.gpus.offer import GenerateOptions
 from ocigpu.gpus.tree import find_roots
@@ -39,8 +39,8 @@ LONGEST_RETRY = 60.0
 """Seconds until a failed refresh is tried again: doubling from the first to the longest."""
 SETTLING = 5.0
 """Seconds after a change of the host at which its facts are read for the next start: younger changes are not kept."""
-RENEWAL = MAX_AGE - 60.0
-"""Seconds after which facts are read again, so that no start finds them too old."""
+RENEWAL, YOUNG = 240.0, 30.0
+"""Seconds after which facts that are not young are renewed: together less than MAX_AGE, so that starts need not."""
 AWAKE = "/run/nvidia-persistenced/socket"
 """Of the daemon that keeps GPUs initialized: without it NVML wakes them."""
 
@@ -246,10 +246,10 @@ class Watch:
                 also_due = now + interval
 
     def renew_facts(self, now: float) -> None:
-        """Read the facts for the next starts, and again before they end by age if no GPU has to wake up for that."""
+        """Have facts for the next starts, and renew them before they are old if no GPU has to wake up for that."""
         self.facts_due = math.inf
         with contextlib.suppress(OcigpuError):  # a start says it
-            facts = refresh_facts(self.settings).facts
+            facts = read_facts(self.settings, YOUNG)
             if any(file.container_path == AWAKE for file in facts.sockets):
                 self.facts_due = now + RENEWAL
 

@@ -2,8 +2,8 @@
 
 Kept in the cache directory (:mod:`ocigpu.system.store`), one file for each set of settings.  They count while all of
 this is as it was: version of this program, boot, fingerprint (driver, GPUs, MIG devices, nodes), and identity, size and
-times of every file that was looked at; what was not there is still not there.  What only NVML tells, such as a GPU that
-has fallen off the bus, is asked again after :data:`MAX_AGE` seconds.  The small texts of procfs are read each time.
+times of every file that was looked at; what was not there is still not there.  After :data:`MAX_AGE` seconds NVML must
+give the same answer again: it alone tells of a GPU that has fallen off the bus.  Small texts of procfs are read anyway.
 
 Most starts see that with half of the work.  That the fingerprint is the same is seen without computing it: what it was
 made of is read and compared.  That links lead where they led, and that what was not there is not, is seen by the times
@@ -71,9 +71,10 @@ class RefreshedFacts(NamedTuple):
     age: float
 
 
-def read_facts(settings: Settings) -> "HostFacts":
+def read_facts(settings: Settings, age: float = MAX_AGE) -> "HostFacts":
     """Return the facts of the host that the settings describe, from the cache if they still hold, else anew.
 
+    ``age``: seconds after which NVML is asked whether they do.
     Raises HostError as :func:`ocigpu.gpus.nvidia.discover.read_host_facts` does.
     """
     directory = open_cache(True, settings.simulation_root)
@@ -82,11 +83,10 @@ def read_facts(settings: Settings) -> "HostFacts":
 
         return read_host_facts(settings)
     try:
-        facts, _ = _load(directory, settings)
+        facts = _load(_find_current(directory, settings, age))
         if facts is None:
-            if not _lock(directory, 0):
-                _lock(directory, PATIENCE, shared=True)  # many at once would ask NVML the same
-            facts, _ = _load(directory, settings)  # of one that had the lock before
+            _take_turn(directory)
+            facts = _load(_find(directory, settings, age))  # of one that had its turn before
         return facts or _store(directory, settings)[0]
     finally:
         os.close(directory)  # and with it the lock
@@ -103,7 +103,8 @@ def refresh_facts(settings: Settings) -> RefreshedFacts:
 
         return RefreshedFacts(read_host_facts(settings), "", NO_CACHE, -1.0)
     try:
-        _, age = _load(directory, settings)
+        kept = _find(directory, settings)
+        age = _now() - kept.made if kept else -1.0
         facts, problem = _store(directory, settings)
         path = f"{os.readlink(f'/proc/self/fd/{directory}')}/{_name(settings)}"
         return RefreshedFacts(facts, "" if problem else path, problem, age)
@@ -124,13 +125,8 @@ def read_stamp(settings: Settings, directory: int = -1) -> str:
             return read_stamp(settings, directory)
         finally:
             os.close(directory)
-    try:
-        kept = _read(directory, settings)
-        if kept is None or not _holds(directory, settings, kept):
-            return ""
-        return f"{kept.made!r} {crc32(kept.facts.encode()):08x}"
-    except UNUSABLE:  # written by other code of this version
-        return ""
+    kept = _find_current(directory, settings)
+    return f"{kept.begun!r} {crc32(kept.facts.encode()):08x}" if kept else ""
 
 
 def find_answer(
@@ -203,13 +199,15 @@ class _Kept(NamedTuple):
     """What is in the file: its key, when it was made, what shows that it holds, and the facts as JSON.
 
     ``made``: seconds since the boot; ``begun``: when reading began, by the clock that files have their times of.
-    ``notes``: readings that the key was made of.  ``brief``: places that are enough as a rule, (path, whether what a
-    directory holds counts), and the checksum of their states; ``states``: the same of all places, as JSON.
+    ``nvml``: the library that was asked, and a checksum of its answer.  ``notes``: readings that the key was made of.
+    ``brief``: places that are enough as a rule, (path, whether what a directory holds counts), and the checksum of
+    their states; ``states``: the same of all places, as JSON.
     """
 
     key: str
     made: float
     begun: float
+    nvml: tuple[str, int]
     notes: "Notes"
     brief: "tuple[Places, int]"
     states: str
@@ -221,31 +219,68 @@ def _read(directory: int, settings: Settings) -> _Kept | None:
     if not lines:
         return None
     try:
-        made, begun, notes, brief = rawjson.parse(lines[1].decode())
-        return _Kept(lines[0].decode(), made, begun, notes, brief, lines[2].decode(), lines[3].decode())
+        made, begun, nvml, notes, brief = rawjson.parse(lines[1].decode())
+        return _Kept(lines[0].decode(), made, begun, nvml, notes, brief, lines[2].decode(), lines[3].decode())
     except (ValueError, TypeError, RecursionError):  # written by other code of this version
         return None
 
 
 def _write(directory: int, settings: Settings, kept: _Kept) -> bool:
-    lines = (kept.key, rawjson.dump((kept.made, kept.begun, kept.notes, kept.brief)), kept.states, kept.facts)
+    lines = (kept.key, rawjson.dump(kept[1:6]), kept.states, kept.facts)
     return write_kept(directory, _name(settings), [line.encode() for line in lines], PREFIX, SPARE)
 
 
-def _load(directory: int, settings: Settings) -> "tuple[HostFacts | None, float]":
-    """Return the facts that are kept, if they still hold (else None), and their age in seconds (else -1)."""
-    kept = _read(directory, settings)
-    try:
-        if kept is None or not _holds(directory, settings, kept):
-            return None, -1.0
-        from ocigpu.core.facts import facts_from_json
-        from ocigpu.gpus.nvidia.procfs import read_proc_files
+def _load(kept: _Kept | None) -> "HostFacts | None":
+    """Return facts that were kept; None for none, and for what cannot be read."""
+    if kept is None:
+        return None
+    from ocigpu.core.facts import facts_from_json
+    from ocigpu.gpus.nvidia.procfs import read_proc_files
 
+    try:
         facts = facts_from_json(rawjson.parse(kept.facts))
         files = read_proc_files(facts.proc_driver) if facts.proc_driver else ()
     except UNUSABLE:  # as above
-        return None, -1.0
-    return facts._replace(proc_files=files), _now() - kept.made
+        return None
+    return facts._replace(proc_files=files)
+
+
+def _find_current(directory: int, settings: Settings, age: float = MAX_AGE) -> _Kept | None:
+    """Return what is kept and holds; when it is not younger than ``age``, only if NVML gives the same answer again."""
+    kept = _find(directory, settings)
+    if kept is None or _now() - kept.made < age:
+        return kept
+    turn = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        _take_turn(turn)
+        return _find(directory, settings, age) or _ask_again(directory, settings, kept)
+    finally:
+        os.close(turn)
+
+
+def _ask_again(directory: int, settings: Settings, kept: _Kept) -> _Kept | None:
+    """Return what is kept as new if NVML gives the same answer as when it was made, else None."""
+    from ocigpu.gpus.nvidia.nvml import start_nvml
+
+    try:
+        library, checksum = kept.nvml
+        asked = start_nvml(library, find_roots(settings))
+    except UNUSABLE:  # as above
+        return None
+    if asked.collect().problem or asked.checksum != checksum:
+        return None
+    kept = kept._replace(made=_now())
+    _write(directory, settings, kept)
+    return kept
+
+
+def _find(directory: int, settings: Settings, age: float = float("inf")) -> _Kept | None:
+    """Return what is kept and younger than ``age`` if nothing has changed that it was read from."""
+    kept = _read(directory, settings)
+    try:
+        return kept if kept and _now() - kept.made < age and _holds(directory, settings, kept) else None
+    except UNUSABLE:  # as above
+        return None
 
 
 def _holds(directory: int, settings: Settings, kept: _Kept) -> bool:
@@ -254,7 +289,7 @@ def _holds(directory: int, settings: Settings, kept: _Kept) -> bool:
     Where only something has that does not matter (a device of another kind was added to /dev, a file of somebody else
     to a directory), it is noted anew.
     """
-    if not 0 <= _now() - kept.made < MAX_AGE or not kept.key.startswith(f"{_begin_of_key()} "):
+    if _now() < kept.made or not kept.key.startswith(f"{_begin_of_key()} "):
         return False
     brief, notes = kept.brief, kept.notes
     if _checksum(_states(brief[0])) != brief[1]:
@@ -291,7 +326,7 @@ def _store(directory: int, settings: Settings) -> "tuple[HostFacts, str]":
     from ocigpu.gpus.nvidia.discover import read_host_facts_and_places
 
     (key, notes), begun = _noted_key(settings), time.time()
-    facts, looked = read_host_facts_and_places(settings)
+    facts, looked, nvml = read_host_facts_and_places(settings)
     if facts.source != "nvml":
         return facts, "NVML gave no answer"
     if any(gpu.error for gpu in facts.gpus):
@@ -305,7 +340,7 @@ def _store(directory: int, settings: Settings) -> "tuple[HostFacts, str]":
         return facts, "the host has just changed"
     brief = _shorten(places, states, begun)
     kept = rawjson.dump((places, _checksum(states))), rawjson.dump(facts_to_json(facts))
-    if not _write(directory, settings, _Kept(key, _now(), begun, notes, brief, *kept)):
+    if not _write(directory, settings, _Kept(key, _now(), begun, nvml, notes, brief, *kept)):
         return facts, "the file cannot be written"
     return facts, ""
 
@@ -365,9 +400,10 @@ def _now() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def _lock(directory: int, seconds: float, shared: bool = False) -> bool:
-    """Lock the cache until the descriptor is closed; tells whether that was possible in time."""
+def _take_turn(directory: int) -> None:
+    """Lock the cache until the descriptor is closed, or wait for another start that has: it asks NVML for all."""
     try:
-        return lock(directory, seconds, shared, 0.002)
+        if not lock(directory, 0, False, 0.002):
+            lock(directory, PATIENCE, True, 0.002)
     except OSError:  # a file system without locks: then several may read the same
-        return True
+        return

@@ -20,11 +20,12 @@ from ocigpu.core.errors import HostError
 from ocigpu.core.facts import HostFacts, facts_to_json
 from ocigpu.core.settings import Settings
 from ocigpu.gpus import cached
-from ocigpu.gpus.cached import read_facts, refresh_facts
+from ocigpu.gpus.cached import read_facts, read_stamp, refresh_facts
 from ocigpu.gpus.nvidia import discover
 from ocigpu.gpus.nvidia.discover import read_host_facts
 from ocigpu.sim.create import create_host
 from ocigpu.system import store as cache
+from ocigpu.system.files import lock
 from ocigpu.system.store import seal, unseal
 
 LIBRARIES = f"usr/lib/{TRIPLET}"
@@ -73,7 +74,7 @@ def kept(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kept:
     subprocess.run(["cp", "-a", model, found.root], check=True)
     real = discover.read_host_facts_and_places
 
-    def count(settings: Settings) -> tuple[HostFacts, dict[str, bool]]:
+    def count(settings: Settings) -> tuple[HostFacts, dict[str, bool], tuple[str, int]]:
         found.discoveries += 1
         return real(settings)
 
@@ -233,7 +234,7 @@ def test_what_is_nobodys_business_changes_nothing(kept: Kept) -> None:
 
 def test_a_start_looks_at_directories_instead_of_what_they_hold(kept: Kept) -> None:
     proof = json.loads(unseal(kept.files[0].read_bytes()).split(b"\n")[1])
-    paths = {path.removeprefix(str(kept.root)): searched for path, searched in proof[3][0]}
+    paths = {path.removeprefix(str(kept.root)): searched for path, searched in proof[4][0]}
     assert paths[f"/{LIBRARIES}"]
     assert f"/{LIBRARIES}/libcuda.so.1" not in paths  # a link
     assert "/usr/sbin" not in paths  # not there
@@ -250,6 +251,42 @@ def test_a_directory_that_has_changed_is_no_longer_relied_on(kept: Kept, monkeyp
     assert kept.is_used()
     assert kept.files[0].read_bytes() == noted
     repoint(kept.root / LIBRARIES / "libcuda.so.1", "libnvidia-ml.so.1")
+    assert not kept.is_used()
+
+
+def test_old_facts_are_used_when_nvml_says_the_same_again(kept: Kept) -> None:
+    stamp = read_stamp(kept.settings)
+    grow_old(kept.files[0])
+    old = kept.files[0].read_bytes()
+    assert kept.is_used()
+    assert kept.files[0].read_bytes() != old  # they are new again
+    assert read_stamp(kept.settings) == stamp  # and so are answers that follow from them
+    grow_old(kept.files[0])
+    assert read_stamp(kept.settings) == stamp
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["another library", "another answer"])
+def test_old_facts_are_read_anew_when_nvml_says_something_else(kept: Kept, number: int) -> None:
+    grow_old(kept.files[0])
+    edit_lines(kept.files[0], lambda proof, _: proof[2].__setitem__(number, ["/none", 1][number]))
+    assert not kept.is_used()
+    assert kept.is_used()
+
+
+def test_a_gpu_that_is_lost_is_seen_when_facts_are_old(kept: Kept, model: Path) -> None:
+    grow_old(kept.files[0])
+    (model / "faults").write_text("lost 1\n")  # where the library of NVML was made: no place of this host changes
+    try:
+        assert not read_stamp(kept.settings)
+        assert kept.read().gpus[1].error
+    finally:
+        (model / "faults").unlink()
+
+
+@pytest.mark.parametrize("change", [CHANGES["a link points elsewhere"], CHANGES["a library changes in place"]])
+def test_old_facts_need_the_host_as_it_was_too(kept: Kept, change: Callable[[Path], object]) -> None:
+    grow_old(kept.files[0])
+    change(kept.root)
     assert not kept.is_used()
 
 
@@ -302,7 +339,7 @@ def edit_lines(path: Path, edit: Callable[[Any, Any], object]) -> None:
 
 def spoil_states(path: Path) -> None:
     """Let the quick look fail, and what the long one compares be no JSON."""
-    edit_lines(path, lambda proof, _: proof[3].__setitem__(1, 0))
+    edit_lines(path, lambda proof, _: proof[4].__setitem__(1, 0))
     key, proof, _, facts = unseal(path.read_bytes()).split(b"\n")
     path.write_bytes(seal(b"\n".join((key, proof, b"{", facts))))
 
@@ -310,7 +347,6 @@ def spoil_states(path: Path) -> None:
 SPOILED: dict[str, Callable[[Path], object]] = {
     "version of the program": lambda path: edit_key(path, 0),
     "boot": lambda path: edit_key(path, 1),
-    "age": grow_old,
     "empty": cut(0),
     "truncated in its key": cut(20),
     "truncated in its facts": cut(6000),
@@ -319,11 +355,11 @@ SPOILED: dict[str, Callable[[Path], object]] = {
     "other JSON": lambda path: write_lines(path, b"[0,[]]", b"[]", b"{}"),
     "JSON of another form": lambda path: write_lines(path, b"[1]", b"[]", b"[]"),
     "of the form of an earlier version": lambda path: write_lines(path, b"[0,[],{}]", b"{}"),
-    "strange paths": lambda path: edit_lines(path, lambda proof, _: proof[3][0].append(["a\0b", False])),
+    "strange paths": lambda path: edit_lines(path, lambda proof, _: proof[4][0].append(["a\0b", False])),
     "states that are none": spoil_states,
-    "places of another form": lambda path: edit_lines(path, lambda proof, _: proof[3][0].append([1, 2, 3])),
+    "places of another form": lambda path: edit_lines(path, lambda proof, _: proof[4][0].append([1, 2, 3])),
     "a note of a number without end": lambda path: edit_lines(
-        path, lambda proof, _: proof[2].update({f"{10**30} /proc/version": 1})
+        path, lambda proof, _: proof[3].update({f"{10**30} /proc/version": 1})
     ),
     "procfs at what is no path": lambda path: edit_lines(path, lambda _, facts: facts.update(proc_driver="/a\0b")),
     "deep": lambda path: write_lines(path, b"[" * 100000, b"{}"),
@@ -379,7 +415,7 @@ def test_facts_that_are_not_whole_are_not_kept(kept: Kept, model: Path, fault: s
 def test_a_change_while_the_host_is_read_is_not_missed(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     real = discover.read_host_facts_and_places
 
-    def change_meanwhile(settings: Settings) -> tuple[HostFacts, dict[str, bool]]:
+    def change_meanwhile(settings: Settings) -> tuple[HostFacts, dict[str, bool], tuple[str, int]]:
         found = real(settings)
         (kept.root / "dev/nvidia-nvswitch9").touch()
         return found
@@ -394,7 +430,7 @@ def test_a_change_while_nvml_takes_its_time_is_not_missed(kept: Kept, monkeypatc
     real, clock = discover.read_host_facts_and_places, time.time
     late = 0.0
 
-    def answer_slowly(settings: Settings) -> tuple[HostFacts, dict[str, bool]]:
+    def answer_slowly(settings: Settings) -> tuple[HostFacts, dict[str, bool], tuple[str, int]]:
         nonlocal late
         found = real(settings)
         replace(kept.root / CUDA)
@@ -454,6 +490,6 @@ def test_nobody_waits_for_ever_for_another_start(kept: Kept, monkeypatch: pytest
     monkeypatch.setattr(cached, "PATIENCE", 0.01)
     kept.files[0].unlink()
     directory = cache.open_cache(True, str(kept.root))
-    assert cached._lock(directory, 0)
+    assert lock(directory, 0)
     assert not kept.is_used()
     os.close(directory)

@@ -72,14 +72,15 @@ def read_host_facts(settings: Settings, search: SearchPaths | None = None) -> Ho
     return _Discovery(settings, search or SearchPaths()).run()
 
 
-def read_host_facts_and_places(settings: Settings) -> tuple[HostFacts, dict[str, bool]]:
-    """Return the facts as :func:`read_host_facts` does, and the paths of the host that decided what they are.
+def read_host_facts_and_places(settings: Settings) -> tuple[HostFacts, dict[str, bool], tuple[str, int]]:
+    """Return the facts as :func:`read_host_facts` does, the paths of the host that decided them, and NVML's part.
 
     A path that was only looked at has False, a directory in which every name counted True.  What the fingerprint
-    (:mod:`ocigpu.gpus.fingerprint`) covers is left out.
+    (:mod:`ocigpu.gpus.fingerprint`) covers is left out.  NVML's part: its library as :func:`start_nvml` takes it, and a
+    checksum of its answer.
     """
     discovery = _Discovery(settings, SearchPaths())
-    return discovery.run(), discovery.places()
+    return discovery.run(), discovery.places(), discovery.nvml
 
 
 class _Discovery:
@@ -98,6 +99,7 @@ class _Discovery:
         self.kernel = read_kernel_version(self.roots.proc, self.roots.sys)
         self.in_procfs: tuple[ProcGpu, ...] = ()
         self.notes: list[str] = []
+        self.nvml = ("", 0)
 
     def run(self) -> HostFacts:
         kernel = self.kernel
@@ -122,6 +124,7 @@ class _Discovery:
         finally:
             if child:
                 child.close()
+                self.nvml = (child.library, child.checksum)
         if answer.code == LIB_RM_VERSION_MISMATCH:
             raise _mismatch(kernel or "another version", version or "of unknown version", self.root, answer.problem)
         if not kernel and not self.proc_driver and answer.problem:

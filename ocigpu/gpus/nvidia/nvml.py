@@ -5,6 +5,7 @@ answer that says so; it never gives an exception and never a hang.
 """
 
 import os
+from binascii import crc32
 
 from ocigpu.core import rawjson
 from ocigpu.core.errors import printable
@@ -50,8 +51,11 @@ class NvmlAnswer(NamedTuple):
 class NvmlChild:
     """A running question to NVML; :meth:`collect` waits for the answer, :meth:`close` gives up on it."""
 
-    def __init__(self, child: Child) -> None:
+    def __init__(self, child: Child, library: str) -> None:
         self._child = child
+        self.library = library
+        self.checksum = 0
+        """Of the answer."""
         self.close = child.close
         self.document: dict[str, Any] = {}
         """What the answer was made of, which says more; {} where there is none."""
@@ -67,6 +71,7 @@ class NvmlChild:
         if status < 0:
             return NvmlAnswer(f"NVML crashed: the library ended its process by signal {-status}")
         try:
+            self.checksum = crc32(data)
             document = rawjson.parse(data.decode())
             answer = parse_answer(document)
         except UNUSABLE:
@@ -91,7 +96,7 @@ def start_nvml(library: str, roots: Roots, seconds: float = DEADLINE) -> NvmlChi
 
         return answer_in_child(parent, pipe, DriverPlace(path, chroot, roots.host))
 
-    return NvmlChild(Child(work, seconds))
+    return NvmlChild(Child(work, seconds), library)
 
 
 def parse_answer(data: "Any") -> NvmlAnswer:
