@@ -14,7 +14,6 @@ from ocigpu.gpus.nvidia.gpus import MigCapabilities, complete_mig, gpus_from_pro
 from ocigpu.gpus.nvidia.libraries import (
     find_libraries,
     find_nvml,
-    has_version,
     library_versions,
     native_machine,
     read_libraries,
@@ -109,7 +108,7 @@ class _Discovery:
         versions = library_versions(paths)
         if not kernel and not self.proc_driver and not versions:
             raise self._no_driver("")
-        if kernel and versions and not has_version(paths, kernel):
+        if kernel and versions and kernel not in versions:
             raise _mismatch(kernel, ", ".join(versions), self.root)
         version = kernel or (versions[0] if versions else "")
         child = self._start_nvml(find_nvml(paths, version, self.libraries, self.machine))

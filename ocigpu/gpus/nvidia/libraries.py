@@ -169,11 +169,6 @@ def library_versions(paths: list[str]) -> list[str]:
     return list(versions)
 
 
-def has_version(paths: list[str], version: str) -> bool:
-    """Return whether libcuda or libnvidia-ml of exactly this version is among the paths."""
-    return version in library_versions(paths)
-
-
 def find_nvml(paths: list[str], version: str, tree: Tree, machine: str) -> str:
     """Return the path in the tree of the 64-bit libnvidia-ml of this version, "" when there is none."""
     architecture = ARCHITECTURES.get(machine)

@@ -93,13 +93,14 @@ def plan_selection(
     _add_files(plan, facts, request)
     plan.add(
         [
-            *_library_actions(libraries, image),
+            *(Bind(item.host_path, library_path(item, image), FILE_OPTIONS, reason) for item, reason in libraries),
             *_link_actions(libraries, request, image),
             *_module_links(facts, request),
         ]
     )
     _add_drm_links(plan, request, gpus)
-    plan.add(_profile_actions(request, gpus))
+    if _graphics(request) and gpus:
+        plan.add([application_profile([gpu.minor for gpu in gpus])])
     plan.add(_ldcache_actions(libraries, request, settings, image))
     return Plan(
         tuple(plan.actions),
@@ -414,17 +415,7 @@ def _libraries(facts: HostFacts, request: Request) -> tuple[tuple[Library, str],
 
 def library_path(library: Library, image: ImageFacts) -> str:
     """Return where a container of this image finds a driver library."""
-    return f"{_library_directory(library, image)}/{library.name}"
-
-
-def _library_directory(library: Library, image: ImageFacts) -> str:
-    return image.library_dir if library.bits == 64 else image.library_dir32
-
-
-def _library_actions(libraries: tuple[tuple[Library, str], ...], image: ImageFacts) -> "list[Action]":
-    return [
-        Bind(library.host_path, library_path(library, image), FILE_OPTIONS, reason) for library, reason in libraries
-    ]
+    return f"{image.library_dir if library.bits == 64 else image.library_dir32}/{library.name}"
 
 
 def _link_actions(libraries: tuple[tuple[Library, str], ...], request: Request, image: ImageFacts) -> "list[Action]":
@@ -435,7 +426,7 @@ def _link_actions(libraries: tuple[tuple[Library, str], ...], request: Request, 
         links.setdefault(path, Link(path, target, reason))
 
     for library, _ in libraries:
-        directory = _library_directory(library, image)
+        directory = library_path(library, image).rpartition("/")[0]
         if library.soname and library.soname != library.name:
             add(directory, library.soname, library.name, "the loader looks for the SONAME")
         for name, soname in DEVELOPER_LINKS:
@@ -462,13 +453,6 @@ def _module_links(facts: HostFacts, request: Request) -> "list[Action]":
 
 def _graphics(request: Request) -> bool:
     return "graphics" in request.capabilities or "display" in request.capabilities
-
-
-def _profile_actions(request: Request, gpus: tuple[Gpu, ...]) -> "list[Action]":
-    """An application profile that names the visible GPUs to EGL, by a bit mask of minors."""
-    if not _graphics(request) or not gpus:
-        return []
-    return [application_profile([gpu.minor for gpu in gpus])]
 
 
 def _ldcache_actions(
