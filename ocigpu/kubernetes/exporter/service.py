@@ -238,23 +238,22 @@ class ExporterService:
         now = self.standing
         age = round(time.monotonic() - now.sampled, 3)
         asked = now.pods_seconds >= 0
-        rows: list[tuple[str, str, float | None]] = [
-            ("ocigpu_exporter_collectors_up", "Whether the list of metrics in force is the latest.",
-             not now.collectors_problem),
-            ("ocigpu_exporter_sample_age_seconds", "Age of the GPUs' values.", age if now.done else None),
-            ("ocigpu_exporter_sample_duration_seconds", "How long NVML took.", now.seconds if now.done else None),
-            ("ocigpu_exporter_pod_resources_up", "Whether the kubelet answered when it was asked last.",
-             not now.pods_problem if asked else None),
-            ("ocigpu_exporter_pod_resources_duration_seconds", "How long the kubelet took.",
-             now.pods_seconds if asked else None),
-        ]  # fmt: skip
         results = ((("result", "ok"),), now.done), ((("result", "failed"),), now.failed)
-        version = (("version", __version__),)
-        up = ((), not now.problem)
+
+        def gauge(name: str, text: str, value: float | None, *labels: tuple[str, str]) -> str:
+            return "" if value is None else render_number(name, "gauge", text, (labels, value))
+
         lines = [
-            render_number("ocigpu_exporter_info", "gauge", "The exporter's version.", (version, 1)),
-            render_number("ocigpu_exporter_up", "gauge", "Whether NVML answered when it was asked last.", up),
+            gauge("ocigpu_exporter_info", "The exporter's version.", 1, ("version", __version__)),
+            gauge("ocigpu_exporter_up", "Whether NVML answered when it was asked last.", not now.problem),
             render_number("ocigpu_exporter_samples_total", "counter", "How often NVML was asked.", *results),
-            *(render_number(name, "gauge", text, ((), value)) for name, text, value in rows if value is not None),
-        ]
+            gauge("ocigpu_exporter_collectors_up", "Whether the list of metrics in force is the latest.",
+                  not now.collectors_problem),
+            gauge("ocigpu_exporter_sample_age_seconds", "Age of the GPUs' values.", age if now.done else None),
+            gauge("ocigpu_exporter_sample_duration_seconds", "How long NVML took.", now.seconds if now.done else None),
+            gauge("ocigpu_exporter_pod_resources_up", "Whether the kubelet answered when it was asked last.",
+                  not now.pods_problem if asked else None),
+            gauge("ocigpu_exporter_pod_resources_duration_seconds", "How long the kubelet took.",
+                  now.pods_seconds if asked else None),
+        ]  # fmt: skip
         return "".join(lines).encode()
