@@ -249,6 +249,15 @@ def test_the_hook_of_a_shim_elsewhere_is_linked_by_its_path(host: Path) -> None:
     assert os.readlink(host / "usr/local/bin/nvidia-container-runtime-hook") == "/opt/ocigpu/ocigpu-hook"
 
 
+def test_a_hook_link_of_a_toolkit_that_was_removed_is_replaced(host: Path) -> None:
+    link = host / "usr/bin/nvidia-container-runtime-hook"
+    link.symlink_to("nvidia-container-toolkit")
+    configure(host, "docker", gpus_hook=True)
+    assert os.readlink(link) == "ocigpu-hook"
+    remove(host, "docker")
+    assert not os.path.lexists(link)
+
+
 @pytest.mark.parametrize("where", ["/usr/bin", "/usr/local/bin", "/opt/bin"])
 def test_a_hook_of_somebody_else_is_not_replaced(host: Path, where: str) -> None:
     put(host, f"{where}/nvidia-container-runtime-hook", "\x7fELF", 0o755)

@@ -6,6 +6,7 @@ from ocigpu.containers.asked import CAPABILITIES_VARIABLE
 from ocigpu.core.errors import OcigpuError, printable
 from ocigpu.doctor.findings import Evidence, Finding, not_checked, ok
 from ocigpu.doctor.host import Host
+from ocigpu.doctor.running import ask_for_libcuda
 from ocigpu.doctor.table import say
 
 
@@ -41,6 +42,26 @@ def check_lost_gpus(host: Host) -> list[Finding]:
         shown = printable(", ".join(well), 300)
         findings.append(ok("running containers have what they were given", Evidence("device cgroups", shown)))
     return findings
+
+
+def check_image_libcuda(host: Host) -> list[Finding]:
+    """Do running containers find the driver's libcuda, and not an older one of their images?"""
+    if not host.live:
+        return [not_checked("containers are looked at on this machine only")]
+    if host.user or not host.driver_version:
+        return [not_checked("only root can look into images" if host.user else "no driver is loaded")]
+    try:
+        found = ask_for_libcuda([item for item in host.running_containers if item.pid], host.driver_version)
+    except (OSError, OcigpuError) as failure:
+        return [not_checked(f"containers could not be looked into: {failure}")]
+    findings = []
+    for container, path in found:
+        name, shown = printable(container, 200), printable(path, 300)
+        seen = Evidence(f"container {name}", shown, f"libcuda.so.{host.driver_version}")
+        values = {"name": name, "path": shown, "directory": shown.rpartition("/")[0], "version": host.driver_version}
+        findings.append(say("image-libcuda.older", seen, **values))
+    looked = Evidence("LD_LIBRARY_PATH", f"of {sum(bool(item.pid) for item in host.running_containers)} containers")
+    return findings or [ok("no image's own libcuda is found first", looked)]
 
 
 def check_driver_capabilities(host: Host) -> list[Finding]:

@@ -148,6 +148,11 @@ def check_context(host: Host) -> list[Finding]:
     if not installed_engines(host, "docker"):
         return [not_checked("Docker is not installed")]
     path, context, is_elsewhere = host.docker_context
+    if path == "DOCKER_HOST":
+        seen = Evidence(path, printable(context, 200))
+        if is_elsewhere:
+            return [say("docker-context.host", seen, host=printable(context, 100))]
+        return [ok("the docker command talks to a socket of this machine", seen)]
     if not is_elsewhere:
         return [ok("the docker command uses the default context", Evidence(path, context or "no context"))]
     return [say("docker-context.other", Evidence(path, context, "default"), context=printable(context, 100))]

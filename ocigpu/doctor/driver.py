@@ -1,6 +1,8 @@
 """Checks of the driver: is there one, do its parts fit, does it answer."""
 
+import os
 import re
+import shlex
 
 from ocigpu.core.errors import HostError, printable
 from ocigpu.doctor.files import LARGE_TEXT
@@ -8,6 +10,7 @@ from ocigpu.doctor.findings import KNOWN, Evidence, Finding, not_checked, ok
 from ocigpu.doctor.host import Host
 from ocigpu.doctor.table import say
 from ocigpu.gpus.nvidia.nvml import LIB_RM_VERSION_MISMATCH
+from ocigpu.gpus.tree import Tree
 from ocigpu.gpus.vendors import load_vendor
 
 _XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
@@ -60,6 +63,8 @@ def check_driver(host: Host) -> list[Finding]:
     if host.library_versions:
         libraries = f"libraries of driver {', '.join(host.library_versions)}"
         evidence.append(Evidence(f"{host.roots.driver or '/'}", libraries))
+    if any(item.severity == "error" for item in check_secure_boot(host)):
+        return [not_checked("the kernel refuses the module: see secure-boot")]
     modules = f"/lib/modules/{release}/modules.dep"
     listed = host.text(modules, LARGE_TEXT) if release else None
     if listed is not None and re.search(r"/nvidia(-current)?\.ko", listed):
@@ -71,6 +76,56 @@ def check_driver(host: Host) -> list[Finding]:
         evidence.append(host.evidence("/usr/src", ", ".join(sources)))
         return [say("no-driver.not-built", *evidence, release=release or "$(uname -r)")]
     return [say("no-driver.none", *evidence, install=_install_command(host))]
+
+
+_REFUSED = re.compile(
+    r"Loading of (?:unsigned module|module with unavailable key) is rejected|unsigned module loading is restricted"
+    r"|nvidia.*(?:Key was rejected by service|Required key not available)"
+)
+"""What the kernel says of a module that it does not load for its signature (kernel/module/signing.c, lockdown)."""
+_KEYS = ("/var/lib/shim-signed/mok/MOK.der", "/var/lib/dkms/mok.pub", "/etc/pki/akmods/certs/public_key.der")
+"""Keys that Ubuntu, DKMS and akmods sign modules with."""
+
+
+def check_secure_boot(host: Host) -> list[Finding]:
+    """Has the kernel refused to load the module?"""
+    if host.driver_version:
+        return [ok("the module is loaded", Evidence(f"{host.roots.proc}/driver/nvidia/version", host.driver_version))]
+    if not host.pci_gpus:
+        return [not_checked("there is no GPU that needs a module")]
+    refused = [line for line in host.kernel_log if _REFUSED.search(line)]
+    if not refused:
+        return [ok("the kernel's log has no module refused for its signature", Evidence("kernel log", "none"))]
+    key = next((path for path in _KEYS if host.exists(path)), _KEYS[1])
+    line = printable(refused[-1].strip(), 200)
+    return [say("secure-boot.refused", Evidence("kernel log", line), line=line, key=key)]
+
+
+def check_links(host: Host) -> list[Finding]:
+    """Do the names that programs open lead to the driver's libraries?"""
+    version, tree = host.driver_version, Tree(host.roots.driver)
+    wanted = [
+        (path.rpartition("/")[0], name)
+        for path in host.libraries
+        for name in ("libcuda.so", "libnvidia-ml.so")
+        if path.endswith(f"/{name}.{version}")
+    ]
+    if not version or not wanted:
+        return [not_checked("no driver is loaded, or none of its libraries was found")]
+    findings, right = [], []
+    for directory, name in dict.fromkeys(wanted):
+        path = f"{directory}/{name}.1"
+        place = host.roots.driver + path
+        found = tree.resolve(path) if tree.find(path) else ""
+        right.append(Evidence(place, found or "nothing", f"{name}.{version}"))
+        if os.path.basename(found) == f"{name}.{version}" or (found and not os.path.islink(place)):
+            continue
+        target = os.readlink(place) if os.path.islink(place) else "nothing"
+        link = shlex.join(["ln", "-sfn", f"{name}.{version}", place])
+        findings.append(
+            say("driver-link.wrong", right[-1], path=place, target=printable(target, 200), name=name, link=link)
+        )
+    return findings or [ok("libcuda.so.1 and libnvidia-ml.so.1 lead to the driver's libraries", *right)]
 
 
 def _install_command(host: Host) -> str:
@@ -146,6 +201,8 @@ def check_versions(host: Host) -> list[Finding]:
     if kernel in libraries:
         others = ", ".join(version for version in libraries if version != kernel)
         return [say("driver-library-mismatch.others", *evidence, others=others)]
+    if len(libraries) > 1:
+        return [say("driver-library-mismatch.several", *evidence, kernel=kernel, libraries=", ".join(libraries))]
     return [say("driver-library-mismatch.updated", *evidence, kernel=kernel, libraries=", ".join(libraries))]
 
 

@@ -75,10 +75,12 @@ def ask_docker() -> DockerAnswer | None:
 
 
 def read_context() -> tuple[str, str, bool]:
-    """Return the file of this user's docker command, the context in use, and whether that is another machine's.
+    """Return what this user's docker command goes by, the context or host in use, and whether that is elsewhere.
 
     Raises OSError, HostError.
     """
+    if host := os.environ.get("DOCKER_HOST", ""):  # it goes before all contexts
+        return "DOCKER_HOST", host, not host.startswith("unix://")
     path = os.path.join(os.environ.get("DOCKER_CONFIG") or os.path.expanduser("~/.docker"), "config.json")
     try:
         with open(path, encoding="utf-8") as file:
@@ -88,7 +90,7 @@ def read_context() -> tuple[str, str, bool]:
     except (ValueError, AttributeError):
         raise HostError("OCIGPU-HOST-3", f"{path} is not JSON") from None
     context = os.environ.get("DOCKER_CONTEXT") or context
-    return path, context, not os.environ.get("DOCKER_HOST") and context not in ("", "default")
+    return path, context, context not in ("", "default")
 
 
 def _start_time(pid: int) -> float:

@@ -1,5 +1,6 @@
 """What runs on this machine and may have lost its GPUs: asked by a child with a deadline, a container may be stuck."""
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from ocigpu.core.settings import Settings
 from ocigpu.gpus.nvidia.discover import read_host_facts
 from ocigpu.gpus.request import Request
 from ocigpu.gpus.vendors import parse_request
+from ocigpu.system.paths import open_in_root
 
 SECONDS = 15.0
 MAX_PROCESSES = 20_000
@@ -77,6 +79,45 @@ def _wish(container: Container, config: dict[str, Any], settings: Settings) -> s
     with open_root(container) as root:
         users = find_users(root, request.capabilities) if root else {}
     return describe_users(users, get_list(get_object(config, "process"), "env"))
+
+
+def ask_for_libcuda(containers: Sequence[Container], version: str) -> list[tuple[str, str]]:
+    """Return names of containers, and the libcuda of another, older version that their LD_LIBRARY_PATH leads to first.
+
+    A newer one is the image's compatibility library.  Raises OSError, OcigpuError.
+    """
+
+    def look() -> list[tuple[str, str]]:
+        return [(item.name, path) for item in containers if (path := _older_libcuda(item, version))]
+
+    return [(name, path) for name, path in ask_child(look, SECONDS)]
+
+
+def _older_libcuda(container: Container, version: str) -> str:
+    try:
+        env = get_list(get_object(read_config_of(container).config, "process"), "env")
+    except OcigpuError:
+        return ""
+    prefix = "LD_LIBRARY_PATH="
+    value = next((item[len(prefix) :] for item in reversed(env) if str(item).startswith(prefix)), "")
+    with open_root(container) as root:
+        if not root:
+            return ""
+        root_fd = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            for directory in filter(os.path.isabs, value.split(":")):
+                try:
+                    fd = open_in_root(root_fd, f"{directory}/libcuda.so.1", os.O_PATH)
+                except OSError:
+                    continue
+                name = os.path.basename(os.readlink(f"/proc/self/fd/{fd}"))
+                os.close(fd)
+                numbers = name.removeprefix("libcuda.so.").split(".")
+                is_older = all(map(str.isdecimal, numbers)) and [*map(int, numbers)] < [*map(int, version.split("."))]
+                return f"{directory}/{name}" if is_older and len(numbers) > 1 else ""
+        finally:
+            os.close(root_fd)
+    return ""
 
 
 def find_replaced(proc: str, processes: Mapping[int, str]) -> tuple[dict[int, tuple[str, str]], int]:

@@ -138,6 +138,11 @@ def _stale_reasons(host: Host, file: SpecFile) -> list[str]:
     paths = mounts + [
         str(node.get("hostPath") or node.get("path", "")) for edit in edits for node in edit.get("deviceNodes", ())
     ]
+    there = {gpu.uuid for gpu in host.proc_gpus}
+    if there and "" not in there:  # a UUID is known from the GPU's first use on
+        unknown = [name for name in _device_names(file) if name.startswith("GPU-") and name not in there]
+        if unknown:
+            reasons.append(f"it names {unknown[0]}, which this host does not have: a GPU was exchanged")
     gone = [path for path in dict.fromkeys(paths) if path and not _is_there(host, path)]
     if gone:
         reasons.append(f"it names {len(gone)} files that are not there, such as {printable(gone[0], 200)}")

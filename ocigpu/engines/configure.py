@@ -300,7 +300,8 @@ def _plan_hook(root: Root, options: ConfigureOptions, path: str) -> tuple[tuple[
     if options.gpus_hook is None and options.root == "/" and not os.access(directory, os.W_OK):
         return (), (f"docker run --gpus stays as it is: its hook in {directory} takes root",)
     far = directory not in search
-    return (link,), (f"dockerd must have {directory} on its PATH",) if far else ()
+    stale = (EngineLink(link.path, ""),) if root.read_link(link.path) is not None else ()
+    return (*stale, link), (f"dockerd must have {directory} on its PATH",) if far else ()
 
 
 def _plan_hook_link(root: Root, runtime_path: str, directory: str, search: Sequence[str]) -> EngineLink | None:
@@ -324,9 +325,9 @@ def _plan_hook_link(root: Root, runtime_path: str, directory: str, search: Seque
     present = root.read_link(path)
     if present == target:
         return None
-    if present is not None:
+    if present is not None and (not present or places.file_mode(root.path, path) is not None):
         raise _foreign_hook(path)
-    return EngineLink(path, target)
+    return EngineLink(path, target)  # one that leads nowhere, of a toolkit that was removed, is replaced
 
 
 def _foreign_hook(path: str) -> OcigpuError:

@@ -182,6 +182,20 @@ def _remove_libraries(root: Path) -> None:
             path.unlink()
 
 
+def _bend_libcuda(root: Path) -> None:
+    for path in (root / "usr/lib").glob("*/libcuda.so.1"):
+        path.unlink()
+        path.symlink_to("libcuda.so.0.0")
+
+
+def _add_libraries(root: Path) -> None:
+    """Leave libraries of another driver beside the others, as an installer of NVIDIA's and packages do."""
+    version = str(read_marker(root)["driver_version"])
+    for name in ("libcuda", "libnvidia-ml"):
+        for path in (root / "usr/lib").glob(f"*/{name}.so.{version}"):
+            shutil.copy(path, path.with_name(f"{name}.so.570.86.10"))
+
+
 def _age_module(root: Path) -> None:
     version = str(read_marker(root)["driver_version"])
     for name in ("proc/driver/nvidia/version", "sys/module/nvidia/version"):
@@ -258,6 +272,17 @@ def _add_vendor_specification(root: Path) -> None:
     _age_specification(root, "etc/cdi/nvidia.yaml", "annotations")
 
 
+def _exchange_gpu(root: Path) -> None:
+    """Make the specification one of the vendor's, with the UUID of a GPU that is not there any more."""
+
+    def change(spec: dict[str, Any]) -> None:
+        spec.pop("annotations", None)
+        first = next(device for device in spec["devices"] if device["name"].startswith("GPU-"))
+        first["name"] = "GPU-00000000-1111-2222-3333-444444444444"
+
+    _change_spec(root, change)
+
+
 def _empty_specification(root: Path) -> None:
     edits = {"env": ["NVIDIA_VISIBLE_DEVICES=void"]}
     _change_spec(root, lambda spec: [device.update(containerEdits=edits) for device in spec["devices"]])
@@ -269,14 +294,17 @@ def _name_missing_hook(root: Path) -> None:
 
 
 _STEPS: dict[str, Callable[[Path], object]] = {
+    "add_libraries": _add_libraries,
     "add_vendor_specification": _add_vendor_specification,
     "age_module": _age_module,
     "age_specification": _age_specification,
+    "bend_libcuda": _bend_libcuda,
     "bind_last_to_vfio": _bind_last_to_vfio,
     "bind_nouveau": _bind_nouveau,
     "close_control_node": lambda root: (root / "dev/nvidiactl").chmod(0o600),
     "copy_specification": lambda root: shutil.copy(root / SPEC, root / "var/run/cdi/nvidia-copy.yaml"),
     "empty_specification": _empty_specification,
+    "exchange_gpu": _exchange_gpu,
     "name_missing_hook": _name_missing_hook,
     "need_mig": _need_mig,
     "need_nvswitches": _need_nvswitches,

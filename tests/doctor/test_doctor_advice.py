@@ -16,6 +16,10 @@ from support.process import run
 from support.product import PROGRAMS, SimulatedHost, listed_uuids
 from support.runtimes import view_of
 
+from ocigpu.doctor.findings import Finding
+from ocigpu.doctor.host import Host
+from ocigpu.doctor.report import run_checks
+
 pytestmark = [pytest.mark.root, pytest.mark.engine]
 GPUS = ("run", "--rm", "--network=none", "--gpus", '"device=1"', IMAGE, "nvidia-smi", "-L")
 
@@ -102,3 +106,30 @@ def test_a_default_runtime_of_the_command_line_is_not_contradicted(place: Path, 
         report = json.loads(ocigpu(programs, "doctor", "--json", socket=docker.socket))["findings"]
         (found,) = (item for item in report if item["name"] == "docker-options")
         assert (found["severity"], "--default-runtime" in found["text"]) == ("error", True)
+
+
+def test_an_older_libcuda_of_the_image_is_found_and_the_advice_helps(
+    place: Path, programs: Path, image: Path, simulated_host: SimulatedHost, tmp_path: Path
+) -> None:
+    old = tmp_path / "old"
+    old.mkdir()
+    (old / "libcuda.so.1").symlink_to("libcuda.so.470.57.02")
+    (old / "libcuda.so.470.57.02").touch()
+    words = ("run", "--detach", "--network=none", "--runtime=ocigpu", "--env=NVIDIA_VISIBLE_DEVICES=0")
+    words = (*words, f"--volume={old}:/opt/old", "--env=LD_LIBRARY_PATH=/usr/none:/opt/old")
+
+    def found(name: str) -> list[Finding]:
+        states = tuple(map(str, place.glob("exec/runtime-*/*")))
+        (item,) = run_checks(Host("", str(simulated_host.settings), states=states), ["image-libcuda"])
+        return [item] if item.severity == "error" and name in item.text else []
+
+    with start_docker(
+        place, image, {"ocigpu": str(programs / "ocigpu-runtime")}, {"PATH": SYSTEM_PATH}, view=view_of("v2")
+    ) as docker:
+        docker(*words, "--name=old", IMAGE, "sleep", "600")
+        (item,) = found("old")
+        assert "/opt/old/libcuda.so.470.57.02" in item.text
+        docker("rm", "--force", "old")
+        assert item.fixes[1] == "docker run -e LD_LIBRARY_PATH= ..."
+        docker(*words, "-e", "LD_LIBRARY_PATH=", "--name=new", IMAGE, "sleep", "600")
+        assert not found("new")

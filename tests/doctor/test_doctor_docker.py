@@ -13,6 +13,7 @@ from support.engines import SYSTEM_PATH, Docker, start_docker
 from support.product import RUNTIME, SimulatedHost, install_vendor_names
 from support.runtimes import view_of
 
+from ocigpu.doctor.docker import check_context
 from ocigpu.doctor.findings import Finding
 from ocigpu.doctor.host import Host
 from ocigpu.doctor.live import SECONDS
@@ -107,6 +108,20 @@ def test_a_dockerd_that_is_told_nothing_is_found_with_its_file(docker: Docker, m
     assert [item.severity in ("note", "warning", "error") for item in mine] == [True]
     assert mine[0].fixes[0] == f"ocigpu engine configure docker --config {file}"
     assert "could not select device driver" in mine[0].text
+
+
+@pytest.mark.parametrize(
+    ("host", "severity", "says"),
+    [("tcp://10.1.1.1:2375", "note", "DOCKER_HOST"), ("unix:///run/docker.sock", "ok", "socket of this machine")],
+)
+def test_docker_host_goes_before_contexts(
+    host: str, severity: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", host)
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    monkeypatch.setattr("ocigpu.doctor.docker.installed_engines", lambda *_: [object()])
+    (item,) = check_context(Host())
+    assert (item.severity, says in item.text) == (severity, True)
 
 
 @pytest.mark.parametrize("listens", [True, False], ids=["hangs", "refuses"])

@@ -19,7 +19,8 @@ FAULTS = [name for name in FAULT_NAMES if name != WITHOUT_MIG_DEVICES]
 FIXED_BY_OCIGPU = [
     "missing-nodes", "missing-control", "missing-uvm", "wrong-nodes", "node-modes", "no-dev-char", "mig-nodes",
     "no-cdi", "stale-cdi", "vendor-cdi", "partial-cdi", "too-new-cdi", "two-cdi", "cdi-hook", "docker-unconfigured",
-    "docker-runtime", "docker-gpus", "docker-cdi-off", "systemd-cgroups", "no-cgroups",
+    "docker-runtime", "docker-gpus", "docker-cdi-off", "systemd-cgroups", "no-cgroups", "dangling-libcuda",
+    "gpu-exchanged",
 ]  # fmt: skip
 """Faults whose fixes are commands that can be run on a directory."""
 
@@ -65,7 +66,7 @@ def carry_out(finding: Finding, root: Path, run: Run) -> None:
             status, out, err = run(*shlex.split(line)[1:])
             assert status == 0, f"{fix}\n{out}{err}"
             done += 1
-        elif line.startswith(("rm ", "sed ")):
+        elif line.startswith(("rm ", "sed ", "ln ")):
             assert str(root) in line
             subprocess.run(["sh", "-c", line], check=True)
             done += 1
@@ -75,7 +76,7 @@ def carry_out(finding: Finding, root: Path, run: Run) -> None:
 def test_every_check_is_shown_by_a_fault_or_needs_this_machine() -> None:
     shown = {name for fault in FAULT_NAMES.values() for name in fault.findings}
     elsewhere = {"simulated-host", "docker-not-restarted", "docker-context", "docker-options", "container-lost-gpu"}
-    elsewhere |= {"driver-capabilities", "vendor-devices"}  # the latter in test_doctor_amd.py
+    elsewhere |= {"image-libcuda", "driver-capabilities", "vendor-devices"}  # the latter in test_doctor_amd.py
     assert {check.name for check in CHECKS} == shown | elsewhere
 
 
@@ -134,6 +135,19 @@ def test_a_name_out_of_a_log_is_no_command(broken: Broken) -> None:
         file.write('apparmor="DENIED" operation="open" profile="x; reboot" name="/proc/driver/nvidia/params"\n')
     (found,) = (item for item in examine(root) if item.name == "apparmor-denies")
     assert found.fixes[0].startswith("aa-complain 'x; reboot'")
+
+
+@pytest.mark.parametrize(
+    ("fault", "name", "first", "not_in"),
+    [
+        ("secure-boot", "secure-boot", "mokutil --sb-state", "modprobe"),
+        ("two-drivers", "driver-library-mismatch", "ldconfig -p", "rmmod"),
+    ],
+)
+def test_the_first_advice_is_on_the_cause(fault: str, name: str, first: str, not_in: str, broken: Broken) -> None:
+    (found,) = (item for item in examine(broken(fault)) if item.name == name)
+    assert found.fixes[0].startswith(first)
+    assert not any(not_in in fix for fix in found.fixes)
 
 
 def test_help_of_sim_create_lists_every_fault(run: Run) -> None:
