@@ -26,7 +26,7 @@ def device_plugin_command(words: list[str] | None = None, config: str = "", log_
         cause = f"the device plugin needs grpcio and protobuf: {error}"
         raise HostError("OCIGPU-KUBE-3", cause, INSTALL) from error
     told = parse_flags(words or [], os.environ)
-    DevicePlugin(told, os.environ, load_settings(config), log_format == "json").run()
+    DevicePlugin(told, load_settings(config), log_format == "json").run()
 
 
 def exporter_command(
@@ -59,7 +59,7 @@ def mps_command(words: list[str] | None = None, shm_size: str = "50%", config: s
 
     check_size(shm_size)
     told = parse_flags(words or [], os.environ, "mps-control-daemon")
-    Supervisor(load_settings(config), told, os.environ, shm_size, ServiceLog(json)).run()
+    Supervisor(load_settings(config), told, shm_size, ServiceLog(json)).run()
 
 
 def node_labels_command(
@@ -94,15 +94,15 @@ def node_labels_command(
     told = parse_flags(words or [], environment, "node-labels")
     settings = load_settings(config)
     if show:
-        found = read_labels(settings, read_configuration(told, environment), time.time())
+        found = read_labels(settings, read_configuration(told), time.time())
         if json:
             print_json({"labels": found.labels, "notes": found.notes, "problem": found.silent})
         else:
             print(render_features(found.labels), end="")
     elif remove:
-        withdraw(find_place(read_configuration(told, environment).options, to, environment))
+        withdraw(find_place(read_configuration(told).options, to, environment))
     else:
-        Labeller(settings, told, environment, ServiceLog(json), to).run(remove_on_exit)
+        Labeller(settings, told, ServiceLog(json), to).run(remove_on_exit)
 
 
 def node_installer_command(

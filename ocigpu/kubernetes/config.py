@@ -155,10 +155,11 @@ CONFIG_VARIABLES = {"node-labels": ("GFD_CONFIG_FILE", "CONFIG_FILE")}
 
 
 class Told(NamedTuple):
-    """``flags``: text by option name; ``file``: path of the configuration file, "" for none."""
+    """``flags``: text by option name; ``file``: path of the configuration file, "" for none; and all variables."""
 
     flags: "dict[str, str]"
     file: str
+    environment: Mapping[str, str] = {}
 
 
 def parse_flags(words: Sequence[str], environment: Mapping[str, str], program: str = "device-plugin") -> Told:
@@ -168,10 +169,10 @@ def parse_flags(words: Sequence[str], environment: Mapping[str, str], program: s
     flags = read_flags(words, (config, *(option for option in OPTIONS if program in option.programs)), program)
     default = next((environment[name] for name in variables if environment.get(name)), "")
     file = flags.pop(config.name, default)
-    return Told(flags, file)
+    return Told(flags, file, environment)
 
 
-def read_configuration(told: Told, environment: Mapping[str, str]) -> Configuration:
+def read_configuration(told: Told) -> Configuration:
     """Return the configuration in force; raises SettingsError (OCIGPU-KUBE-1).
 
     Unlike NVIDIA's plugin, one that was not told whether to end without a driver waits for it: a program that ends is
@@ -179,5 +180,5 @@ def read_configuration(told: Told, environment: Mapping[str, str]) -> Configurat
     """
     text = read_text(told.file, MAX_BYTES, option_error) if told.file else ""
     file, warnings = parse_config_file(text, told.file)
-    found = configure(told.flags, environment, file, told.file, PluginOptions(fail_on_init_error=False))
+    found = configure(told.flags, told.environment, file, told.file, PluginOptions(fail_on_init_error=False))
     return found._replace(warnings=(*warnings, *found.warnings))

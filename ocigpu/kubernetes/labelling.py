@@ -78,19 +78,17 @@ class Labeller:
         self,
         settings: Settings,
         told: Told,
-        environment: Mapping[str, str],
         log: ServiceLog,
         target: str = "",
     ) -> None:
         self._settings = settings
         self._told = told
-        self._environment = environment
         self._log = log
         self._target = target
         self._place: LabelPlace | None = None
         self._published: dict[str, str] | None = None
         self._written: tuple[LabelPlace, float] | None = None
-        self._configuration = read_configuration(told, environment)
+        self._configuration = read_configuration(told)
         for warning in self._configuration.warnings:
             log("warning", warning)
 
@@ -160,14 +158,14 @@ class Labeller:
 
     def _configure(self) -> Configuration:
         try:
-            self._configuration = read_configuration(self._told, self._environment)
+            self._configuration = read_configuration(self._told)
         except OcigpuError as error:
             self._say("error", f"{error.message}; the previous configuration stays in force")
         return self._configuration
 
     def _find_place(self) -> LabelPlace:
         if self._place is None or self._place.target == "file":
-            self._place = find_place(self._configuration.options, self._target, self._environment)
+            self._place = find_place(self._configuration.options, self._target, self._told.environment)
         return self._place
 
     def _say(self, level: str, text: str) -> None:

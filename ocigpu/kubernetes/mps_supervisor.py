@@ -104,14 +104,12 @@ class Supervisor:
         self,
         settings: Settings,
         told: Told,
-        environment: Mapping[str, str],
         shm_size: str,
         log: ServiceLog,
         times: Times | None = None,
     ) -> None:
         self._settings = settings
         self._told = told
-        self._environment = environment
         self._shm_size = shm_size
         self._log = log
         self._times = times or Times()
@@ -124,7 +122,7 @@ class Supervisor:
     def run(self) -> None:
         """Work until told to end; raises SettingsError for a configuration that is wrong from the start."""
         with Signals() as signals:
-            configuration = read_configuration(self._told, self._environment)
+            configuration = read_configuration(self._told)
             for warning in configuration.warnings:
                 self._log("warning", warning)
             try:
@@ -146,7 +144,7 @@ class Supervisor:
 
     def _read_again(self, before: Configuration) -> Configuration:
         try:
-            found = read_configuration(self._told, self._environment)
+            found = read_configuration(self._told)
         except OcigpuError as error:
             self._log.once("configuration", "error", f"{error.message}; the previous configuration stays in force")
             return before

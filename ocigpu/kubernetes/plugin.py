@@ -7,7 +7,6 @@ gRPC answers the kubelet in threads of its own (:mod:`~ocigpu.kubernetes.server`
 
 import os
 import time
-from collections.abc import Mapping
 from typing import NamedTuple
 
 from ocigpu.core.errors import HostError, OcigpuError, as_own_error
@@ -50,17 +49,15 @@ class DevicePlugin:
     def __init__(
         self,
         told: Told,
-        environment: Mapping[str, str],
         settings: Settings,
         as_json: bool = False,
         timing: Timing | None = None,
     ) -> None:
         self.told = told
-        self.environment = environment
         self.given_settings = settings
         self.log = ServiceLog(as_json, lossy=True)  # pods need devices all the same
         self.timing = timing or Timing()
-        fixed = configure(told.flags, environment).options
+        fixed = configure(told.flags, told.environment).options
         self.kubelet = fixed.kubelet_socket
         self.directory = os.path.dirname(self.kubelet or PluginOptions().kubelet_socket)
         self.configuration: Configuration | None = None
@@ -143,7 +140,7 @@ class DevicePlugin:
     def _configure(self) -> bool:
         """Take up the configuration; one that is wrong leaves the one before in force.  Returns whether it was good."""
         try:
-            configuration = read_configuration(self.told, self.environment)
+            configuration = read_configuration(self.told)
         except OcigpuError as error:
             stays = "nothing is offered until it is corrected" if self.configuration is None else "the one before stays"
             self.log("error", f"{error.code}: {error.message}; {stays}", code=error.code)

@@ -20,7 +20,7 @@ from ocigpu.kubernetes.config import parse_flags
 from ocigpu.kubernetes.plugin import DevicePlugin, Timing
 from ocigpu.system.settings_file import read_settings
 timing = Timing(0.1, 0.3, Rules(probes=2, hold=0.3, patience=0.0))
-DevicePlugin(parse_flags(sys.argv[2:], os.environ), os.environ, read_settings(sys.argv[1]), True, timing).run()
+DevicePlugin(parse_flags(sys.argv[2:], os.environ), read_settings(sys.argv[1]), True, timing).run()
 """
 """The command with less patience."""
 

@@ -147,7 +147,7 @@ def test_configurations_are_accepted_by_the_programs(found: list[Object], tmp_pa
         if told is None:
             continue
         assert Path(told.file).parent == Path("/config")
-        configuration = read_configuration(told._replace(file=str(tmp_path / Path(told.file).name)), environment)
+        configuration = read_configuration(told._replace(file=str(tmp_path / Path(told.file).name)))
         assert configuration.options.mps_root
         if container["args"][0] == "device-plugin":
             socket = configuration.options.kubelet_socket

@@ -203,7 +203,7 @@ def test_a_cluster_without_node_feature_discovery_says_so(api: FakeApiServer) ->
 
 def labeller(host: SimulatedHost, log: Lines, file: Path) -> Labeller:
     told = Told({"output_file": str(file), "no_timestamp": "true"}, "")
-    return Labeller(read_settings(str(host.settings)), told, {}, log, "file")
+    return Labeller(read_settings(str(host.settings)), told, log, "file")
 
 
 def test_labels_stay_while_the_driver_gives_no_answer(simulated_host: SimulatedHost, tmp_path: Path) -> None:
@@ -240,7 +240,7 @@ def test_what_has_not_changed_is_neither_stamped_nor_written_again(
     monkeypatch.setattr(labelling, "read_labels", lambda *words: read_labels(*words[:2], next(clock)))
     config = tmp_path / "config.yaml"
     config.write_text("version: v1\n")
-    ours = Labeller(read_settings(str(simulated_host.settings)), Told({}, str(config)), {}, Lines())
+    ours = Labeller(read_settings(str(simulated_host.settings)), Told({}, str(config)), Lines())
     for _ in range(5):
         ours.once()
     assert [each[STAMP] for each in written] == ["1700000000"]
@@ -262,7 +262,7 @@ def test_labels_that_were_not_taken_are_written_again(
 ) -> None:
     place = find_place(PluginOptions(), "", POD, api.place)
     monkeypatch.setattr(labelling, "find_place", lambda *_: place)
-    ours = Labeller(read_settings(str(simulated_host.settings)), Told({}, ""), {}, Lines())
+    ours = Labeller(read_settings(str(simulated_host.settings)), Told({}, ""), Lines())
     api.answers = [422]
     with pytest.raises(HostError, match="422"):
         ours.once()

@@ -88,15 +88,15 @@ def test_every_option_of_the_other_programs_is_in_their_help(program: str) -> No
 @pytest.mark.parametrize("option", ["cdi_disable_hooks", "cdi_feature_flags"])
 def test_words_for_cdi_that_nobody_knows(option: str) -> None:
     with pytest.raises(SettingsError, match='"some" is not one of'):
-        read_configuration(Told({option: "some"}, ""), {})
-    read_configuration(Told({"cdi_disable_hooks": "all", "cdi_feature_flags": "disable-ipc-discoverer"}, ""), {})
+        read_configuration(Told({option: "some"}, ""))
+    read_configuration(Told({"cdi_disable_hooks": "all", "cdi_feature_flags": "disable-ipc-discoverer"}, ""))
 
 
 def test_flag_variable_file_default(tmp_path: Path) -> None:
     file = tmp_path / "dp.yaml"
     file.write_text("flags: {migStrategy: single, plugin: {passDeviceSpecs: true}}\nextra: 1\n")
-    told = Told({"mig_strategy": "mixed"}, str(file))
-    found = read_configuration(told, {"MIG_STRATEGY": "none", "DEVICE_ID_STRATEGY": "index"})
+    variables = {"MIG_STRATEGY": "none", "DEVICE_ID_STRATEGY": "index"}
+    found = read_configuration(Told({"mig_strategy": "mixed"}, str(file), variables))
     options = found.options
     assert (options.mig_strategy, options.device_id_strategy, options.pass_device_specs) == ("mixed", "index", True)
     assert any('unknown key "extra"' in warning for warning in found.warnings)
@@ -118,7 +118,7 @@ def test_it_ends_without_a_driver_only_when_told(
 ) -> None:
     file = tmp_path / "dp.yaml"
     file.write_text(text)
-    assert read_configuration(Told(flags, str(file)), variables).options.fail_on_init_error is ends
+    assert read_configuration(Told(flags, str(file), variables)).options.fail_on_init_error is ends
 
 
 @pytest.mark.parametrize("kind", ["missing", "directory", "bytes"])
@@ -129,7 +129,7 @@ def test_files_that_cannot_be_read(tmp_path: Path, kind: str) -> None:
     elif kind == "bytes":
         path.write_bytes(b"\xff\xfe")
     with pytest.raises(SettingsError) as raised:
-        read_configuration(Told({}, str(path)), {})
+        read_configuration(Told({}, str(path)))
     assert raised.value.code == "OCIGPU-KUBE-1"
 
 
@@ -142,7 +142,7 @@ def test_a_defect_does_not_end_what_works(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = Told({"kubelet_socket": str(tmp_path / "kubelet.sock")}, "")
-    plugin = DevicePlugin(told, {}, Settings(), timing=Timing(poll=0.0))
+    plugin = DevicePlugin(told, Settings(), timing=Timing(poll=0.0))
     steps: list[float] = []
 
     def step(now: float) -> None:
