@@ -40,7 +40,8 @@ def print_candidates(
     find_command: "Callable[[Sequence[str]], tuple[str, Sequence[str]]]",
 ) -> int:
     """Print what can be in the place of the last word; returns the exit status, which is always 0."""
-    last = words[-1] if words else ""
+    words = [word for word in words if word != "="] + [""] * (words[-1:] in ([], ["="]))  # bash parts words at it
+    last = words[-1]
     try:
         name, before = find_command(words[:-1])
         for value, about in dict(_candidates(name, before, last, commands)).items():
@@ -54,7 +55,10 @@ def print_candidates(
 def _candidates(name: str, before: "Sequence[str]", last: str, commands: "Iterable[str]") -> "Iterator[Candidate]":
     page = read_page(name or ROOT)
     options = {flag: word for word in page.options.values() for flag in word.flags}
-    if last.startswith("-"):
+    flag, equals, text = last.partition("=")
+    if equals and (option := options.get(flag)) and option.metavar:
+        yield from ((f"{flag}={value}", about) for value, about in _values(option.metavar, before, text))
+    elif last.startswith("-"):
         yield from ((flag, word.help) for flag, word in options.items() if flag.startswith("--"))
         yield "--help", "Show the help."
     elif before and (option := options.get(before[-1])) and option.metavar:
