@@ -18,7 +18,6 @@ import yaml
 
 from ocigpu.bundle import document as spec
 from ocigpu.bundle import edit
-from ocigpu.bundle import loader_cache as ldcache
 from ocigpu.bundle.declared import Declared, edit_declared, why_hook
 from ocigpu.bundle.edit import take_back
 from ocigpu.bundle.inject import inject
@@ -33,6 +32,7 @@ from ocigpu.entry import state
 from ocigpu.entry.arguments import parse_arguments
 from ocigpu.entry.pass_through import find_words
 from ocigpu.gpus import cached, elf, fingerprint, patterns, pci, tree
+from ocigpu.gpus import loader_cache as ldcache
 from ocigpu.gpus.amd import facts as amd
 from ocigpu.gpus.ldcache import parse_ldcache
 from ocigpu.gpus.nvidia import gpus, nvml, procfs, require

@@ -179,7 +179,8 @@ def find_plan(
     with step("image", rootfs):
         image = read_rootfs_facts(rootfs, facts.driver_version)
     with step("plan"):
-        return facts, image, make_plan(facts, request, settings, image)
+        plan = make_plan(facts, request, settings, image)
+    return facts, image, plan
 
 
 def run_prestart(

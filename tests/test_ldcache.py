@@ -16,10 +16,10 @@ from support import requirements
 from support.asking import request_from_variables
 from support.process import run
 
-from ocigpu.bundle.loader_cache import FOOTER, MAX_CACHE, cache_entries, merge_ld_cache
 from ocigpu.core.actions import Bind, Link, RefreshLdCache
 from ocigpu.core.facts import ImageFacts, Library
 from ocigpu.core.settings import CAPABILITIES, Settings
+from ocigpu.gpus.loader_cache import FOOTER, MAX_CACHE, cache_entries, merge_ld_cache
 from ocigpu.gpus.nvidia.discover import read_host_facts
 from ocigpu.gpus.nvidia.plan import make_plan
 from ocigpu.provision.ldconfig import find_ldconfig
@@ -434,9 +434,9 @@ def test_entries_are_those_that_ldconfig_makes_of_a_whole_driver(tmp_path: Path)
         if isinstance(action, Link) and action.container_path.startswith("/opt/"):
             (root / action.container_path.lstrip("/")).parent.mkdir(exist_ok=True)
             link(root, action.container_path, action.target)
-    directories = next(action.directories for action in actions if isinstance(action, RefreshLdCache))
+    (directories,) = (action.directories for action in actions if isinstance(action, RefreshLdCache))
     expected = printed(root, ldconfig(root, *directories))
-    entries = cache_entries(actions, facts.libraries)
+    entries = cache_entries(actions, directories, facts.libraries)
     assert {bits for _, _, bits in entries} == {library.bits for library in facts.libraries}
     assert sorted(printed(root, merged(b"", entries))) == sorted(line for line in expected if " => " in line)
     paths = [path for _, path, _ in entries]
@@ -478,12 +478,12 @@ def test_files_and_links_are_entered_as_by_ldconfig(
         *(Bind(item.host_path, f"{DRIVER}/{item.name}", (), "") for item in libraries),
         Bind("/host/libmore.so.1", "/elsewhere/libmore.so.1", (), ""),
         *(Link(f"{DRIVER}/{name}", target, "") for name, target in links.items()),
-        RefreshLdCache("", (DRIVER,), ""),
     ]
-    entries = cache_entries(actions, [*libraries, Library("/host/libmore.so.1", "libmore.so.1", "libmore.so.1", ())])
+    more = Library("/host/libmore.so.1", "libmore.so.1", "libmore.so.1", ())
+    entries = cache_entries(actions, [DRIVER], [*libraries, more])
     assert printed(tmp_path, merged(b"", entries)) == expected
 
 
-def test_without_a_cache_to_refresh_there_are_no_entries() -> None:
+def test_without_directories_to_look_in_there_are_no_entries() -> None:
     item = Library("/host/libcuda.so.1", "libcuda.so.1", "libcuda.so.1", ())
-    assert cache_entries([Bind(item.host_path, "/usr/lib64/libcuda.so.1", (), "")], [item]) == []
+    assert cache_entries([Bind(item.host_path, "/usr/lib64/libcuda.so.1", (), "")], [], [item]) == []

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from ocigpu.bundle import rootfs
-from ocigpu.bundle.loader_cache import ENTRY, FLAGS
 from ocigpu.bundle.record import MAX_LEFT
 from ocigpu.bundle.rootfs import MAX_LD_CACHE, NeedsHookError, RootDirectory, resolve_in_root
 from ocigpu.gpus.ldcache import HEADER, NEW_MAGIC
+from ocigpu.gpus.loader_cache import ENTRY, FLAGS
 from ocigpu.system import paths
 from ocigpu.system.paths import make_directories
 

@@ -6,7 +6,6 @@ links in the container's root file system, and its loader cache.
 
 from ocigpu.bundle.declared import Declared
 from ocigpu.bundle.edit import BIND_OPTIONS, rule_entries
-from ocigpu.bundle.loader_cache import cache_entries
 from ocigpu.core.actions import (
     AllowDevice,
     Bind,
@@ -19,6 +18,7 @@ from ocigpu.core.actions import (
     TextFile,
     Tmpfs,
 )
+from ocigpu.gpus.loader_cache import cache_entries
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ def declare(plan: "Plan", facts: "HostFacts") -> Declared:
     root_links: list[tuple[str, str]] = []
     views: "dict[str, tuple[list[tuple[str, int, str]], list[tuple[str, str]]]]" = {}
     needs_hook = ""
+    directories: list[str] = []
     for action in plan.actions:
         if isinstance(action, Bind) and action.container_path.startswith("/proc/"):
             simulated_proc = action.host_path
@@ -53,6 +54,7 @@ def declare(plan: "Plan", facts: "HostFacts") -> Declared:
         elif isinstance(action, TextFile):
             files.append((action.container_path, action.mode, action.content, action.only_if_missing))
         elif isinstance(action, RefreshLdCache):
+            directories.extend(action.directories)
             if plan.image.compat_dir in action.directories:
                 needs_hook = f"the image has CUDA compatibility libraries in {plan.image.compat_dir}"
         elif not isinstance(action, (Node, AllowDevice, JoinGroup, Mask, ReadOnly)):
@@ -73,7 +75,7 @@ def declare(plan: "Plan", facts: "HostFacts") -> Declared:
         simulated_proc=simulated_proc,
         links=root_links,
         files=files,
-        libraries=cache_entries(plan.actions, facts.libraries),
+        libraries=cache_entries(plan.actions, directories, facts.libraries),
         views=[(path, files, links) for path, (files, links) in views.items()],
         denied=[(node.major, node.minor) for node in nodes if (node.major, node.minor) not in granted],
         needs_hook=needs_hook,

@@ -107,17 +107,20 @@ class Link(NamedTuple):
 
 
 class RefreshLdCache(NamedTuple):
-    """Run the host's ldconfig, sandboxed, in the container's root, so that its loader finds ``directories``.
+    """Let the container's loader find ``directories``: run the host's ldconfig, sandboxed, in the container's root.
 
-    ``ldconfig``: host path.  ``directories``: container paths given to ldconfig, first one wins.
+    ``ldconfig``: host path.  ``directories``: container paths given to ldconfig, first one wins.  ``entries``: (name,
+    container path, bits) to be added to the cache of the image instead, if that can be done.
     """
 
     ldconfig: str
     directories: tuple[str, ...]
     reason: str
+    entries: "tuple[tuple[str, str, int], ...]" = ()
 
     def describe(self) -> str:
-        return f"ldconfig {' '.join(self.directories)}"
+        instead = f"merge {len(self.entries)} entries into /etc/ld.so.cache, or else " if self.entries else ""
+        return f"{instead}ldconfig {' '.join(self.directories)}"
 
 
 class TextFile(NamedTuple):
@@ -254,4 +257,7 @@ def plan_to_json(plan: Plan) -> "dict[str, Any]":
     data: dict[str, Any] = to_data(plan)
     del data["parts"]
     data["actions"] = [{"action": KINDS[type(action)], **to_data(action)} for action in plan.actions]
+    for action in data["actions"]:
+        if action.get("entries") == []:  # only settings that ask for a merge show it
+            del action["entries"]
     return data

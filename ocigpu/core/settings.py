@@ -26,6 +26,7 @@ LOG_LEVELS = ("error", "warning", "info", "debug")
 CAPABILITIES = ("compat32", "compute", "display", "graphics", "ngx", "utility", "video")
 """Every value of NVIDIA_DRIVER_CAPABILITIES but ``all``, sorted."""
 COMPAT_MODES = ("ldconfig", "disabled")
+LOADER_CACHES = ("ldconfig", "merge")
 
 
 class Settings(NamedTuple):
@@ -39,6 +40,7 @@ class Settings(NamedTuple):
     supported_driver_capabilities: str = ",".join(CAPABILITIES)
     no_cgroups: bool = False
     ldconfig: str = ""
+    loader_cache: str = "ldconfig"
     cuda_compat_mode: str = "ldconfig"
     driver_root: str = "/"
     driver_dev_root: str = ""
@@ -94,6 +96,13 @@ KEYS = (
     Key("supported-driver-capabilities", "string", "comma list of driver capabilities that containers may have"),
     Key("no-cgroups", "bool", "leave device cgroups alone"),
     Key("ldconfig", "path", "the host's ldconfig; empty: /sbin/ldconfig.real or /sbin/ldconfig"),
+    Key(
+        "loader-cache",
+        "string",
+        "how hook mode tells the container's loader of the driver's libraries: run the host's ldconfig, or merge them"
+        " into the image's cache as mode spec does, which is faster and leaves what else is new in the image out",
+        LOADER_CACHES,
+    ),
     Key("cuda-compat-mode", "string", "CUDA forward-compatibility libraries of the image", COMPAT_MODES),
     Key("driver.root", "path", "where the driver's files are; not / for driver containers"),
     Key("driver.dev-root", "path", "where the driver's device nodes are; empty: driver root if it has nodes, else /"),

@@ -155,6 +155,8 @@ def _take_supplies(plan: "Plan", settings: "Settings", sources: bool = True) -> 
             if isinstance(action, RefreshLdCache) and ldconfig_fd < 0:
                 from ocigpu.provision.ldconfig import find_ldconfig, open_ldconfig  # only glibc images need it
 
+                if action.entries:
+                    import ocigpu.gpus.loader_cache  # noqa: F401 - in the container nothing is imported any more
                 path = action.ldconfig or find_ldconfig(settings)
                 if path:  # else the step leaves a note: hosts without ldconfig exist (NixOS, Talos, musl)
                     ldconfig_fd = open_ldconfig(path)
@@ -306,7 +308,7 @@ def carry_out(plan: "Plan", transaction: Transaction, up_fd: int, down_fd: int) 
         if transaction.container is not None and transaction.container.here:
             make_root_writable(transaction)
         refresh = next((action for action in plan.actions if isinstance(action, RefreshLdCache)), None)
-        if refresh:
+        if refresh and not refresh.entries:
             with step("start-ldconfig"):
                 start_ldconfig(transaction, refresh)
         for action in plan.actions:

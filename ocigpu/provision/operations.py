@@ -602,10 +602,9 @@ def start_ldconfig(transaction: Transaction, action: RefreshLdCache) -> None:
 
 
 def refresh_ld_cache(transaction: Transaction, action: RefreshLdCache) -> None:
-    """Have the host's ldconfig write the loader's cache."""
-    if transaction.supplies.ldconfig_fd < 0:
-        text = "this host has no ldconfig: the container's loader finds libraries by their links alone"
-        transaction.notes.append(text)
+    """Have the host's ldconfig write the loader's cache, unless it can be merged where the plan says so."""
+    if transaction.supplies.ldconfig_fd < 0 and not action.entries:
+        _note_no_ldconfig(transaction)
         return
     with transaction.at(LD_CACHE) as at:
         kept = files.keep_file(at, transaction.supplies.backup_fd, MAX_LD_CACHE)
@@ -616,6 +615,11 @@ def refresh_ld_cache(transaction: Transaction, action: RefreshLdCache) -> None:
             return
         transaction.clear(at)
         remove_ldconfig_draft(at.fd)
+        if action.entries and _merge_ld_cache(transaction, action, at, kept):
+            return
+    if transaction.supplies.ldconfig_fd < 0:
+        _note_no_ldconfig(transaction)
+        return
     transaction.note("draft", LD_CACHE_DRAFT)
     transaction.note("cache", LD_CACHE, temp=draft_name(), **kept)
     if transaction.ldconfig is None:
@@ -626,10 +630,38 @@ def refresh_ld_cache(transaction: Transaction, action: RefreshLdCache) -> None:
         transaction.notes.append(warning)
 
 
+def _note_no_ldconfig(transaction: Transaction) -> None:
+    transaction.notes.append("this host has no ldconfig: the container's loader finds libraries by their links alone")
+
+
+def _merge_ld_cache(transaction: Transaction, action: RefreshLdCache, at: At, kept: "Entry") -> bool:
+    """Add the action's entries to the image's cache; returns whether it is one to which they can be added."""
+    from ocigpu.gpus.loader_cache import merge_ld_cache  # loaded by the parent: nothing is imported in here
+
+    if kept["kind"] == "link":  # ldconfig replaces it
+        return False
+    old, mode = b"", 0o644
+    if kept["kind"] == "file":
+        old, mode = os.pread(transaction.supplies.backup_fd, kept["size"], kept["offset"]), kept["mode"]
+    merged = merge_ld_cache(old, action.entries, os.uname().machine)
+    if merged is None:
+        return False
+    if merged != old:
+        draft = draft_name()
+        transaction.note("draft", f"{at.path.rpartition('/')[0]}/{draft}")
+
+        def note(number: int) -> None:
+            transaction.note("cache", at.path, temp=draft, ino=number, **kept)
+
+        with named("write", at.path):
+            replace_file(at.name, merged, mode, at.fd, draft=draft, note=note)
+    return True
+
+
 def restore_ld_cache(transaction: Transaction, entry: "Entry") -> None:
     """Put the image's own cache back, unless ldconfig never came to replace it.
 
-    "ino" is the number of a file that mode spec has put there: another start may have made it anew.
+    "ino" is the number of a file that was merged: another start may have made it anew.
     """
     backup_fd = transaction.supplies.backup_fd
     with open_parent(transaction.root_fd, entry["path"]) as at:

@@ -13,6 +13,8 @@ from support.product import RUNTIME, SimulatedHost, listed_uuids
 from support.runtimes import container_id, run_container, set_cgroup
 from support.survey import OWN_RUN, Seen, beyond, differences, finished, may_differ, survey
 
+from ocigpu.gpus.loader_cache import FOOTER
+
 pytestmark = [pytest.mark.root, pytest.mark.engine]
 
 RUNTIMES = pytest.mark.parametrize("runtime", ["runc", "crun"])
@@ -38,7 +40,8 @@ class Machine:
     def settings(self, mode: str) -> dict[str, str]:
         text = Path(self.environment["OCIGPU_CONFIG"]).read_text()
         path = self.directory / f"{mode}.toml"
-        path.write_text(f'mode = "{mode}"\n{text}')
+        name = 'hook"\nloader-cache = "merge' if mode == "merge" else mode
+        path.write_text(f'mode = "{name}"\n{text}')
         path.chmod(0o644)
         return {**self.environment, "OCIGPU_CONFIG": str(path)}
 
@@ -86,13 +89,13 @@ def asks(devices: str, capabilities: str = "all") -> dict[str, str]:
 # --- the same from inside
 
 
-def assert_same(machine: Machine, image: Path, devices: str, capabilities: str) -> Seen:
+def assert_same(machine: Machine, image: Path, devices: str, capabilities: str, mode: str = "spec") -> Seen:
     bare = machine.seen("hook", image, {})
     hook = beyond(machine.seen("hook", image, asks(devices, capabilities)), bare)
-    spec = beyond(machine.seen("spec", image, asks(devices, capabilities)), bare)
-    assert "ocigpu-hook" not in json.dumps(machine.edited())
+    spec = beyond(machine.seen(mode, image, asks(devices, capabilities)), bare)
+    assert ("ocigpu-hook" in json.dumps(machine.edited())) == (mode != "spec")
     found = differences(hook, spec)
-    odd = {key: found[key] for key in found if not may_differ(key)}
+    odd = {key: found[key] for key in found if not may_differ(key) or (mode != "spec" and "cache " not in key)}
     assert odd == {}, "\n".join(f"{key}: {values}" for key, values in odd.items())
     for key in found:
         if key.startswith("cache "):
@@ -100,6 +103,29 @@ def assert_same(machine: Machine, image: Path, devices: str, capabilities: str) 
             assert found[key][1] == "(none)"
     assert {spec[key] for key in spec if key.startswith("library")} <= {"ok"}
     return spec
+
+
+@RUNTIMES
+@pytest.mark.parametrize(("devices", "capabilities"), [("3", "all"), ("0,5", "compute,utility,compat32")])
+def test_a_container_whose_loader_cache_was_merged_is_that_of_ldconfig(
+    machine: MakeMachine, image: Path, runtime: str, devices: str, capabilities: str
+) -> None:
+    one = machine(runtime)
+    seen = assert_same(one, image, devices, capabilities, "merge")
+    assert any(key.startswith("cache libcuda.so.1 ") for key in seen)
+    assert FOOTER in (one.bundle / "rootfs/etc/ld.so.cache").read_bytes(), "ldconfig has written it"
+
+
+@RUNTIMES
+def test_ldconfig_writes_a_cache_that_cannot_be_merged(
+    machine: MakeMachine, image: Path, runtime: str, work_directory: Path
+) -> None:
+    broken = work_directory / "broken"
+    shutil.copytree(image, broken, symlinks=True)
+    (broken / "etc/ld.so.cache").write_bytes(b"no cache")
+    one = machine(runtime)
+    assert_same(one, broken, "0", "all", "merge")
+    assert FOOTER not in (one.bundle / "rootfs/etc/ld.so.cache").read_bytes()
 
 
 def shown_gpus(seen: Seen) -> int:

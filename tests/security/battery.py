@@ -11,6 +11,8 @@ MODES = ("hook", "spec", "cdi")
 GIVERS = (*MODES, "configure")
 RUNNING = ("ps", "verify", "repair", "attach")
 """Commands for containers that run."""
+MERGE = "merge"
+"""Mode hook with the setting loader-cache = "merge"."""
 FILES_OF_LOADER = ("update-ldcache", "enable-cuda-compat")
 ALL_HOOKS = (
     "create-symlinks",
@@ -65,7 +67,7 @@ BATTERY: dict[int, Row] = {
     4: Row(
         "have files of the host made, emptied or mounted on, by links in the place of the driver's files",
         ("2024-0132", "2024-0133", "2024-0134"),
-        (*GIVERS, *ALL_HOOKS),
+        (*GIVERS, MERGE, *ALL_HOOKS),
         LINKS,
     ),
     5: Row(
@@ -122,19 +124,19 @@ BATTERY: dict[int, Row] = {
     10: Row(
         "have the loader's cache or configuration written to, or read from, elsewhere or without end",
         ("2025-23267",),
-        (*GIVERS, *FILES_OF_LOADER),
+        (*GIVERS, MERGE, *FILES_OF_LOADER),
         IMAGES,
     ),
     11: Row(
         "hold up the host with very many, or malformed, libraries",
         (),
-        (*GIVERS, *FILES_OF_LOADER),
+        (*GIVERS, MERGE, *FILES_OF_LOADER),
         (*IMAGES, *here("ldconfig", "test_very_many_libraries_do_not_hold_up_the_host")),
     ),
     12: Row(
         "have mounts left on the host by a root directory that is shared with it",
         (),
-        (*GIVERS, *(way for way in ALL_HOOKS if way != "chmod")),
+        (*GIVERS, MERGE, *(way for way in ALL_HOOKS if way != "chmod")),
         here(
             "lasting",
             "test_a_root_that_is_shared_with_the_host_leaves_no_mount_there",
@@ -145,7 +147,7 @@ BATTERY: dict[int, Row] = {
     13: Row(
         "find what a start that failed half-way has left",
         (),
-        (*GIVERS, *ALL_HOOKS),
+        (*GIVERS, MERGE, *ALL_HOOKS),
         (
             *here(
                 "faults",

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from security_lab import GIVERS, LIBRARY_DIR, VERSION, WAYS, Build, Edit, Marker, fill, no_change, replace
+from security_lab import GIVERS, LIBRARY_DIR, MERGE, VERSION, WAYS, Build, Edit, Marker, fill, no_change, replace
 
 COMPAT = "usr/local/cuda/compat"
 COMPAT_READERS = (*GIVERS, "enable-cuda-compat")
@@ -227,7 +227,7 @@ attack("the image's own /dev has links to the host", 4, nodes_are_links, starts=
 
 # 10: the loader's files lead elsewhere or are too much
 
-CACHE_WRITERS = (*GIVERS, "update-ldcache", "enable-cuda-compat")
+CACHE_WRITERS = (*GIVERS, MERGE, "update-ldcache", "enable-cuda-compat")
 for name in ("ld.so.cache", "ld.so.conf", "ld.so.cache~"):
     attack(
         f"/etc/{name} is a link to the host",

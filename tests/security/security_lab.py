@@ -47,7 +47,10 @@ CDI_HOOKS: dict[str, list[str]] = {
 """Every hook of ocigpu-hook, as specifications call it."""
 GIVERS = (*MODES, "configure")
 """Ways that give all a container gets."""
-WAYS = (*GIVERS, *CDI_HOOKS)
+MERGE = "merge"
+"""The way of mode hook with the setting loader-cache = "merge"."""
+SHIM = (*MODES, MERGE)
+WAYS = (*GIVERS, MERGE, *CDI_HOOKS)
 SURROUNDINGS = ("this kernel", "before 5.2", "refused", "user namespace")
 EVERYTHING = {"NVIDIA_VISIBLE_DEVICES": "0", "NVIDIA_DRIVER_CAPABILITIES": "all"}
 CONFIGURE = ["--load-kmods", "configure", "--device=0", *(f"--{name}" for name in CAPABILITIES)]
@@ -174,7 +177,9 @@ class Attacks:
             run([*command, "--output", specs / "nvidia.json"])
         path = self.directory / f"{mode}-{low_level}.toml"
         text = Path(env["OCIGPU_CONFIG"]).read_text()
-        path.write_text(f'mode = "{mode}"\ncdi.spec-dirs = ["{specs}"]\n{more}\n{text}')
+        more += '\nloader-cache = "merge"' if mode == MERGE else ""
+        name = "hook" if mode == MERGE else mode
+        path.write_text(f'mode = "{name}"\ncdi.spec-dirs = ["{specs}"]\n{more}\n{text}')
         path.chmod(0o644)
         return {**env, "OCIGPU_CONFIG": str(path)}
 
@@ -191,10 +196,10 @@ class Attacks:
     ) -> tuple[Path, Marker]:
         """Return a bundle of a hostile image for a way, and the marker that it aims at."""
         number = next(self._numbers)
-        config = base_config(arguments, {**EVERYTHING, **(variables or {})} if way in MODES else variables)
+        config = base_config(arguments, {**EVERYTHING, **(variables or {})} if way in SHIM else variables)
         if way == "configure":
             self._add_configure(config, variables or {})
-        elif way not in MODES:
+        elif way not in SHIM:
             self._add_hook(config, way)
         if in_user_namespace:
             del config["linux"]["resources"]
@@ -271,15 +276,15 @@ class Attacks:
         racing: bool = False,
     ) -> Outcome:
         """Start a container of :meth:`bundle`; ``racing``: names change while it starts."""
-        env = self.environment(way if way in MODES else "hook", low_level, settings)
+        env = self.environment(way if way in SHIM else "hook", low_level, settings)
         host = machine.tree(self.host.directory / "usr"), machine.tree(self.host.directory / "lib")
         log = self.host.hook_log
         size = log.stat().st_size
         program = requirements.find_program(low_level)
         assert program is not None
-        if way not in MODES:
+        if way not in SHIM:
             env = {name: value for name, value in env.items() if name != "OCIGPU_CONFIG"}
-        runtime = [RUNTIME] if way in MODES else [program]
+        runtime = [RUNTIME] if way in SHIM else [program]
         cgroup = "v2" if low_level == "crun" else ""
         prefix = self.prefix(surroundings)
         result = run_container(runtime, bundle, container_id(), env=env, prefix=prefix, cgroup=cgroup)
@@ -297,8 +302,8 @@ class Attacks:
 
     def run_any(self, bundle: Path, marker: Marker, way: str) -> Outcome:
         """As :meth:`run`, for a container that says something else than that it has started."""
-        env = self.environment(way if way in MODES else "hook")
-        result = run_container([RUNTIME if way in MODES else "runc"], bundle, container_id(), env=env)
+        env = self.environment(way if way in SHIM else "hook")
+        result = run_container([RUNTIME if way in SHIM else "runc"], bundle, container_id(), env=env)
         marker.check()
         return Outcome(result, bundle, "")
 

@@ -77,7 +77,8 @@ class Lab:
         settings = directory / f"{mode}.toml"
         env = host.environment(env)
         specifications = f'[cdi]\nspec-dirs = ["{directory}/cdi"]\n' if mode == "cdi" else ""
-        settings.write_text(f'mode = "{mode}"\n{Path(env["OCIGPU_CONFIG"]).read_text()}\n{specifications}')
+        name = 'hook"\nloader-cache = "merge' if mode == "merge" else mode
+        settings.write_text(f'mode = "{name}"\n{Path(env["OCIGPU_CONFIG"]).read_text()}\n{specifications}')
         self.env = {**env, "OCIGPU_CONFIG": str(settings)}
         if mode == "cdi":
             run([PROGRAMS / "ocigpu", "cdi", "generate", "--output", directory / "cdi/nvidia.yaml"], env=self.env)
@@ -220,16 +221,16 @@ def make_lab(
         assert lab.find_mounts() == []
 
 
-@pytest.mark.parametrize("mode", ["hook", "spec", "cdi"])
+@pytest.mark.parametrize("mode", ["hook", "merge", "spec", "cdi"])
 @pytest.mark.parametrize("fault", ["SIGKILL", "SIGTERM", "errors"])
 def test_a_start_that_ends_at_any_step_leaves_nothing(
     stopper: Path, make_lab: Callable[[str], Lab], mode: str, fault: str, share: Callable[..., list[Step]]
 ) -> None:
     """What a killed shim has left in modes spec and cdi is undone by the next start, even by one that fails."""
     lab = make_lab(mode)
-    hook, ended = mode == "hook", fault != "errors"
+    hook, ended = mode in ("hook", "merge"), fault != "errors"
     part = (2 if ended else 4) if hook else 1
-    start = {0, 1, 2, 3} if hook else {0}
+    start = {"hook": {0, 1, 2, 3}, "merge": {0, 1, 2}}.get(mode, {0})  # 3: the sandbox of ldconfig
     steps = list_steps(stopper, lab, lambda words: lab.start(lab.bundle(), *words), start, part)
     steps = share(steps, 2, ended)
     complete = machine.tree(lab.complete / "rootfs")

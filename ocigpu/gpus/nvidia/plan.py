@@ -101,7 +101,7 @@ def plan_selection(
     _add_drm_links(plan, request, gpus)
     if _graphics(request) and gpus:
         plan.add([application_profile([gpu.minor for gpu in gpus])])
-    plan.add(_ldcache_actions(libraries, request, settings, image))
+    plan.add(_ldcache_actions(libraries, request, settings, image, plan.actions if mode == "hook" else ()))
     return Plan(
         tuple(plan.actions),
         gpus=tuple(gpu.uuid for gpu in selection.gpus),
@@ -456,16 +456,28 @@ def _graphics(request: Request) -> bool:
 
 
 def _ldcache_actions(
-    libraries: tuple[tuple[Library, str], ...], request: Request, settings: Settings, image: ImageFacts
+    libraries: tuple[tuple[Library, str], ...],
+    request: Request,
+    settings: Settings,
+    image: ImageFacts,
+    given: "Sequence[Action]",
 ) -> "list[Action]":
-    """Only a glibc image has a loader cache; others find libraries by directory or not at all."""
+    """Only a glibc image has a loader cache; others find libraries by directory or not at all.
+
+    ``given``: the actions that bring the libraries, where the cache may be merged.  What CUDA compatibility libraries
+    of the image would need in it only ldconfig sees.
+    """
     if image.libc != "glibc" or not libraries:
         return []
-    directories = [image.library_dir]
+    directories: list[str] = [image.library_dir]
+    entries: tuple[tuple[str, str, int], ...] = ()
     if any(library.bits == 32 for library, _ in libraries):
         directories.append(image.library_dir32)
     if image.compat_dir and settings.cuda_compat_mode == "ldconfig" and "compute" in request.capabilities:
         directories.insert(0, image.compat_dir)
-    return [
-        RefreshLdCache(settings.ldconfig, tuple(directories), "the container's loader finds libraries in its cache")
-    ]
+    elif settings.loader_cache == "merge" and given:
+        from ocigpu.gpus.loader_cache import cache_entries
+
+        entries = tuple(cache_entries(given, directories, [library for library, _ in libraries]))
+    reason = "the container's loader finds libraries in its cache"
+    return [RefreshLdCache(settings.ldconfig, tuple(directories), reason, entries)]

@@ -319,20 +319,20 @@ def _written(image: _Image, table: bytes, part: bytes) -> bytes:
     return b"".join([head, _words(numbers), blob, tail])
 
 
-def cache_entries(actions: "Sequence[Action]", libraries: "Sequence[Library]") -> list[tuple[str, str, int]]:
+def cache_entries(
+    actions: "Sequence[Action]", directories: "Sequence[str]", libraries: "Sequence[Library]"
+) -> list[tuple[str, str, int]]:
     """Return the entries (name, path, bits) that ldconfig would make for a plan's driver libraries and their links.
 
-    ``libraries``: those of the facts, for their SONAMEs.  Taken are the binds and links right below the directories of
-    the plan's RefreshLdCache, the first directory's first; without that action there are none.  What else the image
-    has in these directories is not known here.
+    ``libraries``: those of the facts, for their SONAMEs.  Taken are the binds and links right below the directories,
+    the first directory's first.  What else the image has in these directories is not known here.
 
     The rule is elf/ldconfig.c, search_dir(): a file is entered by its SONAME, or its own name if it has none.  A link
     is entered by its own name if that is the SONAME, or ends in .so and the SONAME begins with it; any other link
     counts as one more file of that SONAME.  The path is the directory and the name entered, not the file's.
     """
-    from ocigpu.core.actions import Bind, Link, RefreshLdCache  # merging alone does without
+    from ocigpu.core.actions import Bind, Link  # merging alone does without
 
-    directories = [name for action in actions if isinstance(action, RefreshLdCache) for name in action.directories]
     by_host_path = {library.host_path: library for library in libraries}
     bound = {action.container_path: action.host_path for action in actions if isinstance(action, Bind)}
     links = {action.container_path: action.target for action in actions if isinstance(action, Link)}
