@@ -175,7 +175,7 @@ def find_plan(
 
     if facts is None:
         with step("facts", settings.driver_root):
-            facts = read_facts(settings, request.vendor)
+            facts = read_facts(settings, request.vendors)
     with step("image", rootfs):
         image = read_rootfs_facts(rootfs, facts.driver_version)
     with step("plan"):

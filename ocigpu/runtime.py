@@ -214,7 +214,7 @@ def _answer(request: "Request", settings: Settings, read: "list[HostFacts]") -> 
     from ocigpu.gpus.vendors import make_plan, read_facts
 
     with step("facts", settings.driver_root):
-        read.append(read_facts(settings, request.vendor))
+        read.append(read_facts(settings, request.vendors))
     with step("plan"):
         plan = make_plan(read[0], request, settings)
     return {"rules": rule_entries(plan), "groups": plan.groups(), "granted": (*plan.gpus, *plan.mig_devices)}
@@ -255,7 +255,7 @@ def inject_devices(
         from ocigpu.gpus.vendors import read_facts
 
         with step("conditions"):
-            notes = check_conditions(request, resolved.specs, lambda: read_facts(settings, request.vendor))
+            notes = check_conditions(request, resolved.specs, lambda: read_facts(settings, request.vendors))
         for note in notes:
             log.write("warning", note)
     stale: list[str] = []

@@ -1,6 +1,7 @@
 """The rooms of the package: which may import which, and that a public class name has one meaning."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -100,3 +101,22 @@ def modules_named(tree: ast.Module) -> set[str]:
     names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     names += [str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)]
     return {name.partition(".")[0] for name in names}
+
+
+OF_AMD = re.compile(r"\bamd(?!64)|\brocm|\bkfd\b|instinct|\bmi[0-9]{3}x?\b", re.IGNORECASE)
+SAY_AMD = ("gpus/amd/", "core/vendors.py", "sim/models.toml")
+
+
+def test_a_vendor_is_one_folder_one_line_and_its_simulated_models() -> None:
+    texts = {path.relative_to(PACKAGE).as_posix(): path for path in PACKAGE.rglob("*") if path.is_file()}
+    texts = {name: path for name, path in texts.items() if "__pycache__/" not in name}
+    assert len(texts) > 300
+    found = [
+        f"{name}:{number}: {line.strip()}"
+        for name, path in texts.items()
+        if not name.startswith(SAY_AMD)
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if OF_AMD.search(line)
+    ]
+    assert found == []
+    assert len(OF_AMD.findall(texts["core/vendors.py"].read_text())) == 4  # one line

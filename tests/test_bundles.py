@@ -21,8 +21,7 @@ from ocigpu.core.errors import OcigpuError
 from ocigpu.core.facts import HostFacts, ImageFacts, facts_from_json, facts_to_json
 from ocigpu.core.settings import Settings, parse_settings
 from ocigpu.entry.arguments import Arguments
-from ocigpu.gpus.nvidia.plan import make_plan
-from ocigpu.gpus.vendors import parse_request
+from ocigpu.gpus.vendors import make_plan, parse_request
 from ocigpu.runtime import edit_bundle
 from ocigpu.system.log import Log
 

@@ -201,7 +201,7 @@ def _make_declared(root_fd: int, request: "Request", settings: "Settings") -> De
     from ocigpu.provision.image import read_image_facts
 
     with step("facts", settings.driver_root):
-        facts = read_facts(settings, request.vendor)
+        facts = read_facts(settings, request.vendors)
     with step("image"):
         image = read_image_facts(root_fd, facts.driver_version)
     with step("plan"):

@@ -6,11 +6,12 @@ import posixpath
 from ocigpu.cdi.check import check_spec
 from ocigpu.cdi.edits import hook_options, make_draft
 from ocigpu.cdi.versions import is_older, minimum_version, requirements
-from ocigpu.core.errors import CdiError, printable
+from ocigpu.core.errors import CdiError, OcigpuError, printable
 from ocigpu.core.gate import CAPABILITIES_ANNOTATION, permitted_capabilities
 from ocigpu.core.settings import CAPABILITIES
+from ocigpu.core.vendors import FIRST
 from ocigpu.gpus.fingerprint import ANNOTATION, fingerprint_text, read_fingerprint
-from ocigpu.gpus.vendors import find_mode
+from ocigpu.gpus.vendors import find_mode, find_vendors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -80,6 +81,25 @@ def generate_all(options: "GenerateOptions", settings: "Settings") -> tuple[Part
         if "annotations" in part.generated.spec:  # containers may have no others: see ocigpu.cdi.conditions
             part.generated.spec["annotations"][CAPABILITIES_ANNOTATION] = ",".join(sorted(permitted))
     return tuple(parts)
+
+
+def generate_host(options: "GenerateOptions", settings: "Settings") -> tuple[Part, ...]:
+    """Return what :func:`generate_all` does and, unless the options choose, specifications of other vendors' GPUs.
+
+    Raises as that; why another vendor's devices cannot be described is a note.
+    """
+    first, *parts = generate_all(options, settings)
+    if options.mode == "auto" and not options.vendor:
+        here = find_mode("auto", "", settings)[1].name
+        for name in find_vendors(settings):
+            if name in (here, FIRST):
+                continue
+            try:
+                parts.append(Part(f".{name}", generate_all(options._replace(vendor=name), settings)[0].generated))
+            except OcigpuError as error:
+                notes = (*first.generated.notes, f"{name}: {error.message}")
+                first = first._replace(generated=first.generated._replace(notes=notes))
+    return (first, *parts)
 
 
 def coherent_parts(draft: "Draft", options: "GenerateOptions", fingerprint: str) -> list[Part]:

@@ -4,7 +4,7 @@ import json
 import os
 
 from ocigpu.cdi.document import read_document
-from ocigpu.cdi.generate import Generated, Part, generate_all
+from ocigpu.cdi.generate import Generated, Part, generate_host
 from ocigpu.cdi.versions import is_older, parse_version
 from ocigpu.cdi.write import target_of, with_suffix, write_spec
 from ocigpu.core.errors import CdiError, OcigpuError
@@ -28,13 +28,17 @@ _LOCK = "refresh.lock"
 
 
 class RefreshedSpec(NamedTuple):
-    """``changed``: whether the file was written; ``reasons``: why, a sentence each; the rest are the generator's."""
+    """``changed``: whether the file was written; ``reasons``: why, a sentence each; the rest are the generator's.
+
+    ``beside``: other files that were written.
+    """
 
     path: str
     changed: bool
     reasons: tuple[str, ...]
     notes: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
 
 
 def refresh(
@@ -46,7 +50,8 @@ def refresh(
     it is woken.  Where the options name no newest version it is the file's, if that was lowered, else ``newest``, what
     the engines read.  One refresh works at a time.  Needs the right to write there.  Raises the generator's
     error when there is nothing to write: the file stays, and the message says whether it is stale.  Raises CdiError
-    OCIGPU-CDI-8 when it cannot be written.  What else the options ask for is written beside it.
+    OCIGPU-CDI-8 when it cannot be written.  What else the options ask for, and other vendors' GPUs, is written
+    beside it.
     """
     target, form = target_of(path)
     lock = _take_lock()
@@ -60,11 +65,12 @@ def refresh(
         if changed:
             write_spec(generated.spec, target, form)
             reasons = reasons or ("its content has changed",)
-        for suffix, other in others:
-            beside = with_suffix(target, suffix)
-            if _read_before(beside, settings)[0] != _as_read(other):
-                write_spec(other.spec, beside, form)
-        return RefreshedSpec(target, changed, reasons if changed else (), generated.notes, generated.skipped)
+        pairs = [(with_suffix(target, suffix), other) for suffix, other in others]
+        old = {file: other for file, other in pairs if _read_before(file, settings)[0] != _as_read(other)}
+        for file, other in old.items():
+            write_spec(other.spec, file, form)
+        beside = tuple(old)
+        return RefreshedSpec(target, changed, reasons if changed else (), generated.notes, generated.skipped, beside)
     finally:
         if lock >= 0:
             os.close(lock)
@@ -106,11 +112,11 @@ def generate_for(before: "Any", options: GenerateOptions, settings: Settings, ne
     """
     limit = "" if options.max_version else _lower(before, newest)
     try:
-        return generate_all(options._replace(max_version=options.max_version or limit), settings)
+        return generate_host(options._replace(max_version=options.max_version or limit), settings)
     except CdiError:
         if not limit:
             raise
-        return generate_all(options, settings)
+        return generate_host(options, settings)
 
 
 def _lower(before: "Any", newest: str) -> str:

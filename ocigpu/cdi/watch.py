@@ -19,11 +19,12 @@ from ocigpu.cdi.refresh import DEFAULT_OUTPUT, refresh
 from ocigpu.cdi.write import target_of
 from ocigpu.core.errors import OcigpuError, SettingsError, printable
 from ocigpu.core.settings import DEFAULT_PATH, Settings
+from ocigpu.core.vendors import VENDORS
 from ocigpu.gpus.cached import read_facts
 from ocigpu.gpus.fingerprint import explain_changes, read_fingerprint
 from ocigpu.gpus.offer import GenerateOptions
 from ocigpu.gpus.tree import find_roots
-from ocigpu.gpus.vendors import VENDORS
+from ocigpu.gpus.vendors import load_vendor
 from ocigpu.system.service import Backoff, ServiceLog, Signals, file_state, notify_service_manager
 from ocigpu.system.settings_file import read_settings
 
@@ -45,7 +46,7 @@ AWAKE = "/run/nvidia-persistenced/socket"
 """Of the daemon that keeps GPUs initialized: without it NVML wakes them."""
 
 ACTIONS = ("add", "remove", "change", "bind", "unbind")
-SUBSYSTEMS = ("module", "pci", "drm", "vfio", "kfd")
+SUBSYSTEMS = ("module", "pci", "drm", *(name for vendor in map(load_vendor, VENDORS) for name in vendor.subsystems))
 _LARGEST_EVENT = 1 << 16
 """Bytes; the kernel's buffer for the variables of an event is 2 KiB (UEVENT_BUFFER_SIZE, linux/kobject.h)."""
 _MOST_EVENTS_NAMED = 5
@@ -290,7 +291,7 @@ class Watch:
         self._warned = ()
         self.log(
             "info",
-            _sentence(refreshed.path, refreshed.changed, why, events),
+            "; wrote ".join((_sentence(refreshed.path, refreshed.changed, why, events), *refreshed.beside)),
             path=refreshed.path,
             changed=refreshed.changed,
             reasons=list(why),

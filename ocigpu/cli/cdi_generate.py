@@ -236,3 +236,5 @@ def refresh_command(request: GenerateRequest, output: str = "", json: bool = Fal
         print(printable(f"{done.path}: written: {'; '.join(done.reasons)}"))
     elif not quiet:
         print(printable(f"{done.path}: up to date"))
+    for path in done.beside:
+        print(printable(f"{path}: written"))

@@ -21,16 +21,16 @@ def load_settings(config: str, root: str = "") -> Settings:
     return settings._replace(driver_root=os.path.abspath(root), simulation_root="") if root else settings
 
 
-def load_facts(settings: Settings, recorded: str = "", vendor: str = "") -> HostFacts:
+def load_facts(settings: Settings, recorded: str = "", vendors: tuple[str, ...] = ()) -> HostFacts:
     """Return the facts of the host, or those of the file ``recorded``; raises HostError.
 
-    ``vendor``: whose devices they are about, "" for the first whose driver is here.
+    ``vendors``: whose devices they are about, () for all whose driver is here.
     """
     if recorded:
         return _read_recorded_facts(recorded)
-    from ocigpu.gpus.vendors import load_vendor, read_host_facts
+    from ocigpu.gpus.vendors import find_vendors, read_facts
 
-    return load_vendor(vendor).read_now(settings) if vendor else read_host_facts(settings)
+    return read_facts(settings, vendors or find_vendors(settings), kept=False)
 
 
 def _read_recorded_facts(path: str) -> HostFacts:

@@ -100,10 +100,10 @@ def _settings(before: "Sequence[str]") -> "Settings":
 
 
 def _gpus(before: "Sequence[str]", last: str) -> "Iterator[Candidate]":
-    from ocigpu.gpus.vendors import find_vendor, read_facts
+    from ocigpu.gpus.vendors import read_host_facts
 
     settings = _settings(before)
-    facts = read_facts(settings, find_vendor(settings))
+    facts = read_host_facts(settings, kept=True)
     for gpu in facts.gpus:
         yield str(gpu.index), gpu.model
         yield from ((f"{gpu.index}:{mig.index}", f"MIG {mig.profile}") for mig in gpu.mig_devices)

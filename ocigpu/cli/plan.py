@@ -11,9 +11,10 @@ from ocigpu.core.actions import Plan, plan_to_json
 from ocigpu.core.errors import UsageError, printable, quoted
 from ocigpu.core.facts import HostFacts, ImageFacts, to_data
 from ocigpu.core.settings import MODES, Settings
+from ocigpu.core.vendors import VENDORS
 from ocigpu.gpus.nvidia.request import DEVICES_VARIABLE
 from ocigpu.gpus.request import Request
-from ocigpu.gpus.vendors import VENDORS, find_vendor, make_plan, parse_request
+from ocigpu.gpus.vendors import find_vendors, make_plan, parse_request
 
 CAPABILITIES_VARIABLE = "NVIDIA_DRIVER_CAPABILITIES"
 
@@ -30,7 +31,7 @@ def plan_command(
     json: bool = False,
 ) -> None:
     settings = load_settings(config, root)
-    variables = _variables(env or [], gpus, capabilities, VENDORS[find_vendor(settings)][1] if gpus else "")
+    variables = _variables(env or [], gpus, capabilities, VENDORS[find_vendors(settings)[0]][1] if gpus else "")
     if bundle and (variables or privileged):
         raise UsageError("--bundle says everything: it goes with none of --env, --gpus, --capabilities, --privileged")
     container: dict[str, object] = {}
@@ -52,7 +53,7 @@ def plan_command(
     if request.selection == "cdi":
         _show_cdi_plan(request, container, settings, json, lambda: load_facts(settings, facts))
         return
-    host = load_facts(settings, facts, request.vendor)
+    host = load_facts(settings, facts, request.vendors)
     image = ImageFacts()
     if bundle:
         from ocigpu.containers.planned import image_facts, why_not_spec

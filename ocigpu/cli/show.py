@@ -87,7 +87,9 @@ def host_line(facts: HostFacts, recorded: str = "") -> str:
 
 
 def driver_line(facts: HostFacts) -> str:
-    """Return one line on the driver, e.g. "550.163.01, CUDA 12.4, 8 GPUs (from nvml)"."""
+    """Return one line on the driver, e.g. "550.163.01, CUDA 12.4, 8 GPUs (from nvml)"; of several, on each."""
+    if facts.parts:
+        return "; ".join(f"{one.vendor} {driver_line(one)}" for one in facts.parts)
     parts = [facts.driver_version or "unknown version"]
     if facts.cuda_version:
         parts.append(f"CUDA {facts.cuda_version}")

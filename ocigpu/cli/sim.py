@@ -11,7 +11,7 @@ from ocigpu.core.errors import printable
 def create_command(
     directory: str,
     gpus: Annotated[int, Range(1, 64)] = 8,
-    model: str = "h100",
+    model: list[str] | None = None,
     mig: list[str] | None = None,
     driver_version: str = "",
     fault: list[str] | None = None,
@@ -20,7 +20,9 @@ def create_command(
     from ocigpu.sim.made import describe_host
 
     with show.Progress() as progress:
-        path = create_host(directory, gpus, model, mig or [], driver_version, faults=fault or (), progress=progress)
+        path = create_host(
+            directory, gpus, model or "h100", mig or [], driver_version, faults=fault or (), progress=progress
+        )
     made = describe_host(directory)
     gpu_count = show.count(len(made["gpus"]), "GPU")
     print(f"made a SIMULATED host in {printable(made['directory'])}: {gpu_count}, {made['product']}")

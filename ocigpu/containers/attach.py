@@ -13,11 +13,12 @@ from ocigpu.containers.attached import AttachRecord, write_record
 from ocigpu.containers.believed import read_cgroup
 from ocigpu.containers.find import is_of_pod
 from ocigpu.containers.inside import drop_view, read_view, remove_inside
-from ocigpu.containers.live import Grant, Live, Now, change_grant, host_nodes, numbers_of, plan_for, read_now
+from ocigpu.containers.live import Grant, Live, Now, change_grant, host_nodes, numbers_of, owners_of, plan_for, read_now
 from ocigpu.containers.report import Process, find_holders
 from ocigpu.containers.rules import Number, changed_rules, read_allowed
 from ocigpu.core.actions import AllowDevice, Bind, Link, Node, Plan, Tmpfs
 from ocigpu.core.errors import OcigpuError, RequestError, quoted
+from ocigpu.core.facts import HostFacts
 from ocigpu.gpus.nvidia.views import PROC_DRIVER
 from ocigpu.gpus.request import Request
 from ocigpu.gpus.vendors import load_vendor
@@ -54,13 +55,14 @@ def attach(live: Live, names: Sequence[str]) -> Changed:
     if not new:
         return Changed((), already, now.devices)
     devices = (*now.devices, *new)
-    first = not (now.started.is_set_up or now.record.files)
-    after = plan_for(live, devices)
+    owners = owners_of(live.facts)
+    first = tuple(dict.fromkeys(owners[uuid] for uuid in new if owners[uuid] not in now.set_up))
+    whole = plan_for(live, [uuid for uuid in devices if owners.get(uuid) in first])
+    after = plan_for(live, devices, now.set_up)
     view = view_of(after)
-    actions = [action for action in after.actions if action not in view]
-    if not first:
-        profile = [action for action in after.base if isinstance(action, Tmpfs) and action not in view]
-        actions = [*(action for action in after.brought_by(new, now.devices) if action not in view), *profile]
+    profile = [action for action in after.base if isinstance(action, Tmpfs)]
+    wanted_actions = dict.fromkeys((*whole.actions, *after.brought_by(new, now.devices), *profile))
+    actions = [action for action in wanted_actions if action not in view]
     again = numbers_of(live.facts, new)  # of one that was detached: all that it had
     actions += [Node(node, "") for node in now.started.nodes.values() if (node.major, node.minor) in again]
     numbers = {(action.node.major, action.node.minor) for action in actions if isinstance(action, Node)}
@@ -68,10 +70,10 @@ def attach(live: Live, names: Sequence[str]) -> Changed:
     record = now.record._replace(
         attached=tuple(uuid for uuid in devices if uuid not in now.started.devices),
         detached=tuple(uuid for uuid in now.record.detached if uuid not in new),
-        files=now.record.files or first,
+        files=(*now.record.files, *first),
         numbers=tuple(sorted({*now.record.numbers, *numbers} - began_with)),
     )
-    grant = change_grant(live, now.started, devices)
+    grant = change_grant(live, now.started, devices, record.files)
     notes = give(live, now, grant, numbers, [*view, *actions], record, new)
     if is_of_pod(live.config):
         listed = ", ".join(new)
@@ -125,7 +127,7 @@ def settle(live: Live) -> Now:
     if not now.record.unsure:
         return now
     record = now.record._replace(unsure=(), under=0)
-    known = {uuid for gpu in live.facts.gpus for uuid in (gpu.uuid, *(mig.uuid for mig in gpu.mig_devices))}
+    known = owners_of(live.facts)
     left = [uuid for uuid in now.record.unsure if uuid in known and uuid not in now.devices]
     remove_inside(live.inside, _made_for(live, now.started, now.devices, left))
     top = read_view(live.inside) if now.record.under else 0
@@ -171,7 +173,7 @@ def detach(live: Live, names: Sequence[str], force: bool = False) -> Changed:
         detached=tuple(uuid for uuid in now.started.devices if uuid not in devices),
         numbers=tuple(number for number in now.record.numbers if number not in numbers),
     )
-    take(live, change_grant(live, now.started, devices), numbers, record._replace(unsure=gone))
+    take(live, change_grant(live, now.started, devices, record.files), numbers, record._replace(unsure=gone))
     held, unknown = find_holders([live.found], names_of)[live.found.state_file]
     notes = [*unknown, *remove_inside(live.inside, made)]
     try:
@@ -187,9 +189,9 @@ def show(live: Live, started: Grant, devices: Sequence[str], record: AttachRecor
     What it was started with is under all that came later.  Raises OcigpuError.
     """
     drop_view(live.inside, record.view)
-    if started.is_set_up and set(devices) == set(started.devices):
+    if not record.files and set(devices) == set(started.devices):
         return record._replace(view=0)
-    view = view_of(plan_for(live, devices))
+    view = view_of(plan_for(live, devices, (*started.set_up, *record.files)))
     _carry_out(live, view)
     return record._replace(view=read_view(live.inside) if view else 0)
 
@@ -252,9 +254,20 @@ def find_devices(live: Live, names: Sequence[str]) -> tuple[str, ...]:
     for name in names:
         if name in ("all", "none", "void", "") or "," in name:
             raise RequestError("OCIGPU-DEV-1", f"--gpu {quoted(name)}: name one GPU; several: --gpu A --gpu B")
-    request = Request(selection="list", devices=tuple(names), source="--gpu")
-    selection = load_vendor(live.facts.vendor).select_devices(request, live.facts)
-    return (*(gpu.uuid for gpu in selection.gpus), *(mig.uuid for _, mig in selection.mig_devices))
+    return tuple(dict.fromkeys(uuid for name in names for uuid in _find_device(name, live.facts)))
+
+
+def _find_device(name: str, facts: HostFacts) -> tuple[str, ...]:
+    """Return the UUIDs of the GPU or MIG device of a name, by the first vendor that knows it."""
+    unknown = None
+    for one in facts.each:
+        try:
+            found = load_vendor(one.vendor).select_devices(Request("list", (name,), "--gpu"), one)
+        except RequestError as error:
+            unknown = unknown or error
+        else:
+            return (*(gpu.uuid for gpu in found.gpus), *(mig.uuid for _, mig in found.mig_devices))
+    raise unknown or RequestError("OCIGPU-DEV-1", f"--gpu {quoted(name)}: this host has no GPU")
 
 
 def view_of(plan: Plan) -> "tuple[Action, ...]":

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from ocigpu.containers.believed import Container
 from ocigpu.core.errors import OcigpuError
 from ocigpu.core.settings import Settings
+from ocigpu.core.vendors import FIRST
 from ocigpu.system.files import remove_if_possible
 from ocigpu.system.proc import is_running
 from ocigpu.system.store import open_cache, read_cached, write_cached
@@ -23,16 +24,16 @@ PREFIX = "attached-"
 class AttachRecord(NamedTuple):
     """UUIDs of GPUs and MIG devices: ``attached`` later, and ``detached`` of those it was started with.
 
-    ``files``: it was given driver files and control nodes, too.  ``numbers``: devices that it may open since, and could
-    not when it was started.  ``view``: id of the mount that shows it
-    /proc/driver/nvidia since, 0 for the one it was started with.
+    ``files``: vendors of whose driver it was given files and control nodes, too.  ``numbers``: devices that it may open
+    since, and could not when it was started.  ``view``: id of the mount that shows it /proc/driver/nvidia since, 0 for
+    the one it was started with.
     ``unsure``: those that a command is giving or taking; if it was killed, nodes of them may be there, and over the
     mount ``under`` a view that shows them (0: there is none).
     """
 
     attached: tuple[str, ...] = ()
     detached: tuple[str, ...] = ()
-    files: bool = False
+    files: tuple[str, ...] = ()
     view: int = 0
     unsure: tuple[str, ...] = ()
     under: int = 0
@@ -48,8 +49,9 @@ def read_record(container: Container, settings: Settings) -> AttachRecord:
         text = read_cached(directory, _name(container))
         data = json.loads(text) if text else AttachRecord()._asdict()
         attached, detached, unsure = (tuple(data[name]) for name in ("attached", "detached", "unsure"))
+        files = tuple(data["files"]) if isinstance(data["files"], list) else (FIRST,) * data["files"]  # until 2026-11
         numbers = tuple((int(major), int(minor)) for major, minor in data["numbers"])
-        return AttachRecord(attached, detached, data["files"], data["view"], unsure, data["under"], numbers)
+        return AttachRecord(attached, detached, files, data["view"], unsure, data["under"], numbers)
     except (ValueError, KeyError, TypeError):  # not written by this version
         return AttachRecord()
     finally:

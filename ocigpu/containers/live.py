@@ -22,8 +22,9 @@ from ocigpu.containers.shown import ShownMounts, plan_shown, read_mounts
 from ocigpu.core.actions import AllowDevice, Bind, Node, Plan
 from ocigpu.core.config_json import get_list
 from ocigpu.core.errors import OcigpuError
-from ocigpu.core.facts import DeviceNode, HostFacts, ImageFacts
+from ocigpu.core.facts import DeviceNode, Gpu, HostFacts, ImageFacts
 from ocigpu.core.settings import Settings
+from ocigpu.gpus.request import join_requests
 from ocigpu.gpus.vendors import load_vendor, make_plan
 from ocigpu.provision.apply import Caller
 from ocigpu.provision.container import LiveContainer, open_container
@@ -60,7 +61,8 @@ class Grant(NamedTuple):
 
     ``nodes``: nodes of the host's driver by path; ``rules``: its whole device policy; ``devices``: UUIDs of the GPUs
     and MIG devices in it; ``libraries``: where driver libraries are mounted, by host path; ``numbers``: devices it
-    may open; ``by``: where that comes from, in words.
+    may open; ``by``: where that comes from, in words.  ``set_up``: vendors of whose driver it has what every container
+    with a GPU has, files and control nodes.
     """
 
     nodes: dict[str, DeviceNode]
@@ -69,16 +71,12 @@ class Grant(NamedTuple):
     libraries: dict[str, str]
     numbers: frozenset[Number]
     by: str
+    set_up: tuple[str, ...] = ()
 
     @property
     def usable(self) -> dict[str, DeviceNode]:
         """The nodes, by path, that it may open."""
         return {path: node for path, node in self.nodes.items() if (node.major, node.minor) in self.numbers}
-
-    @property
-    def is_set_up(self) -> bool:
-        """Whether the container has what every container with a GPU has, driver files and control nodes."""
-        return "/dev/nvidiactl" in self.nodes
 
 
 @contextmanager
@@ -159,6 +157,11 @@ class Now(NamedTuple):
     grant: Grant
 
     @property
+    def set_up(self) -> tuple[str, ...]:
+        """Vendors of whose driver it has files and control nodes."""
+        return (*self.started.set_up, *self.record.files)
+
+    @property
     def devices(self) -> tuple[str, ...]:
         """UUIDs of the GPUs and MIG devices that it has."""
         kept = [uuid for uuid in self.started.devices if uuid not in self.record.detached]
@@ -169,7 +172,9 @@ def read_now(live: Live) -> Now:
     """Return what a container is to have now, attached and detached devices counted; raises OcigpuError."""
     started, record = _started_with(live), read_record(live.found, live.settings)
     now = Now(started, record, started)
-    return now if record == AttachRecord() else now._replace(grant=change_grant(live, started, now.devices))
+    if record == AttachRecord():
+        return now
+    return now._replace(grant=change_grant(live, started, now.devices, record.files))
 
 
 def given_nodes(config: dict[str, Any], facts: HostFacts) -> dict[str, DeviceNode]:
@@ -208,15 +213,20 @@ def _started_with(live: Live) -> Grant:
     return _grant(live, nodes, rules, libraries, by)
 
 
-def change_grant(live: Live, started: Grant, devices: Sequence[str]) -> Grant:
-    """Return the grant of a container that was ``started`` with one and has ``devices`` now."""
-    plan = plan_for(live, devices)
+def change_grant(live: Live, started: Grant, devices: Sequence[str], files: tuple[str, ...] = ()) -> Grant:
+    """Return the grant of a container that was ``started`` with one and has ``devices`` now.
+
+    ``files``: vendors of whose driver it was given files and control nodes since.
+    """
+    plan = plan_for(live, devices, (*started.set_up, *files))
     gone = numbers_of(live.facts, set(started.devices) - set(devices)) - numbers_of(live.facts, devices)
     nodes = {path: node for path, node in started.nodes.items() if (node.major, node.minor) not in gone}
     nodes.update({action.node.container_path: action.node for action in _nodes(plan)})
     denied = [AllowDevice(major, minor, "rw", "") for major, minor in sorted(gone)]
     rules = started.rules + _as_filter(plan.device_rules(), True) + _as_filter(denied, False)
-    libraries = started.libraries if started.is_set_up else _libraries(plan, live.facts)
+    owners = owners_of(live.facts)
+    later = plan_for(live, [uuid for uuid in devices if owners.get(uuid) not in started.set_up], files)
+    libraries = started.libraries | _libraries(later, live.facts)
     return _grant(live, nodes, rules, libraries, f"{started.by}, and what was attached or detached since")
 
 
@@ -236,15 +246,30 @@ def numbers_of(facts: HostFacts, devices: Iterable[str]) -> set[Number]:
     return {(node.major, node.minor) for node in found if node is not None}
 
 
-def plan_for(live: Live, devices: Sequence[str]) -> Plan:
+def owners_of(facts: HostFacts) -> dict[str, str]:
+    """Return the vendor of each GPU and MIG device of the host, by UUID."""
+    return {uuid: one.vendor for one in facts.each for gpu in one.gpus for uuid in _uuids(gpu)}
+
+
+def _uuids(gpu: Gpu) -> tuple[str, ...]:
+    return (gpu.uuid, *(mig.uuid for mig in gpu.mig_devices))
+
+
+def plan_for(live: Live, devices: Sequence[str], set_up: Sequence[str] = ()) -> Plan:
     """Return the plan of mode hook that gives a container these GPUs and MIG devices, and else what it asks for.
 
+    ``set_up``: vendors of whose driver it has files and control nodes, whether it has a GPU of them or not.
     What else its variables ask for, IMEX channels and opt-in parts, only where variables are obeyed.
     Raises OcigpuError for a device that cannot be given, and for a container that can have none.
     """
     check_can_have_gpus(live.config, f"{live.found.bundle}/config.json")
-    request = load_vendor(live.facts.vendor).request_devices(live.config, devices, live.settings)
-    return make_plan(live.facts, request, live.settings, live.image)
+    owners = owners_of(live.facts)
+    requests = []
+    for vendor in live.facts.vendors:
+        chosen = [uuid for uuid in devices if owners.get(uuid) == vendor]
+        if chosen or vendor in set_up:
+            requests.append(load_vendor(vendor).request_devices(live.config, chosen, live.settings))
+    return make_plan(live.facts, join_requests(requests), live.settings, live.image)
 
 
 def _nodes(plan: Plan) -> list[Node]:
@@ -279,7 +304,9 @@ def _grant(
     policy = Policy(rules)
     numbers = frozenset(number for number in host_nodes(live.facts) if may_open(policy, number))
     usable = {(node.major, node.minor) for node in nodes.values()} & numbers
-    return Grant(nodes, rules, _devices(live.facts, usable), libraries, numbers, by)
+    first = [(one.vendor, one.control_nodes[0].container_path) for one in live.facts.each if one.control_nodes]
+    set_up = tuple(vendor for vendor, path in first if path in nodes)
+    return Grant(nodes, rules, _devices(live.facts, usable), libraries, numbers, by, set_up)
 
 
 def _devices(facts: HostFacts, usable: set[Number]) -> tuple[str, ...]:

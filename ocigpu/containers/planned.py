@@ -109,7 +109,7 @@ def plan_bundle(
         resolved = read_registry(settings).resolve(request.cdi_devices)
         notes = check_conditions(request, resolved.specs, read_host)
         return Planned(request._replace(notes=request.notes + notes), "cdi", cdi=resolved)
-    host = read_host()
+    host = read_host().of(*request.vendors)
     image = image_facts(bundle, original, host, root)
     why_hook = ""
     if MODES[settings.mode] == "spec":

@@ -21,8 +21,8 @@ from ocigpu.containers.rules import Number
 from ocigpu.core.actions import Node
 from ocigpu.core.errors import OcigpuError
 from ocigpu.core.settings import Settings
-from ocigpu.gpus.cached import read_facts
 from ocigpu.gpus.nvidia.views import PROC_DRIVER
+from ocigpu.gpus.vendors import read_host_facts
 from ocigpu.provision.cgroups import open_device_cgroup
 from ocigpu.system import bpf
 from ocigpu.system.service import ServiceLog
@@ -86,7 +86,7 @@ def repair(live: Live, dry_run: bool = False) -> Repaired:
         take(live, grant, returned, None)
     actions: "list[Action]" = [Node(node, "it was lost") for node in missing]
     if unseen:
-        actions += view_of(plan_for(live, grant.devices))
+        actions += view_of(plan_for(live, grant.devices, now.set_up))
     notes = give(live, now, grant, granted, actions, record) if denied or actions else ()
     return Repaired(lost, right, grant.devices, True, (*left, *notes))
 
@@ -112,7 +112,7 @@ class GrantKeeper:
         self._places = places
         self._settings = settings
         self._log = log
-        self._facts = functools.cache(lambda: read_facts(settings))
+        self._facts = functools.cache(lambda: read_host_facts(settings, kept=True))
         """The facts of this round: read once, and only when they are needed."""
         self._seen: dict[tuple[str, int, int], str] = {}
         self._again: dict[tuple[str, int, int], float] = {}

@@ -21,7 +21,7 @@ from ocigpu.core.errors import OcigpuError
 from ocigpu.core.facts import DeviceNode, HostFacts, ImageFacts, MigDevice, mig_capability_paths
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.nvidia.views import PROC_DRIVER
-from ocigpu.gpus.request import Request
+from ocigpu.gpus.request import Request, join_requests
 from ocigpu.gpus.vendors import make_plan, parse_request
 from ocigpu.provision.container import LiveContainer
 from ocigpu.provision.device_filter import Policy
@@ -94,11 +94,13 @@ def plan_shown(
     own = read_mode(config) == "hook"
     settings = _settings_of_hook(config, settings) if own else settings
     request = parse_request(config, settings, bundle)
-    if request.selection in ("nothing", "cdi") or request.vendor != facts.vendor:
-        return None
-    plan = make_plan(facts, request, settings, image)
-    narrowed = _Look(inside, config, facts, rules, mounts, own).narrow(request, plan)
-    return None if narrowed is None else Shown(make_plan(facts, narrowed, settings, image), request.source)
+    shown = []
+    for one in request.each if request.selection not in ("nothing", "cdi") else ():
+        if one.vendor in facts.vendors:
+            look = _Look(inside, config, facts.of(one.vendor), rules, mounts, own)
+            shown.append(look.narrow(one, make_plan(facts, one, settings, image)))
+    narrowed = [one for one in shown if one is not None]
+    return Shown(make_plan(facts, join_requests(narrowed), settings, image), request.source) if narrowed else None
 
 
 def _settings_of_hook(config: dict[str, Any], settings: Settings) -> Settings:

@@ -228,7 +228,20 @@ class Plan(NamedTuple):
 
     def groups(self) -> tuple[int, ...]:
         """Return the groups of the host that the container's process is to be in."""
-        return tuple(action.gid for action in self.actions if isinstance(action, JoinGroup))
+        return tuple(dict.fromkeys(action.gid for action in self.actions if isinstance(action, JoinGroup)))
+
+
+def join_plans(plans: "Sequence[Plan]") -> Plan:
+    """Return what several plans for one container, by vendors, say together; what is one for all is the first's."""
+    if len(plans) == 1:
+        return plans[0]
+    return plans[0]._replace(
+        actions=tuple(dict.fromkeys(action for plan in plans for action in plan.actions)),
+        gpus=tuple(uuid for plan in plans for uuid in plan.gpus),
+        notes=tuple(note for plan in plans for note in plan.notes),
+        simulated=any(plan.simulated for plan in plans),
+        parts={device: part for plan in plans for device, part in plan.parts.items()},
+    )
 
 
 def node_actions(node: DeviceNode, reason: str = "") -> "list[Node | AllowDevice]":

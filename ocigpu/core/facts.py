@@ -9,6 +9,7 @@ Paths: ``host_path`` is where the host has it, driver root included, with every 
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any, NamedTuple
 else:
     from ocigpu.core.record import NamedTuple
@@ -140,6 +141,8 @@ class HostFacts(NamedTuple):
     ``proc_capabilities``: whether <proc_driver>/capabilities exists.
     ``notes``: one sentence each about what could not be read ("NVML: ...; GPUs come from procfs").
     ``source``: "nvml" or "procfs": where the list of GPUs comes from.
+    ``vendor``: whose driver this is, by its name in :mod:`ocigpu.gpus.vendors`.  ``parts``: of a host with drivers of
+    several vendors each one's facts; GPUs, control nodes and notes are then those of all, the rest is the first one's.
     """
 
     driver_root: str = "/"
@@ -163,11 +166,35 @@ class HostFacts(NamedTuple):
     proc_files: tuple[ProcFile, ...] = ()
     proc_capabilities: bool = False
     notes: tuple[str, ...] = ()
+    vendor: str = "nvidia"
+    parts: "tuple[HostFacts, ...]" = ()
 
     @property
-    def vendor(self) -> str:
-        """The vendor whose driver this is, by its name in :mod:`ocigpu.gpus.vendors`."""
-        return "nvidia"
+    def each(self) -> "tuple[HostFacts, ...]":
+        """The facts of each vendor's driver."""
+        return self.parts or (self,)
+
+    @property
+    def vendors(self) -> tuple[str, ...]:
+        """The vendors whose drivers are here."""
+        return tuple(one.vendor for one in self.each)
+
+    def of(self, *vendors: str) -> "HostFacts":
+        """Return the facts of these vendors' drivers, empty ones for a driver that is not here."""
+        known = {one.vendor: one for one in self.each}
+        return join_facts([known.get(vendor) or HostFacts(vendor=vendor) for vendor in vendors])
+
+
+def join_facts(parts: "Sequence[HostFacts]") -> HostFacts:
+    """Return the facts of several vendors' drivers as those of one host."""
+    if len(parts) == 1:
+        return parts[0]
+    return parts[0]._replace(
+        gpus=tuple(gpu for one in parts for gpu in one.gpus),
+        control_nodes=tuple(node for one in parts for node in one.control_nodes),
+        notes=tuple(note for one in parts for note in one.notes),
+        parts=tuple(parts),
+    )
 
 
 class ImageFacts(NamedTuple):
@@ -235,4 +262,5 @@ def facts_from_json(data: "dict[str, Any]") -> HostFacts:
     )
     plain["proc_files"] = tuple(ProcFile(**item) for item in data["proc_files"])
     plain["notes"] = tuple(data["notes"])
+    plain["parts"] = tuple(map(facts_from_json, data.get("parts", ())))
     return HostFacts(**plain)

@@ -7,6 +7,7 @@ on annotations of images (Podman before 4.5.1) and of pods (CRI-O), docs/SECURIT
 
 from ocigpu.core.errors import RequestError, quoted
 from ocigpu.core.settings import CAPABILITIES, MODES_WITH_CDI, Settings
+from ocigpu.core.vendors import GPU_VENDORS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,7 +44,6 @@ CAPABILITIES_ANNOTATION = "ocigpu/driver-capabilities"
 """Annotation of a specification: the driver capabilities that it has files of, where the settings permit not all."""
 IMEX_CLASS = "imex-channel"
 GPU_CLASS = "gpu"
-GPU_VENDORS = ("nvidia.com", "amd.com")
 _CRI_TASKS = "io.containerd.runtime.v2.task"
 _CRI_NAMESPACE = "k8s.io"
 _CRI_ANNOTATION = "io.kubernetes.cri.container-type"
@@ -109,9 +109,9 @@ CONDITIONS = {
     ),
     "L": Condition(
         _is_listed,
-        "`cdi.environment-vendors` has its vendor or its kind (of NVIDIA and AMD a vendor stands for its GPUs, another"
-        " kind is listed as such), or it is of `cdi.default-kind`, or the container has CAP_SYS_ADMIN, or annotations"
-        " are filtered; else it is refused",
+        f"`cdi.environment-vendors` has its vendor or its kind ({' and '.join(GPU_VENDORS)} stand for GPUs, another"
+        " kind of theirs is listed as such), or it is of `cdi.default-kind`, or the container has CAP_SYS_ADMIN, or"
+        " annotations are filtered; else it is refused",
         "the image may have written this, and cdi.environment-vendors does not permit its kind",
         "OCIGPU-REQ-1",
         "Add its kind, vendor/class, to cdi.environment-vendors, or give CAP_SYS_ADMIN; for annotations see"

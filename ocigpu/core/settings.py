@@ -6,6 +6,7 @@ CLI (a hook gets it as an argument, never from its environment).  The same table
 """
 
 from ocigpu.core.errors import SettingsError, quoted
+from ocigpu.core.vendors import GPU_VENDORS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class Settings(NamedTuple):
     cdi_default_kind: str = "nvidia.com/gpu"
     cdi_annotation_prefixes: tuple[str, ...] = ("cdi.k8s.io/",)
     cdi_engine_filters_annotations: bool = False
-    cdi_environment_vendors: tuple[str, ...] = ("nvidia.com", "amd.com", "k8s.device-plugin.nvidia.com")
+    cdi_environment_vendors: tuple[str, ...] = (*GPU_VENDORS, "k8s.device-plugin.nvidia.com")
     trace: str = ""
     simulation_root: str = ""
     path: str = ""
@@ -129,8 +130,8 @@ KEYS = (
     Key(
         "cdi.environment-vendors",
         "list",
-        "vendors (of NVIDIA and AMD: their GPUs) and kinds, vendor/class, of CDI devices that a container without"
-        " CAP_SYS_ADMIN may name in variables and annotations, which its image can set",
+        f"vendors (of {', '.join(GPU_VENDORS)}: their GPUs) and kinds, vendor/class, of CDI devices that a container"
+        " without CAP_SYS_ADMIN may name in variables and annotations, which its image can set",
     ),
     Key("trace", "path", "file that gets a line for each step of shim and hook (ocigpu trace FILE); empty: none"),
     Key("simulation.root", "path", "a simulated host made by ocigpu sim create; empty: the real host"),

@@ -23,7 +23,7 @@ from ocigpu.doctor.logs import read_tail
 from ocigpu.doctor.redact import Redactor
 from ocigpu.doctor.report import to_data
 from ocigpu.engines.places import parse_config, read_file
-from ocigpu.gpus.nvidia.discover import read_host_facts
+from ocigpu.gpus.vendors import read_host_facts
 
 TOP = "ocigpu-doctor"
 LOG_LINES = 1000

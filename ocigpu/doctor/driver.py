@@ -28,23 +28,22 @@ def check_gpu(host: Host) -> list[Finding]:
     if host.pci_gpus:
         found = ", ".join(gpu.text for gpu in host.pci_gpus[:4]) + (", ..." if len(host.pci_gpus) > 4 else "")
         return [ok(f"{len(host.pci_gpus)} NVIDIA GPUs on the PCI bus", Evidence(directory, found))]
-    if host.other_vendor:
-        return [
-            ok(f"the GPUs of this host are those of source {host.other_vendor}", Evidence(directory, "no NVIDIA GPU"))
-        ]
+    if host.other_vendors:
+        named = ", ".join(host.other_vendors)
+        return [ok(f"the GPUs of this host are those of source {named}", Evidence(directory, "no NVIDIA GPU"))]
     return [say("no-gpu.none", Evidence(directory, "no display controller of vendor 10de", "one or more"))]
 
 
 def check_vendor(host: Host) -> list[Finding]:
-    """Can containers have the GPUs of another vendor, if there are any?"""
-    if not host.other_vendor:
-        return [not_checked("no other vendor's driver is loaded")]
-    troubles = load_vendor(host.other_vendor).check(host.settings)
-    findings = [
-        say(f"vendor-devices.{one.severity}", Evidence(one.place, one.seen, one.wanted), text=one.text, fix=one.fix)
-        for one in troubles
-    ]
-    return findings or [ok(f"{host.other_vendor}: every GPU can be given to containers")]
+    """Can containers have the GPUs of other vendors, if there are any?"""
+    findings = []
+    for name in host.other_vendors:
+        found = [
+            say(f"vendor-devices.{one.severity}", Evidence(one.place, one.seen, one.wanted), text=one.text, fix=one.fix)
+            for one in load_vendor(name).check(host.settings)
+        ]
+        findings += found or [ok(f"{name}: every GPU can be given to containers")]
+    return findings or [not_checked("no other vendor's driver is loaded")]
 
 
 def check_driver(host: Host) -> list[Finding]:

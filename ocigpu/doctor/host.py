@@ -16,6 +16,7 @@ from ocigpu.containers.believed import Container
 from ocigpu.containers.find import default_places, find_containers
 from ocigpu.core.errors import OcigpuError, SettingsError
 from ocigpu.core.settings import DEFAULT_PATH, Settings
+from ocigpu.core.vendors import FIRST
 from ocigpu.doctor.files import RootFiles
 from ocigpu.doctor.live import DockerAnswer, ask_docker, read_context
 from ocigpu.doctor.logs import read_kernel_log
@@ -29,7 +30,7 @@ from ocigpu.gpus.nvidia.nvml import NvmlAnswer, start_nvml
 from ocigpu.gpus.nvidia.procfs import ProcGpu, parse_devices, read_kernel_version, read_proc_gpus
 from ocigpu.gpus.pci import NVIDIA_VENDOR, Function, read_functions
 from ocigpu.gpus.tree import Roots, Tree, find_roots, list_names, read_text
-from ocigpu.gpus.vendors import FIRST, find_vendor
+from ocigpu.gpus.vendors import find_vendors
 from ocigpu.sim.made import read_marker
 from ocigpu.system.settings_file import read_settings
 
@@ -80,10 +81,9 @@ class Host(RootFiles):
             return {}
 
     @cached_property
-    def other_vendor(self) -> str:
-        """The vendor whose driver is loaded, by its name in gpus/vendors.py, "" where NVIDIA's is or none."""
-        name = find_vendor(self.settings)
-        return name if name != FIRST else ""
+    def other_vendors(self) -> tuple[str, ...]:
+        """The vendors beside NVIDIA whose drivers are loaded, by their names in gpus/vendors.py."""
+        return tuple(name for name in find_vendors(self.settings) if name != FIRST)
 
     @property
     def simulated(self) -> bool:

@@ -16,9 +16,8 @@ from ocigpu.containers.report import read_mode, read_unanswered
 from ocigpu.core.config_json import get_list, get_object
 from ocigpu.core.errors import OcigpuError, printable
 from ocigpu.core.settings import Settings
-from ocigpu.gpus.nvidia.discover import read_host_facts
 from ocigpu.gpus.request import Request
-from ocigpu.gpus.vendors import parse_request
+from ocigpu.gpus.vendors import parse_request, read_host_facts
 from ocigpu.system.paths import open_in_root
 
 SECONDS = 15.0

@@ -139,7 +139,7 @@ def find_words(settings: "Settings") -> list[str]:
 
     Also in one that gives devices because it was edited in mode spec, by our own writer, for a request that has gone.
     """
-    from ocigpu.gpus.vendors import VENDORS
+    from ocigpu.core.vendors import VENDORS
 
     swarm = filter(None, (name.strip() for name in settings.swarm_resource.split(",")))
     mount = os.path.basename(MOUNT_DIRECTORIES[0])
@@ -147,7 +147,7 @@ def find_words(settings: "Settings") -> list[str]:
         {
             "NVIDIA_",
             "CUDA_VERSION",
-            *(variable for _, variable in VENDORS.values() if not variable.startswith("NVIDIA_") and variable),
+            *(variable for _, variable, _ in VENDORS.values() if not variable.startswith("NVIDIA_") and variable),
             DECLARED,
             *ESCAPES,
             mount,

@@ -52,8 +52,8 @@ SPARE_ANSWERS = 64
 """Files of other questions of a kind that may stay."""
 MAX_QUESTION = 8192
 """Characters of a question whose answer is kept: usual ones have some 1,500, but images decide."""
-KEPT = "nvidia"
-"""The vendor of whose devices facts are kept; of others they are read in a moment."""
+KEPT = ("nvidia",)
+"""The vendors of whose devices facts are kept; of others they are read in a moment."""
 UNUSABLE = (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError)
 """What a file raises that this code did not write."""
 NO_CACHE = "there is no cache directory that only this user can write"
@@ -143,7 +143,7 @@ def find_answer(
     facts itself.  ``known_stamp``: what tells the host's state, where it was read just now; the facts need not be kept,
     then.
     """
-    if not known_stamp and about[0].vendor != KEPT:
+    if not known_stamp and about[0].vendors != KEPT:
         return make()
     question = repr((__version__, about, settings))
     cache_fd = open_cache(True, settings.simulation_root) if len(question) <= MAX_QUESTION else -1

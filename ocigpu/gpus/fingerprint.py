@@ -7,8 +7,9 @@ wake a GPU.  The boot id is not part of it: what was true before a reboot is tru
 from binascii import crc32
 
 from ocigpu.core.errors import quoted
+from ocigpu.core.vendors import VENDORS
 from ocigpu.gpus.tree import settings_digest
-from ocigpu.gpus.vendors import VENDORS, load_vendor
+from ocigpu.gpus.vendors import load_vendor
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -4,6 +4,7 @@ from ocigpu.core.errors import RequestError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any, NamedTuple
 
     from ocigpu.core.facts import Gpu, MigDevice
@@ -25,6 +26,8 @@ class Request(NamedTuple):
     ``mig_config``/``mig_monitor``: "" or "all".  ``imex_channels``: sorted channel ids.
     ``features``: opt-in parts, of "gds", "mofed", "gdrcopy", "nvswitch", in that order.
     ``notes``: warnings, a sentence each ("request of an unprivileged container ignored ...").
+    ``vendor``: whose devices are asked for, by its name in :mod:`ocigpu.gpus.vendors`; for "cdi" the first one's.
+    ``parts``: where devices of several vendors are asked for, what is asked of each; the rest is the first one's then.
     """
 
     selection: str = "nothing"
@@ -38,11 +41,31 @@ class Request(NamedTuple):
     features: tuple[str, ...] = ()
     cdi_devices: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    vendor: str = "nvidia"
+    parts: "tuple[Request, ...]" = ()
 
     @property
-    def vendor(self) -> str:
-        """The vendor whose devices are asked for, by its name in :mod:`ocigpu.gpus.vendors`."""
-        return "nvidia"
+    def each(self) -> "tuple[Request, ...]":
+        """What is asked of each vendor."""
+        return self.parts or (self,)
+
+    @property
+    def vendors(self) -> tuple[str, ...]:
+        """The vendors whose devices are asked for."""
+        return tuple(one.vendor for one in self.each)
+
+
+def join_requests(requests: "Sequence[Request]") -> Request:
+    """Return what is asked of several vendors as one request: all of them by CDI names, or none."""
+    asking = [one for one in requests if one.selection != "nothing"] or [Request()]
+    first = asking[0]._replace(notes=tuple(note for one in requests for note in one.notes))
+    if len(asking) == 1:
+        return first
+    first = first._replace(source=" ".join(one.source for one in asking))
+    if first.selection == "cdi":
+        return first._replace(cdi_devices=tuple(dict.fromkeys(name for one in asking for name in one.cdi_devices)))
+    selection = next((one.selection for one in asking if one.selection != "none"), "none")
+    return first._replace(selection=selection, parts=tuple(asking))
 
 
 class Selection(NamedTuple):

@@ -1,11 +1,13 @@
-"""Every source of devices: its folder; and what a container's request, facts and plan are, whoever's devices it wants.
+"""The record of a source of devices; and what a container's request, facts and plan are, whoever's devices it wants.
 
 Light: every start of a container loads it.
 """
 
+from ocigpu.core.vendors import FIRST, VENDORS
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from typing import Any, NamedTuple
 
     from ocigpu.core.actions import Plan
@@ -17,17 +19,6 @@ if TYPE_CHECKING:
     Fingerprint = tuple[tuple[str, str], ...]
 else:
     from ocigpu.core.record import NamedTuple
-
-VENDORS = {
-    "nvidia": ("nvidia", "NVIDIA_VISIBLE_DEVICES"),
-    "amd": ("amd", "AMD_VISIBLE_DEVICES"),
-    "vfio": ("vfio", ""),
-    "csv": ("tegra", ""),
-    "wsl": ("wsl", ""),
-}
-"""The folder of each source of devices, and the variable by which containers ask for its devices."""
-FIRST = "nvidia"
-"""Whose variables are always read: old images ask without the variable, and mounts and annotations are in its form."""
 
 
 def late(name: str) -> "Callable[..., Any]":
@@ -75,11 +66,11 @@ class Trouble(NamedTuple):
 class Vendor(NamedTuple):
     """A source of devices; the functions after ``is_here`` only where containers can ask for them by a variable.
 
-    ``name``: in fingerprints and drafts.  ``kinds``: vendors of CDI kinds that are its own.  ``modes``: of ``ocigpu cdi
-    generate``.  ``offer``: what specifications get.  ``is_here``: whether the host is of this platform and no other.
-    ``has_driver``: whether the vendor's driver is loaded.  ``read_facts``: perhaps of an earlier start; ``read_now``:
-    as the host is.  ``request_devices``: what a container asks for, but for the devices.  ``simulate``: for sim;
-    ``check``: for the doctor.
+    ``name``: in fingerprints and drafts.  ``kinds``: vendors of CDI kinds that are its own.  ``subsystems``: of the
+    kernel, whose events are about its devices.  ``modes``: of ``ocigpu cdi generate``.  ``offer``: what specifications
+    get.  ``is_here``: whether the host is of this platform and no other.  ``has_driver``: whether the vendor's driver
+    is loaded.  ``read_facts``: perhaps of an earlier start; ``read_now``: as the host is.  ``request_devices``: what a
+    container asks for, but for the devices.  ``simulate``: for sim; ``check``: for the doctor.
     """
 
     name: str
@@ -87,6 +78,7 @@ class Vendor(NamedTuple):
     read_fingerprint: "Callable[[Settings], Fingerprint]"
     offer: "Callable[[GenerateOptions, Settings], DeviceOffer]"
     kinds: tuple[str, ...] = ()
+    subsystems: tuple[str, ...] = ()
     is_here: "Callable[[Settings], bool]" = _never
     has_driver: "Callable[[Settings], bool]" = _never
     parse_request: "Callable[[dict[str, Any], Settings, str], Request]" = _missing
@@ -106,39 +98,50 @@ def load_vendor(name: str) -> "Vendor":
 
 
 def parse_request(config: "dict[str, Any]", settings: "Settings", bundle: str = "") -> "Request":
-    """Return what the container of this config.json (a raw document) asks for; of one vendor, the first in the table.
+    """Return what the container of this config.json (a raw document) asks for, of all vendors.
 
+    Where one vendor's devices are asked for by CDI names, the others' are too: specifications give all or none.
     Raises RequestError for what cannot be understood or is refused; see the parse_request of each vendor's folder.
     """
-    request = load_vendor(FIRST).parse_request(config, settings, bundle)
+    requests = [load_vendor(FIRST).parse_request(config, settings, bundle)]
     process = config.get("process") if isinstance(config, dict) else None
     env = process.get("env") if isinstance(process, dict) else None
     texts = [text for text in env if isinstance(text, str)] if isinstance(env, list) else []
-    for name, (_, variable) in VENDORS.items():
-        if not variable or name == FIRST or not any(text.startswith(f"{variable}=") for text in texts):
-            continue
-        if request.selection == "nothing":
-            other = load_vendor(name).parse_request(config, settings, bundle)
-            request = other._replace(notes=(*request.notes, *other.notes))
-        else:
-            request = request._replace(notes=(*request.notes, f"{variable} ignored: {request.source} comes first"))
-    return request
+    for name, (_, variable, _) in VENDORS.items():
+        if variable and name != FIRST and any(text.startswith(f"{variable}=") for text in texts):
+            before = next((one.selection for one in requests if one.selection != "nothing"), "")
+            way = settings._replace(mode="cdi" if before == "cdi" else "hook") if before else settings
+            requests.append(load_vendor(name).parse_request(config, way, bundle))
+    if len(requests) == 1:
+        return requests[0]
+    from ocigpu.gpus.request import join_requests
+
+    return join_requests(requests)
 
 
-def read_facts(settings: "Settings", vendor: str) -> "HostFacts":
-    """Return the facts of the host about a vendor's devices; raises HostError."""
-    return load_vendor(vendor).read_facts(settings)
+def read_facts(settings: "Settings", vendors: "Iterable[str]", kept: bool = True) -> "HostFacts":
+    """Return the facts of the host about these vendors' devices; raises HostError.
+
+    ``kept``: those of an earlier start will do, as long as they hold.
+    """
+    loaded = map(load_vendor, vendors)
+    read = [vendor.read_facts(settings) if kept else vendor.read_now(settings) for vendor in loaded]
+    if len(read) == 1:
+        return read[0]
+    from ocigpu.core.facts import join_facts
+
+    return join_facts(read)
 
 
-def find_vendor(settings: "Settings") -> str:
-    """Return the name of the first vendor whose driver the host has and whose devices containers ask for; or FIRST."""
-    names = [name for name, (_, variable) in VENDORS.items() if variable]
-    return next((name for name in names if load_vendor(name).has_driver(settings)), FIRST)
+def find_vendors(settings: "Settings") -> tuple[str, ...]:
+    """Return the names of the vendors whose driver the host has and whose devices containers ask for; else FIRST."""
+    names = [name for name, (_, variable, _) in VENDORS.items() if variable]
+    return tuple(name for name in names if load_vendor(name).has_driver(settings)) or (FIRST,)
 
 
-def read_host_facts(settings: "Settings") -> "HostFacts":
-    """Return the facts of the host, as it is, about the vendor of :func:`find_vendor`; raises HostError."""
-    return load_vendor(find_vendor(settings)).read_now(settings)
+def read_host_facts(settings: "Settings", kept: bool = False) -> "HostFacts":
+    """Return the facts of the host about all vendors of :func:`find_vendors`; raises HostError.  ``kept``: as above."""
+    return read_facts(settings, find_vendors(settings), kept)
 
 
 def make_plan(
@@ -152,7 +155,14 @@ def make_plan(
 
     Raises RequestError and HostError; see the make_plan of each vendor's folder.
     """
-    return load_vendor(request.vendor).make_plan(facts, request, settings, image, mode)
+    plans = [
+        load_vendor(one.vendor).make_plan(facts.of(one.vendor), one, settings, image, mode) for one in request.each
+    ]
+    if len(plans) == 1:
+        return plans[0]
+    from ocigpu.core.actions import join_plans
+
+    return join_plans(plans)
 
 
 def find_mode(mode: str, kind_vendor: str, settings: "Settings") -> "tuple[str, Vendor]":
@@ -165,5 +175,6 @@ def find_mode(mode: str, kind_vendor: str, settings: "Settings") -> "tuple[str, 
         if kind_vendor.lower() in vendor.kinds:
             return vendor.modes[0], vendor
     if mode == "auto":
-        mode = next((vendor.modes[0] for vendor in reversed(vendors) if vendor.is_here(settings)), "nvml")
+        platform = next((vendor for vendor in reversed(vendors) if vendor.is_here(settings)), None)
+        mode = (platform or load_vendor(find_vendors(settings)[0])).modes[0]
     return mode, next(vendor for vendor in vendors if mode in vendor.modes)

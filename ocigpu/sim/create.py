@@ -16,17 +16,27 @@ from ocigpu.sim.files import write_file, write_files
 from ocigpu.sim.kernel_files import write_kernel
 from ocigpu.sim.libraries import build, library_triplet
 from ocigpu.sim.made import read_marker, write_marker
-from ocigpu.sim.models import Model, SimGpu, cuda_version_of, describe_mig, find_model, make_gpus, sim_error
-from ocigpu.sim.nodes import SimNode, choose_first_card, choose_majors, link_dri_by_path, make_nodes, plan_nodes
+from ocigpu.sim.models import NVIDIA, Model, SimGpu, cuda_version_of, describe_mig, find_model, make_gpus, sim_error
+from ocigpu.sim.nodes import (
+    NVIDIA_MAJORS,
+    SimNode,
+    choose_first_card,
+    choose_majors,
+    free_majors,
+    link_dri_by_path,
+    make_nodes,
+    plan_nodes,
+)
 from ocigpu.sim.user_files import make_sockets, write_firmware, write_ldcache
 
+_NO_FILES = {"library_directory": "", "libraries": [], "binaries": [], "sockets": [], "dri": True, "ldcache": False}
 _VERSION = re.compile(r"[1-9][0-9]{2}\.[0-9]{1,3}(\.[0-9]{1,2})?")
 
 
 def create_host(
     directory: str,
     gpus: int = 8,
-    model: str = "h100",
+    model: str | Sequence[str] = "h100",
     mig: Sequence[str] = (),
     driver_version: str = "",
     *,
@@ -40,9 +50,10 @@ def create_host(
 ) -> str:
     """Make a simulated host in ``directory`` and return the path of its settings file, DIRECTORY/config.toml.
 
-    ``mig``: layouts such as "0:1g.10gb,3g.40gb" or "all:7g.80gb", one per GPU. ``driver_version`` "" is the model's
-    usual one. ``nodes``: True real device nodes (needs root), False regular files that stand for them, None real ones
-    where mknod(2) is permitted. ``dri``, ``sockets``, ``compat32`` and ``ldcache`` leave out what their name says.
+    ``model``: several are of several vendors, and the host has so many GPUs of each. ``mig``: layouts such as
+    "0:1g.10gb,3g.40gb" or "all:7g.80gb", one per GPU. ``driver_version`` "" is the model's usual one. ``nodes``: True
+    real device nodes (needs root), False regular files that stand for them, None real ones where mknod(2) is permitted.
+    ``dri``, ``sockets``, ``compat32`` and ``ldcache`` leave out what their name says.
     ``faults``: names of ocigpu.sim.faults; with any, "none" too, there is a system around the driver.
     ``progress`` is called with one short line per step.
 
@@ -53,18 +64,21 @@ def create_host(
         from ocigpu.sim.faults import check_names  # here: most hosts have none
 
         check_names(faults)
-    chosen = find_model(model)
+    models = sorted(map(find_model, [model] if isinstance(model, str) else model), key=lambda one: one.vendor != NVIDIA)
+    if len({one.vendor for one in models}) < len(models):
+        raise sim_error("a simulated host has one model of each vendor")
+    chosen, *others = models
     version = driver_version or chosen.driver_version
-    if chosen.vendor != "nvidia" and (faults or mig or version != chosen.driver_version):
+    if chosen.vendor != NVIDIA and (faults or mig or version != chosen.driver_version):
         raise sim_error(f"model {chosen.key}: only nodes and sysfs are simulated: no MIG devices, faults and versions")
-    if chosen.vendor == "nvidia" and not _VERSION.fullmatch(version):
+    if chosen.vendor == NVIDIA and not _VERSION.fullmatch(version):
         raise sim_error(f"driver version {quoted(version)}: not like {chosen.driver_version}")
     machines = make_gpus(chosen, gpus, mig)
     target = _check_target(directory)
     say = progress or (lambda _line: None)
     old_umask = os.umask(0o022)  # an ordinary user must be able to read it all, whatever the caller's umask
     try:
-        _make_beside(target, machines, version, _Parts(dri, nodes, sockets, compat32, ldcache), say)
+        _make_beside(target, machines, version, _Parts(dri, nodes, sockets, compat32, ldcache, tuple(others)), say)
         if faults:
             from ocigpu.sim.faults import apply_faults
 
@@ -86,6 +100,7 @@ class _Parts(NamedTuple):
     sockets: bool
     compat32: bool
     ldcache: bool
+    others: tuple[Model, ...]
 
 
 def _check_target(directory: str) -> Path:
@@ -129,13 +144,36 @@ def _make_beside(
 def _make_host(
     root: Path, target: Path, gpus: tuple[SimGpu, ...], version: str, parts: _Parts, say: Callable[[str], None]
 ) -> None:
-    majors = choose_majors(gpus[0])
     first_card = choose_first_card()
-    if gpus[0].model.vendor != "nvidia":
-        say("making device nodes and /sys")
-        write_marker(root, _make_other(root, gpus, majors.uvm, first_card, parts))
-        write_file(root / "config.toml", render_config(str(target)))
-        return
+    models: tuple[Model, ...] = (gpus[0].model, *parts.others)
+    nvidia = models[0].vendor == NVIDIA
+    marker = (
+        _make_nvidia(root, target, gpus, version, first_card, parts, say)
+        if nvidia
+        else {**_describe(models[0], version, "", real=False), "majors": {}, **_NO_FILES, "gpus": [], "notes": []}
+    )
+    for number, model in enumerate(models):
+        if model.vendor != NVIDIA:
+            say(f"making device nodes and /sys: {model.name}")
+            numbers = (free_majors()[NVIDIA_MAJORS + number], first_card + number * len(gpus))
+            _add_other(root, model, len(gpus), *numbers, parts, marker)
+    write_marker(root, marker)
+    for name in ("run", "tmp", "proc", "etc"):
+        (root / name).mkdir(exist_ok=True)
+    write_file(root / "config.toml", render_config(str(target)))
+
+
+def _make_nvidia(
+    root: Path,
+    target: Path,
+    gpus: tuple[SimGpu, ...],
+    version: str,
+    first_card: int,
+    parts: _Parts,
+    say: Callable[[str], None],
+) -> dict[str, Any]:
+    """Make NVIDIA's driver; returns the marker's content."""
+    majors = choose_majors(gpus[0])
     say("compiling the driver's libraries and programs")
     built = build(root, str(target), gpus, version, majors.caps, compat32=parts.compat32)
     say("making device nodes, /proc and /sys")
@@ -155,8 +193,7 @@ def _make_host(
     (root / "tmp").chmod(0o1777)
     if parts.ldcache:
         write_ldcache(root)
-    write_file(root / "config.toml", render_config(str(target)))
-    marker = {
+    return {
         **_describe(gpus[0].model, version, cuda_version_of(version), real),
         "majors": majors.by_name(),
         "library_directory": f"usr/lib/{library_triplet()}",
@@ -169,13 +206,13 @@ def _make_host(
         "gpus": [_describe_gpu(gpu) for gpu in gpus],
         "notes": list(built.notes),
     }
-    write_marker(root, marker)
 
 
-def _make_other(root: Path, gpus: tuple[SimGpu, ...], major: int, first_card: int, parts: _Parts) -> dict[str, Any]:
-    """Make what the driver of another vendor shows of its GPUs; returns the marker's content."""
-    model = gpus[0].model
-    made = load_vendor(model.vendor).simulate(len(gpus), model.device_id, first_card, major)
+def _add_other(
+    root: Path, model: Model, count: int, major: int, first_card: int, parts: _Parts, marker: dict[str, Any]
+) -> None:
+    """Make what the driver of another vendor shows of its GPUs, and add that to the marker's content."""
+    made = load_vendor(model.vendor).simulate(count, model.device_id, first_card, major)
     for path, text in made.files.items():
         write_file(root / path, text)
     for path, target in made.links.items():
@@ -184,20 +221,11 @@ def _make_other(root: Path, gpus: tuple[SimGpu, ...], major: int, first_card: in
     real = make_nodes(root, [SimNode(*node) for node in made.nodes], real=parts.nodes)
     for path, gid in made.groups.items() if real else ():
         os.chown(root / path, 0, gid)
-    for name in ("run", "tmp", "proc", "etc"):
-        (root / name).mkdir()
-    return {
-        **_describe(model, model.driver_version, "", real),
-        "majors": {path.rpartition("/")[2]: number for path, number, *_ in made.nodes[:1]},
-        "libraries": [],
-        "binaries": [],
-        "sockets": [],
-        "library_directory": "",
-        "dri": True,
-        "ldcache": False,
-        "gpus": [{**gpu, "name": model.name, "mig_enabled": False, "mig_devices": []} for gpu in made.gpus],
-        "notes": [],
-    }
+    if model.name != marker["product"]:
+        marker["product"] += f" and {model.name}"
+    marker["nodes"] = "real" if real else "stand-in"
+    marker["majors"] |= {path.rpartition("/")[2]: number for path, number, *_ in made.nodes[:1]}
+    marker["gpus"] += [{**gpu, "name": model.name, "mig_enabled": False, "mig_devices": []} for gpu in made.gpus]
 
 
 def _describe(model: Model, version: str, cuda_version: str, real: bool) -> dict[str, Any]:

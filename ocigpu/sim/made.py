@@ -83,7 +83,7 @@ def _follow_mig(directory: str, data: dict[str, Any]) -> None:
     except FileNotFoundError:
         return
     profiles = find_model(data["model"]).mig_profiles
-    for gpu in data["gpus"]:
+    for gpu in (gpu for gpu in data["gpus"] if "minor" in gpu):  # NVIDIA's
         found = [line for line in lines if line[1:2] == [str(gpu["index"])]]
         gpu["mig_enabled"] = ["mode", str(gpu["index"]), "1"] in found
         gpu["mig_devices"] = []

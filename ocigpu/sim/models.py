@@ -9,6 +9,8 @@ from typing import Any
 
 from ocigpu.core.errors import OcigpuError, quoted
 
+NVIDIA = "nvidia"
+"""The vendor whose driver is simulated here; of others their folders say what it shows."""
 MINORS_PER_INSTANCE = 9
 """Minors of nvidia-caps per GPU instance: its own and those of eight compute instances."""
 MINORS_PER_GPU = 15 * MINORS_PER_INSTANCE
@@ -67,7 +69,7 @@ class Model:
     nvlinks: int = 0
     nvlink_group: int = 0
     cluster: bool = False
-    vendor: str = "nvidia"
+    vendor: str = NVIDIA
 
     @property
     def compute_slices(self) -> int:

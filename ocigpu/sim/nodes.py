@@ -26,6 +26,7 @@ FABRIC_IMEX_MINOR = 3 + MAX_MIG_GPUS * MINORS_PER_GPU
 
 # Character majors are given out downwards from 511 once those below 255 are used (Linux, fs/char_dev.c).
 _FIRST_DYNAMIC, _LAST_DYNAMIC = 510, 384
+NVIDIA_MAJORS = 5
 
 
 @dataclass(frozen=True)
@@ -60,15 +61,19 @@ class SimNode:
     mode: int = 0o666
 
 
-def choose_majors(gpu: SimGpu, proc_devices: str = "/proc/devices") -> Majors:
+def free_majors(proc_devices: str = "/proc/devices") -> list[int]:
     """Return majors that no driver of this machine has, so that no simulated node reaches a real device."""
     try:
         lines = Path(proc_devices).read_text().split("Block devices:")[0].splitlines()
     except OSError:
         lines = []
     used = {int(line.split()[0]) for line in lines if line[:3].strip().isdigit()}
-    free = [major for major in range(_FIRST_DYNAMIC, _LAST_DYNAMIC - 1, -1) if major not in used]
-    uvm, caps, nvlink, imex, nvswitch = free[:5]
+    return [major for major in range(_FIRST_DYNAMIC, _LAST_DYNAMIC - 1, -1) if major not in used]
+
+
+def choose_majors(gpu: SimGpu, proc_devices: str = "/proc/devices") -> Majors:
+    """Return the first of :func:`free_majors` for NVIDIA's driver."""
+    uvm, caps, nvlink, imex, nvswitch = free_majors(proc_devices)[:NVIDIA_MAJORS]
     return Majors(uvm, caps, nvlink, imex if gpu.model.imex else 0, nvswitch if _has_nvswitches(gpu) else 0)
 
 

@@ -14,11 +14,12 @@ from ocigpu.core.errors import CdiError, HostError, OcigpuError, RequestError
 from ocigpu.core.facts import DeviceNode, FeatureNodes, Gpu, HostFacts, HostFile, Library, facts_from_json
 from ocigpu.core.settings import MODES as CONTAINER_MODES
 from ocigpu.core.settings import Settings
+from ocigpu.core.vendors import VENDORS
 from ocigpu.gpus.fingerprint import ANNOTATION
 from ocigpu.gpus.nvidia.nvml import NvmlAnswer
 from ocigpu.gpus.nvidia.offers import offer_feature, offer_gpus, offer_imex, offer_management
 from ocigpu.gpus.offer import MODES, GenerateOptions
-from ocigpu.gpus.vendors import VENDORS, find_mode, load_vendor
+from ocigpu.gpus.vendors import find_mode, load_vendor
 
 HOSTS = Path(__file__).parents[1] / "bundles/hosts"
 SETTINGS = Settings()

@@ -32,7 +32,7 @@ def test_nodes_that_are_missing_are_found(directory: Path) -> None:
     card.unlink()
     assert troubles(directory) == [
         ("error", "/dev/kfd is missing: ROCm cannot be used"),
-        ("error", f"GPU 0 (0000:05:00.0): nodes are missing: /dev/dri/{card.name}"),
+        ("error", f"GPU 0 (0000:41:00.0): nodes are missing: /dev/dri/{card.name}"),
     ]
     found = check_vendor(Host(str(directory)))
     assert [one.severity for one in found] == ["error", "error"]
@@ -46,7 +46,7 @@ def test_gpus_without_kfd_or_driver_are_found(directory: Path) -> None:
     for name, text in (("vendor", "0x1002"), ("device", "0x74a1"), ("class", "0x120000")):
         (function / name).write_text(text)
     assert troubles(directory) == [
-        ("warning", "GPU 1 (0000:15:00.0) is not in KFD's topology: ROCm cannot use it"),
+        ("warning", "GPU 1 (0000:42:00.0) is not in KFD's topology: ROCm cannot use it"),
         ("warning", "GPU 0000:45:00.0 (1002:74a1) is not bound to amdgpu, but to no driver"),
     ]
 

@@ -103,11 +103,33 @@ def test_in_mode_cdi_devices_have_the_names_of_specifications() -> None:
         asked("0", Settings(mode="cdi", cdi_environment_vendors=("nvidia.com",)))
 
 
-def test_of_two_vendors_the_first_one_is_asked() -> None:
+def test_two_vendors_are_asked_for_their_own() -> None:
     request = parse_request(config("0", "NVIDIA_VISIBLE_DEVICES=1"), Settings())
-    assert (request.vendor, request.devices) == ("nvidia", ("1",))
-    assert request.notes == ("AMD_VISIBLE_DEVICES ignored: NVIDIA_VISIBLE_DEVICES=1 comes first",)
-    assert parse_request(config("0", "NVIDIA_VISIBLE_DEVICES=void"), Settings()).vendor == "amd"
+    assert request.vendors == ("nvidia", "amd")
+    assert [one.devices for one in request.each] == [("1",), ("0",)]
+    assert request.source == "NVIDIA_VISIBLE_DEVICES=1 AMD_VISIBLE_DEVICES=0"
+    assert request.selection == "list"
+    assert parse_request(config("0", "NVIDIA_VISIBLE_DEVICES=void"), Settings()).vendors == ("amd",)
+    assert parse_request(config("none", "NVIDIA_VISIBLE_DEVICES=1"), Settings()).vendors == ("nvidia",)
+
+
+@pytest.mark.parametrize(
+    ("mode", "asked_of_nvidia", "selection"),
+    [
+        ("cdi", "1", "cdi"),
+        ("spec", "nvidia.com/gpu=1", "cdi"),
+        ("spec", "1", "list"),
+        ("spec", "void", "list"),
+        ("cdi", "runtime.nvidia.com/gpu=1", "list"),  # the runtime's own in every mode: then all are
+        ("hook", "none", "list"),
+    ],
+)
+def test_by_cdi_names_all_vendors_are_asked_or_none(mode: str, asked_of_nvidia: str, selection: str) -> None:
+    request = parse_request(config("0", f"NVIDIA_VISIBLE_DEVICES={asked_of_nvidia}"), Settings(mode=mode))
+    assert request.selection == selection
+    assert {one.selection for one in request.each} - {"none"} == {selection}
+    if selection == "cdi":
+        assert request.cdi_devices == ("nvidia.com/gpu=1", "amd.com/gpu=0")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ import inspect
 import pytest
 
 from ocigpu.core.settings import Settings
-from ocigpu.gpus.vendors import FIRST, VENDORS, find_mode, load_vendor
+from ocigpu.core.vendors import FIRST, VENDORS
+from ocigpu.gpus.vendors import find_mode, load_vendor
 
 
 @pytest.mark.parametrize("name", VENDORS)
@@ -23,7 +24,7 @@ def test_what_a_record_names_is_there(name: str) -> None:
 
 
 def test_who_has_a_variable_can_be_asked_for() -> None:
-    asked = [load_vendor(name) for name, (_, variable) in VENDORS.items() if variable]
+    asked = [load_vendor(name) for name, (_, variable, _) in VENDORS.items() if variable]
     assert asked[0].name == FIRST
     for vendor in asked:
         assert vendor.parse_request({"process": {"env": []}}, Settings(), "").selection == "nothing"

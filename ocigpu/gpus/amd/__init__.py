@@ -8,6 +8,7 @@ VENDOR = Vendor(
     read_fingerprint=late("amd.facts:read_amd_fingerprint"),
     offer=late("amd.offers:offer"),
     kinds=("amd", "amd.com"),
+    subsystems=("kfd",),
     has_driver=late("amd.facts:has_driver"),
     parse_request=late("amd.request:parse_request"),
     request_devices=late("amd.request:request_devices"),

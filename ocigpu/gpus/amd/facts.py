@@ -98,16 +98,6 @@ def read_amd_facts(roots: Roots, all_functions: bool = True) -> AmdFacts:
     return AmdFacts(tuple(gpus), _read_kfd(roots.sys, reader), unbound, tuple(reader.notes))
 
 
-class AmdHost(HostFacts):
-    """The facts as a plan, and whoever looks at a container, takes them; see :func:`describe_host`."""
-
-    __slots__ = ()
-
-    @property
-    def vendor(self) -> str:
-        return "amd"
-
-
 def has_driver(settings: Settings) -> bool:
     """Return whether amdgpu is loaded."""
     return bool(bound_addresses(find_roots(settings).sys, DRIVER))
@@ -140,7 +130,7 @@ def describe_host(facts: AmdFacts) -> HostFacts:
         minor = render.minor if render else -1
         gpus.append(Gpu(index, minor, name, normal_bus_id(gpu.address), node=render, drm_nodes=others, error=error))
     control = (facts.kfd,) if facts.kfd else ()
-    return AmdHost(source="sysfs", gpus=tuple(gpus), control_nodes=control, notes=facts.notes)
+    return HostFacts(vendor="amd", source="sysfs", gpus=tuple(gpus), control_nodes=control, notes=facts.notes)
 
 
 def nodes_of(gpu: Gpu) -> tuple[DeviceNode, ...]:

@@ -9,6 +9,7 @@ from ocigpu.core.facts import Gpu, HostFacts, ImageFacts
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.amd.facts import nodes_of
 from ocigpu.gpus.request import Request, Selection, check_without_cdi
+from ocigpu.gpus.tree import normal_bus_id
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def make_plan(
         return Plan((), notes=request.notes, mode=mode, image=image)
     gpus = select_devices(request, facts).gpus
     notes = [*request.notes, *facts.notes]
-    base = [(node, "control node, needed by every container with a GPU") for node in facts.control_nodes if gpus]
+    base = [(node, "control node, needed by every container with a GPU") for node in facts.control_nodes]
     if gpus and not base:
         notes.append("the host has no /dev/kfd: ROCm will not work in containers")
     actions: list[Action] = [action for node, reason in base for action in node_actions(node, reason)]
@@ -66,7 +67,7 @@ def select_devices(request: Request, facts: HostFacts) -> Selection:
         if not chosen:
             raise HostError("OCIGPU-DEV-1", f"{request.source}: {there}" + (" without nodes" if facts.gpus else ""))
     for token in request.devices:
-        found = [gpu for gpu in facts.gpus if token.lower() in _names_of(gpu)]
+        found = [gpu for gpu in facts.gpus if token.lower() in _names_of(gpu) or normal_bus_id(token) == gpu.bus_id]
         if not found:
             raise RequestError("OCIGPU-DEV-1", f"no such device {quoted(token)} ({request.source}): {there}")
         for gpu in found:
@@ -80,5 +81,5 @@ def select_devices(request: Request, facts: HostFacts) -> Selection:
 
 
 def _names_of(gpu: Gpu) -> tuple[str, ...]:
-    """Return what a GPU may be called: its index, unique id (also that of the GPU it is a partition of), address."""
-    return (str(gpu.index), gpu.uuid, gpu.uuid.partition(":")[0] if gpu.uuid.startswith("0x") else "", gpu.proc_name)
+    """Return what a GPU may be called: its index, its unique id, and that of the GPU it is a partition of."""
+    return (str(gpu.index), gpu.uuid, gpu.uuid.partition(":")[0] if gpu.uuid.startswith("0x") else "")

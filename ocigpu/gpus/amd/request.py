@@ -15,25 +15,17 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
+VENDOR = "amd"
 VARIABLE = "AMD_VISIBLE_DEVICES"
 KIND = "amd.com/gpu"
 NONE = "none"
 MAX_INDEX = 4  # digits
 MAX_VALUE = 64 * 1024
 _HEX = frozenset("0123456789abcdef")
+NOTHING = Request(vendor=VENDOR)
 
 
-class AmdRequest(Request):
-    """A request for AMD's devices: selection, devices, source, cdi_devices and notes are filled."""
-
-    __slots__ = ()
-
-    @property
-    def vendor(self) -> str:
-        return "amd"
-
-
-def parse_request(config: "dict[str, Any]", settings: Settings, _bundle: str = "") -> AmdRequest:
+def parse_request(config: "dict[str, Any]", settings: Settings, _bundle: str = "") -> Request:
     """Return what the container of this config.json asks for; whether it may is decided by :mod:`ocigpu.core.gate`.
 
     With mode cdi the devices are named as ``ocigpu cdi generate --vendor amd`` names them.  Raises RequestError
@@ -42,7 +34,7 @@ def parse_request(config: "dict[str, Any]", settings: Settings, _bundle: str = "
     value = _read_variable(config)
     devices = _parse_list(value)
     if not devices:
-        return AmdRequest()
+        return NOTHING
     asker = Asker(settings, is_privileged(config))
     source = f"{VARIABLE}={printable(value, 120)}"
     notes: list[str] = []
@@ -50,19 +42,19 @@ def parse_request(config: "dict[str, Any]", settings: Settings, _bundle: str = "
         names = [f"{KIND}={device}" for device in devices]
         names = [name for name in names if permits("cdi-gpu", "variable", asker, VARIABLE, notes, name)]
         if not names:
-            return AmdRequest(notes=tuple(notes))
-        return AmdRequest("cdi", source=source, cdi_devices=tuple(names), notes=tuple(notes))
+            return NOTHING._replace(notes=tuple(notes))
+        return Request("cdi", vendor=VENDOR, source=source, cdi_devices=tuple(names), notes=tuple(notes))
     if not permits("gpu", "variable", asker, VARIABLE, notes):
-        return AmdRequest(notes=tuple(notes))
+        return NOTHING._replace(notes=tuple(notes))
     if devices == ("all",):
-        return AmdRequest("all", source=source)
-    return AmdRequest("list", devices, source)
+        return Request("all", source=source, vendor=VENDOR)
+    return Request("list", devices, source, vendor=VENDOR)
 
 
-def request_devices(_config: "dict[str, Any]", devices: "Sequence[str]", _settings: Settings) -> AmdRequest:
+def request_devices(_config: "dict[str, Any]", devices: "Sequence[str]", _settings: Settings) -> Request:
     """Return a request for these devices, which somebody else than the container has chosen."""
     source = f"{VARIABLE}={printable(','.join(devices) or 'none', 120)}"
-    return AmdRequest("list" if devices else "none", tuple(devices), source)
+    return Request("list" if devices else "none", tuple(devices), source, vendor=VENDOR)
 
 
 def _read_variable(config: "dict[str, Any]") -> str:

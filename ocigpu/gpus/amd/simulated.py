@@ -6,6 +6,8 @@ RENDER = 128
 SPREAD = 0x9E37_79B9_7F4A_7C15
 """Its multiples are unlike each other (2**64 by the golden ratio)."""
 DRM_MAJOR = 226
+FIRST_BUS = 0x41
+"""Another vendor's GPUs may be on the buses before."""
 VIDEO, RENDER_GROUP = 44, 109
 """Groups of card and render nodes, with numbers of Debian's; amdgpu's are mode 0660 by udev's rules."""
 
@@ -19,7 +21,7 @@ def simulate(count: int, device_id: int, first_card: int, kfd_major: int) -> Sim
     groups = {"dev/kfd": RENDER_GROUP}
     gpus = []
     for index in range(count):
-        bus, card = 5 + 16 * index if count <= 15 else 1 + index, first_card + index
+        bus, card = FIRST_BUS + index, first_card + index
         address = f"0000:{bus:02x}:00.0"
         directory = f"sys/bus/pci/devices/{address}"
         unique_id = (index + 1) * SPREAD & 0xFFFF_FFFF_FFFF_FFFF
