@@ -11,33 +11,13 @@ import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
     from typing import NamedTuple
 else:
     from ocigpu.core.record import NamedTuple
 
 ROOT = "ocigpu"
 DIRECTORY = os.path.join(os.path.dirname(__file__), "help")
-
-
-def _list_faults() -> str:
-    from ocigpu.sim.fault_names import FAULT_NAMES
-
-    return "\n".join(f"    {name:<20} {fault.text}" for name, fault in FAULT_NAMES.items())
-
-
-def _list_vendors() -> str:
-    from ocigpu.core.vendors import FIRST, VENDORS
-
-    return ", ".join(name for name, (_, variable, _) in VENDORS.items() if variable and name != FIRST)
-
-
-WORDS: "dict[str, Callable[[], str]]" = {
-    "faults": _list_faults,
-    "vendors": _list_vendors,
-    "vendor": lambda: _list_vendors().partition(",")[0],
-}
-"""What a page may have in braces."""
 WIDTH = 80
 """Columns where nobody says how many there are."""
 MAX_WIDTH = 120
@@ -85,9 +65,11 @@ def read_page(command: str) -> Manual:
     """Return the words of a command, "cdi diff" say."""
     with open(os.path.join(DIRECTORY, f"{command.replace(' ', '-')}.md"), encoding="utf-8") as file:
         text = file.read()
-    for name, find in WORDS.items():
-        if f"{{{name}}}" in text:
-            text = text.replace(f"{{{name}}}", find())
+    if "{faults}" in text:
+        from ocigpu.sim.fault_names import FAULT_NAMES
+
+        faults = (f"    {name:<20} {fault.text}" for name, fault in FAULT_NAMES.items())
+        text = text.replace("{faults}", "\n".join(faults))
     head, *sections = f"\n{text}".split("\n## ")
     title, _, about = head.strip().partition("\n")
     found = {name: body.strip("\n") for name, _, body in (section.partition("\n") for section in sections)}
