@@ -104,7 +104,8 @@ def modules_named(tree: ast.Module) -> set[str]:
 
 
 OF_AMD = re.compile(r"\bamd(?!64)|\brocm|\bkfd\b|instinct|\bmi[0-9]{3}x?\b", re.IGNORECASE)
-SAY_AMD = ("gpus/amd/", "core/vendors.py", "sim/models.toml")
+SAY_AMD = ("gpus/amd/", "core/vendors.py", "sim/models.toml", "doctor/messages.toml")
+"""The last has what other programs say."""
 
 
 def test_a_vendor_is_one_folder_one_line_and_its_simulated_models() -> None:
