@@ -4,18 +4,20 @@ A config.json has the variables of image and command line together; Docker keeps
 files that an image has users of and does not ask for, NVIDIA's default mode gives unasked.
 """
 
+import hashlib
 import os
 from collections.abc import Collection
 from typing import Any
 
-from ocigpu.containers.believed import Container, read_engine_file
+from ocigpu.containers.believed import MAX_ENGINE_FILE, Container, read_engine_file
 from ocigpu.containers.child import look_below
 from ocigpu.containers.find import docker_directory
-from ocigpu.core.config_json import get_list, get_object
-from ocigpu.core.errors import OcigpuError
+from ocigpu.core.config_json import get_list, get_object, parse_json
+from ocigpu.core.errors import OcigpuError, SpecError
 from ocigpu.core.tokens import MOUNT_SOURCE
 from ocigpu.gpus.nvidia.request import DEVICES_VARIABLE
 from ocigpu.gpus.request import Request
+from ocigpu.system.files import read_regular
 from ocigpu.system.paths import open_in_root
 
 UNKNOWN = {
@@ -49,18 +51,65 @@ def _tell_docker(variable: str, config: dict[str, Any], container: Container) ->
     if given is None:
         requests = get_list(read_engine_file(f"{directory}/hostconfig.json"), "DeviceRequests")
         return "docker run --gpus" if requests else "Docker itself: the variable is neither the image's nor given to it"
-    image, driver = about.get("Image"), about.get("Driver")
-    if not isinstance(image, str) or not image.startswith("sha256:") or not image[7:].isalnum():
-        return UNKNOWN[""]
-    data_root = directory.rpartition("/containers/")[0]
-    place = f"{data_root}/image/{driver}/imagedb/content/sha256/{image[7:]}"
-    content = read_engine_file(place)
+    content = _image_of(directory.rpartition("/containers/")[0], about)
     if not content:
         return "its image, or docker run --env: the image's own configuration cannot be read"
     own = _value(get_list(get_object(content, "config"), "Env"), variable)
     if own == given:
         return "its image"
     return "docker run --env" if own is None else f"docker run --env, over {variable}={own} of its image"
+
+
+def _image_of(data_root: str, about: dict[str, Any]) -> dict[str, Any]:
+    """Return the configuration of a Docker container's image (OCI image-spec, config.md), empty where it is not found.
+
+    It is in Docker's own image store; with containerd's, the default since Docker 29, the image's digest is that of an
+    index or manifest among containerd's blobs, which are called by their digests.
+    """
+    digest = _digest(about.get("Image"))
+    own = read_engine_file(f"{data_root}/image/{about.get('Driver')}/imagedb/content/sha256/{digest}") if digest else {}
+    if own:
+        return own
+    digest = _digest(get_object(about, "ImageManifest").get("digest")) or digest
+    for _ in range(3):  # an index, a manifest, the configuration
+        blob = _read_blob(data_root, digest)
+        if "manifests" in blob:
+            entries = [entry for entry in get_list(blob, "manifests") if isinstance(entry, dict)]
+            mine = [one for one in entries if get_object(one, "platform").get("architecture") == _architecture()]
+            digest = _digest((mine or entries or [{}])[0].get("digest"))
+        elif "layers" in blob:
+            digest = _digest(get_object(blob, "config").get("digest"))
+        else:
+            return blob
+    return {}
+
+
+def _digest(text: object) -> str:
+    """Return the hexadecimal part of a digest, "" for anything else."""
+    value = text.removeprefix("sha256:") if isinstance(text, str) else ""
+    return value if len(value) == 64 and value.isalnum() and value.isascii() else ""
+
+
+def _architecture() -> str:
+    return {"x86_64": "amd64", "aarch64": "arm64"}.get(os.uname().machine, os.uname().machine)
+
+
+def _read_blob(data_root: str, digest: str) -> dict[str, Any]:
+    """Return the JSON object with this digest in the content store of dockerd's containerd or the system's.
+
+    Images write there: only what has the digest is believed.
+    """
+    for store in (f"{data_root}/containerd/daemon", "/var/lib/containerd") if digest else ():
+        try:
+            text = read_regular(f"{store}/io.containerd.content.v1.content/blobs/sha256/{digest}", MAX_ENGINE_FILE)
+        except OSError:
+            continue
+        if hashlib.sha256(text).hexdigest() == digest:
+            try:
+                return parse_json(text, digest)
+            except SpecError:
+                return {}
+    return {}
 
 
 def _value(env: list[Any], variable: str) -> str | None:

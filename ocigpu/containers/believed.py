@@ -27,8 +27,9 @@ MAX_ENGINE_FILE = 32 << 20
 """Bytes read of a file of an engine: Podman lists all its containers in one."""
 MAX_LINKS = 40
 """The kernel's own limit of links in one path (path_resolution(7))."""
-_LAYERS = ("aufs", "btrfs", "devicemapper", "fuse-overlayfs", "overlay", "overlay2", "vfs", "zfs")
-"""Names of dockerd's storage drivers: directories beside "image" and "containers" of its data-root."""
+_LAYERS = ("aufs", "btrfs", "devicemapper", "fuse-overlayfs", "overlay", "overlay2", "rootfs", "vfs", "zfs")
+"""Names of dockerd's storage drivers: directories beside "image" and "containers" of its data-root; with containerd's
+image store its containers' root directories are in "rootfs"."""
 _KINDS = {str(ord(letter)): letter for letter in "abc"}
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 

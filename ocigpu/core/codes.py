@@ -49,7 +49,8 @@ CODES: dict[str, Code] = {
         "A GPU container needs root.path and, for devices, a linux section with a mount namespace.",
     ),
     "OCIGPU-SPEC-4": Code(
-        "The edited config.json could not be written.", "The file on disk is unchanged; see the cause in the message."
+        "The edited config.json could not be written.",
+        "The file is unchanged. Mostly the bundle's disk is full (df -h BUNDLE) or read-only: see the message.",
     ),
     "OCIGPU-SPEC-5": Code(
         "The hook's standard input is not an OCI state.",

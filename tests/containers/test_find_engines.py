@@ -1,8 +1,11 @@
 """Containers of real engines, found without asking them: names, GPUs, and who asked for these."""
 
+import hashlib
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -112,8 +115,50 @@ def test_an_image_that_asks_is_told_from_the_command_line(
             words = ("run", "--detach", "--network=none", "--runtime=ocigpu", f"--name={name}", *more)
             ids.append(docker(*words, "localhost/asks:1").stdout.strip())
             assert explained(simulated_host, name, root)["asked_by"] == expected
+            for manifest_named in (False, True):
+                with as_containerd_keeps_it(docker.socket.parent / "data", ids[-1], manifest_named) as blobs:
+                    assert explained(simulated_host, name, root)["asked_by"] == expected
+                    for blob in blobs:
+                        blob.write_bytes(blob.read_bytes() + b" ")  # no longer what its name says
+                    assert "cannot be read" in explained(simulated_host, name, root)["asked_by"]
     finally:
         docker("rm", "--force", *ids)
+
+
+@contextmanager
+def as_containerd_keeps_it(data_root: Path, container: str, manifest_named: bool) -> Iterator[list[Path]]:
+    """Keep a container's image as Docker 29 does, in containerd's content store: index, manifest, configuration.
+
+    This machine's Docker has no such store: its own files are rewritten, and put back.
+    """
+    file = data_root / "containers" / container / "config.v2.json"
+    before = file.read_bytes()
+    about = json.loads(before)
+    store = data_root / "containerd/daemon/io.containerd.content.v1.content/blobs/sha256"
+    store.mkdir(parents=True)
+    own = data_root / "image" / about["Driver"] / "imagedb/content/sha256" / about["Image"].removeprefix("sha256:")
+    blobs = []
+
+    def put(text: bytes) -> str:
+        blobs.append(store / hashlib.sha256(text).hexdigest())
+        blobs[-1].write_bytes(text)
+        return f"sha256:{blobs[-1].name}"
+
+    manifest = put(json.dumps({"config": {"digest": put(own.read_bytes())}, "layers": []}).encode())
+    other = {"digest": f"sha256:{'0' * 64}", "platform": {"architecture": "unknown"}}
+    architecture = {"x86_64": "amd64", "aarch64": "arm64"}[os.uname().machine]
+    mine = {"digest": manifest, "platform": {"architecture": architecture}}
+    about["Image"] = put(json.dumps({"manifests": [other, mine]}).encode())
+    if manifest_named:
+        about["ImageManifest"] = {"digest": manifest}
+    moved = own.rename(own.with_name("moved"))
+    file.write_text(json.dumps(about))
+    try:
+        yield blobs
+    finally:
+        file.write_bytes(before)
+        moved.rename(own)
+        shutil.rmtree(data_root / "containerd")
 
 
 @pytest.fixture(scope="module")
