@@ -36,26 +36,15 @@ def write(path: str, text: str) -> None:
         file.write(text.rstrip("\n") + "\n")
 
 
-def walk() -> Iterator[tuple]:
-    """Yield (path, page, names below) of the program, its groups and its commands, each after the one above it."""
+def walk(name: str = "") -> Iterator[tuple]:
+    """Yield (path, page, paths below) of the program, its groups and its commands, each after the one above it."""
     from ocigpu.cli.main import COMMANDS
-    from ocigpu.cli.manual import ROOT, read_page
+    from ocigpu.cli.manual import ROOT, read_page, words_below
 
-    below: dict[str, list[str]] = {"": []}
-    for name in COMMANDS:
-        words = name.split()
-        for depth in range(len(words)):
-            parent, child = " ".join(words[:depth]), " ".join(words[: depth + 1])
-            if child not in below:
-                below[parent].append(child)
-                below[child] = []
-
-    def those(name: str) -> Iterator[tuple]:
-        yield f"{ROOT} {name}".rstrip(), read_page(name or ROOT), [f"{ROOT} {child}" for child in below[name]]
-        for child in below[name]:
-            yield from those(child)
-
-    yield from those("")
+    below = [f"{name} {word}".strip() for word in words_below(name, COMMANDS)]
+    yield f"{ROOT} {name}".rstrip(), read_page(name or ROOT), [f"{ROOT} {child}" for child in below]
+    for child in below:
+        yield from walk(child)
 
 
 def usage_of(page, below: list[str]) -> str:

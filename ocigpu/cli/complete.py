@@ -6,7 +6,7 @@ incomplete.  A line "value<TAB>what it is" is printed for each that fits; nothin
 
 import os
 
-from ocigpu.cli.manual import DIRECTORY, ROOT, Manual, Word, read_page
+from ocigpu.cli.manual import DIRECTORY, ROOT, Manual, Word, read_page, words_below
 from ocigpu.core.errors import UsageError, quoted
 
 TYPE_CHECKING = False
@@ -63,13 +63,11 @@ def _candidates(name: str, before: "Sequence[str]", last: str, commands: "Iterab
         yield "--help", "Show the help."
     elif before and (option := options.get(before[-1])) and option.metavar:
         yield from _values(option.metavar, before, last)
-    elif word := _argument(page, options, before):
-        yield from _values(str(word.metavar), before, last)
+    elif argument := _argument(page, options, before):
+        yield from _values(str(argument.metavar), before, last)
     elif not before:
-        depth = len(name.split())
-        for words in (command.split() for command in commands):
-            if words[:depth] == name.split() != words:
-                yield words[depth], read_page(" ".join(words[: depth + 1])).short
+        for word in words_below(name, commands):
+            yield word, read_page(f"{name} {word}".strip()).short
 
 
 def _argument(page: Manual, options: dict[str, Word], before: "Sequence[str]") -> Word | None:

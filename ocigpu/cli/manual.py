@@ -129,19 +129,25 @@ def columns(descriptor: int = 1) -> int:
             return WIDTH
 
 
+def words_below(command: str, commands: "Iterable[str]") -> list[str]:
+    """Return what can follow the words of a group, of all ``commands``; "": at the beginning."""
+    group = command.split()
+    below = (words[len(group)] for words in map(str.split, commands) if words[: len(group)] == group != words)
+    return list(dict.fromkeys(below))
+
+
 def render_help(command: str, commands: "Iterable[str]", width: int = 0) -> str:
     """Return what --help shows of a command or group; ``commands``: the names of all."""
     page = read_page(command or ROOT)
     width = min(width or columns(), MAX_WIDTH)
-    depth = len(command.split())
-    below = {words[depth]: None for name in commands if (words := name.split())[:depth] == command.split() != words}
+    below = words_below(command, commands)
     usage = "[OPTIONS] COMMAND [ARGUMENT]..." if below else page.usage
     lines = [*fold(f"Usage: {ROOT} {command}".rstrip() + f" {usage}", width, 4), ""]
     lines += [*_blocks(page.help, width), ""]
     if page.arguments:
         lines += _table("Arguments", [(word.term, word.help) for word in page.arguments], width)
     options = [(word.term, word.help) for word in page.options.values()]
-    for title, names in _grouped(page.groups, list(below)):
+    for title, names in _grouped(page.groups, below):
         lines += _table(title, [(name, read_page(f"{command} {name}".strip()).short) for name in names], width)
     lines += _table("Options", [*options, ("-h, --help", "Show this message and exit.")], width)
     for title, body in page.sections.items():
