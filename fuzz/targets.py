@@ -475,11 +475,11 @@ def fuzz_kept(data: bytes) -> None:
     try:
         name = cached._name(SETTINGS[0])  # noqa: SLF001
         cache.write_cached(fd, name, cache.seal(data))
-        holds, cached._holds = cached._holds, lambda *_: True  # noqa: SLF001
+        prove, cached._prove = cached._prove, lambda *words: words[2]  # noqa: SLF001
         try:
             facts = cached._load(cached._find(fd, SETTINGS[0]))  # noqa: SLF001
         finally:
-            cached._holds = holds  # noqa: SLF001
+            cached._prove = prove  # noqa: SLF001
         assert facts is None or isinstance(facts.gpus, tuple)
         answer = cached._read_answer(fd, name, "question", "stamp")  # noqa: SLF001
         assert answer is None or isinstance(answer, dict)

@@ -278,37 +278,38 @@ def _find(directory: int, settings: Settings, age: float = float("inf")) -> _Kep
     """Return what is kept and younger than ``age`` if nothing has changed that it was read from."""
     kept = _read(directory, settings)
     try:
-        return kept if kept and _now() - kept.made < age and _holds(directory, settings, kept) else None
+        return _prove(directory, settings, kept) if kept and _now() - kept.made < age else None
     except UNUSABLE:  # as above
         return None
 
 
-def _holds(directory: int, settings: Settings, kept: _Kept) -> bool:
-    """Tell whether nothing that facts were read from has changed.
+def _prove(directory: int, settings: Settings, kept: _Kept) -> _Kept | None:
+    """Return what is kept, None when something has changed that facts were read from.
 
     Where only something has that does not matter (a device of another kind was added to /dev, a file of somebody else
     to a directory), it is noted anew.
     """
     if _now() < kept.made or not kept.key.startswith(f"{_begin_of_key()} "):
-        return False
+        return None
     brief, notes = kept.brief, kept.notes
     if _checksum(_states(brief[0])) != brief[1]:
         places, checksum = rawjson.parse(kept.states)
         states = _states(places)
         if _checksum(states) != checksum:
-            return False
+            return None
         brief = _shorten(places, states, kept.begun)
     try:
         as_noted = is_as_noted(notes)
     except HostError:  # the long way says what it is
-        return False
+        return None
     if not as_noted:
         key, notes = _noted_key(settings)
         if key != kept.key:
-            return False
+            return None
     if not as_noted or brief is not kept.brief:
-        _write(directory, settings, kept._replace(notes=notes, brief=brief))
-    return True
+        kept = kept._replace(notes=notes, brief=brief)
+        _write(directory, settings, kept)
+    return kept
 
 
 def _noted_key(settings: Settings) -> "tuple[str, Notes]":

@@ -265,6 +265,17 @@ def test_old_facts_are_used_when_nvml_says_the_same_again(kept: Kept) -> None:
     assert read_stamp(kept.settings) == stamp
 
 
+def test_facts_that_are_new_again_keep_what_was_noted(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cached, "SETTLED", 0.0)
+    write_new(kept.root / LIBRARIES / "libother.so.1")
+    grow_old(kept.files[0])
+    assert kept.is_used()
+    noted = kept.files[0].read_bytes()
+    write_new(kept.root / LIBRARIES / "libother.so.2")
+    assert kept.is_used()
+    assert kept.files[0].read_bytes() == noted
+
+
 @pytest.mark.parametrize("number", [0, 1], ids=["another library", "another answer"])
 def test_old_facts_are_read_anew_when_nvml_says_something_else(kept: Kept, number: int) -> None:
     grow_old(kept.files[0])
