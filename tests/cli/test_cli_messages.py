@@ -79,6 +79,21 @@ def test_part_of_a_message_is_enough_and_a_word_is_not() -> None:
     assert titles("all is very well, and the GPUs compute") == []
 
 
+def test_what_is_no_failure_is_nothing_of_the_table() -> None:
+    log = """\
+| NVIDIA-SMI 550.163.01    Driver Version: 550.163.01    CUDA Version: 12.4     |
+time="2026-11-21T10:00:00Z" level=info msg="Loading containers: done."
+INFO 11-27 07:19:27 model_runner.py:1110] Loading model weights took 14.9 GB
+I0000 00:00:17 gpu_device.cc:2022] Created device /job:localhost/replica:0/task:0/device:GPU:0 with 22000 MB memory
+Epoch 3/10: 100%|##########| 500/500 [00:42<00:00, 11.9it/s, loss=0.012, gpu=98%, error 0.03]
+10.0.0.7 - - [21/Nov/2026:10:00:00 +0000] "GET /driver HTTP/1.1" 200 8030 "-" "curl/8.5.0"
+container web started; Device 0: NVIDIA L4, compute capability 8.9, VMM: yes
+kernel: nvidia-uvm: Loaded the UVM driver, major device number 510.
+W tensorflow/compiler/tf2tensorrt/utils/py_utils.cc:38] TF-TRT Warning: Could not find TensorRT
+"""
+    assert titles(log, log=True) == []
+
+
 def test_a_number_is_a_whole_one() -> None:
     assert titles("CUDA error 803 in line 8") == ["driver and libraries differ"]
     assert titles("NVRM: Xid (PCI:0000:01:00): 790, pid=1") == ["Xid of the kernel module"]

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from support import requirements
 from support.engines import SYSTEM_PATH, start_docker
-from support.fixtures import IMAGE
+from support.fixtures import IMAGE, MakeBundle
 from support.process import run
-from support.product import PROGRAMS, SimulatedHost, listed_uuids
-from support.runtimes import view_of
+from support.product import PROGRAMS, RUNTIME, SimulatedHost, listed_uuids
+from support.runtimes import run_container, view_of
 
 from ocigpu.doctor.findings import Finding
 from ocigpu.doctor.host import Host
@@ -133,3 +133,29 @@ def test_an_older_libcuda_of_the_image_is_found_and_the_advice_helps(
         assert item.fixes[1] == "docker run -e LD_LIBRARY_PATH= ..."
         docker(*words, "-e", "LD_LIBRARY_PATH=", "--name=new", IMAGE, "sleep", "600")
         assert not found("new")
+
+
+def test_a_full_disk_is_named_and_room_on_it_is_enough(
+    make_bundle: MakeBundle, simulated_host: SimulatedHost, runtime_environment: dict[str, str], tmp_path: Path
+) -> None:
+    """The bundle's own disk, which the shim writes config.json to; the hint names the command that shows it."""
+    made = make_bundle(["nvidia-smi", "-L"], {"NVIDIA_VISIBLE_DEVICES": "1"}, layout="debian")
+    bundle = tmp_path / "small"
+    bundle.mkdir()
+    run(["mount", "-t", "tmpfs", "-o", "size=128k", "none", bundle])
+    try:
+        config = json.loads((made / "config.json").read_text())
+        config["root"]["path"] = str(made / config["root"]["path"])
+        (bundle / "config.json").write_text(json.dumps(config))
+        subprocess.run(["dd", "if=/dev/zero", f"of={bundle / 'fill'}", "bs=4k"], capture_output=True, check=False)
+        environment = {**runtime_environment, "OCIGPU_CONFIG": str(simulated_host.settings)}
+        state = tmp_path / "state"
+        failed = run_container([RUNTIME], bundle, "full-disk", env=environment, state=state)
+        assert "OCIGPU-SPEC-4" in failed.stderr
+        assert "No space left on device" in failed.stderr
+        assert "(df -h BUNDLE)" in failed.stderr
+        (bundle / "fill").unlink()
+        done = run_container([RUNTIME], bundle, "full-disk", env=environment, state=state)
+        assert listed_uuids(done.stdout) == [simulated_host.gpus[1]], done.stderr
+    finally:
+        run(["umount", "-l", bundle])
