@@ -23,6 +23,7 @@ from ocigpu import RUNTIME_SPEC, __version__
 from ocigpu.core.errors import OcigpuError
 from ocigpu.core.settings import Settings
 from ocigpu.core.tokens import MOUNT_DIRECTORIES
+from ocigpu.core.vendors import FIRST, VENDORS
 from ocigpu.entry import arguments
 from ocigpu.entry import pass_through as passing
 from ocigpu.gpus.vendors import parse_request
@@ -139,7 +140,8 @@ def test_every_request_contains_a_word_however_it_is_written(
 )
 def test_words_follow_the_settings(settings: dict[str, Any], more: set[str]) -> None:
     usual = {"NVIDIA_", "AMD_VISIBLE_DEVICES", "CUDA_VERSION", "ocigpu/declared", "nvidia-container-devices"}
-    expected = usual | {*passing.ESCAPES} | more
+    others = {variable for name, (_, variable, _) in VENDORS.items() if variable and name != FIRST}
+    expected = usual | others | {*passing.ESCAPES} | more
     assert set(passing.find_words(Settings(**settings))) == expected
 
 
