@@ -31,16 +31,21 @@ def explain_command(
     markdown: bool = False,
     no_checks: bool = False,
 ) -> None:
-    from ocigpu.doctor.messages import MESSAGES, find_messages
-    from ocigpu.doctor.messages import render_markdown as render_messages
     from ocigpu.doctor.table import CHECKS
 
     if (markdown or messages) and (target or (markdown and json)):
         raise UsageError("--markdown and --messages print all there is: they take no argument, --markdown no --json")
     checks = {check.name: check for check in CHECKS}
     if markdown:
-        print(render_messages() if messages else render_markdown(), end="")
+        if messages:
+            from ocigpu.doctor.messages import render_markdown as render_messages
+
+            print(render_messages(), end="")
+        else:
+            print(render_markdown(), end="")
     elif messages:
+        from ocigpu.doctor.messages import MESSAGES
+
         rows = [(text, entry.title) for entry in MESSAGES for text in entry.texts]
         _print([entry._asdict() for entry in MESSAGES], json, lambda: show.table(("message", "what"), rows))
     elif not target:
@@ -55,12 +60,16 @@ def explain_command(
         _print(data, json, lambda: show.fields(fields.items()))
     elif target == "-":
         _explain_message(sys.stdin.buffer.read(MAX_LOG).decode("utf-8", "replace"), config, json, not no_checks, True)
-    elif _looks_like_message(target) or (
-        find_messages(target, log=True) and not os.path.exists(target) and not _names_container(target, root)
-    ):
+    elif _looks_like_message(target) or (_is_name_of_error(target) and not _names_container(target, root)):
         _explain_message(target, config, json, not no_checks)
     else:
         _explain_container(target, places_of(root), config, json)
+
+
+def _is_name_of_error(text: str) -> bool:
+    from ocigpu.doctor.messages import find_messages
+
+    return not os.path.exists(text) and bool(find_messages(text, log=True))
 
 
 def _looks_like_message(text: str) -> bool:

@@ -97,10 +97,13 @@ class _Text:
 
     def spans(self, text: str) -> Iterator[tuple[int, int]]:
         """Yield where a text of the table begins and ends in the joined lines; one with a gap is in one line."""
-        literals, pattern = _compile(text)
+        literals = _literals(text)
+        if not all(literal in self.joined for literal in literals):
+            return
+        pattern = _compile(literals)
         if len(literals) == 1:
-            yield from (match.span() for match in pattern.finditer(self.joined) if literals[0] in self.joined)
-        elif all(literal in self.joined for literal in literals):
+            yield from (match.span() for match in pattern.finditer(self.joined))
+        else:
             for start, line in zip(self.starts, self.lines, strict=True):
                 yield from ((start + match.start(), start + match.end()) for match in pattern.finditer(line))
             if len(self.lines) <= MAX_PASTED:
@@ -112,11 +115,16 @@ MAX_PASTED = 8
 
 
 @cache
-def _compile(text: str) -> tuple[list[str], re.Pattern[str]]:
-    """Return the parts of a text between its gaps, and what matches it: a number at its end is a whole one."""
-    literals = [_plain(part) for part in text.split("...")]
+def _literals(text: str) -> tuple[str, ...]:
+    """Return the parts of a text between its gaps."""
+    return tuple(_plain(part) for part in text.split("..."))
+
+
+@cache
+def _compile(literals: tuple[str, ...]) -> re.Pattern[str]:
+    """Return what matches a text of these parts: a number at its end is a whole one."""
     end = r"(?![0-9])" if literals[-1][-1:].isdecimal() else ""
-    return literals, re.compile(f".{{0,{_GAP}}}?".join(map(re.escape, literals)) + end)
+    return re.compile(f".{{0,{_GAP}}}?".join(map(re.escape, literals)) + end)
 
 
 def find_messages(text: str, log: bool = False) -> list[MessageAt]:
