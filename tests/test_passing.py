@@ -1,14 +1,12 @@
 """What the stub of ocigpu-runtime passes on without Python: never a request, and all else as Python would."""
 
 import functools
-import itertools
 import json
 import os
 import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -644,123 +642,131 @@ def test_forgetting(place: Place) -> None:
 
 # --- both forms of the stub
 
-OPTIONS = (
-    *arguments.GLOBAL_WITH_VALUE,
-    *arguments.GLOBAL_FLAGS,
-    *arguments.CREATE_WITH_VALUE,
-    "detach",
-    "no-pivot",
+OPTIONS = (*arguments.GLOBAL_WITH_VALUE, *arguments.GLOBAL_FLAGS, *arguments.CREATE_WITH_VALUE, "no-pivot", "configs")
+ODD_WORDS = (
     "",
+    "-",
+    "--",
+    "=",
+    "--=",
+    "create",
+    "run",
+    "c1",
+    "../asking",
+    "--bundle=",
+    "--bundle=../asking",
+    "-b../plain",
 )
-OPTION_WORDS = st.builds(
-    "".join,
-    st.tuples(
-        st.sampled_from(["--", "--", "-"]), st.sampled_from(OPTIONS), st.sampled_from(["", "", "=", "=x", "=../asking"])
-    ),
-)
-KINDS_OF_BUNDLES = ("generated", "generated", "plain", "asking", "pipe", "linked", "directory", "to-bundle", "nothing")
-COMMAND_WORDS = st.one_of(
-    OPTION_WORDS,
-    st.sampled_from(["create", "run", "c1", "", *arguments.SUBCOMMANDS]),
-    st.sampled_from(KINDS_OF_BUNDLES).map("--bundle=../{}".format),
-    st.sampled_from(KINDS_OF_BUNDLES).map("../{}".format),
-    NAMES.filter(lambda name: name.isprintable()),
-)
-USUAL = st.tuples(
-    st.sampled_from([[], ["--root", "/r"], ["--log=l", "--systemd-cgroup"]]),
-    st.sampled_from(["create", "run"]).map(lambda word: [word]),
-    st.sampled_from(KINDS_OF_BUNDLES).map(lambda name: ["--bundle", f"../{name}"]),
-    st.lists(COMMAND_WORDS, max_size=2),
-    st.just(["c1"]),
-).map(lambda parts: list(itertools.chain(*parts)))
-VARIED = st.fixed_dictionaries(
-    {},
-    optional={
-        "OCIGPU_RUNTIME_PID": st.sampled_from(["", "1"]),
-        "PATH": st.sampled_from(["", "/usr/bin:/bin"]),
-        "OCIGPU_CONFIG": st.just(""),
-        "XDG_RUNTIME_DIR": st.just("/nonexistent"),
-        "odd-name": st.just("x"),
-    },
-)
+WORDS = (*ODD_WORDS, *(f"{dash}{name}{end}" for dash in ("--", "-") for name in OPTIONS for end in ("", "=x")))
+TEMPLATES = (
+    "W create c1", "W x create c1", "W state c1", "create W c1", "create W --bundle c1", "create W ../plain c1",
+    "create c1 W", "create W", "--root W create c1", "create --bundle W c1", "--version W create c1", "W W",
+)  # fmt: skip
+"""Command lines with a word in every place."""
+BUNDLES = ("plain", "asking", "escaped", "pipe", "linked", "directory", "to-bundle", "nothing", "empty", "unreadable")
+ENVIRONMENTS: tuple[dict[str, str], ...] = (
+    {}, {"OCIGPU_RUNTIME_PID": ""}, {"OCIGPU_RUNTIME_PID": "1"}, {"PATH": ""}, {"PATH": "/usr/bin:/bin"},
+    {"OCIGPU_CONFIG": ""}, {"XDG_RUNTIME_DIR": "/nonexistent"},
+)  # fmt: skip
 
 
-def without_a_line(text: str, number: int) -> str:
-    lines = text.splitlines(keepends=True)
-    return "".join(lines[: number % len(lines)] + lines[number % len(lines) + 1 :])
+class Twins(Place):
+    """A place with both forms of the stub, and bundles of all kinds."""
 
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.runtime.write_text(f"#!/bin/sh\nprintf '<%s>' $# \"$@\" >{self.record}\nexit 7\n")
+        for name in ("generated", "linked", "directory/config.json", "empty", "unreadable"):
+            (self.bundles / name).mkdir(parents=True)
+        for name in ("generated", "empty"):
+            (self.bundles / name / "config.json").touch()
+        (self.bundles / "linked/config.json").symlink_to(self.bundles / "asking/config.json")
+        (self.bundles / "unreadable/config.json").symlink_to("/proc/self/mem")
+        (self.bundles / "to-bundle").symlink_to("plain")
+        self.settle()
+        for self.kind in STUBS:
+            self.stubs[self.kind] = self.write_stub("short").rename(self.directory / self.kind)
 
-CHANGES_OF_WHAT_IS_KEPT = st.sampled_from(
-    [
-        *[lambda text, _: text] * 7,
-        without_a_line,
-        lambda text, number: text[: -1 - number % len(text)],
-        lambda text, number: text[: number % len(text)] + text[number % len(text) + 1 :],
-        lambda text, _: text.replace("mark-1", "mark-2", 1),
-        lambda text, _: text.replace("' mark-", "' none mark-", 1),
-        lambda text, _: f"{text}\n",
-        lambda *_: "",
-    ]
-)
+    def decide(self, *words: str, **options: Any) -> tuple[int, str]:
+        """Return what both forms decide, as :meth:`run` does."""
+        compiled, sh = (self.run(kind, *words, **options) for kind in STUBS)
+        assert compiled == sh, f"{words} {options}"
+        return compiled
 
 
 @pytest.fixture(scope="module")
-def twins(tmp_path_factory: pytest.TempPathFactory) -> Place:
-    """A place with both forms of the stub, and bundles of all kinds."""
+def twins(tmp_path_factory: pytest.TempPathFactory) -> Twins:
     requirements.require(requirements.root())
-    place = Place(tmp_path_factory.mktemp("twins"))
-    place.runtime.write_text(f"#!/bin/sh\nprintf '<%s>' $# \"$@\" >{place.record}\nexit 7\n")
-    bundles = place.bundles
-    for name in ("generated", "linked", "directory/config.json"):
-        (bundles / name).mkdir(parents=True)
-    (bundles / "generated/config.json").touch()
-    (bundles / "linked/config.json").symlink_to(bundles / "generated/config.json")
-    (bundles / "to-bundle").symlink_to("generated")
-    place.settle()
-    for place.kind in STUBS:
-        place.stubs[place.kind] = place.write_stub("short").rename(place.directory / place.kind)
+    twins = Twins(tmp_path_factory.mktemp("twins"))
     with pytest.MonkeyPatch.context() as monkeypatch:
-        place.remember(monkeypatch)
-    return place
+        twins.remember(monkeypatch)
+    return twins
 
 
-@settings(max_examples=300)
-@given(
-    st.one_of(USUAL, st.lists(COMMAND_WORDS, max_size=5)),
-    requests(),
-    st.one_of(st.just(0), st.integers(65_400, 65_600), st.integers(131_000, 131_100)),
-    st.sampled_from([None, "N", "d", "_"]),
-    VARIED,
-    CHANGES_OF_WHAT_IS_KEPT,
-    st.integers(0, 4096),
-)
-def test_both_forms_of_the_stub_decide_the_same(
-    twins: Place,
-    words: list[str],
-    case: tuple[dict[str, Any], Settings],
-    padding: int,
-    escaped: str | None,
-    varied: dict[str, str],
-    change: Callable[[str, int], str],
-    number: int,
-) -> None:
-    """In front of a configuration there are so many blanks that a word may lie on the edge of what is read at once."""
-    config, settings = case
-    text = json.dumps(config)
-    text = text.replace(escaped, f"\\u{ord(escaped):04x}") if escaped else text
-    (twins.bundles / "generated/config.json").write_text(" " * padding + text)
-    usual = twins.next.read_text()
-    kept = usual[: usual.index("words='")] + "words='" + "\n".join(passing.find_words(settings)) + "'\n"
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_both_forms_decide_the_same_about_every_word(twins: Twins, template: str) -> None:
+    decided = {twins.decide(*[word if part == "W" else part for part in template.split()])[0] for word in WORDS}
+    assert decided <= {7, PYTHON_DECIDES}
+
+
+@pytest.mark.parametrize("env", ENVIRONMENTS, ids=str)
+def test_both_forms_decide_the_same_about_every_bundle(twins: Twins, env: dict[str, str]) -> None:
+    passed = []
+    for name in BUNDLES:
+        for words in (["create", "--bundle", f"../{name}", "c1"], ["run", f"--bundle=../{name}/", "c1"]):
+            passed += [name] * (twins.decide(*words, env=env)[0] == 7)
+    known = env in ({}, {"OCIGPU_RUNTIME_PID": ""}, {"XDG_RUNTIME_DIR": "/nonexistent"})
+    assert passed == (["plain", "plain", "to-bundle", "to-bundle", "empty", "empty"] if known else [])
+
+
+def test_the_compiled_form_never_passes_more_of_what_is_kept(twins: Twins) -> None:
+    """A shell may understand what is damaged."""
+    kept = twins.next.read_text()
+    lines = kept.splitlines(keepends=True)
+    changed = [f"{kept}\n", f"{kept}#", f" {kept}", kept.replace("' mark-", "' none mark-", 1)]
+    changed += ["".join(lines[:number] + lines[number + 1 :]) for number in range(len(lines))]
+    changed += [kept[:number] for number in range(1, len(kept), 9)]
+    changed += [kept[:number] + kept[number + 1 :] for number in range(0, len(kept), 7)]
     try:
-        twins.next.write_text(change(kept, number))
-        results = {kind: twins.run(kind, *words, env=varied) for kind in STUBS}
+        for text in changed:
+            twins.next.write_text(text)
+            if twins.run("compiled", "create", "c1")[0] == 7:
+                assert twins.run("sh", "create", "c1")[0] == 7, text
+    finally:
+        twins.next.write_text(kept)
+    assert twins.decide("create", "c1")[0] == 7
+
+
+@pytest.mark.parametrize("edge", [1 << 16, (1 << 17) - (1 << 12)])
+def test_both_forms_find_a_word_wherever_it_lies(twins: Twins, edge: int) -> None:
+    """The compiled one reads 64 KiB at once, and then keeps 4 KiB."""
+    text = '"NVIDIA_VISIBLE_DEVICES=0"'
+    config = twins.bundles / "generated/config.json"
+    words = ["create", "--bundle", "../generated", "c1"]
+    for place in range(edge - len(text) - 2, edge + 2):
+        config.write_text(" " * place + text + " " * 5000)
+        assert twins.decide(*words)[0] == PYTHON_DECIDES
+    config.write_text(" " * (3 << 20))
+    assert twins.decide(*words)[0] == 7
+
+
+@settings(max_examples=100)
+@given(requests(), st.booleans(), st.sampled_from(["", "N", "d", "_"]))
+def test_both_forms_decide_the_same_about_a_configuration(
+    twins: Twins, case: tuple[dict[str, Any], Settings], ascii_only: bool, escaped: str
+) -> None:
+    config, chosen = case
+    text = json.dumps(config, ensure_ascii=ascii_only)
+    text = text.replace(escaped, f"\\u{ord(escaped):04x}") if escaped else text
+    (twins.bundles / "generated/config.json").write_text(text)
+    usual = twins.next.read_text()
+    try:
+        words = "\n".join(passing.find_words(chosen))
+        twins.next.write_text(usual[: usual.index("words='")] + f"words='{words}'\n")
+        passes = twins.decide("create", "--bundle", "../generated", "c1")[0] == 7
     finally:
         twins.next.write_text(usual)
-    if results["compiled"][1] or change(kept, number) == kept:
-        assert results["compiled"] == results["sh"], "a shell may understand more of a file that is damaged"
-    if any(word in ("create", "run") for word in words) and results["compiled"][1]:
-        bundles = [word for word in words if "generated" in word or "linked" in word or "to-bundle" in word]
-        assert len(bundles) != 1 or f"--bundle {bundles[0]}" not in " ".join(words) or not asks(config, settings)
+    assert not (passes and asks(config, chosen))
 
 
 @pytest.mark.parametrize("place", [()], ids=["compiled"], indirect=True)
