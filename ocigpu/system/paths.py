@@ -20,6 +20,8 @@ MAX_LINKS = 40
 """The kernel's own limit of links in one path (path_resolution(7))."""
 _MAX_PATH = 4096
 _MAX_TRIES = 128
+_OF_PATH = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+"""Flags that change nothing of a directory's descriptor with O_PATH, beyond what the walk opens it with."""
 
 _openat2_usable: bool | None = None
 
@@ -231,6 +233,8 @@ def _walk(root_fd: int, path: str, flags: int, mode: int) -> int:
         here = below[-1] if below else root_fd
         if flags & os.O_CREAT and flags & os.O_EXCL:
             raise OSError(errno.EEXIST, os.strerror(errno.EEXIST))
+        if below and flags & ~_OF_PATH == os.O_PATH:
+            return below.pop()
         return os.open(".", flags & ~os.O_CREAT, dir_fd=here)
     finally:
         for fd in below:
