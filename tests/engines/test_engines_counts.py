@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.root, pytest.mark.engine]
 
 ALL = {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
 """Eight GPUs."""
-OPENED = {"hook": 70, "spec": 86, "cdi": 182}
+OPENED = {"hook": 68, "spec": 84, "cdi": 167}
 """Files and directories that a warm shim opens by mode, without what an empty interpreter opens.
 
 All our modules are in one of them (ocigpu/entry/image.py), which is opened twice.  In mode cdi the directories of all
