@@ -60,6 +60,8 @@ def main() -> int:
     if not runc:
         print("bench: runc not found (RUNC=/path names another)", file=sys.stderr)
         return 1
+    if not os.environ.get("PROGRAMS") and not options.tiny:  # as installed: the clone's sources may have changed since
+        subprocess.run([PYTHON, str(REPOSITORY / "packaging/byte_code.py"), str(REPOSITORY)], check=True)
     own_mounts()
     if shutil.which("crun") and os.path.ismount("/sys/fs/cgroup/unified"):  # crun refuses machines with both versions
         libc.umount2("/sys/fs/cgroup/unified", libc.MNT_DETACH)
