@@ -29,7 +29,7 @@ from bench.rows import GROUPS, MANY
 from ocigpu.core.errors import OcigpuError
 from ocigpu.system import libc
 
-ROUNDS = 60
+ROUNDS = 40
 ROUNDS_OF_MANY = 3
 
 

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 from bench.measure import life_cycle, run
 from bench.output import Output
-from ocigpu.core.settings import Settings
 from ocigpu.sim.create import create_host
 from ocigpu.system import libc
 
@@ -138,8 +137,6 @@ class Bench:
 
         ``specs``: directory of the CDI specifications, by default that of the host's generated one.
         """
-        if mode == "merge" and "loader_cache" not in Settings._fields:
-            raise AbsentError("there is no setting loader-cache")
         lines = [MODES[mode]]
         if mode == "cdi":
             specs = specs or self.specification(host)
