@@ -30,7 +30,7 @@ from ocigpu.core.errors import OcigpuError
 from ocigpu.system import libc
 
 ROUNDS = 40
-ROUNDS_OF_MANY = 3
+ROUNDS_OF_MANY = 2
 
 
 def main() -> int:
