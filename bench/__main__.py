@@ -93,18 +93,15 @@ def measure(bench: Bench, options: argparse.Namespace) -> None:
     samples: dict[str, list[Sample]] = {}
     figures: dict[str, Figures] = {}
     absent: dict[str, str] = {}
-    # groups of many containers one by one, each on what the one before has left running
-    for groups in (GROUPS, *((group,) for group in MANY)):
-        takes = list(filter(None, (make_takes(bench, group, options.only, absent) for group in groups)))
+    # one group after another: more settings in turn than ocigpu keeps from one start to the next would be no user's
+    for group in (*GROUPS, *MANY):
+        takes = make_takes(bench, group, options.only, absent)
         if not takes:
             continue
         time.sleep(bench.size.settle)
-        warm, rounds = (
-            (bench.size.warm, options.rounds) if groups is GROUPS else (0, min(options.rounds, ROUNDS_OF_MANY))
-        )
-        samples |= take_rounds(takes, rounds, warm, bench.out)
-        for group in groups:
-            figures |= find_figures(group.rows, samples)
+        most, warm = (options.rounds, bench.size.warm) if group in GROUPS else (ROUNDS_OF_MANY, 0)
+        samples |= take_rounds(takes, min(options.rounds, most), warm, bench.out)
+        figures |= find_figures(group.rows, samples)
     bench.out.say(f"Medians of {options.rounds} paired rounds; the rows are explained in bench/rows.py.")
     for reason in sorted(set(absent.values())):
         names = ", ".join(name for name, why in absent.items() if why == reason)

@@ -138,25 +138,22 @@ def life_cycle(runtime: str, root: Path, bundle: Path, env: dict[str, str], name
     return {**spent, "figure": sum(spent.values())}
 
 
-def take_rounds(groups: Sequence[dict[str, Take]], rounds: int, warm: int, out: Output) -> dict[str, list[Sample]]:
-    """Run every row of every group once a round; returns the samples by row.
+def take_rounds(takes: dict[str, Take], rounds: int, warm: int, out: Output) -> dict[str, list[Sample]]:
+    """Run every row of a group once a round; returns the samples by row.
 
     The order changes at random, the same way each time: what one leaves the kernel to do falls on all the others.
     ``warm`` turns before do not count: they fill the caches of the file system, of byte code and of ours.
     """
-    samples: dict[str, list[Sample]] = {name: [] for group in groups for name in group}
-    for group in groups:
-        for name, take in group.items():
-            out.progress(f"trying {name}")
-            for _ in range(warm):
-                take()
+    samples: dict[str, list[Sample]] = {name: [] for name in takes}
+    for name, take in takes.items():
+        out.progress(f"trying {name}")
+        for _ in range(warm):
+            take()
     for turn in range(rounds):
         out.progress("measuring", turn, rounds)
-        shuffle = random.Random(turn)
-        for group in shuffle.sample(groups, len(groups)):
-            for name in shuffle.sample(list(group), len(group)):
-                time.sleep(PAUSE)
-                samples[name].append(group[name]())
+        for name in random.Random(turn).sample(list(takes), len(takes)):
+            time.sleep(PAUSE)
+            samples[name].append(takes[name]())
     return samples
 
 

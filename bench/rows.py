@@ -93,11 +93,16 @@ class State:
         bundle, name = bench.bundle({}), f"{PREFIX}{os.getpid()}-{self.runtime}"
         base = [program, "--root", str(bench.state)]
         delete = [*base, "delete", "--force", name]
-        for _ in range(3):  # a start leaves what later commands need to pass without Python
-            run(delete, env)
-            run([*base, "create", "--bundle", str(bundle.directory), name], env)
         bench.at_end.append(lambda: run(delete, env))
-        return lambda: {"figure": run([*base, "state", name], env)}
+        made: list[float] = []
+
+        def once() -> Sample:
+            while len(made) < 3:  # a start leaves what later commands need to pass without Python
+                run(delete, env)
+                made.append(run([*base, "create", "--bundle", str(bundle.directory), name], env))
+            return {"figure": run([*base, "state", name], env)}
+
+        return once
 
 
 @dataclass(frozen=True)
