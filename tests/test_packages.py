@@ -167,7 +167,7 @@ def test_every_command_and_every_command_below_it_has_a_man_page(debian: Scratch
 )
 def test_bash_completes_what_was_begun(debian: ScratchMachine, line: str, expected: set[str]) -> None:
     words = " ".join(f'"{word}"' for word in line.split(" "))
-    ask = f"COMP_WORDS=({words}); COMP_CWORD={line.count(' ')}; _ocigpu_completion ocigpu; echo ${{COMPREPLY[@]}}"
+    ask = f"COMP_WORDS=({words}); COMP_CWORD={line.count(' ')}; _ocigpu ocigpu; echo ${{COMPREPLY[@]}}"
     done = debian("bash", "-c", f". /usr/share/bash-completion/completions/ocigpu; {ask}")
     assert expected <= set(done.stdout.split()), done.stdout
 
