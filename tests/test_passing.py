@@ -594,7 +594,14 @@ def test_a_change_within_the_same_second_is_seen(place: Place, monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("OCIGPU_CONFIG", "etc/config.toml"), ("PATH", "/a'b"), ("PATH", "/a\nb"), ("PATH", "/\udcff'")]
+    ("name", "value"),
+    [
+        ("OCIGPU_CONFIG", "etc/config.toml"),
+        ("OCIGPU_CONFIG", "c.toml"),
+        ("PATH", "/a'b"),
+        ("PATH", "/a\nb"),
+        ("PATH", "/\udcff'"),
+    ],
 )
 def test_what_a_shell_could_misread_is_not_remembered(
     place: Place, monkeypatch: pytest.MonkeyPatch, name: str, value: str

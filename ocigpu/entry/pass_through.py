@@ -62,7 +62,7 @@ def _remember(runtime: str, settings: "Settings", begin_ns: int) -> None:
     named = os.environ.get("OCIGPU_CONFIG", "")
     search = os.environ.get("PATH", "")
     path = named or DEFAULT_PATH
-    candidates = [name for name in (*settings.runtime_runtimes, runtime, path) if "/" in name]
+    candidates = [*(name for name in (*settings.runtime_runtimes, runtime) if "/" in name), path]
     if not all(name.startswith("/") for name in candidates):
         return  # another in another directory
     directories = [name for name in f"{search}:{DEFAULT_SEARCH}".split(":") if name.startswith("/")]
