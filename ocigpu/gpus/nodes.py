@@ -42,9 +42,7 @@ class NodeReader:
 
     def _status(self, path: str) -> os.stat_result | None:
         try:
-            status = os.lstat(self.tree.host(path))
-            if stat.S_ISLNK(status.st_mode):
-                status = os.lstat(self.tree.find(path))
+            status = os.lstat(self.tree.find(path))  # by the tree, which notes what is looked at, used or not
         except OSError:
             return None
         usable = stat.S_ISCHR(status.st_mode) or (self.tree.stand_in and stat.S_ISREG(status.st_mode))
