@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from typing import Any, NamedTuple
 
     from ocigpu.core.facts import HostFacts
+    from ocigpu.gpus.nvidia.nvml import NvmlChild
 
     Notes = dict[str, int]
     Places = list[tuple[str, bool]]
@@ -41,6 +42,8 @@ MAX_AGE = 300.0
 """Seconds for which NVML's answer is taken to hold when procfs shows no change."""
 SETTLED = 2.0
 """Seconds after which another change of a file shows in its times, whatever the clock's resolution."""
+TOLD = 30.0
+"""Seconds for which it counts what NVML has told this process, even nothing: no start lasts longer."""
 PATIENCE = 5.0
 """Seconds to wait for another start that is reading the same facts."""
 PREFIX = "facts-"
@@ -84,10 +87,11 @@ def read_facts(settings: Settings, age: float = MAX_AGE) -> "HostFacts":
         return read_host_facts(settings)
     try:
         facts = _load(_find_current(directory, settings, age))
-        if facts is None:
+        told = _find_told(settings)
+        if facts is None and told is None:
             _take_turn(directory)
             facts = _load(_find(directory, settings, age))  # of one that had its turn before
-        return facts or _store(directory, settings)[0]
+        return facts or _store(directory, settings, told)[0]
     finally:
         os.close(directory)  # and with it the lock
 
@@ -214,6 +218,26 @@ class _Kept(NamedTuple):
     facts: str
 
 
+class _Told(NamedTuple):
+    """What NVML has told this process, where that is not kept: of a library that hangs, that it did not answer.
+
+    ``key`` and ``begun``: as of :class:`_Kept`, from before it was asked; ``made``: seconds since the boot, after.
+    """
+
+    settings: Settings
+    key: str
+    begun: float
+    made: float
+    asked: "NvmlChild"
+
+
+_told: _Told | None = None
+
+
+def _find_told(settings: Settings) -> _Told | None:
+    return _told if _told and _told.settings == settings and _now() - _told.made < TOLD else None
+
+
 def _read(directory: int, settings: Settings) -> _Kept | None:
     lines = read_kept(directory, _name(settings), 4)
     if not lines:
@@ -250,6 +274,8 @@ def _find_current(directory: int, settings: Settings, age: float = MAX_AGE) -> _
     kept = _find(directory, settings)
     if kept is None or _now() - kept.made < age:
         return kept
+    if _find_told(settings):
+        return None
     turn = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
     try:
         _take_turn(turn)
@@ -260,14 +286,17 @@ def _find_current(directory: int, settings: Settings, age: float = MAX_AGE) -> _
 
 def _ask_again(directory: int, settings: Settings, kept: _Kept) -> _Kept | None:
     """Return what is kept as new if NVML gives the same answer as when it was made, else None."""
+    global _told  # noqa: PLW0603 - a start comes here several times, from many modules
     from ocigpu.gpus.nvidia.nvml import start_nvml
 
+    begun = time.time()
     try:
         library, checksum = kept.nvml
         asked = start_nvml(library, find_roots(settings))
     except UNUSABLE:  # as above
         return None
     if asked.collect().problem or asked.checksum != checksum:
+        _told = _Told(settings, kept.key, begun, _now(), asked)
         return None
     kept = kept._replace(made=_now())
     _write(directory, settings, kept)
@@ -321,17 +350,25 @@ def _noted_key(settings: Settings) -> "tuple[str, Notes]":
         stop_noting()
 
 
-def _store(directory: int, settings: Settings) -> "tuple[HostFacts, str]":
-    """Read the facts and keep them; returns them and why they were not kept, "" if they were."""
+def _store(directory: int, settings: Settings, told: _Told | None = None) -> "tuple[HostFacts, str]":
+    """Read the facts and keep them; returns them and why they were not kept, "" if they were.
+
+    ``told``: NVML's answer, which counts if the host is as it was before.
+    """
+    global _told  # noqa: PLW0603
     from ocigpu.core.facts import facts_to_json
     from ocigpu.gpus.nvidia.discover import read_host_facts_and_places
 
     (key, notes), begun = _noted_key(settings), time.time()
-    facts, looked, nvml = read_host_facts_and_places(settings)
-    if facts.source != "nvml":
-        return facts, "NVML gave no answer"
-    if any(gpu.error for gpu in facts.gpus):
-        return facts, "a GPU cannot be used"
+    if told and told.key == key:
+        begun = told.begun
+    else:
+        told = None
+    facts, looked, asked = read_host_facts_and_places(settings, told and told.asked)
+    if asked is None or facts.source != "nvml" or any(gpu.error for gpu in facts.gpus):
+        _told = _Told(settings, key, begun, told.made if told else _now(), asked) if asked else None
+        return facts, "a GPU cannot be used" if facts.source == "nvml" else "NVML gave no answer"
+    _told = None
     places = [item for item in looked.items() if f"node {item[0]}" not in notes or os.path.islink(item[0])]
     states = _states(places)
     # the change time, which nobody can set: what changed since it was read, however long NVML took to answer, is not
@@ -341,6 +378,7 @@ def _store(directory: int, settings: Settings) -> "tuple[HostFacts, str]":
         return facts, "the host has just changed"
     brief = _shorten(places, states, begun)
     kept = rawjson.dump((places, _checksum(states))), rawjson.dump(facts_to_json(facts))
+    nvml = asked.library, asked.checksum
     if not _write(directory, settings, _Kept(key, _now(), begun, nvml, notes, brief, *kept)):
         return facts, "the file cannot be written"
     return facts, ""

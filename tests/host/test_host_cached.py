@@ -21,8 +21,9 @@ from ocigpu.core.facts import HostFacts, facts_to_json
 from ocigpu.core.settings import Settings
 from ocigpu.gpus import cached
 from ocigpu.gpus.cached import read_facts, read_stamp, refresh_facts
-from ocigpu.gpus.nvidia import discover
+from ocigpu.gpus.nvidia import discover, nvml
 from ocigpu.gpus.nvidia.discover import read_host_facts
+from ocigpu.gpus.nvidia.nvml import NvmlChild
 from ocigpu.sim.create import create_host
 from ocigpu.system import store as cache
 from ocigpu.system.files import lock
@@ -74,9 +75,9 @@ def kept(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kept:
     subprocess.run(["cp", "-a", model, found.root], check=True)
     real = discover.read_host_facts_and_places
 
-    def count(settings: Settings) -> tuple[HostFacts, dict[str, bool], tuple[str, int]]:
+    def count(*arguments: Any) -> tuple[HostFacts, dict[str, bool], NvmlChild | None]:
         found.discoveries += 1
-        return real(settings)
+        return real(*arguments)
 
     monkeypatch.setattr(discover, "read_host_facts_and_places", count)
     assert not found.is_used()
@@ -294,6 +295,60 @@ def test_a_gpu_that_is_lost_is_seen_when_facts_are_old(kept: Kept, model: Path) 
         (model / "faults").unlink()
 
 
+@pytest.mark.parametrize("fault", ["", "hang", "lost 1"], ids=["another answer", "no answer", "a lost GPU"])
+def test_nvml_is_asked_once_by_a_process(kept: Kept, model: Path, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    grow_old(kept.files[0])
+    if not fault:
+        edit_lines(kept.files[0], lambda proof, _: proof[2].__setitem__(1, 1))
+    asked, fork = [], os.fork
+    monkeypatch.setattr(os, "fork", lambda: asked.append(1) or fork())
+    monkeypatch.setattr(nvml.start_nvml, "__defaults__", (1.0,))
+    (model / "faults").write_text(f"{fault}\n")  # where the library of NVML was made: no place of this host changes
+    try:
+        assert not read_stamp(kept.settings)
+        facts = [read_facts(kept.settings) for _ in range(2)]
+        assert bool(read_stamp(kept.settings)) == (not fault)
+    finally:
+        (model / "faults").unlink()
+    assert len(asked) == 1
+    assert facts[0] == facts[1]
+    assert facts[0].source == ("procfs" if fault == "hang" else "nvml")
+    assert bool(facts[0].gpus[1].error) == (fault == "lost 1")
+
+
+@pytest.mark.parametrize("change", [None, CHANGES["a library is replaced"], CHANGES["a MIG device is gone"]])
+def test_an_answer_from_before_a_change_is_not_kept(
+    kept: Kept, change: Callable[[Path], object] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cached, "SETTLED", 0.0)
+    grow_old(kept.files[0])
+    edit_lines(kept.files[0], lambda proof, _: proof[2].__setitem__(1, 1))
+    asked, fork = [], os.fork
+    monkeypatch.setattr(os, "fork", lambda: asked.append(1) or fork())
+    assert not read_stamp(kept.settings)
+    if change:
+        change(kept.root)
+    read_facts(kept.settings)
+    if change == CHANGES["a MIG device is gone"]:
+        assert len(asked) == 2
+    else:
+        assert len(asked) == 1
+        assert bool(read_stamp(kept.settings)) == (not change)
+
+
+@pytest.mark.root
+def test_an_imex_channel_that_becomes_usable_is_seen(kept: Kept) -> None:
+    devices = kept.root / "proc/devices"
+    devices.write_text(devices.read_text().replace("195 nvidia\n", "195 nvidia\n236 nvidia-caps-imex-channels\n"))
+    channel = kept.root / "dev/nvidia-caps-imex-channels/channel0"
+    channel.parent.mkdir(exist_ok=True)
+    os.mknod(channel, 0o666 | stat.S_IFCHR, os.makedev(99, 0))
+    assert kept.read().imex_nodes == ()
+    channel.unlink()
+    os.mknod(channel, 0o666 | stat.S_IFCHR, os.makedev(236, 0))
+    assert [node.minor for node in kept.read().imex_nodes] == [0]
+
+
 @pytest.mark.parametrize("change", [CHANGES["a link points elsewhere"], CHANGES["a library changes in place"]])
 def test_old_facts_need_the_host_as_it_was_too(kept: Kept, change: Callable[[Path], object]) -> None:
     grow_old(kept.files[0])
@@ -426,8 +481,8 @@ def test_facts_that_are_not_whole_are_not_kept(kept: Kept, model: Path, fault: s
 def test_a_change_while_the_host_is_read_is_not_missed(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     real = discover.read_host_facts_and_places
 
-    def change_meanwhile(settings: Settings) -> tuple[HostFacts, dict[str, bool], tuple[str, int]]:
-        found = real(settings)
+    def change_meanwhile(*arguments: Any) -> tuple[HostFacts, dict[str, bool], NvmlChild | None]:
+        found = real(*arguments)
         (kept.root / "dev/nvidia-nvswitch9").touch()
         return found
 
@@ -441,9 +496,9 @@ def test_a_change_while_nvml_takes_its_time_is_not_missed(kept: Kept, monkeypatc
     real, clock = discover.read_host_facts_and_places, time.time
     late = 0.0
 
-    def answer_slowly(settings: Settings) -> tuple[HostFacts, dict[str, bool], tuple[str, int]]:
+    def answer_slowly(*arguments: Any) -> tuple[HostFacts, dict[str, bool], NvmlChild | None]:
         nonlocal late
-        found = real(settings)
+        found = real(*arguments)
         replace(kept.root / CUDA)
         late = 10.0
         return found
@@ -480,7 +535,7 @@ from ocigpu.gpus.nvidia import discover
 cached.SETTLED, cached.PATIENCE = -1.0, 60.0
 real = discover.read_host_facts_and_places
 counted = []
-discover.read_host_facts_and_places = lambda settings: counted.append(1) or real(settings)
+discover.read_host_facts_and_places = lambda *arguments: counted.append(1) or real(*arguments)
 facts = cached.read_facts(Settings(simulation_root=sys.argv[2]))
 print(json.dumps([len(counted), facts_to_json(facts)]))
 """

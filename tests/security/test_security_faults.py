@@ -28,6 +28,9 @@ from support.product import PROGRAMS, RUNTIME, SimulatedHost, listed_uuids, make
 from support.runtimes import container_id, set_cgroup, start_in_background
 from support.trace import life, trace
 
+from ocigpu.gpus.cached import MAX_AGE
+from ocigpu.system.store import seal, unseal
+
 pytestmark = [pytest.mark.root, pytest.mark.engine]
 
 ENDS = {"SIGKILL": 0, "SIGTERM": -signal.SIGTERM}
@@ -400,16 +403,46 @@ def test_a_driver_that_hangs_is_asked_once_and_said_to_hang(make_lab: Callable[[
     bundle = lab.bundle()
     shutil.rmtree(lab.host.directory / "run/ocigpu")  # what was kept
     faults = lab.host.directory / "faults"
-    faults.write_text("hang\n")
     size = lab.host.hook_log.stat().st_size
+    assert_asked_once(lab, bundle, faults)
+    assert "NVML did not answer within 10 s" in lab.host.hook_log.read_text()[size:]
+    lab.assert_starts(bundle)
+    lab.assert_nothing_left(bundle)
+
+
+@pytest.mark.parametrize("mode", ["hook", "spec", "cdi"])
+def test_a_driver_that_hangs_when_facts_are_old_is_asked_once(make_lab: Callable[[str], Lab], mode: str) -> None:
+    """Whether what is kept still holds is asked at several places of a start, which has 30 s in all."""
+    lab = make_lab(mode)
+    bundle = lab.bundle()
+    if mode == "cdi":  # a specification that does not tell the host's state: the kept facts do
+        specification = lab.directory / "cdi/nvidia.yaml"
+        specification.write_text(specification.read_text().replace("ocigpu/fingerprint", "example.com/fingerprint"))
+    faults, elsewhere = lab.host.directory / "faults", lab.host.directory / "elsewhere/faults"
+    elsewhere.parent.mkdir()
+    faults.symlink_to(elsewhere)  # below the host's root that is nothing, before and after
+    try:
+        time.sleep(2.1)  # facts of a host that has just changed are not kept
+        run([PROGRAMS / "ocigpu", "refresh"], env=lab.env)
+        (kept,) = (lab.host.directory / "run/ocigpu").glob("facts-*")
+        key, proof, *rest = unseal(kept.read_bytes()).split(b"\n")
+        made, *others = json.loads(proof)
+        kept.write_bytes(seal(b"\n".join((key, json.dumps([made - MAX_AGE, *others]).encode(), *rest))))
+        assert_asked_once(lab, bundle, elsewhere)
+    finally:
+        faults.unlink()
+        elsewhere.parent.rmdir()
+    lab.assert_starts(bundle)
+    lab.assert_nothing_left(bundle)
+
+
+def assert_asked_once(lab: Lab, bundle: Path, faults: Path) -> None:
+    faults.write_text("hang\n")
     try:
         programs = trace(life(RUNTIME, lab.state, bundle, bundle.name), lab.env)
     finally:
         faults.unlink()
     assert sum(any(path.endswith("/faults") for path in program.opened) for program in programs) == 1
-    assert "NVML did not answer within 10 s" in lab.host.hook_log.read_text()[size:]
-    lab.assert_starts(bundle)
-    lab.assert_nothing_left(bundle)
 
 
 @pytest.mark.parametrize("prepared", [True, False])

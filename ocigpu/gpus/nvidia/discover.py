@@ -71,20 +71,23 @@ def read_host_facts(settings: Settings, search: SearchPaths | None = None) -> Ho
     return _Discovery(settings, search or SearchPaths()).run()
 
 
-def read_host_facts_and_places(settings: Settings) -> tuple[HostFacts, dict[str, bool], tuple[str, int]]:
-    """Return the facts as :func:`read_host_facts` does, the paths of the host that decided them, and NVML's part.
+def read_host_facts_and_places(
+    settings: Settings, asked: NvmlChild | None = None
+) -> tuple[HostFacts, dict[str, bool], NvmlChild | None]:
+    """Return the facts as :func:`read_host_facts` does, the paths of the host that decided them, and who asked NVML.
 
     A path that was only looked at has False, a directory in which every name counted True.  What the fingerprint
-    (:mod:`ocigpu.gpus.fingerprint`) covers is left out.  NVML's part: its library as :func:`start_nvml` takes it, and a
-    checksum of its answer.
+    (:mod:`ocigpu.gpus.fingerprint`) covers is left out.  ``asked``: who has asked NVML just now, which is not asked
+    again when its library is still the one to ask.
     """
-    discovery = _Discovery(settings, SearchPaths())
+    discovery = _Discovery(settings, SearchPaths(), asked)
     return discovery.run(), discovery.places(), discovery.nvml
 
 
 class _Discovery:
-    def __init__(self, settings: Settings, search: SearchPaths) -> None:
+    def __init__(self, settings: Settings, search: SearchPaths, asked: NvmlChild | None = None) -> None:
         self.settings = settings
+        self.nvml = asked
         self.search = search
         self.roots: Roots = find_roots(settings)
         self.root = self.roots.driver or "/"
@@ -98,7 +101,6 @@ class _Discovery:
         self.kernel = read_kernel_version(self.roots.proc, self.roots.sys)
         self.in_procfs: tuple[ProcGpu, ...] = ()
         self.notes: list[str] = []
-        self.nvml = ("", 0)
 
     def run(self) -> HostFacts:
         kernel = self.kernel
@@ -111,7 +113,7 @@ class _Discovery:
         if kernel and versions and kernel not in versions:
             raise _mismatch(kernel, ", ".join(versions), self.root)
         version = kernel or (versions[0] if versions else "")
-        child = self._start_nvml(find_nvml(paths, version, self.libraries, self.machine))
+        self.nvml = child = self._start_nvml(find_nvml(paths, version, self.libraries, self.machine))
         try:
             if self.proc_driver:
                 self.in_procfs = read_proc_gpus(self.proc_driver)
@@ -123,7 +125,6 @@ class _Discovery:
         finally:
             if child:
                 child.close()
-                self.nvml = (child.library, child.checksum)
         if answer.code == LIB_RM_VERSION_MISMATCH:
             raise _mismatch(kernel or "another version", version or "of unknown version", self.root, answer.problem)
         if not kernel and not self.proc_driver and answer.problem:
@@ -149,11 +150,11 @@ class _Discovery:
             if path.startswith(f"{self.roots.driver}/"):
                 return start_nvml(path.removeprefix(self.roots.driver), self.roots)
             return None if self.roots.stand_in else start_nvml(path, self.roots._replace(driver=""))
-        if path:
-            return start_nvml(path, self.roots)
-        if not self.roots.driver and not self.search.libraries:  # the loader may know a directory that we do not
-            return start_nvml("libnvidia-ml.so.1", self.roots)
-        return None
+        if not path and not self.roots.driver and not self.search.libraries:
+            path = "libnvidia-ml.so.1"  # the loader may know a directory that we do not
+        if self.nvml and self.nvml.library == path:
+            return self.nvml
+        return start_nvml(path, self.roots) if path else None
 
     def _read_files(self, paths: list[str], version: str) -> HostFacts:
         """Return what files say: everything but nodes and GPUs."""

@@ -59,9 +59,15 @@ class NvmlChild:
         self.close = child.close
         self.document: dict[str, Any] = {}
         """What the answer was made of, which says more; {} where there is none."""
+        self._answer: NvmlAnswer | None = None
 
     def collect(self) -> NvmlAnswer:
-        """Return the answer; waits at most until the deadline that :func:`start_nvml` set."""
+        """Return the answer; waits at most until the deadline that :func:`start_nvml` set, and the first time only."""
+        if self._answer is None:
+            self._answer = self._wait()
+        return self._answer
+
+    def _wait(self) -> NvmlAnswer:
         try:
             data, status = self._child.collect(ANSWER_LIMIT)
         except TimeoutError:
