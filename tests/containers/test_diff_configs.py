@@ -23,8 +23,7 @@ from ocigpu.cli.containers import DIFFERENT
 from ocigpu.containers.difference import REPLACED_NOTE, Change, find_original, list_changes
 from ocigpu.core.config_json import get_list, get_object, get_rules
 from ocigpu.core.settings import Settings, parse_settings
-from ocigpu.gpus.nvidia.plan import make_plan
-from ocigpu.gpus.vendors import parse_request
+from ocigpu.gpus.vendors import make_plan, parse_request
 
 REPLACED = {
     "docker-device",  # a device of the same path
