@@ -8,7 +8,7 @@ import os
 import stat
 import time
 
-from ocigpu.bundle.policy import DEFAULT_PATH, find_hook, hook_path, owns_device_policy
+from ocigpu.bundle.policy import DEFAULT_PATH, find_hook, hook_path, is_stub, owns_device_policy
 from ocigpu.core.errors import OcigpuError
 from ocigpu.core.settings import MODES, Settings
 from ocigpu.entry.arguments import Arguments, find_container_id, parse_arguments
@@ -349,10 +349,9 @@ def _is_shim(path: str) -> bool:
     """Tell whether a program is another copy of this shim: executing it would loop for ever."""
     try:
         with open(path, "rb") as file:
-            head = file.read(4096)  # of the compiled stub, too: packaging/stub.h
+            return is_stub(file.read(4096), b"ocigpu.runtime")
     except OSError:
         return False  # execute-only binaries exist; a script could not run unreadable
-    return head.startswith((b"#!", b"\x7fELF")) and b"ocigpu.runtime" in head
 
 
 def become(runtime: str, arguments: list[str]) -> None:

@@ -49,11 +49,12 @@ def read_host(name: str) -> HostFacts:
 def process(config: dict[str, Any], case: dict[str, Any], path: str) -> tuple[Plan, dict[str, Any]]:
     """Return the plan and the edited configuration; the steps of the shim, on recorded facts."""
     settings = parse_settings(case.get("settings", {}))
-    request = parse_request(config, settings)
+    host = read_host(case["host"])
+    request = parse_request(config, settings, here=host.vendors.__contains__)
     edited = copy.deepcopy(config)
     if request.selection != "nothing":
         check_can_have_gpus(config, path)
-    plan = make_plan(read_host(case["host"]), request, settings, ImageFacts(**case.get("image", {})))
+    plan = make_plan(host, request, settings, ImageFacts(**case.get("image", {})))
     if request.selection != "nothing":
         edit_config(edited, rule_entries(plan), HOOK, [], not case.get("rootless", False), plan.groups())
     return plan, edited

@@ -31,6 +31,7 @@ def plan_command(
     json: bool = False,
 ) -> None:
     settings = load_settings(config, root)
+    recorded = (lambda vendor: vendor in load_facts(settings, facts).vendors) if facts else None
     variables = _variables(env or [], gpus, capabilities, VENDORS[find_vendors(settings)[0]][1] if gpus else "")
     if bundle and (variables or privileged):
         raise UsageError("--bundle says everything: it goes with none of --env, --gpus, --capabilities, --privileged")
@@ -40,13 +41,14 @@ def plan_command(
 
         document = read_config(bundle)
         container = document.config
-        request = parse_request(container, settings, os.path.dirname(os.path.abspath(document.path)))
+        request = parse_request(container, settings, os.path.dirname(os.path.abspath(document.path)), recorded)
         if request.selection != "nothing":
             check_can_have_gpus(container, document.path)
     else:
         env = [f"{name}={value}" for name, value in variables.items()]
         bounding = ["CAP_SYS_ADMIN"] if privileged else []
-        request = parse_request({"process": {"env": env, "capabilities": {"bounding": bounding}}}, settings)
+        container_text = {"process": {"env": env, "capabilities": {"bounding": bounding}}}
+        request = parse_request(container_text, settings, here=recorded)
     if request.selection == "nothing":
         _print_nothing(request, settings, json)
         return

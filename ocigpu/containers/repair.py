@@ -5,6 +5,7 @@ Lost are device rules that an update by the runtime or systemd's daemon-reload h
 is given that was not granted before; a GPU that was detached and came back by such an update is taken away again.
 """
 
+import contextlib
 import functools
 import os
 import time
@@ -16,7 +17,7 @@ from ocigpu.containers.attached import AttachRecord, prune_records, read_record
 from ocigpu.containers.believed import Container, process_of, read_cgroup, read_config_of
 from ocigpu.containers.find import Places, find_containers
 from ocigpu.containers.inside import look_inside
-from ocigpu.containers.live import Live, may_have_devices, open_live, plan_for, read_now
+from ocigpu.containers.live import Live, host_nodes, may_have_devices, open_live, plan_for, read_now
 from ocigpu.containers.rules import Number
 from ocigpu.core.actions import Node
 from ocigpu.core.errors import OcigpuError
@@ -114,6 +115,8 @@ class GrantKeeper:
         self._log = log
         self._facts = functools.cache(lambda: read_host_facts(settings, kept=True))
         """The facts of this round: read once, and only when they are needed."""
+        self._devices: frozenset[Number] = frozenset()
+        """The host's devices, which decide what :data:`NOTHING` is said of."""
         self._seen: dict[tuple[str, int, int], str] = {}
         self._again: dict[tuple[str, int, int], float] = {}
 
@@ -126,6 +129,8 @@ class GrantKeeper:
             self._again = {key: due for key, due in self._again.items() if key in keys}
             prune_records(self._settings)
         self._facts.cache_clear()
+        if NOTHING in self._seen.values():
+            self._forget_nothing()
         for key, container in keys.items():
             if time.monotonic() < self._again.get(key, 0.0):
                 continue
@@ -140,6 +145,14 @@ class GrantKeeper:
             except (OcigpuError, OSError) as error:
                 self._again[key] = time.monotonic() + RETRY
                 self._log.once(container.id, "error", f"repair {container.name}: {error}", container=container.id)
+
+    def _forget_nothing(self) -> None:
+        """Look again at containers without a device if the host has other devices now; raises nothing."""
+        with contextlib.suppress(OcigpuError):  # without a driver nothing can be given back
+            devices = frozenset(host_nodes(self._facts()))
+            if devices != self._devices:
+                self._devices = devices
+                self._seen = {key: stamp for key, stamp in self._seen.items() if stamp != NOTHING}
 
     def _has_nothing(self, container: Container, seen: str | None) -> bool:
         """Tell whether a container has no device that it could lose; ``seen``: its stamp of the round before."""

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from ocigpu.bundle.edit import PROC_DRIVER
+from ocigpu.bundle.policy import is_stub
 from ocigpu.containers.attached import AttachRecord, read_record
 from ocigpu.containers.believed import Container, read_config_of
 from ocigpu.containers.child import ask_each, look_into
@@ -143,7 +144,7 @@ def _is_our_program(path: str) -> bool:
             os.close(fd)
     except OSError:  # not there any more, or a binary that nobody may read
         return False
-    return head.startswith(b"#!") and b"ocigpu" in head
+    return is_stub(head, b"ocigpu")
 
 
 def make_reports(containers: Sequence[Container], facts: HostFacts, settings: Settings) -> list[Report]:

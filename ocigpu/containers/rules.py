@@ -196,9 +196,15 @@ class _Trial:
         if self._nodes_fd < 0:
             fs_fd = libc.fsopen("tmpfs")
             libc.fsconfig_create(fs_fd)
-            self._nodes_fd = libc.fsmount(fs_fd, 0)
-            for name, number in self._numbers.items():
-                os.mknod(name, stat.S_IFCHR | 0o666, os.makedev(*number), dir_fd=self._nodes_fd)
+            nodes_fd = libc.fsmount(fs_fd, 0)
+            os.close(fs_fd)
+            try:
+                for name, number in self._numbers.items():
+                    os.mknod(name, stat.S_IFCHR | 0o666, os.makedev(*number), dir_fd=nodes_fd)
+            except OSError:  # access(2) would say of all that is missing that it is denied
+                os.close(nodes_fd)
+                raise
+            self._nodes_fd = nodes_fd
         join_cgroups(directories)
         # no more than this in there: what a process needs of memory is charged to its cgroup
         answers = [os.access(name, os.R_OK | os.W_OK, dir_fd=self._nodes_fd) for name in self._numbers]

@@ -3,7 +3,8 @@
 import os
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from contextlib import suppress
+from typing import NamedTuple
 
 from ocigpu.bundle.edit import has_gpu_hook
 from ocigpu.containers.asked import describe_users, find_users
@@ -41,7 +42,12 @@ class Lack(NamedTuple):
 
 def ask_for_lacks(containers: Sequence[Container], settings: Settings) -> list[Lack]:
     """Return what each container lacks; nothing is changed.  Raises OSError, OcigpuError."""
-    return [Lack(*answer) for answer in ask_child(lambda: _ask(containers, settings), SECONDS)]
+    lacks = [Lack(*answer) for answer in ask_child(lambda: _ask(containers, settings), SECONDS)]
+    try:  # afterwards and by another child: the files of an image may take all the time there is
+        wishes = ask_child(lambda: [_wish(container, settings) for container in containers], SECONDS)
+    except OSError:
+        return lacks
+    return [lack._replace(wish=wish) for lack, wish in zip(lacks, wishes, strict=True)]
 
 
 def _ask(containers: Sequence[Container], settings: Settings) -> list[Lack]:
@@ -49,34 +55,34 @@ def _ask(containers: Sequence[Container], settings: Settings) -> list[Lack]:
     facts = read_host_facts(settings)
     rows = []
     for container in containers:
-        name, wish = printable(container.name, 200), ""
+        name = printable(container.name, 200)
         try:
             config = read_config_of(container).config
             repaired, request = Repaired(), Request()
-            wish = _wish(container, config, settings)
             if may_have_devices(container, config, settings, facts):
                 with open_live(container, settings, facts) as live:
                     repaired = repair(live, dry_run=True)
             if not repaired.devices and not repaired.lost and not has_gpu_hook(config):
                 request = read_unanswered(config, container.bundle, settings, [])
             asked = "" if request.selection == "all" else printable(request.source, 300)
-            rows.append(Lack(name, [printable(text, 300) for text in repaired.lost], asked, wish=wish))
-        except OcigpuError as failure:
-            rows.append(Lack(name, problem=printable(failure.message, 300), wish=wish))
+            rows.append(Lack(name, [printable(text, 300) for text in repaired.lost], asked))
+        except (OcigpuError, OSError) as failure:
+            rows.append(Lack(name, problem=printable(str(failure), 300)))
     return rows
 
 
-def _wish(container: Container, config: dict[str, Any], settings: Settings) -> str:
-    if read_mode(config) not in ("hook", "spec"):
-        return ""
+def _wish(container: Container, settings: Settings) -> str:
     try:
+        config = read_config_of(container).config
+        if read_mode(config) not in ("hook", "spec"):
+            return ""
         request = parse_request(config, settings, container.bundle)
-    except OcigpuError:
+        if request.selection in ("nothing", "cdi"):
+            return ""
+        with open_root(container) as root:
+            users = find_users(root, request.capabilities) if root else {}
+    except (OcigpuError, OSError):
         return ""
-    if request.selection in ("nothing", "cdi"):
-        return ""
-    with open_root(container) as root:
-        users = find_users(root, request.capabilities) if root else {}
     return describe_users(users, get_list(get_object(config, "process"), "env"))
 
 
@@ -87,7 +93,11 @@ def ask_for_libcuda(containers: Sequence[Container], version: str) -> list[tuple
     """
 
     def look() -> list[tuple[str, str]]:
-        return [(item.name, path) for item in containers if (path := _older_libcuda(item, version))]
+        found = []
+        for item in containers:
+            with suppress(OSError):  # one that has ended or whose root is stuck hides no other
+                found.append((item.name, _older_libcuda(item, version)))
+        return [(name, path) for name, path in found if path]
 
     return [(name, path) for name, path in ask_child(look, SECONDS)]
 

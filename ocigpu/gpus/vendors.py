@@ -97,10 +97,14 @@ def load_vendor(name: str) -> "Vendor":
     return vendor
 
 
-def parse_request(config: "dict[str, Any]", settings: "Settings", bundle: str = "") -> "Request":
+def parse_request(
+    config: "dict[str, Any]", settings: "Settings", bundle: str = "", here: "Callable[[str], bool] | None" = None
+) -> "Request":
     """Return what the container of this config.json (a raw document) asks for, of all vendors.
 
     Where one vendor's devices are asked for by CDI names, the others' are too: specifications give all or none.
+    Of several vendors' devices those whose driver is not loaded become a note: images for both set both variables.
+    ``here``: tells whether a vendor's driver counts as loaded, asked only for that; None: as the host is.
     Raises RequestError for what cannot be understood or is refused; see the parse_request of each vendor's folder.
     """
     requests = [load_vendor(FIRST).parse_request(config, settings, bundle)]
@@ -116,7 +120,34 @@ def parse_request(config: "dict[str, Any]", settings: "Settings", bundle: str = 
         return requests[0]
     from ocigpu.gpus.request import join_requests
 
+    asking = [one.vendor for one in requests if _own_gpus(one)]
+    if len(asking) > 1:
+        loaded = [name for name in asking if (here(name) if here else load_vendor(name).has_driver(settings))]
+        if any(one.vendor in loaded and one.selection != "none" for one in requests):
+            requests = [_without_gpus(one) if one.vendor not in loaded else one for one in requests]
     return join_requests(requests)
+
+
+def _own_gpus(request: "Request") -> "Sequence[str]":
+    """Return what of a request is about the GPUs of its vendor: another kind of CDI device needs no driver of it."""
+    if request.selection == "cdi":
+        return [name for name in request.cdi_devices if name.startswith(f"{VENDORS[request.vendor][2]}/gpu=")]
+    return () if request.selection == "nothing" else (request.selection,)
+
+
+def _without_gpus(request: "Request") -> "Request":
+    """Return a request without the GPUs of its vendor, whose driver the host has not, and with a note if it had any."""
+    own = _own_gpus(request)
+    if not own:
+        return request
+    why = f"no driver of {VENDORS[request.vendor][2]} is loaded, another vendor's GPUs are given"
+    left = tuple(name for name in request.cdi_devices if name not in own)
+    return request._replace(
+        selection="cdi" if left else "nothing",
+        devices=(),
+        cdi_devices=left,
+        notes=(*request.notes, f"{request.source} ignored: {why}"),
+    )
 
 
 def read_facts(settings: "Settings", vendors: "Iterable[str]", kept: bool = True) -> "HostFacts":

@@ -262,6 +262,18 @@ def test_what_a_cgroup_allows_is_told_for_any_number(
     assert read_granted(config, numbers) == (frozenset({(1, 3)}), False, True)
 
 
+def test_where_no_nodes_can_be_made_nothing_is_known_of_any_container(
+    make_bundle: MakeBundle, runtime_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    with container(make_bundle(WAITING, layout="busybox"), runtime_environment) as made:
+        monkeypatch.setattr(os, "mknod", refuse)
+        allowed = read_allowed([made.found()] * 3, [(1, 3)])
+    assert {one.unknown for one in allowed} == {"its device cgroup cannot be asked: Operation not permitted"}
+
+
 def test_processes_that_hold_a_device_are_found_by_what_their_descriptors_are(
     make_bundle: MakeBundle, runtime_environment: dict[str, str]
 ) -> None:
@@ -389,7 +401,9 @@ def test_a_hook_under_the_vendors_name_is_told_by_its_program(tmp_path: Path) ->
     config = {"hooks": {"prestart": [{"path": str(path), "args": ["nvidia-container-runtime-hook", "prestart"]}]}}
     path.write_text("#!/bin/sh\nexec ocigpu-hook\n")
     assert read_mode(config) == "hook"
-    path.write_bytes(b"\x7fELF ocigpu")
+    path.write_bytes(b"\x7fELF ocigpu")  # compiled, and copied: packaging/stub.h
+    assert read_mode(config) == "hook"
+    path.write_bytes(b"\x7fELF")
     assert read_mode(config) == "vendor"
     path.unlink()
     os.mkfifo(path)  # opening it would wait for ever

@@ -5,7 +5,9 @@ import os
 import shlex
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +21,14 @@ from support.product import PROGRAMS, REPOSITORY, RUNTIME, SimulatedHost, python
 from support.runtimes import probe
 
 from ocigpu.containers.attach import attach, detach
+from ocigpu.containers.believed import Container, read_config_of
 from ocigpu.containers.live import open_live, read_now
 from ocigpu.containers.repair import GrantKeeper, repair
 from ocigpu.containers.verify import AS_GRANTED
+from ocigpu.core.config_json import Document
 from ocigpu.core.errors import OcigpuError
+from ocigpu.core.facts import HostFacts
+from ocigpu.doctor import running
 from ocigpu.system.settings_file import read_settings
 
 pytestmark = [pytest.mark.root, pytest.mark.engine]
@@ -198,6 +204,46 @@ def test_the_keeper_opens_a_container_without_devices_only_when_it_was_attached_
         apply_again(made, "v1")
         keeper.look()
         assert opens(made, simulated_host, "nvidia5") == REACHED
+
+
+def test_the_keeper_looks_again_when_the_host_has_other_devices(
+    make_bundle: MakeBundle,
+    runtime_environment: dict[str, str],
+    simulated_host: SimulatedHost,
+    work_directory: Path,
+) -> None:
+    settings = settings_with(simulated_host, "runc", work_directory / "config.toml", "spec")
+    with container(make_bundle(WAITING, GPU_3), runtime_environment, host=simulated_host, settings=settings) as made:
+        log = Lines()
+        keeper = GrantKeeper(made.places, read_settings(str(settings)), log)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("ocigpu.containers.repair.read_host_facts", lambda *_, **__: HostFacts())
+            keeper.look()
+        (cgroup_directory(made, "v1") / "devices.deny").write_text("c 195:3 rw")
+        keeper.look()
+        assert log.lines == [f"info: repaired {made.name}: it had lost device rule c 195:3 rw"]
+
+
+def test_what_one_container_or_image_does_hides_no_loss_from_the_doctor(
+    gpu_3: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (cgroup_directory(gpu_3, "v1") / "devices.deny").write_text("c 195:3 rw")
+    settings = read_settings(gpu_3.environment["OCIGPU_CONFIG"])
+    whole, broken = gpu_3.found(), gpu_3.found()._replace(name="broken")
+
+    def read(found: Container) -> Document:
+        if found.name == "broken":
+            raise PermissionError(13, "Permission denied")
+        return read_config_of(found)
+
+    monkeypatch.setattr(running, "read_config_of", read)
+    first, second = running.ask_for_lacks([broken, whole], settings)
+    assert ("Permission denied" in first.problem, second.lost) == (True, ["device rule c 195:3 rw"])
+    monkeypatch.setattr(running, "SECONDS", 5.0)
+    monkeypatch.setattr(running, "find_users", lambda *_: time.sleep(600))
+    assert running.ask_for_lacks([whole], settings)[0].lost == ["device rule c 195:3 rw"]
+    monkeypatch.setattr(running, "open_root", lambda _: nullcontext("/nowhere"))
+    assert running.ask_for_libcuda([whole], "550.1") == []
 
 
 def test_the_keeper_tells_an_error_once_and_forgets_what_has_ended(

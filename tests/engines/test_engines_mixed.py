@@ -95,6 +95,30 @@ def test_what_one_vendor_cannot_give_stops_the_container(mixed: MixedContainers,
     assert ("amd.com/gpu=7" if mode == "cdi" else 'no such device "7"') in done.stderr, explain(done)
 
 
+@MODES
+@pytest.mark.parametrize("vendor", ["NVIDIA", "AMD"])
+def test_a_vendor_without_a_driver_stops_only_what_asks_for_nothing_else(
+    vendor: str,
+    mode: str,
+    session_directory: Path,
+    runtime_environment: dict[str, str],
+    make_bundle: MakeBundle,
+    work_directory: Path,
+) -> None:
+    directory = session_directory / f"host-only-{vendor}-{mode}"
+    create_host(str(directory), gpus=1, model=("h100" if vendor == "NVIDIA" else "mi300x",), compat32=False)
+    host = SimulatedHost(directory, (), ())
+    one = MixedContainers(host, runtime_environment, make_bundle, work_directory)
+    variables = {"NVIDIA_VISIBLE_DEVICES": "0", "AMD_VISIBLE_DEVICES": "all"}
+    needed = "/dev/nvidiactl" if vendor == "NVIDIA" else "/dev/kfd"
+    assert needed in one.opened(mode, "runc", **variables)
+    other = "AMD_VISIBLE_DEVICES" if vendor == "NVIDIA" else "NVIDIA_VISIBLE_DEVICES"
+    asked = [word for name, value in variables.items() for word in ("--env", f"{name}={value}")]
+    plan = run([PROGRAMS / "ocigpu", "plan", "--config", work_directory / "config.toml", *asked]).stdout
+    assert f"{other}={variables[other]} ignored: no driver of" in plan
+    assert one.run(mode, "runc", **{other: variables[other]}).returncode != 0
+
+
 def test_by_cdi_names_all_come_from_specifications(mixed: MixedContainers) -> None:
     mixed.run("cdi", "runc", NVIDIA_VISIBLE_DEVICES="0")  # writes them
     got = mixed.opened("spec", "runc", NVIDIA_VISIBLE_DEVICES="nvidia.com/gpu=0", AMD_VISIBLE_DEVICES="1")

@@ -33,6 +33,7 @@ FACTS = AmdFacts(
     kfd=KFD,
 )
 HOST = describe_host(FACTS)
+BOTH = ("nvidia", "amd")
 
 
 def config(value: str | None, *more: str, privileged: bool = False) -> dict[str, Any]:
@@ -104,13 +105,32 @@ def test_in_mode_cdi_devices_have_the_names_of_specifications() -> None:
 
 
 def test_two_vendors_are_asked_for_their_own() -> None:
-    request = parse_request(config("0", "NVIDIA_VISIBLE_DEVICES=1"), Settings())
+    request = parse_request(config("0", "NVIDIA_VISIBLE_DEVICES=1"), Settings(), here=BOTH.__contains__)
     assert request.vendors == ("nvidia", "amd")
     assert [one.devices for one in request.each] == [("1",), ("0",)]
     assert request.source == "NVIDIA_VISIBLE_DEVICES=1 AMD_VISIBLE_DEVICES=0"
     assert request.selection == "list"
     assert parse_request(config("0", "NVIDIA_VISIBLE_DEVICES=void"), Settings()).vendors == ("amd",)
     assert parse_request(config("none", "NVIDIA_VISIBLE_DEVICES=1"), Settings()).vendors == ("nvidia",)
+
+
+@pytest.mark.parametrize("mode", ["hook", "spec", "cdi"])
+@pytest.mark.parametrize(("vendor", "other"), [("nvidia", "AMD"), ("amd", "NVIDIA")])
+def test_of_two_vendors_the_one_without_a_driver_is_a_note(mode: str, vendor: str, other: str) -> None:
+    both, settings = config("0", "NVIDIA_VISIBLE_DEVICES=0"), Settings(mode=mode)
+    request = parse_request(both, settings, here=(vendor,).__contains__)
+    alone = config("0") if vendor == "amd" else config(None, "NVIDIA_VISIBLE_DEVICES=0")
+    expected = parse_request(alone, settings, here=().__contains__)
+    assert request._replace(notes=()) == expected
+    assert request.notes[0].startswith(f"{other}_VISIBLE_DEVICES=0 ignored: no driver of {other.lower()}.com")
+    without = parse_request(both, settings, here=().__contains__)
+    assert (without, without.notes) == (parse_request(both, settings, here=BOTH.__contains__), ())
+    if mode != "cdi":  # no GPU of the other vendor's is given: then what is missing is not ignored
+        without_gpu = parse_request(config("0", "NVIDIA_VISIBLE_DEVICES=none"), settings, here=("nvidia",).__contains__)
+        assert (without_gpu.vendors, without_gpu.notes) == (BOTH, ())
+    permitting = Settings(mode="cdi", cdi_environment_vendors=("nvidia.com", "nvidia.com/pgpu", "amd.com"))
+    kept = config("0", "NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=0,nvidia.com/pgpu=0")  # another driver's
+    assert parse_request(kept, permitting, here=("amd",).__contains__).cdi_devices[0] == "nvidia.com/pgpu=0"
 
 
 @pytest.mark.parametrize(
@@ -125,7 +145,8 @@ def test_two_vendors_are_asked_for_their_own() -> None:
     ],
 )
 def test_by_cdi_names_all_vendors_are_asked_or_none(mode: str, asked_of_nvidia: str, selection: str) -> None:
-    request = parse_request(config("0", f"NVIDIA_VISIBLE_DEVICES={asked_of_nvidia}"), Settings(mode=mode))
+    both = config("0", f"NVIDIA_VISIBLE_DEVICES={asked_of_nvidia}")
+    request = parse_request(both, Settings(mode=mode), here=BOTH.__contains__)
     assert request.selection == selection
     assert {one.selection for one in request.each} - {"none"} == {selection}
     if selection == "cdi":
