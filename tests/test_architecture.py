@@ -1,9 +1,12 @@
 """The rooms of the package: which may import which, and that a public class name has one meaning."""
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 import ocigpu
 
@@ -28,12 +31,23 @@ SOURCES = {
     for path in sorted(PACKAGE.rglob("*.py"))
     if not path.name.endswith("_pb2.py")
 }
-TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in SOURCES.items()}
+
+
+@functools.cache
+def trees() -> dict[str, ast.Module]:
+    return {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in SOURCES.items()}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def trees_go() -> Iterator[None]:
+    """80 MiB that each later fork of this process would copy."""
+    yield
+    trees.cache_clear()
 
 
 def imports_of(name: str) -> Iterator[str]:
     """Yield the modules of ours that a module imports, wherever in its text."""
-    for node in ast.walk(TREES[name]):
+    for node in ast.walk(trees()[name]):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in SOURCES)
         elif isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "ocigpu":
@@ -82,7 +96,7 @@ def test_modules_import_each_other_in_no_circle() -> None:
 
 def test_a_public_class_name_has_one_meaning() -> None:
     places: dict[str, list[str]] = {}
-    for name, tree in TREES.items():
+    for name, tree in trees().items():
         for node in tree.body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places.setdefault(node.name, []).append(name)
@@ -91,7 +105,7 @@ def test_a_public_class_name_has_one_meaning() -> None:
 
 def test_one_module_imports_typer() -> None:
     """It costs more than most commands do; types and words of options are those of functions and help pages."""
-    users = [(name, module) for name, tree in TREES.items() for module in modules_named(tree) & {"typer", "rich"}]
+    users = [(name, module) for name, tree in trees().items() for module in modules_named(tree) & {"typer", "rich"}]
     assert users == [("ocigpu.cli.described", "typer")]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.asking import request_from_variables
+from support.asking import request_from_variables, request_on
 from support.jsondiff import render_exactly
 
 from ocigpu.bundle.declared import Declared, edit_declared, why_hook
@@ -21,10 +21,11 @@ from ocigpu.core.config_json import DECLARED, get_object
 from ocigpu.core.errors import SpecError
 from ocigpu.core.facts import HostFacts, ImageFacts, facts_from_json
 from ocigpu.core.settings import Settings
-from ocigpu.gpus.nvidia.plan import make_plan
+from ocigpu.gpus.vendors import make_plan
 
 BUNDLES = Path(__file__).parent / "bundles"
 HOSTS = sorted(path.stem for path in (BUNDLES / "hosts").glob("*.json"))
+NOTHING_MOUNTED = ("no-nvml", "broken-gpu", "mi300x-4", "mi300x-partitioned")
 DEBIAN = ImageFacts("/usr/lib/x86_64-linux-gnu", "/usr/lib/i386-linux-gnu", "glibc")
 CUDA = "/usr/lib/x86_64-linux-gnu/libcuda.so.1"
 DENY = {"allow": False, "access": "rwm"}
@@ -42,9 +43,8 @@ def read_host(name: str) -> HostFacts:
 def declared_for(
     devices: str, capabilities: str = "compute,utility", host: str = "a100-8", image: ImageFacts = DEBIAN, **more: str
 ) -> Declared:
-    variables = {"NVIDIA_VISIBLE_DEVICES": devices, "NVIDIA_DRIVER_CAPABILITIES": capabilities, **more}
     facts = read_host(host)
-    request = request_from_variables(variables, Settings())
+    request = request_on(facts, devices, capabilities, Settings(), **more)
     return declare(make_plan(facts, request, Settings(), image, "spec"), facts)
 
 
@@ -252,7 +252,7 @@ def test_compatibility_libraries_need_the_hook(compat: str, needed: bool) -> Non
     assert ("compatibility" in reason(declared_for("0", image=image), read_bundle("docker-0-2"))) == needed
 
 
-@pytest.mark.parametrize("host", [name for name in HOSTS if name not in ("no-nvml", "broken-gpu")])
+@pytest.mark.parametrize("host", [name for name in HOSTS if name not in NOTHING_MOUNTED])
 def test_every_mount_of_ours_has_options_by_which_it_is_known(host: str) -> None:
     declared = declared_for("all", "all", host)
     assert [mount for mount in declared.mounts if mount["options"] not in OWN_OPTIONS] == []
