@@ -46,7 +46,8 @@ EDITED = [
 
 def edited_in_spec_mode(config: dict[str, Any], case: dict[str, Any], settings: Settings) -> dict[str, Any]:
     host = test_bundles.read_host(case["host"])
-    plan = make_plan(host, parse_request(config, settings), settings, mode="spec")
+    request = parse_request(config, settings, here=host.vendors.__contains__)
+    plan = make_plan(host, request, settings, mode="spec")
     edited = copy.deepcopy(config)
     remove_gpu_hooks(edited)
     declared = declare(plan, host)
