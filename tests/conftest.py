@@ -32,16 +32,22 @@ NO_SKIPS = os.environ.get("CI") == "true" or os.environ.get("OCIGPU_NO_SKIP") ==
 def pytest_configure(config: pytest.Config) -> None:
     """Temporary directories of this session alone: what several share, each of them closes to other users anew."""
     if config.option.basetemp is None:
-        config.option.basetemp = f"/tmp/pytest-{secrets.token_hex(4)}"
-        config.stash[OWN_TEMPORARY] = config.option.basetemp
+        directory = f"/tmp/pytest-{secrets.token_hex(4)}"
+        os.mkdir(directory, 0o700)
+        isolation.keep_in_memory(directory)
+        machine.note_mounts(directory)
+        config.option.basetemp = f"{directory}/run"
+        config.stash[OWN_TEMPORARY] = directory
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Nothing stays of a session that passed; what failed can be looked at below the directory its message names."""
     directory = session.config.stash.get(OWN_TEMPORARY, None)
-    if directory is not None and exitstatus == 0:
-        shutil.rmtree(directory, ignore_errors=True)
+    if directory is not None:
+        isolation.give_back(directory, keep=exitstatus != 0)
+        if exitstatus == 0:
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -86,10 +92,13 @@ def session_directory() -> Iterator[Path]:
     directory = Path(f"/tmp/{machine.NAME}")
     directory.mkdir(mode=0o755)
     directory.chmod(0o755)  # whatever the umask
+    isolation.keep_in_memory(str(directory))
+    machine.note_mounts(str(directory))
     yield directory
     left = machine.remains(str(directory), directory.name)
     if left:
         machine.clean(str(directory), directory.name)
+    isolation.give_back(str(directory), keep=False)
     shutil.rmtree(directory)
     assert not left, "left behind by the tests:\n" + "\n".join(left)
 

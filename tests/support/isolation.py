@@ -10,6 +10,7 @@ import fcntl
 import os
 import signal
 import stat
+import subprocess
 from pathlib import Path
 
 from ocigpu.system import libc
@@ -33,6 +34,7 @@ KEPT_VARIABLES = tuple(
 """The suite's own; others that start alike would be obeyed by programs under test."""
 
 _held: dict[str, tuple[int, bool]] = {}
+_in_memory: dict[str, int] = {}
 
 
 def isolate() -> None:
@@ -60,6 +62,42 @@ def isolate() -> None:
             for directory in filter(os.path.isdir, ALSO_COVERED):
                 _cover(directory, 0o755)
             _cover_dev()
+
+
+def keep_in_memory(directory: str) -> None:
+    """Have what is made in an empty directory kept in memory, where this process is by itself; it makes tests cheaper.
+
+    For each file that ext4 makes, it looks through the inodes that were deleted in the last seconds
+    (recently_deleted, fs/ext4/ialloc.c): a quarter of the suite's processor time.  The tmpfs has the directory at the
+    directory's own path, so that a mount table names a file as it would without.
+    """
+    if not _held:
+        return
+    status = os.stat(directory)
+    below = os.open(directory, os.O_PATH | os.O_DIRECTORY)
+    libc.mount("tests", directory, "tmpfs", 0, "mode=755")
+    try:
+        os.setxattr(directory, "user.ocigpu", b"1")  # rootless overlays need them: since Linux 6.6
+    except OSError:
+        libc.umount2(directory, libc.MNT_DETACH)
+        os.close(below)
+        return
+    inner = Path(directory, directory.lstrip("/"))
+    inner.mkdir(parents=True)
+    inner.chmod(stat.S_IMODE(status.st_mode))
+    libc.mount(str(inner), directory, None, libc.MS_BIND)
+    _in_memory[directory] = below
+
+
+def give_back(directory: str, keep: bool) -> None:
+    """Undo :func:`keep_in_memory`: the directory is on disk again; with ``keep``, together with all that is in it."""
+    if directory in _in_memory:
+        below = _in_memory.pop(directory)
+        if keep:
+            subprocess.run(["cp", "-a", f"{directory}/.", f"/proc/self/fd/{below}"], pass_fds=[below], check=False)
+        os.close(below)
+        for _ in range(2):
+            libc.umount2(directory, libc.MNT_DETACH)
 
 
 def release() -> None:

@@ -20,9 +20,9 @@ NAME = f"{PREFIX}{secrets.token_hex(4)}"
 _foreign: set[str] = set()
 
 
-def note_mounts() -> None:
-    """Take what is mounted now for the machine's: mounts of others come and go, ours begin here."""
-    _foreign.update(_mount_table())
+def note_mounts(directory: str = "/") -> None:
+    """Take what is mounted now, at a directory or anywhere, for the machine's: what tests mount comes later."""
+    _foreign.update(line for line in _mount_table() if directory in ("/", line.split(" ")[4]))
 
 
 def own_mounts() -> list[str]:
@@ -47,7 +47,7 @@ def _names(directory: str) -> re.Pattern[str]:
 def mounts_below(directory: str) -> list[str]:
     """Return the lines of our mount table that name the directory, as mount point or as source; oldest first."""
     named = _names(directory)
-    return [line for line in _mount_table() if named.search(line)]
+    return [line for line in _mount_table() if line not in _foreign and named.search(line)]
 
 
 def let_others_in(directory: Path) -> None:
