@@ -325,14 +325,14 @@ def test_a_file_in_the_place_of_a_directory_needs_the_hook(root: Path, place: st
 
 
 RACER = """
-import ctypes, os, sys
+import ctypes, os, random, sys, time
 place, link = map(os.fsencode, sys.argv[1:])
 exchange = ctypes.CDLL(None, use_errno=True).renameat2
 print("ready", flush=True)
-while exchange(-100, place, -100, link, 2) == 0:
-    pass
+while all(exchange(-100, place, -100, link, 2) == 0 for _ in range(random.randrange(100))):
+    time.sleep(random.random() * 0.002)
 """
-"""Exchanges (RENAME_EXCHANGE) a directory and a link that leads out, for ever."""
+"""Exchanges (RENAME_EXCHANGE) a directory and a link that leads out, for ever; with pauses in which a step may end."""
 
 
 @pytest.mark.parametrize("place", ["usr/lib64", "usr", "etc"])

@@ -190,6 +190,7 @@ def test_sockets_and_their_directory_vanish(simulated_host: SimulatedHost, direc
         running.wait_for_log(f"there is no directory {directory}")
         with kubelet(directory) as kubelets:
             kubelets.expect(gpu=(8, 8))
+            running.wait_for_log("registered with the kubelet")  # the kubelet has the list before its answer arrives
             (directory / "nvidia-gpu.sock").unlink()
             running.wait_for_log("was removed: serving anew")
             running.wait_for_log("registered with the kubelet", 2)

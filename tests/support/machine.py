@@ -61,10 +61,11 @@ def let_others_in(directory: Path) -> None:
 def processes_of(directory: str) -> dict[int, str]:
     """Return pid and command line of every process that names the directory in its arguments or environment.
 
-    The calling process and its ancestors do not count.
+    The calling process and its ancestors do not count, nor who works in the machine's own mount namespace beside us.
     """
     ours = set()
     named = _names(directory)
+    machines = _namespace_of_init()
     pid = os.getpid()
     while pid > 0:
         ours.add(pid)
@@ -74,6 +75,8 @@ def processes_of(directory: str) -> dict[int, str]:
         if not name.isdigit() or int(name) in ours:
             continue
         try:
+            if os.readlink(f"/proc/{name}/ns/mnt") == machines:
+                continue
             arguments = Path(f"/proc/{name}/cmdline").read_bytes()
             environment = Path(f"/proc/{name}/environ").read_bytes()
         except OSError:  # gone, or another user's in a mode that hides it
@@ -81,6 +84,15 @@ def processes_of(directory: str) -> dict[int, str]:
         if named.search(os.fsdecode(arguments + b"\0" + environment)) and is_alive(int(name)):
             found[int(name)] = arguments.replace(b"\0", b" ").decode(errors="replace").strip()
     return found
+
+
+def _namespace_of_init() -> str:
+    """Return the mount namespace that the machine began with, "" where we are in it ourselves or may not know."""
+    try:
+        found = os.readlink("/proc/1/ns/mnt")
+    except PermissionError:
+        return ""
+    return "" if found == os.readlink("/proc/self/ns/mnt") else found
 
 
 def running_ldconfig(directory: Path) -> int:
