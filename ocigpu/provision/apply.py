@@ -16,6 +16,7 @@ container as soon as its hook was killed; runc waits for the worker, which holds
 
 import os
 import sys
+import time
 
 from ocigpu.core import rawjson
 from ocigpu.core.actions import AllowDevice, Bind, JoinGroup, Node, RefreshLdCache, TextFile
@@ -217,7 +218,8 @@ def _see_through(
 ) -> tuple[str, ...]:
     """Allow the devices while the worker works, have it commit or all undone; return the notes."""
     undo_rules: "Callable[[], None] | None" = None
-    seconds, undoing = caller.seconds or seconds_left(), caller.seconds or UNDO_SECONDS
+    seconds = caller.seconds or seconds_left()
+    end = time.monotonic() + seconds + caller.seconds
     try:
         if worker.waits:
             worker.say(rawjson.dump([container.pid, container.rootfs, caller.pid]).encode() + b"\n")
@@ -235,19 +237,22 @@ def _see_through(
                     worker.finish()
                 return notes
     except BaseException as error:
-        left = _abandon(worker, undo_rules, container, undoing)
+        left = _abandon(worker, undo_rules, container, end)
         if left and isinstance(error, ApplyError):
             raise ApplyError(error.code, error.message + left, error.hint, error.errno) from error
         raise
-    left = _abandon(worker, undo_rules, container, undoing)
+    left = _abandon(worker, undo_rules, container, end)
     if report is not None and "error" in report:
         code, message, hint, number = report["error"]
         raise ApplyError(code, message + left, hint, number)
     raise ApplyError("OCIGPU-INT-2", f"provision container process {container.pid}: the worker was killed{left}")
 
 
-def _abandon(worker: Worker, undo_rules: "Callable[[], None] | None", container: LiveContainer, seconds: float) -> str:
-    """See to it that all is undone, by the worker or in its place, each in so many seconds; return what is left."""
+def _abandon(worker: Worker, undo_rules: "Callable[[], None] | None", container: LiveContainer, end: float) -> str:
+    """See to it that all is undone, by the worker or in its place; return what is left.
+
+    Each has until ``end`` (monotonic), but UNDO_SECONDS at least: on a busy machine a second is short.
+    """
     left: list[str] = []
     if undo_rules is not None:
         try:
@@ -255,7 +260,7 @@ def _abandon(worker: Worker, undo_rules: "Callable[[], None] | None", container:
                 undo_rules()
         except (OSError, OcigpuError) as error:
             left.append(f"device rules: {error}")
-    undone = worker.give_up(seconds)
+    undone = worker.give_up(max(UNDO_SECONDS, end - time.monotonic()))
     if undone is None:  # killed
         journal, supplies = worker.journal, worker.supplies
 
@@ -263,7 +268,7 @@ def _abandon(worker: Worker, undo_rules: "Callable[[], None] | None", container:
             transaction = _enter(container, journal, supplies, why="to undo what a killed worker had begun")
             tell(up_fd, {"left": transaction.undo(journal.read())})
 
-        undone = Worker(recover, journal, supplies).give_up(seconds)
+        undone = Worker(recover, journal, supplies).give_up(max(UNDO_SECONDS, end - time.monotonic()))
     left += undone if undone is not None else ["the worker was killed again"]
     return f" (could not be undone: {'; '.join(left)})" if left else ""
 

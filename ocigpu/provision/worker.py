@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 COMMIT = b"c"
 UNDO_SECONDS = 1.0
-"""For a worker to undo what it had begun when there was no answer in time; as long for the one in its place."""
+"""At least so long a worker may undo what it had begun, and as long the one in its place."""
 
 
 class Worker:

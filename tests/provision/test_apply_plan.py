@@ -7,6 +7,7 @@ import signal
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from support import machine
 
 from ocigpu.core.actions import AllowDevice, Bind, Plan, RefreshLdCache
 from ocigpu.core.errors import ApplyError
-from ocigpu.provision import apply, ldconfig, worker
+from ocigpu.provision import apply, ldconfig, operations, worker
 from ocigpu.system import libc
 
 pytestmark = pytest.mark.root
@@ -203,6 +204,28 @@ def test_every_failure_leaves_the_container_as_it_was(
         assert host_mounts() == host_before
         assert lab.provision(plan) == ([], "", "")
         check_common(lab.inside(look))
+
+
+@pytest.mark.parametrize("how", ["raise", "kill worker"])
+def test_on_a_busy_machine_undoing_has_the_time_of_the_start(how: str, host: Path, rootfs: Path) -> None:
+    """A step back that takes more than a second, as where many processes want the processor, is not given up."""
+    tree, step_back = snapshot(rootfs), operations.Transaction.undo
+
+    def slowly(self: operations.Transaction, entries: Any) -> list[str]:
+        time.sleep(apply.UNDO_SECONDS * 1.2)
+        return step_back(self, entries)
+
+    def prepare() -> None:
+        fail_at(6, how)()
+        operations.Transaction.undo = slowly  # type: ignore[method-assign]
+
+    with Lab(rootfs) as lab:
+        mounts = lab.mounts()
+        _, code, message = lab.provision(make_plan(host), prepare)
+        assert code
+        assert "undone" not in message
+        assert lab.mounts() == mounts
+        assert snapshot(rootfs) == tree
 
 
 LDCONFIG = next(path for path in ("/sbin/ldconfig.real", "/sbin/ldconfig") if os.path.exists(path))
