@@ -26,6 +26,8 @@ COMMANDS = {
     "facts": "host:facts_command",
     "refresh": "host:refresh_command",
     "ps": "containers:ps_command",
+    "top": "top:top_command",
+    "topology": "topology:topology_command",
     "doctor": "doctor:doctor_command",
     "explain": "explain:explain_command",
     "diff": "containers:diff_command",

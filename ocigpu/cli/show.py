@@ -45,10 +45,10 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]], fold: bool = Tr
         cells = (_pieces(cell, width) for cell, width in zip(row, widths, strict=True))
         for parts in zip_longest(*cells, fillvalue=""):
             line = "  ".join(part.ljust(width) for part, width in zip(parts, widths, strict=True)).rstrip()
-            print(_styled(line, "" if number else "1"))
+            print(styled(line, "" if number else "1"))
 
 
-def _styled(line: str, style: str | None) -> str:
+def styled(line: str, style: str | None) -> str:
     """Return a line in a style of a terminal (ECMA-48's SGR), if there is one and nobody objects (no-color.org)."""
     wanted = style and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     return f"\x1b[{style}m{line}\x1b[0m" if wanted else line
@@ -72,7 +72,7 @@ def diff(lines: Iterable[str]) -> None:
     colours = {"+": "32", "-": "31", "@": "36"}
     for line in lines:
         clean = "\t".join(printable(part) for part in line.rstrip("\r").split("\t"))
-        print(_styled(clean, None if line.startswith(("+++", "---")) else colours.get(line[:1])))
+        print(styled(clean, None if line.startswith(("+++", "---")) else colours.get(line[:1])))
 
 
 def host_line(facts: HostFacts, recorded: str = "") -> str:

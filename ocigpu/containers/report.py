@@ -344,8 +344,11 @@ def _look_for_nodes(nodes: Sequence[DeviceNode], proc_fd: int) -> list[str]:
 # processes
 
 
-def _find_members(containers: Sequence[Container]) -> dict[str, set[int]]:
-    """Return the processes of containers by their state files: those in its cgroups, else in its pid namespace."""
+def find_members(containers: Sequence[Container], pids: Iterable[int] | None = None) -> dict[str, set[int]]:
+    """Return the processes of containers by their state files: those in its cgroups, else in its pid namespace.
+
+    ``pids``: which are looked at, None for all; a container's first process is its own in any case.
+    """
     members = {container.state_file: {container.pid} for container in containers}
     ours = _place(os.getpid()) if containers else None
     if ours is None:
@@ -354,10 +357,10 @@ def _find_members(containers: Sequence[Container]) -> dict[str, set[int]]:
     for container in containers:
         if (place := _place(container.pid)) is not None:
             owners.setdefault(_sign(place, ours), []).append(container.state_file)
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        for sign in _signs(_place(int(name))):
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if pids is None else pids:
+        for sign in _signs(_place(pid)):
             for state_file in owners.get(sign, ()):
-                members[state_file].add(int(name))
+                members[state_file].add(pid)
     return members
 
 
@@ -392,7 +395,7 @@ Holders = tuple[tuple[Process, ...], tuple[str, ...]]
 
 def find_holders(containers: Sequence[Container], names: dict[Number, str]) -> dict[str, Holders]:
     """Return, by state file, which processes of running containers have one of these devices open."""
-    members = _find_members(containers)
+    members = find_members(containers)
     asks = ask_each(partial(_look_for_holders, sorted(pids), names) for pids in members.values())
     return {state_file: _holders(ask) for state_file, ask in zip(members, asks, strict=True)}
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ocigpu.core.settings import Settings
     from ocigpu.gpus.offer import DeviceOffer, GenerateOptions
     from ocigpu.gpus.request import Request, Selection
+    from ocigpu.gpus.usage import Usage
 
     Fingerprint = tuple[tuple[str, str], ...]
 else:
@@ -37,6 +38,10 @@ def _missing(*_: "Any") -> "Any":
 
 def _never(_: "Settings") -> bool:
     return False
+
+
+def _no_usage(*_: "Any") -> "tuple[Any, ...]":
+    return ()
 
 
 class Simulated(NamedTuple):
@@ -70,7 +75,8 @@ class Vendor(NamedTuple):
     kernel, whose events are about its devices.  ``modes``: of ``ocigpu cdi generate``.  ``offer``: what specifications
     get.  ``is_here``: whether the host is of this platform and no other.  ``has_driver``: whether the vendor's driver
     is loaded.  ``read_facts``: perhaps of an earlier start; ``read_now``: as the host is.  ``request_devices``: what a
-    container asks for, but for the devices.  ``simulate``: for sim; ``check``: for the doctor.
+    container asks for, but for the devices.  ``simulate``: for sim; ``check``: for the doctor; ``read_usage``:
+    what the GPUs do now, as far as files of the kernel say it (a :class:`~ocigpu.gpus.usage.Usage` each).
     """
 
     name: str
@@ -89,6 +95,7 @@ class Vendor(NamedTuple):
     make_plan: "Callable[[HostFacts, Request, Settings, ImageFacts | None, str], Plan]" = _missing
     simulate: "Callable[[int, int, int, int], Simulated]" = _missing
     check: "Callable[[Settings], tuple[Trouble, ...]]" = _missing
+    read_usage: "Callable[[Settings, HostFacts], tuple[Usage, ...]]" = _no_usage
 
 
 def load_vendor(name: str) -> "Vendor":

@@ -9,6 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from ocigpu.core.errors import printable
 from ocigpu.core.facts import Gpu
 from ocigpu.gpus.pci import sysfs_names
 from ocigpu.gpus.tree import normal_bus_id, read_text
@@ -22,10 +23,14 @@ _BEHIND_ONE_SWITCH = 2  # a port of the switch and the GPU
 
 
 class GpuPlace(NamedTuple):
-    """Where a GPU is: the bridges above it from the root of its PCI domain to itself (() unknown), its NUMA node."""
+    """Where a GPU is: the bridges above it from the root of its PCI domain to itself (() unknown), its NUMA node.
+
+    ``cpus``: those near it, as the kernel lists them ("0-31,64-95"), "" unknown.
+    """
 
     path: tuple[str, ...] = ()
     numa: int = -1
+    cpus: str = ""
 
 
 def read_places(sys: str, gpus: Sequence[Gpu]) -> dict[str, GpuPlace]:
@@ -42,7 +47,8 @@ def read_place(sys: str, bus_id: str) -> GpuPlace:
             number = (text or "").strip()
             _, _, below = os.path.realpath(directory).rpartition("/devices/")
             path = below.split("/") if below.startswith("pci") else ()
-            return GpuPlace(tuple(path), int(number) if number.isdigit() else -1)
+            cpus = printable((read_text(f"{directory}/local_cpulist", 4096) or "").strip())
+            return GpuPlace(tuple(path), int(number) if number.isdigit() else -1, cpus)
     return GpuPlace()
 
 
@@ -51,14 +57,27 @@ def numa_nodes(places: Mapping[str, GpuPlace]) -> dict[str, int]:
     return {uuid: place.numa for uuid, place in places.items() if place.numa >= 0}
 
 
-def pair_scores(places: Mapping[str, GpuPlace], hardware: Hardware) -> dict[tuple[str, str], int]:
-    """Return how well each two GPUs are connected, by their UUIDs in both orders."""
-    scores = {}
+class Connection(NamedTuple):
+    """How two GPUs are connected: the score of their PCI paths (BOARD to OTHER_CPU), and how many NVLinks."""
+
+    level: int
+    links: int
+
+
+def read_connections(places: Mapping[str, GpuPlace], hardware: Hardware) -> dict[tuple[str, str], Connection]:
+    """Return how each two GPUs are connected, by their UUIDs in both orders."""
+    found = {}
     for one, two in itertools.combinations(places, 2):
         level = hardware.levels.get((one, two))
         score = LEVELS[level] if level in LEVELS else path_score(places[one], places[two])
-        scores[one, two] = scores[two, one] = score + NVLINK * _links(hardware, one, two)
-    return scores
+        found[one, two] = found[two, one] = Connection(score, _links(hardware, one, two))
+    return found
+
+
+def pair_scores(places: Mapping[str, GpuPlace], hardware: Hardware) -> dict[tuple[str, str], int]:
+    """Return how well each two GPUs are connected, by their UUIDs in both orders."""
+    found = read_connections(places, hardware)
+    return {pair: level + NVLINK * links for pair, (level, links) in found.items()}
 
 
 def path_score(one: GpuPlace, two: GpuPlace) -> int:

@@ -17,5 +17,6 @@ VENDOR = Vendor(
     read_now=late("amd.facts:read_facts"),
     make_plan=late("amd.plan:make_plan"),
     check=late("amd.checks:check"),
+    read_usage=late("amd.usage:read_usage"),
     simulate=late("amd.simulated:simulate"),
 )

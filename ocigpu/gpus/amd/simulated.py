@@ -29,6 +29,12 @@ def simulate(count: int, device_id: int, first_card: int, kfd_major: int) -> Sim
             f"{directory}/vendor": "0x1002\n",
             f"{directory}/device": f"0x{device_id:04x}\n",
             f"{directory}/class": "0x120000\n",
+            f"{directory}/numa_node": f"{2 * index // count}\n",
+            f"{directory}/gpu_busy_percent": "0\n",
+            f"{directory}/mem_info_vram_used": f"{256 << 20}\n",
+            f"{directory}/mem_info_vram_total": f"{196_592 << 20}\n",
+            f"{directory}/hwmon/hwmon{index}/power1_average": "140000000\n",
+            f"{directory}/hwmon/hwmon{index}/temp1_input": "40000\n",
             f"{directory}/drm/card{card}/dev": f"{DRM_MAJOR}:{card}\n",
             f"{directory}/drm/renderD{RENDER + card}/dev": f"{DRM_MAJOR}:{RENDER + card}\n",
             f"sys/class/kfd/kfd/topology/nodes/{index + 1}/properties": _properties(

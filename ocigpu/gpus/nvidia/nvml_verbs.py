@@ -74,17 +74,22 @@ def mig_devices(gpu: Any) -> list[tuple[Any, str]]:
     return [(device, uuid) for device, uuid in named if uuid]
 
 
-# details: what only Kubernetes needs
-
-
-def print_details() -> None:
-    """Print memory, connections and sizes of MIG devices; see :mod:`ocigpu.kubernetes.hardware`."""
+def _named_gpus() -> list[tuple[Any, str]]:
+    """Return the GPUs that answer, and their UUIDs."""
     handles = [
         try_(pynvml.nvmlDeviceGetHandleByIndex, index)
         for index in range(min(try_(pynvml.nvmlDeviceGetCount) or 0, MAX_GPUS))
     ]
     known = [(handle, try_(pynvml.nvmlDeviceGetUUID, handle)) for handle in handles if handle is not None]
-    named = [(handle, uuid) for handle, uuid in known if uuid]
+    return [(handle, uuid) for handle, uuid in known if uuid]
+
+
+# details: how GPUs are made and connected
+
+
+def print_details() -> None:
+    """Print memory, connections and sizes of MIG devices; see :mod:`ocigpu.kubernetes.hardware`."""
+    named = _named_gpus()
     levels = [
         [one, two, level]
         for position, (first, one) in enumerate(named)
@@ -136,6 +141,61 @@ def _clique(handle: Any) -> str:
         return ""
     cluster = bytes(info.clusterUuid)
     return f"{UUID(bytes=cluster)}.{info.cliqueId}" if any(cluster) else ""
+
+
+# usage
+
+
+def print_usage(interval: str) -> None:
+    """Print memory, use and processes of all GPUs and MIG devices, see :mod:`ocigpu.gpus.usage`.
+
+    Again each time so many seconds have passed; "0": once.
+    """
+    newest: dict[str, int] = {}
+    while True:
+        gpus = [(gpu, uuid) for whole in _named_gpus() for gpu, uuid in (whole, *mig_devices(whole[0]))]
+        say([_usage(gpu, uuid, newest) for gpu, uuid in gpus])
+        if not float(interval):
+            return
+        time.sleep(float(interval))
+
+
+def _usage(gpu: Any, uuid: str, newest: dict[str, int]) -> dict[str, Any]:
+    get_memory = pynvml.nvmlDeviceGetMemoryInfo
+    memory = try_(get_memory, gpu, pynvml.nvmlMemory_v2) or try_(
+        get_memory, gpu
+    )  # drivers before 510 have only the old
+    rates = try_(pynvml.nvmlDeviceGetUtilizationRates, gpu)
+    milliwatts = try_(pynvml.nvmlDeviceGetPowerUsage, gpu)
+    processes, newest[uuid] = read_processes(gpu, newest.get(uuid, 0))
+    return {
+        "uuid": uuid,
+        "use": rates.gpu if rates else None,
+        "used_mib": memory.used >> 20 if memory else None,
+        "total_mib": memory.total >> 20 if memory else None,
+        "watts": None if milliwatts is None else round(milliwatts / 1000),
+        "celsius": try_(pynvml.nvmlDeviceGetTemperature, gpu, pynvml.NVML_TEMPERATURE_GPU),
+        "processes": processes,
+    }
+
+
+def read_processes(gpu: Any, since: int) -> tuple[list[list[int]], int]:
+    """Return pid, MiB of memory and percent of GPU time of each process, and the time of the newest sample.
+
+    ``since``: that time of the previous call, 0 for none: time is measured from there.  Without samples (an idle
+    process, or a GPU that does not account for time) the percentage is 0.
+    """
+    memory: dict[int, int] = {}
+    for function in (pynvml.nvmlDeviceGetComputeRunningProcesses, pynvml.nvmlDeviceGetGraphicsRunningProcesses):
+        for process in try_(function, gpu) or ():
+            memory[process.pid] = max(memory.get(process.pid, 0), (process.usedGpuMemory or 0) >> 20)
+    shares: dict[int, list[int]] = {}
+    newest = since
+    for sample in try_(pynvml.nvmlDeviceGetProcessUtilization, gpu, since) or ():
+        shares.setdefault(sample.pid, []).append(sample.smUtil)
+        newest = max(newest, sample.timeStamp)
+    percent = {pid: sum(each) // len(each) for pid, each in shares.items()}
+    return [[pid, memory.get(pid, 0), percent.get(pid, 0)] for pid in sorted({*memory, *shares})], newest
 
 
 # compute modes
@@ -205,6 +265,7 @@ def _wait(events: Any) -> dict[str, Any]:
 
 VERBS: dict[str, Callable[..., None]] = {
     "details": print_details,
+    "usage": print_usage,
     "set-compute-mode": set_compute_mode,
     "watch-events": watch_events,
 }

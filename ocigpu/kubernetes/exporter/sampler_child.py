@@ -16,7 +16,7 @@ from typing import Any
 import pynvml
 
 from ocigpu.gpus.nvidia.nvml_child import FATAL, MAX_GPUS, DriverPlace
-from ocigpu.gpus.nvidia.nvml_verbs import XIDS, load, mig_devices, say, try_
+from ocigpu.gpus.nvidia.nvml_verbs import XIDS, load, mig_devices, read_processes, say, try_
 from ocigpu.kubernetes.exporter.metrics import (
     CLOCK_COUNT,
     CLOCK_EVENTS,
@@ -28,7 +28,6 @@ from ocigpu.kubernetes.exporter.metrics import (
 )
 from ocigpu.kubernetes.exporter.nvml_readers import (
     LABEL_READERS,
-    MIB,
     READERS,
     Gpm,
     Values,
@@ -240,7 +239,7 @@ class NvmlSampler:
         minor = try_(pynvml.nvmlDeviceGetMinorNumber, handle)
         gpu["minor"] = -1 if minor is None else minor
         if self.orders.get("processes") and not migs:
-            gpu["processes"] = self._processes(handle, uuid)
+            gpu["processes"], self.process_time[uuid] = read_processes(handle, self.process_time.get(uuid, 0))
         return gpu
 
     def _read(self, handle: Any, wanted: frozenset[str]) -> tuple[Values, str]:
@@ -343,22 +342,6 @@ class NvmlSampler:
         self.reasons[uuid].note(reasons["DCGM_FI_DEV_CLOCKS_EVENT_REASONS"])
         held = self.reasons[uuid].last(self.orders["clock_window"])
         gpu["clocks"] = {name: sum(bool(each & bit) for each in held) for name, bit in CLOCK_EVENTS.items()}
-
-    def _processes(self, handle: Any, uuid: str) -> list[list[int]]:
-        """Return pid, MiB of memory and percent of GPU time of each process."""
-        memory: dict[int, int] = {}
-        for function in (pynvml.nvmlDeviceGetComputeRunningProcesses, pynvml.nvmlDeviceGetGraphicsRunningProcesses):
-            for process in try_(function, handle) or ():
-                memory[process.pid] = max(memory.get(process.pid, 0), (process.usedGpuMemory or 0) // MIB)
-        since = self.process_time.get(uuid, 0)
-        shares: dict[int, list[int]] = {}
-        for sample in try_(pynvml.nvmlDeviceGetProcessUtilization, handle, since) or ():
-            shares.setdefault(sample.pid, []).append(sample.smUtil)
-            self.process_time[uuid] = max(self.process_time.get(uuid, 0), sample.timeStamp)
-        return [
-            [pid, memory.get(pid, 0), sum(shares.get(pid, [0])) // len(shares.get(pid, [0]))]
-            for pid in sorted({*memory, *shares})
-        ]
 
 
 def _start(handle: Any, instance: int) -> int:
