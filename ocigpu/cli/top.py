@@ -55,7 +55,7 @@ class View(NamedTuple):
 
 def top_command(
     once: bool = False,
-    interval: Annotated[float, Range(0.2, 3600.0)] = 2.0,
+    interval: Annotated[float, Range(0.2, 3600.0)] = 1.0,
     sort: str = "gpu",
     state_dir: list[str] | None = None,
     config: str = "",
