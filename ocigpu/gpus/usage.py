@@ -18,6 +18,9 @@ class Usage(NamedTuple):
     processes: tuple[tuple[int, int, int], ...] | None = None
 
 
+NUMBERS = ("use", "used_mib", "total_mib", "watts", "celsius")
+
+
 def parse_usage(document: Any) -> dict[str, Usage]:
     """Return by UUID what the verb "usage" of :mod:`ocigpu.gpus.nvidia.nvml_verbs` printed.
 
@@ -26,6 +29,6 @@ def parse_usage(document: Any) -> dict[str, Usage]:
     found = {}
     for item in document:
         processes = tuple((int(pid), int(mib), int(share)) for pid, mib, share in item["processes"])
-        numbers = {name: None if item[name] is None else int(item[name]) for name in Usage._fields[1:-1]}
-        found[str(item["uuid"])] = Usage(str(item["uuid"]), processes=processes)._replace(**numbers)
+        use, used, total, watts, celsius = (None if item[name] is None else int(item[name]) for name in NUMBERS)
+        found[str(item["uuid"])] = Usage(str(item["uuid"]), use, used, total, watts, celsius, processes)
     return found
