@@ -1,6 +1,12 @@
 """What GPUs do at the moment: memory, time and processes, as their drivers count them."""
 
-from typing import Any, NamedTuple
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NamedTuple
+else:
+    from ocigpu.core.record import NamedTuple
+
+NUMBERS = ("use", "used_mib", "total_mib", "watts", "celsius")
 
 
 class Usage(NamedTuple):
@@ -18,10 +24,7 @@ class Usage(NamedTuple):
     processes: tuple[tuple[int, int, int], ...] | None = None
 
 
-NUMBERS = ("use", "used_mib", "total_mib", "watts", "celsius")
-
-
-def parse_usage(document: Any) -> dict[str, Usage]:
+def parse_usage(document: "Any") -> dict[str, Usage]:
     """Return by UUID what the verb "usage" of :mod:`ocigpu.gpus.nvidia.nvml_verbs` printed.
 
     Raises ValueError, TypeError or KeyError for another document.
