@@ -4,7 +4,6 @@ import io
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -301,14 +300,14 @@ def test_nothing_found_leaves_the_old_file(cdi: Run, tmp_path: Path) -> None:
 
 def test_a_device_that_is_left_out_is_a_warning_or_with_strict_an_error(cdi: Run, host: Path, tmp_path: Path) -> None:
     node = host / "dev" / "nvidia0"
-    hidden = tmp_path / "nvidia0"
+    hidden = host / "hidden"  # on the same file system: a node is renamed there
     output = tmp_path / "a.yaml"
-    shutil.move(node, hidden)
+    node.rename(hidden)
     try:
         status, _, err = cdi("generate", "--output", output)
         strict = cdi("generate", "--output", tmp_path / "b.yaml", "--strict")
     finally:
-        shutil.move(hidden, node)
+        hidden.rename(node)
     assert status == 0
     assert err.startswith("skipped: GPU 1 (")
     assert "0" not in device_names(yaml.safe_load(output.read_text()))
