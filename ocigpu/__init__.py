@@ -8,6 +8,7 @@ PRODUCTS = {
     "nvidia-container-runtime-hook": "NVIDIA Container Runtime Hook",
     "nvidia-container-toolkit": "NVIDIA Container Runtime Hook",
     "nvidia-cdi-hook": "NVIDIA CDI Hook CLI",
+    "nvidia-ctk": "NVIDIA Container Toolkit CLI",
 }
 
 

@@ -14,7 +14,7 @@
 # --config FILE    settings the commands use when none are named (default: /etc/ocigpu/config.toml)
 # --vendor-names   also makes links with NVIDIA's names: nvidia-container-runtime-hook (Docker's --gpus looks for it),
 #                  nvidia-container-toolkit (its older name), nvidia-cdi-hook (existing CDI specifications start it), nvidia-container-runtime (settings of engines
-#                  name it) and nvidia-container-cli (other tools start it)
+#                  name it), nvidia-container-cli (other tools start it) and nvidia-ctk (scripts and roles call it)
 # --systemd        also puts units below DIR/lib/systemd/system and a udev rule below DIR/lib/udev/rules.d, where both are
 #                  looked for when DIR is /usr/local or /usr; nothing is enabled or started
 # --shell-stubs    what is in front of shim and hook is a script, as where there is no C compiler (packaging/stub.sh)
@@ -48,7 +48,7 @@ fi
 [ -z "$stage" ] || [ -n "$prefix" ] || die '--stage needs --prefix'
 [ -z "$stage" ] || [ -d "$vendored" ] || die '--stage needs --vendored with an existing directory'
 links='nvidia-container-runtime-hook:ocigpu-hook nvidia-container-toolkit:ocigpu-hook nvidia-cdi-hook:ocigpu-hook
-nvidia-container-runtime:ocigpu-runtime nvidia-container-cli:ocigpu-container-cli'
+nvidia-container-runtime:ocigpu-runtime nvidia-container-cli:ocigpu-container-cli nvidia-ctk:ocigpu'
 units=$prefix/lib/systemd/system rules=$prefix/lib/udev/rules.d share=$prefix/share
 documents="$share/man/man1 $share/bash-completion/completions $share/zsh/site-functions $share/fish/vendor_completions.d"
 service_files() { # the path of each unit and rule below the prefix
@@ -167,10 +167,13 @@ done
 [ -n "$stage" ] || [ ! -w /run/ocigpu ] || rm -f /run/ocigpu/next-* # what the former one knew
 # No collection of garbage while modules are imported; ocigpu-container-cli, which is started for each container, has none.
 for name in ocigpu:cli.main ocigpu-container-cli:entry.container_cli.main; do
+  alias='' # what the name of its link says
+  [ "$name" != ocigpu:cli.main ] || alias='[ "${0##*/}" != nvidia-ctk ] || set -- nvidia-ctk "$@"'
   write "${name%%:*}" <<END
 #!/bin/sh
 # ${name%%:*}: written by packaging/install.sh
 ${config:+export OCIGPU_CONFIG="\${OCIGPU_CONFIG:-$config}"
+}${alias:+$alias
 }exec $interpreter -I -S -c 'import gc, sys; gc.disable(); sys.path += ["$library", "$site"]; sys.argv[0] = "$bin/${name%%:*}"
 from ocigpu.${name##*:} import main; sys.exit(main())' "\$@"
 END

@@ -178,3 +178,13 @@ def test_the_owner_of_a_hook_is_told(host: Path, content: str, ours: bool) -> No
 def test_a_hook_that_may_not_be_executed_is_none(host: Path) -> None:
     put(host, "/usr/bin/nvidia-container-runtime-hook", "#!/bin/sh\n")
     assert status_of(host, "docker").gpus_hook == ""
+
+
+def test_a_link_with_the_vendors_name_is_ours(host: Path) -> None:
+    put(host, "/etc/docker/daemon.json", '{"runtimes": {"nvidia": {"path": "nvidia-container-runtime"}}}')
+    link = host / "usr/bin/nvidia-container-runtime"
+    link.symlink_to("ocigpu-runtime")
+    assert status_of(host, "docker").configured
+    link.unlink()
+    put(host, "/usr/bin/nvidia-container-runtime", "#!/bin/sh\n", 0o755)
+    assert not status_of(host, "docker").configured

@@ -89,11 +89,22 @@ def test_docker_finds_the_hook_by_the_vendors_name(prefix: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "command"),
-    [("nvidia-container-runtime", "ocigpu-runtime"), ("nvidia-container-cli", "ocigpu-container-cli")],
+    [
+        ("nvidia-container-runtime", "ocigpu-runtime"),
+        ("nvidia-container-cli", "ocigpu-container-cli"),
+        ("nvidia-ctk", "ocigpu"),
+    ],
 )
 def test_settings_and_tools_find_the_other_commands_by_the_vendors_names(prefix: Path, name: str, command: str) -> None:
     assert os.readlink(prefix / "bin" / name) == command
     assert "Traceback" not in run(str(prefix / "bin" / name), "--version").stderr
+
+
+def test_scripts_find_nvidia_ctk_by_its_name(prefix: Path) -> None:
+    program = str(prefix / "bin/nvidia-ctk")
+    assert run(program, "--version").stdout == f"NVIDIA Container Toolkit CLI version {__version__}\n"
+    assert '"nvidia-ctk"' in run(program, "config", "default").stdout
+    assert run(program, "hook", "hook-of-a-newer-release").returncode == 0
 
 
 def test_man_pages_and_completion_are_installed(prefix: Path) -> None:

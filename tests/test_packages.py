@@ -27,6 +27,7 @@ VENDOR_NAMES = {
     "nvidia-container-toolkit": "ocigpu-hook",
     "nvidia-cdi-hook": "ocigpu-hook",
     "nvidia-container-cli": "ocigpu-container-cli",
+    "nvidia-ctk": "ocigpu",
 }
 WANTED = "/etc/systemd/system/multi-user.target.wants/"
 ENABLED = (f"{WANTED}ocigpu-cdi-refresh.path", f"{WANTED}ocigpu-cdi-refresh.service")

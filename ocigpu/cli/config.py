@@ -83,7 +83,7 @@ def default_command(output: str = "", force: bool = False) -> None:
     if output in ("", "-"):
         print(text, end="")
         return
-    print(f"{output}: {'written' if _write(output, text, force) else 'unchanged'}")
+    print(f"{output}: {'written' if write_settings(output, text, force) else 'unchanged'}")
 
 
 def render_default() -> str:
@@ -116,7 +116,7 @@ def import_command(
     if problems := find_problems(tomllib.loads(text)):  # it would be a defect of ours
         raise OcigpuError("OCIGPU-INT-1", f"imported settings: {problems[0]}")
     parse_settings(tomllib.loads(text))
-    written = not dry_run and output != "-" and _write(output, text, force)
+    written = not dry_run and output != "-" and write_settings(output, text, force)
     if json:
         show.data(
             {
@@ -156,11 +156,11 @@ def import_command(
     show.notes(result.notes)
 
 
-def _write(path: str, text: str, force: bool) -> bool:
+def write_settings(path: str, text: str, force: bool) -> bool:
     """Write a settings file, and return whether it was another before; raises SettingsError OCIGPU-SET-4."""
     from ocigpu.cdi.write import write_file
 
-    if os.path.lexists(path) and not force:
+    if os.path.lexists(path):
         try:
             with open(path, encoding="utf-8") as file:
                 same = file.read(MAX_BYTES + 1) == text
@@ -168,7 +168,8 @@ def _write(path: str, text: str, force: bool) -> bool:
             same = False
         if same:
             return False
-        raise SettingsError("OCIGPU-SET-4", f"write {path}: it is there already", "To replace it: --force")
+        if not force:
+            raise SettingsError("OCIGPU-SET-4", f"write {path}: it is there already", "To replace it: --force")
     try:
         write_file(path, text.encode())
     except OSError as error:

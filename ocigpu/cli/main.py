@@ -64,9 +64,10 @@ COMMANDS = {
     "sim show": "sim:show_command",
     "sim remove": "sim:remove_command",
     "completion": "complete:completion_command",
+    "nvidia-ctk": "vendor_ctk:ctk_command",
 }
 """Every command, with the module of this room and the function that it is."""
-LENIENT = ("device-plugin", "exporter", "node-labels", "mps-control-daemon")
+LENIENT = ("device-plugin", "exporter", "node-labels", "mps-control-daemon", "nvidia-ctk")
 """Commands that read the vendor's options themselves: they are written in more ways than typer knows."""
 
 

@@ -31,11 +31,14 @@ class NoValueError(Exception):
 class VendorKey(NamedTuple):
     """One key: its type there ("bool", "string" or "list"), our key, or the reason why there is none.
 
+    ``default``, ``sample``: its value in a file of defaults, as a setting or as a comment; None: it is not there.
     ``convert``: name of what returns our value for one of theirs (:data:`CONVERTERS`); ``remark``: what differs here.
     """
 
     name: str
     kind: str
+    default: Any = None
+    sample: Any = None
     ours: str = ""
     reason: str = ""
     convert: str = ""
@@ -292,6 +295,28 @@ def _is_setting(comment: str) -> bool:
     text = comment.lstrip("# ")
     name, equals, _ = text.partition("=")
     return text.startswith("[") or bool(equals and " " not in name.strip())
+
+
+def render_vendor_default() -> str:
+    """Return the file that "nvidia-ctk config default" prints: its keys in order, samples as comments."""
+    lines: list[str] = []
+    table: list[str] = []
+    for key in sorted(VENDOR_KEYS.values(), key=lambda key: _place_of(key.name)):
+        value = key.sample if key.default is None else key.default
+        if value is None:
+            continue
+        parents, name = _place_of(key.name)
+        for depth in range(1, len(parents) + 1):
+            if parents[:depth] != table[:depth]:
+                lines += ["", f"[{'.'.join(parents[:depth])}]"]
+        table = parents
+        lines.append(f"{'#' if key.default is None else ''}{name} = {toml_value(value)}")
+    return "\n".join(lines) + "\n"
+
+
+def _place_of(name: str) -> tuple[list[str], str]:
+    *tables, key = name.split(".")
+    return tables, key
 
 
 def render_import(result: Import, path: str) -> str:

@@ -17,8 +17,6 @@ from ocigpu.engines.template import BASE
 from ocigpu.engines.wanted import Wanted, containerd_changes, crio_changes, docker_changes, podman_changes, version_of
 
 DROP_IN_HEADER = '# Written by "ocigpu engine configure {engine}"; "ocigpu engine remove {engine}" takes it away.\n'
-_MERGES_PLUGINS = (2, 1)
-"""containerd from which on a drop-in may surely hold a part of a plugin's table (containerd, pull request 9982)."""
 _HAS_CDI = {"docker": (25, 0), "containerd": (1, 7)}
 _GENERATED = "DO NOT EDIT"
 
@@ -357,8 +355,8 @@ def _plan_containerd(root: Root, options: ConfigureOptions, program: tuple[int, 
     version = version_of(path, data)
     notes = _disabled_notes(path, data)
     here = record is not None and any(entry.change.keys[-2:-1] == ("runtimes",) for entry in record.applied)
-    merges = program is not None and program >= _MERGES_PLUGINS
-    if not options.drop_in and (here or not merges or version == 1):
+    merges = merges_plugins(program)
+    if options.drop_in == path or (not options.drop_in and (here or not merges or version == 1)):
         holders = [] if merges else _table_holders(options, path, data)
         if holders and holders[-1] != path:
             raise OcigpuError(
@@ -384,6 +382,11 @@ def _plan_containerd(root: Root, options: ConfigureOptions, program: tuple[int, 
         edit_file(root, path, [*first, *_import_of(options, path, data, drop_in)], created, others=(drop_in,)),
     )
     return EnginePlan("containerd", path, edits, notes=notes)
+
+
+def merges_plugins(program: tuple[int, int] | None) -> bool:
+    """Whether a drop-in for this containerd may surely hold a part of a plugin's table (its pull request 9982)."""
+    return program is not None and program >= (2, 1)
 
 
 def _import_of(options: ConfigureOptions, path: str, data: dict[str, Any], drop_in: str) -> list[ValueChange]:

@@ -183,9 +183,19 @@ def _merge(data: dict[str, Any], more: dict[str, Any]) -> None:
             data[key] = value
 
 
-def is_ours(path: str) -> bool:
-    """Whether the path of a runtime's program is that of ocigpu's shim."""
+def is_ours(path: str, root: str = "") -> bool:
+    """Whether the path of a runtime's program is that of ocigpu's shim; below a ``root`` also a link to it."""
+    if root and os.path.basename(path) != RUNTIME:
+        path = _link_at(root, path if "/" in path else places.find_program(root, path))
     return os.path.basename(path) == RUNTIME
+
+
+def _link_at(root: str, path: str) -> str:
+    """Return what a link below the root leads to, "" for no link."""
+    try:
+        return os.readlink(os.path.join(root, path.lstrip("/")))
+    except OSError:
+        return ""
 
 
 def _is_there(root: str, path: str) -> bool:
@@ -196,14 +206,12 @@ def _is_there(root: str, path: str) -> bool:
 
 def is_our_hook(root: str, path: str) -> bool:
     """Whether a hook on the PATH is ocigpu's: a link to its stub, or a copy of it."""
+    if target := _link_at(root, path):
+        return os.path.basename(target) == "ocigpu-hook"
     try:
-        target = os.readlink(os.path.join(root, path.lstrip("/")))
-    except OSError:  # no link
-        try:
-            return "ocigpu" in (places.read_file(root, path) or "")[:4096]
-        except OcigpuError:  # a compiled program: the vendor's
-            return False
-    return os.path.basename(target) == "ocigpu-hook"
+        return "ocigpu" in (places.read_file(root, path) or "")[:4096]
+    except OcigpuError:  # a compiled program: the vendor's
+        return False
 
 
 def config_version(data: dict[str, Any]) -> int:
@@ -259,7 +267,7 @@ def _read_values(root: str, status: EngineStatus, data: dict[str, Any]) -> Engin
             raise TypeError(f"{name}: {type(entry).__name__}")
         paths = programs_of(engine, entry)
         if path := next((path for path in paths if _is_there(root, path)), next(iter(paths), "")):
-            entries.append(RuntimeEntry(name, path, _is_there(root, path), is_ours(path)))
+            entries.append(RuntimeEntry(name, path, _is_there(root, path), is_ours(path, root)))
     switch, directories = _read_cdi(engine, data)
     hook = places.find_program(root, HOOK) if engine == "docker" else ""
     return status._replace(

@@ -209,6 +209,9 @@ def _set_elements(array: Any, value: list[Any]) -> None:
     for element in value:
         if element not in array:
             array.append(element)
+    if list(array) != value:  # another order
+        array.clear()
+        array.extend(value)
 
 
 def _place(text: str, table: tuple[str, ...]) -> tuple[int, str, tuple[str, ...]] | None:
