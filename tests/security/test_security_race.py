@@ -8,6 +8,7 @@ ten times as many of the first two, and as many of all.
 
 import mmap
 import os
+import random
 import shutil
 import signal
 import sys
@@ -98,6 +99,8 @@ def neighbour(pairs: Pairs, *, asked: bool = False) -> Iterator[Neighbour]:
         while True:
             while asked and made.rounds == made.asked:
                 time.sleep(0.0001)
+            if not asked and made.rounds % 20 == 0:  # who never pauses takes the processor from those it is to meet
+                time.sleep(random.random() / 1000)
             for one, other in names:
                 renameat2(libc.AT_FDCWD, one, libc.AT_FDCWD, other, RENAME_EXCHANGE)
             made.rounds += 1

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
 
 ORDER = (
     *("security/test_security_faults", "security/test_security_race", "test_packages", "test_wheel", "test_linters"),
+    *("test_bench", "test_install"),
     *("containers/test_attach", "security/", "engines/", "containers/", "provision/", "kubernetes/"),
     *("cli/test_demo", "cli/test_container_cli", "sim/", "doctor/", "cdi/", "host/", "cli/"),
 )
