@@ -17,6 +17,17 @@ else:
     from ocigpu.core.record import NamedTuple
 
 HELP = ("--help", "-h")
+FORMER = {
+    "--archive": "--bundle",
+    "--devices": "--gpus",
+    "--driver-root": "--root",
+    "--engine-config": "--config",
+    "--publish": "--to",
+    "--runtime-mode": "--mode",
+    "--runtime-path": "--runtime",
+    "--state-dir": "--root",
+}
+"""What options were called when such a name had several meanings: still read, shown nowhere."""
 REQUIRED = object()
 """The default of what has to be given."""
 WORDS_OF_BOOLS = {
@@ -80,7 +91,9 @@ def parameters_of(function: "Callable[..., Any]", page: "Manual") -> list[Parame
         else:
             flags = (f"--{name.replace('_', '-')}",)
             found.append(Parameter(name, flags, kind, default, limits, hidden=True))
-    return found
+    taken = {flag for one in found for flag in one.flags}
+    former = [tuple(FORMER[flag] for flag in one.flags[:1] if FORMER.get(flag, flag) not in taken) for one in found]
+    return [one._replace(flags=one.flags + old) for one, old in zip(found, former, strict=True)]
 
 
 def options_of(page: "Manual") -> list[Parameter]:

@@ -15,10 +15,10 @@ def settings_path(config: str) -> str:
     return config or os.environ.get(CONFIG_VARIABLE, "")
 
 
-def load_settings(config: str, root: str = "") -> Settings:
-    """Return the settings in force, with ``root`` as the driver root of a real host if given; raises SettingsError."""
+def load_settings(config: str, driver_root: str = "") -> Settings:
+    """Return the settings in force, with ``driver_root`` as that of a real host if given; raises SettingsError."""
     settings = read_settings(settings_path(config))
-    return settings._replace(driver_root=os.path.abspath(root), simulation_root="") if root else settings
+    return settings._replace(driver_root=os.path.abspath(driver_root), simulation_root="") if driver_root else settings
 
 
 def load_facts(settings: Settings, recorded: str = "", vendors: tuple[str, ...] = ()) -> HostFacts:

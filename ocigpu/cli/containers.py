@@ -29,12 +29,12 @@ DIFFERENT = 3
 """Exit status of ``ocigpu diff --exit-code`` when there is a difference: 1 means that the command failed."""
 
 
-def ps_command(all_: bool = False, root: list[str] | None = None, config: str = "", json: bool = False) -> None:
+def ps_command(all_: bool = False, state_dir: list[str] | None = None, config: str = "", json: bool = False) -> None:
     from ocigpu.containers.find import find_containers
     from ocigpu.containers.report import make_reports
 
     facts, notes = facts_or_note(config)
-    containers, unreadable = find_containers(places_of(root))
+    containers, unreadable = find_containers(places_of(state_dir))
     if os.geteuid():
         notes.append("not root: containers of other users are not seen")
     chosen = [container for container in containers if all_ or container.pid]
@@ -67,11 +67,11 @@ def ps_command(all_: bool = False, root: list[str] | None = None, config: str = 
     show.notes([*notes, *unreadable], apart=True)
 
 
-def places_of(roots: "Sequence[str] | None") -> "Places":
-    """Return where to look for containers, for a command's --root options."""
+def places_of(directories: "Sequence[str] | None") -> "Places":
+    """Return where to look for containers, for a command's --state-dir options."""
     from ocigpu.containers.find import default_places
 
-    return default_places(tuple(roots or ()))
+    return default_places(tuple(directories or ()))
 
 
 def facts_or_note(config: str) -> tuple[HostFacts, list[str]]:
@@ -123,23 +123,23 @@ def _rows(report: "Report") -> list[tuple[str, ...]]:
 
 
 @contextmanager
-def _open(what: str, container: str, root: list[str] | None, config: str) -> "Iterator[tuple[Live, HostFacts]]":
+def _open(what: str, container: str, state_dir: list[str] | None, config: str) -> "Iterator[tuple[Live, HostFacts]]":
     """Open a running container for a command that needs root."""
     from ocigpu.containers.find import find_container
     from ocigpu.containers.live import open_live, require_root
 
     require_root(what)
     settings = load_settings(config)
-    found = find_container(places_of(root), container)
+    found = find_container(places_of(state_dir), container)
     facts = load_facts(settings)
     with open_live(found, settings, facts) as live:
         yield live, facts
 
 
-def verify_command(container: str, root: list[str] | None = None, config: str = "", json: bool = False) -> int:
+def verify_command(container: str, state_dir: list[str] | None = None, config: str = "", json: bool = False) -> int:
     from ocigpu.containers.verify import to_json, verify
 
-    with _open("verify", container, root, config) as (live, facts):
+    with _open("verify", container, state_dir, config) as (live, facts):
         verified = verify(live)
     found = live.found
     if json:
@@ -185,13 +185,13 @@ def _print_rows(verified: "Verified") -> None:
 def attach_command(
     container: str,
     gpu: list[str],
-    root: list[str] | None = None,
+    state_dir: list[str] | None = None,
     config: str = "",
     json: bool = False,
 ) -> None:
     from ocigpu.containers.attach import attach
 
-    with _open("attach and detach", container, root, config) as (live, facts):
+    with _open("attach and detach", container, state_dir, config) as (live, facts):
         changed = attach(live, gpu)
     _show_changed(live, facts, changed, json, "attached", "already there")
 
@@ -200,13 +200,13 @@ def detach_command(
     container: str,
     gpu: list[str],
     force: bool = False,
-    root: list[str] | None = None,
+    state_dir: list[str] | None = None,
     config: str = "",
     json: bool = False,
 ) -> None:
     from ocigpu.containers.attach import detach
 
-    with _open("attach and detach", container, root, config) as (live, facts):
+    with _open("attach and detach", container, state_dir, config) as (live, facts):
         changed = detach(live, gpu, force)
     _show_changed(live, facts, changed, json, "detached", "not there")
 
@@ -240,7 +240,7 @@ def repair_command(
     container: str = "",
     all_: bool = False,
     dry_run: bool = False,
-    root: list[str] | None = None,
+    state_dir: list[str] | None = None,
     config: str = "",
     json: bool = False,
 ) -> int:
@@ -252,7 +252,7 @@ def repair_command(
         raise UsageError("name one container, or give --all")
     require_root("repair")
     settings = load_settings(config)
-    places = places_of(root)
+    places = places_of(state_dir)
     found, unread = ([find_container(places, container)], []) if container else find_containers(places)
     facts = load_facts(settings)
     rows: list[dict[str, Any]] = []
@@ -293,9 +293,9 @@ def _print_repaired(row: dict[str, Any]) -> None:
 
 def diff_command(
     target: str,
-    mode: str = "",
+    runtime_mode: str = "",
     exit_code: bool = False,
-    root: list[str] | None = None,
+    state_dir: list[str] | None = None,
     config: str = "",
     json: bool = False,
 ) -> int:
@@ -305,14 +305,14 @@ def diff_command(
     from ocigpu.containers.find import find_target, open_root
     from ocigpu.containers.planned import edit_copy, plan_bundle
 
-    if mode and mode not in MODES:
-        raise UsageError(f"--mode {quoted(mode)}: modes are {', '.join(sorted(set(MODES.values())))}")
+    if runtime_mode and runtime_mode not in MODES:
+        raise UsageError(f"--runtime-mode {quoted(runtime_mode)}: modes are {', '.join(sorted(set(MODES.values())))}")
     settings = load_settings(config)
-    settings = settings._replace(mode=mode) if mode else settings
-    bundle, document, container = find_target(target, places_of(root))
+    settings = settings._replace(mode=runtime_mode) if runtime_mode else settings
+    bundle, document, container = find_target(target, places_of(state_dir))
     original = find_original(document.config, settings, bundle)
     edited, how, notes = document.config, original.mode, list(original.notes)
-    would_be = bool(mode) or not original.mode
+    would_be = bool(runtime_mode) or not original.mode
     if would_be:
         with open_root(container) as place:
             planned = plan_bundle(original.config, bundle, settings, lambda: load_facts(settings), place)

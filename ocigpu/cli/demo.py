@@ -71,12 +71,12 @@ def demo_command(
     gpus: Annotated[int, Range(1, 64)] = 8,
     model: str = "h100",
     devices: str = "",
-    runtime: str = "",
+    runtime_path: str = "",
     keep: bool = False,
 ) -> None:
     if os.geteuid() != 0:
         raise OcigpuError("OCIGPU-DEMO-1", "the demo needs root: it makes device nodes and starts containers")
-    shim, low_level = _find_shim(runtime), _find_low_level()
+    shim, low_level = _find_shim(runtime_path), _find_low_level()
     with _cleaning_up() as cleanup:
         directory = tempfile.mkdtemp(prefix="ocigpu-demo-", dir="/tmp")
         os.chmod(directory, 0o755)
@@ -137,7 +137,7 @@ def _find_shim(named: str) -> str:
     found = (path for path in beside if path.startswith("/") and os.access(path, os.X_OK))
     path = named or next(found, beside[-1])
     if not os.access(path, os.X_OK):
-        raise OcigpuError("OCIGPU-DEMO-1", f"{path}: no shim there", "name it: ocigpu demo --runtime PATH")
+        raise OcigpuError("OCIGPU-DEMO-1", f"{path}: no shim there", "name it: ocigpu demo --runtime-path PATH")
     return os.path.abspath(path)
 
 

@@ -8,7 +8,7 @@ from ocigpu.core.errors import UsageError, printable
 def doctor_command(
     all_: bool = False,
     root: str = "",
-    bundle: str = "",
+    archive: str = "",
     config: str = "",
     json: bool = False,
     list_: bool = False,
@@ -37,10 +37,10 @@ def doctor_command(
     else:
         for line in render(host, findings, all_):
             print(line)
-    if bundle:
+    if archive:
         from ocigpu.doctor.archive import write_archive
 
-        names = write_archive(bundle, host, findings)
+        names = write_archive(archive, host, findings)
         if not json:
-            print(f"wrote {printable(bundle)} ({len(names)} files): look at left-out.txt in it before you pass it on")
+            print(f"wrote {printable(archive)} ({len(names)} files): look at left-out.txt in it before you pass it on")
     return exit_status(findings)

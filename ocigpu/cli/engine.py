@@ -24,7 +24,7 @@ def configure_command(
     hook_dir: str = "",
     name: str = "ocigpu",
     runtime_path: str = "",
-    config: str = "",
+    engine_config: str = "",
     drop_in: str = "",
     root: str = "/",
     dry_run: bool = False,
@@ -45,7 +45,7 @@ def configure_command(
         raise UsageError("--no-gpus-hook excludes --gpus-hook and --hook-dir")
     if not name or not all(c.isascii() and (c.isalnum() or c in "-_.") for c in name):
         raise UsageError("--name takes letters, digits and -_.")
-    root, config, drop_in, hook_dir = _absolute(root, config, drop_in, hook_dir)
+    root, config, drop_in, hook_dir = _absolute(root, engine_config, drop_in, hook_dir)
     path, notes = _runtime_program(root, runtime_path)
     hook = False if no_gpus_hook else True if gpus_hook or hook_dir else None
     options = ConfigureOptions(engine, Wanted(name, path, default, cdi), hook, hook_dir, config, drop_in, root)
@@ -54,7 +54,7 @@ def configure_command(
 
 def remove_command(
     engine: str,
-    config: str = "",
+    engine_config: str = "",
     drop_in: str = "",
     root: str = "/",
     dry_run: bool = False,
@@ -65,7 +65,7 @@ def remove_command(
     from ocigpu.engines.wanted import Wanted
 
     engine = _known(engine)
-    root, config, drop_in = _absolute(root, config, drop_in)
+    root, config, drop_in = _absolute(root, engine_config, drop_in)
     options = ConfigureOptions(engine, Wanted("", "", False, False), config=config, drop_in=drop_in, root=root)
     _run(options, plan_removal, dry_run, json)
 

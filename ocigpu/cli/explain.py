@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def explain_command(
     target: str = "",
-    root: list[str] | None = None,
+    state_dir: list[str] | None = None,
     config: str = "",
     json: bool = False,
     messages: bool = False,
@@ -51,7 +51,7 @@ def explain_command(
     elif not target:
         causes = [(name, entry.cause) for name, entry in CODES.items()]
         _print([_code_data(name) for name in CODES], json, lambda: show.table(("code", "cause"), causes))
-    elif _looks_like_code(target) and not _names_container(target, root):
+    elif _looks_like_code(target) and not _names_container(target, state_dir):
         data = _code_data(find_code(target))
         _print(data, json, lambda: show.fields(data.items()))
     elif check := checks.get(target):
@@ -60,10 +60,10 @@ def explain_command(
         _print(data, json, lambda: show.fields(fields.items()))
     elif target == "-":
         _explain_message(sys.stdin.buffer.read(MAX_LOG).decode("utf-8", "replace"), config, json, not no_checks, True)
-    elif _looks_like_message(target) or (_is_name_of_error(target) and not _names_container(target, root)):
+    elif _looks_like_message(target) or (_is_name_of_error(target) and not _names_container(target, state_dir)):
         _explain_message(target, config, json, not no_checks)
     else:
-        _explain_container(target, places_of(root), config, json)
+        _explain_container(target, places_of(state_dir), config, json)
 
 
 def _is_name_of_error(text: str) -> bool:
@@ -87,13 +87,13 @@ def _code_data(name: str) -> dict[str, str]:
     return {"code": name, "cause": CODES[name].cause, "fix": CODES[name].fix}
 
 
-def _names_container(text: str, root: list[str] | None) -> bool:
+def _names_container(text: str, state_dir: list[str] | None) -> bool:
     """Tell whether what looks like a code, and is none of ours, is the id or name of a container."""
     if _full_code(text) in CODES:
         return False
     from ocigpu.containers.find import find_containers
 
-    return any(text in (one.id, one.name) for one in find_containers(places_of(root))[0])
+    return any(text in (one.id, one.name) for one in find_containers(places_of(state_dir))[0])
 
 
 def _looks_like_code(text: str) -> bool:

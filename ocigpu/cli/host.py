@@ -8,8 +8,8 @@ from ocigpu.core.facts import Gpu, HostFacts, facts_to_json, to_data
 from ocigpu.gpus.cached import refresh_facts
 
 
-def list_command(config: str = "", root: str = "", facts: str = "", json: bool = False) -> None:
-    host = load_facts(load_settings(config, root), facts)
+def list_command(config: str = "", driver_root: str = "", facts: str = "", json: bool = False) -> None:
+    host = load_facts(load_settings(config, driver_root), facts)
     if json:
         names = ("simulated", "driver_root", "driver_version", "cuda_version", "source", "gpus", "notes")
         show.data({name: to_data(getattr(host, name)) for name in names})
@@ -35,8 +35,8 @@ def gpu_rows(gpus: tuple[Gpu, ...]) -> list[tuple[str, ...]]:
     return rows
 
 
-def facts_command(config: str = "", root: str = "", facts: str = "", json: bool = False) -> None:
-    host = load_facts(load_settings(config, root), facts)
+def facts_command(config: str = "", driver_root: str = "", facts: str = "", json: bool = False) -> None:
+    host = load_facts(load_settings(config, driver_root), facts)
     if json:
         show.data(facts_to_json(host))
         return

@@ -64,7 +64,7 @@ def mps_command(words: list[str] | None = None, shm_size: str = "50%", config: s
 
 def node_labels_command(
     words: list[str] | None = None,
-    to: str = "",
+    publish: str = "",
     show: bool = False,
     remove: bool = False,
     remove_on_exit: bool = False,
@@ -86,9 +86,9 @@ def node_labels_command(
     from ocigpu.system.service import ServiceLog
 
     if kubeconfig:
-        raise UsageError("--kubeconfig is refused: only the service account of a pod is used", "Or use --to file.")
-    if to and to not in TARGETS:
-        raise UsageError(f"--to {to!r} is not one of {', '.join(TARGETS)}")
+        raise UsageError("--kubeconfig is refused: only the service account of a pod is used", "Or use --publish file.")
+    if publish and publish not in TARGETS:
+        raise UsageError(f"--publish {publish!r} is not one of {', '.join(TARGETS)}")
     given = {"NODE_NAME": node_name, "POD_NAMESPACE": namespace, "POD_NAME": pod_name}
     environment = {**os.environ, **{name: text for name, text in given.items() if text}}
     told = parse_flags(words or [], environment, "node-labels")
@@ -100,9 +100,9 @@ def node_labels_command(
         else:
             print(render_features(found.labels), end="")
     elif remove:
-        withdraw(find_place(read_configuration(told).options, to, environment))
+        withdraw(find_place(read_configuration(told).options, publish, environment))
     else:
-        Labeller(settings, told, ServiceLog(json), to).run(remove_on_exit)
+        Labeller(settings, told, ServiceLog(json), publish).run(remove_on_exit)
 
 
 def node_installer_command(

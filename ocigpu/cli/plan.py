@@ -22,19 +22,19 @@ CAPABILITIES_VARIABLE = "NVIDIA_DRIVER_CAPABILITIES"
 def plan_command(
     bundle: str = "",
     env: list[str] | None = None,
-    gpus: str = "",
+    devices: str = "",
     capabilities: str = "",
     privileged: bool = False,
-    root: str = "",
+    driver_root: str = "",
     facts: str = "",
     config: str = "",
     json: bool = False,
 ) -> None:
-    settings = load_settings(config, root)
+    settings = load_settings(config, driver_root)
     recorded = (lambda vendor: vendor in load_facts(settings, facts).vendors) if facts else None
-    variables = _variables(env or [], gpus, capabilities, VENDORS[find_vendors(settings)[0]][1] if gpus else "")
+    variables = _variables(env or [], devices, capabilities, VENDORS[find_vendors(settings)[0]][1] if devices else "")
     if bundle and (variables or privileged):
-        raise UsageError("--bundle says everything: it goes with none of --env, --gpus, --capabilities, --privileged")
+        raise UsageError("--bundle says everything: leave out --env, --devices, --capabilities and --privileged")
     container: dict[str, object] = {}
     if bundle:
         from ocigpu.bundle.document import check_can_have_gpus, read_config
@@ -73,7 +73,7 @@ def plan_command(
         _print_plan(plan, request, host, facts, why_hook)
 
 
-def _variables(pairs: list[str], gpus: str, capabilities: str, devices_variable: str) -> dict[str, str]:
+def _variables(pairs: list[str], devices: str, capabilities: str, devices_variable: str) -> dict[str, str]:
     variables: dict[str, str] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
@@ -81,7 +81,7 @@ def _variables(pairs: list[str], gpus: str, capabilities: str, devices_variable:
             raise UsageError(f"--env {quoted(pair)} is not NAME=VALUE")
         variables[name] = value
     for name, value, option in (
-        (devices_variable, gpus, "--gpus"),
+        (devices_variable, devices, "--devices"),
         (CAPABILITIES_VARIABLE, capabilities, "--capabilities"),
     ):
         if value:
@@ -98,7 +98,7 @@ def _print_nothing(request: Request, settings: Settings, json: bool) -> None:
     print("nothing is asked for: the container would be left as it is, byte for byte")
     show.notes(request.notes)
     if not request.source:
-        print(f"(ask with --gpus LIST, --env {DEVICES_VARIABLE}=LIST or --bundle DIR)")
+        print(f"(ask with --devices LIST, --env {DEVICES_VARIABLE}=LIST or --bundle DIR)")
 
 
 def _print_plan(plan: Plan, request: Request, host: HostFacts, recorded: str, why_hook: str) -> None:

@@ -29,7 +29,7 @@ def create_command(
     show.notes(made["notes"])
     if fault:
         print(f"look at:   ocigpu doctor --root {shlex.quote(directory)}")
-    print(f"use it:    ocigpu plan --config {shlex.quote(path)} --gpus all")
+    print(f"use it:    ocigpu plan --config {shlex.quote(path)} --devices all")
     print(f"remove it: ocigpu sim remove {shlex.quote(directory)}")
 
 

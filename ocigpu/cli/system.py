@@ -23,14 +23,14 @@ Making = tuple[Roots, bool, bool, bool]
 
 def read_making(
     load_kernel_modules: bool = False,
-    root: str = "",
+    driver_root: str = "",
     dev_root: str = "",
     config: str = "",
     dry_run: bool = False,
     json: bool = False,
 ) -> Making:
     """Return what the options say; raises SettingsError."""
-    settings = load_settings(config, root)
+    settings = load_settings(config, driver_root)
     if dev_root:
         settings = settings._replace(driver_dev_root=os.path.abspath(dev_root), simulation_root="")
     return find_roots(settings), load_kernel_modules, dry_run, json

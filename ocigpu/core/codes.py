@@ -181,7 +181,7 @@ CODES: dict[str, Code] = {
     # CTR: containers that exist, found and looked at
     "OCIGPU-CTR-1": Code(
         "No container of this host has that id or name.",
-        "See what there is: ocigpu ps --all; for a runtime that keeps its state elsewhere, name it with --root.",
+        "See what there is: ocigpu ps --all; for a runtime that keeps its state elsewhere, name it with --state-dir.",
     ),
     "OCIGPU-CTR-2": Code("Several containers have that name, or ids that begin like that.", "Give the whole id."),
     "OCIGPU-CTR-3": Code(

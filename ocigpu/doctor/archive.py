@@ -40,7 +40,7 @@ def write_archive(path: str, host: Host, findings: list[Finding]) -> list[str]:
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise UsageError(f"--bundle {path}: {error.strerror}", "name a file that does not exist") from error
+        raise UsageError(f"--archive {path}: {error.strerror}", "name a file that does not exist") from error
     try:
         with os.fdopen(fd, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
             for name, text in sorted(members.items()):
@@ -50,7 +50,7 @@ def write_archive(path: str, host: Host, findings: list[Finding]) -> list[str]:
                 archive.addfile(info, io.BytesIO(content))
     except OSError as error:
         os.unlink(path)
-        raise UsageError(f"--bundle {path}: {error.strerror}") from error
+        raise UsageError(f"--archive {path}: {error.strerror}") from error
     return sorted(members)
 
 

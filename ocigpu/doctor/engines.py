@@ -40,7 +40,7 @@ def configure(host: Host, status: EngineStatus, *more: str) -> tuple[str, ...]:
 
 def _where(host: Host, status: EngineStatus) -> list[str]:
     """Return the options of "ocigpu engine" that name this installation."""
-    config = ["--config", status.target] if status.flavour else []
+    config = ["--engine-config", status.target] if status.flavour else []
     return [*config, *(["--root", host.root] if host.root else [])]
 
 

@@ -155,7 +155,7 @@ def main_config(options: ConfigureOptions) -> str:
         raise OcigpuError(
             "OCIGPU-ENG-2",
             f"{options.engine} runs several times, with {', '.join(sorted(running))}",
-            "say which: --config FILE",
+            "say which: --engine-config FILE",
         )
     return running.pop() if running else usual
 

@@ -55,7 +55,9 @@ class HostEngine:
         ]
         if len(found) > 1:
             shown = ", ".join(f"{daemon.engine} {daemon.config}".strip() for daemon in found)
-            raise install_error(f"{len(found)} engines run on this node: {shown}", "Say which: --engine, --config")
+            raise install_error(
+                f"{len(found)} engines run on this node: {shown}", "Say which: --engine, --engine-config"
+            )
         return self._look(found[0]) if found else None
 
     def require(self) -> Running:
@@ -109,7 +111,7 @@ class HostEngine:
     def run(self, program: str, verb: str, running: Running, *words: str) -> dict[str, Any]:
         """Run ``ocigpu engine VERB`` on the host; return what it says as JSON.  Raises HostError OCIGPU-KUBE-8."""
         config = running.daemon.config if running.daemon.engine == "containerd" else ""
-        more = ["--config", config] if config else []
+        more = ["--engine-config", config] if config else []
         done = self.on_host([program, "engine", verb, running.daemon.engine, "--json", *more, *words])
         if done.status:
             lines = [line for line in done.complaint.splitlines() if line.strip()] or [f"exit status {done.status}"]

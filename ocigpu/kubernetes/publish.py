@@ -67,7 +67,7 @@ def find_place(
         raise SettingsError(
             "OCIGPU-KUBE-1",
             f"labels: {target} needs the API server, and this is not a pod with a service account",
-            "Write a file instead: --to file",
+            "Write a file instead: --publish file",
         )
     if not node:
         raise SettingsError("OCIGPU-KUBE-1", "labels: NODE_NAME is not set", "Set it from the field spec.nodeName.")

@@ -278,8 +278,8 @@ COMPLETED = [
     ([""], "plan"),
     (["p"], "plan"),
     (["cdi", ""], "generate"),
-    (["plan", "--"], "--gpus"),
-    (["plan", "--gpus", "0", "--j"], "--json"),
+    (["plan", "--"], "--devices"),
+    (["plan", "--devices", "0", "--j"], "--json"),
 ]
 
 
@@ -315,8 +315,8 @@ def test_tab_completes_every_command_and_option(run: Run, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["plan", "--gpus", ""], ["0", "1", "1:0", "1:1", "2", "3", "4", "5", "6", "7", "all"]),
-        (["plan", "--gpus", "0,"], ["0,0", "0,1", "0,1:0", "0,1:1", "0,2", "0,3", "0,4", "0,5", "0,6", "0,7"]),
+        (["plan", "--devices", ""], ["0", "1", "1:0", "1:1", "2", "3", "4", "5", "6", "7", "all"]),
+        (["plan", "--devices", "0,"], ["0,0", "0,1", "0,1:0", "0,1:1", "0,2", "0,3", "0,4", "0,5", "0,6", "0,7"]),
         (["attach", "web", "--gpu", f"{UUID}7"], [f"{UUID}7"]),
         (["demo", "--model=l4"], ["--model=l4", "--model=l40s"]),
         (["demo", "--model", "=", "l4"], ["l4", "l40s"]),

@@ -1,12 +1,13 @@
 """The words of the commands, help/NAME.md."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ocigpu.cdi.hook_words import HOOK_NAMES
 from ocigpu.cli import manual
-from ocigpu.cli.arguments import REQUIRED, Parameter, parameters_of
+from ocigpu.cli.arguments import REQUIRED, Parameter, parameters_of, parse
 from ocigpu.cli.main import COMMANDS, PROGRAM, load_command
 from ocigpu.cli.manual import Word, read_page, render_help
 from ocigpu.gpus.offer import FEATURE_FLAGS, MODES, NAME_STRATEGIES
@@ -126,3 +127,54 @@ def test_a_page_becomes_help(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_the_page_of_generate_names_all_values(flag: str, words: tuple[str, ...]) -> None:
     text = read_page("cdi generate").options[flag].help
     assert [word for word in words if word not in text] == []
+
+
+MANY_WORDS = {
+    "--all": "not only the usual ones",
+    "--dev-root": "parent of dev/",
+    "--devices": "index, GPU:MIG, UUID, all or none",
+    "--driver-root": "where the driver's files are",
+    "--dry-run": "say what would be done, and do nothing",
+    "--force": "do it although something is in the way",
+    "--engine-config": "configuration file of the engine",
+    "--gpus": "how many a simulated host has",
+    "--json": "output for programs: one document, or a document for each line of a log",
+    "--markdown": "print a page of docs/",
+    "--model": "of a simulated host's GPUs",
+    "--output": "file to write",
+    "--remove": "take back what the command does",
+    "--remove-on-exit": "the same, when told to end",
+    "--root": "root directory of another host: a mounted disk, an image, a simulated host",
+    "--runtime-path": "path of ocigpu-runtime",
+    "--strict": "fail instead of leaving something out",
+}
+"""The one meaning of options that commands say in words of their own."""
+
+
+def test_an_option_has_one_meaning_in_all_commands() -> None:
+    said: dict[str, set[tuple[str | None, str]]] = {}
+    for name in COMMANDS:
+        for word in read_page(name).options.values():
+            for flag in word.flags:
+                said.setdefault(flag, set()).add((word.metavar, word.help))
+    several = {flag for flag, words in said.items() if len(words) > 1}
+    assert several - {flag for flag in several if not flag.startswith("--")} == set(MANY_WORDS)
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "expected"),
+    [
+        ("ps", ["--root", "/a", "--root=/b"], {"state_dir": ["/a", "/b"]}),
+        ("list", ["--root", "/d"], {"driver_root": "/d"}),
+        ("plan", ["--gpus", "0"], {"devices": "0"}),
+        ("doctor", ["--root", "/d", "--bundle", "f"], {"root": "/d", "archive": "f"}),
+        ("demo", ["--gpus", "3", "--runtime", "r"], {"gpus": 3, "devices": "", "runtime_path": "r"}),
+        ("engine configure", ["--config", "f", "--runtime", "docker"], {"engine_config": "f", "runtime": "docker"}),
+        ("engine configure", ["--runtime-path", "r"], {"runtime_path": "r", "runtime": ""}),
+        ("diff", ["x", "--mode", "spec"], {"runtime_mode": "spec"}),
+        ("node-labels", ["--to", "file"], {"publish": "file"}),
+    ],
+)
+def test_former_names_of_options_are_read(name: str, words: list[str], expected: dict[str, Any]) -> None:
+    read = parse(words, parameters(name)) or {}
+    assert {key: read[key] for key in expected} == expected

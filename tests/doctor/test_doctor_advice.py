@@ -75,7 +75,7 @@ def test_the_advice_on_gpus_all_makes_it_work(
         (entry,) = json.loads(ocigpu(programs, "explain", "-", "--json", text=failed.stderr, socket=docker.socket))
         file = place / "daemon.json"
         fixes = fixes_on(file, entry["here"], "engine-not-configured")
-        assert fixes == [f"ocigpu engine configure docker --config {file}", "systemctl restart docker"]
+        assert fixes == [f"ocigpu engine configure docker --engine-config {file}", "systemctl restart docker"]
         follow(programs, fixes)
         configured = file.read_bytes()
     shutil.rmtree(place)

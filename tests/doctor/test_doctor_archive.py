@@ -68,7 +68,7 @@ def archive(broken: Broken, run: Run, tmp_path: Path) -> dict[str, str]:
     (root / "etc/ocigpu/config.toml").write_text('[runtime]\nlog = "/var/log/ocigpu.log"\n')
     (root / "var/log/ocigpu.log").write_text(f'{{"msg": "args", "env": "SECRET_KEY={SECRET}"}}\n')
     path = tmp_path / "support.tar.gz"
-    code, out, err = run("doctor", "--root", root, "--bundle", path)
+    code, out, err = run("doctor", "--root", root, "--archive", path)
     assert (code, err) == (4, "")
     assert f"wrote {path}" in out
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -115,7 +115,7 @@ def test_what_was_left_out_is_listed(archive: dict[str, str]) -> None:
 def test_a_file_that_exists_is_not_replaced(broken: Broken, run: Run, tmp_path: Path) -> None:
     path = tmp_path / "mine"
     path.write_text("mine")
-    code, _, err = run("doctor", "--root", broken(), "--bundle", path)
+    code, _, err = run("doctor", "--root", broken(), "--archive", path)
     assert code == 2
     assert "File exists" in err
     assert path.read_text() == "mine"

@@ -106,7 +106,7 @@ def test_a_dockerd_that_is_told_nothing_is_found_with_its_file(docker: Docker, m
     found = [item for item in findings if item.name == "engine-not-configured" and item.evidence]
     mine = [item for item in found if item.evidence[0].path == str(file)]
     assert [item.severity in ("note", "warning", "error") for item in mine] == [True]
-    assert mine[0].fixes[0] == f"ocigpu engine configure docker --config {file}"
+    assert mine[0].fixes[0] == f"ocigpu engine configure docker --engine-config {file}"
     assert "could not select device driver" in mine[0].text
 
 

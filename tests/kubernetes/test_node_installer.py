@@ -209,7 +209,7 @@ def test_the_installed_program_is_told_which_file_the_engine_reads(tmp_path: Pat
         "changed": False
     }
     engine.run("/p", "remove", running("crio.service", "crio"))
-    first = ["/p", "engine", "configure", "containerd", "--json", "--config", config, "--cdi"]
+    first = ["/p", "engine", "configure", "containerd", "--json", "--engine-config", config, "--cdi"]
     assert engine.commands == [first, ["/p", "engine", "remove", "crio", "--json"]]
     engine.status = 1
     with pytest.raises(HostError, match="ocigpu engine configure: exit status 1"):
