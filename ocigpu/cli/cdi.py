@@ -265,7 +265,8 @@ def show_command(what: str, spec_dir: list[str] | None = None, config: str = "",
     files = [spec.path for spec in resolved.specs]
     edits = merge_edits(resolved.edits)
     if json:
-        show.data({"device": what, "files": files, "containerEdits": edits})
+        path = resolved.specs[0].path
+        _show_data(path, read_valid_spec(path), what, edits, settings)
         return
     show.fields([("device", what), *(("file", file) for file in files)])
     print()
@@ -276,23 +277,11 @@ def _show_file(path: str, settings: Settings, json: bool) -> None:
     from textwrap import wrap
 
     spec = read_valid_spec(path)
-    annotations = spec.get("annotations") or {}
-    state = file_state(annotations, settings)
+    state = file_state(spec.get("annotations") or {}, settings)
     names = [device["name"] for device in spec["devices"]]
     lines = wrap(f"{len(names)}: {', '.join(names)}", 100, break_long_words=False, break_on_hyphens=False)
     if json:
-        show.data(
-            {
-                "file": path,
-                "kind": spec["kind"],
-                "version": spec["cdiVersion"],
-                "needs": minimum_version(spec),
-                "devices": names,
-                "state": state._asdict(),
-                "annotations": annotations,
-                "containerEdits": spec.get("containerEdits") or {},
-            }
-        )
+        _show_data(path, spec, "", spec.get("containerEdits") or {}, settings)
         return
     show.fields(
         [
@@ -308,6 +297,23 @@ def _show_file(path: str, settings: Settings, json: bool) -> None:
         print()
         print("with any of its devices:")
         show.table(("edit", "details"), rows)
+
+
+def _show_data(path: str, spec: dict[str, Any], device: str, edits: dict[str, Any], settings: Settings) -> None:
+    annotations = spec.get("annotations") or {}
+    show.data(
+        {
+            "device": device,
+            "file": path,
+            "kind": spec["kind"],
+            "version": spec["cdiVersion"],
+            "needs": minimum_version(spec),
+            "devices": [one["name"] for one in spec["devices"]],
+            "state": file_state(annotations, settings)._asdict(),
+            "annotations": annotations,
+            "containerEdits": edits,
+        }
+    )
 
 
 def transform_root_command(

@@ -69,7 +69,8 @@ def setting_rows(settings: Settings) -> list[tuple[str, str, str]]:
 def keys_command(json: bool = False) -> None:
     if json:
         shown = (key._asdict() | {"key": key.name, "type": key.kind, "default": key.default} for key in KEYS)
-        show.data([{name: key[name] for name in ("key", "type", "choices", "default", "meaning")} for key in shown])
+        names = ("key", "type", "choices", "default", "meaning")
+        show.data({"keys": [{name: key[name] for name in names} for key in shown]})
         return
     rows = []
     for key in KEYS:

@@ -271,7 +271,7 @@ def repair_command(
             print(f"{printable(one.name)}: {error.code}: {printable(error.message)}", file=sys.stderr)
         rows.append({"container": one.id, "name": one.name, **repaired._asdict()})
     if json:
-        show.data(rows)
+        show.data({"containers": rows, "notes": unread})
     else:
         for row in rows:
             _print_repaired(row)

@@ -23,7 +23,9 @@ def doctor_command(
         if markdown:
             print(render_markdown(), end="")
         elif json:
-            show.data([{"name": item.name, "title": item.title, "meaning": item.meaning} for item in CHECKS])
+            show.data(
+                {"checks": [{"name": item.name, "title": item.title, "meaning": item.meaning} for item in CHECKS]}
+            )
         else:
             show.table(("name", "finds"), [(item.name, item.title) for item in CHECKS], fold=False)
         return 0

@@ -78,7 +78,7 @@ def status_command(engine: str = "", root: str = "/", json: bool = False) -> Non
     statuses = [status for status in read_engine_status(root) if wanted in ("", status.engine)]
     if json:
         more = ({"configured": status.configured, "is_default": status.is_default} for status in statuses)
-        show.data([to_data(status) | extra for status, extra in zip(statuses, more, strict=True)])
+        show.data({"engines": [to_data(status) | extra for status, extra in zip(statuses, more, strict=True)]})
         return
     rows = []
     for status in statuses:

@@ -3,7 +3,6 @@
 import os
 import re
 import sys
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ocigpu.cli import show
@@ -30,6 +29,7 @@ def explain_command(
     messages: bool = False,
     markdown: bool = False,
     no_checks: bool = False,
+    steps: bool = False,
 ) -> None:
     from ocigpu.doctor.table import CHECKS
 
@@ -47,23 +47,33 @@ def explain_command(
         from ocigpu.doctor.messages import MESSAGES
 
         rows = [(text, entry.title) for entry in MESSAGES for text in entry.texts]
-        _print([entry._asdict() for entry in MESSAGES], json, lambda: show.table(("message", "what"), rows))
+        if json:
+            _show_data(messages=[entry._asdict() for entry in MESSAGES])
+        else:
+            show.table(("message", "what"), rows)
     elif not target:
-        causes = [(name, entry.cause) for name, entry in CODES.items()]
-        _print([_code_data(name) for name in CODES], json, lambda: show.table(("code", "cause"), causes))
+        if json:
+            _show_data(codes=[_code_data(name) for name in CODES])
+        else:
+            show.table(("code", "cause"), [(name, entry.cause) for name, entry in CODES.items()])
     elif _looks_like_code(target) and not _names_container(target, state_dir):
         data = _code_data(find_code(target))
-        _print(data, json, lambda: show.fields(data.items()))
+        if json:
+            _show_data(codes=[data])
+        else:
+            show.fields(data.items())
     elif check := checks.get(target):
-        fields = {"finding": check.name, "finds": check.title, "meaning": check.meaning, "look": "ocigpu doctor"}
-        data = {"finding": check.name, "title": check.title, "meaning": check.meaning}
-        _print(data, json, lambda: show.fields(fields.items()))
+        if json:
+            _show_data(findings=[{"finding": check.name, "title": check.title, "meaning": check.meaning}])
+        else:
+            fields = [("finding", check.name), ("finds", check.title), ("meaning", check.meaning)]
+            show.fields([*fields, ("look", "ocigpu doctor")])
     elif target == "-":
         _explain_message(sys.stdin.buffer.read(MAX_LOG).decode("utf-8", "replace"), config, json, not no_checks, True)
     elif _looks_like_message(target) or (_is_name_of_error(target) and not _names_container(target, state_dir)):
         _explain_message(target, config, json, not no_checks)
     else:
-        _explain_container(target, places_of(state_dir), config, json)
+        _explain_container(target, places_of(state_dir), config, json, steps)
 
 
 def _is_name_of_error(text: str) -> bool:
@@ -76,11 +86,9 @@ def _looks_like_message(text: str) -> bool:
     return len(text.split()) > 1 and "/config.json" not in text and not os.path.isdir(text)
 
 
-def _print(data: Any, json: bool, in_words: Callable[[], None]) -> None:
-    if json:
-        show.data(data)
-    else:
-        in_words()
+def _show_data(explanation: dict[str, Any] | None = None, **lists: list[dict[str, Any]]) -> None:
+    """Print what is explained as JSON: lists of codes, findings and messages, and a container or bundle."""
+    show.data({"codes": [], "findings": [], "messages": [], **lists, "explanation": explanation})
 
 
 def _code_data(name: str) -> dict[str, str]:
@@ -155,7 +163,7 @@ def _explain_message(text: str, config: str, json: bool, checks: bool, log: bool
             {**one.message._asdict(), "line": one.line, "here": [_finding_data(item) for item in _of(one, here)]}
             for one in found
         ]
-        show.data([*map(_code_data, codes), *entries])
+        _show_data(codes=list(map(_code_data, codes)), messages=entries)
         return
     for code in codes:
         show.fields(_code_data(code).items())
@@ -167,7 +175,7 @@ def _explain_message(text: str, config: str, json: bool, checks: bool, log: bool
         fields += [("message", entry.title), ("meaning", entry.meaning)]
         fields += [("" if place else "what to do", step) for place, step in enumerate(entry.steps)]
         fields += _fields_here(_of(one, here)) if checks else [("doctor", ", ".join(entry.findings) or "-")]
-        show.fields([*fields, ("source", entry.source)])
+        show.fields([*fields, ("source", entry.source)], whole=("what to do", "on this host"))
 
 
 def _look_here(names: list[str], config: str) -> "dict[str, list[Finding]]":
@@ -218,7 +226,7 @@ MODES = {
 SHOWN_ABSENT = 4
 
 
-def _explain_container(text: str, places: "Places", config: str, json: bool) -> None:
+def _explain_container(text: str, places: "Places", config: str, json: bool, each: bool) -> None:
     """Print everything that can be told of a container or bundle; raises OcigpuError when there is none."""
     from ocigpu.containers.explain import explain_bundle
     from ocigpu.containers.find import find_target
@@ -228,10 +236,10 @@ def _explain_container(text: str, places: "Places", config: str, json: bool) -> 
     explained = explain_bundle(find_target(text, places), settings, facts)
     explained = explained._replace(notes=(*notes, *explained.notes))
     if json:
-        show.data(_to_json(explained, facts))
+        _show_data(_to_json(explained, facts))
         return
     _print_head(explained, facts)
-    _print_steps(explained)
+    _print_steps(explained, each)
     _print_inside(explained)
     if explained.capabilities:
         print("\ndriver capabilities")
@@ -281,24 +289,14 @@ def _print_head(explained: "Explanation", facts: HostFacts) -> None:
     show.fields(fields)
 
 
-def _print_steps(explained: "Explanation") -> None:
-    """Print the steps below their reasons; the directory on the host is left out where the container's is the same."""
+def _print_steps(explained: "Explanation", each: bool) -> None:
     if not explained.steps:
         return
+    from ocigpu.cli.steps import print_steps
+
     got = "what it got" if explained.mode in ("hook", "spec", "cdi") else "what ocigpu would give it"
     print(f"\n{got}, and why ({show.count(len(explained.steps), 'step')})")
-    width = max(len(step.now) for step in explained.steps)
-    heading = ""
-    for step in explained.steps:
-        kind, _, path = step.what.partition(" ")
-        directory = os.path.dirname(step.source)
-        where = "" if kind == "link" or directory in ("", os.path.dirname(path)) else f", from {directory}"
-        if heading != step.reason + where:
-            heading = step.reason + where
-            print(printable(heading))
-        target = f" -> {step.source}" if kind == "link" else ""
-        now = f"{step.now or '-':<{width}}  " if width else ""
-        print(f"    {now}{printable(step.what + target)}")
+    print_steps(explained.steps, each, any(step.now for step in explained.steps))
 
 
 def _print_inside(explained: "Explanation") -> None:

@@ -1,14 +1,15 @@
 """``ocigpu plan``: what would be done for a container, each step with its reason; nothing is changed."""
 
 import os
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ocigpu.cli import show
 from ocigpu.cli.common import load_facts, load_settings
+from ocigpu.cli.steps import print_steps, sum_line
+from ocigpu.containers.steps import Step, edit_steps, plan_steps
 from ocigpu.core.actions import Plan, plan_to_json
-from ocigpu.core.errors import UsageError, printable, quoted
+from ocigpu.core.errors import UsageError, quoted
 from ocigpu.core.facts import HostFacts, ImageFacts, to_data
 from ocigpu.core.settings import MODES, Settings
 from ocigpu.core.vendors import VENDORS
@@ -29,6 +30,7 @@ def plan_command(
     facts: str = "",
     config: str = "",
     json: bool = False,
+    steps: bool = False,
 ) -> None:
     settings = load_settings(config, driver_root)
     recorded = (lambda vendor: vendor in load_facts(settings, facts).vendors) if facts else None
@@ -53,7 +55,7 @@ def plan_command(
         _print_nothing(request, settings, json)
         return
     if request.selection == "cdi":
-        _show_cdi_plan(request, container, settings, json, lambda: load_facts(settings, facts))
+        _show_cdi_plan(request, container, settings, (json, steps), lambda: load_facts(settings, facts))
         return
     host = load_facts(settings, facts, request.vendors)
     image = ImageFacts()
@@ -67,10 +69,9 @@ def plan_command(
         why_hook = why_not_spec(plan, host, container, bundle, settings)
         plan = make_plan(host, request, settings, image) if why_hook else plan
     if json:
-        data = {**plan_to_json(plan), "request": to_data(request)}
-        show.data({**data, "why_hook": why_hook} if MODES[settings.mode] == "spec" else data)
+        _show_data(plan, request, why_hook=why_hook)
     else:
-        _print_plan(plan, request, host, facts, why_hook)
+        _print_plan(plan, request, host, facts, why_hook, steps)
 
 
 def _variables(pairs: list[str], devices: str, capabilities: str, devices_variable: str) -> dict[str, str]:
@@ -93,7 +94,7 @@ def _variables(pairs: list[str], devices: str, capabilities: str, devices_variab
 
 def _print_nothing(request: Request, settings: Settings, json: bool) -> None:
     if json:
-        show.data({**plan_to_json(make_plan(HostFacts(), request, settings)), "request": to_data(request)})
+        _show_data(make_plan(HostFacts(), request, settings), request)
         return
     print("nothing is asked for: the container would be left as it is, byte for byte")
     show.notes(request.notes)
@@ -101,7 +102,15 @@ def _print_nothing(request: Request, settings: Settings, json: bool) -> None:
         print(f"(ask with --devices LIST, --env {DEVICES_VARIABLE}=LIST or --bundle DIR)")
 
 
-def _print_plan(plan: Plan, request: Request, host: HostFacts, recorded: str, why_hook: str) -> None:
+def _show_data(
+    plan: Plan, request: Request, files: Sequence[object] = (), edits: object = None, why_hook: str = ""
+) -> None:
+    """Print the plan as JSON: ``files`` and ``edits`` are of CDI devices, ``why_hook`` says why it is not mode spec."""
+    cdi = {"devices": list(request.cdi_devices), "files": list(files), "containerEdits": edits or {}}
+    show.data({**plan_to_json(plan), **cdi, "why_hook": why_hook, "request": to_data(request)})
+
+
+def _print_plan(plan: Plan, request: Request, host: HostFacts, recorded: str, why_hook: str, each: bool) -> None:
     show.fields(
         [
             ("host", show.host_line(host, recorded)),
@@ -113,16 +122,14 @@ def _print_plan(plan: Plan, request: Request, host: HostFacts, recorded: str, wh
         ]
     )
     print()
-    rows = [(action.describe(), action.reason) for action in plan.actions]
-    if sys.stdout.isatty():
-        show.table(("action", "reason"), rows)
-    else:  # actions differ much in length: aligned columns would be mostly blanks
-        for action, reason in rows:
-            print(f"{printable(action)}  # {printable(reason)}")
+    _print_steps(plan_steps(plan), each, plan.notes)
+
+
+def _print_steps(steps: Sequence[Step], each: bool, notes: Sequence[str]) -> None:
+    print_steps(steps, each, states=False)
     print()
-    show.notes(plan.notes)
-    rules = len(plan.device_rules())
-    print(f"{show.count(len(plan.actions), 'action')}, of them {show.count(rules, 'device rule')}; nothing was changed")
+    show.notes(notes)
+    print(f"plan: {sum_line(steps)}; nothing was changed{'' if each else ' (every step: --steps)'}")
 
 
 def request_fields(request: Request) -> list[tuple[str, str]]:
@@ -171,7 +178,11 @@ def image_line(image: ImageFacts) -> str:
 
 
 def _show_cdi_plan(
-    request: Request, container: dict[str, Any], settings: Settings, json: bool, read_host: Callable[[], HostFacts]
+    request: Request,
+    container: dict[str, Any],
+    settings: Settings,
+    how: tuple[bool, bool],
+    read_host: Callable[[], HostFacts],
 ) -> None:
     """Print what the request's devices stand for; nothing is changed.
 
@@ -182,12 +193,12 @@ def _show_cdi_plan(
 
     from ocigpu.bundle.inject import inject
     from ocigpu.bundle.policy import owns_device_policy
-    from ocigpu.cdi.compare import edit_rows
     from ocigpu.cdi.conditions import check_conditions
     from ocigpu.cdi.generate import merge_edits
     from ocigpu.cdi.registry import read_registry
     from ocigpu.cli.cdi import file_state
 
+    json, each = how
     resolved = read_registry(settings).resolve(request.cdi_devices)
     unseen = check_conditions(request, resolved.specs, read_host)
     root = owns_device_policy()
@@ -202,16 +213,8 @@ def _show_cdi_plan(
     files = [(spec.path, file_state(spec.annotations, settings)) for spec in resolved.specs]
     edits = merge_edits(resolved.edits)
     if json:
-        show.data(
-            {
-                "mode": "cdi",
-                "devices": list(request.cdi_devices),
-                "files": [{"file": path, "state": state.word, "reasons": list(state.reasons)} for path, state in files],
-                "containerEdits": edits,
-                "notes": notes,
-                "request": to_data(request),
-            }
-        )
+        data = [{"file": path, "state": state.word, "reasons": list(state.reasons)} for path, state in files]
+        _show_data(Plan((), notes=tuple(notes), mode="cdi"), request, data, edits)
         return
     show.fields(
         [
@@ -222,8 +225,4 @@ def _show_cdi_plan(
         ]
     )
     print()
-    rows = edit_rows(edits)
-    show.table(("edit", "details"), rows)
-    print()
-    show.notes(notes)
-    print(f"{show.count(len(rows), 'edit')} from {show.count(len(files), 'CDI specification')}; nothing was changed")
+    _print_steps(edit_steps(edits, f"CDI devices in {', '.join(path for path, _ in files)}"), each, notes)

@@ -3,7 +3,7 @@
 import os
 import signal
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any, Self
 
@@ -12,23 +12,48 @@ from ocigpu.cli.manual import columns
 from ocigpu.core.errors import printable
 from ocigpu.core.facts import HostFacts
 
+COLOURS = {
+    **dict.fromkeys(("+", "ok", "there", "allowed", "as granted", "fresh", "running"), "32"),
+    **dict.fromkeys(("~", "warning", "stale", "detached", "paused", "created", "no node"), "33"),
+    **dict.fromkeys(("error", "lost", "missing", "another", "refused", "denied", "conflict", "less", "more"), "31"),
+}
+"""Words that have a colour on a terminal, wherever they stand alone: green, yellow and red of ECMA-48's SGR."""
 NARROW = 12
 """Columns of a table's column that is not folded further."""
 
 
-def data(value: Any) -> None:
-    """Print a value as indented JSON."""
+SCHEMA_VERSION = 1
+"""Of the JSON that commands print: one more when a key goes or means something else; new keys change nothing."""
+
+
+def data(value: Mapping[str, Any]) -> None:
+    """Print an object as indented JSON, with ``schema-version`` first."""
     import json
 
-    print(json.dumps(value, indent=2))
+    print(json.dumps({"schema-version": SCHEMA_VERSION, **value}, indent=2))
 
 
-def fields(rows: Iterable[tuple[str, str]]) -> None:
-    """Print (name, value) pairs as aligned lines; an empty name continues the value above it."""
+def fields(rows: Iterable[tuple[str, str]], whole: Container[str] = ()) -> None:
+    """Print (name, value) pairs as aligned lines; an empty name continues the value above it.
+
+    A long value is folded on a terminal, but those of the names in ``whole``: commands, to be copied.
+    """
     pairs = list(rows)
     width = max((len(name) for name, _ in pairs), default=0)
+    last = ""
     for name, value in pairs:
-        print(f"{name:<{width}}  {printable(value)}".rstrip())
+        last = name or last
+        first, *more = [printable(value)] if last in whole else _folded(printable(value), width + 2)
+        head = styled(f"{name:<{width}}", "1") if name else " " * width
+        print(f"{head}  {first}".rstrip())
+        for line in more:
+            print(f"{'':<{width}}  {line}")
+
+
+def _folded(text: str, indent: int) -> list[str]:
+    """Return a text as lines that fit a terminal below each other, ``indent`` columns from its left; one elsewhere."""
+    room = columns() - indent
+    return manual.fold(text, max(room, NARROW), 0) or [""] if sys.stdout.isatty() else [text]
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]], fold: bool = True) -> None:
@@ -44,14 +69,21 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]], fold: bool = Tr
     for number, row in enumerate(clean):
         cells = (_pieces(cell, width) for cell, width in zip(row, widths, strict=True))
         for parts in zip_longest(*cells, fillvalue=""):
-            line = "  ".join(part.ljust(width) for part, width in zip(parts, widths, strict=True)).rstrip()
-            print(styled(line, "" if number else "1"))
+            padded = [part.ljust(width) for part, width in zip(parts, widths, strict=True)]
+            if number:
+                padded = [styled(part, COLOURS.get(cell)) for part, cell in zip(padded, row, strict=True)]
+            print(styled("  ".join(padded).rstrip(), "" if number else "1"))
 
 
 def styled(line: str, style: str | None) -> str:
     """Return a line in a style of a terminal (ECMA-48's SGR), if there is one and nobody objects (no-color.org)."""
     wanted = style and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     return f"\x1b[{style}m{line}\x1b[0m" if wanted else line
+
+
+def coloured(text: str) -> str:
+    """Return a word that says how something is in its colour, on a terminal."""
+    return styled(text, COLOURS.get(text.strip()))
 
 
 def _pieces(text: str, width: int) -> list[str]:
@@ -64,7 +96,8 @@ def notes(texts: Iterable[str], apart: bool = False) -> None:
     for number, note in enumerate(texts):
         if apart and not number:
             print()
-        print(f"note: {printable(note)}")
+        first, *more = _folded(printable(note), len("note: "))
+        print(f"{styled('note:', '33')} {first}", *(f"      {line}" for line in more), sep="\n")
 
 
 def diff(lines: Iterable[str]) -> None:

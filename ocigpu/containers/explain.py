@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ocigpu.bundle.declared import LD_CACHE
 from ocigpu.bundle.rootfs import MAX_LD_CACHE
-from ocigpu.cdi.compare import edit_rows
 from ocigpu.cdi.registry import read_registry
 from ocigpu.containers.asked import describe_users, find_users, tell_origin
 from ocigpu.containers.believed import Container
@@ -16,6 +15,7 @@ from ocigpu.containers.find import Target, open_root
 from ocigpu.containers.planned import Planned, plan_bundle
 from ocigpu.containers.report import Report, detached_paths, make_reports
 from ocigpu.containers.rules import read_allowed
+from ocigpu.containers.steps import Step, edit_steps, plan_steps
 from ocigpu.core.actions import AllowDevice, Bind, JoinGroup, Link, Node, Plan, RefreshLdCache, Tmpfs
 from ocigpu.core.config_json import get_list, get_object, rootfs_path
 from ocigpu.core.errors import OcigpuError
@@ -38,19 +38,6 @@ IN_ORDER = ("there", "allowed", "detached", "")
 
 VOID = "not told any more: what its CDI devices bring sets NVIDIA_VISIBLE_DEVICES to void"
 FOUND_BY_NODES = "CDI devices, told by their nodes"
-
-
-class Step(NamedTuple):
-    """One part of a plan: ``what``, where it comes from (a host path, the target of a link), why, and how it is now.
-
-    ``now``: "there", "missing", "another" (something else has its place), "refused" (a node that the device cgroup does
-    not allow), "allowed", "detached" (taken away by ocigpu detach) or "" (not looked at).
-    """
-
-    what: str
-    source: str
-    reason: str
-    now: str = ""
 
 
 class Capability(NamedTuple):
@@ -155,29 +142,8 @@ def _settings_of(mode: str, settings: Settings) -> Settings:
 def _steps(planned: Planned) -> list[Step]:
     if planned.cdi is not None:
         edits = zip(planned.cdi.edits, planned.cdi.files, strict=True)
-        return [Step(" ".join(row), "", f"CDI devices in {file}") for part, file in edits for row in edit_rows(part)]
-    return _plan_steps(planned.plan, {}) if planned.plan is not None else []
-
-
-def _plan_steps(plan: Plan, now: dict[int, str]) -> list[Step]:
-    """Return the actions of a plan; a node and the rule for it are one step.  ``now``: state by place in the plan."""
-    nodes = {(action.node.major, action.node.minor) for action in plan.actions if isinstance(action, Node)}
-    return [
-        Step(*_shown(action), action.reason, now.get(place, ""))
-        for place, action in enumerate(plan.actions)
-        if not isinstance(action, AllowDevice) or (action.major, action.minor) not in nodes
-    ]
-
-
-def _shown(action: "Action") -> tuple[str, str]:
-    """Return what an action makes, and of what on the host."""
-    if isinstance(action, Bind):
-        return f"{action.kind} {action.container_path}", action.host_path
-    if isinstance(action, Link):
-        return f"link {action.container_path}", action.target
-    if isinstance(action, Node):
-        return f"node {action.node.container_path} {action.node.major}:{action.node.minor}", action.node.host_path
-    return action.describe(), ""
+        return [step for part, file in edits for step in edit_steps(part, f"CDI devices in {file}")]
+    return plan_steps(planned.plan) if planned.plan is not None else []
 
 
 def _look_at_steps(plan: Plan, container: Container) -> tuple[list[Step], list[str]]:
@@ -197,7 +163,7 @@ def _look_at_steps(plan: Plan, container: Container) -> tuple[list[Step], list[s
 
     ((states, problem),) = look_into([container], look)
     if problem:
-        return _plan_steps(plan, {}), [*notes, problem]
+        return plan_steps(plan), [*notes, problem]
     now = dict(enumerate(states))
     for place, action in enumerate(plan.actions if not allowed.unknown else ()):
         number = (action.node.major, action.node.minor) if isinstance(action, Node) else ()
@@ -206,7 +172,7 @@ def _look_at_steps(plan: Plan, container: Container) -> tuple[list[Step], list[s
             now[place] = "refused"
         elif isinstance(action, AllowDevice):
             now[place] = "allowed"
-    return _plan_steps(plan, now), notes
+    return plan_steps(plan, now), notes
 
 
 def _read_groups(proc_fd: int) -> set[int]:

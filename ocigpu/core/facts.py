@@ -237,6 +237,7 @@ def facts_to_json(facts: HostFacts) -> "dict[str, Any]":
 def facts_from_json(data: "dict[str, Any]") -> HostFacts:
     """Return the facts that :func:`facts_to_json` wrote; raises KeyError or TypeError for other data."""
     plain = dict(data)
+    plain.pop("schema-version", None)  # of ocigpu facts --json
     plain["gpus"] = tuple(
         Gpu(
             **{

@@ -55,9 +55,8 @@ class HostEngine:
         ]
         if len(found) > 1:
             shown = ", ".join(f"{daemon.engine} {daemon.config}".strip() for daemon in found)
-            raise install_error(
-                f"{len(found)} engines run on this node: {shown}", "Say which: --engine, --engine-config"
-            )
+            hint = "Say which: --engine, --engine-config"
+            raise install_error(f"{len(found)} engines run on this node: {shown}", hint)
         return self._look(found[0]) if found else None
 
     def require(self) -> Running:

@@ -19,6 +19,7 @@ from ocigpu.cli import show
 from ocigpu.cli.common import load_settings
 from ocigpu.cli.main import COMMANDS, main
 from ocigpu.cli.show import Progress
+from ocigpu.cli.steps import _join
 from ocigpu.cli.toml import toml_value
 from ocigpu.core.facts import HostFacts, facts_from_json
 from ocigpu.core.settings import KEYS
@@ -26,6 +27,7 @@ from ocigpu.core.settings import KEYS
 PACKAGE = Path(__file__).resolve().parents[2] / "ocigpu"
 Run = Callable[..., tuple[int, str, str]]
 Record = Callable[[HostFacts], str]
+LIBRARY_LINK = "/usr/lib64/libcuda.so.1 -> libcuda.so.550.163.01"
 
 
 def write_bundle(path: Path, env: list[str], rootfs: bool = True) -> Path:
@@ -56,10 +58,44 @@ def test_plan_shows_host_request_grant_and_each_action_with_its_reason(
     assert "request       NVIDIA_VISIBLE_DEVICES=0,2" in lines
     assert "granted       GPU 0  GPU-4d4f434b-0000-0000-0000-000000000000  Mock NVIDIA A100-SXM4-40GB" in lines
     assert "              GPU 2  GPU-4d4f434b-0000-0000-0000-000000000002  Mock NVIDIA A100-SXM4-40GB" in lines
-    action = next(line for line in lines if line.startswith("node /dev/nvidia2 c 195:2"))
-    assert "granted by NVIDIA_VISIBLE_DEVICES=0,2" in action
+    groups = {tuple(line.split()[:3]): line for line in lines[lines.index("") + 2 : -2]}
+    assert len(groups) <= 12
+    nodes = groups["+", "2", "nodes"]
+    assert "/dev/nvidia0, nvidia2 " in nodes
+    assert "granted by NVIDIA_VISIBLE_DEVICES=0,2" in nodes
+    assert "/usr/bin/nvidia-cuda-mps-control and 4 more " in groups["+", "5", "files"]
+    assert groups["~", "ldconfig", "/usr/lib64"].endswith("the container's loader finds libraries in its cache")
+    assert lines[-1] == "plan: 38 to add, 2 to change, 0 to hide; nothing was changed (every step: --steps)"
+
+
+def test_plan_shows_every_step_below_its_reason(run: Run, record: Record, facts: HostFacts) -> None:
+    status, out, _ = run("plan", "--facts", record(facts), "--gpus", "0,2", "--steps")
+    assert status == 0
+    lines = out.splitlines()
+    place = lines.index("    +  node /dev/nvidia2 195:2")
+    assert lines[place - 1].startswith("GPU 2 (")
+    assert lines[place - 1].endswith("granted by NVIDIA_VISIBLE_DEVICES=0,2")
+    assert f"    +  link {LIBRARY_LINK}" in lines
     assert not any("/dev/nvidia1 " in line for line in lines)
-    assert lines[-1].endswith("nothing was changed")
+    steps = [line for line in lines if line.startswith(("    + ", "    ~ "))]
+    assert f"plan: {len(steps) - 2} to add, 2 to change, 0 to hide; nothing was changed" in lines
+
+
+@pytest.mark.parametrize(
+    ("reasons", "expected"),
+    [
+        (["a b"], "a b"),
+        (["driver file, needed by a", "driver file, needed by b"], "driver file, needed by a, b"),
+        (["GPU 0 is granted", "GPU 1 is granted", "GPU 1 is granted"], "GPU 0, 1 is granted"),
+        (["this", "that one"], "this; that one"),
+        (["a", "a b"], "a b"),
+        (["node of GPU 0, for b", "node of GPU 1, for b"], "node of GPU 0, 1, for b"),
+        (["needed by a, b", "needed by b, c"], "needed by a, b, c"),
+        ([f"GPU {number} is granted" for number in range(64)], "GPU ... is granted"),
+    ],
+)
+def test_several_reasons_are_said_as_one(reasons: list[str], expected: str) -> None:
+    assert _join(reasons) == expected
 
 
 def test_plan_of_a_simulated_host_says_so_in_its_first_line(run: Run, record: Record, facts: HostFacts) -> None:
@@ -337,7 +373,7 @@ def test_config_show_tells_where_a_value_is_from(run: Run, tmp_path: Path, monke
 def test_config_keys_lists_all_of_them(run: Run) -> None:
     out = run("config", "keys")[1]
     assert [line.split()[0] for line in out.splitlines()[1:]] == [key.name for key in KEYS]
-    assert len(json.loads(run("config", "keys", "--json")[1])) == len(KEYS)
+    assert len(json.loads(run("config", "keys", "--json")[1])["keys"]) == len(KEYS)
 
 
 @given(st.one_of(st.text(), st.booleans(), st.lists(st.text(), max_size=3).map(tuple)))

@@ -85,7 +85,7 @@ def test_json_says_everything_that_was_done(host: Path, capsys: pytest.CaptureFi
     assert result["links"] == [{"path": "/usr/local/bin/nvidia-container-runtime-hook", "target": "ocigpu-hook"}]
     assert [file["path"] for file in result["files"]] == ["/etc/docker/daemon.json"]
     assert main(["engine", "status", "docker", "--root", str(host), "--json"]) == 0
-    (status,) = json.loads(capsys.readouterr().out)
+    (status,) = json.loads(capsys.readouterr().out)["engines"]
     assert status["configured"] is True
     assert status["is_default"] is False
     assert status["gpus_hook_ours"] is True

@@ -84,13 +84,13 @@ def test_explain_prints_cause_and_fix(run: Run) -> None:
     assert status == 0
     assert CODES["OCIGPU-SET-2"].cause in out
     assert CODES["OCIGPU-SET-2"].fix in out
-    assert json.loads(run("explain", "SET-2", "--json")[1])["code"] == "OCIGPU-SET-2"
+    assert json.loads(run("explain", "SET-2", "--json")[1])["codes"][0]["code"] == "OCIGPU-SET-2"
 
 
 def test_explain_without_a_code_lists_all(run: Run) -> None:
     out = run("explain")[1]
     assert [line.split()[0] for line in out.splitlines()[1:]] == list(CODES)
-    assert [item["code"] for item in json.loads(run("explain", "--json")[1])] == list(CODES)
+    assert [item["code"] for item in json.loads(run("explain", "--json")[1])["codes"]] == list(CODES)
 
 
 def test_explain_prints_the_page(run: Run) -> None:

@@ -111,9 +111,9 @@ def test_a_log_is_explained_in_its_order_once_each(run: Run, monkeypatch: pytest
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(log)))
     status, output, _ = run("explain", "-", "--json", "--no-checks")
     assert status == 0
-    found = [(entry.get("line"), entry.get("title")) for entry in json.loads(output)]
-    assert found == [
-        (None, None),
+    data = json.loads(output)
+    assert [entry["code"] for entry in data["codes"]] == ["OCIGPU-DEV-1"]
+    assert [(entry["line"], entry["title"]) for entry in data["messages"]] == [
         (2, "no devices"),
         (5, "GPU fallen off the bus"),
         (6, "CUDA: fault inside of the program"),
@@ -130,7 +130,7 @@ def test_the_causes_are_looked_for_on_this_host(run: Run) -> None:
     assert "no-gpu" in output
     assert "nouveau-loaded" in output
     status, output, _ = run("explain", "NVRM: No NVIDIA devices probed", "--json")
-    (entry,) = json.loads(output)
+    (entry,) = json.loads(output)["messages"]
     assert {item["name"] for item in entry["here"]} == set(entry["findings"])
     assert all(item["severity"] and item["text"] for item in entry["here"])
 
@@ -161,10 +161,9 @@ def test_a_log_is_explained_with_the_codes_in_it(run: Run) -> None:
     assert status == 0
     assert output.index("OCIGPU-DEV-1") < output.index("hook of a container failed")
     status, output, _ = run("explain", log, "--json")
-    assert [entry.get("code", entry.get("title")) for entry in json.loads(output)] == [
-        "OCIGPU-DEV-1",
-        "hook of a container failed",
-    ]
+    data = json.loads(output)
+    assert [entry["code"] for entry in data["codes"]] == ["OCIGPU-DEV-1"]
+    assert [entry["title"] for entry in data["messages"]] == ["hook of a container failed"]
 
 
 def test_a_finding_is_explained(run: Run) -> None:
@@ -172,7 +171,7 @@ def test_a_finding_is_explained(run: Run) -> None:
     assert status == 0
     assert "CUDA needs nvidia-uvm" in output
     status, output, _ = run("explain", "uvm-missing", "--json")
-    assert json.loads(output)["finding"] == "uvm-missing"
+    assert json.loads(output)["findings"][0]["finding"] == "uvm-missing"
 
 
 def test_an_unknown_message_is_an_error_with_a_hint(run: Run) -> None:
@@ -187,4 +186,4 @@ def test_all_messages_are_listed(run: Run) -> None:
     assert status == 0
     assert output.count("\n") == 1 + sum(len(entry.texts) for entry in MESSAGES)
     status, output, _ = run("explain", "--messages", "--json")
-    assert len(json.loads(output)) == len(MESSAGES)
+    assert len(json.loads(output)["messages"]) == len(MESSAGES)

@@ -28,7 +28,7 @@ def explain(host: SimulatedHost, target: str | Path, *words: str) -> str:
 
 
 def explained(host: SimulatedHost, target: str | Path, *words: str) -> dict[str, Any]:
-    data: dict[str, Any] = json.loads(explain(host, target, "--json", *words))
+    data: dict[str, Any] = json.loads(explain(host, target, "--json", *words))["explanation"]
     return data
 
 
@@ -151,7 +151,7 @@ def test_why_mode_spec_leaves_a_container_to_the_hook(
 
     bundle = make_bundle(WAITING, {"NVIDIA_VISIBLE_DEVICES": "0"}, edit=share)
     settings = settings_with(simulated_host, "runc", bundle.with_name("settings.toml"), "spec")
-    data = json.loads(ocigpu("explain", str(bundle), "--json", "--config", str(settings)))
+    data = json.loads(ocigpu("explain", str(bundle), "--json", "--config", str(settings)))["explanation"]
     assert data["planned_mode"] == "hook"
     assert data["spec"].startswith("needs the hook: ")
     assert "is in or below what is mounted on /usr" in data["spec"]

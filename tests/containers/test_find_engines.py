@@ -37,7 +37,7 @@ def indices(found: dict[str, Any]) -> list[tuple[int, str]]:
 def explained(host: SimulatedHost, target: str, root: str) -> dict[str, Any]:
     data: dict[str, Any] = json.loads(
         ocigpu("explain", target, "--json", "--config", str(host.settings), "--root", root)
-    )
+    )["explanation"]
     return data
 
 

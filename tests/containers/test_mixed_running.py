@@ -106,7 +106,7 @@ def test_ps_and_explain_show_the_gpus_of_both(lab: Lab) -> None:
         said = ocigpu(made, "explain", made.name).stdout
         assert "NVIDIA_VISIBLE_DEVICES=1 AMD_VISIBLE_DEVICES=1" in said
         assert all(lab.host.gpus[number] in said for number in (1, 3))
-        assert json.loads(ocigpu(made, "explain", made.name, "--json").stdout)["missing"] == []
+        assert json.loads(ocigpu(made, "explain", made.name, "--json").stdout)["explanation"]["missing"] == []
 
 
 def test_the_keeper_gives_back_what_an_update_has_taken(lab: Lab) -> None:

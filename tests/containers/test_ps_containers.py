@@ -216,7 +216,7 @@ def test_what_was_attached_and_detached_is_neither_lost_nor_too_much(
         ocigpu("detach", made.name, "--gpu", "3", *words)
         found = listed(simulated_host, made)
         assert (states(found), found["lost"], found["beyond"]) == ({"1": "ok", "3": "detached"}, [], [])
-        explained = json.loads(ocigpu("explain", made.name, "--json", *words))
+        explained = json.loads(ocigpu("explain", made.name, "--json", *words))["explanation"]
         assert {step["what"].split()[1] for step in explained["steps"] if step["now"] not in ("there", "")} == {
             "/dev/nvidia3"
         }

@@ -143,7 +143,7 @@ def test_all_containers_are_repaired_whatever_one_of_them_says(
             (cgroup_directory(shared, "v1") / "devices.deny").write_text("c 195:3 rw")
             result = ocigpu(shared, "repair", "--all", "--json", status=1)
             assert f"{broken.name}: OCIGPU-SPEC-1" in result.stderr
-            rows = {row["name"]: row for row in json.loads(result.stdout)}
+            rows = {row["name"]: row for row in json.loads(result.stdout)["containers"]}
             assert rows[lost.name]["lost"] == ["device rule c 195:3 rw"]
             assert rows[lost.name]["done"] is True
         finally:

@@ -72,7 +72,9 @@ def test_the_advice_on_gpus_all_makes_it_work(
     with start_docker(place, image, {}, environment, view=view_of("v2")) as docker:
         failed = docker(*GPUS, check=False)
         assert 'could not select device driver "" with capabilities: [[gpu]]' in failed.stderr
-        (entry,) = json.loads(ocigpu(programs, "explain", "-", "--json", text=failed.stderr, socket=docker.socket))
+        (entry,) = json.loads(ocigpu(programs, "explain", "-", "--json", text=failed.stderr, socket=docker.socket))[
+            "messages"
+        ]
         file = place / "daemon.json"
         fixes = fixes_on(file, entry["here"], "engine-not-configured")
         assert fixes == [f"ocigpu engine configure docker --engine-config {file}", "systemctl restart docker"]

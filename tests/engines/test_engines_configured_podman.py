@@ -74,7 +74,7 @@ def test_podman_finds_the_runtime_in_the_drop_in(directory: Path, shim: Path) ->
     info = ["podman", *places, "info", "--format={{.Host.OCIRuntime.Name}} {{.Host.OCIRuntime.Path}}"]
     env = {"PATH": SYSTEM_PATH, "HOME": str(directory)}
     assert run([*private, *info], env=env).stdout.strip() == f"ocigpu {shim}"
-    (status,) = json.loads(run([*ocigpu, "status", "podman", "--json"]).stdout)
+    (status,) = json.loads(run([*ocigpu, "status", "podman", "--json"]).stdout)["engines"]
     assert (status["is_default"], status["problems"]) == (True, [])
     run([*ocigpu, "remove", "podman"])
     assert [path.name for path in etc.iterdir()] == ["containers.conf"]
