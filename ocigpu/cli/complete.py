@@ -42,6 +42,8 @@ def print_candidates(
     """Print what can be in the place of the last word; returns the exit status, which is always 0."""
     words = [word for word in words if word != "="] + [""] * (words[-1:] in ([], ["="]))  # bash parts words at it
     last = words[-1]
+    if words[0] == "help" and words[1:] and not last.startswith("-"):
+        words = words[1:]
     try:
         name, before = find_command(words[:-1])
         for value, about in dict(_candidates(name, before, last, commands)).items():

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 COMMANDS = {
+    "status": "about:status_command",
     "plan": "plan:plan_command",
     "list": "host:list_command",
     "facts": "host:facts_command",
@@ -65,6 +66,8 @@ COMMANDS = {
     "sim remove": "sim:remove_command",
     "completion": "complete:completion_command",
     "nvidia-ctk": "vendor_ctk:ctk_command",
+    "help": "about:help_command",
+    "version": "about:version_command",
 }
 """Every command, with the module of this room and the function that it is."""
 LENIENT = ("device-plugin", "exporter", "node-labels", "mps-control-daemon", "nvidia-ctk")
@@ -125,11 +128,9 @@ def _run(words: list[str]) -> "Any":
     if not words:
         print(manual.render_help("", COMMANDS))
         return 2
-    if words[0] in ("--version", "version"):
+    if words[0] == "--version" or words == ["version"]:
         print(f"{PROGRAM} {__version__}")
         return 0
-    if words[0] == "help":
-        words = [*words[1:], HELP[0]]
     name, rest = find_command(words)
     try:
         if name not in COMMANDS and rest and rest[0] in HELP:

@@ -17,6 +17,8 @@ from support.process import Completed, explain, run
 from support.product import PROGRAMS, SimulatedHost, gpu_names, listed_uuids
 from support.runtimes import Answers, answers, parts, probe, script
 
+from ocigpu.cli.main import find_command
+from ocigpu.cli.manual import read_page
 from ocigpu.containers.live import Live, open_live
 from ocigpu.containers.verify import NodeRow, Verified
 from ocigpu.containers.verify import verify as verify_live
@@ -36,7 +38,13 @@ def view(made: Made) -> tuple[str, ...]:
 def ocigpu(made: Made, *words: str, status: int | None = 0) -> Completed:
     """Run a command of ours on a container's state directory; a wrong exit status shows what it said."""
     environment = {name: text for name, text in made.environment.items() if name != "LD_PRELOAD"}
-    command = [*view(made), PROGRAMS / "ocigpu", *words, "--root", made.state]
+    known = read_page(find_command(words)[0]).options
+    command = [
+        *view(made),
+        PROGRAMS / "ocigpu",
+        *words,
+        *(["--state-dir", made.state] if "--state-dir" in known else []),
+    ]
     result = run(command, env=environment, check=False)
     assert status is None or result.returncode == status, explain(result)
     assert "Traceback" not in result.stderr, explain(result)

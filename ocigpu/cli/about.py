@@ -1,0 +1,131 @@
+"""``ocigpu status``, ``version`` and ``help``: what is installed and how this machine stands, on one screen."""
+
+import os
+import sys
+from typing import Any
+
+from ocigpu import __version__
+from ocigpu.cli import show
+
+PROGRAMS = ("ocigpu-runtime", "ocigpu-hook", "ocigpu-container-cli")
+UNITS = ("ocigpu-cdi-refresh.path", "ocigpu-cdi-refresh.service", "ocigpu-watch.service", "ocigpu-repair.service")
+BOOTED = "/run/systemd/system"
+"""It is there when the machine was booted with systemd (sd_booted(3))."""
+SECONDS = 3
+
+
+def help_command(command: list[str] | None = None) -> int:
+    from ocigpu.cli.main import main
+
+    return main([*(command or []), "--help"])
+
+
+def version_command(json: bool = False) -> None:
+    if json:
+        show.data(_version())
+    else:
+        print(f"ocigpu {__version__}")
+
+
+def _version() -> dict[str, str]:
+    library = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    return {"version": __version__, "python": sys.version.split(" ")[0], "library": library}
+
+
+def status_command(config: str = "", json: bool = False) -> None:
+    from ocigpu.cdi.registry import read_registry
+    from ocigpu.cli.cdi import file_state
+    from ocigpu.cli.common import load_settings
+    from ocigpu.core.errors import HostError
+    from ocigpu.core.facts import HostFacts, to_data
+    from ocigpu.engines.places import find_program, is_program
+    from ocigpu.engines.status import read_engine_status
+    from ocigpu.gpus.vendors import read_host_facts
+
+    settings = load_settings(config)
+    notes = []
+    try:
+        facts = read_host_facts(settings, kept=True)
+    except HostError as error:
+        facts, notes = HostFacts(), [error.message]
+    beside = os.path.dirname(os.path.abspath(sys.argv[0]))
+    paths = {name: os.path.join(beside, name) for name in PROGRAMS}
+    programs = {name: path if is_program("/", path) else find_program("/", name) for name, path in paths.items()}
+    engines = [one for one in read_engine_status() if one.installed]
+    registry = read_registry(settings)
+    notes += [f"{path}: {reason}" for path, reason in registry.errors]
+    files = [(spec.path, spec.kind, file_state(spec.annotations, settings)) for spec in registry.specs]
+    units, problem = _read_units()
+    notes += [problem] if problem else []
+    if json:
+        names = ("simulated", "driver_root", "driver_version", "cuda_version", "gpus")
+        engine_names = ("engine", "flavour", "running", "configured", "is_default", "cdi", "gpus_hook_ours", "problems")
+        show.data(
+            {
+                **_version(),
+                "programs": programs,
+                "settings": settings.path,
+                **{name: to_data(getattr(facts, name)) for name in names},
+                "engines": [{name: to_data(getattr(one, name)) for name in engine_names} for one in engines],
+                "cdi": [{"file": path, "kind": kind, "state": state.word} for path, kind, state in files],
+                "units": units,
+                "notes": notes,
+            }
+        )
+        return
+    version = _version()
+    fields = [("ocigpu", f"{__version__}, Python {version['python']}, in {version['library']}")]
+    fields += [("programs" if not number else "", path or f"{name}: not found")
+               for number, (name, path) in enumerate(programs.items())]  # fmt: skip
+    fields += [
+        ("settings", settings.path or "the defaults: there is no file"),
+        ("host", show.host_line(facts)),
+        ("driver", show.driver_line(facts) if facts.driver_version or facts.gpus else "none"),
+    ]
+    models: dict[str, int] = {}
+    for gpu in facts.gpus:
+        models[gpu.model] = models.get(gpu.model, 0) + 1
+    fields += [
+        ("GPUs" if not number else "", f"{many} x {model}") for number, (model, many) in enumerate(models.items())
+    ]
+    show.fields(fields)
+    rows = [
+        (
+            f"{one.engine} ({one.flavour})" if one.flavour else one.engine,
+            "running" if one.running else "-",
+            "default" if one.is_default else "yes" if one.configured else "no",
+            one.cdi,
+            ("yes" if one.gpus_hook_ours else "no") if one.engine == "docker" else "-",
+        )
+        for one in engines
+    ]
+    for headers, lines in (
+        (("engine", "state", "knows ocigpu", "cdi", "--gpus"), rows),
+        (("cdi file", "kind", "state"), [(path, kind, state.word) for path, kind, state in files]),
+        (("unit", "enabled", "active"), [(one["unit"], one["enabled"], one["active"]) for one in units]),
+    ):
+        if lines:
+            print()
+            show.table(headers, lines, fold=False)
+    notes += [] if engines else ["no container engine was found"]
+    notes += [] if files else ["no CDI specification"]
+    show.notes([*notes, *(f"{one.engine}: {text}" for one in engines for text in one.problems)], apart=True)
+
+
+def _read_units() -> tuple[list[dict[str, Any]], str]:
+    """Return the states of our units that systemd knows (systemctl(1), show), and why they are not known."""
+    if not os.path.isdir(BOOTED):
+        return [], ""
+    from ocigpu.system.programs import run_program
+
+    command = ["systemctl", "show", "--property=Id,LoadState,UnitFileState,ActiveState", *UNITS]
+    try:
+        output = run_program(command, SECONDS).output
+    except OSError as error:
+        return [], f"units: systemctl: {error.strerror or 'no answer in time'}"
+    found = [dict(line.partition("=")[::2] for line in block.splitlines()) for block in output.split("\n\n")]
+    return [
+        {"unit": one["Id"], "enabled": one.get("UnitFileState") or "-", "active": one.get("ActiveState", "-")}
+        for one in found
+        if one.get("LoadState") == "loaded"
+    ], ""
