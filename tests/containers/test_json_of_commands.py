@@ -81,7 +81,7 @@ def test_json_is_an_object_of_one_shape(
             shapes = set()
             for line in lines:
                 data: Any = json.loads(ocigpu(made, *line.format(**words).split(), "--json", status=None).stdout)
-                assert list(data)[0] == "schema-version", line
+                assert next(iter(data)) == "schema-version", line
                 assert data["schema-version"] == SCHEMA_VERSION
                 shapes.add(frozenset(data))
             assert len(shapes) == 1, (name, shapes)
