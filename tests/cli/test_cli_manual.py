@@ -138,6 +138,7 @@ MANY_WORDS = {
     "--force": "do it although something is in the way",
     "--engine-config": "configuration file of the engine",
     "--gpus": "how many a simulated host has",
+    "--interval": "how often to look, in seconds",
     "--json": "output for programs: one document, or a document for each line of a log",
     "--markdown": "print a page of docs/",
     "--model": "of a simulated host's GPUs",

@@ -49,6 +49,8 @@ LINES = {
     "status": ["status"],
     "system create-dev-char-symlinks": ["system create-dev-char-symlinks --dry-run"],
     "system create-device-nodes": ["system create-device-nodes --dry-run"],
+    "top": ["top --once", "top --sort memory"],
+    "topology": ["topology"],
     "trace": ["trace {trace}"],
     "verify": ["verify {name}"],
     "version": ["version"],
