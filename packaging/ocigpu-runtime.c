@@ -15,13 +15,14 @@ static char *take(char **at, const char *before, const char *after)
 static char *read_kept(const char *config, const char *search, char **words)
 {
 	static char text[1 << 16];
-	char name[64], *at = text, *file, *mark;
+	char name[512], *at = text, *file, *mark;
 	struct stat found, marked;
 	const char *run = !stat("/", &found) && found.st_uid == geteuid() ? RUN : getenv("XDG_RUNTIME_DIR");
 	if (!search || !run || *run != '/' || stat(run, &found) || found.st_uid != geteuid())
 		return NULL;
 	int cache = open_own(open(run, O_PATH | O_DIRECTORY | O_CLOEXEC), "ocigpu", O_PATH | O_DIRECTORY, S_IFDIR);
-	snprintf(name, sizeof name, "next-%zu-%zu", strlen(config), strlen(search));
+	file = strrchr(config, '/');
+	snprintf(name, sizeof name, "next-%zu-%zu-%s", strlen(config), strlen(search), file ? file + 1 : config);
 	ssize_t size = read(open_own(cache, name, O_RDONLY, S_IFREG), text, sizeof text - 1);
 	if (size < 0 || strlen(text) != (size_t)size || !(file = take(&at, "same '", "' '")) || strcmp(file, config) ||
 	    !(file = take(&at, "", "' &&\n")) || strcmp(file, search))

@@ -26,7 +26,7 @@ sys.exit(main(sys.argv[1:]))' "$0" "$@"
 if [ -O / ]; then cache=@run@; else cache=${XDG_RUNTIME_DIR:-}; fi # root's, or the user's
 case $cache in /*) [ -O "$cache" ] || full "$@" ;; *) full "$@" ;; esac
 cache=$cache/ocigpu
-next=$cache/next-${#OCIGPU_CONFIG}-${#PATH} # engines differ in these; what is in the file compares the whole
+next=$cache/next-${#OCIGPU_CONFIG}-${#PATH}-${OCIGPU_CONFIG##*/} # engines differ in these; what is in it compares the whole
 same() { [ "$1" = "$OCIGPU_CONFIG" ] && [ "$2" = "$PATH" ]; }
 is() { # whether a file has the time that it had; older ones are put back, and clocks set
   if [ "$2" = none ]; then [ ! -e "$1" ]; else

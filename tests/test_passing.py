@@ -212,7 +212,7 @@ class Place:
     @property
     def next(self) -> Path:
         config, search = self.environment["OCIGPU_CONFIG"], os.fsencode(self.environment["PATH"])
-        return self.cache / f"next-{len(config)}-{len(search)}"
+        return self.cache / f"next-{len(config)}-{len(search)}-{os.path.basename(config)}"
 
     def write_stub(self, name: str, **values: str | Path) -> Path:
         """Write a stub that remembers nothing ("full"), or one that lacks its interpreter."""
@@ -378,6 +378,20 @@ def test_closed_streams_stay_closed(place: Place) -> None:
 )
 def test_another_environment_is_for_python(place: Place, env: dict[str, str]) -> None:
     assert not place.passes(env=env)
+
+
+@SHELLS
+def test_settings_of_one_length_do_not_take_turns(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = place.settings
+    place.settings = first.with_name("second.tml")
+    place.settings.write_bytes(first.read_bytes())
+    place.settle()
+    for settings in (place.settings, first):  # settling has touched the directories of both
+        place.settings = settings
+        place.environment["OCIGPU_CONFIG"] = str(settings)
+        place.remember(monkeypatch)
+    assert place.passes()
+    assert place.passes(env={"OCIGPU_CONFIG": str(first.with_name("second.tml"))})
 
 
 @SHELLS

@@ -1,6 +1,7 @@
 """What lets the stub of ocigpu-runtime pass a command on without starting Python.
 
-Files of the cache directory are read by the stub: one for each settings file and PATH, named by the lengths of both.
+Files of the cache directory are read by the stub: one for each settings file and PATH, named by the lengths of both and
+the settings file's name: engines with settings of their own, such as hook.toml and spec.toml, each keep theirs.
 Each tells the low-level runtime, and the words of which every request for a device contains one, on conditions: just
 this settings file and PATH, and nothing changed that the answer came from::
 
@@ -90,7 +91,7 @@ def _remember(runtime: str, settings: "Settings", begin_ns: int) -> None:
     ]
     words = "\n".join(find_words(settings))
     content = os.fsencode("\n".join([*conditions, f"runtime='{runtime}' words='{words}'", ""]))
-    name = f"{PREFIX}{len(os.fsencode(named))}-{len(os.fsencode(search))}"
+    name = f"{PREFIX}{len(os.fsencode(named))}-{len(os.fsencode(search))}-{os.path.basename(named)}"
     directory = open_cache(create=True)
     if directory < 0:
         return

@@ -336,7 +336,7 @@ def test_a_shim_executes_nothing_that_others_have_put_into_its_cache(
     evil.write_text(f"same '{env['OCIGPU_CONFIG']}' '{env['PATH']}' &&\nruntime='{program}' words='NVIDIA'\n")
     script = f"""
         mount -t tmpfs none /run && mkdir -m 700 /run/ocigpu || exit 99
-        next=/run/ocigpu/next-${{#OCIGPU_CONFIG}}-${{#PATH}}
+        next=/run/ocigpu/next-${{#OCIGPU_CONFIG}}-${{#PATH}}-${{OCIGPU_CONFIG##*/}}
         cp {evil} "$next"
         {stub} state nobody >/dev/null 2>&1; [ -e {trap.mark} ] || exit 98
         rm {trap.mark}
