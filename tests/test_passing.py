@@ -386,9 +386,9 @@ def test_settings_of_one_length_do_not_take_turns(place: Place, monkeypatch: pyt
     place.settings = first.with_name("second.tml")
     place.settings.write_bytes(first.read_bytes())
     place.settle()
-    for settings in (place.settings, first):  # settling has touched the directories of both
-        place.settings = settings
-        place.environment["OCIGPU_CONFIG"] = str(settings)
+    for path in (place.settings, first):  # settling has touched the directories of both
+        place.settings = path
+        place.environment["OCIGPU_CONFIG"] = str(path)
         place.remember(monkeypatch)
     assert place.passes()
     assert place.passes(env={"OCIGPU_CONFIG": str(first.with_name("second.tml"))})

@@ -21,7 +21,7 @@ from ocigpu.core.actions import Bind, Link, Mode, Node, RefreshLdCache, TextFile
 from ocigpu.core.errors import ApplyError, cause, quoted
 from ocigpu.provision import files, mounts
 from ocigpu.provision.inside import is_of_kernel
-from ocigpu.provision.mounts import MountTarget, Source, is_own, read_mnt_id
+from ocigpu.provision.mounts import MountTarget, Source, read_mnt_id
 from ocigpu.system import libc
 from ocigpu.system.files import draft_name, remove_drafts, remove_ldconfig_draft, replace_file
 from ocigpu.system.log import step
@@ -105,6 +105,7 @@ class Transaction:
         self.notes: list[str] = []
         self._cleared: set[tuple[int, int]] = set()
         self._private: set[int] = set()
+        self._own: dict[int, int] = {}
         # inside its own user namespace the container's root user is 0; elsewhere it is who the map says
         inside = container is None or container.join_user
         self.uid, self.gid = (0, 0) if container is None or inside else (container.uid, container.gid)
@@ -140,7 +141,19 @@ class Transaction:
     def _is_private(self, entry: "Entry") -> bool:
         """Tell whether an entry is about a directory that only this container has; raises OSError."""
         with open_parent(self.root_fd, entry["path"]) as at:
-            return is_own(at.fd, self.root_fd, self.host_devices)
+            return self.is_own(at.fd)
+
+    def is_own(self, fd: int) -> bool:
+        """Tell what :func:`ocigpu.provision.mounts.is_own` does; raises OSError.
+
+        A mount of the container's is looked up in its table once, and kept open: its id stays its own.
+        """
+        mnt_id = read_mnt_id(fd)
+        if mnt_id not in self._own:
+            if not mounts.is_own(fd, self.root_fd, self.host_devices):
+                return False
+            self._own[mnt_id] = os.dup(fd)
+        return True
 
     def at(self, path: str) -> At:
         """Return a path of the container as a name in its directory, which is made if missing (never below /proc)."""
@@ -221,8 +234,7 @@ def make_node(transaction: Transaction, action: Node) -> None:
         if found is not None and (not stat.S_ISREG(found.st_mode) or found.st_size):
             raise files.unusable(action.describe(), node.container_path, found)
         if found is None:
-            root_fd = transaction.root_fd
-            if read_mnt_id(at.fd) != read_mnt_id(root_fd) and not is_own(at.fd, root_fd, transaction.host_devices):
+            if not transaction.is_own(at.fd) and read_mnt_id(at.fd) != read_mnt_id(transaction.root_fd):
                 _leave_to_host(transaction, action)
                 return
             if transaction.make_nodes and not os.fstatvfs(at.fd).f_flag & os.ST_NODEV:

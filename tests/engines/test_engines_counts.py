@@ -184,6 +184,13 @@ def test_a_warm_shim_opens_at_most_this_many_files(lives: Lives, mode: str) -> N
     assert len(opened) <= OPENED[mode], f"{len(opened)} opened:\n" + "\n".join(opened)
 
 
+def test_the_mount_table_of_a_container_is_read_once_for_all_its_nodes(lives: Lives) -> None:
+    """And once for each mount that something is mounted on: the container's root and its /proc."""
+    programs = lives.traced("hook", ALL)
+    read = [program.opened.count("mountinfo") for program in programs if program.kind == "fork of python"]
+    assert max(read) == 3, listed(programs)
+
+
 @pytest.mark.parametrize("mode", MOUNTS)
 def test_a_container_with_all_gpus_has_this_many_mounts_more(lives: Lives, mode: str) -> None:
     environment = lives.environment(mode)
