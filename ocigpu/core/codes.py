@@ -258,6 +258,20 @@ CODES: dict[str, Code] = {
         "See the cause in the message, in the pod's log and in the node's annotation ocigpu/runtime.",
     ),
     # SIM: simulated host
+    # MIG: layouts
+    "OCIGPU-MIG-1": Code(
+        "The file of MIG layouts cannot be used, or has no such layout.",
+        "The format is that of NVIDIA's mig-parted, version v1; see: ocigpu mig export",
+    ),
+    "OCIGPU-MIG-2": Code(
+        "The MIG layout is not possible on these GPUs.",
+        "Run: ocigpu mig plan, with the same options. Nothing was changed.",
+    ),
+    "OCIGPU-MIG-3": Code(
+        "NVML could not read or change the MIG devices.",
+        "Needs root. A device that a process uses cannot be destroyed: ocigpu top shows them.",
+    ),
+    "OCIGPU-MIG-4": Code("MIG mode changes only with a reset of the GPU.", "Reset it, then run the command again."),
     "OCIGPU-SIM-1": Code("The simulated host could not be made or read.", "See the cause in the message."),
     # DEMO: ocigpu demo
     "OCIGPU-DEMO-1": Code(

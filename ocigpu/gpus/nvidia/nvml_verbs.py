@@ -36,9 +36,9 @@ NO_XIDS = "it reports no XIDs"
 def main(verb: str, parent: str, library: str, chroot: str, simulation: str, *words: str) -> None:
     """Answer to a verb by the NVML at this place; raises OSError or NVMLError when that is not possible.
 
-    Setting compute modes keeps root, which the driver demands for it.
+    What the driver demands root for keeps it.
     """
-    load(parent, DriverPlace(library, chroot, simulation), as_root=verb == "set-compute-mode")
+    load(parent, DriverPlace(library, chroot, simulation), as_root=verb in AS_ROOT)
     pynvml.nvmlInit()
     VERBS[verb](*words)
 
@@ -212,6 +212,137 @@ def set_compute_mode(mode: str, *uuids: str) -> None:
     say(problems)
 
 
+# MIG
+
+
+GI_PROFILES = 0x12
+"""NVML_GPU_INSTANCE_PROFILE_COUNT of CUDA 13."""
+CI_PROFILES = 8
+"""NVML_COMPUTE_INSTANCE_PROFILE_COUNT."""
+MAX_INSTANCES = 32
+
+
+def print_mig_layout() -> None:
+    """Print how each GPU is cut, and could be; see :mod:`ocigpu.gpus.nvidia.mig_layout`.  Needs root."""
+    say([_mig_layout(number, gpu, uuid) for number, (gpu, uuid) in enumerate(_named_gpus())])
+
+
+def _mig_layout(number: int, gpu: Any, uuid: str) -> dict[str, Any]:
+    pci = try_(pynvml.nvmlDeviceGetPciInfo, gpu)
+    mode, pending = try_(pynvml.nvmlDeviceGetMigMode, gpu) or (None, None)
+    infos = [try_(pynvml.nvmlDeviceGetGpuInstanceProfileInfo, gpu, number) for number in range(GI_PROFILES)]
+    profiles = [] if mode is None else list(filter(None, infos))
+    devices: dict[tuple[int, int], str] = {}
+    for device, name in mig_devices(gpu):
+        ids = (try_(pynvml.nvmlDeviceGetGpuInstanceId, device), try_(pynvml.nvmlDeviceGetComputeInstanceId, device))
+        devices[ids] = name
+    return {
+        "number": number,
+        "uuid": uuid,
+        "bus_id": pci.busId.lower() if pci else "",
+        "model": try_(pynvml.nvmlDeviceGetName, gpu) or "",
+        "device_id": pci.pciDeviceId if pci else 0,
+        "subsystem_id": pci.pciSubSystemId if pci else 0,
+        "mode": mode,
+        "pending": pending,
+        "profiles": [_mig_profile(gpu, info) for info in profiles],
+        "instances": [
+            _mig_instance(gi, info, devices)
+            for info in profiles
+            for gi in _listed(pynvml.nvmlDeviceGetGpuInstances, gpu, info.id, pynvml.c_nvmlGpuInstance_t)
+        ],
+    }
+
+
+def _listed(function: Callable[..., Any], where: Any, profile: int, kind: Any) -> list[Any]:
+    """Return the instances of a profile."""
+    count, room = ctypes.c_uint(0), (kind * MAX_INSTANCES)()
+    found = try_(function, where, profile, room, ctypes.byref(count))
+    return [] if found is None else list(room[: min(count.value, MAX_INSTANCES)])
+
+
+def _mig_profile(gpu: Any, info: Any) -> dict[str, Any]:
+    count, room = ctypes.c_uint(MAX_INSTANCES), (pynvml.c_nvmlGpuInstancePlacement_t * MAX_INSTANCES)()
+    places = try_(pynvml.nvmlDeviceGetGpuInstancePossiblePlacements, gpu, info.id, room, ctypes.byref(count))
+    found = [] if places is None else room[: min(count.value, MAX_INSTANCES)]
+    return {
+        "name": info.name.removeprefix("MIG "),
+        "id": info.id,
+        "slices": info.sliceCount,
+        "most": info.instanceCount,
+        "size": found[0].size if found else 0,
+        "starts": [place.start for place in found],
+    }
+
+
+def _ci_profiles(gi: Any) -> dict[int, int]:
+    """Return the profiles of compute instances that a GPU instance can have, by their compute slices."""
+    infos = [try_(pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo, gi, number, 0) for number in range(CI_PROFILES)]
+    return {info.sliceCount: info.id for info in reversed(infos) if info}
+
+
+def _compute_instances(gi: Any) -> list[tuple[int, Any]]:
+    """Return the compute instances in a GPU instance with their compute slices."""
+    get, kind = pynvml.nvmlGpuInstanceGetComputeInstances, pynvml.c_nvmlComputeInstance_t
+    return [(size, ci) for size, profile in _ci_profiles(gi).items() for ci in _listed(get, gi, profile, kind)]
+
+
+def _mig_instance(gi: Any, profile: Any, devices: dict[tuple[int, int], str]) -> dict[str, Any]:
+    info = pynvml.nvmlGpuInstanceGetInfo(gi)
+    compute = _compute_instances(gi)
+    names = [devices.get((info.id, pynvml.nvmlComputeInstanceGetInfo(ci).id), "") for _, ci in compute]
+    return {
+        "profile": profile.id,
+        "start": info.placement.start,
+        "cis": [size for size, _ in compute],
+        "gi": info.id,
+        "uuids": list(filter(None, names)),
+    }
+
+
+def change_mig(text: str) -> None:
+    """Carry out steps in order and print how many were done, and why not all; needs root.
+
+    A step is ``[UUID of the GPU, {"mode": 0 or 1}]``, ``{"destroy": id of a GPU instance}`` or ``{"create": profile
+    id, "start": slice, "size": slices, "cis": [compute slices]}``.
+    """
+    steps = json.loads(text)
+    for number, (uuid, step) in enumerate(steps):
+        try:
+            _change_mig(pynvml.nvmlDeviceGetHandleByUUID(uuid.encode()), step)
+        except pynvml.NVMLError as error:
+            say({"done": number, "error": str(error)})
+            return
+    say({"done": len(steps), "error": ""})
+
+
+def _change_mig(gpu: Any, step: dict[str, Any]) -> None:
+    if "mode" in step:
+        status = pynvml.nvmlDeviceSetMigMode(gpu, step["mode"])
+        if status:
+            raise pynvml.NVMLError(status)
+    elif "destroy" in step:
+        _destroy(pynvml.nvmlDeviceGetGpuInstanceById(gpu, step["destroy"]))
+    else:
+        place = pynvml.c_nvmlGpuInstancePlacement_t(step["start"], step["size"])
+        gi = pynvml.nvmlDeviceCreateGpuInstanceWithPlacement(gpu, step["create"], ctypes.byref(place))
+        try:
+            profiles = _ci_profiles(gi)
+            for size in step["cis"]:
+                if size not in profiles:
+                    raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+                pynvml.nvmlGpuInstanceCreateComputeInstance(gi, profiles[size])
+        except pynvml.NVMLError:
+            try_(_destroy, gi)
+            raise
+
+
+def _destroy(gi: Any) -> None:
+    for _, ci in _compute_instances(gi):
+        pynvml.nvmlComputeInstanceDestroy(ci)
+    pynvml.nvmlGpuInstanceDestroy(gi)
+
+
 # events
 
 
@@ -263,9 +394,12 @@ def _wait(events: Any) -> dict[str, Any]:
     return {"xid": event.eventData, "gpu": gpu, "gi": event.gpuInstanceId, "ci": event.computeInstanceId}
 
 
+AS_ROOT = ("set-compute-mode", "mig-layout", "change-mig")
 VERBS: dict[str, Callable[..., None]] = {
     "details": print_details,
     "usage": print_usage,
     "set-compute-mode": set_compute_mode,
     "watch-events": watch_events,
+    "mig-layout": print_mig_layout,
+    "change-mig": change_mig,
 }

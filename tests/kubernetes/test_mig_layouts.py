@@ -1,0 +1,340 @@
+"""``ocigpu mig``: layouts are planned, made, told and put back; files of mig-parted's format."""
+
+import itertools
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ocigpu.cli.main import main
+from ocigpu.core.errors import HostError, SettingsError
+from ocigpu.gpus.nvidia.discover import read_host_facts
+from ocigpu.gpus.nvidia.mig import change_layouts, read_layouts
+from ocigpu.gpus.nvidia.mig_layout import (
+    PLACES,
+    GpuChange,
+    GpuLayout,
+    Instance,
+    Profile,
+    Wanted,
+    balanced,
+    parse_layouts,
+    plan_back,
+    plan_change,
+)
+from ocigpu.kubernetes.mig_config import make_layouts, parse_layout_file, wanted_of
+from ocigpu.sim.create import create_host
+from ocigpu.sim.models import MODELS
+from ocigpu.system.settings_file import read_settings
+
+ABLE = [key for key, model in MODELS.items() if model.mig_profiles]
+
+
+def layout(model: str = "h100", *instances: Instance, mode: int = 1) -> GpuLayout:
+    """A GPU of a model without a driver, as NVML would describe it."""
+    made = MODELS[model]
+    profiles = [
+        Profile(each.name, each.id, each.compute_slices, each.most, each.memory_slices, each.starts)
+        for each in made.mig_profiles
+    ]
+    ids = (made.device_id << 16 | 0x10DE, made.subsystem_id << 16 | 0x10DE)
+    return GpuLayout(0, "GPU-x", "0000:01:00.0", made.name, *ids, mode, mode, tuple(profiles), instances)
+
+
+def instance(gpu: GpuLayout, name: str, start: int, gi: int, *uuids: str) -> Instance:
+    profile = next(profile for profile in gpu.profiles if profile.name == name)
+    return Instance(profile.id, start, (profile.slices,), gi, uuids)
+
+
+def fits(gpu: GpuLayout, names: tuple[str, ...]) -> bool:
+    """Whether so many fit, by trying every start of each, and counting."""
+    profiles = [next(profile for profile in gpu.profiles if profile.name == name) for name in names]
+    if sum(profile.slices for profile in profiles) > gpu.slices:
+        return False
+    if any(profiles.count(profile) > profile.most for profile in profiles):
+        return False
+    for starts in itertools.product(*(profile.starts for profile in profiles)):
+        taken = [
+            slice_
+            for profile, start in zip(profiles, starts, strict=True)
+            for slice_ in range(start, start + profile.size)
+        ]
+        if len(taken) == len(set(taken)):
+            return True
+    return False
+
+
+@pytest.mark.parametrize("model", ABLE)
+def test_a_layout_is_found_exactly_where_there_is_one(model: str) -> None:
+    gpu = layout(model)
+    names = [profile.name for profile in gpu.profiles]
+    sets = [each for count in range(1, 5) for each in itertools.combinations_with_replacement(names, count)]
+    for chosen in random.Random(7).sample(sets, min(len(sets), 300)):
+        counts = {name: chosen.count(name) for name in chosen}
+        found = plan_change(gpu, Wanted(True, counts), {})
+        assert bool(found.problem) != fits(gpu, chosen), (chosen, found)
+        taken = [
+            slice_ for one in found.create for slice_ in range(one.start, one.start + gpu.profile(one.profile).size)
+        ]
+        assert len(taken) == len(set(taken))
+        assert all(one.start in gpu.profile(one.profile).starts for one in found.create)
+
+
+@pytest.mark.parametrize("model", ABLE)
+def test_placements_that_nvml_does_not_tell_are_known(model: str) -> None:
+    """Without MIG mode; in shares of the GPU, as one family of four has twelve memory slices."""
+    gpu = layout(model)
+    whole = max(profile.size for profile in gpu.profiles)
+    known = PLACES[gpu.slices]
+    unit = max(size for size, _ in known.values())
+    for profile in gpu.profiles:
+        size, starts = known[profile.id]
+        assert size * whole == profile.size * unit
+        assert [start * whole for start in starts] == [start * unit for start in profile.starts]
+
+
+def test_what_is_there_stays_and_what_is_held_is_not_destroyed() -> None:
+    gpu = layout()
+    there = [instance(gpu, "1g.10gb", 0, 7, "MIG-a"), instance(gpu, "3g.40gb", 4, 2, "MIG-b")]
+    gpu = gpu._replace(instances=tuple(there))
+    found = plan_change(gpu, Wanted(True, {"3g.40gb": 1, "2g.20gb": 1}), {})
+    assert (found.keep, found.destroy) == ((there[1],), (there[0],))
+    assert [one.start for one in found.create] == [2]
+    held = plan_change(gpu, Wanted(True, {"4g.40gb": 1, "2g.20gb": 1, "1g.10gb": 1}), {"MIG-a": "web"})
+    assert held.problem == "it would fit, but not beside what is in use: web has MIG-a"
+    assert not held.changes
+    off = plan_change(gpu, Wanted(False, {}), {"MIG-b": "process 12"})
+    assert off.problem == "MIG mode cannot change while process 12 has MIG-b"
+
+
+@pytest.mark.parametrize(
+    ("devices", "problem"),
+    [
+        ({"3g.40gb": 2, "1g.10gb": 1, "2g.20gb": 1}, "it does not fit; 2 x 3g.40gb would"),
+        ({"5g.50gb": 1}, "there is no profile '5g.50gb': it has 1g.10gb, "),
+        ({"4c.3g.40gb": 1}, "there is no profile '4c.3g.40gb': it has 1g.10gb, "),
+        ({"0c.3g.40gb": 1}, "there is no profile '0c.3g.40gb': it has 1g.10gb, "),
+        ({"1g.10gb": 1000}, "1000 of 1g.10gb are more than it can have"),
+        ({"1g.10gb": 8}, "it does not fit; 7 x 1g.10gb would"),
+    ],
+)
+def test_what_does_not_fit_is_said_with_what_would(devices: dict[str, int], problem: str) -> None:
+    assert plan_change(layout(), Wanted(True, devices), {}).problem.startswith(problem)
+
+
+def test_compute_instances_share_a_gpu_instance() -> None:
+    found = plan_change(layout(), Wanted(True, {"1c.3g.40gb": 4, "2c.3g.40gb": 1, "1g.10gb": 0}), {})
+    assert {one.cis for one in found.create} == {(2, 1), (1, 1, 1)}
+
+
+def test_a_gpu_without_mig() -> None:
+    gpu = layout()._replace(mode=None, pending=None, profiles=())
+    assert plan_change(gpu, Wanted(True, {}), {}).problem == "it has no MIG mode"
+    assert not plan_change(gpu, Wanted(False, {}), {}).changes
+
+
+@given(st.lists(st.sampled_from(["1g.10gb", "2g.20gb", "3g.40gb"]), max_size=4), st.data())
+def test_a_way_back_is_exact(names: list[str], data: st.DataObject) -> None:
+    empty = layout()
+    before = plan_change(empty, Wanted(True, {name: names.count(name) for name in names}), {})
+    was = empty._replace(instances=tuple(one._replace(gi=n) for n, one in enumerate(before.create)))
+    count = data.draw(st.integers(0, len(was.instances)))
+    now = was._replace(instances=was.instances[:count])
+    back = plan_back(now, was)
+    assert {*back.keep, *(one._replace(gi=-1) for one in back.create)} >= {*was.instances[:count]}
+    assert len(back.keep) + len(back.create) == len(was.instances)
+    assert not back.destroy
+
+
+# files
+
+
+FILE = """
+version: v1
+mig-configs:
+  all-disabled: [{devices: all, mig-enabled: false}]
+  some:
+  - {devices: [0], mig-enabled: true, mig-devices: {1g.10gb: 2, 2g.20gb: 1}}
+  - {device-filter: "0x233010DE", devices: [1], mig-enabled: true, mig-devices: {}}
+  - {device-filter: ["0x20B010DE", "0x233010DE:0x16C110DE"], devices: [2], mig-enabled: false}
+"""
+
+
+def test_entries_are_about_the_gpus_that_they_match() -> None:
+    gpus = [layout()._replace(number=number) for number in range(4)]
+    gpus[3] = layout("t4")._replace(number=3, mode=None, pending=None)
+    layouts = parse_layout_file(FILE, "a.yaml")
+    found = {gpu.number: wanted for gpu, wanted in wanted_of(layouts.select("some"), gpus)}
+    assert found == {0: Wanted(True, {"1g.10gb": 2, "2g.20gb": 1}), 1: Wanted(True, {}), 2: Wanted(False, {})}
+    assert [gpu.number for gpu, _ in wanted_of(layouts.select("all-disabled"), gpus)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "version"),
+        ("a: [", "not YAML"),
+        ("version: v2\nmig-configs: {a: [{devices: all, mig-enabled: false}]}", "version: "),
+        ("version: v1\nmig-configs: {}", "mig-configs: "),
+        ("version: v1\nmig-configs: {a: []}", "mig-configs.a: "),
+        ("version: v1\nmig-configs: {a: [{devices: all}]}", "mig-configs.a.0.mig-enabled: "),
+        ("version: v1\nmig-configs: {a: [{devices: some, mig-enabled: false}]}", "mig-configs.a.0.devices"),
+        ("version: v1\nmig-configs: {a: [{devices: [-1], mig-enabled: false}]}", "mig-configs.a.0.devices"),
+        ("version: v1\nmig-configs: {a: [{devices: all, mig-enabled: true}]}", "mig-devices is missing"),
+        (
+            "version: v1\nmig-configs: {a: [{devices: all, mig-enabled: false, mig-devices: {x: 1}}]}",
+            "mig-devices without mig-enabled",
+        ),
+        (
+            "version: v1\nmig-configs: {a: [{devices: all, mig-enabled: true, mig-devices: {x: 0}}]}",
+            "every count is 0",
+        ),
+        (
+            "version: v1\nmig-configs: {a: [{devices: all, mig-enabled: true, mig-devices: {x: -1}}]}",
+            "mig-configs.a.0.mig-devices.x: ",
+        ),
+        (
+            "version: v1\nmig-configs: {a: [{device-filter: 0x20B010DE, devices: all, mig-enabled: false}]}",
+            "mig-configs.a.0.device-filter",
+        ),
+        ("version: v1\nmig-configs: {a: [{devices: all, mig-enabled: false, mig: 1}]}", "mig-configs.a.0.mig: "),
+    ],
+)
+def test_a_file_that_is_wrong_is_refused_by_the_place(text: str, words: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        parse_layout_file(text, "a.yaml")
+    assert caught.value.code == "OCIGPU-MIG-1"
+    assert str(caught.value).startswith("a.yaml: ")
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_entries_that_contradict_each_other_are_refused() -> None:
+    text = "version: v1\nmig-configs: {a: [{devices: all, mig-enabled: false}, "
+    text += "{devices: [0], mig-enabled: true, mig-devices: {}}]}"
+    with pytest.raises(SettingsError, match="GPU 0: entries of the layout contradict each other"):
+        list(wanted_of(parse_layout_file(text, "a.yaml").select(""), [layout()]))
+
+
+def test_what_nvml_says_is_not_believed() -> None:
+    for document in ([{"number": 0}], {"a": 1}, [1], "x"):
+        with pytest.raises(ValueError, match="validation error"):
+            parse_layouts(document)
+
+
+# on a simulated host, by its NVML
+
+
+@pytest.fixture
+def host(session_directory: Path, work_directory: Path) -> Path:
+    create_host(str(work_directory / "host"), 2, "h100", (), nodes=False, dri=False, compat32=False, ldcache=False)
+    return work_directory / "host"
+
+
+def mig(host: Path, capfd: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    status = main(["mig", *words, "--config", str(host / "config.toml")])
+    return (status, *capfd.readouterr())
+
+
+def names(gpu: GpuLayout) -> list[str]:
+    return sorted(gpu.name_of(one) for one in gpu.instances)
+
+
+def layouts_of(host: Path) -> tuple[GpuLayout, ...]:
+    return read_layouts(read_host_facts(read_settings(str(host / "config.toml"))))
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("model", ABLE)
+def test_every_layout_of_every_model_is_made(
+    model: str, work_directory: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    host = work_directory / "host"
+    create_host(str(host), 2, model, (), nodes=False, dri=False, compat32=False, ldcache=False)
+    for name, entries in make_layouts(layouts_of(host)).by_name.items():
+        assert mig(host, capfd, "apply", "-c", name)[0] == 0, name
+        assert mig(host, capfd, "assert", "-c", name)[0] == 0, name
+        wanted = entries[0].mig_devices or {}
+        expected = sorted(each for each, count in wanted.items() for _ in range(count))
+        assert [names(gpu) for gpu in layouts_of(host)] == [expected] * 2
+    assert balanced(layouts_of(host)[0])
+
+
+@pytest.mark.root
+def test_a_file_is_planned_made_asserted_and_exported(host: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file = host / "a.yaml"
+    file.write_text(FILE)
+    asked = ("-f", str(file), "-c", "some")
+    assert mig(host, capfd, "assert", *asked, "--valid-config") == (0, "", "")
+    assert mig(host, capfd, "assert", *asked)[0] == 1
+    status, out, _ = mig(host, capfd, "plan", *asked, "--json")
+    first = json.loads(out)["gpus"][0]
+    assert (status, first["change-mode"], len(first["create"])) == (0, True, 3)
+    assert mig(host, capfd, "plan", *asked)[1].endswith("made: 3; nothing was changed\n")
+    assert layouts_of(host)[0].mode == 0
+    assert mig(host, capfd, "apply", *asked)[1].endswith("made: 3; done\n")
+    assert mig(host, capfd, "assert", *asked)[0] == 0
+    again = mig(host, capfd, "apply", *asked)[1]
+    assert "kept: 3; done" in again
+    status, out, _ = mig(host, capfd, "export")
+    current = yaml.safe_load(out)["mig-configs"]["current"]
+    assert current[0] == {"devices": [0], "mig-enabled": True, "mig-devices": {"1g.10gb": 2, "2g.20gb": 1}}
+    assert current[1] == {"devices": [1], "mig-enabled": True, "mig-devices": {}}
+    file.write_text(out)
+    assert mig(host, capfd, "assert", "-f", str(file))[0] == 0
+    modes = mig(host, capfd, "apply", "-f", str(file), "-m")
+    assert "nothing to do" in modes[1]
+
+
+@pytest.mark.root
+def test_what_cannot_be_changes_nothing(host: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file = host / "a.yaml"
+    entries = (
+        "[{devices: [0], mig-enabled: true, mig-devices: {}}, {devices: [1], mig-enabled: true, mig-devices: {%s}}]"
+    )
+    file.write_text("version: v1\nmig-configs: {a: " + entries % "4g.40gb: 2" + "}")
+    status, out, err = mig(host, capfd, "apply", "-f", str(file))
+    assert (status, out) == (1, "")
+    assert err.startswith("ocigpu: OCIGPU-MIG-2: GPU 1: it does not fit; 1 x 4g.40gb would\n")
+    assert [gpu.mode for gpu in layouts_of(host)] == [0, 0]
+    status, out, _ = mig(host, capfd, "plan", "-f", str(file))
+    assert status == 1
+    assert "! it does not fit" in out
+    for words, code in (
+        (("-f", f"{file}.no"), "MIG-1: read "),
+        (("-f", str(file), "-c", "b"), "MIG-1: "),
+        (("-c", "b"), "MIG-1: "),
+    ):
+        status, _, err = mig(host, capfd, "plan", *words)
+        assert status == 1
+        assert err.startswith(f"ocigpu: OCIGPU-{code}")
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("mode", [0, 1])
+def test_a_failure_half_way_puts_all_back(host: Path, capfd: pytest.CaptureFixture[str], mode: int) -> None:
+    """NVML refuses the last step: what was destroyed comes back at its place, what was made goes, the mode too."""
+    if mode:
+        assert mig(host, capfd, "apply", "-c", "all-balanced")[0] == 0
+    facts = read_host_facts(read_settings(str(host / "config.toml")))
+    before = read_layouts(facts)
+
+    def plan(gpus: Any) -> list[GpuChange]:
+        changes = [plan_change(gpu, Wanted(True, {"1g.10gb": 7}), {}) for gpu in gpus]
+        if all(gpu.mode for gpu in gpus):
+            wrong = changes[1].create[-1]._replace(start=7)
+            changes[1] = changes[1]._replace(create=(*changes[1].create[:-1], wrong))
+        return changes
+
+    with pytest.raises(HostError) as caught:
+        change_layouts(facts, before, plan)
+    assert caught.value.code == "OCIGPU-MIG-3"
+    assert str(caught.value) == "GPU 1: make 1g.10gb at 7: Invalid Argument (all is as it was before)"
+    places = [sorted((one.kind, one.start) for one in gpu.instances) for gpu in read_layouts(facts)]
+    assert places == [sorted((one.kind, one.start) for one in gpu.instances) for gpu in before]
+    assert [gpu.mode for gpu in read_layouts(facts)] == [mode, mode]
