@@ -23,6 +23,8 @@ NOT_HOT = (
     "ocigpu.system.service",
     "ocigpu.entry.container_cli",
     "ocigpu.gpus.nvidia.kmods",
+    "ocigpu.gpus.nvidia.mig",
+    "ocigpu.gpus.nvidia.mig_layout",
     "ocigpu.gpus.nvidia.nvml_process",
     "ocigpu.gpus.nvidia.nvml_verbs",
 )

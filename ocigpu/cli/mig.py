@@ -18,7 +18,7 @@ from ocigpu.core.errors import SettingsError, UsageError
 from ocigpu.core.facts import HostFacts
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.nvidia.mig import change_layouts, read_layouts
-from ocigpu.gpus.nvidia.mig_layout import GpuChange, GpuLayout, Wanted, plan_change
+from ocigpu.gpus.nvidia.mig_layout import GpuChange, GpuLayout, WantedMig, plan_change
 from ocigpu.kubernetes.mig_config import Layouts, make_layouts, parse_layout_file, to_document, wanted_of
 from ocigpu.system.files import read_bounded
 
@@ -31,7 +31,6 @@ class Asked(NamedTuple):
     file: str
     name: str
     mode_only: bool
-    state_dir: list[str] | None
     config: str
     json: bool
 
@@ -40,11 +39,10 @@ def asked(
     config_file: str = "",
     selected_config: str = "",
     mode_change_only: bool = False,
-    state_dir: list[str] | None = None,
     config: str = "",
     json: bool = False,
 ) -> Asked:
-    return Asked(config_file, selected_config, mode_change_only, state_dir, config, json)
+    return Asked(config_file, selected_config, mode_change_only, config, json)
 
 
 class _Host(NamedTuple):
@@ -66,7 +64,7 @@ class _Host(NamedTuple):
 def _mode_only(change: GpuChange, held: dict[str, str]) -> GpuChange:
     if not change.mode:
         return GpuChange(change.gpu, False, change.gpu.instances)
-    return plan_change(change.gpu, Wanted(not change.gpu.mode, {}), held)
+    return plan_change(change.gpu, WantedMig(not change.gpu.mode, {}), held)
 
 
 def _layouts(options: Asked, gpus: Sequence[GpuLayout]) -> Layouts:
@@ -87,9 +85,9 @@ def _look(options: Asked) -> _Host:
         return _Host(facts, settings, read_layouts(facts))
 
 
-def _holders(host: _Host, options: Asked) -> tuple[dict[str, str], list[str]]:
+def _holders(host: _Host, state_dir: list[str] | None) -> tuple[dict[str, str], list[str]]:
     """Return who has or uses a GPU or MIG device, by UUID, and notes."""
-    containers, notes = find_containers(places_of(options.state_dir))
+    containers, notes = find_containers(places_of(state_dir))
     reader = UsageReader(host.facts, host.settings, 1.0)
     reader.ask_once()
     reports = make_reports([one for one in containers if one.pid], host.facts, host.settings)
@@ -103,9 +101,9 @@ def _holders(host: _Host, options: Asked) -> tuple[dict[str, str], list[str]]:
 
 
 @takes(asked)
-def plan_command(options: Asked, force: bool = False) -> int:
+def plan_command(options: Asked, force: bool = False, state_dir: list[str] | None = None) -> int:
     host = _look(options)
-    held, notes = ({}, []) if force else _holders(host, options)
+    held, notes = ({}, []) if force else _holders(host, state_dir)
     changes = host.planner(options, held)(host.gpus)
     _show(changes, options.json, "nothing was changed")
     show.notes(notes)
@@ -113,9 +111,9 @@ def plan_command(options: Asked, force: bool = False) -> int:
 
 
 @takes(asked)
-def apply_command(options: Asked, force: bool = False) -> None:
+def apply_command(options: Asked, force: bool = False, state_dir: list[str] | None = None) -> None:
     host = _look(options)
-    held, notes = ({}, []) if force else _holders(host, options)
+    held, notes = ({}, []) if force else _holders(host, state_dir)
     plan = host.planner(options, held)
     changes = plan(host.gpus)
     if any(change.changes or change.problem for change in changes):
@@ -139,7 +137,7 @@ def assert_command(options: Asked, valid_config: bool = False) -> int:
 
 
 def export_command(config: str = "", json: bool = False) -> None:
-    host = _look(Asked("", "", False, None, config, json))
+    host = _look(Asked("", "", False, config, json))
     document = to_document([gpu for gpu in host.gpus if gpu.mode is not None])
     if json:
         show.data(document)

@@ -327,6 +327,7 @@ AREAS = {
     "CTR": "Containers that exist",
     "ENG": "Configuration of container engines",
     "KUBE": "Kubernetes device plugin",
+    "MIG": "MIG layouts",
     "SIM": "Simulated host",
     "DEMO": "Demo",
     "TRC": "Traces",

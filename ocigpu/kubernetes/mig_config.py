@@ -12,7 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from ocigpu.cdi.yaml_child import RefusedError, build
 from ocigpu.core.errors import SettingsError, printable, quoted
-from ocigpu.gpus.nvidia.mig_layout import GpuLayout, Wanted, balanced
+from ocigpu.gpus.nvidia.mig_layout import GpuLayout, WantedMig, balanced
 
 _ID = r"0x[0-9A-Fa-f]{8}"
 _FILTER = re.compile(rf"({_ID})(?::({_ID}))?")
@@ -24,7 +24,7 @@ class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, alias_generator=lambda name: name.replace("_", "-"))
 
 
-class Entry(_Model):
+class LayoutEntry(_Model):
     """An entry of a layout: which GPUs, and what they are to be."""
 
     devices: Literal["all"] | list[Annotated[int, Field(ge=0)]]
@@ -47,16 +47,16 @@ class Entry(_Model):
 
 class _File(_Model):
     version: Literal["v1"]
-    mig_configs: dict[str, Annotated[list[Entry], Field(min_length=1)]] = Field(min_length=1)
+    mig_configs: dict[str, Annotated[list[LayoutEntry], Field(min_length=1)]] = Field(min_length=1)
 
 
 class Layouts(NamedTuple):
     """Layouts by name, and where they come from."""
 
     where: str
-    by_name: Mapping[str, Sequence[Entry]]
+    by_name: Mapping[str, Sequence[LayoutEntry]]
 
-    def select(self, name: str) -> Sequence[Entry]:
+    def select(self, name: str) -> Sequence[LayoutEntry]:
         """Return a layout; without a name the only one.  Raises SettingsError (OCIGPU-MIG-1)."""
         if not name and len(self.by_name) == 1:
             return next(iter(self.by_name.values()))
@@ -86,7 +86,7 @@ def parse_layout_file(text: str, where: str) -> Layouts:
     return Layouts(where, file.mig_configs)
 
 
-def _contradiction(entry: Entry) -> str:
+def _contradiction(entry: LayoutEntry) -> str:
     if not entry.mig_enabled:
         return "mig-devices without mig-enabled" if entry.mig_devices else ""
     if entry.mig_devices is None:
@@ -114,18 +114,18 @@ def make_layouts(gpus: Sequence[GpuLayout]) -> Layouts:
     return Layouts("GPUs of this host", found)
 
 
-def _entry(devices: Any, mig_devices: dict[str, int] | None) -> Entry:
+def _entry(devices: Any, mig_devices: dict[str, int] | None) -> LayoutEntry:
     document = {"devices": devices, "mig-enabled": mig_devices is not None, "mig-devices": mig_devices}
-    return Entry.model_validate(document)
+    return LayoutEntry.model_validate(document)
 
 
-def wanted_of(entries: Sequence[Entry], gpus: Sequence[GpuLayout]) -> Iterator[tuple[GpuLayout, Wanted]]:
+def wanted_of(entries: Sequence[LayoutEntry], gpus: Sequence[GpuLayout]) -> Iterator[tuple[GpuLayout, WantedMig]]:
     """Yield each GPU that a layout is about, and what it is to be.
 
     Raises SettingsError (OCIGPU-MIG-1) where entries contradict each other, which the vendor's never satisfies.
     """
     for gpu in gpus:
-        ours = [Wanted(entry.mig_enabled, dict(entry.mig_devices or {})) for entry in entries if entry.matches(gpu)]
+        ours = [WantedMig(entry.mig_enabled, dict(entry.mig_devices or {})) for entry in entries if entry.matches(gpu)]
         if any(one != ours[0] for one in ours):
             raise SettingsError("OCIGPU-MIG-1", f"GPU {gpu.number}: entries of the layout contradict each other")
         yield from ((gpu, one) for one in ours[:1])

@@ -142,6 +142,7 @@ MANY_WORDS = {
     "--json": "output for programs: one document, or a document for each line of a log",
     "--markdown": "print a page of docs/",
     "--model": "of a simulated host's GPUs",
+    "--once": "end after the first time",
     "--output": "file to write",
     "--remove": "take back what the command does",
     "--remove-on-exit": "the same, when told to end",

@@ -18,10 +18,10 @@ from ocigpu.gpus.nvidia.mig import change_layouts, read_layouts
 from ocigpu.gpus.nvidia.mig_layout import (
     PLACES,
     GpuChange,
+    GpuInstance,
     GpuLayout,
-    Instance,
     Profile,
-    Wanted,
+    WantedMig,
     balanced,
     parse_layouts,
     plan_back,
@@ -35,7 +35,7 @@ from ocigpu.system.settings_file import read_settings
 ABLE = [key for key, model in MODELS.items() if model.mig_profiles]
 
 
-def layout(model: str = "h100", *instances: Instance, mode: int = 1) -> GpuLayout:
+def layout(model: str = "h100", *instances: GpuInstance, mode: int = 1) -> GpuLayout:
     """A GPU of a model without a driver, as NVML would describe it."""
     made = MODELS[model]
     profiles = [
@@ -46,9 +46,9 @@ def layout(model: str = "h100", *instances: Instance, mode: int = 1) -> GpuLayou
     return GpuLayout(0, "GPU-x", "0000:01:00.0", made.name, *ids, mode, mode, tuple(profiles), instances)
 
 
-def instance(gpu: GpuLayout, name: str, start: int, gi: int, *uuids: str) -> Instance:
+def instance(gpu: GpuLayout, name: str, start: int, gi: int, *uuids: str) -> GpuInstance:
     profile = next(profile for profile in gpu.profiles if profile.name == name)
-    return Instance(profile.id, start, (profile.slices,), gi, uuids)
+    return GpuInstance(profile.id, start, (profile.slices,), gi, uuids)
 
 
 def fits(gpu: GpuLayout, names: tuple[str, ...]) -> bool:
@@ -76,7 +76,7 @@ def test_a_layout_is_found_exactly_where_there_is_one(model: str) -> None:
     sets = [each for count in range(1, 5) for each in itertools.combinations_with_replacement(names, count)]
     for chosen in random.Random(7).sample(sets, min(len(sets), 300)):
         counts = {name: chosen.count(name) for name in chosen}
-        found = plan_change(gpu, Wanted(True, counts), {})
+        found = plan_change(gpu, WantedMig(True, counts), {})
         assert bool(found.problem) != fits(gpu, chosen), (chosen, found)
         taken = [
             slice_ for one in found.create for slice_ in range(one.start, one.start + gpu.profile(one.profile).size)
@@ -102,13 +102,13 @@ def test_what_is_there_stays_and_what_is_held_is_not_destroyed() -> None:
     gpu = layout()
     there = [instance(gpu, "1g.10gb", 0, 7, "MIG-a"), instance(gpu, "3g.40gb", 4, 2, "MIG-b")]
     gpu = gpu._replace(instances=tuple(there))
-    found = plan_change(gpu, Wanted(True, {"3g.40gb": 1, "2g.20gb": 1}), {})
+    found = plan_change(gpu, WantedMig(True, {"3g.40gb": 1, "2g.20gb": 1}), {})
     assert (found.keep, found.destroy) == ((there[1],), (there[0],))
     assert [one.start for one in found.create] == [2]
-    held = plan_change(gpu, Wanted(True, {"4g.40gb": 1, "2g.20gb": 1, "1g.10gb": 1}), {"MIG-a": "web"})
+    held = plan_change(gpu, WantedMig(True, {"4g.40gb": 1, "2g.20gb": 1, "1g.10gb": 1}), {"MIG-a": "web"})
     assert held.problem == "it would fit, but not beside what is in use: web has MIG-a"
     assert not held.changes
-    off = plan_change(gpu, Wanted(False, {}), {"MIG-b": "process 12"})
+    off = plan_change(gpu, WantedMig(False, {}), {"MIG-b": "process 12"})
     assert off.problem == "MIG mode cannot change while process 12 has MIG-b"
 
 
@@ -124,24 +124,24 @@ def test_what_is_there_stays_and_what_is_held_is_not_destroyed() -> None:
     ],
 )
 def test_what_does_not_fit_is_said_with_what_would(devices: dict[str, int], problem: str) -> None:
-    assert plan_change(layout(), Wanted(True, devices), {}).problem.startswith(problem)
+    assert plan_change(layout(), WantedMig(True, devices), {}).problem.startswith(problem)
 
 
 def test_compute_instances_share_a_gpu_instance() -> None:
-    found = plan_change(layout(), Wanted(True, {"1c.3g.40gb": 4, "2c.3g.40gb": 1, "1g.10gb": 0}), {})
+    found = plan_change(layout(), WantedMig(True, {"1c.3g.40gb": 4, "2c.3g.40gb": 1, "1g.10gb": 0}), {})
     assert {one.cis for one in found.create} == {(2, 1), (1, 1, 1)}
 
 
 def test_a_gpu_without_mig() -> None:
     gpu = layout()._replace(mode=None, pending=None, profiles=())
-    assert plan_change(gpu, Wanted(True, {}), {}).problem == "it has no MIG mode"
-    assert not plan_change(gpu, Wanted(False, {}), {}).changes
+    assert plan_change(gpu, WantedMig(True, {}), {}).problem == "it has no MIG mode"
+    assert not plan_change(gpu, WantedMig(False, {}), {}).changes
 
 
 @given(st.lists(st.sampled_from(["1g.10gb", "2g.20gb", "3g.40gb"]), max_size=4), st.data())
 def test_a_way_back_is_exact(names: list[str], data: st.DataObject) -> None:
     empty = layout()
-    before = plan_change(empty, Wanted(True, {name: names.count(name) for name in names}), {})
+    before = plan_change(empty, WantedMig(True, {name: names.count(name) for name in names}), {})
     was = empty._replace(instances=tuple(one._replace(gi=n) for n, one in enumerate(before.create)))
     count = data.draw(st.integers(0, len(was.instances)))
     now = was._replace(instances=was.instances[:count])
@@ -170,7 +170,7 @@ def test_entries_are_about_the_gpus_that_they_match() -> None:
     gpus[3] = layout("t4")._replace(number=3, mode=None, pending=None)
     layouts = parse_layout_file(FILE, "a.yaml")
     found = {gpu.number: wanted for gpu, wanted in wanted_of(layouts.select("some"), gpus)}
-    assert found == {0: Wanted(True, {"1g.10gb": 2, "2g.20gb": 1}), 1: Wanted(True, {}), 2: Wanted(False, {})}
+    assert found == {0: WantedMig(True, {"1g.10gb": 2, "2g.20gb": 1}), 1: WantedMig(True, {}), 2: WantedMig(False, {})}
     assert [gpu.number for gpu, _ in wanted_of(layouts.select("all-disabled"), gpus)] == [0, 1, 2]
 
 
@@ -325,7 +325,7 @@ def test_a_failure_half_way_puts_all_back(host: Path, capfd: pytest.CaptureFixtu
     before = read_layouts(facts)
 
     def plan(gpus: Any) -> list[GpuChange]:
-        changes = [plan_change(gpu, Wanted(True, {"1g.10gb": 7}), {}) for gpu in gpus]
+        changes = [plan_change(gpu, WantedMig(True, {"1g.10gb": 7}), {}) for gpu in gpus]
         if all(gpu.mode for gpu in gpus):
             wrong = changes[1].create[-1]._replace(start=7)
             changes[1] = changes[1]._replace(create=(*changes[1].create[:-1], wrong))

@@ -41,7 +41,7 @@ class Profile(NamedTuple):
     starts: tuple[int, ...] = ()
 
 
-class Instance(NamedTuple):
+class GpuInstance(NamedTuple):
     """A GPU instance; ``gi`` is -1 for one to be made.  ``cis``: compute slices of each compute instance in it."""
 
     profile: int
@@ -71,7 +71,7 @@ class GpuLayout(NamedTuple):
     mode: int | None
     pending: int | None
     profiles: tuple[Profile, ...] = ()
-    instances: tuple[Instance, ...] = ()
+    instances: tuple[GpuInstance, ...] = ()
 
     @property
     def slices(self) -> int:
@@ -82,14 +82,14 @@ class GpuLayout(NamedTuple):
         """Return a profile by its id."""
         return next(profile for profile in self.profiles if profile.id == id_)
 
-    def name_of(self, instance: Instance) -> str:
+    def name_of(self, instance: GpuInstance) -> str:
         """Return the profiles of an instance as NVIDIA writes them."""
         profile = self.profile(instance.profile)
         whole = instance.cis == (profile.slices,)
         return profile.name if whole else "+".join(f"{size}c.{profile.name}" for size in instance.cis) or profile.name
 
 
-class Wanted(NamedTuple):
+class WantedMig(NamedTuple):
     """What a GPU is to be: MIG mode, and how many devices of each profile."""
 
     enabled: bool
@@ -102,9 +102,9 @@ class GpuChange(NamedTuple):
     gpu: GpuLayout
     mode: bool
     """Whether MIG mode is to change."""
-    keep: tuple[Instance, ...] = ()
-    destroy: tuple[Instance, ...] = ()
-    create: tuple[Instance, ...] = ()
+    keep: tuple[GpuInstance, ...] = ()
+    destroy: tuple[GpuInstance, ...] = ()
+    create: tuple[GpuInstance, ...] = ()
     problem: str = ""
 
     @property
@@ -127,7 +127,7 @@ def _placed(gpu: GpuLayout, profile: Profile) -> Profile:
     return profile if profile.starts else profile._replace(size=size, starts=tuple(starts))
 
 
-def plan_change(gpu: GpuLayout, wanted: Wanted, held: Mapping[str, str]) -> GpuChange:
+def plan_change(gpu: GpuLayout, wanted: WantedMig, held: Mapping[str, str]) -> GpuChange:
     """Return what makes a GPU what is wanted; as much as possible stays.
 
     ``held``: who uses a MIG device, or the whole GPU, by UUID: what they hold is never destroyed.
@@ -161,12 +161,12 @@ def plan_back(now: GpuLayout, before: GpuLayout) -> GpuChange:
     )
 
 
-def _holders(gpu: GpuLayout, instances: Sequence[Instance], held: Mapping[str, str]) -> str:
+def _holders(gpu: GpuLayout, instances: Sequence[GpuInstance], held: Mapping[str, str]) -> str:
     names = [f"{held[uuid]} has {uuid}" for one in instances for uuid in one.uuids if uuid in held]
     return "; ".join([*names, *([f"{held[gpu.uuid]} has it"] if gpu.uuid in held else [])])
 
 
-def _needs(gpu: GpuLayout, devices: Mapping[str, int]) -> tuple[list[Instance], str]:
+def _needs(gpu: GpuLayout, devices: Mapping[str, int]) -> tuple[list[GpuInstance], str]:
     """Return the GPU instances that so many devices make, the largest first, or why there are none such.
 
     Compute instances that are less than their GPU instance share one, as many as it has slices for.
@@ -190,13 +190,13 @@ def _needs(gpu: GpuLayout, devices: Mapping[str, int]) -> tuple[list[Instance], 
                 fitting[0].append(size)
             else:
                 room.append([size])
-        needs += [Instance(id_, -1, tuple(cis)) for cis in room]
+        needs += [GpuInstance(id_, -1, tuple(cis)) for cis in room]
     return sorted(needs, key=lambda one: (-gpu.profile(one.profile).size, one.kind)), ""
 
 
 def _fit(
-    gpu: GpuLayout, needs: Sequence[Instance], there: Sequence[Instance], must: Sequence[Instance]
-) -> tuple[tuple[Instance, ...], tuple[Instance, ...]] | None:
+    gpu: GpuLayout, needs: Sequence[GpuInstance], there: Sequence[GpuInstance], must: Sequence[GpuInstance]
+) -> tuple[tuple[GpuInstance, ...], tuple[GpuInstance, ...]] | None:
     """Return which instances stay and which are made, with as many as possible that stay; None when it does not fit."""
     wanted = Counter(one.kind for one in needs)
     useful = [one for one in there if one.kind in wanted]
@@ -215,8 +215,8 @@ def _fit(
 
 
 def _place(
-    gpu: GpuLayout, needs: Sequence[Instance], there: Sequence[Instance], below: int = 99
-) -> Iterator[tuple[Instance, ...]]:
+    gpu: GpuLayout, needs: Sequence[GpuInstance], there: Sequence[GpuInstance], below: int = 99
+) -> Iterator[tuple[GpuInstance, ...]]:
     """Yield the ways to place instances beside those that are there, high places first, as the driver does.
 
     ``below``: where the first starts at most; of equal ones each is placed below the one before.
@@ -237,14 +237,14 @@ def _place(
                 yield (placed, *others)
 
 
-def _slices(gpu: GpuLayout, instance: Instance) -> range:
+def _slices(gpu: GpuLayout, instance: GpuInstance) -> range:
     return range(instance.start, instance.start + gpu.profile(instance.profile).size)
 
 
-def _why_not(gpu: GpuLayout, needs: Sequence[Instance], must: Sequence[Instance], held: Mapping[str, str]) -> str:
+def _why_not(gpu: GpuLayout, needs: Sequence[GpuInstance], must: Sequence[GpuInstance], held: Mapping[str, str]) -> str:
     if must and next(_place(gpu, needs, ()), None) is not None:
         return f"it would fit, but not beside what is in use: {_holders(gpu, must, held)}"
-    fitting: list[Instance] = []
+    fitting: list[GpuInstance] = []
     for need in needs:
         if next(_place(gpu, [*fitting, need], ()), None) is not None:
             fitting.append(need)
