@@ -66,6 +66,7 @@ COMMANDS = {
     "node-installer": "kubernetes:node_installer_command",
     "mps-control-daemon": "kubernetes:mps_command",
     "sim create": "sim:create_command",
+    "sim exec": "sim:exec_command",
     "sim show": "sim:show_command",
     "sim remove": "sim:remove_command",
     "completion": "complete:completion_command",

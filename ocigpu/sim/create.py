@@ -14,7 +14,7 @@ from ocigpu.core.errors import OcigpuError, quoted
 from ocigpu.gpus.vendors import load_vendor
 from ocigpu.sim.files import write_file, write_files
 from ocigpu.sim.kernel_files import write_kernel
-from ocigpu.sim.libraries import build, library_triplet
+from ocigpu.sim.libraries import build, library_triplet, place_few
 from ocigpu.sim.made import read_marker, write_marker
 from ocigpu.sim.models import NVIDIA, Model, SimGpu, cuda_version_of, describe_mig, find_model, make_gpus, sim_error
 from ocigpu.sim.nodes import (
@@ -27,6 +27,7 @@ from ocigpu.sim.nodes import (
     make_nodes,
     plan_nodes,
 )
+from ocigpu.sim.table import make_table
 from ocigpu.sim.user_files import make_sockets, write_firmware, write_ldcache
 
 _NO_FILES = {"library_directory": "", "libraries": [], "binaries": [], "sockets": [], "dri": True, "ldcache": False}
@@ -45,6 +46,7 @@ def create_host(
     sockets: bool = True,
     compat32: bool = True,
     ldcache: bool = True,
+    few: bool = False,
     faults: Sequence[str] = (),
     progress: Callable[[str], None] | None = None,
 ) -> str:
@@ -54,6 +56,7 @@ def create_host(
     "0:1g.10gb,3g.40gb" or "all:7g.80gb", one per GPU. ``driver_version`` "" is the model's usual one. ``nodes``: True
     real device nodes (needs root), False regular files that stand for them, None real ones where mknod(2) is permitted.
     ``dri``, ``sockets``, ``compat32`` and ``ldcache`` leave out what their name says.
+    ``few``: only what programs of this machine load, NVML, CUDA and nvidia-smi, without any of these and without nodes.
     ``faults``: names of ocigpu.sim.faults; with any, "none" too, there is a system around the driver.
     ``progress`` is called with one short line per step.
 
@@ -71,14 +74,21 @@ def create_host(
     version = driver_version or chosen.driver_version
     if chosen.vendor != NVIDIA and (faults or mig or version != chosen.driver_version):
         raise sim_error(f"model {chosen.key}: only nodes and sysfs are simulated: no MIG devices, faults and versions")
+    if few and (chosen.vendor != NVIDIA or others or faults):
+        no = next((one for one in models if one.vendor != NVIDIA), None)
+        what = f"model {no.key}: its programs read nodes and sysfs, not libraries" if no else "faults need a whole host"
+        raise sim_error(f"{what}: not without a simulated host's root directory", "as root: ocigpu sim create DIR")
     if chosen.vendor == NVIDIA and not _VERSION.fullmatch(version):
         raise sim_error(f"driver version {quoted(version)}: not like {chosen.driver_version}")
     machines = make_gpus(chosen, gpus, mig)
     target = _check_target(directory)
+    parts = _Parts(dri, nodes, sockets, compat32, ldcache, few, tuple(others))
+    if few:
+        parts = _Parts(False, False, sockets, False, False, True, ())
     say = progress or (lambda _line: None)
     old_umask = os.umask(0o022)  # an ordinary user must be able to read it all, whatever the caller's umask
     try:
-        _make_beside(target, machines, version, _Parts(dri, nodes, sockets, compat32, ldcache, tuple(others)), say)
+        _make_beside(target, machines, version, parts, say)
         if faults:
             from ocigpu.sim.faults import apply_faults
 
@@ -100,6 +110,7 @@ class _Parts(NamedTuple):
     sockets: bool
     compat32: bool
     ldcache: bool
+    few: bool
     others: tuple[Model, ...]
 
 
@@ -174,8 +185,12 @@ def _make_nvidia(
 ) -> dict[str, Any]:
     """Make NVIDIA's driver; returns the marker's content."""
     majors = choose_majors(gpus[0])
-    say("compiling the driver's libraries and programs")
-    built = build(root, str(target), gpus, version, majors.caps, compat32=parts.compat32)
+    table = make_table(str(target), gpus, version, majors.caps, few=parts.few)
+    if parts.few:
+        built = place_few(root, table, version)
+    else:
+        say("compiling the driver's libraries and programs")
+        built = build(root, table, version, fabric=gpus[0].model.fabric, compat32=parts.compat32)
     say("making device nodes, /proc and /sys")
     node_list = plan_nodes(gpus, majors, first_card, dri=parts.dri)
     real = make_nodes(root, node_list, real=parts.nodes)
@@ -195,6 +210,7 @@ def _make_nvidia(
         write_ldcache(root)
     return {
         **_describe(gpus[0].model, version, cuda_version_of(version), real),
+        **({"nodes": "none"} if parts.few else {}),
         "majors": majors.by_name(),
         "library_directory": f"usr/lib/{library_triplet()}",
         "libraries": built.libraries,

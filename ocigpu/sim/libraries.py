@@ -5,27 +5,22 @@ import os
 import platform
 import re
 import shutil
-from collections.abc import Iterable, Sequence
+import tempfile
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ocigpu.core.errors import OcigpuError, printable
 from ocigpu.sim.files import fill_in, read_tables
-from ocigpu.sim.models import (
-    CPUS_OF_NODE,
-    FIRST_INSTANCE_MINOR,
-    MAX_MIG_GPUS,
-    MigProfile,
-    SimGpu,
-    cuda_version_of,
-    numa_node,
-    sim_error,
-    sim_uuid,
-)
+from ocigpu.sim.models import sim_error
+from ocigpu.sim.table import fill_table
 from ocigpu.system.programs import run_program
 
 SOURCES = Path(__file__).parent
+PREBUILT = SOURCES / "prebuilt"
+"""What a wheel brings: a directory for each type of machine, with what :func:`compile_few` makes."""
+_CROSS_COMPILERS = ("x86_64", "aarch64")
 COMPILE_SECONDS = 600
 COMPILER_HINT = "apt-get install gcc libc6-dev"
 _WORKERS = 2
@@ -34,6 +29,8 @@ _MADE = re.compile(r"^(?:EXPORT [^(]*?|[A-Z_]+\()(nvml[A-Z]\w+)", re.MULTILINE)
 _VERSION = re.compile(r"(_v\d+|V)$")
 
 _FLAGS = ["-std=gnu11", "-D_GNU_SOURCE", "-O0", "-U_FORTIFY_SOURCE"]  # compiling takes most of making a host
+_ANSWERING = ("nvml", "cuda")
+"""Sources of the libraries that answer, and so have a table."""
 _LIBRARY_FLAGS = [*_FLAGS, "-fPIC", "-fno-stack-protector", "-fvisibility=hidden"]
 
 
@@ -79,12 +76,13 @@ class Built:
 class _Compiler:
     """The machine's C compiler; everything it makes on the way lies in ``scratch``."""
 
-    def __init__(self, scratch: Path) -> None:
-        path = shutil.which("gcc") or shutil.which("cc")
+    def __init__(self, scratch: Path, name: str = "") -> None:
+        path = shutil.which(name) if name else shutil.which("gcc") or shutil.which("cc")
         if path is None:
             raise sim_error("no C compiler: gcc or cc is needed to make the libraries", COMPILER_HINT)
         self.path = path
         self.scratch = scratch
+        (scratch / "unsupported.h").write_text(render_unsupported())
 
     def run(self, *arguments: str | Path) -> str:
         """Run the compiler; return "" or, when it fails, the most telling line it wrote."""
@@ -115,25 +113,19 @@ class _Compiler:
         return self.run("-shared", "-nostdlib", f"-Wl,-soname,{soname}", "-o", target, item, *extra)
 
 
-def build(
-    root: Path, directory: str, gpus: Sequence[SimGpu], driver_version: str, caps_major: int, *, compat32: bool
-) -> Built:
+def build(root: Path, table: bytes, driver_version: str, *, fabric: bool, compat32: bool) -> Built:
     """Compile every library and program of the driver below ``root`` and make the links beside them.
 
-    ``directory``: where the host will be in the end; it is compiled in, with the major of MIG's nodes. Raises
-    OcigpuError (OCIGPU-SIM-1) when the compiler is missing or fails. 32-bit libraries and static linking are left out,
-    with a note, where the compiler cannot make them.
+    ``table``: of ocigpu.sim.table, filled in. Raises OcigpuError (OCIGPU-SIM-1) when the compiler is missing or fails.
+    32-bit libraries and static linking are left out, with a note, where the compiler cannot make them.
     """
     scratch = root / ".build"
     scratch.mkdir()
     compiler = _Compiler(scratch)
-    (scratch / "table.h").write_text(render_table(directory, gpus, driver_version, caps_major))
-    (scratch / "unsupported.h").write_text(render_unsupported())
-    fabric = gpus[0].model.fabric
     wanted = [library for library in LIBRARIES if fabric or not library.fabric]
     notes: list[str] = []
     with ThreadPoolExecutor(_WORKERS) as pool:
-        programs = pool.submit(_build_programs, compiler, root, fabric, notes)
+        programs = pool.submit(_build_programs, compiler, root, table, fabric, notes)
         objects = {
             "blank": compiler.object("blank", "blank.c"),
             "tls": compiler.object("tls", "blank.c", "-DWITH_ABI_NOTE"),
@@ -148,12 +140,79 @@ def build(
         for failure in filter(None, failures):
             raise sim_error(f"link {failure}", COMPILER_HINT)
         binaries = programs.result()
+    for library in LIBRARIES:
+        if library.source in _ANSWERING:
+            fill_table(target / library.names(driver_version)[0], table)
     count_32 = _build_32(compiler, root, driver_version, notes) if compat32 else 0
     gbm = target / "gbm"
     gbm.mkdir(exist_ok=True)
     (gbm / "nvidia-drm_gbm.so").symlink_to("../libnvidia-allocator.so.1")
     shutil.rmtree(scratch)
     return Built(len(wanted), count_32, binaries, tuple(notes))
+
+
+def place_few(root: Path, table: bytes, driver_version: str) -> Built:
+    """Put NVML, CUDA and nvidia-smi alone below ``root``: those of the wheel, else compiled.  Needs no privileges.
+
+    Raises OcigpuError (OCIGPU-SIM-1) where the wheel has none for this type of machine and there is no compiler.
+    """
+    machine, directory, programs = platform.machine(), root / "usr/lib" / library_triplet(), root / "usr/bin"
+    directory.mkdir(parents=True)
+    programs.mkdir(parents=True)
+    ready = PREBUILT / machine
+    with tempfile.TemporaryDirectory(dir=root) as made:
+        if not ready.is_dir():
+            ready = Path(made)
+            try:
+                compile_few(ready)
+            except OcigpuError as error:
+                raise sim_error(
+                    f"{error.message}, and this installation brings none for {machine}", COMPILER_HINT
+                ) from error
+        for library in (library for library in LIBRARIES if library.source in _ANSWERING):
+            file, links = library.names(driver_version)
+            shutil.copyfile(ready / f"{library.name}.so", directory / file)
+            (directory / file).chmod(0o755)
+            fill_table(directory / file, table)
+            for name in links:
+                (directory / name).symlink_to(links[name])
+        program = programs / read_tables()["built"]["programs"][0]
+        shutil.copyfile(ready / program.name, program)
+    program.chmod(0o755)
+    fill_table(program, table)
+    return Built(len(_ANSWERING), 0, (program.name,), ())
+
+
+def compile_few(directory: Path, compiler_name: str = "") -> None:
+    """Compile into ``directory`` what :func:`place_few` takes, with empty tables; "" is this machine's compiler."""
+    with tempfile.TemporaryDirectory(dir=directory) as scratch:
+        compiler = _Compiler(Path(scratch), compiler_name)
+        stub = _libc_stub(compiler, compiler.object("blank", "blank.c"), "libc64")
+        for library in (library for library in LIBRARIES if library.source in _ANSWERING):
+            item = compiler.object(library.source, f"{library.source}.c")
+            soname = next(iter(library.names("")[1]))
+            failure = compiler.link(directory / f"{library.name}.so", soname, item, "-s", *stub)
+            _succeed(failure and f"link {library.name}: {failure}")
+        _compile_program(compiler, directory / read_tables()["built"]["programs"][0])
+
+
+def prebuild(directory: Path) -> list[str]:
+    """Compile for a wheel, into a directory for each type of machine that a compiler here makes programs for.
+
+    Returns those types; none without a compiler, and the wheel then needs one where it is used.
+    """
+    machines = {machine: f"{machine}-linux-gnu-gcc" for machine in _CROSS_COMPILERS}
+    machines[platform.machine()] = ""
+    made = []
+    for machine, compiler in machines.items():
+        place = directory / machine
+        place.mkdir(parents=True, exist_ok=True)
+        try:
+            compile_few(place, compiler)
+            made.append(machine)
+        except OcigpuError:
+            shutil.rmtree(place)
+    return made
 
 
 def _libc_stub(compiler: _Compiler, item: Path, name: str, *flags: str) -> list[str | Path]:
@@ -210,85 +269,29 @@ def _succeed(failure: str) -> None:
         raise sim_error(failure, COMPILER_HINT)
 
 
-def _build_programs(compiler: _Compiler, root: Path, fabric: bool, notes: list[str]) -> tuple[str, ...]:
+def _build_programs(compiler: _Compiler, root: Path, table: bytes, fabric: bool, notes: list[str]) -> tuple[str, ...]:
     """Compile nvidia-smi, statically where possible, and give it its other names."""
     directory = root / "usr/bin"
     directory.mkdir(parents=True, exist_ok=True)
     built = read_tables()["built"]
     names = (*built["programs"], *(built["fabric-programs"] if fabric else ()))
     program = directory / names[0]
-    arguments: list[str | Path] = [*_FLAGS, "-s", f"-I{compiler.scratch}", SOURCES / "smi.c", "-o", program]
-    if compiler.run("-static", *arguments):
-        compiler.must("smi.c", *arguments)
+    if not _compile_program(compiler, program):
         notes.append("nvidia-smi is linked dynamically: there is no static libc, so it needs a glibc image")
-    program.chmod(0o755)
+    fill_table(program, table)
     for name in names[1:]:
         (directory / name).hardlink_to(program)
     return names
 
 
-def render_table(directory: str, gpus: Sequence[SimGpu], driver_version: str, caps_major: int = 0) -> str:
-    """Return table.h of simhost.h: the GPUs, their connections and what MIG makes of them, as C."""
-    major, minor = cuda_version_of(driver_version).split(".")
-    model = gpus[0].model
-    profiles = model.mig_profiles
-    defines: dict[str, object] = {
-        "DIRECTORY": c_string(directory),
-        "DRIVER_VERSION": c_string(driver_version),
-        "NVML_VERSION": c_string(f"{major}.{driver_version}"),
-        "CUDA_VERSION": int(major) * 1000 + int(minor) * 10,
-        "GPUS": len(gpus),
-        "NVLINKS": model.nvlinks,
-        "NVLINK_GROUP": model.nvlink_group,
-        "NVLINKS_EACH": model.nvlinks // (model.nvlink_group - 1) if model.nvlink_group else 1,
-        "CLUSTER": c_string(sim_uuid("", model.key)[1:] if model.cluster else ""),
-        "PROFILES": len(profiles),
-        "MEMORY_SLICES": model.memory_slices if profiles else 0,
-        "CAPS_MAJOR": caps_major,
-        "CPUS_OF_NODE": CPUS_OF_NODE,
-        "MIG_GPUS": MAX_MIG_GPUS,
-        "FIRST_MINOR": FIRST_INSTANCE_MINOR,
-        "MIG_STATE": " ".join(map(c_string, ["", *_mig_state(gpus)])),
-    }
-    lines = [f"#define SIM_{name} {value}" for name, value in defines.items()]
-    lines.append("static const struct sim_gpu sim_gpus[SIM_GPUS] = {")
-    lines += [_initializer(_gpu_fields(gpu, len(gpus))) for gpu in gpus]
-    lines += ["};", "static const struct sim_profile sim_profiles[SIM_PROFILES + 1] = {"]
-    lines += [_initializer(_profile_fields(profile)) for profile in profiles]
-    return "\n".join([*lines, "    {0}};", ""])
-
-
-def _gpu_fields(gpu: SimGpu, count: int) -> list[object]:
-    model = gpu.model
-    return [
-        *(c_string(model.name), c_string(gpu.uuid), model.brand, *model.architecture.split(".")),
-        *(int(gpu.bus_id.split(":")[1], 16), model.device_id << 16 | 0x10DE, model.subsystem_id << 16 | 0x10DE),
-        *(numa_node(gpu.index, count), model.power_watts, model.multiprocessors, model.memory_mib << 20),
-    ]
-
-
-def _profile_fields(profile: MigProfile) -> list[object]:
-    return [
-        *(c_string(profile.name), profile.enumerator, profile.id, profile.compute_slices, profile.memory_slices),
-        *(profile.most, profile.multiprocessors, f"{{{', '.join(map(str, profile.engines))}}}"),
-        *(sum(1 << start for start in profile.starts), profile.memory_mib),
-    ]
-
-
-def _initializer(fields: Iterable[object]) -> str:
-    return f"    {{{', '.join(map(str, fields))}}},"
-
-
-def _mig_state(gpus: Sequence[SimGpu]) -> list[str]:
-    """Return the lines that sim_load in simhost.h reads."""
-    lines = [f"mode {gpu.index} 1\n" for gpu in gpus if gpu.mig_enabled]
-    for gpu in gpus:
-        for mig in gpu.mig_devices:
-            instance = (gpu.index, mig.gpu_instance, gpu.model.mig_profiles.index(mig.profile), mig.start)
-            start = " ".join(map(str, instance))
-            lines.append(f"mig {start} -1 0 0 -\n")
-            lines.append(f"mig {start} {mig.compute_instance} {mig.profile.compute_slices} 0 {mig.uuid}\n")
-    return lines
+def _compile_program(compiler: _Compiler, program: Path) -> bool:
+    """Compile nvidia-smi; return whether it is static."""
+    arguments: list[str | Path] = [*_FLAGS, "-s", SOURCES / "smi.c", "-o", program]
+    static = not compiler.run("-static", *arguments)
+    if not static:
+        compiler.must("smi.c", *arguments)
+    program.chmod(0o755)
+    return static
 
 
 def render_unsupported() -> str:
@@ -303,9 +306,3 @@ def render_unsupported() -> str:
     known = set(_CALLED.findall(Path(found.origin).read_text(errors="replace")))
     there = {_VERSION.sub("", name) for item in SOURCES.glob("nvml*.c") for name in _MADE.findall(item.read_text())}
     return "".join(f"UNSUPPORTED({name})\n" for name in sorted(known) if _VERSION.sub("", name) not in there)
-
-
-def c_string(text: str) -> str:
-    """Return text as a C string literal; everything unusual becomes an octal escape of its bytes."""
-    plain = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 -_./"
-    return '"' + "".join(chr(c) if c in plain else f"\\{c:03o}" for c in os.fsencode(text)) + '"'

@@ -2,7 +2,9 @@
 
 import errno
 import os
+import shutil
 import stat
+import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -152,6 +154,30 @@ def make_nodes(root: Path, nodes: Iterable[SimNode], *, real: bool | None) -> bo
             path.write_text(STAND_IN)
         path.chmod(node.mode)
     return bool(made_real)
+
+
+def why_no_nodes(directory: str) -> str:
+    """Return what keeps device nodes from being made and opened in a directory, "" where nothing does.
+
+    A node that no driver answers for is made and opened: that gives ENXIO where nodes can be used.
+    """
+    number = os.makedev(next(iter(free_majors()), NVIDIA_MAJOR), 0)
+    try:
+        scratch = tempfile.mkdtemp(prefix=".ocigpu-node-", dir=directory)
+    except OSError:
+        return ""  # whoever makes the host says so
+    try:
+        os.mknod(f"{scratch}/node", stat.S_IFCHR | 0o600, number)
+        os.close(os.open(f"{scratch}/node", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
+    except OSError as error:
+        if error.errno in (errno.ENXIO, errno.ENODEV):
+            return ""
+        nodev = error.errno == errno.EACCES and os.statvfs(directory).f_flag & os.ST_NODEV
+        call = "open a device node" if os.path.lexists(f"{scratch}/node") else "mknod"
+        return f"{directory} is mounted nodev" if nodev else f"{call} in {directory}: {error.strerror}"
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return ""
 
 
 def link_dri_by_path(root: Path, gpus: Sequence[SimGpu], first_card: int) -> None:

@@ -2,7 +2,7 @@
  *
  * Struct layouts, return codes and versioned names are those of NVIDIA's NVML API reference and nvml.h.
  *
- * Faults for tests: OCIGPU_SIM_NVML_FAIL=<code> makes nvmlInit return that code, and a file SIM_DIRECTORY/faults, read
+ * Faults for tests: OCIGPU_SIM_NVML_FAIL=<code> makes nvmlInit return that code, and a file DIRECTORY/faults, read
  * by nvmlInit and nvmlDeviceGetCount, has lines "init <code>", "lost <gpu>", "mig-pending <gpu>" (its MIG mode changes
  * with the next reset), "no-persistence" or "hang".  "xid <gpu> <number>" [<gpu instance> <compute instance>] is an
  * event for whoever waits for one while the line is added.
@@ -44,7 +44,7 @@ typedef int nvml_return;
 /* What an nvmlDevice_t points to: a GPU, or a MIG device when mig is set; nvmlGpuInstance_t and nvmlComputeInstance_t
  * point to one with mig set as well. A MIG device is its compute instance. */
 struct handle {
-    int gpu;                   /* index into sim_gpus[] */
+    int gpu;                   /* index into sim_table.gpu[] */
     unsigned int index;        /* NVML's index */
     const struct sim_instance *mig;
 };
@@ -53,10 +53,10 @@ typedef const struct handle *device_t;
 EXPORT const char ocigpu_simulated[] = "This is a library of a simulated GPU host: there is no GPU behind it.";
 
 static struct sim_view view;
-static struct handle devices[SIM_GPUS];
-static struct handle instances[SIM_GPUS][SIM_GIS][1 + SIM_CIS]; /* first the GPU instance; mig NULL: there is none */
+static struct handle devices[SIM_MOST_GPUS];
+static struct handle instances[SIM_MOST_GPUS][SIM_GIS][1 + SIM_CIS]; /* first the GPU instance; mig NULL: none */
 static int references;
-static int lost[SIM_GPUS], mig_pending[SIM_GPUS], no_persistence;
+static int lost[SIM_MOST_GPUS], mig_pending[SIM_MOST_GPUS], no_persistence;
 
 /* Read a small file, at most size - 1 bytes of it; return its text, NULL when there is none. */
 static char *read_text(const char *path, char *text, size_t size) {
@@ -87,22 +87,22 @@ static const char *next_line(char **text, const char *word) {
 }
 
 #define EACH_LINE(path, word, rest)             \
-    for (char lines[4096], *text = read_text(SIM_DIRECTORY path, lines, sizeof lines); (rest = next_line(&text, word));)
+    for (char lines[4096], *text = read_text(SIM_BELOW(path), lines, sizeof lines); (rest = next_line(&text, word));)
 
 /* Fill what the lines of the file of faults that have a word say of GPUs. */
 static void read_marks(const char *word, int *marks) {
     const char *rest;
 
-    memset(marks, 0, SIM_GPUS * sizeof *marks);
+    memset(marks, 0, SIM_MOST_GPUS * sizeof *marks);
     EACH_LINE("/faults", word, rest) {
         unsigned int gpu = (unsigned int)sim_number(&rest);
 
-        if (gpu < SIM_GPUS)
+        if (gpu < SIM_MOST_GPUS)
             marks[gpu] = 1;
     }
 }
 
-/* Read SIM_DIRECTORY/faults and return the code that nvmlInit fails with, 0 for none. */
+/* Read DIRECTORY/faults and return the code that nvmlInit fails with, 0 for none. */
 static int read_faults(void) {
     const char *rest;
     int code = 0;
@@ -124,7 +124,7 @@ static struct handle *slot(const struct sim_instance *mig) { return &instances[m
 
 /* Fill the handles of the instances that this process may use. */
 static void find_instances(void) {
-    unsigned int counts[SIM_GPUS] = {0};
+    unsigned int counts[SIM_MOST_GPUS] = {0};
     int i, j;
 
     memset(instances, 0, sizeof instances);
@@ -233,8 +233,8 @@ static nvml_return ask_mig(device_t device, int valid) {
     return device->mig && valid ? SUCCESS : INVALID_ARGUMENT;
 }
 
-#define GPU(device) (&sim_gpus[(device)->gpu])
-#define PROFILE(device) (&sim_profiles[(device)->mig->profile])
+#define GPU(device) (&sim_table.gpu[(device)->gpu])
+#define PROFILE(device) (&sim_table.profile[(device)->mig->profile])
 #define MIG_MODE(device) (sim_mig_mode[(device)->gpu])
 
 /* As ask_gpu, for what only some GPUs answer; a macro, because what is asked of the device counts once it is known. */
@@ -257,15 +257,15 @@ static nvml_return ask_mig(device_t device, int valid) {
 #include "nvml_metrics.c"
 
 EXPORT nvml_return nvmlSystemGetDriverVersion(char *version, unsigned int length) {
-    return references ? give(version, length, SIM_DRIVER_VERSION) : UNINITIALIZED;
+    return references ? give(version, length, sim_table.driver_version) : UNINITIALIZED;
 }
 
 EXPORT nvml_return nvmlSystemGetNVMLVersion(char *version, unsigned int length) {
-    return references ? give(version, length, SIM_NVML_VERSION) : UNINITIALIZED;
+    return references ? give(version, length, sim_table.nvml_version) : UNINITIALIZED;
 }
 
 /* The two answer without nvmlInit, as the real ones do. */
-ANSWER(nvmlSystemGetCudaDriverVersion, (int *result), result ? SUCCESS : INVALID_ARGUMENT, SIM_CUDA_VERSION)
+ANSWER(nvmlSystemGetCudaDriverVersion, (int *result), result ? SUCCESS : INVALID_ARGUMENT, sim_table.cuda_version)
 ALIAS(nvmlSystemGetCudaDriverVersion_v2, nvmlSystemGetCudaDriverVersion)
 
 EXPORT nvml_return nvmlDeviceGetCount_v2(unsigned int *count) {
@@ -440,12 +440,12 @@ NUMBER(nvmlDeviceGetPowerManagementDefaultLimit, GPU(device)->power_watts * 1000
 NUMBER(nvmlDeviceGetEnforcedPowerLimit, GPU(device)->power_watts * 1000)
 NUMBER(nvmlDeviceGetPerformanceState, 0)
 
-/* A GPU's compute mode is the one digit of SIM_DIRECTORY/compute-mode.<gpu>, 0 without that file. */
+/* A GPU's compute mode is the one digit of DIRECTORY/compute-mode.<gpu>, 0 without that file. */
 static int open_compute_mode(device_t device, int flags) {
-    char path[sizeof SIM_DIRECTORY + 32];
+    char name[32];
 
-    snprintf(path, sizeof path, SIM_DIRECTORY "/compute-mode.%d", device->gpu);
-    return open(path, flags | O_CLOEXEC, 0644);
+    snprintf(name, sizeof name, "/compute-mode.%d", device->gpu);
+    return open(SIM_BELOW(name), flags | O_CLOEXEC, 0644);
 }
 
 static unsigned int read_compute_mode(device_t device) {
@@ -489,7 +489,7 @@ ANSWER(nvmlDeviceGetGraphicsRunningProcesses_v3, (device_t device, unsigned int 
 ALIAS(nvmlDeviceGetGraphicsRunningProcesses_v2, nvmlDeviceGetGraphicsRunningProcesses_v3)
 
 EXPORT nvml_return nvmlDeviceGetMigMode(device_t device, unsigned int *current, unsigned int *pending) {
-    REQUIRE(ASK_IF(SIM_PROFILES, device, current && pending));
+    REQUIRE(ASK_IF(sim_table.profiles, device, current && pending));
     refresh();
     *current = *pending = (unsigned int)MIG_MODE(device);
     if (mig_pending[device->gpu])
@@ -497,12 +497,12 @@ EXPORT nvml_return nvmlDeviceGetMigMode(device_t device, unsigned int *current, 
     return SUCCESS;
 }
 
-NUMBER(nvmlDeviceGetMaxMigDeviceCount, SIM_PROFILES ? sim_profiles[0].most : 0)
+NUMBER(nvmlDeviceGetMaxMigDeviceCount, sim_table.profiles ? sim_table.profile[0].most : 0)
 ANSWER(nvmlDeviceIsMigDeviceHandle, (device_t device, unsigned int *result), ask_any(device, !!result),
        device->mig != NULL)
 
 EXPORT nvml_return nvmlDeviceGetMigDeviceHandleByIndex(device_t device, unsigned int index, struct handle **mig) {
-    REQUIRE(ASK_IF(SIM_PROFILES, device, !!mig));
+    REQUIRE(ASK_IF(sim_table.profiles, device, !!mig));
     refresh();
     for (int i = 0; i < sim_count; i++) {
         struct handle *found = slot(&sim_instances[i]);
@@ -563,7 +563,7 @@ struct event_data { /* nvmlEventData_t */
 
 static struct event_set {
     int used, seen; /* lines that were there before, or were given out */
-    char watched[SIM_GPUS];
+    char watched[SIM_MOST_GPUS];
 } event_sets[32];
 
 static int is_event_set(const struct event_set *set) {

@@ -1,6 +1,6 @@
 /* What exporters ask NVML for; part of nvml.c.
  *
- * GPUs are idle, but for those that lines "load <gpu> <percent>" of the file SIM_DIRECTORY/load name; its lines
+ * GPUs are idle, but for those that lines "load <gpu> <percent>" of the file DIRECTORY/load name; its lines
  * "process <gpu> <pid> <MiB> <percent>" are processes. Counters of errors are 0. Numbers of fields and of GPM's metrics
  * are those of nvml.h.
  */
@@ -140,7 +140,7 @@ struct field_value {
 enum { FIELD_UNSIGNED_INT = 1, FIELD_UNSIGNED_LONG_LONG = 3 };
 
 static void give_field(device_t device, struct field_value *field) {
-    field->result = SIM_NVLINKS ? SUCCESS : NOT_SUPPORTED;
+    field->result = sim_table.nvlinks ? SUCCESS : NOT_SUPPORTED;
     field->type = FIELD_UNSIGNED_LONG_LONG;
     field->value.counter = 0;
     switch (field->field) {

@@ -1,8 +1,8 @@
 /* GPU instances and compute instances: looked at, made and destroyed; part of nvml.c.
  *
  * Functions take a profile's enumerator when they ask about profiles, and its id everywhere else (nvml.h). What is made
- * is written into SIM_DIRECTORY for every other process: the state that sim_load reads, and what the kernel module and
- * nvidia-modprobe would make, the capability in /proc and its node.
+ * is written into the host's directory for every other process: the state that sim_load reads, and what the kernel
+ * module and nvidia-modprobe would make, the capability in /proc and its node.
  */
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -32,10 +32,10 @@ static nvml_return ask_ci(device_t ci, int valid) {
 /* Find the profile with this id (of_id) or enumerator on a GPU in whatever mode. */
 static nvml_return find_profile(device_t device, unsigned int wanted, int of_id, unsigned int *found) {
     REQUIRE(ask_gpu(device, 1));
-    for (*found = 0; *found < SIM_PROFILES; ++*found)
-        if ((of_id ? sim_profiles[*found].id : sim_profiles[*found].enumerator) == wanted)
+    for (*found = 0; *found < sim_table.profiles; ++*found)
+        if ((of_id ? sim_table.profile[*found].id : sim_table.profile[*found].enumerator) == wanted)
             return SUCCESS;
-    return SIM_PROFILES && (of_id || wanted >= GI_PROFILES) ? INVALID_ARGUMENT : NOT_SUPPORTED;
+    return sim_table.profiles && (of_id || wanted >= GI_PROFILES) ? INVALID_ARGUMENT : NOT_SUPPORTED;
 }
 
 /* As find_profile by id, of a GPU in MIG mode. */
@@ -68,21 +68,21 @@ static unsigned int used(int gpu, int gi, int profile, unsigned int *count, unsi
         if (mig->gpu != gpu || (gi < 0 ? mig->ci >= 0 : mig->gi != gi || mig->ci < 0))
             continue;
         *count += mig->profile == profile;
-        taken |= gi < 0 ? bits((unsigned int)mig->start, sim_profiles[mig->profile].size)
+        taken |= gi < 0 ? bits((unsigned int)mig->start, sim_table.profile[mig->profile].size)
                         : bits((unsigned int)mig->ci_start, (unsigned int)mig->ci_slices);
         for (engine = 0; engines && engine < 5; engine++)
-            engines[engine] += sim_profiles[mig->profile].engines[engine];
+            engines[engine] += sim_table.profile[mig->profile].engines[engine];
     }
     return taken;
 }
 
 /* Return whether the GPU has what one more instance of this profile needs besides memory slices. */
 static int has_engines(int gpu, int profile) {
-    const struct sim_profile *whole = sim_profiles, *one = &sim_profiles[profile];
+    const struct sim_profile *whole = sim_table.profile, *one = &sim_table.profile[profile];
     unsigned int there[5] = {0}, count, i;
 
-    for (i = 1; i < SIM_PROFILES; i++)
-        whole = sim_profiles[i].slices > whole->slices ? &sim_profiles[i] : whole;
+    for (i = 1; i < sim_table.profiles; i++)
+        whole = sim_table.profile[i].slices > whole->slices ? &sim_table.profile[i] : whole;
     used(gpu, -1, profile, &count, there);
     for (i = 0; i < 5; i++)
         if (there[i] + one->engines[i] > whole->engines[i])
@@ -109,7 +109,7 @@ struct gi_profile_v3 {
 };
 
 static struct gi_profile describe_gi(int number) {
-    const struct sim_profile *profile = &sim_profiles[number];
+    const struct sim_profile *profile = &sim_table.profile[number];
     struct gi_profile info = {
         {profile->id, 0, profile->slices, profile->most, profile->multiprocessors}, profile->memory_mib};
 
@@ -137,12 +137,12 @@ static nvml_return give_gi_profile(int number, void *result) {
     if (two->version == (sizeof *two | 2u << 24)) {
         memcpy(two->numbers, plain.numbers, sizeof plain.numbers);
         two->memory_mib = plain.memory_mib;
-        snprintf(two->name, sizeof two->name, "MIG %s", sim_profiles[number].name);
+        snprintf(two->name, sizeof two->name, "MIG %s", sim_table.profile[number].name);
     } else if (three->version == (sizeof *three | 3u << 24)) {
         three->numbers[0] = plain.numbers[0];
         memcpy(three->numbers + 1, plain.numbers + 2, sizeof plain.numbers - 2 * sizeof *plain.numbers);
         three->memory_mib = plain.memory_mib;
-        snprintf(three->name, sizeof three->name, "MIG %s", sim_profiles[number].name);
+        snprintf(three->name, sizeof three->name, "MIG %s", sim_table.profile[number].name);
         three->capabilities = strstr(three->name, "+gfx") ? 2 : 0; /* NVML_GPU_INSTANCE_PROFILE_CAPS_GFX */
     } else {
         return VERSION_MISMATCH;
@@ -181,7 +181,7 @@ static nvml_return give_places(unsigned int starts, unsigned int size, struct pl
 BY_NUMBER(nvmlDeviceGetGpuInstancePossiblePlacements_v2,
           (device_t device, unsigned int id, struct placement *list, unsigned int *count),
           find_usable(device, id, count, &number),
-          give_places(sim_profiles[number].starts, sim_profiles[number].size, list, count))
+          give_places(sim_table.profile[number].starts, sim_table.profile[number].size, list, count))
 
 ALIAS(nvmlDeviceGetGpuInstancePossiblePlacements, nvmlDeviceGetGpuInstancePossiblePlacements_v2)
 
@@ -205,9 +205,9 @@ EXPORT nvml_return nvmlDeviceGetGpuInstanceRemainingCapacity(device_t device, un
     *result = 0;
     if (!has_engines(device->gpu, number))
         return SUCCESS;
-    while ((start = free_start(sim_profiles[number].starts, sim_profiles[number].size, taken)) >= 0) {
-        taken |= bits((unsigned int)start, sim_profiles[number].size);
-        *result += *result + count < sim_profiles[number].most;
+    while ((start = free_start(sim_table.profile[number].starts, sim_table.profile[number].size, taken)) >= 0) {
+        taken |= bits((unsigned int)start, sim_table.profile[number].size);
+        *result += *result + count < sim_table.profile[number].most;
     }
     return SUCCESS;
 }
@@ -216,9 +216,9 @@ EXPORT nvml_return nvmlDeviceGetGpuInstanceRemainingCapacity(device_t device, un
 
 /* Lock the host's state and read it; return the lock or -1 when this process may not change it. */
 static int lock_state(void) {
-    int lock = open(SIM_DIRECTORY "/proc/driver", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int lock = open(SIM_BELOW("/proc/driver"), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 
-    if (lock >= 0 && (access(SIM_DIRECTORY "/proc/driver", W_OK) || flock(lock, LOCK_EX))) {
+    if (lock >= 0 && (access(SIM_BELOW("/proc/driver"), W_OK) || flock(lock, LOCK_EX))) {
         close(lock);
         lock = -1;
     }
@@ -237,11 +237,11 @@ static int write_text(const char *path, mode_t mode, const char *text, size_t si
 
 static nvml_return store(void) {
     static char text[sizeof sim_last];
-    const char *draft = SIM_DIRECTORY SIM_STATE ".new";
+    const char *draft = SIM_BELOW(SIM_STATE ".new");
     size_t at = 0;
     int i;
 
-    for (i = 0; i < SIM_GPUS; i++)
+    for (i = 0; i < sim_table.gpus; i++)
         at += (size_t)snprintf(text + at, sizeof text - at, "mode %d %d\n", i, sim_mig_mode[i]);
     for (i = 0; i < sim_count; i++) {
         const struct sim_instance *mig = &sim_instances[i];
@@ -249,7 +249,7 @@ static nvml_return store(void) {
         at += (size_t)snprintf(text + at, sizeof text - at, "mig %d %d %d %d %d %d %d %s\n", mig->gpu, mig->gi,
                                mig->profile, mig->start, mig->ci, mig->ci_slices, mig->ci_start, mig->uuid);
     }
-    i = write_text(draft, 0644, text, at) && rename(draft, SIM_DIRECTORY SIM_STATE) == 0;
+    i = write_text(draft, 0644, text, at) && rename(draft, SIM_BELOW(SIM_STATE)) == 0;
     *sim_last = 0; /* what is in force is what the file says now */
     refresh();
     return i ? SUCCESS : NO_PERMISSION;
@@ -257,13 +257,14 @@ static nvml_return store(void) {
 
 /* Make (or remove) what the kernel module shows of an instance, and its node. */
 static void show(const struct sim_instance *mig, int make) {
-    const char *devices[] = {SIM_DIRECTORY "/dev", view.directory}, *magic = SIM_MAGIC "\n";
+    const char *devices[] = {SIM_BELOW("/dev"), view.directory}, *magic = SIM_MAGIC "\n";
     int minor = sim_minor(mig->gpu, mig->gi, mig->ci), i, size;
-    unsigned int number = SIM_CAPS_MAJOR << 8 | (minor & 0xFF) | (minor & ~0xFF) << 12; /* as the kernel takes it */
-    char path[4200], text[128];
+    /* as the kernel takes it */
+    unsigned int number = (unsigned int)sim_table.caps_major << 8 | (minor & 0xFF) | (minor & ~0xFF) << 12;
+    char path[SIM_PATH + 64], text[128];
 
-    size = snprintf(path, sizeof path, SIM_DIRECTORY "/proc/driver/nvidia/capabilities/gpu%d/mig/gi%d", mig->gpu,
-                    mig->gi);
+    size = snprintf(path, sizeof path, "%s/proc/driver/nvidia/capabilities/gpu%d/mig/gi%d", sim_table.directory,
+                    mig->gpu, mig->gi);
     if (mig->ci >= 0)
         size += snprintf(path + size, sizeof path - (size_t)size, "/ci%d", mig->ci);
     if (make)
@@ -339,7 +340,7 @@ static nvml_return set_mode(device_t device, unsigned int mode) {
 
 /* The real one resets the GPU where that is needed. */
 EXPORT nvml_return nvmlDeviceSetMigMode(device_t device, unsigned int mode, unsigned int *activation) {
-    REQUIRE(ASK_IF(SIM_PROFILES && device->gpu < SIM_MIG_GPUS, device, activation && mode <= 1));
+    REQUIRE(ASK_IF(sim_table.profiles && device->gpu < SIM_MIG_GPUS, device, activation && mode <= 1));
     *activation = SUCCESS;
     return LOCKED(set_mode(device, mode));
 }
@@ -347,8 +348,8 @@ EXPORT nvml_return nvmlDeviceSetMigMode(device_t device, unsigned int mode, unsi
 /* Make a GPU instance, at the highest free place without a given one. Ids are given by size: the whole GPU has 0, its
  * halves have 1 and 2, and so on. */
 static nvml_return make_gi(int gpu, int number, const struct placement *place, struct handle **result) {
-    const struct sim_profile *profile = &sim_profiles[number];
-    int share = SIM_MEMORY_SLICES / (int)(profile->size ? profile->size : 1);
+    const struct sim_profile *profile = &sim_table.profile[number];
+    int share = sim_table.memory_slices / (int)(profile->size ? profile->size : 1);
     unsigned int count, taken = used(gpu, -1, number, &count, NULL);
     struct sim_instance mig = {gpu, share - 1, number, 0, -1, 0, 0, "-"};
 
@@ -400,7 +401,7 @@ BY_NUMBER(nvmlDeviceGetGpuInstances, (device_t device, unsigned int id, struct h
           count ? list_instances(device->gpu, -1, number, count, list) : INVALID_ARGUMENT)
 
 EXPORT nvml_return nvmlDeviceGetGpuInstanceById(device_t device, unsigned int id, struct handle **gi) {
-    REQUIRE(ASK_IF(SIM_PROFILES, device, !!gi));
+    REQUIRE(ASK_IF(sim_table.profiles, device, !!gi));
     refresh();
     if (id >= SIM_GIS || !instances[device->gpu][id][0].mig)
         return NOT_FOUND;
@@ -485,7 +486,7 @@ static void write_uuid(struct sim_instance *mig) {
     unsigned long long halves[2];
     char text[128], *c;
 
-    snprintf(text, sizeof text, "%s/%d/%d/%d/%d", sim_gpus[mig->gpu].uuid, mig->gi, mig->ci, mig->profile,
+    snprintf(text, sizeof text, "%s/%d/%d/%d/%d", sim_table.gpu[mig->gpu].uuid, mig->gi, mig->ci, mig->profile,
              mig->ci_slices);
     for (int i = 0; i < 2; i++) { /* FNV-1a with two offsets */
         halves[i] = 14695981039346656037ull + (unsigned int)i;

@@ -1,7 +1,7 @@
 /* How the GPUs of a simulated host are connected; part of nvml.c.
  *
  * Two sockets with half of the GPUs each, two GPUs behind each PCIe switch. NVLinks lead to switches, or
- * (SIM_NVLINK_GROUP) to the other GPUs of a board. Numbers of levels, capabilities and states are those of nvml.h.
+ * (sim_table.nvlink_group) to the other GPUs of a board. Numbers of levels, capabilities and states are those of nvml.h.
  */
 
 enum { SWITCHES = 4, FIRST_SWITCH_BUS = 0xC0 };
@@ -15,7 +15,7 @@ NUMBER(nvmlDeviceGetArchitecture, /* NVML_DEVICE_ARCH_TURING 6, AMPERE 7, ADA 8,
 static unsigned int common_ancestor(int one, int two) {
     if (one == two)
         return 0; /* NVML_TOPOLOGY_INTERNAL */
-    if (sim_gpus[one].numa != sim_gpus[two].numa)
+    if (sim_table.gpu[one].numa != sim_table.gpu[two].numa)
         return 50; /* SYSTEM */
     return one / 2 == two / 2 ? 10 : 40; /* SINGLE, NODE */
 }
@@ -74,20 +74,21 @@ AFFINITY(nvmlDeviceGetMemoryAffinity, 1)
 static int linked_gpu(int gpu, unsigned int link) {
     int first, other;
 
-    if (!SIM_NVLINK_GROUP)
+    if (!sim_table.nvlink_group)
         return -1;
-    first = gpu - gpu % (SIM_NVLINK_GROUP + !SIM_NVLINK_GROUP);
-    other = first + (int)link / SIM_NVLINKS_EACH;
+    first = gpu - gpu % (sim_table.nvlink_group + !sim_table.nvlink_group);
+    other = first + (int)link / sim_table.nvlinks_each;
     other += other >= gpu; /* not itself */
-    return other < SIM_GPUS ? other : -1;
+    return other < sim_table.gpus ? other : -1;
 }
 
 static nvml_return ask_link(device_t device, unsigned int link, const void *result) {
-    return ASK_IF(SIM_NVLINKS, device, 1) ?: result && link < SIM_NVLINKS ? SUCCESS : INVALID_ARGUMENT;
+    return ASK_IF(sim_table.nvlinks, device, 1)
+               ?: result && link < (unsigned int)sim_table.nvlinks ? SUCCESS : INVALID_ARGUMENT;
 }
 
 static unsigned int is_active(device_t device, unsigned int link) {
-    return !SIM_NVLINK_GROUP || linked_gpu(device->gpu, link) >= 0;
+    return !sim_table.nvlink_group || linked_gpu(device->gpu, link) >= 0;
 }
 
 /* A function that answers with one number about an NVLink. */
@@ -96,7 +97,7 @@ static unsigned int is_active(device_t device, unsigned int link) {
 
 LINK_NUMBER(nvmlDeviceGetNvLinkState, is_active(device, link))
 LINK_NUMBER(nvmlDeviceGetNvLinkVersion, GPU(device)->major >= 10 ? 7 : HOPPER(device) ? 6 : 4)
-LINK_NUMBER(nvmlDeviceGetNvLinkRemoteDeviceType, SIM_NVLINK_GROUP ? 0 : 2) /* a GPU, a switch */
+LINK_NUMBER(nvmlDeviceGetNvLinkRemoteDeviceType, sim_table.nvlink_group ? 0 : 2) /* a GPU, a switch */
 ANSWER(nvmlDeviceGetNvLinkCapability,
        (device_t device, unsigned int link, unsigned int capability, unsigned int *result),
        ask_link(device, link, result), capability < 5) /* all but SLI */
@@ -110,7 +111,7 @@ EXPORT nvml_return nvmlDeviceGetNvLinkRemotePciInfo_v2(device_t device, unsigned
     REQUIRE(ask_link(device, link, info));
     if (!is_active(device, link))
         return NOT_SUPPORTED;
-    fill_pci(SIM_NVLINK_GROUP ? &sim_gpus[linked_gpu(device->gpu, link)] : &at_switch, info);
+    fill_pci(sim_table.nvlink_group ? &sim_table.gpu[linked_gpu(device->gpu, link)] : &at_switch, info);
     return SUCCESS;
 }
 
@@ -129,8 +130,8 @@ EXPORT nvml_return nvmlDeviceGetP2PStatus(device_t one, device_t two, unsigned i
     REQUIRE(ask_gpu(one, 1));
     REQUIRE(ask_gpu(two, status && capability < CAPABILITIES && one != two));
     *status = capability == NVLINK ? NOT_SUPPORTED_STATUS : 0;
-    for (unsigned int link = 0; link < SIM_NVLINKS; link++)
-        if (!SIM_NVLINK_GROUP || linked_gpu(one->gpu, link) == two->gpu)
+    for (unsigned int link = 0; link < (unsigned int)sim_table.nvlinks; link++)
+        if (!sim_table.nvlink_group || linked_gpu(one->gpu, link) == two->gpu)
             *status = 0;
     return SUCCESS;
 }
@@ -149,10 +150,10 @@ struct fabric_v {
 };
 
 EXPORT nvml_return nvmlDeviceGetGpuFabricInfo(device_t device, struct fabric *fabric) {
-    const char *digit = SIM_CLUSTER;
+    const char *digit = sim_table.cluster;
     unsigned int at = 0;
 
-    REQUIRE(ASK_IF(HOPPER(device) && SIM_NVLINKS, device, !!fabric));
+    REQUIRE(ASK_IF(HOPPER(device) && sim_table.nvlinks, device, !!fabric));
     memset(fabric, 0, sizeof *fabric);
     for (; *digit && at < 2 * sizeof fabric->cluster; digit++) {
         if (hex(*digit) >= 0) {
@@ -160,7 +161,7 @@ EXPORT nvml_return nvmlDeviceGetGpuFabricInfo(device_t device, struct fabric *fa
             at++;
         }
     }
-    fabric->clique = *SIM_CLUSTER ? 1 : 0;
+    fabric->clique = *sim_table.cluster ? 1 : 0;
     fabric->state = 3; /* NVML_GPU_FABRIC_STATE_COMPLETED */
     return SUCCESS;
 }

@@ -1,8 +1,8 @@
 /* What the simulated NVML, CUDA and nvidia-smi share: the table of GPUs and the question which of them this process
  * may open.
  *
- * table.h is written when a host is made (libraries.py): the directory, versions, what connects the GPUs, and
- * sim_gpus[], sim_profiles[] in the types below; SIM_MIG_STATE is how the GPUs were cut then.
+ * The table is empty here. It is filled in in the finished file when a host is made (table.py), so that a wheel can
+ * bring the libraries to machines without a compiler.
  *
  * Only functions that every libc has had for decades are used, so that the libraries load in old and in musl images.
  */
@@ -17,8 +17,10 @@
 #include <string.h>
 #include <unistd.h>
 
+enum { SIM_MOST_GPUS = 64, SIM_MOST_PROFILES = 16, SIM_MIG_SIZE = 48 << 10, SIM_PATH = 4400 };
+
 struct sim_gpu {
-    const char *name, *uuid;
+    char name[64], uuid[48];
     unsigned int brand, major, minor; /* compute capability */
     unsigned int bus, pci_device, pci_subsystem, numa;
     unsigned int power_watts, multiprocessors;
@@ -26,7 +28,7 @@ struct sim_gpu {
 };
 
 struct sim_profile { /* of GPU instances; see MigProfile in models.py */
-    const char *name;
+    char name[32];
     unsigned int enumerator, id, slices, size, most, multiprocessors, engines[5];
     unsigned int starts; /* a bit for each memory slice that it may start at */
     unsigned long long memory_mib;
@@ -39,15 +41,36 @@ struct sim_instance {
     char uuid[48];
 };
 
-#include "table.h"
+/* What differs from host to host, in the order of table.py. */
+struct sim_table {
+    char magic[32]; /* the file is searched for it */
+    char directory[4096], driver_version[32], nvml_version[32], cluster[48];
+    int cuda_version, gpus, nvlinks, nvlink_group, nvlinks_each, profiles, memory_slices, caps_major;
+    int few; /* for programs of the machine that the host was made on: no container has it */
+    struct sim_gpu gpu[SIM_MOST_GPUS];
+    struct sim_profile profile[SIM_MOST_PROFILES];
+    char mig_state[SIM_MIG_SIZE]; /* how the GPUs were cut when the host was made */
+};
 
-enum { SIM_GIS = 15, SIM_CIS = 8, SIM_MOST = SIM_GPUS * 2 * SIM_GIS };
+/* Not static: the compiler must not take the empty one for what it will always be. */
+__attribute__((visibility("hidden"))) struct sim_table sim_table = {.magic = "ocigpu simulated GPU table 1"};
+
+enum { SIM_GIS = 15, SIM_CIS = 8, SIM_MOST = SIM_MOST_GPUS * 2 * SIM_GIS };
+enum { SIM_CPUS_OF_NODE = 64, SIM_MIG_GPUS = 32, SIM_FIRST_MINOR = 3 }; /* as in models.py */
 
 static struct sim_instance sim_instances[SIM_MOST];
-static int sim_count, sim_mig_mode[SIM_GPUS];
+static int sim_count, sim_mig_mode[SIM_MOST_GPUS];
 static char sim_last[SIM_MOST * 80 + 4096]; /* what they were read from */
 
-#define SIM_STATE "/proc/driver/ocigpu-mig" /* below SIM_DIRECTORY, and in containers, which have its /proc/driver */
+#define SIM_STATE "/proc/driver/ocigpu-mig" /* below the host's directory; containers have its /proc/driver */
+
+/* A path below the host's directory, until the end of the block. */
+#define SIM_BELOW(name) sim_join((char[SIM_PATH]){0}, name)
+
+static const char *sim_join(char *path, const char *name) {
+    snprintf(path, SIM_PATH, "%s%s", sim_table.directory, name);
+    return path;
+}
 
 /* Return the decimal number that a text starts with, and let the text start behind it and a blank. */
 static int sim_number(const char **text) {
@@ -65,13 +88,13 @@ static int sim_load(void) {
     static char text[sizeof sim_last];
     const char *line;
     ssize_t size = 0, got;
-    int fd = open(SIM_DIRECTORY SIM_STATE, O_RDONLY | O_CLOEXEC);
+    int fd = open(SIM_BELOW(SIM_STATE), O_RDONLY | O_CLOEXEC);
 
     if (fd < 0)
         fd = open(SIM_STATE, O_RDONLY | O_CLOEXEC);
     if (fd < 0) {
-        size = sizeof SIM_MIG_STATE - 1;
-        memcpy(text, SIM_MIG_STATE, sizeof SIM_MIG_STATE);
+        size = (ssize_t)strlen(sim_table.mig_state);
+        memcpy(text, sim_table.mig_state, (size_t)size);
     } else {
         while (size < (ssize_t)sizeof text - 1 && (got = read(fd, text + size, sizeof text - 1 - size)) > 0)
             size += got;
@@ -90,14 +113,14 @@ static int sim_load(void) {
         if (strncmp(line, "mode ", 5) == 0) {
             line += 5;
             gpu = sim_number(&line);
-            if (gpu >= 0 && gpu < SIM_GPUS)
+            if (gpu >= 0 && gpu < sim_table.gpus)
                 sim_mig_mode[gpu] = sim_number(&line);
         } else if (strncmp(line, "mig ", 4) == 0 && sim_count < SIM_MOST) {
             for (line += 4, field = &item->gpu; field <= &item->ci_start; field++)
                 *field = sim_number(&line);
             length = (int)strcspn(line, "\n");
             snprintf(item->uuid, sizeof item->uuid, "%.*s", length, line);
-            sim_count += item->gpu < SIM_GPUS && item->gi < SIM_GIS && item->ci < SIM_CIS;
+            sim_count += item->gpu < sim_table.gpus && item->gi < SIM_GIS && item->ci < SIM_CIS;
         }
     }
     return 1;
@@ -105,7 +128,7 @@ static int sim_load(void) {
 
 /* Write a compute instance's name, such as "1g.10gb" or "1c.3g.40gb" of a part of a GPU instance. */
 static void sim_mig_name(const struct sim_instance *mig, char *name, size_t size) {
-    const struct sim_profile *profile = &sim_profiles[mig->profile];
+    const struct sim_profile *profile = &sim_table.profile[mig->profile];
 
     if (mig->ci_slices == (int)profile->slices)
         snprintf(name, size, "%s", profile->name);
@@ -126,7 +149,7 @@ enum sim_node { SIM_ABSENT, SIM_SIMULATED, SIM_REAL };
  * mode and the device cgroup allow it; a stand-in file starts with SIM_MAGIC. On a file system mounted nodev the open
  * gives EACCES whatever the mode, which only counts on the host itself (on_host). */
 static enum sim_node sim_probe(const char *directory, const char *name, int on_host) {
-    char path[4200];
+    char path[SIM_PATH + 64];
     char start[sizeof SIM_MAGIC - 1];
     int fd;
     ssize_t size;
@@ -148,42 +171,40 @@ static enum sim_node sim_probe(const char *directory, const char *name, int on_h
 }
 
 struct sim_view {
-    const char *directory; /* where the nodes are */
-    int on_host;           /* it is SIM_DIRECTORY/dev, not a container's /dev */
+    char directory[SIM_PATH]; /* where the nodes are */
+    int on_host;              /* it is the simulated host's, not a container's /dev */
     int gpus;
-    int gpu[SIM_GPUS];     /* indices into sim_gpus[] */
+    int gpu[SIM_MOST_GPUS];   /* indices into sim_table.gpu[] */
 };
 
 /* Find the nodes and fill the view; 0 when there is no nvidiactl.
  *
- * A container has its nodes in /dev. On the host they are in SIM_DIRECTORY/dev, and a nvidiactl of /dev with a driver
- * behind it belongs to a real GPU: it is only ours to use where the simulated host's directory cannot be seen. */
+ * A container has its nodes in /dev, and /proc/driver/nvidia beside them. On the host they are below the simulated
+ * host's directory; a nvidiactl of /dev is there a real GPU's, or left over and nobody's. It is only ours to use where
+ * the simulated host's directory cannot be seen. */
 static int sim_look(struct sim_view *view) {
     const char *given = getenv("OCIGPU_SIM_DEV");
-    enum sim_node control, own;
+    enum sim_node control;
     char name[32];
 
     view->gpus = 0;
     view->on_host = 0;
     if (given && *given) {
-        view->directory = given;
+        snprintf(view->directory, sizeof view->directory, "%s", given);
         view->on_host = 1;
         if (sim_probe(given, "nvidiactl", 1) == SIM_ABSENT)
             return 0;
     } else {
-        view->directory = "/dev";
-        control = sim_probe("/dev", "nvidiactl", 0);
-        if (control != SIM_SIMULATED) {
-            own = sim_probe(SIM_DIRECTORY "/dev", "nvidiactl", 1);
-            if (own != SIM_ABSENT) {
-                view->directory = SIM_DIRECTORY "/dev";
-                view->on_host = 1;
-            } else if (control == SIM_ABSENT) {
-                return 0;
-            }
-        }
+        control = sim_table.few ? SIM_ABSENT : sim_probe("/dev", "nvidiactl", 0);
+        snprintf(view->directory, sizeof view->directory, "%s", SIM_BELOW("/dev"));
+        view->on_host = (control != SIM_SIMULATED || access("/proc/driver/nvidia", F_OK)) &&
+                        sim_probe(view->directory, "nvidiactl", 1) != SIM_ABSENT;
+        if (!view->on_host && control == SIM_ABSENT)
+            return 0;
+        if (!view->on_host)
+            strcpy(view->directory, "/dev");
     }
-    for (int i = 0; i < SIM_GPUS; i++) {
+    for (int i = 0; i < sim_table.gpus; i++) {
         snprintf(name, sizeof name, "nvidia%d", i);
         if (sim_probe(view->directory, name, view->on_host) != SIM_ABSENT)
             view->gpu[view->gpus++] = i;

@@ -37,7 +37,7 @@ static int list_gpus(int only) {
     int i, shown;
 
     EACH_GPU(i) {
-        printf("GPU %d: %s (UUID: %s)\n", i, sim_gpus[view.gpu[i]].name, sim_gpus[view.gpu[i]].uuid);
+        printf("GPU %d: %s (UUID: %s)\n", i, sim_table.gpu[view.gpu[i]].name, sim_table.gpu[view.gpu[i]].uuid);
         shown = 0;
         EACH_MIG_DEVICE(mig, view.gpu[i]) {
             sim_mig_name(mig, name, sizeof name);
@@ -71,21 +71,21 @@ static int show_table(int only) {
     int i, shown;
 
     rule('-');
-    row("NVIDIA-SMI %s (simulated host, no real GPU)", SIM_DRIVER_VERSION);
-    row("Driver Version: %-20s CUDA Version: %d.%d", SIM_DRIVER_VERSION, SIM_CUDA_VERSION / 1000,
-        SIM_CUDA_VERSION % 1000 / 10);
+    row("NVIDIA-SMI %s (simulated host, no real GPU)", sim_table.driver_version);
+    row("Driver Version: %-20s CUDA Version: %d.%d", sim_table.driver_version, sim_table.cuda_version / 1000,
+        sim_table.cuda_version % 1000 / 10);
     rule('-');
     row("%-4s %-40s %-18s %s", "GPU", "Name", "Bus-Id", "Memory-Usage");
     rule('=');
     EACH_GPU(i) {
-        const struct sim_gpu *gpu = &sim_gpus[view.gpu[i]];
+        const struct sim_gpu *gpu = &sim_table.gpu[view.gpu[i]];
 
         row("%3d  %-40s 00000000:%02X:00.0   0MiB / %lluMiB", i, gpu->name, gpu->bus, gpu->memory >> 20);
         shown = 0;
         EACH_MIG_DEVICE(mig, view.gpu[i]) {
             sim_mig_name(mig, name, sizeof name);
             row("       MIG %d: %-12s GI %d  CI %d  %lluMiB", shown++, name, mig->gi, mig->ci,
-                sim_profiles[mig->profile].memory_mib);
+                sim_table.profile[mig->profile].memory_mib);
         }
     }
     rule('-');
@@ -115,7 +115,7 @@ static const struct field {
 enum { FIELDS = sizeof fields / sizeof fields[0], MOST = 64 };
 
 static void print_field(int field, int i) {
-    const struct sim_gpu *gpu = &sim_gpus[view.gpu[i]];
+    const struct sim_gpu *gpu = &sim_table.gpu[view.gpu[i]];
 
     switch (field) {
     case 0: printf("%d", i); break;
@@ -123,9 +123,9 @@ static void print_field(int field, int i) {
     case 2: printf("%s", gpu->uuid); break;
     case 3: printf("00000000:%02X:00.0", gpu->bus); break;
     case 4: printf("%d", view.gpus); break;
-    case 5: printf("%s", SIM_DRIVER_VERSION); break;
+    case 5: printf("%s", sim_table.driver_version); break;
     case 6: printf("%u.%u", gpu->major, gpu->minor); break;
-    case 7: printf("%s", !SIM_PROFILES ? "[N/A]" : sim_mig_mode[view.gpu[i]] ? "Enabled" : "Disabled"); break;
+    case 7: printf("%s", !sim_table.profiles ? "[N/A]" : sim_mig_mode[view.gpu[i]] ? "Enabled" : "Disabled"); break;
     case 8:
     case 9: printf("%llu", gpu->memory >> 20); break;
     case 12: printf("30"); break;
@@ -178,7 +178,7 @@ static int find_gpu(const char *text) {
     char name[32];
 
     for (int i = 0; i < view.gpus; i++) {
-        const struct sim_gpu *gpu = &sim_gpus[view.gpu[i]];
+        const struct sim_gpu *gpu = &sim_table.gpu[view.gpu[i]];
 
         snprintf(name, sizeof name, "%d", i);
         if (strcmp(text, name) == 0 || strcmp(text, gpu->uuid) == 0)
@@ -209,8 +209,8 @@ static int nvidia_smi(int argc, char **argv) {
         } else if (strcmp(argv[i], "--version") == 0) {
             printf("NVIDIA-SMI version  : %s (simulated)\nNVML version        : %s\nDRIVER version      : %s\n"
                    "CUDA Version        : %d.%d\n",
-                   SIM_DRIVER_VERSION, SIM_NVML_VERSION, SIM_DRIVER_VERSION, SIM_CUDA_VERSION / 1000,
-                   SIM_CUDA_VERSION % 1000 / 10);
+                   sim_table.driver_version, sim_table.nvml_version, sim_table.driver_version,
+                   sim_table.cuda_version / 1000, sim_table.cuda_version % 1000 / 10);
             return OK;
         } else {
             return usage("option \"%s\" is unknown", argv[i]);
@@ -239,7 +239,7 @@ int main(int argc, char **argv) {
 
     name = name ? name + 1 : argc > 0 ? argv[0] : "nvidia-smi";
     if (strncmp(name, "nvidia-smi", 10) != 0 && (strncmp(name, "nvidia-", 7) == 0 || strncmp(name, "nv-", 3) == 0)) {
-        printf("%s %s (simulated: does nothing)\n", name, SIM_DRIVER_VERSION);
+        printf("%s %s (simulated: does nothing)\n", name, sim_table.driver_version);
         return OK;
     }
     return nvidia_smi(argc, argv);

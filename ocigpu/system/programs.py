@@ -3,10 +3,12 @@
 import contextlib
 import errno
 import os
+import resource
 import selectors
+import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 REAP_SECONDS = 0.5
@@ -99,3 +101,56 @@ def end_program(child: "subprocess.Popen[bytes]") -> None:
         child.wait(REAP_SECONDS)
     except subprocess.TimeoutExpired:
         child.returncode = -9
+
+
+_KEPT = {signal.SIGKILL, signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGCONT, signal.SIGALRM}
+_FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGABRT, signal.SIGSYS}
+_FROM_KERNEL = 0x80
+"""si_code of what a terminal's driver sends, to all processes in front: sigaction(2), SI_KERNEL."""
+_IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
+
+
+@contextlib.contextmanager
+def held_signals() -> Iterator[set[int]]:
+    """Hold back signals that would end this process, for :func:`run_in_front`; yield the mask that was there before."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _KEPT - _FAULTS)
+    try:
+        yield {int(number) for number in before}
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def run_in_front(path: str, command: Sequence[str], env: Mapping[str, str], mask: set[int]) -> int:
+    """Run a program in this one's place and return how it ended: its exit status, or minus the number of a signal.
+
+    It has our streams, terminal and process group.  Signals that this process gets are passed on to it; those of a
+    terminal it gets by itself.  Call it with :func:`held_signals`, whose ``mask`` the program starts with.  Children
+    that others left to this process are reaped as well: it may be a container's first.  Raises OSError.
+    """
+    child = os.posix_spawn(path, command, env, setsigmask=mask, setsigdef=_IGNORED_BY_PYTHON)
+    waited = signal.valid_signals() - _KEPT - _FAULTS
+    while True:
+        while True:
+            try:
+                ended, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:  # not before ours has ended
+                return 1
+            if ended == child:
+                return os.waitstatus_to_exitcode(status)
+            if not ended:
+                break
+        got = signal.sigwaitinfo(waited)
+        if got.si_signo != signal.SIGCHLD and got.si_code != _FROM_KERNEL:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, got.si_signo)
+
+
+def end_like(status: int) -> int:
+    """Return an exit status, or end this process by the signal that ``status`` is minus the number of."""
+    if status >= 0:
+        return status
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # one core is enough
+    with contextlib.suppress(OSError, ValueError):  # SIGKILL has no handler to be set
+        signal.signal(-status, signal.SIG_DFL)
+    os.kill(os.getpid(), -status)
+    return 128 - status  # a container's first process is not ended by its own signals

@@ -5,7 +5,6 @@ import pytest
 
 from ocigpu.core.errors import OcigpuError
 from ocigpu.sim.kernel_files import render_mig_minors, render_proc_devices
-from ocigpu.sim.libraries import c_string
 from ocigpu.sim.models import MODELS, cuda_version_of, find_model, make_gpus
 from ocigpu.sim.nodes import Majors, choose_first_card, choose_majors, plan_nodes
 
@@ -181,7 +180,3 @@ def test_proc_devices_names_every_major_once() -> None:
     assert [int(major) for major, _ in majors] == sorted(int(major) for major, _ in majors)
     assert {("195", "nvidia"), ("510", "nvidia-uvm"), ("509", "nvidia-caps")} <= set(majors)
     assert not [name for _, name in majors if name == "nvidia-nvswitch"]
-
-
-def test_text_becomes_a_c_string_that_cannot_end_early() -> None:
-    assert c_string('a"b\\c\nü') == '"a\\042b\\134c\\012\\303\\274"'

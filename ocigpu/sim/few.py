@@ -1,0 +1,64 @@
+"""A simulated host for the programs of this machine: NVML, CUDA and nvidia-smi, found by variables.
+
+Nothing of it needs root, device nodes or mounts: it works in a job's container, rootless, and below any directory from
+which programs may be executed.
+"""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from ocigpu.sim.create import create_host
+from ocigpu.sim.libraries import library_triplet
+from ocigpu.sim.models import sim_error
+
+_PLACES = ("/tmp", "/var/tmp", "/dev/shm")
+
+
+@contextmanager
+def temporary_host(
+    gpus: int, model: str, mig: Sequence[str], driver_version: str, progress: Callable[[str], None]
+) -> Iterator[str]:
+    """Make such a host in a new directory, yield its path, and remove it; arguments as of create_host."""
+    base = tempfile.mkdtemp(prefix="ocigpu-sim-", dir=find_place())
+    try:
+        os.chmod(base, 0o755)  # a command may change its user
+        directory = f"{base}/host"
+        create_host(directory, gpus, model, mig, driver_version, few=True, progress=progress)
+        yield directory
+    finally:
+        shutil.rmtree(base, ignore_errors=True)
+
+
+def find_place(places: Sequence[str] = ()) -> str:
+    """Return the first directory to write to whose files can be executed and loaded: TMPDIR, /tmp, ...
+
+    Raises OcigpuError (OCIGPU-SIM-1) that says of each what keeps it from being used.
+    """
+    refused = []
+    for place in places or [*filter(None, [os.environ.get("TMPDIR")]), *_PLACES]:
+        if not os.path.isdir(place):
+            refused.append(f"{place}: no directory")
+        elif os.statvfs(place).f_flag & os.ST_NOEXEC:
+            refused.append(f"{place}: mounted noexec")
+        elif os.statvfs(place).f_flag & os.ST_RDONLY or not os.access(place, os.W_OK | os.X_OK):
+            refused.append(f"{place}: not writable")
+        else:
+            return os.path.realpath(place)
+    raise sim_error(f"no place for libraries: {', '.join(refused)}", "TMPDIR=DIR ocigpu sim exec -- COMMAND")
+
+
+def search_paths(directory: str) -> dict[str, str]:
+    """Return where the host's programs and libraries are, by the variables that programs are found with."""
+    library = Path(directory, "usr/lib", library_triplet())
+    return {"PATH": f"{directory}/usr/bin", "LD_LIBRARY_PATH": str(library)}
+
+
+def environment_of(directory: str, inherited: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment in which the host's programs and libraries come before all others."""
+    # An empty part of these would mean the working directory.
+    joined = {name: ":".join(filter(None, [at, inherited.get(name)])) for name, at in search_paths(directory).items()}
+    return {**inherited, **joined, "OCIGPU_CONFIG": f"{directory}/config.toml"}
