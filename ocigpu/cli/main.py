@@ -152,7 +152,10 @@ def _run(words: list[str]) -> "Any":
     except HelpWanted:
         print(manual.render_help(name, COMMANDS))
         return 0
-    from ocigpu.cli.described import make_app, run
+    try:
+        from ocigpu.cli.described import make_app, run
+    except ModuleNotFoundError as error:  # pip --no-deps: typer says what is wrong with a command line
+        raise UsageError("the command line cannot be understood", f"see: {PROGRAM} {name} --help") from error
 
     gc.enable()
     return run(make_app({other: load_command(other) if other == name else None for other in COMMANDS}, LENIENT), words)

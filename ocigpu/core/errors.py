@@ -91,7 +91,8 @@ REFUSALS = {
 def as_own_error(error: BaseException) -> OcigpuError:
     """Return an error that nobody was prepared for as one of ours.
 
-    OCIGPU-INT-4 when the machine is out of something or a disk fails, else OCIGPU-INT-1, a defect.
+    OCIGPU-INT-4 when the machine is out of something or a disk fails, OCIGPU-INT-3 when a library that ocigpu needs is
+    missing, else OCIGPU-INT-1, a defect.
     """
     if isinstance(error, OcigpuError):
         return error
@@ -100,6 +101,9 @@ def as_own_error(error: BaseException) -> OcigpuError:
     if isinstance(error, OSError) and error.errno in REFUSALS:
         where = f" {error.filename}" if isinstance(error.filename, str) else ""
         return OcigpuError("OCIGPU-INT-4", f"{REFUSALS[error.errno]}{where}: {error.strerror}")
+    if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("ocigpu"):
+        hint = "pip install ocigpu with its dependencies; without them (pip --no-deps) work ocigpu sim, list and plan"
+        return OcigpuError("OCIGPU-INT-3", f"the Python module {error.name} is not installed", hint)
     return OcigpuError("OCIGPU-INT-1", f"{type(error).__name__}: {error}")
 
 

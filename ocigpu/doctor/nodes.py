@@ -1,11 +1,15 @@
 """Checks of device nodes, their links in /dev/char, MIG, NVSwitch and persistence."""
 
+import os
+import shlex
+
 from ocigpu.doctor.driver import why_not_ask
 from ocigpu.doctor.findings import Evidence, Finding, not_checked, ok
 from ocigpu.doctor.host import Host
 from ocigpu.doctor.table import say
 from ocigpu.gpus.nvidia.nodes import NodeChange
-from ocigpu.gpus.tree import Tree
+from ocigpu.gpus.nvidia.procfs import parse_devices
+from ocigpu.gpus.tree import Tree, list_names, read_text
 
 SHOWN = 4
 _UVM = ("/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
@@ -78,6 +82,24 @@ def check_wrong(host: Host) -> list[Finding]:
     findings += _say_nodes(host, "device-nodes-wrong.changed", changed)
     present = len(host.node_changes) - len(host.missing_nodes)
     return findings or [ok("device nodes have the right numbers and permissions", Evidence("/dev", f"{present} nodes"))]
+
+
+def check_stray(host: Host) -> list[Finding]:
+    """Are there nodes of a driver that is not there?  Of this machine also while a simulated host is in use."""
+    devices, directory = f"{host.proc}/devices", f"{host.root}/dev"
+    text = read_text(devices)
+    if host.platform or text is None:
+        return [not_checked("WSL and Tegra have other device nodes" if host.platform else f"{devices} is unreadable")]
+    if parse_devices(text):
+        return [ok("the driver that the device nodes belong to is loaded", Evidence(devices, "nvidia"))]
+    names = sorted(name for name in list_names(directory) if name.startswith("nvidia"))
+    paths = [path for name in names if not os.path.isdir(path := f"{directory}/{name}")]
+    if not paths:
+        return [ok("no device node is left of a driver", Evidence(directory, "no nvidia*"))]
+    evidence = [Evidence(path, "a node without a driver", "none") for path in paths[:SHOWN]]
+    shown = ", ".join(f"/dev/{path.rpartition('/')[2]}" for path in paths[:SHOWN])
+    more = f" and {len(paths) - SHOWN} more" if len(paths) > SHOWN else ""
+    return [say("stray-nodes.left", *evidence, names=shown + more, paths=shlex.join(paths))]
 
 
 def check_links(host: Host) -> list[Finding]:

@@ -127,7 +127,7 @@ def run_in_front(path: str, command: Sequence[str], env: Mapping[str, str], mask
     terminal it gets by itself.  Call it with :func:`held_signals`, whose ``mask`` the program starts with.  Children
     that others left to this process are reaped as well: it may be a container's first.  Raises OSError.
     """
-    child = os.posix_spawn(path, command, env, setsigmask=mask, setsigdef=_IGNORED_BY_PYTHON)
+    child = os.posix_spawn(path, list(command), env, setsigmask=mask, setsigdef=_IGNORED_BY_PYTHON)
     waited = signal.valid_signals() - _KEPT - _FAULTS
     while True:
         while True:

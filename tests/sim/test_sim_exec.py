@@ -1,0 +1,292 @@
+"""A command with simulated GPUs: nothing of them needs root, device nodes or mounts."""
+
+import contextlib
+import json
+import os
+import pty
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support import requirements
+from support.process import Completed, run
+
+from ocigpu.core.errors import OcigpuError
+from ocigpu.sim import libraries
+from ocigpu.sim.create import create_host
+from ocigpu.sim.few import environment_of, find_place
+from ocigpu.sim.made import describe_host
+from ocigpu.sim.models import MODELS, NVIDIA
+
+OCIGPU = Path(sys.executable).parent / "ocigpu"
+LOOK = """\
+import ctypes, pynvml
+pynvml.nvmlInit()
+cuda, number = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
+assert cuda.cuInit(0) == 0
+handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+for device, handle in enumerate(handles):
+    values = []
+    for attribute in (75, 76, 16):
+        assert cuda.cuDeviceGetAttribute(ctypes.byref(number), attribute, device) == 0
+        values.append(number.value)
+    uuid = ctypes.create_string_buffer(16)
+    assert cuda.cuDeviceGetUuid(uuid, device) == 0
+    assert pynvml.nvmlDeviceGetUUID(handle).replace("-", "") == "GPU" + uuid.raw.hex()
+    assert tuple(values[:2]) == pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+    print(pynvml.nvmlDeviceGetName(handle), *values, pynvml.nvmlDeviceGetMemoryInfo(handle).total >> 20, sep="|")
+assert cuda.cuCtxCreate_v2(None, 0, 0) == 801
+"""
+SIMULATED = (
+    "ocigpu: SIMULATED: 1 GPU, NVIDIA H100 80GB HBM3: libraries only, without device nodes; nothing can be computed"
+)
+
+
+def sim_exec(*words: str, **variables: str) -> Completed:
+    return run([OCIGPU, "sim", "exec", *words], env={**os.environ, **variables}, check=False)
+
+
+@pytest.fixture(scope="session")
+def prebuilt(session_directory: Path) -> Path:
+    """What a wheel brings: made once, as the tests make many hosts."""
+    directory = session_directory / "prebuilt"
+    assert os.uname().machine in libraries.prebuild(directory)
+    return directory
+
+
+@pytest.mark.parametrize("model", [key for key, model in MODELS.items() if model.vendor == NVIDIA])
+def test_nvml_cuda_and_nvidia_smi_see_every_model(
+    tmp_path: Path, prebuilt: Path, monkeypatch: pytest.MonkeyPatch, model: str
+) -> None:
+    monkeypatch.setattr(libraries, "PREBUILT", prebuilt)
+    host = tmp_path / "host"
+    create_host(str(host), 2, model, few=True)
+    environment = environment_of(str(host), os.environ)
+    done = run([sys.executable, "-c", LOOK], env=environment)
+    one = MODELS[model]
+    line = "|".join(map(str, [one.name, *one.architecture.split("."), one.multiprocessors, one.memory_mib]))
+    assert done.stdout.splitlines() == [line, line]
+    listed = run(["nvidia-smi", "-L"], env=environment).stdout.splitlines()
+    assert [text.partition(" (")[0] for text in listed] == [f"GPU {number}: {one.name}" for number in range(2)]
+    assert describe_host(str(host))["nodes"] == "none"
+    assert not [path for path in host.rglob("*") if path.is_char_device()]
+
+
+def test_a_command_sees_gpus_and_its_directory_is_gone_afterwards() -> None:
+    done = sim_exec("--gpus", "2", "--model", "l4", "--", "sh", "-c", "nvidia-smi -L; echo $OCIGPU_CONFIG; exit 7")
+    *listed, config = done.stdout.splitlines()
+    assert done.returncode == 7, done.stderr
+    assert [text.partition(" (")[0] for text in listed] == ["GPU 0: NVIDIA L4", "GPU 1: NVIDIA L4"]
+    assert not Path(config).parents[1].exists()
+    assert "ocigpu: SIMULATED: 2 GPUs, NVIDIA L4" in done.stderr
+
+
+def test_mig_devices_are_seen_and_changed_without_root(tmp_path: Path) -> None:
+    script = (
+        "import pynvml as n; n.nvmlInit(); h = n.nvmlDeviceGetHandleByIndex(1)\n"
+        "print(n.nvmlDeviceGetMigMode(h), n.nvmlDeviceSetMigMode(h, 1), n.nvmlDeviceGetMigMode(h))"
+    )
+    words = ["nvidia-smi", "-L"]
+    both = f"{shlex.join([sys.executable, '-c', script])}; {shlex.join(words)}"
+    done = sim_exec("--gpus", "2", "--mig", "0:1g.10gb,2g.20gb", "-q", "--", "sh", "-c", both, TMPDIR=str(tmp_path))
+    assert done.stdout.startswith("[0, 0] 0 [1, 1]\n"), done.stderr
+    assert [line.split()[1] for line in done.stdout.splitlines() if "MIG-" in line] == ["1g.10gb", "2g.20gb"]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "line"),
+    [
+        (["--", "no-such-program"], 127, "ocigpu: OCIGPU-SIM-1: execute no-such-program: no such program"),
+        (["--", "/etc/passwd"], 126, "ocigpu: OCIGPU-SIM-1: execute /etc/passwd: not executable"),
+        (["--model", "mi300x", "--", "true"], 125, "ocigpu: OCIGPU-SIM-1: model mi300x: its programs read nodes"),
+        (["--model", "h900", "--", "true"], 125, 'ocigpu: OCIGPU-SIM-1: model "h900" is unknown'),
+        (["--mig", "0:9g.10gb", "--", "true"], 125, 'ocigpu: OCIGPU-SIM-1: MIG layout "0:9g.10gb": a'),
+        (["--driver-version", "x", "--", "true"], 125, 'ocigpu: OCIGPU-SIM-1: driver version "x"'),
+        (["--gpus", "65", "--", "true"], 2, "ocigpu: OCIGPU-ARG-1: "),
+        ([], 2, "ocigpu: OCIGPU-ARG-1: missing argument"),
+    ],
+)
+def test_what_cannot_be_run_is_one_line_and_has_its_status(
+    tmp_path: Path, words: list[str], status: int, line: str
+) -> None:
+    done = sim_exec(*words, TMPDIR=str(tmp_path))
+    assert done.returncode == status
+    assert [text for text in done.stderr.splitlines() if text.startswith(line)], done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGSEGV, signal.SIGINT, signal.SIGPIPE])
+def test_the_signal_that_ends_a_command_ends_ocigpu_too(tmp_path: Path, number: int) -> None:
+    script = f"import os, signal; signal.signal({int(number)}, signal.SIG_DFL); os.kill(os.getpid(), {int(number)})"
+    if number == signal.SIGKILL:
+        script = "import os; os.kill(os.getpid(), 9)"
+    done = sim_exec("-q", "--", sys.executable, "-c", script, TMPDIR=str(tmp_path))
+    assert done.returncode == -number
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
+def test_a_signal_is_passed_on_and_the_command_ends_in_its_own_way(tmp_path: Path, number: int) -> None:
+    waits = (
+        f"import signal, sys; signal.signal({int(number)}, lambda *_: sys.exit(42)); print('ready', flush=True)\n"
+        "while True: signal.pause()"
+    )
+    words = [OCIGPU, "sim", "exec", "-q", "--", sys.executable, "-c", waits]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(words, stdout=subprocess.PIPE, env=environment, text=True) as process:
+        assert process.stdout
+        assert process.stdout.readline() == "ready\n"
+        assert list(tmp_path.iterdir())
+        process.send_signal(number)
+        assert process.wait(60) == 42
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_terminals_interrupt_comes_once(tmp_path: Path) -> None:
+    """The terminal sends it to both; what is passed on after it shows that no second one came before."""
+    counts = (
+        "import os, signal, sys; seen = []\n"
+        "def interrupted(*_): seen.append(1); print('interrupted', flush=True)\n"
+        "def ask(*_): print('times', len(seen), flush=True); sys.exit(0)\n"
+        "signal.signal(signal.SIGINT, interrupted); signal.signal(signal.SIGUSR1, ask); print('ready', flush=True)\n"
+        "while True: signal.pause()"
+    )
+    pid, terminal = pty.fork()
+    if not pid:
+        with contextlib.suppress(OSError):
+            os.environ["TMPDIR"] = str(tmp_path)
+            os.execv(OCIGPU, ["ocigpu", "sim", "exec", "-q", "--", sys.executable, "-c", counts])
+        os._exit(1)
+    with os.fdopen(terminal, "rb", buffering=0) as stream:
+        text = _until(stream, b"ready")
+        os.write(terminal, b"\x03")
+        text += _until(stream, b"interrupted")
+        os.kill(pid, signal.SIGUSR1)
+        text += _until(stream, b"times 1")
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, text
+    assert list(tmp_path.iterdir()) == []
+
+
+def _until(stream: "object", word: bytes) -> bytes:
+    text = b""
+    while word not in text:
+        text += os.read(stream.fileno(), 1024)  # type: ignore[attr-defined]
+    return text
+
+
+def test_what_the_caller_had_in_its_paths_comes_behind(tmp_path: Path) -> None:
+    done = sim_exec(
+        "-q", "--", "sh", "-c", "echo $LD_LIBRARY_PATH; echo $PATH", LD_LIBRARY_PATH="/mine", TMPDIR=str(tmp_path)
+    )
+    library, path = done.stdout.splitlines()
+    assert library.startswith(str(tmp_path))
+    assert library.endswith(":/mine")
+    assert path.endswith(f":{os.environ['PATH']}")
+    alone = run(
+        [OCIGPU, "sim", "exec", "-q", "--", "/bin/sh", "-c", "echo $LD_LIBRARY_PATH"], env={"PATH": os.environ["PATH"]}
+    )
+    assert not alone.stdout.strip().endswith(":")  # an empty part would mean the working directory
+
+
+def test_ocigpu_itself_sees_the_same_gpus(tmp_path: Path) -> None:
+    done = sim_exec("--gpus", "3", "-q", "--", str(OCIGPU), "list", "--json", TMPDIR=str(tmp_path))
+    assert len(json.loads(done.stdout)["gpus"]) == 3, done.stderr
+
+
+def test_without_compiler_and_libraries_one_line_says_so(tmp_path: Path) -> None:
+    done = sim_exec("--", "/bin/true", PATH=str(tmp_path), TMPDIR=str(tmp_path))
+    assert done.returncode == 125
+    line, hint = done.stderr.splitlines()
+    assert line.startswith("ocigpu: OCIGPU-SIM-1: no C compiler: gcc or cc is needed to make the libraries")
+    assert line.endswith(f"and this installation brings none for {os.uname().machine}")
+    assert hint == "hint: apt-get install gcc libc6-dev"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_libraries_of_another_version_are_refused(
+    tmp_path: Path, prebuilt: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "other"
+    (other / os.uname().machine).mkdir(parents=True)
+    for path in (prebuilt / os.uname().machine).iterdir():
+        content = path.read_bytes().replace(b"simulated GPU table 1", b"simulated GPU table 0")
+        (other / os.uname().machine / path.name).write_bytes(content)
+    monkeypatch.setattr(libraries, "PREBUILT", other)
+    with pytest.raises(OcigpuError, match="not a library of this version"):
+        create_host(str(tmp_path / "host"), 1, few=True)
+    assert not (tmp_path / "host").exists()
+
+
+def test_a_host_of_libraries_only_stays_until_it_is_removed(tmp_path: Path) -> None:
+    host = tmp_path / "host"
+    done = run([OCIGPU, "sim", "create", host, "--gpus", "1", "--model", "t4", "--libraries-only"])
+    exports = [line.partition(":")[2].strip() for line in done.stdout.splitlines() if "export " in line]
+    assert len(exports) == 2
+    assert "Tesla T4" in run(["sh", "-ec", "\n".join([*exports, "nvidia-smi -L"])]).stdout
+    run([OCIGPU, "sim", "remove", host])
+    assert not host.exists()
+
+
+# Where it is run
+
+
+@pytest.fixture
+def private_mounts() -> list[str]:
+    """Words before a command: it mounts what only it sees."""
+    requirements.require(requirements.root())
+    return ["unshare", "--mount", "--propagation", "private", "sh", "-ec"]
+
+
+def test_a_place_that_is_mounted_noexec_is_passed_over(tmp_path: Path, private_mounts: list[str]) -> None:
+    command = f"{OCIGPU} sim exec -q -- sh -c 'nvidia-smi -L; echo $OCIGPU_CONFIG'"
+    done = run([*private_mounts, f"mount -t tmpfs -o noexec none {tmp_path}; TMPDIR={tmp_path} {command}"])
+    assert "GPU 0: " in done.stdout
+    assert str(tmp_path) not in done.stdout
+
+
+def test_where_no_place_can_be_used_each_is_named(tmp_path: Path) -> None:
+    with pytest.raises(OcigpuError, match=rf"/proc/sys: not writable|/proc/sys: .*{tmp_path}/none: no directory"):
+        find_place(["/proc/sys", f"{tmp_path}/none"])
+
+
+@pytest.mark.root
+def test_left_over_nodes_of_the_machine_do_not_disturb(
+    tmp_path: Path, private_mounts: list[str], sim_host: Path
+) -> None:
+    """Neither a whole simulated host nor libraries alone take /dev/nvidia0 of a driver that is gone for theirs."""
+    smi = sim_host / "usr/bin/nvidia-smi"
+    script = (
+        "mount -t tmpfs none /dev; mknod /dev/null c 1 3; mknod /dev/nvidiactl c 195 255; mknod /dev/nvidia0 c 195 0\n"
+        f"{shlex.quote(str(smi))} -L | grep -c '^GPU'\n"
+        f"{OCIGPU} sim exec -q --gpus 3 -- nvidia-smi -L | grep -c '^GPU'"
+    )
+    assert run([*private_mounts, script]).stdout.split() == ["4", "3"]
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    ("prefix", "why"),
+    [
+        (["unshare", "--user", "--map-root-user", "sh", "-ec"], "mknod in PLACE: Operation not permitted"),
+        (
+            ["unshare", "--mount", "sh", "-ec", 'mount -t tmpfs -o nodev none PLACE; eval "$0"'],
+            "PLACE is mounted nodev",
+        ),
+    ],
+    ids=["user namespace", "nodev"],
+)
+def test_create_says_at_once_where_nodes_cannot_be_used(tmp_path: Path, prefix: list[str], why: str) -> None:
+    requirements.require(requirements.root())
+    script = f"{OCIGPU} sim create {tmp_path}/host --gpus 1 --model t4; ls -A {tmp_path}"
+    done = run([word.replace("PLACE", str(tmp_path)) for word in [*prefix, script]])
+    first, second, *_ = done.stderr.splitlines()
+    assert first == f"note: device nodes cannot be used here: {why}: files will stand for them".replace(
+        "PLACE", str(tmp_path)
+    )
+    assert second == "hint: programs see simulated GPUs without nodes: ocigpu sim exec -- COMMAND"
+    assert done.stdout.split()[-1] == "host"
