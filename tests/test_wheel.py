@@ -1,5 +1,6 @@
 """Wheel and source distribution, and what ``pipx install`` makes of them."""
 
+import json
 import os
 import shutil
 import sys
@@ -8,12 +9,15 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import pynvml
 import pytest
+import yaml
 from support import requirements
+from support.bundle import base_config
 from support.fixtures import MakeBundle
 from support.process import Completed, run
 from support.product import SimulatedHost, listed_uuids
-from support.runtimes import container_id, run_container
+from support.runtimes import container_id, run_container, set_cgroup
 
 from ocigpu import __version__
 
@@ -55,12 +59,20 @@ def test_the_wheel_has_the_package_and_nothing_else(built: Path, session_directo
     files = {str(path.relative_to(source)) for path in (source / "ocigpu").rglob("*") if path.is_file()}
     assert files <= names
     assert f"ocigpu-{__version__}.dist-info/licenses/LICENSE" in names
+    assert f"ocigpu/sim/prebuilt/{os.uname().machine}/libnvidia-ml.so" in names
 
 
 def test_the_source_distribution_can_build_package_and_test(built: Path) -> None:
     with tarfile.open(built / f"ocigpu-{__version__}.tar.gz") as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    wanted = {"LICENSE", "Makefile", "pyproject.toml", "packaging/package.sh", "packaging/wheel/ocigpu-hook"}
+    wanted = {
+        "LICENSE",
+        "Makefile",
+        "pyproject.toml",
+        "packaging/package.sh",
+        "packaging/wheel/ocigpu-hook",
+        "setup.py",
+    }
     wanted |= {"packaging/systemd/ocigpu-watch.service", "packaging/requirements.txt", "tests/conftest.py", "README.md"}
     assert wanted <= names
     assert not [name for name in names if "__pycache__" in name or name.startswith("build/")]
@@ -108,3 +120,103 @@ def test_a_wheel_without_its_python_says_so(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("name", ["ocigpu", "ocigpu-container-cli"])
 def test_the_other_commands_are_there_too(programs: Path, name: str) -> None:
     assert run([programs / name, "--help"]).stdout.lower().startswith("usage: " + name)
+
+
+# A job of a CI system: python3 and a wheel, no rights, no compiler, no libraries of others
+
+
+@pytest.fixture(scope="module")
+def job(built: Path, session_directory: Path) -> Path:
+    """A virtual environment with nothing but the wheel, and NVIDIA's module for NVML, which the job's tests use."""
+    environment = session_directory / "job"
+    run([sys.executable, "-m", "venv", "--without-pip", environment])
+    (wheel,) = built.glob("*.whl")
+    pip = [sys.executable, "-m", "pip", "--python", environment / "bin/python", "--disable-pip-version-check"]
+    run([*pip, "install", "--no-deps", wheel], timeout=200)
+    (libraries,) = environment.glob("lib/python*/site-packages")
+    shutil.copy(pynvml.__file__, libraries)
+    return environment
+
+
+LOOK = """\
+import os, pynvml
+pynvml.nvmlInit()
+print(pynvml.nvmlDeviceGetCount(), os.getuid(), os.path.exists("/dev/nvidia0"))
+os.system("nvidia-smi -L; echo $OCIGPU_CONFIG")
+"""
+
+
+@pytest.mark.root
+@pytest.mark.engine
+def test_a_job_without_any_rights_sees_gpus(job: Path, work_directory: Path) -> None:
+    """As a pod of the strictest standard: nobody, no capabilities, a root that cannot be written but for /tmp."""
+    requirements.require(requirements.programs("runc"))
+    bundle, path = work_directory / "bundle", f"{job}/bin"
+    rootfs = bundle / "rootfs"
+    for name in ("usr", "dev", "proc", "sys", "etc", "tmp"):
+        (rootfs / name).mkdir(parents=True)
+    (rootfs / "tmp").chmod(0o1777)
+    for name in ("bin", "sbin", "lib", "lib64"):
+        (rootfs / name).symlink_to(f"usr/{name}")
+    command = ["ocigpu", "sim", "exec", "--gpus", "2", "--model", "l4", "--", "python", "-c", LOOK]
+    config = base_config(command, {"PATH": path})
+    config["process"]["user"] = {"uid": 65534, "gid": 65534}
+    config["process"]["capabilities"] = {}
+    config["root"]["readonly"] = True
+    shown = {"/usr", str(job), sys.base_prefix if not sys.base_prefix.startswith("/usr") else "/usr"}
+    tmpfs = {"destination": "/tmp", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "nodev"]}
+    binds = [{"destination": at, "type": "bind", "source": at, "options": ["rbind", "ro"]} for at in sorted(shown)]
+    config["mounts"] += [tmpfs, *binds]
+    (bundle / "config.json").write_text(json.dumps(config))
+    set_cgroup(bundle, name := container_id())
+    done = run_container(["runc"], bundle, name)
+    assert done.returncode == 0, done.stderr
+    *listed, settings = [line for line in done.stdout.splitlines() if line != "2 65534 False"]
+    assert [line.partition(" (")[0] for line in listed] == ["GPU 0: NVIDIA L4", "GPU 1: NVIDIA L4"]
+    assert settings.startswith("/tmp/ocigpu-sim-")
+    assert "2 65534 False\n" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "line"),
+    [
+        (
+            ["sim", "exec", "--gpus", "x", "--", "true"],
+            2,
+            "ocigpu: OCIGPU-ARG-1: the command line cannot be understood",
+        ),
+        (["config", "check"], 1, "ocigpu: OCIGPU-INT-3: the Python module pydantic is not installed"),
+    ],
+)
+def test_without_other_libraries_one_line_says_what_is_missing(
+    job: Path, words: list[str], status: int, line: str
+) -> None:
+    done = run([job / "bin/ocigpu", *words], check=False)
+    assert (done.returncode, done.stderr.splitlines()[0]) == (status, line)
+    assert done.stderr.splitlines()[1].startswith("hint: ")
+
+
+def test_the_action_gives_gpus_to_the_steps_that_follow(built: Path, work_directory: Path) -> None:
+    action = yaml.safe_load((REPOSITORY / "packaging/action/action.yml").read_text())
+    (step,) = action["runs"]["steps"]
+    given = {
+        "gpus": "3",
+        "model": "a100",
+        "mig": "0:1g.5gb,2g.10gb 1:7g.40gb",
+        "ocigpu": str(next(built.glob("*.whl"))),
+    }
+    inputs = {name: given.get(name, about["default"]) for name, about in action["inputs"].items()} | {
+        "python": sys.executable
+    }
+    files = {name: str(work_directory / name) for name in ("GITHUB_PATH", "GITHUB_ENV", "GITHUB_OUTPUT")}
+    variables = {
+        name: inputs[value.removeprefix("${{ inputs.").removesuffix(" }}")] for name, value in step["env"].items()
+    }
+    environment = {"PATH": os.environ["PATH"], "RUNNER_TEMP": str(work_directory), **files, **variables}
+    run([step["shell"], "-e", "-c", step["run"]], env=environment, timeout=200)
+    path = Path(files["GITHUB_PATH"]).read_text().strip()
+    name, _, value = Path(files["GITHUB_ENV"]).read_text().strip().partition("=")
+    done = run(["sh", "-c", "nvidia-smi -L"], env={"PATH": f"{path}:{os.environ['PATH']}", name: value})
+    words = [line.split()[0] for line in done.stdout.splitlines()]
+    assert words == ["GPU", "MIG", "MIG", "GPU", "MIG", "GPU"]
+    assert Path(Path(files["GITHUB_OUTPUT"]).read_text().strip().removeprefix("directory="), "dev").is_dir()
