@@ -23,7 +23,11 @@ def temporary_host(
     gpus: int, model: str, mig: Sequence[str], driver_version: str, progress: Callable[[str], None]
 ) -> Iterator[str]:
     """Make such a host in a new directory, yield its path, and remove it; arguments as of create_host."""
-    base = tempfile.mkdtemp(prefix="ocigpu-sim-", dir=find_place())
+    place = find_place()
+    try:
+        base = tempfile.mkdtemp(prefix="ocigpu-sim-", dir=place)
+    except OSError as error:
+        raise sim_error(f"make a directory in {place}: {error.strerror}") from error
     try:
         os.chmod(base, 0o755)  # a command may change its user
         directory = f"{base}/host"

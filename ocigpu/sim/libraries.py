@@ -20,7 +20,7 @@ from ocigpu.system.programs import run_program
 SOURCES = Path(__file__).parent
 PREBUILT = SOURCES / "prebuilt"
 """What a wheel brings: a directory for each type of machine, with what :func:`compile_few` makes."""
-_CROSS_COMPILERS = ("x86_64", "aarch64")
+_MACHINES = ("x86_64", "aarch64")
 COMPILE_SECONDS = 600
 COMPILER_HINT = "apt-get install gcc libc6-dev"
 _WORKERS = 2
@@ -201,7 +201,7 @@ def prebuild(directory: Path) -> list[str]:
 
     Returns those types; none without a compiler, and the wheel then needs one where it is used.
     """
-    machines = {machine: f"{machine}-linux-gnu-gcc" for machine in _CROSS_COMPILERS}
+    machines = {machine: f"{machine}-linux-gnu-gcc" for machine in _MACHINES}
     machines[platform.machine()] = ""
     made = []
     for machine, compiler in machines.items():

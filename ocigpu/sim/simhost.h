@@ -46,7 +46,7 @@ struct sim_table {
     char magic[32]; /* the file is searched for it */
     char directory[4096], driver_version[32], nvml_version[32], cluster[48];
     int cuda_version, gpus, nvlinks, nvlink_group, nvlinks_each, profiles, memory_slices, caps_major;
-    int few; /* for programs of the machine that the host was made on: no container has it */
+    int few; /* for programs that see the host's directory, whatever nodes there are in /dev */
     struct sim_gpu gpu[SIM_MOST_GPUS];
     struct sim_profile profile[SIM_MOST_PROFILES];
     char mig_state[SIM_MIG_SIZE]; /* how the GPUs were cut when the host was made */
@@ -195,9 +195,9 @@ static int sim_look(struct sim_view *view) {
         if (sim_probe(given, "nvidiactl", 1) == SIM_ABSENT)
             return 0;
     } else {
-        control = sim_table.few ? SIM_ABSENT : sim_probe("/dev", "nvidiactl", 0);
+        control = sim_probe("/dev", "nvidiactl", 0);
         snprintf(view->directory, sizeof view->directory, "%s", SIM_BELOW("/dev"));
-        view->on_host = (control != SIM_SIMULATED || access("/proc/driver/nvidia", F_OK)) &&
+        view->on_host = (sim_table.few || control != SIM_SIMULATED || access("/proc/driver/nvidia", F_OK)) &&
                         sim_probe(view->directory, "nvidiactl", 1) != SIM_ABSENT;
         if (!view->on_host && control == SIM_ABSENT)
             return 0;

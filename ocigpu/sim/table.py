@@ -35,7 +35,7 @@ def make_table(
 ) -> bytes:
     """Return the bytes of the table: the host's directory, the GPUs, their connections and what MIG makes of them.
 
-    ``few``: as of create_host; whatever nodes there are in /dev are then not looked at.
+    ``few``: as of create_host; the nodes of /dev do not count where the directory can be seen.
     """
     major, minor = cuda_version_of(driver_version).split(".")
     model = gpus[0].model

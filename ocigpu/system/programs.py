@@ -103,7 +103,7 @@ def end_program(child: "subprocess.Popen[bytes]") -> None:
         child.returncode = -9
 
 
-_KEPT = {signal.SIGKILL, signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGCONT, signal.SIGALRM}
+_KEPT = {signal.SIGKILL, signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGCONT}
 _FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGABRT, signal.SIGSYS}
 _FROM_KERNEL = 0x80
 """si_code of what a terminal's driver sends, to all processes in front: sigaction(2), SI_KERNEL."""
@@ -112,8 +112,11 @@ _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
 @contextlib.contextmanager
 def held_signals() -> Iterator[set[int]]:
-    """Hold back signals that would end this process, for :func:`run_in_front`; yield the mask that was there before."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _KEPT - _FAULTS)
+    """Hold back signals that would end this process, for :func:`run_in_front`; yield the mask that was there before.
+
+    SIGALRM comes through, for whoever has a timer meanwhile.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _KEPT - _FAULTS - {signal.SIGALRM})
     try:
         yield {int(number) for number in before}
     finally:
@@ -129,6 +132,7 @@ def run_in_front(path: str, command: Sequence[str], env: Mapping[str, str], mask
     """
     child = os.posix_spawn(path, list(command), env, setsigmask=mask, setsigdef=_IGNORED_BY_PYTHON)
     waited = signal.valid_signals() - _KEPT - _FAULTS
+    signal.pthread_sigmask(signal.SIG_BLOCK, waited)
     while True:
         while True:
             try:
