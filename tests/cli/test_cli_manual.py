@@ -144,6 +144,7 @@ MANY_WORDS = {
     "--model": "of a simulated host's GPUs",
     "--once": "end after the first time",
     "--output": "file to write",
+    "--quiet": "errors only, no notes",
     "--remove": "take back what the command does",
     "--remove-on-exit": "the same, when told to end",
     "--root": "root directory of another host: a mounted disk, an image, a simulated host",
