@@ -30,7 +30,7 @@ def built(session_directory: Path) -> Path:
     """The directory of the source distribution, and of the wheel that was built from it."""
     source, output = session_directory / "source", session_directory / "dist"
     shutil.copytree(REPOSITORY, source, ignore=NOT_SOURCES)
-    run([sys.executable, "-m", "build", "--outdir", output, source], timeout=200)
+    run([sys.executable, "-m", "build", "--outdir", output, source], timeout=280)
     return output
 
 
