@@ -137,25 +137,26 @@ def find_users(root: str, capabilities: Collection[str]) -> dict[str, str]:
 
     ``root``: the container's root directory.  Empty for one that cannot be looked at.
     """
-
-    def look(root_fd: int) -> dict[str, str]:
-        found: dict[str, str] = {}
-        for capability, names in USERS.items():
-            if capability in capabilities or (capability == "graphics" and "display" in capabilities):
-                continue
-            for path in (f"{directory}/{name}" for directory in DIRECTORIES for name in names):
-                try:
-                    os.close(open_in_root(root_fd, path, os.O_PATH))
-                except OSError:
-                    continue
-                found[capability] = path
-                break
-        return found
-
     try:
-        found: dict[str, str] = look_below(root, look)
+        found: dict[str, str] = look_below(root, lambda root_fd: look_for_users(root_fd, capabilities))
     except (OSError, OcigpuError):
         return {}
+    return found
+
+
+def look_for_users(root_fd: int, capabilities: Collection[str]) -> dict[str, str]:
+    """Return what :func:`find_users` does; the files may be of a file system that never answers."""
+    found: dict[str, str] = {}
+    for capability, names in USERS.items():
+        if capability in capabilities or (capability == "graphics" and "display" in capabilities):
+            continue
+        for path in (f"{directory}/{name}" for directory in DIRECTORIES for name in names):
+            try:
+                os.close(open_in_root(root_fd, path, os.O_PATH))
+            except OSError:
+                continue
+            found[capability] = path
+            break
     return found
 
 

@@ -19,7 +19,7 @@ from ocigpu.core.config_json import MAX_CONFIG_BYTES, Document, get_list, get_ob
 from ocigpu.core.errors import OcigpuError, SpecError, quoted
 from ocigpu.entry.state import MAX_STATE_BYTES
 from ocigpu.provision.device_filter import ACCESS_BITS, FilterRule, effective_rules
-from ocigpu.system.files import why_replaceable, why_untrusted
+from ocigpu.system.files import read_part, why_replaceable, why_untrusted
 from ocigpu.system.proc import is_running
 
 RUNTIME_FILES = {"state.json": "runc", "status": "crun"}
@@ -179,7 +179,7 @@ def _read_in(dir_fd: int, name: str, path: str, limit: int) -> bytes | None:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise SpecError("OCIGPU-SPEC-5", f"{path}: not a regular file", "")
         with open(f"/proc/self/fd/{fd}", "rb") as file:  # only now: opening a device or a FIFO does something
-            text = file.read(limit + 1)
+            text = read_part(file, limit + 1)
     except OSError as error:
         raise SpecError("OCIGPU-SPEC-5", f"{path}: {error.strerror}", "") from error
     finally:
@@ -349,7 +349,7 @@ def read_trusted(path: str, limit: int, below: str = "") -> TrustedFile:
                 cause = "others than root may write it, so it does not say what was granted"
                 raise _refused(path, cause, f"Make it root's: chown root {path}; chmod go-w {path}")
             with open(f"/proc/self/fd/{fd}", "rb") as file:
-                text = file.read(limit + 1)
+                text = read_part(file, limit + 1)
         finally:
             os.close(fd)
     except OSError as error:

@@ -23,8 +23,17 @@ def ask_child(look: Callable[[], Any], seconds: float = SECONDS) -> Any:
     Raises OSError and OcigpuError as ``look`` does, TimeoutError when it takes longer than ``seconds``, and OSError
     without a number when the child was killed.  For a process with one thread.
     """
+    return answer_of(begin_child(look, seconds))
+
+
+def begin_child(look: Callable[[], Any], seconds: float = SECONDS) -> Child:
+    """Begin what :func:`ask_child` does, which :func:`answer_of` ends; the child is to be closed in any case."""
+    return Child(lambda _: json.dumps(_answer(look)).encode(), seconds)
+
+
+def answer_of(child: Child) -> Any:
     try:
-        text, _ = Child(lambda _: json.dumps(_answer(look)).encode(), seconds).collect(MAX_ANSWER)
+        text, _ = child.collect(MAX_ANSWER)
         answer = json.loads(text)
     except TimeoutError as error:
         raise TimeoutError("it took too long") from error
@@ -33,7 +42,7 @@ def ask_child(look: Callable[[], Any], seconds: float = SECONDS) -> Any:
     return _result(answer)
 
 
-def ask_each(looks: Iterable[Callable[[], Any]]) -> list[Callable[[], Any]]:
+def ask_each(looks: Iterable[Callable[[], Any]], seconds: float = SECONDS) -> list[Callable[[], Any]]:
     """Return for each of ``looks`` what returns its result, or raises, as :func:`ask_child` does.
 
     One child looks at all of them, one after another.  If that comes too late or is killed, each gets a child of its
@@ -41,11 +50,11 @@ def ask_each(looks: Iterable[Callable[[], Any]]) -> list[Callable[[], Any]]:
     """
     looks = list(looks)
     try:
-        answers = ask_child(lambda: [_answer(look) for look in looks]) if len(looks) > 1 else None
+        answers = ask_child(lambda: [_answer(look) for look in looks], seconds) if len(looks) > 1 else None
     except OSError:
         answers = None
     if answers is None:
-        return [partial(ask_child, look) for look in looks]
+        return [partial(ask_child, look, seconds) for look in looks]
     return [partial(_result, answer) for answer in answers]
 
 

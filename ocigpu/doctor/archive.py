@@ -8,10 +8,11 @@ import re
 import sys
 import tarfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from ocigpu import __version__
 from ocigpu.core.errors import OcigpuError, UsageError, printable
@@ -37,21 +38,28 @@ def write_archive(path: str, host: Host, findings: list[Finding]) -> list[str]:
     """
     members, left_out = collect(host, findings)
     members["left-out.txt"] = "".join(f"{line}\n" for line in left_out) or "nothing\n"
+    with open_new(path, "--archive") as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
+        for name, text in sorted(members.items()):
+            content = text.encode("utf-8", "backslashreplace")
+            info = tarfile.TarInfo(f"{TOP}/{name}")
+            info.size, info.mode, info.mtime = len(content), 0o600, int(time.time())
+            archive.addfile(info, io.BytesIO(content))
+    return sorted(members)
+
+
+@contextmanager
+def open_new(path: str, option: str) -> Iterator[IO[bytes]]:
+    """Give a new file of mode 0600 to be written; raises UsageError, and leaves nothing then, when that fails."""
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise UsageError(f"--archive {path}: {error.strerror}", "name a file that does not exist") from error
+        raise UsageError(f"{option} {path}: {error.strerror}", "name a file that does not exist") from error
     try:
-        with os.fdopen(fd, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
-            for name, text in sorted(members.items()):
-                content = text.encode("utf-8", "backslashreplace")
-                info = tarfile.TarInfo(f"{TOP}/{name}")
-                info.size, info.mode, info.mtime = len(content), 0o600, int(time.time())
-                archive.addfile(info, io.BytesIO(content))
+        with os.fdopen(fd, "wb") as file:
+            yield file
     except OSError as error:
         os.unlink(path)
-        raise UsageError(f"--archive {path}: {error.strerror}") from error
-    return sorted(members)
+        raise UsageError(f"{option} {path}: {error.strerror}") from error
 
 
 def collect(host: Host, findings: list[Finding]) -> tuple[dict[str, str], list[str]]:
@@ -80,7 +88,7 @@ def collect(host: Host, findings: list[Finding]) -> tuple[dict[str, str], list[s
     add("report.json", lambda: to_data(host, findings))
     add("facts.json", lambda: _facts(host))
     add("settings.json", lambda: settings_data(host.settings))
-    add("versions.json", lambda: _versions(host))
+    add("versions.json", lambda: read_versions(host))
     add("kernel.json", lambda: _kernel(host))
     for path in _listed(lambda: _engine_paths(host), "engines", missing):
         add(f"engines/{_flat(path)}.json", partial(_engine_file, host, path))
@@ -123,7 +131,8 @@ def _engine_file(host: Host, path: str) -> Any:
     return parse_config(path, read_file(host.root or "/", path) or "")
 
 
-def _versions(host: Host) -> dict[str, Any]:
+def read_versions(host: Host) -> dict[str, Any]:
+    """Return the versions of programs, kernel and system."""
     return {
         "ocigpu": __version__,
         "python": sys.version,

@@ -6,7 +6,7 @@ from ocigpu.containers.asked import CAPABILITIES_VARIABLE
 from ocigpu.core.errors import OcigpuError, printable
 from ocigpu.doctor.findings import Evidence, Finding, not_checked, ok
 from ocigpu.doctor.host import Host
-from ocigpu.doctor.running import ask_for_libcuda
+from ocigpu.doctor.running import Lack
 from ocigpu.doctor.table import say
 
 
@@ -46,36 +46,25 @@ def check_lost_gpus(host: Host) -> list[Finding]:
 
 def check_image_libcuda(host: Host) -> list[Finding]:
     """Do running containers find the driver's libcuda, and not an older one of their images?"""
-    if not host.live:
-        return [not_checked("containers are looked at on this machine only")]
-    if host.user or not host.driver_version:
-        return [not_checked("only root can look into images" if host.user else "no driver is loaded")]
-    try:
-        found = ask_for_libcuda([item for item in host.running_containers if item.pid], host.driver_version)
-    except (OSError, OcigpuError) as failure:
-        return [not_checked(f"containers could not be looked into: {failure}")]
+    answers = _ask(host)
+    if isinstance(answers, Finding):
+        return [answers]
     findings = []
-    for container, path in found:
-        name, shown = printable(container, 200), printable(path, 300)
-        seen = Evidence(f"container {name}", shown, f"libcuda.so.{host.driver_version}")
-        values = {"name": name, "path": shown, "directory": shown.rpartition("/")[0], "version": host.driver_version}
-        findings.append(say("image-libcuda.older", seen, **values))
-    looked = Evidence("LD_LIBRARY_PATH", f"of {sum(bool(item.pid) for item in host.running_containers)} containers")
-    return findings or [ok("no image's own libcuda is found first", looked)]
+    for item in answers:
+        if item.libcuda:
+            shown = printable(item.libcuda, 300)
+            seen = Evidence(f"container {item.name}", shown, f"libcuda.so.{host.driver_version}")
+            values = {"name": item.name, "path": shown, "directory": shown.rpartition("/")[0]}
+            findings.append(say("image-libcuda.older", seen, **values, version=host.driver_version))
+    looked = Evidence("LD_LIBRARY_PATH", f"of {len(answers)} containers")
+    return [*findings, *_unseen(answers)] or [ok("no image's own libcuda is found first", looked)]
 
 
 def check_driver_capabilities(host: Host) -> list[Finding]:
     """Have running containers the driver files that libraries of their images use?"""
-    if not host.live:
-        return [not_checked("containers are looked at on this machine only")]
-    if host.user:
-        return [not_checked("only root can look into images of containers")]
-    if not host.driver_version:
-        return [not_checked("no driver is loaded: no container has its files")]
-    try:
-        answers = host.lacks
-    except (OSError, OcigpuError) as failure:
-        return [not_checked(f"containers could not be looked into: {failure}")]
+    answers = _ask(host)
+    if isinstance(answers, Finding):
+        return [answers]
     findings = []
     for item in answers:
         if item.wish:
@@ -83,4 +72,22 @@ def check_driver_capabilities(host: Host) -> list[Finding]:
             seen = Evidence(f"container {name}", variable, "as NVIDIA's default mode gives")
             findings.append(say("driver-capabilities.wish", seen, name=name, wish=item.wish, variable=variable))
     images = Evidence("images", f"those of {len(answers)} running containers")
-    return findings or [ok("no image uses driver files that its container has not", images)]
+    return [*findings, *_unseen(answers)] or [ok("no image uses driver files that its container has not", images)]
+
+
+def _ask(host: Host) -> list[Lack] | Finding:
+    """Return what running containers lack, or why they cannot be asked about their images."""
+    if not host.live:
+        return not_checked("containers are looked at on this machine only")
+    if host.user:
+        return not_checked("only root can look into images of containers")
+    if not host.driver_version:
+        return not_checked("no driver is loaded: no container has its files")
+    try:
+        return host.lacks
+    except (OSError, OcigpuError) as failure:
+        return not_checked(f"containers could not be looked into: {failure}")
+
+
+def _unseen(answers: list[Lack]) -> list[Finding]:
+    return [not_checked(f"container {item.name}: {why}") for item in answers if (why := item.unseen or item.problem)]

@@ -9,12 +9,13 @@ from ocigpu.doctor.engines import (
     is_from,
     release_of,
     restart,
+    takes_cdi,
     ways_to_gpus,
 )
 from ocigpu.doctor.findings import Evidence, Finding, not_checked, ok
 from ocigpu.doctor.host import Host
 from ocigpu.doctor.table import say
-from ocigpu.engines.places import DOCKER, DOCKER_OPTIONS, running_daemons
+from ocigpu.engines.places import DOCKER, DOCKER_OPTIONS
 from ocigpu.engines.status import EngineStatus, read_merged
 
 
@@ -33,22 +34,28 @@ def _running(host: Host) -> EngineStatus | None:
     return next((item for item in found if (item.target == wanted if wanted else item.flavour == usual)), None)
 
 
+def find_gpus_hook(host: Host, status: EngineStatus) -> str:
+    """Return the program that --gpus needs, "" where it fails: dockerd's hook, or from 29 on one of CDI's."""
+    asked = host.docker if status is _docker(host) else None
+    hook = asked.hook if asked is not None and asked.path is not None else status.gpus_hook
+    if not hook and is_from(release_of(host, "docker"), 29) and takes_cdi(host, status):
+        hook = host.program("/usr/bin/nvidia-cdi-hook", "/usr/local/bin/nvidia-cdi-hook")
+    return hook
+
+
 def check_gpus_hook(host: Host) -> list[Finding]:
     """Does Docker's --gpus work?"""
     status = _docker(host)
     if status is None:
         return [not_checked("Docker is not installed")]
-    hook, where = status.gpus_hook, "PATH of dockerd"
+    where = "PATH of dockerd"
     if host.docker is not None and host.docker.path is not None:
-        hook, where = host.docker.hook, f"PATH of the running dockerd ({printable(host.docker.path, 200)})"
-    if hook:
-        return [ok("--gpus has its hook", host.evidence(hook, "there"))]
+        where = f"PATH of the running dockerd ({printable(host.docker.path, 200)})"
+    if found := find_gpus_hook(host, status):
+        how = "is served by CDI" if found.endswith("nvidia-cdi-hook") else "has its hook"
+        return [ok(f"--gpus {how}", host.evidence(found, "there"))]
     if not ways_to_gpus(host, status):
         return [not_checked("Docker is told of no GPUs at all: see engine-not-configured")]
-    if is_from(release_of(host, "docker"), 29) and docker_reads_cdi(host, status) and host.specs.gpus:
-        found = host.program("/usr/bin/nvidia-cdi-hook", "/usr/local/bin/nvidia-cdi-hook")
-        if found:
-            return [ok("--gpus is served by CDI", host.evidence(found, "there"))]
     what = "default" if status.is_default else "none"
     seen = Evidence(where, "no nvidia-container-runtime-hook", "one")
     return [say(f"docker-gpus-hook.{what}", seen, configure=configure(host, status, "--gpus-hook"))]
@@ -110,7 +117,7 @@ def check_restarted(host: Host) -> list[Finding]:
 
 def check_options(host: Host) -> list[Finding]:
     """Would the dockerd that runs start again with its file?"""
-    daemons = [daemon for daemon in running_daemons(host.root or "/") if daemon.engine == "docker"]
+    daemons = [daemon for daemon in host.daemons if daemon.engine == "docker"]
     if not daemons:
         return [not_checked("dockerd does not run here")]
     findings = []

@@ -121,9 +121,9 @@ def check_links(host: Host) -> list[Finding]:
             continue
         target = os.readlink(place) if os.path.islink(place) else "nothing"
         link = shlex.join(["ln", "-sfn", f"{name}.{version}", place])
-        findings.append(
-            say("driver-link.wrong", right[-1], path=place, target=printable(target, 200), name=name, link=link)
-        )
+        values = {"path": place, "target": printable(target, 200), "name": name, "link": link}
+        ldconfig = "" if host.roots.driver else "ldconfig"
+        findings.append(say("driver-link.wrong", right[-1], **values, ldconfig=ldconfig))
     return findings or [ok("libcuda.so.1 and libnvidia-ml.so.1 lead to the driver's libraries", *right)]
 
 

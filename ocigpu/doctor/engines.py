@@ -22,7 +22,7 @@ def installed_engines(host: Host, engine: str = "") -> list[EngineStatus]:
     return [item for item in found if item.engine != "containerd" or item.files or not docker]
 
 
-def _is_vendors(path: str) -> bool:
+def is_vendors(path: str) -> bool:
     return os.path.basename(path) in VENDOR
 
 
@@ -123,13 +123,18 @@ def check_configured(host: Host) -> list[Finding]:
 def ways_to_gpus(host: Host, status: EngineStatus) -> list[str]:
     """Return how an engine can give GPUs."""
     ways = [f'runtime "{entry.name}"' for entry in status.runtimes if entry.ours]
-    ways += [f'the vendor\'s runtime "{entry.name}"' for entry in status.runtimes if _is_vendors(entry.path)]
+    ways += [f'the vendor\'s runtime "{entry.name}"' for entry in status.runtimes if is_vendors(entry.path)]
     if status.gpus_hook:
         ways.append("--gpus")
-    reads = docker_reads_cdi(host, status) if status.engine == "docker" else status.cdi == "on"
-    if reads and host.specs.gpus:
+    if takes_cdi(host, status):
         ways.append("CDI devices")
     return ways
+
+
+def takes_cdi(host: Host, status: EngineStatus) -> bool:
+    """Tell whether an engine takes CDI devices and there are some."""
+    reads = docker_reads_cdi(host, status) if status.engine == "docker" else status.cdi == "on"
+    return bool(reads and host.specs.gpus)
 
 
 def check_problems(host: Host) -> list[Finding]:
@@ -160,7 +165,7 @@ def check_runtimes(host: Host) -> list[Finding]:
         (status, entry)
         for status in installed_engines(host)
         for entry in status.runtimes
-        if entry.ours or _is_vendors(entry.path) or entry.name == status.default_runtime
+        if entry.ours or is_vendors(entry.path) or entry.name == status.default_runtime
     ]
     if not entries:
         return [not_checked("no engine names a runtime of ocigpu or of the vendor")]

@@ -32,7 +32,7 @@ class Finding(NamedTuple):
     """One result of a check.
 
     ``text``: one plain sentence.  ``fixes``: commands to run, in this order; a line that begins with "#" explains.
-    ``name``: that of the check.
+    ``safe``: those that ``doctor --fix`` may run.  ``name``: that of the check.
     """
 
     severity: str
@@ -40,6 +40,11 @@ class Finding(NamedTuple):
     evidence: tuple[Evidence, ...] = ()
     fixes: tuple[str, ...] = ()
     name: str = ""
+    safe: tuple[str, ...] = ()
+
+    @property
+    def is_bad(self) -> bool:
+        return self.severity in ("error", "warning", "note")
 
 
 def ok(text: str, *evidence: Evidence) -> Finding:

@@ -23,6 +23,7 @@ from ocigpu.doctor.logs import read_kernel_log
 from ocigpu.doctor.running import Lack, ask_for_lacks, find_replaced
 from ocigpu.doctor.spec_files import Specs, read_specs
 from ocigpu.doctor.versions import read_engine_releases
+from ocigpu.engines.places import Daemon, running_daemons
 from ocigpu.engines.status import EngineStatus, read_engine_status
 from ocigpu.gpus.nvidia.libraries import find_libraries, find_nvml, library_versions, native_machine
 from ocigpu.gpus.nvidia.nodes import Driver, NodeChange, find_changes, find_link_changes, plan_nodes, read_driver
@@ -231,7 +232,12 @@ class Host(RootFiles):
     @cached_property
     def engines(self) -> list[EngineStatus]:
         """Every engine and what its configuration files say."""
-        return read_engine_status(self.root or "/")
+        return read_engine_status(self.root or "/", self.daemons)
+
+    @cached_property
+    def daemons(self) -> list[Daemon]:
+        """The daemons of engines that run."""
+        return running_daemons(self.root or "/")
 
     @cached_property
     def engine_releases(self) -> dict[str, str]:
@@ -247,7 +253,7 @@ class Host(RootFiles):
     @cached_property
     def docker(self) -> DockerAnswer | None:
         """What the running dockerd says of itself; None where none is to be asked."""
-        return ask_docker() if self.live else None
+        return ask_docker(self.daemons) if self.live else None
 
     @cached_property
     def docker_context(self) -> tuple[str, str, bool]:
@@ -265,7 +271,7 @@ class Host(RootFiles):
     @cached_property
     def lacks(self) -> list[Lack]:
         """What running containers lack of the driver; raises OSError, OcigpuError."""
-        return ask_for_lacks(self.running_containers, self.settings)
+        return ask_for_lacks(self.running_containers, self.settings, self.driver_version)
 
     @cached_property
     def processes(self) -> dict[int, str]:

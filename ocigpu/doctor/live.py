@@ -11,10 +11,11 @@ import shutil
 import socket
 import struct
 import time
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ocigpu.core.errors import HostError
-from ocigpu.engines.places import path_variable, running_daemons
+from ocigpu.engines.places import Daemon, path_variable
 from ocigpu.engines.status import HOOK
 from ocigpu.system.proc import read_stat
 
@@ -45,8 +46,8 @@ class DockerAnswer(NamedTuple):
         return str(self.info.get("ServerVersion", "")).partition("+")[0]
 
 
-def ask_docker() -> DockerAnswer | None:
-    """Return what this machine's dockerd says, None where there is no socket.
+def ask_docker(daemons: Sequence[Daemon]) -> DockerAnswer | None:
+    """Return what this machine's dockerd, one of the ``daemons`` that run, says; None where there is no socket.
 
     The socket is that of DOCKER_HOST when it names one, else this user's (rootless), else the system's.
     """
@@ -65,7 +66,7 @@ def ask_docker() -> DockerAnswer | None:
         problem = f"connect {path}: {error.strerror or error}"
     except (ValueError, RecursionError) as error:
         problem = f"{path}: no usable answer: {error}"
-    configs = {daemon.pid: daemon.config for daemon in running_daemons("/") if daemon.engine == "docker"}
+    configs = {daemon.pid: daemon.config for daemon in daemons if daemon.engine == "docker"}
     if pid not in configs or problem:
         pid = next((pid for pid, config in configs.items() if not config), 0)
     variable = path_variable(pid)

@@ -10,6 +10,7 @@ from ocigpu.core.errors import OcigpuError, printable
 from ocigpu.doctor.findings import SEVERITIES, Finding, not_checked
 from ocigpu.doctor.host import Host
 from ocigpu.doctor.table import CHECKS, Check
+from ocigpu.doctor.works import find_works, is_ready
 from ocigpu.sim.fault_names import FAULT_NAMES
 
 STATUS = {"error": 4, "warning": 3}
@@ -52,9 +53,9 @@ def exit_status(findings: list[Finding]) -> int:
 def describe_host(host: Host) -> str:
     """Return one line that says what was examined."""
     if host.root:
-        what = f"the host below {host.root}"
+        what = f"the host below {printable(host.root)}"
     elif host.roots.stand_in:
-        what = f"this machine, with the driver of {host.settings.simulation_root}"
+        what = f"this machine, with the driver of {printable(host.settings.simulation_root)}"
     else:
         what = "this machine"
     return f"{what}{', SIMULATED: no real GPU' if host.simulated else ''}"
@@ -68,11 +69,14 @@ def count(findings: list[Finding]) -> dict[str, int]:
 def to_data(host: Host, findings: list[Finding]) -> dict[str, Any]:
     """Return the report as JSON data."""
     titles = {check.name: check.title for check in CHECKS}
+    works = find_works(host, findings)
     return {
         "version": __version__,
         "host": describe_host(host),
         "simulated": host.simulated,
         "exit_status": exit_status(findings),
+        "ready": is_ready(works, findings),
+        "works": [work._asdict() for work in works],
         "counts": count(findings),
         "findings": [
             {
@@ -82,37 +86,52 @@ def to_data(host: Host, findings: list[Finding]) -> dict[str, Any]:
                 "text": item.text,
                 "evidence": [entry._asdict() for entry in item.evidence],
                 "fixes": list(item.fixes),
+                "safe": list(item.safe),
             }
             for item in findings
         ],
     }
 
 
-def render(host: Host, findings: list[Finding], everything: bool = False) -> Iterator[str]:
-    """Yield the report's lines: what is wrong in full, then what was not checked and why, then how many are well.
+def sort_bad(findings: list[Finding]) -> list[Finding]:
+    """Return what is wrong, worst first: the order in which it is numbered."""
+    return sorted((item for item in findings if item.is_bad), key=lambda item: SEVERITIES.index(item.severity))
 
-    ``everything``: also what is well, with what was looked at.
+
+def render(host: Host, findings: list[Finding], everything: bool = False) -> Iterator[str]:
+    """Yield the report's lines: what works in three lines, what is wrong by number, and how much there is of what.
+
+    ``everything``: also what was not checked and why, and what is well, with what was looked at.
     """
-    yield f"ocigpu doctor: {describe_host(host)}"
-    shown = SEVERITIES if everything else ("error", "warning", "note")
-    for severity in shown:
-        for item in findings:
-            if item.severity == severity:
-                yield ""
-                yield from _render_finding(item)
-    unmade = [item for item in findings if item.severity == "not-checked"]
-    if unmade and not everything:
+    gpus, driver, *engines = works = find_works(host, findings)
+    yield f"GPUs     {printable(gpus.line, 400)}{'  (SIMULATED: none is real)' if host.simulated else ''}"
+    yield f"driver   {printable(driver.line, 400)}"
+    yield f"engines  {'; '.join(f'{work.what}: {printable(work.text, 300)}' for work in engines)}"
+    for number, item in enumerate(sort_bad(findings), 1):
         yield ""
-        yield "not checked:"
+        yield from render_finding(item, number)
+    if everything:
         reasons: dict[str, list[str]] = {}
-        for item in unmade:
-            reasons.setdefault(item.text, []).append(item.name)
+        for item in findings:
+            if item.severity == "not-checked":
+                reasons.setdefault(item.text, []).append(item.name)
+        yield from ("", "not checked:") if reasons else ()
         yield from (f"  {', '.join(names)}: {printable(reason, 300)}" for reason, names in reasons.items())
-    numbers = count(findings)
+        for item in findings:
+            if item.severity == "ok":
+                yield ""
+                yield from render_finding(item)
     yield ""
-    yield ", ".join(
-        f"{numbers[severity]} {_LABELS.get(severity, severity)}{'s' if _is_many(severity, numbers[severity]) else ''}"
-        for severity in SEVERITIES
+    ready = "your system is ready; " if is_ready(works, findings) else ""
+    yield f"{describe_host(host)}: {ready}{render_counts(count(findings))}{'' if everything else ' (--all shows all)'}"
+
+
+def render_counts(counts: dict[str, int]) -> str:
+    """Return how many findings of each severity there are, "1 error, 2 notes, 40 ok"."""
+    return ", ".join(
+        f"{number} {_LABELS.get(severity, severity)}{'s' if _is_many(severity, number) else ''}"
+        for severity, number in counts.items()
+        if number
     )
 
 
@@ -120,14 +139,19 @@ def _is_many(severity: str, number: int) -> bool:
     return severity in ("error", "warning", "note") and number != 1
 
 
-def _render_finding(item: Finding) -> Iterator[str]:
-    yield f"{_LABELS.get(item.severity, item.severity).upper()} {item.name}: {printable(item.text)}"
-    for entry in item.evidence:
+def render_finding(item: Finding, number: int = 0) -> Iterator[str]:
+    """Yield a finding's lines: what, because of what was seen, and what helps."""
+    yield f"{number}. {item.severity.upper()} {item.name}: {printable(item.text)}".removeprefix("0. ")
+    for place, entry in enumerate(item.evidence):
         wanted = f" (wanted: {printable(entry.wanted, 300)})" if entry.wanted else ""
         found = f": {printable(entry.found, 400)}" if entry.found else ""
-        yield f"    looked at  {printable(entry.path, 300)}{found}{wanted}"
-    for fix in item.fixes:
-        yield f"    fix        {printable(fix, 1000)}"
+        yield f"    {_word('because' if item.is_bad else 'seen', place)}{printable(entry.path, 300)}{found}{wanted}"
+    for place, fix in enumerate(item.fixes):
+        yield f"    {_word('fix', place)}{printable(fix, 1000)}"
+
+
+def _word(text: str, place: int) -> str:
+    return f"{'' if place else text:<9}"
 
 
 def render_markdown() -> str:

@@ -3,13 +3,14 @@
 import os
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from typing import NamedTuple
+from contextlib import ExitStack, suppress
+from functools import partial
+from typing import Any, NamedTuple
 
 from ocigpu.bundle.edit import has_gpu_hook
-from ocigpu.containers.asked import describe_users, find_users
+from ocigpu.containers.asked import describe_users, look_for_users
 from ocigpu.containers.believed import Container, read_config_of
-from ocigpu.containers.child import ask_child
+from ocigpu.containers.child import answer_of, ask_each, begin_child
 from ocigpu.containers.find import open_root
 from ocigpu.containers.live import may_have_devices, open_live
 from ocigpu.containers.repair import Repaired, repair
@@ -19,9 +20,12 @@ from ocigpu.core.errors import OcigpuError, printable
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.request import Request
 from ocigpu.gpus.vendors import parse_request, read_host_facts
+from ocigpu.system.files import read_part
 from ocigpu.system.paths import open_in_root
 
 SECONDS = 15.0
+SHARE = 100
+"""Containers for which one more processor is worth a child."""
 MAX_PROCESSES = 20_000
 MAX_MAPS = 4 << 20
 _DELETED = re.compile(r"\S*(libcuda|libnvidia|libnvcuvid|nvidia-smi)\S*")
@@ -30,7 +34,9 @@ _DELETED = re.compile(r"\S*(libcuda|libnvidia|libnvcuvid|nvidia-smi)\S*")
 class Lack(NamedTuple):
     """What a container has ``lost``, the named devices that it ``asked`` for in vain, or why it is unknown.
 
-    ``wish``: what its image could want of the driver that it was not given.
+    ``wish``: what its image could want of the driver that it was not given.  ``libcuda``: one of another, older version
+    that its LD_LIBRARY_PATH leads to first; a newer one is the image's compatibility library.  ``unseen``: why its
+    image was not looked at.
     """
 
     name: str
@@ -38,26 +44,53 @@ class Lack(NamedTuple):
     asked: str = ""
     problem: str = ""
     wish: str = ""
+    libcuda: str = ""
+    unseen: str = ""
 
 
-def ask_for_lacks(containers: Sequence[Container], settings: Settings) -> list[Lack]:
-    """Return what each container lacks; nothing is changed.  Raises OSError, OcigpuError."""
-    lacks = [Lack(*answer) for answer in ask_child(lambda: _ask(containers, settings), SECONDS)]
-    try:  # afterwards and by another child: the files of an image may take all the time there is
-        wishes = ask_child(lambda: [_wish(container, settings) for container in containers], SECONDS)
-    except OSError:
-        return lacks
-    return [lack._replace(wish=wish) for lack, wish in zip(lacks, wishes, strict=True)]
+class _Image(NamedTuple):
+    """What is looked for in an image: libcuda in ``directories``, and users of driver files.
+
+    ``capabilities``: what the container has, None where nobody asks for users; ``env``: its variables.
+    """
+
+    directories: list[str] = []
+    capabilities: list[str] | None = None
+    env: list[str] = []
 
 
-def _ask(containers: Sequence[Container], settings: Settings) -> list[Lack]:
+def ask_for_lacks(containers: Sequence[Container], settings: Settings, version: str) -> list[Lack]:
+    """Return what each container lacks of driver ``version``; nothing is changed.  Raises OSError, OcigpuError."""
+    shares = min(len(os.sched_getaffinity(0)), 1 + len(containers) // SHARE)
+    answers: list[Any] = [None] * len(containers)
+    with ExitStack() as stack:
+        children = [begin_child(partial(_ask, containers[n::shares], settings), SECONDS) for n in range(shares)]
+        for child in children:
+            stack.callback(child.close)
+        for n, child in enumerate(children):
+            answers[n::shares] = answer_of(child)
+    lacks = [Lack(*lack) for lack, _ in answers]
+    images = {place: _Image(*image) for place, (_, image) in enumerate(answers) if image}
+    # afterwards and by another child: the files of an image may take all the time there is
+    looks = ask_each((partial(_look_into, containers[at], image, version) for at, image in images.items()), SECONDS)
+    for place, look in zip(images, looks, strict=True):
+        try:
+            wish, libcuda = look()
+            lacks[place] = lacks[place]._replace(wish=wish, libcuda=libcuda)
+        except (OcigpuError, OSError) as failure:
+            lacks[place] = lacks[place]._replace(unseen=printable(str(failure), 300))
+    return lacks
+
+
+def _ask(containers: Sequence[Container], settings: Settings) -> list[tuple[Lack, _Image | None]]:
     """A request for all GPUs is every CUDA image's and says nothing."""
     facts = read_host_facts(settings)
-    rows = []
+    rows: list[tuple[Lack, _Image | None]] = []
     for container in containers:
-        name = printable(container.name, 200)
+        name, image = printable(container.name, 200), None
         try:
             config = read_config_of(container).config
+            image = _read_image(config, container, settings)
             repaired, request = Repaired(), Request()
             if may_have_devices(container, config, settings, facts):
                 with open_live(container, settings, facts) as live:
@@ -65,67 +98,48 @@ def _ask(containers: Sequence[Container], settings: Settings) -> list[Lack]:
             if not repaired.devices and not repaired.lost and not has_gpu_hook(config):
                 request = read_unanswered(config, container.bundle, settings, [])
             asked = "" if request.selection == "all" else printable(request.source, 300)
-            rows.append(Lack(name, [printable(text, 300) for text in repaired.lost], asked))
+            rows.append((Lack(name, [printable(text, 300) for text in repaired.lost], asked), image))
         except (OcigpuError, OSError) as failure:
-            rows.append(Lack(name, problem=printable(str(failure), 300)))
+            rows.append((Lack(name, problem=printable(str(failure), 300)), image))
     return rows
 
 
-def _wish(container: Container, settings: Settings) -> str:
-    try:
-        config = read_config_of(container).config
-        if read_mode(config) not in ("hook", "spec"):
-            return ""
-        request = parse_request(config, settings, container.bundle)
-        if request.selection in ("nothing", "cdi"):
-            return ""
-        with open_root(container) as root:
-            users = find_users(root, request.capabilities) if root else {}
-    except (OcigpuError, OSError):
-        return ""
-    return describe_users(users, get_list(get_object(config, "process"), "env"))
+def _read_image(config: dict[str, Any], container: Container, settings: Settings) -> _Image | None:
+    """Return what a configuration gives reason to look for in its image, None for nothing."""
+    env = [text for text in get_list(get_object(config, "process"), "env") if isinstance(text, str)]
+    paths = [text.partition("=")[2] for text in env if text.startswith("LD_LIBRARY_PATH=")]
+    directories = [path for path in (paths or [""])[-1].split(":") if os.path.isabs(path)]
+    capabilities = None
+    if read_mode(config) in ("hook", "spec"):
+        with suppress(OcigpuError):
+            request = parse_request(config, settings, container.bundle)
+            capabilities = None if request.selection in ("nothing", "cdi") else sorted(request.capabilities)
+    return _Image(directories, capabilities, env) if directories or capabilities is not None else None
 
 
-def ask_for_libcuda(containers: Sequence[Container], version: str) -> list[tuple[str, str]]:
-    """Return names of containers, and the libcuda of another, older version that their LD_LIBRARY_PATH leads to first.
-
-    A newer one is the image's compatibility library.  Raises OSError, OcigpuError.
-    """
-
-    def look() -> list[tuple[str, str]]:
-        found = []
-        for item in containers:
-            with suppress(OSError):  # one that has ended or whose root is stuck hides no other
-                found.append((item.name, _older_libcuda(item, version)))
-        return [(name, path) for name, path in found if path]
-
-    return [(name, path) for name, path in ask_child(look, SECONDS)]
-
-
-def _older_libcuda(container: Container, version: str) -> str:
-    try:
-        env = get_list(get_object(read_config_of(container).config, "process"), "env")
-    except OcigpuError:
-        return ""
-    prefix = "LD_LIBRARY_PATH="
-    value = next((item[len(prefix) :] for item in reversed(env) if str(item).startswith(prefix)), "")
+def _look_into(container: Container, image: _Image, version: str) -> tuple[str, str]:
     with open_root(container) as root:
         if not root:
-            return ""
+            return "", ""
         root_fd = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            for directory in filter(os.path.isabs, value.split(":")):
-                try:
-                    fd = open_in_root(root_fd, f"{directory}/libcuda.so.1", os.O_PATH)
-                except OSError:
-                    continue
-                name = os.path.basename(os.readlink(f"/proc/self/fd/{fd}"))
-                os.close(fd)
-                numbers = name.removeprefix("libcuda.so.").split(".")
-                is_older = all(map(str.isdecimal, numbers)) and [*map(int, numbers)] < [*map(int, version.split("."))]
-                return f"{directory}/{name}" if is_older and len(numbers) > 1 else ""
+            users = {} if image.capabilities is None else look_for_users(root_fd, image.capabilities)
+            return describe_users(users, image.env), _older_libcuda(root_fd, image.directories, version)
         finally:
             os.close(root_fd)
+
+
+def _older_libcuda(root_fd: int, directories: Sequence[str], version: str) -> str:
+    for directory in directories:
+        try:
+            fd = open_in_root(root_fd, f"{directory}/libcuda.so.1", os.O_PATH)
+        except OSError:
+            continue
+        name = os.path.basename(os.readlink(f"/proc/self/fd/{fd}"))
+        os.close(fd)
+        numbers = name.removeprefix("libcuda.so.").split(".")
+        is_older = all(map(str.isdecimal, numbers)) and [*map(int, numbers)] < [*map(int, version.split("."))]
+        return f"{directory}/{name}" if is_older and len(numbers) > 1 else ""
     return ""
 
 
@@ -153,7 +167,7 @@ def _deleted_file(directory: str) -> str:
     """
     for name, mark in (("maps", b" (deleted)"), ("mountinfo", b"//deleted ")):
         with open(f"{directory}/{name}", "rb") as file:
-            text = file.read(MAX_MAPS)
+            text = read_part(file, MAX_MAPS)
         for line in text.split(b"\n") if mark in text else ():
             match = _DELETED.search(line.decode("utf-8", "replace")) if mark in line + b" " else None
             if match:

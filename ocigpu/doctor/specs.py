@@ -111,11 +111,17 @@ def _cause_elsewhere(host: Host) -> str:
 def _refresh_command(host: Host, file: SpecFile) -> str | tuple[str, ...]:
     names = _device_names(file)
     if any(item.directory > file.directory and names <= _device_names(item) for item in host.specs.gpus):
-        return f"rm {shlex.quote(host.path(file.path))}  # a later directory defines all its devices"
+        return f"{_put_away(host, file)}  # a later directory defines all its devices"
     if file.is_ours:
         return host.command("cdi", "refresh", "--output", host.path(file.path))
     other = f"# or with the vendor's tool: nvidia-ctk cdi generate --output={shlex.quote(file.path)}"
     return _write_command(host, file), other
+
+
+def _put_away(host: Host, file: SpecFile) -> str:
+    """Return the command after which engines, which read *.json and *.yaml, see a file no more."""
+    path = host.path(file.path)
+    return shlex.join(["mv", path, f"{path}.unused"])
 
 
 def _device_names(file: SpecFile) -> set[str]:
@@ -203,7 +209,7 @@ def check_duplicate(host: Host) -> list[Finding]:
         winner = files[-1]
         defines = f"defines {names[0]}{' and others' if len(names) > 1 else ''}"
         evidence = [host.evidence(file.path, defines) for file in files]
-        remove = tuple(f"rm {shlex.quote(host.path(file.path))}" for file in files if file is not winner)
+        remove = tuple(_put_away(host, file) for file in files if file is not winner)
         values = {"number": len(names), "name": names[0], "winner": winner.path, "remove": remove}
         same = sum(file.directory == winner.directory for file in files) > 1
         findings.append(say(f"cdi-duplicate.{'one-directory' if same else 'two-directories'}", *evidence, **values))

@@ -13,7 +13,8 @@ class Check(NamedTuple):
 
     ``run``: "module.function" of this package; the function takes a Host and returns at least one finding.  It may
     raise OcigpuError or OSError for what cannot be read: then the check counts as not made, with that reason.
-    ``says``: severity, text and fixes of its findings by name, with places for values as of str.format.
+    ``says``: severity, text and fixes of its findings by name, with places for values as of str.format; ``safe`` where
+    ``doctor --fix`` may run them: tests/doctor/test_doctor_fix.py has run each.
     """
 
     name: str
@@ -23,6 +24,8 @@ class Check(NamedTuple):
     says: dict[str, dict[str, Any]] = {}
 
 
+RESTART = "systemctl restart "
+"""How a fix begins that is left to people: containers may stop."""
 CHECKS = tuple(Check(name, **entry) for name, entry in read_table("checks.toml").items())
 _SAYS = {f"{check.name}.{name}": entry for check in CHECKS for name, entry in check.says.items()}
 
@@ -39,4 +42,6 @@ def say(what: str, /, *evidence: Evidence, **values: object) -> Finding:
         value = values.get(fix.strip("{}"))
         fixes += value if isinstance(value, tuple) else [fix.format(**values)]
     severity = str(values.get("severity", entry["severity"]))
-    return Finding(severity, entry["text"].format(**values), evidence, tuple(filter(None, fixes)))
+    fixes = [fix for fix in fixes if fix]
+    safe = [fix for fix in fixes if entry.get("safe") and not fix.startswith(("#", RESTART))]
+    return Finding(severity, entry["text"].format(**values), evidence, tuple(fixes), safe=tuple(safe))

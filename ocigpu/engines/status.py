@@ -61,13 +61,14 @@ class EngineStatus(NamedTuple):
         return any(entry.ours and entry.name == self.default_runtime for entry in self.runtimes)
 
 
-def read_engine_status(root: str = "/") -> list[EngineStatus]:
+def read_engine_status(root: str = "/", daemons: Sequence[places.Daemon] | None = None) -> list[EngineStatus]:
     """Return the state of every engine below ``root``: the four of the system, then others that are there.
 
     Others: Docker of this user (rootless) and of a snap, containerd of k3s and RKE2, and daemons that run with a file
     of their own.  Files that cannot be read or understood are in ``problems``, with line and column.
+    ``daemons``: those that run, where they are known.
     """
-    daemons = places.running_daemons(root)
+    daemons = places.running_daemons(root) if daemons is None else daemons
     rootless_docker = places.home_config(root, "docker/daemon.json")
     candidates = [
         ("docker", "", places.DOCKER),

@@ -23,6 +23,7 @@ MAX_ENTRIES = 20_000
 _LDCONFIG_DRAFT = "ld.so.cache~"
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+_SMALL = 1 << 16
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -42,9 +43,15 @@ def open_regular(path: str, dir_fd: int | None = None, flags: int = 0) -> "Binar
     return open(fd, "rb")
 
 
+def read_part(file: "BinaryIO", size: int) -> bytes:
+    """Return at most so many bytes of a file; room for all of them is made only for a file that is not small."""
+    data = file.read(min(size, _SMALL))
+    return data + file.read(size - _SMALL) if len(data) == _SMALL else data
+
+
 def read_bounded(file: "BinaryIO", limit: int) -> bytes:
     """Return what is left of a file; raises OSError, EFBIG when that is more than ``limit`` bytes."""
-    data = file.read(limit + 1)
+    data = read_part(file, limit + 1)
     if len(data) > limit:
         size = f"{limit >> 20} MiB" if limit >= 1 << 20 else f"{limit >> 10} KiB"
         raise OSError(errno.EFBIG, f"larger than {size}")

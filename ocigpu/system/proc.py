@@ -3,6 +3,8 @@
 import errno
 import os
 
+from ocigpu.system.files import read_part
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NamedTuple
@@ -149,4 +151,4 @@ def read_proc(path: str, dir_fd: int | None = None) -> str:
     """Return the text of a file of procfs, at most :data:`MAX_TABLE` bytes.  Raises OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)
     with open(fd, "rb") as file:
-        return os.fsdecode(file.read(MAX_TABLE))
+        return os.fsdecode(read_part(file, MAX_TABLE))

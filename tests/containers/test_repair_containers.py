@@ -20,6 +20,7 @@ from support.process import run, wait_for
 from support.product import PROGRAMS, REPOSITORY, RUNTIME, SimulatedHost, python_of_nobody
 from support.runtimes import probe
 
+from ocigpu.cli.doctor import carry_out_fixes
 from ocigpu.containers.attach import attach, detach
 from ocigpu.containers.believed import Container, read_config_of
 from ocigpu.containers.live import open_live, read_now
@@ -29,6 +30,9 @@ from ocigpu.core.config_json import Document
 from ocigpu.core.errors import OcigpuError
 from ocigpu.core.facts import HostFacts
 from ocigpu.doctor import running
+from ocigpu.doctor.findings import Finding
+from ocigpu.doctor.host import Host
+from ocigpu.doctor.report import run_checks
 from ocigpu.system.settings_file import read_settings
 
 pytestmark = [pytest.mark.root, pytest.mark.engine]
@@ -237,13 +241,34 @@ def test_what_one_container_or_image_does_hides_no_loss_from_the_doctor(
         return read_config_of(found)
 
     monkeypatch.setattr(running, "read_config_of", read)
-    first, second = running.ask_for_lacks([broken, whole], settings)
+    first, second = running.ask_for_lacks([broken, whole], settings, "550.1")
     assert ("Permission denied" in first.problem, second.lost) == (True, ["device rule c 195:3 rw"])
     monkeypatch.setattr(running, "SECONDS", 5.0)
-    monkeypatch.setattr(running, "find_users", lambda *_: time.sleep(600))
-    assert running.ask_for_lacks([whole], settings)[0].lost == ["device rule c 195:3 rw"]
+    monkeypatch.setattr(running, "look_for_users", lambda *_: time.sleep(600))
+    (stuck,) = running.ask_for_lacks([whole], settings, "550.1")
+    assert (stuck.lost, stuck.unseen) == (["device rule c 195:3 rw"], "it took too long")
     monkeypatch.setattr(running, "open_root", lambda _: nullcontext("/nowhere"))
-    assert running.ask_for_libcuda([whole], "550.1") == []
+    (gone,) = running.ask_for_lacks([whole], settings, "550.1")
+    assert (gone.libcuda, "/nowhere" in gone.unseen) == ("", True)
+
+
+def test_doctor_fix_gives_back_what_a_container_has_lost(
+    gpu_3: Made, simulated_host: SimulatedHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The finding's own commands, as they are printed: container-lost-gpu.lost of tests/doctor/test_doctor_fix.py."""
+    (cgroup_directory(gpu_3, "v1") / "devices.deny").write_text("c 195:3 rw")
+    monkeypatch.setenv("OCIGPU_CONFIG", gpu_3.environment["OCIGPU_CONFIG"])
+    monkeypatch.setattr("ocigpu.containers.find.default_places", lambda *_: gpu_3.places)
+
+    def examine(name: str) -> list[Finding]:
+        host = Host("", gpu_3.environment["OCIGPU_CONFIG"], states=gpu_3.places.roots)
+        return [item for item in run_checks(host, (name,)) if gpu_3.name in item.text]
+
+    before = examine("container-lost-gpu")
+    assert [item.severity for item in before] == ["error"]
+    assert carry_out_fixes(before, examine, yes=True) == 1
+    assert examine("container-lost-gpu") == []
+    assert opens(gpu_3, simulated_host, "nvidia3") == REACHED
 
 
 def test_the_keeper_tells_an_error_once_and_forgets_what_has_ended(

@@ -1,0 +1,67 @@
+"""What works, in three lines: GPUs, driver, and each engine's ways to them."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ocigpu.doctor.docker import find_gpus_hook
+from ocigpu.doctor.engines import installed_engines, is_vendors, label, takes_cdi
+from ocigpu.doctor.findings import KNOWN, Finding
+from ocigpu.doctor.host import Host
+from ocigpu.engines.status import EngineStatus
+
+YES = {True: "yes", False: "no", None: "unknown"}
+
+
+class Work(NamedTuple):
+    """One thing and whether it ``works``, None when that is unknown; ``text``: what is there, or what is wrong.
+
+    ``ways``: of an engine, each of its ways to GPUs, "--runtime", "--gpus" (Docker's alone) and "CDI".
+    """
+
+    what: str
+    works: bool | None
+    text: str
+    ways: dict[str, bool] = {}
+
+    @property
+    def line(self) -> str:
+        return f"{YES[self.works]}{': ' * bool(self.text)}{self.text}"
+
+
+def find_works(host: Host, findings: Sequence[Finding]) -> list[Work]:
+    """Return GPUs, driver and each engine, in this order; without an engine one that says so."""
+    found = [_by_checks(what, findings) for what in ("GPUs", "driver")]
+    try:
+        engines = [_engine(host, status, findings) for status in installed_engines(host)]
+    except OSError as failure:  # files that this user may not read
+        return [*found, Work("engines", None, str(failure))]
+    return [*found, *(engines or [Work("engines", False, "no container engine is installed")])]
+
+
+def is_ready(works: Sequence[Work], findings: Sequence[Finding]) -> bool:
+    """Tell whether containers can get GPUs here, and nothing but the GPUs' being simulated is worse than a note."""
+    worse = any(item.severity in ("error", "warning") and item.name != "simulated-host" for item in findings)
+    return not worse and all(work.works for work in works[:2]) and any(work.works for work in works[2:])
+
+
+def _by_checks(what: str, findings: Sequence[Finding]) -> Work:
+    known = KNOWN["works"][what]
+    by_name = {name: [item for item in findings if item.name == name] for name in (*known["says"], *known["stops"])}
+    for name in known["stops"]:
+        for item in by_name[name]:
+            if item.severity == "error" or (name == "no-gpu" and item.is_bad):
+                return Work(what, False, item.text)
+    said = [item for name in known["says"] for item in by_name[name]]
+    fine = next((item for item in said if item.severity == "ok"), None)
+    return Work(what, True, fine.text) if fine else Work(what, None, said[0].text if said else "")
+
+
+def _engine(host: Host, status: EngineStatus, findings: Sequence[Finding]) -> Work:
+    runtimes = [entry for entry in status.runtimes if entry.ours or is_vendors(entry.path)]
+    gpus = {"--gpus": bool(find_gpus_hook(host, status))} if status.engine == "docker" else {}
+    ways = {"--runtime": any(entry.exists for entry in runtimes), **gpus, "CDI": takes_cdi(host, status)}
+    stops = KNOWN["works"]["engines"]
+    wrong = {item.name for item in findings if item.severity == "error"}
+    ways = {way: there and wrong.isdisjoint((*stops["all"], *stops[way])) for way, there in ways.items()}
+    text = ", ".join(f"{way} {YES[there]}" for way, there in ways.items())
+    return Work(label(status), any(ways.values()), text, ways)
