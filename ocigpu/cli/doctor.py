@@ -106,7 +106,8 @@ def carry_out_fixes(findings: "list[Finding]", examine: Callable[[str], "list[Fi
         print(f"\n{number}. {item.name}: {printable(item.text)}")
         for line in item.safe:
             print(f"    {printable(line, 1000)}")
-            _run(line, ("--dry-run",))
+            if not yes:
+                _run(line, ("--dry-run",))
         if not yes and _ask("Carry it out? [y/N] ") not in ("y", "yes"):
             continue
         tried += 1

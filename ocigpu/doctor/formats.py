@@ -33,26 +33,21 @@ def render_junit(host: Host, findings: list[Finding]) -> str:
     It fails by errors and warnings; one that could not be made is skipped.  What Ant's schema asks for and Jenkins'
     allows (JUnit.xsd of github.com/windyroad/JUnit-Schema, junit-10.xsd of github.com/jenkinsci/xunit-plugin).
     """
-    cases, failures, skipped = [], 0, 0
-    for name, items in _by_check(findings).items():
-        case = ElementTree.Element("testcase", name=name, classname="ocigpu.doctor", time="0")
-        cases.append(case)
-        if items[0].severity in ("error", "warning"):
-            failures += 1
-            failure = ElementTree.SubElement(case, "failure", type=items[0].severity, message=printable(items[0].text))
-            failure.text = "\n".join(line for item in items if item.is_bad for line in render_finding(item))
-        elif items[0].severity == "not-checked":
-            skipped += 1
-            ElementTree.SubElement(case, "skipped", message=printable(items[0].text))
-    suite = ElementTree.Element("testsuite", name="doctor", package="ocigpu", id="0", errors="0", time="0")
-    suite.attrib |= {"tests": str(len(cases)), "failures": str(failures), "skipped": str(skipped)}
+    top, make = ElementTree.Element("testsuites"), ElementTree.SubElement
+    suite = make(top, "testsuite", name="doctor", package="ocigpu", id="0", errors="0", time="0")
+    make(make(suite, "properties"), "property", name="version", value=__version__)
+    for name, (worst, *more) in _by_check(findings).items():
+        case = make(suite, "testcase", name=name, classname="ocigpu.doctor", time="0")
+        if worst.severity in ("error", "warning"):
+            failure = make(case, "failure", type=worst.severity, message=printable(worst.text))
+            failure.text = "\n".join(line for item in (worst, *more) if item.is_bad for line in render_finding(item))
+        elif worst.severity == "not-checked":
+            make(case, "skipped", message=printable(worst.text))
+    for name, path in (("tests", "testcase"), ("failures", "testcase/failure"), ("skipped", "testcase/skipped")):
+        suite.set(name, str(len(suite.findall(path))))
     suite.attrib |= {"hostname": socket.gethostname(), "timestamp": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime())}
-    ElementTree.SubElement(ElementTree.SubElement(suite, "properties"), "property", name="version", value=__version__)
-    suite.extend(cases)
-    ElementTree.SubElement(suite, "system-out").text = describe_host(host)
-    ElementTree.SubElement(suite, "system-err")
-    top = ElementTree.Element("testsuites")
-    top.append(suite)
+    make(suite, "system-out").text = describe_host(host)
+    make(suite, "system-err")
     ElementTree.indent(top)
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{ElementTree.tostring(top, encoding="unicode")}\n'
 
@@ -91,7 +86,6 @@ def write_html(path: str, host: Host, findings: list[Finding]) -> None:
         versions["not there"] = redactor.text(str(failure), "versions")
     items = {severity: [one for one in report["findings"] if one["severity"] == severity] for severity in SEVERITIES}
     bad = [one for severity in SEVERITIES[:3] for one in items[severity]]
-    removed = "; ".join(dict.fromkeys(redactor.removed)) or "nothing"
     values = {
         "host": escape(report["host"]),
         "time": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
@@ -102,7 +96,7 @@ def write_html(path: str, host: Host, findings: list[Finding]) -> None:
         "unmade": "".join(_row(one["name"], one["text"]) for one in items["not-checked"]),
         "fine": "".join(_row(one["name"], one["text"], _seen(one)) for one in items["ok"]),
         "versions": "".join(_row(name, str(value)) for name, value in versions.items()),
-        "removed": escape(removed),
+        "removed": escape("; ".join(dict.fromkeys(redactor.removed)) or "nothing"),
     }
     page = Template(Path(__file__).with_name("report.html").read_text(encoding="utf-8")).substitute(values)
     with open_new(path, "--html") as file:
@@ -110,9 +104,8 @@ def write_html(path: str, host: Host, findings: list[Finding]) -> None:
 
 
 def _row(name: str, *cells: str) -> str:
-    text = "".join(
-        f'<td class="is-{cell if cell in YES.values() else ""}">{escape(printable(cell))}</td>' for cell in cells
-    )
+    cells = tuple(escape(printable(cell)) for cell in cells)
+    text = "".join(f'<td class="is-{cell if cell in YES.values() else "text"}">{cell}</td>' for cell in cells)
     return f"<tr><th>{escape(printable(name))}</th>{text}</tr>\n"
 
 

@@ -61,7 +61,9 @@ def _engine(host: Host, status: EngineStatus, findings: Sequence[Finding]) -> Wo
     gpus = {"--gpus": bool(find_gpus_hook(host, status))} if status.engine == "docker" else {}
     ways = {"--runtime": any(entry.exists for entry in runtimes), **gpus, "CDI": takes_cdi(host, status)}
     stops = KNOWN["works"]["engines"]
-    wrong = {item.name for item in findings if item.severity == "error"}
+    names = (status.engine, label(status).lower())
+    errors = [item for item in findings if item.severity == "error"]
+    wrong = {item.name for item in errors if item.name not in stops["own"] or item.text.lower().startswith(names)}
     ways = {way: there and wrong.isdisjoint((*stops["all"], *stops[way])) for way, there in ways.items()}
     text = ", ".join(f"{way} {YES[there]}" for way, there in ways.items())
     return Work(label(status), any(ways.values()), text, ways)
