@@ -7,7 +7,7 @@ from typing import Any
 
 from ocigpu import __version__
 from ocigpu.core.errors import OcigpuError, printable
-from ocigpu.doctor.findings import SEVERITIES, Finding, not_checked
+from ocigpu.doctor.findings import SEVERITIES, UNUSABLE, Finding, not_checked
 from ocigpu.doctor.host import Host
 from ocigpu.doctor.table import CHECKS, Check
 from ocigpu.doctor.works import find_works, is_ready
@@ -15,8 +15,6 @@ from ocigpu.sim.fault_names import FAULT_NAMES
 
 STATUS = {"error": 4, "warning": 3}
 """Exit status by the worst finding; 0 for all others.  1 and 2 are those of every command."""
-_UNUSABLE = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
-"""What reading a file raises whose content nobody expected: the other checks go on."""
 _LABELS = {"not-checked": "not checked"}
 
 
@@ -41,7 +39,7 @@ def _run(check: Check, host: Host) -> list[Finding]:
     except OSError as failure:
         where = f"{failure.filename}: " if failure.filename else ""
         return [not_checked(f"{where}{failure.strerror or failure}")]
-    except _UNUSABLE as failure:
+    except UNUSABLE as failure:
         return [not_checked(f"the check failed: {type(failure).__name__}: {failure}")]
 
 

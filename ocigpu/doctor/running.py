@@ -61,7 +61,7 @@ class _Image(NamedTuple):
 
 def ask_for_lacks(containers: Sequence[Container], settings: Settings, version: str) -> list[Lack]:
     """Return what each container lacks of driver ``version``; nothing is changed.  Raises OSError, OcigpuError."""
-    shares = min(len(os.sched_getaffinity(0)), 1 + len(containers) // SHARE)
+    shares = min(len(os.sched_getaffinity(0)), -(-len(containers) // SHARE))
     answers: list[Any] = [None] * len(containers)
     with ExitStack() as stack:
         children = [begin_child(partial(_ask, containers[n::shares], settings), SECONDS) for n in range(shares)]

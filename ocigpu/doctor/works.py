@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from ocigpu.core.errors import OcigpuError
 from ocigpu.doctor.docker import find_gpus_hook
 from ocigpu.doctor.engines import installed_engines, is_vendors, label, takes_cdi
-from ocigpu.doctor.findings import KNOWN, Finding
+from ocigpu.doctor.findings import KNOWN, UNUSABLE, Finding
 from ocigpu.doctor.host import Host
 from ocigpu.engines.status import EngineStatus
 
-YES = {True: "yes", False: "no", None: "unknown"}
+YES = {True: "yes", False: "no", None: "-"}
 
 
 class Work(NamedTuple):
@@ -25,7 +26,7 @@ class Work(NamedTuple):
 
     @property
     def line(self) -> str:
-        return f"{YES[self.works]}{': ' * bool(self.text)}{self.text}"
+        return self.text if self.works is None else f"{YES[self.works]}: {self.text}"
 
 
 def find_works(host: Host, findings: Sequence[Finding]) -> list[Work]:
@@ -33,7 +34,7 @@ def find_works(host: Host, findings: Sequence[Finding]) -> list[Work]:
     found = [_by_checks(what, findings) for what in ("GPUs", "driver")]
     try:
         engines = [_engine(host, status, findings) for status in installed_engines(host)]
-    except OSError as failure:  # files that this user may not read
+    except (OcigpuError, OSError, *UNUSABLE) as failure:  # what this user may not read, or nobody understands
         return [*found, Work("engines", None, str(failure))]
     return [*found, *(engines or [Work("engines", False, "no container engine is installed")])]
 

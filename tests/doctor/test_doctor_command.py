@@ -120,7 +120,7 @@ def test_an_ordinary_user_is_told_what_was_not_checked(broken: Broken, work_dire
     assert found["deleted-driver-files"][0] == "not-checked"
 
 
-def test_a_check_that_meets_nonsense_does_not_end_the_others(broken: Broken) -> None:
+def test_a_check_that_meets_nonsense_does_not_end_the_others(broken: Broken, run: Run) -> None:
     root = broken()
     (root / "etc/docker/daemon.json").write_text('{"runtimes": {"ocigpu": 7}, "features": [], "exec-opts": 3}')
     (root / "etc/cdi").mkdir(exist_ok=True)
@@ -130,6 +130,7 @@ def test_a_check_that_meets_nonsense_does_not_end_the_others(broken: Broken) -> 
     findings = examine(root)
     assert {item.name for item in findings} == {check.name for check in CHECKS}
     assert {"cdi-unreadable", "engine-config-broken"} <= bad(findings)
+    assert run("doctor", "--root", root, "--json")[0] == 4
 
 
 def test_the_checks_are_listed_with_stable_names(run: Run) -> None:

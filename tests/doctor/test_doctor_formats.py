@@ -25,7 +25,7 @@ def test_the_first_three_lines_say_what_works_and_the_last_how_much_there_is(bro
     lines = out.splitlines()
     assert lines[0].startswith("GPUs     no: nodes of nvidia-uvm are missing: ")
     assert lines[0].endswith("(SIMULATED: none is real)")
-    assert lines[1] == "driver   yes: kernel module and libraries are both 550.163.01"
+    assert lines[1] == "driver   yes: driver 550.163.01 is loaded"
     assert re.fullmatch(r"engines  Docker: --runtime yes, --gpus no, CDI (yes|no); Podman: .*", lines[2])
     assert [line[:2] for line in lines if re.match(r"[0-9]\. ", line)] == ["1.", "2.", "3."]
     assert lines[4].startswith("1. ERROR uvm-missing: ")
