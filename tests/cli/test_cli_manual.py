@@ -135,6 +135,7 @@ MANY_WORDS = {
     "--devices": "index, GPU:MIG, UUID, all or none",
     "--driver-root": "where the driver's files are",
     "--dry-run": "say what would be done, and do nothing",
+    "--format": "form of the output",
     "--force": "do it although something is in the way",
     "--engine-config": "configuration file of the engine",
     "--gpus": "how many a simulated host has",

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from support import requirements
 
+from ocigpu.cli import show
 from ocigpu.cli.main import main
 from ocigpu.doctor.findings import Finding
 from ocigpu.doctor.host import Host
@@ -55,6 +56,7 @@ def examine(root: Path) -> list[Finding]:
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Daemons and programs that are there are waited for on a busy machine, too."""
+    monkeypatch.setattr(show.Progress.__init__, "__defaults__", ("", 600.0))
     monkeypatch.setattr("ocigpu.doctor.live.SECONDS", 120.0)
     monkeypatch.setattr("ocigpu.doctor.versions.SECONDS", 120.0)
 
