@@ -54,6 +54,10 @@ rpm: ## build the packages for Fedora and its relatives, in build/packages
 	@packaging/bootstrap.sh rpm
 	@packaging/package.sh rpm
 
+image: ## build the image of the Kubernetes pods as an archive in build/, without a registry (IMAGE=NAME)
+	@packaging/bootstrap.sh image
+	@packaging/kubernetes/image.sh
+
 uninstall: ## remove what make install put into PREFIX
 	@packaging/install.sh --prefix '$(PREFIX)' --uninstall
 
@@ -70,4 +74,4 @@ clean: ## remove what the targets above made in this directory
 	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help demo test test-all bench load fuzz security gpu-test install deb rpm uninstall docs protocols format clean
+.PHONY: help demo test test-all bench load fuzz security gpu-test install deb rpm image uninstall docs protocols format clean

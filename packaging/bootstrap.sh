@@ -1,6 +1,6 @@
 #!/bin/sh
 # bootstrap.sh demo|test: makes .venv and its commands, after installing what is missing on this machine.
-# bootstrap.sh install|deb|rpm: only installs what packaging/install.sh and packaging/package.sh need.
+# bootstrap.sh install|deb|rpm|image: only installs what packaging/install.sh, package.sh and kubernetes/image.sh need.
 # On Debian and Ubuntu it installs with apt-get and says so; elsewhere it says what to install and stops.
 set -eu
 cd "$(dirname "$0")/.."
@@ -13,17 +13,25 @@ need() { # COMMAND-OR-FILE DEBIAN-PACKAGE FEDORA-PACKAGE
   esac
   missing="$missing ${1##*/}" packages="$packages $2" fedora="$fedora $3"
 }
-packaging/find-python.sh >/dev/null 2>&1 || need /nonexistent/python3 'python3 python3-venv' python3
-python=$(packaging/find-python.sh 2>/dev/null || echo /usr/bin/python3)
+# Where the system's Python is older, another one of the distribution: Ubuntu 22.04 and RHEL 9 have 3.11 beside theirs.
+if python=$(packaging/find-python.sh 2>/dev/null); then
+  name=${python##*/}
+else
+  name=python3
+  /usr/bin/python3 -I -c 'import sys; sys.exit(sys.version_info >= (3, 11))' 2>/dev/null && name=python3.11
+  python=/usr/bin/$name
+  need /nonexistent/python3 "$name $name-venv" "$name"
+fi
 header() { "$python" -I -c 'import sysconfig; print(sysconfig.get_path("include") + "/Python.h")' 2>/dev/null || echo /nonexistent/Python.h; }
 need cc gcc gcc
 printf '#include <stdlib.h>\n' | cc -E -xc - >/dev/null 2>&1 || need /nonexistent/libc-headers libc6-dev glibc-devel
-need "$(header)" python3-dev python3-devel
+need "$(header)" "$name-dev" "$name-devel"
 need /usr/include/sys/capability.h libcap-dev libcap-devel
 case $purpose in deb | test) need dpkg-shlibdeps dpkg-dev dpkg-dev ;; esac
 case $purpose in rpm | test) need rpmbuild rpm rpm-build ;; esac
-case $purpose in deb | rpm) need musl-gcc musl-tools musl-gcc ;; esac # the stubs start quicker with it: packaging/stub.sh
-case $purpose in install | deb | rpm) only_install=1 ;; *) only_install='' ;; esac
+case $purpose in deb | rpm | image) need musl-gcc musl-tools musl-gcc ;; esac # the stubs start quicker with it: packaging/stub.sh
+case $purpose in image) need debootstrap debootstrap debootstrap; need patchelf patchelf patchelf; need /usr/share/misc/pci.ids pci.ids hwdata ;; esac
+case $purpose in install | deb | rpm | image) only_install=1 ;; *) only_install='' ;; esac
 if [ -z "$only_install" ]; then
   need runc runc runc
   need busybox busybox-static busybox

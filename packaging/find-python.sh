@@ -9,5 +9,5 @@ for candidate in ${OCIGPU_PYTHON:-} /usr/bin/python3 /usr/bin/python3.1[1-9] /us
 if sys.version_info >= (3, 11): print(sys.executable)' 2>/dev/null) || continue
   if [ -n "$real" ]; then echo "$real"; exit 0; fi
 done
-echo 'find-python.sh: no Python >= 3.11 with venv; on Debian: apt-get install python3-venv' >&2
+echo 'find-python.sh: no Python >= 3.11 with venv; apt-get install python3-venv (Ubuntu 22.04: python3.11-venv); dnf install python3 (RHEL 9: python3.11)' >&2
 exit 1

@@ -3,13 +3,19 @@
 #
 #   install.sh --prefix DIR [--config FILE] [--vendor-names] [--shell-stubs] [--systemd]
 #                                            library, commands, man pages and shell completion below DIR (DIR/lib/ocigpu,
-#                                            DIR/bin, DIR/share)
+#                                            DIR/bin, DIR/share).  Over another installation it is built beside that one
+#                                            and exchanged by a rename: containers can be started all the time
 #   install.sh --bin DIR --venv DIR [--config FILE] [--vendor-names] [--shell-stubs]
 #                                            commands only, for an existing virtual environment
 #   install.sh --prefix DIR --uninstall      removes what the first form made
-#   install.sh --prefix DIR --stage TREE --vendored DIR [--vendor-names] [--systemd]
+#   install.sh --prefix DIR --stage TREE --vendored DIR --id ID [--vendor-names] [--systemd]
 #                                            the same as files of a package, below the new directory TREE; libraries from
 #                                            DIR with their byte code, no virtual environment (packaging/package.sh)
+#   install.sh --bin DIR --venv DIR --stage TREE --vendored DIR
+#                                            the library and its commands alone (packaging/kubernetes/host-tree.sh)
+#
+# Below DIR/lib/ocigpu a version is a directory, versions/ID, made for that path and never changed; the link current
+# leads to the one in use (packaging/switch.sh), and the commands in DIR/bin are links into that.
 #
 # --config FILE    settings the commands use when none are named (default: /etc/ocigpu/config.toml)
 # --vendor-names   also makes links with NVIDIA's names: nvidia-container-runtime-hook (Docker's --gpus looks for it),
@@ -22,14 +28,14 @@
 set -eu
 umask 022 # other users run the shim too (rootless containers)
 here=$(cd "$(dirname "$0")" && pwd)
-prefix='' bin='' venv='' stage='' vendored='' config='' vendor='' python='' systemd='' uninstall='' stubs=compiled
+prefix='' bin='' venv='' stage='' vendored='' id='' config='' vendor='' python='' systemd='' uninstall='' stubs=compiled
 die() { echo "install.sh: $1" >&2; exit 2; }
 while [ $# -gt 0 ]; do
   case $1 in
-    --prefix | --bin | --venv | --stage | --vendored | --config | --python)
+    --prefix | --bin | --venv | --stage | --vendored | --id | --config | --python)
       [ $# -ge 2 ] || die "$1 needs a value"
       case $2 in *[!A-Za-z0-9_./+@%:,=-]*) die "$1 $2: only letters, digits and _./+@%:,=- can stand in a path here" ;; esac
-      case $2 in /*) value=$2 ;; *) value=$PWD/$2 ;; esac
+      case $1:$2 in --id:* | *:/*) value=$2 ;; *) value=$PWD/$2 ;; esac
       eval "${1#--}=\$value"
       shift 2
       ;;
@@ -40,12 +46,16 @@ while [ $# -gt 0 ]; do
     *) die "unknown option $1" ;;
   esac
 done
+front=$bin home=$prefix/lib/ocigpu # front: where users and engines find the commands
+versions=$home/versions
+in_version() { bin=$1/bin venv=$1/library; }
 if [ -n "$prefix" ]; then
-  bin=$prefix/bin venv=$prefix/lib/ocigpu
+  front=$prefix/bin
+  in_version "$versions/$id"
 fi
 [ -n "$bin" ] && [ -n "$venv" ] || die 'give --prefix, or --bin and --venv'
 [ -z "$systemd" ] || [ -n "$prefix" ] || die '--systemd needs --prefix'
-[ -z "$stage" ] || [ -n "$prefix" ] || die '--stage needs --prefix'
+[ -z "$stage" ] || [ -z "$prefix" ] || [ -n "$id" ] || die '--stage with --prefix needs --id'
 [ -z "$stage" ] || [ -d "$vendored" ] || die '--stage needs --vendored with an existing directory'
 links='nvidia-container-runtime-hook:ocigpu-hook nvidia-container-toolkit:ocigpu-hook nvidia-cdi-hook:ocigpu-hook
 nvidia-container-runtime:ocigpu-runtime nvidia-container-cli:ocigpu-container-cli nvidia-ctk:ocigpu'
@@ -58,42 +68,46 @@ service_files() { # the path of each unit and rule below the prefix
 
 names='ocigpu ocigpu-runtime ocigpu-hook ocigpu-container-cli'
 ours() { grep -q 'written by packaging/install.sh' "$1" 2>/dev/null; }
-points() { [ "$(readlink "$bin/${1%:*}" 2>/dev/null)" = "${1#*:}" ]; } # NAME:COMMAND
+points() { [ "$(readlink "$front/${1%:*}" 2>/dev/null)" = "${1#*:}" ]; } # NAME:COMMAND
+is_front() { [ "$(readlink "$front/$1" 2>/dev/null)" = "../lib/ocigpu/current/bin/$1" ] || ours "$front/$1"; }
 remove_documents() { # of any version: commands come and go
   for directory in $documents; do
     for file in "$directory"/ocigpu* "$directory"/_ocigpu; do ! ours "$file" || rm -f "$file"; done
   done
 }
-marker=$venv/.ocigpu-installed # holds the directories that were made beside it
+marker=$home/.ocigpu-installed # holds the directories that were made beside it
 
 if [ -n "$uninstall" ]; then
   [ -n "$prefix" ] || die '--uninstall needs --prefix'
   [ -e "$marker" ] || die "nothing of this script is installed in $prefix ($marker is missing)"
-  { "$bin/ocigpu" engine status 2>/dev/null || true; } | while read -r engine rest; do
-    case " $rest " in *" = $bin/ocigpu-runtime "*)
-      echo "install.sh: $engine still names $bin/ocigpu-runtime: containers with it will not start" >&2
+  { "$front/ocigpu" engine status 2>/dev/null || true; } | while read -r engine rest; do
+    case " $rest " in *" = $front/ocigpu-runtime "*)
+      echo "install.sh: $engine still names $front/ocigpu-runtime: containers with it will not start" >&2
       echo "hint: take it out by hand, or install ocigpu again and run: ocigpu engine remove $engine" >&2
       ;;
     esac
   done
-  for link in $links; do ! points "$link" || rm -f "$bin/${link%:*}"; done
-  for name in $names; do ! ours "$bin/$name" || rm -f "$bin/$name"; done
+  for link in $links; do ! points "$link" || rm -f "$front/${link%:*}"; done
+  for name in $names; do ! is_front "$name" || rm -f "$front/$name"; done
   for path in $(service_files); do ! ours "$path" || rm -f "$path"; done
   remove_documents
   made=$(tr ' ' '\n' <"$marker" | sort -r) # the inner ones first
-  rm -rf "$venv"
+  rm -rf "$home"
   for directory in $made; do rmdir "$directory" 2>/dev/null || true; done # not empty: it holds something else by now
   exit 0
 fi
 
 if [ -z "$stage" ]; then
   for link in ${vendor:+$links}; do
-    path=$bin/${link%:*}
+    path=$front/${link%:*}
     if { [ -e "$path" ] || [ -L "$path" ]; } && ! points "$link"; then
       die "$path exists and was not made by this script: remove the other toolkit first"
     fi
   done
-  for path in ${prefix:+$(for name in $names; do echo "$bin/$name"; done) $([ -z "$systemd" ] || service_files)}; do
+  for name in ${prefix:+$names}; do
+    [ ! -e "$front/$name" ] || is_front "$name" || die "$front/$name exists and was not made by this script"
+  done
+  for path in ${systemd:+$(service_files)}; do
     [ ! -e "$path" ] || ours "$path" || die "$path exists and was not made by this script"
   done
 fi
@@ -112,21 +126,27 @@ if [ -n "$stage" ]; then
   "$python" -I -m compileall -q -s "$stage" -p / --invalidation-mode unchecked-hash "$stage$venv/ocigpu"
 else
   if [ -n "$prefix" ]; then
-    if [ -d "$venv" ] && [ ! -e "$marker" ]; then die "$venv exists and was not made by this script"; fi
+    if [ -d "$home" ] && [ ! -e "$marker" ]; then die "$home exists and was not made by this script"; fi
     made=$(cat "$marker" 2>/dev/null || true)
-    for directory in "$bin" "$prefix/lib" $documents ${systemd:+"$units" "$rules"}; do
+    for directory in "$front" "$prefix/lib" $documents ${systemd:+"$units" "$rules"}; do
       while [ ! -d "$directory" ]; do
         case " $made " in *" $directory "*) ;; *) made="$made $directory" ;; esac
         directory=$(dirname "$directory")
       done
     done
-    echo "installing the library into $venv" >&2
-    { rm -rf "$venv" && mkdir -p "$venv" "$bin" && [ -w "$bin" ]; } 2>/dev/null ||
-      die "cannot write to $venv and $bin: run it as root, or name another --prefix"
-    printf '%s\n' "$made" >"$marker" # first: after a failure it can be installed again, or uninstalled
+    echo "installing the library into $versions" >&2
+    { mkdir -p "$home" "$front" && [ -w "$front" ] && printf '%s\n' "$made" >"$marker"; } 2>/dev/null ||
+      die "cannot write to $home and $front: run it as root, or name another --prefix"
+    mkdir -p "$versions"
+    for left in "$versions"/*/.building; do rm -rf "${left%/.building}"; done # of an installation that was killed
+    version=$(mktemp -d "$versions/$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' "$here/../ocigpu/__init__.py")-XXXXXX")
     source=$(mktemp -d) # a copy: building leaves files beside the source
-    trap 'rm -rf "$source"' EXIT
+    trap 'rm -rf "$source" ${version:+"$version"}' EXIT
     trap 'exit 130' INT TERM
+    touch "$version/.building"
+    chmod 0755 "$version"
+    in_version "$version"
+    mkdir "$bin"
     mkdir "$source/packaging"
     (cd "$here/.." && cp -R pyproject.toml README.md LICENSE ocigpu "$source" && cp -R packaging/wheel "$source/packaging")
     "$python" -m venv "$venv"
@@ -139,7 +159,9 @@ else
   interpreter=$("$venv/bin/python" -I -c 'import os, sys; print(os.path.realpath(sys.executable))')
 fi
 [ ! -w "$stage$library/ocigpu" ] || "$interpreter" -I -S -B "$here/byte_code.py" "$stage$library" ${stage:+"$library"}
-encodings=$("$interpreter" -I -c 'import encodings; print(encodings.__file__)') # what Python cannot start without
+# What Python cannot start without.  Of a package's it is the package manager that has it, in one place or another.
+encodings=$interpreter
+[ -n "$stage" ] || encodings=$("$interpreter" -I -c 'import encodings; print(encodings.__file__)')
 grep=$(command -v grep)
 for path in "$library" "$site" "$interpreter" "$encodings" "$grep"; do
   case $path in [!/]* | *[!A-Za-z0-9_./+@%:,=-]*) die "$path: only letters, digits and _./+@%:,=- can stand in this path" ;; esac
@@ -164,7 +186,6 @@ for name in ocigpu-runtime ocigpu-hook; do
   fi
   mv -f "$2" "$stage$bin/$name"
 done
-[ -n "$stage" ] || [ ! -w /run/ocigpu ] || rm -f /run/ocigpu/next-* # what the former one knew
 # No collection of garbage while modules are imported; ocigpu-container-cli, which is started for each container, has none.
 for name in ocigpu:cli.main ocigpu-container-cli:entry.container_cli.main; do
   alias='' # what the name of its link says
@@ -174,17 +195,32 @@ for name in ocigpu:cli.main ocigpu-container-cli:entry.container_cli.main; do
 # ${name%%:*}: written by packaging/install.sh
 ${config:+export OCIGPU_CONFIG="\${OCIGPU_CONFIG:-$config}"
 }${alias:+$alias
-}exec $interpreter -I -S -c 'import gc, sys; gc.disable(); sys.path += ["$library", "$site"]; sys.argv[0] = "$bin/${name%%:*}"
+}exec $interpreter -I -S -c 'import gc, sys; gc.disable(); sys.path += ["$library", "$site"]; sys.argv[0] = "$front/${name%%:*}"
 from ocigpu.${name##*:} import main; sys.exit(main())' "\$@"
 END
 done
-for link in ${vendor:+$links}; do ln -sfn "${link#*:}" "$stage$bin/${link%:*}"; done
+link() { # NAME TARGET: in front, in one step
+  mkdir -p "$stage$front"
+  ln -sfn "$2" "$stage$front/.$1.new"
+  mv -fT "$stage$front/.$1.new" "$stage$front/$1"
+}
 if [ -n "$prefix" ]; then
-  [ -n "$stage" ] || remove_documents
+  if [ -z "$stage" ]; then
+    rm "$version/.building"
+    sh "$here/switch.sh" "$home" "${version##*/}"
+    version='' # in use: it stays
+    remove_documents
+  fi
+  for name in $names; do link "$name" "../lib/ocigpu/current/bin/$name"; done
+elif [ -z "$stage" ]; then
+  rm -f /run/ocigpu/next-* 2>/dev/null || true # what the former one knew
+fi
+for link in ${vendor:+$links}; do link "${link%:*}" "${link#*:}"; done
+if [ -n "$prefix" ]; then
   "$interpreter" -I -S -B "$here/documents.py" "$stage$share" "$stage$library" "$stage$site"
 fi
 if [ -n "$systemd" ]; then
-  directory_in_units=$(echo "$bin" | sed 's/%/%%/g') # % begins a specifier there
+  directory_in_units=$(echo "$front" | sed 's/%/%%/g') # % begins a specifier there
   for path in $(service_files); do
     name=${path##*/}
     { echo '# written by packaging/install.sh'; sed "s|/usr/local/bin/|$directory_in_units/|g" "$here"/*/"$name"; } | write "$name" "${path%/*}" 0644

@@ -20,53 +20,40 @@ case $python in
 esac
 version=$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' ocigpu/__init__.py)
 export SOURCE_DATE_EPOCH="${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || date +%s)}"
-mkdir -p "$work"
-
-# The libraries are fetched once for each state of the list.
-vendored=$work/vendored-$({ cat packaging/requirements.txt; "$python" -I -VV; } | cksum | tr -c '0-9\n' -)
-if [ ! -d "$vendored" ]; then
-  echo 'fetching the libraries that go into the packages (about half a minute)' >&2
-  rm -rf "$work"/vendored-* "$work/new"
-  "$python" -I -m venv "$work/new/pip"
-  pip() { # COMMAND [OPTION...]
-    "$work/new/pip/bin/pip" "$@" --quiet --disable-pip-version-check --use-pep517 --no-deps --require-hashes \
-      --only-binary :all: --no-binary python-prctl ${OCIGPU_PIP_OPTIONS:-} --requirement packaging/requirements.txt
-  }
-  pip download --dest "$work/new/files" || {
-    echo 'package.sh: the libraries were not fetched: the first build needs a package index (OCIGPU_PIP_OPTIONS=--index-url=URL)' >&2
-    exit 1
-  }
-  pip install --find-links "$work/new/files" --no-compile --target "$work/new/libraries"
-  rm -rf "$work/new/libraries/bin"
-  mkdir "$work/new/libraries/source"
-  mv "$work"/new/files/python[-_]prctl-*.tar.gz "$work/new/libraries/source"
-  "$python" -I -m compileall -q -s "$work/new/libraries" -p /usr/lib/ocigpu/vendor --invalidation-mode unchecked-hash \
-    "$work/new/libraries"
-  mv "$work/new/libraries" "$vendored"
-  rm -rf "$work/new"
-fi
-
+revision=${python##*/} # of packages for another Python the same version differs in this
+vendored=$(packaging/vendored.sh "$python")
 rm -rf "$tree" "$names"
-packaging/install.sh --prefix /usr --stage "$tree" --vendored "$vendored" --python "$python" --vendor-names --systemd
+id=$(packaging/tree-id.sh "$python" "$vendored")
+packaging/install.sh --prefix /usr --stage "$tree" --vendored "$vendored" --id "$id" --python "$python" --vendor-names --systemd
+# dpkg and rpm replace files one after another, and remove those of the former version when they like.  A start must not
+# see that: the package's own are only what postinst makes hard links of, in versions/ID.
+files=/usr/lib/ocigpu/package/$id
+mkdir "$tree/usr/lib/ocigpu/package"
+mv "$tree/usr/lib/ocigpu/versions/$id" "$tree$files"
+rmdir "$tree/usr/lib/ocigpu/versions"
+cp packaging/switch.sh "$tree$files"
 mkdir -p "$names/usr/bin" "$tree/usr/share/doc/ocigpu"
 mv "$tree"/usr/bin/nvidia-* "$names/usr/bin"
-mv "$tree/usr/lib/ocigpu/vendor/source" "$tree/usr/share/doc/ocigpu/source"
+mv "$tree$files/library/vendor/source" "$tree/usr/share/doc/ocigpu/source"
 cp packaging/stub.* packaging/ocigpu-runtime.* packaging/ocigpu-hook.* "$tree/usr/share/doc/ocigpu/source"
 find "$tree/usr/share/man" -type f -exec gzip -9n {} +
 gzip -9nc CHANGELOG.md >"$tree/usr/share/doc/ocigpu/changelog.gz"
-"$python" -I packaging/copyright.py "$tree/usr/lib/ocigpu/vendor" /usr/lib/ocigpu/vendor >"$tree/usr/share/doc/ocigpu/copyright"
+"$python" -I packaging/copyright.py "$tree$files/library/vendor" "$files/library/vendor" >"$tree/usr/share/doc/ocigpu/copyright"
 chmod -R u=rwX,go=rX "$tree" "$names"
 
 size() { du -sk --apparent-size "$1" | cut -f1; }
 build_deb() { # TREE CONTROL ARCHITECTURE [DEPENDS]
   (cd "$1" && find usr -type f -exec md5sum {} +) >"$1/DEBIAN/md5sums"
-  sed -e "s|@version@|$version|; s|@architecture@|$3|; s|@size@|$(size "$1")|; s|@depends@|${4:-}|" \
+  sed -e "s|@version@|$version|; s|@revision@|${4:++$revision}|; s|@architecture@|$3|; s|@size@|$(size "$1")|; s|@depends@|${4:-}|" \
     -e "s|@maintainer@|${DEBFULLNAME:-ocigpu maintainers} <${DEBEMAIL:-root@localhost}>|" "packaging/deb/$2" >"$1/DEBIAN/control"
   name=$(sed -n 's/^Package: //p' "$1/DEBIAN/control")
-  for script in ${4:+postinst prerm postrm}; do install -m 0755 "packaging/deb/$script" "$1/DEBIAN/$script"; done
+  for script in ${4:+postinst prerm postrm}; do
+    sed "s|@id@|$id|" "packaging/deb/$script" >"$1/DEBIAN/$script"
+    chmod 0755 "$1/DEBIAN/$script"
+  done
   rm -f "$work/${name}"_*.deb
-  dpkg-deb --root-owner-group -Zzstd --build "$1" "$work/${name}_${version}_$3.deb" >/dev/null
-  echo "$work/${name}_${version}_$3.deb"
+  dpkg-deb --root-owner-group -Zzstd --build "$1" "$work" >/dev/null
+  echo "$work/${name}"_*.deb
 }
 build_debs() {
   mv "$tree/usr/share/zsh/site-functions" "$tree/usr/share/zsh/vendor-completions" # where Debian's zsh looks
@@ -87,7 +74,7 @@ build_rpms() {
     find usr -mindepth 2 \( -path usr/lib/ocigpu -o -path usr/share/doc -o -path usr/share/man \) -prune -o \
       -type d -printf '%%dir /%p\n' -o -printf '/%p\n' && echo '/usr/share/man/man1/*') >"$work/files"
   rm -rf "$work"/ocigpu*.rpm "$work/rpm"
-  rpmbuild -bb --quiet --define "_topdir $work/rpm" --define "built_version $version" --define "built_for $python" \
+  rpmbuild -bb --quiet --define "_topdir $work/rpm" --define "built_version $version" --define "built_revision $revision" --define "built_id $id" --define "built_for $python" \
     --define "built_tree $tree" --define "built_names $names" --define "built_list $work/files" packaging/rpm/ocigpu.spec
   find "$work/rpm/RPMS" -name '*.rpm' -exec mv {} "$work" \;
   rm -rf "$work/rpm" "$work/files"
@@ -101,3 +88,4 @@ for kind in "$@"; do
   esac
 done
 rm -rf "$tree" "$names"
+cd "$work" && find . -maxdepth 1 -type f -name 'ocigpu*' -printf '%P\n' | sort | xargs sha256sum >SHA256SUMS # for packaging/get

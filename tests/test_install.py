@@ -2,12 +2,16 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from support.product import STUBS, write_stub
+from support.fixtures import MakeBundle
+from support.process import wait_for
+from support.product import STUBS, SimulatedHost, write_stub
+from support.upgrade import NEXT, Starts, make_next_version
 
 from ocigpu import __version__
 
@@ -39,22 +43,6 @@ def test_other_users_can_run_what_a_careful_root_installs(prefix: Path) -> None:
     assert [path for path in closed if path.name != "other"] == []
 
 
-def test_installing_leaves_nothing_in_the_source_tree(prefix: Path, tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    former = prefix / "share/man/man1/ocigpu-former-command.1"
-    former.write_text('.\\" written by packaging/install.sh\n')
-    for name in ("packaging", "ocigpu"):
-        shutil.copytree(REPOSITORY / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(REPOSITORY / name, source)
-    before = sorted(source.rglob("*"))
-    done = run(str(source / "packaging/install.sh"), "--prefix", str(prefix))  # over the first installation
-    assert done.returncode == 0, done.stderr
-    assert sorted(source.rglob("*")) == before
-    assert run(str(prefix / "bin/ocigpu-hook"), "--version").returncode == 0
-    assert not former.exists()
-
-
 def test_the_installed_commands_run_without_the_source_tree(prefix: Path) -> None:
     for name in ("ocigpu", "ocigpu-hook"):
         done = run(str(prefix / "bin" / name), "--version", PYTHONPATH="/nonexistent", PYTHONHOME="/nonexistent")
@@ -75,7 +63,7 @@ def test_the_installed_shim_becomes_the_low_level_runtime(prefix: Path, tmp_path
 
 
 def test_byte_code_is_shipped_with_the_installed_modules(prefix: Path) -> None:
-    package = next(prefix.glob("lib/ocigpu/lib/python*/site-packages/ocigpu"))
+    package = next(prefix.glob("lib/ocigpu/current/library/lib/python*/site-packages/ocigpu"))
     assert list((package / "__pycache__").glob("runtime.*.pyc"))
     assert list((package / "provision/__pycache__").glob("apply.*.pyc"))
 
@@ -260,6 +248,54 @@ def test_a_foreign_file_is_not_overwritten(tmp_path: Path, name: str) -> None:
     assert done.returncode == 2
     assert "nothing of this script is installed" in done.stderr
     assert [path for path in tmp_path.rglob("*") if not path.is_dir()] == [foreign]
+
+
+def test_an_installation_that_fails_leaves_the_former_one(prefix: Path) -> None:
+    versions = sorted((prefix / "lib/ocigpu/versions").iterdir())
+    done = run(INSTALL, "--prefix", str(prefix), OCIGPU_PIP_OPTIONS="--index-url=file:///nonexistent --retries=0")
+    assert done.returncode != 0
+    assert sorted((prefix / "lib/ocigpu/versions").iterdir()) == versions
+    assert run(str(prefix / "bin/ocigpu"), "--version").stdout == f"ocigpu {__version__}\n"
+
+
+def test_an_installation_that_is_killed_leaves_the_former_one(prefix: Path, tmp_path: Path) -> None:
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(
+        [INSTALL, "--prefix", str(prefix)], env=env, stderr=subprocess.DEVNULL, process_group=0
+    ) as process:
+        wait_for("the new version to be begun", lambda: [*prefix.glob("lib/ocigpu/versions/*/library")][1:])
+        os.killpg(process.pid, signal.SIGKILL)
+    assert run(str(prefix / "bin/ocigpu"), "--version").stdout == f"ocigpu {__version__}\n"
+    assert [*prefix.glob("lib/ocigpu/versions/*/.building")] != [], "for the next one to remove"
+
+
+@pytest.mark.root
+@pytest.mark.engine
+def test_containers_start_while_the_next_version_is_installed(
+    prefix: Path,
+    tmp_path: Path,
+    simulated_host: SimulatedHost,
+    make_bundle: MakeBundle,
+    runtime_environment: dict[str, str],
+) -> None:
+    source = make_next_version(tmp_path / "source")
+    former_page = prefix / "share/man/man1/ocigpu-former-command.1"
+    former_page.write_text('.\\" written by packaging/install.sh\n')
+    versions = prefix / "lib/ocigpu/versions"
+    former = (prefix / "lib/ocigpu/current").resolve()
+    older = versions / f"{__version__}-older"
+    older.mkdir()
+    os.utime(older, (0, 0))  # out of use since then
+    assert {*versions.iterdir()} > {former, older}, "the one that was killed"
+    before = sorted(source.rglob("*"))
+    with Starts(prefix / "bin", simulated_host, make_bundle, runtime_environment):
+        done = run(str(source / "packaging/install.sh"), "--prefix", str(prefix))  # over the first installation
+        assert done.returncode == 0, done.stderr
+    assert sorted(source.rglob("*")) == before
+    assert run(str(prefix / "bin/ocigpu-hook"), "--version").stdout == f"ocigpu-hook {NEXT}\n"
+    assert not former_page.exists()
+    (new,) = {*versions.iterdir()} - {former}
+    assert (prefix / "lib/ocigpu/current").resolve() == new
 
 
 def test_uninstall_removes_exactly_what_install_made(prefix: Path, tmp_path: Path) -> None:

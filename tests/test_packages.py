@@ -11,11 +11,12 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from support import requirements
 from support.engines import Docker, start_docker
-from support.fixtures import IMAGE
+from support.fixtures import IMAGE, MakeBundle
 from support.process import run
 from support.product import CONTROL_NODES, SimulatedHost, gpu_names, listed_uuids
 from support.runtimes import answers, parts, probe, script, view_of
 from support.scratch import ScratchMachine, scratch_machine
+from support.upgrade import NEXT, Starts, make_next_version
 
 from ocigpu import __version__
 
@@ -32,22 +33,37 @@ VENDOR_NAMES = {
 WANTED = "/etc/systemd/system/multi-user.target.wants/"
 ENABLED = (f"{WANTED}ocigpu-cdi-refresh.path", f"{WANTED}ocigpu-cdi-refresh.service")
 BOOKS = ("/var/lib/dpkg/", "/var/lib/rpm", "/root/.rpmdb", "/var/log/", "/var/cache/")
-DOCKERS = ("/etc/docker", "/opt/containerd")
-"""What dockerd and containerd make where they start for the first time."""
 """Where package managers write what they have done."""
+DOCKERS = ("/etc/docker", "/opt/containerd", "/tmp/containerd.")
+"""What dockerd and containerd make where they start for the first time, and where one is slow to answer the other."""
 
 
-@pytest.fixture(scope="module")
-def packages(session_directory: Path) -> Path:
-    """The directory of the packages of both kinds, built anew."""
+def build(sources: Path, directory: Path) -> Path:
+    """Build the packages of both kinds; returns ``directory``, in which they are then."""
     requirements.require(requirements.programs("dpkg-deb", "dpkg-shlibdeps", "rpmbuild", "gcc"))
-    built = run([REPOSITORY / "packaging/package.sh", "deb", "rpm"], timeout=280).stdout.split()
-    directory = session_directory / "packages"
+    built = run([sources / "packaging/package.sh", "deb", "rpm"], timeout=280).stdout.split()
     directory.mkdir()
     for path in built:
         shutil.copy(path, directory)
     assert len(built) == 4
     return directory
+
+
+@pytest.fixture(scope="module")
+def packages(session_directory: Path) -> Path:
+    """The directory of the packages, built anew."""
+    return build(REPOSITORY, session_directory / "packages")
+
+
+@pytest.fixture(scope="module")
+def next_packages(session_directory: Path, packages: Path) -> Path:
+    """The directory of the packages of the next version."""
+    del packages  # with which the libraries were fetched
+    sources = make_next_version(session_directory / "next-sources")
+    (fetched,) = REPOSITORY.glob("build/packages/vendored-*")
+    (sources / "build/packages").mkdir(parents=True)
+    run(["cp", "-al", fetched, sources / "build/packages"])
+    return build(sources, session_directory / "next-packages")
 
 
 def find(packages: Path, kind: str) -> tuple[str, str]:
@@ -113,7 +129,10 @@ def test_byte_code_is_part_of_the_package_for_the_python_it_depends_on(debian: S
     for name in ("ocigpu-runtime", "ocigpu-hook"):
         words = (debian.root / "usr/bin" / name).read_bytes().split(b"\0")
         assert {f"/usr/bin/{python}".encode(), b"-I", b"-S"} <= {*words}, "compiled, for that Python"
-    library = debian.root / "usr/lib/ocigpu"
+    (library,) = (debian.root / "usr/lib/ocigpu/package").iterdir()
+    (used,) = (debian.root / "usr/lib/ocigpu/versions").iterdir()
+    assert used.name == library.name
+    assert (used / "library/ocigpu/runtime.py").samefile(library / "library/ocigpu/runtime.py"), "a hard link"
     sources = [path for path in library.rglob("*.py") if path.stat().st_size]
     tag = f"cpython-{python.removeprefix('python').replace('.', '')}"
     assert [path for path in sources if not (path.parent / f"__pycache__/{path.stem}.{tag}.pyc").exists()] == []
@@ -220,6 +239,23 @@ def test_an_upgrade_keeps_settings_and_choices_and_forgets_what_was_kept(
     assert os.path.lexists(debian.root / ENABLED[1].lstrip("/"))
 
 
+@pytest.mark.engine
+def test_containers_start_while_dpkg_exchanges_versions(
+    debian: ScratchMachine,
+    packages: Path,
+    next_packages: Path,
+    simulated_host: SimulatedHost,
+    make_bundle: MakeBundle,
+    runtime_environment: dict[str, str],
+) -> None:
+    with Starts("/usr/bin", simulated_host, make_bundle, runtime_environment, debian.enter) as starts:
+        for directory, version in ((next_packages, NEXT), (packages, __version__), (packages, __version__)):
+            debian("dpkg", "--install", *find(directory, "deb"))
+            assert debian("ocigpu", "--version").stdout == f"ocigpu {version}\n"
+            starts.wait()
+    assert debian("dpkg", "--verify", "ocigpu").stdout == ""
+
+
 def test_removing_warns_of_engines_that_still_name_the_runtime_and_keeps_settings(debian: ScratchMachine) -> None:
     file = debian.root / "etc/docker/daemon.json"
     existed = file.parent.exists()
@@ -241,8 +277,14 @@ def test_purging_leaves_nothing(debian: ScratchMachine) -> None:
     assert "ocigpu" not in debian("dpkg-query", "--show").stdout
 
 
-def test_the_rpm_is_installed_used_and_removed_without_a_trace(
-    session_directory: Path, packages: Path, simulated_host: SimulatedHost
+@pytest.mark.engine
+def test_the_rpm_is_installed_used_upgraded_and_removed_without_a_trace(
+    session_directory: Path,
+    packages: Path,
+    next_packages: Path,
+    simulated_host: SimulatedHost,
+    make_bundle: MakeBundle,
+    runtime_environment: dict[str, str],
 ) -> None:
     requirements.require(requirements.root())
     directory = session_directory / "fedora"
@@ -254,7 +296,11 @@ def test_the_rpm_is_installed_used_and_removed_without_a_trace(
         assert [path for path in machine.changes() if path.startswith(WANTED)] == list(ENABLED)
         assert simulated_host.gpus[0] in machine("ocigpu", "list", "--json").stdout
         assert machine("nvidia-cdi-hook", "--version").stdout == f"NVIDIA CDI Hook CLI version {__version__}\n"
-        machine(*rpm, "--upgrade", "--force", find(packages, "rpm")[0])
+        with Starts("/usr/bin", simulated_host, make_bundle, runtime_environment, machine.enter) as starts:
+            for directory, version in ((next_packages, NEXT), (packages, __version__), (packages, __version__)):
+                machine(*rpm, "--upgrade", "--force", "--oldpackage", *find(directory, "rpm"))
+                assert machine("ocigpu", "--version").stdout == f"ocigpu {version}\n"
+                starts.wait()
         assert (machine.root / "etc/ocigpu/config.toml").exists()
         assert machine(*rpm, "--verify", "ocigpu", "ocigpu-nvidia-names").stdout == ""
         machine(*rpm, "--erase", "ocigpu-nvidia-names", "ocigpu")

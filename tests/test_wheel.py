@@ -18,6 +18,7 @@ from support.fixtures import MakeBundle
 from support.process import Completed, run
 from support.product import SimulatedHost, listed_uuids
 from support.runtimes import container_id, run_container, set_cgroup
+from support.upgrade import NEXT, Starts, make_next_version
 
 from ocigpu import __version__
 
@@ -34,19 +35,20 @@ def built(session_directory: Path) -> Path:
     return output
 
 
+def pipx(home: Path, *words: str) -> Completed:
+    names = {"PIPX_HOME": "home", "PIPX_BIN_DIR": "bin", "PIPX_MAN_DIR": "man"}
+    variables = {variable: str(home / name) for variable, name in names.items()}
+    return run([sys.executable, "-m", "pipx", *words], env={**os.environ, **variables}, timeout=200)
+
+
 @pytest.fixture(scope="module")
 def programs(built: Path, session_directory: Path) -> Iterator[Path]:
     """The directory of the commands that pipx has installed from the wheel."""
     home = session_directory / "pipx"
-    variables = {"PIPX_HOME": str(home / "home"), "PIPX_BIN_DIR": str(home / "bin"), "PIPX_MAN_DIR": str(home / "man")}
-
-    def pipx(*words: str) -> Completed:
-        return run([sys.executable, "-m", "pipx", *words], env={**os.environ, **variables}, timeout=200)
-
     (wheel,) = built.glob("*.whl")
-    pipx("install", str(wheel))
+    pipx(home, "install", str(wheel))
     yield home / "bin"
-    pipx("uninstall", "ocigpu")
+    pipx(home, "uninstall-all")
     assert list((home / "bin").iterdir()) == []
 
 
@@ -120,6 +122,31 @@ def test_a_wheel_without_its_python_says_so(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("name", ["ocigpu", "ocigpu-container-cli"])
 def test_the_other_commands_are_there_too(programs: Path, name: str) -> None:
     assert run([programs / name, "--help"]).stdout.lower().startswith("usage: " + name)
+
+
+@pytest.mark.root
+@pytest.mark.engine
+def test_containers_start_while_pipx_puts_the_next_version_beside_this_one(
+    programs: Path,
+    tmp_path: Path,
+    make_bundle: MakeBundle,
+    simulated_host: SimulatedHost,
+    runtime_environment: dict[str, str],
+) -> None:
+    """The lines of docs/ENGINES.md."""
+    run(
+        [sys.executable, "-m", "build", "--wheel", "--outdir", tmp_path, make_next_version(tmp_path / "next")],
+        timeout=200,
+    )
+    names = sorted(path.name for path in programs.iterdir())
+    with Starts(programs, simulated_host, make_bundle, runtime_environment) as starts:
+        pipx(programs.parent, "install", f"--suffix=-{NEXT}", f"{tmp_path}/ocigpu-{NEXT}-py3-none-any.whl")
+        for name in names:
+            run(["ln", "-sf", f"{name}-{NEXT}", programs / name])
+        assert run([programs / "ocigpu", "--version"]).stdout == f"ocigpu {NEXT}\n"
+        starts.wait()
+    pipx(programs.parent, "uninstall", "ocigpu")
+    assert run([programs / "ocigpu-hook", "--version"]).stdout == f"ocigpu-hook {NEXT}\n"
 
 
 # A job of a CI system: python3 and a wheel, no rights, no compiler, no libraries of others

@@ -23,9 +23,7 @@ done
 vendored=$(cd "$vendored" && pwd)
 python=$("$python" -I -c 'import os, sys; print(os.path.realpath(sys.executable))')
 library=$("$python" -I -c 'import os; print(os.path.dirname(os.__file__))')
-version=$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' "$here/../../ocigpu/__init__.py")
-content=$(cd "$here/../.." && { find ocigpu packaging "$vendored" -type f ! -name '*.pyc' -exec cksum {} + | sort; "$python" -I -VV; } | cksum | cut -d' ' -f1)
-name=$version-$content
+name=$("$here/../tree-id.sh" "$python" "$vendored")
 final=$prefix/versions/$name
 [ ! -e "$final" ] || { echo "host-tree.sh: $final exists" >&2; exit 1; }
 trap 'rm -rf "$final"; rmdir -p "$prefix/versions" 2>/dev/null || true' EXIT
@@ -54,7 +52,7 @@ patchelf --set-interpreter "$final/python/lib/${loader##*/}" --force-rpath --set
 "$carried" -I -m compileall -q -j 0 -s "$inner" -p "$inner" --invalidation-mode unchecked-hash "$inner" >/dev/null || true
 
 stage=$(mktemp -d)/tree
-"$here/../install.sh" --prefix "$final" --stage "$stage" --vendored "$vendored" --python "$carried"
+"$here/../install.sh" --bin "$final/bin" --venv "$final/library" --stage "$stage" --vendored "$vendored" --python "$carried"
 cp -R "$final/python" "$stage$final/"
 mkdir -p "$out"
 mv "$stage$final" "$out/$name"
