@@ -152,9 +152,9 @@ def _faults(_before: "Sequence[str]", _last: str) -> "Iterator[Candidate]":
 
 
 def _engines(_before: "Sequence[str]", _last: str) -> "Iterator[Candidate]":
-    from ocigpu.engines.places import ENGINES
+    from ocigpu.engines.places import NAMES
 
-    yield from ((name, "") for name in ENGINES)
+    yield from ((name, "") for name in NAMES)
 
 
 def _shells(_before: "Sequence[str]", _last: str) -> "Iterator[Candidate]":

@@ -3,8 +3,9 @@
 import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
 
 from ocigpu.cli import show
 from ocigpu.core.errors import OcigpuError, UsageError, printable
@@ -13,10 +14,15 @@ from ocigpu.core.facts import to_data
 if TYPE_CHECKING:
     from ocigpu.engines.configure import ConfigureOptions, EnginePlan
     from ocigpu.engines.files import Root
+    from ocigpu.engines.wanted import Wanted
+
+UNCONFIRMED = 3
+"""Exit status when changes were shown, and nobody could be asked or the answer was no."""
 
 
 def configure_command(
     engine: str = "",
+    yes: bool = False,
     default: bool = False,
     cdi: bool = False,
     gpus_hook: bool = False,
@@ -30,17 +36,17 @@ def configure_command(
     dry_run: bool = False,
     json: bool = False,
     runtime: str = "",
-) -> None:
-    from ocigpu.engines.configure import ConfigureOptions, plan_configuration
+) -> int:
+    from ocigpu.engines.configure import plan_configuration
     from ocigpu.engines.wanted import Wanted
 
-    engine = _known(engine or runtime)
-    if engine == "docker" and name == "runc":
+    named = _known(engine or runtime)
+    if named == "docker" and name == "runc":
         raise UsageError("--name runc: Docker keeps this name for its own")
-    if engine == "docker" and drop_in:
+    if named == "docker" and drop_in:
         raise UsageError("--drop-in: docker has no drop-in files")
-    if engine != "docker" and (gpus_hook or no_gpus_hook or hook_dir):
-        raise UsageError(f"--gpus-hook is for docker, not {engine}")
+    if named not in ("", "docker") and (gpus_hook or no_gpus_hook or hook_dir):
+        raise UsageError(f"--gpus-hook is for docker, not {named}")
     if no_gpus_hook and (gpus_hook or hook_dir):
         raise UsageError("--no-gpus-hook excludes --gpus-hook and --hook-dir")
     if not name or not all(c.isascii() and (c.isalnum() or c in "-_.") for c in name):
@@ -48,34 +54,37 @@ def configure_command(
     root, config, drop_in, hook_dir = _absolute(root, engine_config, drop_in, hook_dir)
     path, notes = _runtime_program(root, runtime_path)
     hook = False if no_gpus_hook else True if gpus_hook or hook_dir else None
-    options = ConfigureOptions(engine, Wanted(name, path, default, cdi), hook, hook_dir, config, drop_in, root)
-    _run(options, plan_configuration, dry_run, json, notes)
+    targets, more = _targets(named, Wanted(name, path, default, cdi), root, config, drop_in)
+    if not targets:
+        raise OcigpuError("OCIGPU-ENG-5", "no container engine is installed here", "install one, or name it")
+    targets = {each: one._replace(gpus_hook=hook, hook_directory=hook_dir) for each, one in targets.items()}
+    return _run(targets, plan_configuration, named, yes, dry_run, json, [*notes, *more])
 
 
 def remove_command(
-    engine: str,
+    engine: str = "",
+    yes: bool = False,
     engine_config: str = "",
     drop_in: str = "",
     root: str = "/",
     dry_run: bool = False,
     json: bool = False,
-) -> None:
-    from ocigpu.engines.configure import ConfigureOptions
+) -> int:
     from ocigpu.engines.remove import plan_removal
     from ocigpu.engines.wanted import Wanted
 
-    engine = _known(engine)
+    named = _known(engine)
     root, config, drop_in = _absolute(root, engine_config, drop_in)
-    options = ConfigureOptions(engine, Wanted("", "", False, False), config=config, drop_in=drop_in, root=root)
-    _run(options, plan_removal, dry_run, json)
+    targets, _ = _targets(named, Wanted("", "", False, False), root, config, drop_in)
+    return _run(targets, plan_removal, named, yes, dry_run, json)
 
 
 def status_command(engine: str = "", root: str = "/", json: bool = False) -> None:
     from ocigpu.engines.status import read_engine_status
 
-    wanted = _known(engine) if engine else ""
+    wanted = _known(engine)
     (root,) = _absolute(root)
-    statuses = [status for status in read_engine_status(root) if wanted in ("", status.engine)]
+    statuses = [status for status in read_engine_status(root) if wanted in ("", status.engine, status.flavour)]
     if json:
         more = ({"configured": status.configured, "is_default": status.is_default} for status in statuses)
         show.data({"engines": [to_data(status) | extra for status, extra in zip(statuses, more, strict=True)]})
@@ -97,12 +106,41 @@ def status_command(engine: str = "", root: str = "/", json: bool = False) -> Non
 
 
 def _known(engine: str) -> str:
-    from ocigpu.engines.places import ENGINES
+    """Return the name of an engine, or "" for none; raises UsageError for an unknown one."""
+    from ocigpu.engines.places import NAMES
 
-    if engine not in ENGINES:
-        but = f', not "{engine}"' if engine else ""
-        raise UsageError(f"ENGINE is one of {', '.join(ENGINES)}{but}")
+    if engine and engine not in NAMES:
+        raise UsageError(f'ENGINE is one of {", ".join(NAMES)}, not "{engine}"')
     return engine
+
+
+def _targets(
+    named: str, wanted: "Wanted", root: str, config: str, drop_in: str
+) -> "tuple[dict[str, ConfigureOptions], list[str]]":
+    """Return what to configure, by engine: the one that was named, else all that are here; and what to say of others.
+
+    A containerd that only Docker uses is left alone, unless there is something of ours in its files.
+    """
+    from ocigpu.engines.configure import ConfigureOptions
+    from ocigpu.engines.places import KUBERNETES
+    from ocigpu.engines.status import find_engines
+
+    if named:
+        engine, config = ("containerd" if named in KUBERNETES else named), config or KUBERNETES.get(named, "")
+        return {named: ConfigureOptions(engine, wanted, config=config, drop_in=drop_in, root=root)}, []
+    if config or drop_in:
+        raise UsageError("--engine-config and --drop-in need the name of an engine")
+    found, notes = find_engines(root), []
+    if any(one.engine == "containerd" and not one.cri and not one.configured for one in found):
+        notes.append("containerd is left alone, as it serves Docker only (disabled_plugins has cri): name it to insist")
+        found = [one for one in found if one.engine != "containerd" or one.cri or one.configured]
+    return {
+        # CRI-O and Podman read directories of files
+        one.name: ConfigureOptions(
+            one.engine, wanted, config=one.target if one.engine in ("docker", "containerd") else "", root=root
+        )
+        for one in found
+    }, notes
 
 
 def _absolute(root: str, *paths: str) -> tuple[str, ...]:
@@ -149,49 +187,150 @@ def _notes_of_owner(path: str) -> list[str]:
     return []
 
 
+class _Work(NamedTuple):
+    """What one engine gets, and what came of it: ``error`` says why it does not get it."""
+
+    name: str
+    options: "ConfigureOptions"
+    plan: "EnginePlan"
+    diffs: "Mapping[str, str]" = MappingProxyType({})
+    checked: str = ""
+    error: OcigpuError | None = None
+
+    @property
+    def changed(self) -> bool:
+        return self.plan.changed and not self.error
+
+
 def _run(
-    options: "ConfigureOptions",
+    targets: "Mapping[str, ConfigureOptions]",
     make_plan: "Callable[[Root, ConfigureOptions], EnginePlan]",
+    named: str,
+    yes: bool,
     dry_run: bool,
     json: bool,
     notes: Sequence[str] = (),
-) -> None:
-    """Plan, show, check and, unless it is a dry run, carry out, with no other run in between."""
+) -> int:
+    """Plan, show, check, ask unless an engine was named, and carry out; returns the exit status.
+
+    No other run comes in between; while it asks one may, and then a file that is not the one shown is an error.
+    """
     import contextlib
 
-    from ocigpu.engines.carry_out import carry_out, check_plan, diff, remaining_step
     from ocigpu.engines.files import Root, locked
 
-    with contextlib.nullcontext() if dry_run else locked(), Root(options.root) as root:
-        plan = make_plan(root, options)
-        diffs = {edit.file.path: diff(edit) for edit in plan.edits if edit.changed}
-        if not json:
-            for text in diffs.values():
-                show.diff(text.split("\n")[:-1])
-        checked = check_plan(root, plan) if diffs else ""
-        if plan.changed and not dry_run:
-            carry_out(root, plan)
-    step = remaining_step(options, plan) if diffs or plan.links else ""
-    notes = [*notes, *plan.notes]
+    asks = not (named or yes or dry_run)
+    with contextlib.ExitStack() as stack:
+        if not (asks or dry_run):
+            stack.enter_context(locked())
+        works = []
+        for name, options in targets.items():
+            with Root(options.root) as root:
+                works.append(_plan(root, name, options, make_plan, show_diff=not json))
+        changed = any(work.changed for work in works)
+        unconfirmed = asks and changed and (json or not show.confirm("Make these changes?"))
+        undone = dry_run or unconfirmed
+        if not undone:
+            if asks and changed:
+                stack.enter_context(locked())
+            works = [_carry_out(work) for work in works]
+    if named and works[0].error:
+        raise works[0].error
     if json:
-        links = [{"path": path, "target": target} for path, target in plan.links]
-        files = [{"path": path, "diff": text} for path, text in diffs.items()]
-        result = {"engine": options.engine, "changed": plan.changed, "dry_run": dry_run, "files": files, "links": links}
-        show.data({**result, "checked_by": checked, "notes": notes, "remaining_step": step})
-        return
-    done = "would be " if dry_run else ""
-    for edit in plan.edits:
-        if edit.changed:
-            how = "removed" if edit.after is None else "written" if edit.file.text is None else "changed"
-            print(printable(f"{edit.file.path}: {done}{how}"))
-        elif edit.forgets:
-            print(printable(f"{edit.file.path}: is as it was; its record {done}removed"))
-    for path, target in plan.links:
-        print(printable(f"{path}: link to {target} {done}made" if target else f"{path}: {done}removed"))
-    if not plan.changed:
-        print(f"{options.engine}: nothing to do")
-    elif checked:
-        print(f"checked by: {checked}")
-    show.notes(notes)
-    if step:
-        print(f"remains to be done: {step}")
+        results = [_to_json(work, undone, notes if named else ()) for work in works]
+        every = {"changed": changed, "dry_run": undone, "engines": results, "notes": list(notes)}
+        show.data(results[0] if named else every)
+    else:
+        _print(works, undone, named, notes)
+        if not works:
+            print("no engine is installed here: nothing to do")
+    if unconfirmed:
+        print("nothing was changed, as nobody said yes (--yes)", file=sys.stderr)
+    return 1 if any(work.error for work in works) else UNCONFIRMED if unconfirmed else 0
+
+
+def _plan(
+    root: "Root",
+    name: str,
+    options: "ConfigureOptions",
+    make_plan: "Callable[[Root, ConfigureOptions], EnginePlan]",
+    show_diff: bool,
+) -> _Work:
+    from ocigpu.engines.carry_out import check_plan, diff
+    from ocigpu.engines.configure import EnginePlan
+
+    work = _Work(name, options, EnginePlan(options.engine, "", ()))
+    try:
+        work = work._replace(plan=make_plan(root, options))
+        work = work._replace(diffs={edit.file.path: diff(edit) for edit in work.plan.edits if edit.changed})
+        if show_diff:
+            for text in work.diffs.values():
+                show.diff(text.split("\n")[:-1])
+        return work._replace(checked=check_plan(root, work.plan) if work.diffs else "")
+    except OcigpuError as error:
+        return work._replace(error=error)
+
+
+def _carry_out(work: _Work) -> _Work:
+    from ocigpu.engines.carry_out import carry_out
+    from ocigpu.engines.files import Root
+
+    if work.changed:
+        try:
+            with Root(work.options.root) as root:
+                carry_out(root, work.plan)
+        except OcigpuError as error:
+            return work._replace(error=error)
+    return work
+
+
+def _step_of(work: _Work) -> str:
+    from ocigpu.engines.carry_out import remaining_step
+
+    return remaining_step(work.options, work.plan) if not work.error and (work.diffs or work.plan.links) else ""
+
+
+def _to_json(work: _Work, undone: bool, notes: Sequence[str]) -> dict[str, object]:
+    links = [{"path": path, "target": target} for path, target in work.plan.links]
+    files = [{"path": path, "diff": text} for path, text in work.diffs.items()]
+    error = {"code": work.error.code, "message": work.error.message, "hint": work.error.hint} if work.error else None
+    return {
+        "engine": work.name,
+        "changed": work.changed,
+        "dry_run": undone,
+        "files": files,
+        "links": links,
+        "checked_by": work.checked,
+        "notes": [*notes, *work.plan.notes],
+        "remaining_step": _step_of(work),
+        "error": error,
+    }
+
+
+def _print(works: Sequence[_Work], undone: bool, named: str, notes: Sequence[str]) -> None:
+    done = "would be " if undone else ""
+    for work in works:
+        if work.error:
+            print(f"{work.name}: not configured", file=sys.stderr)
+            print(work.error.render("ocigpu"), file=sys.stderr)
+            continue
+        for edit in work.plan.edits:
+            if edit.changed:
+                how = "removed" if edit.after is None else "written" if edit.file.text is None else "changed"
+                print(printable(f"{edit.file.path}: {done}{how}"))
+            elif edit.forgets:
+                print(printable(f"{edit.file.path}: is as it was; its record {done}removed"))
+        for path, target in work.plan.links:
+            print(printable(f"{path}: link to {target} {done}made" if target else f"{path}: {done}removed"))
+        if not work.changed:
+            print(f"{work.name}: nothing to do")
+        elif work.checked:
+            print(f"checked by: {work.checked}")
+    show.notes([*notes, *(note if named else f"{work.name}: {note}" for work in works for note in work.plan.notes)])
+    steps = {work.name: step for work in works if (step := _step_of(work))}
+    if named:
+        for step in steps.values():
+            print(f"remains to be done: {step}")
+    elif steps:
+        print("remains to be done:")
+        show.fields((f"  {name}", step) for name, step in steps.items())

@@ -108,6 +108,17 @@ def diff(lines: Iterable[str]) -> None:
         print(styled(clean, None if line.startswith(("+++", "---")) else colours.get(line[:1])))
 
 
+def confirm(question: str) -> bool:
+    """Ask on the terminal; False for anything but yes, and where nobody can answer."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return False
+    try:
+        return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+    except EOFError:
+        print()
+        return False
+
+
 def host_line(facts: HostFacts, recorded: str = "") -> str:
     """Return one line that says what host this is: a simulated one is never taken for a real one."""
     if facts.simulated:

@@ -1,6 +1,7 @@
 """A plan checked by the engine and carried out: all of it, or nothing."""
 
 import difflib
+import os
 from collections.abc import Iterator
 
 from ocigpu.core.errors import OcigpuError
@@ -116,8 +117,10 @@ def remaining_step(options: ConfigureOptions, plan: EnginePlan) -> str:
     """
     if options.engine == "podman":
         return ""
+    homes = ((name, os.path.dirname(path)) for name, path in places.KUBERNETES.items())
+    service = next((name for name, path in homes if plan.main.startswith(path)), options.engine)
     if options.root != "/":
-        return f"restart {options.engine} where the system in {options.root} runs, if it does"
+        return f"restart {service} where the system in {options.root} runs, if it does"
     if options.engine == "docker":
         if plan.main == places.home_config("/", "docker/daemon.json"):
             return "systemctl --user restart docker"
@@ -125,7 +128,4 @@ def remaining_step(options: ConfigureOptions, plan: EnginePlan) -> str:
             return "snap restart docker"
         reload = options.wanted.name and not options.wanted.cdi and not plan.links
         return "systemctl reload docker" if reload else "systemctl restart docker"
-    for name, path in places.KUBERNETES.items():
-        if plan.main.startswith(path.rpartition("/")[0]):
-            return f"systemctl restart {name} (or {name}-agent)"
-    return f"systemctl restart {options.engine}"
+    return f"systemctl restart {service}" + (f" (or {service}-agent)" if service in places.KUBERNETES else "")

@@ -12,7 +12,7 @@ from ocigpu.engines.checker import Meant, program_version
 from ocigpu.engines.document import Applied, ValueChange, apply_changes, is_template, look_up, revert_changes, table_at
 from ocigpu.engines.files import EngineFile, Root
 from ocigpu.engines.record import EngineRecord, backup_path, digest, parse_record, record_path
-from ocigpu.engines.status import CRI_PLUGINS, HOOK, cri_plugin, import_paths, is_our_hook, read_merged
+from ocigpu.engines.status import CRI_PLUGINS, HOOK, cri_plugin, import_paths, is_cri_off, is_our_hook, read_merged
 from ocigpu.engines.template import BASE
 from ocigpu.engines.wanted import Wanted, containerd_changes, crio_changes, docker_changes, podman_changes, version_of
 
@@ -95,6 +95,7 @@ def plan_configuration(root: Root, options: ConfigureOptions) -> EnginePlan:
         plan = _plan_docker(root, options)
     elif options.engine == "containerd":
         plan = _plan_containerd(root, options, version)
+        plan = plan._replace(notes=(*_others_notes(options, plan.main), *plan.notes))
     else:
         plan = _plan_drop_in(root, options)
     if not any(places.find_program(options.root, name) for name in ("runc", "crun")):
@@ -151,6 +152,7 @@ def main_config(options: ConfigureOptions) -> str:
         if os.geteuid() and options.root == "/":
             usual = places.home_config("/", "docker/daemon.json")
     running = {d.config or usual for d in places.running_daemons(options.root) if d.engine == options.engine}
+    running = running - set(places.KUBERNETES.values()) or running  # those have names
     if len(running) > 1:
         raise OcigpuError(
             "OCIGPU-ENG-2",
@@ -341,6 +343,8 @@ def _plan_containerd(root: Root, options: ConfigureOptions, program: tuple[int, 
         path = f"{directory}/config-v3.toml.tmpl" if version >= 3 else f"{directory}/config.toml.tmpl"
     if is_template(path):
         return _plan_template(root, options, path)
+    if text is None and path in places.KUBERNETES.values():
+        raise OcigpuError("OCIGPU-ENG-5", f"{path} is not there yet", "k3s and RKE2 write it when they start first")
     created = f"version = {3 if program and program >= (2, 0) else 2}\n"
     file = root.read(path)
     record = read_record(root, file)
@@ -389,6 +393,29 @@ def merges_plugins(program: tuple[int, int] | None) -> bool:
     return program is not None and program >= (2, 1)
 
 
+def _others_notes(options: ConfigureOptions, main: str) -> tuple[str, ...]:
+    """Return what to say of k3s and RKE2 to somebody who did not name them: they never read containerd's own file.
+
+    Raises OcigpuError OCIGPU-ENG-5 where theirs is the only containerd.
+    """
+    if options.config:
+        return ()
+    names = [name for name, path in places.KUBERNETES.items() if places.file_mode(options.root, path) is not None]
+    others = [name for name in names if os.path.dirname(places.KUBERNETES[name]) != os.path.dirname(main)]
+    if others and not places.find_program(options.root, places.PROGRAMS["containerd"]):
+        raise OcigpuError(
+            "OCIGPU-ENG-5",
+            f"containerd is not installed here, but {others[0]}, which has one of its own and does not read {main}",
+            f"ocigpu engine configure {others[0]}",
+        )
+    if names and not others:
+        return (f"the containerd that runs here is that of {names[0]}: its template is changed",)
+    return tuple(
+        f"{name} has a containerd of its own, which does not read {main}: ocigpu engine configure {name}"
+        for name in others
+    )
+
+
 def _import_of(options: ConfigureOptions, path: str, data: dict[str, Any], drop_in: str) -> list[ValueChange]:
     """Return the import of just this drop-in: a pattern would bring in whatever else lies there."""
     imports = data.get("imports")
@@ -426,9 +453,7 @@ def _table_holders(options: ConfigureOptions, path: str, data: dict[str, Any]) -
 
 
 def _disabled_notes(path: str, data: dict[str, Any]) -> tuple[str, ...]:
-    disabled = data.get("disabled_plugins")
-    names = {"cri", "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"}
-    if isinstance(disabled, list) and names & set(map(str, disabled)):
+    if is_cri_off(data):
         return (f"{path}: disabled_plugins switches Kubernetes' interface off: remove it there for Kubernetes",)
     return ()
 

@@ -25,6 +25,8 @@ DOCKER_OPTIONS = ("default-runtime",)
 DOCKER_SNAP = "/var/snap/docker/current/config/daemon.json"
 CONTAINERD = "/etc/containerd/config.toml"
 KUBERNETES = {name: f"/var/lib/rancher/{name}/agent/etc/containerd/config.toml" for name in ("k3s", "rke2")}
+NAMES = (*ENGINES, *KUBERNETES)
+"""What people call engines: k3s and RKE2 bring a containerd of their own."""
 CRIO, CRIO_DIRECTORY = "/etc/crio/crio.conf", "/etc/crio/crio.conf.d"
 PODMAN = ("/usr/share/containers/containers.conf", "/etc/containers/containers.conf")
 PODMAN_DIRECTORY = "/etc/containers/containers.conf.d"

@@ -33,6 +33,7 @@ class EngineStatus(NamedTuple):
     "rke2", "custom" for a daemon that runs with a file of its own.
     ``files``: the configuration files that are there, in the order the engine reads them.  ``target``: the file that
     "ocigpu engine configure" edits.  ``cdi``: "on", "off" or "unknown" (depends on the version).
+    ``cri``: pods can use it; a containerd that only serves Docker has that switched off.
     ``gpus_hook``: the hook of Docker's --gpus on the daemon's PATH, "" for none; ``gpus_hook_ours``: it is ocigpu's.
     """
 
@@ -48,7 +49,15 @@ class EngineStatus(NamedTuple):
     cdi_spec_dirs: tuple[str, ...] = ()
     gpus_hook: str = ""
     gpus_hook_ours: bool = False
+    cri: bool = False
     problems: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """What to call it on a command line, or at least to people."""
+        if not self.flavour or self.flavour in places.KUBERNETES:
+            return self.flavour or self.engine
+        return f"{self.engine} ({self.target if self.flavour == 'custom' else self.flavour})"
 
     @property
     def configured(self) -> bool:
@@ -90,6 +99,30 @@ def read_engine_status(root: str = "/", daemons: Sequence[places.Daemon] | None 
         found.setdefault((engine, path), _read(root, engine, flavour, path, running))
     order = {name: number for number, name in enumerate(places.ENGINES)}
     return sorted(found.values(), key=lambda status: order[status.engine])
+
+
+def find_engines(root: str = "/") -> list[EngineStatus]:
+    """Return the engines that are here and that this user may configure.
+
+    Below / a file that only an engine which does not run would read does not count beside that of one which runs.
+    """
+    found = [status for status in read_engine_status(root) if status.installed]
+    if os.geteuid() and root == "/":
+        mine = {status.engine: status for status in found if status.flavour == "rootless" or status.engine == "podman"}
+        return list(mine.values())
+    custom = {status.engine for status in found if status.flavour == "custom"}
+    return [
+        status
+        for status in found
+        if status.flavour != "rootless" and (status.flavour or status.running or status.engine not in custom)
+    ]
+
+
+def is_cri_off(data: Mapping[str, Any]) -> bool:
+    """Whether a containerd configuration switches the interface for Kubernetes off."""
+    disabled = data.get("disabled_plugins")
+    names = {"cri", "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"}
+    return isinstance(disabled, list) and bool(names & set(map(str, disabled)))
 
 
 def _has_drop_ins(root: str, engine: str, path: str) -> bool:
@@ -278,6 +311,7 @@ def _read_values(root: str, status: EngineStatus, data: dict[str, Any]) -> Engin
         cdi_spec_dirs=tuple(directories),
         gpus_hook=hook,
         gpus_hook_ours=bool(hook) and is_our_hook(root, hook),
+        cri=engine == "crio" or (engine == "containerd" and not is_cri_off(data)),
     )
 
 
