@@ -14,6 +14,7 @@ import pytest
 import yaml
 from support import requirements
 from support.bundle import base_config
+from support.engines import SYSTEM_PATH, private_machine, start_docker
 from support.fixtures import MakeBundle
 from support.process import Completed, run
 from support.product import SimulatedHost, listed_uuids
@@ -247,3 +248,57 @@ def test_the_action_gives_gpus_to_the_steps_that_follow(built: Path, work_direct
     words = [line.split()[0] for line in done.stdout.splitlines()]
     assert words == ["GPU", "MIG", "MIG", "GPU", "MIG", "GPU"]
     assert Path(Path(files["GITHUB_OUTPUT"]).read_text().strip().removeprefix("directory="), "dev").is_dir()
+
+
+@pytest.mark.root
+@pytest.mark.engine
+@pytest.mark.rest
+def test_the_ansible_role_installs_configures_and_tests_and_then_changes_nothing(
+    built: Path, session_directory: Path, simulated_host: SimulatedHost, image: Path
+) -> None:
+    """ansible-core of PyPI against a machine of our own with a real dockerd, and Podman's and containerd's programs."""
+    requirements.require(requirements.overlay())
+    requirements.require(requirements.programs("dockerd", "docker", "podman", "runc", "busybox"))
+    venv = session_directory / "ansible"
+    run([sys.executable, "-m", "venv", venv])
+    run([venv / "bin/pip", "install", "--quiet", "--disable-pip-version-check", "ansible-core>=2.16"], timeout=200)
+    (wheel,) = built.glob("*.whl")
+    directory = session_directory / "ansible-docker"
+    variables = {
+        "PATH": f"{venv}/bin:/usr/local/bin:{SYSTEM_PATH}",
+        "HOME": str(session_directory / "ansible-home"),
+        "LANG": "C.UTF-8",
+        "ANSIBLE_LOCALHOST_WARNING": "False",
+        "DOCKER_HOST": f"unix://{directory}/docker.sock",
+    }
+    words = [f"ocigpu_wheel={wheel}", f"ocigpu_venv={session_directory}/ansible-ocigpu", "ocigpu_restart=false"]
+    words += ["ocigpu_engines=['docker']", f"ansible_python_interpreter={sys.executable}"]
+    options = [word for text in words for word in ("--extra-vars", text)]
+
+    with private_machine(session_directory / "ansible-private") as enter:
+        run([*enter, "cp", simulated_host.settings, "/etc/ocigpu/config.toml"])
+
+        def play(*more: str, status: int = 0) -> str:
+            site = REPOSITORY / "packaging/ansible/site.yml"
+            command = [*enter, venv / "bin/ansible-playbook", "--inventory=localhost,", "--connection=local", site]
+            done = run([*command, *options, *more], check=False, env=variables, timeout=250)
+            assert done.returncode == status, done.stdout + done.stderr
+            return done.stdout
+
+        def configure(file: Path) -> None:
+            before = file.read_bytes()
+            run([*enter, "ln", "-s", file, "/etc/docker/daemon.json"])
+            untested = ("--extra-vars", "ocigpu_test=false")
+            assert "changed=1 " in play("--check")  # what is not installed cannot say what it would configure
+            output = play(*untested)
+            assert "changed=2 " in output
+            assert "systemctl restart docker" in output  # remains to be done: nothing may be restarted here
+            assert b"ocigpu-runtime" in file.read_bytes()
+            assert before != file.read_bytes()
+
+        path = {"PATH": f"/usr/local/bin:{SYSTEM_PATH}"}
+        with start_docker(directory, image, {}, path, view=enter, prepare=configure):
+            for more in ((), ("--check",)):
+                assert "changed=0 " in play(*more)
+            run([*enter, "mv", "/etc/ocigpu/config.toml", "/etc/ocigpu/moved"])
+            assert "no NVIDIA driver" in play(status=2)

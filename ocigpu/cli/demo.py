@@ -6,20 +6,18 @@ in /tmp, which is removed at the end, also after an error or Ctrl-C.
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, NamedTuple
 
 from ocigpu.cli import show
 from ocigpu.cli.arguments import Range
-from ocigpu.cli.demo_bundle import COMMAND_PATH, make_bundle, make_config
+from ocigpu.cli.busybox import COMMAND_PATH, make_bundle, make_config, sections_of
+from ocigpu.cli.cleaning import cleaning_up
 from ocigpu.cli.plan import granted_fields
 from ocigpu.core.actions import KINDS, Node, Plan, RefreshLdCache
 from ocigpu.core.errors import HostError, OcigpuError, UsageError, printable
@@ -34,7 +32,6 @@ from ocigpu.provision.image import read_rootfs_facts
 from ocigpu.system.proc import read_mounts
 from ocigpu.system.settings_file import read_settings
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 REAL_DRIVER = "/proc/driver/nvidia/version"
 TIMEOUT_SECONDS = 120
 
@@ -77,7 +74,7 @@ def demo_command(
     if os.geteuid() != 0:
         raise OcigpuError("OCIGPU-DEMO-1", "the demo needs root: it makes device nodes and starts containers")
     shim, low_level = _find_shim(runtime_path), _find_low_level()
-    with _cleaning_up() as cleanup:
+    with cleaning_up() as cleanup:
         directory = tempfile.mkdtemp(prefix="ocigpu-demo-", dir="/tmp")
         os.chmod(directory, 0o755)
         if not keep:
@@ -160,32 +157,6 @@ def _remove_directory(directory: str) -> None:
 
 def _mounts_below(directory: str) -> list[str]:
     return [mount.point for mount in read_mounts().values() if mount.point.startswith(f"{directory}/")]
-
-
-@contextmanager
-def _cleaning_up() -> Iterator[ExitStack]:
-    """An ExitStack that SIGTERM and SIGHUP bring to its end as Ctrl-C does, and whose callbacks a second one spares.
-
-    A signal that was ignored before (nohup) stays ignored.
-    """
-
-    def interrupt(number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt(signal.strsignal(number))
-
-    old = {number: signal.getsignal(number) for number in SIGNALS}
-    try:
-        for number, handler in old.items():
-            if handler is not signal.SIG_IGN:
-                signal.signal(number, interrupt)
-        with ExitStack() as stack:
-            try:
-                yield stack
-            finally:
-                for number in SIGNALS:
-                    signal.signal(number, signal.SIG_IGN)
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
 
 
 def _create_host(root: str, gpus: int, model: str) -> str:
@@ -312,7 +283,7 @@ def _run_container(demo: Demo, bundle: str, name: str) -> dict[str, str]:
     except subprocess.TimeoutExpired as error:
         raise OcigpuError("OCIGPU-DEMO-2", f"the container did not end within {TIMEOUT_SECONDS} s") from error
     output, errors = (text.decode(errors="backslashreplace") for text in (done.stdout, done.stderr))
-    sections = _sections(output)
+    sections = sections_of(output)
     if done.returncode != 0 or "end" not in sections:
         _say(output + errors)
         raise OcigpuError("OCIGPU-DEMO-2", f"the container did not run: exit status {done.returncode}, output above")
@@ -320,13 +291,4 @@ def _run_container(demo: Demo, bundle: str, name: str) -> dict[str, str]:
         _say(errors.strip())
     left = _mounts_below(bundle)
     _check(not left, "the container ran, and left no mount on the host", " ".join(left))
-    return sections
-
-
-def _sections(output: str) -> dict[str, str]:
-    """Return the parts of a script's output by the name in the line "@@ name" before each."""
-    sections: dict[str, str] = {}
-    for part in output.split("@@ ")[1:]:
-        name, _, text = part.partition("\n")
-        sections[name.strip()] = text.strip()
     return sections

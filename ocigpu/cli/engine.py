@@ -40,7 +40,7 @@ def configure_command(
     from ocigpu.engines.configure import plan_configuration
     from ocigpu.engines.wanted import Wanted
 
-    named = _known(engine or runtime)
+    named = known_engine(engine or runtime)
     if named == "docker" and name == "runc":
         raise UsageError("--name runc: Docker keeps this name for its own")
     if named == "docker" and drop_in:
@@ -73,7 +73,7 @@ def remove_command(
     from ocigpu.engines.remove import plan_removal
     from ocigpu.engines.wanted import Wanted
 
-    named = _known(engine)
+    named = known_engine(engine)
     root, config, drop_in = _absolute(root, engine_config, drop_in)
     targets, _ = _targets(named, Wanted("", "", False, False), root, config, drop_in)
     return _run(targets, plan_removal, named, yes, dry_run, json)
@@ -82,7 +82,7 @@ def remove_command(
 def status_command(engine: str = "", root: str = "/", json: bool = False) -> None:
     from ocigpu.engines.status import read_engine_status
 
-    wanted = _known(engine)
+    wanted = known_engine(engine)
     (root,) = _absolute(root)
     statuses = [status for status in read_engine_status(root) if wanted in ("", status.engine, status.flavour)]
     if json:
@@ -105,7 +105,7 @@ def status_command(engine: str = "", root: str = "/", json: bool = False) -> Non
             print(f"docker run --gpus: {hook}")
 
 
-def _known(engine: str) -> str:
+def known_engine(engine: str) -> str:
     """Return the name of an engine, or "" for none; raises UsageError for an unknown one."""
     from ocigpu.engines.places import NAMES
 
@@ -131,6 +131,10 @@ def _targets(
     if config or drop_in:
         raise UsageError("--engine-config and --drop-in need the name of an engine")
     found, notes = find_engines(root), []
+    if os.geteuid() and root == "/":  # /etc is not a user's to change
+        mine = {one.engine: one for one in found if one.flavour == "rootless" or one.engine == "podman"}
+        notes += [f"{one.name} is left alone: that takes root" for one in found if one.engine not in mine]
+        found = list(mine.values())
     if any(one.engine == "containerd" and not one.cri and not one.configured for one in found):
         notes.append("containerd is left alone, as it serves Docker only (disabled_plugins has cri): name it to insist")
         found = [one for one in found if one.engine != "containerd" or one.cri or one.configured]

@@ -54,6 +54,7 @@ COMMANDS = {
     "config import": "config:import_command",
     "engine configure": "engine:configure_command",
     "engine remove": "engine:remove_command",
+    "engine test": "engine_test:run_command",
     "engine status": "engine:status_command",
     "trace": "trace:trace_command",
     "system create-device-nodes": "system:nodes_command",

@@ -102,19 +102,17 @@ def read_engine_status(root: str = "/", daemons: Sequence[places.Daemon] | None 
 
 
 def find_engines(root: str = "/") -> list[EngineStatus]:
-    """Return the engines that are here and that this user may configure.
+    """Return the engines that are here.
 
-    Below / a file that only an engine which does not run would read does not count beside that of one which runs.
+    One whose file only a daemon would read that does not run is left out beside one that runs with another file.
     """
     found = [status for status in read_engine_status(root) if status.installed]
-    if os.geteuid() and root == "/":
-        mine = {status.engine: status for status in found if status.flavour == "rootless" or status.engine == "podman"}
-        return list(mine.values())
     custom = {status.engine for status in found if status.flavour == "custom"}
     return [
         status
         for status in found
-        if status.flavour != "rootless" and (status.flavour or status.running or status.engine not in custom)
+        if (status.flavour != "rootless" or os.geteuid())
+        and (status.flavour or status.running or status.engine not in custom)
     ]
 
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from support import requirements
 
-from ocigpu.cli.demo import _sections
-from ocigpu.cli.demo_bundle import make_bundle, make_config
+from ocigpu.cli.busybox import make_bundle, make_config, sections_of
 
 Run = Callable[..., tuple[int, str, str]]
 COMMAND = [sys.executable, "-m", "ocigpu.cli.main", "demo", "--gpus", "3"]
@@ -125,4 +124,4 @@ def test_the_container_of_the_demo_is_an_ordinary_one() -> None:
 
 
 def test_sections_of_a_scripts_output_are_told_apart() -> None:
-    assert _sections("noise\n@@ a\n1\n2\n@@ b\n@@ end\n") == {"a": "1\n2", "b": "", "end": ""}
+    assert sections_of("noise\n@@ a\n1\n2\n@@ b\n@@ end\n") == {"a": "1\n2", "b": "", "end": ""}

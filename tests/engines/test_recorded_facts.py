@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 from support.runtimes import container_id
 
-from ocigpu.cli.demo_bundle import make_bundle
+from ocigpu.cli.busybox import make_bundle
 from ocigpu.sim.create import create_host
 from ocigpu.sim.made import remove_host
 

@@ -14,6 +14,21 @@ from support import machine, requirements
 from support.process import Completed, explain, is_alive, run, stop, wait_for
 
 SYSTEM_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
+PRIVATE = """
+set -e
+mount -t tmpfs none "$0"
+for directory in etc usr/local; do
+    own=$0/$directory
+    mkdir -p "$own/upper" "$own/work"
+    mount -t overlay none -o "lowerdir=/$directory,upperdir=$own/upper,workdir=$own/work" "/$directory"
+done
+mount -t tmpfs none /run
+mkdir -p /var/lib/containers
+mount -t tmpfs none /var/lib/containers
+mkdir -p /run/cdi /etc/cdi /etc/ocigpu /etc/docker /etc/containers
+echo ready
+exec sleep infinity
+"""
 
 
 def _program(name: str) -> str:
@@ -213,3 +228,20 @@ def _remove_common_directories(namespace: str = "") -> None:
     for name in (f"runc/{namespace}", "runc/k8s.io", "runc", "s", "fifo", ""):
         with contextlib.suppress(OSError):
             os.rmdir(f"/run/containerd/{name}")
+
+
+@contextmanager
+def private_machine(directory: Path) -> Iterator[tuple[str, ...]]:
+    """Words that run a command where no process of others is seen, and what is written to the directories of
+    engines and programs is gone at the end.
+    """
+    directory.mkdir()
+    words = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", PRIVATE, directory]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as machine:
+        assert machine.stdout
+        assert machine.stdout.readline() == "ready\n"
+        (first,) = Path(f"/proc/{machine.pid}/task/{machine.pid}/children").read_text().split()
+        try:
+            yield "nsenter", f"--target={first}", "--mount", "--pid", "--"
+        finally:
+            machine.kill()

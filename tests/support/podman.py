@@ -184,11 +184,16 @@ def make_podman(directory: Path, preload: str) -> Podman:
     requirements.require(requirements.cgroup_v2(), requirements.programs("podman", "conmon", "runc", "crun"))
     directory.mkdir()
     (directory / "cdi").mkdir()
+    (directory / "containers.conf").write_text(CONFIGURATION.format(**write_wrappers(directory, preload)))
+    return Podman(directory, directory / "cdi")
+
+
+def write_wrappers(directory: Path, preload: str) -> dict[str, Path]:
+    """Write the scripts that start runc and crun; returns their paths by name."""
     programs = {}
     for name in ("runc", "crun"):
         programs[name] = directory / name
         preloaded = preload if name == "crun" else ""
         programs[name].write_text(WRAPPER.format(preload=preloaded, program=requirements.find_program(name)))
         programs[name].chmod(0o755)
-    (directory / "containers.conf").write_text(CONFIGURATION.format(**programs))
-    return Podman(directory, directory / "cdi")
+    return programs

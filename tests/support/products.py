@@ -2,7 +2,8 @@
 
 A test belongs to one by the mark ``product``: by default its parameters are the row, and all cases of the function the
 product; ``product(NAME, ROW)`` says both, so that cases of several functions can be one.  A test that goes through rows
-by itself asks the fixture ``share``; one that tries something random many times asks ``times``.
+by itself asks the fixture ``share``; one that tries something random many times asks ``times``.  The mark ``rest`` is
+for a test that installs more than all others together: ``chosen`` leaves it out.
 
 ``--rows chosen``, the default, takes a few rows in which every pair of values occurs that occurs at all, and those that
 have ever failed; ``all`` takes all, ``rest`` what the first leaves out.  Cases that are named on the command line are
@@ -61,6 +62,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "rest: left out of --rows chosen")
     config.addinivalue_line("markers", "product(name, row): a row of a product, of which a run takes some")
 
 
@@ -75,7 +77,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             name, row = mark.args or (item.nodeid.partition("[")[0], parameters(item))
             products.setdefault(name, []).append((row, item))
     taken = {item for item in items if which == "rest" and {"share", "times"} & set(getattr(item, "fixturenames", ()))}
-    left: set[pytest.Item] = set()
+    left = {item for item in items if item.get_closest_marker("rest")}
     for product in products.values():
         failed = [place for place, (_, item) in enumerate(product) if any(part in item.name for part in EVER_FAILED)]
         chosen = {product[place][1] for place in choose([row for row, _ in product], failed)}

@@ -1,9 +1,13 @@
-"""A small OCI bundle for the demo: a busybox root file system and a config.json, as an engine would write them."""
+"""A small container made of this machine's busybox: a root directory, as an OCI bundle or an image for engines."""
 
+import hashlib
+import io
 import json
 import os
+import platform
 import shutil
 import subprocess
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +27,23 @@ CAPABILITIES = (
 def make_bundle(bundle: str, script: str, variables: dict[str, str], programs: tuple[str, ...] = ()) -> None:
     """Make an OCI bundle whose container runs ``script`` with busybox's sh and the environment ``variables``.
 
-    The root also has the host's true(1) as /usr/bin/true, a program that the loader loads if the host has a dynamic
-    one. ``programs``: host paths of programs whose loader and libraries (not the programs) the root gets, so that
-    they run when they are mounted into the container.  Raises OcigpuError OCIGPU-DEMO-1 without busybox.
+    ``programs``: see :func:`make_root`.
+    """
+    make_root(Path(bundle, "rootfs"), programs)
+    Path(bundle, "config.json").write_text(json.dumps(make_config(script, variables), indent=1), encoding="utf-8")
+
+
+def make_root(rootfs: Path, programs: tuple[str, ...] = ()) -> bool:
+    """Make a root directory of this machine's busybox, and of true(1), which the loader loads unless it is static.
+
+    ``programs``: host paths of programs whose loader and libraries (not the programs) the root gets, so that they run
+    when they are mounted into the container.  Returns whether true(1) needs a loader: then /usr/bin/true shows whether
+    a library can be loaded.  Raises OcigpuError OCIGPU-DEMO-1 without busybox.
     """
     busybox = shutil.which("busybox", path=COMMAND_PATH)
     if busybox is None:
-        cause = "busybox was not found: the demo's container is made of it"
+        cause = "busybox was not found: the container is made of it"
         raise OcigpuError("OCIGPU-DEMO-1", cause, "install busybox-static")
-    rootfs = Path(bundle, "rootfs")
     for name in DIRECTORIES:
         (rootfs / name).mkdir(parents=True, exist_ok=True)
     shutil.copy(busybox, rootfs / "bin/busybox")
@@ -41,12 +53,51 @@ def make_bundle(bundle: str, script: str, variables: dict[str, str], programs: t
     loaded = shutil.which("true", path="/usr/bin:/bin")
     if loaded:
         shutil.copy(loaded, rootfs / "usr/bin/true")
-    copied = {library for program in (busybox, loaded, *programs) if program for library in _needed_files(program)}
-    for library in copied:
+    needed = {program: _needed_files(program) for program in (busybox, loaded, *programs) if program}
+    for library in {library for libraries in needed.values() for library in libraries}:
         target = rootfs / library.lstrip("/")
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(library, target)
-    Path(bundle, "config.json").write_text(json.dumps(make_config(script, variables), indent=1), encoding="utf-8")
+    return bool(loaded and needed[loaded])
+
+
+def write_image(archive: Path, rootfs: Path, name: str, command: list[str]) -> Path:
+    """Write an image of one layer that ``docker load`` and ``ctr images import`` read; returns the archive.
+
+    As ``docker save`` does (Docker image specification 1.2).  All of it belongs to root.
+    """
+    layer = io.BytesIO()
+    with tarfile.open(fileobj=layer, mode="w") as tar:
+        for path in sorted(rootfs.iterdir()):
+            tar.add(path, arcname=path.name, filter=_of_root)
+    layer_digest = hashlib.sha256(layer.getvalue()).hexdigest()
+    config = {
+        "architecture": {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine()),
+        "os": "linux",
+        "config": {"Env": [f"PATH={COMMAND_PATH}"], "Entrypoint": None, "Cmd": command, "WorkingDir": "/"},
+        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{layer_digest}"]},
+        "history": [{"created": "2024-01-01T00:00:00Z"}],
+        "created": "2024-01-01T00:00:00Z",
+    }
+    config_text = json.dumps(config).encode()
+    config_name = hashlib.sha256(config_text).hexdigest() + ".json"
+    manifest = [{"Config": config_name, "RepoTags": [name], "Layers": ["layer.tar"]}]
+    with tarfile.open(archive, "w") as tar:
+        for file_name, data in (
+            (config_name, config_text),
+            ("layer.tar", layer.getvalue()),
+            ("manifest.json", json.dumps(manifest).encode()),
+        ):
+            entry = tarfile.TarInfo(file_name)
+            entry.size = len(data)
+            tar.addfile(entry, io.BytesIO(data))
+    return archive
+
+
+def _of_root(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+    entry.uid = entry.gid = 0
+    entry.uname = entry.gname = "root"
+    return entry
 
 
 def _needed_files(program: str) -> list[str]:
@@ -73,3 +124,12 @@ def make_config(script: str, variables: dict[str, str]) -> dict[str, Any]:
     process["env"] += [f"{name}={value}" for name, value in variables.items()]
     process["capabilities"] = {kind: list(CAPABILITIES) for kind in ("bounding", "effective", "permitted")}
     return config
+
+
+def sections_of(output: str) -> dict[str, str]:
+    """Return the parts of a script's output by the name in the line "@@ name" before each."""
+    sections: dict[str, str] = {}
+    for part in output.split("@@ ")[1:]:
+        name, _, text = part.partition("\n")
+        sections[name.strip()] = text.strip()
+    return sections

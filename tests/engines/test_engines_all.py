@@ -1,0 +1,216 @@
+"""Every engine of a machine configured by one command, tested by another: real dockerd, containerd and Podman.
+
+They are on a machine of their own: no process of others is seen there, and what is written to /etc, /run, /usr/local
+and Podman's directories is gone with it.
+"""
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from support import requirements
+from support.engines import SYSTEM_PATH, Containerd, Docker, private_machine, start_containerd, start_docker
+from support.fixtures import IMAGE
+from support.podman import CONFIGURATION, write_wrappers
+from support.process import Completed, run, wait_for
+from support.product import PROGRAMS, SimulatedHost
+
+from ocigpu.engines.checker import program_version
+
+pytestmark = [pytest.mark.root, pytest.mark.engine]
+
+NAME = "ocigpu-engine-test"
+
+
+class Machine(NamedTuple):
+    """A machine with engines: ``enter``: words before a command that is run there."""
+
+    enter: tuple[str, ...]
+    docker: Docker
+    containerd: Containerd
+    originals: dict[Path, bytes]
+    configured: str
+    environment: dict[str, str]
+
+    def ocigpu(self, *words: str, check: bool = True, **variables: str) -> Completed:
+        command = [*self.enter, PROGRAMS / "ocigpu", *words]
+        return run(command, check=check, env={**self.environment, **variables}, timeout=200)
+
+    def test(self, *words: str, status: int = 0, **variables: str) -> dict[str, Any]:
+        """Run ``ocigpu engine test --json``; returns what it printed."""
+        done = self.ocigpu("engine", "test", *words, "--json", check=False, **variables)
+        assert done.returncode == status, done.stdout + done.stderr
+        result: dict[str, Any] = json.loads(done.stdout)
+        return result
+
+    def remains(self) -> str:
+        """What the test of an engine could have left in the engines, beside the image of the suite."""
+        podman = run([*self.enter, "podman", "images", "--all", "--quiet"], env=self.environment).stdout
+        podman += run([*self.enter, "podman", "ps", "--all", "--quiet"], env=self.environment).stdout
+        docker = self.docker("images", "--format={{.Repository}}").stdout.replace(IMAGE.partition(":")[0], "")
+        docker += self.docker("ps", "--all", "--quiet").stdout
+        namespaces = self.containerd("namespaces", "ls", "--quiet").stdout
+        directories = [path.name for path in Path("/tmp").glob(f"{NAME}-*")]
+        cgroups = [str(path) for path in Path("/sys/fs/cgroup").glob(f"**/{NAME}*")]
+        own = NAME if NAME in namespaces else ""
+        return f"{docker}{podman}{own}{''.join(cgroups)}".strip() or "".join(directories)
+
+
+@pytest.fixture(scope="module")
+def enter(session_directory: Path, simulated_host: SimulatedHost, probes: Path) -> Iterator[tuple[str, ...]]:
+    """Words that run a command on a machine of our own, with a simulated host's settings in /etc."""
+    requirements.require(requirements.overlay())
+    preload = "" if requirements.may_raise_limits() else str(probes / "memlock.so")
+    with private_machine(session_directory / "private") as enter:
+        run([*enter, "cp", simulated_host.settings, "/etc/ocigpu/config.toml"])
+        file = session_directory / "private-containers.conf"
+        text = CONFIGURATION.format(**write_wrappers(session_directory, preload))
+        # crun refuses a machine with both versions of cgroups
+        file.write_text(text.replace("[engine]\n", '[engine]\nruntime = "runc"\n'))
+        run([*enter, "cp", file, "/etc/containers/containers.conf"])
+        run([*enter, PROGRAMS / "ocigpu", "cdi", "generate", "--max-version=0.5.0", "--output=/etc/cdi/nvidia.yaml"])
+        yield enter
+
+
+@pytest.fixture(scope="module")
+def machine(session_directory: Path, image: Path, enter: tuple[str, ...]) -> Iterator[Machine]:
+    """A machine whose engines were configured by one command."""
+    requirements.require(requirements.programs("dockerd", "docker", "containerd", "ctr", "podman", "runc", "crun"))
+    path = f"/usr/local/bin:{SYSTEM_PATH}"
+    directories = session_directory / "all-containerd", session_directory / "all-docker"
+    environment = {
+        "PATH": path,
+        "HOME": "/root",
+        "DOCKER_HOST": f"unix://{directories[1]}/docker.sock",
+        "CONTAINERD_SNAPSHOTTER": "overlayfs",
+    }
+    originals: dict[Path, bytes] = {}
+    said: list[str] = []
+
+    def note(file: Path) -> None:
+        originals[file] = file.read_bytes()
+
+    def configure(file: Path) -> None:
+        note(file)
+        run([*enter, "ln", "-s", file, "/etc/docker/daemon.json"])  # before dockerd runs this is what is configured
+        done = run([*enter, PROGRAMS / "ocigpu", "engine", "configure"], check=False, env=environment)
+        assert done.returncode == 3, done.stdout + done.stderr
+        assert file.read_bytes() == originals[file]
+        done = run([*enter, PROGRAMS / "ocigpu", "engine", "configure", "--yes"], env=environment)
+        said.append(done.stdout)
+        version = program_version("/", "docker")
+        if version and version >= (25, 0):
+            run([*enter, PROGRAMS / "ocigpu", "engine", "configure", "docker", "--cdi"], env=environment)
+
+    given: dict[str, Any] = {"runtimes": {}, "env": {"PATH": path}, "view": enter}
+    with (
+        start_containerd(directories[0], image, sandbox_image=IMAGE, prepare=note, **given) as containerd,
+        start_docker(directories[1], image, prepare=configure, **given) as docker,
+    ):
+        yield Machine(enter, docker, containerd, originals, said[0], environment)
+
+
+def test_one_command_configures_every_engine(machine: Machine) -> None:
+    lines = machine.configured.partition("remains to be done:\n")[2].splitlines()
+    assert lines[0].split() == ["docker", "systemctl", "restart", "docker"]
+    assert lines[1].startswith(f"  containerd ({machine.containerd.directory}/config.toml)  systemctl restart")
+    assert len(lines) == 2  # Podman reads its file at every start
+    assert "/etc/containers/containers.conf.d/99-ocigpu.conf: written" in machine.configured
+    assert "checked by: containerd config dump" in machine.configured
+    statuses = json.loads(machine.ocigpu("engine", "status", "--json").stdout)
+    assert {status["engine"] for status in statuses if status["configured"]} == {"docker", "containerd", "podman"}
+
+
+def test_every_way_of_every_engine_gives_gpus(machine: Machine) -> None:
+    result = machine.test()
+    assert result["passed"], result
+    assert result["simulated"] is True
+    ways = [row["way"] for row in result["results"]]
+    version = program_version("/", "docker")
+    device = "--device=nvidia.com/gpu=all"
+    assert ways == [
+        "docker run --runtime=ocigpu",
+        "docker run --gpus all",
+        *([f"docker run {device}"] if version and version >= (25, 0) else []),
+        f"ctr run --runc-binary={PROGRAMS}/ocigpu-runtime",
+        "podman --runtime=ocigpu run",
+        f"podman run {device}",
+    ]
+    assert all(check["passed"] and not check["hint"] for row in result["results"] for check in row["checks"])
+    found = [check["message"] for check in result["results"][0]["checks"]]
+    assert found[1:] == [
+        "11 device nodes can be opened",
+        "libcuda.so.1 can be loaded",
+        "libnvidia-ml.so.1 can be loaded",
+        "nvidia-smi lists 8 GPUs",
+    ]
+    assert machine.remains() == ""
+
+
+def test_a_table_says_it_to_people(machine: Machine) -> None:
+    done = machine.ocigpu("engine", "test", "podman")
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("host: SIMULATED host")
+    assert lines[1].split() == ["ENGINE", "ASKED", "BY", "RESULT", "FOUND"]
+    assert "podman --runtime=ocigpu run" in lines[2]
+    assert " ok " in lines[2]
+
+
+def test_an_engine_that_does_not_answer_is_said_with_a_hint(machine: Machine) -> None:
+    result = machine.test(status=3, DOCKER_HOST=f"unix://{machine.containerd.directory}/none.sock")
+    rows = {row["way"]: row for row in result["results"]}
+    assert not rows["docker run --runtime=ocigpu"]["passed"]
+    (check,) = rows["docker run --runtime=ocigpu"]["checks"]
+    assert "Cannot connect to the Docker daemon" in check["message"]
+    assert check["hint"]
+    assert rows["podman --runtime=ocigpu run"]["passed"]
+    assert machine.remains() == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("engine", ["docker", "containerd", "podman"])
+def test_nothing_is_left_behind_when_it_is_interrupted(machine: Machine, engine: str, number: int) -> None:
+    """The moment is that at which something of it is there; wherever it has got to then, it must go."""
+
+    def docker() -> str:
+        return machine.docker("images", "--quiet", f"localhost/{NAME}").stdout
+
+    def containerd() -> str:
+        return "".join(
+            name for name in machine.containerd("namespaces", "ls", "--quiet").stdout.split() if name == NAME
+        )
+
+    def podman() -> str:
+        return run([*machine.enter, "podman", "images", "--quiet"], env=machine.environment).stdout
+
+    there: Callable[[], str] = {"docker": docker, "containerd": containerd, "podman": podman}[engine]
+    command = [*machine.enter, PROGRAMS / "ocigpu", "engine", "test", engine]
+    given: dict[str, Any] = {"env": machine.environment, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with subprocess.Popen(command, start_new_session=True, text=True, **given) as started:
+        wait_for("the image", lambda: bool(there()) or started.poll() is not None)
+        os.killpg(started.pid, number)
+        output = started.communicate(timeout=100)[0]
+    assert machine.remains() == "", output
+
+
+def test_an_engine_that_is_not_configured_is_refused(machine: Machine) -> None:
+    done = machine.ocigpu("engine", "test", "k3s", check=False)
+    assert done.returncode == 1
+    assert "OCIGPU-ENG-5: k3s is not configured" in done.stderr
+    assert "hint: ocigpu engine configure k3s" in done.stderr
+
+
+def test_one_command_takes_it_all_back(machine: Machine) -> None:
+    """The last test of this file: what was there before is there again, byte for byte."""
+    machine.ocigpu("engine", "remove", "--yes")
+    done = machine.ocigpu("engine", "test", check=False)
+    assert (done.returncode, "OCIGPU-ENG-5: no engine here is configured" in done.stderr) == (1, True)
+    assert {file: file.read_bytes() for file in machine.originals} == machine.originals
+    done = machine.ocigpu("engine", "test", "podman", "--json")
+    (row,) = json.loads(done.stdout)["results"]
+    assert (done.returncode, row["way"]) == (0, "podman run --device=nvidia.com/gpu=all")  # needs no runtime
