@@ -402,7 +402,8 @@ def _others_notes(options: ConfigureOptions, main: str) -> tuple[str, ...]:
         return ()
     names = [name for name, path in places.KUBERNETES.items() if places.file_mode(options.root, path) is not None]
     others = [name for name in names if os.path.dirname(places.KUBERNETES[name]) != os.path.dirname(main)]
-    if others and not places.find_program(options.root, places.PROGRAMS["containerd"]):
+    own = places.find_program(options.root, places.PROGRAMS["containerd"]) or places.file_mode(options.root, main)
+    if others and not own:
         raise OcigpuError(
             "OCIGPU-ENG-5",
             f"containerd is not installed here, but {others[0]}, which has one of its own and does not read {main}",

@@ -399,6 +399,7 @@ def test_k3s_is_named_to_somebody_who_names_containerd(node: Path, capsys: pytes
     assert note in capsys.readouterr().out.splitlines()
     assert main(["engine", "remove", "containerd", *words]) == 0
     (node / "usr/local/bin/containerd").unlink()
+    (node / SYSTEM).unlink()
     before = files_of(node)
     assert main(["engine", "configure", "containerd", *words]) == 1
     error = capsys.readouterr().err

@@ -172,6 +172,33 @@ def test_an_engine_that_does_not_answer_is_said_with_a_hint(machine: Machine) ->
     assert machine.remains() == ""
 
 
+def test_what_a_container_lacks_is_said_line_by_line(machine: Machine, session_directory: Path) -> None:
+    """Another program under the shim's name: containers start, and have nothing."""
+    shim = session_directory / "not-ours" / "ocigpu-runtime"
+    shim.parent.mkdir()
+    shim.write_text(f'#!/bin/sh\nexec {session_directory}/runc "$@"\n')
+    shim.chmod(0o755)
+    drop_in = "/etc/containers/containers.conf.d/zz.conf"
+    write = f"printf '[engine.runtimes]\nocigpu = [\"{shim}\"]\n' >{drop_in}"
+    run([*machine.enter, "sh", "-c", write])
+    try:
+        done = machine.ocigpu("engine", "test", "podman", check=False)
+    finally:
+        run([*machine.enter, "rm", drop_in])
+    assert done.returncode == 3, done.stdout + done.stderr
+    said = [line for line in done.stdout.splitlines() if line.startswith(("podman: ", "hint: "))]
+    assert [line.partition(" run: ")[2] for line in said[::2]] == [
+        "11 of 11 device nodes cannot be opened: sh: can't open /dev/nvidia-uvm: no such file",
+        said[2].partition(" run: ")[2],
+        said[4].partition(" run: ")[2],
+        "nvidia-smi lists 0 of 8: sh: nvidia-smi: not found failed",
+    ]
+    assert "libcuda.so.1' from LD_PRELOAD cannot be preloaded" in said[2]
+    assert "libnvidia-ml.so.1' from LD_PRELOAD cannot be preloaded" in said[4]
+    assert all(line.startswith("hint: ") for line in said[1::2])
+    assert machine.remains() == ""
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("engine", ["docker", "containerd", "podman"])
 def test_nothing_is_left_behind_when_it_is_interrupted(machine: Machine, engine: str, number: int) -> None:
