@@ -241,9 +241,8 @@ def _run(
     if named and works[0].error:
         raise works[0].error
     if json:
-        results = [_to_json(work, undone, notes if named else ()) for work in works]
-        every = {"changed": changed, "dry_run": undone, "engines": results, "notes": list(notes)}
-        show.data(results[0] if named else every)
+        engines = [_to_json(work) for work in works]
+        show.data({"changed": changed, "dry_run": undone, "engines": engines, "notes": list(notes)})
     else:
         _print(works, undone, named, notes)
         if not works:
@@ -294,18 +293,17 @@ def _step_of(work: _Work) -> str:
     return remaining_step(work.options, work.plan) if not work.error and (work.diffs or work.plan.links) else ""
 
 
-def _to_json(work: _Work, undone: bool, notes: Sequence[str]) -> dict[str, object]:
+def _to_json(work: _Work) -> dict[str, object]:
     links = [{"path": path, "target": target} for path, target in work.plan.links]
     files = [{"path": path, "diff": text} for path, text in work.diffs.items()]
     error = {"code": work.error.code, "message": work.error.message, "hint": work.error.hint} if work.error else None
     return {
         "engine": work.name,
         "changed": work.changed,
-        "dry_run": undone,
         "files": files,
         "links": links,
         "checked_by": work.checked,
-        "notes": [*notes, *work.plan.notes],
+        "notes": list(work.plan.notes),
         "remaining_step": _step_of(work),
         "error": error,
     }

@@ -193,9 +193,9 @@ class Containerd:
 Engine = Docker | Containerd
 
 
-def run_command(engine: str = "", json: bool = False) -> int:
+def run_command(engine: str = "", config: str = "", json: bool = False) -> int:
     named = known_engine(engine)
-    settings = load_settings("")
+    settings = load_settings(config)
     facts = load_facts(settings)
     if not facts.gpus:
         raise HostError("OCIGPU-HOST-1", "this host shows no GPU: there is nothing to give to a container", "")

@@ -108,7 +108,7 @@ class HostEngine:
                     raise install_error(f"{status.engine} has {name} = {entry.path} already", hint)
 
     def run(self, program: str, verb: str, running: Running, *words: str) -> dict[str, Any]:
-        """Run ``ocigpu engine VERB`` on the host; return what it says as JSON.  Raises HostError OCIGPU-KUBE-8."""
+        """Run ``ocigpu engine VERB`` on the host; return what it says of the engine.  Raises HostError OCIGPU-KUBE-8."""
         config = running.daemon.config if running.daemon.engine == "containerd" else ""
         more = ["--engine-config", config] if config else []
         done = self.on_host([program, "engine", verb, running.daemon.engine, "--json", *more, *words])
@@ -118,7 +118,8 @@ class HostEngine:
             cause = printable(lines[0].removeprefix("ocigpu: "), 500)
             raise install_error(f"ocigpu engine {verb}: {cause}", hint)
         answer: dict[str, Any] = rawjson.parse(done.output)
-        return answer
+        (engine,) = answer["engines"]
+        return {**engine, "notes": [*answer["notes"], *engine["notes"]]}
 
     def on_host(self, command: Sequence[str]) -> Finished:
         """Run a command in the host's root, with the search path of a service; raises HostError OCIGPU-KUBE-8."""

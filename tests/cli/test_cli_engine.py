@@ -74,15 +74,16 @@ def test_a_dry_run_writes_nothing(host: Path, engine: str, capsys: pytest.Captur
     assert ": would be " in output
     assert main([*words, "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
-    assert (result["changed"], result["dry_run"], result["checked_by"]) == (True, True, "")
-    assert all(file["diff"] for file in result["files"])
+    (one,) = result["engines"]
+    assert (result["changed"], result["dry_run"], one["checked_by"]) == (True, True, "")
+    assert all(file["diff"] for file in one["files"])
     assert sorted((path, path.lstat().st_mtime_ns) for path in host.rglob("*")) == before
 
 
 def test_json_says_everything_that_was_done(host: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["engine", "configure", "docker", "--root", str(host), "--json"]
     assert main(words) == 0
-    result = json.loads(capsys.readouterr().out)
+    (result,) = json.loads(capsys.readouterr().out)["engines"]
     assert result["links"] == [{"path": "/usr/local/bin/nvidia-container-runtime-hook", "target": "ocigpu-hook"}]
     assert [file["path"] for file in result["files"]] == ["/etc/docker/daemon.json"]
     assert main(["engine", "status", "docker", "--root", str(host), "--json"]) == 0
@@ -124,7 +125,7 @@ def test_status_lists_every_engine_and_its_problems(host: Path, capsys: pytest.C
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        pytest.param(["configure", "--config", "/x"], "need the name of an engine", id="file of no engine"),
+        pytest.param(["configure", "--engine-config", "/x"], "need the name of an engine", id="file of no engine"),
         pytest.param(["configure", "lxc"], "ENGINE is one of", id="unknown engine"),
         pytest.param(["remove", "lxc"], "ENGINE is one of", id="unknown engine to remove"),
         pytest.param(["status", "lxc"], "ENGINE is one of", id="unknown engine to show"),

@@ -46,6 +46,7 @@ class Machine(NamedTuple):
         done = self.ocigpu("engine", "test", *words, "--json", check=False, **variables)
         assert done.returncode == status, done.stdout + done.stderr
         result: dict[str, Any] = json.loads(done.stdout)
+        assert list(result) == ["schema-version", "passed", "simulated", "results", "notes"]
         return result
 
     def remains(self) -> str:
@@ -122,7 +123,7 @@ def test_one_command_configures_every_engine(machine: Machine) -> None:
     assert len(lines) == 2  # Podman reads its file at every start
     assert "/etc/containers/containers.conf.d/99-ocigpu.conf: written" in machine.configured
     assert "checked by: containerd config dump" in machine.configured
-    statuses = json.loads(machine.ocigpu("engine", "status", "--json").stdout)
+    statuses = json.loads(machine.ocigpu("engine", "status", "--json").stdout)["engines"]
     assert {status["engine"] for status in statuses if status["configured"]} == {"docker", "containerd", "podman"}
 
 

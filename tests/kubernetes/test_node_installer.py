@@ -204,9 +204,10 @@ def test_the_unit_of_k3s_is_restarted_and_not_its_containerd(tmp_path: Path) -> 
 def test_the_installed_program_is_told_which_file_the_engine_reads(tmp_path: Path) -> None:
     """Of k3s and RKE2 that is a file of their own; CRI-O has one place."""
     config = "/var/lib/rancher/rke2/agent/etc/containerd/config.toml"
-    engine = Told(tmp_path, '{"changed": false}')
+    engine = Told(tmp_path, '{"engines": [{"changed": false, "notes": ["b"]}], "notes": ["a"]}')
     assert engine.run("/p", "configure", Running(Daemon("containerd", 1, config), 0, "", frozenset()), "--cdi") == {
-        "changed": False
+        "changed": False,
+        "notes": ["a", "b"],
     }
     engine.run("/p", "remove", running("crio.service", "crio"))
     first = ["/p", "engine", "configure", "containerd", "--json", "--engine-config", config, "--cdi"]
