@@ -108,7 +108,7 @@ class HostEngine:
                     raise install_error(f"{status.engine} has {name} = {entry.path} already", hint)
 
     def run(self, program: str, verb: str, running: Running, *words: str) -> dict[str, Any]:
-        """Run ``ocigpu engine VERB`` on the host; return what it says of the engine.  Raises HostError OCIGPU-KUBE-8."""
+        """Run ``ocigpu engine VERB`` on the host; return its words on the engine.  Raises HostError OCIGPU-KUBE-8."""
         config = running.daemon.config if running.daemon.engine == "containerd" else ""
         more = ["--engine-config", config] if config else []
         done = self.on_host([program, "engine", verb, running.daemon.engine, "--json", *more, *words])
