@@ -249,8 +249,8 @@ def _find(named: str, facts: HostFacts, notes: list[str]) -> list[tuple[Engine, 
         if (status.configured or named) and (ways := list(each.ways(vendors, notes))):
             found[name] = each, ways
     if not found:
-        hint = "ocigpu engine configure" + (f" {named}" if named else "")
-        raise OcigpuError("OCIGPU-ENG-5", f"{named or 'no engine here'} is not configured to give GPUs", hint)
+        what = f"{named} is not configured to give GPUs" if named else "no engine here is configured to give GPUs"
+        raise OcigpuError("OCIGPU-ENG-5", what, f"ocigpu engine configure {named}".strip())
     order = list(places.NAMES)
     return [found[name] for name in sorted(found, key=order.index)]
 
@@ -394,8 +394,9 @@ def _print(results: Sequence[Result], facts: HostFacts, notes: Sequence[str]) ->
         rows.append((result.engine, result.way, "ok" if result.passed else "FAILED", text))
     show.table(("engine", "asked by", "result", "found"), rows)
     for result in results:
-        for check in result.checks:
-            if not check.passed:
-                print(printable(f"{result.engine}: {result.way}: {check.message}"))
-                print(printable(f"hint: {check.hint}"))
+        failed = [check for check in result.checks if not check.passed]
+        for check in failed:
+            print(printable(f"{result.engine}: {result.way}: {check.message}"))
+        for hint in dict.fromkeys(check.hint for check in failed):
+            print(printable(f"hint: {hint}"))
     show.notes(notes)
