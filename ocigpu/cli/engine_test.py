@@ -90,8 +90,8 @@ class Wanted(NamedTuple):
     def script(self) -> str:
         """Sections of output, one for each thing that is looked at."""
         lines = ["echo '@@ nodes'; find /dev -name 'nvidia*' -type c"]
-        for node in self.nodes:
-            lines.append(f"echo {shlex.quote(f'@@ open {node}')}; (exec 3< {shlex.quote(node)}) 2>&1 && echo opened")
+        names = [(shlex.quote(f"@@ open {node}"), shlex.quote(node)) for node in self.nodes]
+        lines += [f"echo {title}; (exec 3< {node}) 2>&1 && echo opened" for title, node in names]
         lines += [f"echo '@@ load {name}'; LD_PRELOAD={name} /usr/bin/true 2>&1" for name in self.sonames]
         lines += ["echo '@@ smi'; nvidia-smi -L 2>&1 || echo failed"] if self.has_smi else []
         return "\n".join([*lines, "echo '@@ end'"])
