@@ -242,6 +242,7 @@ def _run(
         raise works[0].error
     if json:
         engines = [_to_json(work) for work in works]
+        changed = any(work.changed for work in works)
         show.data({"changed": changed, "dry_run": undone, "engines": engines, "notes": list(notes)})
     else:
         _print(works, undone, named, notes)
@@ -313,7 +314,7 @@ def _print(works: Sequence[_Work], undone: bool, named: str, notes: Sequence[str
     done = "would be " if undone else ""
     for work in works:
         if work.error:
-            print(f"{work.name}: not configured", file=sys.stderr)
+            print(f"{work.name}: left as it is", file=sys.stderr)
             print(work.error.render("ocigpu"), file=sys.stderr)
             continue
         for edit in work.plan.edits:

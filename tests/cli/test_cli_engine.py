@@ -358,7 +358,7 @@ def test_an_engine_that_cannot_be_configured_keeps_no_other_from_it(
     assert (node / f"{K3S}.tmpl").exists()
     assert main(["engine", "configure", "--yes", "--root", str(node)]) == 1
     error = capsys.readouterr().err
-    assert error.startswith("docker: not configured\nocigpu: OCIGPU-ENG-1: /etc/docker/daemon.json: not JSON")
+    assert error.startswith("docker: left as it is\nocigpu: OCIGPU-ENG-1: /etc/docker/daemon.json: not JSON")
 
 
 @pytest.mark.parametrize(("answer", "status"), [("y\n", 0), ("\n", 3), ("", 3)], ids=["yes", "no", "end"])
