@@ -52,7 +52,7 @@ class Way(NamedTuple):
     exact: bool = True
 
 
-class Check(NamedTuple):
+class Proof(NamedTuple):
     """One thing that was looked at in the container."""
 
     name: str
@@ -66,7 +66,7 @@ class Result(NamedTuple):
 
     engine: str
     way: str
-    checks: tuple[Check, ...]
+    checks: tuple[Proof, ...]
     seconds: float
 
     @property
@@ -74,7 +74,7 @@ class Result(NamedTuple):
         return all(check.passed for check in self.checks)
 
 
-class Wanted(NamedTuple):
+class Expected(NamedTuple):
     """What containers are to have, and the script that tells what they do."""
 
     plan: Plan
@@ -128,12 +128,12 @@ class Docker:
     def load(self, archive: str) -> Finished:
         return self._run("load", "--input", archive)
 
-    def create(self, way: Way, wanted: Wanted) -> Finished:
+    def create(self, way: Way, wanted: Expected) -> Finished:
         variables = [f"--env={name}={value}" for name, value in wanted.variables.items()] if way.exact else []
         words = ["create", f"--name={NAME}", "--network=none", *way.words, *variables, IMAGE]
         return self._run(*way.before, *words, "sh", "-c", wanted.script)
 
-    def start(self, way: Way, wanted: Wanted) -> Finished:  # noqa: ARG002 - as of any engine
+    def start(self, way: Way, wanted: Expected) -> Finished:  # noqa: ARG002 - as of any engine
         return self._run("start", "--attach", NAME)
 
     def remove_container(self) -> None:
@@ -167,10 +167,10 @@ class Containerd:
     def load(self, archive: str) -> Finished:
         return self._run("images", "import", archive)
 
-    def create(self, way: Way, wanted: Wanted) -> Finished:  # noqa: ARG002 - ctr makes it when it starts it
+    def create(self, way: Way, wanted: Expected) -> Finished:  # noqa: ARG002 - ctr makes it when it starts it
         return Finished(0, "", "")
 
-    def start(self, way: Way, wanted: Wanted) -> Finished:
+    def start(self, way: Way, wanted: Expected) -> Finished:
         variables = [f"--env={name}={value}" for name, value in wanted.variables.items()]
         # a cgroup of the namespace's name would stay
         words = ["run", f"--cgroup=/{NAME}", *way.words, *variables, IMAGE, NAME, "sh", "-c", wanted.script]
@@ -278,7 +278,7 @@ def _address(status: EngineStatus) -> str:
     return str(table_at(data, ("grpc",)).get("address") or "/run/containerd/containerd.sock")
 
 
-def _wanted(facts: HostFacts, settings: Settings, rootfs: str, has_smi: bool, loads: bool) -> Wanted:
+def _wanted(facts: HostFacts, settings: Settings, rootfs: str, has_smi: bool, loads: bool) -> Expected:
     """Return what a container that asks for all GPUs is to have: what is compared is the plan."""
     from ocigpu.gpus.vendors import make_plan, parse_request
     from ocigpu.provision.image import read_rootfs_facts
@@ -294,11 +294,11 @@ def _wanted(facts: HostFacts, settings: Settings, rootfs: str, has_smi: bool, lo
     uuids = frozenset((*plan.gpus, *plan.mig_devices))
     parents = {gpu.uuid for gpu in facts.gpus for mig in gpu.mig_devices if mig.uuid in uuids}
     names = tuple(sorted(sonames)) if loads else ()
-    return Wanted(plan, facts.simulated, tuple(nodes), names, uuids, uuids | parents, has_smi, variables)
+    return Expected(plan, facts.simulated, tuple(nodes), names, uuids, uuids | parents, has_smi, variables)
 
 
 def _test(
-    engine: Engine, ways: list[Way], archive: str, wanted: Wanted, undo: ExitStack, progress: show.Progress
+    engine: Engine, ways: list[Way], archive: str, wanted: Expected, undo: ExitStack, progress: show.Progress
 ) -> Iterator[Result]:
     """Yield how each way of one engine goes."""
     name = engine.status.name
@@ -332,38 +332,38 @@ def _remove(engine: Engine) -> None:
         print(printable(f"{engine.status.name}: {NAME} is not removed: {problem}"), file=sys.stderr)
 
 
-def _judge(done: Finished, way: Way, wanted: Wanted) -> Iterator[Check]:
+def _judge(done: Finished, way: Way, wanted: Expected) -> Iterator[Proof]:
     """Yield what a container's output says, against the plan."""
     found = sections_of(done.output)
     if "end" not in found:
         text = done.complaint.strip() or done.output.strip() or done.last_line
-        yield Check("starts", False, " ".join(text.split()), _hint(text))
+        yield Proof("starts", False, " ".join(text.split()), _hint(text))
         return
-    yield Check("starts", True, "the container runs")
+    yield Proof("starts", True, "the container runs")
     opened = OPENED[wanted.simulated]
     bad = {node: found.get(f"open {node}", "") for node in wanted.nodes}
     bad = {node: said for node, said in bad.items() if not any(word in said for word in opened)}
     if bad:
         node, said = next(iter(bad.items()))
         message = f"{len(bad)} of {show.count(len(wanted.nodes), 'device node')} cannot be opened: {said or node}"
-        yield Check("nodes", False, message, "ocigpu doctor")
+        yield Proof("nodes", False, message, "ocigpu doctor")
     else:
-        yield Check("nodes", True, f"{show.count(len(wanted.nodes), 'device node')} can be opened")
+        yield Proof("nodes", True, f"{show.count(len(wanted.nodes), 'device node')} can be opened")
     beyond = sorted(set(found["nodes"].split()) - set(wanted.nodes))
     if beyond and way.exact:
         message = f"it has more device nodes than the plan: {', '.join(beyond)}"
-        yield Check("no more nodes", False, message, "ocigpu plan shows the plan; another toolkit may be in between")
+        yield Proof("no more nodes", False, message, "ocigpu plan shows the plan; another toolkit may be in between")
     for name in wanted.sonames:
         said = found.get(f"load {name}", "")
-        yield Check(name, not said, " ".join(said.split()) or f"{name} can be loaded", "ocigpu doctor" if said else "")
+        yield Proof(name, not said, " ".join(said.split()) or f"{name} can be loaded", "ocigpu doctor" if said else "")
     if wanted.has_smi:
         said = found.get("smi", "")
         listed = {word.rstrip(")") for word in said.split() if word.startswith(("GPU-", "MIG-"))}
         if wanted.uuids <= listed <= wanted.accepted:
-            yield Check("nvidia-smi", True, f"nvidia-smi lists {show.count(len(listed), 'GPU')}")
+            yield Proof("nvidia-smi", True, f"nvidia-smi lists {show.count(len(listed), 'GPU')}")
         else:
             message = f"nvidia-smi lists {len(listed)} of {len(wanted.uuids)}: {' '.join(said.split())}"
-            yield Check("nvidia-smi", False, message, "ocigpu doctor")
+            yield Proof("nvidia-smi", False, message, "ocigpu doctor")
 
 
 def _hint(text: str) -> str:
