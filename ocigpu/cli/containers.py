@@ -49,7 +49,8 @@ def ps_command(all_: bool = False, state_dir: list[str] | None = None, config: s
         others = [one for one in found if all_ or (one.pid and (one.gpus or one.unanswered))]
     if json:
         data = [report_to_json(report) for report in reports]
-        theirs = [one._asdict() for one in others]
+        names = ("gpu", "uuid", "state")
+        theirs = [one._asdict() | {"gpus": [dict(zip(names, gpu, strict=True)) for gpu in one.gpus]} for one in others]
         show.data(
             {"simulated": facts.simulated, "containers": data, "of_users": theirs, "notes": [*notes, *unreadable]}
         )

@@ -336,7 +336,7 @@ def test_tab_completes_every_command_and_option(run: Run, monkeypatch: pytest.Mo
         (["completion", "z"], ["zsh"]),
         (["diff", "web", "--runtime-mode", ""], ["hook", "spec", "cdi"]),
         (["help", "cdi", "tr"], ["transform"]),
-        (["help", "to"], ["topology", "top"]),
+        (["help", "to"], ["top", "topology"]),
         (["list", "--config", ""], []),
         (["nope", ""], []),
     ],
