@@ -87,10 +87,9 @@ def test_list_shows_the_host_as_simulated(run_there: Run, host: Path) -> None:
 
 def test_status_is_one_screen(run_there: Run, host: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "systemctl"
-    program.write_text(
-        "#!/bin/sh\nprintf '%s\\n' Id=ocigpu-watch.service LoadState=loaded ActiveState=active UnitFileState=enabled '' "
-        "Id=ocigpu-repair.service LoadState=not-found ActiveState=inactive UnitFileState=\n"
-    )
+    watch = "Id=ocigpu-watch.service LoadState=loaded ActiveState=active UnitFileState=enabled"
+    repair = "Id=ocigpu-repair.service LoadState=not-found ActiveState=inactive UnitFileState="
+    program.write_text(f"#!/bin/sh\nprintf '%s\\n' {watch} '' {repair}\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setattr("ocigpu.cli.about.BOOTED", str(tmp_path))
