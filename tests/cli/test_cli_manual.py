@@ -144,7 +144,6 @@ MANY_WORDS = {
     "--markdown": "print a page of docs/",
     "--model": "of a simulated host's GPUs",
     "--once": "end after the first time",
-    "--once": "work once and end",
     "--output": "file to write",
     "--quiet": "errors only, no notes",
     "--remove": "take back what the command does",
