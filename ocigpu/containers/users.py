@@ -25,7 +25,7 @@ MAX_ANSWER = 4 << 20
 SECONDS = 5.0
 
 
-class Shown(NamedTuple):
+class OfUser(NamedTuple):
     """A container as its user's files describe it; ``gpus``: indices and UUIDs of this host's devices, with states."""
 
     user: str
@@ -38,12 +38,12 @@ class Shown(NamedTuple):
     unanswered: str
 
 
-def find_of_users(facts: HostFacts, settings: Settings) -> tuple[list[Shown], list[str]]:
+def find_of_users(facts: HostFacts, settings: Settings) -> tuple[list[OfUser], list[str]]:
     """Return the containers of all users that are logged in but root's, and notes; needs root.
 
     Those are the users with a directory of their own in /run/user (pam_systemd(8)).
     """
-    found: list[Shown] = []
+    found: list[OfUser] = []
     notes: list[str] = []
     users = [uid for uid in _uids() if uid]
     if len(users) > MAX_USERS:
@@ -94,7 +94,7 @@ def _look_as(uid: int, gid: int, facts: HostFacts, settings: Settings, parent: i
     return json.dumps(rows).encode()
 
 
-def _checked(user: str, item: Any, facts: HostFacts) -> Shown | None:
+def _checked(user: str, item: Any, facts: HostFacts) -> OfUser | None:
     """Return a row of a child's answer, if it is one."""
     names = {gpu.uuid: str(gpu.index) for gpu in facts.gpus}
     names |= {mig.uuid: f"{gpu.index}:{mig.index}" for gpu in facts.gpus for mig in gpu.mig_devices}
@@ -103,4 +103,4 @@ def _checked(user: str, item: Any, facts: HostFacts) -> Shown | None:
     if not all(isinstance(text, str) and len(text) <= 4096 for text in texts) or type(pid) is not int:
         return None
     known = tuple((names[uuid], uuid, str(state)[:40]) for uuid, state in gpus if uuid in names)
-    return Shown(user, name, engine, status, pid, mode, known, unanswered)
+    return OfUser(user, name, engine, status, pid, mode, known, unanswered)
