@@ -213,13 +213,14 @@ def test_a_job_without_any_rights_sees_gpus(job: Path, work_directory: Path) -> 
             2,
             "ocigpu: OCIGPU-ARG-1: the command line cannot be understood",
         ),
-        (["config", "check"], 1, "ocigpu: OCIGPU-INT-3: the Python module pydantic is not installed"),
+        (["config", "check", "FILE"], 1, "ocigpu: OCIGPU-INT-3: the Python module pydantic is not installed"),
     ],
 )
 def test_without_other_libraries_one_line_says_what_is_missing(
-    job: Path, words: list[str], status: int, line: str
+    job: Path, tmp_path: Path, words: list[str], status: int, line: str
 ) -> None:
-    done = run([job / "bin/ocigpu", *words], check=False)
+    (tmp_path / "FILE").write_text('mode = "hook"\n')
+    done = run([job / "bin/ocigpu", *words], check=False, cwd=tmp_path)
     assert (done.returncode, done.stderr.splitlines()[0]) == (status, line)
     assert done.stderr.splitlines()[1].startswith("hint: ")
 
