@@ -17,8 +17,8 @@ pytestmark = [pytest.mark.root, pytest.mark.engine]
 
 LOGS = {"watch", "mps-control-daemon", "node-installer"}
 """Services: --json is the form of their log."""
-ELSEWHERE = {"engine test"}
-"""It needs engines: tests/engines/test_engines_all.py."""
+ELSEWHERE = {"engine test", "mig apply"}
+"""One needs engines (tests/engines/test_engines_all.py), the other would cut the host that all tests have anew."""
 DOCUMENTS = {"cdi generate"}
 """What it prints is a file of somebody else's format."""
 
@@ -41,6 +41,9 @@ LINES = {
     "explain": ["explain", "explain DEV-1", "explain uvm-missing", "explain {name}", "explain --messages"],
     "facts": ["facts"],
     "list": ["list"],
+    "mig assert": ["mig assert -c all-disabled"],
+    "mig export": ["mig export"],
+    "mig plan": ["mig plan -c all-disabled"],
     "node-labels": ["node-labels --show"],
     "plan": ["plan --devices 0", "plan", "plan --devices nvidia.com/gpu=0 --config {settings}"],
     "ps": ["ps", "ps --all"],
