@@ -51,6 +51,7 @@ build_deb() { # TREE CONTROL ARCHITECTURE [DEPENDS]
     sed "s|@id@|$id|" "packaging/deb/$script" >"$1/DEBIAN/$script"
     chmod 0755 "$1/DEBIAN/$script"
   done
+  [ -n "${4:-}" ] || install -m 0755 packaging/deb/prerm-nvidia-names "$1/DEBIAN/prerm"
   rm -f "$work/${name}"_*.deb
   dpkg-deb --root-owner-group -Zzstd --build "$1" "$work" >/dev/null
   echo "$work/${name}"_*.deb

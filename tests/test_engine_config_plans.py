@@ -268,6 +268,23 @@ def test_a_hook_of_somebody_else_is_not_replaced(host: Path, where: str) -> None
     assert snapshot(host) == before
 
 
+def test_beside_another_toolkit_the_link_is_before_its_hook_if_it_is_insisted_on(host: Path) -> None:
+    theirs = put(host, "/usr/bin/nvidia-container-runtime-hook", "\x7fELF", 0o755)
+    (host / "usr/local/bin").mkdir(parents=True)
+    before = snapshot(host)
+    notes = " ".join(configure(host, "docker", gpus_hook=None).notes)
+    assert "stays as it is: /usr/bin/nvidia-container-runtime-hook is not ocigpu's" in notes
+    assert "--gpus-hook" in notes
+    configure(host, "docker", gpus_hook=True)
+    assert os.readlink(host / "usr/local/bin/nvidia-container-runtime-hook") == "/usr/bin/ocigpu-hook"
+    (status,) = [status for status in read_engine_status(str(host)) if status.engine == "docker"]
+    assert (status.gpus_hook, status.gpus_hook_ours) == ("/usr/local/bin/nvidia-container-runtime-hook", True)
+    assert theirs.read_text() == "\x7fELF"
+    assert not configure(host, "docker", gpus_hook=True).changed
+    remove(host, "docker")
+    assert snapshot(host) == before
+
+
 def test_a_link_that_somebody_has_changed_stays(host: Path) -> None:
     configure(host, "docker", gpus_hook=True)
     link = host / "usr/bin/nvidia-container-runtime-hook"

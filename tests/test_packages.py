@@ -1,5 +1,6 @@
 """The packages as users get them: built, installed without a network, used with Docker, upgraded, removed."""
 
+import json
 import os
 import shutil
 import tomllib
@@ -223,6 +224,33 @@ def test_docker_gives_gpus_with_the_installed_package(
     assert {seen["open", f"/dev/{name}"] for name in nodes} == {"ENXIO"}
 
 
+@pytest.mark.engine
+def test_hooks_of_a_specification_that_names_nvidia_ctk(
+    debian: ScratchMachine, docker: Docker, simulated_host: SimulatedHost
+) -> None:
+    output = "/etc/cdi/nvidia.yaml"
+    debian("nvidia-ctk", "cdi", "generate", "--nvidia-ctk-path=/usr/bin/nvidia-ctk", f"--output={output}")
+    text = (debian.root / output.lstrip("/")).read_text()
+    assert "path: /usr/bin/nvidia-ctk\n" in text
+    assert "ocigpu-hook" not in text
+    asked = "--env=NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=1"
+    listing = docker("run", "--rm", "--network=none", "--runtime=nvidia", asked, IMAGE, "nvidia-smi", "-L").stdout
+    assert listed_uuids(listing) == [simulated_host.gpus[1]]
+    shutil.rmtree(debian.root / "etc/cdi")
+
+
+def test_a_line_of_a_role_configures_docker_and_engine_remove_takes_it_back(debian: ScratchMachine) -> None:
+    file = debian.root / "daemon.json"
+    words = ("nvidia-ctk", "runtime", "configure", "--runtime=docker", "--set-as-default", f"--config=/{file.name}")
+    done = debian(*words, "--dry-run")
+    assert json.loads(done.stdout)["default-runtime"] == "nvidia"
+    assert json.loads(done.stdout)["runtimes"] == {"nvidia": {"path": "nvidia-container-runtime"}}
+    assert not (debian.root / file.name).exists()
+    assert "Wrote updated config to /daemon.json" in debian(*words).stderr
+    debian("ocigpu", "engine", "remove", "docker", "--config", "/daemon.json")
+    assert not (debian.root / file.name).exists()
+
+
 def test_an_upgrade_keeps_settings_and_choices_and_forgets_what_was_kept(
     debian: ScratchMachine, packages: Path
 ) -> None:
@@ -256,18 +284,26 @@ def test_containers_start_while_dpkg_exchanges_versions(
     assert debian("dpkg", "--verify", "ocigpu").stdout == ""
 
 
-def test_removing_warns_of_engines_that_still_name_the_runtime_and_keeps_settings(debian: ScratchMachine) -> None:
-    file = debian.root / "etc/docker/daemon.json"
-    existed = file.parent.exists()
-    file.parent.mkdir(exist_ok=True)
-    file.write_text('{"runtimes": {"ocigpu": {"path": "/usr/bin/ocigpu-runtime"}}}')
-    done = debian("dpkg", "--remove", "ocigpu-nvidia-names", "ocigpu")
-    assert "/etc/docker/daemon.json still names ocigpu-runtime" in done.stderr
+@pytest.mark.engine
+def test_removing_is_refused_while_containers_need_it_and_takes_the_engines_back(
+    debian: ScratchMachine, docker: Docker
+) -> None:
+    file = docker.socket.with_name("daemon.json")
+    remove = ("dpkg", "--remove", "ocigpu-nvidia-names", "ocigpu")
+    done = debian(*remove, check=False)
+    assert f'still needed: docker: the runtime "nvidia" of {file} is nvidia-container-runtime' in done.stderr
+    settings = json.loads(file.read_text())
+    file.write_text(json.dumps(settings | {"runtimes": {"ocigpu": settings["runtimes"]["ocigpu"]}}))
+    docker("create", "--runtime=ocigpu", "--name=kept", "--network=none", IMAGE, "true")
+    done = debian(*remove, check=False)
+    assert "still needed: Docker's container kept, made with the runtime ocigpu" in done.stderr
+    assert debian("ocigpu-runtime", "--version").returncode == 0
+    docker("rm", "kept")
+    done = debian(*remove)
+    assert f"docker: taken out of {file}" in done.stdout
+    assert "ocigpu" not in json.loads(file.read_text()).get("runtimes", {})
     assert [path for path in debian.changes() if path.startswith("/usr/")] == []
     assert (debian.root / "etc/ocigpu/config.toml").exists()
-    file.unlink()
-    if not existed:
-        file.parent.rmdir()
 
 
 def test_purging_leaves_nothing(debian: ScratchMachine) -> None:

@@ -56,6 +56,7 @@ COMMANDS = {
     "engine remove": "engine:remove_command",
     "engine test": "engine_test:run_command",
     "engine status": "engine:status_command",
+    "engine leave": "engine_leave:leave_command",
     "trace": "trace:trace_command",
     "system create-device-nodes": "system:nodes_command",
     "system create-dev-char-symlinks": "system:links_command",
@@ -175,12 +176,7 @@ def _usage_error(error: Exception, command: str) -> UsageError | None:
 
 
 def _report(error: OcigpuError) -> int:
-    text = error.render(PROGRAM)
-    if sys.stderr.isatty() and not os.environ.get("NO_COLOR"):
-        text = text.replace(error.code, f"\x1b[31m{error.code}\x1b[0m", 1).replace(
-            "\nhint:", "\n\x1b[1mhint:\x1b[0m", 1
-        )
-    print(text, file=sys.stderr)
+    print(error.render(PROGRAM), file=sys.stderr)
     return error.exit_code
 
 

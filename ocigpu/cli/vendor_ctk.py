@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ocigpu import version_line
+from ocigpu.core import rawjson
 from ocigpu.core.errors import OcigpuError, SettingsError, UsageError, printable, quoted
 from ocigpu.engines.places import DAEMON_PATH, find_program
 from ocigpu.kubernetes.options import find_values, read_flags, read_table
@@ -85,7 +86,7 @@ def _log(said: Said, message: str, level: str = "info") -> None:
         return
     if not sys.stderr.isatty():
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        message = f'time="{now}" level={level} msg={quoted(message, 2000)}'
+        message = f'time="{now}" level={level} msg={rawjson.dump(printable(message))}'
     print(printable(message), file=sys.stderr)
 
 
@@ -100,7 +101,7 @@ def _ocigpu(*words: str) -> int:
 
 
 def _cdi(words: list[str], said: Said) -> int:
-    left = [word for word in words if word.lstrip("-") not in ("debug", "quiet") and word != "-d"]
+    left = [word for word in words if word not in ("--debug", "-d", "--quiet")]
     quiet = ["--quiet"] if (said.quiet or "--quiet" in words) and left[:1] in (["generate"], ["list"]) else []
     root = []
     if said.settings and left[:1] == ["generate"] and not any(word.startswith("--driver-root") for word in left):
@@ -149,9 +150,7 @@ def _configure(words: list[str], said: Said) -> None:
     wanted = Wanted(name, _program(engine, told, said), told.get("nvidia_set_as_default", False), False)
     if told.get("cdi_enabled") and engine != "crio":  # which has no switch for it
         wanted = wanted._replace(cdi=True)
-    if engine == "crio" and config == drop_in:  # no main file was named
-        config = ""
-    options = ConfigureOptions(engine, wanted, config=config, drop_in=drop_in)
+    options = ConfigureOptions(engine, wanted, config="" if config == drop_in else config, drop_in=drop_in)
     dry = told.get("dry_run", False)
     with contextlib.nullcontext() if dry else locked(), Root("/") as root:
         try:

@@ -289,11 +289,11 @@ def _plan_hook(root: Root, options: ConfigureOptions, path: str) -> tuple[tuple[
     for daemon in _dockerds(options, path) if options.root == "/" else ():
         search = tuple(filter(os.path.isabs, (places.path_variable(daemon.pid) or "").split(":"))) or search
     try:
-        link = _plan_hook_link(root, options.wanted.path, options.hook_directory, search)
+        link = _plan_hook_link(root, options, search)
     except OcigpuError as error:
         if options.gpus_hook:
             raise
-        return (), (f"docker run --gpus stays as it is: {error.message}",)
+        return (), (f"docker run --gpus stays as it is: {error.message}: {error.hint}",)
     if link is None:
         return (), ()
     directory = os.path.dirname(link.path)
@@ -304,21 +304,27 @@ def _plan_hook(root: Root, options: ConfigureOptions, path: str) -> tuple[tuple[
     return (*stale, link), (f"dockerd must have {directory} on its PATH",) if far else ()
 
 
-def _plan_hook_link(root: Root, runtime_path: str, directory: str, search: Sequence[str]) -> EngineLink | None:
+def _plan_hook_link(root: Root, options: ConfigureOptions, search: Sequence[str]) -> EngineLink | None:
     """Return the link by which Docker's --gpus finds our hook, None where dockerd finds it already.
 
-    ``search``: dockerd's PATH.  ``directory``: where; "" for that of the shim when it is on that, else /usr/local/bin.
+    ``search``: dockerd's PATH.  It goes where the options say, else to the shim's directory if that is on it, else to
+    /usr/local/bin.  A hook of somebody else stays; if ours is insisted on, the link goes to a directory before it.
     Raises OcigpuError OCIGPU-ENG-5 without our hook, OCIGPU-ENG-2 for a hook of somebody else.
     """
-    home = os.path.dirname(runtime_path)
+    home, directory = os.path.dirname(options.wanted.path), options.hook_directory
     hook = f"{home}/{OUR_HOOK}"
     if not places.is_program(root.path, hook):
         raise OcigpuError("OCIGPU-ENG-5", f"{hook} is not there or not executable")
     found = next((path for path in (f"{one}/{HOOK}" for one in search) if places.is_program(root.path, path)), "")
-    if found and not is_our_hook(root.path, found):
-        raise _foreign_hook(found)
-    if found and not directory:
+    foreign = found if found and not is_our_hook(root.path, found) else ""
+    if foreign and not options.gpus_hook:
+        raise _foreign_hook(foreign, "ocigpu engine configure docker --gpus-hook puts ocigpu's before it")
+    if found and not foreign and not directory:
         return None
+    if foreign:
+        search = [one for one in search[: search.index(os.path.dirname(foreign))] if places.file_mode(root.path, one)]
+        if not search or (directory and directory not in search):
+            raise _foreign_hook(foreign, f"it is found before {directory or 'any other directory of dockerd'}")
     directory = directory or next(one for one in (home, places.DAEMON_PATH[1], *search) if one in search)
     path = f"{directory}/{HOOK}"
     target = OUR_HOOK if directory == home else hook
@@ -330,8 +336,8 @@ def _plan_hook_link(root: Root, runtime_path: str, directory: str, search: Seque
     return EngineLink(path, target)  # one that leads nowhere, of a toolkit that was removed, is replaced
 
 
-def _foreign_hook(path: str) -> OcigpuError:
-    return OcigpuError("OCIGPU-ENG-2", f"{path} is not ocigpu's", "remove the other toolkit first")
+def _foreign_hook(path: str, hint: str = "remove the other toolkit first") -> OcigpuError:
+    return OcigpuError("OCIGPU-ENG-2", f"{path} is not ocigpu's", hint)
 
 
 def _plan_containerd(root: Root, options: ConfigureOptions, program: tuple[int, int] | None) -> EnginePlan:

@@ -1,0 +1,70 @@
+"""What needs ocigpu's programs on this machine: asked before they are removed from it."""
+
+import itertools
+import os
+
+from ocigpu.core.errors import OcigpuError
+from ocigpu.engines.places import expand, find_program, parse_config, read_file
+from ocigpu.engines.status import EngineStatus, RuntimeEntry, read_merged
+
+_TASKS = ("/run/containerd", "/run/docker/containerd/daemon", "/run/k3s/containerd")
+"""Where the containerds of the system, of Docker and of k3s keep what runs (containerd, docs/ops.md: state)."""
+
+
+def is_shim(root: str, path: str, shim: str) -> bool:
+    """Whether a program's path below the root leads to this shim, and not to that of another installation."""
+    path = path if "/" in path else find_program(root, path)
+    return bool(path) and len({os.path.realpath(os.path.join(root, one.lstrip("/"))) for one in (path, shim)}) == 1
+
+
+def find_users(root: str, shim: str, statuses: list[EngineStatus]) -> list[str]:
+    """Return the containers that need the shim, in words.
+
+    Those that run: the shim ends them, too.  containerd's own shim keeps the program's path beside the bundle
+    (containerd, pkg/runc: WriteRuntime); conmon, of Podman and CRI-O, has it on its command line (conmon(8)).  And
+    Docker's containers that were made with a runtime of ours, running or not: the name is in their file.
+    """
+    found: dict[str, str] = {}
+    patterns = (f"{top}/io.containerd.runtime.v2.task/*/*/runtime" for top in _TASKS)
+    for path in itertools.chain.from_iterable(expand(root, pattern) for pattern in patterns):
+        if is_shim(root, _text(root, path).strip(), shim):
+            namespace, identity = path.split("/")[-3:-1]
+            found[identity] = f"container {identity[:12]} of {namespace}"
+    for path in expand(root, "/proc/[0-9]*/cmdline"):
+        words = _text(root, path).split("\0")
+        if os.path.basename(words[0]) == "conmon" and any(is_shim(root, word, shim) for word in words[1:]):
+            told = dict(itertools.pairwise(words))
+            found[path] = f"container {told.get('-n', told.get('-c', ''))[:60]} of conmon"
+    for status in statuses:
+        names = {entry.name for entry in entries_of(root, shim, status)} if status.engine == "docker" else set()
+        data_root = str(read_merged(root, "docker", status.target, [])[1].get("data-root") or "/var/lib/docker")
+        for path in expand(root, f"{data_root}/containers/*/hostconfig.json") if names else ():
+            runtime = parse_config(path, _text(root, path)).get("Runtime")
+            if runtime in names:
+                about = os.path.join(os.path.dirname(path), "config.v2.json")
+                name = str(parse_config(about, _text(root, about)).get("Name", "")).lstrip("/")
+                identity = path.split("/")[-2]
+                found[identity] = f"Docker's container {name or identity[:12]}, made with the runtime {runtime}"
+    return list(found.values())
+
+
+def entries_of(root: str, shim: str, status: EngineStatus) -> list[RuntimeEntry]:
+    """Return the runtime entries of an engine that lead to the shim."""
+    return [entry for entry in status.runtimes if is_shim(root, entry.path, shim)]
+
+
+def find_entries(root: str, shim: str, statuses: list[EngineStatus], program: str = "") -> list[str]:
+    """Return the runtime entries that lead to the shim, in words; ``program``: only those that have this name."""
+    return [
+        f'{status.engine}: the runtime "{entry.name}" of {" or ".join(status.files)} is {entry.path}'
+        for status in statuses
+        for entry in entries_of(root, shim, status)
+        if program in ("", os.path.basename(entry.path))
+    ]
+
+
+def _text(root: str, path: str) -> str:
+    try:
+        return read_file(root, path) or ""
+    except OcigpuError:  # gone by now
+        return ""

@@ -1,0 +1,104 @@
+"""``ocigpu engine leave``: engines as they were before, or a refusal that says what needs ocigpu."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from support.engine_roots import configure, make_host, put, snapshot
+
+from ocigpu.cli.main import main
+
+DAEMON = '{\n  "log-driver": "journald"\n}\n'
+TASK = "/run/containerd/io.containerd.runtime.v2.task/k8s.io/0123456789abcdef/runtime"
+MADE = "/var/lib/docker/containers/0123456789abcdef"
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Path:
+    put(tmp_path, "/etc/docker/daemon.json", DAEMON)
+    return make_host(tmp_path)
+
+
+def leave(host: Path, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    status = main(["engine", "leave", "--root", str(host), *words])
+    return status, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("engine", ["docker", "containerd", "crio", "podman"])
+def test_every_engine_is_as_it_was_before(host: Path, engine: str, capsys: pytest.CaptureFixture[str]) -> None:
+    before = snapshot(host)
+    configure(host, engine, default=True)
+    assert snapshot(host) != before
+    assert leave(host, capsys) == (0, "")
+    assert snapshot(host) == before
+    assert leave(host, capsys) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        pytest.param({TASK: "/usr/bin/ocigpu-runtime"}, "container 0123456789ab of k8s.io", id="containerd"),
+        pytest.param(
+            {"/proc/7/cmdline": "/usr/bin/conmon\0-c\0abc\0-n\0web\0-r\0/usr/bin/ocigpu-runtime\0-b\0/x\0"},
+            "container web of conmon",
+            id="Podman",
+        ),
+        pytest.param(
+            {
+                f"{MADE}/hostconfig.json": json.dumps({"Runtime": "ocigpu"}),
+                f"{MADE}/config.v2.json": json.dumps({"Name": "/web"}),
+            },
+            "Docker's container web, made with the runtime ocigpu",
+            id="Docker",
+        ),
+    ],
+)
+def test_a_container_that_needs_it_keeps_it_and_nothing_is_changed(
+    host: Path, files: dict[str, str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    configure(host, "docker")
+    for path, text in files.items():
+        put(host, path, text)
+    before = snapshot(host)
+    status, said = leave(host, capsys)
+    assert status == 1
+    assert said.startswith(f"ocigpu: OCIGPU-ENG-6: still needed: {message}")
+    assert snapshot(host) == before
+
+
+def test_containers_of_other_runtimes_need_nothing(host: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    configure(host, "docker")
+    put(host, TASK, "/usr/bin/runc")
+    put(host, "/proc/7/cmdline", "conmon\0-r\0/usr/bin/crun\0")
+    put(host, f"{MADE}/hostconfig.json", json.dumps({"Runtime": "runc"}))
+    assert leave(host, capsys)[0] == 0
+    assert (host / "etc/docker/daemon.json").read_text() == DAEMON
+
+
+def test_an_entry_that_leads_to_it_by_another_name_keeps_it(host: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of the vendor's toolkit, from before: it is not ocigpu's to take out."""
+    put(host, "/etc/docker/daemon.json", '{"runtimes": {"nvidia": {"path": "nvidia-container-runtime"}}}')
+    link = host / "usr/bin/nvidia-container-runtime"
+    link.symlink_to("ocigpu-runtime")
+    for words in ((), ("--program", "nvidia-container-runtime")):
+        status, said = leave(host, capsys, *words)
+        assert status == 1
+        assert 'docker: the runtime "nvidia" of /etc/docker/daemon.json is nvidia-container-runtime' in said
+    link.unlink()
+    put(host, "/usr/bin/nvidia-container-runtime", "#!/bin/sh\n", 0o755)  # the vendor's is back
+    for words in ((), ("--program", "nvidia-container-runtime")):
+        assert leave(host, capsys, *words) == (0, "")
+
+
+def test_a_daemon_that_has_it_as_default_keeps_it_until_it_was_restarted(
+    host: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    configure(host, "docker", default=True)
+    put(host, "/proc/9/cmdline", "/usr/bin/dockerd\0-H\0fd://\0")
+    put(host, "/proc/9/status", f"Uid:\t{os.geteuid()}\t0\t0\t0\nNSpid:\t9\n")
+    status, said = leave(host, capsys)
+    assert status == 1
+    assert "docker starts every container with it until: restart docker" in said
+    assert (host / "etc/docker/daemon.json").read_text() == DAEMON
+    assert leave(host, capsys) == (0, ""), "the operator has read it"
