@@ -56,9 +56,15 @@ def test_the_second_start_parses_nothing(place: Path, tmp_path: Path, monkeypatc
         read_settings(str(path), keep=True)
 
 
-def test_commands_keep_nothing(place: Path, tmp_path: Path) -> None:
-    read_settings(str(write(tmp_path / "config.toml", TEXT)))
+def test_commands_keep_nothing_and_use_what_a_start_has_kept(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(write(tmp_path / "config.toml", TEXT))
+    first = read_settings(path)
     assert not place.exists()
+    read_settings(path, keep=True)
+    refuse_toml(monkeypatch)
+    assert read_settings(path) == first
 
 
 def values_of(key: Key) -> st.SearchStrategy[Any]:

@@ -4,7 +4,6 @@ Neither the name of a file nor its contents decide alone: what begins with "{" i
 not JSON; everything else is YAML.
 """
 
-import json
 import os
 
 from ocigpu.cdi.values import MAX_BYTES, MAX_NODES
@@ -111,6 +110,8 @@ def _parse_yaml(text: bytes, what: str) -> "Any":
         raise _cannot_read(what, f"not understood within {DEADLINE:g} s: too large or too involved") from error
     except OverflowError as error:
         raise _cannot_read(what, f"more than {MAX_ANSWER >> 20} MiB of data") from error
+    import json  # rawjson would look for repeated names, which an answer of ours has not
+
     try:
         result = json.loads(answer)
     except (ValueError, RecursionError) as error:

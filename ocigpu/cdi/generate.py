@@ -1,11 +1,11 @@
 """A whole CDI specification: what a source of devices found, with "all", in order, checked, dated by fingerprint."""
 
-import json
 import posixpath
 
 from ocigpu.cdi.check import check_spec
 from ocigpu.cdi.edits import hook_options, make_draft
 from ocigpu.cdi.versions import is_older, minimum_version, requirements
+from ocigpu.core import rawjson
 from ocigpu.core.errors import CdiError, OcigpuError, printable
 from ocigpu.core.gate import CAPABILITIES_ANNOTATION, permitted_capabilities
 from ocigpu.core.settings import CAPABILITIES
@@ -158,7 +158,7 @@ def _nothing(kind: str, message: str, draft: "Draft", mode: str) -> CdiError:
 
 
 def _key(item: "Any") -> str:
-    return item if isinstance(item, str) else json.dumps(item, sort_keys=True)
+    return item if isinstance(item, str) else rawjson.dump(sorted(item.items()))
 
 
 def _keys(edits: "Edits") -> dict[str, set[str]]:

@@ -1,12 +1,12 @@
 """A specification on disk brought up to date with the host: written only when its content would be another."""
 
-import json
 import os
 
 from ocigpu.cdi.document import read_document
 from ocigpu.cdi.generate import Generated, Part, generate_host
 from ocigpu.cdi.versions import is_older, parse_version
 from ocigpu.cdi.write import target_of, with_suffix, write_spec
+from ocigpu.core import rawjson
 from ocigpu.core.errors import CdiError, OcigpuError
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.fingerprint import stale_reasons
@@ -129,7 +129,7 @@ def _lower(before: "Any", newest: str) -> str:
 
 def _as_read(generated: Generated) -> "Any":
     """Return the specification as a reader of its file gets it: tuples are lists then."""
-    return json.loads(json.dumps(generated.spec))
+    return rawjson.parse(rawjson.dump(generated.spec))
 
 
 def _keep_file(error: OcigpuError, path: str, reasons: tuple[str, ...]) -> OcigpuError:

@@ -5,9 +5,9 @@ that compare texts.  Writing needs no YAML library: the data is of four types.
 """
 
 import errno
-import json
 import os
 
+from ocigpu.core import rawjson
 from ocigpu.core.errors import CdiError
 from ocigpu.system.files import replace_file
 
@@ -34,10 +34,14 @@ _PLAIN_FIRST = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ/.
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/._-+=:,@ ")
 _WORDS = frozenset(("y", "n", "yes", "no", "on", "off", "true", "false", "null", "none", "nan", "inf", "~"))
 """What a YAML 1.1 or 1.2 reader may take for something else than text."""
+_ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\b": "\\b", "\f": "\\f"}
+"""Of JSON (RFC 8259 section 7)."""
 
 
 def dump_json(spec: "dict[str, Any]") -> str:
     """Return a specification as one line of JSON without a final newline."""
+    import json
+
     return json.dumps(ordered(spec), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
@@ -89,7 +93,7 @@ def _block(value: "Any", indent: str) -> "Iterator[str]":
 def _scalar(value: "Any") -> str:
     if isinstance(value, str):
         return value if _is_plain(value) else _quoted(value)
-    return json.dumps(value)  # numbers, true, false, null, and [] and {} that are empty
+    return rawjson.dump(value)  # numbers, true, false, null, and [] and {} that are empty
 
 
 def _is_plain(text: str) -> bool:
@@ -107,8 +111,7 @@ def _is_plain(text: str) -> bool:
 
 def _quoted(text: str) -> str:
     """Return the text in double quotes (YAML 1.2, section 5.7): JSON's escapes, and those of other unprintables."""
-    inner = json.dumps(text, ensure_ascii=False)[1:-1]
-    return '"' + "".join(c if c.isprintable() else _escape(ord(c)) for c in inner) + '"'
+    return '"' + "".join(_ESCAPES.get(c) or (c if c.isprintable() else _escape(ord(c))) for c in text) + '"'
 
 
 def _escape(code: int) -> str:

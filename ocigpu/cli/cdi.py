@@ -2,9 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterable, Sequence
 from itertools import chain, groupby, pairwise, repeat
-from typing import Any, NamedTuple
 
 from ocigpu.cdi.check import Checked, check_spec
 from ocigpu.cdi.compare import edit_rows
@@ -21,6 +19,13 @@ from ocigpu.core.cdi_names import is_qualified
 from ocigpu.core.errors import CdiError, OcigpuError, UsageError, printable, quoted
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.fingerprint import ANNOTATION, stale_reasons
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from typing import Any, NamedTuple
+else:
+    from ocigpu.core.record import NamedTuple
 
 STANDARD_INPUT = "-"
 
@@ -59,7 +64,7 @@ def settings_with_dirs(config: str, spec_dirs: list[str] | None) -> Settings:
     return settings._replace(cdi_spec_dirs=directories) if directories else settings
 
 
-def file_state(annotations: dict[str, Any], settings: Settings) -> SpecState:
+def file_state(annotations: "dict[str, Any]", settings: Settings) -> SpecState:
     """Return how a specification with these annotations fits this host."""
     if ANNOTATION not in annotations:
         return SpecState("unknown", ("it carries no fingerprint of ocigpu",))
@@ -77,7 +82,7 @@ def check_file(path: str) -> Checked:
     return check_spec(read_document(path)[0])
 
 
-def read_valid_spec(path: str) -> dict[str, Any]:
+def read_valid_spec(path: str) -> "dict[str, Any]":
     """Return the specification of a file ("-": standard input) without errors; raises CdiError OCIGPU-CDI-2 or 3."""
     checked = check_file(path)
     if checked.errors:
@@ -103,7 +108,7 @@ def find_overlaps(registry: Registry) -> list[Overlap]:
     ]
 
 
-def invalid_value(option: str, what: str, value: str, valid: Sequence[str]) -> UsageError:
+def invalid_value(option: str, what: str, value: str, valid: "Sequence[str]") -> UsageError:
     """Return the error for a value that is not one of the valid ones; its hint names those, and the nearest one."""
     import difflib
 
@@ -149,7 +154,7 @@ def check_output(output: str) -> None:
         raise UsageError(f"--output: {quoted(output)} is not a file", "name a file that ends in .yaml or .json")
 
 
-def write_output(spec: dict[str, Any], path: str, format_name: str) -> None:
+def write_output(spec: "dict[str, Any]", path: str, format_name: str) -> None:
     """Write a specification to a file, atomically, or to standard output if ``path`` is empty; raises CdiError."""
     if path:
         write_spec(spec, path, format_name)
@@ -166,13 +171,13 @@ def write_output(spec: dict[str, Any], path: str, format_name: str) -> None:
         raise CdiError("OCIGPU-CDI-8", f"write standard output: {error.strerror}", "") from error
 
 
-def say(lines: Iterable[str]) -> None:
+def say(lines: "Iterable[str]") -> None:
     """Print lines for people on standard error."""
     for line in lines:
         print(printable(line), file=sys.stderr)
 
 
-def say_skipped(texts: Iterable[str]) -> None:
+def say_skipped(texts: "Iterable[str]") -> None:
     """Print what was left out, a line each."""
     say(f"skipped: {text.removeprefix('left out: ')}" for text in texts)
 
@@ -299,7 +304,7 @@ def _show_file(path: str, settings: Settings, json: bool) -> None:
         show.table(("edit", "details"), rows)
 
 
-def _show_data(path: str, spec: dict[str, Any], device: str, edits: dict[str, Any], settings: Settings) -> None:
+def _show_data(path: str, spec: "dict[str, Any]", device: str, edits: "dict[str, Any]", settings: Settings) -> None:
     annotations = spec.get("annotations") or {}
     show.data(
         {

@@ -5,8 +5,6 @@ Names, aliases and variables of the options, which ``ocigpu watch`` has too, are
 """
 
 import os
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 from ocigpu.cdi.compare import Difference, compare_specs
 from ocigpu.cdi.hook_words import HOOK_NAMES
@@ -31,6 +29,13 @@ from ocigpu.core.cdi_names import check_part
 from ocigpu.core.errors import CdiError, OcigpuError, UsageError, printable
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.offer import FEATURE_FLAGS, MODES, NAME_STRATEGIES, GenerateOptions
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from typing import NamedTuple
+else:
+    from ocigpu.core.record import NamedTuple
 
 ACCEPTED_VERSIONS = VERSIONS[VERSIONS.index(EARLIEST) :]
 VARIABLE = "NVIDIA_CTK_CDI_GENERATE_"
@@ -111,17 +116,17 @@ def read_generate_request(
     return GenerateRequest(options, settings)
 
 
-def _list(given: Sequence[str] | None, variable: str) -> tuple[str, ...]:
+def _list(given: "Sequence[str] | None", variable: str) -> tuple[str, ...]:
     """Return the values of an option that is repeated, separated by commas or both; if not given, of its variable."""
     texts = given if given is not None else [os.environ.get(VARIABLE + variable, "")]
     return tuple(part for text in texts for part in text.split(",") if part)
 
 
-def _directories(given: Sequence[str] | None, variable: str) -> tuple[str, ...]:
+def _directories(given: "Sequence[str] | None", variable: str) -> tuple[str, ...]:
     return tuple(part for text in _list(given, variable) for part in text.split(":") if part)
 
 
-def _check(option: str, what: str, values: Iterable[str], valid: Sequence[str]) -> None:
+def _check(option: str, what: str, values: "Iterable[str]", valid: "Sequence[str]") -> None:
     for value in values:
         if value not in valid:
             raise invalid_value(option, what, value, valid)

@@ -1,11 +1,13 @@
 """``ocigpu list``, ``facts`` and ``refresh``: what this host has."""
 
-from collections.abc import Iterator
-
 from ocigpu.cli import show
 from ocigpu.cli.common import load_facts, load_settings
 from ocigpu.core.facts import Gpu, HostFacts, facts_to_json, to_data
 from ocigpu.gpus.cached import refresh_facts
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def list_command(config: str = "", driver_root: str = "", facts: str = "", json: bool = False) -> None:
@@ -59,7 +61,7 @@ def _fact_fields(host: HostFacts) -> list[tuple[str, str]]:
     ]
 
 
-def _fact_tables(host: HostFacts) -> Iterator[tuple[tuple[str, ...], list[tuple[str, ...]]]]:
+def _fact_tables(host: HostFacts) -> "Iterator[tuple[tuple[str, ...], list[tuple[str, ...]]]]":
     gpu_nodes = [node for gpu in host.gpus for node in (*((gpu.node,) if gpu.node else ()), *gpu.drm_nodes)]
     nodes = (*host.control_nodes, *gpu_nodes)
     yield (

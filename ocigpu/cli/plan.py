@@ -1,8 +1,6 @@
 """``ocigpu plan``: what would be done for a container, each step with its reason; nothing is changed."""
 
 import os
-from collections.abc import Callable, Sequence
-from typing import Any
 
 from ocigpu.cli import show
 from ocigpu.cli.common import load_facts, load_settings
@@ -16,6 +14,11 @@ from ocigpu.core.vendors import VENDORS
 from ocigpu.gpus.nvidia.request import DEVICES_VARIABLE
 from ocigpu.gpus.request import Request
 from ocigpu.gpus.vendors import find_vendors, make_plan, parse_request
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
 
 CAPABILITIES_VARIABLE = "NVIDIA_DRIVER_CAPABILITIES"
 
@@ -103,7 +106,7 @@ def _print_nothing(request: Request, settings: Settings, json: bool) -> None:
 
 
 def _show_data(
-    plan: Plan, request: Request, files: Sequence[object] = (), edits: object = None, why_hook: str = ""
+    plan: Plan, request: Request, files: "Sequence[object]" = (), edits: object = None, why_hook: str = ""
 ) -> None:
     """Print the plan as JSON: ``files`` and ``edits`` are of CDI devices, ``why_hook`` says why it is not mode spec."""
     cdi = {"devices": list(request.cdi_devices), "files": list(files), "containerEdits": edits or {}}
@@ -125,7 +128,7 @@ def _print_plan(plan: Plan, request: Request, host: HostFacts, recorded: str, wh
     _print_steps(plan_steps(plan), each, plan.notes)
 
 
-def _print_steps(steps: Sequence[Step], each: bool, notes: Sequence[str]) -> None:
+def _print_steps(steps: "Sequence[Step]", each: bool, notes: "Sequence[str]") -> None:
     print_steps(steps, each, states=False)
     print()
     show.notes(notes)
@@ -179,10 +182,10 @@ def image_line(image: ImageFacts) -> str:
 
 def _show_cdi_plan(
     request: Request,
-    container: dict[str, Any],
+    container: "dict[str, Any]",
     settings: Settings,
     how: tuple[bool, bool],
-    read_host: Callable[[], HostFacts],
+    read_host: "Callable[[], HostFacts]",
 ) -> None:
     """Print what the request's devices stand for; nothing is changed.
 

@@ -1,16 +1,20 @@
 """Output of the commands, for terminals, pipes and programs."""
 
 import os
-import signal
 import sys
-from collections.abc import Container, Iterable, Mapping, Sequence
 from itertools import zip_longest
-from typing import Any, Self
 
 from ocigpu.cli import manual
 from ocigpu.cli.manual import columns
 from ocigpu.core.errors import printable
-from ocigpu.core.facts import HostFacts
+from ocigpu.system import signals
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterable, Mapping, Sequence
+    from typing import Any, Self
+
+    from ocigpu.core.facts import HostFacts
 
 COLOURS = {
     **dict.fromkeys(("+", "ok", "there", "allowed", "as granted", "fresh", "running"), "32"),
@@ -26,14 +30,14 @@ SCHEMA_VERSION = 1
 """Of the JSON that commands print: one more when a key goes or means something else; new keys change nothing."""
 
 
-def data(value: Mapping[str, Any]) -> None:
+def data(value: "Mapping[str, Any]") -> None:
     """Print an object as indented JSON, with ``schema-version`` first."""
     import json
 
     print(json.dumps({"schema-version": SCHEMA_VERSION, **value}, indent=2))
 
 
-def fields(rows: Iterable[tuple[str, str]], whole: Container[str] = ()) -> None:
+def fields(rows: "Iterable[tuple[str, str]]", whole: "Container[str]" = ()) -> None:
     """Print (name, value) pairs as aligned lines; an empty name continues the value above it.
 
     A long value is folded on a terminal, but those of the names in ``whole``: commands, to be copied.
@@ -56,7 +60,7 @@ def _folded(text: str, indent: int) -> list[str]:
     return manual.fold(text, max(room, NARROW), 0) or [""] if sys.stdout.isatty() else [text]
 
 
-def table(headers: Sequence[str], rows: Sequence[Sequence[str]], fold: bool = True) -> None:
+def table(headers: "Sequence[str]", rows: "Sequence[Sequence[str]]", fold: bool = True) -> None:
     """Print rows: folded to the terminal's width on a terminal, one aligned line a row anywhere else.
 
     ``fold`` is False for rows that hold names to copy: they stay in one piece, however narrow the terminal.
@@ -91,7 +95,7 @@ def _pieces(text: str, width: int) -> list[str]:
     return [line[at : at + width] for line in lines for at in range(0, len(line), width)] or [""]
 
 
-def notes(texts: Iterable[str], apart: bool = False) -> None:
+def notes(texts: "Iterable[str]", apart: bool = False) -> None:
     """Print warnings, a line each; ``apart``: below an empty line."""
     for number, note in enumerate(texts):
         if apart and not number:
@@ -100,7 +104,7 @@ def notes(texts: Iterable[str], apart: bool = False) -> None:
         print(f"{styled('note:', '33')} {first}", *(f"      {line}" for line in more), sep="\n")
 
 
-def diff(lines: Iterable[str]) -> None:
+def diff(lines: "Iterable[str]") -> None:
     """Print the lines of a unified diff, in colours on a terminal."""
     colours = {"+": "32", "-": "31", "@": "36"}
     for line in lines:
@@ -119,7 +123,7 @@ def confirm(question: str) -> bool:
         return False
 
 
-def host_line(facts: HostFacts, recorded: str = "") -> str:
+def host_line(facts: "HostFacts", recorded: str = "") -> str:
     """Return one line that says what host this is: a simulated one is never taken for a real one."""
     if facts.simulated:
         text = f"SIMULATED host {facts.driver_root}: no real GPU"
@@ -130,7 +134,7 @@ def host_line(facts: HostFacts, recorded: str = "") -> str:
     return f"{text} (recorded in {recorded})" if recorded else text
 
 
-def driver_line(facts: HostFacts) -> str:
+def driver_line(facts: "HostFacts") -> str:
     """Return one line on the driver, e.g. "550.163.01, CUDA 12.4, 8 GPUs (from nvml)"; of several, on each."""
     if facts.parts:
         return "; ".join(f"{one.vendor} {driver_line(one)}" for one in facts.parts)
@@ -160,9 +164,9 @@ class Progress:
         self._last = ""
         self._terminal = sys.stderr.isatty()
 
-    def __enter__(self) -> Self:
-        self._before = signal.signal(signal.SIGALRM, self._begin)
-        signal.setitimer(signal.ITIMER_REAL, self._delay)
+    def __enter__(self) -> "Self":
+        self._before = signals.signal(signals.SIGALRM, self._begin)
+        signals.setitimer(signals.ITIMER_REAL, self._delay)
         return self
 
     def __call__(self, text: str) -> None:
@@ -186,7 +190,7 @@ class Progress:
             print(text, file=sys.stderr, flush=True)
 
     def __exit__(self, *_exception: object) -> None:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, self._before)
+        signals.setitimer(signals.ITIMER_REAL, 0)
+        signals.signal(signals.SIGALRM, self._before)
         if self._terminal and self._last:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)

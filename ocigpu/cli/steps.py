@@ -1,15 +1,15 @@
 """The steps of a plan on the screen, for ``ocigpu plan`` and ``ocigpu explain CONTAINER``: groups, or each of them."""
 
 import os
-from collections import Counter
-from collections.abc import Sequence
 from itertools import takewhile
-from typing import TYPE_CHECKING
 
 from ocigpu.cli import show
 from ocigpu.core.errors import printable
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ocigpu.containers.steps import Step
 
 SIGNS = {"mask": "-", "ldconfig": "~", "merge": "~", "mode": "~", "read-only": "~", "tmpfs": "~"}
@@ -37,8 +37,8 @@ def print_steps(steps: "Sequence[Step]", each: bool, states: bool) -> None:
 
 def sum_line(steps: "Sequence[Step]") -> str:
     """Return e.g. "52 to add, 2 to change, 0 to hide"."""
-    signs = Counter(_sign(step) for step in steps)
-    return f"{signs['+']} to add, {signs['~']} to change, {signs['-']} to hide"
+    signs = [_sign(step) for step in steps]
+    return f"{signs.count('+')} to add, {signs.count('~')} to change, {signs.count('-')} to hide"
 
 
 def _print_each(steps: "Sequence[Step]", states: bool) -> None:
@@ -79,8 +79,9 @@ def _row(group: "Sequence[Step]", states: bool) -> tuple[str, ...]:
         names.append(os.path.basename(path) if os.path.dirname(path) == os.path.dirname(first) else path)
         shown += len(", ".join(names)) <= ROOM and shown == len(names) - 1
     more = f" and {len(names) - shown} more" if len(names) > shown else ""
-    found = Counter(step.now for step in group)
-    now = next(iter(found)) if len(found) == 1 else ", ".join(f"{number} {state}" for state, number in found.items())
+    found = [step.now for step in group]
+    counted = ", ".join(f"{found.count(state)} {state}" for state in dict.fromkeys(found))
+    now = found[0] if found.count(found[0]) == len(found) else counted
     begin = (now or "-") if states else _sign(group[0])
     return begin, what, ", ".join(names[:shown]) + more, _join([step.reason for step in group]) + _from(group)
 

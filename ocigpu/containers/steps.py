@@ -1,12 +1,15 @@
 """The steps of a plan as people are shown them: what is made in a container, of what on the host, and why."""
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
-
 from ocigpu.core.actions import AllowDevice, Bind, Link, Node, Plan
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any, NamedTuple
+
     from ocigpu.core.actions import Action
+else:
+    from ocigpu.core.record import NamedTuple
 
 
 class Step(NamedTuple):
@@ -22,17 +25,17 @@ class Step(NamedTuple):
     now: str = ""
 
 
-def plan_steps(plan: Plan, now: Mapping[int, str] = {}) -> list[Step]:
+def plan_steps(plan: Plan, now: "Mapping[int, str] | None" = None) -> list[Step]:
     """Return the actions of a plan; a node and the rule for it are one step.  ``now``: state by place in the plan."""
     nodes = {(action.node.major, action.node.minor) for action in plan.actions if isinstance(action, Node)}
     return [
-        Step(*_shown(action), action.reason, now.get(place, ""))
+        Step(*_shown(action), action.reason, now.get(place, "") if now else "")
         for place, action in enumerate(plan.actions)
         if not isinstance(action, AllowDevice) or (action.major, action.minor) not in nodes
     ]
 
 
-def edit_steps(edits: dict[str, Any], reason: str) -> list[Step]:
+def edit_steps(edits: "dict[str, Any]", reason: str) -> list[Step]:
     """Return the steps that containerEdits of CDI devices are."""
     from ocigpu.cdi.compare import edit_rows
 

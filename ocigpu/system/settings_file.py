@@ -26,8 +26,8 @@ def read_settings(path: str = "", keep: bool = False) -> Settings:
     """Return the settings of the file ``path``, or of :data:`DEFAULT_PATH` when empty (missing: the defaults).
 
     A named file must exist.  A file that others than root or the caller could have written or put there is refused
-    (OCIGPU-SET-3): its values decide what root executes.  ``keep``: what the text says is taken from the cache when
-    it has this very text, and kept there for the next start.
+    (OCIGPU-SET-3): its values decide what root executes.  What the text says is taken from the cache when that has this
+    very text.  ``keep``: it is kept there for the next start.
     """
     named = bool(path)
     path = path or DEFAULT_PATH
@@ -46,9 +46,9 @@ def read_settings(path: str = "", keep: bool = False) -> Settings:
         raise SettingsError(
             "OCIGPU-SET-1", f"settings {path}: {error.strerror}", "" if error.errno == errno.EFBIG else None
         ) from error
-    directory = open_cache(create=True) if keep else -1
+    directory = open_cache(create=keep)
     try:
-        document = parse_toml(data) if directory < 0 else _parse_kept(data, directory)
+        document = parse_toml(data) if directory < 0 else _parse_kept(data, directory, keep)
     except (ValueError, RecursionError) as error:  # tomllib.TOMLDecodeError and UnicodeDecodeError are ValueErrors
         raise SettingsError("OCIGPU-SET-1", f"settings {path}: {error}") from error
     finally:
@@ -66,7 +66,7 @@ def parse_toml(data: bytes) -> "dict[str, Any]":
     return tomllib.loads(data.decode())
 
 
-def _parse_kept(data: bytes, directory: int) -> "dict[str, Any]":
+def _parse_kept(data: bytes, directory: int, keep: bool) -> "dict[str, Any]":
     """Return what :func:`parse_toml` would, from the cache where that has the same bytes: no date is trusted."""
     from ocigpu.core import rawjson
 
@@ -79,6 +79,8 @@ def _parse_kept(data: bytes, directory: int) -> "dict[str, Any]":
     except (ValueError, RecursionError):  # written by another version
         pass
     document = parse_toml(data)
+    if not keep:
+        return document
     try:
         text = rawjson.dump(document).encode()
     except (ValueError, TypeError, RecursionError):  # a date or a NaN: no setting of ours

@@ -25,9 +25,9 @@ else:
     from _signal import *
 
 __all__ = [
-    "GRACE", "SECONDS", "SIGALRM", "SIGCHLD", "SIGHUP", "SIGINT", "SIGKILL", "SIGPIPE", "SIGTERM", "SIGXFSZ", "SIG_DFL",
-    "SIG_IGN", "SIG_SETMASK", "Deadline", "begin_deadline", "children", "end_deadline", "ended_by_signals", "kill_in",
-    "pthread_sigmask", "reap", "seconds_left", "signal", "touched",
+    "GRACE", "ITIMER_REAL", "SECONDS", "SIGALRM", "SIGCHLD", "SIGHUP", "SIGINT", "SIGKILL", "SIGPIPE", "SIGTERM",
+    "SIGXFSZ", "SIG_DFL", "SIG_IGN", "SIG_SETMASK", "Deadline", "begin_deadline", "children", "end_deadline",
+    "ended_by_signals", "kill_in", "pthread_sigmask", "reap", "seconds_left", "setitimer", "signal", "touched",
 ]  # fmt: skip
 
 SECONDS = 30.0

@@ -20,6 +20,7 @@ from ocigpu.cli.described import run as run_typer
 from ocigpu.cli.main import COMMANDS, LENIENT, find_command, load_command, main
 from ocigpu.cli.manual import read_page
 from ocigpu.core.facts import HostFacts
+from ocigpu.system.settings_file import read_settings
 
 PACKAGE = Path(ocigpu.__file__).parent
 Run = Callable[..., tuple[int, str, str]]
@@ -272,6 +273,16 @@ def test_a_command_of_every_day_imports_nothing_heavy(simulated: Path, words: li
     commands = {f"ocigpu.cli.{target.partition(':')[0]}" for target in COMMANDS.values()}
     own, _, _ = COMMANDS[find_command(words)[0]].partition(":")
     assert loaded & commands <= {f"ocigpu.cli.{own}", "ocigpu.cli.cdi"}  # cdi.py has what its commands share
+
+
+@pytest.mark.parametrize("words", [["list"], ["plan", "--gpus", "all"], ["cdi", "generate"]])
+def test_a_command_after_a_start_imports_nothing_dearer_than_a_start_does(simulated: Path, words: list[str]) -> None:
+    requirements.require(requirements.root())  # who has a cache directory
+    path = str(simulated / "config.toml")
+    read_settings(path, keep=True)
+    loaded, output = imported_by(*words, environment={"OCIGPU_CONFIG": path})
+    assert output
+    assert not loaded & {"collections", "contextlib", "enum", "functools", "json", "re", "signal", "tomllib", "typing"}
 
 
 COMPLETED = [
