@@ -163,7 +163,7 @@ def test_several_daemons_must_be_told_apart(host: Path) -> None:
     process(host, 8, "/var/lib/rancher/k3s/data/current/bin/containerd -c /var/lib/rancher/k3s/config.toml")
     with pytest.raises(OcigpuError, match=r"runs several times, with /etc/containerd/config\.toml, /var/lib") as caught:
         main_config(options(host, "containerd"))
-    assert caught.value.hint == "say which: --config FILE"
+    assert caught.value.hint == "say which: --engine-config FILE"
 
 
 @pytest.mark.parametrize(

@@ -40,9 +40,20 @@ def ps_command(all_: bool = False, state_dir: list[str] | None = None, config: s
     chosen = [container for container in containers if all_ or container.pid]
     reports = make_reports(chosen, facts, load_settings(config))
     reports = [report for report in reports if all_ or report.gpus or report.unanswered]
+    others = []
+    if not os.geteuid() and not state_dir:
+        from ocigpu.containers.users import find_of_users
+
+        found, more = find_of_users(facts, load_settings(config))
+        notes += more
+        others = [one for one in found if all_ or (one.pid and (one.gpus or one.unanswered))]
     if json:
         data = [report_to_json(report) for report in reports]
-        show.data({"simulated": facts.simulated, "containers": data, "notes": [*notes, *unreadable]})
+        names = ("gpu", "uuid", "state")
+        theirs = [one._asdict() | {"gpus": [dict(zip(names, gpu, strict=True)) for gpu in one.gpus]} for one in others]
+        show.data(
+            {"simulated": facts.simulated, "containers": data, "of_users": theirs, "notes": [*notes, *unreadable]}
+        )
         return
     if facts.simulated:
         print(f"host: {show.host_line(facts)}")
@@ -55,6 +66,14 @@ def ps_command(all_: bool = False, state_dir: list[str] | None = None, config: s
     else:
         what = "container" if all_ else "running container with a GPU"
         print(f"no {what}, of {show.count(len(containers), 'container')}")
+    if others:
+        print("\nof other users, by their own files")
+        rows = [
+            (one.user, one.name, one.engine, one.status, one.mode or "-", index, uuid, state or "-")
+            for one in others
+            for index, uuid, state in one.gpus or (("-", "", "asked, not given" if one.unanswered else ""),)
+        ]
+        show.table(("user", "container", "engine", "status", "mode", "gpu", "uuid", "state"), rows, fold=False)
     processes = [
         (shown_name(report.container), str(process.pid), process.command, ", ".join(process.devices))
         for report in reports

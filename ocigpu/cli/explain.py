@@ -1,5 +1,6 @@
 """``ocigpu explain``: codes and messages (docs/ERRORS.md, TROUBLESHOOTING.md), and why a container has what it has."""
 
+import functools
 import os
 import re
 import sys
@@ -61,7 +62,7 @@ def explain_command(
         if json:
             _show_data(codes=[data])
         else:
-            show.fields(data.items())
+            _print_code(data["code"])
     elif check := checks.get(target):
         if json:
             _show_data(findings=[{"finding": check.name, "title": check.title, "meaning": check.meaning}])
@@ -92,7 +93,25 @@ def _show_data(explanation: dict[str, Any] | None = None, **lists: list[dict[str
 
 
 def _code_data(name: str) -> dict[str, str]:
-    return {"code": name, "cause": CODES[name].cause, "fix": CODES[name].fix}
+    return {"code": name, "cause": CODES[name].cause, "fix": CODES[name].fix, **read_examples()[name]}
+
+
+@functools.cache
+def read_examples() -> dict[str, dict[str, str]]:
+    """Return "example" and "text" of every code."""
+    import tomllib
+
+    with open(os.path.join(os.path.dirname(__file__), "codes.toml"), "rb") as file:
+        return tomllib.load(file)
+
+
+def _print_code(name: str) -> None:
+    """Print a code as a paragraph below an example of its message."""
+    data = _code_data(name)
+    print(show.styled(f"{name}: {data['cause']}", "1"))
+    for title, text in (("", data["text"]), ("What to do: ", data["fix"]), ("Example: ", f"{name}: {data['example']}")):
+        print()
+        show.paragraph(title + text)
 
 
 def _names_container(text: str, state_dir: list[str] | None) -> bool:
@@ -139,8 +158,11 @@ def render_markdown() -> str:
     for name, entry in CODES.items():
         if name.split("-")[1] != area:
             area = name.split("-")[1]
-            lines += ["", f"## {area}: {AREAS[area]}", "", "| code | cause | what to do |", "|---|---|---|"]
-        lines.append(f"| `{name}` | {entry.cause} | {entry.fix} |".replace("*", "\\*"))
+            lines += ["", f"## {area}: {AREAS[area]}"]
+        cause, fix = (text.replace("*", "\\*") for text in (entry.cause, entry.fix))
+        more = read_examples()[name]
+        lines += ["", f"### {name}", "", f"{cause} {more['text']}", "", f"    {name}: {more['example']}"]
+        lines += ["", f"**What to do:** {fix}"]
     return "\n".join(lines) + "\n"
 
 
@@ -165,8 +187,10 @@ def _explain_message(text: str, config: str, json: bool, checks: bool, log: bool
         ]
         _show_data(codes=list(map(_code_data, codes)), messages=entries)
         return
-    for code in codes:
-        show.fields(_code_data(code).items())
+    for number, code in enumerate(codes):
+        if number:
+            print()
+        _print_code(code)
     for number, one in enumerate(found):
         if number or codes:
             print()

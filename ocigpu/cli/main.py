@@ -176,7 +176,12 @@ def _usage_error(error: Exception, command: str) -> UsageError | None:
 
 
 def _report(error: OcigpuError) -> int:
-    print(error.render(PROGRAM), file=sys.stderr)
+    text = error.render(PROGRAM)
+    if sys.stderr.isatty() and not os.environ.get("NO_COLOR"):
+        text = text.replace(error.code, f"\x1b[31m{error.code}\x1b[0m", 1).replace(
+            "\nhint:", "\n\x1b[1mhint:\x1b[0m", 1
+        )
+    print(text, file=sys.stderr)
     return error.exit_code
 
 

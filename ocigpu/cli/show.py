@@ -54,6 +54,13 @@ def fields(rows: "Iterable[tuple[str, str]]", whole: "Container[str]" = ()) -> N
             print(f"{'':<{width}}  {line}")
 
 
+def paragraph(text: str) -> None:
+    """Print a text, indented, folded to the terminal's width; on lines of 80 columns elsewhere."""
+    width = min(columns(), manual.MAX_WIDTH) if sys.stdout.isatty() else manual.WIDTH
+    for line in manual.fold(f"  {printable(text)}", width, 2):
+        print(line)
+
+
 def _folded(text: str, indent: int) -> list[str]:
     """Return a text as lines that fit a terminal below each other, ``indent`` columns from its left; one elsewhere."""
     room = columns() - indent

@@ -150,7 +150,9 @@ def _configure(words: list[str], said: Said) -> None:
     wanted = Wanted(name, _program(engine, told, said), told.get("nvidia_set_as_default", False), False)
     if told.get("cdi_enabled") and engine != "crio":  # which has no switch for it
         wanted = wanted._replace(cdi=True)
-    options = ConfigureOptions(engine, wanted, config="" if config == drop_in else config, drop_in=drop_in)
+    if engine == "crio" and config == drop_in:  # no main file was named
+        config = ""
+    options = ConfigureOptions(engine, wanted, config=config, drop_in=drop_in)
     dry = told.get("dry_run", False)
     with contextlib.nullcontext() if dry else locked(), Root("/") as root:
         try:

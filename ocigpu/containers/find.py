@@ -20,6 +20,9 @@ from ocigpu.core.errors import OcigpuError, SpecError, quoted
 from ocigpu.provision.cgroups import CgroupMount, parse_cgroup_mounts
 from ocigpu.system.proc import parse_cgroup, read_proc, read_stat
 
+USER_DIRECTORIES = "/run/user"
+USER_NAMES = ("runc", "crun", "docker/runtime-*/*", "containerd/runc/*")
+"""Where runtimes and rootless engines keep states below a user's directory, patterns of glob(7)."""
 MAX_CONTAINERS = 10_000
 """Directories looked at in one place."""
 
@@ -34,16 +37,15 @@ def default_places(roots: tuple[str, ...] = ()) -> Places:
     """Return where the runtimes and engines of this user keep states, or only ``roots`` if there are any.
 
     runc(8) and crun(1), --root; dockerd: ``runtime-NAME/NAMESPACE`` in its exec-root; containerd's shim:
-    ``/run/containerd/runc/NAMESPACE``; Podman and CRI-O use the runtimes' own.  Without root: those in
-    XDG_RUNTIME_DIR, which is /run/user/UID by default (pam_systemd(8)).
+    ``/run/containerd/runc/NAMESPACE``; Podman and CRI-O use the runtimes' own.  Those of rootless engines are in
+    XDG_RUNTIME_DIR, which is /run/user/UID by default (pam_systemd(8)); other users': :mod:`ocigpu.containers.users`.
     """
     if roots:
         return Places(tuple(os.path.abspath(root) for root in roots))
     system = ("/run/runc", "/run/crun", "/run/docker/runtime-*/*", "/run/containerd/runc/*")
-    own = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.geteuid()}"
-    tops = ["/run/user/*"] if os.geteuid() == 0 else [glob.escape(own)]
-    names = ("runc", "crun", "docker/runtime-*/*", "containerd/runc/*")
-    return Places((*system, *(f"{top}/{name}" for top in tops for name in names)))
+    own = f"{USER_DIRECTORIES}/{os.geteuid()}"
+    own = glob.escape(os.environ.get("XDG_RUNTIME_DIR") or own) if os.geteuid() else own
+    return Places((*system, *(f"{own}/{name}" for name in USER_NAMES)))
 
 
 def find_containers(places: Places) -> tuple[list[Container], list[str]]:

@@ -34,7 +34,7 @@ CODES: dict[str, Code] = {
     ),
     "OCIGPU-SET-4": Code(
         "A settings file could not be written; one that was there before is unchanged.",
-        "See the cause in the message: often a missing right, or a file that is there already.",
+        "Often a missing right, or a file that is there already.",
     ),
     # SPEC: bundle and config.json, OCI state
     "OCIGPU-SPEC-1": Code(
@@ -60,7 +60,10 @@ CODES: dict[str, Code] = {
     "OCIGPU-RT-1": Code(
         "No low-level OCI runtime was found.", "Install runc or crun, or set runtime.runtimes in the settings."
     ),
-    "OCIGPU-RT-2": Code("The low-level OCI runtime could not be started.", "See the cause in the message."),
+    "OCIGPU-RT-2": Code(
+        "The low-level OCI runtime could not be started.",
+        "Run it by hand as root (runc --version): mostly a permission, its architecture, or a mount with noexec.",
+    ),
     "OCIGPU-RT-3": Code(
         "The prestart hook that belongs to the shim is missing.",
         "Install ocigpu again, or set hook.path in the settings.",
@@ -98,7 +101,10 @@ CODES: dict[str, Code] = {
         "The loaded kernel module and the driver libraries are of different versions.",
         "Reboot, or unload and load the nvidia kernel modules after the update.",
     ),
-    "OCIGPU-HOST-3": Code("A host file that describes the driver cannot be read.", "See the cause in the message."),
+    "OCIGPU-HOST-3": Code(
+        "A host file that describes the driver cannot be read.",
+        "Look at that file: it must be readable, and one for --facts is written by ocigpu facts --json.",
+    ),
     "OCIGPU-HOST-4": Code(
         "A kernel module of the driver could not be loaded.",
         "See dmesg, and run modprobe for it by hand; often it was not built for the running kernel.",
@@ -109,7 +115,10 @@ CODES: dict[str, Code] = {
         "The requested GPU is there but cannot be given: the driver reports an error for it.",
         "See dmesg for Xid messages; reset or replace the GPU.",
     ),
-    "OCIGPU-DEV-3": Code("A device node could neither be created nor bind-mounted.", "See the cause in the message."),
+    "OCIGPU-DEV-3": Code(
+        "A device node could neither be created nor bind-mounted.",
+        "Make the host's nodes: ocigpu system create-device-nodes; if a mount fails, look in dmesg for SELinux.",
+    ),
     "OCIGPU-DEV-4": Code(
         "The device numbers of a driver component are unknown.",
         "Load the kernel module that the message names, then start the container again.",
@@ -127,16 +136,22 @@ CODES: dict[str, Code] = {
     "OCIGPU-NS-1": Code(
         "The container's process is gone, or is not the container.", "The container failed before the hook ran."
     ),
-    "OCIGPU-NS-2": Code("The container's namespaces could not be entered.", "See the cause in the message."),
+    "OCIGPU-NS-2": Code(
+        "The container's namespaces could not be entered.",
+        "Run it as root of the machine, with the host's procfs on /proc.",
+    ),
     # MNT: applying
     "OCIGPU-MNT-1": Code(
-        "A file or directory could not be mounted into the container.", "See the cause in the message."
+        "A file or directory could not be mounted into the container.",
+        "Look what the image or a volume has at that path, and in dmesg for SELinux or AppArmor.",
     ),
     "OCIGPU-MNT-2": Code(
         "A path inside the container cannot be used as a target.",
         "The image has something unexpected at that path; see the message.",
     ),
-    "OCIGPU-MNT-3": Code("A link could not be made in the container.", "See the cause in the message."),
+    "OCIGPU-MNT-3": Code(
+        "A link could not be made in the container.", "Remove what the image has at that path, or make it a link."
+    ),
     # CG: device cgroup
     "OCIGPU-CG-1": Code(
         "The container's device cgroup could not be found or changed.",
@@ -176,7 +191,7 @@ CODES: dict[str, Code] = {
     ),
     "OCIGPU-CDI-8": Code(
         "A CDI specification could not be written; a file that was there before is unchanged.",
-        "See the cause in the message: often a missing right, a read-only file system or a full disk.",
+        "Often a missing right, a read-only file system or a full disk.",
     ),
     # CTR: containers that exist, found and looked at
     "OCIGPU-CTR-1": Code(
@@ -189,11 +204,11 @@ CODES: dict[str, Code] = {
     ),
     "OCIGPU-CTR-4": Code(
         "It could not be found out what the running container can reach.",
-        "See the cause in the message; a paused container must be resumed, a driver that hangs needs its GPU reset.",
+        "A paused container must be resumed, a driver that hangs needs its GPU reset.",
     ),
     "OCIGPU-CTR-5": Code(
         "A GPU could not be given to a running container, or taken from it; everything begun was undone.",
-        "See the cause in the message; what the container has now: ocigpu verify CONTAINER.",
+        "What the container has now: ocigpu verify CONTAINER.",
     ),
     "OCIGPU-CTR-6": Code(
         "Changing or entering a running container needs root of the machine.", "Run it as root: sudo ocigpu ..."
@@ -209,7 +224,7 @@ CODES: dict[str, Code] = {
     ),
     "OCIGPU-ENG-2": Code(
         "A configuration file of a container engine holds something that forbids the change; nothing was changed.",
-        "See the message: change that setting by hand, or choose another file or name.",
+        "Change that setting by hand, or choose another file or name.",
     ),
     "OCIGPU-ENG-3": Code(
         "The container engine's own check refuses the new configuration, or reads it otherwise than meant; nothing was "
@@ -218,11 +233,11 @@ CODES: dict[str, Code] = {
     ),
     "OCIGPU-ENG-4": Code(
         "A configuration file of a container engine could not be written; the file is as it was.",
-        "See the cause in the message: a missing right, a read-only file system, or a directory that others can write.",
+        "Mostly a missing right, a read-only file system, or a directory that others can write.",
     ),
     "OCIGPU-ENG-5": Code(
         "The installed container engine does not have what was asked for, or ocigpu's program for it is missing.",
-        "See the message: install ocigpu or a newer engine, or leave the option out.",
+        "Install ocigpu or a newer engine, or leave the option out.",
     ),
     "OCIGPU-ENG-6": Code(
         "ocigpu was to be removed, and something needs it: a container started with it, or an engine that would "
@@ -236,11 +251,11 @@ CODES: dict[str, Code] = {
     ),
     "OCIGPU-KUBE-2": Code(
         "The kubelet asks for devices that cannot be given to a container.",
-        "See the cause in the message; delete the pod, so that its controller makes another.",
+        "Delete the pod, so that its controller makes another.",
     ),
     "OCIGPU-KUBE-3": Code(
         "The Kubernetes device plugin cannot do its work: its socket, or what it is made of.",
-        "See the cause in the message; it must run as root, with the kubelet's directory of device plugins.",
+        "It must run as root, with the kubelet's directory of device plugins.",
     ),
     "OCIGPU-KUBE-4": Code(
         "The options or the collectors file of the metrics exporter cannot be read, understood or obeyed.",
@@ -252,7 +267,7 @@ CODES: dict[str, Code] = {
     ),
     "OCIGPU-KUBE-6": Code(
         "A control daemon of CUDA's Multi-Process Service cannot be run; its resource is not offered meanwhile.",
-        "See the cause in the message; it needs a privileged pod with the driver's programs, and GPUs nobody uses.",
+        "It needs a privileged pod with the driver's programs, and GPUs nobody uses.",
     ),
     "OCIGPU-KUBE-7": Code(
         "The driver gives no answer about GPUs that are on the PCI bus, so the node cannot be labelled.",
@@ -260,9 +275,8 @@ CODES: dict[str, Code] = {
     ),
     "OCIGPU-KUBE-8": Code(
         "ocigpu could not be installed on this node, or its container engine not told of it.",
-        "See the cause in the message, in the pod's log and in the node's annotation ocigpu/runtime.",
+        "More is in the pod's log and in the node's annotation ocigpu/runtime.",
     ),
-    # SIM: simulated host
     # MIG: layouts
     "OCIGPU-MIG-1": Code(
         "The file of MIG layouts cannot be used, or has no such layout.",
@@ -277,7 +291,11 @@ CODES: dict[str, Code] = {
         "Needs root. A device that a process uses cannot be destroyed: ocigpu top shows them.",
     ),
     "OCIGPU-MIG-4": Code("MIG mode changes only with a reset of the GPU.", "Reset it, then run the command again."),
-    "OCIGPU-SIM-1": Code("The simulated host could not be made or read.", "See the cause in the message."),
+    # SIM: simulated host
+    "OCIGPU-SIM-1": Code(
+        "The simulated host could not be made or read.",
+        "Run it as root, with gcc or cc installed, for a directory that is new or a simulated host.",
+    ),
     # DEMO: ocigpu demo
     "OCIGPU-DEMO-1": Code(
         "The demo cannot be run here: something that it needs is missing.",
@@ -288,7 +306,10 @@ CODES: dict[str, Code] = {
         "The message says what was expected; the container's own output is above it.",
     ),
     # TRC: traces
-    "OCIGPU-TRC-1": Code("The trace cannot be read.", "See the cause in the message."),
+    "OCIGPU-TRC-1": Code(
+        "The trace cannot be read.",
+        "Name the file that OCIGPU_TRACE or the setting trace names; the next start of a container makes it.",
+    ),
     "OCIGPU-TRC-2": Code(
         "The file has no start of a container, or none of the container that was named.",
         "Start the container with OCIGPU_TRACE=FILE in the environment of ocigpu-runtime, or with the setting trace.",

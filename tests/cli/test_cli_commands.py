@@ -442,6 +442,32 @@ def test_colour_is_for_terminals_where_nobody_objects(
         assert capsys.readouterr().out == expected
 
 
+def test_an_error_on_a_terminal_has_its_code_in_colour(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    coloured = "ocigpu: \x1b[31mOCIGPU-ARG-1\x1b[0m: no such command"
+    assert run("plna")[2].startswith(coloured)
+    assert "\n\x1b[1mhint:\x1b[0m see: " in run("plna")[2]
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b" not in run("plna")[2]
+
+
+def test_text_is_folded_below_itself_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "30")
+    show.fields([("name", "words and more words, of it"), ("to do", "a command of more than a line")], whole=("to do",))
+    show.notes(["something is to be said here"])
+    assert capsys.readouterr().out.splitlines() == [
+        "name   words and more words,",
+        "       of it",
+        "to do  a command of more than a line",
+        "note: something is to be said",
+        "      here",
+    ]
+
+
 def test_a_defect_is_one_line_and_a_traceback_only_on_request(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
     def broken(*_arguments: object) -> None:
         raise ZeroDivisionError("a defect")

@@ -151,6 +151,7 @@ MANY_WORDS = {
     "--root": "root directory of another host: a mounted disk, an image, a simulated host",
     "--runtime-path": "path of ocigpu-runtime",
     "--strict": "fail instead of leaving something out",
+    "--yes": "do it without asking",
 }
 """The one meaning of options that commands say in words of their own."""
 

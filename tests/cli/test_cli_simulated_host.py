@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from support import requirements
 
+from ocigpu import __version__
 from ocigpu.cli.main import main
 from ocigpu.entry.container_cli.main import main as container_cli_main
 
@@ -82,6 +83,33 @@ def test_list_shows_the_host_as_simulated(run_there: Run, host: Path) -> None:
     assert out.splitlines()[0] == f"host    SIMULATED host {host}: no real GPU"
     assert "7:1" in out
     assert "8 GPUs (from nvml)" in out
+
+
+def test_status_is_one_screen(run_there: Run, host: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "systemctl"
+    watch = "Id=ocigpu-watch.service LoadState=loaded ActiveState=active UnitFileState=enabled"
+    repair = "Id=ocigpu-repair.service LoadState=not-found ActiveState=inactive UnitFileState="
+    program.write_text(f"#!/bin/sh\nprintf '%s\\n' {watch} '' {repair}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr("ocigpu.cli.about.BOOTED", str(tmp_path))
+    status, out, err = run_there("status")
+    assert (status, err) == (0, "")
+    lines = out.splitlines()
+    assert len(lines) <= 24
+    assert lines[0].startswith(f"ocigpu    {__version__}, Python 3.")
+    assert f"host      SIMULATED host {host}: no real GPU" in lines
+    assert "GPUs      8 x NVIDIA A100-SXM4-40GB" in lines
+    assert "ocigpu-watch.service  enabled  active" in lines
+    assert "ocigpu-repair" not in out
+    program.write_text("#!/bin/sh\nexec sleep 60\n")
+    monkeypatch.setattr("ocigpu.cli.about.SECONDS", 0.1)
+    assert "note: units: systemctl: no answer in time" in run_there("status")[1]
+
+
+def test_version_as_json(run: Run) -> None:
+    assert run("version") == (0, f"ocigpu {__version__}\n", "")
+    assert json.loads(run("version", "--json")[1])["version"] == __version__
 
 
 def test_plan_of_a_mig_device_on_the_host(run_there: Run, host: Path) -> None:

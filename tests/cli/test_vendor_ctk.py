@@ -19,7 +19,7 @@ from support.product import SimulatedHost
 from ocigpu import __version__
 from ocigpu.cli import vendor_ctk
 from ocigpu.cli.main import main
-from ocigpu.engines import carry_out, checker, configure
+from ocigpu.engines import carry_out, checker, configure, places
 
 V2 = """\
 version = 2
@@ -105,7 +105,7 @@ def test_docker_is_configured(
         file.write_text(before)
     assert ctk(etc, f"runtime configure {line} --config=@/daemon.json") == 0
     assert json.loads(file.read_text()) == after
-    assert main(["engine", "remove", "docker", "--config", str(file)]) == 0
+    assert main(["engine", "remove", "docker", "--engine-config", str(file)]) == 0
     assert (file.read_text() if file.exists() else "") == before
 
 
@@ -196,6 +196,8 @@ def test_containerd_and_crio_are_configured(
 ) -> None:
     engine_of(monkeypatch, release)
     monkeypatch.setattr(vendor_ctk, "find_program", lambda _root, name: f"/usr/bin/{name}")
+    own = Path(places.CONTAINERD)
+    as_it_was = own.read_bytes() if own.exists() else None
     before = {"config.toml": V2} if "containerd" in line else {}
     for name, text in before.items():
         (etc / name).write_text(text)
@@ -205,9 +207,10 @@ def test_containerd_and_crio_are_configured(
     imports = tomllib.loads((etc / "config.toml").read_text()).get("imports", []) if before else [str(etc / file)]
     assert file == "config.toml" or str(etc / file) in imports
     engine, main_file = ("containerd", "config.toml") if before else ("crio", "")
-    words = ["--config", str(etc / main_file)] if main_file else ["--drop-in", str(etc / file)]
+    words = ["--engine-config", str(etc / main_file)] if main_file else ["--drop-in", str(etc / file)]
     assert main(["engine", "remove", engine, *words]) == 0
     assert {path.name: path.read_text() for path in etc.rglob("*") if path.is_file()} == before
+    assert (own.read_bytes() if own.exists() else None) == as_it_was, "this machine's own file"
 
 
 def test_containerd_itself_sees_the_entry(etc: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
 """Containers that stay, for the tests that look at them: made by hand with runc and crun, with GPUs or without."""
 
 import io
+import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -100,6 +101,14 @@ def cgroup_directory(made: Made, version: str) -> Path:
 
 def names_of(places: Places) -> list[str]:
     return [one.name for one in find_containers(places)[0]]
+
+
+def runc_state(
+    pid: object = 0, start: object = 0, bundle: str = "/nowhere", annotations: dict[str, Any] | None = None, **more: Any
+) -> str:
+    labels = [f"{name}={value}" for name, value in (annotations or {}).items()]
+    config = {"rootfs": "/nowhere/rootfs", "labels": [*labels, f"bundle={bundle}"]}
+    return json.dumps({"id": "x", "init_process_pid": pid, "init_process_start": start, "config": config, **more})
 
 
 def write_state(directory: Path, name: str, content: Any, file: str = "state.json") -> Path:

@@ -189,7 +189,7 @@ def test_what_cannot_be_explained_is_said(
 
 
 def test_codes_are_explained_without_a_host() -> None:
-    assert "fix    Give the whole id." in ocigpu("explain", "ctr-2")
+    assert "  What to do: Give the whole id.\n" in ocigpu("explain", "ctr-2")
 
 
 def test_hostile_text_is_shown_escaped(make_bundle: MakeBundle, simulated_host: SimulatedHost) -> None:

@@ -2,20 +2,24 @@
 
 import json
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
-from containers_lab import WAITING
-from support import requirements
+from containers_lab import WAITING, runc_state, write_state
+from support import machine, requirements
 from support.bundle import give_to
 from support.fixtures import MakeBundle
-from support.process import explain, run
+from support.process import explain, run, wait_for
 from support.product import PublicCopy, SimulatedHost
 from support.runtimes import container_id, start_in_background
 
+from ocigpu.containers import users
 from ocigpu.containers.find import Places, find_containers
 from ocigpu.containers.report import make_reports
+from ocigpu.core.facts import HostFacts
+from ocigpu.core.settings import Settings
 from ocigpu.gpus.nvidia.discover import read_host_facts
 from ocigpu.system.settings_file import read_settings
 
@@ -64,6 +68,7 @@ def test_a_rootless_container_is_its_users(
     simulated_host: SimulatedHost,
     public_copy: PublicCopy,
     runtime_environment: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     requirements.require(requirements.user_namespaces())
     bundle = make_bundle(WAITING, {"NVIDIA_VISIBLE_DEVICES": "0,2"}, layout="busybox", edit=make_rootless)
@@ -71,9 +76,10 @@ def test_a_rootless_container_is_its_users(
     config = json.loads(path.read_text())
     del config["linux"]["cgroupsPath"]
     path.write_text(json.dumps(config))
-    state: Path = bundle.with_name("state")
+    state: Path = bundle.parent / str(USER) / "runc"
     (bundle.parent / "run").mkdir(mode=0o700)
-    state.mkdir(mode=0o700)
+    state.mkdir(mode=0o700, parents=True)
+    monkeypatch.setattr(users, "USER_DIRECTORIES", str(bundle.parent))
     give_to(bundle.parent, USER, USER)
     environment = simulated_host.environment(runtime_environment)
     environment |= {"HOME": str(bundle.parent), "XDG_RUNTIME_DIR": str(bundle.parent / "run")}
@@ -90,5 +96,65 @@ def test_a_rootless_container_is_its_users(
         assert find_containers(places) == (
             [], [f"{state}: states of user {USER} are not trusted: look at them as that user"],
         )  # fmt: skip
+        settings = read_settings(str(simulated_host.settings))
+        (shown,), notes = users.find_of_users(read_host_facts(settings), settings)
+        assert (shown.user, shown.name, shown.engine, shown.status, shown.mode) == (
+            str(USER),
+            name,
+            "runc",
+            "running",
+            "hook",
+        )
+        assert [(index, uuid) for index, uuid, _ in shown.gpus] == [(str(i), simulated_host.gpus[i]) for i in (0, 2)]
+        assert notes == []
     finally:
         run([*command, "delete", "--force", name], env=environment, check=False)
+
+
+def user_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the directory of a user's runc in a /run/user of the test."""
+    machine.let_others_in(tmp_path)
+    monkeypatch.setattr(users, "USER_DIRECTORIES", str(tmp_path))
+    state = tmp_path / str(USER) / "runc"
+    state.mkdir(parents=True)
+    return state
+
+
+def test_what_a_user_writes_is_shown_and_gives_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """States of others' processes, of others' files, endless ones, and names with control characters."""
+    state = user_directory(tmp_path, monkeypatch)
+    secret = write_state(tmp_path / "roots", "secret", runc_state(pid=1))
+    (state / "link").symlink_to(secret.parent)
+    write_state(state, "of-root", runc_state(pid=1))
+    (state / "fifo").mkdir()
+    os.mkfifo(state / "fifo/state.json")
+    write_state(state, "name\x1b[2J", runc_state())
+    write_state(state, "large", b" " * (users.MAX_ANSWER + 1))
+    give_to(tmp_path / str(USER), USER, USER)
+    found, notes = users.find_of_users(HostFacts(), Settings())
+    assert sorted(one.name for one in found) == ["name\x1b[2J", "of-root"]
+    assert {one.gpus for one in found} == {()}
+    assert notes == []
+
+
+def test_a_user_who_never_answers_costs_a_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    give_to(user_directory(tmp_path, monkeypatch).parent, USER, USER)
+    pids = tmp_path / "pids"
+    pids.touch()
+    pids.chmod(0o666)
+
+    def hang(_places: Places) -> None:
+        if os.fork() == 0:
+            pids.write_text(str(os.getpid()))
+        signal.pause()
+
+    monkeypatch.setattr(users, "find_containers", hang)
+    monkeypatch.setattr(users, "SECONDS", 1.0)
+    assert users.find_of_users(HostFacts(), Settings()) == ([], [f"containers of user {USER} could not be looked at"])
+    wait_for("its child is gone", lambda: not Path(f"/proc/{pids.read_text()}").exists())
+
+
+def test_directories_that_are_not_their_users_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_state(user_directory(tmp_path, monkeypatch), "x", runc_state())
+    (tmp_path / "name").mkdir()
+    assert users.find_of_users(HostFacts(), Settings()) == ([], [])

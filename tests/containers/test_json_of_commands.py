@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 from containers_lab import WAITING, container
-from live_lab import ocigpu
 from support.fixtures import MakeBundle
 from support.product import SimulatedHost
 
-from ocigpu.cli.main import COMMANDS
+from ocigpu.cli.main import COMMANDS, main
 from ocigpu.cli.manual import read_page
 from ocigpu.cli.show import SCHEMA_VERSION
 
@@ -68,7 +67,12 @@ def test_every_command_with_json_is_here() -> None:
 
 
 def test_json_is_an_object_of_one_shape(
-    make_bundle: MakeBundle, runtime_environment: dict[str, str], simulated_host: SimulatedHost, tmp_path: Path
+    make_bundle: MakeBundle,
+    runtime_environment: dict[str, str],
+    simulated_host: SimulatedHost,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "image/usr/bin").mkdir(parents=True)
     (tmp_path / "specs").mkdir()
@@ -83,11 +87,15 @@ def test_json_is_an_object_of_one_shape(
             "name": made.name, "specs": tmp_path / "specs", "host": simulated_host.directory, "trace": trace,
             "image": tmp_path / "image", "settings": settings,
         }  # fmt: skip
-        ocigpu(made, "cdi", "generate", "--output", f"{tmp_path}/specs/a.json")
+        monkeypatch.setenv("OCIGPU_CONFIG", made.environment["OCIGPU_CONFIG"])
+        assert main(["cdi", "generate", "--output", f"{tmp_path}/specs/a.json"]) == 0
         for name, lines in LINES.items():
             shapes = set()
             for line in lines:
-                data: Any = json.loads(ocigpu(made, *line.format(**words).split(), "--json", status=None).stdout)
+                where = ["--state-dir", str(made.state)] if "--state-dir" in read_page(name).options else []
+                capsys.readouterr()
+                main([*line.format(**words).split(), "--json", *where])
+                data: Any = json.loads(capsys.readouterr().out)
                 assert next(iter(data)) == "schema-version", line
                 assert data["schema-version"] == SCHEMA_VERSION
                 shapes.add(frozenset(data))

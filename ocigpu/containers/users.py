@@ -1,0 +1,106 @@
+"""Containers of other users, for root: looked for with their owner's rights, and only shown.
+
+A user can put anything where the own runtimes keep states, and mount a file system that never answers.  So root does
+not look there: a child with the user's rights, a deadline and a limit does, and what it answers is text to be shown.
+Nothing follows from it: no other command takes these containers, or their names, for a container.
+"""
+
+import json
+import os
+import pwd
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from ocigpu.containers.find import USER_DIRECTORIES, USER_NAMES, Places, find_containers
+from ocigpu.containers.report import make_reports
+from ocigpu.core.facts import HostFacts
+from ocigpu.core.settings import Settings
+from ocigpu.system.child import Child, drop_rights, end_with, isolate
+
+MAX_USERS = 64
+MAX_CONTAINERS = 256
+"""Of one user."""
+MAX_ANSWER = 4 << 20
+SECONDS = 5.0
+
+
+class OfUser(NamedTuple):
+    """A container as its user's files describe it; ``gpus``: indices and UUIDs of this host's devices, with states."""
+
+    user: str
+    name: str
+    engine: str
+    status: str
+    pid: int
+    mode: str
+    gpus: tuple[tuple[str, str, str], ...]
+    unanswered: str
+
+
+def find_of_users(facts: HostFacts, settings: Settings) -> tuple[list[OfUser], list[str]]:
+    """Return the containers of all users that are logged in but root's, and notes; needs root.
+
+    Those are the users with a directory of their own in /run/user (pam_systemd(8)).
+    """
+    found: list[OfUser] = []
+    notes: list[str] = []
+    users = [uid for uid in _uids() if uid]
+    if len(users) > MAX_USERS:
+        notes.append(f"{USER_DIRECTORIES}: more than {MAX_USERS} users: containers of the others are not shown")
+    asked = []
+    for uid in users[:MAX_USERS]:
+        try:
+            entry = pwd.getpwuid(uid)
+            user, gid = entry.pw_name, entry.pw_gid
+        except KeyError:
+            user, gid = str(uid), uid
+        asked.append((user, Child(partial(_look_as, uid, gid, facts, settings, os.getpid()), SECONDS)))
+    for user, child in asked:
+        try:
+            text, _ = child.collect(MAX_ANSWER)
+            found += [shown for item in json.loads(text)[:MAX_CONTAINERS] if (shown := _checked(user, item, facts))]
+        except (OSError, OverflowError, ValueError, TypeError, RecursionError):
+            notes.append(f"containers of user {user} could not be looked at")
+    return found, notes
+
+
+def _uids() -> Sequence[int]:
+    try:
+        with os.scandir(USER_DIRECTORIES) as entries:
+            named = [entry for entry in entries if entry.name.isdecimal()]
+            return sorted(
+                int(entry.name) for entry in named if entry.stat(follow_symlinks=False).st_uid == int(entry.name)
+            )
+    except OSError:  # no such directory, or a user has just logged out
+        return ()
+
+
+def _look_as(uid: int, gid: int, facts: HostFacts, settings: Settings, parent: int, pipe: int) -> bytes:
+    """Return what the user's files say; in the child, which becomes the user."""
+    isolate(pipe)
+    drop_rights(uid, gid)
+    if os.getresuid() != (uid, uid, uid) or os.getresgid() != (gid, gid, gid):
+        raise PermissionError
+    end_with(parent)
+    os.register_at_fork(after_in_child=partial(end_with, os.getpid()))  # children of its own do not outlive it
+    containers = find_containers(Places(tuple(f"{USER_DIRECTORIES}/{uid}/{name}" for name in USER_NAMES)))[0]
+    reports = make_reports(containers[:MAX_CONTAINERS], facts, settings)
+    rows = []
+    for report in reports:
+        gpus = [(gpu.uuid, gpu.state) for gpu in report.gpus]
+        one = report.container
+        rows.append((one.name, one.engine or one.runtime, one.status, one.pid, report.mode, gpus, report.unanswered))
+    return json.dumps(rows).encode()
+
+
+def _checked(user: str, item: Any, facts: HostFacts) -> OfUser | None:
+    """Return a row of a child's answer, if it is one."""
+    names = {gpu.uuid: str(gpu.index) for gpu in facts.gpus}
+    names |= {mig.uuid: f"{gpu.index}:{mig.index}" for gpu in facts.gpus for mig in gpu.mig_devices}
+    name, engine, status, pid, mode, gpus, unanswered = item
+    texts = (name, engine, status, mode, unanswered)
+    if not all(isinstance(text, str) and len(text) <= 4096 for text in texts) or type(pid) is not int:
+        return None
+    known = tuple((names[uuid], uuid, str(state)[:40]) for uuid, state in gpus if uuid in names)
+    return OfUser(user, name, engine, status, pid, mode, known, unanswered)
