@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from support import machine as host_machine
 from support import requirements
 from support.engines import SYSTEM_PATH, Containerd, Docker, private_machine, start_containerd, start_docker
 from support.fixtures import IMAGE
@@ -57,7 +58,7 @@ class Machine(NamedTuple):
         docker += self.docker("ps", "--all", "--quiet").stdout
         namespaces = self.containerd("namespaces", "ls", "--quiet").stdout
         directories = [path.name for path in Path("/tmp").glob(f"{NAME}-*")]
-        cgroups = [str(path) for path in Path("/sys/fs/cgroup").glob(f"**/{NAME}*")]
+        cgroups = host_machine.cgroups_named(NAME)
         own = NAME if NAME in namespaces else ""
         return f"{docker}{podman}{own}{''.join(cgroups)}".strip() or "".join(directories)
 
