@@ -63,7 +63,7 @@ def next_packages(session_directory: Path, packages: Path) -> Path:
     sources = make_next_version(session_directory / "next-sources")
     (fetched,) = REPOSITORY.glob("build/packages/vendored-*")
     (sources / "build/packages").mkdir(parents=True)
-    run(["cp", "-al", fetched, sources / "build/packages"])
+    run(["cp", "-a", fetched, sources / "build/packages"])
     return build(sources, session_directory / "next-packages")
 
 

@@ -274,7 +274,9 @@ def make_tree(directory: Path, prefix: str) -> None:
         for entry in Path(path).iterdir():
             if entry.suffix not in (".pth", ".dist-info") and not (vendored / entry.name).is_symlink():
                 (vendored / entry.name).symlink_to(entry)
-    words = ["--prefix", f"{prefix}/versions/v1", "--stage", directory / "tree", "--vendored", vendored]
+    final = f"{prefix}/versions/v1"
+    words = ["--bin", f"{final}/bin", "--venv", f"{final}/library"]
+    words += ["--stage", directory / "tree", "--vendored", vendored]
     command = [REPOSITORY / "packaging/install.sh", *words, "--python", sys.executable]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
