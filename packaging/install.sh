@@ -207,8 +207,8 @@ link() { # NAME TARGET: in front, in one step
 if [ -n "$prefix" ]; then
   if [ -z "$stage" ]; then
     rm "$version/.building"
-    sh "$here/switch.sh" "$home" "${version##*/}"
-    version='' # in use: it stays
+    id=${version##*/} version='' # whole: from here on it stays, also when a signal ends us before or after the switch
+    sh "$here/switch.sh" "$home" "$id"
     remove_documents
   fi
   for name in $names; do link "$name" "../lib/ocigpu/current/bin/$name"; done

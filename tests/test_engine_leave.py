@@ -67,6 +67,19 @@ def test_a_container_that_needs_it_keeps_it_and_nothing_is_changed(
     assert snapshot(host) == before
 
 
+def test_a_configuration_that_cannot_be_understood_and_says_the_name_keeps_it(
+    host: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An entry that is only not seen: a comma too many, and the package would go."""
+    put(host, "/etc/docker/daemon.json", '{"runtimes": {"ocigpu": {"path": "/usr/bin/ocigpu-runtime"}},}')
+    status, said = leave(host, capsys)
+    assert status == 1
+    assert "docker: /etc/docker/daemon.json" in said
+    assert "and it says ocigpu-runtime" in said
+    put(host, "/etc/docker/daemon.json", '{"runtimes": {},}')
+    assert leave(host, capsys)[0] == 0
+
+
 def test_containers_of_other_runtimes_need_nothing(host: Path, capsys: pytest.CaptureFixture[str]) -> None:
     configure(host, "docker")
     put(host, TASK, "/usr/bin/runc")

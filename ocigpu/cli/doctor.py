@@ -1,5 +1,7 @@
 """``ocigpu doctor``: what is wrong with this host's GPU containers, and the commands that put it right."""
 
+import os
+import stat
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -48,7 +50,7 @@ def doctor_command(
         raise UsageError(f"--format is one of {', '.join(FORMATS)}; --json is short for --format json")
     if (fix and form != "text") or (yes and not fix):
         raise UsageError("--fix reports as text, and --yes belongs to it")
-    if fix and not yes and not sys.stdin.isatty():
+    if fix and not yes and not (sys.stdin and sys.stdin.isatty()):
         raise UsageError("--fix asks before each fix, and standard input is no terminal", "carry out all: --fix --yes")
     from ocigpu.doctor.host import Host
 
@@ -62,7 +64,7 @@ def doctor_command(
             print(line)
 
     host, findings = examine()
-    if fix and root and not host.simulated:
+    if fix and root and not (host.simulated and _is_own(root)):
         raise UsageError(f"--fix --root {root}: not on another machine's disk, whose links may lead to this machine")
     if form == "json":
         show.data(to_data(host, findings))
@@ -89,6 +91,12 @@ def doctor_command(
         if form == "text":
             print(f"wrote {printable(html)}: look at it before you pass it on")
     return exit_status(findings)
+
+
+def _is_own(root: str) -> bool:
+    """Whether nobody else could have put links below a directory whose files are to be changed."""
+    found = os.stat(root)
+    return found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def carry_out_fixes(findings: "list[Finding]", examine: Callable[[str], "list[Finding]"], yes: bool) -> int:

@@ -41,7 +41,7 @@ def configure_command(
     from ocigpu.engines.wanted import Wanted
 
     named = known_engine(engine or runtime)
-    if named == "docker" and name == "runc":
+    if named in ("", "docker") and name == "runc":
         raise UsageError("--name runc: Docker keeps this name for its own")
     if named == "docker" and drop_in:
         raise UsageError("--drop-in: docker has no drop-in files")

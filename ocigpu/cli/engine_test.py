@@ -250,6 +250,8 @@ def _find(named: str, facts: HostFacts, notes: list[str]) -> list[tuple[Engine, 
         if (status.configured or named) and (ways := list(each.ways(vendors, notes))):
             found[name] = each, ways
     if not found:
+        if untried := [note for note in notes if " is not tried: " in note]:
+            raise OcigpuError("OCIGPU-ENG-5", "; ".join(untried), "start a pod that asks for a GPU")
         what = f"{named} is not configured to give GPUs" if named else "no engine here is configured to give GPUs"
         raise OcigpuError("OCIGPU-ENG-5", what, f"ocigpu engine configure {named}".strip())
     order = list(places.NAMES)

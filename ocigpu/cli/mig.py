@@ -1,7 +1,10 @@
 """``ocigpu mig``: GPUs are cut into MIG devices as a file says."""
 
+import fcntl
+import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,18 +12,21 @@ import yaml
 
 from ocigpu.cli import show
 from ocigpu.cli.arguments import takes
+from ocigpu.cli.cleaning import undisturbed
 from ocigpu.cli.common import load_facts, load_settings
 from ocigpu.cli.containers import places_of
 from ocigpu.containers.find import find_containers
 from ocigpu.containers.report import make_reports
 from ocigpu.containers.usage import UsageReader, join_usage
-from ocigpu.core.errors import SettingsError, UsageError
+from ocigpu.containers.users import find_of_users
+from ocigpu.core.errors import HostError, SettingsError, UsageError
 from ocigpu.core.facts import HostFacts
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.nvidia.mig import change_layouts, read_layouts
 from ocigpu.gpus.nvidia.mig_layout import GpuChange, GpuLayout, WantedMig, plan_change
 from ocigpu.kubernetes.mig_config import Layouts, make_layouts, parse_layout_file, to_document, wanted_of
 from ocigpu.system.files import read_bounded
+from ocigpu.system.store import open_lock
 
 MAX_BYTES = 1 << 20
 
@@ -62,9 +68,9 @@ class _Host(NamedTuple):
 
 
 def _mode_only(change: GpuChange, held: dict[str, str]) -> GpuChange:
-    if not change.mode:
-        return GpuChange(change.gpu, False, change.gpu.instances)
-    return plan_change(change.gpu, WantedMig(not change.gpu.mode, {}), held)
+    if change.mode is None or change.mode == change.gpu.mode:
+        return GpuChange(change.gpu, change.mode, change.gpu.instances)
+    return plan_change(change.gpu, WantedMig(bool(change.mode), {}), held)
 
 
 def _layouts(options: Asked, gpus: Sequence[GpuLayout]) -> Layouts:
@@ -97,7 +103,12 @@ def _holders(host: _Host, state_dir: list[str] | None) -> tuple[dict[str, str], 
         names = [user.name for user in used.users if user.id] + [f"process {pid}" for pid in pids]
         if names:
             held[used.usage.uuid] = ", ".join(names)
-    return held, notes
+    users, more = find_of_users(host.facts, host.settings) if not os.geteuid() else ([], [])
+    for one in users:
+        held |= {uuid: f"{one.name} of user {one.user}" for _, uuid, _ in one.gpus}
+    if reader.problem:
+        raise HostError("OCIGPU-MIG-3", f"processes on the GPUs: {reader.problem}", "--force goes on without knowing.")
+    return held, [*notes, *more]
 
 
 @takes(asked)
@@ -112,6 +123,25 @@ def plan_command(options: Asked, force: bool = False, state_dir: list[str] | Non
 
 @takes(asked)
 def apply_command(options: Asked, force: bool = False, state_dir: list[str] | None = None) -> None:
+    with undisturbed(), _alone():  # what was destroyed is made again, or put back, before a signal ends us
+        _apply(options, force, state_dir)
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    lock = open_lock("mig.lock")
+    try:
+        if lock >= 0:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError as error:
+        raise HostError("OCIGPU-MIG-3", "another process changes MIG devices", "Wait for its end.") from error
+    finally:
+        if lock >= 0:
+            os.close(lock)
+
+
+def _apply(options: Asked, force: bool, state_dir: list[str] | None) -> None:
     host = _look(options)
     held, notes = ({}, []) if force else _holders(host, state_dir)
     plan = host.planner(options, held)
@@ -155,7 +185,7 @@ def _show(changes: list[GpuChange], json: bool, done: str) -> None:
         if change.problem:
             print(show.styled(f"  ! {change.problem}", "31"))
             continue
-        lines = [f"~ MIG mode {'off' if gpu.mode else 'on'}"] if change.mode else []
+        lines = [] if change.mode is None else [f"~ MIG mode {'on' if change.mode else 'off'}"]
         lines += [f"  {gpu.name_of(one)} at {one.start} stays" for one in change.keep]
         lines += [f"- {gpu.name_of(one)} at {one.start}" for one in change.destroy]
         lines += [f"+ {gpu.name_of(one)} at {one.start}" for one in change.create]
@@ -176,7 +206,7 @@ def _to_json(change: GpuChange) -> dict[str, Any]:
         "index": gpu.number,
         "uuid": gpu.uuid,
         "mig-mode": bool(gpu.mode),
-        "change-mode": change.mode,
+        "change-mode": change.mode is not None,
         "problem": change.problem,
         **{
             word: [{"profile": gpu.name_of(one), "start": one.start, "uuids": list(one.uuids)} for one in each]

@@ -66,13 +66,10 @@ def find_of_users(facts: HostFacts, settings: Settings) -> tuple[list[OfUser], l
 
 
 def _uids() -> Sequence[int]:
+    """Return the users that have a directory, by its name: whose it is their child looks at, with a deadline."""
     try:
-        with os.scandir(USER_DIRECTORIES) as entries:
-            named = [entry for entry in entries if entry.name.isdecimal()]
-            return sorted(
-                int(entry.name) for entry in named if entry.stat(follow_symlinks=False).st_uid == int(entry.name)
-            )
-    except OSError:  # no such directory, or a user has just logged out
+        return sorted(int(name) for name in os.listdir(USER_DIRECTORIES) if name.isdecimal() and int(name))
+    except OSError:
         return ()
 
 
@@ -82,6 +79,8 @@ def _look_as(uid: int, gid: int, facts: HostFacts, settings: Settings, parent: i
     drop_rights(uid, gid)
     if os.getresuid() != (uid, uid, uid) or os.getresgid() != (gid, gid, gid):
         raise PermissionError
+    if os.stat(f"{USER_DIRECTORIES}/{uid}", follow_symlinks=False).st_uid != uid:
+        return b"[]"
     end_with(parent)
     os.register_at_fork(after_in_child=partial(end_with, os.getpid()))  # children of its own do not outlive it
     containers = find_containers(Places(tuple(f"{USER_DIRECTORIES}/{uid}/{name}" for name in USER_NAMES)))[0]

@@ -121,7 +121,7 @@ def _refresh_command(host: Host, file: SpecFile) -> str | tuple[str, ...]:
 def _put_away(host: Host, file: SpecFile) -> str:
     """Return the command after which engines, which read *.json and *.yaml, see a file no more."""
     path = host.path(file.path)
-    return shlex.join(["mv", path, f"{path}.unused"])
+    return shlex.join(["mv", "--backup=numbered", path, f"{path}.unused"])
 
 
 def _device_names(file: SpecFile) -> set[str]:

@@ -7,7 +7,12 @@ from ocigpu.core.errors import OcigpuError
 from ocigpu.engines.places import expand, find_program, parse_config, read_file
 from ocigpu.engines.status import EngineStatus, RuntimeEntry, read_merged
 
-_TASKS = ("/run/containerd", "/run/docker/containerd/daemon", "/run/k3s/containerd")
+_TASKS = (
+    "/run/containerd",
+    "/run/docker/containerd/daemon",
+    "/run/k3s/containerd",
+    "/run/user/*/docker/containerd/daemon",
+)
 """Where the containerds of the system, of Docker and of k3s keep what runs (containerd, docs/ops.md: state)."""
 
 
@@ -39,7 +44,11 @@ def find_users(root: str, shim: str, statuses: list[EngineStatus]) -> list[str]:
         names = {entry.name for entry in entries_of(root, shim, status)} if status.engine == "docker" else set()
         data_root = str(read_merged(root, "docker", status.target, [])[1].get("data-root") or "/var/lib/docker")
         for path in expand(root, f"{data_root}/containers/*/hostconfig.json") if names else ():
-            runtime = parse_config(path, _text(root, path)).get("Runtime")
+            text = _text(root, path)
+            try:
+                runtime = parse_config(path, text).get("Runtime")
+            except OcigpuError:  # cut short when a disk was full
+                runtime = next((name for name in names if f'"{name}"' in text), None)
             if runtime in names:
                 about = os.path.join(os.path.dirname(path), "config.v2.json")
                 name = str(parse_config(about, _text(root, about)).get("Name", "")).lstrip("/")
@@ -54,8 +63,17 @@ def entries_of(root: str, shim: str, status: EngineStatus) -> list[RuntimeEntry]
 
 
 def find_entries(root: str, shim: str, statuses: list[EngineStatus], program: str = "") -> list[str]:
-    """Return the runtime entries that lead to the shim, in words; ``program``: only those that have this name."""
-    return [
+    """Return the runtime entries that lead to the shim, in words; ``program``: only those that have this name.
+
+    A configuration that cannot be understood, and says the name, counts as one.
+    """
+    name = program or os.path.basename(shim)
+    unread = [
+        f"{status.engine}: {status.problems[0]}; and it says {name}"
+        for status in statuses
+        if status.problems and status.target and name in _text(root, status.target)
+    ]
+    return unread + [
         f'{status.engine}: the runtime "{entry.name}" of {" or ".join(status.files)} is {entry.path}'
         for status in statuses
         for entry in entries_of(root, shim, status)

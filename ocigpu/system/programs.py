@@ -105,6 +105,7 @@ def end_program(child: "subprocess.Popen[bytes]") -> None:
 
 _KEPT = {signal.SIGKILL, signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGCONT}
 _FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGABRT, signal.SIGSYS}
+_ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
 _FROM_KERNEL = 0x80
 """si_code of what a terminal's driver sends, to all processes in front: sigaction(2), SI_KERNEL."""
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
@@ -128,8 +129,12 @@ def run_in_front(path: str, command: Sequence[str], env: Mapping[str, str], mask
 
     It has our streams, terminal and process group.  Signals that this process gets are passed on to it; those of a
     terminal it gets by itself.  Call it with :func:`held_signals`, whose ``mask`` the program starts with.  Children
-    that others left to this process are reaped as well: it may be a container's first.  Raises OSError.
+    that others left to this process are reaped as well: it may be a container's first.  One that came before the
+    program was started is how it ended.  Raises OSError.
     """
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # who starts us may ignore it: then no end would be told
+    if early := signal.sigpending() & _ENDING:
+        return -int(min(early))
     child = os.posix_spawn(path, list(command), env, setsigmask=mask, setsigdef=_IGNORED_BY_PYTHON)
     waited = signal.valid_signals() - _KEPT - _FAULTS
     signal.pthread_sigmask(signal.SIG_BLOCK, waited)

@@ -173,3 +173,14 @@ def test_options_that_do_not_fit_are_refused(run: Run) -> None:
     for words in (("--yes",), ("--fix", "--yes", "--json"), ("--format", "xml"), ("--format", "junit", "--json")):
         code, out, err = run("doctor", *words)
         assert (code, out, err.count("\n") > 0) == (2, "", True)
+
+
+def test_a_directory_of_another_user_is_not_changed(broken: Broken, run: Run) -> None:
+    """What says that it is a simulated host is a file of whoever made it, and links below it may lead anywhere."""
+    root = broken("two-cdi")
+    os.chown(root, 12345, 12345)
+    before = sorted(path.name for path in root.rglob("*.yaml*"))
+    code, _, err = run("doctor", "--root", root, "--fix", "--yes")
+    assert code == 2
+    assert "whose links may lead to this machine" in err
+    assert sorted(path.name for path in root.rglob("*.yaml*")) == before

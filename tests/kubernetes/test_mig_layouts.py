@@ -338,3 +338,37 @@ def test_a_failure_half_way_puts_all_back(host: Path, capfd: pytest.CaptureFixtu
     places = [sorted((one.kind, one.start) for one in gpu.instances) for gpu in read_layouts(facts)]
     assert places == [sorted((one.kind, one.start) for one in gpu.instances) for gpu in before]
     assert [gpu.mode for gpu in read_layouts(facts)] == [mode, mode]
+
+
+def test_a_mode_that_waits_for_a_reset_is_told_and_can_be_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ampere: NVML accepts the mode, which is pending then. Setting the present one again takes that back."""
+    state = layout("a100", mode=0)
+
+    def ask(verb: str, _facts: Any, _seconds: float, text: str = "") -> Any:
+        nonlocal state
+        if verb == "mig-layout":
+            return [state._asdict() | {"profiles": [profile._asdict() for profile in state.profiles]}]
+        for _, step in json.loads(text):
+            state = state._replace(pending=step["mode"])
+        return {"done": 1, "error": ""}
+
+    monkeypatch.setattr("ocigpu.gpus.nvidia.mig.ask", ask)
+
+    def plan(enabled: bool) -> Any:
+        return lambda gpus: [plan_change(gpu, WantedMig(enabled, {}), {}) for gpu in gpus]
+
+    facts: Any = None
+    with pytest.raises(HostError) as caught:
+        change_layouts(facts, [state], plan(True))
+    assert caught.value.code == "OCIGPU-MIG-4"
+    assert "nvidia-smi --gpu-reset -i 0000:01:00.0" in str(caught.value.hint)
+    assert (state.mode, state.pending) == (0, 1)
+    change_layouts(facts, [state], plan(False))
+    assert (state.mode, state.pending) == (0, 0)
+
+
+def test_a_pending_mode_destroys_nothing_that_is_wanted() -> None:
+    gpu = layout()
+    there = instance(gpu, "3g.40gb", 4, 2, "MIG-b")
+    found = plan_change(gpu._replace(instances=(there,), pending=0), WantedMig(True, {"3g.40gb": 1}), {"MIG-b": "web"})
+    assert (found.mode, found.keep, found.destroy, found.problem) == (1, (there,), (), "")

@@ -147,6 +147,12 @@ def test_a_signal_is_passed_on_and_the_command_ends_in_its_own_way(tmp_path: Pat
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_end_is_seen_where_the_end_of_children_is_ignored(tmp_path: Path) -> None:
+    words = ["env", "--ignore-signal=CHLD", OCIGPU, "sim", "exec", "-q", "--", "sh", "-c", "exit 7"]
+    done = subprocess.run(words, env={**os.environ, "TMPDIR": str(tmp_path)}, timeout=60, check=False)
+    assert done.returncode == 7
+
+
 def test_a_terminals_interrupt_comes_once(tmp_path: Path) -> None:
     """The terminal sends it to both; what is passed on after it shows that no second one came before."""
     counts = (

@@ -34,7 +34,7 @@ def change_layouts(facts: HostFacts, before: Sequence[GpuLayout], plan: Planner,
     now = before
     try:
         changes = _possible(plan(now))
-        modes = [change for change in changes if change.mode]
+        modes = [change for change in changes if change.mode is not None]
         if modes:
             _carry_out(facts, [step for change in modes for step in (*_destroying(change), _mode_step(change))])
             now = read_layouts(facts)
@@ -68,7 +68,7 @@ def _put_back(facts: HostFacts, before: Sequence[GpuLayout]) -> str:
         was = {gpu.uuid: gpu for gpu in before}
         changes = [plan_back(gpu, was[gpu.uuid]) for gpu in read_layouts(facts) if gpu.uuid in was]
         _carry_out(facts, [step for change in changes for step in _destroying(change)])
-        _carry_out(facts, [_mode_step(change) for change in changes if change.mode])
+        _carry_out(facts, [_mode_step(change) for change in changes if change.mode is not None])
         _carry_out(facts, [step for change in changes for step in _creating(change)])
     except HostError as error:
         return f" (could not be put back: {error.message})"
@@ -80,8 +80,7 @@ Step = tuple[GpuLayout, dict[str, Any], str]
 
 
 def _mode_step(change: GpuChange) -> Step:
-    mode = int(not change.gpu.mode)
-    return change.gpu, {"mode": mode}, f"switch MIG mode {'on' if mode else 'off'}"
+    return change.gpu, {"mode": change.mode}, f"switch MIG mode {'on' if change.mode else 'off'}"
 
 
 def _destroying(change: GpuChange) -> list[Step]:

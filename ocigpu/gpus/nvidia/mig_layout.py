@@ -100,8 +100,8 @@ class GpuChange(NamedTuple):
     """What it takes for one GPU; ``problem``: why it cannot be, one clause."""
 
     gpu: GpuLayout
-    mode: bool
-    """Whether MIG mode is to change."""
+    mode: int | None
+    """The MIG mode to set, None where it stays."""
     keep: tuple[GpuInstance, ...] = ()
     destroy: tuple[GpuInstance, ...] = ()
     create: tuple[GpuInstance, ...] = ()
@@ -110,7 +110,7 @@ class GpuChange(NamedTuple):
     @property
     def changes(self) -> bool:
         """Whether anything is to be done."""
-        return bool(self.mode or self.destroy or self.create)
+        return bool(self.mode is not None or self.destroy or self.create)
 
 
 _LAYOUTS = TypeAdapter(tuple[GpuLayout, ...])
@@ -133,15 +133,16 @@ def plan_change(gpu: GpuLayout, wanted: WantedMig, held: Mapping[str, str]) -> G
     ``held``: who uses a MIG device, or the whole GPU, by UUID: what they hold is never destroyed.
     """
     if gpu.mode is None:
-        return GpuChange(gpu, False, problem="it has no MIG mode" if wanted.enabled else "")
-    mode = bool(gpu.mode) != wanted.enabled or gpu.pending != gpu.mode
-    if mode and (holders := _holders(gpu, gpu.instances, held)):
+        return GpuChange(gpu, None, problem="it has no MIG mode" if wanted.enabled else "")
+    target = int(wanted.enabled)
+    mode = None if gpu.mode == gpu.pending == target else target  # the present one set again takes a pending one back
+    if gpu.mode != target and (holders := _holders(gpu, gpu.instances, held)):
         return GpuChange(gpu, mode, problem=f"MIG mode cannot change while {holders}")
     needs, problem = _needs(gpu, wanted.devices if wanted.enabled else {})
     if problem:
         return GpuChange(gpu, mode, problem=problem)
     must = [one for one in gpu.instances if any(uuid in held for uuid in one.uuids)]
-    found = _fit(gpu, needs, [] if mode else gpu.instances, must)
+    found = _fit(gpu, needs, gpu.instances if gpu.mode == target else [], must)
     if found is None:
         return GpuChange(gpu, mode, problem=_why_not(gpu, needs, must, held))
     keep, create = found
@@ -154,7 +155,7 @@ def plan_back(now: GpuLayout, before: GpuLayout) -> GpuChange:
     was = {(one.kind, one.start): one for one in before.instances}
     return GpuChange(
         now,
-        bool(now.mode) != bool(before.mode),
+        None if (now.mode, now.pending) == (before.mode, before.pending) else before.pending,
         tuple(one for key, one in there.items() if key in was),
         tuple(one for key, one in there.items() if key not in was),
         tuple(one._replace(gi=-1, uuids=()) for key, one in was.items() if key not in there),

@@ -224,7 +224,7 @@ MAX_INSTANCES = 32
 
 def print_mig_layout() -> None:
     """Print how each GPU is cut, and could be; see :mod:`ocigpu.gpus.nvidia.mig_layout`.  Needs root."""
-    say([_mig_layout(number, gpu, uuid) for number, (gpu, uuid) in enumerate(_named_gpus())])
+    say([_mig_layout(pynvml.nvmlDeviceGetIndex(gpu), gpu, uuid) for gpu, uuid in _named_gpus()])
 
 
 def _mig_layout(number: int, gpu: Any, uuid: str) -> dict[str, Any]:
@@ -318,9 +318,7 @@ def change_mig(text: str) -> None:
 
 def _change_mig(gpu: Any, step: dict[str, Any]) -> None:
     if "mode" in step:
-        status = pynvml.nvmlDeviceSetMigMode(gpu, step["mode"])
-        if status:
-            raise pynvml.NVMLError(status)
+        pynvml.nvmlDeviceSetMigMode(gpu, step["mode"])  # whether it is active yet, or pending, is read afterwards
     elif "destroy" in step:
         _destroy(pynvml.nvmlDeviceGetGpuInstanceById(gpu, step["destroy"]))
     else:
