@@ -272,9 +272,14 @@ def test_the_ansible_role_installs_configures_and_tests_and_then_changes_nothing
         "ANSIBLE_LOCALHOST_WARNING": "False",
         "DOCKER_HOST": f"unix://{directory}/docker.sock",
     }
-    words = [f"ocigpu_wheel={wheel}", f"ocigpu_venv={session_directory}/ansible-ocigpu", "ocigpu_restart=false"]
-    words += ["ocigpu_engines=['docker']", f"ansible_python_interpreter={sys.executable}"]
-    options = [word for text in words for word in ("--extra-vars", text)]
+    chosen = {
+        "ocigpu_wheel": str(wheel),
+        "ocigpu_venv": f"{session_directory}/ansible-ocigpu",
+        "ocigpu_restart": False,
+        "ocigpu_engines": ["docker"],
+        "ansible_python_interpreter": sys.executable,
+    }
+    options = ["--extra-vars", json.dumps(chosen)]
 
     with private_machine(session_directory / "ansible-private") as enter:
         run([*enter, "cp", simulated_host.settings, "/etc/ocigpu/config.toml"])
@@ -289,7 +294,7 @@ def test_the_ansible_role_installs_configures_and_tests_and_then_changes_nothing
         def configure(file: Path) -> None:
             before = file.read_bytes()
             run([*enter, "ln", "-s", file, "/etc/docker/daemon.json"])
-            untested = ("--extra-vars", "ocigpu_test=false")
+            untested = ("--extra-vars", json.dumps({"ocigpu_test": False}))
             assert "changed=1 " in play("--check")  # what is not installed cannot say what it would configure
             output = play(*untested)
             assert "changed=2 " in output
@@ -299,7 +304,7 @@ def test_the_ansible_role_installs_configures_and_tests_and_then_changes_nothing
 
         path = {"PATH": f"/usr/local/bin:{SYSTEM_PATH}"}
         with start_docker(directory, image, {}, path, view=enter, prepare=configure):
-            for more in ((), ("--check",)):
-                assert "changed=0 " in play(*more)
+            assert "changed=0 " in play()
+            assert "changed=1 " in play("--check")  # pip does not compare the path of a wheel in check mode
             run([*enter, "mv", "/etc/ocigpu/config.toml", "/etc/ocigpu/moved"])
             assert "no NVIDIA driver" in play(status=2)

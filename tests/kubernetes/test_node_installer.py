@@ -297,7 +297,9 @@ def place(
     make_tree(directory, str(directory / "opt/ocigpu"))
     env = {"OCIGPU_CONFIG": str(simulated_host.settings)}
     view = ["sh", "-c", SUPERVISOR, str(directory / "refuse")]
-    with start_containerd(session_directory / "installer-engine", image, {}, env, view=view, sandbox_image=IMAGE) as engine:
+    with start_containerd(
+        session_directory / "installer-engine", image, {}, env, view=view, sandbox_image=IMAGE
+    ) as engine:
         yield Place(engine, directory, server)
 
 
