@@ -22,6 +22,7 @@ FORMER = {
     "--devices": "--gpus",
     "--driver-root": "--root",
     "--engine-config": "--config",
+    "--mode-only": "--mode-change-only",
     "--publish": "--to",
     "--runtime-mode": "--mode",
     "--runtime-path": "--runtime",

@@ -1,15 +1,17 @@
 """``ocigpu mig``: GPUs are cut into MIG devices as a file says."""
 
 import fcntl
+import json as to_json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
+from ocigpu.cdi.write import write_file
 from ocigpu.cli import show
 from ocigpu.cli.arguments import takes
 from ocigpu.cli.cleaning import undisturbed
@@ -22,33 +24,36 @@ from ocigpu.containers.users import find_of_users
 from ocigpu.core.errors import HostError, SettingsError, UsageError
 from ocigpu.core.facts import HostFacts
 from ocigpu.core.settings import Settings
-from ocigpu.gpus.nvidia.mig import change_layouts, read_layouts
+from ocigpu.gpus.nvidia.mig import Planner, change_layouts, read_layouts
 from ocigpu.gpus.nvidia.mig_layout import GpuChange, GpuLayout, WantedMig, plan_change
+from ocigpu.kubernetes.mig_checkpoint import parse_checkpoint, to_checkpoint
 from ocigpu.kubernetes.mig_config import Layouts, make_layouts, parse_layout_file, to_document, wanted_of
+from ocigpu.kubernetes.mig_hooks import NO_HOOKS, Hooks, parse_hooks
 from ocigpu.system.files import read_bounded
 from ocigpu.system.store import open_lock
 
 MAX_BYTES = 1 << 20
+FORMATS = ("yaml", "json")
 
 
 class Asked(NamedTuple):
     """What the options shared by the commands say."""
 
     file: str
-    name: str
-    mode_only: bool
-    config: str
-    json: bool
+    name: str = ""
+    mode_only: bool = False
+    config: str = ""
+    json: bool = False
 
 
 def asked(
     config_file: str = "",
     selected_config: str = "",
-    mode_change_only: bool = False,
+    mode_only: bool = False,
     config: str = "",
     json: bool = False,
 ) -> Asked:
-    return Asked(config_file, selected_config, mode_change_only, config, json)
+    return Asked(config_file, selected_config, mode_only, config, json)
 
 
 class _Host(NamedTuple):
@@ -56,13 +61,14 @@ class _Host(NamedTuple):
     settings: Settings
     gpus: tuple[GpuLayout, ...]
 
-    def planner(self, options: Asked, held: dict[str, str]) -> Callable[[Sequence[GpuLayout]], list[GpuChange]]:
+    def planner(self, options: Asked, held: Callable[[], dict[str, str]]) -> Planner:
         """Return what plans the changes to the layout that the options name."""
         entries = _layouts(options, self.gpus).select(options.name)
 
         def plan(gpus: Sequence[GpuLayout]) -> list[GpuChange]:
-            changes = [plan_change(gpu, wanted, held) for gpu, wanted in wanted_of(entries, gpus)]
-            return [_mode_only(change, held) for change in changes] if options.mode_only else changes
+            users = held()
+            changes = [plan_change(gpu, wanted, users) for gpu, wanted in wanted_of(entries, gpus)]
+            return [_mode_only(change, users) for change in changes] if options.mode_only else changes
 
         return plan
 
@@ -74,14 +80,17 @@ def _mode_only(change: GpuChange, held: dict[str, str]) -> GpuChange:
 
 
 def _layouts(options: Asked, gpus: Sequence[GpuLayout]) -> Layouts:
-    if not options.file:
-        return make_layouts(gpus)
+    return parse_layout_file(*_read(options.file)) if options.file else make_layouts(gpus)
+
+
+def _read(path: str) -> tuple[str, str]:
+    """Return the text of a file, and what to call it; "-" is standard input."""
     try:
-        with sys.stdin.buffer if options.file == "-" else Path(options.file).open("rb") as file:
+        with sys.stdin.buffer if path == "-" else Path(path).open("rb") as file:
             text = read_bounded(file, MAX_BYTES).decode(errors="replace")
     except OSError as error:
-        raise SettingsError("OCIGPU-MIG-1", f"read {options.file}: {error.strerror}") from error
-    return parse_layout_file(text, "standard input" if options.file == "-" else options.file)
+        raise SettingsError("OCIGPU-MIG-1", f"read {path}: {error.strerror}") from error
+    return text, "standard input" if path == "-" else path
 
 
 def _look(options: Asked) -> _Host:
@@ -91,7 +100,27 @@ def _look(options: Asked) -> _Host:
         return _Host(facts, settings, read_layouts(facts))
 
 
-def _holders(host: _Host, state_dir: list[str] | None) -> tuple[dict[str, str], list[str]]:
+class _Holders:
+    """Who has or uses a GPU or MIG device, by UUID; ``known``: until :meth:`look` this stands for what is found."""
+
+    def __init__(
+        self, host: _Host, state_dir: list[str] | None, force: bool, known: dict[str, str] | None = None
+    ) -> None:
+        self._host, self._state_dir, self._force = host, state_dir, force
+        self._known = {} if force else known
+        self.notes: list[str] = []
+
+    def __call__(self) -> dict[str, str]:
+        if self._known is None:
+            self._known, self.notes = _find_holders(self._host, self._state_dir)
+        return self._known
+
+    def look(self) -> None:
+        """Look, or look again, when asked next."""
+        self._known = {} if self._force else None
+
+
+def _find_holders(host: _Host, state_dir: list[str] | None) -> tuple[dict[str, str], list[str]]:
     """Return who has or uses a GPU or MIG device, by UUID, and notes."""
     containers, notes = find_containers(places_of(state_dir))
     reader = UsageReader(host.facts, host.settings, 1.0)
@@ -114,17 +143,45 @@ def _holders(host: _Host, state_dir: list[str] | None) -> tuple[dict[str, str], 
 @takes(asked)
 def plan_command(options: Asked, force: bool = False, state_dir: list[str] | None = None) -> int:
     host = _look(options)
-    held, notes = ({}, []) if force else _holders(host, state_dir)
+    held = _Holders(host, state_dir, force)
     changes = host.planner(options, held)(host.gpus)
     _show(changes, options.json, "nothing was changed")
-    show.notes(notes)
+    show.notes(held.notes)
     return int(any(change.problem for change in changes))
 
 
 @takes(asked)
-def apply_command(options: Asked, force: bool = False, state_dir: list[str] | None = None) -> None:
+def apply_command(
+    options: Asked,
+    force: bool = False,
+    state_dir: list[str] | None = None,
+    hooks_file: str = "",
+    skip_reset: bool = False,
+) -> None:
+    hooks = _hooks(options, hooks_file, skip_reset)
     with undisturbed(), _alone():  # what was destroyed is made again, or put back, before a signal ends us
-        _apply(options, force, state_dir)
+        hooks.run("apply-start")
+        try:
+            host = _look(options)
+            # hooks end programs before something is changed: only then it is asked who is left
+            held = _Holders(host, state_dir, force, {} if hooks.end_users else None)
+            _change(host, options, lambda held: host.planner(options, held), held, not skip_reset, hooks)
+        except Exception as error:
+            with suppress(HostError):  # the first error is what is to be mended
+                hooks.run("apply-exit")
+            raise error from error.__cause__
+        hooks.run("apply-exit")
+
+
+def _hooks(options: Asked, hooks_file: str, skip_reset: bool) -> Hooks:
+    variables = {
+        "MIG_PARTED_CONFIG_FILE": options.file,
+        "MIG_PARTED_SELECTED_CONFIG": options.name,
+        "MIG_PARTED_HOOKS_FILE": hooks_file,
+        "MIG_PARTED_SKIP_RESET": str(skip_reset).lower(),
+        "MIG_PARTED_MODE_CHANGE_ONLY": str(options.mode_only).lower(),
+    }
+    return parse_hooks(*_read(hooks_file), variables) if hooks_file else NO_HOOKS
 
 
 @contextmanager
@@ -141,16 +198,24 @@ def _alone() -> Iterator[None]:
             os.close(lock)
 
 
-def _apply(options: Asked, force: bool, state_dir: list[str] | None) -> None:
-    host = _look(options)
-    held, notes = ({}, []) if force else _holders(host, state_dir)
-    plan = host.planner(options, held)
-    changes = plan(host.gpus)
-    if any(change.changes or change.problem for change in changes):
-        with show.Progress("changing MIG devices"):
-            change_layouts(host.facts, host.gpus, plan, options.mode_only)
+def _change(
+    host: _Host,
+    options: Asked,
+    planner: Callable[[_Holders], Planner],
+    held: _Holders,
+    reset: bool = True,
+    hooks: Hooks = NO_HOOKS,
+) -> None:
+    def announce(moment: str) -> bool:
+        hooks.run(moment)
+        if hooks.end_users:
+            held.look()
+        return hooks.end_users
+
+    with show.Progress("changing MIG devices"):
+        changes = change_layouts(host.facts, host.gpus, planner(held), options.mode_only, reset, announce)
     _show(changes, options.json, "done")
-    show.notes(notes)
+    show.notes(held.notes)
 
 
 @takes(asked)
@@ -161,18 +226,59 @@ def assert_command(options: Asked, valid_config: bool = False) -> int:
         _layouts(options, ()).select(options.name)
         return 0
     host = _look(options)
-    changes = host.planner(options, {})(host.gpus)
+    changes = host.planner(options, dict)(host.gpus)
     _show(changes, options.json, "nothing was changed")
     return int(any(change.changes or change.problem for change in changes))
 
 
-def export_command(config: str = "", json: bool = False) -> None:
-    host = _look(Asked("", "", False, config, json))
-    document = to_document([gpu for gpu in host.gpus if gpu.mode is not None])
-    if json:
+def export_command(
+    config: str = "", json: bool = False, output_format: str = "yaml", config_label: str = "current"
+) -> None:
+    host = _look(Asked("", config=config))
+    document = to_document([gpu for gpu in host.gpus if gpu.mode is not None], config_label)
+    _write(document, json, output_format)
+
+
+def generate_command(config: str = "", json: bool = False, output_format: str = "yaml", output_file: str = "") -> None:
+    layouts = make_layouts(_look(Asked("", config=config)).gpus)
+    _write(layouts.to_document(), json, output_format, output_file)
+
+
+def _write(document: dict[str, Any], json: bool, form: str, path: str = "") -> None:
+    if form not in FORMATS:
+        raise UsageError(f"--output-format {form!r} is not one of {', '.join(FORMATS)}")
+    text = to_json.dumps(document, indent=2) if form == "json" else yaml.safe_dump(document, sort_keys=False).rstrip()
+    if path:
+        _replace(path, text)
+    elif json:
         show.data(document)
     else:
-        print(yaml.safe_dump(document, sort_keys=False), end="")
+        print(text)
+
+
+def _replace(path: str, text: str) -> None:
+    try:
+        write_file(path, f"{text}\n".encode())
+    except OSError as error:
+        raise HostError("OCIGPU-MIG-3", f"write {path}: {error.strerror}") from error
+
+
+def checkpoint_command(checkpoint_file: str, config: str = "") -> None:
+    _replace(checkpoint_file, to_json.dumps(to_checkpoint(_look(Asked("", config=config)).gpus)))
+
+
+def restore_command(
+    checkpoint_file: str,
+    force: bool = False,
+    state_dir: list[str] | None = None,
+    config: str = "",
+    json: bool = False,
+) -> None:
+    checkpoint = parse_checkpoint(*_read(checkpoint_file))
+    options = Asked("", config=config, json=json)
+    with undisturbed(), _alone():
+        host = _look(options)
+        _change(host, options, checkpoint.planner, _Holders(host, state_dir, force))
 
 
 def _show(changes: list[GpuChange], json: bool, done: str) -> None:

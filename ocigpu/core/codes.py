@@ -291,6 +291,7 @@ CODES: dict[str, Code] = {
         "Needs root. A device that a process uses cannot be destroyed: ocigpu top shows them.",
     ),
     "OCIGPU-MIG-4": Code("MIG mode changes only with a reset of the GPU.", "Reset it, then run the command again."),
+    "OCIGPU-MIG-5": Code("A program of the file of hooks failed.", "Run it by hand; the message has what it said."),
     # SIM: simulated host
     "OCIGPU-SIM-1": Code(
         "The simulated host could not be made or read.",

@@ -66,6 +66,14 @@ class Layouts(NamedTuple):
             raise SettingsError("OCIGPU-MIG-1", f"{self.where}: {what}; there are {known}")
         return self.by_name[name]
 
+    def to_document(self) -> dict[str, Any]:
+        """Return the layouts as a file has them."""
+        layouts = {
+            name: [entry.model_dump(by_alias=True, exclude_defaults=True) for entry in entries]
+            for name, entries in self.by_name.items()
+        }
+        return {"version": "v1", "mig-configs": layouts}
+
 
 def parse_layout_file(text: str, where: str) -> Layouts:
     """Return the layouts of a file; raises SettingsError (OCIGPU-MIG-1) that names what is wrong by its path."""
@@ -131,8 +139,8 @@ def wanted_of(entries: Sequence[LayoutEntry], gpus: Sequence[GpuLayout]) -> Iter
         yield from ((gpu, one) for one in ours[:1])
 
 
-def to_document(gpus: Sequence[GpuLayout]) -> dict[str, Any]:
-    """Return the present layout as a file has it, called "current"; equal GPUs are one entry."""
+def to_document(gpus: Sequence[GpuLayout], label: str = "current") -> dict[str, Any]:
+    """Return the present layout as a file has it, under this name; equal GPUs are one entry."""
     entries: list[dict[str, Any]] = []
     for gpu in gpus:
         devices: dict[str, int] = {}
@@ -147,4 +155,4 @@ def to_document(gpus: Sequence[GpuLayout]) -> dict[str, Any]:
             equal["devices"].append(gpu.number)
         else:
             entries.append({"devices": [gpu.number], **state})
-    return {"version": "v1", "mig-configs": {"current": entries}}
+    return {"version": "v1", "mig-configs": {label: entries}}

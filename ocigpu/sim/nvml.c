@@ -4,7 +4,7 @@
  *
  * Faults for tests: OCIGPU_SIM_NVML_FAIL=<code> makes nvmlInit return that code, and a file DIRECTORY/faults, read
  * by nvmlInit and nvmlDeviceGetCount, has lines "init <code>", "lost <gpu>", "mig-pending <gpu>" (its MIG mode changes
- * with the next reset), "no-persistence" or "hang".  "xid <gpu> <number>" [<gpu instance> <compute instance>] is an
+ * with the next reset), "mig-busy <gpu>" (a change of its MIG mode needs a reset), "no-persistence" or "hang".  "xid <gpu> <number>" [<gpu instance> <compute instance>] is an
  * event for whoever waits for one while the line is added.
  */
 #include "simhost.h"
@@ -56,7 +56,7 @@ static struct sim_view view;
 static struct handle devices[SIM_MOST_GPUS];
 static struct handle instances[SIM_MOST_GPUS][SIM_GIS][1 + SIM_CIS]; /* first the GPU instance; mig NULL: none */
 static int references;
-static int lost[SIM_MOST_GPUS], mig_pending[SIM_MOST_GPUS], no_persistence;
+static int lost[SIM_MOST_GPUS], mig_pending[SIM_MOST_GPUS], mig_busy[SIM_MOST_GPUS], no_persistence;
 
 /* Read a small file, at most size - 1 bytes of it; return its text, NULL when there is none. */
 static char *read_text(const char *path, char *text, size_t size) {
@@ -112,6 +112,7 @@ static int read_faults(void) {
             pause();
     read_marks("lost ", lost);
     read_marks("mig-pending ", mig_pending);
+    read_marks("mig-busy ", mig_busy);
     no_persistence = 0;
     EACH_LINE("/faults", "no-persistence", rest)
         no_persistence |= !*rest;
@@ -479,7 +480,7 @@ EXPORT nvml_return nvmlDeviceGetComputeRunningProcesses_v3(device_t device, unsi
     unsigned int room = list && count ? *count : 0;
 
     REQUIRE(ask_any(device, !!count));
-    *count = list_processes(device->gpu, room, list, NULL);
+    *count = list_processes(device, room, list, NULL);
     return *count > room ? INSUFFICIENT_SIZE : SUCCESS;
 }
 
@@ -494,6 +495,8 @@ EXPORT nvml_return nvmlDeviceGetMigMode(device_t device, unsigned int *current, 
     *current = *pending = (unsigned int)MIG_MODE(device);
     if (mig_pending[device->gpu])
         *pending = !*current;
+    else if (sim_mig_pending[device->gpu] >= 0)
+        *pending = (unsigned int)sim_mig_pending[device->gpu];
     return SUCCESS;
 }
 

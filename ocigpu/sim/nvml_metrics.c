@@ -1,7 +1,7 @@
 /* What exporters ask NVML for; part of nvml.c.
  *
  * GPUs are idle, but for those that lines "load <gpu> <percent>" of the file DIRECTORY/load name; its lines
- * "process <gpu> <pid> <MiB> <percent>" are processes. Counters of errors are 0. Numbers of fields and of GPM's metrics
+ * "process <gpu> <pid> <MiB> <percent> [<gpu instance>]" are processes. Counters of errors are 0. Numbers of fields and of GPM's metrics
  * are those of nvml.h.
  */
 #include <sys/time.h>
@@ -48,21 +48,26 @@ struct process_time { /* nvmlProcessUtilizationSample_t */
     unsigned int sm, memory, encoder, decoder;
 };
 
-/* Fill at most `most` records of the list that is given with a GPU's processes, and return how many processes it has. */
-static unsigned int list_processes(int gpu, unsigned int most, struct process *list, struct process_time *times) {
+/* Fill at most `most` records of the list that is given with the processes of a GPU or MIG device, and return how many
+ * it has. */
+static unsigned int list_processes(device_t device, unsigned int most, struct process *list,
+                                   struct process_time *times) {
     unsigned int found = 0;
     const char *rest;
 
     EACH_LINE("/load", "process ", rest) {
-        unsigned int pid, mib, percent;
+        unsigned int pid, mib, percent, gi;
 
-        if (sim_number(&rest) != gpu)
+        if (sim_number(&rest) != device->gpu)
             continue;
         pid = (unsigned int)sim_number(&rest);
         mib = (unsigned int)sim_number(&rest);
         percent = (unsigned int)sim_number(&rest);
+        gi = *rest ? (unsigned int)sim_number(&rest) : 0xFFFFFFFFU;
+        if (device->mig && gi != 0xFFFFFFFFU && (int)gi != device->mig->gi)
+            continue;
         if (found < most && list)
-            list[found] = (struct process){pid, (unsigned long long)mib << 20, 0xFFFFFFFFU, 0xFFFFFFFFU};
+            list[found] = (struct process){pid, (unsigned long long)mib << 20, gi, gi == 0xFFFFFFFFU ? gi : 0};
         if (found < most && times)
             times[found] = (struct process_time){pid, milliseconds() * 1000, percent, 0, 0, 0};
         found++;
@@ -70,12 +75,27 @@ static unsigned int list_processes(int gpu, unsigned int most, struct process *l
     return found;
 }
 
+/* Return whether a process uses a GPU, or a GPU instance. */
+static int used_by_process(int gpu, int gi) {
+    const char *rest;
+    int used = 0;
+
+    EACH_LINE("/load", "process ", rest) {
+        if (sim_number(&rest) != gpu)
+            continue;
+        for (int i = 0; i < 3; i++)
+            sim_number(&rest);
+        used |= gi < 0 || (*rest && sim_number(&rest) == gi);
+    }
+    return used;
+}
+
 EXPORT nvml_return nvmlDeviceGetProcessUtilization(device_t device, struct process_time *times, unsigned int *count,
                                                    unsigned long long since) {
     unsigned int room = times ? *count : 0;
 
     REQUIRE(ask_gpu(device, 1));
-    *count = list_processes(device->gpu, room, NULL, times);
+    *count = list_processes(device, room, NULL, times);
     return *count > room ? INSUFFICIENT_SIZE : *count ? SUCCESS : NOT_FOUND;
 }
 

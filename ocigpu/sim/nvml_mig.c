@@ -4,9 +4,7 @@
  * is written into the host's directory for every other process: the state that sim_load reads, and what the kernel
  * module and nvidia-modprobe would make, the capability in /proc and its node.
  */
-#include <sys/file.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
+#include "simstate.h"
 
 struct placement {
     unsigned int start, size;
@@ -214,83 +212,18 @@ EXPORT nvml_return nvmlDeviceGetGpuInstanceRemainingCapacity(device_t device, un
 
 /* What changes */
 
-/* Lock the host's state and read it; return the lock or -1 when this process may not change it. */
 static int lock_state(void) {
-    int lock = open(SIM_BELOW("/proc/driver"), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int lock = sim_lock();
 
-    if (lock >= 0 && (access(SIM_BELOW("/proc/driver"), W_OK) || flock(lock, LOCK_EX))) {
-        close(lock);
-        lock = -1;
-    }
     refresh();
     return lock;
 }
 
-static int write_text(const char *path, mode_t mode, const char *text, size_t size) {
-    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, mode), written;
-
-    if (fd < 0)
-        return 0;
-    written = fchmod(fd, mode) == 0 && write(fd, text, size) == (ssize_t)size;
-    return close(fd) == 0 && written;
-}
-
 static nvml_return store(void) {
-    static char text[sizeof sim_last];
-    const char *draft = SIM_BELOW(SIM_STATE ".new");
-    size_t at = 0;
-    int i;
+    int stored = sim_store();
 
-    for (i = 0; i < sim_table.gpus; i++)
-        at += (size_t)snprintf(text + at, sizeof text - at, "mode %d %d\n", i, sim_mig_mode[i]);
-    for (i = 0; i < sim_count; i++) {
-        const struct sim_instance *mig = &sim_instances[i];
-
-        at += (size_t)snprintf(text + at, sizeof text - at, "mig %d %d %d %d %d %d %d %s\n", mig->gpu, mig->gi,
-                               mig->profile, mig->start, mig->ci, mig->ci_slices, mig->ci_start, mig->uuid);
-    }
-    i = write_text(draft, 0644, text, at) && rename(draft, SIM_BELOW(SIM_STATE)) == 0;
-    *sim_last = 0; /* what is in force is what the file says now */
     refresh();
-    return i ? SUCCESS : NO_PERMISSION;
-}
-
-/* Make (or remove) what the kernel module shows of an instance, and its node. */
-static void show(const struct sim_instance *mig, int make) {
-    const char *devices[] = {SIM_BELOW("/dev"), view.directory}, *magic = SIM_MAGIC "\n";
-    int minor = sim_minor(mig->gpu, mig->gi, mig->ci), i, size;
-    /* as the kernel takes it */
-    unsigned int number = (unsigned int)sim_table.caps_major << 8 | (minor & 0xFF) | (minor & ~0xFF) << 12;
-    char path[SIM_PATH + 64], text[128];
-
-    size = snprintf(path, sizeof path, "%s/proc/driver/nvidia/capabilities/gpu%d/mig/gi%d", sim_table.directory,
-                    mig->gpu, mig->gi);
-    if (mig->ci >= 0)
-        size += snprintf(path + size, sizeof path - (size_t)size, "/ci%d", mig->ci);
-    if (make)
-        mkdir(path, 0755);
-    snprintf(path + size, sizeof path - (size_t)size, "/access");
-    size = snprintf(text, sizeof text, "DeviceFileMinor: %d\nDeviceFileMode: 292\nDeviceFileModify: 1\n", minor);
-    if (make) {
-        write_text(path, 0444, text, (size_t)size);
-    } else {
-        unlink(path);
-        *strrchr(path, '/') = 0;
-        rmdir(path);
-    }
-    for (i = 0; i < 2; i++) {
-        snprintf(path, sizeof path, "%s/nvidia-caps/nvidia-cap1", devices[i]);
-        size = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a file that stands for a node can be opened */
-        snprintf(path, sizeof path, "%s/nvidia-caps/nvidia-cap%d", devices[i], minor);
-        if (!make)
-            unlink(path);
-        else if (size >= 0)
-            write_text(path, 0444, magic, strlen(magic));
-        else if (syscall(SYS_mknodat, AT_FDCWD, path, S_IFCHR | 0444, number) == 0)
-            chmod(path, 0444);
-        if (size >= 0)
-            close(size);
-    }
+    return stored ? SUCCESS : NO_PERMISSION;
 }
 
 static nvml_return add(struct sim_instance *mig, struct handle **result) {
@@ -298,10 +231,10 @@ static nvml_return add(struct sim_instance *mig, struct handle **result) {
 
     if (sim_count == SIM_MOST)
         return INSUFFICIENT_RESOURCES;
-    show(mig, 1);
+    sim_show(mig, 1, view.directory);
     sim_instances[sim_count++] = *mig;
     if (store() != SUCCESS) {
-        show(mig, 0);
+        sim_show(mig, 0, view.directory);
         return NO_PERMISSION;
     }
     *result = made;
@@ -315,7 +248,7 @@ static nvml_return take_away(device_t handle) {
     memmove(&sim_instances[handle->mig - sim_instances], handle->mig + 1,
             (size_t)(&sim_instances[sim_count] - handle->mig) * sizeof gone);
     REQUIRE(store());
-    show(&gone, 0);
+    sim_show(&gone, 0, view.directory);
     return SUCCESS;
 }
 
@@ -330,11 +263,22 @@ static nvml_return take_away(device_t handle) {
         done;                                                 \
     })
 
-static nvml_return set_mode(device_t device, unsigned int mode) {
+/* A GPU that somebody uses cannot be reset: from Hopper on the mode stays, before it changes with the next reset. */
+static nvml_return set_mode(device_t device, unsigned int mode, unsigned int *activation) {
+    int gpu = device->gpu, used = mig_busy[gpu] || used_by_process(gpu, -1);
+
     for (int i = 0; i < sim_count; i++)
-        if (!mode && sim_instances[i].gpu == device->gpu)
+        if (!mode && sim_instances[i].gpu == gpu)
             return IN_USE;
-    sim_mig_mode[device->gpu] = (int)mode;
+    sim_mig_pending[gpu] = -1;
+    if ((int)mode != sim_mig_mode[gpu] && used && HOPPER(device))
+        return IN_USE;
+    if ((int)mode != sim_mig_mode[gpu] && used) {
+        sim_mig_pending[gpu] = (int)mode;
+        *activation = IN_USE;
+    } else {
+        sim_mig_mode[gpu] = (int)mode;
+    }
     return store();
 }
 
@@ -342,7 +286,7 @@ static nvml_return set_mode(device_t device, unsigned int mode) {
 EXPORT nvml_return nvmlDeviceSetMigMode(device_t device, unsigned int mode, unsigned int *activation) {
     REQUIRE(ASK_IF(sim_table.profiles && device->gpu < SIM_MIG_GPUS, device, activation && mode <= 1));
     *activation = SUCCESS;
-    return LOCKED(set_mode(device, mode));
+    return LOCKED(set_mode(device, mode, activation));
 }
 
 /* Make a GPU instance, at the highest free place without a given one. Ids are given by size: the whole GPU has 0, its
@@ -375,7 +319,8 @@ static nvml_return remove_gi(device_t gi) {
     unsigned int count;
 
     REQUIRE(ask_gi(gi, 1));
-    return used(gi->gpu, gi->mig->gi, 0, &count, NULL) ? IN_USE : take_away(gi);
+    return used(gi->gpu, gi->mig->gi, 0, &count, NULL) || used_by_process(gi->gpu, gi->mig->gi) ? IN_USE
+                                                                                                : take_away(gi);
 }
 
 EXPORT nvml_return nvmlGpuInstanceDestroy(device_t gi) {
@@ -530,7 +475,9 @@ EXPORT nvml_return nvmlGpuInstanceCreateComputeInstance(device_t gi, unsigned in
 
 EXPORT nvml_return nvmlComputeInstanceDestroy(device_t ci) {
     REQUIRE(ask_ci(ci, 1));
-    return LOCKED(is_instance(ci, 0) ? take_away(ci) : INVALID_ARGUMENT);
+    return LOCKED(!is_instance(ci, 0)                        ? INVALID_ARGUMENT
+                  : used_by_process(ci->gpu, ci->mig->gi) ? IN_USE
+                                                          : take_away(ci));
 }
 
 BY_NUMBER(nvmlGpuInstanceGetComputeInstances, (device_t gi, unsigned int id, struct handle **list, unsigned int *count),

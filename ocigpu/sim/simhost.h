@@ -59,7 +59,7 @@ enum { SIM_GIS = 15, SIM_CIS = 8, SIM_MOST = SIM_MOST_GPUS * 2 * SIM_GIS };
 enum { SIM_CPUS_OF_NODE = 64, SIM_MIG_GPUS = 32, SIM_FIRST_MINOR = 3 }; /* as in models.py */
 
 static struct sim_instance sim_instances[SIM_MOST];
-static int sim_count, sim_mig_mode[SIM_MOST_GPUS];
+static int sim_count, sim_mig_mode[SIM_MOST_GPUS], sim_mig_pending[SIM_MOST_GPUS]; /* pending: -1 for none */
 static char sim_last[SIM_MOST * 80 + 4096]; /* what they were read from */
 
 #define SIM_STATE "/proc/driver/ocigpu-mig" /* below the host's directory; containers have its /proc/driver */
@@ -82,8 +82,8 @@ static int sim_number(const char **text) {
     return sign ? -value : value;
 }
 
-/* Read how the GPUs are cut, and return whether that has changed: lines "mode GPU 0|1" and "mig" with the numbers of
- * struct sim_instance and a UUID. */
+/* Read how the GPUs are cut, and return whether that has changed: lines "mode GPU 0|1", "pending GPU 0|1" (the mode
+ * after a reset) and "mig" with the numbers of struct sim_instance and a UUID. */
 static int sim_load(void) {
     static char text[sizeof sim_last];
     const char *line;
@@ -106,6 +106,7 @@ static int sim_load(void) {
     strcpy(sim_last, text);
     sim_count = 0;
     memset(sim_mig_mode, 0, sizeof sim_mig_mode);
+    memset(sim_mig_pending, -1, sizeof sim_mig_pending);
     for (line = text; line && *line; line = strchr(line, '\n') ? strchr(line, '\n') + 1 : NULL) {
         struct sim_instance *item = &sim_instances[sim_count];
         int *field, gpu, length;
@@ -115,6 +116,11 @@ static int sim_load(void) {
             gpu = sim_number(&line);
             if (gpu >= 0 && gpu < sim_table.gpus)
                 sim_mig_mode[gpu] = sim_number(&line);
+        } else if (strncmp(line, "pending ", 8) == 0) {
+            line += 8;
+            gpu = sim_number(&line);
+            if (gpu >= 0 && gpu < sim_table.gpus)
+                sim_mig_pending[gpu] = sim_number(&line);
         } else if (strncmp(line, "mig ", 4) == 0 && sim_count < SIM_MOST) {
             for (line += 4, field = &item->gpu; field <= &item->ci_start; field++)
                 *field = sim_number(&line);

@@ -3,12 +3,12 @@
  * Linked statically, so that it runs in any image. It lists only GPUs whose node it can open, and always says that
  * they are simulated.
  */
-#include "simhost.h"
+#include "simstate.h"
 
 #include <stdarg.h>
 #include <strings.h>
 
-enum { OK = 0, INVALID = 2, NO_DEVICES = 6, NO_DRIVER = 9 }; /* exit statuses of nvidia-smi */
+enum { OK = 0, INVALID = 2, NO_PERMISSION = 4, NO_DEVICES = 6, NO_DRIVER = 9, IN_USE = 19 }; /* exit statuses of nvidia-smi */
 
 static struct sim_view view;
 
@@ -20,7 +20,7 @@ static void say_simulated(void) {
 static int usage(const char *format, const char *text) {
     fprintf(stderr, "nvidia-smi (simulated): ");
     fprintf(stderr, format, text);
-    fprintf(stderr, "\nusage: nvidia-smi [-L] [-i INDEX|UUID|BUS-ID] [--version]\n"
+    fprintf(stderr, "\nusage: nvidia-smi [-L] [-i INDEX|UUID|BUS-ID] [--version] [--gpu-reset]\n"
                     "       nvidia-smi --query-gpu=FIELD,... --format=csv[,noheader][,nounits]\n");
     return INVALID;
 }
@@ -190,14 +190,88 @@ static int find_gpu(const char *text) {
     return -1;
 }
 
+/* Put a pending MIG mode in force and take the MIG devices away; return whether this process may. */
+static int reset_mig(const int *chosen) {
+    static struct sim_instance gone[SIM_MOST];
+    int lock = sim_lock(), i, kept = 0, taken = 0, stored;
+
+    if (lock < 0)
+        return 0;
+    sim_load();
+    for (i = 0; i < sim_count; i++)
+        if (chosen[sim_instances[i].gpu])
+            gone[taken++] = sim_instances[i];
+        else
+            sim_instances[kept++] = sim_instances[i];
+    sim_count = kept;
+    for (i = 0; i < sim_table.gpus; i++) {
+        if (chosen[i] && sim_mig_pending[i] >= 0)
+            sim_mig_mode[i] = sim_mig_pending[i];
+        sim_mig_pending[i] = chosen[i] ? -1 : sim_mig_pending[i];
+    }
+    stored = sim_store();
+    while (stored && taken--) /* a GPU instance comes before the compute instances in it */
+        sim_show(&gone[taken], 0, view.directory);
+    close(lock);
+    return stored;
+}
+
+/* Reset GPUs, of a list by commas, all without one: a MIG mode that waits for it is in force then, and MIG devices are
+ * gone. As the real one, not while a process uses one of them. */
+static int reset_gpus(const char *selected) {
+    char names[1024] = "", load[4096], *rest = names, *name;
+    int chosen[SIM_MOST_GPUS] = {0}, i, gpu;
+    const char *line;
+
+    snprintf(names, sizeof names, "%s", selected ? selected : "");
+    for (i = 0; !selected && i < view.gpus; i++)
+        chosen[view.gpu[i]] = 1;
+    while (selected && (name = strsep(&rest, ","))) {
+        i = find_gpu(name);
+        if (i < 0) {
+            printf("No devices were found\n");
+            return NO_DEVICES;
+        }
+        chosen[view.gpu[i]] = 1;
+    }
+    i = open(SIM_BELOW("/load"), O_RDONLY | O_CLOEXEC);
+    gpu = i < 0 ? 0 : (int)read(i, load, sizeof load - 1);
+    if (i >= 0)
+        close(i);
+    load[gpu > 0 ? gpu : 0] = 0;
+    for (line = load; line && *line; line = strchr(line, '\n') ? strchr(line, '\n') + 1 : NULL) {
+        if (strncmp(line, "process ", 8) != 0)
+            continue;
+        line += 8;
+        gpu = sim_number(&line);
+        if (gpu >= 0 && gpu < SIM_MOST_GPUS && chosen[gpu]) {
+            printf("The following GPUs could not be reset:\n  GPU 00000000:%02X:00.0: In use by another client\n",
+                   sim_table.gpu[gpu].bus);
+            say_simulated();
+            return IN_USE;
+        }
+    }
+    if (!reset_mig(chosen)) {
+        printf("Insufficient Permissions\n");
+        return NO_PERMISSION;
+    }
+    for (i = 0; i < view.gpus; i++)
+        if (chosen[view.gpu[i]])
+            printf("GPU 00000000:%02X:00.0 was successfully reset.\n", sim_table.gpu[view.gpu[i]].bus);
+    say_simulated();
+    return OK;
+}
+
 static int nvidia_smi(int argc, char **argv) {
-    int i, only = -1, list = 0;
+    int i, only = -1, list = 0, reset = 0;
     char *names = NULL;
     const char *format = "", *selected = NULL;
 
     for (i = 1; i < argc; i++) {
         if (strcmp(argv[i], "-L") == 0 || strcmp(argv[i], "--list-gpus") == 0) {
             list = 1;
+        } else if (strcmp(argv[i], "-r") == 0 || strcmp(argv[i], "--gpu-reset") == 0) {
+            reset = 1;
         } else if (strncmp(argv[i], "--query-gpu=", 12) == 0) {
             names = argv[i] + 12;
         } else if (strncmp(argv[i], "--format=", 9) == 0) {
@@ -222,6 +296,8 @@ static int nvidia_smi(int argc, char **argv) {
         return NO_DRIVER;
     }
     sim_load();
+    if (reset)
+        return reset_gpus(selected);
     if (selected)
         only = find_gpu(selected);
     if (!view.gpus || (selected && only < 0)) {

@@ -10,40 +10,23 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from mig_lab import ABLE, layout, layouts_of, make_mig_host, mig
 
-from ocigpu.cli.main import main
 from ocigpu.core.errors import HostError, SettingsError
 from ocigpu.gpus.nvidia.discover import read_host_facts
 from ocigpu.gpus.nvidia.mig import change_layouts, read_layouts
 from ocigpu.gpus.nvidia.mig_layout import (
-    PLACES,
     GpuChange,
     GpuInstance,
     GpuLayout,
-    Profile,
     WantedMig,
-    balanced,
+    known_places,
     parse_layouts,
     plan_back,
     plan_change,
 )
-from ocigpu.kubernetes.mig_config import make_layouts, parse_layout_file, wanted_of
-from ocigpu.sim.create import create_host
-from ocigpu.sim.models import MODELS
+from ocigpu.kubernetes.mig_config import parse_layout_file, wanted_of
 from ocigpu.system.settings_file import read_settings
-
-ABLE = [key for key, model in MODELS.items() if model.mig_profiles]
-
-
-def layout(model: str = "h100", *instances: GpuInstance, mode: int = 1) -> GpuLayout:
-    """A GPU of a model without a driver, as NVML would describe it."""
-    made = MODELS[model]
-    profiles = [
-        Profile(each.name, each.id, each.compute_slices, each.most, each.memory_slices, each.starts)
-        for each in made.mig_profiles
-    ]
-    ids = (made.device_id << 16 | 0x10DE, made.subsystem_id << 16 | 0x10DE)
-    return GpuLayout(0, "GPU-x", "0000:01:00.0", made.name, *ids, mode, mode, tuple(profiles), instances)
 
 
 def instance(gpu: GpuLayout, name: str, start: int, gi: int, *uuids: str) -> GpuInstance:
@@ -87,15 +70,11 @@ def test_a_layout_is_found_exactly_where_there_is_one(model: str) -> None:
 
 @pytest.mark.parametrize("model", ABLE)
 def test_placements_that_nvml_does_not_tell_are_known(model: str) -> None:
-    """Without MIG mode; in shares of the GPU, as one family of four has twelve memory slices."""
+    """Without MIG mode."""
     gpu = layout(model)
-    whole = max(profile.size for profile in gpu.profiles)
-    known = PLACES[gpu.slices]
-    unit = max(size for size, _ in known.values())
-    for profile in gpu.profiles:
-        size, starts = known[profile.id]
-        assert size * whole == profile.size * unit
-        assert [start * whole for start in starts] == [start * unit for start in profile.starts]
+    told = {profile.id: (profile.size, profile.starts) for profile in gpu.profiles}
+    known = {id_: (size, tuple(starts)) for id_, (size, starts) in known_places(gpu.profiles).items()}
+    assert {id_: known[id_] for id_ in told} == told
 
 
 def test_what_is_there_stays_and_what_is_held_is_not_destroyed() -> None:
@@ -232,37 +211,7 @@ def test_what_nvml_says_is_not_believed() -> None:
 
 @pytest.fixture
 def host(session_directory: Path, work_directory: Path) -> Path:
-    create_host(str(work_directory / "host"), 2, "h100", (), nodes=False, dri=False, compat32=False, ldcache=False)
-    return work_directory / "host"
-
-
-def mig(host: Path, capfd: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    status = main(["mig", *words, "--config", str(host / "config.toml")])
-    return (status, *capfd.readouterr())
-
-
-def names(gpu: GpuLayout) -> list[str]:
-    return sorted(gpu.name_of(one) for one in gpu.instances)
-
-
-def layouts_of(host: Path) -> tuple[GpuLayout, ...]:
-    return read_layouts(read_host_facts(read_settings(str(host / "config.toml"))))
-
-
-@pytest.mark.root
-@pytest.mark.parametrize("model", ABLE)
-def test_every_layout_of_every_model_is_made(
-    model: str, work_directory: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    host = work_directory / "host"
-    create_host(str(host), 2, model, (), nodes=False, dri=False, compat32=False, ldcache=False)
-    for name, entries in make_layouts(layouts_of(host)).by_name.items():
-        assert mig(host, capfd, "apply", "-c", name)[0] == 0, name
-        assert mig(host, capfd, "assert", "-c", name)[0] == 0, name
-        wanted = entries[0].mig_devices or {}
-        expected = sorted(each for each, count in wanted.items() for _ in range(count))
-        assert [names(gpu) for gpu in layouts_of(host)] == [expected] * 2
-    assert balanced(layouts_of(host)[0])
+    return make_mig_host(work_directory / "host", 2, "h100")
 
 
 @pytest.mark.root
@@ -359,7 +308,7 @@ def test_a_mode_that_waits_for_a_reset_is_told_and_can_be_taken_back(monkeypatch
 
     facts: Any = None
     with pytest.raises(HostError) as caught:
-        change_layouts(facts, [state], plan(True))
+        change_layouts(facts, [state], plan(True), reset=False)
     assert caught.value.code == "OCIGPU-MIG-4"
     assert "nvidia-smi --gpu-reset -i 0000:01:00.0" in str(caught.value.hint)
     assert (state.mode, state.pending) == (0, 1)

@@ -1,17 +1,22 @@
 """GPUs cut into MIG devices by NVML: read, changed, and put back when a change fails half-way."""
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ocigpu.core.errors import HostError
+from ocigpu.core.errors import HostError, printable
 from ocigpu.core.facts import HostFacts
 from ocigpu.gpus.nvidia.mig_layout import GpuChange, GpuLayout, parse_layouts, plan_back
-from ocigpu.gpus.nvidia.nvml_process import NvmlError, ask
+from ocigpu.gpus.nvidia.nvml_process import NvmlError, ask, nvml_place
+from ocigpu.system.programs import run_program
 
 SECONDS = 120.0
 """For reading, and for a change of all GPUs: setting the mode resets a GPU, which takes some seconds."""
+RESET_SECONDS = 180.0
 Planner = Callable[[Sequence[GpuLayout]], list[GpuChange]]
+PRE_MODE, PRE_CONFIG = "pre-apply-mode", "pre-apply-config"
+"""What is announced before MIG modes change, and before devices do: hooks of mig-parted have these names."""
 
 
 def read_layouts(facts: HostFacts) -> tuple[GpuLayout, ...]:
@@ -24,35 +29,88 @@ def read_layouts(facts: HostFacts) -> tuple[GpuLayout, ...]:
         raise HostError("OCIGPU-MIG-3", "read MIG devices: NVML gave no usable answer") from error
 
 
-def change_layouts(facts: HostFacts, before: Sequence[GpuLayout], plan: Planner, mode_only: bool = False) -> None:
-    """Make the GPUs what a plan says; needs root.
+def change_layouts(
+    facts: HostFacts,
+    before: Sequence[GpuLayout],
+    plan: Planner,
+    mode_only: bool = False,
+    reset: bool = True,
+    announce: Callable[[str], bool] = lambda _: False,
+) -> list[GpuChange]:
+    """Make the GPUs what a plan says and return what it said of them; needs root.
 
-    Modes come first, then the plan is made again, because NVML tells placements in MIG mode only.  Raises HostError
-    (OCIGPU-MIG-2 for what cannot be, OCIGPU-MIG-3 for what NVML refuses): then all is as it was before, or the message
-    says what is not.
+    Modes come first, with a reset of the GPUs whose mode waits for one, unless not ``reset``; then the plan is made
+    again, because NVML tells placements in MIG mode only.  ``announce``: called with PRE_MODE and PRE_CONFIG before
+    something is changed; where it returns that it did something, the plan is made again.
+
+    Raises HostError (OCIGPU-MIG-2 for what cannot be, OCIGPU-MIG-3 for what NVML refuses, OCIGPU-MIG-4 for a reset that
+    is not done): then all is as it was before, or the message says what is not.
     """
     now = before
+    first = changes = _possible(plan(now))
     try:
-        changes = _possible(plan(now))
-        modes = [change for change in changes if change.mode is not None]
-        if modes:
+        if _modes(changes):
+            if announce(PRE_MODE):
+                changes = _possible(plan(now))
+            modes = _modes(changes)
             _carry_out(facts, [step for change in modes for step in (*_destroying(change), _mode_step(change))])
-            now = read_layouts(facts)
-            waiting = [gpu for gpu in now if gpu.mode != gpu.pending]
-            if waiting:
-                names = ", ".join(f"GPU {gpu.number}" for gpu in waiting)
-                ids = ",".join(gpu.bus_id for gpu in waiting)
-                hint = f"Stop what uses them, run: nvidia-smi --gpu-reset -i {ids}, and then this command again."
-                raise HostError("OCIGPU-MIG-4", f"{names}: MIG mode changes when the GPU is reset", hint)
+            now = _activate(facts, reset, mode_only)
             changes = _possible(plan(now))
-        if not mode_only:
+        if not mode_only and any(change.destroy or change.create for change in changes):
+            if announce(PRE_CONFIG):
+                changes = _possible(plan(now))
             parts = [part for change in changes for part in _destroying(change)]
             _carry_out(facts, parts + [part for change in changes for part in _creating(change)])
     except HostError as error:
-        if error.code in ("OCIGPU-MIG-2", "OCIGPU-MIG-4") and now is before:
-            raise
-        left = "" if error.code == "OCIGPU-MIG-4" else _put_back(facts, before)
+        kept = error.code == "OCIGPU-MIG-4" and not reset
+        left = "" if kept else _put_back(facts, before)
         raise HostError(error.code, f"{error.message}{left}", error.hint) from error
+    return first
+
+
+def _modes(changes: Sequence[GpuChange]) -> list[GpuChange]:
+    return [change for change in changes if change.mode is not None]
+
+
+def _activate(facts: HostFacts, reset: bool, pending: bool = False) -> tuple[GpuLayout, ...]:
+    """Return the GPUs after those were reset whose mode waits for it (Ampere); ``pending``: without, it may wait."""
+    now = read_layouts(facts)
+    waiting = [gpu for gpu in now if gpu.mode != gpu.pending]
+    if waiting and reset:
+        reset_gpus(facts, waiting)
+        now = read_layouts(facts)
+        waiting = [gpu for gpu in now if gpu.mode != gpu.pending]
+    if waiting and (reset or not pending):
+        names = ", ".join(f"GPU {gpu.number}" for gpu in waiting)
+        hint = f"Stop what uses them, run: nvidia-smi --gpu-reset -i {_ids(waiting)}, and then this command again."
+        raise HostError("OCIGPU-MIG-4", f"{names}: MIG mode changes when the GPU is reset", hint)
+    return now
+
+
+def _ids(gpus: Sequence[GpuLayout]) -> str:
+    return ",".join(gpu.bus_id for gpu in gpus)
+
+
+def reset_gpus(facts: HostFacts, gpus: Sequence[GpuLayout]) -> None:
+    """Reset GPUs by the driver's nvidia-smi, which refuses while something uses them; needs root.
+
+    NVML has no function for it.  Raises HostError (OCIGPU-MIG-4).
+    """
+    path = next((file.host_path for file in facts.binaries if file.host_path.endswith("/nvidia-smi")), "")
+    root = nvml_place(facts).chroot
+    away = ["chroot", root] if root else []
+    what = f"reset {', '.join(f'GPU {gpu.number}' for gpu in gpus)}"
+    hint = "Stop what uses them (ocigpu top), or reboot."
+    if not path:
+        raise HostError("OCIGPU-MIG-4", f"{what}: the driver has no nvidia-smi", hint)
+    words = [*away, path.removeprefix(root), "--gpu-reset", "-i", _ids(gpus)]
+    try:
+        done = run_program(words, RESET_SECONDS, env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"})
+    except (OSError, TimeoutError) as error:
+        raise HostError("OCIGPU-MIG-4", f"{what}: {path}: {error}", hint) from error
+    if done.status:
+        cause = printable((done.output.strip() or done.complaint.strip() or f"exit status {done.status}"), 300)
+        raise HostError("OCIGPU-MIG-4", f"{what}: nvidia-smi: {cause}", hint)
 
 
 def _possible(changes: list[GpuChange]) -> list[GpuChange]:
@@ -68,7 +126,11 @@ def _put_back(facts: HostFacts, before: Sequence[GpuLayout]) -> str:
         was = {gpu.uuid: gpu for gpu in before}
         changes = [plan_back(gpu, was[gpu.uuid]) for gpu in read_layouts(facts) if gpu.uuid in was]
         _carry_out(facts, [step for change in changes for step in _destroying(change)])
-        _carry_out(facts, [_mode_step(change) for change in changes if change.mode is not None])
+        if modes := _modes(changes):
+            _carry_out(facts, [_mode_step(change) for change in modes])
+            waited = {gpu.uuid for gpu in before if gpu.mode != gpu.pending}
+            if any(gpu.mode != gpu.pending and gpu.uuid not in waited for gpu in read_layouts(facts)):
+                _activate(facts, reset=True)
         _carry_out(facts, [step for change in changes for step in _creating(change)])
     except HostError as error:
         return f" (could not be put back: {error.message})"

@@ -18,20 +18,41 @@ Text = Annotated[str, BeforeValidator(lambda value: printable(str(value), 96))]
 """What closed code says."""
 _NAME = re.compile(r"(?:([0-9]+)c\.)?([0-9]+g\.[0-9]+gb(?:[+-][a-z.]+)*)")
 """A profile of compute instances has its own size before that of its GPU instance: 1c.3g.40gb."""
-_SEVEN = {19: (1, range(7)), 20: (1, range(7)), 15: (2, range(0, 8, 2)), 14: (2, range(0, 6, 2)), 9: (4, (0, 4))}
-_FOUR = {**dict.fromkeys((14, 21, 47, 65, 67), (1, range(4))), **dict.fromkeys((5, 6, 35, 64, 66), (2, (0, 2)))}
-PLACES: dict[int, Mapping[int, tuple[int, Sequence[int]]]] = {
-    7: {**_SEVEN, 5: (4, (0,)), 0: (8, (0,))},
-    4: {**_FOUR, 0: (4, (0,)), 32: (4, (0,))},
+_Places = Mapping[int, tuple[int, Sequence[int]]]
+_SEVEN: _Places = {
+    19: (1, range(7)),
+    20: (1, range(7)),
+    15: (2, range(0, 8, 2)),
+    14: (2, range(0, 6, 2)),
+    9: (4, (0, 4)),
+    5: (4, (0,)),
+    0: (8, (0,)),
 }
-"""By compute slices of the GPU and id of the profile: size and starts in memory slices.
+_FOUR: _Places = {14: (1, range(4)), 21: (1, range(4)), 5: (2, (0, 2)), 6: (2, (0, 2)), 0: (4, (0,))}
+_TWELVE: _Places = {
+    **dict.fromkeys((14, 21, 47, 65, 67), (3, range(0, 12, 3))),
+    **dict.fromkeys((5, 35, 64, 66), (6, (0, 6))),
+    **dict.fromkeys((0, 32), (12, (0,))),
+}
+_OF_TWELVE = {47, 67}
+"""Profiles (+gfx, -me) that only GPUs of twelve memory slices have: their compute slices are four as well."""
 
-NVML tells them in MIG mode only; without it these say whether a layout fits.
-"""
+
+def known_places(profiles: "Sequence[Profile]") -> _Places:
+    """Return size and starts in memory slices by id of the profile, {} for an unknown family of GPUs.
+
+    NVML tells them in MIG mode only; without it these say whether a layout fits.
+    """
+    if _OF_TWELVE.intersection(profile.id for profile in profiles):
+        return _TWELVE
+    return {7: _SEVEN, 4: _FOUR}.get(max((profile.slices for profile in profiles), default=0), {})
 
 
 class Profile(NamedTuple):
-    """A GPU instance that a GPU can have: ``size`` memory slices from one of ``starts`` on, ``slices`` of compute."""
+    """A GPU instance that a GPU can have: ``size`` memory slices from one of ``starts`` on, ``slices`` of compute.
+
+    ``number``: its nvmlGpuInstanceProfile, by which checkpoints name it.
+    """
 
     name: Text
     id: int
@@ -39,6 +60,7 @@ class Profile(NamedTuple):
     most: int
     size: int = 0
     starts: tuple[int, ...] = ()
+    number: int = -1
 
 
 class GpuInstance(NamedTuple):
@@ -123,7 +145,7 @@ def parse_layouts(document: Any) -> tuple[GpuLayout, ...]:
 
 
 def _placed(gpu: GpuLayout, profile: Profile) -> Profile:
-    size, starts = PLACES.get(gpu.slices, {}).get(profile.id, (0, ()))
+    size, starts = known_places(gpu.profiles).get(profile.id, (0, ()))
     return profile if profile.starts else profile._replace(size=size, starts=tuple(starts))
 
 
@@ -149,22 +171,28 @@ def plan_change(gpu: GpuLayout, wanted: WantedMig, held: Mapping[str, str]) -> G
     return GpuChange(gpu, mode, keep, tuple(one for one in gpu.instances if one not in keep), create)
 
 
-def plan_back(now: GpuLayout, before: GpuLayout) -> GpuChange:
-    """Return what puts a GPU back to how it was, each instance at its place."""
+def plan_back(now: GpuLayout, before: GpuLayout, held: Mapping[str, str] | None = None) -> GpuChange:
+    """Return what puts a GPU back to how it was, each instance at its place; ``held`` as in :func:`plan_change`."""
     there = {(one.kind, one.start): one for one in now.instances}
     was = {(one.kind, one.start): one for one in before.instances}
+    gone = tuple(one for key, one in there.items() if key not in was)
+    mode = None if (now.mode, now.pending) == (before.mode, before.pending) else before.pending
+    if holders := _holders(
+        now, now.instances if now.mode != before.mode else gone, held or {}, now.mode != before.mode
+    ):
+        return GpuChange(now, mode, problem=f"it cannot be put back while {holders}")
     return GpuChange(
         now,
-        None if (now.mode, now.pending) == (before.mode, before.pending) else before.pending,
+        mode,
         tuple(one for key, one in there.items() if key in was),
-        tuple(one for key, one in there.items() if key not in was),
+        gone,
         tuple(one._replace(gi=-1, uuids=()) for key, one in was.items() if key not in there),
     )
 
 
-def _holders(gpu: GpuLayout, instances: Sequence[GpuInstance], held: Mapping[str, str]) -> str:
+def _holders(gpu: GpuLayout, instances: Sequence[GpuInstance], held: Mapping[str, str], whole: bool = True) -> str:
     names = [f"{held[uuid]} has {uuid}" for one in instances for uuid in one.uuids if uuid in held]
-    return "; ".join([*names, *([f"{held[gpu.uuid]} has it"] if gpu.uuid in held else [])])
+    return "; ".join([*names, *([f"{held[gpu.uuid]} has it"] if whole and gpu.uuid in held else [])])
 
 
 def _needs(gpu: GpuLayout, devices: Mapping[str, int]) -> tuple[list[GpuInstance], str]:

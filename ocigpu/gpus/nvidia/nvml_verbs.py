@@ -230,8 +230,9 @@ def print_mig_layout() -> None:
 def _mig_layout(number: int, gpu: Any, uuid: str) -> dict[str, Any]:
     pci = try_(pynvml.nvmlDeviceGetPciInfo, gpu)
     mode, pending = try_(pynvml.nvmlDeviceGetMigMode, gpu) or (None, None)
-    infos = [try_(pynvml.nvmlDeviceGetGpuInstanceProfileInfo, gpu, number) for number in range(GI_PROFILES)]
-    profiles = [] if mode is None else list(filter(None, infos))
+    numbers = () if mode is None else range(GI_PROFILES)
+    asked = [(profile, try_(pynvml.nvmlDeviceGetGpuInstanceProfileInfo, gpu, profile)) for profile in numbers]
+    profiles = [(profile, info) for profile, info in asked if info]
     devices: dict[tuple[int, int], str] = {}
     for device, name in mig_devices(gpu):
         ids = (try_(pynvml.nvmlDeviceGetGpuInstanceId, device), try_(pynvml.nvmlDeviceGetComputeInstanceId, device))
@@ -245,10 +246,10 @@ def _mig_layout(number: int, gpu: Any, uuid: str) -> dict[str, Any]:
         "subsystem_id": pci.pciSubSystemId if pci else 0,
         "mode": mode,
         "pending": pending,
-        "profiles": [_mig_profile(gpu, info) for info in profiles],
+        "profiles": [_mig_profile(gpu, profile, info) for profile, info in profiles],
         "instances": [
             _mig_instance(gi, info, devices)
-            for info in profiles
+            for _, info in profiles
             for gi in _listed(pynvml.nvmlDeviceGetGpuInstances, gpu, info.id, pynvml.c_nvmlGpuInstance_t)
         ],
     }
@@ -261,7 +262,7 @@ def _listed(function: Callable[..., Any], where: Any, profile: int, kind: Any) -
     return [] if found is None else list(room[: min(count.value, MAX_INSTANCES)])
 
 
-def _mig_profile(gpu: Any, info: Any) -> dict[str, Any]:
+def _mig_profile(gpu: Any, number: int, info: Any) -> dict[str, Any]:
     count, room = ctypes.c_uint(MAX_INSTANCES), (pynvml.c_nvmlGpuInstancePlacement_t * MAX_INSTANCES)()
     places = try_(pynvml.nvmlDeviceGetGpuInstancePossiblePlacements, gpu, info.id, room, ctypes.byref(count))
     found = [] if places is None else room[: min(count.value, MAX_INSTANCES)]
@@ -272,6 +273,7 @@ def _mig_profile(gpu: Any, info: Any) -> dict[str, Any]:
         "most": info.instanceCount,
         "size": found[0].size if found else 0,
         "starts": [place.start for place in found],
+        "number": number,
     }
 
 
