@@ -12,6 +12,7 @@ from ocigpu.sim.create import create_host
 from ocigpu.sim.models import MODELS
 from ocigpu.system.settings_file import read_settings
 
+STEPS = ("asking NVML", "changing MIG devices")
 ABLE = [key for key, model in MODELS.items() if model.mig_profiles]
 
 
@@ -32,9 +33,11 @@ def make_mig_host(directory: Path, gpus: int, model: str, *layouts: str) -> Path
 
 
 def mig(host: Path, capfd: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    """What ``ocigpu mig`` returns and prints."""
+    """What ``ocigpu mig`` returns and prints, without what it shows of steps that take long."""
     status = main(["mig", *words, "--config", str(host / "config.toml")])
-    return (status, *capfd.readouterr())
+    out, err = capfd.readouterr()
+    lines = [line for line in err.splitlines(keepends=True) if line.strip() not in STEPS]
+    return status, out, "".join(lines)
 
 
 def names(gpu: GpuLayout) -> list[str]:
