@@ -27,6 +27,9 @@ NOT_HOT = (
     "ocigpu.gpus.nvidia.mig_layout",
     "ocigpu.gpus.nvidia.nvml_process",
     "ocigpu.gpus.nvidia.nvml_verbs",
+    "ocigpu.gpus.vfio.bus",
+    "ocigpu.gpus.vfio.holders",
+    "ocigpu.gpus.vfio.identity",
 )
 """Modules and packages of these directories that need more: only other processes load them."""
 HOT_MODULES = ("ocigpu.runtime", "ocigpu.hook")

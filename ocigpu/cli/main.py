@@ -67,6 +67,8 @@ COMMANDS = {
     "mig generate-config": "mig:generate_command",
     "mig checkpoint": "mig:checkpoint_command",
     "mig restore": "mig:restore_command",
+    "vfio holders": "vfio:holders_command",
+    "vfio identify": "vfio:identify_command",
     "node-labels": "kubernetes:node_labels_command",
     "node-installer": "kubernetes:node_installer_command",
     "mps-control-daemon": "kubernetes:mps_command",

@@ -20,6 +20,8 @@ def create_command(
     driver_version: str = "",
     fault: list[str] | None = None,
     libraries_only: bool = False,
+    driver: str = "",
+    iommufd: bool = False,
 ) -> None:
     from ocigpu.sim.create import create_host
     from ocigpu.sim.made import describe_host
@@ -29,6 +31,8 @@ def create_command(
     with show.Progress() as progress:
         path = create_host(
             *(directory, gpus, model or "h100", mig or [], driver_version),
+            driver=driver,
+            iommufd=iommufd,
             few=libraries_only,
             faults=fault or (),
             progress=progress,
@@ -44,7 +48,8 @@ def create_command(
 
         for name, value in search_paths(made["directory"]).items():
             print(f"use it:    export {name}={shlex.quote(value)}${{{name}:+:${name}}}")
-    print(f"use it:    ocigpu plan --config {shlex.quote(path)} --devices all")
+    use = "vfio identify --config {}" if driver else "plan --config {} --devices all"
+    print(f"use it:    ocigpu {use.format(shlex.quote(path))}")
     print(f"remove it: ocigpu sim remove {shlex.quote(directory)}")
 
 
@@ -59,7 +64,10 @@ def show_command(directory: str, json: bool = False) -> None:
         [
             ("host", f"SIMULATED host {host['directory']}: no real GPU"),
             ("settings", host["config"]),
-            ("driver", ", CUDA ".join(filter(None, (host["driver_version"], host["cuda_version"])))),
+            (
+                "driver",
+                ", CUDA ".join(filter(None, (host["driver_version"], host["cuda_version"]))) or "none: vfio-pci",
+            ),
             ("nodes", host["nodes"]),
             ("majors", ", ".join(f"{name} {major}" for name, major in host["majors"].items() if major)),
             ("sockets", ", ".join(host["sockets"]) or "none"),

@@ -292,6 +292,15 @@ CODES: dict[str, Code] = {
     ),
     "OCIGPU-MIG-4": Code("MIG mode changes only with a reset of the GPU.", "Reset it, then run the command again."),
     "OCIGPU-MIG-5": Code("A program of the file of hooks failed.", "Run it by hand; the message has what it said."),
+    # VFIO: GPUs that virtual machines get
+    "OCIGPU-VFIO-1": Code(
+        "It could not be found out who has a GPU that is bound to VFIO.",
+        "Run it as root, in the host's PID namespace (in a pod: hostPID: true).",
+    ),
+    "OCIGPU-VFIO-7": Code(
+        "The module id of a GPU is unknown, or its sources contradict each other; nothing was changed.",
+        "After a board was replaced: ocigpu vfio identify --record --replace",
+    ),
     # SIM: simulated host
     "OCIGPU-SIM-1": Code(
         "The simulated host could not be made or read.",
@@ -355,6 +364,7 @@ AREAS = {
     "ENG": "Configuration of container engines",
     "KUBE": "Kubernetes device plugin",
     "MIG": "MIG layouts",
+    "VFIO": "GPUs for virtual machines",
     "SIM": "Simulated host",
     "DEMO": "Demo",
     "TRC": "Traces",

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import ocigpu
 from ocigpu.core.errors import OcigpuError, quoted
 from ocigpu.gpus.vendors import load_vendor
+from ocigpu.sim.driverless import check_driverless, describe_module, write_driverless
 from ocigpu.sim.files import write_file, write_files
 from ocigpu.sim.kernel_files import write_kernel
 from ocigpu.sim.libraries import build, library_triplet, place_few
@@ -41,6 +42,8 @@ def create_host(
     mig: Sequence[str] = (),
     driver_version: str = "",
     *,
+    driver: str = "",
+    iommufd: bool = False,
     dri: bool = True,
     nodes: bool | None = None,
     sockets: bool = True,
@@ -55,7 +58,8 @@ def create_host(
     ``model``: several are of several vendors, and the host has so many GPUs of each. ``mig``: layouts such as
     "0:1g.10gb,3g.40gb" or "all:7g.80gb", one per GPU. ``driver_version`` "" is the model's usual one. ``nodes``: True
     real device nodes (needs root), False regular files that stand for them, None real ones where mknod(2) is permitted.
-    ``dri``, ``sockets``, ``compat32`` and ``ldcache`` leave out what their name says.
+    ``driver`` "none": the GPUs are bound to vfio-pci and nothing of NVIDIA's is there; with ``iommufd`` the kernel also
+    has nodes for single functions.  ``dri``, ``sockets``, ``compat32`` and ``ldcache`` leave out what their name says.
     ``few``: only what programs of this machine load, NVML, CUDA and nvidia-smi, without any of these and without nodes.
     ``faults``: names of ocigpu.sim.faults; with any, "none" too, there is a system around the driver.
     ``progress`` is called with one short line per step.
@@ -81,8 +85,11 @@ def create_host(
     if chosen.vendor == NVIDIA and not _VERSION.fullmatch(version):
         raise sim_error(f"driver version {quoted(version)}: not like {chosen.driver_version}")
     machines = make_gpus(chosen, gpus, mig)
+    if driver or iommufd:
+        _check_without_driver(driver, machines, few or bool(others or faults or driver_version))
+        version = ""
     target = _check_target(directory)
-    parts = _Parts(dri, nodes, sockets, compat32, ldcache, few, tuple(others))
+    parts = _Parts(dri, nodes, sockets, compat32, ldcache, few, tuple(others), iommufd)
     if few:
         parts = _Parts(False, False, sockets, False, False, True, ())
     say = progress or (lambda _line: None)
@@ -112,6 +119,18 @@ class _Parts(NamedTuple):
     ldcache: bool
     few: bool
     others: tuple[Model, ...]
+    iommufd: bool = False
+
+
+def _check_without_driver(driver: str, gpus: tuple[SimGpu, ...], more: bool) -> None:
+    if driver != "none":
+        raise sim_error(
+            f"driver {quoted(driver)}: not known" if driver else "VFIO is simulated without a driver only",
+            "--driver none, or leave it out for NVIDIA's",
+        )
+    if more or gpus[0].model.vendor != NVIDIA:
+        raise sim_error("a host without a driver has GPUs of one model of NVIDIA's: no versions, faults and libraries")
+    check_driverless(gpus)
 
 
 def _check_target(directory: str) -> Path:
@@ -158,6 +177,10 @@ def _make_host(
     first_card = choose_first_card()
     models: tuple[Model, ...] = (gpus[0].model, *parts.others)
     nvidia = models[0].vendor == NVIDIA
+    if not version:
+        say("making the PCI bus, IOMMU groups and nodes of VFIO")
+        _make_driverless(root, target, gpus, parts)
+        return
     marker = (
         _make_nvidia(root, target, gpus, version, first_card, parts, say)
         if nvidia
@@ -169,6 +192,16 @@ def _make_host(
             numbers = (free_majors()[NVIDIA_MAJORS + number], first_card + number * len(gpus))
             _add_other(root, model, len(gpus), *numbers, parts, marker)
     write_marker(root, marker)
+    for name in ("run", "tmp", "proc", "etc"):
+        (root / name).mkdir(exist_ok=True)
+    write_file(root / "config.toml", render_config(str(target)))
+
+
+def _make_driverless(root: Path, target: Path, gpus: tuple[SimGpu, ...], parts: _Parts) -> None:
+    made = write_driverless(root, gpus, iommufd=parts.iommufd, real=parts.nodes)
+    described = [_describe_gpu(gpu) | describe_module(gpu) for gpu in gpus]
+    marker = _describe(gpus[0].model, "", "", real=False) | _NO_FILES | {"gpus": described, "notes": []}
+    write_marker(root, marker | {"dri": False, "driver": "none"} | made)
     for name in ("run", "tmp", "proc", "etc"):
         (root / name).mkdir(exist_ok=True)
     write_file(root / "config.toml", render_config(str(target)))

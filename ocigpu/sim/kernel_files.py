@@ -58,7 +58,7 @@ def _describe(gpu: SimGpu, count: int) -> dict[str, object]:
         "irq": 64 + gpu.index,
         "node": node,
         "cpus": f"{node * CPUS_OF_NODE}-{(node + 1) * CPUS_OF_NODE - 1}",
-        "regions": _pci_regions(gpu),
+        "regions": pci_regions(gpu),
         "device": f"{model.device_id:#06x}",
         "DEVICE": f"{model.device_id:04X}",
         "subsystem": f"{model.subsystem_id:#06x}",
@@ -109,7 +109,7 @@ def render_mig_minors() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _pci_regions(gpu: SimGpu) -> str:
+def pci_regions(gpu: SimGpu) -> str:
     """Return the 13 regions of the function, "start end flags" each: registers, memory, and what is mapped of both."""
     memory = 1 << (gpu.model.memory_mib - 1).bit_length() + 20
     base = (2 + 2 * gpu.index) << 38

@@ -1,0 +1,69 @@
+"""``ocigpu vfio``: GPUs that are bound to VFIO: who has them, which module of the baseboard they are."""
+
+import os
+from typing import Any
+
+from ocigpu.cli import show
+from ocigpu.cli.common import load_settings
+from ocigpu.core.errors import UsageError, printable
+from ocigpu.gpus.tree import Roots, find_roots
+from ocigpu.gpus.vfio.facts import read_vfio_facts
+from ocigpu.gpus.vfio.holders import HolderScan, scan_holders
+from ocigpu.gpus.vfio.identity import TABLE, identify, write_table
+
+
+def find_gpus(roots: Roots, wanted: list[str] | None) -> list[str]:
+    """Return the addresses of the node's GPUs, or the wanted ones as sysfs writes them."""
+    there = [item.function.address for item in read_vfio_facts(roots).candidates if not item.is_switch]
+    if not wanted:
+        return there
+    named = [one.lower() if one.count(":") > 1 else f"0000:{one.lower()}" for one in wanted]
+    for one, given in zip(named, wanted, strict=True):
+        if one not in there:
+            raise UsageError(f'no GPU "{printable(given)}" on the PCI bus', f"GPUs: {', '.join(there) or 'none'}")
+    return named
+
+
+def holders_command(gpu: list[str] | None = None, config: str = "", json: bool = False) -> int:
+    roots = find_roots(load_settings(config))
+    scans = {bdf: scan_holders(bdf, roots) for bdf in find_gpus(roots, gpu)}
+    unreadable = list(dict.fromkeys(what for scan in scans.values() for what in scan.unreadable))
+    if json:
+        gpus = [{"bdf": bdf, "holders": [one._asdict() for one in scan.holders]} for bdf, scan in scans.items()]
+        show.data({"gpus": gpus, "unreadable": unreadable})
+    else:
+        show.table(("gpu", "process", "command", "by"), [row for bdf in scans for row in _rows(bdf, scans[bdf])])
+        show.notes(f"could not be looked at: {what}" for what in unreadable)
+    return int(any(scan.holders or scan.unreadable for scan in scans.values()))
+
+
+def _rows(bdf: str, scan: HolderScan) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = [(bdf, str(one.pid), one.command, one.path) for one in scan.holders]
+    return rows or [(bdf, "", "unknown" if scan.unreadable else "nobody", "")]
+
+
+def identify_command(
+    gpu: list[str] | None = None,
+    table: str = "",
+    record: bool = False,
+    replace: bool = False,
+    config: str = "",
+    json: bool = False,
+) -> None:
+    if replace and not record:
+        raise UsageError("--replace needs --record")
+    roots = find_roots(load_settings(config))
+    path = os.path.abspath(table) if table else f"{roots.host}{TABLE}"
+    wanted = find_gpus(roots, gpu)
+    found, notes = identify(roots, wanted, table=None if replace else path)
+    if record:
+        write_table(path, found)
+    if json:
+        gpus: list[dict[str, Any]] = [{**one._asdict(), "sources": list(one.sources)} for one in found]
+        show.data({"gpus": gpus, "notes": list(notes)})
+        return
+    rows = [(one.bdf, str(one.module_id), one.serial or "unknown", ", ".join(one.sources)) for one in found]
+    show.table(("gpu", "module", "serial", "said by"), rows)
+    show.notes(notes)
+    if record:
+        print(f"written to {printable(path)}")

@@ -1,0 +1,113 @@
+"""Configuration space and registers of PCI functions, as sysfs gives them to root.
+
+Sources: sysfs-bus-pci of the kernel's ABI documents (config, resource<N>, power/control), PCI Local Bus Specification
+3.0 section 6.1 (headers), PCI Express Base Specification section 7.5.3 (its capability).
+"""
+
+import mmap
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+COMMAND = 0x04
+MEMORY_ENABLE = 0x02
+HEADER_TYPE = 0x0E
+CAPABILITIES = 0x34
+PCI_EXPRESS = 0x10
+"""The capability's number."""
+
+
+class PciBus:
+    """The functions below a sysfs; each call raises OSError.
+
+    A simulated host has one that lets its functions answer (:mod:`ocigpu.sim.board`).
+    """
+
+    def __init__(self, sys: str = "/sys") -> None:
+        self.sys = sys
+
+    def path(self, bdf: str, name: str) -> str:
+        """Return the path of a file of a function in sysfs."""
+        return f"{self.sys}/bus/pci/devices/{bdf}/{name}"
+
+    def read_config(self, bdf: str, offset: int, size: int) -> int:
+        """Return a number of 1, 2 or 4 bytes of configuration space."""
+        fd = os.open(self.path(bdf, "config"), os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            data = os.pread(fd, size, offset)
+        finally:
+            os.close(fd)
+        return int.from_bytes(data.ljust(size, b"\xff"), "little")
+
+    def write_config(self, bdf: str, offset: int, size: int, value: int) -> None:
+        """Write such a number."""
+        fd = os.open(self.path(bdf, "config"), os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.pwrite(fd, value.to_bytes(size, "little"), offset)
+        finally:
+            os.close(fd)
+
+    def write(self, bdf: str, name: str, text: str) -> None:
+        """Write to a file of a function, e.g. "1" to its ``reset``."""
+        fd = os.open(self.path(bdf, name), os.O_WRONLY | os.O_CLOEXEC | os.O_TRUNC)
+        try:
+            os.write(fd, text.encode())
+        finally:
+            os.close(fd)
+
+    def read(self, bdf: str, name: str) -> str:
+        """Return what a small file of a function says, "" when it has none."""
+        try:
+            return Path(self.path(bdf, name)).read_text(encoding="ascii", errors="replace").strip()
+        except FileNotFoundError:
+            return ""
+
+    def sleep(self, seconds: float) -> None:
+        """Let time go by."""
+        time.sleep(seconds)
+
+    def now(self) -> float:
+        """Return a time that only grows, in seconds."""
+        return time.monotonic()
+
+    def find_capability(self, bdf: str, number: int) -> int:
+        """Return the offset of a capability in configuration space, 0 for none."""
+        offset, seen = self.read_config(bdf, CAPABILITIES, 1) & 0xFC, set[int]()
+        while offset >= 0x40 and offset not in seen:
+            if self.read_config(bdf, offset, 1) == number:
+                return offset
+            seen.add(offset)
+            offset = self.read_config(bdf, offset + 1, 1) & 0xFC
+        return 0
+
+    @contextmanager
+    def registers(self, bdf: str) -> Iterator[Callable[[int], int]]:
+        """Yield what reads the 32-bit register at an offset of BAR 0; nobody else may have the function meanwhile.
+
+        It is kept awake and answers memory accesses until the end; then both are as before.  vfio-pci lets a function
+        sleep that nobody has.
+        """
+        control = self.read(bdf, "power/control")
+        if control:
+            self.write(bdf, "power/control", "on")
+        command = self.read_config(bdf, COMMAND, 2)
+        try:
+            self.write_config(bdf, COMMAND, 2, command | MEMORY_ENABLE)
+            with self._mapped(bdf) as read:
+                yield read
+        finally:
+            self.write_config(bdf, COMMAND, 2, command)
+            if control:
+                self.write(bdf, "power/control", control)
+
+    @contextmanager
+    def _mapped(self, bdf: str) -> Iterator[Callable[[int], int]]:
+        fd = os.open(self.path(bdf, "resource0"), os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            area = mmap.mmap(fd, os.fstat(fd).st_size, mmap.MAP_SHARED, mmap.PROT_READ)
+        finally:
+            os.close(fd)
+        with area, memoryview(area) as octets, octets.cast("I") as words:  # an item is one access of 32 bits
+            yield lambda offset: int(words[offset // 4])

@@ -1,0 +1,168 @@
+"""Who has a GPU that VFIO drivers have: processes with its nodes open, whatever started them.
+
+A pod that is gone says nothing: a virtual machine whose pod was deleted by force may live on and keep its GPU.  What
+counts is who has /dev/vfio/<group> or /dev/vfio/devices/vfio<N> open.  Nodes are known by their numbers, so that one of
+another name, mount namespace or container's /dev is the same (stat(2), proc_pid_fd(5)).  Descriptors on their way
+through a socket, mappings without a descriptor, and threads with a table of their own are not seen here; a reset asks
+the kernel, too (:mod:`ocigpu.gpus.vfio.reset`).
+"""
+
+import os
+import stat
+from typing import NamedTuple
+
+from ocigpu.core.errors import HostError
+from ocigpu.gpus.pci import read_number
+from ocigpu.gpus.tree import Roots, list_names, small_number
+from ocigpu.system.proc import read_proc
+
+INITIAL_PID_NAMESPACE = "pid:[4026531836]"
+"""What /proc/<pid>/ns/pid of the machine's own processes reads: PROC_PID_INIT_INO of the kernel's proc_ns.h."""
+DEVICE_FILE = "anon_inode:[vfio-device]"
+"""What a device is when a group's owner has asked for it (VFIO_GROUP_GET_DEVICE_FD); fdinfo may say which it is."""
+SYSPATH = "vfio-device-syspath:"
+"""Of a device's fdinfo since Linux 6.18 (Documentation/filesystems/proc.rst)."""
+
+
+class Holder(NamedTuple):
+    """A process that has a node of a GPU open; ``command``: its name of 15 letters (proc_pid_comm(5))."""
+
+    pid: int
+    command: str
+    path: str
+
+
+class HolderScan(NamedTuple):
+    """``unreadable``: what could not be looked at, a phrase each; with any, nobody being seen proves nothing."""
+
+    holders: tuple[Holder, ...]
+    unreadable: tuple[str, ...]
+
+
+class _Node(NamedTuple):
+    """A node to be found: by its number, or as a file that stands for it in a simulated host."""
+
+    path: str
+    number: tuple[int, int] | None
+    file: tuple[int, int] | None
+
+
+def read_holders(bdf: str, roots: Roots, proc: str = "/proc") -> tuple[Holder, ...]:
+    """Return the processes that have the GPU at an address, or its IOMMU group, open; by process id.
+
+    ``proc``: where the machine's procfs is.  Raises HostError (OCIGPU-VFIO-1) when there is no such function, and when
+    nobody was seen and not everybody could be looked at.
+    """
+    scan = scan_holders(bdf, roots, proc)
+    if scan.unreadable and not scan.holders:
+        more = f"; and {len(scan.unreadable) - 3} more" if len(scan.unreadable) > 3 else ""
+        what = "; ".join(scan.unreadable[:3]) + more
+        raise HostError("OCIGPU-VFIO-1", f"holders of GPU {bdf}: not everybody could be looked at: {what}")
+    return scan.holders
+
+
+def scan_holders(bdf: str, roots: Roots, proc: str = "/proc") -> HolderScan:
+    """Return who was seen to have the GPU, and what could not be looked at; raises HostError as above."""
+    nodes = find_nodes(bdf, roots)
+    holders: list[Holder] = []
+    unreadable: list[str] = []
+    if not roots.stand_in and (why := _why_not_everybody(proc)):
+        unreadable.append(why)
+    for pid in sorted(filter(None, (small_number(name, 0) for name in list_names(proc)))):
+        try:
+            if path := _find_held(f"{proc}/{pid}", nodes, bdf):
+                holders.append(Holder(pid, read_proc(f"{proc}/{pid}/comm").rstrip("\n"), path))
+        except (FileNotFoundError, ProcessLookupError):  # it has ended
+            continue
+        except OSError as error:
+            if not roots.stand_in:  # a simulated host has the processes of its user
+                unreadable.append(f"process {pid}: {error.strerror}")
+    return HolderScan(tuple(holders), tuple(unreadable))
+
+
+def find_group(bdf: str, roots: Roots) -> int:
+    """Return the number of the IOMMU group of a function, -1 for none (sysfs-kernel-iommu_groups)."""
+    try:
+        return small_number(os.readlink(f"{roots.sys}/bus/pci/devices/{bdf}/iommu_group").rpartition("/")[2])
+    except OSError:
+        return -1
+
+
+def find_nodes(bdf: str, roots: Roots) -> tuple[_Node, ...]:
+    """Return the nodes by which a function can be had; raises HostError (OCIGPU-VFIO-1) for an unknown function."""
+    directory = f"{roots.sys}/bus/pci/devices/{bdf}"
+    if "/" in bdf or not os.path.exists(f"{directory}/class"):
+        raise HostError("OCIGPU-VFIO-1", f"holders of GPU {bdf}: there is no such function: {directory}")
+    group = find_group(bdf, roots)
+    numbers = {f"/dev/vfio/{group}": f"{roots.sys}/class/vfio/{group}/dev"} if group >= 0 else {}
+    for name in list_names(f"{directory}/vfio-dev"):
+        numbers[f"/dev/vfio/devices/{name}"] = f"{directory}/vfio-dev/{name}/dev"
+    return tuple(_read_node(path, number, roots) for path, number in numbers.items())
+
+
+def _read_node(path: str, number: str, roots: Roots) -> _Node:
+    try:
+        status = os.stat(f"{roots.host}{path}")
+    except OSError:
+        return _Node(path, read_number(number), None)
+    stands_in = roots.stand_in and stat.S_ISREG(status.st_mode)
+    return _Node(path, read_number(number), (status.st_dev, status.st_ino) if stands_in else None)
+
+
+def _why_not_everybody(proc: str) -> str:
+    try:
+        namespace = os.readlink(f"{proc}/1/ns/pid")
+    except OSError as error:
+        return f"the processes of the machine: {proc}/1/ns/pid: {error.strerror}"
+    if namespace != INITIAL_PID_NAMESPACE:
+        return f"processes outside of the PID namespace of {proc} (in a pod: hostPID)"
+    return ""
+
+
+def _find_held(directory: str, nodes: tuple[_Node, ...], bdf: str) -> str:
+    """Return the path of a node that a process has open, "" for none.  Raises OSError."""
+    names = [f"{directory}/fd/{name}" for name in os.listdir(f"{directory}/fd")]
+    if not names:  # the first thread may have ended before the others
+        threads = os.listdir(f"{directory}/task")
+        names = [
+            f"{directory}/task/{one}/fd/{name}" for one in threads for name in _names(f"{directory}/task/{one}/fd")
+        ]
+    numbers = {node.number: node.path for node in nodes if node.number}
+    files = {node.file: node.path for node in nodes if node.file}
+    majors = {major for major, _ in numbers}
+    unknown = other = False
+    for name in names:
+        try:
+            status = os.stat(name)
+            if stat.S_ISCHR(status.st_mode):
+                number = (os.major(status.st_rdev), os.minor(status.st_rdev))
+                if number in numbers:
+                    return numbers[number]
+                other |= number[0] in majors
+            elif stat.S_IFMT(status.st_mode) == 0:  # no file of a file system
+                if os.readlink(name) == DEVICE_FILE:
+                    device = _device_of(name)
+                    if device == bdf:
+                        return DEVICE_FILE
+                    unknown |= not device
+            elif (status.st_dev, status.st_ino) in files:
+                return files[status.st_dev, status.st_ino]
+        except (FileNotFoundError, ProcessLookupError):  # closed since
+            continue
+    # Before Linux 6.18 nothing says which device it is: one of the groups that the process has, where it has any.
+    return DEVICE_FILE if unknown and not other else ""
+
+
+def _names(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def _device_of(name: str) -> str:
+    """Return the address of the function that a descriptor is, "" where the kernel does not say."""
+    directory, _, number = name.rpartition("/fd/")
+    lines = read_proc(f"{directory}/fdinfo/{number}").splitlines()
+    paths = [line.removeprefix(SYSPATH) for line in lines if line.startswith(SYSPATH)]
+    return paths[0].strip().rpartition("/")[2] if paths else ""
