@@ -19,7 +19,7 @@ from support.process import wait_for
 isolation.isolate()  # before anything is started
 machine.note_mounts()
 
-pytest_plugins = ["support.fixtures", "support.products", "pytester"]
+pytest_plugins = ["support.fixtures", "support.fabric", "support.products", "pytester"]
 
 settings.register_profile("ocigpu", parent=settings(), deadline=None)  # a busy machine is no failure
 settings.load_profile("ocigpu")

@@ -60,6 +60,7 @@ COMMANDS = {
     "trace": "trace:trace_command",
     "system create-device-nodes": "system:nodes_command",
     "system create-dev-char-symlinks": "system:links_command",
+    "fabric list": "fabric:list_command",
     "mig plan": "mig:plan_command",
     "mig apply": "mig:apply_command",
     "mig assert": "mig:assert_command",

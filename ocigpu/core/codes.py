@@ -300,6 +300,40 @@ CODES: dict[str, Code] = {
     "OCIGPU-VFIO-7": Code(
         "The module id of a GPU is unknown, or its sources contradict each other; nothing was changed.",
         "After a board was replaced: ocigpu vfio identify --record --replace",
+    # FAB: NVLink partitions by Fabric Manager
+    "OCIGPU-FAB-1": Code(
+        "The address of Fabric Manager, or its library libnvfm.so.1, cannot be used.",
+        "--library names the library (package nvidia-fabricmanager-dev); --address is tcp:IPV4[:PORT], unix:PATH or"
+        " vsock:CID:PORT, and a path that of FM_CMD_UNIX_SOCKET_PATH in fabricmanager.cfg.",
+    ),
+    "OCIGPU-FAB-2": Code(
+        "Fabric Manager cannot be reached, or does not answer.",
+        "Look at the service machine: systemctl status nvidia-fabricmanager; it listens on FM_CMD_BIND_INTERFACE"
+        " (127.0.0.1 unless changed) or, where that is set, on FM_CMD_UNIX_SOCKET_PATH alone.",
+    ),
+    "OCIGPU-FAB-3": Code(
+        "Fabric Manager does not partition: every GPU reaches every other one by NVLink.",
+        "Set FABRIC_MODE=1 in fabricmanager.cfg of the service machine and restart it; never give such GPUs to several"
+        " tenants.",
+    ),
+    "OCIGPU-FAB-4": Code(
+        "The board has no such partition, or none that is free.", "See the sets that there are: ocigpu fabric list"
+    ),
+    "OCIGPU-FAB-5": Code(
+        "A GPU of the set is in another active partition.",
+        "End and reset its user, then deactivate that partition; ocigpu fabric activate --replace does the latter.",
+    ),
+    "OCIGPU-FAB-6": Code(
+        "Fabric Manager refused to activate or deactivate a partition, or it did not happen.",
+        "Reset the GPUs of the set and try once more; if it fails again, use none of them and read the manager's log.",
+    ),
+    "OCIGPU-FAB-7": Code(
+        "Fabric Manager is starting, or was restarted and waits for the partitions that were active.",
+        "Run: ocigpu fabric restore; it has to come within a minute of the restart.",
+    ),
+    "OCIGPU-FAB-8": Code(
+        "Library and Fabric Manager do not understand each other, or the answer makes no sense.",
+        "Install libnvfm of the branch that the service machine's Fabric Manager has.",
     ),
     # SIM: simulated host
     "OCIGPU-SIM-1": Code(
@@ -365,6 +399,7 @@ AREAS = {
     "KUBE": "Kubernetes device plugin",
     "MIG": "MIG layouts",
     "VFIO": "GPUs for virtual machines",
+    "FAB": "NVLink partitions by Fabric Manager",
     "SIM": "Simulated host",
     "DEMO": "Demo",
     "TRC": "Traces",

@@ -13,6 +13,7 @@ import ocigpu
 from ocigpu.core.errors import OcigpuError, quoted
 from ocigpu.gpus.vendors import load_vendor
 from ocigpu.sim.driverless import check_driverless, describe_module, write_driverless
+from ocigpu.sim.fabric import BOARD_OF, SimulatedManager
 from ocigpu.sim.files import write_file, write_files
 from ocigpu.sim.kernel_files import write_kernel
 from ocigpu.sim.libraries import build, library_triplet, place_few
@@ -224,6 +225,9 @@ def _make_nvidia(
     else:
         say("compiling the driver's libraries and programs")
         built = build(root, table, version, fabric=gpus[0].model.fabric, compat32=parts.compat32)
+    board = BOARD_OF.get(gpus[0].model.architecture)
+    if gpus[0].model.fabric and board:
+        SimulatedManager(root).start(board)
     say("making device nodes, /proc and /sys")
     node_list = plan_nodes(gpus, majors, first_card, dri=parts.dri)
     real = make_nodes(root, node_list, real=parts.nodes)

@@ -29,7 +29,7 @@ _MADE = re.compile(r"^(?:EXPORT [^(]*?|[A-Z_]+\()(nvml[A-Z]\w+)", re.MULTILINE)
 _VERSION = re.compile(r"(_v\d+|V)$")
 
 _FLAGS = ["-std=gnu11", "-D_GNU_SOURCE", "-O0", "-U_FORTIFY_SOURCE"]  # compiling takes most of making a host
-_ANSWERING = ("nvml", "cuda")
+_ANSWERING = ("nvml", "cuda", "nvfm")
 """Sources of the libraries that answer, and so have a table."""
 _LIBRARY_FLAGS = [*_FLAGS, "-fPIC", "-fno-stack-protector", "-fvisibility=hidden"]
 
@@ -131,6 +131,7 @@ def build(root: Path, table: bytes, driver_version: str, *, fabric: bool, compat
             "tls": compiler.object("tls", "blank.c", "-DWITH_ABI_NOTE"),
             "nvml": compiler.object("nvml", "nvml.c"),
             "cuda": compiler.object("cuda", "cuda.c"),
+            "nvfm": compiler.object("nvfm", "nvfm.c"),
         }
         stub = _libc_stub(compiler, objects["blank"], "libc64")
         target = root / "usr/lib" / library_triplet()
@@ -140,7 +141,7 @@ def build(root: Path, table: bytes, driver_version: str, *, fabric: bool, compat
         for failure in filter(None, failures):
             raise sim_error(f"link {failure}", COMPILER_HINT)
         binaries = programs.result()
-    for library in LIBRARIES:
+    for library in wanted:
         if library.source in _ANSWERING:
             fill_table(target / library.names(driver_version)[0], table)
     count_32 = _build_32(compiler, root, driver_version, notes) if compat32 else 0

@@ -1,0 +1,1 @@
+"""NVLink partitions of a board with NVSwitches, by way of NVIDIA's Fabric Manager."""
