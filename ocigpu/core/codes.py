@@ -300,6 +300,12 @@ CODES: dict[str, Code] = {
     "OCIGPU-VFIO-7": Code(
         "The module id of a GPU is unknown, or its sources contradict each other; nothing was changed.",
         "After a board was replaced: ocigpu vfio identify --record --replace",
+    ),
+    # SIM: simulated host
+    "OCIGPU-SIM-1": Code(
+        "The simulated host could not be made or read.",
+        "Run it as root, with gcc or cc installed, for a directory that is new or a simulated host.",
+    ),
     # FAB: NVLink partitions by Fabric Manager
     "OCIGPU-FAB-1": Code(
         "The address of Fabric Manager, or its library libnvfm.so.1, cannot be used.",
@@ -334,11 +340,6 @@ CODES: dict[str, Code] = {
     "OCIGPU-FAB-8": Code(
         "Library and Fabric Manager do not understand each other, or the answer makes no sense.",
         "Install libnvfm of the branch that the service machine's Fabric Manager has.",
-    ),
-    # SIM: simulated host
-    "OCIGPU-SIM-1": Code(
-        "The simulated host could not be made or read.",
-        "Run it as root, with gcc or cc installed, for a directory that is new or a simulated host.",
     ),
     # DEMO: ocigpu demo
     "OCIGPU-DEMO-1": Code(
@@ -399,8 +400,8 @@ AREAS = {
     "KUBE": "Kubernetes device plugin",
     "MIG": "MIG layouts",
     "VFIO": "GPUs for virtual machines",
-    "FAB": "NVLink partitions by Fabric Manager",
     "SIM": "Simulated host",
+    "FAB": "NVLink partitions by Fabric Manager",
     "DEMO": "Demo",
     "TRC": "Traces",
     "INT": "Defects",
