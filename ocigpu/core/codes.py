@@ -277,6 +277,19 @@ CODES: dict[str, Code] = {
         "ocigpu could not be installed on this node, or its container engine not told of it.",
         "More is in the pod's log and in the node's annotation ocigpu/runtime.",
     ),
+    # LEASE: GPUs lent to tenants
+    "OCIGPU-LEASE-1": Code(
+        "The journal of GPU leases cannot be read or written; no GPU is given away meanwhile.",
+        "See the words in the message: a full disk, a missing right, or another program that holds the lock.",
+    ),
+    "OCIGPU-LEASE-2": Code(
+        "A GPU is asked for whose lease is not Free.",
+        'The message says where it is and why; "ocigpu lease show GPU" says what it waits for.',
+    ),
+    "OCIGPU-LEASE-3": Code(
+        "An operator's act is not possible with the lease as it is now, or names another generation.",
+        'See the lease: "ocigpu lease show GPU"; then name the generation that it has.',
+    ),
     # MIG: layouts
     "OCIGPU-MIG-1": Code(
         "The file of MIG layouts cannot be used, or has no such layout.",
@@ -398,6 +411,7 @@ AREAS = {
     "CTR": "Containers that exist",
     "ENG": "Configuration of container engines",
     "KUBE": "Kubernetes device plugin",
+    "LEASE": "Leases of GPUs",
     "MIG": "MIG layouts",
     "VFIO": "GPUs for virtual machines",
     "SIM": "Simulated host",

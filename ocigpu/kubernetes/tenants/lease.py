@@ -1,0 +1,507 @@
+"""The life of one GPU between its tenants, as a pure function: ``step(lease, event, now)``.
+
+A lease is a record about one GPU.  Its generation grows by one whenever the GPU is reserved, its turn whenever it is
+taken back or a check is begun: what was found out for another generation or turn means nothing any more.  Times are
+seconds since the boot; they count within one boot only.  No time-out leads to Free: a clock that jumps can delay a GPU
+or quarantine it, never give it away.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from ocigpu.core.errors import HostError, RequestError, printable
+
+
+class LeasePhase(StrEnum):
+    """Where a GPU is: docs/LEASES.md says what each means and what an operator does."""
+
+    UNKNOWN = "Unknown"
+    FREE = "Free"
+    RESERVED = "Reserved"
+    LEASED = "Leased"
+    RECLAIMING = "Reclaiming"
+    CHECKING = "Checking"
+    QUARANTINED = "Quarantined"
+    MAINTENANCE = "Maintenance"
+
+
+Phase = LeasePhase
+
+HELD = (Phase.FREE, Phase.RESERVED, Phase.LEASED)
+"""Reported as healthy to the kubelet: a device that a pod holds must stay so, or the pod is not admitted again after
+the kubelet's restart (kubelet, cm/devicemanager)."""
+PROBE_LIMIT = 300.0
+RESERVE_LIMIT = 120.0
+RECLAIM_LIMITS = {"no-holder": 600.0, "reset": 600.0, "partition-off": 1200.0}
+"""For each proof, since the one before; a partition waits for the resets of all its GPUs, one of which may fail."""
+CHECK_LIMIT = 600.0
+CHECK_ATTEMPTS = 3
+QUIET = 2.0
+"""Seconds without a holder, seen at least twice, before a GPU counts as let go."""
+STRIKES = 2
+"""Activations of a partition that fail one after another before its GPUs are quarantined."""
+FIRST_PAUSE, LONGEST_PAUSE = 30.0, 600.0
+"""Seconds before a check is tried again whose means failed: an image, a VM, a BMC."""
+
+OVER, IDLE, RESET, OFF, ON = "pod-over", "no-holder", "reset", "partition-off", "partition-on"
+PROOFS = (OVER, IDLE, RESET, OFF)
+"""What must be known of a GPU, in this order, before it is checked."""
+STUCK = {IDLE: "HolderStuck", RESET: "ResetFailed", OFF: "PartitionStuck"}
+"""Reasons of a quarantine, by the proof that did not come in time."""
+
+
+class Effect(StrEnum):
+    """What the node has to do for a lease as it is; each may be done twice."""
+
+    PROBE = "probe the holders"
+    FIND_POD = "look for the pod"
+    ACTIVATE = "activate the partition"
+    RESET = "reset"
+    DEACTIVATE = "deactivate the partition"
+    CHECK = "check"
+
+
+_OF_SETS = (Effect.ACTIVATE, Effect.RESET, Effect.DEACTIVATE)
+
+
+class LeaseHolder(NamedTuple):
+    """The pod that has a GPU; ``uid`` and ``tenancy`` are "" where only the kubelet could be asked."""
+
+    namespace: str
+    pod: str
+    container: str
+    uid: str = ""
+    tenancy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """What is known of one GPU.
+
+    ``gpu``: PCI address.  ``since``: when the phase was entered; ``timer``: when its time-out began, -1 for none.
+    ``lease_set``, ``members``: of the container that has or had it; its GPUs go through Reclaiming together.
+    ``proofs``: what has been established in this phase.  ``quiet``: since when nobody holds it, -1 for unknown.
+    ``attempt``, ``failures``, ``due``: of the check.  ``sick``: why it will be quarantined instead of checked.
+    ``was``: the phase before Unknown.
+    """
+
+    gpu: str
+    phase: Phase = Phase.UNKNOWN
+    generation: int = 0
+    turn: int = 0
+    boot: str = ""
+    since: float = 0.0
+    timer: float = 0.0
+    lease_set: str = ""
+    members: tuple[str, ...] = ()
+    holder: LeaseHolder | None = None
+    proofs: tuple[str, ...] = ()
+    quiet: float = -1.0
+    attempt: int = 0
+    failures: int = 0
+    due: float = 0.0
+    strikes: int = 0
+    sick: str = ""
+    maintenance: bool = False
+    was: str = ""
+    reason: str = ""
+    detail: str = ""
+
+
+class Happened(StrEnum):
+    """What the node tells a lease."""
+
+    STARTED = "started"
+    TICK = "tick"
+    RESERVE = "reserve"
+    HOLDERS = "holders"
+    POD_SEEN = "pod-seen"
+    POD_OVER = "pod-over"
+    PARTITION_ON = "partition-on"
+    PARTITION_OFF = "partition-off"
+    PARTITION_FAILED = "partition-failed"
+    RESET_DONE = "reset-done"
+    RESET_FAILED = "reset-failed"
+    CHECK_PASSED = "check-passed"
+    CHECK_MISMATCH = "check-mismatch"
+    CHECK_BROKEN = "check-broken"
+    SICK = "sick"
+    RELEASE = "release"
+    QUARANTINE = "quarantine"
+    MAINTAIN = "maintain"
+
+
+class LeaseEvent(NamedTuple):
+    """``generation``, ``turn``: of the lease when it was found out, -1 where that does not matter.
+
+    ``text``: reason, boot id or set, by the kind; ``pids``: who holds the GPU; ``members``: GPUs of a set.
+    """
+
+    kind: Happened
+    generation: int = -1
+    turn: int = -1
+    text: str = ""
+    pids: tuple[int, ...] = ()
+    members: tuple[str, ...] = ()
+    holder: LeaseHolder | None = None
+
+
+def step(lease: Lease, event: LeaseEvent, now: float) -> tuple[Lease, tuple[Effect, ...]]:
+    """Return the lease after an event, and what is to be done for it now.
+
+    An event of another generation or turn, or one that means nothing in this phase, changes nothing.  ``now``: seconds
+    since the boot.  A lease that is equal to the one before need not be written down.
+    """
+    stale = event.generation not in (-1, lease.generation) or event.turn not in (-1, lease.turn)
+    if not stale:
+        lease = _HANDLERS[event.kind](lease, event, now)
+    return lease, effects(lease, now)
+
+
+def effects(lease: Lease, now: float) -> tuple[Effect, ...]:
+    """Return what a lease lacks, from its state alone: after a crash the same is done again."""
+    if lease.phase in (Phase.QUARANTINED, Phase.MAINTENANCE):
+        return ()
+    wanted = [Effect.PROBE]
+    if lease.phase is Phase.RESERVED:
+        wanted += [Effect.FIND_POD] if ON in lease.proofs else [Effect.ACTIVATE, Effect.FIND_POD]
+    elif lease.phase is Phase.LEASED:
+        wanted.append(Effect.FIND_POD)
+    elif lease.phase is Phase.RECLAIMING:
+        missing = next((proof for proof in PROOFS if proof not in lease.proofs), "")
+        wanted += {RESET: [Effect.RESET], OFF: [Effect.DEACTIVATE]}.get(missing, [])
+        wanted += [Effect.FIND_POD] if OVER not in lease.proofs else []
+    elif lease.phase is Phase.CHECKING and now >= lease.due:
+        wanted.append(Effect.CHECK)
+    return tuple(wanted)
+
+
+def is_let_go(lease: Lease) -> bool:
+    """Whether pod and VM are known to be gone, so that the GPU may be reset and its partition switched off."""
+    return lease.phase in (Phase.FREE, Phase.CHECKING, Phase.MAINTENANCE) or (
+        {OVER, IDLE} <= set(lease.proofs) and lease.phase in (Phase.RECLAIMING, Phase.QUARANTINED)
+    )
+
+
+def waits_for(lease: Lease, leases: Mapping[str, Lease]) -> str:
+    """Return another GPU of the same set that is not let go yet, "" for none: a VM has all of them or none."""
+    return next((each.gpu for each in _peers(lease, leases)[1:] if not is_let_go(each)), "")
+
+
+def work(leases: Mapping[str, Lease], now: float) -> list[tuple[Effect, tuple[str, ...]]]:
+    """Return what is to be done on a node, each with its GPUs: a partition is switched on and off once for its set.
+
+    Nothing of a set is reset before all of it is let go, and its partition stays on until all of it has been reset.
+    """
+    found: dict[tuple[Effect, tuple[str, ...]], None] = {}
+    for gpu, lease in sorted(leases.items()):
+        for effect in effects(lease, now):
+            gpus: tuple[str, ...] = (gpu,)
+            if effect in _OF_SETS:
+                together = _peers(lease, leases)
+                if effect is not Effect.ACTIVATE and not all(map(is_let_go, together)):
+                    continue
+                if effect is Effect.DEACTIVATE and any(Effect.RESET in effects(each, now) for each in together):
+                    continue
+                gpus = gpus if effect is Effect.RESET else tuple(sorted(each.gpu for each in together))
+            found[effect, gpus] = None
+    return list(found)
+
+
+def _peers(lease: Lease, leases: Mapping[str, Lease]) -> list[Lease]:
+    """Return the leases of the same set, this one included."""
+    known = [leases[gpu] for gpu in lease.members if gpu in leases and gpu != lease.gpu]
+    return [lease, *(each for each in known if each.lease_set == lease.lease_set)]
+
+
+def set_name(leases: Iterable[Lease]) -> str:
+    """Return the name of the set that these leases would be next, unique for ever: an address and its generation."""
+    first = min(leases, key=lambda lease: lease.gpu)
+    return f"{first.gpu}/{first.generation + 1}"
+
+
+def is_repeated(leases: Collection[Lease]) -> bool:
+    """Whether the same request was reserved already and nobody has used it: it may be answered again."""
+    gpus = sorted(lease.gpu for lease in leases)
+    return all(
+        lease.phase is Phase.RESERVED and sorted(lease.members) == gpus and lease.holder is None for lease in leases
+    )
+
+
+def check_reservable(leases: Iterable[Lease]) -> None:
+    """Raise HostError (OCIGPU-LEASE-2) unless all are Free; says which one is not, where it is, and why."""
+    for lease in leases:
+        if lease.phase is not Phase.FREE:
+            raise HostError("OCIGPU-LEASE-2", f"GPU {lease.gpu} cannot be given: {describe(lease)}")
+
+
+def describe(lease: Lease) -> str:
+    """Return where a GPU is and why, in a line: phase, generation, what is missing."""
+    text = f"lease is {lease.phase}, generation {lease.generation}"
+    text += f" ({lease.reason})" if lease.reason else ""
+    if lease.phase is Phase.RECLAIMING:
+        text += f", missing: {', '.join(proof for proof in PROOFS if proof not in lease.proofs) or 'nothing'}"
+    return text + (f": {lease.detail}" if lease.detail else "")
+
+
+def check_act(lease: Lease, event: LeaseEvent) -> None:
+    """Raise RequestError (OCIGPU-LEASE-3) for an operator's act that a lease does not take, for the reason."""
+    what = f"{event.kind} of GPU {lease.gpu}"
+    if event.generation != lease.generation:
+        raise RequestError("OCIGPU-LEASE-3", f"{what}: the generation is {lease.generation}, not {event.generation}")
+    if event.kind is Happened.RELEASE and lease.phase not in (Phase.QUARANTINED, Phase.MAINTENANCE):
+        raise RequestError("OCIGPU-LEASE-3", f"{what}: it is {lease.phase}, neither Quarantined nor in Maintenance")
+    if event.kind is Happened.MAINTAIN and lease.phase is Phase.QUARANTINED:
+        raise RequestError("OCIGPU-LEASE-3", f"{what}: it is Quarantined, and stays so until it is released")
+
+
+# what each event does
+
+
+def _enter(lease: Lease, phase: Phase, now: float, reason: str = "", detail: str = "", **changes: Any) -> Lease:
+    """Return the lease at the begin of a phase: nothing is established, its time-out runs."""
+    fresh: dict[str, Any] = {
+        "timer": now,
+        "proofs": (),
+        "quiet": -1.0,
+        "attempt": 0,
+        "failures": 0,
+        "due": 0.0,
+        "was": "",
+    }
+    detail = printable(detail, 500)
+    return replace(lease, phase=phase, since=now, reason=reason, detail=detail, **(fresh | changes))
+
+
+def _reclaim(
+    lease: Lease, now: float, reason: str, detail: str = "", sick: str = "", proofs: tuple[str, ...] = ()
+) -> Lease:
+    """Take the GPU back; the time-out runs when the pod is over."""
+    timer = now if OVER in proofs else -1.0
+    turn = lease.turn + 1
+    sick = lease.sick or sick
+    return _enter(lease, Phase.RECLAIMING, now, reason, detail, turn=turn, sick=sick, proofs=proofs, timer=timer)
+
+
+def _quarantine(lease: Lease, now: float, reason: str, detail: str = "") -> Lease:
+    """What was established stays: the other GPUs of the set may go on."""
+    return _enter(lease, Phase.QUARANTINED, now, reason, detail, proofs=lease.proofs, turn=lease.turn + 1, sick="")
+
+
+def _check(lease: Lease, now: float) -> Lease:
+    return _enter(lease, Phase.CHECKING, now, turn=lease.turn + 1, attempt=1)
+
+
+def _free(lease: Lease, now: float) -> Lease:
+    phase, reason = (Phase.MAINTENANCE, "OperatorRequest") if lease.maintenance else (Phase.FREE, "")
+    return _enter(lease, phase, now, reason, lease_set="", members=(), holder=None, maintenance=False)
+
+
+def _prove(lease: Lease, proof: str, now: float, detail: str = "") -> Lease:
+    """The time-out of the next proof begins, but not before the pod is over."""
+    if proof in lease.proofs:
+        return lease
+    proofs = (*lease.proofs, proof)
+    timer = now if OVER in proofs or lease.phase is not Phase.RECLAIMING else -1.0
+    return replace(lease, proofs=proofs, timer=timer, detail=printable(detail, 500))
+
+
+def _without(lease: Lease, *proofs: str) -> Lease:
+    left = tuple(proof for proof in lease.proofs if proof not in proofs)
+    return lease if left == lease.proofs else replace(lease, proofs=left)
+
+
+def _started(lease: Lease, event: LeaseEvent, now: float) -> Lease:
+    """The program has begun, ``text`` is the boot id: what was observed before may be out of date."""
+    same = lease.boot == event.text
+    lease = replace(lease, boot=event.text)
+    if lease.phase in (Phase.QUARANTINED, Phase.MAINTENANCE):
+        return lease if same else replace(lease, since=now, timer=now)
+    if not same:
+        return _enter(lease, Phase.UNKNOWN, now, "BootChanged", was="", turn=lease.turn + 1)
+    if lease.phase is Phase.FREE:
+        return _enter(lease, Phase.UNKNOWN, now, "Started", was=Phase.FREE)
+    if lease.phase is Phase.RECLAIMING:
+        return _reclaim(lease, now, lease.reason, lease.detail)
+    if lease.phase is Phase.CHECKING:
+        return replace(lease, turn=lease.turn + 1)
+    return replace(lease, quiet=-1.0)
+
+
+def _reserve(lease: Lease, event: LeaseEvent, now: float) -> Lease:
+    if lease.phase is not Phase.FREE:
+        return lease
+    generation, turn = lease.generation + 1, lease.turn + 1
+    return _enter(
+        lease, Phase.RESERVED, now, generation=generation, turn=turn, lease_set=event.text, members=event.members
+    )
+
+
+def _holders(lease: Lease, event: LeaseEvent, now: float) -> Lease:
+    return _held(lease, event, now) if event.pids else _not_held(lease, now)
+
+
+def _held(lease: Lease, event: LeaseEvent, now: float) -> Lease:
+    who = f"process {', '.join(map(str, event.pids[:4]))} has the GPU open"
+    if lease.phase is Phase.FREE:
+        return _reclaim(lease, now, "HolderUnexpected", who, sick="HolderUnexpected")
+    if lease.phase is Phase.UNKNOWN:
+        sick = "HolderUnexpected" if lease.was == Phase.FREE or not lease.lease_set else ""
+        return _enter(lease, Phase.LEASED, now, "HolderFound", who, sick=lease.sick or sick)
+    if lease.phase is Phase.RESERVED:
+        return _enter(lease, Phase.LEASED, now)
+    if lease.phase is Phase.CHECKING:
+        return _reclaim(lease, now, "HolderUnexpected", who)
+    if lease.phase is Phase.LEASED:
+        return lease if lease.quiet < 0 else replace(lease, quiet=-1.0)
+    if lease.phase is Phase.RECLAIMING:
+        if OVER not in lease.proofs and RESET not in lease.proofs:  # its pod's VM was started again
+            return _enter(lease, Phase.LEASED, now, "VmStartedAgain")
+        undone = _without(lease, IDLE, RESET, OFF)
+        return replace(undone, quiet=-1.0, detail=who, turn=lease.turn + (undone is not lease))
+    return lease
+
+
+def _not_held(lease: Lease, now: float) -> Lease:
+    if lease.phase is Phase.UNKNOWN:
+        return _free(lease, now) if lease.was == Phase.FREE else _reclaim(lease, now, lease.reason or "JournalEmpty")
+    if lease.phase not in (Phase.LEASED, Phase.RECLAIMING) or IDLE in lease.proofs:
+        return lease
+    if not 0 <= lease.quiet <= now:
+        return replace(lease, quiet=now)
+    if now - lease.quiet < QUIET:
+        return lease
+    if lease.phase is Phase.LEASED:
+        return _reclaim(lease, now, "VmEnded", proofs=(IDLE,))
+    return _prove(lease, IDLE, now)
+
+
+def _pod_seen(lease: Lease, event: LeaseEvent, _now: float) -> Lease:
+    if lease.phase is Phase.RECLAIMING and RESET not in lease.proofs:
+        return lease if OVER not in lease.proofs else replace(_without(lease, OVER), timer=-1.0)
+    if lease.phase not in (Phase.UNKNOWN, Phase.RESERVED, Phase.LEASED) or event.holder is None:
+        return lease
+    known = lease.holder
+    if known is None or known[:3] != event.holder[:3]:
+        sick = lease.sick or ("HolderChanged" if known is not None and lease.phase is Phase.LEASED else "")
+        return replace(lease, holder=event.holder, sick=sick)
+    better = event.holder._replace(uid=event.holder.uid or known.uid, tenancy=event.holder.tenancy or known.tenancy)
+    return lease if better == known else replace(lease, holder=better)
+
+
+def _pod_over(lease: Lease, _event: LeaseEvent, now: float) -> Lease:
+    """No pod of this node has the GPU; a reservation whose pod was never seen may still get one."""
+    if lease.phase is Phase.LEASED or (lease.phase is Phase.RESERVED and lease.holder is not None):
+        return _reclaim(lease, now, "PodEnded", proofs=(OVER,))
+    if lease.phase is Phase.RECLAIMING and OVER not in lease.proofs:
+        return _prove(lease, OVER, now, lease.detail)
+    return lease
+
+
+def _partition_on(lease: Lease, _event: LeaseEvent, now: float) -> Lease:
+    return replace(_prove(lease, ON, now), strikes=0) if lease.phase is Phase.RESERVED else lease
+
+
+def _partition_failed(lease: Lease, event: LeaseEvent, now: float) -> Lease:
+    if lease.phase is not Phase.RESERVED:
+        return replace(lease, detail=printable(event.text, 500)) if lease.phase is Phase.RECLAIMING else lease
+    strikes = lease.strikes + 1
+    sick = "PartitionStuck" if strikes >= STRIKES else ""
+    return replace(_reclaim(lease, now, "PartitionFailed", event.text, sick), strikes=strikes)
+
+
+def _partition_off(lease: Lease, _event: LeaseEvent, now: float) -> Lease:
+    if lease.phase is not Phase.RECLAIMING or not {OVER, IDLE, RESET} <= set(lease.proofs):
+        return lease
+    lease = _prove(lease, OFF, now, lease.detail)
+    return _quarantine(lease, now, lease.sick, lease.detail) if lease.sick else _check(lease, now)
+
+
+def _reset_done(lease: Lease, event: LeaseEvent, now: float) -> Lease:
+    if lease.phase is not Phase.RECLAIMING or not {OVER, IDLE} <= set(lease.proofs):
+        return lease
+    return _prove(lease, RESET, now, event.text)
+
+
+def _reset_failed(lease: Lease, event: LeaseEvent, _now: float) -> Lease:
+    return replace(lease, detail=printable(event.text, 500)) if lease.phase is Phase.RECLAIMING else lease
+
+
+def _check_passed(lease: Lease, _event: LeaseEvent, now: float) -> Lease:
+    return _free(lease, now) if lease.phase is Phase.CHECKING else lease
+
+
+def _check_mismatch(lease: Lease, event: LeaseEvent, now: float) -> Lease:
+    return _quarantine(lease, now, "FirmwareMismatch", event.text) if lease.phase is Phase.CHECKING else lease
+
+
+def _check_broken(lease: Lease, event: LeaseEvent, now: float) -> Lease:
+    """What checks failed, not the GPU: tried again ever more rarely until the time-out."""
+    if lease.phase is not Phase.CHECKING:
+        return lease
+    due = now + min(FIRST_PAUSE * 2 ** min(lease.failures, 10), LONGEST_PAUSE)
+    text = printable(event.text, 500)
+    return replace(lease, failures=lease.failures + 1, due=due, turn=lease.turn + 1, reason="CheckBroken", detail=text)
+
+
+def _sick(lease: Lease, event: LeaseEvent, now: float) -> Lease:
+    """``text``: reason, in one word; a held GPU stays with its tenant, and is quarantined afterwards."""
+    reason, _, detail = event.text.partition(": ")
+    if lease.phase in (Phase.FREE, Phase.UNKNOWN, Phase.CHECKING, Phase.MAINTENANCE):
+        return _quarantine(lease, now, reason, detail)
+    return lease if lease.sick or lease.phase is Phase.QUARANTINED else replace(lease, sick=reason, detail=detail)
+
+
+def _release(lease: Lease, event: LeaseEvent, now: float) -> Lease:
+    if lease.phase not in (Phase.QUARANTINED, Phase.MAINTENANCE):
+        return lease
+    return replace(_reclaim(replace(lease, sick=""), now, "Released", event.text), strikes=0)
+
+
+def _maintain(lease: Lease, event: LeaseEvent, now: float) -> Lease:
+    if lease.phase is Phase.FREE:
+        return _enter(lease, Phase.MAINTENANCE, now, "OperatorRequest", event.text)
+    if lease.phase in (Phase.QUARANTINED, Phase.MAINTENANCE) or lease.maintenance:
+        return lease
+    return replace(lease, maintenance=True)
+
+
+def _tick(lease: Lease, _event: LeaseEvent, now: float) -> Lease:
+    elapsed = now - lease.timer if lease.timer >= 0 else 0.0
+    if lease.phase is Phase.UNKNOWN and elapsed > PROBE_LIMIT:
+        return _quarantine(lease, now, "ProbeFailed", lease.detail)
+    if lease.phase is Phase.RESERVED and lease.holder is None and elapsed > RESERVE_LIMIT:
+        return _reclaim(lease, now, "NoPod")
+    if lease.phase is Phase.RECLAIMING and OVER in lease.proofs:
+        missing = next(proof for proof in PROOFS if proof not in lease.proofs)
+        return _quarantine(lease, now, STUCK[missing], lease.detail) if elapsed > RECLAIM_LIMITS[missing] else lease
+    if lease.phase is Phase.CHECKING and elapsed > CHECK_LIMIT:
+        if lease.attempt >= CHECK_ATTEMPTS:
+            reason = "CheckUnavailable" if lease.failures else "CheckTimeout"
+            return _quarantine(lease, now, reason, lease.detail)
+        return replace(lease, attempt=lease.attempt + 1, turn=lease.turn + 1, timer=now)
+    return lease
+
+
+_HANDLERS: Mapping[Happened, Callable[[Lease, LeaseEvent, float], Lease]] = {
+    Happened.STARTED: _started,
+    Happened.TICK: _tick,
+    Happened.RESERVE: _reserve,
+    Happened.HOLDERS: _holders,
+    Happened.POD_SEEN: _pod_seen,
+    Happened.POD_OVER: _pod_over,
+    Happened.PARTITION_ON: _partition_on,
+    Happened.PARTITION_OFF: _partition_off,
+    Happened.PARTITION_FAILED: _partition_failed,
+    Happened.RESET_DONE: _reset_done,
+    Happened.RESET_FAILED: _reset_failed,
+    Happened.CHECK_PASSED: _check_passed,
+    Happened.CHECK_MISMATCH: _check_mismatch,
+    Happened.CHECK_BROKEN: _check_broken,
+    Happened.SICK: _sick,
+    Happened.RELEASE: _release,
+    Happened.QUARANTINE: _sick,
+    Happened.MAINTAIN: _maintain,
+}
