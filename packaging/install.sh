@@ -150,8 +150,7 @@ else
     mkdir "$source/packaging"
     (cd "$here/.." && cp -R pyproject.toml README.md LICENSE ocigpu "$source" && cp -R packaging/wheel "$source/packaging")
     "$python" -m venv "$venv"
-    "$venv/bin/pip" install --quiet --disable-pip-version-check --use-pep517 ${OCIGPU_PIP_OPTIONS:-} "$source"
-    "$venv/bin/python" -m compileall -q "$venv/lib" >/dev/null || true
+    "$venv/bin/pip" install --quiet --disable-pip-version-check --use-pep517 --compile ${OCIGPU_PIP_OPTIONS:-} "$source"
   fi
   # Where the package is (the source tree in a development environment) and where python-prctl is.
   library=$("$venv/bin/python" -I -c 'import ocigpu, os; print(os.path.dirname(os.path.dirname(ocigpu.__file__)))')

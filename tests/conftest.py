@@ -19,7 +19,7 @@ from support.process import wait_for
 isolation.isolate()  # before anything is started
 machine.note_mounts()
 
-pytest_plugins = ["support.fixtures", "support.fabric", "support.products", "pytester"]
+pytest_plugins = ["support.compiled", "support.fixtures", "support.fabric", "support.products", "pytester"]
 
 settings.register_profile("ocigpu", parent=settings(), deadline=None)  # a busy machine is no failure
 settings.load_profile("ocigpu")
@@ -53,6 +53,11 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return workers.make_scheduler(config, log)
+
+
+def pytest_collectstart(collector: pytest.Collector) -> None:
+    if isinstance(collector, pytest.Session):
+        workers.import_share(collector.config)
 
 
 def pytest_unconfigure() -> None:

@@ -1,12 +1,13 @@
 """The modules of the hot path in one file: they come from there, or from their sources where these are others."""
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from support.product import REPOSITORY, STUBS, PublicCopy, make_public_copy
+from support.product import REPOSITORY, STUBS, PublicCopy, make_public_copy, write_stub
 
 SHOW = """
 from ocigpu import runtime
@@ -15,9 +16,20 @@ print(type(settings.__spec__.loader).__name__, settings.__file__, settings.DEFAU
 """
 
 
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> PublicCopy:
+    return make_public_copy(tmp_path_factory.mktemp("original") / "product", "sh")
+
+
 @pytest.fixture(params=["sh"])
-def product(tmp_path: Path, request: pytest.FixtureRequest) -> PublicCopy:
-    return make_public_copy(tmp_path / "product", request.param)
+def product(original: PublicCopy, tmp_path: Path, request: pytest.FixtureRequest) -> PublicCopy:
+    """A copy, with the times of its files, and with stubs that know where it is."""
+    library, programs = tmp_path / "product/lib", tmp_path / "product/bin"
+    shutil.copytree(original.library, library)
+    programs.mkdir()
+    for name in ("ocigpu-runtime", "ocigpu-hook"):
+        write_stub(programs / name, request.param, library=library, site=library)
+    return original._replace(library=library, runtime=programs / "ocigpu-runtime")
 
 
 def image_of(product: PublicCopy) -> Path:

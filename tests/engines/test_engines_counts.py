@@ -44,24 +44,22 @@ class Lives:
         self.state = directory / "state"
         self.base = host.environment(environment, "runc")
         self._numbers = itertools.count()
-
-    def settings(self, mode: str) -> Path:
-        return self.directory / f"settings/{mode}.toml"
+        self.specification = directory / "specs/nvidia.json"
+        self.specification.parent.mkdir()
+        command = [PROGRAMS / "ocigpu", "cdi", "generate", "--quiet", "--config", self.host.settings]
+        command += ["--nvidia-cdi-hook-path", self.runtime.with_name("ocigpu-hook")]
+        run([*command, "--output", self.specification])
+        text = Path(self.base["OCIGPU_CONFIG"]).read_text()
+        self._settings = directory / "settings"  # all at once: nothing is kept while this directory changes
+        self._settings.mkdir()
+        for mode in OPENED:
+            path = self._settings / f"{mode}.toml"
+            path.write_text(f'mode = "{mode}"\ncdi.spec-dirs = ["{self.specification.parent}"]\n{text}')
+            path.chmod(0o644)
 
     def environment(self, mode: str) -> dict[str, str]:
         """Return the environment of a mode; mode cdi has a specification that was generated for the host."""
-        text = Path(self.base["OCIGPU_CONFIG"]).read_text()
-        specs, path = self.directory / "specs", self.settings(mode)
-        if not path.exists():
-            path.parent.mkdir(exist_ok=True)  # of their own: nothing is kept while a directory of settings changes
-            path.write_text(f'mode = "{mode}"\ncdi.spec-dirs = ["{specs}"]\n{text}')
-            path.chmod(0o644)
-        if mode == "cdi" and not specs.exists():
-            specs.mkdir()
-            command = [PROGRAMS / "ocigpu", "cdi", "generate", "--quiet", "--config", self.host.settings]
-            command += ["--nvidia-cdi-hook-path", self.runtime.with_name("ocigpu-hook")]
-            run([*command, "--output", specs / "nvidia.json"])
-        return {**self.base, "OCIGPU_CONFIG": str(path)}
+        return {**self.base, "OCIGPU_CONFIG": str(self._settings / f"{mode}.toml")}
 
     def bundle(self, arguments: list[str], variables: dict[str, str]) -> Path:
         bundle = write_bundle(
@@ -74,15 +72,16 @@ class Lives:
         """Start containers until all is kept that can be; returns the environment."""
         environment = self.environment(mode)
         kept = self.host.directory / "run/ocigpu"
-        specification = self.directory / "specs/nvidia.json"
+
+        def settled() -> bool:  # what was written a moment ago is read, but nothing of it is kept
+            return time.time_ns() - self._settings.stat().st_ctime_ns > SETTLED_NS
 
         def filled() -> bool:
-            # a specification of a moment ago is parsed, but not kept
-            settled = mode != "cdi" or time.time_ns() - specification.stat().st_ctime_ns > SETTLED_NS
             run(life(self.runtime, self.state, self.bundle(["/bin/true"], ALL), container_id()), env=environment)
             passed = counted(trace([self.runtime, "--version"], environment)) == {"shim": 1}
-            return passed and settled and (mode == "cdi" or any(kept.glob("facts-*")))
+            return passed and (mode == "cdi" or any(kept.glob("facts-*")))
 
+        wait_for("settings and specification to be of some age", settled)
         wait_for("what starts keep for the next ones", filled)
         return environment
 
@@ -102,22 +101,23 @@ def image(session_directory: Path, rootfs: Callable[[str], Path]) -> Path:
     return path
 
 
-@pytest.fixture(params=["compiled"])
+@pytest.fixture(scope="module", params=["compiled"])
 def lives(
     simulated_host: SimulatedHost,
     runtime_environment: dict[str, str],
     image: Path,
-    work_directory: Path,
+    session_directory: Path,
     public_copy: PublicCopy,
     request: pytest.FixtureRequest,
 ) -> Lives:
     """By default with the compiled stubs."""
     requirements.require(requirements.programs("runc", "strace"))
-    programs = work_directory / "bin"
-    programs.mkdir()
+    directory = session_directory / f"counts-{request.param}"
+    programs = directory / "bin"
+    programs.mkdir(parents=True)
     for name in ("ocigpu-runtime", "ocigpu-hook"):
         write_stub(programs / name, request.param, library=public_copy.library, site=public_copy.library)
-    return Lives(simulated_host, runtime_environment, image, work_directory, programs / "ocigpu-runtime")
+    return Lives(simulated_host, runtime_environment, image, directory, programs / "ocigpu-runtime")
 
 
 WITH_BOTH = pytest.mark.parametrize("lives", STUBS, indirect=True)

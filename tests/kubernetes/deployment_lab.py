@@ -87,11 +87,13 @@ def load_renderer() -> ModuleType:
 
 
 RENDERER = load_renderer()
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""In C where PyYAML has it."""
 
 
 def objects(values: Mapping[str, Any], namespace: str = "gpu") -> list[Object]:
     text = RENDERER.render(dict(values), namespace)
-    return [each for each in yaml.safe_load_all(text) if each]
+    return [each for each in yaml.load_all(text, Loader=LOADER) if each]
 
 
 def of_kind(found: list[Object], kind: str) -> dict[str, Object]:

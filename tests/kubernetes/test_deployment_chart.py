@@ -1,5 +1,6 @@
 """The Helm chart and the plain manifests: valid objects that fit together and to the programs."""
 
+import functools
 import json
 import os
 import sys
@@ -22,9 +23,20 @@ from ocigpu.kubernetes.mps_control import check_size
 from ocigpu.kubernetes.publish import find_place, publish, withdraw
 from ocigpu.kubernetes.schema import parse_config_file
 
-every_case = pytest.mark.parametrize("found", [objects(values) for values in CASES.values()], ids=list(CASES))
+every_case = pytest.mark.parametrize("found", CASES, indirect=True)
 FOREIGN = ("monitoring.coreos.com/v1",)
 GPU_NODE = {"nvidia.com/gpu.present": "true", "nvidia.com/mps.capable": "true"}
+
+
+@functools.cache
+def of_case(name: str) -> list[Object]:
+    return objects(CASES[name])
+
+
+@pytest.fixture
+def found(request: pytest.FixtureRequest) -> list[Object]:
+    """The objects of a case; tests only look at them."""
+    return of_case(request.param)
 
 
 @every_case

@@ -11,6 +11,7 @@ import os
 import signal
 import stat
 import subprocess
+import sys
 from pathlib import Path
 
 from ocigpu.system import libc
@@ -52,6 +53,8 @@ def isolate() -> None:
     for name in list(os.environ):
         if name.startswith(("OCIGPU_", "NVIDIA_", "CUDA_", "AMD_")) and name not in KEPT_VARIABLES:
             del os.environ[name]
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # with it every program would compile its modules at every start
+    sys.dont_write_bytecode = False
     if os.geteuid() == 0:
         with contextlib.suppress(PermissionError):
             libc.unshare(libc.CLONE_NEWNS)

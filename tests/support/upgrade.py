@@ -5,7 +5,8 @@ import re
 import shutil
 import subprocess
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -46,7 +47,9 @@ class Starts:
     """While it is open, containers with GPU 1 are started in each mode by ``programs``/ocigpu-runtime, again and again.
 
     One start of each mode is under way from beginning to end: its config.json was written by the former version.
-    ``enter``: words that go before a command.  Leaving it checks that none has failed, and that there were some.
+    ``enter``: words that go before a command.  ``aside``: whether the next version is still being built where nobody
+    looks; then each mode starts one in five seconds, and the processors build.  Leaving it checks that none has
+    failed, and that there were some.
     """
 
     def __init__(
@@ -56,12 +59,14 @@ class Starts:
         make_bundle: MakeBundle,
         env: dict[str, str],
         enter: Sequence[str] = (),
+        aside: Callable[[], bool] = bool,
     ) -> None:
         self.failures: list[str] = []
         self.counts = dict.fromkeys(MODES, 0)
         self._shim = [*enter, f"{programs}/ocigpu-runtime"]
         self._host = host
         self._env = env
+        self._aside = aside
         self._stop = threading.Event()
         self._bundles = {mode: make_bundle(["nvidia-smi", "-L"], {"NVIDIA_VISIBLE_DEVICES": "1"}) for mode in MODES}
         self._held = {mode: make_bundle(["nvidia-smi", "-L"], {"NVIDIA_VISIBLE_DEVICES": "1"}) for mode in MODES}
@@ -126,6 +131,9 @@ class Starts:
             except (OSError, subprocess.SubprocessError) as error:
                 self.failures.append(f"{mode}: {error}")
             self.counts[mode] += 1
+            next_one = time.monotonic() + 5
+            while self._aside() and time.monotonic() < next_one and not self._stop.wait(0.02):
+                pass
 
     def _start_held(self, mode: str) -> None:
         variables = {
