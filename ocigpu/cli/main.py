@@ -73,6 +73,8 @@ COMMANDS = {
     "node-labels": "kubernetes:node_labels_command",
     "node-installer": "kubernetes:node_installer_command",
     "mps-control-daemon": "kubernetes:mps_command",
+    "caas serve": "caas:serve_command",
+    "caas admin-key": "caas:admin_key_command",
     "sim create": "sim:create_command",
     "sim exec": "sim:exec_command",
     "sim show": "sim:show_command",

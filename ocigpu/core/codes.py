@@ -290,6 +290,11 @@ CODES: dict[str, Code] = {
         "An operator's act is not possible with the lease as it is now, or names another generation.",
         'See the lease: "ocigpu lease show GPU"; then name the generation that it has.',
     ),
+    # CAAS: containers as a service
+    "OCIGPU-CAAS-1": Code(
+        "The service for containers cannot start: an option, its store, its address, or the cluster's configuration.",
+        "The message names it; docs/CAAS.md has what each option means.",
+    ),
     # MIG: layouts
     "OCIGPU-MIG-1": Code(
         "The file of MIG layouts cannot be used, or has no such layout.",
@@ -412,6 +417,7 @@ AREAS = {
     "ENG": "Configuration of container engines",
     "KUBE": "Kubernetes device plugin",
     "LEASE": "Leases of GPUs",
+    "CAAS": "Containers as a service",
     "MIG": "MIG layouts",
     "VFIO": "GPUs for virtual machines",
     "SIM": "Simulated host",

@@ -1,0 +1,240 @@
+"""What a pod of ours says about its container: pure, from the pod and its events.
+
+Two axes: where the container is in its life, and a reason that does not change its name.  Sources: "Pod Lifecycle" and
+the API reference of Kubernetes for phases, conditions and reasons; pkg/kubelet/events/event.go for those of events.
+The order of a start with Kata: node chosen, virtual machine up (PodReadyToStartContainers), image pulled, container
+started.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from ocigpu.core.errors import printable
+from ocigpu.kubernetes.tenants.service.pods import MAIN
+
+REASONS = {
+    "": "nothing unusual",
+    "tenancy_not_ready": "the tenancy's namespace, quota or policies are not there yet; it starts when they are",
+    "cluster_unavailable": "the cluster's API server does not answer; it is asked again",
+    "admission_denied": "the cluster's policies refuse the pod; the detail has their words",
+    "quota_exceeded": "the namespace's quota does not hold it now; it is tried again",
+    "no_capacity": "no node has so many free GPUs; it starts when one has",
+    "gpu_unavailable": "the node could not give the GPUs that were chosen: lease, partition or device",
+    "vm_boot_failed": "the virtual machine did not start",
+    "vm_boot_timeout": "the virtual machine did not start in the time that kubelet and Kata give it",
+    "image_pull_failed": "the image could not be pulled: name, credentials or network",
+    "container_start_failed": "the image has no such program, or it cannot be run",
+    "volume_mount_failed": "a mount is not there: the server, the export, or the node's right to it",
+    "cuda_fabric_not_ready": "CUDA error 802: the GPUs' NVLink partition was not active when the driver started",
+    "restarting": "it ended with an error and is started again",
+    "completed": "it ended with status 0",
+    "exit_nonzero": "it ended with another status: exit_code",
+    "oom_killed": "it needed more memory than it may have",
+    "timed_out": "it ran longer than timeout_seconds",
+    "evicted": "the node needed what it used, or was drained",
+    "node_lost": "its node no longer answers",
+    "pod_lost": "its pod was removed by somebody else",
+    "deleted": "it was deleted",
+    "unknown": "the cluster says something new; the detail has it",
+}
+"""Every reason, with its meaning."""
+DRIVER_SECONDS = "ocigpu.io/driver-seconds"
+"""Annotation by which the node says how long the driver in the guest took; part of the time until the VM is up."""
+_POD_REASONS = {
+    "UnexpectedAdmissionError": "gpu_unavailable",
+    "OutOfpods": "gpu_unavailable",
+    "DeadlineExceeded": "timed_out",
+    "Evicted": "evicted",
+    "Preempting": "evicted",
+    "NodeShutdown": "evicted",
+    "Terminated": "evicted",
+    "NodeLost": "node_lost",
+    "NodeAffinity": "evicted",
+}
+_WAITING = {
+    "ErrImagePull": "image_pull_failed",
+    "ImagePullBackOff": "image_pull_failed",
+    "InvalidImageName": "image_pull_failed",
+    "ErrImageNeverPull": "image_pull_failed",
+    "RegistryUnavailable": "image_pull_failed",
+    "CreateContainerError": "container_start_failed",
+    "CreateContainerConfigError": "container_start_failed",
+    "RunContainerError": "container_start_failed",
+    "CrashLoopBackOff": "restarting",
+}
+_TIMED_OUT = re.compile(r"deadline ?exceeded|timed? ?out|timeout", re.IGNORECASE)
+_FABRIC = re.compile(
+    r"system not yet initialized|CUDA_ERROR_SYSTEM_NOT_READY|cudaErrorSystemNotReady|\berror 802\b", re.I
+)
+
+
+class ContainerStanding(NamedTuple):
+    """Where a container is.  Times are seconds since 1970; ``phases``: seconds by name."""
+
+    lifecycle: str
+    reason: str = ""
+    detail: str = ""
+    exit_code: int | None = None
+    node: str = ""
+    image_digest: str = ""
+    started: float | None = None
+    finished: float | None = None
+    phases: Mapping[str, float] = {}
+
+
+Fields = Mapping[str, Any]
+
+
+def read_standing(pod: Fields, accepted: float, events: Sequence[Fields] = ()) -> ContainerStanding:
+    """Return what a pod and its events say.  ``accepted``: when the container was asked for."""
+    status = pod.get("status") or {}
+    statuses: Sequence[Fields] = status.get("containerStatuses") or ()
+    container: Fields = next((one for one in statuses if one.get("name") == MAIN), {})
+    state, last = container.get("state") or {}, container.get("lastState") or {}
+    ended = state.get("terminated") or {}
+    running = state.get("running") or {}
+    found = ContainerStanding(
+        *_judge(pod, status, container, events),
+        exit_code=(ended or last.get("terminated") or {}).get("exitCode"),
+        node=(pod.get("spec") or {}).get("nodeName") or "",
+        image_digest=str(container.get("imageID") or "").rpartition("@")[2],
+        started=_time(running.get("startedAt") or ended.get("startedAt")),
+    )
+    if found.lifecycle in ("finished", "failed"):
+        over = [_time(ended.get("finishedAt")), *(_time(one.get("lastTransitionTime")) for one in _conditions(status))]
+        found = found._replace(finished=next((at for at in over if at is not None), None))
+    return found._replace(phases=dict(_phases(pod, found, accepted, events)))
+
+
+def _judge(pod: Fields, status: Fields, container: Fields, events: Sequence[Fields]) -> tuple[str, str, str]:
+    """Return lifecycle, reason and detail."""
+    phase = status.get("phase") or "Pending"
+    state = container.get("state") or {}
+    if phase in ("Succeeded", "Failed"):
+        return _judge_ended(phase, status, state.get("terminated") or {})
+    if pod.get("metadata", {}).get("deletionTimestamp"):
+        return "stopping", "deleted", ""
+    if status.get("reason") == "NodeLost" or phase == "Unknown":
+        return "running", "node_lost", _text(status.get("message"))
+    conditions = {one.get("type"): one for one in _conditions(status)}
+    scheduled = conditions.get("PodScheduled", {})
+    if scheduled.get("status") != "True":
+        if scheduled.get("reason") == "Unschedulable":
+            return "queued", "no_capacity", _text(scheduled.get("message"))
+        return "scheduling", "", ""
+    if state.get("running"):
+        return "running", "", ""
+    waiting = state.get("waiting") or {}
+    reason = str(waiting.get("reason") or "")
+    if known := _WAITING.get(reason):
+        lifecycle = "pulling" if known == "image_pull_failed" else "booting" if known != "restarting" else "running"
+        ended = (container.get("lastState") or {}).get("terminated") or {}
+        if known == "restarting" and ended:
+            return lifecycle, known, _text(f"{_why_ended(ended)[0]}: {_why_ended(ended)[1]}".rstrip(": "))
+        return lifecycle, known, _text(waiting.get("message"))
+    if _failed(events, "FailedMount", "FailedAttachVolume"):
+        return "booting", "volume_mount_failed", _message(events, "FailedMount", "FailedAttachVolume")
+    if conditions.get("PodReadyToStartContainers", {}).get("status") == "True":
+        return "pulling", "", ""
+    if _failed(events, "FailedCreatePodSandBox"):
+        text = _message(events, "FailedCreatePodSandBox")
+        return "booting", "vm_boot_timeout" if _TIMED_OUT.search(text) else "vm_boot_failed", text
+    if _when(events, "Pulling"):  # kubelets before 1.29 have no such condition
+        return "pulling", "", ""
+    unusual = "" if reason in ("", "ContainerCreating", "PodInitializing") else "unknown"
+    return "booting", unusual, _text(f"{reason}: {waiting.get('message') or ''}") if unusual else ""
+
+
+def _judge_ended(phase: str, status: Fields, ended: Fields) -> tuple[str, str, str]:
+    reason = str(status.get("reason") or "")
+    if phase == "Succeeded":
+        return "finished", "completed", ""
+    if reason:
+        known = _POD_REASONS.get(reason, "gpu_unavailable" if reason.startswith("OutOf") else "unknown")
+        return "failed", known, _text(f"{'' if known != 'unknown' else reason + ': '}{status.get('message') or ''}")
+    return "failed", *_why_ended(ended)
+
+
+def _why_ended(ended: Fields) -> tuple[str, str]:
+    message = _text(ended.get("message"))
+    if ended.get("reason") == "OOMKilled":
+        return "oom_killed", message
+    if ended.get("reason") in ("ContainerCannotRun", "StartError"):
+        return "container_start_failed", message
+    if _FABRIC.search(str(ended.get("message") or "")):
+        return "cuda_fabric_not_ready", message
+    return ("exit_nonzero", message) if ended.get("exitCode") else ("unknown", _text(ended.get("reason")))
+
+
+def _phases(
+    pod: Fields, standing: ContainerStanding, accepted: float, events: Sequence[Fields]
+) -> Iterator[tuple[str, float]]:
+    """Yield how long each phase took that is over."""
+    conditions = {
+        one.get("type"): _time(one.get("lastTransitionTime"))
+        for one in _conditions(pod.get("status") or {})
+        if one.get("status") == "True"
+    }
+    scheduled = conditions.get("PodScheduled")
+    if scheduled is None:
+        return
+    yield "queued", max(0.0, scheduled - accepted)
+    pulling, pulled = _when(events, "Pulling", min), _when(events, "Pulled")
+    up = conditions.get("PodReadyToStartContainers")
+    # the condition is False again once the machine is gone; the pull began right after it was up
+    up = pulling if pulling is not None and (up is None or up > pulling) else up
+    driver = _driver(pod)
+    if up is not None:
+        if driver is not None:
+            yield "driver", driver
+        yield "vm_boot", max(0.0, up - scheduled - (driver or 0.0))
+    if pulled is not None:  # an image that was there is "pulled" without having been
+        yield "pull", max(0.0, pulled - (pulling if pulling is not None else pulled))
+        if standing.started is not None:
+            yield "start", max(0.0, standing.started - pulled)
+
+
+def _driver(pod: Fields) -> float | None:
+    try:
+        seconds = float((pod.get("metadata", {}).get("annotations") or {})[DRIVER_SECONDS])
+    except (KeyError, TypeError, ValueError):
+        return None
+    return seconds if 0 <= seconds < 86400 else None
+
+
+def _conditions(status: Fields) -> Sequence[Fields]:
+    return status.get("conditions") or ()
+
+
+def _failed(events: Sequence[Fields], *reasons: str) -> bool:
+    return any(event.get("reason") in reasons for event in events)
+
+
+def _message(events: Sequence[Fields], *reasons: str) -> str:
+    found = [event for event in events if event.get("reason") in reasons]
+    return _text(max(found, key=lambda event: _event_time(event) or 0.0).get("message")) if found else ""
+
+
+def _when(events: Sequence[Fields], reason: str, choose: Callable[[list[float]], float] = max) -> float | None:
+    times = [at for event in events if event.get("reason") == reason and (at := _event_time(event)) is not None]
+    return choose(times) if times else None
+
+
+def _event_time(event: Fields) -> float | None:
+    return _time(event.get("eventTime") or event.get("lastTimestamp") or event.get("firstTimestamp"))
+
+
+def _time(value: Any) -> float | None:
+    """Return seconds since 1970 of RFC 3339's form; objects of the client library have datetimes."""
+    if isinstance(value, datetime):
+        return value.timestamp()
+    try:
+        return datetime.fromisoformat(str(value)).astimezone(UTC).timestamp() if value else None
+    except ValueError:
+        return None
+
+
+def _text(value: Any) -> str:
+    return printable(str(value), 500) if value else ""

@@ -1,0 +1,258 @@
+"""What comes in and goes out of the service, as pydantic models; the OpenAPI document is made of them."""
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, model_validator
+
+TENANCY = r"^[a-z0-9]([-a-z0-9]{0,54}[a-z0-9])?$"
+"""Names of tenancies: their namespace, tenant-NAME, is a DNS label (RFC 1123)."""
+LIFECYCLES = (
+    "accepted", "queued", "scheduling", "booting", "pulling", "running", "stopping", "finished", "failed",
+)  # fmt: skip
+"""In the order in which a container goes through them; the last two are final."""
+FINAL = ("finished", "failed")
+PHASES = ("queued", "vm_boot", "driver", "pull", "start")
+SCOPES = {
+    "containers:read": "see containers, their events, quotas",
+    "containers:write": "make and delete containers",
+    "logs:read": "read what containers print",
+    "fleet:read": "see nodes, GPUs, partitions and leases",
+    "admin": "everything, of every tenancy; make and revoke keys",
+}
+TENANT_SCOPES = ("containers:read", "containers:write", "logs:read")
+
+
+def _has_no_nul(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("a NUL byte ends an argument (execve(2))")
+    return text
+
+
+def _is_clean_path(path: str) -> str:
+    if not path.startswith("/") or any(part in ("", ".", "..") for part in path[1:].split("/") if path != "/"):
+        raise ValueError("an absolute path without //, . and .. is wanted")
+    if any(not letter.isprintable() for letter in path):
+        raise ValueError("unprintable characters are refused")
+    return path
+
+
+def _is_inside(path: str) -> str:
+    if path == "/" or f"{path}/".startswith(("/proc/", "/sys/", "/dev/")):
+        raise ValueError("the root, /proc, /sys and /dev are the container's own")
+    return path
+
+
+Text = Annotated[StrictStr, AfterValidator(_has_no_nul), Field(max_length=131072)]
+"""One string of a process: MAX_ARG_STRLEN (execve(2))."""
+Name = Annotated[StrictStr, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,255}$")]
+"""Of a variable: POSIX.1-2017 section 8.1."""
+Path = Annotated[StrictStr, AfterValidator(_is_clean_path), Field(max_length=4096, pattern="^/")]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class NfsMount(_Model):
+    """An export of an NFS server, mounted by the node: nosuid, nodev."""
+
+    type: Literal["nfs"] = "nfs"
+    server: StrictStr = Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?$", description="name or address")
+    path: Path = Field(description="what the server exports")
+    target: Annotated[Path, AfterValidator(_is_inside)] = Field(description="where it is in the container")
+    read_only: StrictBool = False
+
+
+def _describe_both_names(schema: dict[str, Any]) -> None:
+    schema["properties"]["image"] = {**schema["properties"]["container-url"], "description": "container-url, shorter"}
+    schema["oneOf"] = [{"required": ["container-url"]}, {"required": ["image"]}]
+    schema["required"] = [name for name in schema.get("required", []) if name != "container-url"]
+    if not schema["required"]:
+        del schema["required"]
+
+
+class ContainerRequest(_Model):
+    """A container to run."""
+
+    model_config = ConfigDict(json_schema_extra=_describe_both_names)
+
+    image: StrictStr = Field(alias="container-url", min_length=1, max_length=1024, description="reference of an image")
+    tenancy: Annotated[StrictStr, Field(pattern=TENANCY)] | None = Field(
+        None, description="default: that of the credential, which it must be unless the key is an admin's"
+    )
+    gpus: StrictInt = Field(1, description="1, 2, 4 or 8: as many as an NVLink partition has")
+    command: list[Text] = Field([], max_length=1024, description="in place of the image's entry point")
+    args: list[Text] = Field([], max_length=1024, description="in place of the image's command")
+    env: dict[Name, Text] = Field({}, max_length=512)
+    secrets: dict[Name, Text] = Field({}, max_length=128, description="variables that are never shown again")
+    mounts: list[NfsMount] = Field([], max_length=16)
+    timeout_seconds: Annotated[StrictInt, Field(ge=1)] | None = Field(
+        None, description="running time after which it is ended; default and limit are the service's"
+    )
+    restart: Literal["never", "on-failure"] = "never"
+
+    @model_validator(mode="before")
+    @classmethod
+    def take_either_name(cls, value: Any) -> Any:
+        """Read image for container-url; both at once are refused as an unknown key is."""
+        if isinstance(value, dict) and "image" in value and "container-url" not in value:
+            value = {**value, "container-url": value["image"]}
+            del value["image"]
+        return value
+
+    @model_validator(mode="after")
+    def check_together(self) -> "ContainerRequest":
+        """Refuse what has two meanings."""
+        if both := sorted(self.env.keys() & self.secrets.keys()):
+            raise ValueError(f"in env and in secrets: {', '.join(both)}")
+        targets = [mount.target for mount in self.mounts]
+        if len(set(targets)) < len(targets):
+            raise ValueError("two mounts have one target")
+        return self
+
+
+class Phases(_Model):
+    """Seconds of each phase of the start, none for what has not been or is not known; see docs/CAAS.md."""
+
+    queued: float | None = None
+    vm_boot: float | None = None
+    driver: float | None = None
+    pull: float | None = None
+    start: float | None = None
+
+
+class ContainerView(_Model):
+    """A container as it is."""
+
+    id: str
+    tenancy: str
+    image: str
+    image_digest: str | None = None
+    gpus: int
+    command: list[str]
+    args: list[str]
+    env: dict[str, str]
+    secrets: list[str] = Field(description="names only")
+    mounts: list[NfsMount]
+    timeout_seconds: int
+    restart: Literal["never", "on-failure"]
+    lifecycle: Literal[LIFECYCLES]  # type: ignore[valid-type]
+    reason: str = Field("", description="a code that does not change, see docs/CAAS.md; empty: nothing unusual")
+    detail: str = ""
+    exit_code: int | None = None
+    node: str | None = None
+    created: str
+    started: str | None = None
+    finished: str | None = None
+    phases: Phases
+    version: int = Field(description="one more at each change; also in ETag")
+
+
+class ContainerList(_Model):
+    """A page of containers, the newest first."""
+
+    items: list[ContainerView]
+    next_cursor: str | None = None
+
+
+class EventView(_Model):
+    """Something that happened to a container; ``id`` grows."""
+
+    id: int
+    at: str
+    kind: Literal["created", "changed", "deleted"]
+    container: str
+    tenancy: str
+    lifecycle: str
+    reason: str
+    detail: str
+
+
+class EventList(_Model):
+    """A page of events, the oldest first."""
+
+    items: list[EventView]
+    next_cursor: str | None = None
+
+
+class QuotaView(_Model):
+    """One resource of a tenancy, as the cluster counts it."""
+
+    resource: str
+    hard: str
+    used: str
+
+
+class QuotaList(_Model):
+    """The quotas of a tenancy."""
+
+    tenancy: str
+    items: list[QuotaView]
+
+
+class Identity(_Model):
+    """Whose the credential is."""
+
+    actor: str
+    tenancy: str | None
+    scopes: list[str]
+    expires: str | None
+
+
+class KeyRequest(_Model):
+    """An API key to make."""
+
+    tenancy: Annotated[StrictStr, Field(pattern=TENANCY)] | None = Field(None, description="none: an admin key")
+    scopes: list[Literal[tuple(SCOPES)]] = Field(list(TENANT_SCOPES), min_length=1)  # type: ignore[valid-type]
+    expires_seconds: Annotated[StrictInt, Field(ge=60, le=10 * 366 * 86400)] | None = None
+    label: Annotated[StrictStr, Field(max_length=200)] = ""
+
+    @model_validator(mode="after")
+    def check_together(self) -> "KeyRequest":
+        """An admin key is of no tenancy, and any other is of one."""
+        if ("admin" in self.scopes) == (self.tenancy is not None):
+            raise ValueError("a key with the scope admin has no tenancy, any other has one")
+        return self
+
+
+class KeyView(_Model):
+    """An API key as far as it can be shown."""
+
+    id: str
+    tenancy: str | None
+    scopes: list[str]
+    label: str
+    created: str
+    expires: str | None
+    revoked: bool
+
+
+class NewKey(KeyView):
+    """A key that was just made: ``key`` is shown this once, the service keeps a hash of it."""
+
+    key: str
+
+
+class KeyList(_Model):
+    """The keys that were made."""
+
+    items: list[KeyView]
+
+
+class ProblemView(BaseModel):
+    """An answer that refuses: RFC 9457."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    instance: str
+    code: str
+    fix: str
+    errors: list[dict[str, str]] | None = None
+
+
+def is_tenancy(name: str) -> bool:
+    """Tell whether a tenancy can be called so."""
+    return bool(re.fullmatch(TENANCY[1:-1], name))

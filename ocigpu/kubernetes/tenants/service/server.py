@@ -1,0 +1,218 @@
+"""``ocigpu caas serve``: options, and the program that serves until it is told to end."""
+
+import asyncio
+import contextlib
+import ipaddress
+import json
+import os
+import socket
+import threading
+import urllib.request
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any, NamedTuple
+
+import uvicorn
+from starlette.applications import Starlette
+
+from ocigpu.core.errors import HostError, SettingsError, cause, quoted
+from ocigpu.kubernetes.tenants.service.auth import OidcOptions, TokenReader, check_provider_url
+from ocigpu.kubernetes.tenants.service.cluster import ClusterClient, open_cluster
+from ocigpu.kubernetes.tenants.service.image import parse_image
+from ocigpu.kubernetes.tenants.service.keeper import Keeper, KeeperPace
+from ocigpu.kubernetes.tenants.service.pods import PodOptions
+from ocigpu.kubernetes.tenants.service.problems import Refusal
+from ocigpu.kubernetes.tenants.service.store import CaasStore
+from ocigpu.kubernetes.tenants.service.web import Api, TenantRules
+from ocigpu.system.service import ENDING, ServiceLog
+
+GRACE = 5
+"""Seconds for answers that are being given when the service is told to end."""
+MAX_DOCUMENT = 1 << 20
+
+
+class ServiceOptions(NamedTuple):
+    """What the operator decides.
+
+    ``listen``: HOST:PORT; ``state``: directory of the store; ``tls``: files of certificate and key, () for none;
+    ``insecure``: plain HTTP for everybody, behind a proxy that has TLS; ``audit``: file, "" for the log.
+    """
+
+    listen: str = "127.0.0.1:8443"
+    state: str = "/var/lib/ocigpu/caas"
+    kubeconfig: str = ""
+    tls: tuple[str, ...] = ()
+    insecure: bool = False
+    audit: str = ""
+    keep_seconds: float = 86400.0
+    rules: TenantRules = TenantRules()
+    pods: PodOptions = PodOptions()
+    oidc: OidcOptions | None = None
+    pace: KeeperPace = KeeperPace()
+
+
+class _UvicornServer(uvicorn.Server):
+    """Tells the streams before it waits for them."""
+
+    on_shutdown: Callable[[], None]
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to us: uvicorn would end by them once more when all is done, and the status would say so."""
+        yield
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End, see uvicorn."""
+        self.on_shutdown()
+        await super().shutdown(sockets)
+
+
+class CaasServer:
+    """The service; :meth:`run` works until SIGTERM, SIGINT or SIGQUIT.
+
+    Raises SettingsError and HostError (OCIGPU-CAAS-1) for options that are wrong or dangerous, a store or an address
+    that cannot be had.  ``cluster``: in place of the one that the options name.
+    """
+
+    def __init__(self, options: ServiceOptions, log: ServiceLog, cluster: ClusterClient | None = None) -> None:
+        self.options, self.log = options, log
+        host, port = parse_listen(options.listen)
+        if not options.tls and not options.insecure and not _is_loopback(host):
+            text = f"--listen {options.listen}: keys would go over the network in clear"
+            raise SettingsError(
+                "OCIGPU-CAAS-1", text, "give --tls-certificate and --tls-key, or --insecure behind a proxy"
+            )
+        check_rules(options.rules)
+        tokens = [TokenReader(options.oidc, fetch)] if options.oidc else []
+        self._audit = _open_audit(options.audit) if options.audit else None
+        self.store = CaasStore(options.state, serving=True)
+        self._cluster = cluster
+        self._tokens = tokens
+        try:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            self._socket = socket.create_server((host, port), family=family, backlog=512)
+        except OSError as error:
+            self.store.close()
+            raise HostError("OCIGPU-CAAS-1", f"listen on {options.listen}: {error.strerror}", "") from error
+        self.port = int(self._socket.getsockname()[1])
+        self.keeper: Keeper | None = None
+        self._server: _UvicornServer | None = None
+
+    def run(self, ready: Callable[[], None] = lambda: None) -> None:
+        """Serve.  ``ready``: called once requests are answered."""
+        try:
+            asyncio.run(self._run(ready))
+        finally:
+            self._socket.close()
+            self.store.close()
+            if self._audit is not None:
+                os.close(self._audit)
+
+    def stop(self) -> None:
+        """End :meth:`run`, from any thread."""
+        if self._server:
+            self._server.should_exit = True
+
+    async def _run(self, ready: Callable[[], None]) -> None:
+        options = self.options
+        cluster = self._cluster or open_cluster(options.kubeconfig)
+        self.keeper = keeper = Keeper(self.store, cluster, options.pods, self.log, options.keep_seconds, options.pace)
+
+        @contextlib.asynccontextmanager
+        async def beside(_app: Starlette) -> AsyncIterator[None]:
+            work = asyncio.create_task(keeper.run())
+            work.add_done_callback(self._ended)
+            self.log("info", f"listening on port {self.port}", port=self.port)
+            ready()
+            try:
+                yield
+            finally:
+                work.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.gather(work, return_exceptions=True)
+                await cluster.close()
+
+        api = Api(self.store, keeper, options.rules, self._tokens, self.log, self._write_audit)
+        tls = dict(zip(("ssl_certfile", "ssl_keyfile"), options.tls, strict=False))
+        config = uvicorn.Config(
+            api.make_app(run=beside), log_config=None, access_log=False, lifespan="on", server_header=False,
+            timeout_graceful_shutdown=GRACE, ws="none", http="h11", h11_max_incomplete_event_size=16 << 10,
+            proxy_headers=False, loop="asyncio", **tls,  # type: ignore[arg-type]
+        )  # fmt: skip
+        self._server = server = _UvicornServer(config)
+        server.on_shutdown = keeper.bell.close
+        if threading.current_thread() is threading.main_thread():
+            for number in ENDING:
+                asyncio.get_running_loop().add_signal_handler(number, self.stop)
+        await server.serve([self._socket])
+
+    def _ended(self, work: "asyncio.Task[None]") -> None:
+        """Without what keeps the cluster, nothing is served: whoever started us starts us again."""
+        if not work.cancelled() and (error := work.exception()):
+            self.log("error", f"keeper: {type(error).__name__}: {error}")
+            self.stop()
+
+    def _write_audit(self, line: dict[str, Any]) -> None:
+        if self._audit is None:
+            self.log("info", "audit", **{("at" if name == "time" else name): value for name, value in line.items()})
+            return
+        try:
+            os.write(self._audit, (json.dumps(line) + "\n").encode())
+        except OSError as error:
+            self.log.once("audit", "error", f"audit {self.options.audit}: {error.strerror}")
+
+
+def parse_listen(text: str) -> tuple[str, int]:
+    """Return host and port of HOST:PORT; raises SettingsError (OCIGPU-CAAS-1)."""
+    host, _, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise SettingsError("OCIGPU-CAAS-1", f"--listen {quoted(text)}: not HOST:PORT", "127.0.0.1:8443, [::]:8443")
+    return host, int(port)
+
+
+def check_rules(rules: TenantRules) -> None:
+    """Raise SettingsError (OCIGPU-CAAS-1) for registries and exports that are none."""
+    for prefix in rules.registries:
+        try:
+            parse_image(f"{prefix.rstrip('/')}/image")
+        except Refusal as problem:
+            raise SettingsError("OCIGPU-CAAS-1", f"--registry {quoted(prefix)}: not a registry", "nvcr.io") from problem
+    for export in rules.exports:
+        server, _, path = export.partition(":")
+        if not server or not path.startswith("/"):
+            hint = "server:/exports/{tenancy}"
+            raise SettingsError("OCIGPU-CAAS-1", f"--nfs {quoted(export)}: not SERVER:/PATH", hint)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _open_audit(path: str) -> int:
+    try:
+        return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise HostError("OCIGPU-CAAS-1", f"audit {cause(error)}", "") from error
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_arguments: Any) -> None:
+        """Follow none: the place that was checked is the one that answers."""
+
+
+async def fetch(url: str) -> bytes:
+    """Return a document of the identity provider, of at most 1 MiB; raises OSError."""
+    check_provider_url(url)
+    return await asyncio.to_thread(_fetch, url)
+
+
+def _fetch(url: str) -> bytes:
+    opener = urllib.request.build_opener(_NoRedirects, urllib.request.ProxyHandler({}))
+    with opener.open(urllib.request.Request(url, headers={"Accept": "application/json"}), timeout=10) as answer:  # noqa: S310
+        data: bytes = answer.read(MAX_DOCUMENT + 1)
+    if len(data) > MAX_DOCUMENT:
+        raise OSError(f"{url}: larger than 1 MiB")
+    return data

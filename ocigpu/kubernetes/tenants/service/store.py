@@ -1,0 +1,416 @@
+"""What the service remembers: containers, their events, idempotency keys and API keys, in one SQLite file.
+
+SQLite and not objects of Kubernetes: a container and its Idempotency-Key are one transaction, which two objects cannot
+be; events have numbers that only grow, which a stream resumes by; and the cluster's database is spared them.  What it
+costs is that the service runs once at a time, as a Deployment of one with a volume.  See
+docs/decisions/2026-11-23-the-service-remembers-in-sqlite.md.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import hmac
+import json
+import os
+import secrets
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ocigpu.core.errors import HostError
+from ocigpu.kubernetes.tenants.service.lifecycle import ContainerStanding
+from ocigpu.kubernetes.tenants.service.models import FINAL
+
+FILE = "caas.sqlite"
+VERSION = 1
+REPLAY_SECONDS = 86400
+"""How long an Idempotency-Key is known."""
+MAX_EVENTS = 100_000
+_ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
+_CONTAINERS = (
+    "select id, tenancy, created, request, secrets, made, deleting, gone, standing, version, lifecycle, reason"
+    " from containers where"
+)
+_EVENTS = "select id, at, kind, container, tenancy, lifecycle, reason, detail from events where"
+_SCHEMA = """
+create table meta (name text primary key, value blob not null) without rowid;
+create table containers (
+  id text primary key, tenancy text not null, created real not null, request text not null, secrets text,
+  made integer not null default 0, deleting integer not null default 0, gone integer not null default 0,
+  lifecycle text not null default 'accepted', reason text not null default '', standing text not null default '{}',
+  version integer not null default 1
+) without rowid;
+create index by_tenancy on containers (tenancy, id);
+create index live on containers (gone, lifecycle);
+create table events (
+  id integer primary key autoincrement, at real not null, kind text not null, container text not null,
+  tenancy text not null, lifecycle text not null, reason text not null, detail text not null
+);
+create index of_container on events (container, id);
+create table idempotency (
+  tenancy text not null, key blob not null, body blob not null, container text not null, expires real not null,
+  primary key (tenancy, key)
+) without rowid;
+create table keys (
+  id text primary key, hash blob not null, tenancy text, scopes text not null, label text not null,
+  created real not null, expires real, revoked integer not null default 0
+) without rowid;
+create table logs (container text primary key, text blob not null) without rowid;
+"""
+
+
+class StoredContainer(NamedTuple):
+    """A container as it is remembered.
+
+    ``request``: what was asked for, secrets by name; ``secrets``: values until they are in the cluster; ``made``: its
+    pod was there; ``gone``: it was deleted and nothing of it is left.
+    """
+
+    id: str
+    tenancy: str
+    created: float
+    request: Mapping[str, Any]
+    secrets: Mapping[str, str] | None
+    made: bool
+    deleting: bool
+    gone: bool
+    standing: ContainerStanding
+    version: int
+
+
+class StoredEvent(NamedTuple):
+    """Something that happened to a container; ``id`` grows."""
+
+    id: int
+    at: float
+    kind: str
+    container: str
+    tenancy: str
+    lifecycle: str
+    reason: str
+    detail: str
+
+
+class ApiKey(NamedTuple):
+    """An API key as far as it is kept."""
+
+    id: str
+    tenancy: str | None
+    scopes: tuple[str, ...]
+    label: str
+    created: float
+    expires: float | None
+    revoked: bool
+
+
+class Replay(NamedTuple):
+    """What came with an Idempotency-Key before."""
+
+    container: str
+    same_body: bool
+
+
+def new_id(prefix: str, now: float) -> str:
+    """Return an id that sorts by time: ten characters of milliseconds, sixteen of chance (80 bits)."""
+    number = (int(now * 1000) << 80) | secrets.randbits(80)
+    return f"{prefix}_" + "".join(_ALPHABET[number >> shift & 31] for shift in range(125, -1, -5))
+
+
+class CaasStore:
+    """The file; one process has it for writing containers (``serving``), others may make keys meanwhile.
+
+    Raises HostError (OCIGPU-CAAS-1) where it cannot be opened, is of a newer version, or another service has it.
+    ``listener``: called after each change that made events.
+    """
+
+    def __init__(self, directory: str, serving: bool = False, clock: Callable[[], float] = time.time) -> None:
+        self.clock = clock
+        self.listener: Callable[[], None] = lambda: None
+        self._guard = threading.RLock()
+        self._lock = -1
+        path = os.path.join(directory, FILE)
+        try:
+            os.makedirs(directory, mode=0o700, exist_ok=True)
+            if serving:
+                self._lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+            self._base = sqlite3.connect(path, timeout=10, isolation_level=None, check_same_thread=False)
+            # what was deleted is overwritten: values of secrets; FULL: an answer is given for what is on the disk
+            for pragma in ("journal_mode = wal", "synchronous = full", "secure_delete = on"):
+                self._base.execute(f"pragma {pragma}").fetchall()
+            with self._change():
+                self._prepare(path)
+        except BlockingIOError as error:
+            raise HostError("OCIGPU-CAAS-1", f"{path}: another service has it", "one service at a time") from error
+        except (OSError, sqlite3.Error) as error:
+            cause = error.strerror if isinstance(error, OSError) else str(error)
+            raise HostError("OCIGPU-CAAS-1", f"{path}: {cause}") from error
+        self.secret = self._base.execute("select value from meta where name = 'secret'").fetchone()[0]
+
+    def _prepare(self, path: str) -> None:
+        (version,) = self._base.execute("pragma user_version").fetchone()
+        if version > VERSION:
+            raise HostError("OCIGPU-CAAS-1", f"{path}: written by a newer ocigpu", "run that version")
+        if version == 0:
+            for statement in filter(str.strip, _SCHEMA.split(";")):
+                self._base.execute(statement)
+            self._base.execute("insert into meta values ('secret', ?)", (secrets.token_bytes(32),))
+            self._base.execute(f"pragma user_version = {VERSION}")
+
+    def close(self) -> None:
+        """Give the file back."""
+        self._base.close()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    @contextlib.contextmanager
+    def _change(self) -> Iterator[sqlite3.Connection]:
+        with self._guard:
+            self._base.execute("begin immediate")
+            try:
+                yield self._base
+            except BaseException:
+                self._base.execute("rollback")
+                raise
+            self._base.execute("commit")
+
+    def _read(self, text: str, values: Sequence[Any] = ()) -> list[Any]:
+        with self._guard:
+            return self._base.execute(text, values).fetchall()
+
+    # containers
+
+    def add(
+        self, tenancy: str, request: Mapping[str, Any], values: Mapping[str, str], key: str = "", body: bytes = b""
+    ) -> StoredContainer:
+        """Remember a container and, with it, the Idempotency-Key and body that it came with."""
+        now = self.clock()
+        made = new_id("ctr", now)
+        with self._change() as base:
+            base.execute(
+                "insert into containers (id, tenancy, created, request, secrets) values (?, ?, ?, ?, ?)",
+                (made, tenancy, now, json.dumps(request), json.dumps(values) if values else None),
+            )
+            if key:
+                base.execute(
+                    "insert or replace into idempotency values (?, ?, ?, ?, ?)",
+                    (tenancy, self._hash(key.encode()), self._hash(body), made, now + REPLAY_SECONDS),
+                )
+            self._note(base, "created", made, tenancy, ContainerStanding("accepted"))
+        self.listener()
+        found = self.find(made)
+        assert found
+        return found
+
+    def replay(self, tenancy: str, key: str, body: bytes) -> Replay | None:
+        """Return what came with an Idempotency-Key within the last day."""
+        rows = self._read(
+            "select container, body from idempotency where tenancy = ? and key = ? and expires > ?",
+            (tenancy, self._hash(key.encode()), self.clock()),
+        )
+        return Replay(rows[0][0], hmac.compare_digest(rows[0][1], self._hash(body))) if rows else None
+
+    def _hash(self, text: bytes) -> bytes:
+        """Keyed: a body has secrets in it, some of which could be guessed."""
+        return hmac.digest(self.secret, text, hashlib.sha256)
+
+    def find(self, container: str) -> StoredContainer | None:
+        """Return a container that was not deleted."""
+        return next(iter(self._containers("id = ? and gone = 0", (container,))), None)
+
+    def find_any(self, container: str) -> StoredContainer | None:
+        """Return a container, also one that is gone."""
+        return next(iter(self._containers("id = ?", (container,))), None)
+
+    def list_containers(
+        self, tenancy: str, lifecycle: str = "", before: str = "", limit: int = 50
+    ) -> list[StoredContainer]:
+        """Return containers of a tenancy, "" for all, the newest first, from below the id ``before``."""
+        wanted = {"tenancy = ?": tenancy, "lifecycle = ?": lifecycle, "id < ?": before}
+        wanted = {term: value for term, value in wanted.items() if value}
+        terms = " and ".join(["gone = 0", *wanted])
+        return self._containers(f"{terms} order by id desc limit {int(limit)}", tuple(wanted.values()))
+
+    def list_live(self) -> list[StoredContainer]:
+        """Return those that have something in the cluster, or are to have."""
+        return self._containers(
+            "gone = 0 and (deleting = 1 or made = 0 or lifecycle not in ('finished', 'failed'))", ()
+        )
+
+    def list_over(self, before: float) -> list[StoredContainer]:
+        """Return those that ended before this time and are not being deleted."""
+        found = self._containers("gone = 0 and deleting = 0 and lifecycle in ('finished', 'failed')", ())
+        return [one for one in found if (one.standing.finished or one.created) < before]
+
+    def _containers(self, terms: str, values: Sequence[Any]) -> "list[StoredContainer]":
+        rows = self._read(f"{_CONTAINERS} {terms}", values)
+        return [_read_row(*row) for row in rows]
+
+    def waiting_gpus(self, tenancy: str) -> int:
+        """Return the GPUs of containers whose pods the cluster has not seen: its quota does not count them yet."""
+        found = self._containers("tenancy = ? and made = 0 and gone = 0 and deleting = 0", (tenancy,))
+        return sum(one.request["gpus"] for one in found if one.standing.lifecycle not in FINAL)
+
+    def note_made(self, container: str) -> None:
+        """Its objects are in the cluster: the values of its secrets are forgotten."""
+        with self._change() as base:
+            base.execute("update containers set made = 1, secrets = null where id = ?", (container,))
+
+    def note_standing(self, container: str, standing: ContainerStanding) -> bool:
+        """Remember where a container is; an event when lifecycle or reason changed, and returns whether so.
+
+        What is final stays; and a phase that was known is known.
+        """
+        with self._change() as base:
+            found = self.find(container)
+            if not found or found.standing.lifecycle in FINAL:
+                return False
+            standing = standing._replace(phases={**found.standing.phases, **standing.phases})
+            if standing == found.standing:
+                return False
+            detail = standing._asdict()
+            base.execute(
+                "update containers set lifecycle = ?, reason = ?, standing = ?, version = version + 1 where id = ?",
+                (standing.lifecycle, standing.reason, json.dumps(detail), container),
+            )
+            if standing.lifecycle in FINAL:
+                base.execute("update containers set secrets = null where id = ?", (container,))
+            changed = standing[:2] != found.standing[:2]
+            if changed:
+                self._note(base, "changed", container, found.tenancy, standing)
+        if changed:
+            self.listener()
+        return changed
+
+    def note_deleting(self, container: str) -> None:
+        """It is to be deleted."""
+        with self._change() as base:
+            base.execute("update containers set deleting = 1, version = version + 1 where id = ?", (container,))
+
+    def note_gone(self, container: str) -> None:
+        """Nothing of it is left in the cluster."""
+        with self._change() as base:
+            found = self.find(container)
+            if not found:
+                return
+            base.execute("update containers set gone = 1, secrets = null where id = ?", (container,))
+            base.execute("delete from logs where container = ?", (container,))
+            self._note(base, "deleted", container, found.tenancy, found.standing)
+        self.listener()
+
+    # events
+
+    @staticmethod
+    def _forget_old(base: sqlite3.Connection, last: int) -> None:
+        base.execute("delete from events where id <= ?", (last - MAX_EVENTS,))
+
+    def _note(
+        self, base: sqlite3.Connection, kind: str, container: str, tenancy: str, standing: ContainerStanding
+    ) -> None:
+        values = (self.clock(), kind, container, tenancy, *standing[:3])
+        done = base.execute(
+            "insert into events (at, kind, container, tenancy, lifecycle, reason, detail) values (?, ?, ?, ?, ?, ?, ?)",
+            values,
+        )
+        if done.lastrowid and done.lastrowid % 100 == 0:
+            self._forget_old(base, done.lastrowid)
+
+    def events(self, after: int, tenancy: str = "", container: str = "", limit: int = 100) -> list[StoredEvent]:
+        """Return events after one, the oldest first; of a tenancy or container, "" for all."""
+        wanted = {"tenancy = ?": tenancy, "container = ?": container}
+        wanted = {term: value for term, value in wanted.items() if value}
+        terms = " and ".join(["id > ?", *wanted])
+        return [
+            StoredEvent(*row)
+            for row in self._read(f"{_EVENTS} {terms} order by id limit {int(limit)}", (after, *wanted.values()))
+        ]
+
+    # what containers printed
+
+    def keep_log(self, container: str, text: bytes) -> None:
+        """Keep what a container printed: its pod goes, and the node's files before it."""
+        with self._change() as base:
+            base.execute("insert or replace into logs values (?, ?)", (container, text))
+
+    def read_log(self, container: str) -> bytes | None:
+        """Return what was kept of a container's output."""
+        rows = self._read("select text from logs where container = ?", (container,))
+        return bytes(rows[0][0]) if rows else None
+
+    # keys
+
+    def add_key(
+        self, tenancy: str | None, scopes: Sequence[str], label: str, expires: float | None
+    ) -> tuple[str, ApiKey]:
+        """Make an API key; returns it, this once, and what is kept of it.
+
+        256 bits of chance: one round of SHA-256 is enough where nothing can be guessed.
+        """
+        number, secret = secrets.token_hex(6), secrets.token_urlsafe(32)
+        with self._change() as base:
+            base.execute(
+                "insert into keys values (?, ?, ?, ?, ?, ?, ?, 0)",
+                (
+                    number,
+                    hashlib.sha256(secret.encode()).digest(),
+                    tenancy,
+                    " ".join(scopes),
+                    label,
+                    self.clock(),
+                    expires,
+                ),
+            )
+        found = self.list_keys(number)[0]
+        return f"ocigpu_{number}_{secret}", found
+
+    def check_key(self, key: str) -> ApiKey | None:
+        """Return the key that this is, if it is one of ours that is neither revoked nor over."""
+        _, _, rest = key.partition("ocigpu_")
+        number, _, secret = rest.partition("_")
+        rows = self._read("select hash from keys where id = ?", (number,))
+        given = hashlib.sha256(secret.encode()).digest()
+        if not hmac.compare_digest(rows[0][0] if rows else bytes(32), given):
+            return None
+        found = self.list_keys(number)[0]
+        over = found.revoked or (found.expires is not None and found.expires <= self.clock())
+        return None if over else found
+
+    def list_keys(self, number: str = "", after: str = "", limit: int = 50) -> "list[ApiKey]":
+        """Return keys by their ids, or the one with this id."""
+        rows = self._read(
+            "select id, tenancy, scopes, label, created, expires, revoked from keys"
+            " where (id = ? or ? = '') and id > ? order by id limit ?",
+            (number, number, after, limit),
+        )
+        return [
+            ApiKey(key, tenancy, tuple(scopes.split()), label, created, expires, bool(revoked))
+            for key, tenancy, scopes, label, created, expires, revoked in rows
+        ]
+
+    def revoke_key(self, number: str) -> bool:
+        """End a key; returns whether there is one."""
+        with self._change() as base:
+            return base.execute("update keys set revoked = 1 where id = ?", (number,)).rowcount > 0
+
+    # a day later
+
+    def forget(self) -> None:
+        """Remove what nobody will ask for again: old Idempotency-Keys, containers that are long gone."""
+        with self._change() as base:
+            base.execute("delete from idempotency where expires <= ?", (self.clock(),))
+            base.execute("delete from containers where gone = 1 and id not in (select container from idempotency)")
+
+
+def _read_row(
+    number: str, tenancy: str, created: float, request: str, values: str | None, made: int, deleting: int, gone: int,
+    standing: str, version: int, lifecycle: str, reason: str,
+) -> StoredContainer:  # fmt: skip
+    found = ContainerStanding(**{**json.loads(standing), "lifecycle": lifecycle, "reason": reason})
+    secret = json.loads(values) if values else None
+    return StoredContainer(
+        number, tenancy, created, json.loads(request), secret, bool(made), bool(deleting), bool(gone), found, version
+    )

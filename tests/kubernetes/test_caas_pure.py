@@ -1,0 +1,394 @@
+"""The service for containers: what needs neither server nor cluster."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from caas_lab import READY, SCHEDULED, SEED, ended, main_status, running
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ocigpu.kubernetes.tenants.service.cursors import make_cursor, read_cursor
+from ocigpu.kubernetes.tenants.service.endpoints import ENDPOINTS, problems_of
+from ocigpu.kubernetes.tenants.service.image import REGISTRIES, check_registry, parse_image
+from ocigpu.kubernetes.tenants.service.keeper import plan_of
+from ocigpu.kubernetes.tenants.service.lifecycle import DRIVER_SECONDS, REASONS, ContainerStanding, read_standing
+from ocigpu.kubernetes.tenants.service.models import FINAL, LIFECYCLES, PHASES, SCOPES, ContainerRequest
+from ocigpu.kubernetes.tenants.service.pods import PodOptions, plan_pod, plan_secret, plan_volumes
+from ocigpu.kubernetes.tenants.service.problems import PROBLEMS, Refusal
+from ocigpu.kubernetes.tenants.service.store import FILE, CaasStore, StoredContainer, new_id
+from ocigpu.kubernetes.tenants.service.web import TenantRules, judge
+
+D = "sha256:" + "a" * 64
+ACCEPTED = 1795428000.0
+"""2026-11-23T10:00:00Z"""
+
+
+@pytest.mark.parametrize(
+    ("text", "full"),
+    [
+        ("ubuntu", "docker.io/library/ubuntu:latest"),
+        ("nvidia/cuda:12.5.0", "docker.io/nvidia/cuda:12.5.0"),
+        ("a/b/c", "docker.io/a/b/c:latest"),
+        ("localhost/x", "localhost/x:latest"),
+        ("localhost:5000/x:1", "localhost:5000/x:1"),
+        ("[fd00::1]:5000/x", "[fd00::1]:5000/x:latest"),
+        ("Registry/x", "Registry/x:latest"),
+        (f"ghcr.io/a/b:t@{D}", f"ghcr.io/a/b:t@{D}"),
+        (f"ghcr.io/a/b@{D}", f"ghcr.io/a/b@{D}"),
+        (SEED["container-url"], SEED["container-url"]),
+    ],
+)
+def test_references_are_read_as_engines_do(text: str, full: str) -> None:
+    assert str(parse_image(text)) == full
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", " ", "UPPER", "a//b", "/a", "a/", "a:", "a@sha256:0", "a b", "https://nvcr.io/x", "a\n", "-a", "a:-t", "a@x",
+     "nvcr.io/", "x" * 300, "a/../b", "é", "nvcr.io/x;rm"],
+)  # fmt: skip
+def test_what_is_no_reference_is_refused(text: str) -> None:
+    with pytest.raises(Refusal) as caught:
+        parse_image(text)
+    assert caught.value.code == "image_invalid"
+
+
+def test_only_registries_that_are_allowed() -> None:
+    check_registry(parse_image("ubuntu"), REGISTRIES)
+    check_registry(parse_image("nvcr.io/nvidia/cuda"), ["nvcr.io/nvidia/"])
+    for image in ("nvcr.io/nvidiax/cuda", "evil.nvcr.io/nvidia/cuda", "10.0.0.1:5000/x", "localhost/x"):
+        with pytest.raises(Refusal) as caught:
+            check_registry(parse_image(image), ["nvcr.io/nvidia"])
+        assert caught.value.code == "registry_not_allowed"
+
+
+@given(st.binary(min_size=32, max_size=32), st.text("ctr_0123456789", min_size=1), st.text("ab", max_size=3))
+def test_a_cursor_is_of_its_list_alone(secret: bytes, last: str, tenancy: str) -> None:
+    cursor = make_cursor(secret, last, {"tenancy": tenancy})
+    assert read_cursor(secret, cursor, {"tenancy": tenancy}) == last
+    for wrong, filters in ((cursor, {"tenancy": tenancy + "x"}), (f"A{cursor}", {"tenancy": tenancy}), ("é", {})):
+        with pytest.raises(Refusal):
+            read_cursor(secret, wrong, filters)
+
+
+def request(**wanted: Any) -> ContainerRequest:
+    return ContainerRequest.model_validate({**SEED, **wanted})
+
+
+MOUNT = {"server": "nfs.example", "path": "/exports/landon/data", "target": "/data"}
+
+
+def container(**wanted: Any) -> StoredContainer:
+    rules = TenantRules(exports=("nfs.example:/exports/{tenancy}",))
+    asked = request(**wanted)
+    made = judge(asked, "landon", rules)
+    return StoredContainer(
+        "ctr_01", "landon", ACCEPTED, made, asked.secrets, False, False, False, ContainerStanding("accepted"), 1
+    )
+
+
+def test_the_seeds_request_is_a_pod_in_a_virtual_machine() -> None:
+    pod = plan_pod(plan_of(container()), PodOptions())
+    assert pod["metadata"] == {
+        "name": "ctr-01",
+        "namespace": "tenant-landon",
+        "labels": {
+            "ocigpu.io/container": "ctr_01",
+            "ocigpu.io/tenancy": "landon",
+            "app.kubernetes.io/managed-by": "ocigpu-caas",
+        },
+    }
+    spec = pod["spec"]
+    (main,) = spec["containers"]
+    assert spec["runtimeClassName"] == "kata-qemu-nvidia-gpu"
+    assert main["image"] == SEED["container-url"]
+    assert main["resources"] == {"limits": {"nvidia.com/gpu": "1"}}
+    assert not {"hostNetwork", "hostPID", "nodeName", "tolerations"} & spec.keys()
+    assert spec["automountServiceAccountToken"] is False
+    assert spec["activeDeadlineSeconds"] == 86400
+    assert main["securityContext"]["allowPrivilegeEscalation"] is False
+
+
+def test_words_and_secrets_reach_the_container_as_they_are() -> None:
+    found = container(command=["sh", "-c"], args=["echo $(HOME) $$ $X"], env={"A": "$(B)"}, secrets={"TOKEN": "s3cret"})
+    pod = plan_pod(plan_of(found), PodOptions("kata", "nvidia.com/h100", 4, "64Gi"))
+    main = pod["spec"]["containers"][0]
+    # what Kubernetes makes of two is one; of $(NAME) it would make a variable's value
+    assert [word.replace("$$", "$") for word in main["args"]] == ["echo $(HOME) $$ $X"]
+    assert main["env"][0] == {"name": "A", "value": "$$(B)"}
+    assert main["resources"]["limits"] == {"nvidia.com/h100": "1", "cpu": "4", "memory": "64Gi"}
+    assert "s3cret" not in json.dumps(pod) + json.dumps(found.request)
+    assert main["env"][1] == {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "ctr-01", "key": "TOKEN"}}}
+    secret = plan_secret(plan_of(found), found.secrets or {})
+    assert (secret["metadata"]["name"], secret["stringData"]) == ("ctr-01", {"TOKEN": "s3cret"})
+
+
+def test_an_export_is_mounted_without_programs_of_other_users() -> None:
+    found = plan_of(container(mounts=[MOUNT, {**MOUNT, "target": "/more", "read_only": True}]))
+    volume, claim, second, _ = plan_volumes(found)
+    assert volume["spec"]["mountOptions"] == ["nosuid", "nodev"]
+    assert second["spec"]["mountOptions"] == ["nosuid", "nodev", "ro"]
+    assert volume["spec"]["claimRef"]["name"] == claim["metadata"]["name"] == claim["spec"]["volumeName"] == "ctr-01-0"
+    assert volume["spec"]["claimRef"]["namespace"] == claim["metadata"]["namespace"] == "tenant-landon"
+    assert "namespace" not in volume["metadata"]
+    spec = plan_pod(found, PodOptions())["spec"]
+    assert [one["persistentVolumeClaim"]["claimName"] for one in spec["volumes"]] == ["ctr-01-0", "ctr-01-1"]
+    assert [one["mountPath"] for one in spec["containers"][0]["volumeMounts"]] == ["/data", "/more"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "code"),
+    [
+        ({"gpus": 3}, "gpus_no_partition"),
+        ({"gpus": 0}, "gpus_no_partition"),
+        ({"gpus": 16}, "gpus_no_partition"),
+        ({"container-url": "Not An Image"}, "image_invalid"),
+        ({"container-url": "10.0.0.1/x"}, "registry_not_allowed"),
+        ({"timeout_seconds": 10**9}, "timeout_too_long"),
+        ({"mounts": [MOUNT]}, "mount_not_allowed"),
+        ({"mounts": [{**MOUNT, "path": "/exports/landonx"}]}, "mount_not_allowed"),
+    ],
+)
+def test_what_has_a_shape_and_cannot_be(wanted: dict[str, Any], code: str) -> None:
+    rules = TenantRules(exports=("nfs.example:/exports/{tenancy}",) if "landonx" in str(wanted) else ())
+    with pytest.raises(Refusal) as caught:
+        judge(request(**wanted), "landon", rules)
+    assert caught.value.code == code
+
+
+@pytest.mark.parametrize(
+    ("wanted", "place"),
+    [
+        ({"gpus": "2"}, "gpus"),
+        ({"gpus": True}, "gpus"),
+        ({"gpu": 1}, "gpu"),
+        ({"image": "ubuntu"}, "image"),
+        ({"tenancy": "Landon"}, "tenancy"),
+        ({"tenancy": "../x"}, "tenancy"),
+        ({"env": {"A B": "1"}}, "A B"),
+        ({"env": {"A": 1}}, "A"),
+        ({"env": {"A": "\0"}}, "A"),
+        ({"env": {"A": "1"}, "secrets": {"A": "2"}}, "in secrets"),
+        ({"command": "sh"}, "command"),
+        ({"mounts": [{**MOUNT, "target": "/proc/x"}]}, "target"),
+        ({"mounts": [{**MOUNT, "target": "/a/../b"}]}, "target"),
+        ({"mounts": [{**MOUNT, "path": "relative"}]}, "path"),
+        ({"mounts": [{**MOUNT, "server": "a b"}]}, "server"),
+        ({"mounts": [MOUNT, MOUNT]}, "one target"),
+        ({"restart": "always"}, "restart"),
+        ({"timeout_seconds": 0}, "timeout_seconds"),
+    ],
+)
+def test_bodies_of_another_shape(wanted: dict[str, Any], place: str) -> None:
+    with pytest.raises(ValueError, match=place):
+        request(**wanted)
+
+
+def event(reason: str, at: str = "2026-11-23T10:01:50Z", message: str = "") -> dict[str, Any]:
+    return {"reason": reason, "lastTimestamp": at, "message": message}
+
+
+def pod(status: dict[str, Any], **metadata: Any) -> dict[str, Any]:
+    return {"metadata": metadata, "spec": {"nodeName": "n1"}, "status": status}
+
+
+WAITING = {"phase": "Pending", "conditions": READY}
+UNSCHEDULABLE = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/9 nodes"}
+
+
+@pytest.mark.parametrize(
+    ("status", "events", "lifecycle", "reason"),
+    [
+        ({}, [], "scheduling", ""),
+        ({"phase": "Pending", "conditions": [UNSCHEDULABLE]}, [], "queued", "no_capacity"),
+        ({"phase": "Pending", "conditions": SCHEDULED}, [], "booting", ""),
+        ({"phase": "Pending", "conditions": SCHEDULED}, [event("FailedCreatePodSandBox", message="deadline exceeded")],
+         "booting", "vm_boot_timeout"),
+        ({"phase": "Pending", "conditions": SCHEDULED}, [event("FailedCreatePodSandBox", message="qemu: no memory")],
+         "booting", "vm_boot_failed"),
+        ({"phase": "Pending", "conditions": SCHEDULED}, [event("FailedMount", message="access denied")],
+         "booting", "volume_mount_failed"),
+        ({"phase": "Pending", "conditions": SCHEDULED}, [event("Pulling")], "pulling", ""),
+        (WAITING, [], "pulling", ""),
+        ({**WAITING, "containerStatuses": main_status(waiting={"reason": "ImagePullBackOff"})}, [], "pulling",
+         "image_pull_failed"),
+        ({**WAITING, "containerStatuses": main_status(waiting={"reason": "CreateContainerError"})}, [], "booting",
+         "container_start_failed"),
+        ({"phase": "Pending", "conditions": SCHEDULED, "containerStatuses": main_status(waiting={"reason": "New"})}, [],
+         "booting", "unknown"),
+        ({**running(), "containerStatuses": main_status(waiting={"reason": "CrashLoopBackOff"})}, [], "running",
+         "restarting"),
+        (running(), [], "running", ""),
+        ({"phase": "Unknown"}, [], "running", "node_lost"),
+        (ended(), [], "finished", "completed"),
+        (ended(1), [], "failed", "exit_nonzero"),
+        (ended(137, "OOMKilled"), [], "failed", "oom_killed"),
+        (ended(127, "StartError"), [], "failed", "container_start_failed"),
+        (ended(1, message="error code 802: system not yet initialized"), [], "failed", "cuda_fabric_not_ready"),
+        ({"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "Allocate failed: OCIGPU-FAB-3"}, [],
+         "failed", "gpu_unavailable"),
+        ({"phase": "Failed", "reason": "OutOfnvidia.com/gpu"}, [], "failed", "gpu_unavailable"),
+        ({"phase": "Failed", "reason": "DeadlineExceeded"}, [], "failed", "timed_out"),
+        ({"phase": "Failed", "reason": "Evicted"}, [], "failed", "evicted"),
+        ({"phase": "Failed", "reason": "Tomorrow"}, [], "failed", "unknown"),
+        ({"phase": "Failed"}, [], "failed", "unknown"),
+    ],
+)  # fmt: skip
+def test_what_a_pod_says(status: dict[str, Any], events: list[Any], lifecycle: str, reason: str) -> None:
+    found = read_standing(pod(status), ACCEPTED, events)
+    assert found[:2] == (lifecycle, reason)
+    assert reason in REASONS
+    assert (found.finished is not None or "conditions" not in status) == (
+        lifecycle in FINAL or "conditions" not in status
+    )
+
+
+def test_a_pod_that_goes_is_stopping() -> None:
+    assert read_standing(pod(running(), deletionTimestamp="2026-11-23T10:03:00Z"), ACCEPTED)[:2] == (
+        "stopping",
+        "deleted",
+    )
+
+
+def test_the_time_of_each_phase_is_known() -> None:
+    events = [
+        event("Pulling", "2026-11-23T10:01:41Z"),
+        event("Pulled", "2026-11-23T10:01:56Z"),
+    ]
+    found = read_standing(pod(running(), annotations={DRIVER_SECONDS: "31.5"}), ACCEPTED, events)
+    assert found.phases == {"queued": 10, "vm_boot": 58.5, "driver": 31.5, "pull": 15, "start": 4}
+    assert found.image_digest == "sha256:" + "0" * 64
+    assert found.node == "n1"
+    # nobody has said how long the driver took: it is part of the machine's boot
+    assert read_standing(pod(running()), ACCEPTED).phases == {"queued": 10, "vm_boot": 90}
+    assert read_standing(pod(running(), annotations={DRIVER_SECONDS: "nan"}), ACCEPTED).phases["vm_boot"] == 90
+
+
+@given(st.recursive(st.none() | st.text(max_size=5) | st.integers(0, 9), lambda inner: st.lists(inner, max_size=3)))
+def test_no_pod_is_too_strange(value: Any) -> None:
+    """The API server checks shapes; what is in a text is anybody's."""
+    status = {
+        "phase": "Failed",
+        "message": str(value),
+        "conditions": [{"type": str(value), "lastTransitionTime": str(value)}],
+    }
+    assert read_standing(pod(status), ACCEPTED).lifecycle == "failed"
+
+
+# the store
+
+
+def store_of(directory: Path, now: list[float]) -> CaasStore:
+    return CaasStore(str(directory), clock=lambda: now[0])
+
+
+def test_ids_sort_by_time() -> None:
+    made = [new_id("ctr", ACCEPTED + number) for number in range(50)]
+    assert made == sorted(made)
+    assert len(made[0]) == 30
+
+
+def test_a_key_is_kept_as_a_hash_and_ends(tmp_path: Path) -> None:
+    now = [ACCEPTED]
+    store = store_of(tmp_path, now)
+    key, kept = store.add_key("landon", ["containers:read"], "x", ACCEPTED + 60)
+    assert store.check_key(key) == kept
+    secret = key.rpartition("_")[2] if key.count("_") == 2 else key.split("_", 2)[2]
+    files = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    assert secret.encode() not in files
+    wrong = ("", "ocigpu_", "ocigpu_x_y", key[:-1], key + "x", key.replace(kept.id, "0" * 12))
+    assert [store.check_key(one) for one in wrong] == [None] * len(wrong)
+    now[0] += 60
+    assert store.check_key(key) is None
+    other, kept = store.add_key(None, ["admin"], "y", None)
+    assert store.revoke_key(kept.id)
+    assert store.check_key(other) is None
+    assert not store.revoke_key("none")
+    store.close()
+
+
+def test_the_values_of_secrets_go_once_they_are_in_the_cluster(tmp_path: Path) -> None:
+    store = store_of(tmp_path, [ACCEPTED])
+    made = store.add("landon", container().request, {"TOKEN": "very-s3cret"}, "key", b"body")
+    assert made.secrets == {"TOKEN": "very-s3cret"}
+    store.note_made(made.id)
+    store.close()
+    files = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    assert b"very-s3cret" not in files
+    assert (tmp_path / FILE).stat().st_mode & 0o077 == 0
+
+
+def test_container_and_idempotency_key_are_remembered_together(tmp_path: Path) -> None:
+    now = [ACCEPTED]
+    store = store_of(tmp_path, now)
+    made = store.add("landon", container().request, {}, "key", b"body")
+    store.close()
+    store = store_of(tmp_path, now)
+    assert store.replay("landon", "key", b"body") == (made.id, True)
+    assert store.replay("landon", "key", b"other") == (made.id, False)
+    assert store.replay("other", "key", b"body") is None
+    now[0] += 86401
+    assert store.replay("landon", "key", b"body") is None
+    store.forget()
+    assert store.find(made.id)
+    store.note_gone(made.id)
+    store.forget()
+    assert store.find_any(made.id) is None
+    store.close()
+
+
+def test_an_end_is_an_end_and_a_phase_that_was_known_is_known(tmp_path: Path) -> None:
+    store = store_of(tmp_path, [ACCEPTED])
+    made = store.add("landon", container().request, {})
+    assert store.note_standing(made.id, ContainerStanding("running", phases={"queued": 1.0, "pull": 2.0}))
+    assert not store.note_standing(made.id, ContainerStanding("running", phases={"queued": 1.0}))
+    assert store.note_standing(made.id, ContainerStanding("finished", "completed", exit_code=0))
+    assert not store.note_standing(made.id, ContainerStanding("failed", "pod_lost"))
+    found = store.find(made.id)
+    assert found
+    assert (found.standing.lifecycle, found.standing.phases) == ("finished", {"queued": 1.0, "pull": 2.0})
+    assert [one.lifecycle for one in store.events(0)] == ["accepted", "running", "finished"]
+    store.close()
+
+
+def test_one_service_at_a_time(tmp_path: Path) -> None:
+    first = CaasStore(str(tmp_path), serving=True)
+    with pytest.raises(Exception, match="another service has it"):
+        CaasStore(str(tmp_path), serving=True)
+    beside = CaasStore(str(tmp_path))
+    key, _ = beside.add_key(None, ["admin"], "", None)
+    assert first.check_key(key)
+    beside.close()
+    first.close()
+    CaasStore(str(tmp_path), serving=True).close()
+
+
+def test_a_newer_file_is_left_alone(tmp_path: Path) -> None:
+    store = CaasStore(str(tmp_path))
+    store._base.execute("pragma user_version = 9")
+    store.close()
+    with pytest.raises(Exception, match="newer ocigpu"):
+        CaasStore(str(tmp_path))
+
+
+def test_every_code_is_used_and_no_other(tmp_path: Path) -> None:
+    assert {code for endpoint in ENDPOINTS for code in problems_of(endpoint)} == PROBLEMS.keys()
+
+
+PAGE = (Path(__file__).parents[2] / "docs/CAAS.md").read_text()
+
+
+def test_the_page_lists_what_there_is() -> None:
+    rows = {line for line in PAGE.splitlines() if line.startswith("| `")}
+    scope = {None: "none", "": "any credential"}
+    wanted = {f"| `{one.method} {one.path}` | {scope.get(one.scope, one.scope)} | {one.summary} |" for one in ENDPOINTS}
+    wanted |= {f"| `{code}` | {one.status} | {one.title} | {one.fix} |" for code, one in PROBLEMS.items()}
+    wanted |= {f"| `{name}` | {text} |" for table in (REASONS, SCOPES) for name, text in table.items() if name}
+    assert wanted - rows == set()
+    assert set(re.findall(r"`(\w+)`", PAGE.split("`lifecycle`, in this order")[1].split("`reason` says")[0])) == {
+        *LIFECYCLES
+    }
+    assert set(re.findall(r"\| `(\w+)` \|", PAGE.split("`phases` has")[1].split("## Problems")[0])) == {*PHASES}
