@@ -31,6 +31,7 @@ NOT_HOT = (
     "ocigpu.gpus.vfio.bus",
     "ocigpu.gpus.vfio.holders",
     "ocigpu.gpus.vfio.identity",
+    "ocigpu.gpus.vfio.reset",
 )
 """Modules and packages of these directories that need more: only other processes load them."""
 HOT_MODULES = ("ocigpu.runtime", "ocigpu.hook")

@@ -70,6 +70,7 @@ COMMANDS = {
     "mig restore": "mig:restore_command",
     "vfio holders": "vfio:holders_command",
     "vfio identify": "vfio:identify_command",
+    "vfio reset": "vfio:reset_command",
     "node-labels": "kubernetes:node_labels_command",
     "node-installer": "kubernetes:node_installer_command",
     "mps-control-daemon": "kubernetes:mps_command",

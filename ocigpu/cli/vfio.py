@@ -1,15 +1,18 @@
-"""``ocigpu vfio``: GPUs that are bound to VFIO: who has them, which module of the baseboard they are."""
+"""``ocigpu vfio``: GPUs that are bound to VFIO: who has them, which module they are, and how they are reset."""
 
 import os
+from dataclasses import asdict
 from typing import Any
 
 from ocigpu.cli import show
 from ocigpu.cli.common import load_settings
 from ocigpu.core.errors import UsageError, printable
 from ocigpu.gpus.tree import Roots, find_roots
+from ocigpu.gpus.vfio.bus import PciBus
 from ocigpu.gpus.vfio.facts import read_vfio_facts
 from ocigpu.gpus.vfio.holders import HolderScan, scan_holders
 from ocigpu.gpus.vfio.identity import TABLE, identify, write_table
+from ocigpu.gpus.vfio.reset import BUS, ResetPlan, ResetProof, plan_reset, reset_gpu
 
 
 def find_gpus(roots: Roots, wanted: list[str] | None) -> list[str]:
@@ -22,6 +25,52 @@ def find_gpus(roots: Roots, wanted: list[str] | None) -> list[str]:
         if one not in there:
             raise UsageError(f'no GPU "{printable(given)}" on the PCI bus', f"GPUs: {', '.join(there) or 'none'}")
     return named
+
+
+def open_bus(roots: Roots) -> PciBus:
+    """Return the PCI bus of the host, or of a simulated one."""
+    if not roots.stand_in:
+        return PciBus(roots.sys)
+    from ocigpu.sim.board import SimBus
+
+    return SimBus(roots.host)
+
+
+def reset_command(
+    gpu: str, dry_run: bool = False, no_scrub: bool = False, config: str = "", json: bool = False
+) -> None:
+    roots = find_roots(load_settings(config))
+    bus = open_bus(roots)
+    (bdf,) = find_gpus(roots, [gpu])
+    if dry_run:
+        plan = plan_reset(bdf, roots, bus)
+        if json:
+            show.data(asdict(plan) | {"family": plan.family.name if plan.family else ""})
+            return
+        show.fields([*_plan_fields(plan), ("", "nothing was changed")])
+        return
+    with show.Progress(f"resetting GPU {bdf}"):
+        proof = reset_gpu(bdf, roots, bus=bus, scrub=not no_scrub)
+    if json:
+        show.data(proof.as_json())
+        return
+    words = {True: "yes", False: "no", None: "not known"}
+    show.fields(
+        [
+            *_plan_fields(proof),
+            ("registers", "were cleared, and configuration is back"),
+            ("link down", words[proof.link_went_down]),
+            ("started up", words[proof.started_up]),
+            ("memory", "scrubbed" if proof.scrubbed else "not known to be clear"),
+            ("seconds", f"{proof.seconds:.1f}"),
+        ]
+    )
+
+
+def _plan_fields(plan: ResetPlan | ResetProof) -> list[tuple[str, str]]:
+    way = f"bus reset below {plan.port}" if plan.method == BUS else "function-level reset"
+    reach = f"{', '.join(plan.functions)}; IOMMU group {plan.group}"
+    return [("gpu", plan.bdf), ("way", way), ("reaches", reach)]
 
 
 def holders_command(gpu: list[str] | None = None, config: str = "", json: bool = False) -> int:
@@ -55,7 +104,7 @@ def identify_command(
     roots = find_roots(load_settings(config))
     path = os.path.abspath(table) if table else f"{roots.host}{TABLE}"
     wanted = find_gpus(roots, gpu)
-    found, notes = identify(roots, wanted, table=None if replace else path)
+    found, notes = identify(roots, wanted, bus=open_bus(roots), table=None if replace else path)
     if record:
         write_table(path, found)
     if json:

@@ -315,6 +315,26 @@ CODES: dict[str, Code] = {
         "It could not be found out who has a GPU that is bound to VFIO.",
         "Run it as root, in the host's PID namespace (in a pod: hostPID: true).",
     ),
+    "OCIGPU-VFIO-2": Code(
+        "The GPU was not reset: a process has it.",
+        "See who: ocigpu vfio holders. A virtual machine without a pod is ended by its process id.",
+    ),
+    "OCIGPU-VFIO-3": Code(
+        "The GPU cannot be reset here: a reset would reach too much, or there is none that is right for the board.",
+        "See what it would be: ocigpu vfio reset GPU --dry-run. Nothing was changed.",
+    ),
+    "OCIGPU-VFIO-4": Code(
+        "The reset of a GPU failed on the way; the GPU must not be used.",
+        "See dmesg; a GPU that has left the bus needs a restart of the machine, as a rule.",
+    ),
+    "OCIGPU-VFIO-5": Code(
+        "A reset was asked for and nothing was reset: what the last user left is still in the GPU.",
+        "Try it again; then see whether firmware or a hypervisor below keeps resets from the port.",
+    ),
+    "OCIGPU-VFIO-6": Code(
+        "The GPU was reset, but did not say that it has started up and cleared its memory.",
+        "Reset it again; else have its memory sampled in a virtual machine that checks (vfio reset --no-scrub).",
+    ),
     "OCIGPU-VFIO-7": Code(
         "The module id of a GPU is unknown, or its sources contradict each other; nothing was changed.",
         "After a board was replaced: ocigpu vfio identify --record --replace",

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ocigpu.gpus.vfio.identity import BOARDS, INVERTED, PIN_BIT, PINS
+from ocigpu.gpus.vfio.reset import find_family
 from ocigpu.sim.files import read_tables, write_file
 from ocigpu.sim.kernel_files import pci_regions
 from ocigpu.sim.models import CPUS_OF_NODE, SimGpu, numa_node, sim_error
@@ -159,6 +160,8 @@ def _link(path: Path, target: Path) -> None:
 def _write_registers(path: Path, gpu: SimGpu) -> None:
     """Write the registers of a GPU that has booted; a hole in the file is registers that read zero."""
     words = {0: BOOT_0}
+    if family := find_family(gpu.model.device_id):
+        words |= {family.scrub: 1, **(dict([family.boot]) if family.boot else {})}
     if gpu.model.subsystem_id in BOARDS.get(gpu.model.device_id, ()):
         bits = (module_of(gpu) - 1) ^ INVERTED
         words |= {offset: (bits >> bit & 1) << PIN_BIT for bit, offset in enumerate(PINS)}
@@ -175,6 +178,7 @@ def endpoint_config(one: SimFunction) -> bytes:
     space = _header(one, 0x00)
     starts = [0] * 3
     if one.gpu:
+        struct.pack_into("<III", space, 0x100, 0x0001_0015, 0x1FF << 4, 17 << 8 | 1 << 5 | 1)  # BAR 1 has 128 GiB
         starts = [
             int(line.split()[0], 16) for line in pci_regions(one.gpu).splitlines()[:4] if int(line.split()[0], 16)
         ]

@@ -119,8 +119,8 @@ def test_the_command_says_who_has_which_and_its_status_tells(roots: Roots, capsy
     assert main(["vfio", "holders", *config]) == 0
     assert "nobody" in capsys.readouterr().out
     with holding(f"{roots.host}/dev/vfio/112") as pid:
-        assert main(["vfio", "holders", "--gpu", "01:00.0", "--json", *config]) == 1
+        assert main(["vfio", "holders", "01:00.0", "--json", *config]) == 1
     printed = json.loads(capsys.readouterr().out)
     assert printed["gpus"] == [{"bdf": FIRST, "holders": [{"pid": pid, "command": "sleep", "path": "/dev/vfio/112"}]}]
-    assert main(["vfio", "holders", "--gpu", "0000:c2:00.0", *config]) == 2
+    assert main(["vfio", "holders", "0000:c2:00.0", *config]) == 2
     assert 'no GPU "0000:c2:00.0"' in capsys.readouterr().err

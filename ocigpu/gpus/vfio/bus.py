@@ -82,6 +82,17 @@ class PciBus:
             offset = self.read_config(bdf, offset + 1, 1) & 0xFC
         return 0
 
+    def find_extended(self, bdf: str, number: int) -> int:
+        """Return the offset of an extended capability (PCI Express 7.6.3), 0 for none."""
+        offset, seen = 0x100, set[int]()
+        while offset >= 0x100 and offset not in seen:
+            header = self.read_config(bdf, offset, 4)
+            if header & 0xFFFF == number:
+                return offset
+            seen.add(offset)
+            offset = header >> 20 & 0xFFC
+        return 0
+
     @contextmanager
     def registers(self, bdf: str) -> Iterator[Callable[[int], int]]:
         """Yield what reads the 32-bit register at an offset of BAR 0; nobody else may have the function meanwhile.
