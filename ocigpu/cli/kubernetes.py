@@ -1,4 +1,4 @@
-"""The programs for Kubernetes: device plugin, exporter, MPS, node labels, node installer."""
+"""The programs for Kubernetes: device plugin, DRA driver, exporter, MPS, node labels, node installer."""
 
 import os
 from typing import Annotated
@@ -27,6 +27,18 @@ def device_plugin_command(words: list[str] | None = None, config: str = "", log_
         raise HostError("OCIGPU-KUBE-3", cause, INSTALL) from error
     told = parse_flags(words or [], os.environ)
     DevicePlugin(told, load_settings(config), log_format == "json").run()
+
+
+def dra_driver_command(words: list[str] | None = None, config: str = "", log_format: str = "text") -> None:
+    if log_format not in ("text", "json"):
+        raise UsageError(f'--log-format: "{log_format}" is not one of text, json', "see: ocigpu dra-driver --help")
+    try:
+        from ocigpu.kubernetes.dra.driver import DraDriver
+        from ocigpu.kubernetes.dra.options import parse_options
+    except ImportError as error:
+        cause = f"the DRA driver needs grpcio, protobuf and lightkube: {error}"
+        raise HostError("OCIGPU-DRA-6", cause, INSTALL) from error
+    DraDriver(parse_options(words or [], os.environ), load_settings(config), log_format == "json").run()
 
 
 def exporter_command(

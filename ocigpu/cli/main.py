@@ -46,6 +46,7 @@ COMMANDS = {
     "cdi transform root": "cdi:transform_root_command",
     "watch": "watch:watch_command",
     "device-plugin": "kubernetes:device_plugin_command",
+    "dra-driver": "kubernetes:dra_driver_command",
     "exporter": "kubernetes:exporter_command",
     "config check": "config:check_command",
     "config show": "config:show_command",
@@ -86,7 +87,7 @@ COMMANDS = {
     "version": "about:version_command",
 }
 """Every command, with the module of this room and the function that it is."""
-LENIENT = ("device-plugin", "exporter", "node-labels", "mps-control-daemon", "nvidia-ctk")
+LENIENT = ("device-plugin", "dra-driver", "exporter", "node-labels", "mps-control-daemon", "nvidia-ctk")
 """Commands that read the vendor's options themselves: they are written in more ways than typer knows."""
 
 

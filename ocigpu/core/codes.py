@@ -388,6 +388,35 @@ CODES: dict[str, Code] = {
         "A step of the demo did not give the expected result.",
         "The message says what was expected; the container's own output is above it.",
     ),
+    # DRA: driver of dynamic resource allocation
+    "OCIGPU-DRA-1": Code(
+        "A resource claim is not one that can be prepared here: deleted, replaced, not allocated, or of another node.",
+        "The kubelet asks again while the pod waits; delete the pod if its claim is gone.",
+    ),
+    "OCIGPU-DRA-2": Code(
+        "The configuration that a claim or device class carries for the driver is wrong, or does not suit the device.",
+        "The message names the field; kinds and fields are those of resource.nvidia.com/v1beta1 (docs/DRA.md).",
+    ),
+    "OCIGPU-DRA-3": Code(
+        "A device that was allocated to a claim is not on this node now, or cannot be made ready.",
+        "See on the node: ocigpu doctor; the kubelet asks again while the pod waits.",
+    ),
+    "OCIGPU-DRA-4": Code(
+        "A device that was allocated to a claim is still in use by another one.",
+        "It is given when the pods of the other claim have ended; the message names that claim.",
+    ),
+    "OCIGPU-DRA-5": Code(
+        "The DRA driver cannot read or write its own files, in which prepared claims are written down.",
+        "They are below the kubelet's directory plugins, in that of the driver; the disk may be full.",
+    ),
+    "OCIGPU-DRA-6": Code(
+        "The DRA driver cannot serve the kubelet, or was started with options that make no sense.",
+        "It must run as root, with the kubelet's directories plugins and plugins_registry.",
+    ),
+    "OCIGPU-DRA-7": Code(
+        "The node's devices cannot be published: the API server refuses or changes the ResourceSlices.",
+        "The message has the server's words; Kubernetes 1.34 or later is needed, and the chart's rights.",
+    ),
     # TRC: traces
     "OCIGPU-TRC-1": Code(
         "The trace cannot be read.",
@@ -443,6 +472,7 @@ AREAS = {
     "SIM": "Simulated host",
     "FAB": "NVLink partitions by Fabric Manager",
     "DEMO": "Demo",
+    "DRA": "Kubernetes DRA driver",
     "TRC": "Traces",
     "INT": "Defects",
 }

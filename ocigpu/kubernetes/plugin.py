@@ -16,10 +16,11 @@ from ocigpu.kubernetes.config import Configuration, PluginOptions, Told, configu
 from ocigpu.kubernetes.devices import Inventory, Resource
 from ocigpu.kubernetes.events import EventWatcher
 from ocigpu.kubernetes.health import RULES, Monitor, Rules
+from ocigpu.kubernetes.listener import identity
 from ocigpu.kubernetes.mps import mps_problem, waiting_resources, waits_for_mps
 from ocigpu.kubernetes.node import KubernetesNode, carry_over, host_settings
-from ocigpu.kubernetes.reader import HardwareReader, Reading
-from ocigpu.kubernetes.server import FIRST_RETRY, LONGEST_RETRY, Offer, Registration, ResourceServer, identity
+from ocigpu.kubernetes.reader import Reading, hardware_reader
+from ocigpu.kubernetes.server import FIRST_RETRY, LONGEST_RETRY, Offer, Registration, ResourceServer
 from ocigpu.system.service import Backoff, FollowedFile, ServiceLog, Signals
 
 
@@ -63,7 +64,7 @@ class DevicePlugin:
         self.configuration: Configuration | None = None
         self.settings = settings
         self.monitor = Monitor(Configuration())
-        self.reader = HardwareReader()
+        self.reader = hardware_reader()
         self.watcher = EventWatcher()
         self.without_mps: frozenset[str] = frozenset()
         """Resources whose control daemon is not ready."""
@@ -164,7 +165,7 @@ class DevicePlugin:
         if self.configuration is None or self.reader.busy or now < self._read_due:
             return
         try:
-            self.reader.ask(self.settings, self.configuration, now)
+            self.reader.ask((self.settings, self.configuration), now)
         except OSError as error:
             self._read_due = now + self.timing.probe
             self.log.once("reader", "error", f"no process to read the host: {error.strerror}")

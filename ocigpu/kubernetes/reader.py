@@ -7,8 +7,9 @@ never the plugin.  It is started without a fork, answers one request after the o
 import select
 import socket
 import subprocess
+from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from ocigpu.core.errors import HostError, OcigpuError, as_own_error
 from ocigpu.core.settings import Settings
@@ -52,39 +53,56 @@ def read_again(before: KubernetesNode | None, settings: Settings, configuration:
 
 def main(descriptor: str) -> None:
     """Answer requests, (settings, configuration), on a connected socket until the other side closes it."""
-    connection = Connection(int(descriptor))
     last: tuple[Settings, Configuration] | None = None
     node: KubernetesNode | None = None
     problems: tuple[str, ...] = ()
+
+    def read(request: Any) -> Reading:
+        nonlocal last, node, problems
+        if request != last:
+            node = None
+        last = request
+        settings, configuration = request
+        reading = read_again(node, settings, configuration)
+        if reading.node is not None and (reading.node is not node or problems):
+            problems = write_specifications(reading.node, configuration, settings)
+            node = reading.node
+        return reading._replace(problems=problems)
+
+    answer_requests(descriptor, read, lambda text: Reading(None, text))
+
+
+def answer_requests(descriptor: str, read: Callable[[Any], Any], failed: Callable[[str], Any]) -> None:
+    """Answer requests on a connected socket by ``read``, by ``failed`` with what went wrong, until it is closed."""
+    connection = Connection(int(descriptor))
     while True:
         try:
             request = connection.recv()
         except (EOFError, ConnectionError):
             return
-        if request != last:
-            node = None
-        last = request
-        settings, configuration = request
         try:
-            reading = read_again(node, settings, configuration)
-            if reading.node is not None and (reading.node is not node or problems):
-                problems = write_specifications(reading.node, configuration, settings)
-                node = reading.node
-            answer = reading._replace(problems=problems)
+            answer = read(request)
         except OcigpuError as error:
-            answer = Reading(None, error.message)
+            answer = failed(error.message)
         except Exception as error:  # noqa: BLE001 - a defect: it is reported, and the next reading may work
-            answer = Reading(None, as_own_error(error).message)
+            answer = failed(as_own_error(error).message)
         try:
             connection.send(answer)
         except ConnectionError:
             return
 
 
-class HardwareReader:
-    """The parent's side: at most one request is under way; nothing here waits for the child."""
+A = TypeVar("A")
 
-    def __init__(self) -> None:
+
+class ChildReader(Generic[A]):
+    """The parent's side: at most one request is under way; nothing here waits for the child.
+
+    ``module``: of the child's ``main``; ``failed`` makes an answer of what went wrong.
+    """
+
+    def __init__(self, module: str, failed: Callable[[str], A]) -> None:
+        self._module, self._failed = module, failed
         self._child: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
         self._asked: float | None = None
@@ -98,18 +116,18 @@ class HardwareReader:
         """Return what becomes readable with an answer, -1 while there is no child."""
         return self._connection.fileno() if self._connection else -1
 
-    def ask(self, settings: Settings, configuration: Configuration, now: float) -> None:
+    def ask(self, request: Any, now: float) -> None:
         """Ask for a reading; raises OSError when no process can be started."""
         if self._connection is None:
             self._start()
         assert self._connection is not None
         self._asked = now
         try:
-            self._connection.send((settings, configuration))
+            self._connection.send(request)
         except ConnectionError:  # the next look finds the end of the stream
             return
 
-    def answer(self, now: float) -> Reading | None:
+    def answer(self, now: float) -> A | None:
         """Return the answer when there is one; a child that ended or is late is replaced with the next request.
 
         A child that ended is told of in any case.
@@ -118,16 +136,16 @@ class HardwareReader:
             return None
         if select.select([self._connection], [], [], 0)[0]:
             try:
-                reading: Any = self._connection.recv()
+                reading: A = self._connection.recv()
             except (EOFError, ConnectionError):
                 status = self._child.poll() if self._child else None
                 self.close()  # also while nothing is asked: the end of a stream would wake the caller again and again
-                return Reading(None, f"the process that reads the host ended (status {status})")
+                return self._failed(f"the process that reads the host ended (status {status})")
             self._asked = None
-            return reading if isinstance(reading, Reading) else None
+            return reading
         if self._asked is not None and now - self._asked > DEADLINE:
             self.close()
-            return Reading(None, f"the host could not be read within {DEADLINE:g} s")
+            return self._failed(f"the host could not be read within {DEADLINE:g} s")
         return None
 
     def _start(self) -> None:
@@ -135,7 +153,7 @@ class HardwareReader:
         with theirs:
             try:
                 self._child = subprocess.Popen(
-                    command("ocigpu.kubernetes.reader", str(theirs.fileno())),
+                    command(self._module, str(theirs.fileno())),
                     stdin=subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],
                     process_group=0,
@@ -152,3 +170,8 @@ class HardwareReader:
         if self._child is not None:
             end_program(self._child)
         self._child = self._connection = self._asked = None
+
+
+def hardware_reader() -> ChildReader[Reading]:
+    """Return what reads the node for the device plugin; a request is (settings, configuration)."""
+    return ChildReader("ocigpu.kubernetes.reader", lambda text: Reading(None, text))

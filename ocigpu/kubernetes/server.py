@@ -8,7 +8,6 @@ Sources: k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1 (api.proto, constants.go).
 import os
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, NoReturn
 
 import grpc
@@ -21,6 +20,7 @@ from ocigpu.kubernetes.api.messages import VERSION, device_list
 from ocigpu.kubernetes.api.services import DEVICE_PLUGIN, REGISTRATION, method, open_channel, serve
 from ocigpu.kubernetes.config import Configuration
 from ocigpu.kubernetes.devices import Resource
+from ocigpu.kubernetes.listener import Listener, why
 from ocigpu.kubernetes.node import KubernetesNode
 from ocigpu.kubernetes.preferred import prefer
 from ocigpu.system.service import Backoff, ServiceLog
@@ -28,15 +28,10 @@ from ocigpu.system.service import Backoff, ServiceLog
 MAX_STREAMS = 8
 """Open streams of one kubelet and its predecessors; each has a thread."""
 WORKERS = 2 * MAX_STREAMS
-MAX_REQUEST = 16 << 20
-"""Bytes: GetPreferredAllocation names every free device, some of them twice."""
 SELF_DIAL = 5.0
 REGISTER = 20.0
 """Seconds: the kubelet dials back before it answers, and gives that 10 s."""
 FIRST_RETRY, LONGEST_RETRY = 1.0, 30.0
-STOP = 2.0
-MAX_PATH = 107
-"""Bytes of a unix socket's path (unix(7))."""
 _STATUS = {RequestError: grpc.StatusCode.INVALID_ARGUMENT, HostError: grpc.StatusCode.FAILED_PRECONDITION}
 
 
@@ -54,15 +49,6 @@ def socket_name(resource: str) -> str:
     return f"nvidia-{resource.rpartition('/')[2]}.sock"
 
 
-def identity(path: str) -> tuple[int, ...]:
-    """Return what tells a file from another one of the same name, () for none."""
-    try:
-        status = os.lstat(path)
-    except OSError:
-        return ()
-    return (status.st_dev, status.st_ino, status.st_ctime_ns)
-
-
 class ResourceServer:
     """Serves one resource on its own socket beside the kubelet's."""
 
@@ -70,70 +56,35 @@ class ResourceServer:
         self.offer = offer
         self.name = offer.resource.name
         self.path = os.path.join(directory, socket_name(self.name))
+        self._listener = Listener(self.path, f"{self.path.removesuffix('.sock')}.new")
         self._log = log
         self._condition = threading.Condition()
         self._version = 0
         self._streams = 0
         self._ending = ""
-        self._server: Any = None
-        self._inode: tuple[int, ...] = ()
+        self.owns_socket = self._listener.owns_socket
 
     # life
 
     def start(self) -> None:
-        """Listen and prove that it answers.
-
-        The socket gets its name when the server listens on it: it takes the place of one that was left there, and only
-        our own is removed again.  Raises HostError (OCIGPU-KUBE-3).
-        """
-        new = f"{self.path.removesuffix('.sock')}.new"
-        if len(os.fsencode(self.path)) > MAX_PATH:
-            raise _cannot(self.path, f"the path of a socket may have {MAX_PATH} bytes")
+        """Listen and prove that it answers; see :meth:`Listener.start`.  Raises HostError (OCIGPU-KUBE-3)."""
         self._ending = ""
-        server = grpc.server(
-            ThreadPoolExecutor(WORKERS, self.name), options=[("grpc.max_receive_message_length", MAX_REQUEST)]
-        )
-        server.add_generic_rpc_handlers((serve(DEVICE_PLUGIN, self._functions()),))
-        try:
-            if os.path.lexists(new):
-                os.unlink(new)
-            server.add_insecure_port(f"unix:{new}")
-            server.start()
-            self._server = server
-            _dial(new)
-            os.rename(new, self.path)
-        except (OSError, RuntimeError, grpc.RpcError) as error:
-            server.stop(None)
-            self._server = None
-            cause = error.strerror if isinstance(error, OSError) and error.strerror else _reason(error)
-            if not os.path.isdir(os.path.dirname(new)):
-                cause = f"there is no directory {os.path.dirname(new)}"
-            raise _cannot(self.path, cause) from error
-        self._inode = identity(self.path)[:2]
+        self._listener.start([serve(DEVICE_PLUGIN, self._functions())], WORKERS, _dial)
 
     def stop(self, gone: bool = False) -> None:
         """End all calls and remove the socket; with ``gone`` the kubelet is first told that there are no devices."""
-        if self._server is None:
+        if not self.running:
             return
         with self._condition:
             self._ending = "gone" if gone else "stopped"
             self._condition.notify_all()
-        self._server.stop(STOP).wait(STOP)
-        self._server = None
-        if self.owns_socket():
-            try:
-                os.unlink(self.path)
-            except OSError as error:  # ENOENT: just now removed by the kubelet
-                self._log("debug", f"{self.path}: {error.strerror}")
+        if problem := self._listener.stop():
+            self._log("debug", problem)
 
     @property
     def running(self) -> bool:
         """Whether it listens."""
-        return self._server is not None
-
-    def owns_socket(self) -> bool:
-        """Whether the socket of its name is its own: kubelets remove all of them when they start."""
-        return self._inode == identity(self.path)[:2]
+        return self._listener.running
 
     def update(self, offer: Offer) -> bool:
         """Answer from another offer; returns whether the kubelet is told about other devices or their health."""
@@ -244,18 +195,9 @@ def plugin_options() -> pb.DevicePluginOptions:
     return pb.DevicePluginOptions(pre_start_required=False, get_preferred_allocation_available=True)
 
 
-def _cannot(path: str, cause: str) -> HostError:
-    return HostError("OCIGPU-KUBE-3", f"serve {printable(path, 300)}: {printable(cause, 300)}")
-
-
-def _dial(path: str) -> None:
+def _dial(channel: grpc.Channel) -> None:
     """Call a server as the kubelet will; raises grpc.RpcError."""
-    with open_channel(path) as channel:
-        method(channel, DEVICE_PLUGIN, "GetDevicePluginOptions")(pb.Empty(), timeout=SELF_DIAL)
-
-
-def _reason(error: BaseException) -> str:
-    return str(error.details() if isinstance(error, grpc.Call) else error)
+    method(channel, DEVICE_PLUGIN, "GetDevicePluginOptions")(pb.Empty(), timeout=SELF_DIAL)
 
 
 class Registration:
@@ -317,7 +259,7 @@ class Registration:
         else:
             self._with = ()
             self._retry.failed(now)
-            self._say("warning", f"the kubelet at {self._kubelet} did not take it: {printable(_reason(error), 300)}")
+            self._say("warning", f"the kubelet at {self._kubelet} did not take it: {printable(why(error), 300)}")
         self.cancel()
 
     def _say(self, level: str, text: str) -> None:

@@ -15,7 +15,7 @@ from ocigpu.core.errors import CdiError, OcigpuError
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.offer import GenerateOptions
 from ocigpu.kubernetes.allocate import CDI_VENDOR, usable_channels, wanted_parts
-from ocigpu.kubernetes.config import CDI_STRATEGIES, Configuration
+from ocigpu.kubernetes.config import CDI_STRATEGIES, Configuration, PluginOptions
 from ocigpu.kubernetes.node import KubernetesNode
 
 
@@ -29,7 +29,7 @@ def write_specifications(node: KubernetesNode, configuration: Configuration, set
     for options in wanted(node, configuration):
         try:
             for part in generate_all(options, settings):
-                spec = _on_the_host(part.generated.spec, configuration, settings)
+                spec = on_the_host(part.generated.spec, configuration.options, settings)
                 vendor, _, device_class = spec["kind"].partition("/")
                 _write(spec, f"{directory}/{vendor}-{device_class}.json")
         except OcigpuError as error:
@@ -70,9 +70,8 @@ def wanted(node: KubernetesNode, configuration: Configuration) -> tuple[Generate
     )
 
 
-def _on_the_host(spec: dict[str, Any], configuration: Configuration, settings: Settings) -> dict[str, Any]:
+def on_the_host(spec: dict[str, Any], options: PluginOptions, settings: Settings) -> dict[str, Any]:
     """Return the specification with the host's paths instead of those in the plugin's own container."""
-    options = configuration.options
     inside = options.container_driver_root
     if settings.simulation_root or settings.driver_root != inside:
         return spec

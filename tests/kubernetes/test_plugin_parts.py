@@ -27,7 +27,7 @@ from ocigpu.kubernetes.exporter.options import OPTIONS as EXPORTER_OPTIONS
 from ocigpu.kubernetes.health import NO_INSTANCE, Event, Monitor, Rules
 from ocigpu.kubernetes.node import KubernetesNode
 from ocigpu.kubernetes.plugin import DevicePlugin, Timing
-from ocigpu.kubernetes.reader import HardwareReader, read_again
+from ocigpu.kubernetes.reader import hardware_reader, read_again
 from ocigpu.kubernetes.server import socket_name
 from ocigpu.kubernetes.specifications import wanted, write_specifications
 from ocigpu.system.settings_file import read_settings
@@ -261,7 +261,7 @@ def test_gpus_that_report_no_xids_keep_the_process_waiting(
 
 
 def test_a_reader_that_ends_while_nothing_is_asked_wakes_nobody_for_ever() -> None:
-    reader = HardwareReader()
+    reader = hardware_reader()
     reader._start()
     assert reader._child is not None
     reader._child.kill()

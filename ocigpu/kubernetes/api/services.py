@@ -10,7 +10,15 @@ import grpc
 from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
-from ocigpu.kubernetes.api import deviceplugin_pb2, podresources_pb2
+from ocigpu.kubernetes.api import (
+    deviceplugin_pb2,
+    dra_health_v1_pb2,
+    dra_health_v1alpha1_pb2,
+    dra_v1_pb2,
+    dra_v1beta1_pb2,
+    pluginregistration_pb2,
+    podresources_pb2,
+)
 
 REGISTRATION = deviceplugin_pb2.DESCRIPTOR.services_by_name["Registration"]
 """Of the kubelet: plugins announce themselves."""
@@ -18,6 +26,18 @@ DEVICE_PLUGIN = deviceplugin_pb2.DESCRIPTOR.services_by_name["DevicePlugin"]
 """Of a plugin."""
 POD_RESOURCES = podresources_pb2.DESCRIPTOR.services_by_name["PodResourcesLister"]
 """Of the kubelet: which containers have which devices."""
+PLUGIN_REGISTRATION = pluginregistration_pb2.DESCRIPTOR.services_by_name["Registration"]
+"""Of a plugin that the kubelet finds by its socket."""
+DRA = {
+    "v1.DRAPlugin": dra_v1_pb2.DESCRIPTOR.services_by_name["DRAPlugin"],
+    "v1beta1.DRAPlugin": dra_v1beta1_pb2.DESCRIPTOR.services_by_name["DRAPlugin"],
+}
+"""Of a driver of dynamic resource allocation, by the names that it announces."""
+DRA_HEALTH = {
+    "v1.DRAResourceHealth": dra_health_v1_pb2.DESCRIPTOR.services_by_name["DRAResourceHealth"],
+    "v1alpha1.DRAResourceHealth": dra_health_v1alpha1_pb2.DESCRIPTOR.services_by_name["DRAResourceHealth"],
+}
+"""Of the same: how its devices are."""
 
 
 def serve(service: ServiceDescriptor, functions: Mapping[str, Callable[[Any, grpc.ServicerContext], Any]]) -> Any:

@@ -1,0 +1,284 @@
+"""What a node offers to claims: GPUs, MIG devices and GPUs for virtual machines, with their attributes.  Pure.
+
+Names of devices and attributes and their types are those of NVIDIA's driver (gpu.nvidia.com 0.5), so that its device
+classes and selectors work unchanged.  Devices that share a board exclude each other.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from ocigpu.core.facts import Gpu, HostFacts, MigDevice
+from ocigpu.gpus.nvidia.mig_layout import GpuLayout
+from ocigpu.gpus.nvidia.selection import DISPLAY_ONLY
+from ocigpu.gpus.pci import Function
+from ocigpu.gpus.tree import normal_bus_id
+from ocigpu.gpus.vfio.facts import VFIO_DRIVERS, VfioFacts
+from ocigpu.kubernetes.hardware import Hardware, MigSize
+from ocigpu.kubernetes.labels import family
+from ocigpu.kubernetes.topology import GpuPlace
+
+STANDARD = "resource.kubernetes.io"
+"""Domain of the attributes that mean the same with every driver."""
+MODULE_ID, PARTITION = "gpuModuleID", "partition"
+
+Attributes = dict[str, dict[str, Any]]
+
+
+class Taint(NamedTuple):
+    """Why a device is not for everybody; ``effect``: NoSchedule, NoExecute or None."""
+
+    key: str
+    value: str = ""
+    effect: str = "NoSchedule"
+
+
+class DraNode(NamedTuple):
+    """What was read of a node.  ``others``: facts of other vendors' drivers.
+
+    ``places``: by PCI address as facts write it; ``models``: names by PCI device id; ``partitions``: attributes of the
+    fabric by PCI address.
+    ``problems``: why something could not be read, a sentence each.
+    """
+
+    facts: HostFacts = HostFacts()
+    hardware: Hardware = Hardware()
+    layouts: tuple[GpuLayout, ...] = ()
+    vfio: VfioFacts = VfioFacts()
+    others: tuple[HostFacts, ...] = ()
+    places: "dict[str, GpuPlace]" = {}
+    models: "dict[int, str]" = {}
+    partitions: "dict[str, dict[str, int]]" = {}
+    problems: tuple[str, ...] = ()
+
+
+class DraDevice(NamedTuple):
+    """One device.  ``kind``: "gpu", "mig" or "vfio".
+
+    ``board``: PCI address of the GPU it is or is part of.  ``id``: by which its vendor's folder knows it: UUID, index,
+    or the PCI address of a GPU for virtual machines.  ``memory``: memory slices, for MIG devices; ``profile``: id and
+    start of a MIG device that is made for a claim, None for one that is there.
+    """
+
+    name: str
+    kind: str
+    board: str
+    id: str
+    attributes: Attributes
+    capacity: "dict[str, str]"
+    memory: tuple[int, ...] = ()
+    profile: "tuple[int, int] | None" = None
+    vendor: str = "nvidia"
+    shared: bool = False
+    taints: tuple[Taint, ...] = ()
+
+    def conflicts(self, other: "DraDevice") -> bool:
+        """Return whether a container with one of them takes something from the other."""
+        if self.board != other.board:
+            return False
+        if self.kind == other.kind == "mig" and self.name != other.name:
+            return bool(set(self.memory) & set(other.memory)) if self.memory and other.memory else False
+        return True
+
+
+class DeviceOptions(NamedTuple):
+    """``passthrough``: offer GPUs of the driver for virtual machines too, and switch drivers for a claim.
+
+    ``dynamic_mig``: offer every MIG device that could be made; ``shares``: "disabled", "unlimited", "memory" or a
+    number: how several claims may share a GPU.
+    """
+
+    passthrough: bool = False
+    dynamic_mig: bool = False
+    shares: str = "disabled"
+
+
+def make_devices(node: DraNode, options: DeviceOptions = DeviceOptions()) -> tuple[DraDevice, ...]:  # noqa: B008
+    """Return the devices of a node by PCI address, so that they are in the same order whatever is bound to what."""
+    found: list[tuple[str, int, DraDevice]] = []
+    layouts = {normal_bus_id(layout.bus_id): layout for layout in node.layouts}
+    for gpu in node.facts.gpus:
+        if gpu.model in DISPLAY_ONLY or not gpu.uuid or gpu.minor < 0:
+            continue
+        layout = layouts.get(gpu.bus_id)
+        found += [(gpu.bus_id, 1, device) for device in _of_driver(gpu, layout, node, options)]
+    for index, function in enumerate(_machine_functions(node)):
+        address = normal_bus_id(function.address)
+        if function.driver in VFIO_DRIVERS or (options.passthrough and _may_switch(address, node)):
+            found.append((address, 2, _vfio_device(index, function, node)))
+    for facts in node.others:
+        found += [(gpu.bus_id, 3 + gpu.index, _other_device(gpu, facts, node)) for gpu in facts.gpus]
+    return tuple(device for _, _, device in sorted(found, key=lambda item: item[:2]))
+
+
+def find_device(devices: Iterable[DraDevice], name: str) -> DraDevice | None:
+    """Return the device of a name."""
+    return next((device for device in devices if device.name == name), None)
+
+
+# GPUs of the driver, and MIG devices
+
+
+def _of_driver(gpu: Gpu, layout: GpuLayout | None, node: DraNode, options: DeviceOptions) -> list[DraDevice]:
+    if not gpu.mig_enabled:
+        return [_gpu_device(gpu, node, options)]
+    there = [_mig_device(gpu, mig, layout, node) for mig in gpu.mig_devices]
+    if options.dynamic_mig and layout is not None:
+        taken = {slice_ for device in there for slice_ in device.memory}
+        return there + [each for each in _possible_migs(gpu, layout, node) if not taken & set(each.memory)]
+    return there
+
+
+def _gpu_device(gpu: Gpu, node: DraNode, options: DeviceOptions) -> DraDevice:
+    details = node.hardware.gpus.get(gpu.uuid)
+    capacity = {"memory": f"{details.memory_mib}Mi"} if details and details.memory_mib else {}
+    attributes = {"type": {"string": "gpu"}, "uuid": {"string": gpu.uuid}, **_common(gpu, node)}
+    shared = options.shares != "disabled"
+    if options.shares.isdecimal():
+        capacity["shares"] = options.shares
+    return DraDevice(f"gpu-{gpu.minor}", "gpu", gpu.bus_id, gpu.uuid, attributes, capacity, shared=shared)
+
+
+def _mig_device(gpu: Gpu, mig: MigDevice, layout: GpuLayout | None, node: DraNode) -> DraDevice:
+    instance = next((each for each in layout.instances if each.gi == mig.gpu_instance), None) if layout else None
+    attributes = {"type": {"string": "mig"}, "uuid": {"string": mig.uuid}}
+    details = node.hardware.gpus.get(gpu.uuid)
+    size = details.migs.get(mig.uuid) if details else None
+    memory: tuple[int, ...] = ()
+    name = f"gpu-{gpu.minor}-mig-{_dns(mig.profile)}-{mig.gpu_instance}-{mig.compute_instance}"
+    if layout is not None and instance is not None:
+        profile = layout.profile(instance.profile)
+        memory = tuple(range(instance.start, instance.start + profile.size))
+        several = f"-{mig.compute_instance}" if len(instance.cis) > 1 else ""
+        name = f"gpu-{gpu.minor}-mig-{_dns(mig.profile)}-{profile.id}-{instance.start}{several}"
+    attributes |= _mig_attributes(gpu, mig.profile, node)
+    return DraDevice(name, "mig", gpu.bus_id, mig.uuid, attributes, _mig_capacity(size, memory), memory)
+
+
+def _possible_migs(gpu: Gpu, layout: GpuLayout, node: DraNode) -> list[DraDevice]:
+    found = []
+    for profile in layout.profiles:
+        for start in profile.starts:
+            memory = tuple(range(start, start + profile.size))
+            name = f"gpu-{gpu.minor}-mig-{_dns(profile.name)}-{profile.id}-{start}"
+            attributes = {"type": {"string": "mig"}, **_mig_attributes(gpu, profile.name, node)}
+            capacity = _mig_capacity(None, memory)
+            found.append(
+                DraDevice(name, "mig", gpu.bus_id, gpu.uuid, attributes, capacity, memory, (profile.id, start))
+            )
+    return found
+
+
+def _mig_attributes(gpu: Gpu, profile: str, node: DraNode) -> Attributes:
+    return {"parentUUID": {"string": gpu.uuid}, "profile": {"string": profile}, **_common(gpu, node)}
+
+
+def _mig_capacity(size: MigSize | None, memory: Iterable[int]) -> "dict[str, str]":
+    slices = {f"memorySlice{number}": "1" for number in memory}
+    if size is None:
+        return slices
+    counts = {
+        "multiprocessors": size.multiprocessors,
+        "copyEngines": size.copy,
+        "decoders": size.decoder,
+        "encoders": size.encoder,
+        "jpegEngines": size.jpeg,
+        "ofaEngines": size.ofa,
+    }
+    memory_text = {"memory": f"{size.memory_mib}Mi"} if size.memory_mib else {}
+    return {**memory_text, **{name: str(count) for name, count in counts.items()}, **slices}
+
+
+def _common(gpu: Gpu, node: DraNode) -> Attributes:
+    """Return the attributes of a GPU and of all its MIG devices."""
+    found: Attributes = {
+        "productName": {"string": gpu.model},
+        "brand": {"string": gpu.brand},
+        "architecture": {"string": family(gpu.architecture).replace("-", " ").title() if gpu.architecture else ""},
+        "cudaComputeCapability": {"version": as_version(gpu.architecture)},
+        "driverVersion": {"version": as_version(node.facts.driver_version)},
+        "cudaDriverVersion": {"version": as_version(node.facts.cuda_version)},
+        "addressingMode": {"string": "ATS" if gpu.coherent else ""},
+        **{name: {"int": number} for name, number in node.partitions.get(gpu.bus_id, {}).items()},
+    }
+    told = {name: value for name, value in found.items() if "" not in value.values()}
+    return {**told, **_place(gpu.bus_id, node.places)}
+
+
+def _place(address: str, places: Mapping[str, GpuPlace]) -> Attributes:
+    """Return the standard attributes of where a PCI function is (deviceattribute of Kubernetes' helper library)."""
+    place = places.get(address, GpuPlace())
+    found: Attributes = {f"{STANDARD}/pciBusID": {"string": _short(address)}}
+    if place.path:
+        found[f"{STANDARD}/pcieRoot"] = {"string": place.path[0]}
+    if place.numa >= 0:
+        found[f"{STANDARD}/numaNode"] = {"int": place.numa}
+    return found
+
+
+# GPUs for virtual machines
+
+
+def _machine_functions(node: DraNode) -> list[Function]:
+    return [item.function for item in node.vfio.candidates if not item.is_switch]
+
+
+def _may_switch(address: str, node: DraNode) -> bool:
+    """Return whether a GPU could be handed from its driver to VFIO: in an IOMMU group, and not cut into MIG devices."""
+    cut = {gpu.bus_id for gpu in node.facts.gpus if gpu.mig_enabled}
+    groups = {normal_bus_id(item.function.address): item.group for item in node.vfio.candidates}
+    return address not in cut and groups.get(address, -1) >= 0
+
+
+def _vfio_device(index: int, function: Function, node: DraNode) -> DraDevice:
+    address = normal_bus_id(function.address)
+    model = node.models.get(function.device, "")
+    numa = node.places.get(address, GpuPlace()).numa
+    attributes: Attributes = {
+        "type": {"string": "vfio"},
+        "deviceID": {"string": f"0x{function.device:04x}"},
+        "vendorID": {"string": f"0x{function.vendor:04x}"},
+        "iommuFDEnabled": {"bool": node.vfio.iommufd},
+        **({"productName": {"string": model[:64]}} if model else {}),
+        **({"numa": {"int": numa}} if numa >= 0 else {}),
+        **{name: {"int": number} for name, number in node.partitions.get(address, {}).items()},
+        **_place(address, node.places),
+    }
+    return DraDevice(f"gpu-vfio-{index}", "vfio", address, function.address, attributes, {})
+
+
+# other vendors' GPUs
+
+
+def _other_device(gpu: Gpu, facts: HostFacts, node: DraNode) -> DraDevice:
+    """Return a GPU, or a part of one that its driver shows as a GPU: those exclude each other by their index only."""
+    attributes: Attributes = {
+        "type": {"string": "gpu"},
+        "uuid": {"string": gpu.uuid},
+        **_place(gpu.bus_id, node.places),
+    }
+    if gpu.model:
+        attributes["productName"] = {"string": gpu.model}
+    if version := as_version(facts.driver_version):
+        attributes["driverVersion"] = {"version": version}
+    board = f"{gpu.bus_id} {gpu.index}"
+    return DraDevice(f"gpu-{gpu.index}", "gpu", board, str(gpu.index), attributes, {}, vendor=facts.vendor)
+
+
+# words
+
+
+def as_version(text: str) -> str:
+    """Return a version as semantic versioning writes it: "550.163.01" is 550.163.1, "9.0" is 9.0.0; "" for none."""
+    parts = re.findall(r"[0-9]+", text)[:3]
+    return ".".join(str(int(part)) for part in [*parts, "0", "0"][:3]) if parts else ""
+
+
+def _dns(profile: str) -> str:
+    """Return a MIG profile as part of a DNS label: "1g.10gb+me" is 1g10gb-me."""
+    return re.sub(r"[^a-z0-9]+", "-", profile.lower().replace(".", "")).strip("-")
+
+
+def _short(address: str) -> str:
+    """Return a PCI address with a domain of four digits where that is enough."""
+    return address.removeprefix("0000") if len(address.partition(":")[0]) == 8 else address

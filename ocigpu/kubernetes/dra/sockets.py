@@ -1,0 +1,257 @@
+"""The driver's two sockets: one that tells the kubelet who it is, one on which claims are prepared.
+
+The service answers before the registrar's socket appears, because the kubelet takes what it finds.  With ``instance``
+the sockets have it in their names, so that an old and a new driver are there at the same time; the kubelet uses the
+newest and falls back to the other (1.33).
+Sources: k8s.io/kubelet pkg/apis (pluginregistration/v1, dra/v1 and v1beta1, dra-health), the helper kubeletplugin of
+k8s.io/dynamic-resource-allocation (names of directories and sockets, one claim after the other).
+"""
+
+import base64
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import grpc
+from google.protobuf.message_factory import GetMessageClass
+
+from ocigpu.core.errors import HostError, OcigpuError, as_own_error, printable
+from ocigpu.kubernetes.api import pluginregistration_pb2 as registration_pb
+from ocigpu.kubernetes.api.services import DRA, DRA_HEALTH, PLUGIN_REGISTRATION, method, serve
+from ocigpu.kubernetes.dra.claims import ClaimRef
+from ocigpu.kubernetes.dra.prepare import PreparedDevice
+from ocigpu.kubernetes.listener import MAX_PATH, Listener
+from ocigpu.system.service import ServiceLog
+
+WORKERS = 10
+"""Claims of different pods come at the same time; they wait for each other, with their threads."""
+MAX_STREAMS = 8
+MAX_CLAIMS = 1000
+"""Of one call."""
+PROBE = 5.0
+HEALTH_TIMEOUT = 60
+"""Seconds after which the kubelet takes the health of a device for unknown, unless it hears again."""
+HEALTH_REPEAT = HEALTH_TIMEOUT / 3
+MAX_MESSAGE = 1024
+"""Characters of a health message that the kubelet shows."""
+
+
+class DeviceHealth(NamedTuple):
+    """How a device is; ``message``: why it is not well, ``changed``: since when, in seconds since 1970."""
+
+    device: str
+    healthy: bool
+    message: str = ""
+    changed: int = 0
+
+
+class KubeletDirectories(NamedTuple):
+    """The kubelet's: ``registry``, where it looks for plugins, and ``plugins``, where each has a directory."""
+
+    registry: str = "/var/lib/kubelet/plugins_registry"
+    plugins: str = "/var/lib/kubelet/plugins"
+
+
+def short_name(directory: str, begin: str, instance: str, end: str) -> str:
+    """Return the path of a socket: parts of its name joined by hyphens, a digest for the instance where it is too long.
+
+    A dot and ten more bytes are left for the name that it has until it answers.
+    """
+    name = "-".join(filter(None, (begin, instance))) + end
+    if instance and len(os.fsencode(f"{directory}/{name}")) > MAX_PATH - 1:
+        digest = base64.urlsafe_b64encode(hashlib.sha256(instance.encode()).digest())[:12].decode()
+        name = f"{begin}-{digest}{end}"
+    return f"{directory}/{name}"
+
+
+class DraServer:
+    """Serves the kubelet; ``prepare`` and ``unprepare`` are called by several threads and raise OcigpuError."""
+
+    def __init__(
+        self,
+        driver: str,
+        pool: str,
+        directories: KubeletDirectories,
+        prepare: "Callable[[ClaimRef], Sequence[PreparedDevice]]",
+        unprepare: "Callable[[ClaimRef], None]",
+        log: ServiceLog,
+        instance: str = "",
+    ) -> None:
+        self.driver, self.pool = driver, pool
+        self._prepare, self._unprepare, self._log = prepare, unprepare, log
+        self._directories = directories
+        self.service = Listener(
+            short_name(f"{directories.plugins}/{driver}", "dra", instance, ".sock"), code="OCIGPU-DRA-6"
+        )
+        self.registrar = Listener(short_name(directories.registry, driver, instance, "-reg.sock"), code="OCIGPU-DRA-6")
+        self._condition = threading.Condition()
+        self._health: tuple[DeviceHealth, ...] | None = None
+        self._version = 0
+        self._streams = 0
+        self._ending = False
+
+    # life
+
+    def start(self) -> None:
+        """Serve, then register; raises HostError (OCIGPU-DRA-6)."""
+        self._ending = False
+        handlers = [serve(service, self._functions(name)) for name, service in DRA.items()]
+        handlers += [serve(service, {"NodeWatchResources": self._watch(service)}) for service in DRA_HEALTH.values()]
+        self.service.start(handlers, WORKERS + MAX_STREAMS, _probe_service)
+        try:
+            functions = {"GetInfo": self._info, "NotifyRegistrationStatus": self._notified}
+            self.registrar.start([serve(PLUGIN_REGISTRATION, functions)], 2, _probe_registrar)
+        except HostError:
+            self.service.stop()
+            raise
+
+    def stop(self, seconds: float) -> None:
+        """Unregister, end the streams, and let calls that run go on for so long."""
+        self.registrar.stop()
+        with self._condition:
+            self._ending = True
+            self._condition.notify_all()
+        self.service.stop(seconds)
+
+    @property
+    def running(self) -> bool:
+        """Whether the kubelet can find and call it: a kubelet that starts removes the sockets of plugins."""
+        return all(each.running and each.owns_socket() for each in (self.service, self.registrar))
+
+    def tell_health(self, health: tuple[DeviceHealth, ...]) -> None:
+        """Tell the kubelet how all devices are, unless it knows."""
+        with self._condition:
+            if health != self._health:
+                self._health = health
+                self._version += 1
+                self._condition.notify_all()
+
+    # what the kubelet calls
+
+    def _info(self, _request: Any, _context: Any) -> Any:
+        return registration_pb.PluginInfo(
+            type="DRAPlugin",
+            name=self.driver,
+            endpoint=self.service.path,
+            supported_versions=[*DRA, *DRA_HEALTH],
+        )
+
+    def _notified(self, request: Any, _context: Any) -> Any:
+        if request.plugin_registered:
+            self._log.once("registration", "info", f"{self.driver}: registered with the kubelet")
+        else:
+            self._log.once("registration", "warning", f"the kubelet did not take {self.driver}: {request.error}")
+        return registration_pb.RegistrationStatusResponse()
+
+    def _functions(self, version: str) -> "dict[str, Callable[[Any, Any], Any]]":
+        """Return both calls of a version: the messages of all have the same fields."""
+        methods = DRA[version].methods_by_name
+        prepared = GetMessageClass(methods["NodePrepareResources"].output_type)
+        unprepared = GetMessageClass(methods["NodeUnprepareResources"].output_type)
+
+        def prepare(request: Any, _context: Any) -> Any:
+            answer: Any = prepared()
+            for claim in _claims(request):
+                entry = answer.claims[claim.uid]
+                devices, entry.error = self._try(self._prepare, claim)
+                for each in devices or ():
+                    device = entry.devices.add(
+                        request_names=[each.request],
+                        pool_name=each.pool,
+                        device_name=each.device,
+                        cdi_device_ids=each.cdi,
+                    )
+                    if each.share:
+                        device.share_id = each.share
+            return answer
+
+        def unprepare(request: Any, _context: Any) -> Any:
+            answer: Any = unprepared()
+            for claim in _claims(request):
+                answer.claims[claim.uid].error = self._try(self._unprepare, claim)[1]
+            return answer
+
+        return {"NodePrepareResources": prepare, "NodeUnprepareResources": unprepare}
+
+    def _try(self, function: "Callable[[ClaimRef], Any]", claim: ClaimRef) -> tuple[Any, str]:
+        """Return what a function returns, or the error of this claim in one line: others of the call go on."""
+        try:
+            return function(claim), ""
+        except OcigpuError as error:
+            own = error
+        except Exception as error:  # noqa: BLE001 - a defect: the kubelet hears of it, the next call works
+            own = as_own_error(error)
+        text = printable(f"{own.code}: {own.message}", 1000)
+        self._log("warning", text, claim=printable(claim.uid, 63))
+        return None, text
+
+    def _watch(self, service: Any) -> "Callable[[Any, Any], Iterator[Any]]":
+        response = GetMessageClass(service.methods_by_name["NodeWatchResources"].output_type)
+
+        def watch(_request: Any, context: Any) -> Iterator[Any]:
+            if not context.add_callback(self._wake):
+                return
+            with self._condition:
+                self._streams += 1
+                crowded = self._streams > MAX_STREAMS
+            try:
+                if crowded:
+                    context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"more than {MAX_STREAMS} streams")
+                sent, due = -1, 0.0
+                while True:
+                    with self._condition:
+                        while context.is_active() and not self._ending:
+                            new = self._health is not None and sent != self._version
+                            if new or (sent >= 0 and time.monotonic() >= due):
+                                break
+                            self._condition.wait(max(0.0, due - time.monotonic()) if sent >= 0 else None)
+                        health, sent = self._health or (), self._version
+                        ending = self._ending
+                    if ending or not context.is_active():
+                        return
+                    due = time.monotonic() + HEALTH_REPEAT
+                    yield self._health_message(response, health)
+            finally:
+                with self._condition:
+                    self._streams -= 1
+
+        return watch
+
+    def _wake(self) -> None:
+        with self._condition:
+            self._condition.notify_all()
+
+    def _health_message(self, response: Any, health: Sequence[DeviceHealth]) -> Any:
+        message = response()
+        for each in health:
+            entry = message.devices.add(
+                health=1 if each.healthy else 2,
+                last_updated_time=each.changed,
+                health_check_timeout_seconds=HEALTH_TIMEOUT,
+                message=cut(each.message),
+            )
+            entry.device.pool_name, entry.device.device_name = self.pool, each.device
+        return message
+
+
+def cut(text: str) -> str:
+    """Return a health message as long as the kubelet takes it."""
+    return text if len(text) <= MAX_MESSAGE else f"{text[: MAX_MESSAGE - 3]}..."
+
+
+def _claims(request: Any) -> list[ClaimRef]:
+    return [ClaimRef(each.namespace, each.uid, each.name) for each in request.claims[:MAX_CLAIMS]]
+
+
+def _probe_service(channel: grpc.Channel) -> None:
+    """Call as the kubelet will, without a claim; raises grpc.RpcError."""
+    service = DRA["v1.DRAPlugin"]
+    request = GetMessageClass(service.methods_by_name["NodePrepareResources"].input_type)()
+    method(channel, service, "NodePrepareResources")(request, timeout=PROBE)
+
+
+def _probe_registrar(channel: grpc.Channel) -> None:
+    method(channel, PLUGIN_REGISTRATION, "GetInfo")(registration_pb.InfoRequest(), timeout=PROBE)

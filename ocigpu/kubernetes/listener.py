@@ -1,0 +1,102 @@
+"""A gRPC server on a unix socket, which has its name from the moment it answers."""
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+
+from ocigpu.core.errors import HostError, printable
+from ocigpu.kubernetes.api.services import open_channel
+
+STOP = 2.0
+"""Seconds that running calls have when a server stops."""
+MAX_PATH = 107
+"""Bytes of a unix socket's path (unix(7))."""
+MAX_REQUEST = 16 << 20
+"""Bytes: GetPreferredAllocation names every free device, some of them twice."""
+
+
+def identity(path: str) -> tuple[int, ...]:
+    """Return what tells a file from another one of the same name, () for none."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return ()
+    return (status.st_dev, status.st_ino, status.st_ctime_ns)
+
+
+class Listener:
+    """Serves on the socket ``path``; ``new``: name of the socket until it answers.
+
+    Kubelets look for sockets in some directories: a name with a dot first is none of theirs.
+    """
+
+    def __init__(self, path: str, new: str = "", code: str = "OCIGPU-KUBE-3") -> None:
+        self.path = path
+        self._new = new or f"{os.path.dirname(path)}/.{os.path.basename(path)}"
+        self._code = code
+        self._server: Any = None
+        self._inode: tuple[int, ...] = ()
+
+    def start(self, handlers: Sequence[Any], workers: int, probe: "Callable[[grpc.Channel], None]") -> None:
+        """Listen, and prove by ``probe`` that it answers.
+
+        The socket takes the place of one that was left there, and only our own is removed again.  Raises HostError of
+        the listener's code.
+        """
+        new = self._new
+        if len(os.fsencode(new)) > MAX_PATH:
+            raise self._cannot(f"the path of a socket may have {MAX_PATH} bytes")
+        server = grpc.server(
+            ThreadPoolExecutor(workers, os.path.basename(self.path)),
+            options=[("grpc.max_receive_message_length", MAX_REQUEST)],
+        )
+        server.add_generic_rpc_handlers(tuple(handlers))
+        try:
+            if os.path.lexists(new):
+                os.unlink(new)
+            server.add_insecure_port(f"unix:{new}")
+            server.start()
+            with open_channel(new) as channel:
+                probe(channel)
+            os.rename(new, self.path)
+        except (OSError, RuntimeError, grpc.RpcError) as error:
+            server.stop(None)
+            cause = error.strerror if isinstance(error, OSError) and error.strerror else why(error)
+            if not os.path.isdir(os.path.dirname(new)):
+                cause = f"there is no directory {os.path.dirname(new)}"
+            raise self._cannot(cause) from error
+        self._server = server
+        self._inode = identity(self.path)[:2]
+
+    def stop(self, seconds: float = STOP) -> str:
+        """End all calls and remove the socket; returns why that was not possible, "" otherwise."""
+        if self._server is None:
+            return ""
+        self._server.stop(seconds).wait(seconds)
+        self._server = None
+        if self.owns_socket():
+            try:
+                os.unlink(self.path)
+            except OSError as error:  # ENOENT: just now removed by the kubelet
+                return f"{self.path}: {error.strerror}"
+        return ""
+
+    @property
+    def running(self) -> bool:
+        """Whether it listens."""
+        return self._server is not None
+
+    def owns_socket(self) -> bool:
+        """Whether the socket of its name is its own: kubelets remove all of them when they start."""
+        return self._inode == identity(self.path)[:2]
+
+    def _cannot(self, cause: str) -> HostError:
+        return HostError(self._code, f"serve {printable(self.path, 300)}: {printable(cause, 300)}")
+
+
+def why(error: BaseException) -> str:
+    """Return what an error of gRPC says."""
+    return str(error.details() if isinstance(error, grpc.Call) else error)
