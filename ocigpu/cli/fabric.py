@@ -1,25 +1,58 @@
 """``ocigpu fabric``: which GPUs are connected by NVLink, by way of Fabric Manager."""
 
-from typing import Any, NamedTuple
+import re
+from collections.abc import Collection, Iterable, Sequence
+from typing import Annotated, Any, NamedTuple
 
 from ocigpu.cli import show
-from ocigpu.cli.arguments import takes
+from ocigpu.cli.arguments import Range, takes
+from ocigpu.cli.cleaning import undisturbed
 from ocigpu.cli.common import load_settings
+from ocigpu.core.errors import UsageError, quoted
 from ocigpu.gpus.nvidia.fabric.libnvfm import DEFAULT_ADDRESS, open_fabric
-from ocigpu.gpus.nvidia.fabric.partitions import Partition, RestorableFabric, show_ids
+from ocigpu.gpus.nvidia.fabric.partitions import (
+    UNLINKED,
+    FabricError,
+    FabricStep,
+    Partition,
+    RestorableFabric,
+    audit_partitions,
+    check_isolates,
+    choose_partition,
+    choose_singles,
+    find_partition,
+    must_find,
+    plan_steps,
+    show_gpus,
+    show_ids,
+    sizes,
+)
+from ocigpu.gpus.nvidia.fabric.state import FabricState, FabricStore, KeptFabric, KeptSet, state_directory
+from ocigpu.system.service import ServiceLog, Signals
 
 COLUMNS = ("PARTITION ID", "STATUS", "GPUs", "NVLINKS", "GPU PHYSICAL IDs")
+UNREACHED = ("OCIGPU-FAB-2", "OCIGPU-FAB-7")
+"""What a manager that is starting answers: it is asked again."""
 
 
 class Reach(NamedTuple):
-    """Where the manager is, as the options that the commands share say."""
+    """Where the manager is, and this host's state, as the options that the commands share say."""
 
     fabric: RestorableFabric
+    store: FabricStore
     json: bool
 
+    @property
+    def kept(self) -> KeptFabric:
+        return KeptFabric(self.fabric, self.store)
 
-def reach(address: str = DEFAULT_ADDRESS, library: str = "", config: str = "", json: bool = False) -> Reach:
-    return Reach(open_fabric(address, library, load_settings(config).simulation_root), json)
+
+def reach(
+    address: str = DEFAULT_ADDRESS, library: str = "", state: str = "", config: str = "", json: bool = False
+) -> Reach:
+    simulation = load_settings(config).simulation_root
+    store = FabricStore(state or state_directory(simulation))
+    return Reach(open_fabric(address, library, simulation), store, json)
 
 
 @takes(reach)
@@ -29,6 +62,240 @@ def list_command(at: Reach) -> None:
         show.data({"partitions": [_to_json(one) for one in partitions]})
         return
     _print_table(partitions)
+
+
+class Wanted(NamedTuple):
+    """Partitions to make active, and whether their GPUs are apart where a container gets all of them."""
+
+    partitions: tuple[Partition, ...]
+    unlinked: bool
+
+
+@takes(reach)
+def plan_command(
+    at: Reach,
+    ids: list[str] | None = None,
+    gpus: Annotated[int, Range(0, 64)] = 0,
+    free: str = "",
+    unlinked: bool = False,
+) -> None:
+    listed = at.fabric.list_partitions()
+    state = at.store.read() or FabricState()
+    wanted = _choose(listed, state, ids or [], gpus, free, unlinked)
+    steps = plan_steps(listed, wanted.partitions, state.leased)
+    _show_steps(at, wanted, steps, "nothing was changed")
+
+
+@takes(reach)
+def activate_command(
+    at: Reach,
+    ids: list[str] | None = None,
+    gpus: Annotated[int, Range(0, 64)] = 0,
+    free: str = "",
+    unlinked: bool = False,
+    replace: bool = False,
+    lease: str = "",
+) -> None:
+    kept = at.kept
+    listed = kept.list_partitions()
+    check_isolates(listed)
+    state = kept.read_state()
+    wanted = _choose(listed, state, ids or [], gpus, free, unlinked)
+    steps = plan_steps(listed, wanted.partitions, state.leased if replace else _held(listed))
+    done = [step for step in steps if step.verb != "reset"]
+    with undisturbed():
+        for step in done:
+            if step.verb == "deactivate":
+                kept.deactivate(step.physical_ids)
+        for one in wanted.partitions:
+            kept.activate(one.physical_ids, lease)
+    _show_steps(at, wanted, done, "done", kept.notes)
+
+
+def _held(listed: Iterable[Partition]) -> set[int]:
+    """Return the GPUs that have a partition: without --replace none is deactivated."""
+    return {gpu for one in listed if one.is_active for gpu in one.physical_ids}
+
+
+@takes(reach)
+def deactivate_command(at: Reach, ids: list[str], force: bool = False) -> None:
+    kept = at.kept
+    listed = kept.list_partitions()
+    wanted = [must_find(listed, each) for each in _parse_sets(ids)]
+    state = kept.read_state()
+    for one in wanted:
+        entry = state.find(one.physical_ids)
+        if entry and entry.lease and not force:
+            hint = "End and reset what uses it first. --force deactivates it below whoever runs on it."
+            raise FabricError("OCIGPU-FAB-5", f"deactivate {show_gpus(one.physical_ids)}: held by {entry.lease}", hint)
+    with undisturbed():
+        for one in wanted:
+            kept.deactivate(one.physical_ids)
+    steps = [FabricStep("deactivate", one.physical_ids, "as asked") for one in wanted]
+    _show_steps(at, Wanted((), False), steps, "done", kept.notes)
+
+
+@takes(reach)
+def audit_command(at: Reach, expect: list[str] | None = None) -> int:
+    kept = at.kept
+    listed = kept.list_partitions()
+    check_isolates(listed)
+    state = kept.read_state()
+    expected = _parse_sets(expect) if expect else [one.physical_ids for one in state.sets if not one.broken]
+    found = audit_partitions(listed, expected)
+    broken = [] if expect else list(state.broken)
+    if at.json:
+        deviations = [{"problem": one.problem, "physical-ids": one.physical_ids, "text": one.text} for one in found]
+        show.data({"deviations": deviations, "broken": [_kept_json(one) for one in broken], "notes": kept.notes})
+        return int(bool(found or broken))
+    rows = [(one.problem, show_ids(one.physical_ids), one.text) for one in found]
+    rows += [("broken", show_ids(one.physical_ids), f"{one.lease or 'by hand'}: {one.broken}") for one in broken]
+    if rows:
+        show.table(("problem", "gpu physical ids", "what"), rows)
+    else:
+        print(f"as expected: {show.count(len(expected), 'active partition')}")
+    return int(bool(rows))
+
+
+@takes(reach)
+def restore_command(
+    at: Reach,
+    follow: bool = False,
+    interval: Annotated[float, Range(0.1, 30.0)] = 5.0,
+    nothing: bool = False,
+) -> int:
+    if follow:
+        _follow(at, interval)
+        return 0
+    kept = at.kept
+    given = kept.restore(nothing)
+    state = kept.read_state()
+    if at.json:
+        show.data(
+            {
+                "waited": given is not None,
+                "given-back": [list(ids) for ids in given or ()],
+                "sets": [_kept_json(one) for one in state.sets],
+                "notes": kept.notes,
+            }
+        )
+        return int(bool(state.broken))
+    if given is None:
+        print("the manager does not wait for partitions: nothing was told")
+    else:
+        print(f"told the manager what was active: {'; '.join(map(show_ids, given)) or 'nothing'}")
+    show.notes([f"{show_gpus(one.physical_ids)}, {one.lease or 'by hand'}: {one.broken}" for one in state.broken])
+    return int(bool(state.broken))
+
+
+def _follow(at: Reach, interval: float) -> None:
+    """Look at the manager until a signal comes: its minute after a restart is ours as well."""
+    log = ServiceLog(at.json)
+    kept = at.kept
+    with Signals() as signals:
+        while True:
+            _look(kept, log)
+            signals.wait(interval)
+            if signals.stopping:
+                return
+
+
+def _look(kept: KeptFabric, log: ServiceLog) -> None:
+    try:
+        given = kept.restore()
+    except FabricError as error:
+        log.once("manager", "warning" if error.code in UNREACHED else "error", f"{error.code}: {error.message}")
+        return
+    log.once("manager", "info", "")
+    if given is not None:
+        log("info", f"told the manager what was active: {'; '.join(map(show_ids, given)) or 'nothing'}")
+    for note in kept.notes:
+        log("error", note)
+    kept.notes.clear()
+
+
+def _choose(
+    listed: tuple[Partition, ...], state: FabricState, ids: Sequence[str], gpus: int, free: str, unlinked: bool
+) -> Wanted:
+    """Return the partitions of the sets that are named, or of a number of free GPUs; raises FabricError."""
+    if bool(ids) == bool(gpus):
+        raise UsageError("name sets of GPUs (1,3), or their number (--gpus 2)")
+    if ids:
+        return _named(listed, _parse_sets(ids), unlinked)
+    left = set(_parse_set(free)) if free else _free(listed, state)
+    chosen = choose_partition(listed, left, gpus)
+    if chosen:
+        return Wanted((chosen,), False)
+    there = f"{show.count(gpus, 'GPU')} of {show_ids(left) or 'none'}"
+    if gpus in sizes(listed):
+        raise FabricError("OCIGPU-FAB-4", f"choose {there}: no partition of that size is wholly free")
+    singles = choose_singles(listed, left, gpus) if unlinked else ()
+    if singles:
+        return Wanted(singles, True)
+    raise _no_such_size(f"choose {there}: the board's sizes are {show_ids(sizes(listed))}", unlinked)
+
+
+def _named(listed: tuple[Partition, ...], sets: Sequence[tuple[int, ...]], unlinked: bool) -> Wanted:
+    found: list[Partition] = []
+    apart = False
+    for each in sets:
+        one = find_partition(listed, each)
+        singles = [find_partition(listed, [gpu]) for gpu in each] if unlinked and one is None else []
+        if one is None and all(singles) and singles:
+            found += [single for single in singles if single]
+            apart = True
+        else:
+            found.append(one or must_find(listed, each))
+    every = [gpu for one in found for gpu in one.physical_ids]
+    twice = {gpu for gpu in every if every.count(gpu) > 1}
+    if twice:
+        raise UsageError(f"{show_gpus(twice)}: in two sets")
+    return Wanted(tuple(found), apart)
+
+
+def _no_such_size(message: str, unlinked: bool) -> FabricError:
+    hint = None if unlinked else f"--unlinked takes single partitions: {UNLINKED}"
+    return FabricError("OCIGPU-FAB-4", message, hint)
+
+
+def _free(listed: Iterable[Partition], state: FabricState) -> set[int]:
+    """Return the GPUs of nobody: without a lease, and alone where a partition of theirs is active."""
+    linked = {gpu for one in listed if one.is_active and len(one.physical_ids) > 1 for gpu in one.physical_ids}
+    return {gpu for one in listed for gpu in one.physical_ids} - linked - state.leased
+
+
+def _parse_sets(texts: Iterable[str]) -> list[tuple[int, ...]]:
+    return [_parse_set(text) for text in texts]
+
+
+def _parse_set(text: str) -> tuple[int, ...]:
+    if not re.fullmatch(r"[1-9][0-9]?(,[1-9][0-9]?)*", text):
+        raise UsageError(f"GPUs {quoted(text)}: not physical ids such as 1,3")
+    found = tuple(sorted(map(int, text.split(","))))
+    if len(set(found)) < len(found):
+        raise UsageError(f"GPUs {quoted(text)}: one is named twice")
+    return found
+
+
+def _show_steps(at: Reach, wanted: Wanted, steps: Sequence[FabricStep], done: str, notes: Collection[str] = ()) -> None:
+    if at.json:
+        show.data(
+            {
+                "partitions": [_to_json(one) for one in wanted.partitions],
+                "linked": not wanted.unlinked,
+                "steps": [
+                    {"verb": step.verb, "physical-ids": list(step.physical_ids), "reason": step.reason}
+                    for step in steps
+                ],
+                "notes": [*notes],
+            }
+        )
+        return
+    for step in steps:
+        print(f"{step.verb:<11} {show_gpus(step.physical_ids)}: {step.reason}")
+    print(done)
+    costs = [f"{show_ids(gpu for one in wanted.partitions for gpu in one.physical_ids)}: {UNLINKED}"]
+    show.notes([*notes, *(costs if wanted.unlinked else ())])
 
 
 def _print_table(partitions: tuple[Partition, ...]) -> None:
@@ -49,4 +316,14 @@ def _to_json(one: Partition) -> dict[str, Any]:
         "physical-ids": list(one.physical_ids),
         "nvlinks": one.links,
         "nvlinks-by-gpu": [{"available": now, "most": most} for now, most in one.nvlinks],
+    }
+
+
+def _kept_json(one: KeptSet) -> dict[str, Any]:
+    return {
+        "physical-ids": list(one.physical_ids),
+        "lease": one.lease,
+        "generation": one.generation,
+        "settled": one.settled,
+        "broken": one.broken,
     }

@@ -379,6 +379,10 @@ CODES: dict[str, Code] = {
         "Library and Fabric Manager do not understand each other, or the answer makes no sense.",
         "Install libnvfm of the branch that the service machine's Fabric Manager has.",
     ),
+    "OCIGPU-FAB-9": Code(
+        "The host's state of its partitions cannot be read or written.",
+        "Make it a file that can be read and written; where no GPU is in use it can be removed.",
+    ),
     # DEMO: ocigpu demo
     "OCIGPU-DEMO-1": Code(
         "The demo cannot be run here: something that it needs is missing.",

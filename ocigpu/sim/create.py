@@ -200,12 +200,23 @@ def _make_host(
 
 def _make_driverless(root: Path, target: Path, gpus: tuple[SimGpu, ...], parts: _Parts) -> None:
     made = write_driverless(root, gpus, iommufd=parts.iommufd, real=parts.nodes)
+    if _start_manager(root, gpus[0].model):  # it runs in the service machine: the host has the client's library
+        version = gpus[0].model.driver_version
+        place_few(root, make_table(str(target), gpus, version, few=True), version, ("nvfm",))
     described = [_describe_gpu(gpu) | describe_module(gpu) for gpu in gpus]
     marker = _describe(gpus[0].model, "", "", real=False) | _NO_FILES | {"gpus": described, "notes": []}
     write_marker(root, marker | {"dri": False, "driver": "none"} | made)
     for name in ("run", "tmp", "proc", "etc"):
         (root / name).mkdir(exist_ok=True)
     write_file(root / "config.toml", render_config(str(target)))
+
+
+def _start_manager(root: Path, model: Model) -> bool:
+    """Start the Fabric Manager of a board that has NVSwitches and known partitions; returns whether it has."""
+    board = BOARD_OF.get(model.architecture) if model.fabric else None
+    if board:
+        SimulatedManager(root).start(board)
+    return board is not None
 
 
 def _make_nvidia(
@@ -225,9 +236,7 @@ def _make_nvidia(
     else:
         say("compiling the driver's libraries and programs")
         built = build(root, table, version, fabric=gpus[0].model.fabric, compat32=parts.compat32)
-    board = BOARD_OF.get(gpus[0].model.architecture)
-    if gpus[0].model.fabric and board:
-        SimulatedManager(root).start(board)
+    _start_manager(root, gpus[0].model)
     say("making device nodes, /proc and /sys")
     node_list = plan_nodes(gpus, majors, first_card, dri=parts.dri)
     real = make_nodes(root, node_list, real=parts.nodes)

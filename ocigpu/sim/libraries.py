@@ -152,49 +152,54 @@ def build(root: Path, table: bytes, driver_version: str, *, fabric: bool, compat
     return Built(len(wanted), count_32, binaries, tuple(notes))
 
 
-def place_few(root: Path, table: bytes, driver_version: str) -> Built:
-    """Put NVML, CUDA and nvidia-smi alone below ``root``: those of the wheel, else compiled.  Needs no privileges.
+def place_few(root: Path, table: bytes, driver_version: str, sources: Sequence[str] = _ANSWERING) -> Built:
+    """Put only what answers, and nvidia-smi, below ``root``: that of the wheel, else compiled.  Needs no privileges.
 
-    Raises OcigpuError (OCIGPU-SIM-1) where the wheel has none for this type of machine and there is no compiler.
+    ``sources``: of the libraries; nvidia-smi comes with NVML.  Raises OcigpuError (OCIGPU-SIM-1) where the wheel has
+    none for this type of machine and there is no compiler.
     """
     machine, directory, programs = platform.machine(), root / "usr/lib" / library_triplet(), root / "usr/bin"
     directory.mkdir(parents=True)
-    programs.mkdir(parents=True)
     ready = PREBUILT / machine
     with tempfile.TemporaryDirectory(dir=root) as made:
         if not ready.is_dir():
             ready = Path(made)
             try:
-                compile_few(ready)
+                compile_few(ready, sources=sources)
             except OcigpuError as error:
                 raise sim_error(
                     f"{error.message}, and this installation brings none for {machine}", COMPILER_HINT
                 ) from error
-        for library in (library for library in LIBRARIES if library.source in _ANSWERING):
+        wanted = [library for library in LIBRARIES if library.source in sources]
+        for library in wanted:
             file, links = library.names(driver_version)
             shutil.copyfile(ready / f"{library.name}.so", directory / file)
             (directory / file).chmod(0o755)
             fill_table(directory / file, table)
             for name in links:
                 (directory / name).symlink_to(links[name])
+        if "nvml" not in sources:
+            return Built(len(wanted), 0, (), ())
+        programs.mkdir(parents=True)
         program = programs / read_tables()["built"]["programs"][0]
         shutil.copyfile(ready / program.name, program)
     program.chmod(0o755)
     fill_table(program, table)
-    return Built(len(_ANSWERING), 0, (program.name,), ())
+    return Built(len(wanted), 0, (program.name,), ())
 
 
-def compile_few(directory: Path, compiler_name: str = "") -> None:
+def compile_few(directory: Path, compiler_name: str = "", sources: Sequence[str] = _ANSWERING) -> None:
     """Compile into ``directory`` what :func:`place_few` takes, with empty tables; "" is this machine's compiler."""
     with tempfile.TemporaryDirectory(dir=directory) as scratch:
         compiler = _Compiler(Path(scratch), compiler_name)
         stub = _libc_stub(compiler, compiler.object("blank", "blank.c"), "libc64")
-        for library in (library for library in LIBRARIES if library.source in _ANSWERING):
+        for library in (library for library in LIBRARIES if library.source in sources):
             item = compiler.object(library.source, f"{library.source}.c")
             soname = next(iter(library.names("")[1]))
             failure = compiler.link(directory / f"{library.name}.so", soname, item, "-s", *stub)
             _succeed(failure and f"link {library.name}: {failure}")
-        _compile_program(compiler, directory / read_tables()["built"]["programs"][0])
+        if "nvml" in sources:
+            _compile_program(compiler, directory / read_tables()["built"]["programs"][0])
 
 
 def prebuild(directory: Path) -> list[str]:

@@ -1,6 +1,8 @@
 """``ocigpu fabric`` over a simulated manager."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -73,3 +75,123 @@ def test_errors_are_one_line_and_a_hint(cli: Run, manager: SimulatedManager) -> 
         "ocigpu: OCIGPU-FAB-3: list partitions: tcp:127.0.0.1:6666: not supported in the manager's mode (libnvfm -3)",
         f"hint: {CODES['OCIGPU-FAB-3'].fix}",
     ]
+
+
+def test_a_set_is_planned_activated_audited_and_deactivated(cli: Run, manager: SimulatedManager) -> None:
+    manager.start(active=[{1}, {8}])
+    status, output, _ = cli("plan", "--gpus", "2")
+    assert (status, output.splitlines()) == (
+        0,
+        [
+            "reset       GPUs 1,3: no state of a previous user stays in them",
+            "deactivate  GPU 1: it has a GPU of the wanted set",
+            "activate    GPUs 1,3: 36 NVLinks",
+            "verify      GPUs 1,3: the manager's list says so",
+            "nothing was changed",
+        ],
+    )
+    assert manager.active() == [(1,), (8,)]
+    status, _, complaint = cli("activate", "1,3")
+    assert (status, complaint.splitlines()[0]) == (1, "ocigpu: OCIGPU-FAB-5: in use: partition 7 (GPU 1)")
+    assert cli("activate", "3,1", "--replace", "--lease", "team-a")[0] == 0
+    assert cli("activate", "1,3", "--lease", "team-a")[0] == 0
+    assert manager.active() == [(1, 3), (8,)]
+    status, output, _ = cli("audit", "--json")
+    assert (status, json.loads(output)["deviations"]) == (
+        1,
+        [{"problem": "unexpected", "physical-ids": [8], "text": "active, and nobody's"}],
+    )
+    assert cli("audit", "--expect", "1,3", "--expect", "8") == (0, "as expected: 2 active partitions\n", "")
+    assert cli("activate", "1,2,3,4", "--replace")[0] == 1
+    assert "held by team-a" in cli("deactivate", "1,3")[2]
+    assert cli("deactivate", "1,3", "8", "--force")[0] == 0
+    assert manager.active() == []
+    assert cli("audit") == (0, "as expected: 0 active partitions\n", "")
+
+
+def test_what_is_leased_is_not_chosen(cli: Run, manager: SimulatedManager) -> None:
+    assert cli("activate", "5,7", "--lease", "team-a")[0] == 0
+    status, output, _ = cli("activate", "--gpus", "2", "--lease", "team-b", "--json")
+    done = json.loads(output)
+    assert (status, done["partitions"][0]["physical-ids"], done["linked"]) == (0, [6, 8], True)
+    status, output, _ = cli("plan", "--gpus", "4", "--json")
+    assert [step["verb"] for step in json.loads(output)["steps"]] == ["reset", "activate", "verify"]
+    status, _, complaint = cli("plan", "--gpus", "8")
+    assert (status, complaint.splitlines()[0]) == (
+        1,
+        "ocigpu: OCIGPU-FAB-4: choose 8 GPUs of 1,2,3,4: no partition of that size is wholly free",
+    )
+
+
+def test_three_gpus_are_given_apart_when_that_is_wanted(cli: Run, manager: SimulatedManager) -> None:
+    status, _, complaint = cli("activate", "--gpus", "3")
+    assert (status, complaint.splitlines()) == (
+        1,
+        [
+            "ocigpu: OCIGPU-FAB-4: choose 3 GPUs of 1,2,3,4,5,6,7,8: the board's sizes are 1,2,4,8",
+            "hint: --unlinked takes single partitions: no NVLink between these GPUs, copies go over PCIe",
+        ],
+    )
+    status, output, _ = cli("activate", "--gpus", "3", "--unlinked")
+    assert (status, output.splitlines()[-1]) == (0, "note: 1,2,3: no NVLink between these GPUs, copies go over PCIe")
+    assert manager.active() == [(1,), (2,), (3,)]
+    assert cli("activate", "5,6,8", "--unlinked")[0] == 0
+    assert manager.active() == [(1,), (2,), (3,), (5,), (6,), (8,)]
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["1", "--gpus", "1"], ["0"], ["1,,3"], ["1,1"], ["a"], ["1-4"], ["1,3", "3"], ["5", "5"]]
+)
+def test_sets_that_cannot_be_meant(cli: Run, manager: SimulatedManager, words: list[str]) -> None:
+    for verb in ("plan", "activate"):
+        status, output, complaint = cli(verb, *words)
+        assert (status, output, "OCIGPU-ARG-1" in complaint) == (2, "", True)
+    assert manager.active() == []
+
+
+def test_a_restarted_manager_gets_its_partitions_back(cli: Run, manager: SimulatedManager) -> None:
+    assert "does not wait" in cli("restore")[1]
+    assert cli("activate", "1,3", "2", "--lease", "team-a")[0] == 0
+    manager.restart()
+    assert "wait" in cli("list")[2]
+    assert cli("restore") == (0, "told the manager what was active: 1,3; 2\n", "")
+    assert manager.active() == [(1, 3), (2,)]
+    manager.start()
+    status, output, _ = cli("restore", "--json")
+    restored = json.loads(output)
+    assert (status, restored["waited"], [one["lease"] for one in restored["sets"] if one["broken"]]) == (
+        1,
+        False,
+        ["team-a", "team-a"],
+    )
+    assert cli("audit")[0] == 1
+    assert manager.active() == []
+
+
+def test_a_manager_that_does_not_isolate_is_refused(cli: Run, manager: SimulatedManager) -> None:
+    manager.say("mode 0")
+    for words in (["activate", "1"], ["deactivate", "1"], ["audit"], ["restore"], ["plan", "1"]):
+        status, _, complaint = cli(*words)
+        assert (status, "OCIGPU-FAB-3" in complaint) == (1, True)
+
+
+def test_following_tells_a_restarted_manager_by_itself(fabric_host: Path, cli: Run, manager: SimulatedManager) -> None:
+    assert cli("activate", "1,3", "--lease", "team-a")[0] == 0
+    words = [sys.executable, "-m", "ocigpu.cli", "fabric", "restore", "--follow", "--interval", "0.1"]
+    follower = subprocess.Popen(
+        [*words, "--config", str(fabric_host / "config.toml")], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        manager.restart()
+        assert follower.stdout
+        assert follower.stdout.readline() == "told the manager what was active: 1,3\n"
+        assert manager.active() == [(1, 3)]
+        manager.start()
+        assert "GPUs 1,3 of team-a: broken" in follower.stdout.readline()
+        follower.terminate()
+        assert follower.wait(60) == 0
+    finally:
+        follower.kill()
+        follower.wait()
+        if follower.stdout:
+            follower.stdout.close()

@@ -104,7 +104,7 @@ def test_the_plan_resets_deactivates_activates_and_verifies() -> None:
         ("activate", (1, 2, 3, 4)),
         ("verify", (1, 2, 3, 4)),
     ]
-    with pytest.raises(FabricError, match=r"in use by tenants: partition 9 \(GPU 3\)") as error:
+    with pytest.raises(FabricError, match=r"in use: partition 9 \(GPU 3\)") as error:
         plan_steps(now, [four], held={3})
     assert error.value.code == "OCIGPU-FAB-5"
     done = board_partitions("hopper", [{1, 2, 3, 4}])

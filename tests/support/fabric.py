@@ -1,11 +1,13 @@
 """A simulated host with a Fabric Manager, for several test files."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 from support import requirements
 
 from ocigpu.gpus.nvidia.fabric.libnvfm import LibnvfmFabric, open_fabric
+from ocigpu.gpus.nvidia.fabric.state import state_directory
 from ocigpu.sim.create import create_host
 from ocigpu.sim.fabric import SimulatedManager
 
@@ -25,6 +27,7 @@ def manager(fabric_host: Path) -> SimulatedManager:
     made = SimulatedManager(fabric_host)
     made.path.unlink(missing_ok=True)
     made.start()
+    shutil.rmtree(state_directory(str(fabric_host)), ignore_errors=True)
     return made
 
 

@@ -134,7 +134,7 @@ def _damage(whole: Collection[Partition], taken: Collection[int]) -> tuple[int, 
     return tuple(spoilt[size] for size in sorted({len(one.physical_ids) for one in whole}, reverse=True))
 
 
-UNLINKED = "no NVLink between its GPUs: copies between them go over PCIe, at a tenth of the speed or less"
+UNLINKED = "no NVLink between these GPUs, copies go over PCIe"
 """What a container with a number of GPUs costs that no partition has."""
 
 
@@ -154,13 +154,13 @@ def plan_steps(
 
     The GPUs are reset while nothing holds them; what conflicts is deactivated; then comes the activation, and a list
     that proves it.  All of it is before a machine starts, because its driver looks at the fabric once.  ``held``: GPUs
-    that tenants have.  Raises FabricError (OCIGPU-FAB-5) for a conflict with one of those.
+    that somebody has.  Raises FabricError (OCIGPU-FAB-5) for a conflict with one of those.
     """
     steps: list[FabricStep] = []
     conflicts = {one.physical_ids: one for each in wanted for one in conflicts_of(partitions, each)}
     taken = [one for one in conflicts.values() if one.overlaps(held)]
     if taken:
-        raise FabricError("OCIGPU-FAB-5", f"in use by tenants: {name_partitions(taken)}")
+        raise FabricError("OCIGPU-FAB-5", f"in use: {name_partitions(taken)}")
     missing = [one for one in wanted if not one.is_active]
     touched = {gpu for one in (*missing, *conflicts.values()) for gpu in one.physical_ids}
     if touched:

@@ -1,0 +1,332 @@
+"""What the host remembers of its partitions: who has which set, and what a manager is told after its restart.
+
+The file is on the host, not in the service machine, and survives both.  Sets are kept by physical ids.  The manager's
+last list is kept for its numbers: one that waits after a restart takes numbers and lists nothing.  A change is written
+down before it is begun, and again when the manager's list has proven it: whoever is killed in between leaves a set that
+the next look settles.
+Facts: NVIDIA Fabric Manager User Guide, "Resiliency", and fmSetActivatedFabricPartitions in nv_fm_agent.h.
+"""
+
+import json
+import os
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+
+from ocigpu.gpus.nvidia.fabric.partitions import (
+    Fabric,
+    FabricError,
+    Partition,
+    RestorableFabric,
+    conflicts_of,
+    must_find,
+    show_gpus,
+)
+from ocigpu.system.files import lock, read_regular, remove_drafts, replace_file
+
+DIRECTORY = "/var/lib/ocigpu/fabric"
+NAME, LOCK = "state.json", "lock"
+FORMAT = 1
+MAX_BYTES = 1 << 20
+LOCK_LIMIT = 90.0
+"""Seconds to wait for another program's change: it may train links."""
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
+WAITING = "OCIGPU-FAB-7"
+
+NOT_ROUTED = (
+    "its partition was found inactive: the manager or its service machine was restarted without being told of it"
+)
+
+
+@dataclass(frozen=True)
+class KeptSet:
+    """A set that is active for somebody.
+
+    ``lease``: whose, "" for one that an operator made; ``settled``: the manager's list has proven it; ``broken``: why
+    the machine that uses it has lost its NVLinks, "" when it has not.
+    """
+
+    physical_ids: tuple[int, ...]
+    lease: str = ""
+    generation: int = 0
+    settled: bool = False
+    broken: str = ""
+
+
+@dataclass(frozen=True)
+class FabricState:
+    """All of it.  ``epoch`` counts the restarts that lost partitions; ``known``: the manager's last list."""
+
+    boot_id: str = ""
+    epoch: int = 0
+    known: tuple[Partition, ...] = ()
+    sets: tuple[KeptSet, ...] = ()
+
+    def find(self, physical_ids: Collection[int]) -> KeptSet | None:
+        """Return what is kept of exactly these GPUs."""
+        wanted = tuple(sorted(physical_ids))
+        return next((one for one in self.sets if one.physical_ids == wanted), None)
+
+    def with_set(self, changed: KeptSet) -> "FabricState":
+        """Return the state with a set, in the place of what was kept of the same GPUs."""
+        return replace(self.without(changed.physical_ids), sets=(*self.without(changed.physical_ids).sets, changed))
+
+    def without(self, physical_ids: Collection[int]) -> "FabricState":
+        """Return the state without that set."""
+        wanted = tuple(sorted(physical_ids))
+        return replace(self, sets=tuple(one for one in self.sets if one.physical_ids != wanted))
+
+    @property
+    def leased(self) -> frozenset[int]:
+        """The GPUs of sets that somebody has by a lease."""
+        return frozenset(gpu for one in self.sets if one.lease for gpu in one.physical_ids)
+
+    @property
+    def broken(self) -> tuple[KeptSet, ...]:
+        """The sets whose users have lost their NVLinks."""
+        return tuple(one for one in self.sets if one.broken)
+
+
+def sets_to_restore(state: FabricState, boot_id: str) -> tuple[tuple[int, ...], ...]:
+    """Return what a manager is told that waits after its restart.
+
+    Not a set that was just being changed: no machine runs on it yet, or any more.  Nothing after a restart of the host.
+    """
+    return tuple(one.physical_ids for one in state.sets if one.settled and not one.broken and state.boot_id == boot_id)
+
+
+def settle(state: FabricState, listed: tuple[Partition, ...], boot_id: str) -> tuple[FabricState, tuple[str, ...]]:
+    """Return the state after a look at the manager's list, and what an operator should know of it.
+
+    An inactive partition of a lease is not activated again below its machine, whose driver looked at the fabric when it
+    was loaded: the lease is broken, and stays so until the set is deactivated.
+    """
+    notes = []
+    if state.boot_id not in ("", boot_id):
+        notes = [f"{show_gpus(one.physical_ids)}: forgotten, the host was restarted" for one in state.sets]
+        state = FabricState(epoch=state.epoch)
+    active = {one.physical_ids for one in listed if one.is_active}
+    sets = []
+    for one in state.sets:
+        if one.physical_ids in active or one.broken:
+            sets.append(replace(one, settled=True))
+        elif one.settled:
+            sets.append(replace(one, broken=NOT_ROUTED))
+            notes.append(f"{show_gpus(one.physical_ids)}{_of(one)}: broken: {NOT_ROUTED}")
+    lost = len({one.physical_ids for one in sets if one.broken} - {one.physical_ids for one in state.broken}) > 0
+    return FabricState(boot_id, state.epoch + lost, listed, tuple(sets)), tuple(notes)
+
+
+def _of(kept: KeptSet) -> str:
+    return f" of {kept.lease}" if kept.lease else ""
+
+
+def state_directory(simulation: str = "") -> str:
+    """Return where the state of this host, or of a simulated one, is."""
+    return f"{simulation}{DIRECTORY}"
+
+
+class FabricStore:
+    """The file in a directory, made when it is missing.  Its methods raise FabricError (OCIGPU-FAB-9)."""
+
+    def __init__(self, directory: str = DIRECTORY) -> None:
+        self.directory = directory
+
+    def read(self) -> FabricState | None:
+        """Return what is kept; None when nothing ever was."""
+        try:
+            with self._open() as fd:
+                return self._read(fd)
+        except FileNotFoundError:
+            return None
+
+    @contextmanager
+    def change(self) -> Iterator["KeptFile"]:
+        """Hold the lock of all programs that change partitions."""
+        try:
+            os.makedirs(self.directory, 0o700, exist_ok=True)
+            with self._open() as fd:
+                held = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600, dir_fd=fd)
+                try:
+                    if not lock(held, LOCK_LIMIT):
+                        raise self._error("lock", f"held for {LOCK_LIMIT:g} s by another program")
+                    remove_drafts(fd)
+                    yield KeptFile(self, fd, self._read(fd))
+                finally:
+                    os.close(held)
+        except OSError as error:
+            raise self._error("open", f"{error.strerror}") from error
+
+    @contextmanager
+    def _open(self) -> Iterator[int]:
+        fd = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+    def _read(self, fd: int) -> FabricState | None:
+        try:
+            return _parse(read_regular(NAME, MAX_BYTES, fd, os.O_NOFOLLOW))
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise self._error("read", f"{error.strerror}") from error
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            raise self._error("read", f"not a state of format {FORMAT}") from error
+
+    def write(self, fd: int, state: FabricState) -> None:
+        """Put the state into the directory, on the disk; of :class:`KeptFile`."""
+        text = json.dumps({"format": FORMAT, **asdict(state)}, indent=1) + "\n"
+        try:
+            replace_file(NAME, text.encode(), 0o600, fd, durable=True)
+        except OSError as error:
+            raise self._error("write", f"{error.strerror}") from error
+
+    def _error(self, operation: str, cause: str) -> FabricError:
+        return FabricError("OCIGPU-FAB-9", f"{operation} {self.directory}/{NAME}: {cause}")
+
+
+class KeptFile:
+    """The state while its lock is held; ``state`` is None when nothing was ever kept."""
+
+    def __init__(self, store: FabricStore, fd: int, state: FabricState | None) -> None:
+        self._store = store
+        self._fd = fd
+        self.state = state
+
+    def keep(self, state: FabricState) -> None:
+        """Write the state, unless it is as it was."""
+        if state != self.state:
+            self._store.write(self._fd, state)
+            self.state = state
+
+
+def _parse(data: bytes) -> FabricState:
+    """Return a state; raises what reading such a document raises for anything that :class:`FabricStore` did not write."""
+    document = json.loads(data)
+    if document.pop("format") != FORMAT:
+        raise ValueError
+    known = [
+        Partition(**{**one, "physical_ids": tuple(one["physical_ids"]), "nvlinks": tuple(map(tuple, one["nvlinks"]))})
+        for one in document["known"]
+    ]
+    sets = [KeptSet(**{**one, "physical_ids": tuple(one["physical_ids"])}) for one in document["sets"]]
+    return FabricState(**{**document, "known": tuple(known), "sets": tuple(sets)})
+
+
+class KeptFabric(Fabric):
+    """A manager whose active sets the host remembers.
+
+    Programs may share it: one changes partitions at a time.  Every method tells a manager that waits after a restart
+    what was active, and marks the leases whose partitions were lost; ``notes`` says so to an operator.
+    """
+
+    def __init__(self, fabric: RestorableFabric, store: FabricStore, boot_id: str = "") -> None:
+        self._fabric = fabric
+        self._store = store
+        self._boot_id = boot_id or read_boot_id()
+        self.notes: list[str] = []
+        self._given: tuple[tuple[int, ...], ...] | None = None
+
+    def list_partitions(self) -> tuple[Partition, ...]:
+        """Look at the manager and settle the state; raises FabricError."""
+        with self._store.change() as kept:
+            return self._look(kept)
+
+    def read_state(self) -> FabricState:
+        """Return the state as the last look left it; raises FabricError."""
+        return self._store.read() or FabricState()
+
+    def activate(self, physical_ids: Collection[int], lease: str = "", generation: int = 0) -> Partition:
+        """Activate a set for somebody; done already is done.
+
+        Raises FabricError: OCIGPU-FAB-5 too when the set is another's, or broken and not deactivated yet.
+        """
+        with self._store.change() as kept:
+            wanted = must_find(self._look(kept), physical_ids)
+            state = kept.state or FabricState()
+            before = state.find(physical_ids)
+            what = f"activate {show_gpus(physical_ids)}"
+            if before and before.broken:
+                raise FabricError("OCIGPU-FAB-5", f"{what}: {before.broken}", "Deactivate it first.")
+            if before and before.lease not in ("", lease):
+                raise FabricError("OCIGPU-FAB-5", f"{what}: it is active for {before.lease}")
+            mine = KeptSet(wanted.physical_ids, lease, generation, settled=wanted.is_active)
+            kept.keep(state.with_set(mine))
+            done = self._fabric.activate(physical_ids)
+            known = tuple(done if one.physical_ids == done.physical_ids else one for one in state.known)
+            kept.keep(replace(state.with_set(replace(mine, settled=True)), known=known))
+            return done
+
+    def deactivate(self, physical_ids: Collection[int]) -> None:
+        """Deactivate a set whose GPUs nobody has any more, and forget it; raises FabricError."""
+        with self._store.change() as kept:
+            must_find(self._look(kept), physical_ids)
+            state = kept.state or FabricState()
+            before = state.find(physical_ids)
+            if before:
+                kept.keep(state.with_set(replace(before, settled=False, broken="")))
+            self._fabric.deactivate(physical_ids)
+            kept.keep(state.without(physical_ids))
+
+    def restore(self, nothing: bool = False) -> tuple[tuple[int, ...], ...] | None:
+        """Tell a manager that waits what was active; returns those sets, None when it does not wait.
+
+        ``nothing``: nothing was active, where no state says so.  Raises FabricError.
+        """
+        with self._store.change() as kept:
+            self._given = None
+            if nothing and kept.state is None:
+                kept.keep(FabricState(boot_id=self._boot_id))
+            self._look(kept)
+            return self._given
+
+    def _look(self, kept: KeptFile) -> tuple[Partition, ...]:
+        try:
+            listed = self._fabric.list_partitions()
+        except FabricError as error:
+            if error.code != WAITING:
+                raise
+            listed = self._give_back(kept.state, error)
+        state, notes = settle(kept.state or FabricState(), listed, self._boot_id)
+        self.notes += notes
+        kept.keep(state)
+        return listed
+
+    def _give_back(self, state: FabricState | None, waiting: FabricError) -> tuple[Partition, ...]:
+        if state is None:  # an empty list would cut off whatever is active
+            hint = "If nothing was active: ocigpu fabric restore --nothing"
+            raise FabricError(WAITING, f"{waiting.message}, and this host has no state of them", hint) from waiting
+        active = sets_to_restore(state, self._boot_id)
+        listed = self._fabric.restore(active, state.known)
+        self._given = active
+        return listed
+
+
+def read_boot_id() -> str:
+    """Return what tells this boot of the host from all others (random(4)); raises FabricError."""
+    try:
+        with open(BOOT_ID, encoding="ascii") as file:
+            return file.read().strip()
+    except OSError as error:
+        raise FabricError("OCIGPU-FAB-9", f"read {BOOT_ID}: {error.strerror}") from error
+
+
+def make_active(
+    fabric: Fabric, physical_ids: Collection[int], held: Collection[int] = ()
+) -> tuple[Partition, tuple[Partition, ...]]:
+    """Deactivate what conflicts with a set, then activate it; returns its partition and those deactivated.
+
+    The GPUs of all of them have been reset before.  ``held``: GPUs that somebody has.  Raises FabricError.
+    """
+    listed = fabric.list_partitions()
+    conflicts = conflicts_of(listed, must_find(listed, physical_ids))
+    for one in conflicts:
+        if one.overlaps(held):
+            raise FabricError(
+                "OCIGPU-FAB-5", f"activate {show_gpus(physical_ids)}: {show_gpus(one.physical_ids)} is held"
+            )
+    for one in conflicts:
+        fabric.deactivate(one.physical_ids)
+    return fabric.activate(physical_ids), conflicts

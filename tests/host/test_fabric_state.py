@@ -1,0 +1,268 @@
+"""What the host remembers of its partitions, across restarts of the manager, of its machine and of the host."""
+
+import fcntl
+import json
+import os
+from collections.abc import Collection
+from pathlib import Path
+
+import pytest
+
+from ocigpu.gpus.nvidia.fabric import state as state_module
+from ocigpu.gpus.nvidia.fabric.libnvfm import LibnvfmFabric
+from ocigpu.gpus.nvidia.fabric.partitions import FabricError, Partition, board_partitions, with_active
+from ocigpu.gpus.nvidia.fabric.state import (
+    FabricState,
+    FabricStore,
+    KeptFabric,
+    KeptSet,
+    make_active,
+    sets_to_restore,
+    settle,
+)
+from ocigpu.sim.fabric import SimulatedManager
+
+BOOT = "boot-1"
+PAIR = (1, 3)
+
+
+class FakeManager:
+    """A manager as a value: ``dies``: the caller is killed before or after its next change."""
+
+    def __init__(self, active: Collection[Collection[int]] = ()) -> None:
+        self.partitions = board_partitions("hopper", active)
+        self.dies = ""
+        self.waits = False
+        self.given: list[list[tuple[int, ...]]] = []
+
+    def list_partitions(self) -> tuple[Partition, ...]:
+        if self.waits:
+            raise FabricError("OCIGPU-FAB-7", "waits")
+        return self.partitions
+
+    def _change(self, physical_ids: Collection[int], active: bool) -> None:
+        if self.dies == "before":
+            raise KeyboardInterrupt
+        self.partitions = with_active(self.partitions, physical_ids, active)
+        if self.dies == "after":
+            raise KeyboardInterrupt
+
+    def activate(self, physical_ids: Collection[int]) -> Partition:
+        self._change(physical_ids, True)
+        return next(one for one in self.partitions if one.physical_ids == tuple(sorted(physical_ids)))
+
+    def deactivate(self, physical_ids: Collection[int]) -> None:
+        self._change(physical_ids, False)
+
+    def restore(self, active: Collection[Collection[int]], known: Collection[Partition]) -> tuple[Partition, ...]:
+        assert {one.physical_ids for one in known} >= set(map(tuple, active))
+        self.given.append(sorted(tuple(ids) for ids in active))
+        self.waits = False
+        self.partitions = board_partitions("hopper", active)
+        return self.partitions
+
+    def lose(self) -> None:
+        """Be started anew with the service machine."""
+        self.partitions = board_partitions("hopper")
+
+    @property
+    def active(self) -> list[tuple[int, ...]]:
+        return [one.physical_ids for one in self.partitions if one.is_active]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> FabricStore:
+    return FabricStore(str(tmp_path / "fabric"))
+
+
+def kept(manager: FakeManager, store: FabricStore, boot: str = BOOT) -> KeptFabric:
+    return KeptFabric(manager, store, boot)
+
+
+def sets(store: FabricStore) -> list[tuple[tuple[int, ...], str, bool, bool]]:
+    return [
+        (one.physical_ids, one.lease, one.settled, bool(one.broken)) for one in (store.read() or FabricState()).sets
+    ]
+
+
+def test_a_set_is_remembered_until_it_is_deactivated(store: FabricStore) -> None:
+    manager = FakeManager()
+    fabric = kept(manager, store)
+    assert store.read() is None
+    fabric.activate([3, 1], "team-a", 4)
+    assert sets(store) == [(PAIR, "team-a", True, False)]
+    assert store.read() == fabric.read_state()
+    fabric.activate([1, 3], "team-a", 4)
+    with pytest.raises(FabricError, match="it is active for team-a") as error:
+        fabric.activate([1, 3], "team-b")
+    assert error.value.code == "OCIGPU-FAB-5"
+    fabric.deactivate([1, 3])
+    fabric.deactivate([1, 3])
+    assert (sets(store), manager.active) == ([], [])
+
+
+@pytest.mark.parametrize("dies", ["before", "after"])
+def test_whoever_is_killed_in_a_change_leaves_a_set_that_the_next_look_settles(store: FabricStore, dies: str) -> None:
+    manager = FakeManager()
+    manager.dies = dies
+    with pytest.raises(KeyboardInterrupt):
+        kept(manager, store).activate(PAIR, "team-a")
+    assert sets(store) == [(PAIR, "team-a", False, False)]
+    kept(manager, store).list_partitions()
+    assert sets(store) == ([(PAIR, "team-a", True, False)] if dies == "after" else [])
+    manager.dies = ""
+    kept(manager, store).activate(PAIR, "team-a")
+    manager.dies = dies
+    with pytest.raises(KeyboardInterrupt):
+        kept(manager, store).deactivate(PAIR)
+    manager.dies = ""
+    fabric = kept(manager, store)
+    fabric.list_partitions()
+    assert sets(store) == ([] if dies == "after" else [(PAIR, "team-a", True, False)])
+    assert not fabric.notes
+
+
+def test_a_manager_that_waits_is_told_what_was_active_by_whoever_comes_first(store: FabricStore) -> None:
+    manager = FakeManager()
+    kept(manager, store).activate(PAIR, "team-a")
+    kept(manager, store).activate([2], "team-b")
+    manager.waits = True
+    manager.lose()
+    fabric = kept(manager, store)
+    assert fabric.restore() == (PAIR, (2,))
+    assert manager.given == [[PAIR, (2,)]]
+    assert manager.active == [PAIR, (2,)]
+    assert fabric.restore() is None
+    assert not fabric.notes
+    manager.waits = True
+    assert kept(manager, store).activate([4]).is_active
+    assert manager.active == [PAIR, (2,), (4,)]
+
+
+def test_a_change_that_was_not_proven_is_not_given_back(store: FabricStore) -> None:
+    manager = FakeManager()
+    kept(manager, store).activate([2], "team-b")
+    manager.dies = "after"
+    with pytest.raises(KeyboardInterrupt):
+        kept(manager, store).activate(PAIR, "team-a")
+    manager.dies, manager.waits = "", True
+    assert kept(manager, store).restore() == ((2,),)
+    assert sets(store) == [((2,), "team-b", True, False)]
+
+
+def test_a_service_machine_restarted_below_tenants_breaks_their_leases_and_activates_nothing(
+    store: FabricStore,
+) -> None:
+    manager = FakeManager()
+    kept(manager, store).activate(PAIR, "team-a")
+    kept(manager, store).activate([2], "team-b")
+    manager.lose()
+    fabric = kept(manager, store)
+    assert fabric.restore() is None
+    assert manager.active == []
+    assert sets(store) == [(PAIR, "team-a", True, True), ((2,), "team-b", True, True)]
+    assert [note.split(":")[0] for note in fabric.notes] == ["GPUs 1,3 of team-a", "GPU 2 of team-b"]
+    assert fabric.read_state().epoch == 1
+    with pytest.raises(FabricError, match="its partition was found inactive"):
+        fabric.activate(PAIR, "team-a")
+    manager.waits = True
+    assert fabric.restore() == ()
+    fabric.deactivate(PAIR)
+    fabric.activate(PAIR, "team-c")
+    assert sets(store) == [((2,), "team-b", True, True), (PAIR, "team-c", True, False)]
+    assert fabric.read_state().epoch == 1
+
+
+def test_a_restart_of_the_host_forgets_all(store: FabricStore) -> None:
+    manager = FakeManager()
+    kept(manager, store).activate(PAIR, "team-a")
+    manager.lose()
+    manager.waits = True
+    fabric = kept(manager, store, "boot-2")
+    assert fabric.restore() == ()
+    assert fabric.notes == ["GPUs 1,3: forgotten, the host was restarted"]
+    assert sets(store) == []
+
+
+def test_without_a_state_nobody_is_told_an_empty_list_unasked(store: FabricStore) -> None:
+    manager = FakeManager([PAIR])
+    manager.waits = True
+    with pytest.raises(FabricError, match="no state of them") as error:
+        kept(manager, store).list_partitions()
+    assert error.value.code == "OCIGPU-FAB-7"
+    assert manager.given == []
+    assert kept(manager, store).restore(nothing=True) == ()
+    assert manager.given == [[]]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "", "{}", "[]", "null", '{"format": 2}', '{"format": 1}', '{"format": 1, "known": [], "sets": [{}]}',
+        '{"format": 1, "known": [{"physical_ids": 3, "nvlinks": []}], "sets": []}',
+    ],
+)  # fmt: skip
+def test_a_state_that_cannot_be_read_changes_nothing(store: FabricStore, content: str) -> None:
+    manager = FakeManager()
+    kept(manager, store).activate(PAIR, "team-a")
+    path = Path(store.directory, "state.json")
+    path.write_text(content)
+    manager.waits = True
+    for request in (kept(manager, store).restore, lambda: kept(manager, store).activate([2])):
+        with pytest.raises(FabricError, match=r"state\.json: not a state of format 1") as error:
+            request()
+        assert error.value.code == "OCIGPU-FAB-9"
+    assert (manager.given, manager.active) == ([], [PAIR])
+    assert path.read_text() == content
+
+
+def test_the_file_is_for_its_owner_and_replaced_whole(store: FabricStore) -> None:
+    kept(FakeManager(), store).activate(PAIR, "team-a")
+    path = Path(store.directory, "state.json")
+    assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    assert json.loads(path.read_text())["sets"][0]["physical_ids"] == [1, 3]
+    assert sorted(os.listdir(store.directory)) == ["lock", "state.json"]
+
+
+def test_one_program_changes_partitions_at_a_time(store: FabricStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept(FakeManager(), store).list_partitions()
+    monkeypatch.setattr(state_module, "LOCK_LIMIT", 0.0)
+    with open(Path(store.directory, "lock"), "rb") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(FabricError, match="held for 0 s by another program") as error:
+            kept(FakeManager(), store).list_partitions()
+    assert error.value.code == "OCIGPU-FAB-9"
+
+
+def test_settling_is_idempotent_and_says_things_once() -> None:
+    before = FabricState(BOOT, 0, (), (KeptSet(PAIR, "a", 1, True), KeptSet((2,), "b")))
+    listed = board_partitions("hopper")
+    after, notes = settle(before, listed, BOOT)
+    assert len(notes) == 1
+    assert settle(after, listed, BOOT) == (after, ())
+    assert sets_to_restore(before, BOOT) == (PAIR,)
+    assert sets_to_restore(before, "boot-2") == sets_to_restore(after, BOOT) == ()
+
+
+def test_what_conflicts_is_deactivated_unless_somebody_has_it(store: FabricStore) -> None:
+    fabric = kept(FakeManager([(1,), (2,), (5,)]), store)
+    with pytest.raises(FabricError, match="GPU 2 is held"):
+        make_active(fabric, [1, 2, 3, 4], held=[2])
+    done, conflicts = make_active(fabric, [1, 2, 3, 4], held=[5])
+    assert (done.physical_ids, [one.physical_ids for one in conflicts]) == ((1, 2, 3, 4), [(1,), (2,)])
+
+
+def test_over_the_library(fabric: LibnvfmFabric, manager: SimulatedManager, store: FabricStore) -> None:
+    host = KeptFabric(fabric, store, BOOT)
+    host.activate(PAIR, "team-a")
+    manager.restart()
+    assert host.restore() == (PAIR,)
+    assert manager.active() == [PAIR]
+    manager.fail((2,), -10)
+    with pytest.raises(FabricError, match="trained"):
+        host.activate([2], "team-b")
+    host.list_partitions()
+    assert sets(store) == [(PAIR, "team-a", True, False)]
+    manager.start()
+    host.list_partitions()
+    assert sets(store) == [(PAIR, "team-a", True, True)]
