@@ -203,7 +203,7 @@ class KeptFile:
 
 
 def _parse(data: bytes) -> FabricState:
-    """Return a state; raises what reading such a document raises for anything that :class:`FabricStore` did not write."""
+    """Return a state; raises what looking into a document raises for one that :class:`FabricStore` did not write."""
     document = json.loads(data)
     if document.pop("format") != FORMAT:
         raise ValueError
