@@ -64,7 +64,7 @@ def list_command(at: Reach) -> None:
     _print_table(partitions)
 
 
-class Wanted(NamedTuple):
+class WantedPartitions(NamedTuple):
     """Partitions to make active, and whether their GPUs are apart where a container gets all of them."""
 
     partitions: tuple[Partition, ...]
@@ -132,7 +132,7 @@ def deactivate_command(at: Reach, ids: list[str], force: bool = False) -> None:
         for one in wanted:
             kept.deactivate(one.physical_ids)
     steps = [FabricStep("deactivate", one.physical_ids, "as asked") for one in wanted]
-    _show_steps(at, Wanted((), False), steps, "done", kept.notes)
+    _show_steps(at, WantedPartitions((), False), steps, "done", kept.notes)
 
 
 @takes(reach)
@@ -216,7 +216,7 @@ def _look(kept: KeptFabric, log: ServiceLog) -> None:
 
 def _choose(
     listed: tuple[Partition, ...], state: FabricState, ids: Sequence[str], gpus: int, free: str, unlinked: bool
-) -> Wanted:
+) -> WantedPartitions:
     """Return the partitions of the sets that are named, or of a number of free GPUs; raises FabricError."""
     if bool(ids) == bool(gpus):
         raise UsageError("name sets of GPUs (1,3), or their number (--gpus 2)")
@@ -225,17 +225,17 @@ def _choose(
     left = set(_parse_set(free)) if free else _free(listed, state)
     chosen = choose_partition(listed, left, gpus)
     if chosen:
-        return Wanted((chosen,), False)
+        return WantedPartitions((chosen,), False)
     there = f"{show.count(gpus, 'GPU')} of {show_ids(left) or 'none'}"
     if gpus in sizes(listed):
         raise FabricError("OCIGPU-FAB-4", f"choose {there}: no partition of that size is wholly free")
     singles = choose_singles(listed, left, gpus) if unlinked else ()
     if singles:
-        return Wanted(singles, True)
+        return WantedPartitions(singles, True)
     raise _no_such_size(f"choose {there}: the board's sizes are {show_ids(sizes(listed))}", unlinked)
 
 
-def _named(listed: tuple[Partition, ...], sets: Sequence[tuple[int, ...]], unlinked: bool) -> Wanted:
+def _named(listed: tuple[Partition, ...], sets: Sequence[tuple[int, ...]], unlinked: bool) -> WantedPartitions:
     found: list[Partition] = []
     apart = False
     for each in sets:
@@ -250,7 +250,7 @@ def _named(listed: tuple[Partition, ...], sets: Sequence[tuple[int, ...]], unlin
     twice = {gpu for gpu in every if every.count(gpu) > 1}
     if twice:
         raise UsageError(f"{show_gpus(twice)}: in two sets")
-    return Wanted(tuple(found), apart)
+    return WantedPartitions(tuple(found), apart)
 
 
 def _no_such_size(message: str, unlinked: bool) -> FabricError:
@@ -277,7 +277,9 @@ def _parse_set(text: str) -> tuple[int, ...]:
     return found
 
 
-def _show_steps(at: Reach, wanted: Wanted, steps: Sequence[FabricStep], done: str, notes: Collection[str] = ()) -> None:
+def _show_steps(
+    at: Reach, wanted: WantedPartitions, steps: Sequence[FabricStep], done: str, notes: Collection[str] = ()
+) -> None:
     if at.json:
         show.data(
             {
