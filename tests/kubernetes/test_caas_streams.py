@@ -1,0 +1,327 @@
+"""The service for containers: what goes on while it is followed, and what a restart or a failing cluster leaves."""
+
+import http.client
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from caas_lab import SCHEDULED, SEED, Lab, ended, main_status, make_lab, running
+from support.process import wait_for
+
+from ocigpu.kubernetes.tenants.service import web
+from ocigpu.kubernetes.tenants.service.cluster import ClusterClient
+from ocigpu.kubernetes.tenants.service.store import CaasStore
+
+PATH = "/v1/containers"
+STREAM = "text/event-stream"
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    with make_lab(tmp_path_factory.mktemp("caas")) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def key(lab: Lab) -> str:
+    return lab.key()
+
+
+def events_of(answer: http.client.HTTPResponse) -> Iterator[dict[str, str]]:
+    """Yield the events of a stream as an EventSource reads them."""
+    found: dict[str, str] = {}
+    for raw in answer:
+        line = raw.decode().rstrip("\n")
+        if line:
+            name, _, value = line.partition(":")
+            if name:
+                found[name] = value.removeprefix(" ")
+        elif found:
+            if "data" in found:
+                yield found
+            found = {}
+
+
+def follow(lab: Lab, key: str, container: str, **headers: str) -> list[dict[str, str]]:
+    with lab.open("GET", f"{PATH}/{container}/events", key, **headers) as answer:
+        assert answer.headers["content-type"].startswith(STREAM)
+        return list(events_of(answer))
+
+
+def test_the_events_of_a_container_are_followed_to_its_end(lab: Lab, key: str) -> None:
+    made = lab.run(key)
+    with lab.open("GET", f"{PATH}/{made}/events", key) as answer:
+        found = events_of(answer)
+        assert json.loads(next(found)["data"])["lifecycle"] == "accepted"
+        lab.pod(made)
+        lab.set_status(made, **running())
+        while json.loads(next(found)["data"])["lifecycle"] != "running":
+            pass
+        lab.set_status(made, **ended())
+        assert [json.loads(one["data"])["lifecycle"] for one in found] == ["finished"]
+
+
+def test_a_stream_goes_on_where_it_broke(lab: Lab, key: str) -> None:
+    made = lab.run(key)
+    lab.pod(made)
+    lab.set_status(made, **running())
+    lab.wait(key, made, "running")
+    lab.set_status(made, **ended(3))
+    lab.wait(key, made, "failed")
+    whole = follow(lab, key, made)
+    assert [one["event"] for one in whole] == ["created", *["changed"] * (len(whole) - 1)]
+    last = json.loads(whole[-1]["data"])
+    assert (last["lifecycle"], last["reason"], last["container"]) == ("failed", "exit_nonzero", made)
+    numbers = [int(one["id"]) for one in whole]
+    assert numbers == sorted(numbers)
+    for number, one in enumerate(whole[:-1]):
+        assert follow(lab, key, made, Last_Event_ID=one["id"]) == whole[number + 1 :]
+    assert lab.ask("GET", f"{PATH}/{made}/events", key, Last_Event_ID=whole[-1]["id"]).status == 204
+    for wrong in ("x", "-1"):
+        assert lab.ask("GET", f"{PATH}/{made}/events", key, Last_Event_ID=wrong).body["code"] == "parameter_invalid"
+
+
+def test_all_events_in_pages_and_as_a_stream(lab: Lab, key: str) -> None:
+    lab.add_tenancy("pages")
+    mine = lab.key("pages")
+    made = [lab.run(mine, tenancy="pages") for _ in range(3)]
+    items: list[Any] = []
+    path = "/v1/events?limit=2"
+    while path:
+        page = lab.ask("GET", path, mine).body
+        items += page["items"]
+        path = f"/v1/events?limit=2&cursor={page['next_cursor']}" if page["next_cursor"] else ""
+    assert [one["container"] for one in items if one["kind"] == "created"] == made
+    assert {one["tenancy"] for one in items} == {"pages"}
+    with lab.open("GET", f"/v1/events?after={items[0]['id']}", mine, Accept=STREAM) as answer:
+        stream = events_of(answer)
+        assert [int(next(stream)["id"]) for _ in items[1:]] == [one["id"] for one in items[1:]]
+        new = lab.run(mine, tenancy="pages")
+        assert json.loads(next(stream)["data"])["container"] == new
+
+
+def test_waiting_ends_with_what_was_waited_for_or_with_failure(lab: Lab, key: str) -> None:
+    made = lab.run(key)
+    lab.pod(made)
+    answers: list[Any] = []
+    waiting = [
+        threading.Thread(target=lambda: answers.append(lab.show(key, made, "?wait=running&timeout=100")))
+        for _ in range(3)
+    ]
+    for one in waiting:
+        one.start()
+    lab.set_status(made, **running())
+    for one in waiting:
+        one.join(60)
+    assert [one["lifecycle"] for one in answers] == ["running"] * 3
+    assert lab.show(key, made, "?wait=scheduling")["lifecycle"] == "running"
+    assert lab.show(key, made, "?wait=finished&timeout=1")["lifecycle"] == "running"
+    lab.set_status(made, **ended(1))
+    assert lab.show(key, made, "?wait=finished")["lifecycle"] == "failed"
+    for wrong in ("?wait=soon", "?wait=running&timeout=0", "?timeout=x"):
+        assert lab.show(key, made, wrong)["code"] == "parameter_invalid"
+
+
+LINES = [f"2026-11-23T10:02:0{number}.{number}Z line {number}" for number in range(6)]
+
+
+def logged(lab: Lab, key: str, *lines: str) -> str:
+    made = lab.run(key)
+    lab.pod(made)
+    for line in lines:
+        lab.cluster.log("tenant-landon", made.replace("_", "-"), line)
+    return made
+
+
+def read(lab: Lab, key: str, container: str, query: str = "", **headers: str) -> str:
+    answer = lab.ask("GET", f"{PATH}/{container}/logs{query}", key, **headers)
+    assert answer.status == 200, answer
+    return str(answer.body.decode())
+
+
+def test_logs_are_read_in_part_and_kept_when_the_pod_is_gone(lab: Lab, key: str) -> None:
+    made = logged(lab, key, *LINES)
+    lab.set_status(made, **running())
+    lab.wait(key, made, "running")
+    texts = [f"line {number}\n" for number in range(6)]
+    for _ in range(2):
+        assert read(lab, key, made) == "".join(texts)
+        assert read(lab, key, made, "?tail=2") == "".join(texts[-2:])
+        assert read(lab, key, made, "?tail=0") == ""
+        assert read(lab, key, made, "?since=2026-11-23T10:02:03Z") == "".join(texts[3:])
+        assert read(lab, key, made, "?timestamps=1") == "".join(f"{line}\n" for line in LINES)
+        lab.set_status(made, **ended())
+        lab.wait(key, made, "finished")
+        lab.cluster.logs.clear()  # the node has removed its files
+    for wrong in ("?since=yesterday", "?tail=-1", "?follow=maybe", "?tail=1&tail=2"):
+        assert lab.ask("GET", f"{PATH}/{made}/logs{wrong}", key).body["code"] == "parameter_invalid"
+
+
+def test_a_followed_log_goes_on_after_the_line_that_was_read(lab: Lab, key: str) -> None:
+    same = [f"2026-11-23T10:02:09Z part {number}" for number in range(3)]  # of one moment
+    made = logged(lab, key, *LINES[:3])
+    name = made.replace("_", "-")
+    lab.set_status(made, **running())
+    with lab.open("GET", f"{PATH}/{made}/logs?follow=1", key, Accept=STREAM) as answer:
+        found = events_of(answer)
+        seen = [next(found) for _ in range(3)]
+        lab.cluster.log("tenant-landon", name, same[0])
+        seen.append(next(found))
+    for line in same[1:]:
+        lab.cluster.log("tenant-landon", name, line)
+    lab.set_status(made, **ended())
+    lab.wait(key, made, "finished")
+    with lab.open("GET", f"{PATH}/{made}/logs?follow=1", key, Accept=STREAM, Last_Event_ID=seen[-1]["id"]) as answer:
+        seen += events_of(answer)
+    assert [one["data"] for one in seen] == ["line 0", "line 1", "line 2", "part 0", "part 1", "part 2", ""]
+    assert seen[-1]["event"] == "end"
+    assert len({one["id"] for one in seen[:-1]}) == 6
+
+
+def test_a_log_is_followed_from_before_the_container_runs(lab: Lab, key: str) -> None:
+    made = lab.run(key)
+    lab.pod(made)
+    with lab.open("GET", f"{PATH}/{made}/logs?follow=1", key) as answer:
+        lab.cluster.log("tenant-landon", made.replace("_", "-"), LINES[0])
+        lab.set_status(made, **running())
+        assert answer.readline() == b"line 0\n"
+        lab.set_status(made, **ended())
+        assert answer.read() == b""
+    assert read(lab, key, lab.run(key)) == ""
+
+
+def test_one_credential_has_so_many_streams(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web, "MAX_STREAMS", 2)
+    key = lab.key()
+    made = lab.run(key)
+    first, second = (lab.open("GET", f"{PATH}/{made}/events", key) for _ in range(2))
+    assert first.readline()
+    assert second.readline()
+    assert lab.ask("GET", f"{PATH}/{made}/events", key).body["code"] == "too_many_streams"
+    first.close()
+    second.close()
+    # the service notices when it next has something to say
+    lab.set_status(made, **running())
+    wait_for("a place", lambda: lab.ask("GET", f"{PATH}/{made}?wait=running", key).status == 200)
+
+
+def test_a_stream_ends_with_its_key(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web, "KEEP_ALIVE", 0.05)
+    key = lab.key()
+    number = lab.ask("GET", "/v1/me", key).body["actor"].partition(":")[2]
+    with lab.open("GET", "/v1/events", key, Accept=STREAM) as answer:
+        assert answer.readline()
+        assert lab.server.store.revoke_key(number)
+        answer.read()  # comes to its end
+
+
+# what a restart leaves
+
+
+def test_after_a_restart_the_same_key_gives_the_same_container(tmp_path: Path) -> None:
+    with make_lab(tmp_path) as lab:
+        key = lab.key()
+        body = {**SEED, "secrets": {"TOKEN": "hidden-value"}}
+        first = lab.ask("POST", PATH, key, body, Idempotency_Key='"k-1"')
+        assert "idempotency-replayed" not in first.headers
+        lab.pod(first.body["id"])
+        lab.stop()
+        lab.start()
+        again = lab.ask("POST", PATH, key, body, Idempotency_Key="k-1")
+        assert (again.status, again.body["id"]) == (202, first.body["id"])
+        assert again.headers["idempotency-replayed"] == "true"
+        assert again.headers["location"] == first.headers["location"]
+        other = lab.ask("POST", PATH, key, {**body, "gpus": 2}, Idempotency_Key="k-1")
+        assert (other.status, other.body["code"]) == (422, "idempotency_key_reused")
+        assert lab.ask("POST", PATH, key, body, Idempotency_Key="k-2").body["id"] != first.body["id"]
+        # what happened meanwhile is read from the pod
+        lab.stop()
+        lab.set_status(first.body["id"], **ended(2))
+        lab.start()
+        assert lab.wait(key, first.body["id"], "failed")["exit_code"] == 2
+
+
+@pytest.mark.parametrize("limit", range(3))
+def test_a_container_that_was_stored_and_not_made_is_made_after_the_crash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    """Ended before each object, and after the last one before that was noted."""
+    create, made = ClusterClient.create, []
+
+    async def crash(self: ClusterClient, document: Any) -> bool:
+        if len(made) >= limit:
+            raise RuntimeError("killed here")
+        made.append(document["kind"])
+        return await create(self, document)
+
+    def crash_too(_store: CaasStore, _container: str) -> None:
+        raise RuntimeError("killed here")
+
+    with make_lab(tmp_path) as lab, monkeypatch.context() as patched:
+        patched.setattr(ClusterClient, "create", crash)
+        patched.setattr(CaasStore, "note_made", crash_too)
+        container = lab.run(lab.key(), secrets={"TOKEN": "hidden-value"})
+        wait_for("the crash", lambda: any("killed here" in line for _, line in lab.lines))
+        lab.stop()
+        patched.undo()
+        assert set(made) == {*["Secret", "Pod"][:limit]}
+        lab.start()
+        wait_for("the pod", lambda: lab.server.store.find(container).made)  # type: ignore[union-attr]
+        pods = [one["metadata"]["name"] for one in lab.cluster.objects("Pod")]
+        assert pods == [container.replace("_", "-")]
+        (secret,) = (one for one in lab.cluster.objects("Secret") if one["metadata"]["name"] == pods[0])
+        assert secret["stringData"] == {"TOKEN": "hidden-value"}
+        assert lab.server.store.find(container).secrets is None  # type: ignore[union-attr]
+
+
+def test_the_cluster_may_be_away_when_a_pod_is_to_be_made(lab: Lab, key: str) -> None:
+    lab.cluster.fail(3, 0, "POST", "/pods$")
+    made = lab.run(key)
+    lab.pod(made)
+    lab.cluster.fail(2, 503, "POST", "/pods$")
+    lab.pod(lab.run(key))
+    reasons = [one.reason for one in lab.server.store.events(0, "", made)]
+    assert "cluster_unavailable" in reasons
+
+
+def test_watches_that_break_and_versions_that_are_too_old(lab: Lab, key: str) -> None:
+    made = lab.run(key)
+    lab.pod(made)
+    lab.cluster.drop_watches()
+    lab.set_status(made, phase="Pending", conditions=SCHEDULED, containerStatuses=main_status(waiting={}))
+    lab.wait(key, made, "booting")
+    lab.cluster.expire()
+    lab.cluster.drop_watches()
+    lab.set_status(made, **running())
+    lab.wait(key, made, "running")
+    wait_for("readiness", lambda: lab.ask("GET", "/readyz").status == 200)
+
+
+def test_a_pod_that_somebody_removed_is_told(lab: Lab, key: str) -> None:
+    made = lab.run(key)
+    lab.pod(made)
+    lab.set_status(made, **running())
+    lab.wait(key, made, "running")
+    lab.cluster.delete("Pod", made.replace("_", "-"), "tenant-landon", gracePeriodSeconds=0)
+    found = lab.wait(key, made, "failed")
+    assert (found["reason"], found["finished"] is not None) == ("pod_lost", True)
+
+
+def test_what_the_clusters_policies_refuse_has_failed_and_leaves_nothing(lab: Lab, key: str) -> None:
+    lab.cluster.fail(1, 403, "POST", "/pods$")
+    made = lab.run(key, secrets={"A": "b"})
+    found = lab.wait(key, made, "failed")
+    assert (found["reason"], found["detail"]) == ("admission_denied", "answer 403 of the tests")
+    assert not lab.cluster.exists("Secret", made.replace("_", "-"), "tenant-landon")
+
+
+def test_what_has_ended_goes_after_a_time(tmp_path: Path) -> None:
+    with make_lab(tmp_path, keep_seconds=0.0) as lab:
+        key = lab.key()
+        made = lab.run(key)
+        lab.set_status(made, **ended())
+        wait_for("its end", lambda: lab.ask("GET", f"{PATH}/{made}", key).status == 404)
+        assert lab.cluster.objects("Pod") == []
