@@ -88,6 +88,8 @@ def test_all_events_in_pages_and_as_a_stream(lab: Lab, key: str) -> None:
     lab.add_tenancy("pages")
     mine = lab.key("pages")
     made = [lab.run(mine, tenancy="pages") for _ in range(3)]
+    for one in made:  # nothing more happens to them then
+        lab.wait(mine, one, "scheduling")
     items: list[Any] = []
     path = "/v1/events?limit=2"
     while path:
