@@ -121,10 +121,11 @@ def test_existing_specifications_find_their_hook_by_the_vendors_name(prefix: Pat
 def test_units_start_the_installed_command(prefix: Path) -> None:
     units = sorted((prefix / "lib/systemd/system").iterdir())
     assert [path.name for path in units] == [
-        "ocigpu-cdi-refresh.path", "ocigpu-cdi-refresh.service", "ocigpu-repair.service", "ocigpu-watch.service",
+        "ocigpu-cdi-refresh.path", "ocigpu-cdi-refresh.service", "ocigpu-mig.service",
+        "ocigpu-repair.service", "ocigpu-watch.service",
     ]  # fmt: skip
     commands = [line for path in units for line in path.read_text().splitlines() if line.startswith("ExecStart=")]
-    words = ("cdi refresh", "watch --repair", "watch")
+    words = ("cdi refresh", "mig apply", "watch --repair", "watch")
     assert commands == [f"ExecStart={prefix}/bin/ocigpu {text}" for text in words]
     assert "ProtectClock=yes" not in "".join(path.read_text() for path in units)  # NVML needs devices
     (rules,) = (prefix / "lib/udev/rules.d").iterdir()

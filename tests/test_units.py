@@ -10,9 +10,12 @@ import pytest
 from support.product import PROGRAMS, REPOSITORY
 
 from ocigpu.cdi.refresh import DEFAULT_OUTPUT
+from ocigpu.kubernetes.mig_node import BOOT_FILE
 
 UNITS = sorted((REPOSITORY / "packaging/systemd").iterdir())
-SERVICES = [path for path in UNITS if path.suffix == ".service"]
+MIG = REPOSITORY / "packaging/systemd/ocigpu-mig.service"
+SERVICES = [path for path in UNITS if path.suffix == ".service" and path != MIG]
+"""Those that write the CDI specification."""
 RULES = REPOSITORY / "packaging/udev/70-ocigpu.rules"
 NEWER_KEYS = ("RestartSteps", "RestartMaxDelaySec")
 """Known from systemd 254 on; older ones warn and go on."""
@@ -76,6 +79,16 @@ def test_the_services_that_enter_no_container_are_confined_alike() -> None:
     alike = [path for path in SERVICES if path.name != "ocigpu-repair.service"]
     first, second = ([pair for pair in read_unit(path)["Service"] if pair[0] not in own] for path in alike)
     assert first == second
+
+
+def test_what_cuts_gpus_at_boot_takes_what_the_manager_writes() -> None:
+    assert values(MIG, "Service", "ExecStart") == ["/usr/local/bin/ocigpu mig apply"]
+    assert values(MIG, "Service", "EnvironmentFile") == [BOOT_FILE]
+    assert BOOT_FILE in values(MIG, "Unit", "ConditionPathExists")
+    done = subprocess.run([PROGRAMS / "ocigpu", "mig", "apply", "--help"], capture_output=True, text=True, check=True)
+    assert {"MIG_PARTED_SELECTED_CONFIG", "MIG_PARTED_CONFIG_FILE"} <= set(re.findall(r"MIG_PARTED_\w+", done.stdout))
+    (before,) = values(MIG, "Unit", "Before")
+    assert {path.name for path in SERVICES} | {"kubelet.service", "containerd.service"} <= set(before.split())
 
 
 def rules() -> list[list[tuple[str, str, str]]]:

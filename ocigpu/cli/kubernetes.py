@@ -156,3 +156,56 @@ def node_installer_command(
     elif not installer.remove():
         return 1
     return 0
+
+
+def mig_manager_command(
+    layouts: str = "",
+    default_layout: str = "",
+    node_name: str = "",
+    host_root: str = "/host",
+    ocigpu: str = "",
+    pods: str = "refuse",
+    drain_seconds: Annotated[float, Range(1)] = 600.0,
+    client_seconds: Annotated[float, Range(1)] = 300.0,
+    gpu_clients_file: str = "",
+    with_shutdown_host_gpu_clients: bool = False,
+    with_reboot: bool = False,
+    no_cdi: bool = False,
+    no_boot: bool = False,
+    interval: Annotated[float, Range(1)] = 300.0,
+    once: bool = False,
+    json: bool = False,
+) -> int:
+    try:
+        from ocigpu.kubernetes.mig_manager import POLICIES, ManagerOptions, MigManager
+        from ocigpu.kubernetes.mig_node import HostTools, NodeApi, connect
+    except ImportError as error:
+        raise HostError("OCIGPU-KUBE-3", f"the MIG manager needs lightkube: {error}", INSTALL) from error
+    from ocigpu.kubernetes.mig_config import parse_services
+    from ocigpu.system.service import ServiceLog
+
+    if pods not in POLICIES:
+        raise UsageError(f"--pods {pods!r} is not one of {', '.join(POLICIES)}")
+    if not node_name:
+        raise UsageError("--node-name is missing", "In a pod it is the variable NODE_NAME, from spec.nodeName.")
+    stopped = gpu_clients_file if with_shutdown_host_gpu_clients else ""
+    options = ManagerOptions(
+        config_file=layouts,
+        default=default_layout,
+        pods=pods,
+        client_seconds=client_seconds,
+        drain_seconds=drain_seconds,
+        services=parse_services(stopped) if stopped else (),
+        with_reboot=with_reboot,
+        cdi=not no_cdi,
+        boot=not no_boot,
+        interval=interval,
+    )
+    variables = {name: os.environ[name] for name in ("OCIGPU_CONFIG",) if name in os.environ}
+    manager = MigManager(
+        options, NodeApi(connect(), node_name), HostTools(host_root, ocigpu, variables), ServiceLog(json)
+    )
+    if once:
+        return 0 if manager.reconcile() else 1
+    manager.run()
+    return 0

@@ -77,6 +77,7 @@ COMMANDS = {
     "vfio holders": "vfio:holders_command",
     "vfio identify": "vfio:identify_command",
     "vfio reset": "vfio:reset_command",
+    "mig-manager": "kubernetes:mig_manager_command",
     "node-labels": "kubernetes:node_labels_command",
     "node-installer": "kubernetes:node_installer_command",
     "mps-control-daemon": "kubernetes:mps_command",

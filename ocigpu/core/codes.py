@@ -310,6 +310,10 @@ CODES: dict[str, Code] = {
     ),
     "OCIGPU-MIG-4": Code("MIG mode changes only with a reset of the GPU.", "Reset it, then run the command again."),
     "OCIGPU-MIG-5": Code("A program of the file of hooks failed.", "Run it by hand; the message has what it said."),
+    "OCIGPU-MIG-6": Code(
+        "The MIG manager could not use the host.",
+        "It needs the host's root (--host-root), and ocigpu on the host.",
+    ),
     # VFIO: GPUs that virtual machines get
     "OCIGPU-VFIO-1": Code(
         "It could not be found out who has a GPU that is bound to VFIO.",

@@ -13,6 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from ocigpu.cdi.yaml_child import RefusedError, build
 from ocigpu.core.errors import SettingsError, printable, quoted
 from ocigpu.gpus.nvidia.mig_layout import GpuLayout, WantedMig, balanced
+from ocigpu.system.files import read_regular
 
 _ID = r"0x[0-9A-Fa-f]{8}"
 _FILTER = re.compile(rf"({_ID})(?::({_ID}))?")
@@ -104,6 +105,24 @@ def _contradiction(entry: LayoutEntry) -> str:
 
 def _wrong(where: str, text: str) -> SettingsError:
     return SettingsError("OCIGPU-MIG-1", f"{where}: {printable(text, 400)}")
+
+
+class _Services(_Model):
+    version: Literal["v1"]
+    systemd_services: list[Annotated[str, Field(pattern=r"^[A-Za-z0-9:_.\\@-]+$")]]
+
+
+def parse_services(path: str) -> tuple[str, ...]:
+    """Return the host's services that use GPUs, of the vendor's GPU_CLIENTS_FILE; raises SettingsError."""
+    try:
+        return tuple(_Services.model_validate(build(yaml, read_regular(path, 1 << 20))).systemd_services)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise _wrong(path, f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+    except (RefusedError, yaml.YAMLError, MemoryError) as error:
+        raise _wrong(path, f"not YAML: {error}") from error
+    except OSError as error:
+        raise _wrong(path, str(error.strerror)) from error
 
 
 def make_layouts(gpus: Sequence[GpuLayout]) -> Layouts:

@@ -69,6 +69,16 @@ CASES: dict[str, dict[str, Any]] = {
         "devicePlugin": {"enabled": False}, "exporter": {"enabled": False}, "nodeLabels": {"enabled": False},
         "host": {"hook": "/opt/hook"}, "runtimeClass": {"handler": "gpus"},
     },
+    "GPUs cut by labels": {
+        "migManager": {"enabled": True, "layouts": "version: v1\nmig-configs: {}\n", "pods": "drain", "default": "a"},
+        "mps": {"enabled": True}, "mig": True, "jsonLogs": True,
+    },
+    "GPUs cut by labels, from a map": {
+        "migManager": {
+            "enabled": True, "existing": "mine", "args": ["--interval=60"], "resources": {"limits": {"cpu": "1"}},
+        },
+        "host": {"simulation": "/opt/gpus"}, "podAnnotations": {"a": "1"},
+    },
     "nothing": {
         "devicePlugin": {"enabled": False}, "exporter": {"enabled": False}, "nodeLabels": {"enabled": False},
     },

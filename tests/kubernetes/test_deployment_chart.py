@@ -17,7 +17,7 @@ from support.process import run
 from support.product import PROGRAMS
 
 from ocigpu import __version__
-from ocigpu.kubernetes import node_installer
+from ocigpu.kubernetes import mig_manager, node_installer
 from ocigpu.kubernetes.config import PluginOptions, Told, parse_flags, read_configuration
 from ocigpu.kubernetes.mps_control import check_size
 from ocigpu.kubernetes.publish import find_place, publish, withdraw
@@ -25,6 +25,8 @@ from ocigpu.kubernetes.schema import parse_config_file
 
 every_case = pytest.mark.parametrize("found", CASES, indirect=True)
 FOREIGN = ("monitoring.coreos.com/v1",)
+ON_HOST = ("node-installer", "mig-manager")
+"""Programs with the host's root, privileged."""
 GPU_NODE = {"nvidia.com/gpu.present": "true", "nvidia.com/mps.capable": "true"}
 
 
@@ -80,7 +82,7 @@ def test_accounts_exist_and_only_those_that_ask_the_api_server_have_a_token(foun
     assert not any(each["automountServiceAccountToken"] for each in accounts.values())
     tokens = {pod["serviceAccountName"] for pod, _ in containers(found) if pod["automountServiceAccountToken"]}
     first = "gpus" if "gpus-node-labels" in accounts else "ocigpu"
-    asking = {f"{first}-node-labels", f"{first}-node-installer"}
+    asking = {f"{first}-{name}" for name in ("node-labels", *ON_HOST)}
     assert tokens <= asking
     for kind in ("Role", "ClusterRole"):
         roles, bindings = of_kind(found, kind), of_kind(found, f"{kind}Binding")
@@ -200,13 +202,14 @@ def test_host_paths_are_read_only_but_for_what_the_program_writes(found: list[Ob
         "node-labels": {"simulation"},
         "exporter": {"simulation"},
         "node-installer": {"host"},
+        "mig-manager": {"host"},
     }
     for pod, container in containers(found):
         host = {volume["name"] for volume in pod.get("volumes", []) if "hostPath" in volume}
         written = {mount["name"] for mount in container.get("volumeMounts", []) if not mount.get("readOnly")} & host
         assert written <= writable[container["name"]]
         assert not any(pod.get(name) for name in ("hostNetwork", "hostIPC"))
-        assert not pod.get("hostPID") or container["name"] in ("mps-control-daemon", "node-installer")
+        assert not pod.get("hostPID") or container["name"] in ("mps-control-daemon", *ON_HOST)
 
 
 @every_case
@@ -216,7 +219,7 @@ def test_rights_of_containers_are_as_few_as_can_be(found: list[Object]) -> None:
         assert security["readOnlyRootFilesystem"] is True
         simulated = any(volume["name"] == "simulation" for volume in pod.get("volumes", []))
         if security.get("privileged"):
-            assert simulated or container["name"] in ("mps-control-daemon", "node-installer")
+            assert simulated or container["name"] in ("mps-control-daemon", *ON_HOST)
             continue
         assert security["allowPrivilegeEscalation"] is False
         assert security["seccompProfile"] == {"type": "RuntimeDefault"}
@@ -242,7 +245,7 @@ def test_every_gpu_node_has_one_pod_of_each_kind(found: list[Object]) -> None:
         pods = [(each["name"], each["args"]) for pod, each in containers(found) if admits(pod, labels)]
         assert len({name for name, _ in pods}) == len(pods)
         for name, words in pods:
-            if name not in ("exporter", "node-installer"):
+            if name not in ("exporter", *ON_HOST):
                 assert f"--config-file=/config/{chosen if chosen in files else 'default'}" in words
     assert not any(admits(pod, {}) for pod, _ in containers(found)), "nodes without GPUs have none"
     capable = {"nvidia.com/gpu.present": "true"}
@@ -309,7 +312,7 @@ def test_gpus_reach_the_pods_through_a_runtime_class_that_exists(found: list[Obj
     classes = of_kind(found, "RuntimeClass")
     for pod, container in containers(found):
         name = pod.get("runtimeClassName")
-        if container["name"] == "node-installer":  # it comes before the runtime
+        if container["name"] in ON_HOST:  # it comes before the runtime, and uses the host's programs
             assert name is None
             continue
         assert name is None or classes[name]["handler"] == "ocigpu"
@@ -486,3 +489,28 @@ def test_node_installer_is_off_unless_asked_for_and_then_chooses_the_nodes_of_po
     container = of_kind(found, "DaemonSet")["ocigpu-node-installer"]["spec"]["template"]["spec"]["containers"][0]
     assert {"--remove", "--name=gpus"} <= set(container["args"])
     assert container["resources"] == {"limits": {"memory": "200Mi"}}
+
+
+def test_who_uses_gpus_is_away_while_they_are_cut() -> None:
+    found = objects(CASES["GPUs cut by labels"])
+    labels = {**GPU_NODE, "nvidia.com/mig.config": "all-balanced"}
+    every = {"device-plugin", "exporter", "node-labels", "mps-control-daemon", "mig-manager"}
+    assert {each["name"] for pod, each in containers(found) if admits(pod, labels)} == every
+    paused = {**labels, **dict.fromkeys(mig_manager.OURS, mig_manager.PAUSED)}
+    assert {each["name"] for pod, each in containers(found) if admits(pod, paused)} == {"mig-manager"}
+    for pod, each in containers(found):  # it knows them by the labels
+        text = json.dumps(pod["affinity"])
+        assert any(f'"{key}"' in text for key in mig_manager.OURS) != (each["name"] == "mig-manager")
+    (container,) = [each for _, each in containers(found) if each["name"] == "mig-manager"]
+    assert container["args"][1:] == ["--json", "--pods=drain", "--default-layout=a", "--layouts=/layouts/config.yaml"]
+    rules = of_kind(found, "ClusterRole")["ocigpu-mig-manager"]["rules"]
+    may = {(resource, verb) for rule in rules for resource in rule["resources"] for verb in rule["verbs"]}
+    refusing = objects(CASES["GPUs cut by labels, from a map"])
+    less = of_kind(refusing, "ClusterRole")["ocigpu-mig-manager"]["rules"]
+    assert may == {
+        *(("nodes", verb) for verb in ("get", "patch", "watch")),
+        ("pods", "list"),
+        ("pods/eviction", "create"),
+    }
+    assert len(less) == 2
+    assert "mig-manager" not in {each["name"] for _, each in containers(objects({}))}

@@ -385,7 +385,7 @@ class Cluster:
             if request.sub not in (
                 "",
                 "status" if kind.status else "",
-                "ephemeralcontainers" if kind.kind == "Pod" else "",
+                *(("ephemeralcontainers", "eviction") if kind.kind == "Pod" else ()),
             ):
                 raise _no_path()
             if verb == "list":
@@ -395,7 +395,7 @@ class Cluster:
                     name, namespace = found["metadata"]["name"], found["metadata"].get("namespace", "")
                     self._delete(request._replace(name=name, namespace=namespace), found)
                 return 200, {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
-            if verb == "create":
+            if verb == "create" and not request.sub:
                 return 201, self._create(request)
             found = self._store(kind).get((request.namespace, request.name))
             if verb == "patch" and request.content == "application/apply-patch+yaml":
@@ -404,6 +404,10 @@ class Cluster:
                 raise Problem(404, "NotFound", f"{kind.describe(request.name)} not found", kind, request.name)
             if verb == "get":
                 return 200, self._shown(request, found)
+            if request.sub == "eviction":
+                options = (request.body or {}).get("deleteOptions")
+                self._delete(request._replace(method="DELETE", sub="", body=options), found)
+                return 201, {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
             if verb == "delete":
                 return 200, self._delete(request, found)
             return 200, self._change(request, found)

@@ -66,7 +66,21 @@ nodeAffinity:
           {{- if eq $here.component "mps-control-daemon" }}
           - {key: nvidia.com/mps.capable, operator: In, values: ["true"]}
           {{- end }}
+          {{- if and $here.root.Values.migManager.enabled (include "ocigpu.client" $here) }}
+          - {key: nvidia.com/gpu.deploy.{{ include "ocigpu.client" $here }}, operator: NotIn, values: [paused-for-mig-change]}
+          {{- end }}
       {{- end }}
+{{- end -}}
+
+{{/* By which label the MIG manager pauses a program: that of NVIDIA's program of the kind; empty for others. */}}
+{{- define "ocigpu.client" -}}
+{{- if eq .component "exporter" -}}
+dcgm-exporter
+{{- else if eq .component "node-labels" -}}
+gpu-feature-discovery
+{{- else if or (eq .component "device-plugin") (eq .component "mps-control-daemon") -}}
+{{ .component }}
+{{- end -}}
 {{- end -}}
 
 {{/* The hook of CDI specifications: that of the package, or of what node-installer has put on the hosts. */}}
@@ -80,7 +94,7 @@ nodeAffinity:
 
 {{/* What all pods have. */}}
 {{- define "ocigpu.pod" -}}
-{{- $installer := eq .component "node-installer" }}
+{{- $installer := or (eq .component "node-installer") (eq .component "mig-manager") }}
 {{- if and .root.Values.runtimeClass.name (not .root.Values.host.simulation) (not $installer) }}
 runtimeClassName: {{ .root.Values.runtimeClass.name }}
 {{- end }}
