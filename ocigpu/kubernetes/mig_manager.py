@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from ocigpu.core.errors import HostError, OcigpuError, SettingsError, printable, quoted
-from ocigpu.kubernetes.mig_node import Answer, Metadata, PodOfNode
+from ocigpu.kubernetes.mig_node import Metadata, MigAnswer, PodOfNode
 from ocigpu.kubernetes.options import read_text
 from ocigpu.system.service import Backoff, FollowedFile, ServiceLog, Signals
 
@@ -66,7 +66,7 @@ class ManagerOptions(NamedTuple):
     interval: float = INTERVAL
 
 
-class Node(Protocol):
+class NodeAccess(Protocol):
     """:class:`ocigpu.kubernetes.mig_node.NodeApi`."""
 
     def read(self) -> Metadata: ...
@@ -76,10 +76,10 @@ class Node(Protocol):
     def follow(self, wake: Callable[[], None], pause: Callable[[float], bool], keys: Collection[str]) -> None: ...
 
 
-class Host(Protocol):
+class HostAccess(Protocol):
     """:class:`ocigpu.kubernetes.mig_node.HostTools`."""
 
-    def mig(self, verb: str, *words: str, layouts: str = "") -> Answer: ...
+    def mig(self, verb: str, *words: str, layouts: str = "") -> MigAnswer: ...
     def refresh_cdi(self) -> str: ...
     def running(self, services: tuple[str, ...]) -> list[str]: ...
     def switch(self, verb: str, services: list[str]) -> None: ...
@@ -112,8 +112,8 @@ class MigManager:
     def __init__(
         self,
         options: ManagerOptions,
-        node: Node,
-        host: Host,
+        node: NodeAccess,
+        host: HostAccess,
         log: ServiceLog,
         wait: Callable[[float], bool] = sleep,
         clock: Callable[[], float] = time.monotonic,
@@ -179,7 +179,7 @@ class MigManager:
 
         return read_text(self._options.config_file, MAX_FILE, error) if self._options.config_file else ""
 
-    def _ask(self, verb: str, name: str, layouts: str, *words: str) -> Answer:
+    def _ask(self, verb: str, name: str, layouts: str, *words: str) -> MigAnswer:
         """Run ``ocigpu mig``; raises StateError for what is an error of it, and not an answer."""
         answer = self._host.mig(verb, "-c", name, *words, layouts=layouts)
         if answer.status and answer.problem:
@@ -342,7 +342,7 @@ def _journal(seen: Metadata) -> dict[str, Any]:
         return {"labels": {}, "services": []}
 
 
-def _problems(answer: Answer) -> str:
+def _problems(answer: MigAnswer) -> str:
     gpus = answer.document.get("gpus", [])
     return "; ".join(f"GPU {gpu['index']}: {gpu['problem']}" for gpu in gpus if gpu.get("problem"))
 

@@ -132,7 +132,7 @@ def _pod(pod: Any) -> PodOfNode:
     return PodOfNode(metadata.namespace, metadata.name, metadata.uid or "", "DaemonSet" in owners, gpus, selects)
 
 
-class Answer(NamedTuple):
+class MigAnswer(NamedTuple):
     """What ``ocigpu mig`` answered: its exit status, its document, and its complaint, "CODE: message"."""
 
     status: int
@@ -166,7 +166,7 @@ class HostTools:
             raise HostError("OCIGPU-MIG-6", "the host has no ocigpu", "Install it, or name it: --ocigpu PATH")
         return program
 
-    def mig(self, verb: str, *words: str, layouts: str = "") -> Answer:
+    def mig(self, verb: str, *words: str, layouts: str = "") -> MigAnswer:
         """Run ``ocigpu mig`` with a text of layouts, those of the host's GPUs for ""."""
         file = ["-f", "-"] if layouts else []
         json_word = [] if "--valid-config" in words else ["--json"]
@@ -179,7 +179,7 @@ class HostTools:
         problem = printable(lines[0].removeprefix("ocigpu: "), 800) if lines else ""
         if done.status and not document and not problem:
             problem = printable(done.last_line, 300)
-        return Answer(done.status, document, problem)
+        return MigAnswer(done.status, document, problem)
 
     def refresh_cdi(self) -> str:
         """Write the host's CDI specification again; returns why that did not work, "" when it did."""

@@ -28,7 +28,7 @@ from ocigpu.kubernetes.mig_manager import (
     MigManager,
     StoppedError,
 )
-from ocigpu.kubernetes.mig_node import Answer, HostTools, NodeApi
+from ocigpu.kubernetes.mig_node import HostTools, MigAnswer, NodeApi
 from ocigpu.system.service import ServiceLog
 
 PLUGIN, EXPORTER, DCGM = (f"nvidia.com/gpu.deploy.{name}" for name in ("device-plugin", "dcgm-exporter", "dcgm"))
@@ -50,21 +50,21 @@ class Gpus:
         self.active = {"nvsm.service", "sshd.service"}
         self.start_fails = 0
 
-    def mig(self, verb: str, *words: str, layouts: str = "") -> Answer:  # noqa: ARG002
+    def mig(self, verb: str, *words: str, layouts: str = "") -> MigAnswer:  # noqa: ARG002
         name = words[words.index("-c") + 1]
         self.done.append(" ".join([verb, *(word for word in words if word.startswith("--"))]))
         if verb == "assert":
-            return Answer(int(name != self.layout), {"gpus": [{"index": 0, "problem": ""}]})
+            return MigAnswer(int(name != self.layout), {"gpus": [{"index": 0, "problem": ""}]})
         held = f"it would fit, but not beside what is in use: {self.held} has MIG-a" if self.held else ""
         problem = self.problem or ("" if "--force" in words else held)
         if verb == "plan":
-            return Answer(int(bool(problem)), {"gpus": [{"index": 0, "problem": problem}]})
+            return MigAnswer(int(bool(problem)), {"gpus": [{"index": 0, "problem": problem}]})
         if "--mode-only" in words:
-            return Answer(0, {"gpus": []})
+            return MigAnswer(0, {"gpus": []})
         if self.apply_error or problem:
-            return Answer(1, {}, self.apply_error or f"OCIGPU-MIG-2: GPU 0: {problem}")
+            return MigAnswer(1, {}, self.apply_error or f"OCIGPU-MIG-2: GPU 0: {problem}")
         self.layout = name
-        return Answer(0, {"gpus": []})
+        return MigAnswer(0, {"gpus": []})
 
     def refresh_cdi(self) -> str:
         self.done.append("cdi refresh")
