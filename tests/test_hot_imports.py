@@ -20,6 +20,7 @@ NOT_HOT = (
     "ocigpu.cdi.yaml_child",
     "ocigpu.cdi.watch",
     "ocigpu.system.programs",
+    "ocigpu.system.relay",
     "ocigpu.system.service",
     "ocigpu.entry.container_cli",
     "ocigpu.gpus.nvidia.fabric",

@@ -1,5 +1,6 @@
 """``ocigpu fabric``: which GPUs are connected by NVLink, by way of Fabric Manager."""
 
+import math
 import re
 from collections.abc import Collection, Iterable, Sequence
 from typing import Annotated, Any, NamedTuple
@@ -28,9 +29,10 @@ from ocigpu.gpus.nvidia.fabric.partitions import (
     sizes,
 )
 from ocigpu.gpus.nvidia.fabric.state import FabricState, FabricStore, KeptFabric, KeptSet, state_directory
-from ocigpu.system.service import ServiceLog, Signals
+from ocigpu.system.service import ServiceLog, Signals, notify_service_manager
 
 COLUMNS = ("PARTITION ID", "STATUS", "GPUs", "NVLINKS", "GPU PHYSICAL IDs")
+INSTALL = "Install it into a virtual environment: pip install 'ocigpu[kubernetes]'"
 UNREACHED = ("OCIGPU-FAB-2", "OCIGPU-FAB-7")
 """What a manager that is starting answers: it is asked again."""
 
@@ -48,11 +50,24 @@ class Reach(NamedTuple):
 
 
 def reach(
-    address: str = DEFAULT_ADDRESS, library: str = "", state: str = "", config: str = "", json: bool = False
+    address: str = DEFAULT_ADDRESS,
+    library: str = "",
+    tls: str = "",
+    state: str = "",
+    config: str = "",
+    json: bool = False,
 ) -> Reach:
     simulation = load_settings(config).simulation_root
     store = FabricStore(state or state_directory(simulation))
-    return Reach(open_fabric(address, library, simulation), store, json)
+    if not address.startswith("grpc:"):
+        return Reach(open_fabric(address, library, simulation), store, json)
+    try:
+        from ocigpu.kubernetes.tenants.fabric_client import open_fabric as open_service
+    except ImportError as error:
+        raise FabricError(
+            "OCIGPU-FAB-1", f"address {address}: it needs grpcio and protobuf: {error}", INSTALL
+        ) from error
+    return Reach(open_service(address, library, simulation, tls), store, json)
 
 
 @takes(reach)
@@ -212,6 +227,29 @@ def _look(kept: KeptFabric, log: ServiceLog) -> None:
     for note in kept.notes:
         log("error", note)
     kept.notes.clear()
+
+
+@takes(reach)
+def serve_command(at: Reach, listen: str, allow: list[str] | None = None, serve_tls: str = "") -> None:
+    try:
+        from ocigpu.kubernetes.tenants.fabric_messages import parse_service
+        from ocigpu.kubernetes.tenants.fabric_server import FabricServer
+    except ImportError as error:
+        raise FabricError("OCIGPU-FAB-1", f"listen: it needs grpcio and protobuf: {error}", INSTALL) from error
+    wanted = parse_service(listen, listening=True)
+    if not allow:
+        raise UsageError("nobody is allowed", "--allow cid:2 (the host), --allow uid:0, or a name in a certificate")
+    if (wanted.kind == "tcp") != bool(serve_tls):
+        hint = "For others than TCP the kernel tells who calls."
+        raise UsageError("--serve-tls is for tcp, and tcp needs it", hint)
+    log = ServiceLog(at.json)
+    with Signals(hangup=False) as signals:
+        server = FabricServer(at.fabric, wanted, allow, log, serve_tls)
+        log("info", f"listening on {server.address}, for {', '.join(allow)}")
+        notify_service_manager("READY=1")
+        while not signals.stopping:
+            signals.wait(math.inf)
+        server.stop()
 
 
 def _choose(

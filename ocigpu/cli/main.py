@@ -67,6 +67,7 @@ COMMANDS = {
     "fabric deactivate": "fabric:deactivate_command",
     "fabric audit": "fabric:audit_command",
     "fabric restore": "fabric:restore_command",
+    "fabric serve": "fabric:serve_command",
     "mig plan": "mig:plan_command",
     "mig apply": "mig:apply_command",
     "mig assert": "mig:assert_command",

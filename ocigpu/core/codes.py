@@ -387,6 +387,10 @@ CODES: dict[str, Code] = {
         "The host's state of its partitions cannot be read or written.",
         "Make it a file that can be read and written; where no GPU is in use it can be removed.",
     ),
+    "OCIGPU-FAB-10": Code(
+        "The service in front of Fabric Manager does not let the caller in.",
+        "ocigpu fabric serve --allow names who may call: a name in the client's certificate, cid:2 or uid:0.",
+    ),
     # DEMO: ocigpu demo
     "OCIGPU-DEMO-1": Code(
         "The demo cannot be run here: something that it needs is missing.",
