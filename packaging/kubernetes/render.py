@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Renders the Helm chart without Helm, for the plain manifests and the tests.
 
-    render.py [--namespace NAME] [--values FILE] [--plain]
+    render.py [--namespace NAME] [--values FILE] [--plain | --tenants]
 
 It knows the part of Go's text/template and of Helm's functions that the chart uses, and refuses everything else; so a
 template that it renders is one that Helm renders alike.  Values are held to the chart's schema, as Helm does.
-``--plain``: with the namespace, as in ocigpu.yaml.
+``--plain``: with the namespace, as in ocigpu.yaml.  ``--tenants``: what tenancies need, as in tenants.yaml.
 """
 
 import argparse
@@ -23,7 +23,8 @@ HERE = Path(__file__).parent
 CHART = HERE / "chart"
 _SPLIT = re.compile(r"\{\{(-)?\s*(.*?)\s*(?:(?<=\s)(-))?\}\}", re.S)
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|-?[0-9]+|:=|[()|,]|\$?[A-Za-z_]\w*(?:\.\w+)*|\$(?:\.\w+)*|(?:\.\w+)+|\.|\S')
-_HEADER = "# Rendered from the chart by packaging/kubernetes/render.py --plain: change the chart, then run it again.\n"
+_HEADER = "# Rendered from the chart by packaging/kubernetes/render.py --{}: change the chart, then run it again.\n"
+_OTHERS = ("devicePlugin", "exporter", "nodeLabels")
 _NAMESPACE = "apiVersion: v1\nkind: Namespace\nmetadata:\n  name: {}\n  labels:\n{}"
 _PRIVILEGED = "    # hostPath volumes\n    pod-security.kubernetes.io/enforce: privileged\n"
 
@@ -93,6 +94,7 @@ class Renderer:
             "printf": lambda form, *values: form % values,
             "quote": lambda value: json.dumps(str(value), ensure_ascii=False),
             "dict": lambda *pairs: dict(zip(pairs[::2], pairs[1::2], strict=True)),
+            "toJson": lambda value: json.dumps(value, separators=(",", ":")),
             "toYaml": lambda value: yaml.safe_dump(value, default_flow_style=False).rstrip("\n"),
             "nindent": lambda width, text: "\n" + "\n".join(" " * width + line for line in text.split("\n")),
             "eq": lambda one, two: one == two,
@@ -232,7 +234,18 @@ def plain(values: dict[str, Any], namespace: str = "ocigpu") -> str:
     """Return all objects as :func:`render` does, and their namespace; without values that is ocigpu.yaml."""
     lines = render(values, namespace, service="kubectl").split("\n")
     text = "".join(f"{line.rstrip()}\n" for line in lines if line.strip())
-    return f"{_HEADER}---\n{_NAMESPACE.format(namespace, _PRIVILEGED)}{text}"
+    return f"{_HEADER.format('plain')}---\n{_NAMESPACE.format(namespace, _PRIVILEGED)}{text}"
+
+
+def tenants(values: dict[str, Any], namespace: str = "ocigpu") -> str:
+    """Return the kinds of objects for tenants, their policies and their controller, without the programs of nodes."""
+    only = {name: {"enabled": False} for name in _OTHERS}
+    only |= {"tenants": {"enabled": True}, "config": {"existing": "none"}, "runtimeClass": {"create": False}}
+    kinds = "".join(f"---\n{path.read_text()}" for path in sorted((CHART / "crds").iterdir()))
+    lines = render(merge(only, values), namespace, service="kubectl").split("\n")
+    text = "".join(f"{line.rstrip()}\n" for line in lines if line.strip())
+    space = f"---\n{_NAMESPACE.format(namespace, _PRIVILEGED)}"
+    return f"{_HEADER.format('tenants')}{kinds}{space}{text}"
 
 
 def main() -> None:
@@ -241,13 +254,15 @@ def main() -> None:
     parser.add_argument("--namespace", default="ocigpu")
     parser.add_argument("--values", type=Path)
     parser.add_argument("--plain", action="store_true", help="with the namespace, as ocigpu.yaml")
+    parser.add_argument("--tenants", action="store_true", help="what tenancies need, as in tenants.yaml")
     words = parser.parse_args()
     try:
         values = yaml.safe_load(words.values.read_text()) if words.values else {}
         values = {} if values is None else values
         if not isinstance(values, dict):
             raise ChartError(f"{words.values}: it is not a mapping of values")
-        print(plain(values, words.namespace) if words.plain else render(values, words.namespace), end="")
+        form = tenants if words.tenants else plain if words.plain else render
+        print(form(values, words.namespace), end="")
     except (ChartError, OSError, yaml.YAMLError) as error:
         sys.exit(f"render.py: {error}")
 

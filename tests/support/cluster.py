@@ -96,6 +96,9 @@ class User(NamedTuple):
     groups: tuple[str, ...] = ()
 
 
+_CONTROLLER = User("system:serviceaccount:kube-system:namespace-controller")
+
+
 class Request(NamedTuple):
     """A request as it is served; ``query`` with one value for each name."""
 
@@ -432,6 +435,8 @@ class Cluster:
             metadata["continue"] = f"{int(start) + limit}@{self._version}"
             metadata["remainingItemCount"] = len(found) - int(start) - limit  # type: ignore[assignment]
         items = [self._shown(request, one) for one in found[int(start) :][: limit or None]]
+        if not request.kind.custom:
+            items = [{key: value for key, value in one.items() if key not in ("apiVersion", "kind")} for one in items]
         kind, version = f"{request.kind.kind}List", request.kind.api_version(request.version)
         return {"kind": kind, "apiVersion": version, "metadata": metadata, "items": items}
 
@@ -580,7 +585,7 @@ class Cluster:
         metadata = found["metadata"]
         space = metadata.get("namespace", "")
         version = next(iter(kind.versions))
-        self._delete(Request(User(ADMIN), "DELETE", kind, version, space, metadata["name"], "", {}, "", {}), found)
+        self._delete(Request(_CONTROLLER, "DELETE", kind, version, space, metadata["name"], "", {}, "", {}), found)
 
     def _terminate(self, space: Object) -> None:
         """Delete what is in a namespace, and the namespace when nothing is left."""
@@ -594,7 +599,7 @@ class Cluster:
         if not left and ("", name) in self._store(kind) and space["spec"]["finalizers"] == ["kubernetes"]:
             space["spec"]["finalizers"] = []
             if not space["metadata"].get("finalizers"):
-                request = Request(User(ADMIN), "DELETE", kind, "v1", "", name, "", {}, "", {})
+                request = Request(_CONTROLLER, "DELETE", kind, "v1", "", name, "", {}, "", {})
                 self._written(request, "DELETED", space, space)
 
     def _delete(self, request: Request, found: Object) -> Object:

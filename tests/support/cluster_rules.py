@@ -13,6 +13,7 @@ from typing import Any
 
 import celpy
 import jsonschema
+from celpy.evaluation import base_functions
 
 Object = dict[str, Any]
 Store = Mapping[str, Mapping[tuple[str, str], Object]]
@@ -165,7 +166,15 @@ _ENVIRONMENT = celpy.Environment()
 @functools.cache
 def _program(expression: str) -> Any:
     # words that CEL reserves are written __so__ by Kubernetes
-    return _ENVIRONMENT.program(_ENVIRONMENT.compile(re.sub(r"\.__([a-z]+)__", r".\1", expression)))
+    tree = _ENVIRONMENT.compile(re.sub(r"\.__([a-z]+)__", r".\1", expression))
+    return _ENVIRONMENT.program(
+        tree, functions={"_==_": _equal, "_!=_": lambda one, other: celpy.celtypes.BoolType(not _equal(one, other))}
+    )
+
+
+def _equal(one: Any, other: Any) -> Any:
+    """Anything can be compared with null, which the library does not know."""
+    return celpy.celtypes.BoolType(one is other) if one is None or other is None else base_functions["_==_"](one, other)
 
 
 def evaluate(expression: str, variables: Mapping[str, Any]) -> Any:

@@ -1,0 +1,345 @@
+"""The kind Tenancy, the objects that a tenancy is made of, and the admission policies, in a cluster that has them."""
+
+import copy
+import ipaddress
+from collections.abc import Iterator
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from deployment_lab import RENDERER
+from support.cluster import Cluster
+from support.cluster_rules import Problem
+from tenancy_lab import ACCOUNT, ADMIN, PLAIN, SERVICE, install, pod, tenancy
+
+from ocigpu.kubernetes.tenants.tenancy import (
+    DEFAULTS,
+    TenancyOptions,
+    find_held_leases,
+    find_unenforced,
+    is_as_planned,
+    parse_quantity,
+    plan_objects,
+    read_spec,
+)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """One for all cases: none of them leaves anything."""
+    with Cluster() as cluster:
+        install(cluster)
+        labels = {"ocigpu.io/tenancy": "landon"}
+        space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "tenant-landon", "labels": labels}}
+        cluster.create(space, user=ACCOUNT)
+        yield cluster
+
+
+def planned(cilium: bool = False, **spec: Any) -> dict[str, Any]:
+    document = {**tenancy(**spec), "metadata": {"name": "landon", "uid": "u-1"}}
+    options = TenancyOptions(denied=("169.254.169.254/32", "203.0.113.0/24"), dns=("169.254.20.10/32",), cilium=cilium)
+    return {each["kind"]: each for each in plan_objects(document, options)}
+
+
+def test_the_defaults_are_those_of_the_schema(cluster: Cluster) -> None:
+    made = cluster.create(tenancy("defaults"))
+    assert made["spec"] == DEFAULTS == read_spec({"spec": {}, "metadata": {}})
+    assert read_spec({"spec": {"quota": {"gpus": 2}}})["quota"] == {**DEFAULTS["quota"], "gpus": 2}
+    cluster.delete("Tenancy", "defaults")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"metadata": {"name": "a" * 57}},
+        {"metadata": {"name": "a.b"}},
+        {"spec": {"quota": {"gpus": -1}}},
+        {"spec": {"quota": {"gpus": "8"}}},
+        {"spec": {"quota": {"cpu": "many"}}},
+        {"spec": {"quota": {"memory": "1 Gi"}}},
+        {"spec": {"podSecurity": "privileged"}},
+        {"spec": {"suspended": "yes"}},
+    ],
+    ids=str,
+)
+def test_what_cannot_be_a_tenancy_is_refused(cluster: Cluster, wrong: dict[str, Any]) -> None:
+    with pytest.raises(Problem) as caught:
+        cluster.create({**tenancy(), **wrong})
+    assert (caught.value.code, caught.value.reason) == (422, "Invalid")
+
+
+def test_the_objects_of_a_tenancy_are_valid_and_closed() -> None:
+    found = planned()
+    assert list(found) == ["Namespace", "NetworkPolicy", "ResourceQuota", "LimitRange", "ServiceAccount"]
+    for each in found.values():
+        kubernetes_validate.validate(each, "1.37", strict=True)
+        assert each["metadata"]["labels"]["ocigpu.io/tenancy"] == "landon"
+    labels = found["Namespace"]["metadata"]["labels"]
+    assert labels["ocigpu.io/tenancy-uid"] == "u-1"
+    assert labels["pod-security.kubernetes.io/enforce"] == "baseline"
+    assert planned(podSecurity="restricted")["Namespace"]["metadata"]["labels"] == {
+        name: value.replace("baseline", "restricted") for name, value in labels.items()
+    }
+    hard = found["ResourceQuota"]["spec"]["hard"]
+    assert hard["requests.nvidia.com/gpu"] == "8"
+    assert "nvidia.com/gpu" not in hard, "extended resources have quotas for requests only"
+    assert hard["services.nodeports"] == hard["services.loadbalancers"] == "0"
+    assert found["ServiceAccount"] == {**found["ServiceAccount"], "automountServiceAccountToken": False}
+    closed = planned(suspended=True)["ResourceQuota"]["spec"]["hard"]
+    assert {name for name, value in closed.items() if value != "0"} == {"requests.storage"}
+
+
+def reaches(policy: dict[str, Any], address: str) -> bool:
+    """Whether the policy lets a pod connect to an address outside of the cluster, on port 443."""
+    one = ipaddress.ip_address(address)
+    for rule in policy["spec"]["egress"]:
+        blocks = [] if "ports" in rule or "toPorts" in rule else rule.get("toCIDRSet", [])
+        blocks = blocks + (
+            [] if "ports" in rule else [each["ipBlock"] for each in rule.get("to", []) if "ipBlock" in each]
+        )
+        for block in blocks:
+            inside = one in ipaddress.ip_network(block["cidr"])
+            if inside and not any(one in ipaddress.ip_network(each) for each in block["except"]):
+                return True
+    return False
+
+
+@pytest.mark.parametrize("cilium", [False, True])
+def test_pods_reach_their_namespace_and_dns_and_the_internet_only_when_asked_for(cilium: bool) -> None:
+    kind = "CiliumNetworkPolicy" if cilium else "NetworkPolicy"
+    shut, wide = planned(cilium)[kind], planned(cilium, internet=True)[kind]
+    for address in ("8.8.8.8", "2606:4700::1111"):
+        assert not reaches(shut, address)
+        assert reaches(wide, address)
+    never = ["169.254.169.254", "10.1.2.3", "192.168.0.1", "172.20.0.1", "203.0.113.7", "127.0.0.1", "169.254.20.10"]
+    never += ["100.64.1.1", "fd00:ec2::254", "fe80::1", "::1"]
+    assert [address for address in never if reaches(wide, address) or reaches(shut, address)] == []
+    for block in [each for rule in wide["spec"]["egress"] for each in rule.get("toCIDRSet", [])]:
+        for each in block["except"]:
+            assert ipaddress.ip_network(each).subnet_of(ipaddress.ip_network(block["cidr"]))  # type: ignore[arg-type]
+    if cilium:
+        own = {"matchLabels": {"k8s:io.kubernetes.pod.namespace": "tenant-landon"}}
+        assert shut["spec"]["ingress"] == [{"fromEndpoints": [own]}]
+        assert shut["spec"]["egress"][0] == {"toEndpoints": [own]}
+    else:
+        assert shut["spec"]["policyTypes"] == ["Ingress", "Egress"]
+        assert shut["spec"]["ingress"] == [{"from": [{"podSelector": {}}]}]
+    assert "169.254.20.10/32" in str(shut["spec"]["egress"])
+
+
+def test_an_object_is_as_planned_with_quantities_in_other_words_and_more_labels() -> None:
+    quota = planned()["ResourceQuota"]
+    found = copy.deepcopy(quota)
+    found["spec"]["hard"]["requests.memory"] = "2048Gi"
+    found["metadata"]["labels"]["more"] = "x"
+    assert is_as_planned(quota, {**found, "status": {}})
+    found["spec"]["hard"]["pods"] = "33"
+    assert not is_as_planned(quota, found)
+    policy = planned()["NetworkPolicy"]
+    wider = copy.deepcopy(policy)
+    wider["spec"]["ingress"][0]["from"][0]["namespaceSelector"] = {}
+    assert not is_as_planned(policy, wider), "a selector more lets all namespaces in"
+    assert [parse_quantity(text) for text in ("2Gi", "1k", "500m", "x", "", "1.5Ki", "3Q")] == [
+        2 << 30, 1000, parse_quantity("0.5"), None, None, 1536, None,
+    ]  # fmt: skip
+
+
+def test_leases_hold_a_tenancy_until_they_are_free_or_in_quarantine() -> None:
+    def lease(name: str, phase: str, **holder: str) -> dict[str, Any]:
+        return {"metadata": {"name": name}, "status": {"phase": phase, "holder": holder}}
+
+    leases = [
+        lease("a", "Leased", tenancy="landon"), lease("b", "Reclaiming", namespace="tenant-landon"),
+        lease("c", "Free", tenancy="landon"), lease("d", "Quarantined", tenancy="landon"),
+        lease("e", "Leased", tenancy="other"), {"metadata": {"name": "f"}},
+    ]  # fmt: skip
+    assert find_held_leases(leases, "landon") == ("a", "b")
+
+
+# --- admission policies
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {},
+        {"gpus": 0},
+        {"gpus": 8},
+        {"annotations": {"mine": "1"}},
+        {"hostNetwork": False},
+        {"volumes": [{"name": "a", "emptyDir": {}}, {"name": "b", "persistentVolumeClaim": {"claimName": "c"}}]},
+        {"tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}]},
+        {"initContainers": [{"name": "i", "image": "x"}]},
+        {"shareProcessNamespace": True},
+        {"containers": [{"name": "x", "image": "y"}]},
+    ],
+    ids=str,
+)
+def test_pods_that_tenants_may_have_are_admitted(cluster: Cluster, spec: dict[str, Any]) -> None:
+    cluster.create(pod(**copy.deepcopy(spec)), user=SERVICE)
+    cluster.delete("Pod", "p", "tenant-landon")
+
+
+GPU = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ({"runtimeClassName": "runc"}, "runtimeClassName"),
+        ({"annotations": {"io.katacontainers.config.hypervisor.path": "/x"}}, "io.katacontainers"),
+        ({"annotations": {"cdi.k8s.io/vfio0": "nvidia.com/pgpu=0"}}, "choose devices"),
+        ({"hostNetwork": True}, "hostNetwork"),
+        ({"hostPID": True}, "hostPID"),
+        ({"hostIPC": True}, "hostIPC"),
+        ({"container": {"securityContext": {"privileged": True}}}, "privileged"),
+        ({"initContainers": [{"name": "i", "image": "x", "securityContext": {"privileged": True}}]}, "privileged"),
+        ({"volumes": [{"name": "a", "hostPath": {"path": "/"}}]}, "volumes"),
+        ({"volumes": [{"name": "a", "nfs": {"server": "s", "path": "/"}}]}, "volumes"),
+        ({"volumes": [{"name": "a", "projected": {"sources": [{"serviceAccountToken": {"path": "t"}}]}}]}, "volumes"),
+        ({"nodeName": "node-1"}, "nodeName"),
+        ({"schedulerName": "mine"}, "schedulerName"),
+        ({"priorityClassName": "system-node-critical"}, "priorities"),
+        ({"tolerations": [{"operator": "Exists"}]}, "tolerations"),
+        ({"tolerations": [{"key": "gpu-check", "operator": "Exists"}]}, "tolerations"),
+        ({"terminationGracePeriodSeconds": 301}, "at most 300"),
+        ({"serviceAccountName": "other"}, "account"),
+        ({"automountServiceAccountToken": True}, "account"),
+        ({"resourceClaims": [{"name": "gpu"}]}, "claims"),
+        ({"gpus": 3}, "as one of"),
+        ({"gpus": 16}, "as one of"),
+        ({"container": {"resources": {"limits": {"ocigpu.io/gpu-check": "1"}}}}, "as one of"),
+        ({"containers": [{"name": name, "image": "x", **GPU} for name in "ab"]}, "one container"),
+        ({"initContainers": [{"name": "i", "image": "x", **GPU}]}, "one container"),
+    ],
+    ids=str,
+)
+def test_pods_that_tenants_may_not_have_are_refused(cluster: Cluster, spec: dict[str, Any], words: str) -> None:
+    for user in (SERVICE, ADMIN):
+        with pytest.raises(Problem, match=words) as caught:
+            cluster.create(pod(**copy.deepcopy(spec)), user=user)
+        assert caught.value.code in (403, 422)
+    cluster.create(pod(namespace="default", **copy.deepcopy(spec)), user=SERVICE)
+    cluster.delete("Pod", "p", "default", gracePeriodSeconds=0)
+
+
+def test_pods_cannot_become_what_they_could_not_be_made_as(cluster: Cluster) -> None:
+    cluster.create(pod(), user=SERVICE)
+    debugger = [{"name": "debug", "image": "x"}]
+    with pytest.raises(Problem, match="ephemeral"):
+        cluster.patch(
+            "Pod", "p", {"spec": {"ephemeralContainers": debugger}}, "tenant-landon", sub="ephemeralcontainers"
+        )
+    with pytest.raises(Problem, match="choose devices"):
+        cluster.patch("Pod", "p", {"metadata": {"annotations": {"cdi.k8s.io/x": "y"}}}, "tenant-landon")
+    # the scheduler's binding and the kubelet's status are not in the way
+    cluster.patch("Pod", "p", {"spec": {"nodeName": "node-1"}}, "tenant-landon")
+    cluster.delete("Pod", "p", "tenant-landon", gracePeriodSeconds=0)
+
+
+def test_images_may_be_held_to_registries() -> None:
+    with Cluster() as cluster:
+        install(cluster, registries=["registry.example/"])
+        labels = {"ocigpu.io/tenancy": "landon"}
+        cluster.create(
+            {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "tenant-landon", "labels": labels}}
+        )
+        cluster.create(pod())
+        with pytest.raises(Problem, match="images must begin"):
+            cluster.create(pod(name="q", container={"image": "docker.io/cuda"}))
+
+
+def policy(namespace: str) -> dict[str, Any]:
+    head = {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy"}
+    return {**head, "metadata": {"name": "open", "namespace": namespace}, "spec": {"podSelector": {}, "egress": [{}]}}
+
+
+def test_only_the_controller_and_operators_change_what_keeps_a_tenancy_in_its_place(cluster: Cluster) -> None:
+    space = cluster.get("Namespace", "tenant-landon")
+    stripped = {**space, "metadata": {**space["metadata"], "labels": {}}}
+    other = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "x", "labels": {"ocigpu.io/tenancy": "x"}}}
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "q", "namespace": "tenant-landon"}}
+    for document, do in [
+        (policy("tenant-landon"), cluster.create), (quota, cluster.create), (other, cluster.create),
+        (stripped, cluster.update),
+    ]:  # fmt: skip
+        with pytest.raises(Problem, match="change the Tenancy instead"):
+            do(document, user=SERVICE)
+    assert cluster.exists("ServiceAccount", "default", "tenant-landon"), "made by the controller manager"
+    cluster.create(policy("tenant-landon"), user=ACCOUNT)
+    cluster.delete("NetworkPolicy", "open", "tenant-landon")
+    cluster.create(policy("default"), user=SERVICE)
+    cluster.delete("NetworkPolicy", "open", "default")
+
+
+def test_the_controller_can_do_nothing_outside_of_namespaces_of_tenancies(cluster: Cluster) -> None:
+    other = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "mine"}}
+    for document in (policy("kube-system"), other, pod(namespace="default")):
+        with pytest.raises(Problem, match="namespaces of tenancies only"):
+            cluster.create(document, user=ACCOUNT)
+
+
+def test_policies_that_are_weakened_are_not_in_force(cluster: Cluster) -> None:
+    policies = cluster.objects("ValidatingAdmissionPolicy")
+    bindings = cluster.objects("ValidatingAdmissionPolicyBinding")
+    assert find_unenforced(policies, bindings) == ()
+    assert (
+        find_unenforced([], bindings)
+        == find_unenforced(policies, [])
+        == ("ocigpu-tenant-pods", "ocigpu-tenant-objects")
+    )
+
+    def weakened(documents: list[dict[str, Any]], **spec: Any) -> list[dict[str, Any]]:
+        return [{**each, "spec": {**each["spec"], **spec}} for each in documents]
+
+    narrow = {"namespaceSelector": {"matchLabels": {"ocigpu.io/tenancy": "landon"}}}
+    for spec in ({"validationActions": ["Warn"]}, {"matchResources": narrow}, {"policyName": "other"}):
+        assert len(find_unenforced(policies, weakened(bindings, **spec))) == 2
+    assert len(find_unenforced(weakened(policies, failurePolicy="Ignore"), bindings)) == 2
+
+
+# --- the chart
+
+
+def test_the_manifests_of_tenants_are_those_of_the_chart_and_valid() -> None:
+    text = PLAIN.read_text()
+    assert text == RENDERER.tenants({}), (
+        "run: packaging/kubernetes/render.py --tenants > packaging/kubernetes/tenants.yaml"
+    )
+    found = [each for each in yaml.safe_load_all(text) if each]
+    for each in found:
+        if each["kind"] not in ("CustomResourceDefinition", "CiliumClusterwideNetworkPolicy"):
+            kubernetes_validate.validate(each, "1.37", strict=True)
+    assert {"Deployment", "ClusterRole", "ValidatingAdmissionPolicy", "CustomResourceDefinition"} <= {
+        each["kind"] for each in found
+    }
+    assert "DaemonSet" not in text
+
+
+def test_with_cilium_denials_hold_for_all_tenancies() -> None:
+    found = list(yaml.safe_load_all(RENDERER.tenants({"tenants": {"cilium": True, "deniedCidrs": ["10.9.0.0/16"]}})))
+    (denial,) = [each for each in found if each["kind"] == "CiliumClusterwideNetworkPolicy"]
+    assert denial["spec"]["egressDeny"] == [
+        {"toCIDR": ["10.9.0.0/16"]}, {"toEntities": ["host", "remote-node", "kube-apiserver"]},
+    ]  # fmt: skip
+    (controller,) = [each for each in found if each["kind"] == "Deployment"]
+    assert "--deny=10.9.0.0/16" in controller["spec"]["template"]["spec"]["containers"][0]["args"]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"runtimeClasses": []},
+        {"gpuCounts": [1]},
+        {"deniedCidrs": ["10.0.0.1"]},
+        {"registries": ["a'b/"]},
+        {"network": "calico"},
+        {"replicas": 0},
+        {"enable": True},
+    ],
+    ids=str,
+)
+def test_values_that_are_wrong_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(RENDERER.ChartError, match=r"^values.tenants"):
+        RENDERER.tenants({"tenants": wrong})
