@@ -290,6 +290,15 @@ CODES: dict[str, Code] = {
         "An operator's act is not possible with the lease as it is now, or names another generation.",
         'See the lease: "ocigpu lease show GPU"; then name the generation that it has.',
     ),
+    # TEN: tenancies
+    "OCIGPU-TEN-1": Code(
+        "A tenancy that is named is not there, or what the commands for tenancies need is not installed.",
+        "Names: \"ocigpu tenancy list\"; the client library: pip install 'ocigpu[kubernetes]'.",
+    ),
+    "OCIGPU-TEN-2": Code(
+        "This replica of the tenancy controller stopped, because another one may be leading.",
+        "Nothing is to be done: one of them leads again within some seconds.",
+    ),
     # CAAS: containers as a service
     "OCIGPU-CAAS-1": Code(
         "The service for containers cannot start: an option, its store, its address, or the cluster's configuration.",
@@ -478,6 +487,7 @@ AREAS = {
     "ENG": "Configuration of container engines",
     "KUBE": "Kubernetes device plugin",
     "LEASE": "Leases of GPUs",
+    "TEN": "Tenancies",
     "CAAS": "Containers as a service",
     "MIG": "MIG layouts",
     "VFIO": "GPUs for virtual machines",

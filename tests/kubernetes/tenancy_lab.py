@@ -1,5 +1,7 @@
 """A cluster with what tenancies need, and a controller with no more rights than its role gives."""
 
+import functools
+import json
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +45,14 @@ def cilium_kind() -> Object:
     return {**LEASES, "metadata": {"name": "ciliumnetworkpolicies.cilium.io"}, "spec": spec}
 
 
+@functools.cache
+def _manifests(values: str) -> str:
+    return json.dumps(list(yaml.safe_load_all(RENDERER.tenants({"tenants": json.loads(values)}))))
+
+
 def install(cluster: Cluster, **values: Any) -> None:
     """Install the tenants' manifests as an administrator does."""
-    for document in yaml.safe_load_all(RENDERER.tenants({"tenants": values})):
+    for document in json.loads(_manifests(json.dumps(values))):
         cluster.apply(document)
     if not cluster.exists("CustomResourceDefinition", "gpuleases.ocigpu.io"):
         cluster.create(LEASES)

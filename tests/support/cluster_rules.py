@@ -177,10 +177,18 @@ def _equal(one: Any, other: Any) -> Any:
     return celpy.celtypes.BoolType(one is other) if one is None or other is None else base_functions["_==_"](one, other)
 
 
+def as_cel(variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Return variables as the library has them; those that it has already stay."""
+    return {
+        name: value if isinstance(value, celpy.celtypes.MapType) else celpy.json_to_cel(value)
+        for name, value in variables.items()
+    }
+
+
 def evaluate(expression: str, variables: Mapping[str, Any]) -> Any:
     """Return the value; raises celpy.CELEvalError."""
     try:
-        return _program(expression).evaluate({name: celpy.json_to_cel(value) for name, value in variables.items()})
+        return _program(expression).evaluate(as_cel(variables))
     except (TypeError, ValueError, KeyError, AttributeError) as error:  # what the library lets through
         raise celpy.CELEvalError(str(error)) from error
 
@@ -241,6 +249,7 @@ def _denial(
         },
         "variables": {},
     }
+    variables = as_cel(variables)
     ignore = spec.get("failurePolicy") == "Ignore"
     try:
         if not all(evaluate(one["expression"], variables) for one in spec.get("matchConditions", [])):
@@ -249,7 +258,7 @@ def _denial(
         return None if ignore else (f"match condition: {error}", "Forbidden")
     for one in spec.get("variables", []):
         try:
-            variables["variables"][one["name"]] = evaluate(one["expression"], variables)
+            variables["variables"][celpy.celtypes.StringType(one["name"])] = evaluate(one["expression"], variables)
         except celpy.CELEvalError:
             continue  # a validation that uses it fails
     for one in spec.get("validations", []):

@@ -45,10 +45,10 @@ class Leader:
         return self._held and self._clock() < self._renewed + DEADLINE
 
     def check(self) -> None:
-        """Raise NotLeadingError (OCIGPU-KUBE-9) unless this replica leads."""
+        """Raise NotLeadingError (OCIGPU-TEN-2) unless this replica leads."""
         if not self.is_leading():
             raise NotLeadingError(
-                "OCIGPU-KUBE-9", f"lease {self._namespace}/{self._name}: another replica may be the leader"
+                "OCIGPU-TEN-2", f"lease {self._namespace}/{self._name}: another replica may be the leader"
             )
 
     def attempt(self) -> bool:

@@ -61,6 +61,9 @@ class Documents:
         self._client = client
         self._may_write = may_write
 
+    def close(self) -> None:
+        self._client.close()
+
     def get(self, kind: str, name: str, namespace: str | None = None) -> Document | None:
         """Return an object, None when there is none."""
         try:

@@ -1,0 +1,137 @@
+"""``ocigpu tenancy``: tenancies of a cluster, and the controller that makes them what they are to be."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from ocigpu.cli import show
+from ocigpu.core.errors import HostError, UsageError
+
+if TYPE_CHECKING:
+    from ocigpu.kubernetes.tenants.resources import Documents
+
+INSTALL = "Install it into a virtual environment: pip install 'ocigpu[kubernetes]'; the image of the chart has it."
+NETWORKS = ("auto", "cilium", "networkpolicy")
+
+
+def controller_command(
+    resource: str = "nvidia.com/gpu",
+    network: str = "auto",
+    deny: list[str] | None = None,
+    dns: list[str] | None = None,
+    namespace: str = "",
+    json: bool = False,
+) -> None:
+    import ipaddress
+
+    if network not in NETWORKS:
+        raise UsageError(f"--network {network!r} is not one of {', '.join(NETWORKS)}")
+    for option, each in [*(("--deny", one) for one in deny or ()), *(("--dns", one) for one in dns or ())]:
+        try:
+            ipaddress.ip_network(each)
+        except ValueError as error:
+            raise UsageError(f"{option} {each!r} is not a network such as 169.254.169.254/32: {error}") from error
+    try:
+        from ocigpu.kubernetes.tenants.controller import ControllerService
+    except ImportError as error:
+        raise _missing(error) from error
+    from ocigpu.kubernetes.tenants.tenancy import TenancyOptions
+    from ocigpu.system.service import ServiceLog
+
+    options = TenancyOptions(resource, tuple(deny or ()), tuple(dns or ()))
+    namespace = namespace or os.environ.get("POD_NAMESPACE", "")
+    ControllerService(options, ServiceLog(json), network, namespace).run()
+
+
+def list_command(json: bool = False) -> None:
+    with _open() as documents:
+        found = documents.list("Tenancy")[0]
+    if json:
+        show.data({"tenancies": [_summary(each) for each in found]})
+        return
+    rows = [list(map(str, _summary(each).values())) for each in found]
+    show.table(["tenancy", "phase", "gpus", "used", "namespace", "why"], rows)
+
+
+def show_command(name: str, json: bool = False) -> None:
+    with _open() as documents:
+        found = _find(documents, name)
+    if json:
+        show.data({"name": name, "spec": found.get("spec", {}), "status": found.get("status", {})})
+        return
+    show.fields([(key, str(value)) for key, value in _summary(found).items() if key != "why"])
+    conditions = (found.get("status") or {}).get("conditions") or []
+    rows = [[each["type"], each["status"], each["reason"], each["message"]] for each in conditions]
+    show.table(["condition", "status", "reason", "message"], rows)
+
+
+def create_command(
+    name: str, gpus: int = 8, pods: int = 32, internet: bool = False, restricted: bool = False, json: bool = False
+) -> None:
+    from ocigpu.kubernetes.tenants.tenancy import GROUP, VERSION
+
+    spec = {"quota": {"gpus": gpus, "pods": pods}, "internet": internet}
+    spec["podSecurity"] = "restricted" if restricted else "baseline"
+    head = {"apiVersion": f"{GROUP}/{VERSION}", "kind": "Tenancy", "metadata": {"name": name}}
+    with _open() as documents:
+        made = documents.create({**head, "spec": spec})
+    _say(made, f"made; its state: ocigpu tenancy show {name}", json)
+
+
+def suspend_command(name: str, resume: bool = False, json: bool = False) -> None:
+    with _open() as documents:
+        found = _find(documents, name)
+        written = documents.update({**found, "spec": {**(found.get("spec") or {}), "suspended": not resume}})
+    _say(written, "goes on" if resume else "suspended: its pods are deleted and it gets no others", json)
+
+
+def delete_command(name: str, json: bool = False) -> None:
+    with _open() as documents:
+        found = _find(documents, name)
+        documents.delete(found)
+    _say(found, "deleted: it goes when its pods have ended and its GPUs are given back", json)
+
+
+def _missing(error: ImportError) -> HostError:
+    return HostError("OCIGPU-TEN-1", f"tenancies need what is not installed: {error}", INSTALL)
+
+
+@contextlib.contextmanager
+def _open() -> "Iterator[Documents]":
+    try:
+        from ocigpu.kubernetes.tenants.resources import Documents, open_client
+    except ImportError as error:
+        raise _missing(error) from error
+    documents = Documents(open_client())
+    try:
+        yield documents
+    finally:
+        documents.close()
+
+
+def _find(documents: "Documents", name: str) -> "dict[str, Any]":
+    found = documents.get("Tenancy", name)
+    if found is None:
+        raise HostError("OCIGPU-TEN-1", f"tenancy {name}: there is none of this name", "See: ocigpu tenancy list")
+    return found
+
+
+def _summary(tenancy: "dict[str, Any]") -> "dict[str, Any]":
+    status = tenancy.get("status") or {}
+    ready: dict[str, Any] = next((each for each in status.get("conditions") or [] if each["type"] == "Ready"), {})
+    return {
+        "tenancy": tenancy["metadata"]["name"],
+        "phase": status.get("phase", "Pending"),
+        "gpus": tenancy.get("spec", {}).get("quota", {}).get("gpus", 0),
+        "used": status.get("gpusUsed", "0"),
+        "namespace": (status.get("namespace") or {}).get("name", ""),
+        "why": "" if ready.get("status") == "True" else ready.get("reason", ""),
+    }
+
+
+def _say(tenancy: "dict[str, Any]", words: str, json: bool) -> None:
+    if json:
+        show.data(_summary(tenancy))
+    else:
+        show.notes([f"tenancy {tenancy['metadata']['name']}: {words}"])
