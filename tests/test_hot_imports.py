@@ -29,6 +29,8 @@ NOT_HOT = (
     "ocigpu.gpus.nvidia.mig_layout",
     "ocigpu.gpus.nvidia.nvml_process",
     "ocigpu.gpus.nvidia.nvml_verbs",
+    "ocigpu.gpus.firmware",
+    "ocigpu.gpus.redfish",
     "ocigpu.gpus.vfio.bus",
     "ocigpu.gpus.vfio.holders",
     "ocigpu.gpus.vfio.identity",

@@ -6,7 +6,9 @@ from typing import Any
 
 from ocigpu.cli import show
 from ocigpu.cli.common import load_settings
+from ocigpu.cli.firmware import read_facts
 from ocigpu.core.errors import UsageError, printable
+from ocigpu.gpus.redfish import NodeFirmware
 from ocigpu.gpus.tree import Roots, find_roots
 from ocigpu.gpus.vfio.bus import PciBus
 from ocigpu.gpus.vfio.facts import read_vfio_facts
@@ -94,6 +96,7 @@ def _rows(bdf: str, scan: HolderScan) -> list[tuple[str, ...]]:
 def identify_command(
     gpu: list[str] | None = None,
     table: str = "",
+    firmware: str = "",
     record: bool = False,
     replace: bool = False,
     config: str = "",
@@ -104,7 +107,8 @@ def identify_command(
     roots = find_roots(load_settings(config))
     path = os.path.abspath(table) if table else f"{roots.host}{TABLE}"
     wanted = find_gpus(roots, gpu)
-    found, notes = identify(roots, wanted, bus=open_bus(roots), table=None if replace else path)
+    slots = NodeFirmware(read_facts(firmware), ()).slots if firmware else {}
+    found, notes = identify(roots, wanted, bus=open_bus(roots), table=None if replace else path, slots=slots)
     if record:
         write_table(path, found)
     if json:

@@ -352,6 +352,23 @@ CODES: dict[str, Code] = {
         "The module id of a GPU is unknown, or its sources contradict each other; nothing was changed.",
         "After a board was replaced: ocigpu vfio identify --record --replace",
     ),
+    # FW: firmware of GPUs, board controllers
+    "OCIGPU-FW-1": Code(
+        "A board controller (Redfish) gives no answer, or tells nothing of GPUs.",
+        "Look at the address, the account, and the certificate (--ca or --fingerprint); see what curl says.",
+    ),
+    "OCIGPU-FW-2": Code(
+        "A board controller, or a file of facts on firmware, says what cannot be: it is not believed.",
+        "Restart the board controller and ask again; else find out what answers at its address.",
+    ),
+    "OCIGPU-FW-3": Code(
+        "The file with the credentials for a board controller cannot be used.",
+        "One line USER:PASSWORD, owned by root or the caller, mode 0600.",
+    ),
+    "OCIGPU-FW-4": Code(
+        "The file with the firmware baseline cannot be used, or nobody has signed it off.",
+        "Make it: ocigpu firmware record FILE; look at it; then: ocigpu firmware approve FILE --by NAME",
+    ),
     # SIM: simulated host
     "OCIGPU-SIM-1": Code(
         "The simulated host could not be made or read.",
@@ -491,6 +508,7 @@ AREAS = {
     "CAAS": "Containers as a service",
     "MIG": "MIG layouts",
     "VFIO": "GPUs for virtual machines",
+    "FW": "Firmware and board controllers",
     "SIM": "Simulated host",
     "FAB": "NVLink partitions by Fabric Manager",
     "DEMO": "Demo",

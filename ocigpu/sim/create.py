@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import ocigpu
 from ocigpu.core.errors import OcigpuError, quoted
 from ocigpu.gpus.vendors import load_vendor
-from ocigpu.sim.driverless import check_driverless, describe_module, write_driverless
+from ocigpu.sim import redfish
+from ocigpu.sim.driverless import check_driverless, describe_module, module_of, serial_of, write_driverless
 from ocigpu.sim.fabric import BOARD_OF, SimulatedManager
 from ocigpu.sim.files import write_file, write_files
 from ocigpu.sim.kernel_files import write_kernel
@@ -203,6 +204,10 @@ def _make_driverless(root: Path, target: Path, gpus: tuple[SimGpu, ...], parts: 
     if _start_manager(root, gpus[0].model):  # it runs in the service machine: the host has the client's library
         version = gpus[0].model.driver_version
         place_few(root, make_table(str(target), gpus, version, few=True), version, ("nvfm",))
+    modules, serials = {one.index: module_of(one) for one in gpus}, {one.index: serial_of(one) for one in gpus}
+    documents = redfish.make_documents(gpus, modules, serials)
+    write_file(root / redfish.FILE, json.dumps(documents, indent=1) + "\n")
+    write_file(root / "bmc-credentials", f"{redfish.USER}:{redfish.PASSWORD}\n", 0o600)
     described = [_describe_gpu(gpu) | describe_module(gpu) for gpu in gpus]
     marker = _describe(gpus[0].model, "", "", real=False) | _NO_FILES | {"gpus": described, "notes": []}
     write_marker(root, marker | {"dri": False, "driver": "none"} | made)

@@ -1,0 +1,273 @@
+"""Firmware of GPUs and their baseboard against what an operator has signed off.
+
+Facts come from the board controller (:mod:`ocigpu.gpus.redfish`) or from a virtual machine that checks, in the same
+form.  A baseline has, for each model, a set of accepted values for each fact, since fleets are upgraded one by one.
+What a component does not tell although the baseline knows it is a deviation, too: else silence would pass.
+"""
+
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+
+from ocigpu.core.errors import HostError, printable, quoted
+from ocigpu.system.files import open_regular, read_bounded, replace_file, why_untrusted
+
+FORMAT = 1
+MAX_FILE = 1 << 20
+BOARD = "baseboard"
+"""The model that stands for everything but the GPUs."""
+COUNTS = ("uncorrectable-ecc-errors", "remapped-rows-uncorrectable")
+"""Numbers in ``health`` that grow with wear; a baseline limits them."""
+LIMITS = {"uncorrectable-ecc-errors": 0, "remapped-rows-uncorrectable": 8}
+"""What a proposal allows."""
+FLAGS = ("row-remapping-failed", "row-remapping-pending")
+"""What must not be so."""
+_VALUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._:+/-]{0,159}")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._:+/()-]{0,99}")
+
+
+@dataclass(frozen=True)
+class FirmwareFacts:
+    """What is known of one component: a GPU, or the baseboard's other parts together.
+
+    ``name``: as the board controller has it, "GPU_SXM_3"; ``slot``: 3, 0 for what is no GPU; ``versions``: by what they
+    are of, e.g. "VBIOS", "InfoROM", "ERoT", "NVSwitch_0"; ``health``: numbers of :data:`COUNTS`, flags of
+    :data:`FLAGS`, and "status".
+    """
+
+    name: str
+    slot: int
+    model: str
+    part_number: str = ""
+    serial: str = ""
+    uuid: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    health: Mapping[str, str | int | bool] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        """What a baseline knows the component by: its model and part number."""
+        return f"{self.model} {self.part_number}".strip()
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as an object for JSON."""
+        return asdict(self) | {"versions": dict(self.versions), "health": dict(self.health)}
+
+
+class Deviation(NamedTuple):
+    """One difference from the baseline: what of which component, and the reason in words."""
+
+    name: str
+    fact: str
+    found: str
+    accepted: tuple[str, ...]
+    reason: str
+
+    @property
+    def text(self) -> str:
+        """Return it as one line."""
+        wanted = f" (accepted: {', '.join(self.accepted)})" if self.accepted else ""
+        return f"{self.name} {self.fact}: {printable(self.found, 200) or 'nothing'}: {self.reason}{wanted}"
+
+
+@dataclass(frozen=True)
+class FirmwareBaseline:
+    """What is accepted: values by fact by model, and limits of counts.
+
+    ``approved_by`` is "" for a proposal.
+    """
+
+    models: Mapping[str, Mapping[str, tuple[str, ...]]]
+    limits: Mapping[str, int]
+    approved_by: str = ""
+    approved_at: str = ""
+
+
+def compare_with_baseline(facts: FirmwareFacts, baseline: FirmwareBaseline) -> tuple[Deviation, ...]:
+    """Return every difference of a component from its baseline, () for none.  Pure."""
+    accepted = baseline.models.get(facts.key)
+    if accepted is None:
+        return (Deviation(facts.name, "model", facts.key, tuple(baseline.models), "the baseline has no such model"),)
+    found = []
+    for fact in sorted({*accepted, *facts.versions}):
+        values, value = accepted.get(fact), facts.versions.get(fact, "")
+        if values is None:
+            found.append(Deviation(facts.name, fact, value, (), "the baseline does not know of it"))
+        elif not value:
+            found.append(Deviation(facts.name, fact, "", values, "it does not tell"))
+        elif value not in values:
+            found.append(Deviation(facts.name, fact, value, values, "not accepted"))
+    return (*found, *_unhealthy(facts, baseline.limits))
+
+
+def _unhealthy(facts: FirmwareFacts, limits: Mapping[str, int]) -> list[Deviation]:
+    found = []
+    for name, value in sorted(facts.health.items()):
+        if name in FLAGS and value is not False:
+            found.append(Deviation(facts.name, name, str(value), (), "the memory needs repair"))
+        elif name == "status" and value != "OK":
+            found.append(Deviation(facts.name, name, str(value), ("OK",), "not healthy"))
+        elif name in COUNTS and (type(value) is not int or value > limits.get(name, 0)):
+            most = str(limits.get(name, 0))
+            found.append(Deviation(facts.name, name, str(value), (), f"more than the baseline's limit of {most}"))
+    return found
+
+
+def compare_all(
+    components: Iterable[FirmwareFacts], baseline: FirmwareBaseline, serials: Mapping[int, str] | None = None
+) -> tuple[Deviation, ...]:
+    """Return the differences of all components; ``serials``: of the boards that should be in which slots.  Pure."""
+    components = tuple(components)
+    found = [one for facts in components for one in compare_with_baseline(facts, baseline)]
+    there = {facts.slot: facts for facts in components if facts.slot}
+    for slot, serial in (serials or {}).items():
+        if slot not in there:
+            found.append(Deviation(f"module {slot}", "serial", "", (serial,), "it does not tell"))
+        elif there[slot].serial != serial:
+            found.append(Deviation(there[slot].name, "serial", there[slot].serial, (serial,), "another board"))
+    return tuple(found)
+
+
+def propose(components: Iterable[FirmwareFacts]) -> FirmwareBaseline:
+    """Return a baseline of what is there now: a proposal, which proves nothing by itself.  Pure."""
+    models: dict[str, dict[str, set[str]]] = {}
+    for facts in components:
+        values = models.setdefault(facts.key, {})
+        for fact, value in facts.versions.items():
+            values.setdefault(fact, set()).add(value)
+    return FirmwareBaseline(
+        {key: {fact: tuple(sorted(values[fact])) for fact in sorted(values)} for key, values in models.items()}, LIMITS
+    )
+
+
+def merge(old: FirmwareBaseline, new: FirmwareBaseline) -> FirmwareBaseline:
+    """Return a proposal that accepts what either does; limits are the old ones.  Pure."""
+    models: dict[str, dict[str, tuple[str, ...]]] = {}
+    for key in (*old.models, *new.models):
+        parts = [one.models.get(key, {}) for one in (old, new)]
+        facts = sorted({*parts[0], *parts[1]})
+        models[key] = {fact: tuple(sorted({*parts[0].get(fact, ()), *parts[1].get(fact, ())})) for fact in facts}
+    return FirmwareBaseline(models, old.limits)
+
+
+def read_baseline(path: str, *, proposal: bool = False) -> FirmwareBaseline:
+    """Return the baseline in a file; ``proposal``: one that nobody has signed off will do.
+
+    Raises HostError (OCIGPU-FW-4) for a file that cannot be read or understood, that somebody else could have written,
+    that is a proposal, or that was changed since it was signed off.
+    """
+    try:
+        with open_regular(path, flags=os.O_NOFOLLOW) as file:
+            status = os.fstat(file.fileno())
+            why = why_untrusted(status.st_uid, status.st_mode)
+            document = json.loads(read_bounded(file, MAX_FILE))
+    except (OSError, ValueError, RecursionError) as error:
+        raise _error(f"read {path}: {getattr(error, 'strerror', None) or 'not JSON'}") from error
+    if why:
+        raise _error(f"{path}: {why}")
+    try:
+        baseline = _parse(document)
+        approved = document["approved"]
+        signed = FirmwareBaseline(baseline.models, baseline.limits, str(approved["by"]), str(approved["at"]))
+        digest = str(approved["digest"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise _error(f"{path}: not a baseline: {error}") from error
+    if proposal:
+        return signed
+    if not signed.approved_by:
+        raise _error(f"{path} is a proposal: nobody has signed it off", "ocigpu firmware approve FILE --by NAME")
+    if digest != _digest(signed):
+        raise _error(f"{path} was changed after {quoted(signed.approved_by)} had signed it off")
+    return signed
+
+
+def _parse(document: Any) -> FirmwareBaseline:
+    if document["format"] != FORMAT:
+        raise ValueError(f"format {document['format']}, not {FORMAT}")
+    models: dict[str, dict[str, tuple[str, ...]]] = {}
+    for key, facts in document["models"].items():
+        models[key] = {}
+        for fact, values in facts.items():
+            if not isinstance(values, list) or not values or not all(isinstance(one, str) for one in values):
+                raise ValueError(f"{key}: {fact}: not a list of values")
+            models[key][fact] = tuple(values)
+    limits = dict(document["limits"])
+    for name, value in limits.items():
+        if name not in COUNTS or type(value) is not int:
+            raise ValueError(f"limit {name}: not one of {', '.join(COUNTS)} and a number")
+    return FirmwareBaseline(models, limits)
+
+
+def _content(baseline: FirmwareBaseline) -> dict[str, Any]:
+    models = {key: {fact: list(values) for fact, values in facts.items()} for key, facts in baseline.models.items()}
+    return {"models": models, "limits": dict(baseline.limits)}
+
+
+def _digest(baseline: FirmwareBaseline) -> str:
+    text = json.dumps([_content(baseline), baseline.approved_by, baseline.approved_at], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def write_baseline(path: str, baseline: FirmwareBaseline) -> None:
+    """Write a baseline, in one step; raises HostError (OCIGPU-FW-4)."""
+    digest = _digest(baseline) if baseline.approved_by else ""
+    approved = {"by": baseline.approved_by, "at": baseline.approved_at, "digest": digest}
+    text = json.dumps({"format": FORMAT, "approved": approved, **_content(baseline)}, indent=2) + "\n"
+    directory, name = os.path.split(os.path.abspath(path))
+    try:
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            replace_file(name, text.encode(), 0o644, fd, durable=True)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise _error(f"write {path}: {error.strerror}") from error
+
+
+def approve(baseline: FirmwareBaseline, by: str, now: float | None = None) -> FirmwareBaseline:
+    """Return a baseline that somebody has signed off; raises HostError (OCIGPU-FW-4) without a usable name."""
+    if not _NAME.fullmatch(by):
+        raise _error(f"signed off by {quoted(by)}: not a name")
+    at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now))
+    return FirmwareBaseline(baseline.models, baseline.limits, by, at)
+
+
+def _error(message: str, hint: str | None = None) -> HostError:
+    return HostError("OCIGPU-FW-4", f"firmware baseline: {message}", hint)
+
+
+def facts_from_json(document: Any) -> tuple[FirmwareFacts, ...]:
+    """Return the components in what :meth:`FirmwareFacts.as_json` made: {"components": [...]}.
+
+    It may come from a virtual machine that a tenant had: raises ValueError for what is not such a document.
+    """
+    try:
+        components = document["components"]
+        if len(components) > 64:
+            raise ValueError("too many components")
+        return tuple(_component(one) for one in components)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"not facts on firmware: {error}") from error
+
+
+def _component(one: Any) -> FirmwareFacts:
+    texts = {name: check_text(one.get(name, ""), empty=True) for name in ("part_number", "serial", "uuid")}
+    versions = {check_text(name): check_text(value) for name, value in one.get("versions", {}).items()}
+    said = one.get("health", {})
+    if type(one["slot"]) is not int or not all(isinstance(value, str | int) for value in said.values()):
+        raise ValueError("slot or health of another type")
+    health = {check_text(name): check_text(value) if isinstance(value, str) else value for name, value in said.items()}
+    name, model = check_text(one["name"]), check_text(one["model"])
+    return FirmwareFacts(name, one["slot"], model, versions=versions, health=health, **texts)
+
+
+def check_text(value: Any, *, empty: bool = False) -> str:
+    """Return a text of foreign origin; raises ValueError for one that no version, serial number or model looks like."""
+    if (empty and value == "") or (isinstance(value, str) and _VALUE.fullmatch(value)):
+        return str(value)
+    raise ValueError(f"{quoted(str(value), 60)} is no version, number or name")

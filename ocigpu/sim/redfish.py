@@ -1,0 +1,192 @@
+"""The board controller of a simulated host without a driver: a Redfish service over HTTPS.
+
+DIR/redfish.json has every resource by its path, as an HGX baseboard's controller shows it below a maker's BMC; what is
+changed there is served at once.  Start it for a while with::
+
+    python -m ocigpu.sim.redfish DIR
+"""
+
+import base64
+import hashlib
+import json
+import os
+import signal
+import ssl
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, Self
+
+from ocigpu.core.errors import OcigpuError
+from ocigpu.sim.models import SimGpu, sim_error
+
+FILE = "redfish.json"
+ROOT = "/redfish/v1"
+USER, PASSWORD = "reader", "simulated"
+SYSTEM = f"{ROOT}/Systems/HGX_Baseboard_0"
+INVENTORY = f"{ROOT}/UpdateService/FirmwareInventory"
+BOARD = {
+    **{f"HGX_FW_NVSwitch_{number}": "96.10.6D.00.01" for number in range(4)},
+    **{f"HGX_FW_ERoT_NVSwitch_{number}": "01.04.0031.0000_n04" for number in range(4)},
+    **{f"HGX_FW_PCIeRetimer_{number}": "2.7.9" for number in range(8)},
+    "HGX_FW_PCIeSwitch_0": "1.7.5F",
+    "HGX_FW_FPGA_0": "2.53",
+    "HGX_FW_ERoT_FPGA_0": "01.04.0031.0000_n04",
+    "HGX_FW_HMC_0": "HGX-22.10-1-rc80",
+}
+"""Versions of the baseboard's parts, in their makers' forms."""
+VBIOS, INFOROM, EROT = "96.00.BC.00.01", "G520.0200.00.05", "01.04.0031.0000_n04"
+
+
+def make_documents(gpus: Sequence[SimGpu], modules: Mapping[int, int], serials: Mapping[int, str]) -> dict[str, Any]:
+    """Return every resource by its path; ``modules`` and ``serials``: of GPUs, by their index."""
+    root = {"@odata.id": f"{ROOT}/", "RedfishVersion": "1.17.0", "Name": "SIMULATED: no real hardware"}
+    documents: dict[str, Any] = {f"{ROOT}/": {**root, "ProtocolFeaturesSupported": {"ExpandQuery": {"NoLinks": True}}}}
+    documents[SYSTEM] = {"@odata.id": SYSTEM, "Id": "HGX_Baseboard_0", "SystemType": "Physical"}
+    versions = dict(BOARD) if gpus[0].model.fabric else {}
+    versions["BMC"] = "01.02.03"  # the maker's own
+    for gpu in gpus:
+        name = f"GPU_SXM_{modules[gpu.index]}"
+        versions |= {f"HGX_FW_{name}": VBIOS, f"HGX_InfoROM_{name}": INFOROM, f"HGX_FW_ERoT_{name}": EROT}
+        model = gpu.model.name.removeprefix("NVIDIA ")
+        board = {"SerialNumber": serials[gpu.index], "PartNumber": f"699-{gpu.model.subsystem_id:05d}-0200-000"}
+        health = {"Status": {"State": "Enabled", "Health": "OK"}}
+        memory = f"{SYSTEM}/Memory/{name}_DRAM_0"
+        documents |= _by_path(
+            {"@odata.id": f"{SYSTEM}/Processors/{name}", "Model": model, "UUID": gpu.uuid[4:], **board, **health},
+            {"@odata.id": f"{ROOT}/Chassis/HGX_{name}", **board},
+            {"@odata.id": memory, "Oem": {"Nvidia": {"RowRemappingFailed": False, "RowRemappingPending": False}}},
+            {
+                "@odata.id": f"{memory}/MemoryMetrics",
+                "LifeTime": {"CorrectableECCErrorCount": 0, "UncorrectableECCErrorCount": 0},
+                "Oem": {"Nvidia": {"RowRemapping": {"UncorrectableRowRemappingCount": 0}}},
+            },
+        )
+    for name, version in sorted(versions.items()):
+        documents |= _by_path({"@odata.id": f"{INVENTORY}/{name}", "Version": version})
+    return documents
+
+
+def _by_path(*resources: dict[str, Any]) -> dict[str, Any]:
+    return {one["@odata.id"]: {"Id": one["@odata.id"].rpartition("/")[2], **one} for one in resources}
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    server: "_Server"
+
+    def do_GET(self) -> None:
+        self.server.service.asked.append(self.path)
+        path, _, query = self.path.partition("?")
+        secret = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
+        if path.rstrip("/") != ROOT and self.headers.get("Authorization") != f"Basic {secret}":
+            self.answer(401, {"error": {"code": "Base.1.0.NoValidSession"}})
+            return
+        documents = self.server.service.documents()
+        found = documents.get(path)
+        if found is None and path == INVENTORY:
+            names = [one for one in documents if one.startswith(f"{INVENTORY}/")]
+            members = [documents[one] if "$expand" in query else {"@odata.id": one} for one in names]
+            found = {"@odata.id": path, "Members": members, "Members@odata.count": len(members)}
+        self.answer(200 if found is not None else 404, found if found is not None else {"error": {}})
+
+    def answer(self, status: int, document: Any) -> None:
+        """Send a resource."""
+        data = json.dumps(document).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_arguments: object) -> None:
+        """Say nothing."""
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    service: "RedfishService"
+
+    def handle_error(self, *_arguments: object) -> None:
+        """A client that went away, or did not like the certificate, is no error."""
+
+
+class RedfishService:
+    """The service of a simulated host, while the context lasts; ``handler`` answers in another way, for tests."""
+
+    def __init__(self, directory: str, tls: str, handler: type[_Handler] = _Handler, port: int = 0) -> None:
+        """``tls``: directory with cert.pem and key.pem, made here when they are not there."""
+        self.directory, self.asked = directory, list[str]()
+        self.certificate = f"{tls}/cert.pem"
+        if not os.path.exists(self.certificate):
+            make_certificate(tls)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self.certificate, f"{tls}/key.pem")
+        self._server = _Server(("127.0.0.1", port), handler)
+        self._server.service = self
+        self._server.socket = context.wrap_socket(
+            self._server.socket, server_side=True, do_handshake_on_connect=False
+        )  # by the connection's own thread
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02})
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        return f"https://127.0.0.1:{self._server.server_address[1]}"
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of its certificate."""
+        text = Path(self.certificate).read_text(encoding="ascii")
+        return hashlib.sha256(ssl.PEM_cert_to_DER_cert(text)).hexdigest()
+
+    def documents(self) -> dict[str, Any]:
+        """Return every resource by its path, as the file has them now."""
+        found: dict[str, Any] = json.loads(Path(self.directory, FILE).read_text(encoding="utf-8"))
+        return found
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+def make_certificate(directory: str) -> None:
+    """Make a certificate for 127.0.0.1 and its key by openssl(1); raises OcigpuError (OCIGPU-SIM-1)."""
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command += ["-keyout", f"{directory}/key.pem", "-out", f"{directory}/cert.pem", "-days", "2"]
+    command += ["-subj", "/CN=simulated BMC", "-addext", "subjectAltName=IP:127.0.0.1"]
+    try:
+        subprocess.run(command, check=True, capture_output=True, timeout=60)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise sim_error(f"make a certificate: {error}", "openssl makes it") from error
+
+
+def main() -> int:
+    """Serve the board controller of the host in the named directory until a signal."""
+    directory = sys.argv[1]
+    credentials = Path(directory, "bmc-credentials")
+    tls = Path(directory, "run/bmc")
+    tls.mkdir(parents=True, exist_ok=True)
+    try:
+        service = RedfishService(directory, str(tls))
+    except OcigpuError as error:
+        print(error.render("ocigpu.sim.redfish"), file=sys.stderr)
+        return 1
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    with service:
+        print(f"--bmc {service.url} --ca {service.certificate} --credentials {credentials}", flush=True)
+        signal.sigwait({signal.SIGINT, signal.SIGTERM})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

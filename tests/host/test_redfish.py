@@ -1,0 +1,317 @@
+"""The board controller over real HTTPS: a good one, one that is slow, one that lies, and one that is somebody else."""
+
+import json
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.driverless import make_driverless
+
+from ocigpu.gpus import redfish
+from ocigpu.gpus.redfish import Credentials, RedfishError, read_credentials, read_firmware
+from ocigpu.sim.redfish import INVENTORY, PASSWORD, ROOT, SYSTEM, USER, RedfishService, _Handler
+
+GOOD = Credentials(USER, PASSWORD)
+Change = Callable[[dict[str, Any]], object]
+
+
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> str:
+    make_driverless(tmp_path / "host", 2)
+    return str(tmp_path / "host")
+
+
+def change(host: str, make: Change) -> None:
+    path = Path(host, "redfish.json")
+    documents = json.loads(path.read_text())
+    make(documents)
+    path.write_text(json.dumps(documents))
+
+
+def ask(service: RedfishService, **options: Any) -> redfish.NodeFirmware:
+    return read_firmware(service.url, GOOD, **{"ca_file": service.certificate, **options})
+
+
+def refusal(service: RedfishService, **options: Any) -> RedfishError:
+    with pytest.raises(RedfishError) as raised:
+        ask(service, **options)
+    return raised.value
+
+
+def test_firmware_serials_and_health_of_each_gpu_and_the_baseboard(host: str, tls: str) -> None:
+    with RedfishService(host, tls) as service:
+        found = ask(service)
+    assert found.notes == ()
+    second, fourth, board = found.components
+    assert (second.name, second.slot, second.model) == ("GPU_SXM_2", 2, "H100 80GB HBM3")
+    assert second.key == "H100 80GB HBM3 699-05825-0200-000"
+    assert dict(second.versions) == {
+        "VBIOS": "96.00.BC.00.01", "InfoROM": "G520.0200.00.05", "ERoT": "01.04.0031.0000_n04",
+    }  # fmt: skip
+    assert dict(second.health) == {
+        "status": "OK",
+        "uncorrectable-ecc-errors": 0,
+        "remapped-rows-uncorrectable": 0,
+        "row-remapping-failed": False,
+        "row-remapping-pending": False,
+    }
+    assert board.versions["NVSwitch_3"] == "96.10.6D.00.01"
+    assert "BMC" not in board.versions  # the maker's own is none of the baseboard's
+    assert found.slots == {second.serial: 2, fourth.serial: 4}
+
+
+def test_a_controller_that_does_not_expand_is_asked_for_each_member(host: str, tls: str) -> None:
+    with RedfishService(host, tls) as service:
+        expanded = ask(service)
+        many = len(service.asked)
+        change(host, lambda documents: documents[f"{ROOT}/"].pop("ProtocolFeaturesSupported"))
+        assert ask(service) == expanded
+        assert len(service.asked) > 2 * many + 20
+
+
+def test_the_baseboard_is_found_below_a_prefix(host: str, tls: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    change(host, lambda documents: [documents.update({f"/hmc{path}": documents.pop(path)}) for path in list(documents)])
+    with RedfishService(host, tls) as service, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ocigpu.sim.redfish.INVENTORY", f"/hmc{INVENTORY}")
+        assert [one.slot for one in ask(service).components] == [2, 4, 0]
+
+
+def test_the_baseboard_is_found_at_another_port(
+    host: str, tls: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "maker").mkdir()
+    (tmp_path / "maker/redfish.json").write_text(json.dumps({f"{ROOT}/": {}}))
+    with RedfishService(host, tls) as board, RedfishService(str(tmp_path / "maker"), tls) as maker:
+        port = int(board.url.rpartition(":")[2])
+        monkeypatch.setattr(redfish, "PLACES", ((ROOT, 0), (f"/hmc{ROOT}", 0), (ROOT, port)))
+        assert len(ask(maker).components) == 3
+    with RedfishService(str(tmp_path / "maker"), tls) as maker:  # nobody listens at the other port now
+        error = refusal(maker)
+    assert (error.code, "it has no HGX_Baseboard_0" in error.message) == ("OCIGPU-FW-1", True)
+
+
+def test_a_certificate_is_trusted_or_pinned_and_nothing_is_sent_before(host: str, tls: str) -> None:
+    with RedfishService(host, tls) as service:
+        assert "certificate: " in refusal(service, ca_file="").message
+        other = refusal(service, ca_file="", fingerprint="00" * 32).message
+        assert "another certificate than the pinned one" in other
+        assert service.fingerprint in other
+        assert service.asked == []
+        assert len(ask(service, ca_file="", fingerprint=service.fingerprint.upper()).components) == 3
+        assert "not SHA-256" in refusal(service, fingerprint="abc").message
+        assert "read /none" in refusal(service, ca_file="/none").message
+
+
+def test_wrong_credentials_are_said_to_be_refused(host: str, tls: str) -> None:
+    wrong = Credentials("reader", "wrong")
+    refused = pytest.raises(RedfishError, match="HTTP 401: credentials are refused")
+    with RedfishService(host, tls) as service, refused as raised:
+        read_firmware(service.url, wrong, ca_file=service.certificate)
+    assert "wrong" not in raised.value.message
+    assert "wrong" not in repr(Credentials("reader", "wrong"))
+
+
+@pytest.mark.parametrize(
+    "url", ["http://10.0.0.7", "10.0.0.7", "https://", "https://u:p@10.0.0.7", "https://h/x", "https://h:99999", ""]
+)
+def test_a_url_that_is_none_of_a_controller_is_refused(url: str) -> None:
+    with pytest.raises(RedfishError, match="not like https://HOST"):
+        read_firmware(url, GOOD)
+
+
+def test_nobody_at_the_address_is_an_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    with pytest.raises(RedfishError, match="Connection refused") as raised:
+        read_firmware(f"https://127.0.0.1:{port}", GOOD)
+    assert raised.value.code == "OCIGPU-FW-1"
+
+
+def test_a_machine_that_says_nothing_at_all_ends_in_time() -> None:
+    silent = pytest.raises(RedfishError, match=r"no answer within 0\.3 s")
+    with socket.create_server(("127.0.0.1", 0)) as server, silent:
+        read_firmware(f"https://127.0.0.1:{server.getsockname()[1]}", GOOD, deadline=0.3)
+
+
+class Trickling(_Handler):
+    """Sends a byte each time just before a wait for one would end."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "1000000")
+        self.end_headers()
+        while not stop.wait(0.02):
+            self.wfile.write(b" ")
+
+
+class TricklingHeaders(_Handler):
+    def do_GET(self) -> None:
+        self.wfile.write(b"HTTP/1.1 200 OK\r\nX-Slow: ")
+        while not stop.wait(0.02):
+            self.wfile.write(b"x")
+
+
+stop = threading.Event()
+
+
+@pytest.mark.parametrize("handler", [Trickling, TricklingHeaders])
+def test_answers_that_come_a_byte_at_a_time_end_in_time(host: str, tls: str, handler: type[_Handler]) -> None:
+    stop.clear()
+    with RedfishService(host, tls, handler) as service:
+        error = refusal(service, deadline=0.5)
+        stop.set()
+    assert (error.code, "no answer within 0.5 s" in error.message) == ("OCIGPU-FW-1", True)
+
+
+class Closing(_Handler):
+    """Closes each connection without having said so."""
+
+    def answer(self, status: int, document: Any) -> None:
+        super().answer(status, document)
+        self.close_connection = True
+
+
+def test_a_connection_that_was_closed_meanwhile_is_made_again(host: str, tls: str) -> None:
+    with RedfishService(host, tls, Closing) as service:
+        assert len(ask(service).components) == 3
+
+
+def answering(data: bytes, status: int = 200, **headers: str) -> type[_Handler]:
+    """Return a handler that answers everything with these bytes."""
+
+    class Same(_Handler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+    return Same
+
+
+@pytest.mark.parametrize(
+    ("data", "status", "code", "message"),
+    [
+        (b"<html>", 200, "OCIGPU-FW-2", "not JSON"),
+        (b"[]", 200, "OCIGPU-FW-2", "not a resource"),
+        (b"[" * 100_000, 200, "OCIGPU-FW-2", "not JSON"),
+        (b" " * (5 << 20), 200, "OCIGPU-FW-1", "an answer of more than 4 MiB"),
+        (b"{}", 302, "OCIGPU-FW-1", "HTTP 302"),
+        (b"{}", 503, "OCIGPU-FW-1", "HTTP 503"),
+        (b"{}", 200, "OCIGPU-FW-2", "the firmware of no GPU"),
+        (b'{"Members": "x"}', 200, "OCIGPU-FW-2", "not a collection"),
+        (b'{"Members": [1]}', 200, "OCIGPU-FW-2", "a member without a link"),
+        (json.dumps({"Members": [{}] * 600}).encode(), 200, "OCIGPU-FW-2", "not a collection"),
+    ],
+    ids=["html", "list", "deep", "large", "redirection", "unavailable", "empty", "text", "number", "many"],
+)
+def test_answers_that_are_no_resources(host: str, tls: str, data: bytes, status: int, code: str, message: str) -> None:
+    with RedfishService(host, tls, answering(data, status, Location="https://127.0.0.1:1/")) as service:
+        error = refusal(service)
+    assert error.code == code
+    assert message in error.message
+    assert len(error.message) < 400
+
+
+GPU_2, GPU_4 = f"{SYSTEM}/Processors/GPU_SXM_2", f"{SYSTEM}/Processors/GPU_SXM_4"
+MEMORY = f"{SYSTEM}/Memory/GPU_SXM_2_DRAM_0"
+VBIOS = f"{INVENTORY}/HGX_FW_GPU_SXM_2"
+LIES: dict[str, tuple[Change, str]] = {
+    "another member": (lambda all_: all_[VBIOS].update(Id="HGX_FW_GPU_SXM_4"), 'it is "HGX_FW_GPU_SXM_4"'),
+    "another processor": (lambda all_: all_[GPU_2].update(Id="GPU_SXM_4"), 'GPU_SXM_2 is "GPU_SXM_4"'),
+    "one serial number twice": (
+        lambda all_: [one.update(SerialNumber="1") for one in all_.values() if "SerialNumber" in one],
+        "two GPUs have the serial number 1",
+    ),
+    "two serial numbers": (lambda all_: all_[GPU_2].update(SerialNumber="1"), "GPU_SXM_2 has two serial numbers"),
+    "a version with an escape": (lambda all_: all_[VBIOS].update(Version="9\x1b[2J"), "is no version"),
+    "a long version": (lambda all_: all_[VBIOS].update(Version="9" * 10_000), "is no version"),
+    "a version that is none": (lambda all_: all_[VBIOS].update(Version={"a": 1}), "is no version"),
+    "a model that is none": (lambda all_: all_[GPU_2].update(Model=[1]), "is no version"),
+    "errors below zero": (
+        lambda all_: all_[f"{MEMORY}/MemoryMetrics"]["LifeTime"].update(UncorrectableECCErrorCount=-1),
+        "uncorrectable-ecc-errors is",
+    ),
+    "errors as text": (
+        lambda all_: all_[f"{MEMORY}/MemoryMetrics"]["LifeTime"].update(UncorrectableECCErrorCount="0"),
+        "uncorrectable-ecc-errors is",
+    ),
+    "a slot too many": (
+        lambda all_: all_.update({f"{INVENTORY}/HGX_FW_GPU_SXM_17": {"Id": "HGX_FW_GPU_SXM_17", "Version": "1",
+                                  "@odata.id": f"{INVENTORY}/HGX_FW_GPU_SXM_17"}}),
+        "GPU_SXM_17: there is no such slot",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_what_cannot_be_is_not_believed(host: str, tls: str, lie: str) -> None:
+    make, message = LIES[lie]
+    change(host, make)
+    with RedfishService(host, tls) as service:
+        error = refusal(service)
+    assert error.code == "OCIGPU-FW-2"
+    assert message in error.message
+
+
+def test_links_of_a_controller_are_not_followed(host: str, tls: str) -> None:
+    def lead_away(documents: dict[str, Any]) -> None:
+        documents[f"{ROOT}/"].pop("ProtocolFeaturesSupported")
+        documents[VBIOS]["@odata.id"] = "https://127.0.0.1:1/HGX_FW_GPU_SXM_2"
+        documents[INVENTORY] = {"Members": [{"@odata.id": "//127.0.0.1:1/../x/HGX_FW_GPU_SXM_2"}]}
+
+    change(host, lead_away)
+    with RedfishService(host, tls) as service:
+        assert [one.slot for one in ask(service).components] == [2]
+        assert VBIOS in service.asked
+
+
+def test_what_a_controller_does_not_tell_is_said(host: str, tls: str) -> None:
+    def forget(documents: dict[str, Any]) -> None:
+        for path in (GPU_2, f"{ROOT}/Chassis/HGX_GPU_SXM_2", f"{INVENTORY}/HGX_InfoROM_GPU_SXM_2", MEMORY):
+            documents.pop(path)
+
+    change(host, forget)
+    with RedfishService(host, tls) as service:
+        found = ask(service)
+    assert found.notes == ("GPU_SXM_2 tells no InfoROM", "GPU_SXM_2 tells no serial number")
+    assert found.components[0].health == {}
+
+
+def test_a_pcie_host_has_no_baseboard(host: str, tls: str) -> None:
+    change(host, lambda documents: documents.pop(SYSTEM))
+    with RedfishService(host, tls) as service:
+        error = refusal(service)
+    assert error.code == "OCIGPU-FW-1"
+    assert "PCIe cards" in error.hint
+
+
+def test_credentials_are_read_only_from_a_file_of_ours(tmp_path: Path) -> None:
+    path = tmp_path / "bmc"
+    path.write_text("reader:with:colons\n")
+    path.chmod(0o600)
+    assert read_credentials(str(path)) == Credentials("reader", "with:colons")
+    for mode in (0o640, 0o604, 0o620):
+        path.chmod(mode)
+        with pytest.raises(RedfishError, match=f"mode 0{mode:o}: others may"):
+            read_credentials(str(path))
+    path.chmod(0o600)
+    (tmp_path / "link").symlink_to(path)
+    for text in ("", "reader", ":x", "reader:", "a:b\nc:d\n"):
+        path.write_text(text)
+        with pytest.raises(RedfishError, match="not one line USER:PASSWORD") as raised:
+            read_credentials(str(path))
+        assert raised.value.code == "OCIGPU-FW-3"
+    for name in ("link", "none", "."):
+        with pytest.raises(RedfishError, match="read "):
+            read_credentials(str(tmp_path / name))
