@@ -1,17 +1,18 @@
-"""Containers as a service: the service itself, and its keys."""
+"""Containers as a service: the service itself, and what a tenant does with one."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from ocigpu.cli import show
-from ocigpu.cli.arguments import Range
-from ocigpu.core.errors import HostError, UsageError
+from ocigpu.cli.arguments import Range, takes
+from ocigpu.cli.caas_client import CaasClient, connect, path_of
+from ocigpu.core.errors import HostError, UsageError, printable
 
 INSTALL = "Install it into a virtual environment: pip install 'ocigpu[tenants]'"
 
 
 def serve_command(
     listen: str = "127.0.0.1:8443",
-    state: str = "/var/lib/ocigpu/caas",
+    store: str = "/var/lib/ocigpu/caas",
     kubeconfig: str = "",
     tls_certificate: str = "",
     tls_key: str = "",
@@ -51,7 +52,7 @@ def serve_command(
     algorithms = tuple(oidc_algorithm or ("RS256", "ES256", "EdDSA"))
     options = ServiceOptions(
         listen,
-        state,
+        store,
         kubeconfig,
         (tls_certificate, tls_key) if tls_key else (),
         insecure,
@@ -64,17 +65,234 @@ def serve_command(
     CaasServer(options, ServiceLog(json)).run()
 
 
-def admin_key_command(state: str = "/var/lib/ocigpu/caas", label: str = "", json: bool = False) -> None:
+def admin_key_command(store: str = "/var/lib/ocigpu/caas", label: str = "", json: bool = False) -> None:
     try:
         from ocigpu.kubernetes.tenants.service.store import CaasStore
     except ImportError as error:
         raise HostError("OCIGPU-CAAS-1", f"the store needs what is not installed: {error}", INSTALL) from error
-    store = CaasStore(state)
+    kept_in = CaasStore(store)
     try:
-        key, kept = store.add_key(None, ["admin"], label, None)
+        key, kept = kept_in.add_key(None, ["admin"], label, None)
     finally:
-        store.close()
+        kept_in.close()
     if json:
         show.data({"id": kept.id, "key": key})
     else:
         print(key)
+
+
+@takes(connect)
+def run_command(
+    client: CaasClient,
+    words: list[str],
+    gpus: Annotated[int, Range(1)] = 1,
+    tenancy: str = "",
+    env: list[str] | None = None,
+    secret: list[str] | None = None,
+    mount: list[str] | None = None,
+    entrypoint: str = "",
+    ends_after: Annotated[int, Range(0)] = 0,
+    restart_policy: str = "never",
+    idempotency_key: str = "",
+    follow: bool = False,
+    json: bool = False,
+) -> int:
+    import uuid
+
+    body: dict[str, Any] = {"image": words[0], "gpus": gpus, "restart": restart_policy}
+    more = {
+        "args": words[1:],
+        "command": [entrypoint] if entrypoint else [],
+        "tenancy": tenancy,
+        "env": _variables("--env", env or []),
+        "secrets": _variables("--secret", secret or []),
+        "mounts": [_mount(text) for text in mount or []],
+        "timeout_seconds": ends_after,
+    }
+    body |= {name: value for name, value in more.items() if value}
+    # ours, so that a request whose answer was lost is not made twice
+    headers = {"Idempotency-Key": f'"{idempotency_key or uuid.uuid4()}"'}
+    made = _twice(client, body, headers)
+    if not follow:
+        show.data(made) if json else print(made["id"])
+        return 0
+    if json:
+        raise UsageError("--follow and --json contradict each other", "follow by hand: ocigpu caas logs --follow")
+    return _follow(client, str(made["id"]))
+
+
+def _twice(client: CaasClient, body: Any, headers: dict[str, str]) -> Any:
+    try:
+        return client.ask("POST", "/v1/containers", body, headers).body
+    except HostError:
+        return client.ask("POST", "/v1/containers", body, headers).body
+
+
+def _follow(client: CaasClient, container: str) -> int:
+    """Print what becomes of a container on standard error, what it prints on standard output; return its status."""
+    import json
+    import sys
+
+    last, state = "", ""
+    for event in client.follow(path_of(container, "/events")):
+        found = json.loads(event.data)
+        state, last = found["lifecycle"], event.id
+        text = ": ".join(filter(None, (state, found["reason"], found["detail"])))
+        print(f"{container}: {printable(text)}", file=sys.stderr)
+        if state == "running":
+            break
+        if found["kind"] == "deleted":
+            return 1
+    if state == "running" or state in ("finished", "failed"):
+        for line in client.follow(path_of(container, "/logs", follow=True)):
+            if line.kind == "end":
+                break
+            print(line.data, flush=True)
+    if state == "running":
+        for event in client.follow(path_of(container, "/events"), last):
+            found = json.loads(event.data)
+            text = ": ".join(filter(None, (found["lifecycle"], found["reason"], found["detail"])))
+            print(f"{container}: {printable(text)}", file=sys.stderr)
+            if found["kind"] == "deleted":
+                return 1
+    ended = client.ask("GET", path_of(container)).body
+    print(f"{container}: {_phases(ended)}", file=sys.stderr)
+    code = ended["exit_code"]
+    return int(ended["lifecycle"] != "finished") if code is None else min(max(int(code), 0), 255)
+
+
+def _variables(option: str, texts: list[str]) -> dict[str, str]:
+    """Return NAME=VALUE, and NAME with its value of the environment; raises UsageError."""
+    import os
+
+    found = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals and name not in os.environ:
+            raise UsageError(f"{option} {name}: no value, and the environment has none", f"{option} NAME=VALUE")
+        found[name] = value if equals else os.environ[name]
+    return found
+
+
+def _mount(text: str) -> dict[str, Any]:
+    server, _, rest = text.partition(":")
+    path, _, target = rest.partition(":")
+    target, _, option = target.partition(":")
+    if not (server and path and target) or option not in ("", "ro"):
+        raise UsageError(f"--mount {text!r} is not SERVER:/PATH:/TARGET[:ro]")
+    return {"server": server, "path": path, "target": target, "read_only": option == "ro"}
+
+
+def _phases(container: Any) -> str:
+    phases = ((name, seconds) for name, seconds in container["phases"].items() if seconds is not None)
+    return ", ".join(f"{name.replace('_', ' ')} {seconds:.1f} s" for name, seconds in phases) or "no phase is known"
+
+
+@takes(connect)
+def list_command(
+    client: CaasClient,
+    lifecycle: str = "",
+    tenancy: str = "",
+    limit: Annotated[int, Range(1)] = 100,
+    json: bool = False,
+) -> None:
+    from urllib.parse import urlencode
+
+    items: list[Any] = []
+    cursor = ""
+    while len(items) < limit:
+        query = {"limit": min(200, limit - len(items)), "lifecycle": lifecycle, "tenancy": tenancy, "cursor": cursor}
+        words = urlencode({name: value for name, value in query.items() if value})
+        page = client.ask("GET", f"/v1/containers?{words}").body
+        items += page["items"]
+        cursor = page["next_cursor"]
+        if not cursor:
+            break
+    if json:
+        show.data({"containers": items, "more": bool(cursor)})
+        return
+    headers = ("id", "tenancy", "gpus", "lifecycle", "reason", "node", "created", "image")
+    show.table(headers, [[str(one[name] if one[name] is not None else "") for name in headers] for one in items])
+
+
+@takes(connect)
+def show_command(
+    client: CaasClient,
+    container: str,
+    wait: str = "",
+    wait_seconds: Annotated[int, Range(0, 300)] = 0,
+    json: bool = False,
+) -> None:
+    found = client.ask("GET", path_of(container, wait=wait, timeout=wait_seconds if wait else 0)).body
+    if json:
+        show.data(found)
+        return
+    plain = {name: value for name, value in found.items() if value not in (None, "", [], {}) and name != "phases"}
+    rows = [(name, value if isinstance(value, str) else str(value)) for name, value in plain.items()]
+    show.fields([*rows, ("phases", _phases(found))])
+
+
+@takes(connect)
+def logs_command(
+    client: CaasClient,
+    container: str,
+    follow: bool = False,
+    tail: Annotated[int, Range(-1)] = -1,
+    since: str = "",
+    timestamps: bool = False,
+) -> None:
+    lines = None if tail < 0 else str(tail)
+    for line in client.follow(
+        path_of(container, "/logs", follow=follow, tail=lines, since=since, timestamps=timestamps)
+    ):
+        if line.kind == "end":
+            return
+        print(line.data, flush=follow)
+
+
+@takes(connect)
+def delete_command(client: CaasClient, containers: list[str], json: bool = False) -> None:
+    found = [client.ask("DELETE", path_of(one)).body for one in containers]
+    if json:
+        show.data({"containers": found})
+
+
+@takes(connect)
+def keys_create_command(
+    client: CaasClient,
+    tenancy: str = "",
+    scope: list[str] | None = None,
+    expires: Annotated[int, Range(0)] = 0,
+    label: str = "",
+    json: bool = False,
+) -> None:
+    wanted = {"tenancy": tenancy, "scopes": scope, "expires_seconds": expires, "label": label}
+    made = client.ask("POST", "/v1/keys", {name: value for name, value in wanted.items() if value}).body
+    show.data(made) if json else print(made["key"])
+
+
+@takes(connect)
+def keys_list_command(client: CaasClient, json: bool = False) -> None:
+    items = client.ask("GET", "/v1/keys?limit=200").body["items"]
+    if json:
+        show.data({"keys": items})
+        return
+    rows = [
+        [
+            one["id"],
+            one["tenancy"] or "",
+            " ".join(one["scopes"]),
+            one["expires"] or "",
+            str(one["revoked"]),
+            one["label"],
+        ]
+        for one in items
+    ]
+    show.table(("id", "tenancy", "scopes", "expires", "revoked", "label"), rows)
+
+
+@takes(connect)
+def keys_revoke_command(client: CaasClient, key: str) -> None:
+    from urllib.parse import quote
+
+    client.ask("DELETE", f"/v1/keys/{quote(key, safe='')}")

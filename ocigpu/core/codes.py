@@ -304,6 +304,14 @@ CODES: dict[str, Code] = {
         "The service for containers cannot start: an option, its store, its address, or the cluster's configuration.",
         "The message names it; docs/CAAS.md has what each option means.",
     ),
+    "OCIGPU-CAAS-2": Code(
+        "The service for containers refuses a request; the message begins with its problem code.",
+        "docs/CAAS.md lists the problem codes with what to do.",
+    ),
+    "OCIGPU-CAAS-3": Code(
+        "The service for containers cannot be reached, or something else answers at its address.",
+        "Check --url (or OCIGPU_CAAS_URL), --ca, and the service's log.",
+    ),
     # MIG: layouts
     "OCIGPU-MIG-1": Code(
         "The file of MIG layouts cannot be used, or has no such layout.",

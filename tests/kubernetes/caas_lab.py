@@ -59,9 +59,9 @@ class Lab:
         self.server: CaasServer
         self.lines: list[tuple[str, str]] = []
 
-    def start(self) -> None:
+    def start(self, port: int = 0) -> None:
         options = ServiceOptions(
-            "127.0.0.1:0", str(self.directory / "state"), audit=str(self.directory / "audit"), **self.options
+            f"127.0.0.1:{port}", str(self.directory / "state"), audit=str(self.directory / "audit"), **self.options
         )
         config = lightkube.KubeConfig.from_one(
             cluster=lightkube.config.models.Cluster(server=self.cluster.url),

@@ -478,7 +478,7 @@ def test_the_program_serves_until_it_is_told_to_end(tmp_path: Path) -> None:
         }
         (tmp_path / "kubeconfig").write_text(json.dumps(config))
         ocigpu = [sys.executable, "-m", "ocigpu.cli.main", "caas"]
-        state = ["--state", str(tmp_path / "state")]
+        state = ["--store", str(tmp_path / "state")]
         words = ["serve", *state, "--listen", "127.0.0.1:0", "--kubeconfig", str(tmp_path / "kubeconfig"), "--json"]
         with subprocess.Popen([*ocigpu, *words], stdout=subprocess.PIPE, text=True) as process:
             try:
@@ -520,7 +520,7 @@ ISSUER = ["--oidc-issuer", "https://login.example"]
 def test_options_that_are_wrong_or_dangerous(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], status: int, said: str
 ) -> None:
-    assert main(["caas", "serve", "--state", str(tmp_path / "state"), *words]) == status
+    assert main(["caas", "serve", "--store", str(tmp_path / "state"), *words]) == status
     error = capsys.readouterr().err
     assert said in error
     assert "OCIGPU-CAAS-1" in error or status == 2

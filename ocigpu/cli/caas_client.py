@@ -1,0 +1,189 @@
+"""Containers as a service, from the tenant's side: what needs nothing but an address and a key."""
+
+import http.client
+import json
+import os
+import ssl
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+from urllib.parse import quote, urlencode, urlsplit
+
+from ocigpu.core.errors import HostError, RequestError, UsageError, printable
+
+URL, KEY = "OCIGPU_CAAS_URL", "OCIGPU_CAAS_KEY"
+TIMEOUT = 90.0
+"""Seconds without a byte: of a stream, too, which says something every 15."""
+ATTEMPTS = 5
+PAUSE = 1.0
+MAX_ANSWER = 8 << 20
+
+
+class CaasAnswer(NamedTuple):
+    """``body``: what the JSON says, None for none."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: Any
+
+
+class StreamEvent(NamedTuple):
+    """An event of a stream; ``id`` is what to go on after."""
+
+    id: str
+    kind: str
+    data: str
+
+
+class CaasClient:
+    """Asks a service; raises HostError (OCIGPU-CAAS-3) when it cannot, RequestError (OCIGPU-CAAS-2) when it refuses.
+
+    ``authority``: file of certificates in place of the system's.
+    """
+
+    def __init__(self, url: str, key: str, authority: str = "") -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username:
+            raise UsageError(f'--url: "{printable(url, 100)}" is not an http(s) address', f"or set {URL}")
+        if not key:
+            raise UsageError("no key", f"set {KEY}, or name a file with --key-file")
+        if not key.isascii() or not key.isprintable():
+            raise UsageError("the key has characters that no key has")
+        self.url, self._parts, self._key, self._authority = url.rstrip("/"), parts, key, authority
+
+    def ask(self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> CaasAnswer:
+        """Send a request and return its answer."""
+        connection, answer = self._send(method, path, body, headers or {})
+        try:
+            data = answer.read(MAX_ANSWER)
+        except (OSError, http.client.HTTPException) as error:
+            raise self._away(error) from error
+        finally:
+            connection.close()
+        found = self._decode(answer, data)
+        if answer.status >= 400:
+            raise refusal(found, answer.status)
+        return CaasAnswer(answer.status, dict(answer.headers.items()), found)
+
+    def follow(self, path: str, last: str = "") -> Iterator[StreamEvent]:
+        """Yield the events of a stream until it ends; one that breaks is taken up after what was read."""
+        failures = 0
+        while True:
+            headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": last} if last else {})
+            broken: Exception | None = None
+            try:
+                connection, answer = self._send("GET", path, None, headers)
+                with connection_closed(connection):
+                    if answer.status == 204:
+                        return
+                    if answer.status >= 400:
+                        raise refusal(self._decode(answer, answer.read(MAX_ANSWER)), answer.status)
+                    for event in read_events(answer):
+                        failures, last = 0, event.id or last
+                        yield event
+            except (OSError, http.client.HTTPException) as error:
+                broken = error
+            except HostError:
+                if failures >= ATTEMPTS:
+                    raise
+            failures += 1
+            if failures > ATTEMPTS:
+                raise self._away(broken or ConnectionResetError("the stream ends again and again"))
+            time.sleep(min(PAUSE * (failures - 1), 5.0))
+
+    def _send(
+        self, method: str, path: str, body: Any, headers: Mapping[str, str]
+    ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+        parts = self._parts
+        host = str(parts.hostname)
+        connection: http.client.HTTPConnection
+        if parts.scheme == "https":
+            context = ssl.create_default_context(cafile=self._authority or None)
+            connection = http.client.HTTPSConnection(host, parts.port, timeout=TIMEOUT, context=context)
+        else:
+            connection = http.client.HTTPConnection(host, parts.port, timeout=TIMEOUT)
+        sent = {"Authorization": f"Bearer {self._key}", "Connection": "close", **headers}
+        data = None if body is None else json.dumps(body).encode()
+        if data is not None:
+            sent["Content-Type"] = "application/json"
+        try:
+            connection.request(method, parts.path.rstrip("/") + path, data, sent)
+            return connection, connection.getresponse()
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()
+            raise self._away(error) from error
+
+    def _decode(self, answer: http.client.HTTPResponse, data: bytes) -> Any:
+        if not data:
+            return None
+        if not answer.headers.get_content_type().endswith("json"):
+            raise HostError("OCIGPU-CAAS-3", f"{self.url}: {answer.status} {answer.reason}: not this service's answer")
+        try:
+            return json.loads(data)
+        except ValueError as error:
+            raise HostError("OCIGPU-CAAS-3", f"{self.url}: the answer is not JSON") from error
+
+    def _away(self, error: Exception) -> HostError:
+        text = error.verify_message if isinstance(error, ssl.SSLCertVerificationError) else str(error)
+        return HostError("OCIGPU-CAAS-3", f"{self.url}: {printable(text, 300) or type(error).__name__}")
+
+
+class connection_closed:  # noqa: N801 - reads as a statement
+    """Closes a connection at the end of the block."""
+
+    def __init__(self, connection: http.client.HTTPConnection) -> None:
+        self._connection = connection
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+
+
+def read_events(lines: Iterator[bytes] | http.client.HTTPResponse) -> Iterator[StreamEvent]:
+    """Yield the events of a stream's lines: WHATWG HTML, "Server-sent events"."""
+    number, kind, data = "", "message", list[str]()
+    for raw in lines:
+        line = raw.decode("utf-8", "replace").rstrip("\r\n")
+        name, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if not line:
+            if data:
+                yield StreamEvent(number, kind, "\n".join(data))
+            kind, data = "message", []
+        elif name == "id":
+            number = value
+        elif name == "event":
+            kind = value
+        elif name == "data":
+            data.append(value)
+
+
+def refusal(body: Any, status: int) -> RequestError:
+    """Return the error of an answer that refuses; its hint is the service's own."""
+    found = body if isinstance(body, dict) else {}
+    code, detail = str(found.get("code") or status), str(found.get("detail") or "the service refuses")
+    return RequestError(
+        "OCIGPU-CAAS-2", f"{code}: {printable(detail, 500)}", printable(str(found.get("fix") or ""), 300)
+    )
+
+
+def connect(url: str = "", key_file: str = "", ca: str = "") -> CaasClient:
+    """Return the service that the options or the environment name; raises UsageError, HostError."""
+    key = os.environ.get(KEY, "")
+    if key_file:
+        try:
+            with open(key_file, encoding="ascii") as file:
+                key = file.read(4096)
+        except (OSError, UnicodeDecodeError) as error:
+            cause = error.strerror if isinstance(error, OSError) else "not a key"
+            raise HostError("OCIGPU-CAAS-3", f"key {key_file}: {cause}", "") from error
+    return CaasClient(url or os.environ.get(URL, "http://127.0.0.1:8443"), key.strip(), ca)
+
+
+def path_of(container: str, rest: str = "", **query: Any) -> str:
+    """Return the path of a container, or of something of it."""
+    given = {name: value for name, value in query.items() if value not in ("", None, False)}
+    words = {name: "1" if value is True else str(value) for name, value in given.items()}
+    return f"/v1/containers/{quote(container, safe='')}{rest}" + (f"?{urlencode(words)}" if words else "")

@@ -1,0 +1,192 @@
+"""The client of the service for containers: ocigpu caas run, list, show, logs, delete, keys."""
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from caas_lab import SEED, Lab, ended, make_lab, running
+from support.process import wait_for
+
+from ocigpu.cli import caas_client
+from ocigpu.cli.main import main
+
+IMAGE = SEED["container-url"]
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    with make_lab(tmp_path_factory.mktemp("caas")) as made:
+        yield made
+
+
+@pytest.fixture
+def caas(lab: Lab, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
+    """Run a command with a key of landon's; returns status, output and errors."""
+    monkeypatch.setenv("OCIGPU_CAAS_URL", f"http://127.0.0.1:{lab.server.port}")
+    monkeypatch.setenv("OCIGPU_CAAS_KEY", lab.key())
+
+    def run(*words: str) -> tuple[int, str, str]:
+        status = main(["caas", *words])
+        said = capfd.readouterr()
+        return status, said.out, said.err
+
+    return run
+
+
+def test_a_container_is_run_seen_and_deleted(lab: Lab, caas: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKEN", "hidden-value")
+    words = ["--gpus", "2", "--env", "A=1", "--secret", "TOKEN", "--ends-after", "600", "--entrypoint", "python"]
+    status, out, _ = caas("run", IMAGE, *words, "--", "-m", "train")
+    made = out.strip()
+    assert status == 0
+    pod = lab.pod(made)
+    main_container = pod["spec"]["containers"][0]
+    assert (main_container["command"], main_container["args"]) == (["python"], ["-m", "train"])
+    assert pod["spec"]["activeDeadlineSeconds"] == 600
+    lab.set_status(made, **running())
+    found = json.loads(caas("show", made, "--wait", "running", "--json")[1])
+    assert (found["schema-version"], found["lifecycle"], found["gpus"]) == (1, "running", 2)
+    shown = caas("show", made)[1]
+    assert "vm boot 90.0 s" in shown
+    assert "hidden-value" not in shown + json.dumps(found)
+    listed = json.loads(caas("list", "--lifecycle", "running", "--limit", "1", "--json")[1])
+    assert [one["id"] for one in listed["containers"]] == [made]
+    assert made in caas("list")[1]
+    assert caas("delete", made) == (0, "", "")
+    wait_for("its end", lambda: caas("show", made)[0] == 1)
+    assert "OCIGPU-CAAS-2: not_found" in caas("show", made)[2]
+
+
+@pytest.mark.parametrize(("code", "status"), [(0, 0), (3, 3)])
+def test_follow_shows_what_it_prints_and_ends_as_it_does(lab: Lab, code: int, status: int) -> None:
+    """A process of its own: a connection that breaks in the middle is taken up again."""
+    env = {"OCIGPU_CAAS_URL": f"http://127.0.0.1:{lab.server.port}", "OCIGPU_CAAS_KEY": lab.key(), "PATH": "/usr/bin"}
+    before = {one.id for one in lab.server.store.list_containers("landon", limit=200)}
+    command = [sys.executable, "-m", "ocigpu.cli.main", "caas", "run", IMAGE, "--follow"]
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        assert process.stderr
+        new: set[str] = set()
+
+        def is_there() -> bool:
+            new.update({one.id for one in lab.server.store.list_containers("landon", limit=200)} - before)
+            return bool(new)
+
+        wait_for("the container", is_there)
+        (made,) = new
+        name = made.replace("_", "-")
+        lab.pod(made)
+        lab.set_status(made, **running())
+        lab.cluster.log("tenant-landon", name, "2026-11-23T10:02:01Z one")
+        assert process.stdout.readline() == "one\n"
+        lab.stop()
+        port = lab.server.port
+        lab.start(port)
+        lab.cluster.log("tenant-landon", name, "2026-11-23T10:02:02Z two")
+        assert process.stdout.readline() == "two\n"
+        lab.set_status(made, **ended(code))
+        assert process.stdout.read() == ""
+        said = process.stderr.read()
+        assert process.wait(60) == status
+    assert f"{made}: running\n" in said
+    assert ("finished: completed" if code == 0 else "failed: exit_nonzero") in said
+    assert "vm boot 90.0 s" in said
+
+
+def test_logs_afterwards(lab: Lab, caas: Run) -> None:
+    made = caas("run", IMAGE)[1].strip()
+    lab.pod(made)
+    for number in range(3):
+        lab.cluster.log("tenant-landon", made.replace("_", "-"), f"2026-11-23T10:02:0{number}Z line {number}")
+    lab.set_status(made, **running())
+    wait_for("it runs", lambda: '"running"' in caas("show", made, "--json")[1])
+    assert caas("logs", made, "--tail", "2")[1] == "line 1\nline 2\n"
+    lab.set_status(made, **ended())
+    assert caas("logs", made, "--follow", "--timestamps")[1].splitlines()[0] == "2026-11-23T10:02:00Z line 0"
+
+
+def test_keys(lab: Lab, caas: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "admin").write_text(lab.admin + "\n")
+    admin = ("--key-file", str(tmp_path / "admin"))
+    made = json.loads(caas("keys", "create", "--tenancy", "landon", "--expires", "600", "--json", *admin)[1])
+    assert made["id"] in caas("keys", "list", *admin)[1]
+    assert made["key"] not in caas("keys", "list", "--json", *admin)[1]
+    monkeypatch.setenv("OCIGPU_CAAS_KEY", made["key"])
+    assert caas("list")[0] == 0
+    assert "scope_missing" in caas("keys", "list")[2]
+    assert caas("keys", "revoke", made["id"], *admin)[0] == 0
+    assert "credential_invalid" in caas("list")[2]
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        (["run", IMAGE, "--gpus", "3"], 1, "OCIGPU-CAAS-2: gpus_no_partition: gpus 3: not one of 1, 2, 4, 8"),
+        (["run", "No Image"], 1, "image_invalid"),
+        (["run", IMAGE, "--tenancy", "other"], 1, "tenancy_mismatch"),
+        (["run", IMAGE, "--env", "NOT_THERE"], 2, "no value"),
+        (["run", IMAGE, "--mount", "x"], 2, "SERVER:/PATH:/TARGET"),
+        (["run", IMAGE, "--follow", "--json"], 2, "contradict"),
+        (["show", "ctr_none"], 1, "not_found"),
+        (["show", "../keys"], 1, "not_found"),
+        (["list", "--url", "ftp://x"], 2, "not an http(s) address"),
+        (["list", "--url", "http://127.0.0.1:1"], 1, "OCIGPU-CAAS-3: http://127.0.0.1:1: "),
+        (["list", "--key-file", "/nonexistent"], 1, "key /nonexistent: No such file"),
+    ],
+)
+def test_what_is_wrong_is_one_line(lab: Lab, caas: Run, words: list[str], status: int, said: str) -> None:
+    found, out, error = caas(*words)
+    assert (found, out) == (status, "")
+    assert said in error
+    assert len(error.splitlines()) <= 2
+    before = len(lab.server.store.list_containers("other"))
+    assert before == 0
+
+
+def test_a_request_whose_answer_is_lost_makes_one_container(
+    lab: Lab, caas: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send, calls = caas_client.CaasClient._send, []
+
+    def lose(self: Any, method: str, *rest: Any) -> Any:
+        connection, answer = send(self, method, *rest)
+        calls.append(method)
+        if len(calls) == 1:
+            connection.close()
+            raise self._away(ConnectionResetError("reset"))
+        return connection, answer
+
+    monkeypatch.setattr(caas_client.CaasClient, "_send", lose)
+    before = len(lab.server.store.list_containers("landon", limit=200))
+    assert caas("run", IMAGE)[0] == 0
+    assert len(lab.server.store.list_containers("landon", limit=200)) == before + 1
+
+
+def test_something_else_answers(caas: Run) -> None:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.wfile.write(b"<html>")
+
+        def log_message(self, *_: Any) -> None:
+            return
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        status, _, error = caas("list", "--url", f"http://127.0.0.1:{server.server_address[1]}")
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+    assert (status, "OCIGPU-CAAS-3" in error, "not this service's answer" in error) == (1, True, True)
