@@ -2,7 +2,8 @@
 
 import math
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any, NamedTuple
 
 from ocigpu.cli import show
@@ -117,14 +118,28 @@ def activate_command(
     state = kept.read_state()
     wanted = _choose(listed, state, ids or [], gpus, free, unlinked)
     steps = plan_steps(listed, wanted.partitions, state.leased if replace else _held(listed))
-    done = [step for step in steps if step.verb != "reset"]
-    with undisturbed():
-        for step in done:
+    with undisturbed(), _said_what_was_done() as done:
+        for step in steps:
             if step.verb == "deactivate":
                 kept.deactivate(step.physical_ids)
+                done.append(step)
         for one in wanted.partitions:
             kept.activate(one.physical_ids, lease)
+            done.append(FabricStep("activate", one.physical_ids, f"{one.links} NVLinks, as the manager's list says"))
     _show_steps(at, wanted, done, "done", kept.notes)
+
+
+@contextmanager
+def _said_what_was_done() -> Iterator[list[FabricStep]]:
+    """Yield a list for what was done: an error between two changes says what came before."""
+    done: list[FabricStep] = []
+    try:
+        yield done
+    except FabricError as error:
+        before = ", ".join(f"{step.verb} {show_gpus(step.physical_ids)}" for step in done)
+        if not before:
+            raise
+        raise FabricError(error.code, f"{error.message}; done before: {before}", error.hint, error.status) from error
 
 
 def _held(listed: Iterable[Partition]) -> set[int]:
@@ -143,11 +158,11 @@ def deactivate_command(at: Reach, ids: list[str], force: bool = False) -> None:
         if entry and entry.lease and not force:
             hint = "End and reset what uses it first. --force deactivates it below whoever runs on it."
             raise FabricError("OCIGPU-FAB-5", f"deactivate {show_gpus(one.physical_ids)}: held by {entry.lease}", hint)
-    with undisturbed():
+    with undisturbed(), _said_what_was_done() as done:
         for one in wanted:
             kept.deactivate(one.physical_ids)
-    steps = [FabricStep("deactivate", one.physical_ids, "as asked") for one in wanted]
-    _show_steps(at, WantedPartitions((), False), steps, "done", kept.notes)
+            done.append(FabricStep("deactivate", one.physical_ids, "as the manager's list says"))
+    _show_steps(at, WantedPartitions((), False), done, "done", kept.notes)
 
 
 @takes(reach)

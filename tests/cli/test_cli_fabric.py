@@ -109,6 +109,16 @@ def test_a_set_is_planned_activated_audited_and_deactivated(cli: Run, manager: S
     assert cli("audit") == (0, "as expected: 0 active partitions\n", "")
 
 
+def test_what_fails_half_way_says_what_was_done(cli: Run, manager: SimulatedManager) -> None:
+    manager.start(active=[{1}, {8}])
+    manager.fail({2, 4}, -10)
+    status, _, complaint = cli("activate", "1,3", "2,4", "--replace")
+    cause, before = complaint.splitlines()[0].split("; ")
+    assert (status, before) == (1, "done before: deactivate GPU 1, activate GPUs 1,3")
+    assert cause.endswith("activate GPUs 2,4: tcp:127.0.0.1:6666: NVLinks could not be trained (libnvfm -10)")
+    assert manager.active() == [(1, 3), (8,)]
+
+
 def test_what_is_leased_is_not_chosen(cli: Run, manager: SimulatedManager) -> None:
     assert cli("activate", "5,7", "--lease", "team-a")[0] == 0
     status, output, _ = cli("activate", "--gpus", "2", "--lease", "team-b", "--json")

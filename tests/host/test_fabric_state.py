@@ -16,7 +16,6 @@ from ocigpu.gpus.nvidia.fabric.state import (
     FabricStore,
     KeptFabric,
     KeptSet,
-    make_active,
     sets_to_restore,
     settle,
 )
@@ -33,6 +32,7 @@ class FakeManager:
         self.partitions = board_partitions("hopper", active)
         self.dies = ""
         self.waits = False
+        self.takes_lists = True
         self.given: list[list[tuple[int, ...]]] = []
 
     def list_partitions(self) -> tuple[Partition, ...]:
@@ -56,6 +56,8 @@ class FakeManager:
 
     def restore(self, active: Collection[Collection[int]], known: Collection[Partition]) -> tuple[Partition, ...]:
         assert {one.physical_ids for one in known} >= set(map(tuple, active))
+        if not self.takes_lists:
+            raise FabricError("OCIGPU-FAB-3", "not supported", status=-3)
         self.given.append(sorted(tuple(ids) for ids in active))
         self.waits = False
         self.partitions = board_partitions("hopper", active)
@@ -244,12 +246,15 @@ def test_settling_is_idempotent_and_says_things_once() -> None:
     assert sets_to_restore(before, "boot-2") == sets_to_restore(after, BOOT) == ()
 
 
-def test_what_conflicts_is_deactivated_unless_somebody_has_it(store: FabricStore) -> None:
-    fabric = kept(FakeManager([(1,), (2,), (5,)]), store)
-    with pytest.raises(FabricError, match="GPU 2 is held"):
-        make_active(fabric, [1, 2, 3, 4], held=[2])
-    done, conflicts = make_active(fabric, [1, 2, 3, 4], held=[5])
-    assert (done.physical_ids, [one.physical_ids for one in conflicts]) == ((1, 2, 3, 4), [(1,), (2,)])
+def test_a_manager_that_only_starts_is_not_taken_for_one_of_another_mode(store: FabricStore) -> None:
+    manager = FakeManager()
+    manager.takes_lists = False
+    kept(manager, store).activate(PAIR, "team-a")
+    manager.waits = True
+    with pytest.raises(FabricError, match="takes no list of active ones") as error:
+        kept(manager, store).restore()
+    assert error.value.code == "OCIGPU-FAB-7"
+    assert sets(store) == [(PAIR, "team-a", True, False)]
 
 
 def test_over_the_library(fabric: LibnvfmFabric, manager: SimulatedManager, store: FabricStore) -> None:

@@ -30,6 +30,7 @@ from ocigpu.kubernetes.tenants.fabric_messages import (
 from ocigpu.system.relay import DIAL_SECONDS, Relay, connect, listen
 
 PREFIX = "grpc:"
+AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.RESOURCE_EXHAUSTED)
 LIST_SECONDS = 30.0
 CHANGE_SECONDS = 200.0
 """Behind the deadlines of the library on the other side, and of whom it waits for."""
@@ -95,7 +96,7 @@ class GrpcFabric(RestorableFabric):
         if code in CODES:
             status = told.get(STATUS_KEY, "")
             return FabricError(code, details, status=int(status) if re.fullmatch(r"-?[0-9]{1,4}", status) else 0)
-        away = error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+        away = error.code() in AWAY
         hint = "Nobody listens there, or we are not allowed: see the log of ocigpu fabric serve." if away else None
         return FabricError(
             "OCIGPU-FAB-2" if away else "OCIGPU-FAB-8", f"{what}: {PREFIX}{self.address}: {details}", hint

@@ -18,7 +18,6 @@ from ocigpu.gpus.nvidia.fabric.partitions import (
     FabricError,
     Partition,
     RestorableFabric,
-    conflicts_of,
     must_find,
     show_gpus,
 )
@@ -31,7 +30,8 @@ MAX_BYTES = 1 << 20
 LOCK_LIMIT = 90.0
 """Seconds to wait for another program's change: it may train links."""
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
-WAITING = "OCIGPU-FAB-7"
+WAITING, NOT_TOLD = "OCIGPU-FAB-7", "OCIGPU-FAB-3"
+"""What a manager answers that waits to be told what was active, and one that is starting without waiting for it."""
 
 NOT_ROUTED = (
     "its partition was found inactive: the manager or its service machine was restarted without being told of it"
@@ -299,7 +299,14 @@ class KeptFabric(Fabric):
             hint = "If nothing was active: ocigpu fabric restore --nothing"
             raise FabricError(WAITING, f"{waiting.message}, and this host has no state of them", hint) from waiting
         active = sets_to_restore(state, self._boot_id)
-        listed = self._fabric.restore(active, state.known)
+        try:
+            listed = self._fabric.restore(active, state.known)
+        except FabricError as error:
+            if error.code != NOT_TOLD:
+                raise
+            raise FabricError(
+                WAITING, f"{waiting.message}, and takes no list of active ones", status=error.status
+            ) from error
         self._given = active
         return listed
 
@@ -311,22 +318,3 @@ def read_boot_id() -> str:
             return file.read().strip()
     except OSError as error:
         raise FabricError("OCIGPU-FAB-9", f"read {BOOT_ID}: {error.strerror}") from error
-
-
-def make_active(
-    fabric: Fabric, physical_ids: Collection[int], held: Collection[int] = ()
-) -> tuple[Partition, tuple[Partition, ...]]:
-    """Deactivate what conflicts with a set, then activate it; returns its partition and those deactivated.
-
-    The GPUs of all of them have been reset before.  ``held``: GPUs that somebody has.  Raises FabricError.
-    """
-    listed = fabric.list_partitions()
-    conflicts = conflicts_of(listed, must_find(listed, physical_ids))
-    for one in conflicts:
-        if one.overlaps(held):
-            raise FabricError(
-                "OCIGPU-FAB-5", f"activate {show_gpus(physical_ids)}: {show_gpus(one.physical_ids)} is held"
-            )
-    for one in conflicts:
-        fabric.deactivate(one.physical_ids)
-    return fabric.activate(physical_ids), conflicts
