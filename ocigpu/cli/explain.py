@@ -4,6 +4,7 @@ import functools
 import os
 import re
 import sys
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from ocigpu.cli import show
@@ -12,7 +13,7 @@ from ocigpu.cli.containers import facts_or_note, places_of, report_to_json, show
 from ocigpu.cli.plan import granted_fields, image_line, request_fields
 from ocigpu.core.actions import Plan
 from ocigpu.core.codes import AREAS, CODES
-from ocigpu.core.errors import UsageError, printable, quoted
+from ocigpu.core.errors import HostError, UsageError, printable, quoted
 from ocigpu.core.facts import HostFacts, to_data
 
 if TYPE_CHECKING:
@@ -31,7 +32,8 @@ def explain_command(
     markdown: bool = False,
     no_checks: bool = False,
     steps: bool = False,
-) -> None:
+    kubeconfig: str = "",
+) -> int:
     from ocigpu.doctor.table import CHECKS
 
     if (markdown or messages) and (target or (markdown and json)):
@@ -69,12 +71,39 @@ def explain_command(
         else:
             fields = [("finding", check.name), ("finds", check.title), ("meaning", check.meaning)]
             show.fields([*fields, ("look", "ocigpu doctor")])
+    elif target.startswith("claim/"):
+        return _explain_claim(target, kubeconfig, json)
     elif target == "-":
         _explain_message(sys.stdin.buffer.read(MAX_LOG).decode("utf-8", "replace"), config, json, not no_checks, True)
     elif _looks_like_message(target) or (_is_name_of_error(target) and not _names_container(target, state_dir)):
         _explain_message(target, config, json, not no_checks)
     else:
         _explain_container(target, places_of(state_dir), config, json, steps)
+    return 0
+
+
+def _explain_claim(target: str, kubeconfig: str, json: bool) -> int:
+    """Say of each request of a ResourceClaim whether it fits; 1 when one does not."""
+    parts = target.split("/")
+    if len(parts) != 3 or not all(parts):
+        raise UsageError(f"{quoted(target)} is not claim/NAMESPACE/NAME")
+    try:
+        from ocigpu.kubernetes.dra.cluster import open_cluster
+        from ocigpu.kubernetes.dra.explain import read_fit
+        from ocigpu.kubernetes.dra.fit import explain_fit
+    except ImportError as error:
+        hint = "pip install 'ocigpu[kubernetes]' cel-python"
+        raise HostError("OCIGPU-DRA-6", f"explaining claims needs lightkube: {error}", hint) from error
+    with closing(open_cluster(kubeconfig or os.environ.get("KUBECONFIG", ""))) as cluster:
+        found = read_fit(cluster, parts[1], parts[2])
+    if json:
+        show.data({"claim": {"namespace": parts[1], "name": parts[2], **found.as_json()}})
+        return int(not found.is_well)
+    for line in (*found.notes, *explain_fit(found.fits)):
+        print(printable(line))
+    if found.allocated:
+        print(f"it is allocated: {', '.join(found.allocated)}")
+    return int(not found.is_well)
 
 
 def _is_name_of_error(text: str) -> bool:

@@ -58,10 +58,10 @@ def check_size(text: str) -> str:
     return text
 
 
-def find_program(facts: HostFacts) -> str:
-    """Return the path of the control program: in PATH, where the runtime puts it, else that of the driver's files."""
-    ours = "" if facts.simulated else shutil.which(PROGRAM)
-    known = (file.host_path for file in facts.binaries if os.path.basename(file.host_path) == PROGRAM)
+def find_program(facts: HostFacts, name: str = PROGRAM) -> str:
+    """Return the path of a program of the driver: in PATH, where the runtime puts it, else that of its files."""
+    ours = "" if facts.simulated else shutil.which(name)
+    known = (file.host_path for file in facts.binaries if os.path.basename(file.host_path) == name)
     return ours or next(known, "")
 
 

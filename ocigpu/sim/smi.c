@@ -262,13 +262,43 @@ static int reset_gpus(const char *selected) {
     return OK;
 }
 
+/* Note the length of time slices of one GPU, or of all: 0 default, 1 short, 2 medium, 3 long. */
+static int set_timeslice(int only, const char *timeslice) {
+    char path[4200];
+    FILE *file;
+    int i;
+
+    if (strlen(timeslice) != 1 || *timeslice < '0' || *timeslice > '3') {
+        printf("Invalid timeslice \"%s\"\n", timeslice);
+        return INVALID;
+    }
+    EACH_GPU(i) {
+        snprintf(path, sizeof path, "%s/timeslice%d", SIM_BELOW(""), view.gpu[i]);
+        file = fopen(path, "we");
+        if (!file) {
+            printf("Insufficient Permissions\n");
+            return NO_PERMISSION;
+        }
+        fprintf(file, "%s\n", timeslice);
+        fclose(file);
+        printf("Successfully set timeslice policy to %s for GPU 00000000:%02X:00.0\n", timeslice,
+               sim_table.gpu[view.gpu[i]].bus);
+    }
+    say_simulated();
+    return OK;
+}
+
 static int nvidia_smi(int argc, char **argv) {
-    int i, only = -1, list = 0, reset = 0;
-    char *names = NULL;
+    int i, only = -1, list = 0, reset = 0, policy = argc > 1 && strcmp(argv[1], "compute-policy") == 0;
+    char *names = NULL, *timeslice = NULL;
     const char *format = "", *selected = NULL;
 
-    for (i = 1; i < argc; i++) {
-        if (strcmp(argv[i], "-L") == 0 || strcmp(argv[i], "--list-gpus") == 0) {
+    for (i = 1 + policy; i < argc; i++) {
+        if (policy && strncmp(argv[i], "--set-timeslice=", 16) == 0) {
+            timeslice = argv[i] + 16;
+        } else if (policy && strcmp(argv[i], "--set-timeslice") == 0 && i + 1 < argc) {
+            timeslice = argv[++i];
+        } else if (strcmp(argv[i], "-L") == 0 || strcmp(argv[i], "--list-gpus") == 0) {
             list = 1;
         } else if (strcmp(argv[i], "-r") == 0 || strcmp(argv[i], "--gpu-reset") == 0) {
             reset = 1;
@@ -305,6 +335,8 @@ static int nvidia_smi(int argc, char **argv) {
         say_simulated();
         return NO_DEVICES;
     }
+    if (timeslice)
+        return set_timeslice(only, timeslice);
     if (names)
         return query(names, format, only);
     return list ? list_gpus(only) : show_table(only);

@@ -1,5 +1,6 @@
 """What a claim was allocated of this node, and whether it may have it.  Pure."""
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -105,9 +106,18 @@ def check_configs(claim: ClaimRef, allotted: Iterable[Allotted]) -> None:
                 f"request {quoted(each.request)}: access of an administrator changes nothing of how a device is shared"
             )
             raise RequestError("OCIGPU-DRA-2", f"claim {claim}: {text}")
-        if each.config.strategy == "MPS" or each.config.interval != "Default":
-            text = f"request {quoted(each.request)}: {each.config.strategy} of this kind is not supported yet"
-            raise RequestError("OCIGPU-DRA-2", f"claim {claim}: {text}")
         if each.config.strategy and each.device.vendor != "nvidia":
             text = f"request {quoted(each.request)}: {each.device.vendor} GPUs are not shared by {each.config.strategy}"
             raise RequestError("OCIGPU-DRA-2", f"claim {claim}: {text}")
+
+
+def mps_group(allotted: Allotted) -> str:
+    """Return what devices of a claim must have in common to have one control daemon: the configuration."""
+    config = allotted.config
+    return json.dumps([config.percentage, sorted(config.pinned.items())])
+
+
+def mps_place(uid: str, group: str, allotted: Sequence[Allotted]) -> str:
+    """Return the name of a daemon's directory below the root of MPS."""
+    groups = list(dict.fromkeys(mps_group(each) for each in allotted if each.config.strategy == "MPS"))
+    return f"claims/{uid}-{groups.index(group)}"

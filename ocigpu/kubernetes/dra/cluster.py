@@ -96,6 +96,16 @@ class ApiCluster:
         uid = found.metadata.uid if found and found.metadata else ""
         return {"apiVersion": "v1", "kind": "Node", "name": node, "uid": uid} if uid else {}
 
+    def list_objects(
+        self, kind: str, plural: str, *, namespaced: bool = False, spec: bool = False
+    ) -> "list[dict[str, Any]]":
+        """Return all objects of a kind of the API group; ``spec``: the specs of slices, as of v1."""
+        make = create_namespaced_resource if namespaced else create_global_resource
+        known: Any = make(GROUP, self.version, kind, plural)
+        space: dict[str, Any] = {"namespace": "*"} if namespaced else {}
+        found = _asking(f"LIST {plural}", lambda: [_plain(each) for each in self._client.list(known, **space)]) or []
+        return [from_version(each["spec"], self.version) for each in found] if spec else found
+
     def _slices(self) -> Any:
         return create_global_resource(GROUP, self.version, "ResourceSlice", "resourceslices")
 

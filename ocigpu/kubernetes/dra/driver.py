@@ -18,6 +18,7 @@ from ocigpu.kubernetes.config import Configuration
 from ocigpu.kubernetes.devices import Inventory, PluginDevice, Resource
 from ocigpu.kubernetes.dra.cluster import ApiCluster, open_cluster
 from ocigpu.kubernetes.dra.devices import DraDevice, DraNode, Taint, make_devices
+from ocigpu.kubernetes.dra.effects import Effects, plan_steps
 from ocigpu.kubernetes.dra.node import DraReading, dra_reader
 from ocigpu.kubernetes.dra.options import DraOptions
 from ocigpu.kubernetes.dra.prepare import NodeView, PoolPlace, Preparer
@@ -75,13 +76,17 @@ class DraDriver:
         self.directory = f"{options.directories.plugins}/{options.driver}"
         self.cluster: ApiCluster | None = None
         self.publisher: Publisher | None = None
+        self.effects = Effects(self.settings, options.mps_root, self.log)
         self.preparer = Preparer(
             ClaimStore(self.directory),
             PoolPlace(options.driver, options.node_name, options.cdi_root),
             self._node_view,
             self._get_claim,
             self.log,
+            self.effects.table,
+            plan_steps,
         )
+        self._resumed = False
         self.server = DraServer(
             options.driver,
             options.node_name,
@@ -113,6 +118,7 @@ class DraDriver:
                 self.log("info", "ending")
             finally:
                 self.server.stop(self.timing.stop)
+                self.effects.close()
                 if self.cluster:
                     self.cluster.close()
                 self.watcher.close()
@@ -188,9 +194,13 @@ class DraDriver:
             self.log.new("problems", "warning", reading.node.problems)
             self.node = reading.node
             self.devices = make_devices(reading.node, self.options.offered)
-            self._view = NodeView(reading.node, self.devices, self.settings, self.options.plugin)
+            options = self.options
+            self._view = NodeView(reading.node, self.devices, self.settings, options.plugin, options.mps_root)
             self.monitor.has_read(self._inventory(), now)
         self._read.set()
+        if self._view is not None and not self._resumed:
+            self._resumed = True
+            self.preparer.resume("mps")
         self._judge()
 
     def _inventory(self) -> Inventory:

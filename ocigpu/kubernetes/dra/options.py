@@ -33,6 +33,7 @@ class DraOptions(NamedTuple):
     dev_root: str = ""
     container_driver_root: str = "/driver-root"
     ignored_xids: str = ""
+    mps_root: str = "/run/nvidia/mps"
     shares: str = "disabled"
 
     @property

@@ -43,6 +43,7 @@ class NodeView(NamedTuple):
     devices: tuple[DraDevice, ...]
     settings: Settings
     options: PluginOptions
+    mps_root: str = "/run/nvidia/mps"
 
 
 class PoolPlace(NamedTuple):
@@ -126,6 +127,20 @@ class Preparer:
                         self._log("error", f"claim {record.claim}: {error.code}: {error.message}", claim=uid)
             self._sweep(records)
 
+    def resume(self, effect: str) -> None:
+        """Do an effect again for all claims that are prepared: what it made has ended with the driver before.
+
+        What goes wrong is logged; raises HostError OCIGPU-DRA-5 only.
+        """
+        with self._records() as records:
+            for record in records.values():
+                for step in record.steps:
+                    try:
+                        if step.effect == effect and record.done:
+                            self._effects[effect].do(record, step.arguments, self._node())
+                    except OcigpuError as error:
+                        self._log("error", f"claim {record.claim}: {error.code}: {error.message}")
+
     def _sweep(self, records: Records) -> None:
         for path in swept_specs(self.place.cdi, self.place.driver, list(records)):
             self._log("info", f"{path} removed: its claim is not prepared")
@@ -203,7 +218,7 @@ class Preparer:
     def _write_spec(self, record: ClaimRecord, arguments: dict[str, str], view: NodeView) -> None:
         own = [each for each in record.devices if family_of(each) == arguments["family"]]
         claim, path = record.claim, arguments["path"]
-        write_claim_spec(path, claim, own, self.place.driver, view.node, view.settings, view.options)
+        write_claim_spec(path, claim, own, self.place.driver, view.node, view.settings, view.options, view.mps_root)
 
     # give back
 

@@ -10,9 +10,10 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from ocigpu.cdi.edits import Draft, DraftDevice, hook_options, make_draft, node_edit
+from ocigpu.cdi.edits import MOUNT_OPTIONS, Draft, DraftDevice, hook_options, make_draft, node_edit
 from ocigpu.cdi.generate import assemble
 from ocigpu.cdi.write import write_spec
+from ocigpu.core.actions import SOCKET_OPTIONS
 from ocigpu.core.errors import CdiError, HostError
 from ocigpu.core.facts import DeviceNode
 from ocigpu.core.settings import Settings
@@ -22,8 +23,9 @@ from ocigpu.gpus.tree import find_roots
 from ocigpu.gpus.vendors import load_vendor
 from ocigpu.gpus.vfio.facts import read_vfio_facts
 from ocigpu.kubernetes.config import PluginOptions
-from ocigpu.kubernetes.dra.claims import Allotted, ClaimRef
+from ocigpu.kubernetes.dra.claims import Allotted, ClaimRef, mps_group, mps_place
 from ocigpu.kubernetes.dra.devices import DraNode
+from ocigpu.kubernetes.mps import CONTAINER_ROOT, PIPE_VARIABLE, mps_directories
 from ocigpu.kubernetes.specifications import on_the_host
 
 CLASS = "claim"
@@ -64,12 +66,13 @@ def write_claim_spec(
     node: DraNode,
     settings: Settings,
     options: PluginOptions,
+    mps: str = "",
 ) -> None:
     """Write the file of a claim's devices, all of one family.
 
     Raises HostError, RequestError or CdiError for what the host lacks; then there is no file.
     """
-    spec = make_claim_spec(claim, allotted, driver, node, settings, options)
+    spec = make_claim_spec(claim, allotted, driver, node, settings, options, mps)
     write_spec(on_the_host(spec, options, settings), path, "json")
 
 
@@ -80,6 +83,7 @@ def make_claim_spec(
     node: DraNode,
     settings: Settings,
     options: PluginOptions,
+    mps: str = "",
 ) -> dict[str, Any]:
     """Return the specification of a claim's devices, all of one family; raises as :func:`write_claim_spec`."""
     names = {each.device.id: f"{claim.uid}-{each.device.name}" for each in allotted}
@@ -105,8 +109,22 @@ def make_claim_spec(
     vendor, _, device_class = spec_kind(driver).partition("/")
     draft = draft._replace(vendor=vendor, device_class=device_class, all_device=False)
     spec = assemble(draft, wanted, "").spec
+    shared = {names[each.device.id]: each for each in allotted if each.config.strategy == "MPS"}
+    for device in spec["devices"]:
+        if device["name"] in shared:
+            _join_mps(device["containerEdits"], mps_place(claim.uid, mps_group(shared[device["name"]]), allotted), mps)
     spec.pop("annotations")  # it is the claim's, however the host changes: no state of the host dates it
     return spec
+
+
+def _join_mps(edits: dict[str, Any], place: str, root: str) -> None:
+    """Let the containers that have a device connect to its control daemon: its pipes, and /dev/shm with it."""
+    outside = mps_directories(root, place)
+    inside = mps_directories(CONTAINER_ROOT, place).pipe
+    edits.setdefault("env", []).append(f"{PIPE_VARIABLE}={inside}")
+    options = [*SOCKET_OPTIONS, *MOUNT_OPTIONS]
+    for source, target in ((outside.pipe, inside), (outside.shm, "/dev/shm")):
+        edits.setdefault("mounts", []).append({"hostPath": source, "containerPath": target, "options": options})
 
 
 def _vfio_draft(allotted: Sequence[Allotted], names: dict[str, str], settings: Settings) -> Draft:
