@@ -290,6 +290,10 @@ CODES: dict[str, Code] = {
         "An operator's act is not possible with the lease as it is now, or names another generation.",
         'See the lease: "ocigpu lease show GPU"; then name the generation that it has.',
     ),
+    "OCIGPU-LEASE-4": Code(
+        "What the agent needs to take a GPU back does not answer: the kubelet, or the check.",
+        "The GPU stays where it is meanwhile; the agent goes on when it answers.",
+    ),
     # TEN: tenancies
     "OCIGPU-TEN-1": Code(
         "A tenancy that is named is not there, or what the commands for tenancies need is not installed.",

@@ -49,6 +49,8 @@ class PluginOptions(NamedTuple):
     shared_devices_allocation_policy: str = "distributed"
     device_discovery_strategy: str = "auto"
     vfio_resource: str = "gpu"
+    lease_journal: str = ""
+    fabric_address: str = ""
     imex_channel_ids: tuple[int, ...] = ()
     imex_required: bool = False
     use_node_feature_api: bool = True

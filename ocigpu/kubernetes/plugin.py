@@ -20,7 +20,7 @@ from ocigpu.kubernetes.listener import identity
 from ocigpu.kubernetes.mps import mps_problem, waiting_resources, waits_for_mps
 from ocigpu.kubernetes.node import KubernetesNode, carry_over, host_settings
 from ocigpu.kubernetes.reader import Reading, hardware_reader
-from ocigpu.kubernetes.server import FIRST_RETRY, LONGEST_RETRY, Offer, Registration, ResourceServer
+from ocigpu.kubernetes.server import FIRST_RETRY, LONGEST_RETRY, Gate, Offer, Registration, ResourceServer
 from ocigpu.system.service import Backoff, FollowedFile, ServiceLog, Signals
 
 
@@ -69,6 +69,7 @@ class DevicePlugin:
         self.without_mps: frozenset[str] = frozenset()
         """Resources whose control daemon is not ready."""
         self.node: KubernetesNode | None = None
+        self.gate: Gate | None = None
         self.inventory = Inventory()
         self.served: dict[str, Served] = {}
         self._file = FollowedFile(told.file)
@@ -121,6 +122,8 @@ class DevicePlugin:
         self._watch(now)
         if self.configuration and self.without_mps != waiting_resources(self.inventory.resources, self.configuration):
             self._offer()
+        if self.gate and self.gate.has_changed():
+            self._offer()
         for served in self.served.values():
             self._keep(served, now)
 
@@ -154,6 +157,7 @@ class DevicePlugin:
             self.monitor = Monitor(configuration, self.timing.rules, self.monitor)
             for note in self.monitor.notes:
                 self.log("warning", note)
+            self.gate = open_gate(configuration.options, self.settings)
             self.inventory, self.node = Inventory(), None  # what is gone from another configuration is not lost
             self.reader.close()
         self._read_due = 0.0
@@ -213,12 +217,15 @@ class DevicePlugin:
             return
         self.without_mps = waiting_resources(self.inventory.resources, self.configuration)
         judged = [self.monitor.judged(self._usable(resource)) for resource in self.inventory.resources]
+        gated = {resource.name for resource in judged if resource.kind == "vfio" and self.gate}
+        judged = [self.gate.judged(each) if self.gate and each.name in gated else each for each in judged]
         self._tell_health(judged)
         for name in self.served.keys() - {resource.name for resource in judged}:
             self.log("info", f"{name}: no longer offered")
             self._end(name, gone=True)
         for resource in judged:
-            offer = Offer(resource, self.node, self.configuration, self.settings)
+            gate = self.gate if resource.name in gated else None
+            offer = Offer(resource, self.node, self.configuration, self.settings, gate)
             served = self.served.get(resource.name)
             if served is None:
                 server = ResourceServer(offer, self.directory, self.log)
@@ -282,6 +289,15 @@ class DevicePlugin:
         served = self.served.pop(name)
         served.registration.cancel()
         served.server.stop(gone)
+
+
+def open_gate(options: PluginOptions, settings: Settings) -> Gate | None:
+    """Return the leases of this node as they are configured, None for none.  Raises OcigpuError."""
+    if not options.lease_journal:
+        return None
+    from ocigpu.kubernetes.tenants.machine import open_machine_gate  # needs more modules than other nodes have
+
+    return open_machine_gate(options.lease_journal, options.fabric_address, settings)
 
 
 def _count(resource: Resource) -> str:

@@ -7,8 +7,8 @@ Sources: k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1 (api.proto, constants.go).
 
 import os
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, NoReturn
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import grpc
 
@@ -19,7 +19,7 @@ from ocigpu.kubernetes.api import deviceplugin_pb2 as pb
 from ocigpu.kubernetes.api.messages import VERSION, device_list
 from ocigpu.kubernetes.api.services import DEVICE_PLUGIN, REGISTRATION, method, open_channel, serve
 from ocigpu.kubernetes.config import Configuration
-from ocigpu.kubernetes.devices import Resource
+from ocigpu.kubernetes.devices import PluginDevice, Resource
 from ocigpu.kubernetes.listener import Listener, why
 from ocigpu.kubernetes.node import KubernetesNode
 from ocigpu.kubernetes.preferred import prefer
@@ -35,6 +35,24 @@ FIRST_RETRY, LONGEST_RETRY = 1.0, 30.0
 _STATUS = {RequestError: grpc.StatusCode.INVALID_ARGUMENT, HostError: grpc.StatusCode.FAILED_PRECONDITION}
 
 
+class Gate(Protocol):
+    """Who decides besides whether GPUs may be given: their leases (:mod:`ocigpu.kubernetes.tenants.gate`)."""
+
+    def judged(self, resource: Resource) -> Resource:
+        """Return the resource with why its devices are withheld."""
+
+    def prefer(
+        self, devices: Sequence[PluginDevice], available: Sequence[str], must: Sequence[str], size: int
+    ) -> tuple[str, ...]:
+        """Return the ids of the best set, () for no opinion."""
+
+    def reserve(self, devices: Collection[PluginDevice]) -> None:
+        """Make GPUs ready for a container; raises OcigpuError for those that cannot be given."""
+
+    def has_changed(self) -> bool:
+        """Return whether other devices are withheld than at the last call."""
+
+
 class Offer(NamedTuple):
     """What a server answers from; the resource has the devices' health."""
 
@@ -42,6 +60,7 @@ class Offer(NamedTuple):
     node: KubernetesNode
     configuration: Configuration
     settings: Settings
+    gate: Gate | None = None
 
 
 def socket_name(resource: str) -> str:
@@ -159,17 +178,11 @@ class ResourceServer:
 
     def _prefer(self, offer: Offer, request: Any) -> pb.PreferredAllocationResponse:
         policy = offer.configuration.options.shared_devices_allocation_policy
-        answers = [
-            prefer(
-                offer.resource.devices,
-                wanted.available_deviceIDs,
-                wanted.must_include_deviceIDs,
-                wanted.allocation_size,
-                offer.node.scores,
-                policy,
-            )
-            for wanted in request.container_requests
-        ]
+        answers = []
+        for wanted in request.container_requests:
+            ids = (wanted.available_deviceIDs, wanted.must_include_deviceIDs, wanted.allocation_size)
+            chosen = offer.gate.prefer(offer.resource.devices, *ids) if offer.gate else ()
+            answers.append(chosen or prefer(offer.resource.devices, *ids, offer.node.scores, policy))
         messages = [pb.ContainerPreferredAllocationResponse(deviceIDs=ids) for ids in answers]
         return pb.PreferredAllocationResponse(container_responses=messages)
 
@@ -177,7 +190,10 @@ class ResourceServer:
         responses = []
         for wanted in request.container_requests:
             ids = list(wanted.devices_ids)
-            responses.append(allocate(offer.resource, ids, offer.node.facts, offer.configuration, offer.settings))
+            response = allocate(offer.resource, ids, offer.node.facts, offer.configuration, offer.settings)
+            if offer.gate:
+                offer.gate.reserve([device for device in offer.resource.devices if device.id in ids])
+            responses.append(response)
             self._log("info", f"{self.name}: given to a container: {', '.join(ids)}", resource=self.name, devices=ids)
         return pb.AllocateResponse(container_responses=responses)
 

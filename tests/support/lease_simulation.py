@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from ocigpu.gpus.nvidia.fabric.partitions import Partition, choose_partition
 from ocigpu.kubernetes.tenants.journal import doubt
 from ocigpu.kubernetes.tenants.lease import (
     Effect,
@@ -46,14 +47,14 @@ HEAD_WAITS = 1800.0
 """Seconds after which a request lets no other one pass that is asked for later."""
 
 
+BOARD = tuple(Partition(number, False, ids, ()) for number, ids in enumerate(PARTITIONS))
+
+
 @functools.cache
 def choose(free: frozenset[int], count: int) -> tuple[int, ...]:
     """Return the partition whose use leaves most larger ones whole; () for none."""
-    fits = [set_ for set_ in PARTITIONS if len(set_) == count and free.issuperset(set_)]
-    larger = [set_ for set_ in PARTITIONS if len(set_) > count and free.issuperset(set_)]
-    return min(
-        fits, key=lambda set_: (sum(len(each) for each in larger if not set(set_).isdisjoint(each)), set_), default=()
-    )
+    found = choose_partition(BOARD, free, count)
+    return found.physical_ids if found else ()
 
 
 class Chances(NamedTuple):

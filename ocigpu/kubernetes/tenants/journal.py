@@ -18,7 +18,8 @@ from dataclasses import asdict, fields, replace
 from typing import Any, NamedTuple
 
 from ocigpu.core.errors import HostError, quoted
-from ocigpu.kubernetes.tenants.lease import Lease, LeaseHolder, Phase
+from ocigpu.gpus.tree import read_text
+from ocigpu.kubernetes.tenants.lease import Lease, LeaseEvent, LeaseHolder, Phase, step
 from ocigpu.system.files import lock, read_regular, remove_drafts, replace_file
 
 DIRECTORY = "/var/lib/ocigpu/leases"
@@ -53,15 +54,29 @@ class Lines(NamedTuple):
     lost: tuple[int, ...]
 
 
+def since_boot() -> float:
+    """Return seconds since the boot, which no change of the clock disturbs (clock_gettime(2))."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 class LeaseJournal:
     """The journal in a directory, made when it is missing.
 
-    ``wall``: the clock that lines are dated by.  Raises HostError (OCIGPU-LEASE-1) where the directory or the file
+    ``wall``: the clock that lines are dated by; ``clock``: the one that time-outs go by; ``boot``: the boot id, "" for
+    that of this machine (proc(5), random/boot_id).  Raises HostError (OCIGPU-LEASE-1) where the directory or the file
     cannot be used, or a newer program has written it.
     """
 
-    def __init__(self, directory: str = DIRECTORY, wall: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        directory: str = DIRECTORY,
+        wall: Callable[[], float] = time.time,
+        clock: Callable[[], float] = since_boot,
+        boot: str = "",
+    ) -> None:
         self.directory = directory
+        self.clock = clock
+        self.boot = boot or (read_text("/proc/sys/kernel/random/boot_id") or "").strip()
         self._wall = wall
         self._leases: dict[str, Lease] = {}
         self._number = 0
@@ -92,6 +107,15 @@ class LeaseJournal:
         """Read what others have written; returns the leases."""
         with self.change() as _:
             return self._leases
+
+    def tell(self, events: Mapping[str, LeaseEvent], cause: str = "") -> Mapping[str, Lease]:
+        """Write down what events do to leases, all in one line; returns the leases.  Raises HostError."""
+        with self.change() as change:
+            now = self.clock()
+            for gpu, event in events.items():
+                before = change.leases.get(gpu) or Lease(gpu, generation=self._number)
+                change.put(step(before, event, now)[0], cause or event.kind)
+            return change.leases
 
     @contextlib.contextmanager
     def change(self) -> Iterator["LeaseChange"]:

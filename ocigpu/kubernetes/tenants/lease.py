@@ -230,6 +230,15 @@ def is_repeated(leases: Collection[Lease]) -> bool:
     )
 
 
+def why_withheld(lease: Lease | None, boot: str) -> str:
+    """Return why a GPU is offered to nobody and held by nobody, "" when it is Free or a pod has it."""
+    if lease is None:
+        return "it has no lease yet"
+    if lease.boot != boot:
+        return f"lease of an earlier boot, generation {lease.generation}"
+    return "" if lease.phase in HELD else describe(lease)
+
+
 def check_reservable(leases: Iterable[Lease]) -> None:
     """Raise HostError (OCIGPU-LEASE-2) unless all are Free; says which one is not, where it is, and why."""
     for lease in leases:
@@ -357,7 +366,7 @@ def _held(lease: Lease, event: LeaseEvent, now: float) -> Lease:
     if lease.phase is Phase.LEASED:
         return lease if lease.quiet < 0 else replace(lease, quiet=-1.0)
     if lease.phase is Phase.RECLAIMING:
-        if OVER not in lease.proofs and RESET not in lease.proofs:  # its pod's VM was started again
+        if lease.members and OVER not in lease.proofs and RESET not in lease.proofs:  # its pod's VM was started again
             return _enter(lease, Phase.LEASED, now, "VmStartedAgain")
         undone = _without(lease, IDLE, RESET, OFF)
         return replace(undone, quiet=-1.0, detail=who, turn=lease.turn + (undone is not lease))

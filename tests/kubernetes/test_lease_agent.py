@@ -1,0 +1,307 @@
+"""The agent and the device plugin's gate on a node in memory: killed at every step, with everything that can fail."""
+
+import itertools
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lease_lab import DEVICES, GPUS, World
+
+from ocigpu.core.errors import OcigpuError
+from ocigpu.kubernetes.devices import Resource
+from ocigpu.kubernetes.tenants.lease import Happened, LeaseEvent, Phase
+
+PAIR = (GPUS[0], GPUS[2])
+"""Modules 1 and 3, a partition."""
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def all_free(world: World) -> Any:
+    agent = world.agent()
+    world.run_until(agent, GPUS, Phase.FREE)
+    return agent
+
+
+def test_a_new_node_gives_nothing_before_it_was_reset_and_checked(world: World) -> None:
+    gate = world.gate()
+    resource = Resource("nvidia.com/gpu", DEVICES, "vfio")
+    assert {device.error for device in gate.judged(resource).devices} == {"it has no lease yet"}
+    agent = world.agent()
+    agent.step()
+    assert "Reclaiming, generation 0 (BootChanged)" in gate.judged(resource).devices[0].error
+    world.run_until(agent, GPUS, Phase.FREE)
+    assert not any(device.error for device in gate.judged(resource).devices)
+
+
+def test_a_container_of_two(world: World) -> None:
+    agent, gate = all_free(world), world.gate()
+    world.allocate(gate, *PAIR)
+    assert world.board.active == {(1, 3)}
+    world.start_pod(7, *PAIR)
+    world.run_until(agent, PAIR, Phase.LEASED)
+    assert agent.journal.leases[PAIR[0]].holder.pod == "pod7"
+    world.run(agent, 3600, 20.0)
+    assert {agent.journal.leases[gpu].phase for gpu in PAIR} == {Phase.LEASED}
+    world.end_pod(7)
+    world.run_until(agent, PAIR, Phase.FREE)
+    assert not world.board.active
+    assert [agent.journal.leases[gpu].generation for gpu in PAIR] == [1, 1]
+
+
+def test_preferred_sets_are_partitions(world: World) -> None:
+    all_free(world)
+    ids = [device.id for device in DEVICES]
+    gate = world.gate()
+    assert gate.prefer(DEVICES, ids, [], 2) == ("1", "3")
+    assert gate.prefer(DEVICES, [id_ for id_ in ids if id_ != "1"], [], 2) == ("2", "4"), "its four is broken already"
+    assert gate.prefer(DEVICES, ids, ["6"], 2) == ("6", "8")
+    assert gate.prefer(DEVICES, ids, [], 3) == ()
+    world.board.fails = ["list"]
+    assert gate.prefer(DEVICES, ids, [], 2) == ()
+
+
+def refusal(world: World, *gpus: str) -> str:
+    with pytest.raises(OcigpuError) as caught:
+        world.allocate(world.gate(), *gpus)
+    return f"{caught.value.code}: {caught.value.message}"
+
+
+def test_what_is_refused_is_not_half_done(world: World) -> None:
+    agent = all_free(world)
+    before = world.leases()
+    assert "no partition of this board" in refusal(world, GPUS[0], GPUS[1])
+    world.board.fails = ["list"]
+    assert "FAB" in refusal(world, *PAIR)
+    assert world.leases() == before
+    world.start_vm(99, GPUS[0])
+    assert "process 99 has it open" in refusal(world, *PAIR)
+    world.run(agent, 5)
+    assert "HolderUnexpected" in refusal(world, GPUS[0])
+    world.end_pod(99)
+    world.run_until(agent, GPUS[:1], Phase.QUARANTINED)
+
+
+def test_an_activation_that_fails_twice(world: World) -> None:
+    agent = all_free(world)
+    for phase in (Phase.FREE, Phase.QUARANTINED):
+        world.board.fails = ["activate"]
+        assert "link training" in refusal(world, *PAIR)
+        world.run_until(agent, PAIR, phase)
+    assert {world.leases()[gpu].reason for gpu in PAIR} == {"PartitionStuck"}
+
+
+def test_a_partition_that_was_left_over_goes_first(world: World) -> None:
+    """The manager kept one that nobody has; one of a set that comes back is not touched."""
+    agent = all_free(world)
+    world.board.active = {(1, 2, 3, 4)}
+    world.allocate(world.gate(), *PAIR)
+    assert world.board.active == {(1, 3)}
+    world.start_pod(7, *PAIR)
+    world.run_until(agent, PAIR, Phase.LEASED)
+    world.board.active = {(1, 3), (2, 4), (5, 6, 7, 8)}
+    world.allocate(world.gate(), GPUS[1])
+    assert world.board.active == {(1, 3), (2,), (5, 6, 7, 8)}
+
+
+def test_the_same_request_again(world: World) -> None:
+    agent, gate = all_free(world), world.gate()
+    world.allocate(gate, *PAIR)
+    world.allocate(world.gate(), *PAIR)
+    assert {world.leases()[gpu].generation for gpu in PAIR} == {1}
+    assert "Reserved" in refusal(world, PAIR[0])
+    world.start_pod(7, *PAIR)
+    world.run(agent, 10)
+    assert "Leased" in refusal(world, *PAIR)
+
+
+def test_a_pod_that_is_deleted_by_force_leaves_its_machine(world: World) -> None:
+    agent = all_free(world)
+    world.allocate(world.gate(), GPUS[0])
+    world.start_pod(7, GPUS[0])
+    world.run(agent, 10)
+    world.kubelet = {}
+    world.run(agent, 60)
+    lease = agent.journal.leases[GPUS[0]]
+    assert (lease.phase, lease.detail) == (Phase.RECLAIMING, "process 7 has the GPU open")
+    world.vms.clear()
+    world.run_until(agent, GPUS[:1], Phase.FREE)
+
+
+def test_the_kubelet_is_silent_for_an_hour(world: World) -> None:
+    """What is lent stays lent, and nothing becomes free that may have a pod."""
+    agent = all_free(world)
+    world.allocate(world.gate(), GPUS[0])
+    world.start_pod(7, GPUS[0])
+    world.run(agent, 10)
+    pods, world.kubelet = world.kubelet, None
+    world.run(agent, 1800, 10)
+    assert agent.journal.leases[GPUS[0]].phase is Phase.LEASED
+    world.vms.clear()
+    world.run(agent, 1800, 10)
+    assert agent.journal.leases[GPUS[0]].phase is Phase.RECLAIMING
+    assert sum("UNAVAILABLE" in line for line in world.log) == 1
+    world.kubelet = {}
+    assert pods
+    world.run_until(agent, GPUS[:1], Phase.FREE)
+
+
+def test_a_deviation_quarantines_and_an_operator_releases(world: World) -> None:
+    world.deviations[GPUS[0]] = "VBIOS 96.1, accepted 96.0"
+    agent = world.agent()
+    world.run_until(agent, GPUS, Phase.FREE, Phase.QUARANTINED)
+    lease = agent.journal.leases[GPUS[0]]
+    assert (lease.phase, lease.reason, lease.detail) == (
+        Phase.QUARANTINED,
+        "FirmwareMismatch",
+        "VBIOS 96.1, accepted 96.0",
+    )
+    assert "FirmwareMismatch" in refusal(world, GPUS[0])
+    world.run(agent, 7200, 60)
+    del world.deviations[GPUS[0]]
+    agent.journal.tell({GPUS[0]: LeaseEvent(Happened.RELEASE, lease.generation + 1)})
+    assert agent.journal.leases[GPUS[0]].phase is Phase.QUARANTINED
+    world.journal().tell({GPUS[0]: LeaseEvent(Happened.RELEASE, lease.generation)})  # by another program
+    world.run_until(agent, GPUS, Phase.FREE)
+
+
+def test_a_reset_that_fails_keeps_its_set_company_no_longer_than_needed(world: World) -> None:
+    agent = all_free(world)
+    world.allocate(world.gate(), *PAIR)
+    world.start_pod(7, *PAIR)
+    world.run(agent, 10)
+    world.broken.add(PAIR[0])
+    world.end_pod(7)
+    world.run_until(agent, PAIR, Phase.FREE, Phase.QUARANTINED)
+    leases = agent.journal.leases
+    assert (leases[PAIR[0]].reason, leases[PAIR[1]].phase) == ("ResetFailed", Phase.FREE)
+
+
+def test_a_tenant_whose_nvlinks_are_lost_keeps_its_gpu_until_it_ends(world: World) -> None:
+    agent = all_free(world)
+    world.lost = {GPUS[7]: "PartitionLost: of nobody"}
+    world.allocate(world.gate(), *PAIR)
+    world.start_pod(7, *PAIR)
+    world.lost = dict.fromkeys(PAIR, "PartitionLost: the service machine was restarted")
+    world.run(agent, 10)
+    assert {(lease.phase, lease.sick) for gpu, lease in agent.journal.leases.items() if gpu in PAIR} == {
+        (Phase.LEASED, "PartitionLost")
+    }
+    world.lost = {}
+    world.end_pod(7)
+    world.run_until(agent, PAIR, Phase.QUARANTINED)
+
+
+def test_after_a_reboot_nothing_is_free_until_checked(world: World) -> None:
+    all_free(world)
+    world.boot, world.time = "boot 2", 30.0
+    assert "lease of an earlier boot" in refusal(world, GPUS[0])
+    agent = world.agent()
+    agent.step()
+    assert world.phases() == {"Reclaiming"}
+    world.run_until(agent, GPUS, Phase.FREE)
+
+
+class Killed(BaseException):
+    """The program is gone."""
+
+
+def counting(left: list[int]) -> Callable[[str], None]:
+    def hook(_name: str) -> None:
+        left[0] -= 1
+        if left[0] == 0:
+            raise Killed
+
+    return hook
+
+
+def test_killed_at_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At each write of the journal, each effect and each call of the fabric: the next programs go on, nothing is lost.
+
+    A story of two containers; whoever is killed is begun anew and does again what it was doing.
+    """
+    kills = 0
+    for at in itertools.count(1):
+        world = World(tmp_path / str(at), gpus=4)
+        left = [at]
+        hook = counting(left)
+        world.hook = hook
+        with monkeypatch.context() as patch:
+            for name in ("fsync", "rename"):
+                patch.setattr(os, name, around(getattr(os, name), hook))
+            for name in ("activate", "deactivate"):
+                monkeypatch.setattr(world.board, name, around(getattr(world.board, name), hook))
+            story(world)
+        if left[0] > 0:
+            break
+        kills += 1
+    assert kills > 60
+
+
+def around(call: Callable[..., Any], hook: Callable[[str], None]) -> Callable[..., Any]:
+    def function(*arguments: Any, **options: Any) -> Any:
+        hook("before")
+        result = call(*arguments, **options)
+        hook("after")
+        return result
+
+    return function
+
+
+def story(world: World) -> None:
+    programs = [world.agent()]
+
+    def survive(what: Callable[[], Any]) -> Any:
+        for _ in range(2):
+            try:
+                return what()
+            except Killed:
+                programs[0] = world.agent()
+        raise AssertionError("killed twice")
+
+    def until(gpus: tuple[str, ...], *phases: Phase) -> None:
+        survive(lambda: world.run_until(programs[0], gpus, *phases))
+
+    def get(pid: int, *gpus: str) -> None:
+        """As the kubelet: a request whose answer was lost is another pod's, when the GPUs are free again."""
+        for _ in range(4):
+            until(gpus, Phase.FREE, Phase.RESERVED)
+            try:
+                survive(lambda: world.allocate(world.gate(), *gpus))
+            except OcigpuError:
+                continue
+            break
+        world.start_pod(pid, *gpus)
+        until(gpus, Phase.LEASED)
+
+    there = world.there
+    until(there, Phase.FREE)
+    get(7, *PAIR)
+    get(8, GPUS[1])
+    world.end_pod(7)
+    until(PAIR, Phase.FREE)
+    world.end_pod(8)
+    until(there, Phase.FREE)
+    assert not world.board.active
+    generations = [generation for gpu, generation in world.answers if gpu == GPUS[0]]
+    assert generations == sorted(generations)
+
+
+def test_a_full_disk_gives_nothing_away(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = all_free(world)
+    with monkeypatch.context() as patch:
+
+        def full(*_arguments: Any) -> int:
+            raise OSError(28, "No space left on device")
+
+        patch.setattr(os, "write", full)
+        patch.setattr(os, "fsync", full)
+        assert "OCIGPU-LEASE-1" in refusal(world, *PAIR)
+        assert not world.board.active
+    world.allocate(world.gate(), *PAIR)
+    world.run(agent, 3)

@@ -1,0 +1,164 @@
+"""Device plugin, kubelet and agent as processes on a simulated host without a driver: a container's GPUs and back."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from plugin_lab import Kubelet, kubelet, plugin
+from support.driverless import GPUS, MODULES, holding
+from support.process import wait_for
+
+from ocigpu.gpus.tree import find_roots
+from ocigpu.gpus.vfio.identity import GpuModule, write_table
+from ocigpu.kubernetes.tenants.journal import LeaseJournal
+from ocigpu.sim.create import create_host
+from ocigpu.sim.fabric import SimulatedManager
+from ocigpu.system.settings_file import read_settings
+
+pytestmark = pytest.mark.root
+GPU = "nvidia.com/gpu"
+
+
+class Node:
+    """A simulated node: its directories, and the command line's answers."""
+
+    def __init__(self, directory: Path) -> None:
+        self.host, self.leases, self.plugins = directory / "host", directory / "leases", directory / "dp"
+        create_host(str(self.host), 8, "h100", driver="none", nodes=False)
+        self.settings = self.host / "config.toml"
+        self.pods = directory / "pods.sock"
+        self.manager = SimulatedManager(self.host)
+        self.manager.start()
+        self.check = directory / "check"
+        self.check.write_text("#!/bin/sh\n[ -e $0.$1 ] || exit 0\necho VBIOS 96.1, accepted 96.0\nexit 1\n")
+        self.check.chmod(0o755)
+        roots = find_roots(read_settings(str(self.settings)))
+        write_table(
+            f"{roots.host}/var/lib/ocigpu/module-ids.json", [GpuModule(gpu, n, "", ()) for gpu, n in MODULES.items()]
+        )
+
+    def command(self, *words: str) -> list[str]:
+        return [sys.executable, "-m", "ocigpu.cli.main", "lease", *words, "--journal", str(self.leases)]
+
+    def ask(self, *words: str, status: int = 0) -> dict[str, Any]:
+        found = subprocess.run(self.command(*words, "--json"), capture_output=True, text=True)
+        assert found.returncode == status, found.stderr
+        return json.loads(found.stdout) if status == 0 else {"error": found.stderr}
+
+    def phases(self) -> dict[str, str]:
+        journal = LeaseJournal(str(self.leases))
+        try:
+            return {gpu: str(lease.phase) for gpu, lease in journal.refresh().items()}
+        finally:
+            journal.close()
+
+    def wait(self, *gpus: str, phase: str) -> None:
+        wait_for(
+            f"{gpus} {phase}", lambda: all(self.phases().get(gpu) == phase for gpu in gpus), on_failure=self.phases
+        )
+
+    def start_agent(self) -> "subprocess.Popen[bytes]":
+        words = ["--pods-socket", str(self.pods), "--address", "127.0.0.1:6666", "--check-program", str(self.check)]
+        command = self.command("agent", *words, "--config", str(self.settings), "--pace", "0.1")
+        with (self.leases.parent / "agent.log").open("ab") as output:
+            return subprocess.Popen(command, stdout=output, stderr=output)
+
+
+@pytest.fixture
+def node(work_directory: Path) -> Node:
+    return Node(work_directory)
+
+
+@pytest.fixture
+def agent(node: Node) -> Iterator[Callable[[], "subprocess.Popen[bytes]"]]:
+    """Start the agent anew; the one before is killed."""
+    children: list[subprocess.Popen[bytes]] = []
+
+    def start() -> "subprocess.Popen[bytes]":
+        if children:
+            os.kill(children[-1].pid, signal.SIGKILL)
+            children[-1].wait()
+        children.append(node.start_agent())
+        return children[-1]
+
+    yield start
+    for child in children:
+        child.kill()
+        child.wait()
+    text = (node.leases.parent / "agent.log").read_text()
+    print(text)
+    assert "OCIGPU-INT" not in text
+
+
+def group_of(node: Node, gpu: str) -> str:
+    return os.readlink(f"{node.host}/sys/bus/pci/devices/{gpu}/iommu_group").rpartition("/")[2]
+
+
+def admit(kubelets: Kubelet, pod: str, count: int) -> list[str]:
+    """Return the devices that a pod is given, by their last path."""
+    answer = kubelets.admit(pod, "main", {GPU: count})
+    return [
+        entry["host_path"].rpartition("/")[2] for entry in answer["devices"] if "/vfio/vfio" not in entry["host_path"]
+    ]
+
+
+def test_a_container_gets_a_partition_and_gives_it_back(node: Node, agent: Callable[[], Any]) -> None:
+    words = ("--device-discovery-strategy=vfio", f"--lease-journal={node.leases}", "--fabric-address=127.0.0.1:6666")
+    with kubelet(node.plugins) as kubelets, plugin(node.settings, node.plugins, *words):
+        kubelets.serve_pods(str(node.pods))
+        kubelets.expect(gpu=(8, 0))  # nothing was checked yet
+        agent()
+        node.wait(*GPUS, phase="Free")
+        kubelets.expect(gpu=(8, 8))
+
+        groups = {group_of(node, gpu): gpu for gpu in GPUS}
+        pair = [groups[name] for name in admit(kubelets, "tenant-a/pod", 2)]
+        assert sorted(MODULES[gpu] for gpu in pair) in ([1, 3], [2, 4], [5, 7], [6, 8])
+        assert node.manager.active() == [tuple(sorted(MODULES[gpu] for gpu in pair))]
+        node.wait(*pair, phase="Reserved")
+        answer = kubelets.answer("allocate", GPU, [group_of(node, pair[0])])
+        assert "OCIGPU-LEASE-2" in answer["error"], answer
+        with holding(f"{node.host}/dev/vfio/{group_of(node, pair[0])}"):
+            with holding(f"{node.host}/dev/vfio/{group_of(node, pair[1])}"):
+                node.wait(*pair, phase="Leased")
+                kubelets.expect(gpu=(8, 8))  # held devices stay healthy
+                agent()  # killed and begun anew
+                kubelets.delete("tenant-a/pod")
+                node.wait(*pair, phase="Reclaiming")
+                kubelets.expect(gpu=(8, 6))
+            shown = node.ask("show", pair[0])
+            assert "no-holder" not in shown["proofs"]
+        (node.check.parent / f"check.{pair[1]}").touch()
+        node.wait(pair[0], phase="Free")
+        node.wait(pair[1], phase="Quarantined")
+        assert node.manager.active() == []
+        kubelets.expect(gpu=(8, 7))
+
+        listed = {each["gpu"]: each["phase"] for each in node.ask("list")["leases"]}
+        assert listed == node.phases()
+        lease = node.ask("show", pair[1])
+        assert (lease["reason"], lease["detail"]) == ("FirmwareMismatch", "VBIOS 96.1, accepted 96.0")
+        wrong = node.ask("release", pair[1], "--generation", "7", status=1)["error"]
+        assert "OCIGPU-LEASE-3" in wrong
+        (node.check.parent / f"check.{pair[1]}").unlink()
+        node.ask("release", pair[1], "--generation", "1", "--why", "flashed anew")
+        node.wait(*GPUS, phase="Free")
+        (machine,) = node.ask("history", pair[1])["machines"]
+        assert (machine["served_tenant"], machine["sanitized"], machine["status"]) == ("a", True, "available")
+        states = [each["to"] for each in machine["transitions"]]
+        assert states[-8:] == [
+            "in_use",
+            "in_use",
+            "sanitizing",
+            "sanitizing",
+            "quarantined",
+            "sanitizing",
+            "sanitizing",
+            "available",
+        ]
