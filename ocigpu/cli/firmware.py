@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ocigpu.cli import show
 from ocigpu.cli.arguments import takes
 from ocigpu.cli.common import load_settings
-from ocigpu.core.errors import HostError, UsageError, printable
+from ocigpu.core.errors import HostError, OcigpuError, UsageError, printable
 from ocigpu.gpus.firmware import (
     Deviation,
     FirmwareFacts,
@@ -26,8 +26,8 @@ from ocigpu.gpus.vfio.identity import TABLE, read_table
 from ocigpu.system.files import read_bounded
 
 MAX_FACTS = 1 << 20
-DEVIATES = 3
-"""Exit status of a check that found a deviation: not that of one that could not be made."""
+UNCHECKED = 3
+"""Exit status of a check that could not be made: not that of one that found a deviation."""
 
 
 class _Source(NamedTuple):
@@ -45,7 +45,7 @@ class _Source(NamedTuple):
 def source(
     bmc: str = "",
     credentials: str = "",
-    ca: str = "",
+    bmc_ca: str = "",
     fingerprint: str = "",
     facts_file: str = "",
     deadline: float = 60.0,
@@ -55,7 +55,7 @@ def source(
         raise UsageError("one of --bmc and --facts-file is needed")
     if bmc and not credentials:
         raise UsageError("--bmc needs --credentials FILE")
-    return _Source(bmc, credentials, ca, fingerprint, facts_file, deadline, json)
+    return _Source(bmc, credentials, bmc_ca, fingerprint, facts_file, deadline, json)
 
 
 def _read(options: _Source) -> NodeFirmware:
@@ -125,23 +125,47 @@ def approve_command(file: str, by: str) -> None:
 
 
 @takes(source)
-def check_command(options: _Source, baseline: str, table: str = "", config: str = "") -> int:
+def check_command(options: _Source, gpu: str = "", baseline: str = "", table: str = "", config: str = "") -> int:
+    if not baseline:
+        raise UsageError("--baseline FILE is needed")
+    try:
+        return _check(options, gpu, baseline, table, config)
+    except UsageError:
+        raise
+    except OcigpuError as error:
+        error.exit_code = UNCHECKED
+        raise
+
+
+def _check(options: _Source, gpu: str, baseline: str, table: str, config: str) -> int:
     accepted = read_baseline(baseline)
-    found = _read(options)
-    path = table or f"{find_roots(load_settings(config)).host}{TABLE}"
-    serials = {one.module_id: one.serial for one in read_table(path) if one.serial}
-    deviations = compare_all(found.components, accepted, serials)
+    roots = find_roots(load_settings(config))
+    modules = {one.module_id: one for one in read_table(table or f"{roots.host}{TABLE}")}
+    components, notes = _read(options)
+    if gpu:
+        bdf = gpu.lower() if gpu.count(":") > 1 else f"0000:{gpu.lower()}"
+        slots = [number for number, one in modules.items() if one.bdf == bdf]
+        if not slots:
+            hint = "ocigpu vfio identify --record"
+            raise HostError("OCIGPU-VFIO-7", f"module ids: GPU {printable(bdf)}: not in this node's table", hint)
+        modules = {slots[0]: modules[slots[0]]}
+        components = tuple(one for one in components if one.slot in (0, slots[0]))
+    there = {one.slot for one in components}
+    missing = [slot for slot in modules if slot not in there]
+    silent = [Deviation(f"GPU_SXM_{slot}", "firmware", "", (), "it does not tell") for slot in missing]
+    serials = {slot: one.serial for slot, one in modules.items() if one.serial and slot in there}
+    deviations = (*silent, *compare_all(components, accepted, serials))
     if options.json:
-        gpus = [one.name for one in found.components if one.slot]
-        show.data({"gpus": gpus, "deviations": [_to_json(one) for one in deviations], "notes": list(found.notes)})
-    else:
-        for one in deviations:
-            print(f"{show.styled('deviates:', '31')} {one.text}")
-        show.notes(found.notes)
-        count = show.count(sum(bool(one.slot) for one in found.components), "GPU")
-        by = f"the baseline that {accepted.approved_by} signed off on {accepted.approved_at}"
-        print(f"{count}, {show.count(len(deviations), 'deviation')} from {printable(by)}")
-    return DEVIATES if deviations else 0
+        names = [one.name for one in components if one.slot]
+        show.data({"gpus": names, "deviations": [_to_json(one) for one in deviations], "notes": list(notes)})
+        return int(bool(deviations))
+    for one in deviations:
+        print(f"{show.styled('deviates:', '31')} {one.text}")
+    show.notes(notes)
+    if not deviations:
+        count = show.count(sum(bool(one.slot) for one in components), "GPU")
+        print(f"{count}: as {printable(accepted.approved_by)} signed off on {accepted.approved_at}")
+    return int(bool(deviations))
 
 
 def _to_json(one: Deviation) -> dict[str, object]:

@@ -98,17 +98,17 @@ def identify_command(
     table: str = "",
     firmware: str = "",
     record: bool = False,
-    replace: bool = False,
+    replaced: bool = False,
     config: str = "",
     json: bool = False,
 ) -> None:
-    if replace and not record:
-        raise UsageError("--replace needs --record")
+    if replaced and not record:
+        raise UsageError("--replaced needs --record")
     roots = find_roots(load_settings(config))
     path = os.path.abspath(table) if table else f"{roots.host}{TABLE}"
     wanted = find_gpus(roots, gpu)
     slots = NodeFirmware(read_facts(firmware), ()).slots if firmware else {}
-    found, notes = identify(roots, wanted, bus=open_bus(roots), table=None if replace else path, slots=slots)
+    found, notes = identify(roots, wanted, bus=open_bus(roots), table=None if replaced else path, slots=slots)
     if record:
         write_table(path, found)
     if json:

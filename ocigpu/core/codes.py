@@ -362,12 +362,12 @@ CODES: dict[str, Code] = {
     ),
     "OCIGPU-VFIO-7": Code(
         "The module id of a GPU is unknown, or its sources contradict each other; nothing was changed.",
-        "After a board was replaced: ocigpu vfio identify --record --replace",
+        "After a board was replaced: ocigpu vfio identify --record --replaced",
     ),
     # FW: firmware of GPUs, board controllers
     "OCIGPU-FW-1": Code(
         "A board controller (Redfish) gives no answer, or tells nothing of GPUs.",
-        "Look at the address, the account, and the certificate (--ca or --fingerprint); see what curl says.",
+        "Look at the address, the account, and the certificate (--bmc-ca or --fingerprint); see what curl says.",
     ),
     "OCIGPU-FW-2": Code(
         "A board controller, or a file of facts on firmware, says what cannot be: it is not believed.",

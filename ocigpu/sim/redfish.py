@@ -183,7 +183,7 @@ def main() -> int:
         return 1
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     with service:
-        print(f"--bmc {service.url} --ca {service.certificate} --credentials {credentials}", flush=True)
+        print(f"--bmc {service.url} --bmc-ca {service.certificate} --credentials {credentials}", flush=True)
         signal.sigwait({signal.SIGINT, signal.SIGTERM})
     return 0
 

@@ -152,24 +152,24 @@ def test_recorded_signed_off_and_checked_by_commands(tmp_path: Path, capsys: pyt
     host, base = tmp_path / "host", str(tmp_path / "base.json")
     make_driverless(host, 2)
     with RedfishService(str(host), str(tmp_path)) as service:
-        source = ["--bmc", service.url, "--ca", service.certificate, "--credentials", str(host / "bmc-credentials")]
+        source = ["--bmc", service.url, "--bmc-ca", service.certificate, "--credentials", str(host / "bmc-credentials")]
         check = ["firmware", "check", "--baseline", base, "--config", str(host / "config.toml")]
         assert main(["firmware", "show", *source]) == 0
         assert "GPU_SXM_4" in capsys.readouterr().out
         assert main(["firmware", "record", base, *source]) == 0
         assert main(["firmware", "record", base, *source]) == 2  # what is there is not replaced
-        assert main([*check, *source]) == 1
+        assert main([*check, *source]) == 3
         assert "OCIGPU-FW-4" in capsys.readouterr().err
         assert main(["firmware", "approve", base, "--by", "Ada"]) == 0
         assert main([*check, *source]) == 0
-        assert "2 GPUs, 0 deviations from the baseline that Ada signed off" in capsys.readouterr().out
+        assert "2 GPUs: as Ada signed off on " in capsys.readouterr().out
         documents = host / "redfish.json"
         documents.write_text(documents.read_text().replace("96.00.BC.00.01", "96.00.BC.00.02"))
-        assert main([*check, "--json", *source]) == 3
+        assert main([*check, "--json", *source]) == 1
         printed = json.loads(capsys.readouterr().out)
         assert [one["found"] for one in printed["deviations"]] == ["96.00.BC.00.02"] * 2
         assert main(["firmware", "record", base, "--add", *source]) == 0
-        assert main([*check, *source]) == 1  # to be signed off again
+        assert main([*check, *source]) == 3  # to be signed off again
         assert main(["firmware", "approve", base, "--by", "Ada"]) == 0
         assert main([*check, *source]) == 0
         capsys.readouterr()
@@ -180,8 +180,11 @@ def test_recorded_signed_off_and_checked_by_commands(tmp_path: Path, capsys: pyt
     assert main([*identify, "--record"]) == 0
     assert main([*check, "--facts-file", str(facts)]) == 0
     facts.write_text(facts.read_text().replace("16522309", "99999999"))
-    assert main([*check, "--facts-file", str(facts)]) == 3
-    assert "another board" in capsys.readouterr().out
+    capsys.readouterr()
+    assert main([*check, "--facts-file", str(facts)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2
+    assert all(line.startswith("deviates: GPU_SXM_") and "another board" in line for line in lines)
     assert main([*identify]) == 1
     assert f"GPU {GPUS[0]}: another board than before" in capsys.readouterr().err
 
@@ -193,7 +196,8 @@ def test_recorded_signed_off_and_checked_by_commands(tmp_path: Path, capsys: pyt
         (["show", "--bmc", "https://h"], 2, "--bmc needs --credentials"),
         (["show", "--facts-file", "/none"], 1, "OCIGPU-FW-2: facts /none: No such file"),
         (["show", "--bmc", "https://h", "--credentials", "/none"], 1, "OCIGPU-FW-3: read /none"),
-        (["check", "--baseline", "/none", "--facts-file", "/none"], 1, "OCIGPU-FW-4: firmware baseline: read /none"),
+        (["check", "--facts-file", "/none"], 2, "--baseline FILE is needed"),
+        (["check", "--baseline", "/none", "--facts-file", "/none"], 3, "OCIGPU-FW-4: firmware baseline: read /none"),
         (["approve", "/none"], 2, "--by"),
     ],
 )
@@ -202,3 +206,22 @@ def test_what_is_missing_is_said(
 ) -> None:
     assert main(["firmware", *words]) == status
     assert message in capsys.readouterr().err
+
+
+def test_one_gpu_is_checked_by_its_address(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    host, base, facts = tmp_path / "host", str(tmp_path / "base.json"), tmp_path / "facts.json"
+    make_driverless(host, 2)
+    write_baseline(base, approve(BASELINE, "Ada"))
+    words = ["firmware", "check", "--baseline", base, "--config", str(host / "config.toml"), "--facts-file", str(facts)]
+    there = [replace(GPU, name="GPU_SXM_2", slot=2, serial="S2"), replace(GPU, name="GPU_SXM_4", slot=4, serial="S4")]
+    there[1] = replace(there[1], health={"status": "Critical"})
+    facts.write_text(json.dumps({"components": [one.as_json() for one in there]}))
+    assert main([*words, GPUS[0]]) == 3
+    assert "OCIGPU-VFIO-7: module ids: GPU 0000:01:00.0: not in this node's table" in capsys.readouterr().err
+    assert main(["vfio", "identify", "--record", "--config", str(host / "config.toml")]) == 0
+    assert main([*words, GPUS[0]]) == 0
+    assert main([*words, "02:00.0"]) == 1
+    facts.write_text(json.dumps({"components": [there[0].as_json()]}))
+    capsys.readouterr()
+    assert main([*words, GPUS[1]]) == 1
+    assert capsys.readouterr().out == "deviates: GPU_SXM_4 firmware: nothing: it does not tell\n"

@@ -154,5 +154,5 @@ def test_the_command_keeps_a_table_and_refuses_a_node_that_contradicts_it(
     assert main(["vfio", "identify", "--record", *config_of(roots)]) == 1
     assert "OCIGPU-VFIO-7: module ids: GPU 0000:01:00.0: table says 2, pins says 5" in capsys.readouterr().err
     assert kept.read_bytes() == before
-    assert main(["vfio", "identify", A, "--record", "--replace", *config_of(roots)]) == 0
-    assert main(["vfio", "identify", "--replace", *config_of(roots)]) == 2
+    assert main(["vfio", "identify", A, "--record", "--replaced", *config_of(roots)]) == 0
+    assert main(["vfio", "identify", "--replaced", *config_of(roots)]) == 2
