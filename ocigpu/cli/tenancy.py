@@ -67,11 +67,11 @@ def show_command(name: str, json: bool = False) -> None:
 
 
 def create_command(
-    name: str, gpus: int = 8, pods: int = 32, internet: bool = False, restricted: bool = False, json: bool = False
+    name: str, gpus: int = 8, containers: int = 32, internet: bool = False, restricted: bool = False, json: bool = False
 ) -> None:
     from ocigpu.kubernetes.tenants.tenancy import GROUP, VERSION
 
-    spec = {"quota": {"gpus": gpus, "pods": pods}, "internet": internet}
+    spec = {"quota": {"gpus": gpus, "pods": containers}, "internet": internet}
     spec["podSecurity"] = "restricted" if restricted else "baseline"
     head = {"apiVersion": f"{GROUP}/{VERSION}", "kind": "Tenancy", "metadata": {"name": name}}
     with _open() as documents:
