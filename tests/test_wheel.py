@@ -140,7 +140,12 @@ def test_containers_start_while_pipx_puts_the_next_version_beside_this_one(
         timeout=200,
     )
     names = sorted(path.name for path in programs.iterdir())
-    with Starts(programs, simulated_host, make_bundle, runtime_environment) as starts:
+    venv = programs.parent / f"home/venvs/ocigpu-{NEXT}"
+
+    def aside() -> bool:
+        return venv.exists() and not (programs / f"ocigpu-{NEXT}").exists()
+
+    with Starts(programs, simulated_host, make_bundle, runtime_environment, aside=aside) as starts:
         pipx(programs.parent, "install", f"--suffix=-{NEXT}", f"{tmp_path}/ocigpu-{NEXT}-py3-none-any.whl")
         for name in names:
             run(["ln", "-sf", f"{name}-{NEXT}", programs / name])

@@ -1,6 +1,7 @@
 """Error codes: each is explained, raised somewhere, and listed in docs/ERRORS.md."""
 
 import ast
+import functools
 import json
 import re
 from collections.abc import Callable
@@ -85,10 +86,12 @@ ELSEWHERE = {"SIM": "sim/", "KUBE": "kubernetes/", "NS": "provision/", "MIG": "m
 """Where messages of an area are put together, when not beside its codes."""
 
 
+@functools.cache
 def said_by_the_program() -> tuple[dict[str, list[str]], dict[str, list[str]]]:
     """Return the templates beside each code in the calls that name it, and those of the modules that name it."""
     beside: dict[str, list[str]] = {}
     around: dict[str, list[str]] = {}
+    codes = set(CODES)
     for path in sorted(PACKAGE.rglob("*.py")):
         text = path.read_text()
         if path.name == "codes.py":
@@ -96,7 +99,7 @@ def said_by_the_program() -> tuple[dict[str, list[str]], dict[str, list[str]]]:
         tree = ast.parse(text)
         every = templates(tree)
         for call in (item for item in ast.walk(tree) if isinstance(item, ast.Call)):
-            for code in {arg.value for arg in call.args if isinstance(arg, ast.Constant)} & set(CODES):
+            for code in {arg.value for arg in call.args if isinstance(arg, ast.Constant)} & codes:
                 beside.setdefault(code, []).extend(
                     one for arg in call.args for one in templates(arg) if one != re.escape(code)
                 )
@@ -113,7 +116,6 @@ def words_of(template: str) -> int:
 
 BELOW = {"OCIGPU-ARG-1", "OCIGPU-CDI-3", "OCIGPU-ENG-1", "OCIGPU-INT-1", "OCIGPU-INT-3"}
 """Others say the words, see below."""
-BESIDE, AROUND = said_by_the_program()
 
 
 @pytest.mark.parametrize("code", CODES)
@@ -121,9 +123,10 @@ def test_every_code_has_a_paragraph_and_an_example_that_the_product_prints(code:
     assert len(EXAMPLES[code]["text"].split(". ")) >= 1
     assert EXAMPLES[code]["text"].endswith((".", ")"))
     example = EXAMPLES[code]["example"]
-    if any(re.fullmatch(one, example) and words_of(one) >= 4 for one in BESIDE.get(code, ())):
+    beside, around = said_by_the_program()
+    if any(re.fullmatch(one, example) and words_of(one) >= 4 for one in beside.get(code, ())):
         return
-    assert any(re.search(one, example) and words_of(one) >= 10 for one in AROUND.get(code, ())) or code in BELOW
+    assert any(re.search(one, example) and words_of(one) >= 10 for one in around.get(code, ())) or code in BELOW
 
 
 PLAN = "plan --facts {facts} --devices"

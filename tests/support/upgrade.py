@@ -1,5 +1,6 @@
 """Containers that are started again and again while ocigpu is exchanged for its next version."""
 
+import itertools
 import os
 import re
 import shutil
@@ -44,12 +45,13 @@ def make_next_version(directory: Path) -> Path:
 
 
 class Starts:
-    """While it is open, containers with GPU 1 are started in each mode by ``programs``/ocigpu-runtime, again and again.
+    """While it is open, containers with GPU 1 are started by ``programs``/ocigpu-runtime, one after another.
 
-    One start of each mode is under way from beginning to end: its config.json was written by the former version.
+    The modes take turns: at every moment one is starting.  Besides, one start of each mode is under way from beginning
+    to end: its config.json was written by the former version.
     ``enter``: words that go before a command.  ``aside``: whether the next version is still being built where nobody
-    looks; then each mode starts one in five seconds, and the processors build.  Leaving it checks that none has
-    failed, and that there were some.
+    looks; then there is one start in two seconds, and the processors build.  Leaving it checks that none has failed,
+    and that there were some.
     """
 
     def __init__(
@@ -94,9 +96,8 @@ class Starts:
         for mode in MODES:
             begun = self._directory / f"{mode}.begun"
             wait_for(f"the start in mode {mode} to be under way", lambda begun=begun: begun.exists() or self.failures)
-        self._threads = [threading.Thread(target=self._keep_starting, args=(mode,)) for mode in MODES]
-        for thread in self._threads:
-            thread.start()
+        self._thread = threading.Thread(target=self._keep_starting)
+        self._thread.start()
         self.wait()
         return self
 
@@ -115,23 +116,23 @@ class Starts:
                 self.wait()  # with what is there now; they also remove what waited too long for a hook
         finally:
             self._stop.set()
-            for thread in self._threads:
-                thread.join()
+            self._thread.join()
         if kind is None:
             assert not self.failures, f"{len(self.failures)} of {self.counts} failed:\n" + "\n".join(self.failures[:5])
 
-    def _keep_starting(self, mode: str) -> None:
-        bundle = self._bundles[mode]
-        written = (bundle / "config.json").read_bytes()
-        env = {**self._env, "OCIGPU_CONFIG": f"{self._directory}/{mode}.toml"}
-        while not self._stop.is_set():
-            (bundle / "config.json").write_bytes(written)
+    def _keep_starting(self) -> None:
+        written = {mode: (bundle / "config.json").read_bytes() for mode, bundle in self._bundles.items()}
+        for mode in itertools.cycle(MODES):
+            if self._stop.is_set():
+                return
+            bundle, env = self._bundles[mode], {**self._env, "OCIGPU_CONFIG": f"{self._directory}/{mode}.toml"}
+            (bundle / "config.json").write_bytes(written[mode])
             try:
                 self._judge(mode, run_container(self._shim, bundle, container_id(), env=env))
             except (OSError, subprocess.SubprocessError) as error:
                 self.failures.append(f"{mode}: {error}")
             self.counts[mode] += 1
-            next_one = time.monotonic() + 5
+            next_one = time.monotonic() + 2
             while self._aside() and time.monotonic() < next_one and not self._stop.wait(0.02):
                 pass
 
