@@ -12,7 +12,7 @@ def leave_command(program: str = "", root: str = "/") -> None:
     from ocigpu.engines.carry_out import carry_out, check_plan, remaining_step
     from ocigpu.engines.configure import ConfigureOptions
     from ocigpu.engines.files import Root, locked
-    from ocigpu.engines.leave import entries_of, find_entries, find_users
+    from ocigpu.engines.leave import entries_of, find_entries, find_generated, find_users, find_waiting, note_waiting
     from ocigpu.engines.places import find_program
     from ocigpu.engines.remove import plan_removal
     from ocigpu.engines.status import RUNTIME, read_engine_status
@@ -26,7 +26,7 @@ def leave_command(program: str = "", root: str = "/") -> None:
         _refuse(find_entries(root, shim, statuses, program), hint)
         return
     _refuse(find_users(root, shim, statuses), "end and remove them first (docker rm)")
-    waiting: list[str] = []
+    waiting = find_waiting(root)
     for status in statuses:
         if not entries_of(root, shim, status):
             continue
@@ -41,11 +41,15 @@ def leave_command(program: str = "", root: str = "/") -> None:
         if plan.changed:
             print(printable(f"{status.engine}: taken out of {', '.join(edit.file.path for edit in plan.edits)}"))
         if step and status.is_default and status.running:
-            waiting.append(f"{status.engine} starts every container with it until: {step}")
+            note_waiting(root, status, step)
+            waiting.append((status.engine, step))
         elif step:
             print(f"remains to be done: {step}")
     _refuse(find_entries(root, shim, read_engine_status(root)), "take it out by hand, or install what has this name")
-    _refuse(waiting, "its file is as it was before ocigpu; do this step, then remove ocigpu again")
+    for name in find_generated(root, shim, statuses):
+        print(f"remains to be done: systemctl restart {name}: pods whose runtime class names ocigpu fail until then")
+    texts = dict.fromkeys(f"{engine} starts every container with it until: {step}" for engine, step in waiting)
+    _refuse([*texts], "its file is as it was before ocigpu; do this step, then remove ocigpu again")
 
 
 def _refuse(needs: Sequence[str], hint: str) -> None:

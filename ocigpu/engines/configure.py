@@ -12,13 +12,21 @@ from ocigpu.engines.checker import Meant, program_version
 from ocigpu.engines.document import Applied, ValueChange, apply_changes, is_template, look_up, revert_changes, table_at
 from ocigpu.engines.files import EngineFile, Root
 from ocigpu.engines.record import EngineRecord, backup_path, digest, parse_record, record_path
-from ocigpu.engines.status import CRI_PLUGINS, HOOK, cri_plugin, import_paths, is_cri_off, is_our_hook, read_merged
+from ocigpu.engines.status import (
+    CRI_PLUGINS,
+    GENERATED,
+    HOOK,
+    cri_plugin,
+    import_paths,
+    is_cri_off,
+    is_our_hook,
+    read_merged,
+)
 from ocigpu.engines.template import BASE
 from ocigpu.engines.wanted import Wanted, containerd_changes, crio_changes, docker_changes, podman_changes, version_of
 
 DROP_IN_HEADER = '# Written by "ocigpu engine configure {engine}"; "ocigpu engine remove {engine}" takes it away.\n'
 _HAS_CDI = {"docker": (25, 0), "containerd": (1, 7)}
-_GENERATED = "DO NOT EDIT"
 
 
 class ConfigureOptions(NamedTuple):
@@ -343,7 +351,7 @@ def _foreign_hook(path: str, hint: str = "remove the other toolkit first") -> Oc
 def _plan_containerd(root: Root, options: ConfigureOptions, program: tuple[int, int] | None) -> EnginePlan:
     path = main_config(options)
     text = root.read(path).text
-    if text is not None and _GENERATED in text.partition("\n")[0]:  # k3s and RKE2 write it at each start
+    if text is not None and GENERATED in text.partition("\n")[0]:  # k3s and RKE2 write it at each start
         directory = os.path.dirname(path)
         version = version_of(path, places.parse_config(path, text))
         path = f"{directory}/config-v3.toml.tmpl" if version >= 3 else f"{directory}/config.toml.tmpl"

@@ -4,8 +4,10 @@ import itertools
 import os
 
 from ocigpu.core.errors import OcigpuError
-from ocigpu.engines.places import expand, find_program, parse_config, read_file
-from ocigpu.engines.status import EngineStatus, RuntimeEntry, read_merged
+from ocigpu.engines.files import Root
+from ocigpu.engines.places import ENGINES, KUBERNETES, expand, find_program, parse_config, read_file, running_daemons
+from ocigpu.engines.status import EngineStatus, RuntimeEntry, is_generated, read_merged
+from ocigpu.system.proc import is_running, read_stat
 
 _TASKS = (
     "/run/containerd",
@@ -14,6 +16,8 @@ _TASKS = (
     "/run/user/*/docker/containerd/daemon",
 )
 """Where the containerds of the system, of Docker and of k3s keep what runs (containerd, docs/ops.md: state)."""
+_LEFT = "/run/ocigpu/left-"
+"""Starts of names of files: by which process, and until when, an engine is used that was taken back while it ran."""
 
 
 def is_shim(root: str, path: str, shim: str) -> bool:
@@ -30,7 +34,10 @@ def find_users(root: str, shim: str, statuses: list[EngineStatus]) -> list[str]:
     Docker's containers that were made with a runtime of ours, running or not: the name is in their file.
     """
     found: dict[str, str] = {}
-    patterns = (f"{top}/io.containerd.runtime.v2.task/*/*/runtime" for top in _TASKS)
+    mains = [status.target for status in statuses if status.engine == "containerd"]
+    states = [str(read_merged(root, "containerd", main, [])[1].get("state", "")) for main in mains]
+    tops = dict.fromkeys([*_TASKS, *filter(os.path.isabs, states)])
+    patterns = (f"{top}/io.containerd.runtime.v2.task/*/*/runtime" for top in tops)
     for path in itertools.chain.from_iterable(expand(root, pattern) for pattern in patterns):
         if is_shim(root, _text(root, path).strip(), shim):
             namespace, identity = path.split("/")[-3:-1]
@@ -65,9 +72,11 @@ def entries_of(root: str, shim: str, status: EngineStatus) -> list[RuntimeEntry]
 def find_entries(root: str, shim: str, statuses: list[EngineStatus], program: str = "") -> list[str]:
     """Return the runtime entries that lead to the shim, in words; ``program``: only those that have this name.
 
-    A configuration that cannot be understood, and says the name, counts as one.
+    A configuration that cannot be understood, and says the name, counts as one; one that k3s or RKE2 writes at each
+    start, of the programs that are there, does not (:func:`find_generated`).
     """
     name = program or os.path.basename(shim)
+    statuses = [status for status in statuses if not is_generated(root, status)]
     unread = [
         f"{status.engine}: {status.problems[0]}; and it says {name}"
         for status in statuses
@@ -79,6 +88,35 @@ def find_entries(root: str, shim: str, statuses: list[EngineStatus], program: st
         for entry in entries_of(root, shim, status)
         if program in ("", os.path.basename(entry.path))
     ]
+
+
+def find_generated(root: str, shim: str, statuses: list[EngineStatus]) -> list[str]:
+    """Return which of k3s and RKE2 have had entries that lead to the shim since their last start."""
+    generated = (status for status in statuses if status.flavour in KUBERNETES and is_generated(root, status))
+    return [status.flavour for status in generated if entries_of(root, shim, status)]
+
+
+def note_waiting(root: str, status: EngineStatus, step: str) -> None:
+    """Remember that the daemon of an engine goes on with what was taken out of its file, until a step is done."""
+    for daemon in running_daemons(root):
+        if daemon.engine == status.engine and daemon.config in ("", status.target):
+            try:
+                start = read_stat(os.path.join(root, f"proc/{daemon.pid}/stat")).start
+            except OSError:  # it has ended
+                continue
+            with Root(root) as files:
+                files.write(files.read(_LEFT + status.engine), f"{daemon.pid} {start} {step}\n")
+
+
+def find_waiting(root: str) -> list[tuple[str, str]]:
+    """Return the engines whose daemons still go on with what was taken out, and the step that ends it."""
+    found = []
+    for engine in ENGINES:
+        pid, _, rest = _text(root, _LEFT + engine).strip().partition(" ")
+        start, _, step = rest.partition(" ")
+        if pid.isdigit() and start.isdigit() and is_running(int(start), os.path.join(root, f"proc/{pid}/stat")):
+            found.append((engine, step))
+    return found
 
 
 def _text(root: str, path: str) -> str:

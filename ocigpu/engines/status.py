@@ -12,6 +12,8 @@ from ocigpu.engines.document import look_up, table_at
 RUNTIME = "ocigpu-runtime"
 HOOK = "nvidia-container-runtime-hook"
 """The name that Docker's --gpus looks for on the daemon's PATH (moby, daemon/nvidia_linux.go)."""
+GENERATED = "DO NOT EDIT"
+"""In the first line of what k3s and RKE2 write."""
 CRI_PLUGINS = {1: ("cri",), 2: ("io.containerd.grpc.v1.cri",), 3: ("io.containerd.cri.v1.runtime",)}
 """The plugin table of Kubernetes' interface by version of containerd's config (containerd, docs/cri/config.md)."""
 
@@ -114,6 +116,15 @@ def find_engines(root: str = "/") -> list[EngineStatus]:
         if (status.flavour != "rootless" or os.geteuid())
         and (status.flavour or status.running or status.engine not in custom)
     ]
+
+
+def is_generated(root: str, status: EngineStatus) -> bool:
+    """Whether an engine's file is one that k3s or RKE2 writes at each start, from a template or from none."""
+    try:
+        text = places.read_file(root, status.target) if status.engine == "containerd" else None
+    except OcigpuError:
+        return False
+    return GENERATED in (text or "").partition("\n")[0]
 
 
 def is_cri_off(data: Mapping[str, Any]) -> bool:
