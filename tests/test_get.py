@@ -70,6 +70,23 @@ def test_what_an_address_has_is_kept_here(release: Path, own: str, tmp_path: Pat
         server.shutdown()
 
 
+@pytest.mark.parametrize(
+    ("address", "status", "said"),
+    [
+        ("http://example.invalid/x", 1, "take https://example.invalid/x"),
+        ("http://127.0.0.1.example.invalid/", 1, "take https://127.0.0.1.example.invalid"),
+        ("http://localhost@example.invalid/", 1, "not over http"),
+        ("http://localhost:x@example.invalid/", 1, "not over http"),
+        ("ftp://example.invalid/x", 2, "an address with https://"),
+    ],
+)
+def test_an_address_whose_files_could_be_exchanged_on_the_way_is_refused(
+    address: str, status: int, said: str, tmp_path: Path
+) -> None:
+    done = get(address, cwd=tmp_path)
+    assert (done.returncode, said in done.stderr) == (status, True), done.stderr
+
+
 def test_a_file_that_is_not_the_releases_is_refused(release: Path, own: str) -> None:
     (release / own).write_text("x")
     done = get("--install", release, cwd=release)

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -38,8 +39,13 @@ def _program(name: str) -> str:
 
 
 @contextmanager
-def _daemon(directory: Path, command: Sequence[str], env: dict[str, str], ready: Sequence[str]) -> Iterator[None]:
-    """A daemon from when ``ready`` succeeds until the block ends; all its processes and mounts are removed then."""
+def _daemon(
+    directory: Path, command: Sequence[str], env: dict[str, str], address: Path, ready: Sequence[str]
+) -> Iterator[None]:
+    """A daemon from when ``ready`` succeeds until the block ends; all its processes and mounts are removed then.
+
+    ``ready`` is tried when somebody listens at the ``address``: each try is a large program.
+    """
     log = directory / "log"
     with log.open("wb") as output:
         daemon = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
@@ -47,7 +53,8 @@ def _daemon(directory: Path, command: Sequence[str], env: dict[str, str], ready:
 
         def is_ready() -> bool:
             assert daemon.poll() is None, f"{command[0]} ended with status {daemon.returncode}\n{log.read_text()}"
-            return run(ready, check=False).returncode == 0
+            with socket.socket(socket.AF_UNIX) as client:
+                return client.connect_ex(str(address)) == 0 and run(ready, check=False).returncode == 0
 
         wait_for(f"{command[0]} to answer", is_ready, 60, log.read_text)
         yield
@@ -119,7 +126,7 @@ def start_docker(
     command = [*view, _program("dockerd"), "--config-file", str(file), *options]
     ready = [_program("docker"), "--host", f"unix://{docker.socket}", "version"]
     try:
-        with _daemon(directory, command, environment, ready):
+        with _daemon(directory, command, environment, docker.socket, ready):
             docker("load", "--input", str(image))
             yield docker
             for name in docker("ps", "--all", "--quiet").stdout.split():
@@ -214,7 +221,7 @@ disabled_plugins = ["io.containerd.snapshotter.v1.devmapper", "io.containerd.sna
     command = [*view, _program("containerd"), "--config", str(config)]
     ready = [_program("ctr"), "--address", str(engine.socket), "plugins", "ls"]
     try:
-        with _daemon(directory, command, environment, ready):
+        with _daemon(directory, command, environment, engine.socket, ready):
             for target in (namespace, "k8s.io"):
                 engine("images", "import", "--snapshotter", snapshotter, str(image), namespace=target)
             yield engine
