@@ -60,8 +60,7 @@ def doctor_command(
             return host, run_checks(host, names)
 
     def report() -> None:
-        for line in render(host, findings, all_):
-            print(line)
+        show.report(render(host, findings, all_))
 
     host, findings = examine()
     if fix and root and not (host.simulated and _is_own(root)):
@@ -107,7 +106,7 @@ def carry_out_fixes(findings: "list[Finding]", examine: Callable[[str], "list[Fi
     for number, item in enumerate(sort_bad(findings), 1):
         if not item.safe:
             continue
-        again = [one for one in examine(item.name) if one.is_bad and one.text == item.text] if tried else [item]
+        again = [one for one in examine(item.name) if one.is_still(item)] if tried else [item]
         if not again:  # what was done for another has helped
             print(f"\n{number}. {item.name}: is gone")
             continue
@@ -116,11 +115,11 @@ def carry_out_fixes(findings: "list[Finding]", examine: Callable[[str], "list[Fi
             print(f"    {printable(line, 1000)}")
             if not yes:
                 _run(line, ("--dry-run",))
-        if not yes and _ask("Carry it out? [y/N] ") not in ("y", "yes"):
+        if not yes and not show.confirm("Carry it out?", piped=True):
             continue
         tried += 1
         failed = next((line for line in item.safe if _run(line)), "")
-        gone = not any(one.is_bad and one.text == item.text for one in examine(item.name))
+        gone = not any(one.is_still(item) for one in examine(item.name))
         result = "done: it is gone" if gone else "done, and it is still there"
         print(f"    {f'failed: {printable(failed, 1000)}' if failed else result}")
         for line in item.fixes:
@@ -129,13 +128,6 @@ def carry_out_fixes(findings: "list[Finding]", examine: Callable[[str], "list[Fi
     if not tried:
         print("\nnothing was carried out: --fix runs only what is known to be safe")
     return tried
-
-
-def _ask(question: str) -> str:
-    try:
-        return input(question).strip().lower()
-    except EOFError:
-        return ""
 
 
 def _run(line: str, more: tuple[str, ...] = ()) -> int:

@@ -67,6 +67,23 @@ def _folded(text: str, indent: int) -> list[str]:
     return manual.fold(text, max(room, NARROW), 0) or [""] if sys.stdout.isatty() else [text]
 
 
+def report(lines: "Iterable[str]") -> None:
+    """Print the doctor's report: on a terminal folded below its own words, with severities in their colours.
+
+    Fixes stay in one piece, to be copied.
+    """
+    width, fix = max(columns(), NARROW), False
+    for line in lines:
+        labelled = line.startswith("    ")
+        fix = labelled and (line[4] == "f" or (fix and line[4] == " "))
+        indent = 13 if labelled else 9 if line.startswith(("GPUs ", "driver ", "engines ")) else 4
+        first, *more = manual.fold(line, width, indent) or [""] if sys.stdout.isatty() and not fix else [line]
+        number, _, rest = first.partition(". ")
+        severity = rest.partition(" ")[0] if number.isdigit() else ""
+        colour = COLOURS.get(severity.lower(), "36")
+        print(first.replace(severity, styled(severity, colour), 1) if severity else first, *more, sep="\n")
+
+
 def table(headers: "Sequence[str]", rows: "Sequence[Sequence[str]]", fold: bool = True) -> None:
     """Print rows: folded to the terminal's width on a terminal, one aligned line a row anywhere else.
 
@@ -119,9 +136,12 @@ def diff(lines: "Iterable[str]") -> None:
         print(styled(clean, None if line.startswith(("+++", "---")) else colours.get(line[:1])))
 
 
-def confirm(question: str) -> bool:
-    """Ask on the terminal; False for anything but yes, and where nobody can answer."""
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+def confirm(question: str, piped: bool = False) -> bool:
+    """Ask on the terminal; False for anything but yes, and where nobody can answer.
+
+    ``piped``: also where what is printed, and the question, goes elsewhere.
+    """
+    if not (sys.stdin.isatty() and (piped or sys.stdout.isatty())):
         return False
     try:
         return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")

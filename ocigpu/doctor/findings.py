@@ -34,7 +34,8 @@ class Finding(NamedTuple):
     """One result of a check.
 
     ``text``: one plain sentence.  ``fixes``: commands to run, in this order; a line that begins with "#" explains.
-    ``safe``: those that ``doctor --fix`` may run.  ``name``: that of the check.
+    ``safe``: those that ``doctor --fix`` may run.  ``name``: that of the check.  ``code``: the finding's name in the
+    check's table, "" where the table has none.
     """
 
     severity: str
@@ -43,10 +44,17 @@ class Finding(NamedTuple):
     fixes: tuple[str, ...] = ()
     name: str = ""
     safe: tuple[str, ...] = ()
+    code: str = ""
 
     @property
     def is_bad(self) -> bool:
         return self.severity in ("error", "warning", "note")
+
+    def is_still(self, before: "Finding") -> bool:
+        """Whether this is what was found before, in whole or in part: a text may tell numbers that change."""
+        same = self.is_bad and (self.name, self.code) == (before.name, before.code)
+        now, then = ({seen.path for seen in one.evidence} for one in (self, before))
+        return same and (not now.isdisjoint(then) or not (now or then))
 
 
 def ok(text: str, *evidence: Evidence) -> Finding:

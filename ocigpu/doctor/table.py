@@ -44,4 +44,4 @@ def say(what: str, /, *evidence: Evidence, **values: object) -> Finding:
     severity = str(values.get("severity", entry["severity"]))
     fixes = [fix for fix in fixes if fix]
     safe = [fix for fix in fixes if entry.get("safe") and not fix.startswith(("#", RESTART))]
-    return Finding(severity, entry["text"].format(**values), evidence, tuple(fixes), safe=tuple(safe))
+    return Finding(severity, entry["text"].format(**values), evidence, tuple(fixes), safe=tuple(safe), code=what)

@@ -14,6 +14,7 @@ from doctor.conftest import Broken, Run, bad, examine
 from support.product import PROGRAMS
 
 from ocigpu.cdi.document import read_document
+from ocigpu.doctor.findings import Evidence, Finding
 from ocigpu.doctor.host import Host
 from ocigpu.doctor.report import run_checks
 from ocigpu.doctor.table import CHECKS
@@ -148,6 +149,22 @@ def test_it_asks_before_each_shows_what_it_does_and_takes_no_for_an_answer(broke
     assert "dev-char-links: is gone" in out
     assert "done: it is gone" in out
     assert not (root / "usr/bin/nvidia-container-runtime-hook").is_symlink()
+
+
+def test_what_is_left_of_a_finding_is_not_gone() -> None:
+    """A text may tell numbers: one of two is repaired."""
+
+    def missing(*paths: str, name: str = "a") -> Finding:
+        seen = [Evidence(path, "missing") for path in paths]
+        return Finding("error", f"{len(paths)} are missing", tuple(seen), name=name, code=f"{name}.gone")
+
+    two = missing("/dev/a", "/dev/b")
+    assert two.is_still(two)
+    assert missing("/dev/b").is_still(two)
+    assert not missing("/dev/c").is_still(two)
+    assert not missing("/dev/b", name="b").is_still(two)
+    assert not two._replace(severity="ok").is_still(two)
+    assert Finding("error", "x", name="a").is_still(Finding("error", "y", name="a"))
 
 
 def test_without_a_terminal_it_refuses_and_says_how(broken: Broken, run: Run) -> None:

@@ -1,8 +1,12 @@
 """The report as JUnit's XML, as metrics and as a page: what readers of each ask for, and no secret in the page."""
 
+import contextlib
 import json
+import os
+import pty
 import re
 import stat
+import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
@@ -10,6 +14,7 @@ from xml.etree import ElementTree
 import pytest
 from doctor.conftest import Broken, Run
 from prometheus_client.parser import text_string_to_metric_families
+from support.product import PROGRAMS
 
 from ocigpu.doctor import formats
 from ocigpu.doctor.findings import Evidence, Finding
@@ -42,6 +47,30 @@ def test_a_system_that_is_ready_is_told_so(broken: Broken, run: Run) -> None:
     _, out, _ = run("doctor", "--root", root)
     assert "ready" not in out
     assert "Docker: --runtime no" in out
+
+
+def test_a_terminal_gets_colours_and_lines_that_fit_and_fixes_in_one_piece(broken: Broken, run: Run) -> None:
+    root = broken("missing-uvm", "docker-gpus")
+    _, plain, _ = run("doctor", "--root", root)
+    master, terminal = pty.openpty()
+    command = [PROGRAMS / "ocigpu", "doctor", "--root", str(root)]
+    environment = {**os.environ, "COLUMNS": "60", "NO_COLOR": ""}
+    with subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal, env=environment) as doctor:
+        os.close(terminal)
+        shown = b""
+        with contextlib.suppress(OSError):  # EIO: all have closed it
+            while part := os.read(master, 65536):
+                shown += part
+        assert doctor.wait(60) == 4
+    os.close(master)
+    lines = re.sub(r"\r|.*\x1b\[K", "", shown.decode()).split("\n")
+    assert "1. \x1b[31mERROR\x1b[0m uvm-missing: " in shown.decode()
+    clean = [re.sub(r"\x1b\[\d+m", "", line) for line in lines]
+    fixes = [line for line in plain.splitlines() if line.startswith("    fix")]
+    assert set(fixes) <= set(clean)
+    assert "".join(plain.split()) == "".join("".join(clean).split()), "nothing but line breaks"
+    assert [line for line in clean if len(line) > 60 and line not in plain.splitlines() and " " in line.strip()] == []
+    assert len(clean) > len(plain.splitlines())
 
 
 def test_junit_has_a_case_for_each_check(broken: Broken, run: Run) -> None:

@@ -23,9 +23,11 @@ COVERED = {
     "/run/docker": 0o700,
     "/etc/docker": 0o755,
     "/opt/containerd": 0o711,
+    "/etc/containerd": 0o755,
+    "/run/cdi": 0o755,
 }
 """Directories whose names the product and engines have built in, with their mode; made where they are missing."""
-ALSO_COVERED = ("/etc/cdi", "/run/cdi", "/etc/nvidia-container-runtime")
+ALSO_COVERED = ("/etc/cdi", "/etc/nvidia-container-runtime")
 """Directories that are covered where the machine has them."""
 GPU_NODES = ("nvidia", "dri", "kfd", "dxg", "vfio", "infiniband", "gdrdrv")
 """Starts of names in /dev that the product looks at."""
