@@ -140,6 +140,7 @@ def agent_command(
     address: str = "",
     check_program: str = "",
     no_check: bool = False,
+    node_name: str = "",
     pace: float = 1.0,
     log_format: str = "text",
     config: str = "",
@@ -153,12 +154,27 @@ def agent_command(
     except ImportError as error:
         raise HostError("OCIGPU-KUBE-3", f"the agent needs grpcio and protobuf: {error}", INSTALL) from error
     from ocigpu.kubernetes.tenants.node_agent import run_agent
+    from ocigpu.system.service import ServiceLog
 
     settings = load_settings(config)
     check: Callable[[str], Any] = (lambda _gpu: ()) if no_check else (lambda gpu: run_check(check_program, gpu))
     fabric = open_fabric_at(address, settings)
     hands = MachineHands(settings, _reset_of(settings), resource, pods_socket, fabric, check)
-    run_agent(LeaseJournal(journal or DIRECTORY), hands, log_format == "json", pace)
+    log = ServiceLog(log_format == "json", lossy=True)
+    opened = LeaseJournal(journal or DIRECTORY)
+    node_name = node_name or os.environ.get("NODE_NAME", "")
+    if not node_name:
+        run_agent(opened, hands, log, pace)
+        return
+    try:
+        from ocigpu.kubernetes.tenants.report import LeaseReporter
+        from ocigpu.kubernetes.tenants.resources import Documents, open_client
+    except ImportError as error:
+        raise HostError("OCIGPU-KUBE-3", f"--node-name needs lightkube: {error}", INSTALL) from error
+    from concurrent.futures import ThreadPoolExecutor
+
+    reporter = LeaseReporter(Documents(open_client()), node_name, ThreadPoolExecutor(1, "report"), log)
+    run_agent(opened, hands, log, pace, reporter.step)
 
 
 def _reset_of(settings: Any) -> Callable[[str], str]:

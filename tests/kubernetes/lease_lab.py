@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ocigpu.core.errors import HostError
+from ocigpu.core.errors import HostError, OcigpuError
 from ocigpu.gpus.nvidia.fabric.partitions import FabricError, Partition, conflicts_of, must_find
 from ocigpu.kubernetes.devices import PluginDevice
 from ocigpu.kubernetes.tenants.gate import LeaseGate
@@ -34,7 +34,10 @@ class Inline(Executor):
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()
-        future.set_result(fn(*args, **kwargs))
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except OcigpuError as error:
+            future.set_exception(error)
         return future
 
 

@@ -197,16 +197,21 @@ _FAILURES = tuple(_FAILED.values())
 _WITH_PODS = (Phase.UNKNOWN, Phase.RESERVED, Phase.LEASED, Phase.RECLAIMING)
 
 
-def run_agent(journal: LeaseJournal, hands: NodeHands, as_json: bool, pace: float) -> None:
+Report = Callable[[Mapping[str, Lease], float], None]
+"""Called in each round with the leases and the time on their clock; does not wait."""
+
+
+def run_agent(
+    journal: LeaseJournal, hands: NodeHands, log: ServiceLog, pace: float, report: Report = lambda _leases, _now: None
+) -> None:
     """Work until SIGTERM, SIGINT or SIGQUIT; what is under way then is done again by the next one."""
-    log = ServiceLog(as_json, lossy=True)
     executor = ThreadPoolExecutor(WORKERS, "lease")
     agent = NodeAgent(journal, hands, executor, log)
     with Signals() as signals:
         log("info", f"leases are in {journal.directory}")
         while not signals.stopping:
             try:
-                agent.step()
+                report(agent.step(), journal.clock())
                 log.forget("defect")
             except Exception as error:  # noqa: BLE001 - GPUs must come back; the next round tries again
                 own = as_own_error(error)
