@@ -39,6 +39,7 @@ class _Source(NamedTuple):
     fingerprint: str
     facts: str
     deadline: float
+    measurements: bool
     json: bool
 
 
@@ -49,13 +50,14 @@ def source(
     fingerprint: str = "",
     facts_file: str = "",
     deadline: float = 60.0,
+    measurements: bool = False,
     json: bool = False,
 ) -> _Source:
     if bool(bmc) == bool(facts_file):
         raise UsageError("one of --bmc and --facts-file is needed")
     if bmc and not credentials:
         raise UsageError("--bmc needs --credentials FILE")
-    return _Source(bmc, credentials, bmc_ca, fingerprint, facts_file, deadline, json)
+    return _Source(bmc, credentials, bmc_ca, fingerprint, facts_file, deadline, measurements, json)
 
 
 def _read(options: _Source) -> NodeFirmware:
@@ -64,8 +66,9 @@ def _read(options: _Source) -> NodeFirmware:
     credentials = read_credentials(options.credentials)
     with show.Progress("asking the board controller"):
         return read_firmware(
-            options.bmc, credentials, ca_file=options.ca, fingerprint=options.fingerprint, deadline=options.deadline
-        )
+            *(options.bmc, credentials), ca_file=options.ca, fingerprint=options.fingerprint, deadline=options.deadline,
+            measurements=options.measurements,
+        )  # fmt: skip
 
 
 def read_facts(path: str) -> tuple[FirmwareFacts, ...]:

@@ -25,6 +25,8 @@ COUNTS = ("uncorrectable-ecc-errors", "remapped-rows-uncorrectable")
 """Numbers in ``health`` that grow with wear; a baseline limits them."""
 LIMITS = {"uncorrectable-ecc-errors": 0, "remapped-rows-uncorrectable": 8}
 """What a proposal allows."""
+ANY = "*"
+"""An accepted value that stands for every one: it must be told, and may be anything."""
 FLAGS = ("row-remapping-failed", "row-remapping-pending")
 """What must not be so."""
 _VALUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._:+/-]{0,159}")
@@ -100,7 +102,7 @@ def compare_with_baseline(facts: FirmwareFacts, baseline: FirmwareBaseline) -> t
             found.append(Deviation(facts.name, fact, value, (), "the baseline does not know of it"))
         elif not value:
             found.append(Deviation(facts.name, fact, "", values, "it does not tell"))
-        elif value not in values:
+        elif value not in values and ANY not in values:
             found.append(Deviation(facts.name, fact, value, values, "not accepted"))
     return (*found, *_unhealthy(facts, baseline.limits))
 

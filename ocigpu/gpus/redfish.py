@@ -15,11 +15,14 @@ import http.client
 import json
 import os
 import re
+import secrets
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any, NamedTuple, Self
 from urllib.parse import urlsplit
 
@@ -41,6 +44,13 @@ _INVENTORY = re.compile(
     r"HGX_(?:FW_GPU_SXM|InfoROM_GPU_SXM|FW_ERoT_GPU_SXM|FW_NVSwitch|FW_ERoT_NVSwitch|FW_PCIeRetimer|FW_PCIeSwitch"
     r"|FW_ERoT_PCIeSwitch|FW_FPGA|FW_ERoT_FPGA|FW_BMC|FW_ERoT_BMC|FW_HMC|FW_ERoT_HMC)_[0-9]{1,2}"
 )
+MEASUREMENT = "measurement "
+POLL = 0.2
+_ACTION = "#ComponentIntegrity.SPDMGetSignedMeasurements"
+SIGNATURE = 96
+"""Bytes of a signature by ECDSA with the curve P-384, after another nonce and opaque data of a length."""
+_REQUEST = 37
+"""Bytes of GET_MEASUREMENTS that asks for a signature: header, nonce, slot."""
 _GPU = {"HGX_FW_GPU_SXM": "VBIOS", "HGX_InfoROM_GPU_SXM": "InfoROM", "HGX_FW_ERoT_GPU_SXM": "ERoT"}
 _NEEDED = ("VBIOS", "InfoROM")
 
@@ -301,18 +311,20 @@ def read_firmware(
     fingerprint: str = "",
     timeout: float = TIMEOUT,
     deadline: float = DEADLINE,
+    measurements: bool = False,
 ) -> NodeFirmware:
     """Return what a board controller says of the GPUs and their baseboard.
 
-    ``timeout``: of one wait, ``deadline``: of everything, in seconds.  Raises RedfishError: OCIGPU-FW-1 it cannot be
-    reached, or has no GPUs, -2 it says what cannot be.
+    ``timeout``: of one wait, ``deadline``: of everything, in seconds.  ``measurements``: also have each GPU's root of
+    trust measure it, where that is offered; the account must be allowed to.  Raises RedfishError: OCIGPU-FW-1 it cannot
+    be reached, or has no GPUs, -2 it says what cannot be.
     """
     with Redfish(
         url, credentials, ca_file=ca_file, fingerprint=fingerprint, timeout=timeout, deadline=deadline
     ) as redfish:
         tree = _find_tree(redfish, url)
         with _checked(url):
-            return _read_tree(tree, url)
+            return _read_tree(tree, url, measurements)
 
 
 @contextmanager
@@ -345,7 +357,7 @@ def _find_tree(redfish: Redfish, url: str) -> _Tree:
     )  # fmt: skip
 
 
-def _read_tree(tree: _Tree, url: str) -> NodeFirmware:
+def _read_tree(tree: _Tree, url: str, measurements: bool) -> NodeFirmware:
     gpus: dict[int, dict[str, str]] = {}
     board: dict[str, str] = {}
     for member in tree.members("UpdateService/FirmwareInventory"):
@@ -368,8 +380,12 @@ def _read_tree(tree: _Tree, url: str) -> NodeFirmware:
     serials = [one.serial for one in facts if one.serial]
     if twins := {one for one in serials if serials.count(one) > 1}:
         raise _unlikely(urlsplit(url).netloc, f"two GPUs have the serial number {twins.pop()}")
+    if measurements:
+        facts = [replace(one, versions={**one.versions, **_measure(tree, one.name)}) for one in facts]
     notes = [f"{one.name} tells no {what}" for one in facts for what in _NEEDED if what not in one.versions]
     notes += [f"{one.name} tells no serial number" for one in facts if not one.serial]
+    unmeasured = [one.name for one in facts if not any(fact.startswith(MEASUREMENT) for fact in one.versions)]
+    notes += [f"{name} offers no measurements" for name in unmeasured if measurements]
     parts = (FirmwareFacts(BOARD, 0, BOARD, versions=board),) if board else ()
     return NodeFirmware((*facts, *parts), tuple(notes))
 
@@ -415,6 +431,62 @@ def _read_health(tree: _Tree, name: str, processor: dict[str, Any]) -> dict[str,
     for key, flag in (("row-remapping-failed", "RowRemappingFailed"), ("row-remapping-pending", "RowRemappingPending")):
         if flag in vendor:
             found[key] = vendor[flag] is not False
+    return found
+
+
+def _measure(tree: _Tree, name: str) -> dict[str, str]:
+    """Return what a GPU's root of trust measures now, by index; {} where it does not offer that.
+
+    The nonce shows that the answer is not an old one.  The signature is not looked at: the controller, whose
+    certificate was, is believed to have asked the right component.
+    """
+    for component in (f"HGX_ERoT_{name}", f"HGX_IRoT_{name}"):
+        path = f"ComponentIntegrity/{component}"
+        if _ACTION in _part(tree.get(path), "Actions"):
+            break
+    else:
+        return {}
+    nonce = secrets.token_bytes(32)
+    action = f"{path}/Actions/{_ACTION.removeprefix('#')}"
+    body = {"SlotId": 0, "MeasurementIndices": [255], "Nonce": nonce.hex()}
+    task = tree.redfish.post(f"{tree.root}/{action}", body, tree.port) or {}
+    number = check_text(str(task.get("@odata.id", "")).rpartition("/")[2])
+    while (state := tree.get(f"TaskService/Tasks/{number}").get("TaskState")) in ("New", "Running", "Starting"):
+        time.sleep(POLL)
+    if state != "Completed":
+        raise ValueError(f"{name}: its measurement ended as {quoted(str(state), 60)}")
+    return parse_measurements(str(tree.get(f"{action}/data").get("SignedMeasurements", "")), nonce)
+
+
+def parse_measurements(text: str, nonce: bytes) -> dict[str, str]:
+    """Return the values in a signed statement of SPDM 1.1 (DSP0274: GET_MEASUREMENTS, then MEASUREMENTS), by index.
+
+    Raises ValueError for another form, or another nonce.
+    """
+    data = base64.b64decode(text, validate=True)
+    request, answer = data[:_REQUEST], data[_REQUEST:]
+    count, length = answer[4:5], int.from_bytes(answer[5:8], "little")
+    record, rest = answer[8 : 8 + length], answer[8 + length :]
+    rest_length = 34 + int.from_bytes(rest[32:34], "little") + SIGNATURE
+    if request[1:2] != b"\xe0" or answer[1:2] != b"\x60" or len(record) < length or len(rest) != rest_length:
+        raise ValueError("measurements of an unknown form")
+    if request[4:36] != nonce:
+        raise ValueError("measurements that were asked for by somebody else, or before")
+    found: dict[str, str] = {}
+    while record:
+        if len(record) < 4:
+            raise ValueError("measurements that are cut off")
+        size = int.from_bytes(record[2:4], "little")
+        block, index = record[4 : 4 + size], record[0]
+        value = block[3:]
+        if record[1] != 1 or len(block) < max(size, 4) or len(value) != int.from_bytes(block[1:3], "little"):
+            raise ValueError(f"measurement {index} of an unknown form")
+        if f"{MEASUREMENT}{index}" in found:
+            raise ValueError(f"measurement {index} twice")
+        found[f"{MEASUREMENT}{index}"] = value.hex() if len(value) <= 64 else hashlib.sha384(value).hexdigest()
+        record = record[4 + size :]
+    if len(found) != count[0]:
+        raise ValueError(f"{len(found)} measurements of {count[0]}")
     return found
 
 

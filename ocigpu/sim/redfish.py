@@ -28,6 +28,7 @@ ROOT = "/redfish/v1"
 USER, PASSWORD = "reader", "simulated"
 SYSTEM = f"{ROOT}/Systems/HGX_Baseboard_0"
 INVENTORY = f"{ROOT}/UpdateService/FirmwareInventory"
+ACTION = "#ComponentIntegrity.SPDMGetSignedMeasurements"
 BOARD = {
     **{f"HGX_FW_NVSwitch_{number}": "96.10.6D.00.01" for number in range(4)},
     **{f"HGX_FW_ERoT_NVSwitch_{number}": "01.04.0031.0000_n04" for number in range(4)},
@@ -65,6 +66,10 @@ def make_documents(gpus: Sequence[SimGpu], modules: Mapping[int, int], serials: 
                 "Oem": {"Nvidia": {"RowRemapping": {"UncorrectableRowRemappingCount": 0}}},
             },
         )
+        path = f"{ROOT}/ComponentIntegrity/HGX_ERoT_{name}"
+        blocks = {str(index): hashlib.sha384(f"{index}".encode()).hexdigest() for index in range(1, 4)}
+        offer = {ACTION: {"target": f"{path}/Actions/{ACTION[1:]}"}}
+        documents |= _by_path({"@odata.id": path, "Actions": offer, "measurements": blocks})
     for name, version in sorted(versions.items()):
         documents |= _by_path({"@odata.id": f"{INVENTORY}/{name}", "Version": version})
     return documents
@@ -87,12 +92,28 @@ class _Handler(BaseHTTPRequestHandler):
             self.answer(401, {"error": {"code": "Base.1.0.NoValidSession"}})
             return
         documents = self.server.service.documents()
-        found = documents.get(path)
+        found = documents.get(path) or self.server.service.made.get(path)
+        if states := self.server.service.tasks.get(path):
+            found = {"@odata.id": path, "TaskState": states.pop() if len(states) > 1 else states[0]}
         if found is None and path == INVENTORY:
             names = [one for one in documents if one.startswith(f"{INVENTORY}/")]
             members = [documents[one] if "$expand" in query else {"@odata.id": one} for one in names]
             found = {"@odata.id": path, "Members": members, "Members@odata.count": len(members)}
         self.answer(200 if found is not None else 404, found if found is not None else {"error": {}})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", "0"))))
+        path, _, action = self.path.partition("/Actions/")
+        component = self.server.service.documents().get(path)
+        if action != ACTION[1:] or component is None:
+            self.answer(404, {"error": {}})
+            return
+        number = len(self.server.service.tasks) + 1
+        self.server.service.tasks[f"{ROOT}/TaskService/Tasks/{number}"] = ["Completed", "Running"]
+        statement = sign(component["measurements"], bytes.fromhex(body["Nonce"]))
+        data = {"SignedMeasurements": base64.b64encode(statement).decode(), "Version": "1.1.0"}
+        self.server.service.made[f"{self.path}/data"] = data
+        self.answer(202, {"@odata.id": f"{ROOT}/TaskService/Tasks/{number}", "TaskState": "Starting"})
 
     def answer(self, status: int, document: Any) -> None:
         """Send a resource."""
@@ -121,6 +142,7 @@ class RedfishService:
     def __init__(self, directory: str, tls: str, handler: type[_Handler] = _Handler, port: int = 0) -> None:
         """``tls``: directory with cert.pem and key.pem, made here when they are not there."""
         self.directory, self.asked = directory, list[str]()
+        self.tasks, self.made = dict[str, list[str]](), dict[str, Any]()
         self.certificate = f"{tls}/cert.pem"
         if not os.path.exists(self.certificate):
             make_certificate(tls)
@@ -157,6 +179,17 @@ class RedfishService:
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
+
+
+def sign(measurements: Mapping[str, str], nonce: bytes) -> bytes:
+    """Return measurements as SPDM 1.1 has them, with the request before them; nobody has really signed them."""
+    record = b""
+    for index, text in measurements.items():
+        value = bytes.fromhex(text)
+        block = b"\x01" + len(value).to_bytes(2, "little") + value
+        record += bytes((int(index), 1)) + len(block).to_bytes(2, "little") + block
+    answer = b"\x11\x60\0\0" + bytes((len(measurements),)) + len(record).to_bytes(3, "little") + record
+    return b"\x11\xe0\x01\xff" + nonce + b"\0" + answer + bytes(32) + bytes(2) + bytes(96)
 
 
 def make_certificate(directory: str) -> None:

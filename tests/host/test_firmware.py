@@ -74,6 +74,12 @@ def test_every_difference_has_its_reason(case: str) -> None:
     assert [one.text for one in compare_with_baseline(facts, BASELINE)] == expected
 
 
+def test_any_value_will_do_where_the_baseline_says_so_but_one_is_needed() -> None:
+    some = FirmwareBaseline({GPU.key: {"VBIOS": ("*",), "InfoROM": ("*",)}}, BASELINE.limits)
+    assert compare_with_baseline(GPU, some) == ()
+    assert len(compare_with_baseline(replace(GPU, versions={"VBIOS": "1"}), some)) == 1
+
+
 def test_an_exchanged_or_missing_board_deviates() -> None:
     assert compare_all([GPU], BASELINE, {3: "S3"}) == ()
     other, silent = compare_all([GPU], BASELINE, {3: "S9", 4: "S4"})

@@ -1,5 +1,7 @@
 """The board controller over real HTTPS: a good one, one that is slow, one that lies, and one that is somebody else."""
 
+import base64
+import hashlib
 import json
 import socket
 import threading
@@ -11,8 +13,8 @@ import pytest
 from support.driverless import make_driverless
 
 from ocigpu.gpus import redfish
-from ocigpu.gpus.redfish import Credentials, RedfishError, read_credentials, read_firmware
-from ocigpu.sim.redfish import INVENTORY, PASSWORD, ROOT, SYSTEM, USER, RedfishService, _Handler
+from ocigpu.gpus.redfish import Credentials, RedfishError, parse_measurements, read_credentials, read_firmware
+from ocigpu.sim.redfish import INVENTORY, PASSWORD, ROOT, SYSTEM, USER, RedfishService, _Handler, sign
 
 GOOD = Credentials(USER, PASSWORD)
 Change = Callable[[dict[str, Any]], object]
@@ -315,3 +317,74 @@ def test_credentials_are_read_only_from_a_file_of_ours(tmp_path: Path) -> None:
     for name in ("link", "none", "."):
         with pytest.raises(RedfishError, match="read "):
             read_credentials(str(tmp_path / name))
+
+
+INTEGRITY = f"{ROOT}/ComponentIntegrity/HGX_ERoT_GPU_SXM_2"
+
+
+def test_the_root_of_trust_measures_where_that_is_offered(host: str, tls: str) -> None:
+    change(host, lambda documents: documents.pop(INTEGRITY))
+    with RedfishService(host, tls) as service:
+        found = ask(service, measurements=True)
+        assert "measurement 1" not in ask(service).components[1].versions
+    assert found.notes == ("GPU_SXM_2 offers no measurements",)
+    versions = found.components[1].versions
+    assert {key: value for key, value in versions.items() if key.startswith("measurement")} == {
+        f"measurement {number}": hashlib.sha384(str(number).encode()).hexdigest() for number in (1, 2, 3)
+    }
+
+
+class Replaying(_Handler):
+    """Says what it has said to another nonce."""
+
+    def answer(self, status: int, document: Any) -> None:
+        if "SignedMeasurements" in document:
+            document = {"SignedMeasurements": base64.b64encode(sign({"1": "00"}, bytes(32))).decode()}
+        super().answer(status, document)
+
+
+class Failing(_Handler):
+    def answer(self, status: int, document: Any) -> None:
+        super().answer(status, {"TaskState": "Exception"} if document.get("TaskState") == "Completed" else document)
+
+
+class Endless(_Handler):
+    def answer(self, status: int, document: Any) -> None:
+        super().answer(status, {"TaskState": "Running"} if "TaskState" in document and status == 200 else document)
+
+
+@pytest.mark.parametrize(
+    ("handler", "code", "message"),
+    [
+        (Replaying, "OCIGPU-FW-2", "asked for by somebody else, or before"),
+        (Failing, "OCIGPU-FW-2", 'its measurement ended as "Exception"'),
+        (Endless, "OCIGPU-FW-1", "no answer within 1 s"),
+    ],
+)
+def test_measurements_that_do_not_come_or_are_old(
+    host: str, tls: str, handler: type[_Handler], code: str, message: str
+) -> None:
+    with RedfishService(host, tls, handler) as service:
+        error = refusal(service, measurements=True, deadline=1.0 if handler is Endless else 60.0)
+    assert error.code == code
+    assert message in error.message
+
+
+NONCE = bytes(range(32))
+STATEMENT = sign({"1": "ab" * 48, "7": "cd" * 100}, NONCE)
+
+
+def test_a_statement_has_its_values_by_index() -> None:
+    assert parse_measurements(base64.b64encode(STATEMENT).decode(), NONCE) == {
+        "measurement 1": "ab" * 48,
+        "measurement 7": hashlib.sha384(b"\xcd" * 100).hexdigest(),
+    }
+
+
+@pytest.mark.parametrize("cut", range(0, len(STATEMENT), 11))
+def test_a_statement_that_is_cut_off_or_changed_is_an_error(cut: int) -> None:
+    for data in (STATEMENT[:cut], STATEMENT[:cut] + STATEMENT[cut + 3 :]):
+        with pytest.raises(ValueError, match=r"measurement"):
+            parse_measurements(base64.b64encode(data).decode(), NONCE)
+    with pytest.raises(ValueError, match=r"base64|Incorrect padding|Non-base64"):
+        parse_measurements("!!", NONCE)
