@@ -26,6 +26,11 @@ struct failed_devices { uint32_t version, gpus, switches; struct failed_device g
 struct unsupported { uint32_t id, gpus, gpu[MOST_GPUS]; };
 struct unsupported_list { uint32_t version, count; struct unsupported item[MOST_PARTITIONS]; };
 
+_Static_assert(sizeof(struct connect_params) == 272 && sizeof(struct gpu_info) == 128, "as in nv_fm_types.h");
+_Static_assert(sizeof(struct partition) == 2060 && sizeof(struct partition_list) == 131852, "as in nv_fm_types.h");
+_Static_assert(sizeof(struct activated_list) == 264 && sizeof(struct failed_devices) == 10428, "as in nv_fm_types.h");
+_Static_assert(sizeof(struct unsupported_list) == 4616, "as in nv_fm_types.h");
+
 #define VERSION_OF(type, number) (uint32_t)(sizeof(struct type) | (number) << 24)
 enum { PARAMS_1 = 0x0100010C, PARAMS_2 = 0x02000110 };
 

@@ -1,6 +1,8 @@
 """libnvfm by ctypes, over a library with the real ABI and a manager that is simulated."""
 
 import ctypes
+import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -184,6 +186,23 @@ def test_a_library_that_misbehaves_is_one_error(tmp_path: Path, name: str) -> No
     with pytest.raises(FabricError, match=words) as error:
         open_fabric("127.0.0.1", str(tmp_path / "fm.so"), str(tmp_path)).list_partitions()
     assert error.value.code == f"OCIGPU-{code}"
+
+
+@pytest.mark.root
+def test_the_library_has_the_rights_of_the_sockets_owner_or_none(work_directory: Path) -> None:
+    requirements.require(requirements.compiler())
+    source = (
+        "#include <unistd.h>\nint fmLibInit(void) { return 0; }\nint fmGetSupportedFabricPartitions(void) { return 0; }\n"
+        "int fmConnect(void) { return setuid(0) ? -(int)getuid() : -2; }\n"
+    )
+    (work_directory / "fm.c").write_text(source)
+    run(["cc", "-shared", "-fPIC", "-w", "-o", work_directory / "fm.so", work_directory / "fm.c"])
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"{work_directory}/fm.sock")
+        os.chown(f"{work_directory}/fm.sock", 4321, 4321)
+        for address, user in ((f"unix:{work_directory}/fm.sock", 4321), ("127.0.0.1", 65534)):
+            with pytest.raises(FabricError, match=rf"refused \(libnvfm -{user}\)"):
+                open_fabric(address, str(work_directory / "fm.so")).list_partitions()
 
 
 def test_there_is_no_library(tmp_path: Path) -> None:
