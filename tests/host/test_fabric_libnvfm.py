@@ -192,7 +192,8 @@ def test_a_library_that_misbehaves_is_one_error(tmp_path: Path, name: str) -> No
 def test_the_library_has_the_rights_of_the_sockets_owner_or_none(work_directory: Path) -> None:
     requirements.require(requirements.compiler())
     source = (
-        "#include <unistd.h>\nint fmLibInit(void) { return 0; }\nint fmGetSupportedFabricPartitions(void) { return 0; }\n"
+        "#include <unistd.h>\nint fmLibInit(void) { return 0; }\n"
+        "int fmGetSupportedFabricPartitions(void) { return 0; }\n"
         "int fmConnect(void) { return setuid(0) ? -(int)getuid() : -2; }\n"
     )
     (work_directory / "fm.c").write_text(source)
