@@ -1,16 +1,18 @@
 """The parts of this machine that leases work with: holders, pods, resets, partitions, checks."""
 
+import threading
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from ocigpu.core.errors import HostError
+from ocigpu.core.errors import HostError, OcigpuError
 from ocigpu.core.settings import Settings
-from ocigpu.gpus.nvidia.fabric.libnvfm import open_fabric
 from ocigpu.gpus.nvidia.fabric.state import FabricStore, KeptFabric, state_directory
 from ocigpu.gpus.tree import Roots, find_roots
 from ocigpu.gpus.vfio.facts import VFIO_DRIVERS, read_vfio_facts
 from ocigpu.gpus.vfio.holders import read_holders
 from ocigpu.gpus.vfio.identity import TABLE, read_module_ids
 from ocigpu.kubernetes.exporter.pods import list_containers
+from ocigpu.kubernetes.tenants.fabric_client import open_fabric
 from ocigpu.kubernetes.tenants.gate import LeaseGate
 from ocigpu.kubernetes.tenants.journal import LeaseJournal
 from ocigpu.kubernetes.tenants.lease import CHECK_LIMIT, LeaseHolder
@@ -18,6 +20,8 @@ from ocigpu.kubernetes.vfio import make_vfio_inventory
 from ocigpu.system.programs import run_program
 
 PODS = "/var/lib/kubelet/pod-resources/kubelet.sock"
+LOOK_SECONDS = 5.0
+"""Between looks at the fabric manager: after a restart it waits a minute to be told what was active."""
 Check = Callable[[str], Sequence[str]]
 """Returns how a GPU differs from the baseline, a line each; raises OcigpuError when that cannot be found out."""
 Reset = Callable[[str], str]
@@ -81,6 +85,7 @@ class MachineHands:
         pods_socket: str = PODS,
         fabric: KeptFabric | None = None,
         check: Check | None = None,
+        look_seconds: float = LOOK_SECONDS,
     ) -> None:
         self._roots = find_roots(settings)
         self._resource = resource
@@ -88,6 +93,10 @@ class MachineHands:
         self._fabric = fabric
         self._reset = reset
         self._check = check
+        self._look_seconds = look_seconds
+        self._look_due = 0.0
+        self._looking: threading.Thread | None = None
+        self._unseen: OcigpuError | None = None
 
     def gpus(self) -> tuple[str, ...]:
         """Return the addresses of the GPUs that VFIO has."""
@@ -118,22 +127,42 @@ class MachineHands:
         return self._reset(gpu)
 
     def deactivate(self, gpus: Collection[str]) -> None:
-        """Switch off every active partition with one of these GPUs."""
+        """Switch off every partition with one of these GPUs that is active, or was lost and is nobody's any more."""
         if self._fabric is None:
             return
         modules = module_ids(self._roots)
         ids = [modules[gpu] for gpu in gpus]
-        for one in self._fabric.list_partitions():
-            if one.is_active and one.overlaps(ids):
+        listed = self._fabric.list_partitions()
+        lost = {each.physical_ids for each in self._fabric.read_state().broken}
+        for one in listed:
+            if one.overlaps(ids) and (one.is_active or one.physical_ids in lost):
                 self._fabric.deactivate(one.physical_ids)
 
     def sick(self) -> Mapping[str, str]:
-        """Return the GPUs whose tenants have lost their NVLinks: the manager was restarted under them."""
+        """Return the GPUs whose tenants have lost their NVLinks: the manager was restarted under them.
+
+        Looks at the manager now and then, in a thread, as it may hang: that also gives back to one that waits what was
+        active.
+        """
         if self._fabric is None:
             return {}
+        now = time.monotonic()
+        if now >= self._look_due and not (self._looking and self._looking.is_alive()):
+            self._look_due = now + self._look_seconds
+            self._looking = threading.Thread(target=self._look, args=(self._fabric,), daemon=True)
+            self._looking.start()
         broken = {id_: each.broken for each in self._fabric.read_state().broken for id_ in each.physical_ids}
+        if self._unseen and not broken:
+            raise self._unseen
         modules = module_ids(self._roots) if broken else {}
         return {gpu: f"PartitionLost: {broken[id_]}" for gpu, id_ in modules.items() if id_ in broken}
+
+    def _look(self, fabric: KeptFabric) -> None:
+        try:
+            fabric.list_partitions()
+            self._unseen = None
+        except OcigpuError as error:
+            self._unseen = error
 
     def check(self, gpu: str) -> Sequence[str]:
         """Return the deviations from the baseline; raises HostError (OCIGPU-LEASE-4) where nothing can check."""
