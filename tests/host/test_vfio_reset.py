@@ -4,6 +4,7 @@ import errno
 import fcntl
 import json
 import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -136,9 +137,35 @@ def test_who_cannot_be_seen_but_is_known_to_the_kernel_is_a_holder(
         return real(path, flags, *more, **named)
 
     monkeypatch.setattr(os, "open", refuse)
-    with pytest.raises(ResetError, match=r"somebody has .*/dev/vfio/112 open") as raised:
+    with pytest.raises(HostError, match=r"somebody has .*/dev/vfio/112 open") as raised:
         reset_gpu(GPU, roots, bus=SimBus(roots.host))
     assert raised.value.code == "OCIGPU-VFIO-2"
+
+
+class Opening(SimBus):
+    """Somebody opens the GPU while it is reset, as a kernel without nodes of groups permits."""
+
+    node = ""
+    pid = 0
+
+    def sleep(self, seconds: float) -> None:
+        super().sleep(seconds)
+        if not self.pid:
+            with open(self.node, "rb") as file:
+                self.process = subprocess.Popen(["sleep", "600"], stdin=file)
+            self.pid = self.process.pid
+
+
+def test_who_comes_while_it_is_reset_is_seen(roots: Roots) -> None:
+    bus = Opening(roots.host)
+    bus.node = f"{roots.host}/dev/vfio/112"
+    try:
+        with pytest.raises(ResetError, match=r"process [0-9]+ \(sleep\) has /dev/vfio/112 open") as raised:
+            reset_gpu(GPU, roots, bus=bus)
+        assert raised.value.code == "OCIGPU-VFIO-2"
+    finally:
+        bus.process.kill()
+        bus.process.wait()
 
 
 def test_holders_that_cannot_be_known_keep_a_gpu_from_being_reset(roots: Roots, tmp_path: Path) -> None:

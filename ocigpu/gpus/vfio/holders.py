@@ -7,8 +7,11 @@ through a socket, mappings without a descriptor, and threads with a table of the
 the kernel, too (:mod:`ocigpu.gpus.vfio.reset`).
 """
 
+import errno
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from ocigpu.core.errors import HostError
@@ -86,6 +89,29 @@ def find_group(bdf: str, roots: Roots) -> int:
         return small_number(os.readlink(f"{roots.sys}/bus/pci/devices/{bdf}/iommu_group").rpartition("/")[2])
     except OSError:
         return -1
+
+
+@contextmanager
+def claim(bdf: str, roots: Roots) -> Iterator[None]:
+    """Have the IOMMU group of a function open: only one can, and nobody its functions by their own nodes meanwhile.
+
+    The kernel's own answer (vfio_group_fops_open: EBUSY) also tells of a holder that no descriptor shows.  Raises
+    HostError (OCIGPU-VFIO-2) then, and other OSErrors but those of hosts without such nodes.
+    """
+    path = f"{roots.host}/dev/vfio/{find_group(bdf, roots)}"
+    fd = -1
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.EBUSY:
+            raise HostError("OCIGPU-VFIO-2", f"GPU {bdf}: somebody has {path} open") from error
+        if error.errno not in (errno.ENOENT, errno.ENXIO, errno.ENODEV):  # ENXIO: a node of a simulated host
+            raise
+    try:
+        yield
+    finally:
+        if fd >= 0:
+            os.close(fd)
 
 
 def find_nodes(bdf: str, roots: Roots) -> tuple[_Node, ...]:

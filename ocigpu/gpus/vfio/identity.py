@@ -16,7 +16,7 @@ from ocigpu.core.errors import HostError, OcigpuError
 from ocigpu.gpus.tree import Roots
 from ocigpu.gpus.vfio.bus import PciBus
 from ocigpu.gpus.vfio.facts import VFIO_DRIVERS, read_vfio_facts
-from ocigpu.gpus.vfio.holders import read_holders
+from ocigpu.gpus.vfio.holders import claim, read_holders
 from ocigpu.system.files import read_regular, replace_file
 
 TABLE = "/var/lib/ocigpu/module-ids.json"
@@ -173,7 +173,7 @@ def read_pins(roots: Roots, bdfs: Iterable[str], bus: PciBus) -> Registers:
             if subsystem not in BOARDS.get(device, ()):
                 notes.append(f"pins of GPU {bdf} were not read: board {device:04x}:{subsystem:04x} is not known")
                 continue
-            with bus.registers(bdf) as read:
+            with claim(bdf, roots), bus.registers(bdf) as read:
                 number = decode_pins(read)
         except (OSError, ValueError, OcigpuError) as error:
             notes.append(f"pins of GPU {bdf} were not read: {getattr(error, 'strerror', '') or error}")

@@ -12,7 +12,6 @@ state of a killed virtual machine survives a function-level reset).
 What hardware has yet to confirm: that each register means on every board what it does on those where it was seen.
 """
 
-import errno
 import fcntl
 import os
 import re
@@ -28,7 +27,7 @@ from ocigpu.gpus.pci import NVIDIA_VENDOR, Function, read_function
 from ocigpu.gpus.tree import Roots, list_names
 from ocigpu.gpus.vfio.bus import COMMAND, HEADER_TYPE, PCI_EXPRESS, PciBus
 from ocigpu.gpus.vfio.facts import GPU_CLASSES, SWITCH_CLASS, VFIO_DRIVERS
-from ocigpu.gpus.vfio.holders import find_group, read_holders
+from ocigpu.gpus.vfio.holders import claim, find_group, read_holders
 from ocigpu.gpus.vfio.identity import is_answer
 from ocigpu.system.store import open_lock
 
@@ -252,15 +251,21 @@ def reset_gpu(
     try:
         with _alone(bdf):
             plan = plan_reset(bdf, roots, bus)
-            for function in plan.functions:
-                if held := read_holders(function, roots, proc):
-                    by = f"process {held[0].pid} ({held[0].command}) has {held[0].path} open"
-                    raise ResetError("OCIGPU-VFIO-2", f"reset GPU {bdf}: {by}")
-            with _claimed(plan, roots):
-                return _reset(plan, bus, scrub)
+            _check_holders(plan, roots, proc)
+            with claim(bdf, roots):
+                proof = _reset(plan, bus, scrub)
+            _check_holders(plan, roots, proc)  # a kernel without group nodes lets others in meanwhile
+            return proof
     except OSError as error:
         where = f"{error.filename}: " if isinstance(error.filename, str) else ""
         raise _failed(bdf, f"{where}{error.strerror}") from error
+
+
+def _check_holders(plan: ResetPlan, roots: Roots, proc: str) -> None:
+    for function in plan.functions:
+        if held := read_holders(function, roots, proc):
+            by = f"process {held[0].pid} ({held[0].command}) has {held[0].path} open"
+            raise ResetError("OCIGPU-VFIO-2", f"reset GPU {plan.bdf}: {by}")
 
 
 def _failed(bdf: str, why: str) -> ResetError:
@@ -279,28 +284,6 @@ def _alone(bdf: str) -> Iterator[None]:
     finally:
         if lock >= 0:
             os.close(lock)
-
-
-@contextmanager
-def _claimed(plan: ResetPlan, roots: Roots) -> Iterator[None]:
-    """Have the IOMMU group open: it can be so once only, and its functions not by their own nodes meanwhile.
-
-    The kernel's own answer (vfio_group_fops_open: EBUSY) also tells of a holder without a descriptor of its own.
-    """
-    path = f"{roots.host}/dev/vfio/{plan.group}"
-    fd = -1
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except OSError as error:
-        if error.errno == errno.EBUSY:
-            raise ResetError("OCIGPU-VFIO-2", f"reset GPU {plan.bdf}: somebody has {path} open") from error
-        if error.errno not in (errno.ENOENT, errno.ENXIO, errno.ENODEV):  # no node, or of a simulated host
-            raise
-    try:
-        yield
-    finally:
-        if fd >= 0:
-            os.close(fd)
 
 
 class _Saved(NamedTuple):
