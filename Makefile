@@ -13,6 +13,10 @@ demo: ## run a real container with runc through ocigpu-runtime and show it seein
 	@packaging/bootstrap.sh demo
 	@.venv/bin/ocigpu demo
 
+demo-tenants: ## a tenancy, a container with two GPUs and back, a failed firmware check: the parts for tenants in a minute
+	@packaging/bootstrap.sh test
+	@.venv/bin/python tests/demo_tenants.py
+
 test: ## pass the test suite: lint, types, unit, real runtimes and engines; a choice of rows of each product
 	@packaging/bootstrap.sh test
 	@.venv/bin/python -m pytest -n $(WORKERS) $(PYTEST_OPTIONS)
@@ -74,4 +78,4 @@ clean: ## remove what the targets above made in this directory
 	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help demo test test-all bench load fuzz security gpu-test install deb rpm image uninstall docs protocols format clean
+.PHONY: help demo demo-tenants test test-all bench load fuzz security gpu-test install deb rpm image uninstall docs protocols format clean

@@ -64,7 +64,7 @@ def show_command(gpu: str, journal: str = "", json: bool = False) -> None:
     show.fields(
         [
             ("gpu", lease.gpu),
-            ("lease", describe(lease)),
+            ("lease", describe(lease).removeprefix("lease is ")),
             ("for", "an earlier boot" if data["seconds"] is None else f"{data['seconds']:.0f} s"),
             ("pod", _pod(lease) or "none"),
             ("set", ", ".join(lease.members) or "none"),
@@ -112,19 +112,13 @@ def history_command(gpu: str = "", journal: str = "", json: bool = False) -> Non
     if json:
         show.data({"machines": machines})
         return
+    changes = [(each["time"], machine["machine_id"], each) for machine in machines for each in machine["transitions"]]
+    changes.sort(key=lambda change: change[0])
     rows = [
-        (
-            _date(each["time"]),
-            machine["machine_id"],
-            each["phase"],
-            str(each["generation"]),
-            each["tenant"],
-            each["cause"],
-        )
-        for machine in machines
-        for each in machine["transitions"]
+        (_date(when), name, each["phase"], str(each["generation"]), each["tenant"], each["cause"])
+        for when, name, each in changes
     ]
-    show.table(("time", "gpu", "phase", "generation", "tenant", "cause"), sorted(rows))
+    show.table(("time", "gpu", "phase", "generation", "tenant", "cause"), rows)
 
 
 def _date(seconds: float) -> str:

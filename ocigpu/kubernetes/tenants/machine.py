@@ -1,5 +1,6 @@
 """The parts of this machine that leases work with: holders, pods, resets, partitions, checks."""
 
+import shlex
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -44,11 +45,13 @@ def module_ids(roots: Roots) -> dict[str, int]:
 def run_check(program: str, gpu: str) -> Sequence[str]:
     """Ask an operator's program about a GPU: status 0 as it should be, 1 it deviates, a line each on standard output.
 
+    ``program``: a command in the shell's words, without a shell; the address comes last.
+
     Raises HostError (OCIGPU-LEASE-4) for any other end.
     """
     try:
-        finished = run_program([program, gpu], CHECK_LIMIT)
-    except (OSError, TimeoutError) as error:
+        finished = run_program([*shlex.split(program), gpu], CHECK_LIMIT)
+    except (OSError, TimeoutError, ValueError) as error:
         raise HostError("OCIGPU-LEASE-4", f"check GPU {gpu} by {program}: {error}") from error
     if finished.status == 0:
         return ()
