@@ -29,10 +29,14 @@ def doctor_command(
     json: bool = False,
     list_: bool = False,
     markdown: bool = False,
+    tenants: bool = False,
 ) -> int:
-    from ocigpu.doctor.report import exit_status, render, render_markdown, run_checks, to_data
-    from ocigpu.doctor.table import CHECKS
+    from ocigpu.doctor.report import exit_status, render, render_markdown, render_tenants, run_checks, to_data
+    from ocigpu.doctor.table import CHECKS, TENANTS
 
+    if tenants and (fix or archive or html or markdown or format_ not in ("", "text", "json")):
+        raise UsageError("--tenants reports as text or JSON, and knows no --fix, --archive, --html and --markdown")
+    checks = TENANTS if tenants else CHECKS
     if list_ or markdown:
         if list_ and markdown:
             raise UsageError("--list and --markdown exclude each other")
@@ -40,10 +44,10 @@ def doctor_command(
             print(render_markdown(), end="")
         elif json:
             show.data(
-                {"checks": [{"name": item.name, "title": item.title, "meaning": item.meaning} for item in CHECKS]}
+                {"checks": [{"name": item.name, "title": item.title, "meaning": item.meaning} for item in checks]}
             )
         else:
-            show.table(("name", "finds"), [(item.name, item.title) for item in CHECKS], fold=False)
+            show.table(("name", "finds"), [(item.name, item.title) for item in checks], fold=False)
         return 0
     form = format_ or ("json" if json else "text")
     if form not in FORMATS or (json and form != "json"):
@@ -57,10 +61,10 @@ def doctor_command(
     def examine(names: tuple[str, ...] = ()) -> "tuple[Host, list[Finding]]":
         host = Host(root, config if root else settings_path(config))
         with show.Progress("still checking: a GPU that nothing keeps awake, or a daemon, takes its time"):
-            return host, run_checks(host, names)
+            return host, run_checks(host, names, checks)
 
     def report() -> None:
-        show.report(render(host, findings, all_))
+        show.report((render_tenants if tenants else render)(host, findings, all_))
 
     host, findings = examine()
     if fix and root and not (host.simulated and _is_own(root)):

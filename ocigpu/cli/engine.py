@@ -36,6 +36,7 @@ def configure_command(
     dry_run: bool = False,
     json: bool = False,
     runtime: str = "",
+    kata: bool = False,
 ) -> int:
     from ocigpu.engines.configure import plan_configuration
     from ocigpu.engines.wanted import Wanted
@@ -47,6 +48,8 @@ def configure_command(
         raise UsageError("--drop-in: docker has no drop-in files")
     if named not in ("", "docker") and (gpus_hook or no_gpus_hook or hook_dir):
         raise UsageError(f"--gpus-hook is for docker, not {named}")
+    if kata and named != "containerd":
+        raise UsageError("--kata is for containerd: ocigpu engine configure containerd --kata")
     if no_gpus_hook and (gpus_hook or hook_dir):
         raise UsageError("--no-gpus-hook excludes --gpus-hook and --hook-dir")
     if not name or not all(c.isascii() and (c.isalnum() or c in "-_.") for c in name):
@@ -54,7 +57,7 @@ def configure_command(
     root, config, drop_in, hook_dir = _absolute(root, engine_config, drop_in, hook_dir)
     path, notes = _runtime_program(root, runtime_path)
     hook = False if no_gpus_hook else True if gpus_hook or hook_dir else None
-    targets, more = _targets(named, Wanted(name, path, default, cdi), root, config, drop_in)
+    targets, more = _targets(named, Wanted(name, path, default, cdi, kata), root, config, drop_in)
     if not targets:
         raise OcigpuError("OCIGPU-ENG-5", "no container engine is installed here", "install one, or name it")
     targets = {each: one._replace(gpus_hook=hook, hook_directory=hook_dir) for each, one in targets.items()}

@@ -22,6 +22,7 @@ from ocigpu.doctor.live import DockerAnswer, ask_docker, read_context
 from ocigpu.doctor.logs import read_kernel_log
 from ocigpu.doctor.running import Lack, ask_for_lacks, find_replaced
 from ocigpu.doctor.spec_files import Specs, read_specs
+from ocigpu.doctor.tenant_facts import TenantFacts, read_tenant_facts
 from ocigpu.doctor.versions import read_engine_releases
 from ocigpu.engines.places import Daemon, running_daemons
 from ocigpu.engines.status import EngineStatus, read_engine_status
@@ -80,6 +81,11 @@ class Host(RootFiles):
             return read_marker(self.settings.simulation_root) if self.settings.simulation_root else {}
         except OcigpuError:
             return {}
+
+    @cached_property
+    def tenant_facts(self) -> TenantFacts:
+        """What it says of virtual machines with GPUs."""
+        return read_tenant_facts(self, self.roots.sys)
 
     @cached_property
     def other_vendors(self) -> tuple[str, ...]:

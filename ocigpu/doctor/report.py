@@ -1,6 +1,6 @@
 """The checks carried out, and their findings as text, as data, and as an exit status."""
 
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from ocigpu import __version__
 from ocigpu.core.errors import OcigpuError, printable
 from ocigpu.doctor.findings import SEVERITIES, UNUSABLE, Finding, not_checked
 from ocigpu.doctor.host import Host
-from ocigpu.doctor.table import CHECKS, Check
+from ocigpu.doctor.table import CHECKS, TENANTS, Check
 from ocigpu.doctor.works import find_works, is_ready
 from ocigpu.sim.fault_names import FAULT_NAMES
 
@@ -18,13 +18,13 @@ STATUS = {"error": 4, "warning": 3}
 _LABELS = {"not-checked": "not checked"}
 
 
-def run_checks(host: Host, names: Container[str] = ()) -> list[Finding]:
+def run_checks(host: Host, names: Container[str] = (), checks: Sequence[Check] = CHECKS) -> list[Finding]:
     """Return the findings of every check, or of those with these ``names``, in the table's order.
 
     A check that cannot be made is a finding "not-checked" with the reason.
     """
     findings: list[Finding] = []
-    for check in (check for check in CHECKS if not names or check.name in names):
+    for check in (check for check in checks if not names or check.name in names):
         findings += [finding._replace(name=check.name) for finding in _run(check, host)]
     return findings
 
@@ -66,7 +66,7 @@ def count(findings: list[Finding]) -> dict[str, int]:
 
 def to_data(host: Host, findings: list[Finding]) -> dict[str, Any]:
     """Return the report as JSON data."""
-    titles = {check.name: check.title for check in CHECKS}
+    titles = {check.name: check.title for check in (*CHECKS, *TENANTS)}
     works = find_works(host, findings)
     return {
         "version": __version__,
@@ -105,6 +105,22 @@ def render(host: Host, findings: list[Finding], everything: bool = False) -> Ite
     yield f"GPUs     {printable(gpus.line, 400)}{'  (SIMULATED: none is real)' if host.simulated else ''}"
     yield f"driver   {printable(driver.line, 400)}"
     yield f"engines  {'; '.join(f'{work.what}: {printable(work.text, 300)}' for work in engines)}"
+    yield from render_findings(findings, everything)
+    yield ""
+    ready = "your system is ready; " if is_ready(works, findings) else ""
+    yield f"{describe_host(host)}: {ready}{render_counts(count(findings))}{'' if everything else ' (--all shows all)'}"
+
+
+def render_tenants(host: Host, findings: list[Finding], everything: bool = False) -> Iterator[str]:
+    """Yield the lines of ``ocigpu doctor --tenants``."""
+    yield f"GPUs for virtual machines of tenants, {describe_host(host)}"
+    yield from render_findings(findings, everything)
+    yield ""
+    yield f"{render_counts(count(findings))}{'' if everything else ' (--all shows all)'}"
+
+
+def render_findings(findings: list[Finding], everything: bool = False) -> Iterator[str]:
+    """Yield what is wrong by number, and with ``everything`` the rest."""
     for number, item in enumerate(sort_bad(findings), 1):
         yield ""
         yield from render_finding(item, number)
@@ -119,9 +135,6 @@ def render(host: Host, findings: list[Finding], everything: bool = False) -> Ite
             if item.severity == "ok":
                 yield ""
                 yield from render_finding(item)
-    yield ""
-    ready = "your system is ready; " if is_ready(works, findings) else ""
-    yield f"{describe_host(host)}: {ready}{render_counts(count(findings))}{'' if everything else ' (--all shows all)'}"
 
 
 def render_counts(counts: dict[str, int]) -> str:

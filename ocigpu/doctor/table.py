@@ -27,7 +27,9 @@ class Check(NamedTuple):
 RESTART = "systemctl restart "
 """How a fix begins that is left to people: containers may stop."""
 CHECKS = tuple(Check(name, **entry) for name, entry in read_table("checks.toml").items())
-_SAYS = {f"{check.name}.{name}": entry for check in CHECKS for name, entry in check.says.items()}
+TENANTS = tuple(Check(name, **entry) for name, entry in read_table("tenants.toml").items())
+"""The checks of ``ocigpu doctor --tenants``: of a node whose GPUs go to virtual machines."""
+_SAYS = {f"{check.name}.{name}": entry for check in (*CHECKS, *TENANTS) for name, entry in check.says.items()}
 
 
 def say(what: str, /, *evidence: Evidence, **values: object) -> Finding:

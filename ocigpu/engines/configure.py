@@ -23,7 +23,15 @@ from ocigpu.engines.status import (
     read_merged,
 )
 from ocigpu.engines.template import BASE
-from ocigpu.engines.wanted import Wanted, containerd_changes, crio_changes, docker_changes, podman_changes, version_of
+from ocigpu.engines.wanted import (
+    KATA_HANDLER,
+    Wanted,
+    containerd_changes,
+    crio_changes,
+    docker_changes,
+    podman_changes,
+    version_of,
+)
 
 DROP_IN_HEADER = '# Written by "ocigpu engine configure {engine}"; "ocigpu engine remove {engine}" takes it away.\n'
 _HAS_CDI = {"docker": (25, 0), "containerd": (1, 7)}
@@ -112,8 +120,9 @@ def plan_configuration(root: Root, options: ConfigureOptions) -> EnginePlan:
     program = places.find_program(options.root, places.PROGRAMS[options.engine])
     if not program and all(edit.file.text is None for edit in plan.edits):
         plan = plan._replace(notes=(f"{options.engine} is not installed here, it seems", *plan.notes))
-    name, path, default, _ = options.wanted
-    return plan._replace(meant=Meant(frozenset({name}), name, path, default))
+    name, path, default, _, kata = options.wanted
+    names = frozenset({name, KATA_HANDLER} if kata else {name})
+    return plan._replace(meant=Meant(names, name, path, default))
 
 
 def _plan_drop_in(root: Root, options: ConfigureOptions) -> EnginePlan:

@@ -11,14 +11,29 @@ _V1_SHIM = "io.containerd.runtime.v1.linux"
 CDI_DIRECTORIES = ["/etc/cdi", "/var/run/cdi"]
 """Where the CDI specification says that specifications are (CDI SPEC.md)."""
 
+KATA_HANDLER = "kata-qemu-nvidia-gpu"
+KATA_CONFIG = "/opt/kata/share/defaults/kata-containers/configuration-qemu-nvidia-gpu.toml"
+KATA_ENTRY: dict[str, Any] = {
+    "runtime_type": f"io.containerd.{KATA_HANDLER}.v2",
+    "runtime_path": "/opt/kata/bin/containerd-shim-kata-v2",
+    "privileged_without_host_devices": True,
+    "options": {"ConfigPath": KATA_CONFIG},
+}
+"""Kata's entry as its documentation has it (docs/how-to/containerd-kata.md), without ``pod_annotations``: a tenant's
+annotations must not reach the machine's configuration."""
+
 
 class Wanted(NamedTuple):
-    """A runtime entry: its name, the program, whether it becomes the default, and whether CDI is switched on."""
+    """A runtime entry: its name, the program, whether it becomes the default, and whether CDI is switched on.
+
+    ``kata``: containerd also gets the entry of Kata Containers for machines with GPUs.
+    """
 
     name: str
     path: str
     default: bool
     cdi: bool
+    kata: bool = False
 
 
 def docker_changes(wanted: Wanted) -> list[ValueChange]:
@@ -84,6 +99,8 @@ def containerd_changes(wanted: Wanted, version: int, merged: dict[str, Any]) -> 
             ValueChange((*plugin, "containerd", "runtimes", "runc"), {"runtime_type": "io.containerd.runc.v2"})
         )
     changes.append(ValueChange((*plugin, "containerd", "runtimes", wanted.name), _containerd_entry(wanted, engine)))
+    if wanted.kata and KATA_HANDLER not in runtimes:  # kata-deploy writes one like it
+        changes.append(ValueChange((*plugin, "containerd", "runtimes", KATA_HANDLER), KATA_ENTRY))
     return changes
 
 

@@ -16,7 +16,7 @@ from ocigpu.doctor import table
 from ocigpu.doctor.findings import SEVERITIES, Finding
 from ocigpu.doctor.host import Host
 from ocigpu.doctor.report import exit_status, run_checks
-from ocigpu.doctor.table import CHECKS
+from ocigpu.doctor.table import CHECKS, TENANTS
 
 DOCS = Path(__file__).parents[2] / "docs/DOCTOR.md"
 
@@ -178,13 +178,16 @@ def test_nothing_below_the_root_is_changed(broken: Broken) -> None:
 
 def test_every_sentence_of_the_table_is_one_that_a_check_says() -> None:
     texts = [
-        text for check in CHECKS for entry in check.says.values() for text in (entry["text"], *entry.get("fixes", ()))
+        text
+        for check in (*CHECKS, *TENANTS)
+        for entry in check.says.values()
+        for text in (entry["text"], *entry.get("fixes", ()))
     ]
     places = {place for text in texts for _, place, *_ in Formatter().parse(text) if place is not None}
     assert all(place.isidentifier() for place in places)
     sources = "".join(path.read_text() for path in Path(table.__file__).parent.glob("*.py"))
     used = {name.partition("{")[0] for name in re.findall(r'say\w*\(\s*(?:host, )?f?"([^"]+)"', sources)}
-    said = {f"{check.name}.{name}" for check in CHECKS for name in check.says}
+    said = {f"{check.name}.{name}" for check in (*CHECKS, *TENANTS) for name in check.says}
     assert not [name for name in said if name not in used and f"{name.partition('.')[0]}." not in used]
     assert not [name for name in used if not name.endswith(".") and name not in said]
 
