@@ -1,12 +1,16 @@
 """What the host remembers of its partitions, across restarts of the manager, of its machine and of the host."""
 
+import contextlib
 import fcntl
 import json
 import os
+import tempfile
 from collections.abc import Collection
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ocigpu.gpus.nvidia.fabric import state as state_module
 from ocigpu.gpus.nvidia.fabric.libnvfm import LibnvfmFabric
@@ -43,9 +47,14 @@ class FakeManager:
     def _change(self, physical_ids: Collection[int], active: bool) -> None:
         if self.dies == "before":
             raise KeyboardInterrupt
+        if self.waits or (active and self._conflicts(physical_ids)):
+            raise FabricError("OCIGPU-FAB-5", "in use")
         self.partitions = with_active(self.partitions, physical_ids, active)
         if self.dies == "after":
             raise KeyboardInterrupt
+
+    def _conflicts(self, physical_ids: Collection[int]) -> bool:
+        return any(set(one) & set(physical_ids) and set(one) != set(physical_ids) for one in self.active)
 
     def activate(self, physical_ids: Collection[int]) -> Partition:
         self._change(physical_ids, True)
@@ -255,6 +264,54 @@ def test_a_manager_that_only_starts_is_not_taken_for_one_of_another_mode(store: 
         kept(manager, store).restore()
     assert error.value.code == "OCIGPU-FAB-7"
     assert sets(store) == [(PAIR, "team-a", True, False)]
+
+
+OPERATIONS = st.tuples(
+    st.sampled_from(["activate", "deactivate", "look", "manager restarts", "machine restarts", "host restarts"]),
+    st.sampled_from([one.physical_ids for one in board_partitions("hopper")]),
+    st.sampled_from(["", "before", "after"]),
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(OPERATIONS, max_size=14))
+def test_whatever_happens_nobody_loses_a_partition_unsaid(operations: list[tuple[str, tuple[int, ...], str]]) -> None:
+    """Whoever was told that a set is active keeps it, or is marked broken, or the whole host was restarted."""
+    manager, boot = FakeManager(), 1
+    promised: dict[tuple[int, ...], str] = {}
+    with tempfile.TemporaryDirectory() as directory:
+        store = FabricStore(directory)
+        for number, (what, ids, dies) in enumerate(operations):
+            fabric = kept(manager, store, str(boot))
+            manager.dies = dies
+            try:
+                if what == "activate":
+                    fabric.activate(ids, f"lease-{number}")
+                    promised[ids] = f"lease-{number}"
+                elif what == "deactivate":
+                    promised.pop(ids, None)
+                    fabric.deactivate(ids)
+                elif what == "look":
+                    fabric.list_partitions()
+                else:
+                    manager.lose()
+                    manager.waits = what == "manager restarts"
+                    boot += what == "host restarts"
+                    promised = {} if what == "host restarts" else promised
+            except (FabricError, KeyboardInterrupt):
+                pass
+        manager.dies = ""
+        with contextlib.suppress(FabricError):  # it waits, and nothing was ever kept
+            kept(manager, store, str(boot)).list_partitions()
+        state = store.read() or FabricState()
+        for ids, lease in promised.items():
+            one = state.find(ids)
+            assert one
+            assert one.lease == lease
+            assert one.settled
+            assert one.broken or ids in manager.active
+        assert len({gpu for ids in manager.active for gpu in ids}) == sum(map(len, manager.active))
+        assert {one.physical_ids for one in state.sets if not one.broken} == set(manager.active)
 
 
 def test_over_the_library(fabric: LibnvfmFabric, manager: SimulatedManager, store: FabricStore) -> None:
