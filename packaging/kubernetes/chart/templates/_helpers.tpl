@@ -94,7 +94,7 @@ gpu-feature-discovery
 
 {{/* What all pods have. */}}
 {{- define "ocigpu.pod" -}}
-{{- $installer := or (eq .component "node-installer") (eq .component "mig-manager") }}
+{{- $installer := or (eq .component "node-installer") (eq .component "mig-manager") (eq .component "lease-agent") }}
 {{- if and .root.Values.runtimeClass.name (not .root.Values.host.simulation) (not $installer) }}
 runtimeClassName: {{ .root.Values.runtimeClass.name }}
 {{- end }}
