@@ -24,6 +24,7 @@ NOT_HOT = (
     "ocigpu.system.service",
     "ocigpu.entry.container_cli",
     "ocigpu.gpus.nvidia.fabric",
+    "ocigpu.gpus.nvidia.firmware",
     "ocigpu.gpus.nvidia.kmods",
     "ocigpu.gpus.nvidia.mig",
     "ocigpu.gpus.nvidia.mig_layout",

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ocigpu.cli import show
 from ocigpu.cli.arguments import takes
-from ocigpu.cli.common import load_settings
+from ocigpu.cli.common import load_facts, load_settings
 from ocigpu.core.errors import HostError, OcigpuError, UsageError, printable
 from ocigpu.gpus.firmware import (
     Deviation,
@@ -40,6 +40,8 @@ class _Source(NamedTuple):
     facts: str
     deadline: float
     measurements: bool
+    nvml: bool
+    config: str
     json: bool
 
 
@@ -51,18 +53,24 @@ def source(
     facts_file: str = "",
     deadline: float = 60.0,
     measurements: bool = False,
+    nvml: bool = False,
+    config: str = "",
     json: bool = False,
 ) -> _Source:
-    if bool(bmc) == bool(facts_file):
-        raise UsageError("one of --bmc and --facts-file is needed")
+    if sum(map(bool, (bmc, facts_file, nvml))) != 1:
+        raise UsageError("one of --bmc, --nvml and --facts-file is needed")
     if bmc and not credentials:
         raise UsageError("--bmc needs --credentials FILE")
-    return _Source(bmc, credentials, bmc_ca, fingerprint, facts_file, deadline, measurements, json)
+    return _Source(bmc, credentials, bmc_ca, fingerprint, facts_file, deadline, measurements, nvml, config, json)
 
 
 def _read(options: _Source) -> NodeFirmware:
     if options.facts:
         return NodeFirmware(read_facts(options.facts), ())
+    if options.nvml:
+        from ocigpu.gpus.nvidia.firmware import read_driver_firmware
+
+        return NodeFirmware(tuple(read_driver_firmware(load_facts(load_settings(options.config))).values()), ())
     credentials = read_credentials(options.credentials)
     with show.Progress("asking the board controller"):
         return read_firmware(
@@ -128,11 +136,11 @@ def approve_command(file: str, by: str) -> None:
 
 
 @takes(source)
-def check_command(options: _Source, gpu: str = "", baseline: str = "", table: str = "", config: str = "") -> int:
+def check_command(options: _Source, gpu: str = "", baseline: str = "", table: str = "") -> int:
     if not baseline:
         raise UsageError("--baseline FILE is needed")
     try:
-        return _check(options, gpu, baseline, table, config)
+        return _check(options, gpu, baseline, table)
     except UsageError:
         raise
     except OcigpuError as error:
@@ -140,9 +148,9 @@ def check_command(options: _Source, gpu: str = "", baseline: str = "", table: st
         raise
 
 
-def _check(options: _Source, gpu: str, baseline: str, table: str, config: str) -> int:
+def _check(options: _Source, gpu: str, baseline: str, table: str) -> int:
     accepted = read_baseline(baseline)
-    roots = find_roots(load_settings(config))
+    roots = find_roots(load_settings(options.config))
     modules = {one.module_id: one for one in read_table(table or f"{roots.host}{TABLE}")}
     components, notes = _read(options)
     if gpu:

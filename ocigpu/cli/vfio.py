@@ -5,15 +5,16 @@ from dataclasses import asdict
 from typing import Any
 
 from ocigpu.cli import show
-from ocigpu.cli.common import load_settings
+from ocigpu.cli.common import load_facts, load_settings
 from ocigpu.cli.firmware import read_facts
 from ocigpu.core.errors import UsageError, printable
+from ocigpu.core.settings import Settings
 from ocigpu.gpus.redfish import NodeFirmware
 from ocigpu.gpus.tree import Roots, find_roots
 from ocigpu.gpus.vfio.bus import PciBus
 from ocigpu.gpus.vfio.facts import read_vfio_facts
 from ocigpu.gpus.vfio.holders import HolderScan, scan_holders
-from ocigpu.gpus.vfio.identity import TABLE, identify, write_table
+from ocigpu.gpus.vfio.identity import TABLE, ModuleReading, identify, write_table
 from ocigpu.gpus.vfio.reset import BUS, ResetPlan, ResetProof, plan_reset, reset_gpu
 
 
@@ -97,6 +98,7 @@ def identify_command(
     gpu: list[str] | None = None,
     table: str = "",
     firmware: str = "",
+    nvml: bool = False,
     record: bool = False,
     replaced: bool = False,
     config: str = "",
@@ -104,11 +106,14 @@ def identify_command(
 ) -> None:
     if replaced and not record:
         raise UsageError("--replaced needs --record")
-    roots = find_roots(load_settings(config))
+    settings = load_settings(config)
+    roots = find_roots(settings)
     path = os.path.abspath(table) if table else f"{roots.host}{TABLE}"
     wanted = find_gpus(roots, gpu)
     slots = NodeFirmware(read_facts(firmware), ()).slots if firmware else {}
-    found, notes = identify(roots, wanted, bus=open_bus(roots), table=None if replaced else path, slots=slots)
+    driver = _ask_driver(settings) if nvml else ()
+    kept = None if replaced else path
+    found, notes = identify(roots, wanted, bus=open_bus(roots), table=kept, slots=slots, driver=driver)
     if record:
         write_table(path, found)
     if json:
@@ -120,3 +125,10 @@ def identify_command(
     show.notes(notes)
     if record:
         print(f"written to {printable(path)}")
+
+
+def _ask_driver(settings: Settings) -> tuple[ModuleReading, ...]:
+    from ocigpu.gpus.nvidia.firmware import read_driver_firmware
+
+    found = read_driver_firmware(load_facts(settings)).items()
+    return tuple(ModuleReading("driver", bdf, one.slot, one.serial) for bdf, one in found if one.slot > 0)

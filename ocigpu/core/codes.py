@@ -366,7 +366,7 @@ CODES: dict[str, Code] = {
     ),
     # FW: firmware of GPUs, board controllers
     "OCIGPU-FW-1": Code(
-        "A board controller (Redfish) gives no answer, or tells nothing of GPUs.",
+        "A board controller (Redfish), or NVML, gives no answer, or tells nothing of GPUs.",
         "Look at the address, the account, and the certificate (--bmc-ca or --fingerprint); see what curl says.",
     ),
     "OCIGPU-FW-2": Code(

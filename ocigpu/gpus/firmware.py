@@ -27,8 +27,12 @@ LIMITS = {"uncorrectable-ecc-errors": 0, "remapped-rows-uncorrectable": 8}
 """What a proposal allows."""
 ANY = "*"
 """An accepted value that stands for every one: it must be told, and may be anything."""
-FLAGS = ("row-remapping-failed", "row-remapping-pending")
-"""What must not be so."""
+FLAGS = {
+    "row-remapping-failed": "the memory needs repair",
+    "row-remapping-pending": "the memory needs a reset for its repair",
+    "inforom-corrupted": "the InfoROM is damaged",
+}
+"""What must not be so, and what it means."""
 _VALUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._:+/-]{0,159}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._:+/()-]{0,99}")
 
@@ -37,9 +41,9 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._:+/()-]{0,99}")
 class FirmwareFacts:
     """What is known of one component: a GPU, or the baseboard's other parts together.
 
-    ``name``: as the board controller has it, "GPU_SXM_3"; ``slot``: 3, 0 for what is no GPU; ``versions``: by what they
-    are of, e.g. "VBIOS", "InfoROM", "ERoT", "NVSwitch_0"; ``health``: numbers of :data:`COUNTS`, flags of
-    :data:`FLAGS`, and "status".
+    ``name``: as the board controller has it, "GPU_SXM_3"; ``slot``: 3, 0 for what is no GPU, less for a GPU that is no
+    module; ``versions``: by what they are of, e.g. "VBIOS", "InfoROM", "ERoT", "NVSwitch_0"; ``health``: numbers of
+    :data:`COUNTS`, flags of :data:`FLAGS`, and "status".
     """
 
     name: str
@@ -111,7 +115,7 @@ def _unhealthy(facts: FirmwareFacts, limits: Mapping[str, int]) -> list[Deviatio
     found = []
     for name, value in sorted(facts.health.items()):
         if name in FLAGS and value is not False:
-            found.append(Deviation(facts.name, name, str(value), (), "the memory needs repair"))
+            found.append(Deviation(facts.name, name, str(value), (), FLAGS[name]))
         elif name == "status" and value != "OK":
             found.append(Deviation(facts.name, name, str(value), ("OK",), "not healthy"))
         elif name in COUNTS and (type(value) is not int or value > limits.get(name, 0)):

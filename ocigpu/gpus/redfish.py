@@ -78,7 +78,7 @@ class NodeFirmware(NamedTuple):
     @property
     def slots(self) -> dict[str, int]:
         """Return the number of each GPU's slot by its serial number, as ``ocigpu.gpus.vfio.identity`` takes it."""
-        return {one.serial: one.slot for one in self.components if one.slot and one.serial}
+        return {one.serial: one.slot for one in self.components if one.slot > 0 and one.serial}
 
 
 def read_credentials(path: str) -> Credentials:

@@ -198,7 +198,7 @@ def test_recorded_signed_off_and_checked_by_commands(tmp_path: Path, capsys: pyt
 @pytest.mark.parametrize(
     ("words", "status", "message"),
     [
-        (["show"], 2, "one of --bmc and --facts-file is needed"),
+        (["show"], 2, "one of --bmc, --nvml and --facts-file is needed"),
         (["show", "--bmc", "https://h"], 2, "--bmc needs --credentials"),
         (["show", "--facts-file", "/none"], 1, "OCIGPU-FW-2: facts /none: No such file"),
         (["show", "--bmc", "https://h", "--credentials", "/none"], 1, "OCIGPU-FW-3: read /none"),

@@ -28,6 +28,7 @@ MIG_FIELDS = {
     "ofa": "sharedOfaCount",
 }
 FABRIC_COMPLETED = 3  # NVML_GPU_FABRIC_STATE_COMPLETED
+UNCORRECTED = (pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_AGGREGATE_ECC)
 WAIT_MS = 2000
 XIDS = pynvml.nvmlEventTypeXidCriticalError
 NO_XIDS = "it reports no XIDs"
@@ -141,6 +142,42 @@ def _clique(handle: Any) -> str:
         return ""
     cluster = bytes(info.clusterUuid)
     return f"{UUID(bytes=cluster)}.{info.cliqueId}" if any(cluster) else ""
+
+
+# firmware: what a baseline is about
+
+
+def print_firmware() -> None:
+    """Print versions, numbers and health of GPUs; see :mod:`ocigpu.gpus.nvidia.firmware`."""
+    say([_firmware(handle, uuid) for handle, uuid in _named_gpus()])
+
+
+def _firmware(gpu: Any, uuid: str) -> dict[str, Any]:
+    _, rows, pending, failed = try_(pynvml.nvmlDeviceGetRemappedRows, gpu) or (None,) * 4
+    return {
+        "bus_id": pynvml.nvmlDeviceGetPciInfo(gpu).busId,
+        "uuid": uuid,
+        "model": try_(pynvml.nvmlDeviceGetName, gpu),
+        "part_number": try_(pynvml.nvmlDeviceGetBoardPartNumber, gpu),
+        "serial": try_(pynvml.nvmlDeviceGetSerial, gpu),
+        "module_id": try_(pynvml.nvmlDeviceGetModuleId, gpu),
+        "vbios": try_(pynvml.nvmlDeviceGetVbiosVersion, gpu),
+        "inforom": try_(pynvml.nvmlDeviceGetInforomImageVersion, gpu),
+        "corrupted": _is_corrupted(gpu),
+        "ecc": try_(pynvml.nvmlDeviceGetTotalEccErrors, gpu, *UNCORRECTED),
+        "rows": rows,
+        "pending": None if pending is None else bool(pending),
+        "failed": None if failed is None else bool(failed),
+    }
+
+
+def _is_corrupted(gpu: Any) -> bool | None:
+    """Tell whether the InfoROM is damaged; None where NVML does not say."""
+    try:
+        pynvml.nvmlDeviceValidateInforom(gpu)
+    except pynvml.NVMLError as error:
+        return True if error.value == pynvml.NVML_ERROR_CORRUPTED_INFOROM else None
+    return False
 
 
 # usage
@@ -400,6 +437,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "usage": print_usage,
     "set-compute-mode": set_compute_mode,
     "watch-events": watch_events,
+    "firmware": print_firmware,
     "mig-layout": print_mig_layout,
     "change-mig": change_mig,
 }

@@ -1,0 +1,53 @@
+"""Firmware and health of GPUs as their driver tells them: on hosts with one, or in a virtual machine that checks.
+
+In the form of :mod:`ocigpu.gpus.firmware`; the driver's names of models and parts are other than the board
+controller's, so a baseline has an entry for each.
+"""
+
+from typing import Any
+
+from ocigpu.core.errors import HostError
+from ocigpu.core.facts import HostFacts
+from ocigpu.gpus.firmware import FirmwareFacts, check_text
+from ocigpu.gpus.nvidia.nvml_process import NvmlError, ask
+from ocigpu.gpus.tree import normal_bus_id
+
+SECONDS = 60.0
+_HEALTH = {
+    "ecc": "uncorrectable-ecc-errors",
+    "rows": "remapped-rows-uncorrectable",
+    "pending": "row-remapping-pending",
+    "failed": "row-remapping-failed",
+    "corrupted": "inforom-corrupted",
+}
+
+
+def read_driver_firmware(facts: HostFacts) -> dict[str, FirmwareFacts]:
+    """Return what NVML says of each GPU, by address as sysfs writes it ("0000:1b:00.0").
+
+    A GPU that is no module of a baseboard has a negative slot.  Raises HostError: OCIGPU-FW-1 when NVML gives no
+    answer, -2 when it is none.
+    """
+    try:
+        return {
+            _address(one["bus_id"]): _facts(number, one) for number, one in enumerate(ask("firmware", facts, SECONDS))
+        }
+    except NvmlError as error:
+        raise HostError("OCIGPU-FW-1", f"firmware by NVML: {error}", "See what is wrong: ocigpu doctor") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise HostError("OCIGPU-FW-2", f"firmware by NVML: {error}") from error
+
+
+def _address(bus_id: str) -> str:
+    return normal_bus_id(bus_id).removeprefix("0000")
+
+
+def _facts(number: int, one: dict[str, Any]) -> FirmwareFacts:
+    module = one["module_id"] or 0
+    texts = {key: check_text(one[key] or "", empty=True) for key in ("part_number", "serial", "uuid")}
+    versions = {name: check_text(one[key]) for name, key in (("VBIOS", "vbios"), ("InfoROM", "inforom")) if one[key]}
+    health = {name: one[key] for key, name in _HEALTH.items() if one[key] is not None}
+    name = f"GPU_SXM_{module}" if module else _address(one["bus_id"])
+    return FirmwareFacts(
+        name, module or -1 - number, check_text(one["model"] or "unknown"), versions=versions, health=health, **texts
+    )
