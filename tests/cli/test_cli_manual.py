@@ -14,6 +14,7 @@ from ocigpu.gpus.offer import FEATURE_FLAGS, MODES, NAME_STRATEGIES
 
 ALL = {" ".join(name.split()[:depth]) for name in COMMANDS for depth in range(4)}
 HIDDEN = {
+    "fabric serve": {"--tls", "--state"},  # of the side that calls
     "engine configure": {"--runtime"},
     "system create-dev-char-symlinks": {"--create-all"},
     "node-labels": {
@@ -130,24 +131,31 @@ def test_the_page_of_generate_names_all_values(flag: str, words: tuple[str, ...]
 
 
 MANY_WORDS = {
+    "--address": "of the fabric manager",
     "--all": "not only the usual ones",
     "--dev-root": "parent of dev/",
     "--devices": "index, GPU:MIG, UUID, all or none",
     "--driver-root": "where the driver's files are",
     "--dry-run": "say what would be done, and do nothing",
-    "--format": "form of the output",
-    "--force": "do it although something is in the way",
     "--engine-config": "configuration file of the engine",
+    "--env": "a variable of a container",
+    "--follow": "stay, and show what comes",
+    "--force": "do it although something is in the way",
+    "--format": "form of the output",
     "--gpus": "how many a simulated host has",
     "--interval": "how often to look, in seconds",
     "--json": "output for programs: one document, or a document for each line of a log",
+    "--kubeconfig": "which cluster",
+    "--log-format": "form of the log",
     "--markdown": "print a page of docs/",
     "--model": "of a simulated host's GPUs",
+    "--node-name": "the node",
     "--once": "end after the first time",
     "--output": "file to write",
     "--quiet": "errors only, no notes",
     "--remove": "take back what the command does",
     "--remove-on-exit": "the same, when told to end",
+    "--resource": "extended resource that is a GPU",
     "--root": "root directory of another host: a mounted disk, an image, a simulated host",
     "--runtime-path": "path of ocigpu-runtime",
     "--strict": "fail instead of leaving something out",

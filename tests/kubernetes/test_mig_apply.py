@@ -11,6 +11,7 @@ import yaml
 from mig_lab import ABLE, layout, layouts_of, make_mig_host, mig, names
 
 from ocigpu.core.errors import SettingsError
+from ocigpu.gpus.nvidia import nvml_process
 from ocigpu.gpus.nvidia.mig_layout import balanced, plan_change
 from ocigpu.kubernetes.mig_checkpoint import parse_checkpoint
 from ocigpu.kubernetes.mig_config import make_layouts, parse_layout_file, wanted_of
@@ -130,6 +131,22 @@ def test_a_layout_by_index_is_made(work_directory: Path, capfd: pytest.CaptureFi
     ]
     assert [names(gpu) for gpu in layouts_of(host)] == expected
     assert [gpu.mode for gpu in layouts_of(host)] == [0, 0, 1, 1, 1, 1]
+
+
+@pytest.mark.root
+def test_gpus_that_are_as_the_layout_says_are_only_read(
+    work_directory: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = make_mig_host(work_directory / "host", 1, "h100", "0:3g.40gb,3g.40gb")
+    verbs: list[str] = []
+
+    def ask(verb: str, *arguments: Any) -> Any:
+        verbs.append(verb)
+        return nvml_process.ask(verb, *arguments)
+
+    monkeypatch.setattr("ocigpu.gpus.nvidia.mig.ask", ask)
+    assert mig(host, capfd, "apply", "-c", "all-3g.40gb")[0] == 0
+    assert verbs == ["mig-layout"]
 
 
 # files made of what is there

@@ -446,10 +446,10 @@ def test_the_program_follows_the_label(work_directory: Path, lab: Lab) -> None:
     words = ["mig-manager", "--host-root", "/", "--ocigpu", str(PROGRAMS / "ocigpu"), "--no-boot", "--no-cdi"]
     process = subprocess.Popen([PROGRAMS / "ocigpu", *words], env=environment, stdout=subprocess.PIPE, text=True)
     try:
-        wait_for("the unknown layout is refused", lambda: lab.label().get(STATE) == "failed", 120)
+        wait_for("the unknown layout is refused", lambda: lab.label().get(STATE) == "failed", 250)
         assert "no layout 'new'; there are mine" in str(lab.annotation(REASON)).replace('"', "'")
         lab.set(labels={CONFIG: "mine"})
-        wait_for("the layout is made", lambda: lab.label().get(STATE) == "success", 120)
+        wait_for("the layout is made", lambda: lab.label().get(STATE) == "success", 250)
         assert lab.label() == {CONFIG: "mine", STATE: "success"}
         assert names(layouts_of(host)[0]) == ["3g.40gb", "3g.40gb"]
         process.send_signal(signal.SIGTERM)
