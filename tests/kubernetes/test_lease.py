@@ -305,7 +305,7 @@ EVENTS = st.builds(
 TOUCHED = (Phase.RESERVED, Phase.LEASED, Phase.RECLAIMING)
 
 
-@settings(max_examples=300, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(
         st.tuples(st.sampled_from((0.1, 1.0, QUIET + 0.1, 31.0, 121.0, 601.0, 1201.0, 7200.0, -50.0)), EVENTS),
@@ -334,7 +334,7 @@ def test_no_sequence_frees_what_was_not_checked(events: list[tuple[float, LeaseE
             assert event.kind is Happened.CHECK_PASSED
 
 
-@settings(max_examples=200, derandomize=True)
+@settings(max_examples=100, derandomize=True)
 @given(
     st.lists(st.tuples(st.sampled_from((0.1, 3.0, 121.0, 601.0)), EVENTS), max_size=30),
     st.sampled_from((Lease(GPU), free(), leased()[GPU], checking())),

@@ -227,7 +227,7 @@ def test_killed_at_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     """
     kills = 0
     for at in itertools.count(1):
-        world = World(tmp_path / str(at), gpus=4)
+        world = World(tmp_path / str(at), gpus=3)
         left = [at]
         hook = counting(left)
         world.hook = hook

@@ -59,13 +59,15 @@ class Node:
             journal.close()
 
     def wait(self, *gpus: str, phase: str) -> None:
-        wait_for(
-            f"{gpus} {phase}", lambda: all(self.phases().get(gpu) == phase for gpu in gpus), on_failure=self.phases
-        )
+        def reached() -> bool:
+            found = self.phases()
+            return all(found.get(gpu) == phase for gpu in gpus)
+
+        wait_for(f"{gpus} {phase}", reached, 200, lambda: str(self.phases()))
 
     def start_agent(self) -> "subprocess.Popen[bytes]":
         words = ["--pods-socket", str(self.pods), "--address", "127.0.0.1:6666", "--check-program", str(self.check)]
-        command = self.command("agent", *words, "--config", str(self.settings), "--pace", "0.1")
+        command = self.command("agent", *words, "--config", str(self.settings), "--pace", "0.5")
         with (self.leases.parent / "agent.log").open("ab") as output:
             return subprocess.Popen(command, stdout=output, stderr=output)
 
