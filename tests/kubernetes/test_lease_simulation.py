@@ -27,6 +27,7 @@ def test_without_failures_every_gpu_is_free_in_the_end() -> None:
 
 
 @pytest.mark.rest
+@pytest.mark.timeout(1800)
 def test_a_hundred_nodes_and_ten_thousand_requests() -> None:
     """The document has the table of this very run."""
     assert table_of_document(DOCUMENT) == write_document(None), (
