@@ -45,7 +45,8 @@ def cluster() -> Iterator[Cluster]:
 def lease(cluster: Cluster, phase: str, name: str = "node-1-0000-3b-00-0") -> None:
     holder = {"tenancy": "landon", "namespace": SPACE, "podName": "p"}
     head = {"apiVersion": "ocigpu.io/v1alpha1", "kind": "GPULease", "metadata": {"name": name}}
-    cluster.apply({**head, "status": {"phase": phase, "holder": holder}})
+    spec = {"nodeName": "node-1", "pciAddress": "0000:3b:00.0"}
+    cluster.apply({**head, "spec": spec, "status": {"phase": phase, "generation": 1, "holder": holder}})
 
 
 def test_a_tenancy_is_ready_when_everything_has_been_observed(cluster: Cluster) -> None:
