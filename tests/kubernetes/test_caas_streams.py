@@ -1,9 +1,11 @@
 """The service for containers: what goes on while it is followed, and what a restart or a failing cluster leaves."""
 
+import asyncio
 import http.client
 import json
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -218,6 +220,54 @@ def test_a_stream_ends_with_its_key(lab: Lab, monkeypatch: pytest.MonkeyPatch) -
         assert answer.readline()
         assert lab.server.store.revoke_key(number)
         answer.read()  # comes to its end
+
+
+def test_a_followed_log_ends_with_its_key(lab: Lab) -> None:
+    key = lab.key()
+    number = lab.ask("GET", "/v1/me", key).body["actor"].partition(":")[2]
+    made = logged(lab, key, LINES[0])
+    lab.set_status(made, **running())
+    with lab.open("GET", f"{PATH}/{made}/logs?follow=1", key) as answer:
+        assert answer.readline() == b"line 0\n"
+        assert lab.server.store.revoke_key(number)
+        lab.cluster.log("tenant-landon", made.replace("_", "-"), LINES[1])
+        assert answer.read() == b""
+
+
+def test_another_tenancys_pod_says_nothing_of_a_container_by_its_labels(lab: Lab, key: str) -> None:
+    made = lab.run(key)
+    labels = lab.pod(made)["metadata"]["labels"]
+    space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "tenant-mallory"}}
+    lab.cluster.create(space)
+    metadata = {"name": "forged", "namespace": "tenant-mallory", "labels": labels}
+    spec = {"containers": [{"name": "main", "image": "x"}]}
+    lab.cluster.create({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
+    lab.cluster.patch("Pod", "forged", {"status": ended(3)}, "tenant-mallory", sub="status")
+    other = lab.run(key)
+    for status, lifecycle in ((running(), "running"), (ended(), "finished")):  # told after it, by the same watch
+        lab.set_status(other, **status)
+        lab.wait(key, other, lifecycle)
+    assert lab.show(key, made)["lifecycle"] == "scheduling"
+
+
+def test_a_log_of_very_many_lines_holds_nobody_up(lab: Lab, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = logged(lab, key)
+    keeper = lab.server.keeper
+    assert keeper
+
+    async def read_log(*_: Any) -> AsyncIterator[str]:
+        for number in range(300_000):
+            yield f"2026-11-23T10:02:00Z {number:011}"
+
+    monkeypatch.setattr(keeper.cluster, "read_log", read_log)
+    container = lab.server.store.find(made)
+    assert container
+    before = time.process_time()
+    asyncio.run(keeper._keep_log(container))
+    assert time.process_time() - before < 10  # not a minute: each line costs the same
+    kept = lab.server.store.read_log(made)
+    assert kept
+    assert (len(kept) + 32 >> 22, kept[-12:]) == (1, b"00000299999\n")
 
 
 # what a restart leaves

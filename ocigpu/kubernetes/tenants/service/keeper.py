@@ -7,6 +7,7 @@ cluster say, for objects have names that come of the container's id.
 import asyncio
 import contextlib
 import itertools
+from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -95,7 +96,7 @@ class Keeper:
         self.keep_seconds, self.pace = keep_seconds, pace
         self.bell = Bell()
         self.problem = "the cluster was not asked yet"
-        self._pods: dict[str, Mapping[str, Any]] = {}
+        self._pods: dict[tuple[str, str], Mapping[str, Any]] = {}
         self._due: dict[str, float] = {}
         self._pauses: dict[str, Backoff] = {}
         self._wake = asyncio.Event()
@@ -159,7 +160,7 @@ class Keeper:
             return None
         if not container.made:
             return await self._make(container)
-        pod = self._pods.get(container.id)
+        pod = self._pods.get(_place_of(container))
         if pod is None:
             if self.problem:  # nobody can say
                 return None
@@ -184,14 +185,14 @@ class Keeper:
         return self.pace.look if standing.lifecycle not in (*FINAL, "running") else None
 
     async def _keep_log(self, container: StoredContainer) -> None:
-        lines: list[str] = []
+        lines: deque[str] = deque()  # what a tenant prints has as many lines as it likes
         size = 0
         try:
             async for line in self.cluster.read_log(namespace_of(container.tenancy), object_name(container.id)):
                 lines.append(line)
                 size += len(line) + 1
                 while size > MAX_LOG:
-                    size -= len(lines.pop(0)) + 1
+                    size -= len(lines.popleft()) + 1
         except ClusterError as error:
             if error.status == 0:
                 raise
@@ -220,7 +221,7 @@ class Keeper:
             return None
         self.store.note_made(container.id)
         self.store.note_standing(container.id, ContainerStanding("scheduling"))
-        return 0.0 if container.id in self._pods else self.pace.look
+        return 0.0 if _place_of(container) in self._pods else self.pace.look
 
     async def _read_tenancy(self, container: StoredContainer) -> Mapping[str, Any] | None:
         """Return the tenancy once it is ready; notes why not."""
@@ -247,7 +248,7 @@ class Keeper:
             return self.pace.look
         for document in (*plan_volumes(plan)[::-1], *([plan_secret(plan, {})] if plan.secret_names else [])):
             await self.cluster.delete(document)
-        self._pods.pop(container.id, None)
+        self._pods.pop(_place_of(container), None)
         self.store.note_gone(container.id)
         return None
 
@@ -258,7 +259,7 @@ class Keeper:
         while True:
             try:
                 items, version = await self.cluster.list_objects("Pod", ours=True)
-                self._pods = {str(pod["metadata"].get("labels", {}).get(ID_LABEL)): pod for pod in items}
+                self._pods = {_place(pod): pod for pod in items}
                 self.problem = ""
                 self.log.forget("watch")
                 pause.reset()
@@ -273,12 +274,11 @@ class Keeper:
                     await asyncio.sleep(pause.failed(0.0))
 
     def _take(self, change: str, pod: Mapping[str, Any]) -> None:
-        container = str(pod["metadata"].get("labels", {}).get(ID_LABEL))
         if change == "DELETED":
-            self._pods.pop(container, None)
+            self._pods.pop(_place(pod), None)
         else:
-            self._pods[container] = pod
-        self.look_at(container)
+            self._pods[_place(pod)] = pod
+        self.look_at(str(pod["metadata"].get("labels", {}).get(ID_LABEL)))
 
     async def _chores(self) -> None:
         while True:
@@ -287,6 +287,15 @@ class Keeper:
                 self.look_at(one.id)
             self.store.forget()
             await asyncio.sleep(self.pace.chores)
+
+
+def _place(pod: Mapping[str, Any]) -> tuple[str, str]:
+    """Return what a pod is known by: its labels are whoever's may write pods in any tenancy's namespace."""
+    return pod["metadata"]["namespace"], pod["metadata"]["name"]
+
+
+def _place_of(container: StoredContainer) -> tuple[str, str]:
+    return namespace_of(container.tenancy), object_name(container.id)
 
 
 def plan_of(container: StoredContainer) -> ContainerPlan:

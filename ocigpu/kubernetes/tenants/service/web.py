@@ -370,6 +370,8 @@ class Api:
 
         async def parts() -> AsyncIterator[str]:
             async for number, at, text in lines:
+                if ask.values["follow"] and not self._is_valid(ask.principal):
+                    break
                 shown = f"{at} {text}" if stamped else text
                 yield f"id: {number}\ndata: {shown}\n\n" if media == "text/event-stream" else f"{shown}\n"
             if media == "text/event-stream":
