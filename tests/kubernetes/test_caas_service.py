@@ -1,5 +1,6 @@
 """The service for containers over HTTP, in front of the tests' API server."""
 
+import asyncio
 import http.client
 import json
 import subprocess
@@ -20,8 +21,9 @@ from support.cluster import Cluster
 from support.process import run, wait_for
 
 from ocigpu.cli.main import main
-from ocigpu.kubernetes.tenants.service.auth import OidcOptions
+from ocigpu.kubernetes.tenants.service.auth import OidcOptions, TokenReader
 from ocigpu.kubernetes.tenants.service.endpoints import ENDPOINTS, problems_of
+from ocigpu.kubernetes.tenants.service.problems import Refusal
 from ocigpu.kubernetes.tenants.service.web import MAX_BODY, TenantRules
 
 PATH = "/v1/containers"
@@ -424,6 +426,54 @@ def test_tokens_of_an_identity_provider(tmp_path: Path) -> None:
             assert lab.ask("GET", "/v1/me", provider.token("two")).status == 401
     finally:
         provider.close()
+
+
+def test_tokens_that_anybody_makes_do_not_make_us_ask_the_provider_for_each() -> None:
+    asked: list[str] = []
+
+    async def fetch(url: str) -> bytes:
+        asked.append(url)
+        await asyncio.sleep(0)
+        raise OSError("away")
+
+    async def send() -> None:
+        now = 10_000.0
+        reader = TokenReader(OidcOptions("https://login.example", "ocigpu"), fetch, lambda: now)
+        secret = ec.generate_private_key(ec.SECP256R1())
+        tokens = [jwt.encode({"sub": "x"}, secret, "ES256", headers={"kid": str(number)}) for number in range(20)]
+        for _ in range(2):
+            results = await asyncio.gather(*map(reader.read, tokens), return_exceptions=True)
+            assert {getattr(one, "code", repr(one)) for one in results} == {"credential_invalid"}
+        assert len(asked) == 1
+        now += 60
+        with pytest.raises(Refusal):
+            await reader.read(tokens[0])
+        assert len(asked) == 2
+
+    asyncio.run(send())
+
+
+@pytest.mark.parametrize(
+    ("known", "keys"),
+    [
+        ({"issuer": "https://login.example", "jwks_uri": "http://elsewhere.example/"}, {}),
+        ({"issuer": "https://login.example", "jwks_uri": "https://login.example/keys"}, {"keys": ["x"]}),
+        ([], {}),
+        ("[" * 100_000, {}),
+        (http.client.IncompleteRead(b""), {}),
+    ],
+    ids=["elsewhere", "no keys", "a list", "deep", "cut off"],
+)
+def test_whatever_a_provider_answers_is_a_refusal(known: Any, keys: Any) -> None:
+    async def fetch(url: str) -> bytes:
+        if isinstance(known, Exception):
+            raise known
+        found = keys if url.endswith("/keys") else known
+        return (found if isinstance(found, str) else json.dumps(found)).encode()
+
+    token = jwt.encode({"sub": "x"}, ec.generate_private_key(ec.SECP256R1()), "ES256", headers={"kid": "one"})
+    with pytest.raises(Refusal, match="cannot be read"):
+        asyncio.run(TokenReader(OidcOptions("https://login.example", "ocigpu"), fetch).read(token))
 
 
 # a cluster that fails

@@ -4,6 +4,8 @@ The tenancy comes from the credential.  Sources: RFC 6750 (bearer), RFC 7519 and
 with them), OpenID Connect Discovery 1.0, RFC 7517 (keys).
 """
 
+import asyncio
+import http.client
 import ipaddress
 import json
 import time
@@ -61,6 +63,11 @@ class OidcOptions(NamedTuple):
 
 
 Fetch = Callable[[str], Awaitable[bytes]]
+_UNREADABLE = (
+    OSError, http.client.HTTPException, jwt.PyJWTError, SettingsError, ValueError, KeyError, TypeError, AttributeError,
+    RecursionError,
+)  # fmt: skip
+"""What reading keys can raise, whatever the provider answers."""
 
 
 class TokenReader:
@@ -80,6 +87,7 @@ class TokenReader:
             raise SettingsError("OCIGPU-CAAS-1", f"--oidc-algorithm {quoted(bad[0])}: not a signature", hint)
         self._keys: dict[str, jwt.PyJWK] = {}
         self._read_at = self._tried_at = -KEYS_SECONDS
+        self._reading = asyncio.Lock()
 
     async def read(self, token: str) -> Principal:
         """Return whose a token is; raises Refusal."""
@@ -115,22 +123,30 @@ class TokenReader:
 
     async def _find_key(self, number: str) -> jwt.PyJWK:
         """Return the provider's key of this number; its keys are read again for one that is new, but not for each."""
-        now = self._clock()
-        if now - self._read_at >= KEYS_SECONDS or (number not in self._keys and now - self._tried_at >= RETRY_SECONDS):
-            self._tried_at = now
-            try:
-                self._keys = await self._read_keys()
-                self._read_at = now
-            except (OSError, ValueError, KeyError, TypeError, jwt.PyJWTError) as error:
-                if now - self._read_at >= 10 * KEYS_SECONDS:
-                    self._keys = {}
-                if number not in self._keys:
-                    raise Refusal(
-                        "credential_invalid", f"token: the provider's keys cannot be read: {error}"
-                    ) from error
+        # one request asks the provider, once in a while; those whose key is known do not wait for its answer
+        if self._is_due(number) and not (number in self._keys and self._reading.locked()):
+            async with self._reading:
+                if self._is_due(number):
+                    await self._refresh(number)
         if number not in self._keys:
             raise jwt.InvalidKeyError("its key is not one of the provider's")
         return self._keys[number]
+
+    def _is_due(self, number: str) -> bool:
+        now = self._clock()
+        wanted = number not in self._keys or now - self._read_at >= KEYS_SECONDS
+        return wanted and now - self._tried_at >= RETRY_SECONDS
+
+    async def _refresh(self, number: str) -> None:
+        now = self._tried_at = self._clock()
+        try:
+            self._keys = await self._read_keys()
+            self._read_at = now
+        except _UNREADABLE as error:
+            if now - self._read_at >= 10 * KEYS_SECONDS:
+                self._keys = {}
+            if number not in self._keys:
+                raise Refusal("credential_invalid", f"token: the provider's keys cannot be read: {error}") from error
 
     async def _read_keys(self) -> dict[str, jwt.PyJWK]:
         issuer = self.options.issuer
