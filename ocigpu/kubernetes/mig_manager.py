@@ -7,6 +7,7 @@ the node, so whoever comes after a killed manager gives them back.
 """
 
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -49,6 +50,8 @@ FILE_SECONDS = 10.0
 POLICIES = ("refuse", "drain", "ignore")
 MAX_FILE = 1 << 20
 API_ERROR = "OCIGPU-KUBE-5"
+_SERVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9:_.\\@-]{0,254}")
+"""No option of systemctl: the note is on the node, where others write, too."""
 
 
 class ManagerOptions(NamedTuple):
@@ -337,7 +340,8 @@ def _journal(seen: Metadata) -> dict[str, Any]:
     try:
         found = json.loads(seen.annotations.get(JOURNAL, "{}"))
         labels = {str(key): value for key, value in found.get("labels", {}).items() if key in CLIENTS}
-        return {"labels": labels, "services": [str(name) for name in found.get("services", [])]}
+        services = [name for name in map(str, found.get("services", [])) if _SERVICE.fullmatch(name)]
+        return {"labels": labels, "services": services}
     except (ValueError, AttributeError, TypeError):
         return {"labels": {}, "services": []}
 
@@ -349,7 +353,7 @@ def _problems(answer: MigAnswer) -> str:
 
 def _named(pods: list[PodOfNode], text: str) -> list[PodOfNode]:
     """Return the pods whose containers a text names, "namespace/pod/container"."""
-    return [pod for pod in pods if f"{pod}/" in text]
+    return [pod for pod in pods if re.search(rf"(?<![a-z0-9.-]){re.escape(f'{pod}/')}", text)]
 
 
 def _listed(pods: list[PodOfNode]) -> str:

@@ -246,6 +246,12 @@ def test_a_place_that_cannot_be_listened_on(serve: Serve, manager: SimulatedMana
         serve(f"unix:{work_directory}/none/fabric.sock", ME)
     with pytest.raises(FabricError, match=r"read .*/ca\.crt"):
         serve("tcp:127.0.0.1:0", "node-1", tls=str(work_directory))
+    (work_directory / "mine").write_text("kept")
+    (work_directory / "link").symlink_to("mine")
+    for name in ("mine", "link"):  # a connection to a file that is no socket is refused, too
+        with pytest.raises(FabricError, match="Address already in use"):
+            serve(f"unix:{work_directory}/{name}", ME)
+    assert (work_directory / "link").read_text() == "kept"
 
 
 def test_a_socket_left_by_a_service_that_was_killed_is_taken_over(

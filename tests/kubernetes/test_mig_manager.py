@@ -208,6 +208,10 @@ def test_pods_that_have_what_would_go_are_not_disturbed(lab: Lab) -> None:
     assert lab.label() == {CONFIG: "new", STATE: "failed"}
     assert lab.annotation(REASON) == "pods have what would be destroyed: default/web"
     assert (lab.states, lab.pods(), lab.gpus.layout) == ([], ["idle", "web"], "old")
+    lab.gpus.held = "not-default/web/main"  # another pod, whose name ends with that of this one
+    lab.pod("web", gpus=1, namespace="not-default")
+    assert not lab.manager().reconcile()
+    assert lab.annotation(REASON) == "pods have what would be destroyed: not-default/web"
     lab.gpus.held = ""  # it has ended: the label has not changed
     assert lab.manager().reconcile()
     assert lab.is_settled()
@@ -358,6 +362,14 @@ def test_what_the_vendors_manager_left_paused_is_given_back(lab: Lab) -> None:
     lab.set(labels={PLUGIN: PAUSED, DCGM: PAUSED, EXPORTER: "false"}, annotations={JOURNAL: "nonsense"})
     assert lab.manager().reconcile()
     assert lab.is_settled(**OPERATOR)
+
+
+def test_a_note_that_others_wrote_starts_no_command_of_theirs(lab: Lab) -> None:
+    lab.gpus.layout = "new"
+    services = ["--host=mallory@elsewhere.example", "-Hx", "nvsm.service", "a b"]
+    lab.set(annotations={JOURNAL: json.dumps({"labels": {}, "services": services})})
+    assert lab.manager().reconcile()
+    assert lab.gpus.active == {"nvsm.service", "sshd.service"}
 
 
 def test_labels_go_back_also_where_the_wanted_one_is_taken_away(lab: Lab) -> None:

@@ -266,6 +266,8 @@ def test_only_the_controller_and_operators_change_what_keeps_a_tenancy_in_its_pl
     ]:  # fmt: skip
         with pytest.raises(Problem, match="change the Tenancy instead"):
             do(document, user=SERVICE)
+    with pytest.raises(Problem, match="change the Tenancy instead"):
+        cluster.update(stripped, sub="status", user=SERVICE)  # labels can be written there, too
     assert cluster.exists("ServiceAccount", "default", "tenant-landon"), "made by the controller manager"
     cluster.create(policy("tenant-landon"), user=ACCOUNT)
     cluster.delete("NetworkPolicy", "open", "tenant-landon")

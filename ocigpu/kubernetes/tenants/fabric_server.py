@@ -4,9 +4,11 @@ Who calls is known before anything is answered: by the kernel for a vsock (CID) 
 connections are passed on only then; by the certificate for TCP, where both sides show one.  Nobody may unless named.
 """
 
+import contextlib
 import os
 import shutil
 import socket
+import stat
 import struct
 import tempfile
 import threading
@@ -125,8 +127,9 @@ class FabricServer:
         if address.kind == "vsock":
             listener = listen(socket.AF_VSOCK, (socket.VMADDR_CID_ANY, address.number))
         else:
-            if os.path.exists(address.host) and not _answers(address.host):
-                os.unlink(address.host)
+            with contextlib.suppress(FileNotFoundError):  # a file of another kind is none of ours: the bind fails
+                if stat.S_ISSOCK(os.lstat(address.host).st_mode) and not _answers(address.host):
+                    os.unlink(address.host)
             listener = listen(socket.AF_UNIX, address.host)
         self._relay = Relay(listener, lambda: connect(socket.AF_UNIX, inner, DIAL_SECONDS), self._admit)
         return address
