@@ -282,6 +282,8 @@ def _choose(
     there = f"{show.count(gpus, 'GPU')} of {show_ids(left) or 'none'}"
     if gpus in sizes(listed):
         raise FabricError("OCIGPU-FAB-4", f"choose {there}: no partition of that size is wholly free")
+    if gpus > len(left):
+        raise FabricError("OCIGPU-FAB-4", f"choose {there}: so many are not free")
     singles = choose_singles(listed, left, gpus) if unlinked else ()
     if singles:
         return WantedPartitions(singles, True)

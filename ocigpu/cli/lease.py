@@ -11,7 +11,7 @@ from ocigpu.cli.kubernetes import INSTALL
 from ocigpu.core.errors import HostError, UsageError, printable
 from ocigpu.kubernetes.tenants.history import show_history
 from ocigpu.kubernetes.tenants.journal import DIRECTORY, LeaseJournal
-from ocigpu.kubernetes.tenants.lease import Happened, Lease, LeaseEvent, check_act, describe, step, waits_for
+from ocigpu.kubernetes.tenants.lease import Happened, Lease, LeaseEvent, Phase, check_act, describe, step, waits_for
 
 
 def _open(journal: str) -> LeaseJournal:
@@ -69,13 +69,18 @@ def show_command(gpu: str, journal: str = "", json: bool = False) -> None:
             ("pod", _pod(lease) or "none"),
             ("set", ", ".join(lease.members) or "none"),
             ("established", ", ".join(lease.proofs) or "nothing"),
-            ("waits for", data["waits_for"] or "no other GPU"),
-            (
-                "then",
-                f"Quarantined ({lease.sick})" if lease.sick else "Maintenance" if lease.maintenance else "as usual",
-            ),
+            *_next(lease, data["waits_for"]),
         ]
     )
+
+
+def _next(lease: Lease, other: str) -> tuple[tuple[str, str], ...]:
+    """Return what a lease waits for and what becomes of it then."""
+    if lease.phase in (Phase.QUARANTINED, Phase.MAINTENANCE):
+        act = f"an operator: ocigpu lease release {lease.gpu} --generation {lease.generation}"
+        return ("waits for", act), ("then", "reset and check, then Free")
+    then = f"Quarantined ({lease.sick})" if lease.sick else "Maintenance" if lease.maintenance else "as usual"
+    return ("waits for", other or "no other GPU"), ("then", then)
 
 
 def _act(kind: Happened, gpu: str, generation: int, why: str, journal: str, json: bool) -> None:

@@ -49,6 +49,8 @@ class Listener:
         new = self._new
         if len(os.fsencode(new)) > MAX_PATH:
             raise self._cannot(f"the path of a socket may have {MAX_PATH} bytes")
+        if not os.path.isdir(os.path.dirname(new)):  # gRPC's library would write a line of its own to standard error
+            raise self._cannot(f"there is no directory {os.path.dirname(new)}")
         server = grpc.server(
             ThreadPoolExecutor(workers, os.path.basename(self.path)),
             options=[("grpc.max_receive_message_length", MAX_REQUEST)],
@@ -65,8 +67,6 @@ class Listener:
         except (OSError, RuntimeError, grpc.RpcError) as error:
             server.stop(None)
             cause = error.strerror if isinstance(error, OSError) and error.strerror else why(error)
-            if not os.path.isdir(os.path.dirname(new)):
-                cause = f"there is no directory {os.path.dirname(new)}"
             raise self._cannot(cause) from error
         self._server = server
         self._inode = identity(self.path)[:2]

@@ -104,6 +104,7 @@ def test_a_set_is_planned_activated_audited_and_deactivated(cli: Run, manager: S
     assert cli("audit", "--expect", "1,3", "--expect", "8") == (0, "as expected: 2 active partitions\n", "")
     assert cli("activate", "1,2,3,4", "--replace")[0] == 1
     assert "held by team-a" in cli("deactivate", "1,3")[2]
+    assert "choose 7 GPUs of 2,4,5,6,7,8: so many are not free" in cli("plan", "--gpus", "7", "--unlinked")[2]
     assert cli("deactivate", "1,3", "8", "--force")[0] == 0
     assert manager.active() == []
     assert cli("audit") == (0, "as expected: 0 active partitions\n", "")

@@ -121,7 +121,8 @@ def open_cluster(kubeconfig: str = "") -> ApiCluster:
         client = Client(config, timeout=httpx2.Timeout(TIMEOUT), trust_env=False)
     except (ConfigError, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         where = kubeconfig or "service account"
-        raise HostError("OCIGPU-KUBE-5", f"{where}: {printable(str(error), 300)}") from error
+        hint = "Name a kubeconfig (--kubeconfig, KUBECONFIG), or run in a pod with a service account."
+        raise HostError("OCIGPU-KUBE-5", f"{where}: {printable(str(error), 300)}", hint) from error
     return ApiCluster(client)
 
 

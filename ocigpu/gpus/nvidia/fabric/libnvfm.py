@@ -87,7 +87,10 @@ def parse_address(text: str) -> FabricAddress:
             number = 0
         if 0 < number < 65536:
             return FabricAddress(_INET, info, f"tcp:{info}")
-    hint = "It is tcp:IPV4[:PORT], unix:PATH or vsock:CID:PORT; the library takes no names and no IPv6."
+    hint = (
+        "It is tcp:IPV4[:PORT], unix:PATH, vsock:CID:PORT, or grpc: and the address of ocigpu fabric serve; NVIDIA's "
+        "library takes no names and no IPv6."
+    )
     raise FabricError("OCIGPU-FAB-1", f"address {quoted(text)}: not understood", hint)
 
 
