@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 
 from ocigpu.core.errors import HostError, printable
-from ocigpu.kubernetes.api.services import open_channel
+from ocigpu.kubernetes.api.services import give_up, open_channel
 
 STOP = 2.0
 """Seconds that running calls have when a server stops."""
@@ -65,7 +65,7 @@ class Listener:
                 probe(channel)
             os.rename(new, self.path)
         except (OSError, RuntimeError, grpc.RpcError) as error:
-            server.stop(None)
+            give_up(server)
             cause = error.strerror if isinstance(error, OSError) and error.strerror else why(error)
             raise self._cannot(cause) from error
         self._server = server

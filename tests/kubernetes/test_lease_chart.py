@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import celpy
 import kubernetes_validate
 import pytest
 from celpy.adapter import json_to_cel
@@ -13,6 +12,7 @@ from support.cluster import Cluster
 from ocigpu.cli.main import main
 from ocigpu.core.errors import HostError
 from ocigpu.kubernetes.config import parse_flags, read_configuration
+from ocigpu.kubernetes.dra.fit import new_environment
 from ocigpu.kubernetes.tenants.lease import Lease, Phase
 from ocigpu.kubernetes.tenants.report import LeaseReporter
 from ocigpu.kubernetes.tenants.resources import Documents
@@ -99,7 +99,7 @@ def test_an_agent_tells_of_its_own_node_alone(extra: dict[str, list[str]], accep
     known = {"request": json_to_cel(request), "object": json_to_cel({"spec": {"nodeName": "n1"}})}
 
     def value(expression: str) -> bool:
-        environment = celpy.Environment()
+        environment = new_environment()
         return bool(environment.program(environment.compile(expression)).evaluate(known))
 
     assert all(value(each["expression"]) for each in policy["matchConditions"])

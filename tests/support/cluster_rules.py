@@ -15,6 +15,8 @@ import celpy
 import jsonschema
 from celpy.evaluation import base_functions
 
+from ocigpu.kubernetes.dra.fit import new_environment
+
 Object = dict[str, Any]
 Store = Mapping[str, Mapping[tuple[str, str], Object]]
 
@@ -160,7 +162,7 @@ def _path(words: Any) -> str:
 
 # Common Expression Language
 
-_ENVIRONMENT = celpy.Environment()
+_ENVIRONMENT = new_environment()
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 So small an interface needs no generated servicer classes.
 """
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -72,3 +73,13 @@ def open_channel(path: str, *options: tuple[str, Any]) -> grpc.Channel:
     """Return a new connection to a socket: none of an earlier attempt, with its back-off, is used again."""
     ours = (("grpc.default_authority", "localhost"), ("grpc.use_local_subchannel_pool", 1))
     return grpc.insecure_channel(f"unix:{path}", [*ours, *options])
+
+
+def give_up(server: grpc.Server) -> None:
+    """End a server that could not be made whole.
+
+    One that has never started cannot be stopped, and would abort children that are forked later: it is started first.
+    """
+    with contextlib.suppress(ValueError):  # it has been
+        server.start()
+    server.stop(None).wait()

@@ -6,6 +6,7 @@ A first-fit search gives the devices that a request would get; the scheduler's o
 """
 
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -324,8 +325,17 @@ def _program(expression: str) -> Any:
         "isGreaterThan": lambda one, two: truth(one > two),
         "isLessThan": lambda one, two: truth(one < two),
     }
-    environment = celpy.Environment()
+    environment = new_environment()
     return environment.program(environment.compile(expression), functions=functions)
+
+
+def new_environment() -> Any:
+    """Return an Environment of cel-python; the recursion limit of this process, which it raises, stays as it is."""
+    limit = sys.getrecursionlimit()
+    try:
+        return _celpy().Environment()
+    finally:
+        sys.setrecursionlimit(limit)
 
 
 def _as_cel(device: PublishedDevice) -> Any:

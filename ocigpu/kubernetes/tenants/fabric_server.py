@@ -21,7 +21,7 @@ import grpc
 from ocigpu.core.errors import OcigpuError, as_own_error, printable
 from ocigpu.gpus.nvidia.fabric.partitions import FabricError, RestorableFabric, show_ids
 from ocigpu.kubernetes.api import fabric_pb2 as pb
-from ocigpu.kubernetes.api.services import serve
+from ocigpu.kubernetes.api.services import give_up, serve
 from ocigpu.kubernetes.tenants.fabric_messages import (
     CODE_KEY,
     MAX_MESSAGE,
@@ -80,11 +80,17 @@ class FabricServer:
         self.address = address
         try:
             self.address = self._listen_tls(address) if address.kind == "tcp" else self._listen(address)
+        except FabricError:
+            self._give_up()
+            raise
         except (OSError, RuntimeError) as error:
-            self._server.stop(None)
-            self._clean()
+            self._give_up()
             cause = error.strerror if isinstance(error, OSError) and error.strerror else "cannot be bound"
             raise FabricError("OCIGPU-FAB-1", f"listen on {address}: {cause}", "") from error
+
+    def _give_up(self) -> None:
+        give_up(self._server)
+        self._clean()
 
     def stop(self) -> None:
         """End: calls at work are let finish for some seconds."""
