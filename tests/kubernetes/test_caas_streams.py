@@ -1,8 +1,10 @@
 """The service for containers: what goes on while it is followed, and what a restart or a failing cluster leaves."""
 
 import asyncio
+import contextlib
 import http.client
 import json
+import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -13,7 +15,7 @@ import pytest
 from caas_lab import SCHEDULED, SEED, Lab, ended, main_status, make_lab, running
 from support.process import wait_for
 
-from ocigpu.kubernetes.tenants.service import web
+from ocigpu.kubernetes.tenants.service import server, web
 from ocigpu.kubernetes.tenants.service.cluster import ClusterClient
 from ocigpu.kubernetes.tenants.service.store import CaasStore
 
@@ -268,6 +270,24 @@ def test_a_log_of_very_many_lines_holds_nobody_up(lab: Lab, key: str, monkeypatc
     kept = lab.server.store.read_log(made)
     assert kept
     assert (len(kept) + 32 >> 22, kept[-12:]) == (1, b"00000299999\n")
+
+
+def test_a_request_that_does_not_come_ends_its_connection(lab: Lab, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "REQUEST_SECONDS", 0.1)
+    made = lab.run(key)
+    place = ("127.0.0.1", lab.server.port)
+    whole = b"GET /v1/openapi.json HTTP/1.1\r\nHost: x\r\n\r\n"
+    with lab.open("GET", f"{PATH}/{made}/events", key) as answer:
+        assert answer.readline()
+        for before in (b"", whole):
+            with socket.create_connection(place, timeout=30) as slow:
+                slow.sendall(before + b"GET /v1/me HT")
+                with contextlib.suppress(ConnectionResetError):
+                    while slow.recv(1 << 16):
+                        pass
+        lab.pod(made)
+        lab.set_status(made, **ended())
+        assert b'"finished"' in answer.read()  # who is answered is not disturbed
 
 
 # what a restart leaves

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import uvicorn
 from starlette.applications import Starlette
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ocigpu.core.errors import HostError, SettingsError, cause, quoted
 from ocigpu.kubernetes.tenants.service.auth import OidcOptions, TokenReader, check_provider_url
@@ -27,6 +28,8 @@ from ocigpu.system.service import ENDING, ServiceLog
 
 GRACE = 5
 """Seconds for answers that are being given when the service is told to end."""
+REQUEST_SECONDS = 20.0
+"""For the head of a request to come, on a new connection or after the answer before."""
 MAX_DOCUMENT = 1 << 20
 
 
@@ -64,6 +67,27 @@ class _UvicornServer(uvicorn.Server):
         """End, see uvicorn."""
         self.on_shutdown()
         await super().shutdown(sockets)
+
+
+class _Protocol(H11Protocol):
+    """Ends connections on which no request comes: nobody who sends one letter a minute needs a credential for it."""
+
+    _seen: Any = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin, see uvicorn."""
+        super().connection_made(transport)
+        self.loop.call_later(REQUEST_SECONDS, self._look)
+
+    def _look(self) -> None:
+        answered = self.cycle is None or self.cycle.response_complete
+        if self.transport.is_closing():
+            return
+        if answered and self.cycle is self._seen:
+            self.transport.abort()
+            return
+        self._seen = self.cycle
+        self.loop.call_later(REQUEST_SECONDS, self._look)
 
 
 class CaasServer:
@@ -135,7 +159,7 @@ class CaasServer:
         tls = dict(zip(("ssl_certfile", "ssl_keyfile"), options.tls, strict=False))
         config = uvicorn.Config(
             api.make_app(run=beside), log_config=None, access_log=False, lifespan="on", server_header=False,
-            timeout_graceful_shutdown=GRACE, ws="none", http="h11", h11_max_incomplete_event_size=16 << 10,
+            timeout_graceful_shutdown=GRACE, ws="none", http=_Protocol, h11_max_incomplete_event_size=16 << 10,
             proxy_headers=False, loop="asyncio", **tls,  # type: ignore[arg-type]
         )  # fmt: skip
         self._server = server = _UvicornServer(config)
