@@ -94,6 +94,7 @@ def _kinds() -> Iterator[Kind]:
 class User(NamedTuple):
     name: str
     groups: tuple[str, ...] = ()
+    extra: Mapping[str, list[str]] = {}
 
 
 _CONTROLLER = User("system:serviceaccount:kube-system:namespace-controller")
@@ -191,6 +192,11 @@ class Cluster:
         token = f"token-of-{user}"
         self._users[token] = User(user, (*groups, "system:authenticated"))
         return token
+
+    def add_extra(self, user: str, extra: Mapping[str, list[str]]) -> None:
+        """Let policies see what a user's token says beside the name, such as the node of its pod."""
+        token = f"token-of-{user}"
+        self._users[token] = self._users[token]._replace(extra=extra)
 
     def client(self, user: str = ADMIN, *groups: str, **options: Any) -> Any:
         """Return a client of lightkube, closed with the cluster; the default user may do everything."""

@@ -246,7 +246,11 @@ def _denial(
             "subResource": request.sub,
             "resource": resource,
             "kind": {"group": request.kind.group, "version": request.version, "kind": request.kind.kind},
-            "userInfo": {"username": request.user.name, "groups": list(request.user.groups), "extra": {}},
+            "userInfo": {
+                "username": request.user.name,
+                "groups": list(request.user.groups),
+                "extra": request.user.extra,
+            },
             "dryRun": bool(request.query.get("dryRun")),
         },
         "variables": {},

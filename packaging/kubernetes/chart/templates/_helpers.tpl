@@ -102,7 +102,7 @@ runtimeClassName: {{ .root.Values.runtimeClass.name }}
 priorityClassName: {{ .root.Values.priorityClassName }}
 {{- end }}
 serviceAccountName: {{ include "ocigpu.name" .root }}-{{ .component }}
-automountServiceAccountToken: {{ or $installer (eq .component "node-labels") }}
+automountServiceAccountToken: {{ or $installer (eq .component "node-labels") (eq .component "dra-driver") }}
 {{- if .root.Values.image.pullSecrets }}
 imagePullSecrets:
   {{- range $secret := .root.Values.image.pullSecrets }}

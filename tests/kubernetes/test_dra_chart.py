@@ -1,0 +1,136 @@
+"""The chart with ``dra.enabled``: objects that fit together, rights that suffice, and policies that really apply."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import kubernetes_validate
+import pytest
+from deployment_lab import containers, objects, of_kind
+from dra_lab import API, DRIVER, NODE
+from kubernetes_lab import host
+from support.cluster import Cluster
+from support.cluster_rules import Problem
+
+from ocigpu.core.errors import HostError
+from ocigpu.kubernetes.dra.cluster import ApiCluster
+from ocigpu.kubernetes.dra.devices import DraNode, make_devices
+from ocigpu.kubernetes.dra.fit import published_devices, why_not
+from ocigpu.kubernetes.dra.options import parse_options
+from ocigpu.kubernetes.dra.publisher import Publisher
+from ocigpu.kubernetes.dra.slices import Pool, as_objects, make_slices
+
+FOUND = objects({"dra": {"enabled": True}})
+ACCOUNT = "system:serviceaccount:gpu:ocigpu-dra-driver"
+DEVICES = make_devices(DraNode(host("a100-8")))
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    with Cluster() as running:
+        running.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "gpu"}})
+        running.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}})
+        for each in FOUND:
+            if each["apiVersion"].partition("/")[0] in (
+                "rbac.authorization.k8s.io",
+                "admissionregistration.k8s.io",
+                "resource.k8s.io",
+            ):
+                running.create(each)
+        yield running
+
+
+def publisher(cluster: Cluster, on: str | None, node: str = NODE) -> Publisher:
+    """Return what publishes for a node, with the token of a driver's pod on a node."""
+    extra = {"authentication.kubernetes.io/node-name": [on]} if on is not None else {}
+    client = cluster.client(ACCOUNT)
+    cluster.add_extra(ACCOUNT, extra)
+    return Publisher(ApiCluster(client), DRIVER, node, lambda *_, **__: None)
+
+
+def test_objects_are_those_of_kubernetes_and_the_program_understands_its_words() -> None:
+    for each in objects({"dra": {"enabled": True, "privileged": True, "shares": "4"}}):
+        if each["apiVersion"] != "resource.k8s.io/v1":
+            kubernetes_validate.validate(each, "1.37", strict=True)
+    sets = of_kind(FOUND, "DaemonSet")
+    assert "ocigpu-dra-driver" in sets
+    assert "ocigpu-device-plugin" not in sets, "one program offers a GPU"
+    assert "ocigpu-device-plugin" in of_kind(objects({}), "DaemonSet")
+    assert not of_kind(objects({}), "DeviceClass")
+    ((pod, container),) = [(pod, each) for pod, each in containers(FOUND) if each["args"][0] == "dra-driver"]
+    options = parse_options([*container["args"][1:]], {"NODE_NAME": "n", "POD_UID": "u"})
+    assert options.directories.plugins == "/var/lib/kubelet/plugins"
+    assert pod["automountServiceAccountToken"] is True
+    paths = {each["mountPath"] for each in container["volumeMounts"]}
+    assert {"/var/lib/kubelet/plugins", "/var/lib/kubelet/plugins_registry", "/var/run/cdi", "/driver-root"} == paths
+
+
+def test_classes_choose_the_devices_of_their_kind() -> None:
+    classes = of_kind(FOUND, "DeviceClass")
+    assert classes["gpu.nvidia.com"]["spec"]["extendedResourceName"] == "nvidia.com/gpu"
+    assert set(classes) == {"gpu.nvidia.com", "mig.nvidia.com", "vfio.gpu.nvidia.com"}
+    (device, *_), _ = published_devices(make_slices(DEVICES, Pool(DRIVER, NODE)))
+    good = {
+        name for name, each in classes.items() if not why_not(each["spec"]["selectors"][0]["cel"]["expression"], device)
+    }
+    assert good == {"gpu.nvidia.com"}
+
+
+def test_the_drivers_rights_suffice_and_end_at_its_own_node(cluster: Cluster) -> None:
+    assert publisher(cluster, NODE).publish(DEVICES).made == 1
+    assert publisher(cluster, NODE).publish(DEVICES[1:]).removed == 1
+    for on, words in (("other", "of its own node only"), (None, "does not say on which node")):
+        with pytest.raises(HostError, match=words):
+            publisher(cluster, on).publish(DEVICES)
+    assert len(cluster.objects("ResourceSlice")) == 1
+    (document,) = as_objects(make_slices(DEVICES, Pool(DRIVER, NODE)), Pool(DRIVER, NODE))
+    ours = ApiCluster(cluster.client(ACCOUNT))
+    cluster.add_extra(ACCOUNT, {"authentication.kubernetes.io/node-name": [NODE]})
+    for spec in ({"allNodes": True}, {"nodeSelector": {"nodeSelectorTerms": []}}):
+        everywhere = {name: value for name, value in document["spec"].items() if name != "nodeName"}
+        with pytest.raises(HostError, match="of its own node only"):
+            ours.create_slice({**document, "spec": {**everywhere, **spec}})
+    (theirs,) = cluster.objects("ResourceSlice")
+    cluster.add_extra(ACCOUNT, {"authentication.kubernetes.io/node-name": ["other"]})
+    with pytest.raises(HostError, match="of its own node only"):
+        ours.delete_slice(theirs["metadata"]["name"])
+    assert cluster.create(document), "others are not the policy's affair"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        ({"apiVersion": API, "kind": "GpuConfig", "sharing": {"strategy": "MPS"}}, ""),
+        ({"apiVersion": API, "kind": "VfioDeviceConfig"}, ""),
+        ({"apiVersion": "v1", "kind": "GpuConfig"}, "apiVersion of the parameters"),
+        ({"apiVersion": API, "kind": "Gpu"}, "kind of the parameters"),
+        ({"apiVersion": API, "kind": "GpuConfig", "sharing": {"strategy": "Some"}}, "sharing.strategy"),
+        (
+            {
+                "apiVersion": API,
+                "kind": "GpuConfig",
+                "sharing": {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Huge"}},
+            },
+            "interval",
+        ),
+    ],
+)
+@pytest.mark.parametrize("template", [False, True])
+def test_wrong_configurations_are_refused_when_a_claim_is_made(
+    cluster: Cluster, parameters: dict[str, Any], words: str, template: bool
+) -> None:
+    devices = {"config": [{"opaque": {"driver": DRIVER, "parameters": parameters}}]}
+    document = {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaimTemplate" if template else "ResourceClaim",
+        "metadata": {"name": "c", "namespace": "gpu"},
+        "spec": {"spec": {"devices": devices}} if template else {"devices": devices},
+    }
+    other = json.loads(json.dumps(document).replace(DRIVER, "nic.example.com"))
+    other["metadata"]["name"] = "other"
+    assert cluster.create(other), "another driver's are its own affair"
+    if not words:
+        assert cluster.create(document)
+        return
+    with pytest.raises(Problem, match=words):
+        cluster.create(document)
