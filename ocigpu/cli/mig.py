@@ -159,7 +159,7 @@ def apply_command(
     skip_reset: bool = False,
 ) -> None:
     hooks = _hooks(options, hooks_file, skip_reset)
-    with undisturbed(), _alone():  # what was destroyed is made again, or put back, before a signal ends us
+    with undisturbed(), _alone(options.config):  # what was destroyed is made or put back before a signal ends us
         hooks.run("apply-start")
         try:
             host = _look(options)
@@ -185,8 +185,8 @@ def _hooks(options: Asked, hooks_file: str, skip_reset: bool) -> Hooks:
 
 
 @contextmanager
-def _alone() -> Iterator[None]:
-    lock = open_lock("mig.lock")
+def _alone(config: str) -> Iterator[None]:
+    lock = open_lock("mig.lock", load_settings(config).simulation_root)
     try:
         if lock >= 0:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -227,6 +227,10 @@ def assert_command(options: Asked, valid_config: bool = False) -> int:
         return 0
     host = _look(options)
     changes = host.planner(options, dict)(host.gpus)
+    if not options.mode_only:  # as the vendor's: a layout of other models is not what these GPUs are
+        named = {change.gpu.uuid for change in changes}
+        left = [gpu for gpu in host.gpus if gpu.mode is not None and gpu.uuid not in named]
+        changes += [GpuChange(gpu, None, gpu.instances, problem="the layout does not mention it") for gpu in left]
     _show(changes, options.json, "nothing was changed")
     return int(any(change.changes or change.problem for change in changes))
 
@@ -235,7 +239,7 @@ def export_command(
     config: str = "", json: bool = False, output_format: str = "yaml", config_label: str = "current"
 ) -> None:
     host = _look(Asked("", config=config))
-    document = to_document([gpu for gpu in host.gpus if gpu.mode is not None], config_label)
+    document = to_document(host.gpus, config_label)
     _write(document, json, output_format)
 
 
@@ -276,7 +280,7 @@ def restore_command(
 ) -> None:
     checkpoint = parse_checkpoint(*_read(checkpoint_file))
     options = Asked("", config=config, json=json)
-    with undisturbed(), _alone():
+    with undisturbed(), _alone(options.config):
         host = _look(options)
         _change(host, options, checkpoint.planner, _Holders(host, state_dir, force))
 

@@ -4,6 +4,7 @@ Every key is obeyed or refused with its place.  Source: github.com/NVIDIA/mig-pa
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -12,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from ocigpu.cdi.yaml_child import RefusedError, build
 from ocigpu.core.errors import SettingsError, printable, quoted
-from ocigpu.gpus.nvidia.mig_layout import GpuLayout, WantedMig, balanced
+from ocigpu.gpus.nvidia.mig_layout import GpuInstance, GpuLayout, WantedMig, balanced
 from ocigpu.system.files import read_regular
 
 _ID = r"0x[0-9A-Fa-f]{8}"
@@ -159,19 +160,34 @@ def wanted_of(entries: Sequence[LayoutEntry], gpus: Sequence[GpuLayout]) -> Iter
 
 
 def to_document(gpus: Sequence[GpuLayout], label: str = "current") -> dict[str, Any]:
-    """Return the present layout as a file has it, under this name; equal GPUs are one entry."""
-    entries: list[dict[str, Any]] = []
+    """Return the present layout of all GPUs under this name, as the vendor's ``export`` has it.
+
+    Equal GPUs are one entry. It says "all" where it is about all GPUs of its models, and names those where the host has
+    others too, so that the file fits hosts with more or fewer GPUs.
+
+    Source: github.com/NVIDIA/mig-parted, cmd/nvidia-mig-parted/export/config.go.
+    """
+    equal: dict[tuple[bool, frozenset[tuple[str, int]]], list[GpuLayout]] = {}
     for gpu in gpus:
-        devices: dict[str, int] = {}
-        for instance in gpu.instances:
-            for size in instance.cis:
-                profile = gpu.profile(instance.profile)
-                name = profile.name if size == profile.slices else f"{size}c.{profile.name}"
-                devices[name] = devices.get(name, 0) + 1
-        state = {"mig-enabled": bool(gpu.mode), **({"mig-devices": devices} if gpu.mode else {})}
-        equal = next((entry for entry in entries if {**entry, "devices": 0} == {"devices": 0, **state}), None)
-        if equal:
-            equal["devices"].append(gpu.number)
-        else:
-            entries.append({"devices": [gpu.number], **state})
+        names = Counter(_device_name(gpu, one, size) for one in gpu.instances for size in one.cis)
+        equal.setdefault((bool(gpu.mode), frozenset(names.items())), []).append(gpu)
+    models = {gpu.device_id for gpu in gpus}
+    entries: list[dict[str, Any]] = []
+    for (enabled, devices), members in equal.items():
+        own = {gpu.device_id for gpu in members}
+        filters = sorted(f"0x{id_:08X}" for id_ in own) if len(equal) > 1 and len(models) > 1 else []
+        whole = len(members) == sum(gpu.device_id in own for gpu in gpus)
+        entries.append(
+            {
+                **({"device-filter": filters if len(filters) > 1 else filters[0]} if filters else {}),
+                "devices": "all" if whole else [gpu.number for gpu in members],
+                "mig-enabled": enabled,
+                "mig-devices": dict(sorted(devices)),
+            }
+        )
     return {"version": "v1", "mig-configs": {label: entries}}
+
+
+def _device_name(gpu: GpuLayout, instance: GpuInstance, size: int) -> str:
+    profile = gpu.profile(instance.profile)
+    return profile.name if size == profile.slices else f"{size}c.{profile.name}"

@@ -37,12 +37,12 @@ def open_cache(create: bool = False, simulated: str = "") -> int:
     return _open(path, create)
 
 
-def open_lock(name: str) -> int:
+def open_lock(name: str, simulated: str = "") -> int:
     """Return a descriptor of a file in the cache directory, to be locked where no other user can lock it.
 
-    -1 where there is no such directory.  Raises OSError.
+    -1 where there is no such directory.  ``simulated``: as of open_cache.  Raises OSError.
     """
-    directory = open_cache(create=True)
+    directory = open_cache(True, simulated)
     if directory < 0:
         return -1
     try:

@@ -1,6 +1,8 @@
 """``ocigpu mig``: mig-parted's examples, hooks, checkpoints, resets, by a simulated NVML and nvidia-smi."""
 
+import fcntl
 import json
+import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +19,7 @@ from ocigpu.kubernetes.mig_checkpoint import parse_checkpoint
 from ocigpu.kubernetes.mig_config import make_layouts, parse_layout_file, wanted_of
 from ocigpu.kubernetes.mig_hooks import parse_hooks
 from ocigpu.sim.models import MODELS
+from ocigpu.system.store import open_lock
 
 # the layouts of mig-parted's examples and of its packages: all-PROFILE, those by model, and one for eight A100s
 
@@ -147,6 +150,36 @@ def test_gpus_that_are_as_the_layout_says_are_only_read(
     monkeypatch.setattr("ocigpu.gpus.nvidia.mig.ask", ask)
     assert mig(host, capfd, "apply", "-c", "all-3g.40gb")[0] == 0
     assert verbs == ["mig-layout"]
+
+
+@pytest.mark.root
+def test_a_layout_that_says_nothing_of_a_gpu_is_not_what_it_is(
+    work_directory: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As by the vendor's assert, which tells so of modes only with the devices."""
+    host = make_mig_host(work_directory / "host", 2, "h100")
+    file = work_directory / "config.yaml"
+    off = "devices: [0], mig-enabled: false"
+    file.write_text(f"version: v1\nmig-configs: {{a: [{{{off}}}]}}")
+    assert mig(host, capfd, "apply", "-f", str(file))[0] == 0
+    status, out, _ = mig(host, capfd, "assert", "-f", str(file))
+    assert (status, out.splitlines()[-2:]) == (
+        1,
+        ["  ! the layout does not mention it", "impossible: 1; nothing was changed"],
+    )
+    assert mig(host, capfd, "assert", "-f", str(file), "-m")[0] == 0
+    file.write_text(file.read_text().replace("[0]", "[1, 0]"))
+    assert mig(host, capfd, "assert", "-f", str(file))[0] == 0
+
+
+@pytest.mark.root
+def test_changes_of_one_host_wait_for_no_other(work_directory: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    one, other = (make_mig_host(work_directory / name, 1, "h100") for name in ("one", "other"))
+    with os.fdopen(open_lock("mig.lock", str(one)), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert "another process changes MIG devices" in mig(one, capfd, "apply", "-c", "all-disabled")[2]
+        assert mig(other, capfd, "apply", "-c", "all-disabled")[0] == 0
+    assert mig(one, capfd, "apply", "-c", "all-disabled")[0] == 0
 
 
 # files made of what is there

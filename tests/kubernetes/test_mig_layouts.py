@@ -25,7 +25,7 @@ from ocigpu.gpus.nvidia.mig_layout import (
     plan_back,
     plan_change,
 )
-from ocigpu.kubernetes.mig_config import parse_layout_file, wanted_of
+from ocigpu.kubernetes.mig_config import parse_layout_file, to_document, wanted_of
 from ocigpu.system.settings_file import read_settings
 
 
@@ -204,6 +204,46 @@ def test_what_nvml_says_is_not_believed() -> None:
     for document in ([{"number": 0}], {"a": 1}, [1], "x"):
         with pytest.raises(ValueError, match="validation error"):
             parse_layouts(document)
+
+
+def test_an_export_says_all_where_it_can_as_the_vendors_does() -> None:
+    """Judged against the vendor's export of the same hosts."""
+    a100, h100, t4 = (
+        layout("a100", mode=0),
+        layout("h100", mode=1),
+        layout("a100", mode=0)._replace(device_id=0x1EB810DE),
+    )
+    t4 = t4._replace(mode=None, profiles=())
+    cut = h100._replace(instances=(instance(h100, "4g.40gb", 0, 1), instance(h100, "3g.40gb", 4, 2)))
+    cut = cut._replace(
+        instances=tuple(one._replace(cis=(each,)) for one, each in zip(cut.instances, (2, 3), strict=True))
+    )
+    off: dict[str, Any] = {"mig-enabled": False, "mig-devices": {}}
+    devices = {"mig-enabled": True, "mig-devices": {"2c.4g.40gb": 1, "3g.40gb": 1}}
+    h100_only = {"device-filter": "0x233010DE"}
+    for gpus, entries in (
+        ((), []),
+        ((a100, a100), [{"devices": "all", **off}]),
+        ((a100, t4), [{"devices": "all", **off}]),
+        ((cut, h100), [{"devices": [0], **devices}, {"devices": [1], **devices, "mig-devices": {}}]),
+        (
+            (a100, cut, t4, cut),
+            [
+                {"device-filter": ["0x1EB810DE", "0x20B010DE"], "devices": "all", **off},
+                {**h100_only, "devices": "all", **devices},
+            ],
+        ),
+        (
+            (cut, h100, a100),
+            [
+                {**h100_only, "devices": [0], **devices},
+                {**h100_only, "devices": [1], **devices, "mig-devices": {}},
+                {"device-filter": "0x20B010DE", "devices": "all", **off},
+            ],
+        ),
+    ):
+        document = to_document([gpu._replace(number=number) for number, gpu in enumerate(gpus)], "x")
+        assert document == {"version": "v1", "mig-configs": {"x": entries}}
 
 
 # on a simulated host, by its NVML
