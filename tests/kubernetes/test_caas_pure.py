@@ -18,6 +18,7 @@ from ocigpu.kubernetes.tenants.service.lifecycle import DRIVER_SECONDS, REASONS,
 from ocigpu.kubernetes.tenants.service.models import FINAL, LIFECYCLES, PHASES, SCOPES, ContainerRequest
 from ocigpu.kubernetes.tenants.service.pods import PodOptions, plan_pod, plan_secret, plan_volumes
 from ocigpu.kubernetes.tenants.service.problems import PROBLEMS, Refusal
+from ocigpu.kubernetes.tenants.service.server import audit_text
 from ocigpu.kubernetes.tenants.service.store import FILE, CaasStore, StoredContainer, new_id
 from ocigpu.kubernetes.tenants.service.web import TenantRules, judge
 
@@ -392,3 +393,8 @@ def test_the_page_lists_what_there_is() -> None:
         *LIFECYCLES
     }
     assert set(re.findall(r"\| `(\w+)` \|", PAGE.split("`phases` has")[1].split("## Problems")[0])) == {*PHASES}
+
+
+def test_a_log_of_plain_lines_has_the_whole_audit() -> None:
+    line = {"tenancy": None, "actor": "key:ab", "resource": "/v1/x\ny", "result": "202"}
+    assert audit_text(line) == r'audit actor="key:ab" resource="/v1/x\ny" result="202"'

@@ -209,6 +209,7 @@ def test_a_list_has_pages(lab: Lab) -> None:
     for other, query in ((key, "&lifecycle=running"), (lab.key(), ""), (key, "x")):
         assert lab.ask("GET", f"{PATH}?limit=2&cursor={cursor}{query}", other).body["code"] == "cursor_invalid"
     assert lab.ask("GET", f"{PATH}?lifecycle=finished", key).body["items"] == []
+    assert "known are accepted, " in lab.ask("GET", f"{PATH}?lifecycle=walking", key).body["detail"]
 
 
 def test_scopes_and_credentials(lab: Lab) -> None:

@@ -177,12 +177,18 @@ class CaasServer:
 
     def _write_audit(self, line: dict[str, Any]) -> None:
         if self._audit is None:
-            self.log("info", "audit", **{("at" if name == "time" else name): value for name, value in line.items()})
+            fields = {("at" if name == "time" else name): value for name, value in line.items()}
+            self.log("info", audit_text(line), **fields)
             return
         try:
             os.write(self._audit, (json.dumps(line) + "\n").encode())
         except OSError as error:
             self.log.once("audit", "error", f"audit {self.options.audit}: {error.strerror}")
+
+
+def audit_text(line: dict[str, Any]) -> str:
+    """Return a line of the audit as a log of plain lines has it."""
+    return "audit " + " ".join(f"{name}={json.dumps(value)}" for name, value in line.items() if value is not None)
 
 
 def parse_listen(text: str) -> tuple[str, int]:

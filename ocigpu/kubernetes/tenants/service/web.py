@@ -570,7 +570,8 @@ def read_parameters(endpoint: Endpoint, request: Request) -> dict[str, Any]:
 
 def _convert(one: QueryParameter, text: str) -> Any:
     schema = one.schema
-    wrong = Refusal("parameter_invalid", f"{one.name} {quoted(text, 80)}: {one.text}")
+    why = f"known are {', '.join(schema['enum'])}" if "enum" in schema else one.text
+    wrong = Refusal("parameter_invalid", f"{one.name} {quoted(text, 80)}: {why}")
     if schema["type"] == "boolean":
         known = {"1": True, "true": True, "0": False, "false": False}
         if text not in known:
