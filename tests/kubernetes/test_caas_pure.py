@@ -172,6 +172,8 @@ def test_what_has_a_shape_and_cannot_be(wanted: dict[str, Any], code: str) -> No
         ({"env": {"A B": "1"}}, "A B"),
         ({"env": {"A": 1}}, "A"),
         ({"env": {"A": "\0"}}, "A"),
+        ({"env": {"A": "\ud800"}}, "surrogate"),
+        ({"args": ["a\udfff"]}, "surrogate"),
         ({"env": {"A": "1"}, "secrets": {"A": "2"}}, "in secrets"),
         ({"command": "sh"}, "command"),
         ({"mounts": [{**MOUNT, "target": "/proc/x"}]}, "target"),

@@ -23,9 +23,11 @@ SCOPES = {
 TENANT_SCOPES = ("containers:read", "containers:write", "logs:read")
 
 
-def _has_no_nul(text: str) -> str:
+def _is_argument(text: str) -> str:
     if "\0" in text:
         raise ValueError("a NUL byte ends an argument (execve(2))")
+    if any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise ValueError("half of a surrogate pair is no character (RFC 8259 section 8.2)")
     return text
 
 
@@ -43,7 +45,7 @@ def _is_inside(path: str) -> str:
     return path
 
 
-Text = Annotated[StrictStr, AfterValidator(_has_no_nul), Field(max_length=131072)]
+Text = Annotated[StrictStr, AfterValidator(_is_argument), Field(max_length=131072)]
 """One string of a process: MAX_ARG_STRLEN (execve(2))."""
 Name = Annotated[StrictStr, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,255}$")]
 """Of a variable: POSIX.1-2017 section 8.1."""
