@@ -157,9 +157,10 @@ def test_a_terminals_interrupt_comes_once(tmp_path: Path) -> None:
     """The terminal sends it to both; what is passed on after it shows that no second one came before."""
     counts = (
         "import os, signal, sys; seen = []\n"
-        "def interrupted(*_): seen.append(1); print('interrupted', flush=True)\n"
-        "def ask(*_): print('times', len(seen), flush=True); sys.exit(0)\n"
-        "signal.signal(signal.SIGINT, interrupted); signal.signal(signal.SIGUSR1, ask); print('ready', flush=True)\n"
+        "def say(text): os.write(1, text.encode())\n"  # print must not be called while another one writes
+        "def interrupted(*_): seen.append(1); say('interrupted\\n')\n"
+        "def ask(*_): say(f'times {len(seen)}\\n'); sys.exit(0)\n"
+        "signal.signal(signal.SIGINT, interrupted); signal.signal(signal.SIGUSR1, ask); say('ready\\n')\n"
         "while True: signal.pause()"
     )
     pid, terminal = pty.fork()
