@@ -160,7 +160,7 @@ def test_units_start_the_commands_of_the_package(debian: ScratchMachine) -> None
         for line in path.read_text().splitlines()
         if line.startswith("ExecStart=")
     }
-    words = ("cdi refresh", "watch", "watch --repair")
+    words = ("cdi refresh", "mig apply", "watch", "watch --repair")
     assert commands == {f"ExecStart=/usr/bin/ocigpu {text}" for text in words}
     assert sorted(path for path in debian.changes() if path.startswith(WANTED)) == list(ENABLED)
 
