@@ -27,7 +27,9 @@ def is_vendors(path: str) -> bool:
 
 
 def label(status: EngineStatus) -> str:
-    return str(KNOWN["engines"][status.engine]["name"]) + (f" ({status.flavour})" if status.flavour else "")
+    """Return what to call an installation of an engine; no two have one name."""
+    which = status.target if status.flavour == "custom" else status.flavour
+    return str(KNOWN["engines"][status.engine]["name"]) + (f" ({which})" if which else "")
 
 
 def configure(host: Host, status: EngineStatus, *more: str) -> tuple[str, ...]:

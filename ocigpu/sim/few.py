@@ -4,6 +4,7 @@ Nothing of it needs root, device nodes or mounts: it works in a job's container,
 which programs may be executed.
 """
 
+import contextlib
 import os
 import shutil
 import tempfile
@@ -14,18 +15,24 @@ from pathlib import Path
 from ocigpu.sim.create import create_host
 from ocigpu.sim.libraries import library_triplet
 from ocigpu.sim.models import sim_error
+from ocigpu.system.files import lock
 
 _PLACES = ("/tmp", "/var/tmp", "/dev/shm")
+_PREFIX = "ocigpu-sim-"
 
 
 @contextmanager
 def temporary_host(
     gpus: int, model: str, mig: Sequence[str], driver_version: str, progress: Callable[[str], None]
 ) -> Iterator[str]:
-    """Make such a host in a new directory, yield its path, and remove it; arguments as of create_host."""
+    """Make such a host in a new directory, yield its path, and remove it; arguments as of create_host.
+
+    Those of this user that nobody has any more are removed first: what is killed leaves its own.
+    """
     place = find_place()
+    _sweep(place)
     try:
-        base = tempfile.mkdtemp(prefix="ocigpu-sim-", dir=place)
+        base, held = _make_held(place)
     except OSError as error:
         raise sim_error(f"make a directory in {place}: {error.strerror}") from error
     try:
@@ -35,6 +42,33 @@ def temporary_host(
         yield directory
     finally:
         shutil.rmtree(base, ignore_errors=True)
+        os.close(held)
+
+
+def _make_held(place: str) -> tuple[str, int]:
+    """Make a directory, and lock it for this process and the command that it starts, which may outlive it."""
+    while True:
+        base = tempfile.mkdtemp(prefix=_PREFIX, dir=place)
+        held = os.open(base, os.O_RDONLY | os.O_DIRECTORY)
+        with contextlib.suppress(OSError):  # no locks there: then nobody sweeps, either
+            lock(held, shared=True)
+        if os.path.exists(base):  # else it was swept before it was locked
+            os.set_inheritable(held, True)
+            return base, held
+        os.close(held)
+
+
+def _sweep(place: str) -> None:
+    for name in os.listdir(place):
+        if not name.startswith(_PREFIX):
+            continue
+        with contextlib.suppress(OSError):  # another user's, gone by now, or no locks there
+            fd = os.open(f"{place}/{name}", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                if os.fstat(fd).st_uid == os.geteuid() and lock(fd, 0):
+                    shutil.rmtree(f"{place}/{name}", ignore_errors=True)
+            finally:
+                os.close(fd)
 
 
 def find_place(places: Sequence[str] = ()) -> str:

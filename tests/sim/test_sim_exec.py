@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from support import requirements
-from support.process import Completed, run
+from support.process import Completed, run, stop
 
 from ocigpu.core.errors import OcigpuError
 from ocigpu.sim import libraries
@@ -82,6 +82,23 @@ def test_a_command_sees_gpus_and_its_directory_is_gone_afterwards() -> None:
     assert [text.partition(" (")[0] for text in listed] == ["GPU 0: NVIDIA L4", "GPU 1: NVIDIA L4"]
     assert not Path(config).parents[1].exists()
     assert "ocigpu: SIMULATED: 2 GPUs, NVIDIA L4" in done.stderr
+
+
+def test_what_was_killed_is_swept_when_its_command_has_ended_too(tmp_path: Path) -> None:
+    command = [OCIGPU, "sim", "exec", "-q", "--", "sh", "-c", "echo $$; exec sleep 1000"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    (tmp_path / "ocigpu-sim-link").symlink_to(tmp_path)
+    (tmp_path / "other").mkdir()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as killed:
+        assert killed.stdout
+        child = int(killed.stdout.readline())
+        killed.kill()
+    (left,) = tmp_path.glob("ocigpu-sim-*/host")
+    assert sim_exec("-q", "--", "nvidia-smi", "-L", TMPDIR=str(tmp_path)).returncode == 0
+    assert (left / "config.toml").exists(), "the command that it has started goes on"
+    stop(child)
+    assert sim_exec("-q", "--", "true", TMPDIR=str(tmp_path)).returncode == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"ocigpu-sim-link", "other"}
 
 
 def test_mig_devices_are_seen_and_changed_without_root(tmp_path: Path) -> None:
