@@ -121,6 +121,11 @@ ENDPOINTS = (
         problems=("cursor_invalid", "tenancy_mismatch", "too_many_streams"),
     ),
     Endpoint(
+        "GET", "/v1/overview", "show_overview", "containers:read",
+        "Show containers and, with the scope fleet:read, nodes, GPUs and leases; as an event stream, at each change",
+        gives=models.OverviewView, media=("application/json", *EVENTS), problems=("too_many_streams",),
+    ),
+    Endpoint(
         "GET", "/v1/quotas", "show_quotas", "containers:read", "Show what a tenancy may use and uses",
         gives=models.QuotaList, parameters=(TENANCY,),
         problems=("tenancy_mismatch", "tenancy_missing", "tenancy_unknown", "cluster_unavailable", "crd_version"),

@@ -178,6 +178,38 @@ class EventList(_Model):
     next_cursor: str | None = None
 
 
+class GpuView(_Model):
+    """A GPU by its lease.  ``partition``: module ids of the GPUs that its container has, NVLinks between them."""
+
+    lease: str
+    gpu: str
+    module: int | None
+    phase: str
+    tenancy: str | None
+    container: str | None
+    partition: list[int]
+    generation: int | None
+    reason: str
+
+
+class NodeOverview(_Model):
+    """A node with GPUs.  ``capacity``: how many it has announced."""
+
+    name: str
+    ready: bool
+    schedulable: bool
+    capacity: int
+    gpus: list[GpuView]
+
+
+class OverviewView(_Model):
+    """All at once: ``nodes`` only for who may see them; ``problem``: why it may be out of date."""
+
+    nodes: list[NodeOverview] | None
+    containers: list[ContainerView]
+    problem: str
+
+
 class QuotaView(_Model):
     """One resource of a tenancy, as the cluster counts it."""
 

@@ -18,8 +18,10 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from ocigpu.core.errors import HostError, SettingsError, cause, quoted
 from ocigpu.kubernetes.tenants.service.auth import OidcOptions, TokenReader, check_provider_url
 from ocigpu.kubernetes.tenants.service.cluster import ClusterClient, open_cluster
+from ocigpu.kubernetes.tenants.service.fleet import Fleet
 from ocigpu.kubernetes.tenants.service.image import parse_image
 from ocigpu.kubernetes.tenants.service.keeper import Keeper, KeeperPace
+from ocigpu.kubernetes.tenants.service.page import make_route
 from ocigpu.kubernetes.tenants.service.pods import PodOptions
 from ocigpu.kubernetes.tenants.service.problems import Refusal
 from ocigpu.kubernetes.tenants.service.store import CaasStore
@@ -141,26 +143,29 @@ class CaasServer:
         cluster = self._cluster or open_cluster(options.kubeconfig)
         self.keeper = keeper = Keeper(self.store, cluster, options.pods, self.log, options.keep_seconds, options.pace)
 
+        fleet = Fleet(cluster, keeper.bell, options.pods.resource, self.log, options.pace)
+
         @contextlib.asynccontextmanager
         async def beside(_app: Starlette) -> AsyncIterator[None]:
-            work = asyncio.create_task(keeper.run())
-            work.add_done_callback(self._ended)
+            work = [asyncio.create_task(one) for one in (keeper.run(), fleet.run())]
+            for one in work:
+                one.add_done_callback(self._ended)
             self.log("info", f"listening on port {self.port}", port=self.port)
             ready()
             try:
                 yield
             finally:
-                work.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await asyncio.gather(work, return_exceptions=True)
+                for one in work:
+                    one.cancel()
+                await asyncio.gather(*work, return_exceptions=True)
                 await cluster.close()
 
-        api = Api(self.store, keeper, options.rules, self._tokens, self.log, self._write_audit)
+        api = Api(self.store, keeper, options.rules, self._tokens, self.log, self._write_audit, fleet)
         tls = dict(zip(("ssl_certfile", "ssl_keyfile"), options.tls, strict=False))
         config = uvicorn.Config(
-            api.make_app(run=beside), log_config=None, access_log=False, lifespan="on", server_header=False,
-            timeout_graceful_shutdown=GRACE, ws="none", http=_Protocol, h11_max_incomplete_event_size=16 << 10,
-            proxy_headers=False, loop="asyncio", **tls,  # type: ignore[arg-type]
+            api.make_app(make_route(), run=beside), log_config=None, access_log=False, lifespan="on",
+            server_header=False, timeout_graceful_shutdown=GRACE, ws="none", http=_Protocol,
+            h11_max_incomplete_event_size=16 << 10, proxy_headers=False, loop="asyncio", **tls,  # type: ignore[arg-type]
         )  # fmt: skip
         self._server = server = _UvicornServer(config)
         server.on_shutdown = keeper.bell.close

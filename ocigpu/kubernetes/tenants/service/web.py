@@ -1,5 +1,6 @@
 """The service over HTTP: credential, body and parameters are checked here, once, before a method sees a request."""
 
+import asyncio
 import contextlib
 import json
 import math
@@ -24,6 +25,7 @@ from ocigpu.kubernetes.tenants.service.auth import Principal, TokenReader, read_
 from ocigpu.kubernetes.tenants.service.cluster import ClusterError
 from ocigpu.kubernetes.tenants.service.cursors import make_cursor, read_cursor
 from ocigpu.kubernetes.tenants.service.endpoints import ENDPOINTS, Endpoint, QueryParameter, make_document
+from ocigpu.kubernetes.tenants.service.fleet import Fleet
 from ocigpu.kubernetes.tenants.service.image import REGISTRIES, check_registry, parse_image
 from ocigpu.kubernetes.tenants.service.keeper import ACTIVE, Keeper, phase_of, wait_at_most
 from ocigpu.kubernetes.tenants.service.lifecycle import ContainerStanding
@@ -38,6 +40,10 @@ MAX_DRAIN = 8 << 20
 MAX_STREAMS = 32
 """Open at one time for one credential."""
 KEEP_ALIVE = 15.0
+SETTLE = 0.3
+MAX_SHOWN = 200
+"""Containers of an overview, the newest."""
+STREAM = "text/event-stream"
 GPUS = (1, 2, 4, 8)
 RETRY = 5
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)")
@@ -82,7 +88,9 @@ class Api:
         tokens: Sequence[TokenReader],
         log: ServiceLog,
         audit: Callable[[dict[str, Any]], None],
+        fleet: Fleet | None = None,
     ) -> None:
+        self.fleet = fleet
         self.store, self.keeper, self.rules, self.log, self.audit = store, keeper, rules, log, audit
         self._tokens = tokens
         self._document = make_document()
@@ -332,13 +340,13 @@ class Api:
             and not self.store.events(after, "", found.id, 1)
         ):
             return Response(status_code=204)
-        return self._open_stream(ask, self._events(ask, after, found.tenancy, found.id), "text/event-stream")
+        return self._open_stream(ask, self._events(ask, after, found.tenancy, found.id), STREAM)
 
     async def follow_events(self, ask: Ask) -> Response:
         """Return a page of events, or stream them."""
         tenancy = self._visible(ask)
-        if "text/event-stream" in ask.request.headers.get("accept", ""):
-            return self._open_stream(ask, self._events(ask, _last_event(ask), tenancy), "text/event-stream")
+        if STREAM in ask.request.headers.get("accept", ""):
+            return self._open_stream(ask, self._events(ask, _last_event(ask), tenancy), STREAM)
         filters = {"of": "events", "tenancy": tenancy}
         limit = ask.values["limit"]
         cursor = read_cursor(self.store.secret, ask.values.get("cursor", ""), filters)
@@ -360,10 +368,38 @@ class Api:
                 if not found and not await wait_at_most(heard, KEEP_ALIVE):
                     yield ": nothing new\n\n"
 
+    async def show_overview(self, ask: Ask) -> Response:
+        """Return all at once, now or at each change."""
+        if STREAM not in ask.request.headers.get("accept", ""):
+            return _json(self._overview(ask))
+        return self._open_stream(ask, self._overviews(ask), STREAM)
+
+    def _overview(self, ask: Ask) -> models.OverviewView:
+        who = ask.principal
+        sees = self.fleet is not None and bool({"fleet:read", "admin"} & {*who.scopes})
+        found = self.store.list_containers(who.tenancy or "", limit=MAX_SHOWN)
+        problems = [self.keeper.problem, *(self.fleet.problems.values() if sees and self.fleet else ())]
+        return models.OverviewView(
+            nodes=self.fleet.view() if sees and self.fleet else None,
+            containers=[view(one) for one in found],
+            problem="; ".join(dict.fromkeys(filter(None, problems))),
+        )
+
+    async def _overviews(self, ask: Ask) -> AsyncIterator[str]:
+        before = ""
+        with self.keeper.bell.hear() as heard:
+            while not self.keeper.bell.closed and self._is_valid(ask.principal):
+                heard.clear()
+                text = self._overview(ask).model_dump_json()
+                yield f"event: overview\ndata: {text}\n\n" if text != before else ": nothing new\n\n"
+                before = text
+                if await wait_at_most(heard, KEEP_ALIVE):
+                    await asyncio.sleep(SETTLE)  # changes come in groups
+
     async def read_logs(self, ask: Ask) -> Response:
         """Return or stream what a container prints."""
         found = self._find(ask)
-        media = "text/event-stream" if "text/event-stream" in ask.request.headers.get("accept", "") else "text/plain"
+        media = STREAM if STREAM in ask.request.headers.get("accept", "") else "text/plain"
         since = _read_time("since", ask.values["since"]) if "since" in ask.values else None
         lines = self._lines(ask, found, since, ask.values.get("Last-Event-ID", ""))
         stamped = ask.values["timestamps"]
@@ -373,8 +409,8 @@ class Api:
                 if ask.values["follow"] and not self._is_valid(ask.principal):
                     break
                 shown = f"{at} {text}" if stamped else text
-                yield f"id: {number}\ndata: {shown}\n\n" if media == "text/event-stream" else f"{shown}\n"
-            if media == "text/event-stream":
+                yield f"id: {number}\ndata: {shown}\n\n" if media == STREAM else f"{shown}\n"
+            if media == STREAM:
                 yield "event: end\ndata:\n\n"
 
         return self._open_stream(ask, parts(), media)
