@@ -56,7 +56,8 @@ class Relay:
                 return
             try:
                 one, _ = self._listener.accept()
-            except OSError:  # who wanted to connect is gone
+            except OSError:  # who wanted to connect is gone, or we have no descriptors left
+                select.select([self._reader], [], [], 0.05)
                 continue
             if not self._room.acquire(blocking=False):
                 one.close()

@@ -136,7 +136,7 @@ def _asking(where: str, function: "Callable[[], T]", missing_ok: bool = False) -
             return None
         words = error.status.message if isinstance(error, ApiError) else error.response.text
         cause = f"{code}: {printable(str(words or ''), 500)}"
-    except (httpx2.HTTPError, ssl.SSLError, OSError, ConfigError, ValueError) as error:
+    except (httpx2.HTTPError, ssl.SSLError, OSError, ConfigError, ValueError, RecursionError) as error:
         cause = printable(str(error), 300) or type(error).__name__
     raise HostError("OCIGPU-KUBE-5", f"API server: {where}: {cause}")
 
