@@ -39,7 +39,7 @@ def test_an_error_carries_number_text_and_path() -> None:
 
 WORDS: dict[str, tuple[Callable[[], object], str]] = {
     "setns": (lambda: libc.setns(-1, libc.CLONE_NEWNS), "setns (CLONE_NEWNS): Bad file descriptor"),
-    "unshare": (lambda: libc.unshare(1 << 40 | libc.CLONE_NEWUSER), "unshare (CLONE_NEWUSER|0x10000000000)"),
+    "unshare": (lambda: libc.unshare(libc.CLONE_NEWUSER | 1), "unshare (CLONE_NEWUSER|0x1)"),
     "mount": (
         lambda: libc.mount(None, "fd/9", None, libc.MS_REMOUNT | libc.MS_BIND | libc.MS_RDONLY, shown="/usr/lib"),
         "mount /usr/lib (MS_RDONLY|MS_REMOUNT|MS_BIND)",
