@@ -57,7 +57,8 @@ class Node:
         self.directory, self.host, self.leases = directory, directory / "host", directory / "leases"
         self._stack = stack
         create_host(str(self.host), 8, "h100", driver="none", nodes=False)
-        self.settings = self.host / "config.toml"
+        self.settings = self.host / "config.toml"  # this machine's specifications are left alone
+        self.settings.write_text(f'{self.settings.read_text()}\n[cdi]\nspec-dirs = ["{directory}/cdi"]\n')
         self.manager = SimulatedManager(self.host)
         self.manager.start()
         roots = find_roots(read_settings(str(self.settings)))
