@@ -170,7 +170,7 @@ def test_the_page_in_a_browser(lab: Lab, tmp_path: Path) -> None:
         assert browser.ask("window.evil === undefined")
         # a key in the address is taken out of it
         browser.go(f"{base}/#key={lab.key()}")
-        browser.ask("location.reload()")
+        browser.call("Page.reload")
         wait_for("the address", lambda: browser.ask("location.hash") == "")
 
 

@@ -6,6 +6,7 @@ browser reads descriptor 3 and writes 4.
 
 import json
 import os
+import re
 import select
 import subprocess
 import time
@@ -13,6 +14,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from support import requirements
+
+NAVIGATES = re.compile("navigated or closed|[Cc]annot find|context was destroyed")
+"""Errors of commands to a page in whose place another one comes."""
 
 
 def missing() -> str:
@@ -64,7 +68,7 @@ class Browser:
         os.close(self._reader)
 
     def call(self, method: str, **parameters: Any) -> Any:
-        """Send a command and return its result."""
+        """Send a command and return its result, None when the page went away meanwhile."""
         self._number += 1
         message = {"id": self._number, "method": method, "params": parameters}
         message |= {"sessionId": self._session} if self._session else {}
@@ -73,8 +77,8 @@ class Browser:
         while True:
             found = self._read(deadline)
             if found.get("id") == self._number:
-                assert "error" not in found, found
-                return found["result"]
+                assert "error" not in found or NAVIGATES.search(found["error"]["message"]), found
+                return found.get("result")
             self._note(found)
 
     def _read(self, deadline: float) -> Any:
@@ -100,8 +104,10 @@ class Browser:
         self.call("Page.navigate", url=url)
 
     def ask(self, expression: str) -> Any:
-        """Return the value of a JavaScript expression in the page."""
+        """Return the value of a JavaScript expression in the page, None while another page comes."""
         found = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        if found is None:
+            return None
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 
