@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from ocigpu.core.errors import HostError, printable, quoted
-from ocigpu.system.files import open_regular, read_bounded, replace_file, why_untrusted
+from ocigpu.system.files import open_regular, read_bounded, replace_path, why_untrusted
 
 FORMAT = 1
 MAX_FILE = 1 << 20
@@ -224,13 +224,8 @@ def write_baseline(path: str, baseline: FirmwareBaseline) -> None:
     digest = _digest(baseline) if baseline.approved_by else ""
     approved = {"by": baseline.approved_by, "at": baseline.approved_at, "digest": digest}
     text = json.dumps({"format": FORMAT, "approved": approved, **_content(baseline)}, indent=2) + "\n"
-    directory, name = os.path.split(os.path.abspath(path))
     try:
-        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            replace_file(name, text.encode(), 0o644, fd, durable=True)
-        finally:
-            os.close(fd)
+        replace_path(path, text.encode(), 0o644)
     except OSError as error:
         raise _error(f"write {path}: {error.strerror}") from error
 

@@ -114,6 +114,16 @@ def replace_file(
     return status
 
 
+def replace_path(path: str, content: bytes, mode: int) -> None:
+    """Put a file of root's in a directory that is there, in one step and durably; raises OSError."""
+    directory, name = os.path.split(os.path.abspath(path))
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        replace_file(name, content, mode, fd, durable=True)
+    finally:
+        os.close(fd)
+
+
 def _set_attribute(fd: int, key: str, value: bytes) -> None:
     try:
         os.setxattr(fd, key, value)

@@ -28,12 +28,12 @@ from ocigpu.kubernetes.dra.slices import (
     features_without,
     from_version,
     make_slices,
-    parse_quantity,
     plan_slices,
     same_slices,
     to_version,
 )
 from ocigpu.kubernetes.hardware import GpuDetails, Hardware, MigSize
+from ocigpu.kubernetes.quantity import parse_quantity
 from ocigpu.kubernetes.topology import GpuPlace
 
 A100 = host("a100-8")
@@ -187,6 +187,8 @@ def test_quantities_are_compared_by_their_amount(one: str, two: str) -> None:
     assert parse_quantity(one) == parse_quantity(two)
     assert parse_quantity("") is None
     assert parse_quantity("1Q") is None
+    assert parse_quantity("1K") is None
+    assert parse_quantity("1Ki") == 1024
 
 
 def test_slices_are_compared_by_what_they_mean() -> None:

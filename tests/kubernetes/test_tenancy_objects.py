@@ -13,13 +13,13 @@ from support.cluster import Cluster
 from support.cluster_rules import Problem
 from tenancy_lab import ACCOUNT, ADMIN, PLAIN, SERVICE, install, pod, tenancy
 
+from ocigpu.kubernetes.quantity import parse_quantity
 from ocigpu.kubernetes.tenants.tenancy import (
     DEFAULTS,
     TenancyOptions,
     find_held_leases,
     find_unenforced,
     is_as_planned,
-    parse_quantity,
     plan_objects,
     read_spec,
 )

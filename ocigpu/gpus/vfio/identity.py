@@ -17,7 +17,7 @@ from ocigpu.gpus.tree import Roots
 from ocigpu.gpus.vfio.bus import PciBus
 from ocigpu.gpus.vfio.facts import VFIO_DRIVERS, read_vfio_facts
 from ocigpu.gpus.vfio.holders import claim, read_holders
-from ocigpu.system.files import read_regular, replace_file
+from ocigpu.system.files import read_regular, replace_path
 
 TABLE = "/var/lib/ocigpu/module-ids.json"
 """Where a node keeps its table."""
@@ -228,13 +228,8 @@ def write_table(path: str, modules: Iterable[GpuModule]) -> None:
         one.bdf: {"module_id": one.module_id, "serial": one.serial, "sources": list(one.sources)} for one in modules
     }
     text = json.dumps({"format": FORMAT, "gpus": gpus}, indent=2) + "\n"
-    directory, name = os.path.split(path)
     try:
-        os.makedirs(directory, 0o755, exist_ok=True)
-        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            replace_file(name, text.encode(), 0o644, fd, durable=True)
-        finally:
-            os.close(fd)
+        os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
+        replace_path(path, text.encode(), 0o644)
     except OSError as error:
         raise _error(f"write {path}: {error.strerror}") from error

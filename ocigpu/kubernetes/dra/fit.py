@@ -12,7 +12,8 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from ocigpu.core.errors import HostError, printable
-from ocigpu.kubernetes.dra.slices import Slice, parse_quantity
+from ocigpu.kubernetes.dra.slices import Slice
+from ocigpu.kubernetes.quantity import parse_quantity
 
 MAX_DEVICES = 32
 """Of one claim."""

@@ -6,11 +6,11 @@ of a pool's highest generation count, and only all ``resourceSliceCount`` of the
 
 import re
 from collections.abc import Mapping, Sequence
-from decimal import Decimal, InvalidOperation
 from typing import Any, NamedTuple
 
 from ocigpu.core.errors import quoted
 from ocigpu.kubernetes.dra.devices import DraDevice
+from ocigpu.kubernetes.quantity import parse_quantity
 
 GROUP = "resource.k8s.io"
 MAX_DEVICES, MAX_COUNTED_DEVICES = 128, 64
@@ -25,8 +25,6 @@ _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _DOMAIN = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SEMVER = re.compile(r"(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)([-+][0-9A-Za-z.+-]+)?")
-_QUANTITY = re.compile(r"([+-]?[0-9.]+)(m|k|[KMGTPE]i?|[eE][+-]?[0-9]+)?")
-_POWERS = {"": 0, "k": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
 
 
 class ApiFeatures(NamedTuple):
@@ -189,23 +187,6 @@ def _problems(value: Mapping[str, Any]) -> list[str]:
 
 
 # comparison
-
-
-def parse_quantity(text: Any) -> Decimal | None:
-    """Return the number that a quantity is ("80Gi", "1500m"), None for what is none (apimachinery api/resource)."""
-    found = _QUANTITY.fullmatch(str(text))
-    if not found:
-        return None
-    unit = found[2] or ""
-    try:
-        number = Decimal(found[1])
-        if unit[:1] in ("e", "E") and len(unit) > 1 and unit != "Ei":
-            return number * Decimal(10) ** int(unit[1:])
-        if unit == "m":
-            return number / 1000
-        return number * Decimal(1024 if unit.endswith("i") else 1000) ** _POWERS[unit.removesuffix("i")]
-    except InvalidOperation:
-        return None
 
 
 def normal_slice(spec: Slice) -> Any:

@@ -7,10 +7,10 @@ Standards"; Cilium's "Layer 3 Policies".
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from decimal import Decimal
 from typing import Any, NamedTuple
 
 from ocigpu.core.errors import printable
+from ocigpu.kubernetes.quantity import parse_quantity
 
 GROUP, VERSION = "ocigpu.io", "v1alpha1"
 TENANCY_LABEL, UID_LABEL = "ocigpu.io/tenancy", "ocigpu.io/tenancy-uid"
@@ -26,9 +26,6 @@ PRIVATE = (
 )  # fmt: skip
 """Not the Internet: IANA's registry of special-purpose addresses (RFC 6890), multicast, reserved."""
 PRIVATE_6 = ("::/127", "64:ff9b::/96", "fc00::/7", "fe80::/10", "ff00::/8")
-_UNITS = {"m": Decimal("0.001"), "k": Decimal(1000), "": Decimal(1)}
-_UNITS |= {name: Decimal(1000) ** power for power, name in enumerate("MGT", 2)}
-_UNITS |= {f"{name}i": Decimal(1024) ** power for power, name in enumerate("KMGT", 1)}
 DEFAULTS: Mapping[str, Any] = {
     "suspended": False,
     "internet": False,
@@ -202,13 +199,6 @@ def is_as_planned(planned: Any, found: Any) -> bool:
         one, other = parse_quantity(planned), parse_quantity(str(found))
         return one is not None and one == other
     return bool(planned == found)
-
-
-def parse_quantity(text: str) -> Decimal | None:
-    """Return a quantity of Kubernetes ("Quantity", API reference) as a number, None for what is none."""
-    digits = text.rstrip("mkMGTKi")
-    unit = _UNITS.get(text[len(digits) :])
-    return Decimal(digits) * unit if unit is not None and digits.replace(".", "", 1).isdecimal() else None
 
 
 def next_steps(tenancy: Document, seen: TenancySeen, options: TenancyOptions) -> tuple[TenancyStep, ...]:
