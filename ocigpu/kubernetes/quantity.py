@@ -1,7 +1,7 @@
 """Quantities of Kubernetes (apimachinery, api/resource): numbers with units."""
 
 import re
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import Any
 
 _QUANTITY = re.compile(r"([+-]?[0-9.]+)(m|k|Ki|[MGTPE]i?|[eE][+-]?[0-9]+)?")
@@ -21,5 +21,5 @@ def parse_quantity(text: Any) -> Decimal | None:
         if unit == "m":
             return number / 1000
         return number * Decimal(1024 if unit.endswith("i") else 1000) ** _POWERS[unit.removesuffix("i")]
-    except InvalidOperation:
+    except (ArithmeticError, ValueError):  # "1.2.3"; an exponent beyond all numbers
         return None

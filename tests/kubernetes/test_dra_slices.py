@@ -188,6 +188,9 @@ def test_quantities_are_compared_by_their_amount(one: str, two: str) -> None:
     assert parse_quantity("") is None
     assert parse_quantity("1Q") is None
     assert parse_quantity("1K") is None
+    assert parse_quantity("1e9999999999") is None
+    assert parse_quantity("1e" + "9" * 5000) is None
+    assert parse_quantity("1.2.3") is None
     assert parse_quantity("1Ki") == 1024
 
 
