@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from ocigpu.core.errors import HostError, printable, quoted
+from ocigpu.core.errors import HostError, printable, quoted, reason_of
 
 ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 MANAGER = "ocigpu"
@@ -72,8 +72,7 @@ def request(
             problem = _describe(answer)
             again = answer.status in _BUSY
         except (OSError, http.client.HTTPException, ValueError) as error:
-            text = error.verify_message if isinstance(error, ssl.SSLCertVerificationError) else str(error)
-            problem = printable(text, 300) or type(error).__name__
+            problem = reason_of(error)
             again = not isinstance(error, (ssl.SSLCertVerificationError, ValueError))
         pause = next(pauses, None) if again else None
         if pause is None:

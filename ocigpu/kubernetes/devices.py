@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from ocigpu.core.facts import DeviceNode, Gpu, HostFacts, MigDevice
 from ocigpu.gpus.nvidia.selection import DISPLAY_ONLY
+from ocigpu.gpus.vfio.facts import GroupMembers
 from ocigpu.kubernetes.config import Configuration, matches
 from ocigpu.kubernetes.sharing import DOMAIN, MAX_NAME, Shared
 
@@ -30,7 +31,8 @@ class PluginDevice(NamedTuple):
     ``id``: by which the kubelet knows it.  ``uuid``: what a container is told, the id without the number of a replica.
     ``gpu``: UUID of the GPU that it is or belongs to.  ``ordinal``: "0", or "0:1" for a MIG device.  ``paths``: its
     device nodes in a container.  ``numa``: its NUMA node, -1 for none.  ``replicas``: how often it is offered.
-    ``instance``: GPU and compute instance of a MIG device.  ``error``: empty, or why it cannot be given now.
+    ``instance``: GPU and compute instance of a MIG device.  ``error``: empty, or why it cannot be given now.  For
+    virtual machines, ``gpu`` is a PCI address, ``gpus`` are all those that it is, ``group``: its IOMMU group.
     """
 
     id: str
@@ -42,6 +44,8 @@ class PluginDevice(NamedTuple):
     replicas: int = 1
     instance: tuple[int, int] | None = None
     error: str = ""
+    gpus: tuple[str, ...] = ()
+    group: GroupMembers = GroupMembers()
 
     @property
     def is_replica(self) -> bool:

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 from ocigpu.core import rawjson
 from ocigpu.core.errors import OcigpuError, printable
-from ocigpu.engines.places import DAEMON_PATH, Daemon, expand, read_file, running_daemons
+from ocigpu.engines.places import Daemon, expand, is_foreign, read_file, running_daemons
 from ocigpu.engines.status import RUNTIME, read_engine_status
-from ocigpu.kubernetes.host_files import install_error
+from ocigpu.kubernetes.host_files import install_error, run_on_host
 from ocigpu.system.proc import read_stat
-from ocigpu.system.programs import Finished, run_program
+from ocigpu.system.programs import Finished
 
 ENGINES = ("containerd", "crio")
 RESTARTS = ("auto", "systemd", "signal", "none")
@@ -123,11 +123,8 @@ class HostEngine:
 
     def on_host(self, command: Sequence[str]) -> Finished:
         """Run a command in the host's root, with the search path of a service; raises HostError OCIGPU-KUBE-8."""
-        away = ["chroot", self.host_root] if self.host_root != "/" else []
-        # systemctl(1) does nothing where it takes the host's root for a chroot
-        environment = {"PATH": ":".join(DAEMON_PATH), "HOME": "/root", "LC_ALL": "C", "SYSTEMD_IGNORE_CHROOT": "1"}
         try:
-            return run_program([*away, *command], _SECONDS, env=environment)
+            return run_on_host(self.host_root, command, _SECONDS)
         except OSError as error:
             raise install_error(f"{command[0]}: {error}") from error
 
@@ -200,6 +197,8 @@ class HostEngine:
         for path in expand(self.host_root, "/proc/[0-9]*/cmdline"):
             words = self._text(path).split("\0")
             program, process = os.path.basename(words[0]), os.path.dirname(path)
+            if is_foreign(self.host_root, process):  # a container's process can have any name, and any file
+                continue
             if (program == "conmon" and any(part.startswith(word) for part in words)) or (
                 program.startswith("containerd-shim-runc") and word in self._text(f"{self._cwd(process)}/options.json")
             ):

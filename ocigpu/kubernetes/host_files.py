@@ -9,11 +9,13 @@ import contextlib
 import glob
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from ocigpu.core.errors import HostError
+from ocigpu.engines.places import DAEMON_PATH
 from ocigpu.system.files import replace_link
 from ocigpu.system.paths import make_directories, open_in_root, opened
+from ocigpu.system.programs import Finished, run_program
 
 VERSIONS = "versions"
 CURRENT = "current"
@@ -25,6 +27,17 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
 def install_error(cause: str, hint: str | None = None) -> HostError:
     """Return the error of what cannot be installed on this node."""
     return HostError("OCIGPU-KUBE-8", cause, hint)
+
+
+def run_on_host(host_root: str, command: Sequence[str], seconds: float, words: str = "", **more: str) -> Finished:
+    """Run a command in the host's root with a service's variables and ``more``; ``words``: its standard input.
+
+    Raises OSError, as :func:`run_program`.
+    """
+    away = ["chroot", host_root] if host_root != "/" else []
+    # systemctl(1) does nothing where it takes the host's root for a chroot
+    environment = {"PATH": ":".join(DAEMON_PATH), "HOME": "/root", "LC_ALL": "C", "SYSTEMD_IGNORE_CHROOT": "1"}
+    return run_program([*away, *command], seconds, env={**environment, **more}, words=words)
 
 
 def payload_version(payload: str) -> str:

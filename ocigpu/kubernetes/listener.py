@@ -1,7 +1,10 @@
-"""A gRPC server on a unix socket, which has its name from the moment it answers."""
+"""A gRPC server on a unix socket, which has its name from the moment it answers; and what its streams tell."""
 
+import math
 import os
-from collections.abc import Callable, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,6 +17,8 @@ STOP = 2.0
 """Seconds that running calls have when a server stops."""
 MAX_PATH = 107
 """Bytes of a unix socket's path (unix(7))."""
+MAX_STREAMS = 8
+"""Open streams of one kubelet and its predecessors; each has a thread."""
 MAX_REQUEST = 16 << 20
 """Bytes: GetPreferredAllocation names every free device, some of them twice."""
 
@@ -95,6 +100,63 @@ class Listener:
 
     def _cannot(self, cause: str) -> HostError:
         return HostError(self._code, f"serve {printable(self.path, 300)}: {printable(cause, 300)}")
+
+
+class Feed:
+    """A value that streams tell, and tell again when it is another one, or after ``repeat`` seconds."""
+
+    def __init__(self, repeat: float = math.inf) -> None:
+        self._repeat = repeat
+        self._condition = threading.Condition()
+        self._value: Any = None
+        self._version = -1
+        self._streams = 0
+        self._ending = False
+
+    def tell(self, value: Any) -> bool:
+        """Returns whether it is another value than before."""
+        with self._condition:
+            changed: bool = value != self._value
+            if changed:
+                self._value = value
+                self._version += 1
+                self._condition.notify_all()
+        return changed
+
+    def end(self, ending: bool = True) -> None:
+        """End the streams, which first tell what is new; ``ending``: False lets new ones begin."""
+        with self._condition:
+            self._ending = ending
+            self._condition.notify_all()
+
+    def follow(self, context: Any) -> Iterator[Any]:
+        """Yield the values for a call, until it or the feed ends."""
+        if not context.add_callback(self._wake):
+            return
+        with self._condition:
+            self._streams += 1
+            crowded = self._streams > MAX_STREAMS
+        try:
+            if crowded:
+                context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"more than {MAX_STREAMS} streams")
+            sent, due = -1, math.inf
+            while True:
+                with self._condition:
+                    new, now = sent != self._version, time.monotonic()
+                    if not context.is_active() or (self._ending and not new):
+                        return
+                    if not new and now < due:
+                        self._condition.wait(None if due == math.inf else due - now)
+                        continue
+                    value, sent, due = self._value, self._version, now + self._repeat
+                yield value
+        finally:
+            with self._condition:
+                self._streams -= 1
+
+    def _wake(self) -> None:
+        with self._condition:
+            self._condition.notify_all()
 
 
 def why(error: BaseException) -> str:

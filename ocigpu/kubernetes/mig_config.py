@@ -1,24 +1,32 @@
-"""MIG layouts by name: the file of NVIDIA's mig-parted (version v1), and those that need no file.
+"""Files of NVIDIA's mig-parted, version v1, in which every key is obeyed or refused with its place.
 
-Every key is obeyed or refused with its place.  Source: github.com/NVIDIA/mig-parted, api/spec/v1.
+MIG layouts by name, and those that need no file; checkpoints, which keep how GPUs are cut with the place of each
+instance; hooks, programs to be run around a change.  A hook gets its own variables, those of the command's options, and
+PATH, which the vendor's leaves out.
+Sources: github.com/NVIDIA/mig-parted, api/spec/v1, api/hooks/v1, api/checkpoint/v1 and pkg/types: in a checkpoint
+profiles are named by NVML's enumerators nvmlGpuInstanceProfile and nvmlComputeInstanceProfile.
 """
 
+import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from ocigpu.cdi.yaml_child import RefusedError, build
-from ocigpu.core.errors import SettingsError, printable, quoted
-from ocigpu.gpus.nvidia.mig_layout import GpuInstance, GpuLayout, WantedMig, balanced
-from ocigpu.system.files import read_regular
+from ocigpu.core.errors import HostError, SettingsError, printable, quoted
+from ocigpu.gpus.nvidia.mig import PRE_CONFIG, PRE_MODE
+from ocigpu.gpus.nvidia.mig_layout import GpuChange, GpuInstance, GpuLayout, WantedMig, balanced, plan_back
+from ocigpu.kubernetes.options import read_text
+from ocigpu.system.programs import run_program
 
 _ID = r"0x[0-9A-Fa-f]{8}"
 _FILTER = re.compile(rf"({_ID})(?::({_ID}))?")
 """Device id and vendor id of the GPU, and of its board."""
+M = TypeVar("M", bound=BaseModel)
 Count = Annotated[int, Field(ge=0, le=1000)]
 
 
@@ -77,18 +85,26 @@ class Layouts(NamedTuple):
         return {"version": "v1", "mig-configs": layouts}
 
 
-def parse_layout_file(text: str, where: str) -> Layouts:
-    """Return the layouts of a file; raises SettingsError (OCIGPU-MIG-1) that names what is wrong by its path."""
+def read_model(kind: type[M], text: str, where: str, as_json: bool = False) -> M:
+    """Return a document of mig-parted's in YAML or JSON; raises SettingsError (OCIGPU-MIG-1) with the place in it."""
     try:
-        file = _File.model_validate(build(yaml, text.encode(), may_be_empty=True))
+        if as_json:
+            return kind.model_validate_json(text)
+        return kind.model_validate(build(yaml, text.encode(), may_be_empty=True))
     except ValidationError as error:
         first, *others = error.errors(include_url=False)
-        path = ".".join(str(part) for part in first["loc"])
-        more = f"; and {len(others)} more" if others else ""
-        problem = f"{path}: {first['msg']}{more}" if path else "version and mig-configs are missing"
-        raise _wrong(where, problem) from error
-    except (RefusedError, yaml.YAMLError, MemoryError) as error:
+        path = ".".join(str(part) for part in first["loc"] if part != "[key]")
+        problem = f"{path}: {first['msg']}" if path else first["msg"]
+        if first["type"] == "model_type" and not path:
+            problem = f"{' and '.join(field.alias or name for name, field in kind.model_fields.items())} are missing"
+        raise _wrong(where, f"{problem}{f'; and {len(others)} more' if others else ''}") from error
+    except RefusedError as error:
         raise _wrong(where, f"not YAML: {error}") from error
+
+
+def parse_layout_file(text: str, where: str) -> Layouts:
+    """Return the layouts of a file; raises SettingsError (OCIGPU-MIG-1) that names what is wrong by its path."""
+    file = read_model(_File, text, where)
     for name, entries in file.mig_configs.items():
         for number, entry in enumerate(entries):
             if problem := _contradiction(entry):
@@ -115,15 +131,7 @@ class _Services(_Model):
 
 def parse_services(path: str) -> tuple[str, ...]:
     """Return the host's services that use GPUs, of the vendor's GPU_CLIENTS_FILE; raises SettingsError."""
-    try:
-        return tuple(_Services.model_validate(build(yaml, read_regular(path, 1 << 20))).systemd_services)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise _wrong(path, f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
-    except (RefusedError, yaml.YAMLError, MemoryError) as error:
-        raise _wrong(path, f"not YAML: {error}") from error
-    except OSError as error:
-        raise _wrong(path, str(error.strerror)) from error
+    return tuple(read_model(_Services, read_text(path, 1 << 20, _wrong), path).systemd_services)
 
 
 def make_layouts(gpus: Sequence[GpuLayout]) -> Layouts:
@@ -191,3 +199,158 @@ def to_document(gpus: Sequence[GpuLayout], label: str = "current") -> dict[str, 
 def _device_name(gpu: GpuLayout, instance: GpuInstance, size: int) -> str:
     profile = gpu.profile(instance.profile)
     return profile.name if size == profile.slices else f"{size}c.{profile.name}"
+
+
+CI_SLICES = {0: 1, 1: 2, 2: 3, 3: 4, 4: 7, 5: 8, 6: 6, 7: 1}
+"""Compute slices by nvmlComputeInstanceProfile (nvml.h)."""
+Number = Annotated[int, Field(ge=0, le=255)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class _Compute(_Part):
+    ProfileID: Annotated[int, Field(ge=0, le=7)]
+    EngProfileID: Literal[0] = 0
+
+
+class _Placement(_Part):
+    Start: Number
+    Size: Number
+
+
+class _Instance(_Part):
+    ProfileID: Number
+    Placement: _Placement
+    ComputeInstances: list[_Compute] | None = None
+
+
+class _Device(_Part):
+    UUID: Annotated[str, Field(max_length=96)]
+    MigMode: Literal[0, 1]
+    GpuInstances: list[_Instance] | None = None
+
+
+class _State(_Part):
+    Devices: list[_Device] | None = None
+
+
+class Checkpoint(_Part):
+    """How GPUs were cut."""
+
+    version: Annotated[Literal["v1"], Field(alias="Version")]
+    state: Annotated[_State, Field(alias="MigState")]
+
+    def planner(self, held: Callable[[], Mapping[str, str]]) -> Callable[[Sequence[GpuLayout]], list[GpuChange]]:
+        """Return what plans the changes that put the GPUs back to it; ``held`` as in plan_change."""
+        was = {device.UUID: device for device in self.state.Devices or ()}
+
+        def plan(gpus: Sequence[GpuLayout]) -> list[GpuChange]:
+            users = held()
+            known = {gpu.uuid for gpu in gpus}
+            if missing := [uuid for uuid in was if uuid not in known]:
+                raise SettingsError("OCIGPU-MIG-1", f"the checkpoint is of GPUs that are not here: {missing[0]}")
+            return [_change(gpu, was[gpu.uuid], users) for gpu in gpus if gpu.uuid in was]
+
+        return plan
+
+
+def _change(gpu: GpuLayout, was: _Device, held: Mapping[str, str]) -> GpuChange:
+    by_number = {profile.number: profile for profile in gpu.profiles}
+    instances = []
+    for one in was.GpuInstances or ():
+        profile = by_number.get(one.ProfileID)
+        if profile is None or one.Placement.Start not in profile.starts:
+            text = f"it has no GPU instance of profile {one.ProfileID} at {one.Placement.Start}"
+            return GpuChange(gpu, None, problem=text)
+        cis = tuple(CI_SLICES[part.ProfileID] for part in one.ComputeInstances or ())
+        instances.append(GpuInstance(profile.id, one.Placement.Start, cis))
+    if gpu.mode is None:
+        return GpuChange(gpu, None, problem="it has no MIG mode")
+    return plan_back(gpu, gpu._replace(mode=was.MigMode, pending=was.MigMode, instances=tuple(instances)), held)
+
+
+def parse_checkpoint(text: str, where: str) -> Checkpoint:
+    """Return a checkpoint; raises SettingsError (OCIGPU-MIG-1)."""
+    return read_model(Checkpoint, text, where, as_json=True)
+
+
+def to_checkpoint(gpus: Sequence[GpuLayout]) -> dict[str, Any]:
+    """Return how GPUs with MIG are cut, as such a file has it."""
+    numbers = {slices: number for number, slices in reversed(CI_SLICES.items())}
+    devices = []
+    for gpu in gpus:
+        if gpu.mode is None:
+            continue
+        instances = [
+            {
+                "ProfileID": gpu.profile(one.profile).number,
+                "Placement": {"Start": one.start, "Size": gpu.profile(one.profile).size},
+                "ComputeInstances": [{"ProfileID": numbers[size], "EngProfileID": 0} for size in one.cis],
+            }
+            for one in gpu.instances
+        ]
+        devices.append({"UUID": gpu.uuid, "MigMode": gpu.mode, "GpuInstances": instances})
+    return {"Version": "v1", "MigState": {"Devices": devices}}
+
+
+SECONDS = 480.0
+"""For one hook: what the vendor's unit gives to all of them."""
+_MOMENT = rf"^(apply-start|{PRE_MODE}|{PRE_CONFIG}|apply-exit)$"
+Text = Annotated[str, Field(max_length=4096, pattern="^[^\0]*$")]
+
+
+class Hook(BaseModel):
+    """One program."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    command: Annotated[Text, Field(min_length=1)]
+    args: list[Text] = []
+    envs: dict[Text, Text] = {}
+    workdir: Text = ""
+
+
+class _HooksFile(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+    version: Literal["v1"]
+    hooks: dict[Annotated[str, Field(pattern=_MOMENT)], list[Hook]]
+
+
+class Hooks(NamedTuple):
+    """Programs by the name of the moment; ``variables``: of all of them."""
+
+    where: str = ""
+    by_name: Mapping[str, list[Hook]] = {}
+    variables: Mapping[str, str] = {}
+
+    @property
+    def end_users(self) -> bool:
+        """Whether something is run before a change, which may end what uses the GPUs."""
+        return bool(self.by_name.get(PRE_MODE) or self.by_name.get(PRE_CONFIG))
+
+    def run(self, name: str) -> None:
+        """Run the programs of a moment in order.  Raises HostError (OCIGPU-MIG-5)."""
+        for number, hook in enumerate(self.by_name.get(name, [])):
+            what = f"{self.where}: hooks.{name}.{number}: {printable(hook.command, 200)}"
+            path = {"PATH": os.environ.get("PATH", os.defpath)}
+            try:
+                done = run_program(
+                    [hook.command, *hook.args],
+                    SECONDS,
+                    env={**path, **hook.envs, **self.variables},
+                    cwd=hook.workdir or None,
+                )
+            except (OSError, TimeoutError, ValueError) as error:
+                cause = error.strerror if isinstance(error, OSError) else error
+                raise HostError("OCIGPU-MIG-5", f"{what}: {printable(str(cause), 300)}") from error
+            if done.status:
+                raise HostError("OCIGPU-MIG-5", f"{what}: {printable(done.last_line, 300)}")
+
+
+NO_HOOKS = Hooks()
+
+
+def parse_hooks(text: str, where: str, variables: Mapping[str, str]) -> Hooks:
+    """Return the hooks of a file; raises SettingsError (OCIGPU-MIG-1) that names what is wrong by its path."""
+    return Hooks(where, read_model(_HooksFile, text, where).hooks, variables)

@@ -10,11 +10,11 @@ import json
 import re
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple
 
 from ocigpu.core.errors import HostError, OcigpuError, SettingsError, printable, quoted
-from ocigpu.kubernetes.mig_node import Metadata, MigAnswer, PodOfNode
+from ocigpu.kubernetes.mig_node import HostTools, Metadata, MigAnswer, NodeApi, PodOfNode
 from ocigpu.kubernetes.options import read_text
 from ocigpu.system.service import Backoff, FollowedFile, ServiceLog, Signals
 
@@ -47,6 +47,7 @@ FIRST_RETRY = 15.0
 POLL = 2.0
 FILE_SECONDS = 10.0
 """Seconds until a change of the file is seen."""
+_CLAIM = re.compile(r"\bclaim ([a-z0-9.-]+/[a-z0-9.-]+)")
 POLICIES = ("refuse", "drain", "ignore")
 MAX_FILE = 1 << 20
 API_ERROR = "OCIGPU-KUBE-5"
@@ -67,28 +68,6 @@ class ManagerOptions(NamedTuple):
     cdi: bool = True
     boot: bool = True
     interval: float = INTERVAL
-
-
-class NodeAccess(Protocol):
-    """:class:`ocigpu.kubernetes.mig_node.NodeApi`."""
-
-    def read(self) -> Metadata: ...
-    def patch(self, labels: Mapping[str, str | None], annotations: Mapping[str, str | None]) -> None: ...
-    def pods(self) -> list[PodOfNode]: ...
-    def evict(self, pod: PodOfNode) -> bool: ...
-    def follow(self, wake: Callable[[], None], pause: Callable[[float], bool], keys: Collection[str]) -> None: ...
-
-
-class HostAccess(Protocol):
-    """:class:`ocigpu.kubernetes.mig_node.HostTools`."""
-
-    def mig(self, verb: str, *words: str, layouts: str = "") -> MigAnswer: ...
-    def refresh_cdi(self) -> str: ...
-    def running(self, services: tuple[str, ...]) -> list[str]: ...
-    def switch(self, verb: str, services: list[str]) -> None: ...
-    def reboot(self) -> None: ...
-    def boot_id(self) -> str: ...
-    def keep_for_boot(self, name: str, layouts: str) -> None: ...
 
 
 class StateError(Exception):
@@ -115,8 +94,8 @@ class MigManager:
     def __init__(
         self,
         options: ManagerOptions,
-        node: NodeAccess,
-        host: HostAccess,
+        node: NodeApi,
+        host: HostTools,
         log: ServiceLog,
         wait: Callable[[float], bool] = sleep,
         clock: Callable[[], float] = time.monotonic,
@@ -148,7 +127,7 @@ class MigManager:
             if error.code == API_ERROR:
                 self._resume("", "")
                 raise
-            state, reason = "failed", f"{error.code}: {error.message}"
+            state, reason = "failed", error.line
         if waiting:
             self._host.reboot()  # who has been paused is given back by the manager of the next boot
             return False
@@ -168,9 +147,12 @@ class MigManager:
         if problems := _problems(self._ask("plan", name, layouts, "--force")):
             raise StateError("failed", problems)
         users = [pod for pod in self._node.pods() if pod.gpus]
-        refused = users and self._options.pods == "refuse"
-        if refused and (hit := _named(users, _problems(self._ask("plan", name, layouts)))):
-            raise StateError("failed", f"pods have what would be destroyed: {_listed(hit)}")
+        if self._options.pods == "refuse" and users:
+            problems = _problems(self._ask("plan", name, layouts))
+            if hit := _named(users, problems):
+                raise StateError("failed", f"pods have what would be destroyed: {_listed(hit)}{_claims(problems)}")
+            if _claims(problems):  # of a pod that has just ended, or is not there yet
+                raise StateError("failed", problems)
         self._pause()
         if self._options.pods != "ignore":
             self._free(name, layouts)
@@ -214,7 +196,8 @@ class MigManager:
             raise StateError("failed", f"clients that are paused are still there: {_listed(left)}")
 
     def _clients(self, labels: Collection[str]) -> list[PodOfNode]:
-        return [pod for pod in self._node.pods() if pod.daemon and any(f'"{key}"' in pod.selects for key in labels)]
+        found = [pod for pod in self._node.pods() if pod.daemon and any(f'"{key}"' in pod.selects for key in labels)]
+        return [pod for pod in found if self._node.is_daemons(pod)]
 
     def _until(self, seconds: float, look: Callable[[], list[PodOfNode]]) -> list[PodOfNode]:
         """Wait until there are none of these pods, or for so long; return who is left.  Raises StoppedError."""
@@ -238,7 +221,7 @@ class MigManager:
         try:
             self._host.switch("start", journal["services"])
         except HostError as error:
-            self._log.once("services", "error", f"{error.code}: {error.message}")
+            self._log.failed("services", error)
             note = json.dumps({"labels": {}, "services": journal["services"]})
         annotations: dict[str, str | None] = {JOURNAL: note}
         if state:
@@ -261,7 +244,7 @@ class MigManager:
         if self._options.pods == "refuse":
             raise StateError("failed", problems)
         users = [pod for pod in self._node.pods() if pod.gpus]
-        users = _named(users, problems) or users
+        users = _named(users, problems) or ([] if _claims(problems) else users)
         self._node.patch({STATE: "draining"}, {REASON: f"evicting {_listed(users)}"})
         uids = {pod.uid for pod in users}
         evicted: set[str] = set()
@@ -322,7 +305,7 @@ class MigManager:
                 except StoppedError:
                     break
                 except HostError as error:
-                    self._log.once("api", "error", f"{error.code}: {error.message}")
+                    self._log.failed("api", error)
                     done = False
                 if done:
                     retry.reset()
@@ -352,8 +335,20 @@ def _problems(answer: MigAnswer) -> str:
 
 
 def _named(pods: list[PodOfNode], text: str) -> list[PodOfNode]:
-    """Return the pods whose containers a text names, "namespace/pod/container"."""
-    return [pod for pod in pods if re.search(rf"(?<![a-z0-9.-]){re.escape(f'{pod}/')}", text)]
+    """Return the pods whose containers a text names, "namespace/pod/container", or their claims."""
+    claims = set(_CLAIM.findall(text))
+    return [
+        pod
+        for pod in pods
+        if re.search(rf"(?<![a-z0-9.-]){re.escape(f'{pod}/')}", text)
+        or any(f"{pod.namespace}/{claim}" in claims for claim in pod.claims)
+    ]
+
+
+def _claims(text: str) -> str:
+    """Return how a reason goes on to tell of the claims that a text names."""
+    found = sorted(set(_CLAIM.findall(text)))
+    return f" (claim {', '.join(found)})" if found else ""
 
 
 def _listed(pods: list[PodOfNode]) -> str:

@@ -6,18 +6,18 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lightkube import Client
-from lightkube.core.exceptions import ApiError, ConfigError, LoadResourceError
 from lightkube.models.meta_v1 import ObjectMeta
+from lightkube.resources.apps_v1 import DaemonSet
 from lightkube.resources.core_v1 import Node, Pod, PodEviction
 from lightkube.types import PatchType
 
 from ocigpu.cdi.write import write_file
 from ocigpu.core.errors import HostError, printable
-from ocigpu.engines.places import DAEMON_PATH
-from ocigpu.system.programs import Finished, run_program
+from ocigpu.kubernetes.client import FAILURES, ask, refused, status_of
+from ocigpu.kubernetes.host_files import run_on_host
+from ocigpu.system.proc import read_boot_id
+from ocigpu.system.programs import Finished
 
-TRANSPORT_ERROR: type[Exception] = next(kind for kind in ApiError.__mro__ if kind.__name__ == "HTTPError")
-"""Of httpx or httpx2, whichever this lightkube is made with."""
 PROGRAMS = ("/opt/ocigpu/current/bin/ocigpu", "/usr/local/bin/ocigpu", "/usr/bin/ocigpu")
 """Where the node installer, ``make install`` and the packages put it."""
 SECONDS = 600.0
@@ -26,26 +26,20 @@ BOOT_FILE, BOOT_LAYOUTS = "/etc/ocigpu/mig.env", "/etc/ocigpu/mig.yaml"
 _RESOURCE = "nvidia.com/"
 
 
-def connect() -> Client:
-    """Return a client of the API server: of the pod's service account, or of KUBECONFIG.
-
-    Raises HostError (OCIGPU-KUBE-5).
-    """
-    try:
-        return Client()
-    except (ConfigError, LoadResourceError, TRANSPORT_ERROR, OSError, ValueError) as error:
-        raise HostError("OCIGPU-KUBE-5", f"API server: {printable(str(error), 300)}") from error
-
-
 class PodOfNode(NamedTuple):
-    """A pod that has not ended.  ``selects``: its node selector and affinity, as text; ``gpus``: it asks for some."""
+    """A pod that has not ended.  ``selects``: its node selector and affinity, as text; ``gpus``: it asks for some.
+
+    ``claims``: the ResourceClaims that it has, by name.  ``daemon``: name and UID of the DaemonSet that it says it is
+    of, which whoever made the pod may have written.
+    """
 
     namespace: str
     name: str
     uid: str
-    daemon: bool
+    daemon: tuple[str, str] | None
     gpus: bool
     selects: str
+    claims: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
@@ -64,43 +58,46 @@ class NodeApi:
     def __init__(self, client: Client, name: str) -> None:
         self._client, self.name = client, name
 
-    def _ask(self, what: str, ask: Callable[[], Any]) -> Any:
-        try:
-            return ask()
-        except (ApiError, TRANSPORT_ERROR, OSError) as error:
-            raise HostError("OCIGPU-KUBE-5", f"{what}: {printable(str(error) or type(error).__name__, 300)}") from error
-
     def read(self) -> Metadata:
-        found = self._ask(f"read node {self.name}", lambda: self._client.get(Node, self.name)).metadata
+        found: Any = ask(f"read node {self.name}", lambda: self._client.get(Node, self.name)).metadata
         return Metadata(found.labels or {}, found.annotations or {})
 
     def patch(self, labels: Mapping[str, str | None], annotations: Mapping[str, str | None]) -> None:
         """Set labels and annotations, in one write; None removes one."""
         body = {"metadata": {"labels": labels, "annotations": annotations}}
-        self._ask(
+        ask(
             f"patch node {self.name}",
             lambda: self._client.patch(Node, self.name, body, patch_type=PatchType.MERGE),
         )
 
     def pods(self) -> list[PodOfNode]:
-        found = self._ask(
+        found = ask(
             f"list pods of node {self.name}",
             lambda: list(self._client.list(Pod, namespace="*", fields={"spec.nodeName": self.name})),
         )
         return [_pod(one) for one in found if one.status is None or one.status.phase not in ("Succeeded", "Failed")]
+
+    def is_daemons(self, pod: PodOfNode) -> bool:
+        """Whether a pod is of the DaemonSet that it names: one that is there deletes it when its labels are gone."""
+        if pod.daemon is None:
+            return False
+        name, uid = pod.daemon
+        found = ask(f"read DaemonSet {pod.namespace}/{name}", lambda: self._daemon_uid(pod.namespace, name), "")
+        return bool(uid) and found == uid
+
+    def _daemon_uid(self, namespace: str, name: str) -> str:
+        metadata = self._client.get(DaemonSet, name, namespace=namespace).metadata
+        return (metadata.uid if metadata else None) or ""
 
     def evict(self, pod: PodOfNode) -> bool:
         """Ask for a pod's eviction; False while a disruption budget is against it."""
         body = PodEviction(metadata=ObjectMeta(name=pod.name, namespace=pod.namespace))
         try:
             self._client.create(body, pod.name, namespace=pod.namespace)
-        except ApiError as error:
-            if error.status.code == 429:
-                return False
-            if error.status.code != 404:
-                raise HostError("OCIGPU-KUBE-5", f"evict pod {pod}: {printable(str(error), 300)}") from error
-        except (TRANSPORT_ERROR, OSError) as error:
-            raise HostError("OCIGPU-KUBE-5", f"evict pod {pod}: {printable(str(error), 300)}") from error
+        except FAILURES as error:
+            if status_of(error) not in (404, 429):
+                raise refused(f"evict pod {pod}", error) from error
+            return status_of(error) == 404
         return True
 
     def follow(self, wake: Callable[[], None], pause: Callable[[float], bool], keys: Collection[str]) -> None:
@@ -114,7 +111,7 @@ class NodeApi:
                     if before is not None and now != before:
                         wake()
                     before = now
-            except (ApiError, TRANSPORT_ERROR, OSError):
+            except FAILURES:
                 pass  # what was missed is seen when the interval is over
             if pause(5.0):
                 return
@@ -122,14 +119,18 @@ class NodeApi:
 
 def _pod(pod: Any) -> PodOfNode:
     spec, metadata = pod.spec.to_dict(), pod.metadata
+    status = pod.status.to_dict() if pod.status else {}
     containers = [*spec.get("containers", []), *spec.get("initContainers", [])]
     resources = [container.get("resources") or {} for container in containers]
     asked = [name for each in resources for name in (*(each.get("limits") or {}), *(each.get("requests") or {}))]
-    claims = any(each.get("claims") for each in resources)
-    owners = [owner.kind for owner in metadata.ownerReferences or ()]
+    parts = [*(spec.get("resourceClaims") or ()), *(status.get("resourceClaimStatuses") or ())]
+    parts.append(status.get("extendedResourceClaimStatus") or {})
+    claims = tuple(each["resourceClaimName"] for each in parts if each.get("resourceClaimName"))
+    owners = [one for one in metadata.ownerReferences or () if one.kind == "DaemonSet" and one.controller]
+    daemon = (owners[0].name, owners[0].uid) if owners else None
     selects = json.dumps([spec.get("nodeSelector") or {}, (spec.get("affinity") or {}).get("nodeAffinity") or {}])
-    gpus = claims or any(name.startswith(_RESOURCE) for name in asked)
-    return PodOfNode(metadata.namespace, metadata.name, metadata.uid or "", "DaemonSet" in owners, gpus, selects)
+    gpus = any(each.get("claims") for each in resources) or any(name.startswith(_RESOURCE) for name in asked)
+    return PodOfNode(metadata.namespace, metadata.name, metadata.uid or "", daemon, gpus, selects, claims)
 
 
 class MigAnswer(NamedTuple):
@@ -149,11 +150,9 @@ class HostTools:
         self._variables = dict(variables or {})
 
     def _run(self, command: Sequence[str], words: str = "") -> Finished:
-        away = ["chroot", self.root] if self.root != "/" else []
-        base = {"PATH": ":".join(DAEMON_PATH), "HOME": "/root", "LC_ALL": "C", "SYSTEMD_IGNORE_CHROOT": "1"}
         try:
-            return run_program([*away, *command], SECONDS, env={**base, **self._variables}, words=words)
-        except (OSError, TimeoutError) as error:
+            return run_on_host(self.root, command, SECONDS, words, **self._variables)
+        except OSError as error:
             raise HostError("OCIGPU-MIG-6", f"{command[0]}: {error}") from error
 
     def path(self, path: str) -> str:
@@ -201,8 +200,7 @@ class HostTools:
 
     def boot_id(self) -> str:
         """Return what is another after each boot."""
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return file.read().strip()
+        return read_boot_id()
 
     def keep_for_boot(self, name: str, layouts: str) -> None:
         """Write what ocigpu-mig.service is to apply at boot, where it is not there already."""

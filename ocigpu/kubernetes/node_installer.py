@@ -104,7 +104,7 @@ class NodeInstaller:
         try:
             self._engine.restart(running, how)
         except HostError as error:
-            self._log("error", f"{error.code}: {error.message}; taking the configuration back")
+            self._log("error", f"{error.line}; taking the configuration back")
             self._say(self._engine.run(self._program, "remove", running))
             try:
                 self._engine.restart(self._engine.find() or running, how)
@@ -158,7 +158,7 @@ class NodeInstaller:
         try:
             apply_to_node(self._server, self._node, {"labels": labels, **annotations}, MANAGER)
         except HostError as error:
-            self._log("error", f"{error.code}: {error.message}")
+            self._log("error", error.line)
 
     # again and again
 
@@ -200,5 +200,5 @@ class NodeInstaller:
                 os.unlink(path)
 
     def _fail(self, error: OcigpuError) -> None:
-        self._log("error", f"{error.code}: {error.message}" + (f" ({error.hint})" if error.hint else ""))
+        self._log("error", error.line + (f" ({error.hint})" if error.hint else ""))
         self.label(f"failed.{error.code}", error.message)

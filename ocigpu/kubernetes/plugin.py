@@ -1,27 +1,28 @@
 """``ocigpu device-plugin``: keeps the kubelet told about this node's devices until it is told to end.
 
-One thread does everything that may wait for nobody: signals, files, readings of the node, NVML's events, registration.
-gRPC answers the kubelet in threads of its own (:mod:`~ocigpu.kubernetes.server`); NVML is asked by other processes
-(:mod:`~ocigpu.kubernetes.reader`, :mod:`~ocigpu.kubernetes.events`).  What goes wrong is logged and tried again.
+One thread (:mod:`~ocigpu.kubernetes.node_program`) does everything that may wait for nobody: signals, files, readings
+of the node, NVML's events, registration; gRPC answers in others (:mod:`~ocigpu.kubernetes.server`).  What goes wrong is
+logged and tried again.
 """
 
 import os
-import time
 from typing import NamedTuple
 
-from ocigpu.core.errors import HostError, OcigpuError, as_own_error
+from ocigpu.core.errors import HostError, OcigpuError
 from ocigpu.core.settings import Settings
 from ocigpu.kubernetes.allocate import usable_channels
 from ocigpu.kubernetes.config import Configuration, PluginOptions, Told, configure, read_configuration
 from ocigpu.kubernetes.devices import Inventory, Resource
-from ocigpu.kubernetes.events import EventWatcher
 from ocigpu.kubernetes.health import RULES, Monitor, Rules
 from ocigpu.kubernetes.listener import identity
 from ocigpu.kubernetes.mps import mps_problem, waiting_resources, waits_for_mps
 from ocigpu.kubernetes.node import KubernetesNode, carry_over, host_settings
+from ocigpu.kubernetes.node_program import NodeProgram
 from ocigpu.kubernetes.reader import Reading, hardware_reader
-from ocigpu.kubernetes.server import FIRST_RETRY, LONGEST_RETRY, Gate, Offer, Registration, ResourceServer
-from ocigpu.system.service import Backoff, FollowedFile, ServiceLog, Signals
+from ocigpu.kubernetes.server import FIRST_RETRY, LONGEST_RETRY, Offer, Registration, ResourceServer
+from ocigpu.kubernetes.tenants.gate import LeaseGate
+from ocigpu.kubernetes.vfio import SWITCH_RESOURCE
+from ocigpu.system.service import Backoff, FollowedFile
 
 
 class Timing(NamedTuple):
@@ -40,12 +41,14 @@ class Served(NamedTuple):
     retry: Backoff
 
 
-class DevicePlugin:
+class DevicePlugin(NodeProgram[Reading]):
     """What the plugin knows and does; :meth:`run` returns when a signal ends it.
 
     Raises SettingsError (OCIGPU-KUBE-1) for flags and variables that cannot be understood: the file may be corrected
     while it runs, they may not.
     """
+
+    fatal = (OcigpuError,)
 
     def __init__(
         self,
@@ -54,29 +57,25 @@ class DevicePlugin:
         as_json: bool = False,
         timing: Timing | None = None,
     ) -> None:
+        timing = timing or Timing()
+        super().__init__(hardware_reader(), Monitor(Configuration()), timing.poll, timing.probe, as_json)
         self.told = told
         self.given_settings = settings
-        self.log = ServiceLog(as_json, lossy=True)  # pods need devices all the same
-        self.timing = timing or Timing()
+        self.rules = timing.rules
         fixed = configure(told.flags, told.environment).options
         self.kubelet = fixed.kubelet_socket
         self.directory = os.path.dirname(self.kubelet or PluginOptions().kubelet_socket)
         self.configuration: Configuration | None = None
         self.settings = settings
-        self.monitor = Monitor(Configuration())
-        self.reader = hardware_reader()
-        self.watcher = EventWatcher()
         self.without_mps: frozenset[str] = frozenset()
         """Resources whose control daemon is not ready."""
         self.node: KubernetesNode | None = None
-        self.gate: Gate | None = None
+        self.gate: LeaseGate | None = None
         self.inventory = Inventory()
         self.served: dict[str, Served] = {}
         self._file = FollowedFile(told.file)
-        self._read_due = 0.0
         self._first = True
         self._sick: dict[str, str] = {}
-        self.signals = Signals()
 
     # life
 
@@ -86,40 +85,20 @@ class DevicePlugin:
         Needs the right to make sockets beside the kubelet's: root.  Raises HostError when there is no driver and it was
         told to end then (failOnInitError).
         """
-        with self.signals as signals:
+        with self.signals:
             self._configure()
             try:
-                while not signals.stopping:
-                    self._try_step()
-                    signals.wait(self.timing.poll, *self._sources())
-                self.log("info", "ending")
+                self._work()
             finally:
                 for name in list(self.served):
                     self._end(name)
-                self.watcher.close()
-                self.reader.close()
-
-    def _sources(self) -> list[int]:
-        return [fd for fd in (self.reader.fileno(), self.watcher.fileno()) if fd >= 0]
-
-    def _try_step(self) -> None:
-        """Take a step; a defect of ours is told of, and ends nothing that works."""
-        try:
-            self._step(time.monotonic())
-        except OcigpuError:
-            raise
-        except Exception as error:  # noqa: BLE001 - a program that ends is started again, and again
-            own = as_own_error(error)
-            self.log.once("defect", "error", f"{own.code}: {own.message}")
 
     def _step(self, now: float) -> None:
         self._look_at_file()
-        reading = self.reader.answer(now)
-        if reading is not None:
-            self._read_due = now + self.timing.probe
+        if self.configuration and (reading := self._look(lambda: (self.settings, self.configuration), now)):
             self._has_read(reading, now)
-        self._ask(now)
-        self._watch(now)
+        if self._hear(self.node.facts if self.node and self.node.source == "nvml" else None, self.inventory, now):
+            self._offer()
         if self.configuration and self.without_mps != waiting_resources(self.inventory.resources, self.configuration):
             self._offer()
         if self.gate and self.gate.has_changed():
@@ -145,34 +124,26 @@ class DevicePlugin:
         """Take up the configuration; one that is wrong leaves the one before in force.  Returns whether it was good."""
         try:
             configuration = read_configuration(self.told)
+            settings = host_settings(self.given_settings, configuration.options)
+            gate = open_gate(configuration.options, settings) if configuration != self.configuration else self.gate
         except OcigpuError as error:
             stays = "nothing is offered until it is corrected" if self.configuration is None else "the one before stays"
-            self.log("error", f"{error.code}: {error.message}; {stays}", code=error.code)
+            self.log("error", f"{error.line}; {stays}", code=error.code)
             return False
         for warning in configuration.warnings:
             self.log("warning", warning)
         if configuration != self.configuration:
             self.configuration = configuration
-            self.settings = host_settings(self.given_settings, configuration.options)
-            self.monitor = Monitor(configuration, self.timing.rules, self.monitor)
+            self.settings, self.gate = settings, gate
+            self.monitor = Monitor(configuration, self.rules, self.monitor)
             for note in self.monitor.notes:
                 self.log("warning", note)
-            self.gate = open_gate(configuration.options, self.settings)
             self.inventory, self.node = Inventory(), None  # what is gone from another configuration is not lost
             self.reader.close()
         self._read_due = 0.0
         return True
 
     # the node
-
-    def _ask(self, now: float) -> None:
-        if self.configuration is None or self.reader.busy or now < self._read_due:
-            return
-        try:
-            self.reader.ask((self.settings, self.configuration), now)
-        except OSError as error:
-            self._read_due = now + self.timing.probe
-            self.log.once("reader", "error", f"no process to read the host: {error.strerror}")
 
     def _has_read(self, reading: Reading, now: float) -> None:
         assert self.configuration is not None
@@ -194,21 +165,6 @@ class DevicePlugin:
         self.log.once("nothing", "warning", f"no devices to offer: {why}; waiting for some" if why else "")
         self._offer()
 
-    def _watch(self, now: float) -> None:
-        if self.node is not None and self.node.source == "nvml" and self.monitor.policy.watches_events:
-            self.watcher.watch(self.node.facts, now)
-        else:
-            self.watcher.close()
-        news = self.watcher.step(now)
-        for warning in news.warnings:
-            self.log("warning", warning)
-        for event in news.events:
-            found = self.monitor.happened(event, self.inventory, now)
-            what = f"XID {event.xid} of {event.gpu or 'an unknown GPU'}"
-            self.log("warning" if found else "info", what if found else f"{what} means nothing for its health")
-        if news.events:
-            self._offer()
-
     # servers
 
     def _offer(self) -> None:
@@ -216,7 +172,9 @@ class DevicePlugin:
         if self.node is None or self.configuration is None:
             return
         self.without_mps = waiting_resources(self.inventory.resources, self.configuration)
-        judged = [self.monitor.judged(self._usable(resource)) for resource in self.inventory.resources]
+        # tenants share the switches: one that has one has the traffic of all
+        offered = [each for each in self.inventory.resources if not (self.gate and each.name == SWITCH_RESOURCE)]
+        judged = [self.monitor.judged(self._usable(resource)) for resource in offered]
         gated = {resource.name for resource in judged if resource.kind == "vfio" and self.gate}
         judged = [self.gate.judged(each) if self.gate and each.name in gated else each for each in judged]
         self._tell_health(judged)
@@ -278,7 +236,7 @@ class DevicePlugin:
             served.server.start()
         except OcigpuError as error:
             served.retry.failed(now)
-            self.log.once(served.server.path, "error", f"{error.code}: {error.message}")
+            self.log.once(served.server.path, "error", error.line)
             return False
         served.retry.reset()
         self.log.forget(served.server.path)
@@ -291,13 +249,13 @@ class DevicePlugin:
         served.server.stop(gone)
 
 
-def open_gate(options: PluginOptions, settings: Settings) -> Gate | None:
+def open_gate(options: PluginOptions, settings: Settings) -> LeaseGate | None:
     """Return the leases of this node as they are configured, None for none.  Raises OcigpuError."""
     if not options.lease_journal:
         return None
     from ocigpu.kubernetes.tenants.machine import open_machine_gate  # needs more modules than other nodes have
 
-    return open_machine_gate(options.lease_journal, options.fabric_address, settings)
+    return open_machine_gate(options.lease_journal, options.fabric_address, settings, options.unlinked_sets)
 
 
 def _count(resource: Resource) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from ocigpu.core.errors import HostError, OcigpuError, as_own_error
+from ocigpu.core.errors import HostError, as_own_error
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.nvidia.discover import read_host_facts
 from ocigpu.gpus.nvidia.nvml_process import command
@@ -82,9 +82,7 @@ def answer_requests(descriptor: str, read: Callable[[Any], Any], failed: Callabl
             return
         try:
             answer = read(request)
-        except OcigpuError as error:
-            answer = failed(error.message)
-        except Exception as error:  # noqa: BLE001 - a defect: it is reported, and the next reading may work
+        except Exception as error:  # noqa: BLE001 - also a defect: it is reported, and the next reading may work
             answer = failed(as_own_error(error).message)
         try:
             connection.send(answer)

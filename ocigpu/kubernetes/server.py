@@ -1,56 +1,36 @@
 """One resource's gRPC server: answers the kubelet, and registers with it.
 
-gRPC answers in threads of its own.  What they read is one :class:`Offer`, replaced as a whole; streams of ListAndWatch
-wait for the next one.  Everything else is called by the plugin's main thread.
+gRPC answers in threads of its own.  What they read is one :class:`Offer`, replaced as a whole.  Everything else is
+called by the plugin's main thread.
 Sources: k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1 (api.proto, constants.go).
 """
 
 import os
-import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, NamedTuple, NoReturn, Protocol
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 import grpc
 
-from ocigpu.core.errors import HostError, OcigpuError, RequestError, as_own_error, printable
+from ocigpu.core.errors import OcigpuError, RequestError, as_own_error, printable
 from ocigpu.core.settings import Settings
 from ocigpu.kubernetes.allocate import allocate
 from ocigpu.kubernetes.api import deviceplugin_pb2 as pb
-from ocigpu.kubernetes.api.messages import VERSION, device_list
 from ocigpu.kubernetes.api.services import DEVICE_PLUGIN, REGISTRATION, method, open_channel, serve
 from ocigpu.kubernetes.config import Configuration
 from ocigpu.kubernetes.devices import PluginDevice, Resource
-from ocigpu.kubernetes.listener import Listener, why
+from ocigpu.kubernetes.listener import MAX_STREAMS, Feed, Listener, why
 from ocigpu.kubernetes.node import KubernetesNode
 from ocigpu.kubernetes.preferred import prefer
+from ocigpu.kubernetes.tenants.gate import LeaseGate
 from ocigpu.system.service import Backoff, ServiceLog
 
-MAX_STREAMS = 8
-"""Open streams of one kubelet and its predecessors; each has a thread."""
 WORKERS = 2 * MAX_STREAMS
 SELF_DIAL = 5.0
 REGISTER = 20.0
 """Seconds: the kubelet dials back before it answers, and gives that 10 s."""
 FIRST_RETRY, LONGEST_RETRY = 1.0, 30.0
-_STATUS = {RequestError: grpc.StatusCode.INVALID_ARGUMENT, HostError: grpc.StatusCode.FAILED_PRECONDITION}
-
-
-class Gate(Protocol):
-    """Who decides besides whether GPUs may be given: their leases (:mod:`ocigpu.kubernetes.tenants.gate`)."""
-
-    def judged(self, resource: Resource) -> Resource:
-        """Return the resource with why its devices are withheld."""
-
-    def prefer(
-        self, devices: Sequence[PluginDevice], available: Sequence[str], must: Sequence[str], size: int
-    ) -> tuple[str, ...]:
-        """Return the ids of the best set, () for no opinion."""
-
-    def reserve(self, devices: Collection[PluginDevice]) -> None:
-        """Make GPUs ready for a container; raises OcigpuError for those that cannot be given."""
-
-    def has_changed(self) -> bool:
-        """Return whether other devices are withheld than at the last call."""
+_STATUS = {RequestError: grpc.StatusCode.INVALID_ARGUMENT, OcigpuError: grpc.StatusCode.INTERNAL}
+"""Of errors; an OcigpuError of no kind is a defect."""
 
 
 class Offer(NamedTuple):
@@ -60,7 +40,7 @@ class Offer(NamedTuple):
     node: KubernetesNode
     configuration: Configuration
     settings: Settings
-    gate: Gate | None = None
+    gate: LeaseGate | None = None
 
 
 def socket_name(resource: str) -> str:
@@ -77,26 +57,24 @@ class ResourceServer:
         self.path = os.path.join(directory, socket_name(self.name))
         self._listener = Listener(self.path, f"{self.path.removesuffix('.sock')}.new")
         self._log = log
-        self._condition = threading.Condition()
-        self._version = 0
-        self._streams = 0
-        self._ending = ""
+        self._devices = Feed()
+        self._devices.tell(offer.resource.devices)
         self.owns_socket = self._listener.owns_socket
 
     # life
 
     def start(self) -> None:
         """Listen and prove that it answers; see :meth:`Listener.start`.  Raises HostError (OCIGPU-KUBE-3)."""
-        self._ending = ""
+        self._devices.end(False)
         self._listener.start([serve(DEVICE_PLUGIN, self._functions())], WORKERS, _dial)
 
     def stop(self, gone: bool = False) -> None:
         """End all calls and remove the socket; with ``gone`` the kubelet is first told that there are no devices."""
         if not self.running:
             return
-        with self._condition:
-            self._ending = "gone" if gone else "stopped"
-            self._condition.notify_all()
+        if gone:
+            self._devices.tell(())
+        self._devices.end()
         if problem := self._listener.stop():
             self._log("debug", problem)
 
@@ -107,13 +85,8 @@ class ResourceServer:
 
     def update(self, offer: Offer) -> bool:
         """Answer from another offer; returns whether the kubelet is told about other devices or their health."""
-        with self._condition:
-            changed = offer.resource.devices != self.offer.resource.devices
-            self.offer = offer
-            if changed:
-                self._version += 1
-                self._condition.notify_all()
-        return changed
+        self.offer = offer
+        return self._devices.tell(offer.resource.devices)
 
     # what the kubelet calls
 
@@ -132,49 +105,16 @@ class ResourceServer:
         def answer(request: Any, context: Any) -> Any:
             try:
                 return function(self.offer, request)
-            except OcigpuError as error:
-                code = _STATUS.get(type(error), grpc.StatusCode.FAILED_PRECONDITION)
-                self._refuse(context, code, error)
-            except Exception as error:  # noqa: BLE001 - a defect: the kubelet hears of it, the next call works
-                self._refuse(context, grpc.StatusCode.INTERNAL, as_own_error(error))
+            except Exception as error:  # noqa: BLE001 - also a defect: the kubelet hears of it, the next call works
+                own = as_own_error(error)
+                text = printable(own.line, 1000)
+                self._log("warning", f"{self.name}: {text}", resource=self.name)
+                return context.abort(_STATUS.get(type(own), grpc.StatusCode.FAILED_PRECONDITION), text)
 
         return answer
 
-    def _refuse(self, context: Any, code: grpc.StatusCode, error: OcigpuError) -> NoReturn:
-        text = printable(f"{error.code}: {error.message}", 1000)
-        self._log("warning", f"{self.name}: {text}", resource=self.name)
-        context.abort(code, text)
-        raise AssertionError("abort does not return")
-
     def _list_and_watch(self, _request: Any, context: Any) -> Iterator[pb.ListAndWatchResponse]:
-        if not context.add_callback(self._wake):
-            return
-        with self._condition:
-            self._streams += 1
-            crowded = self._streams > MAX_STREAMS
-        try:
-            if crowded:
-                context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"more than {MAX_STREAMS} streams of {self.name}")
-            sent = -1
-            while True:
-                with self._condition:
-                    while not (self._ending or sent != self._version) and context.is_active():
-                        self._condition.wait()
-                    ending, sent, devices = self._ending, self._version, self.offer.resource.devices
-                if not context.is_active():
-                    return
-                if ending == "gone":
-                    yield device_list(())
-                if ending:
-                    return
-                yield device_list(devices)
-        finally:
-            with self._condition:
-                self._streams -= 1
-
-    def _wake(self) -> None:
-        with self._condition:
-            self._condition.notify_all()
+        return map(device_list, self._devices.follow(context))
 
     def _prefer(self, offer: Offer, request: Any) -> pb.PreferredAllocationResponse:
         policy = offer.configuration.options.shared_devices_allocation_policy
@@ -191,8 +131,9 @@ class ResourceServer:
         for wanted in request.container_requests:
             ids = list(wanted.devices_ids)
             response = allocate(offer.resource, ids, offer.node.facts, offer.configuration, offer.settings)
-            if offer.gate:
-                offer.gate.reserve([device for device in offer.resource.devices if device.id in ids])
+            wanted_devices = [device for device in offer.resource.devices if device.id in ids]
+            if offer.gate and (cost := offer.gate.reserve(wanted_devices)):
+                self._log("warning", f"{self.name}: {', '.join(ids)}: {cost}", resource=self.name)
             responses.append(response)
             self._log("info", f"{self.name}: given to a container: {', '.join(ids)}", resource=self.name, devices=ids)
         return pb.AllocateResponse(container_responses=responses)
@@ -288,3 +229,18 @@ class Registration:
         if self._channel is not None:
             self._channel.close()
         self._call = self._channel = None
+
+
+VERSION = "v1beta1"
+HEALTHY, UNHEALTHY = "Healthy", "Unhealthy"
+
+
+def device_list(devices: Iterable[PluginDevice]) -> pb.ListAndWatchResponse:
+    """Return the message that replaces the kubelet's whole list of a resource's devices."""
+    return pb.ListAndWatchResponse(devices=[_device(device) for device in devices])
+
+
+def _device(device: PluginDevice) -> pb.Device:
+    nodes = [pb.NUMANode(ID=device.numa)] if device.numa >= 0 else []
+    topology = pb.TopologyInfo(nodes=nodes) if nodes else None
+    return pb.Device(ID=device.id, health=UNHEALTHY if device.error else HEALTHY, topology=topology)

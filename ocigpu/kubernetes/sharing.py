@@ -45,7 +45,7 @@ def parse_sharing(part: Mapping[str, Any], where: str) -> tuple[Sharing, list[st
     """Return how devices are shared, and warnings: MPS comes before time-slicing, as with NVIDIA's plugin.
 
     A name that is given under ``rename`` is used; renameByDefault only names what has none.  ``part``: of the shape
-    that :mod:`~ocigpu.kubernetes.schema` has checked.  Raises SettingsError.
+    that :mod:`~ocigpu.kubernetes.config` has checked.  Raises SettingsError.
     """
     found = {}
     for strategy, key, one_each in (("mps", "mps", True), ("time-slicing", "timeSlicing", False)):

@@ -12,12 +12,13 @@ from ocigpu.core.actions import Node
 from ocigpu.core.errors import CdiError
 from ocigpu.gpus.offer import GenerateOptions, OfferedDevice
 from ocigpu.gpus.pci import NVIDIA_VENDOR
-from ocigpu.gpus.vfio.facts import Candidate, VfioFacts
+from ocigpu.gpus.vfio.facts import Candidate, VfioFacts, group_members
 from ocigpu.gpus.vfio.offers import SWITCHES, offer_functions
 from ocigpu.kubernetes.devices import Inventory, PluginDevice, Resource
 from ocigpu.kubernetes.sharing import DOMAIN, MAX_NAME
 
 BY_MODEL = "model"
+SWITCH_RESOURCE = f"{DOMAIN}{SWITCHES}"
 PCI_IDS = ("/usr/share/misc/pci.ids", "/usr/share/hwdata/pci.ids")
 MAX_PCI_IDS = 16 << 20
 
@@ -97,9 +98,10 @@ def _parts(facts: VfioFacts, resource: str, names: Mapping[int, str]) -> dict[st
 def _device(device: OfferedDevice, facts: VfioFacts, numa: Mapping[str, int]) -> PluginDevice:
     paths = tuple(action.node.container_path for action in device.actions if isinstance(action, Node))
     single = paths[-1].startswith("/dev/vfio/devices/")
-    members = [item for item in facts.candidates if str(item.cdev if single else item.group) == device.name]
+    found = [item for item in facts.candidates if str(item.cdev if single else item.group) == device.name]
+    members = [item for item in found if not item.is_switch] or found
     nodes = {numa.get(item.function.address, -1) for item in members}
-    address = members[0].function.address
-    return PluginDevice(
-        device.name, device.name, address, device.name, paths, numa=nodes.pop() if len(nodes) == 1 else -1
-    )
+    gpus = tuple(item.function.address for item in members)
+    node = nodes.pop() if len(nodes) == 1 else -1
+    group = group_members(facts, gpus[0])
+    return PluginDevice(device.name, device.name, gpus[0], device.name, paths, node, gpus=gpus, group=group)

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """Renders the Helm chart without Helm, for the plain manifests and the tests.
 
-    render.py [--namespace NAME] [--values FILE] [--plain | --tenants]
+    render.py [--namespace NAME] [--values FILE] [--plain | --tenants | --leases | --caas]
 
 It knows the part of Go's text/template and of Helm's functions that the chart uses, and refuses everything else; so a
 template that it renders is one that Helm renders alike.  Values are held to the chart's schema, as Helm does.
 ``--plain``: with the namespace, as in ocigpu.yaml.  ``--tenants``: what tenancies need, as in tenants.yaml.
+``--leases``: agent and device plugin of tenants' nodes, as in leases.yaml.  ``--caas``: the service that takes tenants'
+requests, as in caas.yaml.
 """
 
 import argparse
@@ -16,8 +18,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import jsonschema
-import yaml
+try:
+    import jsonschema
+    import yaml
+except ModuleNotFoundError as error:
+    sys.exit(f"render.py: {error.name} is not installed: apt-get install python3-jsonschema python3-yaml")
 
 HERE = Path(__file__).parent
 CHART = HERE / "chart"
@@ -101,6 +106,8 @@ class Renderer:
             "ne": lambda one, two: one != two,
             "gt": lambda one, two: one > two,
             "len": len,
+            "list": lambda *values: list(values),
+            "first": lambda items: items[0],
             "not": lambda value: not value,
             "and": lambda *values: next((value for value in values if not value), values[-1]),
             "or": lambda *values: next((value for value in values if value), values[-1]),
@@ -239,13 +246,31 @@ def plain(values: dict[str, Any], namespace: str = "ocigpu") -> str:
 
 def tenants(values: dict[str, Any], namespace: str = "ocigpu") -> str:
     """Return the kinds of objects for tenants, their policies and their controller, without the programs of nodes."""
-    only = {name: {"enabled": False} for name in _OTHERS}
-    only |= {"tenants": {"enabled": True}, "config": {"existing": "none"}, "runtimeClass": {"create": False}}
     kinds = "".join(f"---\n{path.read_text()}" for path in sorted((CHART / "crds").iterdir()))
-    lines = render(merge(only, values), namespace, service="kubectl").split("\n")
-    text = "".join(f"{line.rstrip()}\n" for line in lines if line.strip())
     space = f"---\n{_NAMESPACE.format(namespace, _PRIVILEGED)}"
-    return f"{_HEADER.format('tenants')}{kinds}{space}{text}"
+    return f"{_HEADER.format('tenants')}{kinds}{space}{_only('tenants', {'enabled': True}, values, namespace)}"
+
+
+def leases(values: dict[str, Any], namespace: str = "ocigpu") -> str:
+    """Return what runs on nodes whose GPUs are lent; their kind and namespace are those of :func:`tenants`."""
+    check = "ocigpu firmware check --baseline /etc/ocigpu/check/baseline.json"
+    check += " --bmc @/var/lib/ocigpu/bmc-address --credentials /var/lib/ocigpu/bmc"
+    wanted = {"enabled": True, "check": check, "secret": "ocigpu-check", "fabric": "grpc:vsock:42:6667"}
+    return f"{_HEADER.format('leases')}{_only('leases', wanted, values, namespace)}"
+
+
+def caas(values: dict[str, Any], namespace: str = "ocigpu") -> str:
+    """Return the service that takes tenants' requests; its namespace is that of :func:`tenants`."""
+    wanted = {"enabled": True, "tlsSecret": "ocigpu-caas-tls"}
+    return f"{_HEADER.format('caas')}{_only('caas', wanted, values, namespace)}"
+
+
+def _only(part: str, wanted: dict[str, Any], values: dict[str, Any], namespace: str) -> str:
+    """Return a part of the chart without the programs of nodes."""
+    only = {name: {"enabled": False} for name in _OTHERS}
+    only |= {part: wanted, "config": {"existing": "none"}, "runtimeClass": {"create": False}}
+    lines = render(merge(only, values), namespace, service="kubectl").split("\n")
+    return "".join(f"{line.rstrip()}\n" for line in lines if line.strip())
 
 
 def main() -> None:
@@ -255,15 +280,22 @@ def main() -> None:
     parser.add_argument("--values", type=Path)
     parser.add_argument("--plain", action="store_true", help="with the namespace, as ocigpu.yaml")
     parser.add_argument("--tenants", action="store_true", help="what tenancies need, as in tenants.yaml")
+    parser.add_argument("--leases", action="store_true", help="what runs on tenants' nodes, as in leases.yaml")
+    parser.add_argument("--caas", action="store_true", help="the service, as in caas.yaml")
     words = parser.parse_args()
     try:
         values = yaml.safe_load(words.values.read_text()) if words.values else {}
         values = {} if values is None else values
         if not isinstance(values, dict):
             raise ChartError(f"{words.values}: it is not a mapping of values")
-        form = tenants if words.tenants else plain if words.plain else render
+        forms = {words.tenants: tenants, words.leases: leases, words.caas: caas, words.plain: plain}
+        form = forms.get(True, render)
         print(form(values, words.namespace), end="")
-    except (ChartError, OSError, yaml.YAMLError) as error:
+    except yaml.YAMLError as error:
+        sys.exit(f"render.py: {words.values}: {' '.join(str(error).split())}")
+    except OSError as error:
+        sys.exit(f"render.py: {error.filename}: {error.strerror}")
+    except ChartError as error:
         sys.exit(f"render.py: {error}")
 
 

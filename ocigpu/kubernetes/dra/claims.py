@@ -32,13 +32,6 @@ class Allotted(NamedTuple):
     share: str = ""
 
 
-class ClaimHolder(NamedTuple):
-    """A claim that has devices prepared."""
-
-    claim: ClaimRef
-    devices: tuple[Allotted, ...]
-
-
 def claim_error(claim: ClaimRef, text: str, hint: str | None = None) -> RequestError:
     """Return the error of a claim that cannot be prepared."""
     return RequestError("OCIGPU-DRA-1", f"claim {claim}: {text}", hint)
@@ -57,10 +50,10 @@ def read_allocation(
     uid = str(document.get("metadata", {}).get("uid", ""))
     if uid != claim.uid:
         raise claim_error(claim, f"it was replaced by another one of that name: its uid is {quoted(uid)}", "")
-    allocation = document.get("status", {}).get("allocation")
+    allocation = (document.get("status") or {}).get("allocation")
     if not isinstance(allocation, Mapping):
         raise claim_error(claim, "it is not allocated", "")
-    results = allocation.get("devices", {}).get("results") or []
+    results = (allocation.get("devices") or {}).get("results") or []
     own = [each for each in results if each.get("driver") == driver][:MAX_RESULTS]
     if not own:
         others = ", ".join(sorted({str(each.get("driver")) for each in results})) or "nobody"
@@ -81,12 +74,23 @@ def read_allocation(
     return tuple(each._replace(config=configs.get(position, DeviceConfig())) for position, each in enumerate(found))
 
 
-def check_holders(claim: ClaimRef, wanted: Iterable[Allotted], holders: Iterable[ClaimHolder]) -> None:
+def is_allocated(claim: ClaimRef, document: Mapping[str, Any] | None, driver: str, pool: str) -> bool:
+    """Tell whether the API server's object is still this claim, with a device of this driver's pool."""
+    if document is None or document.get("metadata", {}).get("uid") != claim.uid:
+        return False
+    allocation = (document.get("status") or {}).get("allocation") or {}
+    results = (allocation.get("devices") or {}).get("results") or []
+    return any((each.get("driver"), each.get("pool")) == (driver, pool) for each in results)
+
+
+def check_holders(
+    claim: ClaimRef, wanted: Iterable[Allotted], holders: Iterable[tuple[ClaimRef, Sequence[Allotted]]]
+) -> None:
     """Raise RequestError (OCIGPU-DRA-4) if another claim holds a device, or one of the same GPU that excludes it.
 
     The scheduler may have been told of the world as it was; see kubernetes#136269.  Administrators share with anybody.
     """
-    held = [(holder.claim, each) for holder in holders if holder.claim.uid != claim.uid for each in holder.devices]
+    held = [(holder, each) for holder, devices in holders if holder.uid != claim.uid for each in devices]
     for each in wanted:
         for other, theirs in held:
             if each.admin or theirs.admin or not each.device.conflicts(theirs.device):
@@ -105,6 +109,9 @@ def check_configs(claim: ClaimRef, allotted: Iterable[Allotted]) -> None:
             text = (
                 f"request {quoted(each.request)}: access of an administrator changes nothing of how a device is shared"
             )
+            raise RequestError("OCIGPU-DRA-2", f"claim {claim}: {text}")
+        if each.share and each.config.strategy == "MPS":  # each claim has a daemon of its own, a GPU can have one
+            text = f"request {quoted(each.request)}: a GPU that several claims share is not shared by MPS"
             raise RequestError("OCIGPU-DRA-2", f"claim {claim}: {text}")
         if each.config.strategy and each.device.vendor != "nvidia":
             text = f"request {quoted(each.request)}: {each.device.vendor} GPUs are not shared by {each.config.strategy}"

@@ -57,7 +57,7 @@ def resolve_configs(
     A configuration of another kind of device that is for all requests does not count; one that names the request is an
     error.  Raises RequestError (OCIGPU-DRA-2) with the field.
     """
-    entries = allocation.get("devices", {}).get("config") or []
+    entries = (allocation.get("devices") or {}).get("config") or []
     order = {"FromClass": 0, "FromClaim": 1}
     sources = [str(entry.get("source", "")) for entry in entries]
     ordered = sorted(range(len(entries)), key=lambda number: order.get(sources[number], 1))

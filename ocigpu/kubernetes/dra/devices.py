@@ -5,12 +5,13 @@ classes and selectors work unchanged.  Devices that share a board exclude each o
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from ocigpu.core.facts import Gpu, HostFacts, MigDevice
 from ocigpu.gpus.nvidia.mig_layout import GpuLayout
 from ocigpu.gpus.nvidia.selection import DISPLAY_ONLY
+from ocigpu.gpus.parts import GpuPart
 from ocigpu.gpus.pci import Function
 from ocigpu.gpus.tree import normal_bus_id
 from ocigpu.gpus.vfio.facts import VFIO_DRIVERS, VfioFacts
@@ -20,7 +21,6 @@ from ocigpu.kubernetes.topology import GpuPlace
 
 STANDARD = "resource.kubernetes.io"
 """Domain of the attributes that mean the same with every driver."""
-MODULE_ID, PARTITION = "gpuModuleID", "partition"
 
 Attributes = dict[str, dict[str, Any]]
 
@@ -34,7 +34,7 @@ class Taint(NamedTuple):
 
 
 class DraNode(NamedTuple):
-    """What was read of a node.  ``others``: facts of other vendors' drivers.
+    """What was read of a node: NVIDIA's GPUs, or those of another ``vendor`` in ``parts``.
 
     ``places``: by PCI address as facts write it; ``models``: names by PCI device id; ``partitions``: attributes of the
     fabric by PCI address.
@@ -45,19 +45,30 @@ class DraNode(NamedTuple):
     hardware: Hardware = Hardware()
     layouts: tuple[GpuLayout, ...] = ()
     vfio: VfioFacts = VfioFacts()
-    others: tuple[HostFacts, ...] = ()
+    vendor: str = "nvidia"
+    parts: tuple[GpuPart, ...] = ()
     places: "dict[str, GpuPlace]" = {}
     models: "dict[int, str]" = {}
     partitions: "dict[str, dict[str, int]]" = {}
     problems: tuple[str, ...] = ()
 
 
+class MigPlace(NamedTuple):
+    """Where on which board a GPU instance is: id of its profile, and its first memory slice."""
+
+    board: str
+    profile: int
+    start: int
+
+
 class DraDevice(NamedTuple):
     """One device.  ``kind``: "gpu", "mig" or "vfio".
 
-    ``board``: PCI address of the GPU it is or is part of.  ``id``: by which its vendor's folder knows it: UUID, index,
-    or the PCI address of a GPU for virtual machines.  ``memory``: memory slices, for MIG devices; ``profile``: id and
-    start of a MIG device that is made for a claim, None for one that is there.
+    ``board``: PCI address of the GPU it is or is part of.  ``id``: by which its vendor's folder knows it: UUID, or PCI
+    address and number of a partition.  ``memory``: memory slices, for MIG devices; another vendor's partition, which is
+    of kind "mig", too, has its number; ``profile``: id and start of a MIG device that is made for a claim, None for one
+    that is there.  ``policies``: what a claim takes of a capacity that several share (CapacityRequestPolicy of
+    resource/v1), by its name.
     """
 
     name: str
@@ -71,6 +82,12 @@ class DraDevice(NamedTuple):
     vendor: str = "nvidia"
     shared: bool = False
     taints: tuple[Taint, ...] = ()
+    policies: "dict[str, dict[str, Any]]" = {}
+
+    @property
+    def place(self) -> MigPlace | None:
+        """Where a MIG device is made for a claim, None for what is there."""
+        return MigPlace(self.board, *self.profile) if self.profile else None
 
     def conflicts(self, other: "DraDevice") -> bool:
         """Return whether a container with one of them takes something from the other."""
@@ -93,21 +110,28 @@ class DeviceOptions(NamedTuple):
     shares: str = "disabled"
 
 
-def make_devices(node: DraNode, options: DeviceOptions = DeviceOptions()) -> tuple[DraDevice, ...]:  # noqa: B008
-    """Return the devices of a node by PCI address, so that they are in the same order whatever is bound to what."""
+def make_devices(
+    node: DraNode,
+    options: DeviceOptions = DeviceOptions(),  # noqa: B008
+    made: "Collection[MigPlace]" = (),
+) -> tuple[DraDevice, ...]:
+    """Return the devices of a node by PCI address, so that they are in the same order whatever is bound to what.
+
+    ``made``: places of MIG devices that are there because a claim has them; they stay what they are offered as.
+    """
     found: list[tuple[str, int, DraDevice]] = []
     layouts = {normal_bus_id(layout.bus_id): layout for layout in node.layouts}
     for gpu in node.facts.gpus:
         if gpu.model in DISPLAY_ONLY or not gpu.uuid or gpu.minor < 0:
             continue
         layout = layouts.get(gpu.bus_id)
-        found += [(gpu.bus_id, 1, device) for device in _of_driver(gpu, layout, node, options)]
-    for index, function in enumerate(_machine_functions(node)):
+        found += [(gpu.bus_id, 1, device) for device in _of_driver(gpu, layout, node, options, made)]
+    for function in _machine_functions(node):
         address = normal_bus_id(function.address)
         if function.driver in VFIO_DRIVERS or (options.passthrough and _may_switch(address, node)):
-            found.append((address, 2, _vfio_device(index, function, node)))
-    for facts in node.others:
-        found += [(gpu.bus_id, 3 + gpu.index, _other_device(gpu, facts, node)) for gpu in facts.gpus]
+            found.append((address, 2, _vfio_device(function, node)))
+    for number, part in enumerate(node.parts):
+        found.append((normal_bus_id(part.address), 3 + number, _other_device(part, node)))
     return tuple(device for _, _, device in sorted(found, key=lambda item: item[:2]))
 
 
@@ -119,24 +143,58 @@ def find_device(devices: Iterable[DraDevice], name: str) -> DraDevice | None:
 # GPUs of the driver, and MIG devices
 
 
-def _of_driver(gpu: Gpu, layout: GpuLayout | None, node: DraNode, options: DeviceOptions) -> list[DraDevice]:
-    if not gpu.mig_enabled:
-        return [_gpu_device(gpu, node, options)]
-    there = [_mig_device(gpu, mig, layout, node) for mig in gpu.mig_devices]
-    if options.dynamic_mig and layout is not None:
-        taken = {slice_ for device in there for slice_ in device.memory}
-        return there + [each for each in _possible_migs(gpu, layout, node) if not taken & set(each.memory)]
-    return there
+def _of_driver(
+    gpu: Gpu, layout: GpuLayout | None, node: DraNode, options: DeviceOptions, made: Collection[MigPlace]
+) -> list[DraDevice]:
+    instances = layout.instances if layout else ()
+    ours = {one.gi for one in instances if MigPlace(gpu.bus_id, one.profile, one.start) in made}
+    there = [_mig_device(gpu, mig, layout, node) for mig in gpu.mig_devices if mig.gpu_instance not in ours]
+    taken = {slice_ for device in there for slice_ in device.memory}
+    possible: list[DraDevice] = []
+    if options.dynamic_mig and layout is not None and (gpu.mig_enabled or _changes_at_once(gpu)):
+        possible = [each for each in _possible_migs(gpu, layout, node) if not taken & set(each.memory)]
+    if gpu.mig_enabled:
+        return there + possible
+    memory = {slice_ for device in possible for slice_ in device.memory}
+    return [_gpu_device(gpu, node, options)._replace(memory=tuple(sorted(memory))), *possible]
+
+
+def _changes_at_once(gpu: Gpu) -> bool:
+    """Return whether MIG mode changes without a reset: from Hopper on (NVIDIA's MIG user guide)."""
+    return int(gpu.architecture.partition(".")[0] or 0) >= 9
+
+
+def made_uuid(device: DraDevice, node: DraNode) -> str:
+    """Return the UUID of the MIG device that was made for a claim, "" while there is none."""
+    for layout in node.layouts:
+        for instance in layout.instances:
+            if MigPlace(normal_bus_id(layout.bus_id), instance.profile, instance.start) == device.place:
+                return next(iter(instance.uuids), "")
+    return ""
 
 
 def _gpu_device(gpu: Gpu, node: DraNode, options: DeviceOptions) -> DraDevice:
     details = node.hardware.gpus.get(gpu.uuid)
     capacity = {"memory": f"{details.memory_mib}Mi"} if details and details.memory_mib else {}
-    attributes = {"type": {"string": "gpu"}, "uuid": {"string": gpu.uuid}, **_common(gpu, node)}
-    shared = options.shares != "disabled"
-    if options.shares.isdecimal():
-        capacity["shares"] = options.shares
-    return DraDevice(f"gpu-{gpu.minor}", "gpu", gpu.bus_id, gpu.uuid, attributes, capacity, shared=shared)
+    partitions = {name: {"int": number} for name, number in node.partitions.get(gpu.bus_id, {}).items()}
+    own: Attributes = {"type": {"string": "gpu"}, "uuid": {"string": gpu.uuid}, "index": {"int": gpu.index}}
+    attributes = {**own, **_common(gpu, node), **partitions}
+    device = DraDevice(f"gpu-{gpu.minor}", "gpu", gpu.bus_id, gpu.uuid, attributes, capacity)
+    return device if options.shares == "disabled" else _share(device, options.shares)
+
+
+def _share(device: DraDevice, shares: str) -> DraDevice:
+    """Let claims share a GPU: without a policy a claim that asks for no amount takes all there is of a capacity."""
+    policies: dict[str, dict[str, Any]] = {"memory": {"default": "0", "validRange": {"min": "0"}}}
+    capacity = dict(device.capacity)
+    if shares == "memory":
+        policies = {"memory": {"default": capacity.get("memory"), "validRange": {"min": "1Mi", "step": "1Mi"}}}
+    elif shares.isdecimal():
+        capacity["shares"] = shares
+        step = {"step": "1"} if int(shares) > 1 else {}  # no step leads beyond the capacity
+        policies["shares"] = {"default": "1", "validRange": {"min": "1", **step}}
+    known = {name: policy for name, policy in policies.items() if name in capacity}
+    return device._replace(capacity=capacity, shared=True, policies=known)
 
 
 def _mig_device(gpu: Gpu, mig: MigDevice, layout: GpuLayout | None, node: DraNode) -> DraDevice:
@@ -162,7 +220,9 @@ def _possible_migs(gpu: Gpu, layout: GpuLayout, node: DraNode) -> list[DraDevice
             memory = tuple(range(start, start + profile.size))
             name = f"gpu-{gpu.minor}-mig-{_dns(profile.name)}-{profile.id}-{start}"
             attributes = {"type": {"string": "mig"}, **_mig_attributes(gpu, profile.name, node)}
-            capacity = _mig_capacity(None, memory)
+            mib, processors, *engines = profile.contents or (0, 0)
+            size = MigSize(mib, processors, profile.slices, profile.slices, *engines) if engines else None
+            capacity = _mig_capacity(size, memory)
             found.append(
                 DraDevice(name, "mig", gpu.bus_id, gpu.uuid, attributes, capacity, memory, (profile.id, start))
             )
@@ -199,7 +259,6 @@ def _common(gpu: Gpu, node: DraNode) -> Attributes:
         "driverVersion": {"version": as_version(node.facts.driver_version)},
         "cudaDriverVersion": {"version": as_version(node.facts.cuda_version)},
         "addressingMode": {"string": "ATS" if gpu.coherent else ""},
-        **{name: {"int": number} for name, number in node.partitions.get(gpu.bus_id, {}).items()},
     }
     told = {name: value for name, value in found.items() if "" not in value.values()}
     return {**told, **_place(gpu.bus_id, node.places)}
@@ -223,6 +282,12 @@ def _machine_functions(node: DraNode) -> list[Function]:
     return [item.function for item in node.vfio.candidates if not item.is_switch]
 
 
+def vfio_names(facts: VfioFacts) -> dict[str, str]:
+    """Return the PCI addresses of the GPUs that may go to virtual machines, by the names of their devices."""
+    addresses = (item.function.address for item in facts.candidates if not item.is_switch)
+    return {_at("gpu-vfio", address): address for address in addresses}
+
+
 def _may_switch(address: str, node: DraNode) -> bool:
     """Return whether a GPU could be handed from its driver to VFIO: in an IOMMU group, and not cut into MIG devices."""
     cut = {gpu.bus_id for gpu in node.facts.gpus if gpu.mig_enabled}
@@ -230,7 +295,7 @@ def _may_switch(address: str, node: DraNode) -> bool:
     return address not in cut and groups.get(address, -1) >= 0
 
 
-def _vfio_device(index: int, function: Function, node: DraNode) -> DraDevice:
+def _vfio_device(function: Function, node: DraNode) -> DraDevice:
     address = normal_bus_id(function.address)
     model = node.models.get(function.device, "")
     numa = node.places.get(address, GpuPlace()).numa
@@ -244,25 +309,20 @@ def _vfio_device(index: int, function: Function, node: DraNode) -> DraDevice:
         **{name: {"int": number} for name, number in node.partitions.get(address, {}).items()},
         **_place(address, node.places),
     }
-    return DraDevice(f"gpu-vfio-{index}", "vfio", address, function.address, attributes, {})
+    return DraDevice(_at("gpu-vfio", address), "vfio", address, function.address, attributes, {})
 
 
 # other vendors' GPUs
 
 
-def _other_device(gpu: Gpu, facts: HostFacts, node: DraNode) -> DraDevice:
-    """Return a GPU, or a part of one that its driver shows as a GPU: those exclude each other by their index only."""
-    attributes: Attributes = {
-        "type": {"string": "gpu"},
-        "uuid": {"string": gpu.uuid},
-        **_place(gpu.bus_id, node.places),
-    }
-    if gpu.model:
-        attributes["productName"] = {"string": gpu.model}
-    if version := as_version(facts.driver_version):
-        attributes["driverVersion"] = {"version": version}
-    board = f"{gpu.bus_id} {gpu.index}"
-    return DraDevice(f"gpu-{gpu.index}", "gpu", board, str(gpu.index), attributes, {}, vendor=facts.vendor)
+def _other_device(part: GpuPart, node: DraNode) -> DraDevice:
+    """Return a GPU, or a partition."""
+    address = normal_bus_id(part.address)
+    number = () if part.partition < 0 else (part.partition,)
+    name = "-".join([_at("gpu", address), *map(str, number)])
+    attributes = {**part.attributes, **_place(address, node.places)}
+    kind = "mig" if number else "gpu"
+    return DraDevice(name, kind, address, part.id, attributes, part.capacity, number, vendor=node.vendor)
 
 
 # words
@@ -277,6 +337,11 @@ def as_version(text: str) -> str:
 def _dns(profile: str) -> str:
     """Return a MIG profile as part of a DNS label: "1g.10gb+me" is 1g10gb-me."""
     return re.sub(r"[^a-z0-9]+", "-", profile.lower().replace(".", "")).strip("-")
+
+
+def _at(what: str, address: str) -> str:
+    """Return a name by a PCI address, which stays when another GPU is lost: numbers are then given anew."""
+    return "-".join([what, *re.split("[:.]", _short(normal_bus_id(address)))])
 
 
 def _short(address: str) -> str:

@@ -1,34 +1,41 @@
 """``ocigpu dra-driver``: offers this node's GPUs to claims, and prepares the claims, until it is told to end.
 
-One thread looks at the node, its health and the API server; gRPC answers the kubelet in threads of its own.  The
-kubelet is served first: it must be able to give claims of an earlier boot back whatever the driver, the API server or
-the GPUs do, or pods of before could never end.
+One thread looks at the node and its health, others keep slices and claims; gRPC answers the kubelet in threads of its
+own.  Nobody waits for the API server but who needs its answer.  The kubelet is served first: it must be able to give
+claims of an earlier boot back whatever the driver, the API server or the GPUs do, or pods of before could never end.
 """
 
 import os
+import re
 import threading
 import time
 from typing import NamedTuple
 
-from ocigpu.core.errors import HostError, OcigpuError, as_own_error
+from ocigpu.core.errors import HostError
 from ocigpu.core.settings import Settings
 from ocigpu.core.vendors import FIRST
 from ocigpu.gpus.vendors import find_vendors
+from ocigpu.gpus.vfio.bus import PciBus
 from ocigpu.kubernetes.config import Configuration
 from ocigpu.kubernetes.devices import Inventory, PluginDevice, Resource
 from ocigpu.kubernetes.dra.cluster import ApiCluster, open_cluster
-from ocigpu.kubernetes.dra.devices import DraDevice, DraNode, Taint, make_devices
+from ocigpu.kubernetes.dra.devices import DraDevice, DraNode, MigPlace, Taint, make_devices
 from ocigpu.kubernetes.dra.effects import Effects, plan_steps
 from ocigpu.kubernetes.dra.node import DraReading, dra_reader
 from ocigpu.kubernetes.dra.options import DraOptions
-from ocigpu.kubernetes.dra.prepare import NodeView, PoolPlace, Preparer
+from ocigpu.kubernetes.dra.prepare import PoolPlace, Preparer
 from ocigpu.kubernetes.dra.publisher import Publisher
 from ocigpu.kubernetes.dra.sockets import DeviceHealth, DraServer
+from ocigpu.kubernetes.dra.specs import NodeView
 from ocigpu.kubernetes.dra.state import ClaimStore
-from ocigpu.kubernetes.events import EventWatcher
+from ocigpu.kubernetes.dra.status import DriverStatus, write_status
+from ocigpu.kubernetes.exporter.pods import list_containers
 from ocigpu.kubernetes.health import RULES, Monitor, Rules
 from ocigpu.kubernetes.node import host_settings
-from ocigpu.system.service import Backoff, ServiceLog, Signals
+from ocigpu.kubernetes.node_program import NodeProgram
+from ocigpu.kubernetes.plugin import open_gate
+from ocigpu.kubernetes.tenants.lease import Lease, Phase, describe, why_withheld
+from ocigpu.system.service import Backoff
 
 
 class DraTiming(NamedTuple):
@@ -36,7 +43,7 @@ class DraTiming(NamedTuple):
 
     ``poll`` between looks at sockets, ``probe`` between readings of the node, ``publish`` between looks at the slices,
     which somebody else may have changed; ``retry`` after a failure, doubling up to ``longest``; ``stop`` that a call
-    has to end.
+    has to end; ``sweep`` between looks for prepared claims that are gone, ``vanished`` that they must have been gone.
     """
 
     poll: float = 0.5
@@ -45,38 +52,46 @@ class DraTiming(NamedTuple):
     retry: float = 1.0
     longest: float = 60.0
     stop: float = 20.0
+    sweep: float = 300.0
+    vanished: float = 60.0
     rules: Rules = RULES
 
 
-class DraDriver:
+class DraDriver(NodeProgram[DraReading]):
     """What the driver knows and does; :meth:`run` returns when a signal ends it."""
 
     def __init__(
-        self, options: DraOptions, settings: Settings, as_json: bool = False, timing: DraTiming | None = None
+        self,
+        options: DraOptions,
+        settings: Settings,
+        as_json: bool = False,
+        timing: DraTiming | None = None,
+        bus: PciBus | None = None,
     ) -> None:
         if not options.vendor:
             options = options._replace(vendor=next(iter(find_vendors(settings)), FIRST))
         self.options = options
         self.settings = host_settings(settings, options.plugin)
         self.timing = timing or DraTiming()
-        self.log = ServiceLog(as_json, lossy=True)
-        self.signals = Signals()
-        self.reader = dra_reader()
-        self.watcher = EventWatcher()
-        self.monitor = Monitor(Configuration(options.plugin), self.timing.rules)
+        monitor = Monitor(Configuration(options.plugin), self.timing.rules)
+        super().__init__(dra_reader(), monitor, self.timing.poll, self.timing.probe, as_json)
         self.node: DraNode | None = None
         self.devices: tuple[DraDevice, ...] = ()
         self.offered: tuple[DraDevice, ...] = ()
         """The devices with their taints."""
         self._view: NodeView | None = None
-        self._read = threading.Event()
-        self._due = {"read": 0.0, "publish": 0.0}
+        self._readings = threading.Condition()
+        self._asked = self._answered = self._wanted = 0
+        self._made: set[MigPlace] = set()
+        self._offer_changed = threading.Event()
         self._retry = {name: Backoff(self.timing.retry, self.timing.longest) for name in ("publish", "serve")}
         self._changed: dict[str, tuple[bool, int]] = {}
         self.directory = f"{options.directories.plugins}/{options.driver}"
         self.cluster: ApiCluster | None = None
+        self._opening = threading.Lock()
         self.publisher: Publisher | None = None
-        self.effects = Effects(self.settings, options.mps_root, self.log)
+        self.gate = open_gate(options.plugin, self.settings)
+        self.effects = Effects(self.settings, options.mps_root, self.log, self._read_again, self.gate, bus)
         self.preparer = Preparer(
             ClaimStore(self.directory),
             PoolPlace(options.driver, options.node_name, options.cdi_root),
@@ -85,8 +100,12 @@ class DraDriver:
             self.log,
             self.effects.table,
             plan_steps,
+            self._listed,
         )
-        self._resumed = False
+        self._status = DriverStatus()
+        self._threads = [threading.Thread(target=each, daemon=True) for each in (self._keep, self._publish_on)]
+        self._begun = time.monotonic()
+        self._ended = threading.Event()
         self.server = DraServer(
             options.driver,
             options.node_name,
@@ -105,56 +124,61 @@ class DraDriver:
         Raises HostError (OCIGPU-DRA-5) when the driver's directory cannot be used.  The slices stay: claims that are
         allocated stay so while the driver is replaced or the node starts again.
         """
-        with self.signals as signals:
+        with self.signals:
             try:
                 os.makedirs(self.directory, mode=0o750, exist_ok=True)
             except OSError as error:
                 raise HostError("OCIGPU-DRA-5", f"make {self.directory}: {error.strerror}") from error
-            self.preparer.recover()
+            self.preparer.held()
+            for thread in self._threads:
+                thread.start()
             try:
-                while not signals.stopping:
-                    self._try_step()
-                    signals.wait(self.timing.poll, *self._sources())
-                self.log("info", "ending")
+                self._work()
             finally:
+                self._end()
                 self.server.stop(self.timing.stop)
+                end = time.monotonic() + self.timing.stop
+                for thread in self._threads:
+                    thread.join(max(0.0, end - time.monotonic()))
                 self.effects.close()
                 if self.cluster:
                     self.cluster.close()
-                self.watcher.close()
-                self.reader.close()
 
-    def _sources(self) -> list[int]:
-        return [fd for fd in (self.reader.fileno(), self.watcher.fileno()) if fd >= 0]
-
-    def _try_step(self) -> None:
-        """Take a step; a defect of ours is told of, and ends nothing that works."""
-        try:
-            self._step(time.monotonic())
-        except OcigpuError as error:
-            self.log.once("step", "error", f"{error.code}: {error.message}")
-        except Exception as error:  # noqa: BLE001 - a program that ends is started again, and again
-            own = as_own_error(error)
-            self.log.once("defect", "error", f"{own.code}: {own.message}")
+    def _end(self) -> None:
+        """Let nobody wait any more for readings of the node: there will be none."""
+        self._ended.set()
+        self._offer_changed.set()
+        with self._readings:
+            self._readings.notify_all()
 
     def _step(self, now: float) -> None:
         self._serve(now)
         if self.signals.take_again():
             self.log("info", "SIGHUP: everything is read anew")
-            self._due = dict.fromkeys(self._due, 0.0)
-        reading = self.reader.answer(now)
-        if reading is not None:
-            self._due["read"] = now + self.timing.probe
+            self._read_due = 0.0
+            if self.node:
+                self._offer_changed.set()
+        if self._wanted > self._asked:
+            self._read_due = 0.0
+        if reading := self._look(self._request, now):
             self._has_read(reading, now)
-        if not self.reader.busy and now >= self._due["read"]:
+        heard = self._hear(self.node.facts if self.node else None, self._inventory(), now)
+        if heard | bool(self.gate and self.gate.has_changed()):
+            self._judge()
+        self._tell_status()
+
+    def _tell_status(self) -> None:
+        """Write down for the doctor what has changed of how it stands with the kubelet and the API server."""
+        refusal, missing = self.server.refusal, self.publisher.features.missing if self.publisher else ()
+        known = None if refusal is None else not refusal
+        status = DriverStatus(self.options.driver, self.options.node_name, known, refusal or "", missing)
+        if status != self._status:
             try:
-                self.reader.ask((self.settings, self.options.vendor), now)
+                write_status(self.directory, status)
             except OSError as error:
-                self._due["read"] = now + self.timing.probe
-                self.log.once("reader", "error", f"no process to read the host: {error.strerror}")
-        self._watch(now)
-        if self.node is not None and now >= max(self._due["publish"], self._retry["publish"].due):
-            self._publish(now)
+                self.log.once("status", "warning", f"{self.directory}: {error.strerror}")
+                return
+            self._status = status
 
     def _serve(self, now: float) -> None:
         """Keep the sockets where the kubelet looks for them: one that starts removes those of plugins."""
@@ -165,7 +189,7 @@ class DraDriver:
             self.server.start()
         except HostError as error:
             self._retry["serve"].failed(now)
-            self.log.once("serve", "error", f"{error.code}: {error.message}")
+            self.log.failed("serve", error)
             return
         self._retry["serve"].reset()
         self.log.forget("serve")
@@ -174,61 +198,82 @@ class DraDriver:
     # the node
 
     def _node_view(self) -> NodeView | None:
-        """Return the node for a claim: waits a little for the first reading after a start."""
-        self._read.wait(self.timing.stop)
+        """Return the node for a claim: for a while after the start the first reading is waited for a little."""
+        left = self._begun + 2 * self.timing.stop - time.monotonic()
+        with self._readings:
+            seconds = min(max(0.0, left), self.timing.stop)
+            self._readings.wait_for(lambda: self._answered or self._ended.is_set(), seconds)
         return self._view
+
+    def _request(self) -> "tuple[Settings, str, bool, str, dict[str, dict[str, int]]]":
+        self._made = self.preparer.made_places()
+        self._asked += 1
+        options, known = self.options, self.node.partitions if self.node else {}
+        return self.settings, options.vendor, options.dynamic_mig, options.fabric_address, known
+
+    def _read_again(self) -> None:
+        """Wait for a reading that was begun after now; raises HostError (OCIGPU-DRA-3)."""
+        with self._readings:
+            self._wanted = wanted = self._asked + 1
+            self.signals.wake()
+            self._readings.wait_for(lambda: self._answered >= wanted or self._ended.is_set(), self.timing.stop)
+            if self._answered < wanted:
+                raise HostError("OCIGPU-DRA-3", f"the node could not be read again within {self.timing.stop:g} s", "")
 
     def _get_claim(self, namespace: str, name: str) -> "dict[str, object] | None":
         return self._cluster().get_claim(namespace, name)
 
+    def _listed(self) -> set[tuple[str, str, str]]:
+        listing = list_containers(self.options.pods_socket)
+        if listing.problem:
+            raise HostError("OCIGPU-DRA-3", f"ask the kubelet for its pods: {listing.problem}", "")
+        claims = [each.claim for each in listing.claimed if each.claim]
+        return {(each.namespace, each.name, each.device) for each in claims if each.driver == self.options.driver}
+
     def _cluster(self) -> ApiCluster:
-        if self.cluster is None:
-            self.cluster = open_cluster(self.options.kubeconfig)
-        return self.cluster
+        with self._opening:
+            if self.cluster is None:
+                self.cluster = open_cluster(self.options.kubeconfig)
+            return self.cluster
 
     def _has_read(self, reading: DraReading, now: float) -> None:
         self.log.once("silent", "warning", reading.silent)
+        first = self.node is None
         if reading.node is None:
             self.monitor.is_silent(self._inventory(), now)
         else:
             self.log.new("problems", "warning", reading.node.problems)
             self.node = reading.node
-            self.devices = make_devices(reading.node, self.options.offered)
+            # what was made or given back while it was read is a claim's, too
+            made = self._made | self.preparer.made_places()
+            self.devices = make_devices(reading.node, self.options.offered, made)
             options = self.options
             self._view = NodeView(reading.node, self.devices, self.settings, options.plugin, options.mps_root)
             self.monitor.has_read(self._inventory(), now)
-        self._read.set()
-        if self._view is not None and not self._resumed:
-            self._resumed = True
-            self.preparer.resume("mps")
+        with self._readings:
+            self._answered = self._asked
+            self._readings.notify_all()
         self._judge()
+        if first and self.node:  # also where there is nothing to be offered
+            self._offer_changed.set()
 
     def _inventory(self) -> Inventory:
         """Return the devices as the monitor of the device plugin knows them."""
-        errors = {gpu.bus_id: gpu.error for gpu in self.node.facts.gpus} if self.node else {}
-        uuids = {gpu.bus_id: gpu.uuid for gpu in self.node.facts.gpus} if self.node else {}
+        own = self.node.facts.gpus if self.node else ()
+        parts = self.node.parts if self.node else ()
+        errors = {gpu.bus_id: gpu.error for gpu in own} | {part.id: part.error for part in parts}
+        uuids = {gpu.bus_id: gpu.uuid for gpu in own}
         found = tuple(
             PluginDevice(
-                each.name, each.id, uuids.get(each.board, each.id), each.name, error=errors.get(each.board, "")
+                each.name,
+                each.id,
+                uuids.get(each.board, each.id),
+                each.name,
+                error=errors.get(each.board) or errors.get(each.id, ""),
             )
             for each in self.devices
         )
         return Inventory((Resource(self.options.driver, found),) if found else ())
-
-    def _watch(self, now: float) -> None:
-        if self.node is not None and self.node.facts.gpus and self.monitor.policy.watches_events:
-            self.watcher.watch(self.node.facts, now)
-        else:
-            self.watcher.close()
-        news = self.watcher.step(now)
-        for warning in news.warnings:
-            self.log("warning", warning)
-        for event in news.events:
-            found = self.monitor.happened(event, self._inventory(), now)
-            what = f"XID {event.xid} of {event.gpu or 'an unknown GPU'}"
-            self.log("warning" if found else "info", what if found else f"{what} means nothing for its health")
-        if news.events:
-            self._judge()
 
     def _judge(self) -> None:
         """Taint devices that are not well, and tell the kubelet of it."""
@@ -236,6 +281,10 @@ class DraDriver:
             device for resource in self._inventory().resources for device in self.monitor.judged(resource).devices
         ]
         reasons = {device.id: device.error for device in judged}
+        leases = self._lease_taints()
+        for name, (taint, why) in leases.items():
+            if taint.effect == "NoExecute":
+                reasons[name] = reasons.get(name) or why
         moment = int(time.time())
         for name, reason in reasons.items():
             if self._changed.get(name, (None, 0))[0] != (not reason):
@@ -245,29 +294,69 @@ class DraDriver:
         )
         self.server.tell_health(health)
         tainted = tuple(
-            each._replace(taints=taints_of(reasons.get(each.name, ""), self.options.driver)) for each in self.devices
+            each._replace(taints=(leases[each.name][0],))
+            if each.name in leases
+            else each._replace(taints=taints_of(reasons.get(each.name, ""), self.options.driver))
+            for each in self.devices
         )
         if tainted != self.offered:
             self.offered = tainted
-            self._due["publish"] = 0.0
+            self._offer_changed.set()
+
+    def _lease_taints(self) -> "dict[str, tuple[Taint, str]]":
+        """Return the taints of GPUs for virtual machines whose leases give them to nobody, with the reason."""
+        if self.gate is None:
+            return {}
+        machines = [each for each in self.devices if each.kind == "vfio"]
+        leases, boot = self.gate.journal.leases, self.gate.journal.boot
+        found = {each.name: taint_of_lease(leases.get(each.id), boot, self.options.driver) for each in machines}
+        return {name: each for name, each in found.items() if each}
 
     # the API server
 
-    def _publish(self, now: float) -> None:
-        try:
-            if self.publisher is None:
-                self.publisher = Publisher(self._cluster(), self.options.driver, self.options.node_name, self.log)
-            done = self.publisher.publish(self.offered)
-        except HostError as error:
-            self._retry["publish"].failed(now)
-            self.log.once("publish", "error", f"{error.code}: {error.message}")
-            return
-        self.log.forget("publish")
-        self._retry["publish"].reset()
-        self._due["publish"] = now + self.timing.publish
+    def _keep(self) -> None:
+        """Undo what was left half-done, begin again what ended with the driver before, give back what is gone.
+
+        In a thread of its own: all of it may take long.
+        """
+        resumed = False
+        while not self._ended.is_set():
+            view, waits = self._node_view(), True
+            try:
+                self.preparer.recover()
+                if view is not None and not resumed:
+                    resumed = True
+                    self.preparer.resume("mps")
+                waits = self.preparer.sweep_vanished(time.monotonic(), self.timing.vanished)
+                self.log.forget("keep")
+            except Exception as error:  # noqa: BLE001 - a defect ends no thread: the next look may work
+                self.log.failed("keep", error)
+            self._ended.wait(self.timing.vanished if waits or view is None else self.timing.sweep)
+
+    def _publish_on(self) -> None:
+        """Keep the slices what is offered, from the first reading of the node on."""
+        seconds: float | None = None
+        while True:
+            self._offer_changed.wait(seconds)
+            if self._ended.is_set():
+                return
+            self._offer_changed.clear()
+            try:
+                self._publish(self.offered)
+                self._retry["publish"].reset()
+                self.log.forget("publish")
+                seconds = self.timing.publish
+            except Exception as error:  # noqa: BLE001 - a defect ends no thread: the next look may work
+                self.log.failed("publish", error)
+                self._ended.wait(self._retry["publish"].failed(0.0))
+                seconds = 0.0
+
+    def _publish(self, offered: "tuple[DraDevice, ...]") -> None:
+        if self.publisher is None:
+            self.publisher = Publisher(self._cluster(), self.options.driver, self.options.node_name, self.log)
+        done = self.publisher.publish(offered)
         if done.made or done.removed:
-            count = len(self.offered)
-            self.log("info", f"published {count} devices: {done.made} slices made, {done.removed} removed")
+            self.log("info", f"published {len(offered)} devices: {done.made} slices made, {done.removed} removed")
 
 
 def taints_of(reason: str, driver: str) -> tuple[Taint, ...]:
@@ -275,5 +364,22 @@ def taints_of(reason: str, driver: str) -> tuple[Taint, ...]:
     if not reason:
         return ()
     if reason.startswith("XID "):
-        return (Taint(f"{driver}/xid", reason.removeprefix("XID ")),)
+        return (Taint(f"{driver}/xid", as_value(reason.removeprefix("XID "))),)
     return (Taint(f"{driver}/gpu-lost"),)
+
+
+def as_value(text: str) -> str:
+    """Return words as the value of a taint, which is that of a label."""
+    return re.sub(r"[^A-Za-z0-9_.]+", "-", text)[:63].strip("-_.")
+
+
+def taint_of_lease(lease: Lease | None, boot: str, driver: str) -> "tuple[Taint, str] | None":
+    """Return the taint of a GPU that nobody may have now, and why; None for one that is free or that a pod has.
+
+    A GPU in quarantine, or that goes there after its tenant, must not have one: its pod is evicted.
+    """
+    if lease is not None and (lease.sick or lease.phase is Phase.QUARANTINED):
+        reason = lease.sick_reason or lease.reason
+        return Taint(f"{driver}/quarantined", as_value(reason), "NoExecute"), lease.sick or describe(lease)
+    why = why_withheld(lease, boot)
+    return (Taint(f"{driver}/lease", str(lease.phase) if lease else "None"), why) if why else None

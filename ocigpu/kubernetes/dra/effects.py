@@ -3,53 +3,80 @@
 * ``timeslice``: the length of time slices of a GPU, by ``nvidia-smi compute-policy``.
 * ``mps``: a control daemon of CUDA's Multi-Process Service for the claim's GPUs.  It ends with the driver and is
   started again with the next one; clients that run meanwhile have to start again, too.
+* ``mig``: MIG devices are made: :mod:`~.mig`.
+* ``switch``: a GPU goes from its driver to VFIO's with its IOMMU group, and back: :mod:`ocigpu.gpus.vfio.switch`.
 * ``vfio``: nothing is done; giving back waits until no process has the GPU any more.
+* ``lease``: the GPUs are reserved in the node's leases, and their partition is active; given back, they are reset and
+  checked before anybody else may have them (docs/LEASES.md).
 
 Sources: NVIDIA's documentation of nvidia-smi (compute-policy) and MPS.
 """
 
 import json
 import os
-import selectors
+import select
 import shutil
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from contextlib import AbstractContextManager, suppress
 
-from ocigpu.core.errors import HostError, OcigpuError, RequestError, as_own_error, printable, quoted
+from ocigpu.core.errors import HostError, RequestError, as_own_error, printable, quoted
 from ocigpu.core.facts import HostFacts, facts_from_json, facts_to_json
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.nvidia.nvml_process import DEFAULT, command, set_compute_mode
 from ocigpu.gpus.tree import find_roots
+from ocigpu.gpus.vfio.bus import PciBus
+from ocigpu.gpus.vfio.facts import VFIO_DRIVERS, group_members
 from ocigpu.gpus.vfio.holders import read_holders
+from ocigpu.gpus.vfio.switch import DriverOfFunction, give_back, give_to_vfio, plan_switch
 from ocigpu.kubernetes.dra.claims import Allotted, mps_group, mps_place
 from ocigpu.kubernetes.dra.configs import INTERVALS, DeviceConfig
-from ocigpu.kubernetes.dra.prepare import ClaimEffect, NodeView
+from ocigpu.kubernetes.dra.mig import MIG, MigEffect, plan_mig
+from ocigpu.kubernetes.dra.prepare import ClaimEffect, find_facts
+from ocigpu.kubernetes.dra.specs import NodeView
 from ocigpu.kubernetes.dra.state import ClaimRecord, ClaimStep
 from ocigpu.kubernetes.mps import mps_directories
 from ocigpu.kubernetes.mps_control import ControlDaemon, Job, find_program
+from ocigpu.kubernetes.tenants.gate import LeaseGate
+from ocigpu.system.files import lock_file
 from ocigpu.system.libc import MNT_DETACH, umount2
+from ocigpu.system.locks import holding
 from ocigpu.system.programs import run_program
 
 SECONDS = 20.0
 MPS_SECONDS = 40.0
 """The kubelet gives a call 45 s; a daemon has 30 s to answer."""
+MPS_LOOK = 1.0
 MPS_SHM = "1g"
 
 
-def plan_steps(allotted: Sequence[Allotted], _view: NodeView) -> tuple[ClaimStep, ...]:
-    """Return the steps for a claim's devices; raises RequestError (OCIGPU-DRA-2) for what cannot be."""
-    steps = []
+def plan_steps(
+    allotted: Sequence[Allotted], view: NodeView, others: Sequence[ClaimRecord] = ()
+) -> tuple[ClaimStep, ...]:
+    """Return the steps for a claim's devices; ``others``: claims that are prepared.
+
+    Raises RequestError (OCIGPU-DRA-2) for what cannot be, and what :func:`~.mig.plan_mig` raises.
+    """
+    steps = plan_mig((each.device for each in allotted if not each.admin), view, others)
+    machines = [each.device.id for each in allotted if each.device.kind == "vfio" and not each.admin]
+    if machines and view.options.lease_journal:
+        steps.append(ClaimStep("lease", {"gpus": " ".join(machines)}))
     for each in allotted:
         if each.admin:
             continue
         if each.device.kind == "vfio":
+            drivers = {item.function.address: item.function.driver for item in view.node.vfio.candidates}
+            if drivers.get(each.device.id) not in VFIO_DRIVERS:
+                roots = find_roots(view.settings)
+                functions = plan_switch(each.device.id, roots, PciBus(roots.sys))
+                steps.append(ClaimStep("switch", {"functions": json.dumps(functions)}))
             steps.append(ClaimStep("vfio", {"address": each.device.id}))
         elif each.config.strategy == "TimeSlicing" and each.device.kind == "gpu":
-            steps.append(ClaimStep("timeslice", {"gpu": each.device.id, "interval": each.config.interval}))
+            step = ClaimStep("timeslice", {"gpu": each.device.id, "interval": each.config.interval})
+            _check_interval(each, step, steps, others)
+            steps.append(step)
     groups: dict[str, DeviceConfig] = {}
     for each in allotted:
         if each.config.strategy == "MPS" and not each.admin:
@@ -58,6 +85,19 @@ def plan_steps(allotted: Sequence[Allotted], _view: NodeView) -> tuple[ClaimStep
             groups.setdefault(mps_group(each), each.config)
     steps += [ClaimStep("mps", {"group": group}) for group in groups]
     return tuple(steps)
+
+
+def _check_interval(
+    allotted: Allotted, step: ClaimStep, own: Sequence[ClaimStep], others: Sequence[ClaimRecord]
+) -> None:
+    """Raise RequestError (OCIGPU-DRA-2) where a share of the GPU has other time slices: it has one length."""
+    there = [("this claim", each) for each in own] + [
+        (f"claim {one.claim}", each) for one in others for each in one.steps
+    ]
+    for who, each in there:
+        if each.effect == step.effect and each.arguments["gpu"] == step.arguments["gpu"] and each != step:
+            text = f"request {quoted(allotted.request)}: {allotted.device.name} has time slices of another length"
+            raise RequestError("OCIGPU-DRA-2", f"{text}: {each.arguments['interval']}, for {who}")
 
 
 def mps_commands(allotted: Sequence[Allotted], facts: HostFacts) -> tuple[str, ...]:
@@ -75,30 +115,41 @@ def mps_commands(allotted: Sequence[Allotted], facts: HostFacts) -> tuple[str, .
     return (*found, f"set_default_active_thread_percentage {config.percentage or 100}")
 
 
-class MpsChild(NamedTuple):
-    """The process that runs a control daemon, and ends with us."""
-
-    process: "subprocess.Popen[bytes]"
-    directory: str
-
-
 class Effects:
-    """The table of effects.  ``mps_root``: parent of the directories of MPS; ``settings``: of the host."""
+    """The table of effects.  ``mps_root``: parent of the directories of MPS; ``settings``: of the host.
 
-    def __init__(self, settings: Settings, mps_root: str, log: Callable[..., None]) -> None:
-        self._settings, self.mps_root, self._log = settings, mps_root, log
-        self._children: dict[tuple[str, str], MpsChild] = {}
+    ``read_again`` returns when the node has been read since; it raises HostError (OCIGPU-DRA-3).  ``gate``: the node's
+    leases, None for none.  ``bus``: the host's PCI bus, None for the one in sysfs.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        mps_root: str,
+        log: Callable[..., None],
+        read_again: Callable[[], None] = lambda: None,
+        gate: LeaseGate | None = None,
+        bus: PciBus | None = None,
+    ) -> None:
+        self._roots = find_roots(settings)
+        self._bus = bus or PciBus(self._roots.sys)
+        self._settings, self.mps_root, self._log, self._gate = settings, mps_root, log, gate
+        self._children: dict[tuple[str, str], subprocess.Popen[bytes]] = {}
+        """The processes that run control daemons and end with us, by claim and group."""
         self._lock = threading.Lock()
         self.table = {
-            "timeslice": ClaimEffect(self._slice, self._slice_back),
-            "mps": ClaimEffect(self._start_mps, self._stop_mps),
-            "vfio": ClaimEffect(self._look_at_holders, self._wait_for_holders),
+            MIG: MigEffect(settings.simulation_root, read_again).effect,
+            "timeslice": ClaimEffect(self._slice, self._slice_back, shared=True),
+            "mps": ClaimEffect(self._start_mps, self._stop_mps, lambda record, step, _: not self._runs(record, step)),
+            "switch": ClaimEffect(self._switch, self._switch_back),
+            "lease": ClaimEffect(self._reserve, self._give_back),
+            "vfio": ClaimEffect(self._wait_for_holders, self._wait_for_holders),
         }
 
     def close(self) -> None:
         """End all control daemons."""
         for child in list(self._children.values()):
-            _end(child.process)
+            _end(child)
         self._children.clear()
 
     # time slices
@@ -110,18 +161,16 @@ class Effects:
         set_timeslice(view.node.facts, step["gpu"], INTERVALS[step["interval"]])
 
     def _slice_back(self, _record: ClaimRecord, step: dict[str, str], view: NodeView | None) -> None:
-        if view is not None and any(gpu.uuid == step["gpu"] for gpu in view.node.facts.gpus):
-            set_timeslice(view.node.facts, step["gpu"], INTERVALS["Default"])
+        if facts := find_facts(view, step["gpu"]):
+            set_timeslice(facts, step["gpu"], INTERVALS["Default"])
 
     # MPS
 
     def _start_mps(self, record: ClaimRecord, step: dict[str, str], view: NodeView) -> None:
-        key = (record.claim.uid, step["group"])
-        with self._lock:
-            running = self._children.get(key)
-            if running and running.process.poll() is None:
-                return
-        own = [each for each in record.devices if each.config.strategy == "MPS" and mps_group(each) == step["group"]]
+        if self._runs(record, step):
+            return
+        self._end_child(record, step)
+        own = _of_group(record, step)
         facts = view.node.facts
         program = find_program(facts)
         if not program:
@@ -137,23 +186,49 @@ class Effects:
         }
         child = _start_child(job)
         with self._lock:
-            self._children[key] = MpsChild(child, mps_directories(self.mps_root, place).pipe)
+            self._children[record.claim.uid, step["group"]] = child
 
-    def _stop_mps(self, record: ClaimRecord, step: dict[str, str], _view: NodeView | None) -> None:
+    def _stop_mps(self, record: ClaimRecord, step: dict[str, str], view: NodeView | None) -> None:
+        self._end_child(record, step)
+        for each in _of_group(record, step):  # a daemon that was killed leaves its GPUs to one process each
+            if facts := find_facts(view, each.device.id):
+                for problem in set_compute_mode(facts, [each.device.id], DEFAULT).values():
+                    raise HostError("OCIGPU-DRA-3", f"GPU {each.device.id}: compute mode: {problem}")
+        remove_mps(self.mps_root, mps_place(record.claim.uid, step["group"], record.devices))
+
+    def _end_child(self, record: ClaimRecord, step: dict[str, str]) -> None:
         with self._lock:
             child = self._children.pop((record.claim.uid, step["group"]), None)
         if child:
-            _end(child.process)
-        remove_mps(self.mps_root, mps_place(record.claim.uid, step["group"], record.devices))
+            _end(child)
+
+    def _runs(self, record: ClaimRecord, step: dict[str, str]) -> bool:
+        with self._lock:
+            child = self._children.get((record.claim.uid, step["group"]))
+            return child is not None and child.poll() is None
 
     # virtual machines
 
-    def _look_at_holders(self, record: ClaimRecord, step: dict[str, str], view: NodeView) -> None:
-        self._wait_for_holders(record, step, view)
+    def _switch(self, _record: ClaimRecord, step: dict[str, str], _view: NodeView) -> None:
+        give_to_vfio(_functions(step), self._roots, self._bus)
+
+    def _switch_back(self, _record: ClaimRecord, step: dict[str, str], _view: NodeView | None) -> None:
+        give_back(_functions(step), self._bus)
+
+    def _reserve(self, record: ClaimRecord, step: dict[str, str], view: NodeView) -> None:
+        if self._gate:
+            gpus = step["gpus"].split()
+            groups = [group_members(view.node.vfio, gpu) for gpu in gpus]
+            self._gate.reserve_set(gpus, groups, f"claim/{record.claim.uid}")
+
+    def _give_back(self, record: ClaimRecord, _step: dict[str, str], _view: NodeView | None) -> None:
+        """The holders were waited for before: the last step of a claim is undone first."""
+        if self._gate:
+            self._gate.give_back(f"claim/{record.claim.uid}")
 
     def _wait_for_holders(self, _record: ClaimRecord, step: dict[str, str], _view: NodeView | None) -> None:
         try:
-            holders = read_holders(step["address"], find_roots(self._settings))
+            holders = read_holders(step["address"], self._roots)
         except HostError as error:
             if "no such function" in error.message:  # it is gone from the bus, and everybody's
                 return
@@ -161,6 +236,14 @@ class Effects:
         if holders:
             who = ", ".join(f"{each.pid} ({printable(each.command, 15)})" for each in holders[:4])
             raise HostError("OCIGPU-DRA-3", f"GPU {step['address']} is still open in process {who}", "")
+
+
+def _of_group(record: ClaimRecord, step: dict[str, str]) -> list[Allotted]:
+    return [each for each in record.devices if each.config.strategy == "MPS" and mps_group(each) == step["group"]]
+
+
+def _functions(step: dict[str, str]) -> list[DriverOfFunction]:
+    return [DriverOfFunction(*each) for each in json.loads(step["functions"])]
 
 
 def set_timeslice(facts: HostFacts, gpu: str, number: int) -> None:
@@ -200,27 +283,14 @@ def _start_child(job: "dict[str, object]") -> "subprocess.Popen[bytes]":
     try:
         child.stdin.write(json.dumps(job).encode() + b"\n")
         child.stdin.flush()
-        answer = _read_line(child, MPS_SECONDS)
+        answered = select.select([child.stdout], [], [], MPS_SECONDS)[0]
+        answer = child.stdout.readline().decode(errors="replace").strip() if answered else ""
     except BrokenPipeError:
         answer = ""
     if answer != "ready":
         _end(child)
         raise HostError("OCIGPU-DRA-3", printable(answer, 400) or "MPS: the control daemon gave no answer")
     return child
-
-
-def _read_line(child: "subprocess.Popen[bytes]", seconds: float) -> str:
-    assert child.stdout
-    data = b""
-    end = time.monotonic() + seconds
-    with selectors.DefaultSelector() as selector:
-        selector.register(child.stdout, selectors.EVENT_READ)
-        while b"\n" not in data and selector.select(max(0.0, end - time.monotonic())):
-            part = os.read(child.stdout.fileno(), 4096)
-            if not part:
-                break
-            data += part
-    return data.partition(b"\n")[0].decode(errors="replace")
 
 
 def _end(child: "subprocess.Popen[bytes]") -> None:
@@ -264,14 +334,23 @@ def main() -> None:
         ),
         lambda _level, text, **_: print(text, file=sys.stderr, flush=True),
     )
+    base = os.path.dirname(directories.pipe)
     try:
-        daemon.start()
-    except OcigpuError as error:
-        print(error.message, flush=True)
-        return
-    except Exception as error:  # noqa: BLE001 - a defect: the claim's error says so
+        os.makedirs(base, exist_ok=True)
+        with _alone(base):
+            daemon.start()
+    except Exception as error:  # noqa: BLE001 - also a defect: the claim's error says so
         print(as_own_error(error).message, flush=True)
         return
     print("ready", flush=True)
-    sys.stdin.read()
-    daemon.stop()
+    while daemon.is_running() and not select.select([sys.stdin], [], [], MPS_LOOK)[0]:
+        pass
+    with suppress(OSError), _alone(base):
+        if daemon.is_running():  # else the next driver has ended it and has one of its own there
+            daemon.stop(keep=True)  # containers find that one where they had this
+
+
+def _alone(base: str) -> AbstractContextManager[None]:
+    """Let nobody else start or end a daemon in a directory meanwhile: while drivers are updated there are two."""
+    busy = HostError("OCIGPU-DRA-3", f"{base}: another driver starts or ends its control daemon", "")
+    return holding(lock_file(f"{base}/.lock"), busy, MPS_SECONDS)

@@ -186,13 +186,19 @@ def _constrained(
     constraints: Sequence[Mapping[str, Any]],
     before: Sequence[RequestFit],
 ) -> list[PublishedDevice]:
-    """Return the first devices that agree with each other, and with those of other requests, in what is to be equal."""
+    """Return the first devices that agree with each other, and with those of other requests, in what is to be equal.
+
+    And that differ in what is to be distinct.
+    """
     earlier = [each for fit in before for each in fit.chosen]
-    bound = [
-        (each["matchAttribute"], [one for one in earlier if _named(one, before, each.get("requests"))])
-        for each in constraints
-        if each.get("matchAttribute")
-    ]
+
+    def bound_by(rule: str) -> "list[tuple[str, list[PublishedDevice]]]":
+        found = [(each[rule], each.get("requests")) for each in constraints if each.get(rule)]
+        return [(name, [one for one in earlier if _named(one, before, requests)]) for name, requests in found]
+
+    for name, others in bound_by("distinctAttribute"):
+        good = _distinct(good, name, others)
+    bound = bound_by("matchAttribute")
     if not bound:
         return list(good[:count])
     for first in good:
@@ -205,6 +211,15 @@ def _constrained(
         if agree and len(same) >= count:
             return same[:count]
     return []
+
+
+def _distinct(good: Sequence[PublishedDevice], name: str, others: Sequence[PublishedDevice]) -> list[PublishedDevice]:
+    """Return the first devices whose values of an attribute are all different, also from those of others."""
+    found: dict[Any, PublishedDevice] = {}
+    for device in good:
+        found.setdefault(_qualified(device, name), device)
+    taken = {None, *(_qualified(each, name) for each in others)}
+    return [device for value, device in found.items() if value not in taken]
 
 
 def _named(device: PublishedDevice, before: Sequence[RequestFit], requests: Any) -> bool:
@@ -276,7 +291,7 @@ def evaluate(expression: str, device: PublishedDevice) -> "bool | str":
     try:
         result = _program(expression).evaluate({"device": _as_cel(device)})
     except Exception as error:  # noqa: BLE001 - whatever a selector of somebody does to the library
-        return str(error.args[0] if error.args else error)
+        return str(error.args[0] if error.args else error).partition(" (in activation")[0]
     return bool(result)
 
 
@@ -318,13 +333,20 @@ def _semver(text: Any) -> _Number:
 @lru_cache(maxsize=256)
 def _program(expression: str) -> Any:
     celpy = _celpy()
-    truth = celpy.celtypes.BoolType
+    truth, text, number = (celpy.celtypes.BoolType, celpy.celtypes.StringType, celpy.celtypes.IntType)
     functions = {
         "quantity": _quantity,
         "semver": _semver,
         "compareTo": _compare,
         "isGreaterThan": lambda one, two: truth(one > two),
         "isLessThan": lambda one, two: truth(one < two),
+        # of strings (cel-go, ext.Strings)
+        "lowerAscii": lambda one: text(one.encode().lower().decode()),
+        "upperAscii": lambda one: text(one.encode().upper().decode()),
+        "trim": lambda one: text(one.strip()),
+        "replace": lambda one, old, new: text(one.replace(old, new)),
+        "indexOf": lambda one, part: number(one.find(part)),
+        "substring": lambda one, begin, end=None: text(one[begin:end]),
     }
     environment = new_environment()
     return environment.program(environment.compile(expression), functions=functions)

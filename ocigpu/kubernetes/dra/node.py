@@ -14,10 +14,12 @@ from ocigpu.core.vendors import FIRST
 from ocigpu.gpus.nvidia.discover import read_host_facts
 from ocigpu.gpus.nvidia.mig import read_layouts
 from ocigpu.gpus.nvidia.mig_layout import GpuLayout
+from ocigpu.gpus.parts import GpuPart
 from ocigpu.gpus.tree import find_roots, normal_bus_id
 from ocigpu.gpus.vendors import find_vendors, load_vendor
 from ocigpu.gpus.vfio.facts import VfioFacts, read_vfio_facts
 from ocigpu.kubernetes.dra.devices import DraNode
+from ocigpu.kubernetes.dra.fabric import PartitionReading, read_partitions
 from ocigpu.kubernetes.hardware import Hardware, read_hardware
 from ocigpu.kubernetes.reader import ChildReader, answer_requests
 from ocigpu.kubernetes.topology import read_place
@@ -33,11 +35,19 @@ class DraReading(NamedTuple):
     silent: str = ""
 
 
-def read_dra_node(settings: Settings, vendor: str = FIRST) -> DraReading:
+def read_dra_node(
+    settings: Settings,
+    vendor: str = FIRST,
+    layouts_too: bool = False,
+    fabric: str = "",
+    known: "dict[str, dict[str, int]] | None" = None,
+) -> DraReading:
     """Return what the node has of a vendor; asks NVML, in processes of their own, from a process with one thread.
 
-    ``settings``: those of :func:`ocigpu.kubernetes.node.host_settings`.  GPUs of which NVML tells nothing now, although
-    they are there, are no reason to take them away: then nothing was read.
+    ``settings``: those of :func:`ocigpu.kubernetes.node.host_settings`; ``layouts_too``: how GPUs could be cut that are
+    whole; ``fabric``: address of the manager of its partitions, ``known``: what was read of them before, which counts
+    for the same GPUs.  GPUs of which NVML tells nothing now, although they are there, are no reason to take them away:
+    then nothing was read.
     """
     roots = find_roots(settings)
     problems: list[str] = []
@@ -50,14 +60,11 @@ def read_dra_node(settings: Settings, vendor: str = FIRST) -> DraReading:
             return instead
 
     if vendor != FIRST:
-        others = tuple(
-            trying(lambda name=name: load_vendor(name).read_now(settings), HostFacts(vendor=name))  # type: ignore[misc]
-            for name in find_vendors(settings)
-            if name == vendor
-        )
-        addresses = {gpu.bus_id for facts in others for gpu in facts.gpus}
-        places = {address: read_place(roots.sys, address) for address in addresses}
-        return DraReading(DraNode(others=others, places=places, problems=tuple(problems)))
+        none: tuple[GpuPart, ...] = ()
+        there = vendor in find_vendors(settings)
+        parts = trying(lambda: load_vendor(vendor).read_parts(settings), none) if there else none
+        places = {bus: read_place(roots.sys, bus) for bus in {normal_bus_id(part.address) for part in parts}}
+        return DraReading(DraNode(vendor=vendor, parts=parts, places=places, problems=tuple(problems)))
     facts = trying(lambda: read_host_facts(settings), HostFacts())
     if facts.source == "procfs" and facts.gpus:
         problem = next((note for note in facts.notes if note.startswith("NVML")), "NVML gave no answer")
@@ -66,21 +73,26 @@ def read_dra_node(settings: Settings, vendor: str = FIRST) -> DraReading:
     hardware = read_hardware(facts) if facts.gpus else Hardware()
     cut = any(gpu.mig_enabled for gpu in facts.gpus)
     layouts: tuple[GpuLayout, ...] = ()
-    if cut:
+    if cut or (layouts_too and facts.gpus):
         layouts = trying(lambda: read_layouts(facts), layouts)
     addresses = {gpu.bus_id for gpu in facts.gpus}
     addresses |= {normal_bus_id(item.function.address) for item in vfio.candidates}
     places = {address: read_place(roots.sys, address) for address in sorted(addresses)}
     models = read_model_names() if vfio.groups else {}
-    return DraReading(DraNode(facts, hardware, layouts, vfio, (), places, models, {}, tuple(problems)))
+    machines = {normal_bus_id(item.function.address) for item in vfio.candidates if not item.is_switch}
+    partitions = known or {}
+    if fabric and set(partitions) != machines:
+        nothing: PartitionReading = ({}, ())
+        partitions, unclear = trying(lambda: read_partitions(fabric, facts, settings), nothing)
+        problems.extend(unclear)
+    return DraReading(DraNode(facts, hardware, layouts, vfio, FIRST, (), places, models, partitions, tuple(problems)))
 
 
 def main(descriptor: str) -> None:
-    """Answer requests, (settings, vendor), on a connected socket until the other side closes it."""
+    """Answer requests, the arguments of read_dra_node, on a connected socket until the other side closes it."""
 
     def read(request: Any) -> DraReading:
-        settings, vendor = request
-        return read_dra_node(settings, vendor)
+        return read_dra_node(*request)
 
     answer_requests(descriptor, read, lambda text: DraReading(None, text))
 

@@ -10,6 +10,7 @@ from ocigpu.core.vendors import FIRST, VENDORS
 from ocigpu.kubernetes.config import PluginOptions
 from ocigpu.kubernetes.dra.devices import DeviceOptions
 from ocigpu.kubernetes.dra.sockets import KubeletDirectories
+from ocigpu.kubernetes.exporter.owners import DRA_DRIVER
 from ocigpu.kubernetes.options import find_values, read_flags, read_table
 
 OPTIONS = read_table(Path(__file__).with_name("options.toml"))
@@ -26,6 +27,7 @@ class DraOptions(NamedTuple):
     kubeconfig: str = ""
     registrar_directory: str = KubeletDirectories().registry
     plugins_directory: str = KubeletDirectories().plugins
+    pods_socket: str = "/var/lib/kubelet/pod-resources/kubelet.sock"
     pod_uid: str = ""
     cdi_root: str = "/var/run/cdi"
     cdi_hook_path: str = ""
@@ -35,6 +37,10 @@ class DraOptions(NamedTuple):
     ignored_xids: str = ""
     mps_root: str = "/run/nvidia/mps"
     shares: str = "disabled"
+    dynamic_mig: bool = False
+    passthrough: bool = False
+    lease_journal: str = ""
+    fabric_address: str = ""
 
     @property
     def driver(self) -> str:
@@ -54,12 +60,14 @@ class DraOptions(NamedTuple):
             container_driver_root=self.container_driver_root,
             cdi_hook_path=self.cdi_hook_path,
             disabled_health_checks=self.ignored_xids,
+            lease_journal=self.lease_journal,
+            fabric_address=self.fabric_address,
         )
 
     @property
     def offered(self) -> DeviceOptions:
         """What of the host is offered."""
-        return DeviceOptions(shares=self.shares)
+        return DeviceOptions(self.passthrough, self.dynamic_mig, self.shares)
 
 
 def parse_options(words: Sequence[str], environment: Mapping[str, str]) -> DraOptions:
@@ -81,6 +89,10 @@ def parse_options(words: Sequence[str], environment: Mapping[str, str]) -> DraOp
         r"[1-9][0-9]{0,3}", options.shares
     ):
         raise _wrong("--consumable-shares", f"{quoted(options.shares)} is not disabled, unlimited, memory or a number")
+    if options.passthrough and options.lease_journal:
+        raise _wrong("--passthrough", "with --lease-journal GPUs are VFIO's all the time")
+    if options.driver_name not in ("", DRA_DRIVER) and options.lease_journal:
+        raise _wrong("--driver-name", f"with --lease-journal it is {DRA_DRIVER}: the agent knows claims' pods by it")
     if options.pod_uid and not re.fullmatch(r"[0-9a-zA-Z-]{1,63}", options.pod_uid):
         raise _wrong("--pod-uid", f"{quoted(options.pod_uid)} is no uid")
     return options

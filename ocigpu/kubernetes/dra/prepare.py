@@ -4,24 +4,27 @@ Every step is written down before the first is taken, so whatever ends this prog
 undoing does no harm when the step was never taken.
 """
 
+import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from ocigpu.core.errors import HostError, OcigpuError
-from ocigpu.core.settings import Settings
-from ocigpu.kubernetes.config import PluginOptions
+from ocigpu.core.facts import HostFacts
+from ocigpu.gpus.tree import find_roots
 from ocigpu.kubernetes.dra.claims import (
     Allotted,
     ClaimRef,
     check_configs,
     check_holders,
     claim_error,
+    is_allocated,
     read_allocation,
 )
-from ocigpu.kubernetes.dra.devices import DraDevice, DraNode
+from ocigpu.kubernetes.dra.devices import MigPlace
 from ocigpu.kubernetes.dra.specs import (
+    NodeView,
     cdi_device,
     family_of,
     is_written,
@@ -35,15 +38,23 @@ from ocigpu.kubernetes.dra.state import ClaimRecord, ClaimStep, ClaimStore, Reco
 GetClaim = Callable[[str, str], "dict[str, Any] | None"]
 """Returns a claim by namespace and name as the API server has it, None for none; raises HostError OCIGPU-KUBE-5."""
 
+Listed = Callable[[], Collection[tuple[str, str, str]]]
+"""Returns namespace, claim and device of what pods of this node have; raises HostError (OCIGPU-DRA-3)."""
 
-class NodeView(NamedTuple):
-    """The node as it was read last: what it offers, and with which settings it was read."""
 
-    node: DraNode
-    devices: tuple[DraDevice, ...]
-    settings: Settings
-    options: PluginOptions
-    mps_root: str = "/run/nvidia/mps"
+def find_facts(view: NodeView | None, uuid: str) -> HostFacts | None:
+    """Return the facts for undoing what was done to a GPU; None when it is gone, or has no driver any more.
+
+    Raises HostError (OCIGPU-DRA-3) while that is not known: the driver is there and tells of no GPU that works.
+    """
+    if view is None:
+        raise HostError("OCIGPU-DRA-3", f"GPU {uuid}: the node has not been read yet", "")
+    facts = view.node.facts
+    if any(gpu.uuid == uuid for gpu in facts.gpus):
+        return facts
+    if all(gpu.error for gpu in facts.gpus) and os.path.isdir(f"{find_roots(view.settings).proc}/driver/nvidia"):
+        raise HostError("OCIGPU-DRA-3", f"GPU {uuid}: its driver is there and tells of no GPU that works", "")
+    return None
 
 
 class PoolPlace(NamedTuple):
@@ -67,23 +78,26 @@ class PreparedDevice(NamedTuple):
 class ClaimEffect(NamedTuple):
     """Something that is done for a claim and undone; both get the record, the step's arguments and the node.
 
-    ``do`` raises OcigpuError; ``undo`` does no harm when nothing was done, and raises when it must be tried again.  The
-    node is None for ``undo`` while it cannot be read.
+    ``do`` raises OcigpuError; ``undo`` does no harm when nothing was done, and raises when it must be tried again.
+    ``lost`` tells of a prepared claim whether it must be done again.  The node is None for ``undo`` and ``lost`` while
+    it cannot be read.  ``shared``: claims with the same step share what it does, which is undone with the last of them.
     """
 
     do: "Callable[[ClaimRecord, dict[str, str], NodeView], None]"
     undo: "Callable[[ClaimRecord, dict[str, str], NodeView | None], None]"
+    lost: "Callable[[ClaimRecord, dict[str, str], NodeView | None], bool]" = lambda *_: False
+    shared: bool = False
 
 
-Planner = Callable[[Sequence[Allotted], NodeView], Sequence[ClaimStep]]
-"""Returns what must be done before a claim's containers may start, but for CDI."""
+Planner = Callable[[Sequence[Allotted], NodeView, Sequence[ClaimRecord]], Sequence[ClaimStep]]
+"""Returns what must be done before a claim's containers may start, but for CDI; gets the claims that are prepared."""
 
 
 class Preparer:
     """Prepares claims; its methods may be called by several threads.
 
     ``view`` returns the node, None while nobody has been able to read it.  ``effects``, ``plan``: what is done beside
-    CDI specifications.
+    CDI specifications; ``listed``: what the kubelet lists for pods that are there.
     """
 
     def __init__(
@@ -94,19 +108,27 @@ class Preparer:
         get_claim: GetClaim,
         log: Callable[..., None],
         effects: "dict[str, ClaimEffect] | None" = None,
-        plan: Planner = lambda _allotted, _view: (),
+        plan: Planner = lambda *_: (),
+        listed: Listed = frozenset,
     ) -> None:
         self.store, self.place = store, place
-        self._view, self._get_claim, self._log, self._plan = view, get_claim, log, plan
-        self._effects = {"cdi": ClaimEffect(self._write_spec, lambda _record, step, _view: remove_spec(step["path"]))}
+        self._view, self._get_claim, self._log, self._plan, self._listed = view, get_claim, log, plan, listed
+        self._effects = {
+            "cdi": ClaimEffect(
+                self._write_spec,
+                lambda _record, step, _view: remove_spec(step["path"]),
+                lambda _record, step, _view: not is_written(step["path"]),
+            )
+        }
         self._effects.update(effects or {})
         self._lock = threading.Lock()
+        self._vanished: dict[str, float] = {}
 
     @contextmanager
     def _records(self) -> Iterator[Records]:
         """Yield the claims as they are on the disk, alone of all threads and programs."""
         with self._lock, self.store.locked():
-            records, note = self.store.read()
+            records, note = self.store.read(aside=True)
             if note:
                 self._log("warning", note)
                 self._sweep(records)
@@ -124,7 +146,7 @@ class Preparer:
                     try:
                         self._undo(records, record)
                     except OcigpuError as error:
-                        self._log("error", f"claim {record.claim}: {error.code}: {error.message}", claim=uid)
+                        self._log("error", f"claim {record.claim}: {error.line}", claim=uid)
             self._sweep(records)
 
     def resume(self, effect: str) -> None:
@@ -139,7 +161,7 @@ class Preparer:
                         if step.effect == effect and record.done:
                             self._effects[effect].do(record, step.arguments, self._node())
                     except OcigpuError as error:
-                        self._log("error", f"claim {record.claim}: {error.code}: {error.message}")
+                        self._log("error", f"claim {record.claim}: {error.line}")
 
     def _sweep(self, records: Records) -> None:
         for path in swept_specs(self.place.cdi, self.place.driver, list(records)):
@@ -149,6 +171,40 @@ class Preparer:
             except OcigpuError as error:
                 self._log("warning", error.message)
 
+    def sweep_vanished(self, now: float, patience: float) -> bool:
+        """Give back what is prepared for claims that are no longer allocated, or not to this node.
+
+        They must have been so ``patience`` seconds ago, too: a pod that was deleted by force is still ending when its
+        claim is gone, and the kubelet gives it back itself.  What the kubelet lists for a pod is kept: whoever may
+        delete a claim must not take its devices from containers that run.  Returns whether some are waited for; raises
+        HostError (OCIGPU-DRA-5; OCIGPU-KUBE-5, OCIGPU-DRA-3 when the API server or the kubelet cannot be asked: then
+        nothing is given back).
+        """
+        since: dict[str, float] = {}
+        records = self.held()
+        for claim in [record.claim for record in records]:
+            document = self._get_claim(claim.namespace, claim.name)
+            if not is_allocated(claim, document, self.place.driver, self.place.pool):
+                since[claim.uid] = self._vanished.get(claim.uid, now)
+        self._vanished = since
+        due = [record for record in records if now - since.get(record.claim.uid, now + 1.0) >= patience]
+        listed = self._listed() if due else ()
+        for claim, devices, *_ in due:
+            if any((claim.namespace, claim.name, each.device.name) in listed for each in devices):
+                self._log("warning", f"claim {claim}: it is gone, and a pod still has its devices", claim=claim.uid)
+                continue
+            self._log("warning", f"claim {claim}: it is gone, its devices are taken back", claim=claim.uid)
+            try:
+                self.unprepare(claim)
+            except OcigpuError as error:
+                self._log("error", f"claim {claim}: {error.line}", claim=claim.uid)
+        return any(now - moment < patience for moment in since.values())
+
+    def made_places(self) -> set[MigPlace]:
+        """Return where MIG devices are, or are being made, for claims; waits for nobody."""
+        records = self.store.read()[0].values()
+        return {each.device.place for record in records for each in record.devices if each.device.place}
+
     def held(self) -> tuple[ClaimRecord, ...]:
         """Return what is prepared now, or being prepared; raises HostError OCIGPU-DRA-5."""
         with self._lock:
@@ -157,7 +213,14 @@ class Preparer:
     # prepare
 
     def prepare(self, claim: ClaimRef) -> tuple[PreparedDevice, ...]:
-        """Return the devices of a claim, which its containers may have from now on; raises OcigpuError."""
+        """Return the devices of a claim, which its containers may have from now on; raises OcigpuError.
+
+        The API server is asked before others are kept waiting: it may take long, and giving back does not need it.
+        """
+        known, asked = self.store.read()[0].get(claim.uid), []
+        if known is None or not known.done:
+            self._node()
+            asked.append(self._get_claim(claim.namespace, claim.name))
         with self._records() as records:
             record = records.get(claim.uid)
             if record is not None and record.done:
@@ -166,13 +229,13 @@ class Preparer:
             if record is not None:
                 self._undo(records, record)
             view = self._node()
-            document = self._get_claim(claim.namespace, claim.name)
+            document = asked[0] if asked else self._get_claim(claim.namespace, claim.name)  # given back meanwhile
             allotted = read_allocation(claim, document, self.place.driver, self.place.pool, view.devices)
             check_configs(claim, allotted)
-            check_holders(claim, allotted, [each.holder for each in records.values()])
+            check_holders(claim, allotted, [(each.claim, each.devices) for each in records.values()])
             families = dict.fromkeys(map(family_of, allotted))
             specs = [ClaimStep("cdi", {"path": self._path(claim, family), "family": family}) for family in families]
-            record = ClaimRecord(claim, allotted, (*self._plan(allotted, view), *specs))
+            record = ClaimRecord(claim, allotted, (*self._plan(allotted, view, tuple(records.values())), *specs))
             self._write(records, record)
             try:
                 for step in record.steps:
@@ -193,10 +256,13 @@ class Preparer:
         return view
 
     def _mend(self, record: ClaimRecord) -> None:
-        """Write again what somebody has removed of a prepared claim's files."""
+        """Do again what has been lost of a prepared claim, and what comes after it."""
+        lost = False
         for step in record.steps:
-            if step.effect == "cdi" and not is_written(step.arguments["path"]):
-                self._effects["cdi"].do(record, step.arguments, self._node())
+            effect = self._effects[step.effect]
+            lost = lost or effect.lost(record, step.arguments, self._view())
+            if lost:
+                effect.do(record, step.arguments, self._node())
 
     def _answer(self, record: ClaimRecord) -> tuple[PreparedDevice, ...]:
         return tuple(
@@ -217,8 +283,7 @@ class Preparer:
 
     def _write_spec(self, record: ClaimRecord, arguments: dict[str, str], view: NodeView) -> None:
         own = [each for each in record.devices if family_of(each) == arguments["family"]]
-        claim, path = record.claim, arguments["path"]
-        write_claim_spec(path, claim, own, self.place.driver, view.node, view.settings, view.options, view.mps_root)
+        write_claim_spec(arguments["path"], record.claim, own, self.place.driver, view)
 
     # give back
 
@@ -237,8 +302,10 @@ class Preparer:
     def _undo(self, records: Records, record: ClaimRecord) -> None:
         """Undo the steps of a claim, the last one first, and forget it."""
         while record.steps:
-            step = record.steps[-1]
-            self._effects[step.effect].undo(record, step.arguments, self._view())
+            step, effect = record.steps[-1], self._effects[record.steps[-1].effect]
+            others = [one for one in records.values() if one.claim.uid != record.claim.uid]
+            if not effect.shared or all(step not in one.steps for one in others):
+                effect.undo(record, step.arguments, self._view())
             record = record._replace(steps=record.steps[:-1], done=False)
             if record.steps and step.effect != "cdi":
                 self._write(records, record)
@@ -248,7 +315,7 @@ class Preparer:
         try:
             self._undo(records, record)
         except OcigpuError as error:
-            self._log("error", f"claim {record.claim}: not undone yet: {error.code}: {error.message}")
+            self._log("error", f"claim {record.claim}: not undone yet: {error.line}")
 
     def _write(self, records: Records, record: ClaimRecord, forget: bool = False) -> None:
         records.pop(record.claim.uid, None)

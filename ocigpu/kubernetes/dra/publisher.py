@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ocigpu.core.errors import HostError, OcigpuError
-from ocigpu.kubernetes.dra.cluster import DraCluster
+from ocigpu.kubernetes.dra.cluster import ApiCluster
 from ocigpu.kubernetes.dra.devices import DraDevice
 from ocigpu.kubernetes.dra.slices import (
     ApiFeatures,
@@ -35,7 +35,7 @@ class Published(NamedTuple):
 class Publisher:
     """Publishes one pool; of one thread.  ``log`` is a :class:`~ocigpu.system.service.ServiceLog`."""
 
-    def __init__(self, cluster: DraCluster, driver: str, node: str, log: Callable[..., None]) -> None:
+    def __init__(self, cluster: ApiCluster, driver: str, node: str, log: Callable[..., None]) -> None:
         self._cluster, self._log = cluster, log
         self._pool = Pool(driver, node)
         self.features = ApiFeatures()

@@ -5,11 +5,11 @@ of a pool's highest generation count, and only all ``resourceSliceCount`` of the
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ocigpu.core.errors import quoted
-from ocigpu.kubernetes.dra.devices import DraDevice
+from ocigpu.kubernetes.dra.devices import DraDevice, Taint
 from ocigpu.kubernetes.quantity import parse_quantity
 
 GROUP = "resource.k8s.io"
@@ -19,8 +19,14 @@ MAX_COUNTER_SETS = 8
 MAX_ATTRIBUTES = 32
 """Attributes and capacities of a device together."""
 MAX_TEXT = 64
+POLICY = ("default", "min", "max", "step")
+"""Quantities of a CapacityRequestPolicy."""
 MAX_NAME = 32
 MAX_DOMAIN = 63
+MAX_PREFIX, MAX_WORD = 253, 63
+EFFECTS = ("None", "NoSchedule", "NoExecute")
+_WORD = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+"""The name of a label, and its value."""
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _DOMAIN = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -33,6 +39,11 @@ class ApiFeatures(NamedTuple):
     taints: bool = True
     counters: bool = True
     sharing: bool = True
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """What it leaves out, by name."""
+        return tuple(name for name, kept in self._asdict().items() if not kept)
 
 
 class Pool(NamedTuple):
@@ -58,17 +69,23 @@ def make_slices(
     """
     offered = [device for device in devices if features.taints or not device.taints]
     if not features.counters:
-        offered = [device for device in offered if device.profile is None]
-    counted = {device.board for device in offered if device.profile is not None}
-    sets = [_counter_set(board, offered) for board in sorted(counted)]
+        offered = [device for device in offered if device.profile is None and not _has_sibling(device, offered)]
+    counted = sorted({each.board for each in offered if each.profile is not None or _has_sibling(each, offered)})
+    sets = {board: _counter_set(board, offered) for board in counted}
+    every = list(sets.values())
     parts: list[dict[str, Any]] = [
-        {"sharedCounters": sets[first : first + MAX_COUNTER_SETS]} for first in range(0, len(sets), MAX_COUNTER_SETS)
+        {"sharedCounters": every[first : first + MAX_COUNTER_SETS]} for first in range(0, len(every), MAX_COUNTER_SETS)
     ]
-    entries = [_device(device, device.board in counted, features) for device in offered]
+    entries = [_device(device, sets.get(device.board), features) for device in offered]
     narrow = any("taints" in entry or "consumesCounters" in entry for entry in entries)
     most = MAX_COUNTED_DEVICES if narrow else MAX_DEVICES
     parts += [{"devices": entries[first : first + most]} for first in range(0, len(entries), most)]
     return _as_pool(parts or [{"devices": []}], pool)
+
+
+def _has_sibling(device: DraDevice, devices: Sequence[DraDevice]) -> bool:
+    """Return whether a GPU for virtual machines is offered by its own driver, too."""
+    return device.kind == "vfio" and any(each.board == device.board and each.kind != "vfio" for each in devices)
 
 
 def _as_pool(parts: Sequence[dict[str, Any]], pool: Pool, generation: int = 1) -> tuple[Slice, ...]:
@@ -101,18 +118,31 @@ def counter_set_name(board: str) -> str:
 
 
 def _counter_set(board: str, devices: Sequence[DraDevice]) -> dict[str, Any]:
-    memory = sorted({number for device in devices if device.board == board for number in device.memory})
-    counters = {f"memory-slice-{number}": {"value": "1"} for number in memory}
-    return {"name": counter_set_name(board), "counters": counters}
+    """Return what the devices of a board share; a GPU with several drivers for it is there once."""
+    names = {name for device in devices if device.board == board for name in _counters(device)}
+    return {"name": counter_set_name(board), "counters": _ones(sorted(names) or ["gpu"])}
 
 
-def _device(device: DraDevice, counted: bool, features: ApiFeatures) -> dict[str, Any]:
+def _ones(names: Iterable[str]) -> dict[str, dict[str, str]]:
+    return {name: {"value": "1"} for name in names}
+
+
+def _counters(device: DraDevice) -> list[str]:
+    """Return the counters of which a device needs one: its memory slices, and the media engines, for one of a GPU."""
+    media = ["media-engines"] if "+me" in str(device.attributes.get("profile", {}).get("string")) else []
+    return [f"memory-slice-{number}" for number in device.memory] + media
+
+
+def _device(device: DraDevice, whole: Mapping[str, Any] | None, features: ApiFeatures) -> dict[str, Any]:
+    """Return the entry of a device; ``whole``: the counters of its board, None where nothing is shared."""
     entry: dict[str, Any] = {"name": device.name, "attributes": device.attributes}
     if device.capacity:
         entry["capacity"] = {name: {"value": value} for name, value in device.capacity.items()}
-    if counted:
-        counters = {f"memory-slice-{number}": {"value": "1"} for number in device.memory}
-        entry["consumesCounters"] = [{"counterSet": counter_set_name(device.board), "counters": counters}]
+        for name, policy in device.policies.items() if features.sharing else ():
+            entry["capacity"][name]["requestPolicy"] = policy
+    if whole is not None:
+        counters = _ones(_counters(device)) if device.kind == "mig" else whole["counters"]
+        entry["consumesCounters"] = [{"counterSet": whole["name"], "counters": counters}]
     if device.shared and features.sharing:
         entry["allowMultipleAllocations"] = True
     if device.taints:
@@ -160,7 +190,22 @@ def check_device(device: DraDevice) -> tuple[str, ...]:
     for name, text in device.capacity.items():
         wrong = [] if parse_quantity(text) is not None else [f"{quoted(text)} is no quantity"]
         problems += [f"{where}: capacity {quoted(name)}: {each}" for each in (*_name_problems(name), *wrong)]
-    return tuple(problems)
+    return (
+        *problems,
+        *(f"{where}: taint {quoted(each.key)}: {text}" for each in device.taints for text in _taint(each)),
+    )
+
+
+def _taint(taint: Taint) -> list[str]:
+    prefix, slash, name = taint.key.rpartition("/")
+    found = []
+    if not _WORD.fullmatch(name) or (slash and (len(prefix) > MAX_PREFIX or not _DOMAIN.fullmatch(prefix))):
+        found.append(f"it is not a name of at most {MAX_WORD} characters after a DNS name")
+    if taint.value and not _WORD.fullmatch(taint.value):
+        found.append(f"value {quoted(taint.value)} is not the value of a label")
+    if taint.effect not in EFFECTS:
+        found.append(f"effect {quoted(taint.effect)} is not one of {', '.join(EFFECTS)}")
+    return found
 
 
 def _name_problems(name: str) -> list[str]:
@@ -200,7 +245,7 @@ def _normal(value: Any, field: str) -> Any:
         return {key: item for key, item in sorted(found.items()) if not _is_default(key, item)}
     if isinstance(value, (list, tuple)):
         return [_normal(item, field) for item in value]
-    if field == "value" and (number := parse_quantity(value)) is not None:
+    if field in ("value", *POLICY) and (number := parse_quantity(value)) is not None:
         return f"{number.normalize():f}"
     return value
 
@@ -249,7 +294,7 @@ def features_without(features: ApiFeatures, dropped: Sequence[str]) -> ApiFeatur
     return ApiFeatures(
         features.taints and "taints" not in text,
         features.counters and "Counters" not in text,
-        features.sharing and "allowMultipleAllocations" not in text,
+        features.sharing and "allowMultipleAllocations" not in text and "requestPolicy" not in text,
     )
 
 

@@ -10,25 +10,22 @@ k8s.io/dynamic-resource-allocation (names of directories and sockets, one claim 
 import base64
 import hashlib
 import os
-import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import grpc
 from google.protobuf.message_factory import GetMessageClass
 
-from ocigpu.core.errors import HostError, OcigpuError, as_own_error, printable
+from ocigpu.core.errors import HostError, as_own_error, printable
 from ocigpu.kubernetes.api import pluginregistration_pb2 as registration_pb
 from ocigpu.kubernetes.api.services import DRA, DRA_HEALTH, PLUGIN_REGISTRATION, method, serve
 from ocigpu.kubernetes.dra.claims import ClaimRef
 from ocigpu.kubernetes.dra.prepare import PreparedDevice
-from ocigpu.kubernetes.listener import MAX_PATH, Listener
+from ocigpu.kubernetes.listener import MAX_PATH, MAX_STREAMS, Feed, Listener
 from ocigpu.system.service import ServiceLog
 
 WORKERS = 10
 """Claims of different pods come at the same time; they wait for each other, with their threads."""
-MAX_STREAMS = 8
 MAX_CLAIMS = 1000
 """Of one call."""
 PROBE = 5.0
@@ -87,17 +84,17 @@ class DraServer:
             short_name(f"{directories.plugins}/{driver}", "dra", instance, ".sock"), code="OCIGPU-DRA-6"
         )
         self.registrar = Listener(short_name(directories.registry, driver, instance, "-reg.sock"), code="OCIGPU-DRA-6")
-        self._condition = threading.Condition()
-        self._health: tuple[DeviceHealth, ...] | None = None
-        self._version = 0
-        self._streams = 0
-        self._ending = False
+        self.refusal: str | None = None
+        """Why the kubelet did not take it, "" when it did, None while it has not said."""
+        self._health = Feed(HEALTH_REPEAT)
+        self.tell_health: Callable[[tuple[DeviceHealth, ...]], bool] = self._health.tell
+        """Tells the kubelet how all devices are, unless it knows."""
 
     # life
 
     def start(self) -> None:
         """Serve, then register; raises HostError (OCIGPU-DRA-6)."""
-        self._ending = False
+        self._health.end(False)
         handlers = [serve(service, self._functions(name)) for name, service in DRA.items()]
         handlers += [serve(service, {"NodeWatchResources": self._watch(service)}) for service in DRA_HEALTH.values()]
         self.service.start(handlers, WORKERS + MAX_STREAMS, _probe_service)
@@ -111,23 +108,13 @@ class DraServer:
     def stop(self, seconds: float) -> None:
         """Unregister, end the streams, and let calls that run go on for so long."""
         self.registrar.stop()
-        with self._condition:
-            self._ending = True
-            self._condition.notify_all()
+        self._health.end()
         self.service.stop(seconds)
 
     @property
     def running(self) -> bool:
         """Whether the kubelet can find and call it: a kubelet that starts removes the sockets of plugins."""
         return all(each.running and each.owns_socket() for each in (self.service, self.registrar))
-
-    def tell_health(self, health: tuple[DeviceHealth, ...]) -> None:
-        """Tell the kubelet how all devices are, unless it knows."""
-        with self._condition:
-            if health != self._health:
-                self._health = health
-                self._version += 1
-                self._condition.notify_all()
 
     # what the kubelet calls
 
@@ -140,6 +127,9 @@ class DraServer:
         )
 
     def _notified(self, request: Any, _context: Any) -> Any:
+        self.refusal = (
+            "" if request.plugin_registered else printable(request.error, 300) or "for no reason that it said"
+        )
         if request.plugin_registered:
             self._log.once("registration", "info", f"{self.driver}: registered with the kubelet")
         else:
@@ -180,11 +170,8 @@ class DraServer:
         """Return what a function returns, or the error of this claim in one line: others of the call go on."""
         try:
             return function(claim), ""
-        except OcigpuError as error:
-            own = error
-        except Exception as error:  # noqa: BLE001 - a defect: the kubelet hears of it, the next call works
-            own = as_own_error(error)
-        text = printable(f"{own.code}: {own.message}", 1000)
+        except Exception as error:  # noqa: BLE001 - also a defect: the kubelet hears of it, the next call works
+            text = printable(as_own_error(error).line, 1000)
         self._log("warning", text, claim=printable(claim.uid, 63))
         return None, text
 
@@ -192,37 +179,9 @@ class DraServer:
         response = GetMessageClass(service.methods_by_name["NodeWatchResources"].output_type)
 
         def watch(_request: Any, context: Any) -> Iterator[Any]:
-            if not context.add_callback(self._wake):
-                return
-            with self._condition:
-                self._streams += 1
-                crowded = self._streams > MAX_STREAMS
-            try:
-                if crowded:
-                    context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"more than {MAX_STREAMS} streams")
-                sent, due = -1, 0.0
-                while True:
-                    with self._condition:
-                        while context.is_active() and not self._ending:
-                            new = self._health is not None and sent != self._version
-                            if new or (sent >= 0 and time.monotonic() >= due):
-                                break
-                            self._condition.wait(max(0.0, due - time.monotonic()) if sent >= 0 else None)
-                        health, sent = self._health or (), self._version
-                        ending = self._ending
-                    if ending or not context.is_active():
-                        return
-                    due = time.monotonic() + HEALTH_REPEAT
-                    yield self._health_message(response, health)
-            finally:
-                with self._condition:
-                    self._streams -= 1
+            return (self._health_message(response, health) for health in self._health.follow(context))
 
         return watch
-
-    def _wake(self) -> None:
-        with self._condition:
-            self._condition.notify_all()
 
     def _health_message(self, response: Any, health: Sequence[DeviceHealth]) -> Any:
         message = response()

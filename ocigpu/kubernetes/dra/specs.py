@@ -8,7 +8,7 @@ import glob
 import json
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ocigpu.cdi.edits import MOUNT_OPTIONS, Draft, DraftDevice, hook_options, make_draft, node_edit
 from ocigpu.cdi.generate import assemble
@@ -18,17 +18,27 @@ from ocigpu.core.errors import CdiError, HostError
 from ocigpu.core.facts import DeviceNode
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.nvidia.offers import offer_gpus
-from ocigpu.gpus.offer import VOID, GenerateOptions
+from ocigpu.gpus.offer import VOID, DeviceOffer, GenerateOptions
 from ocigpu.gpus.tree import find_roots
 from ocigpu.gpus.vendors import load_vendor
 from ocigpu.gpus.vfio.facts import read_vfio_facts
 from ocigpu.kubernetes.config import PluginOptions
 from ocigpu.kubernetes.dra.claims import Allotted, ClaimRef, mps_group, mps_place
-from ocigpu.kubernetes.dra.devices import DraNode
+from ocigpu.kubernetes.dra.devices import DraDevice, DraNode, made_uuid
 from ocigpu.kubernetes.mps import CONTAINER_ROOT, PIPE_VARIABLE, mps_directories
 from ocigpu.kubernetes.specifications import on_the_host
 
 CLASS = "claim"
+
+
+class NodeView(NamedTuple):
+    """The node as it was read last: what it offers, and with which settings it was read."""
+
+    node: DraNode
+    devices: tuple[DraDevice, ...]
+    settings: Settings
+    options: PluginOptions
+    mps_root: str = "/run/nvidia/mps"
 
 
 def spec_kind(driver: str) -> str:
@@ -58,34 +68,19 @@ def swept_specs(directory: str, driver: str, known: Sequence[str]) -> tuple[str,
     return tuple(sorted(path for path in paths if path[len(start) :].rpartition("_")[0] not in known))
 
 
-def write_claim_spec(
-    path: str,
-    claim: ClaimRef,
-    allotted: Sequence[Allotted],
-    driver: str,
-    node: DraNode,
-    settings: Settings,
-    options: PluginOptions,
-    mps: str = "",
-) -> None:
+def write_claim_spec(path: str, claim: ClaimRef, allotted: Sequence[Allotted], driver: str, view: NodeView) -> None:
     """Write the file of a claim's devices, all of one family.
 
     Raises HostError, RequestError or CdiError for what the host lacks; then there is no file.
     """
-    spec = make_claim_spec(claim, allotted, driver, node, settings, options, mps)
-    write_spec(on_the_host(spec, options, settings), path, "json")
+    spec = make_claim_spec(claim, allotted, driver, view)
+    write_spec(on_the_host(spec, view.options, view.settings), path, "json")
 
 
-def make_claim_spec(
-    claim: ClaimRef,
-    allotted: Sequence[Allotted],
-    driver: str,
-    node: DraNode,
-    settings: Settings,
-    options: PluginOptions,
-    mps: str = "",
-) -> dict[str, Any]:
+def make_claim_spec(claim: ClaimRef, allotted: Sequence[Allotted], driver: str, view: NodeView) -> dict[str, Any]:
     """Return the specification of a claim's devices, all of one family; raises as :func:`write_claim_spec`."""
+    node, settings, options, mps = view.node, view.settings, view.options, view.mps_root
+    allotted = [each._replace(device=_as_made(each.device, node)) for each in allotted]
     names = {each.device.id: f"{claim.uid}-{each.device.name}" for each in allotted}
     family = family_of(allotted[0])
     wanted = GenerateOptions(
@@ -101,7 +96,7 @@ def make_claim_spec(
         draft = _vfio_draft(allotted, names, settings)
     else:
         known = family == "nvidia"
-        offer = offer_gpus(node.facts, wanted, settings) if known else load_vendor(family).offer(wanted, settings)
+        offer = offer_gpus(node.facts, wanted, settings) if known else _offer_others(allotted, wanted, settings)
         draft = make_draft(offer, wanted, hook_options(wanted, settings))
         ids = {str(name).lower(): each for name, each in names.items()}
         devices = (each._replace(name=ids[each.name.lower()]) for each in draft.devices)
@@ -115,6 +110,28 @@ def make_claim_spec(
             _join_mps(device["containerEdits"], mps_place(claim.uid, mps_group(shared[device["name"]]), allotted), mps)
     spec.pop("annotations")  # it is the claim's, however the host changes: no state of the host dates it
     return spec
+
+
+def _offer_others(allotted: Sequence[Allotted], wanted: GenerateOptions, settings: Settings) -> DeviceOffer:
+    """Return the offer of another vendor's GPUs, each asked for by itself: the host may have others than it was."""
+    found: dict[str, DeviceOffer] = {}
+    for device in (each.device for each in allotted):
+        offer = load_vendor(device.vendor).offer(wanted._replace(device_ids=(device.id,)), settings)
+        if len(offer.devices) != 1:
+            raise HostError("OCIGPU-DRA-3", f"{device.name}: it is cut into {len(offer.devices)} partitions now", "")
+        found[device.id] = offer
+    devices = tuple(offer.devices[0]._replace(name=id_) for id_, offer in found.items())
+    return next(iter(found.values()))._replace(devices=devices)
+
+
+def _as_made(device: DraDevice, node: DraNode) -> DraDevice:
+    """Return a device as it is there: one that was made for the claim has a UUID of its own."""
+    if not device.place:
+        return device
+    uuid = made_uuid(device, node)
+    if not uuid:
+        raise HostError("OCIGPU-DRA-3", f"{device.name}: NVML does not show the MIG device that was made", "")
+    return device._replace(id=uuid)
 
 
 def _join_mps(edits: dict[str, Any], place: str, root: str) -> None:

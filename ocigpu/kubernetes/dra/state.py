@@ -6,22 +6,25 @@ file, never what a program remembers.  After a reboot nothing is prepared: insta
 Unknown fields of a later version are left out, so that going back to an earlier version works.
 """
 
-import contextlib
+import glob
 import json
 import os
-from collections.abc import Iterator
+import re
+import stat
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 from ocigpu.core.errors import HostError
-from ocigpu.kubernetes.dra.claims import Allotted, ClaimHolder, ClaimRef
+from ocigpu.kubernetes.dra.claims import Allotted, ClaimRef
 from ocigpu.kubernetes.dra.configs import DeviceConfig
 from ocigpu.kubernetes.dra.devices import DraDevice
-from ocigpu.system.files import lock, read_regular, replace_file
+from ocigpu.system.files import lock_file, read_regular, replace_file
+from ocigpu.system.locks import holding
+from ocigpu.system.proc import read_boot_id
 from ocigpu.system.store import seal, unseal
 
 FILE, LOCK = "claims.json", "serialize.lock"
 MAX_BYTES = 16 << 20
-BOOT_ID = "/proc/sys/kernel/random/boot_id"
 LOCK_SECONDS = 30.0
 """The kubelet gives a call 45 s."""
 
@@ -41,12 +44,38 @@ class ClaimRecord(NamedTuple):
     steps: tuple[ClaimStep, ...] = ()
     done: bool = False
 
-    @property
-    def holder(self) -> ClaimHolder:
-        return ClaimHolder(self.claim, self.devices)
-
 
 Records = dict[str, ClaimRecord]
+
+
+UNUSABLE = (ValueError, KeyError, TypeError, AttributeError)
+
+
+def parse_claims(content: bytes) -> tuple[str, Records]:
+    """Return the boot id and the claims of a file; raises what :data:`UNUSABLE` names for another file."""
+    data = json.loads(unseal(content))
+    return str(data["boot"]), {uid: _record(uid, each) for uid, each in data["claims"].items()}
+
+
+_UUID = re.compile(r"\b(?:GPU|MIG)-[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b")
+
+
+def parse_checkpoint(content: bytes) -> tuple[str, Records]:
+    """Return the boot id and the claims of a checkpoint of NVIDIA's driver; raises as :func:`parse_claims`.
+
+    A claim has every GPU and MIG device of which it keeps the UUID, MIG devices with their GPUs.  Source:
+    checkpointv.go and prepared.go of github.com/kubernetes-sigs/dra-driver-nvidia-gpu; versions before 0.4 have "v1"
+    only, without names and boot.
+    """
+    document = json.loads(content)
+    data = document.get("v2") or document.get("v1") or {}
+    records = {}
+    for uid, each in (data.get("preparedClaims") or {}).items():
+        uuids = dict.fromkeys(_UUID.findall(json.dumps(each.get("preparedDevices"))))
+        devices = tuple(Allotted("", DraDevice(uuid, "", "", uuid, {}, {})) for uuid in uuids)
+        claim = ClaimRef(str(each.get("namespace") or ""), uid, str(each.get("name") or uid))
+        records[uid] = ClaimRecord(claim, devices, done=True)
+    return str(data.get("nodeBootID") or read_boot_id()), records
 
 
 def state_error(path: str, cause: str) -> HostError:
@@ -60,42 +89,59 @@ class ClaimStore:
     ``boot``: id of this boot; "" reads it.
     """
 
+    file, lock = FILE, LOCK
+    parse = staticmethod(parse_claims)
+
     def __init__(self, directory: str, boot: str = "") -> None:
         self.directory = directory
         self._boot = boot
 
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self) -> AbstractContextManager[None]:
         """Hold the lock between programs; those who wait too long get an error, and the kubelet asks again."""
-        path = f"{self.directory}/{LOCK}"
+        path = f"{self.directory}/{self.lock}"
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            fd = lock_file(path)
         except OSError as error:
             raise state_error(path, str(error.strerror)) from error
-        try:
-            if not lock(fd, LOCK_SECONDS):
-                raise state_error(path, "another claim is being prepared, for a long time")
-            yield
-        finally:
-            os.close(fd)
+        return holding(
+            fd, state_error(path, "another claim is being prepared, or MIG devices are being cut"), LOCK_SECONDS
+        )
 
-    def read(self) -> "tuple[Records, str]":
-        """Return the claims by uid, and a note if those of the file do not count, "" if they do."""
-        path = f"{self.directory}/{FILE}"
+    def read(self, aside: bool = False) -> "tuple[Records, str]":
+        """Return the claims by uid, and a note if those of the file do not count, "" if they do.
+
+        ``aside``: move a file away that is not understood; for who has the lock, and says the note.
+        """
         try:
-            content = read_regular(path, MAX_BYTES)
-        except FileNotFoundError:
-            return {}, ""
-        except OSError as error:
-            raise state_error(path, str(error.strerror)) from error
-        try:
-            data = json.loads(unseal(content))
-            boot, records = str(data["boot"]), {uid: _record(uid, each) for uid, each in data["claims"].items()}
-        except (ValueError, KeyError, TypeError, AttributeError):
-            return {}, self._set_aside(path)
+            boot, records = self._load()
+        except UNUSABLE:
+            return {}, self._set_aside(self.path) if aside else f"{self.path} is not understood"
         if boot != self.boot():
             return {}, f"the machine was started since: {len(records)} claims of before are no longer prepared"
         return records, ""
+
+    def prepared(self) -> tuple[ClaimRecord, ...]:
+        """Return what is prepared since the machine was started, for others than the driver.
+
+        Raises HostError (OCIGPU-DRA-5) also for a file that is not understood: it may hold anything.
+        """
+        try:
+            boot, records = self._load()
+        except UNUSABLE as error:
+            raise state_error(self.path, "it is not understood") from error
+        return tuple(records.values()) if boot == self.boot() else ()
+
+    @property
+    def path(self) -> str:
+        return f"{self.directory}/{self.file}"
+
+    def _load(self) -> tuple[str, Records]:
+        try:
+            return self.parse(read_regular(self.path, MAX_BYTES))
+        except FileNotFoundError:
+            return self.boot(), {}
+        except OSError as error:
+            raise state_error(self.path, str(error.strerror)) from error
 
     def _set_aside(self, path: str) -> str:
         try:
@@ -115,16 +161,37 @@ class ClaimStore:
             finally:
                 os.close(fd)
         except OSError as error:
-            raise state_error(f"{self.directory}/{FILE}", str(error.strerror)) from error
+            raise state_error(self.path, str(error.strerror)) from error
 
     def boot(self) -> str:
         """Return the id of this boot (random(4))."""
-        if not self._boot:
-            try:
-                self._boot = read_regular(BOOT_ID, 64).decode().strip()
-            except OSError as error:
-                raise state_error(BOOT_ID, str(error.strerror)) from error
+        self._boot = self._boot or read_boot_id()
         return self._boot
+
+
+class CheckpointStore(ClaimStore):
+    """The claims of NVIDIA's driver, which locks its file "pu.lock" for a claim (flock(2)); to be read only."""
+
+    file, lock = "checkpoint.json", "pu.lock"
+    parse = staticmethod(parse_checkpoint)
+
+
+def find_stores(plugins: str) -> tuple[ClaimStore, ...]:
+    """Return the claims of the drivers that have been on a node; ``plugins``: the kubelet's directory of plugins.
+
+    A directory counts that nobody but the user of this process, root, can have written into.
+    """
+    found = []
+    kinds = (ClaimStore, CheckpointStore)
+    for kind, path in [(each, path) for each in kinds for path in glob.glob(f"{glob.escape(plugins)}/*/{each.lock}")]:
+        directory = os.path.dirname(path)
+        try:
+            status = os.lstat(directory)
+        except OSError:  # it is gone
+            continue
+        if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o022:
+            found.append(kind(directory))
+    return tuple(found)
 
 
 def _document(record: ClaimRecord) -> dict[str, Any]:

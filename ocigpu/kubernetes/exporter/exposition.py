@@ -1,6 +1,7 @@
 """The text that Prometheus reads (exposition format 0.0.4), with dcgm-exporter's labels in their order: pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from ocigpu.kubernetes.exporter.collectors import Collector
@@ -65,6 +66,18 @@ def render_number(name: str, kind: str, text: str, *series: tuple[Pairs, float])
     lines = _head(name, kind, text)
     for labels, value in series:
         lines.append(f"{name}{{{_text(labels)}}} {_number(value)}" if labels else f"{name} {_number(value)}")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def render_histogram(name: str, text: str, bounds: Sequence[float], *series: tuple[Pairs, Sequence[int], float]) -> str:
+    """Return a histogram, for each series its labels, how many were at most each bound and above all, and their sum."""
+    lines = _head(name, "histogram", text)
+    for labels, counts, total in series:
+        most, below = [*map(_number, bounds), "+Inf"], list(accumulate(counts))
+        lines += [
+            f"{name}_bucket{{{_text((*labels, ('le', bound)))}}} {n}" for bound, n in zip(most, below, strict=True)
+        ]
+        lines += [f"{name}_sum{{{_text(labels)}}} {_number(total)}", f"{name}_count{{{_text(labels)}}} {below[-1]}"]
     return "".join(f"{line}\n" for line in lines)
 
 

@@ -86,11 +86,11 @@ def parse_devices(text: str) -> Devices:
     return Devices(kind, frozenset(gpus))
 
 
-def parse_address(text: str) -> tuple[str, int]:
-    """Return host ("" for all) and port of "[HOST]:PORT"; raises SettingsError."""
+def parse_address(text: str, option: str = "--address") -> tuple[str, int]:
+    """Return host ("" for all) and port of "[HOST]:PORT"; raises SettingsError, which names the option."""
     host, colon, port = text.rpartition(":")
     if not colon or not is_number(port) or int(port[:6]) > 65535:
-        raise options_error(f"--address: {quoted(text)} is not [HOST]:PORT")
+        raise options_error(f"{option}: {quoted(text)} is not [HOST]:PORT")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 

@@ -1,5 +1,9 @@
-"""Whose pods have which GPUs, from what the kubelet says: pure."""
+"""Which pods have which GPUs, from the kubelet's answer; and which jobs, from a directory.
 
+A scheduler's prolog writes that directory: dcgm-exporter's HPC job mapping.
+"""
+
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -7,6 +11,7 @@ from typing import NamedTuple
 from ocigpu.gpus.vfio.facts import VFIO_DRIVERS, Candidate
 from ocigpu.kubernetes.devices import REPLICA
 from ocigpu.kubernetes.exporter.sample import GpuSample
+from ocigpu.system.files import open_regular
 
 WHOLE = -1
 Key = tuple[str, int]
@@ -158,4 +163,29 @@ def find_vfio_owners(
         ids = {str(number) for number in (item.group, item.cdev) if number >= 0} | {address}
         owners = {owner: None for (_, device_id), all_ in others.items() if device_id in ids for owner in all_}
         found.append(VfioDevice(address, item.group, tuple(owners)))
+    return found
+
+
+MAX_FILE, MAX_JOBS = 1 << 16, 64
+_NAME = re.compile(r"([0-9]{1,4})(?:\.([0-9]{1,4}))?")
+
+
+def read_jobs(directory: str) -> dict[tuple[int, int], tuple[str, ...]]:
+    """Return the jobs by GPU index and GPU instance (WHOLE for a GPU) from files "0" or "0.7" with a job a line."""
+    found: dict[tuple[int, int], tuple[str, ...]] = {}
+    try:
+        names = os.listdir(directory) if directory else []
+    except OSError:  # not made yet: the scheduler makes it with the first job
+        return {}
+    for name in names:
+        parts = _NAME.fullmatch(name)
+        if not parts:
+            continue
+        try:
+            with open_regular(os.path.join(directory, name)) as file:
+                words = file.read(MAX_FILE).decode(errors="replace").split()
+        except OSError:  # the job has ended just now
+            continue
+        jobs = tuple(dict.fromkeys(words))[:MAX_JOBS]
+        found[int(parts[1]), int(parts[2]) if parts[2] else WHOLE] = jobs
     return found

@@ -16,11 +16,15 @@ MAX_TEXT = 253
 
 
 class Listing(NamedTuple):
-    """``held``: devices of containers; ``claimed``: by resource claims; ``problem``: why none, in one line."""
+    """``held``: devices of containers; ``claimed``: by resource claims; ``problem``: why none, in one line.
+
+    ``pods``: names of all pods, "namespace/name", also of those without devices.
+    """
 
     held: tuple[Held, ...] = ()
     problem: str = ""
     claimed: tuple[Owner, ...] = ()
+    pods: frozenset[str] = frozenset()
 
 
 def list_containers(socket: str, seconds: float = DEADLINE) -> Listing:
@@ -45,4 +49,5 @@ def list_containers(socket: str, seconds: float = DEADLINE) -> Listing:
                     names = (claim.claim_name, claim.claim_namespace, device.driver_name)
                     words = (printable(text, MAX_TEXT) for text in (*names, device.pool_name, device.device_name))
                     claimed.append(owner._replace(claim=Claim(*words)))
-    return Listing(tuple(held), claimed=tuple(claimed))
+    pods = frozenset(f"{pod.namespace}/{pod.name}" for pod in answer.pod_resources)
+    return Listing(tuple(held), claimed=tuple(claimed), pods=pods)

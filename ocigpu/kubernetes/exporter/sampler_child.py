@@ -17,6 +17,7 @@ import pynvml
 
 from ocigpu.gpus.nvidia.nvml_child import FATAL, MAX_GPUS, DriverPlace
 from ocigpu.gpus.nvidia.nvml_verbs import XIDS, load, mig_devices, read_processes, say, try_
+from ocigpu.gpus.tree import list_names
 from ocigpu.kubernetes.exporter.metrics import (
     CLOCK_COUNT,
     CLOCK_EVENTS,
@@ -124,7 +125,7 @@ class NvmlSampler:
         poll = self.orders.get("poll", 0)
         if poll and self.ready and now - self.looked >= poll:
             self.looked = now
-            if _list(self.gpu_directory) != self.listed:
+            if list_names(self.gpu_directory) != self.listed:
                 return True
         return bool(self.orders) and now >= self.next
 
@@ -184,7 +185,7 @@ class NvmlSampler:
         """Return a sample of all GPUs, or {"error": why there is none}."""
         begin = time.monotonic()
         self.next = begin + self.orders["interval"]
-        listed = _list(self.gpu_directory)
+        listed = list_names(self.gpu_directory)
         if self.ready and self._must_reopen(listed, begin):
             self._close()
         self.listed, self.again = listed, False
@@ -349,10 +350,3 @@ def _start(handle: Any, instance: int) -> int:
     found = try_(pynvml.nvmlDeviceGetGpuInstanceById, handle, instance)
     info = try_(pynvml.nvmlGpuInstanceGetInfo, found) if found is not None else None
     return -1 if info is None else int(info.placement.start)
-
-
-def _list(directory: str) -> list[str]:
-    try:
-        return sorted(os.listdir(directory))
-    except OSError:  # no such directory: the driver is not loaded, or this is no Linux of its own
-        return []

@@ -18,9 +18,8 @@ from ocigpu.gpus.tree import find_roots, normal_bus_id
 from ocigpu.gpus.vfio.facts import read_vfio_facts
 from ocigpu.kubernetes.exporter.collectors import Collector, read_collectors
 from ocigpu.kubernetes.exporter.exposition import Picture, render, render_number
-from ocigpu.kubernetes.exporter.jobs import read_jobs
 from ocigpu.kubernetes.exporter.options import ExporterOptions, parse_address
-from ocigpu.kubernetes.exporter.owners import Owners, VfioDevice, find_owners, find_vfio_owners
+from ocigpu.kubernetes.exporter.owners import Owners, VfioDevice, find_owners, find_vfio_owners, read_jobs
 from ocigpu.kubernetes.exporter.sample import GpuSample, Sample
 from ocigpu.kubernetes.exporter.sampler import DEADLINE, Orders, Sampler
 from ocigpu.kubernetes.exporter.shares import find_split, read_pod_uids

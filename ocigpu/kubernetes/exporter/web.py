@@ -17,6 +17,7 @@ from http import HTTPStatus
 from typing import NamedTuple
 
 from ocigpu.core.errors import HostError
+from ocigpu.system.service import listen_tcp
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 TIMEOUT = 10.0
@@ -79,10 +80,10 @@ class WebServer:
         self._stop: Callable[[], object] | None = None
         self._begun = threading.Event()
         try:
-            self._socket = _listen(host, port)
+            self._socket = listen_tcp(host, port, _BACKLOG)
+            self._socket.setblocking(False)
         except OSError as error:
-            cause = str(error.strerror).partition(" (while ")[0]  # attempting to bind on address ...
-            raise HostError("OCIGPU-KUBE-3", f"listen on {host or '*'}:{port}: {cause}") from error
+            raise HostError("OCIGPU-KUBE-3", f"listen on {host or '*'}:{port}: {error.strerror}") from error
         self.server_port = int(self._socket.getsockname()[1])
 
     def serve_forever(self) -> None:
@@ -180,15 +181,6 @@ def _drop_slowest(clients: "dict[asyncio.Task[None], float]", most: int) -> None
         slowest = min(clients, key=clients.__getitem__)
         del clients[slowest]
         slowest.cancel()
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens on an address; without a host on IPv6 and IPv4, where there is IPv6."""
-    both = host in ("", "::") and socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if both or ":" in host else socket.AF_INET
-    made = socket.create_server((host, port), family=family, backlog=_BACKLOG, dualstack_ipv6=both)
-    made.setblocking(False)
-    return made
 
 
 # HTTP/1.1 (RFC 9112), as far as requests without a body need it

@@ -13,13 +13,18 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from lightkube import Client
+
 from ocigpu.core.errors import HostError
+from ocigpu.kubernetes.tenants.announce import make_event
 from ocigpu.kubernetes.tenants.leader import RETRY, Leader, NotLeadingError
-from ocigpu.kubernetes.tenants.resources import Documents, open_client
+from ocigpu.kubernetes.tenants.resources import Documents
 from ocigpu.kubernetes.tenants.tenancy import (
     FINALIZER,
+    GROUP,
     OBJECT_NAME,
     TENANCY_LABEL,
+    VERSION,
     TenancyOptions,
     TenancySeen,
     TenancyStep,
@@ -30,6 +35,7 @@ from ocigpu.kubernetes.tenants.tenancy import (
     namespace_name,
     next_steps,
 )
+from ocigpu.system.log import stamp
 from ocigpu.system.service import Backoff, ServiceLog, Signals
 
 RESYNC = 10.0
@@ -65,7 +71,7 @@ class TenancyController:
         options: TenancyOptions,
         log: ServiceLog,
         network: str = "auto",
-        time_now: Callable[[], str] = lambda: time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        time_now: Callable[[], str] = stamp,
     ) -> None:
         self._documents, self._options, self._log, self._network = documents, options, log, network
         self._time_now = time_now
@@ -163,7 +169,22 @@ class TenancyController:
             (ready,) = (each for each in status["conditions"] if each["type"] == "Ready")
             name, message = tenancy["metadata"]["name"], ready["message"]
             self._log("info", f"tenancy {name}: {status['phase']}{f': {message}' if message else ''}")
+            self._announce(written, before.get("phase", ""), message)
         return written
+
+    def _announce(self, tenancy: Document, before: str, message: str) -> None:
+        """Write an Event about a tenancy's new phase; one that cannot be written is not missed."""
+        phase, metadata = tenancy["status"]["phase"], tenancy["metadata"]
+        head = {"apiVersion": f"{GROUP}/{VERSION}", "kind": "Tenancy"}
+        warning = phase == "Failed" or (phase, before) == ("Provisioning", "Ready")
+        note = message or f"it was {before or 'new'}"
+        about = {**head, "name": metadata["name"], "uid": metadata["uid"]}
+        try:
+            self._documents.create(make_event(about, "tenancy-controller", phase, note, warning, time.time()))
+        except NotLeadingError:
+            raise
+        except HostError as error:
+            self._log.once("announce", "warning", error.message)
 
 
 class ControllerService:
@@ -175,7 +196,7 @@ class ControllerService:
         log: ServiceLog,
         network: str = "auto",
         namespace: str = "",
-        open_client: Callable[[], Any] = open_client,
+        open_client: Callable[[], Client | None] = lambda: None,
     ) -> None:
         self._log = log
         identity = f"{socket.gethostname()}_{os.getpid()}_{os.urandom(4).hex()}"
@@ -213,7 +234,7 @@ class ControllerService:
                 except NotLeadingError as error:
                     self._log("warning", error.message)
                 except HostError as error:
-                    self._log.once("pass", "error", f"{error.code}: {error.message}")
+                    self._log.failed("pass", error)
                     due = backoff.failed(time.monotonic()) and backoff.due
         self._stopping.set()
         if self._leader is not None:

@@ -115,18 +115,18 @@ class GrpcFabric(RestorableFabric):
             with grpc.secure_channel(f"{host}:{number}", credentials, limits) as channel:
                 yield channel
             return
-        bridge = nullcontext(host) if self.address.kind == "unix" else _bridge(int(host), number)
+        bridge = nullcontext(host) if self.address.kind == "unix" else _bridge(self.address)
         with bridge as path, open_channel(path, *limits) as channel:
             yield channel
 
 
 @contextmanager
-def _bridge(cid: int, port: int) -> Iterator[str]:
+def _bridge(address: ServiceAddress) -> Iterator[str]:
     """Yield the path of a socket that leads to a vsock: gRPC's Python packages are built without vsock."""
     with tempfile.TemporaryDirectory(prefix="ocigpu-fabric-") as directory:
         path = f"{directory}/socket"
         outer = listen(socket.AF_UNIX, path)
-        relay = Relay(outer, lambda: connect(socket.AF_VSOCK, (cid, port), DIAL_SECONDS))
+        relay = Relay(outer, lambda: connect(*address.endpoint(), DIAL_SECONDS))
         try:
             yield path
         finally:

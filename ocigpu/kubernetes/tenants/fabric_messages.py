@@ -2,6 +2,7 @@
 
 import os
 import re
+import socket
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
@@ -28,6 +29,15 @@ class ServiceAddress:
 
     def __str__(self) -> str:
         return ":".join([self.kind, *filter(None, [self.host]), *([str(self.number)] if self.number else [])])
+
+    def endpoint(self) -> tuple[int, str | tuple[int, int]]:
+        """Return family and address of a unix or vsock socket: all that is different between them, but for who calls.
+
+        Listening, a vsock has no CID of its own to name (vsock(7), VMADDR_CID_ANY).
+        """
+        if self.kind == "unix":
+            return socket.AF_UNIX, self.host
+        return socket.AF_VSOCK, (int(self.host) if self.host else socket.VMADDR_CID_ANY, self.number)
 
 
 def parse_service(text: str, listening: bool = False) -> ServiceAddress:

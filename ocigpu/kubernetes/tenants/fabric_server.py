@@ -38,7 +38,6 @@ from ocigpu.system.service import ServiceLog
 
 WORKERS = 4
 STOP = 5.0
-HANDSHAKES = 8
 MOST_SETS = 64
 MOST_GPUS = 16
 MOST_ID = 1 << 10
@@ -115,7 +114,7 @@ class FabricServer:
             try:
                 return read()
             except FabricError as error:
-                self._log.once("tls", "error", f"{error.code}: {error.message}")
+                self._log.failed("tls", error)
                 return None  # those of before
 
         credentials = grpc.dynamic_ssl_server_credentials(read(), read_again, require_client_authentication=True)
@@ -130,14 +129,13 @@ class FabricServer:
         self._server.add_insecure_port(f"unix:{inner}")
         self._server.start()
 
-        if address.kind == "vsock":
-            listener = listen(socket.AF_VSOCK, (socket.VMADDR_CID_ANY, address.number))
-        else:
+        if address.kind == "unix":
             with contextlib.suppress(FileNotFoundError):  # a file of another kind is none of ours: the bind fails
                 if stat.S_ISSOCK(os.lstat(address.host).st_mode) and not _answers(address.host):
                     os.unlink(address.host)
-            listener = listen(socket.AF_UNIX, address.host)
-        self._relay = Relay(listener, lambda: connect(socket.AF_UNIX, inner, DIAL_SECONDS), self._admit)
+        self._relay = Relay(
+            listen(*address.endpoint()), lambda: connect(socket.AF_UNIX, inner, DIAL_SECONDS), self._admit
+        )
         return address
 
     def _admit(self, connection: socket.socket) -> bool:
@@ -159,7 +157,7 @@ class FabricServer:
                 with self._changing:
                     done = function(request)
             except OcigpuError as error:
-                self._say("warning", verb, who, request, f"{error.code}: {error.message}")
+                self._say("warning", verb, who, request, error.line)
                 _abort(context, grpc.StatusCode.FAILED_PRECONDITION, error)
             except Exception as error:  # noqa: BLE001 - a defect: the caller is told, and the next call may work
                 self._say("error", verb, who, request, f"{type(error).__name__}: {error}")

@@ -18,9 +18,17 @@ from dataclasses import asdict, fields, replace
 from typing import Any, NamedTuple
 
 from ocigpu.core.errors import HostError, quoted
-from ocigpu.gpus.tree import read_text
 from ocigpu.kubernetes.tenants.lease import Lease, LeaseEvent, LeaseHolder, Phase, step
-from ocigpu.system.files import lock, read_regular, remove_drafts, replace_file
+from ocigpu.system.files import (
+    lock_file,
+    read_regular,
+    remove_drafts,
+    replace_file,
+    why_replaceable,
+    why_untrusted,
+)
+from ocigpu.system.locks import holding
+from ocigpu.system.proc import read_boot_id
 
 DIRECTORY = "/var/lib/ocigpu/leases"
 NAME, LOCK, HISTORY = "journal", "lock", "history-"
@@ -54,6 +62,11 @@ class Lines(NamedTuple):
     lost: tuple[int, ...]
 
 
+def journal_directory(simulation: str = "") -> str:
+    """Return where the leases of this host, or of a simulated one, are."""
+    return f"{simulation}{DIRECTORY}"
+
+
 def since_boot() -> float:
     """Return seconds since the boot, which no change of the clock disturbs (clock_gettime(2))."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -64,19 +77,19 @@ class LeaseJournal:
 
     ``wall``: the clock that lines are dated by; ``clock``: the one that time-outs go by; ``boot``: the boot id, "" for
     that of this machine (proc(5), random/boot_id).  Raises HostError (OCIGPU-LEASE-1) where the directory or the file
-    cannot be used, or a newer program has written it.
+    cannot be used, somebody else than root or we could have written it, or a newer program has.
     """
 
     def __init__(
         self,
-        directory: str = DIRECTORY,
+        directory: str,
         wall: Callable[[], float] = time.time,
         clock: Callable[[], float] = since_boot,
         boot: str = "",
     ) -> None:
         self.directory = directory
         self.clock = clock
-        self.boot = boot or (read_text("/proc/sys/kernel/random/boot_id") or "").strip()
+        self.boot = boot or read_boot_id()
         self._wall = wall
         self._leases: dict[str, Lease] = {}
         self._number = 0
@@ -85,9 +98,21 @@ class LeaseJournal:
         self._broken = True
         try:
             os.makedirs(directory, 0o700, exist_ok=True)
-            self._fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            self._fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            status = os.fstat(self._fd)
+            why = why_untrusted(status.st_uid, status.st_mode) or why_replaceable(directory)
+            if not why and status.st_mode & 0o077 and status.st_uid == os.geteuid():
+                os.fchmod(self._fd, 0o700)
         except OSError as error:
             raise self._cannot("open", error) from error
+        if why:  # whoever writes it says which GPUs are free
+            os.close(self._fd)
+            words = f"the lease journal {quoted(directory)} is not believed: {why}"
+            hint = (
+                "Find out who has written it; then move it away and delete this node's GPULeases: "
+                "all GPUs are checked, and a new one begins."
+            )
+            raise HostError("OCIGPU-LEASE-1", words, hint)
 
     def close(self) -> None:
         """Give the directory back."""
@@ -113,7 +138,8 @@ class LeaseJournal:
         with self.change() as change:
             now = self.clock()
             for gpu, event in events.items():
-                before = change.leases.get(gpu) or Lease(gpu, generation=self._number)
+                # turns that no former journal had: generation and turn name a quarantine
+                before = change.leases.get(gpu) or Lease(gpu, generation=self._number, turn=int(self._wall()))
                 change.put(step(before, event, now)[0], cause or event.kind)
             return change.leases
 
@@ -130,18 +156,13 @@ class LeaseJournal:
             if change.changed:
                 self._append(change)
 
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _locked(self) -> contextlib.AbstractContextManager[None]:
         try:
-            fd = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600, dir_fd=self._fd)
+            fd = lock_file(LOCK, self._fd)
         except OSError as error:
             raise self._cannot("lock", error) from error
-        try:
-            if not lock(fd, LOCK_LIMIT, pause=0.01):
-                raise HostError("OCIGPU-LEASE-1", f"lock {self.directory}/{LOCK}: held for {LOCK_LIMIT:g} s by another")
-            yield
-        finally:
-            os.close(fd)
+        busy = HostError("OCIGPU-LEASE-1", f"lock {self.directory}/{LOCK}: held for {LOCK_LIMIT:g} s by another")
+        return holding(fd, busy, LOCK_LIMIT, pause=0.01)
 
     def _read(self) -> None:
         """Read the file if it is not as we left it."""
@@ -277,10 +298,14 @@ def _parse_line(line: bytes) -> Recorded | None:
     if check != b"%08x" % crc32(body):
         return None
     data = json.loads(body)
-    if data["format"] > FORMAT:
-        hint = "Install that program again, or move the journal away: all GPUs are then reset and checked."
-        raise HostError("OCIGPU-LEASE-1", f"lease journal: written by a newer program, format {data['format']}", hint)
-    return Recorded(data["number"], data["ts"], data["cause"], tuple(_lease(each) for each in data["leases"]))
+    with contextlib.suppress(TypeError, ValueError):  # a field or a phase that we do not know
+        if data["format"] <= FORMAT:
+            return Recorded(data["number"], data["ts"], data["cause"], tuple(map(_lease, data["leases"])))
+    hint = (
+        "Install that program again, or move the journal away and delete this node's GPULeases: all GPUs are then "
+        "reset and checked."
+    )
+    raise HostError("OCIGPU-LEASE-1", f"lease journal: written by a newer program, format {data['format']}", hint)
 
 
 def _plain(lease: Lease) -> dict[str, Any]:
@@ -290,6 +315,8 @@ def _plain(lease: Lease) -> dict[str, Any]:
 def _lease(data: dict[str, Any]) -> Lease:
     lists = {name: tuple(data.get(name, ())) for name in ("members", "proofs")}
     holder = LeaseHolder(*data["holder"]) if data.get("holder") else None
+    if data.get("maintenance") is True:  # of before it said why
+        data["maintenance"] = "OperatorRequest"
     return Lease(**{**data, **lists, "phase": Phase(data.get("phase", Phase.UNKNOWN)), "holder": holder})
 
 

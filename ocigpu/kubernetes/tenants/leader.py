@@ -6,10 +6,10 @@ A leader stops before that on its own.  Source: client-go's package leaderelecti
 
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import Any
 
 from ocigpu.core.errors import HostError
+from ocigpu.kubernetes.tenants.announce import micro_time
 from ocigpu.kubernetes.tenants.resources import Documents
 
 DURATION = 15.0
@@ -98,7 +98,7 @@ class Leader:
         self._held, self._renewed = True, now
 
     def _spec(self, before: "dict[str, Any]") -> "dict[str, Any]":
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        now = micro_time(time.time())
         same = before.get("holderIdentity") == self._identity
         return {
             "holderIdentity": self._identity,

@@ -34,6 +34,7 @@ HELD = (Phase.FREE, Phase.RESERVED, Phase.LEASED)
 the kubelet's restart (kubelet, cm/devicemanager)."""
 PROBE_LIMIT = 300.0
 RESERVE_LIMIT = 120.0
+"""Seconds that a reservation waits for its pod; it is not over before the kubelet has said that there is none."""
 RECLAIM_LIMITS = {"no-holder": 600.0, "reset": 600.0, "partition-off": 1200.0}
 """For each proof, since the one before; a partition waits for the resets of all its GPUs, one of which may fail."""
 CHECK_LIMIT = 600.0
@@ -83,7 +84,8 @@ class Lease:
     ``gpu``: PCI address.  ``since``: when the phase was entered; ``timer``: when its time-out began, -1 for none.
     ``lease_set``, ``members``: of the container that has or had it; its GPUs go through Reclaiming together.
     ``proofs``: what has been established in this phase.  ``quiet``: since when nobody holds it, -1 for unknown.
-    ``attempt``, ``failures``, ``due``: of the check.  ``sick``: why it will be quarantined instead of checked.
+    ``attempt``, ``failures``, ``due``: of the check.  ``sick``: why it will be quarantined instead of checked,
+    ``maintenance``: why it will go there instead of Free; both are a reason in one word, a colon and text.
     ``was``: the phase before Unknown.
     """
 
@@ -104,10 +106,15 @@ class Lease:
     due: float = 0.0
     strikes: int = 0
     sick: str = ""
-    maintenance: bool = False
+    maintenance: str = ""
     was: str = ""
     reason: str = ""
     detail: str = ""
+
+    @property
+    def sick_reason(self) -> str:
+        """Why it will be quarantined, in one word; "" when it will not."""
+        return self.sick.partition(":")[0]
 
 
 class Happened(StrEnum):
@@ -216,17 +223,24 @@ def _peers(lease: Lease, leases: Mapping[str, Lease]) -> list[Lease]:
     return [lease, *(each for each in known if each.lease_set == lease.lease_set)]
 
 
-def set_name(leases: Iterable[Lease]) -> str:
+def set_name(leases: Iterable[Lease], ahead: int = 1) -> str:
     """Return the name of the set that these leases would be next, unique for ever: an address and its generation."""
     first = min(leases, key=lambda lease: lease.gpu)
-    return f"{first.gpu}/{first.generation + 1}"
+    return f"{first.gpu}/{first.generation + ahead}"
 
 
-def is_repeated(leases: Collection[Lease]) -> bool:
-    """Whether the same request was reserved already and nobody has used it: it may be answered again."""
-    gpus = sorted(lease.gpu for lease in leases)
+def is_repeated(leases: Collection[Lease], name: str = "") -> bool:
+    """Whether the same request was reserved already and nobody can have used it: it may be answered again.
+
+    Its partition is switched on before it is answered: from then on a machine may have come and gone while no agent
+    looked, and the next pod is another's.  ``name``: of the set, where who asks gives one: what was reserved for a
+    claim is no other claim's, and no pod's.
+    """
+    gpus, wanted = sorted(lease.gpu for lease in leases), name or set_name(leases, 0)
     return all(
-        lease.phase is Phase.RESERVED and sorted(lease.members) == gpus and lease.holder is None for lease in leases
+        (lease.phase, lease.lease_set, sorted(lease.members), lease.holder) == (Phase.RESERVED, wanted, gpus, None)
+        and (name or ON not in lease.proofs)
+        for lease in leases
     )
 
 
@@ -260,7 +274,8 @@ def check_act(lease: Lease, event: LeaseEvent) -> None:
     what = f"{event.kind} of GPU {lease.gpu}"
     if event.generation != lease.generation:
         raise RequestError("OCIGPU-LEASE-3", f"{what}: the generation is {lease.generation}, not {event.generation}")
-    if event.kind is Happened.RELEASE and lease.phase not in (Phase.QUARANTINED, Phase.MAINTENANCE):
+    kept = lease.phase in (Phase.QUARANTINED, Phase.MAINTENANCE) or lease.maintenance
+    if event.kind is Happened.RELEASE and not kept:
         raise RequestError("OCIGPU-LEASE-3", f"{what}: it is {lease.phase}, neither Quarantined nor in Maintenance")
     if event.kind is Happened.MAINTAIN and lease.phase is Phase.QUARANTINED:
         raise RequestError("OCIGPU-LEASE-3", f"{what}: it is Quarantined, and stays so until it is released")
@@ -304,8 +319,9 @@ def _check(lease: Lease, now: float) -> Lease:
 
 
 def _free(lease: Lease, now: float) -> Lease:
-    phase, reason = (Phase.MAINTENANCE, "OperatorRequest") if lease.maintenance else (Phase.FREE, "")
-    return _enter(lease, phase, now, reason, lease_set="", members=(), holder=None, maintenance=False)
+    phase = Phase.MAINTENANCE if lease.maintenance else Phase.FREE
+    reason, _, detail = lease.maintenance.partition(": ")
+    return _enter(lease, phase, now, reason, detail, lease_set="", members=(), holder=None, maintenance="")
 
 
 def _prove(lease: Lease, proof: str, now: float, detail: str = "") -> Lease:
@@ -400,17 +416,22 @@ def _pod_seen(lease: Lease, event: LeaseEvent, _now: float) -> Lease:
     return lease if better == known else replace(lease, holder=better)
 
 
-def _pod_over(lease: Lease, _event: LeaseEvent, now: float) -> Lease:
-    """No pod of this node has the GPU; a reservation whose pod was never seen may still get one."""
-    if lease.phase is Phase.LEASED or (lease.phase is Phase.RESERVED and lease.holder is not None):
+def _pod_over(lease: Lease, event: LeaseEvent, now: float) -> Lease:
+    """No pod of this node has the GPU; a reservation whose pod was never seen may still get one.
+
+    ``text``: who has given it back, and then no pod will come.
+    """
+    if lease.phase is Phase.RESERVED and lease.holder is None and not event.text:
+        return _reclaim(lease, now, "NoPod", proofs=(OVER,)) if now - lease.timer > RESERVE_LIMIT else lease
+    if lease.phase in (Phase.RESERVED, Phase.LEASED):
         return _reclaim(lease, now, "PodEnded", proofs=(OVER,))
     if lease.phase is Phase.RECLAIMING and OVER not in lease.proofs:
         return _prove(lease, OVER, now, lease.detail)
     return lease
 
 
-def _partition_on(lease: Lease, _event: LeaseEvent, now: float) -> Lease:
-    return replace(_prove(lease, ON, now), strikes=0) if lease.phase is Phase.RESERVED else lease
+def _partition_on(lease: Lease, event: LeaseEvent, now: float) -> Lease:
+    return replace(_prove(lease, ON, now, event.text), strikes=0) if lease.phase is Phase.RESERVED else lease
 
 
 def _partition_failed(lease: Lease, event: LeaseEvent, now: float) -> Lease:
@@ -425,7 +446,8 @@ def _partition_off(lease: Lease, _event: LeaseEvent, now: float) -> Lease:
     if lease.phase is not Phase.RECLAIMING or not {OVER, IDLE, RESET} <= set(lease.proofs):
         return lease
     lease = _prove(lease, OFF, now, lease.detail)
-    return _quarantine(lease, now, lease.sick, lease.detail) if lease.sick else _check(lease, now)
+    reason, _, detail = lease.sick.partition(": ")
+    return _quarantine(lease, now, reason, detail or lease.detail) if reason else _check(lease, now)
 
 
 def _reset_done(lease: Lease, event: LeaseEvent, now: float) -> Lease:
@@ -460,29 +482,30 @@ def _sick(lease: Lease, event: LeaseEvent, now: float) -> Lease:
     reason, _, detail = event.text.partition(": ")
     if lease.phase in (Phase.FREE, Phase.UNKNOWN, Phase.CHECKING, Phase.MAINTENANCE):
         return _quarantine(lease, now, reason, detail)
-    return lease if lease.sick or lease.phase is Phase.QUARANTINED else replace(lease, sick=reason, detail=detail)
+    if lease.sick or lease.phase is Phase.QUARANTINED:
+        return lease
+    return replace(lease, sick=printable(event.text, 500), detail=printable(detail, 500))
 
 
 def _release(lease: Lease, event: LeaseEvent, now: float) -> Lease:
+    """One that is not kept from tenants yet will not be."""
     if lease.phase not in (Phase.QUARANTINED, Phase.MAINTENANCE):
-        return lease
+        return replace(lease, maintenance="")
     return replace(_reclaim(replace(lease, sick=""), now, "Released", event.text), strikes=0)
 
 
 def _maintain(lease: Lease, event: LeaseEvent, now: float) -> Lease:
-    if lease.phase is Phase.FREE:
-        return _enter(lease, Phase.MAINTENANCE, now, "OperatorRequest", event.text)
+    """``text``: reason in one word, and more; a held GPU stays with its tenant, and is not free afterwards."""
     if lease.phase in (Phase.QUARANTINED, Phase.MAINTENANCE) or lease.maintenance:
         return lease
-    return replace(lease, maintenance=True)
+    lease = replace(lease, maintenance=printable(event.text, 300) or "OperatorRequest")
+    return _free(lease, now) if lease.phase is Phase.FREE else lease
 
 
 def _tick(lease: Lease, _event: LeaseEvent, now: float) -> Lease:
     elapsed = now - lease.timer if lease.timer >= 0 else 0.0
     if lease.phase is Phase.UNKNOWN and elapsed > PROBE_LIMIT:
         return _quarantine(lease, now, "ProbeFailed", lease.detail)
-    if lease.phase is Phase.RESERVED and lease.holder is None and elapsed > RESERVE_LIMIT:
-        return _reclaim(lease, now, "NoPod")
     if lease.phase is Phase.RECLAIMING and OVER in lease.proofs:
         missing = next(proof for proof in PROOFS if proof not in lease.proofs)
         return _quarantine(lease, now, STUCK[missing], lease.detail) if elapsed > RECLAIM_LIMITS[missing] else lease

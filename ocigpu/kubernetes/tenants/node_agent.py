@@ -4,8 +4,9 @@ It decides nothing: the state machine says what is lacking (:func:`~ocigpu.kuber
 it and tells what came of it.  It may be killed at any time; the next one goes on from the journal.
 """
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future
 from functools import partial
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -18,6 +19,9 @@ Answered = TypeVar("Answered")
 Otherwise = TypeVar("Otherwise")
 PACE = {Phase.FREE: 30.0, Phase.LEASED: 5.0, Phase.QUARANTINED: 60.0, Phase.MAINTENANCE: 60.0}
 """Seconds between looks at who has a GPU open, by phase; in all others it is looked at in every round."""
+ABSENT = 10.0
+"""Seconds that every list of the kubelet is without a pod before it counts as over: after a restart it takes its pods
+in one by one (kubelet, HandlePodAdditions)."""
 FIRST_RETRY, LONGEST_RETRY = 5.0, 120.0
 WORKERS = 8
 """Resets and checks at once."""
@@ -33,7 +37,7 @@ class NodeHands(Protocol):
         """Return the processes that have a GPU open."""
 
     def pods(self) -> Mapping[str, LeaseHolder]:
-        """Return which pod has which GPU, as the kubelet says."""
+        """Return which pod has which GPU, as the kubelet says; raises where it may not know all of its pods."""
 
     def reset(self, gpu: str) -> str:
         """Reset a GPU that nobody holds; returns the proof in a line."""
@@ -59,20 +63,24 @@ class LeaseTask(NamedTuple):
 class NodeAgent:
     """Call :meth:`step` every second or so; it does not wait for what takes long.
 
-    ``executor``: carries out resets, partitions and checks; ``log``: called with a level and a line.
+    ``executor``: carries out resets, partitions and checks; ``log``: called with a level and a line.  ``failures``
+    counts what failed, by step and code.
     """
 
     def __init__(
         self, journal: LeaseJournal, hands: NodeHands, executor: Executor, log: Callable[[str, str], None]
     ) -> None:
         self.journal = journal
+        self.failures: Counter[tuple[str, str]] = Counter()
         self._hands = hands
         self._executor = executor
         self._log = log
         self._under_way: dict[LeaseTask, Future[LeaseEvent]] = {}
         self._retries: dict[tuple[Effect, tuple[str, ...]], Backoff] = {}
         self._looked: dict[str, float] = {}
+        self._absent: dict[str, float] = {}
         self._said: dict[str, str] = {}
+        self._told: Mapping[str, Lease] = {}
         self._started = False
 
     def step(self) -> Mapping[str, Lease]:
@@ -81,7 +89,6 @@ class NodeAgent:
         Raises HostError (OCIGPU-LEASE-1) when the journal cannot be used; the next call tries again.
         """
         now = self.journal.clock()
-        before = dict(self.journal.leases)
         if not self._started:
             gpus = {*self.journal.refresh(), *self._ask("GPUs", self._hands.gpus, ())}
             self.journal.tell(dict.fromkeys(sorted(gpus), LeaseEvent(Happened.STARTED, text=self.journal.boot)))
@@ -97,8 +104,17 @@ class NodeAgent:
                 self._begin(
                     LeaseTask(effect, gpus_, tuple((leases[gpu].generation, leases[gpu].turn) for gpu in gpus_)), now
                 )
-        self._tell_of(before, leases)
+        self._tell_of(leases)
         return leases
+
+    def obey(self, acts: Mapping[str, LeaseEvent]) -> None:
+        """Tell leases what operators want of them by their objects."""
+        for gpu, act in acts.items():
+            self.journal.tell({gpu: act}, f"{act.kind} by GPULease: {act.text}")
+
+    def close(self) -> None:
+        """Wait for nothing that is under way."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
 
     # looking
 
@@ -116,12 +132,12 @@ class NodeAgent:
         lent = (Phase.RESERVED, Phase.LEASED)
         self._tell_several({gpu: LeaseEvent(Happened.SICK, text=sick[gpu]) for gpu in sick if self._phase(gpu) in lent})
         with_pods = [gpu for gpu, each in self.journal.leases.items() if each.phase in _WITH_PODS]
-        if with_pods and (pods := self._ask("pods", self._hands.pods, None)) is not None:
-            seen = {
-                gpu: LeaseEvent(Happened.POD_SEEN if gpu in pods else Happened.POD_OVER, holder=pods.get(gpu))
-                for gpu in with_pods
-            }
-            self._tell_several(seen)
+        pods = self._ask("pods", self._hands.pods, None) if with_pods else None
+        absent = [] if pods is None else [gpu for gpu in with_pods if gpu not in pods]
+        self._absent = {gpu: self._absent.get(gpu, now) for gpu in absent}
+        seen = {gpu: LeaseEvent(Happened.POD_SEEN, holder=pods[gpu]) for gpu in with_pods if pods and gpu in pods}
+        over = [gpu for gpu, since in self._absent.items() if now - since >= ABSENT]
+        self._tell_several(seen | dict.fromkeys(over, LeaseEvent(Happened.POD_OVER)))
 
     def _phase(self, gpu: str) -> Phase | None:
         lease = self.journal.leases.get(gpu)
@@ -133,7 +149,7 @@ class NodeAgent:
             answer = question()
         except OcigpuError as error:
             if self._said.get(what) != error.message:
-                self._log("warning", f"{what}: {error.code}: {error.message}")
+                self._log("warning", f"{what}: {error.line}")
             self._said[what] = error.message
             return otherwise
         self._said.pop(what, None)
@@ -155,6 +171,7 @@ class NodeAgent:
             key = (task.effect, task.gpus)
             if event.kind in _FAILURES:
                 self._retries.setdefault(key, Backoff(FIRST_RETRY, LONGEST_RETRY)).failed(now)
+                self.failures[_STEPS[task.effect], event.text.partition(":")[0]] += 1
                 self._log("warning", f"{task.effect} of {', '.join(task.gpus)}: {event.text}")
             else:
                 self._retries.pop(key, None)
@@ -165,8 +182,9 @@ class NodeAgent:
         if events:
             self.journal.tell(events, next(iter(events.values())).kind if len(events) == 1 else "")
 
-    def _tell_of(self, before: Mapping[str, Lease], after: Mapping[str, Lease]) -> None:
-        for gpu, lease in after.items():
+    def _tell_of(self, leases: Mapping[str, Lease]) -> None:
+        before, self._told = self._told, leases
+        for gpu, lease in leases.items():
             if gpu not in before or before[gpu].phase is not lease.phase:
                 level = "warning" if lease.phase is Phase.QUARANTINED else "info"
                 self._log(level, f"GPU {gpu}: {describe(lease)}")
@@ -185,7 +203,7 @@ def carry_out(hands: NodeHands, task: LeaseTask) -> LeaseEvent:
         return LeaseEvent(kind, text="; ".join(deviations))
     except Exception as error:  # noqa: BLE001 - whatever it is, the GPU is not given away, and it is tried again
         own = as_own_error(error)
-        return LeaseEvent(_FAILED[task.effect], text=f"{own.code}: {own.message}")
+        return LeaseEvent(_FAILED[task.effect], text=own.line)
 
 
 _FAILED = {
@@ -194,28 +212,27 @@ _FAILED = {
     Effect.CHECK: Happened.CHECK_BROKEN,
 }
 _FAILURES = tuple(_FAILED.values())
+_STEPS = {Effect.RESET: "reset", Effect.DEACTIVATE: "fabric", Effect.CHECK: "check"}
+"""Names for metrics."""
 _WITH_PODS = (Phase.UNKNOWN, Phase.RESERVED, Phase.LEASED, Phase.RECLAIMING)
 
 
-Report = Callable[[Mapping[str, Lease], float], None]
-"""Called in each round with the leases and the time on their clock; does not wait."""
+Report = Callable[[Mapping[str, Lease], float], Mapping[str, LeaseEvent]]
+"""Called in each round with the leases and the time on their clock; does not wait.  Returns what operators want."""
 
 
-def run_agent(
-    journal: LeaseJournal, hands: NodeHands, log: ServiceLog, pace: float, report: Report = lambda _leases, _now: None
-) -> None:
+def run_agent(agent: NodeAgent, log: ServiceLog, pace: float, reports: Sequence[Report] = ()) -> None:
     """Work until SIGTERM, SIGINT or SIGQUIT; what is under way then is done again by the next one."""
-    executor = ThreadPoolExecutor(WORKERS, "lease")
-    agent = NodeAgent(journal, hands, executor, log)
     with Signals() as signals:
-        log("info", f"leases are in {journal.directory}")
+        log("info", f"leases are in {agent.journal.directory}")
         while not signals.stopping:
             try:
-                report(agent.step(), journal.clock())
+                leases = agent.step()
+                for report in reports:
+                    agent.obey(report(leases, agent.journal.clock()))
                 log.forget("defect")
             except Exception as error:  # noqa: BLE001 - GPUs must come back; the next round tries again
-                own = as_own_error(error)
-                log.once("defect", "error", f"{own.code}: {own.message}")
+                log.failed("defect", error)
             signals.wait(pace)
         log("info", "ending")
-    executor.shutdown(wait=False, cancel_futures=True)
+    agent.close()

@@ -1,21 +1,36 @@
 """Leases as objects of the cluster, kind GPULease: they follow the node's journal, and nothing waits for them.
 
+The other way round goes only what an operator wants of a GPU (:mod:`~ocigpu.kubernetes.tenants.objects`).
+
 Needs lightkube: it is imported only where a command has made sure of it.
 """
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future
+from hashlib import sha256
 from typing import Any
 
-from ocigpu.core.errors import HostError, as_own_error
-from ocigpu.kubernetes.tenants.lease import OVER, PROOFS, Lease, Phase, describe
-from ocigpu.kubernetes.tenants.resources import Documents
+from ocigpu.core.errors import HostError, OcigpuError, as_own_error
+from ocigpu.kubernetes.client import status_of
+from ocigpu.kubernetes.tenants.announce import make_event
+from ocigpu.kubernetes.tenants.lease import Lease, LeaseEvent
+from ocigpu.kubernetes.tenants.objects import LeaseWish, Notice, act_for, make_lease_status, notices_between, read_wish
+from ocigpu.kubernetes.tenants.resources import Document, Documents
+from ocigpu.system.log import stamp
 from ocigpu.system.service import Backoff
 
 API, KIND = "ocigpu.io/v1alpha1", "GPULease"
+NODE_LABEL = "ocigpu.io/node"
+"""By which a node asks for its objects, all in one request."""
 FIRST_RETRY, LONGEST_RETRY = 1.0, 60.0
-Document = dict[str, Any]
+LOOK_SECONDS = 10.0
+"""Between looks at what operators want."""
+REFUSED = (400, 403, 404, 422)
+"""Answers to an event that no repetition makes better."""
+MAX_NOTICES = 200
+"""Events that wait while the API server is gone; older ones are given up."""
 
 
 def lease_name(node: str, gpu: str) -> str:
@@ -23,58 +38,16 @@ def lease_name(node: str, gpu: str) -> str:
     return f"{node}-{gpu.replace(':', '-').replace('.', '-')}"
 
 
-def make_lease_status(lease: Lease, since: str, before: Document, generation: int) -> Document:
-    """Return the status of an object; conditions that say the same keep their time.
-
-    ``since``: when the phase was entered; ``before``: the status as it is; ``generation``: the object's own.
-    """
-    holder = lease.holder
-    status: Document = {
-        "phase": str(lease.phase),
-        "generation": lease.generation,
-        "since": since,
-        "reason": lease.sick or lease.reason,
-        "message": describe(lease),
-        "set": list(lease.members),
-        "missing": [proof for proof in PROOFS if proof not in lease.proofs] if lease.phase is Phase.RECLAIMING else [],
-        "holder": {
-            "namespace": holder.namespace,
-            "podName": holder.pod,
-            "podUID": holder.uid,
-            "container": holder.container,
-            "tenancy": holder.tenancy,
-        }
-        if holder
-        else None,
-        "observedGeneration": generation,
-    }
-    well = not lease.sick and lease.phase is not Phase.QUARANTINED
-    facts = {
-        "Ready": (lease.phase is Phase.FREE, str(lease.phase)),
-        "DeviceHealthy": (well, "AsExpected" if well else lease.sick or lease.reason or "Unknown"),
-        "PodOver": (lease.phase is not Phase.LEASED and (OVER in lease.proofs or holder is None), str(lease.phase)),
-    }
-    known = {each["type"]: each for each in before.get("conditions") or ()}
-    status["conditions"] = [
-        _condition(kind, true, reason, describe(lease), since, known.get(kind), generation)
-        for kind, (true, reason) in facts.items()
-    ]
-    return status
-
-
-def _condition(
-    kind: str, true: bool, reason: str, message: str, now: str, before: Document | None, generation: int
-) -> Document:
-    status = "True" if true else "False"
-    when = before["lastTransitionTime"] if before and before["status"] == status else now
-    head = {"type": kind, "status": status, "reason": reason, "message": message}
-    return {**head, "lastTransitionTime": when, "observedGeneration": generation}
+def label_of(node: str) -> str:
+    """Return the value of a node's label: its name, which may be longer than a label (63 letters)."""
+    return node if len(node) <= 63 else f"{node[:46]}-{sha256(node.encode()).hexdigest()[:16]}"
 
 
 class LeaseReporter:
     """Writes the objects of a node's leases; :meth:`step` never waits: an API server that is gone is caught up with.
 
-    ``executor``: writes in a thread of its own; ``wall``: the clock of the objects' times; ``clock``: of back-off.
+    ``executor``: writes in a thread of its own; ``wall``: the clock of the objects' times; ``clock``: of back-off;
+    ``modules``: returns physical ids by PCI address.
     """
 
     def __init__(
@@ -85,6 +58,7 @@ class LeaseReporter:
         log: Callable[[str, str], None],
         wall: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
+        modules: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
         self._documents = documents
         self._node = node
@@ -92,20 +66,40 @@ class LeaseReporter:
         self._log = log
         self._wall = wall
         self._clock = clock
+        self._modules = modules
         self._told: dict[str, Lease] = {}
+        self._wishes: dict[str, LeaseWish] = {}
+        self._objects: dict[str, Document] = {}
+        self._seen: Mapping[str, Lease] = {}
+        self._notices: deque[tuple[Notice, float]] = deque(maxlen=MAX_NOTICES)
+        self._look_due = 0.0
         self._under_way: Future[None] | None = None
         self._retry = Backoff(FIRST_RETRY, LONGEST_RETRY)
         self._problem = ""
 
-    def step(self, leases: Mapping[str, Lease], now: float) -> None:
-        """Begin to write what has changed.  ``now``: on the clock of the leases."""
-        if self._under_way is not None:
-            if not self._under_way.done():
-                return
+    def step(self, leases: Mapping[str, Lease], now: float) -> Mapping[str, LeaseEvent]:
+        """Begin to write what has changed, and return what operators want of leases that are not so.
+
+        ``now``: on the clock of the leases.
+        """
+        for gpu, lease in leases.items():
+            if gpu in self._seen:
+                self._notices.extend((each, self._wall()) for each in notices_between(self._seen[gpu], lease))
+        self._seen = leases
+        if self._under_way is not None and self._under_way.done():
             self._finish(self._under_way)
-        changed = {gpu: lease for gpu, lease in leases.items() if _shown(self._told.get(gpu)) != _shown(lease)}
-        if changed and self._clock() >= self._retry.due:
-            self._under_way = self._executor.submit(self._write, changed, now)
+        if self._under_way is None and (moment := self._clock()) >= self._retry.due:
+            look = moment >= self._look_due
+            found = {gpu: lease for gpu, lease in leases.items() if look or self._has_changed(lease)}
+            if look:
+                self._look_due = moment + LOOK_SECONDS
+            if found or self._notices:
+                self._under_way = self._executor.submit(self._write, found, now, look)
+        acts = {gpu: act_for(leases[gpu], wish) for gpu, wish in self._wishes.copy().items() if gpu in leases}
+        return {gpu: act for gpu, act in acts.items() if act}
+
+    def _has_changed(self, lease: Lease) -> bool:
+        return _shown(self._told.get(lease.gpu)) != _shown(lease)
 
     def _finish(self, done: "Future[None]") -> None:
         self._under_way = None
@@ -117,31 +111,87 @@ class LeaseReporter:
         self._retry.failed(self._clock())
         own = as_own_error(error)
         if own.message != self._problem:
-            self._log("warning", f"objects of leases: {own.code}: {own.message}; leases go on without them")
+            self._log("warning", f"objects of leases: {own.line}; leases go on without them")
         self._problem = own.message
 
-    def _write(self, leases: Mapping[str, Lease], now: float) -> None:
+    def _write(self, leases: Mapping[str, Lease], now: float, look: bool) -> None:
+        """An object that the API server refuses holds no other up; the first error is raised at the end."""
+        if look:
+            listed, _ = self._documents.list(KIND, labels={NODE_LABEL: label_of(self._node)})
+            self._objects = {each["metadata"]["name"]: each for each in listed}
+        first: HostError | None = None
         for gpu, lease in leases.items():
-            self._write_one(lease, now)
-            self._told[gpu] = lease
+            try:
+                self._write_one(lease, now)
+                self._told[gpu] = lease
+            except HostError as error:
+                if _status_of(error) == 0:  # nobody is there: the next one would wait as long
+                    raise
+                first = first or error
+        while self._notices:
+            self._write_events(*self._notices[0])
+            self._notices.popleft()
+        if first:
+            raise first
+
+    def _write_events(self, notice: Notice, moment: float) -> None:
+        """Write a notice as events, about the GPU's object and about the node; one that is there is as good."""
+        name = lease_name(self._node, notice.gpu)
+        uid = self._objects.get(name, {"metadata": {}})["metadata"].get("uid", "")
+        object_ = {"apiVersion": API, "kind": KIND, "name": name, "uid": uid}
+        # a node's own events go by its name (kubelet, and kubectl describe node)
+        node = {"apiVersion": "v1", "kind": "Node", "name": self._node, "uid": self._node}
+        for about, suffix in ((object_, ""), (node, "-node")):
+            event = make_event(
+                about, "lease-agent", notice.reason, notice.text, notice.warning, moment,
+                name=f"{name}.{notice.name}{suffix}", instance=self._node,
+            )  # fmt: skip
+            try:
+                self._documents.create(event)
+            except HostError as error:
+                status = _status_of(error)
+                if status in REFUSED:
+                    self._log("warning", f"event {notice.reason} of GPU {notice.gpu}: {error.message}; it is given up")
+                elif status != 409:
+                    raise
 
     def _write_one(self, lease: Lease, now: float) -> None:
         name = lease_name(self._node, lease.gpu)
-        found = self._documents.get(KIND, name)
         spec = {"nodeName": self._node, "pciAddress": lease.gpu}
-        if found is None:
-            found = self._documents.create({"apiVersion": API, "kind": KIND, "metadata": {"name": name}, "spec": spec})
-        if found.get("spec") != spec:
+        if name not in self._objects:
+            metadata = {"name": name, "labels": {NODE_LABEL: label_of(self._node)}}
+            made = {"apiVersion": API, "kind": KIND, "metadata": metadata, "spec": spec}
+            self._objects[name] = self._documents.create(made)
+        found = self._objects[name]
+        if any((found.get("spec") or {}).get(key) != value for key, value in spec.items()):
             raise HostError("OCIGPU-KUBE-5", f"GPULease {name} is about another GPU", "Delete the object.")
-        entered = self._wall() - max(now - lease.since, 0.0)
-        since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(entered))
-        own = int(found["metadata"].get("generation") or 0)
-        status = make_lease_status(lease, since, found.get("status") or {}, own)
-        self._documents.patch_status(found, status)
+        self._wishes[lease.gpu] = read_wish(found)
+        seen = (found.get("status") or {}).get("observedGeneration") == found["metadata"].get("generation")
+        if seen and not self._has_changed(lease):
+            return
+        entered = stamp(self._wall() - max(now - lease.since, 0.0))
+        try:
+            module = self._modules().get(lease.gpu)
+        except OcigpuError:  # that it is not known is said where somebody needs it
+            module = None
+        try:
+            self._objects[name] = self._documents.patch_status(found, make_lease_status(lease, entered, found, module))
+        except HostError as error:
+            if _status_of(error) == 404:  # somebody has deleted it
+                del self._objects[name]
+            raise
+
+
+def _status_of(error: HostError) -> int:
+    """Return the status of HTTP behind an error, 0 for no answer, -1 for an error of our own."""
+    return status_of(error.__cause__) if isinstance(error.__cause__, Exception) else -1
 
 
 def _shown(lease: Lease | None) -> tuple[Any, ...]:
     """Return what an object shows of a lease."""
     if lease is None:
         return ()
-    return (lease.phase, lease.generation, lease.holder, lease.proofs, lease.sick, lease.reason, lease.detail)
+    return (
+        *(lease.phase, lease.generation, lease.turn, lease.holder, lease.proofs),
+        *(lease.sick, lease.maintenance, lease.reason, lease.detail),
+    )

@@ -6,30 +6,50 @@ Conventions" (conditions), "Resource Quotas" (extended resources only as request
 Standards"; Cilium's "Layer 3 Policies".
 """
 
+import ipaddress
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ocigpu.core.errors import printable
 from ocigpu.kubernetes.quantity import parse_quantity
+from ocigpu.kubernetes.tenants.announce import Verdict, make_conditions
 
 GROUP, VERSION = "ocigpu.io", "v1alpha1"
 TENANCY_LABEL, UID_LABEL = "ocigpu.io/tenancy", "ocigpu.io/tenancy-uid"
 FINALIZER = "ocigpu.io/tenancy"
-POLICIES = ("ocigpu-tenant-pods", "ocigpu-tenant-objects")
+REGISTRIES = "ocigpu.io/registries"
+"""Annotation of a tenancy's namespace: whose images its pods may run, with commas; the admission policy reads it."""
+POLICIES = ("ocigpu-tenant-pods", "ocigpu-tenant-resources", "ocigpu-tenant-objects")
 """Names of the admission policies, and of their bindings."""
 OBJECT_NAME = "ocigpu-tenancy"
 SETTLED_LEASES = ("Free", "Quarantined")
 """Phases of a lease whose GPU the tenancy has no more."""
 PRIVATE = (
     "0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12", "192.0.0.0/24",
-    "192.168.0.0/16", "198.18.0.0/15", "224.0.0.0/4", "240.0.0.0/4",
+    "192.88.99.0/24", "192.168.0.0/16", "198.18.0.0/15", "224.0.0.0/4", "240.0.0.0/4",
 )  # fmt: skip
 """Not the Internet: IANA's registry of special-purpose addresses (RFC 6890), multicast, reserved."""
-PRIVATE_6 = ("::/127", "64:ff9b::/96", "fc00::/7", "fe80::/10", "ff00::/8")
+PUBLIC_6 = "2000::/3"
+"""All that is assigned of IPv6's Internet (IANA's registry of global unicast addresses).  So neither what stands for
+IPv4 addresses, 64:ff9b::/96 and 64:ff9b:1::/48 (RFC 6052, 8215), nor what is local."""
+PRIVATE_6 = ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")
+"""Of these, tunnels that have IPv4 addresses in them (Teredo, 6to4: RFC 4380, 3056), and examples."""
+COUNTED = ("secrets", "configmaps", "services", "persistentvolumeclaims", *(
+    f"count/{kind}" for kind in (
+        "pods", "replicationcontrollers", "deployments.apps", "replicasets.apps", "statefulsets.apps",
+        "daemonsets.apps", "jobs.batch", "cronjobs.batch", "events", "podtemplates",
+        "leases.coordination.k8s.io", "poddisruptionbudgets.policy",
+        "horizontalpodautoscalers.autoscaling", "ingresses.networking.k8s.io", "resourceclaims.resource.k8s.io",
+        "resourceclaimtemplates.resource.k8s.io",
+    )
+))  # fmt: skip
+MAX_OBJECTS = 1000
+"""Of each kind, pods that have ended too, so that no tenancy fills the database of all."""
 DEFAULTS: Mapping[str, Any] = {
     "suspended": False,
     "internet": False,
     "podSecurity": "baseline",
+    "registries": [],
     "quota": {"gpus": 8, "pods": 32, "cpu": "128", "memory": "2Ti", "storage": "1Ti"},
     "container": {"cpu": "8", "memory": "64Gi"},
 }
@@ -73,15 +93,6 @@ class TenancyStep(NamedTuple):
     document: Document
 
 
-class Verdict(NamedTuple):
-    """A condition before it has a time."""
-
-    type: str
-    holds: bool
-    reason: str
-    message: str = ""
-
-
 def namespace_name(tenancy: str) -> str:
     """Return the name of a tenancy's namespace."""
     return f"tenant-{tenancy}"
@@ -109,6 +120,8 @@ def plan_objects(tenancy: Document, options: TenancyOptions) -> tuple[Document, 
     security = {f"pod-security.kubernetes.io/{mode}": level for mode in ("enforce", "audit", "warn")}
     security |= {f"pod-security.kubernetes.io/{mode}-version": "latest" for mode in ("enforce", "audit", "warn")}
     space = {"name": namespace_name(name), "labels": {**labels, UID_LABEL: uid, **security}}
+    if spec["registries"]:
+        space["annotations"] = {REGISTRIES: ",".join(spec["registries"])}
 
     def head(api: str, kind: str, called: str = OBJECT_NAME) -> Document:
         metadata = {"name": called, "namespace": namespace_name(name), "labels": labels}
@@ -125,6 +138,7 @@ def plan_objects(tenancy: Document, options: TenancyOptions) -> tuple[Document, 
         "services.nodeports": 0,
     }
     hard = {key: "0" if closed and key != "requests.storage" else str(value) for key, value in hard.items()}
+    hard |= dict.fromkeys(COUNTED, str(MAX_OBJECTS))
     ranges = {key: str(container[key]) for key in ("cpu", "memory")}
     policy = _cilium_policy if options.cilium else _network_policy
     api, kind = ("cilium.io/v2", "CiliumNetworkPolicy") if options.cilium else ("networking.k8s.io/v1", "NetworkPolicy")
@@ -154,8 +168,8 @@ def _network_policy(_space: str, internet: bool, options: TenancyOptions) -> Doc
         {"to": [own]},
         {"to": server + [{"ipBlock": {"cidr": each}} for each in options.dns], "ports": dns},
     ]
-    if internet:
-        egress.append({"to": [{"ipBlock": block} for block in _internet(options)]})
+    if internet and (blocks := _internet(options)):
+        egress.append({"to": [{"ipBlock": block} for block in blocks]})
     return {"podSelector": {}, "policyTypes": ["Ingress", "Egress"], "ingress": [{"from": [own]}], "egress": egress}
 
 
@@ -167,27 +181,35 @@ def _cilium_policy(space: str, internet: bool, options: TenancyOptions) -> Docum
     egress: list[Document] = [{"toEndpoints": [own]}, {"toEndpoints": [dns], "toPorts": ports}]
     if options.dns:
         egress.append({"toCIDR": list(options.dns), "toPorts": ports})
-    if internet:
-        egress.append({"toCIDRSet": list(_internet(options))})
+    if internet and (blocks := _internet(options)):
+        egress.append({"toCIDRSet": blocks})
     return {"endpointSelector": {}, "ingress": [{"fromEndpoints": [own]}], "egress": egress}
 
 
-def _internet(options: TenancyOptions) -> Iterable[Document]:
-    for every, private in (("0.0.0.0/0", PRIVATE), ("::/0", PRIVATE_6)):
-        denied = [each for each in options.denied if (":" in each) == (":" in every) and each not in private]
-        yield {"cidr": every, "except": [*private, *denied]}
+def _internet(options: TenancyOptions) -> list[Document]:
+    """Return what is public, without what is denied: none where all is (an empty list would be every address)."""
+    found = []
+    denied = {each: ipaddress.ip_network(each, strict=False) for each in options.denied}
+    for every, private in (("0.0.0.0/0", PRIVATE), (PUBLIC_6, PRIVATE_6)):
+        whole = ipaddress.ip_network(every)
+        more = {text: net for text, net in denied.items() if net.version == whole.version and net.overlaps(whole)}
+        if all(net.prefixlen > whole.prefixlen for net in more.values()):
+            found.append({"cidr": every, "except": list(dict.fromkeys([*private, *more]))})
+    return found
 
 
 def is_as_planned(planned: Any, found: Any) -> bool:
-    """Whether an object's contents are equal, with quantities as numbers; labels may be more."""
+    """Whether an object's contents are equal, quantities as numbers; labels and others' annotations may be more."""
     if isinstance(planned, dict) and "metadata" in planned:
-        labels = found["metadata"].get("labels") or {}
-        return all(
-            labels.get(name) == value for name, value in (planned["metadata"].get("labels") or {}).items()
-        ) and all(
-            is_as_planned(value, found.get(name))
-            for name, value in planned.items()
-            if name not in ("apiVersion", "kind", "metadata")
+        wanted, there = planned["metadata"], found["metadata"]
+        return (
+            (there.get("labels") or {}).items() >= (wanted.get("labels") or {}).items()
+            and _registries(there) == _registries(wanted)
+            and all(
+                is_as_planned(value, found.get(name))
+                for name, value in planned.items()
+                if name not in ("apiVersion", "kind", "metadata")
+            )
         )
     if isinstance(planned, dict) and isinstance(found, dict):
         return planned.keys() == found.keys() and all(
@@ -199,6 +221,10 @@ def is_as_planned(planned: Any, found: Any) -> bool:
         one, other = parse_quantity(planned), parse_quantity(str(found))
         return one is not None and one == other
     return bool(planned == found)
+
+
+def _registries(metadata: Document) -> str:
+    return str((metadata.get("annotations") or {}).get(REGISTRIES, ""))
 
 
 def next_steps(tenancy: Document, seen: TenancySeen, options: TenancyOptions) -> tuple[TenancyStep, ...]:
@@ -231,8 +257,11 @@ def next_steps(tenancy: Document, seen: TenancySeen, options: TenancyOptions) ->
         if found is None:
             steps.append(TenancyStep("create", each))
         elif not is_as_planned(each, found):
-            labels = {**(found["metadata"].get("labels") or {}), **each["metadata"]["labels"]}
-            steps.append(TenancyStep("update", {**found, **each, "metadata": {**found["metadata"], "labels": labels}}))
+            metadata = dict(found["metadata"])
+            for field in ("labels", "annotations"):
+                kept = {name: value for name, value in (metadata.get(field) or {}).items() if name != REGISTRIES}
+                metadata[field] = {**kept, **each["metadata"].get(field, {})}
+            steps.append(TenancyStep("update", {**found, **each, "metadata": metadata}))
     if is_closed(tenancy):
         steps += [TenancyStep("delete", each) for each in seen.pods if not each["metadata"].get("deletionTimestamp")]
     if going and not steps and not seen.pods and not seen.leases:
@@ -277,8 +306,12 @@ _CONDITIONS = {
 def judge(tenancy: Document, seen: TenancySeen, options: TenancyOptions) -> tuple[Verdict, ...]:
     """Return each condition as it was observed, but for the summary."""
     space = _judge_namespace(tenancy, seen.namespace)
+    planned = plan_objects(tenancy, options)
+    if space.holds and not is_as_planned(planned[0], seen.namespace):
+        words = f"namespace {namespace_name(tenancy['metadata']['name'])} is not as it should be"
+        space = Verdict("NamespaceReady", False, "Differs", words)
     verdicts = [space]
-    for each in plan_objects(tenancy, options)[1:]:
+    for each in planned[1:]:
         found = seen.objects.get((each["kind"], each["metadata"]["name"])) if space.reason not in _FOREIGN else None
         verdicts.append(_judge_object(_CONDITIONS[each["kind"]], each, found, seen))
     missing = ", ".join(seen.unenforced)
@@ -335,17 +368,8 @@ def make_status(tenancy: Document, seen: TenancySeen, options: TenancyOptions, n
         phase, reason = "Ready", "Observed"
     message = "; ".join(filter(None, [printable(problem, 500), *(f"{each.type}: {each.message}" for each in wrong)]))
     verdicts += (Verdict("Ready", phase == "Ready", reason, message),)
+    conditions = make_conditions(verdicts, tenancy, now)
     generation = tenancy["metadata"].get("generation", 0)
-    before = {each["type"]: each for each in (tenancy.get("status") or {}).get("conditions") or []}
-    conditions = []
-    for each in verdicts:
-        status = "True" if each.holds else "False"
-        old = before.get(each.type)
-        since = old["lastTransitionTime"] if old and old["status"] == status else now
-        conditions.append({
-            "type": each.type, "status": status, "observedGeneration": generation, "lastTransitionTime": since,
-            "reason": each.reason, "message": each.message,
-        })  # fmt: skip
     result: Document = {"phase": phase, "observedGeneration": generation, "conditions": conditions}
     if seen.namespace is not None and space.reason not in _FOREIGN:
         result["namespace"] = {name: seen.namespace["metadata"][name] for name in ("name", "uid")}

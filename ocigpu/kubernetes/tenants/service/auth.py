@@ -25,6 +25,8 @@ ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES
 MAX_TOKEN = 16 << 10
 KEYS_SECONDS, RETRY_SECONDS = 600.0, 30.0
 """How long keys of the provider are taken for its own; how soon it is asked again, at most."""
+LAST = 253402300799.0
+"""The end of the year 9999, which a time can have at most (RFC 3339)."""
 LEEWAY = 30
 """Seconds by which clocks may differ."""
 
@@ -87,6 +89,7 @@ class TokenReader:
             raise SettingsError("OCIGPU-CAAS-1", f"--oidc-algorithm {quoted(bad[0])}: not a signature", hint)
         self._keys: dict[str, jwt.PyJWK] = {}
         self._read_at = self._tried_at = -KEYS_SECONDS
+        self._problem = ""
         self._reading = asyncio.Lock()
 
     async def read(self, token: str) -> Principal:
@@ -105,7 +108,7 @@ class TokenReader:
                 token, key.key, algorithms=[header["alg"]], audience=options.audience, issuer=options.issuer,
                 leeway=LEEWAY, options={"require": ["exp", "iss", "aud", "sub"]},
             )  # fmt: skip
-        except (jwt.PyJWTError, ValueError, TypeError, KeyError) as error:
+        except (jwt.PyJWTError, ValueError, TypeError, KeyError, OverflowError) as error:
             raise Refusal("credential_invalid", f"token: {error}") from error
         return self._principal(claims)
 
@@ -113,21 +116,26 @@ class TokenReader:
         tenancy, subject = claims.get(self.options.claim), claims["sub"]
         if not isinstance(tenancy, str) or not is_tenancy(tenancy):
             raise Refusal("credential_invalid", f"token: claim {self.options.claim} is not the name of a tenancy")
-        asked = str(claims.get("scope") or "").split()
+        said = claims.get("scope") or ""  # words, by RFC 8693 section 4.2; some providers have a list
+        if not isinstance(said, str | list):
+            raise Refusal("credential_invalid", "token: claim scope is neither words nor a list")
+        asked = said.split() if isinstance(said, str) else said
         ours = tuple(scope for scope in TENANT_SCOPES if scope in asked)
         # a provider that knows nothing of our scopes gives a tenant's; admin is never given by a token
         scopes = ours or (
-            () if any(word.partition(":")[0] in ("containers", "logs") for word in asked) else TENANT_SCOPES
+            () if any(str(word).partition(":")[0] in ("containers", "logs") for word in asked) else TENANT_SCOPES
         )
-        return Principal(f"oidc:{str(subject)[:200]}", tenancy, scopes, float(claims["exp"]))
+        return Principal(f"oidc:{str(subject)[:200]}", tenancy, scopes, min(float(claims["exp"]), LAST))
 
     async def _find_key(self, number: str) -> jwt.PyJWK:
         """Return the provider's key of this number; its keys are read again for one that is new, but not for each."""
         # one request asks the provider, once in a while; those whose key is known do not wait for its answer
-        if self._is_due(number) and not (number in self._keys and self._reading.locked()):
+        if number not in self._keys if self._reading.locked() else self._is_due(number):
             async with self._reading:
                 if self._is_due(number):
-                    await self._refresh(number)
+                    await self._refresh()
+        if number not in self._keys and self._problem:  # nobody can say whether the credential is good
+            raise Refusal("provider_unavailable", self._problem, retry_after=int(RETRY_SECONDS))
         if number not in self._keys:
             raise jwt.InvalidKeyError("its key is not one of the provider's")
         return self._keys[number]
@@ -137,16 +145,15 @@ class TokenReader:
         wanted = number not in self._keys or now - self._read_at >= KEYS_SECONDS
         return wanted and now - self._tried_at >= RETRY_SECONDS
 
-    async def _refresh(self, number: str) -> None:
+    async def _refresh(self) -> None:
         now = self._tried_at = self._clock()
         try:
             self._keys = await self._read_keys()
-            self._read_at = now
+            self._read_at, self._problem = now, ""
         except _UNREADABLE as error:
+            self._problem = f"the provider's keys cannot be read: {error}"
             if now - self._read_at >= 10 * KEYS_SECONDS:
                 self._keys = {}
-            if number not in self._keys:
-                raise Refusal("credential_invalid", f"token: the provider's keys cannot be read: {error}") from error
 
     async def _read_keys(self) -> dict[str, jwt.PyJWK]:
         issuer = self.options.issuer
@@ -178,7 +185,10 @@ def check_provider_url(url: str) -> None:
 
 
 async def read_credential(header: str, store: CaasStore, tokens: Sequence[TokenReader]) -> Principal:
-    """Return who sends this Authorization header; raises Refusal (credential_missing, credential_invalid)."""
+    """Return who sends this Authorization header.
+
+    Raises Refusal (credential_missing, credential_invalid, provider_unavailable).
+    """
     scheme, _, text = header.partition(" ")
     text = text.strip()
     if not header:

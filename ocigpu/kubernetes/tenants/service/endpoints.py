@@ -66,8 +66,14 @@ IDEMPOTENCY = QueryParameter(
 AFTER = _number("after", "id of the last event that is known", 0, 2**62)
 EVENTS = ("text/event-stream",)
 COMMON = ("parameter_invalid", "internal", "method_not_allowed")
-WITH_CREDENTIAL = ("credential_missing", "credential_invalid", "scope_missing")
-WITH_BODY = ("request_invalid", "body_too_large", "media_type")
+WITH_CREDENTIAL = (
+    "credential_missing",
+    "credential_invalid",
+    "scope_missing",
+    "provider_unavailable",
+    "too_many_requests",
+)
+WITH_BODY = ("request_invalid", "body_too_large", "body_too_slow", "media_type")
 ENDPOINTS = (
     Endpoint(
         "POST", "/v1/containers", "create_container", "containers:write",
@@ -76,7 +82,8 @@ ENDPOINTS = (
         problems=(
             "tenancy_mismatch", "tenancy_missing", "tenancy_unknown", "tenancy_not_active", "image_invalid",
             "registry_not_allowed", "gpus_no_partition", "mount_not_allowed", "timeout_too_long", "quota_exceeded",
-            "idempotency_in_flight", "idempotency_key_reused", "cluster_unavailable", "crd_version",
+            "too_many_containers", "store_full", "idempotency_in_flight", "idempotency_key_reused",
+            "cluster_unavailable", "crd_version",
         ),
     ),
     Endpoint(
@@ -136,7 +143,8 @@ ENDPOINTS = (
         status=201,
     ),
     Endpoint(
-        "GET", "/v1/keys", "list_keys", "admin", "List API keys", gives=models.KeyList, parameters=(LIMIT,),
+        "GET", "/v1/keys", "list_keys", "admin", "List API keys", gives=models.KeyList, parameters=(LIMIT, CURSOR),
+        problems=("cursor_invalid",),
     ),
     Endpoint(
         "DELETE", "/v1/keys/{id}", "revoke_key", "admin", "End an API key, at once", status=204,

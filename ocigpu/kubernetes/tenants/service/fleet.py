@@ -5,55 +5,37 @@ The node's journal is the truth of a lease (docs/LEASES.md); the object GPULease
 
 import asyncio
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Any
 
-from ocigpu.kubernetes.tenants.service.cluster import ClusterClient, ClusterError
+from ocigpu.kubernetes.tenants.service.cluster import ClusterClient, Follower
 from ocigpu.kubernetes.tenants.service.keeper import Bell, KeeperPace
 from ocigpu.kubernetes.tenants.service.models import GpuView, NodeOverview
 from ocigpu.system.service import Backoff, ServiceLog
 
-KINDS: Final = ("Node", "GPULease")
+KINDS = ("Node", "GPULease")
 
 
 class Fleet:
-    """Follows the cluster while :meth:`run` does.  ``problems``: why a kind cannot be followed, "" where it is."""
+    """Follows the cluster while :meth:`run` does.  ``problems``: why kinds cannot be followed, "" where they are."""
 
     def __init__(self, cluster: ClusterClient, bell: Bell, resource: str, log: ServiceLog, pace: KeeperPace) -> None:
-        self.problems = dict.fromkeys(KINDS, "not asked yet")
-        self._cluster, self._bell, self._resource, self._log, self._pace = cluster, bell, resource, log, pace
-        self._objects: dict[str, dict[str, Mapping[str, Any]]] = {kind: {} for kind in KINDS}
+        self._bell, self._resource = bell, resource
+        self._followed = {kind: Follower(cluster, kind, Backoff(pace.first, pace.longest), log) for kind in KINDS}
+
+    @property
+    def problems(self) -> list[str]:
+        return [each.problem for each in self._followed.values()]
 
     async def run(self) -> None:
         """Follow until cancelled."""
         async with asyncio.TaskGroup() as group:
-            for kind in KINDS:
-                group.create_task(self._follow(kind))
-
-    async def _follow(self, kind: str) -> None:
-        pause = Backoff(self._pace.first, self._pace.longest)
-        while True:
-            try:
-                items, version = await self._cluster.list_objects(kind)
-                self._objects[kind] = {str(one["metadata"]["name"]): one for one in items}
-                self.problems[kind] = ""
-                pause.reset()
-                self._bell.ring()
-                async for change, found in self._cluster.watch(kind, version):
-                    name = str(found["metadata"]["name"])
-                    if change == "DELETED":
-                        self._objects[kind].pop(name, None)
-                    else:
-                        self._objects[kind][name] = found
-                    self._bell.ring()
-            except ClusterError as error:
-                self.problems[kind] = error.message
-                self._log.once(kind, "warning", f"objects {kind} cannot be followed: {error.message}")
-                if error.status != 410:
-                    await asyncio.sleep(pause.failed(0.0))
+            for each in self._followed.values():
+                group.create_task(each.run(lambda _: self._bell.ring()))
 
     def view(self) -> list[NodeOverview]:
         """Return the nodes that have GPUs, or leases of GPUs, by name."""
-        return view_nodes(self._objects["Node"].values(), self._objects["GPULease"].values(), self._resource)
+        nodes, leases = (each.objects.values() for each in self._followed.values())
+        return view_nodes(nodes, leases, self._resource)
 
 
 def view_nodes(

@@ -6,20 +6,17 @@ cluster say, for objects have names that come of the container's id.
 
 import asyncio
 import contextlib
-import itertools
-from collections import deque
-from collections.abc import Iterator, Mapping
+from collections import defaultdict, deque
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ocigpu.kubernetes.tenants.service.cluster import ClusterClient, ClusterError
-from ocigpu.kubernetes.tenants.service.lifecycle import ContainerStanding, read_standing
+from ocigpu.kubernetes.tenants.service.cluster import ClusterClient, ClusterError, Follower
+from ocigpu.kubernetes.tenants.service.lifecycle import ContainerStanding, read_standing, read_time
 from ocigpu.kubernetes.tenants.service.models import FINAL
 from ocigpu.kubernetes.tenants.service.pods import (
     ID_LABEL,
     ContainerPlan,
-    NfsVolume,
     PodOptions,
-    namespace_of,
     object_name,
     plan_pod,
     plan_secret,
@@ -27,9 +24,11 @@ from ocigpu.kubernetes.tenants.service.pods import (
 )
 from ocigpu.kubernetes.tenants.service.problems import Refusal
 from ocigpu.kubernetes.tenants.service.store import CaasStore, StoredContainer
+from ocigpu.kubernetes.tenants.tenancy import namespace_name
 from ocigpu.system.service import Backoff, ServiceLog
 
-PARALLEL = 16
+PARALLEL, PARALLEL_OF_ALL = 4, 64
+"""Containers that are looked at at one time, of one tenancy and of all: whose objects are slow waits for itself."""
 MAX_LOG = 4 << 20
 """Bytes that are kept of what a container printed, its last lines."""
 ACTIVE = ("", "Pending", "Provisioning", "Ready")
@@ -37,12 +36,15 @@ ACTIVE = ("", "Pending", "Provisioning", "Ready")
 
 
 class KeeperPace(NamedTuple):
-    """Seconds: between looks at a container that starts, first and longest pause after a failure, of a day's chores."""
+    """Seconds: between looks at a container that starts, first and longest pause after a failure, between chores and
+    between looks at whose the names of tenancies are.
+    """
 
     look: float = 10.0
     first: float = 0.5
     longest: float = 30.0
     chores: float = 60.0
+    tenancies: float = 60.0
 
 
 class Bell:
@@ -76,12 +78,17 @@ class Bell:
 async def wait_at_most(event: asyncio.Event, seconds: float) -> bool:
     """Wait for an event; returns whether it came in time."""
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(event.wait(), seconds)
+        async with asyncio.timeout(seconds):  # wait_for of Python 3.11 forgets an end that comes with the event
+            await event.wait()
     return event.is_set()
 
 
 class Keeper:
-    """Works while :meth:`run` does.  ``keep_seconds``: after which a container that has ended is deleted."""
+    """Works while :meth:`run` does.
+
+    ``keep_seconds``: after which a container that has ended is deleted; ``pod_seconds``: after which what it has in the
+    cluster is, where it counts against quotas: how it ended and what it printed is in the store.
+    """
 
     def __init__(
         self,
@@ -91,16 +98,24 @@ class Keeper:
         log: ServiceLog,
         keep_seconds: float = 86400.0,
         pace: KeeperPace = KeeperPace(),  # noqa: B008 - immutable
+        pod_seconds: float = 600.0,
     ) -> None:
         self.store, self.cluster, self.options, self.log = store, cluster, options, log
-        self.keep_seconds, self.pace = keep_seconds, pace
+        self.keep_seconds, self.pod_seconds, self.pace = keep_seconds, pod_seconds, pace
         self.bell = Bell()
-        self.problem = "the cluster was not asked yet"
-        self._pods: dict[tuple[str, str], Mapping[str, Any]] = {}
+        self._pods = Follower(cluster, "Pod", Backoff(pace.first, pace.longest), log, ours=True)
         self._due: dict[str, float] = {}
+        self._busy: set[str] = set()
+        self._places: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(PARALLEL))
         self._pauses: dict[str, Backoff] = {}
+        self._all_places = asyncio.Semaphore(PARALLEL_OF_ALL)
         self._wake = asyncio.Event()
         store.listener = self.bell.ring
+
+    @property
+    def problem(self) -> str:
+        """Why pods cannot be followed, "" where they are."""
+        return self._pods.problem
 
     def look_at(self, container: str, after: float = 0.0) -> None:
         """Have a container looked at, now or in some seconds at the latest."""
@@ -112,25 +127,37 @@ class Keeper:
         """Work until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._work())
-            group.create_task(self._follow_pods())
-            group.create_task(self._chores())
+            group.create_task(self._pods.run(self._has_changed))
+            group.create_task(self._again_and_again(self._chores, self.pace.chores))
+            group.create_task(self._again_and_again(self._look_at_tenancies, self.pace.tenancies))
 
     async def _work(self) -> None:
         loop = asyncio.get_running_loop()
-        while True:
-            self._wake.clear()
-            due = itertools.islice((one for one, at in self._due.items() if at <= loop.time()), PARALLEL)
-            if found := list(due):
-                for one in found:
-                    del self._due[one]
-                await asyncio.gather(*map(self._look, found))
-            else:
-                await wait_at_most(self._wake, min((at - loop.time() for at in self._due.values()), default=3600.0))
+        async with asyncio.TaskGroup() as group:
+            while True:
+                self._wake.clear()
+                waiting = {one: at for one, at in self._due.items() if one not in self._busy}
+                for one in [one for one, at in waiting.items() if at <= loop.time()]:
+                    del self._due[one], waiting[one]
+                    self._busy.add(one)
+                    group.create_task(self._look(one))
+                await wait_at_most(self._wake, min((at - loop.time() for at in waiting.values()), default=3600.0))
 
     async def _look(self, container: str) -> None:
-        found = self.store.find(container)
+        try:
+            if found := self.store.find(container):
+                async with self._places[found.tenancy], self._all_places:
+                    await self._look_at(container)
+            else:
+                self._pauses.pop(container, None)
+        finally:
+            self._busy.discard(container)
+            if container in self._due:
+                self._wake.set()
+
+    async def _look_at(self, container: str) -> None:
+        found = self.store.find(container)  # it has waited meanwhile
         if not found:
-            self._pauses.pop(container, None)
             return
         try:
             again = await self._settle(found)
@@ -157,14 +184,17 @@ class Keeper:
         if container.deleting:
             return await self._remove(container)
         if container.standing.lifecycle in FINAL:
+            over = self.store.clock() - (container.standing.finished or container.created) > self.pod_seconds
+            if over and _place_of(container) in self._pods.objects:
+                await self._clear(container)
             return None
         if not container.made:
             return await self._make(container)
-        pod = self._pods.get(_place_of(container))
+        pod = self._pods.objects.get(_place_of(container))
         if pod is None:
             if self.problem:  # nobody can say
                 return None
-            pod = await self.cluster.get("Pod", object_name(container.id), namespace_of(container.tenancy))
+            pod = await self.cluster.get("Pod", object_name(container.id), namespace_name(container.tenancy))
             if pod is None:
                 self.store.note_standing(
                     container.id,
@@ -175,7 +205,7 @@ class Keeper:
 
     async def _observe(self, container: StoredContainer, pod: Mapping[str, Any]) -> float | None:
         try:
-            events = await self.cluster.read_events(namespace_of(container.tenancy), object_name(container.id))
+            events = await self.cluster.read_events(namespace_name(container.tenancy), object_name(container.id))
         except ClusterError:
             events = []  # they only tell more
         standing = read_standing(pod, container.created, events)
@@ -188,7 +218,7 @@ class Keeper:
         lines: deque[str] = deque()  # what a tenant prints has as many lines as it likes
         size = 0
         try:
-            async for line in self.cluster.read_log(namespace_of(container.tenancy), object_name(container.id)):
+            async for line in self.cluster.read_log(namespace_name(container.tenancy), object_name(container.id)):
                 lines.append(line)
                 size += len(line) + 1
                 while size > MAX_LOG:
@@ -204,7 +234,8 @@ class Keeper:
         if tenancy is None:
             return self._pause(container.id)
         plan = plan_of(container)
-        documents = [*([plan_secret(plan, container.secrets)] if container.secrets else []), *plan_volumes(plan)]
+        secret = [plan_secret(plan, container.secrets)] if container.secrets else []
+        documents = [*secret, *plan_volumes(plan, self.options)]
         try:
             for document in (*documents, plan_pod(plan, self.options)):
                 await self.cluster.create(document)
@@ -221,7 +252,7 @@ class Keeper:
             return None
         self.store.note_made(container.id)
         self.store.note_standing(container.id, ContainerStanding("scheduling"))
-        return 0.0 if _place_of(container) in self._pods else self.pace.look
+        return 0.0 if _place_of(container) in self._pods.objects else self.pace.look
 
     async def _read_tenancy(self, container: StoredContainer) -> Mapping[str, Any] | None:
         """Return the tenancy once it is ready; notes why not."""
@@ -239,81 +270,83 @@ class Keeper:
         return tenancy
 
     async def _remove(self, container: StoredContainer) -> float | None:
-        plan = plan_of(container)
-        pod = plan_pod(plan, self.options)
-        if await self.cluster.delete(pod) and await self.cluster.get(
-            "Pod", object_name(container.id), namespace_of(plan.tenancy)
-        ):
+        if not await self._clear(container):
             self.store.note_standing(container.id, container.standing._replace(lifecycle="stopping", reason="deleted"))
             return self.pace.look
-        for document in (*plan_volumes(plan)[::-1], *([plan_secret(plan, {})] if plan.secret_names else [])):
-            await self.cluster.delete(document)
-        self._pods.pop(_place_of(container), None)
         self.store.note_gone(container.id)
         return None
 
+    async def _clear(self, container: StoredContainer) -> bool:
+        """Delete the objects of a container; returns whether all are gone.
+
+        What its pod uses goes after it.  A pod that has ended uses nothing, and goes last: while it is there, whoever
+        comes next looks for the rest.
+        """
+        plan = plan_of(container)
+        secret = [plan_secret(plan, {})] if plan.request["secrets"] else []
+        others = [*plan_volumes(plan, self.options)[::-1], *secret]
+        ended = container.standing.lifecycle in FINAL
+        for document in others if ended else ():
+            await self.cluster.delete(document)
+        if await self.cluster.delete(plan_pod(plan, self.options)) and await self.cluster.get(
+            "Pod", object_name(container.id), namespace_name(plan.tenancy)
+        ):
+            return False
+        for document in () if ended else others:
+            await self.cluster.delete(document)
+        self._pods.objects.pop(_place_of(container), None)
+        return True
+
     # what the cluster tells
 
-    async def _follow_pods(self) -> None:
-        pause = Backoff(self.pace.first, self.pace.longest)
+    def _has_changed(self, pod: Mapping[str, Any] | None) -> None:
+        changed = self.store.list_live() if pod is None else [str(pod["metadata"].get("labels", {}).get(ID_LABEL))]
+        for one in changed:
+            self.look_at(one)
+
+    async def _again_and_again(self, chore: Callable[[], Awaitable[None]], seconds: float) -> None:
         while True:
             try:
-                items, version = await self.cluster.list_objects("Pod", ours=True)
-                self._pods = {_place(pod): pod for pod in items}
-                self.problem = ""
-                self.log.forget("watch")
-                pause.reset()
-                for one in self.store.list_live():
-                    self.look_at(one.id)
-                async for change, pod in self.cluster.watch("Pod", version, ours=True):
-                    self._take(change, pod)
-            except ClusterError as error:
-                self.problem = error.message
-                self.log.once("watch", "warning", f"pods cannot be followed: {error.message}")
-                if error.status != 410:  # 410: the list is read again at once
-                    await asyncio.sleep(pause.failed(0.0))
-
-    def _take(self, change: str, pod: Mapping[str, Any]) -> None:
-        if change == "DELETED":
-            self._pods.pop(_place(pod), None)
-        else:
-            self._pods[_place(pod)] = pod
-        self.look_at(str(pod["metadata"].get("labels", {}).get(ID_LABEL)))
+                await chore()
+                self.log.forget("chores")
+            except Exception as error:  # noqa: BLE001 - a full disk, or a defect: containers are looked after all the same
+                self.log.failed("chores", error)
+            await asyncio.sleep(seconds)
 
     async def _chores(self) -> None:
-        while True:
-            for one in self.store.list_over(self.store.clock() - self.keep_seconds):
-                self.store.note_deleting(one.id)
-                self.look_at(one.id)
-            self.store.forget()
-            await asyncio.sleep(self.pace.chores)
+        for one in self.store.list_over(self.store.clock() - self.keep_seconds):
+            self.store.note_deleting(one)
+            self.look_at(one)
+        pods = {name for _, name in self._pods.objects}
+        for one in self.store.list_over(self.store.clock() - self.pod_seconds):
+            if object_name(one) in pods:
+                self.look_at(one)
+        self.store.forget()
 
+    async def _look_at_tenancies(self) -> None:
+        for name in self.store.list_tenancies():
+            with contextlib.suppress(ClusterError, Refusal):  # nobody can say now
+                self.note_tenancy(name, await self.cluster.read_tenancy(name))
 
-def _place(pod: Mapping[str, Any]) -> tuple[str, str]:
-    """Return what a pod is known by: its labels are whoever's may write pods in any tenancy's namespace."""
-    return pod["metadata"]["namespace"], pod["metadata"]["name"]
+    def note_tenancy(self, name: str, found: Mapping[str, Any] | None) -> None:
+        """Take in which tenancy has a name: what another had that was called so is not its."""
+        metadata = (found or {}).get("metadata") or {}
+        uid, at = (
+            metadata.get(key) if isinstance(metadata, Mapping) else getattr(metadata, key)
+            for key in ("uid", "creationTimestamp")
+        )
+        created = None if found is None else read_time(at)
+        for one in self.store.note_tenancy(name, str(uid or ""), *([] if created is None else [created])):
+            self.look_at(one)
 
 
 def _place_of(container: StoredContainer) -> tuple[str, str]:
-    return namespace_of(container.tenancy), object_name(container.id)
+    return namespace_name(container.tenancy), object_name(container.id)
 
 
 def plan_of(container: StoredContainer) -> ContainerPlan:
     """Return what the objects of a container are made of."""
-    request = container.request
-    return ContainerPlan(
-        container.id,
-        container.tenancy,
-        request["image"],
-        request["gpus"],
-        request["command"],
-        request["args"],
-        request["env"],
-        request["secrets"],
-        [NfsVolume(one["server"], one["path"], one["target"], one["read_only"]) for one in request["mounts"]],
-        request["timeout_seconds"],
-        request["restart"],
-    )
+    return ContainerPlan(container.id, container.tenancy, container.request)
 
 
 def phase_of(tenancy: Mapping[str, Any] | None) -> str:

@@ -8,62 +8,17 @@ started.
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, NamedTuple
 
 from ocigpu.core.errors import printable
 from ocigpu.kubernetes.tenants.service.pods import MAIN
+from ocigpu.kubernetes.tenants.service.problems import WORDS
 
-REASONS = {
-    "": "nothing unusual",
-    "tenancy_not_ready": "the tenancy's namespace, quota or policies are not there yet; it starts when they are",
-    "cluster_unavailable": "the cluster's API server does not answer; it is asked again",
-    "admission_denied": "the cluster's policies refuse the pod; the detail has their words",
-    "quota_exceeded": "the namespace's quota does not hold it now; it is tried again",
-    "no_capacity": "no node has so many free GPUs; it starts when one has",
-    "gpu_unavailable": "the node could not give the GPUs that were chosen: lease, partition or device",
-    "vm_boot_failed": "the virtual machine did not start",
-    "vm_boot_timeout": "the virtual machine did not start in the time that kubelet and Kata give it",
-    "image_pull_failed": "the image could not be pulled: name, credentials or network",
-    "container_start_failed": "the image has no such program, or it cannot be run",
-    "volume_mount_failed": "a mount is not there: the server, the export, or the node's right to it",
-    "cuda_fabric_not_ready": "CUDA error 802: the GPUs' NVLink partition was not active when the driver started",
-    "restarting": "it ended with an error and is started again",
-    "completed": "it ended with status 0",
-    "exit_nonzero": "it ended with another status: exit_code",
-    "oom_killed": "it needed more memory than it may have",
-    "timed_out": "it ran longer than timeout_seconds",
-    "evicted": "the node needed what it used, or was drained",
-    "node_lost": "its node no longer answers",
-    "pod_lost": "its pod was removed by somebody else",
-    "deleted": "it was deleted",
-    "unknown": "the cluster says something new; the detail has it",
-}
+REASONS: Mapping[str, str] = WORDS["reasons"]
 """Every reason, with its meaning."""
-DRIVER_SECONDS = "ocigpu.io/driver-seconds"
-"""Annotation by which the node says how long the driver in the guest took; part of the time until the VM is up."""
-_POD_REASONS = {
-    "UnexpectedAdmissionError": "gpu_unavailable",
-    "OutOfpods": "gpu_unavailable",
-    "DeadlineExceeded": "timed_out",
-    "Evicted": "evicted",
-    "Preempting": "evicted",
-    "NodeShutdown": "evicted",
-    "Terminated": "evicted",
-    "NodeLost": "node_lost",
-    "NodeAffinity": "evicted",
-}
-_WAITING = {
-    "ErrImagePull": "image_pull_failed",
-    "ImagePullBackOff": "image_pull_failed",
-    "InvalidImageName": "image_pull_failed",
-    "ErrImageNeverPull": "image_pull_failed",
-    "RegistryUnavailable": "image_pull_failed",
-    "CreateContainerError": "container_start_failed",
-    "CreateContainerConfigError": "container_start_failed",
-    "RunContainerError": "container_start_failed",
-    "CrashLoopBackOff": "restarting",
-}
+_POD_REASONS: Mapping[str, str] = WORDS["pods"]
+_WAITING: Mapping[str, str] = WORDS["waiting"]
 _TIMED_OUT = re.compile(r"deadline ?exceeded|timed? ?out|timeout", re.IGNORECASE)
 _FABRIC = re.compile(
     r"system not yet initialized|CUDA_ERROR_SYSTEM_NOT_READY|cudaErrorSystemNotReady|\berror 802\b", re.I
@@ -100,10 +55,13 @@ def read_standing(pod: Fields, accepted: float, events: Sequence[Fields] = ()) -
         exit_code=(ended or last.get("terminated") or {}).get("exitCode"),
         node=(pod.get("spec") or {}).get("nodeName") or "",
         image_digest=str(container.get("imageID") or "").rpartition("@")[2],
-        started=_time(running.get("startedAt") or ended.get("startedAt")),
+        started=read_time(running.get("startedAt") or ended.get("startedAt")),
     )
     if found.lifecycle in ("finished", "failed"):
-        over = [_time(ended.get("finishedAt")), *(_time(one.get("lastTransitionTime")) for one in _conditions(status))]
+        over = [
+            read_time(ended.get("finishedAt")),
+            *(read_time(one.get("lastTransitionTime")) for one in _conditions(status)),
+        ]
         found = found._replace(finished=next((at for at in over if at is not None), None))
     return found._replace(phases=dict(_phases(pod, found, accepted, events)))
 
@@ -173,7 +131,7 @@ def _phases(
 ) -> Iterator[tuple[str, float]]:
     """Yield how long each phase took that is over."""
     conditions = {
-        one.get("type"): _time(one.get("lastTransitionTime"))
+        one.get("type"): read_time(one.get("lastTransitionTime"))
         for one in _conditions(pod.get("status") or {})
         if one.get("status") == "True"
     }
@@ -185,23 +143,12 @@ def _phases(
     up = conditions.get("PodReadyToStartContainers")
     # the condition is False again once the machine is gone; the pull began right after it was up
     up = pulling if pulling is not None and (up is None or up > pulling) else up
-    driver = _driver(pod)
     if up is not None:
-        if driver is not None:
-            yield "driver", driver
-        yield "vm_boot", max(0.0, up - scheduled - (driver or 0.0))
+        yield "vm_boot", max(0.0, up - scheduled)
     if pulled is not None:  # an image that was there is "pulled" without having been
         yield "pull", max(0.0, pulled - (pulling if pulling is not None else pulled))
         if standing.started is not None:
             yield "start", max(0.0, standing.started - pulled)
-
-
-def _driver(pod: Fields) -> float | None:
-    try:
-        seconds = float((pod.get("metadata", {}).get("annotations") or {})[DRIVER_SECONDS])
-    except (KeyError, TypeError, ValueError):
-        return None
-    return seconds if 0 <= seconds < 86400 else None
 
 
 def _conditions(status: Fields) -> Sequence[Fields]:
@@ -223,15 +170,15 @@ def _when(events: Sequence[Fields], reason: str, choose: Callable[[list[float]],
 
 
 def _event_time(event: Fields) -> float | None:
-    return _time(event.get("eventTime") or event.get("lastTimestamp") or event.get("firstTimestamp"))
+    return read_time(event.get("eventTime") or event.get("lastTimestamp") or event.get("firstTimestamp"))
 
 
-def _time(value: Any) -> float | None:
+def read_time(value: Any) -> float | None:
     """Return seconds since 1970 of RFC 3339's form; objects of the client library have datetimes."""
     if isinstance(value, datetime):
         return value.timestamp()
     try:
-        return datetime.fromisoformat(str(value)).astimezone(UTC).timestamp() if value else None
+        return datetime.fromisoformat(str(value)).timestamp() if value else None
     except ValueError:
         return None
 

@@ -12,7 +12,7 @@ LIFECYCLES = (
 )  # fmt: skip
 """In the order in which a container goes through them; the last two are final."""
 FINAL = ("finished", "failed")
-PHASES = ("queued", "vm_boot", "driver", "pull", "start")
+PHASES = ("queued", "vm_boot", "pull", "start")
 SCOPES = {
     "containers:read": "see containers, their events, quotas",
     "containers:write": "make and delete containers",
@@ -119,7 +119,6 @@ class Phases(_Model):
 
     queued: float | None = None
     vm_boot: float | None = None
-    driver: float | None = None
     pull: float | None = None
     start: float | None = None
 
@@ -269,9 +268,10 @@ class NewKey(KeyView):
 
 
 class KeyList(_Model):
-    """The keys that were made."""
+    """A page of the keys that were made, by their ids."""
 
     items: list[KeyView]
+    next_cursor: str | None = None
 
 
 class ProblemView(BaseModel):

@@ -3,10 +3,13 @@
 Their names come of its id, so whoever makes them again after a crash meets those that are there.
 """
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-ID_LABEL, TENANCY_LABEL, MANAGED_LABEL = "ocigpu.io/container", "ocigpu.io/tenancy", "app.kubernetes.io/managed-by"
+from ocigpu.kubernetes.tenants.tenancy import TENANCY_LABEL, namespace_name
+
+ID_LABEL, MANAGED_LABEL = "ocigpu.io/container", "app.kubernetes.io/managed-by"
 MANAGER = "ocigpu-caas"
 MAIN = "main"
 """The name of the container in its pod."""
@@ -14,37 +17,24 @@ GRACE = 30
 
 
 class PodOptions(NamedTuple):
-    """What the operator decides for every container."""
+    """What the operator decides for every container.
+
+    ``exports``: of NFS, "SERVER:/PATH" with {tenancy} where its name stands.
+    """
 
     runtime_class: str = "kata-qemu-nvidia-gpu"
     resource: str = "nvidia.com/gpu"
     cpus_per_gpu: int = 0
     memory_per_gpu: str = ""
-
-
-class NfsVolume(NamedTuple):
-    """An export and where it goes."""
-
-    server: str
-    path: str
-    target: str
-    read_only: bool
+    exports: tuple[str, ...] = ()
 
 
 class ContainerPlan(NamedTuple):
-    """A container that was accepted.  ``secrets``: values by variable, () once they are in the cluster."""
+    """A container that was accepted; ``request``: what was asked for, secrets by name."""
 
     id: str
     tenancy: str
-    image: str
-    gpus: int
-    command: Sequence[str]
-    args: Sequence[str]
-    env: Mapping[str, str]
-    secret_names: Sequence[str]
-    mounts: Sequence[NfsVolume]
-    timeout_seconds: int
-    restart: str
+    request: Mapping[str, Any]
 
 
 def object_name(container: str) -> str:
@@ -52,41 +42,51 @@ def object_name(container: str) -> str:
     return container.replace("_", "-")
 
 
-def namespace_of(tenancy: str) -> str:
-    """Return the namespace of a tenancy."""
-    return f"tenant-{tenancy}"
-
-
 def plan_secret(plan: ContainerPlan, values: Mapping[str, str]) -> dict[str, Any]:
     """Return the object that holds a container's secret variables."""
     return {**_head("v1", "Secret", plan), "immutable": True, "type": "Opaque", "stringData": dict(values)}
 
 
-def plan_volumes(plan: ContainerPlan) -> list[dict[str, Any]]:
+def find_export(server: str, path: str, tenancy: str, exports: Sequence[str]) -> tuple[str, str] | None:
+    """Return the directory that the node mounts, and what of it goes into the container; None: not a tenancy's.
+
+    The node mounts what the operator named.  What is below it is the tenant's to make, also as a link to a directory
+    of another tenancy on the same server, which mounting would follow; the kubelet follows none out of a volume.
+    """
+    place = f"{server}:{path.rstrip('/')}/"
+    for export in exports:
+        root = export.replace("{tenancy}", tenancy).rstrip("/")
+        if place.startswith(f"{root}/"):
+            return root.partition(":")[2] or "/", place[len(root) :].strip("/")
+    return None
+
+
+def plan_volumes(plan: ContainerPlan, options: PodOptions) -> list[dict[str, Any]]:
     """Return volumes and claims of the mounts, pinned to each other.
 
     A volume written into the pod could not have mount options; the node mounts it, so its set-id programs and device
     files would be the node's affair.
     """
     found: list[dict[str, Any]] = []
-    for number, mount in enumerate(plan.mounts):
-        mode = "ReadOnlyMany" if mount.read_only else "ReadWriteMany"
+    for number, mount in enumerate(plan.request["mounts"]):
+        mode = "ReadOnlyMany" if mount["read_only"] else "ReadWriteMany"
         volume, claim = (
             _head("v1", kind, plan, f"-{number}") for kind in ("PersistentVolume", "PersistentVolumeClaim")
         )
         name = volume["metadata"]["name"]
         del volume["metadata"]["namespace"]
+        path, _ = find_export(mount["server"], mount["path"], plan.tenancy, options.exports) or (mount["path"], "")
         common = {"accessModes": [mode], "storageClassName": "", "volumeMode": "Filesystem"}
         volume["spec"] = {
             **common,
             "capacity": {"storage": "1Gi"},  # must be given, means nothing to NFS
             "persistentVolumeReclaimPolicy": "Retain",
-            "mountOptions": ["nosuid", "nodev", *(["ro"] if mount.read_only else [])],
+            "mountOptions": ["nosuid", "nodev", *(["ro"] if mount["read_only"] else [])],
             "claimRef": {
-                "apiVersion": "v1", "kind": "PersistentVolumeClaim", "namespace": namespace_of(plan.tenancy),
+                "apiVersion": "v1", "kind": "PersistentVolumeClaim", "namespace": namespace_name(plan.tenancy),
                 "name": name,
             },
-            "nfs": {"server": mount.server, "path": mount.path, "readOnly": mount.read_only},
+            "nfs": {"server": mount["server"], "path": path, "readOnly": mount["read_only"]},
         }  # fmt: skip
         claim["spec"] = {**common, "volumeName": name, "resources": {"requests": {"storage": "1Gi"}}}
         found += [volume, claim]
@@ -95,49 +95,62 @@ def plan_volumes(plan: ContainerPlan) -> list[dict[str, Any]]:
 
 def plan_pod(plan: ContainerPlan, options: PodOptions) -> dict[str, Any]:
     """Return the pod of a container: one VM (Kata), with all of its GPUs in one container."""
-    limits = {options.resource: str(plan.gpus)}
+    request = plan.request
+    limits = {options.resource: str(request["gpus"])}
     if options.cpus_per_gpu:
-        limits["cpu"] = str(options.cpus_per_gpu * plan.gpus)
+        limits["cpu"] = str(options.cpus_per_gpu * request["gpus"])
     if options.memory_per_gpu:
         digits = options.memory_per_gpu.rstrip("KMGTi")
-        limits["memory"] = f"{int(digits) * plan.gpus}{options.memory_per_gpu[len(digits) :]}"
+        limits["memory"] = f"{int(digits) * request['gpus']}{options.memory_per_gpu[len(digits) :]}"
     name = object_name(plan.id)
-    env: list[dict[str, Any]] = [{"name": key, "value": _literal(value)} for key, value in sorted(plan.env.items())]
+    env: list[dict[str, Any]] = [
+        {"name": key, "value": _literal(value)} for key, value in sorted(request["env"].items())
+    ]
     env += [
-        {"name": key, "valueFrom": {"secretKeyRef": {"name": name, "key": key}}} for key in sorted(plan.secret_names)
+        {"name": key, "valueFrom": {"secretKeyRef": {"name": name, "key": key}}} for key in sorted(request["secrets"])
     ]
     container: dict[str, Any] = {
         "name": MAIN,
-        "image": plan.image,
+        "image": request["image"],
         "resources": {"limits": limits},
         "securityContext": {"allowPrivilegeEscalation": False, "seccompProfile": {"type": "RuntimeDefault"}},
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
     optional = {
-        "command": [_literal(word) for word in plan.command],
-        "args": [_literal(word) for word in plan.args],
+        "command": [_literal(word) for word in request["command"]],
+        "args": [_literal(word) for word in request["args"]],
         "env": env,
         "volumeMounts": [
-            {"name": f"mount-{number}", "mountPath": mount.target, "readOnly": mount.read_only}
-            for number, mount in enumerate(plan.mounts)
+            _plan_mount(number, mount, plan.tenancy, options) for number, mount in enumerate(request["mounts"])
         ],
     }
     container |= {key: value for key, value in optional.items() if value}
     spec: dict[str, Any] = {
         "runtimeClassName": options.runtime_class,
-        "restartPolicy": "OnFailure" if plan.restart == "on-failure" else "Never",
-        "activeDeadlineSeconds": plan.timeout_seconds,
+        "restartPolicy": "OnFailure" if request["restart"] == "on-failure" else "Never",
+        "activeDeadlineSeconds": request["timeout_seconds"],
         "terminationGracePeriodSeconds": GRACE,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "containers": [container],
     }
-    if plan.mounts:
+    if request["mounts"]:
         spec["volumes"] = [
             {"name": f"mount-{number}", "persistentVolumeClaim": {"claimName": f"{name}-{number}"}}
-            for number in range(len(plan.mounts))
+            for number in range(len(request["mounts"]))
         ]
     return {**_head("v1", "Pod", plan), "spec": spec}
+
+
+def _plan_mount(number: int, mount: Mapping[str, Any], tenancy: str, options: PodOptions) -> dict[str, Any]:
+    _, below = find_export(mount["server"], mount["path"], tenancy, options.exports) or ("", "")
+    found = {"name": f"mount-{number}", "mountPath": mount["target"], "readOnly": mount["read_only"]}
+    return found | ({"subPath": below} if below else {})
+
+
+def size_of(texts: Iterable[str]) -> int:
+    """Return the bytes that texts take in a pod."""
+    return sum(len(json.dumps(_literal(text))) for text in texts)
 
 
 def _literal(text: str) -> str:
@@ -148,5 +161,5 @@ def _literal(text: str) -> str:
 def _head(version: str, kind: str, plan: ContainerPlan, suffix: str = "") -> dict[str, Any]:
     labels = {ID_LABEL: plan.id, TENANCY_LABEL: plan.tenancy, MANAGED_LABEL: MANAGER}
     name = object_name(plan.id) + suffix
-    metadata = {"name": name, "namespace": namespace_of(plan.tenancy), "labels": labels}
+    metadata = {"name": name, "namespace": namespace_name(plan.tenancy), "labels": labels}
     return {"apiVersion": version, "kind": kind, "metadata": metadata}

@@ -6,6 +6,7 @@ import ipaddress
 import json
 import os
 import socket
+import ssl
 import threading
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -15,18 +16,20 @@ import uvicorn
 from starlette.applications import Starlette
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from ocigpu.core.errors import HostError, SettingsError, cause, quoted
+from ocigpu.core.errors import HostError, SettingsError, cause, quoted, reason_of
 from ocigpu.kubernetes.tenants.service.auth import OidcOptions, TokenReader, check_provider_url
 from ocigpu.kubernetes.tenants.service.cluster import ClusterClient, open_cluster
 from ocigpu.kubernetes.tenants.service.fleet import Fleet
+from ocigpu.kubernetes.tenants.service.herald import Herald
 from ocigpu.kubernetes.tenants.service.image import parse_image
 from ocigpu.kubernetes.tenants.service.keeper import Keeper, KeeperPace
 from ocigpu.kubernetes.tenants.service.page import make_route
 from ocigpu.kubernetes.tenants.service.pods import PodOptions
 from ocigpu.kubernetes.tenants.service.problems import Refusal
-from ocigpu.kubernetes.tenants.service.store import CaasStore
+from ocigpu.kubernetes.tenants.service.store import CaasStore, StoreLimits
 from ocigpu.kubernetes.tenants.service.web import Api, TenantRules
-from ocigpu.system.service import ENDING, ServiceLog
+from ocigpu.system.files import file_state
+from ocigpu.system.service import ENDING, ServiceLog, listen_tcp
 
 GRACE = 5
 """Seconds for answers that are being given when the service is told to end."""
@@ -52,7 +55,9 @@ class ServiceOptions(NamedTuple):
     rules: TenantRules = TenantRules()
     pods: PodOptions = PodOptions()
     oidc: OidcOptions | None = None
+    limits: StoreLimits = StoreLimits()
     pace: KeeperPace = KeeperPace()
+    pod_seconds: float = 600.0
 
 
 class _UvicornServer(uvicorn.Server):
@@ -95,8 +100,8 @@ class _Protocol(H11Protocol):
 class CaasServer:
     """The service; :meth:`run` works until SIGTERM, SIGINT or SIGQUIT.
 
-    Raises SettingsError and HostError (OCIGPU-CAAS-1) for options that are wrong or dangerous, a store or an address
-    that cannot be had.  ``cluster``: in place of the one that the options name.
+    Raises SettingsError and HostError (OCIGPU-CAAS-1) for options that are wrong or dangerous, a cluster, a store or an
+    address that cannot be had; then nothing was made.  ``cluster``: in place of the one that the options name.
     """
 
     def __init__(self, options: ServiceOptions, log: ServiceLog, cluster: ClusterClient | None = None) -> None:
@@ -109,13 +114,13 @@ class CaasServer:
             )
         check_rules(options.rules)
         tokens = [TokenReader(options.oidc, fetch)] if options.oidc else []
+        load_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), options.tls)
+        self._cluster = cluster or open_cluster(options.kubeconfig)
         self._audit = _open_audit(options.audit) if options.audit else None
-        self.store = CaasStore(options.state, serving=True)
-        self._cluster = cluster
+        self.store = CaasStore(options.state, serving=True, limits=options.limits)
         self._tokens = tokens
         try:
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            self._socket = socket.create_server((host, port), family=family, backlog=512)
+            self._socket = listen_tcp(host, port, 512)
         except OSError as error:
             self.store.close()
             raise HostError("OCIGPU-CAAS-1", f"listen on {options.listen}: {error.strerror}", "") from error
@@ -140,14 +145,20 @@ class CaasServer:
 
     async def _run(self, ready: Callable[[], None]) -> None:
         options = self.options
-        cluster = self._cluster or open_cluster(options.kubeconfig)
-        self.keeper = keeper = Keeper(self.store, cluster, options.pods, self.log, options.keep_seconds, options.pace)
+        cluster = self._cluster
+        pods = options.pods._replace(exports=options.rules.exports)
+        keeper = Keeper(
+            self.store, cluster, pods, self.log, options.keep_seconds, options.pace, options.pod_seconds
+        )  # fmt: skip
+        self.keeper = keeper
 
         fleet = Fleet(cluster, keeper.bell, options.pods.resource, self.log, options.pace)
+        herald = Herald(self.store, cluster, keeper.bell, self.log, options.pace)
 
         @contextlib.asynccontextmanager
         async def beside(_app: Starlette) -> AsyncIterator[None]:
-            work = [asyncio.create_task(one) for one in (keeper.run(), fleet.run())]
+            beside_us = (keeper.run(), fleet.run(), herald.run(), self._renew(config.ssl))
+            work = [asyncio.create_task(one) for one in beside_us]
             for one in work:
                 one.add_done_callback(self._ended)
             self.log("info", f"listening on port {self.port}", port=self.port)
@@ -167,12 +178,31 @@ class CaasServer:
             server_header=False, timeout_graceful_shutdown=GRACE, ws="none", http=_Protocol,
             h11_max_incomplete_event_size=16 << 10, proxy_headers=False, loop="asyncio", **tls,  # type: ignore[arg-type]
         )  # fmt: skip
+        config.load()
         self._server = server = _UvicornServer(config)
         server.on_shutdown = keeper.bell.close
         if threading.current_thread() is threading.main_thread():
             for number in ENDING:
                 asyncio.get_running_loop().add_signal_handler(number, self.stop)
         await server.serve([self._socket])
+
+    async def _renew(self, context: ssl.SSLContext | None) -> None:
+        """Take up a renewed certificate, for new connections; one that is unusable leaves the former in force."""
+        paths = self.options.tls
+        known = [file_state(path) for path in paths]
+        while context:
+            await asyncio.sleep(self.options.pace.chores)
+            if known == (found := [file_state(path) for path in paths]):
+                continue
+            try:
+                for each in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), context):  # half of it would be the end of both
+                    load_certificate(each, paths)
+            except HostError as error:
+                self.log.once("tls", "error", error.message)
+                continue
+            known = found
+            self.log.forget("tls")
+            self.log("info", f"certificate {paths[0]}: renewed")
 
     def _ended(self, work: "asyncio.Task[None]") -> None:
         """Without what keeps the cluster, nothing is served: whoever started us starts us again."""
@@ -203,6 +233,19 @@ def parse_listen(text: str) -> tuple[str, int]:
     if not host or not port.isdecimal() or int(port) > 65535:
         raise SettingsError("OCIGPU-CAAS-1", f"--listen {quoted(text)}: not HOST:PORT", "127.0.0.1:8443, [::]:8443")
     return host, int(port)
+
+
+def load_certificate(context: ssl.SSLContext, paths: tuple[str, ...]) -> None:
+    """Give a context the certificate and key of these files; raises HostError (OCIGPU-CAAS-1)."""
+    if not paths:
+        return
+    try:
+        certificate, key = paths
+        context.load_cert_chain(certificate, key, lambda: "")  # without a password it would ask the terminal
+    except (ssl.SSLError, ValueError, OSError) as error:  # the library does not say which of the files
+        plain = isinstance(error, OSError) and not isinstance(error, ssl.SSLError)
+        why = reason_of(error) if plain else "not a certificate with its key, in PEM"
+        raise HostError("OCIGPU-CAAS-1", f"certificate {paths[0]}, key {paths[1]}: {why}", "") from error
 
 
 def check_rules(rules: TenantRules) -> None:

@@ -7,9 +7,9 @@ docs/decisions/2026-11-23-the-service-remembers-in-sqlite.md.
 """
 
 import contextlib
-import fcntl
 import hashlib
 import hmac
+import itertools
 import json
 import os
 import secrets
@@ -22,16 +22,33 @@ from typing import Any, NamedTuple
 from ocigpu.core.errors import HostError
 from ocigpu.kubernetes.tenants.service.lifecycle import ContainerStanding
 from ocigpu.kubernetes.tenants.service.models import FINAL
+from ocigpu.system.files import lock, lock_file
 
 FILE = "caas.sqlite"
-VERSION = 1
+VERSION = 2
 REPLAY_SECONDS = 86400
 """How long an Idempotency-Key is known."""
-MAX_EVENTS = 100_000
+MAX_PAGE = 1 << 20
+"""Bytes of the requests in an answer that lists containers."""
+FORMER = "~"
+"""Between the name and the UID of a tenancy that is gone: no tenancy is called so."""
+MAX_EVENTS = 10_000
+"""Of one tenancy."""
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _CONTAINERS = (
     "select id, tenancy, created, request, secrets, made, deleting, gone, standing, version, lifecycle, reason"
     " from containers where"
+)
+_IDS = "select id from containers where gone = 0 and"
+_WAITING_GPUS = (
+    "select coalesce(sum(json_extract(request, '$.gpus')), 0) from containers where tenancy = ?"
+    " and made = 0 and gone = 0 and deleting = 0 and lifecycle not in ('finished', 'failed')"
+)
+_SIZES = "select size from containers where"
+_DELETING = "update containers set deleting = 1, version = version + 1 where id = ?"
+_OLD_EVENTS = (
+    "delete from events where tenancy = ? and id <="
+    " (select id from events where tenancy = ? order by id desc limit 1 offset ?)"
 )
 _EVENTS = "select id, at, kind, container, tenancy, lifecycle, reason, detail from events where"
 _SCHEMA = """
@@ -40,7 +57,7 @@ create table containers (
   id text primary key, tenancy text not null, created real not null, request text not null, secrets text,
   made integer not null default 0, deleting integer not null default 0, gone integer not null default 0,
   lifecycle text not null default 'accepted', reason text not null default '', standing text not null default '{}',
-  version integer not null default 1
+  version integer not null default 1, size integer not null default 0
 ) without rowid;
 create index by_tenancy on containers (tenancy, id);
 create index live on containers (gone, lifecycle);
@@ -58,7 +75,32 @@ create table keys (
   created real not null, expires real, revoked integer not null default 0
 ) without rowid;
 create table logs (container text primary key, text blob not null) without rowid;
+create index sizes on containers (tenancy, id, gone, deleting, lifecycle, size);
+create index events_of_tenancy on events (tenancy, id);
+create table tenancies (name text primary key, uid text not null) without rowid;
 """
+_FROM_1 = """
+alter table containers add column size integer not null default 0;
+update containers set size = length(request);
+create index sizes on containers (tenancy, id, gone, deleting, lifecycle, size);
+create index events_of_tenancy on events (tenancy, id);
+create table tenancies (name text primary key, uid text not null) without rowid
+"""
+
+
+class StoreLimits(NamedTuple):
+    """What is kept of one tenancy: containers, and bytes of their requests and logs.
+
+    ``reserve``: bytes of the file system that no new container takes: what becomes of those that are there needs them.
+    """
+
+    containers: int = 1000
+    bytes: int = 256 << 20
+    reserve: int = 64 << 20
+
+
+class StoreFullError(Exception):
+    """A tenancy has so much in the store that has not ended (too_many_containers), or the disk is full (store_full)."""
 
 
 class StoredContainer(NamedTuple):
@@ -125,26 +167,31 @@ class CaasStore:
     ``listener``: called after each change that made events.
     """
 
-    def __init__(self, directory: str, serving: bool = False, clock: Callable[[], float] = time.time) -> None:
-        self.clock = clock
+    def __init__(
+        self,
+        directory: str,
+        serving: bool = False,
+        clock: Callable[[], float] = time.time,
+        limits: StoreLimits = StoreLimits(),  # noqa: B008 - immutable
+    ) -> None:
+        self.clock, self.limits = clock, limits
         self.listener: Callable[[], None] = lambda: None
         self._guard = threading.RLock()
         self._lock = -1
-        path = os.path.join(directory, FILE)
+        self._directory, path = directory, os.path.join(directory, FILE)
         try:
             os.makedirs(directory, mode=0o700, exist_ok=True)
             if serving:
-                self._lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+                self._lock = lock_file(f"{path}.lock")
+                if not lock(self._lock, 0):
+                    raise HostError("OCIGPU-CAAS-1", f"{path}: another service has it", "one service at a time")
+            os.close(lock_file(path))
             self._base = sqlite3.connect(path, timeout=10, isolation_level=None, check_same_thread=False)
             # what was deleted is overwritten: values of secrets; FULL: an answer is given for what is on the disk
             for pragma in ("journal_mode = wal", "synchronous = full", "secure_delete = on"):
                 self._base.execute(f"pragma {pragma}").fetchall()
             with self._change():
                 self._prepare(path)
-        except BlockingIOError as error:
-            raise HostError("OCIGPU-CAAS-1", f"{path}: another service has it", "one service at a time") from error
         except (OSError, sqlite3.Error) as error:
             cause = error.strerror if isinstance(error, OSError) else str(error)
             raise HostError("OCIGPU-CAAS-1", f"{path}: {cause}") from error
@@ -154,11 +201,13 @@ class CaasStore:
         (version,) = self._base.execute("pragma user_version").fetchone()
         if version > VERSION:
             raise HostError("OCIGPU-CAAS-1", f"{path}: written by a newer ocigpu", "run that version")
-        if version == 0:
-            for statement in filter(str.strip, _SCHEMA.split(";")):
-                self._base.execute(statement)
+        if version == VERSION:
+            return
+        for statement in filter(str.strip, (_FROM_1 if version else _SCHEMA).split(";")):
+            self._base.execute(statement)
+        if not version:
             self._base.execute("insert into meta values ('secret', ?)", (secrets.token_bytes(32),))
-            self._base.execute(f"pragma user_version = {VERSION}")
+        self._base.execute(f"pragma user_version = {VERSION}")
 
     def close(self) -> None:
         """Give the file back."""
@@ -184,16 +233,56 @@ class CaasStore:
 
     # containers
 
+    def make_room(self, tenancy: str, size: int) -> list[str]:
+        """Make room for a container of a tenancy whose request has so many bytes.
+
+        What is gone is forgotten, with its Idempotency-Key; returns the containers that have ended and are to be
+        deleted now, the oldest first.  Raises StoreFullError, and changes nothing, where that is not enough.
+        """
+        if not self._has_space(size):
+            raise StoreFullError("store_full")
+        with self._change() as base:
+            found = base.execute(
+                "select id, gone, deleting, lifecycle, size + coalesce(length(text), 0) from containers"
+                " left join logs on container = id where tenancy = ? order by id",
+                (tenancy,),
+            ).fetchall()
+            count, used = len(found), sum(row[4] for row in found)
+            ended: list[str] = []
+            for gone in (1, 0):
+                for number, was_gone, deleting, lifecycle, bytes_ in found:
+                    if count < self.limits.containers and used + size <= self.limits.bytes:
+                        return ended
+                    if was_gone != gone or not (gone or (lifecycle in FINAL and not deleting)):
+                        continue
+                    count, used = count - 1, used - bytes_
+                    if gone:
+                        base.execute("delete from idempotency where container = ?", (number,))
+                        base.execute("delete from containers where id = ?", (number,))
+                    else:
+                        ended.append(number)
+                        base.execute(_DELETING, (number,))
+            if count < self.limits.containers and used + size <= self.limits.bytes:
+                return ended
+            raise StoreFullError("too_many_containers")
+
+    def _has_space(self, size: int) -> bool:
+        """Whether the disk takes so many bytes more: what was deleted in the file is used again."""
+        disk = os.statvfs(self._directory)
+        unused = self._read("select freelist_count * page_size from pragma_freelist_count, pragma_page_size")[0][0]
+        return int(disk.f_bavail * disk.f_frsize + unused) >= self.limits.reserve + size
+
     def add(
         self, tenancy: str, request: Mapping[str, Any], values: Mapping[str, str], key: str = "", body: bytes = b""
     ) -> StoredContainer:
         """Remember a container and, with it, the Idempotency-Key and body that it came with."""
         now = self.clock()
         made = new_id("ctr", now)
+        text, secret = json.dumps(request), json.dumps(values) if values else None
         with self._change() as base:
             base.execute(
-                "insert into containers (id, tenancy, created, request, secrets) values (?, ?, ?, ?, ?)",
-                (made, tenancy, now, json.dumps(request), json.dumps(values) if values else None),
+                "insert into containers (id, tenancy, created, request, secrets, size) values (?, ?, ?, ?, ?, ?)",
+                (made, tenancy, now, text, secret, len(text) + len(secret or "")),
             )
             if key:
                 base.execute(
@@ -230,21 +319,34 @@ class CaasStore:
         self, tenancy: str, lifecycle: str = "", before: str = "", limit: int = 50
     ) -> list[StoredContainer]:
         """Return containers of a tenancy, "" for all, the newest first, from below the id ``before``."""
+        terms, values = self._listed(tenancy, lifecycle, before, limit)
+        return self._containers(terms, values)
+
+    def fit(self, tenancy: str, lifecycle: str = "", before: str = "", limit: int = 50) -> int:
+        """Return how many of these containers fit into an answer: one or more, of MAX_PAGE bytes or the first."""
+        terms, values = self._listed(tenancy, lifecycle, before, limit)
+        sizes = (row[0] for row in self._read(f"{_SIZES} {terms}", values))
+        return max(1, len([used for used in itertools.accumulate(sizes) if used <= MAX_PAGE]))
+
+    @staticmethod
+    def _listed(tenancy: str, lifecycle: str, before: str, limit: int) -> tuple[str, tuple[str, ...]]:
         wanted = {"tenancy = ?": tenancy, "lifecycle = ?": lifecycle, "id < ?": before}
         wanted = {term: value for term, value in wanted.items() if value}
         terms = " and ".join(["gone = 0", *wanted])
-        return self._containers(f"{terms} order by id desc limit {int(limit)}", tuple(wanted.values()))
+        return f"{terms} order by id desc limit {int(limit)}", tuple(wanted.values())
 
-    def list_live(self) -> list[StoredContainer]:
+    def list_live(self) -> list[str]:
         """Return those that have something in the cluster, or are to have."""
-        return self._containers(
-            "gone = 0 and (deleting = 1 or made = 0 or lifecycle not in ('finished', 'failed'))", ()
-        )
+        return self._ids("deleting = 1 or made = 0 or lifecycle not in ('finished', 'failed')")
 
-    def list_over(self, before: float) -> list[StoredContainer]:
+    def list_over(self, before: float) -> list[str]:
         """Return those that ended before this time and are not being deleted."""
-        found = self._containers("gone = 0 and deleting = 0 and lifecycle in ('finished', 'failed')", ())
-        return [one for one in found if (one.standing.finished or one.created) < before]
+        ended = "coalesce(json_extract(standing, '$.finished'), created)"
+        return self._ids(f"deleting = 0 and lifecycle in ('finished', 'failed') and {ended} < ?", before)
+
+    def _ids(self, terms: str, *values: Any) -> list[str]:
+        """Return ids alone: requests are as large as tenants like, and there are very many."""
+        return [number for (number,) in self._read(f"{_IDS} ({terms})", values)]
 
     def _containers(self, terms: str, values: Sequence[Any]) -> "list[StoredContainer]":
         rows = self._read(f"{_CONTAINERS} {terms}", values)
@@ -252,8 +354,7 @@ class CaasStore:
 
     def waiting_gpus(self, tenancy: str) -> int:
         """Return the GPUs of containers whose pods the cluster has not seen: its quota does not count them yet."""
-        found = self._containers("tenancy = ? and made = 0 and gone = 0 and deleting = 0", (tenancy,))
-        return sum(one.request["gpus"] for one in found if one.standing.lifecycle not in FINAL)
+        return int(self._read(_WAITING_GPUS, (tenancy,))[0][0])
 
     def note_made(self, container: str) -> None:
         """Its objects are in the cluster: the values of its secrets are forgotten."""
@@ -289,7 +390,7 @@ class CaasStore:
     def note_deleting(self, container: str) -> None:
         """It is to be deleted."""
         with self._change() as base:
-            base.execute("update containers set deleting = 1, version = version + 1 where id = ?", (container,))
+            base.execute(_DELETING, (container,))
 
     def note_gone(self, container: str) -> None:
         """Nothing of it is left in the cluster."""
@@ -305,8 +406,8 @@ class CaasStore:
     # events
 
     @staticmethod
-    def _forget_old(base: sqlite3.Connection, last: int) -> None:
-        base.execute("delete from events where id <= ?", (last - MAX_EVENTS,))
+    def _forget_old(base: sqlite3.Connection, tenancy: str) -> None:
+        base.execute(_OLD_EVENTS, (tenancy, tenancy, MAX_EVENTS))
 
     def _note(
         self, base: sqlite3.Connection, kind: str, container: str, tenancy: str, standing: ContainerStanding
@@ -317,7 +418,11 @@ class CaasStore:
             values,
         )
         if done.lastrowid and done.lastrowid % 100 == 0:
-            self._forget_old(base, done.lastrowid)
+            self._forget_old(base, tenancy)
+
+    def last_event(self) -> int:
+        """Return the id of the newest event, 0 for none."""
+        return int(self._read("select coalesce(max(id), 0) from events")[0][0])
 
     def events(self, after: int, tenancy: str = "", container: str = "", limit: int = 100) -> list[StoredEvent]:
         """Return events after one, the oldest first; of a tenancy or container, "" for all."""
@@ -332,9 +437,18 @@ class CaasStore:
     # what containers printed
 
     def keep_log(self, container: str, text: bytes) -> None:
-        """Keep what a container printed: its pod goes, and the node's files before it."""
+        """Keep what a container printed: its pod goes, the node's files before it; nothing on a full disk."""
+        text = text if self._has_space(len(text)) else b""
         with self._change() as base:
             base.execute("insert or replace into logs values (?, ?)", (container, text))
+            kept = base.execute(
+                "select id, length(text) from containers join logs on container = id"
+                " where tenancy = (select tenancy from containers where id = ?) order by id desc",
+                (container,),
+            ).fetchall()
+            for (number, _), used in zip(kept, itertools.accumulate(size for _, size in kept), strict=True):
+                if used > self.limits.bytes and number != container:
+                    base.execute("delete from logs where container = ?", (number,))
 
     def read_log(self, container: str) -> bytes | None:
         """Return what was kept of a container's output."""
@@ -395,6 +509,42 @@ class CaasStore:
         """End a key; returns whether there is one."""
         with self._change() as base:
             return base.execute("update keys set revoked = 1 where id = ?", (number,)).rowcount > 0
+
+    # who a name is
+
+    def list_tenancies(self) -> list[str]:
+        """Return the names of tenancies that keys or containers are of."""
+        found = self._read(
+            "select tenancy from containers where gone = 0"
+            " union select tenancy from keys where revoked = 0 and tenancy is not null"
+        )
+        return [name for (name,) in found if FORMER not in name]
+
+    def note_tenancy(self, name: str, uid: str, created: float = float("inf")) -> list[str]:
+        """Remember which tenancy has a name, "" for none, and since when.
+
+        What another one of this name had before is nobody's from then on: its keys are revoked, its containers, which
+        are returned, are deleted.  A name may be given to the next customer.
+        """
+        with self._change() as base:
+            found = base.execute("select uid from tenancies where name = ?", (name,)).fetchone()
+            before = found[0] if found else ""
+            if before == uid:
+                return []
+            base.execute("insert or replace into tenancies values (?, ?)", (name, uid))
+            if not before:
+                return []
+            old, former = (name, created), f"{name}{FORMER}{before}"
+            gone = base.execute("select id from containers where tenancy = ? and created < ?", old).fetchall()
+            for (container,) in gone:
+                base.execute(_DELETING, (container,))
+                base.execute("delete from logs where container = ?", (container,))
+                base.execute("delete from idempotency where container = ?", (container,))
+            base.execute("update containers set tenancy = ? where tenancy = ? and created < ?", (former, *old))
+            base.execute("delete from events where tenancy = ? and at < ?", old)
+            base.execute("update keys set revoked = 1 where tenancy = ? and created < ?", old)
+        self.listener()
+        return [container for (container,) in gone]
 
     # a day later
 

@@ -2,13 +2,14 @@
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import math
 import re
 import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -18,8 +19,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from ocigpu.core.errors import printable, quoted
+from ocigpu.kubernetes.quantity import parse_quantity
 from ocigpu.kubernetes.tenants.service import models
 from ocigpu.kubernetes.tenants.service.auth import Principal, TokenReader, read_credential
 from ocigpu.kubernetes.tenants.service.cluster import ClusterError
@@ -29,22 +32,29 @@ from ocigpu.kubernetes.tenants.service.fleet import Fleet
 from ocigpu.kubernetes.tenants.service.image import REGISTRIES, check_registry, parse_image
 from ocigpu.kubernetes.tenants.service.keeper import ACTIVE, Keeper, phase_of, wait_at_most
 from ocigpu.kubernetes.tenants.service.lifecycle import ContainerStanding
-from ocigpu.kubernetes.tenants.service.pods import namespace_of
+from ocigpu.kubernetes.tenants.service.pods import find_export, object_name, size_of
 from ocigpu.kubernetes.tenants.service.problems import MEDIA_TYPE, Refusal
-from ocigpu.kubernetes.tenants.service.store import ApiKey, CaasStore, StoredContainer, StoredEvent
+from ocigpu.kubernetes.tenants.service.store import ApiKey, CaasStore, StoredContainer, StoredEvent, StoreFullError
+from ocigpu.kubernetes.tenants.tenancy import namespace_name
 from ocigpu.system.service import ServiceLog
 
 MAX_BODY = 1 << 20
+MAX_TEXTS = 1 << 20
+"""Of a pod: etcd takes objects of 1.5 MiB, and what it does not take would be tried again for ever."""
 MAX_DRAIN = 8 << 20
 """Read and thrown away of a body that is too large: most clients read the answer only after they have sent all."""
-MAX_STREAMS = 32
-"""Open at one time for one credential."""
+BODY_SECONDS = 30.0
+"""For a body to come."""
+MAX_STREAMS, MAX_REQUESTS = 64, 128
+"""At one time for one tenancy, or one admin: those that stay open, and all until they are answered.  Body and answer of
+each can have 1 MiB, for as long as their tenant takes to send or to read them."""
 KEEP_ALIVE = 15.0
 SETTLE = 0.3
 MAX_SHOWN = 200
 """Containers of an overview, the newest."""
 STREAM = "text/event-stream"
 GPUS = (1, 2, 4, 8)
+_KEYS = {"of": "keys"}
 RETRY = 5
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)")
 _SECURITY = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
@@ -77,6 +87,33 @@ class Ask(NamedTuple):
 Method = Callable[[Ask], Awaitable[Response]]
 
 
+@contextlib.contextmanager
+def _place(taken: Counter[str], principal: Principal, most: int, code: str) -> Iterator[None]:
+    who = principal.tenancy or principal.actor
+    if taken[who] >= most:
+        raise Refusal(code, retry_after=RETRY)
+    taken[who] += 1
+    try:
+        yield
+    finally:
+        taken[who] -= 1
+        if not taken[who]:
+            del taken[who]
+
+
+class _Path:
+    """What is served at a path: what a request takes it has until its answer is sent, or cannot be."""
+
+    def __init__(self, serve: Callable[[Request], Awaitable[Response]]) -> None:
+        self._serve = serve
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive, send)
+        with contextlib.ExitStack() as request.state.places:
+            answer = await self._serve(request)
+            await answer(scope, receive, send)
+
+
 class Api:
     """Answers requests.  ``audit``: gets a line about each that changes something."""
 
@@ -96,6 +133,7 @@ class Api:
         self._document = make_document()
         self._in_flight: set[tuple[str, str]] = set()
         self._streams: Counter[str] = Counter()
+        self._requests: Counter[str] = Counter()
         by_path: dict[str, dict[str, Endpoint]] = {}
         for endpoint in ENDPOINTS:
             by_path.setdefault(endpoint.path, {})[endpoint.method] = endpoint
@@ -110,7 +148,7 @@ class Api:
     async def _no_route(self, _request: Request, _error: Exception) -> Response:
         return _refusal(Refusal("not_found"), str(uuid.uuid4()))
 
-    def _serve_path(self, by_method: Mapping[str, Endpoint]) -> Callable[[Request], Awaitable[Response]]:
+    def _serve_path(self, by_method: Mapping[str, Endpoint]) -> "_Path":
         async def serve(request: Request) -> Response:
             request_id = str(uuid.uuid4())
             endpoint = by_method.get(request.method)
@@ -120,7 +158,7 @@ class Api:
                 return refusal
             return await self._serve(endpoint, request, request_id)
 
-        return serve
+        return _Path(serve)
 
     async def _serve(self, endpoint: Endpoint, request: Request, request_id: str) -> Response:
         known: dict[str, Any] = {}
@@ -171,11 +209,12 @@ class Api:
         if endpoint.scope is not None:
             principal = await read_credential(request.headers.get("authorization", ""), self.store, self._tokens)
             known["principal"] = principal
+            request.state.places.enter_context(_place(self._requests, principal, MAX_REQUESTS, "too_many_requests"))
             if endpoint.scope:
                 principal.require(endpoint.scope)
         values = read_parameters(endpoint, request)
         body = await _read_body(request) if endpoint.takes else b""
-        model = read_model(endpoint.takes, request, body) if endpoint.takes else None
+        model = read_model(endpoint.takes, body) if endpoint.takes else None
         request.state.known = known
         return Ask(request, principal, values, body, model, request.path_params.get("id", ""), request_id)
 
@@ -206,19 +245,30 @@ class Api:
 
     async def _create(self, ask: Ask, tenancy: str, key: str) -> Response:
         request = judge(ask.model, tenancy, self.rules)
-        await self._check_tenancy(tenancy, active=True)
+        found = await self._check_tenancy(ask, tenancy, active=True)
+        if registries := (found.get("spec") or {}).get("registries"):
+            check_registry(parse_image(request["image"]), registries)
         await self._check_quota(tenancy, request["gpus"])
         # nothing is waited for from here on: container and key are remembered together, or neither is
+        try:
+            for ended in self.store.make_room(tenancy, len(ask.body)):
+                self.keeper.look_at(ended)
+        except StoreFullError as error:
+            raise Refusal(str(error), retry_after=30) from error
         made = self.store.add(tenancy, request, dict(ask.model.secrets), key, ask.body)
         self.keeper.look_at(made.id)
         return _accepted(made, {})
 
-    async def _check_tenancy(self, tenancy: str, active: bool = False) -> None:
+    async def _check_tenancy(self, ask: Ask, tenancy: str, active: bool = False) -> Mapping[str, Any]:
         found = await self.keeper.cluster.read_tenancy(tenancy)
+        self.keeper.note_tenancy(tenancy, found)
+        if not self._is_valid(ask.principal):  # it was of another tenancy, which had this name
+            raise Refusal("credential_invalid", "the API key is unknown, revoked or over")
         if found is None:
             raise Refusal("tenancy_unknown", f"tenancy {quoted(tenancy)}: the cluster has none of this name")
         if active and phase_of(found) not in ACTIVE:
             raise Refusal("tenancy_not_active", f"tenancy {tenancy} is {phase_of(found)}")
+        return found
 
     async def _check_quota(self, tenancy: str, gpus: int) -> None:
         """Refuse what the cluster would refuse, in better words; the cluster's quota is what binds."""
@@ -232,7 +282,7 @@ class Api:
 
     async def _read_quotas(self, tenancy: str) -> list[models.QuotaView]:
         found = []
-        for quota in (await self.keeper.cluster.list_objects("ResourceQuota", namespace_of(tenancy)))[0]:
+        for quota in (await self.keeper.cluster.list_objects("ResourceQuota", namespace_name(tenancy)))[0]:
             status = quota.get("status") or {}
             used = status.get("used") or {}
             for name, hard in sorted((status.get("hard") or {}).items()):
@@ -245,6 +295,7 @@ class Api:
         lifecycle, limit = ask.values.get("lifecycle", ""), ask.values["limit"]
         filters = {"of": "containers", "tenancy": tenancy, "lifecycle": lifecycle}
         before = read_cursor(self.store.secret, ask.values.get("cursor", ""), filters)
+        limit = self.store.fit(tenancy, lifecycle, before, limit)
         found = self.store.list_containers(tenancy, lifecycle, before, limit + 1)
         cursor = make_cursor(self.store.secret, found[limit - 1].id, filters) if len(found) > limit else None
         return _json(models.ContainerList(items=[view(one) for one in found[:limit]], next_cursor=cursor))
@@ -297,38 +348,20 @@ class Api:
 
     # streams
 
-    @contextlib.contextmanager
-    def _stream(self, principal: Principal) -> Any:
-        if self._streams[principal.actor] >= MAX_STREAMS:
-            raise Refusal("too_many_streams", retry_after=RETRY)
-        self._streams[principal.actor] += 1
-        try:
-            yield
-        finally:
-            self._streams[principal.actor] -= 1
-            if not self._streams[principal.actor]:
-                del self._streams[principal.actor]
+    def _stream(self, principal: Principal) -> contextlib.AbstractContextManager[None]:
+        return _place(self._streams, principal, MAX_STREAMS, "too_many_streams")
 
     def _open_stream(self, ask: Ask, parts: AsyncIterator[str], media: str) -> Response:
-        stream = self._stream(ask.principal)
-        stream.__enter__()
-
-        async def counted() -> AsyncIterator[str]:
-            try:
-                async for part in parts:
-                    yield part
-            finally:
-                stream.__exit__(None, None, None)
-
+        ask.request.state.places.enter_context(self._stream(ask.principal))
         headers = {"X-Accel-Buffering": "no"}  # a proxy of this kind would keep it until it is full
-        return StreamingResponse(counted(), media_type=f"{media}; charset=utf-8", headers=headers)
+        return StreamingResponse(parts, media_type=f"{media}; charset=utf-8", headers=headers)
 
     def _is_valid(self, principal: Principal) -> bool:
         """Tell whether a credential still holds, for those who stay."""
         if principal.expires is not None and principal.expires <= self.store.clock():
             return False
-        number = principal.actor.partition("key:")[2]
-        return not number or any(not key.revoked for key in self.store.list_keys(number))
+        kind, _, number = principal.actor.partition(":")
+        return kind != "key" or any(not key.revoked for key in self.store.list_keys(number))
 
     async def follow_container(self, ask: Ask) -> Response:
         """Stream the events of a container until it is over."""
@@ -377,8 +410,9 @@ class Api:
     def _overview(self, ask: Ask) -> models.OverviewView:
         who = ask.principal
         sees = self.fleet is not None and bool({"fleet:read", "admin"} & {*who.scopes})
-        found = self.store.list_containers(who.tenancy or "", limit=MAX_SHOWN)
-        problems = [self.keeper.problem, *(self.fleet.problems.values() if sees and self.fleet else ())]
+        mine = who.tenancy or ""
+        found = self.store.list_containers(mine, limit=self.store.fit(mine, limit=MAX_SHOWN))
+        problems = [self.keeper.problem, *(self.fleet.problems if sees and self.fleet else ())]
         return models.OverviewView(
             nodes=self.fleet.view() if sees and self.fleet else None,
             containers=[view(one) for one in found],
@@ -386,13 +420,14 @@ class Api:
         )
 
     async def _overviews(self, ask: Ask) -> AsyncIterator[str]:
-        before = ""
+        before = b""
         with self.keeper.bell.hear() as heard:
             while not self.keeper.bell.closed and self._is_valid(ask.principal):
                 heard.clear()
                 text = self._overview(ask).model_dump_json()
-                yield f"event: overview\ndata: {text}\n\n" if text != before else ": nothing new\n\n"
-                before = text
+                now = hashlib.sha256(text.encode()).digest()
+                yield f"event: overview\ndata: {text}\n\n" if now != before else ": nothing new\n\n"
+                before, text = now, ""  # it is large, and whoever reads it may take long
                 if await wait_at_most(heard, KEEP_ALIVE):
                     await asyncio.sleep(SETTLE)  # changes come in groups
 
@@ -448,7 +483,7 @@ class Api:
             begin = max((at for at in (since, resumed) if at is not None), default=None)
             ago = None if begin is None else max(0.0, self.store.clock() - begin) + 1
             stream = self.keeper.cluster.read_log(
-                namespace_of(container.tenancy), container.id.replace("_", "-"), follow, tail, ago
+                namespace_name(container.tenancy), object_name(container.id), follow, tail, ago
             )
             try:
                 async for line in stream:
@@ -479,7 +514,7 @@ class Api:
     async def show_quotas(self, ask: Ask) -> Response:
         """Return what a tenancy may use and uses."""
         tenancy = ask.principal.choose_tenancy(ask.values.get("tenancy"))
-        await self._check_tenancy(tenancy)
+        await self._check_tenancy(ask, tenancy)
         return _json(models.QuotaList(tenancy=tenancy, items=await self._read_quotas(tenancy)))
 
     async def show_identity(self, ask: Ask) -> Response:
@@ -501,7 +536,10 @@ class Api:
 
     async def list_keys(self, ask: Ask) -> Response:
         """Return the keys, without what would let anybody use them."""
-        return _json(models.KeyList(items=[view_key(key) for key in self.store.list_keys(limit=ask.values["limit"])]))
+        after, limit = read_cursor(self.store.secret, ask.values.get("cursor", ""), _KEYS), ask.values["limit"]
+        found = self.store.list_keys("", after, limit + 1)
+        cursor = make_cursor(self.store.secret, found[limit - 1].id, _KEYS) if len(found) > limit else None
+        return _json(models.KeyList(items=[view_key(key) for key in found[:limit]], next_cursor=cursor))
 
     async def revoke_key(self, ask: Ask) -> Response:
         """End a key."""
@@ -536,12 +574,14 @@ def judge(wanted: models.ContainerRequest, tenancy: str, rules: TenantRules) -> 
     seconds = wanted.timeout_seconds or min(rules.timeout, rules.max_timeout)
     if seconds > rules.max_timeout:
         raise Refusal("timeout_too_long", f"timeout_seconds {seconds}: at most {rules.max_timeout}")
-    exports = [export.replace("{tenancy}", tenancy) for export in rules.exports]
     for mount in wanted.mounts:
-        place = f"{mount.server}:{mount.path}"
-        if not any(f"{place}/".startswith(f"{export.rstrip('/')}/") for export in exports):
-            allowed = ", ".join(exports) or "none"
-            raise Refusal("mount_not_allowed", f"mount {quoted(place)}: the tenancy's exports: {allowed}")
+        if find_export(mount.server, mount.path, tenancy, rules.exports) is None:
+            place = quoted(f"{mount.server}:{mount.path}")
+            allowed = ", ".join(export.replace("{tenancy}", tenancy) for export in rules.exports) or "none"
+            raise Refusal("mount_not_allowed", f"mount {place}: the tenancy's exports: {allowed}")
+    if (size := size_of([*wanted.command, *wanted.args, *wanted.env.values()])) > MAX_TEXTS:
+        text = f"command, args and env: {size} bytes in the cluster, which writes each $ twice; at most {MAX_TEXTS}"
+        raise Refusal("request_invalid", text)
     return {
         **wanted.model_dump(exclude={"tenancy", "secrets", "image", "timeout_seconds"}),
         "image": str(image),
@@ -635,20 +675,23 @@ async def _read_body(request: Request) -> bytes:
     if not length.isdecimal() or int(length) > MAX_DRAIN:
         raise Refusal("body_too_large")
     parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size <= MAX_BODY:
-            parts.append(part)
-        elif size > MAX_DRAIN:
-            break
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for part in request.stream():
+                size += len(part)
+                if size <= MAX_BODY:
+                    parts.append(part)
+                elif size > MAX_DRAIN:
+                    break
+    except TimeoutError as error:
+        raise Refusal("body_too_slow") from error
     if size > MAX_BODY:
         raise Refusal("body_too_large")
     return b"".join(parts)
 
 
-def read_model(model: type[BaseModel], request: Request, body: bytes) -> BaseModel:
+def read_model(model: type[BaseModel], body: bytes) -> BaseModel:
     """Return what a body says; raises Refusal (request_invalid) that names each wrong place, and no value."""
-    del request
     try:
         value = json.loads(body, object_pairs_hook=_no_pair_twice)
     except (ValueError, RecursionError) as error:
@@ -711,10 +754,8 @@ def _refusal(problem: Refusal, request_id: str) -> Response:
 
 def _quantity(text: str) -> float:
     """Return a number of devices; what is none counts as no limit."""
-    try:
-        return float(text.removesuffix("k")) * (1000 if text.endswith("k") else 1)
-    except ValueError:
-        return math.inf
+    number = parse_quantity(text)
+    return math.inf if number is None else float(number)
 
 
 def _read_time(name: str, text: str) -> float | None:

@@ -1,17 +1,23 @@
-"""NVML's events from a process of its own: NVML is closed code that may hang or crash, and then only that process does.
+"""What the device plugin and the DRA driver have in common: a node read again and again, and its GPUs' events.
 
-A sign of life comes every few seconds; a process without one is replaced.
+One thread takes steps that wait for nobody; gRPC answers the kubelet in threads of its own.  NVML is asked by other
+processes (:mod:`~ocigpu.kubernetes.reader`, :class:`EventWatcher`): it is closed code that may hang or crash, and then
+only that process does.  A sign of life of events comes every few seconds; a process without one is replaced.
 """
 
 import json
 import os
-from typing import Any, NamedTuple
+import time
+from collections.abc import Callable
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from ocigpu.core.facts import HostFacts
 from ocigpu.gpus.nvidia.nvml_child import DriverPlace
 from ocigpu.gpus.nvidia.nvml_process import VERBS, NvmlStream, command, nvml_place
-from ocigpu.kubernetes.health import NO_INSTANCE, Event
-from ocigpu.system.service import Backoff
+from ocigpu.kubernetes.devices import Inventory
+from ocigpu.kubernetes.health import NO_INSTANCE, Event, Monitor
+from ocigpu.kubernetes.reader import ChildReader
+from ocigpu.system.service import Backoff, ServiceLog, Signals
 
 SILENCE = 60.0
 """Seconds without a sign of life: initialising NVML wakes up all GPUs, one or two seconds each."""
@@ -103,3 +109,66 @@ def _parse(lines: list[bytes]) -> News:
         except (ValueError, TypeError, KeyError, AttributeError):
             return News(tuple(events), tuple(warnings), nonsense=True)
     return News(tuple(events), tuple(warnings))
+
+
+A = TypeVar("A")
+
+
+class NodeProgram(Generic[A]):
+    """Takes steps until a signal ends it; ``poll``: seconds between them, ``probe``: between readings of the node."""
+
+    fatal: tuple[type[Exception], ...] = ()
+    """Errors of a step that end the program; others are logged."""
+
+    def __init__(self, reader: ChildReader[A], monitor: Monitor, poll: float, probe: float, as_json: bool) -> None:
+        self.reader, self.monitor, self._poll, self._probe = reader, monitor, poll, probe
+        self.log = ServiceLog(as_json, lossy=True)  # pods need devices all the same
+        self.signals = Signals()
+        self.watcher = EventWatcher()
+        self._read_due = 0.0
+
+    def _step(self, now: float) -> None:
+        raise NotImplementedError
+
+    def _work(self) -> None:
+        try:
+            while not self.signals.stopping:
+                try:
+                    self._step(time.monotonic())
+                except self.fatal:
+                    raise
+                except Exception as error:  # noqa: BLE001 - a program that ends is started again, and again
+                    self.log.failed("step", error)
+                self.signals.wait(self._poll, *(fd for fd in (self.reader.fileno(), self.watcher.fileno()) if fd >= 0))
+            self.log("info", "ending")
+        finally:
+            self.watcher.close()
+            self.reader.close()
+
+    def _look(self, request: Callable[[], Any], now: float) -> A | None:
+        """Return a reading of the node that has come; ask for one when that is due, with what ``request`` returns."""
+        reading = self.reader.answer(now)
+        if reading is not None:
+            self._read_due = now + self._probe
+        if not self.reader.busy and now >= self._read_due:
+            try:
+                self.reader.ask(request(), now)
+            except OSError as error:
+                self._read_due = now + self._probe
+                self.log.once("reader", "error", f"no process to read the host: {error.strerror}")
+        return reading
+
+    def _hear(self, facts: HostFacts | None, inventory: Inventory, now: float) -> bool:
+        """Watch these GPUs, None for none, for XIDs; returns whether any came, which the monitor knows then."""
+        if facts is not None and self.monitor.policy.watches_events:
+            self.watcher.watch(facts, now)
+        else:
+            self.watcher.close()
+        news = self.watcher.step(now)
+        for warning in news.warnings:
+            self.log("warning", warning)
+        for event in news.events:
+            found = self.monitor.happened(event, inventory, now)
+            what = f"XID {event.xid} of {event.gpu or 'an unknown GPU'}"
+            self.log("warning" if found else "info", what if found else f"{what} means nothing for its health")
+        return bool(news.events)
