@@ -1,5 +1,12 @@
 """ocigpu gives containers their NVIDIA GPUs and shows its work."""
 
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
 __version__ = "0.1.0"
 RUNTIME_SPEC = "1.3.0"
 """The version of the OCI runtime specification that the shim knows."""
@@ -19,3 +26,19 @@ def version_line(program: str, own_name: str) -> str:
     """
     product = PRODUCTS.get(program.rpartition("/")[2])
     return f"{product} version {__version__}" if product else f"{own_name} {__version__}"
+
+
+def leave(status: int) -> "NoReturn":
+    """End this process, as sys.exit does, without taking the interpreter apart, which costs 3 ms and half a MiB.
+
+    In the usual way where somebody wants to be called at the end, or threads are waited for, and where what was printed
+    cannot be written.
+    """
+    if sys.modules.keys().isdisjoint(("atexit", "threading")):
+        try:
+            for stream in filter(None, (sys.stdout, sys.stderr)):
+                stream.flush()
+        except (OSError, ValueError):
+            sys.exit(status)
+        os._exit(status)
+    sys.exit(status)

@@ -9,26 +9,24 @@ The hooks of CDI specifications have the vendor's names and run at another stage
 
 import os
 
-from ocigpu.bundle.document import check_can_have_gpus, identify, read_config
+from ocigpu.bundle.document import check_can_have_gpus, read_config
 from ocigpu.core.config_json import Document, rootfs_path
 from ocigpu.core.errors import UsageError, quoted
+from ocigpu.core.record import NamedTuple
 from ocigpu.core.settings import Settings
 from ocigpu.entry.state import parse_state, read_state
+from ocigpu.system.files import file_state
 from ocigpu.system.log import Log, begin_trace, get_trace, mark, no_answer, report_failure, say, step, trace_problem
 from ocigpu.system.settings_file import read_settings
 from ocigpu.system.signals import begin_deadline, end_deadline
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import NamedTuple
-
     from ocigpu.core.actions import Plan
     from ocigpu.core.facts import HostFacts, ImageFacts
     from ocigpu.gpus.request import Request
     from ocigpu.provision.apply import Caller
     from ocigpu.provision.worker import Worker
-else:
-    from ocigpu.core.record import NamedTuple
 
 PROGRAM = "ocigpu-hook"
 VENDOR_CDI_PROGRAMS = ("nvidia-cdi-hook", "nvidia-ctk")
@@ -151,7 +149,7 @@ def _summary(notes: tuple[str, ...]) -> tuple[str, ...]:
 class Ready(NamedTuple):
     """What was prepared for a container before its hook was called: the plan, what it was made of, a worker for it.
 
-    ``document``: its configuration, as long as :func:`ocigpu.bundle.document.identify` of the file is ``written``.
+    ``document``: its configuration, as long as :func:`ocigpu.system.files.file_state` of the file is ``written``.
     """
 
     request: "Request"
@@ -210,7 +208,7 @@ def run_prestart(
         state = state._replace(bundle=bundle)
     path = os.path.join(state.bundle, spec or "config.json")
     with step("read-config", spec or state.bundle):
-        known = ready if ready and ready.written and ready.written == identify(path) else None
+        known = ready if ready and ready.written and ready.written == file_state(path) else None
         document = known.document if known else read_config(state.bundle, spec or "config.json")
     with step("request", path):
         request = known.request if known else parse_request(document.config, settings, os.path.dirname(path))

@@ -56,10 +56,10 @@ def main(argv: list[str]) -> int:
         check_no_loop()
         with step("find-runtime", ", ".join(settings.runtime_runtimes)):
             runtime = find_runtime(settings, argv[0])
-        if creates:
-            from ocigpu.entry.pass_through import remember
+        from ocigpu.entry.pass_through import remember
 
-            remember(runtime, settings, begin_ns)
+        remember(runtime, settings, begin_ns)  # after every command: one that needs no Python came here all the same
+        if creates:
             task = edit_bundle(arguments, settings, argv[0], log)
             if task:
                 from ocigpu.entry.prepared import wait_for_hook
@@ -239,7 +239,7 @@ def inject_devices(
     :func:`ocigpu.cdi.conditions.check_conditions` does.
     """
     from ocigpu.bundle.document import write_config
-    from ocigpu.bundle.inject import edit_of_devices, put_devices
+    from ocigpu.bundle.inject import MAKE_NODES, edit_of_devices, put_devices
     from ocigpu.bundle.rootfs import NeedsHookError
     from ocigpu.cdi.registry import read_registry
     from ocigpu.core.errors import CdiError, HostError
@@ -258,7 +258,7 @@ def inject_devices(
             notes = check_conditions(request, resolved.specs, lambda: read_facts(settings, request.vendors))
         for note in notes:
             log.write("warning", note)
-    stale: list[str] = []
+    stale: dict[str, str] = {}
     fresh: list[str] = []
     for spec in resolved.specs:
         try:
@@ -268,8 +268,8 @@ def inject_devices(
             log.write("warning", f"{spec.path}: cannot tell whether it fits the host: {error.message}")
             continue
         if reasons:
-            stale.append(f"{spec.path} is stale: {'; '.join(reasons)}")
-            log.write("warning", stale[-1])
+            stale[spec.path] = f"{spec.path} is stale: {'; '.join(reasons)}"
+            log.write("warning", stale[spec.path])
         elif ANNOTATION in spec.annotations:
             fresh.append(spec.annotations[ANNOTATION])
     stamp = " ".join(fresh) if len(fresh) == len(resolved.specs) else ""
@@ -296,7 +296,9 @@ def inject_devices(
                 return
         put_devices(document.config, edit)
     except CdiError as error:
-        raise CdiError(error.code, "; ".join((error.message, *stale)), error.hint) from error
+        steps = [error.hint] if error.hint == MAKE_NODES or not stale else []
+        steps += [f"ocigpu cdi refresh --output {path}" for path in stale]
+        raise CdiError(error.code, "; ".join((error.message, *stale.values())), " && ".join(steps)) from error
     if trace := get_trace():
         from ocigpu.entry.own_hooks import add_trace
 

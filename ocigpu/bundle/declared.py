@@ -5,13 +5,12 @@ Kept apart from what makes it of a plan (:mod:`ocigpu.bundle.from_plan`), becaus
 
 from ocigpu.bundle.edit import BIND_OPTIONS, NODE_OPTIONS, SIMULATED_PROC, ConfigEdit, cleaned, fitting_groups, put
 from ocigpu.core.config_json import HOOK_ENVIRONMENT, get_list, get_object, get_rules, has_user_namespace
+from ocigpu.core.record import NamedTuple
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from typing import Any, NamedTuple
-else:
-    from ocigpu.core.record import NamedTuple
+    from typing import Any
 
 LD_CACHE = "/etc/ld.so.cache"
 NOTED = ("devices", "rules", "mounts", "maskedPaths", "readonlyPaths", "groups")

@@ -10,7 +10,7 @@ import stat
 from ocigpu.core import rawjson
 from ocigpu.core.config_json import MAX_CONFIG_BYTES, Document, get_list, get_object, parse_json
 from ocigpu.core.errors import SpecError, quoted
-from ocigpu.system.files import open_regular, read_bounded, remove_drafts, replace_file
+from ocigpu.system.files import file_state, open_regular, read_bounded, remove_drafts, replace_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -118,19 +118,10 @@ def check_can_have_gpus(config: "dict[str, Any]", path: str) -> None:
         )
 
 
-def identify(path: str) -> tuple[int, ...]:
-    """Return what tells a file from another, and from itself after a change; () for none."""
-    try:
-        status = os.stat(path)
-    except OSError:
-        return ()
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
-
-
 def write_config(document: Document) -> tuple[int, ...]:
     """Replace the file on disk by the document's object: a new file, same mode and owner, renamed over the old.
 
-    Returns :func:`identify` of the new file, () if it has been replaced already.
+    Returns :func:`ocigpu.system.files.file_state` of the new file, () if it has been replaced already.
     Raises SpecError OCIGPU-SPEC-4; then the old file is as it was and no new one is left.
     """
     try:
@@ -147,5 +138,5 @@ def write_config(document: Document) -> tuple[int, ...]:
             os.close(fd)
     except OSError as error:
         raise SpecError("OCIGPU-SPEC-4", f"replace {document.path}: {error.strerror}") from error
-    found = identify(document.path)
+    found = file_state(document.path)
     return found if found[:4] == (made.st_dev, made.st_ino, made.st_size, made.st_mtime_ns) else ()

@@ -20,18 +20,17 @@ from ocigpu.core.config_json import (
     get_rules,
 )
 from ocigpu.core.errors import SpecError
+from ocigpu.core.record import NamedTuple
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
-    from typing import Any, NamedTuple, TypeAlias
+    from typing import Any, TypeAlias
 
     from ocigpu.core.actions import Plan
 
     Entry: TypeAlias = dict[str, Any]
     Key: TypeAlias = tuple[int | str, ...]
-else:
-    from ocigpu.core.record import NamedTuple
 
 RULE_FIELDS = ["allow", "type", "major", "minor", "access"]
 BIND_OPTIONS = ("rbind", "rprivate")

@@ -6,6 +6,7 @@ is declared for a request is kept (:mod:`ocigpu.gpus.cached`).
 
 import errno
 import os
+import stat
 from binascii import crc32
 
 from ocigpu.bundle.declared import Declared, edit_declared, why_hook
@@ -99,6 +100,7 @@ class BundleRoot:
         of_users = has_user_namespace(config)
         bind_nodes = not self.owns_policy or of_users
         reason = why_hook(declared, config, lambda path: resolve_in_root(self.fd, path), declare_rules, bind_nodes)
+        reason = reason or why_exchangeable(declared)
         if declared.simulated_proc and not self.owns_policy and of_users:
             reason = reason or "the simulated host's own step cannot enter its user namespace"
         if of_users:
@@ -142,6 +144,20 @@ class BundleRoot:
             raise
         finally:
             directory.close()
+
+
+def why_exchangeable(declared: Declared) -> str:
+    """Return which file of a daemon lies where every user can put a link in its place, "" for none.
+
+    The runtime mounts by name, later; the hook mounts what it has looked at.
+    """
+    for path in declared.optional:
+        try:
+            if os.stat(os.path.dirname(path)).st_mode & stat.S_IWOTH:
+                return f"every user can put a link in the place of {path}"
+        except OSError:  # it is gone, with its directory
+            continue
+    return ""
 
 
 def _why_closed(root_fd: int, config: "dict[str, Any]", declared: Declared) -> str:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 NODE_TYPES = {stat.S_IFBLK: "b", stat.S_IFCHR: "c", stat.S_IFIFO: "p"}
 DEFAULT_ACCESS = "rwm"
 _SHARED = ("shared", "rshared")
+MAKE_NODES = "ocigpu system create-device-nodes"
 ENGINE_HINT = "The engine wrote a configuration that is not one of the OCI runtime specification."
 
 
@@ -161,8 +162,9 @@ class _Draft:
                     f"{named}CDI device {quoted(path)} is {kind} {major}:{minor} in the specification"
                     f" and {number[0]}:{number[1]} on this host"
                 )
-        elif not complete:
-            raise CdiError("OCIGPU-CDI-6", f"{named}failed to stat CDI host device {quoted(host_path)}: {cause}")
+        elif not complete or self.user_namespace or self.rootless:  # there it is mounted
+            hint = MAKE_NODES if "/dev/nvidia" in host_path else None
+            raise CdiError("OCIGPU-CDI-6", f"{named}failed to stat CDI host device {quoted(host_path)}: {cause}", hint)
         permissions = node.get("permissions", "")
         if kind in ("b", "c") and permissions != "none":
             access = permissions or DEFAULT_ACCESS
@@ -191,7 +193,7 @@ class _Draft:
         options = list(mount.get("options", ()))
         bound, bound_with_all = kind == "bind" or "bind" in options, "rbind" in options
         checked = (bound or bound_with_all) and source.startswith("/")  # a relative one is relative to the bundle
-        if checked and (cause := self._look(source)[1]):
+        if checked and (cause := self._why_not_source(source)):
             message = f"{named}mount {mount['containerPath']}: host path {quoted(source)}: {cause}"
             raise CdiError("OCIGPU-CDI-6", message)
         mapped = self.user_namespace and not self.rootless and not {"idmap", "ridmap"}.intersection(options)
@@ -209,6 +211,18 @@ class _Draft:
             return self.lstat(path), ""
         except (OSError, ValueError) as error:
             return None, getattr(error, "strerror", None) or str(error)
+
+    def _why_not_source(self, path: str) -> str:
+        """Return why a path of the host is not mounted, "" if it is.
+
+        A link in /tmp or the like: its maker chooses what the container gets of the host, perhaps to write to.
+        """
+        status, cause = self._look(path)
+        if status and stat.S_ISLNK(status.st_mode):
+            above = self._look(os.path.dirname(path))[0]
+            if above and above.st_mode & stat.S_IWOTH:
+                return "a link, in a directory where every user can make one"
+        return cause
 
     def _put_mount(self, destination: str, mount: "dict[str, Any]") -> None:
         self.mounts.pop(destination, None)

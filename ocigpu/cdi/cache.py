@@ -10,14 +10,14 @@ from binascii import crc32
 
 from ocigpu import __version__
 from ocigpu.core import rawjson
+from ocigpu.core.record import NamedTuple
+from ocigpu.system.files import state_of
 from ocigpu.system.store import read_kept, write_kept
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Container
-    from typing import Any, NamedTuple
-else:
-    from ocigpu.core.record import NamedTuple
+    from typing import Any
 
 FORMAT = f"ocigpu {__version__} cdi 2 ".encode()
 """The number is another one with every change of the text's form, or of what ocigpu.cdi.check accepts."""
@@ -93,8 +93,7 @@ def cache_name(path: str) -> str:
 
 
 def _head(path: str, status: os.stat_result) -> bytes:
-    state = [path, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
-    return FORMAT + rawjson.dump(state).encode()
+    return FORMAT + rawjson.dump([path, *state_of(status)]).encode()
 
 
 def read_cached_text(directory: int, path: str, status: os.stat_result) -> bytes:

@@ -22,14 +22,13 @@ from ocigpu.cdi.values import (
 from ocigpu.cdi.versions import EARLIEST, is_older, minimum_version, parse_version
 from ocigpu.core.cdi_names import HOOK_STAGES, check_annotation_name, check_device, check_kind
 from ocigpu.core.errors import quoted
+from ocigpu.core.record import NamedTuple
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, NamedTuple
+    from typing import Any
 
     from ocigpu.cdi.values import Fields, Where
-else:
-    from ocigpu.core.record import NamedTuple
 
 __all__ = ["Checked", "Problem", "check_spec"]
 

@@ -1,19 +1,18 @@
 """What differs between two CDI specifications of the same devices, in plain words: pure."""
 
 from ocigpu.cdi.hook_words import HOOK_NAMES, SEPARATOR
+from ocigpu.core.record import NamedTuple
 from ocigpu.gpus.fingerprint import ANNOTATION as FINGERPRINT_ANNOTATION
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any, NamedTuple
+    from typing import Any
 
     Edits = dict[str, Any]
     Entry = dict[str, Any]
     Described = tuple[str, Entry]
     HookPart = tuple[str, str, Entry]
-else:
-    from ocigpu.core.record import NamedTuple
 
 
 COMMON = "every container"

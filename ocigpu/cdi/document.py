@@ -14,42 +14,15 @@ from ocigpu.system.files import open_regular
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, NamedTuple
-else:
-    from ocigpu.core.record import NamedTuple
+    from typing import Any
 
 DEADLINE = 10.0
 """Seconds that the reading of one YAML document may take; 10,000 devices take about one."""
 MAX_ANSWER = 64 << 20
 
 
-class FileState(NamedTuple):
-    """What tells one state of a file from another; times are in nanoseconds, ``mode`` is st_mode."""
-
-    dev: int
-    ino: int
-    size: int
-    mtime_ns: int
-    ctime_ns: int
-    uid: int
-    mode: int
-
-
-def file_state(status: os.stat_result) -> FileState:
-    """Return the state of a file from its stat(2) result, to be compared with that of an earlier reading."""
-    return FileState(
-        status.st_dev,
-        status.st_ino,
-        status.st_size,
-        status.st_mtime_ns,
-        status.st_ctime_ns,
-        status.st_uid,
-        status.st_mode,
-    )
-
-
-def read_document(path: str) -> "tuple[Any, FileState]":
-    """Return the data of the specification file at ``path``, and the file's state from before it was read.
+def read_document(path: str) -> "tuple[Any, os.stat_result]":
+    """Return the data of the specification file at ``path``, and what stat(2) told of the file before it was read.
 
     Symbolic links are followed.  Raises CdiError OCIGPU-CDI-2 for anything but a readable regular file of at most
     16 MiB with one document in it.  Must be called from a process with one thread: YAML is read by a forked child.
@@ -65,7 +38,7 @@ def read_document(path: str) -> "tuple[Any, FileState]":
         raise _cannot_read(path, str(error.strerror)) from error
     except ValueError as error:  # a NUL character in the path
         raise _cannot_read(path, "not a path") from error
-    return parse_document(text, path), file_state(status)
+    return parse_document(text, path), status
 
 
 def parse_document(text: bytes, what: str) -> "Any":

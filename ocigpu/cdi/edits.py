@@ -26,13 +26,14 @@ from ocigpu.cdi.hook_words import (
 )
 from ocigpu.core.actions import AllowDevice, Bind, Link, Node, RefreshLdCache, Tmpfs, join_groups
 from ocigpu.core.config_json import HOOK_ENVIRONMENT, OUR_HOOK
+from ocigpu.core.record import NamedTuple
 from ocigpu.core.settings import DEFAULT_PATH
 from ocigpu.gpus.nvidia.views import PROC_DRIVER, PROFILE_DIRECTORY
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from typing import Any, NamedTuple
+    from typing import Any
 
     from ocigpu.cdi.hook_words import Command
     from ocigpu.core.actions import Action
@@ -41,8 +42,6 @@ if TYPE_CHECKING:
     from ocigpu.gpus.offer import DeviceOffer, GenerateOptions
 
     Edits = dict[str, Any]
-else:
-    from ocigpu.core.record import NamedTuple
 
 MOUNT_OPTIONS = ("rbind", "rprivate")
 """What an engine needs beside the plan's options to make a bind mount of a CDI mount."""

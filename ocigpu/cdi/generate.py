@@ -8,6 +8,7 @@ from ocigpu.cdi.versions import is_older, minimum_version, requirements
 from ocigpu.core import rawjson
 from ocigpu.core.errors import CdiError, OcigpuError, printable
 from ocigpu.core.gate import CAPABILITIES_ANNOTATION, permitted_capabilities
+from ocigpu.core.record import NamedTuple
 from ocigpu.core.settings import CAPABILITIES
 from ocigpu.core.vendors import FIRST
 from ocigpu.gpus.fingerprint import ANNOTATION, fingerprint_text, read_fingerprint
@@ -16,13 +17,11 @@ from ocigpu.gpus.vendors import find_mode, find_vendors
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from typing import Any, NamedTuple
+    from typing import Any
 
     from ocigpu.cdi.edits import Draft, Edits
     from ocigpu.core.settings import Settings
     from ocigpu.gpus.offer import GenerateOptions
-else:
-    from ocigpu.core.record import NamedTuple
 
 ALL = "all"
 COHERENT_FLAG = "enable-coherent-annotations"

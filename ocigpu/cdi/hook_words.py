@@ -16,13 +16,12 @@ which breaks names with commas: here a value is split only if every piece is a c
 import os
 
 from ocigpu.core.errors import CdiError, OcigpuError, quoted
+from ocigpu.core.record import NamedTuple
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from typing import NamedTuple, TypeAlias
-else:
-    from ocigpu.core.record import NamedTuple
+    from typing import TypeAlias
 
 COMPAT_ROOT = "/usr/local/cuda/compat"
 DRIVER_PROC = "/proc/driver/nvidia"

@@ -8,6 +8,7 @@ from ocigpu.cdi.versions import is_older, parse_version
 from ocigpu.cdi.write import target_of, with_suffix, write_spec
 from ocigpu.core import rawjson
 from ocigpu.core.errors import CdiError, OcigpuError
+from ocigpu.core.record import NamedTuple
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.fingerprint import stale_reasons
 from ocigpu.gpus.offer import GenerateOptions
@@ -16,9 +17,7 @@ from ocigpu.system.store import open_lock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, NamedTuple
-else:
-    from ocigpu.core.record import NamedTuple
+    from typing import Any
 
 DEFAULT_OUTPUT = "/var/run/cdi/nvidia.yaml"
 """Below /run, as with the vendor's service: after a reboot no engine finds the specification of before."""

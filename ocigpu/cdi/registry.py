@@ -18,19 +18,18 @@ from ocigpu.cdi.cache import (
 from ocigpu.core import rawjson
 from ocigpu.core.cdi_names import parse_device_name
 from ocigpu.core.errors import CdiError, printable, quoted
+from ocigpu.core.record import NamedTuple
 from ocigpu.core.settings import Settings
-from ocigpu.system.files import why_untrusted
+from ocigpu.system.files import state_of, why_untrusted
 from ocigpu.system.store import open_cache
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Any, NamedTuple
+    from typing import Any
 
     Edits = dict[str, Any]
     Device = dict[str, Any]
-else:
-    from ocigpu.core.record import NamedTuple
 
 EXTENSIONS = (".json", ".yaml")
 MAX_FILES = 4096
@@ -99,6 +98,8 @@ class Registry(NamedTuple):
         names = sorted({name for spec in self.specs if spec.kind == kind for name in spec.device_names()})
         what, found = (f"Devices of {kind}", names) if names else ("Kinds", sorted({spec.kind for spec in self.specs}))
         more = ", ..." if len(found) > HINTED else ""
+        if not found and self.errors:
+            return f"See what is wrong with it: ocigpu cdi validate {self.errors[0][0]}"
         return f"{what} that are defined: {_listed(found[:HINTED])}{more}; all: ocigpu cdi list" if found else None
 
     def definitions(self) -> dict[str, tuple[LoadedSpec, ...]]:
@@ -252,13 +253,13 @@ def _parse(
     path: str, priority: int, status: os.stat_result, cache: int, wanted: set[str]
 ) -> "tuple[LoadedSpec | None, str]":
     from ocigpu.cdi.check import check_spec
-    from ocigpu.cdi.document import file_state, read_document
+    from ocigpu.cdi.document import read_document
 
     try:
-        data, state = read_document(path)
+        data, found = read_document(path)
     except CdiError as error:
         return None, error.message.removeprefix(f"read {printable(path, 300)}: ")
-    if problem := why_untrusted(state.uid, state.mode):  # replaced in the meantime
+    if problem := why_untrusted(found.st_uid, found.st_mode):  # replaced in the meantime
         return None, problem
     checked = check_spec(data)
     if checked.errors:
@@ -266,6 +267,6 @@ def _parse(
         text = render_refusal(checked.errors[0].text + more)
     else:
         text = render_text(checked.spec)
-    if state == file_state(status):
+    if state_of(found) == state_of(status):
         write_cached_text(cache, path, status, text, wanted)
     return parse_text(text, path, priority)

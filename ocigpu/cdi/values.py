@@ -3,17 +3,16 @@
 import struct
 
 from ocigpu.core.errors import printable, quoted
+from ocigpu.core.record import NamedTuple
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any, NamedTuple
+    from typing import Any
 
     Where = tuple[Any, ...]
     Reader = Callable[["Found", Any, Where], Any]
     Fields = dict[str, Reader]
-else:
-    from ocigpu.core.record import NamedTuple
 
 MAX_BYTES = 16 << 20
 MAX_NODES = 2_000_000

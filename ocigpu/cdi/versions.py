@@ -1,11 +1,11 @@
 """Versions of the CDI specification: which exist, which one a specification needs, which engines accept it."""
 
+from ocigpu.core.record import NamedTuple
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from typing import Any, NamedTuple
-else:
-    from ocigpu.core.record import NamedTuple
+    from typing import Any
 
 VERSIONS = ("0.1.0", "0.2.0", "0.3.0", "0.4.0", "0.5.0", "0.6.0", "0.7.0", "0.8.0", "1.0.0", "1.1.0")
 """Every version that the reference library knows, oldest first (its table of versions; CDI SPEC.md "Version")."""

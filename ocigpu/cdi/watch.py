@@ -25,7 +25,8 @@ from ocigpu.gpus.fingerprint import explain_changes, read_fingerprint
 from ocigpu.gpus.offer import GenerateOptions
 from ocigpu.gpus.tree import find_roots
 from ocigpu.gpus.vendors import load_vendor
-from ocigpu.system.service import Backoff, ServiceLog, Signals, file_state, notify_service_manager
+from ocigpu.system.files import file_state
+from ocigpu.system.service import Backoff, ServiceLog, Signals, notify_service_manager
 from ocigpu.system.settings_file import read_settings
 
 if TYPE_CHECKING:
@@ -275,7 +276,7 @@ class Watch:
             else:
                 pace.wait(now)
         except OcigpuError as error:
-            self._warn(f"{error.code}: {error.message}")
+            self._warn(error.line)
             notify_service_manager(f"STATUS=Failed: {printable(error.message)}")
             pace.failed(now)
 
@@ -305,7 +306,7 @@ class Watch:
         try:
             self.settings = read_settings(path)._replace(**self._overrides)
         except SettingsError as error:
-            self._warn(f"{error.code}: {error.message}; the previous settings stay in force")
+            self._warn(f"{error.line}; the previous settings stay in force")
 
     def _warn(self, message: str) -> None:
         """Log an error once, however often it is met without a success in between."""

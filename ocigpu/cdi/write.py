@@ -13,7 +13,6 @@ from ocigpu.system.files import replace_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from typing import Any
 
 EXTENSIONS = {".json": "json", ".yaml": "yaml", ".yml": "yaml"}
@@ -47,7 +46,9 @@ def dump_json(spec: "dict[str, Any]") -> str:
 
 def dump_yaml(spec: "dict[str, Any]") -> str:
     """Return a specification as a YAML document: "---", four spaces for a level, text quoted where it must be."""
-    return "---\n" + "".join(f"{line}\n" for line in _mapping(ordered(spec), ""))
+    lines = ["---"]
+    _add_mapping(ordered(spec), "", lines)
+    return "\n".join((*lines, ""))
 
 
 def ordered(spec: "dict[str, Any]") -> "dict[str, Any]":
@@ -67,27 +68,27 @@ def _ordered(value: "Any", field: str) -> "Any":
     return {name: _ordered(value[name], name) for name in dict.fromkeys((*first, *value))}
 
 
-def _mapping(value: "dict[str, Any]", indent: str) -> "Iterator[str]":
+def _add_mapping(value: "dict[str, Any]", indent: str, lines: list[str]) -> None:
     for name, item in value.items():
         key = f"{indent}{_scalar(name)}:"
         if isinstance(item, (dict, list)) and item:
-            yield key
-            yield from _block(item, " " * (len(indent) // 4 * 4 + 4))  # the next column that 4 divides
+            lines.append(key)
+            _add_block(item, " " * (len(indent) // 4 * 4 + 4), lines)  # the next column that 4 divides
         else:
-            yield f"{key} {_scalar(item)}"
+            lines.append(f"{key} {_scalar(item)}")
 
 
-def _block(value: "Any", indent: str) -> "Iterator[str]":
+def _add_block(value: "Any", indent: str, lines: list[str]) -> None:
     if isinstance(value, dict):
-        yield from _mapping(value, indent)
+        _add_mapping(value, indent, lines)
         return
     for item in value:
         if isinstance(item, (dict, list)) and item:
-            lines = _block(item, f"{indent}  ")
-            yield f"{indent}- {next(lines)[len(indent) + 2 :]}"
-            yield from lines
+            first = len(lines)
+            _add_block(item, f"{indent}  ", lines)
+            lines[first] = f"{indent}- {lines[first][len(indent) + 2 :]}"
         else:
-            yield f"{indent}- {_scalar(item)}"
+            lines.append(f"{indent}- {_scalar(item)}")
 
 
 def _scalar(value: "Any") -> str:

@@ -71,9 +71,12 @@ def answer_in_child(parent: int, pipe: int, text: bytes, seconds: float) -> byte
     except ImportError as error:
         return _dump({"missing": str(error)})
     _restrict(seconds)
-    drop_rights(OVERFLOW_ID, OVERFLOW_ID)
-    end_with(parent)
-    return _dump(_answer(yaml, text))
+    try:
+        drop_rights(OVERFLOW_ID, OVERFLOW_ID)
+        end_with(parent)
+        return _dump(_answer(yaml, text))
+    except MemoryError:
+        return b'{"error":"it needs too much memory"}'
 
 
 def _restrict(seconds: float) -> None:
@@ -94,26 +97,28 @@ def _answer(yaml: "Any", text: bytes) -> "dict[str, Any]":
         return {"data": build(yaml, text)}
     except RefusedError as error:
         return {"error": str(error)}
-    except yaml.MarkedYAMLError as error:
-        return {"error": str(RefusedError(error.problem_mark, str(error.problem)))}
-    except yaml.YAMLError as error:
-        return {"error": " ".join(str(error).split())}
-    except (MemoryError, RecursionError):
-        return {"error": "it needs too much memory"}
 
 
 def _dump(answer: "dict[str, Any]") -> bytes:
-    try:
-        return json.dumps(answer, ensure_ascii=False, separators=(",", ":")).encode()
-    except MemoryError:
-        return b'{"error":"it needs too much memory"}'
+    return json.dumps(answer, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def build(yaml: "Any", text: bytes, may_be_empty: bool = False) -> "Any":
     """Return the data of one YAML document, from the events of libyaml's parser or else of PyYAML's own.
 
-    None for no document, where it ``may_be_empty``.  Raises RefusedError, yaml.YAMLError or MemoryError.
+    None for no document, where it ``may_be_empty``.  Raises RefusedError.
     """
+    try:
+        return _build(yaml, text, may_be_empty)
+    except yaml.MarkedYAMLError as error:
+        raise RefusedError(error.problem_mark, str(error.problem)) from error
+    except yaml.YAMLError as error:
+        raise RefusedError(None, " ".join(str(error).split())) from error
+    except (MemoryError, RecursionError) as error:
+        raise RefusedError(None, "it needs too much memory") from error
+
+
+def _build(yaml: "Any", text: bytes, may_be_empty: bool) -> "Any":
     parser = (yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader)(text)
     events = yaml.events
     handlers = {

@@ -135,7 +135,7 @@ def _without_devices(config: dict[str, Any], settings: Settings, bundle: str, ca
         edits = split_hooks(resolved.edits, program)[0] if carried_out else resolved.edits
         inject(alone, edits, declare_rules=declare_rules, files=resolved.files, rootless=not root)
     except OcigpuError as error:
-        note = f"what its CDI devices brought cannot be told: {error.code}: {error.message}"
+        note = f"what its CDI devices brought cannot be told: {error.line}"
         return Original(config, "", (note,))
     if not devices:
         note = "the CDI devices that it has are of no specification that is there now: they cannot be taken back"

@@ -255,7 +255,7 @@ def _explain_spec(planned: Planned, original: dict[str, Any], bundle: str, setti
         try:
             planned = plan_bundle(original, bundle, settings._replace(mode="spec"), lambda: host, root)
         except OcigpuError as error:
-            return f"not possible: {error.code}: {error.message}"
+            return f"not possible: {error.line}"
     if planned.mode == "cdi":
         return ""
     return f"needs the hook: {planned.why_hook}" if planned.why_hook else "possible: no process runs for it"

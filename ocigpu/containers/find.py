@@ -83,7 +83,7 @@ def find_container(places: Places, text: str) -> Container:
     Raises OcigpuError OCIGPU-CTR-1 when there is none, OCIGPU-CTR-2 when there are several.
     """
     containers, notes = find_containers(places)
-    found = [one for one in containers if text in (one.id, one.name)]
+    found = [one for one in containers if one.id == text] or [one for one in containers if one.name == text]
     found = found or [one for one in containers if text and one.id.startswith(text)]
     if not found:
         also = f" ({len(notes)} not readable: see ocigpu ps)" if notes else ""
@@ -212,7 +212,7 @@ def find_name(engine: str, identity: str, pid: int, bundle: str, config: dict[st
         return _docker_name(identity, get_list(config, "mounts"))
     if engine == "podman":
         return _conmon_name(identity, pid) or _podman_name(identity, bundle)
-    return _annotated_name(read_annotations(config))
+    return _annotated_name(read_annotations(config), engine == "cri-o")
 
 
 def read_annotations(config: dict[str, Any]) -> dict[str, str]:
@@ -228,18 +228,19 @@ def find_engine(bundle: str, annotations: dict[str, str]) -> str:
         if part.startswith("io.containerd.runtime.") and len(parts) > number + 1:
             return "docker" if parts[number + 1] in ("moby", "plugins.moby") else "containerd"
     manager = annotations.get("io.container.manager", "")
-    if manager == "libpod" or "io.podman.annotations.autoremove" in annotations:
+    if manager == "libpod" or (not manager and "io.podman.annotations.autoremove" in annotations):
         return "podman"
     if manager == "cri-o" or "io.kubernetes.cri-o.ContainerID" in annotations:
         return "cri-o"
     return "podman" if bundle.endswith("/userdata") and "overlay-containers" in parts else ""
 
 
-def _annotated_name(annotations: dict[str, str]) -> str:
-    parts = [annotations.get(f"io.kubernetes.cri.{name}", "") for name in _CRI_NAMES]
+def _annotated_name(annotations: dict[str, str], of_cri_o: bool) -> str:
+    """Return the name by annotations of the engine; those of containerd's are the pod author's under CRI-O."""
+    parts = [] if of_cri_o else [annotations.get(f"io.kubernetes.cri.{name}", "") for name in _CRI_NAMES]
     if not any(parts):
         parts = [annotations.get(f"io.kubernetes.{name}", "") for name in _KUBELET_NAMES]
-    return "/".join(part for part in parts if part) or annotations.get("nerdctl/name", "")
+    return "/".join(part for part in parts if part) or ("" if of_cri_o else annotations.get("nerdctl/name", ""))
 
 
 _CRI_NAMES = ("sandbox-namespace", "sandbox-name", "container-name")

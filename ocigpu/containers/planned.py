@@ -14,7 +14,7 @@ from ocigpu.bundle.declared import Declared, edit_declared, why_hook
 from ocigpu.bundle.document import check_can_have_gpus
 from ocigpu.bundle.edit import edit_config, rule_entries, take_back
 from ocigpu.bundle.from_plan import declare
-from ocigpu.bundle.hookless import VIEW_PREFIX
+from ocigpu.bundle.hookless import VIEW_PREFIX, why_exchangeable
 from ocigpu.bundle.inject import edit_of_devices, put_devices
 from ocigpu.bundle.policy import find_hook, hook_path, owns_device_policy
 from ocigpu.bundle.rootfs import find_obstacle, resolve_in_root
@@ -70,12 +70,13 @@ def why_not_spec(
 
     def look(root_fd: int) -> str:
         reason = why_hook(declared, config, lambda path: resolve_in_root(root_fd, path), *options)
+        reason = reason or why_exchangeable(declared)
         return reason or find_obstacle(root_fd, declared.links, declared.libraries)
 
     try:
         return str(look_below(root or rootfs_path(config, bundle), look))
     except OSError:
-        return why_hook(declared, config, str, *options)
+        return why_hook(declared, config, str, *options) or why_exchangeable(declared)
 
 
 class Planned(NamedTuple):

@@ -4,19 +4,23 @@ A hook in config.json and a variable do not tell: the hook may have refused (the
 given less.  Shown is what the device rules of the configuration allow, and what the mount table has: the driver's
 files, by file system and path, and the directories of GPUs below /proc/driver/nvidia.  A container that may mount
 (CAP_SYS_ADMIN) writes that table, too: there only our own hook is believed, by the settings that it was given.  A node
-alone shows nothing where the container may make nodes (CAP_MKNOD).
+alone shows nothing where the container may make nodes (CAP_MKNOD), nor what its configuration mounts, with all that
+lies in it: a pod may name a node or a library of the host as a volume, or a directory where one is mounted.  Where a
+volume cannot be told any more, because its path means something else by now, nothing else can either.
 """
 
 import fcntl
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+from ocigpu.bundle.edit import has_gpu_hook
+from ocigpu.containers.child import ask_child
 from ocigpu.containers.inside import look_inside
 from ocigpu.containers.report import read_mode
 from ocigpu.containers.rules import may_open
 from ocigpu.core.actions import Plan
-from ocigpu.core.config_json import get_list, get_object, has_user_namespace
+from ocigpu.core.config_json import get_list, get_object, has_user_namespace, is_path
 from ocigpu.core.errors import OcigpuError
 from ocigpu.core.facts import DeviceNode, HostFacts, ImageFacts, MigDevice, mig_capability_paths
 from ocigpu.core.settings import Settings
@@ -29,6 +33,8 @@ from ocigpu.system import proc
 from ocigpu.system.proc import Mount
 from ocigpu.system.settings_file import read_settings
 
+DELETED = "//deleted"
+"""What mountinfo puts behind the path of a root that was removed (fs/d_path.c)."""
 _NS_GET_USERNS, _NS_GET_PARENT = 0xB701, 0xB702  # linux/nsfs.h
 
 
@@ -36,12 +42,14 @@ class ShownMounts(NamedTuple):
     """The mounts of a container's first process, and of this one.
 
     ``of_runtime``: the process is in the mount namespace that its runtime has made.  Any user may leave that, into one
-    where he may mount, by a user namespace of his own (unshare(2)).
+    where he may mount, by a user namespace of his own (unshare(2)).  ``volumes``: host paths, without links, that its
+    configuration has mounted.
     """
 
     inside: tuple[Mount, ...] = ()
     host: tuple[Mount, ...] = ()
     of_runtime: bool = True
+    volumes: tuple[str, ...] = ()
 
 
 class Shown(NamedTuple):
@@ -52,10 +60,19 @@ class Shown(NamedTuple):
 
 
 def read_mounts(inside: LiveContainer, config: dict[str, Any]) -> ShownMounts:
-    """Return the mounts of a container's first process, and ours; raises OSError."""
+    """Return the mounts of a container's first process, and ours; raises OSError, and OcigpuError OCIGPU-CTR-4."""
     theirs, ours = proc.read_mounts("mountinfo", inside.proc_fd), proc.read_mounts()
     of_runtime = _is_of_runtime(inside, has_user_namespace(config))
-    return ShownMounts(tuple(theirs.values()), tuple(ours.values()), of_runtime)
+    binds = [mount for mount in get_list(config, "mounts") if isinstance(mount, dict) and _is_bind(mount)]
+    sources = [mount.get("source") for mount in binds]
+    paths = [path for path in sources if isinstance(path, str) and is_path(path) and path.startswith("/")]
+    # by a child: a volume's server may never answer
+    volumes = ask_child(lambda: [*map(os.path.realpath, paths)]) if paths and has_gpu_hook(config) else ()
+    return ShownMounts(tuple(theirs.values()), tuple(ours.values()), of_runtime, tuple(volumes))
+
+
+def _is_bind(mount: dict[str, Any]) -> bool:
+    return mount.get("type") == "bind" or not {"bind", "rbind"}.isdisjoint(map(str, get_list(mount, "options")))
 
 
 def _is_of_runtime(inside: LiveContainer, with_users: bool) -> bool:
@@ -128,14 +145,39 @@ class _Look:
         own: bool,
     ) -> None:
         self._inside, self._facts, self._rules = inside, facts, rules
-        believed = mounts.inside if mounts.of_runtime and (own or not _has(config, "CAP_SYS_ADMIN")) else ()
+        self._host = sorted(mounts.host, key=lambda mount: -len(mount.point))
+        volumes = self._find_volumes(mounts)
+        known = mounts.of_runtime and (own or volumes is not None)
+        believed = [mount for mount in mounts.inside if mount.mnt_id not in (volumes or ())] if known else []
+        if not own and _has(config, "CAP_SYS_ADMIN"):
+            believed = []
+        self._of_host = {os.makedev(*map(int, mount.device.split(":"))) for mount in mounts.host}
         self._points = {mount.point: mount.root for mount in believed}
         self._mounted = {(mount.device, mount.root) for mount in believed}
         may_make_nodes = _has(config, "CAP_MKNOD") and not has_user_namespace(config)
-        self._nodes_tell = mounts.of_runtime and not may_make_nodes
-        self._host = sorted(mounts.host, key=lambda mount: -len(mount.point))
+        self._nodes_tell = known and not may_make_nodes
         paths = [*(library.host_path for library in facts.libraries), *(file.host_path for file in facts.binaries)]
         self.files = frozenset(path for path in paths if self._is_file(path))
+
+    def _find_volumes(self, mounts: ShownMounts) -> set[int] | None:
+        """Return the ids of a container's volumes and of what is mounted below them; None if one cannot be told.
+
+        What was mounted at a volume's path when the container started may be gone since, or another's.
+        """
+        table = [mount for mount in mounts.inside if not mount.point.startswith(("/proc/", "/sys/"))]
+        ids: set[int] = set()
+        for source in mounts.volumes:
+            places = set(self._places(source))
+            found = {mount.mnt_id for mount in table if (mount.device, mount.root.removesuffix(DELETED)) in places}
+            if not found:
+                return None
+            ids |= found
+        if len(ids) < len(mounts.volumes):  # one path leads to another volume by now
+            return None
+        below = {mount.mnt_id: mount.parent for mount in mounts.inside}
+        while more := {number for number, parent in below.items() if parent in ids} - ids:
+            ids |= more
+        return ids
 
     def narrow(self, request: Request, plan: Plan) -> Request | None:
         """Return a request for what shows of a plan, None for nothing."""
@@ -186,23 +228,28 @@ class _Look:
         return self._points.get(f"{PROC_DRIVER}/{name}", "").endswith(f"/driver/nvidia/{name}")
 
     def _is_file(self, host_path: str) -> bool:
-        """Tell whether a file of the host is mounted anywhere in the container, by file system and path in that."""
+        """Tell whether a file of the host is mounted anywhere in the container."""
+        return any(place in self._mounted for place in self._places(host_path))
+
+    def _places(self, host_path: str) -> Iterator[tuple[str, str]]:
+        """Yield what a path of the host is to mount tables: file system and path in that."""
         above = [mount for mount in self._host if f"{host_path}/".startswith(f"{mount.point.rstrip('/')}/")]
         for mount in above:
-            path = mount.root.rstrip("/") + host_path[len(mount.point.rstrip("/")) :]
-            if mount.point == above[0].point and (mount.device, path) in self._mounted:
-                return True
-        return False
+            if mount.point == above[0].point:
+                yield mount.device, mount.root.rstrip("/") + host_path[len(mount.point.rstrip("/")) :] or "/"
 
     def _are_nodes(self, nodes: Iterable[DeviceNode]) -> bool:
-        """Tell whether there are nodes, and all show: by a rule, a mount, or a node that others must have made."""
+        """Tell whether there are nodes, and all show: by a rule, a mount, or a node that others must have made.
+
+        On a file system of the host it is a volume's, or made before this container.
+        """
         wanted = list(nodes)
         left = [node for node in wanted if not may_open(self._rules, (node.major, node.minor))]
         left = [node for node in left if not (node.host_path and self._is_file(node.host_path))]
         if left and self._nodes_tell:
             seen = look_inside(self._inside, (), [node.container_path for node in left]).files
             pairs = zip(left, seen, strict=True)
-            left = [node for node, file in pairs if not file.is_device(node)]
+            left = [node for node, file in pairs if not file.is_device(node) or file.device in self._of_host]
         return bool(wanted) and not left
 
 

@@ -1,15 +1,14 @@
 """The steps of a plan as people are shown them: what is made in a container, of what on the host, and why."""
 
 from ocigpu.core.actions import AllowDevice, Bind, Link, Node, Plan
+from ocigpu.core.record import NamedTuple
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import Any, NamedTuple
+    from typing import Any
 
     from ocigpu.core.actions import Action
-else:
-    from ocigpu.core.record import NamedTuple
 
 
 class Step(NamedTuple):

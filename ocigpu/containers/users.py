@@ -2,13 +2,13 @@
 
 A user can put anything where the own runtimes keep states, and mount a file system that never answers.  So root does
 not look there: a child with the user's rights, a deadline and a limit does, and what it answers is text to be shown.
-Nothing follows from it: no other command takes these containers, or their names, for a container.
+``ps`` and ``explain`` show it, and nothing else follows: no command takes these containers, or their names, for one.
 """
 
 import json
 import os
 import pwd
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -39,11 +39,27 @@ class OfUser(NamedTuple):
 
 
 def find_of_users(facts: HostFacts, settings: Settings) -> tuple[list[OfUser], list[str]]:
-    """Return the containers of all users that are logged in but root's, and notes; needs root.
-
-    Those are the users with a directory of their own in /run/user (pam_systemd(8)).
-    """
+    """Return the containers of all users that are logged in but root's, and notes; needs root."""
+    answers, notes = ask_users(partial(_look_for_containers, facts, settings), SECONDS)
     found: list[OfUser] = []
+    for user, rows in answers.items():
+        try:
+            found += [shown for item in rows[:MAX_CONTAINERS] if (shown := _checked(user, item, facts))]
+        except (ValueError, TypeError):
+            notes.append(_NOT_LOOKED_AT.format(user))
+    return found, notes
+
+
+_NOT_LOOKED_AT = "containers of user {} could not be looked at"
+
+
+def ask_users(look: Callable[[Places], Any], seconds: float) -> tuple[dict[str, Any], list[str]]:
+    """Return for each user that is logged in, but root, what ``look`` answers as JSON with their rights; and notes.
+
+    Those are the users with a directory of their own in /run/user (pam_systemd(8)).  ``look`` gets where their
+    containers are; what it answers is the user's word.  Needs root.
+    """
+    answers: dict[str, Any] = {}
     notes: list[str] = []
     users = [uid for uid in _uids() if uid]
     if len(users) > MAX_USERS:
@@ -55,14 +71,13 @@ def find_of_users(facts: HostFacts, settings: Settings) -> tuple[list[OfUser], l
             user, gid = entry.pw_name, entry.pw_gid
         except KeyError:
             user, gid = str(uid), uid
-        asked.append((user, Child(partial(_look_as, uid, gid, facts, settings, os.getpid()), SECONDS)))
+        asked.append((user, Child(partial(_look_as, uid, gid, look, os.getpid()), seconds)))
     for user, child in asked:
         try:
-            text, _ = child.collect(MAX_ANSWER)
-            found += [shown for item in json.loads(text)[:MAX_CONTAINERS] if (shown := _checked(user, item, facts))]
-        except (OSError, OverflowError, ValueError, TypeError, RecursionError):
-            notes.append(f"containers of user {user} could not be looked at")
-    return found, notes
+            answers[user] = json.loads(child.collect(MAX_ANSWER)[0])
+        except (OSError, OverflowError, ValueError, RecursionError):
+            notes.append(_NOT_LOOKED_AT.format(user))
+    return {user: answer for user, answer in answers.items() if answer is not None}, notes
 
 
 def _uids() -> Sequence[int]:
@@ -73,24 +88,27 @@ def _uids() -> Sequence[int]:
         return ()
 
 
-def _look_as(uid: int, gid: int, facts: HostFacts, settings: Settings, parent: int, pipe: int) -> bytes:
-    """Return what the user's files say; in the child, which becomes the user."""
+def _look_as(uid: int, gid: int, look: Callable[[Places], Any], parent: int, pipe: int) -> bytes:
+    """Return what ``look`` finds; in the child, which becomes the user."""
     isolate(pipe)
     drop_rights(uid, gid)
     if os.getresuid() != (uid, uid, uid) or os.getresgid() != (gid, gid, gid):
         raise PermissionError
     if os.stat(f"{USER_DIRECTORIES}/{uid}", follow_symlinks=False).st_uid != uid:
-        return b"[]"
+        return b"null"
     end_with(parent)
     os.register_at_fork(after_in_child=partial(end_with, os.getpid()))  # children of its own do not outlive it
-    containers = find_containers(Places(tuple(f"{USER_DIRECTORIES}/{uid}/{name}" for name in USER_NAMES)))[0]
-    reports = make_reports(containers[:MAX_CONTAINERS], facts, settings)
+    return json.dumps(look(Places(tuple(f"{USER_DIRECTORIES}/{uid}/{name}" for name in USER_NAMES)))).encode()
+
+
+def _look_for_containers(facts: HostFacts, settings: Settings, places: Places) -> list[Any]:
+    reports = make_reports(find_containers(places)[0][:MAX_CONTAINERS], facts, settings)
     rows = []
     for report in reports:
         gpus = [(gpu.uuid, gpu.state) for gpu in report.gpus]
         one = report.container
         rows.append((one.name, one.engine or one.runtime, one.status, one.pid, report.mode, gpus, report.unanswered))
-    return json.dumps(rows).encode()
+    return rows
 
 
 def _checked(user: str, item: Any, facts: HostFacts) -> OfUser | None:

@@ -7,13 +7,12 @@ absolute, resolved paths on the host.
 """
 
 from ocigpu.core.facts import DeviceNode, ImageFacts, to_data
+from ocigpu.core.record import NamedTuple
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Any, NamedTuple, TypeAlias
-else:
-    from ocigpu.core.record import NamedTuple
+    from typing import Any, TypeAlias
 
 FILE_OPTIONS = ("ro", "nosuid", "nodev")
 """Mount options of driver files."""

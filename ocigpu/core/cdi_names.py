@@ -5,12 +5,7 @@ device names).
 """
 
 from ocigpu.core.errors import CdiError, quoted
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import NamedTuple
-else:
-    from ocigpu.core.record import NamedTuple
+from ocigpu.core.record import NamedTuple
 
 MAX_ANNOTATION_NAME = 63
 MAX_ANNOTATION_PREFIX = 253

@@ -4,12 +4,11 @@ import os
 
 from ocigpu.core import rawjson
 from ocigpu.core.errors import SpecError, printable
+from ocigpu.core.record import NamedTuple
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, NamedTuple
-else:
-    from ocigpu.core.record import NamedTuple
+    from typing import Any
 
 MAX_CONFIG_BYTES = 32 << 20
 VENDOR_HOOKS = ("nvidia-container-runtime-hook", "nvidia-container-toolkit")

@@ -32,6 +32,11 @@ class OcigpuError(Exception):
 
         return CODES[self.code].fix
 
+    @property
+    def line(self) -> str:
+        """Code and message."""
+        return f"{self.code}: {self.message}"
+
     def render(self, program: str) -> str:
         """Return the one or two lines shown on standard error, without a final newline."""
         line = f"{program}: {self.code}: {printable(self.message)}"
@@ -114,6 +119,24 @@ def cause(error: OSError) -> str:
     """
     text = error.strerror or str(error)
     return f"{error.filename}: {text}" if isinstance(error.filename, str) and error.filename else text
+
+
+def reason_of(error: BaseException) -> str:
+    """Return why something failed, in one line without numbers of errors, which libraries put before or wrap up.
+
+    Those of TLS have a name in capitals (ssl.SSLError.reason) or a text of their own (verify_message).
+    """
+    found: BaseException | None = error
+    while found is not None:
+        if isinstance(found, OSError):
+            if text := getattr(found, "verify_message", ""):
+                return printable(text, 300)
+            if getattr(found, "library", ""):
+                return printable(str(getattr(found, "reason", "")).replace("_", " ").lower(), 300)
+            if found.strerror:
+                return printable(cause(found), 300)
+        found = found.__cause__ or found.__context__
+    return printable(str(error), 300) or type(error).__name__
 
 
 def printable(text: str, limit: int = 2000) -> str:

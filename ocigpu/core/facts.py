@@ -7,12 +7,12 @@ Paths: ``host_path`` is where the host has it, driver root included, with every 
 ``container_path`` is where a container expects it.
 """
 
+from ocigpu.core.record import NamedTuple
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Any, NamedTuple
-else:
-    from ocigpu.core.record import NamedTuple
+    from typing import Any
 
 
 class DeviceNode(NamedTuple):

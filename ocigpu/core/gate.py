@@ -6,15 +6,14 @@ on annotations of images (Podman before 4.5.1) and of pods (CRI-O), docs/SECURIT
 """
 
 from ocigpu.core.errors import RequestError, quoted
+from ocigpu.core.record import NamedTuple
 from ocigpu.core.settings import CAPABILITIES, MODES_WITH_CDI, Settings
 from ocigpu.core.vendors import GPU_VENDORS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any, NamedTuple
-else:
-    from ocigpu.core.record import NamedTuple
+    from typing import Any
 
 SOURCES = {
     "variable": "variable of the container",

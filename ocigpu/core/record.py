@@ -1,16 +1,9 @@
 """Small immutable records without the cost of importing ``typing``, ``dataclasses`` or ``collections``.
 
-A module on the hot path writes::
-
-    TYPE_CHECKING = False
-    if TYPE_CHECKING:
-        from typing import NamedTuple
-    else:
-        from ocigpu.core.record import NamedTuple
-
-and then declares records as usual.  Type checkers see ``typing.NamedTuple``; at run time the class below makes a
-subclass of tuple from the annotations, with what this project uses of a named tuple.  ``typing`` alone costs about
-4 ms of every container start; ``collections`` 1.5, and its namedtuple compiles a function for each record.
+A module on the hot path imports NamedTuple from here and declares records as usual.  Type checkers see
+``typing.NamedTuple``; at run time the class below makes a subclass of tuple from the annotations, with what this
+project uses of a named tuple.  ``typing`` alone costs about 4 ms of every container start; ``collections`` 1.5, and its
+namedtuple compiles a function for each record.
 """
 
 from _collections import _tuplegetter  # type: ignore[import-not-found]  # what collections.namedtuple uses: a field read in C
@@ -19,6 +12,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
+
+__all__ = ["NamedTuple"]
 
 
 class _Record(tuple):  # type: ignore[type-arg]
@@ -73,5 +68,9 @@ class _NamedTupleMeta(type):
         return type(name, (_Record,), {**namespace, **getters, **more})
 
 
-class NamedTuple(metaclass=_NamedTupleMeta):
-    """Base class: what is declared as a subclass becomes a record, its methods kept."""
+if TYPE_CHECKING:
+    from typing import NamedTuple
+else:
+
+    class NamedTuple(metaclass=_NamedTupleMeta):
+        """Base class: what is declared as a subclass becomes a record, its methods kept."""

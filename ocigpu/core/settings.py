@@ -6,13 +6,12 @@ CLI (a hook gets it as an argument, never from its environment).  The same table
 """
 
 from ocigpu.core.errors import SettingsError, quoted
+from ocigpu.core.record import NamedTuple
 from ocigpu.core.vendors import GPU_VENDORS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, NamedTuple
-else:
-    from ocigpu.core.record import NamedTuple
+    from typing import Any
 
 
 DEFAULT_PATH = "/etc/ocigpu/config.toml"
@@ -150,7 +149,7 @@ def parse_settings(document: "dict[str, Any]", path: str = "") -> Settings:
     for name, value in _flatten(document, tables, path):
         key = known.get(name)
         if key is None:
-            raise _unknown(name, list(known), path)
+            raise SettingsError("OCIGPU-SET-2", f"{path}: unknown key {quoted(name)}", suggest_key(name))
         values[key.field] = _value(key, value, path)
     return Settings(**values, path=path)
 
@@ -167,12 +166,21 @@ def _flatten(document: "dict[str, Any]", tables: set[str], path: str) -> "list[t
     return pairs
 
 
-def _unknown(name: str, known: list[str], path: str) -> SettingsError:
+def suggest_key(name: str) -> str:
+    """Return a hint at what an unknown key of the file, dotted, was meant to be."""
     import difflib
 
-    near = difflib.get_close_matches(name, known, 1, 0.5)
-    hint = f"did you mean {near[0]}?" if near else "ocigpu config keys lists all keys"
-    return SettingsError("OCIGPU-SET-2", f"{path}: unknown key {quoted(name)}", hint)
+    if name.startswith("nvidia-"):
+        return "NVIDIA's settings are taken over by: ocigpu config import FILE"
+    table, _, last = name.rpartition(".")
+    inside = {key.name.rpartition(".")[2]: key.name for key in KEYS if key.name.rpartition(".")[0] == table}
+    if not table:
+        inside |= {key.name.partition(".")[0]: f"[{key.name.partition('.')[0]}]" for key in KEYS if "." in key.name}
+    near = difflib.get_close_matches(last, inside, 1, 0.6)
+    meant = [inside[near[0]]] if near else [key.name for key in KEYS if key.name.rpartition(".")[2] == last]
+    if meant:
+        return f"did you mean {' or '.join(meant)}?"
+    return f"keys of [{table}]: {', '.join(inside)}" if table and inside else "ocigpu config keys lists all keys"
 
 
 def _value(key: Key, value: "Any", path: str) -> "Any":

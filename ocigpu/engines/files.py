@@ -9,7 +9,8 @@ from typing import NamedTuple, Self
 
 from ocigpu.core.errors import OcigpuError
 from ocigpu.engines.places import MAX_CONFIG, NOT_THERE, decode, file_mode
-from ocigpu.system.files import lock, open_regular, read_bounded, remove_drafts, replace_file
+from ocigpu.system.files import open_regular, read_bounded, remove_drafts, replace_file
+from ocigpu.system.locks import holding
 from ocigpu.system.paths import MAX_LINKS, make_directories, open_in_root
 from ocigpu.system.store import open_lock
 
@@ -223,16 +224,12 @@ def locked() -> Iterator[None]:
 
     The lock lies where no other user can take it.
     """
-    fd = -1
+    busy = OcigpuError("OCIGPU-ENG-4", "another ocigpu is changing engine configurations")
     try:
         fd = open_lock("engine.lock")
         if fd < 0:
             fd = os.open(os.path.expanduser("~"), _DIRECTORY | os.O_CLOEXEC)
-        if not lock(fd, _LOCK_SECONDS):
-            raise OcigpuError("OCIGPU-ENG-4", "another ocigpu is changing engine configurations")
-        yield
+        with holding(fd, busy, _LOCK_SECONDS):
+            yield
     except OSError as error:
-        raise OcigpuError("OCIGPU-ENG-4", f"lock: {error.strerror}") from error
-    finally:
-        if fd >= 0:
-            os.close(fd)
+        raise OcigpuError("OCIGPU-ENG-4", f"lock {error.filename or 'file'}: {error.strerror}") from error

@@ -2,20 +2,40 @@
 
 import itertools
 import os
+import re
+from collections.abc import Iterator
+from typing import Any
 
 from ocigpu.core.errors import OcigpuError
 from ocigpu.engines.files import Root
-from ocigpu.engines.places import ENGINES, KUBERNETES, expand, find_program, parse_config, read_file, running_daemons
-from ocigpu.engines.status import EngineStatus, RuntimeEntry, is_generated, read_merged
+from ocigpu.engines.places import (
+    DAEMON_PATH,
+    ENGINES,
+    KUBERNETES,
+    expand,
+    find_program,
+    is_contained,
+    is_foreign,
+    is_program,
+    parse_config,
+    read_file,
+    read_link,
+    running_daemons,
+)
+from ocigpu.engines.status import HOOK, EngineStatus, RuntimeEntry, is_generated, is_our_hook, read_merged
 from ocigpu.system.proc import is_running, read_stat
 
-_TASKS = (
-    "/run/containerd",
-    "/run/docker/containerd/daemon",
-    "/run/k3s/containerd",
-    "/run/user/*/docker/containerd/daemon",
+_TASKS = tuple(
+    f"{state}/io.containerd.runtime.v2.task/*"
+    for state in (
+        "/run/containerd",
+        "/run/docker/containerd/daemon",
+        "/run/k3s/containerd",
+        "/run/user/*/docker/containerd/daemon",
+    )
 )
-"""Where the containerds of the system, of Docker and of k3s keep what runs (containerd, docs/ops.md: state)."""
+"""Where the containerds of the system, of Docker and of k3s keep the bundles of a namespace, unless --state or a file
+says another place (containerd, docs/ops.md)."""
 _LEFT = "/run/ocigpu/left-"
 """Starts of names of files: by which process, and until when, an engine is used that was taken back while it ran."""
 
@@ -30,38 +50,69 @@ def find_users(root: str, shim: str, statuses: list[EngineStatus]) -> list[str]:
     """Return the containers that need the shim, in words.
 
     Those that run: the shim ends them, too.  containerd's own shim keeps the program's path beside the bundle
-    (containerd, pkg/runc: WriteRuntime); conmon, of Podman and CRI-O, has it on its command line (conmon(8)).  And
-    Docker's containers that were made with a runtime of ours, running or not: the name is in their file.
+    (containerd, pkg/runc: WriteRuntime) and works in a bundle's directory (runtime/v2: Command), wherever that is;
+    conmon, of Podman and CRI-O, has it on its command line (conmon(8)).  And Docker's containers that were made with a
+    runtime of ours, running or not: the name is in their file.
     """
     found: dict[str, str] = {}
-    mains = [status.target for status in statuses if status.engine == "containerd"]
-    states = [str(read_merged(root, "containerd", main, [])[1].get("state", "")) for main in mains]
-    tops = dict.fromkeys([*_TASKS, *filter(os.path.isabs, states)])
-    patterns = (f"{top}/io.containerd.runtime.v2.task/*/*/runtime" for top in tops)
-    for path in itertools.chain.from_iterable(expand(root, pattern) for pattern in patterns):
+    namespaces = {path: None for pattern in _TASKS for path in expand(root, pattern)}
+    for path in expand(root, "/proc/[0-9]*/cmdline"):
+        words = _text(root, path).split("\0")
+        name, process = os.path.basename(words[0]), os.path.dirname(path)
+        if name.startswith("containerd-shim") and not is_foreign(root, process):
+            namespaces[os.path.dirname(read_link(root, f"{process}/cwd"))] = None
+        elif (
+            name == "conmon"
+            and not is_contained(root, process)
+            and any(is_shim(root, word, shim) for word in words[1:])
+        ):
+            told = dict(itertools.pairwise(words))
+            found[path] = f"container {told.get('-n', told.get('-c', ''))[:60]} of conmon"
+    for path in itertools.chain.from_iterable(expand(root, f"{one}/*/runtime") for one in filter(None, namespaces)):
         if is_shim(root, _text(root, path).strip(), shim):
             namespace, identity = path.split("/")[-3:-1]
             found[identity] = f"container {identity[:12]} of {namespace}"
-    for path in expand(root, "/proc/[0-9]*/cmdline"):
-        words = _text(root, path).split("\0")
-        if os.path.basename(words[0]) == "conmon" and any(is_shim(root, word, shim) for word in words[1:]):
-            told = dict(itertools.pairwise(words))
-            found[path] = f"container {told.get('-n', told.get('-c', ''))[:60]} of conmon"
     for status in statuses:
         names = {entry.name for entry in entries_of(root, shim, status)} if status.engine == "docker" else set()
-        data_root = str(read_merged(root, "docker", status.target, [])[1].get("data-root") or "/var/lib/docker")
-        for path in expand(root, f"{data_root}/containers/*/hostconfig.json") if names else ():
-            text = _text(root, path)
-            try:
-                runtime = parse_config(path, text).get("Runtime")
-            except OcigpuError:  # cut short when a disk was full
-                runtime = next((name for name in names if f'"{name}"' in text), None)
+        for identity, name, runtime, _ in _docker_containers(root, status) if names else ():
             if runtime in names:
-                about = os.path.join(os.path.dirname(path), "config.v2.json")
-                name = str(parse_config(about, _text(root, about)).get("Name", "")).lstrip("/")
-                identity = path.split("/")[-2]
-                found[identity] = f"Docker's container {name or identity[:12]}, made with the runtime {runtime}"
+                found[identity] = f"Docker's container {name}, made with the runtime {runtime}"
     return list(found.values())
+
+
+def find_gpus_users(root: str, shim: str, statuses: list[EngineStatus], all_hooks: bool) -> list[str]:
+    """Return the containers of docker run --gpus that would not start again, in words.
+
+    They need a hook on dockerd's PATH at each start (moby, daemon/nvidia_linux.go).  ``all_hooks``: every one of ours
+    goes, with its links; else only that beside the shim.
+    """
+    home = os.path.realpath(os.path.join(root, os.path.dirname(shim).lstrip("/")))
+    stays = goes = False
+    for directory in DAEMON_PATH:
+        if is_program(root, path := f"{directory}/{HOOK}"):
+            beside = os.path.realpath(os.path.join(root, directory.lstrip("/"))) == home
+            ours = is_our_hook(root, path) and (all_hooks or beside)
+            stays, goes = stays or not ours, goes or ours
+    if stays or not goes:
+        return []
+    dockers = (status for status in statuses if status.engine == "docker")
+    containers = itertools.chain.from_iterable(_docker_containers(root, status) for status in dockers)
+    return [f"Docker's container {name}, made with --gpus" for _, name, _, asks in containers if asks]
+
+
+def _docker_containers(root: str, status: EngineStatus) -> Iterator[tuple[str, str, str, bool]]:
+    """Yield identity, name and runtime of each of Docker's containers, and whether it asks by --gpus."""
+    data_root = str(read_merged(root, "docker", status.target, [])[1].get("data-root") or "/var/lib/docker")
+    for path in expand(root, f"{data_root}/containers/*/hostconfig.json"):
+        text, about = _text(root, path), os.path.join(os.path.dirname(path), "config.v2.json")
+        identity = path.split("/")[-2]
+        name = str(_data(about, _text(root, about)).get("Name", "")).lstrip("/") or identity[:12]
+        data = _data(path, text)
+        # the text, of a file that was cut short when a disk was full
+        named = re.search(r'"Runtime": ?"([^"]*)"', text)
+        runtime = str(data.get("Runtime", named[1] if named else ""))
+        requests = filter(lambda one: isinstance(one, dict), data.get("DeviceRequests") or ())
+        yield identity, name, runtime, any(one.get("Driver") in ("", "nvidia") for one in requests)
 
 
 def entries_of(root: str, shim: str, status: EngineStatus) -> list[RuntimeEntry]:
@@ -117,6 +168,13 @@ def find_waiting(root: str) -> list[tuple[str, str]]:
         if pid.isdigit() and start.isdigit() and is_running(int(start), os.path.join(root, f"proc/{pid}/stat")):
             found.append((engine, step))
     return found
+
+
+def _data(path: str, text: str) -> dict[str, Any]:
+    try:
+        return parse_config(path, text)
+    except OcigpuError:
+        return {}
 
 
 def _text(root: str, path: str) -> str:

@@ -65,6 +65,14 @@ def open_below(root: str, path: str, flags: int) -> int:
         os.close(root_fd)
 
 
+def read_link(root: str, path: str) -> str:
+    """Return what a link below the root leads to, "" for no link, or one that is gone."""
+    try:
+        return os.readlink(os.path.join(root, path.lstrip("/")))
+    except OSError:
+        return ""
+
+
 def read_file(root: str, path: str) -> str | None:
     """Return the text of a file below ``root``, links followed inside it; None when there is none.
 
@@ -154,8 +162,8 @@ def running_daemons(root: str) -> list[Daemon]:
     """Return the daemons of engines that run, from the process table below ``root``.
 
     The containerd that dockerd starts for itself is none: its file is written anew at each start.  Nor is a daemon in a
-    container, which has a second process id there (proc(5), NSpid): its files are not those of this root.  Nor one of
-    another user than root and ours: a process of any user can have such a name, and name any file.
+    container, which has a second process id there (proc(5), NSpid), or another root directory: its files are not those
+    of this root.  Nor one of another user than root and ours: any process can have such a name, and name any file.
     """
     names = {program: engine for engine, program in PROGRAMS.items() if engine != "podman"}
     found = []
@@ -165,7 +173,7 @@ def running_daemons(root: str) -> list[Daemon]:
         except OcigpuError:  # ended meanwhile, or another user's behind hidepid
             continue
         engine = names.get(os.path.basename(words[0]))
-        if engine and not _is_foreign(root, os.path.dirname(path)):
+        if engine and not is_foreign(root, os.path.dirname(path)):
             config = _config_of(words)
             if not config.endswith("/containerd/containerd.toml"):
                 options = tuple(word[2:].partition("=")[0] for word in words if word.startswith("--"))
@@ -183,14 +191,34 @@ def path_variable(pid: int) -> str | None:
     return next((os.fsdecode(item[5:]) for item in variables if item.startswith(b"PATH=")), None)
 
 
-def _is_foreign(root: str, process: str) -> bool:
+def is_foreign(root: str, process: str) -> bool:
+    """Whether a process (its directory below the root) is in a container, or another user's than root's and ours."""
+    users = (str(os.geteuid()), "0")
+    return is_contained(root, process) or any(uid not in users for uid in _status(root, process).get("Uid:", ()))
+
+
+def is_contained(root: str, process: str) -> bool:
+    """Whether a process (its directory below the root) is in a container.
+
+    A container may have the host's process ids, but has a root directory of its own; so has a daemon of a snap, which
+    its control group tells.
+    """
+    if len(_status(root, process).get("NSpid:", ())) > 1:
+        return True
+    try:
+        groups = read_file(root, f"{process}/cgroup") or ""
+        own = os.path.samefile(f"{root.rstrip('/')}{process}/root", root)
+    except (OcigpuError, OSError):  # not ours to look at, or it has ended
+        return False
+    return not own and "/snap." not in groups
+
+
+def _status(root: str, process: str) -> dict[str, list[str]]:
     try:
         lines = (read_file(root, f"{process}/status") or "").splitlines()
     except OcigpuError:
-        return False
-    fields = {words[0]: words[1:] for line in lines if (words := line.split())}
-    users = (str(os.geteuid()), "0")
-    return len(fields.get("NSpid:", ())) > 1 or any(uid not in users for uid in fields.get("Uid:", ()))
+        return {}
+    return {words[0]: words[1:] for line in lines if (words := line.split())}
 
 
 def _config_of(words: list[str]) -> str:

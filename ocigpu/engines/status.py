@@ -229,16 +229,8 @@ def _merge(data: dict[str, Any], more: dict[str, Any]) -> None:
 def is_ours(path: str, root: str = "") -> bool:
     """Whether the path of a runtime's program is that of ocigpu's shim; below a ``root`` also a link to it."""
     if root and os.path.basename(path) != RUNTIME:
-        path = _link_at(root, path if "/" in path else places.find_program(root, path))
+        path = places.read_link(root, path if "/" in path else places.find_program(root, path))
     return os.path.basename(path) == RUNTIME
-
-
-def _link_at(root: str, path: str) -> str:
-    """Return what a link below the root leads to, "" for no link."""
-    try:
-        return os.readlink(os.path.join(root, path.lstrip("/")))
-    except OSError:
-        return ""
 
 
 def _is_there(root: str, path: str) -> bool:
@@ -249,7 +241,7 @@ def _is_there(root: str, path: str) -> bool:
 
 def is_our_hook(root: str, path: str) -> bool:
     """Whether a hook on the PATH is ocigpu's: a link to its stub, or a copy of it."""
-    if target := _link_at(root, path):
+    if target := places.read_link(root, path):
         return os.path.basename(target) == "ocigpu-hook"
     try:
         return "ocigpu" in (places.read_file(root, path) or "")[:4096]

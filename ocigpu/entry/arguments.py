@@ -5,12 +5,7 @@ container's own command are never looked at.
 """
 
 from ocigpu.core.errors import UsageError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import NamedTuple
-else:
-    from ocigpu.core.record import NamedTuple
+from ocigpu.core.record import NamedTuple
 
 GLOBAL_WITH_VALUE = ("log", "log-format", "log-level", "root", "criu", "rootless", "cgroup-manager")
 """Global options of runc 1.0-1.3 and crun 1.x that take a value."""

@@ -22,6 +22,7 @@ from ocigpu.cdi.hook_words import (
     link_target,
 )
 from ocigpu.core.actions import Link, Mode, Plan, RefreshLdCache, TextFile
+from ocigpu.core.record import NamedTuple
 from ocigpu.gpus.nvidia.views import application_profile, proc_view, proc_view_by_masks
 from ocigpu.provision.compat import suits_driver
 from ocigpu.provision.loader import COMPAT_CONF, CONF_DIRECTORY, LD_SO_CONF, OWN_CONF, LoaderFacts
@@ -30,7 +31,6 @@ from ocigpu.provision.sonames import SonameLinks
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import NamedTuple
 
     from ocigpu.cdi.hook_words import Command
     from ocigpu.core.actions import Action
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from ocigpu.gpus.nvidia.procfs import ProcGpu
     from ocigpu.provision.compat import CompatLibrary
     from ocigpu.provision.image import ContainerNode
-else:
-    from ocigpu.core.record import NamedTuple
 
 UNUSED = "# ocigpu: not needed with this driver\n"
 """Content of a file of ours that an earlier start of the container has left and this one does not need."""

@@ -83,6 +83,6 @@ class ModuleImage:
         exec(loads(pread(self.fd, length, self.codes + begin)), module.__dict__)  # noqa: S102, S302
 
 
-def use_image(file: "Any", load: "Any", base: str) -> None:
-    """Find modules in an image first; ``file`` stands behind the code of this module."""
-    sys.meta_path.insert(0, ModuleImage(base, file, load(file)))
+def use_image(file: "Any", modules: "dict[str, tuple[str, int, int, int, int]]", base: str) -> None:
+    """Find modules in an image first; ``file`` stands behind its table of modules."""
+    sys.meta_path.insert(0, ModuleImage(base, file, modules))

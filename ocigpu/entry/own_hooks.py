@@ -21,6 +21,7 @@ from ocigpu.cdi.hook_words import (
 )
 from ocigpu.core.config_json import get_list, get_object, is_path, rootfs_path
 from ocigpu.core.errors import HostError, OcigpuError
+from ocigpu.core.record import NamedTuple
 from ocigpu.gpus.cached import find_answer
 from ocigpu.hook import split_options
 from ocigpu.provision.inside import exists_inside
@@ -31,7 +32,7 @@ from ocigpu.system.settings_file import read_settings
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Any, NamedTuple
+    from typing import Any
 
     from ocigpu.bundle.edit import ConfigEdit
     from ocigpu.cdi.hook_words import Command
@@ -42,8 +43,6 @@ if TYPE_CHECKING:
     from ocigpu.provision.loader import LoaderFacts
 
     Edits = dict[str, Any]
-else:
-    from ocigpu.core.record import NamedTuple
 
 VIEWS = ("mounts", "maskedPaths", "readonlyPaths")
 """What is noted in the annotation: the rest is known from the specifications."""

@@ -21,6 +21,7 @@ import sys
 import time
 
 from ocigpu.core.config_json import HOOK_ENVIRONMENT
+from ocigpu.core.record import NamedTuple
 from ocigpu.system import signals
 from ocigpu.system.log import get_trace, mark, step, trace_problem
 from ocigpu.system.signals import GRACE, SECONDS, kill_in
@@ -28,7 +29,7 @@ from ocigpu.system.store import SYSTEM_DIRECTORY, open_cache
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import NamedTuple, NoReturn
+    from typing import NoReturn
 
     from ocigpu.core.config_json import Document
     from ocigpu.core.facts import HostFacts
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
     from ocigpu.gpus.request import Request
     from ocigpu.hook import Ready
     from ocigpu.provision.apply import Caller
-else:
-    from ocigpu.core.record import NamedTuple
 
 PREFIX = "early-"
 FILES = ("request", "answer")

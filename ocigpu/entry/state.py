@@ -2,12 +2,7 @@
 
 from ocigpu.core.config_json import is_path, parse_json
 from ocigpu.core.errors import SpecError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import NamedTuple
-else:
-    from ocigpu.core.record import NamedTuple
+from ocigpu.core.record import NamedTuple
 
 MAX_STATE_BYTES = 4 << 20
 STANDARD_INPUT = "-"

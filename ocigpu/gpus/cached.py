@@ -19,6 +19,7 @@ from binascii import crc32
 from ocigpu import __version__
 from ocigpu.core import rawjson
 from ocigpu.core.errors import HostError
+from ocigpu.core.record import NamedTuple
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.tree import find_roots, is_as_noted, note_readings, read_text, settings_digest, stop_noting
 from ocigpu.system.files import lock
@@ -28,15 +29,13 @@ from ocigpu.system.store import open_cache, read_kept, write_kept
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from typing import Any, NamedTuple
+    from typing import Any
 
     from ocigpu.core.facts import HostFacts
     from ocigpu.gpus.nvidia.nvml import NvmlChild
 
     Notes = dict[str, int]
     Places = list[tuple[str, bool]]
-else:
-    from ocigpu.core.record import NamedTuple
 
 MAX_AGE = 300.0
 """Seconds for which NVML's answer is taken to hold when procfs shows no change."""

@@ -6,11 +6,7 @@ Layout: elf(5) and the System V ABI.  Anything that is not a well-formed little-
 import os
 import struct
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import NamedTuple
-else:
-    from ocigpu.core.record import NamedTuple
+from ocigpu.core.record import NamedTuple
 
 EM_386, EM_ARM, EM_X86_64, EM_AARCH64 = 3, 40, 62, 183
 ET_DYN = 3

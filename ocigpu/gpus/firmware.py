@@ -9,13 +9,13 @@ import hashlib
 import json
 import os
 import re
-import time
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 from ocigpu.core.errors import HostError, printable, quoted
-from ocigpu.system.files import open_regular, read_bounded, replace_path, why_untrusted
+from ocigpu.system.files import open_regular, read_bounded, replace_path, why_replaceable, why_untrusted
+from ocigpu.system.log import stamp
 
 FORMAT = 1
 MAX_FILE = 1 << 20
@@ -33,6 +33,8 @@ FLAGS = {
     "inforom-corrupted": "the InfoROM is damaged",
 }
 """What must not be so, and what it means."""
+HEALTH = ("status", *COUNTS, *FLAGS)
+"""What can be told of health."""
 _VALUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._:+/-]{0,159}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._:+/()-]{0,99}")
 
@@ -83,7 +85,7 @@ class Deviation(NamedTuple):
 
 @dataclass(frozen=True)
 class FirmwareBaseline:
-    """What is accepted: values by fact by model, and limits of counts.
+    """What is accepted: values by fact by model, limits of counts, and which values of health each model tells.
 
     ``approved_by`` is "" for a proposal.
     """
@@ -92,11 +94,15 @@ class FirmwareBaseline:
     limits: Mapping[str, int]
     approved_by: str = ""
     approved_at: str = ""
+    health: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def compare_with_baseline(facts: FirmwareFacts, baseline: FirmwareBaseline) -> tuple[Deviation, ...]:
-    """Return every difference of a component from its baseline, () for none.  Pure."""
-    accepted = baseline.models.get(facts.key)
+    """Return every difference of a component from its baseline, () for none.  Pure.
+
+    A baseboard that tells nothing differs only from a baseline to which it told something.
+    """
+    accepted = baseline.models.get(facts.key, None if facts.slot or facts.versions else {})
     if accepted is None:
         return (Deviation(facts.name, "model", facts.key, tuple(baseline.models), "the baseline has no such model"),)
     found = []
@@ -108,11 +114,12 @@ def compare_with_baseline(facts: FirmwareFacts, baseline: FirmwareBaseline) -> t
             found.append(Deviation(facts.name, fact, "", values, "it does not tell"))
         elif value not in values and ANY not in values:
             found.append(Deviation(facts.name, fact, value, values, "not accepted"))
-    return (*found, *_unhealthy(facts, baseline.limits))
+    return (*found, *_unhealthy(facts, baseline.limits, baseline.health.get(facts.key, ())))
 
 
-def _unhealthy(facts: FirmwareFacts, limits: Mapping[str, int]) -> list[Deviation]:
-    found = []
+def _unhealthy(facts: FirmwareFacts, limits: Mapping[str, int], told: Iterable[str]) -> list[Deviation]:
+    silent = sorted({*told} - facts.health.keys())
+    found = [Deviation(facts.name, name, "", (), "it does not tell any more") for name in silent]
     for name, value in sorted(facts.health.items()):
         if name in FLAGS and value is not False:
             found.append(Deviation(facts.name, name, str(value), (), FLAGS[name]))
@@ -142,12 +149,16 @@ def compare_all(
 def propose(components: Iterable[FirmwareFacts]) -> FirmwareBaseline:
     """Return a baseline of what is there now: a proposal, which proves nothing by itself.  Pure."""
     models: dict[str, dict[str, set[str]]] = {}
-    for facts in components:
+    health: dict[str, set[str]] = {}
+    for facts in (one for one in components if one.slot or one.versions):
+        health.setdefault(facts.key, set()).update(facts.health)
         values = models.setdefault(facts.key, {})
         for fact, value in facts.versions.items():
             values.setdefault(fact, set()).add(value)
     return FirmwareBaseline(
-        {key: {fact: tuple(sorted(values[fact])) for fact in sorted(values)} for key, values in models.items()}, LIMITS
+        {key: {fact: tuple(sorted(values[fact])) for fact in sorted(values)} for key, values in models.items()},
+        LIMITS,
+        health={key: tuple(sorted(names)) for key, names in health.items() if names},
     )
 
 
@@ -158,7 +169,8 @@ def merge(old: FirmwareBaseline, new: FirmwareBaseline) -> FirmwareBaseline:
         parts = [one.models.get(key, {}) for one in (old, new)]
         facts = sorted({*parts[0], *parts[1]})
         models[key] = {fact: tuple(sorted({*parts[0].get(fact, ()), *parts[1].get(fact, ())})) for fact in facts}
-    return FirmwareBaseline(models, old.limits)
+    health = {key: tuple(sorted({*old.health.get(key, ()), *new.health.get(key, ())})) for key in models}
+    return FirmwareBaseline(models, old.limits, health={key: names for key, names in health.items() if names})
 
 
 def read_baseline(path: str, *, proposal: bool = False) -> FirmwareBaseline:
@@ -168,10 +180,12 @@ def read_baseline(path: str, *, proposal: bool = False) -> FirmwareBaseline:
     that is a proposal, or that was changed since it was signed off.
     """
     try:
-        with open_regular(path, flags=os.O_NOFOLLOW) as file:
+        with open_regular(path) as file:
             status = os.fstat(file.fileno())
             why = why_untrusted(status.st_uid, status.st_mode)
             document = json.loads(read_bounded(file, MAX_FILE))
+        if os.path.islink(path):  # as are the files of a Kubernetes secret
+            why = why or why_replaceable(path)
     except (OSError, ValueError, RecursionError) as error:
         raise _error(f"read {path}: {getattr(error, 'strerror', None) or 'not JSON'}") from error
     if why:
@@ -179,7 +193,7 @@ def read_baseline(path: str, *, proposal: bool = False) -> FirmwareBaseline:
     try:
         baseline = _parse(document)
         approved = document["approved"]
-        signed = FirmwareBaseline(baseline.models, baseline.limits, str(approved["by"]), str(approved["at"]))
+        signed = replace(baseline, approved_by=str(approved["by"]), approved_at=str(approved["at"]))
         digest = str(approved["digest"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise _error(f"{path}: not a baseline: {error}") from error
@@ -206,12 +220,17 @@ def _parse(document: Any) -> FirmwareBaseline:
     for name, value in limits.items():
         if name not in COUNTS or type(value) is not int:
             raise ValueError(f"limit {name}: not one of {', '.join(COUNTS)} and a number")
-    return FirmwareBaseline(models, limits)
+    health = {str(key): tuple(names) for key, names in document.get("health", {}).items()}
+    if bad := [name for names in health.values() for name in names if name not in HEALTH]:
+        raise ValueError(f"health {quoted(str(bad[0]), 60)}: not one of {', '.join(HEALTH)}")
+    return FirmwareBaseline(models, limits, health=health)
 
 
 def _content(baseline: FirmwareBaseline) -> dict[str, Any]:
     models = {key: {fact: list(values) for fact, values in facts.items()} for key, facts in baseline.models.items()}
-    return {"models": models, "limits": dict(baseline.limits)}
+    health = {key: list(names) for key, names in baseline.health.items()}
+    # without, it is as it was signed off before there was any
+    return {"models": models, "limits": dict(baseline.limits), **({"health": health} if health else {})}
 
 
 def _digest(baseline: FirmwareBaseline) -> str:
@@ -234,8 +253,8 @@ def approve(baseline: FirmwareBaseline, by: str, now: float | None = None) -> Fi
     """Return a baseline that somebody has signed off; raises HostError (OCIGPU-FW-4) without a usable name."""
     if not _NAME.fullmatch(by):
         raise _error(f"signed off by {quoted(by)}: not a name")
-    at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now))
-    return FirmwareBaseline(baseline.models, baseline.limits, by, at)
+    at = stamp(now)
+    return replace(baseline, approved_by=by, approved_at=at)
 
 
 def _error(message: str, hint: str | None = None) -> HostError:

@@ -3,16 +3,14 @@
 from ocigpu.core.actions import FILE_OPTIONS, SOCKET_OPTIONS, Bind
 from ocigpu.core.cdi_names import check_device
 from ocigpu.core.errors import CdiError, quoted
+from ocigpu.core.record import NamedTuple
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from typing import NamedTuple
 
     from ocigpu.core.actions import Action
     from ocigpu.core.facts import HostFile
-else:
-    from ocigpu.core.record import NamedTuple
 
 MODES = ("auto", "csv", "gdrcopy", "gds", "imex", "management", "mofed", "nvml", "nvswitch", "vfio", "wsl")
 NAME_STRATEGIES = ("index", "uuid", "type-index")

@@ -2,13 +2,8 @@
 
 import os
 
+from ocigpu.core.record import NamedTuple
 from ocigpu.gpus.tree import list_names, read_text, small_number
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import NamedTuple
-else:
-    from ocigpu.core.record import NamedTuple
 
 NVIDIA_VENDOR = 0x10DE
 DISPLAY_CLASS = 0x03
@@ -30,6 +25,14 @@ def _hexadecimal(text: str | None) -> int:
         return int((text or "").strip()[:16], 16)
     except ValueError:
         return 0
+
+
+def find_group(address: str, sys: str) -> int:
+    """Return the number of the IOMMU group of a function, -1 for none (sysfs-kernel-iommu_groups)."""
+    try:
+        return small_number(os.readlink(f"{sys}/bus/pci/devices/{address}/iommu_group").rpartition("/")[2])
+    except OSError:  # no IOMMU, or it is off
+        return -1
 
 
 def sysfs_names(bus_id: str) -> tuple[str, str]:

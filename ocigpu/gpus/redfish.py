@@ -7,6 +7,9 @@ followed, sizes, counts and the time for everything are limited, and each text i
 
 Sources: DMTF Redfish DSP0266 (service root, collections, $expand) and DSP0268 (Processor, MemoryMetrics,
 SoftwareInventory, ComponentIntegrity); NVIDIA's OpenBMC and its listings for the names of the members.
+
+What hardware has yet to confirm: the names and paths below on each maker's BMC, and whether a version follows an
+in-band flash before the next reset.
 """
 
 import base64
@@ -28,7 +31,9 @@ from urllib.parse import urlsplit
 
 from ocigpu.core.errors import HostError, quoted
 from ocigpu.gpus.firmware import BOARD, FirmwareFacts, check_text
-from ocigpu.system.files import open_regular, read_bounded, why_untrusted
+from ocigpu.gpus.spdm import MEASUREMENT, parse_measurements, verify_measurements
+from ocigpu.gpus.spdm import ROOT as ROOT_KEY
+from ocigpu.system.files import open_regular, read_bounded, why_replaceable, why_untrusted
 
 ROOT = "/redfish/v1"
 BASEBOARD = "HGX_Baseboard_0"
@@ -44,13 +49,9 @@ _INVENTORY = re.compile(
     r"HGX_(?:FW_GPU_SXM|InfoROM_GPU_SXM|FW_ERoT_GPU_SXM|FW_NVSwitch|FW_ERoT_NVSwitch|FW_PCIeRetimer|FW_PCIeSwitch"
     r"|FW_ERoT_PCIeSwitch|FW_FPGA|FW_ERoT_FPGA|FW_BMC|FW_ERoT_BMC|FW_HMC|FW_ERoT_HMC)_[0-9]{1,2}"
 )
-MEASUREMENT = "measurement "
-POLL = 0.2
+POLL, MOST_POLL = 0.2, 2.0
+"""Seconds between two looks at a measurement: the first, and the longest, so that requests last until the deadline."""
 _ACTION = "#ComponentIntegrity.SPDMGetSignedMeasurements"
-SIGNATURE = 96
-"""Bytes of a signature by ECDSA with the curve P-384, after another nonce and opaque data of a length."""
-_REQUEST = 37
-"""Bytes of GET_MEASUREMENTS that asks for a signature: header, nonce, slot."""
 _GPU = {"HGX_FW_GPU_SXM": "VBIOS", "HGX_InfoROM_GPU_SXM": "InfoROM", "HGX_FW_ERoT_GPU_SXM": "ERoT"}
 _NEEDED = ("VBIOS", "InfoROM")
 
@@ -84,15 +85,17 @@ class NodeFirmware(NamedTuple):
 def read_credentials(path: str) -> Credentials:
     """Return what a file "USER:PASSWORD" says.
 
-    Raises RedfishError (OCIGPU-FW-3) for a file that others than its owner, root or we, may read or write.
+    Raises RedfishError (OCIGPU-FW-3) for a file that others than its owner, root or we, may read or write, or a link
+    that they could replace.  Files of a Kubernetes secret are links.
     """
     try:
-        with open_regular(path, flags=os.O_NOFOLLOW) as file:
+        with open_regular(path) as file:
             status = os.fstat(file.fileno())
             text = read_bounded(file, 4096).decode()
+        replaceable = why_replaceable(path) if os.path.islink(path) else ""
     except (OSError, UnicodeDecodeError) as error:
         raise RedfishError("OCIGPU-FW-3", f"read {path}: {getattr(error, 'strerror', None) or 'not a text'}") from error
-    why = why_untrusted(status.st_uid, status.st_mode)
+    why = why_untrusted(status.st_uid, status.st_mode) or replaceable
     if why or status.st_mode & 0o077:
         why = why or f"mode {status.st_mode & 0o777:04o}: others may read it"
         raise RedfishError("OCIGPU-FW-3", f"{path}: {why}", f"chmod 600 {path}")
@@ -381,13 +384,22 @@ def _read_tree(tree: _Tree, url: str, measurements: bool) -> NodeFirmware:
     if twins := {one for one in serials if serials.count(one) > 1}:
         raise _unlikely(urlsplit(url).netloc, f"two GPUs have the serial number {twins.pop()}")
     if measurements:
-        facts = [replace(one, versions={**one.versions, **_measure(tree, one.name)}) for one in facts]
+        facts = list(_add_measurements(tree, facts))
     notes = [f"{one.name} tells no {what}" for one in facts for what in _NEEDED if what not in one.versions]
     notes += [f"{one.name} tells no serial number" for one in facts if not one.serial]
     unmeasured = [one.name for one in facts if not any(fact.startswith(MEASUREMENT) for fact in one.versions)]
     notes += [f"{name} offers no measurements" for name in unmeasured if measurements]
-    parts = (FirmwareFacts(BOARD, 0, BOARD, versions=board),) if board else ()
-    return NodeFirmware((*facts, *parts), tuple(notes))
+    return NodeFirmware((*facts, FirmwareFacts(BOARD, 0, BOARD, versions=board)), tuple(notes))
+
+
+def _add_measurements(tree: _Tree, facts: list[FirmwareFacts]) -> Iterator[FirmwareFacts]:
+    """Yield GPUs with what their roots of trust measure; raises ValueError where two are one."""
+    known: dict[str, str] = {}
+    for one in facts:
+        found, key = _measure(tree, one.name)
+        if key and known.setdefault(key, one.name) != one.name:
+            raise ValueError(f"{one.name} and {known[key]} are measured by one component")
+        yield replace(one, versions={**one.versions, **found})
 
 
 def _read_gpu(tree: _Tree, slot: int, versions: dict[str, str]) -> FirmwareFacts:
@@ -434,60 +446,33 @@ def _read_health(tree: _Tree, name: str, processor: dict[str, Any]) -> dict[str,
     return found
 
 
-def _measure(tree: _Tree, name: str) -> dict[str, str]:
-    """Return what a GPU's root of trust measures now, by index; {} where it does not offer that.
+def _measure(tree: _Tree, name: str) -> tuple[dict[str, str], str]:
+    """Return what a GPU's root of trust measures now, by index, and its key; nothing where it does not offer that.
 
-    The nonce shows that the answer is not an old one.  The signature is not looked at: the controller, whose
-    certificate was, is believed to have asked the right component.
+    The nonce shows that the answer is not an old one, the signature that the component gave it.  Raises ValueError.
     """
     for component in (f"HGX_ERoT_{name}", f"HGX_IRoT_{name}"):
         path = f"ComponentIntegrity/{component}"
         if _ACTION in _part(tree.get(path), "Actions"):
             break
     else:
-        return {}
+        return {}, ""
     nonce = secrets.token_bytes(32)
     action = f"{path}/Actions/{_ACTION.removeprefix('#')}"
     body = {"SlotId": 0, "MeasurementIndices": [255], "Nonce": nonce.hex()}
     task = tree.redfish.post(f"{tree.root}/{action}", body, tree.port) or {}
     number = check_text(str(task.get("@odata.id", "")).rpartition("/")[2])
+    pause = POLL
     while (state := tree.get(f"TaskService/Tasks/{number}").get("TaskState")) in ("New", "Running", "Starting"):
-        time.sleep(POLL)
+        time.sleep(pause)
+        pause = min(2 * pause, MOST_POLL)
     if state != "Completed":
         raise ValueError(f"{name}: its measurement ended as {quoted(str(state), 60)}")
-    return parse_measurements(str(tree.get(f"{action}/data").get("SignedMeasurements", "")), nonce)
-
-
-def parse_measurements(text: str, nonce: bytes) -> dict[str, str]:
-    """Return the values in a signed statement of SPDM 1.1 (DSP0274: GET_MEASUREMENTS, then MEASUREMENTS), by index.
-
-    Raises ValueError for another form, or another nonce.
-    """
-    data = base64.b64decode(text, validate=True)
-    request, answer = data[:_REQUEST], data[_REQUEST:]
-    count, length = answer[4:5], int.from_bytes(answer[5:8], "little")
-    record, rest = answer[8 : 8 + length], answer[8 + length :]
-    rest_length = 34 + int.from_bytes(rest[32:34], "little") + SIGNATURE
-    if request[1:2] != b"\xe0" or answer[1:2] != b"\x60" or len(record) < length or len(rest) != rest_length:
-        raise ValueError("measurements of an unknown form")
-    if request[4:36] != nonce:
-        raise ValueError("measurements that were asked for by somebody else, or before")
-    found: dict[str, str] = {}
-    while record:
-        if len(record) < 4:
-            raise ValueError("measurements that are cut off")
-        size = int.from_bytes(record[2:4], "little")
-        block, index = record[4 : 4 + size], record[0]
-        value = block[3:]
-        if record[1] != 1 or len(block) < max(size, 4) or len(value) != int.from_bytes(block[1:3], "little"):
-            raise ValueError(f"measurement {index} of an unknown form")
-        if f"{MEASUREMENT}{index}" in found:
-            raise ValueError(f"measurement {index} twice")
-        found[f"{MEASUREMENT}{index}"] = value.hex() if len(value) <= 64 else hashlib.sha384(value).hexdigest()
-        record = record[4 + size :]
-    if len(found) != count[0]:
-        raise ValueError(f"{len(found)} measurements of {count[0]}")
-    return found
+    data = base64.b64decode(str(tree.get(f"{action}/data").get("SignedMeasurements", "")), validate=True)
+    found = parse_measurements(data, nonce)
+    chain = str(tree.get(f"Chassis/{component}/Certificates/CertChain").get("CertificateString", ""))
+    key, root = verify_measurements(data, chain)
+    return {**found, ROOT_KEY: root}, key
 
 
 def _part(resource: Any, *names: str) -> dict[str, Any]:

@@ -1,15 +1,15 @@
 """What one container asks for, as every vendor's folder reads it from config.json."""
 
+from ocigpu.core.config_json import get_object
 from ocigpu.core.errors import RequestError
+from ocigpu.core.record import NamedTuple
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Any, NamedTuple
+    from typing import Any
 
     from ocigpu.core.facts import Gpu, MigDevice
-else:
-    from ocigpu.core.record import NamedTuple
 
 
 class Request(NamedTuple):
@@ -96,14 +96,8 @@ def check_without_cdi(request: Request) -> None:
         )
 
 
-def get_mapping(value: "Any", name: str) -> "dict[str, Any]":
-    """Return the object of this name in a raw document; {} for anything else."""
-    inner = value.get(name) if isinstance(value, dict) else None
-    return inner if isinstance(inner, dict) else {}
-
-
 def is_privileged(config: "dict[str, Any]") -> bool:
     """Return whether the bounding set has CAP_SYS_ADMIN: an object of sets, or one list before OCI 1.0.0-rc5."""
-    capabilities = get_mapping(config, "process").get("capabilities")
+    capabilities = get_object(config, "process").get("capabilities")
     bounding = capabilities.get("bounding") if isinstance(capabilities, dict) else capabilities
     return isinstance(bounding, list) and "CAP_SYS_ADMIN" in bounding

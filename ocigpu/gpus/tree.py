@@ -10,14 +10,9 @@ import stat
 from binascii import crc32
 
 from ocigpu.core.errors import HostError
+from ocigpu.core.record import NamedTuple
 from ocigpu.core.settings import Settings
 from ocigpu.system.signals import touched
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import NamedTuple
-else:
-    from ocigpu.core.record import NamedTuple
 
 MAX_LINKS = 40
 """Symbolic links followed for one path, as in the kernel (MAXSYMLINKS, path_resolution(7))."""

@@ -1,10 +1,10 @@
 """What GPUs do at the moment: memory, time and processes, as their drivers count them."""
 
+from ocigpu.core.record import NamedTuple
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, NamedTuple
-else:
-    from ocigpu.core.record import NamedTuple
+    from typing import Any
 
 NUMBERS = ("use", "used_mib", "total_mib", "watts", "celsius")
 

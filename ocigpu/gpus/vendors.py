@@ -3,23 +3,23 @@
 Light: every start of a container loads it.
 """
 
+from ocigpu.core.record import NamedTuple
 from ocigpu.core.vendors import FIRST, VENDORS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
-    from typing import Any, NamedTuple
+    from typing import Any
 
     from ocigpu.core.actions import Plan
     from ocigpu.core.facts import HostFacts, ImageFacts
     from ocigpu.core.settings import Settings
     from ocigpu.gpus.offer import DeviceOffer, GenerateOptions
+    from ocigpu.gpus.parts import GpuPart
     from ocigpu.gpus.request import Request, Selection
     from ocigpu.gpus.usage import Usage
 
     Fingerprint = tuple[tuple[str, str], ...]
-else:
-    from ocigpu.core.record import NamedTuple
 
 
 def late(name: str) -> "Callable[..., Any]":
@@ -40,7 +40,7 @@ def _never(_: "Settings") -> bool:
     return False
 
 
-def _no_usage(*_: "Any") -> "tuple[Any, ...]":
+def _nothing(*_: "Any") -> "tuple[Any, ...]":
     return ()
 
 
@@ -68,6 +68,15 @@ class Trouble(NamedTuple):
     fix: str
 
 
+class GpuLink(NamedTuple):
+    """The direct links between two GPUs, by their UUIDs; ``kind``: what the vendor calls them."""
+
+    one: str
+    two: str
+    kind: str
+    links: int
+
+
 class Vendor(NamedTuple):
     """A source of devices; the functions after ``is_here`` only where containers can ask for them by a variable.
 
@@ -76,7 +85,9 @@ class Vendor(NamedTuple):
     get.  ``is_here``: whether the host is of this platform and no other.  ``has_driver``: whether the vendor's driver
     is loaded.  ``read_facts``: perhaps of an earlier start; ``read_now``: as the host is.  ``request_devices``: what a
     container asks for, but for the devices.  ``simulate``: for sim; ``check``: for the doctor; ``read_usage``:
-    what the GPUs do now, as far as files of the kernel say it (a :class:`~ocigpu.gpus.usage.Usage` each).
+    what the GPUs do now, as far as files of the kernel say it (a :class:`~ocigpu.gpus.usage.Usage` each);
+    ``read_links``: how they are connected beside PCIe, as far as such files say it; ``read_parts``: what of them
+    resource claims may have.
     """
 
     name: str
@@ -95,7 +106,9 @@ class Vendor(NamedTuple):
     make_plan: "Callable[[HostFacts, Request, Settings, ImageFacts | None, str], Plan]" = _missing
     simulate: "Callable[[int, int, int, int], Simulated]" = _missing
     check: "Callable[[Settings], tuple[Trouble, ...]]" = _missing
-    read_usage: "Callable[[Settings, HostFacts], tuple[Usage, ...]]" = _no_usage
+    read_usage: "Callable[[Settings, HostFacts], tuple[Usage, ...]]" = _nothing
+    read_links: "Callable[[Settings, HostFacts], tuple[GpuLink, ...]]" = _nothing
+    read_parts: "Callable[[Settings], tuple[GpuPart, ...]]" = _nothing
 
 
 def load_vendor(name: str) -> "Vendor":

@@ -10,14 +10,9 @@ import os
 import resource
 import struct
 
+from ocigpu.core.record import NamedTuple
 from ocigpu.system import foreign as ctypes
 from ocigpu.system import libc
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import NamedTuple
-else:
-    from ocigpu.core.record import NamedTuple
 
 BPF_PROG_LOAD = 5
 BPF_PROG_ATTACH = 8

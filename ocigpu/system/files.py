@@ -64,6 +64,19 @@ def read_regular(path: str, limit: int, dir_fd: int | None = None, flags: int = 
         return read_bounded(file, limit)
 
 
+def file_state(path: str) -> tuple[int, ...]:
+    """Return :func:`state_of` a file, behind links too (the kubelet's for a ConfigMap are ..data); () for none."""
+    try:
+        return state_of(os.stat(path))
+    except OSError:
+        return ()
+
+
+def state_of(status: os.stat_result) -> tuple[int, ...]:
+    """Return what tells a file from another, and from itself after a change."""
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
 def replace_file(
     name: str,
     content: bytes,
@@ -211,6 +224,11 @@ def remove_ldconfig_draft(dir_fd: int) -> None:
         return
 
 
+def lock_file(path: str, dir_fd: int | None = None) -> int:
+    """Return a descriptor of a file to be locked, made where it is missing; raises OSError."""
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600, dir_fd=dir_fd)
+
+
 def lock(fd: int, seconds: float | None = None, shared: bool = False, pause: float = 0.05) -> bool:
     """Lock an open file until its descriptor is closed (flock(2)); returns whether that was possible in time.
 
@@ -275,3 +293,22 @@ def why_replaceable(path: str) -> str:
         if not _is_trusted(status.st_uid) or (mode & 0o022 and not mode & stat.S_ISVTX):
             return f"directory {directory}: owner {status.st_uid}, mode {mode:04o}: others may replace files"
     return ""
+
+
+def open_log_file(path: str, mode: int, strict: bool = False) -> int:
+    """Return a descriptor that appends to a file, made with ``mode`` if missing.
+
+    Raises OSError, and so for what somebody else has put there: a link of either kind, a file of another user, and if
+    ``strict`` one that others can write.
+    """
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, mode)
+    try:
+        status = os.fstat(fd)
+        if cause := why_untrusted(status.st_uid, status.st_mode if strict else 0):
+            raise OSError(errno.EACCES, cause, path)
+        if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
+            raise OSError(errno.EMLINK, "it has another name", path)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd

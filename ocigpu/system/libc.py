@@ -12,14 +12,13 @@ import errno
 import os
 import struct
 
+from ocigpu.core.record import NamedTuple
 from ocigpu.system import foreign as ctypes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any, NamedTuple
-else:
-    from ocigpu.core.record import NamedTuple
+    from typing import Any
 
 # include/uapi/linux/sched.h
 CLONE_NEWNS = 0x00020000
@@ -65,9 +64,8 @@ AT_RECURSIVE = 0x8000
 RESOLVE_NO_MAGICLINKS = 0x02
 RESOLVE_IN_ROOT = 0x10
 
-# include/uapi/linux/stat.h (statx: Linux 4.11; the mount id and the mount-root attribute: 5.8)
+# include/uapi/linux/stat.h (statx: Linux 4.11; the mount id: 5.8)
 STATX_MNT_ID = 0x1000
-STATX_ATTR_MOUNT_ROOT = 0x2000
 _STATX_SIZE = 256
 _STATFS_SIZE = 256  # larger than any struct statfs
 
@@ -299,23 +297,19 @@ def pidfd_getfd(pidfd: int, fd: int) -> int:
     return _checked(_pidfd_getfd(pidfd, fd, 0), "pidfd_getfd")
 
 
-class MountId(NamedTuple):
-    """Which mount a descriptor is on (its id, as in mountinfo), and whether it is that mount's root."""
+def read_mount_id(fd: int) -> int:
+    """Return the id (as in mountinfo) of the mount a descriptor is on, O_PATH ones included, by statx(2).
 
-    mnt_id: int
-    is_root: bool
-
-
-def read_mount_id(fd: int) -> MountId:
-    """Return the mount of a descriptor, O_PATH ones included, by statx(2); needs Linux 5.8, else OSError(ENOSYS)."""
+    Raises OSError, ENOSYS before Linux 5.8.
+    """
     buffer = ctypes.create_string_buffer(_STATX_SIZE)
     _checked(_statx(fd, b"", AT_EMPTY_PATH, STATX_MNT_ID, buffer), "statx")
-    # struct statx: u32 stx_mask @0, u64 stx_attributes @8, u64 stx_attributes_mask @56, u64 stx_mnt_id @144
-    mask, attributes = struct.unpack_from("=I4xQ", buffer, 0)
+    # struct statx: u32 stx_mask @0, u64 stx_mnt_id @144
+    (mask,) = struct.unpack_from("=I", buffer, 0)
     if not mask & STATX_MNT_ID:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-    (mnt_id,) = struct.unpack_from("=Q", buffer, 144)
-    return MountId(mnt_id, bool(attributes & STATX_ATTR_MOUNT_ROOT))
+    mnt_id: int = struct.unpack_from("=Q", buffer, 144)[0]
+    return mnt_id
 
 
 def read_file_system_type(fd: int) -> int:

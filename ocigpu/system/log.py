@@ -10,19 +10,23 @@ import time
 
 from ocigpu.core import rawjson
 from ocigpu.core.errors import OcigpuError, as_own_error, printable
-from ocigpu.system.logfile import open_log_file
+from ocigpu.core.record import NamedTuple
+from ocigpu.system.files import open_log_file
 from ocigpu.system.signals import SECONDS, touched
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any, NamedTuple
+    from typing import Any
 
     from ocigpu.system.trace import Trace
-else:
-    from ocigpu.core.record import NamedTuple
 
 LEVELS = {"error": 0, "warning": 1, "info": 2, "debug": 3}
+
+
+def stamp(seconds: float | None = None) -> str:
+    """Return a time since 1970, None for now, as RFC 3339 has it."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
 class Log(NamedTuple):
@@ -40,7 +44,7 @@ class Log(NamedTuple):
         """
         if LEVELS[level] > LEVELS[self.level]:
             return
-        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        now = stamp()
         for path, form in self.files:
             if form == "json":
                 line = rawjson.dump({"level": level, "msg": message, "time": now})

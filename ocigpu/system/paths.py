@@ -9,12 +9,12 @@ import errno
 import os
 import stat
 
+from ocigpu.core.record import NamedTuple
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import NamedTuple, Self
-else:
-    from ocigpu.core.record import NamedTuple
+    from typing import Self
 
 MAX_LINKS = 40
 """The kernel's own limit of links in one path (path_resolution(7))."""

@@ -3,13 +3,9 @@
 import errno
 import os
 
+from ocigpu.core.errors import HostError
+from ocigpu.core.record import NamedTuple
 from ocigpu.system.files import read_part
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import NamedTuple
-else:
-    from ocigpu.core.record import NamedTuple
 
 MAX_TABLE = 64 << 20
 """Bytes read at most of a file of procfs; the mount table of a big node has some 100 KiB."""
@@ -32,6 +28,15 @@ class Mount(NamedTuple):
     type: str
     source: str
     super_options: tuple[str, ...]
+
+
+def read_boot_id() -> str:
+    """Return what tells this boot of the host from all others (random(4)); raises HostError (OCIGPU-HOST-3)."""
+    path = "/proc/sys/kernel/random/boot_id"
+    try:
+        return read_proc(path).strip()
+    except OSError as error:
+        raise HostError("OCIGPU-HOST-3", f"read {path}: {error.strerror}") from error
 
 
 def read_mounts(path: str = "/proc/self/mountinfo", dir_fd: int | None = None) -> dict[int, Mount]:

@@ -39,9 +39,11 @@ def run_program(
     words: str = "",
     limit: int = MAX_OUTPUT,
     prepare: Callable[[], None] | None = None,
+    group: bool = False,
 ) -> Finished:
     """Run a program to its end; ``words``: its standard input, ``prepare``: done in the child before it executes.
 
+    ``group``: it is the first of a process group, which is killed with it.
     Raises OSError when it cannot be started, EFBIG when it writes more than ``limit`` bytes, and TimeoutError when it
     takes longer than ``seconds``; then it was killed.
     """
@@ -53,6 +55,7 @@ def run_program(
         env=env,
         cwd=cwd,
         preexec_fn=prepare,  # noqa: PLW1509 - for callers with one thread
+        process_group=0 if group else None,
     )
     try:
         end = time.monotonic() + seconds
@@ -62,6 +65,8 @@ def run_program(
         output, complaint = _read(child, end, limit)
         child.wait(max(end - time.monotonic(), 0))
     except (TimeoutError, subprocess.TimeoutExpired) as error:
+        if group:
+            os.killpg(child.pid, signal.SIGKILL)
         raise TimeoutError(f"no answer within {seconds:g} s") from error
     finally:
         end_program(child)

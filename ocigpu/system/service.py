@@ -8,12 +8,13 @@ import select
 import signal
 import socket
 import threading
-import time
 from collections.abc import Callable, Sequence
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-from ocigpu.core.errors import printable
+from ocigpu.core.errors import as_own_error, printable
+from ocigpu.system.files import file_state
+from ocigpu.system.log import stamp
 
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 MAX_TOPICS = 1000
@@ -36,14 +37,17 @@ class ServiceLog:
         message = printable(message)
         line = message if level == "info" else f"{level}: {message}"
         if self.as_json:
-            now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-            line = json.dumps({"time": now, "level": level, "msg": message, **fields})
+            line = json.dumps({"time": stamp(), "level": level, "msg": message, **fields})
         with self._lock, contextlib.suppress(*self._errors):
             print(line, flush=True)
 
     def once(self, topic: str, level: str, text: str, **fields: Any) -> None:
         """Log a line about a topic unless it was the last one about it; "" only forgets that."""
         self.new(topic, level, (text,) if text else (), **fields)
+
+    def failed(self, topic: str, error: Exception) -> None:
+        """Log an error about a topic, also one that nobody was prepared for, unless it was the last line about it."""
+        self.once(topic, "error", as_own_error(error).line)
 
     def new(self, topic: str, level: str, texts: Sequence[str], **fields: Any) -> None:
         """Log those lines about a topic that were not there last time."""
@@ -94,15 +98,6 @@ class FollowedFile:
         """Return whether it has changed since the last call."""
         before, self._state = self._state, file_state(self.path)
         return before != self._state
-
-
-def file_state(path: str) -> tuple[int, ...]:
-    """Return what changes with a file: also behind links, as the kubelet's for a ConfigMap (..data); () for none."""
-    try:
-        status = os.stat(path)
-    except OSError:
-        return ()
-    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 class Signals:
@@ -161,6 +156,17 @@ class Signals:
 
     def _hang_up(self, _number: int, _frame: FrameType | None) -> None:
         self.again = True
+
+
+def listen_tcp(host: str, port: int, backlog: int) -> socket.socket:
+    """Return a socket that listens; "" and "::" are all addresses, of IPv4 too where there is IPv6.  Raises OSError."""
+    host = "" if host == "::" else host
+    both = not host and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both or ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=backlog, dualstack_ipv6=both)
+    except OSError as error:  # "... (while attempting to bind on address ...)"
+        raise OSError(error.errno, str(error.strerror).partition(" (while ")[0]) from error
 
 
 def notify_service_manager(state: str) -> None:

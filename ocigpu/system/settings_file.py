@@ -43,8 +43,9 @@ def read_settings(path: str = "", keep: bool = False) -> Settings:
         hint = "See what names this file: --config, or OCIGPU_CONFIG in the environment."
         raise SettingsError("OCIGPU-SET-1", f"settings {path}: {error.strerror}", hint) from error
     except OSError as error:
+        hints = {errno.EFBIG: "", errno.EACCES: "Let this user read it and enter its directories, or run this as root."}
         raise SettingsError(
-            "OCIGPU-SET-1", f"settings {path}: {error.strerror}", "" if error.errno == errno.EFBIG else None
+            "OCIGPU-SET-1", f"settings {path}: {error.strerror}", hints.get(error.errno or 0)
         ) from error
     directory = open_cache(create=keep)
     try:

@@ -7,7 +7,7 @@ have written it.  A cache that cannot be used is never an error: the work is don
 import os
 from binascii import crc32
 
-from ocigpu.system.files import open_regular, read_bounded, remove_drafts, remove_if_possible, replace_file
+from ocigpu.system.files import lock_file, open_regular, read_bounded, remove_drafts, remove_if_possible, replace_file
 from ocigpu.system.namespaces import in_initial_user_namespace
 
 TYPE_CHECKING = False
@@ -46,7 +46,7 @@ def open_lock(name: str, simulated: str = "") -> int:
     if directory < 0:
         return -1
     try:
-        return os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600, dir_fd=directory)
+        return lock_file(name, directory)
     finally:
         os.close(directory)
 

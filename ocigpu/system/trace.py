@@ -21,7 +21,7 @@ import time
 
 from ocigpu.core import rawjson
 from ocigpu.core.errors import OcigpuError, printable
-from ocigpu.system.logfile import open_log_file
+from ocigpu.system.files import open_log_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class Trace:
 def open_trace(path: str, process: str, container: str) -> Trace:
     """Return a trace that appends to a file; it is made if missing, for its owner alone.
 
-    Raises OSError, for the reasons of :func:`ocigpu.system.logfile.open_log_file` too: others could write it, or it
+    Raises OSError, for the reasons of :func:`ocigpu.system.files.open_log_file` too: others could write it, or it
     is no regular file, or larger than :data:`MAX_FILE`.
     """
     fd = open_log_file(path, 0o600, strict=True)

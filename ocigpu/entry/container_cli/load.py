@@ -23,7 +23,7 @@ def load_driver(settings: Settings, channels: list[int]) -> list[str]:
         loaded, notes = load_modules(roots)
         done += [*(f"--load-kmods: loaded {name}" for name in loaded), *(f"--load-kmods: {note}" for note in notes)]
     except HostError as error:  # some may be there all the same
-        done.append(f"--load-kmods: {error.code}: {error.message}")
+        done.append(f"--load-kmods: {error.line}")
     try:
         driver = read_driver(roots)
         nodes, missing = plan_nodes(driver, channels)
@@ -32,5 +32,5 @@ def load_driver(settings: Settings, channels: list[int]) -> list[str]:
             apply_changes(changes)
             done += [f"--load-kmods: {change.what} {change.path}" for change in changes if change.what != "keep"]
     except HostError as error:
-        done.append(f"--load-kmods: {error.code}: {error.message}")
+        done.append(f"--load-kmods: {error.line}")
     return done

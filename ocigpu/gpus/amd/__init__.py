@@ -18,5 +18,7 @@ VENDOR = Vendor(
     make_plan=late("amd.plan:make_plan"),
     check=late("amd.checks:check"),
     read_usage=late("amd.usage:read_usage"),
+    read_links=late("amd.usage:read_links"),
+    read_parts=late("amd.parts:read_parts"),
     simulate=late("amd.simulated:simulate"),
 )

@@ -8,6 +8,7 @@ topology.
 
 from ocigpu.core.errors import HostError
 from ocigpu.core.facts import DeviceNode, Gpu, HostFacts
+from ocigpu.core.record import NamedTuple
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.fingerprint import digest
 from ocigpu.gpus.nodes import NodeReader
@@ -16,11 +17,7 @@ from ocigpu.gpus.tree import Roots, find_roots, list_names, node_tree, normal_bu
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import NamedTuple
-
     from ocigpu.gpus.fingerprint import Fingerprint
-else:
-    from ocigpu.core.record import NamedTuple
 
 AMD_VENDOR = 0x1002
 DRIVER = "amdgpu"
@@ -106,13 +103,19 @@ def has_driver(settings: Settings) -> bool:
 def read_facts(settings: Settings) -> HostFacts:
     """Return the facts of the host for plans; raises HostError without amdgpu."""
     roots = find_roots(settings)
-    facts = read_amd_facts(roots, all_functions=False)
-    if not facts.gpus:
-        raise HostError("OCIGPU-HOST-1", "amdgpu drives no PCI device", "Load the driver: modprobe amdgpu")
+    facts = read_driven(roots)
     version = (read_text(f"{roots.sys}/module/{DRIVER}/version") or "").strip()  # of AMD's own package only
     return describe_host(facts)._replace(
         driver_root=roots.driver or "/", simulated=roots.stand_in, driver_version=version
     )
+
+
+def read_driven(roots: Roots) -> AmdFacts:
+    """Return the GPUs that amdgpu drives; raises HostError for none."""
+    facts = read_amd_facts(roots, all_functions=False)
+    if not facts.gpus:
+        raise HostError("OCIGPU-HOST-1", "amdgpu drives no PCI device", "Load the driver: modprobe amdgpu")
+    return facts
 
 
 def describe_host(facts: AmdFacts) -> HostFacts:
@@ -150,16 +153,22 @@ def read_topology(sys: str) -> dict[int, KfdNode]:
 
 
 def parse_properties(text: str) -> KfdNode | None:
-    """Return the node of a topology file, lines of "name number"; None for a CPU or without a render node."""
+    """Return the node of a topology file; None for a CPU or without a render node."""
+    values = parse_numbers(text)
+    minor = values.get("drm_render_minor", 0)
+    if not values.get("simd_count") or not minor:
+        return None
+    return KfdNode(minor, values.get("unique_id", 0), values.get("domain", 0), values.get("location_id", 0))
+
+
+def parse_numbers(text: str) -> dict[str, int]:
+    """Return what a topology file says, lines of "name number"."""
     values: dict[str, int] = {}
     for line in text.splitlines():
         name, _, number = line.partition(" ")
         if len(number) <= 20 and number.isascii() and number.isdigit():
             values.setdefault(name, int(number))
-    minor = values.get("drm_render_minor", 0)
-    if not values.get("simd_count") or not minor:
-        return None
-    return KfdNode(minor, values.get("unique_id", 0), values.get("domain", 0), values.get("location_id", 0))
+    return values
 
 
 def render_minor(entries: tuple[tuple[str, int, int], ...]) -> int:

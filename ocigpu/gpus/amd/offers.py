@@ -69,6 +69,6 @@ def _names(index: int, gpu: AmdGpu, gpus: tuple[AmdGpu, ...], strategies: tuple[
 
 
 def _ids(index: int, gpu: AmdGpu, gpus: tuple[AmdGpu, ...]) -> tuple[str, ...]:
-    """Return what an operator may call a GPU: index, unique id, PCI address (all partitions of that GPU)."""
+    """Return what a GPU may be called: index, PCI address (all partitions of that GPU) and with a number, unique id."""
     unique = (f"0x{gpu.unique_id:x}", unique_name(gpu, gpus)) if gpu.unique_id else ()
-    return (str(index), gpu.address, *filter(None, unique))
+    return (str(index), gpu.address, f"{gpu.address}/{gpu.partition}", *filter(None, unique))

@@ -4,11 +4,12 @@ As AMD's container toolkit has it (ROCm/container-toolkit, internal/gpu-tracker:
 ranges of indices and unique ids, or "all".  "none", "void" and nothing ask for nothing.
 """
 
+from ocigpu.core.config_json import get_object
 from ocigpu.core.errors import RequestError, printable, quoted
 from ocigpu.core.gate import Asker, permits
 from ocigpu.core.settings import Settings
 from ocigpu.core.tokens import MAX_TOKENS, is_number
-from ocigpu.gpus.request import Request, get_mapping, is_privileged
+from ocigpu.gpus.request import Request, is_privileged
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def request_devices(_config: "dict[str, Any]", devices: "Sequence[str]", _settin
 
 def _read_variable(config: "dict[str, Any]") -> str:
     """Return the variable's value; of one that occurs twice the last counts."""
-    env = get_mapping(config, "process").get("env")
+    env = get_object(config, "process").get("env")
     texts = [text for text in env if isinstance(text, str)] if isinstance(env, list) else []
     return next((text[len(VARIABLE) + 1 :] for text in reversed(texts) if text.startswith(f"{VARIABLE}=")), "")
 

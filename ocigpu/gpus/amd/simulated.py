@@ -30,6 +30,10 @@ def simulate(count: int, device_id: int, first_card: int, kfd_major: int) -> Sim
             f"{directory}/device": f"0x{device_id:04x}\n",
             f"{directory}/class": "0x120000\n",
             f"{directory}/numa_node": f"{2 * index // count}\n",
+            f"{directory}/product_name": "AMD Instinct MI300X OAM\n",
+            f"{directory}/current_compute_partition": "SPX\n",
+            f"{directory}/available_compute_partition": "SPX, DPX, QPX, CPX\n",
+            f"{directory}/current_memory_partition": "NPS1\n",
             f"{directory}/gpu_busy_percent": "0\n",
             f"{directory}/mem_info_vram_used": f"{256 << 20}\n",
             f"{directory}/mem_info_vram_total": f"{196_592 << 20}\n",
@@ -39,12 +43,20 @@ def simulate(count: int, device_id: int, first_card: int, kfd_major: int) -> Sim
             f"{directory}/drm/renderD{RENDER + card}/dev": f"{DRM_MAJOR}:{RENDER + card}\n",
             f"sys/class/kfd/kfd/topology/nodes/{index + 1}/properties": _properties(
                 simd_count=1216,
+                simd_per_cu=4,
                 location_id=bus << 8,
                 domain=0,
                 drm_render_minor=RENDER + card,
                 unique_id=unique_id,
             ),
         }
+        banks = f"sys/class/kfd/kfd/topology/nodes/{index + 1}/mem_banks/0/properties"
+        files[banks] = _properties(heap_type=1, size_in_bytes=196_592 << 20)
+        # each is connected with each, as those of a board of eight are
+        for number, other in enumerate(other for other in range(count) if other != index):
+            files[f"sys/class/kfd/kfd/topology/nodes/{index + 1}/io_links/{number}/properties"] = _properties(
+                type=11, node_from=index + 1, node_to=other + 1, weight=15, min_bandwidth=50_000, max_bandwidth=50_000
+            )
         links[f"{directory}/driver"] = "../../drivers/amdgpu"
         links[f"sys/bus/pci/drivers/amdgpu/{address}"] = f"../../devices/{address}"
         nodes.append((f"dev/dri/card{card}", DRM_MAJOR, card, 0o660))

@@ -1,15 +1,20 @@
-"""What amdgpu's files say of a GPU at work.
+"""What amdgpu's files say of a GPU at work, and KFD's topology of the links between GPUs.
 
 Sources: Documentation/gpu/amdgpu/driver-misc.rst (mem_info_vram_*) and thermal.rst (gpu_busy_percent, hwmon) of the
 kernel.  Memory is of the whole GPU: nothing is said of partitions, which share these files.
+drivers/gpu/drm/amd/amdkfd, kfd_topology.c (nodes/N/io_links/M/properties) and kfd_crat.c: a link of type 11 is XGMI,
+its weight is 15 for each hop, its least bandwidth that of one link, and its greatest that of all.  Before Linux 5.14,
+and for GPUs before the MI200, both bandwidths are 0.
 """
 
 from ocigpu.core.errors import HostError
 from ocigpu.core.facts import HostFacts
 from ocigpu.core.settings import Settings
+from ocigpu.gpus.amd.facts import MAX_TOPOLOGY, parse_numbers, parse_properties
 from ocigpu.gpus.pci import sysfs_names
 from ocigpu.gpus.tree import find_roots, list_names, read_text
 from ocigpu.gpus.usage import Usage
+from ocigpu.gpus.vendors import GpuLink
 
 
 def read_usage(settings: Settings, facts: HostFacts) -> tuple[Usage, ...]:
@@ -43,3 +48,28 @@ def _number(path: str, unit: int = 1) -> int | None:
     except HostError:  # EPERM while the GPU sleeps
         return None
     return int(text) // unit if text.isascii() and text.isdigit() else None
+
+
+XGMI = 11
+ONE_HOP = 15
+
+
+def read_links(settings: Settings, facts: HostFacts) -> tuple[GpuLink, ...]:
+    """Return the direct XGMI links between two GPUs each; needs no privilege."""
+    nodes = f"{find_roots(settings).sys}/class/kfd/kfd/topology/nodes"
+    minors = {gpu.minor: gpu.uuid for gpu in facts.gpus if gpu.minor >= 0}
+    names = {}
+    for name in list_names(nodes)[:MAX_TOPOLOGY]:
+        node = parse_properties(read_text(f"{nodes}/{name}/properties") or "")
+        if node is not None and node.render_minor in minors:
+            names[name] = minors[node.render_minor]
+    found = {}
+    for name, uuid in names.items():
+        for number in list_names(f"{nodes}/{name}/io_links")[:MAX_TOPOLOGY]:
+            link = parse_numbers(read_text(f"{nodes}/{name}/io_links/{number}/properties") or "")
+            other = names.get(str(link.get("node_to")), uuid)
+            if link.get("type") == XGMI and link.get("weight") == ONE_HOP and other != uuid:
+                least = link.get("min_bandwidth", 0)
+                count = max(1, link.get("max_bandwidth", 0) // least if least else 1)
+                found[tuple(sorted((uuid, other)))] = count
+    return tuple(GpuLink(one, two, "XGMI", count) for (one, two), count in found.items())

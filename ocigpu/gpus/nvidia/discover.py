@@ -7,6 +7,7 @@ import os
 
 from ocigpu.core.errors import HostError
 from ocigpu.core.facts import HostFacts
+from ocigpu.core.record import NamedTuple
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.nvidia.devices import DriverNodes
 from ocigpu.gpus.nvidia.files import GDS_FILES, read_binaries, read_configs, read_daemon_files, read_firmware
@@ -32,13 +33,9 @@ from ocigpu.gpus.tree import Roots, Tree, find_roots, read_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import NamedTuple
-
     from ocigpu.core.facts import DeviceNode
 
     _GpuNodes = tuple[DeviceNode | None, tuple[DeviceNode, ...]]
-else:
-    from ocigpu.core.record import NamedTuple
 
 MAX_NOTES_ON_PATHS = 3
 CONTROL_NODE = "/dev/nvidiactl"
@@ -223,6 +220,9 @@ class _Discovery:
 
     def _no_driver(self, problem: str) -> HostError:
         roots = self.roots
+        if roots.stand_in and not os.path.isdir(roots.driver):
+            hint = f"Make it: ocigpu sim create {roots.driver}; for real GPUs remove simulation.root from the settings."
+            return HostError("OCIGPU-HOST-1", f"no simulated host: simulation.root {roots.driver} is not there", hint)
         count = count_gpus(roots.sys)
         where = f"no {roots.proc}/driver/nvidia, no {roots.sys}/module/nvidia/version"
         what = problem or f"no libnvidia-ml.so.1 or libcuda.so.1 below {self.root}"

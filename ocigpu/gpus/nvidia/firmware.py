@@ -25,7 +25,8 @@ _HEALTH = {
 def read_driver_firmware(facts: HostFacts) -> dict[str, FirmwareFacts]:
     """Return what NVML says of each GPU, by address as sysfs writes it ("0000:1b:00.0").
 
-    A GPU that is no module of a baseboard has a negative slot.  Raises HostError: OCIGPU-FW-1 when NVML gives no
+    A GPU that is no module of a baseboard has a negative slot.  Modes that outlive a reset (whoever has the driver may
+    change them) are as now and as after the next reset: "on/off".  Raises HostError: OCIGPU-FW-1 when NVML gives no
     answer, -2 when it is none.
     """
     try:
@@ -46,6 +47,8 @@ def _facts(number: int, one: dict[str, Any]) -> FirmwareFacts:
     module = one["module_id"] or 0
     texts = {key: check_text(one[key] or "", empty=True) for key in ("part_number", "serial", "uuid")}
     versions = {name: check_text(one[key]) for name, key in (("VBIOS", "vbios"), ("InfoROM", "inforom")) if one[key]}
+    modes = {name: one[key] for name, key in (("ECC", "ecc_mode"), ("MIG", "mig_mode")) if one[key] is not None}
+    versions |= {name: "/".join("on" if each else "off" for each in mode) for name, mode in modes.items()}
     health = {name: one[key] for key, name in _HEALTH.items() if one[key] is not None}
     name = f"GPU_SXM_{module}" if module else _address(one["bus_id"])
     return FirmwareFacts(

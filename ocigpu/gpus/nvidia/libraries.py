@@ -7,15 +7,14 @@ Names and their grouping are the driver's own (README of the Linux driver, chapt
 import os
 
 from ocigpu.core.facts import Library
+from ocigpu.core.record import NamedTuple
 from ocigpu.gpus.elf import EM_386, EM_AARCH64, EM_ARM, EM_X86_64, read_elf
 from ocigpu.gpus.ldcache import MAX_CACHE, parse_ldcache
 from ocigpu.gpus.tree import Tree, read_bytes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import NamedTuple
-else:
-    from ocigpu.core.record import NamedTuple
+    from collections.abc import Iterable
 
 
 class Architecture(NamedTuple):
@@ -99,8 +98,8 @@ def find_libraries(
 ) -> tuple[list[str], str]:
     """Return the resolved paths in the tree of files named like driver libraries, and a note on the cache ("": fine).
 
-    Any version; without duplicates; the cache's first.  Directories are searched when the cache has no libcuda or no
-    libnvidia-ml (of ``version``, when that is known).  ``directories``: look in these and nowhere else.
+    Any version; without duplicates; the cache's first.  Directories are searched when the cache has no 64-bit libcuda
+    or libnvidia-ml (of ``version``, when that is known).  ``directories``: look in these and nowhere else.
     """
     architecture = ARCHITECTURES.get(machine)
     if architecture is None:
@@ -119,7 +118,7 @@ def find_libraries(
         for soname, path in entries:
             if split_name(soname)[0] in TABLE:
                 _add(found, tree.resolve(path))
-    if not _is_complete(found, version):
+    if missing_libraries(found, version, tree, machine):
         _search_directories(tree, _usual_directories(tree, architecture), found)
     return list(found), note
 
@@ -129,12 +128,21 @@ def _add(found: dict[str, None], resolved: str) -> None:
         found.setdefault(resolved)
 
 
-def _is_complete(found: dict[str, None], version: str) -> bool:
-    present = [split_name(path.rpartition("/")[2]) for path in found]
-    return all(
-        any(base == name and (found_version == version or not version) for base, found_version in present)
-        for name in REQUIRED
-    )
+def missing_libraries(paths: "Iterable[str]", version: str, tree: Tree, machine: str) -> list[str]:
+    """Return which of :data:`REQUIRED` the 64-bit files of this version ("": of any) are not among the paths."""
+    paths = list(paths)
+    return [name for name in REQUIRED if not _find_native(paths, name, version, tree, machine)]
+
+
+def _find_native(paths: list[str], name: str, version: str, tree: Tree, machine: str) -> str:
+    architecture = ARCHITECTURES.get(machine)
+    for path in paths:
+        base, found = split_name(path.rpartition("/")[2])
+        if base == name and version in ("", found):
+            elf = read_elf(tree.host(path))
+            if elf is not None and architecture is not None and elf.machine == architecture.machine:
+                return path
+    return ""
 
 
 def _usual_directories(tree: Tree, architecture: Architecture) -> list[str]:
@@ -171,13 +179,7 @@ def library_versions(paths: list[str]) -> list[str]:
 
 def find_nvml(paths: list[str], version: str, tree: Tree, machine: str) -> str:
     """Return the path in the tree of the 64-bit libnvidia-ml of this version, "" when there is none."""
-    architecture = ARCHITECTURES.get(machine)
-    for path in paths:
-        if split_name(path.rpartition("/")[2]) == ("libnvidia-ml", version):
-            elf = read_elf(tree.host(path))
-            if elf is not None and architecture is not None and elf.machine == architecture.machine:
-                return path
-    return ""
+    return _find_native(paths, "libnvidia-ml", version, tree, machine)
 
 
 def read_libraries(tree: Tree, paths: list[str], version: str, machine: str) -> tuple[tuple[Library, ...], list[str]]:

@@ -2,14 +2,18 @@
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from ocigpu.core.errors import HostError, printable
 from ocigpu.core.facts import HostFacts
 from ocigpu.gpus.nvidia.mig_layout import GpuChange, GpuLayout, parse_layouts, plan_back
 from ocigpu.gpus.nvidia.nvml_process import NvmlError, ask, nvml_place
+from ocigpu.gpus.usage import parse_usage
+from ocigpu.system.locks import holding
 from ocigpu.system.programs import run_program
+from ocigpu.system.store import open_lock
 
 SECONDS = 120.0
 """For reading, and for a change of all GPUs: setting the mode resets a GPU, which takes some seconds."""
@@ -27,6 +31,33 @@ def read_layouts(facts: HostFacts) -> tuple[GpuLayout, ...]:
         raise HostError("OCIGPU-MIG-3", f"read MIG devices: {error}") from error
     except ValueError as error:
         raise HostError("OCIGPU-MIG-3", "read MIG devices: NVML gave no usable answer") from error
+
+
+def read_users(facts: HostFacts) -> dict[str, str]:
+    """Return which processes use a GPU or MIG device, by UUID; raises HostError (OCIGPU-MIG-3)."""
+    try:
+        found = parse_usage(ask("usage", facts, SECONDS, "0"))
+    except NvmlError as error:
+        raise HostError("OCIGPU-MIG-3", f"processes on the GPUs: {error}") from error
+    except (ValueError, TypeError, KeyError) as error:
+        raise HostError("OCIGPU-MIG-3", "processes on the GPUs: NVML gave no usable answer") from error
+    pids = {uuid: [str(pid) for pid, *_ in usage.processes or ()] for uuid, usage in found.items()}
+    return {uuid: f"process {', '.join(each)}" for uuid, each in pids.items() if each}
+
+
+def alone(simulation: str = "") -> AbstractContextManager[None]:
+    """Let no other process change MIG devices meanwhile.
+
+    Raises HostError (OCIGPU-MIG-3) when one does, or where there is no place for a lock.
+
+    ``simulation``: root of a simulated host.
+    """
+    busy = HostError("OCIGPU-MIG-3", "another process changes MIG devices", "Wait for its end.")
+    lock = open_lock("mig.lock", simulation)
+    if lock < 0 and not simulation:
+        hint = "It needs root; a container needs the host's /run/ocigpu."
+        raise HostError("OCIGPU-MIG-3", "lock MIG devices: there is no /run/ocigpu that is root's alone", hint)
+    return holding(lock, busy)
 
 
 def change_layouts(
@@ -54,7 +85,7 @@ def change_layouts(
                 changes = _possible(plan(now))
             modes = _modes(changes)
             _carry_out(facts, [step for change in modes for step in (*_destroying(change), _mode_step(change))])
-            now = _activate(facts, reset, mode_only)
+            now = _activate(facts, {change.gpu.uuid for change in modes}, reset, mode_only)
             changes = _possible(plan(now))
         if not mode_only and any(change.destroy or change.create for change in changes):
             if announce(PRE_CONFIG):
@@ -72,14 +103,20 @@ def _modes(changes: Sequence[GpuChange]) -> list[GpuChange]:
     return [change for change in changes if change.mode is not None]
 
 
-def _activate(facts: HostFacts, reset: bool, pending: bool = False) -> tuple[GpuLayout, ...]:
-    """Return the GPUs after those were reset whose mode waits for it (Ampere); ``pending``: without, it may wait."""
-    now = read_layouts(facts)
-    waiting = [gpu for gpu in now if gpu.mode != gpu.pending]
+def _activate(facts: HostFacts, changed: Container[str], reset: bool, pending: bool = False) -> tuple[GpuLayout, ...]:
+    """Return the GPUs after those of ``changed`` were reset whose mode waits for it (Ampere).
+
+    Others may wait for one, too, and be in use.  ``pending``: without a reset the mode may wait.
+    """
+
+    def look() -> tuple[tuple[GpuLayout, ...], list[GpuLayout]]:
+        found = read_layouts(facts)
+        return found, [gpu for gpu in found if gpu.mode != gpu.pending and gpu.uuid in changed]
+
+    now, waiting = look()
     if waiting and reset:
         reset_gpus(facts, waiting)
-        now = read_layouts(facts)
-        waiting = [gpu for gpu in now if gpu.mode != gpu.pending]
+        now, waiting = look()
     if waiting and (reset or not pending):
         names = ", ".join(f"GPU {gpu.number}" for gpu in waiting)
         hint = f"Stop what uses them, run: nvidia-smi --gpu-reset -i {_ids(waiting)}, and then this command again."
@@ -129,8 +166,7 @@ def _put_back(facts: HostFacts, before: Sequence[GpuLayout]) -> str:
         if modes := _modes(changes):
             _carry_out(facts, [_mode_step(change) for change in modes])
             waited = {gpu.uuid for gpu in before if gpu.mode != gpu.pending}
-            if any(gpu.mode != gpu.pending and gpu.uuid not in waited for gpu in read_layouts(facts)):
-                _activate(facts, reset=True)
+            _activate(facts, {change.gpu.uuid for change in modes} - waited, reset=True)
         _carry_out(facts, [step for change in changes for step in _creating(change)])
     except HostError as error:
         return f" (could not be put back: {error.message})"

@@ -51,7 +51,8 @@ def known_places(profiles: "Sequence[Profile]") -> _Places:
 class Profile(NamedTuple):
     """A GPU instance that a GPU can have: ``size`` memory slices from one of ``starts`` on, ``slices`` of compute.
 
-    ``number``: its nvmlGpuInstanceProfile, by which checkpoints name it.
+    ``number``: its nvmlGpuInstanceProfile, by which checkpoints name it.  ``contents``: MiB of memory, multiprocessors,
+    copy engines, decoders, encoders, JPEG decoders and optical flow accelerators.
     """
 
     name: Text
@@ -61,6 +62,7 @@ class Profile(NamedTuple):
     size: int = 0
     starts: tuple[int, ...] = ()
     number: int = -1
+    contents: tuple[int, ...] = ()
 
 
 class GpuInstance(NamedTuple):
@@ -180,7 +182,7 @@ def plan_back(now: GpuLayout, before: GpuLayout, held: Mapping[str, str] | None 
     if holders := _holders(
         now, now.instances if now.mode != before.mode else gone, held or {}, now.mode != before.mode
     ):
-        return GpuChange(now, mode, problem=f"it cannot be put back while {holders}")
+        return GpuChange(now, mode, problem=f"it cannot be changed while {holders}")
     return GpuChange(
         now,
         mode,

@@ -15,6 +15,7 @@ import stat
 
 from ocigpu.core.errors import HostError
 from ocigpu.core.facts import Permissions
+from ocigpu.core.record import NamedTuple
 from ocigpu.gpus.nvidia.devices import CONTROL_MINOR, IMEX_DRIVER, MODESET_MINOR
 from ocigpu.gpus.nvidia.procfs import (
     MIG_MINORS_LIMIT,
@@ -32,9 +33,6 @@ from ocigpu.system.files import draft_name
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from typing import NamedTuple
-else:
-    from ocigpu.core.record import NamedTuple
 
 MAX_NAMES = 4096
 """Names looked at in one directory of nodes."""

@@ -10,15 +10,14 @@ from binascii import crc32
 from ocigpu.core import rawjson
 from ocigpu.core.errors import printable
 from ocigpu.core.facts import Gpu, MigDevice
+from ocigpu.core.record import NamedTuple
 from ocigpu.gpus.nvidia.procfs import is_version
 from ocigpu.gpus.tree import Roots, normal_bus_id
 from ocigpu.system.child import Child
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, NamedTuple
-else:
-    from ocigpu.core.record import NamedTuple
+    from typing import Any
 
 DEADLINE = 10.0
 """Seconds that NVML may take: loading an idle GPU's state takes one or two each."""

@@ -10,15 +10,14 @@ import stat
 import struct
 
 from ocigpu.core import rawjson
+from ocigpu.core.record import NamedTuple
 from ocigpu.system import foreign as ctypes
 from ocigpu.system import libc  # noqa: F401 - which dropping rights loads, and below another root cannot
 from ocigpu.system.child import OVERFLOW_ID, drop_rights, end_with, isolate
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, NamedTuple
-else:
-    from ocigpu.core.record import NamedTuple
+    from typing import Any
 
 MAX_GPUS = 256
 MAX_MIG_DEVICES = 64

@@ -163,6 +163,8 @@ def _firmware(gpu: Any, uuid: str) -> dict[str, Any]:
         "module_id": try_(pynvml.nvmlDeviceGetModuleId, gpu),
         "vbios": try_(pynvml.nvmlDeviceGetVbiosVersion, gpu),
         "inforom": try_(pynvml.nvmlDeviceGetInforomImageVersion, gpu),
+        "ecc_mode": try_(pynvml.nvmlDeviceGetEccMode, gpu),
+        "mig_mode": try_(pynvml.nvmlDeviceGetMigMode, gpu),
         "corrupted": _is_corrupted(gpu),
         "ecc": try_(pynvml.nvmlDeviceGetTotalEccErrors, gpu, *UNCORRECTED),
         "rows": rows,
@@ -257,6 +259,8 @@ GI_PROFILES = 0x12
 CI_PROFILES = 8
 """NVML_COMPUTE_INSTANCE_PROFILE_COUNT."""
 MAX_INSTANCES = 32
+ENGINES = ("multiprocessor", "copyEngine", "decoder", "encoder", "jpeg", "ofa")
+"""Of nvmlGpuInstanceProfileInfo_t, in the order of :class:`ocigpu.gpus.nvidia.mig_layout.Profile`."""
 
 
 def print_mig_layout() -> None:
@@ -311,6 +315,7 @@ def _mig_profile(gpu: Any, number: int, info: Any) -> dict[str, Any]:
         "size": found[0].size if found else 0,
         "starts": [place.start for place in found],
         "number": number,
+        "contents": [info.memorySizeMB, *(getattr(info, f"{name}Count") for name in ENGINES)],
     }
 
 
@@ -384,7 +389,7 @@ def _destroy(gi: Any) -> None:
 
 
 def watch_events() -> None:
-    """Print the XID events of all GPUs, for ever; see :mod:`ocigpu.kubernetes.events`.
+    """Print the XID events of all GPUs, for ever; see :mod:`ocigpu.kubernetes.node_program`.
 
     ``{"watched": [...], "unwatched": {...}}`` first, then ``{"xid": ...}`` for each, and ``{}`` as a sign of life.
     Source: "Event Handling Methods" of the API reference.

@@ -8,13 +8,8 @@ import os
 import stat
 
 from ocigpu.core.facts import Permissions, ProcFile
+from ocigpu.core.record import NamedTuple
 from ocigpu.gpus.tree import TEXT_LIMIT, list_names, normal_bus_id, read_text, small_number
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import NamedTuple
-else:
-    from ocigpu.core.record import NamedTuple
 
 MIG_MINORS_LIMIT = 1 << 20
 """Bytes read of mig-minors: it lists every possible instance of 32 GPUs, about 100 KiB."""

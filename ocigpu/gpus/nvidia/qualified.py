@@ -36,7 +36,7 @@ def all_qualified(tokens: tuple[str, ...], where: str, annotated: bool) -> bool:
             "OCIGPU-REQ-1",
             f"{where}: {quoted(plain[0])} is not a fully qualified CDI device name"
             + ("" if len(plain) == len(tokens) else ", but others of the list are"),
-            "Name every device as vendor/class=device, or set mode = cdi, which completes plain names.",
+            'Name every device as vendor/class=device, or set mode = "cdi", which completes plain names.',
         )
     return not plain
 

@@ -6,6 +6,7 @@ wrong JSON type count as absent; a device list, number or expression that cannot
 
 import os
 
+from ocigpu.core.config_json import get_object
 from ocigpu.core.errors import RequestError, printable, quoted
 from ocigpu.core.gate import (
     CONDITIONS,
@@ -21,7 +22,7 @@ from ocigpu.core.gate import (
 )
 from ocigpu.core.settings import CAPABILITIES, MODES_WITH_CDI, Settings
 from ocigpu.core.tokens import MAX_TOKENS, MOUNT_DIRECTORIES, MOUNT_SOURCE, is_number, select_tokens
-from ocigpu.gpus.request import Request, get_mapping, is_privileged
+from ocigpu.gpus.request import Request, is_privileged
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def parse_request(config: "dict[str, Any]", settings: Settings, bundle: str = ""
     "runtime.nvidia.com/gpu" are plain ones in every mode.  Annotations are read in all of these modes
     and come first, then mounts, then variables (the order of nvidia-container-runtime).
     """
-    process = get_mapping(config, "process")
+    process = get_object(config, "process")
     swarm = tuple(filter(None, map(str.strip, settings.swarm_resource.split(","))))
     variables = _read_variables(process.get("env"), swarm)
     asker = Asker(settings, is_privileged(config))
@@ -129,7 +130,7 @@ def request_devices(config: "dict[str, Any]", devices: "Sequence[str]", settings
     The devices are the choice of somebody else than the container: nothing of it says which.  Raises RequestError as
     :func:`parse_request`.
     """
-    variables = _read_variables(get_mapping(config, "process").get("env"), ())
+    variables = _read_variables(get_object(config, "process").get("env"), ())
     source = f"{DEVICES_VARIABLE}={printable(','.join(devices) or 'none', _SHOWN_VALUE)}"
     request = Request("list" if devices else "none", tuple(dict.fromkeys(devices)), source)
     return _with_all_else(request, variables, (), Asker(settings, is_privileged(config)))
@@ -222,7 +223,7 @@ def _requested_by_annotations(
     """
     if settings.mode not in MODES_WITH_CDI:
         return (), ""
-    annotations = get_mapping(config, "annotations")
+    annotations = get_object(config, "annotations")
     keys = sorted(key for key in annotations if key.startswith(settings.cdi_annotation_prefixes))
     tokens: dict[str, None] = {}
     named: list[str] = []
@@ -363,7 +364,7 @@ def _cdi_error(where: str, token: str) -> RequestError:
     return RequestError(
         "OCIGPU-REQ-1",
         f"{where}: {quoted(token)} is a CDI device name, and mode hook takes none",
-        "Name the GPU by index, UUID or PCI bus id, set mode = auto, or let the engine inject CDI devices.",
+        'Name the GPU by index, UUID or PCI bus id, set mode = "auto", or let the engine inject CDI devices.',
     )
 
 

@@ -7,12 +7,11 @@ inside a rule.  Names (case-insensitive): ``cuda`` (version the driver supports)
 
 from ocigpu.core.errors import RequestError, printable, quoted
 from ocigpu.core.facts import Gpu, HostFacts
+from ocigpu.core.record import NamedTuple
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import NamedTuple, TypeAlias
-else:
-    from ocigpu.core.record import NamedTuple
+    from typing import TypeAlias
 
 MAX_EXPRESSION = 64 * 1024
 """Longest expression, in characters: those of real images have about 1,500."""

@@ -1,30 +1,68 @@
 """What a Tegra system's CSV files list: device nodes, directories, libraries and links that containers need.
 
 The files are NVIDIA's (/etc/nvidia-container-runtime/host-files-for-container.d of L4T): a line is "<type>,<path>",
-with the types dev, dir, lib and sym.
+with the types dev, dir, lib and sym.  A path may be a pattern: ``*``, ``?`` and ``[...]`` within one part (glob(7)).
 """
 
 import os
 
 from ocigpu.core.facts import DeviceNode, HostFile, Permissions
+from ocigpu.core.record import NamedTuple
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.elf import read_elf
 from ocigpu.gpus.fingerprint import digest
 from ocigpu.gpus.nvidia.devices import DriverNodes
 from ocigpu.gpus.nvidia.nvml import NvmlAnswer, start_nvml
 from ocigpu.gpus.nvidia.procfs import parse_devices
-from ocigpu.gpus.patterns import expand, matches_name, matches_path
 from ocigpu.gpus.tree import MAX_LINKS, Roots, Tree, find_roots, read_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import NamedTuple
 
     from ocigpu.core.facts import Gpu
     from ocigpu.gpus.fingerprint import Fingerprint
-else:
-    from ocigpu.core.record import NamedTuple
+
+MAX_FOUND = 4096
+_SPECIAL = frozenset("*?[")
+
+
+def is_pattern(text: str) -> bool:
+    """Return whether the text has a character that makes it a pattern."""
+    return not _SPECIAL.isdisjoint(text)
+
+
+def matches_name(pattern: str, name: str) -> bool:
+    """Return whether a pattern matches a whole name."""
+    from fnmatch import fnmatchcase  # only for CSV files
+
+    return fnmatchcase(name, pattern.replace("[^", "[!"))
+
+
+def matches_path(pattern: str, path: str) -> bool:
+    """Return whether a pattern matches a whole path; no part of it reaches across a slash."""
+    parts, names = pattern.split("/"), path.split("/")
+    return len(parts) == len(names) and all(matches_name(*pair) for pair in zip(parts, names, strict=True))
+
+
+def expand(tree: Tree, path: str) -> list[str]:
+    """Return the paths in a tree that a pattern matches, sorted, 4096 at most; a plain path is returned as it is."""
+    if not is_pattern(path):
+        return [path]
+    found = [""]
+    for part in path.strip("/").split("/"):
+        if not is_pattern(part):
+            found = [f"{directory}/{part}" for directory in found]
+            continue
+        hidden = part.startswith(".")
+        found = [
+            f"{directory}/{name}"
+            for directory in found
+            for name in tree.names(directory or "/")
+            if (hidden or not name.startswith(".")) and matches_name(part, name)
+        ][:MAX_FOUND]
+    return [candidate for candidate in found if tree.resolve(candidate)]
+
 
 CSV_DIRECTORY = "/etc/nvidia-container-runtime/host-files-for-container.d"
 CSV_FILES = tuple(f"{CSV_DIRECTORY}/{name}.csv" for name in ("devices", "drivers", "l4t"))

@@ -51,11 +51,7 @@ class PciBus:
 
     def write(self, bdf: str, name: str, text: str) -> None:
         """Write to a file of a function, e.g. "1" to its ``reset``."""
-        fd = os.open(self.path(bdf, name), os.O_WRONLY | os.O_CLOEXEC | os.O_TRUNC)
-        try:
-            os.write(fd, text.encode())
-        finally:
-            os.close(fd)
+        Path(self.path(bdf, name)).write_text(text, encoding="ascii")
 
     def read(self, bdf: str, name: str) -> str:
         """Return what a small file of a function says, "" when it has none."""
@@ -63,6 +59,17 @@ class PciBus:
             return Path(self.path(bdf, name)).read_text(encoding="ascii", errors="replace").strip()
         except FileNotFoundError:
             return ""
+
+    def driver(self, bdf: str) -> str:
+        """Return the driver that has a function, "" for none."""
+        try:
+            return os.readlink(self.path(bdf, "driver")).rpartition("/")[2]
+        except FileNotFoundError:
+            return ""
+
+    def probe(self, bdf: str) -> None:
+        """Let the kernel find a driver for a function that has none (drivers_probe)."""
+        Path(f"{self.sys}/bus/pci/drivers_probe").write_text(bdf, encoding="ascii")
 
     def sleep(self, seconds: float) -> None:
         """Let time go by."""
@@ -94,24 +101,31 @@ class PciBus:
         return 0
 
     @contextmanager
-    def registers(self, bdf: str) -> Iterator[Callable[[int], int]]:
-        """Yield what reads the 32-bit register at an offset of BAR 0; nobody else may have the function meanwhile.
-
-        It is kept awake and answers memory accesses until the end; then both are as before.  vfio-pci lets a function
-        sleep that nobody has.
-        """
+    def awake(self, bdf: str) -> Iterator[None]:
+        """Keep a function from sleeping until the end: vfio-pci lets one sleep that nobody has."""
         control = self.read(bdf, "power/control")
         if control:
             self.write(bdf, "power/control", "on")
-        command = self.read_config(bdf, COMMAND, 2)
         try:
-            self.write_config(bdf, COMMAND, 2, command | MEMORY_ENABLE)
-            with self._mapped(bdf) as read:
-                yield read
+            yield
         finally:
-            self.write_config(bdf, COMMAND, 2, command)
             if control:
                 self.write(bdf, "power/control", control)
+
+    @contextmanager
+    def registers(self, bdf: str) -> Iterator[Callable[[int], int]]:
+        """Yield what reads the 32-bit register at an offset of BAR 0; nobody else may have the function meanwhile.
+
+        It is kept awake and answers memory accesses until the end; then both are as before.
+        """
+        with self.awake(bdf):
+            command = self.read_config(bdf, COMMAND, 2)
+            try:
+                self.write_config(bdf, COMMAND, 2, command | MEMORY_ENABLE)
+                with self._mapped(bdf) as read:
+                    yield read
+            finally:
+                self.write_config(bdf, COMMAND, 2, command)
 
     @contextmanager
     def _mapped(self, bdf: str) -> Iterator[Callable[[int], int]]:

@@ -5,22 +5,25 @@ sysfs-kernel-iommu_groups of its ABI documents; /sys/bus/pci/devices/<address>/v
 that a VFIO driver has when the kernel makes character devices for single functions (CONFIG_VFIO_DEVICE_CDEV, 6.6).
 """
 
-import os
-
 from ocigpu.core.facts import DeviceNode, Permissions
+from ocigpu.core.record import NamedTuple
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.fingerprint import digest
 from ocigpu.gpus.nodes import NodeReader
-from ocigpu.gpus.pci import NVIDIA_VENDOR, Function, bound_addresses, read_function, read_functions, read_number
+from ocigpu.gpus.pci import (
+    NVIDIA_VENDOR,
+    Function,
+    bound_addresses,
+    find_group,
+    read_function,
+    read_functions,
+    read_number,
+)
 from ocigpu.gpus.tree import Roots, find_roots, list_names, node_tree, small_number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import NamedTuple
-
     from ocigpu.gpus.fingerprint import Fingerprint
-else:
-    from ocigpu.core.record import NamedTuple
 
 GPU_CLASSES = (0x0300, 0x0302)
 """VGA and 3D controllers."""
@@ -72,6 +75,21 @@ class VfioFacts(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
+class GroupMembers(NamedTuple):
+    """Addresses of the GPUs and NVSwitches of an IOMMU group, which only one virtual machine can have."""
+
+    gpus: tuple[str, ...] = ()
+    switches: tuple[str, ...] = ()
+
+
+def group_members(facts: VfioFacts, address: str) -> GroupMembers:
+    """Return what shares the IOMMU group of a function, itself included; nothing for one in no group."""
+    group = next((item.group for item in facts.candidates if item.function.address == address), -1)
+    found = [item for item in facts.candidates if item.group == group >= 0]
+    switches = tuple(item.function.address for item in found if item.is_switch)
+    return GroupMembers(tuple(item.function.address for item in found if not item.is_switch), switches)
+
+
 def read_vfio_facts(roots: Roots) -> VfioFacts:
     """Return what sysfs and /dev say of the functions that can be given to virtual machines; needs no privilege.
 
@@ -97,10 +115,7 @@ def _is_candidate(function: Function) -> bool:
 
 def _read_candidate(sys: str, function: Function, reader: NodeReader) -> Candidate:
     directory = f"{sys}/bus/pci/devices/{function.address}"
-    try:
-        group = small_number(os.readlink(f"{directory}/iommu_group").rpartition("/")[2])
-    except OSError:  # no IOMMU, or it is off
-        group = -1
+    group = find_group(function.address, sys)
     for name in list_names(f"{directory}/vfio-dev"):
         number = small_number(name.removeprefix("vfio"))
         if number >= 0:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from ocigpu.core.errors import HostError
-from ocigpu.gpus.pci import read_number
+from ocigpu.gpus.pci import find_group, read_number
 from ocigpu.gpus.tree import Roots, list_names, small_number
 from ocigpu.system.proc import read_proc
 
@@ -42,7 +42,7 @@ class HolderScan(NamedTuple):
     unreadable: tuple[str, ...]
 
 
-class _Node(NamedTuple):
+class HeldNode(NamedTuple):
     """A node to be found: by its number, or as a file that stands for it in a simulated host."""
 
     path: str
@@ -50,13 +50,15 @@ class _Node(NamedTuple):
     file: tuple[int, int] | None
 
 
-def read_holders(bdf: str, roots: Roots, proc: str = "/proc") -> tuple[Holder, ...]:
+def read_holders(
+    bdf: str, roots: Roots, proc: str = "/proc", nodes: "tuple[HeldNode, ...] | None" = None
+) -> tuple[Holder, ...]:
     """Return the processes that have the GPU at an address, or its IOMMU group, open; by process id.
 
-    ``proc``: where the machine's procfs is.  Raises HostError (OCIGPU-VFIO-1) when there is no such function, and when
-    nobody was seen and not everybody could be looked at.
+    ``proc``: where the machine's procfs is; ``nodes``: by which it is had, None for those of VFIO.  Raises HostError
+    (OCIGPU-VFIO-1) when there is no such function, and when nobody was seen and not everybody could be looked at.
     """
-    scan = scan_holders(bdf, roots, proc)
+    scan = scan_holders(bdf, roots, proc, nodes)
     if scan.unreadable and not scan.holders:
         more = f"; and {len(scan.unreadable) - 3} more" if len(scan.unreadable) > 3 else ""
         what = "; ".join(scan.unreadable[:3]) + more
@@ -64,9 +66,11 @@ def read_holders(bdf: str, roots: Roots, proc: str = "/proc") -> tuple[Holder, .
     return scan.holders
 
 
-def scan_holders(bdf: str, roots: Roots, proc: str = "/proc") -> HolderScan:
+def scan_holders(
+    bdf: str, roots: Roots, proc: str = "/proc", nodes: "tuple[HeldNode, ...] | None" = None
+) -> HolderScan:
     """Return who was seen to have the GPU, and what could not be looked at; raises HostError as above."""
-    nodes = find_nodes(bdf, roots)
+    nodes = find_nodes(bdf, roots) if nodes is None else nodes
     holders: list[Holder] = []
     unreadable: list[str] = []
     if not roots.stand_in and (why := _why_not_everybody(proc)):
@@ -83,14 +87,6 @@ def scan_holders(bdf: str, roots: Roots, proc: str = "/proc") -> HolderScan:
     return HolderScan(tuple(holders), tuple(unreadable))
 
 
-def find_group(bdf: str, roots: Roots) -> int:
-    """Return the number of the IOMMU group of a function, -1 for none (sysfs-kernel-iommu_groups)."""
-    try:
-        return small_number(os.readlink(f"{roots.sys}/bus/pci/devices/{bdf}/iommu_group").rpartition("/")[2])
-    except OSError:
-        return -1
-
-
 @contextmanager
 def claim(bdf: str, roots: Roots) -> Iterator[None]:
     """Have the IOMMU group of a function open: only one can, and nobody its functions by their own nodes meanwhile.
@@ -98,7 +94,7 @@ def claim(bdf: str, roots: Roots) -> Iterator[None]:
     The kernel's own answer (vfio_group_fops_open: EBUSY) also tells of a holder that no descriptor shows.  Raises
     HostError (OCIGPU-VFIO-2) then, and other OSErrors but those of hosts without such nodes.
     """
-    path = f"{roots.host}/dev/vfio/{find_group(bdf, roots)}"
+    path = f"{roots.host}/dev/vfio/{find_group(bdf, roots.sys)}"
     fd = -1
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -114,25 +110,30 @@ def claim(bdf: str, roots: Roots) -> Iterator[None]:
             os.close(fd)
 
 
-def find_nodes(bdf: str, roots: Roots) -> tuple[_Node, ...]:
+def find_nodes(bdf: str, roots: Roots) -> tuple[HeldNode, ...]:
     """Return the nodes by which a function can be had; raises HostError (OCIGPU-VFIO-1) for an unknown function."""
     directory = f"{roots.sys}/bus/pci/devices/{bdf}"
     if "/" in bdf or not os.path.exists(f"{directory}/class"):
         raise HostError("OCIGPU-VFIO-1", f"holders of GPU {bdf}: there is no such function: {directory}")
-    group = find_group(bdf, roots)
+    group = find_group(bdf, roots.sys)
     numbers = {f"/dev/vfio/{group}": f"{roots.sys}/class/vfio/{group}/dev"} if group >= 0 else {}
     for name in list_names(f"{directory}/vfio-dev"):
         numbers[f"/dev/vfio/devices/{name}"] = f"{directory}/vfio-dev/{name}/dev"
     return tuple(_read_node(path, number, roots) for path, number in numbers.items())
 
 
-def _read_node(path: str, number: str, roots: Roots) -> _Node:
+def _read_node(path: str, number: str, roots: Roots) -> HeldNode:
+    return make_node(path, read_number(number), roots)
+
+
+def make_node(path: str, number: "tuple[int, int] | None", roots: Roots) -> HeldNode:
+    """Return a node by its path and number, and by the file that stands for it in a simulated host."""
     try:
         status = os.stat(f"{roots.host}{path}")
     except OSError:
-        return _Node(path, read_number(number), None)
+        return HeldNode(path, number, None)
     stands_in = roots.stand_in and stat.S_ISREG(status.st_mode)
-    return _Node(path, read_number(number), (status.st_dev, status.st_ino) if stands_in else None)
+    return HeldNode(path, number, (status.st_dev, status.st_ino) if stands_in else None)
 
 
 def _why_not_everybody(proc: str) -> str:
@@ -145,7 +146,7 @@ def _why_not_everybody(proc: str) -> str:
     return ""
 
 
-def _find_held(directory: str, nodes: tuple[_Node, ...], bdf: str) -> str:
+def _find_held(directory: str, nodes: tuple[HeldNode, ...], bdf: str) -> str:
     """Return the path of a node that a process has open, "" for none.  Raises OSError."""
     names = [f"{directory}/fd/{name}" for name in os.listdir(f"{directory}/fd")]
     if not names:  # the first thread may have ended before the others
@@ -156,6 +157,7 @@ def _find_held(directory: str, nodes: tuple[_Node, ...], bdf: str) -> str:
     numbers = {node.number: node.path for node in nodes if node.number}
     files = {node.file: node.path for node in nodes if node.file}
     majors = {major for major, _ in numbers}
+    machines = any(node.path.startswith("/dev/vfio/") for node in nodes)
     unknown = other = False
     for name in names:
         try:
@@ -165,7 +167,7 @@ def _find_held(directory: str, nodes: tuple[_Node, ...], bdf: str) -> str:
                 if number in numbers:
                     return numbers[number]
                 other |= number[0] in majors
-            elif stat.S_IFMT(status.st_mode) == 0:  # no file of a file system
+            elif machines and stat.S_IFMT(status.st_mode) == 0:  # no file of a file system
                 if os.readlink(name) == DEVICE_FILE:
                     device = _device_of(name)
                     if device == bdf:

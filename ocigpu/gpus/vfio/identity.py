@@ -4,7 +4,7 @@ Fabric Manager knows GPUs by this number only (its "physical id"), and PCI order
 Four sources say it: a table that this node keeps, the board controller's slots by serial number, a driver (in a virtual
 machine that checks), and three pins in the GPU's registers.  They are compared; where two differ, nothing is told.
 What hardware has yet to confirm: that Redfish's GPU_SXM_<n>, the pins' number plus one and the driver's module id are
-the same number (as documents of all three say), and the pins themselves.
+the same number (as documents of all three say), and the pins themselves (PINS, BOARDS).
 """
 
 import json
@@ -64,23 +64,13 @@ class Registers(NamedTuple):
     notes: tuple[str, ...]
 
 
-def read_module_ids(
-    roots: Roots,
-    bdfs: Collection[str] = (),
-    *,
-    bus: PciBus | None = None,
-    table: str | None = "",
-    slots: Mapping[str, int] | None = None,
-    driver: Iterable[ModuleReading] = (),
-    pins: bool = True,
-) -> dict[str, int]:
+def read_module_ids(roots: Roots, bdfs: Collection[str] = (), driver: Iterable[ModuleReading] = ()) -> dict[str, int]:
     """Return the module id of each GPU, by address; ``bdfs``: of these only, () for all of the node.
 
-    See :func:`identify` for the arguments.  Raises HostError (OCIGPU-VFIO-7) when a GPU is known to nobody, when two
-    sources differ, or when two GPUs would be one module.
+    Raises HostError (OCIGPU-VFIO-7) when a GPU is known to nobody, when two sources differ, or when two GPUs would be
+    one module.
     """
-    found = identify(roots, bdfs, bus=bus, table=table, slots=slots, driver=driver, pins=pins)[0]
-    return {gpu.bdf: gpu.module_id for gpu in found}
+    return {gpu.bdf: gpu.module_id for gpu in identify(roots, bdfs, driver=driver)[0]}
 
 
 def identify(
@@ -91,24 +81,20 @@ def identify(
     table: str | None = "",
     slots: Mapping[str, int] | None = None,
     driver: Iterable[ModuleReading] = (),
-    pins: bool = True,
 ) -> tuple[tuple[GpuModule, ...], tuple[str, ...]]:
     """Return the GPUs of the node with their modules, and notes on what was not asked.
 
     ``table``: path of the node's own, "" for :data:`TABLE`, None: not asked; ``slots``: number of the slot by the
     serial number of what is in it (from the board controller); ``driver``: what a driver said, here or in a virtual
-    machine; ``pins``: also read registers of those GPUs that nobody has.  Raises HostError as
-    :func:`read_module_ids`.
+    machine.  Registers are read of those GPUs that nobody has.  Raises HostError as :func:`read_module_ids`.
     """
     gpus = [item.function for item in read_vfio_facts(roots).candidates if not item.is_switch]
     wanted = tuple(bdfs) or tuple(function.address for function in gpus)
     if missing := [bdf for bdf in wanted if bdf not in {function.address for function in gpus}]:
         raise _error(f"GPU {missing[0]}: there is none at this address")
     kept = () if table is None else read_table(table or f"{roots.host}{TABLE}")
-    said = Registers((), ())
-    if pins:
-        vfio = [one.address for one in gpus if one.address in wanted and one.driver in VFIO_DRIVERS]
-        said = read_pins(roots, vfio, bus or PciBus(roots.sys))
+    vfio = [one.address for one in gpus if one.address in wanted and one.driver in VFIO_DRIVERS]
+    said = read_pins(roots, vfio, bus or PciBus(roots.sys))
     readings = [*kept, *driver, *said.readings]
     return settle(wanted, [*readings, *_of_slots(readings, slots or {})], slots or {}), said.notes
 

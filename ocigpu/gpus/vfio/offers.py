@@ -12,20 +12,17 @@ so such a file does not tell whether it still fits the host.
 
 from ocigpu.core.actions import AllowDevice, Node
 from ocigpu.core.errors import CdiError
+from ocigpu.core.record import NamedTuple
 from ocigpu.gpus.offer import DeviceOffer, OfferedDevice, select_ids
 from ocigpu.gpus.tree import find_roots
 from ocigpu.gpus.vfio.facts import GROUP_DRIVERS, VFIO_DRIVERS, Candidate, Group, VfioFacts, read_vfio_facts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import NamedTuple
-
     from ocigpu.core.actions import Action
     from ocigpu.core.facts import DeviceNode
     from ocigpu.core.settings import Settings
     from ocigpu.gpus.offer import GenerateOptions
-else:
-    from ocigpu.core.record import NamedTuple
 
 KATA_VERSION = "0.5.0"
 SWITCHES = "nvswitch"

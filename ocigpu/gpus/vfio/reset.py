@@ -9,26 +9,28 @@ Sources: PCI Express Base Specification 6.6 (conventional and function-level res
 (times, registers of start-up and scrub); nouveau's fsp/gh100.c (start-up of Hopper); dstack #1048 and #1065 (on H200,
 state of a killed virtual machine survives a function-level reset).
 
-What hardware has yet to confirm: that each register means on every board what it does on those where it was seen.
+What hardware has yet to confirm: that each register of FAMILIES means on every board what it does on those where it was
+seen; those of Ada are not known.  docs/TENANTS.md has the list of all such places.
 """
 
-import fcntl
+import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
 from ocigpu.core.errors import HostError
-from ocigpu.gpus.pci import NVIDIA_VENDOR, Function, read_function
+from ocigpu.gpus.pci import NVIDIA_VENDOR, Function, find_group, read_function
 from ocigpu.gpus.tree import Roots, list_names
 from ocigpu.gpus.vfio.bus import COMMAND, HEADER_TYPE, PCI_EXPRESS, PciBus
 from ocigpu.gpus.vfio.facts import GPU_CLASSES, SWITCH_CLASS, VFIO_DRIVERS
-from ocigpu.gpus.vfio.holders import claim, find_group, read_holders
+from ocigpu.gpus.vfio.holders import claim, read_holders
 from ocigpu.gpus.vfio.identity import is_answer
+from ocigpu.system.locks import holding
 from ocigpu.system.store import open_lock
 
 BUS, FLR = "bus", "flr"
@@ -147,7 +149,7 @@ def plan_reset(bdf: str, roots: Roots, bus: PciBus | None = None) -> ResetPlan:
     if gpu is None or gpu.vendor != NVIDIA_VENDOR or gpu.base_class not in GPU_CLASSES:
         what = "an NVSwitch is never reset" if gpu and gpu.base_class == SWITCH_CLASS else "no GPU at this address"
         raise _refuse(bdf, what)
-    group = find_group(bdf, roots)
+    group = find_group(bdf, roots.sys)
     if group < 0:
         raise _refuse(bdf, "in no IOMMU group: the host's IOMMU is off")
     if bus.read(bdf, "sriov_numvfs") not in ("", "0"):
@@ -215,8 +217,8 @@ def _why_not_bus(gpu: Function, port: str, below: tuple[str, ...], group: int, r
             return f"NVSwitch {bdf} is behind the same port"
         if bdf.rpartition(".")[0] != gpu.address.rpartition(".")[0]:
             return f"{bdf} is behind the same port"
-        if find_group(bdf, roots) != group:
-            return f"{bdf} is in IOMMU group {find_group(bdf, roots)}, not in {group}"
+        if find_group(bdf, roots.sys) != group:
+            return f"{bdf} is in IOMMU group {find_group(bdf, roots.sys)}, not in {group}"
     express = bus.find_capability(port, PCI_EXPRESS)
     if gpu.device == T4 and express and bus.read_config(port, express + 2, 2) >> 4 & 0xF == 4:
         return "a T4 behind a root port cannot have one"
@@ -246,14 +248,17 @@ def reset_gpu(
 
     Raises ResetError: OCIGPU-VFIO-2 somebody has it, -3 see :func:`plan_reset`, -4 the reset failed, -5 nothing was
     reset, -6 start-up or scrub was not seen to end; and HostError (OCIGPU-VFIO-1) where holders cannot be known.
+
+    Whoever is killed in between leaves the configuration in the lock's file, for the next reset to put back.
     """
     bus = bus or PciBus(roots.sys)
     try:
-        with _alone(bdf):
+        lock = open_lock(f"reset-{bdf}.lock", roots.host) if _ADDRESS.fullmatch(bdf) else -1
+        with holding(lock, ResetError("OCIGPU-VFIO-2", f"reset GPU {bdf}: another process resets it")):
             plan = plan_reset(bdf, roots, bus)
             _check_holders(plan, roots, proc)
             with claim(bdf, roots):
-                proof = _reset(plan, bus, scrub)
+                proof = _reset(plan, bus, scrub, lock)
             _check_holders(plan, roots, proc)  # a kernel without group nodes lets others in meanwhile
             return proof
     except OSError as error:
@@ -272,20 +277,6 @@ def _failed(bdf: str, why: str) -> ResetError:
     return ResetError("OCIGPU-VFIO-4", f"reset GPU {bdf}: {why}")
 
 
-@contextmanager
-def _alone(bdf: str) -> Iterator[None]:
-    lock = open_lock(f"reset-{bdf}.lock") if _ADDRESS.fullmatch(bdf) else -1
-    try:
-        if lock >= 0:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError as error:
-        raise ResetError("OCIGPU-VFIO-2", f"reset GPU {bdf}: another process resets it") from error
-    finally:
-        if lock >= 0:
-            os.close(lock)
-
-
 class _Saved(NamedTuple):
     """Configuration of a function: (offset, bytes, value) each, in the order in which it is put back."""
 
@@ -293,12 +284,16 @@ class _Saved(NamedTuple):
     values: tuple[tuple[int, int, int], ...]
 
 
-def _reset(plan: ResetPlan, bus: PciBus, scrub: bool) -> ResetProof:
+def _reset(plan: ResetPlan, bus: PciBus, scrub: bool, record: int) -> ResetProof:
     began, wall = bus.now(), time.time()
     with ExitStack() as stack:
         for function in (*([plan.port] if plan.method == BUS else []), *plan.functions):
-            stack.enter_context(_awake(function, bus))
-        saved = [_save(function, bus) for function in plan.functions]
+            stack.enter_context(bus.awake(function))
+        recalled = _recall(record)
+        if plan.method == BUS:
+            _release(plan, bus, recalled)
+        saved = [_save(function, bus, recalled) for function in plan.functions]
+        _remember(record, [*saved, _save_slot(plan, bus)])
         for function in plan.functions:  # something that a reset takes away
             bus.write_config(function, COMMAND, 2, bus.read_config(function, COMMAND, 2) | 0x02)
         before = [bus.read_config(function, COMMAND, 2) & ANSWERS for function in plan.functions]
@@ -317,6 +312,7 @@ def _reset(plan: ResetPlan, bus: PciBus, scrub: bool) -> ResetProof:
                 raise ResetError("OCIGPU-VFIO-5", text)
         for one in saved:
             _check_restored(plan, one, bus)
+        _remember(record, ())
         started, scrubbed = _see_start(plan, bus, scrub)
     return ResetProof(
         plan.bdf, plan.method, plan.port, plan.functions, plan.group, wall, round(bus.now() - began, 3), went_down,
@@ -324,16 +320,46 @@ def _reset(plan: ResetPlan, bus: PciBus, scrub: bool) -> ResetProof:
     )  # fmt: skip
 
 
-@contextmanager
-def _awake(bdf: str, bus: PciBus) -> Iterator[None]:
-    control = bus.read(bdf, "power/control")
-    if control:
-        bus.write(bdf, "power/control", "on")
+def _release(plan: ResetPlan, bus: PciBus, recalled: dict[str, _Saved]) -> None:
+    """End a reset of the bus that was begun by somebody who was killed."""
+    control = bus.read_config(plan.port, BRIDGE_CONTROL, 2)
+    if control & BUS_RESET:
+        bus.write_config(plan.port, BRIDGE_CONTROL, 2, control & ~BUS_RESET)
+        bus.sleep(SETTLED)
+        _wait(bus, PATIENCE, lambda: all(_answers(function, bus) for function in plan.functions))
+    if plan.port in recalled:
+        _watch_slot(recalled[plan.port], bus)
+
+
+def _save_slot(plan: ResetPlan, bus: PciBus) -> _Saved:
+    """Return what the port tells the kernel of its slot; nothing where it is not touched."""
+    express = bus.find_capability(plan.port, PCI_EXPRESS) if plan.method == BUS else 0
+    at = express + SLOT_CONTROL
+    value = bus.read_config(plan.port, at, 2) if express else 0
+    return _Saved(plan.port, ((at, 2, value),) if value & SLOT_EVENTS else ())
+
+
+def _watch_slot(saved: _Saved, bus: PciBus) -> None:
+    for at, size, value in saved.values:
+        if bus.read_config(saved.bdf, at, size) != value:
+            bus.write_config(saved.bdf, at + SLOT_STATUS - SLOT_CONTROL, 2, SLOT_CHANGES)  # written ones are forgotten
+            bus.write_config(saved.bdf, at, size, value)
+
+
+def _remember(record: int, saved: Collection[_Saved]) -> None:
+    """Write down what is to be put back, () for nothing any more; ``record``: an open file, -1 for none."""
+    if record >= 0:
+        os.ftruncate(record, 0)
+        os.pwrite(record, json.dumps(saved).encode() if saved else b"", 0)
+
+
+def _recall(record: int) -> dict[str, _Saved]:
+    """Return what a reset that was killed has left to be put back, by address."""
     try:
-        yield
-    finally:
-        if control:
-            bus.write(bdf, "power/control", control)
+        found = json.loads(os.pread(record, 1 << 16, 0)) if record >= 0 else []
+        return {bdf: _Saved(bdf, tuple((at, size, value) for at, size, value in values)) for bdf, values in found}
+    except (ValueError, TypeError):
+        return {}
 
 
 def _answers(bdf: str, bus: PciBus) -> bool:
@@ -350,7 +376,7 @@ def _wait(bus: PciBus, seconds: float, condition: Callable[[], bool]) -> bool:
     return True
 
 
-def _save(bdf: str, bus: PciBus) -> _Saved:
+def _save(bdf: str, bus: PciBus, recalled: dict[str, _Saved]) -> _Saved:
     if not _answers(bdf, bus):
         raise _failed(bdf, f"{bdf} is off the bus already")
     express = bus.find_capability(bdf, PCI_EXPRESS)
@@ -361,7 +387,19 @@ def _save(bdf: str, bus: PciBus) -> _Saved:
         count = bus.read_config(bdf, bars + 8, 4) >> 5 & 7
         controls += [(bars + 8 + 8 * number, 4) for number in range(count)]
     places = [*controls, *((offset, 2 if offset == COMMAND else 4) for offset in HEADER)]
-    return _Saved(bdf, tuple((offset, size, bus.read_config(bdf, offset, size)) for offset, size in places))
+    now = _Saved(bdf, tuple((offset, size, bus.read_config(bdf, offset, size)) for offset, size in places))
+    before = recalled.get(bdf)
+    if before and all(at >> 4 == 0 or at == then for at, then in zip(_addresses(now), _addresses(before), strict=True)):
+        return before
+    known = [line.split()[0] for line in bus.read(bdf, "resource").splitlines()[:6]]
+    if any(int(start, 16) for start in known) and not any(address >> 4 for address in _addresses(now)):
+        hint = f"Let the kernel find it again: echo 1 > {bus.path(bdf, 'remove')}; echo 1 > {bus.sys}/bus/pci/rescan"
+        raise ResetError("OCIGPU-VFIO-4", f"reset GPU {bdf}: {bdf} has lost its addresses in a reset before", hint)
+    return now
+
+
+def _addresses(saved: _Saved) -> list[int]:
+    return [value for offset, _, value in saved.values if 0x10 <= offset < 0x28]
 
 
 def _restore(saved: _Saved, bus: PciBus) -> None:
@@ -383,11 +421,11 @@ def _reset_bus(plan: ResetPlan, bus: PciBus) -> bool | None:
     port, express = plan.port, bus.find_capability(plan.port, PCI_EXPRESS)
     tells = bool(express and bus.read_config(port, express + LINK_CAPABILITIES, 4) & TELLS_LINK)
     control = bus.read_config(port, BRIDGE_CONTROL, 2) & ~BUS_RESET
-    slot = bus.read_config(port, express + SLOT_CONTROL, 2) if express else 0
+    slot = _save_slot(plan, bus)
     went_down = None
     try:
-        if slot & SLOT_EVENTS:
-            bus.write_config(port, express + SLOT_CONTROL, 2, slot & ~SLOT_EVENTS)
+        for at, size, value in slot.values:
+            bus.write_config(port, at, size, value & ~SLOT_EVENTS)
         bus.write_config(port, BRIDGE_CONTROL, 2, control | BUS_RESET)
         bus.sleep(ASSERTED)
         if tells:
@@ -398,9 +436,7 @@ def _reset_bus(plan: ResetPlan, bus: PciBus) -> bool | None:
         bus.sleep(SETTLED)
     finally:
         bus.write_config(port, BRIDGE_CONTROL, 2, control)
-        if slot & SLOT_EVENTS:
-            bus.write_config(port, express + SLOT_STATUS, 2, SLOT_CHANGES)  # written ones are forgotten
-            bus.write_config(port, express + SLOT_CONTROL, 2, slot)
+        _watch_slot(slot, bus)
     return went_down
 
 

@@ -3,6 +3,7 @@
 import os
 
 from ocigpu.core.facts import DeviceNode, HostFile
+from ocigpu.core.record import NamedTuple
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.fingerprint import digest
 from ocigpu.gpus.nodes import NodeReader
@@ -12,11 +13,8 @@ from ocigpu.gpus.tree import Tree, find_roots, node_tree, read_bytes
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import NamedTuple
 
     from ocigpu.gpus.fingerprint import Fingerprint
-else:
-    from ocigpu.core.record import NamedTuple
 
 LIBRARIES = "/usr/lib/wsl/lib"
 STORES = "/usr/lib/wsl/drivers"

@@ -2,6 +2,8 @@
 
 Names, layouts and numbers: nv_fm_agent.h and nv_fm_types.h of package nvidia-fabric-manager-devel 610.  Every member
 has the alignment 4 or 1, so nothing is padded; a structure's version word is its size, and a number in the top byte.
+
+What hardware has yet to confirm: that the manager in use takes these layouts, and listens on a vsock.
 """
 
 import ctypes
@@ -15,8 +17,6 @@ from ocigpu.system.child import OVERFLOW_ID, drop_rights, end_with
 
 MOST_GPUS = 16
 MOST_PARTITIONS = 64
-MOST_SWITCHES = 12
-MOST_PORTS = 64
 
 FM_SUCCESS = 0
 FM_IN_USE = -7
@@ -38,12 +38,6 @@ class ConnectParams2(ctypes.Structure):
     """fmConnectParams_v2."""
 
     _fields_ = [*ConnectParams1._fields_, ("addressType", _u32)]
-
-
-class PciDevice(ctypes.Structure):
-    """fmPciDevice_t: a virtual function."""
-
-    _fields_ = [(name, _u32) for name in ("domain", "bus", "device", "function")]
 
 
 class GpuInfo(ctypes.Structure):
@@ -80,41 +74,6 @@ class ActivatedList(ctypes.Structure):
     """fmActivatedFabricPartitionList_v1."""
 
     _fields_ = [("version", _u32), ("numPartitions", _u32), ("partitionIds", _u32 * MOST_PARTITIONS)]
-
-
-class FailedDevice(ctypes.Structure):
-    """fmNvlinkFailedDeviceInfo_t."""
-
-    _fields_ = [
-        ("uuid", ctypes.c_char * 80),
-        ("pciBusId", ctypes.c_char * 32),
-        ("numPorts", _u32),
-        ("portNum", _u32 * MOST_PORTS),
-    ]
-
-
-class FailedDevices(ctypes.Structure):
-    """fmNvlinkFailedDevices_v1."""
-
-    _fields_ = [
-        ("version", _u32),
-        ("numGpus", _u32),
-        ("numSwitches", _u32),
-        ("gpuInfo", FailedDevice * MOST_GPUS),
-        ("switchInfo", FailedDevice * MOST_SWITCHES),
-    ]
-
-
-class UnsupportedInfo(ctypes.Structure):
-    """fmUnsupportedFabricPartitionInfo_t."""
-
-    _fields_ = [("partitionId", _u32), ("numGpus", _u32), ("gpuPhysicalIds", _u32 * MOST_GPUS)]
-
-
-class UnsupportedList(ctypes.Structure):
-    """fmUnsupportedFabricPartitionList_v1."""
-
-    _fields_ = [("version", _u32), ("numPartitions", _u32), ("partitionInfo", UnsupportedInfo * MOST_PARTITIONS)]
 
 
 def version_word(layout: type[ctypes.Structure]) -> int:

@@ -7,7 +7,7 @@ Facts: NVIDIA Fabric Manager User Guide, chapters "Shared NVSwitch" and "Fabric 
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations
 from typing import Protocol
 
@@ -83,7 +83,7 @@ def must_find(partitions: Sequence[Partition], physical_ids: Collection[int]) ->
     found = find_partition(partitions, physical_ids)
     if found is None:
         same = [show_ids(one.physical_ids) for one in partitions if len(one.physical_ids) == len(set(physical_ids))]
-        there = f"of that size it has {', '.join(same)}" if same else f"its sizes are {show_ids(sizes(partitions))}"
+        there = f"of that size it has {'; '.join(same)}" if same else f"its sizes are {show_sizes(partitions)}"
         raise FabricError("OCIGPU-FAB-4", f"GPUs {show_ids(physical_ids)}: no partition of this board: {there}")
     return found
 
@@ -91,6 +91,11 @@ def must_find(partitions: Sequence[Partition], physical_ids: Collection[int]) ->
 def sizes(partitions: Iterable[Partition]) -> list[int]:
     """Return the sizes that partitions have, smallest first."""
     return sorted({len(one.physical_ids) for one in partitions})
+
+
+def show_sizes(partitions: Iterable[Partition]) -> str:
+    """Return "1, 2, 4, 8": with spaces, because "1,2" are GPUs."""
+    return ", ".join(map(str, sizes(partitions)))
 
 
 def conflicts_of(partitions: Iterable[Partition], wanted: Partition) -> tuple[Partition, ...]:
@@ -126,6 +131,15 @@ def choose_singles(partitions: Iterable[Partition], free: Collection[int], count
         return _damage(whole, ids), ids
 
     return min(combinations(singles, count), key=spoils, default=()) if count else ()
+
+
+def show_cost(partitions: Iterable[Partition], free: Collection[int], taken: Collection[int]) -> str:
+    """Return how many larger sets of free GPUs are left when these go: "of 8: 1 to 0, of 4: 2 to 1", "" for as many."""
+    sets = [one for one in partitions if len(one.physical_ids) > 1 and set(one.physical_ids) <= set(free)]
+    before = Counter(len(one.physical_ids) for one in sets)
+    after = Counter(len(one.physical_ids) for one in sets if not one.overlaps(taken))
+    changed = [size for size in sorted(before, reverse=True) if after[size] != before[size]]
+    return ", ".join(f"of {size}: {before[size]} to {after[size]}" for size in changed)
 
 
 def _damage(whole: Collection[Partition], taken: Collection[int]) -> tuple[int, ...]:
@@ -184,7 +198,7 @@ def show_gpus(physical_ids: Collection[int]) -> str:
 
 @dataclass(frozen=True)
 class FabricDeviation:
-    """A set whose state is not as expected: ``problem`` is missing, unexpected, overlapping or unknown."""
+    """A set whose state is not as expected: ``problem`` is missing, unexpected, overlapping, unknown or degraded."""
 
     problem: str
     physical_ids: tuple[int, ...]
@@ -194,7 +208,10 @@ class FabricDeviation:
 def audit_partitions(
     partitions: Sequence[Partition], expected: Iterable[Collection[int]]
 ) -> tuple[FabricDeviation, ...]:
-    """Compare what is active with the sets that should be; () when they are the same."""
+    """Compare what is active with the sets that should be, and the GPUs' NVLinks with the most that they can have.
+
+    Returns () when all is as it should be.
+    """
     wanted = {tuple(sorted(ids)) for ids in expected}
     known = {one.physical_ids: one for one in partitions}
     found = []
@@ -215,6 +232,9 @@ def audit_partitions(
         if one.overlaps(other.physical_ids):
             both = tuple(sorted({*one.physical_ids, *other.physical_ids}))
             found.append(FabricDeviation("overlapping", both, "two active partitions share a GPU: no isolation"))
+    pairs = (pair for one in partitions for pair in zip(one.physical_ids, one.nvlinks, strict=False))
+    weak = {gpu: f"{now} of {most} NVLinks" for gpu, (now, most) in pairs if now < most}
+    found += [FabricDeviation("degraded", (gpu,), text) for gpu, text in sorted(weak.items())]
     return tuple(found)
 
 
@@ -259,9 +279,3 @@ def board_partitions(board: str, active: Collection[Collection[int]] = ()) -> tu
         Partition(first + at, ids in wanted, ids, ((_LINKS, _LINKS) if len(ids) > 1 else (0, 0),) * len(ids))
         for at, ids in enumerate(sets)
     )
-
-
-def with_active(partitions: Iterable[Partition], physical_ids: Collection[int], active: bool) -> tuple[Partition, ...]:
-    """Return partitions of which that of these GPUs is active or not; for simulations."""
-    wanted = tuple(sorted(physical_ids))
-    return tuple(replace(one, is_active=active) if one.physical_ids == wanted else one for one in partitions)

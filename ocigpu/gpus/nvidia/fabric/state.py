@@ -5,6 +5,9 @@ last list is kept for its numbers: one that waits after a restart takes numbers 
 down before it is begun, and again when the manager's list has proven it: whoever is killed in between leaves a set that
 the next look settles.
 Facts: NVIDIA Fabric Manager User Guide, "Resiliency", and fmSetActivatedFabricPartitions in nv_fm_agent.h.
+
+What hardware has yet to confirm: that WAITING is what a manager answers that waits, and what a restart of its machine
+does to machines with one GPU.
 """
 
 import json
@@ -20,8 +23,11 @@ from ocigpu.gpus.nvidia.fabric.partitions import (
     RestorableFabric,
     must_find,
     show_gpus,
+    show_ids,
 )
-from ocigpu.system.files import lock, read_regular, remove_drafts, replace_file
+from ocigpu.system.files import lock_file, read_regular, remove_drafts, replace_file
+from ocigpu.system.locks import holding
+from ocigpu.system.proc import read_boot_id
 
 DIRECTORY = "/var/lib/ocigpu/fabric"
 NAME, LOCK = "state.json", "lock"
@@ -29,7 +35,6 @@ FORMAT = 1
 MAX_BYTES = 1 << 20
 LOCK_LIMIT = 90.0
 """Seconds to wait for another program's change: it may train links."""
-BOOT_ID = "/proc/sys/kernel/random/boot_id"
 WAITING, NOT_TOLD = "OCIGPU-FAB-7", "OCIGPU-FAB-3"
 """What a manager answers that waits to be told what was active, and one that is starting without waiting for it."""
 
@@ -75,6 +80,24 @@ class FabricState:
         """Return the state without that set."""
         wanted = tuple(sorted(physical_ids))
         return replace(self, sets=tuple(one for one in self.sets if one.physical_ids != wanted))
+
+    def check_unleased(self, physical_ids: Collection[int]) -> None:
+        """Raise FabricError (OCIGPU-FAB-5) when somebody has exactly these GPUs by a lease."""
+        kept = self.find(physical_ids)
+        if kept and kept.lease:
+            hint = "End and reset what uses it first. --force deactivates it below whoever runs on it."
+            raise FabricError("OCIGPU-FAB-5", f"deactivate {show_gpus(physical_ids)}: held by {kept.lease}", hint)
+
+    def check_whole(self, physical_ids: Collection[int]) -> None:
+        """Raise FabricError (OCIGPU-FAB-5) when one of these GPUs is of a broken set.
+
+        The manager lists such a set as inactive, so it names no conflict, and the set's machine may run on.
+        """
+        for one in self.broken:
+            if not set(one.physical_ids).isdisjoint(physical_ids):
+                text = f"activate {show_gpus(physical_ids)}: {show_gpus(one.physical_ids)}{_of(one)}: {one.broken}"
+                hint = f"Deactivate {show_ids(one.physical_ids)} first, when nothing runs on it."
+                raise FabricError("OCIGPU-FAB-5", text, hint)
 
     @property
     def leased(self) -> frozenset[int]:
@@ -146,14 +169,10 @@ class FabricStore:
         try:
             os.makedirs(self.directory, 0o700, exist_ok=True)
             with self._open() as fd:
-                held = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600, dir_fd=fd)
-                try:
-                    if not lock(held, LOCK_LIMIT):
-                        raise self._error("lock", f"held for {LOCK_LIMIT:g} s by another program")
+                busy = self._error("lock", f"held for {LOCK_LIMIT:g} s by another program")
+                with holding(lock_file(LOCK, fd), busy, LOCK_LIMIT):
                     remove_drafts(fd)
                     yield KeptFile(self, fd, self._read(fd))
-                finally:
-                    os.close(held)
         except OSError as error:
             raise self._error("open", f"{error.strerror}") from error
 
@@ -241,17 +260,16 @@ class KeptFabric(Fabric):
     def activate(self, physical_ids: Collection[int], lease: str = "", generation: int = 0) -> Partition:
         """Activate a set for somebody; done already is done.
 
-        Raises FabricError: OCIGPU-FAB-5 too when the set is another's, or broken and not deactivated yet.
+        Raises FabricError: OCIGPU-FAB-5 too when the set is another's, or a broken one has one of its GPUs.
         """
         with self._store.change() as kept:
             wanted = must_find(self._look(kept), physical_ids)
             state = kept.state or FabricState()
             before = state.find(physical_ids)
-            what = f"activate {show_gpus(physical_ids)}"
-            if before and before.broken:
-                raise FabricError("OCIGPU-FAB-5", f"{what}: {before.broken}", "Deactivate it first.")
+            state.check_whole(physical_ids)
             if before and before.lease not in ("", lease):
-                raise FabricError("OCIGPU-FAB-5", f"{what}: it is active for {before.lease}")
+                text = f"activate {show_gpus(physical_ids)}: it is active for {before.lease}"
+                raise FabricError("OCIGPU-FAB-5", text)
             mine = KeptSet(wanted.physical_ids, lease, generation, settled=wanted.is_active)
             kept.keep(state.with_set(mine))
             done = self._fabric.activate(physical_ids)
@@ -259,11 +277,16 @@ class KeptFabric(Fabric):
             kept.keep(replace(state.with_set(replace(mine, settled=True)), known=known))
             return done
 
-    def deactivate(self, physical_ids: Collection[int]) -> None:
-        """Deactivate a set whose GPUs nobody has any more, and forget it; raises FabricError."""
+    def deactivate(self, physical_ids: Collection[int], force: bool = True) -> None:
+        """Deactivate a set whose GPUs nobody has any more, and forget it; raises FabricError.
+
+        ``force``: also what somebody has by a lease.
+        """
         with self._store.change() as kept:
             must_find(self._look(kept), physical_ids)
             state = kept.state or FabricState()
+            if not force:  # a lease may have come since somebody looked
+                state.check_unleased(physical_ids)
             before = state.find(physical_ids)
             if before:
                 kept.keep(state.with_set(replace(before, settled=False, broken="")))
@@ -309,12 +332,3 @@ class KeptFabric(Fabric):
             ) from error
         self._given = active
         return listed
-
-
-def read_boot_id() -> str:
-    """Return what tells this boot of the host from all others (random(4)); raises FabricError."""
-    try:
-        with open(BOOT_ID, encoding="ascii") as file:
-            return file.read().strip()
-    except OSError as error:
-        raise FabricError("OCIGPU-FAB-9", f"read {BOOT_ID}: {error.strerror}") from error
