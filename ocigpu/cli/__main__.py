@@ -1,5 +1,7 @@
-"""``python -m ocigpu.cli.main``."""
+"""``python -m ocigpu.cli``."""
+
+import sys
 
 from ocigpu.cli.main import main
 
-main()
+sys.exit(main())

@@ -2,19 +2,20 @@
 
 A parameter of the function is an argument or option: types and defaults are the function's, names the page's.  What is
 not in the page is hidden.  Only a command line that can be understood is read here; of any other
-:mod:`ocigpu.cli.described` says what is wrong with it.
+:mod:`ocigpu.cli.described` says what is wrong with it, or this module where typer is not installed.
 """
 
 import os
 
+from ocigpu.core.errors import UsageError, quoted
+from ocigpu.core.record import NamedTuple
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from typing import Any, NamedTuple
+    from typing import Any
 
     from ocigpu.cli.manual import Manual
-else:
-    from ocigpu.core.record import NamedTuple
 
 HELP = ("--help", "-h")
 FORMER = {
@@ -29,6 +30,8 @@ FORMER = {
     "--state-dir": "--root",
 }
 """What options were called when such a name had several meanings: still read, shown nowhere."""
+COMMAND = "COMMAND..."
+"""The metavar of an argument that is a command line of its own: from its first word on, options are not ocigpu's."""
 REQUIRED = object()
 """The default of what has to be given."""
 WORDS_OF_BOOLS = {
@@ -99,7 +102,8 @@ def parameters_of(function: "Callable[..., Any]", page: "Manual") -> list[Parame
 
 def options_of(page: "Manual") -> list[Parameter]:
     """Return what a page alone tells of a command's options: enough to see whether help is asked for."""
-    return [
+    command = [Parameter(COMMAND, (), list, (), metavar=COMMAND) for word in page.arguments if word.metavar == COMMAND]
+    return command + [
         Parameter(word.flags[0], word.flags, str if word.metavar else bool, None, metavar=word.metavar)
         for word in page.options.values()
     ]
@@ -123,13 +127,14 @@ def call(function: "Callable[..., Any]", values: "dict[str, Any]") -> "Any":
     return function(made, **values)
 
 
-def parse(words: "Sequence[str]", parameters: list[Parameter], lenient: bool = False) -> "dict[str, Any] | None":
-    """Return the value of each parameter, None for a command line that has something wrong or unusual about it.
+def parse(words: "Sequence[str]", parameters: list[Parameter], lenient: bool = False) -> "dict[str, Any]":
+    """Return the value of each parameter.
 
-    ``lenient``: unknown options are arguments.  Raises HelpWanted.  It understands what typer understands, in the same
-    way, and less.
+    ``lenient``: unknown options are arguments.  It understands what typer understands, in the same way, and less:
+    raises UsageError for a command line that has something wrong or unusual about it.  Raises HelpWanted.
     """
     flags = {flag: parameter for parameter in parameters for flag in parameter.flags}
+    is_command = any(parameter.metavar == COMMAND for parameter in parameters)
     given: dict[str, list[Any]] = {}
     positional: list[str] = []
     rest = list(words)
@@ -143,10 +148,13 @@ def parse(words: "Sequence[str]", parameters: list[Parameter], lenient: bool = F
             help_wanted = True
         elif word[:1] != "-" or word == "-":
             positional.append(word)
+            if is_command:
+                positional += rest
+                break
         elif word[:2] != "--" and len(word) > 2:  # short ones in one word
             option = flags.get(word[:2])
             if (option is None and word[:2] not in HELP) or word[2] == "-":
-                return None
+                raise UsageError(f"no such option: {quoted(word)}")
             takes_value = option is not None and option.kind is not bool
             rest = [word[:2], word[2:] if takes_value else f"-{word[2:]}", *rest]
         else:
@@ -155,8 +163,10 @@ def parse(words: "Sequence[str]", parameters: list[Parameter], lenient: bool = F
             if option is None and lenient:
                 positional.append(word)
                 continue
-            if option is None or (option.kind is bool and equals) or not (option.kind is bool or equals or rest):
-                return None
+            if option is None or (option.kind is bool and equals):
+                raise UsageError(f"no such option: {quoted(name)}" if option is None else f"{name} takes no value")
+            if not (option.kind is bool or equals or rest):
+                raise UsageError(f"{name} needs a value")
             value = True if option.kind is bool else text if equals else rest.pop(0)
             given.setdefault(option.name, []).append(value)
     if help_wanted:
@@ -169,12 +179,11 @@ def parse(words: "Sequence[str]", parameters: list[Parameter], lenient: bool = F
         else:
             texts = given.get(parameter.name) or _from_environment(parameter)
         if not texts and parameter.default is REQUIRED:
-            return None
-        try:
-            values[parameter.name] = _convert(texts, parameter) if texts else parameter.default
-        except ValueError:
-            return None
-    return None if positional else values
+            raise UsageError(f"missing: {parameter.flags[0] if parameter.flags else parameter.metavar}")
+        values[parameter.name] = _convert(texts, parameter) if texts else parameter.default
+    if positional:
+        raise UsageError(f"unexpected argument: {quoted(positional[0])}")
+    return values
 
 
 def _from_environment(parameter: Parameter) -> "list[Any]":
@@ -183,18 +192,22 @@ def _from_environment(parameter: Parameter) -> "list[Any]":
 
 
 def _convert(texts: "list[Any]", parameter: Parameter) -> "Any":
-    """Return a parameter's value; raises ValueError for one that typer is to judge."""
+    """Return a parameter's value; raises UsageError for a text that says none."""
     if parameter.kind is list:
         return texts
     text = texts[-1]
     if parameter.kind is str or text is True:
         return text
-    if parameter.kind is bool:
-        if text.strip().lower() not in WORDS_OF_BOOLS:
-            raise ValueError
-        return WORDS_OF_BOOLS[text.strip().lower()]
-    number = parameter.kind(text)
     low, high = parameter.limits
-    if not (low is None or number >= low) or not (high is None or number <= high):
-        raise ValueError
-    return number
+    try:
+        if parameter.kind is bool:
+            return WORDS_OF_BOOLS[text.strip().lower()]
+        number = parameter.kind(text)
+        if (low is None or number >= low) and (high is None or number <= high):
+            return number
+    except (ValueError, KeyError):
+        pass
+    kinds = {bool: "yes or no", int: "a whole number", float: "a number"}
+    limits = "".join(f"{word}{limit:g}" for word, limit in ((" from ", low), (" to ", high)) if limit is not None)
+    where = parameter.flags[0] if parameter.flags else parameter.metavar
+    raise UsageError(f"{where}: {quoted(text)} is not {kinds[parameter.kind]}{limits}")

@@ -1,17 +1,13 @@
 """A small container made of this machine's busybox: a root directory, as an OCI bundle or an image for engines."""
 
-import hashlib
-import io
 import json
 import os
-import platform
 import shutil
-import subprocess
-import tarfile
 from pathlib import Path
 from typing import Any
 
 from ocigpu.core.errors import OcigpuError
+from ocigpu.system.programs import run_program
 
 COMMAND_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 DIRECTORIES = ("bin", "dev", "etc", "lib", "lib64", "proc", "run", "sys", "tmp", "usr/bin", "usr/lib", "var")
@@ -47,8 +43,8 @@ def make_root(rootfs: Path, programs: tuple[str, ...] = ()) -> bool:
     for name in DIRECTORIES:
         (rootfs / name).mkdir(parents=True, exist_ok=True)
     shutil.copy(busybox, rootfs / "bin/busybox")
-    listed = subprocess.run([busybox, "--list"], check=True, capture_output=True, text=True, timeout=30)
-    for applet in set(listed.stdout.split()) - {"busybox"}:
+    listed = run_program([busybox, "--list"], 30)
+    for applet in set(listed.output.split()) - {"busybox"}:
         (rootfs / "bin" / applet).symlink_to("busybox")
     loaded = shutil.which("true", path="/usr/bin:/bin")
     if loaded:
@@ -61,52 +57,13 @@ def make_root(rootfs: Path, programs: tuple[str, ...] = ()) -> bool:
     return bool(loaded and needed[loaded])
 
 
-def write_image(archive: Path, rootfs: Path, name: str, command: list[str]) -> Path:
-    """Write an image of one layer that ``docker load`` and ``ctr images import`` read; returns the archive.
-
-    As ``docker save`` does (Docker image specification 1.2).  All of it belongs to root.
-    """
-    layer = io.BytesIO()
-    with tarfile.open(fileobj=layer, mode="w") as tar:
-        for path in sorted(rootfs.iterdir()):
-            tar.add(path, arcname=path.name, filter=_of_root)
-    layer_digest = hashlib.sha256(layer.getvalue()).hexdigest()
-    config = {
-        "architecture": {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine()),
-        "os": "linux",
-        "config": {"Env": [f"PATH={COMMAND_PATH}"], "Entrypoint": None, "Cmd": command, "WorkingDir": "/"},
-        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{layer_digest}"]},
-        "history": [{"created": "2024-01-01T00:00:00Z"}],
-        "created": "2024-01-01T00:00:00Z",
-    }
-    config_text = json.dumps(config).encode()
-    config_name = hashlib.sha256(config_text).hexdigest() + ".json"
-    manifest = [{"Config": config_name, "RepoTags": [name], "Layers": ["layer.tar"]}]
-    with tarfile.open(archive, "w") as tar:
-        for file_name, data in (
-            (config_name, config_text),
-            ("layer.tar", layer.getvalue()),
-            ("manifest.json", json.dumps(manifest).encode()),
-        ):
-            entry = tarfile.TarInfo(file_name)
-            entry.size = len(data)
-            tar.addfile(entry, io.BytesIO(data))
-    return archive
-
-
-def _of_root(entry: tarfile.TarInfo) -> tarfile.TarInfo:
-    entry.uid = entry.gid = 0
-    entry.uname = entry.gname = "root"
-    return entry
-
-
 def _needed_files(program: str) -> list[str]:
     """Return the loader and libraries that a host's program runs with, none for a static one.
 
     As ldd(1) tells, which loads the program: only for programs of the host, never of an image.
     """
     try:
-        output = subprocess.run(["ldd", program], capture_output=True, text=True, check=False, timeout=30).stdout
+        output = run_program(["ldd", program], 30).output
     except OSError:
         return []
     words = [word for line in output.splitlines() for word in line.split()]

@@ -1,13 +1,13 @@
 """Containers as a service: the service itself, and what a tenant does with one."""
 
+import sys
 from typing import Annotated, Any
 
 from ocigpu.cli import show
 from ocigpu.cli.arguments import Range, takes
 from ocigpu.cli.caas_client import CaasClient, connect, path_of
+from ocigpu.cli.optional import needing
 from ocigpu.core.errors import HostError, UsageError, printable
-
-INSTALL = "Install it into a virtual environment: pip install 'ocigpu[tenants]'"
 
 
 def serve_command(
@@ -26,6 +26,9 @@ def serve_command(
     timeout: Annotated[int, Range(1)] = 86400,
     max_timeout: Annotated[int, Range(1)] = 604800,
     keep_ended: Annotated[float, Range(0)] = 86400.0,
+    keep_pods: Annotated[float, Range(0)] = 600.0,
+    max_containers: Annotated[int, Range(1)] = 1000,
+    max_stored: Annotated[int, Range(1)] = 256,
     oidc_issuer: str = "",
     oidc_audience: str = "",
     oidc_claim: str = "tenancy",
@@ -39,14 +42,13 @@ def serve_command(
         raise UsageError("--tls-certificate and --tls-key are given together, or neither")
     if memory_per_gpu and not re.fullmatch(r"[1-9][0-9]*([KMGT]i?)?", memory_per_gpu):
         raise UsageError(f"--memory-per-gpu {memory_per_gpu!r} is not a quantity such as 64Gi")
-    try:
+    with needing("the service needs what is not installed", "OCIGPU-CAAS-1", "tenants"):
         from ocigpu.kubernetes.tenants.service.auth import OidcOptions
         from ocigpu.kubernetes.tenants.service.image import REGISTRIES
         from ocigpu.kubernetes.tenants.service.pods import PodOptions
         from ocigpu.kubernetes.tenants.service.server import CaasServer, ServiceOptions
+        from ocigpu.kubernetes.tenants.service.store import StoreLimits
         from ocigpu.kubernetes.tenants.service.web import TenantRules
-    except ImportError as error:
-        raise HostError("OCIGPU-CAAS-1", f"the service needs what is not installed: {error}", INSTALL) from error
     from ocigpu.system.service import ServiceLog
 
     algorithms = tuple(oidc_algorithm or ("RS256", "ES256", "EdDSA"))
@@ -61,15 +63,15 @@ def serve_command(
         TenantRules(tuple(registry or REGISTRIES), tuple(nfs or ()), timeout, max_timeout),
         PodOptions(runtime_class, resource, cpus_per_gpu, memory_per_gpu),
         OidcOptions(oidc_issuer, oidc_audience, oidc_claim, algorithms) if oidc_issuer else None,
+        StoreLimits(max_containers, max_stored << 20),
+        pod_seconds=keep_pods,
     )
     CaasServer(options, ServiceLog(json)).run()
 
 
 def admin_key_command(store: str = "/var/lib/ocigpu/caas", label: str = "", json: bool = False) -> None:
-    try:
+    with needing("the store needs what is not installed", "OCIGPU-CAAS-1", "tenants"):
         from ocigpu.kubernetes.tenants.service.store import CaasStore
-    except ImportError as error:
-        raise HostError("OCIGPU-CAAS-1", f"the store needs what is not installed: {error}", INSTALL) from error
     kept_in = CaasStore(store)
     try:
         key, kept = kept_in.add_key(None, ["admin"], label, None)
@@ -188,6 +190,22 @@ def _phases(container: Any) -> str:
     return ", ".join(f"{name.replace('_', ' ')} {seconds:.1f} s" for name, seconds in phases) or "no phase is known"
 
 
+def _pages(client: CaasClient, path: str, limit: int = sys.maxsize, **filters: str) -> tuple[list[Any], bool]:
+    """Return the items of a list, at most so many, and whether there are more."""
+    from urllib.parse import urlencode
+
+    items: list[Any] = []
+    cursor = ""
+    while len(items) < limit:
+        query = {**filters, "cursor": cursor, "limit": str(min(200, limit - len(items)))}
+        page = client.ask("GET", f"{path}?{urlencode({name: value for name, value in query.items() if value})}").body
+        items += page["items"]
+        cursor = page["next_cursor"]
+        if not cursor:
+            break
+    return items, bool(cursor)
+
+
 @takes(connect)
 def list_command(
     client: CaasClient,
@@ -196,20 +214,9 @@ def list_command(
     limit: Annotated[int, Range(1)] = 100,
     json: bool = False,
 ) -> None:
-    from urllib.parse import urlencode
-
-    items: list[Any] = []
-    cursor = ""
-    while len(items) < limit:
-        query = {"limit": min(200, limit - len(items)), "lifecycle": lifecycle, "tenancy": tenancy, "cursor": cursor}
-        words = urlencode({name: value for name, value in query.items() if value})
-        page = client.ask("GET", f"/v1/containers?{words}").body
-        items += page["items"]
-        cursor = page["next_cursor"]
-        if not cursor:
-            break
+    items, more = _pages(client, "/v1/containers", limit, lifecycle=lifecycle, tenancy=tenancy)
     if json:
-        show.data({"containers": items, "more": bool(cursor)})
+        show.data({"containers": items, "more": more})
         return
     headers = ("id", "tenancy", "gpus", "lifecycle", "reason", "node", "created", "image")
     show.table(headers, [[str(one[name] if one[name] is not None else "") for name in headers] for one in items])
@@ -240,14 +247,23 @@ def logs_command(
     tail: Annotated[int, Range(-1)] = -1,
     since: str = "",
     timestamps: bool = False,
+    json: bool = False,
 ) -> None:
-    lines = None if tail < 0 else str(tail)
+    if json and (follow or timestamps):
+        raise UsageError("--json has all lines with their times at once: neither --follow nor --timestamps")
+    count = None if tail < 0 else str(tail)
+    lines = []
     for line in client.follow(
-        path_of(container, "/logs", follow=follow, tail=lines, since=since, timestamps=timestamps)
+        path_of(container, "/logs", follow=follow, tail=count, since=since, timestamps=timestamps)
     ):
         if line.kind == "end":
-            return
-        print(line.data, flush=follow)
+            break
+        if json:
+            lines.append({"time": line.id.rpartition("/")[0], "text": line.data})
+        else:
+            print(line.data, flush=follow)
+    if json:
+        show.data({"container": container, "lines": lines})
 
 
 @takes(connect)
@@ -273,7 +289,7 @@ def keys_create_command(
 
 @takes(connect)
 def keys_list_command(client: CaasClient, json: bool = False) -> None:
-    items = client.ask("GET", "/v1/keys?limit=200").body["items"]
+    items, _ = _pages(client, "/v1/keys")
     if json:
         show.data({"keys": items})
         return
@@ -292,7 +308,9 @@ def keys_list_command(client: CaasClient, json: bool = False) -> None:
 
 
 @takes(connect)
-def keys_revoke_command(client: CaasClient, key: str) -> None:
+def keys_revoke_command(client: CaasClient, key: str, json: bool = False) -> None:
     from urllib.parse import quote
 
     client.ask("DELETE", f"/v1/keys/{quote(key, safe='')}")
+    if json:
+        show.data({"id": key, "revoked": True})

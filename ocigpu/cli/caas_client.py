@@ -6,10 +6,11 @@ import os
 import ssl
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
-from ocigpu.core.errors import HostError, RequestError, UsageError, printable
+from ocigpu.core.errors import HostError, RequestError, UsageError, printable, reason_of
 
 URL, KEY = "OCIGPU_CAAS_URL", "OCIGPU_CAAS_KEY"
 TIMEOUT = 90.0
@@ -17,6 +18,17 @@ TIMEOUT = 90.0
 ATTEMPTS = 5
 PAUSE = 1.0
 MAX_ANSWER = 8 << 20
+HINTS = {
+    "request_invalid": "",
+    "parameter_invalid": "",
+    **dict.fromkeys(("credential_missing", "credential_invalid"), f"set {KEY}, or name a file with --key-file"),
+    "tenancy_mismatch": "leave --tenancy out: it comes from the key; only admin keys may name any",
+    "tenancy_missing": "name one with --tenancy",
+    "tenancy_unknown": "an operator makes it: ocigpu tenancy create NAME",
+    "idempotency_key_reused": "take another --idempotency-key for another request",
+    **dict.fromkeys(("cluster_unavailable", "idempotency_in_flight"), "try again in some seconds"),
+}
+"""What to do on a command line, where the service's own words are about HTTP; "" where the message says it all."""
 
 
 class CaasAnswer(NamedTuple):
@@ -73,7 +85,7 @@ class CaasClient:
             broken: Exception | None = None
             try:
                 connection, answer = self._send("GET", path, None, headers)
-                with connection_closed(connection):
+                with closing(connection):
                     if answer.status == 204:
                         return
                     if answer.status >= 400:
@@ -98,7 +110,11 @@ class CaasClient:
         host = str(parts.hostname)
         connection: http.client.HTTPConnection
         if parts.scheme == "https":
-            context = ssl.create_default_context(cafile=self._authority or None)
+            try:
+                context = ssl.create_default_context(cafile=self._authority or None)
+            except OSError as error:  # the library does not name the file
+                why = "not certificates in PEM" if isinstance(error, ssl.SSLError) else error.strerror
+                raise HostError("OCIGPU-CAAS-3", f"--ca {self._authority}: {why}", "") from error
             connection = http.client.HTTPSConnection(host, parts.port, timeout=TIMEOUT, context=context)
         else:
             connection = http.client.HTTPConnection(host, parts.port, timeout=TIMEOUT)
@@ -124,21 +140,7 @@ class CaasClient:
             raise HostError("OCIGPU-CAAS-3", f"{self.url}: the answer is not JSON") from error
 
     def _away(self, error: Exception) -> HostError:
-        text = error.verify_message if isinstance(error, ssl.SSLCertVerificationError) else str(error)
-        return HostError("OCIGPU-CAAS-3", f"{self.url}: {printable(text, 300) or type(error).__name__}")
-
-
-class connection_closed:  # noqa: N801 - reads as a statement
-    """Closes a connection at the end of the block."""
-
-    def __init__(self, connection: http.client.HTTPConnection) -> None:
-        self._connection = connection
-
-    def __enter__(self) -> None:
-        return
-
-    def __exit__(self, *_: object) -> None:
-        self._connection.close()
+        return HostError("OCIGPU-CAAS-3", f"{self.url}: {reason_of(error)}")
 
 
 def read_events(lines: Iterator[bytes] | http.client.HTTPResponse) -> Iterator[StreamEvent]:
@@ -161,12 +163,12 @@ def read_events(lines: Iterator[bytes] | http.client.HTTPResponse) -> Iterator[S
 
 
 def refusal(body: Any, status: int) -> RequestError:
-    """Return the error of an answer that refuses; its hint is the service's own."""
+    """Return the error of an answer that refuses; its hint is ours or the service's."""
     found = body if isinstance(body, dict) else {}
     code, detail = str(found.get("code") or status), str(found.get("detail") or "the service refuses")
-    return RequestError(
-        "OCIGPU-CAAS-2", f"{code}: {printable(detail, 500)}", printable(str(found.get("fix") or ""), 300)
-    )
+    which = f" ({found['instance']})" if code == "internal" and "instance" in found else ""
+    hint = HINTS.get(code, printable(str(found.get("fix") or ""), 300) or None)
+    return RequestError("OCIGPU-CAAS-2", printable(f"{code}: {detail}{which}", 500), hint)
 
 
 def connect(url: str = "", key_file: str = "", ca: str = "") -> CaasClient:

@@ -17,15 +17,14 @@ from ocigpu.cli import show
 from ocigpu.cli.common import load_settings
 from ocigpu.core.cdi_names import is_qualified
 from ocigpu.core.errors import CdiError, OcigpuError, UsageError, printable, quoted
+from ocigpu.core.record import NamedTuple
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.fingerprint import ANNOTATION, stale_reasons
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from typing import Any, NamedTuple
-else:
-    from ocigpu.core.record import NamedTuple
+    from typing import Any
 
 STANDARD_INPUT = "-"
 

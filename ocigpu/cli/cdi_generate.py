@@ -27,15 +27,13 @@ from ocigpu.cli.cdi import (
 from ocigpu.cli.common import load_settings
 from ocigpu.core.cdi_names import check_part
 from ocigpu.core.errors import CdiError, OcigpuError, UsageError, printable
+from ocigpu.core.record import NamedTuple
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.offer import FEATURE_FLAGS, MODES, NAME_STRATEGIES, GenerateOptions
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from typing import NamedTuple
-else:
-    from ocigpu.core.record import NamedTuple
 
 ACCEPTED_VERSIONS = VERSIONS[VERSIONS.index(EARLIEST) :]
 VARIABLE = "NVIDIA_CTK_CDI_GENERATE_"

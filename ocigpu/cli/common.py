@@ -2,10 +2,14 @@
 
 import os
 
-from ocigpu.core.errors import HostError
+from ocigpu.core.errors import HostError, UsageError, quoted
 from ocigpu.core.facts import HostFacts, facts_from_json
 from ocigpu.core.settings import Settings
 from ocigpu.system.settings_file import read_settings
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 CONFIG_VARIABLE = "OCIGPU_CONFIG"
 
@@ -15,9 +19,15 @@ def settings_path(config: str) -> str:
     return config or os.environ.get(CONFIG_VARIABLE, "")
 
 
+def check_one_of(option: str, value: str, known: "Collection[str]") -> None:
+    """Raise UsageError for a value that an option does not have."""
+    if value not in known:
+        raise UsageError(f"{option}: {quoted(value)} is not one of {', '.join(known)}")
+
+
 def load_settings(config: str, driver_root: str = "") -> Settings:
     """Return the settings in force, with ``driver_root`` as that of a real host if given; raises SettingsError."""
-    settings = read_settings(settings_path(config))
+    settings = read_settings(settings_path(config), keep=True)
     return settings._replace(driver_root=os.path.abspath(driver_root), simulation_root="") if driver_root else settings
 
 

@@ -6,7 +6,8 @@ incomplete.  A line "value<TAB>what it is" is printed for each that fits; nothin
 
 import os
 
-from ocigpu.cli.manual import DIRECTORY, ROOT, Manual, Word, read_page, words_below
+from ocigpu.cli.arguments import COMMAND
+from ocigpu.cli.manual import DIRECTORY, ROOT, Manual, Word, read_page, read_short, words_below
 from ocigpu.core.errors import UsageError, quoted
 
 TYPE_CHECKING = False
@@ -58,6 +59,8 @@ def _candidates(name: str, before: "Sequence[str]", last: str, commands: "Iterab
     page = read_page(name or ROOT)
     options = {flag: word for word in page.options.values() for flag in word.flags}
     flag, equals, text = last.partition("=")
+    if any(word.metavar == COMMAND for word in page.arguments) and _count_arguments(options, before):
+        return  # another program's words
     if equals and (option := options.get(flag)) and option.metavar:
         yield from ((f"{flag}={value}", about) for value, about in _values(option.metavar, before, text))
     elif last.startswith("-"):
@@ -68,18 +71,22 @@ def _candidates(name: str, before: "Sequence[str]", last: str, commands: "Iterab
     elif argument := _argument(page, options, before):
         yield from _values(str(argument.metavar), before, last)
     elif not before:
-        for word in words_below(name, commands):
-            yield word, read_page(f"{name} {word}".strip()).short
+        for word in filter(lambda word: word.startswith(last), words_below(name, commands)):
+            yield word, read_short(f"{name} {word}".strip())
+
+
+def _count_arguments(options: dict[str, Word], before: "Sequence[str]") -> int:
+    """Return how many of the words are neither options nor their values."""
+    known = [options.get(word) for word in before]
+    values = [bool(number and (option := known[number - 1]) and option.metavar) for number in range(len(before))]
+    return sum(not (word.startswith("-") or value) for word, value in zip(before, values, strict=True))
 
 
 def _argument(page: Manual, options: dict[str, Word], before: "Sequence[str]") -> Word | None:
     """Return the argument that comes next, None for none; the last one may be repeated."""
-    known = [options.get(word) for word in before]
-    values = [bool(number and (option := known[number - 1]) and option.metavar) for number in range(len(before))]
-    given = sum(not (word.startswith("-") or value) for word, value in zip(before, values, strict=True))
     if not page.arguments:
         return None
-    last = page.arguments[-1]
+    given, last = _count_arguments(options, before), page.arguments[-1]
     return page.arguments[given] if given < len(page.arguments) else last if str(last.metavar).endswith("...") else None
 
 
@@ -134,7 +141,7 @@ def _codes(_before: "Sequence[str]", last: str) -> "Iterator[Candidate]":
 
 
 def _findings(_before: "Sequence[str]", _last: str) -> "Iterator[Candidate]":
-    from ocigpu.doctor.table import CHECKS
+    from ocigpu.doctor.findings import CHECKS
 
     yield from ((check.name, check.title) for check in CHECKS)
 

@@ -55,7 +55,7 @@ def show_command(config: str = "", json: bool = False) -> None:
         values = {key.name: getattr(settings, key.field) for key in KEYS}
         show.data({"file": settings.path, "settings": values})
         return
-    print(f"file  {settings.path or f'none ({DEFAULT_PATH} is not there)'}")
+    show.fields([("file", settings.path or f"none ({DEFAULT_PATH} is not there)")])
     print()
     show.table(("key", "value", "from"), setting_rows(settings))
 

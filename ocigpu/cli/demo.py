@@ -6,7 +6,6 @@ in /tmp, which is removed at the end, also after an error or Ctrl-C.
 
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -30,6 +29,7 @@ from ocigpu.gpus.request import Request
 from ocigpu.gpus.vendors import parse_request
 from ocigpu.provision.image import read_rootfs_facts
 from ocigpu.system.proc import read_mounts
+from ocigpu.system.programs import Finished, run_program
 from ocigpu.system.settings_file import read_settings
 
 REAL_DRIVER = "/proc/driver/nvidia/version"
@@ -270,25 +270,22 @@ def _run_container(demo: Demo, bundle: str, name: str) -> dict[str, str]:
     """Run the bundle through the shim and return the sections of its output; check that nothing stays mounted."""
     identity = f"{os.path.basename(demo.directory)}-{name}"
 
-    def shim(*words: str) -> "subprocess.CompletedProcess[bytes]":
+    def shim(*words: str) -> Finished:
         command = [demo.shim, "--root", f"{demo.directory}/state", *words, identity]
-        return subprocess.run(
-            command, env=demo.environment, input=b"", capture_output=True, check=False, timeout=TIMEOUT_SECONDS
-        )
+        return run_program(command, TIMEOUT_SECONDS, env=demo.environment)
 
     # Gone already, unless this process was interrupted: then it is killed and its cgroup removed.
     demo.cleanup.callback(shim, "delete", "--force")
     try:
         done = shim("run", "--bundle", bundle)
-    except subprocess.TimeoutExpired as error:
+    except TimeoutError as error:
         raise OcigpuError("OCIGPU-DEMO-2", f"the container did not end within {TIMEOUT_SECONDS} s") from error
-    output, errors = (text.decode(errors="backslashreplace") for text in (done.stdout, done.stderr))
-    sections = sections_of(output)
-    if done.returncode != 0 or "end" not in sections:
-        _say(output + errors)
-        raise OcigpuError("OCIGPU-DEMO-2", f"the container did not run: exit status {done.returncode}, output above")
-    if errors.strip():
-        _say(errors.strip())
+    sections = sections_of(done.output)
+    if done.status != 0 or "end" not in sections:
+        _say(done.output + done.complaint)
+        raise OcigpuError("OCIGPU-DEMO-2", f"the container did not run: exit status {done.status}, output above")
+    if done.complaint.strip():
+        _say(done.complaint.strip())
     left = _mounts_below(bundle)
     _check(not left, "the container ran, and left no mount on the host", " ".join(left))
     return sections

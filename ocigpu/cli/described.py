@@ -12,7 +12,7 @@ import typer
 from typer.main import get_command
 
 from ocigpu.cli import manual
-from ocigpu.cli.arguments import HELP, REQUIRED, Parameter, call, parameters_of
+from ocigpu.cli.arguments import COMMAND, HELP, REQUIRED, Parameter, call, parameters_of
 
 
 def make_app(commands: Mapping[str, Callable[..., Any] | None], lenient: Sequence[str] = ()) -> Any:
@@ -29,8 +29,10 @@ def make_app(commands: Mapping[str, Callable[..., Any] | None], lenient: Sequenc
     groups = {"": app}
     for name, function in commands.items():
         parent, _, last = name.rpartition(" ")
-        settings = {"ignore_unknown_options": True} if name in lenient else None
         page = manual.read_page(name)
+        settings = {"ignore_unknown_options": True} if name in lenient else {}
+        if page.arguments and page.arguments[-1].metavar == COMMAND:
+            settings["allow_interspersed_args"] = False
         known = parameters_of(function, page) if function else []
         add = _find_group(groups, parent).command(last, context_settings=settings)
         add(_describe(function or (lambda: None), known))

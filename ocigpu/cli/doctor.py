@@ -30,13 +30,21 @@ def doctor_command(
     list_: bool = False,
     markdown: bool = False,
     tenants: bool = False,
+    claims: bool = False,
 ) -> int:
-    from ocigpu.doctor.report import exit_status, render, render_markdown, render_tenants, run_checks, to_data
-    from ocigpu.doctor.table import CHECKS, TENANTS
+    from ocigpu.doctor.findings import CHECKS, CLAIMS, TENANTS
+    from ocigpu.doctor.report import exit_status, render, render_markdown, render_part, run_checks, to_data
 
-    if tenants and (fix or archive or html or markdown or format_ not in ("", "text", "json")):
-        raise UsageError("--tenants reports as text or JSON, and knows no --fix, --archive, --html and --markdown")
-    checks = TENANTS if tenants else CHECKS
+    parts = {
+        "tenants": (tenants, TENANTS, "GPUs for virtual machines of tenants"),
+        "claims": (claims, CLAIMS, "GPUs for resource claims"),
+    }
+    asked = [name for name, part in parts.items() if part[0]]
+    if len(asked) > 1:
+        raise UsageError("--tenants and --claims exclude each other")
+    if asked and (fix or archive or html or markdown or format_ not in ("", "text", "json")):
+        raise UsageError(f"--{asked[0]} reports as text or JSON, and knows no --fix, --archive, --html and --markdown")
+    _, checks, title = parts[asked[0]] if asked else (False, CHECKS, "")
     if list_ or markdown:
         if list_ and markdown:
             raise UsageError("--list and --markdown exclude each other")
@@ -64,7 +72,8 @@ def doctor_command(
             return host, run_checks(host, names, checks)
 
     def report() -> None:
-        show.report((render_tenants if tenants else render)(host, findings, all_))
+        lines = render_part(title, host, findings, all_) if title else render(host, findings, all_)
+        show.report(lines)
 
     host, findings = examine()
     if fix and root and not (host.simulated and _is_own(root)):

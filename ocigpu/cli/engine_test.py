@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ocigpu.cli import show
-from ocigpu.cli.busybox import make_config, make_root, sections_of, write_image
+from ocigpu.cli.archive_image import write_image
+from ocigpu.cli.busybox import make_config, make_root, sections_of
 from ocigpu.cli.cleaning import cleaning_up, undisturbed
 from ocigpu.cli.common import load_facts, load_settings
 from ocigpu.cli.engine import known_engine
@@ -116,7 +117,8 @@ class Docker:
             if status.gpus_hook_ours:
                 yield Way("docker run --gpus all", ("--gpus=all",))
             else:
-                notes.append("docker run --gpus is not tried: its hook is not ocigpu's")
+                what = f"its hook, {status.gpus_hook}, is not ocigpu's" if status.gpus_hook else "it has no hook"
+                notes.append(f"docker run --gpus is not tried: {what}")
         devices = [f"{VENDORS[name][2]}/gpu=all" for name in vendors]
         if status.cdi == "on":
             if why := _missing_devices(devices, status.cdi_spec_dirs):
@@ -236,13 +238,16 @@ def _find(named: str, facts: HostFacts, notes: list[str]) -> list[tuple[Engine, 
     """Return the engines to test, with the ways to ask each; raises OcigpuError OCIGPU-ENG-5 when there is none."""
     vendors = _vendors(facts)
     found: dict[str, tuple[Engine, list[Way]]] = {}
+    hint = f"ocigpu engine configure {named}".strip()
     for status in sorted(find_engines(), key=lambda status: not status.running):
         name = status.name if status.flavour in places.KUBERNETES else status.engine
         if named not in ("", name) or name in found:
             continue
         if status.engine == "crio" or (status.engine == "containerd" and os.geteuid()):
             if status.configured or named:
-                why = "only pods use it" if status.engine == "crio" else "that takes root"
+                pods = status.engine == "crio"
+                why = "only pods use it" if pods else "that takes root"
+                hint = "start a pod that asks for a GPU" if pods else f"as root: ocigpu engine test {name}"
                 notes.append(f"{name} is not tried: {why}")
             continue
         status = status._replace(flavour="") if status.flavour == "custom" else status  # noqa: PLW2901
@@ -251,9 +256,9 @@ def _find(named: str, facts: HostFacts, notes: list[str]) -> list[tuple[Engine, 
             found[name] = each, ways
     if not found:
         if untried := [note for note in notes if " is not tried: " in note]:
-            raise OcigpuError("OCIGPU-ENG-5", "; ".join(untried), "start a pod that asks for a GPU")
+            raise OcigpuError("OCIGPU-ENG-5", "; ".join(untried), hint)
         what = f"{named} is not configured to give GPUs" if named else "no engine here is configured to give GPUs"
-        raise OcigpuError("OCIGPU-ENG-5", what, f"ocigpu engine configure {named}".strip())
+        raise OcigpuError("OCIGPU-ENG-5", what, hint)
     order = list(places.NAMES)
     return [found[name] for name in sorted(found, key=order.index)]
 

@@ -1,22 +1,26 @@
 """``ocigpu explain``: codes and messages (docs/ERRORS.md, TROUBLESHOOTING.md), and why a container has what it has."""
 
 import functools
+import io
 import os
 import re
 import sys
-from contextlib import closing
+from contextlib import closing, redirect_stdout
 from typing import TYPE_CHECKING, Any
 
 from ocigpu.cli import show
 from ocigpu.cli.common import load_settings, settings_path
 from ocigpu.cli.containers import facts_or_note, places_of, report_to_json, shown_name
+from ocigpu.cli.optional import needing
 from ocigpu.cli.plan import granted_fields, image_line, request_fields
 from ocigpu.core.actions import Plan
-from ocigpu.core.codes import AREAS, CODES
-from ocigpu.core.errors import HostError, UsageError, printable, quoted
+from ocigpu.core.codes import AREAS, CODES, PATH
+from ocigpu.core.errors import OcigpuError, UsageError, printable, quoted
 from ocigpu.core.facts import HostFacts, to_data
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ocigpu.containers.explain import Explanation
     from ocigpu.containers.find import Places
     from ocigpu.doctor.findings import Finding
@@ -34,7 +38,7 @@ def explain_command(
     steps: bool = False,
     kubeconfig: str = "",
 ) -> int:
-    from ocigpu.doctor.table import CHECKS
+    from ocigpu.doctor.findings import CHECKS
 
     if (markdown or messages) and (target or (markdown and json)):
         raise UsageError("--markdown and --messages print all there is: they take no argument, --markdown no --json")
@@ -78,7 +82,7 @@ def explain_command(
     elif _looks_like_message(target) or (_is_name_of_error(target) and not _names_container(target, state_dir)):
         _explain_message(target, config, json, not no_checks)
     else:
-        _explain_container(target, places_of(state_dir), config, json, steps)
+        _explain_container(target, state_dir, config, json, steps)
     return 0
 
 
@@ -87,13 +91,10 @@ def _explain_claim(target: str, kubeconfig: str, json: bool) -> int:
     parts = target.split("/")
     if len(parts) != 3 or not all(parts):
         raise UsageError(f"{quoted(target)} is not claim/NAMESPACE/NAME")
-    try:
+    with needing("explaining claims needs lightkube and cel-python", "OCIGPU-DRA-6"):
         from ocigpu.kubernetes.dra.cluster import open_cluster
         from ocigpu.kubernetes.dra.explain import read_fit
         from ocigpu.kubernetes.dra.fit import explain_fit
-    except ImportError as error:
-        hint = "pip install 'ocigpu[kubernetes]' cel-python"
-        raise HostError("OCIGPU-DRA-6", f"explaining claims needs lightkube: {error}", hint) from error
     with closing(open_cluster(kubeconfig or os.environ.get("KUBECONFIG", ""))) as cluster:
         found = read_fit(cluster, parts[1], parts[2])
     if json:
@@ -116,28 +117,29 @@ def _looks_like_message(text: str) -> bool:
     return len(text.split()) > 1 and "/config.json" not in text and not os.path.isdir(text)
 
 
-def _show_data(explanation: dict[str, Any] | None = None, **lists: list[dict[str, Any]]) -> None:
+def _show_data(explanation: dict[str, Any] | None = None, user: str = "", **lists: list[dict[str, Any]]) -> None:
     """Print what is explained as JSON: lists of codes, findings and messages, and a container or bundle."""
-    show.data({"codes": [], "findings": [], "messages": [], **lists, "explanation": explanation})
+    whose = {"user": user} if user else {}
+    show.data({"codes": [], "findings": [], "messages": [], **lists, **whose, "explanation": explanation})
 
 
 def _code_data(name: str) -> dict[str, str]:
-    return {"code": name, "cause": CODES[name].cause, "fix": CODES[name].fix, **read_examples()[name]}
+    return {"code": name, **read_examples()[name]}
 
 
 @functools.cache
 def read_examples() -> dict[str, dict[str, str]]:
-    """Return "example" and "text" of every code."""
+    """Return "example" and "text" of every code, beside cause and fix."""
     import tomllib
 
-    with open(os.path.join(os.path.dirname(__file__), "codes.toml"), "rb") as file:
+    with open(PATH, "rb") as file:
         return tomllib.load(file)
 
 
 def _print_code(name: str) -> None:
     """Print a code as a paragraph below an example of its message."""
     data = _code_data(name)
-    print(show.styled(f"{name}: {data['cause']}", "1"))
+    print(show.styled("\n".join(show.folded(f"{name}: {data['cause']}", 0)), "1"))
     for title, text in (("", data["text"]), ("What to do: ", data["fix"]), ("Example: ", f"{name}: {data['example']}")):
         print()
         show.paragraph(title + text)
@@ -279,18 +281,37 @@ MODES = {
 SHOWN_ABSENT = 4
 
 
-def _explain_container(text: str, places: "Places", config: str, json: bool, each: bool) -> None:
+def _explain_container(text: str, state_dir: list[str] | None, config: str, json: bool, each: bool) -> None:
     """Print everything that can be told of a container or bundle; raises OcigpuError when there is none."""
     from ocigpu.containers.explain import explain_bundle
     from ocigpu.containers.find import find_target
 
     settings = load_settings(config)
     facts, notes = facts_or_note(config)
-    explained = explain_bundle(find_target(text, places), settings, facts)
-    explained = explained._replace(notes=(*notes, *explained.notes))
+
+    def explain(places: "Places") -> "Explanation":
+        explained = explain_bundle(find_target(text, places), settings, facts)
+        return explained._replace(notes=(*notes, *explained.notes))
+
+    try:
+        explained = explain(places_of(state_dir))
+    except OcigpuError as error:
+        if error.code != "OCIGPU-CTR-1" or os.geteuid() or state_dir:
+            raise
+        user, found = _explain_of_users(explain, facts, each, error)
+        if json:
+            _show_data(found["data"], user=user)
+        else:
+            print(f"of user {printable(user)}, by their own files")
+            print("\n".join(map(printable, found["text"].splitlines())))
+        return
     if json:
         _show_data(_to_json(explained, facts))
-        return
+    else:
+        _print_explained(explained, facts, each)
+
+
+def _print_explained(explained: "Explanation", facts: HostFacts, each: bool) -> None:
     _print_head(explained, facts)
     _print_steps(explained, each)
     _print_inside(explained)
@@ -299,6 +320,37 @@ def _explain_container(text: str, places: "Places", config: str, json: bool, eac
         show.table(("capability", "asked for", "libraries", "not on this host"), _capability_rows(explained))
     _print_missing(explained)
     show.notes(explained.notes, apart=True)
+
+
+def _explain_of_users(
+    explain: "Callable[[Places], Explanation]", facts: HostFacts, each: bool, missing: OcigpuError
+) -> tuple[str, dict[str, Any]]:
+    """Return the user whose container it is, with the text and the data that are told of it; raises OcigpuError."""
+    from ocigpu.containers.users import ask_users
+
+    def look(places: "Places") -> dict[str, Any] | None:
+        try:
+            explained = explain(places)
+        except OcigpuError as error:
+            return None if error.code == missing.code else {"error": [error.code, error.message, error.hint]}
+        with redirect_stdout(io.StringIO()) as text:
+            _print_explained(explained, facts, each)
+        return {"text": text.getvalue(), "data": _to_json(explained, facts)}
+
+    answers, notes = ask_users(look, SECONDS_OF_USER)
+    if not answers:
+        more = f"; {notes[0]}" if notes else ""
+        raise OcigpuError(missing.code, f"{missing.message}{more}", missing.hint)
+    if len(answers) > 1:
+        raise OcigpuError("OCIGPU-CTR-2", f"it may be of user {' or '.join(sorted(answers))}: look as one of them")
+    ((user, found),) = answers.items()
+    if "error" in found:
+        code, message, hint = found["error"]
+        raise OcigpuError(code, f"user {user}: {message}", hint)
+    return user, found
+
+
+SECONDS_OF_USER = 15.0
 
 
 def _to_json(explained: "Explanation", facts: HostFacts) -> dict[str, Any]:
@@ -345,7 +397,7 @@ def _print_head(explained: "Explanation", facts: HostFacts) -> None:
 def _print_steps(explained: "Explanation", each: bool) -> None:
     if not explained.steps:
         return
-    from ocigpu.cli.steps import print_steps
+    from ocigpu.cli.plan import print_steps
 
     got = "what it got" if explained.mode in ("hook", "spec", "cdi") else "what ocigpu would give it"
     print(f"\n{got}, and why ({show.count(len(explained.steps), 'step')})")

@@ -10,6 +10,7 @@ from ocigpu.cli import show
 from ocigpu.cli.arguments import Range, takes
 from ocigpu.cli.cleaning import undisturbed
 from ocigpu.cli.common import load_settings
+from ocigpu.cli.optional import needing
 from ocigpu.core.errors import UsageError, quoted
 from ocigpu.gpus.nvidia.fabric.libnvfm import DEFAULT_ADDRESS, open_fabric
 from ocigpu.gpus.nvidia.fabric.partitions import (
@@ -27,13 +28,13 @@ from ocigpu.gpus.nvidia.fabric.partitions import (
     plan_steps,
     show_gpus,
     show_ids,
+    show_sizes,
     sizes,
 )
 from ocigpu.gpus.nvidia.fabric.state import FabricState, FabricStore, KeptFabric, KeptSet, state_directory
 from ocigpu.system.service import ServiceLog, Signals, notify_service_manager
 
 COLUMNS = ("PARTITION ID", "STATUS", "GPUs", "NVLINKS", "GPU PHYSICAL IDs")
-INSTALL = "Install it into a virtual environment: pip install 'ocigpu[kubernetes]'"
 UNREACHED = ("OCIGPU-FAB-2", "OCIGPU-FAB-7")
 """What a manager that is starting answers: it is asked again."""
 
@@ -62,12 +63,8 @@ def reach(
     store = FabricStore(state or state_directory(simulation))
     if not address.startswith("grpc:"):
         return Reach(open_fabric(address, library, simulation), store, json)
-    try:
+    with needing(f"address {address}: it needs grpcio and protobuf", "OCIGPU-FAB-1"):
         from ocigpu.kubernetes.tenants.fabric_client import open_fabric as open_service
-    except ImportError as error:
-        raise FabricError(
-            "OCIGPU-FAB-1", f"address {address}: it needs grpcio and protobuf: {error}", INSTALL
-        ) from error
     return Reach(open_service(address, library, simulation, tls), store, json)
 
 
@@ -121,7 +118,7 @@ def activate_command(
     with undisturbed(), _said_what_was_done() as done:
         for step in steps:
             if step.verb == "deactivate":
-                kept.deactivate(step.physical_ids)
+                kept.deactivate(step.physical_ids, force=False)
                 done.append(step)
         for one in wanted.partitions:
             kept.activate(one.physical_ids, lease)
@@ -153,14 +150,11 @@ def deactivate_command(at: Reach, ids: list[str], force: bool = False) -> None:
     listed = kept.list_partitions()
     wanted = [must_find(listed, each) for each in _parse_sets(ids)]
     state = kept.read_state()
-    for one in wanted:
-        entry = state.find(one.physical_ids)
-        if entry and entry.lease and not force:
-            hint = "End and reset what uses it first. --force deactivates it below whoever runs on it."
-            raise FabricError("OCIGPU-FAB-5", f"deactivate {show_gpus(one.physical_ids)}: held by {entry.lease}", hint)
+    for one in wanted if not force else ():  # nothing is half done
+        state.check_unleased(one.physical_ids)
     with undisturbed(), _said_what_was_done() as done:
         for one in wanted:
-            kept.deactivate(one.physical_ids)
+            kept.deactivate(one.physical_ids, force)
             done.append(FabricStep("deactivate", one.physical_ids, "as the manager's list says"))
     _show_steps(at, WantedPartitions((), False), done, "done", kept.notes)
 
@@ -234,7 +228,7 @@ def _look(kept: KeptFabric, log: ServiceLog) -> None:
     try:
         given = kept.restore()
     except FabricError as error:
-        log.once("manager", "warning" if error.code in UNREACHED else "error", f"{error.code}: {error.message}")
+        log.once("manager", "warning" if error.code in UNREACHED else "error", error.line)
         return
     log.once("manager", "info", "")
     if given is not None:
@@ -246,11 +240,9 @@ def _look(kept: KeptFabric, log: ServiceLog) -> None:
 
 @takes(reach)
 def serve_command(at: Reach, listen: str, allow: list[str] | None = None, serve_tls: str = "") -> None:
-    try:
+    with needing("listen: it needs grpcio and protobuf", "OCIGPU-FAB-1"):
         from ocigpu.kubernetes.tenants.fabric_messages import parse_service
         from ocigpu.kubernetes.tenants.fabric_server import FabricServer
-    except ImportError as error:
-        raise FabricError("OCIGPU-FAB-1", f"listen: it needs grpcio and protobuf: {error}", INSTALL) from error
     wanted = parse_service(listen, listening=True)
     if not allow:
         raise UsageError("nobody is allowed", "--allow cid:2 (the host), --allow uid:0, or a name in a certificate")
@@ -274,7 +266,10 @@ def _choose(
     if bool(ids) == bool(gpus):
         raise UsageError("name sets of GPUs (1,3), or their number (--gpus 2)")
     if ids:
-        return _named(listed, _parse_sets(ids), unlinked)
+        named = _named(listed, _parse_sets(ids), unlinked)
+        for one in named.partitions:
+            state.check_whole(one.physical_ids)
+        return named
     left = set(_parse_set(free)) if free else _free(listed, state)
     chosen = choose_partition(listed, left, gpus)
     if chosen:
@@ -287,7 +282,7 @@ def _choose(
     singles = choose_singles(listed, left, gpus) if unlinked else ()
     if singles:
         return WantedPartitions(singles, True)
-    raise _no_such_size(f"choose {there}: the board's sizes are {show_ids(sizes(listed))}", unlinked)
+    raise _no_such_size(f"choose {there}: the board's sizes are {show_sizes(listed)}", unlinked)
 
 
 def _named(listed: tuple[Partition, ...], sets: Sequence[tuple[int, ...]], unlinked: bool) -> WantedPartitions:
@@ -314,9 +309,10 @@ def _no_such_size(message: str, unlinked: bool) -> FabricError:
 
 
 def _free(listed: Iterable[Partition], state: FabricState) -> set[int]:
-    """Return the GPUs of nobody: without a lease, and alone where a partition of theirs is active."""
+    """Return the GPUs of nobody: without a lease, in no broken set, and alone where a partition of theirs is active."""
+    broken = {gpu for one in state.broken for gpu in one.physical_ids}
     linked = {gpu for one in listed if one.is_active and len(one.physical_ids) > 1 for gpu in one.physical_ids}
-    return {gpu for one in listed for gpu in one.physical_ids} - linked - state.leased
+    return {gpu for one in listed for gpu in one.physical_ids} - linked - state.leased - broken
 
 
 def _parse_sets(texts: Iterable[str]) -> list[tuple[int, ...]]:

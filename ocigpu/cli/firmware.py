@@ -8,6 +8,7 @@ from typing import NamedTuple
 from ocigpu.cli import show
 from ocigpu.cli.arguments import takes
 from ocigpu.cli.common import load_facts, load_settings
+from ocigpu.cli.optional import needing
 from ocigpu.core.errors import HostError, OcigpuError, UsageError, printable
 from ocigpu.gpus.firmware import (
     Deviation,
@@ -23,7 +24,7 @@ from ocigpu.gpus.firmware import (
 from ocigpu.gpus.redfish import NodeFirmware, read_credentials, read_firmware
 from ocigpu.gpus.tree import find_roots
 from ocigpu.gpus.vfio.identity import TABLE, read_table
-from ocigpu.system.files import read_bounded
+from ocigpu.system.files import read_bounded, read_regular
 
 MAX_FACTS = 1 << 20
 UNCHECKED = 3
@@ -64,6 +65,15 @@ def source(
     return _Source(bmc, credentials, bmc_ca, fingerprint, facts_file, deadline, measurements, nvml, config, json)
 
 
+def _read_address(path: str) -> str:
+    """Return the address in a file: one command fits all nodes, whose BMCs have an address each."""
+    try:
+        return read_regular(path, 4096).decode().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "not a text"
+        raise HostError("OCIGPU-FW-1", f"board controller: read {path}: {why}", "One line, its address.") from error
+
+
 def _read(options: _Source) -> NodeFirmware:
     if options.facts:
         return NodeFirmware(read_facts(options.facts), ())
@@ -71,10 +81,14 @@ def _read(options: _Source) -> NodeFirmware:
         from ocigpu.gpus.nvidia.firmware import read_driver_firmware
 
         return NodeFirmware(tuple(read_driver_firmware(load_facts(load_settings(options.config))).values()), ())
+    if options.measurements:
+        with needing("the signatures of measurements", "OCIGPU-FW-1", "tenants"):
+            import cryptography  # noqa: F401 - is it there
+    bmc = _read_address(options.bmc[1:]) if options.bmc.startswith("@") else options.bmc
     credentials = read_credentials(options.credentials)
     with show.Progress("asking the board controller"):
         return read_firmware(
-            *(options.bmc, credentials), ca_file=options.ca, fingerprint=options.fingerprint, deadline=options.deadline,
+            *(bmc, credentials), ca_file=options.ca, fingerprint=options.fingerprint, deadline=options.deadline,
             measurements=options.measurements,
         )  # fmt: skip
 
@@ -103,7 +117,7 @@ def show_command(options: _Source) -> None:
     ]
     show.table(("gpu", "serial", "vbios", "inforom", "erot", "health"), rows)
     for one in found.components:
-        if not one.slot:
+        if not one.slot and one.versions:
             print()
             show.fields([("model", one.key), *one.versions.items()])
     show.notes(found.notes)

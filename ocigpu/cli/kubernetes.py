@@ -4,41 +4,33 @@ import os
 from typing import Annotated
 
 from ocigpu.cli.arguments import Range
-from ocigpu.cli.common import load_settings
+from ocigpu.cli.common import check_one_of, load_settings
+from ocigpu.cli.optional import needing
 from ocigpu.cli.show import data as print_json
-from ocigpu.core.errors import HostError, UsageError
+from ocigpu.cli.vfio import open_bus
+from ocigpu.core.errors import UsageError
+from ocigpu.gpus.tree import find_roots
 
-INSTALL = (
-    "Install it into a virtual environment: pip install 'ocigpu[kubernetes]'; the deb and rpm packages are without it,"
-    " packaging/kubernetes/Containerfile makes an image that has it"
-)
+LOG_FORMATS = ("text", "json")
 
 
 def device_plugin_command(words: list[str] | None = None, config: str = "", log_format: str = "text") -> None:
-    if log_format not in ("text", "json"):
-        raise UsageError(f'--log-format: "{log_format}" is not one of text, json', "see: ocigpu device-plugin --help")
-    try:
-        import grpc  # noqa: F401
-
+    check_one_of("--log-format", log_format, LOG_FORMATS)
+    with needing("the device plugin needs grpcio and protobuf"):
         from ocigpu.kubernetes.config import parse_flags
         from ocigpu.kubernetes.plugin import DevicePlugin
-    except ImportError as error:
-        cause = f"the device plugin needs grpcio and protobuf: {error}"
-        raise HostError("OCIGPU-KUBE-3", cause, INSTALL) from error
     told = parse_flags(words or [], os.environ)
     DevicePlugin(told, load_settings(config), log_format == "json").run()
 
 
 def dra_driver_command(words: list[str] | None = None, config: str = "", log_format: str = "text") -> None:
-    if log_format not in ("text", "json"):
-        raise UsageError(f'--log-format: "{log_format}" is not one of text, json', "see: ocigpu dra-driver --help")
-    try:
+    check_one_of("--log-format", log_format, LOG_FORMATS)
+    with needing("the DRA driver needs grpcio, protobuf and lightkube", "OCIGPU-DRA-6"):
         from ocigpu.kubernetes.dra.driver import DraDriver
         from ocigpu.kubernetes.dra.options import parse_options
-    except ImportError as error:
-        cause = f"the DRA driver needs grpcio, protobuf and lightkube: {error}"
-        raise HostError("OCIGPU-DRA-6", cause, INSTALL) from error
-    DraDriver(parse_options(words or [], os.environ), load_settings(config), log_format == "json").run()
+    settings = load_settings(config)
+    bus = open_bus(find_roots(settings))
+    DraDriver(parse_options(words or [], os.environ), settings, log_format == "json", bus=bus).run()
 
 
 def exporter_command(
@@ -52,11 +44,8 @@ def exporter_command(
         return
     options = parse_options(words or [], os.environ)
     if options.kubernetes:
-        try:
+        with needing("--kubernetes needs grpcio and protobuf"):
             import ocigpu.kubernetes.exporter.pods  # noqa: F401 - whether it can be
-        except ImportError as error:
-            cause = f"--kubernetes needs grpcio and protobuf: {error}"
-            raise HostError("OCIGPU-KUBE-3", cause, INSTALL) from error
     from ocigpu.kubernetes.exporter.service import ExporterService
     from ocigpu.system.service import ServiceLog
 
@@ -92,15 +81,14 @@ def node_labels_command(
     import time
 
     from ocigpu.kubernetes.config import parse_flags, read_configuration
-    from ocigpu.kubernetes.labelling import Labeller, read_labels
+    from ocigpu.kubernetes.labelling import TARGETS, Labeller, find_place, read_labels, withdraw
     from ocigpu.kubernetes.labels import render_features
-    from ocigpu.kubernetes.publish import TARGETS, find_place, withdraw
     from ocigpu.system.service import ServiceLog
 
     if kubeconfig:
         raise UsageError("--kubeconfig is refused: only the service account of a pod is used", "Or use --publish file.")
-    if publish and publish not in TARGETS:
-        raise UsageError(f"--publish {publish!r} is not one of {', '.join(TARGETS)}")
+    if publish:
+        check_one_of("--publish", publish, TARGETS)
     given = {"NODE_NAME": node_name, "POD_NAMESPACE": namespace, "POD_NAME": pod_name}
     environment = {**os.environ, **{name: text for name, text in given.items() if text}}
     told = parse_flags(words or [], environment, "node-labels")
@@ -138,10 +126,9 @@ def node_installer_command(
     from ocigpu.kubernetes.node_installer import InstallerOptions, NodeInstaller
     from ocigpu.system.service import ServiceLog
 
-    if engine and engine not in ENGINES:
-        raise UsageError(f"--engine {engine!r} is not one of {', '.join(ENGINES)}")
-    if restart not in RESTARTS:
-        raise UsageError(f"--restart {restart!r} is not one of {', '.join(RESTARTS)}")
+    if engine:
+        check_one_of("--engine", engine, ENGINES)
+    check_one_of("--restart", restart, RESTARTS)
     prefix = os.path.normpath(prefix)
     if not prefix.startswith("/") or prefix.count("/") < 2:
         raise UsageError(f"--prefix {prefix!r} is not the absolute path of a directory below another one")
@@ -176,16 +163,16 @@ def mig_manager_command(
     once: bool = False,
     json: bool = False,
 ) -> int:
-    try:
+    with needing("the MIG manager needs lightkube"):
+        from lightkube import Client
+
+        from ocigpu.kubernetes.client import open_client
         from ocigpu.kubernetes.mig_manager import POLICIES, ManagerOptions, MigManager
-        from ocigpu.kubernetes.mig_node import HostTools, NodeApi, connect
-    except ImportError as error:
-        raise HostError("OCIGPU-KUBE-3", f"the MIG manager needs lightkube: {error}", INSTALL) from error
+        from ocigpu.kubernetes.mig_node import HostTools, NodeApi
     from ocigpu.kubernetes.mig_config import parse_services
     from ocigpu.system.service import ServiceLog
 
-    if pods not in POLICIES:
-        raise UsageError(f"--pods {pods!r} is not one of {', '.join(POLICIES)}")
+    check_one_of("--pods", pods, POLICIES)
     if not node_name:
         raise UsageError("--node-name is missing", "In a pod it is the variable NODE_NAME, from spec.nodeName.")
     stopped = gpu_clients_file if with_shutdown_host_gpu_clients else ""
@@ -201,9 +188,10 @@ def mig_manager_command(
         boot=not no_boot,
         interval=interval,
     )
-    variables = {name: os.environ[name] for name in ("OCIGPU_CONFIG",) if name in os.environ}
+    names = ("OCIGPU_CONFIG", "OCIGPU_KUBELET_DIRECTORY")
+    variables = {name: os.environ[name] for name in names if name in os.environ}
     manager = MigManager(
-        options, NodeApi(connect(), node_name), HostTools(host_root, ocigpu, variables), ServiceLog(json)
+        options, NodeApi(open_client(Client), node_name), HostTools(host_root, ocigpu, variables), ServiceLog(json)
     )
     if once:
         return 0 if manager.reconcile() else 1

@@ -3,23 +3,33 @@
 import os
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
 from ocigpu.cli import show
-from ocigpu.cli.common import load_settings
-from ocigpu.cli.kubernetes import INSTALL
+from ocigpu.cli.arguments import takes
+from ocigpu.cli.common import check_one_of, load_settings
+from ocigpu.cli.kubernetes import LOG_FORMATS
+from ocigpu.cli.optional import needing
 from ocigpu.core.errors import HostError, UsageError, printable
 from ocigpu.kubernetes.tenants.history import show_history
-from ocigpu.kubernetes.tenants.journal import DIRECTORY, LeaseJournal
+from ocigpu.kubernetes.tenants.journal import LeaseJournal, journal_directory
 from ocigpu.kubernetes.tenants.lease import Happened, Lease, LeaseEvent, Phase, check_act, describe, step, waits_for
+from ocigpu.system.log import stamp
 
 
-def _open(journal: str) -> LeaseJournal:
-    directory = journal or DIRECTORY
+class NodeLeases(NamedTuple):
+    """The journal that a command is about, as its options say."""
+
+    journal: LeaseJournal
+    json: bool
+
+
+def reach(journal: str = "", config: str = "", json: bool = False) -> NodeLeases:
+    directory = journal or journal_directory(load_settings(config).simulation_root)
     if not os.path.isdir(directory):
         hint = "Leases begin with: ocigpu lease agent"
         raise HostError("OCIGPU-LEASE-1", f"open the lease journal {printable(directory)}: there is none", hint)
-    return LeaseJournal(directory)
+    return NodeLeases(LeaseJournal(directory), json)
 
 
 def _find(journal: LeaseJournal, gpu: str) -> Lease:
@@ -37,14 +47,14 @@ def _data(lease: Lease, journal: LeaseJournal) -> dict[str, Any]:
     return data | {"seconds": seconds, "waits_for": waits_for(lease, journal.leases)}
 
 
-def list_command(journal: str = "", json: bool = False) -> None:
-    opened = _open(journal)
-    leases = [lease for _, lease in sorted(opened.refresh().items())]
-    if json:
-        show.data({"leases": [_data(lease, opened) for lease in leases]})
+@takes(reach)
+def list_command(at: NodeLeases) -> None:
+    leases = [lease for _, lease in sorted(at.journal.refresh().items())]
+    if at.json:
+        show.data({"leases": [_data(lease, at.journal) for lease in leases]})
         return
     rows = [
-        (each.gpu, str(each.phase), str(each.generation), _pod(each), each.sick or each.reason, each.detail)
+        (each.gpu, str(each.phase), str(each.generation), _pod(each), each.sick_reason or each.reason, each.detail)
         for each in leases
     ]
     show.table(("gpu", "phase", "generation", "pod", "reason", "detail"), rows)
@@ -54,11 +64,11 @@ def _pod(lease: Lease) -> str:
     return f"{lease.holder.namespace}/{lease.holder.pod}" if lease.holder else ""
 
 
-def show_command(gpu: str, journal: str = "", json: bool = False) -> None:
-    opened = _open(journal)
-    lease = _find(opened, gpu)
-    data = _data(lease, opened)
-    if json:
+@takes(reach)
+def show_command(at: NodeLeases, gpu: str) -> None:
+    lease = _find(at.journal, gpu)
+    data = _data(lease, at.journal)
+    if at.json:
         show.data(data)
         return
     show.fields(
@@ -83,53 +93,49 @@ def _next(lease: Lease, other: str) -> tuple[tuple[str, str], ...]:
     return ("waits for", other or "no other GPU"), ("then", then)
 
 
-def _act(kind: Happened, gpu: str, generation: int, why: str, journal: str, json: bool) -> None:
-    opened = _open(journal)
-    name = _find(opened, gpu).gpu
+def _act(at: NodeLeases, kind: Happened, gpu: str, generation: int, why: str) -> None:
+    name = _find(at.journal, gpu).gpu
     who = os.environ.get("SUDO_USER") or f"user {os.getuid()}"
-    with opened.change() as change:
-        text = f"OperatorRequest: {why}" if kind is Happened.QUARANTINE else why
+    with at.journal.change() as change:
+        text = why if kind is Happened.RELEASE else f"OperatorRequest: {why}"
         event = LeaseEvent(kind, generation, text=printable(text, 300))
         check_act(change.leases[name], event)
-        after = step(change.leases[name], event, opened.clock())[0]
+        after = step(change.leases[name], event, at.journal.clock())[0]
         change.put(after, f"{kind} by {who}{': ' if why else ''}{printable(why, 300)}")
-    if json:
-        show.data(_data(after, opened))
+    if at.json:
+        show.data(_data(after, at.journal))
     else:
         print(f"GPU {name}: {describe(after)}")
 
 
-def release_command(gpu: str, generation: int, why: str = "", journal: str = "", json: bool = False) -> None:
-    _act(Happened.RELEASE, gpu, generation, why, journal, json)
+@takes(reach)
+def release_command(at: NodeLeases, gpu: str, generation: int, why: str = "") -> None:
+    _act(at, Happened.RELEASE, gpu, generation, why)
 
 
-def quarantine_command(gpu: str, generation: int, why: str = "", journal: str = "", json: bool = False) -> None:
-    _act(Happened.QUARANTINE, gpu, generation, why, journal, json)
+@takes(reach)
+def quarantine_command(at: NodeLeases, gpu: str, generation: int, why: str = "") -> None:
+    _act(at, Happened.QUARANTINE, gpu, generation, why)
 
 
-def maintenance_command(gpu: str, generation: int, why: str = "", journal: str = "", json: bool = False) -> None:
-    _act(Happened.MAINTAIN, gpu, generation, why, journal, json)
+@takes(reach)
+def maintenance_command(at: NodeLeases, gpu: str, generation: int, why: str = "") -> None:
+    _act(at, Happened.MAINTAIN, gpu, generation, why)
 
 
-def history_command(gpu: str = "", journal: str = "", json: bool = False) -> None:
-    opened = _open(journal)
-    machines = show_history(opened.history(), _find(opened, gpu).gpu if gpu else "")
-    if json:
+@takes(reach)
+def history_command(at: NodeLeases, gpu: str = "") -> None:
+    machines = show_history(at.journal.history(), _find(at.journal, gpu).gpu if gpu else "")
+    if at.json:
         show.data({"machines": machines})
         return
     changes = [(each["time"], machine["machine_id"], each) for machine in machines for each in machine["transitions"]]
     changes.sort(key=lambda change: change[0])
     rows = [
-        (_date(when), name, each["phase"], str(each["generation"]), each["tenant"], each["cause"])
+        (stamp(when), name, each["phase"], str(each["generation"]), each["tenant"], each["cause"])
         for when, name, each in changes
     ]
     show.table(("time", "gpu", "phase", "generation", "tenant", "cause"), rows)
-
-
-def _date(seconds: float) -> str:
-    import time
-
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
 def agent_command(
@@ -140,40 +146,44 @@ def agent_command(
     check_program: str = "",
     no_check: bool = False,
     node_name: str = "",
+    metrics: str = "",
     pace: float = 1.0,
     log_format: str = "text",
     config: str = "",
 ) -> None:
-    if log_format not in ("text", "json"):
-        raise UsageError(f'--log-format: "{printable(log_format)}" is not one of text, json')
+    check_one_of("--log-format", log_format, LOG_FORMATS)
     if bool(check_program) == no_check:
         raise UsageError("one of --check-program and --no-check is needed", "see: ocigpu lease agent --help")
-    try:
-        from ocigpu.kubernetes.tenants.machine import MachineHands, open_fabric_at, run_check
-    except ImportError as error:
-        raise HostError("OCIGPU-KUBE-3", f"the agent needs grpcio and protobuf: {error}", INSTALL) from error
-    from ocigpu.kubernetes.tenants.node_agent import run_agent
+    with needing("the agent needs grpcio and protobuf"):
+        from ocigpu.kubernetes.tenants.machine import MachineHands, free_sets, open_fabric_at, run_check
+    from concurrent.futures import ThreadPoolExecutor
+
+    from ocigpu.kubernetes.tenants.node_agent import WORKERS, NodeAgent, Report, run_agent
     from ocigpu.system.service import ServiceLog
 
     settings = load_settings(config)
     check: Callable[[str], Any] = (lambda _gpu: ()) if no_check else (lambda gpu: run_check(check_program, gpu))
     fabric = open_fabric_at(address, settings)
-    hands = MachineHands(settings, _reset_of(settings), resource, pods_socket, fabric, check)
+    space, name = (os.environ.get(each, "") for each in ("POD_NAMESPACE", "POD_NAME"))
+    own_pod = f"{space}/{name}" if space and name else ""
+    hands = MachineHands(settings, _reset_of(settings), resource, pods_socket, fabric, check, own_pod=own_pod)
     log = ServiceLog(log_format == "json", lossy=True)
-    opened = LeaseJournal(journal or DIRECTORY)
-    node_name = node_name or os.environ.get("NODE_NAME", "")
-    if not node_name:
-        run_agent(opened, hands, log, pace)
-        return
-    try:
-        from ocigpu.kubernetes.tenants.report import LeaseReporter
-        from ocigpu.kubernetes.tenants.resources import Documents, open_client
-    except ImportError as error:
-        raise HostError("OCIGPU-KUBE-3", f"--node-name needs lightkube: {error}", INSTALL) from error
-    from concurrent.futures import ThreadPoolExecutor
+    opened = LeaseJournal(journal or journal_directory(settings.simulation_root))
+    agent = NodeAgent(opened, hands, ThreadPoolExecutor(WORKERS, "lease"), log)
+    reports: list[Report] = []
+    if node_name := node_name or os.environ.get("NODE_NAME", ""):
+        with needing("--node-name needs lightkube"):
+            from ocigpu.kubernetes.tenants.report import LeaseReporter
+            from ocigpu.kubernetes.tenants.resources import Documents
+        writer = ThreadPoolExecutor(1, "report")
+        reports.append(LeaseReporter(Documents(), node_name, writer, log, modules=hands.modules).step)
+    if metrics:
+        from ocigpu.kubernetes.tenants.metrics import LeaseMetrics, serve_metrics
 
-    reporter = LeaseReporter(Documents(open_client()), node_name, ThreadPoolExecutor(1, "report"), log)
-    run_agent(opened, hands, log, pace, reporter.step)
+        counted = LeaseMetrics(lambda: free_sets(fabric, hands.modules), agent.failures)
+        reports.append(counted.take)
+        log("info", f"metrics on port {serve_metrics(metrics, counted.render).server_port}")
+    run_agent(agent, log, pace, reports)
 
 
 def _reset_of(settings: Any) -> Callable[[str], str]:

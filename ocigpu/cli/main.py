@@ -13,119 +13,25 @@ from ocigpu import __version__
 from ocigpu.cli import manual
 from ocigpu.cli.arguments import HELP, HelpWanted, call, options_of, parameters_of, parse
 from ocigpu.cli.manual import ROOT as PROGRAM
-from ocigpu.core.errors import OcigpuError, UsageError, as_own_error
+from ocigpu.core.errors import OcigpuError, UsageError, as_own_error, quoted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-COMMANDS = {
-    "status": "about:status_command",
-    "plan": "plan:plan_command",
-    "list": "host:list_command",
-    "facts": "host:facts_command",
-    "refresh": "host:refresh_command",
-    "ps": "containers:ps_command",
-    "top": "top:top_command",
-    "topology": "topology:topology_command",
-    "doctor": "doctor:doctor_command",
-    "explain": "explain:explain_command",
-    "diff": "containers:diff_command",
-    "demo": "demo:demo_command",
-    "verify": "containers:verify_command",
-    "attach": "containers:attach_command",
-    "detach": "containers:detach_command",
-    "repair": "containers:repair_command",
-    "cdi generate": "cdi_generate:generate_command",
-    "cdi list": "cdi:list_command",
-    "cdi show": "cdi:show_command",
-    "cdi validate": "cdi_validate:validate_command",
-    "cdi diff": "cdi_generate:diff_command",
-    "cdi refresh": "cdi_generate:refresh_command",
-    "cdi transform root": "cdi:transform_root_command",
-    "watch": "watch:watch_command",
-    "device-plugin": "kubernetes:device_plugin_command",
-    "dra-driver": "kubernetes:dra_driver_command",
-    "exporter": "kubernetes:exporter_command",
-    "config check": "config:check_command",
-    "config show": "config:show_command",
-    "config keys": "config:keys_command",
-    "config default": "config:default_command",
-    "config import": "config:import_command",
-    "engine configure": "engine:configure_command",
-    "engine remove": "engine:remove_command",
-    "engine test": "engine_test:run_command",
-    "engine status": "engine:status_command",
-    "engine leave": "engine_leave:leave_command",
-    "trace": "trace:trace_command",
-    "system create-device-nodes": "system:nodes_command",
-    "system create-dev-char-symlinks": "system:links_command",
-    "fabric list": "fabric:list_command",
-    "fabric plan": "fabric:plan_command",
-    "fabric activate": "fabric:activate_command",
-    "fabric deactivate": "fabric:deactivate_command",
-    "fabric audit": "fabric:audit_command",
-    "fabric restore": "fabric:restore_command",
-    "fabric serve": "fabric:serve_command",
-    "mig plan": "mig:plan_command",
-    "mig apply": "mig:apply_command",
-    "mig assert": "mig:assert_command",
-    "mig export": "mig:export_command",
-    "mig generate-config": "mig:generate_command",
-    "mig checkpoint": "mig:checkpoint_command",
-    "mig restore": "mig:restore_command",
-    "vfio holders": "vfio:holders_command",
-    "vfio identify": "vfio:identify_command",
-    "vfio reset": "vfio:reset_command",
-    "mig-manager": "kubernetes:mig_manager_command",
-    "firmware show": "firmware:show_command",
-    "firmware record": "firmware:record_command",
-    "firmware approve": "firmware:approve_command",
-    "firmware check": "firmware:check_command",
-    "lease list": "lease:list_command",
-    "lease show": "lease:show_command",
-    "lease release": "lease:release_command",
-    "lease quarantine": "lease:quarantine_command",
-    "lease maintenance": "lease:maintenance_command",
-    "lease history": "lease:history_command",
-    "lease agent": "lease:agent_command",
-    "node-labels": "kubernetes:node_labels_command",
-    "node-installer": "kubernetes:node_installer_command",
-    "mps-control-daemon": "kubernetes:mps_command",
-    "caas serve": "caas:serve_command",
-    "caas admin-key": "caas:admin_key_command",
-    "tenancy controller": "tenancy:controller_command",
-    "tenancy list": "tenancy:list_command",
-    "tenancy show": "tenancy:show_command",
-    "tenancy create": "tenancy:create_command",
-    "tenancy suspend": "tenancy:suspend_command",
-    "tenancy delete": "tenancy:delete_command",
-    "caas run": "caas:run_command",
-    "caas list": "caas:list_command",
-    "caas show": "caas:show_command",
-    "caas logs": "caas:logs_command",
-    "caas delete": "caas:delete_command",
-    "caas keys create": "caas:keys_create_command",
-    "caas keys list": "caas:keys_list_command",
-    "caas keys revoke": "caas:keys_revoke_command",
-    "sim create": "sim:create_command",
-    "sim exec": "sim:exec_command",
-    "sim show": "sim:show_command",
-    "sim remove": "sim:remove_command",
-    "completion": "complete:completion_command",
-    "nvidia-ctk": "vendor_ctk:ctk_command",
-    "help": "about:help_command",
-    "version": "about:version_command",
-}
-"""Every command, with the module of this room and the function that it is."""
+    from ocigpu.cli.arguments import Parameter
+
+with open(os.path.join(os.path.dirname(__file__), "commands.txt"), encoding="utf-8") as _file:
+    COMMANDS = dict(line.split(": ") for line in _file.read().splitlines() if line[0] != "#")
+"""Every command, with the module of this room and the function that it is: "cdi_generate.diff_command"."""
 LENIENT = ("device-plugin", "dra-driver", "exporter", "node-labels", "mps-control-daemon", "nvidia-ctk")
 """Commands that read the vendor's options themselves: they are written in more ways than typer knows."""
 
 
 def load_command(name: str) -> "Callable[..., Any]":
     """Return the function of a command; imports its module."""
-    module, _, function = COMMANDS[name].partition(":")
+    module, _, function = COMMANDS[name].partition(".")
     # __import__: importlib is more than the smallest commands
     loaded: Callable[..., Any] = getattr(__import__(f"ocigpu.cli.{module}", fromlist=[function]), function)
     return loaded
@@ -181,28 +87,40 @@ def _run(words: list[str]) -> "Any":
         print(f"{PROGRAM} {__version__}")
         return 0
     name, rest = find_command(words)
+    wrong = UsageError(f"no such command: {quoted(rest[0])}" if rest else f"{name}: a command is missing")
     try:
         if name not in COMMANDS and rest and rest[0] in HELP:
             raise HelpWanted
         if name in COMMANDS:
             page, lenient = manual.read_page(name), name in LENIENT
-            if any(word in HELP for word in rest):  # the page says enough
-                parse(rest, options_of(page), lenient)
+            if any(word in HELP for word in rest):
+                _try_to_parse(rest, options_of(page), lenient)  # the page says enough
             function = load_command(name)
-            values = parse(rest, parameters_of(function, page), lenient)
-            if values is not None:
+            values = _try_to_parse(rest, parameters_of(function, page), lenient)
+            if not isinstance(values, UsageError):
                 gc.enable()  # the program's entry has it off while modules are imported
                 return call(function, values)
+            wrong = values
     except HelpWanted:
         print(manual.render_help(name, COMMANDS))
         return 0
     try:
         from ocigpu.cli.described import make_app, run
-    except ModuleNotFoundError as error:  # pip --no-deps: typer says what is wrong with a command line
-        raise UsageError("the command line cannot be understood", f"see: {PROGRAM} {name} --help") from error
+    except ModuleNotFoundError as error:  # pip --no-deps: typer would say it better
+        raise UsageError(wrong.message, f"see: {PROGRAM} {name} --help".replace("  ", " ")) from error
 
     gc.enable()
     return run(make_app({other: load_command(other) if other == name else None for other in COMMANDS}, LENIENT), words)
+
+
+def _try_to_parse(
+    words: "Sequence[str]", parameters: "list[Parameter]", lenient: bool
+) -> "dict[str, Any] | UsageError":
+    """Return a command's values, or what is wrong with its command line; raises HelpWanted."""
+    try:
+        return parse(words, parameters, lenient)
+    except UsageError as error:
+        return error
 
 
 def _usage_error(error: Exception, command: str) -> UsageError | None:

@@ -9,12 +9,11 @@ This is on the way of every command: it imports nothing that is not loaded alrea
 
 import os
 
+from ocigpu.core.record import NamedTuple
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from typing import NamedTuple
-else:
-    from ocigpu.core.record import NamedTuple
 
 ROOT = "ocigpu"
 DIRECTORY = os.path.join(os.path.dirname(__file__), "help")
@@ -63,15 +62,14 @@ class Manual(NamedTuple):
 
 def read_page(command: str) -> Manual:
     """Return the words of a command, "cdi diff" say."""
-    with open(os.path.join(DIRECTORY, f"{command.replace(' ', '-')}.md"), encoding="utf-8") as file:
-        text = file.read()
+    text = _read(command)
     if "{faults}" in text:
         from ocigpu.sim.fault_names import FAULT_NAMES
 
         faults = (f"    {name:<20} {fault.text}" for name, fault in FAULT_NAMES.items())
         text = text.replace("{faults}", "\n".join(faults))
     head, *sections = f"\n{text}".split("\n## ")
-    title, _, about = head.strip().partition("\n")
+    about = head.strip().partition("\n")[2]
     found = {name: body.strip("\n") for name, _, body in (section.partition("\n") for section in sections)}
     arguments = tuple(_entries(found.pop("Arguments", "")))
     below = dict(read_page(command.rpartition(" ")[0] or ROOT).below) if command != ROOT else {}
@@ -82,8 +80,22 @@ def read_page(command: str) -> Manual:
         options |= {name: words[name] for name in names if name not in options}
     below |= {word.flags[0]: word for word in _entries(found.pop("Options of its commands", ""))}
     groups = {str(word.metavar): _names(word.help) for word in _entries(found.pop("Commands", ""))}
-    short = title.partition(": ")[2] or _first_sentence(about)
-    return Manual(short, about.strip(), found, arguments, options, below, groups)
+    return Manual(_short(head), about.strip(), found, arguments, options, below, groups)
+
+
+def read_short(command: str) -> str:
+    """Return what lists say of a command, without the price of its whole page."""
+    return _short(f"\n{_read(command)}".partition("\n## ")[0])
+
+
+def _read(command: str) -> str:
+    with open(os.path.join(DIRECTORY, f"{command.replace(' ', '-')}.md"), "rb") as file:
+        return file.read().decode()
+
+
+def _short(head: str) -> str:
+    title, _, about = head.strip().partition("\n")
+    return title.partition(": ")[2] or _first_sentence(about)
 
 
 def _entries(body: str) -> "Iterator[Word]":
@@ -148,7 +160,7 @@ def render_help(command: str, commands: "Iterable[str]", width: int = 0) -> str:
         lines += _table("Arguments", [(word.term, word.help) for word in page.arguments], width)
     options = [(word.term, word.help) for word in page.options.values()]
     for title, names in _grouped(page.groups, below):
-        lines += _table(title, [(name, read_page(f"{command} {name}".strip()).short) for name in names], width)
+        lines += _table(title, [(name, read_short(f"{command} {name}".strip())) for name in names], width)
     lines += _table("Options", [*options, ("-h, --help", "Show this message and exit.")], width)
     for title, body in page.sections.items():
         lines += ([] if title == "Notes" else [f"{title}:"]) + [*_blocks(body, width), ""]

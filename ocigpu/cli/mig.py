@@ -1,11 +1,10 @@
 """``ocigpu mig``: GPUs are cut into MIG devices as a file says."""
 
-import fcntl
 import json as to_json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,25 +14,38 @@ from ocigpu.cdi.write import write_file
 from ocigpu.cli import show
 from ocigpu.cli.arguments import takes
 from ocigpu.cli.cleaning import undisturbed
-from ocigpu.cli.common import load_facts, load_settings
+from ocigpu.cli.common import check_one_of, load_facts, load_settings
 from ocigpu.cli.containers import places_of
 from ocigpu.containers.find import find_containers
 from ocigpu.containers.report import make_reports
 from ocigpu.containers.usage import UsageReader, join_usage
 from ocigpu.containers.users import find_of_users
-from ocigpu.core.errors import HostError, SettingsError, UsageError
+from ocigpu.core.errors import HostError, OcigpuError, SettingsError, UsageError
 from ocigpu.core.facts import HostFacts
 from ocigpu.core.settings import Settings
-from ocigpu.gpus.nvidia.mig import Planner, change_layouts, read_layouts
+from ocigpu.gpus.nvidia.mig import Planner, alone, change_layouts, read_layouts
 from ocigpu.gpus.nvidia.mig_layout import GpuChange, GpuLayout, WantedMig, plan_change
-from ocigpu.kubernetes.mig_checkpoint import parse_checkpoint, to_checkpoint
-from ocigpu.kubernetes.mig_config import Layouts, make_layouts, parse_layout_file, to_document, wanted_of
-from ocigpu.kubernetes.mig_hooks import NO_HOOKS, Hooks, parse_hooks
-from ocigpu.system.files import read_bounded
-from ocigpu.system.store import open_lock
+from ocigpu.kubernetes.dra.state import ClaimStore, find_stores
+from ocigpu.kubernetes.mig_config import (
+    NO_HOOKS,
+    Hooks,
+    Layouts,
+    make_layouts,
+    parse_checkpoint,
+    parse_hooks,
+    parse_layout_file,
+    to_checkpoint,
+    to_document,
+    wanted_of,
+)
+from ocigpu.system.files import read_bounded, remove_if_possible
+from ocigpu.system.store import SYSTEM_DIRECTORY, open_cache, read_cached, write_cached
 
 MAX_BYTES = 1 << 20
+BEFORE = "mig-before.json"
+"""In the directory of what is kept: how the GPUs were before a change that did not end."""
 FORMATS = ("yaml", "json")
+KUBELET = "/var/lib/kubelet"
 
 
 class Asked(NamedTuple):
@@ -100,24 +112,64 @@ def _look(options: Asked) -> _Host:
         return _Host(facts, settings, read_layouts(facts))
 
 
+class Sparing(NamedTuple):
+    """What the options say of who is spared, shared by the commands that look for them."""
+
+    force: bool = False
+    state_dir: "list[str] | None" = None
+    kubelet: str = ""
+
+
 class _Holders:
-    """Who has or uses a GPU or MIG device, by UUID; ``known``: until :meth:`look` this stands for what is found."""
+    """Who has or uses a GPU or MIG device, by UUID; ``known``: until :meth:`look` this stands for what is found.
+
+    ``locks``: what keeps drivers of claims from preparing any from the look on, None not to.
+    """
 
     def __init__(
-        self, host: _Host, state_dir: list[str] | None, force: bool, known: dict[str, str] | None = None
+        self, host: _Host, spared: Sparing, known: dict[str, str] | None = None, locks: ExitStack | None = None
     ) -> None:
-        self._host, self._state_dir, self._force = host, state_dir, force
-        self._known = {} if force else known
+        self._host, self._spared, self._locks = host, spared, locks
+        self._known = {} if spared.force else known
         self.notes: list[str] = []
 
     def __call__(self) -> dict[str, str]:
         if self._known is None:
-            self._known, self.notes = _find_holders(self._host, self._state_dir)
+            kubelet = self._spared.kubelet or f"{self._host.settings.simulation_root}{KUBELET}"
+            stores = find_stores(f"{kubelet}/plugins")
+            if self._locks is not None:
+                for store in stores:
+                    self._locks.enter_context(store.locked())
+            held, self.notes = _find_holders(self._host, self._spared.state_dir)
+            claims = _find_claims(stores, self._host.gpus)
+            self._known = {uuid: ", ".join(filter(None, (held.get(uuid), claims.get(uuid)))) for uuid in held | claims}
         return self._known
 
     def look(self) -> None:
-        """Look, or look again, when asked next."""
-        self._known = {} if self._force else None
+        """Look, or look again, when asked next; until then claims may come and go."""
+        if self._locks is not None:
+            self._locks.close()
+        self._known = {} if self._spared.force else None
+
+
+def _find_claims(stores: Iterable[ClaimStore], gpus: Sequence[GpuLayout]) -> dict[str, str]:
+    """Return the claims that GPUs and MIG devices are prepared for, by UUID.
+
+    Their containers may not be there yet: images are pulled after claims were prepared.
+    """
+    found: dict[str, list[str]] = {}
+    for record in (record for store in stores for record in store.prepared()):
+        for device in (each.device for each in record.devices):
+            made = [
+                uuid
+                for gpu in gpus
+                for one in gpu.instances
+                if (gpu.uuid, (one.profile, one.start)) == (device.id, device.profile)
+                for uuid in one.uuids
+            ]
+            for uuid in made if device.profile else [device.id]:
+                found.setdefault(uuid, []).append(f"claim {record.claim}")
+    return {uuid: ", ".join(dict.fromkeys(names)) for uuid, names in found.items()}
 
 
 def _find_holders(host: _Host, state_dir: list[str] | None) -> tuple[dict[str, str], list[str]]:
@@ -141,12 +193,13 @@ def _find_holders(host: _Host, state_dir: list[str] | None) -> tuple[dict[str, s
 
 
 @takes(asked)
-def plan_command(options: Asked, force: bool = False, state_dir: list[str] | None = None) -> int:
+def plan_command(
+    options: Asked, force: bool = False, state_dir: list[str] | None = None, kubelet_directory: str = ""
+) -> int:
     host = _look(options)
-    held = _Holders(host, state_dir, force)
+    held = _Holders(host, Sparing(force, state_dir, kubelet_directory))
     changes = host.planner(options, held)(host.gpus)
-    _show(changes, options.json, "nothing was changed")
-    show.notes(held.notes)
+    _show(changes, options.json, "nothing was changed", held.notes)
     return int(any(change.problem for change in changes))
 
 
@@ -155,21 +208,29 @@ def apply_command(
     options: Asked,
     force: bool = False,
     state_dir: list[str] | None = None,
+    kubelet_directory: str = "",
     hooks_file: str = "",
     skip_reset: bool = False,
 ) -> None:
     hooks = _hooks(options, hooks_file, skip_reset)
-    with undisturbed(), _alone(options.config):  # what was destroyed is made or put back before a signal ends us
+    with (
+        undisturbed(),
+        alone(load_settings(options.config).simulation_root),
+        ExitStack() as locks,
+    ):  # what was destroyed is made or put back before a signal ends us
         hooks.run("apply-start")
         try:
             host = _look(options)
             # hooks end programs before something is changed: only then it is asked who is left
-            held = _Holders(host, state_dir, force, {} if hooks.end_users else None)
+            spared = Sparing(force, state_dir, kubelet_directory)
+            held = _Holders(host, spared, {} if hooks.end_users else None, locks)
             _change(host, options, lambda held: host.planner(options, held), held, not skip_reset, hooks)
         except Exception as error:
+            locks.close()
             with suppress(HostError):  # the first error is what is to be mended
                 hooks.run("apply-exit")
             raise error from error.__cause__
+        locks.close()
         hooks.run("apply-exit")
 
 
@@ -185,17 +246,27 @@ def _hooks(options: Asked, hooks_file: str, skip_reset: bool) -> Hooks:
 
 
 @contextmanager
-def _alone(config: str) -> Iterator[None]:
-    lock = open_lock("mig.lock", load_settings(config).simulation_root)
+def _noted(host: _Host, notes: list[str]) -> Iterator[None]:
+    """Have a checkpoint at hand while the GPUs are cut: what is killed, or cannot put all back, leaves it behind."""
+    root = host.settings.simulation_root
+    before = to_checkpoint(host.gpus)
+    directory = open_cache(True, root)
+    left = read_cached(directory, BEFORE)
     try:
-        if lock >= 0:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if left:
+            path = f"{root}{SYSTEM_DIRECTORY}/{BEFORE}"
+            notes.append(f"an earlier change ended half-way; what was before it: ocigpu mig restore -f {path}")
+        else:
+            write_cached(directory, BEFORE, to_json.dumps(before).encode())
         yield
-    except BlockingIOError as error:
-        raise HostError("OCIGPU-MIG-3", "another process changes MIG devices", "Wait for its end.") from error
+        remove_if_possible(directory, BEFORE)
+    except OcigpuError:
+        if not left and to_checkpoint(read_layouts(host.facts)) == before:
+            remove_if_possible(directory, BEFORE)
+        raise
     finally:
-        if lock >= 0:
-            os.close(lock)
+        if directory >= 0:
+            os.close(directory)
 
 
 def _change(
@@ -207,15 +278,15 @@ def _change(
     hooks: Hooks = NO_HOOKS,
 ) -> None:
     def announce(moment: str) -> bool:
-        hooks.run(moment)
         if hooks.end_users:
-            held.look()
+            held.look()  # what is ended gives its claims back meanwhile
+        hooks.run(moment)
         return hooks.end_users
 
-    with show.Progress("changing MIG devices"):
+    earlier: list[str] = []
+    with _noted(host, earlier), show.Progress("changing MIG devices"):
         changes = change_layouts(host.facts, host.gpus, planner(held), options.mode_only, reset, announce)
-    _show(changes, options.json, "done")
-    show.notes(held.notes)
+    _show(changes, options.json, "done", [*earlier, *held.notes])
 
 
 @takes(asked)
@@ -249,8 +320,7 @@ def generate_command(config: str = "", json: bool = False, output_format: str = 
 
 
 def _write(document: dict[str, Any], json: bool, form: str, path: str = "") -> None:
-    if form not in FORMATS:
-        raise UsageError(f"--output-format {form!r} is not one of {', '.join(FORMATS)}")
+    check_one_of("--output-format", form, FORMATS)
     text = to_json.dumps(document, indent=2) if form == "json" else yaml.safe_dump(document, sort_keys=False).rstrip()
     if path:
         _replace(path, text)
@@ -267,27 +337,32 @@ def _replace(path: str, text: str) -> None:
         raise HostError("OCIGPU-MIG-3", f"write {path}: {error.strerror}") from error
 
 
-def checkpoint_command(checkpoint_file: str, config: str = "") -> None:
-    _replace(checkpoint_file, to_json.dumps(to_checkpoint(_look(Asked("", config=config)).gpus)))
+def checkpoint_command(checkpoint_file: str, config: str = "", json: bool = False) -> None:
+    gpus = _look(Asked("", config=config)).gpus
+    _replace(checkpoint_file, to_json.dumps(to_checkpoint(gpus)))
+    if json:
+        show.data({"checkpoint-file": checkpoint_file, "gpus": [gpu.uuid for gpu in gpus]})
 
 
 def restore_command(
     checkpoint_file: str,
     force: bool = False,
     state_dir: list[str] | None = None,
+    kubelet_directory: str = "",
     config: str = "",
     json: bool = False,
 ) -> None:
     checkpoint = parse_checkpoint(*_read(checkpoint_file))
     options = Asked("", config=config, json=json)
-    with undisturbed(), _alone(options.config):
+    with undisturbed(), alone(load_settings(options.config).simulation_root), ExitStack() as locks:
         host = _look(options)
-        _change(host, options, checkpoint.planner, _Holders(host, state_dir, force))
+        spared = Sparing(force, state_dir, kubelet_directory)
+        _change(host, options, checkpoint.planner, _Holders(host, spared, locks=locks))
 
 
-def _show(changes: list[GpuChange], json: bool, done: str) -> None:
+def _show(changes: list[GpuChange], json: bool, done: str, notes: Sequence[str] = ()) -> None:
     if json:
-        show.data({"gpus": [_to_json(change) for change in changes]})
+        show.data({"gpus": [_to_json(change) for change in changes], "notes": list(notes)})
         return
     for change in changes:
         gpu = change.gpu
@@ -307,6 +382,7 @@ def _show(changes: list[GpuChange], json: bool, done: str) -> None:
         "impossible": sum(bool(change.problem) for change in changes),
     }
     print("; ".join([", ".join(f"{word}: {count}" for word, count in parts.items() if count) or "0 GPUs", done]))
+    show.notes(notes)
 
 
 def _to_json(change: GpuChange) -> dict[str, Any]:

@@ -4,13 +4,12 @@ The hot path reads the same file with :func:`ocigpu.core.settings.parse_settings
 needs the standard library only.  A test holds both to the same answers.
 """
 
-import difflib
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, StrictBool, StrictStr, ValidationError, create_model
 
 from ocigpu.core.errors import quoted
-from ocigpu.core.settings import KEYS, Key, find_problem
+from ocigpu.core.settings import KEYS, Key, find_problem, suggest_key
 
 
 def _not_empty(value: str) -> str:
@@ -82,7 +81,6 @@ def find_problems(document: dict[str, Any]) -> list[str]:
 def _problem(details: Any) -> str:
     name = ".".join(str(part) for part in details["loc"])
     if details["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(name, [key.name for key in KEYS], 1, 0.5)
-        return f"unknown key {quoted(name)}" + (f": did you mean {near[0]}?" if near else "")
+        return f"unknown key {quoted(name)}: {suggest_key(name)}"
     message = str(details["msg"]).removeprefix("Value error, ")
     return f"{name}: {message[:1].lower()}{message[1:]}"

@@ -47,7 +47,7 @@ def fields(rows: "Iterable[tuple[str, str]]", whole: "Container[str]" = ()) -> N
     last = ""
     for name, value in pairs:
         last = name or last
-        first, *more = [printable(value)] if last in whole else _folded(printable(value), width + 2)
+        first, *more = [printable(value)] if last in whole else folded(printable(value), width + 2)
         head = styled(f"{name:<{width}}", "1") if name else " " * width
         print(f"{head}  {first}".rstrip())
         for line in more:
@@ -61,7 +61,7 @@ def paragraph(text: str) -> None:
         print(line)
 
 
-def _folded(text: str, indent: int) -> list[str]:
+def folded(text: str, indent: int) -> list[str]:
     """Return a text as lines that fit a terminal below each other, ``indent`` columns from its left; one elsewhere."""
     room = columns() - indent
     return manual.fold(text, max(room, NARROW), 0) or [""] if sys.stdout.isatty() else [text]
@@ -87,6 +87,7 @@ def report(lines: "Iterable[str]") -> None:
 def table(headers: "Sequence[str]", rows: "Sequence[Sequence[str]]", fold: bool = True) -> None:
     """Print rows: folded to the terminal's width on a terminal, one aligned line a row anywhere else.
 
+    On a terminal that is too narrow for columns each row is a block of lines with the headers before its cells.
     ``fold`` is False for rows that hold names to copy: they stay in one piece, however narrow the terminal.
     """
     terminal = sys.stdout.isatty()
@@ -94,6 +95,12 @@ def table(headers: "Sequence[str]", rows: "Sequence[Sequence[str]]", fold: bool 
     widths = [max(map(len, column)) for column in zip(*clean, strict=True)]
     while fold and terminal and sum(widths) + 2 * (len(widths) - 1) > columns() and max(widths) > NARROW:
         widths[widths.index(max(widths))] -= 1
+    if fold and terminal and sum(widths) + 2 * (len(widths) - 1) > columns():
+        for number, row in enumerate(clean[1:]):
+            if number:
+                print()
+            fields((header, cell) for header, cell in zip(clean[0], row, strict=True) if cell)
+        return
     for number, row in enumerate(clean):
         cells = (_pieces(cell, width) for cell, width in zip(row, widths, strict=True))
         for parts in zip_longest(*cells, fillvalue=""):
@@ -124,7 +131,7 @@ def notes(texts: "Iterable[str]", apart: bool = False) -> None:
     for number, note in enumerate(texts):
         if apart and not number:
             print()
-        first, *more = _folded(printable(note), len("note: "))
+        first, *more = folded(printable(note), len("note: "))
         print(f"{styled('note:', '33')} {first}", *(f"      {line}" for line in more), sep="\n")
 
 

@@ -2,16 +2,17 @@
 
 import contextlib
 import os
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ocigpu.cli import show
+from ocigpu.cli.common import check_one_of
+from ocigpu.cli.optional import needing
 from ocigpu.core.errors import HostError, UsageError
 
 if TYPE_CHECKING:
     from ocigpu.kubernetes.tenants.resources import Documents
 
-INSTALL = "Install it into a virtual environment: pip install 'ocigpu[kubernetes]'; the image of the chart has it."
+NEEDED = "tenancies need lightkube"
 NETWORKS = ("auto", "cilium", "networkpolicy")
 
 
@@ -25,17 +26,14 @@ def controller_command(
 ) -> None:
     import ipaddress
 
-    if network not in NETWORKS:
-        raise UsageError(f"--network {network!r} is not one of {', '.join(NETWORKS)}")
+    check_one_of("--network", network, NETWORKS)
     for option, each in [*(("--deny", one) for one in deny or ()), *(("--dns", one) for one in dns or ())]:
         try:
             ipaddress.ip_network(each)
         except ValueError as error:
             raise UsageError(f"{option} {each!r} is not a network such as 169.254.169.254/32: {error}") from error
-    try:
+    with needing(NEEDED, "OCIGPU-TEN-1"):
         from ocigpu.kubernetes.tenants.controller import ControllerService
-    except ImportError as error:
-        raise _missing(error) from error
     from ocigpu.kubernetes.tenants.tenancy import TenancyOptions
     from ocigpu.system.service import ServiceLog
 
@@ -67,11 +65,18 @@ def show_command(name: str, json: bool = False) -> None:
 
 
 def create_command(
-    name: str, gpus: int = 8, containers: int = 32, internet: bool = False, restricted: bool = False, json: bool = False
+    name: str,
+    gpus: int = 8,
+    containers: int = 32,
+    internet: bool = False,
+    restricted: bool = False,
+    only_registry: list[str] | None = None,
+    json: bool = False,
 ) -> None:
     from ocigpu.kubernetes.tenants.tenancy import GROUP, VERSION
 
-    spec = {"quota": {"gpus": gpus, "pods": containers}, "internet": internet}
+    spec: dict[str, Any] = {"quota": {"gpus": gpus, "pods": containers}, "internet": internet}
+    spec["registries"] = only_registry or []
     spec["podSecurity"] = "restricted" if restricted else "baseline"
     head = {"apiVersion": f"{GROUP}/{VERSION}", "kind": "Tenancy", "metadata": {"name": name}}
     with _open() as documents:
@@ -93,21 +98,10 @@ def delete_command(name: str, json: bool = False) -> None:
     _say(found, "deleted: it goes when its pods have ended and its GPUs are given back", json)
 
 
-def _missing(error: ImportError) -> HostError:
-    return HostError("OCIGPU-TEN-1", f"tenancies need what is not installed: {error}", INSTALL)
-
-
-@contextlib.contextmanager
-def _open() -> "Iterator[Documents]":
-    try:
-        from ocigpu.kubernetes.tenants.resources import Documents, open_client
-    except ImportError as error:
-        raise _missing(error) from error
-    documents = Documents(open_client())
-    try:
-        yield documents
-    finally:
-        documents.close()
+def _open() -> "contextlib.closing[Documents]":
+    with needing(NEEDED, "OCIGPU-TEN-1"):
+        from ocigpu.kubernetes.tenants.resources import Documents
+    return contextlib.closing(Documents())
 
 
 def _find(documents: "Documents", name: str) -> "dict[str, Any]":

@@ -13,6 +13,7 @@ from ocigpu.containers.report import make_reports
 from ocigpu.core.errors import printable
 from ocigpu.core.facts import Gpu
 from ocigpu.gpus.tree import find_roots
+from ocigpu.gpus.vendors import GpuLink, load_vendor
 from ocigpu.kubernetes.hardware import Hardware, read_hardware
 from ocigpu.kubernetes.topology import (
     BOARD,
@@ -63,30 +64,37 @@ def topology_command(state_dir: list[str] | None = None, config: str = "", json:
             owners.setdefault(parent.uuid, []).append(name)
     places = read_places(find_roots(settings).sys, facts.gpus)
     of_each = [(part.vendor if facts.parts else "GPU", gpu) for part in facts.each for gpu in part.gpus]
-    notes += [
-        f"{part.vendor}: links between its GPUs are not known, only their PCI paths"
-        for part in facts.each
-        if len(part.gpus) > 1 and not any(gpu.uuid in hardware.gpus for gpu in part.gpus)
-    ]
+    links: dict[frozenset[str], GpuLink] = {}
+    for part in facts.each:
+        own = {frozenset((link.one, link.two)): link for link in load_vendor(part.vendor).read_links(settings, part)}
+        if len(part.gpus) > 1 and not own and not any(gpu.uuid in hardware.gpus for gpu in part.gpus):
+            notes.append(f"{part.vendor}: links between its GPUs are not known, only their PCI paths")
+        links |= own
     entries = [
         _Entry(f"{word}{gpu.index}", gpu, places.get(gpu.uuid, GpuPlace()), owners.get(gpu.uuid, []))
         for word, gpu in of_each
     ]
     connections = read_connections(places, hardware)
+    for (one, two), found in connections.items():
+        if found.links:
+            links[frozenset((one, two))] = GpuLink(one, two, "NV", found.links)
     if json:
-        show.data({"simulated": facts.simulated, **_to_json(entries, connections, hardware), "notes": notes})
+        show.data({"simulated": facts.simulated, **_to_json(entries, connections, links, hardware), "notes": notes})
         return
     show.fields([("host", show.host_line(facts)), ("driver", show.driver_line(facts))])
     for line in _tree(entries, connections, hardware):
         print(line)
     if len(entries) > 1:
         print()
-        _matrix(entries, connections)
+        _matrix(entries, connections, links)
     show.notes(notes, apart=True)
 
 
 def _to_json(
-    entries: Sequence[_Entry], connections: Mapping[tuple[str, str], Connection], hardware: Hardware
+    entries: Sequence[_Entry],
+    connections: Mapping[tuple[str, str], Connection],
+    links: Mapping[frozenset[str], GpuLink],
+    hardware: Hardware,
 ) -> dict[str, object]:
     gpus = []
     for label, gpu, place, owners in entries:
@@ -100,7 +108,10 @@ def _to_json(
             }
         )  # fmt: skip
     pairs = [
-        {"gpus": [one.label, two.label], "pcie": WORDS[found.level][0], "nvlinks": found.links}
+        {
+            "gpus": [one.label, two.label], "pcie": WORDS[found.level][0], "nvlinks": found.links,
+            "links": {link.kind: link.links} if (link := links.get(frozenset((one.gpu.uuid, two.gpu.uuid)))) else {},
+        }
         for number, one in enumerate(entries) for two in entries[number + 1 :]
         if (found := connections.get((one.gpu.uuid, two.gpu.uuid)))
     ]  # fmt: skip
@@ -154,17 +165,23 @@ def _describe(entry: _Entry, hardware: Hardware) -> str:
     return "  ".join(printable(part) for part in parts if part)
 
 
-def _matrix(entries: Sequence[_Entry], connections: Mapping[tuple[str, str], Connection]) -> None:
+def _matrix(
+    entries: Sequence[_Entry],
+    connections: Mapping[tuple[str, str], Connection],
+    links: Mapping[frozenset[str], GpuLink],
+) -> None:
     """Print how each two GPUs are connected, and what the words mean that occur."""
-    rows, seen = [], dict[int, None]()
+    rows, seen, kinds = [], dict[int, None](), dict[str, None]()
     for one in entries:
         row = [one.label]
         for two in entries:
             found = connections.get((one.gpu.uuid, two.gpu.uuid))
+            link = links.get(frozenset((one.gpu.uuid, two.gpu.uuid)))
             if found is None:
                 row.append("X" if one is two else "?")
-            elif found.links:
-                row.append(f"NV{found.links}")
+            elif link:
+                row.append(f"{link.kind}{link.links}")
+                kinds[link.kind] = None
             else:
                 row.append(WORDS[found.level][0])
                 seen[found.level] = None
@@ -172,7 +189,7 @@ def _matrix(entries: Sequence[_Entry], connections: Mapping[tuple[str, str], Con
         rows.append([*row, numa, one.place.cpus or "-", ", ".join(one.owners) or "-"])
     show.table(("", *(entry.label for entry in entries), "numa", "cpus", "containers"), rows, fold=False)
     print()
-    if any(cell.startswith("NV") for row in rows for cell in row[1 : len(entries) + 1]):
-        print("NV#   so many NVLinks")
+    for kind in kinds:
+        print(f"{f'{kind}#':<4}  so many {'NVLinks' if kind == 'NV' else f'links of {kind}'}")
     for word, text in dict(WORDS[level] for level in sorted(seen, reverse=True)).items():
         print(f"{word:<4}  {text or WORDS[SWITCH][1]}")

@@ -1,20 +1,194 @@
 """``ocigpu trace``: what shim and hook did for a container, when, and how long each step took."""
 
+import json
+import os
 import sys
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 from ocigpu.cli import show
-from ocigpu.cli.timeline import (
-    Phase,
-    Start,
-    TracedStep,
-    find_outcome,
-    find_phases,
-    find_slowest,
-    read_starts,
-    show_result,
-)
 from ocigpu.core.errors import OcigpuError, printable, quoted
+from ocigpu.system.trace import MAX_FILE
+
+MAX_LINE = 64 << 10
+"""Bytes of a line that is looked at; ours are shorter."""
+MAX_DEPTH = 100
+_TEXTS = ("time", "process", "container", "action", "path", "reason", "result")
+
+
+class TracedStep(NamedTuple):
+    """One line of a trace; ``ns`` and ``took`` in nanoseconds."""
+
+    time: str
+    ns: int
+    took: int
+    process: str
+    pid: int
+    container: str
+    depth: int
+    action: str
+    path: str
+    reason: str
+    result: str
+    detail: str = ""
+    message: str = ""
+
+    @property
+    def end(self) -> int:
+        return self.ns + self.took
+
+
+class Start(NamedTuple):
+    """One start of a container: its steps by the time they began."""
+
+    container: str
+    steps: tuple[TracedStep, ...]
+
+    @property
+    def begin(self) -> int:
+        return self.steps[0].ns
+
+    @property
+    def took(self) -> int:
+        """Return nanoseconds from the first step to the end of the last."""
+        return max(step.end for step in self.steps) - self.begin
+
+
+class Phase(NamedTuple):
+    """A part of a start: "shim", "runtime" (until it calls the hook) or "hook"; ``at`` and ``took`` in ns."""
+
+    name: str
+    at: int
+    took: int
+
+
+def read_starts(path: str, container: str = "") -> tuple[list[Start], int]:
+    """Return the starts in a trace in their order, and how many lines could not be read (a disk was full, say).
+
+    ``container``: only those whose id begins so.  Raises OcigpuError OCIGPU-TRC-1.
+    """
+    steps = []
+    unreadable = 0
+    try:
+        with open(path, "rb") as file:
+            if os.fstat(file.fileno()).st_size > 2 * MAX_FILE:
+                raise OcigpuError("OCIGPU-TRC-1", f"trace {path}: larger than any that is written")
+            while line := file.readline(MAX_LINE):
+                step = parse_step(line)
+                if step is None:
+                    unreadable += 1
+                elif step.container.startswith(container):
+                    steps.append(step)
+    except OSError as error:
+        raise OcigpuError("OCIGPU-TRC-1", f"trace {path}: {error.strerror}") from error
+    return group_steps(steps), unreadable
+
+
+def parse_step(line: bytes) -> TracedStep | None:
+    """Return the step of a line, None for anything else."""
+    try:
+        data: Any = json.loads(line)
+        texts = {name: data[name] for name in _TEXTS}
+        more = {name: data.get(name, "") for name in ("detail", "message")}
+        numbers = {name: data[name] for name in ("ns", "took", "pid", "depth")}
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
+        return None
+    if not all(isinstance(text, str) for text in (*texts.values(), *more.values())):
+        return None
+    if not all(type(number) is int and 0 <= number < 1 << 63 for number in numbers.values()):
+        return None
+    if numbers["depth"] > MAX_DEPTH:
+        return None
+    return TracedStep(**texts, **more, **numbers)
+
+
+def group_steps(steps: Iterable[TracedStep]) -> list[Start]:
+    """Return the starts that steps belong to: each begins with the shim, or with a hook that no shim has placed."""
+    starts: list[list[TracedStep]] = []
+    current: dict[str, list[TracedStep]] = {}
+    for step in steps:
+        mine = current.get(step.container)
+        if mine is None or (step.action == "begin" and _begins_anew(step, mine)):
+            mine = current[step.container] = []
+            starts.append(mine)
+        mine.append(step)
+    return [Start(mine[0].container, tuple(sorted(mine, key=lambda step: (step.ns, -step.took)))) for mine in starts]
+
+
+def _begins_anew(step: TracedStep, before: list[TracedStep]) -> bool:
+    if step.process == "shim":
+        return True
+    return step.process == "hook" and (
+        before[0].process != "shim" or any(one.process == "hook" and one.action == "begin" for one in before)
+    )
+
+
+def _called(start: Start) -> int:
+    """Return when the runtime called the hook, 0 if it did not."""
+    for step in start.steps:
+        if step.process == "hook" and step.action == "begin":
+            return step.ns
+        if step.process == "early" and step.action == "wait-for-hook" and step.result == "ok":
+            return step.end
+    return 0
+
+
+def find_phases(start: Start) -> list[Phase]:
+    """Return the phases of a start in order, those that there were."""
+    phases = []
+    executed = next((step.ns for step in start.steps if step.process == "shim" and step.action == "exec"), 0)
+    called = _called(start)
+    shim = [step for step in start.steps if step.process == "shim"]
+    if shim:
+        end = executed or max(step.end for step in shim)
+        phases.append(Phase("shim", 0, end - start.begin))
+    if executed and called:
+        phases.append(Phase("runtime", executed - start.begin, max(0, called - executed)))
+    if called:
+        end = max(step.end for step in start.steps if step.process != "shim")
+        phases.append(Phase("hook", called - start.begin, end - called))
+    return phases
+
+
+def find_outcome(start: Start) -> tuple[str, str]:
+    """Return ("ok", ""), or what went wrong: an error code or "incomplete", and a sentence."""
+    actions = {(step.process, step.action) for step in start.steps}
+    for step in start.steps:
+        if step.action == "failed":
+            return step.result, step.message
+    if _called(start):
+        ended = ("early", "end") in actions or ("hook", "end") in actions
+        return ("ok", "") if ended else ("incomplete", "the hook did not come to its end: it was killed, or still runs")
+    if ("shim", "exec") not in actions:
+        return "incomplete", "the shim did not come to its end: it was killed, or still runs"
+    if ("early", "begin") in actions:
+        return "incomplete", "the runtime has not called the hook: it failed before, or still runs"
+    return "ok", ""
+
+
+def find_slowest(start: Start, number: int = 5) -> list[TracedStep]:
+    """Return the steps that took longest, without those that consist of others and the wait for the runtime."""
+    leaves = []
+    after: dict[
+        int, TracedStep
+    ] = {}  # by process, the step that began next: an inner one begins before its outer one ends
+    for step in reversed(start.steps):
+        following = after.get(step.pid)
+        inner = following is not None and following.depth > step.depth and following.ns < step.end
+        if step.took and not inner and step.action != "wait-for-hook":
+            leaves.append(step)
+        after[step.pid] = step
+    return sorted(leaves, key=lambda step: -step.took)[:number]
+
+
+def show_result(step: TracedStep) -> str:
+    """Return the result of a step for people, "" for what went well."""
+    if step.result == "ok":
+        return ""
+    if step.action.startswith("undo-") and step.result == "ENOENT":
+        return "nothing to undo"
+    return step.result
+
 
 BAR = 24
 """Columns of a bar on a terminal."""

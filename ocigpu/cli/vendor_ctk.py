@@ -9,7 +9,6 @@ import glob
 import os
 import re
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +18,7 @@ from ocigpu.core import rawjson
 from ocigpu.core.errors import OcigpuError, SettingsError, UsageError, printable, quoted
 from ocigpu.engines.places import DAEMON_PATH, find_program
 from ocigpu.kubernetes.options import find_values, read_flags, read_table
+from ocigpu.system.log import stamp
 
 PROGRAM = "nvidia-ctk"
 COMMANDS = ("hook", "runtime", "info", "cdi", "system", "config")
@@ -85,8 +85,7 @@ def _log(said: Said, message: str, level: str = "info") -> None:
     if said.quiet and level != "error":
         return
     if not sys.stderr.isatty():
-        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        message = f'time="{now}" level={level} msg={rawjson.dump(printable(message))}'
+        message = f'time="{stamp()}" level={level} msg={rawjson.dump(printable(message))}'
     print(printable(message), file=sys.stderr)
 
 

@@ -1,5 +1,9 @@
-"""The support archive: what somebody else needs to understand a host, without its secrets."""
+"""The support archive: what somebody else needs to understand a host, without its secrets.
 
+Redaction errs on the side of taking out too much.
+"""
+
+import errno
 import io
 import json
 import os
@@ -18,13 +22,103 @@ from ocigpu import __version__
 from ocigpu.core.errors import OcigpuError, UsageError, printable
 from ocigpu.core.facts import facts_to_json
 from ocigpu.core.facts import to_data as settings_data
-from ocigpu.doctor.findings import Finding
+from ocigpu.doctor.findings import Finding, read_table
 from ocigpu.doctor.host import Host
 from ocigpu.doctor.logs import read_tail
-from ocigpu.doctor.redact import Redactor
 from ocigpu.doctor.report import to_data
 from ocigpu.engines.places import parse_config, read_file
 from ocigpu.gpus.vendors import read_host_facts
+
+REMOVED = "[removed]"
+_TABLE = read_table("redact.toml")
+_SECRET_KEY = re.compile(_TABLE["NAMES"], re.IGNORECASE)
+_ENVIRONMENT = re.compile(
+    r"(?:^|[_-])env(?:s|ironment)?(?:$|[_-]vars?$)|env(?:ironment)?[_-]?variables?$|Env(?:ironment)?$"
+)
+"""In keys of tables and lists of variables: default_env, env-vars, containerEnv."""
+_WHOLE = frozenset(_TABLE["WHOLE"])
+"""Tables of which only the names of entries are kept."""
+MAX_LINE = 4000
+"""Characters of one line: a longer one is removed, for the patterns' time grows faster than it.  Their parts are
+bounded for the same reason."""
+
+
+def _compile(rule: dict[str, Any]) -> tuple[re.Pattern[str], str]:
+    pattern = rule["pattern"]
+    for name in ("PLAIN_NAMES", "NAMES"):
+        pattern = pattern.replace(f"{{{name}}}", _TABLE[name])
+    flags = sum(re.RegexFlag[flag] for flag in rule.get("flags", ()))
+    return re.compile(pattern, flags), rule["replacement"]
+
+
+_RULES = tuple(map(_compile, _TABLE["rules"]))
+
+
+def _shortened(line: str) -> str:
+    return line if len(line) <= MAX_LINE else f"[line of {len(line)} characters removed]"
+
+
+def _asks_for(word: Any) -> bool:
+    """Tell whether a word of a command line is an option whose value, the next word, is a secret."""
+    if not isinstance(word, str) or not word.startswith("-") or "=" in word:
+        return False
+    return word in ("-u", "-p", "-P", "--user", "--proxy-user", "-e", "--env") or bool(_SECRET_KEY.search(word))
+
+
+class Redactor:
+    """Removes secrets; ``removed`` lists where, "daemon.json: proxies.http-proxy"."""
+
+    def __init__(self) -> None:
+        self.removed: list[str] = []
+
+    def text(self, text: str, where: str) -> str:
+        """Return text without what looks like a secret."""
+        result = text if len(text) <= MAX_LINE else "\n".join(map(_shortened, text.split("\n")))
+        for pattern, replacement in _RULES:
+            result = pattern.sub(replacement, result)
+        if result != text:
+            self.removed.append(where)
+        return result
+
+    def data(self, value: Any, where: str) -> Any:
+        """Return JSON data without secrets: by the names of keys, and by what text looks like."""
+        if isinstance(value, dict):
+            by_word = {key.lower(): key for key in value if isinstance(key, str)}
+            name, said = value.get(by_word.get("name", by_word.get("key", ""))), by_word.get("value")
+            if said and isinstance(name, str) and _SECRET_KEY.search(name):
+                value = {**value, said: self._emptied(value[said], f"{where}.{name}")}
+            return {
+                self.text(str(key), where): self._entry(str(key), item, f"{where}.{key}") for key, item in value.items()
+            }
+        if isinstance(value, list | tuple):
+            before = ("", *value)
+            return [(self._emptied if _asks_for(before[i]) else self.data)(item, where) for i, item in enumerate(value)]
+        return self.text(value, where) if isinstance(value, str) else value
+
+    def _entry(self, key: str, value: Any, where: str) -> Any:
+        name = key.lower()
+        if _ENVIRONMENT.search(key) or _ENVIRONMENT.search(name):
+            return self._environment(value, where)
+        if name in _WHOLE or _SECRET_KEY.search(key):
+            return self._emptied(value, where)
+        return self.data(value, where)
+
+    def _environment(self, value: Any, where: str) -> Any:
+        """Keep the names of variables."""
+        if isinstance(value, list) and all(isinstance(item, str) for item in value):
+            self.removed.append(where)
+            return [f"{item.partition('=')[0]}={REMOVED}" for item in value]
+        return self._emptied(value, where)
+
+    def _emptied(self, value: Any, where: str) -> Any:
+        """Keep the names of a table, and truth values."""
+        if isinstance(value, dict):
+            return {self.text(str(key), where): self._emptied(item, f"{where}.{key}") for key, item in value.items()}
+        if value is None or isinstance(value, bool) or value in ("", [], 0):
+            return value
+        self.removed.append(where)
+        return REMOVED
+
 
 TOP = "ocigpu-doctor"
 LOG_LINES = 1000
@@ -53,7 +147,8 @@ def open_new(path: str, option: str) -> Iterator[IO[bytes]]:
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise UsageError(f"{option} {path}: {error.strerror}", "name a file that does not exist") from error
+        hint = "name a file that does not exist" if error.errno == errno.EEXIST else "name a file that you may write"
+        raise UsageError(f"{option} {path}: {error.strerror}", hint) from error
     try:
         with os.fdopen(fd, "wb") as file:
             yield file

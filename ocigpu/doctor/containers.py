@@ -4,10 +4,9 @@ import shlex
 
 from ocigpu.containers.asked import CAPABILITIES_VARIABLE
 from ocigpu.core.errors import OcigpuError, printable
-from ocigpu.doctor.findings import Evidence, Finding, not_checked, ok
+from ocigpu.doctor.findings import Evidence, Finding, not_checked, ok, say
 from ocigpu.doctor.host import Host
 from ocigpu.doctor.running import Lack
-from ocigpu.doctor.table import say
 
 
 def check_lost_gpus(host: Host) -> list[Finding]:

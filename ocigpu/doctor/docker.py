@@ -12,9 +12,8 @@ from ocigpu.doctor.engines import (
     takes_cdi,
     ways_to_gpus,
 )
-from ocigpu.doctor.findings import Evidence, Finding, not_checked, ok
+from ocigpu.doctor.findings import Evidence, Finding, not_checked, ok, say
 from ocigpu.doctor.host import Host
-from ocigpu.doctor.table import say
 from ocigpu.engines.places import DOCKER, DOCKER_OPTIONS
 from ocigpu.engines.status import EngineStatus, read_merged
 

@@ -6,12 +6,12 @@ import shlex
 
 from ocigpu.core.errors import HostError, printable
 from ocigpu.doctor.files import LARGE_TEXT
-from ocigpu.doctor.findings import KNOWN, Evidence, Finding, not_checked, ok
+from ocigpu.doctor.findings import KNOWN, Evidence, Finding, not_checked, ok, say
 from ocigpu.doctor.host import Host
-from ocigpu.doctor.table import say
 from ocigpu.gpus.nvidia.nvml import LIB_RM_VERSION_MISMATCH
 from ocigpu.gpus.tree import Tree
 from ocigpu.gpus.vendors import load_vendor
+from ocigpu.gpus.vfio.facts import VFIO_DRIVERS
 
 _XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
 _LOST_XIDS = ("79", "119", "120")
@@ -55,6 +55,9 @@ def check_driver(host: Host) -> list[Finding]:
         return [ok(f"driver {host.driver_version} is loaded", Evidence(version_file, host.driver_version))]
     if not host.pci_gpus:
         return [not_checked("there is no GPU that needs one", Evidence(version_file, "none"))]
+    if all(gpu.driver in VFIO_DRIVERS for gpu in host.pci_gpus):
+        seen = Evidence(version_file, "none", "none")
+        return [ok("VFIO has all GPUs, for virtual machines: see ocigpu doctor --tenants", seen)]
     if any(gpu.driver == "nouveau" for gpu in host.pci_gpus):
         return [not_checked("nouveau has the GPUs: see nouveau-loaded")]
     release = host.kernel_release
@@ -177,12 +180,17 @@ def check_binding(host: Host) -> list[Finding]:
 def check_libraries(host: Host) -> list[Finding]:
     """Are the driver's libraries there?"""
     root, version = host.roots.driver or "/", host.driver_version
+    settings = host.settings.path or "/etc/ocigpu/config.toml"
+    if (missing := host.missing_libraries) and version in host.library_versions:
+        files = [Evidence(root, f"no 64-bit {name}.so.{version}", f"{name}.so.{version}") for name in missing]
+        needs = " and ".join({"libcuda": "compute", "libnvidia-ml": "utility"}[name] for name in missing)
+        values = {"version": version, "names": " and ".join(missing), "needs": needs, "settings": settings}
+        return [say("driver-libraries.some", *files, **values)]
     if host.library_versions:
         return [ok("libcuda and libnvidia-ml are there", Evidence(root, f"version {', '.join(host.library_versions)}"))]
     if not version:
         return [not_checked("no driver is loaded", Evidence(root, "no libcuda and no libnvidia-ml"))]
     seen = Evidence(root, "no libcuda.so.* and no libnvidia-ml.so.*", f"those of {version}")
-    settings = host.settings.path or "/etc/ocigpu/config.toml"
     return [say("driver-libraries.none", seen, version=version, settings=settings)]
 
 
@@ -250,7 +258,9 @@ def check_lost(host: Host) -> list[Finding]:
             path = f"{host.roots.proc}/driver/nvidia/gpus/{unlisted.name}"
             both = (Evidence(path, "there"), Evidence("NVML", "not listed", "listed"))
             findings.append(say("gpu-lost.unlisted", *both, where=unlisted.bus_id, index=unlisted.minor))
-    well = ok(f"all {len(answer.gpus)} GPUs answer", Evidence("NVML", f"{len(answer.gpus)} without an error"))
+    count = len(answer.gpus)
+    every = "the GPU answers" if count == 1 else f"all {count} GPUs answer"
+    well = ok(every, Evidence("NVML", f"{count} without an error"))
     return findings or _xids(host) or [well]
 
 

@@ -6,9 +6,8 @@ import shlex
 from typing import Any
 
 from ocigpu.core.errors import printable
-from ocigpu.doctor.findings import KNOWN, Evidence, Finding, not_checked, ok
+from ocigpu.doctor.findings import KNOWN, Evidence, Finding, not_checked, ok, say
 from ocigpu.doctor.host import Host
-from ocigpu.doctor.table import say
 from ocigpu.engines.status import EngineStatus, read_merged
 
 VENDOR = ("nvidia-container-runtime", "nvidia-container-runtime.cdi", "nvidia-container-runtime.legacy")
@@ -42,7 +41,8 @@ def configure(host: Host, status: EngineStatus, *more: str) -> tuple[str, ...]:
 
 def _where(host: Host, status: EngineStatus) -> list[str]:
     """Return the options of "ocigpu engine" that name this installation."""
-    config = ["--engine-config", status.target] if status.flavour else []
+    several = len({one.config for one in host.daemons if one.engine == status.engine}) > 1
+    config = ["--engine-config", status.target] if status.flavour or several else []
     return [*config, *(["--root", host.root] if host.root else [])]
 
 

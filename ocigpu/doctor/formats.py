@@ -10,12 +10,10 @@ from xml.etree import ElementTree
 
 from ocigpu import __version__
 from ocigpu.core.errors import OcigpuError, printable
-from ocigpu.doctor.archive import open_new, read_versions
-from ocigpu.doctor.findings import SEVERITIES, Finding
+from ocigpu.doctor.archive import Redactor, open_new, read_versions
+from ocigpu.doctor.findings import CHECKS, SEVERITIES, Finding
 from ocigpu.doctor.host import Host
-from ocigpu.doctor.redact import Redactor
 from ocigpu.doctor.report import count, describe_host, render_counts, render_finding, to_data
-from ocigpu.doctor.table import CHECKS
 from ocigpu.doctor.works import YES, find_works, is_ready
 
 

@@ -17,6 +17,7 @@ from ocigpu.containers.find import default_places, find_containers
 from ocigpu.core.errors import OcigpuError, SettingsError
 from ocigpu.core.settings import DEFAULT_PATH, Settings
 from ocigpu.core.vendors import FIRST
+from ocigpu.doctor.claim_facts import ClaimFacts, read_claim_facts
 from ocigpu.doctor.files import RootFiles
 from ocigpu.doctor.live import DockerAnswer, ask_docker, read_context
 from ocigpu.doctor.logs import read_kernel_log
@@ -26,7 +27,7 @@ from ocigpu.doctor.tenant_facts import TenantFacts, read_tenant_facts
 from ocigpu.doctor.versions import read_engine_releases
 from ocigpu.engines.places import Daemon, running_daemons
 from ocigpu.engines.status import EngineStatus, read_engine_status
-from ocigpu.gpus.nvidia.libraries import find_libraries, find_nvml, library_versions, native_machine
+from ocigpu.gpus.nvidia.libraries import find_libraries, find_nvml, library_versions, missing_libraries, native_machine
 from ocigpu.gpus.nvidia.nodes import Driver, NodeChange, find_changes, find_link_changes, plan_nodes, read_driver
 from ocigpu.gpus.nvidia.nvml import NvmlAnswer, start_nvml
 from ocigpu.gpus.nvidia.procfs import ProcGpu, parse_devices, read_kernel_version, read_proc_gpus
@@ -85,7 +86,12 @@ class Host(RootFiles):
     @cached_property
     def tenant_facts(self) -> TenantFacts:
         """What it says of virtual machines with GPUs."""
-        return read_tenant_facts(self, self.roots.sys)
+        return read_tenant_facts(self, self.roots.sys, self.settings.simulation_root)
+
+    @cached_property
+    def claim_facts(self) -> ClaimFacts:
+        """What it says of drivers of dynamic resource allocation."""
+        return read_claim_facts(self)
 
     @cached_property
     def other_vendors(self) -> tuple[str, ...]:
@@ -180,6 +186,11 @@ class Host(RootFiles):
     def library_versions(self) -> list[str]:
         """Versions of libcuda and libnvidia-ml."""
         return library_versions(self.libraries)
+
+    @cached_property
+    def missing_libraries(self) -> list[str]:
+        """Which of libcuda and libnvidia-ml the loaded driver's version has not in 64 bits."""
+        return missing_libraries(self.libraries, self.driver_version, Tree(self.roots.driver), native_machine())
 
     @cached_property
     def driver(self) -> Driver | None:

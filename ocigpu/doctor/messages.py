@@ -161,7 +161,7 @@ def render_markdown() -> str:
         "    docker logs CONTAINER 2>&1 | ocigpu explain -",
         "",
         "It runs the checks of `ocigpu doctor` that the message names, and says which cause holds on this host.",
-        "`ocigpu doctor` looks for all of these causes at once, and prints the command that mends what it finds",
+        "`ocigpu doctor` looks for all of these causes at once, and prints the commands that fix them",
         "([its checks](DOCTOR.md)). Messages that begin with `OCIGPU-` are in [ERRORS.md](ERRORS.md). This page is",
         "generated: `ocigpu explain --messages --markdown > docs/TROUBLESHOOTING.md`.",
     ]

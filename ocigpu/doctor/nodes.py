@@ -4,12 +4,12 @@ import os
 import shlex
 
 from ocigpu.doctor.driver import why_not_ask
-from ocigpu.doctor.findings import Evidence, Finding, not_checked, ok
+from ocigpu.doctor.findings import Evidence, Finding, not_checked, ok, say
 from ocigpu.doctor.host import Host
-from ocigpu.doctor.table import say
 from ocigpu.gpus.nvidia.nodes import NodeChange
 from ocigpu.gpus.nvidia.procfs import parse_devices
 from ocigpu.gpus.tree import Tree, list_names, read_text
+from ocigpu.gpus.vfio.facts import VFIO_DRIVERS
 
 SHOWN = 4
 _UVM = ("/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
@@ -189,6 +189,9 @@ def check_fabric_manager(host: Host) -> list[Finding]:
             return [not_checked(f"{bus} is not there")]
         looked = (Evidence(bus, "no NVSwitch"), Evidence(f"{host.roots.proc}/devices", "no nvidia-nvswitch"))
         return [ok("there is no NVSwitch that needs a fabric manager", *looked)]
+    if host.pci_switches and all(switch.driver in VFIO_DRIVERS for switch in host.pci_switches):
+        seen = Evidence(f"{host.roots.sys}/bus/pci/devices", f"VFIO has {len(host.pci_switches)} NVSwitches")
+        return [ok("the NVSwitches are a virtual machine's, and so is their fabric manager", seen)]
     running = "nv-fabricmanage" in host.processes.values()  # comm has 15 characters (proc_pid_comm(5))
     if host.roots.stand_in:
         running = bool(Tree(host.roots.driver).find("/run/nvidia-fabricmanager/socket"))

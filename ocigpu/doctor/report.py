@@ -7,9 +7,8 @@ from typing import Any
 
 from ocigpu import __version__
 from ocigpu.core.errors import OcigpuError, printable
-from ocigpu.doctor.findings import SEVERITIES, UNUSABLE, Finding, not_checked
+from ocigpu.doctor.findings import CHECKS, EVERY, SEVERITIES, UNUSABLE, Check, Finding, not_checked
 from ocigpu.doctor.host import Host
-from ocigpu.doctor.table import CHECKS, TENANTS, Check
 from ocigpu.doctor.works import find_works, is_ready
 from ocigpu.sim.fault_names import FAULT_NAMES
 
@@ -32,7 +31,8 @@ def run_checks(host: Host, names: Container[str] = (), checks: Sequence[Check] =
 def _run(check: Check, host: Host) -> list[Finding]:
     module, _, name = check.run.partition(".")
     try:
-        found: list[Finding] = getattr(import_module(f"ocigpu.doctor.{module}"), name)(host)
+        subject = getattr(host, check.takes) if check.takes else host
+        found: list[Finding] = getattr(import_module(f"ocigpu.doctor.{module}"), name)(subject)
         return found
     except OcigpuError as failure:
         return [not_checked(failure.message)]
@@ -66,7 +66,7 @@ def count(findings: list[Finding]) -> dict[str, int]:
 
 def to_data(host: Host, findings: list[Finding]) -> dict[str, Any]:
     """Return the report as JSON data."""
-    titles = {check.name: check.title for check in (*CHECKS, *TENANTS)}
+    titles = {check.name: check.title for check in EVERY}
     works = find_works(host, findings)
     return {
         "version": __version__,
@@ -111,9 +111,9 @@ def render(host: Host, findings: list[Finding], everything: bool = False) -> Ite
     yield f"{describe_host(host)}: {ready}{render_counts(count(findings))}{'' if everything else ' (--all shows all)'}"
 
 
-def render_tenants(host: Host, findings: list[Finding], everything: bool = False) -> Iterator[str]:
-    """Yield the lines of ``ocigpu doctor --tenants``."""
-    yield f"GPUs for virtual machines of tenants, {describe_host(host)}"
+def render_part(title: str, host: Host, findings: list[Finding], everything: bool = False) -> Iterator[str]:
+    """Yield the lines of ``ocigpu doctor --tenants`` and ``--claims``, which ask nothing of works."""
+    yield f"{title}, {describe_host(host)}"
     yield from render_findings(findings, everything)
     yield ""
     yield f"{render_counts(count(findings))}{'' if everything else ' (--all shows all)'}"

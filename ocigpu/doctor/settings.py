@@ -6,11 +6,10 @@ import shlex
 import tomllib
 
 from ocigpu.core.errors import printable
-from ocigpu.core.settings import DEFAULT_PATH
+from ocigpu.core.settings import DEFAULT_PATH, Settings
 from ocigpu.doctor.files import PROGRAM_DIRECTORIES
-from ocigpu.doctor.findings import Evidence, Finding, not_checked, ok
+from ocigpu.doctor.findings import Evidence, Finding, not_checked, ok, say
 from ocigpu.doctor.host import DIRECTORIES, Host
-from ocigpu.doctor.table import say
 
 STUBS = ("ocigpu-runtime", "ocigpu-hook", "ocigpu", "ocigpu-container-cli")
 _INTERPRETER = re.compile(r"\A#!(/\S*python\S*)|\[ -x (/\S+) \]")
@@ -25,16 +24,20 @@ def check_settings(host: Host) -> list[Finding]:
         found = "read" if host.settings.path else "not there: the defaults hold"
         return [ok("the settings can be used", Evidence(host.settings.path or path, found))]
     owner: tuple[str, ...] = ()
-    without = ""
+    advice = without = ""
+    check = f"ocigpu config check {shlex.quote(path)}"
     if failure.code == "OCIGPU-SET-3":
         both = shlex.join([path, os.path.dirname(path)])
         owner = (f"chown root:root {both}", f"chmod go-w {both}")
-    elif failure.code == "OCIGPU-SET-1":
+    elif failure.code == "OCIGPU-SET-1" and os.path.lexists(path):
         without = f"# correct the file, or do without: mv {shlex.quote(path)} {shlex.quote(path)}.bad"
+    else:
+        advice = failure.hint and f"# {failure.hint}"
+        check = check if os.path.lexists(path) else ""
     cause = failure.message.removeprefix("settings ").removeprefix(f"{path}: ")
-    seen = Evidence(path, printable(cause, 300), failure.hint or "usable settings")
-    values = {"owner": owner, "without": without, "path": shlex.quote(path), "code": failure.code, "cause": cause}
-    return [say("settings-unusable.unusable", seen, **values)]
+    seen = Evidence(path, printable(cause, 300), "usable settings")
+    fixes = {"owner": owner, "advice": advice, "check": check, "without": without}
+    return [say("settings-unusable.unusable", seen, code=failure.code, cause=cause, **fixes)]
 
 
 def _stubs(host: Host) -> dict[str, str]:
@@ -86,7 +89,9 @@ def check_runtime(host: Host) -> list[Finding]:
     if not host.has_system:
         return [not_checked("the simulated host has no low-level runtime")]
     evidence = Evidence(", ".join(PROGRAM_DIRECTORIES), f"none of {', '.join(wanted)}", "one of them")
-    return [say("runtime-missing.none", evidence, path=DEFAULT_PATH)]
+    what = "none" if wanted == Settings().runtime_runtimes else "named"
+    path = host.settings.path or DEFAULT_PATH
+    return [say(f"runtime-missing.{what}", evidence, path=path, names=", ".join(wanted))]
 
 
 def check_no_cgroups(host: Host) -> list[Finding]:

@@ -75,7 +75,7 @@ def _read(files: RootFiles, path: str, directory: int) -> SpecFile:
         data, state = read_document(found)
     except CdiError as failure:
         return SpecFile(path, directory, {}, failure.message.removeprefix(f"read {printable(found, 300)}: "))
-    if problem := why_untrusted(state.uid, state.mode):
+    if problem := why_untrusted(state.st_uid, state.st_mode):
         return SpecFile(path, directory, {}, problem)
     checked = check_spec(data)
     if checked.errors:

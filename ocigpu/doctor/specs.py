@@ -9,10 +9,9 @@ from ocigpu.cdi.loader_links import describe_left, left_to_ldconfig, read_host_s
 from ocigpu.cdi.versions import is_older, newest_version, parse_version, requirements
 from ocigpu.core.errors import printable
 from ocigpu.core.settings import MODES
-from ocigpu.doctor.findings import Evidence, Finding, not_checked, ok
+from ocigpu.doctor.findings import Evidence, Finding, not_checked, ok, say
 from ocigpu.doctor.host import Host
 from ocigpu.doctor.spec_files import SpecFile
-from ocigpu.doctor.table import say
 from ocigpu.gpus.fingerprint import stale_reasons
 
 SHOWN = 4
@@ -43,7 +42,9 @@ def check_missing(host: Host) -> list[Finding]:
         return [ok("there is a specification of NVIDIA GPUs", *files)]
     if not host.driver_version:
         return [not_checked("no driver is loaded: there is nothing to describe")]
-    target = host.path("/var/run/cdi/nvidia.yaml")
+    usual, directories = "/var/run/cdi", host.settings.cdi_spec_dirs
+    ours = MODES[host.settings.mode] == "cdi" and usual not in directories and directories
+    target = host.path(f"{directories[-1] if ours else usual}/nvidia.yaml")
     write = host.command("cdi", "refresh", "--output", target)
     if MODES[host.settings.mode] == "cdi":
         return [say("cdi-missing.mode", *_looked(host), write=write)]
@@ -98,7 +99,7 @@ def check_stale(host: Host) -> list[Finding]:
 
 def _cause_elsewhere(host: Host) -> str:
     """Return what makes any specification look stale, "" for nothing."""
-    if host.driver_version and host.driver_version not in host.library_versions:
+    if host.driver_version and host.missing_libraries:
         return "kernel module and libraries do not fit (see driver-libraries, driver-library-mismatch)"
     uvm_missing = host.driver is not None and "nvidia-uvm" not in host.majors
     if host.missing_nodes or host.wrong_nodes or uvm_missing:

@@ -1,14 +1,14 @@
 """Checks of the kernel, of security modules, and of what rootless containers need."""
 
+import os
 import re
 import shlex
 
 from ocigpu.core.errors import printable
 from ocigpu.doctor.files import LARGE_TEXT
-from ocigpu.doctor.findings import KNOWN, Evidence, Finding, not_checked, ok
+from ocigpu.doctor.findings import KNOWN, Evidence, Finding, not_checked, ok, say
 from ocigpu.doctor.host import Host
 from ocigpu.doctor.logs import denials
-from ocigpu.doctor.table import say
 from ocigpu.provision.ldconfig import CANDIDATES
 
 NOBODY = 65534
@@ -41,6 +41,8 @@ def check_ldconfig(host: Host) -> list[Finding]:
     if not host.has_system:
         return [not_checked("the simulated host has no programs of a system")]
     paths = (named,) if named else CANDIDATES
+    if host.settings.loader_cache == "merge" and not named:
+        return [ok('loader-cache = "merge": loader caches are written without ldconfig')]
     found = host.program(*paths)
     usable = [path for path in paths if host.program(path) and host.text(path, 2) != "#!"]
     if usable:
@@ -227,6 +229,9 @@ def check_simulated(host: Host) -> list[Finding]:
         return [
             ok("the settings name no simulated host", Evidence(host.settings.path or "settings", "no simulation.root"))
         ]
+    if not host.root and not os.path.isdir(root := host.settings.simulation_root):
+        values = {"root": root, "settings": host.settings.path}
+        return [say("simulated-host.gone", Evidence(root, "none", "a simulated host"), **values)]
     if not host.simulated:
         return [not_checked("another machine's root is examined, which is no simulated host of ours")]
     seen = f"made by ocigpu {host.marker.get('version')}"

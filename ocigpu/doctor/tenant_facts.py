@@ -13,10 +13,12 @@ import yaml
 
 from ocigpu.core.errors import HostError
 from ocigpu.doctor.files import LARGE_TEXT, RootFiles
+from ocigpu.gpus.firmware import read_baseline
 from ocigpu.gpus.nvidia.fabric.libnvfm import open_fabric
-from ocigpu.gpus.nvidia.fabric.partitions import FabricError
-from ocigpu.gpus.pci import Function, read_function
-from ocigpu.gpus.tree import list_names, small_number
+from ocigpu.gpus.nvidia.fabric.partitions import FabricError, RestorableFabric
+from ocigpu.gpus.pci import NVIDIA_VENDOR, Function, find_group, read_function
+from ocigpu.gpus.tree import list_names
+from ocigpu.gpus.vfio.bus import PciBus
 from ocigpu.gpus.vfio.facts import GPU_CLASSES, SWITCH_CLASS
 from ocigpu.system.programs import run_program
 
@@ -32,15 +34,14 @@ KUBELET = "/var/lib/kubelet/config.yaml"
 CONTAINERD = ("/etc/containerd/config.toml", "/etc/containerd/conf.d")
 BASELINES = "/etc/ocigpu"
 FABRIC_CONFIG = "/usr/share/nvidia/nvswitch/fabricmanager.cfg"
-NVIDIA = 0x10DE
 WRONG_MODE = -3
 """What libnvfm returns where the manager has FABRIC_MODE=0."""
 _VERSION = re.compile(r"(\d+)\.(\d+)")
 
 
 class TenantFunction(NamedTuple):
-    """A PCI function.  ``group``: -1 for none; ``resets``: methods, None where the kernel does not say; ``bar``: the
-    largest, in bytes.
+    """A PCI function.  ``group``: -1 for none; ``resets``: methods, none where the kernel does not say; ``bar``:
+    the largest, in bytes.
     """
 
     address: str
@@ -49,16 +50,16 @@ class TenantFunction(NamedTuple):
     base_class: int
     driver: str
     group: int = -1
-    resets: tuple[str, ...] | None = None
+    resets: tuple[str, ...] = ()
     bar: int = 0
 
     @property
     def is_gpu(self) -> bool:
-        return self.vendor == NVIDIA and self.base_class in GPU_CLASSES
+        return self.vendor == NVIDIA_VENDOR and self.base_class in GPU_CLASSES
 
     @property
     def is_switch(self) -> bool:
-        return self.vendor == NVIDIA and self.base_class == SWITCH_CLASS
+        return self.vendor == NVIDIA_VENDOR and self.base_class == SWITCH_CLASS
 
 
 class Version(NamedTuple):
@@ -82,7 +83,8 @@ class TenantFacts(NamedTuple):
     kata_config: "dict[str, Any] | None" = None
     handlers: "dict[str, str]" = {}
     """Path of the file by the name of a runtime of Kata in containerd's configuration."""
-    baselines: tuple[str, ...] = ()
+    baselines: tuple[tuple[str, str, str], ...] = ()
+    """Path of each baseline, who has signed it off, or why it cannot be used."""
     fabric_modes: tuple[tuple[str, str], ...] = ()
     """Who was asked for the mode of Fabric Manager, and what it is: "0", "1", or why it is not known."""
 
@@ -96,8 +98,8 @@ class TenantFacts(NamedTuple):
         return tuple(each for each in self.functions if each.group == number)
 
 
-def read_tenant_facts(files: RootFiles, sys: str) -> TenantFacts:
-    """Return what this host says; ``sys``: where its sysfs is."""
+def read_tenant_facts(files: RootFiles, sys: str, simulation: str = "") -> TenantFacts:
+    """Return what this host says; ``sys``: where its sysfs is, ``simulation``: root of a simulated host."""
     kubelet = _document(files, KUBELET, yaml.safe_load)
     kata_path = next((path for path in KATA_CONFIGS if files.exists(path)), "")
     return TenantFacts(
@@ -110,9 +112,18 @@ def read_tenant_facts(files: RootFiles, sys: str) -> TenantFacts:
         kata_path,
         _document(files, kata_path, tomllib.loads) if kata_path else None,
         dict(_handlers(files)),
-        tuple(f"{BASELINES}/{name}" for name in files.names(BASELINES) if name.startswith("firmware")),
-        tuple(_fabric_modes(files)),
+        tuple(
+            _baseline(files, f"{BASELINES}/{name}") for name in files.names(BASELINES) if name.startswith("firmware")
+        ),
+        tuple(_fabric_modes(files, simulation)),
     )
+
+
+def _baseline(files: RootFiles, path: str) -> tuple[str, str, str]:
+    try:
+        return path, read_baseline(files.path(path)).approved_by, ""
+    except HostError as error:
+        return path, "", error.message
 
 
 def _document(files: RootFiles, path: str, parse: Any) -> "dict[str, Any] | None":
@@ -152,35 +163,20 @@ def _qemu(files: RootFiles) -> Version:
 
 
 def _functions(sys: str) -> "list[TenantFunction]":
-    devices = f"{sys}/bus/pci/devices"
-    every = [each for each in (read_function(sys, name) for name in list_names(devices)) if each]
-    found = [_function(devices, each) for each in every]
+    every = (read_function(sys, name) for name in list_names(f"{sys}/bus/pci/devices"))
+    found = [_function(sys, each) for each in every if each]
     groups = {each.group for each in found if each.is_gpu or each.is_switch}
     return [each for each in found if each.is_gpu or each.is_switch or each.group in groups - {-1}]
 
 
-def _function(devices: str, function: Function) -> TenantFunction:
-    directory = f"{devices}/{function.address}"
-    try:
-        group = small_number(os.readlink(f"{directory}/iommu_group").rpartition("/")[2])
-    except OSError:
-        group = -1
-    methods = _read(f"{directory}/reset_method")
-    bar = 0
-    for line in (_read(f"{directory}/resource") or "").splitlines()[:6]:
+def _function(sys: str, function: Function) -> TenantFunction:
+    group, bus, bar = find_group(function.address, sys), PciBus(sys), 0
+    for line in bus.read(function.address, "resource").splitlines()[:6]:
         start, end = (int(word, 16) for word in line.split()[:2])
         bar = max(bar, end - start + 1 if end else 0)
-    resets = None if methods is None else tuple(methods.split())
+    resets = tuple(bus.read(function.address, "reset_method").split())
     ids = (function.vendor, function.device, function.base_class, function.driver)
     return TenantFunction(function.address, *ids, group, resets, bar)
-
-
-def _read(path: str) -> str | None:
-    try:
-        with open(path, encoding="ascii", errors="replace") as file:
-            return file.read(4096)
-    except OSError:
-        return None
 
 
 def _handlers(files: RootFiles) -> "list[tuple[str, str]]":
@@ -195,7 +191,7 @@ def _handlers(files: RootFiles) -> "list[tuple[str, str]]":
     return found
 
 
-def _fabric_modes(files: RootFiles) -> "list[tuple[str, str]]":
+def _fabric_modes(files: RootFiles, simulation: str) -> "list[tuple[str, str]]":
     found = []
     for line in (files.text(FABRIC_CONFIG, LARGE_TEXT) or "").splitlines():
         key, equals, value = line.partition("=")
@@ -204,8 +200,18 @@ def _fabric_modes(files: RootFiles) -> "list[tuple[str, str]]":
     address = os.environ.get("OCIGPU_FABRIC", "") if files.live else ""
     if address:
         try:
-            open_fabric(address).list_partitions()
+            _open_fabric(address, simulation).list_partitions()
             found.append((address, "1"))
         except FabricError as error:
             found.append((address, "0" if error.status == WRONG_MODE else error.message))
     return found
+
+
+def _open_fabric(address: str, simulation: str) -> RestorableFabric:
+    if not address.startswith("grpc:"):
+        return open_fabric(address, simulation=simulation)
+    try:
+        from ocigpu.kubernetes.tenants.fabric_client import open_fabric as open_service
+    except ImportError as error:
+        raise FabricError("OCIGPU-FAB-1", f"{address} needs grpcio and protobuf") from error
+    return open_service(address)

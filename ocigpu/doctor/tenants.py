@@ -2,13 +2,14 @@
 
 The versions and their effects: linux-pci and kvm lists, November 2024 to February 2025 (VFIO maps large BARs slowly),
 Kata's releases 3.18 to 3.25; limits: KubeletConfiguration, configuration-qemu-nvidia-gpu.toml.
+
+What hardware has yet to confirm: TOGGLES and SECONDS_PER_GIB, by which the time of a start is estimated.
 """
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ocigpu.doctor.findings import Evidence, Finding, not_checked, ok
-from ocigpu.doctor.table import say
+from ocigpu.doctor.findings import Evidence, Finding, not_checked, ok, say
 from ocigpu.doctor.tenant_facts import (
     BASELINES,
     CONTAINERD,
@@ -21,9 +22,6 @@ from ocigpu.doctor.tenant_facts import (
 )
 from ocigpu.engines.wanted import KATA_HANDLER as HANDLER
 from ocigpu.gpus.vfio.facts import GROUP_DRIVERS
-
-if TYPE_CHECKING:
-    from ocigpu.doctor.host import Host
 
 HOST_KERNEL, QEMU_VERSION, KATA_FIRST, KATA_FAST = (6, 15), (9, 2), (3, 23), (3, 25)
 TOGGLES = 30
@@ -49,11 +47,7 @@ def extra_seconds(bars: "list[int]") -> int:
     return round(sum(TOGGLES * (bar / 2**30) * SECONDS_PER_GIB for bar in bars))
 
 
-def check_kernel(host: "Host") -> list[Finding]:
-    return judge_kernel(host.tenant_facts)
-
-
-def judge_kernel(facts: TenantFacts) -> list[Finding]:
+def check_kernel(facts: TenantFacts) -> list[Finding]:
     seen = Evidence(facts.kernel.where, facts.kernel.text, "6.15 or later")
     if facts.kernel.number is None:
         return [not_checked("the kernel's version is not known", seen)]
@@ -65,11 +59,7 @@ def judge_kernel(facts: TenantFacts) -> list[Finding]:
     return [say("tenants-kernel.old", seen, version=facts.kernel.text, one=one, all=shown, gpus=len(bars))]
 
 
-def check_qemu(host: "Host") -> list[Finding]:
-    return judge_qemu(host.tenant_facts)
-
-
-def judge_qemu(facts: TenantFacts) -> list[Finding]:
+def check_qemu(facts: TenantFacts) -> list[Finding]:
     seen = _wanted(facts.qemu, QEMU_VERSION)
     return _enough(facts.qemu, seen, QEMU_VERSION) or [say("tenants-qemu.old", seen, version=facts.qemu.text)]
 
@@ -85,11 +75,7 @@ def _enough(version: Version, seen: Evidence, wanted: tuple[int, int]) -> list[F
     return [ok("new enough", seen)] if version.number >= wanted else []
 
 
-def check_kata(host: "Host") -> list[Finding]:
-    return judge_kata(host.tenant_facts)
-
-
-def judge_kata(facts: TenantFacts) -> list[Finding]:
+def check_kata(facts: TenantFacts) -> list[Finding]:
     kata, seen = facts.kata, _wanted(facts.kata, KATA_FAST)
     if not (kata.text or facts.kata_path or facts.handlers):
         return [say("tenants-kata.absent", Evidence(KATA_VERSION, "", seen.wanted), path=KATA_VERSION)]
@@ -107,11 +93,7 @@ def parse_seconds(text: Any) -> float | None:
     return sum(float(number) * _UNITS[unit] for number, unit in parts) if parts and whole else None
 
 
-def check_timeouts(host: "Host") -> list[Finding]:
-    return judge_timeouts(host.tenant_facts)
-
-
-def judge_timeouts(facts: TenantFacts) -> list[Finding]:
+def check_timeouts(facts: TenantFacts) -> list[Finding]:
     gpus = max(len(facts.gpus), 1)
     wanted = SAFE_SECONDS[min(gpus, 2)]
     limits = []
@@ -142,11 +124,7 @@ def judge_timeouts(facts: TenantFacts) -> list[Finding]:
     return found or [ok(f"a start may take {min(limit[3] for limit in limits):g} s")]
 
 
-def check_groups(host: "Host") -> list[Finding]:
-    return judge_groups(host.tenant_facts)
-
-
-def judge_groups(facts: TenantFacts) -> list[Finding]:
+def check_groups(facts: TenantFacts) -> list[Finding]:
     found = []
     for gpu in facts.gpus:
         if gpu.group < 0:
@@ -182,11 +160,7 @@ def _kinds(functions: list[TenantFunction]) -> str:
     )
 
 
-def check_binding(host: "Host") -> list[Finding]:
-    return judge_binding(host.tenant_facts)
-
-
-def judge_binding(facts: TenantFacts) -> list[Finding]:
+def check_binding(facts: TenantFacts) -> list[Finding]:
     found = []
     for each in facts.functions:
         given = each.is_gpu or each.is_switch
@@ -203,11 +177,7 @@ def judge_binding(facts: TenantFacts) -> list[Finding]:
     return found or [ok("VFIO has all GPUs, NVSwitches and their groups")]
 
 
-def check_fabric(host: "Host") -> list[Finding]:
-    return judge_fabric(host.tenant_facts)
-
-
-def judge_fabric(facts: TenantFacts) -> list[Finding]:
+def check_fabric(facts: TenantFacts) -> list[Finding]:
     switches = sum(each.is_switch for each in facts.functions)
     wrong = [(where, mode) for where, mode in facts.fabric_modes if mode.isdigit() and mode != "1"]
     if wrong:
@@ -220,15 +190,11 @@ def judge_fabric(facts: TenantFacts) -> list[Finding]:
     return [say("tenants-fabric.unknown", switches=switches, cause=cause)]
 
 
-def check_reset(host: "Host") -> list[Finding]:
-    return judge_reset(host.tenant_facts)
-
-
-def judge_reset(facts: TenantFacts) -> list[Finding]:
+def check_reset(facts: TenantFacts) -> list[Finding]:
     found = []
     for gpu in facts.gpus:
-        seen = Evidence(f"/sys/bus/pci/devices/{gpu.address}/reset_method", " ".join(gpu.resets or ()), "flr bus")
-        real = [name for name in gpu.resets or () if name in RESETS]
+        seen = Evidence(f"/sys/bus/pci/devices/{gpu.address}/reset_method", " ".join(gpu.resets), "flr bus")
+        real = [name for name in gpu.resets if name in RESETS]
         if not gpu.resets:
             found.append(say("tenants-reset.none", seen, address=gpu.address))
         elif not real:
@@ -240,21 +206,18 @@ def judge_reset(facts: TenantFacts) -> list[Finding]:
     return found or [ok(f"{len(facts.gpus)} GPUs can be reset")]
 
 
-def check_baseline(host: "Host") -> list[Finding]:
-    return judge_baseline(host.tenant_facts)
-
-
-def judge_baseline(facts: TenantFacts) -> list[Finding]:
+def check_baseline(facts: TenantFacts) -> list[Finding]:
     if not facts.baselines:
         return [say("tenants-baseline.none", Evidence(BASELINES, "", "firmware.json"), path=BASELINES)]
-    return [ok("there is a baseline", *(Evidence(path, "is there") for path in facts.baselines))]
+    if signed := [Evidence(path, f"signed off by {by}") for path, by, why in facts.baselines if not why]:
+        return [ok("there is a baseline", *signed)]
+    return [
+        say("tenants-baseline.unusable", Evidence(path, "", "signed off"), path=path, why=why)
+        for path, _, why in facts.baselines
+    ]
 
 
-def check_runtime(host: "Host") -> list[Finding]:
-    return judge_runtime(host.tenant_facts)
-
-
-def judge_runtime(facts: TenantFacts) -> list[Finding]:
+def check_runtime(facts: TenantFacts) -> list[Finding]:
     if HANDLER in facts.handlers:
         return [ok(f"containerd has {HANDLER}", Evidence(facts.handlers[HANDLER], HANDLER))]
     seen = Evidence(CONTAINERD[0], ", ".join(facts.handlers), HANDLER)
@@ -268,47 +231,34 @@ def _value(document: "dict[str, Any]", keys: "tuple[str, ...]") -> Any:
     return found
 
 
-def check_config(host: "Host") -> list[Finding]:
-    return judge_config(host.tenant_facts)
-
-
-def judge_config(facts: TenantFacts) -> list[Finding]:
+def check_config(facts: TenantFacts) -> list[Finding]:
     document = facts.kata_config
     if document is None:
         return [say("tenants-config.absent", Evidence(KATA_CONFIGS[0], ""), path=", ".join(KATA_CONFIGS))]
-    gpus, found = max(len(facts.gpus), 1), []
-    qemu, runtime = ("hypervisor", "qemu"), ("runtime",)
-    wanted: list[tuple[tuple[str, ...], Any, bool, str, str]] = []
-    for table, key, want, why, severity in KATA_VALUES:
-        value = _value(document, (*(qemu if table == "qemu" else runtime), key))
-        wanted.append(((table, key), value, value == want, f"{_toml(want)}|{why}", severity))
-    ports = _value(document, (*qemu, "pcie_root_port"))
-    enough = isinstance(ports, int) and ports >= gpus
-    wanted.append((("qemu", "pcie_root_port"), ports, enough, f"{gpus}|each GPU needs a port of its own", "error"))
-    socket = _value(document, (*runtime, "pod_resource_api_sock"))
-    path = "/var/lib/kubelet/pod-resources/kubelet.sock"
-    why = "without it a pod's annotations say which devices it gets"
-    wanted.append((("runtime", "pod_resource_api_sock"), socket, bool(socket), f'"{path}"|{why}', "error"))
-    for (_, key), value, fine, text, severity in wanted:
-        want, _, why = text.partition("|")
-        if not fine:
-            shown = "not set" if value is None else _toml(value)
-            seen = Evidence(facts.kata_path, f"{key} = {shown}", want)
-            found.append(
-                say(
-                    "tenants-config.value",
-                    seen,
-                    severity=severity,
-                    key=key,
-                    found=shown,
-                    wanted=want,
-                    why=why,
-                    path=facts.kata_path,
-                )
-            )
+    ports, found = max(len(facts.gpus), 1), []
+    more = (
+        ("qemu", "pcie_root_port", ports, "each GPU needs a port of its own", "error"),
+        (
+            "runtime",
+            "pod_resource_api_sock",
+            POD_RESOURCES,
+            "else a pod's annotations say which devices it gets",
+            "error",
+        ),
+    )
+    for table, key, wanted, why, severity in (*KATA_VALUES, *more):
+        value = _value(document, (*(("hypervisor", "qemu") if table == "qemu" else ("runtime",)), key))
+        enough = key == "pcie_root_port" and isinstance(value, int) and value >= ports
+        if value == wanted or enough or (wanted == POD_RESOURCES and value):
+            continue
+        shown, path = "not set" if value is None else _toml(value), facts.kata_path
+        seen = Evidence(path, f"{key} = {shown}", _toml(wanted))
+        values = {"key": key, "found": shown, "wanted": _toml(wanted), "why": why, "path": path}
+        found.append(say("tenants-config.value", seen, severity=severity, **values))
     return found or [ok("Kata's configuration is that of GPUs", Evidence(facts.kata_path, "as it should be"))]
 
 
+POD_RESOURCES = "/var/lib/kubelet/pod-resources/kubelet.sock"
 KATA_VALUES: tuple[tuple[str, str, Any, str, str], ...] = (
     ("qemu", "cold_plug_vfio", "root-port", "GPUs are attached before the machine starts", "error"),
     ("qemu", "hot_plug_vfio", "no-port", "GPUs are attached before the machine starts", "warning"),

@@ -41,7 +41,9 @@ def find_works(host: Host, findings: Sequence[Finding]) -> list[Work]:
 
 def is_ready(works: Sequence[Work], findings: Sequence[Finding]) -> bool:
     """Tell whether containers can get GPUs here, and nothing but the GPUs' being simulated is worse than a note."""
-    worse = any(item.severity in ("error", "warning") and item.name != "simulated-host" for item in findings)
+    worse = any(
+        item.severity == "error" or (item.severity == "warning" and item.name != "simulated-host") for item in findings
+    )
     return not worse and all(work.works for work in works[:2]) and any(work.works for work in works[2:])
 
 

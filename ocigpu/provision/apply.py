@@ -19,13 +19,22 @@ import sys
 import time
 
 from ocigpu.core import rawjson
-from ocigpu.core.actions import AllowDevice, Bind, JoinGroup, Node, RefreshLdCache, TextFile
+from ocigpu.core.actions import AllowDevice, Bind, JoinGroup, Link, Mode, Node, RefreshLdCache, TextFile
 from ocigpu.core.errors import ApplyError, OcigpuError
+from ocigpu.core.record import NamedTuple
 from ocigpu.provision.cgroups import apply_device_rules
 from ocigpu.provision.container import LiveContainer, join, open_container, open_here, open_root, use_owner_ids
 from ocigpu.provision.journal import Journal
 from ocigpu.provision.mounts import enter_own_proc, read_host_devices, take_source
-from ocigpu.provision.operations import Supplies, Transaction, make_root_writable, start_ldconfig
+from ocigpu.provision.operations import (
+    Supplies,
+    Transaction,
+    finish_ldconfig,
+    lock_ldconfig,
+    make_root_writable,
+    start_ldconfig,
+    stop_ldconfig,
+)
 from ocigpu.provision.worker import COMMIT, UNDO_SECONDS, Worker, describe, tell
 from ocigpu.system import libc
 from ocigpu.system.log import get_trace, mark, step
@@ -35,13 +44,11 @@ from ocigpu.system.signals import seconds_left
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any, NamedTuple
+    from typing import Any
 
     from ocigpu.core.actions import Plan
     from ocigpu.core.settings import Settings
     from ocigpu.provision.operations import Sources
-else:
-    from ocigpu.core.record import NamedTuple
 
 _FORCE_MOUNT2 = False
 """Use mount(2) even where the newer calls work: for tests of old kernels' way."""
@@ -160,7 +167,11 @@ def _take_supplies(plan: "Plan", settings: "Settings", sources: bool = True) -> 
                     import ocigpu.gpus.loader_cache  # noqa: F401 - in the container nothing is imported any more
                 path = action.ldconfig or find_ldconfig(settings)
                 if path:  # else the step leaves a note: hosts without ldconfig exist (NixOS, Talos, musl)
-                    ldconfig_fd = open_ldconfig(path)
+                    try:
+                        ldconfig_fd = open_ldconfig(path)
+                    except ApplyError:
+                        if not action.entries:  # else they are merged, without it
+                            raise
             if isinstance(action, RefreshLdCache | TextFile) and backup_fd < 0:
                 backup_fd = os.memfd_create("ocigpu-backup")
         return Supplies(new_calls, _take_sources(plan, new_calls) if sources else {}, ldconfig_fd, backup_fd)
@@ -266,6 +277,8 @@ def _abandon(worker: Worker, undo_rules: "Callable[[], None] | None", container:
 
         def recover(up_fd: int, _: int) -> None:
             transaction = _enter(container, journal, supplies, why="to undo what a killed worker had begun")
+            if supplies.ldconfig_fd >= 0:
+                lock_ldconfig(transaction)  # its ldconfig, which is killed with it, writes nothing any more then
             tell(up_fd, {"left": transaction.undo(journal.read())})
 
         undone = Worker(recover, journal, supplies).give_up(max(UNDO_SECONDS, end - time.monotonic()))
@@ -306,6 +319,18 @@ def _stop_imports() -> None:
     sys.meta_path.clear()
 
 
+def _concerns_ldconfig(action: "Any") -> bool:
+    """Tell whether ldconfig may look at what an action makes: its settings, directories, and names with ".so" in them.
+
+    The latter are all that it looks at in a directory (glibc, elf/ldconfig.c); a link may lead to one, and a mode close
+    one to it.  /proc, /sys and /dev are hidden from it.
+    """
+    path = getattr(action, "container_path", "/dev/")
+    directory = isinstance(action, Bind) and action.kind == "directory"
+    of_interest = ".so" in path or directory or isinstance(action, (Link, Mode, TextFile))
+    return of_interest and not path.startswith(("/proc/", "/sys/", "/dev/"))
+
+
 def carry_out(plan: "Plan", transaction: Transaction, up_fd: int, down_fd: int) -> None:
     """Do all actions; on success wait for the parent's word, on failure undo and report."""
     journal, failure = transaction.journal, None
@@ -316,9 +341,21 @@ def carry_out(plan: "Plan", transaction: Transaction, up_fd: int, down_fd: int) 
         if refresh and not refresh.entries:
             with step("start-ldconfig"):
                 start_ldconfig(transaction, refresh)
-        for action in plan.actions:
-            if not isinstance(action, (AllowDevice, JoinGroup)):  # the parent's, and config.json's
+        # the others are the parent's, and config.json's
+        actions = [action for action in plan.actions if not isinstance(action, (AllowDevice, JoinGroup))]
+        before = actions[: actions.index(refresh)] if refresh else []
+        for action in filter(_concerns_ldconfig, before):
+            transaction.do(action)
+        if refresh:
+            transaction.do(refresh)
+        for action in before:
+            if not _concerns_ldconfig(action):  # while ldconfig runs
                 transaction.do(action)
+        if transaction.ldconfig:
+            with step("finish-ldconfig"):
+                finish_ldconfig(transaction)
+        for action in actions[len(before) + bool(refresh) :]:
+            transaction.do(action)
         tell(up_fd, {"done": transaction.notes})
         if os.read(down_fd, 1) == COMMIT:
             kept = [entry for entry in journal.entries if entry["do"] == "writable"]
@@ -329,5 +366,6 @@ def carry_out(plan: "Plan", transaction: Transaction, up_fd: int, down_fd: int) 
             return
     except BaseException as error:  # noqa: BLE001 - whatever it is, all is undone before it is told
         failure = describe(error)
+    stop_ldconfig(transaction)  # else it would write its cache after the image's was put back
     left = transaction.undo(journal.entries)
     tell(up_fd, {"error": failure, "left": left} if failure else {"left": left})

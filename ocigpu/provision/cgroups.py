@@ -10,6 +10,7 @@ import errno
 import os
 
 from ocigpu.core.errors import ApplyError, cause, printable, quoted
+from ocigpu.core.record import NamedTuple
 from ocigpu.provision.device_filter import (
     ACCESS_BITS,
     FilterRule,
@@ -26,12 +27,10 @@ from ocigpu.system.proc import parse_cgroup, parse_mounts, read_proc
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any, NamedTuple, Self
+    from typing import Any, Self
 
     from ocigpu.core.actions import AllowDevice
     from ocigpu.core.settings import Settings
-else:
-    from ocigpu.core.record import NamedTuple
 
 NO_CGROUPS_NOTE = "no-cgroups is set: device cgroup left alone"
 ROOTLESS_NOTE = "rootless: device cgroup left alone; access is what the outer manager allows"

@@ -8,14 +8,9 @@ import os
 import stat
 
 from ocigpu.core import rawjson
+from ocigpu.core.record import NamedTuple
 from ocigpu.gpus.elf import read_section
 from ocigpu.provision.inside import list_inside, open_file_inside, resolve_inside, status_inside
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import NamedTuple
-else:
-    from ocigpu.core.record import NamedTuple
 
 NOTE = ".note.cuda.fwd_compatibility"
 MAX_NOTE = 1 << 16

@@ -12,6 +12,7 @@ import errno
 import os
 
 from ocigpu.core.errors import ApplyError, cause
+from ocigpu.core.record import NamedTuple
 from ocigpu.provision.mounts import read_mnt_id
 from ocigpu.system import libc
 from ocigpu.system.namespaces import in_initial_user_namespace
@@ -20,9 +21,7 @@ from ocigpu.system.proc import read_mounts, read_proc, read_stat
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import NamedTuple, Self
-else:
-    from ocigpu.core.record import NamedTuple
+    from typing import Self
 
 
 class LiveContainer(NamedTuple):
@@ -228,6 +227,10 @@ def open_root(container: LiveContainer) -> int:
     flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
     try:
         path = "." if container.pivoted else container.rootfs.lstrip("/") or "."
+        if container.pivoted and not container.here:
+            # where the runtime has put it: a process that runs can have gone on into a volume, by chroot(2)
+            top = os.stat("/")
+            path = "/" if (top.st_dev, top.st_ino) != container.host_root else path
         # below the process's own root: the runtime may itself live in a chroot, which joining has taken us out of
         fd = os.open(path, flags, dir_fd=container.init_root_fd)
     except OSError as error:

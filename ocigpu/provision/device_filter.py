@@ -13,12 +13,11 @@ u32 minor; access mknod=1 read=2 write=4, type block=1 char=2.  It returns 1 to 
 import struct
 
 from ocigpu.core.errors import SpecError, quoted
+from ocigpu.core.record import NamedTuple
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, NamedTuple
-else:
-    from ocigpu.core.record import NamedTuple
+    from typing import Any
 
 ACCESS_BITS = {"m": 1, "r": 2, "w": 4}
 ALL_ACCESS = 7

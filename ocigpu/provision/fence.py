@@ -145,11 +145,10 @@ def reset_signals() -> None:
     signals.pthread_sigmask(signals.SIG_SETMASK, ())
 
 
-def drop_privileges(uid: int, gid: int) -> None:
-    """Become ``uid``/``gid`` without groups and without any capability, for good; raises OSError.
+def forgo_privileges() -> None:
+    """Let no exec give a capability again, not even to uid 0: NOROOT and an empty bounding set; raises OSError.
 
-    Order: the bounding set and the securebits need CAP_SETPCAP, which goes with the change of user at the latest.
-    Uid 0 keeps nothing either: NOROOT, an empty bounding set and no_new_privs leave nothing for exec to give.
+    What this process can do now it can do until :func:`drop_privileges`.  Needs CAP_SETPCAP.
     """
     prctl = _prctl()
     for capability in range(MAX_CAPABILITY + 1):
@@ -160,6 +159,13 @@ def drop_privileges(uid: int, gid: int) -> None:
                 break
             raise
     prctl.set_securebits(prctl.SECBIT_NOROOT | prctl.SECBIT_NOROOT_LOCKED | prctl.SECBIT_KEEP_CAPS_LOCKED)
+
+
+def drop_privileges(uid: int, gid: int) -> None:
+    """Become ``uid``/``gid`` without groups and without any capability, for good; raises OSError.
+
+    Uid 0 keeps nothing either: after :func:`forgo_privileges` and with no_new_privs, exec has nothing to give.
+    """
     may_set_groups = libc.capget().effective >> CAP_SETGID & 1
     try:
         with named("setgroups", "to none"):
@@ -174,7 +180,7 @@ def drop_privileges(uid: int, gid: int) -> None:
     with named("setresuid", str(uid)):
         os.setresuid(uid, uid, uid)
     libc.capset(libc.Capabilities(0, 0, 0))
-    prctl.set_no_new_privs(1)
+    _prctl().set_no_new_privs(1)
     die_with_parent()
 
 

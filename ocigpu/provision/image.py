@@ -7,16 +7,13 @@ import os
 import stat
 
 from ocigpu.core.errors import SpecError
+from ocigpu.core.record import NamedTuple
 from ocigpu.provision.inside import exists_inside, list_inside, status_inside
 from ocigpu.system.paths import opened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import NamedTuple
-
     from ocigpu.core.facts import ImageFacts
-else:
-    from ocigpu.core.record import NamedTuple
 
 TRIPLETS = {"x86_64": "x86_64-linux-gnu", "aarch64": "aarch64-linux-gnu"}
 COMPAT_DIR = "/usr/local/cuda/compat"

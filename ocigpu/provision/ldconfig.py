@@ -29,6 +29,8 @@ MAX_PROGRAM = 16 << 20
 MAX_OUTPUT = 8 << 10
 DEADLINE = 15.0
 """Seconds of wall clock after which ldconfig is killed; its own limit of CPU time is shorter."""
+LAST_SECONDS = 2.0
+"""Longest wait for the end of one that was killed."""
 MASKED = ("/proc", "/sys", "/dev", "/var/cache/ldconfig")
 """Directories hidden below an empty file system.  The last one holds a cache of the image's making, for the next run
 of ldconfig, which would be read as trusted."""
@@ -122,12 +124,13 @@ def _elf_problem(head: bytes) -> str:
 
 
 def start_ldconfig(fd: int, root_fd: int, directories: "tuple[str, ...]", uid: int, gid: int) -> "Started":
-    """Make the processes and namespaces in which ldconfig will run once :meth:`Started.finish` is called.
+    """Make the processes and namespaces in which ldconfig will run once :meth:`Started.go` is called.
 
-    ``fd``: of :func:`open_ldconfig`.  ``root_fd``: O_PATH directory of the container's root, of a mount in the calling
-    process's mount namespace; may be that namespace's ``/``.  ``uid``/``gid``: the container's root user as the
-    calling process sees it; the image's /etc must be writable by it.  The caller is root, or root of the user
-    namespace that owns the mount namespace, and has one thread.  Nothing of the caller changes.
+    ``fd``: of :func:`open_ldconfig`; ldconfig has it open as long as it lives.  ``root_fd``: O_PATH directory of the
+    container's root, of a mount in the calling process's mount namespace; may be that namespace's ``/``.
+    ``uid``/``gid``: the container's root user as the calling process sees it; the image's /etc must be writable by it.
+    The caller is root, or root of the user namespace that owns the mount namespace, and has one thread.  Nothing of the
+    caller changes.
 
     ldconfig is given -X: links are made by the plan, and those of the image are not its business.
     Raises ApplyError (OCIGPU-LD-1) for a machine that the sandbox does not know, and OSError.
@@ -152,25 +155,27 @@ class Started:
     def __init__(self, pid: int, go_fd: int, status_fd: int, output_fd: int) -> None:
         self.pid, self._go_fd, self._status_fd, self._output_fd = pid, go_fd, status_fd, output_fd
 
-    def _go(self) -> None:
+    def go(self) -> None:
+        """Let ldconfig run on the container as it is now."""
         try:
             os.write(self._go_fd, b"g")
         except BrokenPipeError:  # ended before: its status says why
             return
 
+    def stop(self) -> None:
+        """End it, whatever it is doing."""
+        os.close(self._go_fd)  # one that waits may not yet have asked to end with its parent
+        self._go_fd = -1
+        self._collect(0.0)
+
     def finish(self) -> str:
-        """Let ldconfig run on the container as it is now; return "" or a warning of one line.
+        """Wait until ldconfig has ended; return "" or a warning of one line.
 
         That it fails is a warning, because the libraries' links are there and the image decides what else it reads.
         Raises ApplyError (OCIGPU-LD-1) if the sandbox could not be built: then nothing was run.  ldconfig has ended
         then; that the process around it is gone, and its namespaces, is not waited for.
         """
-        try:
-            self._go()
-            status, output, in_time = _collect(self.pid, self._status_fd, self._output_fd)
-        finally:
-            for fd in (self._go_fd, self._status_fd, self._output_fd):
-                os.close(fd)
+        status, output, in_time = self._collect(DEADLINE)
         kind, _, text = status.partition("\n")[0].partition(" ")
         if kind == "error":
             raise ApplyError("OCIGPU-LD-1", f"ldconfig sandbox: {printable(text, 300)}")
@@ -183,15 +188,23 @@ class Started:
         last = [line for line in output.splitlines() if line.strip()][-1:]
         return f"ldconfig: {kind} {text}{': ' + printable(last[0], 200) if last else ''}"
 
+    def _collect(self, seconds: float) -> tuple[str, str, bool]:
+        try:
+            return _collect(self.pid, self._status_fd, self._output_fd, seconds)
+        finally:
+            for fd in (self._go_fd, self._status_fd, self._output_fd):
+                if fd >= 0:
+                    os.close(fd)
 
-def _collect(child: int, status_fd: int, output_fd: int) -> tuple[str, str, bool]:
+
+def _collect(child: int, status_fd: int, output_fd: int, seconds: float) -> tuple[str, str, bool]:
     """Return (status line, first 8 KiB of output, whether it ended in time); kills the child when it does not."""
     kept = {status_fd: b"", output_fd: b""}
     poll = select.poll()
     for fd in kept:
         poll.register(fd, select.POLLIN)
     waiting, in_time = set(kept), True
-    end = time.monotonic() + DEADLINE
+    end = time.monotonic() + seconds
     while waiting:
         left = end - time.monotonic()
         if left <= 0:
@@ -199,7 +212,7 @@ def _collect(child: int, status_fd: int, output_fd: int) -> tuple[str, str, bool
                 break
             # The pid namespace's first process dies with its parent, and all in it with that one.
             os.kill(child, signals.SIGKILL)
-            in_time, end = False, time.monotonic() + 2
+            in_time, end = False, time.monotonic() + LAST_SECONDS
             continue
         for fd, _ in poll.poll(left * 1000):
             data = os.read(fd, 4096)
@@ -277,6 +290,14 @@ class _Sandbox:
         try:
             self.step = "parent-death signal"
             fence.die_with_parent()
+            # What needs nothing of the container as it will be is done before it waits.
+            self.step = "standard streams"
+            self._set_streams()
+            self.step = "resource limits"
+            os.umask(0o022)
+            fence.set_limits()
+            self.step = "forgo privileges"
+            fence.forgo_privileges()
             self.step = "wait"
             if not os.read(self.go_fd, 1):
                 os._exit(1)
@@ -284,8 +305,7 @@ class _Sandbox:
             self._take_root()
             self.step = "unshare mount namespace"
             libc.unshare(libc.CLONE_NEWNS)
-            self.step = "standard streams"
-            self._set_streams()
+            os.close(self.root_fd)
             self.step = "make mounts private"
             libc.mount(None, "/", None, libc.MS_REC | libc.MS_PRIVATE)
             self.step = "change root"
@@ -295,10 +315,8 @@ class _Sandbox:
                 if os.path.isdir(path):
                     flags = libc.MS_RDONLY | libc.MS_NOSUID | libc.MS_NODEV | libc.MS_NOEXEC
                     libc.mount("tmpfs", path, "tmpfs", flags, "size=4096,nr_inodes=1,mode=0555")
-            self.step = "resource limits"
-            os.umask(0o022)
+            self.step = "signals"
             fence.reset_signals()
-            fence.set_limits()
             self.step = f"drop privileges to {self.uid}:{self.gid}"
             fence.drop_privileges(self.uid, self.gid)
             self.step = "seccomp filter"
@@ -309,17 +327,14 @@ class _Sandbox:
             self._fail(error)
 
     def _set_streams(self) -> None:
-        """Give ldconfig an empty standard input, one pipe for the others, and no other descriptor but its own."""
-        empty_read, empty_write = os.pipe()
-        os.close(empty_write)
-        sources = (empty_read, self.output_fd, self.output_fd, self.fd, self.status_fd, self.tree_fd)
+        """Give ldconfig its program as standard input, one pipe for the others, and no other descriptor."""
+        sources = (self.fd, self.output_fd, self.output_fd, self.fd, self.status_fd, self.root_fd, self.go_fd)
         # First out of the way, so that no source is overwritten before its turn.
-        high = [fcntl.fcntl(source, fcntl.F_DUPFD_CLOEXEC, 100) if source >= 0 else -1 for source in sources]
+        high = [fcntl.fcntl(source, fcntl.F_DUPFD_CLOEXEC, 100) for source in sources]
         for target, source in enumerate(high):
-            if source >= 0:
-                os.dup2(source, target, inheritable=target <= 2)
-        self.fd, self.status_fd, self.tree_fd = 3, 4, 5 if self.tree_fd >= 0 else -1
-        os.closerange(5 if self.tree_fd < 0 else 6, min(os.sysconf("SC_OPEN_MAX"), 1 << 20))
+            os.dup2(source, target, inheritable=target <= 2)
+        self.fd, self.status_fd, self.root_fd, self.go_fd = 3, 4, 5, 6
+        os.closerange(7, min(os.sysconf("SC_OPEN_MAX"), 1 << 20))
 
     def _change_root(self) -> None:
         """Make the container's root ours and drop everything else from sight."""

@@ -8,14 +8,9 @@ comment, ``include PATTERN...`` relative to the directory of the including file.
 import os
 import stat
 
+from ocigpu.core.record import NamedTuple
 from ocigpu.provision.image import TRIPLETS, is_debian, read_libc
 from ocigpu.provision.inside import exists_inside, list_inside, read_inside, status_inside
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import NamedTuple
-else:
-    from ocigpu.core.record import NamedTuple
 
 LD_SO_CONF = "/etc/ld.so.conf"
 CONF_DIRECTORY = "/etc/ld.so.conf.d"

@@ -10,6 +10,7 @@ import os
 import stat
 
 from ocigpu.core.errors import ApplyError
+from ocigpu.core.record import NamedTuple
 from ocigpu.system import libc
 from ocigpu.system.paths import At, named, opened
 from ocigpu.system.proc import read_mounts, read_proc
@@ -18,12 +19,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from collections.abc import Set as AbstractSet
-    from typing import NamedTuple, Self
+    from typing import Self
 
     from ocigpu.core.actions import Tmpfs
     from ocigpu.system.proc import Mount
-else:
-    from ocigpu.core.record import NamedTuple
 
 _ATTRIBUTES = {
     "ro": libc.MOUNT_ATTR_RDONLY,
@@ -80,7 +79,7 @@ def read_mnt_id(fd: int, own_proc: str = ".") -> int:
     statx(2) tells since Linux 5.8; before, the line "mnt_id:" of fdinfo does (proc(5)).
     """
     try:
-        return libc.read_mount_id(fd).mnt_id
+        return libc.read_mount_id(fd)
     except OSError as error:
         if error.errno not in (errno.ENOSYS, errno.EPERM):
             raise

@@ -14,11 +14,13 @@ new name first and is then renamed over the old one, so a link at that place is 
 """
 
 import errno
+import fcntl
 import os
 import stat
 
 from ocigpu.core.actions import Bind, Link, Mode, Node, RefreshLdCache, TextFile, Tmpfs
 from ocigpu.core.errors import ApplyError, cause, quoted
+from ocigpu.core.record import NamedTuple
 from ocigpu.provision import files, mounts
 from ocigpu.provision.inside import is_of_kernel
 from ocigpu.provision.mounts import MountTarget, Source, read_mnt_id
@@ -32,7 +34,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from collections.abc import Set as AbstractSet
-    from typing import Any, NamedTuple, TypeAlias
+    from typing import Any, TypeAlias
 
     from ocigpu.provision.container import LiveContainer
     from ocigpu.provision.files import Entry
@@ -40,8 +42,6 @@ if TYPE_CHECKING:
     from ocigpu.provision.ldconfig import Started
 
     Sources: TypeAlias = dict[tuple[str, str, tuple[str, ...]], Source]
-else:
-    from ocigpu.core.record import NamedTuple
 
 MAX_TEXT = 256 << 10
 """Bytes of a text file, ours or the image's that it replaces."""
@@ -82,7 +82,7 @@ class Transaction:
     It works in the container's mount namespace with /proc/self as working directory.  ``container``: None only for
     undoing.  ``host_devices``: as for :func:`ocigpu.provision.mounts.is_own`.  ``host_mnt_fd``: the host's mount
     namespace.  ``make_nodes``: nodes that are made here can be opened.  ``stand_in``: as for take_source.
-    ``notes``: what a user should know, a sentence each.
+    ``ldconfig``: one that is ready or runs.  ``notes``: what a user should know, a sentence each.
     """
 
     def __init__(
@@ -250,7 +250,9 @@ def make_node(transaction: Transaction, action: Node) -> None:
             raise ApplyError(
                 "OCIGPU-DEV-3",
                 f"{action.describe()}: mknod is not possible for this container and the host has no node to mount",
-                f"Create the node on the host (nvidia-modprobe): {node.container_path}",
+                "Make it on the host: ocigpu system create-device-nodes"
+                if node.container_path.startswith("/dev/nvidia")
+                else f"Make it on the host: {node.container_path}",
             )
         if found is None:
             transaction.note("file", node.container_path)
@@ -607,14 +609,24 @@ def start_ldconfig(transaction: Transaction, action: RefreshLdCache) -> None:
     """Make ready what the next refresh of the loader's cache will run in: that takes a while, on another core."""
     from ocigpu.provision import ldconfig  # loaded by the parent: nothing is imported in here
 
-    fd = transaction.supplies.ldconfig_fd
-    if fd >= 0:
+    if transaction.supplies.ldconfig_fd >= 0:
         uid, gid = transaction.uid, transaction.gid
-        transaction.ldconfig = ldconfig.start_ldconfig(fd, transaction.root_fd, action.directories, uid, gid)
+        with opened(lock_ldconfig(transaction, fcntl.LOCK_SH)) as fd:
+            transaction.ldconfig = ldconfig.start_ldconfig(fd, transaction.root_fd, action.directories, uid, gid)
+
+
+def lock_ldconfig(transaction: Transaction, kind: int = fcntl.LOCK_EX) -> int:
+    """Return a descriptor of ldconfig's program with a lock: LOCK_EX waits for the end of those that have LOCK_SH."""
+    fd = os.open(f"fd/{transaction.supplies.ldconfig_fd}", os.O_RDONLY | os.O_CLOEXEC)
+    fcntl.flock(fd, kind)
+    return fd
 
 
 def refresh_ld_cache(transaction: Transaction, action: RefreshLdCache) -> None:
-    """Have the host's ldconfig write the loader's cache, unless it can be merged where the plan says so."""
+    """Let the host's ldconfig write the loader's cache, unless it can be merged where the plan says so.
+
+    It is not waited for: :func:`finish_ldconfig`.
+    """
     if transaction.supplies.ldconfig_fd < 0 and not action.entries:
         _note_no_ldconfig(transaction)
         return
@@ -624,6 +636,7 @@ def refresh_ld_cache(transaction: Transaction, action: RefreshLdCache) -> None:
             size = f"{MAX_LD_CACHE >> 20} MiB"
             text = f"{LD_CACHE} of the image is no regular file of at most {size} and was left alone"
             transaction.notes.append(text)
+            stop_ldconfig(transaction)  # nobody has to wait for it
             return
         transaction.clear(at)
         remove_ldconfig_draft(at.fd)
@@ -636,10 +649,22 @@ def refresh_ld_cache(transaction: Transaction, action: RefreshLdCache) -> None:
     transaction.note("cache", LD_CACHE, temp=draft_name(), **kept)
     if transaction.ldconfig is None:
         start_ldconfig(transaction, action)
+    if transaction.ldconfig:
+        transaction.ldconfig.go()
+
+
+def finish_ldconfig(transaction: Transaction) -> None:
+    """Wait for the ldconfig of :func:`refresh_ld_cache`."""
     started, transaction.ldconfig = transaction.ldconfig, None
-    warning = started.finish() if started else ""
-    if warning:
+    if started and (warning := started.finish()):
         transaction.notes.append(warning)
+
+
+def stop_ldconfig(transaction: Transaction) -> None:
+    """End an ldconfig that is ready or runs."""
+    started, transaction.ldconfig = transaction.ldconfig, None
+    if started:
+        started.stop()
 
 
 def _note_no_ldconfig(transaction: Transaction) -> None:

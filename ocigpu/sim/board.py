@@ -37,6 +37,28 @@ class SimBus(PciBus):
     def now(self) -> float:
         return self._time
 
+    def write(self, bdf: str, name: str, text: str) -> None:
+        if name == "driver/unbind":
+            self._bind(bdf, "")
+        else:
+            super().write(bdf, name, text)
+
+    def probe(self, bdf: str) -> None:
+        """Bind a function to the driver that its driver_override names, if that is there."""
+        driver = self.read(bdf, "driver_override")
+        if not self.driver(bdf) and os.path.isdir(f"{self.sys}/bus/pci/drivers/{driver}"):
+            self._bind(bdf, driver)
+
+    def _bind(self, bdf: str, driver: str) -> None:
+        link, drivers = self.path(bdf, "driver"), f"{self.sys}/bus/pci/drivers"
+        if before := self.driver(bdf):
+            os.unlink(f"{drivers}/{before}/{bdf}")
+            os.unlink(link)
+        if driver:
+            device = os.path.realpath(self.path(bdf, ""))
+            os.symlink(os.path.relpath(device, f"{drivers}/{driver}"), f"{drivers}/{driver}/{bdf}")
+            os.symlink(os.path.relpath(f"{drivers}/{driver}", device), link)
+
     def read_config(self, bdf: str, offset: int, size: int) -> int:
         port = self._port(bdf)
         if bdf in self._lost or (port and super().read_config(port, reset.BRIDGE_CONTROL, 2) & reset.BUS_RESET):

@@ -15,8 +15,7 @@ from ocigpu.gpus.vendors import load_vendor
 from ocigpu.sim import redfish
 from ocigpu.sim.driverless import check_driverless, describe_module, module_of, serial_of, write_driverless
 from ocigpu.sim.fabric import BOARD_OF, SimulatedManager
-from ocigpu.sim.files import write_file, write_files
-from ocigpu.sim.kernel_files import write_kernel
+from ocigpu.sim.files import make_sockets, write_file, write_files, write_firmware, write_kernel, write_ldcache
 from ocigpu.sim.libraries import build, library_triplet, place_few
 from ocigpu.sim.made import read_marker, write_marker
 from ocigpu.sim.models import NVIDIA, Model, SimGpu, cuda_version_of, describe_mig, find_model, make_gpus, sim_error
@@ -31,7 +30,6 @@ from ocigpu.sim.nodes import (
     plan_nodes,
 )
 from ocigpu.sim.table import make_table
-from ocigpu.sim.user_files import make_sockets, write_firmware, write_ldcache
 
 _NO_FILES = {"library_directory": "", "libraries": [], "binaries": [], "sockets": [], "dri": True, "ldcache": False}
 _VERSION = re.compile(r"[1-9][0-9]{2}\.[0-9]{1,3}(\.[0-9]{1,2})?")

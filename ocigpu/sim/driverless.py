@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 from ocigpu.gpus.vfio.identity import BOARDS, INVERTED, PIN_BIT, PINS
 from ocigpu.gpus.vfio.reset import find_family
-from ocigpu.sim.files import read_tables, write_file
-from ocigpu.sim.kernel_files import pci_regions
+from ocigpu.sim.files import pci_regions, read_tables, write_file
 from ocigpu.sim.models import CPUS_OF_NODE, SimGpu, numa_node, sim_error
 from ocigpu.sim.nodes import NVSWITCHES, SimNode, free_majors, make_nodes
 

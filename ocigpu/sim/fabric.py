@@ -1,9 +1,10 @@
 """The Fabric Manager of a simulated host: a file of lines, which the simulated libnvfm (nvfm.c) reads and writes.
 
-mode 1              FABRIC_MODE: 0 has no partitions
+mode 1              FABRIC_MODE: 0 has no partitions, 2 those of virtual functions
 epoch 1             one more with each start: connections of before are not valid
 partition 3 18 1 3  number, NVLinks of each GPU, physical ids
 active 3            is active
+lacks 3 1           a GPU lacks so many of its NVLinks, by physical id
 fails 3 -10         activating and deactivating it fails with this code
 restarted 1         restarted with FABRIC_MODE_RESTART=1: waits for the activated list; else since this time
 listens tcp:127.0.0.1:6666  at this address alone

@@ -176,8 +176,8 @@ def _bind_last_to_vfio(root: Path) -> None:
     _bind(max((root / DEVICES).iterdir()), "vfio-pci")
 
 
-def _remove_libraries(root: Path) -> None:
-    for pattern in ("libcuda.*", "libnvidia-ml.*"):
+def _remove_libraries(root: Path, *patterns: str) -> None:
+    for pattern in patterns or ("libcuda.*", "libnvidia-ml.*"):
         for path in (root / "usr/lib").glob(f"*/{pattern}"):
             path.unlink()
 
@@ -310,6 +310,7 @@ _STEPS: dict[str, Callable[[Path], object]] = {
     "need_nvswitches": _need_nvswitches,
     "remove_compute_instances": _remove_compute_instances,
     "remove_gpus": _remove_gpus,
+    "remove_libcuda": lambda root: _remove_libraries(root, "libcuda.so.*.*"),
     "remove_libraries": _remove_libraries,
     "remove_mig_node": _remove_mig_node,
     "renumber_node": _renumber_node,

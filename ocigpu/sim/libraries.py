@@ -1,5 +1,6 @@
 """Which libraries the driver of a simulated host has, and how they are compiled."""
 
+import errno
 import importlib.util
 import os
 import platform
@@ -23,6 +24,7 @@ PREBUILT = SOURCES / "prebuilt"
 _MACHINES = ("x86_64", "aarch64")
 COMPILE_SECONDS = 600
 COMPILER_HINT = "apt-get install gcc libc6-dev"
+DISK_HINT = "Make room, or name a directory on another disk: df -h"
 _WORKERS = 2
 _CALLED = re.compile(r'FunctionPointer\("(nvml\w+)"')
 _MADE = re.compile(r"^(?:EXPORT [^(]*?|[A-Z_]+\()(nvml[A-Z]\w+)", re.MULTILINE)
@@ -139,7 +141,7 @@ def build(root: Path, table: bytes, driver_version: str, *, fabric: bool, compat
             pool.map(lambda item: _link(compiler, target, item, driver_version, objects[item.source], stub), wanted)
         )
         for failure in filter(None, failures):
-            raise sim_error(f"link {failure}", COMPILER_HINT)
+            _succeed(f"link {failure}")
         binaries = programs.result()
     for library in wanted:
         if library.source in _ANSWERING:
@@ -202,12 +204,13 @@ def compile_few(directory: Path, compiler_name: str = "", sources: Sequence[str]
             _compile_program(compiler, directory / read_tables()["built"]["programs"][0])
 
 
-def prebuild(directory: Path) -> list[str]:
+def prebuild(directory: Path, native: bool = False) -> list[str]:
     """Compile for a wheel, into a directory for each type of machine that a compiler here makes programs for.
 
-    Returns those types; none without a compiler, and the wheel then needs one where it is used.
+    ``native``: for this type only, as a package is.  Returns those types; none without a compiler, and what is built
+    then needs one where it is used.
     """
-    machines = {machine: f"{machine}-linux-gnu-gcc" for machine in _MACHINES}
+    machines = {} if native else {machine: f"{machine}-linux-gnu-gcc" for machine in _MACHINES}
     machines[platform.machine()] = ""
     made = []
     for machine, compiler in machines.items():
@@ -272,7 +275,7 @@ def _build_32(compiler: _Compiler, root: Path, version: str, notes: list[str]) -
 
 def _succeed(failure: str) -> None:
     if failure:
-        raise sim_error(failure, COMPILER_HINT)
+        raise sim_error(failure, DISK_HINT if os.strerror(errno.ENOSPC) in failure else COMPILER_HINT)
 
 
 def _build_programs(compiler: _Compiler, root: Path, table: bytes, fabric: bool, notes: list[str]) -> tuple[str, ...]:

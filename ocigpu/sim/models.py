@@ -201,7 +201,7 @@ def _gpu_indices(layout: str, where: str, count: int) -> range:
     if where == "all":
         return range(count)
     if not (where.isascii() and where.isdigit() and int(where) < count):
-        raise sim_error(f"MIG layout {quoted(layout)}: no GPU {quoted(where)}: indices are 0-{count - 1}")
+        raise sim_error(f"MIG layout {quoted(layout)}: no GPU {quoted(where)} of {count}, counted from 0")
     return range(int(where), int(where) + 1)
 
 

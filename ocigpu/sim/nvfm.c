@@ -21,14 +21,18 @@ struct gpu_info { uint32_t physical_id; char uuid[80], bus_id[32]; uint32_t link
 struct partition { uint32_t id, active, gpus; struct gpu_info gpu[MOST_GPUS]; };
 struct partition_list { uint32_t version, count, most; struct partition item[MOST_PARTITIONS]; };
 struct activated_list { uint32_t version, count, id[MOST_PARTITIONS]; };
+struct pci_device { uint32_t domain, bus, device, function; };
 struct failed_device { char uuid[80], bus_id[32]; uint32_t ports, port[64]; };
 struct failed_devices { uint32_t version, gpus, switches; struct failed_device gpu[MOST_GPUS], nvswitch[MOST_SWITCHES]; };
 struct unsupported { uint32_t id, gpus, gpu[MOST_GPUS]; };
 struct unsupported_list { uint32_t version, count; struct unsupported item[MOST_PARTITIONS]; };
 
-_Static_assert(sizeof(struct connect_params) == 272 && sizeof(struct gpu_info) == 128, "as in nv_fm_types.h");
+/* All of nv_fm_types.h, also what ocigpu does not call. */
+_Static_assert(offsetof(struct connect_params, type) == 268 && sizeof(struct connect_params) == 272, "as in nv_fm_types.h");
+_Static_assert(sizeof(struct gpu_info) == 128 && sizeof(struct pci_device) == 16, "as in nv_fm_types.h");
 _Static_assert(sizeof(struct partition) == 2060 && sizeof(struct partition_list) == 131852, "as in nv_fm_types.h");
 _Static_assert(sizeof(struct activated_list) == 264 && sizeof(struct failed_devices) == 10428, "as in nv_fm_types.h");
+_Static_assert(sizeof(struct failed_device) == 372 && sizeof(struct unsupported) == 72, "as in nv_fm_types.h");
 _Static_assert(sizeof(struct unsupported_list) == 4616, "as in nv_fm_types.h");
 
 #define VERSION_OF(type, number) (uint32_t)(sizeof(struct type) | (number) << 24)
@@ -39,6 +43,7 @@ static struct {
     int up, mode, only_v1, epoch, slow;
     long restarted; /* when it began to wait for the activated list, 0: it does not, 1: since the next call */
     char listens[256];
+    int lacks[MOST_GPUS + 1]; /* NVLinks, by physical id */
     int partitions;
     struct { int id, links, gpus, gpu[MOST_GPUS], active, failure; } partition[MOST_PARTITIONS];
 } fm;
@@ -89,6 +94,10 @@ static void read_line(const char *line) {
             fm.partition[fm.partitions].gpu[at] = sim_number(&rest);
         }
         fm.partitions++;
+    } else if (strcmp(word, "lacks") == 0) {
+        at = sim_number(&rest);
+        if (at >= 0 && at <= MOST_GPUS)
+            fm.lacks[at] = sim_number(&rest);
     } else if ((at = find(sim_number(&rest))) >= 0) {
         if (strcmp(word, "active") == 0)
             fm.partition[at].active = 1;
@@ -131,6 +140,9 @@ static void store(int fd) {
         LINE("listens %s\n", fm.listens);
     if (fm.restarted)
         LINE("restarted %ld\n", fm.restarted);
+    for (int i = 0; i <= MOST_GPUS; i++)
+        if (fm.lacks[i])
+            LINE("lacks %d %d\n", i, fm.lacks[i]);
     for (int i = 0; i < fm.partitions; i++) {
         LINE("partition %d %d", fm.partition[i].id, fm.partition[i].links);
         for (int gpu = 0; gpu < fm.partition[i].gpus; gpu++)
@@ -291,7 +303,11 @@ EXPORT int fmGetSupportedFabricPartitions(void *handle, struct partition_list *l
             item->gpu[gpu].physical_id = (uint32_t)fm.partition[i].gpu[gpu];
             item->gpu[gpu].uuid[0] = 0;
             strcpy(item->gpu[gpu].bus_id, "00000000:00:00.0");
-            item->gpu[gpu].links = item->gpu[gpu].most_links = (uint32_t)fm.partition[i].links;
+            int most = fm.partition[i].links, id = fm.partition[i].gpu[gpu];
+            int lacks = id <= MOST_GPUS ? fm.lacks[id] : 0;
+
+            item->gpu[gpu].most_links = (uint32_t)most;
+            item->gpu[gpu].links = (uint32_t)(lacks < most ? most - lacks : 0);
             item->gpu[gpu].rate = 26562;
         }
     }
@@ -305,7 +321,9 @@ static int change(void *handle, uint32_t id, int active) {
     if (code)
         return code;
     at = find((int)id);
-    if (at < 0)
+    if (fm.mode == 2) /* partitions of virtual functions: fmActivateFabricPartitionWithVFs */
+        code = NOT_SUPPORTED;
+    else if (at < 0)
         code = BADPARAM;
     else if (!active && !fm.partition[at].active)
         code = UNINITIALIZED;

@@ -12,16 +12,17 @@ import json
 import os
 import signal
 import ssl
-import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Self
 
 from ocigpu.core.errors import OcigpuError
 from ocigpu.sim.models import SimGpu, sim_error
+from ocigpu.system.programs import run_program
 
 FILE = "redfish.json"
 ROOT = "/redfish/v1"
@@ -29,6 +30,7 @@ USER, PASSWORD = "reader", "simulated"
 SYSTEM = f"{ROOT}/Systems/HGX_Baseboard_0"
 INVENTORY = f"{ROOT}/UpdateService/FirmwareInventory"
 ACTION = "#ComponentIntegrity.SPDMGetSignedMeasurements"
+CHAIN = "/Certificates/CertChain"
 BOARD = {
     **{f"HGX_FW_NVSwitch_{number}": "96.10.6D.00.01" for number in range(4)},
     **{f"HGX_FW_ERoT_NVSwitch_{number}": "01.04.0031.0000_n04" for number in range(4)},
@@ -95,6 +97,9 @@ class _Handler(BaseHTTPRequestHandler):
         found = documents.get(path) or self.server.service.made.get(path)
         if states := self.server.service.tasks.get(path):
             found = {"@odata.id": path, "TaskState": states.pop() if len(states) > 1 else states[0]}
+        if found is None and path.endswith(CHAIN) and path.startswith(f"{ROOT}/Chassis/"):
+            text = make_chain(f"{ROOT}/ComponentIntegrity/{path.removesuffix(CHAIN).rpartition('/')[2]}")
+            found = {"@odata.id": path, "Id": "CertChain", "CertificateType": "PEMchain", "CertificateString": text}
         if found is None and path == INVENTORY:
             names = [one for one in documents if one.startswith(f"{INVENTORY}/")]
             members = [documents[one] if "$expand" in query else {"@odata.id": one} for one in names]
@@ -110,7 +115,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         number = len(self.server.service.tasks) + 1
         self.server.service.tasks[f"{ROOT}/TaskService/Tasks/{number}"] = ["Completed", "Running"]
-        statement = sign(component["measurements"], bytes.fromhex(body["Nonce"]))
+        statement = sign(component["measurements"], bytes.fromhex(body["Nonce"]), path)
         data = {"SignedMeasurements": base64.b64encode(statement).decode(), "Version": "1.1.0"}
         self.server.service.made[f"{self.path}/data"] = data
         self.answer(202, {"@odata.id": f"{ROOT}/TaskService/Tasks/{number}", "TaskState": "Starting"})
@@ -181,15 +186,46 @@ class RedfishService:
         self._server.server_close()
 
 
-def sign(measurements: Mapping[str, str], nonce: bytes) -> bytes:
-    """Return measurements as SPDM 1.1 has them, with the request before them; nobody has really signed them."""
+def sign(measurements: Mapping[str, str], nonce: bytes, component: str = "") -> bytes:
+    """Return measurements as SPDM 1.1 has them, with the request before them, signed by a component."""
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
+
     record = b""
     for index, text in measurements.items():
         value = bytes.fromhex(text)
         block = b"\x01" + len(value).to_bytes(2, "little") + value
         record += bytes((int(index), 1)) + len(block).to_bytes(2, "little") + block
     answer = b"\x11\x60\0\0" + bytes((len(measurements),)) + len(record).to_bytes(3, "little") + record
-    return b"\x11\xe0\x01\xff" + nonce + b"\0" + answer + bytes(32) + bytes(2) + bytes(96)
+    data = b"\x11\xe0\x01\xff" + nonce + b"\0" + answer + bytes(32) + bytes(2)
+    numbers = decode_dss_signature(_key_of(component).sign(data, ec.ECDSA(hashes.SHA384())))
+    return data + b"".join(number.to_bytes(48) for number in numbers)
+
+
+def _key_of(name: str) -> Any:
+    """Return the key of a component, or of who vouches for them: the same each time, and no secret."""
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    return ec.derive_private_key(int.from_bytes(hashlib.sha256(f"SIMULATED {name}".encode()).digest()), ec.SECP384R1())
+
+
+def make_chain(component: str, authority: str = "authority") -> str:
+    """Return the certificates of a component and of who vouches for it, in PEM."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.serialization import Encoding
+    from cryptography.x509.oid import NameOID
+
+    def certify(name: str, ca: bool) -> str:
+        subject, issuer = (x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, one[-60:])]) for one in (name, authority))
+        made = x509.CertificateBuilder(issuer, subject, _key_of(name).public_key(), x509.random_serial_number())
+        begin, end = datetime(2024, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)
+        made = made.not_valid_before(begin).not_valid_after(end)
+        made = made.add_extension(x509.BasicConstraints(ca, None), critical=True)
+        return made.sign(_key_of(authority), hashes.SHA384()).public_bytes(Encoding.PEM).decode()
+
+    return certify(component, ca=False) + certify(authority, ca=True)
 
 
 def make_certificate(directory: str) -> None:
@@ -198,9 +234,11 @@ def make_certificate(directory: str) -> None:
     command += ["-keyout", f"{directory}/key.pem", "-out", f"{directory}/cert.pem", "-days", "2"]
     command += ["-subj", "/CN=simulated BMC", "-addext", "subjectAltName=IP:127.0.0.1"]
     try:
-        subprocess.run(command, check=True, capture_output=True, timeout=60)
-    except (OSError, subprocess.SubprocessError) as error:
+        done = run_program(command, 60)
+    except OSError as error:
         raise sim_error(f"make a certificate: {error}", "openssl makes it") from error
+    if done.status:
+        raise sim_error(f"make a certificate: openssl: {done.last_line}", "openssl makes it")
 
 
 def main() -> int:
