@@ -43,6 +43,12 @@ security: ## the battery of hostile images in full: every way in all surrounding
 	@packaging/bootstrap.sh test
 	@OCIGPU_SECURITY=full .venv/bin/python -m pytest tests/security -n logical --rows all --timeout=1800 $(PYTEST_OPTIONS)
 
+cluster-test: ## judge manifests, policies, roles and drivers by a real Kubernetes: name its programs (CONTRIBUTING.md)
+	@for name in KUBE_APISERVER ETCD KUBE_CONTROLLER_MANAGER; do \
+	  test -x "$$(printenv $$name)" || { echo "make cluster-test: $$name=PROGRAM is needed: CONTRIBUTING.md"; exit 2; }; done
+	@packaging/bootstrap.sh test
+	@.venv/bin/python -m pytest tests/kubernetes/test_real_cluster.py $(PYTEST_OPTIONS)
+
 gpu-test: ## on a machine with an NVIDIA driver: run real GPU work in containers, write docs/REAL-GPU.md
 	@packaging/gpu-test.sh
 
@@ -78,4 +84,4 @@ clean: ## remove what the targets above made in this directory
 	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help demo demo-tenants test test-all bench load fuzz security gpu-test install deb rpm image uninstall docs protocols format clean
+.PHONY: help demo demo-tenants test test-all bench load fuzz security cluster-test gpu-test install deb rpm image uninstall docs protocols format clean

@@ -122,7 +122,8 @@ class Generate:
 
         def once() -> Sample:
             if self.cold:
-                shutil.rmtree(host / "run/ocigpu", ignore_errors=True)
+                for kept in (host / "run/ocigpu", "/run/ocigpu"):  # facts; settings
+                    shutil.rmtree(kept, ignore_errors=True)
             elif not self.of_vendor:
                 run(command, dict(os.environ))  # a cold row may have been here
             return {"figure": run(command, dict(os.environ))}

@@ -31,7 +31,7 @@ from ocigpu.core.facts import HostFacts, facts_from_json, facts_to_json, to_data
 from ocigpu.entry import state
 from ocigpu.entry.arguments import parse_arguments
 from ocigpu.entry.pass_through import find_words
-from ocigpu.gpus import cached, elf, fingerprint, patterns, pci, tree
+from ocigpu.gpus import cached, elf, fingerprint, pci, tree
 from ocigpu.gpus import loader_cache as ldcache
 from ocigpu.gpus.amd import facts as amd
 from ocigpu.gpus.ldcache import parse_ldcache
@@ -414,7 +414,7 @@ def fuzz_proc(data: bytes) -> None:
     amd.parse_properties(text)
     entries, _ = tegra.parse_csv(text)
     for entry in entries[:50]:
-        patterns.matches_path(entry.path[:100], text[:100])
+        tegra.matches_path(entry.path[:100], text[:100])
     pairs = fingerprint.parse_fingerprint(text)
     assert not pairs or fingerprint.parse_fingerprint(fingerprint.fingerprint_text(pairs)) == pairs
 

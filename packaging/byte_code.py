@@ -24,8 +24,10 @@ def main(directory: str, installed: str = "") -> None:
         name = relative.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
         with open(path, "rb") as file:
             status = os.fstat(file.fileno())
-            tree = without_docstrings(ast.parse(file.read()))
-            code = compile(tree, f"{installed or directory}/{relative}", "exec", dont_inherit=True)
+            tree = ast.parse(file.read())
+        if reads_types(tree):  # for a command: no start loads pydantic
+            continue
+        code = compile(without_texts(tree), f"{installed or directory}/{relative}", "exec", dont_inherit=True)
         seconds = 0 if installed else int(status.st_mtime)
         codes.append(marshal.dumps(code))
         modules[name] = (relative, status.st_size, seconds, at, len(codes[-1]))
@@ -35,15 +37,31 @@ def main(directory: str, installed: str = "") -> None:
     os.makedirs(f"{package}/__pycache__", exist_ok=True)
     target = f"{package}/__pycache__/hot.{sys.implementation.cache_tag}"
     with open(f"{target}.{os.getpid()}", "wb") as file:
-        file.write(marshal.dumps(first) + marshal.dumps(modules) + b"".join(codes))
+        for part in (marshal.dumps(first), marshal.dumps(modules)):  # of a file, marshal reads every number by itself
+            file.write(len(part).to_bytes(4, "big") + part)
+        file.write(b"".join(codes))
     os.replace(file.name, target)
 
 
-def without_docstrings(tree: ast.Module) -> ast.Module:
-    """Take the texts out that nobody reads at run time: they are half of the bytes."""
+def reads_types(tree: ast.Module) -> bool:
+    """Tell whether a module has its types read at run time: it imports pydantic."""
+    return any(isinstance(node, ast.ImportFrom) and node.module == "pydantic" for node in tree.body)
+
+
+def without_texts(tree: ast.Module) -> ast.Module:
+    """Take out what nobody reads at run time: docstrings, half of the bytes, and what functions say of types.
+
+    Of a class the names of its annotations are its record's fields: ocigpu/core/record.py.
+    """
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node, False) is not None:
             node.body[0] = ast.copy_location(ast.Pass(), node.body[0])
+        if isinstance(node, ast.FunctionDef):
+            node.returns = None
+        elif isinstance(node, ast.arg):
+            node.annotation = None
+        elif isinstance(node, ast.AnnAssign):
+            node.annotation = ast.copy_location(ast.Constant(None), node.annotation)
     return tree
 
 

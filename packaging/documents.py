@@ -120,6 +120,7 @@ def render_metrics() -> str:
     from ocigpu.kubernetes.exporter.metrics import METRICS, NOT_FROM_NVML
     from ocigpu.kubernetes.exporter.options import OPTIONS, REFUSED
     from ocigpu.kubernetes.options import ANYTHING
+    from ocigpu.kubernetes.tenants import metrics as leases
 
     def row(option, text: str) -> tuple[str, ...]:
         flags = ", ".join(f"`{'-' if len(name) < 3 else '--'}{name}`" for name in option.flags)
@@ -127,6 +128,7 @@ def render_metrics() -> str:
 
     tables = {
         "metrics": [(f"`{each.name}`", each.kind, each.source, "yes" * each.default) for each in METRICS],
+        "leases": [(f"`{name}`", *words) for name, words in leases.METRICS.items()],
         "missing": [(f"`{prefix}*`", why) for prefix, why in NOT_FROM_NVML],
         "obeyed": [row(option, option.meaning) for option in OPTIONS],
         "refused": [row(option, option.refused) for option in REFUSED if option.harmless != ANYTHING],

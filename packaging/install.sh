@@ -186,6 +186,7 @@ for name in ocigpu-runtime ocigpu-hook; do
   mv -f "$2" "$stage$bin/$name"
 done
 # No collection of garbage while modules are imported; ocigpu-container-cli, which is started for each container, has none.
+image=$(sed -n '/^try:$/,/^except/p' "$here/ocigpu-runtime.sh") # what these share with a start is read as there
 for name in ocigpu:cli.main ocigpu-container-cli:entry.container_cli.main; do
   alias='' # what the name of its link says
   [ "$name" != ocigpu:cli.main ] || alias='[ "${0##*/}" != nvidia-ctk ] || set -- nvidia-ctk "$@"'
@@ -194,8 +195,9 @@ for name in ocigpu:cli.main ocigpu-container-cli:entry.container_cli.main; do
 # ${name%%:*}: written by packaging/install.sh
 ${config:+export OCIGPU_CONFIG="\${OCIGPU_CONFIG:-$config}"
 }${alias:+$alias
-}exec $interpreter -I -S -c 'import gc, sys; gc.disable(); sys.path += ["$library", "$site"]; sys.argv[0] = "$front/${name%%:*}"
-from ocigpu.${name##*:} import main; sys.exit(main())' "\$@"
+}exec $interpreter -I -S -c 'import gc, marshal, sys; gc.disable(); sys.path += ["$library", "$site"]; sys.argv[0] = "$front/${name%%:*}"
+$image
+from ocigpu.${name##*:} import main; from ocigpu import leave; leave(main())' "\$@"
 END
 done
 link() { # NAME TARGET: in front, in one step

@@ -11,11 +11,12 @@ full() { # Python does it
   exec @interpreter@ -I -S -c 'import gc, marshal, sys; gc.disable(); sys.path += ["@library@", "@site@"]
 try:
  with open(f"{sys.path[-2]}/ocigpu/__pycache__/hot.{sys.implementation.cache_tag}", "rb") as file:
-  exec(marshal.load(file)); use_image(file, marshal.load, sys.path[-2] + "/")
+  part = lambda: marshal.loads(file.read(int.from_bytes(file.read(4), "big")))
+  exec(part()); use_image(file, part(), sys.path[-2] + "/")
 except Exception: pass # not there, or of another version: from the files
-try: from ocigpu.hook import main
+try: from ocigpu import leave; from ocigpu.hook import main
 except Exception as error: sys.exit(f"{sys.argv[1]}: OCIGPU-INT-3: {type(error).__name__}: {error}")
-sys.exit(main(sys.argv[1:]))' "$0" @config@"$@"
+leave(main(sys.argv[1:]))' "$0" @config@"$@"
 }
 [ "${1:-}" = --early ] && [ $# -ge 2 ] || full "$@"
 # The shim has left a process that is ready for this container: ocigpu/entry/prepared.py says how it is asked.

@@ -25,6 +25,12 @@ vendored=$(packaging/vendored.sh "$python")
 rm -rf "$tree" "$names"
 id=$(packaging/tree-id.sh "$python" "$vendored")
 packaging/install.sh --prefix /usr --stage "$tree" --vendored "$vendored" --id "$id" --python "$python" --vendor-names --systemd
+# Simulated GPUs for machines without a C compiler, as a wheel brings them.
+"$python" -I -S -B -c 'import sys; sys.path += sys.argv[1:3]
+from pathlib import Path
+from ocigpu.sim.libraries import prebuild
+sys.exit(not prebuild(Path(sys.argv[1], "ocigpu/sim/prebuilt"), native=True))' \
+  "$tree/usr/lib/ocigpu/versions/$id/library" "$vendored"
 # dpkg and rpm replace files one after another, and remove those of the former version when they like.  A start must not
 # see that: the package's own are only what postinst makes hard links of, in versions/ID.
 files=/usr/lib/ocigpu/package/$id
@@ -61,7 +67,7 @@ build_debs() {
   rm -rf "$work/shlibs"
   mkdir -p "$work/shlibs/debian" "$tree/DEBIAN" "$names/DEBIAN"
   printf 'Source: ocigpu\n\nPackage: ocigpu\nArchitecture: any\n' >"$work/shlibs/debian/control"
-  libraries=$(cd "$work/shlibs" && find "$tree/usr/lib/ocigpu" -name '*.so' -exec dpkg-shlibdeps --warnings=0 -O {} +)
+  libraries=$(cd "$work/shlibs" && find "$tree/usr/lib/ocigpu" -name prebuilt -prune -o -name '*.so' -exec dpkg-shlibdeps --warnings=0 -O {} +)
   build_deb "$tree" control "$(dpkg --print-architecture)" "${python##*/}, ${libraries#*=}"
   build_deb "$names" control-nvidia-names all
   rm -rf "$work/shlibs" "$tree/DEBIAN" "$names/DEBIAN"

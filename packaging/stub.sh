@@ -24,7 +24,7 @@ if [ "$kind" = sh ]; then
 fi
 # What is told of the program and to Python is what the script tells.
 quoted() { printf '%s\n' "$text" | sed -n "$1" | sed 's/[\\"]/\\&/g; s/$/\\n/' | tr -d '\n'; }
-mark=$(quoted '2{s/^# //p;}') start=$(quoted "/-c 'import/,/^sys.exit/{s/^.* -c '//; s/' \"\$0\".*//; p;}")
+mark=$(quoted '2{s/^# //p;}') start=$(quoted "/-c 'import/,/main(sys.argv/{s/^.* -c '//; s/' \"\$0\".*//; p;}")
 set -- -std=gnu11 -D_GNU_SOURCE -O2 -fstack-protector-strong -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2 -Wl,-z,relro,-z,now -s \
   "-DMARK=\"$mark\"" "-DSTART=\"$start\"" "-DINTERPRETER=\"$interpreter\"" "-DENCODINGS=\"$encodings\"" "-DCONFIG=\"$config\"" \
   "-DFIRST_WORDS=$words" "-DRUN=\"$run\"" "-DVERSION=\"$version\"" "-DSPEC=\"$spec\"" -o "$file" "$here/$name.c"
